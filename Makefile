@@ -1,0 +1,32 @@
+# Two commands do everything on a machine that has Python 3.11 or later: `make demo`, `make test`.
+PYTHON ?= python3
+VENV := .venv
+RUN := $(VENV)/bin/python
+
+.PHONY: setup demo test check bench clean
+
+# The constraint takes the CPU build of torch where one is on disk; users are not bound by it.
+$(VENV)/installed: pyproject.toml constraints.txt
+	$(PYTHON) -m venv $(VENV)
+	$(RUN) -m pip install --quiet --constraint constraints.txt --editable '.[dev]'
+	touch $@
+
+setup: $(VENV)/installed
+
+demo: setup
+	$(RUN) examples/quickstart.py
+
+test: setup
+	$(RUN) -m pytest -m "not slow"
+
+check: setup
+	$(RUN) -m ruff format --check .
+	$(RUN) -m ruff check .
+	$(RUN) -m mypy
+	$(RUN) -m pytest
+
+bench: setup
+	$(RUN) benchmarks/criterion.py
+
+clean:
+	rm -rf $(VENV) .mypy_cache .ruff_cache .pytest_cache .hypothesis

@@ -1,0 +1,58 @@
+"""Refuse what cannot be right, in one sentence: who expects what, and what came."""
+
+import math
+
+import torch
+from torch import Tensor
+
+_INTEGERS = (torch.uint8, torch.int8, torch.int16, torch.int32, torch.int64)
+
+
+def check_reduction(reduction: str) -> None:
+    """Refuse an unknown reduction."""
+    if reduction not in ("mean", "sum", "none"):
+        raise ValueError(f"Criterion expects reduction 'mean', 'sum' or 'none', got {reduction!r}")
+
+
+def check_features(name: str, features: Tensor, size: int) -> None:
+    """Refuse features of the wrong type or shape."""
+    if not isinstance(features, Tensor) or not features.is_floating_point():
+        kind = features.dtype if isinstance(features, Tensor) else type(features).__name__
+        raise TypeError(f"{name} expects features of a floating type, got {kind}")
+    if features.ndim != 2 or features.shape[1] != size:
+        raise ValueError(
+            f"{name} expects features of shape (N, {size}), got {tuple(features.shape)}"
+        )
+
+
+def check_labels(name: str, labels: Tensor, features: Tensor) -> None:
+    """Refuse labels of the wrong type or shape, or on another device than the features."""
+    if not isinstance(labels, Tensor) or labels.dtype not in _INTEGERS:
+        kind = labels.dtype if isinstance(labels, Tensor) else type(labels).__name__
+        raise TypeError(f"{name} expects labels of an integer type, got {kind}")
+    if labels.shape != features.shape[:1]:
+        raise ValueError(
+            f"{name} expects labels of shape ({len(features)},), got {tuple(labels.shape)}"
+        )
+    if labels.device != features.device:
+        raise ValueError(
+            f"{name} expects labels on the features' device {features.device}, got {labels.device}"
+        )
+
+
+def check_values(name: str, features: Tensor, labels: Tensor, classes: int, ignore: int) -> None:
+    """Refuse labels out of range and features that are not finite; on a GPU this waits for it."""
+    known = labels[labels != ignore]
+    if known.numel() and (int(known.min()) < 0 or int(known.max()) >= classes):
+        raise ValueError(
+            f"{name} expects labels from 0 to {classes - 1} or ignore_index={ignore}, "
+            f"got {int(known.min())} to {int(known.max())}"
+        )
+    # One sum is cheaper than looking at every number, and not finite if one of them is not.
+    if not math.isfinite(features.detach().sum(dtype=torch.float64).item()):
+        broken = int((~features.detach().isfinite().all(1)).sum())
+        if broken:
+            raise ValueError(
+                f"{name} expects finite features, "
+                f"got NaN or infinity in {broken} of {len(features)} rows"
+            )

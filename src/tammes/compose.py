@@ -1,0 +1,313 @@
+"""Terms, and their sums and products: a loss is written as it is read.
+
+A term is a small value: the name of a loss and its settings. ``0.5 * sample_margin() + cosface()``
+is one too. Nothing here knows of heads, batches or devices; :mod:`tammes.criterion` does.
+"""
+
+import functools
+import inspect
+import math
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from typing import TYPE_CHECKING, Any, Concatenate, Literal, NamedTuple, ParamSpec, TypeAlias, cast
+
+import torch
+from torch import Tensor, nn
+
+from tammes.split import ALONGSIDE, REDUCED, Split
+
+if TYPE_CHECKING:
+    from tammes.heads.head import Head
+    from tammes.subspace import Complement
+
+Setting: TypeAlias = Any
+"""A hyper-parameter: a number, or one per class; in a criterion's call also one per example."""
+
+_P = ParamSpec("_P")
+
+
+class Batch(NamedTuple):
+    """What a term on features is given.
+
+    Attributes:
+        features: shape ``(N, D)``.
+        labels: class of each example, shape ``(N,)``.
+        valid: which examples count, shape ``(N,)``; the others are to be left out entirely.
+    """
+
+    features: Tensor
+    labels: Tensor
+    valid: Tensor
+
+
+class Loss:
+    """Anything a criterion can be built from: a term, or a sum of weighted terms."""
+
+    def leaves(self) -> Iterator[tuple[float, "Term"]]:
+        """Every term with the weight it has in this loss."""
+        raise NotImplementedError
+
+    def map(self, change: "Callable[[Term], Term]") -> "Loss":
+        """The same loss with every term changed."""
+        raise NotImplementedError
+
+    def __add__(self, other: "Loss") -> "Sum":
+        if not isinstance(other, Loss):
+            return NotImplemented
+        return Sum((*_parts(self), *_parts(other)))
+
+    def __radd__(self, other: object) -> "Loss":
+        # sum([...]) starts from 0.
+        return self if other == 0 else NotImplemented
+
+    def __mul__(self, weight: float) -> "Sum":
+        if isinstance(weight, Loss) or not isinstance(weight, (int, float)):
+            return NotImplemented
+        if not math.isfinite(weight):
+            raise ValueError(f"a term expects a finite weight, got {weight}")
+        return Sum(tuple((weight * inner, loss) for inner, loss in _parts(self)))
+
+    __rmul__ = __mul__
+
+
+def _parts(loss: Loss) -> tuple[tuple[float, Loss], ...]:
+    return loss.parts if isinstance(loss, Sum) else ((1.0, loss),)
+
+
+@dataclass(frozen=True, repr=False)
+class Sum(Loss):
+    """A weighted sum of losses; made by ``+`` and ``*``."""
+
+    parts: tuple[tuple[float, Loss], ...]
+
+    def leaves(self) -> Iterator[tuple[float, "Term"]]:
+        """The terms of all parts, weights multiplied out."""
+        for weight, loss in self.parts:
+            for inner, term in loss.leaves():
+                yield weight * inner, term
+
+    def map(self, change: "Callable[[Term], Term]") -> "Sum":
+        """The same sum of changed terms."""
+        return Sum(tuple((weight, loss.map(change)) for weight, loss in self.parts))
+
+    def __repr__(self) -> str:
+        return " + ".join(
+            repr(loss) if weight == 1 else f"{weight:g}*{loss!r}" for weight, loss in self.parts
+        )
+
+
+class State(nn.Module):
+    """What a term remembers from batch to batch; registered in the criterion that holds it.
+
+    Both hooks run in training mode only, without gradient.
+    """
+
+    def before(self, batch: Batch) -> None:
+        """Take notice of a batch before the term sees it."""
+
+    def after(self, batch: Batch) -> None:
+        """Take notice of a batch after the term has seen it."""
+
+    def resize(self, keep: Tensor, new: int) -> None:
+        """Follow the head: keep the classes in ``keep`` and append ``new`` ones."""
+
+
+@dataclass(frozen=True, eq=False)
+class Definition:
+    """What all terms of one name share; made by :func:`term`."""
+
+    name: str
+    function: Callable[..., Any]
+    on: Literal["split", "prototypes", "features"]
+    reads: frozenset[str]
+    requires: Literal["", "angle", "cosine"] = ""
+    check: Callable[..., None] | None = None
+    prepare: Callable[..., dict[str, Setting]] | None = None
+    state: Callable[..., State] | None = None
+    signature: inspect.Signature = field(default_factory=inspect.Signature)
+    builder: Callable[..., "Term"] | None = None
+
+    @property
+    def defaults(self) -> dict[str, Setting]:
+        """The literature's value of every setting that has one."""
+        parameters = self.signature.parameters.values()
+        return {p.name: p.default for p in parameters if p.default is not p.empty}
+
+
+@dataclass(frozen=True, repr=False)
+class Term(Loss):
+    """One loss with its settings; equal to another of the same name and settings.
+
+    Terms are made by their builders, such as :func:`tammes.cosface`; your own by :func:`term`.
+    """
+
+    definition: Definition
+    values: tuple[tuple[str, Setting], ...]
+    within: "Complement | None" = None
+    """Where a term on features sees them projected to; set by a direct or spectral sum."""
+
+    @property
+    def name(self) -> str:
+        """The builder's name."""
+        return self.definition.name
+
+    @property
+    def settings(self) -> dict[str, Setting]:
+        """Every setting by name, the defaults included."""
+        return dict(self.values)
+
+    @functools.cached_property
+    def arguments(self) -> Mapping[str, Setting]:
+        """What the function behind the term is called with."""
+        prepare = self.definition.prepare
+        return self.settings if prepare is None else {**self.settings, **prepare(**self.settings)}
+
+    def leaves(self) -> Iterator[tuple[float, "Term"]]:
+        """Itself, once."""
+        yield 1.0, self
+
+    def map(self, change: "Callable[[Term], Term]") -> "Term":
+        """The changed term."""
+        return change(self)
+
+    def altered(self, **settings: Setting) -> "Term":
+        """The same term with some settings replaced."""
+        assert self.definition.builder is not None
+        return _rebuild(self.definition.builder, {**self.settings, **settings}, self.within)
+
+    def make_state(self, head: "Head") -> State | None:
+        """A fresh memory for this term, where it has one."""
+        return None if self.definition.state is None else self.definition.state(self, head)
+
+    def __call__(self, *inputs: Any, **arguments: Any) -> Any:
+        """Evaluate the term, ``(N,)`` for a split; ``arguments`` replace settings."""
+        merged = {**self.arguments, **arguments}
+        if inputs and isinstance(inputs[0], Split):
+            like = inputs[0].target
+            for name, value in merged.items():
+                if isinstance(value, tuple):
+                    per_class = torch.tensor(value, dtype=like.dtype, device=like.device)
+                    merged[name] = per_class[inputs[0].labels]
+        return self.definition.function(*inputs, **merged)
+
+    def __repr__(self) -> str:
+        return f"{self.name}({', '.join(f'{k}={_show(v)}' for k, v in self.values)})"
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        # By the builder's import path: a definition is no value to be copied.
+        return _rebuild, (self.definition.builder, self.settings, self.within)
+
+
+def _rebuild(
+    builder: Callable[..., Term], settings: dict[str, Setting], within: "Complement | None"
+) -> Term:
+    return replace(builder(**settings), within=within)
+
+
+def _show(value: Setting) -> str:
+    if isinstance(value, tuple) and len(value) > 10:
+        head = ", ".join(map(repr, value[:3]))
+        return f"({head}, ... {len(value)} values)"
+    return repr(value)
+
+
+def _normalise(name: str, key: str, value: Setting, default: Setting) -> Setting:
+    """A setting in its plain form: numbers and tuples of numbers compare, print and pickle."""
+    if isinstance(value, Tensor) or hasattr(value, "tolist"):
+        value = value.tolist()
+    number = isinstance(default, (int, float)) and not isinstance(default, bool)
+    if isinstance(value, Sequence) and not isinstance(value, str):
+        value = tuple(value)
+        numbers: Sequence[Any] = value
+    else:
+        numbers = (value,)
+    if number and any(not isinstance(v, (int, float)) or math.isnan(v) for v in numbers):
+        raise ValueError(f"{name} expects {key} to be a number or one per class, got {value!r}")
+    if isinstance(default, str) and not isinstance(value, str):
+        raise ValueError(f"{name} expects {key} to be a string, got {value!r}")
+    return value
+
+
+def term(
+    *,
+    reads: str = " ".join((*REDUCED, *ALONGSIDE)),
+    on: Literal["split", "prototypes", "features"] = "split",
+    requires: Literal["", "angle", "cosine"] = "",
+    check: Callable[..., None] | None = None,
+    prepare: Callable[..., dict[str, Setting]] | None = None,
+    state: Callable[..., State] | None = None,
+) -> Callable[[Callable[Concatenate[Any, _P], Any]], Callable[_P, Term]]:
+    """Make a loss of a function: its keyword arguments become the settings of a term.
+
+    The decorated name is then a builder: called with settings, it returns a :class:`Term`.
+
+    Args:
+        reads: the fields of the split that the function uses, separated by blanks. All of them
+            by default, which is right but computes more than most losses need.
+        on: what the function is given: a :class:`Split` and returns ``(N,)``; the ``prototypes``
+            and returns a scalar; or a :class:`Batch` of ``features`` and returns the values
+            ``(N,)`` and which of the examples could be anchors ``(N,)``.
+        requires: ``"angle"`` where the similarity must be a length times a cosine, ``"cosine"``
+            where it must be bounded.
+        check: called with the settings when a term is built, raises ``ValueError``.
+        prepare: called with the settings, returns those the function is given in another form.
+        state: called with the term and a head, returns the memory of a stateful term, which the
+            function is then given as ``state=``.
+
+    Returns:
+        A decorator for a module-level function.
+
+    Example:
+        >>> import torch, tammes
+        >>> @tammes.term(reads="target hardest")
+        ... def squared_hinge(split, *, margin=0.2):
+        ...     return (split.hardest - split.target + margin).relu().square()
+        >>> loss = squared_hinge(margin=0.5) + 2.0 * tammes.zero_centroid()
+        >>> loss
+        squared_hinge(margin=0.5) + 2*zero_centroid(normalize=True)
+        >>> criterion = tammes.Criterion(tammes.CosineHead(8, 3, scale=1.0), loss)
+    """
+
+    def decorate(function: Callable[..., Any]) -> Callable[_P, Term]:
+        name = function.__name__
+        _, *parameters = inspect.signature(function).parameters.values()
+        signature = inspect.Signature(
+            [p.replace(kind=p.POSITIONAL_OR_KEYWORD) for p in parameters if p.name != "state"],
+            return_annotation=Term,
+        )
+
+        @functools.wraps(function)
+        def build(*args: _P.args, **kwargs: _P.kwargs) -> Term:
+            try:
+                bound = signature.bind(*args, **kwargs)
+            except TypeError as error:
+                raise TypeError(
+                    f"{name}{signature.replace(return_annotation=signature.empty)}: {error}"
+                ) from None
+            bound.apply_defaults()
+            values = tuple(
+                (key, _normalise(name, key, value, signature.parameters[key].default))
+                for key, value in bound.arguments.items()
+            )
+            if check is not None:
+                check(**dict(values))
+            return Term(definition, values)
+
+        del build.__wrapped__
+        build.__signature__ = signature  # type: ignore[attr-defined]
+        definition = Definition(
+            name=name,
+            function=function,
+            on=on,
+            reads=frozenset(reads.split()),
+            requires=requires,
+            check=check,
+            prepare=prepare,
+            state=state,
+            signature=signature,
+            builder=cast(Callable[..., Term], build),
+        )
+        build.definition = definition  # type: ignore[attr-defined]
+        return build
+
+    return decorate

@@ -1,0 +1,1 @@
+"""Load heads trained with other libraries."""

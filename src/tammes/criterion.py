@@ -1,0 +1,456 @@
+"""Criterion: a head and a loss, and what a training loop calls."""
+
+from collections.abc import Iterator, Sequence
+from typing import Any, Literal
+
+import torch
+from torch import Tensor, nn
+
+from tammes.checks import check_labels, check_reduction, check_values
+from tammes.compose import Batch, Loss, Setting, State, Term
+from tammes.heads.head import Head
+from tammes.kernels import choose, transforming
+from tammes.kernels.problem import working_dtype
+from tammes.kernels.streamed import Plan, product_dtype, weighted_loss
+from tammes.schedules import Schedule
+from tammes.settings import Settings
+from tammes.split import Split
+from tammes.watch import UpdateWatch
+
+Reduction = Literal["mean", "sum", "none"]
+
+
+class Criterion(nn.Module):
+    r"""A head and a sum of terms: ``loss = criterion(features, labels)``.
+
+    .. math:: L = \frac{\sum_i w_i\,\ell_i}{\sum_i w_i},\qquad
+              \ell_i = \sum_t \lambda_t\,\ell_i^{(t)}
+
+    Terms on the split and on features have a value for each example; a term on the prototypes has
+    one for all and counts as that of every example, so that the mean of the rows of
+    ``reduction="none"`` is the mean reduction.
+
+    Args:
+        head: owns prototypes and scale.
+        loss: a term, or a sum of weighted terms.
+        reduction: ``"mean"`` (weighted, as torch's cross entropy has it), ``"sum"`` or ``"none"``.
+            A batch in which nothing counts has mean zero.
+        ignore_index: examples with this label count for nothing.
+        class_weights: weight of each class's examples, shape ``(C,)``.
+        validate: check the values of labels and features on an accelerator too, which waits for
+            it. On the CPU they are always checked.
+
+    Attributes:
+        terms: each term of the last call by name: its mean over the examples, before its weight,
+            detached; for logging.
+
+    Example:
+        >>> criterion = tammes.Criterion(
+        ...     tammes.CosineHead(8, 3, scale=16.0),
+        ...     tammes.cosface(margin=0.35) + 0.5 * tammes.sample_margin(),
+        ... )
+        >>> loss = criterion(torch.randn(4, 8), torch.tensor([0, 1, 2, 0]))
+        >>> loss.backward()
+        >>> list(criterion.terms)
+        ['cosface', 'sample_margin']
+    """
+
+    class_weights: Tensor | None
+
+    def __init__(
+        self,
+        head: Head,
+        loss: Loss,
+        *,
+        reduction: Reduction = "mean",
+        ignore_index: int = -100,
+        class_weights: Sequence[float] | Tensor | None = None,
+        validate: bool = False,
+    ) -> None:
+        super().__init__()
+        if not isinstance(head, Head):
+            raise TypeError(f"Criterion expects a head, got {type(head).__name__}")
+        if not isinstance(loss, Loss):
+            raise TypeError(
+                "Criterion expects a loss made of terms, such as tammes.cosface(), "
+                f"got {getattr(loss, '__name__', type(loss).__name__)}"
+            )
+        check_reduction(reduction)
+        if class_weights is not None:
+            class_weights = torch.as_tensor(class_weights).to(torch.get_default_dtype())
+            if class_weights.shape != (head.num_classes,) or bool((class_weights < 0).any()):
+                raise ValueError(
+                    "Criterion expects class_weights of 0 or more and of shape "
+                    f"({head.num_classes},), got {tuple(class_weights.shape)}"
+                )
+        self.head = head
+        self.reduction = reduction
+        self.ignore_index = ignore_index
+        self.validate = validate
+        self.register_buffer("class_weights", class_weights, persistent=False)
+        self.states = nn.ModuleDict()
+        self.schedules = nn.ModuleDict()
+        self.terms: dict[str, Tensor] = {}
+        self._step_by_hand = False
+        self._watch = UpdateWatch()
+        self._compose(loss)
+        for name, (_, term) in self.settings.named.items():
+            state = term.make_state(head)
+            if state is not None:
+                self.states[name] = state
+
+    def _compose(self, loss: Loss) -> None:
+        """Take a loss apart once, so that a call only has to go through its terms."""
+        for _, term in loss.leaves():
+            _check_fit(self.head, term)
+        self.loss = loss
+        self.settings = Settings(loss, self.head.num_classes, self.head.weight)
+
+    # ------------------------------------------------------------------------------ the call
+
+    def forward(
+        self,
+        features: Tensor,
+        labels: Tensor,
+        *,
+        weights: Tensor | None = None,
+        **settings: Setting,
+    ) -> Tensor:
+        """Loss of a batch.
+
+        Args:
+            features: shape ``(N, D)``.
+            labels: class of each example in ``[0, C)``, or ``ignore_index``, shape ``(N,)``.
+            weights: weight of each example, shape ``(N,)``.
+            **settings: settings of the terms for this call: a number, or one per example. A name
+                such as ``margin`` goes to every term that has it.
+
+        Returns:
+            A scalar, or with ``reduction="none"`` the weighted losses, shape ``(N,)``.
+        """
+        tracing = transforming()
+        self._check(features, labels, weights, tracing)
+        valid = labels != self.ignore_index
+        labels = torch.where(valid, labels, 0).long()
+        batch = Batch(features, labels, valid)
+        if self.training and not tracing:
+            self._watch.notice(self.head.weight, features)
+        self._remember("before", batch, tracing)
+
+        dtype = working_dtype(features, self.head.weight)
+        weights = self._weights(batch, weights, dtype)
+        total = weights.sum()
+        total = torch.where(total == 0, torch.ones_like(total), total)
+        if self.reduction == "mean":
+            weights = weights / total
+        arguments = self.settings.resolve(batch, {**self._scheduled(), **settings})
+        for name, state in self.states.items():
+            arguments[name]["state"] = state
+        loss, sums = self._split_terms(batch, weights, arguments)
+        for name, rows in self._other_terms(batch, weights, arguments):
+            weight, _ = self.settings.named[name]
+            rows = rows * weights
+            sums[name] = rows.detach().sum()
+            loss = loss + weight * (rows if self.reduction == "none" else rows.sum())
+        if tracing is False or torch.compiler.is_compiling():
+            per_example = 1 if self.reduction == "mean" else total.detach()
+            self.terms = {name: sums[name] / per_example for name in self.settings.named}
+        self._remember("after", batch, tracing)
+        if self.training and not self._step_by_hand:
+            self.step()
+        return loss
+
+    def logits(self, features: Tensor) -> Tensor:
+        """Scores without any margin, for inference, shape ``(N, C)``."""
+        return self.head.logits(features)
+
+    def _split_terms(
+        self, batch: Batch, weights: Tensor, arguments: dict[str, dict[str, Setting]]
+    ) -> tuple[Tensor, dict[str, Tensor]]:
+        """Weighted loss of the terms on the split, and the weighted sum of each."""
+        names = [
+            name for name, (_, term) in self.settings.named.items() if term.definition.on == "split"
+        ]
+        if not names:
+            empty = batch.features.new_zeros(weights.shape, dtype=weights.dtype)
+            return (empty if self.reduction == "none" else empty.sum()), {}
+        terms = [self.settings.named[name] for name in names]
+        reads = frozenset().union(*(term.definition.reads for _, term in terms))
+
+        def evaluate(split: Split, rows: slice) -> Tensor:
+            values = []
+            for name, (_, term) in zip(names, terms, strict=True):
+                own = {key: _rows_of(value, rows) for key, value in arguments[name].items()}
+                values.append(term.definition.function(split, **own))
+            return torch.stack(values)
+
+        problem = self.head.problem(batch.features)
+        rowwise = self.reduction == "none"
+        plain = "rest" in reads or weights.requires_grad
+        plain = plain or any(_takes_gradient(arguments[name]) for name in names)
+        coefficients = tuple(weight for weight, _ in terms)
+        if plain or choose(self.head.implementation, problem) == "dense":
+            with torch.autocast(batch.features.device.type, enabled=False):
+                split = self.head.split(batch.features, batch.labels, reads)
+                values = evaluate(split, slice(None))
+                rows = values.T @ values.new_tensor(coefficients) * weights
+            loss, sums = (rows if rowwise else rows.sum()), values.detach() @ weights.detach()
+        else:
+            plan = Plan(
+                similarity=self.head.similarity,
+                reads=reads,
+                evaluate=evaluate,
+                coefficients=coefficients,
+                product_dtype=product_dtype(batch.features.device),
+            )
+            loss, sums = weighted_loss(problem, batch.labels, weights, plan, rowwise=rowwise)
+        return loss, dict(zip(names, sums, strict=True))
+
+    def _other_terms(
+        self, batch: Batch, weights: Tensor, arguments: dict[str, dict[str, Setting]]
+    ) -> Iterator[tuple[str, Tensor]]:
+        """Name and rows ``(N,)`` of every term on prototypes or features."""
+        projected: dict[Any, Batch] = {None: batch}
+        for name, (_, term) in self.settings.named.items():
+            if term.definition.on == "prototypes":
+                with torch.autocast(weights.device.type, enabled=False):
+                    prototypes = self.head.prototypes
+                    prototypes = prototypes.to(working_dtype(prototypes))
+                    value = term.definition.function(prototypes, **arguments[name])
+                yield name, value.expand(weights.shape)
+            elif term.definition.on == "features":
+                where = term.within
+                if where not in projected:
+                    assert where is not None
+                    left = where.project(batch.features, self.head.prototypes)
+                    projected[where] = batch._replace(features=left)
+                seen = projected[where]
+                seen = seen._replace(features=seen.features.to(weights.dtype))
+                with torch.autocast(weights.device.type, enabled=False):
+                    rows, anchors = term.definition.function(seen, **arguments[name])
+                # Rescaled, so that the mean over all examples is the mean over the anchors.
+                anchored = (weights * anchors).sum()
+                ratio = weights.sum() / torch.where(
+                    anchored == 0, torch.ones_like(anchored), anchored
+                )
+                yield name, torch.where(anchors, rows, 0.0) * ratio
+
+    # -------------------------------------------------------------- settings, weights, states
+
+    def _weights(self, batch: Batch, weights: Tensor | None, dtype: torch.dtype) -> Tensor:
+        result = batch.valid.to(dtype)
+        if weights is not None:
+            result = torch.where(batch.valid, weights.to(dtype), 0.0)
+        by_class = self._scheduled("class_weights").get("class_weights", self.class_weights)
+        if by_class is not None:
+            result = result * by_class.to(dtype)[batch.labels]
+        return result
+
+    def _scheduled(self, *keys: str) -> dict[str, Tensor]:
+        """Current values of the schedules: those named, or else those of the terms' settings."""
+        wanted = keys or [key for key in self.schedules if key != "class_weights"]
+        return {key: self.schedules[key]() for key in wanted if key in self.schedules}
+
+    def _check(
+        self, features: Tensor, labels: Tensor, weights: Tensor | None, tracing: bool
+    ) -> None:
+        name = type(self).__name__
+        self.head.check(features)
+        check_labels(name, labels, features)
+        if weights is not None and weights.shape != labels.shape:
+            raise ValueError(
+                f"{name} expects weights of shape ({len(labels)},), got {tuple(weights.shape)}"
+            )
+        if features.device != self.head.weight.device:
+            raise ValueError(
+                f"{name} expects features on {self.head.weight.device}, where its prototypes are, "
+                f"got {features.device}"
+            )
+        # Values are looked at in plain eager mode only, and where that does not wait for a GPU.
+        if not tracing and (self.validate or features.device.type == "cpu"):
+            check_values(name, features, labels, self.head.num_classes, self.ignore_index)
+
+    def _remember(self, hook: str, batch: Batch, tracing: bool) -> None:
+        if not self.training or (tracing and not torch.compiler.is_compiling()):
+            return
+        with torch.no_grad():
+            for state in self.states.values():
+                getattr(state, hook)(batch)
+
+    def schedule(self, *, by_hand: bool = False, **schedules: Schedule) -> "Criterion":
+        """Let settings follow schedules, by the name of the setting.
+
+        A schedule is part of the criterion: saved in its ``state_dict``, it resumes where it
+        stopped. It steps with every call in training mode, or when you call :meth:`step`.
+
+        Args:
+            by_hand: do not step by itself; for gradient accumulation, or steps that are epochs.
+            **schedules: a schedule for each setting, such as ``margin`` or ``blend``; and for
+                ``class_weights``.
+
+        Returns:
+            The criterion itself.
+
+        Example:
+            >>> from tammes.schedules import WarmUp
+            >>> criterion = tammes.CosFace(8, 3).schedule(margin=WarmUp(0.0, 0.35, steps=1000))
+        """
+        known = self.settings.names() | {"class_weights"}
+        for key, schedule in schedules.items():
+            if key not in known:
+                raise ValueError(
+                    f"Criterion.schedule expects a setting of {self.loss!r}, got {key!r}"
+                )
+            if not isinstance(schedule, Schedule):
+                raise TypeError(
+                    f"Criterion.schedule expects a Schedule for {key}, got {schedule!r}"
+                )
+            self.schedules[key] = schedule.to(self.head.weight.device)
+        self._step_by_hand = by_hand
+        return self
+
+    def step(self) -> None:
+        """Advance all schedules by one step."""
+        for schedule in self.schedules.values():
+            if isinstance(schedule, Schedule):
+                schedule.step()
+
+    # ---------------------------------------------------------------------- what a loop needs
+
+    def param_groups(
+        self,
+        backbone: nn.Module | None = None,
+        *,
+        lr: float,
+        head_lr: float | None = None,
+        weight_decay: float = 0.0,
+        head_weight_decay: float | None = None,
+    ) -> list[dict[str, Any]]:
+        """Parameter groups for an optimizer: the backbone's and the criterion's own.
+
+        Args:
+            backbone: what makes the features; parameters it shares with the criterion count as
+                the criterion's.
+            lr: learning rate of the backbone.
+            head_lr: learning rate of the criterion, ``lr`` by default; ten times ``lr`` is usual.
+            weight_decay: of the backbone.
+            head_weight_decay: of the prototypes, ``weight_decay`` by default. Bias and scale have
+                none.
+
+        Returns:
+            Groups for any optimizer of torch.
+
+        Example:
+            >>> criterion = tammes.CosFace(8, 3)
+            >>> groups = criterion.param_groups(torch.nn.Linear(4, 8), lr=0.1, head_lr=1.0)
+            >>> [(group["lr"], len(group["params"])) for group in groups]
+            [(0.1, 2), (1.0, 1)]
+        """
+        head_lr = lr if head_lr is None else head_lr
+        head_weight_decay = weight_decay if head_weight_decay is None else head_weight_decay
+        mine = [p for p in self.parameters() if p.requires_grad]
+        known = {id(p) for p in self.parameters()}
+        others = [] if backbone is None else backbone.parameters()
+        theirs = [p for p in others if p.requires_grad and id(p) not in known]
+        wanted = (
+            (theirs, lr, weight_decay),
+            ([p for p in mine if p.ndim > 1], head_lr, head_weight_decay),
+            ([p for p in mine if p.ndim <= 1], head_lr, 0.0),
+        )
+        return [
+            {"params": params, "lr": rate, "weight_decay": decay}
+            for params, rate, decay in wanted
+            if params
+        ]
+
+    def add_classes(
+        self,
+        n: int,
+        from_features: Tensor | None = None,
+        *,
+        optimizer: torch.optim.Optimizer | None = None,
+        **per_class: Sequence[float],
+    ) -> None:
+        """Append classes to the head and to whatever has a value for each class.
+
+        Args:
+            n: how many.
+            from_features: features of each new class, see :meth:`tammes.heads.Head.add_classes`.
+            optimizer: its state is carried over.
+            **per_class: n values for every setting that has one per class, such as ``counts`` of
+                :func:`tammes.ldam`; and for ``class_weights``.
+        """
+        wanted = self.settings.per_class()
+        if self.class_weights is not None:
+            wanted.add("class_weights")
+        got = {key: len(values) for key, values in per_class.items()}
+        if got != dict.fromkeys(wanted, n):
+            raise ValueError(
+                f"add_classes expects {n} new values of each of {sorted(wanted)}, got {got}"
+            )
+        old = torch.arange(self.head.num_classes)
+        self.head.add_classes(n, from_features, optimizer=optimizer)
+        self._resize(old, n, {key: tuple(values) for key, values in per_class.items()})
+
+    def remove_classes(
+        self, indices: Sequence[int] | Tensor, *, optimizer: torch.optim.Optimizer | None = None
+    ) -> None:
+        """Drop classes from the head and from whatever has a value for each class.
+
+        Args:
+            indices: the classes to drop.
+            optimizer: its state for the classes that stay is carried over.
+        """
+        keep = self.head.kept(indices)
+        self.head.remove_classes(indices, optimizer=optimizer)
+        self._resize(keep, 0, {})
+
+    def _resize(self, keep: Tensor, new: int, values: dict[str, tuple[float, ...]]) -> None:
+        kept = keep.tolist()
+
+        def follow(term: Term) -> Term:
+            changed = {
+                key: (*(value[i] for i in kept), *values.get(key, ()))
+                for key, value in term.values
+                if isinstance(value, tuple)
+            }
+            return term.altered(**changed) if changed else term
+
+        if self.class_weights is not None:
+            weights = self.class_weights
+            fresh = weights.new_tensor(values.get("class_weights", ()))
+            self.class_weights = torch.cat([weights[keep.to(weights.device)], fresh])
+        self._compose(self.loss.map(follow))
+        for state in self.states.values():
+            assert isinstance(state, State)
+            state.resize(keep, new)
+
+    def extra_repr(self) -> str:
+        """The loss as it is written, and what is not the default."""
+        extra = "" if self.reduction == "mean" else f", reduction={self.reduction!r}"
+        return f"loss={self.loss!r}{extra}"
+
+
+def _check_fit(head: Head, term: Term) -> None:
+    requires, kind = term.definition.requires, type(head).__name__
+    if requires == "cosine" and not head.similarity.is_cosine:
+        raise ValueError(
+            f"{term.name} expects a head with unit features and unit prototypes, got {kind}"
+        )
+    if requires == "angle" and not head.has_angle:
+        raise ValueError(
+            f"{term.name} expects a head whose similarity is an angle, without bias, "
+            f"got {kind}{'' if head.bias is None else ' with bias'}"
+        )
+    if term.within is not None:
+        term.within.check(head.embedding_size, head.num_classes)
+
+
+def _rows_of(value: Setting, rows: slice) -> Setting:
+    return value[rows] if isinstance(value, Tensor) and value.ndim else value
+
+
+def _takes_gradient(arguments: dict[str, Setting]) -> bool:
+    return torch.is_grad_enabled() and any(
+        isinstance(value, Tensor) and value.requires_grad for value in arguments.values()
+    )

@@ -1,0 +1,10 @@
+"""Heads: prototypes, a scale, and the way from features to a split."""
+
+from tammes.heads.cosine import CosineHead
+from tammes.heads.gaussian import GaussianHead
+from tammes.heads.head import Head
+from tammes.heads.linear import LinearHead
+from tammes.heads.simplex import SimplexHead
+from tammes.heads.surgery import carry_over
+
+__all__ = ["CosineHead", "GaussianHead", "Head", "LinearHead", "SimplexHead", "carry_over"]

@@ -1,0 +1,51 @@
+"""A Gaussian around each prototype."""
+
+import torch
+from torch import Tensor, nn
+
+from tammes.heads.head import Head, Scale
+from tammes.kernels import Implementation
+from tammes.similarity import SquaredDistance
+
+
+class GaussianHead(Head):
+    r"""Squared distances: :math:`f_c = -\frac{s}{2}\lVert x - \mu_c\rVert^2`.
+
+    The head of the large-margin Gaussian mixture loss, with unit covariances; its margin and its
+    likelihood are the term :func:`tammes.large_margin_gaussian`.
+
+    Args:
+        embedding_size: size D of a feature.
+        num_classes: number of classes C.
+        scale: factor of the similarities, or ``"learnable"``.
+        implementation: ``"auto"``, ``"dense"`` or ``"streamed"``.
+
+    Example:
+        >>> head = tammes.GaussianHead(2, 3)
+        >>> head.logits(head.prototypes.detach()).argmax(1)
+        tensor([0, 1, 2])
+    """
+
+    def __init__(
+        self,
+        embedding_size: int,
+        num_classes: int,
+        *,
+        scale: Scale = 1.0,
+        implementation: Implementation = "auto",
+    ) -> None:
+        super().__init__(
+            embedding_size,
+            num_classes,
+            SquaredDistance(),
+            scale=scale,
+            implementation=implementation,
+        )
+        self.weight = nn.Parameter(torch.randn(num_classes, embedding_size))
+
+    def _initial(self, n: int) -> Tensor:
+        return torch.randn(n, self.embedding_size)
+
+    def _new_rows(self, n: int, from_features: Tensor | None) -> Tensor:
+        # A mean of features is where a Gaussian belongs, length and all.
+        return super()._new_rows(n, None) if from_features is None else from_features

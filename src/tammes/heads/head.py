@@ -1,0 +1,230 @@
+"""What all heads share: prototypes, a scale, the way to a split, classes that come and go."""
+
+import math
+from collections.abc import Iterable, Sequence
+from typing import Literal
+
+import torch
+from torch import Tensor, nn
+
+from tammes.checks import check_features
+from tammes.heads.surgery import carry_over
+from tammes.kernels import Implementation
+from tammes.kernels.problem import Problem
+from tammes.kernels.reference import dense_split, similarity_matrix
+from tammes.similarity import Similarity, unit
+from tammes.split import ALONGSIDE, REDUCED, Split
+
+Scale = float | Literal["learnable"]
+
+
+class Head(nn.Module):
+    r"""Prototypes and a scale: scores are :math:`f_c = s\,(a(x, w_c) + b_c)`.
+
+    Attributes:
+        weight: the prototypes as they are stored, shape ``(C, D)``.
+        bias: added to the similarities, shape ``(C,)``, or none.
+        similarity: how a feature is compared with a prototype.
+        implementation: ``"dense"`` keeps all N x C scores, ``"streamed"`` only a block of them,
+            ``"auto"`` decides by size.
+    """
+
+    weight: Tensor
+    bias: Tensor | None
+    log_scale: nn.Parameter | None
+
+    def __init__(
+        self,
+        embedding_size: int,
+        num_classes: int,
+        similarity: Similarity,
+        *,
+        scale: Scale,
+        implementation: Implementation = "auto",
+    ) -> None:
+        super().__init__()
+        name = type(self).__name__
+        if num_classes < 2:
+            raise ValueError(f"{name} expects at least 2 classes, got num_classes={num_classes}")
+        if embedding_size < 1:
+            raise ValueError(f"{name} expects embedding_size of 1 or more, got {embedding_size}")
+        if implementation not in ("auto", "dense", "streamed"):
+            raise ValueError(
+                f"{name} expects implementation 'auto', 'dense' or 'streamed', "
+                f"got {implementation!r}"
+            )
+        self.similarity = similarity
+        self.implementation = implementation
+        self.register_parameter("bias", None)
+        self.register_parameter("log_scale", None)
+        self._scale = 1.0
+        if isinstance(scale, str):
+            if scale != "learnable":
+                raise ValueError(
+                    f"{name} expects scale to be a number or 'learnable', got {scale!r}"
+                )
+            # Where the scores are bounded, they start as far apart as AdaCos would have them.
+            start = (
+                math.sqrt(2) * math.log(max(num_classes - 1, 2)) if similarity.is_cosine else 1.0
+            )
+            self.log_scale = nn.Parameter(torch.tensor(math.log(start)))
+        elif not 0 < scale < math.inf:
+            raise ValueError(f"{name} expects scale above 0, got {scale}")
+        else:
+            self._scale = float(scale)
+
+    @property
+    def num_classes(self) -> int:
+        """Number of classes C."""
+        return self.weight.shape[0]
+
+    @property
+    def embedding_size(self) -> int:
+        """Size D of a feature."""
+        return self.weight.shape[1]
+
+    @property
+    def scale(self) -> Tensor | float:
+        """What similarities are multiplied with: a number, or a tensor where it is learned."""
+        return self._scale if self.log_scale is None else self.log_scale.exp()
+
+    @property
+    def prototypes(self) -> Tensor:
+        """What features are compared with, shape ``(C, D)``; unit rows on a cosine head."""
+        return self.similarity.keys(self.weight)[0]
+
+    @property
+    def has_angle(self) -> bool:
+        """Whether the target is a length times a cosine, as angular margins need it."""
+        return self.similarity.has_angle and self.bias is None
+
+    def problem(self, features: Tensor) -> Problem:
+        """What a kernel works on."""
+        return Problem(features, self.weight, self.bias, self.scale, self.similarity)
+
+    def logits(self, features: Tensor) -> Tensor:
+        """Scores without any margin, for inference.
+
+        Args:
+            features: shape ``(N, D)``.
+
+        Returns:
+            Scores, shape ``(N, C)``.
+        """
+        self.check(features)
+        return self.scale * similarity_matrix(self.problem(features))
+
+    def split(
+        self, features: Tensor, labels: Tensor, reads: Iterable[str] = (*REDUCED, *ALONGSIDE)
+    ) -> Split:
+        """Split a batch by its labels, with all scores in memory.
+
+        Args:
+            features: shape ``(N, D)``.
+            labels: class of each example, shape ``(N,)``.
+            reads: names of the fields to compute.
+
+        Returns:
+            The :class:`tammes.Split` of the batch.
+        """
+        self.check(features)
+        return dense_split(self.problem(features), labels, frozenset(reads))
+
+    def forward(self, features: Tensor, labels: Tensor | None = None) -> Tensor | Split:
+        """Split the features by their labels; without labels, their scores."""
+        return self.logits(features) if labels is None else self.split(features, labels)
+
+    def check(self, features: Tensor) -> None:
+        """Refuse features of the wrong shape or type."""
+        check_features(type(self).__name__, features, self.embedding_size)
+
+    def add_classes(
+        self,
+        n: int,
+        from_features: Tensor | None = None,
+        *,
+        optimizer: torch.optim.Optimizer | None = None,
+    ) -> None:
+        """Append classes; those that are there stay bit for bit as they are.
+
+        Args:
+            n: how many.
+            from_features: features of each new class, shape ``(n, D)`` or ``(n, K, D)``: the new
+                prototypes start at their mean. By default they start as a new head's do.
+            optimizer: its state for the old prototypes is carried over to the new parameter.
+        """
+        if n < 1:
+            raise ValueError(f"add_classes expects n of 1 or more, got {n}")
+        if from_features is not None:
+            shape = tuple(from_features.shape)
+            if from_features.ndim not in (2, 3) or (shape[0], shape[-1]) != (
+                n,
+                self.embedding_size,
+            ):
+                raise ValueError(
+                    f"add_classes expects from_features of shape ({n}, {self.embedding_size}) or "
+                    f"({n}, K, {self.embedding_size}), got {shape}"
+                )
+            from_features = from_features.detach().to(self.weight)
+            if from_features.ndim == 3:
+                from_features = from_features.mean(1)
+        rows = self._new_rows(n, from_features)
+        self._replace(torch.arange(self.num_classes), rows, optimizer)
+
+    def remove_classes(
+        self, indices: Sequence[int] | Tensor, *, optimizer: torch.optim.Optimizer | None = None
+    ) -> None:
+        """Drop classes; those that stay keep their order and their bits.
+
+        Args:
+            indices: the classes to drop.
+            optimizer: its state for the prototypes that stay is carried over.
+        """
+        self._replace(self.kept(indices), self.weight.detach()[:0], optimizer)
+
+    def kept(self, indices: Sequence[int] | Tensor) -> Tensor:
+        """The classes that stay when some are dropped, in order."""
+        drop = torch.as_tensor(indices, dtype=torch.long).flatten().cpu()
+        if drop.numel() and (drop.min() < 0 or drop.max() >= self.num_classes):
+            raise ValueError(
+                f"remove_classes expects classes from 0 to {self.num_classes - 1}, "
+                f"got {drop.min().item()} to {drop.max().item()}"
+            )
+        keep = torch.ones(self.num_classes, dtype=torch.bool)
+        keep[drop] = False
+        if keep.sum() < 2:
+            raise ValueError(f"remove_classes expects 2 classes to stay, got {int(keep.sum())}")
+        return keep.nonzero().flatten()
+
+    def _new_rows(self, n: int, from_features: Tensor | None) -> Tensor:
+        """Prototypes of new classes: in the direction given, as long as the others on average."""
+        if from_features is None:
+            return self._initial(n).to(self.weight)
+        length = torch.linalg.vector_norm(self.weight.detach(), dim=1).mean()
+        return unit(from_features) * length
+
+    def _initial(self, n: int) -> Tensor:
+        """Prototypes a new head starts with."""
+        raise NotImplementedError
+
+    def _replace(self, keep: Tensor, rows: Tensor, optimizer: torch.optim.Optimizer | None) -> None:
+        keep = keep.to(self.weight.device)
+        bias = None if self.bias is None else self.bias.detach()
+        fresh = {"weight": torch.cat([self.weight.detach()[keep], rows])}
+        if bias is not None:
+            fresh["bias"] = torch.cat([bias[keep], bias.mean().expand(len(rows))])
+        for name, values in fresh.items():
+            old = getattr(self, name)
+            if isinstance(old, nn.Parameter):
+                new = nn.Parameter(values, requires_grad=old.requires_grad)
+                if optimizer is not None:
+                    carry_over(optimizer, old, new, keep)
+                setattr(self, name, new)
+            else:
+                setattr(self, name, values)
+
+    def extra_repr(self) -> str:
+        """Sizes, scale and bias."""
+        scale = "learnable" if self.log_scale is not None else f"{self._scale:g}"
+        bias = ", bias=True" if self.bias is not None else ""
+        return f"{self.embedding_size}, {self.num_classes}, scale={scale}{bias}"

@@ -1,0 +1,46 @@
+"""Carry what an optimizer knows over to a parameter that has replaced another."""
+
+import torch
+from torch import Tensor, nn
+
+
+def carry_over(
+    optimizer: torch.optim.Optimizer, old: nn.Parameter, new: nn.Parameter, keep: Tensor
+) -> None:
+    """Let an optimizer hold ``new`` in the place of ``old``, with the state of the rows that stay.
+
+    Momentum and the like of row ``keep[i]`` of the old parameter become those of row ``i`` of the
+    new one; rows beyond start from zero, as in a new optimizer.
+
+    Args:
+        optimizer: the one that holds ``old``.
+        old: the parameter that was replaced, shape ``(C, ...)``.
+        new: the parameter in its place; its first ``len(keep)`` rows come from ``old``.
+        keep: rows of ``old`` that stay, shape ``(K,)``.
+
+    Example:
+        >>> old, new = nn.Parameter(torch.zeros(2, 3)), nn.Parameter(torch.zeros(3, 3))
+        >>> optimizer = torch.optim.SGD([old], lr=0.1, momentum=0.9)
+        >>> optimizer.state[old]["momentum_buffer"] = torch.ones(2, 3)
+        >>> carry_over(optimizer, old, new, torch.arange(2))
+        >>> optimizer.state[new]["momentum_buffer"][:, 0]
+        tensor([1., 1., 0.])
+    """
+    for group in optimizer.param_groups:
+        place = next((i for i, p in enumerate(group["params"]) if p is old), None)
+        if place is not None:
+            group["params"][place] = new
+            break
+    else:
+        raise ValueError(
+            "carry_over expects an optimizer that holds the old parameter, got another"
+        )
+    state = optimizer.state.pop(old, None)
+    if state is None:
+        return
+    for name, value in state.items():
+        if isinstance(value, Tensor) and value.shape == old.shape:
+            carried = value.new_zeros(new.shape)
+            carried[: len(keep)] = value[keep.to(value.device)]
+            state[name] = carried
+    optimizer.state[new] = state

@@ -1,0 +1,34 @@
+"""What a head hands to a kernel."""
+
+from typing import NamedTuple
+
+import torch
+from torch import Tensor
+
+from tammes.similarity import Similarity
+
+
+class Problem(NamedTuple):
+    """Features against prototypes.
+
+    Attributes:
+        features: shape ``(N, D)``.
+        prototypes: shape ``(C, D)``.
+        bias: added to the similarities, shape ``(C,)``, or none.
+        scale: similarity times scale is the score; a number or a scalar tensor.
+        similarity: how a feature is compared with a prototype.
+    """
+
+    features: Tensor
+    prototypes: Tensor
+    bias: Tensor | None
+    scale: Tensor | float
+    similarity: Similarity
+
+
+def working_dtype(*tensors: Tensor) -> torch.dtype:
+    """Single precision, or wider where an input is: what scores and losses are computed in."""
+    dtype = torch.float32
+    for tensor in tensors:
+        dtype = torch.promote_types(dtype, tensor.dtype)
+    return dtype

@@ -1,0 +1,59 @@
+"""Every loss, as a builder of terms."""
+
+from tammes.losses.angular import (
+    arcface,
+    combined_margin,
+    cosface,
+    gm_softmax,
+    l_softmax,
+    lm_softmax,
+    normface,
+    sphereface,
+)
+from tammes.losses.imbalance import ldam
+from tammes.losses.metric import center, contrastive, nca, proto, triplet
+from tammes.losses.quality import adaface
+from tammes.losses.regularizers import (
+    logit_divergence,
+    sample_margin,
+    super_symmetry,
+    zero_centroid,
+)
+from tammes.losses.softmax import (
+    bce,
+    crammer_singer,
+    focal,
+    hard_bias,
+    hinge,
+    large_margin_gaussian,
+    softmax,
+)
+
+__all__ = [
+    "adaface",
+    "arcface",
+    "bce",
+    "center",
+    "combined_margin",
+    "contrastive",
+    "cosface",
+    "crammer_singer",
+    "focal",
+    "gm_softmax",
+    "hard_bias",
+    "hinge",
+    "l_softmax",
+    "large_margin_gaussian",
+    "ldam",
+    "lm_softmax",
+    "logit_divergence",
+    "nca",
+    "normface",
+    "proto",
+    "sample_margin",
+    "softmax",
+    "sphereface",
+    "super_symmetry",
+    "triplet",
+    "zero_centroid",
+]

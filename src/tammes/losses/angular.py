@@ -1,0 +1,379 @@
+r"""Margins on the angle: the own prototype must be nearer than the others by more than nothing.
+
+All of them push the target's score down before the softmax sees it,
+
+.. math:: \ell = \log\bigl(1 + e^{\Lambda - t}\bigr),\qquad t = s\,(r\,\Phi(\theta) - m_3),
+
+with :math:`\theta` the angle to the own prototype, :math:`r` what the head leaves of the norms and
+:math:`\Phi` the cosine of :math:`\varphi = m_1\theta + m_2`, continued past :math:`\pi`. They
+differ in which of the three margins they use, and in the head they are written for.
+"""
+
+import math
+
+import torch
+from torch import Tensor
+
+from tammes.compose import Setting, term
+from tammes.losses.softmax import softplus
+from tammes.split import Split
+
+_FLAT = 1e-12
+"""Squared sine below which an angle counts as 0 or pi, where its gradient is taken as zero."""
+
+
+def angle(gap: Tensor) -> Tensor:
+    r"""Angle in radians from one minus its cosine, exact near 0 where an arc cosine is not.
+
+    .. math:: \theta = 2\,\mathrm{atan2}\bigl(\sqrt{h},\ \sqrt{2-h}\bigr),\qquad h = 1-\cos\theta
+
+    Example:
+        >>> angle(torch.tensor([0.0, 1.0, 2.0]))
+        tensor([1.4142e-06, 1.5708e+00, 3.1416e+00])
+    """
+    return 2 * torch.atan2(gap.clamp_min(_FLAT).sqrt(), (2 - gap).clamp_min(_FLAT).sqrt())
+
+
+def target_score(
+    split: Split,
+    *,
+    m1: Setting = 1.0,
+    m2: Setting = 0.0,
+    m3: Setting = 0.0,
+    extension: str = "monotone",
+    gradient: str = "exact",
+) -> Tensor:
+    r"""The score of the own class after the margins, :math:`s\,(r\,\Phi(\theta) - m_3)`.
+
+    Args:
+        split: similarities of N examples, split by their labels.
+        m1: factor of the angle.
+        m2: radians added to the angle.
+        m3: similarity taken off.
+        extension: ``"monotone"``: :math:`\Phi = (-1)^\kappa\cos\varphi - 2\kappa` with
+            :math:`\kappa = \lfloor\varphi/\pi\rfloor`, decreasing in :math:`\theta` on the whole
+            circle and once differentiable; ``"linear"``: :math:`\cos\theta - m_2\sin m_2` past
+            :math:`\pi`, as most copies of ArcFace have it, with a jump there.
+        gradient: ``"exact"``; or ``"detached"``, which gives the score the gradient of the plain
+            :math:`s\,r\cos\theta`, as code does that sets the margin without tracking it.
+
+    Returns:
+        Score of each example's own class, shape ``(N,)``.
+    """
+    cosine = split.cosine
+    if not isinstance(m1, Tensor) and not isinstance(m2, Tensor) and m1 == 1 and m2 == 0:
+        bent = cosine
+    else:
+        theta = angle(split.gap)
+        phi = m1 * theta + m2
+        if extension == "monotone":
+            turns = (phi.detach() / math.pi).floor()
+            bent = (1 - 2 * turns.remainder(2)) * phi.cos() - 2 * turns
+        else:
+            shift = torch.as_tensor(m2, dtype=theta.dtype, device=theta.device)
+            bent = torch.where(phi <= math.pi, phi.cos(), cosine - shift * shift.sin())
+    if gradient == "detached":
+        bent = cosine + (bent - cosine).detach()
+    return split.scale * (split.length * bent - m3)
+
+
+def _check(
+    extension: str = "monotone", gradient: str = "exact", m1: Setting = 1.0, **_: Setting
+) -> None:
+    if extension not in ("monotone", "linear"):
+        raise ValueError(f"a margin expects extension 'monotone' or 'linear', got {extension!r}")
+    if gradient not in ("exact", "detached"):
+        raise ValueError(f"a margin expects gradient 'exact' or 'detached', got {gradient!r}")
+    if extension == "linear" and m1 != 1:
+        raise ValueError(f"extension 'linear' expects m1=1, got m1={m1}: it continues cos(θ + m2)")
+
+
+@term(reads="target others", requires="cosine")
+def normface(split: Split) -> Tensor:
+    r"""NormFace: softmax cross entropy on scaled cosines.
+
+    .. math:: \ell = \log\bigl(1 + e^{\Lambda - s\cos\theta_y}\bigr)
+
+    :func:`tammes.cosface` and :func:`tammes.arcface` without their margin, and a monotone function
+    of :func:`tammes.lm_softmax`, which it saturates.
+
+    Args:
+        split: cosines of N examples, split by their labels.
+
+    Returns:
+        Loss of each example, shape ``(N,)``.
+
+    Example:
+        >>> cosine = torch.tensor([[0.9, 0.2, -0.1], [0.3, 0.5, 0.1]])
+        >>> tammes.normface()(tammes.split(cosine, torch.tensor([0, 1]), scale=10.0))
+        tensor([0.0010, 0.1429])
+
+    References:
+        Wang et al., NormFace: L2 Hypersphere Embedding for Face Verification, ACM MM 2017.
+    """
+    return softplus(split.others - split.scale * split.target)
+
+
+@term(reads="target others")
+def cosface(split: Split, *, margin: Setting = 0.35) -> Tensor:
+    r"""CosFace: softmax cross entropy with an additive cosine margin.
+
+    .. math:: \ell = \log\bigl(1 + e^{\Lambda - s(\cos\theta_y - m)}\bigr)
+
+    ``margin=0`` is :func:`tammes.normface`; a negative margin, which relaxes the softmax, is what
+    Liu et al. 2020 pre-train few-shot features with. On a linear head it is
+    ``softmax(margin=...)``. It equals ``softplus(s * (lm_softmax + m))``.
+
+    Args:
+        split: cosines of N examples, split by their labels.
+        margin: cosine by which the own class must win; any sign.
+
+    Returns:
+        Loss of each example, shape ``(N,)``.
+
+    Example:
+        >>> cosine = torch.tensor([[0.9, 0.2, -0.1], [0.3, 0.5, 0.1]])
+        >>> tammes.cosface(margin=0.35)(tammes.split(cosine, torch.tensor([0, 1]), scale=10.0))
+        tensor([0.0312, 1.8064])
+
+    References:
+        Wang et al., CosFace: Large Margin Cosine Loss for Deep Face Recognition, CVPR 2018, eq. 4.
+        Liu et al., Negative Margin Matters, ECCV 2020, eq. 8.
+    """
+    return softplus(split.others - split.scale * (split.target - margin))
+
+
+@term(reads="gap length others", requires="angle", check=_check)
+def arcface(
+    split: Split, *, margin: Setting = 0.5, extension: str = "monotone", gradient: str = "exact"
+) -> Tensor:
+    r"""ArcFace: softmax cross entropy with an additive angular margin.
+
+    .. math:: \ell = \log\bigl(1 + e^{\Lambda - s\,\Phi(\theta_y)}\bigr),\qquad
+              \Phi(\theta) = \cos(\theta + m)\ \text{for}\ \theta + m \le \pi
+
+    Args:
+        split: cosines of N examples, split by their labels.
+        margin: angle :math:`m` in radians by which the own class must win.
+        extension: how :math:`\Phi` goes on past :math:`\pi`: ``"monotone"`` as
+            :math:`-2 - \cos(\theta + m)`, or ``"linear"`` as :math:`\cos\theta - m\sin m`.
+        gradient: ``"exact"`` or ``"detached"``, see :func:`tammes.losses.angular.target_score`.
+
+    Returns:
+        Loss of each example, shape ``(N,)``.
+
+    Example:
+        >>> cosine = torch.tensor([[0.9, 0.2, -0.1], [0.3, 0.5, 0.1]])
+        >>> tammes.arcface(margin=0.5)(tammes.split(cosine, torch.tensor([0, 1]), scale=10.0))
+        tensor([0.0230, 2.9450])
+
+    References:
+        Deng et al., ArcFace: Additive Angular Margin Loss for Deep Face Recognition, CVPR 2019,
+        eq. 3.
+    """
+    return softplus(
+        split.others - target_score(split, m2=margin, extension=extension, gradient=gradient)
+    )
+
+
+@term(reads="gap length others", requires="angle", check=_check)
+def combined_margin(
+    split: Split,
+    m1: Setting = 1.0,
+    m2: Setting = 0.0,
+    m3: Setting = 0.0,
+    *,
+    extension: str = "monotone",
+    gradient: str = "exact",
+) -> Tensor:
+    r"""All three margins at once.
+
+    .. math:: \ell = \log\bigl(1 + e^{\Lambda - s(\Phi(\theta_y) - m_3)}\bigr),\qquad
+              \Phi(\theta) = \cos(m_1\theta + m_2)\ \text{up to}\ \pi
+
+    ``(m, 0, 0)`` is :func:`tammes.sphereface`, ``(1, m, 0)`` :func:`tammes.arcface`, ``(1, 0, m)``
+    :func:`tammes.cosface` and ``(1, 0, 0)`` :func:`tammes.normface`.
+
+    Args:
+        split: cosines of N examples, split by their labels.
+        m1: factor of the angle; need not be a whole number.
+        m2: radians added to the angle.
+        m3: cosine taken off.
+        extension: how :math:`\Phi` goes on past :math:`\pi`, see :func:`tammes.arcface`.
+        gradient: ``"exact"`` or ``"detached"``, see :func:`tammes.losses.angular.target_score`.
+
+    Returns:
+        Loss of each example, shape ``(N,)``.
+
+    Example:
+        >>> cosine = torch.tensor([[0.9, 0.2, -0.1]])
+        >>> tammes.combined_margin(1.0, 0.3, 0.2)(
+        ...     tammes.split(cosine, torch.tensor([0]), scale=10.0))
+        tensor([0.0376])
+
+    References:
+        Deng et al., ArcFace, CVPR 2019, eq. 4; Zhou et al., Learning Towards the Largest Margins,
+        ICLR 2022.
+    """
+    score = target_score(split, m1=m1, m2=m2, m3=m3, extension=extension, gradient=gradient)
+    return softplus(split.others - score)
+
+
+def _multiplied_angle(split: Split, margin: Setting, blend: Setting, gradient: str) -> Tensor:
+    """What L-Softmax and SphereFace share: all but the head they are written for."""
+    bent = target_score(split, m1=margin, gradient=gradient)
+    score = (blend * split.scale * split.target + bent) / (1 + blend)
+    return softplus(split.others - score)
+
+
+def _check_multiple(margin: Setting, blend: Setting, gradient: str = "exact", **_: Setting) -> None:
+    for value in margin if isinstance(margin, tuple) else (margin,):
+        if value < 1:
+            raise ValueError(f"a multiplicative margin is expected to be 1 or more, got {value}")
+    if not isinstance(blend, tuple) and blend < 0:
+        raise ValueError(f"blend is expected to be 0 or more, got {blend}")
+    _check(gradient=gradient)
+
+
+@term(reads="target gap length others", requires="angle", check=_check_multiple)
+def l_softmax(
+    split: Split, *, margin: Setting = 4.0, blend: Setting = 0.0, gradient: str = "exact"
+) -> Tensor:
+    r"""L-Softmax: the angle to the own prototype counts several times.
+
+    .. math::
+        \ell = \log\bigl(1 + e^{\Lambda - f_y}\bigr),\qquad
+        f_y = \lVert w_y\rVert\lVert x\rVert\,\frac{\lambda\cos\theta + \psi(\theta)}{1+\lambda},
+        \qquad \psi(\theta) = (-1)^k\cos(m\theta) - 2k
+
+    with :math:`k = \lfloor m\theta/\pi\rfloor`. For a :class:`tammes.LinearHead` without bias;
+    :func:`tammes.sphereface` is the same on unit prototypes. ``margin=1`` is the softmax.
+
+    Args:
+        split: inner products of N examples, split by their labels.
+        margin: factor :math:`m` of the angle; need not be a whole number.
+        blend: :math:`\lambda`, the share of the plain cosine; anneal it from about 1000 down with
+            :class:`tammes.schedules.LambdaAnnealing`.
+        gradient: ``"exact"`` or ``"detached"``, see :func:`tammes.losses.angular.target_score`.
+
+    Returns:
+        Loss of each example, shape ``(N,)``.
+
+    Example:
+        >>> cosine = torch.tensor([[0.9, 0.2, -0.1]])
+        >>> tammes.l_softmax(margin=2)(tammes.split(cosine, torch.tensor([0]), scale=10.0))
+        tensor([0.0156])
+
+    References:
+        Liu et al., Large-Margin Softmax Loss for Convolutional Neural Networks, ICML 2016, eq. 4-6.
+    """
+    return _multiplied_angle(split, margin, blend, gradient)
+
+
+@term(reads="target gap length others", requires="angle", check=_check_multiple)
+def sphereface(
+    split: Split, *, margin: Setting = 4.0, blend: Setting = 0.0, gradient: str = "exact"
+) -> Tensor:
+    r"""SphereFace (A-Softmax): L-Softmax on unit prototypes.
+
+    .. math::
+        \ell = \log\bigl(1 + e^{\Lambda - f_y}\bigr),\qquad
+        f_y = \lVert x\rVert\,\frac{\lambda\cos\theta + \psi(\theta)}{1+\lambda}
+
+    with :math:`\psi` of :func:`tammes.l_softmax`. ``CosineHead(..., normalize_features=False)``
+    gives the original; on unit features :math:`\lVert x\rVert` is replaced by the scale, and
+    margins between 1.3 and 1.7 are usual.
+
+    Args:
+        split: similarities of N examples to unit prototypes, split by their labels.
+        margin: factor :math:`m` of the angle; need not be a whole number.
+        blend: :math:`\lambda`, the share of the plain cosine; see :func:`tammes.l_softmax`.
+        gradient: ``"exact"`` or ``"detached"``, see :func:`tammes.losses.angular.target_score`.
+
+    Returns:
+        Loss of each example, shape ``(N,)``.
+
+    Example:
+        >>> cosine = torch.tensor([[0.9, 0.2, -0.1]])
+        >>> tammes.sphereface(margin=1.5)(tammes.split(cosine, torch.tensor([0]), scale=10.0))
+        tensor([0.0032])
+
+    References:
+        Liu et al., SphereFace: Deep Hypersphere Embedding for Face Recognition, CVPR 2017, eq. 7.
+    """
+    return _multiplied_angle(split, margin, blend, gradient)
+
+
+@term(reads="target others")
+def gm_softmax(
+    split: Split,
+    alpha1: Setting = 1.0,
+    beta1: Setting = 0.0,
+    alpha2: Setting = 1.0,
+    beta2: Setting = 0.0,
+) -> Tensor:
+    r"""GM-Softmax: a linear margin, one in the numerator and one in the denominator.
+
+    .. math::
+        \ell = -\log\frac{e^{s(\alpha_1\cos\theta_y + \beta_1)}}
+        {e^{s(\alpha_2\cos\theta_y + \beta_2)} + \sum_{c\ne y} e^{s\cos\theta_c}}
+
+    ``(1, 0, 1, 0)`` is :func:`tammes.normface`, ``(1, -m, 1, -m)`` :func:`tammes.cosface`,
+    ``beta2=-inf`` is s times :func:`tammes.lm_softmax`, and ``alpha=cos(m)`` bounds
+    :func:`tammes.arcface` from below. The optimum is the simplex for
+    :math:`\alpha_1 \ge \frac12,\ \alpha_2 \le \alpha_1`.
+
+    Args:
+        split: cosines of N examples, split by their labels.
+        alpha1: factor of the cosine in the numerator.
+        beta1: what is added to it.
+        alpha2: factor of the cosine in the denominator.
+        beta2: what is added to it.
+
+    Returns:
+        Loss of each example, shape ``(N,)``.
+
+    Example:
+        >>> cosine = torch.tensor([[0.9, 0.2, -0.1], [0.3, 0.5, 0.1]])
+        >>> tammes.gm_softmax(1.0, -0.35, 1.0, -0.35)(
+        ...     tammes.split(cosine, torch.tensor([0, 1]), scale=10.0))
+        tensor([0.0312, 1.8064])
+
+    References:
+        Zhou et al., Learning Towards the Largest Margins, ICLR 2022, definition of GM-Softmax
+        (with the betas inside the scale, as its theorems need them).
+    """
+    numerator = split.scale * (alpha1 * split.target + beta1)
+    denominator = split.scale * (alpha2 * split.target + beta2)
+    # logaddexp(denominator, others) - numerator, with the difference of the two target scores
+    # taken before anything large is added to it.
+    step = split.scale * ((alpha2 - alpha1) * split.target + (beta2 - beta1))
+    rest = (-(split.others - denominator).abs()).exp().log1p()
+    return torch.maximum(step, split.others - numerator) + rest
+
+
+@term(reads="target others", requires="cosine")
+def lm_softmax(split: Split) -> Tensor:
+    r"""LM-Softmax: softmax cross entropy without the target in the denominator.
+
+    .. math:: \ell = \frac1s\log\sum_{c\ne y} e^{s\cos\theta_c} - \cos\theta_y
+
+    A smooth upper bound of minus the sample margin, within :math:`\log(C-1)/s` of it. It has no
+    margin to tune, never saturates, and is not bounded below by zero; it needs unit features and
+    unit prototypes. :func:`tammes.normface` is ``softplus(s * lm_softmax)``.
+
+    Args:
+        split: cosines of N examples, split by their labels.
+
+    Returns:
+        Loss of each example, shape ``(N,)``.
+
+    Example:
+        >>> cosine = torch.tensor([[0.9, 0.2, -0.1], [0.3, 0.5, 0.1]])
+        >>> tammes.lm_softmax()(tammes.split(cosine, torch.tensor([0, 1]), scale=10.0))
+        tensor([-0.6951, -0.1873])
+
+    References:
+        Zhou et al., Learning Towards the Largest Margins, ICLR 2022.
+    """
+    return split.others / split.scale - split.target

@@ -1,0 +1,148 @@
+"""Terms to add to a loss: on the split, and on the prototypes alone."""
+
+import math
+
+from torch import Tensor
+
+from tammes.compose import term
+from tammes.similarity import unit
+from tammes.split import Split
+
+
+def _check_kind(kind: str) -> None:
+    if kind not in ("symmetric", "q_u", "u_q"):
+        raise ValueError(f"logit_divergence expects kind 'symmetric', 'q_u' or 'u_q', got {kind!r}")
+
+
+@term(reads="others expected mean", check=_check_kind)
+def logit_divergence(split: Split, *, kind: str = "symmetric") -> Tensor:
+    r"""How far the softmax of the other classes is from uniform.
+
+    With :math:`q` the softmax over the classes :math:`c \ne y`, :math:`u` uniform on them,
+    :math:`\bar f` the mean and :math:`E_q f` the expectation of their scores:
+
+    .. math::
+        D(q\|u) = E_q f - \Lambda + \log(C-1),\quad
+        D(u\|q) = \Lambda - \bar f - \log(C-1),\quad
+        \tilde D = \tfrac12\bigl(D(q\|u) + D(u\|q)\bigr) = \tfrac12\bigl(E_q f - \bar f\bigr)
+
+    Adding 0.3 of it to the softmax keeps the bias hidden in the softmax large, and with it the
+    margin. Zero for two classes.
+
+    Args:
+        split: similarities of N examples, split by their labels.
+        kind: ``"symmetric"``, ``"q_u"`` or ``"u_q"``.
+
+    Returns:
+        Divergence of each example, shape ``(N,)``.
+
+    Example:
+        >>> logits = torch.tensor([[2.0, 0.5, -1.0], [2.0, 0.5, 0.5]])
+        >>> tammes.logit_divergence()(tammes.split(logits, torch.tensor([0, 0])))
+        tensor([0.2382, 0.0000])
+
+    References:
+        Kobayashi, Large Margin in Softmax Cross-Entropy Loss, BMVC 2019, eq. 8-11.
+    """
+    if kind == "symmetric":
+        return (split.expected - split.mean) / 2
+    log_count = math.log(split.classes - 1)
+    if kind == "q_u":
+        return split.expected - split.others + log_count
+    return split.others - split.mean - log_count
+
+
+@term(reads="target hardest")
+def sample_margin(split: Split) -> Tensor:
+    r"""Minus the sample margin: how much nearer the hardest class is than the own.
+
+    .. math:: R_{sm} = \max_{c\ne y}\cos\theta_c - \cos\theta_y
+
+    In units of similarity, whatever the scale, and unbounded where features may grow: add it on a
+    cosine head. Zhou et al. use it at weight 0.5 beside another loss; alone it is hard to train.
+    :func:`tammes.lm_softmax` is its smooth upper bound.
+
+    Args:
+        split: cosines of N examples, split by their labels.
+
+    Returns:
+        Negative margin of each example, shape ``(N,)``.
+
+    Example:
+        >>> cosine = torch.tensor([[0.9, 0.2, -0.1], [0.3, 0.5, 0.1]])
+        >>> tammes.sample_margin()(tammes.split(cosine, torch.tensor([0, 1])))
+        tensor([-0.7000, -0.2000])
+
+    References:
+        Zhou et al., Learning Towards the Largest Margins, ICLR 2022.
+    """
+    return split.hardest - split.target
+
+
+@term(on="prototypes", reads="")
+def zero_centroid(prototypes: Tensor, *, normalize: bool = True) -> Tensor:
+    r"""Squared norm of the mean prototype.
+
+    .. math:: R_W = \Bigl\lVert \frac1C\sum_j \hat w_j \Bigr\rVert^2
+
+    Zero at the simplex, at most one. With unequal classes the optimum of the margin losses is the
+    simplex only where this is held at zero. Note that the force on one prototype falls with the
+    number of classes: released code sums in place of averaging, which is the weight
+    :math:`C^2` here.
+
+    Args:
+        prototypes: shape ``(C, D)``.
+        normalize: measure the directions only.
+
+    Returns:
+        The penalty, a scalar.
+
+    Example:
+        >>> tammes.zero_centroid()(torch.tensor([[1.0, 0.0], [0.0, 1.0]]))
+        tensor(0.5000)
+
+    References:
+        Zhou et al., Learning Towards the Largest Margins, ICLR 2022, zero-centroid regularisation.
+    """
+    return (unit(prototypes) if normalize else prototypes).mean(0).square().sum()
+
+
+@term(on="prototypes", reads="")
+def super_symmetry(prototypes: Tensor) -> Tensor:
+    r"""Squared distance of the prototypes' Gram matrix from that of a scaled simplex.
+
+    .. math::
+        R = \Bigl\lVert W W^\top - \frac{vC}{C-1}\Bigl(I - \frac1C 11^\top\Bigr)\Bigr\rVert_F^2,
+        \qquad v = \frac1C\sum_c\lVert w_c\rVert^2
+
+    It can reach zero only for :math:`C \le D + 1`; then the other classes' scores of an example at
+    its prototype are all equal.
+
+    Args:
+        prototypes: shape ``(C, D)``.
+
+    Returns:
+        The penalty, a scalar.
+
+    Example:
+        >>> tammes.super_symmetry()(torch.tensor([[1.0, 0.0], [-1.0, 0.0]]))
+        tensor(0.)
+        >>> tammes.super_symmetry()(torch.tensor([[1.0, 0.0], [0.0, 1.0]]))
+        tensor(2.)
+
+    References:
+        Kobayashi, Large Margin in Softmax Cross-Entropy Loss, BMVC 2019, Section 3 (the property;
+        the penalty is ours).
+    """
+    count, size = prototypes.shape
+    power = prototypes.square().sum() / count
+    ratio = count / (count - 1)
+    if count <= size + 1:
+        gram = prototypes @ prototypes.T
+        simplex = ratio * (gram.new_ones(count).diag() - 1 / count)
+        return (gram - power * simplex).square().sum()
+    # Multiplied out, so that with many classes only a D x D matrix is made. The difference cannot
+    # come near zero here, so nothing cancels.
+    overlap = ratio * (count * power - prototypes.sum(0).square().sum() / count)
+    gram = prototypes.T @ prototypes
+    return gram.square().sum() - 2 * power * overlap + power**2 * ratio * count

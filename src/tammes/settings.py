@@ -1,0 +1,85 @@
+"""The settings of a criterion's terms, as one call has them."""
+
+from collections.abc import Mapping
+
+import torch
+from torch import Tensor, nn
+
+from tammes.compose import Batch, Loss, Setting, Term
+
+
+class Settings(nn.Module):
+    """The terms of a loss by name, and what each is to be called with.
+
+    A setting of one value per class is kept as a buffer, so that it moves with the criterion; it is
+    no part of the saved state, since the loss already says it.
+
+    Attributes:
+        named: weight and term by name; a second term of the same name is numbered.
+    """
+
+    def __init__(self, loss: Loss, num_classes: int, like: Tensor) -> None:
+        super().__init__()
+        self.named: dict[str, tuple[float, Term]] = {}
+        for weight, term in loss.leaves():
+            name, twin = term.name, 1
+            while name in self.named:
+                twin += 1
+                name = f"{term.name}_{twin}"
+            self.named[name] = (weight, term)
+            for key, value in term.arguments.items():
+                if not isinstance(value, tuple):
+                    continue
+                if len(value) != num_classes:
+                    raise ValueError(
+                        f"{term.name} expects one {key} for each of {num_classes} classes, "
+                        f"got {len(value)}"
+                    )
+                values = torch.tensor(value, dtype=like.dtype, device=like.device)
+                self.register_buffer(f"{name}_{key}", values, persistent=False)
+
+    def names(self) -> set[str]:
+        """Every setting of every term."""
+        return {key for _, term in self.named.values() for key in term.arguments}
+
+    def per_class(self) -> set[str]:
+        """The settings that have one value per class."""
+        terms = [term for _, term in self.named.values()]
+        return {key for term in terms for key, value in term.values if isinstance(value, tuple)}
+
+    def resolve(
+        self, batch: Batch, changed: Mapping[str, Setting]
+    ) -> dict[str, dict[str, Setting]]:
+        """Arguments of every term: numbers, or tensors of one value per example.
+
+        Args:
+            batch: the examples, whose labels choose among values per class.
+            changed: settings that are not what the terms say: a number, or one per example.
+        """
+        unknown = sorted(set(changed) - self.names())
+        if unknown:
+            raise TypeError(
+                f"the criterion has no setting {', '.join(map(repr, unknown))}: "
+                f"its terms have {sorted(self.names())}"
+            )
+        resolved = {}
+        for name, (_, term) in self.named.items():
+            own = dict(term.arguments)
+            for key, value in own.items():
+                if key in changed:
+                    own[key] = _on_batch(key, changed[key], batch)
+                elif isinstance(value, tuple):
+                    own[key] = self.get_buffer(f"{name}_{key}")[batch.labels]
+            resolved[name] = own
+        return resolved
+
+
+def _on_batch(key: str, value: Setting, batch: Batch) -> Setting:
+    if not isinstance(value, Tensor):
+        return value
+    if value.ndim and value.shape != batch.labels.shape:
+        raise ValueError(
+            f"the criterion expects {key} to be a number or of shape ({len(batch.labels)},), "
+            f"got {tuple(value.shape)}"
+        )
+    return value.to(batch.features.device)

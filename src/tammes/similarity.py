@@ -1,0 +1,163 @@
+"""The three ways a feature is compared with a prototype, each as products of rows.
+
+Every one of them has the form ``query(x) . key(w) + offset``. So a kernel needs to know only how
+to make queries of features, keys of prototypes (row by row, so that any block of classes can be
+made alone), and what an example has to do with its own prototype. The last is computed apart from
+the products, in full precision: it is what margins act on.
+"""
+
+from dataclasses import dataclass, replace
+
+import torch
+from torch import Tensor
+
+TINY = 1e-12
+"""A vector shorter than this has no direction."""
+
+
+def norm(vectors: Tensor) -> Tensor:
+    """Euclidean length of each row."""
+    return torch.linalg.vector_norm(vectors, dim=-1)
+
+
+def unit(vectors: Tensor) -> Tensor:
+    """Scale rows to length one; a zero row stays zero and gets a zero gradient.
+
+    Example:
+        >>> unit(torch.tensor([[3.0, 4.0], [0.0, 0.0]]))
+        tensor([[0.6000, 0.8000],
+                [0.0000, 0.0000]])
+    """
+    length = norm(vectors)
+    inverse = torch.where(length > TINY, length.clamp_min(TINY).reciprocal(), 0.0)
+    return vectors * inverse.unsqueeze(-1)
+
+
+def angle_gap(features: Tensor, prototypes: Tensor) -> Tensor:
+    """One minus the cosine of paired rows, as half the squared distance of their unit vectors.
+
+    Rows without a direction are at a right angle to everything: their gap is one.
+
+    Example:
+        >>> angle_gap(torch.tensor([[2.0, 0.0], [0.0, 0.0]]), torch.ones(2, 2))
+        tensor([0.2929, 1.0000])
+    """
+    directed = (norm(features) > TINY) & (norm(prototypes) > TINY)
+    half_square = (unit(features) - unit(prototypes)).square().sum(-1) / 2
+    return torch.where(directed, half_square, 1.0)
+
+
+class Similarity:
+    """What kernels and heads ask of a similarity; every method is pure and differentiable.
+
+    Attributes:
+        has_angle: whether the target is ``length * cosine``, so that angular margins make sense.
+        is_cosine: whether it is bounded by one: unit features and unit prototypes.
+    """
+
+    has_angle: bool = True
+    is_cosine: bool = False
+
+    def bind(self, prototypes: Tensor) -> "Similarity":
+        """Fix what depends on all prototypes at once, before they are cut into blocks."""
+        return self
+
+    def query(self, features: Tensor) -> tuple[Tensor, Tensor | None]:
+        """Rows to multiply with keys, shape ``(N, D)``, and what to add to each row's products."""
+        return features, None
+
+    def keys(self, prototypes: Tensor) -> tuple[Tensor, Tensor | None]:
+        """Rows to multiply with queries, shape ``(C, D)``, and what to add for each class."""
+        return prototypes, None
+
+    def target(self, features: Tensor, prototypes: Tensor) -> Tensor:
+        """Similarity of paired rows, shape ``(N,)``."""
+        return (features * prototypes).sum(-1)
+
+    def length(self, features: Tensor, prototypes: Tensor) -> Tensor:
+        """What is left of the norms in the similarity of paired rows, shape ``(N,)``."""
+        return norm(features) * norm(prototypes)
+
+    def own(self, features: Tensor, prototypes: Tensor, reads: frozenset[str]) -> dict[str, Tensor]:
+        """Those of ``target``, ``length``, ``norm``, ``gap`` that are read, of paired rows."""
+        known = {}
+        if "target" in reads:
+            known["target"] = self.target(features, prototypes)
+        if "length" in reads:
+            known["length"] = self.length(features, prototypes)
+        if "norm" in reads:
+            known["norm"] = norm(features)
+        if "gap" in reads:
+            known["gap"] = angle_gap(features, prototypes)
+        return known
+
+
+class InnerProduct(Similarity):
+    """``x . w``: a linear classifier."""
+
+
+@dataclass(frozen=True)
+class Cosine(Similarity):
+    """``cos(x, w)``, or ``|x| cos(x, w)`` where the features keep their length."""
+
+    normalize_features: bool = True
+
+    @property
+    def is_cosine(self) -> bool:  # type: ignore[override]
+        """Bounded by one only where the features are normalised too."""
+        return self.normalize_features
+
+    def query(self, features: Tensor) -> tuple[Tensor, Tensor | None]:
+        """Unit features, unless they keep their length."""
+        return (unit(features) if self.normalize_features else features), None
+
+    def keys(self, prototypes: Tensor) -> tuple[Tensor, Tensor | None]:
+        """Unit prototypes."""
+        return unit(prototypes), None
+
+    def target(self, features: Tensor, prototypes: Tensor) -> Tensor:
+        """One minus the gap, which is never above one, times the length."""
+        cosine = 1 - angle_gap(features, prototypes)
+        return cosine if self.normalize_features else norm(features) * cosine
+
+    def length(self, features: Tensor, prototypes: Tensor) -> Tensor:
+        """One, or the norm of the feature."""
+        length = norm(features)
+        return torch.ones_like(length) if self.normalize_features else length
+
+
+@dataclass(frozen=True, eq=False)
+class SquaredDistance(Similarity):
+    """``-|x - w|^2 / 2``: the log-density of a unit Gaussian around each prototype."""
+
+    centre: Tensor | None = None
+
+    has_angle = False
+
+    def bind(self, prototypes: Tensor) -> "SquaredDistance":
+        """Measure from the mean prototype, so that the expanded square keeps its digits.
+
+        A distance does not depend on the origin, so no gradient is due to it.
+        """
+        return replace(self, centre=prototypes.detach().mean(0))
+
+    def query(self, features: Tensor) -> tuple[Tensor, Tensor | None]:
+        """Features, and minus half their squared norm."""
+        return self._with_half_square(features)
+
+    def keys(self, prototypes: Tensor) -> tuple[Tensor, Tensor | None]:
+        """Prototypes, and minus half their squared norm."""
+        return self._with_half_square(prototypes)
+
+    def target(self, features: Tensor, prototypes: Tensor) -> Tensor:
+        """Squared distances of paired rows, without expanding the square."""
+        return (features - prototypes).square().sum(-1) / -2
+
+    def length(self, features: Tensor, prototypes: Tensor) -> Tensor:
+        """A distance has no length to speak of: one."""
+        return torch.ones_like(norm(features))
+
+    def _with_half_square(self, vectors: Tensor) -> tuple[Tensor, Tensor]:
+        if self.centre is not None:
+            vectors = vectors - self.centre.to(vectors.dtype)
+        return vectors, vectors.square().sum(-1) / -2

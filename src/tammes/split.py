@@ -1,0 +1,136 @@
+"""Split: what a margin loss needs to know of an example, in five numbers instead of C."""
+
+from collections.abc import Iterable
+from typing import NamedTuple
+
+from torch import Tensor
+
+REDUCED = ("target", "others", "hardest", "expected", "mean")
+"""The five numbers, each of which combines over shards of the classes."""
+ALONGSIDE = ("length", "norm", "gap")
+"""What travels along; it belongs to the example and its own class only."""
+
+
+class Split(NamedTuple):
+    r"""Each example's own class against the rest.
+
+    With label :math:`y`, similarities :math:`a_c`, scores :math:`f_c = s\,a_c` and the softmax
+    :math:`q` of the other classes' scores, every softmax-type loss, logit regulariser and margin
+    measure is a function of five numbers. Scores in memory, a stream over chunks, a fused kernel
+    and a head sharded over ranks all end here, so a loss is written once and runs on all of them.
+
+    Attributes:
+        target: similarity to the own class, :math:`a_y`, shape ``(N,)``.
+        others: :math:`\log\sum_{c\ne y} e^{f_c}`, shape ``(N,)``.
+        hardest: largest similarity to another class, :math:`\max_{c\ne y} a_c`, shape ``(N,)``.
+        expected: :math:`\sum_{c\ne y} q_c f_c`, shape ``(N,)``.
+        mean: :math:`\frac{1}{C-1}\sum_{c\ne y} f_c`, shape ``(N,)``.
+        labels: class of each example, shape ``(N,)``.
+        scale: inverse temperature :math:`s`; a number, or a tensor that broadcasts with ``(N,)``.
+        length: norm of the feature times norm of the own prototype, as far as the head leaves
+            them in the similarity: 1 on a cosine head. Shape ``(N,)``.
+        norm: norm of the feature, shape ``(N,)``.
+        gap: one minus the cosine to the own prototype, as half a squared distance of unit
+            vectors, so that it keeps its digits where the cosine has none left. Shape ``(N,)``.
+        classes: number of classes C.
+        rest: scores of the other classes with ``-inf`` at the own, shape ``(N, C)``; only where
+            a dense term asked for them.
+
+    A number that no term reads is not computed and holds NaN.
+    """
+
+    target: Tensor
+    others: Tensor
+    hardest: Tensor
+    expected: Tensor
+    mean: Tensor
+    labels: Tensor
+    scale: Tensor | float
+    length: Tensor
+    norm: Tensor
+    gap: Tensor
+    classes: int
+    rest: Tensor | None = None
+
+    @property
+    def cosine(self) -> Tensor:
+        """Cosine to the own prototype, ``1 - gap``."""
+        return 1 - self.gap
+
+
+def split(
+    similarity: Tensor,
+    labels: Tensor,
+    *,
+    scale: Tensor | float = 1.0,
+    own: dict[str, Tensor] | None = None,
+    reads: Iterable[str] = (*REDUCED, *ALONGSIDE),
+) -> Split:
+    """Split similarities that are in memory; the reference every head is tested against.
+
+    Args:
+        similarity: similarity of each example to each class, shape ``(N, C)``.
+        labels: class of each example in ``[0, C)``, shape ``(N,)``.
+        scale: inverse temperature of the softmax.
+        own: what the caller knows better than the matrix tells about each example and its own
+            class: any of ``target``, ``length``, ``norm``, ``gap``, each of shape ``(N,)``. By
+            default the similarities are taken for cosines of unit vectors.
+        reads: names of the fields to compute; ``"rest"`` keeps the masked scores.
+
+    Returns:
+        The :class:`Split` of the N rows.
+
+    Example:
+        >>> import torch, tammes
+        >>> cosine = torch.tensor([[0.9, 0.2, -0.1], [0.3, 0.5, 0.1]])
+        >>> s = tammes.split(cosine, torch.tensor([0, 1]), scale=10.0)
+        >>> s.target - s.hardest
+        tensor([0.7000, 0.2000])
+        >>> s.others
+        tensor([2.0486, 3.1269])
+    """
+    if similarity.ndim != 2 or labels.shape != similarity.shape[:1]:
+        raise ValueError(
+            "split expects similarity of shape (N, C) and labels of shape (N,), "
+            f"got {tuple(similarity.shape)} and {tuple(labels.shape)}"
+        )
+    classes = similarity.shape[1]
+    if classes < 2:
+        raise ValueError(f"split expects at least 2 classes, got C={classes}")
+    reads, own = frozenset(reads), own or {}
+    unread = similarity.new_full(labels.shape, float("nan"))
+    one = similarity.new_ones(labels.shape)
+
+    column = labels[:, None]
+    target = own.get("target", similarity.gather(1, column).squeeze(1))
+    # The target is masked out rather than subtracted from a full log-sum-exp: where it
+    # dominates, the subtraction would leave nothing of the others.
+    others_only = similarity.scatter(1, column, float("-inf"))
+    rest = scale * others_only
+    others, hardest, expected, mean = unread, unread, unread, unread
+    if not reads.isdisjoint(("others", "expected")):
+        others = rest.logsumexp(1)
+    if "hardest" in reads:
+        # max, unlike amax, gives the whole gradient to the first of several equal classes.
+        hardest = others_only.max(1).values
+    if not reads.isdisjoint(("expected", "mean")):
+        finite = rest.scatter(1, column, 0.0)
+        if "expected" in reads:
+            # A softmax by its own backward keeps the second derivative right at -inf.
+            expected = (rest.softmax(1) * finite).sum(1)
+        if "mean" in reads:
+            mean = finite.sum(1) / (classes - 1)
+    return Split(
+        target=target,
+        others=others,
+        hardest=hardest,
+        expected=expected,
+        mean=mean,
+        labels=labels,
+        scale=scale,
+        length=own.get("length", one),
+        norm=own.get("norm", one),
+        gap=own.get("gap", 1 - target),
+        classes=classes,
+        rest=rest if "rest" in reads else None,
+    )

@@ -1,0 +1,244 @@
+"""Direct and spectral sums: a metric loss that does not disturb the classifier.
+
+The gradient of a softmax loss lies in the span of the prototypes. Give the metric loss only what is
+left of the features outside of that span, and the two pull in orthogonal directions.
+"""
+
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, replace
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from tammes.compose import Loss, Term
+from tammes.kernels.problem import working_dtype
+
+
+class Complement:
+    """A projection away from the prototypes; a small value, like a term."""
+
+    detach: bool
+
+    def project(self, features: Tensor, prototypes: Tensor) -> Tensor:
+        """What is left of the features, shape ``(N, D)``."""
+        dtype = working_dtype(features, prototypes)
+        prototypes = prototypes.detach() if self.detach else prototypes
+        with torch.autocast(features.device.type, enabled=False):
+            return self._project(features.to(dtype), prototypes.to(dtype))
+
+    def _project(self, features: Tensor, prototypes: Tensor) -> Tensor:
+        raise NotImplementedError
+
+    def check(self, embedding_size: int, num_classes: int) -> None:
+        """Refuse sizes for which nothing would be left."""
+
+
+@dataclass(frozen=True)
+class OrthogonalComplement(Complement):
+    """The complement of the span: exact, or with the paper's ridge ``eps``."""
+
+    eps: float | None = None
+    detach: bool = True
+
+    def _project(self, features: Tensor, prototypes: Tensor) -> Tensor:
+        if self.eps is None:
+            basis, _ = torch.linalg.qr(prototypes.T)
+            return features - (features @ basis) @ basis.T
+        gram = prototypes @ prototypes.T
+        ridge = gram + self.eps * torch.eye(len(gram), dtype=gram.dtype, device=gram.device)
+        factor = torch.linalg.cholesky(ridge)
+        coefficients = torch.cholesky_solve(prototypes @ features.T, factor)
+        return features - coefficients.T @ prototypes
+
+    def check(self, embedding_size: int, num_classes: int) -> None:
+        """With as many classes as dimensions the span is everything."""
+        if embedding_size <= num_classes:
+            raise ValueError(
+                "direct_sum expects more dimensions than classes, "
+                f"got embedding_size={embedding_size} and num_classes={num_classes}: "
+                "use spectral_sum"
+            )
+
+
+@dataclass(frozen=True)
+class SpectralComplement(Complement):
+    r"""Directions weighted by :math:`1 - (\lambda/\lambda_{\max})^p`, from the singular values."""
+
+    p: float = 0.3
+    detach: bool = True
+
+    def _project(self, features: Tensor, prototypes: Tensor) -> Tensor:
+        if not self.detach:
+            power: Tensor = _SpectralPower.apply(prototypes, self.p)
+            return features - features @ power
+        basis, weight = _spectrum(prototypes, self.p)
+        return features - (features @ basis * weight) @ basis.T
+
+
+def _spectrum(prototypes: Tensor, p: float) -> tuple[Tensor, Tensor]:
+    """Directions ``(D, R)`` of the prototypes, and relative singular values to the power p."""
+    count, size = prototypes.shape
+    if count <= size:
+        _, values, transposed = torch.linalg.svd(prototypes, full_matrices=False)
+        basis = transposed.T
+    else:
+        # The Gram matrix squares the condition: only double precision can afford that.
+        squares, basis = torch.linalg.eigh(prototypes.double().T @ prototypes.double())
+        values, basis = squares.clamp_min(0).sqrt().flip(0), basis.flip(1)
+    largest = values[:1]
+    tolerance = max(count, size) * torch.finfo(prototypes.dtype).eps * largest
+    # 0 ** 0 is 1 in torch, which would throw away the complement at p = 0.
+    present = values > tolerance
+    ratio = torch.where(present, values / largest.clamp_min(torch.finfo(values.dtype).tiny), 1.0)
+    weight = torch.where(present, ratio**p, 0.0)
+    return basis.to(prototypes.dtype), weight.to(prototypes.dtype)
+
+
+class _SpectralPower(torch.autograd.Function):
+    r"""``(W^T W / lambda_max^2)^(p/2)`` with a gradient that repeated eigenvalues do not break.
+
+    Of a function h of a symmetric matrix G with eigenvectors U, the derivative is
+    ``U (Gamma * (U^T dG U)) U^T`` with ``Gamma_ij = (h_i - h_j) / (g_i - g_j)`` and ``h'`` where
+    two are equal (Daleckii and Krein). The block of zero eigenvalues gets none: to first order the
+    Gram matrix does not change there.
+    """
+
+    @staticmethod
+    def forward(ctx: Any, prototypes: Tensor, p: float) -> Tensor:
+        wide = prototypes.double()
+        squares, basis = torch.linalg.eigh(wide.T @ wide)
+        squares = squares.clamp_min(0)
+        largest = squares[-1].clamp_min(torch.finfo(squares.dtype).tiny)
+        ratio = squares / largest
+        # Singular values below this are rounding, as in _spectrum.
+        present = ratio.sqrt() > max(prototypes.shape) * torch.finfo(prototypes.dtype).eps
+        powers = torch.where(present, torch.where(present, ratio, 1.0) ** (p / 2), 0.0)
+        ctx.save_for_backward(prototypes, basis, ratio, powers, present, largest)
+        ctx.p = p
+        return ((basis * powers) @ basis.T).to(prototypes.dtype)
+
+    @staticmethod
+    @torch.autograd.function.once_differentiable
+    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor, None]:
+        prototypes, basis, ratio, powers, present, largest = ctx.saved_tensors
+        gap = ratio[:, None] - ratio
+        close = gap.abs() < 1e-9 * (ratio[:, None] + ratio)
+        slope = torch.where(present, ctx.p / 2 * powers / torch.where(present, ratio, 1.0), 0.0)
+        average = (slope[:, None] + slope) / 2
+        rise = (powers[:, None] - powers) / torch.where(close | (gap == 0), 1.0, gap)
+        gamma = torch.where(close | (gap == 0), average, rise)
+        gamma = gamma * (present[:, None] | present)
+        wide = grad.double()
+        inner = basis.T @ ((wide + wide.T) / 2) @ basis
+        d_ratio = basis @ (gamma * inner) @ basis.T
+        # Through the division by the largest eigenvalue, whose gradient is its own direction.
+        top = basis[:, -1:]
+        mean = (d_ratio * (basis * ratio @ basis.T)).sum()
+        d_gram = (d_ratio - mean * (top @ top.T)) / largest
+        return (2 * prototypes.double() @ d_gram).to(prototypes.dtype), None
+
+
+@dataclass(frozen=True, repr=False)
+class ProjectedSum(Loss):
+    """A classification loss, and a metric loss on the complement of the classifier."""
+
+    classification: Loss
+    metric: Loss
+    within: OrthogonalComplement | SpectralComplement
+
+    def leaves(self) -> Iterator[tuple[float, Term]]:
+        """The classification terms, then the metric terms with their projection."""
+        yield from self.classification.leaves()
+        for weight, term in self.metric.leaves():
+            yield weight, replace(term, within=self.within)
+
+    def map(self, change: Callable[[Term], Term]) -> "ProjectedSum":
+        """The same sum of changed terms."""
+        return replace(
+            self, classification=self.classification.map(change), metric=self.metric.map(change)
+        )
+
+    def __repr__(self) -> str:
+        name = "direct_sum" if isinstance(self.within, OrthogonalComplement) else "spectral_sum"
+        options = ", ".join(f"{k}={v!r}" for k, v in vars(self.within).items())
+        return f"{name}({self.classification!r}, {self.metric!r}, {options})"
+
+
+def _check_parts(name: str, classification: Loss, metric: Loss) -> None:
+    for role, loss, on in (
+        ("classification", classification, ("split", "prototypes")),
+        ("metric", metric, ("features",)),
+    ):
+        if not isinstance(loss, Loss):
+            raise TypeError(f"{name} expects its {role} loss to be made of terms, got {loss!r}")
+        for _, term in loss.leaves():
+            if term.definition.on not in on:
+                raise ValueError(f"{name} expects a {role} loss on {' or '.join(on)}, got {term!r}")
+
+
+def direct_sum(
+    classification: Loss, metric: Loss, *, eps: float | None = None, detach: bool = True
+) -> ProjectedSum:
+    r"""Add a metric loss in the orthogonal complement of the classifier.
+
+    .. math:: \ell = \ell_{cls}(X, W) + \ell_{met}\bigl(X(I - P)\bigr),\qquad
+              P = W^\top(WW^\top + \epsilon I)^{-1}W
+
+    with prototypes as rows of :math:`W`. The gradients of the two losses with respect to the
+    features are orthogonal. It needs more dimensions than classes; :func:`tammes.spectral_sum`
+    does not.
+
+    Args:
+        classification: a loss on the split.
+        metric: a loss on features, such as :func:`tammes.nca`.
+        eps: ``None`` for the exact complement, or :math:`\epsilon` of the paper's form.
+        detach: do not let the metric loss move the prototypes through the projection.
+
+    Returns:
+        A loss for a criterion.
+
+    Example:
+        >>> loss = tammes.direct_sum(tammes.softmax(), tammes.nca())
+        >>> criterion = tammes.Criterion(tammes.LinearHead(64, 10, bias=False), loss)
+
+    References:
+        Kobayashi, Direct-Sum of losses, 2024, eq. 8 and vi.
+    """
+    _check_parts("direct_sum", classification, metric)
+    if eps is not None and not 0 < eps < float("inf"):
+        raise ValueError(f"direct_sum expects eps above 0, or None for the exact form, got {eps}")
+    return ProjectedSum(classification, metric, OrthogonalComplement(eps, detach))
+
+
+def spectral_sum(
+    classification: Loss, metric: Loss, *, p: float = 0.3, detach: bool = True
+) -> ProjectedSum:
+    r"""Add a metric loss where the classifier's spectrum is small.
+
+    .. math:: \ell = \ell_{cls}(X, W) + \ell_{met}(X Q_p),\qquad
+              Q_p = V\,\mathrm{diag}\bigl(1 - (\lambda/\lambda_{\max})^p\bigr)V^\top
+
+    with :math:`\lambda` the singular values of the prototypes, zero where there are none. ``p=0``
+    is the exact :func:`tammes.direct_sum`.
+
+    Args:
+        classification: a loss on the split.
+        metric: a loss on features, such as :func:`tammes.nca`.
+        p: exponent, 0 or more; the larger, the more is left to the metric loss.
+        detach: do not let the metric loss move the prototypes through the projection.
+
+    Returns:
+        A loss for a criterion.
+
+    Example:
+        >>> tammes.spectral_sum(tammes.softmax(), 0.5 * tammes.proto()).within
+        SpectralComplement(p=0.3, detach=True)
+
+    References:
+        Kobayashi, Direct-Sum of losses, 2024, eq. viii-xi.
+    """
+    _check_parts("spectral_sum", classification, metric)
+    if not 0 <= p < float("inf"):
+        raise ValueError(f"spectral_sum expects p of 0 or more, got {p}")
+    return ProjectedSum(classification, metric, SpectralComplement(p, detach))

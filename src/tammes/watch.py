@@ -1,0 +1,61 @@
+"""Notice that nobody trains the prototypes: the commonest mistake with losses that have weights."""
+
+import warnings
+
+import torch
+from torch import Tensor
+from torch.optim.optimizer import register_optimizer_step_post_hook
+
+_steps_taken = 0
+_listening = False
+
+
+def _count_step(*_: object) -> None:
+    global _steps_taken
+    _steps_taken += 1
+
+
+class UpdateWatch:
+    """Warns once when optimizers keep stepping and the prototypes never change.
+
+    A parameter counts its changes in a version number, and torch tells of every optimizer's step.
+    So accumulating gradients over many calls, without a step, is not mistaken for neglect.
+    """
+
+    patience = 3
+
+    def __init__(self) -> None:
+        self.done = False
+        self.idle = 0
+        self.seen: tuple[int, int] | None = None
+        self.sample: Tensor | None = None
+
+    def notice(self, prototypes: Tensor, features: Tensor) -> None:
+        """Look at the prototypes at the start of a call in training mode."""
+        if self.done or not (prototypes.requires_grad and features.requires_grad):
+            return
+        if not torch.is_grad_enabled():
+            return
+        global _listening
+        if not _listening:
+            register_optimizer_step_post_hook(_count_step)
+            _listening = True
+        now = (prototypes._version, _steps_taken)
+        if self.seen is None:
+            self.seen, self.sample = now, prototypes.detach()[:1].clone()
+        elif now[0] != self.seen[0]:
+            self.done, self.sample = True, None
+        elif now[1] != self.seen[1]:
+            self.seen = now
+            self.idle += 1
+            if self.idle >= self.patience:
+                self.done = True
+                # An optimizer may have written past the version number.
+                if self.sample is not None and bool((prototypes[:1] == self.sample).all()):
+                    warnings.warn(
+                        f"the prototypes did not change in {self.idle} steps of an optimizer: "
+                        "does it hold criterion.parameters()? "
+                        "criterion.param_groups(backbone, lr=...) has both",
+                        stacklevel=4,
+                    )
+                self.sample = None
