@@ -1,0 +1,83 @@
+"""One example of everything there is, for tests that go through all of it."""
+
+import tammes
+
+CLASSES = 9
+
+SPLIT_TERMS = {
+    "softmax": tammes.softmax(),
+    "softmax_smoothed_margin": tammes.softmax(smoothing=0.1, margin=0.2),
+    "hard_bias": tammes.hard_bias(),
+    "crammer_singer": tammes.crammer_singer(),
+    "focal": tammes.focal(),
+    "large_margin_gaussian": tammes.large_margin_gaussian(),
+    "normface": tammes.normface(),
+    "cosface": tammes.cosface(),
+    "cosface_negative": tammes.cosface(margin=-0.3),
+    "cosface_per_class": tammes.cosface(margin=[0.1 * c for c in range(CLASSES)]),
+    "arcface": tammes.arcface(),
+    "arcface_linear": tammes.arcface(extension="linear"),
+    "arcface_detached": tammes.arcface(gradient="detached"),
+    "combined_margin": tammes.combined_margin(1.5, 0.3, 0.2),
+    "l_softmax": tammes.l_softmax(margin=3),
+    "l_softmax_real_blend": tammes.l_softmax(margin=2.5, blend=0.5),
+    "sphereface": tammes.sphereface(margin=1.7),
+    "gm_softmax": tammes.gm_softmax(0.9, -0.1, 0.6, 0.2),
+    "gm_softmax_without_target": tammes.gm_softmax(beta2=float("-inf")),
+    "lm_softmax": tammes.lm_softmax(),
+    "ldam": tammes.ldam(counts=[50, 40, 30, 20, 10, 5, 4, 3, 2]),
+    "logit_divergence": tammes.logit_divergence(),
+    "logit_divergence_q_u": tammes.logit_divergence(kind="q_u"),
+    "logit_divergence_u_q": tammes.logit_divergence(kind="u_q"),
+    "sample_margin": tammes.sample_margin(),
+    "adaface": tammes.adaface(),
+    "hinge": tammes.hinge(),
+    "bce": tammes.bce(),
+}
+"""Every term on a split, with the settings that take another way through the code."""
+
+PROTOTYPE_TERMS = {
+    "zero_centroid": tammes.zero_centroid(),
+    "zero_centroid_raw": tammes.zero_centroid(normalize=False),
+    "super_symmetry": tammes.super_symmetry(),
+}
+
+FEATURE_TERMS = {
+    "nca": tammes.nca(),
+    "nca_unit": tammes.nca(scale=4.0, normalize=True),
+    "proto": tammes.proto(),
+    "triplet": tammes.triplet(),
+    "contrastive": tammes.contrastive(),
+    "center": tammes.center(),
+}
+
+TERMS = {**SPLIT_TERMS, **PROTOTYPE_TERMS, **FEATURE_TERMS}
+
+HEADS = {
+    "linear": lambda size, classes, **kw: tammes.LinearHead(size, classes, **kw),
+    "linear_no_bias": lambda size, classes, **kw: tammes.LinearHead(
+        size, classes, bias=False, **kw
+    ),
+    "cosine": lambda size, classes, **kw: tammes.CosineHead(size, classes, **{"scale": 8.0} | kw),
+    "cosine_raw_features": lambda size, classes, **kw: tammes.CosineHead(
+        size, classes, normalize_features=False, **{"scale": 2.0} | kw
+    ),
+    "gaussian": lambda size, classes, **kw: tammes.GaussianHead(size, classes, **kw),
+    "simplex": lambda size, classes, **kw: tammes.SimplexHead(size, classes, **{"scale": 8.0} | kw),
+}
+"""A maker of every head: ``HEADS[name](embedding_size, num_classes, scale=...)``."""
+
+
+def fits(term, head):
+    """Whether a criterion accepts this term on this head."""
+    requires = term.definition.requires
+    if requires == "cosine":
+        return head.similarity.is_cosine
+    return requires != "angle" or head.has_angle
+
+
+def default_head(term, size=6, classes=CLASSES, **kw):
+    """The first head a term fits on."""
+    names = ["linear", "linear_no_bias", "cosine"]
+    heads = (HEADS[name](size, classes, **kw) for name in names)
+    return next(head for head in heads if fits(term, head))
