@@ -1,6 +1,6 @@
 """Criterion: a head and a loss, and what a training loop calls."""
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from typing import Any, Literal
 
 import torch
@@ -8,13 +8,12 @@ from torch import Tensor, nn
 
 from tammes.checks import check_labels, check_reduction, check_values
 from tammes.compose import Batch, Loss, Setting, State, Term
+from tammes.evaluate import other_terms, split_terms
 from tammes.heads.head import Head
-from tammes.kernels import choose, transforming
+from tammes.kernels import transforming
 from tammes.kernels.problem import working_dtype
-from tammes.kernels.streamed import Plan, product_dtype, weighted_loss
 from tammes.schedules import Schedule
 from tammes.settings import Settings
-from tammes.split import Split
 from tammes.watch import UpdateWatch
 
 Reduction = Literal["mean", "sum", "none"]
@@ -146,94 +145,22 @@ class Criterion(nn.Module):
         arguments = self.settings.resolve(batch, {**self._scheduled(), **settings})
         for name, state in self.states.items():
             arguments[name]["state"] = state
-        loss, sums = self._split_terms(batch, weights, arguments)
-        for name, rows in self._other_terms(batch, weights, arguments):
-            weight, _ = self.settings.named[name]
-            rows = rows * weights
+        named, rowwise = self.settings.named, self.reduction == "none"
+        loss, sums = split_terms(self.head, named, arguments, batch, weights, rowwise=rowwise)
+        for name, rows in other_terms(self.head, named, arguments, batch, weights):
             sums[name] = rows.detach().sum()
-            loss = loss + weight * (rows if self.reduction == "none" else rows.sum())
-        if tracing is False or torch.compiler.is_compiling():
+            loss = loss + named[name][0] * (rows if rowwise else rows.sum())
+        if not _transformed(tracing):
             per_example = 1 if self.reduction == "mean" else total.detach()
-            self.terms = {name: sums[name] / per_example for name in self.settings.named}
+            self.terms = {name: sums[name] / per_example for name in named}
         self._remember("after", batch, tracing)
-        if self.training and not self._step_by_hand:
+        if self.training and torch.is_grad_enabled() and not self._step_by_hand:
             self.step()
         return loss
 
     def logits(self, features: Tensor) -> Tensor:
         """Scores without any margin, for inference, shape ``(N, C)``."""
         return self.head.logits(features)
-
-    def _split_terms(
-        self, batch: Batch, weights: Tensor, arguments: dict[str, dict[str, Setting]]
-    ) -> tuple[Tensor, dict[str, Tensor]]:
-        """Weighted loss of the terms on the split, and the weighted sum of each."""
-        names = [
-            name for name, (_, term) in self.settings.named.items() if term.definition.on == "split"
-        ]
-        if not names:
-            empty = batch.features.new_zeros(weights.shape, dtype=weights.dtype)
-            return (empty if self.reduction == "none" else empty.sum()), {}
-        terms = [self.settings.named[name] for name in names]
-        reads = frozenset().union(*(term.definition.reads for _, term in terms))
-
-        def evaluate(split: Split, rows: slice) -> Tensor:
-            values = []
-            for name, (_, term) in zip(names, terms, strict=True):
-                own = {key: _rows_of(value, rows) for key, value in arguments[name].items()}
-                values.append(term.definition.function(split, **own))
-            return torch.stack(values)
-
-        problem = self.head.problem(batch.features)
-        rowwise = self.reduction == "none"
-        plain = "rest" in reads or weights.requires_grad
-        plain = plain or any(_takes_gradient(arguments[name]) for name in names)
-        coefficients = tuple(weight for weight, _ in terms)
-        if plain or choose(self.head.implementation, problem) == "dense":
-            with torch.autocast(batch.features.device.type, enabled=False):
-                split = self.head.split(batch.features, batch.labels, reads)
-                values = evaluate(split, slice(None))
-                rows = values.T @ values.new_tensor(coefficients) * weights
-            loss, sums = (rows if rowwise else rows.sum()), values.detach() @ weights.detach()
-        else:
-            plan = Plan(
-                similarity=self.head.similarity,
-                reads=reads,
-                evaluate=evaluate,
-                coefficients=coefficients,
-                product_dtype=product_dtype(batch.features.device),
-            )
-            loss, sums = weighted_loss(problem, batch.labels, weights, plan, rowwise=rowwise)
-        return loss, dict(zip(names, sums, strict=True))
-
-    def _other_terms(
-        self, batch: Batch, weights: Tensor, arguments: dict[str, dict[str, Setting]]
-    ) -> Iterator[tuple[str, Tensor]]:
-        """Name and rows ``(N,)`` of every term on prototypes or features."""
-        projected: dict[Any, Batch] = {None: batch}
-        for name, (_, term) in self.settings.named.items():
-            if term.definition.on == "prototypes":
-                with torch.autocast(weights.device.type, enabled=False):
-                    prototypes = self.head.prototypes
-                    prototypes = prototypes.to(working_dtype(prototypes))
-                    value = term.definition.function(prototypes, **arguments[name])
-                yield name, value.expand(weights.shape)
-            elif term.definition.on == "features":
-                where = term.within
-                if where not in projected:
-                    assert where is not None
-                    left = where.project(batch.features, self.head.prototypes)
-                    projected[where] = batch._replace(features=left)
-                seen = projected[where]
-                seen = seen._replace(features=seen.features.to(weights.dtype))
-                with torch.autocast(weights.device.type, enabled=False):
-                    rows, anchors = term.definition.function(seen, **arguments[name])
-                # Rescaled, so that the mean over all examples is the mean over the anchors.
-                anchored = (weights * anchors).sum()
-                ratio = weights.sum() / torch.where(
-                    anchored == 0, torch.ones_like(anchored), anchored
-                )
-                yield name, torch.where(anchors, rows, 0.0) * ratio
 
     # -------------------------------------------------------------- settings, weights, states
 
@@ -271,7 +198,7 @@ class Criterion(nn.Module):
             check_values(name, features, labels, self.head.num_classes, self.ignore_index)
 
     def _remember(self, hook: str, batch: Batch, tracing: bool) -> None:
-        if not self.training or (tracing and not torch.compiler.is_compiling()):
+        if not self.training or _transformed(tracing):
             return
         with torch.no_grad():
             for state in self.states.values():
@@ -446,11 +373,6 @@ def _check_fit(head: Head, term: Term) -> None:
         term.within.check(head.embedding_size, head.num_classes)
 
 
-def _rows_of(value: Setting, rows: slice) -> Setting:
-    return value[rows] if isinstance(value, Tensor) and value.ndim else value
-
-
-def _takes_gradient(arguments: dict[str, Setting]) -> bool:
-    return torch.is_grad_enabled() and any(
-        isinstance(value, Tensor) and value.requires_grad for value in arguments.values()
-    )
+def _transformed(tracing: bool) -> bool:
+    """Whether tensors are those of a transform, which must not be kept; a compiler's may."""
+    return tracing and not torch.compiler.is_compiling()
