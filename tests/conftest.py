@@ -3,8 +3,6 @@
 import pytest
 import torch
 
-import tammes
-
 
 @pytest.fixture(autouse=True)
 def _seed():

@@ -8,6 +8,14 @@ from torch import Tensor
 _INTEGERS = (torch.uint8, torch.int8, torch.int16, torch.int32, torch.int64)
 
 
+def check_sizes(name: str, embedding_size: int, num_classes: int) -> None:
+    """Refuse a head without anything to tell apart."""
+    if num_classes < 2:
+        raise ValueError(f"{name} expects at least 2 classes, got num_classes={num_classes}")
+    if embedding_size < 1:
+        raise ValueError(f"{name} expects embedding_size of 1 or more, got {embedding_size}")
+
+
 def check_reduction(reduction: str) -> None:
     """Refuse an unknown reduction."""
     if reduction not in ("mean", "sum", "none"):

@@ -106,7 +106,8 @@ def split(
     # The target is masked out rather than subtracted from a full log-sum-exp: where it
     # dominates, the subtraction would leave nothing of the others.
     others_only = similarity.scatter(1, column, float("-inf"))
-    rest = scale * others_only
+    # Scaled before it is masked: a scale that is learned must not meet the infinity.
+    rest = (scale * similarity).scatter(1, column, float("-inf"))
     others, hardest, expected, mean = unread, unread, unread, unread
     if not reads.isdisjoint(("others", "expected")):
         others = rest.logsumexp(1)

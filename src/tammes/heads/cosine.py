@@ -3,6 +3,7 @@
 import torch
 from torch import Tensor, nn
 
+from tammes.checks import check_sizes
 from tammes.heads.head import Head, Scale
 from tammes.kernels import Implementation
 from tammes.similarity import Cosine
@@ -38,14 +39,13 @@ class CosineHead(Head):
         normalize_features: bool = True,
         implementation: Implementation = "auto",
     ) -> None:
+        check_sizes("CosineHead", embedding_size, num_classes)
         super().__init__(
-            embedding_size,
-            num_classes,
+            nn.Parameter(_random_directions(num_classes, embedding_size)),
             Cosine(normalize_features),
             scale=scale,
             implementation=implementation,
         )
-        self.weight = nn.Parameter(_random_directions(num_classes, embedding_size))
 
     def _initial(self, n: int) -> Tensor:
         return _random_directions(n, self.embedding_size)

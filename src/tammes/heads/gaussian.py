@@ -3,6 +3,7 @@
 import torch
 from torch import Tensor, nn
 
+from tammes.checks import check_sizes
 from tammes.heads.head import Head, Scale
 from tammes.kernels import Implementation
 from tammes.similarity import SquaredDistance
@@ -34,14 +35,13 @@ class GaussianHead(Head):
         scale: Scale = 1.0,
         implementation: Implementation = "auto",
     ) -> None:
+        check_sizes("GaussianHead", embedding_size, num_classes)
         super().__init__(
-            embedding_size,
-            num_classes,
+            nn.Parameter(torch.randn(num_classes, embedding_size)),
             SquaredDistance(),
             scale=scale,
             implementation=implementation,
         )
-        self.weight = nn.Parameter(torch.randn(num_classes, embedding_size))
 
     def _initial(self, n: int) -> Tensor:
         return torch.randn(n, self.embedding_size)

@@ -8,7 +8,7 @@ import torch
 from torch import Tensor, nn
 
 from tammes.checks import check_features
-from tammes.heads.surgery import carry_over
+from tammes.heads.surgery import carry_over, find
 from tammes.kernels import Implementation
 from tammes.kernels.problem import Problem
 from tammes.kernels.reference import dense_split, similarity_matrix
@@ -35,19 +35,15 @@ class Head(nn.Module):
 
     def __init__(
         self,
-        embedding_size: int,
-        num_classes: int,
+        weight: Tensor,
         similarity: Similarity,
         *,
+        bias: Tensor | None = None,
         scale: Scale,
         implementation: Implementation = "auto",
     ) -> None:
         super().__init__()
-        name = type(self).__name__
-        if num_classes < 2:
-            raise ValueError(f"{name} expects at least 2 classes, got num_classes={num_classes}")
-        if embedding_size < 1:
-            raise ValueError(f"{name} expects embedding_size of 1 or more, got {embedding_size}")
+        name, num_classes = type(self).__name__, len(weight)
         if implementation not in ("auto", "dense", "streamed"):
             raise ValueError(
                 f"{name} expects implementation 'auto', 'dense' or 'streamed', "
@@ -55,7 +51,11 @@ class Head(nn.Module):
             )
         self.similarity = similarity
         self.implementation = implementation
-        self.register_parameter("bias", None)
+        if isinstance(weight, nn.Parameter):
+            self.weight = weight
+        else:
+            self.register_buffer("weight", weight)
+        self.register_parameter("bias", None if bias is None else nn.Parameter(bias))
         self.register_parameter("log_scale", None)
         self._scale = 1.0
         if isinstance(scale, str):
@@ -213,6 +213,10 @@ class Head(nn.Module):
         fresh = {"weight": torch.cat([self.weight.detach()[keep], rows])}
         if bias is not None:
             fresh["bias"] = torch.cat([bias[keep], bias.mean().expand(len(rows))])
+        if optimizer is not None:
+            for name in fresh:
+                # Before anything is changed.
+                find(optimizer, getattr(self, name))
         for name, values in fresh.items():
             old = getattr(self, name)
             if isinstance(old, nn.Parameter):

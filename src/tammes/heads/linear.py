@@ -5,6 +5,7 @@ import math
 import torch
 from torch import Tensor, nn
 
+from tammes.checks import check_sizes
 from tammes.heads.head import Head, Scale
 from tammes.kernels import Implementation
 from tammes.similarity import InnerProduct
@@ -38,18 +39,20 @@ class LinearHead(Head):
         scale: Scale = 1.0,
         implementation: Implementation = "auto",
     ) -> None:
+        check_sizes("LinearHead", embedding_size, num_classes)
         super().__init__(
-            embedding_size,
-            num_classes,
+            nn.Parameter(_uniform((num_classes, embedding_size), embedding_size)),
             InnerProduct(),
+            bias=_uniform((num_classes,), embedding_size) if bias else None,
             scale=scale,
             implementation=implementation,
         )
-        bound = 1 / math.sqrt(embedding_size)
-        self.weight = nn.Parameter(torch.empty(num_classes, embedding_size).uniform_(-bound, bound))
-        if bias:
-            self.bias = nn.Parameter(torch.empty(num_classes).uniform_(-bound, bound))
 
     def _initial(self, n: int) -> Tensor:
-        bound = 1 / math.sqrt(self.embedding_size)
-        return torch.empty(n, self.embedding_size).uniform_(-bound, bound)
+        return _uniform((n, self.embedding_size), self.embedding_size)
+
+
+def _uniform(shape: tuple[int, ...], embedding_size: int) -> Tensor:
+    """What :class:`torch.nn.Linear` starts with."""
+    bound = 1 / math.sqrt(embedding_size)
+    return torch.empty(shape).uniform_(-bound, bound)

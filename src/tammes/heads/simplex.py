@@ -3,6 +3,7 @@
 import torch
 from torch import Tensor
 
+from tammes.checks import check_sizes
 from tammes.geometry.simplex import simplex
 from tammes.heads.head import Head, Scale
 from tammes.kernels import Implementation
@@ -37,15 +38,18 @@ class SimplexHead(Head):
         scale: Scale = 64.0,
         implementation: Implementation = "auto",
     ) -> None:
-        super().__init__(
-            embedding_size, num_classes, Cosine(), scale=scale, implementation=implementation
-        )
+        check_sizes("SimplexHead", embedding_size, num_classes)
         if num_classes > embedding_size + 1:
             raise ValueError(
                 "SimplexHead expects num_classes <= embedding_size + 1, "
                 f"got num_classes={num_classes} and embedding_size={embedding_size}"
             )
-        self.register_buffer("weight", simplex(num_classes, embedding_size))
+        super().__init__(
+            simplex(num_classes, embedding_size),
+            Cosine(),
+            scale=scale,
+            implementation=implementation,
+        )
 
     def _initial(self, n: int) -> Tensor:
         """Directions as far as possible from those taken and from each other."""

@@ -1,7 +1,21 @@
 """Carry what an optimizer knows over to a parameter that has replaced another."""
 
+from typing import Any
+
 import torch
 from torch import Tensor, nn
+
+
+def find(optimizer: torch.optim.Optimizer, parameter: nn.Parameter) -> tuple[list[Any], int]:
+    """The list of parameters in which an optimizer holds one, and its place there."""
+    for group in optimizer.param_groups:
+        for place, held in enumerate(group["params"]):
+            if held is parameter:
+                return group["params"], place
+    raise ValueError(
+        "carrying state over expects an optimizer that holds the parameter, "
+        f"got {type(optimizer).__name__} that does not"
+    )
 
 
 def carry_over(
@@ -26,15 +40,8 @@ def carry_over(
         >>> optimizer.state[new]["momentum_buffer"][:, 0]
         tensor([1., 1., 0.])
     """
-    for group in optimizer.param_groups:
-        place = next((i for i, p in enumerate(group["params"]) if p is old), None)
-        if place is not None:
-            group["params"][place] = new
-            break
-    else:
-        raise ValueError(
-            "carry_over expects an optimizer that holds the old parameter, got another"
-        )
+    params, place = find(optimizer, old)
+    params[place] = new
     state = optimizer.state.pop(old, None)
     if state is None:
         return

@@ -343,6 +343,7 @@ def gm_softmax(
         Zhou et al., Learning Towards the Largest Margins, ICLR 2022, definition of GM-Softmax
         (with the betas inside the scale, as its theorems need them).
     """
+    beta1, beta2 = _finite(beta1), _finite(beta2)
     numerator = split.scale * (alpha1 * split.target + beta1)
     denominator = split.scale * (alpha2 * split.target + beta2)
     # logaddexp(denominator, others) - numerator, with the difference of the two target scores
@@ -350,6 +351,11 @@ def gm_softmax(
     step = split.scale * ((alpha2 - alpha1) * split.target + (beta2 - beta1))
     rest = (-(split.others - denominator).abs()).exp().log1p()
     return torch.maximum(step, split.others - numerator) + rest
+
+
+def _finite(beta: Setting) -> Setting:
+    """Minus infinity as a number that is as good as it, but has a product with zero."""
+    return beta.clamp_min(-1e30) if isinstance(beta, Tensor) else max(beta, -1e30)
 
 
 @term(reads="target others", requires="cosine")

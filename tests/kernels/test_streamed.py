@@ -1,0 +1,205 @@
+"""The streamed kernel gives what the plain one gives, for any loss, head and cut into blocks."""
+
+import copy
+import itertools
+
+import pytest
+import torch
+from catalogue import CLASSES, HEADS, SPLIT_TERMS, fits
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from torch.testing import assert_close
+
+import tammes
+from tammes.kernels import choose, streamed
+from tammes.kernels.streamed import Plan
+
+STREAMABLE = {n: t for n, t in SPLIT_TERMS.items() if "rest" not in t.definition.reads}
+CUTS = [(13, CLASSES), (4, 3), (1, 1)]
+
+
+def cut(monkeypatch, rows, classes):
+    """Make blocks of a given size, to see every seam."""
+
+    def blocks(self, problem):
+        count, total = len(problem.features), len(problem.prototypes)
+        return list(streamed._even(count, rows)), list(streamed._even(total, classes))
+
+    monkeypatch.setattr(Plan, "blocks", blocks)
+
+
+def everything(head, loss, reduction, features, labels, upstream, implementation):
+    """Loss, terms and every gradient of one call."""
+    head = copy.deepcopy(head)
+    head.implementation = implementation
+    criterion = tammes.Criterion(head, loss, reduction=reduction).double()
+    features = features.clone().requires_grad_()
+    value = criterion(features, labels)
+    value.backward(upstream[: value.numel()].reshape(value.shape))
+    found = {"loss": value.detach(), "features": features.grad, **criterion.terms}
+    for name, parameter in criterion.named_parameters():
+        # A gradient that is not there is one of zero.
+        found[name] = torch.zeros_like(parameter) if parameter.grad is None else parameter.grad
+    return found
+
+
+@pytest.mark.parametrize("term", STREAMABLE)
+@pytest.mark.parametrize("head", [name for name in HEADS if name != "simplex"])
+@pytest.mark.parametrize("scale", [3.0, "learnable"])
+def test_streamed_is_dense_in_value_and_all_gradients(monkeypatch, term, head, scale):
+    size = 6
+    head, loss = HEADS[head](size, CLASSES, scale=scale), STREAMABLE[term]
+    if not fits(loss, head):
+        with pytest.raises(ValueError, match="expects a head"):
+            tammes.Criterion(head, loss)
+        return
+    features = torch.randn(13, size, dtype=torch.double)
+    labels = torch.randint(CLASSES, (13,))
+    upstream = torch.linspace(0.5, 2.0, 13, dtype=torch.double)
+    for reduction, (rows, classes) in itertools.product(("mean", "sum", "none"), CUTS):
+        cut(monkeypatch, rows, classes)
+        arguments = (head, loss, reduction, features, labels, upstream)
+        assert_close(everything(*arguments, "streamed"), everything(*arguments, "dense"))
+
+
+@settings(deadline=None, max_examples=30)
+@given(
+    count=st.integers(1, 9),
+    size=st.integers(1, 5),
+    classes=st.integers(2, 7),
+    rows=st.integers(1, 9),
+    tile=st.integers(1, 8),
+    seed=st.integers(0, 2**16),
+)
+def test_a_sum_of_terms_streams_in_any_shape(count, size, classes, rows, tile, seed):
+    torch.manual_seed(seed)
+    loss = tammes.softmax(smoothing=0.2) + 0.3 * tammes.logit_divergence() + tammes.hard_bias()
+    head = tammes.LinearHead(size, classes, scale="learnable")
+    features = torch.randn(count, size, dtype=torch.double)
+    labels = torch.randint(classes, (count,))
+    upstream = torch.rand(count, dtype=torch.double) + 0.5
+    with pytest.MonkeyPatch.context() as monkeypatch:
+        cut(monkeypatch, rows, tile)
+        arguments = (head, loss, "none", features, labels, upstream)
+        assert_close(everything(*arguments, "streamed"), everything(*arguments, "dense"))
+
+
+def streamed_criterion(size=6, classes=CLASSES, loss=None, **options):
+    head = tammes.CosineHead(size, classes, scale=8.0, implementation="streamed")
+    return tammes.Criterion(head, loss or tammes.cosface(), **options)
+
+
+def a_batch(size=6, count=13, classes=CLASSES, **options):
+    return torch.randn(count, size, **options), torch.randint(classes, (count,))
+
+
+def test_a_second_backward_gives_the_same_gradient_again():
+    criterion, (features, labels) = streamed_criterion(), a_batch(requires_grad=True)
+    loss = criterion(features, labels)
+    first = torch.autograd.grad(loss, [features, criterion.head.weight], retain_graph=True)
+    kept = [gradient.clone() for gradient in first]
+    second = torch.autograd.grad(2 * loss, [features, criterion.head.weight])
+    assert_close(second, [2 * gradient for gradient in kept])
+    assert_close(list(first), kept, rtol=0, atol=0)
+
+
+def test_only_the_gradients_asked_for_are_made(monkeypatch):
+    asked = []
+    original = streamed._run
+
+    def run(problem, labels, weights, plan, needs):
+        asked.append(tuple(needs))
+        return original(problem, labels, weights, plan, needs)
+
+    monkeypatch.setattr(streamed, "_run", run)
+    criterion, (features, labels) = streamed_criterion(), a_batch()
+    with torch.no_grad():
+        criterion(features, labels)
+    criterion(features, labels)
+    criterion.requires_grad_(False)
+    criterion(features.requires_grad_(), labels).backward()
+    nothing, weight_only = (False,) * 4, (False, True, False, False)
+    assert asked == [nothing, weight_only, (True, False, False, False)]
+    assert criterion.head.weight.grad is None
+
+
+def test_no_scores_beyond_one_block_are_ever_in_memory(monkeypatch):
+    monkeypatch.setitem(streamed._SCORES, "cpu", 4 * 10 * 5000)
+    sizes = []
+    original = streamed._Pass.__init__
+
+    def init(self, *args):
+        original(self, *args)
+        sizes.append((tuple(self.scores.shape), len(self.row_blocks)))
+
+    monkeypatch.setattr(streamed._Pass, "__init__", init)
+    criterion = streamed_criterion(classes=5000)
+    features, labels = a_batch(count=64, classes=5000, requires_grad=True)
+    criterion(features, labels).backward()
+    assert sizes == [((10, 5000), 7)]
+
+
+def test_double_backward_goes_through_the_plain_form():
+    criterion = streamed_criterion().double()
+    features, labels = a_batch(dtype=torch.double, requires_grad=True)
+    assert torch.autograd.gradgradcheck(lambda x: criterion(x, labels), features)
+
+
+def test_an_empty_batch_has_no_loss_and_no_gradient():
+    for implementation in ("streamed", "dense"):
+        criterion = streamed_criterion()
+        criterion.head.implementation = implementation
+        features = torch.empty(0, 6, requires_grad=True)
+        loss = criterion(features, torch.empty(0, dtype=torch.long))
+        loss.backward()
+        assert_close(loss.detach(), torch.tensor(0.0))
+        assert_close(criterion.head.weight.grad, torch.zeros(CLASSES, 6))
+
+
+def test_a_term_that_remembers_is_differentiated_with_what_it_knew_in_forward():
+    features, labels = a_batch()
+    gradients = []
+    for later_batch in (False, True):
+        torch.manual_seed(1)
+        criterion = streamed_criterion(loss=tammes.adaface(momentum=0.9), reduction="none")
+        x = features.clone().requires_grad_()
+        rows = criterion(x, labels)
+        if later_batch:
+            criterion(100 * features, labels)
+        rows.sum().backward()
+        gradients.append(x.grad)
+    assert_close(gradients[0], gradients[1], rtol=0, atol=0)
+
+
+def test_settings_and_weights_that_are_learned_get_their_gradient():
+    criterion, (features, labels) = streamed_criterion(), a_batch()
+    margin = torch.full((13,), 0.2, requires_grad=True)
+    weights = torch.ones(13, requires_grad=True)
+    criterion(features, labels, margin=margin, weights=weights).backward()
+    assert (margin.grad > 0).all()
+    assert weights.grad.abs().sum() > 0
+
+
+def test_auto_streams_only_what_is_large():
+    head = tammes.CosineHead(2, 2**12)
+    small, large = torch.randn(2**7, 2), torch.randn(2**8, 2)
+    assert choose("auto", head.problem(small)) == "dense"
+    assert choose("auto", head.problem(large)) == "streamed"
+    assert choose("streamed", head.problem(small)) == "streamed"
+
+
+def test_float32_streamed_is_no_worse_than_plain_torch():
+    features, labels = a_batch(size=32, count=64, classes=500)
+    head = tammes.CosineHead(32, 500, scale=64.0)
+    loss = tammes.arcface()
+    errors = {}
+    truth = None
+    for kind in ("truth", "dense", "streamed"):
+        h = copy.deepcopy(head).to(torch.double if kind == "truth" else torch.float)
+        h.implementation = "dense" if kind == "truth" else kind
+        x = features.to(h.weight.dtype, copy=True).requires_grad_()
+        tammes.Criterion(h, loss)(x, labels).backward()
+        found = torch.cat([x.grad.flatten(), h.weight.grad.flatten()]).double()
+        truth = found if truth is None else truth
+        errors[kind] = (found - truth).norm() / truth.norm()
+    assert errors["streamed"] <= 2 * errors["dense"] + 1e-7
