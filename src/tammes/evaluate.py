@@ -11,7 +11,7 @@ from tammes.compose import Batch, Setting, Term
 from tammes.heads.head import Head
 from tammes.kernels import choose
 from tammes.kernels.problem import working_dtype
-from tammes.kernels.streamed import Plan, product_dtype, weighted_loss
+from tammes.kernels.streamed import Plan, combine, product_dtype, weighted_loss
 from tammes.split import Split
 
 Named = Mapping[str, tuple[float, Term]]
@@ -53,7 +53,7 @@ def split_terms(
         with torch.autocast(weights.device.type, enabled=False):
             split = head.split(batch.features, batch.labels, reads)
             values = _evaluate(terms, arguments, split, slice(None))
-            rows = values.T @ values.new_tensor(coefficients) * weights
+            rows = combine(coefficients, values) * weights
         loss, sums = (rows if rowwise else rows.sum()), values.detach() @ weights.detach()
     else:
         # A gradient made later must see what a term remembered now.

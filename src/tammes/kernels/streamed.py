@@ -43,8 +43,6 @@ class Plan:
     evaluate: Evaluate
     coefficients: tuple[float, ...]
     product_dtype: torch.dtype | None = None
-    rows: int | None = None
-    classes: int | None = None
 
     def blocks(self, problem: Problem) -> tuple[list[slice], list[slice]]:
         """Slices of the rows and of the classes."""
@@ -53,8 +51,8 @@ class Plan:
         width = working_dtype(problem.features, problem.prototypes).itemsize
         # A second block of scores is kept where the expectation is read.
         width_of_row = width * classes * (2 if "expected" in self.reads else 1)
-        rows = self.rows or max(1, _SCORES.get(device, _SCORES["cuda"]) // width_of_row)
-        tile = self.classes or max(64, _KEYS.get(device, _KEYS["cuda"]) // (width * size))
+        rows = max(1, _SCORES.get(device, _SCORES["cuda"]) // width_of_row)
+        tile = max(64, _KEYS.get(device, _KEYS["cuda"]) // (width * size))
         return list(_even(count, rows)), list(_even(classes, tile))
 
 
@@ -120,7 +118,7 @@ class _Streamed(torch.autograd.Function):
         needs = ctx.needs_input_grad[:4] if with_grad and not rowwise else (False,) * 4
         rows, sums, gradients = _run(problem, labels, weights, plan, needs)
         ctx.save_for_backward(features, prototypes, bias, scale, labels, weights)
-        ctx.plan, ctx.rowwise = plan, rowwise
+        ctx.plan = plan
         ctx.gradients = gradients if any(needs) else None
         ctx.mark_non_differentiable(sums)
         return (rows if rowwise else rows.sum()), sums
@@ -154,7 +152,7 @@ def _differentiable(
 ) -> list[Tensor | None]:
     with torch.enable_grad():
         dense = dense_split(problem, labels, plan.reads)
-        rows = _combine(plan, plan.evaluate(dense, slice(None)))
+        rows = combine(plan.coefficients, plan.evaluate(dense, slice(None)))
         tensors = (problem.features, problem.prototypes, problem.bias, problem.scale)
         inputs = [
             t for t, need in zip(tensors, needs, strict=True) if need and isinstance(t, Tensor)
@@ -164,8 +162,10 @@ def _differentiable(
     return [next(remaining) if need else None for need in needs]
 
 
-def _combine(plan: Plan, values: Tensor) -> Tensor:
-    return (values * values.new_tensor(plan.coefficients)[:, None]).sum(0)
+def combine(coefficients: Sequence[float], values: Tensor) -> Tensor:
+    """Weighted sum of the terms, shape ``(n,)``, without making a tensor of the weights."""
+    weighted = [weight * value for weight, value in zip(coefficients, values, strict=True)]
+    return torch.stack(weighted).sum(0)
 
 
 def _run(
@@ -241,7 +241,7 @@ class _Pass:
         with torch.enable_grad():
             split = self._split(reduced, known, scale, labels)
             values = self.plan.evaluate(split, block)
-            loss = _combine(self.plan, values)
+            loss = combine(self.plan.coefficients, values)
         self.losses[block] = loss.detach() * weights
         self.sums += values.detach() @ weights
         if not (self.needs_x or self.needs_w or self.needs_b or self.needs_s):

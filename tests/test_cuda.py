@@ -1,0 +1,91 @@
+"""What only an accelerator shows; skipped, and said so, where there is none."""
+
+import copy
+
+import pytest
+import torch
+from catalogue import CLASSES, HEADS, SPLIT_TERMS, fits
+from torch.testing import assert_close
+
+import tammes
+
+pytestmark = pytest.mark.skipif(not torch.cuda.is_available(), reason="no CUDA device")
+STREAMABLE = {n: t for n, t in SPLIT_TERMS.items() if "rest" not in t.definition.reads}
+
+
+def gradients(head, loss, features, labels, implementation, autocast=None):
+    head = copy.deepcopy(head)
+    head.implementation = implementation
+    criterion = tammes.Criterion(head, loss).to(features.device)
+    features = features.clone().requires_grad_()
+    with torch.autocast("cuda", dtype=autocast, enabled=autocast is not None):
+        value = criterion(features, labels)
+    value.backward()
+    found = [value.detach(), features.grad, *(p.grad for p in criterion.parameters())]
+    return [torch.zeros(()) if g is None else g.double().cpu() for g in found]
+
+
+@pytest.mark.parametrize("name", STREAMABLE)
+@pytest.mark.parametrize("head", [name for name in HEADS if name != "simplex"])
+def test_streamed_is_dense_on_the_device(head, name):
+    head, loss = HEADS[head](16, CLASSES), STREAMABLE[name]
+    if not fits(loss, head):
+        pytest.skip("the term does not fit this head")
+    features, labels = torch.randn(37, 16).cuda(), torch.randint(CLASSES, (37,)).cuda()
+    dense = gradients(head, loss, features, labels, "dense")
+    streamed = gradients(head, loss, features, labels, "streamed")
+    assert_close(streamed, dense, rtol=2e-5, atol=2e-5)
+
+
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
+@pytest.mark.parametrize("name", ["cosface", "arcface", "lm_softmax", "softmax"])
+def test_half_precision_products_stay_within_the_sheet(dtype, name):
+    # formulas 7.7: relative error of the gradient, products in half precision, sums in single.
+    head, loss = tammes.CosineHead(128, 4096, scale=64.0), SPLIT_TERMS[name]
+    features, labels = torch.randn(64, 128).cuda(), torch.randint(4096, (64,)).cuda()
+    exact = gradients(head.double(), loss, features.double(), labels, "dense")
+    half = gradients(head.float(), loss, features, labels, "streamed", autocast=dtype)
+    bound = 2e-2 if dtype == torch.bfloat16 else 5e-3
+    for mine, truth in zip(half, exact, strict=True):
+        assert (mine - truth).norm() <= bound * truth.norm()
+    assert head.weight.dtype == torch.float32
+
+
+def test_a_call_does_not_wait_for_the_device():
+    criterion = tammes.CosFace(64, 20_000).cuda()
+    features, labels = torch.randn(128, 64).cuda(), torch.randint(20_000, (128,)).cuda()
+    criterion(features.requires_grad_(), labels).backward()
+    torch.cuda.set_sync_debug_mode("error")
+    try:
+        criterion(features, labels).backward()
+    finally:
+        torch.cuda.set_sync_debug_mode("default")
+
+
+def test_values_are_checked_only_when_asked():
+    features, labels = torch.randn(4, 8).cuda(), torch.tensor([0, 1, 2, 7]).cuda()
+    with pytest.raises(ValueError, match="expects labels from 0 to 2"):
+        tammes.CosFace(8, 3, validate=True).cuda()(features, labels)
+
+
+def test_a_criterion_left_on_the_cpu_says_so():
+    with pytest.raises(ValueError, match="expects features on cpu, where its prototypes are"):
+        tammes.CosFace(8, 3)(torch.randn(4, 8).cuda(), torch.zeros(4, dtype=torch.long).cuda())
+
+
+def test_scaled_losses_give_scaled_gradients():
+    criterion = tammes.CosFace(64, 20_000).cuda()
+    features, labels = torch.randn(64, 64).cuda(), torch.randint(20_000, (64,)).cuda()
+    criterion(features, labels).backward()
+    plain = criterion.head.weight.grad.clone()
+    criterion.zero_grad()
+    (1024 * criterion(features, labels)).backward()
+    assert_close(criterion.head.weight.grad, 1024 * plain)
+
+
+@pytest.mark.parametrize("name", ["cosface", "arcface", "softmax_smoothed_margin"])
+def test_compiled_is_eager_on_the_device(name):
+    criterion = tammes.Criterion(tammes.CosineHead(16, CLASSES), SPLIT_TERMS[name]).cuda()
+    features, labels = torch.randn(37, 16).cuda(), torch.randint(CLASSES, (37,)).cuda()
+    compiled = torch.compile(criterion, fullgraph=True)
+    assert_close(compiled(features, labels), criterion(features, labels))
