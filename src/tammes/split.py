@@ -3,6 +3,7 @@
 from collections.abc import Iterable
 from typing import NamedTuple
 
+import torch
 from torch import Tensor
 
 REDUCED = ("target", "others", "hardest", "expected", "mean")
@@ -33,6 +34,7 @@ class Split(NamedTuple):
         gap: one minus the cosine to the own prototype, as half a squared distance of unit
             vectors, so that it keeps its digits where the cosine has none left. Shape ``(N,)``.
         classes: number of classes C.
+        rivals: number of other classes, C - 1; for each example where some may be masked.
         rest: scores of the other classes with ``-inf`` at the own, shape ``(N, C)``; only where
             a dense term asked for them.
 
@@ -50,6 +52,7 @@ class Split(NamedTuple):
     norm: Tensor
     gap: Tensor
     classes: int
+    rivals: Tensor | int
     rest: Tensor | None = None
 
     @property
@@ -69,7 +72,8 @@ def split(
     """Split similarities that are in memory; the reference every head is tested against.
 
     Args:
-        similarity: similarity of each example to each class, shape ``(N, C)``.
+        similarity: similarity of each example to each class, shape ``(N, C)``; a class that is
+            ``-inf`` for an example is not there for it.
         labels: class of each example in ``[0, C)``, shape ``(N,)``.
         scale: inverse temperature of the softmax.
         own: what the caller knows better than the matrix tells about each example and its own
@@ -109,18 +113,18 @@ def split(
     # Scaled before it is masked: a scale that is learned must not meet the infinity.
     rest = (scale * similarity).scatter(1, column, float("-inf"))
     others, hardest, expected, mean = unread, unread, unread, unread
+    rivals: Tensor | int = classes - 1
     if not reads.isdisjoint(("others", "expected")):
         others = rest.logsumexp(1)
     if "hardest" in reads:
         # max, unlike amax, gives the whole gradient to the first of several equal classes.
         hardest = others_only.max(1).values
     if not reads.isdisjoint(("expected", "mean")):
-        finite = rest.scatter(1, column, 0.0)
-        if "expected" in reads:
-            # A softmax by its own backward keeps the second derivative right at -inf.
-            expected = (rest.softmax(1) * finite).sum(1)
-        if "mean" in reads:
-            mean = finite.sum(1) / (classes - 1)
+        there = rest > float("-inf")
+        finite = torch.where(there, rest, 0.0)
+        rivals = there.sum(1, dtype=similarity.dtype)
+        expected = (rest.softmax(1) * finite).sum(1)
+        mean = finite.sum(1) / rivals
     return Split(
         target=target,
         others=others,
@@ -133,5 +137,6 @@ def split(
         norm=own.get("norm", one),
         gap=own.get("gap", 1 - target),
         classes=classes,
+        rivals=rivals,
         rest=rest if "rest" in reads else None,
     )

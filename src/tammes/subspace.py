@@ -43,13 +43,15 @@ class OrthogonalComplement(Complement):
 
     def _project(self, features: Tensor, prototypes: Tensor) -> Tensor:
         if self.eps is None:
-            basis, _ = torch.linalg.qr(prototypes.T)
-            return features - (features @ basis) @ basis.T
-        gram = prototypes @ prototypes.T
+            # At p = 0 every direction the prototypes have counts fully, and no other does; unlike
+            # a QR, it takes no more than their span where they depend on each other.
+            return SpectralComplement(0.0, self.detach)._project(features, prototypes)
+        wide = _wide(prototypes)
+        gram = wide @ wide.T
         ridge = gram + self.eps * torch.eye(len(gram), dtype=gram.dtype, device=gram.device)
         factor = torch.linalg.cholesky(ridge)
-        coefficients = torch.cholesky_solve(prototypes @ features.T, factor)
-        return features - coefficients.T @ prototypes
+        coefficients = torch.cholesky_solve(wide @ features.to(wide.dtype).T, factor)
+        return features - (coefficients.T @ wide).to(features.dtype)
 
     def check(self, embedding_size: int, num_classes: int) -> None:
         """With as many classes as dimensions the span is everything."""
@@ -72,27 +74,46 @@ class SpectralComplement(Complement):
         if not self.detach:
             power: Tensor = _SpectralPower.apply(prototypes, self.p)
             return features - features @ power
-        basis, weight = _spectrum(prototypes, self.p)
+        basis, ratio, present = _spectrum(prototypes, full=False)
+        basis = basis.to(features.dtype)
+        weight = _power(ratio, present, self.p).to(features.dtype)
         return features - (features @ basis * weight) @ basis.T
 
 
-def _spectrum(prototypes: Tensor, p: float) -> tuple[Tensor, Tensor]:
-    """Directions ``(D, R)`` of the prototypes, and relative singular values to the power p."""
-    count, size = prototypes.shape
+def _wide(tensor: Tensor) -> Tensor:
+    """In double precision, where the device has it."""
+    return tensor if tensor.device.type == "mps" else tensor.double()
+
+
+def _spectrum(prototypes: Tensor, *, full: bool) -> tuple[Tensor, Tensor, Tensor]:
+    """Directions of the prototypes, their singular values over the largest, and which are there.
+
+    Args:
+        prototypes: shape ``(C, D)``.
+        full: also give the directions that the prototypes do not have.
+
+    Returns:
+        Orthonormal columns ``(D, R)``, ratios ``(R,)`` and whether each is more than rounding.
+    """
+    wide, (count, size) = _wide(prototypes), prototypes.shape
+    unit_roundoff = torch.finfo(wide.dtype).eps
+    noise = max(4 * torch.finfo(prototypes.dtype).eps, max(count, size) * unit_roundoff)
     if count <= size:
-        _, values, transposed = torch.linalg.svd(prototypes, full_matrices=False)
+        _, values, transposed = torch.linalg.svd(wide, full_matrices=full)
         basis = transposed.T
+        values = torch.nn.functional.pad(values, (0, basis.shape[1] - len(values)))
     else:
-        # The Gram matrix squares the condition: only double precision can afford that.
-        squares, basis = torch.linalg.eigh(prototypes.double().T @ prototypes.double())
+        # The Gram matrix is small however many classes there are, but squares the rounding.
+        squares, basis = torch.linalg.eigh(wide.T @ wide)
         values, basis = squares.clamp_min(0).sqrt().flip(0), basis.flip(1)
-    largest = values[:1]
-    tolerance = max(count, size) * torch.finfo(prototypes.dtype).eps * largest
-    # 0 ** 0 is 1 in torch, which would throw away the complement at p = 0.
-    present = values > tolerance
-    ratio = torch.where(present, values / largest.clamp_min(torch.finfo(values.dtype).tiny), 1.0)
-    weight = torch.where(present, ratio**p, 0.0)
-    return basis.to(prototypes.dtype), weight.to(prototypes.dtype)
+        noise = max(noise, (count * unit_roundoff) ** 0.5)
+    ratio = values / values[0].clamp_min(torch.finfo(values.dtype).tiny)
+    return basis, ratio, ratio > noise
+
+
+def _power(ratio: Tensor, present: Tensor, p: float) -> Tensor:
+    """Ratios to the power p, and zero for what is not there: 0 ** 0 is 1 in torch."""
+    return torch.where(present, torch.where(present, ratio, 1.0) ** p, 0.0)
 
 
 class _SpectralPower(torch.autograd.Function):
@@ -100,43 +121,37 @@ class _SpectralPower(torch.autograd.Function):
 
     Of a function h of a symmetric matrix G with eigenvectors U, the derivative is
     ``U (Gamma * (U^T dG U)) U^T`` with ``Gamma_ij = (h_i - h_j) / (g_i - g_j)`` and ``h'`` where
-    two are equal (Daleckii and Krein). The block of zero eigenvalues gets none: to first order the
-    Gram matrix does not change there.
+    two are equal (Daleckii and Krein). The block of zero eigenvalues gets none: to first order
+    the Gram matrix does not change there.
     """
 
     @staticmethod
     def forward(ctx: Any, prototypes: Tensor, p: float) -> Tensor:
-        wide = prototypes.double()
-        squares, basis = torch.linalg.eigh(wide.T @ wide)
-        squares = squares.clamp_min(0)
-        largest = squares[-1].clamp_min(torch.finfo(squares.dtype).tiny)
-        ratio = squares / largest
-        # Singular values below this are rounding, as in _spectrum.
-        present = ratio.sqrt() > max(prototypes.shape) * torch.finfo(prototypes.dtype).eps
-        powers = torch.where(present, torch.where(present, ratio, 1.0) ** (p / 2), 0.0)
-        ctx.save_for_backward(prototypes, basis, ratio, powers, present, largest)
+        basis, ratio, present = _spectrum(prototypes, full=True)
+        powers = _power(ratio, present, p)
+        ctx.save_for_backward(prototypes, basis, ratio, powers, present)
         ctx.p = p
         return ((basis * powers) @ basis.T).to(prototypes.dtype)
 
     @staticmethod
     @torch.autograd.function.once_differentiable
     def backward(ctx: Any, grad: Tensor) -> tuple[Tensor, None]:
-        prototypes, basis, ratio, powers, present, largest = ctx.saved_tensors
-        gap = ratio[:, None] - ratio
-        close = gap.abs() < 1e-9 * (ratio[:, None] + ratio)
-        slope = torch.where(present, ctx.p / 2 * powers / torch.where(present, ratio, 1.0), 0.0)
-        average = (slope[:, None] + slope) / 2
-        rise = (powers[:, None] - powers) / torch.where(close | (gap == 0), 1.0, gap)
-        gamma = torch.where(close | (gap == 0), average, rise)
-        gamma = gamma * (present[:, None] | present)
-        wide = grad.double()
-        inner = basis.T @ ((wide + wide.T) / 2) @ basis
-        d_ratio = basis @ (gamma * inner) @ basis.T
+        prototypes, basis, ratio, powers, present = ctx.saved_tensors
+        wide = prototypes.to(basis.dtype)
+        squares = torch.where(present, ratio.square(), 0.0)
+        gap = squares[:, None] - squares
+        equal = gap.abs() <= 1e-9 * (squares[:, None] + squares)
+        slope = torch.where(present, ctx.p / 2 * powers / torch.where(present, squares, 1.0), 0.0)
+        rise = (powers[:, None] - powers) / torch.where(equal, 1.0, gap)
+        gamma = torch.where(equal, (slope[:, None] + slope) / 2, rise)
+        symmetric = (grad + grad.T).to(basis.dtype) / 2
+        d_ratio = basis @ (gamma * (basis.T @ symmetric @ basis)) @ basis.T
         # Through the division by the largest eigenvalue, whose gradient is its own direction.
-        top = basis[:, -1:]
-        mean = (d_ratio * (basis * ratio @ basis.T)).sum()
-        d_gram = (d_ratio - mean * (top @ top.T)) / largest
-        return (2 * prototypes.double() @ d_gram).to(prototypes.dtype), None
+        top = basis[:, :1]
+        shared = (d_ratio * (basis * squares @ basis.T)).sum()
+        largest = (wide @ top).square().sum().clamp_min(torch.finfo(basis.dtype).tiny)
+        d_gram = (d_ratio - shared * (top @ top.T)) / largest
+        return (2 * wide @ d_gram).to(prototypes.dtype), None
 
 
 @dataclass(frozen=True, repr=False)

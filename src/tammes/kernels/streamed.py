@@ -310,6 +310,7 @@ class _Pass:
             norm=known.get("norm", one),
             gap=known.get("gap", unread),
             classes=len(self.prototypes),
+            rivals=len(self.prototypes) - 1,
         )
 
     def _multiply_back(

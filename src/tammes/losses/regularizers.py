@@ -1,7 +1,6 @@
 """Terms to add to a loss: on the split, and on the prototypes alone."""
 
-import math
-
+import torch
 from torch import Tensor
 
 from tammes.compose import term
@@ -46,7 +45,7 @@ def logit_divergence(split: Split, *, kind: str = "symmetric") -> Tensor:
     """
     if kind == "symmetric":
         return (split.expected - split.mean) / 2
-    log_count = math.log(split.classes - 1)
+    log_count = torch.as_tensor(split.rivals, dtype=split.mean.dtype).log()
     if kind == "q_u":
         return split.expected - split.others + log_count
     return split.others - split.mean - log_count

@@ -58,7 +58,7 @@ def softmax(split: Split, *, smoothing: float = 0.0, margin: Setting = 0.0) -> T
     target = split.scale * (split.target - margin)
     loss = softplus(split.others - target)
     if isinstance(smoothing, Tensor) or smoothing:
-        loss = loss + smoothing * (1 - 1 / split.classes) * (target - split.mean)
+        loss = loss + smoothing * split.rivals / (split.rivals + 1) * (target - split.mean)
     return loss
 
 
@@ -175,7 +175,7 @@ def hinge(split: Split, *, margin: Setting = 1.0) -> Tensor:
         Kobayashi, Large Margin in Softmax Cross-Entropy Loss, BMVC 2019, eq. 14.
     """
     excess = _dense(split) - (split.scale * split.target - margin)[:, None]
-    return excess.relu().sum(1) / (split.classes - 1)
+    return excess.relu().sum(1) / split.rivals
 
 
 @term(reads="target rest")
@@ -200,7 +200,7 @@ def bce(split: Split, *, average: bool = False) -> Tensor:
         Named as a classification loss in Kobayashi, Direct-Sum of losses, 2024.
     """
     loss = softplus(-split.scale * split.target) + softplus(_dense(split)).sum(1)
-    return loss / split.classes if average else loss
+    return loss / (split.rivals + 1) if average else loss
 
 
 def _dense(split: Split) -> Tensor:

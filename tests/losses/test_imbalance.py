@@ -1,0 +1,67 @@
+"""Margins by class size."""
+
+import math
+
+import pytest
+import torch
+import torch.nn.functional as F
+from torch.testing import assert_close
+
+import tammes
+
+COUNTS = [1600, 100, 6250, 100]
+
+
+@pytest.fixture
+def split():
+    rows = F.normalize(torch.randn(10 + 4, 5, dtype=torch.double))
+    return tammes.split(rows[:10] @ rows[10:].T, torch.arange(10) % 4, scale=9.0)
+
+
+def test_ldam_by_hand():
+    # 16 times as many examples: half the margin. Scores count as 4 ** f.
+    cosine = torch.tensor([[1.0, 0.0], [0.0, 1.0]], dtype=torch.double)
+    s = tammes.split(cosine, torch.tensor([0, 1]), scale=math.log(4))
+    loss = tammes.ldam(counts=[160, 10], max_margin=0.5)(s)
+    want = [math.log1p(4**-0.75), math.log1p(4**-0.5)]
+    assert_close(loss, torch.tensor(want, dtype=torch.double))
+
+
+def test_ldam_is_cosface_and_gm_softmax_with_a_margin_per_class(split):
+    margins = [0.4 * (100 / count) ** 0.25 for count in COUNTS]
+    loss = tammes.ldam(COUNTS, max_margin=0.4)(split)
+    assert_close(loss, tammes.cosface(margin=margins)(split))
+    shifts = [-margin for margin in margins]
+    assert_close(loss, tammes.gm_softmax(beta1=shifts, beta2=shifts)(split))
+
+
+def test_only_the_ratios_of_the_counts_matter_and_the_rarest_class_has_the_largest_margin(split):
+    loss = tammes.ldam(COUNTS, max_margin=0.4)(split)
+    assert_close(tammes.ldam([7 * count for count in COUNTS], max_margin=0.4)(split), loss)
+    rarest = (split.labels == 1) | (split.labels == 3)
+    assert_close(loss[rarest], tammes.cosface(margin=0.4)(split)[rarest])
+    assert (loss <= tammes.cosface(margin=0.4)(split) + 1e-12).all()
+    assert (loss >= tammes.normface()(split)).all()
+
+
+def test_equal_counts_are_cosface(split):
+    assert_close(tammes.ldam([3] * 4)(split), tammes.cosface(margin=0.5)(split))
+
+
+def test_the_slope_in_the_largest_margin_is_scale_times_the_mass_of_the_others(split):
+    margin = torch.full((10,), 0.4, dtype=torch.double, requires_grad=True)
+    loss = tammes.ldam(COUNTS)(split, max_margin=margin)
+    (grad,) = torch.autograd.grad(loss.sum(), margin)
+    relative = (100 / torch.tensor(COUNTS).double()[split.labels]) ** 0.25
+    assert_close(grad, 9 * relative * (1 - (-loss).exp()))
+
+
+@pytest.mark.parametrize("counts", [[5, 0], [5], 7, [3, -1, 2]])
+def test_ldam_refuses_counts_that_are_not_one_positive_number_per_class(counts):
+    with pytest.raises(ValueError, match="ldam expects a positive count for each class"):
+        tammes.ldam(counts)
+
+
+def test_ldam_refuses_another_number_of_counts_than_classes():
+    with pytest.raises(ValueError, match="ldam expects one counts for each of 3 classes, got 4"):
+        tammes.Criterion(tammes.CosineHead(2, 3), tammes.ldam(COUNTS))
