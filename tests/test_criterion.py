@@ -1,5 +1,7 @@
 """Criterion: what a training loop sees of a head and its terms."""
 
+import pickle
+
 import pytest
 import torch
 import torch.nn.functional as F
@@ -163,6 +165,27 @@ def test_an_ignored_example_is_as_good_as_absent(name):
             assert_close(left.grad, right.grad)
 
 
+def test_the_weight_of_an_ignored_example_does_not_count():
+    features, labels = a_batch()
+    weights = torch.rand(len(labels), dtype=torch.double)
+    criterion = build(tammes.cosface())
+    expected = criterion(features[2:], labels[2:], weights=weights[2:])
+    labels[:2] = -100
+    assert_close(criterion(features, labels, weights=weights), expected)
+
+
+@tammes.term(on="features", reads="")
+def distance_from_first(batch):
+    rows = (batch.features - batch.features[0]).square().sum(1)
+    return rows, batch.labels > 0
+
+
+def test_what_a_term_says_of_examples_that_are_no_anchors_does_not_count():
+    features, labels = a_batch()
+    rows, anchors = distance_from_first()(tammes.Batch(features, labels, labels >= 0))
+    assert_close(build(distance_from_first())(features, labels), rows[anchors].mean())
+
+
 @pytest.mark.parametrize("name", TERMS)
 def test_a_batch_in_which_nothing_counts_has_loss_and_gradient_zero(name):
     features, labels = a_batch()
@@ -241,6 +264,14 @@ def test_direct_sum_adds_the_metric_loss_of_the_projected_features():
     plain = F.cross_entropy(criterion.logits(features), labels)
     assert_close(criterion(features, labels), plain + 0.5 * rows[anchors].mean())
     assert list(criterion.terms) == ["softmax", "nca"]
+
+
+def test_a_pickled_direct_sum_still_projects():
+    loss = tammes.direct_sum(tammes.softmax(), tammes.nca())
+    criterion = tammes.Criterion(tammes.LinearHead(SIZE, CLASSES, bias=False), loss).double()
+    copy = pickle.loads(pickle.dumps(criterion))
+    batch = a_batch()
+    assert_close(copy(*batch), criterion(*batch))
 
 
 def test_features_may_be_projected_twice_in_different_ways():
