@@ -1,11 +1,12 @@
 """Refuse what cannot be right, in one sentence: who expects what, and what came."""
 
 import math
+from collections.abc import Sequence
 
 import torch
 from torch import Tensor
 
-_INTEGERS = (torch.uint8, torch.int8, torch.int16, torch.int32, torch.int64)
+INTEGERS = (torch.uint8, torch.int8, torch.int16, torch.int32, torch.int64)
 
 
 def check_sizes(name: str, embedding_size: int, num_classes: int) -> None:
@@ -35,7 +36,7 @@ def check_features(name: str, features: Tensor, size: int) -> None:
 
 def check_labels(name: str, labels: Tensor, features: Tensor) -> None:
     """Refuse labels of the wrong type or shape, or on another device than the features."""
-    if not isinstance(labels, Tensor) or labels.dtype not in _INTEGERS:
+    if not isinstance(labels, Tensor) or labels.dtype not in INTEGERS:
         kind = labels.dtype if isinstance(labels, Tensor) else type(labels).__name__
         raise TypeError(f"{name} expects labels of an integer type, got {kind}")
     if labels.shape != features.shape[:1]:
@@ -46,6 +47,29 @@ def check_labels(name: str, labels: Tensor, features: Tensor) -> None:
         raise ValueError(
             f"{name} expects labels on the features' device {features.device}, got {labels.device}"
         )
+
+
+def check_weights(name: str, weights: Tensor, labels: Tensor) -> None:
+    """Refuse weights that are no tensor of one for each example."""
+    if not isinstance(weights, Tensor):
+        raise TypeError(f"{name} expects weights to be a tensor, got {type(weights).__name__}")
+    if weights.shape != labels.shape:
+        raise ValueError(
+            f"{name} expects weights of shape ({len(labels)},), got {tuple(weights.shape)}"
+        )
+
+
+def check_class_weights(weights: Sequence[float] | Tensor, classes: int) -> Tensor:
+    """Class weights as a tensor; refuses all but one finite weight of 0 or more for each class."""
+    checked = torch.as_tensor(weights).to(torch.get_default_dtype())
+    if checked.shape != (classes,):
+        raise ValueError(
+            f"Criterion expects class_weights of shape ({classes},), got {tuple(checked.shape)}"
+        )
+    wrong = checked[~((checked >= 0) & checked.isfinite())]
+    if len(wrong):
+        raise ValueError(f"Criterion expects class_weights of 0 or more, got {wrong[0].item()}")
+    return checked
 
 
 def check_values(name: str, features: Tensor, labels: Tensor, classes: int, ignore: int) -> None:

@@ -33,6 +33,11 @@ class Batch(NamedTuple):
         features: shape ``(N, D)``.
         labels: class of each example, shape ``(N,)``.
         valid: which examples count, shape ``(N,)``; the others are to be left out entirely.
+
+    Example:
+        >>> labels = torch.tensor([0, 0, -100])
+        >>> batch = tammes.Batch(torch.randn(3, 2), labels, labels != -100)
+        >>> loss, anchors = tammes.nca()(batch)
     """
 
     features: Tensor
@@ -41,7 +46,13 @@ class Batch(NamedTuple):
 
 
 class Loss:
-    """Anything a criterion can be built from: a term, or a sum of weighted terms."""
+    """Anything a criterion can be built from: a term, or a sum of weighted terms.
+
+    Example:
+        >>> loss = tammes.softmax() + 0.3 * tammes.logit_divergence()
+        >>> [(weight, term.name) for weight, term in loss.leaves()]
+        [(1.0, 'softmax'), (0.3, 'logit_divergence')]
+    """
 
     def leaves(self) -> Iterator[tuple[float, "Term"]]:
         """Every term with the weight it has in this loss."""
@@ -76,7 +87,12 @@ def _parts(loss: Loss) -> tuple[tuple[float, Loss], ...]:
 
 @dataclass(frozen=True, repr=False)
 class Sum(Loss):
-    """A weighted sum of losses; made by ``+`` and ``*``."""
+    """A weighted sum of losses; made by ``+`` and ``*``.
+
+    Example:
+        >>> tammes.cosface() + 0.5 * tammes.sample_margin()
+        cosface(margin=0.35) + 0.5*sample_margin()
+    """
 
     parts: tuple[tuple[float, Loss], ...]
 
@@ -139,6 +155,13 @@ class Term(Loss):
     """One loss with its settings; equal to another of the same name and settings.
 
     Terms are made by their builders, such as :func:`tammes.cosface`; your own by :func:`term`.
+
+    Example:
+        >>> term = tammes.cosface(margin=0.2)
+        >>> term.settings
+        {'margin': 0.2}
+        >>> term == tammes.cosface(margin=0.2)
+        True
     """
 
     definition: Definition
@@ -156,7 +179,7 @@ class Term(Loss):
         """Every setting by name, the defaults included."""
         return dict(self.values)
 
-    @functools.cached_property
+    @property
     def arguments(self) -> Mapping[str, Setting]:
         """What the function behind the term is called with."""
         prepare = self.definition.prepare

@@ -6,7 +6,13 @@ from typing import Any, Literal
 import torch
 from torch import Tensor, nn
 
-from tammes.checks import check_labels, check_reduction, check_values
+from tammes.checks import (
+    check_class_weights,
+    check_labels,
+    check_reduction,
+    check_values,
+    check_weights,
+)
 from tammes.compose import Batch, Loss, Setting, State, Term
 from tammes.evaluate import other_terms, split_terms
 from tammes.heads.head import Head
@@ -76,12 +82,7 @@ class Criterion(nn.Module):
             )
         check_reduction(reduction)
         if class_weights is not None:
-            class_weights = torch.as_tensor(class_weights).to(torch.get_default_dtype())
-            if class_weights.shape != (head.num_classes,) or bool((class_weights < 0).any()):
-                raise ValueError(
-                    "Criterion expects class_weights of 0 or more and of shape "
-                    f"({head.num_classes},), got {tuple(class_weights.shape)}"
-                )
+            class_weights = check_class_weights(class_weights, head.num_classes)
         self.head = head
         self.reduction = reduction
         self.ignore_index = ignore_index
@@ -132,6 +133,7 @@ class Criterion(nn.Module):
         valid = labels != self.ignore_index
         labels = torch.where(valid, labels, 0).long()
         batch = Batch(features, labels, valid)
+        arguments = self.settings.resolve(batch, {**self._scheduled(), **settings})
         if self.training and not tracing:
             self._watch.notice(self.head.weight, features)
         self._remember("before", batch, tracing)
@@ -142,7 +144,6 @@ class Criterion(nn.Module):
         total = torch.where(total == 0, torch.ones_like(total), total)
         if self.reduction == "mean":
             weights = weights / total
-        arguments = self.settings.resolve(batch, {**self._scheduled(), **settings})
         for name, state in self.states.items():
             arguments[name]["state"] = state
         named, rowwise = self.settings.named, self.reduction == "none"
@@ -184,10 +185,8 @@ class Criterion(nn.Module):
         name = type(self).__name__
         self.head.check(features)
         check_labels(name, labels, features)
-        if weights is not None and weights.shape != labels.shape:
-            raise ValueError(
-                f"{name} expects weights of shape ({len(labels)},), got {tuple(weights.shape)}"
-            )
+        if weights is not None:
+            check_weights(name, weights, labels)
         if features.device != self.head.weight.device:
             raise ValueError(
                 f"{name} expects features on {self.head.weight.device}, where its prototypes are, "
@@ -222,19 +221,26 @@ class Criterion(nn.Module):
             >>> from tammes.schedules import WarmUp
             >>> criterion = tammes.CosFace(8, 3).schedule(margin=WarmUp(0.0, 0.35, steps=1000))
         """
-        known = self.settings.names() | {"class_weights"}
         for key, schedule in schedules.items():
-            if key not in known:
-                raise ValueError(
-                    f"Criterion.schedule expects a setting of {self.loss!r}, got {key!r}"
-                )
-            if not isinstance(schedule, Schedule):
-                raise TypeError(
-                    f"Criterion.schedule expects a Schedule for {key}, got {schedule!r}"
-                )
+            self._check_schedule(key, schedule)
+        for key, schedule in schedules.items():
             self.schedules[key] = schedule.to(self.head.weight.device)
         self._step_by_hand = by_hand
         return self
+
+    def _check_schedule(self, key: str, schedule: Schedule) -> None:
+        if key not in self.settings.names() | {"class_weights"}:
+            raise ValueError(f"Criterion.schedule expects a setting of {self.loss!r}, got {key!r}")
+        if key not in self.settings.names(numbers=True) | {"class_weights"}:
+            raise ValueError(f"Criterion.schedule expects a setting that is a number, got {key!r}")
+        if not isinstance(schedule, Schedule):
+            raise TypeError(f"Criterion.schedule expects a Schedule for {key}, got {schedule!r}")
+        shape = (self.head.num_classes,) if key == "class_weights" else ()
+        if schedule.value.shape != shape:
+            raise ValueError(
+                f"Criterion.schedule expects {key} of shape {shape}, "
+                f"got {tuple(schedule.value.shape)}"
+            )
 
     def step(self) -> None:
         """Advance all schedules by one step."""
@@ -307,6 +313,7 @@ class Criterion(nn.Module):
             **per_class: n values for every setting that has one per class, such as ``counts`` of
                 :func:`tammes.ldam`; and for ``class_weights``.
         """
+        self._check_resizable()
         wanted = self.settings.per_class()
         if self.class_weights is not None:
             wanted.add("class_weights")
@@ -328,9 +335,17 @@ class Criterion(nn.Module):
             indices: the classes to drop.
             optimizer: its state for the classes that stay is carried over.
         """
+        self._check_resizable()
         keep = self.head.kept(indices)
         self.head.remove_classes(indices, optimizer=optimizer)
         self._resize(keep, 0, {})
+
+    def _check_resizable(self) -> None:
+        if "class_weights" in self.schedules:
+            raise ValueError(
+                "Criterion expects no schedule of class_weights when classes change, got one: "
+                "it has a weight for each; take it out of criterion.schedules first"
+            )
 
     def _resize(self, keep: Tensor, new: int, values: dict[str, tuple[float, ...]]) -> None:
         kept = keep.tolist()

@@ -10,7 +10,7 @@ from torch import Tensor
 from tammes.compose import Batch, Setting, Term
 from tammes.heads.head import Head
 from tammes.kernels import choose
-from tammes.kernels.problem import working_dtype
+from tammes.kernels.problem import full_precision, working_dtype
 from tammes.kernels.streamed import Plan, combine, product_dtype, weighted_loss
 from tammes.split import Split
 
@@ -50,7 +50,7 @@ def split_terms(
     # These have a gradient, or need all scores at once: only the plain form has both.
     plain = "rest" in reads or weights.requires_grad or _take_gradient(arguments, names)
     if plain or choose(head.implementation, problem) == "dense":
-        with torch.autocast(weights.device.type, enabled=False):
+        with full_precision(weights.device):
             split = head.split(batch.features, batch.labels, reads)
             values = _evaluate(terms, arguments, split, slice(None))
             rows = combine(coefficients, values) * weights
@@ -74,7 +74,7 @@ def other_terms(
 ) -> Iterator[tuple[str, Tensor]]:
     """Name and weighted rows ``(N,)`` of every term on prototypes or features."""
     projected: dict[Any, Tensor] = {None: batch.features}
-    with torch.autocast(weights.device.type, enabled=False):
+    with full_precision(weights.device):
         for name, (_, term) in named.items():
             function, within = term.definition.function, term.within
             if term.definition.on == "prototypes":

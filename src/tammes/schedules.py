@@ -16,7 +16,16 @@ class Schedule(nn.Module):
     """A value that depends on how many steps have been taken.
 
     Attach it with :meth:`tammes.Criterion.schedule`; or call :meth:`step` yourself and pass the
-    value on: ``criterion(features, labels, margin=warm_up.value)``.
+    value on: ``criterion(features, labels, margin=warm_up.value)``. Your own has the method ``at``.
+
+    Example:
+        >>> class Halving(tammes.schedules.Schedule):
+        ...     def at(self, step):
+        ...         return 0.5**step
+        >>> halving = Halving()
+        >>> halving.step()
+        >>> halving.value
+        tensor(0.5000)
     """
 
     steps: Tensor
@@ -200,7 +209,9 @@ class DeferredReweighting(Schedule):
         super().__init__()
         numbers = torch.as_tensor(counts, dtype=torch.double)
         if numbers.ndim != 1 or len(numbers) < 2 or bool((numbers <= 0).any()):
-            raise ValueError("DeferredReweighting expects a positive count for each class")
+            raise ValueError(
+                f"DeferredReweighting expects a positive count for each class, got {counts!r}"
+            )
         if start < 0 or not 0 <= beta < 1:
             raise ValueError(
                 f"DeferredReweighting expects start >= 0 and 0 <= beta < 1, got {start} and {beta}"

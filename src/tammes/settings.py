@@ -1,6 +1,6 @@
 """The settings of a criterion's terms, as one call has them."""
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 
 import torch
 from torch import Tensor, nn
@@ -16,18 +16,21 @@ class Settings(nn.Module):
 
     Attributes:
         named: weight and term by name; a second term of the same name is numbered.
+        arguments: what each is called with where nothing changes it.
     """
 
     def __init__(self, loss: Loss, num_classes: int, like: Tensor) -> None:
         super().__init__()
         self.named: dict[str, tuple[float, Term]] = {}
+        self.arguments: dict[str, Mapping[str, Setting]] = {}
         for weight, term in loss.leaves():
             name, twin = term.name, 1
             while name in self.named:
                 twin += 1
                 name = f"{term.name}_{twin}"
             self.named[name] = (weight, term)
-            for key, value in term.arguments.items():
+            self.arguments[name] = term.arguments
+            for key, value in self.arguments[name].items():
                 if not isinstance(value, tuple):
                     continue
                 if len(value) != num_classes:
@@ -38,9 +41,15 @@ class Settings(nn.Module):
                 values = torch.tensor(value, dtype=like.dtype, device=like.device)
                 self.register_buffer(f"{name}_{key}", values, persistent=False)
 
-    def names(self) -> set[str]:
-        """Every setting of every term."""
-        return {key for _, term in self.named.values() for key in term.arguments}
+    def names(self, *, numbers: bool = False) -> set[str]:
+        """Every setting of every term, or only those that are numbers."""
+        return {
+            key
+            for own in self.arguments.values()
+            for key, value in own.items()
+            if not numbers
+            or (isinstance(value, (int, float, tuple)) and not isinstance(value, bool))
+        }
 
     def per_class(self) -> set[str]:
         """The settings that have one value per class."""
@@ -63,18 +72,29 @@ class Settings(nn.Module):
                 f"its terms have {sorted(self.names())}"
             )
         resolved = {}
-        for name, (_, term) in self.named.items():
-            own = dict(term.arguments)
-            for key, value in own.items():
-                if key in changed:
-                    own[key] = _on_batch(key, changed[key], batch)
-                elif isinstance(value, tuple):
-                    own[key] = self.get_buffer(f"{name}_{key}")[batch.labels]
-            resolved[name] = own
+        for name, own in self.arguments.items():
+            _check(self.named[name][1], changed)
+            resolved[name] = {
+                key: _on_batch(key, changed[key], batch)
+                if key in changed
+                else self.get_buffer(f"{name}_{key}")[batch.labels]
+                if isinstance(value, tuple)
+                else value
+                for key, value in own.items()
+            }
         return resolved
 
 
+def _check(term: Term, changed: Mapping[str, Setting]) -> None:
+    """Hold what a call changes to what the builder of the term asks."""
+    own = {k: v for k, v in changed.items() if k in term.settings and not isinstance(v, Tensor)}
+    if own:
+        term.altered(**own)
+
+
 def _on_batch(key: str, value: Setting, batch: Batch) -> Setting:
+    if isinstance(value, Sequence) and not isinstance(value, str):
+        value = torch.tensor(value, dtype=batch.features.dtype)
     if not isinstance(value, Tensor):
         return value
     if value.ndim and value.shape != batch.labels.shape:

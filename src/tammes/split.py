@@ -39,6 +39,12 @@ class Split(NamedTuple):
             a dense term asked for them.
 
     A number that no term reads is not computed and holds NaN.
+
+    Example:
+        >>> head = tammes.CosineHead(4, 3, scale=16.0)
+        >>> split = head.split(torch.randn(5, 4), torch.tensor([0, 1, 2, 0, 1]))
+        >>> correct = split.target > split.hardest
+        >>> softmax_bias = split.others - split.scale * split.hardest
     """
 
     target: Tensor

@@ -12,7 +12,7 @@ import torch
 from torch import Tensor
 
 from tammes.compose import Loss, Term
-from tammes.kernels.problem import working_dtype
+from tammes.kernels.problem import full_precision, working_dtype
 
 
 class Complement:
@@ -24,7 +24,7 @@ class Complement:
         """What is left of the features, shape ``(N, D)``."""
         dtype = working_dtype(features, prototypes)
         prototypes = prototypes.detach() if self.detach else prototypes
-        with torch.autocast(features.device.type, enabled=False):
+        with full_precision(features.device):
             return self._project(features.to(dtype), prototypes.to(dtype))
 
     def _project(self, features: Tensor, prototypes: Tensor) -> Tensor:

@@ -7,7 +7,7 @@ from typing import Literal
 import torch
 from torch import Tensor, nn
 
-from tammes.checks import check_features
+from tammes.checks import INTEGERS, check_features
 from tammes.heads.surgery import carry_over, find
 from tammes.kernels import Implementation
 from tammes.kernels.problem import Problem
@@ -27,6 +27,14 @@ class Head(nn.Module):
         similarity: how a feature is compared with a prototype.
         implementation: ``"dense"`` keeps all N x C scores, ``"streamed"`` only a block of them,
             ``"auto"`` decides by size.
+
+    Example:
+        >>> head = tammes.CosineHead(4, 3)
+        >>> head.prototypes.shape, head.scale
+        (torch.Size([3, 4]), 64.0)
+        >>> head.add_classes(2, from_features=torch.randn(2, 10, 4))
+        >>> head
+        CosineHead(4, 5, scale=64)
     """
 
     weight: Tensor
@@ -184,7 +192,12 @@ class Head(nn.Module):
 
     def kept(self, indices: Sequence[int] | Tensor) -> Tensor:
         """The classes that stay when some are dropped, in order."""
-        drop = torch.as_tensor(indices, dtype=torch.long).flatten().cpu()
+        drop = torch.as_tensor(indices).flatten().cpu()
+        if drop.numel() == 0:
+            drop = drop.long()
+        if drop.dtype not in INTEGERS:
+            raise TypeError(f"remove_classes expects indices of an integer type, got {drop.dtype}")
+        drop = drop.long()
         if drop.numel() and (drop.min() < 0 or drop.max() >= self.num_classes):
             raise ValueError(
                 f"remove_classes expects classes from 0 to {self.num_classes - 1}, "

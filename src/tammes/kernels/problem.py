@@ -1,6 +1,7 @@
 """What a head hands to a kernel."""
 
-from typing import NamedTuple
+from contextlib import AbstractContextManager, nullcontext
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
@@ -32,3 +33,10 @@ def working_dtype(*tensors: Tensor) -> torch.dtype:
     for tensor in tensors:
         dtype = torch.promote_types(dtype, tensor.dtype)
     return dtype
+
+
+def full_precision(device: torch.device) -> AbstractContextManager[Any]:
+    """Leave autocast, where the device has one: scores and losses stay in the working dtype."""
+    if not torch.amp.is_autocast_available(device.type):
+        return nullcontext()
+    return torch.autocast(device.type, enabled=False)

@@ -1,16 +1,15 @@
 """The plain way from features to a split: every score in memory, gradients by autograd."""
 
-import torch
 from torch import Tensor
 
-from tammes.kernels.problem import Problem, working_dtype
+from tammes.kernels.problem import Problem, full_precision, working_dtype
 from tammes.split import Split, split
 
 
 def similarity_matrix(problem: Problem) -> Tensor:
     """Similarity of every example to every class, shape ``(N, C)``, in full precision."""
     features, prototypes, bias = problem.features, problem.prototypes, problem.bias
-    with torch.autocast(features.device.type, enabled=False):
+    with full_precision(features.device):
         dtype = working_dtype(features, prototypes)
         similarity = problem.similarity.bind(prototypes)
         query, row_offset = similarity.query(features.to(dtype))
@@ -28,7 +27,7 @@ def dense_split(problem: Problem, labels: Tensor, reads: frozenset[str]) -> Spli
     ``torch.compile`` and ``torch.func``.
     """
     features, prototypes, bias = problem.features, problem.prototypes, problem.bias
-    with torch.autocast(features.device.type, enabled=False):
+    with full_precision(features.device):
         dtype = working_dtype(features, prototypes)
         own_prototypes = prototypes.index_select(0, labels).to(dtype)
         own = problem.similarity.own(features.to(dtype), own_prototypes, reads)

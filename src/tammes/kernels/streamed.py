@@ -19,7 +19,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from tammes.kernels.problem import Problem, working_dtype
+from tammes.kernels.problem import Problem, full_precision, working_dtype
 from tammes.kernels.reduction import Reduction
 from tammes.kernels.reference import dense_split
 from tammes.similarity import Similarity
@@ -157,7 +157,9 @@ def _differentiable(
         inputs = [
             t for t, need in zip(tensors, needs, strict=True) if need and isinstance(t, Tensor)
         ]
-        found = torch.autograd.grad((rows * weights * grad).sum(), inputs, create_graph=True)
+        found = torch.autograd.grad(
+            (rows * weights * grad).sum(), inputs, create_graph=True, materialize_grads=True
+        )
     remaining = iter(found)
     return [next(remaining) if need else None for need in needs]
 
@@ -172,7 +174,7 @@ def _run(
     problem: Problem, labels: Tensor, weights: Tensor, plan: Plan, needs: Sequence[bool]
 ) -> tuple[Tensor, Tensor, list[Tensor | None]]:
     """Weighted losses ``(N,)``, weighted sums of the terms, and the gradients that are needed."""
-    with torch.no_grad(), torch.autocast(problem.features.device.type, enabled=False):
+    with torch.no_grad(), full_precision(problem.features.device):
         return _Pass(problem, labels, weights, plan, needs).result()
 
 

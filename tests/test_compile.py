@@ -1,0 +1,377 @@
+"""Criteria under torch.compile, torch.func, double backward, and what saves and copies modules."""
+
+import copy
+import io
+import pickle
+
+import pytest
+import torch
+from catalogue import CLASSES, HEADS, SPLIT_TERMS, default_head
+from safetensors.torch import load_file, save_file
+from torch._dynamo.testing import CompileCounterWithBackend
+from torch.func import functional_call, grad, vmap
+from torch.testing import assert_close
+
+import tammes
+from tammes.schedules import DeferredReweighting, LambdaAnnealing, WarmUp
+
+SIZE, ROWS = 6, 8
+
+
+@pytest.fixture(autouse=True)
+def _fresh_compiler():
+    torch._dynamo.reset()
+    yield
+    torch._dynamo.reset()
+
+
+def batch(dtype=torch.float):
+    return torch.randn(ROWS, SIZE, dtype=dtype), torch.randint(CLASSES, (ROWS,))
+
+
+def run(criterion, call, features, labels):
+    """Loss and all gradients of one training step, and what the criterion says of its terms."""
+    features = features.clone().requires_grad_()
+    loss = call(features, labels)
+    loss.backward()
+    gradients = {name: p.grad for name, p in criterion.named_parameters()}
+    return {"loss": loss.detach(), "features": features.grad, **gradients, **criterion.terms}
+
+
+def everything():
+    """A criterion with all there is to save: a state of each kind, schedules, values per class."""
+    loss = (
+        tammes.adaface()
+        + 0.5 * tammes.cosface(margin=[0.1 * c for c in range(CLASSES)])
+        + 0.1 * tammes.center()
+        + tammes.zero_centroid()
+    )
+    head = tammes.CosineHead(SIZE, CLASSES, scale="learnable")
+    criterion = tammes.Criterion(head, loss)
+    return criterion.schedule(
+        concentration=WarmUp(0.0, 1.0, steps=5),
+        class_weights=DeferredReweighting(range(1, CLASSES + 1), start=4, beta=0.9),
+    )
+
+
+def train(criterion, steps):
+    optimizer = torch.optim.SGD(criterion.parameters(), lr=0.1)
+    for _ in range(steps):
+        features, labels = batch()
+        optimizer.zero_grad()
+        criterion(4 * features, labels).backward()
+        optimizer.step()
+
+
+# ------------------------------------------------------------------------------- torch.compile
+
+
+def assert_compiled_equals_eager(head, term, backend):
+    eager, compiled = tammes.Criterion(copy.deepcopy(head), term), tammes.Criterion(head, term)
+    call = torch.compile(compiled, fullgraph=True, backend=backend)
+    features, labels = batch()
+    # Twice: a term that remembers must have remembered the same.
+    for step in range(2):
+        expected = run(eager, eager, features, labels)
+        found = run(compiled, call, features, labels)
+        assert found.keys() == expected.keys()
+        for name, value in expected.items():
+            assert_close(found[name], value, msg=lambda m, n=name, s=step: f"{n}, call {s}: {m}")
+    for name, value in eager.state_dict().items():
+        assert_close(compiled.state_dict()[name], value)
+
+
+def one_of_each_first():
+    """All terms on a split; the second setting of the same builder is left to the slow run."""
+    seen = set()
+    for name, term in SPLIT_TERMS.items():
+        yield pytest.param(name, marks=[pytest.mark.slow] if term.name in seen else [])
+        seen.add(term.name)
+
+
+@pytest.mark.parametrize("name", list(one_of_each_first()))
+def test_a_criterion_compiles_without_a_graph_break(name):
+    term = SPLIT_TERMS[name]
+    assert_compiled_equals_eager(default_head(term, SIZE, CLASSES), term, "aot_eager")
+
+
+@pytest.mark.parametrize("name", ["cosine_raw_features", "gaussian", "simplex"])
+def test_a_criterion_compiles_on_every_other_head(name):
+    # The linear and the cosine head are those of the test above.
+    head = HEADS[name](9 if name == "simplex" else SIZE, CLASSES)
+    criterion = tammes.Criterion(head, tammes.softmax())
+    call = torch.compile(criterion, fullgraph=True, backend="aot_eager")
+    features, labels = torch.randn(ROWS, head.embedding_size), torch.randint(CLASSES, (ROWS,))
+    assert_close(call(features, labels), criterion(features, labels))
+
+
+def test_a_streamed_head_compiles_too():
+    # The compiler has to see the plain form, whatever the head is told.
+    head = HEADS["cosine"](SIZE, CLASSES, implementation="streamed")
+    assert_compiled_equals_eager(head, tammes.cosface(), "aot_eager")
+
+
+@pytest.mark.parametrize(
+    "again",
+    [copy.deepcopy, lambda criterion: pickle.loads(pickle.dumps(criterion))],
+    ids=["deepcopy", "pickle"],
+)
+def test_a_copied_criterion_compiles_too(again):
+    # A copy has nothing cached that the original had.
+    criterion = again(tammes.CosFace(SIZE, CLASSES, scale=8.0))
+    call = torch.compile(criterion, fullgraph=True, backend="aot_eager")
+    features, labels = batch()
+    assert_close(call(features, labels), criterion(features, labels))
+
+
+# Importing inductor makes torch warn of its own use of torch.jit.
+@pytest.mark.filterwarnings("ignore:`torch.jit.script_method` is deprecated:DeprecationWarning")
+@pytest.mark.slow
+@pytest.mark.parametrize("name", ["softmax", "arcface", "logit_divergence"])
+def test_a_criterion_compiles_with_inductor(name):
+    term = SPLIT_TERMS[name]
+    assert_compiled_equals_eager(default_head(term, SIZE, CLASSES), term, "inductor")
+
+
+def test_a_scheduled_margin_does_not_recompile():
+    counter = CompileCounterWithBackend("aot_eager")
+    eager, compiled = (
+        tammes.CosFace(SIZE, CLASSES, scale=8.0).schedule(margin=WarmUp(0.0, 0.8, steps=8))
+        for _ in range(2)
+    )
+    compiled.load_state_dict(eager.state_dict())
+    call = torch.compile(compiled, fullgraph=True, backend=counter)
+    features, labels = batch()
+    losses = []
+    for _ in range(8):
+        losses.append(call(features, labels).item())
+        assert losses[-1] == pytest.approx(eager(features, labels).item(), rel=1e-5)
+    assert counter.frame_count == 1
+    assert losses == sorted(losses)
+    assert losses[0] < losses[-1]  # the margin did grow
+    assert compiled.schedules["margin"].steps == 8
+
+
+def test_a_margin_for_each_example_does_not_recompile():
+    counter = CompileCounterWithBackend("aot_eager")
+    criterion = tammes.CosFace(SIZE, CLASSES, scale=8.0)
+    call = torch.compile(criterion, fullgraph=True, backend=counter)
+    features, labels = batch()
+    for _ in range(4):
+        margin = torch.rand(ROWS)
+        expected = criterion(features, labels, margin=margin)
+        assert_close(call(features, labels, margin=margin), expected)
+    assert counter.frame_count == 1
+
+
+# --------------------------------------------------------------------------------- torch.func
+
+
+@pytest.mark.parametrize("implementation", ["dense", "streamed"])
+@pytest.mark.parametrize("name", ["softmax", "arcface", "lm_softmax", "logit_divergence"])
+def test_vmap_over_a_criterion_is_a_loop_over_batches(name, implementation):
+    term = SPLIT_TERMS[name]
+    head = default_head(term, SIZE, CLASSES, implementation=implementation)
+    criterion = tammes.Criterion(head, term)
+    features, labels = torch.randn(3, ROWS, SIZE), torch.randint(CLASSES, (3, ROWS))
+    expected = torch.stack([criterion(f, y) for f, y in zip(features, labels, strict=True)])
+    assert_close(vmap(criterion)(features, labels), expected)
+
+
+@pytest.mark.parametrize("implementation", ["dense", "streamed"])
+@pytest.mark.parametrize("name", ["softmax", "arcface", "lm_softmax", "logit_divergence"])
+def test_grad_of_a_criterion_is_its_backward(name, implementation):
+    term = SPLIT_TERMS[name]
+    head = default_head(term, SIZE, CLASSES, implementation=implementation)
+    criterion = tammes.Criterion(head, term)
+    features, labels = batch()
+    parameters = {key: p.detach() for key, p in criterion.named_parameters()}
+
+    def loss(features, parameters):
+        return functional_call(criterion, parameters, (features, labels))
+
+    by_func = grad(loss, argnums=(0, 1))(features, parameters)
+    expected = run(criterion, criterion, features, labels)
+    assert_close(by_func[0], expected["features"])
+    for key in parameters:
+        assert_close(by_func[1][key], expected[key])
+
+
+def test_vmap_of_grad_gives_the_gradient_of_every_example():
+    criterion = tammes.CosFace(SIZE, CLASSES, scale=8.0)
+    features, labels = batch()
+    parameters = {key: p.detach() for key, p in criterion.named_parameters()}
+
+    def loss(parameters, feature, label):
+        return functional_call(criterion, parameters, (feature[None], label[None]))
+
+    by_example = vmap(grad(loss), in_dims=(None, 0, 0))(parameters, features, labels)
+    criterion(features, labels).backward()
+    assert by_example["head.weight"].shape == (ROWS, CLASSES, SIZE)
+    assert_close(by_example["head.weight"].mean(0), criterion.head.weight.grad)
+
+
+def test_an_ensemble_of_criteria_is_one_functional_call():
+    criteria = [tammes.ArcFace(SIZE, CLASSES, scale=8.0) for _ in range(3)]
+    features, labels = batch()
+    stacked, _ = torch.func.stack_module_state(criteria)
+    found = vmap(lambda p: functional_call(criteria[0], p, (features, labels)))(stacked)
+    assert_close(found, torch.stack([c(features, labels) for c in criteria]))
+
+
+# -------------------------------------------------------------------------------- double backward
+
+
+@pytest.mark.parametrize("reduction", ["mean", "none"])
+@pytest.mark.parametrize(
+    ("head_name", "name"),
+    [
+        ("linear", "softmax_smoothed_margin"),
+        ("linear", "sample_margin"),
+        ("cosine", "cosface"),
+        ("cosine", "arcface"),
+        ("cosine", "lm_softmax"),
+        ("linear_no_bias", "l_softmax_real_blend"),
+        ("cosine_raw_features", "sphereface"),
+        ("gaussian", "large_margin_gaussian"),
+        ("linear", "logit_divergence"),
+    ],
+)
+def test_the_streamed_loss_can_be_differentiated_twice(head_name, name, reduction):
+    head = HEADS[head_name](3, 4, scale="learnable", implementation="streamed").double()
+    criterion = tammes.Criterion(head, SPLIT_TERMS[name], reduction=reduction)
+    names = [key for key, _ in criterion.named_parameters()]
+    values = [p.detach().clone().requires_grad_() for p in criterion.parameters()]
+    features = torch.randn(2, 3, dtype=torch.double, requires_grad=True)
+    labels = torch.tensor([0, 3])
+
+    def loss(features, *values):
+        return functional_call(criterion, dict(zip(names, values, strict=True)), (features, labels))
+
+    assert "_Streamed" in type(loss(features, *values).grad_fn).__name__
+    torch.autograd.gradcheck(loss, (features, *values))
+    torch.autograd.gradgradcheck(loss, (features, *values))
+
+
+# ------------------------------------------------------------------- pickle, copy, move, save
+
+
+def same_next_step(left, right):
+    """Whether two criteria give the same, bit for bit, now and after what they remember of it."""
+    for _ in range(2):
+        features, labels = batch()
+        if not torch.equal(left(features, labels), right(features, labels)):
+            return False
+    return all(torch.equal(left.state_dict()[k], v) for k, v in right.state_dict().items())
+
+
+def test_a_pickled_criterion_goes_on_as_the_original():
+    criterion = everything()
+    train(criterion, 3)
+    again = pickle.loads(pickle.dumps(criterion))
+    assert repr(again) == repr(criterion)
+    assert again.loss == criterion.loss
+    assert same_next_step(criterion, again)
+
+
+def test_a_criterion_saved_whole_by_torch_goes_on_as_the_original():
+    criterion = everything()
+    train(criterion, 3)
+    file = io.BytesIO()
+    torch.save(criterion, file)
+    file.seek(0)
+    assert same_next_step(criterion, torch.load(file, weights_only=False))
+
+
+def test_a_deep_copy_trains_by_itself():
+    criterion = everything()
+    train(criterion, 2)
+    before = {key: value.clone() for key, value in criterion.state_dict().items()}
+    again = copy.deepcopy(criterion)
+    train(again, 3)
+    for key, value in criterion.state_dict().items():
+        assert torch.equal(value, before[key]), key
+        assert not torch.equal(again.state_dict()[key], value), key
+
+
+@pytest.mark.parametrize("name", SPLIT_TERMS)
+def test_every_term_pickles_and_copies_to_an_equal_one(name):
+    term = SPLIT_TERMS[name]
+    assert pickle.loads(pickle.dumps(term)) == term
+    assert copy.deepcopy(2.0 * term) == 2.0 * term
+
+
+def test_a_criterion_moves_to_double_precision():
+    criterion = everything()
+    features, labels = batch()
+    before = copy.deepcopy(criterion)(features, labels)
+    criterion.double()
+    loss = criterion(features.double(), labels)
+    loss.backward()
+    assert loss.dtype == torch.double
+    assert_close(loss.float(), before)
+    for name, tensor in criterion.state_dict().items():
+        assert tensor.dtype == (torch.long if name.endswith("steps") else torch.double), name
+    assert all(p.grad.dtype == torch.double for p in criterion.parameters())
+
+
+@pytest.mark.parametrize("implementation", ["dense", "streamed"])
+def test_a_criterion_in_half_precision_computes_in_single(implementation):
+    head = tammes.CosineHead(SIZE, CLASSES, scale=8.0, implementation=implementation)
+    criterion = tammes.Criterion(head.bfloat16(), tammes.arcface())
+    features, labels = batch(torch.bfloat16)
+    loss = criterion(features, labels)
+    loss.backward()
+    assert loss.dtype == torch.float
+    assert head.weight.grad.dtype == torch.bfloat16
+    assert_close(loss, criterion.float()(features.float(), labels))
+
+
+def test_a_criterion_moves_to_another_device():
+    # `meta` holds shapes alone: whatever stayed behind would collide with it.
+    criterion = everything().to("meta")
+    features, labels = batch()
+    loss = criterion(features.to("meta").requires_grad_(), labels.to("meta"))
+    loss.backward()
+    assert loss.device.type == "meta"
+    assert all(p.grad.device.type == "meta" for p in criterion.parameters())
+    assert {tensor.device.type for tensor in criterion.state_dict().values()} == {"meta"}
+
+
+@pytest.mark.parametrize("name", SPLIT_TERMS)
+def test_every_term_follows_its_criterion_to_another_device(name):
+    term = SPLIT_TERMS[name]
+    criterion = tammes.Criterion(default_head(term, SIZE, CLASSES), term).to("meta")
+    features, labels = batch()
+    assert criterion(features.to("meta"), labels.to("meta")).device.type == "meta"
+
+
+def test_a_state_dict_goes_through_safetensors_and_back(tmp_path):
+    criterion = everything()
+    train(criterion, 3)
+    save_file(criterion.state_dict(), tmp_path / "criterion.safetensors")
+    resumed = everything()
+    resumed.load_state_dict(load_file(tmp_path / "criterion.safetensors"))
+    assert set(criterion.state_dict()) == {
+        "head.weight",
+        "head.log_scale",
+        "states.adaface.mean",
+        "states.adaface.std",
+        "states.center.centers",
+        "schedules.concentration.steps",
+        "schedules.class_weights.steps",
+    }
+    assert same_next_step(criterion, resumed)
+
+
+def test_a_state_dict_of_lambda_annealing_goes_through_safetensors_and_back(tmp_path):
+    def make():
+        annealing = LambdaAnnealing(base=10.0, gamma=1.0, power=1.0)
+        return tammes.LSoftmax(SIZE, CLASSES, margin=2).schedule(blend=annealing)
+
+    criterion, resumed = make(), make()
+    train(criterion, 4)
+    save_file(criterion.state_dict(), tmp_path / "criterion.safetensors")
+    resumed.load_state_dict(load_file(tmp_path / "criterion.safetensors"))
+    assert resumed.schedules["blend"].value.item() == pytest.approx(2.0)
+    assert same_next_step(criterion, resumed)

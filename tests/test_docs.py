@@ -1,0 +1,153 @@
+"""What is public is documented, what is documented runs, and what is linked is there."""
+
+import doctest
+import functools
+import importlib
+import inspect
+import pkgutil
+import re
+from pathlib import Path
+from types import ModuleType
+
+import pytest
+import torch
+
+import tammes
+
+ROOT = Path(__file__).parents[1]
+PAGES = [ROOT / "README.md", *sorted((ROOT / "docs").glob("*.md"))]
+
+BUILDERS = {name: value for name, value in vars(tammes).items() if hasattr(value, "definition")}
+SUMS = {"direct_sum": tammes.direct_sum, "spectral_sum": tammes.spectral_sum}
+
+
+def public_names():
+    """Name and object of everything a user is meant to touch."""
+    found = {name: getattr(tammes, name) for name in tammes.__all__}
+    for module in (tammes.schedules, tammes.geometry, tammes.convert):
+        names = getattr(module, "__all__", None) or [
+            name
+            for name, value in vars(module).items()
+            if not name.startswith("_") and getattr(value, "__module__", "") == module.__name__
+        ]
+        found |= {f"{module.__name__}.{name}": getattr(module, name) for name in names}
+    return {name: value for name, value in found.items() if not isinstance(value, ModuleType)}
+
+
+@functools.cache
+def documented_objects():
+    """Everything defined in the package that has a docstring; a builder is what its name says.
+
+    pytest's own collection passes builders by: they are wrappers made in another module.
+    """
+    found = {}
+    for info in pkgutil.walk_packages(tammes.__path__, "tammes."):
+        module = importlib.import_module(info.name)
+        found[info.name] = (module, module)
+        for name, value in vars(module).items():
+            if callable(value) and getattr(value, "__module__", None) == info.name:
+                found[f"{info.name}.{name}"] = (module, value)
+    return found
+
+
+def doctests(name):
+    """The examples in a docstring and, for a class, in those of its methods."""
+    module, value = documented_objects()[name]
+    names = {"torch": torch, "tammes": tammes, **vars(module)}
+    if value is module:
+        parser = doctest.DocTestParser()
+        return [parser.get_doctest(module.__doc__ or "", names, name, module.__file__, 0)]
+    return doctest.DocTestFinder().find(value, name, module=False, globs=names)
+
+
+WITH_EXAMPLES = [
+    name for name in documented_objects() if any(test.examples for test in doctests(name))
+]
+
+
+@pytest.mark.parametrize("name", WITH_EXAMPLES)
+def test_examples_in_docstrings_run(name):
+    report = []
+    for test in doctests(name):
+        runner = doctest.DocTestRunner(optionflags=doctest.NORMALIZE_WHITESPACE, verbose=False)
+        runner.run(test, out=report.append)
+    assert not report, "".join(report)
+
+
+def test_the_examples_of_builders_are_among_those_that_run():
+    ran = {name.rpartition(".")[2] for name in WITH_EXAMPLES}
+    assert BUILDERS
+    assert set(BUILDERS) | set(SUMS) <= ran
+
+
+@pytest.mark.parametrize("name", public_names())
+def test_every_public_name_has_a_docstring_with_an_example(name):
+    value = public_names()[name]
+    # One's own: neither inherited, nor the signature that Python puts in its place.
+    text = vars(value).get("__doc__") if inspect.isclass(value) else value.__doc__
+    assert text, "no docstring"
+    assert not text.startswith(f"{value.__name__}("), "no docstring"
+    assert ">>> " in text, "no example"
+
+
+@pytest.mark.parametrize("module", ["convert", "geometry", "schedules"])
+def test_every_public_module_has_a_docstring(module):
+    assert getattr(tammes, module).__doc__
+
+
+@pytest.mark.parametrize("name", [*BUILDERS, *SUMS])
+@pytest.mark.parametrize("part", [".. math::", "Args:", "Returns:", "Example:", "References:"])
+def test_every_term_is_documented_with_formula_result_and_reference(name, part):
+    assert part in inspect.getdoc({**BUILDERS, **SUMS}[name])
+
+
+@pytest.mark.parametrize("name", BUILDERS)
+def test_every_setting_of_a_term_is_documented(name):
+    text = inspect.getdoc(BUILDERS[name])
+    for setting in inspect.signature(BUILDERS[name]).parameters:
+        assert re.search(rf"^    {setting}: ", text, re.MULTILINE), setting
+
+
+@pytest.mark.parametrize("name", [*BUILDERS, *SUMS])
+def test_every_term_is_in_the_table_of_losses(name):
+    assert re.search(rf"`{name}[`(]", (ROOT / "docs" / "losses.md").read_text())
+
+
+# --------------------------------------------------------------------------------- the pages
+
+
+def code_blocks(text):
+    return re.findall(r"^```python\n(.*?)^```", text, re.DOTALL | re.MULTILINE)
+
+
+def test_the_code_in_the_readme_runs(tmp_path, monkeypatch):
+    blocks = code_blocks((ROOT / "README.md").read_text())
+    assert blocks
+    monkeypatch.chdir(tmp_path)
+    names = {}
+    for number, block in enumerate(blocks, 1):
+        exec(compile(block, f"README.md, block {number}", "exec"), names)
+
+
+def links(text):
+    """Targets of relative links, without what leads to another site or within the page."""
+    text = re.sub(r"```.*?```", "", text, flags=re.DOTALL)
+    targets = re.findall(r"\[[^\]]*\]\(([^)\s]+)\)", text)
+    return [t.partition("#")[0] for t in targets if not re.match(r"[a-z]+:|#", t)]
+
+
+def test_the_finder_of_links_finds_them():
+    text = "[a](docs/a.md#part) [b](https://b.org) [c](#here)\n```\n[d](d.md)\n```\n![e](e.png)"
+    assert links(text) == ["docs/a.md", "e.png"]
+
+
+@pytest.mark.parametrize("page", PAGES, ids=lambda page: page.name)
+def test_links_between_pages_lead_somewhere(page):
+    missing = [link for link in links(page.read_text()) if not (page.parent / link).exists()]
+    assert not missing
+
+
+def test_the_readme_leads_to_the_pages():
+    targets = {(ROOT / link).resolve() for link in links((ROOT / "README.md").read_text())}
+    for page in ("losses.md", "contract.md", "decisions.md"):
+        assert ROOT / "docs" / page in targets, page
