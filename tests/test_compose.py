@@ -51,6 +51,12 @@ def test_weights_multiply_out():
     assert list(sum([a, b, c]).leaves()) == [(1.0, a), (1.0, b), (1.0, c)]
 
 
+def test_differences_and_quotients_are_sums_too():
+    a, b = tammes.cosface(), tammes.sample_margin()
+    assert list((a - b / 2).leaves()) == [(1.0, a), (-0.5, b)]
+    assert list((-a).leaves()) == [(-1.0, a)]
+
+
 def test_a_direct_sum_may_be_weighted_and_added_to():
     inner = tammes.direct_sum(tammes.softmax(), 2 * tammes.nca())
     weights = [weight for weight, _ in (0.5 * inner + tammes.zero_centroid()).leaves()]
@@ -88,6 +94,13 @@ def test_a_long_setting_prints_short():
         (lambda: float("inf") * tammes.cosface(), ValueError, "a finite weight, got inf"),
         (lambda: tammes.cosface() + 1, TypeError, "unsupported operand"),
         (lambda: tammes.cosface() * tammes.softmax(), TypeError, "unsupported operand"),
+        (
+            lambda: tammes.arcface(margin=28.6),
+            ValueError,
+            "expects radians, at most pi .* got 28.6",
+        ),
+        (lambda: tammes.combined_margin(0), ValueError, "expects m1 above 0, got 0"),
+        (lambda: tammes.nca(scale=[1.0, 2.0]), ValueError, "expects one scale for all classes"),
         (lambda: tammes.ldam(), TypeError, "missing a required argument: 'counts'"),
     ],
 )

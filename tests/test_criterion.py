@@ -174,6 +174,29 @@ def test_the_weight_of_an_ignored_example_does_not_count():
     assert_close(criterion(features, labels, weights=weights), expected)
 
 
+def test_a_setting_of_an_ignored_example_does_not_count_even_if_it_is_nan():
+    features, labels = a_batch()
+    labels[0] = -100
+    margin = torch.full(labels.shape, 0.1, dtype=torch.double)
+    criterion = build(tammes.cosface())
+    expected = criterion(features, labels, margin=margin)
+    margin[0] = float("nan")
+    assert_close(criterion(features, labels, margin=margin), expected)
+
+
+def test_a_label_in_a_small_integer_type_is_not_mistaken_for_the_ignored_one():
+    # -100 is 156 in eight bits.
+    criterion = tammes.CosFace(SIZE, 200, reduction="none")
+    features, labels = a_batch(count=2, dtype=torch.float)[0], torch.tensor([156, 3])
+    assert_close(criterion(features, labels.to(torch.uint8)), criterion(features, labels))
+
+
+@pytest.mark.parametrize("name", TERMS)
+def test_an_empty_batch_has_loss_zero(name):
+    empty = torch.empty(0, SIZE, dtype=torch.double), torch.empty(0, dtype=torch.long)
+    assert build(TERMS[name])(*empty) == 0
+
+
 @tammes.term(on="features", reads="")
 def distance_from_first(batch):
     rows = (batch.features - batch.features[0]).square().sum(1)
@@ -361,6 +384,35 @@ def test_classes_are_added_to_everything_that_has_one_value_each():
     assert torch.equal(criterion.states["center"].centers[: CLASSES - 1], centers[1:])
     assert criterion.class_weights.tolist() == [1.0] * (CLASSES - 1) + [3.0]
     criterion(features, torch.full_like(labels, CLASSES - 1))
+
+
+def test_classes_that_leave_no_room_for_a_direct_sum_are_refused_before_anything_changes():
+    head = tammes.LinearHead(4, 3, bias=False)
+    criterion = tammes.Criterion(head, tammes.direct_sum(tammes.softmax(), tammes.nca()))
+    with pytest.raises(ValueError, match="use spectral_sum"):
+        criterion.add_classes(1)
+    assert head.num_classes == 3
+
+
+def test_half_precision_leaves_margins_and_memories_alone():
+    loss = tammes.cosface(margin=[0.35] * CLASSES) + tammes.adaface()
+    criterion = tammes.Criterion(tammes.CosineHead(SIZE, CLASSES), loss).bfloat16()
+    assert criterion.head.weight.dtype == torch.bfloat16
+    assert all(b.dtype == torch.float32 for b in criterion.settings.buffers())
+    assert all(b.dtype == torch.float32 for b in criterion.states.buffers())
+    assert criterion(torch.randn(4, SIZE).bfloat16(), torch.arange(4)).isfinite()
+
+
+def test_a_scale_may_be_set_and_an_implementation_chosen():
+    criterion = tammes.CosFace(SIZE, CLASSES, implementation="streamed")
+    assert criterion.head.implementation == "streamed"
+    criterion.head.scale = 30.0
+    assert criterion.head.scale == 30.0
+    with pytest.raises(ValueError, match="expects scale above 0, got -1"):
+        criterion.head.scale = -1
+    criterion.head.implementation = "streamd"
+    with pytest.raises(ValueError, match=r"expects implementation 'auto', .* got 'streamd'"):
+        criterion(*a_batch(dtype=torch.float))
 
 
 def test_new_classes_without_their_settings_are_refused_and_nothing_changes():

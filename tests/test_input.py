@@ -365,7 +365,7 @@ REFUSED = {
     "a margin for each class at the call": (
         lambda: criterion()(FEATURES, LABELS, margin=torch.rand(CLASSES)),
         ValueError,
-        "the criterion expects margin to be a number or of shape (6,), got (9,)",
+        "the criterion expects margin to be a number or a tensor of shape () or (6,), got (9,)",
     ),
     "an unknown extension at the call": (
         lambda: criterion(tammes.arcface())(FEATURES, LABELS, extension="cut"),

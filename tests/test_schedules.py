@@ -90,6 +90,47 @@ def test_a_schedule_may_be_used_without_being_attached():
     assert_close(criterion(*BATCH, margin=warm_up.value), criterion(*BATCH, margin=0.1))
 
 
+def test_one_schedule_for_two_settings_steps_once():
+    warm_up = WarmUp(0.0, 0.4, steps=4)
+    criterion = tammes.CombinedMargin(4, 3).schedule(m2=warm_up, m3=warm_up)
+    criterion(*BATCH)
+    assert warm_up.steps == 1
+
+
+def test_by_hand_holds_until_it_is_said_otherwise():
+    criterion = criterion_with(margin=WarmUp(0.0, 0.4, steps=4), by_hand=True)
+    criterion.schedule(class_weights=DeferredReweighting([3, 2, 1], start=9))
+    criterion(*BATCH)
+    assert criterion.schedules["margin"].steps == 0
+
+
+@pytest.mark.parametrize(
+    ("loss", "key"),
+    [
+        (tammes.cosface(margin=[0.1, 0.2, 0.3]), "margin"),
+        (tammes.ldam([3, 2, 1]), "counts"),
+        (tammes.adaface(), "momentum"),
+    ],
+)
+def test_what_is_per_class_or_fixed_cannot_be_scheduled(loss, key):
+    criterion = tammes.Criterion(tammes.CosineHead(4, 3), loss)
+    with pytest.raises(ValueError, match=f"one number and free to change, got {key}"):
+        criterion.schedule(**{key: WarmUp(0.0, 0.4, steps=4)})
+
+
+@pytest.mark.parametrize(
+    ("loss", "key"), [(tammes.ldam([3, 2, 1]), "counts"), (tammes.adaface(), "momentum")]
+)
+def test_what_is_fixed_cannot_be_changed_at_the_call(loss, key):
+    criterion = tammes.Criterion(tammes.CosineHead(4, 3), loss)
+    with pytest.raises(TypeError, match=f"expects {key} from the beginning"):
+        criterion(*BATCH, **{key: 0.5})
+
+
+def test_a_schedule_prints_its_numbers():
+    assert repr(WarmUp(0.0, 0.4, steps=4)).startswith("WarmUp(start=0.0, end=0.4, length=4")
+
+
 def test_a_value_at_the_call_wins_over_the_schedule():
     criterion = criterion_with(margin=WarmUp(0.3, 0.4, steps=4))
     assert_close(criterion(*BATCH, margin=0.0), criterion_with()(*BATCH, margin=0.0))

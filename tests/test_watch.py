@@ -64,6 +64,14 @@ def test_what_is_frozen_on_purpose_is_no_neglect(frozen):
         optimizer.step()
 
 
+def test_prototypes_that_no_term_uses_are_no_neglect():
+    backbone, criterion = nn.Linear(4, 4), tammes.Criterion(tammes.CosineHead(4, 3), tammes.nca())
+    optimizer = torch.optim.SGD([*backbone.parameters(), *criterion.parameters()], lr=0.1)
+    for _ in range(10):
+        criterion(backbone(torch.randn(6, 4)), torch.randint(3, (6,))).backward()
+        optimizer.step()
+
+
 def test_a_watched_criterion_copies_and_a_copy_is_watched_for_itself():
     criterion = tammes.CosFace(4, 3)
     criterion(torch.randn(2, 4, requires_grad=True), torch.tensor([0, 1]))

@@ -72,14 +72,25 @@ def check_class_weights(weights: Sequence[float] | Tensor, classes: int) -> Tens
     return checked
 
 
-def check_values(name: str, features: Tensor, labels: Tensor, classes: int, ignore: int) -> None:
-    """Refuse labels out of range and features that are not finite; on a GPU this waits for it."""
-    known = labels[labels != ignore]
+def transforming() -> bool:
+    """Whether this code is being traced or transformed rather than run: there are no values yet."""
+    return torch.compiler.is_compiling() or torch._C._are_functorch_transforms_active()
+
+
+def check_range(name: str, labels: Tensor, classes: int, ignore: int | None = None) -> None:
+    """Refuse labels that are no class; on a GPU this waits for it."""
+    known = labels if ignore is None else labels[labels != ignore]
     if known.numel() and (int(known.min()) < 0 or int(known.max()) >= classes):
+        or_ignored = "" if ignore is None else f" or ignore_index={ignore}"
         raise ValueError(
-            f"{name} expects labels from 0 to {classes - 1} or ignore_index={ignore}, "
+            f"{name} expects labels from 0 to {classes - 1}{or_ignored}, "
             f"got {int(known.min())} to {int(known.max())}"
         )
+
+
+def check_values(name: str, features: Tensor, labels: Tensor, classes: int, ignore: int) -> None:
+    """Refuse labels out of range and features that are not finite; on a GPU this waits for it."""
+    check_range(name, labels, classes, ignore)
     # One sum is cheaper than looking at every number, and not finite if one of them is not.
     if not math.isfinite(features.detach().sum(dtype=torch.float64).item()):
         broken = int((~features.detach().isfinite().all(1)).sum())

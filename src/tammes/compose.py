@@ -12,9 +12,10 @@ from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any, Concatenate, Literal, NamedTuple, ParamSpec, TypeAlias, cast
 
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 
 from tammes.split import ALONGSIDE, REDUCED, Split
+from tammes.steady import Steady
 
 if TYPE_CHECKING:
     from tammes.heads.head import Head
@@ -80,6 +81,15 @@ class Loss:
 
     __rmul__ = __mul__
 
+    def __truediv__(self, divisor: float) -> "Sum":
+        return self * (1 / divisor)
+
+    def __neg__(self) -> "Sum":
+        return self * -1
+
+    def __sub__(self, other: "Loss") -> "Sum":
+        return self + -other if isinstance(other, Loss) else NotImplemented
+
 
 def _parts(loss: Loss) -> tuple[tuple[float, Loss], ...]:
     return loss.parts if isinstance(loss, Sum) else ((1.0, loss),)
@@ -112,7 +122,7 @@ class Sum(Loss):
         )
 
 
-class State(nn.Module):
+class State(Steady):
     """What a term remembers from batch to batch; registered in the criterion that holds it.
 
     Both hooks run in training mode only, without gradient.
@@ -137,7 +147,8 @@ class Definition:
     on: Literal["split", "prototypes", "features"]
     reads: frozenset[str]
     requires: Literal["", "angle", "cosine"] = ""
-    check: Callable[..., None] | None = None
+    unless_zero: Mapping[str, str] = field(default_factory=dict)
+    fixed: frozenset[str] = frozenset()
     prepare: Callable[..., dict[str, Setting]] | None = None
     state: Callable[..., State] | None = None
     signature: inspect.Signature = field(default_factory=inspect.Signature)
@@ -256,6 +267,8 @@ def term(
     reads: str = " ".join((*REDUCED, *ALONGSIDE)),
     on: Literal["split", "prototypes", "features"] = "split",
     requires: Literal["", "angle", "cosine"] = "",
+    unless_zero: Mapping[str, str] | None = None,
+    fixed: str = "",
     check: Callable[..., None] | None = None,
     prepare: Callable[..., dict[str, Setting]] | None = None,
     state: Callable[..., State] | None = None,
@@ -272,6 +285,9 @@ def term(
             ``(N,)`` and which of the examples could be anchors ``(N,)``.
         requires: ``"angle"`` where the similarity must be a length times a cosine, ``"cosine"``
             where it must be bounded.
+        unless_zero: fields that are read only where a setting is not zero, by field.
+        fixed: settings that are what they are from the beginning, separated by blanks: neither a
+            call nor a schedule can change them.
         check: called with the settings when a term is built, raises ``ValueError``.
         prepare: called with the settings, returns those the function is given in another form.
         state: called with the term and a head, returns the memory of a stateful term, which the
@@ -312,6 +328,9 @@ def term(
                 (key, _normalise(name, key, value, signature.parameters[key].default))
                 for key, value in bound.arguments.items()
             )
+            for key, value in values:
+                if on != "split" and isinstance(value, tuple):
+                    raise ValueError(f"{name} expects one {key} for all classes, got {value!r}")
             if check is not None:
                 check(**dict(values))
             return Term(definition, values)
@@ -324,7 +343,8 @@ def term(
             on=on,
             reads=frozenset(reads.split()),
             requires=requires,
-            check=check,
+            unless_zero=unless_zero or {},
+            fixed=frozenset(fixed.split()),
             prepare=prepare,
             state=state,
             signature=signature,

@@ -12,11 +12,12 @@ from tammes.checks import (
     check_reduction,
     check_values,
     check_weights,
+    transforming,
 )
 from tammes.compose import Batch, Loss, Setting, State, Term
 from tammes.evaluate import other_terms, split_terms
 from tammes.heads.head import Head
-from tammes.kernels import transforming
+from tammes.kernels import Implementation
 from tammes.kernels.problem import working_dtype
 from tammes.schedules import Schedule
 from tammes.settings import Settings
@@ -44,6 +45,8 @@ class Criterion(nn.Module):
         class_weights: weight of each class's examples, shape ``(C,)``.
         validate: check the values of labels and features on an accelerator too, which waits for
             it. On the CPU they are always checked.
+        implementation: of the head, if it is to be changed: ``"auto"``, ``"dense"`` or
+            ``"streamed"``.
 
     Attributes:
         terms: each term of the last call by name: its mean over the examples, before its weight,
@@ -71,6 +74,7 @@ class Criterion(nn.Module):
         ignore_index: int = -100,
         class_weights: Sequence[float] | Tensor | None = None,
         validate: bool = False,
+        implementation: Implementation | None = None,
     ) -> None:
         super().__init__()
         if not isinstance(head, Head):
@@ -83,6 +87,8 @@ class Criterion(nn.Module):
         check_reduction(reduction)
         if class_weights is not None:
             class_weights = check_class_weights(class_weights, head.num_classes)
+        if implementation is not None:
+            head.implementation = implementation
         self.head = head
         self.reduction = reduction
         self.ignore_index = ignore_index
@@ -130,11 +136,13 @@ class Criterion(nn.Module):
         """
         tracing = transforming()
         self._check(features, labels, weights, tracing)
+        # Before it is compared: a small integer type would wrap the ignored label round.
+        labels = labels.long()
         valid = labels != self.ignore_index
-        labels = torch.where(valid, labels, 0).long()
+        labels = torch.where(valid, labels, 0)
         batch = Batch(features, labels, valid)
         arguments = self.settings.resolve(batch, {**self._scheduled(), **settings})
-        if self.training and not tracing:
+        if self.training and not tracing and self.settings.uses_prototypes:
             self._watch.notice(self.head.weight, features)
         self._remember("before", batch, tracing)
 
@@ -194,7 +202,7 @@ class Criterion(nn.Module):
             )
         # Values are looked at in plain eager mode only, and where that does not wait for a GPU.
         if not tracing and (self.validate or features.device.type == "cpu"):
-            check_values(name, features, labels, self.head.num_classes, self.ignore_index)
+            check_values(name, features, labels.long(), self.head.num_classes, self.ignore_index)
 
     def _remember(self, hook: str, batch: Batch, tracing: bool) -> None:
         if not self.training or _transformed(tracing):
@@ -203,14 +211,16 @@ class Criterion(nn.Module):
             for state in self.states.values():
                 getattr(state, hook)(batch)
 
-    def schedule(self, *, by_hand: bool = False, **schedules: Schedule) -> "Criterion":
+    def schedule(self, *, by_hand: bool | None = None, **schedules: Schedule) -> "Criterion":
         """Let settings follow schedules, by the name of the setting.
 
         A schedule is part of the criterion: saved in its ``state_dict``, it resumes where it
         stopped. It steps with every call in training mode, or when you call :meth:`step`.
 
         Args:
-            by_hand: do not step by itself; for gradient accumulation, or steps that are epochs.
+            by_hand: do not step by itself: for gradient accumulation, activation checkpointing, or
+                steps that are epochs. Holds for all schedules of the criterion, until it is said
+                otherwise.
             **schedules: a schedule for each setting, such as ``margin`` or ``blend``; and for
                 ``class_weights``.
 
@@ -225,7 +235,8 @@ class Criterion(nn.Module):
             self._check_schedule(key, schedule)
         for key, schedule in schedules.items():
             self.schedules[key] = schedule.to(self.head.weight.device)
-        self._step_by_hand = by_hand
+        if by_hand is not None:
+            self._step_by_hand = by_hand
         return self
 
     def _check_schedule(self, key: str, schedule: Schedule) -> None:
@@ -233,6 +244,7 @@ class Criterion(nn.Module):
             raise ValueError(f"Criterion.schedule expects a setting of {self.loss!r}, got {key!r}")
         if key not in self.settings.names(numbers=True) | {"class_weights"}:
             raise ValueError(f"Criterion.schedule expects a setting that is a number, got {key!r}")
+        self.settings.check_changeable(key)
         if not isinstance(schedule, Schedule):
             raise TypeError(f"Criterion.schedule expects a Schedule for {key}, got {schedule!r}")
         shape = (self.head.num_classes,) if key == "class_weights" else ()
@@ -244,7 +256,8 @@ class Criterion(nn.Module):
 
     def step(self) -> None:
         """Advance all schedules by one step."""
-        for schedule in self.schedules.values():
+        # One schedule may drive several settings, and still steps once.
+        for schedule in set(self.schedules.values()):
             if isinstance(schedule, Schedule):
                 schedule.step()
 
@@ -313,7 +326,7 @@ class Criterion(nn.Module):
             **per_class: n values for every setting that has one per class, such as ``counts`` of
                 :func:`tammes.ldam`; and for ``class_weights``.
         """
-        self._check_resizable()
+        self._check_resizable(self.head.num_classes + n)
         wanted = self.settings.per_class()
         if self.class_weights is not None:
             wanted.add("class_weights")
@@ -335,12 +348,15 @@ class Criterion(nn.Module):
             indices: the classes to drop.
             optimizer: its state for the classes that stay is carried over.
         """
-        self._check_resizable()
         keep = self.head.kept(indices)
+        self._check_resizable(len(keep))
         self.head.remove_classes(indices, optimizer=optimizer)
         self._resize(keep, 0, {})
 
-    def _check_resizable(self) -> None:
+    def _check_resizable(self, num_classes: int) -> None:
+        for _, term in self.loss.leaves():
+            if term.within is not None:
+                term.within.check(self.head.embedding_size, num_classes)
         if "class_weights" in self.schedules:
             raise ValueError(
                 "Criterion expects no schedule of class_weights when classes change, got one: "
@@ -367,10 +383,17 @@ class Criterion(nn.Module):
             assert isinstance(state, State)
             state.resize(keep, new)
 
-    def extra_repr(self) -> str:
-        """The loss as it is written, and what is not the default."""
-        extra = "" if self.reduction == "mean" else f", reduction={self.reduction!r}"
-        return f"loss={self.loss!r}{extra}"
+    def __repr__(self) -> str:
+        """The head, the loss as it is written, and what is not the default."""
+        lines = [f"head={self.head!r}", f"loss={self.loss!r}"]
+        lines += [f"{key} follows {schedule!r}" for key, schedule in self.schedules.items()]
+        if self.reduction != "mean":
+            lines.append(f"reduction={self.reduction!r}")
+        if self.ignore_index != -100:
+            lines.append(f"ignore_index={self.ignore_index}")
+        if self.class_weights is not None:
+            lines.append(f"class_weights of {len(self.class_weights)} classes")
+        return f"{type(self).__name__}(\n  " + ",\n  ".join(lines) + "\n)"
 
 
 def _check_fit(head: Head, term: Term) -> None:

@@ -45,7 +45,12 @@ def split_terms(
         return (nothing if rowwise else nothing.sum()), {}
     terms = {name: named[name][1] for name in names}
     coefficients = tuple(named[name][0] for name in names)
-    reads = frozenset(field for term in terms.values() for field in term.definition.reads)
+    reads = frozenset(
+        field
+        for name, term in terms.items()
+        for field in term.definition.reads
+        if not _is_zero(arguments[name].get(term.definition.unless_zero.get(field, "")))
+    )
     problem = head.problem(batch.features)
     # These have a gradient, or need all scores at once: only the plain form has both.
     plain = "rest" in reads or weights.requires_grad or _take_gradient(arguments, names)
@@ -101,6 +106,10 @@ def _evaluate(terms: Mapping[str, Term], arguments: Arguments, split: Split, row
         }
         values.append(term.definition.function(split, **own))
     return torch.stack(values)
+
+
+def _is_zero(value: Setting) -> bool:
+    return isinstance(value, (int, float)) and not isinstance(value, bool) and value == 0
 
 
 def _take_gradient(arguments: Arguments, names: list[str]) -> bool:

@@ -1,7 +1,7 @@
 """Ready-made criteria: a head and a loss with the literature's defaults, in one line.
 
 Each is a :class:`tammes.Criterion` and takes its options too: ``reduction``, ``ignore_index``,
-``class_weights``, ``validate``.
+``class_weights``, ``validate``, ``implementation``.
 """
 
 from collections.abc import Sequence
@@ -13,6 +13,7 @@ from tammes.compose import Setting
 from tammes.criterion import Criterion, Reduction
 from tammes.heads import CosineHead, GaussianHead, LinearHead
 from tammes.heads.head import Scale
+from tammes.kernels import Implementation
 from tammes.losses import (
     arcface,
     combined_margin,
@@ -35,6 +36,7 @@ class Options(TypedDict, total=False):
     ignore_index: int
     class_weights: Sequence[float] | Tensor | None
     validate: bool
+    implementation: Implementation | None
 
 
 class Softmax(Criterion):

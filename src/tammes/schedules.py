@@ -51,6 +51,11 @@ class Schedule(nn.Module):
         """The value now."""
         return self.value
 
+    def extra_repr(self) -> str:
+        """Its numbers, and how far it is."""
+        own = {k: v for k, v in vars(self).items() if not k.startswith("_") and k != "training"}
+        return ", ".join(f"{key}={value!r}" for key, value in own.items())
+
 
 class LambdaAnnealing(Schedule):
     r"""L-Softmax's annealing by the law of its Caffe code.

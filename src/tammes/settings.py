@@ -1,14 +1,15 @@
 """The settings of a criterion's terms, as one call has them."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 
 from tammes.compose import Batch, Loss, Setting, Term
+from tammes.steady import Steady
 
 
-class Settings(nn.Module):
+class Settings(Steady):
     """The terms of a loss by name, and what each is to be called with.
 
     A setting of one value per class is kept as a buffer, so that it moves with the criterion; it is
@@ -38,8 +39,23 @@ class Settings(nn.Module):
                         f"{term.name} expects one {key} for each of {num_classes} classes, "
                         f"got {len(value)}"
                     )
-                values = torch.tensor(value, dtype=like.dtype, device=like.device)
+                dtype = torch.promote_types(like.dtype, torch.float32)
+                values = torch.tensor(value, dtype=dtype, device=like.device)
                 self.register_buffer(f"{name}_{key}", values, persistent=False)
+
+    @property
+    def uses_prototypes(self) -> bool:
+        """Whether any term depends on the prototypes."""
+        return any(term.definition.on != "features" for _, term in self.named.values())
+
+    def check_changeable(self, key: str) -> None:
+        """Refuse to let a schedule replace what is fixed, or one value per class by one for all."""
+        for _, term in self.named.values():
+            if key in term.definition.fixed or isinstance(term.settings.get(key), tuple):
+                raise ValueError(
+                    f"a schedule expects a setting that is one number and free to change, "
+                    f"got {key} of {term!r}"
+                )
 
     def names(self, *, numbers: bool = False) -> set[str]:
         """Every setting of every term, or only those that are numbers."""
@@ -71,11 +87,17 @@ class Settings(nn.Module):
                 f"the criterion has no setting {', '.join(map(repr, unknown))}: "
                 f"its terms have {sorted(self.names())}"
             )
+        for _, term in self.named.values():
+            if not term.definition.fixed.isdisjoint(changed):
+                raise TypeError(
+                    f"{term.name} expects {', '.join(sorted(term.definition.fixed))} from the "
+                    "beginning, got another at the call"
+                )
         resolved = {}
         for name, own in self.arguments.items():
             _check(self.named[name][1], changed)
             resolved[name] = {
-                key: _on_batch(key, changed[key], batch)
+                key: _on_batch(key, changed[key], batch, self.named[name][1])
                 if key in changed
                 else self.get_buffer(f"{name}_{key}")[batch.labels]
                 if isinstance(value, tuple)
@@ -92,14 +114,18 @@ def _check(term: Term, changed: Mapping[str, Setting]) -> None:
         term.altered(**own)
 
 
-def _on_batch(key: str, value: Setting, batch: Batch) -> Setting:
-    if isinstance(value, Sequence) and not isinstance(value, str):
-        value = torch.tensor(value, dtype=batch.features.dtype)
-    if not isinstance(value, Tensor):
+def _on_batch(key: str, value: Setting, batch: Batch, term: Term) -> Setting:
+    if isinstance(value, (int, float, str)):
         return value
-    if value.ndim and value.shape != batch.labels.shape:
+    shapes: list[tuple[int, ...]] = [()]
+    if term.definition.on == "split":
+        shapes.append(tuple(batch.labels.shape))
+    if not isinstance(value, Tensor) or tuple(value.shape) not in shapes:
+        got = tuple(value.shape) if isinstance(value, Tensor) else type(value).__name__
         raise ValueError(
-            f"the criterion expects {key} to be a number or of shape ({len(batch.labels)},), "
-            f"got {tuple(value.shape)}"
+            f"the criterion expects {key} to be a number or a tensor of shape "
+            f"{' or '.join(map(str, shapes))}, got {got}"
         )
-    return value.to(batch.features.device)
+    value = value.to(batch.features.device)
+    # What an ignored example has does not count, even if it is NaN; one is in every range.
+    return torch.where(batch.valid, value, 1.0) if value.ndim else value

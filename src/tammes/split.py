@@ -6,6 +6,8 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
+from tammes.checks import check_range, transforming
+
 REDUCED = ("target", "others", "hardest", "expected", "mean")
 """The five numbers, each of which combines over shards of the classes."""
 ALONGSIDE = ("length", "norm", "gap")
@@ -82,9 +84,9 @@ def split(
             ``-inf`` for an example is not there for it.
         labels: class of each example in ``[0, C)``, shape ``(N,)``.
         scale: inverse temperature of the softmax.
-        own: what the caller knows better than the matrix tells about each example and its own
-            class: any of ``target``, ``length``, ``norm``, ``gap``, each of shape ``(N,)``. By
-            default the similarities are taken for cosines of unit vectors.
+        own: what each example has to do with its own class, where the caller knows it better than
+            the matrix tells: ``target``, ``length``, ``norm`` and ``gap`` as far as they are read,
+            each of shape ``(N,)``. By default similarities are taken for cosines of unit vectors.
         reads: names of the fields to compute; ``"rest"`` keeps the masked scores.
 
     Returns:
@@ -107,41 +109,45 @@ def split(
     classes = similarity.shape[1]
     if classes < 2:
         raise ValueError(f"split expects at least 2 classes, got C={classes}")
-    reads, own = frozenset(reads), own or {}
+    if not transforming() and labels.device.type == "cpu":
+        check_range("split", labels, classes)
+    reads = frozenset(reads)
     unread = similarity.new_full(labels.shape, float("nan"))
-    one = similarity.new_ones(labels.shape)
-
     column = labels[:, None]
-    target = own.get("target", similarity.gather(1, column).squeeze(1))
-    # The target is masked out rather than subtracted from a full log-sum-exp: where it
-    # dominates, the subtraction would leave nothing of the others.
-    others_only = similarity.scatter(1, column, float("-inf"))
-    # Scaled before it is masked: a scale that is learned must not meet the infinity.
+    if own is None:
+        target, one = similarity.gather(1, column).squeeze(1), torch.ones_like(unread)
+        own = {"target": target, "length": one, "norm": one, "gap": 1 - target}
+
+    # The target is masked out rather than subtracted from a full log-sum-exp: where it dominates,
+    # the subtraction would leave nothing of the others. And it is masked after scaling: a scale
+    # that is learned must not meet the infinity.
     rest = (scale * similarity).scatter(1, column, float("-inf"))
     others, hardest, expected, mean = unread, unread, unread, unread
     rivals: Tensor | int = classes - 1
-    if not reads.isdisjoint(("others", "expected")):
+    if "others" in reads:
         others = rest.logsumexp(1)
     if "hardest" in reads:
         # max, unlike amax, gives the whole gradient to the first of several equal classes.
-        hardest = others_only.max(1).values
-    if not reads.isdisjoint(("expected", "mean")):
+        hardest = similarity.scatter(1, column, float("-inf")).max(1).values
+    if not reads.isdisjoint(("expected", "mean", "rest")):
         there = rest > float("-inf")
-        finite = torch.where(there, rest, 0.0)
         rivals = there.sum(1, dtype=similarity.dtype)
-        expected = (rest.softmax(1) * finite).sum(1)
-        mean = finite.sum(1) / rivals
+        finite = torch.where(there, rest, 0.0)
+        if "expected" in reads:
+            expected = (rest.softmax(1) * finite).sum(1)
+        if "mean" in reads:
+            mean = finite.sum(1) / rivals
     return Split(
-        target=target,
+        target=own.get("target", unread),
         others=others,
         hardest=hardest,
         expected=expected,
         mean=mean,
         labels=labels,
         scale=scale,
-        length=own.get("length", one),
-        norm=own.get("norm", one),
-        gap=own.get("gap", 1 - target),
+        length=own.get("length", unread),
+        norm=own.get("norm", unread),
+        gap=own.get("gap", unread),
         classes=classes,
         rivals=rivals,
         rest=rest if "rest" in reads else None,

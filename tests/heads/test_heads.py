@@ -186,6 +186,24 @@ def test_an_optimizer_goes_on_as_if_the_classes_had_always_been_there(optimizer)
     assert len(opt.state) == 2
 
 
+def test_state_with_one_number_per_class_is_carried_too():
+    head = tammes.CosineHead(6, 5)
+    optimizer = torch.optim.Adafactor(head.parameters(), lr=0.1)
+    tammes.Criterion(head, tammes.cosface())(torch.ones(2, 6), torch.tensor([0, 1])).backward()
+    optimizer.step()
+    head.add_classes(2, optimizer=optimizer)
+    optimizer.zero_grad()
+    tammes.Criterion(head, tammes.cosface())(torch.ones(2, 6), torch.tensor([5, 6])).backward()
+    optimizer.step()
+
+
+@pytest.mark.parametrize("head", [tammes.SimplexHead(6, 5), tammes.CosineHead(6, 5)])
+def test_prototypes_that_are_not_trained_need_no_optimizer(head):
+    head.requires_grad_(False)
+    head.add_classes(1, optimizer=torch.optim.SGD([nn.Parameter(torch.zeros(2))], lr=0.1))
+    assert head.num_classes == 6
+
+
 def test_an_optimizer_that_never_held_the_parameter_is_refused():
     stranger = torch.optim.SGD([nn.Parameter(torch.zeros(2))], lr=0.1)
     old, new = nn.Parameter(torch.zeros(2, 3)), nn.Parameter(torch.zeros(3, 3))

@@ -171,6 +171,41 @@ def test_a_term_that_remembers_is_differentiated_with_what_it_knew_in_forward():
     assert_close(gradients[0], gradients[1], rtol=0, atol=0)
 
 
+@pytest.mark.parametrize("reduction", ["mean", "none"])
+def test_a_loss_scale_is_applied_before_gradients_become_half(reduction):
+    # 65536, where a gradient scaler starts, is infinite in float16.
+    found = {}
+    for implementation in ("dense", "streamed"):
+        torch.manual_seed(0)
+        criterion = streamed_criterion(size=16, classes=50, reduction=reduction)
+        criterion.head.implementation = implementation
+        features, labels = a_batch(size=16, count=64, classes=50)
+        x = (10 * features).half().requires_grad_()
+        (65536 * criterion(x, labels).sum() / (64 if reduction == "none" else 1)).backward()
+        assert x.grad.isfinite().all()
+        found[implementation] = x.grad.float()
+    assert_close(found["streamed"], found["dense"], rtol=2e-3, atol=1e-3)
+
+
+def reader(field):
+    """A term that reads a field, and says that it reads others only."""
+
+    def read(split):
+        return getattr(split, field) + 0 * split.target
+
+    read.__name__ = field
+    return tammes.term(reads="target")(read)()
+
+
+@pytest.mark.parametrize("implementation", ["dense", "streamed"])
+@pytest.mark.parametrize(
+    "field", ["others", "hardest", "expected", "mean", "length", "norm", "gap", "cosine"]
+)
+def test_a_field_that_was_not_declared_is_nan_on_either_kernel(field, implementation):
+    head = tammes.LinearHead(6, CLASSES, bias=False, implementation=implementation)
+    assert tammes.Criterion(head, reader(field))(*a_batch()).isnan()
+
+
 def test_settings_and_weights_that_are_learned_get_their_gradient():
     criterion, (features, labels) = streamed_criterion(), a_batch()
     margin = torch.full((13,), 0.2, requires_grad=True)

@@ -7,7 +7,7 @@ from typing import Literal
 import torch
 from torch import Tensor, nn
 
-from tammes.checks import INTEGERS, check_features
+from tammes.checks import INTEGERS, check_features, check_range, transforming
 from tammes.heads.surgery import carry_over, find
 from tammes.kernels import Implementation
 from tammes.kernels.problem import Problem
@@ -76,10 +76,8 @@ class Head(nn.Module):
                 math.sqrt(2) * math.log(max(num_classes - 1, 2)) if similarity.is_cosine else 1.0
             )
             self.log_scale = nn.Parameter(torch.tensor(math.log(start)))
-        elif not 0 < scale < math.inf:
-            raise ValueError(f"{name} expects scale above 0, got {scale}")
         else:
-            self._scale = float(scale)
+            self.scale = scale
 
     @property
     def num_classes(self) -> int:
@@ -95,6 +93,16 @@ class Head(nn.Module):
     def scale(self) -> Tensor | float:
         """What similarities are multiplied with: a number, or a tensor where it is learned."""
         return self._scale if self.log_scale is None else self.log_scale.exp()
+
+    @scale.setter
+    def scale(self, value: float) -> None:
+        if not 0 < value < math.inf:
+            raise ValueError(f"{type(self).__name__} expects scale above 0, got {value}")
+        if self.log_scale is None:
+            self._scale = float(value)
+        else:
+            with torch.no_grad():
+                self.log_scale.fill_(math.log(value))
 
     @property
     def prototypes(self) -> Tensor:
@@ -136,6 +144,8 @@ class Head(nn.Module):
             The :class:`tammes.Split` of the batch.
         """
         self.check(features)
+        if not transforming() and labels.device.type == "cpu":
+            check_range(type(self).__name__, labels, self.num_classes)
         return dense_split(self.problem(features), labels, frozenset(reads))
 
     def forward(self, features: Tensor, labels: Tensor | None = None) -> Tensor | Split:
@@ -226,15 +236,16 @@ class Head(nn.Module):
         fresh = {"weight": torch.cat([self.weight.detach()[keep], rows])}
         if bias is not None:
             fresh["bias"] = torch.cat([bias[keep], bias.mean().expand(len(rows))])
+        trained = {name for name in fresh if getattr(self, name).requires_grad}
         if optimizer is not None:
-            for name in fresh:
+            for name in trained:
                 # Before anything is changed.
                 find(optimizer, getattr(self, name))
         for name, values in fresh.items():
             old = getattr(self, name)
             if isinstance(old, nn.Parameter):
                 new = nn.Parameter(values, requires_grad=old.requires_grad)
-                if optimizer is not None:
+                if optimizer is not None and name in trained:
                     carry_over(optimizer, old, new, keep)
                 setattr(self, name, new)
             else:

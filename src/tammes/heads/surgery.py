@@ -46,8 +46,8 @@ def carry_over(
     if state is None:
         return
     for name, value in state.items():
-        if isinstance(value, Tensor) and value.shape == old.shape:
-            carried = value.new_zeros(new.shape)
+        if isinstance(value, Tensor) and value.ndim and len(value) == len(old):
+            carried = value.new_zeros(len(new), *value.shape[1:])
             carried[: len(keep)] = value[keep.to(value.device)]
             state[name] = carried
     optimizer.state[new] = state

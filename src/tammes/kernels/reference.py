@@ -26,11 +26,14 @@ def dense_split(problem: Problem, labels: Tensor, reads: frozenset[str]) -> Spli
     The reference for every other kernel; differentiable any number of times, and under
     ``torch.compile`` and ``torch.func``.
     """
-    features, prototypes, bias = problem.features, problem.prototypes, problem.bias
-    with full_precision(features.device):
-        dtype = working_dtype(features, prototypes)
-        own_prototypes = prototypes.index_select(0, labels).to(dtype)
-        own = problem.similarity.own(features.to(dtype), own_prototypes, reads)
-        if bias is not None and "target" in own:
-            own["target"] = own["target"] + bias.index_select(0, labels)
+    with full_precision(problem.features.device):
+        # Cast once, so that the parts of a gradient meet in the working dtype.
+        dtype = working_dtype(problem.features, problem.prototypes)
+        problem = problem._replace(
+            features=problem.features.to(dtype), prototypes=problem.prototypes.to(dtype)
+        )
+        own_prototypes = problem.prototypes.index_select(0, labels)
+        own = problem.similarity.own(problem.features, own_prototypes, reads)
+        if problem.bias is not None and "target" in own:
+            own["target"] = own["target"] + problem.bias.index_select(0, labels)
         return split(similarity_matrix(problem), labels, scale=problem.scale, own=own, reads=reads)

@@ -136,9 +136,15 @@ class _Streamed(torch.autograd.Function):
             # Given away, not copied: a second backward makes them anew.
             gradients, ctx.gradients = ctx.gradients, None
             if grad.device.type != "cpu" or grad.item() != 1:
-                gradients = [None if g is None else g.mul_(grad.to(g.dtype)) for g in gradients]
+                gradients = [None if g is None else g.mul_(grad) for g in gradients]
         else:
             _, _, gradients = _run(problem, labels, weights * grad, ctx.plan, needs)
+        # Only now to half precision, where an input has it: a loss scale must come before.
+        inputs = (features, prototypes, bias, scale)
+        gradients = [
+            g if g is None or t is None else g.to(t.dtype)
+            for g, t in zip(gradients, inputs, strict=True)
+        ]
         return (*gradients, None, None, None, None, None)
 
 
@@ -298,18 +304,17 @@ class _Pass:
         self, reduced: Reduction, known: dict[str, Tensor], scale: Tensor, labels: Tensor
     ) -> Split:
         unread = torch.full_like(scale, float("nan"))
-        one = torch.ones_like(scale)
         others, top, expected, mean = reduced.leaves
         return Split(
             target=known.get("target", unread),
             others=others,
-            hardest=top / scale,
+            hardest=top / scale if "hardest" in self.plan.reads else unread,
             expected=expected,
             mean=mean,
             labels=labels,
             scale=scale,
-            length=known.get("length", one),
-            norm=known.get("norm", one),
+            length=known.get("length", unread),
+            norm=known.get("norm", unread),
             gap=known.get("gap", unread),
             classes=len(self.prototypes),
             rivals=len(self.prototypes) - 1,
@@ -344,9 +349,9 @@ class _Pass:
             out.copy_(result)
 
     def _gradients(self) -> Iterator[Tensor | None]:
-        """What was gathered, in the dtype of what it belongs to."""
+        """What was gathered, in the working dtype."""
         d_features, d_prototypes = self.d_features, self.d_keys
-        yield None if d_features is None else d_features.to(self.features.dtype)
+        yield d_features
         if d_prototypes is not None:
             if not self.row_blocks:
                 d_prototypes.zero_()
@@ -354,7 +359,6 @@ class _Pass:
                 self._through_keys(d_prototypes, block)
             for labels, rows in self.own_rows:
                 d_prototypes.index_add_(0, labels, rows)
-            d_prototypes = d_prototypes.to(self.prototypes.dtype)
         yield d_prototypes
         if self.needs_b:
             d_bias = self.d_offsets

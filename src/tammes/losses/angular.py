@@ -7,6 +7,10 @@ All of them push the target's score down before the softmax sees it,
 with :math:`\theta` the angle to the own prototype, :math:`r` what the head leaves of the norms and
 :math:`\Phi` the cosine of :math:`\varphi = m_1\theta + m_2`, continued past :math:`\pi`. They
 differ in which of the three margins they use, and in the head they are written for.
+
+A function decorated with :func:`tammes.term` is a loss: it gets a :class:`tammes.Split`, its other
+arguments are the settings (a number, one per class, or one per example), and the name becomes a
+builder: ``cosface(margin=0.35)``.
 """
 
 import math
@@ -19,7 +23,7 @@ from tammes.losses.softmax import softplus
 from tammes.split import Split
 
 _FLAT = 1e-12
-"""Squared sine below which an angle counts as 0 or pi, where its gradient is taken as zero."""
+"""One minus the cosine, or one plus it, below which the gradient of an angle is taken as zero."""
 
 
 def angle(gap: Tensor) -> Tensor:
@@ -92,8 +96,18 @@ def _whole_multiple(cosine: Tensor, m: int) -> Tensor:
 
 
 def _check(
-    extension: str = "monotone", gradient: str = "exact", m1: Setting = 1.0, **_: Setting
+    extension: str = "monotone",
+    gradient: str = "exact",
+    m1: Setting = 1.0,
+    m2: Setting = 0.0,
+    **_: Setting,
 ) -> None:
+    for value in m1 if isinstance(m1, tuple) else (m1,):
+        if value <= 0:
+            raise ValueError(f"a margin expects m1 above 0, got {value}")
+    for value in m2 if isinstance(m2, tuple) else (m2,):
+        if abs(value) > math.pi:
+            raise ValueError(f"a margin expects radians, at most pi either way, got {value}")
     if extension not in ("monotone", "linear"):
         raise ValueError(f"a margin expects extension 'monotone' or 'linear', got {extension!r}")
     if gradient not in ("exact", "detached"):
@@ -157,7 +171,11 @@ def cosface(split: Split, *, margin: Setting = 0.35) -> Tensor:
     return softplus(split.others - split.scale * (split.target - margin))
 
 
-@term(reads="gap length others", requires="angle", check=_check)
+def _check_arcface(margin: Setting, **others: Setting) -> None:
+    _check(m2=margin, **others)
+
+
+@term(reads="gap length others", requires="angle", check=_check_arcface)
 def arcface(
     split: Split, *, margin: Setting = 0.5, extension: str = "monotone", gradient: str = "exact"
 ) -> Tensor:

@@ -129,6 +129,8 @@ def _hardest_pairs(batch: Batch, normalize: bool) -> tuple[Tensor, Tensor, Tenso
     positive, negative = _pairs(batch)
     with torch.no_grad():
         square = _squared_distances(features, features)
+        if not len(square):
+            return batch.features.sum(1), batch.features.sum(1), batch.valid
         far = square.masked_fill(~positive, -1.0).argmax(1)
         near = square.masked_fill(~negative, torch.inf).argmin(1)
     anchors = positive.any(1) & negative.any(1)
@@ -232,7 +234,7 @@ def _check_center(rate: Setting) -> None:
         raise ValueError(f"center expects rate above 0 and up to 1, got {rate}")
 
 
-@term(on="features", reads="", state=_center_state, check=_check_center)
+@term(on="features", reads="", fixed="rate", state=_center_state, check=_check_center)
 def center(batch: Batch, *, rate: float = 0.5, state: Centers | None = None) -> Rows:
     r"""Center loss: features are drawn to a running centre of their class.
 

@@ -48,7 +48,13 @@ def _check_adaface(momentum: float, **_: Setting) -> None:
         raise ValueError(f"adaface expects momentum between 0 and 1, got {momentum}")
 
 
-@term(reads="gap length norm others", requires="angle", state=_adaface_state, check=_check_adaface)
+@term(
+    reads="gap length norm others",
+    requires="angle",
+    fixed="momentum",
+    state=_adaface_state,
+    check=_check_adaface,
+)
 def adaface(
     split: Split,
     *,

@@ -21,7 +21,7 @@ def _check_smoothing(smoothing: float, **_: Setting) -> None:
         raise ValueError(f"softmax expects smoothing between 0 and 1, got {smoothing}")
 
 
-@term(reads="target others mean", check=_check_smoothing)
+@term(reads="target others mean", unless_zero={"mean": "smoothing"}, check=_check_smoothing)
 def softmax(split: Split, *, smoothing: float = 0.0, margin: Setting = 0.0) -> Tensor:
     r"""Softmax cross entropy, with label smoothing and an additive margin if wanted.
 
