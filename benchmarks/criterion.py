@@ -1,0 +1,339 @@
+"""One training step of a criterion, against the three matrix products that it cannot avoid.
+
+    python benchmarks/criterion.py            both sizes, prints a table
+    python benchmarks/criterion.py --write    and writes results/criterion_cpu.json
+    python benchmarks/criterion.py --quick    a small size, to see that it runs
+
+What is compared, in float32, on the same features and labels: Tammes (``implementation="auto"``),
+pytorch-metric-learning, torch written by hand, and the bare products ``x @ W.T``, ``g @ W`` and
+``g.T @ x``, whose inputs exist beforehand and whose outputs are new, as gradients are.
+
+Time: forward and backward, gradients set to None beforehand. All contestants take turns in one
+process, so that a change in the machine's load meets all of them; the median over the turns is
+reported, and the median over the turns of each turn's ratio to that turn's products. On a busy
+machine look at the ratio of the fastest turns instead: others can only slow a turn down.
+
+Memory: a fresh process for each contestant. Features, labels and prototypes are made, one step on
+other tensors loads the code and the buffers that libraries keep for good (13 MB of a product's),
+those tensors are freed, and then one step is taken: the extra memory is the highest resident size
+during that step minus the resident size just before. It counts the gradients that the step leaves
+behind: those of the prototypes alone are C * D * 4 bytes. The allocator is told to give back at
+once what is freed (a fixed ``M_MMAP_THRESHOLD`` of 64 KiB, ``malloc_trim`` before the step):
+otherwise it keeps a share that varies from run to run. The kernel's high-water mark is reset just
+before the step, because making the parameters may have been higher; where that cannot be done (not
+on Linux), ``ru_maxrss`` is used and may come out too low.
+"""
+
+import argparse
+import contextlib
+import ctypes
+import gc
+import json
+import os
+import platform
+import resource
+import statistics
+import subprocess
+import sys
+import time
+import warnings
+from functools import partial
+from pathlib import Path
+
+import torch
+import torch.nn.functional as F
+
+SIZES = [(256, 512, 10_000), (256, 512, 100_000)]
+QUICK = [(128, 64, 10_000)]
+WARM_UP = (256, 512, 10_000)  # enough for the streamed kernel and the full buffers of a product
+SCALE, COSINE_MARGIN, ANGLE = 64.0, 0.35, 0.5
+RESULTS = Path(__file__).resolve().parent.parent / "results" / "criterion_cpu.json"
+
+
+# --------------------------------------------------------------------------------- contestants
+
+
+def products(n, size, classes):
+    features, prototypes = torch.randn(n, size), torch.randn(classes, size)
+    gradient = torch.randn(n, classes)
+
+    def step():
+        return features @ prototypes.T, gradient @ prototypes, gradient.T @ features
+
+    return step, lambda: None
+
+
+def training_step(criterion, n, size, classes):
+    generator = torch.Generator().manual_seed(0)
+    features = torch.randn(n, size, generator=generator, requires_grad=True)
+    labels = torch.randint(classes, (n,), generator=generator)
+
+    def step():
+        criterion(features, labels).backward()
+
+    def forget():
+        features.grad = None
+        criterion.zero_grad(set_to_none=True)
+
+    return step, forget
+
+
+def tammes_cosface(n, size, classes):
+    import tammes
+
+    criterion = tammes.CosFace(size, classes, margin=COSINE_MARGIN, scale=SCALE)
+    return training_step(criterion, n, size, classes)
+
+
+def tammes_arcface(n, size, classes):
+    import tammes
+
+    criterion = tammes.ArcFace(size, classes, margin=ANGLE, scale=SCALE)
+    return training_step(criterion, n, size, classes)
+
+
+def pml_cosface(n, size, classes):
+    from pytorch_metric_learning.losses import CosFaceLoss
+
+    criterion = CosFaceLoss(classes, size, margin=COSINE_MARGIN, scale=SCALE)
+    return training_step(criterion, n, size, classes)
+
+
+def pml_arcface(n, size, classes):
+    from pytorch_metric_learning.losses import ArcFaceLoss
+
+    criterion = ArcFaceLoss(classes, size, margin=ANGLE * 180 / torch.pi, scale=SCALE)
+    return training_step(criterion, n, size, classes)
+
+
+class ByHand(torch.nn.Module):
+    """What one writes without a library: the margin put on the target before a cross entropy."""
+
+    def __init__(self, bend, size, classes):
+        super().__init__()
+        self.bend = bend
+        self.weight = torch.nn.Parameter(torch.randn(classes, size))
+
+    def forward(self, features, labels):
+        """Mean loss of a batch."""
+        cosine = F.linear(F.normalize(features), F.normalize(self.weight))
+        column = labels[:, None]
+        target = self.bend(cosine.gather(1, column))
+        return F.cross_entropy(SCALE * cosine.scatter(1, column, target), labels)
+
+
+def eager_cosface(n, size, classes):
+    return training_step(ByHand(lambda c: c - COSINE_MARGIN, size, classes), n, size, classes)
+
+
+def eager_arcface(n, size, classes):
+    def bend(cosine):
+        return (cosine.clamp(-1 + 1e-6, 1 - 1e-6).acos() + ANGLE).cos()
+
+    return training_step(ByHand(bend, size, classes), n, size, classes)
+
+
+CONTESTANTS = {
+    "bare products": products,
+    "Tammes CosFace": tammes_cosface,
+    "Tammes ArcFace": tammes_arcface,
+    "PML CosFace": pml_cosface,
+    "PML ArcFace": pml_arcface,
+    "eager CosFace": eager_cosface,
+    "eager ArcFace": eager_arcface,
+}
+
+
+# --------------------------------------------------------------------------------- measurement
+
+
+def set_up(threads):
+    torch.set_num_threads(threads)
+    torch.manual_seed(0)
+    # Nobody trains here, which Tammes would rightly remark on; PML uses what NumPy deprecates.
+    warnings.simplefilter("ignore")
+
+
+def seconds(size, repeat, say):
+    """Seconds of every turn of each contestant at one size."""
+    ready = {}
+    for name, make in CONTESTANTS.items():
+        ready[name] = make(*size)
+    turns = {name: [] for name in ready}
+    for turn in range(repeat + 1):
+        for name, (step, forget) in ready.items():
+            forget()
+            begin = time.perf_counter()
+            step()
+            took = time.perf_counter() - begin
+            forget()
+            if turn:  # the first turn warms up
+                turns[name].append(took)
+        say(f"turn {turn} of {repeat}")
+    return turns
+
+
+def resident():
+    """Bytes of this process in memory now."""
+    try:
+        pages = int(Path("/proc/self/statm").read_text().split()[1])
+    except OSError:
+        return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024
+    return pages * os.sysconf("SC_PAGE_SIZE")
+
+
+def reset_highest():
+    """Start the kernel's high-water mark anew; without effect outside Linux."""
+    with contextlib.suppress(OSError):
+        Path("/proc/self/clear_refs").write_text("5")
+
+
+def highest():
+    """The most bytes of this process that were in memory at once."""
+    try:
+        for line in Path("/proc/self/status").read_text().splitlines():
+            if line.startswith("VmHWM:"):
+                return int(line.split()[1]) * 1024
+    except OSError:
+        pass
+    return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024
+
+
+def allocator(action, *arguments):
+    """Ask the C library's allocator for something; without effect where it is not glibc."""
+    with contextlib.suppress(OSError, AttributeError):
+        getattr(ctypes.CDLL("libc.so.6"), action)(*arguments)
+
+
+def extra_memory(name, size):
+    """Bytes that one step needs beyond what is there before it; for a process of its own."""
+    threshold = -3  # M_MMAP_THRESHOLD of mallopt
+    allocator("mallopt", threshold, 1 << 16)
+    make = CONTESTANTS[name]
+    step, forget = make(*size)
+    small_step, _ = make(*WARM_UP)
+    small_step()
+    del small_step
+    gc.collect()
+    allocator("malloc_trim", 0)
+    before = resident()
+    reset_highest()
+    kept = step()
+    peak = highest()
+    del kept, forget
+    return peak - before
+
+
+def extra_memory_elsewhere(name, size, threads):
+    command = [sys.executable, __file__, "--threads", str(threads)]
+    command += ["--memory-of", name, "--size", *map(str, size)]
+    done = subprocess.run(command, capture_output=True, text=True, check=True)
+    return json.loads(done.stdout)
+
+
+# -------------------------------------------------------------------------------------- report
+
+
+def measure(size, repeat, threads, say):
+    memory = {}
+    for name in CONTESTANTS:
+        memory[name] = extra_memory_elsewhere(name, size, threads)
+        say(f"memory of {name}")
+    turns = seconds(size, repeat, say)
+    rows = {}
+    for name in CONTESTANTS:
+        ratios = [a / b for a, b in zip(turns[name], turns["bare products"], strict=True)]
+        rows[name] = {
+            "seconds": statistics.median(turns[name]),
+            "seconds_of_each_turn": turns[name],
+            "ratio_to_products": statistics.median(ratios),
+            "ratio_of_fastest": min(turns[name]) / min(turns["bare products"]),
+            "extra_bytes": memory[name],
+        }
+    for name, row in rows.items():
+        _, _, loss = name.partition(" ")
+        if f"PML {loss}" in rows:
+            row["share_of_pml_memory"] = row["extra_bytes"] / rows[f"PML {loss}"]["extra_bytes"]
+    return rows
+
+
+def table(size, rows):
+    lines = [
+        "N, D, C = {:,}, {:,}, {:,}".format(*size),
+        f"{'':16} {'ms':>8} {'x products':>11} {'fastest':>8} {'extra MiB':>10} {'of PML':>7}",
+    ]
+    for name, row in rows.items():
+        share = f"{row['share_of_pml_memory']:7.2f}" if "share_of_pml_memory" in row else ""
+        milliseconds, extra = 1e3 * row["seconds"], row["extra_bytes"] / 2**20
+        lines.append(
+            f"{name:16} {milliseconds:8.0f} {row['ratio_to_products']:11.2f} "
+            f"{row['ratio_of_fastest']:8.2f} {extra:10.0f} {share}"
+        )
+    return "\n".join(lines)
+
+
+def machine(threads):
+    import pytorch_metric_learning
+
+    import tammes
+
+    model = platform.processor()
+    try:
+        lines = Path("/proc/cpuinfo").read_text().splitlines()
+        model = next(line.split(": ")[1] for line in lines if line.startswith("model name"))
+    except (OSError, StopIteration, IndexError):
+        pass
+    return {
+        "cpu": model,
+        "cores": os.cpu_count(),
+        "threads": threads,
+        "system": platform.platform(),
+        "python": platform.python_version(),
+        "torch": torch.__version__,
+        "tammes": tammes.__version__,
+        "pytorch_metric_learning": pytorch_metric_learning.__version__,
+    }
+
+
+def main():
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("--quick", action="store_true", help="one small size, 3 turns")
+    parser.add_argument("--repeat", type=int, help="turns of each contestant (default 9)")
+    parser.add_argument("--threads", type=int, default=2, help="threads of torch (default 2)")
+    parser.add_argument("--write", action="store_true", help=f"write {RESULTS.name}")
+    parser.add_argument("--memory-of", choices=CONTESTANTS, help=argparse.SUPPRESS)
+    parser.add_argument("--size", type=int, nargs=3, help=argparse.SUPPRESS)
+    arguments = parser.parse_args()
+    set_up(arguments.threads)
+    if arguments.memory_of:
+        print(json.dumps(extra_memory(arguments.memory_of, arguments.size)))
+        return
+
+    say = partial(print, end="\x1b[K\r", file=sys.stderr) if sys.stderr.isatty() else lambda _: None
+    repeat = arguments.repeat or (3 if arguments.quick else 9)
+    found = {
+        "command": " ".join(["python", "benchmarks/criterion.py", *sys.argv[1:]]),
+        "machine": machine(arguments.threads),
+        "load_average_before": os.getloadavg(),
+        "turns": repeat,
+        "sizes": [],
+    }
+    for size in QUICK if arguments.quick else SIZES:
+        rows = measure(size, repeat, arguments.threads, say)
+        found["sizes"].append({"n": size[0], "d": size[1], "c": size[2], "contestants": rows})
+        print(table(size, rows), end="\n\n", flush=True)
+    found["load_average_after"] = os.getloadavg()
+    print("{cpu}, {threads} threads, torch {torch}".format(**found["machine"]))
+    print(
+        "load average before and after: {:.2f}, {:.2f}".format(
+            found["load_average_before"][0], found["load_average_after"][0]
+        )
+    )
+    if arguments.write:
+        RESULTS.parent.mkdir(exist_ok=True)
+        RESULTS.write_text(json.dumps(found, indent=2) + "\n")
+        print(f"written: {RESULTS}")
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,104 @@
+"""Every example runs, learns, and saves the prototypes with the rest."""
+
+import json
+import os
+import runpy
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+import torch
+from safetensors.torch import load_file
+
+EXAMPLES = Path(__file__).resolve().parent.parent / "examples"
+
+CHANCE = 0.1
+
+
+@pytest.fixture
+def one_thread():
+    # The problems are so small that more threads only wait for each other.
+    before = torch.get_num_threads()
+    torch.set_num_threads(1)
+    yield
+    torch.set_num_threads(before)
+
+
+def main_of(name):
+    return runpy.run_path(str(EXAMPLES / name))["main"]
+
+
+def run_elsewhere(name, **arguments):
+    """Result of an example's main in a process of its own, where libraries may warn."""
+    code = (
+        "import json, runpy, sys; "
+        f"main = runpy.run_path({str(EXAMPLES / name)!r})['main']; "
+        f"print(json.dumps(main(**{arguments!r})))"
+    )
+    environment = {**os.environ, "OMP_NUM_THREADS": "1", "HF_HUB_OFFLINE": "1"}
+    done = subprocess.run(
+        [sys.executable, "-c", code], capture_output=True, text=True, env=environment, check=False
+    )
+    assert done.returncode == 0, done.stderr
+    return json.loads(done.stdout.splitlines()[-1])
+
+
+def test_quickstart_learns_and_shows_the_largest_margins_for_lm_softmax(one_thread):
+    runs = main_of("quickstart.py")(seeds=1, epochs=4)
+    assert all(result["accuracy"] > 90 for (result,) in runs.values())
+    means = {name: result["mean"] for name, (result,) in runs.items()}
+    assert means["softmax"] < means["CosFace"] < means["LM-Softmax"]
+    margins = {name: result["class margin"] for name, (result,) in runs.items()}
+    assert max(margins["softmax"], margins["CosFace"]) < margins["LM-Softmax"] < 96.4
+
+
+def test_quickstart_prints_each_loss_the_optimum_and_where_to_go_next(one_thread, capsys):
+    runs = main_of("quickstart.py")(seeds=2, epochs=1)
+    printed = capsys.readouterr().out
+    for name, results in runs.items():
+        (line,) = (line for line in printed.splitlines() if line.startswith(name))
+        mean = sum(result["accuracy"] for result in results) / 2
+        assert line.removeprefix(name).split()[:2] == [f"{mean:.1f}", "±"]
+    (optimum,) = (line for line in printed.splitlines() if line.startswith("optimum"))
+    assert optimum.split()[1:] == ["100.0", "96.4", "1.11", "1.11"]
+    last = printed.splitlines()[-1]
+    assert last.startswith("Next: ")
+    assert all(line.rstrip() == line and len(line) < 80 for line in printed.splitlines())
+
+
+def test_plain_torch_learns_and_its_checkpoint_holds_prototypes_and_schedule(one_thread, tmp_path):
+    path = tmp_path / "checkpoint.pt"
+    assert main_of("plain_torch.py")(epochs=4, path=path) > CHANCE + 0.7
+    saved = torch.load(path, weights_only=True)
+    assert saved["criterion"]["head.weight"].shape == (10, 32)
+    # Saved half way: 2 of 4 epochs of 22 batches.
+    assert saved["criterion"]["schedules.margin.steps"] == 44
+    assert len(saved["optimizer"]["param_groups"]) == 2
+
+
+def test_plain_torch_goes_on_where_its_margin_was(one_thread, capsys):
+    main_of("plain_torch.py")(epochs=4)
+    lines = capsys.readouterr().out.splitlines()
+    margins = [float(line.split()[-1]) for line in lines if "margin" in line]
+    # Complete after half of the training, and not begun again by the new objects.
+    assert margins == [0.17, 0.35, 0.35, 0.35]
+
+
+@pytest.mark.slow
+def test_lightning_learns_and_its_checkpoint_holds_the_prototypes(tmp_path):
+    path = tmp_path / "model.ckpt"
+    accuracy = run_elsewhere("lightning_module.py", epochs=4, path=str(path))
+    assert accuracy > CHANCE + 0.7
+    saved = torch.load(path, weights_only=True)
+    assert saved["state_dict"]["criterion.head.weight"].shape == (10, 32)
+    momentum = saved["optimizer_states"][0]["state"]
+    assert any(entry["momentum_buffer"].shape == (10, 32) for entry in momentum.values())
+
+
+@pytest.mark.slow
+def test_hugging_face_learns_and_its_model_holds_the_prototypes(tmp_path):
+    accuracy = run_elsewhere("hugging_face_trainer.py", epochs=4, path=str(tmp_path))
+    assert accuracy > CHANCE + 0.7
+    saved = load_file(tmp_path / "model.safetensors")
+    assert saved["criterion.head.weight"].shape == (10, 32)
