@@ -269,7 +269,7 @@ def table(size, rows):
             f"{name:16} {milliseconds:8.0f} {row['ratio_to_products']:11.2f} "
             f"{row['ratio_of_fastest']:8.2f} {extra:10.0f} {share}"
         )
-    return "\n".join(lines)
+    return "\n".join(line.rstrip() for line in lines)
 
 
 def machine(threads):

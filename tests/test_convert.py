@@ -93,7 +93,7 @@ def test_a_sum_reducer_becomes_the_sum(batch):
 @pytest.mark.parametrize("prefix", ["loss.", "criterion.loss.module."])
 def test_the_weight_is_found_behind_a_prefix(prefix):
     weight = torch.randn(SIZE, CLASSES)
-    saved = {"trunk.weight": torch.randn(3, 3), f"{prefix}W": weight}
+    saved = {"trunk.weight": torch.ones(3, 3), "trunk.QW": torch.ones(3, 3), f"{prefix}W": weight}
     ours = from_pytorch_metric_learning(saved, "CosFaceLoss")
     assert torch.equal(ours.head.weight, weight.T)
 

@@ -208,12 +208,6 @@ REFUSED = {
         ValueError,
         "CosineHead expects implementation 'auto', 'dense' or 'streamed', got 'fused'",
     ),
-    "more classes than a simplex has corners": (
-        lambda: tammes.SimplexHead(3, 5),
-        ValueError,
-        "SimplexHead expects num_classes <= embedding_size + 1, "
-        "got num_classes=5 and embedding_size=3",
-    ),
     # ---------------------------------------------------------------------------- criterion
     "an unknown reduction": (
         lambda: criterion(reduction="avg"),

@@ -4,7 +4,7 @@ Read in this order: :mod:`tammes.split`, :mod:`tammes.losses.angular`, :mod:`tam
 :mod:`tammes.criterion`. Importing the package imports torch and nothing else.
 """
 
-from tammes import convert, geometry, schedules
+from tammes import convert, geometry, metrics, schedules
 from tammes.compose import Batch, Loss, Sum, Term, term
 from tammes.criterion import Criterion
 from tammes.heads import CosineHead, GaussianHead, Head, LinearHead, SimplexHead, carry_over
@@ -98,6 +98,7 @@ __all__ = [
     "ldam",
     "lm_softmax",
     "logit_divergence",
+    "metrics",
     "nca",
     "normface",
     "proto",

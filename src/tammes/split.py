@@ -85,8 +85,8 @@ def split(
         labels: class of each example in ``[0, C)``, shape ``(N,)``.
         scale: inverse temperature of the softmax.
         own: what each example has to do with its own class, where the caller knows it better than
-            the matrix tells: ``target``, ``length``, ``norm`` and ``gap`` as far as they are read,
-            each of shape ``(N,)``. By default similarities are taken for cosines of unit vectors.
+            the matrix tells: any of ``target``, ``length``, ``norm`` and ``gap``, each of shape
+            ``(N,)``. For the rest, similarities are taken for cosines of unit vectors.
         reads: names of the fields to compute; ``"rest"`` keeps the masked scores.
 
     Returns:
@@ -114,9 +114,9 @@ def split(
     reads = frozenset(reads)
     unread = similarity.new_full(labels.shape, float("nan"))
     column = labels[:, None]
-    if own is None:
-        target, one = similarity.gather(1, column).squeeze(1), torch.ones_like(unread)
-        own = {"target": target, "length": one, "norm": one, "gap": 1 - target}
+    target, one = similarity.gather(1, column).squeeze(1), torch.ones_like(unread)
+    assumed = {"target": target, "length": one, "norm": one, "gap": 1 - target}
+    own = {field: assumed[field] for field in reads & assumed.keys()} | (own or {})
 
     # The target is masked out rather than subtracted from a full log-sum-exp: where it dominates,
     # the subtraction would leave nothing of the others. And it is masked after scaling: a scale

@@ -64,6 +64,13 @@ def test_simplex_prototypes_are_fixed_and_saved():
     assert_close(head.prototypes @ head.prototypes.T, torch.eye(4) * 4 / 3 - 1 / 3)
 
 
+@pytest.mark.parametrize(("size", "classes", "degrees"), [(4, 8, 90.0), (3, 8, 74.8585)])
+def test_more_classes_than_corners_stand_as_far_apart_as_they_can(size, classes, degrees):
+    prototypes = tammes.SimplexHead(size, classes).prototypes
+    largest = (prototypes @ prototypes.T - 2 * torch.eye(classes)).max()
+    assert_close(largest.acos().rad2deg(), torch.tensor(degrees), atol=0.02, rtol=0)
+
+
 @pytest.mark.parametrize("name", HEADS)
 def test_the_split_of_a_head_is_that_of_its_similarities(name):
     head = HEADS[name](6, 5, scale=3.0).double()

@@ -1,5 +1,40 @@
-"""Where prototypes can be: arrangements of points on the sphere."""
+"""Where prototypes can be: arrangements of points on the sphere, and what is best for a loss."""
 
-from tammes.geometry.simplex import simplex
+from tammes.geometry.bounds import LargestClassMargin, largest_class_margin
+from tammes.geometry.hull import LargestSampleMargin, largest_sample_margin
+from tammes.geometry.packing import Packing, pack, riesz_energy
+from tammes.geometry.simplex import orthoplex, simplex
+from tammes.geometry.theory import (
+    combined_margin_lower_bound,
+    cosface_lower_bound,
+    lm_softmax_lower_bound,
+    negative_margin_wins,
+    normface_lower_bound,
+    novel_ratio,
+    risk_lower_bound,
+    same_class_probability,
+    sample_margin_lower_bound,
+    smallest_alpha1,
+)
 
-__all__ = ["simplex"]
+__all__ = [
+    "LargestClassMargin",
+    "LargestSampleMargin",
+    "Packing",
+    "combined_margin_lower_bound",
+    "cosface_lower_bound",
+    "largest_class_margin",
+    "largest_sample_margin",
+    "lm_softmax_lower_bound",
+    "negative_margin_wins",
+    "normface_lower_bound",
+    "novel_ratio",
+    "orthoplex",
+    "pack",
+    "riesz_energy",
+    "risk_lower_bound",
+    "same_class_probability",
+    "sample_margin_lower_bound",
+    "simplex",
+    "smallest_alpha1",
+]

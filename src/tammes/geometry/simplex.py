@@ -41,3 +41,32 @@ def simplex(count: int, size: int, *, dtype: torch.dtype | None = None) -> Tenso
     points = torch.zeros(count, size, dtype=torch.double)
     points[:, : count - 1] = basis.T * (count / (count - 1)) ** 0.5
     return points.to(torch.get_default_dtype() if dtype is None else dtype)
+
+
+def orthoplex(count: int, size: int, *, dtype: torch.dtype | None = None) -> Tensor:
+    r"""The axes and their opposites: no two of up to :math:`2d` points nearer than a right angle.
+
+    For :math:`d + 1 < k \le 2d` no arrangement does better (Rankin), though others do as well;
+    up to :math:`d + 1` points :func:`simplex` does.
+
+    Args:
+        count: number :math:`k` of points, at least 2.
+        size: dimension :math:`d`, at least ``count / 2``.
+        dtype: of the result; torch's default if not given.
+
+    Returns:
+        The points, shape ``(count, size)``: first the axes, then their opposites.
+
+    Example:
+        >>> orthoplex(3, 2)
+        tensor([[ 1.,  0.],
+                [ 0.,  1.],
+                [-1., -0.]])
+
+    References:
+        Rankin, The Closest Packing of Spherical Caps in n Dimensions, 1955.
+    """
+    if not 2 <= count <= 2 * size:
+        raise ValueError(f"orthoplex expects 2 <= count <= 2 * size, got {count=} and {size=}")
+    axes = torch.eye(size, dtype=torch.get_default_dtype() if dtype is None else dtype)
+    return torch.cat([axes, -axes])[:count]

@@ -4,17 +4,20 @@ import torch
 from torch import Tensor
 
 from tammes.checks import check_sizes
-from tammes.geometry.simplex import simplex
+from tammes.geometry.packing import pack
 from tammes.heads.head import Head, Scale
 from tammes.kernels import Implementation
 from tammes.similarity import Cosine, unit
 
 
 class SimplexHead(Head):
-    r"""Cosines to fixed prototypes at the corners of a regular simplex.
+    r"""Cosines to fixed prototypes, as far apart as they can be.
 
-    The class margin is the largest there is, :math:`\arccos\frac{-1}{C-1}`, from the first step;
-    only the features learn. Needs :math:`C \le D + 1`.
+    The class margin is the largest there is from the first step; only the features learn. For
+    :math:`C \le D + 1` the prototypes are the corners of a regular simplex, at
+    :math:`\arccos\frac{-1}{C-1}`; for more classes they are the best arrangement that
+    :func:`tammes.geometry.pack` finds, which takes seconds for tens of classes and minutes for
+    thousands. They are saved with the head.
 
     Args:
         embedding_size: size D of a feature.
@@ -39,13 +42,10 @@ class SimplexHead(Head):
         implementation: Implementation = "auto",
     ) -> None:
         check_sizes("SimplexHead", embedding_size, num_classes)
-        if num_classes > embedding_size + 1:
-            raise ValueError(
-                "SimplexHead expects num_classes <= embedding_size + 1, "
-                f"got num_classes={num_classes} and embedding_size={embedding_size}"
-            )
         super().__init__(
-            simplex(num_classes, embedding_size),
+            pack(num_classes, embedding_size, starts=8, steps=1000).points.to(
+                torch.get_default_dtype()
+            ),
             Cosine(),
             scale=scale,
             implementation=implementation,

@@ -1,0 +1,61 @@
+"""Eight classes on the sphere as a page to turn with the mouse, and as a figure for a paper.
+
+    python examples/sphere_page.py                    # out/sphere.html and out/sphere.png
+    python examples/sphere_page.py --out elsewhere
+
+The toy of Zhou et al., Learning Towards the Largest Margins, ICLR 2022, Fig. 1, trained by
+`examples/sphere.py`: there is what is trained and how. Needs `tammes[lab]`.
+"""
+
+import argparse
+from collections.abc import Sequence
+from pathlib import Path
+
+from sphere import CLASSES, LOSSES, SCALES, SIZE, final_points, margins, solve
+
+import tammes
+from tammes.lab.report import page, plots
+
+
+def build(scales: Sequence[float], steps: int, out: Path) -> tuple[Path, Path]:
+    """Train, and write the page and the figure of the last scale."""
+    best = tammes.geometry.largest_class_margin(CLASSES, SIZE).degrees
+    rows = []
+    for scale in scales:
+        found = final_points(scale, steps=steps)
+        for name, (prototypes, _) in found.items():
+            solved = margins(solve(LOSSES[name], scale)[0])[0]
+            rows.append((name, scale, margins(prototypes[None])[0], solved))
+    text = (
+        "Arrows are prototypes, points are features; every loss was trained from the same random "
+        "start. Solved to the optimum instead of trained, all losses of one scale end at the same "
+        "class margin: the gap between them is one of training, where the softmax saturates, and "
+        "not of what the losses want."
+    )
+    columns = ("loss", "scale", "trained, degrees", "solved, degrees")
+    # A phone turns eight spheres at once, not more: those of the last scale.
+    turnable = page.pictures(plots.spheres.chart(found))
+    sections = [
+        page.Section("", [page.Text(text), page.Table(columns, rows)]),
+        page.Section(f"Trained at scale {scale:g}", turnable),
+    ]
+    lead = [f"The best arrangement of eight directions has a class margin of {best:.2f}°."]
+    html, png = out / "sphere.html", out / "sphere.png"
+    page.write(html, page.render("Eight classes on the sphere", sections, lead=lead))
+    plots.save(plots.spheres(found), png)
+    return html, png
+
+
+def main(arguments: Sequence[str] | None = None) -> tuple[Path, Path]:
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("--out", type=Path, default=Path("out"), help="folder to write to")
+    parser.add_argument("--steps", type=int, default=3000)
+    options = parser.parse_args(arguments)
+    written = build(SCALES, options.steps, options.out)
+    for path in written:
+        print(path)
+    return written
+
+
+if __name__ == "__main__":
+    main()

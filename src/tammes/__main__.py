@@ -1,0 +1,8 @@
+"""``python -m tammes`` is the command ``tammes``."""
+
+import sys
+
+from tammes.lab.cli import main
+
+if __name__ == "__main__":
+    sys.exit(main())

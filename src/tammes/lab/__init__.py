@@ -1,0 +1,1 @@
+"""The lab: what the command ``tammes`` does, as functions."""

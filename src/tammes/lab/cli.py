@@ -1,0 +1,102 @@
+"""The command ``tammes``.
+
+Every command is a module with ``add_arguments(parser)`` and ``run(arguments)``, imported only when
+it is called: ``advise`` and ``losses`` need torch alone, the others say what they need.
+"""
+
+import argparse
+import difflib
+import importlib
+import os
+import sys
+from collections.abc import Sequence
+from types import ModuleType
+from typing import NoReturn
+
+COMMANDS = {
+    "advise": (
+        "tammes.lab.advise",
+        "feasible margins and scales, what cannot train, what it costs",
+    ),
+    "losses": ("tammes.lab.listing", "every loss with its formula, settings, heads and source"),
+    "measure": ("tammes.lab.measure", "margins of prototypes and embeddings in files"),
+}
+"""Module and description of each command."""
+
+
+class _Mistake(Exception):
+    """Something the user can put right, said in a sentence."""
+
+
+class _Parser(argparse.ArgumentParser):
+    """A parser that says one sentence in place of its whole usage."""
+
+    def error(self, message: str) -> NoReturn:
+        raise _Mistake(f"{message}; see {self.prog} --help")
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    """Run a command.
+
+    Args:
+        arguments: what stands behind ``tammes`` on the command line; that of this process by
+            default.
+
+    Returns:
+        The exit code: 0, or 2 after one sentence on stderr where the user made a mistake.
+
+    Example:
+        >>> main(["losses", "normface", "--json"]) # doctest: +ELLIPSIS
+        {
+          "name": "normface",
+        ...
+        0
+    """
+    words = list(sys.argv[1:] if arguments is None else arguments)
+    for stream in (sys.stdout, sys.stderr):
+        if hasattr(stream, "reconfigure"):
+            # Formulas have signs that not every terminal knows.
+            stream.reconfigure(errors="replace")
+    name = "tammes"
+    try:
+        if not words or words[0] in ("-h", "--help", "help"):
+            print(_usage())
+            return 0
+        if words[0] == "--version":
+            import tammes
+
+            print(f"tammes {tammes.__version__}")
+            return 0
+        command = _load(words[0])
+        name = f"tammes {words[0]}"
+        parser = _Parser(prog=name)
+        command.add_arguments(parser)
+        code = int(command.run(parser.parse_args(words[1:])))
+        # Here rather than at the end of the process, where nothing could be done about it.
+        sys.stdout.flush()
+        return code
+    except (_Mistake, ValueError, ImportError, OSError) as error:
+        if isinstance(error, BrokenPipeError):
+            return _stop_writing()
+        print(f"{name}: {' '.join(str(error).split())}", file=sys.stderr)
+        return 2
+
+
+def _usage() -> str:
+    lines = ["usage: tammes COMMAND ...", ""]
+    lines += [f"  {name:<10}{text}" for name, (_, text) in COMMANDS.items()]
+    return "\n".join([*lines, "", "`tammes COMMAND --help` says more."])
+
+
+def _load(name: str) -> ModuleType:
+    if name not in COMMANDS:
+        near = difflib.get_close_matches(name, COMMANDS, n=1)
+        hint = f"did you mean {near[0]}?" if near else f"there are {', '.join(COMMANDS)}"
+        raise _Mistake(f"there is no command {name!r}; {hint}")
+    return importlib.import_module(COMMANDS[name][0])
+
+
+def _stop_writing() -> int:
+    """Whoever read our output has left, as ``head`` does; there is nobody to complain to."""
+    os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+    return 0

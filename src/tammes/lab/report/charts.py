@@ -1,0 +1,209 @@
+"""What a figure shows, apart from what draws it.
+
+A chart is panels, a panel is layers, a layer is numbers and a name. :mod:`.figures` draws a chart
+with matplotlib for papers, :mod:`.interactive` with Plotly for pages; both read the same numbers.
+"""
+
+import functools
+import math
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Any, Generic, Literal, ParamSpec, TypeAlias
+
+from torch import Tensor
+
+PALETTE = ("#0072B2", "#D55E00", "#009E73", "#CC79A7", "#E69F00", "#56B4E9", "#8C6BB1", "#A6761D")
+"""Colours that stay apart for colour-blind eyes, on white and on black: Okabe and Ito, two more."""
+MUTED = "#8A8F98"
+"""For what is only context."""
+
+Numbers: TypeAlias = Sequence[float]
+Dash = Literal["solid", "dashed", "dotted"]
+P = ParamSpec("P")
+
+
+def numbers(values: Tensor | Numbers) -> list[float]:
+    """Plain numbers of a tensor or a sequence."""
+    return values.detach().double().tolist() if isinstance(values, Tensor) else list(values)
+
+
+def color(place: int | None) -> str:
+    """Colour by place in the palette, muted without one."""
+    return MUTED if place is None else PALETTE[place % len(PALETTE)]
+
+
+def circles() -> list[list[tuple[float, float, float]]]:
+    """Circles of latitude and of longitude on the unit sphere, every 30 degrees."""
+    turn = [math.radians(6 * step) for step in range(61)]
+    cosine = {degrees: math.cos(math.radians(degrees)) for degrees in range(-90, 180, 30)}
+    sine = {degrees: math.sin(math.radians(degrees)) for degrees in range(-90, 180, 30)}
+    latitudes = [
+        [(cosine[d] * math.cos(a), cosine[d] * math.sin(a), sine[d]) for a in turn]
+        for d in range(-60, 61, 30)
+    ]
+    longitudes = [
+        [(cosine[d] * math.cos(a), sine[d] * math.cos(a), math.sin(a)) for a in turn]
+        for d in range(0, 180, 30)
+    ]
+    return latitudes + longitudes
+
+
+@dataclass(frozen=True)
+class Line:
+    """A curve through points; ``color`` is a place in the palette."""
+
+    x: Numbers
+    y: Numbers
+    name: str = ""
+    dash: Dash = "solid"
+    color: int | None = 0
+
+
+@dataclass(frozen=True)
+class Bars:
+    """A histogram: one more edge than heights."""
+
+    edges: Numbers
+    heights: Numbers
+    name: str = ""
+    color: int | None = 0
+
+
+@dataclass(frozen=True)
+class Points:
+    """Single points, with a text for each if wanted."""
+
+    x: Numbers
+    y: Numbers
+    name: str = ""
+    color: int | None = 0
+    size: float = 5.0
+    hollow: bool = False
+    texts: Sequence[str] = ()
+
+
+@dataclass(frozen=True)
+class Arrow:
+    """From a point to another, with a text at its middle."""
+
+    start: tuple[float, float]
+    end: tuple[float, float]
+    text: str = ""
+    color: int | None = None
+    both: bool = False
+
+
+@dataclass(frozen=True)
+class Note:
+    """A text at a point."""
+
+    x: float
+    y: float
+    text: str
+
+
+@dataclass(frozen=True)
+class Rule:
+    """A line across the panel at one value of an axis, named at its end."""
+
+    at: float
+    name: str = ""
+    axis: Literal["x", "y"] = "x"
+
+
+@dataclass(frozen=True)
+class Region:
+    """A filled polygon."""
+
+    x: Numbers
+    y: Numbers
+    name: str = ""
+    color: int | None = 0
+
+
+@dataclass(frozen=True)
+class Heat:
+    """A square matrix as colours, its rows and columns named; None leaves a place empty."""
+
+    values: Sequence[Sequence[float | None]]
+    names: Sequence[str]
+    unit: str = ""
+
+
+@dataclass(frozen=True)
+class Ball:
+    """The unit sphere with prototypes as arrows and features as points.
+
+    ``labels`` are the classes of the features, ``names`` the names of the classes.
+    """
+
+    prototypes: Sequence[Numbers]
+    features: Sequence[Numbers]
+    labels: Sequence[int]
+    names: Sequence[str]
+
+
+Layer: TypeAlias = Line | Bars | Points | Arrow | Note | Rule | Region | Heat | Ball
+
+
+@dataclass(frozen=True)
+class Panel:
+    """Layers over common axes.
+
+    ``x_step`` is the distance of the ticks, ``equal`` gives both axes the same unit of length, and
+    ``bare`` hides them.
+    """
+
+    layers: Sequence[Layer]
+    title: str = ""
+    x: str = ""
+    y: str = ""
+    x_range: tuple[float, float] | None = None
+    x_step: float | None = None
+    y_range: tuple[float, float] | None = None
+    equal: bool = False
+    bare: bool = False
+
+
+@dataclass(frozen=True)
+class Chart:
+    """Panels side by side, or in rows of a given number of columns.
+
+    With ``one_legend`` the panels share one; the names are those of the first.
+    """
+
+    panels: Sequence[Panel]
+    title: str = ""
+    columns: int = 4
+    one_legend: bool = False
+
+
+class Plot(Generic[P]):
+    """A figure as a function: called, it draws with matplotlib and returns the ``Figure``.
+
+    Made with the decorator :func:`plot` from a function that returns a :class:`Chart`.
+
+    Attributes:
+        chart: the function itself, for the numbers of the figure.
+    """
+
+    def __init__(self, build: Callable[P, Chart]) -> None:
+        self.chart = build
+        functools.update_wrapper(self, build)
+
+    def __call__(self, *args: P.args, **kwargs: P.kwargs) -> Any:
+        """The figure, a ``matplotlib.figure.Figure``."""
+        from tammes.lab.report.figures import draw
+
+        return draw(self.chart(*args, **kwargs))
+
+    def interactive(self, *args: P.args, **kwargs: P.kwargs) -> Any:
+        """The figure for a page, a ``plotly.graph_objects.Figure``."""
+        from tammes.lab.report.interactive import draw
+
+        return draw(self.chart(*args, **kwargs))
+
+
+def plot(build: Callable[P, Chart]) -> Plot[P]:
+    """Make a figure of a function that returns a chart."""
+    return Plot(build)

@@ -1,0 +1,168 @@
+"""The page of ``tammes measure``."""
+
+import shlex
+from collections.abc import Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from tammes.lab.report import plots
+from tammes.lab.report.page import (
+    Block,
+    Card,
+    Cards,
+    Details,
+    Section,
+    Table,
+    Text,
+    pictures,
+    render,
+)
+
+if TYPE_CHECKING:
+    from tammes.lab.measures import Measured
+
+_HEADLINES = (
+    ("class_margin.angle", "class margin"),
+    ("sample_margin.mean", "sample margin, mean"),
+    ("sample_margin.minimum", "sample margin, smallest"),
+    ("accuracy", "accuracy, nearest prototype"),
+    ("softmax_bias.mean", "softmax bias, mean"),
+    ("discriminability.ratio", "discriminability"),
+)
+
+
+def margins_page(measured: "Measured", files: Sequence[str]) -> str:
+    """The page of what was measured.
+
+    Args:
+        measured: from :func:`tammes.lab.measures.measure`.
+        files: what it was read from, for the title and the command.
+
+    Returns:
+        The HTML.
+    """
+    given = measured.given
+    classes, size = measured.directions.shape
+    what = f"{classes:,} classes in {size:,} dimensions"
+    if given.labels is not None:
+        what += f", {len(given.labels):,} examples"
+    sections = [
+        Section("", [_cards(measured)]),
+        Section("Pictures", _pictures(measured)),
+        Section("All measures", [_all(measured)]),
+    ]
+    if tables := _tables(measured):
+        sections.append(Section("Where margins are small", tables))
+    scale = "" if measured.scale is None else f" --scale {measured.scale:g}"
+    command = f"tammes measure {' '.join(map(shlex.quote, files))}{scale}"
+    read = "\n".join([command, "", *given.sources])
+    sections.append(Section("How this was measured", [Details("Command and files", read)]))
+    names = ", ".join(Path(file).name for file in files[:3])
+    more = f" and {len(files) - 3} more" if len(files) > 3 else ""
+    return render(f"Margins: {names}{more}", sections, lead=[f"{what}.", *measured.notes])
+
+
+def _cards(measured: "Measured") -> Cards:
+    cards = []
+    for key, label in _HEADLINES:
+        found = measured.measure(key)
+        if found is not None:
+            best = found.shown_optimum()
+            best = best if found.bound or not best else f"optimum {best}"
+            detail = best or found.note
+            cards.append(Card(label, found.shown(), detail, found.of_optimum))
+    return Cards(cards)
+
+
+def _pictures(measured: "Measured") -> list[Block]:
+    given, found = measured.given, measured.split
+    blocks: list[Block] = []
+    size = measured.directions.shape[1]
+    if size == 3:
+        blocks += pictures(
+            plots.sphere.chart(measured.directions, given.embeddings, given.labels, given.names),
+            title="On the sphere",
+            caption="Arrows are prototypes, points are examples; drag to turn.",
+            tall=True,
+        )
+    if size == 2 and given.examples is not None:
+        blocks += pictures(
+            plots.feature_scatter.chart(*given.examples, measured.directions, given.names),
+            title="Features",
+            caption="Points are examples, lines the directions of the prototypes.",
+            tall=True,
+        )
+    closest = measured.pairs[0][1:] if measured.pairs else ()
+    heat = plots.angle_heat_map.chart(measured.directions, given.names, always=closest)
+    blocks += pictures(
+        heat,
+        title=_sentence(heat.panels[0].title),
+        caption="In degrees; the darkest are closest.",
+        tall=True,
+    )
+    if found is None or measured.angles is None:
+        return blocks
+    margin = measured.measure("sample_margin.mean")
+    blocks += pictures(
+        plots.similarity_histogram.chart(found),
+        title="Similarities",
+        caption="Cosine to the own class and to the hardest other class.",
+    )
+    blocks += pictures(
+        plots.margin_histogram.chart(found, optimum=None if margin is None else margin.optimum),
+        title="Sample margins",
+        caption="Own cosine less the hardest other one; below zero an example is wrong.",
+    )
+    angles = measured.angles
+    blocks += pictures(
+        plots.angle_histogram.chart(angles.own, angles.hardest, angles.edges),
+        title="Angles",
+        caption="Degrees to the own class and to the hardest other class.",
+    )
+    return blocks
+
+
+def _sentence(text: str) -> str:
+    return text[:1].upper() + text[1:]
+
+
+def _all(measured: "Measured") -> Table:
+    rows: list[Any] = []
+    for heading, group in measured.groups:
+        rows.append(_sentence(heading))
+        for found in group:
+            share = found.of_optimum
+            rows.append(
+                (
+                    found.name,
+                    found.shown(),
+                    found.shown_optimum(),
+                    "" if share is None else f"{100 * share:.1f} %",
+                    found.note,
+                )
+            )
+    return Table(("measure", "value", "optimum", "of it", "note"), rows)
+
+
+def _tables(measured: "Measured") -> list[Block]:
+    blocks: list[Block] = []
+    if measured.pairs:
+        closest = [(measured.name(i), measured.name(j), angle) for angle, i, j in measured.pairs]
+        blocks.append(Text("The closest classes, by the angle of their prototypes:"))
+        blocks.append(Table(("class", "and class", "degrees"), closest))
+    margins = measured.margins
+    if margins is not None:
+        known = margins.counts.nonzero().flatten()
+        worst = known[margins.class_mean[known].argsort()[:10]].tolist()
+        rows = [
+            (
+                measured.name(place),
+                int(margins.counts[place]),
+                float(margins.class_mean[place]),
+                float(margins.class_minimum[place]),
+            )
+            for place in worst
+        ]
+        blocks.append(Text("The classes with the smallest mean sample margin:"))
+        blocks.append(Table(("class", "examples", "mean margin", "smallest margin"), rows))
+    return blocks

@@ -1,0 +1,48 @@
+"""Margins as measured quantities.
+
+:mod:`tammes.metrics.functional` holds the measures as functions and needs torch only. The classes
+here stream over batches and reduce over ranks; they are torchmetrics metrics, and torchmetrics is
+imported when the first of them is asked for.
+"""
+
+from importlib import import_module
+from typing import TYPE_CHECKING, Any
+
+from tammes.metrics import functional
+
+if TYPE_CHECKING:
+    from tammes.metrics.collapse import NeuralCollapse
+    from tammes.metrics.discriminability import Discriminability
+    from tammes.metrics.groups import Calibration, GroupAccuracy
+    from tammes.metrics.margins import Angles, HardMarginLoss, SampleMargin, SoftmaxBias
+    from tammes.metrics.prototypes import ClassMargin, PrototypeNorms
+
+__all__ = [
+    "Angles",
+    "Calibration",
+    "ClassMargin",
+    "Discriminability",
+    "GroupAccuracy",
+    "HardMarginLoss",
+    "NeuralCollapse",
+    "PrototypeNorms",
+    "SampleMargin",
+    "SoftmaxBias",
+    "functional",
+]
+
+_MODULES = ("collapse", "discriminability", "groups", "margins", "prototypes")
+
+
+def __getattr__(name: str) -> Any:
+    if name in __all__:
+        for home in _MODULES:
+            value = getattr(import_module(f"tammes.metrics.{home}"), name, None)
+            if value is not None:
+                globals()[name] = value
+                return value
+    raise AttributeError(f"module 'tammes.metrics' has no attribute {name!r}")
+
+
+def __dir__() -> list[str]:
+    return sorted(__all__)

@@ -1,0 +1,144 @@
+"""Streaming neural collapse: class sums and one scatter matrix."""
+
+from functools import reduce
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from tammes.metrics.functional.collapse import (
+    CollapseSums,
+    NeuralCollapseResult,
+    absorb_,
+    disagreement,
+    finish_collapse,
+    merge,
+    no_collapse_sums,
+)
+from tammes.metrics.functional.inputs import as_prototypes
+from tammes.metrics.streaming import Metric, writable
+
+
+class NeuralCollapse(Metric):
+    r"""The four signs of neural collapse, exact under any cut into batches.
+
+    .. math::
+        NC1 = \frac1C\operatorname{tr}\bigl(\Sigma_W\Sigma_B^\dagger\bigr),\qquad
+        NC3 = \Bigl\lVert\frac{W}{\lVert W\rVert_F}-\frac{M}{\lVert M\rVert_F}\Bigr\rVert_F^2
+
+    NC1 to NC3 need one pass: the state is the sum of each class and the scatter of all features
+    about their class means, in float64. NC4 compares with class means that must be known before:
+    those of the training set while the test set is measured, as in the paper, or
+    :meth:`class_means` of a first pass. The definitions are those of
+    :func:`tammes.metrics.functional.neural_collapse`.
+
+    Args:
+        num_classes: number of classes C.
+        embedding_size: size D of a feature.
+        means: class means for NC4, shape ``(C, D)``.
+        kwargs: see :class:`torchmetrics.Metric`.
+
+    Example:
+        >>> import torch, tammes
+        >>> from tammes.metrics import NeuralCollapse
+        >>> simplex, labels = tammes.geometry.simplex(4, 3), torch.arange(4).repeat(2)
+        >>> metric = NeuralCollapse(4, 3)
+        >>> metric.update(simplex[labels], labels, prototypes=2 * simplex)
+        >>> bool(metric.compute().nc3 < 1e-6)
+        True
+
+    References:
+        Papyan, Han and Donoho, Prevalence of Neural Collapse during the Terminal Phase of Deep
+        Learning Training, PNAS 2020, Figures 2-7.
+    """
+
+    is_differentiable = False
+    higher_is_better = False
+    # Sums of two parts do not add up alone: the means of the parts differ.
+    full_state_update = True
+
+    sums: Tensor
+    counts: Tensor
+    within: Tensor
+    differ: Tensor
+    judged: Tensor
+
+    def __init__(
+        self, num_classes: int, embedding_size: int, *, means: Tensor | None = None, **kwargs: Any
+    ) -> None:
+        super().__init__(**kwargs)
+        shape = (num_classes, embedding_size)
+        if means is not None and tuple(means.shape) != shape:
+            raise ValueError(
+                f"NeuralCollapse expects means of shape {shape}, got {tuple(means.shape)}"
+            )
+        self.num_classes = num_classes
+        self.means = None if means is None else means.detach()
+        # Every rank has the same prototypes: they are no state that could be summed.
+        self._prototypes: Tensor | None = None
+        for name, value in no_collapse_sums(num_classes, embedding_size)._asdict().items():
+            self.add_state(name, value, dist_reduce_fx=None)
+        self.add_state("differ", torch.tensor(0), dist_reduce_fx="sum")
+        self.add_state("judged", torch.tensor(0), dist_reduce_fx="sum")
+
+    def update(
+        self,
+        features: Tensor,
+        labels: Tensor,
+        *,
+        predictions: Tensor | None = None,
+        prototypes: Tensor | None = None,
+    ) -> None:
+        """Add examples.
+
+        Args:
+            features: shape ``(N, D)``.
+            labels: class of each example, or -100, shape ``(N,)``.
+            predictions: class the classifier answers, shape ``(N,)``; for NC4.
+            prototypes: rows of the classifier, shape ``(C, D)``; for NC2 and NC3. The last ones
+                given count, and they are not copied.
+        """
+        if predictions is not None:
+            if self.means is None:
+                raise ValueError(
+                    "NeuralCollapse expects class means for NC4, got none: give it means=, such as "
+                    "class_means() of a first pass"
+                )
+            means = self.means.to(features.device)
+            differ, judged = disagreement("NeuralCollapse", features, labels, predictions, means)
+            self.differ = self.differ + differ
+            self.judged = self.judged + judged
+        sums = CollapseSums(*map(writable, (self.sums, self.counts, self.within)))
+        self.sums, self.counts, self.within = absorb_("NeuralCollapse", sums, features, labels)
+        if prototypes is not None:
+            self._prototypes = as_prototypes("NeuralCollapse", prototypes)
+
+    def compute(self) -> NeuralCollapseResult:
+        """The measure of all examples since the last reset, of all ranks."""
+        nc4 = self.differ.double() / self.judged if bool(self.judged) else None
+        return finish_collapse("NeuralCollapse", self._merged(), self._prototypes, nc4)
+
+    def class_means(self) -> Tensor:
+        """Mean of each class over all ranks, NaN where it has no example, shape ``(C, D)``."""
+        with self.sync_context(should_unsync=True):
+            return self._merged().means()
+
+    def forward(self, *args: Any, **kwargs: Any) -> NeuralCollapseResult:
+        """Add examples as :meth:`update` does, and give the measure of these alone."""
+        known = self._prototypes
+        value: NeuralCollapseResult = super().forward(*args, **kwargs)
+        # The measure of the batch began with a reset, which is not to forget them.
+        self._prototypes = known if self._prototypes is None else self._prototypes
+        return value
+
+    def reset(self) -> None:
+        """Forget all examples and the prototypes."""
+        super().reset()
+        self._prototypes = None
+
+    def _merged(self) -> CollapseSums:
+        """The sums of this rank, or of all of them where their states lie stacked."""
+        state = CollapseSums(self.sums, self.counts, self.within)
+        if self.counts.ndim == 1:
+            return state
+        return reduce(merge, (CollapseSums(*part) for part in zip(*state, strict=True)))

@@ -1,0 +1,142 @@
+"""What measures read: a split or similarities with labels, features with labels."""
+
+import warnings
+from collections.abc import Iterable
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from tammes.checks import check_labels
+from tammes.split import Split, split
+
+IGNORED = -100
+"""Examples with this label count for nothing, as in torch's losses."""
+
+
+def wide(values: Tensor) -> Tensor:
+    """Half precision to float32, everything else as it is, without a gradient."""
+    return values.detach().to(torch.promote_types(values.dtype, torch.float32))
+
+
+def as_split(
+    name: str,
+    given: Split | Tensor,
+    labels: Tensor | None,
+    *,
+    reads: Iterable[str],
+    scale: float = 1.0,
+    classes: int | None = None,
+) -> Split:
+    """Take a split as it is, or make one of similarities and labels; refuse what is not finite.
+
+    Args:
+        name: who asks, for the error.
+        given: a split, or similarities of shape ``(N, C)``.
+        labels: class of each example, shape ``(N,)``; with similarities only. Examples labelled
+            -100 are dropped.
+        reads: fields that must be there.
+        scale: factor of the similarities; a split has its own.
+        classes: the number of classes there have to be.
+
+    Returns:
+        The split, its numbers in float32 or wider.
+    """
+    reads = tuple(reads)
+    if isinstance(given, Split):
+        if labels is not None:
+            raise ValueError(f"{name} expects a split alone or similarity and labels, got both")
+        numbers: dict[str, Any] = {field: wide(getattr(given, field)) for field in reads}
+        found = given._replace(**numbers)
+    else:
+        found = _split_of_matrix(name, given, labels, reads, scale)
+    if classes is not None and found.classes != classes:
+        raise ValueError(f"{name} expects {classes} classes, got {found.classes}")
+    for field in reads:
+        if not bool(getattr(found, field).isfinite().all()):
+            raise ValueError(
+                f"{name} expects finite numbers, got NaN or infinity in the split's {field!r}; "
+                f"a field that was not asked for with reads= holds NaN"
+            )
+    return found
+
+
+def _split_of_matrix(
+    name: str, similarity: Tensor, labels: Tensor | None, reads: tuple[str, ...], scale: float
+) -> Split:
+    if not isinstance(similarity, Tensor) or not similarity.is_floating_point():
+        kind = similarity.dtype if isinstance(similarity, Tensor) else type(similarity).__name__
+        raise TypeError(f"{name} expects a Split or similarity of a floating type, got {kind}")
+    if labels is None:
+        raise ValueError(f"{name} expects labels beside similarity, got none")
+    if similarity.ndim != 2 or similarity.shape[1] < 2:
+        raise ValueError(
+            f"{name} expects similarity of shape (N, C) with 2 classes or more, "
+            f"got {tuple(similarity.shape)}"
+        )
+    check_labels(name, labels, similarity)
+    similarity, labels = _drop_ignored(name, similarity, labels, similarity.shape[1])
+    return split(wide(similarity), labels, scale=scale, reads=reads)
+
+
+def as_examples(
+    name: str, features: Tensor, labels: Tensor, classes: int, size: int
+) -> tuple[Tensor, Tensor]:
+    """Check features of shape ``(N, D)`` and their labels; give them back in float64."""
+    if not isinstance(features, Tensor) or not features.is_floating_point():
+        kind = features.dtype if isinstance(features, Tensor) else type(features).__name__
+        raise TypeError(f"{name} expects features of a floating type, got {kind}")
+    if features.ndim != 2 or features.shape[1] != size:
+        raise ValueError(
+            f"{name} expects features of shape (N, {size or 'D'}), got {tuple(features.shape)}"
+        )
+    check_labels(name, labels, features)
+    features, labels = _drop_ignored(name, features, labels, classes)
+    if not bool(features.isfinite().all()):
+        raise ValueError(f"{name} expects finite features, got NaN or infinity")
+    return features.detach().double(), labels
+
+
+def count_classes(labels: Tensor) -> int:
+    """One more than the largest label."""
+    return int(labels.max()) + 1 if bool((labels >= 0).any()) else 1
+
+
+def as_prototypes(name: str, prototypes: Tensor) -> Tensor:
+    """Check prototypes of shape ``(C, D)``."""
+    if not isinstance(prototypes, Tensor) or not prototypes.is_floating_point():
+        kind = prototypes.dtype if isinstance(prototypes, Tensor) else type(prototypes).__name__
+        raise TypeError(f"{name} expects prototypes of a floating type, got {kind}")
+    if prototypes.ndim != 2 or 0 in prototypes.shape:
+        raise ValueError(
+            f"{name} expects prototypes of shape (C, D), got {tuple(prototypes.shape)}"
+        )
+    return prototypes.detach()
+
+
+def _drop_ignored(name: str, rows: Tensor, labels: Tensor, classes: int) -> tuple[Tensor, Tensor]:
+    labels = labels.long()
+    known = labels != IGNORED
+    if not bool(known.all()):
+        rows, labels = rows[known], labels[known]
+    if len(labels):
+        low, high = (int(end) for end in labels.aminmax())
+        if low < 0 or high >= classes:
+            raise ValueError(
+                f"{name} expects labels from 0 to {classes - 1} or {IGNORED}, got {low} to {high}"
+            )
+    return rows, labels
+
+
+def warn_undefined(name: str, why: str) -> None:
+    """Say that a part of an answer is NaN, and why."""
+    warnings.warn(f"{name}: {why}", stacklevel=4)
+
+
+def warn_absent(name: str, counts: Tensor) -> None:
+    """Say how many classes have no example, if some have none."""
+    absent = int((counts == 0).sum())
+    if absent:
+        warn_undefined(
+            name, f"{absent} of {len(counts)} classes have no example; their entries are NaN"
+        )

@@ -1,0 +1,326 @@
+"""Measures of examples: sample margins, the hard margin loss, the bias of the softmax."""
+
+import math
+from collections.abc import Sequence
+from typing import NamedTuple
+
+import torch
+from torch import Tensor
+
+from tammes.metrics.functional.inputs import as_split, warn_absent, warn_undefined
+from tammes.metrics.functional.quantiles import check_quantiles, exact_quantiles
+from tammes.split import Split
+
+QUANTILES = (0.01, 0.05, 0.25, 0.5, 0.75, 0.95, 0.99)
+
+
+class SampleMarginResult(NamedTuple):
+    """What :func:`sample_margin` measures, in units of similarity.
+
+    Attributes:
+        mean: over all examples; what the papers' tables show.
+        minimum: over all examples; what their theory is about.
+        quantiles: one number for each level asked for.
+        class_mean: mean of each class, NaN where it has no example, shape ``(C,)``.
+        class_minimum: minimum of each class, NaN where it has no example, shape ``(C,)``.
+        counts: examples of each class, shape ``(C,)``.
+    """
+
+    mean: Tensor
+    minimum: Tensor
+    quantiles: Tensor
+    class_mean: Tensor
+    class_minimum: Tensor
+    counts: Tensor
+
+
+class HardMarginLossResult(NamedTuple):
+    """What :func:`hard_margin_loss` measures.
+
+    Attributes:
+        mean: share of all examples that miss the margin.
+        balanced: mean over the classes that have examples; the first term of the bound.
+        class_mean: share of each class, NaN where it has no example, shape ``(C,)``.
+        counts: examples of each class, shape ``(C,)``.
+    """
+
+    mean: Tensor
+    balanced: Tensor
+    class_mean: Tensor
+    counts: Tensor
+
+
+class SoftmaxBiasResult(NamedTuple):
+    r"""What :func:`softmax_bias` measures.
+
+    Attributes:
+        mean: over all examples.
+        minimum: over all examples, at least 0.
+        maximum: over all examples, at most ``bound``.
+        bound: :math:`\log(C - 1)`, reached where the other classes' scores are all equal.
+    """
+
+    mean: Tensor
+    minimum: Tensor
+    maximum: Tensor
+    bound: Tensor
+
+
+@torch.no_grad()
+def margins(split: Split | Tensor, labels: Tensor | None = None) -> Tensor:
+    r"""Sample margin of each example.
+
+    .. math:: \gamma(x, y) = a_y - \max_{j\ne y} a_j
+
+    in units of the similarity :math:`a`, whatever the scale. An example is right where it is above
+    zero: a tie counts as wrong.
+
+    Args:
+        split: a split, or similarities of shape ``(N, C)``.
+        labels: class of each example, shape ``(N,)``; with similarities only.
+
+    Returns:
+        The margins, shape ``(N,)``; examples labelled -100 are left out.
+
+    Example:
+        >>> import torch
+        >>> from tammes.metrics.functional import margins
+        >>> margins(torch.tensor([[0.9, 0.2, -0.1], [0.3, 0.5, 0.5]]), torch.tensor([0, 1]))
+        tensor([0.7000, 0.0000])
+
+    References:
+        Zhou et al., Learning Towards the Largest Margins, ICLR 2022, sample margin.
+    """
+    return _margins("margins", split, labels, None)[0]
+
+
+@torch.no_grad()
+def sample_margin(
+    split: Split | Tensor,
+    labels: Tensor | None = None,
+    *,
+    quantiles: Sequence[float] = QUANTILES,
+) -> SampleMarginResult:
+    r"""Mean, minimum and quantiles of the sample margin, over all and for each class.
+
+    .. math::
+        \gamma_j = \min_{i: y_i = j}\gamma_i,\qquad \gamma_{\min} = \min_j\gamma_j
+
+    On unit vectors it is at most :math:`k/(k-1)`, reached at the simplex. A quantile is a margin
+    that occurs: the smallest one that at least this share of the examples does not exceed.
+
+    Args:
+        split: a split, or similarities of shape ``(N, C)``.
+        labels: class of each example, shape ``(N,)``; with similarities only.
+        quantiles: levels between 0 and 1.
+
+    Returns:
+        The :class:`SampleMarginResult`. Classes without an example are NaN, with a warning.
+
+    Example:
+        >>> import torch
+        >>> from tammes.metrics.functional import sample_margin
+        >>> cosine = torch.tensor([[0.9, 0.2], [0.8, 0.4], [0.3, 0.5]])
+        >>> result = sample_margin(cosine, torch.tensor([0, 0, 1]), quantiles=[0.5])
+        >>> [round(float(value), 4) for value in result[:3]]
+        [0.4333, 0.2, 0.4]
+
+    References:
+        Zhou et al., Learning Towards the Largest Margins, ICLR 2022, sample margin.
+    """
+    levels = check_quantiles("sample_margin", quantiles)
+    values, labels, classes = _margins("sample_margin", split, labels, None)
+    sums = margin_sums(values, labels, classes)
+    return finish_margin("sample_margin", sums, exact_quantiles(values.double(), levels))
+
+
+@torch.no_grad()
+def hard_margin_loss(
+    split: Split | Tensor, labels: Tensor | None = None, *, gamma: float | Sequence[float] | Tensor
+) -> HardMarginLossResult:
+    r"""Share of each class that does not reach a margin.
+
+    .. math::
+        \hat L_{\gamma,j} = \frac{1}{n_j}\,\#\bigl\{i: y_i = j,\ \gamma_i < \gamma\bigr\}
+
+    The empirical part of the class-balanced bound on the test error, which takes the mean over the
+    classes. With :math:`\gamma = 0` it is the error, but for ties.
+
+    Args:
+        split: a split, or similarities of shape ``(N, C)``.
+        labels: class of each example, shape ``(N,)``; with similarities only.
+        gamma: the margin, in units of similarity; one number, or one for each class.
+
+    Returns:
+        The :class:`HardMarginLossResult`. Classes without an example are NaN, with a warning.
+
+    Example:
+        >>> import torch
+        >>> from tammes.metrics.functional import hard_margin_loss
+        >>> cosine = torch.tensor([[0.9, 0.2], [0.8, 0.6], [0.3, 0.5]])
+        >>> hard_margin_loss(cosine, torch.tensor([0, 0, 1]), gamma=0.5).class_mean
+        tensor([0.5000, 1.0000], dtype=torch.float64)
+
+    References:
+        Zhou et al., Learning Towards the Largest Margins, ICLR 2022; Cao et al., LDAM, NeurIPS
+        2019, Theorem 2.
+    """
+    values, labels, classes = _margins("hard_margin_loss", split, labels, None)
+    limits = as_gamma("hard_margin_loss", gamma, classes)
+    return finish_hard_margin("hard_margin_loss", hard_margin_sums(values, labels, limits))
+
+
+@torch.no_grad()
+def softmax_bias(
+    split: Split | Tensor, labels: Tensor | None = None, *, scale: float = 1.0
+) -> SoftmaxBiasResult:
+    r"""The margin hidden in the softmax: how far the other classes lift its hardest one.
+
+    .. math::
+        \hat\rho = \log\sum_{c\ne y} e^{f_c - \max_{j\ne y} f_j},
+        \qquad 0 \le \hat\rho \le \log(C-1)
+
+    Softmax cross entropy is the softplus of :math:`\max_{j\ne y} f_j - f_y + \hat\rho`. The bias is
+    0 for two classes. Values are held to the bounds, which rounding can cross.
+
+    Args:
+        split: a split, or similarities of shape ``(N, C)``.
+        labels: class of each example, shape ``(N,)``; with similarities only.
+        scale: what similarities are multiplied with; 1 for logits. A split has its own.
+
+    Returns:
+        The :class:`SoftmaxBiasResult`.
+
+    Example:
+        >>> import torch
+        >>> from tammes.metrics.functional import softmax_bias
+        >>> logits = torch.tensor([[5.0, 1.0, 1.0], [5.0, 9.0, -9.0]])
+        >>> [round(float(value), 4) for value in softmax_bias(logits, torch.tensor([0, 0]))]
+        [0.3466, 0.0, 0.6931, 0.6931]
+
+    References:
+        Kobayashi, Large Margin in Softmax Cross-Entropy Loss, BMVC 2019, eq. 4, 5, 7.
+    """
+    found = as_split(
+        "softmax_bias", split, labels, reads=("target", "others", "hardest"), scale=scale
+    )
+    return finish_bias("softmax_bias", bias_sums(found), found.classes)
+
+
+class MarginSums(NamedTuple):
+    """What adds up over batches and ranks to a :class:`SampleMarginResult`; all but quantiles."""
+
+    total: Tensor
+    counts: Tensor
+    smallest: Tensor
+
+
+class HardMarginSums(NamedTuple):
+    """What adds up over batches and ranks to a :class:`HardMarginLossResult`."""
+
+    missed: Tensor
+    counts: Tensor
+
+
+class BiasSums(NamedTuple):
+    """What adds up over batches and ranks to a :class:`SoftmaxBiasResult`."""
+
+    total: Tensor
+    counts: Tensor
+    smallest: Tensor
+    largest: Tensor
+
+
+def _margins(
+    name: str, split: Split | Tensor, labels: Tensor | None, classes: int | None
+) -> tuple[Tensor, Tensor, int]:
+    found = as_split(name, split, labels, reads=("target", "hardest"), classes=classes)
+    return found.target - found.hardest, found.labels, found.classes
+
+
+def margin_sums(values: Tensor, labels: Tensor, classes: int) -> MarginSums:
+    """Sum, number and smallest margin of each class, shape ``(C,)`` each."""
+    values = values.double()
+    empty = values.new_zeros(classes)
+    return MarginSums(
+        total=empty.index_add(0, labels, values),
+        counts=torch.bincount(labels, minlength=classes),
+        smallest=(empty + math.inf).scatter_reduce(0, labels, values, "amin"),
+    )
+
+
+def finish_margin(name: str, sums: MarginSums, quantiles: Tensor) -> SampleMarginResult:
+    """Turn sums into means, and what no example stands behind into NaN."""
+    present = sums.counts > 0
+    if not bool(present.any()):
+        warn_undefined(name, "no example was given; the answer is NaN")
+    else:
+        warn_absent(name, sums.counts)
+    class_minimum = sums.smallest.where(present, math.nan)
+    return SampleMarginResult(
+        mean=sums.total.sum() / sums.counts.sum(),
+        minimum=sums.smallest.amin().where(present.any(), math.nan),
+        quantiles=quantiles,
+        class_mean=sums.total / sums.counts,
+        class_minimum=class_minimum,
+        counts=sums.counts,
+    )
+
+
+def as_gamma(name: str, gamma: float | Sequence[float] | Tensor, classes: int) -> Tensor:
+    """One margin for each class, shape ``(C,)``."""
+    limits = torch.as_tensor(gamma, dtype=torch.double).detach()
+    if limits.shape not in ((), (classes,)) or bool(limits.isnan().any()):
+        raise ValueError(f"{name} expects gamma to be a number or {classes} numbers, got {gamma!r}")
+    return limits.expand(classes)
+
+
+def hard_margin_sums(values: Tensor, labels: Tensor, limits: Tensor) -> HardMarginSums:
+    """Examples below their class's margin, and all of them, shape ``(C,)`` each."""
+    classes = len(limits)
+    missed = labels[values.double() < limits.to(values.device)[labels]]
+    return HardMarginSums(
+        missed=torch.bincount(missed, minlength=classes),
+        counts=torch.bincount(labels, minlength=classes),
+    )
+
+
+def finish_hard_margin(name: str, sums: HardMarginSums) -> HardMarginLossResult:
+    """Turn counts into shares."""
+    if not bool(sums.counts.any()):
+        warn_undefined(name, "no example was given; the answer is NaN")
+    else:
+        warn_absent(name, sums.counts)
+    class_mean = sums.missed.double() / sums.counts
+    return HardMarginLossResult(
+        mean=sums.missed.sum().double() / sums.counts.sum(),
+        balanced=class_mean.nanmean(),
+        class_mean=class_mean,
+        counts=sums.counts,
+    )
+
+
+def bias_sums(split: Split) -> BiasSums:
+    """Sum, number, smallest and largest bias, all scalars."""
+    bias = (split.others - split.scale * split.hardest).double()
+    bias = bias.clamp(0.0, math.log(split.classes - 1))
+    end = bias.new_full((1,), math.inf)
+    return BiasSums(
+        total=bias.sum(),
+        counts=torch.tensor(len(bias), device=bias.device),
+        smallest=torch.cat([bias, end]).amin(),
+        largest=torch.cat([bias, -end]).amax(),
+    )
+
+
+def finish_bias(name: str, sums: BiasSums, classes: int) -> SoftmaxBiasResult:
+    """Turn the sum into a mean."""
+    some = sums.counts > 0
+    if not bool(some):
+        warn_undefined(name, "no example was given; the answer is NaN")
+    return SoftmaxBiasResult(
+        mean=sums.total / sums.counts,
+        minimum=sums.smallest.where(some, math.nan),
+        maximum=sums.largest.where(some, math.nan),
+        bound=sums.total.new_tensor(math.log(classes - 1)),
+    )

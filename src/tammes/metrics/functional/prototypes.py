@@ -1,0 +1,259 @@
+"""Measures of prototypes: the class margin, and how equal their norms are."""
+
+import math
+from typing import NamedTuple
+
+import torch
+from torch import Tensor
+
+from tammes.metrics.functional.inputs import as_prototypes
+from tammes.similarity import norm, unit
+
+_GRAIN = 1024
+"""Classes in a block: the screen keeps one number for each pair of blocks."""
+_SPAN = {"cuda": 8}
+"""Blocks to a side of a tile, if not 4: a GPU is slow at small products."""
+_KEEP = 32
+"""Pairs of a block whose cosines are equal in float64, told apart by their angles."""
+
+
+class ClassMarginResult(NamedTuple):
+    """What :func:`class_margin` measures.
+
+    Attributes:
+        angle: smallest angle between two prototypes, in degrees.
+        pair: the two classes, the lower first, shape ``(2,)``.
+        ratio: the angle over the optimum.
+        optimum: largest class margin there can be, in degrees, or a bound of it.
+        exact: whether the optimum is known, and not only bounded from above.
+    """
+
+    angle: Tensor
+    pair: Tensor
+    ratio: Tensor
+    optimum: Tensor
+    exact: bool
+
+
+class PrototypeNormsResult(NamedTuple):
+    """What :func:`prototype_norms` measures.
+
+    Attributes:
+        largest: norm of the longest prototype.
+        smallest: norm of the shortest prototype.
+        mean: of all norms.
+        ratio: longest over shortest; 1 if all are equal, infinite if only some are zero.
+    """
+
+    largest: Tensor
+    smallest: Tensor
+    mean: Tensor
+    ratio: Tensor
+
+
+@torch.no_grad()
+def class_margin(prototypes: Tensor) -> ClassMarginResult:
+    r"""The smallest angle between two prototypes, and how near it is to the largest possible.
+
+    .. math:: m_c(W) = \min_{i\ne j}\angle(w_i, w_j)
+
+    Exact for any number of classes, without a C x C matrix: products of blocks in low precision
+    give the largest cosine of each pair of blocks up to a proven error, and the blocks that can
+    hold the largest of all are looked at again in float64. The angle of the winner is
+    :math:`2\,\mathrm{atan2}(\lVert\hat w_i-\hat w_j\rVert, \lVert\hat w_i+\hat w_j\rVert)`, which
+    keeps its digits near 0 and 180 degrees. Pairs whose cosines agree to the last digit of float64
+    (below 1e-8 radians, or in a symmetric arrangement) may stand for each other. A zero prototype
+    is at a right angle to all others.
+
+    Args:
+        prototypes: two rows or more, of any length, shape ``(C, D)``.
+
+    Returns:
+        The :class:`ClassMarginResult`; numbers in float64 on the device of the prototypes.
+
+    Example:
+        >>> import torch
+        >>> from tammes.metrics.functional import class_margin
+        >>> result = class_margin(torch.tensor([[1.0, 0.0], [-2.0, 0.0], [0.0, 3.0]]))
+        >>> result.angle, result.pair, result.ratio
+        (tensor(90., dtype=torch.float64), tensor([0, 2]), tensor(0.7500, dtype=torch.float64))
+
+    References:
+        Zhou et al., Learning Towards the Largest Margins, ICLR 2022, class margin.
+    """
+    prototypes = as_prototypes("class_margin", prototypes)
+    if len(prototypes) < 2:
+        raise ValueError(f"class_margin expects 2 prototypes or more, got {len(prototypes)}")
+    # Autocast would round the products that have to be exact.
+    with torch.autocast(prototypes.device.type, enabled=False):
+        radians, pair = _closest(prototypes)
+    # Only here: geometry is not needed to import the measures.
+    from tammes.geometry.bounds import largest_class_margin
+
+    best = largest_class_margin(*prototypes.shape)
+    angle = torch.rad2deg(radians)
+    optimum = angle.new_tensor(best.degrees)
+    return ClassMarginResult(
+        angle=angle,
+        pair=pair,
+        # On a line three classes have no margin to miss.
+        ratio=torch.where(optimum > 0, angle / optimum, 1.0),
+        optimum=optimum,
+        exact=bool(best.exact),
+    )
+
+
+@torch.no_grad()
+def prototype_norms(prototypes: Tensor) -> PrototypeNormsResult:
+    r"""The longest prototype against the shortest.
+
+    .. math:: r = \max_c\lVert w_c\rVert \,/\, \min_c\lVert w_c\rVert
+
+    An inner product prefers long prototypes; in a long tail the frequent classes get them.
+
+    Args:
+        prototypes: shape ``(C, D)``.
+
+    Returns:
+        The :class:`PrototypeNormsResult`.
+
+    Example:
+        >>> import torch
+        >>> from tammes.metrics.functional import prototype_norms
+        >>> prototype_norms(torch.tensor([[3.0, 4.0], [0.0, 2.0]])).ratio
+        tensor(2.5000, dtype=torch.float64)
+
+    References:
+        Kang et al., Decoupling Representation and Classifier for Long-tailed Recognition,
+        ICLR 2020, Section 4.2.
+    """
+    prototypes = as_prototypes("prototype_norms", prototypes)
+    return finish_norms(norm_sums(prototypes))
+
+
+class NormSums(NamedTuple):
+    """What adds up over ranks to a :class:`PrototypeNormsResult`."""
+
+    total: Tensor
+    counts: Tensor
+    smallest: Tensor
+    largest: Tensor
+
+
+def norm_sums(prototypes: Tensor) -> NormSums:
+    """Sum, number, smallest and largest of the norms; blocks keep float64 copies small."""
+    lengths = torch.cat([norm(block.double()) for block in prototypes.split(_GRAIN)])
+    if not bool(lengths.isfinite().all()):
+        raise ValueError("prototype_norms expects finite prototypes, got NaN or infinity")
+    return NormSums(
+        total=lengths.sum(),
+        counts=torch.tensor(len(lengths), device=lengths.device),
+        smallest=lengths.amin(),
+        largest=lengths.amax(),
+    )
+
+
+def finish_norms(sums: NormSums) -> PrototypeNormsResult:
+    """Turn the sum into a mean, and the ends into a ratio."""
+    equal = sums.largest == sums.smallest
+    return PrototypeNormsResult(
+        largest=sums.largest,
+        smallest=sums.smallest,
+        mean=sums.total / sums.counts,
+        ratio=torch.where(equal, 1.0, sums.largest / sums.smallest),
+    )
+
+
+def _closest(prototypes: Tensor) -> tuple[Tensor, Tensor]:
+    """Smallest angle in radians, and its pair: screen all blocks, then look at the few."""
+    screen, error = _screen(prototypes)
+    top = float(screen.max())
+    if not math.isfinite(top):
+        raise ValueError("class_margin expects finite prototypes, got NaN or infinity")
+    candidates = (screen >= top - 2 * error).nonzero()
+    heights = screen[candidates[:, 0], candidates[:, 1]]
+    order = heights.argsort(descending=True)
+    best, pair, reached = candidates.new_tensor(math.inf, dtype=torch.double), candidates[:0], -2.0
+    for (row, column), height in zip(
+        candidates[order].tolist(), heights[order].tolist(), strict=True
+    ):
+        if height + error < reached:
+            break
+        angle, found = _closest_in_block(prototypes, row * _GRAIN, column * _GRAIN)
+        if bool(angle < best):
+            best, pair, reached = angle, found, math.cos(float(angle))
+    return best, pair
+
+
+def _screen(prototypes: Tensor) -> tuple[Tensor, float]:
+    """Largest cosine of each pair of blocks, up to an error, and that error.
+
+    Half precision on a GPU is fast and, with its error known, as good: what matters is that no
+    block is ruled out that could hold the closest pair.
+    """
+    count, size = prototypes.shape
+    blocks = -(-count // _GRAIN)
+    dtype = torch.half if prototypes.is_cuda else torch.float
+    span = _GRAIN * _SPAN.get(prototypes.device.type, 4)
+    screen = prototypes.new_full((blocks, blocks), -math.inf, dtype=torch.float)
+    for top in range(0, count, span):
+        rows = _directions(prototypes, top, span).to(dtype)
+        for left in range(top, count, span):
+            columns = rows if left == top else _directions(prototypes, left, span).to(dtype)
+            tile = rows @ columns.T
+            if left == top:
+                tile.fill_diagonal_(-2)
+            highest = _block_maxima(_block_maxima(tile).T).T
+            row, column = top // _GRAIN, left // _GRAIN
+            height, width = highest.shape
+            screen[row : row + height, column : column + width] = highest
+    # Below the diagonal of blocks is what is above it.
+    return screen.triu() + torch.full_like(screen, -math.inf).tril(-1), _screen_error(dtype, size)
+
+
+def _block_maxima(tile: Tensor) -> Tensor:
+    """Largest of each run of classes along a row, the last of which may be short."""
+    whole = tile.shape[1] // _GRAIN * _GRAIN
+    maxima = [tile[:, :whole].unflatten(1, (-1, _GRAIN)).amax(2)]
+    if whole < tile.shape[1]:
+        maxima.append(tile[:, whole:].amax(1, keepdim=True))
+    return torch.cat(maxima, 1)
+
+
+def _screen_error(dtype: torch.dtype, size: int) -> float:
+    """Bound on the rounding of a product of unit rows.
+
+    By Cauchy and Schwarz, for each term of a sum one unit of roundoff in float32, twice: once for
+    the product and once for the norms. Where factors and result are rounded to less, a few units of
+    that on top.
+    """
+    error = (2 * size + 8) * 2.0**-24
+    if dtype == torch.half:
+        return error + 8 * 2.0**-11
+    # torch's own types do not know of it.
+    precision = torch.backends.mkldnn.matmul.fp32_precision  # type: ignore[attr-defined]
+    if precision not in ("none", "ieee"):
+        return error + 8 * 2.0**-9
+    return error
+
+
+def _directions(prototypes: Tensor, start: int, count: int) -> Tensor:
+    block = prototypes[start : start + count]
+    return unit(block.to(torch.promote_types(block.dtype, torch.float)))
+
+
+def _closest_in_block(prototypes: Tensor, top: int, left: int) -> tuple[Tensor, Tensor]:
+    """Smallest angle in radians between a class of one block and one of another, in float64."""
+    rows = unit(prototypes[top : top + _GRAIN].double())
+    columns = unit(prototypes[left : left + _GRAIN].double())
+    cosine = rows @ columns.T
+    if top == left:
+        cosine.fill_diagonal_(-2)
+    height, place = cosine.flatten().topk(min(_KEEP, cosine.numel()))
+    # Of equal angles the first pair is to win, and the order of topk is not that of the classes.
+    place, order = place.sort()
+    i, j = place // len(columns), place % len(columns)
+    angle = 2 * torch.atan2(norm(rows[i] - columns[j]), norm(rows[i] + columns[j]))
+    angle = torch.where(height[order] > -1.5, angle, math.inf)
+    best = angle.argmin()
+    return angle[best], torch.stack([i[best] + top, j[best] + left])

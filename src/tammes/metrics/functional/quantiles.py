@@ -1,0 +1,65 @@
+"""Quantiles, of values in memory and of a histogram."""
+
+import math
+from collections.abc import Sequence
+
+import torch
+from torch import Tensor
+
+
+def check_quantiles(name: str, quantiles: Sequence[float]) -> Tensor:
+    """The levels as a tensor."""
+    levels = torch.as_tensor(quantiles, dtype=torch.double)
+    if levels.ndim != 1 or not bool(((levels >= 0) & (levels <= 1)).all()):
+        raise ValueError(f"{name} expects quantiles between 0 and 1, got {quantiles!r}")
+    return levels
+
+
+def _ranks(levels: Tensor, counts: Tensor) -> Tensor:
+    """Which of the sorted examples a level asks for, from 1."""
+    # A product that rounding lifted just above a whole number means that number.
+    ranks = (levels.to(counts.device) * counts - 1e-9).ceil().long()
+    return ranks.clamp_min(1)
+
+
+def exact_quantiles(values: Tensor, levels: Tensor) -> Tensor:
+    """Quantiles of values in memory; NaN if there are none."""
+    if not len(values):
+        return values.new_full(levels.shape, math.nan)
+    return values.sort().values[_ranks(levels, torch.tensor(len(values), device=values.device)) - 1]
+
+
+def histogram(values: Tensor, limits: tuple[float, float], bins: int) -> Tensor:
+    """Count values in equal bins, with one more at each end for what is beyond the limits."""
+    low, high = limits
+    place = ((values.double() - low) * (bins / (high - low))).floor() + 1
+    return torch.bincount(place.clamp(0, bins + 1).long(), minlength=bins + 2)
+
+
+def histogram_quantiles(
+    counts: Tensor, limits: tuple[float, float], ends: tuple[Tensor, Tensor], levels: Tensor
+) -> Tensor:
+    """Quantiles from a :func:`histogram`, each in the bin where the exact one is.
+
+    Args:
+        counts: the histogram, shape ``(bins + 2,)``.
+        limits: its limits.
+        ends: smallest and largest value, which bound the first and the last bin.
+        levels: what share of the values is to be below.
+
+    Returns:
+        The quantiles, NaN if nothing was counted.
+    """
+    total = counts.sum()
+    if not bool(total):
+        return torch.full_like(levels, math.nan, device=counts.device)
+    low, high = limits
+    inner = torch.linspace(low, high, len(counts) - 1, dtype=torch.double, device=counts.device)
+    smallest, largest = ends
+    edges = torch.cat([smallest.clamp_max(low).view(1), inner, largest.clamp_min(high).view(1)])
+    ranks = _ranks(levels, total)
+    cumulative = counts.cumsum(0)
+    place = torch.searchsorted(cumulative, ranks)
+    inside = (ranks - cumulative[place] + counts[place] - 0.5) / counts[place]
+    value = edges[place] + inside * (edges[place + 1] - edges[place])
+    return torch.minimum(torch.maximum(value, smallest), largest)

@@ -1,0 +1,278 @@
+"""Streaming measures of examples."""
+
+from collections.abc import Sequence
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from tammes.metrics.functional.angles import (
+    ANGLE_READS,
+    AnglesResult,
+    AngleSums,
+    angle_sums,
+    check_bins,
+    finish_angles,
+)
+from tammes.metrics.functional.inputs import as_split
+from tammes.metrics.functional.margins import (
+    QUANTILES,
+    BiasSums,
+    HardMarginLossResult,
+    HardMarginSums,
+    MarginSums,
+    SampleMarginResult,
+    SoftmaxBiasResult,
+    as_gamma,
+    bias_sums,
+    finish_bias,
+    finish_hard_margin,
+    finish_margin,
+    hard_margin_sums,
+    margin_sums,
+)
+from tammes.metrics.functional.quantiles import (
+    check_quantiles,
+    histogram,
+    histogram_quantiles,
+)
+from tammes.metrics.streaming import Metric, fold, held, hold
+from tammes.split import Split, split
+
+
+class SampleMargin(Metric):
+    r"""Mean, minimum and quantiles of the sample margin, over all and for each class.
+
+    .. math:: \gamma(x, y) = a_y - \max_{j\ne y} a_j
+
+    Mean and minima are exact. Quantiles come from a histogram: each is within a bin of the exact
+    one, that is 4/4096, about 0.001, for cosines. See
+    :func:`tammes.metrics.functional.sample_margin`, which has them exact.
+
+    Args:
+        num_classes: number of classes C.
+        quantiles: levels between 0 and 1; of a single one torchmetrics makes a scalar.
+        limits: range of the histogram; the default holds every margin of cosines. Beyond it
+            quantiles are interpolated up to the smallest and the largest margin.
+        bins: of the histogram.
+        kwargs: see :class:`torchmetrics.Metric`.
+
+    Example:
+        >>> import torch
+        >>> from tammes.metrics import SampleMargin
+        >>> metric = SampleMargin(2)
+        >>> metric.update(torch.tensor([[0.9, 0.2], [0.8, 0.4]]), torch.tensor([0, 0]))
+        >>> metric.update(torch.tensor([[0.3, 0.5]]), torch.tensor([1]))
+        >>> metric.compute().mean
+        tensor(0.4333, dtype=torch.float64)
+
+    References:
+        Zhou et al., Learning Towards the Largest Margins, ICLR 2022, sample margin.
+    """
+
+    is_differentiable = False
+    higher_is_better = True
+    full_state_update = False
+
+    histogram: Tensor
+    largest: Tensor
+
+    def __init__(
+        self,
+        num_classes: int,
+        *,
+        quantiles: Sequence[float] = QUANTILES,
+        limits: tuple[float, float] = (-2.0, 2.0),
+        bins: int = 4096,
+        **kwargs: Any,
+    ) -> None:
+        super().__init__(**kwargs)
+        _check_classes("SampleMargin", num_classes)
+        check_bins("SampleMargin", bins)
+        if not limits[0] < limits[1]:
+            raise ValueError(
+                f"SampleMargin expects limits (low, high) with low < high, got {limits}"
+            )
+        self.num_classes = num_classes
+        self.levels = check_quantiles("SampleMargin", quantiles)
+        self.limits = limits
+        self.bins = bins
+        nothing = torch.zeros(0)
+        hold(self, margin_sums(nothing, nothing.long(), num_classes))
+        self.add_state("histogram", histogram(nothing, limits, bins), dist_reduce_fx="sum")
+        self.add_state(
+            "largest", torch.tensor(-torch.inf, dtype=torch.double), dist_reduce_fx="max"
+        )
+
+    def update(self, split: Split | Tensor, labels: Tensor | None = None) -> None:
+        """Add examples: a split, or similarities of shape ``(N, C)`` and labels."""
+        found = as_split(
+            "SampleMargin", split, labels, reads=("target", "hardest"), classes=self.num_classes
+        )
+        values = (found.target - found.hardest).double()
+        fold(self, margin_sums(values, found.labels, self.num_classes))
+        self.histogram = self.histogram + histogram(values, self.limits, self.bins)
+        self.largest = torch.cat([values, self.largest.view(1)]).amax()
+
+    def compute(self) -> SampleMarginResult:
+        """The measure of all examples since the last reset, of all ranks."""
+        sums = held(self, MarginSums)
+        ends = (sums.smallest.amin(), self.largest)
+        quantiles = histogram_quantiles(self.histogram, self.limits, ends, self.levels)
+        return finish_margin("SampleMargin", sums, quantiles)
+
+
+class HardMarginLoss(Metric):
+    r"""Share of each class that does not reach a margin.
+
+    .. math:: \hat L_{\gamma,j} = \frac{1}{n_j}\,\#\bigl\{i: y_i = j,\ \gamma_i < \gamma\bigr\}
+
+    See :func:`tammes.metrics.functional.hard_margin_loss`.
+
+    Args:
+        gamma: the margin, in units of similarity; one number, or one for each class.
+        num_classes: number of classes C.
+        kwargs: see :class:`torchmetrics.Metric`.
+
+    Example:
+        >>> import torch
+        >>> from tammes.metrics import HardMarginLoss
+        >>> metric = HardMarginLoss(0.5, num_classes=2)
+        >>> cosine = torch.tensor([[0.9, 0.2], [0.8, 0.6], [0.1, 0.5]])
+        >>> metric.update(cosine, torch.tensor([0, 0, 1]))
+        >>> metric.compute().balanced
+        tensor(0.7500, dtype=torch.float64)
+
+    References:
+        Zhou et al., Learning Towards the Largest Margins, ICLR 2022; Cao et al., LDAM, NeurIPS
+        2019, Theorem 2.
+    """
+
+    is_differentiable = False
+    higher_is_better = False
+    full_state_update = False
+
+    def __init__(
+        self, gamma: float | Sequence[float] | Tensor, num_classes: int, **kwargs: Any
+    ) -> None:
+        super().__init__(**kwargs)
+        _check_classes("HardMarginLoss", num_classes)
+        self.num_classes = num_classes
+        self.gamma = as_gamma("HardMarginLoss", gamma, num_classes)
+        nothing = torch.zeros(0)
+        hold(self, hard_margin_sums(nothing, nothing.long(), self.gamma))
+
+    def update(self, split: Split | Tensor, labels: Tensor | None = None) -> None:
+        """Add examples: a split, or similarities of shape ``(N, C)`` and labels."""
+        found = as_split(
+            "HardMarginLoss", split, labels, reads=("target", "hardest"), classes=self.num_classes
+        )
+        fold(self, hard_margin_sums(found.target - found.hardest, found.labels, self.gamma))
+
+    def compute(self) -> HardMarginLossResult:
+        """The measure of all examples since the last reset, of all ranks."""
+        return finish_hard_margin("HardMarginLoss", held(self, HardMarginSums))
+
+
+class SoftmaxBias(Metric):
+    r"""The margin hidden in the softmax.
+
+    .. math::
+        \hat\rho = \log\sum_{c\ne y} e^{f_c - \max_{j\ne y} f_j},
+        \qquad 0 \le \hat\rho \le \log(C-1)
+
+    See :func:`tammes.metrics.functional.softmax_bias`.
+
+    Args:
+        num_classes: number of classes C.
+        scale: what similarities are multiplied with; 1 for logits. A split has its own.
+        kwargs: see :class:`torchmetrics.Metric`.
+
+    Example:
+        >>> import torch
+        >>> from tammes.metrics import SoftmaxBias
+        >>> metric = SoftmaxBias(3)
+        >>> metric.update(torch.tensor([[5.0, 1.0, 1.0]]), torch.tensor([0]))
+        >>> metric.compute().mean
+        tensor(0.6931, dtype=torch.float64)
+
+    References:
+        Kobayashi, Large Margin in Softmax Cross-Entropy Loss, BMVC 2019, eq. 4, 5, 7.
+    """
+
+    is_differentiable = False
+    higher_is_better = True
+    full_state_update = False
+
+    def __init__(self, num_classes: int, *, scale: float = 1.0, **kwargs: Any) -> None:
+        super().__init__(**kwargs)
+        _check_classes("SoftmaxBias", num_classes)
+        self.num_classes = num_classes
+        self.scale = scale
+        hold(self, bias_sums(_no_examples()))
+
+    def update(self, split: Split | Tensor, labels: Tensor | None = None) -> None:
+        """Add examples: a split, or similarities of shape ``(N, C)`` and labels."""
+        reads = ("target", "others", "hardest")
+        found = as_split(
+            "SoftmaxBias", split, labels, reads=reads, scale=self.scale, classes=self.num_classes
+        )
+        fold(self, bias_sums(found))
+
+    def compute(self) -> SoftmaxBiasResult:
+        """The measure of all examples since the last reset, of all ranks."""
+        return finish_bias("SoftmaxBias", held(self, BiasSums), self.num_classes)
+
+
+class Angles(Metric):
+    r"""Histograms of the angles to the own class and to the hardest other class.
+
+    .. math:: \theta = 2\,\mathrm{atan2}\bigl(\sqrt{h},\ \sqrt{2 - h}\bigr),\qquad h = 1-\cos\theta
+
+    See :func:`tammes.metrics.functional.angles`.
+
+    Args:
+        bins: number of bins from 0 to 180 degrees.
+        margin: an ArcFace margin in radians; ``beyond`` is the share of examples for which the
+            angle plus it is past 180 degrees.
+        kwargs: see :class:`torchmetrics.Metric`.
+
+    Example:
+        >>> import torch
+        >>> from tammes.metrics import Angles
+        >>> metric = Angles(bins=4)
+        >>> metric.update(torch.tensor([[1.0, 0.5, -1.0], [0.1, -0.2, 0.0]]), torch.tensor([0, 1]))
+        >>> metric.compute().own
+        tensor([1, 0, 1, 0])
+
+    References:
+        Deng et al., ArcFace, CVPR 2019, Figure 3.
+    """
+
+    is_differentiable = False
+    full_state_update = False
+
+    def __init__(self, *, bins: int = 180, margin: float = 0.0, **kwargs: Any) -> None:
+        super().__init__(**kwargs)
+        check_bins("Angles", bins)
+        self.bins = bins
+        self.margin = margin
+        hold(self, angle_sums("Angles", _no_examples(), bins, margin))
+
+    def update(self, split: Split | Tensor, labels: Tensor | None = None) -> None:
+        """Add examples: a split of a cosine head, or cosines of shape ``(N, C)`` and labels."""
+        found = as_split("Angles", split, labels, reads=ANGLE_READS)
+        fold(self, angle_sums("Angles", found, self.bins, self.margin))
+
+    def compute(self) -> AnglesResult:
+        """The measure of all examples since the last reset, of all ranks."""
+        return finish_angles("Angles", held(self, AngleSums))
+
+
+def _check_classes(name: str, num_classes: int) -> None:
+    if num_classes < 2:
+        raise ValueError(f"{name} expects at least 2 classes, got num_classes={num_classes}")
+
+
+def _no_examples() -> Split:
+    return split(torch.zeros(0, 2), torch.zeros(0, dtype=torch.long))
