@@ -1,6 +1,6 @@
 """Eight classes on the sphere: what a loss could reach, and what training with it does reach.
 
-    python examples/sphere.py                  # 10 seeds, about a minute on one core
+    python examples/sphere.py                  # 10 seeds, under two minutes on one core
     python examples/sphere.py --seeds 3 --png sphere.png
 
 The toy of Zhou et al., Learning Towards the Largest Margins, ICLR 2022, Fig. 1. Eight prototypes

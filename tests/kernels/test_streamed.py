@@ -15,7 +15,9 @@ from tammes.kernels import choose, streamed
 from tammes.kernels.streamed import Plan
 
 STREAMABLE = {n: t for n, t in SPLIT_TERMS.items() if "rest" not in t.definition.reads}
-CUTS = [(13, CLASSES), (4, 3), (1, 1)]
+CUTS = [(6, (13, CLASSES)), (6, (4, 3)), (6, (1, 1)), (16, (13, 3))]
+"""Size of a feature, and of the blocks; where features are longer than the one block of rows has
+rows, scores and the gradient of the keys share their memory."""
 
 
 def cut(monkeypatch, rows, classes):
@@ -47,18 +49,18 @@ def everything(head, loss, reduction, features, labels, upstream, implementation
 @pytest.mark.parametrize("head", [name for name in HEADS if name != "simplex"])
 @pytest.mark.parametrize("scale", [3.0, "learnable"])
 def test_streamed_is_dense_in_value_and_all_gradients(monkeypatch, term, head, scale):
-    size = 6
-    head, loss = HEADS[head](size, CLASSES, scale=scale), STREAMABLE[term]
-    if not fits(loss, head):
+    loss = STREAMABLE[term]
+    heads = {size: HEADS[head](size, CLASSES, scale=scale) for size, _ in CUTS}
+    if not fits(loss, heads[6]):
         with pytest.raises(ValueError, match="expects a head"):
-            tammes.Criterion(head, loss)
+            tammes.Criterion(heads[6], loss)
         return
-    features = torch.randn(13, size, dtype=torch.double)
     labels = torch.randint(CLASSES, (13,))
     upstream = torch.linspace(0.5, 2.0, 13, dtype=torch.double)
-    for reduction, (rows, classes) in itertools.product(("mean", "sum", "none"), CUTS):
+    for reduction, (size, (rows, classes)) in itertools.product(("mean", "sum", "none"), CUTS):
         cut(monkeypatch, rows, classes)
-        arguments = (head, loss, reduction, features, labels, upstream)
+        features = torch.randn(13, size, dtype=torch.double)
+        arguments = (heads[size], loss, reduction, features, labels, upstream)
         assert_close(everything(*arguments, "streamed"), everything(*arguments, "dense"))
 
 

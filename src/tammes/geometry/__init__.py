@@ -1,5 +1,6 @@
 """Where prototypes can be: arrangements of points on the sphere, and what is best for a loss."""
 
+from tammes.geometry.advice import Advice, advise
 from tammes.geometry.bounds import LargestClassMargin, largest_class_margin
 from tammes.geometry.hull import LargestSampleMargin, largest_sample_margin
 from tammes.geometry.packing import Packing, pack, riesz_energy
@@ -18,9 +19,11 @@ from tammes.geometry.theory import (
 )
 
 __all__ = [
+    "Advice",
     "LargestClassMargin",
     "LargestSampleMargin",
     "Packing",
+    "advise",
     "combined_margin_lower_bound",
     "cosface_lower_bound",
     "largest_class_margin",

@@ -23,7 +23,7 @@ from tammes.kernels.streamed import Plan
 from tammes.similarity import InnerProduct
 
 _DENSE_MATRICES = 4
-"""N x C matrices alive at once on the dense way: similarities, two masked copies, exponentials."""
+"""N x C matrices alive at once on the dense way: scores, and steps of their gradient."""
 _KEY_BLOCKS = 4
 """Blocks of keys alive at once while their gradient becomes that of the prototypes."""
 
@@ -217,9 +217,13 @@ class _Estimate:
         tile, linear = width * work.dim, isinstance(work.similarity, InnerProduct)
         low = height * width + (tile // 2 if linear else tile * 3 // 2) if half else 0
         beside = max(0 if linear else _KEY_BLOCKS * tile, low)
-        # An expectation keeps a second block of scores, and makes a third to sum up.
+        # One short block of scores lies in the memory of the gradient, and is copied out in pieces.
+        shared = height == rows <= work.dim
+        if shared:
+            beside = max(beside, height * width + (0 if linear else tile))
+        # An expectation takes a second block of scores for a while, and a third to sum up.
         expected = "expected" in work.reads
-        taken = max(3 * block, 2 * block + beside) if expected else block + beside
+        taken = max(2 * block if expected else 0, beside) + (0 if shared else block)
         if self.rounds:
             # Collected first and stored then, where the blocks of keys have been.
             taken += prototypes - min(beside, prototypes * work.stored // work.working)
@@ -295,9 +299,8 @@ class _Estimate:
 
 def dense_matrices(reads: frozenset[str]) -> int:
     """Matrices of all scores alive at once on the dense way, by what the loss reads."""
-    if {"expected", "mean"} & reads:
-        return _DENSE_MATRICES + 2
-    return _DENSE_MATRICES + (1 if "rest" in reads or {"hardest", "others"} <= reads else 0)
+    more = {"expected", "mean", "rest"} & reads or {"hardest", "others"} <= reads
+    return _DENSE_MATRICES + (1 if more else 0)
 
 
 def size(count: float) -> str:

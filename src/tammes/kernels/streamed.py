@@ -30,7 +30,7 @@ Evaluate = Callable[[Split, slice], Tensor]
 
 _SCORES = {"cpu": 128 << 20, "cuda": 1 << 30}
 """Bytes of one block of scores, by kind of device."""
-_KEYS = {"cpu": 4 << 20, "cuda": 256 << 20}
+_KEYS = {"cpu": 1 << 20, "cuda": 256 << 20}
 """Bytes of one block of keys."""
 
 
@@ -218,7 +218,13 @@ class _Pass:
         self.own_rows: list[tuple[Tensor, Tensor]] = []
         self.own_bias: list[tuple[Tensor, Tensor]] = []
         longest = max((block.stop - block.start for block in self.row_blocks), default=0)
-        self.scores = torch.empty(longest, len(prototypes), dtype=dtype, device=device)
+        # The scores of one short block fit into the memory of the keys' gradient, as its first
+        # columns: a block of classes is copied out just before its gradient is written there.
+        self.shared = self.d_keys is not None and len(features) == longest <= features.shape[1]
+        if self.shared and self.d_keys is not None:
+            self.scores = self.d_keys[:, :longest].T
+        else:
+            self.scores = torch.empty(longest, len(prototypes), dtype=dtype, device=device)
 
     def result(self) -> tuple[Tensor, Tensor, list[Tensor | None]]:
         """Work through all blocks."""
@@ -260,12 +266,17 @@ class _Pass:
             loss, reduced.leaves, ones, retain_graph=True, allow_unused=True
         )
         reduced.overwrite_with_gradient(*wanted)
+        # Before multiplying back, which may write over the scores.
+        d_row_offset = None if row_offset is None else scores.sum(1)
+        d_offset_scale = None
+        if self.d_scale is not None and self._offsets is not None:
+            d_offset_scale = scores @ self._offsets
         d_query = self._multiply_back(scores, query.detach(), weights, first)
 
         outputs, d_outputs = [loss, query], [ones, d_query]
-        if row_offset is not None:
+        if row_offset is not None and d_row_offset is not None:
             outputs.append(row_offset)
-            d_outputs.append(scores.sum(1))
+            d_outputs.append(d_row_offset)
         inputs = [features, own, scale, *([] if own_bias is None else [own_bias])]
         maybe = torch.autograd.grad(outputs, inputs, d_outputs, allow_unused=True)
         found = [
@@ -277,8 +288,8 @@ class _Pass:
             self.own_rows.append((labels, found[1] * weights[:, None]))
         if self.d_scale is not None:
             d_scale = found[2]
-            if self._offsets is not None:
-                d_scale = d_scale + scores @ self._offsets
+            if d_offset_scale is not None:
+                d_scale = d_scale + d_offset_scale
             self.d_scale += d_scale @ weights
         if own_bias is not None and self.needs_b:
             self.own_bias.append((labels, found[3] * weights))
@@ -328,7 +339,7 @@ class _Pass:
         heavy = query * weights[:, None]
         has_offsets = self._offsets is not None and (self.needs_b or self.needs_w)
         for block in self.class_blocks:
-            piece = gradient[:, block]
+            piece = gradient[:, block].clone() if self.shared else gradient[:, block]
             if self.needs_x or self.needs_s:
                 keys, _ = self.similarity.keys(self.prototypes[block].to(self.dtype))
                 self._product(piece, keys, out=d_query, add=True)
