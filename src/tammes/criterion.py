@@ -15,7 +15,7 @@ from tammes.checks import (
     transforming,
 )
 from tammes.compose import Batch, Loss, Setting, State, Term
-from tammes.evaluate import other_terms, split_terms
+from tammes.evaluate import check_fit, other_terms, split_terms
 from tammes.heads.head import Head
 from tammes.kernels import Implementation
 from tammes.kernels.problem import working_dtype
@@ -108,11 +108,9 @@ class Criterion(nn.Module):
     def _compose(self, loss: Loss) -> None:
         """Take a loss apart once, so that a call only has to go through its terms."""
         for _, term in loss.leaves():
-            _check_fit(self.head, term)
+            check_fit(self.head, term)
         self.loss = loss
         self.settings = Settings(loss, self.head.num_classes, self.head.weight)
-
-    # ------------------------------------------------------------------------------ the call
 
     def forward(
         self,
@@ -170,8 +168,6 @@ class Criterion(nn.Module):
     def logits(self, features: Tensor) -> Tensor:
         """Scores without any margin, for inference, shape ``(N, C)``."""
         return self.head.logits(features)
-
-    # -------------------------------------------------------------- settings, weights, states
 
     def _weights(self, batch: Batch, weights: Tensor | None, dtype: torch.dtype) -> Tensor:
         result = batch.valid.to(dtype)
@@ -260,8 +256,6 @@ class Criterion(nn.Module):
         for schedule in set(self.schedules.values()):
             if isinstance(schedule, Schedule):
                 schedule.step()
-
-    # ---------------------------------------------------------------------- what a loop needs
 
     def param_groups(
         self,
@@ -394,21 +388,6 @@ class Criterion(nn.Module):
         if self.class_weights is not None:
             lines.append(f"class_weights of {len(self.class_weights)} classes")
         return f"{type(self).__name__}(\n  " + ",\n  ".join(lines) + "\n)"
-
-
-def _check_fit(head: Head, term: Term) -> None:
-    requires, kind = term.definition.requires, type(head).__name__
-    if requires == "cosine" and not head.similarity.is_cosine:
-        raise ValueError(
-            f"{term.name} expects a head with unit features and unit prototypes, got {kind}"
-        )
-    if requires == "angle" and not head.has_angle:
-        raise ValueError(
-            f"{term.name} expects a head whose similarity is an angle, without bias, "
-            f"got {kind}{'' if head.bias is None else ' with bias'}"
-        )
-    if term.within is not None:
-        term.within.check(head.embedding_size, head.num_classes)
 
 
 def _transformed(tracing: bool) -> bool:

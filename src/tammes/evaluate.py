@@ -10,14 +10,30 @@ from torch import Tensor
 from tammes.compose import Batch, Setting, Term
 from tammes.heads.head import Head
 from tammes.kernels import choose
-from tammes.kernels.problem import full_precision, working_dtype
-from tammes.kernels.streamed import Plan, combine, product_dtype, weighted_loss
+from tammes.kernels.problem import full_precision, product_dtype, working_dtype
+from tammes.kernels.streamed import Plan, combine, weighted_loss
 from tammes.split import Split
 
 Named = Mapping[str, tuple[float, Term]]
 """Weight and term by name."""
 Arguments = Mapping[str, Mapping[str, Setting]]
 """What each term is called with: numbers, or tensors of one value per example."""
+
+
+def check_fit(head: Head, term: Term) -> None:
+    """Refuse a term on a head it has no meaning on."""
+    requires, kind = term.definition.requires, type(head).__name__
+    if requires == "cosine" and not head.similarity.is_cosine:
+        raise ValueError(
+            f"{term.name} expects a head with unit features and unit prototypes, got {kind}"
+        )
+    if requires == "angle" and not head.has_angle:
+        raise ValueError(
+            f"{term.name} expects a head whose similarity is an angle, without bias, "
+            f"got {kind}{'' if head.bias is None else ' with bias'}"
+        )
+    if term.within is not None:
+        term.within.check(head.embedding_size, head.num_classes)
 
 
 def split_terms(

@@ -19,7 +19,7 @@ from typing import Any, NamedTuple
 import torch
 
 from tammes.geometry.workload import OPTIMIZERS, Machine, Workload
-from tammes.kernels.streamed import Plan
+from tammes.kernels.streamed import Plan, fits_in_gradient
 from tammes.similarity import InnerProduct
 
 _DENSE_MATRICES = 4
@@ -208,7 +208,8 @@ class _Estimate:
         """Temporaries and traffic in bytes of the streamed kernel, cut as it cuts itself."""
         work = self.work
         plan = Plan(work.similarity, work.reads, _never, (1.0,))
-        row_blocks, class_blocks = plan.blocks(work.problem(rows, classes))
+        problem = work.problem(rows, classes)
+        row_blocks, class_blocks = plan.blocks(problem)
         height, width = row_blocks[0].stop, class_blocks[0].stop
         block, prototypes = height * classes, classes * work.dim
         # A linear head needs no keys but the prototypes themselves; under autocast a product is
@@ -218,7 +219,7 @@ class _Estimate:
         low = height * width + (tile // 2 if linear else tile * 3 // 2) if half else 0
         beside = max(0 if linear else _KEY_BLOCKS * tile, low)
         # One short block of scores lies in the memory of the gradient, and is copied out in pieces.
-        shared = height == rows <= work.dim
+        shared = fits_in_gradient(problem, row_blocks)
         if shared:
             beside = max(beside, height * width + (0 if linear else tile))
         # An expectation takes a second block of scores for a while, and a third to sum up.

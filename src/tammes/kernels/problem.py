@@ -40,3 +40,10 @@ def full_precision(device: torch.device) -> AbstractContextManager[Any]:
     if not torch.amp.is_autocast_available(device.type):
         return nullcontext()
     return torch.autocast(device.type, enabled=False)
+
+
+def product_dtype(device: torch.device) -> torch.dtype | None:
+    """Under autocast on CUDA, products take half precision in and give single precision out."""
+    if device.type == "cuda" and torch.is_autocast_enabled("cuda"):
+        return torch.get_autocast_dtype("cuda")
+    return None

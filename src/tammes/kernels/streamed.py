@@ -56,6 +56,12 @@ class Plan:
         return list(_even(count, rows)), list(_even(classes, tile))
 
 
+def fits_in_gradient(problem: Problem, row_blocks: Sequence[slice]) -> bool:
+    """Whether the scores are one block of no more rows than a feature has numbers."""
+    count, size = problem.features.shape
+    return len(row_blocks) <= 1 and count <= size
+
+
 def _even(total: int, most: int) -> Iterator[slice]:
     """Cut a range into as few slices as ``most`` allows, of nearly equal length."""
     pieces = max(1, -(-total // most))
@@ -220,7 +226,7 @@ class _Pass:
         longest = max((block.stop - block.start for block in self.row_blocks), default=0)
         # The scores of one short block fit into the memory of the keys' gradient, as its first
         # columns: a block of classes is copied out just before its gradient is written there.
-        self.shared = self.d_keys is not None and len(features) == longest <= features.shape[1]
+        self.shared = self.d_keys is not None and fits_in_gradient(problem, self.row_blocks)
         if self.shared and self.d_keys is not None:
             self.scores = self.d_keys[:, :longest].T
         else:
@@ -392,10 +398,3 @@ class _Pass:
             outputs.append(offset)
             d_outputs.append(self.d_offsets[block])
         (gradient[block],) = torch.autograd.grad(outputs, prototypes, d_outputs)
-
-
-def product_dtype(device: torch.device) -> torch.dtype | None:
-    """Under autocast on CUDA, products take half precision in and give single precision out."""
-    if device.type == "cuda" and torch.is_autocast_enabled("cuda"):
-        return torch.get_autocast_dtype("cuda")
-    return None

@@ -4,13 +4,12 @@ from tammes.losses.angular import (
     arcface,
     combined_margin,
     cosface,
-    gm_softmax,
     l_softmax,
-    lm_softmax,
     normface,
     sphereface,
 )
 from tammes.losses.imbalance import ldam
+from tammes.losses.largest import gm_softmax, lm_softmax
 from tammes.losses.metric import center, contrastive, nca, proto, triplet
 from tammes.losses.quality import adaface
 from tammes.losses.regularizers import (
