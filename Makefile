@@ -14,7 +14,7 @@ $(VENV)/installed: pyproject.toml constraints.txt
 setup: $(VENV)/installed
 
 demo: setup
-	$(RUN) examples/quickstart.py
+	$(RUN) -m tammes demo
 
 test: setup
 	$(RUN) -m pytest -m "not slow"
@@ -27,6 +27,7 @@ check: setup
 
 bench: setup
 	$(RUN) benchmarks/criterion.py
+	$(RUN) benchmarks/train.py $(if $(shell command -v nvidia-smi),,--cpu)
 
 clean:
 	rm -rf $(VENV) .mypy_cache .ruff_cache .pytest_cache .hypothesis

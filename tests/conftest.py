@@ -1,5 +1,8 @@
 """What tests share: seeded numbers, and one example of everything there is."""
 
+import os
+from pathlib import Path
+
 import pytest
 import torch
 
@@ -9,6 +12,22 @@ def _seed():
     torch.manual_seed(0)
 
 
+@pytest.fixture(scope="session", autouse=True)
+def _cache(tmp_path_factory):
+    """Decoded images go to a folder of the tests' own, unless another one is asked for."""
+    os.environ.setdefault("TAMMES_CACHE", str(tmp_path_factory.mktemp("cache")))
+
+
 @pytest.fixture
 def generator():
     return torch.Generator().manual_seed(0)
+
+
+@pytest.fixture(scope="session")
+def shared_data():
+    """Folder of the real datasets."""
+    beside = Path(__file__).resolve().parents[2] / "shared" / "data"
+    folder = Path(os.environ.get("TAMMES_DATA", beside))
+    if not folder.is_dir():
+        pytest.skip("needs real data: TAMMES_DATA is not set and ../shared/data is not there")
+    return folder

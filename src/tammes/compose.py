@@ -118,7 +118,8 @@ class Sum(Loss):
 
     def __repr__(self) -> str:
         return " + ".join(
-            repr(loss) if weight == 1 else f"{weight:g}*{loss!r}" for weight, loss in self.parts
+            repr(loss) if weight == 1 else f"{_digits(weight)}*{loss!r}"
+            for weight, loss in self.parts
         )
 
 
@@ -159,6 +160,12 @@ class Definition:
         """The literature's value of every setting that has one."""
         parameters = self.signature.parameters.values()
         return {p.name: p.default for p in parameters if p.default is not p.empty}
+
+
+def _digits(weight: float) -> str:
+    """A number with as many digits as it takes to read it back."""
+    short = f"{weight:g}"
+    return short if float(short) == weight else repr(float(weight))
 
 
 @dataclass(frozen=True, repr=False)

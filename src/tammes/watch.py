@@ -36,6 +36,9 @@ class UpdateWatch:
             return
         if not torch.is_grad_enabled():
             return
+        if prototypes.is_cuda and torch.cuda.is_current_stream_capturing():
+            # A step that is being recorded is not taken, and must not be waited for.
+            return
         global _listening
         if not _listening:
             register_optimizer_step_post_hook(_count_step)

@@ -151,7 +151,22 @@ def test_the_version_is_that_of_the_package(capsys):
 
 def test_an_unknown_command_is_answered_with_the_nearest(capsys):
     assert refused(capsys, "advice") == "tammes: there is no command 'advice'; did you mean advise?"
-    assert "there are advise, losses, measure" in refused(capsys, "xyzzy")
+    assert f"there are {', '.join(COMMANDS)}" in refused(capsys, "xyzzy")
+
+
+def test_an_unknown_flag_is_answered_with_the_nearest(capsys):
+    said = refused(capsys, "compare", "--losses", "bce", "--bach-size", "3")
+    assert said.startswith("tammes compare: unrecognized arguments: --bach-size 3; did you mean ")
+    assert "did you mean" not in refused(capsys, "losses", "--qqqqq")
+
+
+def test_an_interrupt_ends_with_130(capsys, monkeypatch):
+    def interrupted(arguments):
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr("tammes.lab.commands.measure.run", interrupted)
+    assert main(["measure", "file"]) == 130
+    assert capsys.readouterr().err == "tammes measure: interrupted\n"
 
 
 def test_a_command_is_imported_only_when_it_is_called(capsys, monkeypatch):
@@ -166,7 +181,7 @@ def test_a_command_is_imported_only_when_it_is_called(capsys, monkeypatch):
 
     monkeypatch.setattr("tammes.lab.cli.importlib.import_module", pretend)
     assert main(["measure", "hello"]) == 5
-    assert imported == ["tammes.lab.measure"]
+    assert imported == ["tammes.lab.commands.measure"]
     assert capsys.readouterr().out == "hello\n"
 
 
@@ -185,6 +200,32 @@ def test_a_mistake_of_ours_is_not_hidden(monkeypatch):
     monkeypatch.setattr("tammes.lab.cli.importlib.import_module", lambda name: 1 / 0)
     with pytest.raises(ZeroDivisionError):
         main(["losses"])
+
+
+def test_the_lab_says_what_to_install_where_a_package_is_missing():
+    code = (
+        BLOCKER.format(blocked={"jsonargparse"})
+        + """
+from tammes.lab.cli import main
+sys.exit(main(["compare", "--losses", "softmax", "--lr", "0.1"]))
+"""
+    )
+    result = run(code)
+    assert result.returncode == 2
+    assert result.stderr.startswith("tammes compare: jsonargparse could not be imported")
+    assert result.stderr.endswith("install it with: pip install 'tammes[lab]'\n")
+
+
+def test_commands_of_the_core_do_not_import_the_lab():
+    code = f"""
+import sys
+from tammes.lab.cli import main
+main({MILLION!r}), main(["losses"])
+for name in ("jsonargparse", "rich", "yaml", "lightning", "tammes.lab.options", "tammes.lab.data"):
+    assert name not in sys.modules, name
+"""
+    result = run(code)
+    assert result.returncode == 0, result.stderr
 
 
 @pytest.mark.parametrize("command", COMMANDS)

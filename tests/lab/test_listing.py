@@ -11,7 +11,7 @@ import pytest
 import tammes
 from tammes import losses
 from tammes.lab.cli import main
-from tammes.lab.listing import description, entries, entry, listing
+from tammes.lab.commands.losses import description, entries, entry, listing
 from tammes.lab.plain import docstring, formula
 
 EVERY = [*losses.__all__, "direct_sum", "spectral_sum"]

@@ -11,11 +11,11 @@ import torch
 from torch.testing import assert_close
 
 import tammes
-from tammes.lab import files, measures
-from tammes.lab.files import read
-from tammes.lab.formats import FileError
-from tammes.lab.measure import as_json, as_text, main
-from tammes.lab.measures import measure
+from tammes.lab.commands.measure import as_json, as_text, main
+from tammes.lab.measuring import files, measures
+from tammes.lab.measuring.files import read
+from tammes.lab.measuring.formats import FileError
+from tammes.lab.measuring.measures import measure
 
 safetensors = pytest.importorskip("safetensors.torch", reason="reading .safetensors needs it")
 arrow = pytest.importorskip("pyarrow", reason="reading .parquet needs it")
@@ -551,7 +551,7 @@ def test_a_package_that_is_missing_is_named(tmp_path, arrays, capsys, monkeypatc
     def missing(name, *, extra):
         raise ImportError(f"{name} could not be imported; install it with: pip install {extra}")
 
-    monkeypatch.setattr("tammes.lab.formats.require", missing)
+    monkeypatch.setattr("tammes.lab.measuring.formats.require", missing)
     assert main([str(path), "--out", str(tmp_path / "out")]) == 2
     assert "safetensors.torch could not be imported" in capsys.readouterr().err
 

@@ -11,7 +11,7 @@ import pytest
 import torch
 
 import tammes
-from tammes.lab.measure import main
+from tammes.lab.commands.measure import main
 from tammes.lab.report import page, plots
 
 pytest.importorskip("plotly", reason="pages need plotly")

@@ -8,6 +8,10 @@ from torch import Tensor
 
 from tammes.similarity import Similarity
 
+_DEVICES = ("cpu", "cuda", "xpu", "mps", "hpu", "mtia", "xla", "maia", "privateuseone")
+_AUTOCAST = frozenset(name for name in _DEVICES if torch.amp.is_autocast_available(name))
+"""Kinds of devices that have autocast: asked once, as torch 2.11 cannot compile the question."""
+
 
 class Problem(NamedTuple):
     """Features against prototypes.
@@ -37,7 +41,7 @@ def working_dtype(*tensors: Tensor) -> torch.dtype:
 
 def full_precision(device: torch.device) -> AbstractContextManager[Any]:
     """Leave autocast, where the device has one: scores and losses stay in the working dtype."""
-    if not torch.amp.is_autocast_available(device.type):
+    if device.type not in _AUTOCAST:
         return nullcontext()
     return torch.autocast(device.type, enabled=False)
 

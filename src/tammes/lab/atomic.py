@@ -24,6 +24,9 @@ def write_atomically(path: str | os.PathLike[str], data: bytes) -> None:
         with open(path.parent / f".{path.name}.{secrets.token_hex(4)}", "xb") as file:
             temporary = Path(file.name)
             file.write(data)
+            file.flush()
+            # Only what has reached the disk may take the place of what was there.
+            os.fsync(file.fileno())
         os.replace(temporary, path)
     except BaseException:
         if temporary is not None:

@@ -6,19 +6,25 @@ with matplotlib for papers, :mod:`.interactive` with Plotly for pages; both read
 
 import functools
 import math
+from collections import Counter
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any, Generic, Literal, ParamSpec, TypeAlias
 
 from torch import Tensor
 
-PALETTE = ("#0072B2", "#D55E00", "#009E73", "#CC79A7", "#E69F00", "#56B4E9", "#8C6BB1", "#A6761D")
-"""Colours that stay apart for colour-blind eyes, on white and on black: Okabe and Ito, two more."""
+PALETTE = (
+    "#0072B2", "#D55E00", "#009E73", "#CC79A7", "#E69F00",
+    "#56B4E9", "#8C6BB1", "#A6761D", "#DC267F", "#A3A500",
+)  # fmt: skip
+"""Colours that stay apart for colour-blind eyes, on white and black: Okabe and Ito, four more."""
 MUTED = "#8A8F98"
 """For what is only context."""
 
 Numbers: TypeAlias = Sequence[float]
 Dash = Literal["solid", "dashed", "dotted"]
+DASHES: tuple[Dash, ...] = ("solid", "dashed", "dotted")
+SYMBOLS = ("circle", "diamond", "square")
 P = ParamSpec("P")
 
 
@@ -30,6 +36,31 @@ def numbers(values: Tensor | Numbers) -> list[float]:
 def color(place: int | None) -> str:
     """Colour by place in the palette, muted without one."""
     return MUTED if place is None else PALETTE[place % len(PALETTE)]
+
+
+def turn(place: int | None) -> int:
+    """How often a place has gone through the palette: what has the same colour differs in this."""
+    return 0 if place is None else place // len(PALETTE) % len(DASHES)
+
+
+def short(names: Sequence[str], limit: int) -> list[str]:
+    """Names that are no longer than a limit, and no two the same.
+
+    Example:
+        >>> short(["a", "a", "a long name"], 7)
+        ['a (1)', 'a (2)', 'a l…ame']
+    """
+    cut = [
+        name if len(name) <= limit else f"{name[: (limit - 1) // 2]}…{name[-(limit // 2) :]}"
+        for name in names
+    ]
+    count = Counter(cut)
+    seen: Counter[str] = Counter()
+    for place, name in enumerate(cut):
+        seen[name] += 1
+        if count[name] > 1:
+            cut[place] = f"{name} ({seen[name]})"
+    return cut
 
 
 def circles() -> list[list[tuple[float, float, float]]]:
@@ -50,13 +81,18 @@ def circles() -> list[list[tuple[float, float, float]]]:
 
 @dataclass(frozen=True)
 class Line:
-    """A curve through points; ``color`` is a place in the palette."""
+    """A curve through points; ``color`` is a place in the palette.
+
+    Curves of one ``group`` are shown and hidden together; a ``thin`` one stays behind the others.
+    """
 
     x: Numbers
     y: Numbers
     name: str = ""
     dash: Dash = "solid"
     color: int | None = 0
+    group: str = ""
+    thin: bool = False
 
 
 @dataclass(frozen=True)
@@ -71,7 +107,7 @@ class Bars:
 
 @dataclass(frozen=True)
 class Points:
-    """Single points, with a text for each if wanted."""
+    """Single points, with a text for each if wanted, and a span from ``low`` to ``high`` in x."""
 
     x: Numbers
     y: Numbers
@@ -79,6 +115,18 @@ class Points:
     color: int | None = 0
     size: float = 5.0
     hollow: bool = False
+    texts: Sequence[str] = ()
+    low: Numbers = ()
+    high: Numbers = ()
+    group: str = ""
+
+
+@dataclass(frozen=True)
+class Lengths:
+    """Bars that lie, one for each row of the panel; None leaves a row empty."""
+
+    values: Sequence[float | None]
+    colors: Sequence[int | None]
     texts: Sequence[str] = ()
 
 
@@ -143,7 +191,7 @@ class Ball:
     names: Sequence[str]
 
 
-Layer: TypeAlias = Line | Bars | Points | Arrow | Note | Rule | Region | Heat | Ball
+Layer: TypeAlias = Line | Bars | Points | Lengths | Arrow | Note | Rule | Region | Heat | Ball
 
 
 @dataclass(frozen=True)
@@ -151,7 +199,8 @@ class Panel:
     """Layers over common axes.
 
     ``x_step`` is the distance of the ticks, ``equal`` gives both axes the same unit of length, and
-    ``bare`` hides them.
+    ``bare`` hides them. With ``rows`` the second axis has names in place of numbers: y = 0 is the
+    first, at the top. ``above`` puts long names above their rows, where they take no width.
     """
 
     layers: Sequence[Layer]
@@ -163,6 +212,8 @@ class Panel:
     y_range: tuple[float, float] | None = None
     equal: bool = False
     bare: bool = False
+    rows: Sequence[str] = ()
+    above: bool = False
 
 
 @dataclass(frozen=True)

@@ -7,6 +7,7 @@ stays behind.
 import io
 import math
 import os
+import warnings
 from pathlib import Path
 from typing import Any
 
@@ -19,6 +20,7 @@ from tammes.lab.report.charts import (
     Chart,
     Heat,
     Layer,
+    Lengths,
     Line,
     Note,
     Panel,
@@ -27,11 +29,16 @@ from tammes.lab.report.charts import (
     Rule,
     circles,
     color,
+    short,
+    turn,
 )
 from tammes.optional import require
 
 _DASH = {"solid": "-", "dashed": "--", "dotted": ":"}
+_MARKS = ("o", "D", "s")
 _SMALL = 8
+_INSIDE = 30
+"""Letters of a legend that can stand inside its panel."""
 
 
 def draw(chart: Chart) -> Any:
@@ -52,19 +59,27 @@ def draw(chart: Chart) -> Any:
     columns = min(chart.columns, len(chart.panels))
     rows = math.ceil(len(chart.panels) / columns)
     wide = 3.7 if columns > 1 else 4.8
+    high = max(map(_height, chart.panels))
     figure = require("matplotlib.figure", extra="lab").Figure(
-        figsize=(wide * columns, 3.1 * rows + 0.3 * bool(chart.title)), layout="constrained"
+        figsize=(wide * columns, high * rows + 0.3 * bool(chart.title)), layout="constrained"
     )
     for place, panel in enumerate(chart.panels, 1):
         on_sphere = any(isinstance(layer, Ball) for layer in panel.layers)
         options = {"projection": "3d"} if on_sphere else {}
         axes = figure.add_subplot(rows, columns, place, **options)
         _draw_panel(figure, axes, panel)
-        if not chart.one_legend and len(axes.get_legend_handles_labels()[1]) > 1:
-            many = 2 if len(panel.layers) > 12 else 1
+        names = axes.get_legend_handles_labels()[1]
+        if chart.one_legend or len(names) < 2:
+            continue
+        if len(chart.panels) == 1 and max(map(len, names)) > _INSIDE:
+            # Long names would hide the curves: they go below, and the figure grows.
+            figure.set_figheight(figure.get_figheight() + 0.17 * len(names))
+            figure.legend(loc="outside lower left", fontsize=_SMALL, frameon=False)
+        else:
+            many = 2 if len(names) > 12 else 1
             axes.legend(fontsize=_SMALL, frameon=False, ncols=many)
     if chart.title:
-        figure.suptitle(chart.title, fontsize=11)
+        figure.suptitle(_plain(chart.title), fontsize=11)
     if chart.one_legend:
         handles, names = figure.axes[0].get_legend_handles_labels()
         figure.legend(
@@ -94,16 +109,34 @@ def save(figure: Any, path: str | os.PathLike[str], *, dpi: int = 200) -> None:
     if kind not in ("png", "svg", "pdf"):
         raise ValueError(f"a figure is written as .png, .svg or .pdf, got {str(path)!r}")
     buffer = io.BytesIO()
-    figure.savefig(buffer, format=kind, dpi=dpi, metadata=dates.get(kind))
+    with warnings.catch_warnings():
+        # Names come in every script; a letter that the font lacks is drawn as a box.
+        warnings.filterwarnings("ignore", "Glyph .* missing from font")
+        figure.savefig(buffer, format=kind, dpi=dpi, metadata=dates.get(kind))
     write_atomically(path, buffer.getvalue())
 
 
+def _height(panel: Panel) -> float:
+    """Inches of a panel."""
+    return 0.9 + (0.42 if panel.above else 0.2) * len(panel.rows) if panel.rows else 3.1
+
+
+def _plain(text: str) -> str:
+    """A text as it is: dollars are no formula, and there are no control characters in an SVG."""
+    return "".join(letter for letter in text if letter.isprintable()).replace("$", r"\$")
+
+
+def _label(name: str) -> str:
+    # matplotlib leaves names that start with an underscore out of the legend.
+    return f"\u200b{_plain(name)}" if name.startswith("_") else _plain(name) or "_"
+
+
 def _draw_panel(figure: Any, axes: Any, panel: Panel) -> None:
-    axes.set_title(panel.title, fontsize=10)
+    axes.set_title(_plain(panel.title), fontsize=10)
     for layer in panel.layers:
         _draw_layer(figure, axes, layer)
-    axes.set_xlabel(panel.x, fontsize=9)
-    axes.set_ylabel(panel.y, fontsize=9)
+    axes.set_xlabel(_plain(panel.x), fontsize=9)
+    axes.set_ylabel(_plain(panel.y), fontsize=9)
     axes.tick_params(labelsize=_SMALL)
     if panel.x_range is not None:
         axes.set_xlim(*panel.x_range)
@@ -116,7 +149,9 @@ def _draw_panel(figure: Any, axes: Any, panel: Panel) -> None:
     elif not any(isinstance(layer, Heat) for layer in panel.layers):
         for side in ("top", "right"):
             axes.spines[side].set_visible(False)
-        if not panel.y:
+        if panel.rows:
+            _draw_rows(axes, panel)
+        elif not panel.y:
             axes.spines["left"].set_visible(False)
             axes.set_yticks([])
         if panel.x_step is None:
@@ -127,17 +162,35 @@ def _draw_panel(figure: Any, axes: Any, panel: Panel) -> None:
             )
 
 
+def _draw_rows(axes: Any, panel: Panel) -> None:
+    axes.set_ylim(len(panel.rows) - 0.5, -0.9 if panel.above else -0.6)
+    if not panel.above:
+        axes.set_yticks(range(len(panel.rows)), short(panel.rows, 20), parse_math=False)
+        return
+    axes.spines["left"].set_visible(False)
+    axes.set_yticks([])
+    for place, name in enumerate(short(panel.rows, 60)):
+        axes.annotate(
+            _plain(name),
+            xy=(0, place),
+            xycoords=("axes fraction", "data"),
+            xytext=(0, 7),
+            textcoords="offset points",
+            fontsize=_SMALL,
+        )
+
+
 def _draw_layer(figure: Any, axes: Any, layer: Layer) -> None:
-    # matplotlib leaves names that start with an underscore out of the legend.
     match layer:
         case Line():
             axes.plot(
                 layer.x,
                 layer.y,
-                _DASH[layer.dash],
+                _DASH[layer.dash] if len(layer.x) > 1 else ".",
                 color=color(layer.color),
-                label=layer.name or "_",
-                linewidth=1.6,
+                label="_" if layer.thin else _label(layer.name),
+                linewidth=0.7 if layer.thin else 1.6,
+                alpha=0.4 if layer.thin else None,
             )
         case Bars():
             axes.stairs(
@@ -146,18 +199,29 @@ def _draw_layer(figure: Any, axes: Any, layer: Layer) -> None:
                 fill=True,
                 alpha=0.55,
                 color=color(layer.color),
-                label=layer.name or "_",
+                label=_label(layer.name),
             )
         case Points():
             axes.plot(
                 layer.x,
                 layer.y,
-                "o",
+                _MARKS[turn(layer.color)],
                 color=color(layer.color),
-                label=layer.name or "_",
+                label=_label(layer.name),
                 markersize=layer.size,
                 markerfacecolor="none" if layer.hollow else None,
                 markeredgewidth=1.0 if layer.hollow else 0.0,
+            )
+            if layer.low:
+                axes.hlines(layer.y, layer.low, layer.high, color=color(layer.color), linewidth=1.6)
+        case Lengths():
+            known = [(y, value) for y, value in enumerate(layer.values) if value is not None]
+            axes.barh(
+                [y for y, _ in known],
+                [value for _, value in known],
+                height=0.36,
+                color=[color(layer.colors[y]) for y, _ in known],
+                alpha=0.85,
             )
         case Arrow():
             style = "<->" if layer.both else "-|>"
@@ -176,7 +240,7 @@ def _draw_layer(figure: Any, axes: Any, layer: Layer) -> None:
             if layer.text:
                 middle = [(a + b) / 2 for a, b in zip(layer.start, layer.end, strict=True)]
                 axes.annotate(
-                    layer.text,
+                    _plain(layer.text),
                     xy=middle,
                     xytext=(0, 4),
                     textcoords="offset points",
@@ -185,7 +249,7 @@ def _draw_layer(figure: Any, axes: Any, layer: Layer) -> None:
                     fontsize=9,
                 )
         case Note():
-            axes.text(layer.x, layer.y, layer.text, ha="center", va="center", fontsize=9)
+            axes.text(layer.x, layer.y, _plain(layer.text), ha="center", va="center", fontsize=9)
         case Rule():
             _draw_rule(axes, layer)
         case Region():
@@ -195,7 +259,7 @@ def _draw_layer(figure: Any, axes: Any, layer: Layer) -> None:
                 color=color(layer.color),
                 alpha=0.18,
                 linewidth=0,
-                label=layer.name or "_",
+                label=_label(layer.name),
             )
         case Heat():
             _draw_heat(figure, axes, layer)
@@ -209,7 +273,7 @@ def _draw_rule(axes: Any, rule: Rule) -> None:
     if rule.axis == "x":
         axes.axvline(rule.at, **options)
         axes.annotate(
-            rule.name,
+            _plain(rule.name),
             xy=(rule.at, 1),
             xycoords=("data", "axes fraction"),
             xytext=(2, -2),
@@ -220,7 +284,7 @@ def _draw_rule(axes: Any, rule: Rule) -> None:
     else:
         axes.axhline(rule.at, **options)
         axes.annotate(
-            rule.name,
+            _plain(rule.name),
             xy=(1, rule.at),
             xycoords=("axes fraction", "data"),
             xytext=(-2, 2),

@@ -2,34 +2,37 @@
 
 import html
 import math
-from collections import Counter
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from typing import Any
 
 from tammes.lab.report.charts import (
     MUTED,
+    SYMBOLS,
     Arrow,
     Ball,
     Bars,
     Chart,
     Heat,
     Layer,
+    Lengths,
     Line,
     Note,
     Panel,
     Points,
     Region,
     Rule,
-    circles,
     color,
+    short,
+    turn,
 )
+from tammes.lab.report.globe import ball_traces, scene
 from tammes.optional import require
 
 _DASH = {"solid": "solid", "dashed": "dash", "dotted": "dot"}
-_LEGEND = 12
-"""Classes on a sphere up to which all are named beside it."""
 _GAP = 0.08
 """Share of the width between two panels."""
+_ABOVE = 52
+"""Letters of a name above its row, which fit on the screen of a phone."""
 
 
 def draw(chart: Chart) -> Any:
@@ -65,6 +68,8 @@ def draw(chart: Chart) -> Any:
         "annotations": [],
         "shapes": [],
     }
+    if one and chart.panels[0].above:
+        layout["margin"]["l"] = 16
     if chart.title:
         layout["title"] = {"text": _text(chart.title), "font": {"size": 15}, "x": 0.02}
     columns = min(chart.columns, len(chart.panels))
@@ -107,7 +112,7 @@ def _panel(
     panel: Panel, suffix: str, domain: tuple[list[float], list[float]], layout: dict[str, Any]
 ) -> Iterator[dict[str, Any]]:
     if any(isinstance(layer, Ball) for layer in panel.layers):
-        layout[f"scene{suffix}"] = _scene(domain)
+        layout[f"scene{suffix}"] = scene(domain)
     else:
         layout[f"xaxis{suffix}"], layout[f"yaxis{suffix}"] = _axes(panel, suffix, domain)
     if panel.title and (suffix or domain[0][1] < 1):
@@ -122,15 +127,35 @@ def _panel(
                 "showarrow": False,
             }
         )
+    if panel.above:
+        layout["annotations"] += _names_above(panel, suffix)
     for layer in panel.layers:
         match layer:
             case Arrow() | Note() | Rule():
                 _mark(layer, suffix, layout)
             case Ball():
-                for trace in _ball(layer):
+                for trace in ball_traces(layer):
                     yield {**trace, "scene": f"scene{suffix}"}
             case _:
-                yield {**_trace(layer), "xaxis": f"x{suffix}", "yaxis": f"y{suffix}"}
+                trace = {**_trace(layer), "xaxis": f"x{suffix}", "yaxis": f"y{suffix}"}
+                # Where rows have names, their numbers mean nothing to a reader.
+                yield {**trace, "hovertemplate": "%{text}<extra></extra>"} if panel.rows else trace
+
+
+def _names_above(panel: Panel, suffix: str) -> Iterator[dict[str, Any]]:
+    for place, name in enumerate(short(panel.rows, _ABOVE)):
+        yield {
+            "text": _text(name),
+            "x": 0,
+            "y": place,
+            "xref": f"x{suffix} domain",
+            "yref": f"y{suffix}",
+            "xanchor": "left",
+            "yanchor": "bottom",
+            "yshift": 9,
+            "showarrow": False,
+            "font": {"size": 11},
+        }
 
 
 def _axes(
@@ -154,6 +179,15 @@ def _axes(
         "visible": not panel.bare and (bool(panel.y) or heat),
         "zeroline": False,
     }
+    if panel.rows:
+        last = len(panel.rows) - 1
+        y |= {"visible": not panel.above, "automargin": True, "showgrid": False}
+        y |= {"range": [last + 0.5, -0.9 if panel.above else -0.6]}
+        y |= {
+            "tickvals": list(range(last + 1)),
+            "ticktext": list(map(_text, short(panel.rows, 20))),
+        }
+        y |= {"fixedrange": True}
     if panel.equal:
         y |= {"scaleanchor": f"x{suffix}", "constrain": "domain"}
         x |= {"constrain": "domain"}
@@ -168,12 +202,18 @@ def _trace(layer: Layer) -> dict[str, Any]:
         case Line():
             return {
                 "type": "scatter",
-                "mode": "lines",
+                "mode": "lines" if len(layer.x) > 1 else "markers",
                 "x": list(layer.x),
                 "y": list(layer.y),
                 "name": _text(layer.name),
-                "showlegend": bool(layer.name),
-                "line": {"color": color(layer.color), "dash": _DASH[layer.dash], "width": 2},
+                "legendgroup": layer.group or None,
+                "showlegend": bool(layer.name) and not layer.thin,
+                "opacity": 0.35 if layer.thin else 1,
+                "line": {
+                    "color": color(layer.color),
+                    "dash": _DASH[layer.dash],
+                    "width": 1 if layer.thin else 2,
+                },
             }
         case Bars():
             pairs = list(zip(layer.edges[:-1], layer.edges[1:], strict=True))
@@ -195,12 +235,30 @@ def _trace(layer: Layer) -> dict[str, Any]:
                 "x": list(layer.x),
                 "y": list(layer.y),
                 "name": _text(layer.name),
+                "legendgroup": layer.group or None,
                 "text": [_text(text) for text in layer.texts] or None,
+                "error_x": _spans(layer),
                 "marker": {
                     "color": color(layer.color),
                     "size": layer.size + 1,
-                    "symbol": "circle-open" if layer.hollow else "circle",
+                    "symbol": SYMBOLS[turn(layer.color)] + ("-open" if layer.hollow else ""),
                 },
+            }
+        case Lengths():
+            return {
+                "type": "bar",
+                "orientation": "h",
+                "x": list(layer.values),
+                "y": list(range(len(layer.values))),
+                "width": 0.36,
+                "text": [_text(text) for text in layer.texts] or None,
+                "texttemplate": "%{x:.4~g}",
+                "textposition": "auto",
+                "textangle": 0,
+                "insidetextanchor": "end",
+                "showlegend": False,
+                "marker": {"color": [color(place) for place in layer.colors]},
+                "opacity": 0.85,
             }
         case Region():
             return {
@@ -214,7 +272,7 @@ def _trace(layer: Layer) -> dict[str, Any]:
                 "fillcolor": _faint(color(layer.color), 0.22),
             }
         case Heat():
-            names = _unique(layer.names)
+            names = list(map(_text, short(layer.names, 14)))
             return {
                 "type": "heatmap",
                 "z": [[None if v is None else round(v, 2) for v in row] for row in layer.values],
@@ -228,13 +286,17 @@ def _trace(layer: Layer) -> dict[str, Any]:
     raise TypeError(f"no trace for {type(layer).__name__}")
 
 
-def _unique(names: Sequence[str]) -> list[str]:
-    """Names as categories of an axis: short, and no two the same."""
-    short = [name if len(name) <= 14 else f"{name[:13]}…" for name in names]
-    twice = {name for name, count in Counter(short).items() if count > 1}
-    return [
-        _text(f"{name} ({place})" if name in twice else name) for place, name in enumerate(short)
-    ]
+def _spans(points: Points) -> dict[str, Any] | None:
+    if not points.low:
+        return None
+    return {
+        "type": "data",
+        "symmetric": False,
+        "array": [high - x for x, high in zip(points.x, points.high, strict=True)],
+        "arrayminus": [x - low for x, low in zip(points.x, points.low, strict=True)],
+        "thickness": 2,
+        "width": 5,
+    }
 
 
 def _faint(hexadecimal: str, opacity: float) -> str:
@@ -297,72 +359,3 @@ def _mark(layer: Arrow | Note | Rule, suffix: str, layout: dict[str, Any]) -> No
                     "font": {"size": 11},
                 }
             )
-
-
-def _scene(domain: tuple[list[float], list[float]]) -> dict[str, Any]:
-    axis = {"visible": False, "range": [-1.1, 1.1], "showspikes": False}
-    return {
-        "xaxis": axis,
-        "yaxis": axis,
-        "zaxis": axis,
-        "aspectmode": "cube",
-        "dragmode": "orbit",
-        "domain": {"x": domain[0], "y": domain[1]},
-        "camera": {"eye": {"x": 0.85, "y": 0.85, "z": 0.55}},
-    }
-
-
-def _ball(ball: Ball) -> Iterator[dict[str, Any]]:
-    yield _globe()
-    names = [_text(name) for name in ball.names]
-    for place, prototype in enumerate(ball.prototypes):
-        x, y, z = prototype
-        yield {
-            "type": "scatter3d",
-            "mode": "lines+markers",
-            "x": [0, x],
-            "y": [0, y],
-            "z": [0, z],
-            "name": names[place],
-            "legendgroup": names[place],
-            "showlegend": len(names) <= _LEGEND,
-            "line": {"color": color(place), "width": 6},
-            "marker": {"color": color(place), "size": [0, 7], "symbol": "diamond"},
-            "hovertemplate": f"prototype of {names[place]}<extra></extra>",
-        }
-    for place in sorted(set(ball.labels)):
-        own = [row for row, label in zip(ball.features, ball.labels, strict=True) if label == place]
-        xs, ys, zs = zip(*own, strict=True)
-        yield {
-            "type": "scatter3d",
-            "mode": "markers",
-            "x": [round(value, 4) for value in xs],
-            "y": [round(value, 4) for value in ys],
-            "z": [round(value, 4) for value in zs],
-            "name": names[place],
-            "legendgroup": names[place],
-            "showlegend": False,
-            "marker": {"color": color(place), "size": 3, "opacity": 0.85},
-            "hovertemplate": f"feature of {names[place]}<extra></extra>",
-        }
-
-
-def _globe() -> dict[str, Any]:
-    """Circles of latitude and longitude, as one broken line."""
-    points: list[tuple[float | None, float | None, float | None]] = []
-    for circle in circles():
-        points += [(round(x, 4), round(y, 4), round(z, 4)) for x, y, z in circle]
-        points.append((None, None, None))
-    xs, ys, zs = zip(*points, strict=True)
-    return {
-        "type": "scatter3d",
-        "mode": "lines",
-        "x": list(xs),
-        "y": list(ys),
-        "z": list(zs),
-        "name": "",
-        "showlegend": False,
-        "hoverinfo": "skip",
-        "line": {"color": MUTED, "width": 1.5},
-        "opacity": 0.5,
-    }

@@ -19,7 +19,7 @@ from tammes.lab.report.page import (
 )
 
 if TYPE_CHECKING:
-    from tammes.lab.measures import Measured
+    from tammes.lab.measuring.measures import Measured
 
 _HEADLINES = (
     ("class_margin.angle", "class margin"),
@@ -35,7 +35,7 @@ def margins_page(measured: "Measured", files: Sequence[str]) -> str:
     """The page of what was measured.
 
     Args:
-        measured: from :func:`tammes.lab.measures.measure`.
+        measured: from :func:`tammes.lab.measuring.measures.measure`.
         files: what it was read from, for the title and the command.
 
     Returns:

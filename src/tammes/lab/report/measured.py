@@ -28,7 +28,8 @@ CLASSES_SHOWN = 200
 POINTS_SHOWN = 3000
 
 
-def _bars(values: Tensor, low: float, high: float, bins: int, name: str, place: int) -> Bars:
+def histogram(values: Tensor, low: float, high: float, bins: int, name: str, place: int) -> Bars:
+    """Shares of values in bins of equal width; ``place`` is that of the colour in the palette."""
     edges = torch.linspace(low, high, bins + 1, dtype=torch.double)
     # What rounding put outside of the range belongs to its end.
     inside = values.detach().double().cpu().clamp(low, high)
@@ -48,8 +49,8 @@ def similarity_histogram(split: Split, *, bins: int = 80, title: str = "similari
         title: of the figure.
     """
     layers = [
-        _bars(split.target, -1, 1, bins, "own class", 0),
-        _bars(split.hardest, -1, 1, bins, "hardest other class", 1),
+        histogram(split.target, -1, 1, bins, "own class", 0),
+        histogram(split.hardest, -1, 1, bins, "hardest other class", 1),
     ]
     return Chart([Panel(layers, title, "cosine", "share of the examples", x_range=(-1.0, 1.0))])
 
@@ -73,7 +74,7 @@ def margin_histogram(
     low, high = min(*marks, float(values.min())), max(*marks, float(values.max()))
     # A margin of cosines is between -2 and 2; steps of a twentieth end the axis.
     low, high = math.floor(20 * low) / 20, math.ceil(20 * high + 1e-9) / 20
-    bars = _bars(values, low, high, bins, "sample margin", 2)
+    bars = histogram(values, low, high, bins, "sample margin", 2)
     layers: list[Layer] = [bars, Rule(marks[1], f"mean {marks[1]:.3f}")]
     if optimum is not None:
         layers.append(Rule(optimum, f"at most {optimum:.3f}"))
@@ -170,7 +171,7 @@ def angle_heat_map(
     return Chart([Panel([heat], f"angles between prototypes{some}", equal=True)])
 
 
-def _selection(count: int, limit: int) -> Tensor:
+def selection(count: int, limit: int) -> Tensor:
     """Which examples a picture shows: a fixed selection, spread over all."""
     if count <= limit:
         return torch.arange(count)
@@ -278,7 +279,7 @@ def _shown_points(
     if features is None or labels is None:
         return torch.zeros(0, size, dtype=torch.double), torch.zeros(0, dtype=torch.long)
     _check_size(name, features, size)
-    shown = _selection(len(features), limit)
+    shown = selection(len(features), limit)
     return features.detach().double().cpu()[shown], labels.cpu()[shown]
 
 

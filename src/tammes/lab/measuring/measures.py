@@ -12,7 +12,7 @@ import tammes
 from tammes.geometry import largest_class_margin, largest_sample_margin
 from tammes.kernels.problem import Problem
 from tammes.kernels.reference import similarity_matrix
-from tammes.lab.files import Given
+from tammes.lab.measuring.files import Given
 from tammes.metrics import functional
 from tammes.metrics.functional import AnglesResult, SampleMarginResult
 from tammes.similarity import Cosine, InnerProduct, Similarity, unit
@@ -108,7 +108,7 @@ def measure(given: Given, *, scale: float | None = None) -> Measured:
     Without prototypes the class means of the unit embeddings stand for them.
 
     Args:
-        given: from :func:`tammes.lab.files.read`.
+        given: from :func:`tammes.lab.measuring.files.read`.
         scale: inverse temperature of a cosine head, for the softmax bias; without it the bias is
             that of the inner products, as a linear head has them.
 
@@ -150,7 +150,7 @@ def measure(given: Given, *, scale: float | None = None) -> Measured:
         split=examples,
         angles=angles,
         margins=margins,
-        pairs=_closest_pairs(prototypes),
+        pairs=closest_pairs(prototypes),
     )
 
 
@@ -340,7 +340,7 @@ def _of_features(
     return measures
 
 
-def _closest_pairs(prototypes: Tensor, count: int = 10) -> tuple[tuple[float, int, int], ...]:
+def closest_pairs(prototypes: Tensor, count: int = 10) -> tuple[tuple[float, int, int], ...]:
     """The closest pairs of classes, nearest first; none where there are too many classes."""
     classes = len(prototypes)
     if classes > _PAIRS:

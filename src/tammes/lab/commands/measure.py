@@ -8,9 +8,9 @@ from collections.abc import Iterable, Sequence
 from pathlib import Path
 from typing import Any
 
-from tammes.lab.files import read
-from tammes.lab.formats import FileError
-from tammes.lab.measures import Measured, measure
+from tammes.lab.measuring.files import read
+from tammes.lab.measuring.formats import FileError
+from tammes.lab.measuring.measures import Measured, measure
 
 
 def as_json(measured: Measured, page: Path | None = None) -> dict[str, Any]:

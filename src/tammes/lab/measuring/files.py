@@ -10,7 +10,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from tammes.lab.formats import FileError, load
+from tammes.lab.measuring.formats import FileError, load
 
 IGNORED = -100
 """Examples with this label count for nothing."""

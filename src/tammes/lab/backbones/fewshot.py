@@ -1,0 +1,65 @@
+"""The ResNet-12 of MetaOptNet."""
+
+from functools import partial
+
+from torch import nn
+
+from tammes.lab.backbones.blocks import (
+    FAN_OUT,
+    Backbone,
+    Blocks,
+    GlobalAverage,
+    Norm,
+    Shape,
+    initialise,
+)
+from tammes.lab.backbones.dropout import drops
+from tammes.lab.backbones.resnet import Residual
+
+_LEAKY = partial(nn.LeakyReLU, 0.1, inplace=True)
+
+
+def resnet12(
+    *,
+    shape: Shape,
+    features: int | None = None,
+    width: float = 1.0,
+    norm: Norm = "batch",
+    drop_rate: float = 0.0,
+    block_size: int = 5,
+) -> Backbone:
+    """The ResNet-12 of MetaOptNet, as in Liu et al. 2020: four blocks of three, 640 features.
+
+    Args:
+        shape: channels, height and width of the images.
+        features: adds a linear layer of this size.
+        width: multiplies the channels.
+        norm: ``batch`` or ``group``.
+        drop_rate: of dropout after stages 1 and 2, and of DropBlock after 3 and 4; 0 for none.
+        block_size: side of what DropBlock drops.
+
+    Example:
+        >>> resnet12(shape=(3, 84, 84), width=0.125).num_features
+        80
+    """
+    blocks = Blocks("resnet12", shape, 16, features, width, norm)
+    drop = drops(blocks.name, drop_rate, block_size)
+    parts: dict[str, nn.Module] = {}
+    inputs = shape[0]
+    for stage, plain in enumerate((64, 160, 320, 640), 1):
+        outputs = blocks.scale(plain)
+        branch = nn.Sequential(
+            *blocks.unit(inputs, outputs, activation=_LEAKY),
+            *blocks.unit(outputs, outputs, activation=_LEAKY),
+            *blocks.unit(outputs, outputs, activation=None),
+        )
+        # The shortcut has its convolution even where the map has as many channels already.
+        shortcut = nn.Sequential(*blocks.unit(inputs, outputs, 1, activation=None))
+        parts[f"stage{stage}"] = nn.Sequential(
+            Residual(branch, shortcut, _LEAKY()), nn.MaxPool2d(2), *drop(stage)
+        )
+        inputs = outputs
+    parts["pool"] = GlobalAverage()
+    network = blocks.finish(parts, inputs)
+    initialise(network, conv=FAN_OUT)
+    return network

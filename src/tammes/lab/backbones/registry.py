@@ -1,0 +1,86 @@
+"""Networks by name."""
+
+from collections.abc import Callable, Sequence
+from functools import partial
+
+from tammes.lab.backbones import fewshot, resnet, small, wide
+from tammes.lab.backbones.blocks import Backbone, Shape
+from tammes.lab.backbones.foreign import from_timm
+from tammes.lab.expression import build as build_call
+
+TABLE: dict[str, Callable[..., Backbone]] = {
+    "mnist_cnn": small.mnist_cnn,
+    "lsoftmax_mnist": small.lsoftmax_mnist,
+    "lsoftmax_cifar": small.lsoftmax_cifar,
+    "lsoftmax_2d": small.lsoftmax_2d,
+    "conv4": small.conv4,
+    "layer13": small.layer13,
+    "resnet18": resnet.resnet18,
+    "resnet34": resnet.resnet34,
+    "resnet32": resnet.resnet32,
+    "wrn28_10": wide.wrn28_10,
+    "resnet12": fewshot.resnet12,
+    "resnet12_basic": resnet.resnet12_basic,
+    "resnet18_224": resnet.resnet18_224,
+    "resnet50_bnneck": resnet.resnet50_bnneck,
+}
+"""Builders of networks by name; each takes ``shape=`` and the settings of its text."""
+
+_TIMM = "timm:"
+
+
+def resolve(text: str, shape: Sequence[int]) -> str:
+    """What ``auto`` is for images of this shape; any other text is returned as it is.
+
+    Args:
+        text: such as ``"auto"``, ``"auto(features=3)"`` or ``"resnet18"``.
+        shape: channels, height and width of the images.
+
+    Example:
+        >>> resolve("auto(features=3)", (1, 28, 28))
+        'mnist_cnn(features=3)'
+        >>> resolve("auto", (3, 32, 32))
+        'conv4'
+    """
+    name, bracket, settings = text.strip().partition("(")
+    if name.strip() != "auto":
+        return text
+    # Up to the size of MNIST; conv4 pools four times.
+    known = "mnist_cnn" if min(shape[1:]) < 16 or max(shape[1:]) <= 28 else "conv4"
+    return f"{known}{bracket}{settings}"
+
+
+def build(text: str, *, shape: Sequence[int]) -> Backbone:
+    """The network a text names.
+
+    Args:
+        text: such as ``"resnet18"``, ``"mnist_cnn(features=3)"``, ``"auto"``, or
+            ``"timm:resnet50(pretrained=True)"``.
+        shape: channels, height and width of the images.
+
+    Returns:
+        A module from images ``(N, C, H, W)`` to features ``(N, num_features)``. Its weights are
+        drawn from the global generator.
+
+    Raises:
+        ValueError: with a sentence about what is wrong in the text.
+        ImportError: for ``timm:`` where timm cannot be imported.
+
+    Example:
+        >>> import torch
+        >>> network = build("conv4(width=0.25)", shape=(3, 32, 32))
+        >>> network(torch.zeros(2, 3, 32, 32)).shape == (2, network.num_features)
+        True
+    """
+    text = resolve(text, shape)
+    channels, height, width = shape
+    fixed: Shape = (int(channels), int(height), int(width))
+    if text.strip().startswith(_TIMM):
+        name, bracket, settings = text.strip()[len(_TIMM) :].partition("(")
+        table = {"timm": partial(from_timm, name.strip())}
+        network: Backbone = build_call(
+            f"timm{bracket}{settings}", table, what="backbone", shape=fixed
+        )
+    else:
+        network = build_call(text, TABLE, what="backbone", shape=fixed)
+    return network

@@ -1,0 +1,213 @@
+"""Everything a run depends on, in one flat table: a field is a flag and a line of YAML.
+
+What has settings of its own is written as a call, ``"cosface(margin=0.35)"`` or
+``"mnist_cnn(features=3)"``; :mod:`.expression` reads it, without ``eval``.
+"""
+
+import dataclasses
+import difflib
+import hashlib
+import json
+import re
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any, Literal
+
+Precision = Literal["fp32", "bf16", "fp16"]
+Optimizer = Literal["sgd", "adam", "adamw"]
+Choice = Literal["auto", "on", "off"]
+
+_ONLY_HOW = frozenset({"name", "accelerator", "workers", "save_every", "save_steps", "loggers"})
+"""Fields that say how a run is carried out, and leave its result alone."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Config:
+    """Settings of one run.
+
+    Args:
+        data: what to train on: ``digits``, a known name such as ``cifar100``, a folder of class
+            folders, a parquet file or folder, or a name on the Hugging Face hub.
+        test: what to test on, if it is not a split of ``data``.
+        image_size: side of the square images; their own if they all have one.
+        validation: share of the training images held out to choose the best epoch; 0 keeps the
+            last one.
+        fraction: share of the training images to use, the same of every class.
+        imbalance: ``long_tail(100)`` or ``step(10)``: largest class over smallest.
+        noise: ``symmetric(0.4)``, ``asymmetric(0.4)`` or ``pair(0.4)``: share of wrong labels.
+        skip_corrupt: leave out images that cannot be read, instead of stopping.
+        loss: a loss of the algebra, such as ``cosface(margin=0.35) + 0.5*sample_margin()``.
+        head: such as ``cosine(scale=30)``; ``auto`` takes the one the loss is made for.
+        backbone: the network that makes the features; ``auto`` takes a small one.
+        schedules: settings that change, such as ``margin=WarmUp(0, 0.35, epochs=5)``.
+        augment: such as ``pad_crop(4) + flip()``; ``none``, or ``auto``.
+        sampler: ``random()``, ``balanced()``, ``episodes(way=16, shot=8)`` or
+            ``pk(classes=16, images=4)``.
+        batch_size: examples in a step, over all processes.
+        epochs: how long to train.
+        optimizer: ``sgd``, ``adam`` (decay added to the gradient) or ``adamw``.
+        lr: learning rate of the backbone.
+        head_lr: learning rate of the head, that of the backbone by default.
+        momentum: of SGD.
+        nesterov: of SGD.
+        weight_decay: of all parameters but the head's bias and scale.
+        head_weight_decay: of the prototypes, ``weight_decay`` by default.
+        decay_norms: whether biases and normalisation layers decay too.
+        lr_schedule: ``cosine()``, ``log(1e-4)``, ``steps([60, 120], 0.2)`` or ``constant()``.
+        warmup: epochs of linear warm-up of the learning rate; the schedule begins after it.
+        warmup_start: share of the learning rate that the warm-up begins with.
+        clip: largest norm of the gradient; 0 does not clip.
+        precision: of the products.
+        compile: use ``torch.compile``.
+        graphs: record the step as a CUDA graph: ``on``, ``off``, or ``auto``, wherever it can be.
+        deterministic: choose deterministic algorithms on a GPU; the CPU always is.
+        accelerator: ``auto``, ``cpu`` or ``cuda``.
+        workers: processes that read images which do not fit in memory.
+        evaluate_every: epochs between two tests.
+        save_every: epochs between two checkpoints.
+        save_steps: steps between two checkpoints within an epoch; 0 for none.
+        loggers: ``tensorboard``, ``mlflow`` or ``wandb``, joined by commas.
+        seed: of initial weights, order, augmentation and corruption.
+        name: how the run is called; its loss by default.
+    """
+
+    data: str = "digits"
+    test: str | None = None
+    image_size: int | None = None
+    validation: float = 0.0
+    fraction: float = 1.0
+    imbalance: str = "none"
+    noise: str = "none"
+    skip_corrupt: bool = False
+
+    loss: str = "softmax()"
+    head: str = "auto"
+    backbone: str = "auto"
+    schedules: str = ""
+    augment: str = "auto"
+    sampler: str = "random()"
+
+    batch_size: int = 128
+    epochs: int = 20
+    optimizer: Optimizer = "sgd"
+    lr: float = 0.1
+    head_lr: float | None = None
+    momentum: float = 0.9
+    nesterov: bool = False
+    weight_decay: float = 5e-4
+    head_weight_decay: float | None = None
+    decay_norms: bool = True
+    lr_schedule: str = "cosine()"
+    warmup: float = 0.0
+    warmup_start: float = 0.0
+    clip: float = 0.0
+
+    precision: Precision = "fp32"
+    compile: bool = False
+    graphs: Choice = "auto"
+    deterministic: bool = False
+    accelerator: str = "auto"
+    workers: int = 4
+
+    evaluate_every: int = 1
+    save_every: int = 1
+    save_steps: int = 0
+    loggers: str = ""
+    seed: int = 0
+    name: str = ""
+
+    def __post_init__(self) -> None:
+        for field, low in _AT_LEAST.items():
+            value = getattr(self, field)
+            if value is not None and not value >= low:
+                raise ValueError(f"{field} is expected to be at least {low}, got {value}")
+        for field in ("lr", "head_lr"):
+            value = getattr(self, field)
+            if value is not None and not 0 < value < float("inf"):
+                raise ValueError(f"{field} is expected to be above 0, got {value}")
+        if not 0 <= self.validation < 1:
+            raise ValueError(f"validation is expected in [0, 1), got {self.validation}")
+        if not 0 < self.fraction <= 1:
+            raise ValueError(f"fraction is expected in (0, 1], got {self.fraction}")
+        for field, known in _ONE_OF.items():
+            value = getattr(self, field)
+            if value not in known:
+                raise ValueError(f"{field} is expected to be {_either(known)}, got {value!r}")
+
+    @classmethod
+    def from_dict(cls, values: Mapping[str, Any]) -> "Config":
+        """A configuration from plain values; a key that is no field is refused.
+
+        Example:
+            >>> Config.from_dict({"loss": "cosface()", "epochs": 5}).epochs
+            5
+        """
+        known = {field.name for field in dataclasses.fields(cls)}
+        for key in values:
+            if key not in known:
+                near = difflib.get_close_matches(key, known, n=1)
+                hint = f"; did you mean {near[0]}?" if near else ""
+                raise ValueError(f"a configuration has no {key!r}{hint}")
+        return cls(**values)
+
+    def to_dict(self) -> dict[str, Any]:
+        """All fields as plain values."""
+        return dataclasses.asdict(self)
+
+    def replace(self, **changes: Any) -> "Config":
+        """The same with some fields changed."""
+        return self.from_dict({**self.to_dict(), **changes})
+
+    @property
+    def label(self) -> str:
+        """How the run is called in tables: its name, or its loss."""
+        return self.name or self.loss
+
+    @property
+    def folder(self) -> str:
+        """Name of the run's folder: one to read, and a digest that tells configurations apart.
+
+        Example:
+            >>> Config(loss="cosface(margin=0.35)", seed=3).folder[:-8]
+            'cosface_margin_0.35-seed3-'
+        """
+        slug = re.sub(r"[^A-Za-z0-9.]+", "_", self.label).strip("_.")[:60]
+        return f"{slug or 'run'}-seed{self.seed}-{self.digest}"
+
+    def identity(self) -> dict[str, Any]:
+        """The fields its result depends on."""
+        return {key: value for key, value in self.to_dict().items() if key not in _ONLY_HOW}
+
+    def group(self) -> dict[str, Any]:
+        """What runs that differ only in their seed have in common."""
+        return {key: value for key, value in self.identity().items() if key != "seed"}
+
+    @property
+    def digest(self) -> str:
+        """Eight letters that stand for :meth:`identity`.
+
+        Example:
+            >>> Config(workers=0).digest == Config(workers=8).digest
+            True
+            >>> Config(seed=0).digest == Config(seed=1).digest
+            False
+        """
+        text = json.dumps(self.identity(), sort_keys=True)
+        return hashlib.sha256(text.encode()).hexdigest()[:8]
+
+
+_AT_LEAST = {
+    "image_size": 1, "batch_size": 1, "epochs": 1, "momentum": 0, "weight_decay": 0,
+    "head_weight_decay": 0, "warmup": 0, "warmup_start": 0, "clip": 0, "workers": 0,
+    "evaluate_every": 1, "save_every": 1, "save_steps": 0, "seed": 0,
+}  # fmt: skip
+_ONE_OF = {
+    "optimizer": ("sgd", "adam", "adamw"),
+    "precision": ("fp32", "bf16", "fp16"),
+    "accelerator": ("auto", "cpu", "cuda"),
+    "graphs": ("auto", "on", "off"),
+}
+
+
+def _either(words: tuple[str, ...]) -> str:
+    return f"{', '.join(words[:-1])} or {words[-1]}"

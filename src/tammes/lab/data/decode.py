@@ -1,0 +1,327 @@
+"""Images from their bytes.
+
+Small images spend more time in Python than in their decoder, so threads do not help; processes do.
+This file is also the program of those processes. It imports nothing of Tammes: they start in a
+tenth of a second, where torch alone takes seconds, and whoever calls :func:`load
+<tammes.lab.data.load>` needs no ``if __name__ == "__main__"``.
+"""
+
+import io
+import json
+import os
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Iterator, Sequence
+from concurrent.futures import Future, ThreadPoolExecutor
+from typing import IO, Any, NamedTuple, TypeAlias
+
+Shape: TypeAlias = tuple[int, int, int]
+Fetch: TypeAlias = Callable[[int], bytes | str]
+"""The bytes of the image at a row, or the path of its file."""
+
+CHUNK = 256
+"""Images that are handed to a process at a time."""
+_WORTH = 1.5
+"""Seconds of decoding from which processes pay."""
+_GREY = frozenset({"1", "L", "LA", "La", "I", "I;16", "I;16L", "I;16B", "I;16N"})
+_ALPHA = frozenset({"LA", "La", "PA", "RGBA", "RGBa"})
+
+
+class Look(NamedTuple):
+    """What an image says of itself: whether it is grey, and its size as it is shown."""
+
+    grey: bool
+    width: int
+    height: int
+
+
+Found: TypeAlias = Look | str
+"""What an image is, or why it cannot be read."""
+
+
+def look(data: bytes | str) -> Look:
+    """Colour and size of an image, from its first bytes."""
+    with _open(data) as image:
+        return _seen(image, _orientation(image))
+
+
+def decode(data: bytes | str, shape: Shape) -> tuple[Look, Any]:
+    """An image in a given shape.
+
+    It is turned as its EXIF data say; transparent parts become white; 16 bits become 8. Where its
+    size is another, it is shrunk or enlarged, antialiased, until it just covers the shape, and the
+    middle is cut out.
+
+    Args:
+        data: bytes, or the path of a file.
+        shape: ``(channels, height, width)``, one channel or three.
+
+    Returns:
+        What the image was, and its pixels: uint8 ``(channels, height, width)``, a numpy array.
+    """
+    import numpy
+    from PIL import Image
+
+    channels, height, width = shape
+    with _open(data) as image:
+        turn = _orientation(image)
+        found = _seen(image, turn)
+        reduce = min(found.width / width, found.height / height)
+        if image.format == "JPEG" and reduce >= 4:
+            # The decoder can leave out what would only be averaged away.
+            image.draft(None, tuple(int(2 * side / reduce) for side in image.size))
+        image.load()
+        plain = _eight_bits(image, "L" if channels == 1 else "RGB")
+        if turn in _TURNS:
+            plain = plain.transpose(getattr(Image.Transpose, _TURNS[turn]))
+        if plain.size != (width, height):
+            reduce = min(plain.width / width, plain.height / height)
+            left = (plain.width - width * reduce) / 2
+            upper = (plain.height - height * reduce) / 2
+            box = (left, upper, left + width * reduce, upper + height * reduce)
+            plain = plain.resize((width, height), Image.Resampling.BILINEAR, box=box)
+        pixels = numpy.asarray(plain)
+    return found, pixels[None] if channels == 1 else pixels.transpose(2, 0, 1)
+
+
+_TURNS = {
+    2: "FLIP_LEFT_RIGHT", 3: "ROTATE_180", 4: "FLIP_TOP_BOTTOM", 5: "TRANSPOSE",
+    6: "ROTATE_270", 7: "TRANSVERSE", 8: "ROTATE_90",
+}  # fmt: skip
+"""What undoes an EXIF orientation."""
+
+
+def _open(data: bytes | str) -> Any:
+    from PIL import Image
+
+    return Image.open(io.BytesIO(data) if isinstance(data, bytes) else data)
+
+
+def _orientation(image: Any) -> int:
+    # Asking for EXIF data that are not there may decode the image. Pillow turns TIFF by itself.
+    if "exif" not in image.info:
+        return 1
+    try:
+        return int(image.getexif().get(0x0112, 1))
+    except Exception:
+        # Damaged EXIF data do not make an image unreadable.
+        return 1
+
+
+def _seen(image: Any, orientation: int) -> Look:
+    width, height = image.size
+    if orientation in (5, 6, 7, 8):
+        # Turned by a quarter: the sides change places.
+        width, height = height, width
+    return Look(image.mode in _GREY, width, height)
+
+
+def _eight_bits(image: Any, mode: str) -> Any:
+    """An image as 8-bit grey or colour without transparency."""
+    import numpy
+    from PIL import Image
+
+    if image.mode == "F":
+        raise ValueError("its pixels are floating-point numbers, 8 or 16 bits can be read")
+    if image.mode.startswith("I"):
+        wide = numpy.asarray(image).astype("int64").clip(0, 65535)
+        image = Image.fromarray(((wide * 255 + 32767) // 65535).astype("uint8"))
+    elif image.mode in _ALPHA or "transparency" in image.info:
+        image = image.convert("RGBA")
+        white = Image.new("RGBA", image.size, "white")
+        image = Image.alpha_composite(white, image)
+    return image if image.mode == mode else image.convert(mode)
+
+
+def reason(error: Exception) -> str:
+    """Why an image cannot be read, in a few words."""
+    said = str(error).strip().split("\n")[0]
+    if type(error).__name__ == "UnidentifiedImageError":
+        return "not an image"
+    if isinstance(error, OSError) and error.strerror:
+        return error.strerror.lower()
+    return said[:160] or type(error).__name__
+
+
+def decode_some(items: Sequence[bytes | str], shape: Shape | None, out: Any | None) -> list[Found]:
+    """Decode images, or look at them.
+
+    Args:
+        items: each the bytes of an image, or the path of its file.
+        shape: to decode to; None looks at the headers only.
+        out: uint8 array ``(len(items), *shape)`` for the pixels; None throws them away. What
+            cannot be read is 0.
+
+    Returns:
+        What was found, for each image.
+    """
+    found: list[Found] = []
+    for place, item in enumerate(items):
+        try:
+            if shape is None:
+                found.append(look(item))
+                continue
+            seen, pixels = decode(item, shape)
+            found.append(seen)
+            if out is not None:
+                out[place] = pixels
+        except Exception as error:
+            found.append(reason(error))
+    return found
+
+
+def decode_all(
+    fetch: Fetch,
+    rows: Sequence[int],
+    shape: Shape | None,
+    out: Any | None,
+    *,
+    processes: int | None = None,
+) -> list[Found]:
+    """Decode many images, in processes where that is faster.
+
+    Args:
+        fetch: gives the bytes or the path of an image; called in this process, in order.
+        rows: which.
+        shape: to decode to; None looks at the headers only.
+        out: uint8 array ``(len(rows), *shape)`` for the pixels; None throws them away.
+        processes: how many; as many as pay by default, 0 for this one only.
+
+    Returns:
+        What was found, for each row.
+    """
+    started = time.perf_counter()
+    first = rows[:CHUNK]
+    found = decode_some([fetch(row) for row in first], shape, _part(out, 0, len(first)))
+    if processes is None:
+        seconds = (time.perf_counter() - started) / max(len(first), 1) * len(rows)
+        processes = min(_cores(), 32) if seconds > _WORTH else 0
+    chunks = [range(low, min(low + CHUNK, len(rows))) for low in range(CHUNK, len(rows), CHUNK)]
+    if not chunks:
+        return found
+    if processes < 2:
+        for chunk in chunks:
+            items = [fetch(rows[place]) for place in chunk]
+            found += decode_some(items, shape, _part(out, chunk.start, chunk.stop))
+        return found
+    with ThreadPoolExecutor(processes) as pool:
+        workers = [_Worker() for _ in range(processes)]
+        idle = list(workers)
+        try:
+            waiting: list[Future[list[Found]]] = []
+            for number, chunk in enumerate(chunks):
+                # A few chunks ahead are enough, and the encoded images stay few.
+                if number >= 2 * processes:
+                    waiting[number - 2 * processes].result()
+                items = [fetch(rows[place]) for place in chunk]
+                part = _part(out, chunk.start, chunk.stop)
+                waiting.append(pool.submit(_on_a_worker, idle, items, shape, part))
+            for future in waiting:
+                found += future.result()
+        finally:
+            for worker in workers:
+                worker.close()
+    return found
+
+
+def _cores() -> int:
+    if hasattr(os, "sched_getaffinity"):
+        return len(os.sched_getaffinity(0))
+    return os.cpu_count() or 1
+
+
+def _part(out: Any | None, start: int, stop: int) -> Any | None:
+    return None if out is None else out[start:stop]
+
+
+def _on_a_worker(
+    idle: "list[_Worker]", items: list[bytes | str], shape: Shape | None, out: Any | None
+) -> list[Found]:
+    # There are as many threads as workers, so one is always free.
+    worker = idle.pop()
+    try:
+        return worker.decode(items, shape, out)
+    finally:
+        idle.append(worker)
+
+
+class _Worker:
+    """A process that decodes; where it fails, this one does its work."""
+
+    def __init__(self) -> None:
+        self.process: subprocess.Popen[bytes] | None = None
+        try:
+            self.process = subprocess.Popen(
+                # Without -P the folder of this file would come first among those to import from.
+                [sys.executable, "-P", os.path.abspath(__file__)],
+                stdin=subprocess.PIPE,
+                stdout=subprocess.PIPE,
+                stderr=subprocess.DEVNULL,
+                env={**os.environ, "PYTHONPATH": os.pathsep.join(filter(None, sys.path))},
+            )
+        except (OSError, ValueError):
+            self.process = None
+
+    def decode(self, items: list[bytes | str], shape: Shape | None, out: Any | None) -> list[Found]:
+        if self.process is not None and self.process.stdin and self.process.stdout:
+            try:
+                _send(self.process.stdin, items, shape, out is not None)
+                return _receive(self.process.stdout, out)
+            except (OSError, EOFError, ValueError):
+                self.close()
+        return decode_some(items, shape, out)
+
+    def close(self) -> None:
+        if self.process is not None:
+            process, self.process = self.process, None
+            process.kill()
+            process.communicate()
+
+
+def _send(pipe: IO[bytes], items: Sequence[bytes | str], shape: Shape | None, pixels: bool) -> None:
+    kinds = [len(item) if isinstance(item, bytes) else item for item in items]
+    pipe.write(json.dumps([kinds, shape, pixels]).encode() + b"\n")
+    for item in items:
+        if isinstance(item, bytes):
+            pipe.write(item)
+    pipe.flush()
+
+
+def _receive(pipe: IO[bytes], out: Any | None) -> list[Found]:
+    line = pipe.readline()
+    if not line.endswith(b"\n"):
+        raise EOFError
+    if out is not None:
+        view = memoryview(out).cast("B")
+        while view:
+            got = pipe.readinto(view)  # type: ignore[attr-defined]
+            if not got:
+                raise EOFError
+            view = view[got:]
+    return [each if isinstance(each, str) else Look(*each) for each in json.loads(line)]
+
+
+def _requests(pipe: IO[bytes]) -> Iterator[tuple[list[bytes | str], Shape | None, bool]]:
+    while line := pipe.readline():
+        kinds, shape, pixels = json.loads(line)
+        items = [pipe.read(kind) if isinstance(kind, int) else kind for kind in kinds]
+        yield items, None if shape is None else tuple(shape), pixels
+
+
+def _serve() -> None:
+    import numpy
+
+    for items, shape, pixels in _requests(sys.stdin.buffer):
+        out = None
+        if pixels and shape is not None:
+            out = numpy.zeros((len(items), *shape), dtype="uint8")
+        found = decode_some(items, shape, out)
+        sys.stdout.buffer.write(json.dumps(found).encode() + b"\n")
+        if out is not None:
+            sys.stdout.buffer.write(out.tobytes())
+        sys.stdout.buffer.flush()
+
+
+if __name__ == "__main__":
+    _serve()

@@ -1,0 +1,324 @@
+"""Which examples make a batch.
+
+A sampler yields positions, one tensor for each batch. With several processes each gets its part of
+the same batch: put together in the order of the ranks, the parts are what one process would get.
+What is drawn depends on the seed, the epoch and the number of the batch only, so a run goes on in
+the middle of an epoch exactly as if it had not stopped.
+"""
+
+from collections.abc import Callable, Iterator, Mapping
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from tammes.lab.data import chance
+
+__all__ = ["PK", "TABLE", "Balanced", "Episodes", "Random", "Sampler"]
+
+
+class Sampler:
+    """What the samplers have in common: an epoch, a position in it, a part of each batch.
+
+    Args:
+        labels: class of each example, shape ``(N,)``.
+        batch_size: examples in a batch, over all processes.
+        seed: of the draws.
+        rank: which process this is.
+        world_size: how many there are.
+
+    Attributes:
+        epoch: which the batches are of.
+        position: batches of it that were yielded already.
+        batch_size: examples in a batch, over all processes.
+    """
+
+    def __init__(
+        self, *, labels: Tensor, batch_size: int, seed: int, rank: int, world_size: int
+    ) -> None:
+        if not 0 <= rank < world_size:
+            raise ValueError(f"sampler expects a rank below {world_size}, got {rank}")
+        if batch_size < world_size:
+            raise ValueError(
+                f"sampler expects a batch of at least one example for each of {world_size} "
+                f"processes, got {batch_size}"
+            )
+        if not len(labels):
+            raise ValueError("sampler expects at least one example, got none")
+        self.labels = labels.cpu()
+        self.batch_size = batch_size
+        self.seed = seed
+        self.rank, self.world_size = rank, world_size
+        self.epoch = self.position = 0
+
+    def __len__(self) -> int:
+        """Batches in an epoch."""
+        raise NotImplementedError
+
+    def draw(self, epoch: int) -> Callable[[int], Tensor]:
+        """What gives the positions of a whole batch of an epoch by its number."""
+        raise NotImplementedError
+
+    def set_epoch(self, epoch: int) -> None:
+        """Go to the start of an epoch; one that was begun already goes on where it was."""
+        if epoch != self.epoch:
+            self.epoch, self.position = epoch, 0
+
+    def __iter__(self) -> Iterator[Tensor]:
+        batch = self.draw(self.epoch)
+        while self.position < len(self):
+            whole = batch(self.position)
+            self.position += 1
+            low, high = (len(whole) * r // self.world_size for r in (self.rank, self.rank + 1))
+            yield whole[low:high]
+        self.set_epoch(self.epoch + 1)
+
+    def state_dict(self) -> dict[str, int]:
+        """Where it is: after the last batch of an epoch, at the start of the next."""
+        return {"epoch": self.epoch, "position": self.position}
+
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+        """Go to where a sampler was."""
+        self.epoch, self.position = int(state["epoch"]), int(state["position"])
+
+
+class Random(Sampler):
+    """Every example once, in random order; the last batch may be smaller.
+
+    Args:
+        drop_last: leave out the last batch if it is smaller.
+        labels: class of each example.
+        batch_size: examples in a batch.
+        seed: of the draws.
+        rank: which process this is.
+        world_size: how many there are.
+
+    Example:
+        >>> sampler = Random(labels=torch.zeros(5), batch_size=2, seed=0)
+        >>> [len(batch) for batch in sampler]
+        [2, 2, 1]
+    """
+
+    def __init__(
+        self,
+        *,
+        drop_last: bool = False,
+        labels: Tensor,
+        batch_size: int,
+        seed: int,
+        rank: int = 0,
+        world_size: int = 1,
+    ) -> None:
+        super().__init__(
+            labels=labels, batch_size=batch_size, seed=seed, rank=rank, world_size=world_size
+        )
+        if drop_last and len(labels) < batch_size:
+            raise ValueError(
+                f"sampler: without its last batch an epoch of {len(labels)} examples has none of "
+                f"{batch_size}"
+            )
+        self.drop_last = drop_last
+
+    def __len__(self) -> int:
+        full, rest = divmod(len(self.labels), self.batch_size)
+        return full + (rest > 0 and not self.drop_last)
+
+    def draw(self, epoch: int) -> Callable[[int], Tensor]:
+        """One order of all examples for each epoch."""
+        order = chance.permutation(len(self.labels), self.seed, "random", epoch)
+        return lambda number: order[number * self.batch_size : (number + 1) * self.batch_size]
+
+
+class _Classes:
+    """The examples of each class; classes without any do not take part.
+
+    Attributes:
+        order: positions of all examples, class after class.
+        present: the classes, ascending.
+        counts: examples of each of them.
+        starts: where each of them starts in ``order``.
+    """
+
+    def __init__(self, labels: Tensor) -> None:
+        self.order = labels.argsort(stable=True)
+        self.present, self.counts = labels.unique(return_counts=True)
+        self.starts = self.counts.cumsum(0) - self.counts
+
+    def __len__(self) -> int:
+        return len(self.present)
+
+    def some(self, places: Tensor, count: int, *names: int | str) -> Tensor:
+        """Some examples of each class at some places, class after class, at random.
+
+        No example comes twice, unless its class has fewer: then each comes as often as any other,
+        give or take one.
+        """
+        sizes = self.counts[places][:, None]
+        widest = int(sizes.max())
+        # The smallest numbers of a row are a draw without replacement.
+        keys = chance.numbers(len(places) * widest, *names).view(len(places), widest)
+        keys = keys.masked_fill(torch.arange(widest) >= sizes, torch.iinfo(torch.int64).max)
+        drawn = keys.topk(min(count, widest), largest=False).indices
+        drawn = drawn.gather(1, torch.arange(count) % sizes)
+        return self.order[self.starts[places][:, None] + drawn].flatten()
+
+
+class Balanced(Sampler):
+    """Every class as often as every other: draws a class, then an example of it, with replacement.
+
+    An epoch has as many draws as there are examples.
+
+    Args:
+        labels: class of each example.
+        batch_size: examples in a batch.
+        seed: of the draws.
+        rank: which process this is.
+        world_size: how many there are.
+    """
+
+    def __init__(
+        self, *, labels: Tensor, batch_size: int, seed: int, rank: int = 0, world_size: int = 1
+    ) -> None:
+        super().__init__(
+            labels=labels, batch_size=batch_size, seed=seed, rank=rank, world_size=world_size
+        )
+        self.members = _Classes(self.labels)
+
+    def __len__(self) -> int:
+        return -(-len(self.labels) // self.batch_size)
+
+    def draw(self, epoch: int) -> Callable[[int], Tensor]:
+        """All draws of an epoch at once."""
+        count = len(self.labels)
+        members = self.members
+        drawn = chance.below(len(members), count, self.seed, "class", epoch)
+        which = chance.below(members.counts[drawn], count, self.seed, "member", epoch)
+        chosen = members.order[members.starts[drawn] + which]
+        return lambda number: chosen[number * self.batch_size : (number + 1) * self.batch_size]
+
+
+class Episodes(Sampler):
+    """Batches of ``way`` classes with ``shot`` examples each, as few-shot training uses them.
+
+    Neither a class nor an example comes twice in a batch. An epoch has N // (way * shot) batches.
+
+    Args:
+        way: classes in a batch.
+        shot: examples of each.
+        labels: class of each example.
+        seed: of the draws.
+        rank: which process this is.
+        world_size: how many there are.
+
+    Example:
+        >>> labels = torch.arange(3).repeat(4)
+        >>> sampler = Episodes(way=2, shot=3, labels=labels, seed=0)
+        >>> [labels[batch].unique(return_counts=True)[1].tolist() for batch in sampler]
+        [[3, 3], [3, 3]]
+    """
+
+    def __init__(
+        self,
+        way: int,
+        shot: int,
+        *,
+        labels: Tensor,
+        seed: int,
+        rank: int = 0,
+        world_size: int = 1,
+    ) -> None:
+        _check_whole("episodes", way=way, shot=shot)
+        super().__init__(
+            labels=labels, batch_size=way * shot, seed=seed, rank=rank, world_size=world_size
+        )
+        self.members = _Classes(self.labels)
+        _check_classes(f"episodes(way={way}, shot={shot})", way, len(self.members))
+        fewest = int(self.members.counts.argmin())
+        if int(self.members.counts[fewest]) < shot:
+            raise ValueError(
+                f"episodes(way={way}, shot={shot}) expects {shot} examples of every class, got "
+                f"{int(self.members.counts[fewest])} of class {int(self.members.present[fewest])}"
+            )
+        self.way, self.shot = way, shot
+
+    def __len__(self) -> int:
+        return len(self.labels) // self.batch_size
+
+    def draw(self, epoch: int) -> Callable[[int], Tensor]:
+        """Each batch by itself."""
+
+        def batch(number: int) -> Tensor:
+            names = (self.seed, "episode", epoch, number)
+            chosen = chance.permutation(len(self.members), *names)[: self.way]
+            return self.members.some(chosen, self.shot, *names, "examples")
+
+        return batch
+
+
+class PK(Sampler):
+    """PK: batches of ``classes`` classes with ``images`` images each, as re-identification uses.
+
+    An epoch goes through the classes once, in random order; its last batch is filled up with
+    classes that were there before. An image is repeated in a batch only where its class has fewer.
+
+    Args:
+        classes: classes in a batch (P).
+        images: images of each (K).
+        labels: class of each example.
+        seed: of the draws.
+        rank: which process this is.
+        world_size: how many there are.
+    """
+
+    def __init__(
+        self,
+        classes: int,
+        images: int,
+        *,
+        labels: Tensor,
+        seed: int,
+        rank: int = 0,
+        world_size: int = 1,
+    ) -> None:
+        _check_whole("pk", classes=classes, images=images)
+        super().__init__(
+            labels=labels, batch_size=classes * images, seed=seed, rank=rank, world_size=world_size
+        )
+        self.members = _Classes(self.labels)
+        _check_classes(f"pk(classes={classes}, images={images})", classes, len(self.members))
+        self.classes, self.images = classes, images
+
+    def __len__(self) -> int:
+        return -(-len(self.members) // self.classes)
+
+    def draw(self, epoch: int) -> Callable[[int], Tensor]:
+        """One order of the classes for each epoch; the images for each batch."""
+        order = chance.permutation(len(self.members), self.seed, "pk", epoch)
+        # The last batch goes on at the front: with at least P classes it has no class twice.
+        order = torch.cat([order, order[: self.classes]])
+
+        def batch(number: int) -> Tensor:
+            chosen = order[number * self.classes : (number + 1) * self.classes]
+            return self.members.some(chosen, self.images, self.seed, "pk", epoch, number)
+
+        return batch
+
+
+def _check_whole(who: str, **settings: Any) -> None:
+    for name, value in settings.items():
+        if isinstance(value, bool) or not isinstance(value, int) or value < 1:
+            raise ValueError(f"{who} expects {name} to be a whole number above 0, got {value!r}")
+
+
+def _check_classes(who: str, wanted: int, present: int) -> None:
+    if present < wanted:
+        raise ValueError(f"{who} expects at least {wanted} classes, got {present}")
+
+
+TABLE: dict[str, Callable[..., Sampler]] = {
+    "random": Random,
+    "balanced": Balanced,
+    "episodes": Episodes,
+    "pk": PK,
+}
+"""Samplers by the name they have in a configuration."""

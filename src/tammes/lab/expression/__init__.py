@@ -1,0 +1,21 @@
+"""Losses, heads, networks and the rest written as text, and read without running anything."""
+
+from tammes.lab.expression.heads import HEADS, head_text, parse_head, recommended_scale
+from tammes.lab.expression.losses import SCHEDULES, TERMS, parse_loss, parse_schedules
+from tammes.lab.expression.syntax import Call, build, parse_call, parse_calls, split_list
+
+__all__ = [
+    "HEADS",
+    "SCHEDULES",
+    "TERMS",
+    "Call",
+    "build",
+    "head_text",
+    "parse_call",
+    "parse_calls",
+    "parse_head",
+    "parse_loss",
+    "parse_schedules",
+    "recommended_scale",
+    "split_list",
+]

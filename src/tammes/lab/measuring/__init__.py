@@ -1,0 +1,1 @@
+"""What ``tammes measure`` reads and computes."""

@@ -1,0 +1,1 @@
+"""How trained models are judged."""

@@ -1,0 +1,314 @@
+"""Charts of finished runs: groups against each other and against the best there can be."""
+
+import itertools
+import math
+from collections.abc import Sequence
+
+from torch import Tensor
+
+from tammes.lab.report import measured
+from tammes.lab.report.charts import (
+    DASHES,
+    Chart,
+    Layer,
+    Lengths,
+    Line,
+    Panel,
+    Points,
+    Rule,
+    turn,
+)
+from tammes.lab.report.curves import Drawing, class_count, number, optimum
+from tammes.lab.report.gathered import Gathered, Seen
+from tammes.lab.statistics import QUANTITIES, Group, Quantity, interval, spread
+from tammes.metrics.functional import margins as sample_margins
+
+BALLS_SHOWN = 8
+"""Spheres on a page; a browser can draw only so many."""
+POINTS_SHOWN = 1500
+HISTOGRAMS_SHOWN = 6
+"""Groups up to which each has a histogram of its similarities."""
+CLASSES_SHOWN = 30
+"""Classes in the chart of their accuracies."""
+_BY_KEY = {quantity.key: quantity for quantity in QUANTITIES}
+
+
+def results(found: Gathered) -> list[Drawing]:
+    """Accuracy of every group, and what it is better or worse than the first."""
+    groups = [group for group in found.groups if group.values["accuracy"]]
+    if not groups:
+        return []
+    drawings = [
+        Drawing(
+            "accuracy",
+            Chart([_means(groups, found, _BY_KEY["accuracy"], "Test accuracy")]),
+            caption="Filled: mean ± standard deviation; hollow: single seeds.",
+        )
+    ]
+    panel = _differences(found, groups, _BY_KEY["accuracy"])
+    if panel is not None:
+        caption = "Paired over common seeds: mean and 95 % interval (Student t). "
+        caption += "Without an interval there is one seed, and no winner."
+        drawings.append(Drawing("accuracy-differences", Chart([panel]), caption=caption))
+    return drawings
+
+
+def _place(found: Gathered, group: Group) -> int:
+    return found.groups.index(group)
+
+
+def _means(groups: Sequence[Group], found: Gathered, quantity: Quantity, title: str) -> Panel:
+    layers: list[Layer] = []
+    for row, group in enumerate(groups):
+        place, values = _place(found, group), group.values[quantity.key]
+        mean = group.summary(quantity.key)
+        if mean is None:
+            continue
+        half = mean.std
+        text = f"{group.label}: {spread(quantity, mean)} {quantity.unit}, n = {mean.count}"
+        ends = ([mean.mean - half], [mean.mean + half]) if half else ((), ())
+        if len(values) > 1:
+            texts = [f"seed {seed}: {quantity.shown(v)}" for seed, v in values.items()]
+            every = list(values.values())
+            layers.append(Points(every, [row] * len(every), "", place, 4, True, texts))
+        layers.append(Points([mean.mean], [row], "", place, 7, False, [text], *ends))
+    return Panel(layers, title, quantity.unit, rows=[group.label for group in groups], above=True)
+
+
+def _differences(found: Gathered, groups: Sequence[Group], quantity: Quantity) -> Panel | None:
+    base = found.groups[0]
+    layers: list[Layer] = []
+    rows: list[str] = []
+    for group in groups:
+        less = None if group is base else found.study.difference(group, quantity.key)
+        if less is None:
+            continue
+        text = f"{group.label}: {interval(quantity, less).rstrip(' *')} {quantity.unit}, "
+        text += f"n = {len(less.seeds)}"
+        ends = ((), ()) if less.low is None or less.high is None else ([less.low], [less.high])
+        hollow = less.low is None
+        point = Points([less.mean], [len(rows)], "", _place(found, group), 7, hollow, [text], *ends)
+        layers.append(point)
+        rows.append(group.label)
+    if not rows:
+        return None
+    title = f"Difference in accuracy to {base.label}"
+    return Panel([*layers, Rule(0.0)], title, f"{quantity.unit} points", rows=rows, above=True)
+
+
+def margins(found: Gathered) -> list[Drawing]:
+    """Class and sample margins against their optimum, and their histograms."""
+    drawings = []
+    for key, what in (("class_margin", "class-margins"), ("sample_margin", "sample-margins")):
+        quantity = _BY_KEY[key]
+        groups = [group for group in found.groups if group.values[key]]
+        if not groups:
+            continue
+        means = [group.summary(key) for group in groups]
+        best = optimum(found, key)
+        rules = []
+        if best is not None:
+            words = "at most" if best[1] else "optimum"
+            rules = [Rule(best[0], f"{words} {best[0]:.4g}{quantity.unit}")]
+        bars = Lengths(
+            [None if mean is None else mean.mean for mean in means],
+            [_place(found, group) for group in groups],
+            [f"{g.label}: {spread(quantity, m)}" for g, m in zip(groups, means, strict=True)],
+        )
+        labels = [group.label for group in groups]
+        unit = "degrees" if quantity.unit else "cosine"
+        title = f"{quantity.name.capitalize()} against its optimum"
+        panel = Panel([bars, *rules], title, unit, rows=labels, above=True)
+        drawings.append(Drawing(what, Chart([panel]), caption=_MARGINS[key]))
+    return drawings + _histograms(found)
+
+
+_MARGINS = {
+    "class_margin": "Smallest angle between two prototypes, mean over seeds.",
+    "sample_margin": "Own cosine less the hardest other one, mean over test set and seeds.",
+}
+
+
+def _histograms(found: Gathered) -> list[Drawing]:
+    known = [(group, seen) for group, seen in _seen(found) if seen.cosines is not None]
+    if not known:
+        return []
+    which = chosen_words(known)
+    values = [sample_margins(seen.cosines).double() for _, seen in known if seen.cosines]
+    low = math.floor(20 * min(0.0, *(float(each.min()) for each in values))) / 20
+    high = math.ceil(20 * max(0.05, *(float(each.max()) for each in values))) / 20
+    layers: list[Layer] = []
+    for (group, _), each in zip(known, values, strict=True):
+        place = _place(found, group)
+        bars = measured.histogram(each, low, high, _bins(each), group.label, place)
+        layers.append(_outline(bars.edges, bars.heights, group, place))
+    best = optimum(found, "sample_margin")
+    if best is not None and best[0] <= 1.3 * high:
+        layers.append(Rule(best[0], f"optimum {best[0]:.4g}"))
+    panel = Panel(
+        [*layers, Rule(0.0, "wrong below 0")],
+        "Sample margins of the test set",
+        "own cosine − hardest cosine",
+        "share of the examples",
+        # Room above the curves for what the rules are called.
+        y_range=(0.0, 1.35 * max(max(layer.y) for layer in layers if isinstance(layer, Line))),
+    )
+    drawings = [Drawing("margin-histogram", Chart([panel]), caption=which)]
+    if len(known) > HISTOGRAMS_SHOWN:
+        return drawings + _overlaid(found, known, which)
+    for group, seen in known:
+        assert seen.cosines is not None
+        title = f"Similarities: {group.label}"
+        bins = 20 + _bins(seen.cosines.target)
+        chart = measured.similarity_histogram.chart(seen.cosines, bins=bins, title=title)
+        name = f"similarities-{_place(found, group) + 1}"
+        caption = "Cosine to the own class and to the hardest other class. " + which
+        drawings.append(Drawing(name, chart, caption=caption, legend=True))
+    return drawings
+
+
+def _overlaid(found: Gathered, known: Sequence[tuple[Group, Seen]], which: str) -> list[Drawing]:
+    drawings = []
+    for part, words in (("target", "own class"), ("hardest", "hardest other class")):
+        values = [getattr(seen.cosines, part).double() for _, seen in known]
+        low = math.floor(10 * min(float(each.min()) for each in values)) / 10
+        high = min(1.0, math.ceil(10 * max(float(each.max()) for each in values)) / 10)
+        layers: list[Layer] = []
+        for (group, _), each in zip(known, values, strict=True):
+            place = _place(found, group)
+            bars = measured.histogram(each, low, high, _bins(each), group.label, place)
+            layers.append(_outline(bars.edges, bars.heights, group, place))
+        title = f"Cosine to the {words}"
+        panel = Panel(layers, title, "cosine", "share of the examples")
+        drawings.append(Drawing(f"cosine-{words.split()[0]}", Chart([panel]), caption=which))
+    return drawings
+
+
+def _bins(values: Tensor) -> int:
+    """Bins that are wide enough for the number of values."""
+    return max(16, min(60, round(len(values) ** 0.5)))
+
+
+def _outline(edges: Sequence[float], heights: Sequence[float], group: Group, place: int) -> Line:
+    middles = [round((a + b) / 2, 6) for a, b in itertools.pairwise(edges)]
+    shown = [float(f"{height:.4g}") for height in heights]
+    return Line(middles, shown, group.label, DASHES[turn(place)], place, group.label)
+
+
+def _seen(found: Gathered) -> list[tuple[Group, Seen]]:
+    return [(g, found.seen[g.label]) for g in found.groups if g.label in found.seen]
+
+
+def chosen_words(known: Sequence[tuple[Group, Seen]]) -> str:
+    """Which run of a group is shown, and how much of it."""
+    seeds = {seen.seed for _, seen in known}
+    words = f"Seed {seeds.pop()} of each." if len(seeds) == 1 else "One seed of each."
+    parts = [(len(seen.labels), seen.total) for _, seen in known if seen.labels is not None]
+    if any(shown < total for shown, total in parts):
+        shown, total = min(parts)
+        words += f" {shown:,} of {total:,} test examples."
+    return words
+
+
+def features(found: Gathered) -> list[Drawing]:
+    """Spheres of three-dimensional features, the plane of two-dimensional ones."""
+    drawings = []
+    known = [(g, s) for g, s in _seen(found) if s.features is not None and s.prototypes is not None]
+    for group, seen in known[:BALLS_SHOWN]:
+        assert seen.features is not None
+        assert seen.labels is not None
+        assert seen.prototypes is not None
+        size = seen.prototypes.shape[1]
+        if size not in (2, 3) or seen.features.shape[1] != size:
+            continue
+        kind = "sphere" if size == 3 else "plane"
+        limit = POINTS_SHOWN if size == 3 else POINTS_SHOWN // 2
+        names = seen.names
+        if size == 3:
+            chart = measured.sphere.chart(
+                seen.prototypes, seen.features, seen.labels, names, limit=limit, title=group.label
+            )
+        else:
+            chart = measured.feature_scatter.chart(
+                seen.features, seen.labels, seen.prototypes, names, limit=limit, title=group.label
+            )
+        shown = min(limit, len(seen.labels))
+        caption = f"Seed {seen.seed}, {shown:,} of {seen.total:,} test examples."
+        name = f"{kind}-{_place(found, group) + 1}"
+        drawings.append(Drawing(name, chart, caption=caption, tall=True, legend=True))
+    return drawings
+
+
+def classes(found: Gathered) -> list[Drawing]:
+    """Accuracy of each class, the worst first."""
+    table = class_accuracies(found)
+    if not table:
+        return []
+    groups = [group for group in found.groups if group.label in table]
+    order = worst_first(table)
+    shown = order[:CLASSES_SHOWN]
+    names = class_names(found, len(next(iter(table.values()))))
+    layers: list[Layer] = []
+    for group in groups:
+        place, values = _place(found, group), table[group.label]
+        known = [(row, values[each]) for row, each in enumerate(shown)]
+        points = [(row, value) for row, value in known if value is not None]
+        layers.append(
+            Points(
+                [value for _, value in points],
+                [row for row, _ in points],
+                group.label,
+                place,
+                6,
+                len(groups) > 1,
+                [f"{names[shown[row]]}, {group.label}: {v:.1f} %" for row, v in points],
+                group=group.label,
+            )
+        )
+    title = "Accuracy of each class"
+    caption = "Mean over seeds, the worst class first."
+    if len(shown) < len(order):
+        caption = f"The worst {len(shown)} of {len(order)} classes; mean over seeds."
+    low = min(value for layer in layers if isinstance(layer, Points) for value in layer.x)
+    x_range = (max(-1.0, low - 3.0), 101.0)
+    rows = [names[each] for each in shown]
+    panel = Panel(layers, title, "%", x_range=x_range, rows=rows)
+    return [Drawing("class-accuracy", Chart([panel]), caption=caption)]
+
+
+def class_names(found: Gathered, count: int) -> list[str]:
+    """Names of the classes, their numbers where runs do not agree on them."""
+    known = {tuple(seen.names) for seen in found.seen.values() if len(seen.names) == count}
+    return list(known.pop()) if len(known) == 1 else [str(place) for place in range(count)]
+
+
+def class_accuracies(found: Gathered) -> dict[str, list[float | None]]:
+    """Mean accuracy of each class over the seeds in percent, by the label of the group."""
+    table: dict[str, list[float | None]] = {}
+    for group in found.groups:
+        rows = []
+        for run in group.runs.values():
+            test = run.final.get("test")
+            values = test.get("per_class_accuracy") if isinstance(test, dict) else None
+            if isinstance(values, list) and values:
+                rows.append([number(value, ()) for value in values])
+        if not rows or len({len(row) for row in rows}) > 1:
+            continue
+        means: list[float | None] = []
+        for column in zip(*rows, strict=True):
+            known = [value for value in column if value is not None]
+            means.append(100 * math.fsum(known) / len(known) if known else None)
+        table[group.label] = means
+    # Groups on other classes are not drawn beside each other.
+    count = class_count(found) or len(next(iter(table.values()), []))
+    return {label: means for label, means in table.items() if len(means) == count}
+
+
+def worst_first(table: dict[str, list[float | None]]) -> list[int]:
+    """Classes by their mean accuracy over all groups; those without an example are left out."""
+    means: list[tuple[float, int]] = []
+    for place, column in enumerate(zip(*table.values(), strict=True)):
+        known = [value for value in column if value is not None]
+        if known:
+            means.append((math.fsum(known) / len(known), place))
+    return [place for _, place in sorted(means)]

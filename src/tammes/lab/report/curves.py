@@ -1,0 +1,224 @@
+"""Charts of training: what was measured after each epoch, one curve for each group."""
+
+import math
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from tammes.lab.record import Run
+from tammes.lab.report.charts import DASHES, Chart, Layer, Line, Panel, Rule, turn
+from tammes.lab.report.gathered import Gathered
+from tammes.lab.statistics import Group
+
+SEEDS_SHOWN = 8
+"""Groups up to which every seed has a curve of its own."""
+_ENDS_SHOWN = 4
+"""Groups up to which the shortest and longest prototypes are drawn."""
+_POINTS = 400
+"""Points of a curve; a longer one is thinned out."""
+
+
+@dataclass(frozen=True)
+class Drawing:
+    """A chart with what a page says of it.
+
+    Attributes:
+        name: of its file.
+        chart: what is drawn.
+        title: of the figure; by default that of each panel.
+        caption: what it shows.
+        tall: whether it needs more height.
+        legend: whether it has one of its own, in place of that of the page.
+    """
+
+    name: str
+    chart: Chart
+    title: str = ""
+    caption: str = ""
+    tall: bool = False
+    legend: bool = False
+
+
+@dataclass(frozen=True)
+class _Curve:
+    """A number of each epoch: where it is, and how it is shown."""
+
+    name: str
+    path: tuple[str, ...]
+    title: str
+    y: str
+    caption: str = ""
+    factor: float = 1.0
+
+
+_CURVES = (
+    _Curve("test-accuracy", ("test", "accuracy"), "Test accuracy", "%", factor=100),
+    _Curve("validation-accuracy", ("validation", "accuracy"), "Validation accuracy", "%",
+           "The best epoch is chosen by it.", 100),
+    _Curve("train-accuracy", ("train", "accuracy"), "Training accuracy", "%",
+           "Running mean over the epoch, with augmentation.", 100),
+    _Curve("class-margin", ("prototypes", "class_margin"), "Class margin", "degrees",
+           "Smallest angle between two prototypes."),
+    _Curve("test-sample-margin", ("test", "sample_margin"), "Test sample margin", "cosine",
+           "Own cosine less the hardest other one, mean over the test set."),
+    _Curve("train-sample-margin", ("train", "sample_margin"), "Training sample margin", "cosine",
+           "Running mean over the epoch."),
+    _Curve("train-loss", ("train", "loss"), "Training loss", "loss",
+           "Values of different losses cannot be compared; their course can."),
+    _Curve("test-loss", ("test", "loss"), "Test loss", "loss",
+           "Values of different losses cannot be compared."),
+    _Curve("softmax-bias", ("test", "bias"), "Softmax bias", "ρ̂",
+           "How far the other classes together lift the hardest of them: the margin hidden in the "
+           "softmax, at most log(C − 1)."),
+    _Curve("prototype-norms", ("prototypes", "norm_mean"), "Prototype norms", "norm",
+           "Mean over the classes."),
+    _Curve("learning-rate", ("lr",), "Learning rate", "rate"),
+)  # fmt: skip
+
+
+def training(found: Gathered) -> list[Drawing]:
+    """Charts of everything that was measured after each epoch."""
+    drawings = []
+    for curve in _CURVES:
+        marks = _marks(found, curve.name)
+        drawing = _draw(found, curve, _reader(found, curve.path, curve.factor), marks)
+        drawings += [] if drawing is None else [drawing]
+    drawings += _terms(found)
+    speed = _Curve("images-per-second", (), "Speed", "images/s", "While training, test excluded.")
+    drawing = _draw(found, speed, _speed(found), [])
+    return drawings + ([] if drawing is None else [drawing])
+
+
+def number(row: Any, path: Sequence[str]) -> float | None:
+    """A number within nested objects; None where it is not there or not finite."""
+    for part in path:
+        row = row.get(part) if isinstance(row, Mapping) else None
+    if isinstance(row, bool) or not isinstance(row, int | float) or not math.isfinite(row):
+        return None
+    return float(row)
+
+
+Series = dict[int, float]
+"""Values by epoch."""
+
+
+def _reader(found: Gathered, path: Sequence[str], factor: float = 1.0) -> Callable[[Run], Series]:
+    def read(run: Run) -> Series:
+        rows = found.metrics[run.folder]
+        values = {row["epoch"]: number(row, path) for row in rows}
+        return {epoch: factor * value for epoch, value in values.items() if value is not None}
+
+    return read
+
+
+def _speed(found: Gathered) -> Callable[[Run], Series]:
+    def read(run: Run) -> Series:
+        rows = found.timing[run.folder]
+        values = {row["epoch"]: number(row, ("images_per_second",)) for row in rows}
+        return {epoch: value for epoch, value in values.items() if value is not None}
+
+    return read
+
+
+def _draw(
+    found: Gathered, curve: _Curve, read: Callable[[Run], Series], marks: Sequence[Layer]
+) -> Drawing | None:
+    layers: list[Layer] = []
+    for place, group in enumerate(found.groups):
+        layers += _lines(group, place, read, len(found.groups) <= SEEDS_SHOWN)
+        if curve.name == "prototype-norms" and len(found.groups) <= _ENDS_SHOWN:
+            for end in ("norm_min", "norm_max"):
+                layers += _lines(group, place, _reader(found, ("prototypes", end)), False, True)
+    if not layers:
+        return None
+    panel = Panel([*layers, *marks], curve.title, "epoch", curve.y)
+    caption = curve.caption
+    if curve.name == "prototype-norms" and len(found.groups) <= _ENDS_SHOWN:
+        caption += " Thin lines below and above: the shortest and the longest."
+    return Drawing(curve.name, Chart([panel]), caption=caption)
+
+
+def _lines(
+    group: Group, place: int, read: Callable[[Run], Series], seeds: bool, thin: bool = False
+) -> list[Layer]:
+    """The mean over the finished runs, and thin lines for single ones."""
+    finished = [series for series in map(read, group.runs.values()) if series]
+    stopped = [series for series in map(read, group.stopped) if series]
+    dash = DASHES[turn(place)]
+    lines: list[Layer] = []
+    if seeds and len(finished) > 1:
+        lines += [_line(each, "", place, group.label, thin=True) for each in finished]
+    if seeds or not finished:
+        lines += [_line(each, "", place, group.label, "dotted", thin=True) for each in stopped]
+    if finished:
+        # Every finished run has the same epochs; of what differs, only the common ones.
+        epochs = sorted(set.intersection(*map(set, finished)))
+        mean = {e: math.fsum(each[e] for each in finished) / len(finished) for e in epochs}
+        lines.append(_line(mean, group.label, place, group.label, dash, thin=thin))
+    return lines
+
+
+def _line(
+    series: Series, name: str, place: int, group: str, dash: Any = "solid", *, thin: bool = False
+) -> Line:
+    epochs = sorted(series)
+    if len(epochs) > _POINTS:
+        step = (len(epochs) - 1) / (_POINTS - 1)
+        epochs = [epochs[round(step * each)] for each in range(_POINTS)]
+    values = [float(f"{series[epoch]:.6g}") for epoch in epochs]
+    return Line(epochs, values, name, dash, place, group, thin)
+
+
+def _terms(found: Gathered) -> list[Drawing]:
+    """The terms of losses that have several, each group in a figure of its own."""
+    drawings = []
+    for place, group in enumerate(found.groups):
+        rows = [row for run in group.runs.values() for row in found.metrics[run.folder]]
+        names = dict.fromkeys(
+            name for row in rows if isinstance(row.get("terms"), Mapping) for name in row["terms"]
+        )
+        if len(names) < 2:
+            continue
+        layers: list[Layer] = []
+        for number_of_term, name in enumerate(names):
+            read = _reader(found, ("terms", name))
+            for line in _lines(group, number_of_term, read, False):
+                assert isinstance(line, Line)
+                layers.append(Line(line.x, line.y, name, line.dash, line.color))
+        panel = Panel(layers, f"Terms of {group.label}", "epoch", "value")
+        caption = "Mean over the seeds, before their factors."
+        drawings.append(Drawing(f"terms-{place + 1}", Chart([panel]), caption=caption, legend=True))
+    return drawings
+
+
+def optimum(found: Gathered, key: str) -> tuple[float, bool] | None:
+    """The best value there can be, and whether it is a bound only; None where groups differ."""
+    values = set()
+    for group in found.groups:
+        for run in group.runs.values():
+            best: Any = run.final.get("optimum")
+            value = number(best, (key,))
+            if value is not None:
+                values.add((value, bool(best.get(f"{key}_is_bound"))))
+    return values.pop() if len(values) == 1 else None
+
+
+def class_count(found: Gathered) -> int | None:
+    """How many classes there are, where all groups have as many."""
+    counts = {len(seen.names) for seen in found.seen.values() if seen.names}
+    return counts.pop() if len(counts) == 1 else None
+
+
+def _marks(found: Gathered, name: str) -> list[Layer]:
+    if name == "softmax-bias":
+        classes = class_count(found)
+        if classes is not None and classes > 2:
+            bound = math.log(classes - 1)
+            return [Rule(bound, f"log(C − 1) = {bound:.3f}", "y")]
+    keys = {"class-margin": "class_margin", "train-sample-margin": "sample_margin",
+            "test-sample-margin": "sample_margin"}  # fmt: skip
+    best = optimum(found, keys[name]) if name in keys else None
+    if best is None:
+        return []
+    unit = "°" if name == "class-margin" else ""
+    return [Rule(best[0], f"{'at most' if best[1] else 'optimum'} {best[0]:.4g}{unit}", "y")]

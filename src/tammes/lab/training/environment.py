@@ -1,0 +1,67 @@
+"""What a run ran on: versions, commit, machine, command."""
+
+import os
+import platform
+import shlex
+import subprocess
+import sys
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import Any
+
+import torch
+
+import tammes
+
+
+def environment(device: torch.device, world_size: int) -> dict[str, Any]:
+    """Everything about the surroundings that a result may depend on.
+
+    Args:
+        device: what is computed on.
+        world_size: number of processes.
+    """
+    return {
+        "tammes": tammes.__version__,
+        "torch": torch.__version__,
+        "python": platform.python_version(),
+        "platform": platform.platform(),
+        "device": _device(device),
+        "threads": torch.get_num_threads(),
+        "world_size": world_size,
+        "commit": _commit(),
+        "command": shlex.join([_program(), *sys.argv[1:]]),
+        "started": datetime.now(UTC).isoformat(timespec="seconds"),
+    }
+
+
+def _program() -> str:
+    name = Path(sys.argv[0]).name
+    return "tammes" if name == "__main__.py" else name
+
+
+def _device(device: torch.device) -> str:
+    if device.type == "cuda":
+        return torch.cuda.get_device_name(device)
+    return f"CPU, {os.cpu_count()} cores"
+
+
+def _commit() -> str | None:
+    """Commit of the checkout this package is in, marked where files differ from it."""
+    folder = Path(tammes.__file__).parent
+
+    def git(*arguments: str) -> str | None:
+        try:
+            done = subprocess.run(
+                ["git", "-C", str(folder), *arguments], capture_output=True, text=True, timeout=10
+            )
+        except (OSError, subprocess.TimeoutExpired):
+            return None
+        return done.stdout.strip() if done.returncode == 0 else None
+
+    # An installed package may lie inside of somebody else's checkout.
+    top = git("rev-parse", "--show-toplevel")
+    if top is None or not (Path(top) / "src" / "tammes" / "__init__.py").exists():
+        return None
+    commit = git("rev-parse", "HEAD")
+    return f"{commit} with changes" if git("status", "--porcelain", "-uno") else commit

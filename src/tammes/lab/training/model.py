@@ -1,0 +1,175 @@
+"""From pixels to a loss: augmentation, backbone and criterion as one module."""
+
+from collections.abc import Callable
+from typing import NamedTuple
+
+import torch
+from torch import Tensor, nn
+
+import tammes
+from tammes.heads.head import Head
+from tammes.lab import backbones
+from tammes.lab.config import Config
+from tammes.lab.data import Images
+from tammes.lab.data.augment import Augment
+from tammes.lab.expression import head_text, parse_head, parse_loss, parse_schedules
+from tammes.lab.protocols.classification import examine
+
+IGNORED = -100
+"""Label of rows that only fill up a batch."""
+SEEN = ("count", "loss", "accuracy", "sample_margin")
+"""What :class:`Model` returns sums of, beside its loss."""
+_MEASURED = 20_000
+"""Classes up to which every training batch is measured; beyond, that costs as much as the loss."""
+
+
+class Model(nn.Module):
+    """What is compiled, wrapped for several processes, and saved.
+
+    Args:
+        augment: pixels to images.
+        backbone: images to features.
+        criterion: features to a loss.
+        gather: brings the rows of all processes together, in the order of the global batch. Every
+            process then has the loss of the whole batch, whatever its terms compare.
+        channels_last: how images lie in memory.
+    """
+
+    def __init__(
+        self,
+        augment: Augment,
+        backbone: nn.Module,
+        criterion: tammes.Criterion,
+        *,
+        gather: Callable[[Tensor], Tensor] | None = None,
+        channels_last: bool = False,
+    ) -> None:
+        super().__init__()
+        self.augment, self.backbone, self.criterion = augment, backbone, criterion
+        self.gather, self.channels_last = gather, channels_last
+        self.measures = criterion.head.num_classes <= _MEASURED
+
+    def features(self, pixels: Tensor, index: Tensor, epoch: Tensor | int) -> Tensor:
+        """Features of images, shape ``(N, D)``.
+
+        Args:
+            pixels: uint8, shape ``(N, C, H, W)``.
+            index: identity of each image, which its augmentation is keyed by, shape ``(N,)``.
+            epoch: likewise.
+        """
+        images = self.augment(pixels, index, epoch)
+        if self.channels_last:
+            images = images.contiguous(memory_format=torch.channels_last)
+        features: Tensor = self.backbone(images)
+        return features
+
+    def forward(
+        self, pixels: Tensor, labels: Tensor, index: Tensor, epoch: Tensor | int
+    ) -> tuple[Tensor, Tensor]:
+        """Loss of a batch, and the sums of :data:`SEEN` over it.
+
+        Args:
+            pixels: uint8, shape ``(N, C, H, W)``.
+            labels: shape ``(N,)``; :data:`IGNORED` where a row only fills up.
+            index: see :meth:`features`.
+            epoch: see :meth:`features`.
+        """
+        features = self.features(pixels, index, epoch)
+        if self.gather is not None:
+            features, labels = self.gather(features), self.gather(labels)
+        loss: Tensor = self.criterion(features, labels)
+        return loss, self._seen(loss.detach(), features.detach(), labels)
+
+    def _seen(self, loss: Tensor, features: Tensor, labels: Tensor) -> Tensor:
+        counts = labels != IGNORED
+        count = counts.sum()
+        if not self.measures:
+            nothing = torch.zeros_like(loss)
+            return torch.stack([count.to(loss), loss * count, nothing, nothing])
+        seen = examine(self.criterion.head, features, labels.clamp(min=0))
+        right = (seen.correct & counts).sum()
+        margins = torch.where(counts, seen.margins, 0.0).sum()
+        return torch.stack([count.to(loss), loss * count, right.to(loss), margins.to(loss)])
+
+
+class Parts(NamedTuple):
+    """A model and what the texts of its configuration became.
+
+    Attributes:
+        model: on the CPU.
+        backbone: name and settings of the backbone.
+        augment: what is done to the pixels.
+        head: the head in words.
+        loss: the loss in words.
+    """
+
+    model: Model
+    backbone: str
+    augment: str
+    head: str
+    loss: str
+
+
+def build_model(
+    config: Config, images: Images, *, steps_per_epoch: int, classes: int | None = None
+) -> Parts:
+    """A fresh model for a set of training images; its weights depend on the seed alone.
+
+    Args:
+        config: of the run.
+        images: to train on: their shape, classes, counts, mean and deviation are read.
+        steps_per_epoch: for schedules that are given in epochs.
+        classes: number of classes, if it is not that of the images.
+    """
+    augment_text = resolve_augment(config.augment, images.shape)
+    mean, std = images.mean_std()
+    augment = Augment(augment_text, mean=mean, std=std, shape=images.shape, seed=config.seed)
+    torch.manual_seed(config.seed)
+    # A crop may have changed the size.
+    backbone_text = backbones.resolve(config.backbone, augment.output_shape)
+    backbone = backbones.build(backbone_text, shape=augment.output_shape)
+    loss = parse_loss(config.loss, counts=images.counts())
+    count = classes or len(images.classes)
+    head: Head = parse_head(config.head, loss, int(backbone.num_features), count)
+    criterion = tammes.Criterion(head, loss, ignore_index=IGNORED)
+    for name, schedule in parse_schedules(
+        config.schedules, steps_per_epoch=steps_per_epoch, counts=images.counts()
+    ).items():
+        criterion.schedule(by_hand=None, **{name: schedule})
+    return Parts(
+        Model(augment, backbone, criterion),
+        backbone_text,
+        augment_text,
+        head_text(head),
+        repr(loss),
+    )
+
+
+def resolve_augment(text: str, shape: tuple[int, int, int]) -> str:
+    """What ``auto`` is: nothing for small grey images, crops and flips for photographs."""
+    if text.strip() != "auto":
+        return text
+    channels, height, _ = shape
+    return "none" if channels == 1 else f"pad_crop({max(height // 8, 1)}) + flip()"
+
+
+def parameter_groups(model: Model, config: Config) -> list[dict[str, object]]:
+    """What the optimizer holds, with rates and decays."""
+    groups = model.criterion.param_groups(
+        model.backbone,
+        lr=config.lr,
+        head_lr=config.head_lr,
+        weight_decay=config.weight_decay,
+        head_weight_decay=config.head_weight_decay,
+    )
+    if config.decay_norms:
+        return groups
+    backbone = {id(parameter) for parameter in model.backbone.parameters()}
+    kept: list[dict[str, object]] = []
+    for group in groups:
+        flat = [p for p in group["params"] if id(p) in backbone and p.ndim <= 1]
+        chosen = {id(p) for p in flat}
+        rest = [p for p in group["params"] if id(p) not in chosen]
+        kept += [{**group, "params": rest}] if rest else []
+        kept += [{**group, "params": flat, "weight_decay": 0.0}] if flat else []
+    return kept

@@ -1,0 +1,60 @@
+"""The images of a run: to train on, to choose the best epoch on, to test on."""
+
+from collections.abc import Callable
+from typing import Any
+
+from tammes.lab import data
+from tammes.lab.config import Config
+from tammes.lab.data import Images
+
+
+def prepare_data(
+    config: Config, report: Callable[[str], None] = print
+) -> tuple[Images, Images | None, Images]:
+    """Images to train on, to choose the best epoch on, and to test on.
+
+    The corruptions of the configuration are applied to those to train on only.
+
+    Args:
+        config: of the run.
+        report: is told what is worth knowing about the data.
+    """
+    options: dict[str, Any] = {
+        "size": config.image_size,
+        "skip_corrupt": config.skip_corrupt,
+        # With a source of its own to test on, nothing is set aside of the other.
+        "whole": config.test is not None,
+        "report": report,
+    }
+    training = data.load(config.data, "train", **options)
+    testing = data.load(config.test or config.data, "test", like=training, **options)
+    held_out: Images | None = None
+    if config.validation:
+        training, held_out = data.hold_out(training, config.validation, seed=config.seed)
+    training = data.corrupt(
+        training,
+        fraction=config.fraction,
+        imbalance=config.imbalance,
+        noise=config.noise,
+        seed=config.seed,
+    )
+    return training, held_out, testing
+
+
+def describe_data(training: Images, held_out: Images | None, testing: Images) -> dict[str, Any]:
+    """What ``data.json`` says."""
+    mean, std = training.mean_std()
+    return {
+        "source": training.source,
+        "test_source": testing.source,
+        "classes": list(training.classes),
+        "counts": training.counts(),
+        "train": len(training),
+        "validation": 0 if held_out is None else len(held_out),
+        "test": len(testing),
+        "image": list(training.shape),
+        "mean": mean,
+        "std": std,
+        "digest": training.digest,
+        "test_digest": testing.digest,
+    }
