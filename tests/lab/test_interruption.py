@@ -1,16 +1,16 @@
 """A run that is killed outright, again and again, ends as one that was left alone."""
 
+import multiprocessing
 import random
 import signal
-import subprocess
-import sys
 import time
 
 import pytest
-from lab_runs import SAME
+import torch
+from lab_runs import SAME, train_in_a_process
 
 from tammes.lab.config import Config
-from tammes.lab.record import Run, write_json
+from tammes.lab.record import Run
 from tammes.lab.train import train
 
 CONFIG = Config(
@@ -26,57 +26,62 @@ CONFIG = Config(
 )
 TRIALS = 20
 
-SCRIPT = """
-import json, sys, torch
-from pathlib import Path
-from tammes.lab.config import Config
-from tammes.lab.train import train
-torch.set_num_threads(1)
-print("ready", flush=True)
-train(Config.from_dict(json.loads(Path(sys.argv[1]).read_text())), Path(sys.argv[2]))
-"""
+
+@pytest.fixture(scope="module")
+def processes():
+    """Processes of their own, from a server that has imported already what takes seconds."""
+    context = multiprocessing.get_context("forkserver")
+    context.set_forkserver_preload(["tammes.lab.train", "lightning.fabric", "sklearn.datasets"])
+    return context
+
+
+def start(processes, config, folder):
+    process = processes.Process(target=train_in_a_process, args=(config.to_dict(), str(folder)))
+    process.start()
+    return process
+
+
+def finish(processes, config, folder):
+    process = start(processes, config, folder)
+    process.join()
+    assert process.exitcode == 0
+    return Run(folder)
+
+
+def assert_same(one, two, trial=""):
+    for name in SAME:
+        assert (one.folder / name).read_bytes() == (two.folder / name).read_bytes(), (trial, name)
 
 
 @pytest.mark.slow
-def test_a_run_killed_at_random_moments_ends_in_the_same_bits(tmp_path):
-    write_json(tmp_path / "config.json", CONFIG.to_dict())
-    command = [sys.executable, "-c", SCRIPT, str(tmp_path / "config.json")]
-
+def test_a_run_killed_at_random_moments_ends_in_the_same_bits(tmp_path, processes):
+    finish(processes, CONFIG.replace(epochs=1), tmp_path / "first")
     began = time.monotonic()
-    subprocess.run([*command, str(tmp_path / "whole")], check=True, stdout=subprocess.DEVNULL)
-    whole, length = Run(tmp_path / "whole"), time.monotonic() - began
+    whole = finish(processes, CONFIG, tmp_path / "whole")
+    length = time.monotonic() - began
 
     moments = random.Random(0)
-    killed = 0
+    endings = []
     for trial in range(TRIALS):
         folder = tmp_path / f"trial{trial}"
         # Twice, so that a run that went on is killed as well.
         for _ in range(2):
-            with subprocess.Popen([*command, str(folder)], stdout=subprocess.PIPE) as process:
-                process.stdout.readline()
-                time.sleep(moments.uniform(0.0, 0.6 * length))
-                process.send_signal(signal.SIGKILL)
-            killed += process.returncode == -signal.SIGKILL
-        subprocess.run([*command, str(folder)], check=True, stdout=subprocess.DEVNULL)
-        for name in SAME:
-            theirs, ours = (folder / name).read_bytes(), (whole.folder / name).read_bytes()
-            assert theirs == ours, (trial, name)
-    assert killed >= TRIALS
+            process = start(processes, CONFIG, folder)
+            time.sleep(moments.uniform(0.0, 0.7 * length))
+            process.kill()
+            process.join()
+            endings.append(process.exitcode)
+        assert_same(finish(processes, CONFIG, folder), whole, trial)
+    assert endings.count(-signal.SIGKILL) >= TRIALS
 
 
-def test_a_run_in_this_process_is_that_of_another_one(tmp_path):
+def test_a_run_in_this_process_is_that_of_another_one(tmp_path, processes):
     """The trials above compare processes; this one says that a process is nothing special."""
     config = CONFIG.replace(epochs=1)
-    write_json(tmp_path / "config.json", config.to_dict())
-    command = [sys.executable, "-c", SCRIPT, str(tmp_path / "config.json")]
-    subprocess.run([*command, str(tmp_path / "other")], check=True, stdout=subprocess.DEVNULL)
-    import torch
-
+    other = finish(processes, config, tmp_path / "other")
     threads = torch.get_num_threads()
     torch.set_num_threads(1)
     try:
-        run = train(config, tmp_path / "here")
+        assert_same(train(config, tmp_path / "here"), other)
     finally:
         torch.set_num_threads(threads)
-    for name in SAME:
-        assert (run.folder / name).read_bytes() == (tmp_path / "other" / name).read_bytes(), name

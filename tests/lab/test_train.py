@@ -9,6 +9,7 @@ import torch
 from lab_runs import SAME
 
 from tammes.lab import train as training
+from tammes.lab.atomic import alone
 from tammes.lab.config import Config
 from tammes.lab.record import RecordError, Run
 from tammes.lab.train import TrainingError, train
@@ -304,7 +305,26 @@ def test_a_schedule_goes_on_where_it_was(tmp_path):
 def test_a_run_that_cannot_be_is_refused_in_a_sentence(tmp_path, settings, sentence):
     with pytest.raises(ValueError, match=sentence):
         train(SMALL.replace(**settings), tmp_path / "run")
-    assert not (tmp_path / "run" / "config.json").exists()
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_two_processes_do_not_train_one_run(tmp_path):
+    with (
+        alone(tmp_path / "run", "no"),
+        pytest.raises(ValueError, match="another process is training this run"),
+    ):
+        train(SMALL, tmp_path / "run")
+
+
+def test_a_gpu_without_enough_memory_is_said_in_a_sentence(tmp_path, monkeypatch):
+    def full(*_):
+        raise torch.OutOfMemoryError("CUDA out of memory. Tried to allocate 2.00 GiB. And more.")
+
+    monkeypatch.setattr(training.Step, "_work", full)
+    sentence = r"too little memory.*batch_size.*\(CUDA out of memory\)$"
+    with pytest.raises(TrainingError, match=sentence):
+        train(SMALL, tmp_path / "run")
+    assert Run(tmp_path / "run").failure["kind"] == "out of memory"
 
 
 def test_a_record_is_plain_files(whole):

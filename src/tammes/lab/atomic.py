@@ -1,9 +1,11 @@
-"""Write files so that a reader never sees half of one."""
+"""Write files so that a reader never sees half of one, and folders so that only one does."""
 
 import contextlib
 import os
 import secrets
+from collections.abc import Iterator
 from pathlib import Path
+from typing import IO
 
 
 def write_atomically(path: str | os.PathLike[str], data: bytes) -> None:
@@ -35,3 +37,45 @@ def write_atomically(path: str | os.PathLike[str], data: bytes) -> None:
             with contextlib.suppress(OSError):
                 folder.rmdir()
         raise
+
+
+@contextlib.contextmanager
+def alone(folder: Path, otherwise: str) -> Iterator[None]:
+    """Have a folder to oneself; the lock goes with the process, however that ends.
+
+    A folder that was made for it, and that nothing was written to, is taken away again.
+
+    Args:
+        folder: made if it is missing.
+        otherwise: what is said where another process has it.
+
+    Raises:
+        ValueError: another process has it.
+    """
+    made = [parent for parent in (folder, *folder.parents) if not parent.exists()]
+    folder.mkdir(parents=True, exist_ok=True)
+    lock = folder / ".lock"
+    try:
+        with open(lock, "w") as file:
+            if not _locked(file):
+                raise ValueError(f"{folder}: {otherwise}")
+            yield
+    finally:
+        if made and [*folder.iterdir()] == [lock]:
+            # Nothing came of it.
+            lock.unlink()
+            for path in made:
+                path.rmdir()
+
+
+def _locked(file: IO[str]) -> bool:
+    try:
+        import fcntl
+    except ImportError:
+        # No such locks on this system.
+        return True
+    try:
+        fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except OSError:
+        return False
+    return True

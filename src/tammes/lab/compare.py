@@ -7,12 +7,13 @@ that was interrupted goes on, and one that fails does not stop the others.
 import contextlib
 import os
 import sys
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 import torch
 
+from tammes.lab.atomic import alone
 from tammes.lab.config import Config
 from tammes.lab.engines import Cell, Emit, Result, places, run_cells
 from tammes.lab.engines.board import Board
@@ -61,7 +62,7 @@ def compare(
     if int(os.environ.get("WORLD_SIZE", 1)) > 1:
         raise ValueError("compare starts its own processes, and is not to be run by torchrun")
     at = places(len(configs), workers, accelerator=config.accelerator)
-    with _alone(folder):
+    with alone(folder, "another comparison is at work in it"):
         for text, head in check(configs, report).items():
             report(f"{text}: {head}")
         cells = [Cell(_name(each), folder / each.folder, {"config": each.to_dict()})
@@ -182,22 +183,6 @@ def writable(folder: Path) -> Path:
             "choose another folder with --out"
         ) from None
     return folder
-
-
-@contextlib.contextmanager
-def _alone(folder: Path) -> Iterator[None]:
-    """Two comparisons in one folder would train the same cells at the same time."""
-    try:
-        import fcntl
-    except ImportError:
-        yield
-        return
-    with open(folder / ".lock", "w") as file:
-        try:
-            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except OSError:
-            raise ValueError(f"{folder}: another comparison is at work in it") from None
-        yield
 
 
 def _is_open(run: Run, retry_failed: bool) -> bool:

@@ -17,7 +17,9 @@ Precision = Literal["fp32", "bf16", "fp16"]
 Optimizer = Literal["sgd", "adam", "adamw"]
 Choice = Literal["auto", "on", "off"]
 
-_ONLY_HOW = frozenset({"name", "accelerator", "workers", "save_every", "save_steps", "loggers"})
+_ONLY_HOW = frozenset(
+    {"name", "accelerator", "memory", "workers", "save_every", "save_steps", "loggers"}
+)
 """Fields that say how a run is carried out, and leave its result alone."""
 
 
@@ -62,7 +64,8 @@ class Config:
         graphs: record the step as a CUDA graph: ``on``, ``off``, or ``auto``, wherever it can be.
         deterministic: choose deterministic algorithms on a GPU; the CPU always is.
         accelerator: ``auto``, ``cpu`` or ``cuda``.
-        workers: processes that read images which do not fit in memory.
+        memory: GiB of pixels to hold on the device; of a larger set images are read one by one.
+        workers: processes that read such images.
         evaluate_every: epochs between two tests.
         save_every: epochs between two checkpoints.
         save_steps: steps between two checkpoints within an epoch; 0 for none.
@@ -107,6 +110,7 @@ class Config:
     graphs: Choice = "auto"
     deterministic: bool = False
     accelerator: str = "auto"
+    memory: float = 4.0
     workers: int = 4
 
     evaluate_every: int = 1
@@ -198,7 +202,7 @@ class Config:
 
 _AT_LEAST = {
     "image_size": 1, "batch_size": 1, "epochs": 1, "momentum": 0, "weight_decay": 0,
-    "head_weight_decay": 0, "warmup": 0, "warmup_start": 0, "clip": 0, "workers": 0,
+    "head_weight_decay": 0, "warmup": 0, "warmup_start": 0, "clip": 0, "memory": 0, "workers": 0,
     "evaluate_every": 1, "save_every": 1, "save_steps": 0, "seed": 0,
 }  # fmt: skip
 _ONE_OF = {

@@ -1,6 +1,6 @@
 """Train one model: data, network, criterion, a loop, a record.
 
-Read it from top to bottom: :func:`train` is the whole course of a run. A run that was interrupted,
+Read it from top to bottom: :func:`_train` is the whole course of a run. A run that was interrupted,
 however roughly, goes on from its last checkpoint and ends in the same weights and the same record
 as one that was not: order and augmentation are keyed by seed, epoch and image, dropout by seed and
 step, and everything else is in the checkpoint.
@@ -8,12 +8,14 @@ step, and everything else is in the checkpoint.
 
 import json
 import time
+from contextlib import nullcontext
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
 import torch
 
+from tammes.lab.atomic import alone
 from tammes.lab.config import Config
 from tammes.lab.data import Images
 from tammes.lab.data.samplers import TABLE as SAMPLERS
@@ -25,7 +27,7 @@ from tammes.lab.training.environment import environment
 from tammes.lab.training.feed import Feed
 from tammes.lab.training.machine import gather_rows, start, uses_graphs
 from tammes.lab.training.model import Model, build_model
-from tammes.lab.training.outcome import evaluate, finish
+from tammes.lab.training.outcome import Outcome, evaluate, finish
 from tammes.lab.training.preparation import describe_data, prepare_data
 from tammes.lab.training.progress import Progress
 from tammes.lab.training.rates import learning_rate
@@ -86,9 +88,22 @@ def train(config: Config, folder: Path, *, progress: Progress | None = None) -> 
     if _same_run(run, config) and run.status == "done":
         return run
     fabric = start(config, folder)
-    if not fabric.is_global_zero:
-        progress = Progress()
+    first = fabric.is_global_zero
+    with alone(folder, "another process is training this run") if first else nullcontext():
+        try:
+            _train(fabric, config, folder, progress if first else Progress())
+        except torch.OutOfMemoryError as error:
+            raise _failed(
+                folder,
+                "out of memory",
+                "the GPU has too little memory for this run; a smaller batch_size or "
+                f"precision bf16 may do ({str(error).split('. ')[0]})",
+            ) from error
+    return Run(folder)
 
+
+def _train(fabric: Any, config: Config, folder: Path, progress: Progress) -> None:
+    """The course of a run, from its data to its record."""
     training, held_out, testing = prepare_data(config, progress.say)
     sampler = build(
         config.sampler,
@@ -116,18 +131,20 @@ def train(config: Config, folder: Path, *, progress: Progress | None = None) -> 
     step = Step(fabric, module, model, optimizer, config, graphs=graphs, report=progress.say)
 
     checkpoints = Checkpoints(folder / "checkpoints", progress.say)
-    state = _restore(checkpoints.load_last(), fabric, model, optimizer, step)
+    with fabric.rank_zero_first():
+        # The first process puts a damaged one aside, before the others look.
+        saved = checkpoints.load_last()
+    state = _restore(saved, fabric, model, optimizer, step)
     if fabric.is_global_zero:
-        folder.mkdir(parents=True, exist_ok=True)
         (folder / "failure.json").unlink(missing_ok=True)
         write_json(folder / "config.json", config.to_dict())
         write_json(folder / "data.json", describe_data(training, held_out, testing))
         around = environment(fabric.device, fabric.world_size)
-        write_json(folder / "environment.json", around | _described(parts))
+        write_json(folder / "environment.json", around | parts.described())
         used = {"index": training.index, "labels": training.labels}
         write_tensors(folder / "subset.safetensors", used)
         write_lines(folder / "metrics.jsonl", state.history)
-    timing = [row for row in run.timing if row["epoch"] <= state.epoch]
+    timing = [row for row in Run(folder).timing if row["epoch"] <= state.epoch]
     if state.step:
         progress.say(f"{folder}: going on at epoch {state.epoch + 1}, step {state.step + 1}")
 
@@ -144,6 +161,7 @@ def train(config: Config, folder: Path, *, progress: Progress | None = None) -> 
         for name, images in (("validation", held_out), ("test", testing))
         if images is not None
     }
+    outcomes: dict[str, Outcome] = {}
     look = 1 if fabric.device.type == "cpu" else _LOOK
     length = -(-sampler.batch_size // fabric.world_size) if fabric.world_size > 1 else None
     progress.begin(epochs=config.epochs, steps=len(sampler), done=state.epoch)
@@ -170,8 +188,8 @@ def train(config: Config, folder: Path, *, progress: Progress | None = None) -> 
             row = _row(step, state, rate(state.step - 1), model)
             last = state.epoch == config.epochs
             if last or state.epoch % config.evaluate_every == 0:
-                for name, source in feeds.items():
-                    row[name] = evaluate(fabric, model, source).measures
+                outcomes = {name: evaluate(fabric, model, each) for name, each in feeds.items()}
+                row |= {name: outcome.measures for name, outcome in outcomes.items()}
             state.history.append(row)
             step.sums.zero_()
             timing.append(
@@ -199,11 +217,11 @@ def train(config: Config, folder: Path, *, progress: Progress | None = None) -> 
         model.load_state_dict(checkpoints.load_best(state.best[1])["model"])
         chosen = "best epoch on the validation images"
         row = next(row for row in state.history if row["step"] == state.best[1])
-    outcomes = {name: evaluate(fabric, model, source) for name, source in feeds.items()}
+    if state.best is not None or not outcomes:
+        outcomes = {name: evaluate(fabric, model, each) for name, each in feeds.items()}
     if fabric.is_global_zero:
         finish(folder, model, testing, outcomes, row, chosen=chosen)
     fabric.barrier()
-    return Run(folder)
 
 
 def _same_run(run: Run, config: Config) -> bool:
@@ -218,20 +236,6 @@ def _same_run(run: Run, config: Config) -> bool:
                 "give this one a folder of its own"
             )
     return True
-
-
-def _described(parts: Any) -> dict[str, Any]:
-    backbone = parts.model.backbone
-    return {
-        "backbone": {
-            "name": parts.backbone,
-            "parameters": sum(p.numel() for p in backbone.parameters()),
-            "num_features": int(backbone.num_features),
-        },
-        "augment": parts.augment,
-        "head": parts.head,
-        "loss": parts.loss,
-    }
 
 
 def _snapshot(
@@ -299,10 +303,14 @@ def _stop_if_not_finite(step: Step, sampler: Any, training: Images, folder: Path
         f"the loss was not finite at step {number + 1}, epoch {epoch + 1}, in {named}; the last "
         f"checkpoint is from before it, and failure.json in {folder} names the images of the batch"
     )
-    found = {"kind": "not finite", "message": message, "step": number + 1, "epoch": epoch + 1}
-    if step.fabric.is_global_zero:
-        write_json(folder / "failure.json", {**found, "terms": terms, "batch": batch})
-    raise TrainingError(message)
+    where = {"step": number + 1, "epoch": epoch + 1, "terms": terms, "batch": batch}
+    raise _failed(folder, "not finite", message, **where)
+
+
+def _failed(folder: Path, kind: str, message: str, **known: Any) -> TrainingError:
+    """Write down why a run stops; what comes back is to be raised."""
+    write_json(folder / "failure.json", {"kind": kind, "message": message, **known})
+    return TrainingError(message)
 
 
 def _show(progress: Progress, step: Step, state: State, began: float, before: float) -> None:

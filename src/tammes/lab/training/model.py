@@ -1,7 +1,7 @@
 """From pixels to a loss: augmentation, backbone and criterion as one module."""
 
 from collections.abc import Callable
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor, nn
@@ -108,6 +108,20 @@ class Parts(NamedTuple):
     augment: str
     head: str
     loss: str
+
+    def described(self) -> dict[str, Any]:
+        """What ``environment.json`` says of it."""
+        backbone = self.model.backbone
+        return {
+            "backbone": {
+                "name": self.backbone,
+                "parameters": sum(p.numel() for p in backbone.parameters()),
+                "num_features": int(backbone.num_features),  # type: ignore[arg-type]
+            },
+            "augment": self.augment,
+            "head": self.head,
+            "loss": self.loss,
+        }
 
 
 def build_model(

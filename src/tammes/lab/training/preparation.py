@@ -22,6 +22,7 @@ def prepare_data(
     options: dict[str, Any] = {
         "size": config.image_size,
         "skip_corrupt": config.skip_corrupt,
+        "memory": int(config.memory * 2**30),
         # With a source of its own to test on, nothing is set aside of the other.
         "whole": config.test is not None,
         "report": report,
