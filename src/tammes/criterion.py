@@ -43,8 +43,8 @@ class Criterion(nn.Module):
             A batch in which nothing counts has mean zero.
         ignore_index: examples with this label count for nothing.
         class_weights: weight of each class's examples, shape ``(C,)``.
-        validate: check the values of labels and features on an accelerator too, which waits for
-            it. On the CPU they are always checked.
+        validate: where the values of labels and features are checked: on the CPU; with ``True`` on
+            an accelerator too, which waits for it; with ``None`` nowhere.
         implementation: of the head, if it is to be changed: ``"auto"``, ``"dense"`` or
             ``"streamed"``.
 
@@ -73,7 +73,7 @@ class Criterion(nn.Module):
         reduction: Reduction = "mean",
         ignore_index: int = -100,
         class_weights: Sequence[float] | Tensor | None = None,
-        validate: bool = False,
+        validate: bool | None = False,
         implementation: Implementation | None = None,
     ) -> None:
         super().__init__()
@@ -197,7 +197,8 @@ class Criterion(nn.Module):
                 f"got {features.device}"
             )
         # Values are looked at in plain eager mode only, and where that does not wait for a GPU.
-        if not tracing and (self.validate or features.device.type == "cpu"):
+        wanted = self.validate or features.device.type == "cpu"
+        if not tracing and wanted and self.validate is not None:
             check_values(name, features, labels.long(), self.head.num_classes, self.ignore_index)
 
     def _remember(self, hook: str, batch: Batch, tracing: bool) -> None:

@@ -35,7 +35,7 @@ class Options(TypedDict, total=False):
     reduction: Reduction
     ignore_index: int
     class_weights: Sequence[float] | Tensor | None
-    validate: bool
+    validate: bool | None
     implementation: Implementation | None
 
 

@@ -1,5 +1,9 @@
 """What tests of runs share."""
 
+import contextlib
+import subprocess
+import sys
+
 SAME = (
     "config.json",
     "data.json",
@@ -25,3 +29,23 @@ def train_in_a_process(values, folder):
 
     torch.set_num_threads(1)
     train(Config.from_dict(values), Path(folder))
+
+
+_HOLD = """
+import sys
+from pathlib import Path
+from tammes.lab.atomic import alone
+with alone(Path(sys.argv[1]), "no"):
+    print("mine", flush=True)
+    sys.stdin.read()
+"""
+
+
+@contextlib.contextmanager
+def held_by_another_process(folder):
+    """Another process has a folder to itself; it is killed in the end."""
+    command = [sys.executable, "-c", _HOLD, str(folder)]
+    with subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE) as other:
+        assert other.stdout.readline() == b"mine\n"
+        yield
+        other.kill()

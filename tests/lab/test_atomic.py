@@ -1,20 +1,9 @@
 """Files that are there as a whole, and folders that one process has to itself."""
 
-import subprocess
-import sys
-
 import pytest
+from lab_runs import held_by_another_process
 
-from tammes.lab.atomic import alone, write_atomically
-
-HOLD = """
-import sys
-from pathlib import Path
-from tammes.lab.atomic import alone
-with alone(Path(sys.argv[1]), "no"):
-    print("mine", flush=True)
-    sys.stdin.read()
-"""
+from tammes.lab.atomic import alone, clear_leftovers, write_atomically
 
 
 def test_a_file_that_cannot_be_written_leaves_the_old_one_and_nothing_else(tmp_path, monkeypatch):
@@ -43,12 +32,12 @@ def test_folders_made_in_vain_are_taken_away(tmp_path, monkeypatch):
 
 def test_only_one_process_has_a_folder(tmp_path):
     folder = tmp_path / "run"
-    command = [sys.executable, "-c", HOLD, str(folder)]
-    with subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE) as other:
-        assert other.stdout.readline() == b"mine\n"
-        with pytest.raises(ValueError, match=r"run: taken$"), alone(folder, "taken"):
-            pass
-        other.kill()
+    with (
+        held_by_another_process(folder),
+        pytest.raises(ValueError, match=r"run: taken$"),
+        alone(folder, "taken"),
+    ):
+        pass
     # A process that was killed holds nothing.
     with alone(folder, "taken"):
         pass
@@ -68,3 +57,10 @@ def test_a_folder_that_was_there_or_was_written_to_stays(tmp_path):
     with alone(tmp_path / "new", "taken"):
         (tmp_path / "new" / "x").touch()
     assert sorted(path.name for path in tmp_path.iterdir()) == ["new", "there"]
+
+
+def test_what_killed_processes_had_begun_is_taken_away_and_nothing_else(tmp_path):
+    for name in (".metrics.jsonl.deadbeef", ".lock", "metrics.jsonl", ".hidden"):
+        (tmp_path / name).touch()
+    clear_leftovers(tmp_path)
+    assert {path.name for path in tmp_path.iterdir()} == {".lock", "metrics.jsonl", ".hidden"}

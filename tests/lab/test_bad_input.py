@@ -499,37 +499,45 @@ def fill(monkeypatch, how, smallest=0):
     return lambda: monkeypatch.setattr(os, "fsync", sync)
 
 
-@pytest.mark.parametrize(
+FULL = pytest.mark.parametrize(
     ("how", "reason"), [("space", "No space left on device"), ("limit", "File too large")]
 )
-def test_a_disk_that_fills_up_keeps_the_last_checkpoint_and_the_run_is_finished_later(
-    pictures, tmp_path, capsys, monkeypatch, how, reason
+
+
+@FULL
+@pytest.mark.parametrize(
+    ("room", "what"), [(0, "metrics.jsonl"), (20_000, "checkpoints")], ids=["lines", "checkpoint"]
+)
+def test_a_disk_that_fills_up_keeps_what_was_there_and_the_run_is_finished_later(
+    pictures, tmp_path, capsys, monkeypatch, how, reason, room, what
 ):
+    """With a little room the lines of an epoch are still written, and its checkpoint is not."""
     words = ["train", "--data", str(pictures), *SHORT]
     assert main([*words, "--folder", str(tmp_path / "whole")]) == 0
     capsys.readouterr()
-    folder, shown, room = tmp_path / "run", Lines.epoch, []
+    folder, shown, kept, undo = tmp_path / "run", Lines.epoch, {}, []
 
     def fill_up(self, row, **values):
         shown(self, row, **values)
         if row["epoch"] == 2:
-            kept.update({path: path.read_bytes() for path in checkpoints.iterdir()})
-            # Enough for the lines of metrics, not for a checkpoint.
-            room.append(fill(monkeypatch, how, smallest=20_000))
+            kept.update({path: path.read_bytes() for path in written(folder)})
+            undo.append(fill(monkeypatch, how, smallest=room))
 
-    kept, checkpoints = {}, folder / "checkpoints"
     monkeypatch.setattr(Lines, "epoch", fill_up)
     try:
         said = sentence(capsys, *words, "--folder", folder)
     finally:
-        for make_room in room:
+        for make_room in undo:
             make_room()
     monkeypatch.setattr(Lines, "epoch", shown)
     assert reason in said
-    assert str(checkpoints) in said
+    assert str(folder / what) in said
     # Nothing half-written beside it, and itself as it was.
-    assert len(kept) == 1
-    assert {path: path.read_bytes() for path in checkpoints.iterdir()} == kept
+    assert written(folder) == {*kept}
+    assert len([path for path in kept if path.parent.name == "checkpoints"]) == 1
+    lines = {folder / "metrics.jsonl", folder / "timing.jsonl"} if room else set()
+    for path in {*kept} - lines:
+        assert path.read_bytes() == kept[path], path
     assert Run(folder).status == "unfinished"
     assert main([*words, "--folder", str(folder)]) == 0
     assert "going on at epoch 2" in capsys.readouterr().err
@@ -537,9 +545,7 @@ def test_a_disk_that_fills_up_keeps_the_last_checkpoint_and_the_run_is_finished_
         assert (folder / name).read_bytes() == (tmp_path / "whole" / name).read_bytes(), name
 
 
-@pytest.mark.parametrize(
-    ("how", "reason"), [("space", "No space left on device"), ("limit", "File too large")]
-)
+@FULL
 def test_a_disk_that_is_full_from_the_start_leaves_no_run(
     pictures, tmp_path, capsys, monkeypatch, how, reason
 ):

@@ -110,8 +110,13 @@ def test_the_best_is_found_by_its_step_and_the_others_can_be_dropped(checkpoints
     assert checkpoints.load_best(1)["step"] == 1
     checkpoints.keep_best(2)
     assert checkpoints.load_best(2)["step"] == 2
-    with pytest.raises(ValueError, match="the best checkpoint, of step 1, is missing or damaged"):
-        checkpoints.load_best(1)
+    assert checkpoints.load_best(1) is None
+
+
+def test_a_damaged_best_is_none(checkpoints):
+    checkpoints.save("best", 1, state(1))
+    files(checkpoints)[0].write_bytes(b"x")
+    assert checkpoints.load_best(1) is None
 
 
 def test_a_checkpoint_holds_no_code(checkpoints, monkeypatch):

@@ -7,9 +7,9 @@ import sys
 
 import pytest
 import torch
+from lab_runs import held_by_another_process
 
 from tammes.lab import compare as command
-from tammes.lab.atomic import alone
 from tammes.lab.cli import main
 from tammes.lab.commands import demo
 from tammes.lab.compare import cells_of, check, compare
@@ -171,7 +171,7 @@ def test_an_old_reason_does_not_outlive_a_new_one(tmp_path, monkeypatch):
 @pytest.mark.usefixtures("unchecked", "here")
 def test_two_comparisons_do_not_work_in_one_folder(log, tmp_path):
     with (
-        alone(tmp_path, "no"),
+        held_by_another_process(tmp_path),
         pytest.raises(ValueError, match="another comparison is at work in it"),
     ):
         compare(SMALL, "softmax", 1, tmp_path)

@@ -59,6 +59,15 @@ def _other(value, name):
     return "other" if isinstance(value, str) else {"test": "x", "image_size": 9}.get(name, 0.5)
 
 
+@pytest.mark.parametrize(
+    ("one", "two"),
+    [("softmax", "softmax()"), ("cosface( margin=.20 )", "cosface(margin=0.2)")],
+)
+def test_the_same_loss_is_the_same_run_however_it_is_written(one, two):
+    assert Config(loss=one).digest == Config(loss=two).digest
+    assert Config(loss=one).loss == one
+
+
 def test_runs_that_differ_in_the_seed_belong_together():
     assert Config(seed=1).group() == Config(seed=2).group()
     assert Config(lr=0.1).group() != Config(lr=0.2).group()

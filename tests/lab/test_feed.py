@@ -72,12 +72,24 @@ def test_an_image_that_cannot_be_read_is_named_in_a_sentence(folder, tmp_path, w
     assert "\n" not in str(caught.value)
 
 
-def test_short_batches_are_filled_up_with_rows_that_count_for_nothing(folder):
-    feed = Feed(data.load(str(folder), "train"), CPU)
-    batches = [torch.tensor([1, 2, 3]), torch.tensor([4]), torch.tensor([], dtype=torch.long)]
-    found = list(feed(batches, fill=3))
-    assert [len(pixels) for pixels, _, _ in found] == [3, 3, 3]
-    assert [(labels == IGNORED).sum().item() for _, labels, _ in found] == [0, 2, 3]
+@pytest.mark.parametrize("count", [1, 2, 3, 4])
+@pytest.mark.parametrize("length", [1, 2, 5, 8])
+def test_shares_are_equally_long_and_every_image_counts_once(folder, length, count):
+    images = data.load(str(folder), "train")
+    feed, batch = Feed(images, CPU), torch.arange(40, 40 + length)
+    shares = [next(feed([batch], rank=rank, world_size=count)) for rank in range(count)]
+    assert {len(pixels) for pixels, _, _ in shares} == {-(-length // count)}
+    counted = torch.cat([index[labels != IGNORED] for _, labels, index in shares])
+    assert torch.equal(counted, batch)
+    # What fills up a share is an image of the batch: its statistics are those of images.
+    assert set(torch.cat([index for _, _, index in shares]).tolist()) == set(batch.tolist())
+
+
+def test_feeding_leaves_the_labels_as_they_are(folder):
+    images = data.load(str(folder), "train")
+    feed = Feed(images, CPU)
+    list(feed([torch.arange(3)], rank=0, world_size=2))
+    assert torch.equal(feed.labels, images.labels)
 
 
 def test_all_processes_together_see_every_image_once(folder):
@@ -94,3 +106,15 @@ def test_all_processes_together_see_every_image_once(folder):
 
 def test_no_batches_are_no_batches(folder):
     assert list(Feed(data.load(str(folder), "test"), CPU)([])) == []
+
+
+@pytest.mark.parametrize(
+    ("count", "size", "batches"),
+    [(5, 2, [2, 3]), (9, 8, [9]), (130, 64, [64, 66]), (136, 64, [64, 64, 8]), (3, 8, [3])],
+)
+def test_a_last_batch_that_is_too_small_joins_the_one_before_it(count, size, batches):
+    sampler = data.samplers.Random(labels=torch.zeros(count), batch_size=size, seed=0)
+    found = list(sampler)
+    assert [len(batch) for batch in found] == batches
+    assert len(sampler) == len(batches)
+    assert torch.equal(torch.cat(found).sort().values, torch.arange(count))

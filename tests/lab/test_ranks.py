@@ -5,9 +5,12 @@ import subprocess
 import sys
 
 import pytest
+import torch
 
 from tammes.lab.config import Config
 from tammes.lab.record import Run, write_json
+from tammes.lab.training.model import build_model
+from tammes.lab.training.preparation import prepare_data
 
 SCRIPT = """
 import json, sys, torch
@@ -22,8 +25,8 @@ CONFIG = Config(
     backbone="mnist_cnn(norm='group', width=0.5)",
     augment="pad_crop(1)",
     epochs=2,
-    # The last batch of an epoch has 27 images: odd, so that the shares of two processes differ.
-    batch_size=60,
+    # The last batch of an epoch has 25 images: odd, so that the shares of two processes differ.
+    batch_size=63,
     accelerator="cpu",
 )
 SLOW = pytest.mark.slow
@@ -47,6 +50,19 @@ def run_with(processes, config, folder):
     )
     assert done.returncode == 0, done.stderr[-3000:]
     return Run(out)
+
+
+@pytest.mark.slow
+def test_batch_normalisation_survives_uneven_batches_and_the_record_is_of_the_kept_model(tmp_path):
+    # The last batch has 39 images: the shares are 19 and 20.
+    config = CONFIG.replace(backbone="mnist_cnn(width=0.5)", batch_size=187, epochs=3, lr=0.05)
+    one, two = run_with(1, config, tmp_path), run_with(2, config, tmp_path)
+    assert two.final["test"]["accuracy"] > one.final["test"]["accuracy"] - 0.05
+    images, _, tests = prepare_data(config)
+    model = build_model(config, images, steps_per_epoch=1).model.eval()
+    model.load_state_dict(two.tensors("model"), strict=False)
+    features = model.features(tests.pixels, tests.index, 0)
+    assert torch.allclose(features, two.tensors("embeddings")["features"], atol=1e-5)
 
 
 def curve(run):

@@ -6,13 +6,14 @@ import shutil
 
 import pytest
 import torch
-from lab_runs import SAME
+from lab_runs import SAME, held_by_another_process
 
+from tammes.lab import data
 from tammes.lab import train as training
-from tammes.lab.atomic import alone
 from tammes.lab.config import Config
 from tammes.lab.record import RecordError, Run
 from tammes.lab.train import TrainingError, train
+from tammes.lab.training.model import load_model
 from tammes.lab.training.progress import Progress
 
 SMALL = Config(data="digits", loss="cosface(margin=0.2)", epochs=3, batch_size=200, lr=0.05)
@@ -96,15 +97,22 @@ def test_the_measures_follow_from_the_embeddings_and_prototypes(whole):
     assert whole.final["test"]["per_class_accuracy"] == pytest.approx(by_class)
 
 
-def test_the_kept_weights_make_the_kept_features(whole):
-    from tammes.lab.training.model import build_model
-    from tammes.lab.training.preparation import prepare_data
+def test_the_model_comes_back_without_its_images_and_makes_the_kept_features(whole):
+    kept, tests = whole.tensors("embeddings"), data.load("digits", "test")
+    model = load_model(whole)
+    features = model.features(tests.pixels)
+    assert torch.allclose(features, kept["features"], atol=1e-5)
+    assert torch.equal(model.criterion.logits(features).argmax(1), kept["predictions"])
 
-    images, _, tests = prepare_data(SMALL)
-    model = build_model(SMALL, images, steps_per_epoch=1).model.eval()
-    model.load_state_dict(whole.tensors("model"), strict=False)
-    features = model.features(tests.pixels, tests.index, 0)
-    assert torch.allclose(features, whole.tensors("embeddings")["features"], atol=1e-5)
+
+@pytest.mark.parametrize("loss", ["ldam()", "large_margin_gaussian()", "center() + softmax()"])
+def test_a_model_with_counts_or_a_memory_comes_back_too(tmp_path, loss):
+    config = SMALL.replace(
+        loss=loss, epochs=1, imbalance="long_tail(5)", augment="resized_crop(0.5, 1.0, size=12)"
+    )
+    run = train(config, tmp_path / "run")
+    features = load_model(run).features(data.load("digits", "test").pixels)
+    assert torch.allclose(features, run.tensors("embeddings")["features"], atol=1e-4)
 
 
 def test_the_same_configuration_gives_the_same_bits(whole, tmp_path):
@@ -193,7 +201,6 @@ def test_a_loss_that_is_not_finite_stops_the_run_and_is_named(tmp_path, monkeypa
         forward(self, pixels, labels, index)
 
     monkeypatch.setattr(training.Step, "_work", poisoned)
-    monkeypatch.setattr("tammes.criterion.check_values", lambda *_: None)
     with pytest.raises(TrainingError, match="not finite at step 10, epoch 2, in cosface"):
         train(config, folder)
     run = Run(folder)
@@ -203,6 +210,108 @@ def test_a_loss_that_is_not_finite_stops_the_run_and_is_named(tmp_path, monkeypa
     assert len(run.failure["batch"]) == 200
     monkeypatch.undo()
     assert_same(train(config, folder), train(config, tmp_path / "undisturbed"))
+
+
+@pytest.mark.parametrize("loss", ["cosface(margin=0.2)", "softmax()", "nca()"])
+def test_a_run_that_diverges_says_so_and_is_not_taken_for_one_to_go_on_with(tmp_path, loss):
+    with pytest.raises(TrainingError, match=r"not finite (at|after) step \d+"):
+        train(SMALL.replace(loss=loss, lr=1e30, weight_decay=0.1), tmp_path / "run")
+    run = Run(tmp_path / "run")
+    assert (run.status, run.failure["kind"]) == ("failed", "not finite")
+    assert run.failure["step"] >= 1
+
+
+def test_weights_that_the_last_step_of_an_epoch_breaks_are_noticed(tmp_path, monkeypatch):
+    work = training.Step._work
+
+    def breaking(self, *batch):
+        work(self, *batch)
+        if int(self.count) == 6:
+            with torch.no_grad():
+                next(self.model.backbone.parameters()).fill_(float("inf"))
+
+    monkeypatch.setattr(training.Step, "_work", breaking)
+    with pytest.raises(TrainingError, match="the weights are not finite after step 7, epoch 1"):
+        train(SMALL, tmp_path / "run")
+    assert not list((tmp_path / "run").glob("checkpoints/*"))
+
+
+def test_a_damaged_best_checkpoint_does_not_end_the_run(tmp_path, monkeypatch):
+    config = SMALL.replace(validation=0.2, lr_schedule="constant()", epochs=4)
+    accuracies = iter([0.5, 0.9, 0.6, 0.7])
+    is_best = training._is_best
+
+    def chosen(row, work):
+        row["validation"]["accuracy"] = next(accuracies)
+        return is_best(row, work)
+
+    monkeypatch.setattr(training, "_is_best", chosen)
+
+    def crash(*_, **__):
+        for path in (tmp_path / "run" / "checkpoints").glob("best-*"):
+            path.write_bytes(b"")
+        raise Stop
+
+    monkeypatch.setattr(training, "finish", crash)
+    with pytest.raises(Stop):
+        train(config, tmp_path / "run")
+    monkeypatch.undo()
+    progress = StopAt()
+    run = train(config, tmp_path / "run", progress=progress)
+    assert run.final["epoch"] == 4
+    assert "best one is missing or damaged" in run.final["chosen"]
+    assert any("best one is missing or damaged" in text for text in progress.said)
+
+
+def test_images_that_have_changed_are_noticed(tmp_path):
+    image = pytest.importorskip("PIL.Image")
+    pictures = tmp_path / "pictures"
+    for place, name in enumerate("ab"):
+        (pictures / name).mkdir(parents=True)
+        for number in range(20):
+            colour = (place * 150, number * 5, 0)
+            image.new("RGB", (16, 16), colour).save(pictures / name / f"{number}.png")
+    config = SMALL.replace(data=str(pictures), batch_size=8, lr=0.01)
+    with pytest.raises(Stop):
+        train(config, tmp_path / "run", progress=StopAt(6))
+    image.new("RGB", (16, 16)).save(pictures / "a" / "new.png")
+    with pytest.raises(RecordError, match=r"was begun with other images of .*pictures"):
+        train(config, tmp_path / "run")
+
+
+def test_runs_on_other_images_are_not_compared(tmp_path):
+    from tammes.lab.compare import compare
+
+    image = pytest.importorskip("PIL.Image")
+    pictures = tmp_path / "pictures"
+    for place, name in enumerate("ab"):
+        (pictures / name).mkdir(parents=True)
+        for number in range(20):
+            image.new("RGB", (16, 16), (place * 150, number * 5, 0)).save(
+                pictures / name / f"{number}.png"
+            )
+    config = SMALL.replace(data=str(pictures), loss="softmax", batch_size=8, epochs=1)
+    train(config, tmp_path / "runs" / config.folder)
+    image.new("RGB", (16, 16)).save(pictures / "a" / "new.png")
+    with pytest.raises(ValueError, match="was trained on other images of"):
+        compare(config, "softmax", 2, tmp_path / "runs", report=lambda text: None)
+
+
+def test_with_very_many_classes_margins_are_left_out_of_the_epochs(tmp_path, monkeypatch):
+    monkeypatch.setattr("tammes.lab.training.model.MEASURED", 5)
+    monkeypatch.setattr(training, "MEASURED", 5)
+    progress = StopAt()
+    run = train(SMALL, tmp_path / "run", progress=progress)
+    assert set(run.metrics[0]["train"]) == {"loss"}
+    assert "class_margin" not in run.metrics[0]["prototypes"]
+    assert run.metrics[0]["terms"] == {"cosface": pytest.approx(run.metrics[0]["train"]["loss"])}
+    assert run.final["prototypes"]["class_margin"] > 0
+
+
+def test_a_last_batch_of_one_image_does_not_stop_a_network_that_normalises_batches(tmp_path):
+    # 1348 images for training: one more than three times 449.
+    run = train(SMALL.replace(batch_size=449, epochs=1), tmp_path / "run")
+    assert run.metrics[0]["step"] == 3
 
 
 def test_a_full_disk_keeps_the_checkpoint_before_and_the_run_goes_on_later(
@@ -310,7 +419,7 @@ def test_a_run_that_cannot_be_is_refused_in_a_sentence(tmp_path, settings, sente
 
 def test_two_processes_do_not_train_one_run(tmp_path):
     with (
-        alone(tmp_path / "run", "no"),
+        held_by_another_process(tmp_path / "run"),
         pytest.raises(ValueError, match="another process is training this run"),
     ):
         train(SMALL, tmp_path / "run")

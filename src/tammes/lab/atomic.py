@@ -30,13 +30,50 @@ def write_atomically(path: str | os.PathLike[str], data: bytes) -> None:
             # Only what has reached the disk may take the place of what was there.
             os.fsync(file.fileno())
         os.replace(temporary, path)
-    except BaseException:
+    except BaseException as error:
         if temporary is not None:
             temporary.unlink(missing_ok=True)
         for folder in made:
             with contextlib.suppress(OSError):
                 folder.rmdir()
+        if isinstance(error, OSError) and error.filename is None:
+            # A full disk does not say which file it was full for.
+            raise OSError(error.errno, error.strerror, str(path)) from error
         raise
+
+
+def clear_leftovers(folder: Path) -> None:
+    """Take away what processes that were killed had begun to write to a folder."""
+    for path in folder.glob(".*.????????"):
+        path.unlink(missing_ok=True)
+
+
+def writable(folder: Path, *, flag: str) -> Path:
+    """A folder that can be written to; one that has to be made for the trial is taken away again.
+
+    Args:
+        folder: that need not be there yet.
+        flag: how the user says which one.
+
+    Raises:
+        ValueError: a sentence that says why not.
+    """
+    probe = folder / f".{secrets.token_hex(4)}"
+    made = [path for path in (folder, *folder.parents) if not path.exists()]
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+        probe.touch()
+        probe.unlink()
+    except OSError as error:
+        raise ValueError(
+            f"{folder} cannot be written to ({error.strerror or error}); "
+            f"choose another folder with {flag}"
+        ) from None
+    finally:
+        for path in made:
+            with contextlib.suppress(OSError):
+                path.rmdir()
+    return folder
 
 
 @contextlib.contextmanager
@@ -63,9 +100,10 @@ def alone(folder: Path, otherwise: str) -> Iterator[None]:
     finally:
         if made and [*folder.iterdir()] == [lock]:
             # Nothing came of it.
-            lock.unlink()
-            for path in made:
-                path.rmdir()
+            with contextlib.suppress(OSError):
+                lock.unlink()
+                for path in made:
+                    path.rmdir()
 
 
 def _locked(file: IO[str]) -> bool:
@@ -75,7 +113,8 @@ def _locked(file: IO[str]) -> bool:
         # No such locks on this system.
         return True
     try:
-        fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        # Of this kind a process that is forked off inherits none.
+        fcntl.lockf(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
     except OSError:
         return False
     return True

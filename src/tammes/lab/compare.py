@@ -6,18 +6,18 @@ that was interrupted goes on, and one that fails does not stop the others.
 
 import contextlib
 import os
-import sys
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 import torch
 
-from tammes.lab.atomic import alone
+from tammes.lab.atomic import alone, writable
 from tammes.lab.config import Config
+from tammes.lab.data.sources import say
 from tammes.lab.engines import Cell, Emit, Result, places, run_cells
 from tammes.lab.engines.board import Board
-from tammes.lab.expression import build, split_list
+from tammes.lab.expression import normal, split_list
 from tammes.lab.record import Run, write_json
 from tammes.lab.training.progress import Progress
 
@@ -58,7 +58,7 @@ def compare(
     """
     report = report or say
     configs = cells_of(config, losses, seeds)
-    folder = writable(Path(out))
+    folder = writable(Path(out), flag="--out")
     if int(os.environ.get("WORLD_SIZE", 1)) > 1:
         raise ValueError("compare starts its own processes, and is not to be run by torchrun")
     at = places(len(configs), workers, accelerator=config.accelerator)
@@ -67,6 +67,7 @@ def compare(
             report(f"{text}: {head}")
         cells = [Cell(_name(each), folder / each.folder, {"config": each.to_dict()})
                  for each in configs]  # fmt: skip
+        _check_images(cells)
         waiting = [cell for cell in cells if _is_open(Run(cell.folder), retry_failed)]
         for cell in cells:
             if cell not in waiting and Run(cell.folder).status == "failed":
@@ -96,8 +97,9 @@ def cells_of(
     texts = [" ".join(text.split()) for text in texts]
     if not texts:
         raise ValueError("losses is expected to name at least one loss, got none")
+    known = [normal(text) for text in texts]
     for text in texts:
-        if texts.count(text) > 1:
+        if known.count(normal(text)) > 1:
             raise ValueError(f"losses is expected to name each loss once, got {text!r} twice")
     if config.name and len(texts) > 1:
         raise ValueError(
@@ -125,17 +127,15 @@ def check(configs: Sequence[Config], report: Callable[[str], None]) -> dict[str,
     Returns:
         The head of each loss, in words.
     """
-    from tammes.lab.data.samplers import TABLE
     from tammes.lab.training.machine import check_machine
     from tammes.lab.training.model import build_model
-    from tammes.lab.training.preparation import prepare_data
+    from tammes.lab.training.preparation import make_sampler, prepare_data
     from tammes.lab.training.rates import learning_rate
 
     first = configs[0]
     check_machine(first)
     training, _, _ = prepare_data(first, report)
-    given = {"labels": training.labels, "batch_size": first.batch_size, "seed": first.seed}
-    sampler = build(first.sampler, TABLE, what="sampler", **given, rank=0, world_size=1)
+    sampler = make_sampler(first, training)
     learning_rate(first, len(sampler))
     heads: dict[str, str] = {}
     with torch.random.fork_rng(devices=[]):
@@ -170,19 +170,24 @@ class _Emitted(Progress):
         self.emit({"what": "epoch", "epoch": row["epoch"], "accuracy": measured["accuracy"]})
 
 
-def writable(folder: Path) -> Path:
-    """A folder that can be written to, made if it is missing; or a sentence that says why not."""
-    try:
-        folder.mkdir(parents=True, exist_ok=True)
-        probe = folder / f".{os.getpid()}"
-        probe.touch()
-        probe.unlink()
-    except OSError as error:
-        raise ValueError(
-            f"{folder} cannot be written to ({error.strerror or error}); "
-            "choose another folder with --out"
-        ) from None
-    return folder
+def _check_images(cells: Sequence[Cell]) -> None:
+    """Refuse to put runs beside each other that were trained on different images."""
+    from tammes.lab.training.preparation import prepare_data
+
+    now: dict[int, tuple[str, str]] = {}
+    for cell in cells:
+        if not (cell.folder / "data.json").exists():
+            continue
+        config = Config.from_dict(cell.payload["config"])
+        if config.seed not in now:
+            training, _, testing = prepare_data(config, lambda text: None)
+            now[config.seed] = (training.digest, testing.digest)
+        then = Run(cell.folder).data
+        if (then.get("digest"), then.get("test_digest")) != now[config.seed]:
+            raise ValueError(
+                f"{cell.folder}: was trained on other images of {config.data} than are there now; "
+                "choose another folder with --out, or remove it"
+            )
 
 
 def _is_open(run: Run, retry_failed: bool) -> bool:
@@ -213,8 +218,3 @@ def _note_failures(results: Sequence[Result]) -> None:
 
 def _name(config: Config) -> str:
     return f"{config.label}, seed {config.seed}"
-
-
-def say(text: str) -> None:
-    """Tell the user something in one line."""
-    print(text, file=sys.stderr, flush=True)

@@ -11,16 +11,21 @@ import json
 import re
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Any, Literal
+from typing import Any, Literal, get_args
+
+from tammes.lab.expression.syntax import normal
 
 Precision = Literal["fp32", "bf16", "fp16"]
 Optimizer = Literal["sgd", "adam", "adamw"]
 Choice = Literal["auto", "on", "off"]
+Accelerator = Literal["auto", "cpu", "cuda"]
 
 _ONLY_HOW = frozenset(
     {"name", "accelerator", "memory", "workers", "save_every", "save_steps", "loggers"}
 )
 """Fields that say how a run is carried out, and leave its result alone."""
+_CALLS = ("loss", "head", "backbone", "augment", "sampler", "lr_schedule", "imbalance", "noise")
+"""Fields that are calls."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -36,7 +41,8 @@ class Config:
             last one.
         fraction: share of the training images to use, the same of every class.
         imbalance: ``long_tail(100)`` or ``step(10)``: largest class over smallest.
-        noise: ``symmetric(0.4)``, ``asymmetric(0.4)`` or ``pair(0.4)``: share of wrong labels.
+        noise: ``symmetric(0.4)``, ``asymmetric(0.4)`` or ``pair(0.4)``: share of wrong labels, of
+            every class that has any.
         skip_corrupt: leave out images that cannot be read, instead of stopping.
         loss: a loss of the algebra, such as ``cosface(margin=0.35) + 0.5*sample_margin()``.
         head: such as ``cosine(scale=30)``; ``auto`` takes the one the loss is made for.
@@ -109,7 +115,7 @@ class Config:
     compile: bool = False
     graphs: Choice = "auto"
     deterministic: bool = False
-    accelerator: str = "auto"
+    accelerator: Accelerator = "auto"
     memory: float = 4.0
     workers: int = 4
 
@@ -121,6 +127,7 @@ class Config:
     name: str = ""
 
     def __post_init__(self) -> None:
+        self._check_numbers()
         for field, low in _AT_LEAST.items():
             value = getattr(self, field)
             if value is not None and not value >= low:
@@ -137,6 +144,18 @@ class Config:
             value = getattr(self, field)
             if value not in known:
                 raise ValueError(f"{field} is expected to be {_either(known)}, got {value!r}")
+
+    def _check_numbers(self) -> None:
+        for field in dataclasses.fields(self):
+            kinds = get_args(field.type) or (field.type,)
+            value = getattr(self, field.name)
+            if value is None and type(None) in kinds:
+                continue
+            number = isinstance(value, int | float) and not isinstance(value, bool)
+            if int in kinds and not (number and isinstance(value, int)):
+                raise ValueError(f"{field.name} is expected to be a whole number, got {value!r}")
+            if float in kinds and not number:
+                raise ValueError(f"{field.name} is expected to be a number, got {value!r}")
 
     @classmethod
     def from_dict(cls, values: Mapping[str, Any]) -> "Config":
@@ -180,7 +199,9 @@ class Config:
 
     def identity(self) -> dict[str, Any]:
         """The fields its result depends on."""
-        return {key: value for key, value in self.to_dict().items() if key not in _ONLY_HOW}
+        kept = {key: value for key, value in self.to_dict().items() if key not in _ONLY_HOW}
+        # The same is the same however it is written.
+        return kept | {key: normal(kept[key]) for key in _CALLS}
 
     def group(self) -> dict[str, Any]:
         """What runs that differ only in their seed have in common."""
@@ -206,10 +227,10 @@ _AT_LEAST = {
     "evaluate_every": 1, "save_every": 1, "save_steps": 0, "seed": 0,
 }  # fmt: skip
 _ONE_OF = {
-    "optimizer": ("sgd", "adam", "adamw"),
-    "precision": ("fp32", "bf16", "fp16"),
-    "accelerator": ("auto", "cpu", "cuda"),
-    "graphs": ("auto", "on", "off"),
+    "optimizer": get_args(Optimizer),
+    "precision": get_args(Precision),
+    "accelerator": get_args(Accelerator),
+    "graphs": get_args(Choice),
 }
 
 

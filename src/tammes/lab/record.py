@@ -16,7 +16,8 @@
 ``checkpoints/``        to go on from; see :mod:`.training.checkpoint`
 ======================  ==========================================================================
 
-Every file is written in one step, and none is a pickle.
+Every file is written in one step. Checkpoints are read with ``weights_only``; no other file could
+hold code at all.
 """
 
 import json
@@ -120,7 +121,7 @@ class Run:
         path = self.folder / name
         try:
             value = json.loads(path.read_bytes())
-        except FileNotFoundError:
+        except (FileNotFoundError, NotADirectoryError):
             raise RecordError(f"{self.folder}: not a run, it has no {name}") from None
         except ValueError as error:
             raise RecordError(f"{path}: damaged ({error})") from error

@@ -14,6 +14,7 @@ from functools import cached_property
 from typing import Any, Literal, TypeAlias
 
 from tammes.lab.config import Config
+from tammes.lab.expression import normal
 from tammes.lab.paired import CONFIDENCE, Difference, Summary, difference, summary
 from tammes.lab.record import RecordError, Run
 
@@ -261,9 +262,11 @@ def _labels(configs: Sequence[Config]) -> list[str]:
 
 
 def _place(baseline: str, labels: Sequence[str]) -> int:
-    for wanted in (baseline, f"{baseline}()"):
-        if wanted in labels:
-            return labels.index(wanted)
+    if baseline in labels:
+        return labels.index(baseline)
+    written = [normal(label) for label in labels]
+    if normal(baseline) in written:
+        return written.index(normal(baseline))
     near = difflib.get_close_matches(baseline, labels, n=1)
     hint = f"did you mean {near[0]!r}?" if near else f"there are {', '.join(map(repr, labels))}"
     raise RecordError(f"no group of runs is called {baseline!r}; {hint}")

@@ -1,6 +1,6 @@
 """Train one model: data, network, criterion, a loop, a record.
 
-Read it from top to bottom: :func:`_train` is the whole course of a run. A run that was interrupted,
+Read it from top to bottom: :func:`train` is the course of a run. A run that was interrupted,
 however roughly, goes on from its last checkpoint and ends in the same weights and the same record
 as one that was not: order and augmentation are keyed by seed, epoch and image, dropout by seed and
 step, and everything else is in the checkpoint.
@@ -8,6 +8,7 @@ step, and everything else is in the checkpoint.
 
 import json
 import time
+from collections.abc import Callable
 from contextlib import nullcontext
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -15,12 +16,10 @@ from typing import Any
 
 import torch
 
-from tammes.lab.atomic import alone
+from tammes.lab.atomic import alone, clear_leftovers
 from tammes.lab.config import Config
-from tammes.lab.data import Images
-from tammes.lab.data.samplers import TABLE as SAMPLERS
-from tammes.lab.expression import build
-from tammes.lab.protocols.classification import measure_prototypes
+from tammes.lab.data.samplers import Sampler
+from tammes.lab.protocols.classification import MEASURED, measure_prototypes
 from tammes.lab.record import RecordError, Run, write_json, write_lines, write_tensors
 from tammes.lab.training.checkpoint import Checkpoints
 from tammes.lab.training.environment import environment
@@ -28,7 +27,7 @@ from tammes.lab.training.feed import Feed
 from tammes.lab.training.machine import gather_rows, start, uses_graphs
 from tammes.lab.training.model import Model, build_model
 from tammes.lab.training.outcome import Outcome, evaluate, finish
-from tammes.lab.training.preparation import describe_data, prepare_data
+from tammes.lab.training.preparation import describe_data, make_sampler, prepare_data
 from tammes.lab.training.progress import Progress
 from tammes.lab.training.rates import learning_rate
 from tammes.lab.training.step import Step, make_optimizer
@@ -39,27 +38,6 @@ _LOOK = 50
 
 class TrainingError(ValueError):
     """Training cannot go on; the message is one sentence, and the last checkpoint is kept."""
-
-
-@dataclass
-class State:
-    """Where a run is; with the weights, all that a checkpoint holds.
-
-    Attributes:
-        epoch: epochs that are over.
-        position: batches of the current epoch that are over.
-        step: batches that are over in all.
-        sums: what was seen in the current epoch.
-        history: lines of ``metrics.jsonl``.
-        best: accuracy on the validation images and step of the best epoch so far.
-    """
-
-    epoch: int = 0
-    position: int = 0
-    step: int = 0
-    sums: list[float] = field(default_factory=list)
-    history: list[dict[str, Any]] = field(default_factory=list)
-    best: tuple[float, int] | None = None
 
 
 def train(config: Config, folder: Path, *, progress: Progress | None = None) -> Run:
@@ -74,7 +52,7 @@ def train(config: Config, folder: Path, *, progress: Progress | None = None) -> 
         The finished run.
 
     Raises:
-        TrainingError: a loss was not finite. ``failure.json`` says where.
+        TrainingError: a loss was not finite, or memory ran out. ``failure.json`` says more.
         ValueError: something in the configuration cannot be.
 
     Example:
@@ -84,40 +62,132 @@ def train(config: Config, folder: Path, *, progress: Progress | None = None) -> 
         ...     print(run.status, run.final["epoch"])
         done 2
     """
-    progress, run = progress or Progress(), Run(folder)
+    run = Run(folder)
     if _same_run(run, config) and run.status == "done":
         return run
+    before = torch.are_deterministic_algorithms_enabled()
     fabric = start(config, folder)
     first = fabric.is_global_zero
-    with alone(folder, "another process is training this run") if first else nullcontext():
-        try:
-            _train(fabric, config, folder, progress if first else Progress())
-        except torch.OutOfMemoryError as error:
-            raise _failed(
-                folder,
-                "out of memory",
-                "the GPU has too little memory for this run; a smaller batch_size or "
-                f"precision bf16 may do ({str(error).split('. ')[0]})",
-            ) from error
+    progress = progress if progress is not None and first else Progress()
+    try:
+        with alone(folder, "another process is training this run") if first else nullcontext():
+            work = _set_up(fabric, config, folder, progress)
+            progress.begin(epochs=config.epochs, steps=len(work.sampler), done=work.epoch)
+            while work.epoch < config.epochs:
+                _train_epoch(work)
+                _close_epoch(work)
+            _conclude(work)
+    except torch.OutOfMemoryError as error:
+        message = (
+            "the GPU has too little memory for this run; a smaller batch_size or precision bf16 "
+            f"may do ({str(error).split('. ')[0]})"
+        )
+        raise _failed(folder, first, "out of memory", message) from error
+    finally:
+        progress.end()
+        torch.use_deterministic_algorithms(before)
     return Run(folder)
 
 
-def _train(fabric: Any, config: Config, folder: Path, progress: Progress) -> None:
-    """The course of a run, from its data to its record."""
-    training, held_out, testing = prepare_data(config, progress.say)
-    sampler = build(
-        config.sampler,
-        SAMPLERS,
-        what="sampler",
-        labels=training.labels,
-        batch_size=config.batch_size,
-        seed=config.seed,
-        rank=fabric.global_rank,
-        world_size=fabric.world_size,
-    )
+@dataclass
+class _Work:
+    """What a run works with, and where it is.
+
+    Attributes:
+        epoch: epochs that are over.
+        position: batches of the current epoch that are over.
+        steps: batches that are over in all.
+        seconds: spent on the current epoch.
+        history: lines of ``metrics.jsonl``.
+        best: accuracy on the validation images and step of the best epoch so far.
+        outcomes: of the last epoch that was tested.
+    """
+
+    fabric: Any
+    config: Config
+    folder: Path
+    progress: Progress
+    sampler: Sampler
+    rate: Callable[[int], float]
+    model: Model
+    optimizer: Any
+    step: Step
+    feed: Feed
+    tests: dict[str, Feed]
+    checkpoints: Checkpoints
+    epoch: int = 0
+    position: int = 0
+    steps: int = 0
+    seconds: float = 0.0
+    history: list[dict[str, Any]] = field(default_factory=list)
+    timing: list[dict[str, Any]] = field(default_factory=list)
+    best: tuple[float, int] | None = None
+    outcomes: dict[str, Outcome] = field(default_factory=dict)
+
+    @property
+    def writes(self) -> bool:
+        """Whether this is the process that writes."""
+        return bool(self.fabric.is_global_zero)
+
+    def save(self) -> None:
+        """Write a checkpoint of a state that is known to be sound."""
+        _stop_if_not_finite(self)
+        if self.writes:
+            self.checkpoints.save("last", self.steps, self.snapshot())
+            self.checkpoints.keep_best(None if self.best is None else self.best[1])
+        self.fabric.barrier()
+
+    def snapshot(self) -> dict[str, Any]:
+        """What a checkpoint holds."""
+        return {
+            "epoch": self.epoch,
+            "position": self.position,
+            "steps": self.steps,
+            "seconds": self.seconds,
+            "sums": self.step.sums.tolist(),
+            "history": json.dumps(self.history),
+            "timing": json.dumps(self.timing),
+            "best": self.best,
+            "model": self.model.state_dict(),
+            "optimizer": self.optimizer.state_dict(),
+            "precision": self.fabric.strategy.precision.state_dict(),
+        }
+
+    def restore(self, saved: dict[str, Any]) -> None:
+        """Go to where a checkpoint was written."""
+        self.model.load_state_dict(saved["model"])
+        rates = [group["lr"] for group in self.optimizer.param_groups]
+        self.optimizer.load_state_dict(saved["optimizer"])
+        for group, rate in zip(self.optimizer.param_groups, rates, strict=True):
+            # The rate of a graph stays where it is; its value is set before every step.
+            group["lr"] = rate
+        self.fabric.strategy.precision.load_state_dict(saved["precision"])
+        self.step.sums.copy_(torch.tensor(saved["sums"], dtype=torch.double))
+        self.history, self.timing = json.loads(saved["history"]), json.loads(saved["timing"])
+        self.epoch, self.position, self.steps = (saved[k] for k in ("epoch", "position", "steps"))
+        self.seconds = saved["seconds"]
+        self.best = None if saved["best"] is None else tuple(saved["best"])
+        self.progress.say(
+            f"{self.folder}: going on at epoch {self.epoch + 1}, step {self.steps + 1}"
+        )
+
+
+def _set_up(fabric: Any, config: Config, folder: Path, progress: Progress) -> _Work:
+    """Everything that is there before the first step, or before the next one."""
+    with fabric.rank_zero_first(local=True):
+        # One process decodes the images, the others find them decoded.
+        sets = training, held_out, testing = prepare_data(config, progress.say)
+    described = describe_data(*sets)
+    _same_data(Run(folder), described)
+    sampler = make_sampler(config, training, rank=fabric.global_rank, world_size=fabric.world_size)
     rate = learning_rate(config, len(sampler))
     parts = build_model(config, training, steps_per_epoch=len(sampler))
     model = parts.model
+    if model.needs_batches and sampler.batch_size < 2 * fabric.world_size:
+        raise ValueError(
+            f"{parts.backbone} normalises batches, and expects 2 images in each on every process, "
+            f"got {sampler.batch_size} on {fabric.world_size}; norm='group' does without"
+        )
     if fabric.world_size > 1:
         model.gather = gather_rows(fabric)
     if fabric.device.type == "cuda":
@@ -130,98 +200,175 @@ def _train(fabric: Any, config: Config, folder: Path, progress: Progress) -> Non
     module, optimizer = fabric.setup(module, optimizer)
     step = Step(fabric, module, model, optimizer, config, graphs=graphs, report=progress.say)
 
+    def feed(images: Any) -> Feed:
+        return Feed(images, fabric.device, workers=config.workers)
+
+    tests = {"test": feed(testing)}
+    if held_out is not None:
+        tests = {"validation": feed(held_out), **tests}
     checkpoints = Checkpoints(folder / "checkpoints", progress.say)
+    work = _Work(
+        fabric, config, folder, progress, sampler, rate, model, optimizer, step,
+        feed(training), tests, checkpoints,
+    )  # fmt: skip
     with fabric.rank_zero_first():
         # The first process puts a damaged one aside, before the others look.
         saved = checkpoints.load_last()
-    state = _restore(saved, fabric, model, optimizer, step)
-    if fabric.is_global_zero:
+    if saved is not None:
+        work.restore(saved)
+    if work.writes:
+        clear_leftovers(folder)
         (folder / "failure.json").unlink(missing_ok=True)
         write_json(folder / "config.json", config.to_dict())
-        write_json(folder / "data.json", describe_data(training, held_out, testing))
+        write_json(folder / "data.json", described)
         around = environment(fabric.device, fabric.world_size)
         write_json(folder / "environment.json", around | parts.described())
         used = {"index": training.index, "labels": training.labels}
         write_tensors(folder / "subset.safetensors", used)
-        write_lines(folder / "metrics.jsonl", state.history)
-    timing = [row for row in Run(folder).timing if row["epoch"] <= state.epoch]
-    if state.step:
-        progress.say(f"{folder}: going on at epoch {state.epoch + 1}, step {state.step + 1}")
+        write_lines(folder / "metrics.jsonl", work.history)
+    return work
 
-    def save() -> None:
-        _stop_if_not_finite(step, sampler, training, folder)
-        if fabric.is_global_zero:
-            checkpoints.save("last", state.step, _snapshot(state, fabric, model, optimizer, step))
-            checkpoints.keep_best(None if state.best is None else state.best[1])
-        fabric.barrier()
 
-    feed = Feed(training, fabric.device, workers=config.workers)
-    feeds = {
-        name: Feed(images, fabric.device, workers=config.workers)
-        for name, images in (("validation", held_out), ("test", testing))
-        if images is not None
+def _train_epoch(work: _Work) -> None:
+    """All batches of an epoch, or those that are left of it."""
+    step, sampler, config = work.step, work.sampler, work.config
+    look = 1 if work.fabric.device.type == "cpu" else _LOOK
+    began = time.perf_counter() - work.seconds
+    work.model.train()
+    sampler.load_state_dict({"epoch": work.epoch, "position": work.position})
+    for batch in work.feed(sampler.whole(), rank=sampler.rank, world_size=sampler.world_size):
+        step.set_rate(work.rate(work.steps))
+        step(batch, epoch=work.epoch, step=work.steps)
+        work.steps += 1
+        work.position += 1
+        if work.steps % look == 0:
+            _stop_if_not_finite(work)
+            work.seconds = time.perf_counter() - began
+            values, _ = step.means()
+            values["images_per_second"] = float(step.sums[0]) / work.seconds
+            work.progress.step(epoch=work.epoch + 1, step=work.position, values=values)
+        if config.save_steps and work.steps % config.save_steps == 0:
+            work.seconds = time.perf_counter() - began
+            work.save()
+    _stop_if_not_finite(work)
+    work.seconds = time.perf_counter() - began
+    if not all(bool(torch.isfinite(weight).all()) for weight in work.model.parameters()):
+        raise _broken(work, "weights")
+
+
+def _close_epoch(work: _Work) -> None:
+    """Measure, write down, save."""
+    config, model, folder = work.config, work.model, work.folder
+    head = model.criterion.head
+    last = work.epoch + 1 == config.epochs
+    tested = last or (work.epoch + 1) % config.evaluate_every == 0
+    measured, terms = work.step.means()
+    row: dict[str, Any] = {
+        "epoch": work.epoch + 1,
+        "step": work.steps,
+        "lr": work.rate(work.steps - 1),
+        "train": measured,
+        "terms": terms,
+        "prototypes": measure_prototypes(head, margin=tested and head.num_classes <= MEASURED),
     }
-    outcomes: dict[str, Outcome] = {}
-    look = 1 if fabric.device.type == "cpu" else _LOOK
-    length = -(-sampler.batch_size // fabric.world_size) if fabric.world_size > 1 else None
-    progress.begin(epochs=config.epochs, steps=len(sampler), done=state.epoch)
-    try:
-        while state.epoch < config.epochs:
-            began, images_before = time.perf_counter(), float(step.sums[0])
-            model.train()
-            sampler.load_state_dict({"epoch": state.epoch, "position": state.position})
-            for batch in feed(sampler, fill=length):
-                step.set_rate(rate(state.step))
-                step(batch, epoch=state.epoch, step=state.step)
-                state.step += 1
-                state.position += 1
-                if state.step % look == 0:
-                    _stop_if_not_finite(step, sampler, training, folder)
-                    _show(progress, step, state, began, images_before)
-                if config.save_steps and state.step % config.save_steps == 0:
-                    save()
-            _stop_if_not_finite(step, sampler, training, folder)
-            seconds = time.perf_counter() - began
-            images = float(step.sums[0]) - images_before
+    if tested:
+        work.outcomes = _evaluate(work)
+        row |= {name: outcome.measures for name, outcome in work.outcomes.items()}
+    rate = float(work.step.sums[0]) / work.seconds
+    timing = {"seconds": work.seconds, "images_per_second": rate, "ended": time.time()}
+    work.timing.append({"epoch": work.epoch + 1, **timing})
+    work.history.append(row)
+    work.step.sums.zero_()
+    work.epoch, work.position, work.seconds = work.epoch + 1, 0, 0.0
+    if work.fabric.loggers:
+        groups = {name: values for name, values in row.items() if isinstance(values, dict)}
+        flat = {f"{group}/{name}": v for group, each in groups.items() for name, v in each.items()}
+        work.fabric.log_dict(flat, step=work.steps)
+    work.progress.epoch(row, images_per_second=rate)
+    if _is_best(row, work) and work.writes:
+        work.checkpoints.save("best", work.steps, {"model": model.state_dict()})
+    if work.writes:
+        write_lines(folder / "metrics.jsonl", work.history)
+        write_lines(folder / "timing.jsonl", work.timing)
+    if last or work.epoch % config.save_every == 0:
+        work.save()
 
-            state.epoch, state.position = state.epoch + 1, 0
-            row = _row(step, state, rate(state.step - 1), model)
-            last = state.epoch == config.epochs
-            if last or state.epoch % config.evaluate_every == 0:
-                outcomes = {name: evaluate(fabric, model, each) for name, each in feeds.items()}
-                row |= {name: outcome.measures for name, outcome in outcomes.items()}
-            state.history.append(row)
-            step.sums.zero_()
-            timing.append(
-                {
-                    "epoch": state.epoch,
-                    "seconds": seconds,
-                    "images_per_second": images / seconds,
-                    "ended": time.time(),
-                }
-            )
-            _log(fabric, row, state.step)
-            progress.epoch(row, images_per_second=images / seconds)
-            if _is_best(row, state) and fabric.is_global_zero:
-                checkpoints.save("best", state.step, {"model": model.state_dict()})
-            if fabric.is_global_zero:
-                write_lines(folder / "metrics.jsonl", state.history)
-                write_lines(folder / "timing.jsonl", timing)
-            if last or state.epoch % config.save_every == 0:
-                save()
-    finally:
-        progress.end()
 
-    chosen, row = "last epoch", state.history[-1]
-    if state.best is not None:
-        model.load_state_dict(checkpoints.load_best(state.best[1])["model"])
+def _conclude(work: _Work) -> None:
+    """Take the epoch that is to be kept, measure it and write down what came of it."""
+    chosen, row = "last epoch", work.history[-1]
+    if work.best is not None and work.best[1] != work.steps:
+        best = work.checkpoints.load_best(work.best[1])
+        if best is None:
+            chosen = "last epoch, as the checkpoint of the best one is missing or damaged"
+            work.progress.say(f"{work.folder}: the {chosen}")
+        else:
+            work.model.load_state_dict(best["model"])
+            row = next(row for row in work.history if row["step"] == work.best[1])
+            work.outcomes = {}
+    if row["step"] == (work.best or (0.0, 0))[1]:
         chosen = "best epoch on the validation images"
-        row = next(row for row in state.history if row["step"] == state.best[1])
-    if state.best is not None or not outcomes:
-        outcomes = {name: evaluate(fabric, model, each) for name, each in feeds.items()}
-    if fabric.is_global_zero:
-        finish(folder, model, testing, outcomes, row, chosen=chosen)
-    fabric.barrier()
+    outcomes = work.outcomes or _evaluate(work)
+    if work.writes:
+        testing = work.tests["test"].images
+        finish(work.folder, work.model, testing, outcomes, row, chosen=chosen)
+    work.fabric.barrier()
+
+
+def _evaluate(work: _Work) -> dict[str, Outcome]:
+    """What the model makes of the images it is not trained on."""
+    outcomes = {
+        name: evaluate(work.fabric, work.model, source) for name, source in work.tests.items()
+    }
+    for name, outcome in outcomes.items():
+        if not bool(torch.isfinite(outcome.features).all()):
+            raise _broken(work, f"features of the {name} images")
+    return outcomes
+
+
+def _is_best(row: dict[str, Any], work: _Work) -> bool:
+    """Whether no epoch before did better on the validation images; if so, it is noted."""
+    if "validation" not in row:
+        return False
+    accuracy = row["validation"]["accuracy"]
+    if work.best is not None and accuracy <= work.best[0]:
+        return False
+    work.best = (accuracy, work.steps)
+    return True
+
+
+def _stop_if_not_finite(work: _Work) -> None:
+    """Stop where a loss was not finite, and say at which step, in which term, on which images."""
+    fault = work.step.fault_found()
+    if fault is None:
+        return
+    number, terms = fault
+    epoch, position = divmod(number, len(work.sampler))
+    batch = work.feed.images.index[work.sampler.draw(epoch)(position)].tolist()
+    named = ", ".join(terms) or "the sum"
+    message = (
+        f"the loss was not finite at step {number + 1}, epoch {epoch + 1}, in {named}; the last "
+        f"checkpoint is from before it, and failure.json in {work.folder} names the images"
+    )
+    where = {"step": number + 1, "epoch": epoch + 1, "terms": terms, "batch": batch}
+    raise _failed(work.folder, work.writes, "not finite", message, **where)
+
+
+def _broken(work: _Work, what: str) -> TrainingError:
+    """The last step has left something that is not finite."""
+    message = (
+        f"the {what} are not finite after step {work.steps}, epoch {work.epoch + 1}, though the "
+        "loss was; the last checkpoint is from before it"
+    )
+    where = {"step": work.steps, "epoch": work.epoch + 1}
+    return _failed(work.folder, work.writes, "not finite", message, **where)
+
+
+def _failed(folder: Path, writes: bool, kind: str, message: str, **known: Any) -> TrainingError:
+    """Write down why a run stops; what comes back is to be raised."""
+    if writes:
+        write_json(folder / "failure.json", {"kind": kind, "message": message, **known})
+    return TrainingError(message)
 
 
 def _same_run(run: Run, config: Config) -> bool:
@@ -238,108 +385,13 @@ def _same_run(run: Run, config: Config) -> bool:
     return True
 
 
-def _snapshot(
-    state: State, fabric: Any, model: Model, optimizer: Any, step: Step
-) -> dict[str, Any]:
-    return {
-        "epoch": state.epoch,
-        "position": state.position,
-        "step": state.step,
-        "sums": step.sums.tolist(),
-        "history": json.dumps(state.history),
-        "best": state.best,
-        "model": model.state_dict(),
-        "optimizer": optimizer.state_dict(),
-        "precision": fabric.strategy.precision.state_dict(),
-    }
-
-
-def _restore(
-    saved: dict[str, Any] | None, fabric: Any, model: Model, optimizer: Any, step: Step
-) -> State:
-    if saved is None:
-        return State()
-    model.load_state_dict(saved["model"])
-    rates = [group["lr"] for group in optimizer.param_groups]
-    optimizer.load_state_dict(saved["optimizer"])
-    for group, rate in zip(optimizer.param_groups, rates, strict=True):
-        # The rate of a graph stays where it is; its value is set before every step.
-        group["lr"] = rate
-    fabric.strategy.precision.load_state_dict(saved["precision"])
-    step.sums.copy_(torch.tensor(saved["sums"], dtype=torch.double))
-    best = None if saved["best"] is None else tuple(saved["best"])
-    return State(
-        epoch=saved["epoch"],
-        position=saved["position"],
-        step=saved["step"],
-        history=json.loads(saved["history"]),
-        best=best,
-    )
-
-
-def _row(step: Step, state: State, rate: float, model: Model) -> dict[str, Any]:
-    measured, terms = step.means()
-    return {
-        "epoch": state.epoch,
-        "step": state.step,
-        "lr": rate,
-        "train": measured,
-        "terms": terms,
-        "prototypes": measure_prototypes(model.criterion.head),
-    }
-
-
-def _stop_if_not_finite(step: Step, sampler: Any, training: Images, folder: Path) -> None:
-    """Stop where a loss was not finite, and say at which step, in which term, on which images."""
-    fault = step.fault_found()
-    if fault is None:
+def _same_data(run: Run, described: dict[str, Any]) -> None:
+    """Refuse to go on with other images than a run was begun with."""
+    if not (run.folder / "data.json").exists():
         return
-    number, terms = fault
-    epoch, position = divmod(number, len(sampler))
-    sampler.load_state_dict({"epoch": epoch, "position": position})
-    batch = training.index[next(iter(sampler))].tolist()
-    named = ", ".join(terms) or "the sum"
-    message = (
-        f"the loss was not finite at step {number + 1}, epoch {epoch + 1}, in {named}; the last "
-        f"checkpoint is from before it, and failure.json in {folder} names the images of the batch"
-    )
-    where = {"step": number + 1, "epoch": epoch + 1, "terms": terms, "batch": batch}
-    raise _failed(folder, "not finite", message, **where)
-
-
-def _failed(folder: Path, kind: str, message: str, **known: Any) -> TrainingError:
-    """Write down why a run stops; what comes back is to be raised."""
-    write_json(folder / "failure.json", {"kind": kind, "message": message, **known})
-    return TrainingError(message)
-
-
-def _show(progress: Progress, step: Step, state: State, began: float, before: float) -> None:
-    values, _ = step.means()
-    images = float(step.sums[0]) - before
-    values["images_per_second"] = images / (time.perf_counter() - began)
-    progress.step(epoch=state.epoch + 1, step=state.position, values=values)
-
-
-def _log(fabric: Any, row: dict[str, Any], step: int) -> None:
-    """Hand a line of ``metrics.jsonl`` to the loggers, if there are any."""
-    if fabric.loggers:
-        fabric.log_dict(
-            {
-                f"{group}/{name}": value
-                for group, values in row.items()
-                if isinstance(values, dict)
-                for name, value in values.items()
-            },
-            step=step,
-        )
-
-
-def _is_best(row: dict[str, Any], state: State) -> bool:
-    """Whether no epoch before did better on the validation images; if so, it is noted."""
-    if "validation" not in row:
-        return False
-    accuracy = row["validation"]["accuracy"]
-    if state.best is not None and accuracy <= state.best[0]:
-        return False
-    state.best = (accuracy, state.step)
-    return True
+    for key in ("digest", "test_digest"):
+        if run.data.get(key) != described[key]:
+            raise RecordError(
+                f"{run.folder}: was begun with other images of {described['source']} than are "
+                "there now; give this run a folder of its own"
+            )

@@ -1,13 +1,15 @@
 """Decoded images on disk: used, rebuilt where damaged, done without where there is no place."""
 
+import errno
 import os
 import shutil
+import time
 
 import pytest
 import torch
 from PIL import Image
 
-from tammes.lab.data import cache, gather, load
+from tammes.lab.data import cache, decode, gather, load
 
 
 @pytest.fixture
@@ -158,6 +160,142 @@ def test_what_could_not_be_read_is_remembered(read, said, root):
     assert said == [f"1 image could not be read and was left out: {root}/a/002.png (not an image)"]
     with pytest.raises(ValueError, match="1 image of 10 cannot be read"):
         read()
+
+
+@pytest.fixture
+def trouble(monkeypatch):
+    """Makes images of some names unreadable, as too many open files do; no names end it."""
+    opens = decode._open
+
+    def begin(*names):
+        def fail(data):
+            if os.path.basename(data) in names:
+                raise OSError(errno.EMFILE, os.strerror(errno.EMFILE))
+            return opens(data)
+
+        monkeypatch.setattr(decode, "_open", fail)
+
+    return begin
+
+
+@pytest.mark.parametrize("memory", [4 << 30, 10], ids=["held", "streamed"])
+@pytest.mark.parametrize("skip_corrupt", [False, True])
+def test_images_that_could_not_be_read_for_a_while_are_there_again(
+    read, said, trouble, monkeypatch, memory, skip_corrupt
+):
+    trouble("002.png")
+    if skip_corrupt:
+        assert len(read(memory=memory, skip_corrupt=True)) == 8
+    else:
+        with pytest.raises(ValueError, match=r"2 images of 10 .*too many open files"):
+            read(memory=memory)
+    trouble()
+    whole = read(memory=memory, skip_corrupt=skip_corrupt)
+    assert whole.index.tolist() == list(range(10))
+    # And the entry is a good one from then on.
+    monkeypatch.setattr(gather, "decode_all", None)
+    again = read(memory=memory, skip_corrupt=skip_corrupt)
+    assert said == []
+    assert again.digest == whole.digest
+    assert all(again.read(row).equal(whole.read(row)) for row in range(10))
+
+
+def test_trouble_with_every_image_passes_too(read, trouble):
+    trouble(*(f"{number:03}.png" for number in range(5)))
+    with pytest.raises(ValueError, match="10 images of 10 cannot be read"):
+        read()
+    trouble()
+    assert read().pixels.shape == (10, 3, 10, 10)
+
+
+def test_an_image_that_is_there_again_may_change_the_shape(read, root, trouble):
+    Image.new("RGB", (30, 20)).save(root / "a" / "only.png")
+    trouble("only.png")
+    assert read(skip_corrupt=True).shape == (3, 10, 10)
+    trouble()
+    assert read(skip_corrupt=True).pixels.shape == (11, 3, 64, 64)
+
+
+def test_an_image_that_is_damaged_for_good_costs_no_second_decoding_of_others(read, said, root):
+    data = (root / "a" / "002.png").read_bytes()
+    # Its header can be read, its pixels cannot.
+    (root / "a" / "002.png").write_bytes(data[:60])
+    assert len(read(skip_corrupt=True)) == 9
+    assert len(read(skip_corrupt=True)) == 9
+    assert not any("decoding" in line for line in said)
+
+
+@pytest.mark.parametrize("size", [None, 7])
+@pytest.mark.parametrize("memory", [4 << 30, 10], ids=["held", "streamed"])
+def test_a_source_without_a_test_split_is_decoded_once(root, said, cache_folder, size, memory):
+    options = {"size": size, "memory": memory, "report": said.append}
+    train = load(root, "train", **options)
+    test = load(root, "test", like=train, **options)
+    assert sum("10 images" in line for line in said) == 1
+    assert len(list(cache_folder.glob("*.json"))) == 1
+    assert torch.cat([train.index, test.index]).sort().values.tolist() == list(range(10))
+    fresh = load(root, "test", size=size, report=said.append)
+    assert all(test.read(row).equal(fresh.read(row)) for row in range(len(test)))
+
+
+def test_images_of_another_shape_are_not_taken_for_those_asked_for(read, said):
+    small = read(size=5)
+    assert read().shape == (3, 10, 10)
+    assert read(like=small).pixels.equal(small.pixels)
+    assert said == []
+    assert read(like=read(size=6)).shape == (3, 6, 6)
+
+
+def aged(path, seconds):
+    path.write_bytes(b"half")
+    os.utime(path, (time.time() - seconds,) * 2)
+    return path
+
+
+HOUR = 60 * 60
+
+
+@pytest.mark.parametrize(
+    "name",
+    [
+        f".{'a' * 32}-0.safetensors.0123abcd",
+        f".{'a' * 32}.json.0123abcd",
+        f"{'a' * 32}-3.safetensors",
+    ],
+    ids=["half a part", "half a header", "a part without a header"],
+)
+def test_what_a_killed_process_left_is_cleared_after_a_day(read, cache_folder, name):
+    cache_folder.mkdir()
+    left = aged(cache_folder / name, 25 * HOUR)
+    read()
+    assert not left.exists()
+
+
+@pytest.mark.parametrize(
+    ("name", "hours"),
+    [
+        (f".{'a' * 32}-0.safetensors.0123abcd", 23),
+        (f"{'a' * 32}-0.safetensors", 23),
+        ("mine.safetensors", 1000),
+        (".notes.json.0123abcd", 1000),
+        (f"{'a' * 32}-0.safetensors.0123abcd", 1000),
+    ],
+    ids=["being written", "header to come", "not ours", "not ours either", "a copy"],
+)
+def test_what_may_be_in_use_or_is_not_ours_is_not_cleared(read, cache_folder, name, hours):
+    cache_folder.mkdir()
+    left = aged(cache_folder / name, hours * HOUR)
+    read()
+    assert left.read_bytes() == b"half"
+
+
+def test_whole_entries_are_not_cleared_however_old(read, said, cache_folder):
+    read()
+    for path in cache_folder.iterdir():
+        os.utime(path, (0, 0))
+    read(size=5)
+    read()
+    assert said == []
 
 
 def test_more_memory_than_before_is_used(read, said):

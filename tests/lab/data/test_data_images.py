@@ -93,6 +93,45 @@ def test_the_deviation_of_one_value_can_be_divided_by(few):
     assert flat.mean_std() == ([0.2, 0.2], [1.0, 1.0])
 
 
+class Counting:
+    """Reads grey images, and counts how many."""
+
+    def __init__(self):
+        self.reads = 0
+
+    def read(self, row):
+        self.reads += 1
+        return torch.full((1, 2, 2), row, dtype=torch.uint8)
+
+
+@pytest.fixture
+def streamed():
+    return Images(
+        torch.tensor([0, 1, 1]), torch.arange(3), ("a", "b"), (1, 2, 2), None, reader=Counting()
+    )
+
+
+def test_mean_and_deviation_are_computed_once(streamed):
+    first = streamed.mean_std()
+    first[0].append(9.0)
+    assert streamed.mean_std() == ([1 / 255], [(2 / 3) ** 0.5 / 255])
+    assert streamed.reader.reads == 3
+
+
+def test_mean_and_deviation_of_a_subset_are_its_own(streamed):
+    streamed.mean_std()
+    assert streamed.subset(torch.tensor([2])).mean_std() == ([2 / 255], [1.0])
+    assert streamed.subset(torch.tensor([0, 2])).mean_std() == ([1 / 255], [1 / 255])
+
+
+def test_images_survive_pickling_with_their_mean_and_deviation(streamed):
+    expected = streamed.mean_std()
+    copy = pickle.loads(pickle.dumps(streamed))
+    assert copy.mean_std() == expected
+    # The copy was given what was known.
+    assert copy.reader.reads == 3
+
+
 def test_the_digest_tells_labels_and_identity_apart(few):
     same = few.subset(torch.arange(4))
     assert same.digest == few.digest

@@ -7,8 +7,10 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from tammes.lab import options
-from tammes.lab.compare import compare, say, writable
-from tammes.lab.expression import split_list
+from tammes.lab.atomic import writable
+from tammes.lab.compare import compare
+from tammes.lab.data.sources import say
+from tammes.lab.expression import normal, split_list
 from tammes.lab.record import Run
 
 
@@ -63,7 +65,7 @@ def run(arguments: argparse.Namespace) -> int:
     """
     config = options.read_config(arguments)
     if arguments.page is not None:
-        writable(Path(arguments.page).parent)
+        writable(Path(arguments.page).parent, flag="--page")
     if arguments.baseline is not None:
         _check_baseline(arguments.baseline, arguments.losses)
     try:
@@ -108,8 +110,8 @@ def show(
 
 
 def _check_baseline(baseline: str, losses: str) -> None:
-    texts = [" ".join(text.split()) for text in split_list(losses, what="losses")]
-    if " ".join(baseline.split()) not in texts:
+    texts = [normal(text) for text in split_list(losses, what="losses")]
+    if normal(baseline) not in texts:
         raise ValueError(f"baseline is expected to be one of the losses, got {baseline!r}")
 
 

@@ -5,6 +5,7 @@ import json
 import shlex
 from pathlib import Path
 
+from tammes.lab.atomic import writable
 from tammes.lab.options import add_config, read_config
 from tammes.lab.record import Run
 from tammes.lab.training.progress import choose
@@ -21,7 +22,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     )
     parser.add_argument("--folder", metavar="DIR", help="the folder itself, in place of --out")
     parser.add_argument(
-        "--resume", metavar="RUN", help="go on with this run, with the configuration it has"
+        "--resume", metavar="RUN", help="go on with this run; its configuration is the default"
     )
     parser.add_argument("--json", action="store_true", help="print the final measures as JSON")
     add_config(parser)
@@ -38,10 +39,13 @@ def run(arguments: argparse.Namespace) -> int:
     """
     if arguments.resume is not None:
         folder = Path(arguments.resume)
-        config = Run(folder).config
+        config = read_config(arguments, **Run(folder).config.to_dict())
     else:
         config = read_config(arguments)
-        folder = Path(arguments.folder or Path(arguments.out) / config.folder)
+        if arguments.folder is not None:
+            folder = writable(Path(arguments.folder), flag="--folder")
+        else:
+            folder = writable(Path(arguments.out), flag="--out") / config.folder
 
     from tammes.lab.train import train
 

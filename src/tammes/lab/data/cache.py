@@ -2,12 +2,16 @@
 
 An entry is a small ``KEY.json``, written last, and ``KEY-0.safetensors`` and so on with the pixels;
 each part has its checksum in the former. An entry that is damaged is as good as none. All of it can
-be deleted at any time.
+be deleted at any time. What a process left behind that was killed while it wrote is deleted by the
+next one that writes, a day later.
 """
 
+import contextlib
 import hashlib
 import json
 import os
+import re
+import time
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
@@ -23,6 +27,10 @@ VERSION = 1
 """Changes when the same images would be decoded to other pixels."""
 _PART = 256 << 20
 """Bytes of a part: what is held twice while it is written."""
+_DAY = 24 * 60 * 60
+"""Seconds after which nobody is still writing a file."""
+_OURS = re.compile(r"(\.?)([0-9a-f]{32})(-\d+\.safetensors|\.json)(\.[0-9a-f]{8})?")
+"""Names of our files; with a dot in front and letters behind while one is being written."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -61,13 +69,20 @@ def key(*parts: Any) -> str:
     return hashlib.sha256(text).hexdigest()[:32]
 
 
-def read(name: str, *, memory: int, report: Callable[[str], None]) -> Stored | None:
+def read(
+    name: str,
+    *,
+    memory: int,
+    report: Callable[[str], None],
+    shape: tuple[int, int, int] | None = None,
+) -> Stored | None:
     """An entry, if there is a sound one.
 
     Args:
         name: its key.
         memory: most bytes of pixels to read; where there are more, they are left where they are.
         report: is told where an entry is damaged.
+        shape: of the images that are wanted; an entry of another is none.
     """
     path = folder() / f"{name}.json"
     try:
@@ -78,15 +93,17 @@ def read(name: str, *, memory: int, report: Callable[[str], None]) -> Stored | N
         header = json.loads(text)
         if header.pop("checksum") != _checksum(_plain(header)):
             raise ValueError("checksum")
-        shape = (int(header["shape"][0]), int(header["shape"][1]), int(header["shape"][2]))
+        own = (int(header["shape"][0]), int(header["shape"][1]), int(header["shape"][2]))
+        if shape is not None and own != shape:
+            return None
         rows, parts = int(header["rows"]), header["parts"]
         pixels = None
-        if parts and rows * shape[0] * shape[1] * shape[2] <= memory:
-            pixels = torch.empty((rows, *shape), dtype=torch.uint8)
-            for part, (start, stop) in enumerate(_parts(rows, shape)):
+        if parts and rows * own[0] * own[1] * own[2] <= memory:
+            pixels = torch.empty((rows, *own), dtype=torch.uint8)
+            for part, (start, stop) in enumerate(_parts(rows, own)):
                 pixels[start:stop] = _read_part(_part_path(name, part), parts[part])
         return Stored(
-            shape=shape,
+            shape=own,
             rows=rows,
             unreadable={int(row): str(why) for row, why in header["unreadable"]},
             checked=bool(header["checked"]),
@@ -101,6 +118,7 @@ def read(name: str, *, memory: int, report: Callable[[str], None]) -> Stored | N
 def write(name: str, stored: Stored, *, report: Callable[[str], None]) -> None:
     """Store an entry; where that is not possible, say so and go on."""
     safetensors = require("safetensors.torch", extra="lab")
+    _clear_leftovers()
     try:
         checksums = []
         if stored.pixels is not None:
@@ -121,6 +139,24 @@ def write(name: str, stored: Stored, *, report: Callable[[str], None]) -> None:
     except OSError as error:
         why = error.strerror or type(error).__name__
         report(f"{folder()}: decoded images cannot be stored there ({why}), going on without")
+
+
+def _clear_leftovers() -> None:
+    """Delete what killed processes left: half a file, or parts of an entry without its header."""
+    # Whatever goes wrong here is no reason not to store an entry.
+    with contextlib.suppress(OSError):
+        files = [(path, _OURS.fullmatch(path.name)) for path in folder().iterdir()]
+        headers = {path.name for path, _ in files}
+        for path, ours in files:
+            if ours is None:
+                continue
+            dot, name, _, unfinished = ours.groups()
+            if bool(dot) != bool(unfinished) or (not dot and f"{name}.json" in headers):
+                continue
+            with contextlib.suppress(OSError):
+                # Another process may be at work on younger ones.
+                if time.time() - path.stat().st_mtime > _DAY:
+                    path.unlink()
 
 
 def _parts(rows: int, shape: tuple[int, int, int]) -> Iterator[tuple[int, int]]:

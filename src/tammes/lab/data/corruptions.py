@@ -4,7 +4,7 @@ Everything depends on the seed alone. Of two rates of noise or two ratios of imb
 milder one changes the stronger one changes too.
 """
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import torch
@@ -13,8 +13,58 @@ from torch import Tensor
 from tammes.lab.data import chance
 from tammes.lab.data.images import Images
 from tammes.lab.expression import build
+from tammes.lab.expression.syntax import did_you_mean
 
 __all__ = ["IMBALANCE", "NOISE", "corrupt", "hold_out"]
+
+_CIFAR10 = "airplane automobile bird cat deer dog frog horse ship truck"
+_SUPERCLASSES = (
+    "beaver dolphin otter seal whale",
+    "aquarium_fish flatfish ray shark trout",
+    "orchid poppy rose sunflower tulip",
+    "bottle bowl can cup plate",
+    "apple mushroom orange pear sweet_pepper",
+    "clock keyboard lamp telephone television",
+    "bed chair couch table wardrobe",
+    "bee beetle butterfly caterpillar cockroach",
+    "bear leopard lion tiger wolf",
+    "bridge castle house road skyscraper",
+    "cloud forest mountain plain sea",
+    "camel cattle chimpanzee elephant kangaroo",
+    "fox porcupine possum raccoon skunk",
+    "crab lobster snail spider worm",
+    "baby boy girl man woman",
+    "crocodile dinosaur lizard snake turtle",
+    "hamster mouse rabbit shrew squirrel",
+    "maple_tree oak_tree palm_tree pine_tree willow_tree",
+    "bicycle bus motorcycle pickup_truck train",
+    "lawn_mower rocket streetcar tank tractor",
+)
+"""Classes of CIFAR-100, those of a superclass together, in the order of their numbers."""
+_CONFUSIONS: tuple[tuple[frozenset[str], dict[str, str]], ...] = (
+    (
+        frozenset(_CIFAR10.split()),
+        {
+            "truck": "automobile",
+            "bird": "airplane",
+            "deer": "horse",
+            "cat": "dog",
+            "dog": "cat",
+        },
+    ),
+    (
+        frozenset(" ".join(_SUPERCLASSES).split()),
+        {
+            name: following
+            for group in map(str.split, _SUPERCLASSES)
+            for name, following in zip(group, group[1:] + group[:1], strict=True)
+        },
+    ),
+    (frozenset("0123456789"), {"7": "1", "2": "7", "5": "6", "6": "5", "3": "8"}),
+)
+"""Which class is taken for which, for data with exactly these classes."""
+_SPELLINGS = {"cra": "crab"}
+"""Names that a copy on the hub spells another way."""
 
 
 def corrupt(
@@ -55,6 +105,7 @@ def corrupt(
             NOISE,
             what="noise",
             labels=images.labels,
+            classes=images.classes,
             num_classes=len(images.classes),
             seed=seed,
         )
@@ -146,25 +197,55 @@ def symmetric(rate: float, *, labels: Tensor, num_classes: int, seed: int) -> Te
     return torch.where(wrong, (labels + shift) % num_classes, labels)
 
 
-def asymmetric(rate: float, *, labels: Tensor, num_classes: int, seed: int) -> Tensor:
-    """``round(rate * N)`` labels become the one class that theirs is confused with.
+def asymmetric(
+    rate: float,
+    mapping: Mapping[str, str] | Sequence[Sequence[str]] | None = None,
+    *,
+    labels: Tensor,
+    classes: Sequence[str],
+    seed: int,
+) -> Tensor:
+    """Labels become the one class that theirs is confused with: ``round(rate * n)`` of ``n``.
 
-    Which class is confused with which is drawn: the classes in random order, each taken for the
-    next, so that every class is the wrong answer for exactly one other.
+    That is counted in each class that is confused with another; the other classes keep their
+    labels. So the share of wrong labels among all is below ``rate`` where only some classes are.
 
     Args:
-        rate: share of wrong labels, in [0, 1].
+        rate: share of wrong labels in each class of the mapping, in [0, 1].
+        mapping: which class is taken for which, ``{"cat": "dog"}`` or ``[("cat", "dog")]``. None
+            takes the usual one, for data whose classes have the names of those of CIFAR-10
+            (truck to automobile, bird to airplane, deer to horse, cat and dog to each other), of
+            CIFAR-100 (each to the next of its superclass, the last to the first) or of MNIST
+            (7 to 1, 2 to 7, 3 to 8, 5 and 6 to each other).
         labels: the right ones, shape ``(N,)``.
-        num_classes: number of classes.
+        classes: names of the classes.
         seed: of the draws.
 
     Returns:
         All labels, shape ``(N,)``.
+
+    References:
+        Patrini et al., Making Deep Neural Networks Robust to Label Noise: a Loss Correction
+        Approach, 2017.
     """
-    wrong = _wrong("asymmetric", rate, labels, num_classes, seed)
-    circle = chance.permutation(num_classes, seed, "asymmetric")
-    taken_for = torch.empty_like(circle)
-    taken_for[circle] = circle.roll(-1)
+    _check_rate("asymmetric", rate)
+    if mapping is None:
+        pairs = _usual_confusions(classes)
+        if pairs is None:
+            raise ValueError(
+                "asymmetric: which class is taken for which is known for the classes of cifar10, "
+                f"cifar100 and mnist only; use pair({rate}) or symmetric({rate}), or give "
+                "mapping=[('cat', 'dog')]"
+            )
+    else:
+        pairs = _given_confusions(mapping, classes)
+    place = {name: number for number, name in enumerate(classes)}
+    taken_for = torch.arange(len(classes))
+    for name, other in pairs.items():
+        taken_for[place[name]] = place[other]
+    counts = labels.bincount(minlength=len(classes)).tolist()
+    sizes = torch.tensor([round(rate * count) for count in counts])
+    wrong = _rank_in_class(labels, seed, "noise") < sizes[labels]
     return torch.where(wrong, taken_for[labels], labels)
 
 
@@ -200,14 +281,63 @@ def _is_none(text: str) -> bool:
 
 def _wrong(who: str, rate: Any, labels: Tensor, num_classes: int, seed: int) -> Tensor:
     """Which labels are to be wrong."""
-    if isinstance(rate, bool) or not isinstance(rate, int | float) or not 0 <= rate <= 1:
-        raise ValueError(f"{who} expects a rate in [0, 1], got {rate!r}")
+    _check_rate(who, rate)
     if num_classes < 2:
         raise ValueError(f"{who} expects at least 2 classes, got {num_classes}")
     wrong = torch.zeros(len(labels), dtype=torch.bool)
     chosen = chance.permutation(len(labels), seed, "noise")
     wrong[chosen[: round(rate * len(labels))]] = True
     return wrong
+
+
+def _usual_confusions(classes: Sequence[str]) -> dict[str, str] | None:
+    """The known mapping for classes of these names, if there is one."""
+    own = {}
+    for name in classes:
+        plain = name.lower().replace(" ", "_").replace("-", "_")
+        own[_SPELLINGS.get(plain, plain)] = name
+    for known, pairs in _CONFUSIONS:
+        if own.keys() == known and len(classes) == len(known):
+            return {own[name]: own[other] for name, other in pairs.items()}
+    return None
+
+
+def _given_confusions(mapping: Any, classes: Sequence[str]) -> dict[str, str]:
+    """The mapping a user gave, checked."""
+    listed = list(mapping.items()) if isinstance(mapping, Mapping) else mapping
+    if not (isinstance(listed, list | tuple) and listed and all(map(_is_pair, listed))):
+        raise ValueError(
+            "asymmetric expects mapping to be pairs of classes such as [('cat', 'dog')], "
+            f"got {mapping!r}"
+        )
+    pairs: dict[str, str] = {}
+    for name, other in (map(str, each) for each in listed):
+        for each in (name, other):
+            if each not in classes:
+                hint = did_you_mean(each, classes)
+                raise ValueError(f"asymmetric: there is no class {each!r} to map{hint}")
+        if name == other or name in pairs:
+            twice = "itself" if name == other else f"{pairs[name]!r} and for {other!r}"
+            raise ValueError(
+                f"asymmetric expects a class to be taken for one other, {name!r} is taken for "
+                f"{twice}"
+            )
+        pairs[name] = other
+    return pairs
+
+
+def _is_pair(each: Any) -> bool:
+    # Classes without names are called by their numbers.
+    return (
+        isinstance(each, list | tuple)
+        and len(each) == 2
+        and all(isinstance(name, str | int) for name in each)
+    )
+
+
+def _check_rate(who: str, rate: Any) -> None:
+    if isinstance(rate, bool) or not isinstance(rate, int | float) or not 0 <= rate <= 1:
+        raise ValueError(f"{who} expects a rate in [0, 1], got {rate!r}")
 
 
 def _check_ratio(who: str, ratio: Any) -> None:

@@ -66,11 +66,10 @@ def gather(
     """
     require("PIL.Image", extra="lab")
     require("numpy", extra="lab")
-    key = cache.key(entries.stamp, len(entries.items), shape or size)
-    stored = cache.read(key, memory=memory, report=report)
-    if stored is None or not _enough(stored, memory, skip_corrupt):
+    stored = _stored(entries, size, shape, skip_corrupt, memory, report)
+    if stored is None:
         stored = _decode(source, entries.items, size, shape, skip_corrupt, memory, report)
-        cache.write(key, stored, report=report)
+        cache.write(_key(entries, shape or size), stored, report=report)
     if stored.mixed and size is None and shape is None:
         report(
             f"{source}: the images differ in size, so all are made {_SIDE}×{_SIDE}; "
@@ -93,6 +92,42 @@ def gather(
         source=source,
         reader=Decoding(entries.items, stored.shape) if pixels is None else None,
         origin=entries.origin,
+    )
+
+
+def _key(entries: Entries, asked: Shape | int | None) -> str:
+    return cache.key(entries.stamp, len(entries.items), asked)
+
+
+def _stored(
+    entries: Entries,
+    size: int | None,
+    shape: Shape | None,
+    skip_corrupt: bool,
+    memory: int,
+    report: Callable[[str], None],
+) -> cache.Stored | None:
+    """What the cache has of a split, if that is all that is needed."""
+    asked: list[Shape | int | None] = [shape or size]
+    if shape is not None:
+        # Pixels depend on the shape alone. Where the same images were loaded to train, it was not
+        # known yet: they are stored under the size that was asked for, or none.
+        asked += [*dict.fromkeys((size, None, shape[1]))]
+    for each in asked:
+        stored = cache.read(_key(entries, each), memory=memory, report=report, shape=shape)
+        if stored is None or not _enough(stored, memory, skip_corrupt):
+            continue
+        # The shape may be another with the images that were missing, so all are decoded again.
+        return None if _readable_again(entries.items, stored) else stored
+    return None
+
+
+def _readable_again(items: Items, stored: cache.Stored) -> bool:
+    """Whether an image can be read that could not: a disk or a network was to blame, not it."""
+    shape = stored.shape if stored.checked else None
+    return any(
+        isinstance(decode_all(items.fetch, [row], shape, None, processes=0)[0], Look)
+        for row in stored.unreadable
     )
 
 

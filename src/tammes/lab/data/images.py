@@ -3,6 +3,7 @@
 import hashlib
 from collections.abc import Sequence
 from dataclasses import dataclass, field
+from functools import cached_property
 from typing import Protocol
 
 import torch
@@ -109,8 +110,14 @@ class Images:
 
         Computed from counts of the 256 values, so they are the same on every machine. Images that
         are not in memory are represented by at most 10,000 of them, evenly spread. A channel that
-        is the same everywhere has deviation 1: it can be divided by.
+        is the same everywhere has deviation 1: it can be divided by. Computed when first asked for.
         """
+        mean, std = self._mean_std
+        # Lists of the caller's own: what is kept stays as it is.
+        return list(mean), list(std)
+
+    @cached_property
+    def _mean_std(self) -> tuple[tuple[float, ...], tuple[float, ...]]:
         count = len(self)
         if self.pixels is None:
             count = min(count, _SAMPLE)
@@ -128,13 +135,13 @@ class Images:
         total = (histogram * value).sum(1).tolist()
         squares = (histogram * value * value).sum(1).tolist()
         pixels = count * self.shape[1] * self.shape[2]
-        mean = [each / pixels / 255 for each in total]
+        mean = tuple(each / pixels / 255 for each in total)
         # n Σx² − (Σx)² is exact in Python's whole numbers, however many pixels there are.
         variance = [
             (pixels * square - each * each) / pixels**2
             for each, square in zip(total, squares, strict=True)
         ]
-        return mean, [value**0.5 / 255 if value > 0 else 1.0 for value in variance]
+        return mean, tuple(value**0.5 / 255 if value > 0 else 1.0 for value in variance)
 
     def match(self, classes: Sequence[str]) -> "Images":
         """The same images with labels that mean these classes, found by name.

@@ -65,12 +65,16 @@ class Sampler:
             self.epoch, self.position = epoch, 0
 
     def __iter__(self) -> Iterator[Tensor]:
-        batch = self.draw(self.epoch)
-        while self.position < len(self):
-            whole = batch(self.position)
-            self.position += 1
+        for whole in self.whole():
             low, high = (len(whole) * r // self.world_size for r in (self.rank, self.rank + 1))
             yield whole[low:high]
+
+    def whole(self) -> Iterator[Tensor]:
+        """The batches that are left of the epoch, each as a whole."""
+        batch = self.draw(self.epoch)
+        while self.position < len(self):
+            self.position += 1
+            yield batch(self.position - 1)
         self.set_epoch(self.epoch + 1)
 
     def state_dict(self) -> dict[str, int]:
@@ -85,6 +89,9 @@ class Sampler:
 class Random(Sampler):
     """Every example once, in random order; the last batch may be smaller.
 
+    One that is smaller than an eighth, or a single example, joins the batch before it: the
+    statistics of so few would spoil a network that normalises by batches.
+
     Args:
         drop_last: leave out the last batch if it is smaller.
         labels: class of each example.
@@ -96,7 +103,7 @@ class Random(Sampler):
     Example:
         >>> sampler = Random(labels=torch.zeros(5), batch_size=2, seed=0)
         >>> [len(batch) for batch in sampler]
-        [2, 2, 1]
+        [2, 3]
     """
 
     def __init__(
@@ -121,12 +128,23 @@ class Random(Sampler):
 
     def __len__(self) -> int:
         full, rest = divmod(len(self.labels), self.batch_size)
-        return full + (rest > 0 and not self.drop_last)
+        if self.drop_last or not rest:
+            return full
+        few = rest == 1 or 8 * rest < self.batch_size
+        return max(full, 1) if few else full + 1
 
     def draw(self, epoch: int) -> Callable[[int], Tensor]:
         """One order of all examples for each epoch."""
         order = chance.permutation(len(self.labels), self.seed, "random", epoch)
-        return lambda number: order[number * self.batch_size : (number + 1) * self.batch_size]
+        last = len(self) - 1
+        whole = len(self.labels) // self.batch_size * self.batch_size
+        end = whole if self.drop_last else len(self.labels)
+
+        def batch(number: int) -> Tensor:
+            low = number * self.batch_size
+            return order[low : end if number == last else low + self.batch_size]
+
+        return batch
 
 
 class _Classes:

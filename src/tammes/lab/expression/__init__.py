@@ -2,7 +2,7 @@
 
 from tammes.lab.expression.heads import HEADS, head_text, parse_head, recommended_scale
 from tammes.lab.expression.losses import SCHEDULES, TERMS, parse_loss, parse_schedules
-from tammes.lab.expression.syntax import Call, build, parse_call, parse_calls, split_list
+from tammes.lab.expression.syntax import Call, build, normal, parse_call, parse_calls, split_list
 
 __all__ = [
     "HEADS",
@@ -11,6 +11,7 @@ __all__ = [
     "Call",
     "build",
     "head_text",
+    "normal",
     "parse_call",
     "parse_calls",
     "parse_head",

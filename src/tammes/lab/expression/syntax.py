@@ -72,6 +72,31 @@ def parse_calls(text: str, *, what: str) -> list[Call]:
     return calls[::-1]
 
 
+def normal(text: str) -> str:
+    """A text written in the one way that all with the same meaning have.
+
+    Example:
+        >>> normal("cosface( margin=.20 ) + 0.50*sample_margin")
+        'cosface(margin=0.2) + 0.5 * sample_margin()'
+    """
+    try:
+        tree = parse(text, what="text")
+    except ValueError:
+        return text
+    return ast.unparse(_Called().visit(tree))
+
+
+class _Called(ast.NodeTransformer):
+    """Writes the brackets after names that stand alone; values of settings stay as they are."""
+
+    def visit_Name(self, node: ast.Name) -> ast.AST:
+        return ast.Call(node, [], [])
+
+    def visit_Call(self, node: ast.Call) -> ast.AST:
+        node.args = [self.visit(part) for part in node.args]
+        return node
+
+
 def split_list(text: str, *, what: str = "list") -> list[str]:
     """Parts of a text between commas, those within brackets left alone.
 

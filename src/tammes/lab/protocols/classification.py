@@ -19,6 +19,8 @@ from tammes.split import Split, split
 
 _BLOCK = 1 << 24
 """Scores in memory at once."""
+MEASURED = 20_000
+"""Classes up to which margins are measured while training; beyond, they cost too much."""
 _CONFUSED = 12
 """Confused pairs of classes of which examples are kept."""
 _EXAMPLES = 4
@@ -109,16 +111,23 @@ def by_example(loss: Loss) -> bool:
     return all(term.definition.on != "features" for _, term in loss.leaves())
 
 
-def measure_prototypes(head: Head) -> dict[str, float]:
-    """Class margin and norms of the prototypes, as a line of ``metrics.jsonl`` has them."""
-    prototypes = head.weight.detach()
+def measure_prototypes(head: Head, *, margin: bool = True) -> dict[str, float]:
+    """Class margin and norms of the prototypes, as a line of ``metrics.jsonl`` has them.
+
+    Args:
+        head: whose prototypes.
+        margin: the class margin too, whose time grows with the square of the number of classes.
+    """
+    prototypes, found = head.weight.detach(), {}
     with warnings.catch_warnings():
         # Prototypes of zero length have no direction; they are what the norms are there to show.
         warnings.simplefilter("ignore")
-        margin, norms = functional.class_margin(prototypes), functional.prototype_norms(prototypes)
-    return {
-        "class_margin": float(margin.angle),
-        "class_margin_ratio": float(margin.ratio),
+        if margin:
+            closest = functional.class_margin(prototypes)
+            found["class_margin"] = float(closest.angle)
+            found["class_margin_ratio"] = float(closest.ratio)
+        norms = functional.prototype_norms(prototypes)
+    return found | {
         "norm_mean": float(norms.mean),
         "norm_min": float(norms.smallest),
         "norm_max": float(norms.largest),

@@ -13,7 +13,7 @@ from typing import Any
 
 import torch
 
-from tammes.lab.atomic import write_atomically
+from tammes.lab.atomic import clear_leftovers, write_atomically
 
 _NAME = re.compile(r"(last|best)-(\d{9})-([0-9a-f]{16})\.pt")
 KEPT = 2
@@ -50,9 +50,7 @@ class Checkpoints:
 
     def load_last(self) -> dict[str, Any] | None:
         """The newest state that is intact, or none; a damaged one is reported and put aside."""
-        # What a killed process had begun to write.
-        for path in self.folder.glob(".*.pt.*"):
-            path.unlink(missing_ok=True)
+        clear_leftovers(self.folder)
         for path in self._saved("last"):
             state = _read(path)
             if state is not None:
@@ -64,19 +62,13 @@ class Checkpoints:
             path.rename(path.with_suffix(".damaged"))
         return None
 
-    def load_best(self, step: int) -> dict[str, Any]:
-        """The best state, saved at a step.
-
-        Raises:
-            ValueError: it is missing or damaged.
-        """
+    def load_best(self, step: int) -> dict[str, Any] | None:
+        """The best state, saved at a step; none where it is missing or damaged."""
         for path in self._saved("best"):
             state = _read(path) if _step(path) == step else None
             if state is not None:
                 return state
-        raise ValueError(
-            f"{self.folder}: the best checkpoint, of step {step}, is missing or damaged"
-        )
+        return None
 
     def keep_best(self, step: int | None) -> None:
         """Drop all best states but the one saved at a step."""
@@ -106,5 +98,12 @@ def _read(path: Path) -> dict[str, Any] | None:
     data = path.read_bytes()
     if match is None or _checksum(data) != match[3]:
         return None
-    state: dict[str, Any] = torch.load(io.BytesIO(data), map_location="cpu", weights_only=True)
+    try:
+        state: dict[str, Any] = torch.load(io.BytesIO(data), map_location="cpu", weights_only=True)
+    except Exception as error:
+        # Nobody's accident: it is what was written, and we write nothing of the kind.
+        raise ValueError(
+            f"{path}: this checkpoint is refused, it holds more than tensors, numbers and texts "
+            f"({type(error).__name__})"
+        ) from error
     return state

@@ -48,23 +48,29 @@ class Feed:
         self.labels, self.index = images.labels.to(device), images.index.to(device)
         self.pixels = None if images.pixels is None else images.pixels.to(device)
 
-    def __call__(self, batches: Iterable[Tensor], *, fill: int | None = None) -> Iterator[Batch]:
-        """The batches at some positions.
+    def __call__(
+        self, batches: Iterable[Tensor], *, rank: int = 0, world_size: int = 1
+    ) -> Iterator[Batch]:
+        """The batches at some positions, or the share of each that one process has.
 
         Args:
             batches: positions, one tensor for each batch.
-            fill: fill shorter batches up to this length with rows that count for nothing, so that
-                those of all processes are equally long.
+            rank: which process this is.
+            world_size: how many there are. Their shares are equally long: where one is short, an
+                image of the batch is in it that counts for nothing.
         """
-        positions = list(batches)
-        if not positions:
+        shares = [_share(whole, rank, world_size) for whole in batches]
+        if not shares:
             return
+        positions = [share for share, _ in shares]
         # One copy for all of them; each then is a view.
         together = torch.cat(positions).to(self.device)
         places = together.split([len(some) for some in positions])
-        for place, pixels in zip(places, self._pixels(positions, places), strict=True):
-            batch = (pixels, self.labels[place], self.index[place])
-            yield batch if fill is None or len(place) >= fill else _filled(batch, fill)
+        sources = zip(shares, places, self._pixels(positions, places), strict=True)
+        for (_, own), place, pixels in sources:
+            labels = self.labels[place]
+            labels[own:] = IGNORED
+            yield pixels, labels, self.index[place]
 
     def _pixels(self, positions: list[Tensor], places: Iterable[Tensor]) -> Iterator[Tensor]:
         if self.pixels is not None:
@@ -95,11 +101,8 @@ def _stacked(images: list[Tensor | ValueError]) -> Tensor | ValueError:
     return wrong or torch.stack([image for image in images if isinstance(image, Tensor)])
 
 
-def _filled(batch: Batch, length: int) -> Batch:
-    pixels, labels, index = batch
-    missing = length - len(labels)
-    return (
-        torch.cat([pixels, pixels.new_zeros(missing, *pixels.shape[1:])]),
-        torch.cat([labels, labels.new_full((missing,), IGNORED)]),
-        torch.cat([index, index.new_zeros(missing)]),
-    )
+def _share(whole: Tensor, rank: int, world_size: int) -> tuple[Tensor, int]:
+    """Positions of one process, as many as any has, and how many of them are its own."""
+    low, high = (len(whole) * place // world_size for place in (rank, rank + 1))
+    longest = -(-len(whole) // world_size)
+    return torch.cat([whole[low:high], whole[: longest - (high - low)]]), high - low

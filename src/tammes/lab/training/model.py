@@ -5,6 +5,7 @@ from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor, nn
+from torch.nn.modules.batchnorm import _BatchNorm
 
 import tammes
 from tammes.heads.head import Head
@@ -13,14 +14,13 @@ from tammes.lab.config import Config
 from tammes.lab.data import Images
 from tammes.lab.data.augment import Augment
 from tammes.lab.expression import head_text, parse_head, parse_loss, parse_schedules
-from tammes.lab.protocols.classification import examine
+from tammes.lab.protocols.classification import MEASURED, examine
+from tammes.lab.record import Run
 
 IGNORED = -100
 """Label of rows that only fill up a batch."""
 SEEN = ("count", "loss", "accuracy", "sample_margin")
-"""What :class:`Model` returns sums of, beside its loss."""
-_MEASURED = 20_000
-"""Classes up to which every training batch is measured; beyond, that costs as much as the loss."""
+"""What :class:`Model` returns sums of, beside its loss; the first two alone with many classes."""
 
 
 class Model(nn.Module):
@@ -47,16 +47,26 @@ class Model(nn.Module):
         super().__init__()
         self.augment, self.backbone, self.criterion = augment, backbone, criterion
         self.gather, self.channels_last = gather, channels_last
-        self.measures = criterion.head.num_classes <= _MEASURED
+        self.measures = criterion.head.num_classes <= MEASURED
 
-    def features(self, pixels: Tensor, index: Tensor, epoch: Tensor | int) -> Tensor:
+    @property
+    def needs_batches(self) -> bool:
+        """Whether an image alone cannot be trained on."""
+        return any(isinstance(part, _BatchNorm) for part in self.backbone.modules())
+
+    def features(
+        self, pixels: Tensor, index: Tensor | None = None, epoch: Tensor | int = 0
+    ) -> Tensor:
         """Features of images, shape ``(N, D)``.
 
         Args:
             pixels: uint8, shape ``(N, C, H, W)``.
             index: identity of each image, which its augmentation is keyed by, shape ``(N,)``.
+                Nothing is augmented in evaluation mode, and none is needed.
             epoch: likewise.
         """
+        if index is None:
+            index = torch.zeros(len(pixels), dtype=torch.long, device=pixels.device)
         images = self.augment(pixels, index, epoch)
         if self.channels_last:
             images = images.contiguous(memory_format=torch.channels_last)
@@ -84,8 +94,7 @@ class Model(nn.Module):
         counts = labels != IGNORED
         count = counts.sum()
         if not self.measures:
-            nothing = torch.zeros_like(loss)
-            return torch.stack([count.to(loss), loss * count, nothing, nothing])
+            return torch.stack([count.to(loss), loss * count])
         seen = examine(self.criterion.head, features, labels.clamp(min=0))
         right = (seen.correct & counts).sum()
         margins = torch.where(counts, seen.margins, 0.0).sum()
@@ -124,30 +133,62 @@ class Parts(NamedTuple):
         }
 
 
-def build_model(
-    config: Config, images: Images, *, steps_per_epoch: int, classes: int | None = None
-) -> Parts:
+def build_model(config: Config, images: Images, *, steps_per_epoch: int) -> Parts:
     """A fresh model for a set of training images; its weights depend on the seed alone.
 
     Args:
         config: of the run.
-        images: to train on: their shape, classes, counts, mean and deviation are read.
+        images: to train on: their shape, counts of classes, mean and deviation are read.
         steps_per_epoch: for schedules that are given in epochs.
-        classes: number of classes, if it is not that of the images.
     """
-    augment_text = resolve_augment(config.augment, images.shape)
     mean, std = images.mean_std()
-    augment = Augment(augment_text, mean=mean, std=std, shape=images.shape, seed=config.seed)
+    return _build(
+        config,
+        shape=images.shape,
+        counts=images.counts(),
+        mean=mean,
+        std=std,
+        steps_per_epoch=steps_per_epoch,
+    )
+
+
+def load_model(run: Run) -> Model:
+    """The model of a finished run, on the CPU and ready to use; its images are not needed.
+
+    Args:
+        run: that finished.
+
+    Returns:
+        The model in evaluation mode: ``model.features(pixels)``, and
+        ``model.criterion.logits(features)`` for the scores of ``run.data["classes"]``.
+    """
+    about = run.data
+    known = {key: about[key] for key in ("counts", "mean", "std")}
+    parts = _build(run.config, shape=tuple(about["image"]), **known, steps_per_epoch=1)
+    parts.model.load_state_dict(run.tensors("model"))
+    return parts.model.eval()
+
+
+def _build(
+    config: Config,
+    *,
+    shape: tuple[int, int, int],
+    counts: list[int],
+    mean: list[float],
+    std: list[float],
+    steps_per_epoch: int,
+) -> Parts:
+    augment_text = resolve_augment(config.augment, shape)
+    augment = Augment(augment_text, mean=mean, std=std, shape=shape, seed=config.seed)
     torch.manual_seed(config.seed)
     # A crop may have changed the size.
     backbone_text = backbones.resolve(config.backbone, augment.output_shape)
     backbone = backbones.build(backbone_text, shape=augment.output_shape)
-    loss = parse_loss(config.loss, counts=images.counts())
-    count = classes or len(images.classes)
-    head: Head = parse_head(config.head, loss, int(backbone.num_features), count)
-    criterion = tammes.Criterion(head, loss, ignore_index=IGNORED)
+    loss = parse_loss(config.loss, counts=counts)
+    head: Head = parse_head(config.head, loss, int(backbone.num_features), len(counts))
+    criterion = tammes.Criterion(head, loss, ignore_index=IGNORED, validate=None)
     for name, schedule in parse_schedules(
-        config.schedules, steps_per_epoch=steps_per_epoch, counts=images.counts()
+        config.schedules, steps_per_epoch=steps_per_epoch, counts=counts
     ).items():
         criterion.schedule(by_hand=None, **{name: schedule})
     return Parts(

@@ -55,6 +55,10 @@ def evaluate(fabric: Any, model: Model, source: Feed) -> Outcome:
         source: of the images.
     """
     model.eval()
+    if fabric.world_size > 1:
+        # Each process has running statistics of its own; those of the first are kept.
+        for buffer in model.buffers():
+            torch.distributed.broadcast(buffer, 0)
     rank, count = fabric.global_rank, fabric.world_size
     parts = []
     for pixels, _, index in source.in_order(_ROWS, rank=rank, world_size=count):

@@ -5,7 +5,8 @@ from typing import Any
 
 from tammes.lab import data
 from tammes.lab.config import Config
-from tammes.lab.data import Images
+from tammes.lab.data import Images, samplers
+from tammes.lab.expression import build
 
 
 def prepare_data(
@@ -40,6 +41,30 @@ def prepare_data(
         seed=config.seed,
     )
     return training, held_out, testing
+
+
+def make_sampler(
+    config: Config, training: Images, *, rank: int = 0, world_size: int = 1
+) -> samplers.Sampler:
+    """What draws the batches of a run.
+
+    Args:
+        config: of the run.
+        training: images to train on.
+        rank: which process this is.
+        world_size: how many there are.
+    """
+    made: samplers.Sampler = build(
+        config.sampler,
+        samplers.TABLE,
+        what="sampler",
+        labels=training.labels,
+        batch_size=config.batch_size,
+        seed=config.seed,
+        rank=rank,
+        world_size=world_size,
+    )
+    return made
 
 
 def describe_data(training: Images, held_out: Images | None, testing: Images) -> dict[str, Any]:

@@ -79,8 +79,11 @@ class Bar(Progress):
 
     def step(self, *, epoch: int, step: int, values: Mapping[str, float]) -> None:
         """Move it."""
-        shown = f"loss {values['loss']:.4f}  accuracy {100 * values['accuracy']:.1f} %"
-        shown += f"  margin {values['sample_margin']:.3f}  {values['images_per_second']:,.0f}/s"
+        shown = f"loss {values['loss']:.4f}"
+        if "accuracy" in values:
+            shown += f"  accuracy {100 * values['accuracy']:.1f} %"
+            shown += f"  margin {values['sample_margin']:.3f}"
+        shown += f"  {values['images_per_second']:,.0f}/s"
         self.bar.update(
             self.task,
             completed=(epoch - 1) * self.steps + step,
@@ -108,12 +111,15 @@ def described(
         images_per_second: while training.
         seconds_left: until the end, if it is to be said.
     """
-    parts = [f"loss {row['train']['loss']:.4f}", f"train {100 * row['train']['accuracy']:.2f} %"]
+    parts = [f"loss {row['train']['loss']:.4f}"]
+    if "accuracy" in row["train"]:
+        parts.append(f"train {100 * row['train']['accuracy']:.2f} %")
     for kind in ("validation", "test"):
         if kind in row:
             parts.append(f"{kind} {100 * row[kind]['accuracy']:.2f} %")
             parts.append(f"margin {row[kind]['sample_margin']:.3f}")
-    parts.append(f"class margin {row['prototypes']['class_margin']:.1f}°")
+    if "class_margin" in row["prototypes"]:
+        parts.append(f"class margin {row['prototypes']['class_margin']:.1f}°")
     parts.append(f"{images_per_second:,.0f} images/s")
     if seconds_left is not None:
         minutes, seconds = divmod(round(seconds_left), 60)

@@ -68,7 +68,9 @@ class Step:
         self.config, self.graphs, self.report = config, graphs, report
         self.terms = [*model.criterion.settings.named]
         device = fabric.device
-        self.sums = torch.zeros(len(SEEN) + len(self.terms), dtype=torch.double, device=device)
+        self.seen = SEEN if model.measures else SEEN[:2]
+        count = len(self.seen) + len(self.terms)
+        self.sums = torch.zeros(count, dtype=torch.double, device=device)
         self.epoch = torch.zeros((), dtype=torch.long, device=device)
         self.count = torch.zeros((), dtype=torch.long, device=device)
         self.fault = torch.full((), -1, dtype=torch.long, device=device)
@@ -165,7 +167,7 @@ class Step:
         """Means since the epoch began, of what was measured and of the terms; waits for the GPU."""
         count, *sums = self.sums.tolist()
         means = [value / max(count, 1.0) for value in sums]
-        measured = dict(zip(SEEN[1:], means, strict=False))
+        measured = dict(zip(self.seen[1:], means, strict=False))
         return measured, dict(zip(self.terms, means[len(measured) :], strict=True))
 
     def fault_found(self) -> tuple[int, list[str]] | None:
