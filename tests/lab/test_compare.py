@@ -302,7 +302,7 @@ def test_an_interrupt_is_said_in_a_sentence(tmp_path, capsys, monkeypatch):
         (["--losses", "bce", "--seeds", "many"], "a number or 0,1,5 is expected, got 'many'"),
         (["--losses", "bce", "--parallel", "0"], "workers is expected to be at least 1, got 0"),
         (["--losses", "bce", "--baseline", "softmax"], "baseline is expected to be one of the"),
-        (["--losses", "bce", "--epoch", "0"], "epochs is expected to be at least 1, got 0"),
+        (["--losses", "bce", "--epochs", "0"], "epochs is expected to be at least 1, got 0"),
         (["--losses", "bce", "--lrate", "0"], "unrecognized arguments: --lrate 0"),
         (["--losses", "bce", "--bach_size", "3"], "did you mean --batch_size?"),
     ],

@@ -13,6 +13,7 @@ from lab_runs import SAME
 from PIL import Image
 from sklearn.datasets import load_digits
 
+from tammes.lab import data
 from tammes.lab.cli import _Parser, main
 from tammes.lab.commands import train as train_command
 from tammes.lab.config import Config
@@ -205,7 +206,7 @@ def test_the_table_of_files_has_every_file_of_a_run_and_says_which_are_the_same_
 def test_the_code_of_the_page_on_training_makes_the_model_again(trained, monkeypatch, capsys):
     monkeypatch.chdir(trained)
     (code,) = (text for kind, text in BLOCK.findall(TRAINING) if kind == "python")
-    names = {}
+    names = {"pixels": data.load("digits", "test").pixels}
     exec(compile(code, "training.md", "exec"), names)
     kept = Run(trained / "runs" / "softmax").tensors("embeddings")
     assert torch.equal(names["scores"].argmax(1), kept["predictions"])

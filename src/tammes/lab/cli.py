@@ -33,6 +33,10 @@ class _Mistake(Exception):
 class _Parser(argparse.ArgumentParser):
     """A parser that says one sentence in place of its whole usage."""
 
+    def __init__(self, prog: str) -> None:
+        # A shortened flag may mean another one in the next version.
+        super().__init__(prog=prog, allow_abbrev=False)
+
     def error(self, message: str) -> NoReturn:
         if message.startswith("unrecognized arguments: --"):
             name = message.split()[2].partition("=")[0]

@@ -167,7 +167,8 @@ class _Emitted(Progress):
 
     def epoch(self, row: Mapping[str, Any], *, images_per_second: float) -> None:
         measured = row.get("test") or row.get("validation") or row["train"]
-        self.emit({"what": "epoch", "epoch": row["epoch"], "accuracy": measured["accuracy"]})
+        known = {"accuracy": measured["accuracy"]} if "accuracy" in measured else {}
+        self.emit({"what": "epoch", "epoch": row["epoch"], **known})
 
 
 def _check_images(cells: Sequence[Cell]) -> None:

@@ -64,6 +64,8 @@ def train(config: Config, folder: Path, *, progress: Progress | None = None) -> 
     """
     run = Run(folder)
     if _same_run(run, config) and run.status == "done":
+        if progress is not None:
+            progress.say(f"{folder}: this run is finished, nothing is trained again")
         return run
     before = torch.are_deterministic_algorithms_enabled()
     fabric = start(config, folder)

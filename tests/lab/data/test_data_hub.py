@@ -59,6 +59,15 @@ def test_images_that_the_hub_does_not_know_as_such_are_read_too(hub_folder, monk
     assert len(load("owner/name", "train", report=said.append)) == 6
 
 
+def test_a_path_with_a_slip_in_it_is_said_to_be_looked_for_on_the_hub(
+    hub_folder, said, tmp_path, monkeypatch
+):
+    (tmp_path / "owner").mkdir()
+    monkeypatch.chdir(tmp_path)
+    load("owner/name", "train", report=said.append)
+    assert said[0] == "owner/name: no such folder here, looking on the Hugging Face hub"
+
+
 def test_a_hub_name_may_have_a_configuration(hub_folder, said):
     load("owner/name:small", "train", report=said.append)
     assert hub_folder == [("owner/name", "small")]

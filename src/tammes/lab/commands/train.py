@@ -2,6 +2,7 @@
 
 import argparse
 import json
+import os
 import shlex
 from pathlib import Path
 
@@ -56,6 +57,8 @@ def run(arguments: argparse.Namespace) -> int:
         again = shlex.join(["tammes", "train", "--resume", str(folder)])
         progress.say(f"interrupted; {again} goes on")
         return 130
+    if int(os.environ.get("RANK", 0)) > 0:
+        return 0
     if arguments.json:
         print(json.dumps({"folder": str(folder), **done.final}, indent=2, allow_nan=False))
     else:

@@ -63,7 +63,7 @@ def list_classes(folder: Path) -> Entries:
     names = _subfolders(folder)
     if not names:
         loose = sum(Path(entry.name).suffix.lower() in SUFFIXES for entry in os.scandir(folder))
-        got = f"{loose} images directly in it" if loose else "nothing like that"
+        got = f"{loose} image{'s' * (loose > 1)} directly in it" if loose else "nothing like that"
         raise DataError(
             f"{folder}: images are expected in one folder for each class (CLASS/IMAGE.png), "
             f"got {got}"

@@ -157,6 +157,9 @@ def _find(title: str, report: Callable[[str], None]) -> Splits:
         return tables.splits([path], root=None, report=report)
     name, _, config = title.partition(":")
     if re.fullmatch(r"[A-Za-z0-9][\w.-]*/[\w.-]+", name) and path.suffix.lower() != ".parquet":
+        if path.parent.is_dir():
+            # A path with a slip in it looks like a name on the hub, and a network may be slow.
+            report(f"{title}: no such folder here, looking on the Hugging Face hub")
         return hub.splits(name, config or None)
     near = difflib.get_close_matches(title.lower(), ["digits", *KNOWN], n=1)
     hint = f"did you mean {near[0]}?" if near else "a name on the hub is OWNER/NAME"

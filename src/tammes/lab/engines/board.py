@@ -60,6 +60,7 @@ class Board:
         self.stream = stream or sys.stderr
         self.rows = {id(cell): Row(cell.name) for cell in cells}
         self.live: Any = None
+        self.said: set[str] = set()
 
     def __enter__(self) -> "Board":
         if self.stream.isatty():
@@ -79,8 +80,11 @@ class Board:
         row, now = self.rows[id(event.cell)], time.monotonic()
         if event.kind == "progress":
             row.take(event.values, now)
-            if "say" in event.values:
-                self._say(f"{row.name}: {event.values['say']}")
+            text = event.values.get("say")
+            if text is not None and text not in self.said:
+                # What is to be known of the data would come from every run.
+                self.said.add(text)
+                self._say(f"{row.name}: {text}")
             if event.values.get("what") == "epoch" and now - row.said > _PAUSE:
                 row.said = now
                 self._line(row)

@@ -115,7 +115,10 @@ def _tensorboard(folder: Path) -> Any:
 
 def _mlflow(folder: Path) -> Any:
     loggers = require("lightning.pytorch.loggers", extra="lab")
-    return loggers.MLFlowLogger("tammes", run_name=folder.name)
+    # A file beside the runs, unless the user has a server.
+    beside = f"sqlite:///{folder.parent.resolve() / 'mlflow.db'}"
+    uri = os.environ.get("MLFLOW_TRACKING_URI", beside)
+    return loggers.MLFlowLogger("tammes", run_name=folder.name, tracking_uri=uri)
 
 
 def _wandb(folder: Path) -> Any:

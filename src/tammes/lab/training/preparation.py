@@ -26,7 +26,7 @@ def prepare_data(
         "memory": int(config.memory * 2**30),
         # With a source of its own to test on, nothing is set aside of the other.
         "whole": config.test is not None,
-        "report": report,
+        "report": _once(report),
     }
     training = data.load(config.data, "train", **options)
     testing = data.load(config.test or config.data, "test", like=training, **options)
@@ -41,6 +41,18 @@ def prepare_data(
         seed=config.seed,
     )
     return training, held_out, testing
+
+
+def _once(report: Callable[[str], None]) -> Callable[[str], None]:
+    """Says everything once: what is to be known of a source is the same for its splits."""
+    said: set[str] = set()
+
+    def tell(text: str) -> None:
+        if text not in said:
+            said.add(text)
+            report(text)
+
+    return tell
 
 
 def make_sampler(
