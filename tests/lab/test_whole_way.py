@@ -128,7 +128,7 @@ def test_a_finished_run_is_shown_again_and_not_trained_again(whole, capsys):
     assert main(["train", "--resume", str(whole.folder)]) == 0
     printed = capsys.readouterr()
     assert printed.out.startswith("test accuracy")
-    assert printed.err == ""
+    assert printed.err == f"{whole.folder}: this run is finished, nothing is trained again\n"
     assert {path: path.stat().st_mtime_ns for path in whole.folder.rglob("*")} == before
 
 
