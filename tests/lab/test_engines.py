@@ -128,7 +128,7 @@ def test_a_process_takes_the_next_cell_after_one_that_went_well_and_no_other(tmp
 
 @pytest.mark.slow
 def test_a_process_that_has_worked_for_long_is_replaced(tmp_path, monkeypatch):
-    monkeypatch.setattr(engines, "_LIFETIME", 0.0)
+    monkeypatch.setattr("tammes.lab.engines.local._LIFETIME", 0.0)
     cells = [cell(tmp_path, str(n)) for n in range(3)]
     assert all(result.ok for result in run_cells(cells, WORK, at=Places(1, 1)))
     files = [each.folder / "pid" for each in cells]
