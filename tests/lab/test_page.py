@@ -5,7 +5,6 @@ import re
 import runpy
 from pathlib import Path
 
-import browser
 import numpy as np
 import pytest
 import torch
@@ -45,29 +44,6 @@ def written(tmp_path_factory):
     )
     assert main([str(folder / "<i>file.npz"), "--out", str(folder)]) == 0
     return folder / "measure.html"
-
-
-@pytest.fixture(scope="module")
-def chromium():
-    path = browser.find()
-    if path is None:
-        pytest.skip("no browser is installed: the page was not opened")
-    with browser.Browser(path) as running:
-        yield running
-
-
-@pytest.fixture(scope="module")
-def desktop(chromium, written):
-    with chromium.open(written) as opened:
-        opened.wait_for("document.documentElement.dataset.drawn")
-        yield opened
-
-
-@pytest.fixture(scope="module")
-def phone(chromium, written):
-    with chromium.open(written, width=390, height=844, dark=True) as opened:
-        opened.wait_for("document.documentElement.dataset.drawn")
-        yield opened
 
 
 def test_the_library_is_inside_once_and_nothing_is_loaded_from_elsewhere(written):

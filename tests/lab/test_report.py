@@ -7,7 +7,6 @@ import re
 import shlex
 import xml.etree.ElementTree as ElementTree
 
-import browser
 import pytest
 import torch
 from records import DIGITS, make_run, make_study
@@ -563,29 +562,6 @@ def test_short_names_are_different(generator):
 
 
 # ------------------------------------------------------------------------------- in a browser
-
-
-@pytest.fixture(scope="module")
-def chromium():
-    path = browser.find()
-    if path is None:
-        pytest.skip("no browser is installed: the page was not opened")
-    with browser.Browser(path) as running:
-        yield running
-
-
-@pytest.fixture(scope="module")
-def desktop(chromium, written):
-    with chromium.open(written) as opened:
-        opened.wait_for("document.documentElement.dataset.drawn")
-        yield opened
-
-
-@pytest.fixture(scope="module")
-def phone(chromium, written):
-    with chromium.open(written, width=390, height=844, dark=True) as opened:
-        opened.wait_for("document.documentElement.dataset.drawn")
-        yield opened
 
 
 BOXES = "[...document.querySelectorAll('.plot')]"

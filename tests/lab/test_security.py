@@ -10,7 +10,6 @@ import re
 import xml.etree.ElementTree as ElementTree
 from pathlib import Path
 
-import browser
 import numpy
 import pytest
 import torch
@@ -313,15 +312,6 @@ def test_names_are_escaped_everywhere(evil):
     (plots,) = re.findall(r'<script type="application/json"[^>]*>(.*?)</script>', text, re.DOTALL)
     assert json.loads(plots)
     assert "<" not in plots
-
-
-@pytest.fixture(scope="module")
-def chromium():
-    path = browser.find()
-    if path is None:
-        pytest.skip("no browser is installed: the page was not opened")
-    with browser.Browser(path) as running:
-        yield running
 
 
 def opened(chromium, path, blank):

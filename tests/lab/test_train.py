@@ -263,36 +263,38 @@ def test_a_damaged_best_checkpoint_does_not_end_the_run(tmp_path, monkeypatch):
     assert any("best one is missing or damaged" in text for text in progress.said)
 
 
-def test_images_that_have_changed_are_noticed(tmp_path):
+@pytest.fixture
+def pictures(tmp_path):
+    """A folder of two classes, plain colours."""
     image = pytest.importorskip("PIL.Image")
-    pictures = tmp_path / "pictures"
+    folder = tmp_path / "pictures"
     for place, name in enumerate("ab"):
-        (pictures / name).mkdir(parents=True)
+        (folder / name).mkdir(parents=True)
         for number in range(20):
             colour = (place * 150, number * 5, 0)
-            image.new("RGB", (16, 16), colour).save(pictures / name / f"{number}.png")
+            image.new("RGB", (16, 16), colour).save(folder / name / f"{number}.png")
+    return folder
+
+
+def add_a_picture(pictures):
+    shutil.copy(pictures / "a" / "0.png", pictures / "a" / "new.png")
+
+
+def test_images_that_have_changed_are_noticed(tmp_path, pictures):
     config = SMALL.replace(data=str(pictures), batch_size=8, lr=0.01)
     with pytest.raises(Stop):
         train(config, tmp_path / "run", progress=StopAt(6))
-    image.new("RGB", (16, 16)).save(pictures / "a" / "new.png")
+    add_a_picture(pictures)
     with pytest.raises(RecordError, match=r"was begun with other images of .*pictures"):
         train(config, tmp_path / "run")
 
 
-def test_runs_on_other_images_are_not_compared(tmp_path):
+def test_runs_on_other_images_are_not_compared(tmp_path, pictures):
     from tammes.lab.compare import compare
 
-    image = pytest.importorskip("PIL.Image")
-    pictures = tmp_path / "pictures"
-    for place, name in enumerate("ab"):
-        (pictures / name).mkdir(parents=True)
-        for number in range(20):
-            image.new("RGB", (16, 16), (place * 150, number * 5, 0)).save(
-                pictures / name / f"{number}.png"
-            )
     config = SMALL.replace(data=str(pictures), loss="softmax", batch_size=8, epochs=1)
     train(config, tmp_path / "runs" / config.folder)
-    image.new("RGB", (16, 16)).save(pictures / "a" / "new.png")
+    add_a_picture(pictures)
     with pytest.raises(ValueError, match="was trained on other images of"):
         compare(config, "softmax", 2, tmp_path / "runs", report=lambda text: None)
 

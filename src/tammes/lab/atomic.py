@@ -19,7 +19,7 @@ def write_atomically(path: str | os.PathLike[str], data: bytes) -> None:
         OSError: with nothing left behind, folders included.
     """
     path = Path(path)
-    made = [parent for parent in (path.parent, *path.parent.parents) if not parent.exists()]
+    made = _missing(path.parent)
     temporary: Path | None = None
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
@@ -33,13 +33,23 @@ def write_atomically(path: str | os.PathLike[str], data: bytes) -> None:
     except BaseException as error:
         if temporary is not None:
             temporary.unlink(missing_ok=True)
-        for folder in made:
-            with contextlib.suppress(OSError):
-                folder.rmdir()
+        _take_away(made)
         if isinstance(error, OSError) and error.filename is None:
             # A full disk does not say which file it was full for.
             raise OSError(error.errno, error.strerror, str(path)) from error
         raise
+
+
+def _missing(folder: Path) -> list[Path]:
+    """The folders that have to be made for one to be there, the innermost first."""
+    return [path for path in (folder, *folder.parents) if not path.exists()]
+
+
+def _take_away(folders: list[Path]) -> None:
+    """Remove folders that were made in vain; one that somebody else uses meanwhile stays."""
+    for folder in folders:
+        with contextlib.suppress(OSError):
+            folder.rmdir()
 
 
 def clear_leftovers(folder: Path) -> None:
@@ -59,7 +69,7 @@ def writable(folder: Path, *, flag: str) -> Path:
         ValueError: a sentence that says why not.
     """
     probe = folder / f".{secrets.token_hex(4)}"
-    made = [path for path in (folder, *folder.parents) if not path.exists()]
+    made = _missing(folder)
     try:
         folder.mkdir(parents=True, exist_ok=True)
         probe.touch()
@@ -70,9 +80,7 @@ def writable(folder: Path, *, flag: str) -> Path:
             f"choose another folder with {flag}"
         ) from None
     finally:
-        for path in made:
-            with contextlib.suppress(OSError):
-                path.rmdir()
+        _take_away(made)
     return folder
 
 
@@ -89,7 +97,7 @@ def alone(folder: Path, otherwise: str) -> Iterator[None]:
     Raises:
         ValueError: another process has it.
     """
-    made = [parent for parent in (folder, *folder.parents) if not parent.exists()]
+    made = _missing(folder)
     folder.mkdir(parents=True, exist_ok=True)
     lock = folder / ".lock"
     try:
@@ -100,10 +108,8 @@ def alone(folder: Path, otherwise: str) -> Iterator[None]:
     finally:
         if made and [*folder.iterdir()] == [lock]:
             # Nothing came of it.
-            with contextlib.suppress(OSError):
-                lock.unlink()
-                for path in made:
-                    path.rmdir()
+            lock.unlink(missing_ok=True)
+            _take_away(made)
 
 
 def _locked(file: IO[str]) -> bool:

@@ -17,6 +17,17 @@ from tammes.lab.data import chance
 __all__ = ["PK", "TABLE", "Balanced", "Episodes", "Random", "Sampler"]
 
 
+def share(whole: Tensor, rank: int, world_size: int) -> Tensor:
+    """The part of a batch that one of several processes has; together they are the batch.
+
+    Example:
+        >>> [share(torch.arange(5), rank, 2).tolist() for rank in range(2)]
+        [[0, 1], [2, 3, 4]]
+    """
+    low, high = (len(whole) * place // world_size for place in (rank, rank + 1))
+    return whole[low:high]
+
+
 class Sampler:
     """What the samplers have in common: an epoch, a position in it, a part of each batch.
 
@@ -66,8 +77,7 @@ class Sampler:
 
     def __iter__(self) -> Iterator[Tensor]:
         for whole in self.whole():
-            low, high = (len(whole) * r // self.world_size for r in (self.rank, self.rank + 1))
-            yield whole[low:high]
+            yield share(whole, self.rank, self.world_size)
 
     def whole(self) -> Iterator[Tensor]:
         """The batches that are left of the epoch, each as a whole."""

@@ -8,6 +8,7 @@ from torch import Tensor
 from torch.utils.data import DataLoader, Dataset
 
 from tammes.lab.data import Images
+from tammes.lab.data.samplers import share
 from tammes.lab.training.model import IGNORED
 
 Batch: TypeAlias = tuple[Tensor, Tensor, Tensor]
@@ -59,7 +60,7 @@ class Feed:
             world_size: how many there are. Their shares are equally long: where one is short, an
                 image of the batch is in it that counts for nothing.
         """
-        shares = [_share(whole, rank, world_size) for whole in batches]
+        shares = [_filled_share(whole, rank, world_size) for whole in batches]
         if not shares:
             return
         positions = [share for share, _ in shares]
@@ -101,8 +102,8 @@ def _stacked(images: list[Tensor | ValueError]) -> Tensor | ValueError:
     return wrong or torch.stack([image for image in images if isinstance(image, Tensor)])
 
 
-def _share(whole: Tensor, rank: int, world_size: int) -> tuple[Tensor, int]:
+def _filled_share(whole: Tensor, rank: int, world_size: int) -> tuple[Tensor, int]:
     """Positions of one process, as many as any has, and how many of them are its own."""
-    low, high = (len(whole) * place // world_size for place in (rank, rank + 1))
+    own = share(whole, rank, world_size)
     longest = -(-len(whole) // world_size)
-    return torch.cat([whole[low:high], whole[: longest - (high - low)]]), high - low
+    return torch.cat([own, whole[: longest - len(own)]]), len(own)
