@@ -14,7 +14,7 @@ from torch import Tensor
 
 from tammes.lab.data import chance
 
-__all__ = ["PK", "TABLE", "Balanced", "Episodes", "Random", "Sampler"]
+__all__ = ["PK", "TABLE", "Balanced", "Episodes", "Random", "Sampler", "share"]
 
 
 def share(whole: Tensor, rank: int, world_size: int) -> Tensor:
