@@ -27,6 +27,7 @@ check: setup
 
 bench: setup
 	$(RUN) benchmarks/criterion.py
+	$(RUN) benchmarks/head.py $(if $(shell command -v nvidia-smi),,--cpu)
 	$(RUN) benchmarks/train.py $(if $(shell command -v nvidia-smi),,--cpu)
 
 clean:

@@ -17,21 +17,14 @@ Memory: a fresh process for each contestant. Features, labels and prototypes are
 other tensors loads the code and the buffers that libraries keep for good (13 MB of a product's),
 those tensors are freed, and then one step is taken: the extra memory is the highest resident size
 during that step minus the resident size just before. It counts the gradients that the step leaves
-behind: those of the prototypes alone are C * D * 4 bytes. The allocator is told to give back at
-once what is freed (a fixed ``M_MMAP_THRESHOLD`` of 64 KiB, ``malloc_trim`` before the step):
-otherwise it keeps a share that varies from run to run. The kernel's high-water mark is reset just
-before the step, because making the parameters may have been higher; where that cannot be done (not
-on Linux), ``ru_maxrss`` is used and may come out too low.
+behind: those of the prototypes alone are C * D * 4 bytes. How it is read is written in
+``process_memory.py``.
 """
 
 import argparse
-import contextlib
-import ctypes
-import gc
 import json
 import os
 import platform
-import resource
 import statistics
 import subprocess
 import sys
@@ -42,6 +35,7 @@ from pathlib import Path
 
 import torch
 import torch.nn.functional as F
+from process_memory import extra_memory, processor
 
 SIZES = [(256, 512, 10_000), (256, 512, 100_000)]
 QUICK = [(128, 64, 10_000)]
@@ -154,10 +148,10 @@ def set_up(threads):
     warnings.simplefilter("ignore")
 
 
-def seconds(size, repeat, say):
+def seconds(contestants, size, repeat, say):
     """Seconds of every turn of each contestant at one size."""
     ready = {}
-    for name, make in CONTESTANTS.items():
+    for name, make in contestants.items():
         ready[name] = make(*size)
     turns = {name: [] for name in ready}
     for turn in range(repeat + 1):
@@ -173,59 +167,8 @@ def seconds(size, repeat, say):
     return turns
 
 
-def resident():
-    """Bytes of this process in memory now."""
-    try:
-        pages = int(Path("/proc/self/statm").read_text().split()[1])
-    except OSError:
-        return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024
-    return pages * os.sysconf("SC_PAGE_SIZE")
-
-
-def reset_highest():
-    """Start the kernel's high-water mark anew; without effect outside Linux."""
-    with contextlib.suppress(OSError):
-        Path("/proc/self/clear_refs").write_text("5")
-
-
-def highest():
-    """The most bytes of this process that were in memory at once."""
-    try:
-        for line in Path("/proc/self/status").read_text().splitlines():
-            if line.startswith("VmHWM:"):
-                return int(line.split()[1]) * 1024
-    except OSError:
-        pass
-    return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024
-
-
-def allocator(action, *arguments):
-    """Ask the C library's allocator for something; without effect where it is not glibc."""
-    with contextlib.suppress(OSError, AttributeError):
-        getattr(ctypes.CDLL("libc.so.6"), action)(*arguments)
-
-
-def extra_memory(name, size):
-    """Bytes that one step needs beyond what is there before it; for a process of its own."""
-    threshold = -3  # M_MMAP_THRESHOLD of mallopt
-    allocator("mallopt", threshold, 1 << 16)
-    make = CONTESTANTS[name]
-    step, forget = make(*size)
-    small_step, _ = make(*WARM_UP)
-    small_step()
-    del small_step
-    gc.collect()
-    allocator("malloc_trim", 0)
-    before = resident()
-    reset_highest()
-    kept = step()
-    peak = highest()
-    del kept, forget
-    return peak - before
-
-
-def extra_memory_elsewhere(name, size, threads):
-    command = [sys.executable, __file__, "--threads", str(threads)]
+def extra_memory_elsewhere(script, name, size, threads):
+    command = [sys.executable, script, "--threads", str(threads)]
     command += ["--memory-of", name, "--size", *map(str, size)]
     done = subprocess.run(command, capture_output=True, text=True, check=True)
     return json.loads(done.stdout)
@@ -234,14 +177,15 @@ def extra_memory_elsewhere(name, size, threads):
 # -------------------------------------------------------------------------------------- report
 
 
-def measure(size, repeat, threads, say):
+def measure(contestants, script, size, repeat, threads, say):
+    """A row for each contestant; ``script --memory-of NAME`` prints the memory of one."""
     memory = {}
-    for name in CONTESTANTS:
-        memory[name] = extra_memory_elsewhere(name, size, threads)
+    for name in contestants:
+        memory[name] = extra_memory_elsewhere(script, name, size, threads)
         say(f"memory of {name}")
-    turns = seconds(size, repeat, say)
+    turns = seconds(contestants, size, repeat, say)
     rows = {}
-    for name in CONTESTANTS:
+    for name in contestants:
         ratios = [a / b for a, b in zip(turns[name], turns["bare products"], strict=True)]
         rows[name] = {
             "seconds": statistics.median(turns[name]),
@@ -260,16 +204,23 @@ def measure(size, repeat, threads, say):
 def table(size, rows):
     lines = [
         "N, D, C = {:,}, {:,}, {:,}".format(*size),
-        f"{'':16} {'ms':>8} {'x products':>11} {'fastest':>8} {'extra MiB':>10} {'of PML':>7}",
+        f"{'':24} {'ms':>8} {'x products':>11} {'fastest':>8} {'extra MiB':>10} {'of PML':>7}",
     ]
     for name, row in rows.items():
         share = f"{row['share_of_pml_memory']:7.2f}" if "share_of_pml_memory" in row else ""
         milliseconds, extra = 1e3 * row["seconds"], row["extra_bytes"] / 2**20
         lines.append(
-            f"{name:16} {milliseconds:8.0f} {row['ratio_to_products']:11.2f} "
+            f"{name:24} {milliseconds:8.0f} {row['ratio_to_products']:11.2f} "
             f"{row['ratio_of_fastest']:8.2f} {extra:10.0f} {share}"
         )
     return "\n".join(line.rstrip() for line in lines)
+
+
+def progress():
+    """What tells a person at a terminal how far it is."""
+    return (
+        partial(print, end="\x1b[K\r", file=sys.stderr) if sys.stderr.isatty() else lambda _: None
+    )
 
 
 def machine(threads):
@@ -277,14 +228,8 @@ def machine(threads):
 
     import tammes
 
-    model = platform.processor()
-    try:
-        lines = Path("/proc/cpuinfo").read_text().splitlines()
-        model = next(line.split(": ")[1] for line in lines if line.startswith("model name"))
-    except (OSError, StopIteration, IndexError):
-        pass
     return {
-        "cpu": model,
+        "cpu": processor(),
         "cores": os.cpu_count(),
         "threads": threads,
         "system": platform.platform(),
@@ -306,10 +251,10 @@ def main():
     arguments = parser.parse_args()
     set_up(arguments.threads)
     if arguments.memory_of:
-        print(json.dumps(extra_memory(arguments.memory_of, arguments.size)))
+        print(json.dumps(extra_memory(CONTESTANTS[arguments.memory_of], arguments.size, WARM_UP)))
         return
 
-    say = partial(print, end="\x1b[K\r", file=sys.stderr) if sys.stderr.isatty() else lambda _: None
+    say = progress()
     repeat = arguments.repeat or (3 if arguments.quick else 9)
     found = {
         "command": " ".join(["python", "benchmarks/criterion.py", *sys.argv[1:]]),
@@ -319,7 +264,7 @@ def main():
         "sizes": [],
     }
     for size in QUICK if arguments.quick else SIZES:
-        rows = measure(size, repeat, arguments.threads, say)
+        rows = measure(CONTESTANTS, __file__, size, repeat, arguments.threads, say)
         found["sizes"].append({"n": size[0], "d": size[1], "c": size[2], "contestants": rows})
         print(table(size, rows), end="\n\n", flush=True)
     found["load_average_after"] = os.getloadavg()

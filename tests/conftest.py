@@ -6,6 +6,12 @@ from pathlib import Path
 import pytest
 import torch
 
+if not torch.cuda.is_available():
+    # Triton reads it when a kernel is defined.
+    os.environ.setdefault("TRITON_INTERPRET", "1")
+# cuBLAS reads it when it starts; without it, it refuses to be deterministic.
+os.environ.setdefault("CUBLAS_WORKSPACE_CONFIG", ":4096:8")
+
 
 @pytest.fixture(autouse=True)
 def _seed():

@@ -51,6 +51,7 @@ def test_half_precision_products_stay_within_the_sheet(dtype, name):
     assert head.weight.dtype == torch.float32
 
 
+@pytest.mark.filterwarnings("ignore:Synchronization debug mode")
 def test_a_call_does_not_wait_for_the_device():
     criterion = tammes.CosFace(64, 20_000).cuda()
     features, labels = torch.randn(128, 64).cuda(), torch.randint(20_000, (128,)).cuda()
@@ -83,6 +84,7 @@ def test_scaled_losses_give_scaled_gradients():
     assert_close(criterion.head.weight.grad, 1024 * plain)
 
 
+@pytest.mark.filterwarnings("ignore")  # what the compiler has to say of itself
 @pytest.mark.parametrize("name", ["cosface", "arcface", "softmax_smoothed_margin"])
 def test_compiled_is_eager_on_the_device(name):
     criterion = tammes.Criterion(tammes.CosineHead(16, CLASSES), SPLIT_TERMS[name]).cuda()

@@ -11,6 +11,9 @@ import pytest
 import torch
 from safetensors.torch import load_file
 
+import tammes
+from tammes import checkpoint
+
 EXAMPLES = Path(__file__).resolve().parent.parent / "examples"
 
 CHANCE = 0.1
@@ -83,6 +86,34 @@ def test_plain_torch_goes_on_where_its_margin_was(one_thread, capsys):
     margins = [float(line.split()[-1]) for line in lines if "margin" in line]
     # Complete after half of the training, and not begun again by the new objects.
     assert margins == [0.17, 0.35, 0.35, 0.35]
+
+
+def check_sharded(folder):
+    """The checkpoint of half of two epochs loads on one process, whatever number wrote it."""
+    head = tammes.ShardedHead(tammes.CosineHead, 32, 1000, scale=16.0, sample_rate=0.2)
+    saved = checkpoint.load(folder, head)
+    assert saved["epoch"] == 1
+    assert saved["backbone"]["2.weight"].shape == (32, 128)
+    # 8,000 pictures in batches of 60.
+    assert head.sampler.steps == 134
+
+
+def test_sharded_learns_alone_with_a_fifth_of_the_classes_in_a_step(one_thread, tmp_path):
+    assert main_of("sharded.py")(epochs=2, path=tmp_path) > 0.5
+    check_sharded(tmp_path)
+
+
+@pytest.mark.slow
+def test_sharded_learns_on_two_processes(tmp_path):
+    command = [sys.executable, "-m", "torch.distributed.run", "--standalone"]
+    command += ["--nproc-per-node", "2", str(EXAMPLES / "sharded.py")]
+    command += ["--epochs", "2", "--path", str(tmp_path)]
+    environment = {**os.environ, "OMP_NUM_THREADS": "1"}
+    done = subprocess.run(command, capture_output=True, text=True, env=environment, check=False)
+    assert done.returncode == 0, done.stderr
+    assert float(done.stdout.split()[-1]) > 0.5
+    assert len(list(tmp_path.glob("*.safetensors"))) == 2
+    check_sharded(tmp_path)
 
 
 @pytest.mark.slow

@@ -204,9 +204,9 @@ REFUSED = {
         "CosineHead expects scale to be a number or 'learnable', got 'learned'",
     ),
     "an unknown implementation": (
-        lambda: cosine(implementation="fused"),
+        lambda: cosine(implementation="sparse"),
         ValueError,
-        "CosineHead expects implementation 'auto', 'dense' or 'streamed', got 'fused'",
+        "CosineHead expects implementation 'auto', 'dense', 'streamed' or 'fused', got 'sparse'",
     ),
     # ---------------------------------------------------------------------------- criterion
     "an unknown reduction": (

@@ -7,7 +7,15 @@ Read in this order: :mod:`tammes.split`, :mod:`tammes.losses.angular`, :mod:`tam
 from tammes import convert, geometry, metrics, schedules
 from tammes.compose import Batch, Loss, Sum, Term, term
 from tammes.criterion import Criterion
-from tammes.heads import CosineHead, GaussianHead, Head, LinearHead, SimplexHead, carry_over
+from tammes.heads import (
+    CosineHead,
+    GaussianHead,
+    Head,
+    LinearHead,
+    ShardedHead,
+    SimplexHead,
+    carry_over,
+)
 from tammes.losses import (
     adaface,
     arcface,
@@ -71,6 +79,7 @@ __all__ = [
     "LinearHead",
     "Loss",
     "NormFace",
+    "ShardedHead",
     "SimplexHead",
     "Softmax",
     "SphereFace",

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any, Concatenate, Literal, NamedTuple, ParamSp
 import torch
 from torch import Tensor
 
-from tammes.split import ALONGSIDE, REDUCED, Split
+from tammes.split import ALONGSIDE, REDUCED, SUMMED, Split, with_sums
 from tammes.steady import Steady
 
 if TYPE_CHECKING:
@@ -150,10 +150,12 @@ class Definition:
     requires: Literal["", "angle", "cosine"] = ""
     unless_zero: Mapping[str, str] = field(default_factory=dict)
     fixed: frozenset[str] = frozenset()
+    threshold: Callable[..., Tensor] | None = None
     prepare: Callable[..., dict[str, Setting]] | None = None
     state: Callable[..., State] | None = None
     signature: inspect.Signature = field(default_factory=inspect.Signature)
     builder: Callable[..., "Term"] | None = None
+    takes_shards: bool = False
 
     @property
     def defaults(self) -> dict[str, Setting]:
@@ -229,6 +231,11 @@ class Term(Loss):
                 if isinstance(value, tuple):
                     per_class = torch.tensor(value, dtype=like.dtype, device=like.device)
                     merged[name] = per_class[inputs[0].labels]
+            if not self.definition.reads.isdisjoint(SUMMED):
+                threshold = self.definition.threshold
+                over = None if threshold is None else threshold(inputs[0], **merged)
+                filled = with_sums(inputs[0], self.definition.reads, over)
+                inputs = (filled, *inputs[1:])
         return self.definition.function(*inputs, **merged)
 
     def __repr__(self) -> str:
@@ -276,6 +283,7 @@ def term(
     requires: Literal["", "angle", "cosine"] = "",
     unless_zero: Mapping[str, str] | None = None,
     fixed: str = "",
+    threshold: Callable[..., Tensor] | None = None,
     check: Callable[..., None] | None = None,
     prepare: Callable[..., dict[str, Setting]] | None = None,
     state: Callable[..., State] | None = None,
@@ -289,12 +297,16 @@ def term(
             by default, which is right but computes more than most losses need.
         on: what the function is given: a :class:`Split` and returns ``(N,)``; the ``prototypes``
             and returns a scalar; or a :class:`Batch` of ``features`` and returns the values
-            ``(N,)`` and which of the examples could be anchors ``(N,)``.
+            ``(N,)`` and which of the examples could be anchors ``(N,)``. A function of the
+            prototypes that has an argument ``shards`` is given only those of this rank, and a
+            :class:`tammes.shards.Shards` to ask for the others.
         requires: ``"angle"`` where the similarity must be a length times a cosine, ``"cosine"``
             where it must be bounded.
         unless_zero: fields that are read only where a setting is not zero, by field.
         fixed: settings that are what they are from the beginning, separated by blanks: neither a
             call nor a schedule can change them.
+        threshold: where ``excess`` is read, over what: called like the function, with a split
+            of which ``target`` and what travels along are known, returns ``(N,)``.
         check: called with the settings when a term is built, raises ``ValueError``.
         prepare: called with the settings, returns those the function is given in another form.
         state: called with the term and a head, returns the memory of a stateful term, which the
@@ -317,8 +329,9 @@ def term(
     def decorate(function: Callable[..., Any]) -> Callable[_P, Term]:
         name = function.__name__
         _, *parameters = inspect.signature(function).parameters.values()
+        supplied = ("state", "shards")
         signature = inspect.Signature(
-            [p.replace(kind=p.POSITIONAL_OR_KEYWORD) for p in parameters if p.name != "state"],
+            [p.replace(kind=p.POSITIONAL_OR_KEYWORD) for p in parameters if p.name not in supplied],
             return_annotation=Term,
         )
 
@@ -352,10 +365,12 @@ def term(
             requires=requires,
             unless_zero=unless_zero or {},
             fixed=frozenset(fixed.split()),
+            threshold=threshold,
             prepare=prepare,
             state=state,
             signature=signature,
             builder=cast(Callable[..., Term], build),
+            takes_shards=any(p.name == "shards" for p in parameters),
         )
         build.definition = definition  # type: ignore[attr-defined]
         return build

@@ -14,11 +14,14 @@ from tammes.checks import (
     check_weights,
     transforming,
 )
-from tammes.compose import Batch, Loss, Setting, State, Term
+from tammes.compose import Batch, Loss, Setting
 from tammes.evaluate import check_fit, other_terms, split_terms
+from tammes.gathering import ALONE, Alone, Examples, by_example, gathering_of
 from tammes.heads.head import Head
 from tammes.kernels import Implementation
 from tammes.kernels.problem import working_dtype
+from tammes.parameters import param_groups
+from tammes.resizing import check_new_values, check_resizable, follow
 from tammes.schedules import Schedule
 from tammes.settings import Settings
 from tammes.watch import UpdateWatch
@@ -45,12 +48,20 @@ class Criterion(nn.Module):
         class_weights: weight of each class's examples, shape ``(C,)``.
         validate: where the values of labels and features are checked: on the CPU; with ``True`` on
             an accelerator too, which waits for it; with ``None`` nowhere.
-        implementation: of the head, if it is to be changed: ``"auto"``, ``"dense"`` or
-            ``"streamed"``.
+        implementation: of the head, if it is to be changed: ``"auto"``, ``"dense"``,
+            ``"streamed"`` or ``"fused"``.
+        group: whose batches are one batch: a process group, or ``True`` for the default one of
+            ``torch.distributed``. Every rank then returns the loss of all of them, in whatever a
+            term compares, and backbone and prototypes get its gradient. Ranks may have different
+            numbers of examples, also none. A sharded head says it itself.
+        averaged: the ranks' gradients are averaged, as DistributedDataParallel and FSDP do;
+            ``False`` where they are summed.
+        even: a promise that all ranks always have equally many examples: saves a small collective,
+            which waits for an accelerator.
 
     Attributes:
         terms: each term of the last call by name: its mean over the examples, before its weight,
-            detached; for logging.
+            detached; for logging. With a group, over the examples of all ranks.
 
     Example:
         >>> criterion = tammes.Criterion(
@@ -75,6 +86,9 @@ class Criterion(nn.Module):
         class_weights: Sequence[float] | Tensor | None = None,
         validate: bool | None = False,
         implementation: Implementation | None = None,
+        group: Any = None,
+        averaged: bool = True,
+        even: bool = False,
     ) -> None:
         super().__init__()
         if not isinstance(head, Head):
@@ -93,6 +107,7 @@ class Criterion(nn.Module):
         self.reduction = reduction
         self.ignore_index = ignore_index
         self.validate = validate
+        self.gathering = gathering_of(head, group, averaged=averaged, even=even)
         self.register_buffer("class_weights", class_weights, persistent=False)
         self.states = nn.ModuleDict()
         self.schedules = nn.ModuleDict()
@@ -132,20 +147,34 @@ class Criterion(nn.Module):
         Returns:
             A scalar, or with ``reduction="none"`` the weighted losses, shape ``(N,)``.
         """
-        tracing = transforming()
-        self._check(features, labels, weights, tracing)
+        tracing, group = transforming(), self._group()
+
+        def check() -> None:
+            self._check(features, labels, weights, tracing)
+            self.settings.check({**self._scheduled(), **settings}, len(labels))
+
+        longest = group.agree(
+            type(self).__name__,
+            check,
+            features,
+            embedding_size=self.head.embedding_size,
+            num_classes=self.head.num_classes,
+            values_per_example=len(by_example(settings)) + (weights is not None),
+        )
         # Before it is compared: a small integer type would wrap the ignored label round.
         labels = labels.long()
         valid = labels != self.ignore_index
         labels = torch.where(valid, labels, 0)
-        batch = Batch(features, labels, valid)
-        arguments = self.settings.resolve(batch, {**self._scheduled(), **settings})
+        own = Examples(Batch(features, labels, valid), weights, settings)
+        whole, mine = group.gather(own, longest, features=self._compares_features)
+        # A rank splits its own examples; all of them, if it has only some of the prototypes.
+        part = whole if group.sharded else own
+        arguments = self.settings.resolve(part.batch, {**self._scheduled(), **part.settings})
         if self.training and not tracing and self.settings.uses_prototypes:
             self._watch.notice(self.head.weight, features)
-        self._remember("before", batch, tracing)
+        self._remember("before", whole.batch, tracing)
 
-        dtype = working_dtype(features, self.head.weight)
-        weights = self._weights(batch, weights, dtype)
+        weights = self._weights(whole, working_dtype(features, self.head.weight))
         total = weights.sum()
         total = torch.where(total == 0, torch.ones_like(total), total)
         if self.reduction == "mean":
@@ -153,14 +182,17 @@ class Criterion(nn.Module):
         for name, state in self.states.items():
             arguments[name]["state"] = state
         named, rowwise = self.settings.named, self.reduction == "none"
-        loss, sums = split_terms(self.head, named, arguments, batch, weights, rowwise=rowwise)
-        for name, rows in other_terms(self.head, named, arguments, batch, weights):
-            sums[name] = rows.detach().sum()
-            loss = loss + named[name][0] * (rows if rowwise else rows.sum())
+        some = weights if part is whole else weights[mine]
+        loss, sums = split_terms(self.head, named, arguments, part.batch, some, rowwise=rowwise)
+        seen = whole.batch._replace(features=group.seen_by_all(whole.batch.features))
+        found = dict(other_terms(self.head, named, arguments, seen, weights))
+        others = [named[n][0] * (rows if rowwise else rows.sum()) for n, rows in found.items()]
+        loss, sums = group.combine(loss, others, sums, mine)
         if not _transformed(tracing):
+            sums |= {name: rows.detach().sum() for name, rows in found.items()}
             per_example = 1 if self.reduction == "mean" else total.detach()
             self.terms = {name: sums[name] / per_example for name in named}
-        self._remember("after", batch, tracing)
+        self._remember("after", whole.batch, tracing)
         if self.training and torch.is_grad_enabled() and not self._step_by_hand:
             self.step()
         return loss
@@ -169,7 +201,19 @@ class Criterion(nn.Module):
         """Scores without any margin, for inference, shape ``(N, C)``."""
         return self.head.logits(features)
 
-    def _weights(self, batch: Batch, weights: Tensor | None, dtype: torch.dtype) -> Tensor:
+    def _group(self) -> Alone:
+        """Those whose batches are one."""
+        gathering = self.gathering
+        return ALONE if gathering is None or gathering.ranks.size == 1 else gathering
+
+    @property
+    def _compares_features(self) -> bool:
+        """Whether anything looks at more features than those of the examples it has a loss of."""
+        terms = [term for _, term in self.settings.named.values()]
+        return len(self.states) > 0 or any(term.definition.on == "features" for term in terms)
+
+    def _weights(self, examples: Examples, dtype: torch.dtype) -> Tensor:
+        batch, weights, _ = examples
         result = batch.valid.to(dtype)
         if weights is not None:
             result = torch.where(batch.valid, weights.to(dtype), 0.0)
@@ -229,27 +273,12 @@ class Criterion(nn.Module):
             >>> criterion = tammes.CosFace(8, 3).schedule(margin=WarmUp(0.0, 0.35, steps=1000))
         """
         for key, schedule in schedules.items():
-            self._check_schedule(key, schedule)
+            self.settings.check_schedule(key, schedule, self.head.num_classes)
         for key, schedule in schedules.items():
             self.schedules[key] = schedule.to(self.head.weight.device)
         if by_hand is not None:
             self._step_by_hand = by_hand
         return self
-
-    def _check_schedule(self, key: str, schedule: Schedule) -> None:
-        if key not in self.settings.names() | {"class_weights"}:
-            raise ValueError(f"Criterion.schedule expects a setting of {self.loss!r}, got {key!r}")
-        if key not in self.settings.names(numbers=True) | {"class_weights"}:
-            raise ValueError(f"Criterion.schedule expects a setting that is a number, got {key!r}")
-        self.settings.check_changeable(key)
-        if not isinstance(schedule, Schedule):
-            raise TypeError(f"Criterion.schedule expects a Schedule for {key}, got {schedule!r}")
-        shape = (self.head.num_classes,) if key == "class_weights" else ()
-        if schedule.value.shape != shape:
-            raise ValueError(
-                f"Criterion.schedule expects {key} of shape {shape}, "
-                f"got {tuple(schedule.value.shape)}"
-            )
 
     def step(self) -> None:
         """Advance all schedules by one step."""
@@ -287,22 +316,14 @@ class Criterion(nn.Module):
             >>> [(group["lr"], len(group["params"])) for group in groups]
             [(0.1, 2), (1.0, 1)]
         """
-        head_lr = lr if head_lr is None else head_lr
-        head_weight_decay = weight_decay if head_weight_decay is None else head_weight_decay
-        mine = [p for p in self.parameters() if p.requires_grad]
-        known = {id(p) for p in self.parameters()}
-        others = [] if backbone is None else backbone.parameters()
-        theirs = [p for p in others if p.requires_grad and id(p) not in known]
-        wanted = (
-            (theirs, lr, weight_decay),
-            ([p for p in mine if p.ndim > 1], head_lr, head_weight_decay),
-            ([p for p in mine if p.ndim <= 1], head_lr, 0.0),
+        return param_groups(
+            self,
+            backbone,
+            lr=lr,
+            head_lr=lr if head_lr is None else head_lr,
+            weight_decay=weight_decay,
+            head_weight_decay=weight_decay if head_weight_decay is None else head_weight_decay,
         )
-        return [
-            {"params": params, "lr": rate, "weight_decay": decay}
-            for params, rate, decay in wanted
-            if params
-        ]
 
     def add_classes(
         self,
@@ -321,18 +342,11 @@ class Criterion(nn.Module):
             **per_class: n values for every setting that has one per class, such as ``counts`` of
                 :func:`tammes.ldam`; and for ``class_weights``.
         """
-        self._check_resizable(self.head.num_classes + n)
-        wanted = self.settings.per_class()
-        if self.class_weights is not None:
-            wanted.add("class_weights")
-        got = {key: len(values) for key, values in per_class.items()}
-        if got != dict.fromkeys(wanted, n):
-            raise ValueError(
-                f"add_classes expects {n} new values of each of {sorted(wanted)}, got {got}"
-            )
+        check_resizable(self, self.head.num_classes + n)
+        check_new_values(self, n, per_class)
         old = torch.arange(self.head.num_classes)
         self.head.add_classes(n, from_features, optimizer=optimizer)
-        self._resize(old, n, {key: tuple(values) for key, values in per_class.items()})
+        self._compose(follow(self, old, n, per_class))
 
     def remove_classes(
         self, indices: Sequence[int] | Tensor, *, optimizer: torch.optim.Optimizer | None = None
@@ -344,39 +358,9 @@ class Criterion(nn.Module):
             optimizer: its state for the classes that stay is carried over.
         """
         keep = self.head.kept(indices)
-        self._check_resizable(len(keep))
+        check_resizable(self, len(keep))
         self.head.remove_classes(indices, optimizer=optimizer)
-        self._resize(keep, 0, {})
-
-    def _check_resizable(self, num_classes: int) -> None:
-        for _, term in self.loss.leaves():
-            if term.within is not None:
-                term.within.check(self.head.embedding_size, num_classes)
-        if "class_weights" in self.schedules:
-            raise ValueError(
-                "Criterion expects no schedule of class_weights when classes change, got one: "
-                "it has a weight for each; take it out of criterion.schedules first"
-            )
-
-    def _resize(self, keep: Tensor, new: int, values: dict[str, tuple[float, ...]]) -> None:
-        kept = keep.tolist()
-
-        def follow(term: Term) -> Term:
-            changed = {
-                key: (*(value[i] for i in kept), *values.get(key, ()))
-                for key, value in term.values
-                if isinstance(value, tuple)
-            }
-            return term.altered(**changed) if changed else term
-
-        if self.class_weights is not None:
-            weights = self.class_weights
-            fresh = weights.new_tensor(values.get("class_weights", ()))
-            self.class_weights = torch.cat([weights[keep.to(weights.device)], fresh])
-        self._compose(self.loss.map(follow))
-        for state in self.states.values():
-            assert isinstance(state, State)
-            state.resize(keep, new)
+        self._compose(follow(self, keep, 0, {}))
 
     def __repr__(self) -> str:
         """The head, the loss as it is written, and what is not the default."""
@@ -388,6 +372,8 @@ class Criterion(nn.Module):
             lines.append(f"ignore_index={self.ignore_index}")
         if self.class_weights is not None:
             lines.append(f"class_weights of {len(self.class_weights)} classes")
+        if self.gathering is not None:
+            lines.append(f"group={self.gathering.ranks.name!r}")
         return f"{type(self).__name__}(\n  " + ",\n  ".join(lines) + "\n)"
 
 

@@ -1,8 +1,8 @@
 """Evaluate the terms of a loss on a batch: those on the split by a kernel, the others plainly."""
 
 import copy
-from collections.abc import Iterator, Mapping
-from typing import Any
+from collections.abc import Callable, Iterator, Mapping
+from typing import Any, ParamSpec, TypeVar
 
 import torch
 from torch import Tensor
@@ -10,10 +10,16 @@ from torch import Tensor
 from tammes.compose import Batch, Setting, Term
 from tammes.heads.head import Head
 from tammes.kernels import choose
-from tammes.kernels.problem import full_precision, product_dtype, working_dtype
-from tammes.kernels.streamed import Plan, combine, weighted_loss
-from tammes.split import Split
+from tammes.kernels.onepass import combine
+from tammes.kernels.plan import Plan, Threshold
+from tammes.kernels.problem import Problem, full_precision, product_dtype, working_dtype
+from tammes.kernels.reference import dense_split
+from tammes.kernels.streamed import streamed_split, weighted_loss
+from tammes.shards import Shards
+from tammes.split import SUMMED, Split, with_sums
 
+_P = ParamSpec("_P")
+_T = TypeVar("_T")
 Named = Mapping[str, tuple[float, Term]]
 """Weight and term by name."""
 Arguments = Mapping[str, Mapping[str, Setting]]
@@ -31,6 +37,12 @@ def check_fit(head: Head, term: Term) -> None:
         raise ValueError(
             f"{term.name} expects a head whose similarity is an angle, without bias, "
             f"got {kind}{'' if head.bias is None else ' with bias'}"
+        )
+    ranks = Shards.of(head).ranks
+    if "rest" in term.definition.reads and ranks is not None:
+        raise ValueError(
+            f"{term.name} expects a head that has all classes, since it reads rest, "
+            f"got {kind} over {ranks.name}"
         )
     if term.within is not None:
         term.within.check(head.embedding_size, head.num_classes)
@@ -55,11 +67,38 @@ def split_terms(
         weights: of the examples, shape ``(N,)``.
         rowwise: return the loss of each example, weighted, in place of their sum.
     """
-    names = [name for name, (_, term) in named.items() if term.definition.on == "split"]
-    if not names:
-        nothing = torch.zeros_like(weights)
-        return (nothing if rowwise else nothing.sum()), {}
-    terms = {name: named[name][1] for name in names}
+    terms = {name: term for name, (_, term) in named.items() if term.definition.on == "split"}
+    loss = torch.zeros_like(weights) if rowwise else weights.new_zeros(())
+    sums: dict[str, Tensor] = {}
+    if not terms:
+        return loss, sums
+    problem = head.problem(batch.features, batch.labels)
+    for group in _by_threshold(terms):
+        part, more = _evaluated(head, problem, named, group, arguments, batch, weights, rowwise)
+        loss = loss + part
+        sums |= more
+    return loss, sums
+
+
+def _by_threshold(terms: Mapping[str, Term]) -> list[dict[str, Term]]:
+    """The terms, such that no two with a threshold are together: a kernel takes one at a time."""
+    over = [name for name, term in terms.items() if "excess" in term.definition.reads]
+    first = {name: term for name, term in terms.items() if name not in over[1:]}
+    return [first, *({name: terms[name]} for name in over[1:])]
+
+
+def _evaluated(
+    head: Head,
+    problem: Problem,
+    named: Named,
+    terms: Mapping[str, Term],
+    arguments: Arguments,
+    batch: Batch,
+    weights: Tensor,
+    rowwise: bool,
+) -> tuple[Tensor, dict[str, Tensor]]:
+    """Weighted loss of some terms, and the weighted sum of each; see :func:`split_terms`."""
+    names = [*terms]
     coefficients = tuple(named[name][0] for name in names)
     reads = frozenset(
         field
@@ -67,27 +106,36 @@ def split_terms(
         for field in term.definition.reads
         if not _is_zero(arguments[name].get(term.definition.unless_zero.get(field, "")))
     )
-    problem = head.problem(batch.features)
-    # These have a gradient, or need all scores at once: only the plain form has both.
-    plain = "rest" in reads or weights.requires_grad or _take_gradient(arguments, names)
-    if plain or choose(head.implementation, problem) == "dense":
-        with full_precision(weights.device):
-            split = head.split(batch.features, batch.labels, reads)
-            values = _evaluate(terms, arguments, split, slice(None))
-            rows = combine(coefficients, values) * weights
-        loss, sums = (rows if rowwise else rows.sum()), values.detach() @ weights.detach()
-    else:
-        # A gradient made later must see what a term remembered now.
+    way = choose(head.implementation, problem, reads)
+    # What is not a sum over the batch, or takes a gradient itself, is differentiated afterwards;
+    # a sum has its gradients made in forward, or made again with what a term remembered then.
+    now = not (rowwise or weights.requires_grad or _take_gradient(arguments, names))
+    if way != "dense" and now:
         arguments = {name: _snapshot(arguments[name]) for name in names}
-        plan = Plan(
-            similarity=head.similarity,
-            reads=reads,
-            evaluate=lambda split, rows: _evaluate(terms, arguments, split, rows),
-            coefficients=coefficients,
-            product_dtype=product_dtype(weights.device),
-        )
-        loss, sums = weighted_loss(problem, batch.labels, weights, plan, rowwise=rowwise)
-    return loss, dict(zip(names, sums, strict=True))
+    plan = Plan(
+        reads=reads,
+        evaluate=lambda split, rows: _evaluate(terms, arguments, split, rows),
+        coefficients=coefficients,
+        product_dtype=product_dtype(weights.device),
+        threshold=_threshold(terms, arguments) if "excess" in reads else None,
+        bound=_bound(head),
+        fused=way == "fused",
+    )
+    if way != "dense" and now and not plan.too_thin(problem):
+        loss, sums = _apart(weighted_loss)(problem, batch.labels, weights, plan)
+        return loss, dict(zip(names, sums, strict=True))
+    with full_precision(weights.device):
+        if way == "dense":
+            split = dense_split(problem, batch.labels, reads)
+            if not reads.isdisjoint(SUMMED):
+                over = None if plan.threshold is None else plan.threshold(split, slice(None))
+                split = with_sums(split, reads, over)
+        else:
+            split = _apart(streamed_split)(problem, batch.labels, plan)
+        values = plan.evaluate(split, slice(None))
+        rows = combine(coefficients, values) * weights
+    sums = values.detach() @ weights.detach()
+    return (rows if rowwise else rows.sum()), dict(zip(names, sums, strict=True))
 
 
 def other_terms(
@@ -95,15 +143,20 @@ def other_terms(
 ) -> Iterator[tuple[str, Tensor]]:
     """Name and weighted rows ``(N,)`` of every term on prototypes or features."""
     projected: dict[Any, Tensor] = {None: batch.features}
+    shards = Shards.of(head)
     with full_precision(weights.device):
         for name, (_, term) in named.items():
             function, within = term.definition.function, term.within
             if term.definition.on == "prototypes":
                 prototypes = head.prototypes.to(working_dtype(head.prototypes))
-                yield name, function(prototypes, **arguments[name]) * weights
+                if term.definition.takes_shards:
+                    value = function(prototypes, shards=shards, **arguments[name])
+                else:
+                    value = function(shards.whole(prototypes), **arguments[name])
+                yield name, value * weights
             elif term.definition.on == "features":
                 if within is not None and within not in projected:
-                    projected[within] = within.project(batch.features, head.prototypes)
+                    projected[within] = within.project(batch.features, head.prototypes, shards)
                 features = projected[within].to(weights.dtype)
                 rows, anchors = function(batch._replace(features=features), **arguments[name])
                 # Rescaled, so that the mean over all examples is the mean over the anchors.
@@ -114,14 +167,40 @@ def other_terms(
 
 def _evaluate(terms: Mapping[str, Term], arguments: Arguments, split: Split, rows: slice) -> Tensor:
     """Values of the terms on the split of some rows of the batch, shape ``(T, n)``."""
-    values = []
-    for name, term in terms.items():
-        own = {
-            key: value[rows] if isinstance(value, Tensor) and value.ndim else value
-            for key, value in arguments[name].items()
-        }
-        values.append(term.definition.function(split, **own))
-    return torch.stack(values)
+    return torch.stack(
+        [
+            term.definition.function(split, **_of_rows(arguments[name], rows))
+            for name, term in terms.items()
+        ]
+    )
+
+
+def _threshold(terms: Mapping[str, Term], arguments: Arguments) -> Threshold:
+    """That of the one term that has one."""
+    name = next(name for name, term in terms.items() if "excess" in term.definition.reads)
+    threshold = terms[name].definition.threshold
+    if threshold is None:
+        raise ValueError(f"{name} expects a threshold where it reads excess, got none: see term()")
+    return lambda split, rows: threshold(split, **_of_rows(arguments[name], rows))
+
+
+def _apart(kernel: Callable[_P, _T]) -> Callable[_P, _T]:
+    """A kernel that a compiler leaves alone, where only some of the classes are here."""
+    return torch.compiler.disable(kernel) if torch.compiler.is_compiling() else kernel
+
+
+def _bound(head: Head) -> float | None:
+    """Largest score there can be, where that is known without asking a device."""
+    scale = head.scale
+    bounded = head.similarity.is_cosine and head.bias is None and not isinstance(scale, Tensor)
+    return scale if bounded else None  # type: ignore[return-value]
+
+
+def _of_rows(arguments: Mapping[str, Setting], rows: slice) -> dict[str, Setting]:
+    return {
+        key: value[rows] if isinstance(value, Tensor) and value.ndim else value
+        for key, value in arguments.items()
+    }
 
 
 def _is_zero(value: Setting) -> bool:

@@ -1,11 +1,11 @@
 """Ready-made criteria: a head and a loss with the literature's defaults, in one line.
 
 Each is a :class:`tammes.Criterion` and takes its options too: ``reduction``, ``ignore_index``,
-``class_weights``, ``validate``, ``implementation``.
+``class_weights``, ``validate``, ``implementation``, ``group``, ``averaged``, ``even``.
 """
 
 from collections.abc import Sequence
-from typing import TypedDict, Unpack
+from typing import Any, TypedDict, Unpack
 
 from torch import Tensor
 
@@ -37,6 +37,9 @@ class Options(TypedDict, total=False):
     class_weights: Sequence[float] | Tensor | None
     validate: bool | None
     implementation: Implementation | None
+    group: Any
+    averaged: bool
+    even: bool
 
 
 class Softmax(Criterion):

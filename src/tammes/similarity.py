@@ -20,31 +20,43 @@ def norm(vectors: Tensor) -> Tensor:
     return torch.linalg.vector_norm(vectors, dim=-1)
 
 
-def unit(vectors: Tensor) -> Tensor:
+def unit(vectors: Tensor, length: Tensor | None = None) -> Tensor:
     """Scale rows to length one; a zero row stays zero and gets a zero gradient.
+
+    Args:
+        vectors: rows of any length.
+        length: of the rows, where it is known.
 
     Example:
         >>> unit(torch.tensor([[3.0, 4.0], [0.0, 0.0]]))
         tensor([[0.6000, 0.8000],
                 [0.0000, 0.0000]])
     """
-    length = norm(vectors)
+    length = norm(vectors) if length is None else length
     inverse = torch.where(length > TINY, length.clamp_min(TINY).reciprocal(), 0.0)
     return vectors * inverse.unsqueeze(-1)
 
 
-def angle_gap(features: Tensor, prototypes: Tensor) -> Tensor:
+def angle_gap(features: Tensor, prototypes: Tensor, directions: Tensor | None = None) -> Tensor:
     """One minus the cosine of paired rows, as half the squared distance of their unit vectors.
 
     Rows without a direction are at a right angle to everything: their gap is one.
+
+    Args:
+        features: shape ``(N, D)``.
+        prototypes: shape ``(N, D)``.
+        directions: the features as unit vectors, where they are known.
 
     Example:
         >>> angle_gap(torch.tensor([[2.0, 0.0], [0.0, 0.0]]), torch.ones(2, 2))
         tensor([0.2929, 1.0000])
     """
-    directed = (norm(features) > TINY) & (norm(prototypes) > TINY)
-    half_square = (unit(features) - unit(prototypes)).square().sum(-1) / 2
-    return torch.where(directed, half_square, 1.0)
+    feature_length, prototype_length = norm(features), norm(prototypes)
+    directed = (feature_length > TINY) & (prototype_length > TINY)
+    if directions is None:
+        directions = unit(features, feature_length)
+    apart = directions - unit(prototypes, prototype_length)
+    return torch.where(directed, apart.square().sum(-1) / 2, 1.0)
 
 
 class Similarity:
@@ -78,8 +90,21 @@ class Similarity:
         """What is left of the norms in the similarity of paired rows, shape ``(N,)``."""
         return norm(features) * norm(prototypes)
 
-    def own(self, features: Tensor, prototypes: Tensor, reads: frozenset[str]) -> dict[str, Tensor]:
-        """Those of ``target``, ``length``, ``norm``, ``gap`` that are read, of paired rows."""
+    def own(
+        self,
+        features: Tensor,
+        prototypes: Tensor,
+        reads: frozenset[str],
+        query: Tensor | None = None,
+    ) -> dict[str, Tensor]:
+        """Those of ``target``, ``length``, ``norm``, ``gap`` that are read, of paired rows.
+
+        Args:
+            features: shape ``(N, D)``.
+            prototypes: shape ``(N, D)``.
+            reads: names of the wanted fields.
+            query: of the features, where it is known.
+        """
         known = {}
         if "target" in reads:
             known["target"] = self.target(features, prototypes)
@@ -116,14 +141,33 @@ class Cosine(Similarity):
         return unit(prototypes), None
 
     def target(self, features: Tensor, prototypes: Tensor) -> Tensor:
-        """One minus the gap, which is never above one, times the length."""
-        cosine = 1 - angle_gap(features, prototypes)
-        return cosine if self.normalize_features else norm(features) * cosine
+        """One minus the gap, never above one; a product where features keep their length."""
+        if self.normalize_features:
+            return 1 - angle_gap(features, prototypes)
+        return (features * unit(prototypes)).sum(-1)
 
     def length(self, features: Tensor, prototypes: Tensor) -> Tensor:
         """One, or the norm of the feature."""
         length = norm(features)
         return torch.ones_like(length) if self.normalize_features else length
+
+    def own(
+        self,
+        features: Tensor,
+        prototypes: Tensor,
+        reads: frozenset[str],
+        query: Tensor | None = None,
+    ) -> dict[str, Tensor]:
+        """As for all, but a unit vector and an angle are made once."""
+        if not self.normalize_features or reads.isdisjoint(("target", "gap")):
+            return super().own(features, prototypes, reads)
+        known = super().own(features, prototypes, reads - {"target", "gap"})
+        gap = angle_gap(features, prototypes, query)
+        if "gap" in reads:
+            known["gap"] = gap
+        if "target" in reads:
+            known["target"] = 1 - gap
+        return known
 
 
 @dataclass(frozen=True, eq=False)
@@ -139,7 +183,10 @@ class SquaredDistance(Similarity):
 
         A distance does not depend on the origin, so no gradient is due to it.
         """
-        return replace(self, centre=prototypes.detach().mean(0))
+        if self.centre is not None:
+            return self
+        centre = prototypes.detach().mean(0) if len(prototypes) else prototypes.new_zeros(())
+        return replace(self, centre=centre)
 
     def query(self, features: Tensor) -> tuple[Tensor, Tensor | None]:
         """Features, and minus half their squared norm."""

@@ -12,6 +12,8 @@ REDUCED = ("target", "others", "hardest", "expected", "mean")
 """The five numbers, each of which combines over shards of the classes."""
 ALONGSIDE = ("length", "norm", "gap")
 """What travels along; it belongs to the example and its own class only."""
+SUMMED = ("excess", "softplus")
+"""One more sum over the other classes each, for the few losses that are no function of the five."""
 
 
 class Split(NamedTuple):
@@ -39,6 +41,10 @@ class Split(NamedTuple):
         rivals: number of other classes, C - 1; for each example where some may be masked.
         rest: scores of the other classes with ``-inf`` at the own, shape ``(N, C)``; only where
             a dense term asked for them.
+        excess: :math:`\sum_{c\ne y}\max(0, f_c - t)` over the threshold :math:`t` of the term that
+            reads it, shape ``(N,)``.
+        softplus: :math:`\sum_{c\ne y}\log(1 + e^{f_c})`, shape ``(N,)``; both only where a term
+            asked for them.
 
     A number that no term reads is not computed and holds NaN.
 
@@ -62,11 +68,31 @@ class Split(NamedTuple):
     classes: int
     rivals: Tensor | int
     rest: Tensor | None = None
+    excess: Tensor | None = None
+    softplus: Tensor | None = None
 
     @property
     def cosine(self) -> Tensor:
         """Cosine to the own prototype, ``1 - gap``."""
         return 1 - self.gap
+
+
+def softplus(value: Tensor) -> Tensor:
+    """``log(1 + exp(value))``, exact on both sides, with an exact gradient.
+
+    torch's own is linear above a threshold, which a gradient check in double precision sees.
+    """
+    return -torch.nn.functional.logsigmoid(-value)
+
+
+def with_sums(split: Split, reads: frozenset[str], threshold: Tensor | None = None) -> Split:
+    """Fill in those of ``softplus`` and ``excess`` that are read, from all scores."""
+    rest = split.rest
+    if rest is None:
+        return split
+    if "excess" in reads and threshold is not None:
+        split = split._replace(excess=(rest - threshold[:, None]).relu().sum(1))
+    return split._replace(softplus=softplus(rest).sum(1)) if "softplus" in reads else split
 
 
 def split(
@@ -87,7 +113,8 @@ def split(
         own: what each example has to do with its own class, where the caller knows it better than
             the matrix tells: any of ``target``, ``length``, ``norm`` and ``gap``, each of shape
             ``(N,)``. For the rest, similarities are taken for cosines of unit vectors.
-        reads: names of the fields to compute; ``"rest"`` keeps the masked scores.
+        reads: names of the fields to compute; ``"rest"`` keeps the masked scores, and so do
+            ``"excess"`` and ``"softplus"``, which are made of them.
 
     Returns:
         The :class:`Split` of the N rows.
@@ -112,11 +139,12 @@ def split(
     if not transforming() and labels.device.type == "cpu":
         check_range("split", labels, classes)
     reads = frozenset(reads)
+    keeps = not reads.isdisjoint(("rest", *SUMMED))
     unread = similarity.new_full(labels.shape, float("nan"))
     column = labels[:, None]
     target, one = similarity.gather(1, column).squeeze(1), torch.ones_like(unread)
     assumed = {"target": target, "length": one, "norm": one, "gap": 1 - target}
-    own = {field: assumed[field] for field in reads & assumed.keys()} | (own or {})
+    own = {field: value for field, value in assumed.items() if field in reads} | (own or {})
 
     # The target is masked out rather than subtracted from a full log-sum-exp: where it dominates,
     # the subtraction would leave nothing of the others. And it is masked after scaling: a scale
@@ -129,7 +157,7 @@ def split(
     if "hardest" in reads:
         # max, unlike amax, gives the whole gradient to the first of several equal classes.
         hardest = similarity.scatter(1, column, float("-inf")).max(1).values
-    if not reads.isdisjoint(("expected", "mean", "rest")):
+    if keeps or not reads.isdisjoint(("expected", "mean")):
         there = rest > float("-inf")
         rivals = there.sum(1, dtype=similarity.dtype)
         finite = torch.where(there, rest, 0.0)
@@ -150,5 +178,5 @@ def split(
         gap=own.get("gap", unread),
         classes=classes,
         rivals=rivals,
-        rest=rest if "rest" in reads else None,
+        rest=rest if keeps else None,
     )

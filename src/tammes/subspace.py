@@ -13,6 +13,7 @@ from torch import Tensor
 
 from tammes.compose import Loss, Term
 from tammes.kernels.problem import full_precision, working_dtype
+from tammes.shards import WHOLE, Shards
 
 
 class Complement:
@@ -20,14 +21,17 @@ class Complement:
 
     detach: bool
 
-    def project(self, features: Tensor, prototypes: Tensor) -> Tensor:
+    def project(self, features: Tensor, prototypes: Tensor, shards: Shards = WHOLE) -> Tensor:
         """What is left of the features, shape ``(N, D)``."""
         dtype = working_dtype(features, prototypes)
         prototypes = prototypes.detach() if self.detach else prototypes
+        if shards.count(prototypes) <= prototypes.shape[1]:
+            # No more than the Gram matrix would be.
+            prototypes, shards = shards.whole(prototypes), WHOLE
         with full_precision(features.device):
-            return self._project(features.to(dtype), prototypes.to(dtype))
+            return self._project(features.to(dtype), prototypes.to(dtype), shards)
 
-    def _project(self, features: Tensor, prototypes: Tensor) -> Tensor:
+    def _project(self, features: Tensor, prototypes: Tensor, shards: Shards) -> Tensor:
         raise NotImplementedError
 
     def check(self, embedding_size: int, num_classes: int) -> None:
@@ -41,11 +45,11 @@ class OrthogonalComplement(Complement):
     eps: float | None = None
     detach: bool = True
 
-    def _project(self, features: Tensor, prototypes: Tensor) -> Tensor:
+    def _project(self, features: Tensor, prototypes: Tensor, shards: Shards) -> Tensor:
         if self.eps is None:
             # At p = 0 every direction the prototypes have counts fully, and no other does; unlike
             # a QR, it takes no more than their span where they depend on each other.
-            return SpectralComplement(0.0, self.detach)._project(features, prototypes)
+            return SpectralComplement(0.0, self.detach)._project(features, prototypes, shards)
         wide = _wide(prototypes)
         gram = wide @ wide.T
         ridge = gram + self.eps * torch.eye(len(gram), dtype=gram.dtype, device=gram.device)
@@ -70,11 +74,11 @@ class SpectralComplement(Complement):
     p: float = 0.3
     detach: bool = True
 
-    def _project(self, features: Tensor, prototypes: Tensor) -> Tensor:
+    def _project(self, features: Tensor, prototypes: Tensor, shards: Shards) -> Tensor:
         if not self.detach:
-            power: Tensor = _SpectralPower.apply(prototypes, self.p)
+            power: Tensor = _SpectralPower.apply(prototypes, shards, self.p)
             return features - features @ power
-        basis, ratio, present = _spectrum(prototypes, full=False)
+        basis, ratio, present, _ = _spectrum(prototypes, shards, full=False)
         basis = basis.to(features.dtype)
         weight = _power(ratio, present, self.p).to(features.dtype)
         return features - (features @ basis * weight) @ basis.T
@@ -85,17 +89,21 @@ def _wide(tensor: Tensor) -> Tensor:
     return tensor if tensor.device.type == "mps" else tensor.double()
 
 
-def _spectrum(prototypes: Tensor, *, full: bool) -> tuple[Tensor, Tensor, Tensor]:
+def _spectrum(
+    prototypes: Tensor, shards: Shards, *, full: bool
+) -> tuple[Tensor, Tensor, Tensor, Tensor]:
     """Directions of the prototypes, their singular values over the largest, and which are there.
 
     Args:
-        prototypes: shape ``(C, D)``.
+        prototypes: shape ``(C, D)``; where there are more than D, those of this rank.
+        shards: where the others are.
         full: also give the directions that the prototypes do not have.
 
     Returns:
-        Orthonormal columns ``(D, R)``, ratios ``(R,)`` and whether each is more than rounding.
+        Orthonormal columns ``(D, R)``, ratios ``(R,)``, whether each is more than rounding, and
+        the largest singular value.
     """
-    wide, (count, size) = _wide(prototypes), prototypes.shape
+    wide, count, size = _wide(prototypes), shards.count(prototypes), prototypes.shape[1]
     unit_roundoff = torch.finfo(wide.dtype).eps
     noise = max(4 * torch.finfo(prototypes.dtype).eps, max(count, size) * unit_roundoff)
     if count <= size:
@@ -104,11 +112,12 @@ def _spectrum(prototypes: Tensor, *, full: bool) -> tuple[Tensor, Tensor, Tensor
         values = torch.nn.functional.pad(values, (0, basis.shape[1] - len(values)))
     else:
         # The Gram matrix is small however many classes there are, but squares the rounding.
-        squares, basis = torch.linalg.eigh(wide.T @ wide)
+        squares, basis = torch.linalg.eigh(shards.sum(wide.T @ wide))
         values, basis = squares.clamp_min(0).sqrt().flip(0), basis.flip(1)
         noise = max(noise, (count * unit_roundoff) ** 0.5)
-    ratio = values / values[0].clamp_min(torch.finfo(values.dtype).tiny)
-    return basis, ratio, ratio > noise
+    largest = values[0].clamp_min(torch.finfo(values.dtype).tiny)
+    ratio = values / largest
+    return basis, ratio, ratio > noise, largest
 
 
 def _power(ratio: Tensor, present: Tensor, p: float) -> Tensor:
@@ -126,17 +135,17 @@ class _SpectralPower(torch.autograd.Function):
     """
 
     @staticmethod
-    def forward(ctx: Any, prototypes: Tensor, p: float) -> Tensor:
-        basis, ratio, present = _spectrum(prototypes, full=True)
+    def forward(ctx: Any, prototypes: Tensor, shards: Shards, p: float) -> Tensor:
+        basis, ratio, present, largest = _spectrum(prototypes, shards, full=True)
         powers = _power(ratio, present, p)
-        ctx.save_for_backward(prototypes, basis, ratio, powers, present)
+        ctx.save_for_backward(prototypes, basis, ratio, powers, present, largest)
         ctx.p = p
         return ((basis * powers) @ basis.T).to(prototypes.dtype)
 
     @staticmethod
     @torch.autograd.function.once_differentiable
-    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor, None]:
-        prototypes, basis, ratio, powers, present = ctx.saved_tensors
+    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor, None, None]:
+        prototypes, basis, ratio, powers, present, largest = ctx.saved_tensors
         wide = prototypes.to(basis.dtype)
         squares = torch.where(present, ratio.square(), 0.0)
         gap = squares[:, None] - squares
@@ -149,9 +158,8 @@ class _SpectralPower(torch.autograd.Function):
         # Through the division by the largest eigenvalue, whose gradient is its own direction.
         top = basis[:, :1]
         shared = (d_ratio * (basis * squares @ basis.T)).sum()
-        largest = (wide @ top).square().sum().clamp_min(torch.finfo(basis.dtype).tiny)
-        d_gram = (d_ratio - shared * (top @ top.T)) / largest
-        return (2 * wide @ d_gram).to(prototypes.dtype), None
+        d_gram = (d_ratio - shared * (top @ top.T)) / largest / largest
+        return (2 * wide @ d_gram).to(prototypes.dtype), None, None
 
 
 @dataclass(frozen=True, repr=False)

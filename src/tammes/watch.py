@@ -34,7 +34,8 @@ class UpdateWatch:
         """Look at the prototypes at the start of a call in training mode."""
         if self.done or not (prototypes.requires_grad and features.requires_grad):
             return
-        if not torch.is_grad_enabled():
+        if not torch.is_grad_enabled() or not len(prototypes):
+            # Of a sharded head's prototypes this rank may have none.
             return
         if prototypes.is_cuda and torch.cuda.is_current_stream_capturing():
             # A step that is being recorded is not taken, and must not be waited for.

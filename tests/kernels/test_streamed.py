@@ -1,18 +1,21 @@
 """The streamed kernel gives what the plain one gives, for any loss, head and cut into blocks."""
 
 import copy
+import gc
 import itertools
+import weakref
 
 import pytest
 import torch
-from catalogue import CLASSES, HEADS, SPLIT_TERMS, fits
+from catalogue import CLASSES, HEADS, SPLIT_TERMS, default_head, fits
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch.testing import assert_close
 
 import tammes
-from tammes.kernels import choose, streamed
-from tammes.kernels.streamed import Plan
+from tammes.kernels import choose, plan, streamed
+from tammes.kernels.engines import WholeRows
+from tammes.kernels.plan import Plan
 
 STREAMABLE = {n: t for n, t in SPLIT_TERMS.items() if "rest" not in t.definition.reads}
 CUTS = [(6, (13, CLASSES)), (6, (4, 3)), (6, (1, 1)), (16, (13, 3))]
@@ -20,14 +23,15 @@ CUTS = [(6, (13, CLASSES)), (6, (4, 3)), (6, (1, 1)), (16, (13, 3))]
 rows, scores and the gradient of the keys share their memory."""
 
 
-def cut(monkeypatch, rows, classes):
-    """Make blocks of a given size, to see every seam."""
+def cut(monkeypatch, rows, classes, *, thin=False):
+    """Make blocks of a given size, to see every seam; and take the way of blocks of classes."""
 
     def blocks(self, problem):
-        count, total = len(problem.features), len(problem.prototypes)
-        return list(streamed._even(count, rows)), list(streamed._even(total, classes))
+        return plan.cut(len(problem.features), rows), plan.cut(len(problem.prototypes), classes)
 
     monkeypatch.setattr(Plan, "blocks", blocks)
+    monkeypatch.setattr(Plan, "too_thin", lambda self, problem: thin)
+    monkeypatch.setattr(streamed, "class_blocks", lambda p: plan.cut(len(p.prototypes), classes))
 
 
 def everything(head, loss, reduction, features, labels, upstream, implementation):
@@ -57,8 +61,9 @@ def test_streamed_is_dense_in_value_and_all_gradients(monkeypatch, term, head, s
         return
     labels = torch.randint(CLASSES, (13,))
     upstream = torch.linspace(0.5, 2.0, 13, dtype=torch.double)
-    for reduction, (size, (rows, classes)) in itertools.product(("mean", "sum", "none"), CUTS):
-        cut(monkeypatch, rows, classes)
+    ways = (("mean", False), ("sum", False), ("sum", True), ("none", False))
+    for (reduction, thin), (size, (rows, classes)) in itertools.product(ways, CUTS):
+        cut(monkeypatch, rows, classes, thin=thin)
         features = torch.randn(13, size, dtype=torch.double)
         arguments = (heads[size], loss, reduction, features, labels, upstream)
         assert_close(everything(*arguments, "streamed"), everything(*arguments, "dense"))
@@ -126,25 +131,54 @@ def test_only_the_gradients_asked_for_are_made(monkeypatch):
 
 
 def test_no_scores_beyond_one_block_are_ever_in_memory(monkeypatch):
-    monkeypatch.setitem(streamed._SCORES, "cpu", 4 * 10 * 5000)
+    monkeypatch.setitem(plan.SCORES, "cpu", 4 * 40 * 5000)
     sizes = []
-    original = streamed._Pass.__init__
+    original = WholeRows.forward
 
-    def init(self, *args):
-        original(self, *args)
-        sizes.append((tuple(self.scores.shape), len(self.row_blocks)))
+    def forward(self, rows):
+        sizes.append((tuple(self.scratch.shape), len(rows.own)))
+        return original(self, rows)
 
-    monkeypatch.setattr(streamed._Pass, "__init__", init)
+    monkeypatch.setattr(WholeRows, "forward", forward)
     criterion = streamed_criterion(classes=5000)
     features, labels = a_batch(count=64, classes=5000, requires_grad=True)
     criterion(features, labels).backward()
-    assert sizes == [((10, 5000), 7)]
+    assert sizes == [((32, 5000), 32)] * 2
 
 
-def test_double_backward_goes_through_the_plain_form():
-    criterion = streamed_criterion().double()
-    features, labels = a_batch(dtype=torch.double, requires_grad=True)
-    assert torch.autograd.gradgradcheck(lambda x: criterion(x, labels), features)
+def test_no_row_of_scores_is_ever_in_memory_where_rows_are_asked_for(monkeypatch):
+    monkeypatch.setitem(plan.SCORES, "cpu", 2 * 4 * 64 * 100)
+    sizes = []
+    original = streamed.ClassBlocks._block
+
+    def block(self, rows, classes):
+        sizes.append((len(rows.own), classes.stop - classes.start))
+        return original(self, rows, classes)
+
+    monkeypatch.setattr(streamed.ClassBlocks, "_block", block)
+    criterion = streamed_criterion(classes=5000, reduction="none")
+    features, labels = a_batch(count=64, classes=5000, requires_grad=True)
+    criterion(features, labels).sum().backward()
+    assert sizes == [(64, 100)] * 100
+
+
+def test_blocks_of_too_few_rows_give_way_to_blocks_of_classes(monkeypatch):
+    monkeypatch.setattr(WholeRows, "forward", None)
+    monkeypatch.setitem(plan.SCORES, "cpu", 4 * 5000 * (plan.FEWEST - 1))
+    criterion = streamed_criterion(classes=5000)
+    features, labels = a_batch(count=64, classes=5000, requires_grad=True)
+    criterion(features, labels).backward()
+
+
+@pytest.mark.parametrize("reduction", ["mean", "none"])
+def test_a_second_derivative_is_refused_and_the_dense_form_named(reduction):
+    criterion = streamed_criterion(reduction=reduction)
+    features, labels = a_batch(requires_grad=True)
+    loss = criterion(features, labels).sum()
+    (gradient,) = torch.autograd.grad(loss, features, create_graph=True)
+    assert gradient.isfinite().all()
+    with pytest.raises(RuntimeError, match=r"differentiated once.*implementation='dense'"):
+        gradient.square().sum().backward()
 
 
 def test_an_empty_batch_has_no_loss_and_no_gradient():
@@ -156,6 +190,37 @@ def test_an_empty_batch_has_no_loss_and_no_gradient():
         loss.backward()
         assert_close(loss.detach(), torch.tensor(0.0))
         assert_close(criterion.head.weight.grad, torch.zeros(CLASSES, 6))
+
+
+@pytest.mark.parametrize("term", STREAMABLE)
+def test_an_empty_batch_has_no_rows(term):
+    head = default_head(STREAMABLE[term], implementation="streamed")
+    criterion = tammes.Criterion(head, STREAMABLE[term], reduction="none")
+    features = torch.empty(0, 6, requires_grad=True)
+    rows = criterion(features, torch.empty(0, dtype=torch.long))
+    rows.sum().backward()
+    assert rows.shape == (0,)
+    assert_close(head.weight.grad, torch.zeros(CLASSES, 6))
+
+
+@pytest.mark.parametrize("backward", [False, True])
+@pytest.mark.parametrize("reduction", ["mean", "none"])
+def test_nothing_outlives_its_loss(reduction, backward):
+    # A graph that held its own outputs would keep a gradient of all prototypes.
+    criterion = streamed_criterion(reduction=reduction)
+    features, labels = a_batch()
+    hidden = features.requires_grad_() * 1.0
+    watched = weakref.ref(hidden)
+    gc.collect()
+    gc.disable()
+    try:
+        loss = criterion(hidden, labels).sum()
+        if backward:
+            loss.backward()
+        del loss, hidden
+        assert watched() is None
+    finally:
+        gc.enable()
 
 
 def test_a_term_that_remembers_is_differentiated_with_what_it_knew_in_forward():
@@ -220,9 +285,10 @@ def test_settings_and_weights_that_are_learned_get_their_gradient():
 def test_auto_streams_only_what_is_large():
     head = tammes.CosineHead(2, 2**12)
     small, large = torch.randn(2**7, 2), torch.randn(2**8, 2)
-    assert choose("auto", head.problem(small)) == "dense"
-    assert choose("auto", head.problem(large)) == "streamed"
-    assert choose("streamed", head.problem(small)) == "streamed"
+    reads = frozenset(("target", "others"))
+    assert choose("auto", head.problem(small), reads) == "dense"
+    assert choose("auto", head.problem(large), reads) == "streamed"
+    assert choose("streamed", head.problem(small), reads) == "streamed"
 
 
 def test_float32_streamed_is_no_worse_than_plain_torch():

@@ -301,11 +301,3 @@ def _combination(choice: Choice) -> Iterator[Caution]:
             "dimensions",
             "needs C <= D + 1",
         )
-    dense = [n for n in choice.names if n not in SUMS and "rest" in definition(n).reads]
-    if dense and work.rows * work.classes > 1 << 27:
-        yield Caution(
-            "note",
-            "dense-only",
-            f"{' and '.join(dense)} needs all {work.rows:,} x {work.classes:,} scores in memory",
-            "reads every score",
-        )

@@ -20,7 +20,7 @@ import torch
 
 from tammes import losses
 from tammes.compose import Definition, Term
-from tammes.split import Split, split
+from tammes.split import SUMMED, Split, split
 
 Margins = tuple[float, float, float]
 """Factor of the angle, radians added to it, cosine taken off."""
@@ -315,7 +315,9 @@ def random_start(classes: int, dim: int, scale: float) -> Split:
 def starting_loss(term: Term, classes: int, dim: int, scale: float) -> float | None:
     """Mean loss of a term on a cosine head before training, or none where it cannot be told."""
     needs = term.definition
-    if dim < 2 or needs.on != "split" or needs.state is not None or "rest" in needs.reads:
+    if dim < 2 or needs.on != "split" or needs.state is not None:
+        return None
+    if not needs.reads.isdisjoint(("rest", *SUMMED)):
         return None
     rows = random_start(classes, dim, scale)
     return float(term(rows) @ rows.norm)

@@ -6,8 +6,10 @@ from dataclasses import dataclass
 from tammes.geometry.cautions import FEW, METRIC, Choice
 from tammes.geometry.feasible import KINDS, LINEAR, bent, definition, scale_for
 from tammes.geometry.planner import Cost, size
+from tammes.geometry.workload import UNFUSED, WIDEST
 
 _USUAL_SCALES = (8.0, 16.0, 20.0, 30.0, 64.0)
+_REPLICATED = "the same on every rank"
 
 
 @dataclass(frozen=True)
@@ -121,7 +123,7 @@ def recommendations(
         rows.append(Recommendation("scale", scale, reason, "formula"))
     rows += _recommend_training(choice)
     if costs:
-        rows.append(_recommend_mode(choice, costs))
+        rows += _recommend_mode(choice, costs)
     return tuple(rows)
 
 
@@ -176,19 +178,78 @@ def _recommend_training(choice: Choice) -> list[Recommendation]:
     return rows
 
 
-def _recommend_mode(choice: Choice, costs: tuple[Cost, ...]) -> Recommendation:
+def _recommend_mode(choice: Choice, costs: tuple[Cost, ...]) -> list[Recommendation]:
+    """Which way over the scores, and with several ranks which head."""
     work = choice.work
-    automatic = next(cost for cost in costs if cost.mode == work.automatic())
-    if automatic.fits:
-        reason = f"what a head takes by itself; {size(automatic.total)} per rank"
-        return Recommendation("implementation", automatic.mode, reason, "formula")
-    small = [cost for cost in costs if cost.fits]
-    if not small:
+    by_mode = {cost.mode: cost for cost in costs}
+    whole = by_mode[work.automatic()]
+    rows = []
+    if work.gpus > 1 and "sharded" in by_mode:
+        rows.append(_recommend_head(choice, whole, by_mode["sharded"], by_mode["sampled"]))
+    if rows and rows[0].value != _REPLICATED:
+        way = work.within(work.batch, work.shard)
+        reason = f"what a sharded head takes by itself: {_why(choice, way)}"
+        value = "none" if rows[0].value == "none" else way
+        return [*rows, Recommendation("implementation", value, reason, "formula")]
+    if whole.fits:
+        reason = f"what a head takes by itself: {_why(choice, whole.mode)}; "
+        reason += f"{size(whole.total)} per rank"
+        return [*rows, Recommendation("implementation", whole.mode, reason, "formula")]
+    # What is exact comes first, then what is fast.
+    small = min(
+        (cost for cost in costs if cost.fits),
+        key=lambda cost: (cost.mode == "sampled", cost.seconds),
+        default=None,
+    )
+    if small is None:
         reason = "no way fits into memory: take more GPUs, a smaller batch or fewer dimensions"
-        return Recommendation("implementation", "none", reason, "formula")
-    now = next((cost for cost in small if cost.available), None)
-    if now is not None:
-        reason = f"{automatic.mode} does not fit; this takes {size(now.total)} per rank"
-        return Recommendation("implementation", now.mode, reason, "formula")
-    reason = f"{automatic.mode} does not fit; {small[0].mode} would, and is planned"
-    return Recommendation("implementation", small[0].mode, reason, "formula")
+        return [Recommendation("implementation", "none", reason, "formula")]
+    reason = f"{whole.mode} does not fit; this takes {size(small.total)} per rank"
+    if small.mode == "sampled":
+        reason += f", as ShardedHead(sample_rate={work.sample_rate:g}), and is {small.note}"
+    return [Recommendation("implementation", small.mode, reason, "formula")]
+
+
+def _why(choice: Choice, way: str) -> str:
+    """Why ``implementation="auto"`` takes a way."""
+    work = choice.work
+    scores = work.rows * work.classes
+    if "rest" in work.reads:
+        return "the loss needs all scores at once"
+    if way == "dense":
+        return f"{scores:,} scores are few"
+    if way == "fused":
+        return f"products are in {work.autocast}, which its own kernels go with"
+    if work.device == "cpu":
+        return "the fused kernels are for CUDA"
+    if not work.fusable:
+        missing = " and ".join(sorted(UNFUSED & work.reads))
+        if missing:
+            return f"the fused kernels do not have {missing}, which the loss reads"
+        return f"the fused kernels are for single precision and up to {WIDEST} dimensions"
+    if not work.half:
+        return "in single precision the fused kernels gain nothing; autocast would take them"
+    return "few classes on a rank"
+
+
+def _recommend_head(choice: Choice, whole: Cost, shard: Cost, sample: Cost) -> Recommendation:
+    """All classes on every rank, or a share on each."""
+    work = choice.work
+    if not (whole.fits or shard.fits or sample.fits):
+        reason = "no way fits into memory: take more GPUs, a smaller batch or fewer dimensions"
+        return Recommendation("head", "none", reason, "formula")
+    both = [_in_short(cost) for cost in (shard, whole)]
+    if not (whole.fits or shard.fits):
+        value = f"ShardedHead, sample_rate={work.sample_rate:g}"
+        reason = f"all classes do not fit, {both[0]}; {sample.note}, {_in_short(sample)}"
+        return Recommendation("head", value, reason, "formula")
+    if shard.fits and (shard.seconds < whole.seconds or not whole.fits):
+        reason = f"{work.shard:,} classes on each of {work.gpus} ranks take {both[0]}"
+        reason += f", a copy of all on every rank {both[1]}"
+        return Recommendation("head", "ShardedHead", reason, "formula")
+    reason = f"a copy of all classes takes {both[1]}, a share of them {both[0]}"
+    return Recommendation("head", _REPLICATED, reason, "formula")
+
+
+def _in_short(cost: Cost) -> str:
+    return f"{size(cost.total)} and {cost.seconds * 1e3:.3g} ms"

@@ -124,8 +124,7 @@ def _costs(advice: "Advice") -> Iterator[str]:
     ]
     for cost in advice.costs:
         parts = (cost.weights, cost.gradient, cost.optimizer, cost.scores, cost.features)
-        remarks = [] if cost.available else ["planned"]
-        remarks += ["taken by itself"] if cost.mode == advice.implementation else []
+        remarks = ["taken by itself"] if cost.mode == advice.implementation else []
         remarks += [] if cost.fits else ["does not fit"]
         remarks += [cost.note] if cost.note else []
         gib = [f"{part / unit:.2f}" for part in (*parts, cost.total)]

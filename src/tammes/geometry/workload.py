@@ -4,7 +4,7 @@ from dataclasses import dataclass
 
 import torch
 
-from tammes.kernels import choose
+from tammes.kernels import Way, choose
 from tammes.kernels.problem import Problem, working_dtype
 from tammes.similarity import Cosine, Similarity
 
@@ -29,8 +29,12 @@ class Machine:
         flops: additions and multiplications per second of products in single precision.
         half_flops: the same in half precision.
         bandwidth: bytes per second to and from memory.
-        link: bytes per second from one accelerator to another.
+        link: bytes per second from one accelerator to another of the same node.
         launch: seconds a step takes at least, for the calls that start its parts.
+        network: bytes per second of an accelerator to those of other nodes.
+        node: accelerators of a node.
+        latency: seconds a message takes however short it is; a collective of G ranks takes it
+            log2 G times.
 
     Example:
         >>> small = Machine("24 GiB", memory=24 * 2**30, flops=2e13, bandwidth=8e11)
@@ -43,10 +47,18 @@ class Machine:
     bandwidth: float = 4e12
     link: float = 2e11
     launch: float = 5e-3
+    network: float = 4e10
+    node: int = 8
+    latency: float = 1e-5
 
 
-CPU = Machine("CPU", 16 * 2**30, 1e11, 1e11, 2e10, 1e9, 1e-3)
+CPU = Machine("CPU", 16 * 2**30, 1e11, 1e11, 2e10, 1e9, 1e-3, network=1e9, latency=1e-4)
 """A small CPU; what it takes of memory is measured, its times are a guess."""
+
+UNFUSED = frozenset({"excess", "softplus", "rest"})
+"""Fields of a split that the fused kernel does not have."""
+WIDEST = 4096
+"""Numbers in the longest feature that it takes."""
 
 _COSINE = Cosine()
 
@@ -71,6 +83,8 @@ class Workload:
     Example:
         >>> Workload(classes=1_000_000, dim=512, batch=4096, gpus=8).automatic()
         'streamed'
+        >>> Workload(classes=1_000_000, dim=512, batch=4096, autocast="bfloat16").automatic()
+        'fused'
     """
 
     classes: int
@@ -108,6 +122,11 @@ class Workload:
         """Bytes of a number as it is computed with."""
         return working_dtype(torch.empty(0, dtype=DTYPES[self.dtype])).itemsize
 
+    @property
+    def rounds(self) -> bool:
+        """Whether a gradient is collected in the working precision before it is stored."""
+        return self.stored != self.working
+
     def problem(self, rows: int, classes: int) -> Problem:
         """Features and prototypes of these sizes, of which no number is in memory."""
         # A device that is not there is taken for CUDA, here as in the kernel.
@@ -116,11 +135,34 @@ class Workload:
         features, prototypes = number.expand(rows, self.dim), number.expand(classes, self.dim)
         return Problem(features, prototypes, None, 1.0, self.similarity)
 
-    def automatic(self) -> str:
-        """What ``implementation="auto"`` takes for this loss."""
+    @property
+    def half(self) -> bool:
+        """Whether products are computed in half precision."""
+        return self.autocast is not None and self.device == "cuda"
+
+    @property
+    def fusable(self) -> bool:
+        """Whether the fused kernel has what the loss reads, in this precision and size."""
+        small = self.dim <= WIDEST and self.dtype != "float64"
+        return small and self.device == "cuda" and UNFUSED.isdisjoint(self.reads)
+
+    def automatic(self) -> Way:
+        """What ``implementation="auto"`` takes for this loss, with all classes on every rank."""
         if "rest" in self.reads:
             return "dense"
-        return choose("auto", self.problem(self.rows, self.classes))
+        if self._asked(self.rows, self.classes) == "dense":
+            return "dense"
+        return self.within(self.rows, self.classes)
+
+    def within(self, rows: int, classes: int) -> Way:
+        """The same for rows of all ranks against some of the classes, which have no plain form."""
+        large = self._asked(rows, classes) != "dense"
+        return "fused" if large and self.half and self.fusable else "streamed"
+
+    def _asked(self, rows: int, classes: int) -> Way:
+        # The kernels know only the machine they are on, which may have no GPU: that it would take
+        # the fused way is not theirs to say here.
+        return choose("auto", self.problem(rows, classes), self.reads)
 
 
 def _check(work: Workload) -> None:

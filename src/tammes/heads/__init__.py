@@ -4,7 +4,17 @@ from tammes.heads.cosine import CosineHead
 from tammes.heads.gaussian import GaussianHead
 from tammes.heads.head import Head
 from tammes.heads.linear import LinearHead
+from tammes.heads.sharded import ShardedHead, Top
 from tammes.heads.simplex import SimplexHead
 from tammes.heads.surgery import carry_over
 
-__all__ = ["CosineHead", "GaussianHead", "Head", "LinearHead", "SimplexHead", "carry_over"]
+__all__ = [
+    "CosineHead",
+    "GaussianHead",
+    "Head",
+    "LinearHead",
+    "ShardedHead",
+    "SimplexHead",
+    "Top",
+    "carry_over",
+]

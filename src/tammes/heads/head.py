@@ -9,9 +9,9 @@ from torch import Tensor, nn
 
 from tammes.checks import INTEGERS, check_features, check_range, transforming
 from tammes.heads.surgery import carry_over, find
-from tammes.kernels import Implementation
+from tammes.kernels import Implementation, check_implementation, split
 from tammes.kernels.problem import Problem
-from tammes.kernels.reference import dense_split, similarity_matrix
+from tammes.kernels.reference import similarity_matrix
 from tammes.similarity import Similarity, unit
 from tammes.split import ALONGSIDE, REDUCED, Split
 
@@ -26,7 +26,7 @@ class Head(nn.Module):
         bias: added to the similarities, shape ``(C,)``, or none.
         similarity: how a feature is compared with a prototype.
         implementation: ``"dense"`` keeps all N x C scores, ``"streamed"`` only a block of them,
-            ``"auto"`` decides by size.
+            ``"fused"`` does that in kernels of its own on a GPU, ``"auto"`` decides by size.
 
     Example:
         >>> head = tammes.CosineHead(4, 3)
@@ -49,14 +49,12 @@ class Head(nn.Module):
         bias: Tensor | None = None,
         scale: Scale,
         implementation: Implementation = "auto",
+        num_classes: int | None = None,
     ) -> None:
         super().__init__()
-        name, num_classes = type(self).__name__, len(weight)
-        if implementation not in ("auto", "dense", "streamed"):
-            raise ValueError(
-                f"{name} expects implementation 'auto', 'dense' or 'streamed', "
-                f"got {implementation!r}"
-            )
+        name = type(self).__name__
+        num_classes = len(weight) if num_classes is None else num_classes
+        check_implementation(name, implementation)
         self.similarity = similarity
         self.implementation = implementation
         if isinstance(weight, nn.Parameter):
@@ -114,8 +112,14 @@ class Head(nn.Module):
         """Whether the target is a length times a cosine, as angular margins need it."""
         return self.similarity.has_angle and self.bias is None
 
-    def problem(self, features: Tensor) -> Problem:
-        """What a kernel works on."""
+    def problem(self, features: Tensor, labels: Tensor | None = None) -> Problem:
+        """What a kernel works on.
+
+        Args:
+            features: shape ``(N, D)``.
+            labels: class of each example, shape ``(N,)``; only a head that does not have all
+                prototypes here asks for them.
+        """
         return Problem(features, self.weight, self.bias, self.scale, self.similarity)
 
     def logits(self, features: Tensor) -> Tensor:
@@ -133,7 +137,7 @@ class Head(nn.Module):
     def split(
         self, features: Tensor, labels: Tensor, reads: Iterable[str] = (*REDUCED, *ALONGSIDE)
     ) -> Split:
-        """Split a batch by its labels, with all scores in memory.
+        """Split a batch by its labels.
 
         Args:
             features: shape ``(N, D)``.
@@ -146,7 +150,7 @@ class Head(nn.Module):
         self.check(features)
         if not transforming() and labels.device.type == "cpu":
             check_range(type(self).__name__, labels, self.num_classes)
-        return dense_split(self.problem(features), labels, frozenset(reads))
+        return split(self.problem(features, labels), labels, reads, self.implementation)
 
     def forward(self, features: Tensor, labels: Tensor | None = None) -> Tensor | Split:
         """Split the features by their labels; without labels, their scores."""

@@ -1,16 +1,43 @@
 """What a head hands to a kernel."""
 
 from contextlib import AbstractContextManager, nullcontext
-from typing import Any, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import torch
 from torch import Tensor
 
 from tammes.similarity import Similarity
 
+if TYPE_CHECKING:
+    from tammes.ranks import Ranks
+
 _DEVICES = ("cpu", "cuda", "xpu", "mps", "hpu", "mtia", "xla", "maia", "privateuseone")
 _AUTOCAST = frozenset(name for name in _DEVICES if torch.amp.is_autocast_available(name))
 """Kinds of devices that have autocast: asked once, as torch 2.11 cannot compile the question."""
+
+
+class Share(NamedTuple):
+    """The part of the classes that is here, where others are elsewhere or left out.
+
+    Features and labels of the problem are then those of all ranks, in the same order on each.
+
+    Attributes:
+        own: place of each example's class among the prototypes here, -1 where it is not here,
+            shape ``(N,)``.
+        classes: number of classes in all.
+        ranks: who has the others.
+        counts: how many classes each prototype stands for, shape ``(K,)``, or one each.
+        factor: what the gradient of the features is multiplied with, so that it is right once a
+            wrapper has averaged the ranks' gradients.
+        most: prototypes on the rank that has most of them, so that all cut their rows alike.
+    """
+
+    own: Tensor
+    classes: int
+    ranks: "Ranks"
+    counts: Tensor | None = None
+    factor: float = 1.0
+    most: int = 0
 
 
 class Problem(NamedTuple):
@@ -22,6 +49,7 @@ class Problem(NamedTuple):
         bias: added to the similarities, shape ``(C,)``, or none.
         scale: similarity times scale is the score; a number or a scalar tensor.
         similarity: how a feature is compared with a prototype.
+        share: set where these prototypes are not all there are.
     """
 
     features: Tensor
@@ -29,6 +57,13 @@ class Problem(NamedTuple):
     bias: Tensor | None
     scale: Tensor | float
     similarity: Similarity
+    share: Share | None = None
+
+    @property
+    def most(self) -> int:
+        """Number of prototypes here, or on the rank that has most of them."""
+        here = len(self.prototypes)
+        return here if self.share is None else max(here, self.share.most)
 
 
 def working_dtype(*tensors: Tensor) -> torch.dtype:

@@ -1,111 +1,84 @@
-"""The loss and its gradients without the N x C matrix: three matrix products, one block of scores.
+"""The loss and its gradients without the N x C matrix.
 
-A loss depends on the scores of an example only through its :class:`~tammes.split.Split`. So for a
-block of rows at a time the scores are made, reduced to the split, and, once autograd has told what
-the loss wants of those few numbers per row, overwritten by their own gradient,
+A loss depends on the scores of an example only through its :class:`~tammes.split.Split`. So scores
+are made in blocks, reduced to a few numbers per row, and forgotten. What the loss wants of the
+scores, once autograd has told what it wants of those numbers, is
 
-    d loss / d f_c = q_c (d_others + d_expected (1 + f_c - expected))
-                     + d_mean / (C - 1) + [c = j*] d_top
+    d loss / d f_c = q_c (d_others + d_expected (1 + f_c - expected)) + d_mean / (C - 1)
 
-which is multiplied back to features and prototypes at once. Prototypes are turned into keys block
-by block too, so no copy of them is made. What is asked of a row is linear in the row's weight, so
-the weight is applied to the short side of each product, never to the scores.
+and is multiplied back to features and prototypes. Two ways lead there:
+
+- *one pass* (:class:`OnePass`), for a sum over the rows: blocks of rows against all classes. A
+  block's scores are overwritten by their gradient and multiplied back at once, within forward:
+  three matrix products.
+- *recompute* (:func:`streamed_split`), for anything else: blocks of classes against all rows, whose
+  scores are made again in backward: four products, and no row of C scores ever exists.
+
+What belongs to a row alone (its query, its own class, its hardest class, the loss itself) is a
+small graph left to autograd. Where the classes are spread over ranks, numbers of the parts are
+merged in between; nothing else changes.
 """
 
-from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass
+from collections.abc import Sequence
 from typing import Any
 
 import torch
 from torch import Tensor
 
+from tammes.kernels.engines import ClassBlocks, Engine, Rows, WholeRows
+from tammes.kernels.graph import RowGraph
+from tammes.kernels.keys import Keys, Needs
+from tammes.kernels.numbers import scale_gradient, sum_gradient, take
+from tammes.kernels.onepass import OnePass
+from tammes.kernels.plan import Plan, class_blocks, fits_in_gradient, longest
 from tammes.kernels.problem import Problem, full_precision, working_dtype
-from tammes.kernels.reduction import Reduction
-from tammes.kernels.reference import dense_split
-from tammes.similarity import Similarity
 from tammes.split import Split
 
-Evaluate = Callable[[Split, slice], Tensor]
-"""Values of the T terms, shape ``(T, n)``, on the split of a slice of the batch."""
 
-_SCORES = {"cpu": 128 << 20, "cuda": 1 << 30}
-"""Bytes of one block of scores, by kind of device."""
-_KEYS = {"cpu": 1 << 20, "cuda": 256 << 20}
-"""Bytes of one block of keys."""
-
-
-@dataclass(frozen=True)
-class Plan:
-    """What stays the same over the blocks of one call."""
-
-    similarity: Similarity
-    reads: frozenset[str]
-    evaluate: Evaluate
-    coefficients: tuple[float, ...]
-    product_dtype: torch.dtype | None = None
-
-    def blocks(self, problem: Problem) -> tuple[list[slice], list[slice]]:
-        """Slices of the rows and of the classes."""
-        count, (classes, size) = len(problem.features), problem.prototypes.shape
-        device = problem.features.device.type
-        width = working_dtype(problem.features, problem.prototypes).itemsize
-        # A second block of scores is kept where the expectation is read.
-        width_of_row = width * classes * (2 if "expected" in self.reads else 1)
-        rows = max(1, _SCORES.get(device, _SCORES["cuda"]) // width_of_row)
-        tile = max(64, _KEYS.get(device, _KEYS["cuda"]) // (width * size))
-        return list(_even(count, rows)), list(_even(classes, tile))
-
-
-def fits_in_gradient(problem: Problem, row_blocks: Sequence[slice]) -> bool:
-    """Whether the scores are one block of no more rows than a feature has numbers."""
-    count, size = problem.features.shape
-    return len(row_blocks) <= 1 and count <= size
-
-
-def _even(total: int, most: int) -> Iterator[slice]:
-    """Cut a range into as few slices as ``most`` allows, of nearly equal length."""
-    pieces = max(1, -(-total // most))
-    step = max(1, -(-total // pieces))
-    for start in range(0, total, step):
-        yield slice(start, min(start + step, total))
+def tensor_scale(problem: Problem) -> Tensor:
+    """The scale as a scalar tensor."""
+    if isinstance(problem.scale, Tensor):
+        return problem.scale
+    dtype = working_dtype(problem.features, problem.prototypes)
+    return torch.full((), problem.scale, dtype=dtype, device=problem.features.device)
 
 
 def weighted_loss(
-    problem: Problem, labels: Tensor, weights: Tensor, plan: Plan, *, rowwise: bool
+    problem: Problem, labels: Tensor, weights: Tensor, plan: Plan
 ) -> tuple[Tensor, Tensor]:
-    """Weighted loss of a batch, one block of scores at a time.
+    """Weighted loss of a batch, one block of rows at a time, gradients made in forward.
 
     Args:
         problem: features and prototypes.
         labels: class of each example, shape ``(N,)``.
         weights: weight of each example, shape ``(N,)``; takes no gradient.
         plan: the loss, and how to cut the work.
-        rowwise: return ``weights * loss`` of each example in place of their sum. The gradient is
-            then computed in backward, at the price of a fourth product.
 
     Returns:
-        The loss, a scalar or ``(N,)``, and the weighted sum of each term, shape ``(T,)``.
+        The weighted sum of the loss, and that of each term, shape ``(T,)``.
     """
-    scale = problem.scale
-    if not isinstance(scale, Tensor):
-        dtype = working_dtype(problem.features, problem.prototypes)
-        scale = torch.full((), scale, dtype=dtype, device=problem.features.device)
-    loss, sums = _Streamed.apply(
+    problem = _bound(problem)
+    loss, sums = _WeightedLoss.apply(
         problem.features,
         problem.prototypes,
         problem.bias,
-        scale,
+        tensor_scale(problem),
+        problem,
         labels,
         weights,
         plan,
-        rowwise,
         torch.is_grad_enabled(),
     )
     return loss, sums
 
 
-class _Streamed(torch.autograd.Function):
-    """The loss; its gradients are made in forward (a sum) or in backward (rows)."""
+def _bound(problem: Problem) -> Problem:
+    """With what depends on all prototypes at once made once."""
+    return problem._replace(similarity=problem.similarity.bind(problem.prototypes))
+
+
+class _WeightedLoss(torch.autograd.Function):
+    """The loss; its gradients are made in forward and handed out in backward."""
 
     @staticmethod
     def forward(
@@ -114,287 +87,209 @@ class _Streamed(torch.autograd.Function):
         prototypes: Tensor,
         bias: Tensor | None,
         scale: Tensor,
+        problem: Problem,
         labels: Tensor,
         weights: Tensor,
         plan: Plan,
-        rowwise: bool,
         with_grad: bool,
     ) -> tuple[Tensor, Tensor]:
-        problem = Problem(features, prototypes, bias, scale, plan.similarity)
-        needs = ctx.needs_input_grad[:4] if with_grad and not rowwise else (False,) * 4
-        rows, sums, gradients = _run(problem, labels, weights, plan, needs)
+        needs = Needs(*(ctx.needs_input_grad[:4] if with_grad else (False,) * 4))
         ctx.save_for_backward(features, prototypes, bias, scale, labels, weights)
-        ctx.plan = plan
-        ctx.gradients = gradients if any(needs) else None
+        ctx.plan, ctx.similarity, ctx.share = plan, problem.similarity, problem.share
+        problem = Problem(features, prototypes, bias, scale, problem.similarity, problem.share)
+        done = _run(problem, labels, weights, plan, needs)
+        loss, sums = done.loss, done.sums
+        # What is returned knows of this function, which must not know of it in turn.
+        del done.loss, done.sums
+        ctx.done = done if any(needs) else None
         ctx.mark_non_differentiable(sums)
-        return (rows if rowwise else rows.sum()), sums
+        return loss, sums
 
     @staticmethod
     def backward(ctx: Any, grad: Tensor, _: Tensor) -> tuple[Any, ...]:
         features, prototypes, bias, scale, labels, weights = ctx.saved_tensors
-        problem = Problem(features, prototypes, bias, scale, ctx.plan.similarity)
-        needs = ctx.needs_input_grad[:4]
-        gradients: Sequence[Tensor | None]
-        if torch.is_grad_enabled():
-            # Somebody wants to differentiate the gradient: only the plain form can.
-            gradients = _differentiable(problem, labels, weights, ctx.plan, grad, needs)
-        elif ctx.gradients is not None:
-            # Given away, not copied: a second backward makes them anew.
-            gradients, ctx.gradients = ctx.gradients, None
-            if grad.device.type != "cpu" or grad.item() != 1:
-                gradients = [None if g is None else g.mul_(grad) for g in gradients]
-        else:
-            _, _, gradients = _run(problem, labels, weights * grad, ctx.plan, needs)
+        done, ctx.done = ctx.done, None
+        if done is None:
+            # They were given away, not copied: a second backward makes them anew.
+            problem = Problem(features, prototypes, bias, scale, ctx.similarity, ctx.share)
+            done = _run(problem, labels, weights, ctx.plan, Needs(*ctx.needs_input_grad[:4]))
+        with torch.no_grad(), full_precision(features.device):
+            gradients = done.gradients(grad)
         # Only now to half precision, where an input has it: a loss scale must come before.
         inputs = (features, prototypes, bias, scale)
         gradients = [
             g if g is None or t is None else g.to(t.dtype)
             for g, t in zip(gradients, inputs, strict=True)
         ]
-        return (*gradients, None, None, None, None, None)
+        return *once(gradients, *ctx.saved_tensors[:4]), None, None, None, None, None
 
 
-def _differentiable(
-    problem: Problem,
-    labels: Tensor,
-    weights: Tensor,
-    plan: Plan,
-    grad: Tensor,
-    needs: Sequence[bool],
-) -> list[Tensor | None]:
-    with torch.enable_grad():
-        dense = dense_split(problem, labels, plan.reads)
-        rows = combine(plan.coefficients, plan.evaluate(dense, slice(None)))
-        tensors = (problem.features, problem.prototypes, problem.bias, problem.scale)
-        inputs = [
-            t for t, need in zip(tensors, needs, strict=True) if need and isinstance(t, Tensor)
-        ]
-        found = torch.autograd.grad(
-            (rows * weights * grad).sum(), inputs, create_graph=True, materialize_grads=True
-        )
-    remaining = iter(found)
-    return [next(remaining) if need else None for need in needs]
-
-
-def combine(coefficients: Sequence[float], values: Tensor) -> Tensor:
-    """Weighted sum of the terms, shape ``(n,)``, without making a tensor of the weights."""
-    weighted = [weight * value for weight, value in zip(coefficients, values, strict=True)]
-    return torch.stack(weighted).sum(0)
-
-
-def _run(
-    problem: Problem, labels: Tensor, weights: Tensor, plan: Plan, needs: Sequence[bool]
-) -> tuple[Tensor, Tensor, list[Tensor | None]]:
-    """Weighted losses ``(N,)``, weighted sums of the terms, and the gradients that are needed."""
+def _run(problem: Problem, labels: Tensor, weights: Tensor, plan: Plan, needs: Needs) -> OnePass:
+    """Weighted loss, weighted sums of the terms, and the gradients that are needed."""
     with torch.no_grad(), full_precision(problem.features.device):
-        return _Pass(problem, labels, weights, plan, needs).result()
+        engine, blocks = _whole_rows(problem, plan, needs)
+        work = OnePass(problem, labels, weights, plan, needs, engine, blocks)
+        work.run()
+        return work
 
 
-class _Pass:
-    """One pass over a batch: the blocks and what they add to."""
+def _whole_rows(problem: Problem, plan: Plan, needs: Needs) -> tuple[Engine, list[slice]]:
+    """What goes over the scores of some rows, and slices of the rows for it."""
+    if plan.fused:
+        from tammes.kernels.fused import fused_rows
 
-    def __init__(
-        self,
-        problem: Problem,
-        labels: Tensor,
-        weights: Tensor,
-        plan: Plan,
-        needs: Sequence[bool],
-    ) -> None:
-        features, prototypes, bias, scale, similarity = problem
-        assert isinstance(scale, Tensor)
-        self.dtype = working_dtype(features, prototypes)
-        self.low = plan.product_dtype
-        self.features, self.prototypes, self.labels = features, prototypes, labels
-        self.bias = None if bias is None else bias.to(self.dtype)
-        self.scale = scale.to(self.dtype)
-        self.weights = weights.to(self.dtype)
-        self.similarity = similarity.bind(prototypes)
-        self.plan = plan
-        self.needs_x, self.needs_w, self.needs_b, self.needs_s = needs
-        self.row_blocks, self.class_blocks = plan.blocks(problem)
+        return fused_rows(problem, plan, needs)
+    rows, classes = plan.blocks(problem)
+    keys = Keys(problem, needs, classes, plan.product_dtype)
+    counts = None if problem.share is None else problem.share.counts
+    shared = needs.prototypes and fits_in_gradient(problem, rows)
+    return WholeRows(keys, plan.reads, counts, longest=longest(rows), shared=shared), rows
 
-        device, dtype = features.device, self.dtype
-        self.losses = torch.empty(len(features), dtype=dtype, device=device)
-        self.sums = torch.zeros(len(plan.coefficients), dtype=dtype, device=device)
-        self.d_features = torch.empty_like(features, dtype=dtype) if self.needs_x else None
-        self.d_scale = torch.zeros((), dtype=dtype, device=device) if self.needs_s else None
-        self.d_keys = torch.empty_like(prototypes, dtype=dtype) if self.needs_w else None
-        self.d_offsets = torch.zeros(len(prototypes), dtype=dtype, device=device)
-        self.own_rows: list[tuple[Tensor, Tensor]] = []
-        self.own_bias: list[tuple[Tensor, Tensor]] = []
-        longest = max((block.stop - block.start for block in self.row_blocks), default=0)
-        # The scores of one short block fit into the memory of the keys' gradient, as its first
-        # columns: a block of classes is copied out just before its gradient is written there.
-        self.shared = self.d_keys is not None and fits_in_gradient(problem, self.row_blocks)
-        if self.shared and self.d_keys is not None:
-            self.scores = self.d_keys[:, :longest].T
-        else:
-            self.scores = torch.empty(longest, len(prototypes), dtype=dtype, device=device)
 
-    def result(self) -> tuple[Tensor, Tensor, list[Tensor | None]]:
-        """Work through all blocks."""
-        for block in self.row_blocks:
-            self._rows(block, first=block.start == 0)
-        return self.losses, self.sums, [*self._gradients()]
+def streamed_split(problem: Problem, labels: Tensor, plan: Plan) -> Split:
+    """A split whose scores are made again in backward, one block of classes at a time.
 
-    def _rows(self, block: slice, *, first: bool) -> None:
-        labels, weights = self.labels[block], self.weights[block]
-        column = labels[:, None]
-        with torch.enable_grad():
-            # What belongs to a row alone is a small graph, differentiated by autograd.
-            features = self.features[block].detach().to(self.dtype).requires_grad_()
-            own = self.prototypes.index_select(0, labels).to(self.dtype).requires_grad_()
-            scale = self.scale.expand(len(labels)).clone().requires_grad_()
-            query, row_offset = self.similarity.query(features)
-            query = query * scale[:, None]
-            row_offset = None if row_offset is None else row_offset * scale
-            known = self.similarity.own(features, own, self.plan.reads)
-            own_bias = None
-            if self.bias is not None and "target" in known:
-                own_bias = self.bias.index_select(0, labels).requires_grad_()
-                known["target"] = known["target"] + own_bias
+    Args:
+        problem: features and prototypes.
+        labels: class of each example, shape ``(N,)``.
+        plan: what is read.
 
-        scores = self.scores[: len(labels)]
-        self._fill(scores, query.detach(), None if row_offset is None else row_offset.detach())
-        reduced = Reduction(scores, column, self.plan.reads)
-        with torch.enable_grad():
-            split = self._split(reduced, known, scale, labels)
-            values = self.plan.evaluate(split, block)
-            loss = combine(self.plan.coefficients, values)
-        self.losses[block] = loss.detach() * weights
-        self.sums += values.detach() @ weights
-        if not (self.needs_x or self.needs_w or self.needs_b or self.needs_s):
-            return
+    Returns:
+        The split of the N rows; it can be differentiated once.
+    """
+    share = problem.share
+    with full_precision(problem.features.device):
+        dtype = working_dtype(problem.features, problem.prototypes)
+        shown, features = tensor_scale(problem), problem.features.to(dtype)
+        scale = shown.to(dtype)
+        if share is not None:
+            features = scale_gradient(features, share.factor)
+            scale = sum_gradient(scale, share.ranks)
+        problem = _bound(problem)
 
-        ones = torch.ones_like(loss)
-        wanted = torch.autograd.grad(
-            loss, reduced.leaves, ones, retain_graph=True, allow_unused=True
+        def rows_at(_: str, places: Tensor) -> tuple[Tensor, Tensor | None]:
+            bias = None if problem.bias is None else take(problem.bias, places, dtype)
+            return take(problem.prototypes, places, dtype), bias
+
+        everything, terms_see = slice(None), problem.scale
+        if share is not None:
+            # Terms of other examples see it on other ranks.
+            size = share.ranks.size
+            terms_see = scale_gradient(sum_gradient(shown, share.ranks), 1 / size)
+        graph = RowGraph(
+            problem,
+            features,
+            scale,
+            terms_see,
+            labels,
+            labels if share is None else share.own,
+            plan.reads,
+            plan.threshold_of(everything),
+            rows_at,
+            alike=False,
         )
-        reduced.overwrite_with_gradient(*wanted)
-        # Before multiplying back, which may write over the scores.
-        d_row_offset = None if row_offset is None else scores.sum(1)
-        d_offset_scale = None
-        if self.d_scale is not None and self._offsets is not None:
-            d_offset_scale = scores @ self._offsets
-        d_query = self._multiply_back(scores, query.detach(), weights, first)
+        job = _Job(problem._replace(scale=scale), plan, graph.own)
+        found = _Numbers.apply(
+            graph.query, graph.offset, graph.threshold, problem.prototypes, problem.bias, scale, job
+        )
+        numbers = graph.known | dict(zip(job.names, found, strict=True))
+        if job.place is not None:
+            numbers["hardest"] = graph.hardest(features, *rows_at("hardest", job.place))
+        return graph.split(numbers, everything, terms_see)
 
-        outputs, d_outputs = [loss, query], [ones, d_query]
-        if row_offset is not None and d_row_offset is not None:
-            outputs.append(row_offset)
-            d_outputs.append(d_row_offset)
-        inputs = [features, own, scale, *([] if own_bias is None else [own_bias])]
-        maybe = torch.autograd.grad(outputs, inputs, d_outputs, allow_unused=True)
-        found = [
-            torch.zeros_like(i) if g is None else g for i, g in zip(inputs, maybe, strict=True)
+
+class _Job:
+    """What the numbers of one call are made with."""
+
+    names: tuple[str, ...]
+    place: Tensor | None
+
+    def __init__(self, problem: Problem, plan: Plan, own: Tensor) -> None:
+        # Features only say how many rows there are, and in which precision to work.
+        self.problem = problem._replace(features=problem.features.detach())
+        self.plan, self.own = plan, own
+
+    def engine(self, tensors: Sequence[Tensor | None], needs: Needs) -> ClassBlocks:
+        """One that goes over blocks of classes."""
+        prototypes, bias, scale = tensors
+        assert prototypes is not None
+        assert scale is not None
+        problem = self.problem._replace(prototypes=prototypes, bias=bias, scale=scale)
+        keys = Keys(problem, needs, class_blocks(problem), self.plan.product_dtype)
+        counts = None if problem.share is None else problem.share.counts
+        return ClassBlocks(keys, self.plan.reads, counts)
+
+
+class _Numbers(torch.autograd.Function):
+    """Numbers of all rows from their queries and the prototypes."""
+
+    @staticmethod
+    def forward(
+        ctx: Any,
+        query: Tensor,
+        offset: Tensor | None,
+        threshold: Tensor | None,
+        prototypes: Tensor,
+        bias: Tensor | None,
+        scale: Tensor,
+        job: _Job,
+    ) -> tuple[Tensor, ...]:
+        nothing = Needs(False, False, False, False)
+        engine = job.engine((prototypes, bias, scale), nothing)
+        found = engine.forward(Rows(query, offset, job.own, threshold))
+        # The numbers are returned and know of this function, so nothing here may keep them.
+        job.names, job.place, ctx.active = tuple(found.numbers), found.place, found.active
+        numbers = tuple(found.numbers.values())
+        ctx.save_for_backward(query, offset, threshold, prototypes, bias, scale, *numbers)
+        ctx.job = job
+        return numbers
+
+    @staticmethod
+    def backward(ctx: Any, *d_numbers: Tensor | None) -> tuple[Any, ...]:
+        query, offset, threshold, *classes = ctx.saved_tensors[:6]
+        scale = classes[2]
+        job, wanted_inputs = ctx.job, ctx.needs_input_grad
+        needs = Needs(wanted_inputs[0], wanted_inputs[3], wanted_inputs[4], wanted_inputs[5])
+        wanted = dict(zip(job.names, d_numbers, strict=True))
+        with torch.no_grad(), full_precision(query.device):
+            engine = job.engine(classes, needs)
+            engine.numbers = dict(zip(job.names, ctx.saved_tensors[6:], strict=True))
+            rows = Rows(query, offset, job.own, threshold)
+            back = engine.backward(rows, wanted, torch.ones_like(query[:, 0]))
+            d_prototypes, d_offsets = engine.finish(torch.ones_like(scale))
+            d_threshold = None
+            if threshold is not None and wanted["excess"] is not None:
+                d_threshold = -wanted["excess"] * ctx.active
+        d_scale = None if back.scale is None else back.scale.sum()
+        prototypes, bias, _ = classes
+        gradients = [
+            back.query,
+            back.offset,
+            d_threshold,
+            None if d_prototypes is None else d_prototypes.to(prototypes.dtype),
+            d_offsets.to(bias.dtype) if needs.bias else None,
+            d_scale,
         ]
-        if self.d_features is not None:
-            self.d_features[block] = found[0] * weights[:, None]
-        if self.d_keys is not None:
-            self.own_rows.append((labels, found[1] * weights[:, None]))
-        if self.d_scale is not None:
-            d_scale = found[2]
-            if d_offset_scale is not None:
-                d_scale = d_scale + d_offset_scale
-            self.d_scale += d_scale @ weights
-        if own_bias is not None and self.needs_b:
-            self.own_bias.append((labels, found[3] * weights))
+        return *once(gradients, *ctx.saved_tensors[:6]), None
 
-    def _fill(self, scores: Tensor, query: Tensor, row_offset: Tensor | None) -> None:
-        """Scores of a block of rows against all classes."""
-        offsets: list[Tensor] = []
-        for block in self.class_blocks:
-            keys, offset = self.similarity.keys(self.prototypes[block].to(self.dtype))
-            self._product(query, keys.T, out=scores[:, block])
-            if offset is not None:
-                offsets.append(offset)
-        total = torch.cat(offsets) if offsets else None
-        if self.bias is not None:
-            total = self.bias if total is None else total + self.bias
-        self._offsets = total
-        if total is not None:
-            scores += self.scale * total
-        if row_offset is not None:
-            scores += row_offset[:, None]
 
-    def _split(
-        self, reduced: Reduction, known: dict[str, Tensor], scale: Tensor, labels: Tensor
-    ) -> Split:
-        unread = torch.full_like(scale, float("nan"))
-        others, top, expected, mean = reduced.leaves
-        return Split(
-            target=known.get("target", unread),
-            others=others,
-            hardest=top / scale if "hardest" in self.plan.reads else unread,
-            expected=expected,
-            mean=mean,
-            labels=labels,
-            scale=scale,
-            length=known.get("length", unread),
-            norm=known.get("norm", unread),
-            gap=known.get("gap", unread),
-            classes=len(self.prototypes),
-            rivals=len(self.prototypes) - 1,
+class _Once(torch.autograd.Function):
+    """Gradients that say what is wrong if somebody differentiates them."""
+
+    @staticmethod
+    def forward(ctx: Any, gradient: Tensor, *inputs: Tensor | None) -> Tensor:
+        return gradient.view_as(gradient)
+
+    @staticmethod
+    def backward(ctx: Any, grad: Tensor) -> tuple[Any, ...]:
+        raise RuntimeError(
+            "a streamed or fused split expects to be differentiated once, got a second "
+            "derivative: implementation='dense' has them all"
         )
 
-    def _multiply_back(
-        self, gradient: Tensor, query: Tensor, weights: Tensor, first: bool
-    ) -> Tensor:
-        """Gradient of the queries; that of the keys is added to what other rows gave."""
-        d_query = torch.zeros_like(query)
-        heavy = query * weights[:, None]
-        has_offsets = self._offsets is not None and (self.needs_b or self.needs_w)
-        for block in self.class_blocks:
-            piece = gradient[:, block].clone() if self.shared else gradient[:, block]
-            if self.needs_x or self.needs_s:
-                keys, _ = self.similarity.keys(self.prototypes[block].to(self.dtype))
-                self._product(piece, keys, out=d_query, add=True)
-            if self.d_keys is not None:
-                self._product(piece.T, heavy, out=self.d_keys[block], add=not first)
-            if has_offsets:
-                self.d_offsets[block] += self.scale * (weights @ piece)
-        return d_query
 
-    def _product(self, left: Tensor, right: Tensor, out: Tensor, add: bool = False) -> None:
-        if self.low is None:
-            torch.addmm(out, left, right, beta=1 if add else 0, out=out)
-            return
-        result = torch.mm(left.to(self.low), right.to(self.low), out_dtype=self.dtype)
-        if add:
-            out += result
-        else:
-            out.copy_(result)
-
-    def _gradients(self) -> Iterator[Tensor | None]:
-        """What was gathered, in the working dtype."""
-        d_features, d_prototypes = self.d_features, self.d_keys
-        yield d_features
-        if d_prototypes is not None:
-            if not self.row_blocks:
-                d_prototypes.zero_()
-            for block in self.class_blocks:
-                self._through_keys(d_prototypes, block)
-            for labels, rows in self.own_rows:
-                d_prototypes.index_add_(0, labels, rows)
-        yield d_prototypes
-        if self.needs_b:
-            d_bias = self.d_offsets
-            for labels, values in self.own_bias:
-                d_bias = d_bias.index_add(0, labels, values)
-            yield d_bias
-        else:
-            yield None
-        yield self.d_scale
-
-    def _through_keys(self, gradient: Tensor, block: slice) -> None:
-        """Turn the gradient of a block of keys, in place, into that of its prototypes."""
-        with torch.enable_grad():
-            prototypes = self.prototypes[block].detach().to(self.dtype).requires_grad_()
-            keys, offset = self.similarity.keys(prototypes)
-        if keys is prototypes:
-            return
-        outputs, d_outputs = [keys], [gradient[block]]
-        if offset is not None:
-            outputs.append(offset)
-            d_outputs.append(self.d_offsets[block])
-        (gradient[block],) = torch.autograd.grad(outputs, prototypes, d_outputs)
+def once(gradients: Sequence[Tensor | None], *inputs: Tensor | None) -> list[Tensor | None]:
+    """The gradients; where a graph of them is made, one that cannot be gone through."""
+    if not torch.is_grad_enabled():
+        return [*gradients]
+    return [None if g is None else _Once.apply(g, *inputs) for g in gradients]

@@ -1,8 +1,9 @@
 """The command ``tammes``.
 
 Every command is a module with ``add_arguments(parser)`` and ``run(arguments)``, imported only when
-it is called: ``advise`` and ``losses`` need torch alone, the others say what they need. What is
-done is 0, what the user can put right 2, and 1 where ``compare`` shows results with some missing.
+it is called: ``advise``, ``losses`` and ``checkpoint`` need torch alone, the others say what they
+need. What is done is 0, what the user can put right 2, and 1 where ``compare`` shows results with
+some missing.
 """
 
 import argparse
@@ -22,6 +23,7 @@ COMMANDS = {
     "advise": "feasible margins and scales, what cannot train, what it costs",
     "losses": "every loss with its formula, settings, heads and source",
     "measure": "margins of prototypes and embeddings in files",
+    "checkpoint": "look into a checkpoint of a head, make one file of it, or several of one",
 }
 """What each command does; it is the module of that name in :mod:`.commands`."""
 
@@ -98,7 +100,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
 def _usage() -> str:
     lines = ["usage: tammes COMMAND ...", ""]
-    lines += [f"  {name:<10}{text}" for name, text in COMMANDS.items()]
+    lines += [f"  {name:<12}{text}" for name, text in COMMANDS.items()]
     return "\n".join([*lines, "", "`tammes COMMAND --help` says more."])
 
 

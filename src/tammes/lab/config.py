@@ -68,6 +68,8 @@ class Config:
         precision: of the products.
         compile: use ``torch.compile``.
         graphs: record the step as a CUDA graph: ``on``, ``off``, or ``auto``, wherever it can be.
+        shard: spread the prototypes over the processes of ``torchrun``, each of which has some of
+            the classes; a run goes on with any number of them.
         deterministic: choose deterministic algorithms on a GPU; the CPU always is.
         accelerator: ``auto``, ``cpu`` or ``cuda``.
         memory: GiB of pixels to hold on the device; of a larger set images are read one by one.
@@ -114,6 +116,7 @@ class Config:
     precision: Precision = "fp32"
     compile: bool = False
     graphs: Choice = "auto"
+    shard: bool = False
     deterministic: bool = False
     accelerator: Accelerator = "auto"
     memory: float = 4.0

@@ -181,3 +181,29 @@ def write_tensors(path: Path, tensors: Mapping[str, Tensor]) -> None:
     safetensors = require("safetensors.torch", extra="lab")
     plain = {name: tensor.detach().cpu().contiguous() for name, tensor in tensors.items()}
     write_atomically(path, safetensors.save(plain))
+
+
+def same_run(run: Run, config: Config) -> bool:
+    """Whether the folder holds a run of this configuration; an error if it holds another."""
+    if not (run.folder / "config.json").exists():
+        return False
+    theirs, ours = run.config.identity(), config.identity()
+    for key, value in ours.items():
+        if theirs[key] != value:
+            raise RecordError(
+                f"{run.folder}: holds a run with {key} {theirs[key]!r}, got {value!r}; "
+                "give this one a folder of its own"
+            )
+    return True
+
+
+def same_data(run: Run, described: dict[str, Any]) -> None:
+    """Refuse to go on with other images than a run was begun with."""
+    if not (run.folder / "data.json").exists():
+        return
+    for key in ("digest", "test_digest"):
+        if run.data.get(key) != described[key]:
+            raise RecordError(
+                f"{run.folder}: was begun with other images of {described['source']} than are "
+                "there now; give this run a folder of its own"
+            )

@@ -20,17 +20,19 @@ from tammes.lab.atomic import alone, clear_leftovers
 from tammes.lab.config import Config
 from tammes.lab.data.samplers import Sampler
 from tammes.lab.protocols.classification import MEASURED, measure_prototypes
-from tammes.lab.record import RecordError, Run, write_json, write_lines, write_tensors
-from tammes.lab.training.checkpoint import Checkpoints
+from tammes.lab.record import Run, same_data, same_run, write_json, write_lines, write_tensors
+from tammes.lab.training.checkpoint import Checkpoints, SharedCheckpoints, make_checkpoints
 from tammes.lab.training.environment import environment
 from tammes.lab.training.feed import Feed
-from tammes.lab.training.machine import gather_rows, start, uses_graphs
+from tammes.lab.training.machine import start, uses_graphs
 from tammes.lab.training.model import Model, build_model
 from tammes.lab.training.outcome import Outcome, evaluate, finish
 from tammes.lab.training.preparation import describe_data, make_sampler, prepare_data
 from tammes.lab.training.progress import Progress
 from tammes.lab.training.rates import learning_rate
+from tammes.lab.training.sharding import gather_head, leave_to_itself
 from tammes.lab.training.step import Step, make_optimizer
+from tammes.ranks import Ranks
 
 _LOOK = 50
 """Steps between two looks at what a GPU has done; each one waits for it."""
@@ -63,7 +65,7 @@ def train(config: Config, folder: Path, *, progress: Progress | None = None) -> 
         done 2
     """
     run = Run(folder)
-    if _same_run(run, config) and run.status == "done":
+    if same_run(run, config) and run.status == "done":
         if progress is not None:
             progress.say(f"{folder}: this run is finished, nothing is trained again")
         return run
@@ -116,7 +118,7 @@ class _Work:
     step: Step
     feed: Feed
     tests: dict[str, Feed]
-    checkpoints: Checkpoints
+    checkpoints: Checkpoints | SharedCheckpoints
     epoch: int = 0
     position: int = 0
     steps: int = 0
@@ -131,10 +133,15 @@ class _Work:
         """Whether this is the process that writes."""
         return bool(self.fabric.is_global_zero)
 
+    @property
+    def saves(self) -> bool:
+        """Whether this is a process that saves: the first, or all where each has some classes."""
+        return self.writes or self.config.shard
+
     def save(self) -> None:
         """Write a checkpoint of a state that is known to be sound."""
         _stop_if_not_finite(self)
-        if self.writes:
+        if self.saves:
             self.checkpoints.save("last", self.steps, self.snapshot())
             self.checkpoints.keep_best(None if self.best is None else self.best[1])
         self.fabric.barrier()
@@ -159,7 +166,8 @@ class _Work:
         """Go to where a checkpoint was written."""
         self.model.load_state_dict(saved["model"])
         rates = [group["lr"] for group in self.optimizer.param_groups]
-        self.optimizer.load_state_dict(saved["optimizer"])
+        if saved["optimizer"] is not None:
+            self.optimizer.load_state_dict(saved["optimizer"])
         for group, rate in zip(self.optimizer.param_groups, rates, strict=True):
             # The rate of a graph stays where it is; its value is set before every step.
             group["lr"] = rate
@@ -180,7 +188,7 @@ def _set_up(fabric: Any, config: Config, folder: Path, progress: Progress) -> _W
         # One process decodes the images, the others find them decoded.
         sets = training, held_out, testing = prepare_data(config, progress.say)
     described = describe_data(*sets)
-    _same_data(Run(folder), described)
+    same_data(Run(folder), described)
     sampler = make_sampler(config, training, rank=fabric.global_rank, world_size=fabric.world_size)
     rate = learning_rate(config, len(sampler))
     parts = build_model(config, training, steps_per_epoch=len(sampler))
@@ -190,14 +198,14 @@ def _set_up(fabric: Any, config: Config, folder: Path, progress: Progress) -> _W
             f"{parts.backbone} normalises batches, and expects 2 images in each on every process, "
             f"got {sampler.batch_size} on {fabric.world_size}; norm='group' does without"
         )
-    if fabric.world_size > 1:
-        model.gather = gather_rows(fabric)
     if fabric.device.type == "cuda":
         # Convolutions on a GPU are faster with the channels last.
         model.backbone.to(memory_format=torch.channels_last)  # type: ignore[call-overload]
         model.channels_last = True
     graphs = uses_graphs(config, fabric)
     optimizer: Any = make_optimizer(model.to(fabric.device), config, fabric.device, graphs=graphs)
+    if config.shard:
+        leave_to_itself(model, model.criterion.head)
     module: Any = torch.compile(model, dynamic=False) if config.compile else model
     module, optimizer = fabric.setup(module, optimizer)
     step = Step(fabric, module, model, optimizer, config, graphs=graphs, report=progress.say)
@@ -208,13 +216,15 @@ def _set_up(fabric: Any, config: Config, folder: Path, progress: Progress) -> _W
     tests = {"test": feed(testing)}
     if held_out is not None:
         tests = {"validation": feed(held_out), **tests}
-    checkpoints = Checkpoints(folder / "checkpoints", progress.say)
+    checkpoints = make_checkpoints(
+        folder / "checkpoints", config, model, optimizer.optimizer, progress.say
+    )
     work = _Work(
         fabric, config, folder, progress, sampler, rate, model, optimizer, step,
         feed(training), tests, checkpoints,
     )  # fmt: skip
-    with fabric.rank_zero_first():
-        # The first process puts a damaged one aside, before the others look.
+    with nullcontext() if config.shard else fabric.rank_zero_first():
+        # The first process puts a damaged one aside, before the others look; or all read together.
         saved = checkpoints.load_last()
     if saved is not None:
         work.restore(saved)
@@ -254,7 +264,8 @@ def _train_epoch(work: _Work) -> None:
             work.save()
     _stop_if_not_finite(work)
     work.seconds = time.perf_counter() - began
-    if not all(bool(torch.isfinite(weight).all()) for weight in work.model.parameters()):
+    sound = all(bool(torch.isfinite(weight).all()) for weight in work.model.parameters())
+    if Ranks().exchange(sound=sound)["sound"].count(0):
         raise _broken(work, "weights")
 
 
@@ -287,7 +298,7 @@ def _close_epoch(work: _Work) -> None:
         flat = {f"{group}/{name}": v for group, each in groups.items() for name, v in each.items()}
         work.fabric.log_dict(flat, step=work.steps)
     work.progress.epoch(row, images_per_second=rate)
-    if _is_best(row, work) and work.writes:
+    if _is_best(row, work) and work.saves:
         work.checkpoints.save("best", work.steps, {"model": model.state_dict()})
     if work.writes:
         write_lines(folder / "metrics.jsonl", work.history)
@@ -311,6 +322,7 @@ def _conclude(work: _Work) -> None:
     if row["step"] == (work.best or (0.0, 0))[1]:
         chosen = "best epoch on the validation images"
     outcomes = work.outcomes or _evaluate(work)
+    work.model.criterion.head = gather_head(work.model.criterion.head)
     if work.writes:
         testing = work.tests["test"].images
         finish(work.folder, work.model, testing, outcomes, row, chosen=chosen)
@@ -371,29 +383,3 @@ def _failed(folder: Path, writes: bool, kind: str, message: str, **known: Any) -
     if writes:
         write_json(folder / "failure.json", {"kind": kind, "message": message, **known})
     return TrainingError(message)
-
-
-def _same_run(run: Run, config: Config) -> bool:
-    """Whether the folder holds a run of this configuration; an error if it holds another."""
-    if not (run.folder / "config.json").exists():
-        return False
-    theirs, ours = run.config.identity(), config.identity()
-    for key, value in ours.items():
-        if theirs[key] != value:
-            raise RecordError(
-                f"{run.folder}: holds a run with {key} {theirs[key]!r}, got {value!r}; "
-                "give this one a folder of its own"
-            )
-    return True
-
-
-def _same_data(run: Run, described: dict[str, Any]) -> None:
-    """Refuse to go on with other images than a run was begun with."""
-    if not (run.folder / "data.json").exists():
-        return
-    for key in ("digest", "test_digest"):
-        if run.data.get(key) != described[key]:
-            raise RecordError(
-                f"{run.folder}: was begun with other images of {described['source']} than are "
-                "there now; give this run a folder of its own"
-            )

@@ -19,8 +19,7 @@ import torch
 from torch import Tensor
 
 from tammes.compose import Setting, term
-from tammes.losses.softmax import softplus
-from tammes.split import Split
+from tammes.split import Split, softplus
 
 _FLAT = 1e-12
 """One minus the cosine, or one plus it, below which the gradient of an angle is taken as zero."""

@@ -3,8 +3,7 @@
 from torch import Tensor
 
 from tammes.compose import Setting, term
-from tammes.losses.softmax import softplus
-from tammes.split import Split
+from tammes.split import Split, softplus
 
 
 def _check_counts(counts: tuple[float, ...], max_margin: float) -> None:

@@ -6,8 +6,8 @@ import torch
 from torch import Tensor
 
 from tammes.compose import Batch, Setting, State, Term, term
-from tammes.losses.softmax import softplus
 from tammes.similarity import unit
+from tammes.split import softplus
 
 if TYPE_CHECKING:
     from tammes.heads.head import Head
@@ -226,7 +226,9 @@ class Centers(State):
 
 
 def _center_state(term: Term, head: "Head") -> Centers:
-    return Centers(head.weight.detach(), rate=term.settings["rate"])
+    # Of all classes, also where the head has only some of their prototypes.
+    like = head.weight.detach().new_empty(head.num_classes, head.embedding_size)
+    return Centers(like, rate=term.settings["rate"])
 
 
 def _check_center(rate: Setting) -> None:

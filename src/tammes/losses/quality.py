@@ -7,9 +7,8 @@ from torch import Tensor
 
 from tammes.compose import Batch, Setting, State, Term, term
 from tammes.losses.angular import target_score
-from tammes.losses.softmax import softplus
 from tammes.similarity import norm
-from tammes.split import Split
+from tammes.split import Split, softplus
 
 if TYPE_CHECKING:
     from tammes.heads.head import Head

@@ -4,6 +4,7 @@ import torch
 from torch import Tensor
 
 from tammes.compose import term
+from tammes.shards import WHOLE, Shards
 from tammes.similarity import unit
 from tammes.split import Split
 
@@ -79,7 +80,7 @@ def sample_margin(split: Split) -> Tensor:
 
 
 @term(on="prototypes", reads="")
-def zero_centroid(prototypes: Tensor, *, normalize: bool = True) -> Tensor:
+def zero_centroid(prototypes: Tensor, *, normalize: bool = True, shards: Shards = WHOLE) -> Tensor:
     r"""Squared norm of the mean prototype.
 
     .. math:: R_W = \Bigl\lVert \frac1C\sum_j \hat w_j \Bigr\rVert^2
@@ -92,6 +93,7 @@ def zero_centroid(prototypes: Tensor, *, normalize: bool = True) -> Tensor:
     Args:
         prototypes: shape ``(C, D)``.
         normalize: measure the directions only.
+        shards: where the other prototypes are; the criterion supplies it.
 
     Returns:
         The penalty, a scalar.
@@ -103,11 +105,12 @@ def zero_centroid(prototypes: Tensor, *, normalize: bool = True) -> Tensor:
     References:
         Zhou et al., Learning Towards the Largest Margins, ICLR 2022, zero-centroid regularisation.
     """
-    return (unit(prototypes) if normalize else prototypes).mean(0).square().sum()
+    rows = unit(prototypes) if normalize else prototypes
+    return (shards.sum(rows.sum(0)) / shards.count(rows)).square().sum()
 
 
 @term(on="prototypes", reads="")
-def super_symmetry(prototypes: Tensor) -> Tensor:
+def super_symmetry(prototypes: Tensor, *, shards: Shards = WHOLE) -> Tensor:
     r"""Squared distance of the prototypes' Gram matrix from that of a scaled simplex.
 
     .. math::
@@ -119,6 +122,7 @@ def super_symmetry(prototypes: Tensor) -> Tensor:
 
     Args:
         prototypes: shape ``(C, D)``.
+        shards: where the other prototypes are; the criterion supplies it.
 
     Returns:
         The penalty, a scalar.
@@ -133,15 +137,18 @@ def super_symmetry(prototypes: Tensor) -> Tensor:
         Kobayashi, Large Margin in Softmax Cross-Entropy Loss, BMVC 2019, Section 3 (the property;
         the penalty is ours).
     """
-    count, size = prototypes.shape
-    power = prototypes.square().sum() / count
+    count, size = shards.count(prototypes), prototypes.shape[1]
     ratio = count / (count - 1)
     if count <= size + 1:
+        prototypes = shards.whole(prototypes)
+        power = prototypes.square().sum() / count
         gram = prototypes @ prototypes.T
         simplex = ratio * (gram.new_ones(count).diag() - 1 / count)
         return (gram - power * simplex).square().sum()
     # Multiplied out, so that with many classes only a D x D matrix is made. The difference cannot
     # come near zero here, so nothing cancels.
-    overlap = ratio * (count * power - prototypes.sum(0).square().sum() / count)
-    gram = prototypes.T @ prototypes
+    gram = shards.sum(prototypes.T @ prototypes)
+    power = gram.trace() / count
+    centre = shards.sum(prototypes.sum(0))
+    overlap = ratio * (count * power - centre.square().sum() / count)
     return gram.square().sum() - 2 * power * overlap + power**2 * ratio * count

@@ -5,15 +5,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from tammes.compose import Setting, term
-from tammes.split import Split
-
-
-def softplus(value: Tensor) -> Tensor:
-    """``log(1 + exp(value))``, exact on both sides, with an exact gradient.
-
-    torch's own is linear above a threshold, which a gradient check in double precision sees.
-    """
-    return -F.logsigmoid(-value)
+from tammes.split import Split, softplus
 
 
 def _check_smoothing(smoothing: float, **_: Setting) -> None:
@@ -151,7 +143,11 @@ def focal(split: Split, *, gamma: Setting = 2.0, margin: Setting = 0.0) -> Tenso
     return torch.exp(gamma * F.logsigmoid(excess)) * softplus(excess)
 
 
-@term(reads="target rest")
+def _hinge_threshold(split: Split, *, margin: Setting) -> Tensor:
+    return split.scale * split.target - margin
+
+
+@term(reads="target excess", threshold=_hinge_threshold)
 def hinge(split: Split, *, margin: Setting = 1.0) -> Tensor:
     r"""The dense multi-class hinge: every class within the margin counts.
 
@@ -160,7 +156,7 @@ def hinge(split: Split, *, margin: Setting = 1.0) -> Tensor:
     It is :math:`C/(C-1)` times ``torch.nn.functional.multi_margin_loss``, which divides by C.
 
     Args:
-        split: similarities of N examples, split by their labels, with ``rest``.
+        split: similarities of N examples, split by their labels, with ``rest`` or the sum.
         margin: score :math:`m` by which the own class must win over each other class.
 
     Returns:
@@ -174,18 +170,23 @@ def hinge(split: Split, *, margin: Setting = 1.0) -> Tensor:
     References:
         Kobayashi, Large Margin in Softmax Cross-Entropy Loss, BMVC 2019, eq. 14.
     """
-    excess = _dense(split) - (split.scale * split.target - margin)[:, None]
-    return excess.relu().sum(1) / split.rivals
+    return _there(split.excess) / split.rivals
 
 
-@term(reads="target rest")
+def _there(value: Tensor | None) -> Tensor:
+    if value is None:
+        raise ValueError("this term expects a split with rest, got one without: add it to reads")
+    return value
+
+
+@term(reads="target softplus")
 def bce(split: Split, *, average: bool = False) -> Tensor:
     r"""Binary cross entropy of every class against its absence.
 
     .. math:: \ell = \log(1 + e^{-f_y}) + \sum_{c\ne y}\log(1 + e^{f_c})
 
     Args:
-        split: similarities of N examples, split by their labels, with ``rest``.
+        split: similarities of N examples, split by their labels, with ``rest`` or the sum.
         average: divide by the number of classes.
 
     Returns:
@@ -199,14 +200,8 @@ def bce(split: Split, *, average: bool = False) -> Tensor:
     References:
         Named as a classification loss in Kobayashi, Direct-Sum of losses, 2024.
     """
-    loss = softplus(-split.scale * split.target) + softplus(_dense(split)).sum(1)
+    loss = softplus(-split.scale * split.target) + _there(split.softplus)
     return loss / (split.rivals + 1) if average else loss
-
-
-def _dense(split: Split) -> Tensor:
-    if split.rest is None:
-        raise ValueError("this term expects a split with rest, got one without: add it to reads")
-    return split.rest
 
 
 @term(reads="target others")

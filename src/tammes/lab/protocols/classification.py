@@ -7,13 +7,16 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
+from tammes import kernels
 from tammes.compose import Loss
 from tammes.criterion import Criterion
 from tammes.geometry.feasible import largest_sample_margin_of_any
 from tammes.heads.head import Head
+from tammes.heads.sharded import ShardedHead
 from tammes.kernels.problem import Problem
 from tammes.kernels.reference import similarity_matrix
 from tammes.metrics import functional
+from tammes.shards import Shards
 from tammes.similarity import Cosine
 from tammes.split import Split, split
 
@@ -48,10 +51,13 @@ def examine(head: Head, features: Tensor, labels: Tensor) -> Examined:
     """Look at each example.
 
     Args:
-        head: whose prototypes and scores.
+        head: whose prototypes and scores. Where it is spread over processes, all of them must look
+            at the same examples together.
         features: shape ``(N, D)``.
         labels: class of each example, shape ``(N,)``.
     """
+    if isinstance(head, ShardedHead) and head.ranks.size > 1:
+        return _examine_together(head, features, labels)
     similarity = similarity_matrix(head.problem(features))
     own = split(similarity, labels, scale=head.scale)
     if head.similarity.is_cosine and head.bias is None:
@@ -61,6 +67,22 @@ def examine(head: Head, features: Tensor, labels: Tensor) -> Examined:
         cosines = split(similarity_matrix(problem), labels)
     return Examined(
         similarity.argmax(1),
+        own.target > own.hardest,
+        cosines.target - cosines.hardest,
+        _bias(own, head.num_classes),
+    )
+
+
+def _examine_together(head: ShardedHead, features: Tensor, labels: Tensor) -> Examined:
+    reads = ("target", "others", "hardest")
+    problem = head.problem(features, labels)
+    own = kernels.split(problem, labels, reads, head.implementation)
+    cosines = own
+    if not head.similarity.is_cosine or head.bias is not None:
+        directions = problem._replace(bias=None, scale=1.0, similarity=Cosine())
+        cosines = kernels.split(directions, labels, reads, head.implementation)
+    return Examined(
+        head.top(features, shared=True).classes[:, 0],
         own.target > own.hardest,
         cosines.target - cosines.hardest,
         _bias(own, head.num_classes),
@@ -118,7 +140,7 @@ def measure_prototypes(head: Head, *, margin: bool = True) -> dict[str, float]:
         head: whose prototypes.
         margin: the class margin too, whose time grows with the square of the number of classes.
     """
-    prototypes, found = head.weight.detach(), {}
+    prototypes, found = Shards.of(head).whole(head.weight.detach()), {}
     with warnings.catch_warnings():
         # Prototypes of zero length have no direction; they are what the norms are there to show.
         warnings.simplefilter("ignore")

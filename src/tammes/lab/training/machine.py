@@ -7,7 +7,6 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from torch import Tensor
 
 from tammes.lab.config import Config
 from tammes.optional import require
@@ -37,6 +36,11 @@ def check_machine(config: Config) -> str:
         raise ValueError("graphs are CUDA graphs, and this run is on a CPU")
     if config.graphs == "on" and (_processes() > 1 or config.precision == "fp16"):
         raise ValueError("graphs work with one process and with precision fp32 or bf16")
+    if config.shard and _processes() > 1 and config.precision == "fp16":
+        raise ValueError(
+            "shard expects precision fp32 or bf16, got fp16: its steps are left out one by one, "
+            "and the processes would not leave out the same"
+        )
     for name in _logger_names(config):
         if name not in LOGGERS:
             raise ValueError(f"loggers are tensorboard, mlflow and wandb, got {name!r}")
@@ -132,18 +136,3 @@ LOGGERS: dict[str, Callable[[Path], Any]] = {
     "wandb": _wandb,
 }
 """What can be told of every epoch, by name; each is a package of that name."""
-
-
-def gather_rows(fabric: Any) -> Callable[[Tensor], Tensor]:
-    """What brings the rows of all processes together, one process after the other.
-
-    Every process then computes the loss of all rows, and the gradient of each row comes back from
-    all of them: their sum, divided by their number when the gradients of the weights are averaged,
-    is the gradient of one loss over the whole batch.
-    """
-
-    def gather(rows: Tensor) -> Tensor:
-        together: Tensor = fabric.all_gather(rows, sync_grads=rows.requires_grad)
-        return together.flatten(0, 1)
-
-    return gather

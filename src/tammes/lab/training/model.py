@@ -1,6 +1,5 @@
 """From pixels to a loss: augmentation, backbone and criterion as one module."""
 
-from collections.abc import Callable
 from typing import Any, NamedTuple
 
 import torch
@@ -8,6 +7,7 @@ from torch import Tensor, nn
 from torch.nn.modules.batchnorm import _BatchNorm
 
 import tammes
+from tammes.compose import Loss
 from tammes.heads.head import Head
 from tammes.lab import backbones
 from tammes.lab.config import Config
@@ -16,6 +16,8 @@ from tammes.lab.data.augment import Augment
 from tammes.lab.expression import head_text, parse_head, parse_loss, parse_schedules
 from tammes.lab.protocols.classification import MEASURED, examine
 from tammes.lab.record import Run
+from tammes.lab.training.sharding import is_spread, spread
+from tammes.ranks import Ranks
 
 IGNORED = -100
 """Label of rows that only fill up a batch."""
@@ -30,8 +32,6 @@ class Model(nn.Module):
         augment: pixels to images.
         backbone: images to features.
         criterion: features to a loss.
-        gather: brings the rows of all processes together, in the order of the global batch. Every
-            process then has the loss of the whole batch, whatever its terms compare.
         channels_last: how images lie in memory.
     """
 
@@ -41,12 +41,11 @@ class Model(nn.Module):
         backbone: nn.Module,
         criterion: tammes.Criterion,
         *,
-        gather: Callable[[Tensor], Tensor] | None = None,
         channels_last: bool = False,
     ) -> None:
         super().__init__()
         self.augment, self.backbone, self.criterion = augment, backbone, criterion
-        self.gather, self.channels_last = gather, channels_last
+        self.channels_last = channels_last
         self.measures = criterion.head.num_classes <= MEASURED
 
     @property
@@ -76,7 +75,7 @@ class Model(nn.Module):
     def forward(
         self, pixels: Tensor, labels: Tensor, index: Tensor, epoch: Tensor | int
     ) -> tuple[Tensor, Tensor]:
-        """Loss of a batch, and the sums of :data:`SEEN` over it.
+        """Loss of a batch, and the sums of :data:`SEEN` over it, both of all processes.
 
         Args:
             pixels: uint8, shape ``(N, C, H, W)``.
@@ -85,20 +84,24 @@ class Model(nn.Module):
             epoch: see :meth:`features`.
         """
         features = self.features(pixels, index, epoch)
-        if self.gather is not None:
-            features, labels = self.gather(features), self.gather(labels)
         loss: Tensor = self.criterion(features, labels)
         return loss, self._seen(loss.detach(), features.detach(), labels)
 
     def _seen(self, loss: Tensor, features: Tensor, labels: Tensor) -> Tensor:
+        ranks, head = Ranks(), self.criterion.head
+        if is_spread(head):
+            # Each process has some of the classes: they look at all examples together.
+            features = ranks.gather_rows(features, len(features))
+            labels = ranks.gather_rows(labels, len(labels))
         counts = labels != IGNORED
-        count = counts.sum()
-        if not self.measures:
-            return torch.stack([count.to(loss), loss * count])
-        seen = examine(self.criterion.head, features, labels.clamp(min=0))
-        right = (seen.correct & counts).sum()
-        margins = torch.where(counts, seen.margins, 0.0).sum()
-        return torch.stack([count.to(loss), loss * count, right.to(loss), margins.to(loss)])
+        sums = [counts.sum().to(loss)]
+        if self.measures:
+            seen = examine(head, features, labels.clamp(min=0))
+            sums.append((seen.correct & counts).sum().to(loss))
+            sums.append(torch.where(counts, seen.margins, 0.0).sum().to(loss))
+        together = torch.stack(sums)
+        count, *measured = together if is_spread(head) else ranks.sum(together)
+        return torch.stack([count, loss * count, *measured])
 
 
 class Parts(NamedTuple):
@@ -164,7 +167,9 @@ def load_model(run: Run) -> Model:
     """
     about = run.data
     known = {key: about[key] for key in ("counts", "mean", "std")}
-    parts = _build(run.config, shape=tuple(about["image"]), **known, steps_per_epoch=1)
+    # On whichever number of processes it was trained, this is one.
+    config = run.config.replace(shard=False)
+    parts = _build(config, shape=tuple(about["image"]), **known, steps_per_epoch=1)
     parts.model.load_state_dict(run.tensors("model"))
     return parts.model.eval()
 
@@ -185,8 +190,16 @@ def _build(
     backbone_text = backbones.resolve(config.backbone, augment.output_shape)
     backbone = backbones.build(backbone_text, shape=augment.output_shape)
     loss = parse_loss(config.loss, counts=counts)
-    head: Head = parse_head(config.head, loss, int(backbone.num_features), len(counts))
-    criterion = tammes.Criterion(head, loss, ignore_index=IGNORED, validate=None)
+    head, head_as_text = _make_head(config, loss, int(backbone.num_features), len(counts))
+    criterion = tammes.Criterion(
+        head,
+        loss,
+        ignore_index=IGNORED,
+        validate=None,
+        # One batch of all processes, of which each is fed an equal share.
+        group=True,
+        even=True,
+    )
     for name, schedule in parse_schedules(
         config.schedules, steps_per_epoch=steps_per_epoch, counts=counts
     ).items():
@@ -195,9 +208,22 @@ def _build(
         Model(augment, backbone, criterion),
         backbone_text,
         augment_text,
-        head_text(head),
+        head_as_text,
         repr(loss),
     )
+
+
+def _make_head(config: Config, loss: Loss, size: int, classes: int) -> tuple[Head, str]:
+    """The head of a run, and how it is written."""
+    if not config.shard:
+        head: Head = parse_head(config.head, loss, size, classes)
+        return head, head_text(head)
+    if config.head.strip().startswith("simplex"):
+        raise ValueError("shard expects a cosine, linear or gaussian head, got simplex")
+    with torch.device("meta"):
+        # Nobody needs memory for all classes.
+        head = parse_head(config.head, loss, size, classes)
+    return spread(head), head_text(head)
 
 
 def resolve_augment(text: str, shape: tuple[int, int, int]) -> str:

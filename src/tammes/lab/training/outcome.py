@@ -57,7 +57,7 @@ def evaluate(fabric: Any, model: Model, source: Feed) -> Outcome:
     model.eval()
     if fabric.world_size > 1:
         # Each process has running statistics of its own; those of the first are kept.
-        for buffer in model.buffers():
+        for buffer in model.backbone.buffers():
             torch.distributed.broadcast(buffer, 0)
     rank, count = fabric.global_rank, fabric.world_size
     parts = []

@@ -10,6 +10,7 @@ from torch import Tensor, nn
 from tammes.lab.config import Config
 from tammes.lab.data.keyed import mix_int
 from tammes.lab.training.model import SEEN, Model, parameter_groups
+from tammes.lab.training.sharding import clip_together, is_spread
 
 _WARM = 3
 """Steps before a CUDA graph is recorded, so that whatever is made once is made."""
@@ -115,7 +116,9 @@ class Step:
         self.optimizer.zero_grad(set_to_none=True)
         loss, seen = self.module(pixels, labels, index, self.epoch)
         self.fabric.backward(loss)
-        if self.config.clip:
+        if self.config.clip and is_spread(self.model.criterion.head):
+            clip_together(self.model, self.model.criterion.head, self.config.clip)
+        elif self.config.clip:
             self.fabric.clip_gradients(
                 self.module, self.optimizer, max_norm=self.config.clip, error_if_nonfinite=False
             )

@@ -1,0 +1,398 @@
+"""Prototypes that are spread over ranks: each has some of the classes, none has them all."""
+
+from collections.abc import Iterable, Iterator
+from typing import Any, NamedTuple
+
+import torch
+from torch import Tensor, nn
+
+from tammes.checks import check_sizes
+from tammes.heads.drawing import KINDS, Kind, draw, draw_from
+from tammes.heads.exchange import bounds, checksum, move_rows, row_states, shared_seed
+from tammes.heads.head import Head
+from tammes.heads.sampled import Sampler, sample_size
+from tammes.heads.surgery import find
+from tammes.kernels import Implementation
+from tammes.kernels.problem import Problem, Share, working_dtype
+from tammes.kernels.reference import similarity_matrix
+from tammes.ranks import Ranks
+from tammes.rowwise import take_rows
+from tammes.split import ALONGSIDE, REDUCED, Split
+
+
+class Top(NamedTuple):
+    """The best classes of each example, best first.
+
+    Attributes:
+        scores: shape ``(N, k)``.
+        classes: shape ``(N, k)``.
+    """
+
+    scores: Tensor
+    classes: Tensor
+
+
+class ShardedHead(Head):
+    r"""A head whose classes are spread over the ranks of a ``torch.distributed`` group.
+
+    Every rank has the prototypes of some classes, :math:`\lceil C/G \rceil` at most, as an ordinary
+    parameter, so any optimizer trains them. :class:`tammes.Criterion` sees to the rest: it brings
+    the features of all ranks together, and each rank compares them with the classes it has. All
+    ranks must call it together; their batches may have different sizes. Where
+    ``torch.distributed`` is not started it is a plain head.
+
+    A head starts with the same prototypes on any number of ranks. It saves and loads on any number
+    through :mod:`tammes.checkpoint`; a ``state_dict`` has the prototypes of its own rank and is
+    loaded there only, and one of a plain head with all classes can be loaded too.
+
+    Only the backbone belongs into ``DistributedDataParallel`` or ``fully_shard``: they take the
+    prototypes of all ranks for copies of the same.
+
+    Args:
+        kind: :class:`tammes.CosineHead`, :class:`tammes.LinearHead` or
+            :class:`tammes.GaussianHead`.
+        embedding_size: size D of a feature.
+        num_classes: number of classes C of all ranks.
+        group: the ranks; those of the default group if there is one.
+        sample_rate: share of the classes that a step of training compares with; those of the batch
+            are always among them. In evaluation mode all are.
+        correct: let each sampled class stand for those left out, see docs/sampling.md.
+        averaged: the ranks' gradients of the backbone are averaged, as ``DistributedDataParallel``
+            and ``fully_shard`` do it. ``False`` where they are summed.
+        implementation: as of the kind.
+        **options: of the kind, such as ``scale``.
+
+    Attributes:
+        weight: the prototypes of this rank, shape ``(stop - start, D)``.
+        start: first class of this rank.
+        stop: first class that is no longer this rank's.
+        ranks: who has the others.
+
+    Example:
+        >>> head = tammes.ShardedHead(tammes.CosineHead, 8, 1000, scale=30.0)
+        >>> head
+        ShardedHead(CosineHead, 8, 1000, scale=30, classes 0 to 999 here)
+        >>> criterion = tammes.Criterion(head, tammes.cosface())
+        >>> criterion(torch.randn(4, 8), torch.tensor([0, 1, 2, 999])).backward()
+        >>> head.top(torch.randn(4, 8), k=3).classes.shape
+        torch.Size([4, 3])
+    """
+
+    place: Tensor
+
+    def __init__(
+        self,
+        kind: Kind,
+        embedding_size: int,
+        num_classes: int,
+        *,
+        group: Any = None,
+        sample_rate: float = 1.0,
+        correct: bool = False,
+        averaged: bool = True,
+        implementation: Implementation = "auto",
+        **options: Any,
+    ) -> None:
+        if kind not in KINDS:
+            names = ", ".join(known.__name__ for known in KINDS)
+            raise TypeError(
+                f"ShardedHead expects one of the heads {names}, "
+                f"got {getattr(kind, '__name__', repr(kind))}"
+            )
+        check_sizes("ShardedHead", embedding_size, num_classes)
+        if not 0 < sample_rate <= 1:
+            raise ValueError(
+                f"ShardedHead expects sample_rate above 0 and at most 1, got {sample_rate}"
+            )
+        ranks = Ranks(group)
+        settings = repr((kind, sorted(options.items()), sample_rate, correct, averaged))
+        ranks.agree(
+            "ShardedHead",
+            embedding_size=embedding_size,
+            num_classes=num_classes,
+            checksum_of_the_settings=checksum(settings.encode()),
+        )
+        start, stop = bounds(num_classes, ranks.size, ranks.rank)
+        seed = shared_seed(ranks)
+        like, weight, bias = draw(kind, embedding_size, options, seed, start, stop)
+        super().__init__(
+            nn.Parameter(weight),
+            like.similarity,
+            bias=bias,
+            scale="learnable" if like.log_scale is not None else like._scale,
+            implementation=implementation,
+            num_classes=num_classes,
+        )
+        self.kind, self.options, self.ranks = kind, options, ranks
+        self.correct, self.averaged = correct, averaged
+        self.sampler = None if sample_rate == 1 else Sampler(sample_rate, seed)
+        self._settle(num_classes, start, stop)
+
+    def _settle(self, num_classes: int, start: int, stop: int) -> None:
+        """Note which classes are here, also where a wrapper that copies buffers would show."""
+        self._num_classes, self.start, self.stop = num_classes, start, stop
+        self._size = self.ranks.size
+        place = torch.tensor([start, stop, num_classes], device=self.weight.device)
+        self.register_buffer("place", place, persistent=self._size > 1)
+        self._seen: tuple[Tensor, int] | None = None
+
+    def __setattr__(self, name: str, value: Any) -> None:
+        if isinstance(value, nn.Parameter) and hasattr(value, "placements") and self._size > 1:
+            raise RuntimeError(
+                "ShardedHead was given to fully_shard, which takes the prototypes of all ranks of "
+                f"{self.ranks.name} for copies of the same; shard the backbone only"
+            )
+        super().__setattr__(name, value)
+
+    @property
+    def num_classes(self) -> int:
+        """Number of classes C of all ranks."""
+        return self._num_classes
+
+    @property
+    def sample_rate(self) -> float:
+        """Share of the classes that a step of training compares with."""
+        return 1.0 if self.sampler is None else self.sampler.rate
+
+    def problem(self, features: Tensor, labels: Tensor | None = None) -> Problem:
+        """What a kernel works on: the classes of this rank, or a sample of them.
+
+        Args:
+            features: those of all ranks, shape ``(N, D)``.
+            labels: class of each example among the classes of all ranks, shape ``(N,)``; without
+                them it is a problem of this rank alone.
+        """
+        self.check_place()
+        here = Problem(features, self.weight, self.bias, self.scale, self.similarity)
+        sampled = self.sampler is not None and self.training
+        if labels is None or (self.ranks.group is None and not sampled):
+            return here
+        # Where values are not checked: nobody has such a class, and the loss is to show it.
+        nobodys = (labels < 0) | (labels >= self.num_classes)
+        here = here._replace(features=features.masked_fill(nobodys[:, None], torch.nan))
+        own = labels - self.start
+        own = torch.where((own >= 0) & (own < len(self.weight)), own, -1)
+        share = Share(
+            own,
+            self.num_classes,
+            self.ranks,
+            factor=float(self.ranks.size) if self.averaged else 1.0,
+            most=self._count(0),
+        )
+        if self.sampler is not None and sampled:
+            chosen = self.sampler(own, len(self.weight), start=self.start)
+            share = share._replace(
+                own=chosen.own,
+                counts=chosen.counts if self.correct else None,
+                most=sample_size(len(own), self._count(0), self.sampler.rate),
+            )
+            bias = None if self.bias is None else take_rows(self.bias, chosen.index)
+            here = here._replace(prototypes=take_rows(self.weight, chosen.index), bias=bias)
+        return here._replace(share=share)
+
+    def check_place(self) -> None:
+        """Refuse to go on where something has put the first rank's prototypes in place of ours.
+
+        It is looked at by all ranks together at the first call, and later only by one whose buffer
+        was written to, so that nobody waits for a GPU.
+        """
+        if self.ranks.size != self._size:
+            raise RuntimeError(
+                f"ShardedHead was made on {self._size} ranks and is used on {self.ranks.size} "
+                f"({self.ranks.name}); make it after torch.distributed has started"
+            )
+        if self._size == 1 or self.place.is_meta:
+            return
+        seen = self._seen
+        if seen is not None and seen[0] is self.place and seen[1] == self.place._version:
+            return
+        place = self.place.new_tensor([self.start, self.stop, self.num_classes])
+        wrong = (self.place != place).any().long()
+        if seen is None:
+            wrong = self.ranks.sum(wrong.view(1))
+        if int(wrong):
+            raise RuntimeError(
+                "ShardedHead was wrapped in DistributedDataParallel, which put the prototypes of "
+                f"the first rank in place of all others of {self.ranks.name}; wrap the backbone "
+                "only, and make the head anew"
+            )
+        self._seen = (self.place, self.place._version)
+
+    def split(
+        self, features: Tensor, labels: Tensor, reads: Iterable[str] = (*REDUCED, *ALONGSIDE)
+    ) -> Split:
+        """Split a batch by its labels.
+
+        All ranks must call it together, each with examples of its own, and go back through it
+        together. The gradient is that of the rows of ``reduction="none"``.
+
+        Args:
+            features: shape ``(N, D)``; N may differ between the ranks.
+            labels: class of each example among the classes of all ranks, shape ``(N,)``.
+            reads: names of the fields to compute, the same on all ranks.
+        """
+        if self.ranks.size == 1:
+            return super().split(features, labels, reads)
+        # It gathers as a criterion does, which knows of heads itself.
+        from tammes.heads.together import split_together
+
+        return split_together(self, features, labels, reads)
+
+    @torch.no_grad()
+    def logits(self, features: Tensor) -> Tensor:
+        """Scores without any margin, for inference.
+
+        All ranks must call it together, each with features of its own. It has no gradient. Every
+        rank sends its part of all ranks' scores to all: for N examples of all ranks, ``N * C``
+        numbers arrive at each, of the examples of one rank at a time. :meth:`top` sends ``N * k``.
+
+        Args:
+            features: shape ``(N, D)``; N may differ between the ranks.
+
+        Returns:
+            Scores for the classes of all ranks, shape ``(N, C)``.
+        """
+        result = features.new_empty(0, self.num_classes)
+        for rank, scores in enumerate(self._scores(features)):
+            padded = scores.new_zeros(len(scores), self._count(0))
+            padded[:, : scores.shape[1]] = scores
+            parts = self.ranks.gather(padded)
+            if rank == self.ranks.rank:
+                counts = [self._count(other) for other in range(self._size)]
+                columns = [part[:, :n] for part, n in zip(parts, counts, strict=True)]
+                result = torch.cat(columns, 1)
+        return result
+
+    @torch.no_grad()
+    def top(self, features: Tensor, k: int = 1, *, shared: bool = False) -> Top:
+        """The best classes of each example, without all its scores on one rank.
+
+        All ranks must call it together, each with features of its own. It has no gradient.
+
+        Args:
+            features: shape ``(N, D)``; N may differ between the ranks.
+            k: how many classes.
+            shared: the promise that all ranks bring the same features, which then are not sent.
+        """
+        if not 1 <= k <= self.num_classes:
+            raise ValueError(f"top expects k from 1 to {self.num_classes} classes, got {k}")
+        self.ranks.agree("top", k=k)
+        found = Top(features.new_empty(0, k), self.place.new_empty(0, k))
+        whose = self._scores(features, shared=shared)
+        for rank, scores in enumerate(whose):
+            best = scores.topk(min(k, scores.shape[1]), dim=1)
+            missing = k - best.values.shape[1]
+            values = nn.functional.pad(best.values, (0, missing), value=-torch.inf)
+            classes = nn.functional.pad(best.indices + self.start, (0, missing), value=-1)
+            values, classes = (self.ranks.gather(x).movedim(0, 1) for x in (values, classes))
+            if shared or rank == self.ranks.rank:
+                values, classes = values.flatten(1), classes.flatten(1)
+                scores, order = values.topk(k, dim=1)
+                found = Top(scores, classes.gather(1, order))
+        return found
+
+    def _scores(self, features: Tensor, *, shared: bool = False) -> Iterator[Tensor]:
+        """Scores of each rank's features for the classes here, one rank after the other."""
+        self.check(features)
+        self.check_place()
+        if shared:
+            yield self._scores_here(features)
+            return
+        counts = self.ranks.exchange(rows=len(features))["rows"]
+        longest = max(counts)
+        together = self.ranks.gather_rows(features, longest)
+        for rank, count in enumerate(counts):
+            yield self._scores_here(together[rank * longest : rank * longest + count])
+
+    def _scores_here(self, features: Tensor) -> Tensor:
+        if len(self.weight):
+            return self.scale * similarity_matrix(self.problem(features))
+        return features.new_empty(len(features), 0, dtype=working_dtype(features, self.weight))
+
+    def _count(self, rank: int) -> int:
+        """Number of classes of a rank."""
+        start, stop = bounds(self.num_classes, self._size, rank)
+        return stop - start
+
+    def _load_from_state_dict(
+        self, state_dict: dict[str, Any], prefix: str, *args: Any, **kwargs: Any
+    ) -> None:
+        errors: list[str] = args[-1]
+        place = state_dict.pop(prefix + "place", None)
+        whose = None if place is None else place.tolist()
+        here = [self.start, self.stop, self.num_classes]
+        for name in ("weight", "bias"):
+            given, own = state_dict.get(prefix + name), getattr(self, name)
+            if not isinstance(given, Tensor) or own is None or given.ndim != own.ndim:
+                continue
+            if whose is None and len(given) == self.num_classes:
+                state_dict[prefix + name] = given[self.start : self.stop]
+            elif whose != here or len(given) != len(own):
+                first = "" if whose is None else f" from class {whose[0]} on of {whose[2]}"
+                errors.append(
+                    f"ShardedHead expects the {name} of all {self.num_classes} classes or of the "
+                    f"{len(own)} of this rank from class {self.start} on, got {len(given)} rows"
+                    f"{first}; tammes.checkpoint saves and loads those of all ranks"
+                )
+                state_dict[prefix + name] = own.detach()
+        if self._size > 1:
+            # Also of a head that was without memory, whose own is not filled in.
+            device = state_dict.get(prefix + "weight", self.place).device
+            state_dict[prefix + "place"] = torch.tensor(here, device=device)
+        super()._load_from_state_dict(state_dict, prefix, *args, **kwargs)
+
+    def _new_rows(self, n: int, from_features: Tensor | None) -> Tensor:
+        """Prototypes of new classes, all of them on every rank."""
+        if from_features is None:
+            seed = shared_seed(self.ranks)
+            rows = draw(self.kind, self.embedding_size, self.options, seed, 0, n)[1]
+            return rows.to(self.weight)
+        lengths = torch.linalg.vector_norm(self.weight.detach().double(), dim=1)
+        length = self.ranks.sum(lengths.sum().view(1)) / self.num_classes
+        return draw_from(self.kind, self.options, from_features, length)
+
+    def _replace(self, keep: Tensor, rows: Tensor, optimizer: torch.optim.Optimizer | None) -> None:
+        self.ranks.agree(
+            "a change of classes",
+            classes_kept=len(keep),
+            new_classes=len(rows),
+            checksum_of_the_classes_kept=checksum(keep.numpy().tobytes()),
+        )
+        total = len(keep) + len(rows)
+        start, stop = bounds(total, self._size, self.ranks.rank)
+        new = slice(max(start - len(keep), 0), max(stop - len(keep), 0))
+
+        def follow(values: Tensor, fresh: Tensor) -> Tensor:
+            first, last = min(start, len(keep)), min(stop, len(keep))
+            old = move_rows(self.ranks, values.detach(), self.start, keep, first, last)
+            return torch.cat([old, fresh[new].to(old)])
+
+        fresh = {"weight": rows}
+        if self.bias is not None:
+            mean = self.ranks.sum(self.bias.detach().sum().view(1)) / self.num_classes
+            fresh["bias"] = mean.expand(len(rows))
+        held = {n: getattr(self, n) for n in fresh if getattr(self, n).requires_grad}
+        states: dict[str, dict[str, Tensor]] = {}
+        if optimizer is not None:
+            states = {n: row_states(self.ranks, optimizer, held[n]) for n in held}
+        for name, values in fresh.items():
+            old: nn.Parameter = getattr(self, name)
+            parameter = nn.Parameter(follow(old, values), requires_grad=old.requires_grad)
+            if name in states:
+                assert optimizer is not None
+                params, place = find(optimizer, old)
+                zeros = torch.zeros_like(values)
+                moved = {key: follow(value, zeros) for key, value in states[name].items()}
+                params[place] = parameter
+                state = optimizer.state.pop(old, None)
+                if state is not None or moved:
+                    optimizer.state[parameter] = {**(state or {}), **moved}
+            setattr(self, name, parameter)
+        self._settle(total, start, stop)
+
+    def extra_repr(self) -> str:
+        """Kind, sizes, scale and the classes here."""
+        here = f"classes {self.start} to {self.stop - 1}" if len(self.weight) else "no classes"
+        on = f" of rank {self.ranks.rank} of {self._size}" if self._size > 1 else ""
+        rate = "" if self.sampler is None else f", sample_rate={self.sample_rate:g}"
+        return f"{self.kind.__name__}, {super().extra_repr()}{rate}, {here} here{on}"

@@ -1,0 +1,141 @@
+"""How the work of one call is cut into blocks."""
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from tammes.kernels.problem import Problem, working_dtype
+from tammes.split import Split
+
+Evaluate = Callable[[Split, slice], Tensor]
+"""Values of the T terms, shape ``(T, n)``, on the split of a slice of the batch."""
+Threshold = Callable[[Split, slice], Tensor]
+"""Threshold of the ``excess`` that is read, shape ``(n,)``, likewise."""
+
+SCORES = {"cpu": 128 << 20, "cuda": 1 << 30}
+"""Bytes of one block of scores, by kind of device."""
+KEYS = {"cpu": 1 << 20, "cuda": 256 << 20}
+"""Bytes of one block of keys."""
+EXPONENTIALS = 1 << 31
+"""Bytes that a fused call may take beside keys and gradients, nearly all of them exponentials."""
+_BESIDE = 30
+"""Single precision copies of the features that this leaves room for: what else is in memory."""
+FEWEST = 32
+"""Rows in a block below which products are too thin; then blocks of classes are better."""
+
+
+@dataclass(frozen=True)
+class Plan:
+    """What stays the same over the blocks of one call.
+
+    Attributes:
+        reads: fields of the split that are wanted.
+        evaluate: the terms.
+        coefficients: weight of each term.
+        product_dtype: of the inputs of products, where it is not the working one.
+        threshold: of the ``excess`` that is read.
+        bound: largest score there can be, where that is known.
+        fused: whether the GPU's own kernels go over the scores.
+    """
+
+    reads: frozenset[str]
+    evaluate: Evaluate
+    coefficients: tuple[float, ...]
+    product_dtype: torch.dtype | None = None
+    threshold: Threshold | None = None
+    bound: float | None = None
+    fused: bool = False
+
+    def blocks(self, problem: Problem) -> tuple[list[slice], list[slice]]:
+        """Slices of the rows and of the classes, for one pass."""
+        count, (classes, size) = len(problem.features), problem.prototypes.shape
+        width = working_dtype(problem.features, problem.prototypes).itemsize
+        rows = max(1, _of(SCORES, problem) // (width * max(problem.most, 1) * self.copies))
+        tile = max(64, _of(KEYS, problem) // (width * size))
+        return cut(count, rows), cut(classes, tile)
+
+    def threshold_of(self, block: slice) -> Callable[[Split], Tensor] | None:
+        """The threshold of some rows, as a function of their split."""
+        threshold = self.threshold
+        return None if threshold is None else lambda split: threshold(split, block)
+
+    @property
+    def copies(self) -> int:
+        """Blocks of scores: a second is kept where more than the exponentials are read."""
+        return 1 if self.reads.isdisjoint(("expected", "excess", "softplus")) else 2
+
+    def too_thin(self, problem: Problem) -> bool:
+        """Whether even a block of few rows against all classes is too large."""
+        blocks, _ = self.blocks(problem)
+        return not self.fused and len(blocks) > 1 and longest(blocks) < FEWEST
+
+
+def class_blocks(problem: Problem) -> list[slice]:
+    """Slices of the classes, against which all rows fit at once."""
+    width = 2 * working_dtype(problem.features, problem.prototypes).itemsize
+    rows = max(len(problem.features), problem.prototypes.shape[1], 1)
+    return cut(len(problem.prototypes), max(64, _of(SCORES, problem) // (width * rows)))
+
+
+def tile_rows(width: int) -> int:
+    """Rows of a tile of the fused kernel, by the bytes of a number in its products."""
+    return 64 if width == 4 else 128
+
+
+def fused_blocks(count: int, classes: int, size: int, width: int) -> list[slice]:
+    """Slices of the rows for the fused kernel: whole tiles, where there is more than one.
+
+    Args:
+        count: rows in all.
+        classes: prototypes.
+        size: numbers in each.
+        width: bytes of a number in products.
+    """
+    room = max(EXPONENTIALS // 2, EXPONENTIALS - _BESIDE * 4 * count * size)
+    # Every block goes over keys and gradients again, so it is not much smaller than they are.
+    room = max(room, width * classes * size)
+    most = max(1, room // (width * max(64, padded(classes))))
+    rows = tile_rows(width)
+    return cut(count, most // rows * rows or most, rows)
+
+
+def padded(classes: int) -> int:
+    """Length of a row of exponentials: each begins where the widest loads and stores can."""
+    return -(-classes // 64) * 64
+
+
+def fits_in_gradient(problem: Problem, row_blocks: Sequence[slice]) -> bool:
+    """Whether the scores are one block of no more rows than a feature has numbers."""
+    count, size = problem.features.shape
+    return len(row_blocks) <= 1 and count <= size
+
+
+def cut(total: int, most: int, multiple: int = 1) -> list[slice]:
+    """Cut a range into as few slices as ``most`` allows, of nearly equal length.
+
+    Args:
+        total: length of the range.
+        most: length of the longest slice.
+        multiple: of which lengths are to be, but for the last, where ``most`` is one.
+
+    Example:
+        >>> cut(5, 3)
+        [slice(0, 3, None), slice(3, 5, None)]
+        >>> cut(10, 8, multiple=4)
+        [slice(0, 8, None), slice(8, 10, None)]
+    """
+    pieces = max(1, -(-total // most))
+    step = max(1, -(-total // pieces))
+    step = min(most, -(-step // multiple) * multiple)
+    return [slice(start, min(start + step, total)) for start in range(0, total, step)]
+
+
+def longest(blocks: Sequence[slice]) -> int:
+    """Length of the longest slice."""
+    return max((block.stop - block.start for block in blocks), default=0)
+
+
+def _of(budget: dict[str, int], problem: Problem) -> int:
+    return budget.get(problem.features.device.type, budget["cuda"])

@@ -1,0 +1,40 @@
+"""Parameters of a model, in groups for an optimizer."""
+
+from typing import Any
+
+from torch import nn
+
+
+def param_groups(
+    criterion: nn.Module,
+    backbone: nn.Module | None,
+    *,
+    lr: float,
+    head_lr: float,
+    weight_decay: float,
+    head_weight_decay: float,
+) -> list[dict[str, Any]]:
+    """The backbone's parameters, the prototypes, and what has no decay: bias and scale.
+
+    Args:
+        criterion: whose parameters are its own, also those that the backbone has too.
+        backbone: what makes the features.
+        lr: learning rate of the backbone.
+        head_lr: learning rate of the criterion.
+        weight_decay: of the backbone.
+        head_weight_decay: of the prototypes.
+    """
+    mine = [p for p in criterion.parameters() if p.requires_grad]
+    known = {id(p) for p in criterion.parameters()}
+    others = [] if backbone is None else backbone.parameters()
+    theirs = [p for p in others if p.requires_grad and id(p) not in known]
+    wanted = (
+        (theirs, lr, weight_decay),
+        ([p for p in mine if p.ndim > 1], head_lr, head_weight_decay),
+        ([p for p in mine if p.ndim <= 1], head_lr, 0.0),
+    )
+    return [
+        {"params": params, "lr": rate, "weight_decay": decay}
+        for params, rate, decay in wanted
+        if params
+    ]

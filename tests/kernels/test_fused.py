@@ -1,0 +1,349 @@
+"""The fused kernel gives what the plain one gives: on a GPU, or by Triton's interpreter without."""
+
+import copy
+import logging
+from typing import NamedTuple
+
+import pytest
+import torch
+import torch.nn.functional as F
+from catalogue import CLASSES, HEADS, SPLIT_TERMS, fits
+from torch.testing import assert_close
+
+import tammes
+from tammes import kernels
+from tammes.kernels.problem import Share
+
+fused = pytest.importorskip("tammes.kernels.fused", reason="no triton here", exc_type=ImportError)
+from tammes.kernels import plan, tiles  # noqa: E402
+
+DEVICE = "cuda" if torch.cuda.is_available() else "cpu"
+on_cuda = pytest.mark.skipif(DEVICE == "cpu", reason="no CUDA device")
+pytestmark = [
+    pytest.mark.skipif(
+        DEVICE == "cpu" and not tiles.INTERPRETED, reason="neither a GPU nor TRITON_INTERPRET=1"
+    ),
+    # By design: sums that are infinite are those of rows to be done again.
+    pytest.mark.filterwarnings("ignore:overflow encountered:RuntimeWarning"),
+]
+FUSED = {
+    name: term
+    for name, term in SPLIT_TERMS.items()
+    if term.definition.reads.isdisjoint(("rest", "excess", "softplus"))
+}
+EVERYTHING = tammes.softmax(smoothing=0.2) + 0.3 * tammes.logit_divergence() + tammes.hard_bias()
+
+
+@pytest.fixture(autouse=True)
+def _uninitialised_memory_is_nan():
+    torch.use_deterministic_algorithms(True)
+    assert torch.utils.deterministic.fill_uninitialized_memory
+    yield
+    torch.use_deterministic_algorithms(False)
+
+
+def everything(head, loss, features, labels, implementation, autocast=None, reduction="mean"):
+    """Loss, terms and every gradient of one call, in double precision on the CPU."""
+    head = copy.deepcopy(head).to(DEVICE)
+    head.implementation = implementation
+    criterion = tammes.Criterion(head, loss, reduction=reduction).to(DEVICE)
+    features = features.to(DEVICE, copy=True).requires_grad_()
+    with torch.autocast(DEVICE, dtype=autocast, enabled=autocast is not None):
+        value = criterion(features, labels.to(DEVICE))
+    (1.5 * value.sum()).backward()
+    found = {"loss": value.detach(), "features": features.grad, **criterion.terms}
+    for name, parameter in criterion.named_parameters():
+        found[name] = torch.zeros_like(parameter) if parameter.grad is None else parameter.grad
+    return {name: tensor.double().cpu() for name, tensor in found.items()}
+
+
+def agree(head, loss, features, labels, rtol=5e-5, atol=2e-5):
+    mine = everything(head, loss, features, labels, "fused")
+    assert_close(mine, everything(head, loss, features, labels, "dense"), rtol=rtol, atol=atol)
+    return mine
+
+
+@pytest.mark.parametrize("term", FUSED)
+@pytest.mark.parametrize("head", [name for name in HEADS if name != "simplex"])
+@pytest.mark.parametrize("scale", [3.0, "learnable"])
+def test_fused_is_dense_in_value_and_all_gradients(term, head, scale):
+    head, loss = HEADS[head](6, CLASSES, scale=scale), FUSED[term]
+    if not fits(loss, head):
+        pytest.skip("the term does not fit this head")
+    agree(head, loss, torch.randn(13, 6), torch.randint(CLASSES, (13,)))
+
+
+@pytest.mark.parametrize("shape", [(1, 3, 2), (64, 32, 64), (65, 33, 65), (130, 40, 200)])
+@pytest.mark.parametrize("head", ["linear", "cosine", "gaussian"])
+def test_any_shape_will_do(shape, head):
+    count, size, classes = shape
+    head = HEADS[head](size, classes, scale=2.0)
+    agree(head, EVERYTHING, torch.randn(count, size), torch.randint(classes, (count,)))
+
+
+def test_rows_are_cut_where_the_scratch_is_small(monkeypatch):
+    seen = []
+    original = fused.FusedRows.forward
+
+    def forward(self, rows):
+        seen.append(len(rows.own))
+        return original(self, rows)
+
+    monkeypatch.setattr(fused.FusedRows, "forward", forward)
+    monkeypatch.setattr(plan, "EXPONENTIALS", 2 * 5 * 64 * 4)
+    head = HEADS["linear"](4, 40, scale="learnable")
+    agree(head, EVERYTHING, torch.randn(13, 4), torch.randint(40, (13,)))
+    assert seen == [5, 5, 3]
+
+
+def test_blocks_of_rows_are_whole_tiles_below_two_gibibytes_or_as_large_as_the_keys():
+    def lengths(*shape):
+        return [block.stop - block.start for block in plan.fused_blocks(*shape, 2)]
+
+    assert lengths(4096, 1_000_000, 512) == [896, 896, 896, 896, 512]
+    assert lengths(1024, 1_000_000, 512) == [1024]
+    assert lengths(1024, 10_000_000, 512) == [512, 512]
+    assert lengths(100_000, 2, 512) == [100_000]
+    assert lengths(7, 0, 512) == [7]
+
+
+@pytest.mark.parametrize("scale", [1.0, 64.0, 65.0, 300.0])
+@pytest.mark.parametrize("sign", [1.0, -1.0])
+def test_all_other_classes_at_one_end_of_the_range(scale, sign):
+    # The log-sum-exp is +-scale, where an exponential without a shift is infinite or zero.
+    head = tammes.CosineHead(4, 70, scale=scale)
+    with torch.no_grad():
+        head.weight.zero_()[:, 0] = sign
+        head.weight[:, 1] = 1e-3 * torch.randn(70)
+    features = torch.zeros(5, 4)
+    features[:, 0] = 1.0
+    found = agree(head, tammes.lm_softmax(), features, torch.arange(5), atol=1e-4)
+    assert found["loss"].isfinite()
+
+
+@pytest.mark.parametrize("reach", [40.0, 90.0, 400.0])
+def test_a_shift_that_was_taken_from_the_wrong_classes_is_mended(reach):
+    # Class 1 is not among those the shift is estimated from, nor are its rows alone in a block.
+    head = tammes.LinearHead(3, 600, bias=False)
+    with torch.no_grad():
+        head.weight.zero_()[:, 1] = 0.1 * torch.randn(600)
+        head.weight[1, 0] = reach
+        head.weight[2, 0] = -reach
+    features = torch.randn(70, 3)
+    features[:, 0] = torch.tensor([1.0, -1.0, 0.0]).repeat(24)[:70]
+    labels = torch.randint(3, 600, (70,))
+    agree(head, tammes.softmax() + tammes.sample_margin(), features, labels)
+
+
+def test_scores_far_below_those_of_the_sample_are_not_lost():
+    # Everybody's own class is in the sample and masked; all others are 500 below zero.
+    head = tammes.LinearHead(2, 600)
+    with torch.no_grad():
+        head.weight.mul_(0.01)
+        head.bias.fill_(-500.0)
+    agree(head, tammes.softmax(), torch.randn(9, 2), torch.zeros(9, dtype=torch.long))
+
+
+class Alone(NamedTuple):
+    """Ranks of one."""
+
+    size: int = 1
+    rank: int = 0
+
+    def sum(self, tensor):
+        return tensor.clone()
+
+    def gather(self, tensor):
+        return tensor[None]
+
+
+def with_share(head, own, **options):
+    """A head whose prototypes are not all there are."""
+    head.problem = lambda features, labels=None: (
+        type(head)
+        .problem(head, features)
+        ._replace(share=Share(own, **{"classes": 20, "ranks": Alone(), **options}))
+    )
+    return head
+
+
+@pytest.mark.parametrize("implementation", ["streamed", "fused"])
+@pytest.mark.parametrize("name", ["cosine", "linear", "gaussian"])
+@pytest.mark.parametrize("reduction", ["mean", "none"])
+def test_a_class_that_stands_for_three_is_three_classes(implementation, name, reduction):
+    head = HEADS[name](6, 7, scale="learnable")
+    labels, features = torch.randint(3, (11,)), torch.randn(11, 6)
+    counts = torch.tensor([1.0, 1.0, 1.0, 3.0, 3.0, 1.0, 2.0])
+    many = counts.long()
+    repeated = HEADS[name](6, int(many.sum()), scale="learnable")
+    with torch.no_grad():
+        for key, value in head.named_parameters():
+            target = dict(repeated.named_parameters())[key]
+            target.copy_(value if value.ndim == 0 else value.repeat_interleave(many, 0))
+    loss = EVERYTHING - tammes.hard_bias()
+    whole = everything(repeated, loss, features, labels, "dense", reduction=reduction)
+    few = with_share(head.to(DEVICE), labels.to(DEVICE), classes=12, counts=counts.to(DEVICE))
+    few.implementation = implementation
+    criterion = tammes.Criterion(few, loss, reduction=reduction)
+    x = features.to(DEVICE).requires_grad_()
+    value = criterion(x, labels.to(DEVICE))
+    (1.5 * value.sum()).backward()
+    assert_close(value.detach().double().cpu(), whole["loss"], rtol=5e-5, atol=2e-5)
+    assert_close(x.grad.double().cpu(), whole["features"], rtol=5e-5, atol=2e-5)
+    for key, parameter in few.named_parameters():
+        total = whole[f"head.{key}"]
+        if total.ndim:
+            pieces = total.split(many.tolist())
+            total = torch.stack([piece.sum(0) for piece in pieces])
+        assert_close(parameter.grad.double().cpu(), total, rtol=5e-5, atol=2e-5)
+
+
+@pytest.mark.parametrize("implementation", ["streamed", "fused"])
+@pytest.mark.parametrize("here", [0, 1, 4])
+def test_a_part_of_the_classes_without_anybodys_own_has_numbers_too(implementation, here):
+    head = tammes.CosineHead(5, 4, scale=9.0).to(DEVICE)
+    head.weight.data = head.weight.data[:here]
+    own = torch.full((3,), -1, device=DEVICE)
+    with_share(head, own, classes=9).implementation = implementation
+    criterion = tammes.Criterion(head, tammes.lm_softmax(), validate=None)
+    features = torch.randn(3, 5, device=DEVICE, requires_grad=True)
+    loss = criterion(features, torch.zeros(3, dtype=torch.long, device=DEVICE))
+    scores = 9.0 * F.normalize(features.detach()) @ F.normalize(head.weight.detach()).T
+    expected = scores.logsumexp(1).mean() / 9.0 if here else torch.tensor(-float("inf"))
+    assert_close(loss.detach(), expected.to(DEVICE))
+
+
+HALVES = {name: SPLIT_TERMS[name] for name in ("cosface", "arcface", "lm_softmax")} | {
+    "divergence": tammes.logit_divergence(),
+    # Here what is asked of the largest exponential is a difference of large numbers.
+    "softmax_and_divergence": tammes.softmax() + 0.3 * tammes.logit_divergence(),
+}
+
+
+@pytest.mark.parametrize("name", HALVES)
+@pytest.mark.parametrize("dtype", [torch.float16, pytest.param(torch.bfloat16, marks=on_cuda)])
+def test_half_precision_inputs_stay_within_the_sheet(name, dtype):
+    # formulas 7.7: relative error of the gradient, products in half precision, sums in single.
+    head, loss = tammes.CosineHead(40, 300, scale=64.0), HALVES[name]
+    features, labels = torch.randn(70, 40).to(dtype), torch.randint(300, (70,))
+    head = head.to(dtype)
+    half = everything(head, loss, features, labels, "fused")
+    exact = everything(head.double(), loss, features.double(), labels, "dense")
+    bound = {torch.bfloat16: 2e-2, torch.float16: 5e-3}[dtype]
+    for key, truth in exact.items():
+        assert (half[key] - truth).norm() <= bound * truth.norm(), key
+
+
+def by_hand(features, weight, labels, margin):
+    cosine = F.linear(F.normalize(features), F.normalize(weight))
+    shifted = cosine - margin * F.one_hot(labels, len(weight))
+    return F.cross_entropy(64.0 * shifted, labels)
+
+
+@on_cuda
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
+def test_autocast_is_no_worse_than_plain_torch(dtype):
+    squares = torch.zeros(2, 3, dtype=torch.double)
+    for seed in range(8):
+        torch.manual_seed(seed)
+        head = tammes.CosineHead(128, 4096, scale=64.0)
+        features, labels = torch.randn(256, 128), torch.randint(4096, (256,))
+        exact = everything(head.double(), tammes.cosface(), features.double(), labels, "dense")
+        mine = everything(head.float(), tammes.cosface(), features, labels, "fused", dtype)
+        x = features.cuda().requires_grad_()
+        weight = head.weight.detach().cuda().requires_grad_()
+        with torch.autocast("cuda", dtype=dtype):
+            value = by_hand(x, weight, labels.cuda(), 0.35)
+        (1.5 * value).backward()
+        plain = {"loss": value, "features": x.grad, "head.weight": weight.grad}
+        for i, (key, other) in enumerate(plain.items()):
+            theirs = other.detach().double().cpu()
+            squares[:, i] += torch.stack(
+                [(found - exact[key]).square().sum() for found in (mine[key], theirs)]
+            )
+    assert (squares[0] <= squares[1]).all(), squares
+
+
+@on_cuda
+def test_two_calls_give_the_same_bits():
+    head = tammes.CosineHead(128, 20_000, scale=64.0)
+    arguments = (head, tammes.arcface() + tammes.sample_margin(), torch.randn(300, 128))
+    labels = torch.randint(20_000, (300,))
+    first = everything(*arguments, labels, "fused", autocast=torch.bfloat16)
+    second = everything(*arguments, labels, "fused", autocast=torch.bfloat16)
+    assert_close(first, second, rtol=0, atol=0)
+
+
+@on_cuda
+def test_classes_beyond_two_to_the_31_numbers():
+    classes, size = 4_300_000, 512
+    head = tammes.CosineHead(size, 2, scale=30.0).to(DEVICE)
+    head.weight.data = torch.randn(classes, size, device=DEVICE, dtype=torch.bfloat16)
+    last = head.weight.data[-1].float()
+    criterion = tammes.Criterion(head, tammes.cosface() + tammes.sample_margin(), validate=None)
+    head.implementation = "fused"
+    features = torch.stack([last, -last]).requires_grad_()
+    labels = torch.tensor([0, classes - 1], device=DEVICE)
+    with torch.autocast("cuda", dtype=torch.bfloat16):
+        loss = criterion(features, labels)
+    loss.backward()
+    # The first feature's hardest class is the last one; the second is opposite to its own.
+    assert_close(criterion.terms["sample_margin"], torch.tensor(1.06).cuda(), rtol=0, atol=0.1)
+    assert head.weight.grad[-1].norm() > 100 * head.weight.grad[1:-1].norm(dim=1).mean()
+
+
+@on_cuda
+@pytest.mark.filterwarnings("ignore:Synchronization debug mode")
+def test_a_fused_call_does_not_wait_for_the_device():
+    criterion = tammes.CosFace(64, 20_000, implementation="fused").cuda()
+    features, labels = torch.randn(128, 64).cuda(), torch.randint(20_000, (128,)).cuda()
+    torch.use_deterministic_algorithms(False)
+    with torch.autocast("cuda", dtype=torch.bfloat16):
+        criterion(features.requires_grad_(), labels).backward()
+        torch.cuda.set_sync_debug_mode("error")
+        try:
+            criterion(features, labels).backward()
+        finally:
+            torch.cuda.set_sync_debug_mode("default")
+
+
+def a_problem(size=8, dtype=torch.float32):
+    head = tammes.CosineHead(size, 5).to(DEVICE, dtype)
+    return head.problem(torch.randn(3, size, dtype=dtype, device=DEVICE))
+
+
+@pytest.mark.parametrize(
+    ("problem", "reads", "reason"),
+    [
+        ({}, "target excess", "hinge and bce"),
+        ({"dtype": torch.double}, "target others", "double"),
+        ({"size": 4104}, "target others", "up to 4096 numbers"),
+    ],
+)
+def test_what_does_not_fit_is_streamed_and_said_once(problem, reads, reason, caplog):
+    kernels._tell.cache_clear()
+    problem, reads = a_problem(**problem), frozenset(reads.split())
+    with caplog.at_level(logging.WARNING, logger="tammes"):
+        assert kernels.choose("fused", problem, reads) == "streamed"
+        assert kernels.choose("fused", problem, reads) == "streamed"
+    assert len(caplog.records) == 1
+    assert reason in caplog.text
+
+
+def test_a_cpu_without_interpreter_is_streamed(monkeypatch, caplog):
+    kernels._tell.cache_clear()
+    monkeypatch.setattr(tiles, "INTERPRETED", False)
+    with caplog.at_level(logging.WARNING, logger="tammes"):
+        problem = tammes.CosineHead(8, 5).problem(torch.randn(3, 8))
+        assert kernels.choose("fused", problem, frozenset(("others",))) == "streamed"
+    assert "runs on CUDA, and the features are on cpu" in caplog.text
+
+
+@on_cuda
+def test_auto_is_fused_under_autocast_where_it_is_large():
+    head = tammes.CosineHead(8, 5000).cuda()
+    features, reads = torch.randn(300, 8).cuda(), frozenset(("target", "others"))
+    assert kernels.choose("auto", head.problem(features), reads) == "streamed"
+    with torch.autocast("cuda", dtype=torch.bfloat16):
+        assert kernels.choose("auto", head.problem(features), reads) == "fused"
+        assert kernels.choose("auto", head.problem(features[:8]), reads) == "dense"
