@@ -176,7 +176,7 @@ def check(found, expected, tolerance=EXACT):
     assert_close(found[3], expected[3], **tolerance)
 
 
-@pytest.mark.parametrize("size", [2, 3])
+@pytest.mark.parametrize("size", [pytest.param(2, marks=pytest.mark.slow), 3])
 @pytest.mark.parametrize("name", LOSSES)
 def test_a_wrapped_model_has_the_loss_and_the_gradients_of_one_process(name, size):
     expected = train_alone(name, {})

@@ -147,7 +147,7 @@ def check(found, expected):
 CASES = [(name, size) for name in LOSSES for size in fitting(name)]
 
 
-@pytest.mark.parametrize("ranks", [2, 3])
+@pytest.mark.parametrize("ranks", [pytest.param(2, marks=pytest.mark.slow), 3])
 @pytest.mark.parametrize(("name", "size"), CASES)
 def test_every_kind_of_term_is_on_a_sharded_head_what_it_is_on_a_whole_one(name, size, ranks):
     found = everywhere(ranks, train, name, size, True, {})

@@ -51,7 +51,7 @@ def everything(head, loss, reduction, features, labels, upstream, implementation
 
 @pytest.mark.parametrize("term", STREAMABLE)
 @pytest.mark.parametrize("head", [name for name in HEADS if name != "simplex"])
-@pytest.mark.parametrize("scale", [3.0, "learnable"])
+@pytest.mark.parametrize("scale", [pytest.param(3.0, marks=pytest.mark.slow), "learnable"])
 def test_streamed_is_dense_in_value_and_all_gradients(monkeypatch, term, head, scale):
     loss = STREAMABLE[term]
     heads = {size: HEADS[head](size, CLASSES, scale=scale) for size, _ in CUTS}
