@@ -32,6 +32,7 @@ import json
 import logging
 import os
 import platform
+import shlex
 import statistics
 import subprocess
 import sys
@@ -384,7 +385,9 @@ def main():
             arguments.write.parent.mkdir(parents=True, exist_ok=True)
             arguments.write.write_text(json.dumps(found, indent=2) + "\n")
 
-    found = {"command": " ".join(["python", "benchmarks/head.py", *sys.argv[1:]])}
+    # Where a file was written is the business of the machine it was written on.
+    given = [f"results/{Path(a).name}" if a == str(arguments.write) else a for a in sys.argv[1:]]
+    found = {"command": shlex.join(["python", "benchmarks/head.py", *given])}
     (on_cpu if arguments.cpu else on_device)(arguments, found, write)
     if arguments.write:
         print(f"written: {arguments.write}")
