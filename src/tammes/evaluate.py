@@ -16,7 +16,7 @@ from tammes.kernels.problem import Problem, full_precision, product_dtype, worki
 from tammes.kernels.reference import dense_split
 from tammes.kernels.streamed import streamed_split, weighted_loss
 from tammes.shards import Shards
-from tammes.split import SUMMED, Split, with_sums
+from tammes.split import Split, with_sums
 
 _P = ParamSpec("_P")
 _T = TypeVar("_T")
@@ -68,15 +68,16 @@ def split_terms(
         rowwise: return the loss of each example, weighted, in place of their sum.
     """
     terms = {name: term for name, (_, term) in named.items() if term.definition.on == "split"}
-    loss = torch.zeros_like(weights) if rowwise else weights.new_zeros(())
-    sums: dict[str, Tensor] = {}
     if not terms:
-        return loss, sums
+        return (torch.zeros_like(weights) if rowwise else weights.new_zeros(())), {}
     problem = head.problem(batch.features, batch.labels)
-    for group in _by_threshold(terms):
-        part, more = _evaluated(head, problem, named, group, arguments, batch, weights, rowwise)
-        loss = loss + part
-        sums |= more
+    first, *more = (
+        _evaluated(head, problem, named, group, arguments, batch, weights, rowwise)
+        for group in _by_threshold(terms)
+    )
+    loss, sums = first
+    for part, part_sums in more:
+        loss, sums = loss + part, sums | part_sums
     return loss, sums
 
 
@@ -127,9 +128,8 @@ def _evaluated(
     with full_precision(weights.device):
         if way == "dense":
             split = dense_split(problem, batch.labels, reads)
-            if not reads.isdisjoint(SUMMED):
-                over = None if plan.threshold is None else plan.threshold(split, slice(None))
-                split = with_sums(split, reads, over)
+            over = None if plan.threshold is None else plan.threshold(split, slice(None))
+            split = with_sums(split, reads, over)
         else:
             split = _apart(streamed_split)(problem, batch.labels, plan)
         values = plan.evaluate(split, slice(None))

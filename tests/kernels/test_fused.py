@@ -2,7 +2,6 @@
 
 import copy
 import logging
-from typing import NamedTuple
 
 import pytest
 import torch
@@ -13,6 +12,7 @@ from torch.testing import assert_close
 import tammes
 from tammes import kernels
 from tammes.kernels.problem import Share
+from tammes.ranks import Ranks
 
 fused = pytest.importorskip("tammes.kernels.fused", reason="no triton here", exc_type=ImportError)
 from tammes.kernels import plan, tiles  # noqa: E402
@@ -144,25 +144,12 @@ def test_scores_far_below_those_of_the_sample_are_not_lost():
     agree(head, tammes.softmax(), torch.randn(9, 2), torch.zeros(9, dtype=torch.long))
 
 
-class Alone(NamedTuple):
-    """Ranks of one."""
-
-    size: int = 1
-    rank: int = 0
-
-    def sum(self, tensor):
-        return tensor.clone()
-
-    def gather(self, tensor):
-        return tensor[None]
-
-
 def with_share(head, own, **options):
     """A head whose prototypes are not all there are."""
     head.problem = lambda features, labels=None: (
         type(head)
         .problem(head, features)
-        ._replace(share=Share(own, **{"classes": 20, "ranks": Alone(), **options}))
+        ._replace(share=Share(own, **{"classes": 20, "ranks": Ranks(), **options}))
     )
     return head
 

@@ -1,19 +1,20 @@
 """Where parts of the kernels meet: weights, counts, ties, half precision, classes elsewhere."""
 
 import copy
-from typing import NamedTuple
 
 import pytest
 import torch
+from blocks import cut
 from catalogue import HEADS
 from torch.testing import assert_close
 
 import tammes
 from tammes import evaluate, kernels
-from tammes.kernels import plan, streamed
+from tammes.kernels import plan
 from tammes.kernels.block import Block
 from tammes.kernels.plan import Plan
 from tammes.kernels.problem import Share
+from tammes.ranks import Ranks
 
 try:
     from tammes.kernels import tiles
@@ -29,19 +30,6 @@ SMOOTHED = tammes.softmax(smoothing=0.2) + 0.3 * tammes.logit_divergence()
 EVERYTHING = SMOOTHED + tammes.hard_bias()
 SUMS = tammes.hinge(margin=0.5) + 0.7 * tammes.bce()
 ALL = frozenset(("others", "expected", "mean", "excess", "softplus"))
-
-
-class Alone(NamedTuple):
-    """Ranks of one."""
-
-    size: int = 1
-    rank: int = 0
-
-    def sum(self, tensor):
-        return tensor.clone()
-
-    def gather(self, tensor):
-        return tensor[None]
 
 
 def everything(head, loss, features, labels, implementation, weights=None, **options):
@@ -62,17 +50,6 @@ def everything(head, loss, features, labels, implementation, weights=None, **opt
     for name, parameter in criterion.named_parameters():
         found[name] = torch.zeros_like(parameter) if parameter.grad is None else parameter.grad
     return {name: tensor.double().cpu() for name, tensor in found.items()}
-
-
-def cut(monkeypatch, rows, classes, *, thin=False):
-    """Make blocks of a given size."""
-
-    def blocks(self, problem):
-        return plan.cut(len(problem.features), rows), plan.cut(len(problem.prototypes), classes)
-
-    monkeypatch.setattr(Plan, "blocks", blocks)
-    monkeypatch.setattr(Plan, "too_thin", lambda self, problem: thin)
-    monkeypatch.setattr(streamed, "class_blocks", lambda p: plan.cut(len(p.prototypes), classes))
 
 
 def plain_numbers(scores, own, counts, threshold):
@@ -141,7 +118,7 @@ def test_every_gradient_has_the_weight_of_its_row(monkeypatch, way, thin, name):
 
 def shared(head, own, **options):
     """A head whose prototypes are not all there are; lives through a copy."""
-    share = Share(own.to(DEVICE), **{"classes": 20, "ranks": Alone(), **options})
+    share = Share(own.to(DEVICE), **{"classes": 20, "ranks": Ranks(), **options})
     head.problem = lambda copied: (
         lambda features, labels=None: type(copied).problem(copied, features)._replace(share=share)
     )
@@ -221,7 +198,7 @@ def test_a_row_without_rivals_here_has_no_hardest_class_here():
     # Else its own class, the only one here, would be the hardest one of all ranks.
     head = tammes.LinearHead(6, 2, bias=False)
     problem = head.problem(torch.randn(2, 6))
-    share = Share(torch.tensor([0, -1]), classes=9, ranks=Alone())
+    share = Share(torch.tensor([0, -1]), classes=9, ranks=Ranks())
     problem = problem._replace(prototypes=head.weight[:1], share=share)
     found = kernels.split(problem, torch.zeros(2, dtype=torch.long), ["hardest"], "streamed")
     assert found.hardest[0].item() == float("-inf")

@@ -7,6 +7,7 @@ import weakref
 
 import pytest
 import torch
+from blocks import cut
 from catalogue import CLASSES, HEADS, SPLIT_TERMS, default_head, fits
 from hypothesis import given, settings
 from hypothesis import strategies as st
@@ -15,23 +16,11 @@ from torch.testing import assert_close
 import tammes
 from tammes.kernels import choose, plan, streamed
 from tammes.kernels.engines import WholeRows
-from tammes.kernels.plan import Plan
 
 STREAMABLE = {n: t for n, t in SPLIT_TERMS.items() if "rest" not in t.definition.reads}
 CUTS = [(6, (13, CLASSES)), (6, (4, 3)), (6, (1, 1)), (16, (13, 3))]
 """Size of a feature, and of the blocks; where features are longer than the one block of rows has
 rows, scores and the gradient of the keys share their memory."""
-
-
-def cut(monkeypatch, rows, classes, *, thin=False):
-    """Make blocks of a given size, to see every seam; and take the way of blocks of classes."""
-
-    def blocks(self, problem):
-        return plan.cut(len(problem.features), rows), plan.cut(len(problem.prototypes), classes)
-
-    monkeypatch.setattr(Plan, "blocks", blocks)
-    monkeypatch.setattr(Plan, "too_thin", lambda self, problem: thin)
-    monkeypatch.setattr(streamed, "class_blocks", lambda p: plan.cut(len(p.prototypes), classes))
 
 
 def everything(head, loss, reduction, features, labels, upstream, implementation):

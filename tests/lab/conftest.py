@@ -1,7 +1,17 @@
-"""A browser for the tests of pages: `written` is the page that a module tests."""
+"""Processes for the tests of runs; a browser for those of pages: `written` is their page."""
+
+import multiprocessing
 
 import browser
 import pytest
+
+
+@pytest.fixture(scope="module")
+def processes():
+    """Processes of their own, from a server that has imported already what takes seconds."""
+    context = multiprocessing.get_context("forkserver")
+    context.set_forkserver_preload(["tammes.lab.train", "lightning.fabric", "sklearn.datasets"])
+    return context
 
 
 @pytest.fixture(scope="module")

@@ -1,6 +1,5 @@
 """A run that is killed outright, again and again, ends as one that was left alone."""
 
-import multiprocessing
 import random
 import signal
 import time
@@ -25,14 +24,6 @@ CONFIG = Config(
     save_steps=5,
 )
 TRIALS = 20
-
-
-@pytest.fixture(scope="module")
-def processes():
-    """Processes of their own, from a server that has imported already what takes seconds."""
-    context = multiprocessing.get_context("forkserver")
-    context.set_forkserver_preload(["tammes.lab.train", "lightning.fabric", "sklearn.datasets"])
-    return context
 
 
 def start(processes, config, folder):

@@ -1,6 +1,5 @@
 """A run whose prototypes are spread over processes: the same on any number, and after a kill."""
 
-import multiprocessing
 import os
 import shutil
 import socket
@@ -12,6 +11,7 @@ import torch
 from rank_pool import everywhere
 
 import tammes
+from tammes.checkpoint import CheckpointError
 from tammes.lab.config import Config
 from tammes.lab.record import Run
 from tammes.lab.train import train
@@ -38,14 +38,6 @@ CONFIG = Config(
     save_steps=5,
     clip=1.0,
 )
-
-
-@pytest.fixture(scope="module")
-def processes():
-    """Processes of their own, from a server that has imported already what takes seconds."""
-    context = multiprocessing.get_context("forkserver")
-    context.set_forkserver_preload(["tammes.lab.train", "lightning.fabric", "sklearn.datasets"])
-    return context
 
 
 def train_as(environment, config, folder):
@@ -193,6 +185,20 @@ def test_a_damaged_checkpoint_is_put_aside_and_the_one_before_it_taken(tmp_path)
     assert (tmp_path / "last-000000003.damaged").exists()
     assert saved.load_best(2)["model"]["backbone.weight"] == 2
     assert saved.load_best(3) is None
+
+
+def test_a_checkpoint_of_another_loss_is_refused_and_stays_where_it_is(tmp_path):
+    head = tammes.ShardedHead(tammes.CosineHead, 3, 5)
+    saved = {}
+    for margin in (0.1, 0.2):
+        criterion = tammes.Criterion(head, tammes.cosface(margin=margin))
+        optimizer = torch.optim.SGD(criterion.parameters(), lr=0.1)
+        saved[margin] = SharedCheckpoints(tmp_path, criterion, optimizer)
+    model = {"criterion.head.weight": head.weight}
+    saved[0.1].save("last", 1, {"model": model, "optimizer": None, "step": 1})
+    with pytest.raises(CheckpointError, match="was saved with another loss"):
+        saved[0.2].load_last()
+    assert saved[0.1].load_last()["step"] == 1
 
 
 def clipped(group):

@@ -15,6 +15,7 @@ from typing import Any
 import torch
 
 from tammes import checkpoint
+from tammes.checkpoint.index import check_parts, read
 from tammes.criterion import Criterion
 from tammes.lab.atomic import clear_leftovers, write_atomically
 from tammes.lab.config import Config
@@ -133,6 +134,9 @@ class SharedCheckpoints:
             try:
                 more = checkpoint.load(path, self.criterion, self.optimizer)
             except checkpoint.CheckpointError as error:
+                if _intact(path):
+                    # Of something else than this run: no reason to lose it.
+                    raise
                 self.report(f"{error}; going on from the one before it")
                 if self._first:
                     path.rename(path.with_suffix(".damaged"))
@@ -164,6 +168,15 @@ class SharedCheckpoints:
         """Folders of a kind that were finished, the newest first."""
         found = self.folder.glob(f"{kind}-{'[0-9]' * 9}/index.json")
         return sorted((path.parent for path in found), reverse=True)
+
+
+def _intact(folder: Path) -> bool:
+    """Whether all parts of a checkpoint are there, as they were written."""
+    try:
+        check_parts(folder, read(folder))
+    except checkpoint.CheckpointError:
+        return False
+    return True
 
 
 def make_checkpoints(

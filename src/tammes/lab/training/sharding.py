@@ -8,6 +8,7 @@ from torch.nn.parallel import DistributedDataParallel
 
 from tammes.heads.drawing import KINDS
 from tammes.heads.head import Head
+from tammes.heads.linear import LinearHead
 from tammes.heads.sharded import ShardedHead
 from tammes.ranks import Ranks
 from tammes.shards import Shards
@@ -32,8 +33,8 @@ def spread(head: Head) -> ShardedHead:
     }
     if isinstance(head.similarity, Cosine):
         options["normalize_features"] = head.similarity.normalize_features
-    elif head.bias is None and kind.__name__ == "LinearHead":
-        options["bias"] = False
+    if kind is LinearHead:
+        options["bias"] = head.bias is not None
     return ShardedHead(kind, head.embedding_size, head.num_classes, **options)
 
 
@@ -46,10 +47,8 @@ def gather_head(head: Head) -> Head:
     """A plain head with the prototypes of all processes, on each of them."""
     if not isinstance(head, ShardedHead):
         return head
-    whole, shards = (
-        head.kind(head.embedding_size, head.num_classes, **head.options),
-        Shards.of(head),
-    )
+    whole = head.kind(head.embedding_size, head.num_classes, **head.options)
+    shards = Shards.of(head)
     state = {
         name: shards.whole(value) if value.ndim else value
         for name, value in head.named_parameters()
