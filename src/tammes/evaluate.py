@@ -1,12 +1,13 @@
 """Evaluate the terms of a loss on a batch: those on the split by a kernel, the others plainly."""
 
 import copy
-from collections.abc import Callable, Iterator, Mapping
-from typing import Any, ParamSpec, TypeVar
+from collections.abc import Iterator, Mapping
+from typing import Any
 
 import torch
 from torch import Tensor
 
+from tammes.apart import apart
 from tammes.compose import Batch, Setting, Term
 from tammes.heads.head import Head
 from tammes.kernels import choose
@@ -18,8 +19,6 @@ from tammes.kernels.streamed import streamed_split, weighted_loss
 from tammes.shards import Shards
 from tammes.split import Split, with_sums
 
-_P = ParamSpec("_P")
-_T = TypeVar("_T")
 Named = Mapping[str, tuple[float, Term]]
 """Weight and term by name."""
 Arguments = Mapping[str, Mapping[str, Setting]]
@@ -123,7 +122,7 @@ def _evaluated(
         fused=way == "fused",
     )
     if way != "dense" and now and not plan.too_thin(problem):
-        loss, sums = _apart(weighted_loss)(problem, batch.labels, weights, plan)
+        loss, sums = apart(weighted_loss)(problem, batch.labels, weights, plan)
         return loss, dict(zip(names, sums, strict=True))
     with full_precision(weights.device):
         if way == "dense":
@@ -131,7 +130,7 @@ def _evaluated(
             over = None if plan.threshold is None else plan.threshold(split, slice(None))
             split = with_sums(split, reads, over)
         else:
-            split = _apart(streamed_split)(problem, batch.labels, plan)
+            split = apart(streamed_split)(problem, batch.labels, plan)
         values = plan.evaluate(split, slice(None))
         rows = combine(coefficients, values) * weights
     sums = values.detach() @ weights.detach()
@@ -182,11 +181,6 @@ def _threshold(terms: Mapping[str, Term], arguments: Arguments) -> Threshold:
     if threshold is None:
         raise ValueError(f"{name} expects a threshold where it reads excess, got none: see term()")
     return lambda split, rows: threshold(split, **_of_rows(arguments[name], rows))
-
-
-def _apart(kernel: Callable[_P, _T]) -> Callable[_P, _T]:
-    """A kernel that a compiler leaves alone, where only some of the classes are here."""
-    return torch.compiler.disable(kernel) if torch.compiler.is_compiling() else kernel
 
 
 def _bound(head: Head) -> float | None:

@@ -14,6 +14,7 @@ from torch import Tensor
 
 from tammes.compose import Batch, Setting
 from tammes.heads.head import Head
+from tammes.kernels.numbers import scale_gradient
 from tammes.ranks import Ranks, uncompiled
 
 
@@ -178,7 +179,7 @@ class Gathering(Alone):
         """See :meth:`Alone.seen_by_all`; each rank then wants the whole gradient of it."""
         if not self.sharded or self.averaged:
             return gathered
-        return replaced(gathered, gathered.detach(), 1 / self.ranks.size)
+        return scale_gradient(gathered, 1 / self.ranks.size)
 
     def combine(
         self, split: Tensor, others: Sequence[Tensor], sums: Mapping[str, Tensor], own: slice

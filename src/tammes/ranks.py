@@ -8,6 +8,8 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 
+from tammes.apart import apart
+
 _P = ParamSpec("_P")
 _T = TypeVar("_T")
 
@@ -15,16 +17,13 @@ _T = TypeVar("_T")
 def uncompiled(function: Callable[_P, _T]) -> Callable[_P, _T]:
     """Let a method run as it is where ``torch.compile`` meets it: a graph ends before it.
 
-    ``torch.compiler.disable`` alone would import the compiler together with tammes. A process that
-    is alone, as the ``group`` of the object tells, has nothing to run apart.
+    A process that is alone, as the ``group`` of the object tells, has nothing to run apart.
     """
 
     @functools.wraps(function)
     def run(*args: _P.args, **kwargs: _P.kwargs) -> _T:
-        if not torch.compiler.is_compiling() or getattr(args[0], "group", None) is None:
-            return function(*args, **kwargs)
-        apart: Callable[_P, _T] = torch.compiler.disable(function)
-        return apart(*args, **kwargs)
+        alone = getattr(args[0], "group", None) is None
+        return (function if alone else apart(function))(*args, **kwargs)
 
     return run
 

@@ -14,7 +14,7 @@ the hook looks for parameters that rows were taken from.
 import sys
 import threading
 import weakref
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from types import FrameType
 from typing import Any, NamedTuple
 
@@ -26,6 +26,8 @@ from torch.optim.optimizer import (
     register_optimizer_step_post_hook,
     register_optimizer_step_pre_hook,
 )
+
+from tammes.apart import apart
 
 _taken: "dict[int, _Taken]" = {}
 """Parameters that rows were taken from, by identity."""
@@ -62,8 +64,7 @@ def take_rows(parameter: Tensor, index: Tensor) -> Tensor:
         return parameter.index_select(0, index)
     if torch.compiler.is_compiling():
         # It has no sparse gradients: a graph ends before this call.
-        apart: Callable[[Tensor, Tensor], Tensor] = torch.compiler.disable(take_rows)
-        return apart(parameter, index)
+        return apart(take_rows)(parameter, index)
     listen()
     for optimizer in tuple(_at_work):
         # Before a new gradient is added to one that has been cleared since.

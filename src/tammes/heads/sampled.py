@@ -6,12 +6,12 @@ many classes there will be follows from the sizes alone, and numbers are looked 
 """
 
 import math
-from collections.abc import Callable
 from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor, nn
 
+from tammes.apart import apart
 from tammes.rowwise import listen
 
 
@@ -132,8 +132,7 @@ class Sampler(nn.Module):
         """The classes of the next step, see :func:`sample`."""
         if torch.compiler.is_compiling():
             # Taking the rows ends a graph anyway; and what torch 2.13 makes of this one crashes.
-            apart: Callable[..., Sample] = torch.compiler.disable(self.forward)
-            return apart(own, classes, start=start)
+            return apart(self.forward)(own, classes, start=start)
         chosen = sample(own, classes, self.rate, self.key, start=start)
         self.steps += 1
         return chosen
