@@ -2,6 +2,8 @@
 PYTHON ?= python3
 VENV := .venv
 RUN := $(VENV)/bin/python
+# Files of tests side by side, as many as there are cores.
+PYTEST := $(RUN) -m pytest -n auto --maxprocesses 8 --dist loadfile
 
 .PHONY: setup demo test check bench clean
 
@@ -17,13 +19,13 @@ demo: setup
 	$(RUN) -m tammes demo
 
 test: setup
-	$(RUN) -m pytest -m "not slow"
+	$(PYTEST) -m "not slow"
 
 check: setup
 	$(RUN) -m ruff format --check .
 	$(RUN) -m ruff check .
 	$(RUN) -m mypy
-	$(RUN) -m pytest
+	$(PYTEST)
 
 bench: setup
 	$(RUN) benchmarks/criterion.py

@@ -3,6 +3,11 @@
 import os
 from pathlib import Path
 
+if "PYTEST_XDIST_WORKER_COUNT" in os.environ:
+    # Read when torch is imported: processes side by side share the cores.
+    share = (os.cpu_count() or 1) // int(os.environ["PYTEST_XDIST_WORKER_COUNT"])
+    os.environ.setdefault("OMP_NUM_THREADS", str(max(1, share)))
+
 import pytest
 import torch
 

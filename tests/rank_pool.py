@@ -15,7 +15,7 @@ from pathlib import Path
 import torch
 
 LARGEST = 4
-SECONDS = 40
+SECONDS = 120
 
 
 class Failure(Exception):

@@ -160,6 +160,7 @@ def plain_problem(name, head, x, w, b, y):
         rest=f[~own].view(len(f), -1),
         y=y,
         s=head.scale,
+        cosines=F.normalize(x) @ F.normalize(w).T,
         theta=F.cosine_similarity(x, w[y]).acos(),
         r=lengths.get(name, torch.ones(len(x), dtype=x.dtype)),
         norm=x.norm(dim=1),
@@ -194,6 +195,12 @@ def adaface(e):
     # Past pi it falls on, and below zero it rises on: the angle here is never below.
     score = e.r * bent(e.theta - 0.4 * quality) - 0.4 * (1 + quality)
     return cross_entropy(e, e.s * score)
+
+
+def sample_margin(e):
+    """Of the cosines, whatever the scores are."""
+    own = F.one_hot(e.y, CLASSES).bool()
+    return e.cosines.masked_fill(own, -1).amax(1) - e.cosines[own]
 
 
 def kl(p, q):
@@ -244,7 +251,7 @@ PLAIN = {
     "logit_divergence": lambda e: sum(divergences(e)) / 2,
     "logit_divergence_q_u": lambda e: divergences(e)[0],
     "logit_divergence_u_q": lambda e: divergences(e)[1],
-    "sample_margin": lambda e: (e.rest.amax(1) - e.f_y) / e.s,
+    "sample_margin": sample_margin,
     "adaface": adaface,
     "hinge": lambda e: (e.rest - e.f_y[:, None] + 1).clamp_min(0).mean(1),
     "bce": lambda e: F.binary_cross_entropy_with_logits(

@@ -148,6 +148,7 @@ class Definition:
     on: Literal["split", "prototypes", "features"]
     reads: frozenset[str]
     requires: Literal["", "angle", "cosine"] = ""
+    cosines: bool = False
     unless_zero: Mapping[str, str] = field(default_factory=dict)
     fixed: frozenset[str] = frozenset()
     threshold: Callable[..., Tensor] | None = None
@@ -281,6 +282,7 @@ def term(
     reads: str = " ".join((*REDUCED, *ALONGSIDE)),
     on: Literal["split", "prototypes", "features"] = "split",
     requires: Literal["", "angle", "cosine"] = "",
+    cosines: bool = False,
     unless_zero: Mapping[str, str] | None = None,
     fixed: str = "",
     threshold: Callable[..., Tensor] | None = None,
@@ -302,6 +304,7 @@ def term(
             :class:`tammes.shards.Shards` to ask for the others.
         requires: ``"angle"`` where the similarity must be a length times a cosine, ``"cosine"``
             where it must be bounded.
+        cosines: the split is that of the cosines, with scale 1, whatever the head's own is.
         unless_zero: fields that are read only where a setting is not zero, by field.
         fixed: settings that are what they are from the beginning, separated by blanks: neither a
             call nor a schedule can change them.
@@ -363,6 +366,7 @@ def term(
             on=on,
             reads=frozenset(reads.split()),
             requires=requires,
+            cosines=cosines,
             unless_zero=unless_zero or {},
             fixed=frozenset(fixed.split()),
             threshold=threshold,

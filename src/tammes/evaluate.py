@@ -13,7 +13,7 @@ from tammes.heads.head import Head
 from tammes.kernels import choose
 from tammes.kernels.onepass import combine
 from tammes.kernels.plan import Plan, Threshold
-from tammes.kernels.problem import Problem, full_precision, product_dtype, working_dtype
+from tammes.kernels.problem import Problem, cosines_of, full_precision, product_dtype, working_dtype
 from tammes.kernels.reference import dense_split
 from tammes.kernels.streamed import streamed_split, weighted_loss
 from tammes.shards import Shards
@@ -71,13 +71,27 @@ def split_terms(
         return (torch.zeros_like(weights) if rowwise else weights.new_zeros(())), {}
     problem = head.problem(batch.features, batch.labels)
     first, *more = (
-        _evaluated(head, problem, named, group, arguments, batch, weights, rowwise)
-        for group in _by_threshold(terms)
+        _evaluated(head, of, named, group, arguments, batch, weights, rowwise)
+        for of, some in _by_similarity(problem, terms)
+        for group in _by_threshold(some)
     )
     loss, sums = first
     for part, part_sums in more:
         loss, sums = loss + part, sums | part_sums
     return loss, sums
+
+
+def _by_similarity(
+    problem: Problem, terms: Mapping[str, Term]
+) -> Iterator[tuple[Problem, dict[str, Term]]]:
+    """The terms, with the problem they look at: the head's own, or its cosines."""
+    if problem.similarity.is_cosine and problem.bias is None:
+        yield problem, dict(terms)
+        return
+    for cosines, of in ((False, problem), (True, cosines_of(problem))):
+        some = {name: term for name, term in terms.items() if term.definition.cosines == cosines}
+        if some:
+            yield of, some
 
 
 def _by_threshold(terms: Mapping[str, Term]) -> list[dict[str, Term]]:
@@ -118,7 +132,7 @@ def _evaluated(
         coefficients=coefficients,
         product_dtype=product_dtype(weights.device),
         threshold=_threshold(terms, arguments) if "excess" in reads else None,
-        bound=_bound(head),
+        bound=_bound(problem),
         fused=way == "fused",
     )
     if way != "dense" and now and not plan.too_thin(problem):
@@ -183,10 +197,10 @@ def _threshold(terms: Mapping[str, Term], arguments: Arguments) -> Threshold:
     return lambda split, rows: threshold(split, **_of_rows(arguments[name], rows))
 
 
-def _bound(head: Head) -> float | None:
+def _bound(problem: Problem) -> float | None:
     """Largest score there can be, where that is known without asking a device."""
-    scale = head.scale
-    bounded = head.similarity.is_cosine and head.bias is None and not isinstance(scale, Tensor)
+    scale, bias = problem.scale, problem.bias
+    bounded = problem.similarity.is_cosine and bias is None and not isinstance(scale, Tensor)
     return scale if bounded else None  # type: ignore[return-value]
 
 

@@ -33,6 +33,10 @@ SHAPES = {
     "resnet12_basic": (3, 84, 84),
     "resnet18_224": (3, 224, 224),
     "resnet50_bnneck": (3, 256, 128),
+    "vgg16": (3, 224, 224),
+    "vgg16_mod": (3, 224, 224),
+    "mobilenet": (3, 224, 224),
+    "resnext50": (3, 224, 224),
 }
 LEAST = {
     "mnist_cnn": 4,
@@ -49,6 +53,10 @@ LEAST = {
     "resnet12_basic": 8,
     "resnet18_224": 32,
     "resnet50_bnneck": 16,
+    "vgg16": 32,
+    "vgg16_mod": 16,
+    "mobilenet": 32,
+    "resnext50": 32,
 }
 PAGE = Path(__file__).parents[2] / "docs" / "backbones.md"
 
@@ -158,6 +166,42 @@ def resnet50():
     return total + 2048
 
 
+def vgg_stages():
+    total, before = 0, 3
+    for channels, repeats in ((64, 2), (128, 2), (256, 3), (512, 3), (512, 3)):
+        total += cb(before, channels, bias=True) + (repeats - 1) * cb(channels, channels, bias=True)
+        before = channels
+    return total
+
+
+def vgg16():
+    return vgg_stages() + fc(512 * 7 * 7, 4096) + bn(4096) + fc(4096, 4096) + bn(4096)
+
+
+def vgg16_mod():
+    return vgg_stages() + cb(512, 4096, 1, bias=True) + fc(4096, 4096) + bn(4096)
+
+
+def mobilenet():
+    total, before = cb(3, 32), 32
+    for channels in (64, 128, 128, 256, 256, *6 * (512,), 1024, 1024):
+        # Nine weights for each channel by itself, then all channels together.
+        total += 9 * before + bn(before) + cb(before, channels, 1)
+        before = channels
+    return total
+
+
+def resnext50():
+    total, before = cb(3, 64, 7), 64
+    for inside, depth in ((128, 3), (256, 4), (512, 6), (1024, 3)):
+        outside = 2 * inside
+        middle = conv(inside, inside) // 32 + bn(inside) + cb(inside, outside, 1)
+        first = cb(before, inside, 1) + middle + cb(before, outside, 1)
+        total += first + (depth - 1) * (cb(outside, inside, 1) + middle)
+        before = outside
+    return total
+
+
 PLAIN = (64, 128, 256, 512)
 COUNTS = {
     "mnist_cnn": (mnist_cnn(), 128),
@@ -174,6 +218,10 @@ COUNTS = {
     "resnet12_basic": (cb(3, 64) + basic_stages(64, (64, 160, 320, 640), (1, 1, 2, 1)), 640),
     "resnet18_224": (cb(3, 64, 7) + basic_stages(64, PLAIN, (2, 2, 2, 2)), 512),
     "resnet50_bnneck": (resnet50(), 2048),
+    "vgg16": (vgg16(), 4096),
+    "vgg16_mod": (vgg16_mod(), 4096),
+    "mobilenet": (mobilenet(), 1024),
+    "resnext50": (resnext50(), 2048),
 }
 
 
@@ -199,6 +247,10 @@ def test_parameters_and_features_are_those_of_the_recipe(name):
         # ImageNet's, without their classifiers of 1000.
         ("resnet18_224", 11_689_512 - fc(512, 1000)),
         ("resnet50_bnneck", 25_557_032 - fc(2048, 1000) + 2048),
+        # Without the normalisation of linear layers, which torchvision's do not have.
+        ("vgg16", 138_365_992 - fc(4096, 1000) + 2 * bn(4096)),
+        ("mobilenet", 4_231_976 - fc(1024, 1000)),
+        ("resnext50", 25_028_904 - fc(2048, 1000)),
     ],
 )
 def test_sums_by_hand_meet_published_counts(name, published):
@@ -380,6 +432,8 @@ FANS = {
     "resnet18_224": "out",
     "resnet50_bnneck": "out",
     "wrn28_10": "out",
+    "resnext50": "out",
+    "mobilenet": "in",
     "resnet32": "in",
     "lsoftmax_mnist": "in",
     "lsoftmax_cifar": "in",
@@ -416,6 +470,16 @@ def test_the_networks_of_zhou_start_uniform(name):
         assert module.bias is None or not module.bias.any()
 
 
+@pytest.mark.parametrize("name", ["vgg16", "vgg16_mod"])
+def test_the_vgg_networks_start_normal_with_a_deviation_of_a_hundredth(name):
+    network = narrow(name)
+    layers = [m for m in network.modules() if isinstance(m, (nn.Conv2d, nn.Linear))]
+    weights = torch.cat([layer.weight.detach().flatten() for layer in layers])
+    assert abs(weights.std() / 0.01 - 1) < 0.01
+    assert abs((weights**4).mean() / (3 * 0.01**4) - 1) < 0.1
+    assert all(layer.bias is not None and not layer.bias.any() for layer in layers)
+
+
 # --------------------------------------------------------------------------- their structure
 
 
@@ -449,6 +513,46 @@ def test_maps_before_pooling_have_the_size_of_the_recipe(name, size):
     assert map_sizes(network, SHAPES[name], network.stage4) == (size, size)
 
 
+@pytest.mark.parametrize(
+    ("name", "sizes"),
+    [
+        ("vgg16", (224, 112, 56, 28, 14)),
+        ("vgg16_mod", (224, 112, 56, 28, 14)),
+        ("mobilenet", (112, 56, 28, 14, 7)),
+        ("resnext50", (56, 28, 14, 7)),
+    ],
+)
+def test_stages_of_the_imagenet_networks_have_maps_of_the_recipe(name, sizes):
+    network = narrow(name, shape=SHAPES[name])
+    for number, size in enumerate(sizes, 1):
+        part = getattr(network, f"stage{number}")
+        assert map_sizes(network, SHAPES[name], part) == (size, size), part
+
+
+@pytest.mark.parametrize(("name", "layers"), [("vgg16", 2), ("vgg16_mod", 1)])
+def test_the_linear_layers_of_the_vgg_networks_are_normalised_and_nothing_is_dropped(name, layers):
+    kinds = [type(m) for m in narrow(name).modules()]
+    assert kinds.count(nn.Linear) == kinds.count(nn.BatchNorm1d) == layers
+    assert kinds.count(nn.Conv2d) + kinds.count(nn.Linear) == 15
+    assert nn.Dropout not in kinds
+
+
+def test_mobilenet_looks_at_places_one_channel_at_a_time():
+    stem, *layers = convolutions(narrow("mobilenet"))
+    assert stem.groups == 1
+    for number, layer in enumerate(layers):
+        alone = number % 2 == 0
+        assert layer.kernel_size == ((3, 3) if alone else (1, 1))
+        assert layer.groups == (layer.in_channels if alone else 1)
+
+
+def test_the_bottlenecks_of_resnext_are_in_32_groups():
+    network = build("resnext50(width=0.25)", (3, 32, 32))
+    inside = [m for m in convolutions(network) if m.kernel_size == (3, 3)]
+    assert [m.groups for m in inside] == 16 * [32]
+    assert [m.in_channels for m in inside[:1]] == [32]
+
+
 def test_the_neck_normalises_without_a_shift():
     network = narrow("resnet50_bnneck")
     assert not network.neck.bias.requires_grad
@@ -464,7 +568,9 @@ def test_features_of_the_cifar_resnets_of_zhou_can_be_negative():
     assert narrow("resnet18", "relu_after=True")(images("resnet18")).min() >= 0
 
 
-@pytest.mark.parametrize("name", ["resnet32", "resnet12_basic", "resnet18_224", "wrn28_10"])
+@pytest.mark.parametrize(
+    "name", ["resnet32", "resnet12_basic", "resnet18_224", "wrn28_10", "resnext50"]
+)
 def test_features_of_the_other_resnets_cannot(name):
     assert narrow(name)(images(name)).min() >= 0
 

@@ -82,7 +82,7 @@ def test_no_event_of_a_flood_is_lost(tmp_path):
 
 
 def test_as_many_run_at_a_time_as_there_are_workers(tmp_path):
-    cells = [cell(tmp_path, str(n), do="surroundings", seconds=0.5) for n in range(3)]
+    cells = [cell(tmp_path, str(n), do="surroundings", seconds=3.0) for n in range(3)]
     assert all(result.ok for result in run_cells(cells, WORK, at=TWO))
     found = [json.loads((each.folder / "found.json").read_text()) for each in cells]
     spans = sorted((each["began"], each["ended"]) for each in found)

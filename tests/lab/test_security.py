@@ -43,6 +43,8 @@ LOADS = {
     # Images of our own module, and pixels of one that Pillow has opened.
     "data": {},
     "image": {},
+    # Recipes are YAML of plain values.
+    "recipes": {},
     # Our own checkpoints, of numbers and texts: tests/test_sharded_checkpoint.py sees to it.
     "checkpoint": {},
     # What a Triton kernel reads from the GPU's memory.

@@ -187,7 +187,7 @@ def test_bce_is_that_of_torch_against_the_one_hot_label(problem):
         (tammes.crammer_singer(), lambda excess: (excess > 0).double()),
         (tammes.hard_bias(), torch.sigmoid),
     ],
-    ids=str,
+    ids=["crammer_singer", "hard_bias"],
 )
 @for_any(problems())
 def test_losses_of_the_hardest_class_have_a_gradient_at_two_classes_only(term, slope, problem):

@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 import torch
 from torch import Tensor
 
-from tammes.similarity import Similarity
+from tammes.similarity import Cosine, Similarity
 
 if TYPE_CHECKING:
     from tammes.ranks import Ranks
@@ -64,6 +64,11 @@ class Problem(NamedTuple):
         """Number of prototypes here, or on the rank that has most of them."""
         here = len(self.prototypes)
         return here if self.share is None else max(here, self.share.most)
+
+
+def cosines_of(problem: Problem) -> Problem:
+    """The same features and prototypes by their directions alone."""
+    return problem._replace(bias=None, scale=1.0, similarity=Cosine())
 
 
 def working_dtype(*tensors: Tensor) -> torch.dtype:

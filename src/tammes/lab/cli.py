@@ -2,8 +2,8 @@
 
 Every command is a module with ``add_arguments(parser)`` and ``run(arguments)``, imported only when
 it is called: ``advise``, ``losses`` and ``checkpoint`` need torch alone, the others say what they
-need. What is done is 0, what the user can put right 2, and 1 where ``compare`` shows results with
-some missing.
+need. What is done is 0, what the user can put right 2, and 1 where ``compare`` or ``reproduce``
+shows results with some missing.
 """
 
 import argparse
@@ -19,10 +19,12 @@ COMMANDS = {
     "demo": "a few losses on digits in a minute, and the page that comes of it",
     "train": "train one model on your data",
     "compare": "train with several losses and seeds, and compare them",
+    "reproduce": "run tables and figures of the papers, with the published numbers beside",
     "report": "the page of runs that were trained",
     "advise": "feasible margins and scales, what cannot train, what it costs",
     "losses": "every loss with its formula, settings, heads and source",
     "measure": "margins of prototypes and embeddings in files",
+    "evaluate": "recognise new classes from a few images of each: few-shot episodes",
     "checkpoint": "look into a checkpoint of a head, make one file of it, or several of one",
 }
 """What each command does; it is the module of that name in :mod:`.commands`."""

@@ -80,7 +80,7 @@ def compare(
         if waiting:
             _prepare(waiting)
             with Board(waiting) as board:
-                _note_failures(run_cells(waiting, _WORK, at=at, on_event=board))
+                note_failures(run_cells(waiting, _WORK, at=at, on_event=board))
     return [Run(cell.folder) for cell in cells]
 
 
@@ -121,7 +121,7 @@ def check(configs: Sequence[Config], report: Callable[[str], None]) -> dict[str,
     It also fills the cache of decoded images, so that the runs need not do it side by side.
 
     Args:
-        configs: of all cells.
+        configs: of all cells, which share their images.
         report: is told what is worth knowing about the data.
 
     Returns:
@@ -132,17 +132,18 @@ def check(configs: Sequence[Config], report: Callable[[str], None]) -> dict[str,
     from tammes.lab.training.preparation import make_sampler, prepare_data
     from tammes.lab.training.rates import learning_rate
 
-    first = configs[0]
-    check_machine(first)
-    training, _, _ = prepare_data(first, report)
-    sampler = make_sampler(first, training)
-    learning_rate(first, len(sampler))
+    check_machine(configs[0])
+    training, _, _ = prepare_data(configs[0], report)
     heads: dict[str, str] = {}
+    built: set[str] = set()
     with torch.random.fork_rng(devices=[]):
         for config in configs:
-            if config.loss not in heads:
-                parts = build_model(config, training, steps_per_epoch=len(sampler))
-                heads[config.loss] = parts.head
+            text = config.replace(seed=0).digest
+            if text not in built:
+                built.add(text)
+                steps = len(make_sampler(config, training))
+                learning_rate(config, steps)
+                heads[config.loss] = build_model(config, training, steps_per_epoch=steps).head
     return heads
 
 
@@ -207,7 +208,7 @@ def _prepare(cells: Sequence[Cell]) -> None:
         (cell.folder / "failure.json").unlink(missing_ok=True)
 
 
-def _note_failures(results: Sequence[Result]) -> None:
+def note_failures(results: Sequence[Result]) -> None:
     """Write why cells failed where they could not do it themselves."""
     for result in results:
         path = result.cell.folder / "failure.json"

@@ -24,6 +24,9 @@ _ONLY_HOW = frozenset(
     {"name", "accelerator", "memory", "workers", "save_every", "save_steps", "loggers"}
 )
 """Fields that say how a run is carried out, and leave its result alone."""
+_LATER: dict[str, Any] = {"limit": 0, "classes": "", "whole": False, "watch": ""}
+"""Fields that came when there were digests already, with the value that changes nothing: where they
+have it, a digest is what it was. Whoever adds a field adds it here."""
 _CALLS = ("loss", "head", "backbone", "augment", "sampler", "lr_schedule", "imbalance", "noise")
 """Fields that are calls."""
 
@@ -36,9 +39,15 @@ class Config:
         data: what to train on: ``digits``, a known name such as ``cifar100``, a folder of class
             folders, a parquet file or folder, or a name on the Hugging Face hub.
         test: what to test on, if it is not a split of ``data``.
+        classes: the only classes to train and to test on, a part of a split of classes such as
+            ``cifar-fs:base``; all by default.
+        whole: train on the images of the test split too, as few-shot tables do. The test images are
+            then among those trained on.
         image_size: side of the square images; their own if they all have one.
         validation: share of the training images held out to choose the best epoch; 0 keeps the
             last one.
+        limit: images of each split that are used at most, evenly of all classes; 0 uses all. To try
+            things out.
         fraction: share of the training images to use, the same of every class.
         imbalance: ``long_tail(100)`` or ``step(10)``: largest class over smallest.
         noise: ``symmetric(0.4)``, ``asymmetric(0.4)`` or ``pair(0.4)``: share of wrong labels, of
@@ -77,6 +86,8 @@ class Config:
         evaluate_every: epochs between two tests.
         save_every: epochs between two checkpoints.
         save_steps: steps between two checkpoints within an epoch; 0 for none.
+        watch: ``gradients`` writes down after every epoch how far the gradients of the
+            classification part and of the metric part of the loss are from orthogonal.
         loggers: ``tensorboard``, ``mlflow`` or ``wandb``, joined by commas.
         seed: of initial weights, order, augmentation and corruption.
         name: how the run is called; its loss by default.
@@ -84,8 +95,11 @@ class Config:
 
     data: str = "digits"
     test: str | None = None
+    classes: str = ""
+    whole: bool = False
     image_size: int | None = None
     validation: float = 0.0
+    limit: int = 0
     fraction: float = 1.0
     imbalance: str = "none"
     noise: str = "none"
@@ -125,6 +139,7 @@ class Config:
     evaluate_every: int = 1
     save_every: int = 1
     save_steps: int = 0
+    watch: str = ""
     loggers: str = ""
     seed: int = 0
     name: str = ""
@@ -139,6 +154,12 @@ class Config:
             value = getattr(self, field)
             if value is not None and not 0 < value < float("inf"):
                 raise ValueError(f"{field} is expected to be above 0, got {value}")
+        if self.whole and self.test is not None:
+            raise ValueError(
+                f"whole expects the test images to be a split of data, got test {self.test!r}"
+            )
+        if self.whole and self.skip_corrupt:
+            raise ValueError("whole expects images that can all be read, got skip_corrupt")
         if not 0 <= self.validation < 1:
             raise ValueError(f"validation is expected in [0, 1), got {self.validation}")
         if not 0 < self.fraction <= 1:
@@ -220,12 +241,14 @@ class Config:
             >>> Config(seed=0).digest == Config(seed=1).digest
             False
         """
-        text = json.dumps(self.identity(), sort_keys=True)
+        known = self.identity()
+        named = {k: v for k, v in known.items() if k not in _LATER or v != _LATER[k]}
+        text = json.dumps(named, sort_keys=True)
         return hashlib.sha256(text.encode()).hexdigest()[:8]
 
 
 _AT_LEAST = {
-    "image_size": 1, "batch_size": 1, "epochs": 1, "momentum": 0, "weight_decay": 0,
+    "limit": 0, "image_size": 1, "batch_size": 1, "epochs": 1, "momentum": 0, "weight_decay": 0,
     "head_weight_decay": 0, "warmup": 0, "warmup_start": 0, "clip": 0, "memory": 0, "workers": 0,
     "evaluate_every": 1, "save_every": 1, "save_steps": 0, "seed": 0,
 }  # fmt: skip

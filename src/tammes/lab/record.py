@@ -13,6 +13,7 @@
 ``prototypes.safetensors``, ``embeddings.safetensors``, ``examples.safetensors``
                         prototypes, features of the test images, and some of the images
 ``model.safetensors``   backbone and criterion
+``fewshot*``            features and accuracies of few-shot episodes, where they were asked for
 ``checkpoints/``        to go on from; see :mod:`.training.checkpoint`
 ======================  ==========================================================================
 

@@ -31,6 +31,7 @@ class Quantity:
         path: where ``final.json`` has it.
         unit: ``"%"``, ``"°"``, ``"s"`` or nothing.
         factor: from the record to the unit.
+        offset: added to that.
         digits: shown behind the point.
         better: 1 where more is better, -1 where less is, 0 where neither is.
     """
@@ -42,6 +43,7 @@ class Quantity:
     factor: float = 1.0
     digits: int = 3
     better: Literal[-1, 0, 1] = 0
+    offset: float = 0.0
 
     @property
     def heading(self) -> str:
@@ -55,7 +57,7 @@ class Quantity:
             value = value.get(part) if isinstance(value, Mapping) else None
         if isinstance(value, bool) or not isinstance(value, int | float):
             return None
-        return self.factor * value if math.isfinite(value) else None
+        return self.offset + self.factor * value if math.isfinite(value) else None
 
     def shown(self, value: float, *, sign: bool = False) -> str:
         """A value in words, without its unit.

@@ -24,6 +24,7 @@ from tammes.lab.record import Run, same_data, same_run, write_json, write_lines,
 from tammes.lab.training.checkpoint import Checkpoints, SharedCheckpoints, make_checkpoints
 from tammes.lab.training.environment import environment
 from tammes.lab.training.feed import Feed
+from tammes.lab.training.gradients import Gradients, make_watch
 from tammes.lab.training.machine import start, uses_graphs
 from tammes.lab.training.model import Model, build_model
 from tammes.lab.training.outcome import Outcome, evaluate, finish
@@ -105,6 +106,7 @@ class _Work:
         history: lines of ``metrics.jsonl``.
         best: accuracy on the validation images and step of the best epoch so far.
         outcomes: of the last epoch that was tested.
+        watched: what is looked at after every epoch.
     """
 
     fabric: Any
@@ -127,6 +129,7 @@ class _Work:
     timing: list[dict[str, Any]] = field(default_factory=list)
     best: tuple[float, int] | None = None
     outcomes: dict[str, Outcome] = field(default_factory=dict)
+    watched: Gradients | None = None
 
     @property
     def writes(self) -> bool:
@@ -187,7 +190,7 @@ def _set_up(fabric: Any, config: Config, folder: Path, progress: Progress) -> _W
     with fabric.rank_zero_first(local=True):
         # One process decodes the images, the others find them decoded.
         sets = training, held_out, testing = prepare_data(config, progress.say)
-    described = describe_data(*sets)
+    described = describe_data(*sets, whole=config.whole)
     same_data(Run(folder), described)
     sampler = make_sampler(config, training, rank=fabric.global_rank, world_size=fabric.world_size)
     rate = learning_rate(config, len(sampler))
@@ -206,7 +209,11 @@ def _set_up(fabric: Any, config: Config, folder: Path, progress: Progress) -> _W
     optimizer: Any = make_optimizer(model.to(fabric.device), config, fabric.device, graphs=graphs)
     if config.shard:
         leave_to_itself(model, model.criterion.head)
-    module: Any = torch.compile(model, dynamic=False) if config.compile else model
+    module: Any = model
+    if config.compile and graphs:
+        model.compile_backbone(sampler.batch_size)
+    elif config.compile:
+        module = torch.compile(model, dynamic=False)
     module, optimizer = fabric.setup(module, optimizer)
     step = Step(fabric, module, model, optimizer, config, graphs=graphs, report=progress.say)
 
@@ -223,6 +230,7 @@ def _set_up(fabric: Any, config: Config, folder: Path, progress: Progress) -> _W
         fabric, config, folder, progress, sampler, rate, model, optimizer, step,
         feed(training), tests, checkpoints,
     )  # fmt: skip
+    work.watched = make_watch(config.watch, model, work.feed, sampler)
     with nullcontext() if config.shard else fabric.rank_zero_first():
         # The first process puts a damaged one aside, before the others look; or all read together.
         saved = checkpoints.load_last()
@@ -287,6 +295,8 @@ def _close_epoch(work: _Work) -> None:
     if tested:
         work.outcomes = _evaluate(work)
         row |= {name: outcome.measures for name, outcome in work.outcomes.items()}
+    if work.watched is not None:
+        row["gradients"] = work.watched()
     rate = float(work.step.sums[0]) / work.seconds
     timing = {"seconds": work.seconds, "images_per_second": rate, "ended": time.time()}
     work.timing.append({"epoch": work.epoch + 1, **timing})

@@ -52,15 +52,15 @@ def logit_divergence(split: Split, *, kind: str = "symmetric") -> Tensor:
     return split.others - split.mean - log_count
 
 
-@term(reads="target hardest")
+@term(reads="target hardest", cosines=True)
 def sample_margin(split: Split) -> Tensor:
     r"""Minus the sample margin: how much nearer the hardest class is than the own.
 
     .. math:: R_{sm} = \max_{c\ne y}\cos\theta_c - \cos\theta_y
 
-    In units of similarity, whatever the scale, and unbounded where features may grow: add it on a
-    cosine head. Zhou et al. use it at weight 0.5 beside another loss; alone it is hard to train.
-    :func:`tammes.lm_softmax` is its smooth upper bound.
+    Of the cosines, whatever the head: beside a softmax on raw features too, which could make an
+    inner product as large as they like. Zhou et al. use it at weight 0.5 beside another loss; alone
+    it is hard to train. :func:`tammes.lm_softmax` is its smooth upper bound.
 
     Args:
         split: cosines of N examples, split by their labels.

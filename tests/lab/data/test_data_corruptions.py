@@ -7,8 +7,10 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from tammes.lab.data import Images, corrupt, hold_out
+from tammes.lab.config import Config
+from tammes.lab.data import Images, corrupt, hold_out, limit
 from tammes.lab.data.corruptions import asymmetric, long_tail, step
+from tammes.lab.training.preparation import prepare_data
 
 NOISE = ["symmetric", "pair"]
 CIFAR10 = ["airplane", "automobile", "bird", "cat", "deer", "dog", "frog", "horse", "ship", "truck"]
@@ -304,3 +306,65 @@ def test_a_share_outside_its_range_is_refused(share):
 def test_a_share_of_nothing_is_refused():
     with pytest.raises(ValueError, match=r"none can be held out for a share of 0\.2"):
         hold_out(images_of([1, 1]), 0.2, seed=0)
+
+
+# ------------------------------------------------------------------------------------- a limit
+
+
+@few
+@given(counts_of_classes, st.integers(1, 200), st.integers(0, 99))
+def test_a_limit_is_kept_as_far_as_every_class_has_an_image(counts, most, seed):
+    left = limit(images_of(counts), most, seed=seed)
+    assert len(left) == min(sum(counts), max(most, len(counts)))
+    assert all(1 <= after <= before for before, after in zip(counts, left.counts(), strict=True))
+
+
+def test_a_limit_takes_evenly_of_all_classes():
+    assert limit(images_of([100] * 5), 50, seed=0).counts() == [10] * 5
+    assert limit(images_of([40, 20, 20]), 20, seed=3).counts() == [10, 5, 5]
+    assert sorted(limit(images_of([30] * 4), 10, seed=1).counts()) == [2, 2, 3, 3]
+
+
+def test_the_largest_class_makes_up_for_what_small_ones_keep_above_their_share():
+    assert limit(images_of([100, 1, 1, 1, 1, 1]), 10, seed=0).counts() == [5, 1, 1, 1, 1, 1]
+
+
+def test_a_limit_leaves_what_is_within_it_alone():
+    images = images_of([5, 6])
+    for most in (11, 12, 1000):
+        assert limit(images, most, seed=0) is images
+
+
+def test_a_limit_depends_on_the_seed_alone_and_keeps_images_with_their_labels_in_order():
+    images = images_of([50] * 4)
+    first, again, other = (limit(images, 40, seed=seed) for seed in (0, 0, 1))
+    assert first.index.equal(again.index)
+    assert not first.index.equal(other.index)
+    assert first.index.equal(first.index.sort().values)
+    assert first.labels.equal(images.labels[first.index])
+    assert first.pixels.flatten().tolist() == (first.index % 256).tolist()
+
+
+def test_a_class_that_has_no_image_has_none_then():
+    images = images_of([30, 30, 0, 30])
+    assert limit(images, 9, seed=0).counts() == [3, 3, 0, 3]
+
+
+def test_a_limit_of_nothing_is_refused():
+    with pytest.raises(ValueError, match=r"^limit is expected to be at least 1, got 0$"):
+        limit(images_of([5, 6]), 0, seed=0)
+
+
+def test_a_run_limits_both_splits_before_it_holds_out_and_corrupts():
+    config = Config(data="digits", limit=200, validation=0.1, fraction=0.5, augment="none")
+    training, held_out, testing = prepare_data(config, lambda text: None)
+    assert (len(training), len(held_out), len(testing)) == (90, 20, 200)
+    other = prepare_data(config.replace(seed=1), lambda text: None)
+    assert not other[2].index.equal(testing.index)
+    whole = prepare_data(config.replace(limit=0), lambda text: None)
+    assert len(whole[2]) > 400
+
+
+def test_a_limit_below_zero_is_refused():
+    with pytest.raises(ValueError, match=r"^limit is expected to be at least 0, got -1$"):
+        Config(limit=-1)

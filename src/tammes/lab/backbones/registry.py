@@ -3,7 +3,7 @@
 from collections.abc import Callable, Sequence
 from functools import partial
 
-from tammes.lab.backbones import fewshot, resnet, small, wide
+from tammes.lab.backbones import fewshot, imagenet, resnet, small, wide
 from tammes.lab.backbones.blocks import Backbone, Shape
 from tammes.lab.backbones.foreign import from_timm
 from tammes.lab.expression import build as build_call
@@ -23,6 +23,10 @@ TABLE: dict[str, Callable[..., Backbone]] = {
     "resnet12_basic": resnet.resnet12_basic,
     "resnet18_224": resnet.resnet18_224,
     "resnet50_bnneck": resnet.resnet50_bnneck,
+    "vgg16": imagenet.vgg16,
+    "vgg16_mod": imagenet.vgg16_mod,
+    "mobilenet": imagenet.mobilenet,
+    "resnext50": imagenet.resnext50,
 }
 """Builders of networks by name; each takes ``shape=`` and the settings of its text."""
 

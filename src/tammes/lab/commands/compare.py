@@ -8,6 +8,7 @@ from pathlib import Path
 
 from tammes.lab import options
 from tammes.lab.atomic import writable
+from tammes.lab.commands.arguments import seeds
 from tammes.lab.compare import compare
 from tammes.lab.data.sources import say
 from tammes.lab.expression import normal, split_list
@@ -27,7 +28,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         help='joined by commas, such as "softmax, cosface(margin=0.2), lm_softmax"',
     )
     parser.add_argument(
-        "--seeds", type=_seeds, default=3, metavar="N", help="how many, or which: 0,1,5 [3]"
+        "--seeds", type=seeds, default=3, metavar="N", help="how many, or which: 0,1,5 [3]"
     )
     parser.add_argument("--out", default="runs", metavar="DIR", help="folder of the runs [runs]")
     parser.add_argument(
@@ -113,11 +114,3 @@ def _check_baseline(baseline: str, losses: str) -> None:
     texts = [normal(text) for text in split_list(losses, what="losses")]
     if normal(baseline) not in texts:
         raise ValueError(f"baseline is expected to be one of the losses, got {baseline!r}")
-
-
-def _seeds(text: str) -> int | list[int]:
-    try:
-        numbers = [int(part) for part in text.split(",")]
-    except ValueError:
-        raise argparse.ArgumentTypeError(f"a number or 0,1,5 is expected, got {text!r}") from None
-    return numbers if "," in text else numbers[0]

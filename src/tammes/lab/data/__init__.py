@@ -1,13 +1,14 @@
 """Data of the lab: images from anywhere, made worse on purpose if asked, in batches.
 
-:func:`load` reads a split, :func:`corrupt` thins it out or gets labels wrong, :func:`hold_out`
-splits off a share, :mod:`.samplers` choose what makes a batch, and :mod:`.augment` changes the
-images on the device.
+:func:`load` reads a split, :func:`limit` takes a few of it, :func:`corrupt` thins it out or gets
+labels wrong, :func:`hold_out` splits off a share, :mod:`.samplers` choose what makes a batch, and
+:mod:`.augment` changes the images on the device.
 """
 
 from tammes.lab.data import samplers
-from tammes.lab.data.corruptions import corrupt, hold_out
+from tammes.lab.data.corruptions import corrupt
 from tammes.lab.data.images import DataError, Images
+from tammes.lab.data.shares import hold_out, limit
 from tammes.lab.data.sources import load
 
-__all__ = ["DataError", "Images", "corrupt", "hold_out", "load", "samplers"]
+__all__ = ["DataError", "Images", "corrupt", "hold_out", "limit", "load", "samplers"]

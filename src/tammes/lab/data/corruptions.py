@@ -12,10 +12,11 @@ from torch import Tensor
 
 from tammes.lab.data import chance
 from tammes.lab.data.images import Images
+from tammes.lab.data.shares import rank_in_class, share_of
 from tammes.lab.expression import build
 from tammes.lab.expression.syntax import did_you_mean
 
-__all__ = ["IMBALANCE", "NOISE", "corrupt", "hold_out"]
+__all__ = ["IMBALANCE", "NOISE", "corrupt"]
 
 _CIFAR10 = "airplane automobile bird cat deer dog frog horse ship truck"
 _SUPERCLASSES = (
@@ -94,7 +95,7 @@ def corrupt(
     if not 0 < fraction <= 1:
         raise ValueError(f"fraction is expected in (0, 1], got {fraction}")
     if fraction < 1:
-        kept = _share(images.labels, fraction, seed, "fraction", least=1)
+        kept = share_of(images.labels, fraction, seed, "fraction", least=1)
         images = images.subset(kept.nonzero().squeeze(1))
     if not _is_none(imbalance):
         sizes = build(imbalance, IMBALANCE, what="imbalance", counts=images.counts())
@@ -111,28 +112,6 @@ def corrupt(
         )
         images = images.subset(torch.arange(len(images)), labels)
     return images
-
-
-def hold_out(images: Images, share: float, *, seed: int) -> tuple[Images, Images]:
-    """Split off a share of every class.
-
-    Args:
-        images: to split.
-        share: to hold out, in [0, 1). A class keeps at least one image.
-        seed: of the draws.
-
-    Returns:
-        The rest, and what is held out, each in the order it had.
-    """
-    if not 0 <= share < 1:
-        raise ValueError(f"the share to hold out is expected in [0, 1), got {share}")
-    held = _share(images.labels, share, seed, "hold out", leave=1)
-    if share and not bool(held.any()):
-        raise ValueError(
-            f"{images.source}: of {len(images)} images in {len(images.classes)} classes, "
-            f"none can be held out for a share of {share}"
-        )
-    return images.subset((~held).nonzero().squeeze(1)), images.subset(held.nonzero().squeeze(1))
 
 
 def long_tail(ratio: float, *, counts: list[int]) -> list[int]:
@@ -245,7 +224,7 @@ def asymmetric(
         taken_for[place[name]] = place[other]
     counts = labels.bincount(minlength=len(classes)).tolist()
     sizes = torch.tensor([round(rate * count) for count in counts])
-    wrong = _rank_in_class(labels, seed, "noise") < sizes[labels]
+    wrong = rank_in_class(labels, seed, "noise") < sizes[labels]
     return torch.where(wrong, taken_for[labels], labels)
 
 
@@ -349,39 +328,7 @@ def _possible(sizes: list[int], counts: list[int]) -> list[int]:
     return [min(max(size, 1), count) for size, count in zip(sizes, counts, strict=True)]
 
 
-def _rank_in_class(labels: Tensor, seed: int, purpose: str) -> Tensor:
-    """Place of each example in a random order of its class, shape ``(N,)``."""
-    shuffled = chance.permutation(len(labels), seed, purpose)
-    order = shuffled[labels[shuffled].argsort(stable=True)]
-    counts = labels.bincount()
-    starts = (counts.cumsum(0) - counts)[labels[order]]
-    rank = torch.empty_like(order)
-    rank[order] = torch.arange(len(labels)) - starts
-    return rank
-
-
 def _thin_out(labels: Tensor, sizes: list[int], seed: int) -> Tensor:
     """Positions of as many examples of each class."""
-    rank = _rank_in_class(labels, seed, "imbalance")
+    rank = rank_in_class(labels, seed, "imbalance")
     return (rank < torch.tensor(sizes)[labels]).nonzero().squeeze(1)
-
-
-def _share(
-    labels: Tensor, share: float, seed: int, purpose: str, *, least: int = 0, leave: int = 0
-) -> Tensor:
-    """A share of every class, and of all examples together; true where an example is in it.
-
-    Whole numbers: each class gets its share rounded down, and those it takes most from get one
-    more until the total is right.
-    """
-    counts = labels.bincount().tolist()
-    exact = [share * count for count in counts]
-    sizes = [int(value) for value in exact]
-    missing = round(share * len(labels)) - sum(sizes)
-    ties = chance.numbers(len(counts), seed, purpose, "ties").tolist()
-    by_rest = sorted(range(len(counts)), key=lambda c: (sizes[c] - exact[c], ties[c]))
-    for place in by_rest[: max(missing, 0)]:
-        sizes[place] += 1
-    limits = [(min(least, count), max(count - leave, 0)) for count in counts]
-    bounded = [min(max(n, low), high) for n, (low, high) in zip(sizes, limits, strict=True)]
-    return _rank_in_class(labels, seed, purpose) < torch.tensor(bounded)[labels]

@@ -1,5 +1,6 @@
 """Data sets of the Hugging Face hub, through ``datasets``."""
 
+import logging
 import os
 from typing import Any
 
@@ -43,6 +44,8 @@ def splits(name: str, config: str | None) -> Splits:
         config: which of its configurations.
     """
     datasets = require("datasets", extra="lab")
+    # It would say of every try that it failed; what counts is said below, once.
+    logging.getLogger("huggingface_hub").setLevel(logging.ERROR)
     try:
         loaded = datasets.load_dataset(name, config)
     except Exception as error:

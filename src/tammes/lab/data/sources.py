@@ -10,10 +10,10 @@ from pathlib import Path
 import torch
 
 from tammes.lab.data import folders, hub, tables
-from tammes.lab.data.corruptions import hold_out
 from tammes.lab.data.entries import UNSPLIT, Splits
 from tammes.lab.data.gather import gather
 from tammes.lab.data.images import DataError, Images, unknown_classes
+from tammes.lab.data.shares import hold_out
 from tammes.optional import require
 
 KNOWN: dict[str, tuple[str, str | None]] = {
@@ -22,9 +22,14 @@ KNOWN: dict[str, tuple[str, str | None]] = {
     "mnist": ("ylecun/mnist", None),
     "fashion_mnist": ("zalando-datasets/fashion_mnist", None),
     "svhn": ("ufldl-stanford/svhn", "cropped_digits"),
+    "imagenet": ("ILSVRC/imagenet-1k", None),
+    "places365": ("", None),
     "cub": ("bentrevett/caltech-ucsd-birds-200-2011", None),
     "omniglot": ("GATE-engine/omniglot", None),
     "market1501": ("", None),
+    "mini-imagenet": ("", None),
+    "tiered-imagenet": ("", None),
+    "inat2017": ("", None),
 }
 """Name and configuration on the hub of each set with a short name; empty where none is known."""
 _FILES = {"cub": ("cub", "cub200", "cub_200_2011"), "fashion_mnist": ("fashion_mnist", "fashion")}

@@ -26,7 +26,7 @@ def main() -> int:
     tasks: queue.SimpleQueue[bytes] = queue.SimpleQueue()
     with _events() as emit:
         threading.Thread(target=_read, args=(tasks,), daemon=True).start()
-        while _work(json.loads(tasks.get()), emit):
+        while work(json.loads(tasks.get()), emit):
             gc.collect()
     return 1
 
@@ -41,7 +41,7 @@ def _read(tasks: "queue.SimpleQueue[bytes]") -> None:
     os._exit(0)
 
 
-def _work(task: Mapping[str, Any], emit: Emit) -> bool:
+def work(task: Mapping[str, Any], emit: Emit) -> bool:
     """Work on a cell; whether it went well."""
     sys.argv = task["argv"]
     torch.set_num_threads(task["threads"])

@@ -13,11 +13,10 @@ from tammes.criterion import Criterion
 from tammes.geometry.feasible import largest_sample_margin_of_any
 from tammes.heads.head import Head
 from tammes.heads.sharded import ShardedHead
-from tammes.kernels.problem import Problem
+from tammes.kernels.problem import cosines_of
 from tammes.kernels.reference import similarity_matrix
 from tammes.metrics import functional
 from tammes.shards import Shards
-from tammes.similarity import Cosine
 from tammes.split import Split, split
 
 _BLOCK = 1 << 24
@@ -63,8 +62,7 @@ def examine(head: Head, features: Tensor, labels: Tensor) -> Examined:
     if head.similarity.is_cosine and head.bias is None:
         cosines = own
     else:
-        problem = Problem(features, head.weight, None, 1.0, Cosine())
-        cosines = split(similarity_matrix(problem), labels)
+        cosines = split(similarity_matrix(cosines_of(head.problem(features))), labels)
     return Examined(
         similarity.argmax(1),
         own.target > own.hardest,
@@ -79,8 +77,7 @@ def _examine_together(head: ShardedHead, features: Tensor, labels: Tensor) -> Ex
     own = kernels.split(problem, labels, reads, head.implementation)
     cosines = own
     if not head.similarity.is_cosine or head.bias is not None:
-        directions = problem._replace(bias=None, scale=1.0, similarity=Cosine())
-        cosines = kernels.split(directions, labels, reads, head.implementation)
+        cosines = kernels.split(cosines_of(problem), labels, reads, head.implementation)
     return Examined(
         head.top(features, shared=True).classes[:, 0],
         own.target > own.hardest,
@@ -149,6 +146,8 @@ def measure_prototypes(head: Head, *, margin: bool = True) -> dict[str, float]:
             found["class_margin"] = float(closest.angle)
             found["class_margin_ratio"] = float(closest.ratio)
         norms = functional.prototype_norms(prototypes)
+    if math.isfinite(norms.ratio):
+        found["norm_ratio"] = float(norms.ratio)
     return found | {
         "norm_mean": float(norms.mean),
         "norm_min": float(norms.smallest),

@@ -72,6 +72,9 @@ _CURVES = (
            "softmax, at most log(C − 1)."),
     _Curve("prototype-norms", ("prototypes", "norm_mean"), "Prototype norms", "norm",
            "Mean over the classes."),
+    _Curve("gradients", ("gradients", "cosine"), "Angle between the two gradients", "|cosine|",
+           "Of the classification and the metric part of the loss, mean over the images of one "
+           "batch. In a direct sum it is rounding."),
     _Curve("learning-rate", ("lr",), "Learning rate", "rate"),
 )  # fmt: skip
 

@@ -121,7 +121,7 @@ class Details:
 
 @dataclass(frozen=True)
 class Fold:
-    """Blocks that are folded away; no plots, which need a width to be drawn."""
+    """Blocks that are folded away; plots among them find their size when it is opened."""
 
     summary: str
     blocks: Sequence["Block"] = field(default_factory=tuple)
@@ -236,14 +236,19 @@ def _section(section: Section, plots: list[dict[str, Any]]) -> Iterator[str]:
     yield "<section>"
     if section.title:
         yield f'<h2 id="{_anchor(section.title)}">{_escape(section.title)}</h2>'
-    for kind, blocks in groupby(section.blocks, type):
+    yield from _blocks(section.blocks, plots)
+    yield "</section>"
+
+
+def _blocks(blocks: Sequence[Block], plots: list[dict[str, Any]]) -> Iterator[str]:
+    """Blocks one after the other; plots that follow each other stand side by side."""
+    for kind, alike in groupby(blocks, type):
         if kind is Figure:
             yield '<div class="plots">'
-        for block in blocks:
+        for block in alike:
             yield _block(block, plots)
         if kind is Figure:
             yield "</div>"
-    yield "</section>"
 
 
 def _block(block: Block, plots: list[dict[str, Any]]) -> str:
@@ -258,7 +263,7 @@ def _block(block: Block, plots: list[dict[str, Any]]) -> str:
             summary, text = _escape(block.summary), _escape(block.text)
             return f"<details><summary>{summary}</summary><pre>{text}</pre></details>"
         case Fold():
-            inside = "\n".join(_block(each, plots) for each in block.blocks)
+            inside = "\n".join(_blocks(block.blocks, plots))
             state = " open" if block.open else ""
             return f"<details{state}><summary>{_escape(block.summary)}</summary>{inside}</details>"
         case Legend():

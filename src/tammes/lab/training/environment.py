@@ -30,14 +30,17 @@ def environment(device: torch.device, world_size: int) -> dict[str, Any]:
         "threads": torch.get_num_threads(),
         "world_size": world_size,
         "commit": _commit(),
-        "command": shlex.join([_program(), *sys.argv[1:]]),
+        "command": command(),
         "started": datetime.now(UTC).isoformat(timespec="seconds"),
     }
 
 
-def _program() -> str:
-    name = Path(sys.argv[0]).name
-    return "tammes" if name == "__main__.py" else name
+def command() -> str:
+    """What this process was started with, as somebody would type it."""
+    path = Path(sys.argv[0])
+    script = path.suffix == ".py" and path.name != "__main__.py"
+    name = "tammes" if path.name == "__main__.py" else path.name
+    return shlex.join([*(("python", str(path)) if script else (name,)), *sys.argv[1:]])
 
 
 def _device(device: torch.device) -> str:

@@ -1,5 +1,6 @@
 """From pixels to a loss: augmentation, backbone and criterion as one module."""
 
+from collections.abc import Callable
 from typing import Any, NamedTuple
 
 import torch
@@ -21,7 +22,7 @@ from tammes.ranks import Ranks
 
 IGNORED = -100
 """Label of rows that only fill up a batch."""
-SEEN = ("count", "loss", "accuracy", "sample_margin")
+SEEN = ("count", "loss", "accuracy", "sample_margin", "bias")
 """What :class:`Model` returns sums of, beside its loss; the first two alone with many classes."""
 
 
@@ -47,11 +48,20 @@ class Model(nn.Module):
         self.augment, self.backbone, self.criterion = augment, backbone, criterion
         self.channels_last = channels_last
         self.measures = criterion.head.num_classes <= MEASURED
+        self._compiled: tuple[Callable[[Tensor], Tensor], int] | None = None
 
     @property
     def needs_batches(self) -> bool:
         """Whether an image alone cannot be trained on."""
         return any(isinstance(part, _BatchNorm) for part in self.backbone.modules())
+
+    def compile_backbone(self, rows: int) -> None:
+        """Compile the network for batches of so many images in training; others go as they are.
+
+        Losses and seeds then have one compiled network between them, which is made once and found
+        again on disk; a CUDA graph makes up for the rest.
+        """
+        self._compiled = torch.compile(self.backbone, dynamic=False), rows
 
     def features(
         self, pixels: Tensor, index: Tensor | None = None, epoch: Tensor | int = 0
@@ -69,6 +79,9 @@ class Model(nn.Module):
         images = self.augment(pixels, index, epoch)
         if self.channels_last:
             images = images.contiguous(memory_format=torch.channels_last)
+        compiled, rows = self._compiled or (None, 0)
+        if compiled is not None and self.training and len(images) == rows:
+            return compiled(images)
         features: Tensor = self.backbone(images)
         return features
 
@@ -99,6 +112,7 @@ class Model(nn.Module):
             seen = examine(head, features, labels.clamp(min=0))
             sums.append((seen.correct & counts).sum().to(loss))
             sums.append(torch.where(counts, seen.margins, 0.0).sum().to(loss))
+            sums.append(torch.where(counts, seen.bias, 0.0).sum().to(loss))
         together = torch.stack(sums)
         count, *measured = together if is_spread(head) else ranks.sum(together)
         return torch.stack([count, loss * count, *measured])

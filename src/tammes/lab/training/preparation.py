@@ -5,7 +5,7 @@ from typing import Any
 
 from tammes.lab import data
 from tammes.lab.config import Config
-from tammes.lab.data import Images, samplers
+from tammes.lab.data import Images, samplers, splits
 from tammes.lab.expression import build
 
 
@@ -14,7 +14,8 @@ def prepare_data(
 ) -> tuple[Images, Images | None, Images]:
     """Images to train on, to choose the best epoch on, and to test on.
 
-    The corruptions of the configuration are applied to those to train on only.
+    The corruptions of the configuration are applied to those to train on only. With ``whole`` those
+    to test on are among them.
 
     Args:
         config: of the run.
@@ -25,11 +26,25 @@ def prepare_data(
         "skip_corrupt": config.skip_corrupt,
         "memory": int(config.memory * 2**30),
         # With a source of its own to test on, nothing is set aside of the other.
-        "whole": config.test is not None,
+        "whole": config.whole or config.test is not None,
         "report": _once(report),
     }
-    training = data.load(config.data, "train", **options)
-    testing = data.load(config.test or config.data, "test", like=training, **options)
+    chosen = classes_of(config.classes) if config.classes else None
+    if config.whole:
+        report(f"{config.data}: trained on the test images too, so no accuracy on them is a test")
+        size, tell = config.image_size, options["report"]
+        training = splits.load_classes(config.data, chosen, size=size, report=tell)
+    else:
+        training = data.load(config.data, "train", **options)
+    # Those of the chosen classes alone would refuse the others, which are left out below.
+    like = None if config.whole else training
+    testing = data.load(config.test or config.data, "test", like=like, **options)
+    if chosen is not None:
+        training, testing = (splits.take(images, chosen) for images in (training, testing))
+    if config.limit:
+        training, testing = (
+            data.limit(images, config.limit, seed=config.seed) for images in (training, testing)
+        )
     held_out: Images | None = None
     if config.validation:
         training, held_out = data.hold_out(training, config.validation, seed=config.seed)
@@ -41,6 +56,21 @@ def prepare_data(
         seed=config.seed,
     )
     return training, held_out, testing
+
+
+def classes_of(text: str) -> tuple[str, ...]:
+    """Names of the classes that ``classes`` of a configuration stands for.
+
+    Args:
+        text: a part of a split of classes; the base classes where no part is named.
+
+    Example:
+        >>> classes_of("cifar-fs")[:2]
+        ('apple', 'aquarium_fish')
+    """
+    named = text.rpartition(":")[2] in ("base", "validation", "novel", "train", "val", "test")
+    split, part = splits.parse(text if named else f"{text}:base")
+    return split.part(part)
 
 
 def _once(report: Callable[[str], None]) -> Callable[[str], None]:
@@ -79,10 +109,20 @@ def make_sampler(
     return made
 
 
-def describe_data(training: Images, held_out: Images | None, testing: Images) -> dict[str, Any]:
-    """What ``data.json`` says."""
+def describe_data(
+    training: Images, held_out: Images | None, testing: Images, *, whole: bool = False
+) -> dict[str, Any]:
+    """What ``data.json`` says.
+
+    Args:
+        training: images to train on.
+        held_out: to choose the best epoch on.
+        testing: to test on.
+        whole: whether those are among the images to train on, which is then said.
+    """
     mean, std = training.mean_std()
     return {
+        **({"test_is_trained_on": True} if whole else {}),
         "source": training.source,
         "test_source": testing.source,
         "classes": list(training.classes),

@@ -1,0 +1,188 @@
+"""Networks for ImageNet: VGG-16 and what Kobayashi made of it, MobileNet and ResNeXt-50."""
+
+import math
+from functools import partial
+
+from torch import nn
+
+from tammes.lab.backbones.blocks import (
+    FAN_IN,
+    FAN_OUT,
+    RELU,
+    Backbone,
+    Blocks,
+    GlobalAverage,
+    Norm,
+    Shape,
+    initialise,
+)
+from tammes.lab.backbones.resnet import Residual, projection
+
+_VGG16 = ((64, 2), (128, 2), (256, 3), (512, 3), (512, 3))
+"""Channels and number of the convolutions of each stage."""
+_SMALL = partial(nn.init.normal_, std=0.01)
+_CARDINALITY = 32
+
+
+def _vgg_stages(blocks: Blocks) -> tuple[dict[str, nn.Module], int]:
+    """The 13 convolutions of VGG-16 without pooling at the end, and how many channels they make."""
+    parts: dict[str, nn.Module] = {}
+    inputs = blocks.shape[0]
+    for number, (plain, repeats) in enumerate(_VGG16, 1):
+        outputs = blocks.scale(plain)
+        pool: list[nn.Module] = [] if number == 1 else [nn.MaxPool2d(2)]
+        layers = blocks.chain(inputs, outputs, repeats, bias=True)
+        parts[f"stage{number}"] = nn.Sequential(*pool, *layers)
+        inputs = outputs
+    return parts, inputs
+
+
+def vgg16(
+    *,
+    shape: Shape,
+    features: int | None = None,
+    width: float = 1.0,
+    norm: Norm = "batch",
+) -> Backbone:
+    """VGG-16 (Simonyan and Zisserman 2015), as in the code of Kobayashi 2019: 4096 features.
+
+    Its convolutions and both of its hidden linear layers are normalised, and there is no dropout.
+
+    Args:
+        shape: channels, height and width of the images.
+        features: size of the second linear layer, 4096 by default.
+        width: multiplies the channels and the linear layers.
+        norm: ``batch`` or ``group``.
+
+    Example:
+        >>> vgg16(shape=(3, 32, 32), width=0.125).num_features
+        512
+    """
+    blocks = Blocks("vgg16", shape, 32, features, width, norm)
+    parts, channels = _vgg_stages(blocks)
+    hidden = blocks.scale(4096)
+    size = features or hidden
+    parts["pool"] = nn.MaxPool2d(2)
+    parts["flatten"] = nn.Flatten()
+    flat = channels * (shape[1] // 32) * (shape[2] // 32)
+    parts["hidden"] = blocks.embedding(flat, hidden, relu=True)
+    parts["embedding"] = blocks.embedding(hidden, size, relu=None)
+    network = Backbone(parts, size)
+    initialise(network, conv=_SMALL, linear=_SMALL)
+    return network
+
+
+def vgg16_mod(
+    *,
+    shape: Shape,
+    features: int | None = None,
+    width: float = 1.0,
+    norm: Norm = "batch",
+) -> Backbone:
+    """VGG-16-mod (Kobayashi 2018), as in the code of Kobayashi 2019: 4096 features.
+
+    In place of the last pooling and the first linear layer of :func:`vgg16` there are a 1 x 1
+    convolution and the average over all places: a quarter as many parameters.
+
+    Args:
+        shape: channels, height and width of the images.
+        features: size of the linear layer, 4096 by default.
+        width: multiplies the channels and the linear layer.
+        norm: ``batch`` or ``group``.
+    """
+    blocks = Blocks("vgg16_mod", shape, 16, features, width, norm)
+    parts, channels = _vgg_stages(blocks)
+    hidden = blocks.scale(4096)
+    size = features or hidden
+    parts["hidden"] = nn.Sequential(*blocks.unit(channels, hidden, 1, bias=True))
+    parts["pool"] = GlobalAverage()
+    parts["embedding"] = blocks.embedding(hidden, size, relu=None)
+    network = Backbone(parts, size)
+    initialise(network, conv=_SMALL, linear=_SMALL)
+    return network
+
+
+def _grouped(
+    blocks: Blocks, inputs: int, outputs: int, groups: int, *, stride: int
+) -> list[nn.Module]:
+    """A 3 x 3 convolution within groups of channels, normalisation and ReLU."""
+    conv = nn.Conv2d(inputs, outputs, 3, stride=stride, padding=1, groups=groups, bias=False)
+    return [conv, blocks.normal(outputs), RELU()]
+
+
+def mobilenet(
+    *,
+    shape: Shape,
+    features: int | None = None,
+    width: float = 1.0,
+    norm: Norm = "batch",
+) -> Backbone:
+    """MobileNet (Howard et al. 2017, the first one): 13 separable convolutions, 1024 features.
+
+    Each is a 3 x 3 convolution of every channel alone and a 1 x 1 convolution over them all.
+
+    Args:
+        shape: channels, height and width of the images.
+        features: adds a linear layer of this size.
+        width: multiplies the channels.
+        norm: ``batch`` or ``group``.
+    """
+    blocks = Blocks("mobilenet", shape, 32, features, width, norm)
+    inputs = blocks.scale(32)
+    parts: dict[str, nn.Module] = {"stem": nn.Sequential(*blocks.unit(shape[0], inputs, stride=2))}
+    stages = ((64, 1, 1), (128, 2, 2), (256, 2, 2), (512, 6, 2), (1024, 2, 2))
+    for stage, (plain, repeats, first) in enumerate(stages, 1):
+        layers: list[nn.Module] = []
+        for number in range(repeats):
+            outputs, stride = blocks.scale(plain), 1 if number else first
+            layers += _grouped(blocks, inputs, inputs, inputs, stride=stride)
+            layers += blocks.unit(inputs, outputs, 1)
+            inputs = outputs
+        parts[f"stage{stage}"] = nn.Sequential(*layers)
+    parts["pool"] = GlobalAverage()
+    network = blocks.finish(parts, inputs)
+    # By fan-in, which counts what a place of one channel is made of.
+    initialise(network, conv=FAN_IN)
+    return network
+
+
+def resnext50(
+    *,
+    shape: Shape,
+    features: int | None = None,
+    width: float = 1.0,
+    norm: Norm = "batch",
+) -> Backbone:
+    """ResNeXt-50, 32 x 4d (Xie et al. 2017): bottlenecks in 32 groups, 2048 features.
+
+    Args:
+        shape: channels, height and width of the images.
+        features: adds a linear layer of this size.
+        width: multiplies the channels; few of them are in fewer groups.
+        norm: ``batch`` or ``group``.
+    """
+    blocks = Blocks("resnext50", shape, 32, features, width, norm)
+    inputs = blocks.scale(64)
+    stem = blocks.unit(shape[0], inputs, 7, stride=2)
+    parts: dict[str, nn.Module] = {
+        "stem": nn.Sequential(*stem, nn.MaxPool2d(3, stride=2, padding=1))
+    }
+    stages = ((128, 3, 1), (256, 4, 2), (512, 6, 2), (1024, 3, 2))
+    for stage, (plain, repeats, first) in enumerate(stages, 1):
+        inside = blocks.scale(plain)
+        groups, outputs = math.gcd(_CARDINALITY, inside), 2 * inside
+        layers: list[nn.Module] = []
+        for number in range(repeats):
+            stride = 1 if number else first
+            branch = nn.Sequential(
+                *blocks.unit(inputs, inside, 1),
+                *_grouped(blocks, inside, inside, groups, stride=stride),
+                *blocks.unit(inside, outputs, 1, activation=None),
+            )
+            layers.append(Residual(branch, projection(blocks, inputs, outputs, stride), RELU()))
+            inputs = outputs
+        parts[f"stage{stage}"] = nn.Sequential(*layers)
+    parts["pool"] = GlobalAverage()
+    network = blocks.finish(parts, inputs)
+    initialise(network, conv=FAN_OUT)
+    return network

@@ -1,0 +1,237 @@
+"""Features to draw few-shot episodes from: of a run's model, or from a file."""
+
+import dataclasses
+import hashlib
+import os
+from collections.abc import Callable, Collection, Sequence
+from pathlib import Path
+
+import torch
+from torch import Tensor
+
+from tammes.lab.data import Images, splits
+from tammes.lab.data.sources import say
+from tammes.lab.data.splits import ClassSplit, Part
+from tammes.lab.expression.syntax import did_you_mean
+from tammes.lab.measuring import files
+from tammes.lab.measuring.formats import FileError
+from tammes.lab.protocols.fewshot import Examples
+from tammes.lab.record import RecordError, Run, write_tensors
+from tammes.lab.training.feed import Feed
+from tammes.lab.training.model import Model, load_model
+from tammes.lab.training.preparation import prepare_data
+
+_ROWS = 512
+"""Images in a batch."""
+
+Chosen = tuple[ClassSplit, Part]
+"""A split of classes and one of its parts."""
+
+
+def from_file(
+    path: str | os.PathLike[str],
+    *,
+    chosen: Chosen | None = None,
+    base: str | os.PathLike[str] | None = None,
+    keys: dict[str, str | None] | None = None,
+) -> Examples:
+    """Features and labels of a file, as ``tammes measure`` reads them.
+
+    Args:
+        path: of the file.
+        chosen: the classes to take; its names are those in the file. All of them by default.
+        base: a file with features of the base classes, for their mean; without it the base classes
+            of the split are looked for in the file itself.
+        keys: see :func:`tammes.lab.measuring.files.read`.
+    """
+    features, labels, names = _read(path, keys)
+    base_mean = None
+    if base is not None:
+        base_features, base_labels, base_names = _read(base, keys)
+        if base_features.shape[1] != features.shape[1]:
+            raise FileError(
+                f"{base}: base features of {base_features.shape[1]} dimensions do not go with the "
+                f"{features.shape[1]} of {path}"
+            )
+        base_mean = base_features.mean(0)
+    title = os.fspath(path)
+    if chosen is None:
+        return Examples(features, labels, names, base_mean, title)
+    split, part = chosen
+    if base is not None and part != "base":
+        # A file of numbers alone names no class.
+        named = [base_names[label] for label in base_labels.unique().tolist()]
+        _check_apart(os.fspath(base), named, split.part(part))
+    if base is None and set(split.base) <= set(names):
+        base_mean = features[_of(labels, names, split.base) >= 0].mean(0)
+    missing = [name for name in split.part(part) if name not in names]
+    if missing:
+        raise FileError(
+            f"{title}: there is no class {missing[0]!r} of {split.name}:{part} among its "
+            f"{len(names)}{did_you_mean(missing[0], names)}"
+        )
+    own = _of(labels, names, split.part(part))
+    return Examples(features[own >= 0], own[own >= 0], split.part(part), base_mean, title)
+
+
+def _read(
+    path: str | os.PathLike[str], keys: dict[str, str | None] | None
+) -> tuple[Tensor, Tensor, tuple[str, ...]]:
+    given = files.read([path], keys=keys)
+    if given.examples is None:
+        raise FileError(f"{path}: embeddings with labels are expected, got prototypes only")
+    features, labels = given.examples
+    return features, labels, given.names or tuple(map(str, range(int(labels.max()) + 1)))
+
+
+def _of(labels: Tensor, names: Sequence[str], wanted: Sequence[str]) -> Tensor:
+    """Place of each example's class among those wanted, or -1."""
+    place = {name: number for number, name in enumerate(wanted)}
+    return torch.tensor([place.get(name, -1) for name in names])[labels]
+
+
+def from_run(
+    folder: str | os.PathLike[str],
+    *,
+    source: str | None = None,
+    chosen: Chosen | None = None,
+    base: bool = False,
+    report: Callable[[str], None] = say,
+) -> Examples:
+    """Features that the model of a run makes of images of classes it was not trained on.
+
+    They are kept in the run's folder, and computed once.
+
+    Args:
+        folder: of a finished run.
+        source: where the images are; by default where the split's are, or the run's own.
+        chosen: the classes to take; all of the source by default.
+        base: give the mean feature of the images the run was trained on too.
+        report: is told what takes time.
+
+    Raises:
+        ValueError: the run has no model, or was trained on these classes.
+    """
+    run = Run(Path(folder))
+    if not run.has("model"):
+        # Names what is missing of a folder that is no run at all.
+        status = run.config and run.status
+        raise RecordError(f"{run.folder}: the run has no model.safetensors, it is {status}")
+    if source is None and chosen is None:
+        raise ValueError(
+            f"{run.folder}: images of new classes are expected, named by --split or --data"
+        )
+    where = source or (chosen[0].source if chosen is not None else "") or run.config.data
+    wanted = None if chosen is None else chosen[0].part(chosen[1])
+    if wanted is not None and chosen is not None and chosen[1] != "base":
+        _check_apart(str(run.folder), run.data["classes"], wanted)
+    images = _load(run, where, wanted, report)
+    if wanted is None:
+        _check_apart(str(run.folder), run.data["classes"], images.classes)
+    features = _features(run, images, report)
+    mean = _base_mean(run, report) if base else None
+    return Examples(features, images.labels, images.classes, mean, str(run.folder))
+
+
+def _check_apart(who: str, trained: Collection[str], wanted: Sequence[str]) -> None:
+    both = [name for name in wanted if name in set(trained)]
+    if both:
+        raise ValueError(
+            f"{who}: novel classes are expected to be other than the base classes, "
+            f"got {len(both)} of {len(wanted)} that are both, such as {both[0]!r}"
+        )
+
+
+def _load(
+    run: Run, source: str, classes: Sequence[str] | None, report: Callable[[str], None]
+) -> Images:
+    """Images as the run's model takes them."""
+    shape = tuple(run.data["image"])
+    images = splits.load_classes(source, classes, size=run.config.image_size, report=report)
+    if images.shape != shape and shape[1] == shape[2]:
+        images = splits.load_classes(source, classes, size=shape[1], report=report)
+    if images.shape != shape:
+        given, own = ("×".join(map(str, each)) for each in (images.shape, shape))
+        raise ValueError(f"{run.folder}: its model takes images of {own}, got {given} of {source}")
+    return images
+
+
+def model_features(model: Model, images: Images) -> Tensor:
+    """Features of images, shape ``(N, D)``, float32, on the CPU.
+
+    Args:
+        model: in evaluation mode; it works where it is.
+        images: nothing is augmented.
+    """
+    device = model.criterion.head.weight.device
+    size = model.criterion.head.embedding_size
+    with torch.no_grad():
+        parts = [
+            model.features(pixels).float().cpu()
+            for pixels, _, _ in Feed(images, device).in_order(_ROWS)
+        ]
+    return torch.cat(parts) if parts else torch.zeros(0, size)
+
+
+def _ready(run: Run) -> Model:
+    return load_model(run).to("cuda" if torch.cuda.is_available() else "cpu")
+
+
+def _features(run: Run, images: Images, report: Callable[[str], None]) -> Tensor:
+    def compute() -> Tensor:
+        report(f"{run.folder}: features of {len(images):,} images of {len(images.classes)} classes")
+        return model_features(_ready(run), images)
+
+    return _kept(run, "fewshot", images.digest, compute, report, rows=len(images))
+
+
+def _base_mean(run: Run, report: Callable[[str], None]) -> Tensor:
+    digest = run.data["digest"]
+
+    def compute() -> Tensor:
+        training = prepare_data(run.config, report)[0]
+        report(f"{run.folder}: features of the {len(training):,} images it was trained on")
+        return model_features(_ready(run), training).mean(0, keepdim=True)
+
+    return _kept(run, "fewshot-base", digest, compute, report, rows=1)[0]
+
+
+def _kept(
+    run: Run,
+    kind: str,
+    images: str,
+    compute: Callable[[], Tensor],
+    report: Callable[[str], None],
+    *,
+    rows: int,
+) -> Tensor:
+    """Features from the run's folder, or computed and put there; those of another model do not do.
+
+    Args:
+        run: whose.
+        kind: begins the name of the file.
+        images: letters that stand for which images.
+        compute: gives the features where they are not there.
+        report: is told where they cannot be kept.
+        rows: how many there are to be.
+    """
+    weights = hashlib.sha256((run.folder / "model.safetensors").read_bytes()).hexdigest()
+    name = f"{kind}-{hashlib.sha256(f'{images} {weights}'.encode()).hexdigest()[:16]}"
+    if run.has(name):
+        try:
+            found = run.tensors(name)["features"]
+            if found.ndim == 2 and len(found) == rows:
+                return found
+        except (RecordError, KeyError):
+            report(f"{run.folder}: {name}.safetensors is damaged, features are computed again")
+    features = compute()
+    try:
+        write_tensors(run.folder / f"{name}.safetensors", {"features": features})
+    except OSError as error:
+        report(f"{run.folder}: features cannot be kept there ({error.strerror or error})")
+    return features
+
+
+def on(examples: Examples, device: torch.device) -> Examples:
+    """The same with its features on a device."""
+    return dataclasses.replace(examples, features=examples.features.to(device))

@@ -1,0 +1,9 @@
+"""Tables and figures of the papers: what to train, what came out there, what is claimed of it.
+
+Each is a YAML file named ``PAPER/TABLE.yaml``; :func:`names` lists them and :func:`load` reads one.
+"""
+
+from tammes.lab.recipes.reading import RecipeError, load, names
+from tammes.lab.recipes.recipe import Column, Planned, Published, Recipe, Row
+
+__all__ = ["Column", "Planned", "Published", "Recipe", "RecipeError", "Row", "load", "names"]

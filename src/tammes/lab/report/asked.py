@@ -1,0 +1,250 @@
+"""The figures that a recipe asks for, drawn from its ledger."""
+
+import itertools
+import math
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from typing import Any
+
+import torch
+
+from tammes.lab.expression.syntax import did_you_mean
+from tammes.lab.ledger import Entry
+from tammes.lab.report import measured, plots
+from tammes.lab.report.charts import DASHES, Bars, Chart, Layer, Line, Panel, Plot, Rule
+from tammes.lab.report.charts import turn as turned
+from tammes.lab.report.compared import BALLS_SHOWN, POINTS_SHOWN
+from tammes.lab.report.curves import SEEDS_SHOWN, Drawing, Series
+from tammes.lab.report.side_by_side import Reproduced
+from tammes.lab.report.sweeps import analysis, by, columns_of, rows_of, sweep, titled
+
+_AXES = {
+    "accuracy": ("%", 100.0), "class_margin": ("degrees", 1.0), "sample_margin": ("cosine", 1.0),
+    "bias": ("ρ̂", 1.0), "loss": ("loss", 1.0),
+}  # fmt: skip
+"""What stands at the axis of a curve, and a factor, by the last part of its path."""
+_ALWAYS = {"test.accuracy": "Test accuracy", "train.loss": "Training loss"}
+"""Titles of the curves that every cell has."""
+_LOGARITHMIC = ("gradients.cosine", "gradients.largest")
+"""Curves of which the order of magnitude is what one wants to see."""
+_ORTHOGONAL = 1e-5
+"""Below it two gradients are orthogonal, as far as float32 can tell."""
+
+
+def asked(found: Reproduced) -> list[Drawing]:
+    """Every figure that the recipe asks for and that there are numbers for."""
+    draw: dict[str, Callable[[Reproduced, Mapping[str, Any], str], list[Drawing]]] = {
+        "curves": _curves, "by": by, "sweep": sweep, "analysis": analysis,
+        "histograms": _histograms, "scatter": _scatter, "formula": _formula, "spheres": _spheres,
+    }  # fmt: skip
+    drawings: list[Drawing] = []
+    for number, figure in enumerate(found.recipe.figures, 1):
+        drawings += draw[str(figure["draw"])](found, figure, f"figure-{number}")
+    return drawings
+
+
+def not_asked(found: Reproduced) -> list[Drawing]:
+    """All other curves that the ledger has."""
+    shown = {figure.get("of") for figure in found.recipe.figures if figure["draw"] == "curves"}
+    rows, columns = list(found.recipe.rows), found.columns
+    drawings = [
+        _during(found, path, path.replace(".", "-"), _ALWAYS.get(path, path), rows, columns)
+        for path in dict.fromkeys((*_ALWAYS, *found.recipe.curves))
+        if path not in shown
+    ]
+    return [each for each in drawings if each is not None]
+
+
+# ------------------------------------------------------------------------------------- curves
+
+
+def _curves(found: Reproduced, figure: Mapping[str, Any], name: str) -> list[Drawing]:
+    path = str(figure["of"])
+    title = str(figure.get("title", path.replace(".", " ").replace("_", " ")))
+    drawing = _during(found, path, name, title, rows_of(found, figure), columns_of(found, figure))
+    return [] if drawing is None else [drawing]
+
+
+def _during(
+    found: Reproduced,
+    path: str,
+    name: str,
+    title: str,
+    rows: Sequence[str],
+    columns: Sequence[str],
+) -> Drawing | None:
+    """A measure over the epochs, a panel for each column and a curve for each row.
+
+    None where no cell has that measure.
+    """
+    last = path.rpartition(".")[2]
+    unit, factor = _AXES.get(last, (last.replace("_", " "), 1.0))
+    marks: list[Layer] = []
+    if path in _LOGARITHMIC:
+        unit, marks = "log₁₀ |cosine|", [Rule(math.log10(_ORTHOGONAL), f"{_ORTHOGONAL:g}", "y")]
+    places = {row: place for place, row in enumerate(found.recipe.rows)}
+    every = len(rows) <= SEEDS_SHOWN
+    panels = []
+    for column in columns:
+        layers: list[Layer] = []
+        for row in rows:
+            layers += _course(found, row, column, path, factor, places[row], every)
+        if layers:
+            heading = titled(title, found.headings[column], len(columns) > 1)
+            panels.append(Panel([*layers, *marks], heading, "epoch", unit))
+    if not panels:
+        return None
+    several = any(len(found.ledger.of(row, column)) > 1 for row in rows for column in columns)
+    caption = "Mean over the seeds" + ("; thin: single seeds." if every else ".") if several else ""
+    return Drawing(name, Chart(panels, columns=2), caption=caption, legend=every)
+
+
+def _course(
+    found: Reproduced, row: str, column: str, path: str, factor: float, place: int, every: bool
+) -> list[Layer]:
+    label = found.labels[row]
+    done = [_series(entry, path, factor) for entry in found.ledger.of(row, column)]
+    done = [series for series in done if series]
+    stopped = [
+        _series(entry, path, factor)
+        for entry in found.stopped
+        if (entry.row, entry.column) == (row, column)
+    ]
+    layers: list[Layer] = []
+    if every and len(done) > 1:
+        layers += [_line(series, "", place, label, "solid", True) for series in done]
+    if every or not done:
+        layers += [_line(each, "", place, label, "dotted", True) for each in stopped if each]
+    if done:
+        # Every finished cell has the same epochs; of what differs, only the common ones.
+        epochs = set.intersection(*map(set, done))
+        mean = {each: math.fsum(series[each] for series in done) / len(done) for each in epochs}
+        layers.append(_line(mean, label, place, label, DASHES[turned(place)], False))
+    return layers
+
+
+def _series(entry: Entry, path: str, factor: float) -> Series:
+    epochs, values = entry.curves.get("epoch", []), entry.curves.get(path, [])
+    known = {
+        int(epoch): factor * value
+        for epoch, value in zip(epochs, values, strict=False)
+        if epoch is not None and value is not None and math.isfinite(value)
+    }
+    if path in _LOGARITHMIC:
+        return {epoch: math.log10(value) for epoch, value in known.items() if value > 0}
+    return known
+
+
+def _line(series: Series, name: str, place: int, group: str, dash: Any, thin: bool) -> Line:
+    epochs = sorted(series)
+    values = [float(f"{series[epoch]:.6g}") for epoch in epochs]
+    return Line(epochs, values, name, dash, place, group, thin)
+
+
+# --------------------------------------------------------------- histograms, features, formulas
+
+
+def _shown(
+    found: Reproduced, figure: Mapping[str, Any], part: str
+) -> Iterator[tuple[str, Entry, Mapping[str, Any]]]:
+    """One seed of each cell that has something, under its name."""
+    rows, columns = rows_of(found, figure), columns_of(found, figure)
+    for column in columns:
+        for row in rows:
+            for entry in found.ledger.of(row, column):
+                kept = entry.kept.get(part)
+                if kept:
+                    heading = f", {found.headings[column]}" if len(columns) > 1 else ""
+                    yield f"{found.labels[row]}{heading}", entry, kept
+                    break
+
+
+def _histograms(found: Reproduced, figure: Mapping[str, Any], name: str) -> list[Drawing]:
+    panels = []
+    for label, entry, kept in _shown(found, figure, "histograms"):
+        cosines: list[Layer] = [
+            _bars(kept["edges_cosine"], kept[part], words, place)
+            for place, (part, words) in enumerate(
+                (("own", "own class"), ("hardest", "hardest other class"))
+            )
+        ]
+        share = "share of the examples"
+        panels.append(Panel(cosines, f"{label}: cosines", "cosine", share, x_range=(-1.0, 1.0)))
+        bars = _bars(*_inside(kept["edges_margin"], kept["margin"]), "sample margin", 2)
+        layers: list[Layer] = [bars]
+        best = entry.optimum.get("sample_margin")
+        if best is not None:
+            layers.append(Rule(best, f"optimum {best:.3f}"))
+        if bars.edges[0] <= 0 <= bars.edges[-1]:
+            layers.append(Rule(0.0, "0: wrong below"))
+        top = 1.35 * max(bars.heights, default=1.0)
+        axis = "own cosine − hardest cosine"
+        panels.append(Panel(layers, f"{label}: margins", axis, share, y_range=(0.0, top)))
+    if not panels:
+        return []
+    caption = "Of the test images, one seed."
+    return [Drawing(name, Chart(panels, columns=2), caption=caption, legend=True)]
+
+
+def _bars(edges: Sequence[float], counts: Sequence[int], name: str, place: int) -> Bars:
+    total = max(sum(counts), 1)
+    return Bars(list(edges), [round(count / total, 6) for count in counts], name, place)
+
+
+def _inside(edges: Sequence[float], counts: Sequence[int]) -> tuple[list[float], list[int]]:
+    """A histogram without the empty bins at its ends."""
+    filled = [place for place, count in enumerate(counts) if count]
+    if not filled:
+        return list(edges), list(counts)
+    low, high = filled[0], filled[-1] + 1
+    return list(edges[low : high + 1]), list(counts[low:high])
+
+
+def _scatter(found: Reproduced, figure: Mapping[str, Any], name: str) -> list[Drawing]:
+    panels: list[Panel] = []
+    for label, _, kept in _shown(found, figure, "scatter"):
+        prototypes = torch.tensor(kept["prototypes"], dtype=torch.double)
+        for part, words in (("train", "training images"), ("test", "test images")):
+            if part not in kept:
+                continue
+            xs, ys, labels = (kept[part][key] for key in ("x", "y", "label"))
+            features = torch.tensor(list(zip(xs, ys, strict=True)), dtype=torch.double)
+            panels += measured.feature_scatter.chart(
+                features.view(-1, 2),
+                torch.tensor(labels, dtype=torch.long),
+                prototypes,
+                limit=POINTS_SHOWN // 2,
+                title=f"{label}, {words}",
+            ).panels
+    if not panels:
+        return []
+    caption = "Features of one seed by class; lines: directions of the prototypes."
+    return [Drawing(name, Chart(panels, columns=2), caption=caption, tall=True, legend=True)]
+
+
+def _spheres(found: Reproduced, figure: Mapping[str, Any], name: str) -> list[Drawing]:
+    panels: list[Panel] = []
+    cells = itertools.islice(_shown(found, figure, "sphere"), BALLS_SHOWN)
+    for label, entry, kept in cells:
+        prototypes = torch.tensor(kept["prototypes"], dtype=torch.double)
+        if prototypes.shape[1:] != (3,):
+            continue
+        margin = entry.values.get("class_margin")
+        title = label if margin is None else f"{label}: {margin:.2f}°"
+        features = torch.tensor(kept["features"], dtype=torch.double).view(-1, 3)
+        labels = torch.tensor(kept["labels"], dtype=torch.long)
+        panels += measured.sphere.chart(
+            prototypes, features, labels, limit=POINTS_SHOWN, title=title
+        ).panels
+    if not panels:
+        return []
+    caption = "Prototypes and features on the unit sphere, one seed; drag one to turn it."
+    return [Drawing(name, Chart(panels, columns=4), caption=caption, tall=True, legend=True)]
+
+
+def _formula(found: Reproduced, figure: Mapping[str, Any], name: str) -> list[Drawing]:
+    of = str(figure.get("of"))
+    known = [each for each in plots.__all__ if isinstance(getattr(plots, each), Plot)]
+    if of not in known:
+        hint = did_you_mean(of, known)
+        raise ValueError(f"{found.recipe.name}: there is no figure {of!r} of a formula{hint}")
+    return [Drawing(name, getattr(plots, of).chart(), str(figure.get("title", "")), legend=True)]

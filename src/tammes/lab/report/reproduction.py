@@ -1,0 +1,396 @@
+"""The page of a reproduction: claims, the paper beside ours, figures, and what differs."""
+
+from collections.abc import Sequence
+from typing import Any
+
+from tammes.lab.ledger import Ledger
+from tammes.lab.recipes import Recipe
+from tammes.lab.report.against_paper import OUTCOMES, claim_charts, paper_against_ours
+from tammes.lab.report.asked import asked, not_asked
+from tammes.lab.report.charts import Chart
+from tammes.lab.report.curves import Drawing
+from tammes.lab.report.page import (
+    Block,
+    Card,
+    Cards,
+    Cell,
+    Details,
+    Fold,
+    Legend,
+    Section,
+    Table,
+    Text,
+    Value,
+    pictures,
+    render,
+)
+from tammes.lab.report.side_by_side import (
+    DAGGER,
+    ERRORS,
+    QUICK,
+    VERDICTS,
+    Beside,
+    Reproduced,
+    counts_in_words,
+    machines_in_words,
+    open_by_name,
+    published,
+    seeds_in_words,
+    stop_in_words,
+)
+from tammes.lab.statistics import Quantity
+from tammes.optional import require
+
+_UNFOLDED = 36
+"""Cells of a quantity up to which the table of differences is not folded."""
+_BESIDE = 4
+"""Columns of a table beside each other."""
+_MACHINE = ("device", "torch", "python", "tammes", "commit", "platform")
+
+
+def reproduction_page(recipe: Recipe, ledger: Ledger, *, command: str | None = None) -> str:
+    """The page of a reproduction, made from its recipe and its ledger alone.
+
+    Args:
+        recipe: what was to be done.
+        ledger: what was done.
+        command: that goes on with it; by default the one that the ledger was begun with.
+
+    Returns:
+        The HTML, with everything it needs inside.
+    """
+    found = Reproduced(recipe, ledger)
+    drawn = dict(_drawings(found))
+    sections = [
+        Section("", [*_cards(found), *([Text(recipe.summary)] if recipe.summary else [])]),
+        Section("Claims", [*_claims(found), *_figures(drawn["claims"])]),
+        Section("Paper and ours", [*_tables(found), *_figures(drawn["paper"])]),
+        Section("Figures", [*_legend(found, drawn["asked"]), *_figures(drawn["asked"])]),
+        Section("What differs from the paper", [*_protocol(found), *_tuned(found),
+                                                *_notes(found)]),
+        Section("Open, diverged and failed", _missing(found)),
+        Section("Training", _training(found, drawn["training"])),
+        Section("Configuration", [*_configuration(found), *_machines(found)]),
+        Section("How to go on", _command(found, command)),
+    ]  # fmt: skip
+    shown = [section for section in sections if section.blocks]
+    title = f"Quick form, no result: {recipe.title}" if ledger.quick else recipe.title
+    return render(title, shown, lead=_lead(found))
+
+
+def reproduction_figures(recipe: Recipe, ledger: Ledger) -> dict[str, Chart]:
+    """Every chart of the page of a reproduction, by the name of its file.
+
+    Args:
+        recipe: what was to be done.
+        ledger: what was done.
+    """
+    found = Reproduced(recipe, ledger)
+    return {each.name: each.chart for _, drawings in _drawings(found) for each in drawings}
+
+
+def _drawings(found: Reproduced) -> list[tuple[str, list[Drawing]]]:
+    return [
+        ("claims", claim_charts(found)),
+        ("paper", paper_against_ours(found)),
+        ("asked", asked(found)),
+        ("training", not_asked(found)),
+    ]
+
+
+def _figures(drawings: Sequence[Drawing]) -> list[Block]:
+    return [
+        figure
+        for each in drawings
+        for figure in pictures(
+            each.chart,
+            title=each.title,
+            caption=each.caption,
+            tall=each.tall,
+            legend=each.legend,
+        )
+    ]
+
+
+def _legend(found: Reproduced, drawings: Sequence[Drawing]) -> list[Block]:
+    """One for all rows, where some plot has none of its own."""
+    shared = any(not each.legend for each in drawings)
+    return [Legend(list(found.labels.values()))] if shared and len(found.labels) > 1 else []
+
+
+def _training(found: Reproduced, drawings: Sequence[Drawing]) -> list[Block]:
+    inside = [*_legend(found, drawings), *_figures(drawings)]
+    return [Fold("What was measured over the epochs", inside)] if inside else []
+
+
+# ------------------------------------------------------------------------------------ the lead
+
+
+def _lead(found: Reproduced) -> list[str]:
+    recipe, ledger = found.recipe, found.ledger
+    lead = [QUICK] if ledger.quick else []
+    lead.append(f"{recipe.source}. Recipe {recipe.name}.")
+    where = machines_in_words(ledger)
+    words = [counts_in_words(found.counts)] if recipe.rows else []
+    if ledger.cells:
+        words.append(seeds_in_words(found.seeds))
+    if where:
+        words.append(f"on {where}")
+    if words:
+        lead.append(f"{'; '.join(words)}.")
+    return lead
+
+
+def _cards(found: Reproduced) -> list[Block]:
+    cards = []
+    if found.recipe.rows:
+        total = sum(found.counts.values())
+        done = found.counts["done"]
+        share = done / total if total else 0.0
+        cards.append(Card("cells done", f"{done} of {total}", "", share))
+        cards += [Card(f"cells {state}", str(n)) for state, n in found.counts.items()
+                  if n and state != "done"]  # fmt: skip
+    outcomes = [verdict.outcome for verdict in found.verdicts]
+    if outcomes:
+        others = [f"{outcomes.count(kind)} {words}" for kind, words in
+                  (("leans", "lean"), ("fails", "fail"), ("open", "open"))
+                  if kind in outcomes]  # fmt: skip
+        held = f"{outcomes.count('holds')} of {len(outcomes)}"
+        cards.append(Card("claims that hold", held, ", ".join(others)))
+    return [Cards(cards)] if cards else []
+
+
+# --------------------------------------------------------------------------------- the tables
+
+
+def _claims(found: Reproduced) -> list[Block]:
+    if not found.verdicts:
+        return []
+    rows: list[list[Cell]] = [
+        [verdict.claim.says, _verdict(verdict.outcome), verdict.sentence]
+        for verdict in found.verdicts
+    ]
+    blocks: list[Block] = [
+        Table(("claim", "verdict", "what was found"), rows, caption=VERDICTS),
+    ]
+    for verdict in found.verdicts:
+        if len(verdict.parts) < 2:
+            continue
+        parts: list[list[Cell]] = [
+            [part.text, found.headings[part.column], _verdict(part.outcome)]
+            for part in verdict.parts
+        ]
+        table = Table(("what was found", "column", "verdict"), parts)
+        blocks.append(Fold(f"All {len(parts)} comparisons: {verdict.claim.says}", [table]))
+    return blocks
+
+
+def _verdict(outcome: str) -> Value:
+    return Value(outcome, color=OUTCOMES[outcome])
+
+
+def _tables(found: Reproduced) -> list[Block]:
+    blocks: list[Block] = []
+    dagger = False
+    for quantity, columns in found.quantities():
+        tables = {column: found.table(quantity, column) for column in columns}
+        count = sum(map(len, tables.values()))
+        detail = _detail(found, quantity, tables)
+        dagger = dagger or any(
+            cell.errors_in_words.endswith("†") for cells in tables.values() for cell in cells
+        )
+        # What is run on request, and was not, has its published numbers in the other table.
+        told = {
+            name: own for name, own in tables.items() if any(c.state != "on request" for c in own)
+        }
+        names = list(told) if len(columns) > 1 else []
+        for start in range(0, len(names), _BESIDE):
+            part = {name: told[name] for name in names[start : start + _BESIDE]}
+            blocks.append(_overview(found, quantity, part))
+        if len(columns) > 1 and count > _UNFOLDED:
+            words = f"{quantity.name.capitalize()}: every number with its difference to the paper"
+            blocks.append(Fold(words, [detail]))
+        else:
+            blocks.append(detail)
+    if blocks:
+        remarks = [
+            ERRORS,
+            DAGGER if dagger else "",
+            found.recipe.released_source if found.recipe.released else "",
+        ]
+        blocks.append(Text(" ".join(filter(None, remarks))))
+    return blocks
+
+
+def _overview(found: Reproduced, quantity: Quantity, tables: dict[str, list[Beside]]) -> Table:
+    cells = {(cell.row, column): cell for column, own in tables.items() for cell in own}
+    rows: list[list[Cell]] = []
+    for place, row in enumerate(found.recipe.rows):
+        line = [cells.get((row, column)) for column in tables]
+        if any(line):
+            rows.append([Value(found.labels[row], color=place), *map(_both, line)])
+    heads = ["", *(found.headings[column] for column in tables)]
+    caption = f"{quantity.heading.capitalize()}: ours, mean ± standard deviation [paper]."
+    return Table(heads, rows, caption)
+
+
+def _both(cell: Beside | None) -> Cell:
+    if cell is None:
+        return None
+    theirs = published(cell.quantity, cell.paper)
+    text = " ".join(filter(None, (cell.ours_in_words, f"[{theirs}]" if theirs else "")))
+    mean = cell.ours.mean if cell.ours else None
+    return Value(text, mean)
+
+
+def _detail(found: Reproduced, quantity: Quantity, tables: dict[str, list[Beside]]) -> Table:
+    cells = [cell for own in tables.values() for cell in own]
+    released = any(cell.released for cell in cells)
+    paper = any(cell.paper for cell in cells)
+    heads = ["", *["paper"] * paper, *["released code"] * released, "ours", "n",
+             *["difference", "standard errors"] * paper]  # fmt: skip
+    places = {row: place for place, row in enumerate(found.recipe.rows)}
+    rows: list[Sequence[Cell] | str] = []
+    for column, own in tables.items():
+        rows += [found.headings[column]] if len(tables) > 1 else []
+        for cell in own:
+            line: list[Cell] = [Value(found.labels[cell.row], color=places[cell.row])]
+            line += [_published(quantity, cell.paper)] * paper
+            line += [_published(quantity, cell.released)] * released
+            line.append(Value(cell.ours_in_words, cell.ours.mean if cell.ours else None))
+            line.append(cell.ours.count if cell.ours else None)
+            if paper:
+                line.append(_number(cell.difference_in_words, cell.difference))
+                line.append(_number(cell.errors_in_words, cell.errors))
+            rows.append(line)
+    return Table(heads, rows, f"{quantity.heading.capitalize()}, mean ± standard deviation.")
+
+
+def _published(quantity: Quantity, found: Any) -> Cell:
+    return None if found is None else Value(published(quantity, found), found.mean)
+
+
+def _number(text: str, value: float | None) -> Cell:
+    if value is None:
+        return text or None
+    return Value(text, value)
+
+
+# ------------------------------------------------------------- protocol, what is missing, origin
+
+
+def _protocol(found: Reproduced) -> list[Block]:
+    keys = ("what", "paper", "ours", "why")
+    rows: list[list[Cell]] = [
+        [str(each.get(key, "")) for key in keys] for each in found.recipe.protocol
+    ]
+    return [Table(("", "paper", "ours", "why"), rows)] if rows else []
+
+
+def _tuned(found: Reproduced) -> list[Block]:
+    rows: list[list[Cell]] = []
+    for where, chosen in found.ledger.tuned.items():
+        tried = chosen.get("tried", [])
+        values = {key: v for key, v in chosen.items() if key not in ("tried", "trials")}
+        rows.append([_place(found, where), _assigned(values), "; ".join(map(_trial, tried))])
+    heads = (
+        "cell",
+        "chosen",
+        "tried: accuracy % on images held out of training, or 1-shot on validation classes",
+    )
+    caption = (
+        "Chosen with seed 0, on a tenth of the training images, all of which are trained on then; "
+        "few-shot rows by the validation classes, with nothing held out."
+    )
+    return [Table(heads, rows, caption)] if rows else []
+
+
+def _place(found: Reproduced, where: str) -> str:
+    row, _, column = where.partition("/")
+    label = found.labels.get(row, row)
+    several = len(found.recipe.columns) > 1
+    return f"{label}, {found.headings.get(column, column)}" if several else label
+
+
+def _assigned(values: dict[str, Any]) -> str:
+    return ", ".join(f"{key} = {value}" for key, value in values.items())
+
+
+def _trial(tried: dict[str, Any]) -> str:
+    accuracy = tried.get("accuracy")
+    values = {key: value for key, value in tried.items() if key != "accuracy"}
+    shown = "no number" if accuracy is None else f"{accuracy:.2f}"
+    return f"{_assigned(values)}: {shown}"
+
+
+def _notes(found: Reproduced) -> list[Block]:
+    rows: list[list[Cell]] = [
+        [found.labels[name], row.note] for name, row in found.recipe.rows.items() if row.note
+    ]
+    return [Table(("row", "note"), rows)] if rows else []
+
+
+def _missing(found: Reproduced) -> list[Block]:
+    blocks: list[Block] = []
+    stopped: list[list[Cell]] = [
+        [
+            found.labels.get(entry.row, entry.row),
+            found.headings.get(entry.column, entry.column),
+            entry.seed,
+            stop_in_words(entry),
+            entry.reason or "no reason is recorded",
+        ]
+        for entry in found.stopped
+    ]
+    if stopped:
+        heads = ("row", "column", "seed", "what happened", "reason")
+        blocks.append(Table(heads, stopped, "Not in any number above."))
+    opened: list[list[Cell]] = [list(pair) for pair in open_by_name(found)]
+    if opened:
+        blocks.append(Table(("column", "open"), opened, "Cells that were not run yet."))
+    return blocks
+
+
+def _configuration(found: Reproduced) -> list[Block]:
+    configs = found.ledger.configs
+    if not configs:
+        return []
+    yaml = require("yaml", extra="lab")
+
+    def text(values: dict[str, Any]) -> str:
+        return str(yaml.safe_dump(values, sort_keys=False, allow_unicode=True, width=100))
+
+    first, *others = configs.values()
+    common = {
+        key: value
+        for key, value in first.items()
+        if key != "seed" and all(key in each and each[key] == value for each in others)
+    }
+    blocks: list[Block] = [Details("Settings that all cells have in common (YAML)", text(common))]
+    for where, config in configs.items():
+        own = {key: value for key, value in config.items() if key not in (*common, "seed")}
+        blocks.append(Details(_place(found, where), text(own) if own else "nothing else"))
+    return [blocks[0], Fold("Settings of every row", blocks[1:])]
+
+
+def _machines(found: Reproduced) -> list[Block]:
+    machines = found.ledger.machines
+    if not machines:
+        return []
+    used = [entry.machine for entry in found.ledger.cells]
+    hours = sum(entry.seconds for entry in found.ledger.cells) / 3600
+    rows: list[list[Cell]] = [
+        [*(str(machine.get(key) or "") for key in _MACHINE), used.count(place)]
+        for place, machine in enumerate(machines)
+    ]
+    caption = f"{hours:.2f} hours of training in all, added up over cells side by side."
+    return [Fold("Machines", [Table((*_MACHINE, "cells"), rows, caption)])]
+
+
+def _command(found: Reproduced, command: str | None) -> list[Block]:
+    given = command or found.ledger.command or f"tammes reproduce {found.recipe.name}"
+    if found.open:
+        text = "The same command runs what is open, and nothing that is done."
+    else:
+        text = "The same command runs nothing that is done."
+    return [Text(text), Details("Command", given)]

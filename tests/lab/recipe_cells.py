@@ -1,0 +1,77 @@
+"""What tests of recipes share: the document they are read against, and small images."""
+
+from pathlib import Path
+
+import pytest
+import torch
+from PIL import Image
+
+from tammes.lab.data import Images
+from tammes.lab.training.model import build_model
+
+SHAPES = {"mnist": (1, 28, 28), "cifar10": (3, 32, 32), "cifar100": (3, 32, 32)}
+CLASSES = {"mnist": 10, "cifar10": 10, "cifar100": 100}
+
+
+def document(number):
+    """The text of a paper, as it was given to the project."""
+    folder = Path(__file__).resolve().parents[3] / "shared" / "papers"
+    found = sorted(folder.glob(f"{number}_*.txt"))
+    if not found:
+        pytest.skip(f"needs document {number} in ../shared/papers, which is not there")
+    return found[0].read_text(encoding="utf-8")
+
+
+def every_cell(recipe):
+    """All cells in quick form with seed 0, also those run on request; settings to choose: first."""
+    for row, column in recipe.places(columns=[*recipe.columns]):
+        tried = recipe.trials(row, column, quick=True)
+        yield recipe.cell(row, column, 0, quick=True, values=tried[0].tried if tried else None)
+
+
+def noise(shape, classes, each=2):
+    """Images of every class that show nothing."""
+    labels = torch.arange(classes).repeat(each)
+    generator = torch.Generator().manual_seed(0)
+    return Images(
+        labels=labels,
+        index=torch.arange(len(labels)),
+        classes=tuple(f"class {number:03d}" for number in range(classes)),
+        shape=shape,
+        pixels=torch.randint(256, (len(labels), *shape), dtype=torch.uint8, generator=generator),
+        source="noise",
+    )
+
+
+def steps(config, images, count=2):
+    """Train a few steps on the first images; the losses and the model."""
+    torch.manual_seed(0)
+    model = build_model(config, images, steps_per_epoch=count).model.train()
+    optimizer = torch.optim.SGD(model.parameters(), lr=min(config.lr, 0.1))
+    losses = []
+    for epoch in range(count):
+        chosen = slice(0, 12)
+        loss, _ = model(images.pixels[chosen], images.labels[chosen], images.index[chosen], epoch)
+        optimizer.zero_grad()
+        loss.backward()
+        optimizer.step()
+        losses.append(loss.item())
+    assert all(torch.isfinite(parameter).all() for parameter in model.parameters())
+    return losses, model
+
+
+def write_images(folder):
+    """Image folders under the short names of sets, with all of their classes and little else."""
+    generator = torch.Generator().manual_seed(0)
+    for name, shape in SHAPES.items():
+        classes = CLASSES[name]
+        # What tells the classes apart is their colour: something can be learned.
+        colours = torch.randint(60, 196, (classes, shape[0], 1, 1), generator=generator)
+        for split, each in (("train", 300 // classes), ("test", 100 // classes)):
+            for number in range(classes):
+                place = folder / name / split / f"c{number:03d}"
+                place.mkdir(parents=True)
+                for image in range(each):
+                    pixels = colours[number] + torch.randint(-60, 60, shape, generator=generator)
+                    array = pixels.to(torch.uint8).permute(1, 2, 0).squeeze(2).numpy()
+                    Image.fromarray(array).save(place / f"{image}.png")

@@ -1,0 +1,148 @@
+"""N-way K-shot batches of real images train every loss of the direct-sum paper.
+
+The two gradients of a direct sum are orthogonal at every step of it.
+"""
+
+import runpy
+from pathlib import Path
+
+import pytest
+import torch
+
+import tammes
+from tammes.lab.config import Config
+from tammes.lab.data import load
+from tammes.lab.train import train
+from tammes.lab.training.model import build_model
+from tammes.lab.training.preparation import make_sampler
+
+LOSSES = {
+    "nca": "nca()",
+    "proto": "proto()",
+    "sum": "softmax() + nca()",
+    "direct sum": "direct_sum(softmax(), nca())",
+    "direct sum with proto": "direct_sum(bce(), proto())",
+    "spectral sum": "spectral_sum(softmax(), proto(), p=0.3)",
+}
+SLOW = {"proto", "sum", "direct sum with proto"}
+CLASSES, EACH = 12, 30
+
+
+@pytest.fixture(scope="module")
+def few(shared_data, tmp_path_factory):
+    """Some images of some classes of CIFAR-100, as a parquet file."""
+    pyarrow = pytest.importorskip("pyarrow")
+    parquet = pytest.importorskip("pyarrow.parquet")
+    table = parquet.read_table(shared_data / "cifar100-test.parquet")
+    left = dict.fromkeys(range(CLASSES), EACH)
+    rows = []
+    for row, label in enumerate(table.column("label").to_pylist()):
+        if left.get(label, 0):
+            left[label] -= 1
+            rows.append(row)
+    path = tmp_path_factory.mktemp("cifar") / "few.parquet"
+    parquet.write_table(table.take(pyarrow.array(rows)), path)
+    return path
+
+
+def settings(few, loss, **more):
+    return Config(
+        **{
+            "data": str(few),
+            "loss": loss,
+            "head": "linear(bias=False)",
+            "backbone": "resnet12_basic(width=0.125)",
+            "sampler": "episodes(way=8, shot=6)",
+            "lr": 0.02,
+            "epochs": 4,
+            **more,
+        }
+    )
+
+
+@pytest.mark.parametrize(
+    "loss",
+    [
+        pytest.param(loss, id=name, marks=[pytest.mark.slow] if name in SLOW else [])
+        for name, loss in LOSSES.items()
+    ],
+)
+def test_every_loss_learns_from_episodes_of_real_images(few, tmp_path, loss):
+    run = train(settings(few, loss), tmp_path)
+    losses = [line["train"]["loss"] for line in run.metrics]
+    # 24 images of 12 classes: six batches of 48 an epoch.
+    assert run.final["step"] == 24
+    assert losses[-1] < losses[0]
+    assert run.tensors("embeddings")["features"].isfinite().all()
+
+
+def gradients(criterion, features, labels):
+    """Of the classification loss and of the metric loss in the sum, apart."""
+    found = []
+    sum_ = criterion.loss
+    if isinstance(sum_, tammes.subspace.ProjectedSum):
+        none = 0.0 * sum_.classification
+        alone = type(sum_)(none, sum_.metric, sum_.within)
+    else:
+        alone = tammes.nca()
+    for loss in (tammes.softmax(), alone):
+        leaf = features.detach().requires_grad_()
+        one = tammes.Criterion(criterion.head, loss)
+        (gradient,) = torch.autograd.grad(one(leaf, labels), leaf)
+        found.append(gradient)
+    return found
+
+
+def alignment(one, two):
+    """Largest cosine between a row of one and any row of the other."""
+    one, two = (each[each.norm(dim=1) > 1e-3 * each.norm(dim=1).max()] for each in (one, two))
+    one, two = (torch.nn.functional.normalize(each.double(), dim=1) for each in (one, two))
+    return float((one @ two.T).abs().max())
+
+
+def followed(few, loss):
+    """Alignment of the two gradients at every step of a training on real images."""
+    config = settings(few, loss, epochs=2)
+    images = load(config.data, "train", report=lambda text: None)
+    sampler = make_sampler(config, images)
+    model = build_model(config, images, steps_per_epoch=len(sampler)).model
+    optimizer = torch.optim.SGD(model.parameters(), lr=config.lr, momentum=0.9)
+    found = []
+    for epoch in range(config.epochs):
+        sampler.set_epoch(epoch)
+        for some in sampler:
+            features = model.features(images.pixels[some], images.index[some], epoch)
+            assert features.dtype == torch.float32
+            labels = images.labels[some]
+            found.append(alignment(*gradients(model.criterion, features, labels)))
+            optimizer.zero_grad()
+            model.criterion(features, labels).backward()
+            optimizer.step()
+    assert len(found) == 12
+    return found
+
+
+def test_the_two_gradients_of_a_direct_sum_are_orthogonal_throughout_training(few):
+    assert max(followed(few, "direct_sum(softmax(), nca())")) < 1e-5
+
+
+def test_without_the_projection_the_two_gradients_are_not_orthogonal(few):
+    assert min(followed(few, "softmax() + nca()")) > 0.05
+
+
+def test_a_spectral_sum_is_orthogonal_only_up_to_its_exponent(few):
+    found = followed(few, "spectral_sum(softmax(), nca(), p=0.3)")
+    assert min(found) > 1e-4
+    assert max(followed(few, "spectral_sum(softmax(), nca(), p=0)")) < 1e-5
+
+
+@pytest.mark.slow
+def test_the_example_on_omniglot_recognises_new_characters(shared_data):
+    path = Path(__file__).resolve().parents[2] / "examples" / "fewshot_omniglot.py"
+    before = torch.get_num_threads()
+    torch.set_num_threads(1)
+    try:
+        found = runpy.run_path(str(path))["main"](epochs=3, episodes=300, classes=100)
+    finally:
+        torch.set_num_threads(before)
+    assert 0.4 < found["l2 1"] < found["l2 5"]
