@@ -216,7 +216,7 @@ def test_a_cell_that_diverges_is_recorded_with_its_step_and_is_no_number(tmp_pat
     assert f"step {bad.step}" in bad.reason
     assert ledger.values("cosface", "digits", "error") == {}
     assert "diverged" in out
-    assert [verdict.outcome for verdict in judge(recipes.load(recipe), ledger)] == ["open"]
+    assert [verdict.outcome for verdict in judge(recipes.load(recipe), ledger)] == ["fails"]
 
     program = start(recipe, tmp_path, "--rows", "softmax,cosface")
     _, again = program.communicate(timeout=300)

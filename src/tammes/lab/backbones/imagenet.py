@@ -16,7 +16,7 @@ from tammes.lab.backbones.blocks import (
     Shape,
     initialise,
 )
-from tammes.lab.backbones.resnet import Residual, projection
+from tammes.lab.backbones.resnet import large_stem, stages
 
 _VGG16 = ((64, 2), (128, 2), (256, 3), (512, 3), (512, 3))
 """Channels and number of the convolutions of each stage."""
@@ -130,8 +130,8 @@ def mobilenet(
     blocks = Blocks("mobilenet", shape, 32, features, width, norm)
     inputs = blocks.scale(32)
     parts: dict[str, nn.Module] = {"stem": nn.Sequential(*blocks.unit(shape[0], inputs, stride=2))}
-    stages = ((64, 1, 1), (128, 2, 2), (256, 2, 2), (512, 6, 2), (1024, 2, 2))
-    for stage, (plain, repeats, first) in enumerate(stages, 1):
+    depths = ((64, 1, 1), (128, 2, 2), (256, 2, 2), (512, 6, 2), (1024, 2, 2))
+    for stage, (plain, repeats, first) in enumerate(depths, 1):
         layers: list[nn.Module] = []
         for number in range(repeats):
             outputs, stride = blocks.scale(plain), 1 if number else first
@@ -162,27 +162,23 @@ def resnext50(
         norm: ``batch`` or ``group``.
     """
     blocks = Blocks("resnext50", shape, 32, features, width, norm)
-    inputs = blocks.scale(64)
-    stem = blocks.unit(shape[0], inputs, 7, stride=2)
+    inputs, channels = blocks.scale(64), [2 * blocks.scale(n) for n in (128, 256, 512, 1024)]
     parts: dict[str, nn.Module] = {
-        "stem": nn.Sequential(*stem, nn.MaxPool2d(3, stride=2, padding=1))
+        "stem": large_stem(blocks, inputs),
+        **stages(blocks, inputs, channels, (3, 4, 6, 3), (1, 2, 2, 2), branch=_in_groups),
+        "pool": GlobalAverage(),
     }
-    stages = ((128, 3, 1), (256, 4, 2), (512, 6, 2), (1024, 3, 2))
-    for stage, (plain, repeats, first) in enumerate(stages, 1):
-        inside = blocks.scale(plain)
-        groups, outputs = math.gcd(_CARDINALITY, inside), 2 * inside
-        layers: list[nn.Module] = []
-        for number in range(repeats):
-            stride = 1 if number else first
-            branch = nn.Sequential(
-                *blocks.unit(inputs, inside, 1),
-                *_grouped(blocks, inside, inside, groups, stride=stride),
-                *blocks.unit(inside, outputs, 1, activation=None),
-            )
-            layers.append(Residual(branch, projection(blocks, inputs, outputs, stride), RELU()))
-            inputs = outputs
-        parts[f"stage{stage}"] = nn.Sequential(*layers)
-    parts["pool"] = GlobalAverage()
-    network = blocks.finish(parts, inputs)
+    network = blocks.finish(parts, channels[-1])
     initialise(network, conv=FAN_OUT)
     return network
+
+
+def _in_groups(blocks: Blocks, inputs: int, outputs: int, stride: int) -> nn.Module:
+    """A bottleneck of half the channels, whose middle convolution is in groups."""
+    inside = outputs // 2
+    groups = math.gcd(_CARDINALITY, inside)
+    return nn.Sequential(
+        *blocks.unit(inputs, inside, 1),
+        *_grouped(blocks, inside, inside, groups, stride=stride),
+        *blocks.unit(inside, outputs, 1, activation=None),
+    )

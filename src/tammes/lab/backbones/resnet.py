@@ -78,7 +78,7 @@ def _bottleneck(blocks: Blocks, inputs: int, outputs: int, stride: int) -> nn.Se
     )
 
 
-def _stages(
+def stages(
     blocks: Blocks,
     inputs: int,
     channels: Sequence[int],
@@ -113,7 +113,7 @@ def _cifar(blocks: Blocks, depths: Sequence[int], relu_after: bool) -> Backbone:
     channels = [blocks.scale(plain) for plain in (64, 128, 256, 512)]
     parts = {
         "stem": nn.Sequential(*blocks.unit(blocks.shape[0], channels[0])),
-        **_stages(
+        **stages(
             blocks,
             channels[0],
             channels,
@@ -193,7 +193,7 @@ def resnet32(
     channels = [blocks.scale(plain) for plain in (16, 32, 64)]
     parts = {
         "stem": nn.Sequential(*blocks.unit(shape[0], channels[0])),
-        **_stages(blocks, channels[0], channels, (5, 5, 5), (1, 2, 2), shortcut=_padded),
+        **stages(blocks, channels[0], channels, (5, 5, 5), (1, 2, 2), shortcut=_padded),
         "pool": GlobalAverage(),
     }
     network = blocks.finish(parts, channels[-1])
@@ -222,7 +222,7 @@ def resnet12_basic(
     channels = [blocks.scale(plain) for plain in (64, 160, 320, 640)]
     parts = {
         "stem": nn.Sequential(*blocks.unit(shape[0], channels[0])),
-        **_stages(blocks, channels[0], channels, (1, 1, 2, 1), (1, 2, 2, 2)),
+        **stages(blocks, channels[0], channels, (1, 1, 2, 1), (1, 2, 2, 2)),
         "pool": GlobalAverage(),
     }
     network = blocks.finish(parts, channels[-1])
@@ -230,7 +230,7 @@ def resnet12_basic(
     return network
 
 
-def _large_stem(blocks: Blocks, channels: int) -> nn.Sequential:
+def large_stem(blocks: Blocks, channels: int) -> nn.Sequential:
     """The start of networks for large images: a quarter of the size is left."""
     unit = blocks.unit(blocks.shape[0], channels, 7, stride=2)
     return nn.Sequential(*unit, nn.MaxPool2d(3, stride=2, padding=1))
@@ -259,8 +259,8 @@ def resnet18_224(
     blocks = Blocks("resnet18_224", shape, 32, features, width, norm)
     channels = [blocks.scale(plain) for plain in (64, 128, 256, 512)]
     parts = {
-        "stem": _large_stem(blocks, channels[0]),
-        **_stages(
+        "stem": large_stem(blocks, channels[0]),
+        **stages(
             blocks,
             channels[0],
             channels,
@@ -299,8 +299,8 @@ def resnet50_bnneck(
     # Four times what is inside, which then is a multiple of 8 as well.
     channels = [4 * blocks.scale(plain) for plain in (64, 128, 256, 512)]
     parts = {
-        "stem": _large_stem(blocks, stem),
-        **_stages(blocks, stem, channels, (3, 4, 6, 3), (1, 2, 2, 1), branch=_bottleneck),
+        "stem": large_stem(blocks, stem),
+        **stages(blocks, stem, channels, (3, 4, 6, 3), (1, 2, 2, 1), branch=_bottleneck),
         "pool": GlobalAverage(),
     }
     body = blocks.finish(parts, channels[-1])
