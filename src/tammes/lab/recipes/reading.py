@@ -28,7 +28,7 @@ _DRAWN: dict[str, tuple[tuple[str, ...], tuple[str, ...]]] = {
 }
 """What figures can be drawn, and what each needs and may have to be said."""
 _NAME = re.compile(r"[\w.+-]+")
-_TEXTS = ("title", "source", "summary", "released_source")
+_TEXTS = ("title", "source", "summary", "released_source", "released_title")
 
 
 class RecipeError(ValueError):

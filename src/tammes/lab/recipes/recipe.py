@@ -155,6 +155,7 @@ class Recipe:
         paper: published numbers by row, column and quantity.
         released: likewise, of the code the authors released.
         released_source: where those are from.
+        released_title: what they are called in tables.
         claims: to be judged.
         curves: paths in the lines of ``metrics.jsonl`` that the ledger keeps.
         keep: what else it keeps of a cell: ``histograms``, ``scatter``.
@@ -176,6 +177,7 @@ class Recipe:
     paper: Mapping[tuple[str, str, str], Published] = field(default_factory=dict)
     released: Mapping[tuple[str, str, str], Published] = field(default_factory=dict)
     released_source: str = ""
+    released_title: str = "released code"
     claims: tuple[Claim, ...] = ()
     curves: tuple[str, ...] = ()
     keep: tuple[str, ...] = ()

@@ -247,7 +247,7 @@ def _detail(found: Reproduced, quantity: Quantity, tables: dict[str, list[Beside
     cells = [cell for own in tables.values() for cell in own]
     released = any(cell.released for cell in cells)
     paper = any(cell.paper for cell in cells)
-    heads = ["", *["paper"] * paper, *["released code"] * released, "ours", "n",
+    heads = ["", *["paper"] * paper, *[found.recipe.released_title] * released, "ours", "n",
              *["difference", "standard errors"] * paper]  # fmt: skip
     places = {row: place for place, row in enumerate(found.recipe.rows)}
     rows: list[Sequence[Cell] | str] = []

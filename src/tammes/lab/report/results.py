@@ -106,7 +106,7 @@ def _section(found: Reproduced) -> Iterator[str]:
     yield f"- {'; '.join(words)}"
     yield from (f"- `{_code(each)}`" for each in commands_of(ledger))
     if recipe.released:
-        yield f"- released code: {_plain(recipe.released_source)}"
+        yield f"- {_plain(recipe.released_title)}: {_plain(recipe.released_source)}"
     for quantity, columns in found.quantities(begun=True):
         yield ""
         yield from _table(found, quantity, columns)
@@ -149,8 +149,9 @@ def _table(found: Reproduced, quantity: Quantity, columns: Sequence[str]) -> Ite
     released = any(cell.released for cell in cells)
     paper = any(cell.paper for cell in cells)
     several = len(columns) > 1
+    title = _plain(found.recipe.released_title)
     heads = [_plain(quantity.heading), *["column"] * several, *["paper"] * paper,
-             *["released code"] * released, "ours", *["difference"] * paper]  # fmt: skip
+             *[title] * released, "ours", *["difference"] * paper]  # fmt: skip
     yield f"| {' | '.join(heads)} |"
     yield f"|{'---|' * len(heads)}"
     for cell in cells:
