@@ -11,6 +11,7 @@ from pathlib import Path
 import torch
 
 from tammes.lab.config import Config
+from tammes.lab.engines import Cell
 from tammes.lab.record import write_json, write_lines
 
 
@@ -98,3 +99,16 @@ def pretend_to_train(payload, folder, emit):
         folder / "final.json",
         {"epoch": config.epochs, "test": {"accuracy": accuracy}, "seconds": 1.0},
     )
+
+
+def cell(folder, name="a", **payload):
+    """A cell of this work."""
+    return Cell(name, folder / name, payload)
+
+
+def until(condition, seconds=60):
+    """Wait for something."""
+    end = time.monotonic() + seconds
+    while not condition():
+        assert time.monotonic() < end, "waited too long"
+        time.sleep(0.02)

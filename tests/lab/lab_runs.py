@@ -4,6 +4,8 @@ import contextlib
 import subprocess
 import sys
 
+import pytest
+
 SAME = (
     "config.json",
     "data.json",
@@ -49,3 +51,19 @@ def held_by_another_process(folder):
         assert other.stdout.readline() == b"mine\n"
         yield
         other.kill()
+
+
+def some_of_cifar100(shared_data, folder, classes, each):
+    """Some images of some classes of CIFAR-100, as a parquet file."""
+    pyarrow = pytest.importorskip("pyarrow")
+    parquet = pytest.importorskip("pyarrow.parquet")
+    table = parquet.read_table(shared_data / "cifar100-test.parquet")
+    left = dict.fromkeys(range(classes), each)
+    rows = []
+    for row, label in enumerate(table.column("label").to_pylist()):
+        if left.get(label, 0):
+            left[label] -= 1
+            rows.append(row)
+    path = folder / "few.parquet"
+    parquet.write_table(table.take(pyarrow.array(rows)), path)
+    return path

@@ -6,11 +6,22 @@ import pytest
 import torch
 from PIL import Image
 
+from tammes.lab import recipes
 from tammes.lab.data import Images
 from tammes.lab.training.model import build_model
 
 SHAPES = {"mnist": (1, 28, 28), "cifar10": (3, 32, 32), "cifar100": (3, 32, 32)}
 CLASSES = {"mnist": 10, "cifar10": 10, "cifar100": 100}
+
+
+class Loaded(dict):
+    """Recipes of a paper by name, each read when it is asked for."""
+
+    def __init__(self, paper):
+        self.paper = paper
+
+    def __missing__(self, name):
+        return self.setdefault(name, recipes.load(f"{self.paper}/{name}"))
 
 
 def document(number):

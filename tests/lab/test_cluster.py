@@ -7,11 +7,10 @@ import os
 import signal
 import subprocess
 import sys
-import time
 from pathlib import Path
 
 import pytest
-from cell_work import alive
+from cell_work import alive, cell, until
 
 import tammes
 from tammes.lab.config import Config
@@ -33,17 +32,6 @@ needs_ray = pytest.mark.skipif(
 
 def slow(test):
     return pytest.mark.slow(needs_ray(test))
-
-
-def cell(folder, name="a", **payload):
-    return Cell(name, folder / name, payload)
-
-
-def until(condition, seconds=60):
-    end = time.monotonic() + seconds
-    while not condition():
-        assert time.monotonic() < end, "waited too long"
-        time.sleep(0.05)
 
 
 @pytest.fixture(scope="module")

@@ -8,28 +8,16 @@ import signal
 import subprocess
 import sys
 import threading
-import time
 
 import pytest
-from cell_work import alive
+from cell_work import alive, cell, until
 
 from tammes.lab import engines
-from tammes.lab.engines import Cell, Event, Places, mps, places, run_cells
+from tammes.lab.engines import Event, Places, mps, places, run_cells
 from tammes.lab.engines.board import Board, Row, described
 
 WORK = "cell_work:work"
 TWO = Places(workers=2, threads=1)
-
-
-def cell(folder, name="a", **payload):
-    return Cell(name, folder / name, payload)
-
-
-def until(condition, seconds=60):
-    end = time.monotonic() + seconds
-    while not condition():
-        assert time.monotonic() < end, "waited too long"
-        time.sleep(0.02)
 
 
 def test_a_cell_that_fails_leaves_the_others_alone(tmp_path):

@@ -8,6 +8,7 @@ from pathlib import Path
 
 import pytest
 import torch
+from lab_runs import some_of_cifar100
 
 import tammes
 from tammes.lab.config import Config
@@ -30,19 +31,7 @@ CLASSES, EACH = 12, 30
 
 @pytest.fixture(scope="module")
 def few(shared_data, tmp_path_factory):
-    """Some images of some classes of CIFAR-100, as a parquet file."""
-    pyarrow = pytest.importorskip("pyarrow")
-    parquet = pytest.importorskip("pyarrow.parquet")
-    table = parquet.read_table(shared_data / "cifar100-test.parquet")
-    left = dict.fromkeys(range(CLASSES), EACH)
-    rows = []
-    for row, label in enumerate(table.column("label").to_pylist()):
-        if left.get(label, 0):
-            left[label] -= 1
-            rows.append(row)
-    path = tmp_path_factory.mktemp("cifar") / "few.parquet"
-    parquet.write_table(table.take(pyarrow.array(rows)), path)
-    return path
+    return some_of_cifar100(shared_data, tmp_path_factory.mktemp("cifar"), CLASSES, EACH)
 
 
 def settings(few, loss, **more):

@@ -6,7 +6,7 @@ import re
 
 import pytest
 import torch
-from lab_runs import SAME
+from lab_runs import SAME, some_of_cifar100
 from test_ranks import run_with
 from torch.testing import assert_close
 
@@ -37,19 +37,7 @@ DIGITS = Config(
 
 @pytest.fixture(scope="module")
 def few(shared_data, tmp_path_factory):
-    """Some images of some classes of CIFAR-100, as a parquet file."""
-    pyarrow = pytest.importorskip("pyarrow")
-    parquet = pytest.importorskip("pyarrow.parquet")
-    table = parquet.read_table(shared_data / "cifar100-test.parquet")
-    left = dict.fromkeys(range(CLASSES), EACH)
-    rows = []
-    for row, label in enumerate(table.column("label").to_pylist()):
-        if left.get(label, 0):
-            left[label] -= 1
-            rows.append(row)
-    path = tmp_path_factory.mktemp("cifar") / "few.parquet"
-    parquet.write_table(table.take(pyarrow.array(rows)), path)
-    return path
+    return some_of_cifar100(shared_data, tmp_path_factory.mktemp("cifar"), CLASSES, EACH)
 
 
 @pytest.fixture(scope="module")

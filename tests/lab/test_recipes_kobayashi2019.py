@@ -5,9 +5,9 @@ import re
 
 import pytest
 import torch
-from recipe_cells import document, every_cell, noise, steps, write_images
+from recipe_cells import Loaded, document, every_cell, noise, steps, write_images
 
-from tammes.lab import claims, recipes
+from tammes.lab import claims
 from tammes.lab.expression import parse_loss, parse_schedules
 from tammes.lab.recipes.claim import Better, Bound, Course, Near
 from tammes.lab.report import papers
@@ -20,15 +20,10 @@ IMAGES = {"cifar10": 50_000, "svhn": 73_257, "cifar100": 50_000, "imagenet": 1_2
 LAMBDAS = [f"0.{digit}" for digit in range(1, 10)]
 
 
-class _Loaded(dict):
-    def __missing__(self, name):
-        return self.setdefault(name, recipes.load(f"kobayashi2019/{name}"))
-
-
 @pytest.fixture(scope="module")
 def loaded():
     """Recipes by name, each read when it is asked for."""
-    return _Loaded()
+    return Loaded("kobayashi2019")
 
 
 # ------------------------------------------------------- numbers, read against the document

@@ -4,24 +4,19 @@ import re
 
 import pytest
 import torch
-from recipe_cells import CLASSES, SHAPES, document, every_cell, noise, steps, write_images
+from recipe_cells import CLASSES, SHAPES, Loaded, document, every_cell, noise, steps, write_images
 
-from tammes.lab import claims, recipes
+from tammes.lab import claims
 from tammes.lab.expression import parse_loss, parse_schedules
 from tammes.lab.reproduce import Engine, Selection, reproduce
 
 NAMES = ["mnist", "cifar", "fig6", "fig7"]
 
 
-class _Loaded(dict):
-    def __missing__(self, name):
-        return self.setdefault(name, recipes.load(f"liu2016/{name}"))
-
-
 @pytest.fixture(scope="module")
 def loaded():
     """Recipes by name, each read when it is asked for."""
-    return _Loaded()
+    return Loaded("liu2016")
 
 
 def test_two_features_have_the_accuracies_of_the_document(loaded):

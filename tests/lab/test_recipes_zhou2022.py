@@ -4,9 +4,9 @@ import re
 
 import pytest
 import torch
-from recipe_cells import CLASSES, SHAPES, document, every_cell, noise, steps, write_images
+from recipe_cells import CLASSES, SHAPES, Loaded, document, every_cell, noise, steps, write_images
 
-from tammes.lab import claims, recipes
+from tammes.lab import claims
 from tammes.lab.expression import parse_loss
 from tammes.lab.reproduce import Engine, Selection, reproduce
 from tammes.lab.training.model import build_model
@@ -17,15 +17,10 @@ RAN = ["table1", "table2", "fig1", "fig9", "unstable"]
 DASH = "—"
 
 
-class _Loaded(dict):
-    def __missing__(self, name):
-        return self.setdefault(name, recipes.load(f"zhou2022/{name}"))
-
-
 @pytest.fixture(scope="module")
 def loaded():
     """Recipes by name, each read when it is asked for."""
-    return _Loaded()
+    return Loaded("zhou2022")
 
 
 def table(title):

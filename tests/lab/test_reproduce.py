@@ -105,6 +105,27 @@ def test_a_ledger_that_is_gone_is_filled_from_the_runs_that_are_there(run, tmp_p
     assert again == ledger == Ledger.read(tmp_path / "small.json")
 
 
+def test_what_a_recipe_keeps_in_addition_is_taken_from_the_run_without_training(run, tmp_path):
+    run(recipe_of())
+    names, (ledger,), _ = run(recipe_of(curves=["train.bias"]))
+    assert names == []
+    assert all("train.bias" in cell.curves for cell in ledger.cells)
+    assert ledger == Ledger.read(tmp_path / "small.json")
+
+
+def test_numbers_are_not_given_up_for_a_folder_that_cannot_be_read_any_more(run, tmp_path):
+    _, (before,), _ = run(recipe_of())
+    for path in (tmp_path / "runs").glob("*/embeddings.safetensors"):
+        path.unlink()
+    names, (after,), _ = run(recipe_of(keep=["histograms"]))
+    assert names == []
+    assert after.cells == before.cells
+    # Where nothing is known of it yet, it is a failed cell with its reason.
+    (tmp_path / "small.json").unlink()
+    _, (anew,), _ = run(recipe_of(keep=["histograms"]))
+    assert {(cell.status, "embeddings" in cell.reason) for cell in anew.cells} == {("failed", True)}
+
+
 def test_runs_that_are_gone_are_not_missed_where_the_ledger_has_them(run, tmp_path):
     _, (ledger,), _ = run(recipe_of())
     shutil.rmtree(tmp_path / "runs")

@@ -68,7 +68,7 @@ def compare(
         cells = [Cell(_name(each), folder / each.folder, {"config": each.to_dict()})
                  for each in configs]  # fmt: skip
         _check_images(cells)
-        waiting = [cell for cell in cells if _is_open(Run(cell.folder), retry_failed)]
+        waiting = [cell for cell in cells if is_open(Run(cell.folder), retry_failed)]
         for cell in cells:
             if cell not in waiting and Run(cell.folder).status == "failed":
                 reason = Run(cell.folder).failure.get("message")
@@ -78,7 +78,7 @@ def compare(
             f"{at.workers} at a time, {at.threads} thread{'s' * (at.threads > 1)} each"
         )
         if waiting:
-            _prepare(waiting)
+            prepare(waiting)
             with Board(waiting) as board:
                 note_failures(run_cells(waiting, _WORK, at=at, on_event=board))
     return [Run(cell.folder) for cell in cells]
@@ -192,7 +192,7 @@ def _check_images(cells: Sequence[Cell]) -> None:
             )
 
 
-def _is_open(run: Run, retry_failed: bool) -> bool:
+def is_open(run: Run, retry_failed: bool) -> bool:
     """Whether a cell is to be run: it is not finished, and there is hope that it will be."""
     if run.status == "failed":
         # The same numbers would end in the same place.
@@ -200,10 +200,11 @@ def _is_open(run: Run, retry_failed: bool) -> bool:
     return run.status != "done"
 
 
-def _prepare(cells: Sequence[Cell]) -> None:
+def prepare(cells: Sequence[Cell]) -> None:
+    """Make the folders of cells ready for another try."""
     for cell in cells:
         # Before it starts, so that a run that is killed at once is one all the same.
-        if not (cell.folder / "config.json").exists():
+        if "config" in cell.payload and not (cell.folder / "config.json").exists():
             write_json(cell.folder / "config.json", cell.payload["config"])
         (cell.folder / "failure.json").unlink(missing_ok=True)
 

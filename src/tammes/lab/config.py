@@ -243,8 +243,13 @@ class Config:
         """
         known = self.identity()
         named = {k: v for k, v in known.items() if k not in _LATER or v != _LATER[k]}
-        text = json.dumps(named, sort_keys=True)
-        return hashlib.sha256(text.encode()).hexdigest()[:8]
+        return digest_of(named)
+
+
+def digest_of(value: Any, letters: int = 8) -> str:
+    """Letters that stand for plain values."""
+    text = json.dumps(value, sort_keys=True)
+    return hashlib.sha256(text.encode()).hexdigest()[:letters]
 
 
 _AT_LEAST = {

@@ -111,6 +111,13 @@ class Ledger:
                 raise RecordError(f"{path}: not a ledger, or a damaged one ({entry.row!r})")
         return ledger
 
+    @classmethod
+    def at(cls, path: Path, recipe: Recipe, *, quick: bool = False) -> "Ledger":
+        """The ledger of a recipe as it is now; an empty one where there is none."""
+        if not path.exists():
+            return cls(recipe.name, quick)
+        return cls.read(path).current(recipe, quick=quick)
+
     def write(self, path: str | os.PathLike[str]) -> None:
         """Write it, in one step; a line for each cell, so that versions can be compared."""
         try:
@@ -247,8 +254,5 @@ def trial_digests(recipe: Recipe, row: str, column: str, *, quick: bool) -> list
 
 def _short(entry: Entry) -> dict[str, Any]:
     """An entry without what it does not have."""
-    given = asdict(entry)
-    needed = ("row", "column", "seed", "digest", "status")
-    return {k: v for k, v in given.items() if k in needed or v not in ("", {}, 0, 0.0, None)} | (
-        {} if entry.machine is None else {"machine": entry.machine}
-    )
+    plain = {each.name: each.default for each in fields(entry)}
+    return {k: v for k, v in asdict(entry).items() if v != {} and v != plain[k]}

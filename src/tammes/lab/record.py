@@ -22,6 +22,7 @@ hold code at all.
 """
 
 import json
+import math
 import os
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -208,3 +209,12 @@ def same_data(run: Run, described: dict[str, Any]) -> None:
                 f"{run.folder}: was begun with other images of {described['source']} than are "
                 "there now; give this run a folder of its own"
             )
+
+
+def number(row: Any, path: Sequence[str]) -> float | None:
+    """A number within nested objects; None where it is not there or not finite."""
+    for part in path:
+        row = row.get(part) if isinstance(row, Mapping) else None
+    if isinstance(row, bool) or not isinstance(row, int | float) or not math.isfinite(row):
+        return None
+    return float(row)

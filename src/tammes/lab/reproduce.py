@@ -7,7 +7,7 @@ there.
 
 import os
 from collections import defaultdict
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any, Literal, TypeAlias
@@ -15,7 +15,7 @@ from typing import Any, Literal, TypeAlias
 import torch
 
 from tammes.lab.atomic import alone, writable
-from tammes.lab.compare import check, note_failures, train_cell
+from tammes.lab.compare import check, is_open, note_failures, prepare, train_cell
 from tammes.lab.data import DataError, splits
 from tammes.lab.data.sources import say
 from tammes.lab.engines import Cell, Emit, Event, Result, places, run_cells
@@ -148,7 +148,7 @@ class _Desk:
         if not cells:
             return
         self.report(f"{len(cells)} cells to run in {self.base}, {len(wanted)} asked for")
-        _prepare(cells)
+        prepare(cells)
         # Of all that was asked for, not of what is left: rounding may depend on the threads.
         several = len({self.folder(planned) for _, planned in wanted})
         self._run(cells, several, note)
@@ -192,14 +192,12 @@ class _Table:
     def __init__(self, selection: Selection, desk: _Desk) -> None:
         self.selection, self.recipe, self.desk = selection, selection.recipe, desk
         self.path = desk.base / f"{self.recipe.name}.json"
-        self.ledger = Ledger(self.recipe.name, desk.quick)
-        if self.path.exists():
-            self.ledger = Ledger.read(self.path).current(self.recipe, quick=desk.quick)
-            if self.ledger.former:
-                desk.report(
-                    f"{self.path}: {len(self.ledger.former)} cells are of an earlier form of the "
-                    "recipe, and do not count"
-                )
+        self.ledger = Ledger.at(self.path, self.recipe, quick=desk.quick)
+        if self.ledger.former:
+            desk.report(
+                f"{self.path}: {len(self.ledger.former)} cells are of an earlier form of the "
+                "recipe, and do not count"
+            )
         self.ledger.command = command()
         self.places = [*self.recipe.places(selection.rows, selection.columns)]
 
@@ -218,10 +216,11 @@ class _Table:
 
     def trials(self) -> list[Planned]:
         """Runs that settings are still to be chosen by."""
+        chosen = self.ledger.chosen(self.recipe)
         return [
             self._sourced(trial)
             for place in self.places
-            if place not in self.ledger.chosen(self.recipe)
+            if place not in chosen
             for trial in self.recipe.trials(*place, quick=self.desk.quick)
         ]
 
@@ -299,7 +298,10 @@ class _Table:
         try:
             entry = take(self.recipe, planned, self.desk.folder(planned), self.ledger)
         except RecordError as error:
-            # A folder that cannot be read is the failure of its cell; the others go on.
+            if self.is_settled(planned):
+                # What is known of it already is not given up for a folder that cannot be read.
+                return True
+            # Otherwise that is the failure of its cell; the others go on.
             entry = failed(planned, str(error))
         if entry is not None:
             self.ledger.put(entry)
@@ -308,9 +310,10 @@ class _Table:
 
     def choose(self) -> None:
         """Choose settings by the accuracy on images held out, or on validation classes."""
+        chosen_already = self.ledger.chosen(self.recipe)
         for place in self.places:
             trials = self.recipe.trials(*place, quick=self.desk.quick)
-            if not trials or place in self.ledger.chosen(self.recipe):
+            if not trials or place in chosen_already:
                 continue
             tried = []
             for trial in map(self._sourced, trials):
@@ -375,20 +378,9 @@ def _cell(folder: Path, several: Sequence[Planned]) -> Cell:
     return Cell(name, folder, payload | {"config": config.to_dict(), "episodes": episodes})
 
 
-def _prepare(cells: Iterable[Cell]) -> None:
-    for cell in cells:
-        cell.folder.mkdir(parents=True, exist_ok=True)
-        if "config" in cell.payload and not (cell.folder / "config.json").exists():
-            write_json(cell.folder / "config.json", cell.payload["config"])
-        (cell.folder / "failure.json").unlink(missing_ok=True)
-
-
 def _ended(folder: Path, retry_failed: bool) -> bool:
     """Whether a cell need not be run: it is done, or would diverge again."""
-    if (folder / CELL).exists():
-        return True
     run = Run(folder)
-    if run.status == "failed":
-        return run.failure.get("kind") == "not finite" and not retry_failed
     # A run that is trained may have failed when it was looked at.
-    return run.status == "done" and not (folder / "failure.json").exists()
+    good = run.status != "done" or not (folder / "failure.json").exists()
+    return (folder / CELL).exists() or (good and not is_open(run, retry_failed))

@@ -16,7 +16,7 @@ from typing import Any, Literal, TypeAlias
 from tammes.lab.config import Config
 from tammes.lab.expression import normal
 from tammes.lab.paired import CONFIDENCE, Difference, Summary, difference, summary
-from tammes.lab.record import RecordError, Run
+from tammes.lab.record import RecordError, Run, number
 
 State: TypeAlias = Literal["failed", "unfinished", "damaged", "left out"]
 
@@ -52,12 +52,8 @@ class Quantity:
 
     def read(self, final: Mapping[str, Any]) -> float | None:
         """The number in a ``final.json``; None where it is not there or not finite."""
-        value: Any = final
-        for part in self.path:
-            value = value.get(part) if isinstance(value, Mapping) else None
-        if isinstance(value, bool) or not isinstance(value, int | float):
-            return None
-        return self.offset + self.factor * value if math.isfinite(value) else None
+        value = number(final, self.path)
+        return None if value is None else self.offset + self.factor * value
 
     def shown(self, value: float, *, sign: bool = False) -> str:
         """A value in words, without its unit.

@@ -9,11 +9,14 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from tammes.kernels.problem import Problem
+from tammes.kernels.reference import similarity_matrix
 from tammes.lab.ledger import Entry, Ledger
 from tammes.lab.recipes.fewshot import FewShot, find
 from tammes.lab.recipes.quantities import read_all
 from tammes.lab.recipes.recipe import ALWAYS, Planned, Recipe
-from tammes.lab.record import Run
+from tammes.lab.record import Run, number
+from tammes.similarity import Cosine
 from tammes.split import split
 
 CELL = "cell.json"
@@ -33,8 +36,7 @@ def take(recipe: Recipe, planned: Planned, folder: Path, ledger: Ledger) -> Entr
         folder: of its run.
         ledger: that is going to have it.
     """
-    about: dict[str, Any] = {"row": planned.row, "column": planned.column, "seed": planned.seed}
-    about |= {"digest": planned.digest}
+    about = _about(planned)
     if planned.kind == "sphere":
         path = folder / CELL
         if not path.exists():
@@ -84,16 +86,19 @@ def take(recipe: Recipe, planned: Planned, folder: Path, ledger: Ledger) -> Entr
     )
 
 
+def _about(planned: Planned) -> dict[str, Any]:
+    """What tells an entry from the others."""
+    return {
+        "row": planned.row,
+        "column": planned.column,
+        "seed": planned.seed,
+        "digest": planned.digest,
+    }
+
+
 def failed(planned: Planned, reason: str) -> Entry:
     """What is written down of a cell that cannot be read."""
-    return Entry(
-        row=planned.row,
-        column=planned.column,
-        seed=planned.seed,
-        digest=planned.digest,
-        status="failed",
-        reason=reason,
-    )
+    return Entry(**_about(planned), status="failed", reason=reason)
 
 
 def lacks(recipe: Recipe, entry: Entry) -> bool:
@@ -145,23 +150,16 @@ def _curves(run: Run, paths: Sequence[str]) -> dict[str, list[float | None]]:
     rows = [row for row in run.metrics if "test" in row] or run.metrics
     found: dict[str, list[float | None]] = {"epoch": [row["epoch"] for row in rows]}
     for path in dict.fromkeys(paths):
-        found[path] = [_at(row, path) for row in rows]
+        values = (number(row, path.split(".")) for row in rows)
+        found[path] = [None if value is None else _digits(value, 5) for value in values]
     return found
-
-
-def _at(row: Mapping[str, Any], path: str) -> float | None:
-    value: Any = row
-    for part in path.split("."):
-        value = value.get(part) if isinstance(value, Mapping) else None
-    return _digits(float(value), 5) if isinstance(value, int | float) else None
 
 
 def _histograms(run: Run) -> dict[str, list[float]]:
     """Cosines to the own and the hardest other prototype of the test images, and their margins."""
     kept, prototypes = run.tensors("embeddings"), run.tensors("prototypes")["prototypes"]
-    unit = torch.nn.functional.normalize
-    cosines = unit(kept["features"].float(), dim=1) @ unit(prototypes.float(), dim=1).T
-    own = split(cosines, kept["labels"])
+    problem = Problem(kept["features"], prototypes, None, 1.0, Cosine())
+    own = split(similarity_matrix(problem), kept["labels"])
 
     def counts(values: Tensor, low: float, high: float) -> list[float]:
         return torch.histc(values.clamp(low, high), _BINS, low, high).long().tolist()

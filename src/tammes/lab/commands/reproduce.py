@@ -192,9 +192,7 @@ def _is_open(entry: Entry | None) -> bool:
 def _plan(selection: Selection, path: Path, quick: bool, sources: Mapping[str, str]) -> str:
     """What is done and what is open of a recipe, as text."""
     recipe = selection.recipe
-    ledger = Ledger(recipe.name, quick)
-    if path.exists():
-        ledger = Ledger.read(path).current(recipe, quick=quick)
+    ledger = Ledger.at(path, recipe, quick=quick)
     states = _states(selection, ledger, quick, sources)
     lines = [f"{recipe.name}: {recipe.title}"]
     seconds = [entry.seconds for entry in ledger.cells if entry.status == "done"]

@@ -5,7 +5,6 @@ works in it. Another one works in a folder of its own, and hands back what is in
 """
 
 import contextlib
-import hashlib
 import json
 import queue
 import threading
@@ -15,6 +14,7 @@ from pathlib import Path
 from typing import Any
 
 from tammes.lab.atomic import write_atomically
+from tammes.lab.config import digest_of
 from tammes.lab.data import cache
 from tammes.lab.engines import worker
 from tammes.lab.engines.worker import Emit
@@ -90,8 +90,7 @@ def collect(folder: Path, largest: int = LARGEST) -> tuple[dict[str, bytes], lis
 
 def _own_folder(task: Mapping[str, Any]) -> Path:
     """The same one for the same cell of the same reproduction: a retry goes on in it."""
-    what = json.dumps([task["work"], task["folder"], task["payload"]], sort_keys=True)
-    digest = hashlib.sha256(what.encode()).hexdigest()[:16]
+    digest = digest_of([task["work"], task["folder"], task["payload"]], 16)
     return cache.folder() / "cells" / f"{Path(task['folder']).name}-{digest}"
 
 

@@ -61,7 +61,7 @@ def from_file(
     if base is not None and part != "base":
         # A file of numbers alone names no class.
         named = [base_names[label] for label in base_labels.unique().tolist()]
-        _check_apart(os.fspath(base), named, split.part(part))
+        check_apart(os.fspath(base), named, split.part(part))
     if base is None and set(split.base) <= set(names):
         base_mean = features[_of(labels, names, split.base) >= 0].mean(0)
     missing = [name for name in split.part(part) if name not in names]
@@ -124,16 +124,17 @@ def from_run(
     where = source or (chosen[0].source if chosen is not None else "") or run.config.data
     wanted = None if chosen is None else chosen[0].part(chosen[1])
     if wanted is not None and chosen is not None and chosen[1] != "base":
-        _check_apart(str(run.folder), run.data["classes"], wanted)
+        check_apart(str(run.folder), run.data["classes"], wanted)
     images = _load(run, where, wanted, report)
     if wanted is None:
-        _check_apart(str(run.folder), run.data["classes"], images.classes)
+        check_apart(str(run.folder), run.data["classes"], images.classes)
     features = _features(run, images, report)
     mean = _base_mean(run, report) if base else None
     return Examples(features, images.labels, images.classes, mean, str(run.folder))
 
 
-def _check_apart(who: str, trained: Collection[str], wanted: Sequence[str]) -> None:
+def check_apart(who: str, trained: Collection[str], wanted: Sequence[str]) -> None:
+    """Refuse new classes that were trained on."""
     both = [name for name in wanted if name in set(trained)]
     if both:
         raise ValueError(

@@ -4,14 +4,13 @@ What comes out is kept in ``fewshot.json`` in the folder of the run, by the dige
 one run may be looked at in several ways, such as with several margins in fine-tuning.
 """
 
-import hashlib
 import json
 import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass, fields, replace
 from typing import TYPE_CHECKING, Any
 
-from tammes.lab.config import Config
+from tammes.lab.config import Config, digest_of
 from tammes.lab.expression.syntax import did_you_mean
 from tammes.lab.record import Run, write_json
 
@@ -104,8 +103,7 @@ class FewShot:
     @property
     def digest(self) -> str:
         """Letters that stand for these settings."""
-        text = json.dumps(self.to_dict(), sort_keys=True)
-        return hashlib.sha256(text.encode()).hexdigest()[:8]
+        return digest_of(self.to_dict())
 
     def quick(self) -> "FewShot":
         """In the form that only shows that it works: few episodes, of few images."""
@@ -208,7 +206,7 @@ def _examples(run: Run, shots: FewShot, part: str, report: Callable[[str], None]
 
     from tammes.lab.data import splits
     from tammes.lab.protocols.fewshot import Examples, NearestCentroid, methods
-    from tammes.lab.protocols.fewshot_features import from_run, model_features, on
+    from tammes.lab.protocols.fewshot_features import check_apart, from_run, model_features, on
     from tammes.lab.training.model import load_model
     from tammes.lab.training.preparation import prepare_data
 
@@ -225,12 +223,7 @@ def _examples(run: Run, shots: FewShot, part: str, report: Callable[[str], None]
     if part == "base":
         images = prepare_data(run.config, lambda text: None)[2]
     else:
-        both = {*split.part(part)} & {*run.data["classes"]}
-        if both:
-            raise ValueError(
-                f"{run.folder}: novel classes are expected to be other than the base classes, "
-                f"got {len(both)} that are both"
-            )
+        check_apart(str(run.folder), run.data["classes"], split.part(part))
         size = run.data["image"][1]
         images = splits.load_classes(run.config.data, split.part(part), size=size, report=report)
     if shots.images:

@@ -1,13 +1,11 @@
 """A recipe: rows and columns of a table, and the run that each of their cells is."""
 
-import hashlib
-import json
 import re
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Literal, TypeAlias
 
-from tammes.lab.config import Config
+from tammes.lab.config import Config, digest_of
 from tammes.lab.expression.syntax import did_you_mean
 from tammes.lab.recipes.claim import Claim
 from tammes.lab.recipes.fewshot import FewShot
@@ -126,8 +124,7 @@ class Planned:
         if self.config is not None:
             # Several settings may look at one run.
             given = {"run": self.config.digest, **self.settings}
-        text = json.dumps(given, sort_keys=True)
-        return hashlib.sha256(text.encode()).hexdigest()[:8]
+        return digest_of(given)
 
     @property
     def folder(self) -> str:

@@ -6,6 +6,7 @@ from collections.abc import Sequence
 
 from torch import Tensor
 
+from tammes.lab.record import number
 from tammes.lab.report import measured
 from tammes.lab.report.charts import (
     DASHES,
@@ -18,7 +19,7 @@ from tammes.lab.report.charts import (
     Rule,
     turn,
 )
-from tammes.lab.report.curves import Drawing, class_count, number, optimum
+from tammes.lab.report.curves import Drawing, class_count, optimum
 from tammes.lab.report.gathered import Gathered, Seen
 from tammes.lab.statistics import QUANTITIES, Group, Quantity, interval, spread
 from tammes.metrics.functional import margins as sample_margins

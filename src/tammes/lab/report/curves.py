@@ -5,9 +5,10 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from tammes.lab.record import Run
+from tammes.lab.record import Run, number
 from tammes.lab.report.charts import DASHES, Chart, Layer, Line, Panel, Rule, turn
 from tammes.lab.report.gathered import Gathered
+from tammes.lab.report.page import Block, pictures
 from tammes.lab.statistics import Group
 
 SEEDS_SHOWN = 8
@@ -37,6 +38,21 @@ class Drawing:
     caption: str = ""
     tall: bool = False
     legend: bool = False
+
+
+def figures_in(drawings: Sequence[Drawing]) -> list[Block]:
+    """The blocks of a page that show some drawings."""
+    return [
+        figure
+        for each in drawings
+        for figure in pictures(
+            each.chart,
+            title=each.title,
+            caption=each.caption,
+            tall=each.tall,
+            legend=each.legend,
+        )
+    ]
 
 
 @dataclass(frozen=True)
@@ -90,15 +106,6 @@ def training(found: Gathered) -> list[Drawing]:
     speed = _Curve("images-per-second", (), "Speed", "images/s", "While training, test excluded.")
     drawing = _draw(found, speed, _speed(found), [])
     return drawings + ([] if drawing is None else [drawing])
-
-
-def number(row: Any, path: Sequence[str]) -> float | None:
-    """A number within nested objects; None where it is not there or not finite."""
-    for part in path:
-        row = row.get(part) if isinstance(row, Mapping) else None
-    if isinstance(row, bool) or not isinstance(row, int | float) or not math.isfinite(row):
-        return None
-    return float(row)
 
 
 Series = dict[int, float]

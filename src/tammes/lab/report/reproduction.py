@@ -8,7 +8,7 @@ from tammes.lab.recipes import Recipe
 from tammes.lab.report.against_paper import OUTCOMES, claim_charts, paper_against_ours
 from tammes.lab.report.asked import asked, not_asked
 from tammes.lab.report.charts import Chart
-from tammes.lab.report.curves import Drawing
+from tammes.lab.report.curves import Drawing, figures_in
 from tammes.lab.report.page import (
     Block,
     Card,
@@ -21,7 +21,6 @@ from tammes.lab.report.page import (
     Table,
     Text,
     Value,
-    pictures,
     render,
 )
 from tammes.lab.report.side_by_side import (
@@ -63,9 +62,9 @@ def reproduction_page(recipe: Recipe, ledger: Ledger, *, command: str | None = N
     drawn = dict(_drawings(found))
     sections = [
         Section("", [*_cards(found), *([Text(recipe.summary)] if recipe.summary else [])]),
-        Section("Claims", [*_claims(found), *_figures(drawn["claims"])]),
-        Section("Paper and ours", [*_tables(found), *_figures(drawn["paper"])]),
-        Section("Figures", [*_legend(found, drawn["asked"]), *_figures(drawn["asked"])]),
+        Section("Claims", [*_claims(found), *figures_in(drawn["claims"])]),
+        Section("Paper and ours", [*_tables(found), *figures_in(drawn["paper"])]),
+        Section("Figures", [*_legend(found, drawn["asked"]), *figures_in(drawn["asked"])]),
         Section("What differs from the paper", [*_protocol(found), *_tuned(found),
                                                 *_notes(found)]),
         Section("Open, diverged and failed", _missing(found)),
@@ -98,20 +97,6 @@ def _drawings(found: Reproduced) -> list[tuple[str, list[Drawing]]]:
     ]
 
 
-def _figures(drawings: Sequence[Drawing]) -> list[Block]:
-    return [
-        figure
-        for each in drawings
-        for figure in pictures(
-            each.chart,
-            title=each.title,
-            caption=each.caption,
-            tall=each.tall,
-            legend=each.legend,
-        )
-    ]
-
-
 def _legend(found: Reproduced, drawings: Sequence[Drawing]) -> list[Block]:
     """One for all rows, where some plot has none of its own."""
     shared = any(not each.legend for each in drawings)
@@ -119,7 +104,7 @@ def _legend(found: Reproduced, drawings: Sequence[Drawing]) -> list[Block]:
 
 
 def _training(found: Reproduced, drawings: Sequence[Drawing]) -> list[Block]:
-    inside = [*_legend(found, drawings), *_figures(drawings)]
+    inside = [*_legend(found, drawings), *figures_in(drawings)]
     return [Fold("What was measured over the epochs", inside)] if inside else []
 
 

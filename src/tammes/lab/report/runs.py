@@ -6,7 +6,7 @@ from typing import Any
 from tammes.lab.record import RecordError, Run
 from tammes.lab.report import compared
 from tammes.lab.report.charts import Chart
-from tammes.lab.report.curves import SEEDS_SHOWN, Drawing, optimum, training
+from tammes.lab.report.curves import SEEDS_SHOWN, Drawing, figures_in, optimum, training
 from tammes.lab.report.gathered import Gathered, gather
 from tammes.lab.report.origin import configuration, rerun, surroundings
 from tammes.lab.report.page import (
@@ -20,7 +20,6 @@ from tammes.lab.report.page import (
     Table,
     Text,
     Value,
-    pictures,
     render,
 )
 from tammes.lab.report.pairs import pair_blocks
@@ -78,12 +77,12 @@ def page_of(found: Gathered, *, title: str | None = None, command: str | None = 
     drawn = dict(_drawings(found))
     labels = [group.label for group in found.groups]
     sections = [
-        Section("Results", [*_summary(found), *_figures(drawn["results"])]),
-        Section("Margins", [*_legend(labels, drawn["margins"]), *_figures(drawn["margins"])]),
+        Section("Results", [*_summary(found), *figures_in(drawn["results"])]),
+        Section("Margins", [*_legend(labels, drawn["margins"]), *figures_in(drawn["margins"])]),
         Section("Features", _features(found, drawn["features"])),
         Section("Training", [*_legend(labels, drawn["training"]), *_seed_note(found),
-                             *_figures(drawn["training"])]),
-        Section("Classes", [*_legend(labels, drawn["classes"]), *_figures(drawn["classes"]),
+                             *figures_in(drawn["training"])]),
+        Section("Classes", [*_legend(labels, drawn["classes"]), *figures_in(drawn["classes"]),
                             *_class_table(found)]),
         Section("Confused and close classes", _confusion(found)),
         Section("Configuration", [*configuration(found), *surroundings(found)]),
@@ -100,20 +99,6 @@ def _drawings(found: Gathered) -> list[tuple[str, list[Drawing]]]:
         ("features", compared.features(found)),
         ("training", training(found)),
         ("classes", compared.classes(found)),
-    ]
-
-
-def _figures(drawings: Sequence[Drawing]) -> list[Block]:
-    return [
-        figure
-        for each in drawings
-        for figure in pictures(
-            each.chart,
-            title=each.title,
-            caption=each.caption,
-            tall=each.tall,
-            legend=each.legend,
-        )
     ]
 
 
@@ -293,7 +278,7 @@ def _features(found: Gathered, drawings: Sequence[Drawing]) -> list[Block]:
     left = sum(seen.features is not None for seen in found.seen.values()) - len(drawings)
     if left > 0:
         blocks.append(Text(f"The first {len(drawings)} groups; {left} more are not drawn."))
-    return [*blocks, *_figures(drawings)]
+    return [*blocks, *figures_in(drawings)]
 
 
 def _class_table(found: Gathered) -> list[Block]:
