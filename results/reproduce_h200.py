@@ -16,6 +16,9 @@ from tammes.lab.reproduce import Engine, Selection, reproduce
 CIFAR, TAILS = ["cifar100"], ["cifar100_lt100", "cifar100_lt10"]
 SIDES = [f"{name}_{s}" for name in ("normface", "cosface", "arcface") for s in (64, 20, 10)]
 LOSSES = ["normface", "lm_softmax", "cosface", "arcface", "ldam"]
+SUMS = ["sce+nca", "sce+proto", "bce+nca", "sce_direct_nca", "sce_direct_proto", "bce_direct_nca"]
+CROPS = ["way32_crop8", "way32_crop30", "way32_pad"]
+PAIR = ["sce", "nca", "sce+nca", "sce_direct_nca"]
 PHASES = {
     # Recipe, rows, columns, seeds.
     "divergence": [
@@ -40,6 +43,24 @@ PHASES = {
     ],
     "weights": [("kobayashi2019/table1", None, CIFAR, 1)],
     "cifar": [("liu2016/cifar", None, CIFAR, 1), ("liu2016/fig6", None, CIFAR, 1)],
+    "crops": [
+        ("kobayashi2024/cifar", ["sce", "nca"], CROPS, 1),
+    ],
+    "sweep": [
+        ("liu2020/sweep", None, ["cifar"], 1),
+        ("liu2020/table6", None, ["cifar"], 1),
+        ("liu2020/fig9", None, ["cifar"], 1),
+    ],
+    "sums": [
+        ("kobayashi2024/cifar", ["sce", "bce", "nca", "proto", *SUMS], ["way32", "way16"], 1),
+    ],
+    "ends": [("liu2020/sweep", ["cosine_-0.3", "cosine_+0.2"], ["cifar"], 3)],
+    "birds": [
+        ("kobayashi2024/cub", PAIR, ["way32"], 1),
+        ("liu2020/cub", None, ["resnet12"], 1),
+    ],
+    "large": [("kobayashi2024/cifar", ["sce", "sce_direct_nca"], ["way32_84"], 1)],
+    "spectral": [("kobayashi2024/spectral", None, ["d64"], 1)],
 }
 
 
