@@ -17,7 +17,7 @@ CIFAR, TAILS = ["cifar100"], ["cifar100_lt100", "cifar100_lt10"]
 SIDES = [f"{name}_{s}" for name in ("normface", "cosface", "arcface") for s in (64, 20, 10)]
 LOSSES = ["normface", "lm_softmax", "cosface", "arcface", "ldam"]
 SUMS = ["sce+nca", "sce+proto", "bce+nca", "sce_direct_nca", "sce_direct_proto", "bce_direct_nca"]
-CROPS = ["way32_crop8", "way32_crop30", "way32_pad"]
+CROPS = ["way32", "way32_crop8", "way32_crop30"]
 PAIR = ["sce", "nca", "sce+nca", "sce_direct_nca"]
 PHASES = {
     # Recipe, rows, columns, seeds.
@@ -57,8 +57,9 @@ PHASES = {
     "ends": [("liu2020/sweep", ["cosine_-0.3", "cosine_+0.2"], ["cifar"], 3)],
     "birds": [
         ("kobayashi2024/cub", PAIR, ["way32"], 1),
-        ("liu2020/cub", None, ["resnet12"], 1),
+        ("liu2020/cub", ["cosine", "negative_cosine"], ["resnet12"], 1),
     ],
+    "long": [("kobayashi2024/cifar", ["nca", "sce_direct_nca"], ["way32_long"], 1)],
     "large": [("kobayashi2024/cifar", ["sce", "sce_direct_nca"], ["way32_84"], 1)],
     "spectral": [("kobayashi2024/spectral", None, ["d64"], 1)],
 }

@@ -126,7 +126,8 @@ def test_a_shift_that_was_taken_from_the_wrong_classes_is_mended(reach):
     # Class 1 is not among those the shift is estimated from, nor are its rows alone in a block.
     head = tammes.LinearHead(3, 600, bias=False)
     with torch.no_grad():
-        head.weight.zero_()[:, 1] = 0.1 * torch.randn(600)
+        # In a plane, as cosines of parallel prototypes would be equal, and any of them the hardest.
+        head.weight.zero_()[:, 1:] = 0.1 * torch.randn(600, 2)
         head.weight[1, 0] = reach
         head.weight[2, 0] = -reach
     features = torch.randn(70, 3)

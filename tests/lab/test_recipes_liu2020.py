@@ -46,7 +46,7 @@ def test_table6_has_the_numbers_of_the_document(loaded):
             (recipe.paper[row, "mini", key].mean, recipe.paper[row, "mini", key].std)
             for key in TABLE6
         ]
-        for row in recipe.rows
+        for row in names.values()
     }
     assert own == found
     assert len(recipe.paper) == 12
@@ -144,17 +144,16 @@ def test_margins_are_chosen_among_those_of_the_sweep(loaded):
 
 
 def test_one_training_is_shared_by_the_table_the_figure_and_the_sweep(loaded):
-    folders = {cell.folder for cell in loaded["fig9"].planned(seeds=1)}
-    folders.add(loaded["table6"].cell("negative", "cifar", 0).folder)
-    folders.add(loaded["sweep"].cell("cosine_-0.3", "cifar", 0).folder)
-    assert len(folders) == 1
-    plain = {
-        loaded["table6"].cell("cosine", "cifar", 0).folder,
-        loaded["sweep"].cell("cosine_0", "cifar", 0).folder,
-    }
-    assert len(plain) == 1
-    digests = {cell.digest for cell in loaded["fig9"].planned(seeds=1)}
-    assert len(digests) == len(loaded["fig9"].rows) == 7
+    table, figure, sweep = (loaded[name] for name in ("table6", "fig9", "sweep"))
+    for prefix, column, kind in (("", "cifar", "cosine"), ("inner_", "inner", "inner")):
+        cells = figure.planned(columns=[column], seeds=1)
+        folders = {cell.folder for cell in cells}
+        folders.add(table.cell(f"{prefix}negative", "cifar", 0).folder)
+        folders.add(sweep.cell(f"{kind}_-0.3", "cifar", 0).folder)
+        assert len(folders) == 1
+        plain = [table.cell(kind, "cifar", 0), sweep.cell(f"{kind}_0", "cifar", 0)]
+        assert len({cell.folder for cell in plain}) == 1
+        assert len({cell.digest for cell in cells}) == len(figure.rows) == 7
 
 
 def test_heads_are_fine_tuned_as_the_released_code_does(loaded):
@@ -169,7 +168,8 @@ def test_heads_are_fine_tuned_as_the_released_code_does(loaded):
             assert full.settings["method"].startswith(head)
     for cell in loaded["fig9"].planned(seeds=1):
         margin = cell.row.removeprefix("tuned_").removeprefix("+")
-        assert cell.settings["method"] == f"cosine(margin={margin})"
+        head = {"cifar": "cosine", "inner": "linear"}[cell.column]
+        assert cell.settings["method"] == f"{head}(margin={margin})"
 
 
 @pytest.mark.parametrize("name", NAMES)
@@ -209,7 +209,7 @@ def test_every_kind_of_cell_trains_a_few_steps_and_stays_finite(name, loaded):
         losses, model = steps(small, noise((3, side, side), 64), 2)
         assert all(torch.isfinite(torch.tensor(losses))), (cell.place, losses)
         assert model.criterion.head.num_classes == 64
-    assert len(seen) == {"table6": 4, "sweep": 3}[name]
+    assert len(seen) == {"table6": 8, "sweep": 3}[name]
 
 
 @pytest.mark.slow
@@ -222,8 +222,8 @@ def test_rows_run_end_to_end_in_quick_form(loaded, shared_data, tmp_path, monkey
     ledgers = reproduce(
         chosen, tmp_path, quick=True, engine=Engine(workers=2), report=lambda text: None
     )
-    for ledger in ledgers:
-        assert len(ledger.cells) == 3
+    for ledger, count in zip(ledgers, (6, 3), strict=True):
+        assert len(ledger.cells) == count
         for cell in ledger.cells:
             assert cell.status == "done", cell.reason
             assert {"shot1", "validation_shot5", "base_accuracy"} <= cell.values.keys()

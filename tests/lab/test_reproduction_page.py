@@ -119,12 +119,20 @@ def test_what_is_missing_in_a_cell_is_said():
     assert found.counts == {"done": 2, "diverged": 4, "failed": 1, "open": 8}
 
 
-def test_what_is_run_on_request_is_open_once_it_was_begun():
+def test_a_row_that_is_run_on_request_is_open_once_it_was_begun_and_others_are_not():
     recipe, ledger = ledgers.stopped()
     ledger.put(entry("softmax", "imagenet", 0, {"error": 31.0}))
     found = Reproduced(recipe, ledger)
     assert found.state("softmax", "imagenet") == "seeds 1, 2 open"
-    assert found.counts["open"] == 8 + 5
+    assert found.state("divergence", "imagenet") == "on request"
+    assert found.counts["open"] == 8 + 2
+
+
+def test_a_row_on_request_without_a_number_is_not_in_the_table():
+    recipe, ledger = ledgers.stopped()
+    ledger.put(entry("softmax", "imagenet", 0, {"error": 31.0}))
+    found = Reproduced(replace(recipe, paper={}, released={}), ledger)
+    assert [each.row for each in found.table(recipe.quantities[0], "imagenet")] == ["softmax"]
 
 
 def test_in_quick_form_one_seed_is_all():

@@ -15,6 +15,8 @@ from tammes.lab.paired import Summary
 from tammes.lab.recipes import Published, Recipe
 from tammes.lab.statistics import Quantity, spread
 
+ON_REQUEST = "on request"
+"""What is said of a cell that is run only where somebody asks for it."""
 STATES = ("done", "diverged", "failed", "open")
 QUICK = "Quick form: a few images and a narrow network. It shows that it works, and nothing else."
 
@@ -67,6 +69,11 @@ class Beside:
         """The difference in standard errors."""
         less, unit = self.difference, self.standard_error
         return None if less is None or unit is None else less / unit
+
+    @property
+    def is_expected(self) -> bool:
+        """Whether there is a number of ours, or one is missing."""
+        return self.ours is not None or self.state not in ("", ON_REQUEST)
 
     @property
     def ours_in_words(self) -> str:
@@ -132,11 +139,11 @@ class Reproduced:
 
     @cached_property
     def open(self) -> list[tuple[str, str, int]]:
-        """Cells that have still to be run; what is run on request is not, until it was begun."""
-        begun = {entry.column for entry in self.ledger.cells}
-        asked = {name for name, each in self.recipe.columns.items() if each.on_request} - begun
+        """Cells that have still to be run; a row of a column on request is, once it was begun."""
+        begun = {(entry.row, entry.column) for entry in self.ledger.cells}
         missing = self.ledger.open(self.recipe, 1 if self.ledger.quick else None)
-        return [place for place in missing if place[1] not in asked]
+        usual = {name for name, each in self.recipe.columns.items() if not each.on_request}
+        return [place for place in missing if place[1] in usual or place[:2] in begun]
 
     @cached_property
     def labels(self) -> dict[str, str]:
@@ -193,7 +200,7 @@ class Reproduced:
     def table(self, quantity: Quantity, column: str) -> list[Beside]:
         """The rows of a column that have a number, or will have one."""
         found = [self.beside(row, column, quantity) for row in self.recipe.rows]
-        return [each for each in found if each.paper or each.released or each.ours_in_words]
+        return [each for each in found if each.paper or each.released or each.is_expected]
 
     def quantities(self, *, begun: bool = False) -> Iterator[tuple[Quantity, list[str]]]:
         """Quantities with the columns that have something of them to show.
@@ -228,7 +235,7 @@ class Reproduced:
         if not found:
             on_request = self.recipe.columns[column].on_request
             there = on_request and not done and self.recipe.has(row, column)
-            return "on request" if there else ""
+            return ON_REQUEST if there else ""
         if len(found) == 1 and not done:
             return next(iter(found))
         return "; ".join(f"{seeds_in_words(seeds)} {words}" for words, seeds in found.items())
