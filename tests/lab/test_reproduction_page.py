@@ -279,6 +279,29 @@ def test_what_is_run_on_request_is_in_the_long_table_alone():
     assert "31.40" in long
 
 
+def bare(recipe, quantities):
+    """A recipe of which nothing is published."""
+    own = tuple(KNOWN[name] for name in quantities)
+    return replace(recipe, paper={}, released={}, claims=(), quantities=own)
+
+
+def test_quantities_of_which_nothing_is_published_share_a_table():
+    recipe, ledger = ledgers.several_seeds()
+    text = reproduction_page(bare(recipe, ["error", "accuracy"]), ledger)
+    shared = [t for t in re.findall(r"<table.*?</table>", text, re.DOTALL) if ">missing<" in t]
+    (table,) = shared
+    heads = re.findall(r">([^<>]+)<", table.partition("</thead>")[0])
+    assert heads[-4:] == ["error %", "accuracy %", "n", "missing"]
+    assert "less the paper" not in body(text)
+
+
+def test_one_quantity_of_which_nothing_is_published_has_its_own_table():
+    recipe, ledger = ledgers.several_seeds()
+    text = reproduction_page(bare(recipe, ["error"]), ledger)
+    assert ">missing<" not in text
+    assert "Error %, mean ± standard deviation." in text
+
+
 def test_at_most_four_columns_are_beside_each_other():
     columns = {f"c{place}": {"title": f"Column {place}"} for place in range(6)}
     given = {**ledgers.TABLE2, "columns": columns, "paper": {}, "released": {}, "claims": []}

@@ -7,6 +7,7 @@ step, and everything else is in the checkpoint.
 """
 
 import json
+import os
 import time
 from collections.abc import Callable
 from contextlib import nullcontext
@@ -43,7 +44,9 @@ class TrainingError(ValueError):
     """Training cannot go on; the message is one sentence, and the last checkpoint is kept."""
 
 
-def train(config: Config, folder: Path, *, progress: Progress | None = None) -> Run:
+def train(
+    config: Config, folder: str | os.PathLike[str], *, progress: Progress | None = None
+) -> Run:
     """Train a model and write its record, or go on with one that was interrupted.
 
     Args:
@@ -61,10 +64,11 @@ def train(config: Config, folder: Path, *, progress: Progress | None = None) -> 
     Example:
         >>> from tempfile import TemporaryDirectory
         >>> with TemporaryDirectory() as folder:
-        ...     run = train(Config(data="digits", loss="cosface()", epochs=2), Path(folder))
+        ...     run = train(Config(data="digits", loss="cosface()", epochs=2), folder)
         ...     print(run.status, run.final["epoch"])
         done 2
     """
+    folder = Path(folder)
     run = Run(folder)
     if same_run(run, config) and run.status == "done":
         if progress is not None:

@@ -23,27 +23,19 @@ from tammes.lab.report.page import (
     Value,
     render,
 )
+from tammes.lab.report.paper_tables import tables
 from tammes.lab.report.side_by_side import (
-    DAGGER,
-    ERRORS,
     QUICK,
     VERDICTS,
-    Beside,
     Reproduced,
     counts_in_words,
     machines_in_words,
     open_by_name,
-    published,
     seeds_in_words,
     stop_in_words,
 )
-from tammes.lab.statistics import Quantity
 from tammes.optional import require
 
-_UNFOLDED = 36
-"""Cells of a quantity up to which the table of differences is not folded."""
-_BESIDE = 4
-"""Columns of a table beside each other."""
 _MACHINE = ("device", "torch", "python", "tammes", "commit", "platform")
 
 
@@ -63,7 +55,7 @@ def reproduction_page(recipe: Recipe, ledger: Ledger, *, command: str | None = N
     sections = [
         Section("", [*_cards(found), *([Text(recipe.summary)] if recipe.summary else [])]),
         Section("Claims", [*_claims(found), *figures_in(drawn["claims"])]),
-        Section("Paper and ours", [*_tables(found), *figures_in(drawn["paper"])]),
+        Section("Paper and ours", [*tables(found), *figures_in(drawn["paper"])]),
         Section("Figures", [*_legend(found, drawn["asked"]), *figures_in(drawn["asked"])]),
         Section("What differs from the paper", [*_protocol(found), *_tuned(found),
                                                 *_notes(found)]),
@@ -172,93 +164,6 @@ def _claims(found: Reproduced) -> list[Block]:
 
 def _verdict(outcome: str) -> Value:
     return Value(outcome, color=OUTCOMES[outcome])
-
-
-def _tables(found: Reproduced) -> list[Block]:
-    blocks: list[Block] = []
-    dagger = False
-    for quantity, columns in found.quantities():
-        tables = {column: found.table(quantity, column) for column in columns}
-        count = sum(map(len, tables.values()))
-        detail = _detail(found, quantity, tables)
-        dagger = dagger or any(
-            cell.errors_in_words.endswith("†") for cells in tables.values() for cell in cells
-        )
-        # What is run on request, and was not, has its published numbers in the other table.
-        told = {
-            name: own for name, own in tables.items() if any(c.state != "on request" for c in own)
-        }
-        names = list(told) if len(columns) > 1 else []
-        for start in range(0, len(names), _BESIDE):
-            part = {name: told[name] for name in names[start : start + _BESIDE]}
-            blocks.append(_overview(found, quantity, part))
-        if len(columns) > 1 and count > _UNFOLDED:
-            words = f"{quantity.name.capitalize()}: every number with its difference to the paper"
-            blocks.append(Fold(words, [detail]))
-        else:
-            blocks.append(detail)
-    if blocks:
-        remarks = [
-            ERRORS,
-            DAGGER if dagger else "",
-            found.recipe.released_source if found.recipe.released else "",
-        ]
-        blocks.append(Text(" ".join(filter(None, remarks))))
-    return blocks
-
-
-def _overview(found: Reproduced, quantity: Quantity, tables: dict[str, list[Beside]]) -> Table:
-    cells = {(cell.row, column): cell for column, own in tables.items() for cell in own}
-    rows: list[list[Cell]] = []
-    for place, row in enumerate(found.recipe.rows):
-        line = [cells.get((row, column)) for column in tables]
-        if any(line):
-            rows.append([Value(found.labels[row], color=place), *map(_both, line)])
-    heads = ["", *(found.headings[column] for column in tables)]
-    caption = f"{quantity.heading.capitalize()}: ours, mean ± standard deviation [paper]."
-    return Table(heads, rows, caption)
-
-
-def _both(cell: Beside | None) -> Cell:
-    if cell is None:
-        return None
-    theirs = published(cell.quantity, cell.paper)
-    text = " ".join(filter(None, (cell.ours_in_words, f"[{theirs}]" if theirs else "")))
-    mean = cell.ours.mean if cell.ours else None
-    return Value(text, mean)
-
-
-def _detail(found: Reproduced, quantity: Quantity, tables: dict[str, list[Beside]]) -> Table:
-    cells = [cell for own in tables.values() for cell in own]
-    released = any(cell.released for cell in cells)
-    paper = any(cell.paper for cell in cells)
-    heads = ["", *["paper"] * paper, *[found.recipe.released_title] * released, "ours", "n",
-             *["difference", "standard errors"] * paper]  # fmt: skip
-    places = {row: place for place, row in enumerate(found.recipe.rows)}
-    rows: list[Sequence[Cell] | str] = []
-    for column, own in tables.items():
-        rows += [found.headings[column]] if len(tables) > 1 else []
-        for cell in own:
-            line: list[Cell] = [Value(found.labels[cell.row], color=places[cell.row])]
-            line += [_published(quantity, cell.paper)] * paper
-            line += [_published(quantity, cell.released)] * released
-            line.append(Value(cell.ours_in_words, cell.ours.mean if cell.ours else None))
-            line.append(cell.ours.count if cell.ours else None)
-            if paper:
-                line.append(_number(cell.difference_in_words, cell.difference))
-                line.append(_number(cell.errors_in_words, cell.errors))
-            rows.append(line)
-    return Table(heads, rows, f"{quantity.heading.capitalize()}, mean ± standard deviation.")
-
-
-def _published(quantity: Quantity, found: Any) -> Cell:
-    return None if found is None else Value(published(quantity, found), found.mean)
-
-
-def _number(text: str, value: float | None) -> Cell:
-    if value is None:
-        return text or None
-    return Value(text, value)
 
 
 # ------------------------------------------------------------- protocol, what is missing, origin

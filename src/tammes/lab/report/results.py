@@ -27,7 +27,7 @@ from tammes.lab.report.side_by_side import (
     seeds_in_words,
     stop_in_words,
 )
-from tammes.lab.statistics import Quantity
+from tammes.lab.statistics import Quantity, spread
 
 _PICTURE = re.compile(r"figure-\d+")
 """Names of the figures that a recipe asks for."""
@@ -107,9 +107,14 @@ def _section(found: Reproduced) -> Iterator[str]:
     yield from (f"- `{_code(each)}`" for each in commands_of(ledger))
     if recipe.released:
         yield f"- {_plain(recipe.released_title)}: {_plain(recipe.released_source)}"
+    shared = found.of_ours_alone(begun=True)
     for quantity, columns in found.quantities(begun=True):
+        if (quantity, columns) not in shared:
+            yield ""
+            yield from _table(found, quantity, columns)
+    if shared:
         yield ""
-        yield from _table(found, quantity, columns)
+        yield from _shared_table(found, shared)
     if found.verdicts:
         yield ""
         yield "| claim | verdict | what was found |"
@@ -160,6 +165,19 @@ def _table(found: Reproduced, quantity: Quantity, columns: Sequence[str]) -> Ite
         parts += [published(quantity, cell.released)] * released
         parts += [cell.ours_in_words, *[_difference(cell)] * paper]
         yield f"| {' | '.join(map(_plain, parts))} |"
+
+
+def _shared_table(found: Reproduced, given: Sequence[tuple[Quantity, list[str]]]) -> Iterator[str]:
+    """What has no published numbers: the quantities beside each other."""
+    several = len({column for _, columns in given for column in columns}) > 1
+    heads = ["ours", *["column"] * several, *(quantity.heading for quantity, _ in given), "missing"]
+    yield f"| {' | '.join(map(_plain, heads))} |"
+    yield f"|{'---|' * len(heads)}"
+    for cells in found.shared_rows(given):
+        first = cells[0]
+        parts = [found.labels[first.row], *[found.headings[first.column]] * several]
+        parts += [spread(cell.quantity, cell.ours) for cell in cells]
+        yield f"| {' | '.join(map(_plain, [*parts, first.state]))} |"
 
 
 def _difference(cell: Beside) -> str:

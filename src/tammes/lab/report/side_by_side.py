@@ -222,6 +222,29 @@ class Reproduced:
             if columns:
                 yield quantity, columns
 
+    def of_ours_alone(self, *, begun: bool = False) -> list[tuple[Quantity, list[str]]]:
+        """Quantities of which nothing is published, where they are several: they share a table.
+
+        Args:
+            begun: as :meth:`quantities` has it.
+        """
+        known = {key for _, _, key in (*self.recipe.paper, *self.recipe.released)}
+        found = [each for each in self.quantities(begun=begun) if each[0].key not in known]
+        return found if len(found) > 1 else []
+
+    def shared_rows(self, given: Sequence[tuple[Quantity, list[str]]]) -> Iterator[list[Beside]]:
+        """Rows of the table of :meth:`of_ours_alone`: each a cell for every quantity.
+
+        Args:
+            given: quantities with their columns.
+        """
+        shown = {column for _, columns in given for column in columns}
+        for column in (name for name in self.recipe.columns if name in shown):
+            for row in self.recipe.rows:
+                cells = [self.beside(row, column, quantity) for quantity, _ in given]
+                if any(cell.is_expected for cell in cells):
+                    yield cells
+
     def state(self, row: str, column: str) -> str:
         """What is missing in a cell, in words."""
         found: dict[str, list[int]] = {}

@@ -24,9 +24,9 @@ class Gradients:
               h_i = \frac{\partial\ell_{met}}{\partial x_i}
 
     for every example of one batch, always the same: the first of the training, without
-    augmentation, the network in evaluation mode. It is rounding in a direct sum, something in a
-    plain one, and in between in a spectral sum. Looking changes nothing: no weight, no statistics,
-    no random number.
+    augmentation, the network in evaluation mode. On a linear head it is rounding in a direct sum,
+    something in a plain one, and in between in a spectral sum. Looking changes nothing: no weight,
+    no statistics, no random number.
 
     Args:
         model: that is trained, on its device.
