@@ -118,6 +118,31 @@ def test_prototypes_that_depend_on_each_other_take_away_only_their_span(compleme
     assert_close(q, basis[:, 2:] @ basis[:, 2:].T, rtol=0, atol=1e-6)
 
 
+@pytest.mark.parametrize("smallest", [1.0, 1e-2, 1e-4, 1e-6])
+def test_the_exact_complement_is_exact_however_nearly_prototypes_depend_on_each_other(smallest):
+    prototypes, basis = with_spectrum([1.0, 0.7, smallest], 3, 8)
+    q = matrix(OrthogonalComplement(), prototypes)
+    assert_close(q, basis[:, 3:] @ basis[:, 3:].T, rtol=0, atol=1e-9)
+
+
+def test_prototypes_after_two_that_are_equal_take_away_only_their_span():
+    # A QR has a direction of its own making for the second one.
+    first, last = torch.randn(2, 6, dtype=torch.double)
+    q = matrix(OrthogonalComplement(), torch.stack([first, first, last]))
+    assert_close(q, matrix(OrthogonalComplement(), torch.stack([first, last])))
+
+
+def test_prototypes_far_from_depending_on_each_other_need_no_singular_values(monkeypatch):
+    prototypes = torch.randn(12, 64)
+    want = matrix(SpectralComplement(p=0.0), prototypes)
+
+    def refused(*given, **options):
+        raise AssertionError("singular values were asked for")
+
+    monkeypatch.setattr(torch.linalg, "svd", refused)
+    assert_close(matrix(OrthogonalComplement(), prototypes), want)
+
+
 # -------------------------------------------------------------------------- spectral complement
 
 
