@@ -3,7 +3,8 @@
 Each is a YAML file named ``PAPER/TABLE.yaml``; :func:`names` lists them and :func:`load` reads one.
 """
 
-from tammes.lab.recipes.reading import RecipeError, load, names
+from tammes.lab.recipes.files import RecipeError, names
+from tammes.lab.recipes.reading import load
 from tammes.lab.recipes.recipe import Column, Planned, Published, Recipe, Row
 
 __all__ = ["Column", "Planned", "Published", "Recipe", "RecipeError", "Row", "load", "names"]

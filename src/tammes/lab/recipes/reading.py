@@ -1,6 +1,5 @@
-"""Recipes as YAML files: found by name, read, and checked before anything is run."""
+"""Recipes from what YAML says, checked before anything is run."""
 
-import difflib
 import re
 from collections.abc import Iterator, Mapping, Sequence, Set
 from dataclasses import fields
@@ -10,11 +9,10 @@ from typing import Any, get_args
 from tammes.lab.config import Config
 from tammes.lab.expression.syntax import did_you_mean
 from tammes.lab.recipes.claim import Course, Near, Peak, read_claim, rows_of
+from tammes.lab.recipes.files import RecipeError, find, start_from, values_of
 from tammes.lab.recipes.quantities import KNOWN
 from tammes.lab.recipes.recipe import ALWAYS, Column, Kind, Published, Recipe, Row, check_names
-from tammes.optional import require
 
-_HERE = Path(__file__).parent
 _KEPT = ("histograms", "scatter")
 _DRAWN: dict[str, tuple[tuple[str, ...], tuple[str, ...]]] = {
     "curves": (("of",), ()),
@@ -31,20 +29,6 @@ _NAME = re.compile(r"[\w.+-]+")
 _TEXTS = ("title", "source", "summary", "released_source", "released_title")
 
 
-class RecipeError(ValueError):
-    """A recipe is not there, or is not one; the message is one sentence."""
-
-
-def names() -> list[str]:
-    """Names of all recipes.
-
-    Example:
-        >>> "kobayashi2019/table2" in names()
-        True
-    """
-    return sorted(str(file.relative_to(_HERE).with_suffix("")) for file in _HERE.rglob("*.yaml"))
-
-
 def load(name: str | Path) -> Recipe:
     """A recipe by its name, or of a YAML file of one's own.
 
@@ -54,24 +38,9 @@ def load(name: str | Path) -> Recipe:
     Raises:
         RecipeError: it is not there, or something in it cannot be; the sentence says what.
     """
-    path = Path(name)
-    if path.suffix not in (".yaml", ".yml"):
-        if str(name) not in names():
-            near = difflib.get_close_matches(str(name), names(), n=1)
-            hint = f"did you mean {near[0]}?" if near else "`tammes reproduce` lists them"
-            raise RecipeError(f"there is no recipe {str(name)!r}; {hint}")
-        path = _HERE / f"{name}.yaml"
-        title = str(name)
-    else:
-        # Two files of one name in different folders are two recipes.
-        inside = not path.is_absolute() and ".." not in path.parts
-        title = path.with_suffix("").as_posix() if inside else path.stem
+    path, title = find(name)
     try:
-        text = path.read_text(encoding="utf-8")
-    except (OSError, UnicodeDecodeError) as error:
-        raise RecipeError(f"{path}: {getattr(error, 'strerror', None) or 'not text'}") from None
-    try:
-        return read(_yaml(text), title)
+        return read(values_of(path), title)
     except RecipeError:
         raise
     except ValueError as error:
@@ -87,7 +56,7 @@ def read(given: Any, name: str) -> Recipe:
         name: how the recipe is called.
     """
     known = {each.name for each in fields(Recipe)} - {"name"}
-    values = dict(_table(given, "a recipe"))
+    values = dict(start_from(_table(given, "a recipe")))
     check_names([str(key) for key in values], dict.fromkeys(known), "a recipe has no field")
     for key in _TEXTS:
         if key in values or key in ("title", "source"):
@@ -326,39 +295,3 @@ def _text(given: Any, what: str) -> str:
     if not isinstance(given, str):
         raise ValueError(f"{what} is expected to be a text, got {given!r}")
     return given.strip()
-
-
-def _yaml(text: str) -> Any:
-    """What YAML says, where no name stands twice in a table."""
-    yaml = require("yaml", extra="lab")
-
-    class Strict(yaml.SafeLoader):  # type: ignore[name-defined]
-        pass
-
-    def table(loader: Any, node: Any) -> dict[Any, Any]:
-        seen: set[str] = set()
-        for key_node, _ in node.value:
-            if key_node.tag == "tag:yaml.org,2002:merge":
-                # What << takes over may be changed.
-                continue
-            key = loader.construct_object(key_node, deep=True)
-            if not isinstance(key, str | int | float):
-                raise ValueError(f"a name in a table is expected to be a text, got {key!r}")
-            if str(key) in seen:
-                raise ValueError(f"{key!r} stands twice in a table")
-            seen.add(str(key))
-        loader.flatten_mapping(node)
-        return {
-            loader.construct_object(key_node, deep=True): loader.construct_object(value, deep=True)
-            for key_node, value in node.value
-        }
-
-    # As everywhere but in YAML 1.1, 5e-4 is a number.
-    number = re.compile(r"[-+]?(\d+\.?\d*|\.\d+)[eE][-+]?\d+$")
-    Strict.add_implicit_resolver("tag:yaml.org,2002:float", number, list("-+.0123456789"))
-    Strict.add_constructor(yaml.resolver.BaseResolver.DEFAULT_MAPPING_TAG, table)
-    try:
-        return Strict(text).get_single_data()
-    except (yaml.YAMLError, RecursionError) as error:
-        said = " ".join(str(error).split())
-        raise ValueError(f"not YAML that a recipe can be ({said[:200]})") from None
