@@ -2,47 +2,18 @@
 
     python examples/fewshot_omniglot.py
 
-Needs `tammes[lab]`, and Omniglot in $TAMMES_DATA or from the Hugging Face hub.
+Needs `tammes[lab]`, and Omniglot in $TAMMES_DATA or from the Hugging Face hub. Takes a minute on
+two cores; the run is kept in runs/omniglot.
 """
 
-import torch
+from tammes.lab.config import Config
+from tammes.lab.protocols.fewshot import evaluate
+from tammes.lab.protocols.fewshot_features import from_run
+from tammes.lab.train import train
 
-import tammes
-from tammes.lab import backbones
-from tammes.lab.data import samplers, splits
-from tammes.lab.protocols.fewshot import Examples, evaluate
-
-
-def main(epochs=1, episodes=2000, classes=None):
-    """Train, then print and return the accuracies; fewer ``classes`` are quicker."""
-    split = splits.read("omniglot")
-    base, novel = (
-        splits.load_classes("omniglot", part[:classes], size=28)
-        for part in (split.base, split.novel)
-    )
-    torch.manual_seed(0)
-    backbone = backbones.build("conv4(width=0.5)", shape=base.shape)
-    head = tammes.LinearHead(backbone.num_features, len(base.classes), bias=False)
-    criterion = tammes.Criterion(head, tammes.softmax() + tammes.proto())
-    optimizer = torch.optim.Adam([*backbone.parameters(), *criterion.parameters()], lr=1e-3)
-    # Goes on with the next epoch each time it is gone through.
-    sampler = samplers.Episodes(way=16, shot=8, labels=base.labels, seed=0)
-    for _ in range(epochs):
-        for batch in sampler:
-            loss = criterion(backbone(base.pixels[batch] / 255), base.labels[batch])
-            optimizer.zero_grad()
-            loss.backward()
-            optimizer.step()
-
-    backbone.eval()
-    with torch.no_grad():
-        features = torch.cat([backbone(some / 255) for some in novel.pixels.split(500)])
-    examples = Examples(features, novel.labels, novel.classes)
-    rows = evaluate(examples, shots=(1, 5), queries=15, episodes=episodes, method="centroid, l2")
-    for row in rows:
-        print(f"{row.method:<10}{row.shot}-shot   {row.accuracy.shown()} %")
-    return {f"{row.method} {row.shot}": row.accuracy.mean for row in rows}
-
-
-if __name__ == "__main__":
-    main()
+config = Config(data="omniglot", classes="omniglot:base", image_size=28, epochs=3, batch_size=128,
+                backbone="conv4(width=0.5)", head="linear(bias=False)", optimizer="adam", lr=3e-3,
+                loss="softmax() + proto()", sampler="episodes(way=16, shot=8)")  # fmt: skip
+run = train(config, "runs/omniglot")
+for row in evaluate(from_run(run.folder, chosen="omniglot:novel"), shots=(1, 5), episodes=2000):
+    print(f"{row.method:<10}{row.shot}-shot   {row.accuracy.shown()} %")

@@ -93,6 +93,17 @@ def test_the_criterion_says_which_ratio_is_larger_whatever_the_sign_of_its_divis
     assert signs == {True, False}
 
 
+def test_collapsed_classes_give_what_is_infinite_or_not_a_number():
+    # Base classes in one point each and novel ones apart: (11) is psi / (1 - P).
+    assert geometry.novel_ratio(0.5, measured(0.0, 1.0, 0.8)) == pytest.approx(1.6)
+    assert geometry.novel_ratio(1.0, measured(0.0, 1.0, 0.8)) == math.inf
+    fallen = measured(0.0, 0.0, 0.0)
+    assert math.isnan(geometry.novel_ratio(0.5, fallen))
+    whole = measured(0.3, 1.0, 0.8)
+    assert geometry.negative_margin_wins(0.5, whole, fallen) is False
+    assert geometry.negative_margin_wins(0.5, fallen, whole) is False
+
+
 @pytest.mark.parametrize(
     ("call", "message"),
     [

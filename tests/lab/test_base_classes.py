@@ -47,6 +47,13 @@ def test_base_classes_are_meant_where_no_part_is_named(lists):
     assert len(classes_of("cifar-fs")) == 64
 
 
+def test_a_part_has_the_names_that_it_has_elsewhere():
+    assert classes_of("cifar-fs:training") == classes_of("cifar-fs:base")
+    assert classes_of("cifar-fs:valid") == classes_of("cifar-fs:validation")
+    with pytest.raises(DataError, match="there is no part 'nov'; did you mean novel"):
+        classes_of("cifar-fs:nov")
+
+
 def test_the_whole_of_a_set_is_trained_on_with_its_test_images(lists):
     (training, _, testing), said = prepared(classes=f"{lists}:base", whole=True)
     (rest, _, same), _ = prepared(classes=f"{lists}:base")

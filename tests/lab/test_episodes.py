@@ -99,7 +99,10 @@ def test_rows_of_different_sizes_stay_within_them():
         ({"way": 1}, "episodes expect way to be a whole number of at least 2, got 1"),
         ({"shot": 0}, "episodes expect shot to be a whole number of at least 1, got 0"),
         ({"queries": 0}, "episodes expect queries to be a whole number of at least 1, got 0"),
-        ({"episodes": 2.5}, "episodes expect episodes to be a whole number of at least 1, got 2.5"),
+        (
+            {"episodes": 2.5},
+            "episodes expect their number to be a whole number of at least 1, got 2.5",
+        ),
     ],
 )
 def test_episodes_that_cannot_be_are_refused(settings, message):
@@ -110,3 +113,17 @@ def test_episodes_that_cannot_be_are_refused(settings, message):
 def test_a_class_without_a_name_is_called_by_its_number():
     with pytest.raises(ValueError, match=r"got 8 of class 4$"):
         drawn(shot=5, queries=16)
+
+
+@pytest.mark.parametrize(
+    ("labels", "error", "message"),
+    [
+        (UNEVEN[:, None], ValueError, r"episodes expect labels of shape \(N,\), got \(94, 1\)"),
+        (UNEVEN.float(), TypeError, "episodes expect labels of an integer type, got torch.float32"),
+        (UNEVEN.tolist(), TypeError, "episodes expect labels of an integer type, got list"),
+        (UNEVEN - 1, ValueError, "episodes expect labels of 0 or more, got -1"),
+    ],
+)
+def test_labels_that_are_not_a_class_of_each_example_are_refused(labels, error, message):
+    with pytest.raises(error, match=f"^{message}$"):
+        drawn(labels)

@@ -152,7 +152,7 @@ def test_two_runs_are_compared_on_the_same_episodes(place, capsys):
     for row, alone in zip(json.loads(both)["rows"], other["rows"], strict=True):
         assert row["against"]["accuracy"] == alone["accuracy"]
         difference = row["accuracy"] - alone["accuracy"]
-        assert row["difference"]["accuracy"] == pytest.approx(difference)
+        assert row["difference"]["mean"] == pytest.approx(difference)
 
 
 def test_the_table_has_a_line_for_each_method_and_shot(place, capsys):
@@ -166,10 +166,36 @@ def test_the_table_has_a_line_for_each_method_and_shot(place, capsys):
     assert all(line.count("±") == 3 for line in lines[5:])
 
 
-def test_classes_of_the_base_may_be_asked_for_by_name(place, capsys):
-    words = [place / "one", "--split", f"{place}/lists.json:base", "--data", place / "base"]
-    found = json.loads(said(capsys, *words, *QUICK, "--method", "l2", "--json"))
-    assert found["classes"] == 5
+def test_base_classes_of_a_run_are_recognised_in_images_it_held_out(place, capsys):
+    words = [place / "one", "--split", f"{place}/lists.json:base", *QUICK, "--method", "l2"]
+    run = fewshot_features.Run(place / "one")
+    found = json.loads(said(capsys, *words, "--json"))
+    assert (found["classes"], found["images"], found["held_out"]) == (5, run.data["test"], True)
+    assert f"{run.data['test']} images of 5 classes" in said(capsys, *words)
+    assert ":base), held out of training; 3-way" in said(capsys, *words)
+    new = [place / "one", "--data", place / "novel", *QUICK]
+    assert "held out" not in said(capsys, *new)
+
+
+def test_another_seed_gives_other_episodes(place, capsys):
+    words = [place / "one", "--data", place / "novel", *QUICK, "--method", "l2", "--json"]
+    found = json.loads(said(capsys, *words, "--seed", "1"))
+    examples = from_run(place / "one", source=str(place / "novel"), report=quietly)
+    drawn = draw(examples.labels, way=3, shot=1, queries=6, episodes=60, seed=1)
+    expected = accuracies(examples.features, drawn, l2())
+    assert found["rows"][0]["accuracy"] == pytest.approx(float(expected.mean()))
+    assert found["rows"][0]["accuracy"] != json.loads(said(capsys, *words))["rows"][0]["accuracy"]
+
+
+def test_a_run_is_judged_outside_the_span_of_its_prototypes(place, capsys):
+    words = [place / "one", "--data", place / "novel", *QUICK, "--method", "complement", "--json"]
+    found = json.loads(said(capsys, *words))
+    examples = from_run(place / "one", source=str(place / "novel"), report=quietly)
+    weight = load_file(place / "one" / "model.safetensors")["criterion.head.weight"]
+    left = examples.features - examples.features @ torch.linalg.pinv(weight) @ weight
+    drawn = draw(examples.labels, way=3, shot=1, queries=6, episodes=60)
+    expected = accuracies(left, drawn, l2())
+    assert found["rows"][0]["accuracy"] == pytest.approx(float(expected.mean()), abs=2e-3)
 
 
 # ------------------------------------------------------------------------------------ of a file
@@ -226,6 +252,20 @@ def test_base_features_may_come_from_a_file_of_their_own(tmp_path, capsys):
     assert json.loads(found)["rows"][0]["accuracy"] == pytest.approx(float(expected.mean()))
 
 
+def test_base_features_that_no_method_needs_are_said_to_be_so(tmp_path, capsys):
+    path = embeddings(tmp_path / "novel.safetensors")
+    words = [path, "--against", path, *QUICK, "--base", tmp_path / "gone.safetensors"]
+    assert main(["evaluate", "fewshot", *map(str, words), "--method", "l2"]) == 0
+    (line,) = capsys.readouterr().err.splitlines()
+    assert line.endswith("gone.safetensors: not needed, as cl2n is not among the methods")
+
+
+def test_one_is_not_written_as_several(tmp_path, capsys):
+    path = embeddings(tmp_path / "mine.safetensors")
+    printed = said(capsys, path, "--way", "3", "--episodes", "1", "--queries", "1")
+    assert "3-way, 1 query, 1 episode, seed 0" in printed
+
+
 # -------------------------------------------------------------------------------- what is refused
 
 
@@ -242,14 +282,40 @@ def test_base_features_may_come_from_a_file_of_their_own(tmp_path, capsys):
         (["--method", "consine"], "did you mean cosine?"),
         (["--method", "cl2n"], "cl2n expects features of the base classes, given by --base FILE"),
         (["--split", "cifar-fs:nvel"], "there is no part 'nvel'; did you mean novel?"),
-        (["--split", "cifar-fs"], "there is no class 'baby' of cifar-fs:novel among its 6"),
+        (
+            ["--split", "cifar-fs"],
+            "class_names are expected to find cifar-fs:novel by, got numbers alone",
+        ),
+        (["--split", ""], "a split of classes is expected, such as cifar-fs, got none"),
+        (["--split", ":novel"], "a split of classes is expected, such as cifar-fs, got none"),
+        (["--method", "cosine(5)"], "cosine takes settings by name only, such as scale, got"),
+        (["--method", "complement"], "complement expects a run, whose head has prototypes"),
         (["--data", "digits"], "--data is expected with a run; a file has its features already"),
         (["--against", "nowhere"], "nowhere: there is no such run or file"),
+        (["--against", ""], "'': there is no such run or file"),
     ],
 )
 def test_of_a_file_what_cannot_be_is_said_in_a_sentence(tmp_path, capsys, words, sentence):
     path = embeddings(tmp_path / "mine.safetensors")
     assert sentence in refused(capsys, path, *words)
+
+
+@pytest.mark.parametrize(
+    ("words", "sentence"),
+    [
+        (["--way", "1"], "episodes expect way to be a whole number of at least 2, got 1"),
+        (["--queries", "0"], "episodes expect queries to be a whole number of at least 1, got 0"),
+        (["--episodes", "0"], "to be a whole number of at least 1, got 0"),
+        (["--shot", "1,0"], "episodes expect shot to be a whole number of at least 1, got 0"),
+        (["--way", "6"], "6-way episodes expect at least 6 classes, got 5 of"),
+    ],
+)
+def test_numbers_that_cannot_be_are_refused_before_features_are_computed(
+    place, capsys, monkeypatch, words, sentence
+):
+    monkeypatch.setattr(fewshot_features, "from_run", None)
+    chosen = ["--split", f"{place}/lists.json", "--data", place / "novel"]
+    assert sentence in refused(capsys, place / "one", *chosen, *words)
 
 
 def test_files_of_other_images_are_not_compared(tmp_path, capsys):
@@ -284,6 +350,13 @@ def test_overlapping_lists_are_refused(place, tmp_path, capsys):
 def test_classes_that_were_trained_on_are_not_novel(place, capsys):
     said = refused(capsys, place / "one", "--data", place / "base", *QUICK)
     assert "novel classes are expected to be other than the base classes" in said
+    assert "got 5 of 5 that are both, such as '0'" in said
+
+
+def test_classes_that_were_trained_on_are_not_novel_elsewhere(place, tmp_path, capsys):
+    # Folders have names, if they are numbers too.
+    shutil.copytree(place / "base", tmp_path / "copy")
+    said = refused(capsys, place / "one", "--data", tmp_path / "copy", *QUICK)
     assert "got 5 of 5 that are both, such as '0'" in said
 
 

@@ -488,7 +488,8 @@ def test_asking_for_a_head_draws_numbers_for_that_head_only():
         ("cosin(scale=30)", "there is no head 'cosin'; did you mean cosine?"),
         ("cosine(scal=30)", "head: cosine has no setting 'scal'; did you mean scale?"),
         ("cosine(scale=-1)", "CosineHead expects scale above 0, got -1"),
-        ("cosine(3, 4)", "head: cosine takes no setting, got 'cosine(3, 4, scale=8.0)'"),
+        ("cosine(3, 4)", "head: cosine takes settings by name only, such as scale, "
+            "got 'cosine(3, 4, scale=8.0)'"),
         ("linear()", "lm_softmax expects a head with unit features and unit prototypes, "
                      "got LinearHead"),
     ],

@@ -12,13 +12,16 @@ from tammes.lab.cli import main
 from tammes.lab.config import Config
 from tammes.lab.data.splits import load_classes
 from tammes.lab.ledger import Ledger
+from tammes.lab.protocols.episodes import draw
+from tammes.lab.protocols.fewshot import accuracies, cl2n, l2
 from tammes.lab.recipes import fewshot
 from tammes.lab.recipes.fewshot import FewShot, evaluate_run, find
 from tammes.lab.recipes.reading import read
-from tammes.lab.record import Run
+from tammes.lab.record import Run, write_tensors
 from tammes.lab.reproduce import Engine, Selection, reproduce, run_cell
 from tammes.lab.taken import take
 from tammes.lab.training.model import load_model
+from tammes.lab.training.preparation import prepare_data
 from tammes.metrics.functional import discriminability
 
 PARTS = {"base": ["1", "3", "5", "7"], "validation": ["0", "2", "4"], "novel": ["6", "8", "9"]}
@@ -62,6 +65,7 @@ def recipe_of(lists, **changes):
             "whole": {
                 "kind": "fewshot",
                 "config": {"loss": "cosface(margin=0)", "whole": True},
+                "settings": {"analyse": False},
                 "columns": ["near"],
             },
             "chosen": {
@@ -197,7 +201,8 @@ def test_what_was_trained_on_is_not_called_a_test(done):
     tested = {"accuracy", "error", "sample_margin", "bias", "base_accuracy"}
     assert tested <= entry_of(done, "plain", "near").values.keys()
     assert not tested & values.keys()
-    assert {"shot1", "validation_shot1", "train_error", "phi_novel"} <= values.keys()
+    assert {"shot1", "validation_shot1", "train_error"} <= values.keys()
+    assert not {"phi_base", "d_intra_base", "d_inter_base", "p_same"} & values.keys()
     curves = entry_of(done, "whole", "near").curves
     assert "train.loss" in curves
     assert "test.accuracy" not in curves
@@ -399,13 +404,34 @@ def test_settings_that_cannot_be_are_refused_in_a_sentence(settings, sentence):
         FewShot.from_dict(settings)
 
 
-def test_base_images_that_were_trained_on_are_no_episodes(lists):
+@pytest.mark.parametrize("settings", [{"parts": ["base"]}, {"analyse": True}])
+def test_base_images_that_were_trained_on_are_not_looked_at(lists, settings):
     rows = {"plain": {"kind": "fewshot", "config": {"whole": True}}}
-    columns = {"near": {"settings": {"parts": ["base"]}}}
+    columns = {"near": {"settings": settings}}
     with pytest.raises(
         ValueError, match="tiny, row plain, column near: fewshot expects images held out of"
     ):
         recipe_of(lists, rows=rows, columns=columns)
+
+
+@pytest.mark.parametrize(
+    ("settings", "sentence"),
+    [
+        ({"way": 4}, "4-way episodes expect at least 4 classes, got 3 of .*:novel"),
+        ({"split": "digits.json"}, "novel classes are expected to be other than the base classes"),
+        ({"split": "small.json"}, "small.json: there is no class in its part validation"),
+    ],
+)
+def test_classes_that_cannot_be_are_noticed_before_training(
+    lists, tmp_path, monkeypatch, settings, sentence
+):
+    monkeypatch.chdir(tmp_path)
+    mixed = {"base": list("012"), "validation": list("789"), "novel": list("456")}
+    (tmp_path / "digits.json").write_text(json.dumps(mixed))
+    (tmp_path / "small.json").write_text(json.dumps({**PARTS, "validation": []}))
+    columns = {"near": {"settings": settings}}
+    with pytest.raises(ValueError, match=f"tiny, row plain, column near: .*{sentence}"):
+        recipe_of(lists, columns=columns, rows={"plain": {"kind": "fewshot"}})
 
 
 def test_nothing_is_chosen_by_novel_classes(lists):
@@ -434,6 +460,55 @@ def test_what_is_missing_or_damaged_is_open(done, lists, tmp_path):
     # Nothing is computed twice: the model is not needed any more.
     (run.folder / "model.safetensors").unlink()
     evaluate_run(run, [shots], list)
+
+
+def test_other_classes_in_a_list_of_the_same_name_are_looked_at_anew(done, tmp_path):
+    run, mine = Run(copied(done, tmp_path)), tmp_path / "mine.json"
+    shots = FewShot(split=str(mine), way=2, queries=4, episodes=20, parts=("novel",))
+    found = []
+    for novel in (["6", "8", "9"], ["6", "8"], ["6", "8"]):
+        mine.write_text(json.dumps({"base": PARTS["base"], "novel": novel}))
+        # The second list is not taken for the first, the third is taken for the second.
+        assert (find(run, shots) is None) == (len(found) < 2)
+        evaluate_run(run, [shots], list)
+        found.append(find(run, shots)["measures"])
+    assert found[0] != found[1] == found[2]
+    # What is known is not given up for a list that is not here.
+    mine.unlink()
+    assert find(run, shots)["measures"] == found[1]
+
+
+@pytest.mark.parametrize("images", [0, 9])
+def test_the_mean_of_the_training_images_is_taken_away(done, lists, tmp_path, images):
+    run = Run(copied(done, tmp_path))
+    shots = FewShot(split=str(lists), way=3, queries=4, episodes=40, method="cl2n", images=images)
+    evaluate_run(run, [shots], list)
+    model, novel = load_model(run), load_classes("digits", PARTS["novel"])
+    training = prepare_data(run.config, list)[0]
+    with torch.no_grad():
+        features, mean = model.features(novel.pixels), model.features(training.pixels).mean(0)
+    places = torch.cat([(novel.labels == n).nonzero()[: images or None, 0] for n in range(3)])
+    places = places if images else torch.arange(len(novel))
+    drawn = draw(novel.labels[places], way=3, shot=1, queries=4, episodes=40)
+    expected = accuracies(features[places], drawn, cl2n(), base_mean=mean)
+    measured = find(run, shots)["measures"]["shot1"]
+    assert measured == pytest.approx(float(expected.mean()), abs=3e-3)
+    assert measured != pytest.approx(float(accuracies(features[places], drawn, l2()).mean()))
+
+
+@pytest.mark.filterwarnings("ignore:discriminability")
+def test_accuracies_of_a_model_that_collapsed_are_kept(done, lists, tmp_path):
+    run = Run(copied(done, tmp_path))
+    weights = run.tensors("model")
+    write_tensors(
+        run.folder / "model.safetensors", {name: 0 * each for name, each in weights.items()}
+    )
+    shots = FewShot(split=str(lists), way=3, queries=4, episodes=5, method="l2", analyse=True)
+    evaluate_run(run, [shots], list)
+    measures = find(run, shots)["measures"]
+    assert measures["shot1"] == pytest.approx(1 / 3)
+    assert measures["d_intra_novel"] == 0
+    assert "phi_novel" not in measures
 
 
 def test_a_run_of_the_novel_classes_is_refused(done, lists, tmp_path):

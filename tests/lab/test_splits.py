@@ -6,6 +6,7 @@ import pytest
 import torch
 
 from tammes.lab.data import DataError, load, splits
+from tammes.lab.data.sources import KNOWN
 from tammes.lab.data.splits import ClassSplit, load_classes, parse, read, take
 
 SIZES = {
@@ -21,7 +22,12 @@ SIZES = {
 def test_the_known_splits_have_the_published_sizes(name):
     split = read(name)
     assert (len(split.base), len(split.validation), len(split.novel)) == SIZES[name]
-    assert split.source
+    assert split.source in KNOWN
+
+
+def test_mini_imagenet_is_a_set_of_its_own():
+    # 600 images of each class, not all of ImageNet.
+    assert read("mini-imagenet").source == "mini-imagenet"
 
 
 def test_every_known_split_is_listed():
@@ -88,6 +94,18 @@ def test_a_part_is_named_behind_a_colon(text, part, first):
     assert split.part(found)[0] == first or first in split.part(found)
 
 
+def test_the_part_that_is_meant_where_none_is_named_may_be_another():
+    assert parse("cifar-fs", default="base")[1] == "base"
+    assert parse("cifar-fs:valid", default="base")[1] == "validation"
+
+
+def test_a_file_with_a_colon_in_its_name_is_a_file(tmp_path, monkeypatch):
+    (tmp_path / "my:lists.json").write_text('{"base": ["a"], "novel": ["b"]}')
+    monkeypatch.chdir(tmp_path)
+    assert parse("my:lists.json")[0].novel == ("b",)
+    assert parse("my:lists.json:base")[1] == "base"
+
+
 def test_a_path_with_a_colon_is_a_path(tmp_path):
     folder = tmp_path / "a:b"
     folder.mkdir()
@@ -108,6 +126,8 @@ def test_a_path_with_a_colon_is_a_path(tmp_path):
         ('{"other": ["a"]}', "lists base, validation and novel are expected, got none of them"),
         ("[1, 2]", "lists base, validation and novel are expected, got none of them"),
         ("{nonsense", "not JSON"),
+        ('{"base": ["a"], "nove": ["b"]}', "got 'nove'; did you mean novel?"),
+        ('{"base": ["a"], "zzz": 1}', "got 'zzz'; it may have base, classes, novel"),
     ],
 )
 def test_lists_that_cannot_be_are_refused(tmp_path, text, message):
@@ -129,6 +149,20 @@ def test_an_unknown_split_or_part_is_answered_with_the_nearest(text, message):
     with pytest.raises(DataError) as refused:
         parse(text)
     assert message in str(refused.value)
+
+
+@pytest.mark.parametrize("text", ["", ":novel"])
+def test_no_split_is_not_the_folder_one_is_in(text, tmp_path, monkeypatch):
+    (tmp_path / "novel.txt").write_text("a\nb\n")
+    monkeypatch.chdir(tmp_path)
+    with pytest.raises(DataError, match=r"^a split of classes is expected, .*, got none$"):
+        parse(text)
+
+
+def test_a_list_that_is_no_text_is_named(tmp_path):
+    (tmp_path / "base.txt").write_bytes(b"\xff\xfe")
+    with pytest.raises(DataError, match=r"base\.txt: not a text in UTF-8"):
+        read(tmp_path)
 
 
 def test_an_empty_part_is_refused():

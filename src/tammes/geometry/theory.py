@@ -226,7 +226,8 @@ def novel_ratio(probability: float, measured: "DiscriminabilityResult") -> float
         measured: base and novel classes, by :func:`tammes.metrics.functional.discriminability`.
 
     Returns:
-        The predicted ratio of the distances between and within novel classes.
+        The predicted ratio of the distances between and within novel classes; infinite or NaN
+        where classes have collapsed.
 
     Example:
         >>> from tammes.metrics.functional import discriminability
@@ -239,7 +240,7 @@ def novel_ratio(probability: float, measured: "DiscriminabilityResult") -> float
         Liu et al., Negative Margin Matters, ECCV 2020, eq. 11.
     """
     psi, excess = _spread(measured)
-    return psi / (1 - probability * excess)
+    return float(psi / (1 - probability * excess))
 
 
 def negative_margin_wins(
@@ -261,7 +262,8 @@ def negative_margin_wins(
         other: the same after training with :math:`m_2`.
 
     Returns:
-        Whether :math:`m_1` is the better one for the novel classes.
+        Whether :math:`m_1` is the better one for the novel classes; not where base classes have
+        collapsed into one, as neither side is defined.
 
     Example:
         >>> from tammes.metrics.functional import discriminability
@@ -274,16 +276,27 @@ def negative_margin_wins(
     References:
         Liu et al., Negative Margin Matters, ECCV 2020, eq. 12.
     """
+    left, right = margin_sides(probability, negative, other)
+    return left < right
+
+
+def margin_sides(
+    probability: float, negative: "DiscriminabilityResult", other: "DiscriminabilityResult"
+) -> tuple[float, float]:
+    r"""The sides :math:`P^s\,\Delta` and :math:`t` that :func:`negative_margin_wins` compares."""
     (psi1, excess1), (psi2, excess2) = _spread(negative), _spread(other)
-    return probability * (psi1 * excess2 - psi2 * excess1) < psi1 - psi2
+    return float(probability * (psi1 * excess2 - psi2 * excess1)), float(psi1 - psi2)
 
 
-def _spread(measured: "DiscriminabilityResult") -> tuple[float, float]:
-    r"""Distance between novel over that between base classes, and :math:`1 - 1/\phi^b`."""
+def _spread(measured: "DiscriminabilityResult") -> tuple[Tensor, Tensor]:
+    r"""Distance between novel over that between base classes, and :math:`1 - 1/\phi^b`.
+
+    Tensors, as they divide by zero.
+    """
     if measured.novel is None:
         raise ValueError("the criterion expects novel classes to be measured, got base ones only")
-    base = float(measured.base.inter)
-    return float(measured.novel.inter) / base, 1 - float(measured.base.intra) / base
+    base = measured.base.inter.double()
+    return measured.novel.inter / base, 1 - measured.base.intra / base
 
 
 def _check_count(name: str, count: int) -> None:

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from tammes.lab.protocols.fewshot import Examples, Row
+    from tammes.lab.protocols.fewshot_features import Chosen
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -60,7 +61,7 @@ def _add_fewshot(parser: argparse.ArgumentParser) -> None:
         "--method",
         default="centroid,l2",
         metavar="TEXT",
-        help="centroid, l2, cl2n, linear, cosine; the last two may have settings, as "
+        help="centroid, l2, cl2n, complement, linear, cosine; the last two may have settings, as "
         "cosine(scale=10) (%(default)s)",
     )
     parser.add_argument("--seed", type=int, default=0, help="of the episodes (%(default)s)")
@@ -79,11 +80,23 @@ def run(arguments: argparse.Namespace) -> int:
     Raises:
         ValueError: with one sentence, where something cannot be.
     """
+    from tammes.lab.data.sources import say
     from tammes.lab.protocols import fewshot
+    from tammes.lab.protocols.episodes import check_numbers
+    from tammes.lab.protocols.fewshot_features import check_way
 
     # Whatever is wrong with these is said before anything is computed.
-    fewshot.methods(arguments.method)
+    methods = fewshot.methods(arguments.method)
     shots = _whole_numbers(arguments.shot)
+    for shot in shots:
+        check_numbers(
+            way=arguments.way, shot=shot, queries=arguments.queries, episodes=arguments.episodes
+        )
+    chosen = _chosen(arguments)
+    if chosen is not None:
+        check_way(arguments.way, *chosen)
+    if arguments.base is not None and not fewshot.needs_base_mean(methods):
+        say(f"--base {arguments.base}: not needed, as cl2n is not among the methods")
     examples = _examples(arguments.model, arguments)
     against = None
     if arguments.against is not None:
@@ -106,35 +119,38 @@ def run(arguments: argparse.Namespace) -> int:
     return 0
 
 
-def _examples(model: str, arguments: argparse.Namespace) -> "Examples":
-    import torch
-
+def _chosen(arguments: argparse.Namespace) -> "Chosen | None":
     from tammes.lab.data import splits
+
+    return None if arguments.split is None else splits.parse(arguments.split)
+
+
+def _examples(model: str, arguments: argparse.Namespace) -> "Examples":
     from tammes.lab.protocols import fewshot
-    from tammes.lab.protocols.fewshot_features import from_file, from_run, on
+    from tammes.lab.protocols.fewshot_features import from_file, from_run, on_device
 
     path = Path(model)
-    if not path.exists():
-        raise ValueError(f"{model}: there is no such run or file")
-    chosen = None if arguments.split is None else splits.parse(arguments.split)
-    centred = any(
-        isinstance(each, fewshot.NearestCentroid) and each.centre
-        for each in fewshot.methods(arguments.method).values()
-    )
+    if not model or not path.exists():
+        raise ValueError(f"{model or repr(model)}: there is no such run or file")
+    chosen, methods = _chosen(arguments), fewshot.methods(arguments.method)
+    centred, outside = fewshot.needs_base_mean(methods), fewshot.needs_prototypes(methods)
     if path.is_dir():
         if arguments.base is not None:
             raise ValueError("--base is expected with a file; a run has its own training images")
-        found = from_run(path, source=arguments.data, chosen=chosen, base=centred)
-    else:
-        if arguments.data is not None:
-            raise ValueError("--data is expected with a run; a file has its features already")
-        found = from_file(path, chosen=chosen, base=arguments.base)
-        if centred and found.base_mean is None:
-            raise ValueError(
-                f"{model}: cl2n expects features of the base classes, given by --base FILE or by "
-                "a --split whose base classes are in the file too"
-            )
-    return on(found, torch.device("cuda" if torch.cuda.is_available() else "cpu"))
+        return on_device(
+            from_run(path, source=arguments.data, chosen=chosen, base=centred, prototypes=outside)
+        )
+    if arguments.data is not None:
+        raise ValueError("--data is expected with a run; a file has its features already")
+    if outside:
+        raise ValueError(f"{model}: complement expects a run, whose head has prototypes")
+    found = from_file(path, chosen=chosen, base=arguments.base if centred else None)
+    if centred and found.base_mean is None:
+        raise ValueError(
+            f"{model}: cl2n expects features of the base classes, given by --base FILE or by "
+            "a --split whose base classes are in the file too"
+        )
+    return on_device(found)
 
 
 def _whole_numbers(text: str) -> list[int]:
@@ -163,8 +179,10 @@ def as_text(rows: "Sequence[Row]", examples: "Examples", arguments: argparse.Nam
     lines += [f"  against {arguments.against}, on the same episodes"] if compared else []
     lines += [
         f"  {settings['images']:,} images of {settings['classes']} classes"
-        f"{f' ({arguments.split})' if arguments.split else ''}; {arguments.way}-way, "
-        f"{arguments.queries} queries, {arguments.episodes:,} episodes, seed {arguments.seed}; "
+        f"{f' ({arguments.split})' if arguments.split else ''}"
+        f"{', held out of training' if settings['held_out'] else ''}; {arguments.way}-way, "
+        f"{_counted(arguments.queries, 'query', 'queries')}, "
+        f"{_counted(arguments.episodes, 'episode', 'episodes')}, seed {arguments.seed}; "
         "± is 95 % over episodes",
         "",
     ]
@@ -172,6 +190,10 @@ def as_text(rows: "Sequence[Row]", examples: "Examples", arguments: argparse.Nam
         cells = [f"{cell:<{width}}" for cell, width in zip(line, widths, strict=True)]
         lines.append("  " + "   ".join(cells).rstrip())
     return "\n".join(lines)
+
+
+def _counted(count: int, one: str, several: str) -> str:
+    return f"{count:,} {one if count == 1 else several}"
 
 
 def as_json(
@@ -184,12 +206,15 @@ def as_json(
 def _settings(
     rows: "Sequence[Row]", examples: "Examples", arguments: argparse.Namespace
 ) -> dict[str, Any]:
+    chosen = _chosen(arguments)
     return {
         "model": arguments.model,
         "against": arguments.against,
         "split": arguments.split,
         "images": len(examples.labels),
         "classes": len(examples.labels.unique()),
+        # Base classes of a run are recognised in images that it was not trained on.
+        "held_out": Path(arguments.model).is_dir() and chosen is not None and chosen[1] == "base",
         "way": arguments.way,
         "queries": arguments.queries,
         "episodes": len(rows[0].accuracies),

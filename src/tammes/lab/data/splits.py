@@ -29,6 +29,8 @@ _ALIASES: dict[str, Part] = {
     "novel": "novel", "test": "novel",
 }  # fmt: skip
 """Under which names lists give the three parts."""
+_KEYS = (*_ALIASES, "source", "classes")
+"""What a file of lists may hold."""
 
 
 @dataclass(frozen=True)
@@ -113,6 +115,8 @@ def read(name: str | os.PathLike[str]) -> ClassSplit:
         (64, 16, 20)
     """
     title = os.fspath(name)
+    if not title:
+        raise DataError("a split of classes is expected, such as cifar-fs, got none")
     if title in _shipped():
         return _from_lists(title, _shipped()[title])
     path = Path(title).expanduser()
@@ -132,11 +136,12 @@ def read(name: str | os.PathLike[str]) -> ClassSplit:
     return _from_lists(title, lists)
 
 
-def parse(text: str) -> tuple[ClassSplit, Part]:
-    """A split and one of its parts, novel if none is named.
+def parse(text: str, default: Part = "novel") -> tuple[ClassSplit, Part]:
+    """A split and one of its parts.
 
     Args:
         text: such as ``cifar-fs:novel`` or ``lists.json:validation``.
+        default: the part where none is named.
 
     Example:
         >>> split, part = parse("cub:val")
@@ -145,8 +150,8 @@ def parse(text: str) -> tuple[ClassSplit, Part]:
     """
     name, colon, part = text.rpartition(":")
     # A path may have a colon in it.
-    if not colon or "/" in part or os.sep in part:
-        name, part = text, "novel"
+    if not colon or "/" in part or os.sep in part or Path(text).exists():
+        name, part = text, default
     split = read(name)
     split.part(part)
     return split, _ALIASES[part]
@@ -156,7 +161,10 @@ def _text_files(folder: Path) -> dict[str, list[str]]:
     lists: dict[str, list[str]] = {}
     for file in sorted(folder.glob("*.txt")):
         if file.stem in _ALIASES:
-            lines = file.read_text(encoding="utf-8").splitlines()
+            try:
+                lines = file.read_text(encoding="utf-8").splitlines()
+            except UnicodeDecodeError as error:
+                raise DataError(f"{file}: not a text in UTF-8 ({error})") from error
             lists[file.stem] = [line.strip() for line in lines if line.strip()]
     return lists
 
@@ -167,6 +175,9 @@ def _from_lists(title: str, lists: Any) -> ClassSplit:
         raise DataError(f"{title}: lists base, validation and novel are expected, got none of them")
     found: dict[Part, list[str]] = {part: [] for part in PARTS}
     for key, value in lists.items():
+        if key not in _KEYS:
+            hint = did_you_mean(key, _KEYS, otherwise="it may have")
+            raise DataError(f"{title}: lists of classes are expected, got {key!r}{hint}")
         if key in _ALIASES:
             if found[_ALIASES[key]]:
                 raise DataError(f"{title}: {_ALIASES[key]} is given twice, once as {key!r}")

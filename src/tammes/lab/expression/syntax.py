@@ -172,7 +172,9 @@ def bind(call: Call, parameters: Iterable[inspect.Parameter], *, what: str) -> d
     own = {p.name: p for p in parameters if p.kind is not p.VAR_KEYWORD}
     places = [p.name for p in own.values() if p.kind is not p.KEYWORD_ONLY]
     if len(call.args) > len(places):
-        most = "no setting" if not places else f"at most {len(places)} without a name"
+        most = f"at most {len(places)} without a name" if places else "no setting"
+        if own and not places:
+            most = f"settings by name only, such as {next(iter(own))}"
         raise ValueError(f"{what}: {call.name} takes {most}, got {short(str(call))!r}")
     settings = dict(zip(places, call.args, strict=False))
     for key, value in call.kwargs.items():

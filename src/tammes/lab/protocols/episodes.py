@@ -11,6 +11,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
+from tammes.checks import INTEGERS
 from tammes.lab.data import chance
 
 
@@ -72,6 +73,7 @@ def draw(
         The :class:`Episodes`; a larger ``episodes`` begins with those of a smaller one.
 
     Raises:
+        TypeError: labels are no integers.
         ValueError: there are too few classes, or too few examples of one.
 
     Example:
@@ -82,12 +84,8 @@ def draw(
         >>> bool((labels[drawn.queries] == drawn.classes[:, :, None]).all())
         True
     """
-    for name, value in (("way", way), ("shot", shot), ("queries", queries), ("episodes", episodes)):
-        least = 2 if name == "way" else 1
-        if isinstance(value, bool) or not isinstance(value, int) or value < least:
-            raise ValueError(
-                f"episodes expect {name} to be a whole number of at least {least}, got {value!r}"
-            )
+    check_numbers(way=way, shot=shot, queries=queries, episodes=episodes)
+    check_labels("episodes expect", labels)
     labels = labels.cpu()
     order = labels.argsort(stable=True)
     present, counts = labels.unique(return_counts=True)
@@ -108,6 +106,33 @@ def draw(
     starts = counts.cumsum(0) - counts
     positions = order[starts[chosen][:, :, None] + members]
     return Episodes(present[chosen], positions[:, :, :shot], positions[:, :, shot:], seed)
+
+
+def check_numbers(*, way: int, shot: int, queries: int, episodes: int) -> None:
+    """Refuse numbers that no episode can have, whatever there is to draw from."""
+    settings = {"way": way, "shot": shot, "queries": queries, "their number": episodes}
+    for name, value in settings.items():
+        least = 2 if name == "way" else 1
+        if isinstance(value, bool) or not isinstance(value, int) or value < least:
+            raise ValueError(
+                f"episodes expect {name} to be a whole number of at least {least}, got {value!r}"
+            )
+
+
+def check_labels(who: str, labels: Tensor) -> None:
+    """Refuse labels that are not one class for each example.
+
+    Args:
+        who: begins the sentence, with its verb.
+        labels: shape ``(N,)``.
+    """
+    if not isinstance(labels, Tensor) or labels.dtype not in INTEGERS:
+        kind = labels.dtype if isinstance(labels, Tensor) else type(labels).__name__
+        raise TypeError(f"{who} labels of an integer type, got {kind}")
+    if labels.ndim != 1:
+        raise ValueError(f"{who} labels of shape (N,), got {tuple(labels.shape)}")
+    if len(labels) and int(labels.min()) < 0:
+        raise ValueError(f"{who} labels of 0 or more, got {int(labels.min())}")
 
 
 def _choose(sizes: Tensor, count: int, *names: int | str) -> Tensor:

@@ -5,7 +5,7 @@ calls, ``l2`` or ``cosine(scale=10)``, and every method, and every model, gets t
 """
 
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -14,55 +14,35 @@ from torch import Tensor
 
 from tammes.kernels.problem import full_precision
 from tammes.lab.expression.syntax import build, split_list
-from tammes.lab.protocols.episodes import Episodes, draw
+from tammes.lab.protocols.episodes import Episodes, check_labels, draw
+from tammes.lab.protocols.fewshot_centroid import (
+    NearestCentroid,
+    centroid,
+    centroids_of,
+    cl2n,
+    complement,
+    l2,
+    prepared,
+)
 from tammes.lab.protocols.fewshot_heads import (
     CosineTuning,
     FineTuning,
     LinearTuning,
+    directions,
     heads_of,
     one_thread,
 )
-from tammes.similarity import unit
 
 _BLOCK = {"cpu": 1 << 21, "cuda": 1 << 28}
 """Numbers of gathered features at once, by device."""
 
-
-@dataclass(frozen=True)
-class NearestCentroid:
-    """The class whose mean of support features is nearest; nothing is trained.
-
-    Args:
-        normalize: scale features to length one first (L2).
-        centre: take away the mean of the base features before that (CL2N).
-    """
-
-    normalize: bool = False
-    centre: bool = False
-
-
 Method = NearestCentroid | FineTuning
-
-
-def centroid() -> NearestCentroid:
-    """Nearest centroid of the features as they are."""
-    return NearestCentroid()
-
-
-def l2() -> NearestCentroid:
-    """Nearest centroid of features of length one."""
-    return NearestCentroid(normalize=True)
-
-
-def cl2n() -> NearestCentroid:
-    """Nearest centroid of features less the mean of the base features, of length one."""
-    return NearestCentroid(normalize=True, centre=True)
-
 
 TABLE: dict[str, Callable[..., Method]] = {
     "centroid": centroid,
     "l2": l2,
     "cl2n": cl2n,
+    "complement": complement,
     "linear": LinearTuning,
     "cosine": CosineTuning,
 }
@@ -77,7 +57,7 @@ def methods(text: str) -> dict[str, Method]:
 
     Example:
         >>> methods("l2, cosine(margin=-0.1)")["l2"]
-        NearestCentroid(normalize=True, centre=False)
+        NearestCentroid(normalize=True, centre=False, outside=False)
     """
     found = {each: build(each, TABLE, what="method") for each in split_list(text, what="method")}
     if not found:
@@ -85,30 +65,58 @@ def methods(text: str) -> dict[str, Method]:
     return found
 
 
-def prepared(features: Tensor, method: Method, base_mean: Tensor | None = None) -> Tensor:
-    """Features as a method compares them, shape ``(N, D)``.
+def needs_base_mean(methods: Mapping[str, Method]) -> bool:
+    """Whether one of them expects :attr:`Examples.base_mean`.
 
     Args:
-        features: shape ``(N, D)``.
-        method: what compares them.
-        base_mean: mean of the base features, shape ``(D,)``; ``cl2n`` needs it.
+        methods: as :func:`methods` gives them.
+
+    Example:
+        >>> needs_base_mean(methods("l2, cl2n")), needs_base_mean(methods("l2, cosine"))
+        (True, False)
     """
-    if isinstance(method, FineTuning):
-        return features
-    if method.centre:
-        if base_mean is None:
-            raise ValueError("cl2n expects the mean of the base features, got none")
-        if base_mean.shape != features.shape[1:]:
-            raise ValueError(
-                f"cl2n expects a mean of {features.shape[1]} numbers, got {tuple(base_mean.shape)}"
-            )
-        features = features - base_mean.to(features)
-    return unit(features) if method.normalize else features
+    return any(isinstance(each, NearestCentroid) and each.centre for each in methods.values())
+
+
+def needs_prototypes(methods: Mapping[str, Method]) -> bool:
+    """Whether one of them expects :attr:`Examples.prototypes`.
+
+    Args:
+        methods: as :func:`methods` gives them.
+
+    Example:
+        >>> needs_prototypes(methods("complement")), needs_prototypes(methods("l2, cosine"))
+        (True, False)
+    """
+    return any(isinstance(each, NearestCentroid) and each.outside for each in methods.values())
+
+
+def _check(features: Tensor, base_mean: Tensor | None, prototypes: Tensor | None) -> None:
+    """Refuse features that are no rows, and what is not as wide as they are."""
+    if not isinstance(features, Tensor) or not features.is_floating_point():
+        kind = features.dtype if isinstance(features, Tensor) else type(features).__name__
+        raise TypeError(f"few-shot expects features of a floating type, got {kind}")
+    if features.ndim != 2 or not features.shape[1]:
+        raise ValueError(f"few-shot expects features of shape (N, D), got {tuple(features.shape)}")
+    size = features.shape[1]
+    if base_mean is not None and base_mean.shape != (size,):
+        raise ValueError(
+            f"few-shot expects base_mean of shape ({size},), got {tuple(base_mean.shape)}"
+        )
+    if prototypes is not None and (prototypes.ndim != 2 or prototypes.shape[1] != size):
+        raise ValueError(
+            f"few-shot expects prototypes of shape (C, {size}), got {tuple(prototypes.shape)}"
+        )
 
 
 @torch.no_grad()
 def accuracies(
-    features: Tensor, episodes: Episodes, method: Method, *, base_mean: Tensor | None = None
+    features: Tensor,
+    episodes: Episodes,
+    method: Method,
+    *,
+    base_mean: Tensor | None = None,
+    prototypes: Tensor | None = None,
 ) -> Tensor:
     """Share of the queries of each episode that are recognised.
 
@@ -118,9 +126,13 @@ def accuracies(
         episodes: which examples are compared.
         method: how.
         base_mean: mean of the base features, for ``cl2n``.
+        prototypes: of the head that the features were trained with, for ``complement``.
 
     Returns:
         Shape ``(E,)``, float64, on the CPU.
+
+    Raises:
+        ValueError: what is given does not go together or is not finite, or fine-tuning diverged.
 
     Example:
         >>> labels = torch.arange(3).repeat(4)
@@ -128,10 +140,21 @@ def accuracies(
         >>> accuracies(torch.eye(3)[labels], drawn, l2()).mean()
         tensor(1., dtype=torch.float64)
     """
+    _check(features, base_mean, prototypes)
+    last = max(int(episodes.support.max()), int(episodes.queries.max()))
+    if last >= len(features):
+        raise ValueError(
+            f"episodes expect features of every example they were drawn from, {last + 1} at least, "
+            f"got {len(features)}"
+        )
     if not bool(features.isfinite().all()):
         raise ValueError("few-shot episodes expect finite features, got NaN or infinity")
     features = features if features.dtype == torch.float64 else features.float()
-    features = prepared(features, method, base_mean).contiguous()
+    if isinstance(method, NearestCentroid):
+        features = prepared(features, method, base_mean, prototypes)
+    elif method.cosine:
+        features = directions(features)
+    features = features.contiguous()
     gathered = episodes.way * (episodes.shot + episodes.queries.shape[2] + 2)
     size = _BLOCK.get(features.device.type, _BLOCK["cuda"])
     if isinstance(method, FineTuning):
@@ -140,6 +163,7 @@ def accuracies(
     block = max(1, size // (gathered * features.shape[1]))
     own = torch.arange(episodes.way, device=features.device)[:, None]
     found = []
+    diverged = 0
     with full_precision(features.device), one_thread(features.device):
         for numbers in torch.arange(len(episodes), device=features.device).split(block):
             weight, offset = _classifiers(features, episodes, numbers, method)
@@ -147,8 +171,14 @@ def accuracies(
             rows = features.index_select(0, places.flatten())
             queries = rows.view(len(numbers), -1, features.shape[1])
             scores = torch.baddbmm(offset[:, None], queries, weight.transpose(1, 2))
+            diverged += int((~scores.isfinite()).any(2).any(1).sum())
             right = scores.argmax(2).view(places.shape) == own
             found.append(right.double().mean((1, 2)).cpu())
+    if diverged:
+        raise ValueError(
+            f"fine-tuning expects finite scores, got NaN or infinity in {diverged:,} of "
+            f"{len(episodes):,} episodes: try a smaller lr"
+        )
     return torch.cat(found)
 
 
@@ -156,18 +186,12 @@ def _classifiers(
     features: Tensor, episodes: Episodes, numbers: Tensor, method: Method
 ) -> tuple[Tensor, Tensor]:
     """What the scores of queries are products with, and what is added to them for each class."""
-    if isinstance(method, FineTuning):
-        weight = heads_of(features, episodes, numbers, method)
-        # The length of a query does not matter to which class is first.
-        weight = unit(weight) if method.cosine else weight
-        return weight, weight.new_zeros(weight.shape[:2])
-    places = episodes.support[numbers.cpu()].to(features.device)
-    centroids = features[places].mean(2)
-    # The nearest by |q - c|^2, measured from the middle of the centroids: what all have in common
-    # would only cost digits.
-    middle = centroids.mean(1, keepdim=True)
-    weight = centroids - middle
-    return weight, -(weight * (middle + weight / 2)).sum(2)
+    if not isinstance(method, FineTuning):
+        return centroids_of(features, episodes, numbers)
+    weight = heads_of(features, episodes, numbers, method)
+    # The length of a query does not matter to which class is first.
+    weight = directions(weight) if method.cosine else weight
+    return weight, weight.new_zeros(weight.shape[:2])
 
 
 @dataclass(frozen=True)
@@ -191,13 +215,23 @@ class Interval:
         return abs(self.mean) > self.half > 0
 
     def shown(self, *, sign: bool = False) -> str:
-        """In percent.
+        """In percent; one episode has no interval.
 
         Example:
             >>> Interval(0.6844, 0.0021, 10_000).shown()
             '68.44 ± 0.21'
         """
-        return f"{100 * self.mean:{'+' if sign else ''}.2f} ± {100 * self.half:.2f}"
+        half = f" ± {100 * self.half:.2f}" if math.isfinite(self.half) else ""
+        return f"{100 * self.mean:{'+' if sign else ''}.2f}{half}"
+
+    def as_dict(self, name: str = "mean") -> dict[str, Any]:
+        """As plain values; one episode has no interval.
+
+        Args:
+            name: of the mean.
+        """
+        half = self.half if math.isfinite(self.half) else None
+        return {name: self.mean, "half": half, "episodes": self.count}
 
 
 def interval(values: Tensor) -> Interval:
@@ -244,17 +278,12 @@ class Row:
         return None if self.against is None else interval(self.accuracies - self.against)
 
     def as_dict(self) -> dict[str, Any]:
-        """As plain values; one episode has no interval."""
-        found: dict[str, Any] = {"method": self.method, "shot": self.shot, **_plain(self.accuracy)}
+        """As plain values."""
+        found = {"method": self.method, "shot": self.shot, **self.accuracy.as_dict("accuracy")}
         if self.against is not None and self.difference is not None:
-            found["against"] = _plain(interval(self.against))
-            found["difference"] = {**_plain(self.difference), "clear": self.difference.clear}
+            found["against"] = interval(self.against).as_dict("accuracy")
+            found["difference"] = {**self.difference.as_dict(), "clear": self.difference.clear}
         return found
-
-
-def _plain(found: Interval) -> dict[str, Any]:
-    half = found.half if math.isfinite(found.half) else None
-    return {"accuracy": found.mean, "half": half, "episodes": found.count}
 
 
 @dataclass(frozen=True, eq=False)
@@ -267,6 +296,7 @@ class Examples:
         classes: their names.
         base_mean: mean of the base features, shape ``(D,)``, or None.
         title: whose they are.
+        prototypes: of the head that the features were trained with, shape ``(C, D)``, or None.
     """
 
     features: Tensor
@@ -274,13 +304,28 @@ class Examples:
     classes: tuple[str, ...]
     base_mean: Tensor | None = None
     title: str = ""
+    prototypes: Tensor | None = None
+
+    def __post_init__(self) -> None:
+        _check(self.features, self.base_mean, self.prototypes)
+        check_labels("few-shot expects", self.labels)
+        if len(self.labels) != len(self.features):
+            raise ValueError(
+                f"few-shot expects a label for each of {len(self.features)} features, "
+                f"got {len(self.labels)}"
+            )
+        if len(self.labels) and int(self.labels.max()) >= len(self.classes):
+            raise ValueError(
+                f"few-shot expects labels from 0 to {len(self.classes) - 1}, as there are names of "
+                f"classes, got {int(self.labels.max())}"
+            )
 
 
 def evaluate(
     examples: Examples,
     *,
     way: int = 5,
-    shots: Sequence[int] = (1, 5),
+    shots: int | Sequence[int] = (1, 5),
     queries: int = 15,
     episodes: int = 10_000,
     method: str = "centroid, l2",
@@ -309,14 +354,16 @@ def evaluate(
             f"{examples.title} has, got other labels"
         )
     rows = []
-    for shot in shots:
+    for shot in [shots] if isinstance(shots, int) else shots:
         drawn = draw(
             examples.labels, way=way, shot=shot, queries=queries, episodes=episodes, seed=seed,
             names=examples.classes,
         )  # fmt: skip
         for written, each in chosen.items():
             both = [
-                accuracies(one.features, drawn, each, base_mean=one.base_mean)
+                accuracies(
+                    one.features, drawn, each, base_mean=one.base_mean, prototypes=one.prototypes
+                )
                 for one in (examples, against)
                 if one is not None
             ]

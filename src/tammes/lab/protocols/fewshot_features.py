@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 from tammes.lab.data import Images, splits
-from tammes.lab.data.sources import say
+from tammes.lab.data.sources import KNOWN, say
 from tammes.lab.data.splits import ClassSplit, Part
 from tammes.lab.expression.syntax import did_you_mean
 from tammes.lab.measuring import files
@@ -31,7 +31,7 @@ Chosen = tuple[ClassSplit, Part]
 def from_file(
     path: str | os.PathLike[str],
     *,
-    chosen: Chosen | None = None,
+    chosen: Chosen | str | None = None,
     base: str | os.PathLike[str] | None = None,
     keys: dict[str, str | None] | None = None,
 ) -> Examples:
@@ -39,7 +39,8 @@ def from_file(
 
     Args:
         path: of the file.
-        chosen: the classes to take; its names are those in the file. All of them by default.
+        chosen: the classes to take, such as ``"lists.json:novel"``; its names are those in the
+            file. All of them by default.
         base: a file with features of the base classes, for their mean; without it the base classes
             of the split are looked for in the file itself.
         keys: see :func:`tammes.lab.measuring.files.read`.
@@ -57,21 +58,26 @@ def from_file(
     title = os.fspath(path)
     if chosen is None:
         return Examples(features, labels, names, base_mean, title)
-    split, part = chosen
+    split, part = splits.parse(chosen) if isinstance(chosen, str) else chosen
+    wanted = split.part(part)
     if base is not None and part != "base":
         # A file of numbers alone names no class.
         named = [base_names[label] for label in base_labels.unique().tolist()]
-        check_apart(os.fspath(base), named, split.part(part))
-    if base is None and set(split.base) <= set(names):
+        check_apart(os.fspath(base), named, wanted)
+    if base is None and split.base and set(split.base) <= set(names):
         base_mean = features[_of(labels, names, split.base) >= 0].mean(0)
-    missing = [name for name in split.part(part) if name not in names]
+    missing = [name for name in wanted if name not in names]
+    if missing and _are_numbers(names):
+        raise FileError(
+            f"{title}: class_names are expected to find {split.name}:{part} by, got numbers alone"
+        )
     if missing:
         raise FileError(
             f"{title}: there is no class {missing[0]!r} of {split.name}:{part} among its "
             f"{len(names)}{did_you_mean(missing[0], names)}"
         )
-    own = _of(labels, names, split.part(part))
-    return Examples(features[own >= 0], own[own >= 0], split.part(part), base_mean, title)
+    own = _of(labels, names, wanted)
+    return Examples(features[own >= 0], own[own >= 0], wanted, base_mean, title)
 
 
 def _read(
@@ -94,23 +100,29 @@ def from_run(
     folder: str | os.PathLike[str],
     *,
     source: str | None = None,
-    chosen: Chosen | None = None,
+    chosen: Chosen | str | None = None,
     base: bool = False,
+    prototypes: bool = False,
+    images: int = 0,
     report: Callable[[str], None] = say,
 ) -> Examples:
-    """Features that the model of a run makes of images of classes it was not trained on.
+    """Features that the model of a run makes of images it was not trained on.
 
     They are kept in the run's folder, and computed once.
 
     Args:
         folder: of a finished run.
-        source: where the images are; by default where the split's are, or the run's own.
-        chosen: the classes to take; all of the source by default.
+        source: where the images of new classes are; by default where those of the run are, if it
+            was trained on classes of the same split, else where the split's are.
+        chosen: the classes to take, such as ``"omniglot:novel"``; all of the source by default.
+            Of ``base`` those images are taken that the run held out, its test images.
         base: give the mean feature of the images the run was trained on too.
+        prototypes: give those of the run's head too.
+        images: of each class, at most, the first ones; 0 for all.
         report: is told what takes time.
 
     Raises:
-        ValueError: the run has no model, or was trained on these classes.
+        ValueError: the run has no model, or was trained on these classes or images.
     """
     run = Run(Path(folder))
     if not run.has("model"):
@@ -121,16 +133,23 @@ def from_run(
         raise ValueError(
             f"{run.folder}: images of new classes are expected, named by --split or --data"
         )
-    where = source or (chosen[0].source if chosen is not None else "") or run.config.data
-    wanted = None if chosen is None else chosen[0].part(chosen[1])
-    if wanted is not None and chosen is not None and chosen[1] != "base":
-        check_apart(str(run.folder), run.data["classes"], wanted)
-    images = _load(run, where, wanted, report)
-    if wanted is None:
-        check_apart(str(run.folder), run.data["classes"], images.classes)
-    features = _features(run, images, report)
-    mean = _base_mean(run, report) if base else None
-    return Examples(features, images.labels, images.classes, mean, str(run.folder))
+    chosen = splits.parse(chosen) if isinstance(chosen, str) else chosen
+    if chosen is not None and chosen[1] == "base":
+        found = _held_out(run, source, chosen[0].part("base"))
+    else:
+        found = _new(run, source, chosen, report)
+    if images:
+        labels = range(len(found.classes))
+        places = [(found.labels == label).nonzero()[:images, 0] for label in labels]
+        found = found.subset(torch.cat(places))
+    return Examples(
+        _features(run, found, report),
+        found.labels,
+        found.classes,
+        base_mean=_base_mean(run, report) if base else None,
+        title=str(run.folder),
+        prototypes=run.tensors("model")["criterion.head.weight"] if prototypes else None,
+    )
 
 
 def check_apart(who: str, trained: Collection[str], wanted: Sequence[str]) -> None:
@@ -141,6 +160,63 @@ def check_apart(who: str, trained: Collection[str], wanted: Sequence[str]) -> No
             f"{who}: novel classes are expected to be other than the base classes, "
             f"got {len(both)} of {len(wanted)} that are both, such as {both[0]!r}"
         )
+
+
+def check_way(way: int, split: ClassSplit, part: str) -> None:
+    """Refuse a part of a split that has too few classes for an episode."""
+    count = len(split.part(part))
+    if count < way:
+        raise ValueError(
+            f"{way}-way episodes expect at least {way} classes, got {count} of {split.name}:{part}"
+        )
+
+
+def _held_out(run: Run, source: str | None, classes: Sequence[str]) -> Images:
+    """Images of base classes that a run was tested on, not trained on."""
+    if run.config.whole:
+        raise ValueError(
+            f"{run.folder}: base classes are expected in images held out of training, got a run "
+            "with whole"
+        )
+    if source not in (None, run.config.data):
+        raise ValueError(
+            f"{run.folder}: base classes are expected in the images that it held out of "
+            f"{run.config.data}, got {source}"
+        )
+    return splits.take(prepare_data(run.config, lambda text: None)[2], classes)
+
+
+def _new(
+    run: Run, source: str | None, chosen: Chosen | None, report: Callable[[str], None]
+) -> Images:
+    """Images of classes that a run was not trained on."""
+    who, own, trained = str(run.folder), run.config.data, run.data["classes"]
+    if chosen is not None:
+        split, part = chosen
+        check_apart(who, trained, split.part(part))
+        # Where some classes of a split are, there are the others.
+        same = run.config.classes and set(trained) <= set(split.base)
+        return _load(run, source or (not same and split.source) or own, split.part(part), report)
+    where = source or own
+    images = _load(run, where, None, report)
+    apart = Path(where).resolve() != Path(own).resolve()
+    if apart and (_is_numbered(where, images.classes) or _is_numbered(own, trained)):
+        report(f"{where}: its classes are numbers, taken for others than those of {who}")
+    else:
+        check_apart(who, trained, images.classes)
+    return images
+
+
+def _are_numbers(names: Collection[str]) -> bool:
+    return all(name.isdecimal() for name in names)
+
+
+def _is_numbered(source: str, names: Collection[str]) -> bool:
+    """Whether classes are numbers of a table without names; folders and known sets have names."""
+    if not _are_numbers(names):
+        return False
+    path = Path(source)
+    return any(path.rglob("*.parquet")) if path.is_dir() else source not in ("digits", *KNOWN)
 
 
 def _load(
@@ -175,7 +251,7 @@ def model_features(model: Model, images: Images) -> Tensor:
 
 
 def _ready(run: Run) -> Model:
-    return load_model(run).to("cuda" if torch.cuda.is_available() else "cpu")
+    return load_model(run).to(_device())
 
 
 def _features(run: Run, images: Images, report: Callable[[str], None]) -> Tensor:
@@ -233,6 +309,10 @@ def _kept(
     return features
 
 
-def on(examples: Examples, device: torch.device) -> Examples:
-    """The same with its features on a device."""
-    return dataclasses.replace(examples, features=examples.features.to(device))
+def on_device(examples: Examples) -> Examples:
+    """The same with its features where episodes are computed: on a GPU, if there is one."""
+    return dataclasses.replace(examples, features=examples.features.to(_device()))
+
+
+def _device() -> str:
+    return "cuda" if torch.cuda.is_available() else "cpu"

@@ -73,6 +73,12 @@ class FineTuning:
                 raise ValueError(f"method: {who} expects {name} to be a number, got {value!r}")
             if name in ("scale", "lr") and value <= 0:
                 raise ValueError(f"method: {who} expects {name} above 0, got {value!r}")
+            if name in ("momentum", "dampening", "weight_decay") and value < 0:
+                raise ValueError(f"method: {who} expects {name} of 0 or more, got {value!r}")
+        if self.dampening > 1:
+            raise ValueError(
+                f"method: {who} expects dampening of at most 1, got {self.dampening!r}"
+            )
 
 
 class LinearTuning(FineTuning):
@@ -85,6 +91,18 @@ class CosineTuning(FineTuning):
     """Cosines."""
 
     cosine = True
+
+
+def directions(vectors: Tensor) -> Tensor:
+    """Rows of length one, however long or short they are; a zero row stays zero.
+
+    Example:
+        >>> directions(torch.tensor([[3e30, 4e30], [0.0, 0.0]]))
+        tensor([[0.6000, 0.8000],
+                [0.0000, 0.0000]])
+    """
+    largest = vectors.abs().amax(-1, keepdim=True)
+    return unit(vectors / largest.clamp_min(torch.finfo(vectors.dtype).tiny))
 
 
 def initial_heads(
@@ -179,8 +197,8 @@ def _descend(
             target = own[some // shot]
             gradient = _gradient(batch, target, weight, settings)
             gradient.add_(weight, alpha=settings.weight_decay)
-            if velocity is None:
-                # As torch's SGD: the first gradient is not dampened.
+            if velocity is None or not settings.momentum:
+                # As torch's SGD: the first gradient is not dampened, nor is any without momentum.
                 velocity = gradient
             else:
                 velocity.mul_(settings.momentum).add_(gradient, alpha=1 - settings.dampening)

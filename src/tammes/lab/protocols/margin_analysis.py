@@ -8,6 +8,7 @@ whether it was right. The quantities are those of :mod:`tammes.geometry` and
 :func:`tammes.metrics.functional.discriminability`.
 """
 
+import math
 from dataclasses import asdict, dataclass
 from typing import Any
 
@@ -15,6 +16,7 @@ import torch
 from torch import Tensor
 
 from tammes import geometry
+from tammes.geometry.theory import margin_sides
 from tammes.metrics.functional import (
     DiscriminabilityResult,
     DiscriminabilityValues,
@@ -25,7 +27,7 @@ from tammes.similarity import unit
 
 @dataclass(frozen=True)
 class Analysed:
-    r"""What is measured of one model.
+    r"""What is measured of one model; infinite or NaN where classes have collapsed.
 
     Attributes:
         base_intra: :math:`D_{intra}` of the base classes.
@@ -51,16 +53,42 @@ class Analysed:
     same_base_class: float
     predicted_ratio: float
 
+    @classmethod
+    def from_distances(
+        cls,
+        *,
+        base_intra: float,
+        base_inter: float,
+        novel_intra: float,
+        novel_inter: float,
+        same_base_class: float,
+    ) -> "Analysed":
+        """Everything, from the four distances and how likely two images fall together."""
+        base, novel = _values(base_intra, base_inter), _values(novel_intra, novel_inter)
+        predicted = geometry.novel_ratio(same_base_class, DiscriminabilityResult(base, novel))
+        return cls(
+            base_intra=base_intra,
+            base_inter=base_inter,
+            base_ratio=float(base.ratio),
+            novel_intra=novel_intra,
+            novel_inter=novel_inter,
+            novel_ratio=float(novel.ratio),
+            psi=float(novel.inter / base.inter),
+            same_base_class=same_base_class,
+            predicted_ratio=predicted,
+        )
+
     def result(self) -> DiscriminabilityResult:
         """As :func:`tammes.geometry.negative_margin_wins` takes it."""
-
-        def values(*numbers: float) -> DiscriminabilityValues:
-            return DiscriminabilityValues(*(torch.tensor(x, dtype=torch.double) for x in numbers))
-
         return DiscriminabilityResult(
-            values(self.base_intra, self.base_inter, self.base_ratio),
-            values(self.novel_intra, self.novel_inter, self.novel_ratio),
+            _values(self.base_intra, self.base_inter), _values(self.novel_intra, self.novel_inter)
         )
+
+
+def _values(intra: float, inter: float) -> DiscriminabilityValues:
+    """With their ratio, which tensors have of zeros too."""
+    first, second = torch.tensor([intra, inter], dtype=torch.double)
+    return DiscriminabilityValues(first, second, second / first)
 
 
 @torch.no_grad()
@@ -92,22 +120,27 @@ def analyse(
         >>> found.psi, found.same_base_class
         (1.0, 1.0)
     """
+    for name, (features, _) in (("base", base), ("novel", novel)):
+        if features.ndim != 2 or not len(features):
+            raise ValueError(
+                f"analyse expects {name} features of shape (N, D), one or more, "
+                f"got {tuple(features.shape)}"
+            )
+    if base[0].shape[1] != novel[0].shape[1]:
+        raise ValueError(
+            "analyse expects base and novel features of one size, "
+            f"got {base[0].shape[1]} and {novel[0].shape[1]}"
+        )
     if assigned is None:
         assigned = nearest_base(*base, novel[0])
     on_base = discriminability(*base, distinct=distinct).base
     on_novel = discriminability(*novel, distinct=distinct).base
-    probability = float(geometry.same_class_probability(assigned, novel[1]))
-    measured = DiscriminabilityResult(on_base, on_novel)
-    return Analysed(
+    return Analysed.from_distances(
         base_intra=float(on_base.intra),
         base_inter=float(on_base.inter),
-        base_ratio=float(on_base.ratio),
         novel_intra=float(on_novel.intra),
         novel_inter=float(on_novel.inter),
-        novel_ratio=float(on_novel.ratio),
-        psi=float(on_novel.inter / on_base.inter),
-        same_base_class=probability,
-        predicted_ratio=float(geometry.novel_ratio(probability, measured)),
+        same_base_class=geometry.same_class_probability(assigned, novel[1]),
     )
 
 
@@ -188,22 +221,32 @@ def judge(first: Analysed, second: Analysed) -> Verdict:
         first: measured of the model trained with :math:`m_1`, the smaller margin in the paper.
         second: of that trained with :math:`m_2`.
 
+    Raises:
+        ValueError: classes of a model have collapsed, so that there is nothing to compare.
+
     References:
         Liu et al., Negative Margin Matters, ECCV 2020, eq. 12.
     """
     one, two = first.result(), second.result()
     shares = first.same_base_class, second.same_base_class
-    mean = sum(shares) / 2
-    excess = [1 - each.base_intra / each.base_inter for each in (first, second)]
+    left, right = margin_sides(sum(shares) / 2, one, two)
+    if not all(map(math.isfinite, (left, right))) or math.isnan(
+        first.novel_ratio + second.novel_ratio
+    ):
+        raise ValueError(
+            "(12) expects two models whose classes are apart, got phi on novel classes of "
+            f"{first.novel_ratio:.4g} and {second.novel_ratio:.4g}, "
+            f"psi of {first.psi:.4g} and {second.psi:.4g}"
+        )
     return Verdict(
         first,
         second,
-        predicted=bool(geometry.negative_margin_wins(mean, one, two)),
+        predicted=left < right,
         predicted_by_each=(
-            bool(geometry.negative_margin_wins(shares[0], one, two)),
-            bool(geometry.negative_margin_wins(shares[1], one, two)),
+            geometry.negative_margin_wins(shares[0], one, two),
+            geometry.negative_margin_wins(shares[1], one, two),
         ),
         so=second.novel_ratio < first.novel_ratio,
-        left=mean * (first.psi * excess[1] - second.psi * excess[0]),
-        right=first.psi - second.psi,
+        left=left,
+        right=right,
     )

@@ -18,7 +18,6 @@ if TYPE_CHECKING:
     from tammes.lab.protocols.fewshot import Examples
 
 FILE = "fewshot.json"
-PARTS = ("novel", "validation", "base")
 _PREFIX = {"novel": "", "validation": "validation_", "base": "base_"}
 """What quantities of a part begin with."""
 _QUICK = {"episodes": 20, "queries": 5}
@@ -63,9 +62,9 @@ class FewShot:
         if not self.shots or any(type(each) is not int or each < 1 for each in self.shots):
             raise ValueError(f"fewshot expects shots such as [1, 5], got {[*self.shots]}")
         for part in self.parts:
-            if part not in PARTS:
-                hint = did_you_mean(part, PARTS)
-                raise ValueError(f"fewshot knows the parts {', '.join(PARTS)}, got {part!r}{hint}")
+            if part not in _PREFIX:
+                hint, known = did_you_mean(part, _PREFIX), ", ".join(_PREFIX)
+                raise ValueError(f"fewshot knows the parts {known}, got {part!r}{hint}")
         if not self.parts:
             raise ValueError("fewshot expects a part to recognise, got none")
         methods(self.method)
@@ -122,11 +121,28 @@ class FewShot:
                 "fewshot expects the part validation and 1 among its shots where something is "
                 f"tuned, got {', '.join(self.parts)} and {[*self.shots]}"
             )
-        if "base" in self.parts and config.whole:
+        if config.whole and ("base" in self.parts or self.analyse):
             raise ValueError(
-                "fewshot expects images held out of training for its part base, got a run with "
-                "whole"
+                "fewshot expects images held out of training for its part base and to analyse, "
+                "got a run with whole"
             )
+        self._check_classes(config)
+
+    def _check_classes(self, config: Config) -> None:
+        from tammes.lab.data import DataError, splits
+        from tammes.lab.protocols.fewshot_features import check_apart, check_way
+        from tammes.lab.training.preparation import classes_of
+
+        try:
+            split = splits.read(self.split)
+            trained = classes_of(config.classes) if config.classes else ()
+        except DataError:
+            # The lists may be where the cells are run; they are looked for again before training.
+            return
+        for part in self.parts:
+            check_way(self.way, split, part)
+            if part != "base":
+                check_apart(config.classes, trained, split.part(part))
 
 
 def evaluate_run(run: Run, several: Sequence[FewShot], report: Callable[[str], None]) -> None:
@@ -153,7 +169,22 @@ def find(run: Run, shots: FewShot) -> dict[str, Any] | None:
         the 95 % intervals over episodes, in percent) and ``rows`` of all methods by part.
     """
     found: dict[str, Any] | None = _kept(run).get(shots.digest)
-    return found
+    if found is None:
+        return None
+    # A list of the user's own may have other classes by now under the same name.
+    before, now = found.get("classes"), _letters(shots)
+    return None if before and now and before != now else found
+
+
+def _letters(shots: FewShot) -> str:
+    """Letters that stand for the names of the classes; none where the lists are not here."""
+    from tammes.lab.data import DataError, splits
+
+    try:
+        split = splits.read(shots.split)
+    except DataError:
+        return ""
+    return digest_of([split.base, split.validation, split.novel])
 
 
 def _kept(run: Run) -> dict[str, Any]:
@@ -191,9 +222,12 @@ def _evaluate(run: Run, shots: FewShot, report: Callable[[str], None]) -> dict[s
     if not run.config.whole:
         measures["base_accuracy"] = run.final["test"]["accuracy"]
     if shots.analyse:
-        measures |= _analysed(run, shots, report)
+        # Of a model that collapsed some are not finite; its accuracies are kept.
+        found_too = _analysed(run, shots, report).items()
+        measures |= {name: value for name, value in found_too if math.isfinite(value)}
     return {
         "settings": shots.to_dict(),
+        "classes": _letters(shots),
         "measures": measures,
         "intervals": intervals,
         "rows": rows,
@@ -202,40 +236,20 @@ def _evaluate(run: Run, shots: FewShot, report: Callable[[str], None]) -> dict[s
 
 def _examples(run: Run, shots: FewShot, part: str, report: Callable[[str], None]) -> "Examples":
     """Features of the images of a part, where the episodes are computed."""
-    import torch
+    from tammes.lab.protocols.fewshot import methods, needs_base_mean, needs_prototypes
+    from tammes.lab.protocols.fewshot_features import from_run, on_device
 
-    from tammes.lab.data import splits
-    from tammes.lab.protocols.fewshot import Examples, NearestCentroid, methods
-    from tammes.lab.protocols.fewshot_features import check_apart, from_run, model_features, on
-    from tammes.lab.training.model import load_model
-    from tammes.lab.training.preparation import prepare_data
-
-    device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
-    split = splits.read(shots.split)
-    centred = any(
-        isinstance(each, NearestCentroid) and each.centre for each in methods(shots.method).values()
+    wanted = methods(shots.method)
+    found = from_run(
+        run.folder,
+        source=run.config.data,
+        chosen=f"{shots.split}:{part}",
+        base=needs_base_mean(wanted),
+        prototypes=needs_prototypes(wanted),
+        images=shots.images,
+        report=report,
     )
-    if part != "base" and not shots.images:
-        chosen = splits.parse(f"{shots.split}:{part}")
-        data = run.config.data
-        found = from_run(run.folder, source=data, chosen=chosen, base=centred, report=report)
-        return on(found, device)
-    if part == "base":
-        images = prepare_data(run.config, lambda text: None)[2]
-    else:
-        check_apart(str(run.folder), run.data["classes"], split.part(part))
-        size = run.data["image"][1]
-        images = splits.load_classes(run.config.data, split.part(part), size=size, report=report)
-    if shots.images:
-        # The first of each class; classes need not be of one size.
-        places = [(images.labels == label).nonzero() for label in range(len(images.classes))]
-        images = images.subset(torch.cat([each[: shots.images, 0] for each in places]))
-    model = load_model(run).to(device)
-    mean = None
-    if centred:
-        mean = model_features(model, prepare_data(run.config, lambda text: None)[0]).mean(0)
-    features = model_features(model, images)
-    return on(Examples(features, images.labels, images.classes, mean, str(run.folder)), device)
+    return on_device(found)
 
 
 def _analysed(run: Run, shots: FewShot, report: Callable[[str], None]) -> dict[str, float]:

@@ -314,21 +314,19 @@ def _measured(
 
 def _analysed(values: Mapping[str, float]) -> Analysed | None:
     """What was measured of a cell; None where it was not."""
-    keys = ("d_intra_base", "d_inter_base", "d_intra_novel", "d_inter_novel", "p_same")
-    if not all(values.get(key) for key in keys[:-1]) or "p_same" not in values:
+    keys = ("d_intra_base", "d_inter_base", "d_intra_novel", "d_inter_novel")
+    distances = [values.get(key, math.nan) for key in keys]
+    share = values.get("p_same", math.nan)
+    # Of classes that have collapsed there is no ratio.
+    if not all(0 < each < math.inf for each in distances) or not math.isfinite(share):
         return None
-    base_intra, base_inter, novel_intra, novel_inter, share = (values[key] for key in keys)
-    psi = novel_inter / base_inter
-    return Analysed(
+    base_intra, base_inter, novel_intra, novel_inter = distances
+    return Analysed.from_distances(
         base_intra=base_intra,
         base_inter=base_inter,
-        base_ratio=base_inter / base_intra,
         novel_intra=novel_intra,
         novel_inter=novel_inter,
-        novel_ratio=novel_inter / novel_intra,
-        psi=psi,
         same_base_class=share,
-        predicted_ratio=psi / (1 - share * (1 - base_intra / base_inter)),
     )
 
 

@@ -68,8 +68,7 @@ def classes_of(text: str) -> tuple[str, ...]:
         >>> classes_of("cifar-fs")[:2]
         ('apple', 'aquarium_fish')
     """
-    named = text.rpartition(":")[2] in ("base", "validation", "novel", "train", "val", "test")
-    split, part = splits.parse(text if named else f"{text}:base")
+    split, part = splits.parse(text, default="base")
     return split.part(part)
 
 
