@@ -6,6 +6,7 @@ import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.testing import assert_close
 
 import tammes
@@ -130,6 +131,26 @@ def test_prototypes_after_two_that_are_equal_take_away_only_their_span():
     first, last = torch.randn(2, 6, dtype=torch.double)
     q = matrix(OrthogonalComplement(), torch.stack([first, first, last]))
     assert_close(q, matrix(OrthogonalComplement(), torch.stack([first, last])))
+
+
+def test_prototypes_that_depend_on_each_other_as_no_diagonal_of_a_qr_shows_take_away_their_span():
+    # Ones on the diagonal, and a smallest singular value that is rounding in single precision.
+    triangle = torch.eye(40, dtype=torch.double) - torch.ones(40, 40).double().triu(1)
+    rotation = torch.linalg.qr(torch.randn(50, 50, dtype=torch.double))[0]
+    prototypes = (triangle.T @ rotation[:40]).float()
+    exact = matrix(SpectralComplement(p=0.0), prototypes)
+    assert_close(matrix(OrthogonalComplement(), prototypes), exact)
+
+
+@pytest.mark.parametrize("build", [tammes.direct_sum, tammes.spectral_sum])
+def test_shapes_go_through_where_there_are_no_values(build):
+    loss = build(tammes.softmax(), tammes.nca())
+    criterion = tammes.Criterion(tammes.LinearHead(16, 3, bias=False), loss).to("meta")
+    found = criterion(torch.randn(5, 16, device="meta"), torch.zeros(5).long().to("meta"))
+    assert found.shape == ()
+    with FakeTensorMode():
+        left = OrthogonalComplement().project(torch.randn(5, 16), torch.randn(3, 16))
+    assert left.shape == (5, 16)
 
 
 def test_prototypes_far_from_depending_on_each_other_need_no_singular_values(monkeypatch):

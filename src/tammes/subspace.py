@@ -16,9 +16,6 @@ from tammes.compose import Loss, Term
 from tammes.kernels.problem import full_precision, working_dtype
 from tammes.shards import WHOLE, Shards
 
-_FAR = 1e-3
-"""Share of the largest diagonal entry of a QR above which all prototypes count as independent."""
-
 
 class Complement:
     """A projection away from the prototypes; a small value, like a term."""
@@ -99,16 +96,30 @@ def _wide(tensor: Tensor) -> Tensor:
 def _independent(prototypes: Tensor, shards: Shards) -> Tensor | None:
     """Orthonormal columns ``(D, C)`` that span the prototypes, or None where they may be fewer.
 
-    As a rule prototypes are far from depending on each other. This takes a tenth of the time of
-    singular values then, but it waits for the device to say so, which cannot be recorded.
+    As a rule prototypes are far from depending on each other, and singular values take several
+    times as long. It asks the device for a number, so there must be one.
     """
-    recorded = transforming() or (prototypes.is_cuda and torch.cuda.is_current_stream_capturing())
-    few = shards.count(prototypes) <= prototypes.shape[1]
-    if recorded or not few or prototypes.device.type == "mps":
+    count, size = shards.count(prototypes), prototypes.shape[1]
+    if count > size or not _has_values(prototypes):
         return None
     basis, triangle = torch.linalg.qr(_wide(prototypes).T)
-    sizes = triangle.diagonal().abs()
-    return basis if bool(sizes.min() > _FAR * sizes.max()) else None
+    inverse = torch.linalg.solve_triangular(triangle, torch.eye(count).to(triangle), upper=True)
+    # Not above the smallest singular value over the largest.
+    share = 1 / (torch.linalg.matrix_norm(triangle) * torch.linalg.matrix_norm(inverse))
+    return basis if bool(share > _noise(prototypes, count)) else None
+
+
+def _has_values(tensor: Tensor) -> bool:
+    """Whether numbers can be asked for: not of what is traced, recorded, or only a shape."""
+    traced = transforming() or torch._C._len_torch_dispatch_stack() > 0
+    recorded = tensor.is_cuda and torch.cuda.is_current_stream_capturing()
+    return not (traced or recorded or tensor.device.type in ("meta", "mps"))
+
+
+def _noise(prototypes: Tensor, count: int) -> float:
+    """Share of the largest singular value that is no more than rounding."""
+    eps = torch.finfo(_wide(prototypes[:0]).dtype).eps
+    return max(4 * torch.finfo(prototypes.dtype).eps, max(count, prototypes.shape[1]) * eps)
 
 
 def _spectrum(
@@ -125,10 +136,9 @@ def _spectrum(
         Orthonormal columns ``(D, R)``, ratios ``(R,)``, whether each is more than rounding, and
         the largest singular value.
     """
-    wide, count, size = _wide(prototypes), shards.count(prototypes), prototypes.shape[1]
-    unit_roundoff = torch.finfo(wide.dtype).eps
-    noise = max(4 * torch.finfo(prototypes.dtype).eps, max(count, size) * unit_roundoff)
-    if count <= size:
+    wide, count = _wide(prototypes), shards.count(prototypes)
+    noise = _noise(prototypes, count)
+    if count <= prototypes.shape[1]:
         # The default on a GPU takes four times as long: 31 ms for 64 prototypes of 640 on an H200.
         driver = "gesvd" if wide.is_cuda else None
         _, values, transposed = torch.linalg.svd(wide, full_matrices=full, driver=driver)
@@ -138,7 +148,7 @@ def _spectrum(
         # The Gram matrix is small however many classes there are, but squares the rounding.
         squares, basis = torch.linalg.eigh(shards.sum(wide.T @ wide))
         values, basis = squares.clamp_min(0).sqrt().flip(0), basis.flip(1)
-        noise = max(noise, (count * unit_roundoff) ** 0.5)
+        noise = max(noise, (count * torch.finfo(wide.dtype).eps) ** 0.5)
     largest = values[0].clamp_min(torch.finfo(values.dtype).tiny)
     ratio = values / largest
     return basis, ratio, ratio > noise, largest

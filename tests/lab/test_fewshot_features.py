@@ -95,6 +95,15 @@ def test_prototypes_are_those_of_the_head(run, place):
     assert of(run, place, images=2).prototypes is None
 
 
+def test_prototypes_that_no_loss_has_trained_are_refused(run, place):
+    about = json.loads((run.folder / "config.json").read_bytes())
+    (run.folder / "config.json").write_text(json.dumps({**about, "loss": "nca()"}))
+    with pytest.raises(
+        ValueError, match=r"got the loss nca\(\), which has no part that classifies"
+    ):
+        of(run, place, images=2, prototypes=True)
+
+
 def test_a_part_may_be_named_or_given(run, place):
     chosen = splits.parse(f"{place}/lists.json:validation")
     given = from_run(run.folder, chosen=chosen, report=quietly)

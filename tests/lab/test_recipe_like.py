@@ -14,7 +14,7 @@ quick: {limit: 20}
 columns: {left: {}}
 rows: {a: {}}
 protocol:
-  - {what: Epochs, paper: 100, ours: 3, why: time}
+  - {what: Epochs, paper: many, ours: few, why: time}
   - {what: Rate, paper: not said, ours: "0.1", why: usual}
 """
 SECOND = """
@@ -39,7 +39,7 @@ def written(tmp_path, monkeypatch):
 
     def write(**texts):
         for name, text in texts.items():
-            (tmp_path / f"{name}.yaml").write_text(text.replace("paper: 100", 'paper: "100"'))
+            (tmp_path / f"{name}.yaml").write_text(text)
 
     write(first=FIRST, second=SECOND)
     return write
@@ -72,19 +72,46 @@ def test_one_may_be_like_another_that_is_like_a_third(written):
     assert dict(recipes.load("third.yaml").config)["epochs"] == 5
 
 
+MINE = "title: t\nsource: s\n"
+
+
 @pytest.mark.parametrize(
-    ("like", "sentence"),
+    ("text", "sentence"),
     [
-        ("kobayashi2019/table22", "there is no recipe 'kobayashi2019/table22'; did you mean kob"),
-        ("3", "like is expected to be the name of a recipe, got 3"),
-        ("other.yaml", "other.yaml: No such file or directory"),
-        ("mine.yaml", "mine: like goes round in a circle: mine.yaml, mine.yaml"),
+        ("like: kobayashi2019/table22", "there is no recipe 'kobayashi2019/table22'; did you mean"),
+        ("like: 3", "mine: like is expected to be the name of a recipe, got 3"),
+        ("like: other.yaml", "other.yaml: No such file or directory"),
+        ("like: mine.yaml", "like goes round in a circle: mine.yaml, mine.yaml"),
+        ("like: list.yaml", r"like list: a recipe is expected to be a table .* got \[1\]"),
+        ("like: empty.yaml", "like empty: a recipe is expected to be a table .* got None"),
+        ("like: broken.yaml", "like broken: not YAML that a recipe can be"),
+        ("like: text.yaml", "like text: config is expected to be a table .* got 'x'"),
+        ("like: bare.yaml", "like bare: each line of the protocol is expected to have its what"),
+        ("like: word.yaml", "like word: protocol is expected to be a list, got 'x'"),
+        ("like: first.yaml\nconfig: {epoch: null}",
+         "config has no 'epoch' to leave out; did you mean epochs?"),
+        ("like: first.yaml\nprotocol: [{what: Epoch}]",
+         "protocol has no 'Epoch' to leave out; did you mean Epochs?"),
+        ("like: first.yaml\nprotocol: [{what: A, ours: a}, {what: A, ours: b}]",
+         "each line of the protocol is expected to have its what, got 'A'"),
+        ("like: first.yaml\nprotocol: [{what: [a]}]",
+         r"each line of the protocol is expected to have its what, got \['a'\]"),
     ],
-)
-def test_what_cannot_be_taken_over_is_said_in_a_sentence(like, sentence, written):
-    written(mine=f"title: t\nsource: s\nlike: {like}\n")
+)  # fmt: skip
+def test_what_cannot_be_taken_over_is_said_in_a_sentence(text, sentence, written):
+    written(
+        mine=MINE + text, list="[1]", empty="", broken="a: [", text=f"{MINE}config: x",
+        bare=f"{MINE}protocol: [{{ours: a}}]", word=f"{MINE}protocol: x",
+    )  # fmt: skip
     with pytest.raises(RecipeError, match=sentence):
         recipes.load("mine.yaml")
+
+
+def test_a_file_is_looked_for_beside_the_recipe(written, tmp_path):
+    (tmp_path / "below").mkdir()
+    (tmp_path / "below" / "first.yaml").write_text(FIRST.replace("epochs: 3", "epochs: 7"))
+    (tmp_path / "below" / "mine.yaml").write_text(f"{MINE}like: first.yaml\n")
+    assert recipes.load("below/mine.yaml").config["epochs"] == 7
 
 
 def test_no_recipe_of_the_package_says_again_what_it_could_take_over():
@@ -93,7 +120,8 @@ def test_no_recipe_of_the_package_says_again_what_it_could_take_over():
         given = files.values_of(files.find(name)[0])
         if "like" not in given:
             continue
-        other = files.start_from(files.values_of(files.find(given["like"])[0]))
+        path = files.find(given["like"])[0]
+        other = files.start_from(files.values_of(path), path.parent)
         for key in ("config", "settings", "quick"):
             own, taken = given.get(key, {}), other.get(key, {})
             assert not [each for each in own if each in taken and own[each] == taken[each]], name

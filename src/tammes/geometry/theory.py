@@ -295,8 +295,9 @@ def _spread(measured: "DiscriminabilityResult") -> tuple[Tensor, Tensor]:
     """
     if measured.novel is None:
         raise ValueError("the criterion expects novel classes to be measured, got base ones only")
-    base = measured.base.inter.double()
-    return measured.novel.inter / base, 1 - measured.base.intra / base
+    numbers = (measured.base.intra, measured.base.inter, measured.novel.inter)
+    intra, base, novel = torch.tensor([float(each) for each in numbers], dtype=torch.double)
+    return novel / base, 1 - intra / base
 
 
 def _check_count(name: str, count: int) -> None:

@@ -12,6 +12,7 @@ from torch import Tensor
 from tammes.lab.data import Images, splits
 from tammes.lab.data.sources import KNOWN, say
 from tammes.lab.data.splits import ClassSplit, Part
+from tammes.lab.expression import parse_loss
 from tammes.lab.expression.syntax import did_you_mean
 from tammes.lab.measuring import files
 from tammes.lab.measuring.formats import FileError
@@ -134,6 +135,7 @@ def from_run(
             f"{run.folder}: images of new classes are expected, named by --split or --data"
         )
     chosen = splits.parse(chosen) if isinstance(chosen, str) else chosen
+    trained = _prototypes(run) if prototypes else None
     if chosen is not None and chosen[1] == "base":
         found = _held_out(run, source, chosen[0].part("base"))
     else:
@@ -148,7 +150,7 @@ def from_run(
         found.classes,
         base_mean=_base_mean(run, report) if base else None,
         title=str(run.folder),
-        prototypes=run.tensors("model")["criterion.head.weight"] if prototypes else None,
+        prototypes=trained,
     )
 
 
@@ -160,6 +162,16 @@ def check_apart(who: str, trained: Collection[str], wanted: Sequence[str]) -> No
             f"{who}: novel classes are expected to be other than the base classes, "
             f"got {len(both)} of {len(wanted)} that are both, such as {both[0]!r}"
         )
+
+
+def _prototypes(run: Run) -> Tensor:
+    """Of the head, where a loss has trained it."""
+    if all(term.definition.on != "split" for _, term in parse_loss(run.config.loss).leaves()):
+        raise ValueError(
+            f"{run.folder}: a run with trained prototypes is expected, got the loss "
+            f"{run.config.loss}, which has no part that classifies"
+        )
+    return run.tensors("model")["criterion.head.weight"]
 
 
 def check_way(way: int, split: ClassSplit, part: str) -> None:

@@ -6,6 +6,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
+from tammes.lab.expression.syntax import did_you_mean
 from tammes.optional import require
 
 _HERE = Path(__file__).parent
@@ -59,7 +60,16 @@ def values_of(path: Path) -> Any:
     return _yaml(text)
 
 
-def start_from(given: Mapping[str, Any], before: tuple[str, ...] = ()) -> Mapping[str, Any]:
+def as_table(given: Any, what: str) -> dict[str, Any]:
+    """Names and values, or a sentence about what should have them."""
+    if not isinstance(given, Mapping):
+        raise ValueError(f"{what} is expected to be a table of names and values, got {given!r}")
+    return {str(key): value for key, value in given.items()}
+
+
+def start_from(
+    given: Mapping[str, Any], folder: Path, before: tuple[Path, ...] = ()
+) -> Mapping[str, Any]:
     """What a recipe says, with what it takes over from the one it is ``like``.
 
     That is, where it says nothing else: configuration, settings, what is quick, and lines of the
@@ -67,28 +77,61 @@ def start_from(given: Mapping[str, Any], before: tuple[str, ...] = ()) -> Mappin
 
     Args:
         given: what the recipe says itself.
-        before: names of those that led here.
+        folder: where a file that it is like is looked for.
+        before: files that led here.
     """
-    if "like" not in given:
-        return given
-    name = given["like"]
+    own = dict(given)
+    name = own.pop("like", None)
+    if name is None:
+        return own
     if not isinstance(name, str):
         raise ValueError(f"like is expected to be the name of a recipe, got {name!r}")
-    if name in before:
-        raise ValueError(f"like goes round in a circle: {', '.join((*before, name))}")
-    other = start_from(values_of(find(name)[0]), (*before, name))
-    own = {key: value for key, value in given.items() if key != "like"}
-    for key in _TAKEN:
-        mine = own.get(key, {})
-        if isinstance(mine, Mapping):
-            both = {**other.get(key, {}), **mine}
-            own[key] = {name: value for name, value in both.items() if value is not None}
-    mine = own.get("protocol", [])
-    if isinstance(mine, list) and all(isinstance(line, Mapping) for line in mine):
-        lines = {line["what"]: line for line in other.get("protocol", [])}
-        lines |= {line.get("what", number): line for number, line in enumerate(mine)}
-        own["protocol"] = [line for line in lines.values() if [*line] != ["what"]]
+    path, title = find(folder / name if name.endswith((".yaml", ".yml")) else name)
+    if path in before:
+        circle = ", ".join(each.name for each in (*before, path))
+        raise ValueError(f"like goes round in a circle: {circle}")
+    try:
+        said = as_table(values_of(path), "a recipe")
+        other = start_from(said, path.parent, (*before, path))
+        for key in _TAKEN:
+            own[key] = _merged(key, other, own)
+        own["protocol"] = _lines(other, own)
+    except RecipeError:
+        raise
+    except ValueError as error:
+        raise RecipeError(f"like {title}: {error}") from error
     return own
+
+
+def _merged(key: str, other: Mapping[str, Any], own: Mapping[str, Any]) -> dict[str, Any]:
+    theirs, mine = as_table(other.get(key, {}), key), as_table(own.get(key, {}), key)
+    for each, value in mine.items():
+        if value is None and each not in theirs:
+            raise ValueError(f"{key} has no {each!r} to leave out{did_you_mean(each, theirs)}")
+    return {each: value for each, value in {**theirs, **mine}.items() if value is not None}
+
+
+def _lines(other: Mapping[str, Any], own: Mapping[str, Any]) -> list[Any]:
+    theirs, mine = _by_what(other), _by_what(own)
+    for what, line in mine.items():
+        if [*line] == ["what"] and what not in theirs:
+            raise ValueError(f"protocol has no {what!r} to leave out{did_you_mean(what, theirs)}")
+    return [line for line in {**theirs, **mine}.values() if [*line] != ["what"]]
+
+
+def _by_what(given: Mapping[str, Any]) -> dict[str, dict[str, Any]]:
+    lines = given.get("protocol", [])
+    if not isinstance(lines, list):
+        raise ValueError(f"protocol is expected to be a list, got {lines!r}")
+    found: dict[str, dict[str, Any]] = {}
+    for line in (as_table(each, "a line of the protocol") for each in lines):
+        what = line.get("what")
+        if not isinstance(what, str) or what in found:
+            raise ValueError(
+                f"each line of the protocol is expected to have its what, got {what!r}"
+            )
+        found[what] = line
+    return found
 
 
 def _yaml(text: str) -> Any:

@@ -9,7 +9,7 @@ from typing import Any, get_args
 from tammes.lab.config import Config
 from tammes.lab.expression.syntax import did_you_mean
 from tammes.lab.recipes.claim import Course, Near, Peak, read_claim, rows_of
-from tammes.lab.recipes.files import RecipeError, find, start_from, values_of
+from tammes.lab.recipes.files import RecipeError, as_table, find, start_from, values_of
 from tammes.lab.recipes.quantities import KNOWN
 from tammes.lab.recipes.recipe import ALWAYS, Column, Kind, Published, Recipe, Row, check_names
 
@@ -40,7 +40,7 @@ def load(name: str | Path) -> Recipe:
     """
     path, title = find(name)
     try:
-        return read(values_of(path), title)
+        return read(values_of(path), title, path.parent)
     except RecipeError:
         raise
     except ValueError as error:
@@ -48,15 +48,16 @@ def load(name: str | Path) -> Recipe:
         raise RecipeError(said if said.startswith(title) else f"{title}: {said}") from error
 
 
-def read(given: Any, name: str) -> Recipe:
+def read(given: Any, name: str, folder: Path = Path()) -> Recipe:
     """A recipe from plain values, checked; every cell is built once.
 
     Args:
         given: what YAML says.
         name: how the recipe is called.
+        folder: where another is looked for that it starts from.
     """
     known = {each.name for each in fields(Recipe)} - {"name"}
-    values = dict(start_from(_table(given, "a recipe")))
+    values = dict(start_from(as_table(given, "a recipe"), folder))
     check_names([str(key) for key in values], dict.fromkeys(known), "a recipe has no field")
     for key in _TEXTS:
         if key in values or key in ("title", "source"):
@@ -68,15 +69,15 @@ def read(given: Any, name: str) -> Recipe:
     quantities = [str(key) for key in _list(listed, "quantities")]
     check_names(quantities, KNOWN, "there is no quantity")
     values["quantities"] = tuple(KNOWN[key] for key in quantities)
-    values["settings"] = _table(values.get("settings", {}), "settings")
+    values["settings"] = as_table(values.get("settings", {}), "settings")
     for key in ("config", "quick"):
         values[key] = _fields(values.get(key, {}), key)
     columns = {
         str(key): _column(str(key), each)
-        for key, each in _table(values.get("columns", {}), "columns").items()
+        for key, each in as_table(values.get("columns", {}), "columns").items()
     }
     rows: dict[str, Row] = {}
-    for key, each in _table(values.get("rows", {}), "rows").items():
+    for key, each in as_table(values.get("rows", {}), "rows").items():
         rows[str(key)] = _row(str(key), each, rows, columns)
     for key in (*rows, *columns):
         # A ledger joins them by a slash, and the command line by commas.
@@ -113,7 +114,10 @@ def read(given: Any, name: str) -> Recipe:
         _figure(each, rows, columns) for each in _list(values.get("figures", []), "figures")
     )
     values["protocol"] = tuple(
-        {str(key): _text(text, f"protocol {key}") for key, text in _table(each, "protocol").items()}
+        {
+            str(key): _text(text, f"protocol {key}")
+            for key, text in as_table(each, "protocol").items()
+        }
         for each in _list(values.get("protocol", []), "protocol")
     )
     recipe = Recipe(name=name, **values)
@@ -148,7 +152,7 @@ def _build_all(recipe: Recipe) -> None:
 
 
 def _column(name: str, given: Any) -> Column:
-    values = _table(given, f"column {name}")
+    values = as_table(given, f"column {name}")
     _only(values, Column, f"column {name}")
     on_request = values.get("on_request", False)
     if not isinstance(on_request, bool):
@@ -158,15 +162,15 @@ def _column(name: str, given: Any) -> Column:
         name=name,
         title=_text(values.get("title", name), f"title of column {name}"),
         config=_fields(values.get("config", {}), f"config of column {name}"),
-        values=_table(values.get("values", {}), f"values of column {name}"),
+        values=as_table(values.get("values", {}), f"values of column {name}"),
         tune=_tune(values, f"column {name}"),
-        settings=_table(values.get("settings", {}), f"settings of column {name}"),
+        settings=as_table(values.get("settings", {}), f"settings of column {name}"),
         on_request=on_request,
     )
 
 
 def _row(name: str, given: Any, before: Mapping[str, Row], columns: Mapping[str, Column]) -> Row:
-    values, what = dict(_table(given, f"row {name}")), f"row {name}"
+    values, what = dict(as_table(given, f"row {name}")), f"row {name}"
     base = values.pop("base", None)
     _only(values, Row, what)
     start = None
@@ -176,7 +180,7 @@ def _row(name: str, given: Any, before: Mapping[str, Row], columns: Mapping[str,
     only = tuple(str(each) for each in _list(values.get("columns", []), f"columns of {what}"))
     overrides = {
         str(key): _fields(each, f"overrides of {what}")
-        for key, each in _table(values.get("overrides", {}), f"overrides of {what}").items()
+        for key, each in as_table(values.get("overrides", {}), f"overrides of {what}").items()
     }
     check_names([*only, *overrides], columns, f"{what} names no column")
     kind = values.get("kind", start.kind if start else "train")
@@ -186,8 +190,8 @@ def _row(name: str, given: Any, before: Mapping[str, Row], columns: Mapping[str,
     if tune and kind == "sphere":
         raise ValueError(f"{what} trains nothing that settings could be chosen by, got tune")
     config = _fields(values.get("config", {}), f"config of {what}")
-    own = _table(values.get("values", {}), f"values of {what}")
-    settings = _table(values.get("settings", {}), f"settings of {what}")
+    own = as_table(values.get("values", {}), f"values of {what}")
+    settings = as_table(values.get("settings", {}), f"settings of {what}")
     return Row(
         name=name,
         title=_text(values.get("title", name), f"title of {what}"),
@@ -206,7 +210,7 @@ def _tune(values: Mapping[str, Any], what: str) -> dict[str, list[Any]]:
     """Values to choose from, by name."""
     tune = {
         str(key): _list(each, f"{key}, which {what} tunes,")
-        for key, each in _table(values.get("tune", {}), f"tune of {what}").items()
+        for key, each in as_table(values.get("tune", {}), f"tune of {what}").items()
     }
     for key, tried in tune.items():
         if len(tried) < 2:
@@ -217,11 +221,11 @@ def _tune(values: Mapping[str, Any], what: str) -> dict[str, list[Any]]:
 def _published(
     given: Any, what: str, rows: Mapping[str, Row], columns: Mapping[str, Column]
 ) -> Iterator[tuple[tuple[str, str, str], Published]]:
-    for row, by_column in _table(given, what).items():
+    for row, by_column in as_table(given, what).items():
         check_names([str(row)], rows, f"{what} names no row")
-        for column, by_quantity in _table(by_column, f"{what} of {row}").items():
+        for column, by_quantity in as_table(by_column, f"{what} of {row}").items():
             check_names([str(column)], columns, f"{what} names no column")
-            numbers = _table(by_quantity, f"{what} of {row} in {column}")
+            numbers = as_table(by_quantity, f"{what} of {row} in {column}")
             check_names([str(key) for key in numbers], KNOWN, "there is no quantity")
             for key, value in numbers.items():
                 place = f"{what} of {row} in {column}"
@@ -244,7 +248,7 @@ def _number(value: Any, what: str) -> Published:
 def _figure(
     given: Any, rows: Mapping[str, Row], columns: Mapping[str, Column]
 ) -> Mapping[str, Any]:
-    values = _table(given, "a figure")
+    values = as_table(given, "a figure")
     if values.get("draw") not in _DRAWN:
         known = ", ".join(_DRAWN)
         raise ValueError(f"draw of a figure is expected to be one of {known}, got {given!r}")
@@ -260,7 +264,7 @@ def _figure(
 
 
 def _fields(given: Any, what: str) -> Mapping[str, Any]:
-    values = _table(given, what)
+    values = as_table(given, what)
     known = {each.name: each for each in fields(Config)}
     check_names([str(key) for key in values], known, f"{what}: a configuration has no")
     for key in ("seed", "validation"):
@@ -277,12 +281,6 @@ def _only_keys(values: Mapping[str, Any], known: Set[str], what: str) -> None:
     for key in values:
         if key not in known:
             raise ValueError(f"{what} has no {key!r}{did_you_mean(str(key), known)}")
-
-
-def _table(given: Any, what: str) -> Mapping[str, Any]:
-    if not isinstance(given, Mapping):
-        raise ValueError(f"{what} is expected to be a table of names and values, got {given!r}")
-    return {str(key): value for key, value in given.items()}
 
 
 def _list(given: Any, what: str) -> list[Any]:

@@ -70,10 +70,11 @@ def _shared(found: Reproduced, given: Sequence[tuple[Quantity, list[str]]]) -> T
     """What has no published numbers: the quantities beside each other."""
     places = {row: place for place, row in enumerate(found.recipe.rows)}
     rows: list[Sequence[Cell] | str] = []
+    several = len({column for _, columns in given for column in columns}) > 1
     column = ""
     for cells in found.shared_rows(given):
         first = cells[0]
-        if first.column != column and len(found.columns) > 1:
+        if first.column != column and several:
             rows.append(found.headings[first.column])
         column = first.column
         numbers = [

@@ -169,15 +169,19 @@ def _table(found: Reproduced, quantity: Quantity, columns: Sequence[str]) -> Ite
 
 def _shared_table(found: Reproduced, given: Sequence[tuple[Quantity, list[str]]]) -> Iterator[str]:
     """What has no published numbers: the quantities beside each other."""
-    several = len({column for _, columns in given for column in columns}) > 1
-    heads = ["ours", *["column"] * several, *(quantity.heading for quantity, _ in given), "missing"]
+    rows = [*found.shared_rows(given)]
+    several = len({cells[0].column for cells in rows}) > 1
+    missing = any(cells[0].state for cells in rows)
+    heads = ["ours", *["column"] * several, *(quantity.heading for quantity, _ in given)]
+    heads += ["missing"] * missing
     yield f"| {' | '.join(map(_plain, heads))} |"
     yield f"|{'---|' * len(heads)}"
-    for cells in found.shared_rows(given):
+    for cells in rows:
         first = cells[0]
         parts = [found.labels[first.row], *[found.headings[first.column]] * several]
         parts += [spread(cell.quantity, cell.ours) for cell in cells]
-        yield f"| {' | '.join(map(_plain, [*parts, first.state]))} |"
+        parts += [first.state] * missing
+        yield f"| {' | '.join(map(_plain, parts))} |"
 
 
 def _difference(cell: Beside) -> str:

@@ -228,8 +228,12 @@ class Reproduced:
         Args:
             begun: as :meth:`quantities` has it.
         """
-        known = {key for _, _, key in (*self.recipe.paper, *self.recipe.released)}
-        found = [each for each in self.quantities(begun=begun) if each[0].key not in known]
+        known = {place[1:] for place in (*self.recipe.paper, *self.recipe.released)}
+        found = [
+            (quantity, columns)
+            for quantity, columns in self.quantities(begun=begun)
+            if not any((column, quantity.key) in known for column in columns)
+        ]
         return found if len(found) > 1 else []
 
     def shared_rows(self, given: Sequence[tuple[Quantity, list[str]]]) -> Iterator[list[Beside]]:
