@@ -2,12 +2,12 @@
 
 import argparse
 import json
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from tammes.lab.protocols.fewshot import Examples, Row
+    from tammes.lab.protocols.fewshot import Examples, Method, Row
     from tammes.lab.protocols.fewshot_features import Chosen
 
 
@@ -97,10 +97,10 @@ def run(arguments: argparse.Namespace) -> int:
         check_way(arguments.way, *chosen)
     if arguments.base is not None and not fewshot.needs_base_mean(methods):
         say(f"--base {arguments.base}: not needed, as cl2n is not among the methods")
-    examples = _examples(arguments.model, arguments)
+    examples = _examples(arguments.model, arguments, chosen, methods)
     against = None
     if arguments.against is not None:
-        against = _examples(arguments.against, arguments)
+        against = _examples(arguments.against, arguments, chosen, methods)
     rows = fewshot.evaluate(
         examples,
         way=arguments.way,
@@ -125,14 +125,18 @@ def _chosen(arguments: argparse.Namespace) -> "Chosen | None":
     return None if arguments.split is None else splits.parse(arguments.split)
 
 
-def _examples(model: str, arguments: argparse.Namespace) -> "Examples":
+def _examples(
+    model: str,
+    arguments: argparse.Namespace,
+    chosen: "Chosen | None",
+    methods: "Mapping[str, Method]",
+) -> "Examples":
     from tammes.lab.protocols import fewshot
     from tammes.lab.protocols.fewshot_features import from_file, from_run, on_device
 
     path = Path(model)
     if not model or not path.exists():
         raise ValueError(f"{model or repr(model)}: there is no such run or file")
-    chosen, methods = _chosen(arguments), fewshot.methods(arguments.method)
     centred, outside = fewshot.needs_base_mean(methods), fewshot.needs_prototypes(methods)
     if path.is_dir():
         if arguments.base is not None:
