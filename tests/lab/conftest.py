@@ -15,6 +15,21 @@ def processes():
 
 
 @pytest.fixture(scope="module")
+def written_sets(tmp_path_factory):
+    from recipe_cells import write_images
+
+    folder = tmp_path_factory.mktemp("data")
+    write_images(folder)
+    return folder
+
+
+@pytest.fixture
+def small_sets(written_sets, monkeypatch):
+    """Sets of the papers with a few images of every class, found by their names."""
+    monkeypatch.setenv("TAMMES_DATA", str(written_sets))
+
+
+@pytest.fixture(scope="module")
 def chromium():
     path = browser.find()
     if path is None:

@@ -5,13 +5,12 @@ import re
 
 import pytest
 import torch
-from recipe_cells import Loaded, document, every_cell, noise, steps, write_images
+from recipe_cells import Loaded, document, every_cell, noise, run_quickly, steps
 
-from tammes.lab import claims
 from tammes.lab.expression import parse_loss, parse_schedules
 from tammes.lab.recipes.claim import Better, Bound, Course, Near
 from tammes.lab.report import papers
-from tammes.lab.reproduce import Engine, Selection, reproduce
+from tammes.lab.reproduce import Selection, reproduce
 
 NAMES = ["table1", "table2", "table3a", "table3b", "table4", "fig3", "fig4", "discussion"]
 SMALL = [name for name in NAMES if name not in ("table4", "fig4")]
@@ -337,13 +336,6 @@ def test_every_kind_of_cell_trains_a_few_steps_and_stays_finite(name, loaded):
     assert len(seen) == TRAINED[name]
 
 
-@pytest.fixture(scope="module")
-def small(tmp_path_factory):
-    folder = tmp_path_factory.mktemp("data")
-    write_images(folder)
-    return folder
-
-
 CHOSEN = {
     "table1": (["u_q_0.1", "symmetric_0.3"], ["cifar100"]),
     "table2": (["super_symmetry", "divergence"], ["cifar100", "cifar10"]),
@@ -357,27 +349,12 @@ CHOSEN = {
 
 @pytest.mark.slow
 @pytest.mark.parametrize("name", CHOSEN)
-def test_two_rows_run_end_to_end_in_quick_form(name, loaded, small, tmp_path, monkeypatch):
-    monkeypatch.setenv("TAMMES_DATA", str(small))
+def test_two_rows_run_end_to_end_in_quick_form(name, loaded, small_sets, tmp_path):
     recipe, (rows, columns) = loaded[name], CHOSEN[name]
-    said = []
-    (ledger,) = reproduce(
-        [Selection(recipe, rows, columns, 1)],
-        tmp_path,
-        quick=True,
-        engine=Engine(workers=2),
-        report=said.append,
-    )
-    assert {(cell.row, cell.column) for cell in ledger.cells} == {*recipe.places(rows, columns)}, (
-        said
-    )
+    ledger = run_quickly(recipe, rows, columns, tmp_path)
     for cell in ledger.cells:
-        assert cell.status == "done", cell.reason
         assert 0 <= cell.values["error"] <= 100
         assert len(cell.curves["train.bias"]) == len(cell.curves["epoch"]) == 2
-    # What the two rows do not say is open, and nothing holds by one seed.
-    outcomes = {verdict.outcome for verdict in claims.judge(recipe, ledger)}
-    assert outcomes <= {"open", "leans", "fails"}
 
 
 def test_a_recipe_of_a_formula_alone_is_reproduced_at_once(loaded, tmp_path):

@@ -1,7 +1,6 @@
 """The page of runs: everything in it comes from their records, and it opens anywhere."""
 
 import html
-import json
 import math
 import re
 import shlex
@@ -9,6 +8,7 @@ import xml.etree.ElementTree as ElementTree
 
 import pytest
 import torch
+from pages import body, layers, plots
 from records import DIGITS, make_run, make_study
 
 from tammes.lab import cli
@@ -50,21 +50,6 @@ def written(runs, tmp_path_factory):
     path = tmp_path_factory.mktemp("page") / "report.html"
     path.write_text(runs_page(runs, title=f"title {EVIL}", command=f"tammes report '{EVIL}'"))
     return path
-
-
-def body(text):
-    """A page without the library and the numbers of the plots."""
-    text = re.sub(r"<script>/\*\*\n\* plotly.*?</script>", "", text, flags=re.DOTALL)
-    return re.sub(r'<script type="application/json".*?</script>', "", text, flags=re.DOTALL)
-
-
-def plots(text):
-    found = re.search(r'<script type="application/json" id="plots">(.*?)</script>', text, re.DOTALL)
-    return json.loads(found.group(1))
-
-
-def layers(chart, kind):
-    return [layer for panel in chart.panels for layer in panel.layers if isinstance(layer, kind)]
 
 
 # ------------------------------------------------------------------------------ what is shown

@@ -1,7 +1,6 @@
 """The page of a reproduction says what the ledger has, no more, and opens anywhere."""
 
 import html
-import json
 import math
 import re
 from dataclasses import replace
@@ -9,6 +8,7 @@ from dataclasses import replace
 import ledgers
 import pytest
 from ledgers import EVIL, entry, stop
+from pages import body, layers, plots
 
 from tammes.lab import recipes
 from tammes.lab.claims import judge
@@ -44,21 +44,6 @@ def written(tmp_path_factory):
     path = tmp_path_factory.mktemp("page") / "drawn.html"
     path.write_text(reproduction_page(*ledgers.drawn()))
     return path
-
-
-def body(text):
-    """A page without the library and the numbers of the plots."""
-    text = re.sub(r"<script>/\*\*\n\* plotly.*?</script>", "", text, flags=re.DOTALL)
-    return re.sub(r'<script type="application/json".*?</script>', "", text, flags=re.DOTALL)
-
-
-def plots(text):
-    found = re.search(r'<script type="application/json" id="plots">(.*?)</script>', text, re.DOTALL)
-    return json.loads(found.group(1))
-
-
-def layers(chart, kind):
-    return [layer for panel in chart.panels for layer in panel.layers if isinstance(layer, kind)]
 
 
 def cells(text, column):

@@ -64,16 +64,7 @@ def analysed(place, seed):
 
 
 def measured(place, seed):
-    found = analysed(place, seed)
-    return {
-        "d_intra_base": found.base_intra,
-        "d_inter_base": found.base_inter,
-        "phi_base": found.base_ratio,
-        "d_intra_novel": found.novel_intra,
-        "d_inter_novel": found.novel_inter,
-        "phi_novel": found.novel_ratio,
-        "p_same": found.same_base_class,
-    }
+    return analysed(place, seed).measures()
 
 
 def filled(made, seeds=1, columns=("one",), series=("ours",), analysis=True):

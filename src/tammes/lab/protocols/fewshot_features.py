@@ -9,6 +9,7 @@ from pathlib import Path
 import torch
 from torch import Tensor
 
+from tammes.compose import Loss
 from tammes.lab.data import Images, splits
 from tammes.lab.data.sources import KNOWN, say
 from tammes.lab.data.splits import ClassSplit, Part
@@ -164,9 +165,14 @@ def check_apart(who: str, trained: Collection[str], wanted: Sequence[str]) -> No
         )
 
 
+def classifies(loss: Loss) -> bool:
+    """Whether a loss trains the prototypes of a head to tell classes apart."""
+    return any(term.definition.on == "split" for _, term in loss.leaves())
+
+
 def _prototypes(run: Run) -> Tensor:
     """Of the head, where a loss has trained it."""
-    if all(term.definition.on != "split" for _, term in parse_loss(run.config.loss).leaves()):
+    if not classifies(parse_loss(run.config.loss)):
         raise ValueError(
             f"{run.folder}: a run with trained prototypes is expected, got the loss "
             f"{run.config.loss}, which has no part that classifies"

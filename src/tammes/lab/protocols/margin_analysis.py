@@ -78,6 +78,18 @@ class Analysed:
             predicted_ratio=predicted,
         )
 
+    def measures(self) -> dict[str, float]:
+        """By the names that recipes have for quantities."""
+        return {
+            "d_intra_base": self.base_intra,
+            "d_inter_base": self.base_inter,
+            "phi_base": self.base_ratio,
+            "d_intra_novel": self.novel_intra,
+            "d_inter_novel": self.novel_inter,
+            "phi_novel": self.novel_ratio,
+            "p_same": self.same_base_class,
+        }
+
     def result(self) -> DiscriminabilityResult:
         """As :func:`tammes.geometry.negative_margin_wins` takes it."""
         return DiscriminabilityResult(

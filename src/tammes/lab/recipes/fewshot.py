@@ -256,23 +256,15 @@ def _analysed(run: Run, shots: FewShot, report: Callable[[str], None]) -> dict[s
     """Distances on test images of base classes and on novel ones, and P^s."""
     import torch
 
+    from tammes.lab.protocols.fewshot_features import classifies
     from tammes.lab.protocols.margin_analysis import analyse
     from tammes.lab.training.model import load_model
 
     base, novel = (_examples(run, shots, part, report) for part in ("base", "novel"))
     criterion = load_model(run).criterion.to(novel.features.device)
     assigned = None
-    if any(term.definition.on == "split" for _, term in criterion.loss.leaves()):
+    if classifies(criterion.loss):
         with torch.no_grad():
             assigned = criterion.logits(novel.features).argmax(1).cpu()
     on_base, on_novel = ((each.features.cpu(), each.labels) for each in (base, novel))
-    found = analyse(on_base, on_novel, assigned)
-    return {
-        "d_intra_base": found.base_intra,
-        "d_inter_base": found.base_inter,
-        "phi_base": found.base_ratio,
-        "d_intra_novel": found.novel_intra,
-        "d_inter_novel": found.novel_inter,
-        "phi_novel": found.novel_ratio,
-        "p_same": found.same_base_class,
-    }
+    return analyse(on_base, on_novel, assigned).measures()

@@ -4,7 +4,15 @@ from collections.abc import Sequence
 from typing import Any
 
 from tammes.lab.report.page import Block, Cell, Fold, Table, Text, Value
-from tammes.lab.report.side_by_side import DAGGER, ERRORS, ON_REQUEST, Beside, Reproduced, published
+from tammes.lab.report.side_by_side import (
+    DAGGER,
+    ERRORS,
+    ON_REQUEST,
+    Beside,
+    Reproduced,
+    Shown,
+    published,
+)
 from tammes.lab.statistics import Quantity, spread
 
 _UNFOLDED = 36
@@ -17,10 +25,8 @@ def tables(found: Reproduced) -> list[Block]:
     """A table or two for each quantity; what has no published numbers shares one."""
     blocks: list[Block] = []
     dagger = False
-    shared = found.of_ours_alone()
-    for quantity, columns in found.quantities():
-        if (quantity, columns) in shared:
-            continue
+    alone, shared = found.tables()
+    for quantity, columns in alone:
         own = {column: found.table(quantity, column) for column in columns}
         count = sum(map(len, own.values()))
         detail = _detail(found, quantity, own)
@@ -66,7 +72,7 @@ def _overview(found: Reproduced, quantity: Quantity, tables: dict[str, list[Besi
     return Table(heads, rows, caption)
 
 
-def _shared(found: Reproduced, given: Sequence[tuple[Quantity, list[str]]]) -> Table:
+def _shared(found: Reproduced, given: Sequence[Shown]) -> Table:
     """What has no published numbers: the quantities beside each other."""
     places = {row: place for place, row in enumerate(found.recipe.rows)}
     rows: list[Sequence[Cell] | str] = []

@@ -19,6 +19,7 @@ from tammes.lab.report.side_by_side import (
     VERDICTS,
     Beside,
     Reproduced,
+    Shown,
     commands_of,
     counts_in_words,
     machines_in_words,
@@ -107,11 +108,10 @@ def _section(found: Reproduced) -> Iterator[str]:
     yield from (f"- `{_code(each)}`" for each in commands_of(ledger))
     if recipe.released:
         yield f"- {_plain(recipe.released_title)}: {_plain(recipe.released_source)}"
-    shared = found.of_ours_alone(begun=True)
-    for quantity, columns in found.quantities(begun=True):
-        if (quantity, columns) not in shared:
-            yield ""
-            yield from _table(found, quantity, columns)
+    alone, shared = found.tables(begun=True)
+    for quantity, columns in alone:
+        yield ""
+        yield from _table(found, quantity, columns)
     if shared:
         yield ""
         yield from _shared_table(found, shared)
@@ -167,7 +167,7 @@ def _table(found: Reproduced, quantity: Quantity, columns: Sequence[str]) -> Ite
         yield f"| {' | '.join(map(_plain, parts))} |"
 
 
-def _shared_table(found: Reproduced, given: Sequence[tuple[Quantity, list[str]]]) -> Iterator[str]:
+def _shared_table(found: Reproduced, given: Sequence[Shown]) -> Iterator[str]:
     """What has no published numbers: the quantities beside each other."""
     rows = [*found.shared_rows(given)]
     several = len({cells[0].column for cells in rows}) > 1

@@ -21,6 +21,10 @@ STATES = ("done", "diverged", "failed", "open")
 QUICK = "Quick form: a few images and a narrow network. It shows that it works, and nothing else."
 
 
+Shown = tuple[Quantity, list[str]]
+"""A quantity, and the columns that have something of it to show."""
+
+
 @dataclass(frozen=True)
 class Beside:
     """One quantity in one cell of the table.
@@ -202,7 +206,7 @@ class Reproduced:
         found = [self.beside(row, column, quantity) for row in self.recipe.rows]
         return [each for each in found if each.paper or each.released or each.is_expected]
 
-    def quantities(self, *, begun: bool = False) -> Iterator[tuple[Quantity, list[str]]]:
+    def quantities(self, *, begun: bool = False) -> Iterator[Shown]:
         """Quantities with the columns that have something of them to show.
 
         Args:
@@ -222,22 +226,24 @@ class Reproduced:
             if columns:
                 yield quantity, columns
 
-    def of_ours_alone(self, *, begun: bool = False) -> list[tuple[Quantity, list[str]]]:
-        """Quantities of which nothing is published, where they are several: they share a table.
+    def tables(self, *, begun: bool = False) -> tuple[list[Shown], list[Shown]]:
+        """Quantities that have tables of their own, and those that share one.
+
+        Several of which nothing is published share one.
 
         Args:
             begun: as :meth:`quantities` has it.
         """
         known = {place[1:] for place in (*self.recipe.paper, *self.recipe.released)}
-        found = [
-            (quantity, columns)
-            for quantity, columns in self.quantities(begun=begun)
-            if not any((column, quantity.key) in known for column in columns)
-        ]
-        return found if len(found) > 1 else []
+        own: list[Shown] = []
+        shared: list[Shown] = []
+        for quantity, columns in self.quantities(begun=begun):
+            published_too = any((column, quantity.key) in known for column in columns)
+            (own if published_too else shared).append((quantity, columns))
+        return (own, shared) if len(shared) > 1 else ([*self.quantities(begun=begun)], [])
 
-    def shared_rows(self, given: Sequence[tuple[Quantity, list[str]]]) -> Iterator[list[Beside]]:
-        """Rows of the table of :meth:`of_ours_alone`: each a cell for every quantity.
+    def shared_rows(self, given: Sequence[Shown]) -> Iterator[list[Beside]]:
+        """Rows of a table that quantities share: each has a cell for every one of them.
 
         Args:
             given: quantities with their columns.
