@@ -139,7 +139,7 @@ def _spectrum(
     wide, count = _wide(prototypes), shards.count(prototypes)
     noise = _noise(prototypes, count)
     if count <= prototypes.shape[1]:
-        # The default on a GPU takes four times as long: 31 ms for 64 prototypes of 640 on an H200.
+        # The default on a GPU took four times as long (results/README.md).
         driver = "gesvd" if wide.is_cuda else None
         _, values, transposed = torch.linalg.svd(wide, full_matrices=full, driver=driver)
         basis = transposed.T
