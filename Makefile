@@ -5,6 +5,11 @@ RUN := $(VENV)/bin/python
 # Files of tests side by side, as many as there are cores.
 PYTEST := $(RUN) -m pytest -n auto --maxprocesses 8 --dist loadfile
 
+# Copies of the real data, where they lie beside the checkout.
+ifneq ($(wildcard ../shared/data),)
+export TAMMES_DATA ?= $(abspath ../shared/data)
+endif
+
 .PHONY: setup demo test check bench clean
 
 # The constraint takes the CPU build of torch where one is on disk; users are not bound by it.

@@ -40,7 +40,7 @@ TRAINED = 15
 SIDE = 28
 CHARACTERS = 964
 """Of the background set."""
-DATA = Path(os.environ.get("TAMMES_DATA", Path(__file__).resolve().parents[2] / "shared" / "data"))
+DATA = Path(os.environ.get("TAMMES_DATA", "."))
 
 FORMS = {
     "cpu": {"views": 2, "epochs": 3, "batch": 64, "channels": 16, "features": 64, "seeds": 2},

@@ -16,6 +16,10 @@ if not torch.cuda.is_available():
     os.environ.setdefault("TRITON_INTERPRET", "1")
 # cuBLAS reads it when it starts; without it, it refuses to be deterministic.
 os.environ.setdefault("CUBLAS_WORKSPACE_CONFIG", ":4096:8")
+# Copies of the real data beside the checkout, as the Makefile sets it too.
+_BESIDE = Path(__file__).resolve().parents[2] / "shared" / "data"
+if _BESIDE.is_dir():
+    os.environ.setdefault("TAMMES_DATA", str(_BESIDE))
 
 
 @pytest.fixture(autouse=True)
@@ -37,8 +41,7 @@ def generator():
 @pytest.fixture(scope="session")
 def shared_data():
     """Folder of the real datasets."""
-    beside = Path(__file__).resolve().parents[2] / "shared" / "data"
-    folder = Path(os.environ.get("TAMMES_DATA", beside))
-    if not folder.is_dir():
-        pytest.skip("needs real data: TAMMES_DATA is not set and ../shared/data is not there")
-    return folder
+    folder = os.environ.get("TAMMES_DATA")
+    if folder is None or not Path(folder).is_dir():
+        pytest.skip("needs real data: TAMMES_DATA names no folder")
+    return Path(folder)

@@ -113,6 +113,18 @@ def test_a_known_name_may_be_a_folder(tmp_path, image_folder, monkeypatch, said)
     assert load("market1501", "query", report=said.append).classes == ("3", "4")
 
 
+def test_without_tammes_data_no_folder_beside_the_checkout_is_searched(
+    tmp_path, monkeypatch, write_table, picture, encode, said
+):
+    columns = {"image": [encode(picture(0))] * 4, "label": [0, 1] * 2}
+    write_table(tmp_path / "shared" / "data" / "market1501-train.parquet", columns)
+    (tmp_path / "checkout").mkdir()
+    monkeypatch.chdir(tmp_path / "checkout")
+    monkeypatch.delenv("TAMMES_DATA", raising=False)
+    with pytest.raises(DataError, match=r"in \$TAMMES_DATA, which is not set"):
+        load("market1501", "train", report=said.append)
+
+
 def test_a_set_without_a_known_copy_says_so(tmp_path, monkeypatch, said):
     monkeypatch.setenv("TAMMES_DATA", str(tmp_path))
     with pytest.raises(DataError, match=r"market1501: there are no files of it in .*; give its"):

@@ -134,14 +134,10 @@ def _digits(shape: tuple[int, int, int]) -> Images:
     )
 
 
-def data_folders() -> list[Path]:
-    """Where sets with a short name are looked for: ``$TAMMES_DATA``, or ``../shared/data``."""
+def data_folder() -> Path | None:
+    """Folder of the user's copies of data sets, ``$TAMMES_DATA``, or none."""
     given = os.environ.get("TAMMES_DATA")
-    if given:
-        return [Path(given).expanduser()]
-    checkout = Path(__file__).resolve().parents[4]
-    places = (Path.cwd().parent / "shared" / "data", checkout.parent / "shared" / "data")
-    return [place for place in dict.fromkeys(places) if place.is_dir()]
+    return Path(given).expanduser() if given else None
 
 
 def _find(title: str, report: Callable[[str], None]) -> Splits:
@@ -186,19 +182,21 @@ def _parquet(folder: Path) -> list[Path]:
 
 def _known(title: str, report: Callable[[str], None]) -> Splits:
     """A set with a short name: files or a folder of that name, else the hub."""
-    for place in data_folders():
-        for begin in _FILES.get(title, (title,)):
-            if (place / begin).is_dir():
-                return _find(str(place / begin), report)
-            pattern = re.compile(rf"{re.escape(begin)}(?![a-z0-9]).*\.parquet", re.IGNORECASE)
-            files = [file for file in place.glob("*.parquet") if pattern.fullmatch(file.name)]
-            if files:
-                return tables.splits(files, root=place, report=report)
+    place = data_folder()
+    for begin in _FILES.get(title, (title,)):
+        if place is None:
+            break
+        if (place / begin).is_dir():
+            return _find(str(place / begin), report)
+        pattern = re.compile(rf"{re.escape(begin)}(?![a-z0-9]).*\.parquet", re.IGNORECASE)
+        files = [file for file in place.glob("*.parquet") if pattern.fullmatch(file.name)]
+        if files:
+            return tables.splits(files, root=place, report=report)
     name, config = KNOWN[title]
     if not name:
-        places = " or ".join(map(str, data_folders())) or "$TAMMES_DATA, which is not set"
+        where = place or "$TAMMES_DATA, which is not set"
         raise DataError(
-            f"{title}: there are no files of it in {places}, and no copy on the hub is known; "
+            f"{title}: there are no files of it in {where}, and no copy on the hub is known; "
             "give its folder, or OWNER/NAME on the hub"
         )
     return hub.splits(name, config)

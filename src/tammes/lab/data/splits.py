@@ -18,7 +18,7 @@ import torch
 from torch import Tensor
 
 from tammes.lab.data.images import DataError, Images, Reader
-from tammes.lab.data.sources import data_folders, load, say
+from tammes.lab.data.sources import data_folder, load, say
 from tammes.lab.expression.syntax import did_you_mean
 
 Part = Literal["base", "validation", "novel"]
@@ -122,8 +122,9 @@ def read(name: str | os.PathLike[str]) -> ClassSplit:
     path = Path(title).expanduser()
     if path.is_dir():
         return _from_lists(title, _text_files(path))
-    stored = [folder / "splits" / f"{title}.json" for folder in data_folders()]
-    found = next((each for each in (path, *stored) if each.is_file()), None)
+    folder = data_folder()
+    places = [path] if folder is None else [path, folder / "splits" / f"{title}.json"]
+    found = next((place for place in places if place.is_file()), None)
     if found is None:
         raise DataError(
             f"{title}: there is no such file, folder or known split of classes"
