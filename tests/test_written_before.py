@@ -68,7 +68,7 @@ def test_an_interrupted_run_goes_on_to_the_same_end(tmp_path):
     config = Config.from_dict(json.loads((BEFORE / "interrupted" / "config.json").read_text()))
     again, before = train(config, tmp_path / "run"), BEFORE / "finished"
     expected = json.loads((before / "final.json").read_text())
-    assert again.final["test"] == pytest.approx(expected["test"])
+    assert again.final["test"]["accuracy"] == expected["test"]["accuracy"]
     model = Run(before).tensors("model")
     for name, value in again.tensors("model").items():
         assert_close(value, model[name].view_as(value))
