@@ -8,7 +8,7 @@ from tammes.lab.config import Config
 from tammes.lab.train import train
 from tammes.lab.training.progress import Progress
 
-pytestmark = pytest.mark.skipif(not torch.cuda.is_available(), reason="no CUDA device")
+pytestmark = pytest.mark.gpu
 
 SMALL = Config(
     data="digits",
@@ -128,4 +128,4 @@ def test_by_default_a_gpu_trains_with_a_graph(tmp_path, monkeypatch, graphs, rec
 
     monkeypatch.setattr(module, "Step", Watched)
     train(SMALL.replace(graphs=graphs), tmp_path / "run")
-    assert (steps[0].graph is not None) == recorded
+    assert (steps[0].recording is not None) == recorded
