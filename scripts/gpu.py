@@ -12,6 +12,7 @@ ran, on which tree of ``src``. Nothing is installed: the Python that is there is
 import argparse
 import contextlib
 import hashlib
+import itertools
 import json
 import math
 import os
@@ -23,10 +24,12 @@ import sys
 import tempfile
 import time
 import traceback
+from collections.abc import Callable
 from dataclasses import dataclass, field
 from datetime import UTC, datetime
 from importlib import metadata
 from pathlib import Path
+from typing import Any
 
 ROOT = Path(__file__).resolve().parents[1]
 RECORD = ROOT / "results" / "gpu.json"
@@ -41,7 +44,7 @@ BENCHMARKS = {
         "head": "--quick",
         "sampling": "--device cuda --only cost --rates 1.0 0.1",
         "subspace": "--device cuda --repeats 5",
-        "train": "--data digits --epochs 1",
+        "train": "--quick --epochs 1",
     },
     "cpu": {"subspace": "--repeats 2 --classes 8 --size 32 --batch 16"},
 }
@@ -138,7 +141,15 @@ def start_tests(logs: Path) -> Child:
     """Begin every test that is marked ``gpu`` or ``kernel``."""
     marked = re.compile(r"mark\.(gpu|kernel)\b")
     files = [p for p in sorted((ROOT / "tests").rglob("test_*.py")) if marked.search(p.read_text())]
-    options = ["-q", "-m", "gpu or kernel", "-p", "no:cacheprovider", "--durations=10", "--tb=short"]
+    options = [
+        "-q",
+        "-m",
+        "gpu or kernel",
+        "-p",
+        "no:cacheprovider",
+        "--durations=10",
+        "--tb=short",
+    ]
     # Other people's plugins may be broken on such a machine.
     options += ["-p", "no:benchmark"]
     return Child([sys.executable, "-m", "pytest", *options, *map(str, files)], logs / "tests.txt")
@@ -150,9 +161,7 @@ def end_tests(child: Child) -> Part:
     part = Part(seconds=seconds)
     last = output.strip().splitlines()[-1] if output.strip() else ""
     part.count = sum(int(n) for n in re.findall(r"(\d+) (?:passed|failed|error)", last))
-    part.failures = [
-        line for line in output.splitlines() if line.startswith(("FAILED ", "ERROR "))
-    ]
+    part.failures = [line for line in output.splitlines() if line.startswith(("FAILED ", "ERROR "))]
     part.notes = [line.strip() for line in re.findall(r"^.*s call .*$", output, re.MULTILINE)][:10]
     part.notes.append(last)
     if code is None:
@@ -218,7 +227,7 @@ class Watched:
         watched = self
 
         class Step(module.Step):
-            def __init__(self, *arguments, **options):
+            def __init__(self, *arguments: Any, **options: Any) -> None:
                 super().__init__(*arguments, **options)
                 watched.step = self
                 watched.before = [p.detach().clone() for p in self.model.parameters()]
@@ -232,7 +241,7 @@ class Watched:
         self.module.Step = self.plain
 
 
-def train_each(device: str, losses: int | None, say) -> Part:
+def train_each(device: str, losses: int | None, say: Callable[[str], None]) -> Part:
     """A few steps of every loss in every way."""
     part, began, watched = Part(), time.monotonic(), Watched()
     texts = dict(list(every_loss().items())[-losses:] if losses else every_loss())
@@ -364,7 +373,8 @@ def _time_step(loss: str, precision: str, device: str, small: bool) -> dict:
             marks[-1].record()
     if not small:
         torch.cuda.synchronize()
-    pairs = list(zip(marks[10:-1], marks[11:], strict=True))
+    # The first ones are before the graph, or warm it up.
+    pairs = itertools.pairwise(marks[10:])
     times = [1e3 * (b - a) if small else a.elapsed_time(b) for a, b in pairs]
     if work.step.fault_found() is not None:
         raise AssertionError("the loss was not finite")
@@ -422,6 +432,20 @@ def record(parts: dict[str, Part], device: str, digest: str, seconds: float, tim
     }
 
 
+def merged(known: dict, found: dict) -> dict:
+    """A record of some parts, and of others that ran before."""
+    parts = known["parts"] | found["parts"]
+    seconds = sum(part["seconds"] for part in parts.values())
+    line = closing_line(
+        {name: Part(part["count"], failures=part["failures"]) for name, part in parts.items()},
+        found["device"],
+        found["tree"],
+        seconds,
+    )
+    times = found["step_milliseconds"] or known["step_milliseconds"]
+    return found | {"parts": parts, "line": line, "step_milliseconds": times, "seconds": seconds}
+
+
 def main() -> int:
     """Run the parts that are asked for."""
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
@@ -464,6 +488,11 @@ def main() -> int:
     found = record(parts, name, digest, seconds, times)
     out = given.out or (RECORD if given.device == "cuda" else None)
     if out is not None:
+        with contextlib.suppress(OSError, ValueError):
+            known = json.loads(out.read_text())
+            if known["tree"] == digest and given.only:
+                # The other parts were run on the same sources.
+                found = merged(known, found)
         out.write_text(json.dumps(found, indent=2) + "\n")
     for part in parts.values():
         for failure in part.failures:

@@ -30,6 +30,7 @@ class Recording:
         self.device = device
         self.pieces: list[torch.cuda.CUDAGraph | _Between] = []
         self.side = torch.cuda.Stream(device)
+        self.open = False
 
     @contextmanager
     def record(self) -> Iterator[None]:
@@ -45,16 +46,18 @@ class Recording:
                 yield
             finally:
                 _recording = None
-                self._end()
+                if self.open:
+                    self._end()
 
     def cut(self, work: Work, given: Tensor) -> tuple[Tensor, ...]:
         """End a graph, do some work, and begin the next graph; see :func:`between`."""
         self._end()
-        # Not yet computed, unless it is a parameter: only its shape is right.
-        found = work(given)
-        self.pieces.append(_Between(work, given, found))
+        with torch.no_grad():
+            # As nothing has run, the values are not there yet; the shapes are.
+            places = work(torch.zeros_like(given))
+        self.pieces.append(_Between(work, given, places))
         self._begin()
-        return found
+        return places
 
     def replay(self) -> None:
         """Do it again."""
@@ -78,8 +81,10 @@ class Recording:
         first = next((p for p in self.pieces if isinstance(p, torch.cuda.CUDAGraph)), None)
         graph.capture_begin() if first is None else graph.capture_begin(pool=first.pool())
         self.pieces.append(graph)
+        self.open = True
 
     def _end(self) -> None:
+        self.open = False
         graph = self.pieces[-1]
         assert isinstance(graph, torch.cuda.CUDAGraph)
         graph.capture_end()

@@ -96,8 +96,8 @@ def _say_unchecked() -> None:
     with warnings.catch_warnings():
         # Even where nothing but the state is asked for.
         warnings.simplefilter("ignore")
-        if not checks.is_enabled():  # type: ignore[no-untyped-call]
-            checks.disable()  # type: ignore[no-untyped-call]
+        if not checks.is_enabled():
+            checks.disable()
 
 
 class _Taken:
