@@ -293,7 +293,7 @@ def spectral_sum(
               Q_p = V\,\mathrm{diag}\bigl(1 - (\lambda/\lambda_{\max})^p\bigr)V^\top
 
     with :math:`\lambda` the singular values of the prototypes, zero where there are none. ``p=0``
-    is the exact :func:`tammes.direct_sum`.
+    is the exact :func:`tammes.direct_sum`, and like it needs more dimensions than classes.
 
     Args:
         classification: a loss on the split.
