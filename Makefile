@@ -10,7 +10,7 @@ ifneq ($(wildcard ../shared/data),)
 export TAMMES_DATA ?= $(abspath ../shared/data)
 endif
 
-.PHONY: setup demo test check bench clean
+.PHONY: setup demo test check bench gpu clean
 
 # The constraint takes the CPU build of torch where one is on disk; users are not bound by it.
 $(VENV)/installed: pyproject.toml constraints.txt
@@ -36,6 +36,10 @@ bench: setup
 	$(RUN) benchmarks/criterion.py
 	$(RUN) benchmarks/head.py $(if $(shell command -v nvidia-smi),,--cpu)
 	$(RUN) benchmarks/train.py $(if $(shell command -v nvidia-smi),,--cpu)
+
+# Without a network: with the Python that is there, and nothing installed.
+gpu:
+	PYTHONPATH=src $(PYTHON) scripts/gpu.py
 
 clean:
 	rm -rf $(VENV) .mypy_cache .ruff_cache .pytest_cache .hypothesis

@@ -3,8 +3,8 @@
     python benchmarks/train.py                    # on a GPU: CIFAR-100, 13-layer network, bf16
     python benchmarks/train.py --cells 6          # and that many side by side
     python benchmarks/train.py --cells 6 --only   # the latter alone
-    python benchmarks/train.py --data random      # without the images
     python benchmarks/train.py --cpu              # tiny, to see that it works
+    python benchmarks/train.py --quick            # tiny, on digits; with --cpu too
 
 The bare loop is what one writes by hand: images on the device, crops and flips in plain torch,
 autocast, cross entropy, SGD. It measures nothing and writes nothing.
@@ -26,7 +26,6 @@ from tammes.lab.engines import Cell, places, run_cells
 from tammes.lab.record import Run
 from tammes.lab.train import train
 
-MEAN, STD = (0.5071, 0.4865, 0.4409), (0.2673, 0.2564, 0.2762)
 WORK = "tammes.lab.compare:train_cell"
 
 
@@ -58,7 +57,7 @@ def bare(images, config, device, *, compiled):
         network.parameters(), lr=0.1, momentum=0.9, weight_decay=1e-4, fused=device.type == "cuda"
     )
     pixels, labels = images.pixels.to(device), images.labels.to(device)
-    mean, std = (torch.tensor(v, device=device).view(3, 1, 1) for v in (MEAN, STD))
+    mean, std = (torch.tensor(v, device=device).view(-1, 1, 1) for v in images.mean_std())
     precision = torch.autocast(device.type, torch.bfloat16, enabled=config.precision == "bf16")
     for epoch in range(config.epochs):
         order = torch.randperm(len(pixels), device=device)
@@ -130,14 +129,17 @@ def main():
     parser.add_argument("--only", action="store_true", help="only the cells side by side")
     parser.add_argument("--epochs", type=int, default=4)
     parser.add_argument("--cpu", action="store_true")
+    parser.add_argument("--quick", action="store_true", help="tiny, to see that it works")
     parser.add_argument("--write", metavar="FILE", help="results as JSON")
     arguments = parser.parse_args()
     device = torch.device("cpu" if arguments.cpu else "cuda")
+    tiny = arguments.cpu or arguments.quick
     config = Config(
-        data=arguments.data,
-        backbone="layer13(width=0.0625)" if arguments.cpu else "layer13",
+        data="digits" if arguments.quick else arguments.data,
+        image_size=16 if arguments.quick else None,
+        backbone="layer13(width=0.0625)" if tiny else "layer13",
         augment="pad_crop(4) + flip()",
-        fraction=0.01 if arguments.cpu else 1.0,
+        fraction=0.01 if tiny and not arguments.quick else 1.0,
         precision="fp32" if arguments.cpu else "bf16",
         epochs=arguments.epochs,
         weight_decay=1e-4,
@@ -145,7 +147,9 @@ def main():
         accelerator=device.type,
     )
     results = {"device": "CPU" if arguments.cpu else torch.cuda.get_device_name()}
-    images = data.corrupt(data.load(config.data, "train"), fraction=config.fraction, seed=0)
+    images = data.corrupt(
+        data.load(config.data, "train", size=config.image_size), fraction=config.fraction, seed=0
+    )
     with tempfile.TemporaryDirectory() as folder:
         if not arguments.only:
             one_by_one(images, config, device, Path(folder), results)

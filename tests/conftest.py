@@ -1,6 +1,8 @@
 """What tests share: seeded numbers, and one example of everything there is."""
 
+import contextlib
 import os
+import warnings
 from pathlib import Path
 
 if "PYTEST_XDIST_WORKER_COUNT" in os.environ:
@@ -22,6 +24,11 @@ if _BESIDE.is_dir():
     os.environ.setdefault("TAMMES_DATA", str(_BESIDE))
 
 
+def pytest_runtest_setup(item):
+    if item.get_closest_marker("gpu") and not torch.cuda.is_available():
+        pytest.skip("no CUDA device")
+
+
 @pytest.fixture(autouse=True)
 def _seed():
     torch.manual_seed(0)
@@ -31,6 +38,24 @@ def _seed():
 def _cache(tmp_path_factory):
     """Decoded images go to a folder of the tests' own, unless another one is asked for."""
     os.environ.setdefault("TAMMES_CACHE", str(tmp_path_factory.mktemp("cache")))
+
+
+@pytest.fixture
+def unwaited():
+    """Makes a context in which whatever waits for the GPU is an error."""
+
+    @contextlib.contextmanager
+    def unwaited():
+        with warnings.catch_warnings():
+            # It does not see every wait, and says so once.
+            warnings.filterwarnings("ignore", message="Synchronization debug mode")
+            torch.cuda.set_sync_debug_mode("error")
+        try:
+            yield
+        finally:
+            torch.cuda.set_sync_debug_mode("default")
+
+    return unwaited
 
 
 @pytest.fixture

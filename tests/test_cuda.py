@@ -8,8 +8,9 @@ from catalogue import CLASSES, HEADS, SPLIT_TERMS, fits
 from torch.testing import assert_close
 
 import tammes
+from tammes.subspace import OrthogonalComplement, SpectralComplement
 
-pytestmark = pytest.mark.skipif(not torch.cuda.is_available(), reason="no CUDA device")
+pytestmark = pytest.mark.gpu
 STREAMABLE = {n: t for n, t in SPLIT_TERMS.items() if "rest" not in t.definition.reads}
 
 
@@ -51,16 +52,12 @@ def test_half_precision_products_stay_within_the_sheet(dtype, name):
     assert head.weight.dtype == torch.float32
 
 
-@pytest.mark.filterwarnings("ignore:Synchronization debug mode")
-def test_a_call_does_not_wait_for_the_device():
+def test_a_call_does_not_wait_for_the_device(unwaited):
     criterion = tammes.CosFace(64, 20_000).cuda()
     features, labels = torch.randn(128, 64).cuda(), torch.randint(20_000, (128,)).cuda()
     criterion(features.requires_grad_(), labels).backward()
-    torch.cuda.set_sync_debug_mode("error")
-    try:
+    with unwaited():
         criterion(features, labels).backward()
-    finally:
-        torch.cuda.set_sync_debug_mode("default")
 
 
 def test_values_are_checked_only_when_asked():
@@ -91,3 +88,21 @@ def test_compiled_is_eager_on_the_device(name):
     features, labels = torch.randn(37, 16).cuda(), torch.randint(CLASSES, (37,)).cuda()
     compiled = torch.compile(criterion, fullgraph=True)
     assert_close(compiled(features, labels), criterion(features, labels))
+
+
+@pytest.mark.parametrize("dtype", [torch.float, torch.double])
+# Eigenvalues of the second are found on the GPU, those of the first on the CPU.
+@pytest.mark.parametrize(("classes", "size"), [(20, 96), (200, 300), (60, 20)])
+@pytest.mark.parametrize("detach", [True, False])
+@pytest.mark.parametrize("complement", [OrthogonalComplement, SpectralComplement])
+def test_a_projection_on_the_device_is_that_on_the_cpu(complement, detach, classes, size, dtype):
+    found = []
+    for device in ("cpu", "cuda"):
+        torch.manual_seed(0)
+        features, prototypes = torch.randn(5, size).to(dtype), torch.randn(classes, size).to(dtype)
+        features, prototypes = features.to(device), prototypes.to(device).requires_grad_()
+        left = complement(detach=detach).project(features, prototypes)
+        grads = [] if detach else torch.autograd.grad(left.square().sum(), prototypes)
+        found.append([left.detach().cpu(), *(grad.cpu() for grad in grads)])
+    near = {"rtol": 0, "atol": 1e-4} if dtype == torch.float else {"rtol": 1e-7, "atol": 1e-9}
+    assert_close(found[1], found[0], **near)

@@ -573,7 +573,7 @@ def test_a_group_of_one_process_is_no_group_and_ends_no_graph():
     assert_close(compiled(inputs, labels, weights=weights), expected, **EXACT)
 
 
-GPU = pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a GPU")
+GPU = pytest.mark.gpu
 
 
 @pytest.mark.parametrize(

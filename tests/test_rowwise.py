@@ -2,6 +2,8 @@
 
 import copy
 import pickle
+import subprocess
+import sys
 import threading
 
 import pytest
@@ -610,3 +612,20 @@ def test_sparse_gradients_of_others_are_left_to_torch():
     embedding(ROWS).sum().backward()
     with pytest.raises(RuntimeError, match="sparse"):
         optimizer.step()
+
+
+UNCHECKED = """
+import torch
+from tammes.rowwise import take_rows
+weight = torch.nn.Parameter(torch.ones(4, 2))
+take_rows(weight, torch.tensor([0, 2])).sum().backward()
+# Torch warns here, unless somebody has said that nothing is to be checked; up to 2.12 before, too.
+torch.sparse_coo_tensor([[0]], [1.0], (2,))
+"""
+
+
+def test_a_sparse_gradient_brings_no_warning_about_checks():
+    done = subprocess.run(
+        [sys.executable, "-W", "error", "-c", UNCHECKED], capture_output=True, text=True
+    )
+    assert done.returncode == 0, done.stderr

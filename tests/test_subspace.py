@@ -223,7 +223,6 @@ def test_what_is_left_does_not_depend_on_who_gets_a_gradient(count, p, dtype):
     assert_close(tracked, detached, rtol=0, atol=2e-6 if dtype == torch.float else 1e-12)
 
 
-# The route of few classes decomposes in single precision, that of many in double.
 @pytest.mark.parametrize(("count", "error"), [(8, 3e-5), (60, 2e-7)])
 def test_small_singular_values_keep_their_power_in_single_precision(count, error):
     prototypes, _ = with_spectrum(torch.logspace(0, -4, 8).tolist(), count, 24)
@@ -342,6 +341,15 @@ def test_a_direct_sum_refuses_as_many_classes_as_dimensions_and_names_the_spectr
     tammes.Criterion(
         tammes.LinearHead(size, 4), tammes.spectral_sum(tammes.softmax(), METRIC["sum"])
     )
+
+
+@pytest.mark.parametrize("size", [3, 4])
+def test_a_spectral_sum_with_power_zero_refuses_what_would_leave_only_rounding(size):
+    head = tammes.LinearHead(size, 4)
+    loss = tammes.spectral_sum(tammes.softmax(), tammes.nca(), p=0)
+    with pytest.raises(ValueError, match=f"p=0 expects .*embedding_size={size} and num_classes=4"):
+        tammes.Criterion(head, loss)
+    tammes.Criterion(tammes.LinearHead(5, 4), loss)
 
 
 @pytest.mark.parametrize("build", [tammes.direct_sum, tammes.spectral_sum])

@@ -13,6 +13,7 @@ the hook looks for parameters that rows were taken from.
 
 import sys
 import threading
+import warnings
 import weakref
 from collections.abc import Iterator
 from types import FrameType
@@ -85,7 +86,18 @@ def listen() -> None:
     if not _listening:
         register_optimizer_step_pre_hook(_before_step)
         register_optimizer_step_post_hook(_after_step)
+        _say_unchecked()
         _listening = True
+
+
+def _say_unchecked() -> None:
+    """Say that sparse gradients are not checked; torch 2.11 and 2.12 warn until somebody has."""
+    checks = torch.sparse.check_sparse_tensor_invariants
+    with warnings.catch_warnings():
+        # Even where nothing but the state is asked for.
+        warnings.simplefilter("ignore")
+        if not checks.is_enabled():
+            checks.disable()
 
 
 class _Taken:

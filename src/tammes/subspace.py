@@ -6,34 +6,55 @@ left of the features outside of that span, and the two pull in orthogonal direct
 
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
+from functools import partial
 from typing import Any
 
 import torch
 from torch import Tensor
 
-from tammes.checks import transforming
 from tammes.compose import Loss, Term
 from tammes.kernels.problem import full_precision, working_dtype
+from tammes.recording import between
 from tammes.shards import WHOLE, Shards
 
 
 class Complement:
-    """A projection away from the prototypes; a small value, like a term."""
+    """A projection away from the prototypes; a small value, like a term.
+
+    With eigenvectors v and eigenvalues g of the prototypes' Gram matrix it takes a share h(g) of
+    the direction v away.
+    """
 
     detach: bool
+
+    def shares(self, squares: Tensor) -> Tensor:
+        """How much of each direction is taken away, shape ``(R,)``.
+
+        Args:
+            squares: squared singular values of the prototypes, the largest first, 0 where there is
+                no direction; shape ``(R,)``.
+        """
+        raise NotImplementedError
+
+    def slopes(self, squares: Tensor, shares: Tensor) -> tuple[Tensor, Tensor]:
+        """Derivative of each share by its own square, and by the largest one; both ``(R,)``."""
+        raise NotImplementedError
 
     def project(self, features: Tensor, prototypes: Tensor, shards: Shards = WHOLE) -> Tensor:
         """What is left of the features, shape ``(N, D)``."""
         dtype = working_dtype(features, prototypes)
-        prototypes = prototypes.detach() if self.detach else prototypes
         if shards.count(prototypes) <= prototypes.shape[1]:
             # No more than the Gram matrix would be.
             prototypes, shards = shards.whole(prototypes), WHOLE
         with full_precision(features.device):
-            return self._project(features.to(dtype), prototypes.to(dtype), shards)
-
-    def _project(self, features: Tensor, prototypes: Tensor, shards: Shards) -> Tensor:
-        raise NotImplementedError
+            features, prototypes = features.to(dtype), prototypes.to(dtype)
+            if not self.detach:
+                taken: Tensor = _Taken.apply(prototypes, shards, self)
+                return features - features @ taken
+            basis, squares = between(partial(_spectrum, shards=shards), prototypes)
+            shares = self.shares(squares).to(dtype)
+            basis = basis.to(dtype)
+            return features - (features @ basis * shares) @ basis.T
 
     def check(self, embedding_size: int, num_classes: int) -> None:
         """Refuse sizes for which nothing would be left."""
@@ -46,20 +67,18 @@ class OrthogonalComplement(Complement):
     eps: float | None = None
     detach: bool = True
 
-    def _project(self, features: Tensor, prototypes: Tensor, shards: Shards) -> Tensor:
+    def shares(self, squares: Tensor) -> Tensor:
+        """All of every direction there is, or less of the weak ones."""
         if self.eps is None:
-            if self.detach and (basis := _independent(prototypes, shards)) is not None:
-                basis = basis.to(features.dtype)
-                return features - features @ basis @ basis.T
-            # At p = 0 every direction the prototypes have counts fully, and no other does; unlike
-            # a QR, it takes no more than their span where they depend on each other.
-            return SpectralComplement(0.0, self.detach)._project(features, prototypes, shards)
-        wide = _wide(prototypes)
-        gram = wide @ wide.T
-        ridge = gram + self.eps * torch.eye(len(gram), dtype=gram.dtype, device=gram.device)
-        factor = torch.linalg.cholesky(ridge)
-        coefficients = torch.cholesky_solve(wide @ features.to(wide.dtype).T, factor)
-        return features - (coefficients.T @ wide).to(features.dtype)
+            return (squares > 0).to(squares)
+        return squares / (squares + self.eps)
+
+    def slopes(self, squares: Tensor, shares: Tensor) -> tuple[Tensor, Tensor]:
+        """See :meth:`Complement.slopes`."""
+        flat = torch.zeros_like(squares)
+        if self.eps is None:
+            return flat, flat
+        return self.eps / (squares + self.eps).square(), flat
 
     def check(self, embedding_size: int, num_classes: int) -> None:
         """With as many classes as dimensions the span is everything."""
@@ -78,89 +97,84 @@ class SpectralComplement(Complement):
     p: float = 0.3
     detach: bool = True
 
-    def _project(self, features: Tensor, prototypes: Tensor, shards: Shards) -> Tensor:
-        if not self.detach:
-            power: Tensor = _SpectralPower.apply(prototypes, shards, self.p)
-            return features - features @ power
-        basis, ratio, present, _ = _spectrum(prototypes, shards, full=False)
-        basis = basis.to(features.dtype)
-        weight = _power(ratio, present, self.p).to(features.dtype)
-        return features - (features @ basis * weight) @ basis.T
+    def shares(self, squares: Tensor) -> Tensor:
+        """The power of the ratio, and zero for what is not there: 0 ** 0 is 1 in torch."""
+        there = squares > 0
+        ratio = torch.where(there, squares, 1.0) / torch.where(there[:1], squares[:1], 1.0)
+        return torch.where(there, ratio ** (self.p / 2), 0.0)
+
+    def slopes(self, squares: Tensor, shares: Tensor) -> tuple[Tensor, Tensor]:
+        """See :meth:`Complement.slopes`."""
+        there = squares > 0
+        steep = self.p / 2 * shares
+        largest = torch.where(there[:1], squares[:1], 1.0)
+        return steep / torch.where(there, squares, 1.0), -steep / largest
+
+    def check(self, embedding_size: int, num_classes: int) -> None:
+        """At p = 0 and with as many classes as dimensions only rounding would be left."""
+        if self.p == 0 and embedding_size <= num_classes:
+            raise ValueError(
+                "spectral_sum with p=0 expects more dimensions than classes, "
+                f"got embedding_size={embedding_size} and num_classes={num_classes}: "
+                "use p above 0"
+            )
 
 
-def _wide(tensor: Tensor) -> Tensor:
-    """In double precision, where the device has it."""
-    return tensor if tensor.device.type == "mps" else tensor.double()
+_SMALL = 128
+"""Rows of a matrix up to which the eigenvalues of one on a GPU are found sooner by the CPU."""
 
 
-def _independent(prototypes: Tensor, shards: Shards) -> Tensor | None:
-    """Orthonormal columns ``(D, C)`` that span the prototypes, or None where they may be fewer.
+def _spectrum(prototypes: Tensor, shards: Shards) -> tuple[Tensor, Tensor]:
+    """Directions of the prototypes, and their squared singular values, the largest first.
 
-    As a rule prototypes are far from depending on each other, and singular values take several
-    times as long. It asks the device for a number, so there must be one.
-    """
-    count, size = shards.count(prototypes), prototypes.shape[1]
-    if count > size or not _has_values(prototypes):
-        return None
-    basis, triangle = torch.linalg.qr(_wide(prototypes).T)
-    inverse = torch.linalg.solve_triangular(triangle, torch.eye(count).to(triangle), upper=True)
-    # Not above the smallest singular value over the largest.
-    share = 1 / (torch.linalg.matrix_norm(triangle) * torch.linalg.matrix_norm(inverse))
-    return basis if bool(share > _noise(prototypes, count)) else None
-
-
-def _has_values(tensor: Tensor) -> bool:
-    """Whether numbers can be asked for: not of what is traced, recorded, or only a shape."""
-    traced = transforming() or torch._C._len_torch_dispatch_stack() > 0
-    recorded = tensor.is_cuda and torch.cuda.is_current_stream_capturing()
-    return not (traced or recorded or tensor.device.type in ("meta", "mps"))
-
-
-def _noise(prototypes: Tensor, count: int) -> float:
-    """Share of the largest singular value that is no more than rounding."""
-    eps = torch.finfo(_wide(prototypes[:0]).dtype).eps
-    return max(4 * torch.finfo(prototypes.dtype).eps, max(count, prototypes.shape[1]) * eps)
-
-
-def _spectrum(
-    prototypes: Tensor, shards: Shards, *, full: bool
-) -> tuple[Tensor, Tensor, Tensor, Tensor]:
-    """Directions of the prototypes, their singular values over the largest, and which are there.
+    The Gram matrix is small, and in double precision it loses nothing that numbers in single
+    precision have. Those of double precision keep theirs only in singular values, which take ten
+    times as long (results/README.md); with more classes than dimensions there is no other way.
 
     Args:
         prototypes: shape ``(C, D)``; where there are more than D, those of this rank.
         shards: where the others are.
-        full: also give the directions that the prototypes do not have.
 
     Returns:
-        Orthonormal columns ``(D, R)``, ratios ``(R,)``, whether each is more than rounding, and
-        the largest singular value.
+        Orthonormal columns ``(D, R)`` and squares ``(R,)``: zero where a singular value is no more
+        than rounding, and its column may be zero too.
     """
-    wide, count = _wide(prototypes), shards.count(prototypes)
-    noise = _noise(prototypes, count)
-    if count <= prototypes.shape[1]:
-        # The default on a GPU took four times as long (results/README.md).
+    wide, (count, size) = _wide(prototypes), (shards.count(prototypes), prototypes.shape[1])
+    eps = torch.finfo(wide.dtype).eps
+    noise = max(4 * torch.finfo(prototypes.dtype).eps, max(count, size) * eps)
+    if count <= size and prototypes.dtype == wide.dtype:
+        # The default on a GPU took four times as long.
         driver = "gesvd" if wide.is_cuda else None
-        _, values, transposed = torch.linalg.svd(wide, full_matrices=full, driver=driver)
-        basis = transposed.T
-        values = torch.nn.functional.pad(values, (0, basis.shape[1] - len(values)))
+        _, values, transposed = torch.linalg.svd(wide, full_matrices=False, driver=driver)
+        basis, squares = transposed.T, values.square()
     else:
-        # The Gram matrix is small however many classes there are, but squares the rounding.
-        squares, basis = torch.linalg.eigh(shards.sum(wide.T @ wide))
-        values, basis = squares.clamp_min(0).sqrt().flip(0), basis.flip(1)
-        noise = max(noise, (count * torch.finfo(wide.dtype).eps) ** 0.5)
-    largest = values[0].clamp_min(torch.finfo(values.dtype).tiny)
-    ratio = values / largest
-    return basis, ratio, ratio > noise, largest
+        # It squares the rounding.
+        noise = max(noise, (count * eps) ** 0.5)
+        squares, vectors = _eigh(wide @ wide.T if count < size else shards.sum(wide.T @ wide))
+        squares, basis = squares.clamp_min(0).flip(0), vectors.flip(1)
+    there = squares > noise**2 * squares[:1]
+    if len(basis) != size:
+        columns = wide.T @ basis * torch.where(there, squares, torch.inf).rsqrt()
+        # What rounding has left of the angles between weak directions, squared.
+        basis = 1.5 * columns - 0.5 * columns @ (columns.T @ columns)
+    to = prototypes.device
+    return basis.to(to), torch.where(there, squares, 0.0).to(to)
 
 
-def _power(ratio: Tensor, present: Tensor, p: float) -> Tensor:
-    """Ratios to the power p, and zero for what is not there: 0 ** 0 is 1 in torch."""
-    return torch.where(present, torch.where(present, ratio, 1.0) ** p, 0.0)
+def _wide(tensor: Tensor) -> Tensor:
+    """In double precision; on a CPU, if the device has none."""
+    return (tensor.cpu() if tensor.device.type == "mps" else tensor).double()
 
 
-class _SpectralPower(torch.autograd.Function):
-    r"""``(W^T W / lambda_max^2)^(p/2)`` with a gradient that repeated eigenvalues do not break.
+def _eigh(matrix: Tensor) -> tuple[Tensor, Tensor]:
+    """Eigenvalues, the smallest first, and eigenvectors as columns."""
+    on = "cpu" if matrix.is_cuda and len(matrix) <= _SMALL else matrix.device
+    values, vectors = torch.linalg.eigh(matrix.to(on))
+    return values.to(matrix.device), vectors.to(matrix.device)
+
+
+class _Taken(torch.autograd.Function):
+    r"""What is taken away, as a matrix; with a gradient that repeated eigenvalues do not break.
 
     Of a function h of a symmetric matrix G with eigenvectors U, the derivative is
     ``U (Gamma * (U^T dG U)) U^T`` with ``Gamma_ij = (h_i - h_j) / (g_i - g_j)`` and ``h'`` where
@@ -169,31 +183,32 @@ class _SpectralPower(torch.autograd.Function):
     """
 
     @staticmethod
-    def forward(ctx: Any, prototypes: Tensor, shards: Shards, p: float) -> Tensor:
-        basis, ratio, present, largest = _spectrum(prototypes, shards, full=True)
-        powers = _power(ratio, present, p)
-        ctx.save_for_backward(prototypes, basis, ratio, powers, present, largest)
-        ctx.p = p
-        return ((basis * powers) @ basis.T).to(prototypes.dtype)
+    def forward(ctx: Any, prototypes: Tensor, shards: Shards, complement: Complement) -> Tensor:
+        basis, squares = between(partial(_spectrum, shards=shards), prototypes)
+        ctx.save_for_backward(prototypes, basis, squares)
+        ctx.complement = complement
+        return ((basis * complement.shares(squares)) @ basis.T).to(prototypes.dtype)
 
     @staticmethod
     @torch.autograd.function.once_differentiable
     def backward(ctx: Any, grad: Tensor) -> tuple[Tensor, None, None]:
-        prototypes, basis, ratio, powers, present, largest = ctx.saved_tensors
-        wide = prototypes.to(basis.dtype)
-        squares = torch.where(present, ratio.square(), 0.0)
+        prototypes, basis, squares = ctx.saved_tensors
+        shares = ctx.complement.shares(squares)
+        slopes, of_largest = ctx.complement.slopes(squares, shares)
         gap = squares[:, None] - squares
         equal = gap.abs() <= 1e-9 * (squares[:, None] + squares)
-        slope = torch.where(present, ctx.p / 2 * powers / torch.where(present, squares, 1.0), 0.0)
-        rise = (powers[:, None] - powers) / torch.where(equal, 1.0, gap)
-        gamma = torch.where(equal, (slope[:, None] + slope) / 2, rise)
-        symmetric = (grad + grad.T).to(basis.dtype) / 2
-        d_ratio = basis @ (gamma * (basis.T @ symmetric @ basis)) @ basis.T
-        # Through the division by the largest eigenvalue, whose gradient is its own direction.
-        top = basis[:, :1]
-        shared = (d_ratio * (basis * squares @ basis.T)).sum()
-        d_gram = (d_ratio - shared * (top @ top.T)) / largest / largest
-        return (2 * wide @ d_gram).to(prototypes.dtype), None, None
+        rise = (shares[:, None] - shares) / torch.where(equal, 1.0, gap)
+        gamma = torch.where(equal, (slopes[:, None] + slopes) / 2, rise)
+        across = basis.T @ ((grad + grad.T).to(basis.dtype) / 2)
+        inner = across @ basis
+        to_gram = gamma * inner
+        # The largest is an eigenvalue too.
+        to_gram[0, 0] += inner.diagonal() @ of_largest
+        # Beside the directions that are there: a difference to zero.
+        outside = shares / torch.where(squares > 0, squares, 1.0)
+        rows = to_gram @ basis.T + outside[:, None] * (across - inner @ basis.T)
+        own = prototypes.to(basis.dtype) @ basis
+        return (2 * own @ rows).to(prototypes.dtype), None, None
 
 
 @dataclass(frozen=True, repr=False)
@@ -278,7 +293,7 @@ def spectral_sum(
               Q_p = V\,\mathrm{diag}\bigl(1 - (\lambda/\lambda_{\max})^p\bigr)V^\top
 
     with :math:`\lambda` the singular values of the prototypes, zero where there are none. ``p=0``
-    is the exact :func:`tammes.direct_sum`.
+    is the exact :func:`tammes.direct_sum`, and like it needs more dimensions than classes.
 
     Args:
         classification: a loss on the split.

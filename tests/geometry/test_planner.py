@@ -170,7 +170,7 @@ def taken_on_cuda(criterion, features, labels, autocast):
     return torch.cuda.max_memory_allocated() - before
 
 
-@pytest.mark.skipif(not torch.cuda.is_available(), reason="needs CUDA")
+@pytest.mark.gpu
 @pytest.mark.parametrize(
     ("mode", "loss"),
     [

@@ -229,15 +229,12 @@ def test_a_rate_that_is_no_share_is_refused(rate):
         Sampler(rate, seed=0)
 
 
-@pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a GPU")
-def test_a_gpu_draws_the_same_and_is_not_waited_for():
+@pytest.mark.gpu
+def test_a_gpu_draws_the_same_and_is_not_waited_for(unwaited):
     sampler, own = Sampler(0.5, seed=0).cuda(), OWN.cuda()
     sampler(own, 40)
-    torch.cuda.set_sync_debug_mode("error")
-    try:
+    with unwaited():
         chosen = sampler(own, 40)
-    finally:
-        torch.cuda.set_sync_debug_mode("default")
     expected = Sampler(0.5, seed=0)
     indices(expected, 1)
     assert equal(Sample(*(field.cpu() for field in chosen)), expected(OWN, 40))
@@ -569,6 +566,7 @@ def test_a_term_on_the_prototypes_moves_them_all():
 @pytest.mark.slow
 @pytest.mark.filterwarnings("ignore:`torch.jit.script_method` is deprecated:DeprecationWarning")
 @pytest.mark.filterwarnings("ignore:The .grad attribute of a Tensor that is not a leaf:UserWarning")
+@pytest.mark.filterwarnings("ignore:TensorFloat32 tensor cores:UserWarning")
 def test_a_compiled_criterion_samples_and_trains_alike():
     criterion, optimizer = in_training()
     twin, twin_optimizer = in_training()

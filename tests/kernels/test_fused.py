@@ -18,8 +18,9 @@ fused = pytest.importorskip("tammes.kernels.fused", reason="no triton here", exc
 from tammes.kernels import plan, tiles  # noqa: E402
 
 DEVICE = "cuda" if torch.cuda.is_available() else "cpu"
-on_cuda = pytest.mark.skipif(DEVICE == "cpu", reason="no CUDA device")
+on_cuda = pytest.mark.gpu
 pytestmark = [
+    pytest.mark.kernel,
     pytest.mark.skipif(
         DEVICE == "cpu" and not tiles.INTERPRETED, reason="neither a GPU nor TRITON_INTERPRET=1"
     ),
@@ -281,18 +282,14 @@ def test_classes_beyond_two_to_the_31_numbers():
 
 
 @on_cuda
-@pytest.mark.filterwarnings("ignore:Synchronization debug mode")
-def test_a_fused_call_does_not_wait_for_the_device():
+def test_a_fused_call_does_not_wait_for_the_device(unwaited):
     criterion = tammes.CosFace(64, 20_000, implementation="fused").cuda()
     features, labels = torch.randn(128, 64).cuda(), torch.randint(20_000, (128,)).cuda()
     torch.use_deterministic_algorithms(False)
     with torch.autocast("cuda", dtype=torch.bfloat16):
         criterion(features.requires_grad_(), labels).backward()
-        torch.cuda.set_sync_debug_mode("error")
-        try:
+        with unwaited():
             criterion(features, labels).backward()
-        finally:
-            torch.cuda.set_sync_debug_mode("default")
 
 
 def a_problem(size=8, dtype=torch.float32):

@@ -23,7 +23,10 @@ except ImportError:
 
 FUSED_HERE = tiles is not None and (tiles.INTERPRETED or torch.cuda.is_available())
 needs_fused = pytest.mark.skipif(not FUSED_HERE, reason="neither a GPU nor TRITON_INTERPRET=1")
-pytestmark = pytest.mark.filterwarnings("ignore:overflow encountered:RuntimeWarning")
+pytestmark = [
+    pytest.mark.kernel,
+    pytest.mark.filterwarnings("ignore:overflow encountered:RuntimeWarning"),
+]
 DEVICE = "cuda" if torch.cuda.is_available() else "cpu"
 WAYS = ["streamed", pytest.param("fused", marks=needs_fused)]
 SMOOTHED = tammes.softmax(smoothing=0.2) + 0.3 * tammes.logit_divergence()

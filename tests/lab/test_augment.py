@@ -724,7 +724,7 @@ def test_inductor_finds_the_same_numbers():
     assert torch.equal(compiled(photos(), index, torch.tensor(5)), module(photos(), index, 5))
 
 
-cuda = pytest.mark.skipif(not torch.cuda.is_available(), reason="no CUDA device")
+cuda = pytest.mark.gpu
 
 
 @cuda
@@ -758,12 +758,9 @@ def test_a_cuda_graph_can_hold_it():
 
 
 @cuda
-def test_nothing_waits_for_the_gpu():
+def test_nothing_waits_for_the_gpu(unwaited):
     module = augment(ALL, (3, 32, 32)).cuda()
     pixels, index = photos(64, (3, 32, 32)).cuda(), torch.arange(64).cuda()
     module(pixels, index, 0)
-    torch.cuda.set_sync_debug_mode("error")
-    try:
+    with unwaited():
         module(pixels, index, 1)
-    finally:
-        torch.cuda.set_sync_debug_mode("default")

@@ -120,7 +120,7 @@ def test_random_features_are_recognised_by_chance():
         assert row.accuracy.mean == pytest.approx(0.2, abs=0.02)
 
 
-@pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a GPU")
+@pytest.mark.gpu
 @pytest.mark.parametrize("method", ["centroid", "l2", "cl2n", "complement", "linear", "cosine"])
 def test_a_gpu_finds_what_the_cpu_does(method):
     features, labels = made(size=640, spread=4.0, dtype=torch.float)

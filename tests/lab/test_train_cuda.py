@@ -8,7 +8,7 @@ from tammes.lab.config import Config
 from tammes.lab.train import train
 from tammes.lab.training.progress import Progress
 
-pytestmark = pytest.mark.skipif(not torch.cuda.is_available(), reason="no CUDA device")
+pytestmark = pytest.mark.gpu
 
 SMALL = Config(
     data="digits",
@@ -36,6 +36,22 @@ class StopAfter(Progress):
     def epoch(self, row, *, images_per_second):
         if row["epoch"] == self.last:
             raise Stop
+
+
+@pytest.fixture
+def steps(monkeypatch):
+    """The step of every run, in order."""
+    from tammes.lab import train as module
+
+    steps = []
+
+    class Watched(module.Step):
+        def __init__(self, *arguments, **options):
+            super().__init__(*arguments, **options)
+            steps.append(self)
+
+    monkeypatch.setattr(module, "Step", Watched)
+    return steps
 
 
 @pytest.fixture
@@ -115,17 +131,46 @@ def test_a_loss_that_waits_for_the_gpu_trains_without_a_graph(tmp_path, monkeypa
         train(SMALL.replace(graphs="on"), tmp_path / "on")
 
 
+def test_a_routine_that_breaks_while_it_is_recorded_is_not_broken_afterwards(tmp_path, monkeypatch):
+    from tammes.lab.training.model import Model
+
+    seen = Model._seen
+
+    def decomposing(self, loss, features, labels):
+        # cuSOLVER cannot be recorded, and does not work again for a thread that has tried.
+        torch.linalg.svd(features.double(), driver="gesvd")
+        return seen(self, loss, features, labels)
+
+    monkeypatch.setattr(Model, "_seen", decomposing)
+    said = []
+    progress = Progress()
+    progress.say = said.append
+    run = train(SMALL.replace(graphs="auto", epochs=1), tmp_path / "run", progress=progress)
+    (sentence,) = [text for text in said if "no CUDA graph can hold this step" in text]
+    assert run.environment["graphs"] == sentence
+
+
+@pytest.mark.parametrize(
+    "loss",
+    [
+        "direct_sum(softmax(), nca())",
+        "direct_sum(cosface(), nca())",
+        "direct_sum(softmax(), nca(), eps=0.1, detach=False)",
+        "spectral_sum(softmax(), nca())",
+        "spectral_sum(softmax(), nca(), detach=False)",
+    ],
+)
+@pytest.mark.parametrize("changes", [{}, {"precision": "bf16"}], ids=str)
+def test_direct_and_spectral_sums_train_in_graphs_as_without(tmp_path, steps, loss, changes):
+    config = SMALL.replace(loss=loss, epochs=2, lr=0.01, **changes)
+    plain = train(config, tmp_path / "plain")
+    fast = train(config.replace(graphs="on"), tmp_path / "fast")
+    # A graph, the decomposition, and a graph.
+    assert len(steps[-1].recording.pieces) == 3
+    assert curve(fast) == pytest.approx(curve(plain), rel=2e-2)
+
+
 @pytest.mark.parametrize(("graphs", "recorded"), [("auto", True), ("off", False)])
-def test_by_default_a_gpu_trains_with_a_graph(tmp_path, monkeypatch, graphs, recorded):
-    from tammes.lab import train as module
-
-    steps = []
-
-    class Watched(module.Step):
-        def __init__(self, *arguments, **options):
-            super().__init__(*arguments, **options)
-            steps.append(self)
-
-    monkeypatch.setattr(module, "Step", Watched)
+def test_by_default_a_gpu_trains_with_a_graph(tmp_path, steps, graphs, recorded):
     train(SMALL.replace(graphs=graphs), tmp_path / "run")
-    assert (steps[0].graph is not None) == recorded
+    assert (steps[0].recording is not None) == recorded

@@ -219,7 +219,14 @@ def _set_up(fabric: Any, config: Config, folder: Path, progress: Progress) -> _W
     elif config.compile:
         module = torch.compile(model, dynamic=False)
     module, optimizer = fabric.setup(module, optimizer)
-    step = Step(fabric, module, model, optimizer, config, graphs=graphs, report=progress.say)
+    around = environment(fabric.device, fabric.world_size) | parts.described()
+
+    def without_graphs(reason: str) -> None:
+        progress.say(reason)
+        # One process: graphs are not for several.
+        write_json(folder / "environment.json", around | {"graphs": reason})
+
+    step = Step(fabric, module, model, optimizer, config, graphs=graphs, report=without_graphs)
 
     def feed(images: Any) -> Feed:
         return Feed(images, fabric.device, workers=config.workers)
@@ -245,8 +252,7 @@ def _set_up(fabric: Any, config: Config, folder: Path, progress: Progress) -> _W
         (folder / "failure.json").unlink(missing_ok=True)
         write_json(folder / "config.json", config.to_dict())
         write_json(folder / "data.json", described)
-        around = environment(fabric.device, fabric.world_size)
-        write_json(folder / "environment.json", around | parts.described())
+        write_json(folder / "environment.json", around)
         used = {"index": training.index, "labels": training.labels}
         write_tensors(folder / "subset.safetensors", used)
         write_lines(folder / "metrics.jsonl", work.history)

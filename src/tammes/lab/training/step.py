@@ -2,6 +2,7 @@
 
 import math
 from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
 import torch
@@ -11,6 +12,7 @@ from tammes.lab.config import Config
 from tammes.lab.data.keyed import mix_int
 from tammes.lab.training.model import SEEN, Model, parameter_groups
 from tammes.lab.training.sharding import clip_together, is_spread
+from tammes.recording import Recording
 
 _WARM = 3
 """Steps before a CUDA graph is recorded, so that whatever is made once is made."""
@@ -49,8 +51,8 @@ class Step:
         model: the same without its wrapping.
         optimizer: as Fabric has set it up.
         config: of the run.
-        graphs: record the step as a CUDA graph. Where that fails, as it does when a loss waits for
-            the GPU, training goes on without.
+        graphs: record the step as a CUDA graph. Where that fails, whatever the reason, training
+            goes on without.
         report: is told of that.
     """
 
@@ -77,7 +79,10 @@ class Step:
         self.fault = torch.full((), -1, dtype=torch.long, device=device)
         self.fault_terms = torch.zeros(len(self.terms), device=device)
         self.ratios = [group["lr"] / config.lr for group in optimizer.param_groups]
-        self.graph: torch.cuda.CUDAGraph | None = None
+        self.recording: Recording | None = None
+        # A routine that fails while it is recorded may be broken for the thread that called it
+        # (cuSOLVER is); this one has nothing else to do.
+        self.thread = ThreadPoolExecutor(1)
         self.inputs: list[Tensor] = []
         self.eager = 0
         if graphs:
@@ -99,7 +104,7 @@ class Step:
         self.count.fill_(step)
         if not self.graphs:
             self._work(*batch)
-        elif self.graph is not None and batch[0].shape == self.inputs[0].shape:
+        elif self.recording is not None and batch[0].shape == self.inputs[0].shape:
             self._replay(batch)
         else:
             self._record_or_work(batch)
@@ -135,36 +140,48 @@ class Step:
 
     def _record_or_work(self, batch: tuple[Tensor, Tensor, Tensor]) -> None:
         """The first steps as they are, on a stream of their own; then record one."""
-        if self.graph is not None or self.eager < _WARM:
+        if self.recording is not None:
+            self._work_aside(batch)
+        elif self.eager < _WARM:
             self.eager += 1
-            side = torch.cuda.Stream()
-            side.wait_stream(torch.cuda.current_stream())
-            with torch.cuda.stream(side):
-                self._work(*batch)
-            torch.cuda.current_stream().wait_stream(side)
-            return
+            self.thread.submit(self._work_aside, batch).result()
+        else:
+            self._record(batch)
+
+    def _work_aside(self, batch: tuple[Tensor, Tensor, Tensor]) -> None:
+        side = torch.cuda.Stream(self.fabric.device)
+        side.wait_stream(torch.cuda.current_stream(self.fabric.device))
+        with torch.cuda.stream(side):
+            self._work(*batch)
+        torch.cuda.current_stream(self.fabric.device).wait_stream(side)
+
+    def _record(self, batch: tuple[Tensor, Tensor, Tensor]) -> None:
+        """Record a step and do it; or, where that fails, do it and go on without."""
         self.inputs = [tensor.clone() for tensor in batch]
-        graph = torch.cuda.CUDAGraph()
+        recording = Recording(self.fabric.device)
         # Recording runs nothing; gradients must not be there, or it would add to them.
         self.optimizer.zero_grad(set_to_none=True)
         try:
-            with torch.cuda.graph(graph):
-                self._work(*self.inputs)
-        except RuntimeError as error:
+            self.thread.submit(self._work_recorded, recording).result()
+        except Exception as error:
             if self.config.graphs == "on":
                 raise ValueError(f"graphs cannot record this step: {_reason(error)}") from error
             self.graphs = False
             self.report(f"no CUDA graph can hold this step, going on without: {_reason(error)}")
             self._work(*batch)
             return
-        self.graph = graph
-        graph.replay()
+        self.recording = recording
+        recording.replay()
+
+    def _work_recorded(self, recording: Recording) -> None:
+        with recording.record():
+            self._work(*self.inputs)
 
     def _replay(self, batch: tuple[Tensor, Tensor, Tensor]) -> None:
-        assert self.graph is not None
+        assert self.recording is not None
         for place, tensor in zip(self.inputs, batch, strict=True):
             place.copy_(tensor)
-        self.graph.replay()
+        self.recording.replay()
 
     def means(self) -> tuple[dict[str, float], dict[str, float]]:
         """Means since the epoch began, of what was measured and of the terms; waits for the GPU."""

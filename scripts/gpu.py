@@ -1,0 +1,505 @@
+"""Try everything on a GPU, on a machine without a network: tests, training steps, benchmarks.
+
+    make gpu                                              # at most 8 minutes on an H200
+    PYTHONPATH=src python scripts/gpu.py --only training  # one part
+    PYTHONPATH=src python scripts/gpu.py --device cpu --only training --losses 3
+
+Tests and benchmarks run in processes of their own beside the training; the times of steps are taken
+when these are over. Failures are listed, the last line says how it went, and results/gpu.json what
+ran, on which tree of ``src``. Nothing is installed: the Python that is there is used.
+"""
+
+import argparse
+import contextlib
+import hashlib
+import itertools
+import json
+import math
+import os
+import platform
+import re
+import statistics
+import subprocess
+import sys
+import tempfile
+import time
+import traceback
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from datetime import UTC, datetime
+from importlib import metadata
+from pathlib import Path
+from typing import Any
+
+ROOT = Path(__file__).resolve().parents[1]
+RECORD = ROOT / "results" / "gpu.json"
+PARTS = ("tests", "benchmarks", "training", "steps")
+LIMIT = 420
+"""Seconds after which a part that runs in a process of its own is ended."""
+
+BENCHMARKS = {
+    "cuda": {
+        "criterion": "--quick",
+        "episodes": "--episodes 200 --tuned 20 --their-episodes 20",
+        "head": "--quick",
+        "sampling": "--device cuda --only cost --rates 1.0 0.1",
+        "subspace": "--device cuda --repeats 5",
+        "train": "--quick --epochs 1",
+    },
+    "cpu": {"subspace": "--repeats 2 --classes 8 --size 32 --batch 16"},
+}
+"""A short form of each benchmark."""
+PEERS = ("pytorch_metric_learning", "easyfsl", "liger_kernel", "cut_cross_entropy")
+"""Packages of others that a benchmark may need and a machine may lack."""
+
+SUMS = (
+    "softmax() + nca()",
+    "direct_sum(softmax(), nca())",
+    "direct_sum(cosface(), proto())",
+    "direct_sum(softmax(), nca(), eps=0.1)",
+    "direct_sum(softmax(), nca(), detach=False)",
+    "direct_sum(softmax(), nca(), eps=0.1, detach=False)",
+    "spectral_sum(softmax(), nca())",
+    "spectral_sum(cosface(), 0.5*proto(), p=0.5)",
+    "spectral_sum(softmax(), nca(), detach=False)",
+)
+COMPILED = (
+    "softmax()",
+    "cosface()",
+    "arcface()",
+    "softmax() + 0.1*center()",
+    "direct_sum(softmax(), nca())",
+    "spectral_sum(softmax(), nca())",
+)
+"""Losses that are trained with ``compile``."""
+WAYS = {
+    "cuda": {
+        "default": {},
+        "graphs off": {"graphs": "off"},
+        "bf16": {"precision": "bf16"},
+        "fp16": {"precision": "fp16"},
+    },
+    "cpu": {"default": {}, "bf16": {"precision": "bf16"}},
+}
+"""Ways every loss is trained; fp32 is the default, and fp16 has no graph."""
+STEPS = 5
+"""Of each training: on a GPU three before a graph is recorded, and two of the graph."""
+
+
+@dataclass
+class Part:
+    """How one part went."""
+
+    count: int = 0
+    seconds: float = 0.0
+    failures: list[str] = field(default_factory=list)
+    notes: list[str] = field(default_factory=list)
+
+
+def tree_digest(folder: Path = ROOT / "src") -> str:
+    """Letters that stand for the sources: paths and contents of all ``.py`` and ``.yaml`` files."""
+    digest = hashlib.sha256()
+    files = (path for path in folder.rglob("*") if path.suffix in (".py", ".yaml"))
+    for path in sorted(files, key=lambda path: path.relative_to(folder).as_posix()):
+        name, content = path.relative_to(folder).as_posix().encode(), path.read_bytes()
+        digest.update(b"%d %d " % (len(name), len(content)) + name + content)
+    return digest.hexdigest()
+
+
+# ------------------------------------------------------------- tests and benchmarks: own processes
+
+
+class Child:
+    """A command whose output goes to a file; it is ended when its time is over."""
+
+    def __init__(self, command: list[str], log: Path) -> None:
+        self.log, self.began = log, time.monotonic()
+        with log.open("w") as output:
+            self.process = subprocess.Popen(
+                command, stdout=output, stderr=subprocess.STDOUT, cwd=ROOT, env=environment()
+            )
+
+    def wait(self) -> tuple[int | None, str, float]:
+        """Exit code (None: ended by us), output and seconds."""
+        left = max(1.0, LIMIT - (time.monotonic() - self.began))
+        try:
+            code: int | None = self.process.wait(left)
+        except subprocess.TimeoutExpired:
+            self.process.kill()
+            self.process.wait()
+            code = None
+        return code, self.log.read_text(errors="replace"), time.monotonic() - self.began
+
+
+def environment() -> dict[str, str]:
+    """Ours, with the sources of this checkout first."""
+    known = [str(ROOT / "src"), *filter(None, [os.environ.get("PYTHONPATH")])]
+    return {**os.environ, "PYTHONPATH": os.pathsep.join(known)}
+
+
+def start_tests(logs: Path) -> Child:
+    """Begin every test that is marked ``gpu`` or ``kernel``."""
+    marked = re.compile(r"mark\.(gpu|kernel)\b")
+    files = [p for p in sorted((ROOT / "tests").rglob("test_*.py")) if marked.search(p.read_text())]
+    options = [
+        "-q",
+        "-m",
+        "gpu or kernel",
+        "-p",
+        "no:cacheprovider",
+        "--durations=10",
+        "--tb=short",
+    ]
+    # Other people's plugins may be broken on such a machine.
+    options += ["-p", "no:benchmark"]
+    return Child([sys.executable, "-m", "pytest", *options, *map(str, files)], logs / "tests.txt")
+
+
+def end_tests(child: Child) -> Part:
+    """What came of the tests."""
+    code, output, seconds = child.wait()
+    part = Part(seconds=seconds)
+    last = output.strip().splitlines()[-1] if output.strip() else ""
+    part.count = sum(int(n) for n in re.findall(r"(\d+) (?:passed|failed|error)", last))
+    part.failures = [line for line in output.splitlines() if line.startswith(("FAILED ", "ERROR "))]
+    part.notes = [line.strip() for line in re.findall(r"^.*s call .*$", output, re.MULTILINE)][:10]
+    part.notes.append(last)
+    if code is None:
+        part.failures.append(f"tests: not done after {LIMIT} s")
+    elif code and not part.failures:
+        part.failures.append(f"tests: pytest ended with {code}: {output[-800:]}")
+    if part.failures:
+        print(output[-12000:])
+    return part
+
+
+def start_benchmarks(logs: Path, device: str) -> dict[str, Child]:
+    """Begin a short form of every benchmark."""
+    return {
+        name: Child(
+            [sys.executable, f"benchmarks/{name}.py", *options.split()], logs / f"{name}.txt"
+        )
+        for name, options in BENCHMARKS[device].items()
+    }
+
+
+def end_benchmarks(children: dict[str, Child]) -> Part:
+    """What came of the benchmarks."""
+    part = Part()
+    for name, child in children.items():
+        code, output, seconds = child.wait()
+        part.seconds = max(part.seconds, seconds)
+        lacking = re.search(r"No module named '(\w+)", output)
+        if code and lacking and lacking[1] in PEERS:
+            part.notes.append(f"{name}: left out, {lacking[1]} is not installed")
+            continue
+        part.count += 1
+        part.notes.append(f"{name}: {seconds:.0f} s")
+        if code != 0:
+            part.failures.append(f"benchmark {name} ended with {code}: {output[-1500:]}")
+    return part
+
+
+# ------------------------------------------------------------------------------- training, in here
+
+
+def every_loss() -> dict[str, str]:
+    """Each term of the tests' catalogue and some sums, as the lab reads them; digits has 10."""
+    sys.path.insert(0, str(ROOT / "tests"))
+    import catalogue
+
+    texts = {name: repr(term) for name, term in catalogue.TERMS.items()}
+    for name in catalogue.PROTOTYPE_TERMS:
+        # Alone it would not move the network.
+        texts[name] = f"softmax() + 0.1*{texts[name]}"
+    texts["cosface_per_class"] = f"cosface(margin={[0.05 * c for c in range(10)]})"
+    texts["ldam"] = f"ldam(counts={[60 - 5 * c for c in range(10)]})"
+    return texts | {text: text for text in SUMS}
+
+
+class Watched:
+    """Keeps the steps of trainings, the weights they began with, and what was said."""
+
+    def __init__(self) -> None:
+        from tammes.lab import train as module
+        from tammes.lab.training.progress import Progress
+
+        watched = self
+
+        class Step(module.Step):
+            def __init__(self, *arguments: Any, **options: Any) -> None:
+                super().__init__(*arguments, **options)
+                watched.step = self
+                watched.before = [p.detach().clone() for p in self.model.parameters()]
+
+        self.module, self.plain, module.Step = module, module.Step, Step
+        self.progress, self.said = Progress(), []
+        self.progress.say = lambda text: self.said.append(text)
+
+    def close(self) -> None:
+        """The lab is as it was."""
+        self.module.Step = self.plain
+
+
+def train_each(device: str, losses: int | None, say: Callable[[str], None]) -> Part:
+    """A few steps of every loss in every way."""
+    part, began, watched = Part(), time.monotonic(), Watched()
+    texts = dict(list(every_loss().items())[-losses:] if losses else every_loss())
+    jobs = [
+        (name, text, way, changes)
+        for way, changes in WAYS[device].items()
+        for name, text in texts.items()
+    ]
+    if device == "cuda":
+        jobs += [(text, text, "compile", {"compile": True}) for text in COMPILED]
+    by_way = {}
+    with tempfile.TemporaryDirectory() as folder:
+        os.environ.setdefault("TAMMES_CACHE", f"{folder}/cache")
+        for number, (name, text, way, changes) in enumerate(jobs):
+            since = time.monotonic()
+            try:
+                note = _train_one(watched, text, changes, device, Path(folder) / str(number))
+            except Exception as error:
+                note = None
+                where = traceback.extract_tb(error.__traceback__)[-1]
+                said = f"{type(error).__name__}: {str(error).strip().splitlines()[:1]}"
+                at = f"{Path(where.filename).name}:{where.lineno}"
+                part.failures.append(f"training {name}, {way}: {said} at {at}")
+                say(part.failures[-1])
+            if note:
+                part.notes.append(f"{name}, {way}: {note}")
+            by_way[way] = by_way.get(way, 0.0) + time.monotonic() - since
+    watched.close()
+    part.notes += [f"{way}: {seconds:.0f} s" for way, seconds in by_way.items()]
+    part.count, part.seconds = len(jobs), time.monotonic() - began
+    return part
+
+
+def _train_one(watched: Watched, text: str, changes: dict, device: str, folder: Path) -> str:
+    """Train, and look at what it did; returns what is worth a note."""
+    import torch
+
+    from tammes.lab.config import Config
+
+    config = Config(
+        data="digits", loss=text, backbone="mnist_cnn(width=0.25)", batch_size=100,
+        limit=100 * STEPS, epochs=1, lr=0.01, accelerator=device, **changes,
+    )  # fmt: skip
+    watched.said.clear()
+    run = watched.module.train(config, folder, progress=watched.progress)
+    (row,) = run.metrics
+    if row["step"] != STEPS or not all(math.isfinite(v) for v in row["train"].values()):
+        raise AssertionError(f"{row['step']} steps, {row['train']}")
+    after = list(watched.step.model.parameters())
+    if not any(not torch.equal(p, old) for p, old in zip(after, watched.before, strict=True)):
+        raise AssertionError("no weight has moved")
+    without = [line for line in watched.said if "no CUDA graph" in line]
+    expected = device == "cuda" and config.graphs == "auto" and config.precision != "fp16"
+    if expected and watched.step.recording is None and len(without) != 1:
+        raise AssertionError(f"neither a graph nor one sentence on why: {watched.said}")
+    if without and run.environment.get("graphs") != without[0]:
+        raise AssertionError("the record does not say that there was no graph")
+    return without[0] if without else ""
+
+
+# ------------------------------------------------------------------------------ the time of a step
+
+TIMED = {
+    "plain sum": "softmax() + nca()",
+    "direct sum": "direct_sum(softmax(), nca())",
+    "spectral sum": "spectral_sum(softmax(), nca())",
+}
+
+
+def time_steps(device: str) -> tuple[Part, dict]:
+    """Milliseconds of a default step: ResNet-12, 512 images of 32 pixels in 64 classes."""
+    part, began, found = Part(), time.monotonic(), {}
+    small = device == "cpu"
+    for precision in ("fp32",) if small else ("fp32", "bf16"):
+        times = {}
+        for name, loss in TIMED.items():
+            try:
+                times[name] = _time_step(loss, precision, device, small)
+            except Exception as error:
+                part.failures.append(f"steps {name}, {precision}: {type(error).__name__}: {error}")
+        part.count += len(TIMED)
+        plain = times.get("plain sum", {}).get("milliseconds")
+        for each in times.values():
+            each["of_plain"] = plain and round(each["milliseconds"] / plain, 3)
+        found[precision] = times
+        part.notes += [f"{precision} {name}: {each}" for name, each in times.items()]
+    part.seconds = time.monotonic() - began
+    return part, found
+
+
+def _time_step(loss: str, precision: str, device: str, small: bool) -> dict:
+    import torch
+
+    from tammes.lab import train as module
+    from tammes.lab.config import Config
+    from tammes.lab.data import Images
+    from tammes.lab.training.machine import start
+    from tammes.lab.training.progress import Progress
+
+    rows, side, classes, repeats = (16, 16, 4, 4) if small else (512, 32, 64, 100)
+    torch.manual_seed(0)
+    labels = torch.arange(rows) % classes
+    images = Images(
+        labels=labels,
+        index=torch.arange(rows),
+        classes=tuple(map(str, range(classes))),
+        shape=(3, side, side),
+        pixels=torch.randint(256, (rows, 3, side, side), dtype=torch.uint8),
+    )
+    config = Config(
+        data="made", loss=loss, backbone="resnet12(width=0.0625)" if small else "resnet12",
+        batch_size=rows, precision=precision, accelerator=device, lr=0.01,
+    )  # fmt: skip
+    plain, module.prepare_data = module.prepare_data, lambda *_: (images, None, images)
+    try:
+        with tempfile.TemporaryDirectory() as folder:
+            work = module._set_up(start(config, Path(folder)), config, Path(folder), Progress())
+    finally:
+        module.prepare_data = plain
+    work.model.train()
+    (batch,) = work.feed([torch.arange(rows)])
+    marks = []
+    for number in range(repeats + 11):
+        work.step(batch, epoch=0, step=number)
+        if small:
+            marks.append(time.perf_counter())
+        else:
+            marks.append(torch.cuda.Event(enable_timing=True))
+            marks[-1].record()
+    if not small:
+        torch.cuda.synchronize()
+    # The first ones are before the graph, or warm it up.
+    pairs = itertools.pairwise(marks[10:])
+    times = [1e3 * (b - a) if small else a.elapsed_time(b) for a, b in pairs]
+    if work.step.fault_found() is not None:
+        raise AssertionError("the loss was not finite")
+    graphs = 0 if work.step.recording is None else len(work.step.recording.pieces) // 2 + 1
+    return {
+        "milliseconds": round(statistics.median(times), 3),
+        "tenth": round(sorted(times)[len(times) // 10], 3),
+        "steps": len(times),
+        "graphs": graphs,
+    }
+
+
+# ------------------------------------------------------------------------------------------- all
+
+
+def closing_line(parts: dict[str, Part], device: str, digest: str, seconds: float) -> str:
+    """How it went, in one line."""
+    nouns = {"tests": "test", "training": "training", "benchmarks": "benchmark", "steps": "time"}
+    counts = [
+        f"{parts[name].count} {noun}{'' if parts[name].count == 1 else 's'}"
+        for name, noun in nouns.items()
+        if name in parts
+    ]
+    failed = sum(len(part.failures) for part in parts.values())
+    how = f"{failed} failed" if failed else "all passed"
+    minutes, rest = divmod(round(seconds), 60)
+    where = f"on {device} (tree {digest[:8]}), {minutes} min {rest} s"
+    return f"gpu: {', '.join(counts)}: {how} {where}"
+
+
+def record(parts: dict[str, Part], device: str, digest: str, seconds: float, times: dict) -> dict:
+    """What results/gpu.json says."""
+    versions = {"python": platform.python_version()}
+    for name in ("torch", "triton", "lightning"):
+        with contextlib.suppress(metadata.PackageNotFoundError):
+            versions[name] = metadata.version(name)
+    return {
+        "line": closing_line(parts, device, digest, seconds),
+        "tree": digest,
+        "date": datetime.now(UTC).isoformat(timespec="seconds"),
+        "device": device,
+        "versions": versions,
+        "command": " ".join(["python", "scripts/gpu.py", *sys.argv[1:]]),
+        "seconds": round(seconds, 1),
+        "parts": {
+            name: {
+                "count": part.count,
+                "seconds": round(part.seconds, 1),
+                "failures": part.failures,
+                "notes": part.notes,
+            }
+            for name, part in parts.items()
+        },
+        "step_milliseconds": times,
+    }
+
+
+def merged(known: dict, found: dict) -> dict:
+    """A record of some parts, and of others that ran before."""
+    parts = known["parts"] | found["parts"]
+    seconds = sum(part["seconds"] for part in parts.values())
+    line = closing_line(
+        {name: Part(part["count"], failures=part["failures"]) for name, part in parts.items()},
+        found["device"],
+        found["tree"],
+        seconds,
+    )
+    times = found["step_milliseconds"] or known["step_milliseconds"]
+    return found | {"parts": parts, "line": line, "step_milliseconds": times, "seconds": seconds}
+
+
+def main() -> int:
+    """Run the parts that are asked for."""
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("--only", choices=PARTS, action="append", help="a part; may be repeated")
+    parser.add_argument("--device", choices=("cuda", "cpu"), default="cuda")
+    parser.add_argument("--losses", type=int, help="train only the last so many losses")
+    parser.add_argument("--out", type=Path, help="record (results/gpu.json; nothing on a CPU)")
+    given = parser.parse_args()
+    began, digest, only = time.monotonic(), tree_digest(), given.only or PARTS
+    logs = Path(tempfile.mkdtemp(prefix="gpu-"))
+    tests = start_tests(logs) if "tests" in only else None
+    benchmarks = start_benchmarks(logs, given.device) if "benchmarks" in only else {}
+    parts: dict[str, Part] = {}
+    times: dict = {}
+
+    def say(text: str) -> None:
+        print(f"[{time.monotonic() - began:5.0f} s] {text}", flush=True)
+
+    def ended(name: str, part: Part) -> None:
+        parts[name] = part
+        say(f"{name}: {part.count} in {part.seconds:.0f} s, {len(part.failures)} failed")
+        for note in part.notes:
+            print(f"          {note}", flush=True)
+
+    import torch
+
+    if given.device == "cuda" and not torch.cuda.is_available():
+        parser.error("torch finds no CUDA device; --device cpu tries the script itself")
+    name = torch.cuda.get_device_name() if given.device == "cuda" else "CPU"
+    if "training" in only:
+        ended("training", train_each(given.device, given.losses, say))
+    if benchmarks:
+        ended("benchmarks", end_benchmarks(benchmarks))
+    if tests is not None:
+        ended("tests", end_tests(tests))
+    if "steps" in only:
+        part, times = time_steps(given.device)
+        ended("steps", part)
+    seconds = time.monotonic() - began
+    found = record(parts, name, digest, seconds, times)
+    out = given.out or (RECORD if given.device == "cuda" else None)
+    if out is not None:
+        with contextlib.suppress(OSError, ValueError):
+            known = json.loads(out.read_text())
+            if known["tree"] == digest and given.only:
+                # The other parts were run on the same sources.
+                found = merged(known, found)
+        out.write_text(json.dumps(found, indent=2) + "\n")
+    for part in parts.values():
+        for failure in part.failures:
+            print(failure)
+    print(found["line"])
+    return int(any(part.failures for part in parts.values()))
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,91 @@
+"""The script that tries everything on a GPU, and what it has written down."""
+
+import importlib.util
+import json
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).resolve().parents[1]
+RECORD = ROOT / "results" / "gpu.json"
+
+
+@pytest.fixture(scope="module")
+def script():
+    spec = importlib.util.spec_from_file_location("gpu_script", ROOT / "scripts" / "gpu.py")
+    module = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    return module
+
+
+@pytest.fixture
+def sources(tmp_path):
+    (tmp_path / "a").mkdir()
+    (tmp_path / "a" / "one.py").write_text("1\n")
+    (tmp_path / "two.yaml").write_text("x: 1\n")
+    return tmp_path
+
+
+def test_the_digest_is_that_of_names_and_contents(script, sources):
+    known = script.tree_digest(sources)
+    (sources / "a" / "one.pyc").write_text("not a source")
+    assert script.tree_digest(sources) == known
+    (sources / "a" / "one.py").write_text("2\n")
+    changed = script.tree_digest(sources)
+    (sources / "a" / "one.py").write_text("1\n")
+    assert script.tree_digest(sources) == known != changed
+    (sources / "two.yaml").rename(sources / "three.yaml")
+    assert script.tree_digest(sources) != known
+
+
+def test_the_last_line_counts_what_ran_and_what_failed(script):
+    parts = {"tests": script.Part(702), "training": script.Part(245), "benchmarks": script.Part(1)}
+    line = script.closing_line(parts, "NVIDIA H200", "1a2b3c4d5e", 400.2)
+    assert line == (
+        "gpu: 702 tests, 245 trainings, 1 benchmark: "
+        "all passed on NVIDIA H200 (tree 1a2b3c4d), 6 min 40 s"
+    )
+    parts["tests"].failures = ["FAILED one", "FAILED two"]
+    assert ": 2 failed on NVIDIA H200 " in script.closing_line(parts, "NVIDIA H200", "1a2b", 1)
+
+
+def test_parts_that_ran_on_the_same_sources_are_put_together(script):
+    one, two = (
+        script.record({name: script.Part(count, 60.0)}, "GPU", "abc", 60.0, {})
+        for name, count in (("tests", 3), ("training", 4))
+    )
+    both = script.merged(one, two)
+    assert both["line"] == "gpu: 3 tests, 4 trainings: all passed on GPU (tree abc), 2 min 0 s"
+
+
+def test_every_term_and_every_benchmark_is_tried(script):
+    import catalogue
+
+    assert catalogue.TERMS.keys() <= script.every_loss().keys()
+    beside = {"contestants", "process_memory"}
+    there = {path.stem for path in (ROOT / "benchmarks").glob("*.py")} - beside
+    assert script.BENCHMARKS["cuda"].keys() == there
+
+
+def test_a_training_that_goes_wrong_is_a_failure_with_its_reason(script, monkeypatch):
+    monkeypatch.setattr(script, "every_loss", lambda: {"good": "softmax()", "bad": "no_loss()"})
+    monkeypatch.setitem(script.WAYS, "cpu", {"default": {}})
+    part = script.train_each("cpu", None, lambda text: None)
+    assert part.count == 2
+    assert len(part.failures) == 1
+    assert part.failures[0].startswith("training bad, default: ValueError")
+
+
+def test_the_last_run_on_a_gpu_had_no_failures(script):
+    if not RECORD.exists():
+        pytest.skip("results/gpu.json is not there yet: run make gpu")
+    known = json.loads(RECORD.read_text())
+    assert {"line", "tree", "date", "device", "versions", "parts"} <= known.keys()
+    assert known["parts"].keys() == set(script.PARTS)
+    assert known["line"].startswith("gpu: ")
+    assert not [f for part in known["parts"].values() for f in part["failures"]]
+    assert all(part["count"] for part in known["parts"].values())
+    for times in known["step_milliseconds"].values():
+        assert all(each["graphs"] for each in times.values())
+    if known["tree"] != script.tree_digest():
+        pytest.skip("results/gpu.json is older than src: run make gpu")
