@@ -6,15 +6,15 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor, nn
 
-from tammes.checks import check_sizes
+from tammes.checks import check_sizes, transforming
 from tammes.heads.drawing import KINDS, Kind, draw, draw_from
 from tammes.heads.exchange import bounds, checksum, move_rows, row_states, shared_seed
 from tammes.heads.head import Head
 from tammes.heads.sampled import Sampler, sample_size
 from tammes.heads.surgery import find
 from tammes.kernels import Implementation
-from tammes.kernels.problem import Problem, Share, working_dtype
-from tammes.kernels.reference import similarity_matrix
+from tammes.kernels.problem import Problem, Share, unmasked, working_dtype
+from tammes.kernels.reference import scores
 from tammes.ranks import Ranks
 from tammes.rowwise import take_rows
 from tammes.split import ALONGSIDE, REDUCED, Split
@@ -163,7 +163,7 @@ class ShardedHead(Head):
                 them it is a problem of this rank alone.
         """
         self.check_place()
-        here = Problem(features, self.weight, self.bias, self.scale, self.similarity)
+        here = super().problem(features)
         sampled = self.sampler is not None and self.training
         if labels is None or (self.ranks.group is None and not sampled):
             return here
@@ -187,8 +187,24 @@ class ShardedHead(Head):
                 most=sample_size(len(own), self._count(0), self.sampler.rate),
             )
             bias = None if self.bias is None else take_rows(self.bias, chosen.index)
-            here = here._replace(prototypes=take_rows(self.weight, chosen.index), bias=bias)
+            bias, there = unmasked(bias)
+            prototypes = take_rows(self.weight, chosen.index)
+            here = here._replace(prototypes=prototypes, bias=bias, there=there)
         return here._replace(share=share)
+
+    def masked(self) -> Tensor | None:
+        """Which classes a bias of ``-inf`` leaves out, shape ``(C,)``.
+
+        On a CPU those of all ranks, which must ask for it together; else those of this rank.
+        """
+        here = super().masked()
+        if here is None or self._size == 1:
+            return here
+        every = here.new_zeros(self.num_classes)
+        every[self.start : self.stop] = here
+        if every.device.type != "cpu" or transforming():
+            return every
+        return self.ranks.sum(every.long()) > 0
 
     def check_place(self) -> None:
         """Refuse to go on where something has put the first rank's prototypes in place of ours.
@@ -306,7 +322,7 @@ class ShardedHead(Head):
 
     def _scores_here(self, features: Tensor) -> Tensor:
         if len(self.weight):
-            return self.scale * similarity_matrix(self.problem(features))
+            return scores(self.problem(features))
         return features.new_empty(len(features), 0, dtype=working_dtype(features, self.weight))
 
     def _count(self, rank: int) -> int:
@@ -369,8 +385,10 @@ class ShardedHead(Head):
 
         fresh = {"weight": rows}
         if self.bias is not None:
-            mean = self.ranks.sum(self.bias.detach().sum().view(1)) / self.num_classes
-            fresh["bias"] = mean.expand(len(rows))
+            bias = self.bias.detach()
+            bias = bias[bias != -torch.inf]
+            total, count = self.ranks.sum(torch.stack([bias.sum(), bias.new_tensor(len(bias))]))
+            fresh["bias"] = (total / count).expand(len(rows))
         held = {n: getattr(self, n) for n in fresh if getattr(self, n).requires_grad}
         states: dict[str, dict[str, Tensor]] = {}
         if optimizer is not None:
