@@ -29,7 +29,11 @@ LABELS = torch.tensor([1, 2, 3, -100, 5, 8, 7, 7, 1, -100, 2])
 def make_head(kind, scale="learnable"):
     """A head whose masked classes would win, were they there."""
     torch.manual_seed(1)
-    head = {"linear": tammes.LinearHead, "cosine": tammes.CosineHead, "gaussian": tammes.GaussianHead}
+    head = {
+        "linear": tammes.LinearHead,
+        "cosine": tammes.CosineHead,
+        "gaussian": tammes.GaussianHead,
+    }
     head = head[kind](6, CLASSES, scale=scale)
     head.bias = torch.nn.Parameter(torch.randn(CLASSES))
     with torch.no_grad():
