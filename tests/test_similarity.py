@@ -55,7 +55,7 @@ def test_a_similarity_is_the_product_of_its_rows_and_agrees_with_its_pairs(name,
 
 def test_only_what_is_read_is_computed():
     x, w = torch.randn(2, 3), torch.randn(2, 3)
-    assert Cosine().own(x, w, frozenset(["gap", "others"])).keys() == {"gap"}
+    assert Cosine().own(x, w, frozenset(["gap", "others"])).keys() == {"gap", "opposite"}
 
 
 def test_the_gradient_of_a_unit_vector_is_across_it_and_over_its_length():

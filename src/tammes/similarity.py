@@ -6,7 +6,6 @@ made alone), and what an example has to do with its own prototype. The last is c
 the products, in full precision: it is what margins act on.
 """
 
-from collections.abc import Collection
 from dataclasses import dataclass, replace
 
 import torch
@@ -55,10 +54,7 @@ def directions(features: Tensor) -> Tensor:
 
 
 def angle_gaps(
-    features: Tensor,
-    prototypes: Tensor,
-    wanted: Collection[str] = ("gap", "opposite"),
-    query: Tensor | None = None,
+    features: Tensor, prototypes: Tensor, query: Tensor | None = None, *, both: bool = True
 ) -> dict[str, Tensor]:
     """How far the cosine of paired rows is from 1 and from -1, with all digits at either end.
 
@@ -69,8 +65,8 @@ def angle_gaps(
     Args:
         features: shape ``(N, D)``.
         prototypes: shape ``(N, D)``.
-        wanted: which of the two.
         query: the features as unit vectors, where they are known.
+        both: not only the ``gap``.
 
     Example:
         >>> angle_gaps(torch.tensor([[2.0, 0.0], [0.0, 0.0]]), torch.ones(2, 2))
@@ -80,12 +76,11 @@ def angle_gaps(
     directed = (norm(features.detach()) > TINY) & (length > TINY)
     left = directions(features) if query is None else query
     right = unit(prototypes, length)
-    found = {}
-    if "gap" in wanted:
-        found["gap"] = torch.where(directed, (left - right).square().sum(-1) / 2, 1.0)
-    if "opposite" in wanted:
-        found["opposite"] = torch.where(directed, (left + right).square().sum(-1) / 2, 1.0)
-    return found
+    sums = {"gap": left - right, "opposite": left + right} if both else {"gap": left - right}
+    return {
+        name: torch.where(directed, vectors.square().sum(-1) / 2, 1.0)
+        for name, vectors in sums.items()
+    }
 
 
 class Similarity:
@@ -141,8 +136,8 @@ class Similarity:
             known["length"] = self.length(features, prototypes)
         if "norm" in reads:
             known["norm"] = norm(features)
-        if not reads.isdisjoint(("gap", "opposite")):
-            known |= angle_gaps(features, prototypes, reads)
+        if "gap" in reads:
+            known |= angle_gaps(features, prototypes)
         return known
 
 
@@ -172,7 +167,7 @@ class Cosine(Similarity):
     def target(self, features: Tensor, prototypes: Tensor) -> Tensor:
         """One minus the gap, never above one; a product where features keep their length."""
         if self.normalize_features:
-            return 1 - angle_gaps(features, prototypes, ("gap",))["gap"]
+            return 1 - angle_gaps(features, prototypes, both=False)["gap"]
         return (features * unit(prototypes)).sum(-1)
 
     def length(self, features: Tensor, prototypes: Tensor) -> Tensor:
@@ -188,15 +183,15 @@ class Cosine(Similarity):
         query: Tensor | None = None,
     ) -> dict[str, Tensor]:
         """As for all, but a unit vector and an angle are made once."""
-        angles = reads & {"target", "gap", "opposite"}
-        if not self.normalize_features or not angles:
+        if not self.normalize_features or reads.isdisjoint(("target", "gap")):
             return super().own(features, prototypes, reads)
-        wanted = angles | {"gap"} if "target" in angles else angles
-        found = angle_gaps(features, prototypes, wanted, query)
-        known = super().own(features, prototypes, reads - angles)
-        if "target" in angles:
+        known = super().own(features, prototypes, reads - {"target", "gap"})
+        found = angle_gaps(features, prototypes, query, both="gap" in reads)
+        if "gap" in reads:
+            known |= found
+        if "target" in reads:
             known["target"] = 1 - found["gap"]
-        return known | {name: value for name, value in found.items() if name in angles}
+        return known
 
 
 @dataclass(frozen=True, eq=False)

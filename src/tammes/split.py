@@ -38,7 +38,7 @@ class Split(NamedTuple):
         gap: one minus the cosine to the own prototype, as half a squared distance of unit
             vectors, so that it keeps its digits where the cosine has none left. Shape ``(N,)``.
         opposite: one plus that cosine, as half a squared sum of unit vectors: what the gap is at
-            angle 0, it is at angle :math:`\pi`. Shape ``(N,)``.
+            angle 0, it is at angle :math:`\pi`. Comes with the gap; shape ``(N,)``.
         classes: number of classes C.
         rivals: number of other classes, C - 1; where some may be masked, of those that are not,
             shape ``(N,)``.
@@ -176,9 +176,10 @@ def split_matrix(
     unread = similarity.new_full(labels.shape, float("nan"))
     column = labels[:, None]
     target, one = similarity.gather(1, column).squeeze(1), torch.ones_like(unread)
-    gap = own.get("gap", 1 - target)
-    assumed = {"target": target, "length": one, "norm": one, "gap": gap, "opposite": 2 - gap}
+    assumed = {"target": target, "length": one, "norm": one, "gap": 1 - target}
     own = {field: value for field, value in assumed.items() if field in reads} | own
+    if "gap" in own:
+        own = {"opposite": 2 - own["gap"]} | own
 
     # The target is masked out rather than subtracted from a full log-sum-exp: where it dominates,
     # the subtraction would leave nothing of the others.

@@ -112,7 +112,7 @@ def numbers_on_ranks(group, head_name, classes):
 def compare(ranks, head_name, scale, classes, reduction, implementation, dtype, names, **tolerance):
     arguments = (head_name, scale, classes, reduction, implementation, dtype, names)
     everybody = everywhere(ranks, on_ranks, *arguments)
-    kind, options = KINDS[head_name]
+    _, options = KINDS[head_name]
     head = one_process(head_name, options | {"scale": scale}, classes, dtype)
     batch = the_batch(head_name, classes, dtype)
     assert everybody[0]
@@ -143,7 +143,7 @@ def compare(ranks, head_name, scale, classes, reduction, implementation, dtype, 
 @pytest.mark.parametrize(("ranks", "classes"), SPREADS)
 @pytest.mark.parametrize("head", KINDS)
 def test_numbers_are_those_of_one_process(ranks, classes, head):
-    kind, options = KINDS[head]
+    _, options = KINDS[head]
     whole = one_process(head, options, classes, torch.double)
     features, labels, _ = the_batch(head, classes, torch.double)
     split = whole.split(features, labels.clamp_min(0))

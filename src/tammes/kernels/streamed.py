@@ -95,8 +95,8 @@ class _WeightedLoss(torch.autograd.Function):
     ) -> tuple[Tensor, Tensor]:
         needs = Needs(*(ctx.needs_input_grad[:4] if with_grad else (False,) * 4))
         ctx.save_for_backward(features, prototypes, bias, scale, labels, weights)
-        ctx.plan, ctx.problem = plan, problem._replace(features=None, prototypes=None, bias=None)
-        problem = _of(problem, features, prototypes, bias, scale)
+        ctx.plan, ctx.rest = plan, (problem.similarity, problem.share, problem.there)
+        problem = Problem(features, prototypes, bias, scale, *ctx.rest)
         done = _run(problem, labels, weights, plan, needs)
         loss, sums = done.loss, done.sums
         # What is returned knows of this function, which must not know of it in turn.
@@ -112,7 +112,7 @@ class _WeightedLoss(torch.autograd.Function):
         done, ctx.done = ctx.done, None
         if done is None:
             # They were given away, not copied: a second backward makes them anew.
-            problem = _of(ctx.problem, features, prototypes, bias, scale)
+            problem = Problem(features, prototypes, bias, scale, *ctx.rest)
             done = _run(problem, labels, weights, ctx.plan, Needs(*ctx.needs_input_grad[:4]))
         with torch.no_grad(), full_precision(features.device):
             gradients = done.gradients(grad)
@@ -123,13 +123,6 @@ class _WeightedLoss(torch.autograd.Function):
             for g, t in zip(gradients, inputs, strict=True)
         ]
         return *once(gradients, *inputs), None, None, None, None, None
-
-
-def _of(
-    problem: Problem, features: Tensor, prototypes: Tensor, bias: Tensor | None, scale: Tensor
-) -> Problem:
-    """The problem with these tensors, which autograd knows or does not."""
-    return problem._replace(features=features, prototypes=prototypes, bias=bias, scale=scale)
 
 
 def _run(problem: Problem, labels: Tensor, weights: Tensor, plan: Plan, needs: Needs) -> OnePass:

@@ -179,7 +179,7 @@ def _check_arcface(margin: Setting, **others: Setting) -> None:
     _check(m2=margin, **others)
 
 
-@term(reads="gap opposite length others", requires="angle", check=_check_arcface)
+@term(reads="gap length others", requires="angle", check=_check_arcface)
 def arcface(
     split: Split, *, margin: Setting = 0.5, extension: str = "monotone", gradient: str = "exact"
 ) -> Tensor:
@@ -212,7 +212,7 @@ def arcface(
     )
 
 
-@term(reads="gap opposite length others", requires="angle", check=_check)
+@term(reads="gap length others", requires="angle", check=_check)
 def combined_margin(
     split: Split,
     m1: Setting = 1.0,
@@ -271,7 +271,7 @@ def _check_multiple(margin: Setting, blend: Setting, gradient: str = "exact", **
     _check(gradient=gradient)
 
 
-@term(reads="target gap opposite length others", requires="angle", check=_check_multiple)
+@term(reads="target gap length others", requires="angle", check=_check_multiple)
 def l_softmax(
     split: Split, *, margin: Setting = 4.0, blend: Setting = 0.0, gradient: str = "exact"
 ) -> Tensor:
@@ -306,7 +306,7 @@ def l_softmax(
     return _multiplied_angle(split, margin, blend, gradient)
 
 
-@term(reads="target gap opposite length others", requires="angle", check=_check_multiple)
+@term(reads="target gap length others", requires="angle", check=_check_multiple)
 def sphereface(
     split: Split, *, margin: Setting = 4.0, blend: Setting = 0.0, gradient: str = "exact"
 ) -> Tensor:

@@ -48,7 +48,7 @@ def _check_adaface(momentum: float, **_: Setting) -> None:
 
 
 @term(
-    reads="gap opposite length norm others",
+    reads="gap length norm others",
     requires="angle",
     fixed="momentum",
     state=_adaface_state,
