@@ -9,6 +9,7 @@ from catalogue import CLASSES, SPLIT_TERMS, fits
 from torch.testing import assert_close
 
 import tammes
+from tammes import kernels
 
 try:
     from tammes.kernels import tiles
@@ -197,8 +198,10 @@ def test_new_classes_start_with_the_mean_bias_of_those_that_are_not_masked():
     assert_close(head.bias.detach()[-2:], mean.expand(2))
 
 
-def sampled(rate):
-    head = tammes.ShardedHead(tammes.LinearHead, 6, CLASSES, sample_rate=rate, scale="learnable")
+def sampled(rate, **options):
+    head = tammes.ShardedHead(
+        tammes.LinearHead, 6, CLASSES, sample_rate=rate, scale="learnable", **options
+    )
     head.load_state_dict(make_head("linear").state_dict(), strict=False)
     return head
 
@@ -212,3 +215,17 @@ def test_a_sampled_class_that_is_masked_is_not_there():
     found = outcome(tammes.Criterion(sampled(0.5), loss), features)
     for key in ("loss", "features", "head.weight", "head.bias", "head.log_scale"):
         assert_close(found[key], expected[key], rtol=1e-4, atol=1e-5, msg=f"{key}: {{}}".format)
+
+
+def test_a_sample_has_no_masked_class_and_stands_for_those_that_are_not():
+    torch.manual_seed(0)
+    head, labels = sampled(0.4, correct=True), torch.tensor([1, 2])
+    seen = set()
+    for _ in range(20):
+        problem = head.problem(torch.randn(2, 6), labels)
+        chosen = [row.tolist() in head.weight[KEPT].tolist() for row in problem.prototypes]
+        seen |= {tuple(row.tolist()) for row in problem.prototypes}
+        assert all(chosen)
+        split = kernels.split(problem, labels, ("target", "mean"), "streamed")
+        assert_close(split.rivals, torch.full((2,), len(KEPT) - 1.0))
+    assert len(seen) == len(KEPT)

@@ -11,7 +11,7 @@ from tammes.checks import INTEGERS, check_classes, check_features, transforming
 from tammes.heads.surgery import carry_over, find
 from tammes.kernels import Implementation, check_implementation, split
 from tammes.kernels.problem import Problem, unmasked
-from tammes.kernels.reference import scores
+from tammes.kernels.reference import score_matrix
 from tammes.similarity import Similarity, unit
 from tammes.split import ALONGSIDE, REDUCED, Split
 
@@ -138,7 +138,7 @@ class Head(nn.Module):
             Scores, shape ``(N, C)``.
         """
         self.check(features)
-        return scores(self.problem(features))
+        return score_matrix(self.problem(features))
 
     def split(
         self, features: Tensor, labels: Tensor, reads: Iterable[str] = (*REDUCED, *ALONGSIDE)

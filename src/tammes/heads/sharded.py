@@ -14,7 +14,7 @@ from tammes.heads.sampled import Sampler, sample_size
 from tammes.heads.surgery import find
 from tammes.kernels import Implementation
 from tammes.kernels.problem import Problem, Share, unmasked, working_dtype
-from tammes.kernels.reference import scores
+from tammes.kernels.reference import score_matrix
 from tammes.ranks import Ranks
 from tammes.rowwise import take_rows
 from tammes.split import ALONGSIDE, REDUCED, Split
@@ -180,7 +180,8 @@ class ShardedHead(Head):
             most=self._count(0),
         )
         if self.sampler is not None and sampled:
-            chosen = self.sampler(own, len(self.weight), start=self.start)
+            masked = super().masked()
+            chosen = self.sampler(own, len(self.weight), start=self.start, masked=masked)
             share = share._replace(
                 own=chosen.own,
                 counts=chosen.counts if self.correct else None,
@@ -322,7 +323,7 @@ class ShardedHead(Head):
 
     def _scores_here(self, features: Tensor) -> Tensor:
         if len(self.weight):
-            return scores(self.problem(features))
+            return score_matrix(self.problem(features))
         return features.new_empty(len(features), 0, dtype=working_dtype(features, self.weight))
 
     def _count(self, rank: int) -> int:
@@ -387,8 +388,8 @@ class ShardedHead(Head):
         if self.bias is not None:
             bias = self.bias.detach()
             bias = bias[bias != -torch.inf]
-            total, count = self.ranks.sum(torch.stack([bias.sum(), bias.new_tensor(len(bias))]))
-            fresh["bias"] = (total / count).expand(len(rows))
+            summed = self.ranks.sum(torch.stack([bias.sum(), bias.new_tensor(len(bias))]))
+            fresh["bias"] = (summed[0] / summed[1]).expand(len(rows))
         held = {n: getattr(self, n) for n in fresh if getattr(self, n).requires_grad}
         states: dict[str, dict[str, Tensor]] = {}
         if optimizer is not None:

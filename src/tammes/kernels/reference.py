@@ -7,7 +7,7 @@ from tammes.kernels.problem import Problem, full_precision, working_dtype
 from tammes.split import Split, split_matrix
 
 
-def scores(problem: Problem) -> Tensor:
+def score_matrix(problem: Problem) -> Tensor:
     """Score of every example for every class, shape ``(N, C)``; ``-inf`` for a masked class."""
     # Masked after scaling: a scale that is learned must not meet the infinity.
     scaled = problem.scale * similarity_matrix(problem._replace(there=None))
