@@ -6,14 +6,14 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor, nn
 
-from tammes.checks import check_sizes, transforming
+from tammes.checks import check_sizes
 from tammes.heads.drawing import KINDS, Kind, draw, draw_from
-from tammes.heads.exchange import bounds, checksum, move_rows, row_states, shared_seed
+from tammes.heads.exchange import bounds, checksum, marked, mean, move_rows, row_states, shared_seed
 from tammes.heads.head import Head
 from tammes.heads.sampled import Sampler, sample_size
 from tammes.heads.surgery import find
 from tammes.kernels import Implementation
-from tammes.kernels.problem import Problem, Share, unmasked, working_dtype
+from tammes.kernels.problem import Problem, Share, unmasked
 from tammes.kernels.reference import score_matrix
 from tammes.ranks import Ranks
 from tammes.rowwise import take_rows
@@ -180,32 +180,21 @@ class ShardedHead(Head):
             most=self._count(0),
         )
         if self.sampler is not None and sampled:
-            masked = super().masked()
-            chosen = self.sampler(own, len(self.weight), start=self.start, masked=masked)
+            chosen = self.sampler(own, len(self.weight), start=self.start, masked=super().masked())
             share = share._replace(
                 own=chosen.own,
                 counts=chosen.counts if self.correct else None,
                 most=sample_size(len(own), self._count(0), self.sampler.rate),
             )
-            bias = None if self.bias is None else take_rows(self.bias, chosen.index)
-            bias, there = unmasked(bias)
-            prototypes = take_rows(self.weight, chosen.index)
-            here = here._replace(prototypes=prototypes, bias=bias, there=there)
+            index, weight = chosen.index, self.weight
+            bias, there = unmasked(None if self.bias is None else take_rows(self.bias, index))
+            here = here._replace(prototypes=take_rows(weight, index), bias=bias, there=there)
         return here._replace(share=share)
 
     def masked(self) -> Tensor | None:
-        """Which classes a bias of ``-inf`` leaves out, shape ``(C,)``.
-
-        On a CPU those of all ranks, which must ask for it together; else those of this rank.
-        """
+        """See :meth:`Head.masked`; all ranks must ask for it together."""
         here = super().masked()
-        if here is None or self._size == 1:
-            return here
-        every = here.new_zeros(self.num_classes)
-        every[self.start : self.stop] = here
-        if every.device.type != "cpu" or transforming():
-            return every
-        return self.ranks.sum(every.long()) > 0
+        return here if here is None else marked(self.ranks, here, self.start, self.num_classes)
 
     def check_place(self) -> None:
         """Refuse to go on where something has put the first rank's prototypes in place of ours.
@@ -313,18 +302,13 @@ class ShardedHead(Head):
         self.check(features)
         self.check_place()
         if shared:
-            yield self._scores_here(features)
+            yield score_matrix(self.problem(features))
             return
         counts = self.ranks.exchange(rows=len(features))["rows"]
         longest = max(counts)
         together = self.ranks.gather_rows(features, longest)
         for rank, count in enumerate(counts):
-            yield self._scores_here(together[rank * longest : rank * longest + count])
-
-    def _scores_here(self, features: Tensor) -> Tensor:
-        if len(self.weight):
-            return score_matrix(self.problem(features))
-        return features.new_empty(len(features), 0, dtype=working_dtype(features, self.weight))
+            yield score_matrix(self.problem(together[rank * longest : rank * longest + count]))
 
     def _count(self, rank: int) -> int:
         """Number of classes of a rank."""
@@ -387,9 +371,7 @@ class ShardedHead(Head):
         fresh = {"weight": rows}
         if self.bias is not None:
             bias = self.bias.detach()
-            bias = bias[bias != -torch.inf]
-            summed = self.ranks.sum(torch.stack([bias.sum(), bias.new_tensor(len(bias))]))
-            fresh["bias"] = (summed[0] / summed[1]).expand(len(rows))
+            fresh["bias"] = mean(self.ranks, bias[bias != -torch.inf]).expand(len(rows))
         held = {n: getattr(self, n) for n in fresh if getattr(self, n).requires_grad}
         states: dict[str, dict[str, Tensor]] = {}
         if optimizer is not None:
