@@ -142,18 +142,29 @@ def test_class_weights_and_ignored_labels_are_those_of_cross_entropy():
         assert_close(criterion(features, labels), expected)
 
 
-@pytest.mark.parametrize("name", TERMS)
-def test_an_ignored_example_is_as_good_as_absent(name):
+SUMS = {
+    "direct_sum": tammes.direct_sum(tammes.softmax(), tammes.nca()),
+    "spectral_sum": tammes.spectral_sum(tammes.softmax(), tammes.triplet()),
+    "both": tammes.softmax() + tammes.center() + tammes.contrastive(),
+}
+
+
+@pytest.mark.parametrize("implementation", ["dense", "streamed"])
+@pytest.mark.parametrize("name", [*TERMS, *SUMS])
+def test_an_ignored_example_is_as_good_as_absent_whatever_it_holds(name, implementation):
+    loss = (TERMS | SUMS)[name]
     features, labels = a_batch()
     marked = labels.clone()
     marked[[1, 5, 6]] = -100
     there = marked != -100
     torch.manual_seed(0)
-    whole = build(TERMS[name])
-    x = features.clone().requires_grad_()
+    whole = build(loss, validate=None, implementation=implementation).train()
+    x = features.clone()
+    x[1], x[5, 3], x[6, 2] = torch.nan, torch.inf, -1e300
+    x.requires_grad_()
     whole(x, marked).backward()
     torch.manual_seed(0)
-    part = build(TERMS[name])
+    part = build(loss, implementation=implementation).train()
     y = features[there].clone().requires_grad_()
     part(y, labels[there]).backward()
     assert_close(whole.terms, part.terms)
@@ -163,6 +174,44 @@ def test_an_ignored_example_is_as_good_as_absent(name):
     for left, right in zip(whole.parameters(), part.parameters(), strict=True):
         if left.grad is not None or right.grad is not None:
             assert_close(left.grad, right.grad)
+    assert_close(whole.state_dict(), part.state_dict())
+
+
+def test_values_of_an_ignored_example_are_not_checked():
+    features, labels = a_batch()
+    labels[2] = -100
+    features[2] = torch.nan
+    assert build(tammes.cosface())(features, labels).isfinite()
+
+
+HUGE = {
+    "cosface": (tammes.cosface(), tammes.CosineHead),
+    "arcface": (tammes.arcface(), tammes.CosineHead),
+    "sample_margin": (tammes.sample_margin(), tammes.LinearHead),
+    "nca": (tammes.nca(normalize=True), tammes.LinearHead),
+}
+
+
+@pytest.mark.parametrize("implementation", ["dense", "streamed", "fused"])
+@pytest.mark.parametrize("name", HUGE)
+def test_directions_of_features_whose_squares_overflow_are_right(name, implementation):
+    if implementation == "fused":
+        pytest.importorskip("triton", reason="no triton here")
+    loss, kind = HUGE[name]
+    head = kind(SIZE, CLASSES, implementation=implementation, scale=5.0)
+    criterion = tammes.Criterion(head, loss)
+    features, labels = torch.randn(12, SIZE), torch.arange(12) % 4
+    found = {}
+    # Powers of two, so that not a digit may differ.
+    for size in (1.0, 2.0**63, 2.0**120):
+        x = (size * features).requires_grad_()
+        value = criterion(x, labels)
+        (gradient,) = torch.autograd.grad(value, x)
+        found[size] = value.detach(), gradient.double() * size
+    for size in (2.0**63, 2.0**120):
+        assert_close(found[size][0], found[1.0][0])
+        # The gradient is too small for all digits where a feature is nearly as large as can be.
+        assert_close(found[size][1], found[1.0][1], rtol=1e-4, atol=1e-5 if size < 1e30 else 1e-2)
 
 
 def test_the_weight_of_an_ignored_example_does_not_count():

@@ -27,6 +27,13 @@ def criterion(term=None, head=None, **options):
     return tammes.Criterion(head or cosine(), term or tammes.cosface(), **options)
 
 
+def masked(*classes):
+    head = linear()
+    with torch.no_grad():
+        head.bias[[*classes]] = -torch.inf
+    return criterion(tammes.softmax(), head)
+
+
 def broken(value, rows=1):
     features = FEATURES.clone()
     features[:rows, 3] = value
@@ -110,6 +117,29 @@ REFUSED = {
         lambda: criterion(ignore_index=-1)(FEATURES, LABELS.masked_fill(LABELS == 3, -100)),
         ValueError,
         "Criterion expects labels from 0 to 8 or ignore_index=-1, got -100 to 8",
+    ),
+    "a label whose class is masked": (
+        lambda: masked(3)(FEATURES, LABELS),
+        ValueError,
+        "Criterion expects labels of classes that are not masked, got class 3, which is -inf, "
+        "in 2 of 6 rows",
+    ),
+    "a split by a label whose class is masked": (
+        lambda: masked(8).head.split(FEATURES, LABELS),
+        ValueError,
+        "LinearHead expects labels of classes that are not masked, got class 8, which is -inf, "
+        "in 1 of 6 rows",
+    ),
+    "all classes but one masked": (
+        lambda: masked(0, 1, 2, 4, 5, 6, 7, 8)(FEATURES[2:4], LABELS[2:4]),
+        ValueError,
+        "Criterion expects at least 2 classes that are not masked, got 1",
+    ),
+    "similarities whose own class is masked": (
+        lambda: tammes.split(torch.tensor([[0.1, -torch.inf]]), torch.tensor([1])),
+        ValueError,
+        "split expects labels of classes that are not masked, got class 1, which is -inf, "
+        "in 1 of 1 rows",
     ),
     "float labels": (
         lambda: criterion()(FEATURES, LABELS.float()),

@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 from torch.testing import assert_close
 
 import tammes
-from tammes.similarity import Cosine, InnerProduct, SquaredDistance, angle_gap, norm, unit
+from tammes.similarity import Cosine, InnerProduct, SquaredDistance, angle_gaps, norm, unit
 
 PLAIN = {
     "inner product": (InnerProduct(), lambda x, w: x @ w.T),
@@ -55,7 +55,7 @@ def test_a_similarity_is_the_product_of_its_rows_and_agrees_with_its_pairs(name,
 
 def test_only_what_is_read_is_computed():
     x, w = torch.randn(2, 3), torch.randn(2, 3)
-    assert Cosine().own(x, w, frozenset(["gap", "others"])).keys() == {"gap"}
+    assert Cosine().own(x, w, frozenset(["gap", "others"])).keys() == {"gap", "opposite"}
 
 
 def test_the_gradient_of_a_unit_vector_is_across_it_and_over_its_length():
@@ -84,7 +84,7 @@ def test_a_zero_vector_stays_zero_with_a_zero_gradient():
 def test_a_zero_vector_is_at_a_right_angle_to_everything_without_gradient():
     x = torch.tensor([[0.0, 0.0], [1.0, 0.0], [0.0, 0.0]], requires_grad=True)
     w = torch.tensor([[1.0, 2.0], [0.0, 0.0], [0.0, 0.0]], requires_grad=True)
-    gap = angle_gap(x, w)
+    gap = angle_gaps(x, w)["gap"]
     assert gap.tolist() == [1.0, 1.0, 1.0]
     for grad in torch.autograd.grad(gap.sum(), (x, w)):
         assert grad.eq(0).all()
@@ -93,7 +93,7 @@ def test_a_zero_vector_is_at_a_right_angle_to_everything_without_gradient():
 def test_the_gap_by_hand():
     x = torch.tensor([[2.0, 0.0], [3.0, 0.0], [0.0, 5.0], [1.0, 1.0]])
     w = torch.tensor([[7.0, 0.0], [-1.0, 0.0], [2.0, 0.0], [2.0, 0.0]])
-    assert_close(angle_gap(x, w), torch.tensor([0.0, 2.0, 1.0, 1 - math.sqrt(0.5)]))
+    assert_close(angle_gaps(x, w)["gap"], torch.tensor([0.0, 2.0, 1.0, 1 - math.sqrt(0.5)]))
 
 
 # About three times the errors measured on vectors of this size; from the cosine itself, in single
@@ -104,7 +104,7 @@ def test_the_gap_by_hand():
 def test_the_sine_from_the_gap_keeps_its_digits_in_single_precision(theta, error):
     for seed in range(5):
         feature, prototype = pair_at(theta, seed=seed)
-        gap = angle_gap(feature, prototype).item()
+        gap = angle_gaps(feature, prototype)["gap"].item()
         x, w = F.normalize(feature.double()), F.normalize(prototype.double())
         exact = (x - w).square().sum().item() / 2
         sine, want = (math.sqrt(h * (2 - h)) for h in (gap, exact))
@@ -118,7 +118,7 @@ def test_a_cosine_is_never_above_one(size):
     cosine = Cosine().target(x, stretch * x)
     assert cosine.max() <= 1
     assert cosine.min() > 1 - 1e-6
-    assert angle_gap(x, -x).max() <= 2 + 1e-6
+    assert angle_gaps(x, -x)["gap"].max() <= 2 + 1e-6
 
 
 def test_the_squared_distance_keeps_its_digits_far_from_the_origin():

@@ -88,12 +88,59 @@ def check_range(name: str, labels: Tensor, classes: int, ignore: int | None = No
         )
 
 
-def check_values(name: str, features: Tensor, labels: Tensor, classes: int, ignore: int) -> None:
-    """Refuse labels out of range and features that are not finite; on a GPU this waits for it."""
+def check_unmasked(name: str, masked: Tensor, labels: Tensor) -> None:
+    """Refuse examples whose own class is masked; on a GPU this waits for it.
+
+    Args:
+        name: who expects it.
+        masked: of which examples the own class is, shape ``(N,)``.
+        labels: shape ``(N,)``.
+    """
+    if masked.any():
+        raise ValueError(
+            f"{name} expects labels of classes that are not masked, got class "
+            f"{int(labels[masked][0])}, which is -inf, in {int(masked.sum())} of {len(labels)} rows"
+        )
+
+
+def check_classes(
+    name: str, labels: Tensor, classes: int, masked: Tensor | None, ignore: int | None = None
+) -> None:
+    """Refuse labels that are no class, or a masked one; on a GPU this waits for it.
+
+    Args:
+        name: who expects it.
+        labels: shape ``(N,)``.
+        classes: number of classes C.
+        masked: which of them are masked, shape ``(C,)``, or none.
+        ignore: label of examples that do not count.
+    """
     check_range(name, labels, classes, ignore)
+    if masked is None or not masked.any():
+        return
+    left = classes - int(masked.sum())
+    if left < 2:
+        raise ValueError(f"{name} expects at least 2 classes that are not masked, got {left}")
+    counts = torch.ones_like(labels, dtype=torch.bool) if ignore is None else labels != ignore
+    check_unmasked(name, masked[torch.where(counts, labels, 0)] & counts, labels)
+
+
+def check_values(
+    name: str,
+    features: Tensor,
+    labels: Tensor,
+    classes: int,
+    masked: Tensor | None,
+    ignore: int,
+) -> None:
+    """Refuse labels out of range or masked, and features that are not finite.
+
+    On a GPU this waits for it; see :func:`check_classes` for the arguments.
+    """
+    check_classes(name, labels, classes, masked, ignore)
     # One sum is cheaper than looking at every number, and not finite if one of them is not.
     if not math.isfinite(features.detach().sum(dtype=torch.float64).item()):
-        broken = int((~features.detach().isfinite().all(1)).sum())
+        broken = int((~features.detach().isfinite().all(1) & (labels != ignore)).sum())
         if broken:
             raise ValueError(
                 f"{name} expects finite features, "

@@ -147,10 +147,10 @@ class Criterion(nn.Module):
         Returns:
             A scalar, or with ``reduction="none"`` the weighted losses, shape ``(N,)``.
         """
-        tracing, group = transforming(), self._group()
+        tracing, group, masked = transforming(), self._group(), self.head.masked()
 
         def check() -> None:
-            self._check(features, labels, weights, tracing)
+            self._check(features, labels, weights, masked, tracing)
             self.settings.check({**self._scheduled(), **settings}, len(labels))
 
         longest = group.agree(
@@ -165,7 +165,9 @@ class Criterion(nn.Module):
         labels = labels.long()
         valid = labels != self.ignore_index
         labels = torch.where(valid, labels, 0)
-        own = Examples(Batch(features, labels, valid), weights, settings)
+        # What an ignored example holds must not leak, not even as 0 times NaN.
+        kept = torch.where(valid[:, None], features, 0.0)
+        own = Examples(Batch(kept, labels, valid), weights, settings)
         whole, mine = group.gather(own, longest, features=self._compares_features)
         # A rank splits its own examples; all of them, if it has only some of the prototypes.
         part = whole if group.sharded else own
@@ -174,7 +176,7 @@ class Criterion(nn.Module):
             self._watch.notice(self.head.weight, features)
         self._remember("before", whole.batch, tracing)
 
-        weights = self._weights(whole, working_dtype(features, self.head.weight))
+        weights = self._weights(whole, masked, working_dtype(features, self.head.weight))
         total = weights.sum()
         total = torch.where(total == 0, torch.ones_like(total), total)
         if self.reduction == "mean":
@@ -212,7 +214,7 @@ class Criterion(nn.Module):
         terms = [term for _, term in self.settings.named.values()]
         return len(self.states) > 0 or any(term.definition.on == "features" for term in terms)
 
-    def _weights(self, examples: Examples, dtype: torch.dtype) -> Tensor:
+    def _weights(self, examples: Examples, masked: Tensor | None, dtype: torch.dtype) -> Tensor:
         batch, weights, _ = examples
         result = batch.valid.to(dtype)
         if weights is not None:
@@ -220,6 +222,9 @@ class Criterion(nn.Module):
         by_class = self._scheduled("class_weights").get("class_weights", self.class_weights)
         if by_class is not None:
             result = result * by_class.to(dtype)[batch.labels]
+        if masked is not None:
+            # Where values are not checked: an own class that is masked is to show.
+            result = result.masked_fill(batch.valid & masked[batch.labels], torch.nan)
         return result
 
     def _scheduled(self, *keys: str) -> dict[str, Tensor]:
@@ -228,7 +233,12 @@ class Criterion(nn.Module):
         return {key: self.schedules[key]() for key in wanted if key in self.schedules}
 
     def _check(
-        self, features: Tensor, labels: Tensor, weights: Tensor | None, tracing: bool
+        self,
+        features: Tensor,
+        labels: Tensor,
+        weights: Tensor | None,
+        masked: Tensor | None,
+        tracing: bool,
     ) -> None:
         name = type(self).__name__
         self.head.check(features)
@@ -243,7 +253,9 @@ class Criterion(nn.Module):
         # Values are looked at in plain eager mode only, and where that does not wait for a GPU.
         wanted = self.validate or features.device.type == "cpu"
         if not tracing and wanted and self.validate is not None:
-            check_values(name, features, labels.long(), self.head.num_classes, self.ignore_index)
+            check_values(
+                name, features, labels.long(), self.head.num_classes, masked, self.ignore_index
+            )
 
     def _remember(self, hook: str, batch: Batch, tracing: bool) -> None:
         if not self.training or _transformed(tracing):

@@ -13,6 +13,8 @@ from torch import Tensor
 
 TINY = 1e-12
 """A vector shorter than this has no direction."""
+_HUGE = 2.0**56
+"""Largest number of a row whose square can be summed up in single precision, in any dimension."""
 
 
 def norm(vectors: Tensor) -> Tensor:
@@ -37,26 +39,48 @@ def unit(vectors: Tensor, length: Tensor | None = None) -> Tensor:
     return vectors * inverse.unsqueeze(-1)
 
 
-def angle_gap(features: Tensor, prototypes: Tensor, directions: Tensor | None = None) -> Tensor:
-    """One minus the cosine of paired rows, as half the squared distance of their unit vectors.
+def directions(features: Tensor) -> Tensor:
+    """Unit rows of features, also of those so large that their squares overflow.
 
-    Rows without a direction are at a right angle to everything: their gap is one.
+    Such rows are made shorter by a power of two first, which changes no digit of the others.
+
+    Example:
+        >>> directions(torch.tensor([[3e30, 4e30], [3.0, 4.0]]))
+        tensor([[0.6000, 0.8000],
+                [0.6000, 0.8000]])
+    """
+    largest = torch.linalg.vector_norm(features.detach(), torch.inf, dim=-1, keepdim=True)
+    return unit(features * torch.where(largest > _HUGE, 2.0**-80, 1.0).to(features.dtype))
+
+
+def angle_gaps(
+    features: Tensor, prototypes: Tensor, query: Tensor | None = None, *, both: bool = True
+) -> dict[str, Tensor]:
+    """How far the cosine of paired rows is from 1 and from -1, with all digits at either end.
+
+    ``gap`` is one minus the cosine, as half the squared distance of the unit vectors; ``opposite``
+    is one plus it, as half their squared sum. Rows without a direction are at a right angle to
+    everything: both are one.
 
     Args:
         features: shape ``(N, D)``.
         prototypes: shape ``(N, D)``.
-        directions: the features as unit vectors, where they are known.
+        query: the features as unit vectors, where they are known.
+        both: not only the ``gap``.
 
     Example:
-        >>> angle_gap(torch.tensor([[2.0, 0.0], [0.0, 0.0]]), torch.ones(2, 2))
-        tensor([0.2929, 1.0000])
+        >>> angle_gaps(torch.tensor([[2.0, 0.0], [0.0, 0.0]]), torch.ones(2, 2))
+        {'gap': tensor([0.2929, 1.0000]), 'opposite': tensor([1.7071, 1.0000])}
     """
-    feature_length, prototype_length = norm(features), norm(prototypes)
-    directed = (feature_length > TINY) & (prototype_length > TINY)
-    if directions is None:
-        directions = unit(features, feature_length)
-    apart = directions - unit(prototypes, prototype_length)
-    return torch.where(directed, apart.square().sum(-1) / 2, 1.0)
+    length = norm(prototypes)
+    directed = (norm(features.detach()) > TINY) & (length > TINY)
+    left = directions(features) if query is None else query
+    right = unit(prototypes, length)
+    sums = {"gap": left - right, "opposite": left + right} if both else {"gap": left - right}
+    return {
+        name: torch.where(directed, vectors.square().sum(-1) / 2, 1.0)
+        for name, vectors in sums.items()
+    }
 
 
 class Similarity:
@@ -97,7 +121,7 @@ class Similarity:
         reads: frozenset[str],
         query: Tensor | None = None,
     ) -> dict[str, Tensor]:
-        """Those of ``target``, ``length``, ``norm``, ``gap`` that are read, of paired rows.
+        """What is read of ``target`` and of what travels along, for paired rows.
 
         Args:
             features: shape ``(N, D)``.
@@ -113,7 +137,7 @@ class Similarity:
         if "norm" in reads:
             known["norm"] = norm(features)
         if "gap" in reads:
-            known["gap"] = angle_gap(features, prototypes)
+            known |= angle_gaps(features, prototypes)
         return known
 
 
@@ -134,7 +158,7 @@ class Cosine(Similarity):
 
     def query(self, features: Tensor) -> tuple[Tensor, Tensor | None]:
         """Unit features, unless they keep their length."""
-        return (unit(features) if self.normalize_features else features), None
+        return (directions(features) if self.normalize_features else features), None
 
     def keys(self, prototypes: Tensor) -> tuple[Tensor, Tensor | None]:
         """Unit prototypes."""
@@ -143,7 +167,7 @@ class Cosine(Similarity):
     def target(self, features: Tensor, prototypes: Tensor) -> Tensor:
         """One minus the gap, never above one; a product where features keep their length."""
         if self.normalize_features:
-            return 1 - angle_gap(features, prototypes)
+            return 1 - angle_gaps(features, prototypes, both=False)["gap"]
         return (features * unit(prototypes)).sum(-1)
 
     def length(self, features: Tensor, prototypes: Tensor) -> Tensor:
@@ -162,11 +186,11 @@ class Cosine(Similarity):
         if not self.normalize_features or reads.isdisjoint(("target", "gap")):
             return super().own(features, prototypes, reads)
         known = super().own(features, prototypes, reads - {"target", "gap"})
-        gap = angle_gap(features, prototypes, query)
+        found = angle_gaps(features, prototypes, query, both="gap" in reads)
         if "gap" in reads:
-            known["gap"] = gap
+            known |= found
         if "target" in reads:
-            known["target"] = 1 - gap
+            known["target"] = 1 - found["gap"]
         return known
 
 

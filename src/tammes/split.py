@@ -6,11 +6,11 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from tammes.checks import check_range, transforming
+from tammes.checks import check_range, check_unmasked, transforming
 
 REDUCED = ("target", "others", "hardest", "expected", "mean")
 """The five numbers, each of which combines over shards of the classes."""
-ALONGSIDE = ("length", "norm", "gap")
+ALONGSIDE = ("length", "norm", "gap", "opposite")
 """What travels along; it belongs to the example and its own class only."""
 SUMMED = ("excess", "softplus")
 """One more sum over the other classes each, for the few losses that are no function of the five."""
@@ -37,8 +37,11 @@ class Split(NamedTuple):
         norm: norm of the feature, shape ``(N,)``.
         gap: one minus the cosine to the own prototype, as half a squared distance of unit
             vectors, so that it keeps its digits where the cosine has none left. Shape ``(N,)``.
+        opposite: one plus that cosine, as half a squared sum of unit vectors: what the gap is at
+            angle 0, it is at angle :math:`\pi`. Comes with the gap; shape ``(N,)``.
         classes: number of classes C.
-        rivals: number of other classes, C - 1; for each example where some may be masked.
+        rivals: number of other classes, C - 1; where some may be masked, of those that are not,
+            shape ``(N,)``.
         rest: scores of the other classes with ``-inf`` at the own, shape ``(N, C)``; only where
             a dense term asked for them.
         excess: :math:`\sum_{c\ne y}\max(0, f_c - t)` over the threshold :math:`t` of the term that
@@ -46,7 +49,9 @@ class Split(NamedTuple):
         softplus: :math:`\sum_{c\ne y}\log(1 + e^{f_c})`, shape ``(N,)``; both only where a term
             asked for them.
 
-    A number that no term reads is not computed and holds NaN.
+    A class whose score is ``-inf`` is masked: it counts in none of these numbers, as if it were not
+    there. An example's own class cannot be. A number that no term reads is not computed and holds
+    NaN.
 
     Example:
         >>> head = tammes.CosineHead(4, 3, scale=16.0)
@@ -65,6 +70,7 @@ class Split(NamedTuple):
     length: Tensor
     norm: Tensor
     gap: Tensor
+    opposite: Tensor
     classes: int
     rivals: Tensor | int
     rest: Tensor | None = None
@@ -107,12 +113,13 @@ def split(
 
     Args:
         similarity: similarity of each example to each class, shape ``(N, C)``; a class that is
-            ``-inf`` for an example is not there for it.
+            ``-inf`` for an example is masked, it is not there for it.
         labels: class of each example in ``[0, C)``, shape ``(N,)``.
         scale: inverse temperature of the softmax.
         own: what each example has to do with its own class, where the caller knows it better than
-            the matrix tells: any of ``target``, ``length``, ``norm`` and ``gap``, each of shape
-            ``(N,)``. For the rest, similarities are taken for cosines of unit vectors.
+            the matrix tells: any of ``target``, ``length``, ``norm``, ``gap`` and ``opposite``,
+            each of shape ``(N,)``. For the rest, similarities are taken for cosines of unit
+            vectors.
         reads: names of the fields to compute; ``"rest"`` keeps the masked scores, and so do
             ``"excess"`` and ``"softplus"``, which are made of them.
 
@@ -136,31 +143,64 @@ def split(
     classes = similarity.shape[1]
     if classes < 2:
         raise ValueError(f"split expects at least 2 classes, got C={classes}")
+    there, column = similarity > float("-inf"), labels[:, None]
     if not transforming() and labels.device.type == "cpu":
         check_range("split", labels, classes)
-    reads = frozenset(reads)
+        check_unmasked("split", ~there.gather(1, column).squeeze(1), labels)
+    # Where that is not checked, an own class that is masked is to show.
+    there = there.scatter(1, column, True)
+    # Masked after scaling: a scale that is learned must not meet the infinity.
+    finite = torch.where(there, similarity, 0.0)
+    return split_matrix(finite, labels, scale, there, own or {}, frozenset(reads))
+
+
+def split_matrix(
+    similarity: Tensor,
+    labels: Tensor,
+    scale: Tensor | float,
+    there: Tensor | None,
+    own: dict[str, Tensor],
+    reads: frozenset[str],
+) -> Split:
+    """Split finite similarities, of which some are masked.
+
+    Args:
+        similarity: shape ``(N, C)``.
+        labels: shape ``(N,)``.
+        scale: inverse temperature of the softmax.
+        there: which classes are not masked, shape ``(C,)`` or ``(N, C)``; all of them if none.
+        own: see :func:`split`.
+        reads: names of the fields to compute.
+    """
     keeps = not reads.isdisjoint(("rest", *SUMMED))
     unread = similarity.new_full(labels.shape, float("nan"))
     column = labels[:, None]
     target, one = similarity.gather(1, column).squeeze(1), torch.ones_like(unread)
     assumed = {"target": target, "length": one, "norm": one, "gap": 1 - target}
-    own = {field: value for field, value in assumed.items() if field in reads} | (own or {})
+    own = {field: value for field, value in assumed.items() if field in reads} | own
+    if "gap" in own:
+        own = {"opposite": 2 - own["gap"]} | own
 
     # The target is masked out rather than subtracted from a full log-sum-exp: where it dominates,
-    # the subtraction would leave nothing of the others. And it is masked after scaling: a scale
-    # that is learned must not meet the infinity.
-    rest = (scale * similarity).scatter(1, column, float("-inf"))
+    # the subtraction would leave nothing of the others.
+    def masked(values: Tensor, value: float) -> Tensor:
+        values = values.scatter(1, column, value)
+        return values if there is None else values.masked_fill(~there, value)
+
+    scores = scale * similarity
+    rest = masked(scores, float("-inf"))
     others, hardest, expected, mean = unread, unread, unread, unread
-    rivals: Tensor | int = classes - 1
+    rivals: Tensor | int = similarity.shape[1] - 1
+    if there is not None:
+        among = there.expand_as(similarity)
+        rivals = (among.sum(1) - among.gather(1, column).squeeze(1).long()).to(similarity.dtype)
     if "others" in reads:
         others = rest.logsumexp(1)
     if "hardest" in reads:
         # max, unlike amax, gives the whole gradient to the first of several equal classes.
-        hardest = similarity.scatter(1, column, float("-inf")).max(1).values
-    if keeps or not reads.isdisjoint(("expected", "mean")):
-        there = rest > float("-inf")
-        rivals = there.sum(1, dtype=similarity.dtype)
-        finite = torch.where(there, rest, 0.0)
+        hardest = masked(similarity, float("-inf")).max(1).values
+    if not reads.isdisjoint(("expected", "mean")):
+        finite = masked(scores, 0.0)
         if "expected" in reads:
             expected = (rest.softmax(1) * finite).sum(1)
         if "mean" in reads:
@@ -173,10 +213,8 @@ def split(
         mean=mean,
         labels=labels,
         scale=scale,
-        length=own.get("length", unread),
-        norm=own.get("norm", unread),
-        gap=own.get("gap", unread),
-        classes=classes,
+        **{name: own.get(name, unread) for name in ALONGSIDE},
+        classes=similarity.shape[1],
         rivals=rivals,
         rest=rest if keeps else None,
     )

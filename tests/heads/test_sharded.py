@@ -256,6 +256,24 @@ def test_a_split_of_which_one_rank_is_refused_is_refused_on_all():
     assert "labels" in wrong
 
 
+def masked_class(group, split):
+    head = tammes.ShardedHead(tammes.LinearHead, 5, CLASSES, group=group)
+    with torch.no_grad():
+        head.bias[-1] = -torch.inf
+    # Of the last class of the first rank, which only that rank has.
+    features, labels = torch.ones(1, 5), torch.tensor([(head.ranks.rank) * (-(-CLASSES // 2) - 1)])
+    if split:
+        head.split(features, labels)
+    tammes.Criterion(head, tammes.softmax())(features, labels)
+
+
+@pytest.mark.parametrize("split", [False, True])
+def test_a_class_that_another_rank_has_masked_is_refused_on_all(split):
+    other, wrong = failures(2, masked_class, split)
+    assert "rank 1 has refused its batch" in other
+    assert "classes that are not masked, got class" in wrong
+
+
 def unknown_class(group, rate):
     head = tammes.ShardedHead(tammes.CosineHead, 5, CLASSES, group=group, sample_rate=rate)
     loss = tammes.arcface() + tammes.sample_margin()

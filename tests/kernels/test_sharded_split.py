@@ -18,6 +18,7 @@ from tammes.split import ALONGSIDE, REDUCED
 SIZE, BATCH = 6, 11
 KINDS = {
     "linear": (tammes.LinearHead, {}),
+    "linear_masked": (tammes.LinearHead, {}),
     "linear_no_bias": (tammes.LinearHead, {"bias": False}),
     "cosine": (tammes.CosineHead, {"scale": 8.0}),
     "cosine_raw_features": (tammes.CosineHead, {"scale": 2.0, "normalize_features": False}),
@@ -37,18 +38,25 @@ def terms(classes):
     return SPLIT_TERMS | per_class
 
 
-def the_batch(classes, dtype):
+def the_batch(head_name, classes, dtype):
     generator = torch.Generator().manual_seed(5)
     features = torch.randn(BATCH, SIZE, generator=generator, dtype=torch.double)
     labels = torch.randint(classes, (BATCH,), generator=generator)
     weights = torch.rand(BATCH, generator=generator, dtype=torch.double) + 0.5
+    if head_name == "linear_masked":
+        labels %= classes - 2
     labels[3] = -100
     return features.to(dtype), labels, weights.to(dtype)
 
 
-def one_process(kind, options, classes, dtype):
+def one_process(head_name, options, classes, dtype):
     torch.manual_seed(3)
-    return kind(SIZE, classes, **options).to(dtype)
+    head = KINDS[head_name][0](SIZE, classes, **options).to(dtype)
+    if head_name == "linear_masked":
+        # Of five classes on four ranks these are half of the second rank's and all of the third's.
+        with torch.no_grad():
+            head.bias[-2:] = -torch.inf
+    return head
 
 
 def call(head, loss, reduction, batch, implementation):
@@ -71,11 +79,11 @@ def on_ranks(group, head_name, scale, classes, reduction, implementation, dtype,
     """Every term on this rank: what is whole, and the gradients of what is here."""
     kind, options = KINDS[head_name]
     options = options | {"scale": scale}
-    whole = one_process(kind, options, classes, dtype)
+    whole = one_process(head_name, options, classes, dtype)
     head = tammes.ShardedHead(kind, SIZE, classes, group=group, **options).to(dtype)
     head.load_state_dict(whole.state_dict())
     rank, size = head.ranks.rank, head.ranks.size
-    features, labels, weights = the_batch(classes, dtype)
+    features, labels, weights = the_batch(head_name, classes, dtype)
     # Uneven, and with five ranks' worth of cuts some have one example or none.
     cuts = [0, *(min(BATCH, 7 * r) for r in range(1, size)), BATCH]
     mine = slice(cuts[rank], cuts[rank + 1])
@@ -90,10 +98,10 @@ def on_ranks(group, head_name, scale, classes, reduction, implementation, dtype,
 
 def numbers_on_ranks(group, head_name, classes):
     kind, options = KINDS[head_name]
-    whole = one_process(kind, options, classes, torch.double)
+    whole = one_process(head_name, options, classes, torch.double)
     head = tammes.ShardedHead(kind, SIZE, classes, group=group, **options).double()
     head.load_state_dict(whole.state_dict())
-    features, labels, _ = the_batch(classes, torch.double)
+    features, labels, _ = the_batch(head_name, classes, torch.double)
     labels = labels.clamp_min(0)
     split = kernels.split(
         head.problem(features, labels), labels, (*REDUCED, *ALONGSIDE), "streamed"
@@ -104,9 +112,9 @@ def numbers_on_ranks(group, head_name, classes):
 def compare(ranks, head_name, scale, classes, reduction, implementation, dtype, names, **tolerance):
     arguments = (head_name, scale, classes, reduction, implementation, dtype, names)
     everybody = everywhere(ranks, on_ranks, *arguments)
-    kind, options = KINDS[head_name]
-    head = one_process(kind, options | {"scale": scale}, classes, dtype)
-    batch = the_batch(classes, dtype)
+    _, options = KINDS[head_name]
+    head = one_process(head_name, options | {"scale": scale}, classes, dtype)
+    batch = the_batch(head_name, classes, dtype)
     assert everybody[0]
     for name in everybody[0]:
         expected, gradients = call(head, terms(classes)[name], reduction, batch, "dense")
@@ -135,9 +143,9 @@ def compare(ranks, head_name, scale, classes, reduction, implementation, dtype, 
 @pytest.mark.parametrize(("ranks", "classes"), SPREADS)
 @pytest.mark.parametrize("head", KINDS)
 def test_numbers_are_those_of_one_process(ranks, classes, head):
-    kind, options = KINDS[head]
-    whole = one_process(kind, options, classes, torch.double)
-    features, labels, _ = the_batch(classes, torch.double)
+    _, options = KINDS[head]
+    whole = one_process(head, options, classes, torch.double)
+    features, labels, _ = the_batch(head, classes, torch.double)
     split = whole.split(features, labels.clamp_min(0))
     for found in everywhere(ranks, numbers_on_ranks, head, classes):
         for name, value in found.items():
@@ -177,7 +185,7 @@ def uneven_cuts(group, thin):
     classes, dtype = 129, torch.double
     with pytest.MonkeyPatch.context() as monkeypatch:
         monkeypatch.setitem(plan.SCORES, "cpu", 8 * 64 * (plan.FEWEST if thin else 40))
-        whole = one_process(tammes.CosineHead, {"scale": 8.0}, classes, dtype)
+        whole = one_process("cosine", {"scale": 8.0}, classes, dtype)
         head = tammes.ShardedHead(tammes.CosineHead, SIZE, classes, group=group, scale=8.0)
         head = head.to(dtype)
         head.load_state_dict(whole.state_dict())
@@ -191,7 +199,7 @@ def uneven_cuts(group, thin):
 @pytest.mark.parametrize("thin", [False, True])
 def test_ranks_with_different_numbers_of_classes_cut_their_rows_alike(thin):
     features = torch.randn(80, SIZE, dtype=torch.double, generator=torch.Generator().manual_seed(1))
-    head = one_process(tammes.CosineHead, {"scale": 8.0}, 129, torch.double)
+    head = one_process("cosine", {"scale": 8.0}, 129, torch.double)
     batch = features, torch.arange(80) % 129, torch.ones(80, dtype=torch.double)
     expected = call(head, tammes.cosface(), "mean", batch, "dense")[0]["loss"]
     for loss in everywhere(2, uneven_cuts, thin):
@@ -200,10 +208,10 @@ def test_ranks_with_different_numbers_of_classes_cut_their_rows_alike(thin):
 
 def two_hinges(group, reduction):
     classes = 9
-    whole = one_process(tammes.LinearHead, {}, classes, torch.double)
+    whole = one_process("linear", {}, classes, torch.double)
     head = tammes.ShardedHead(tammes.LinearHead, SIZE, classes, group=group).double()
     head.load_state_dict(whole.state_dict())
-    features, labels, weights = the_batch(classes, torch.double)
+    features, labels, weights = the_batch("linear", classes, torch.double)
     share = slice(None, 4) if head.ranks.rank == 0 else slice(4, None)
     loss = tammes.hinge() + 0.5 * tammes.hinge(margin=2.0) + tammes.softmax()
     found, gradients = call(
@@ -213,9 +221,9 @@ def two_hinges(group, reduction):
 
 
 def test_two_thresholds_in_one_loss_are_right_on_ranks():
-    head = one_process(tammes.LinearHead, {}, 9, torch.double)
+    head = one_process("linear", {}, 9, torch.double)
     loss = tammes.hinge() + 0.5 * tammes.hinge(margin=2.0) + tammes.softmax()
-    found, gradients = call(head, loss, "mean", the_batch(9, torch.double), "dense")
+    found, gradients = call(head, loss, "mean", the_batch("linear", 9, torch.double), "dense")
     everybody = everywhere(2, two_hinges, "mean")
     for value, _ in everybody:
         assert_close(value, found["loss"])
@@ -235,4 +243,4 @@ def test_a_rank_without_classes_meets_the_others_in_backward():
 
 
 def test_every_head_that_can_be_sharded_is_here():
-    assert set(KINDS) == set(HEADS) - {"simplex"}
+    assert set(KINDS) == set(HEADS) - {"simplex"} | {"linear_masked"}

@@ -12,6 +12,7 @@ from catalogue import CLASSES, HEADS, SPLIT_TERMS, default_head, fits
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch.testing import assert_close
+from torch.utils.checkpoint import checkpoint
 
 import tammes
 from tammes.kernels import choose, plan, streamed
@@ -241,6 +242,19 @@ def test_a_loss_scale_is_applied_before_gradients_become_half(reduction):
         assert x.grad.isfinite().all()
         found[implementation] = x.grad.float()
     assert_close(found["streamed"], found["dense"], rtol=2e-3, atol=1e-3)
+
+
+@pytest.mark.parametrize("reduction", ["mean", "none"])
+@pytest.mark.parametrize("implementation", ["dense", "streamed"])
+def test_a_criterion_can_be_checkpointed(implementation, reduction):
+    # Activation checkpointing hands out each saved tensor once.
+    criterion = streamed_criterion(reduction=reduction, loss=tammes.softmax() + tammes.hinge())
+    criterion.head.implementation = implementation
+    features, labels = a_batch(requires_grad=True)
+    inputs = [features, criterion.head.weight]
+    expected = torch.autograd.grad(criterion(features, labels).sum(), inputs)
+    again = checkpoint(criterion, features, labels, use_reentrant=False)
+    assert_close(torch.autograd.grad(again.sum(), inputs), expected)
 
 
 def reader(field):

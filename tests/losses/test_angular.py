@@ -375,9 +375,57 @@ def test_on_behind_and_without_a_direction_the_gradient_is_finite_and_bounded(na
 def test_the_angle_is_exact_near_zero_where_an_arc_cosine_is_not():
     theta = torch.tensor([1e-1, 1e-2, 1e-3, 1e-4], dtype=torch.double)
     gap = 2 * (theta / 2).sin().square()
-    assert_close(angle(gap.float()).double(), theta, rtol=3e-7, atol=0)
-    ends = angle(torch.tensor([0.0, 1.0, 2.0]))
+    assert_close(angle(gap.float(), 2 - gap.float()).double(), theta, rtol=3e-7, atol=0)
+    ends = angle(torch.tensor([0.0, 1.0, 2.0]), torch.tensor([2.0, 1.0, 0.0]))
     assert_close(ends, torch.tensor([0.0, PI / 2, PI]), rtol=0, atol=3e-6)
+
+
+AT_THE_ENDS = {
+    "arcface": tammes.arcface(),
+    "arcface_linear": tammes.arcface(extension="linear"),
+    "combined_margin": tammes.combined_margin(1.2, 0.3, 0.1),
+    "sphereface": tammes.sphereface(margin=1.5),
+    "sphereface_raw_features": tammes.sphereface(margin=1.5, blend=0.5),
+    "l_softmax": tammes.l_softmax(margin=4),
+    "l_softmax_real": tammes.l_softmax(margin=2.5),
+    "adaface": tammes.adaface(),
+}
+
+
+def angular_gradients(name, theta, implementation, dtype):
+    """Gradients of an example at this angle from its prototype, in some precision."""
+    torch.manual_seed(0)
+    head = {
+        "sphereface_raw_features": lambda: tammes.CosineHead(64, 5, normalize_features=False),
+        "l_softmax": lambda: tammes.LinearHead(64, 5, bias=False),
+        "l_softmax_real": lambda: tammes.LinearHead(64, 5, bias=False),
+    }.get(name, lambda: tammes.CosineHead(64, 5))()
+    head.scale = 2.0
+    own = F.normalize(torch.randn(8, 64, dtype=torch.double))
+    aside = torch.randn(8, 64, dtype=torch.double)
+    aside = F.normalize(aside - (aside * own).sum(1, keepdim=True) * own)
+    features = (1.7 * (math.cos(theta) * own + math.sin(theta) * aside)).float()
+    weight = torch.cat([own, torch.randn(3, 64, dtype=torch.double)]).float()
+    head.weight = torch.nn.Parameter(weight.to(dtype))
+    head.implementation = implementation
+    features = features.to(dtype).requires_grad_()
+    tammes.Criterion(head, AT_THE_ENDS[name]).to(dtype)(features, torch.arange(8)).backward()
+    return features.grad.double(), head.weight.grad.double()[:8]
+
+
+@pytest.mark.parametrize("implementation", ["dense", "streamed", "fused"])
+@pytest.mark.parametrize("name", AT_THE_ENDS)
+@pytest.mark.parametrize("end", [0.0, PI])
+def test_gradients_keep_their_digits_near_both_ends_in_single_precision(name, implementation, end):
+    if implementation == "fused":
+        pytest.importorskip("triton", reason="no triton here")
+    for apart in (1e-1, 1e-2, 3e-3, 1e-3):
+        theta = abs(end - apart)
+        single = angular_gradients(name, theta, implementation, torch.float)
+        double = angular_gradients(name, theta, "dense", torch.double)
+        for found, exact in zip(single, double, strict=True):
+            error = (found - exact).norm(dim=1) / exact.norm(dim=1)
+            assert error.max() < 1e-3, (apart, error.max())
 
 
 @pytest.mark.parametrize(

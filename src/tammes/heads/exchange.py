@@ -6,6 +6,7 @@ import json
 import torch
 from torch import Tensor, nn
 
+from tammes.checks import transforming
 from tammes.heads.surgery import find
 from tammes.ranks import Ranks
 
@@ -45,6 +46,30 @@ def texts(ranks: Ranks, text: str, device: torch.device) -> list[str]:
 def checksum(data: bytes) -> int:
     """A number that tells whether others have the same."""
     return int.from_bytes(hashlib.sha256(data).digest()[:4], "big")
+
+
+def marked(ranks: Ranks, here: Tensor, start: int, rows: int) -> Tensor:
+    """Which rows of a table are marked, shape ``(rows,)``.
+
+    On a CPU by any rank; elsewhere, where nobody is to wait for it, by this one.
+
+    Args:
+        ranks: that the table is spread over.
+        here: which of the rows that are here, shape ``(K,)``.
+        start: number of the first of them.
+        rows: number of all.
+    """
+    every = here.new_zeros(rows)
+    every[start : start + len(here)] = here
+    if ranks.size == 1 or here.device.type != "cpu" or transforming():
+        return every
+    return ranks.sum(every.long()) > 0
+
+
+def mean(ranks: Ranks, values: Tensor) -> Tensor:
+    """Mean of the values of all ranks, which may have different numbers of them."""
+    total, count = ranks.sum(torch.stack([values.sum(), values.new_tensor(len(values))]))
+    return total / count
 
 
 def move_rows(

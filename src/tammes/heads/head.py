@@ -7,11 +7,11 @@ from typing import Literal
 import torch
 from torch import Tensor, nn
 
-from tammes.checks import INTEGERS, check_features, check_range, transforming
+from tammes.checks import INTEGERS, check_classes, check_features, transforming
 from tammes.heads.surgery import carry_over, find
 from tammes.kernels import Implementation, check_implementation, split
-from tammes.kernels.problem import Problem
-from tammes.kernels.reference import similarity_matrix
+from tammes.kernels.problem import Problem, unmasked
+from tammes.kernels.reference import score_matrix
 from tammes.similarity import Similarity, unit
 from tammes.split import ALONGSIDE, REDUCED, Split
 
@@ -23,7 +23,8 @@ class Head(nn.Module):
 
     Attributes:
         weight: the prototypes as they are stored, shape ``(C, D)``.
-        bias: added to the similarities, shape ``(C,)``, or none.
+        bias: added to the similarities, shape ``(C,)``, or none. A class whose bias is ``-inf`` is
+            masked: no loss counts it, and it gets no gradient.
         similarity: how a feature is compared with a prototype.
         implementation: ``"dense"`` keeps all N x C scores, ``"streamed"`` only a block of them,
             ``"fused"`` does that in kernels of its own on a GPU, ``"auto"`` decides by size.
@@ -120,7 +121,12 @@ class Head(nn.Module):
             labels: class of each example, shape ``(N,)``; only a head that does not have all
                 prototypes here asks for them.
         """
-        return Problem(features, self.weight, self.bias, self.scale, self.similarity)
+        bias, there = unmasked(self.bias)
+        return Problem(features, self.weight, bias, self.scale, self.similarity, there=there)
+
+    def masked(self) -> Tensor | None:
+        """Which classes a bias of ``-inf`` leaves out, shape ``(C,)``; none without a bias."""
+        return None if self.bias is None else self.bias.detach() == -math.inf
 
     def logits(self, features: Tensor) -> Tensor:
         """Scores without any margin, for inference.
@@ -132,7 +138,7 @@ class Head(nn.Module):
             Scores, shape ``(N, C)``.
         """
         self.check(features)
-        return self.scale * similarity_matrix(self.problem(features))
+        return score_matrix(self.problem(features))
 
     def split(
         self, features: Tensor, labels: Tensor, reads: Iterable[str] = (*REDUCED, *ALONGSIDE)
@@ -149,7 +155,7 @@ class Head(nn.Module):
         """
         self.check(features)
         if not transforming() and labels.device.type == "cpu":
-            check_range(type(self).__name__, labels, self.num_classes)
+            check_classes(type(self).__name__, labels, self.num_classes, self.masked())
         return split(self.problem(features, labels), labels, reads, self.implementation)
 
     def forward(self, features: Tensor, labels: Tensor | None = None) -> Tensor | Split:
@@ -239,7 +245,8 @@ class Head(nn.Module):
         bias = None if self.bias is None else self.bias.detach()
         fresh = {"weight": torch.cat([self.weight.detach()[keep], rows])}
         if bias is not None:
-            fresh["bias"] = torch.cat([bias[keep], bias.mean().expand(len(rows))])
+            mean = bias[bias != -math.inf].mean()
+            fresh["bias"] = torch.cat([bias[keep], mean.expand(len(rows))])
         trained = {name for name in fresh if getattr(self, name).requires_grad}
         if optimizer is not None:
             for name in trained:

@@ -42,7 +42,15 @@ def sample_size(examples: int, classes: int, rate: float) -> int:
     return min(classes, max(math.ceil(rate * classes), examples + 1))
 
 
-def sample(own: Tensor, classes: int, rate: float, key: Tensor | int, *, start: int = 0) -> Sample:
+def sample(
+    own: Tensor,
+    classes: int,
+    rate: float,
+    key: Tensor | int,
+    *,
+    start: int = 0,
+    masked: Tensor | None = None,
+) -> Sample:
     r"""Sample classes: those present in the batch, and others uniformly without replacement.
 
     With :math:`p` classes present, :math:`K` sampled and :math:`C` in all, a drawn class stands for
@@ -56,6 +64,8 @@ def sample(own: Tensor, classes: int, rate: float, key: Tensor | int, *, start: 
         rate: share of the classes to sample, see :func:`sample_size`.
         key: what the sample is a function of, an int64 tensor without dimensions or a number.
         start: number of the first class here among the classes of all ranks.
+        masked: which classes are not to be drawn while there are others, shape ``(C,)``; they
+            stand for none.
 
     Returns:
         The :class:`Sample`; the same on every device.
@@ -72,14 +82,20 @@ def sample(own: Tensor, classes: int, rate: float, key: Tensor | int, *, start: 
     present = torch.zeros(classes + 1, dtype=torch.bool, device=device)
     present = present.index_fill(0, torch.where(own < 0, classes, own), True)[:classes]
     number = torch.arange(start, start + classes, device=device)
-    words = (_mix(number * _GOLDEN + key) & _POSITIVE).masked_fill(present, -1)
-    index = words.topk(size, largest=False, sorted=False).indices.sort().values
+    words = _mix(number * _GOLDEN + key) & _POSITIVE
     there = present.sum()
-    stands_for = (classes - there) / (size - there)
+    absent, drawn = classes - there, size - there
+    if masked is not None:
+        words = words.masked_fill(masked, _POSITIVE)
+        absent = absent - (masked & ~present).sum()
+        drawn = torch.minimum(drawn, absent)
+    words = words.masked_fill(present, -1)
+    index = words.topk(size, largest=False, sorted=False).indices.sort().values
+    counts = torch.where(present[index], 1.0, (absent / drawn).to(torch.float32))
     return Sample(
         index,
         torch.where(own < 0, -1, torch.searchsorted(index, own)),
-        torch.where(present[index], 1.0, stands_for.to(torch.float32)),
+        counts if masked is None else counts.masked_fill(masked[index], 0.0),
     )
 
 
@@ -128,12 +144,14 @@ class Sampler(nn.Module):
             state_dict |= own
         super()._load_from_state_dict(state_dict, prefix, *args, **kwargs)
 
-    def forward(self, own: Tensor, classes: int, *, start: int = 0) -> Sample:
+    def forward(
+        self, own: Tensor, classes: int, *, start: int = 0, masked: Tensor | None = None
+    ) -> Sample:
         """The classes of the next step, see :func:`sample`."""
         if torch.compiler.is_compiling():
             # Taking the rows ends a graph anyway; and what torch 2.13 makes of this one crashes.
-            return apart(self.forward)(own, classes, start=start)
-        chosen = sample(own, classes, self.rate, self.key, start=start)
+            return apart(self.forward)(own, classes, start=start, masked=masked)
+        chosen = sample(own, classes, self.rate, self.key, start=start, masked=masked)
         self.steps += 1
         return chosen
 

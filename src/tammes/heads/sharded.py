@@ -8,13 +8,13 @@ from torch import Tensor, nn
 
 from tammes.checks import check_sizes
 from tammes.heads.drawing import KINDS, Kind, draw, draw_from
-from tammes.heads.exchange import bounds, checksum, move_rows, row_states, shared_seed
+from tammes.heads.exchange import bounds, checksum, marked, mean, move_rows, row_states, shared_seed
 from tammes.heads.head import Head
 from tammes.heads.sampled import Sampler, sample_size
 from tammes.heads.surgery import find
 from tammes.kernels import Implementation
-from tammes.kernels.problem import Problem, Share, working_dtype
-from tammes.kernels.reference import similarity_matrix
+from tammes.kernels.problem import Problem, Share, unmasked
+from tammes.kernels.reference import score_matrix
 from tammes.ranks import Ranks
 from tammes.rowwise import take_rows
 from tammes.split import ALONGSIDE, REDUCED, Split
@@ -163,7 +163,7 @@ class ShardedHead(Head):
                 them it is a problem of this rank alone.
         """
         self.check_place()
-        here = Problem(features, self.weight, self.bias, self.scale, self.similarity)
+        here = super().problem(features)
         sampled = self.sampler is not None and self.training
         if labels is None or (self.ranks.group is None and not sampled):
             return here
@@ -180,15 +180,21 @@ class ShardedHead(Head):
             most=self._count(0),
         )
         if self.sampler is not None and sampled:
-            chosen = self.sampler(own, len(self.weight), start=self.start)
+            chosen = self.sampler(own, len(self.weight), start=self.start, masked=super().masked())
             share = share._replace(
                 own=chosen.own,
                 counts=chosen.counts if self.correct else None,
                 most=sample_size(len(own), self._count(0), self.sampler.rate),
             )
-            bias = None if self.bias is None else take_rows(self.bias, chosen.index)
-            here = here._replace(prototypes=take_rows(self.weight, chosen.index), bias=bias)
+            index, weight = chosen.index, self.weight
+            bias, there = unmasked(None if self.bias is None else take_rows(self.bias, index))
+            here = here._replace(prototypes=take_rows(weight, index), bias=bias, there=there)
         return here._replace(share=share)
+
+    def masked(self) -> Tensor | None:
+        """See :meth:`Head.masked`; all ranks must ask for it together."""
+        here = super().masked()
+        return here if here is None else marked(self.ranks, here, self.start, self.num_classes)
 
     def check_place(self) -> None:
         """Refuse to go on where something has put the first rank's prototypes in place of ours.
@@ -296,18 +302,13 @@ class ShardedHead(Head):
         self.check(features)
         self.check_place()
         if shared:
-            yield self._scores_here(features)
+            yield score_matrix(self.problem(features))
             return
         counts = self.ranks.exchange(rows=len(features))["rows"]
         longest = max(counts)
         together = self.ranks.gather_rows(features, longest)
         for rank, count in enumerate(counts):
-            yield self._scores_here(together[rank * longest : rank * longest + count])
-
-    def _scores_here(self, features: Tensor) -> Tensor:
-        if len(self.weight):
-            return self.scale * similarity_matrix(self.problem(features))
-        return features.new_empty(len(features), 0, dtype=working_dtype(features, self.weight))
+            yield score_matrix(self.problem(together[rank * longest : rank * longest + count]))
 
     def _count(self, rank: int) -> int:
         """Number of classes of a rank."""
@@ -369,8 +370,8 @@ class ShardedHead(Head):
 
         fresh = {"weight": rows}
         if self.bias is not None:
-            mean = self.ranks.sum(self.bias.detach().sum().view(1)) / self.num_classes
-            fresh["bias"] = mean.expand(len(rows))
+            bias = self.bias.detach()
+            fresh["bias"] = mean(self.ranks, bias[bias != -torch.inf]).expand(len(rows))
         held = {n: getattr(self, n) for n in fresh if getattr(self, n).requires_grad}
         states: dict[str, dict[str, Tensor]] = {}
         if optimizer is not None:

@@ -6,7 +6,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from tammes.checks import check_labels, check_range
+from tammes.checks import check_classes, check_labels
 from tammes.compose import Batch
 from tammes.gathering import Examples, Gathering
 from tammes.heads.sharded import ShardedHead
@@ -19,12 +19,13 @@ def split_together(
     head: ShardedHead, features: Tensor, labels: Tensor, reads: Iterable[str]
 ) -> Split:
     """Split the examples of all ranks, and keep those of this one; see :class:`ShardedHead`."""
+    masked = head.masked()
 
     def check() -> None:
         head.check(features)
         check_labels("ShardedHead", labels, features)
         if labels.device.type == "cpu":
-            check_range("ShardedHead", labels, head.num_classes)
+            check_classes("ShardedHead", labels, head.num_classes, masked)
 
     group = Gathering(head.ranks, sharded=True, averaged=head.averaged, even=False)
     longest = group.agree("ShardedHead", check, features, num_classes=head.num_classes)

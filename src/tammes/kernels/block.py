@@ -13,11 +13,12 @@ class Block:
     """Scores of some rows against some classes.
 
     Args:
-        scores: shape ``(n, k)``, overwritten.
+        scores: shape ``(n, k)``, finite, overwritten.
         own: place of each row's own class, -1 where it is not among these, shape ``(n,)``.
         reads: which numbers are wanted.
         counts: how many classes each column stands for, shape ``(k,)``, or one each.
         threshold: of ``excess``, shape ``(n,)``.
+        there: which columns are not masked, shape ``(k,)``, or all of them.
 
     Attributes:
         numbers: of the other classes here, shape ``(n,)`` each: their log-sum-exp ``others``,
@@ -33,16 +34,24 @@ class Block:
         reads: frozenset[str],
         counts: Tensor | None = None,
         threshold: Tensor | None = None,
+        there: Tensor | None = None,
     ) -> None:
         counts = None if counts is None else counts.to(scores.dtype)
         self.scores, self.counts, self.threshold = scores, counts, threshold
+        # In a sum over scores themselves a masked class stands for none.
+        self.many = counts
+        if there is not None:
+            self.many = there.to(scores.dtype) if counts is None else counts * there
         self.column, self.mine = own.clamp_min(0)[:, None], (own >= 0)[:, None]
-        self.own_score = scores.gather(1, self.column)
         self.numbers: dict[str, Tensor] = {}
         if "mean" in reads:
-            total = scores.sum(1) if counts is None else scores @ counts
-            self.numbers["mean"] = total - torch.where(self.mine, self.own_score, 0.0).squeeze(1)
-        # Masked, not subtracted from a sum over all: see tammes.split.split.
+            total = scores.sum(1) if self.many is None else scores @ self.many
+            counted = self.mine if there is None else self.mine & there[self.column]
+            own_score = torch.where(counted, scores.gather(1, self.column), 0.0)
+            self.numbers["mean"] = total - own_score.squeeze(1)
+        # Masked, not subtracted from a sum over all: see tammes.split.split_matrix.
+        if there is not None:
+            scores.masked_fill_(~there, float("-inf"))
         self._set_own(float("-inf"))
         self.place: Tensor | None = None
         self.active: Tensor | None = None
@@ -65,13 +74,14 @@ class Block:
             self.sum = scores.sum(1)
             self.numbers["others"] = self.shift + self.sum.log()
         if self.raw is not None and "expected" in reads:
-            # A product with the exponential, which is zero at the own class.
-            self.raw.scatter_(1, self.column, torch.where(self.mine, 0.0, self.own_score))
+            # A product with the exponential, which is zero at the own class and at masked ones.
+            self.raw.clamp_min_(torch.finfo(self.raw.dtype).min)
             mean = torch.linalg.vecdot(scores, self.raw) / self.sum
             self.numbers["expected"] = torch.where(self.sum > 0, mean, 0.0)
 
     def _set_own(self, value: float) -> None:
-        self.scores.scatter_(1, self.column, torch.where(self.mine, value, self.own_score))
+        kept = self.scores.gather(1, self.column)
+        self.scores.scatter_(1, self.column, torch.where(self.mine, value, kept))
 
     def _sum_up(self, raw: Tensor, reads: frozenset[str]) -> None:
         many = raw.new_ones(raw.shape[1]) if self.counts is None else self.counts
@@ -119,14 +129,13 @@ class Block:
         scores.mul_((factor / size)[:, None]) if self.has_softmax else scores.zero_()
         many = 1.0 if self.counts is None else self.counts
         if "mean" in added:
-            scores.add_(added["mean"] * many)
+            scores.add_(added["mean"] * (1.0 if self.many is None else self.many))
         if "excess" in added and raw is not None and self.threshold is not None:
             over = raw > self.threshold[:, None]
             scores.add_(torch.where(over, added["excess"], 0.0) * many)
         if "softplus" in added and raw is not None:
             scores.add_(raw.sigmoid().mul_(added["softplus"]) * many)
-        own = torch.where(self.mine, 0.0, scores.gather(1, self.column))
-        scores.scatter_(1, self.column, own)
+        self._set_own(0.0)
         return size
 
     def _nothing(self) -> Tensor:

@@ -82,7 +82,8 @@ class WholeRows:
     Args:
         keys: of the classes.
         reads: which numbers are wanted.
-        counts: how many classes each prototype stands for.
+        counts: how many classes each prototype stands for, shape ``(C,)``, or one each.
+        there: which classes are not masked, shape ``(C,)``, or all of them.
         longest: most rows of a block.
         shared: whether the scratch lies in the memory of the keys' gradient, as its first
             columns: a block of classes is copied out just before its gradient is written there.
@@ -93,11 +94,13 @@ class WholeRows:
         keys: Keys,
         reads: frozenset[str],
         counts: Tensor | None,
+        there: Tensor | None,
         *,
         longest: int,
         shared: bool,
     ) -> None:
-        self.keys, self.reads, self.counts, self.shared = keys, reads, counts, shared
+        self.keys, self.reads, self.shared = keys, reads, shared
+        self.counts, self.there = counts, there
         if shared and keys.gradient is not None:
             self.scratch = keys.gradient[:, :longest].T
         else:
@@ -117,7 +120,7 @@ class WholeRows:
             return nothing_here(rows, self.reads)
         # The one before goes first.
         self.block: Block | None = None
-        self.block = Block(scores, rows.own, self.reads, self.counts, rows.threshold)
+        self.block = Block(scores, rows.own, self.reads, self.counts, rows.threshold, self.there)
         return Found(self.block.numbers, self.block.place, self.block.active)
 
     def backward(self, rows: Rows, wanted: dict[str, Tensor | None], weights: Tensor) -> Back:
@@ -162,11 +165,14 @@ class ClassBlocks:
     Args:
         keys: of the classes.
         reads: which numbers are wanted.
-        counts: how many classes each prototype stands for.
+        counts: how many classes each prototype stands for, shape ``(C,)``, or one each.
+        there: which classes are not masked, shape ``(C,)``, or all of them.
     """
 
-    def __init__(self, keys: Keys, reads: frozenset[str], counts: Tensor | None) -> None:
-        self.keys, self.reads, self.counts = keys, reads, counts
+    def __init__(
+        self, keys: Keys, reads: frozenset[str], counts: Tensor | None, there: Tensor | None
+    ) -> None:
+        self.keys, self.reads, self.counts, self.there = keys, reads, counts, there
 
     def forward(self, rows: Rows) -> Found:
         """Merge the numbers of every block of classes."""
@@ -226,7 +232,8 @@ class ClassBlocks:
         here = (rows.own >= block.start) & (rows.own < block.stop)
         own = torch.where(here, rows.own - block.start, -1)
         counts = None if self.counts is None else self.counts[block]
-        return Block(scores, own, self.reads, counts, rows.threshold), offset
+        there = None if self.there is None else self.there[block]
+        return Block(scores, own, self.reads, counts, rows.threshold, there), offset
 
     def _of_part(self, part: Block, wanted: dict[str, Tensor | None]) -> dict[str, Tensor | None]:
         if not part.has_softmax:

@@ -85,7 +85,7 @@ class FusedRows:
     """
 
     def __init__(self, problem: Problem, plan: Plan, needs: Needs, most: int) -> None:
-        prototypes, share = problem.prototypes.contiguous(), problem.share
+        prototypes = problem.prototypes.contiguous()
         assert isinstance(problem.scale, Tensor)
         self.prototypes, self.bias, self.needs, self.reads = (
             prototypes,
@@ -95,7 +95,11 @@ class FusedRows:
         )
         self.one_shift = plan.bound is not None and plan.bound <= _REACH
         self.dtype, self.scale = product_type(problem, plan), problem.scale.float()
-        self.counts = None if share is None or share.counts is None else share.counts.float()
+        self.counts = None if problem.counts is None else problem.counts.float()
+        # Added to scores only: sums over offsets must not meet the infinity.
+        self.there, self.absent = problem.there, None
+        if self.there is not None:
+            self.absent = torch.where(self.there, 0.0, -torch.inf)
         self.similarity = problem.similarity
         self.wide_keys, self.inverses, self.offsets = self._make_keys()
         self.keys = self.wide_keys[:, : prototypes.shape[1]]
@@ -108,6 +112,7 @@ class FusedRows:
         if "mean" in plan.reads:
             self.many = torch.ones_like(prototypes[:, 0], dtype=torch.float32)
             self.many = self.many if self.counts is None else self.counts
+            self.many = self.many if self.there is None else self.many * self.there
             self.total = multiply(self.many[None].to(self.dtype), self.keys)[0]
 
     def _make_keys(self) -> tuple[Tensor, Tensor | None, Tensor | None]:
@@ -159,6 +164,8 @@ class FusedRows:
         zero = torch.zeros(len(rows.own), device=query.device)
         offset = zero if rows.offset is None else rows.offset.float() * LOG2E
         scaled = None if self.offsets is None else self.offsets * (self.scale * LOG2E)
+        if self.absent is not None:
+            scaled = self.absent if scaled is None else scaled + self.absent
         work = Work(query, self.wide_keys, rows.own.int(), offset, scaled, self.counts)
         self.shift = self.scale * (LOG2E / 4) + zero if self.one_shift else _estimate(work)
         return work

@@ -81,7 +81,7 @@ class RowGraph:
             block: which rows.
             shown: the scale that terms see.
         """
-        if self.problem.share is not None:
+        if self.problem.share is not None or self.problem.there is not None:
             rivals = self._rivals(block)
             numbers = numbers | {"rivals": rivals}
             if "hardest" in numbers:
@@ -100,11 +100,15 @@ class RowGraph:
         return {name: torch.where(here, value, 0.0) for name, value in known.items()}
 
     def _rivals(self, block: slice) -> Tensor:
-        """How many other classes the prototypes here stand for."""
-        share = self.problem.share
-        assert share is not None
-        here = len(self.problem.prototypes) if share.counts is None else share.counts.sum()
-        return here - (self.own[block] >= 0).to(self.query.dtype)
+        """How many other classes, of those that are not masked, the prototypes here stand for."""
+        there, counts, own = self.problem.there, self.problem.counts, self.own[block]
+        mine = own >= 0
+        if there is None:
+            here = len(self.problem.prototypes) if counts is None else counts.sum()
+        else:
+            here = (there if counts is None else counts * there).sum()
+            mine = mine & there[own.clamp_min(0)] if len(there) else mine
+        return here - mine.to(self.query.dtype)
 
     def _everywhere(self, mine: dict[str, Tensor]) -> dict[str, Tensor]:
         share = self.problem.share

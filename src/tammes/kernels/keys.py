@@ -36,7 +36,7 @@ class Keys:
     def __init__(
         self, problem: Problem, needs: Needs, blocks: Sequence[slice], low: torch.dtype | None
     ) -> None:
-        features, self.prototypes, bias, scale, similarity, _ = problem
+        features, self.prototypes, bias, scale, similarity, *_ = problem
         assert isinstance(scale, Tensor)
         self.dtype = working_dtype(features, self.prototypes)
         self.needs, self.blocks, self.low = needs, blocks, low

@@ -6,6 +6,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 import torch
 from torch import Tensor
 
+from tammes.checks import transforming
 from tammes.similarity import Cosine, Similarity
 
 if TYPE_CHECKING:
@@ -50,6 +51,7 @@ class Problem(NamedTuple):
         scale: similarity times scale is the score; a number or a scalar tensor.
         similarity: how a feature is compared with a prototype.
         share: set where these prototypes are not all there are.
+        there: which classes are not masked, shape ``(C,)``, or none where none can be.
     """
 
     features: Tensor
@@ -58,12 +60,32 @@ class Problem(NamedTuple):
     scale: Tensor | float
     similarity: Similarity
     share: Share | None = None
+    there: Tensor | None = None
+
+    @property
+    def counts(self) -> Tensor | None:
+        """How many classes each prototype stands for, or one each."""
+        return None if self.share is None else self.share.counts
 
     @property
     def most(self) -> int:
         """Number of prototypes here, or on the rank that has most of them."""
         here = len(self.prototypes)
         return here if self.share is None else max(here, self.share.most)
+
+
+def unmasked(bias: Tensor | None) -> tuple[Tensor | None, Tensor | None]:
+    """A finite bias, and which classes are there: all but those whose bias is ``-inf``.
+
+    A masked class gets no gradient. Where it costs nothing to see that none is masked, nothing is
+    masked.
+    """
+    if bias is None:
+        return None, None
+    there = bias != -torch.inf
+    if bias.device.type == "cpu" and not transforming() and there.all():
+        return bias, None
+    return torch.where(there, bias, 0.0), there
 
 
 def cosines_of(problem: Problem) -> Problem:

@@ -1,23 +1,47 @@
 """The plain way from features to a split: every score in memory, gradients by autograd."""
 
+import torch
 from torch import Tensor
 
 from tammes.kernels.problem import Problem, full_precision, working_dtype
-from tammes.split import Split, split
+from tammes.split import Split, split_matrix
+
+
+def score_matrix(problem: Problem) -> Tensor:
+    """Score of every example for every class, shape ``(N, C)``; ``-inf`` for a masked class."""
+    # Masked after scaling: a scale that is learned must not meet the infinity.
+    scaled = problem.scale * similarity_matrix(problem._replace(there=None))
+    return _masked(scaled, problem.there)
 
 
 def similarity_matrix(problem: Problem) -> Tensor:
-    """Similarity of every example to every class, shape ``(N, C)``, in full precision."""
-    features, prototypes, bias = problem.features, problem.prototypes, problem.bias
-    with full_precision(features.device):
-        dtype = working_dtype(features, prototypes)
-        similarity = problem.similarity.bind(prototypes)
-        query, row_offset = similarity.query(features.to(dtype))
-        keys, class_offset = similarity.keys(prototypes.to(dtype))
-        matrix = query @ keys.T
-        for offset in (class_offset, bias):
-            matrix = matrix if offset is None else matrix + offset
-        return matrix if row_offset is None else matrix + row_offset[:, None]
+    """Similarity of every example to every class, shape ``(N, C)``; ``-inf`` for a masked class."""
+    problem = _working(problem)
+    with full_precision(problem.features.device):
+        query, row_offset = problem.similarity.query(problem.features)
+        return _masked(_products(problem, query, row_offset), problem.there)
+
+
+def _masked(matrix: Tensor, there: Tensor | None) -> Tensor:
+    return matrix if there is None else matrix.masked_fill(~there, -torch.inf)
+
+
+def _working(problem: Problem) -> Problem:
+    """In the working dtype, cast once so that the parts of a gradient meet in it; bound."""
+    dtype = working_dtype(problem.features, problem.prototypes)
+    return problem._replace(
+        features=problem.features.to(dtype),
+        prototypes=problem.prototypes.to(dtype),
+        similarity=problem.similarity.bind(problem.prototypes),
+    )
+
+
+def _products(problem: Problem, query: Tensor, row_offset: Tensor | None) -> Tensor:
+    keys, class_offset = problem.similarity.keys(problem.prototypes)
+    matrix = query @ keys.T
+    for offset in (class_offset, problem.bias):
+        matrix = matrix if offset is None else matrix + offset
+    return matrix if row_offset is None else matrix + row_offset[:, None]
 
 
 def dense_split(problem: Problem, labels: Tensor, reads: frozenset[str]) -> Split:
@@ -27,13 +51,11 @@ def dense_split(problem: Problem, labels: Tensor, reads: frozenset[str]) -> Spli
     ``torch.compile`` and ``torch.func``.
     """
     with full_precision(problem.features.device):
-        # Cast once, so that the parts of a gradient meet in the working dtype.
-        dtype = working_dtype(problem.features, problem.prototypes)
-        problem = problem._replace(
-            features=problem.features.to(dtype), prototypes=problem.prototypes.to(dtype)
-        )
+        problem = _working(problem)
+        query, row_offset = problem.similarity.query(problem.features)
         own_prototypes = problem.prototypes.index_select(0, labels)
-        own = problem.similarity.own(problem.features, own_prototypes, reads)
+        own = problem.similarity.own(problem.features, own_prototypes, reads, query)
         if problem.bias is not None and "target" in own:
             own["target"] = own["target"] + problem.bias.index_select(0, labels)
-        return split(similarity_matrix(problem), labels, scale=problem.scale, own=own, reads=reads)
+        matrix = _products(problem, query, row_offset)
+        return split_matrix(matrix, labels, problem.scale, problem.there, own, reads)

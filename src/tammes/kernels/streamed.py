@@ -95,8 +95,8 @@ class _WeightedLoss(torch.autograd.Function):
     ) -> tuple[Tensor, Tensor]:
         needs = Needs(*(ctx.needs_input_grad[:4] if with_grad else (False,) * 4))
         ctx.save_for_backward(features, prototypes, bias, scale, labels, weights)
-        ctx.plan, ctx.similarity, ctx.share = plan, problem.similarity, problem.share
-        problem = Problem(features, prototypes, bias, scale, problem.similarity, problem.share)
+        ctx.plan, ctx.rest = plan, (problem.similarity, problem.share, problem.there)
+        problem = Problem(features, prototypes, bias, scale, *ctx.rest)
         done = _run(problem, labels, weights, plan, needs)
         loss, sums = done.loss, done.sums
         # What is returned knows of this function, which must not know of it in turn.
@@ -107,11 +107,12 @@ class _WeightedLoss(torch.autograd.Function):
 
     @staticmethod
     def backward(ctx: Any, grad: Tensor, _: Tensor) -> tuple[Any, ...]:
+        # Read once: activation checkpointing hands them out once.
         features, prototypes, bias, scale, labels, weights = ctx.saved_tensors
         done, ctx.done = ctx.done, None
         if done is None:
             # They were given away, not copied: a second backward makes them anew.
-            problem = Problem(features, prototypes, bias, scale, ctx.similarity, ctx.share)
+            problem = Problem(features, prototypes, bias, scale, *ctx.rest)
             done = _run(problem, labels, weights, ctx.plan, Needs(*ctx.needs_input_grad[:4]))
         with torch.no_grad(), full_precision(features.device):
             gradients = done.gradients(grad)
@@ -121,7 +122,7 @@ class _WeightedLoss(torch.autograd.Function):
             g if g is None or t is None else g.to(t.dtype)
             for g, t in zip(gradients, inputs, strict=True)
         ]
-        return *once(gradients, *ctx.saved_tensors[:4]), None, None, None, None, None
+        return *once(gradients, *inputs), None, None, None, None, None
 
 
 def _run(problem: Problem, labels: Tensor, weights: Tensor, plan: Plan, needs: Needs) -> OnePass:
@@ -141,9 +142,9 @@ def _whole_rows(problem: Problem, plan: Plan, needs: Needs) -> tuple[Engine, lis
         return fused_rows(problem, plan, needs)
     rows, classes = plan.blocks(problem)
     keys = Keys(problem, needs, classes, plan.product_dtype)
-    counts = None if problem.share is None else problem.share.counts
     shared = needs.prototypes and fits_in_gradient(problem, rows)
-    return WholeRows(keys, plan.reads, counts, longest=longest(rows), shared=shared), rows
+    counts = problem.counts, problem.there
+    return WholeRows(keys, plan.reads, *counts, longest=longest(rows), shared=shared), rows
 
 
 def streamed_split(problem: Problem, labels: Tensor, plan: Plan) -> Split:
@@ -216,8 +217,7 @@ class _Job:
         assert scale is not None
         problem = self.problem._replace(prototypes=prototypes, bias=bias, scale=scale)
         keys = Keys(problem, needs, class_blocks(problem), self.plan.product_dtype)
-        counts = None if problem.share is None else problem.share.counts
-        return ClassBlocks(keys, self.plan.reads, counts)
+        return ClassBlocks(keys, self.plan.reads, problem.counts, problem.there)
 
 
 class _Numbers(torch.autograd.Function):
@@ -246,14 +246,14 @@ class _Numbers(torch.autograd.Function):
 
     @staticmethod
     def backward(ctx: Any, *d_numbers: Tensor | None) -> tuple[Any, ...]:
-        query, offset, threshold, *classes = ctx.saved_tensors[:6]
-        scale = classes[2]
+        # Read once: activation checkpointing hands them out once.
+        query, offset, threshold, prototypes, bias, scale, *numbers = ctx.saved_tensors
         job, wanted_inputs = ctx.job, ctx.needs_input_grad
         needs = Needs(wanted_inputs[0], wanted_inputs[3], wanted_inputs[4], wanted_inputs[5])
         wanted = dict(zip(job.names, d_numbers, strict=True))
         with torch.no_grad(), full_precision(query.device):
-            engine = job.engine(classes, needs)
-            engine.numbers = dict(zip(job.names, ctx.saved_tensors[6:], strict=True))
+            engine = job.engine((prototypes, bias, scale), needs)
+            engine.numbers = dict(zip(job.names, numbers, strict=True))
             rows = Rows(query, offset, job.own, threshold)
             back = engine.backward(rows, wanted, torch.ones_like(query[:, 0]))
             d_prototypes, d_offsets = engine.finish(torch.ones_like(scale))
@@ -261,7 +261,6 @@ class _Numbers(torch.autograd.Function):
             if threshold is not None and wanted["excess"] is not None:
                 d_threshold = -wanted["excess"] * ctx.active
         d_scale = None if back.scale is None else back.scale.sum()
-        prototypes, bias, _ = classes
         gradients = [
             back.query,
             back.offset,
@@ -270,7 +269,7 @@ class _Numbers(torch.autograd.Function):
             d_offsets.to(bias.dtype) if needs.bias else None,
             d_scale,
         ]
-        return *once(gradients, *ctx.saved_tensors[:6]), None
+        return *once(gradients, query, offset, threshold, prototypes, bias, scale), None
 
 
 class _Once(torch.autograd.Function):

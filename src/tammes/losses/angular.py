@@ -25,16 +25,21 @@ _FLAT = 1e-12
 """One minus the cosine, or one plus it, below which the gradient of an angle is taken as zero."""
 
 
-def angle(gap: Tensor) -> Tensor:
-    r"""Angle in radians from one minus its cosine, exact near 0 where an arc cosine is not.
+def angle(gap: Tensor, opposite: Tensor) -> Tensor:
+    r"""Angle in radians, exact near 0 and near :math:`\pi`, where an arc cosine is not.
 
-    .. math:: \theta = 2\,\mathrm{atan2}\bigl(\sqrt{h},\ \sqrt{2-h}\bigr),\qquad h = 1-\cos\theta
+    .. math:: \theta = 2\,\mathrm{atan2}\bigl(\sqrt{h},\ \sqrt{h'}\bigr),\qquad
+              h = 1-\cos\theta,\quad h' = 1+\cos\theta
+
+    Args:
+        gap: one minus the cosine, :math:`h`.
+        opposite: one plus the cosine, :math:`h'`.
 
     Example:
-        >>> angle(torch.tensor([0.0, 1.0, 2.0]))
+        >>> angle(torch.tensor([0.0, 1.0, 2.0]), torch.tensor([2.0, 1.0, 0.0]))
         tensor([1.4142e-06, 1.5708e+00, 3.1416e+00])
     """
-    return 2 * torch.atan2(gap.clamp_min(_FLAT).sqrt(), (2 - gap).clamp_min(_FLAT).sqrt())
+    return 2 * torch.atan2(gap.clamp_min(_FLAT).sqrt(), opposite.clamp_min(_FLAT).sqrt())
 
 
 def target_score(
@@ -67,7 +72,7 @@ def target_score(
     if isinstance(m1, (int, float)) and m1 == int(m1) and isinstance(m2, (int, float)) and m2 == 0:
         bent = _whole_multiple(cosine, int(m1))
     else:
-        theta = angle(split.gap)
+        theta = angle(split.gap, split.opposite)
         phi = m1 * theta + m2
         if extension == "monotone":
             turns = (phi.detach() / math.pi).floor()

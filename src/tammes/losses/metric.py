@@ -6,7 +6,7 @@ import torch
 from torch import Tensor
 
 from tammes.compose import Batch, Setting, State, Term, term
-from tammes.similarity import unit
+from tammes.similarity import directions
 from tammes.split import softplus
 
 if TYPE_CHECKING:
@@ -26,7 +26,7 @@ def _pairs(batch: Batch) -> tuple[Tensor, Tensor]:
 
 def _centred(batch: Batch, normalize: bool) -> Tensor:
     """Features around their mean, so that expanded squares keep their digits."""
-    features = unit(batch.features) if normalize else batch.features
+    features = directions(batch.features) if normalize else batch.features
     # A row that does not count must not leak into the others, not even as 0 times infinity.
     features = torch.where(batch.valid[:, None], features, 0.0)
     return features - features.detach().sum(0) / batch.valid.sum().clamp_min(1)
