@@ -31,6 +31,16 @@ class Examples(NamedTuple):
     weights: Tensor | None
     settings: Mapping[str, Setting]
 
+    def weigh(self, class_weights: Tensor | None, dtype: torch.dtype) -> Tensor:
+        """Weight of each example, shape ``(N,)``."""
+        valid = self.batch.valid
+        result = valid.to(dtype)
+        if self.weights is not None:
+            result = torch.where(valid, self.weights.to(dtype), 0.0)
+        if class_weights is not None:
+            result = result * class_weights.to(dtype)[self.batch.labels]
+        return result
+
 
 class Alone:
     """One process: its batch is the whole batch.
