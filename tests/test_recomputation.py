@@ -9,6 +9,7 @@ from torch.testing import assert_close
 from torch.utils.checkpoint import checkpoint
 
 import tammes
+from tammes.heads.sampled import Sampler
 from tammes.schedules import DeferredReweighting, WarmUp
 
 SIZE, CLASSES, ROWS = 6, 5, 8
@@ -24,7 +25,7 @@ def scheduled():
 
 def sampled():
     head = tammes.ShardedHead(tammes.CosineHead, SIZE, 40, scale=8.0, sample_rate=0.3)
-    return tammes.Criterion(head, tammes.cosface(), implementation="dense")
+    return tammes.Criterion(head, tammes.cosface())
 
 
 CHANGING = {
@@ -88,9 +89,14 @@ def dense(gradient):
     return gradient.to_dense() if gradient.is_sparse else gradient
 
 
-@pytest.mark.parametrize("way", [reentrant, not_reentrant])
+@pytest.mark.parametrize(
+    ("name", "way"),
+    [
+        *((name, reentrant) for name in CHANGING),
+        *((name, not_reentrant) for name in CHANGING if name != "sampled classes"),
+    ],
+)
 @pytest.mark.parametrize("at_once", [1, 2])
-@pytest.mark.parametrize("name", CHANGING)
 def test_a_checkpointed_criterion_trains_as_one_that_is_not(name, at_once, way):
     model, steps = Model(CHANGING[name]()), batches(3)
     found = []
@@ -123,10 +129,29 @@ def test_two_calls_within_one_checkpoint_are_told_apart(way):
 
 def test_terms_are_those_of_the_last_call_and_not_of_a_recomputation():
     model = Model(CHANGING["center"]())
-    first, second = (not_reentrant(model, *batch) for batch in batches(2))
+    first, second = (reentrant(model, x.requires_grad_(), labels) for x, labels in batches(2))
     terms = dict(model.criterion.terms)
     (first + second).backward()
     assert model.criterion.terms == terms
+
+
+@pytest.mark.parametrize("use_reentrant", [True, False])
+def test_a_checkpoint_samples_the_same_classes_again(use_reentrant):
+    sampler, labels = Sampler(0.3, seed=0), torch.tensor([3, 1])
+    drawn = []
+
+    def loss(weight):
+        drawn.append(sampler(labels, 40).index)
+        return weight[drawn[-1]].square().sum()
+
+    weight = torch.randn(40, requires_grad=True)
+    first, second = (checkpoint(loss, weight, use_reentrant=use_reentrant) for _ in range(2))
+    (first + second).backward()
+    assert {tuple(index.tolist()) for index in drawn[2:]} == {
+        tuple(index.tolist()) for index in drawn[:2]
+    }
+    assert not torch.equal(drawn[0], drawn[1])
+    assert sampler.steps == 2
 
 
 class Unknown(torch.autograd.Function):
