@@ -8,6 +8,7 @@ from catalogue import CLASSES, HEADS, SPLIT_TERMS, fits
 from torch.testing import assert_close
 
 import tammes
+from tammes.schedules import DeferredReweighting, WarmUp
 
 pytestmark = pytest.mark.skipif(not torch.cuda.is_available(), reason="no CUDA device")
 STREAMABLE = {n: t for n, t in SPLIT_TERMS.items() if "rest" not in t.definition.reads}
@@ -91,3 +92,55 @@ def test_compiled_is_eager_on_the_device(name):
     features, labels = torch.randn(37, 16).cuda(), torch.randint(CLASSES, (37,)).cuda()
     compiled = torch.compile(criterion, fullgraph=True)
     assert_close(compiled(features, labels), criterion(features, labels))
+
+
+CHANGING = {
+    "center": lambda: tammes.Criterion(
+        tammes.LinearHead(16, CLASSES), tammes.softmax() + tammes.center()
+    ),
+    "adaface": lambda: tammes.Criterion(
+        tammes.CosineHead(16, CLASSES, scale=8.0), tammes.adaface(momentum=0.5)
+    ),
+    "schedules": lambda: tammes.ArcFace(16, CLASSES, scale=8.0).schedule(
+        margin=WarmUp(0.0, 0.6, steps=8),
+        class_weights=DeferredReweighting(range(1, CLASSES + 1), start=2, beta=0.9),
+    ),
+}
+"""Criteria with states or schedules, which a step reads and then changes."""
+
+
+@pytest.mark.filterwarnings("ignore")  # what the compiler has to say of itself
+@pytest.mark.parametrize("compiled", [False, True])
+@pytest.mark.parametrize("name", CHANGING)
+def test_a_recorded_step_reads_and_changes_states_as_an_eager_one(name, compiled):
+    torch._dynamo.reset()
+    eager = CHANGING[name]().cuda()
+    recorded = copy.deepcopy(eager)
+    call = torch.compile(recorded, fullgraph=True) if compiled else recorded
+    features = torch.zeros(32, 16, device="cuda", requires_grad=True)
+    labels = torch.zeros(32, dtype=torch.long, device="cuda")
+
+    def step():
+        (grad,) = torch.autograd.grad(call(features, labels), features)
+        return grad
+
+    side, graph, found = torch.cuda.Stream(), torch.cuda.CUDAGraph(), None
+    for number in range(8):
+        x, y = torch.randn(32, 16).cuda(), torch.randint(CLASSES, (32,)).cuda()
+        with torch.no_grad():
+            features.copy_(x)
+            labels.copy_(y)
+        torch.cuda.synchronize()
+        if number < 3:
+            with torch.cuda.stream(side):
+                found = step()
+        else:
+            if number == 3:
+                with torch.cuda.graph(graph):
+                    found = step()
+            graph.replay()
+        torch.cuda.synchronize()
+        x.requires_grad_()
+        (expected,) = torch.autograd.grad(eager(x, y), x)
+        assert_close(found, expected, msg=lambda m, n=number: f"step {n}: {m}")
+    assert_close(recorded.state_dict(), eager.state_dict())
