@@ -6,8 +6,6 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from tammes.reading import read
-
 _STEPS = 40_000
 """Batches over which DropBlock comes to its full rate."""
 
@@ -40,7 +38,7 @@ class DropBlock(nn.Module):
         # A square has its corner where it fits as a whole, so corners are rarer than what is
         # dropped by the area of a square, and denser by the share of places they can be at.
         corners = (height - size + 1) * (width - size + 1)
-        rate = self.rate * (read(self.batches) / self.steps).clamp(max=1)
+        rate = self.rate * (self.batches / self.steps).clamp(max=1)
         rate = rate * (height * width) / (size * size * corners)
         self.batches += 1
         shape = (*maps.shape[:2], height - size + 1, width - size + 1)
