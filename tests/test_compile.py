@@ -13,7 +13,8 @@ from torch.func import functional_call, grad, vmap
 from torch.testing import assert_close
 
 import tammes
-from tammes.schedules import DeferredReweighting, LambdaAnnealing, WarmUp
+from tammes.compose import State
+from tammes.schedules import DeferredReweighting, LambdaAnnealing, Schedule, WarmUp
 
 SIZE, ROWS = 6, 8
 
@@ -162,6 +163,135 @@ def test_a_margin_for_each_example_does_not_recompile():
         expected = criterion(features, labels, margin=margin)
         assert_close(call(features, labels, margin=margin), expected)
     assert counter.frame_count == 1
+
+
+# ------------------------------------------------ torch.compile and what changes between calls
+
+
+class Running(State):
+    """Somebody's own: a mean that is written in place, and one that is bound anew."""
+
+    def __init__(self):
+        super().__init__()
+        self.register_buffer("inside", torch.ones(SIZE))
+        self.register_buffer("anew", torch.ones(SIZE))
+
+    def pulled(self, features):
+        return (features * self.inside).sin().sum(1) + (features * self.anew).cos().sum(1)
+
+    def before(self, batch):
+        self.anew = 0.5 * self.anew + batch.features.mean(0)
+
+    def after(self, batch):
+        self.inside.mul_(0.5).add_(batch.features.mean(0))
+
+
+@tammes.term(on="features", reads="", state=lambda term, head: Running())
+def running(batch, *, state=None):
+    return state.pulled(batch.features), batch.valid
+
+
+class Turning(Schedule):
+    """Somebody's own: its value is a buffer, which a step changes in place."""
+
+    def __init__(self):
+        super().__init__()
+        self.register_buffer("level", torch.tensor(0.1))
+
+    def at(self, step):
+        return self.level
+
+    def step(self):
+        super().step()
+        self.level.mul_(2)
+
+
+def with_blend():
+    blend = LambdaAnnealing(base=10.0, gamma=1.0, power=2.0)
+    return tammes.LSoftmax(SIZE, CLASSES, margin=2).schedule(blend=blend)
+
+
+def with_nca_scale():
+    head = tammes.LinearHead(SIZE, CLASSES)
+    loss = tammes.softmax() + tammes.nca()
+    return tammes.Criterion(head, loss).schedule(scale=WarmUp(0.1, 2.0, steps=3))
+
+
+def with_deferred_weights():
+    weights = DeferredReweighting(range(1, CLASSES + 1), start=1, beta=0.9)
+    return tammes.Criterion(tammes.LinearHead(SIZE, CLASSES), tammes.softmax()).schedule(
+        class_weights=weights
+    )
+
+
+CHANGING = {
+    "arcface margin": lambda: tammes.ArcFace(SIZE, CLASSES, scale=8.0).schedule(
+        margin=WarmUp(0.0, 0.6, steps=3)
+    ),
+    "l_softmax blend": with_blend,
+    "focal gamma": lambda: tammes.Criterion(
+        tammes.LinearHead(SIZE, CLASSES), tammes.focal()
+    ).schedule(gamma=WarmUp(0.0, 4.0, steps=3)),
+    "nca scale": with_nca_scale,
+    "deferred weights": with_deferred_weights,
+    "own schedule": lambda: tammes.ArcFace(SIZE, CLASSES, scale=8.0).schedule(margin=Turning()),
+    "center": lambda: tammes.Criterion(tammes.LinearHead(SIZE, CLASSES), tammes.center()),
+    "adaface": lambda: tammes.Criterion(
+        tammes.CosineHead(SIZE, CLASSES, scale=8.0), tammes.adaface(momentum=0.5)
+    ),
+    "own state": lambda: tammes.Criterion(tammes.LinearHead(SIZE, CLASSES), running()),
+}
+
+
+def assert_compiled_changes_as_eager_does(make, backend):
+    eager = make()
+    compiled = copy.deepcopy(eager)
+    call = torch.compile(compiled, fullgraph=True, backend=backend)
+    held = {key: tensor.data_ptr() for key, tensor in compiled.state_dict().items()}
+    for step in range(3):
+        features, labels = batch()
+        expected = run(eager, eager, features, labels)
+        found = run(compiled, call, features, labels)
+        for name, value in expected.items():
+            assert_close(found[name], value, msg=lambda m, n=name, s=step: f"{n}, call {s}: {m}")
+        eager.zero_grad()
+        compiled.zero_grad()
+    # Two calls, and then one backward pass through both.
+    both = [batch(), batch()]
+    gradients = []
+    for criterion, each in ((eager, eager), (compiled, call)):
+        inputs = [features.clone().requires_grad_() for features, _ in both]
+        losses = [each(x, labels) for x, (_, labels) in zip(inputs, both, strict=True)]
+        sum(losses).backward()
+        gradients.append([*(x.grad for x in inputs), *(p.grad for p in criterion.parameters())])
+    assert_close(gradients[1], gradients[0])
+    for name, value in eager.state_dict().items():
+        assert_close(compiled.state_dict()[name], value)
+        # Where a CUDA graph, DistributedDataParallel or an exponential average would look.
+        assert compiled.state_dict()[name].data_ptr() == held[name], name
+
+
+@pytest.mark.parametrize("name", CHANGING)
+def test_a_compiled_criterion_has_the_gradient_of_the_state_it_read(name):
+    assert_compiled_changes_as_eager_does(CHANGING[name], "aot_eager")
+
+
+# Importing inductor makes torch warn of its own use of torch.jit.
+@pytest.mark.filterwarnings("ignore:`torch.jit.script_method` is deprecated:DeprecationWarning")
+@pytest.mark.slow
+@pytest.mark.parametrize("name", ["arcface margin", "deferred weights", "center", "own state"])
+def test_a_criterion_compiled_with_inductor_has_the_gradient_of_the_state_it_read(name):
+    assert_compiled_changes_as_eager_does(CHANGING[name], "inductor")
+
+
+def test_a_state_keeps_its_storage_where_its_hook_binds_new_tensors():
+    criterion = CHANGING["own state"]()
+    held = {name: tensor.data_ptr() for name, tensor in criterion.states.named_buffers()}
+    features, labels = batch()
+    criterion(features, labels)
+    state = criterion.states["running"]
+    assert_close(state.anew, 0.5 + features.mean(0))
+    assert {name: t.data_ptr() for name, t in criterion.states.named_buffers()} == held
 
 
 # --------------------------------------------------------------------------------- torch.func

@@ -8,6 +8,7 @@ from catalogue import CLASSES, HEADS, SPLIT_TERMS, fits
 from torch.testing import assert_close
 
 import tammes
+from tammes.schedules import DeferredReweighting, WarmUp
 from tammes.subspace import OrthogonalComplement, SpectralComplement
 
 pytestmark = pytest.mark.gpu
@@ -106,3 +107,55 @@ def test_a_projection_on_the_device_is_that_on_the_cpu(complement, detach, class
         found.append([left.detach().cpu(), *(grad.cpu() for grad in grads)])
     near = {"rtol": 0, "atol": 1e-4} if dtype == torch.float else {"rtol": 1e-7, "atol": 1e-9}
     assert_close(found[1], found[0], **near)
+
+
+CHANGING = {
+    "center": lambda: tammes.Criterion(
+        tammes.LinearHead(16, CLASSES), tammes.softmax() + tammes.center()
+    ),
+    "adaface": lambda: tammes.Criterion(
+        tammes.CosineHead(16, CLASSES, scale=8.0), tammes.adaface(momentum=0.5)
+    ),
+    "schedules": lambda: tammes.ArcFace(16, CLASSES, scale=8.0).schedule(
+        margin=WarmUp(0.0, 0.6, steps=8),
+        class_weights=DeferredReweighting(range(1, CLASSES + 1), start=2, beta=0.9),
+    ),
+}
+"""Criteria with states or schedules, which a step reads and then changes."""
+
+
+@pytest.mark.filterwarnings("ignore")  # what the compiler has to say of itself
+@pytest.mark.parametrize("compiled", [False, True])
+@pytest.mark.parametrize("name", CHANGING)
+def test_a_recorded_step_reads_and_changes_states_as_an_eager_one(name, compiled):
+    torch._dynamo.reset()
+    eager = CHANGING[name]().cuda()
+    recorded = copy.deepcopy(eager)
+    call = torch.compile(recorded, fullgraph=True) if compiled else recorded
+    features = torch.zeros(32, 16, device="cuda", requires_grad=True)
+    labels = torch.zeros(32, dtype=torch.long, device="cuda")
+
+    def step():
+        (grad,) = torch.autograd.grad(call(features, labels), features)
+        return grad
+
+    side, graph, found = torch.cuda.Stream(), torch.cuda.CUDAGraph(), None
+    for number in range(8):
+        x, y = torch.randn(32, 16).cuda(), torch.randint(CLASSES, (32,)).cuda()
+        with torch.no_grad():
+            features.copy_(x)
+            labels.copy_(y)
+        torch.cuda.synchronize()
+        if number < 3:
+            with torch.cuda.stream(side):
+                found = step()
+        else:
+            if number == 3:
+                with torch.cuda.graph(graph):
+                    found = step()
+            graph.replay()
+        torch.cuda.synchronize()
+        x.requires_grad_()
+        (expected,) = torch.autograd.grad(eager(x, y), x)
+        assert_close(found, expected, msg=lambda m, n=number: f"step {n}: {m}")
+    assert_close(recorded.state_dict(), eager.state_dict())

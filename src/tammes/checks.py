@@ -61,7 +61,10 @@ def check_weights(name: str, weights: Tensor, labels: Tensor) -> None:
 
 def check_class_weights(weights: Sequence[float] | Tensor, classes: int) -> Tensor:
     """Class weights as a tensor; refuses all but one finite weight of 0 or more for each class."""
-    checked = torch.as_tensor(weights).to(torch.get_default_dtype())
+    if isinstance(weights, Tensor) and weights.is_meta:
+        raise ValueError("Criterion expects class_weights that have values, got a tensor on meta")
+    dtype = torch.promote_types(torch.get_default_dtype(), torch.float32)
+    checked = torch.as_tensor(weights, device="cpu").to(dtype)
     if checked.shape != (classes,):
         raise ValueError(
             f"Criterion expects class_weights of shape ({classes},), got {tuple(checked.shape)}"

@@ -15,7 +15,7 @@ import torch
 from torch import Tensor
 
 from tammes.split import ALONGSIDE, REDUCED, SUMMED, Split, with_sums
-from tammes.steady import Steady
+from tammes.states import State
 
 if TYPE_CHECKING:
     from tammes.heads.head import Head
@@ -121,22 +121,6 @@ class Sum(Loss):
             repr(loss) if weight == 1 else f"{_digits(weight)}*{loss!r}"
             for weight, loss in self.parts
         )
-
-
-class State(Steady):
-    """What a term remembers from batch to batch; registered in the criterion that holds it.
-
-    Both hooks run in training mode only, without gradient.
-    """
-
-    def before(self, batch: Batch) -> None:
-        """Take notice of a batch before the term sees it."""
-
-    def after(self, batch: Batch) -> None:
-        """Take notice of a batch after the term has seen it."""
-
-    def resize(self, keep: Tensor, new: int) -> None:
-        """Follow the head: keep the classes in ``keep`` and append ``new`` ones."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -312,8 +296,8 @@ def term(
             of which ``target`` and what travels along are known, returns ``(N,)``.
         check: called with the settings when a term is built, raises ``ValueError``.
         prepare: called with the settings, returns those the function is given in another form.
-        state: called with the term and a head, returns the memory of a stateful term, which the
-            function is then given as ``state=``.
+        state: called with the term and a head, returns the memory of a stateful term, of which
+            the function is given a copy as ``state=``.
 
     Returns:
         A decorator for a module-level function.

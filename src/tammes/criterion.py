@@ -21,9 +21,11 @@ from tammes.heads.head import Head
 from tammes.kernels import Implementation
 from tammes.kernels.problem import working_dtype
 from tammes.parameters import param_groups
+from tammes.recomputation import checkpointing, once, recomputing
 from tammes.resizing import check_new_values, check_resizable, follow
 from tammes.schedules import Schedule
 from tammes.settings import Settings
+from tammes.states import Hook, Reading, States
 from tammes.watch import UpdateWatch
 
 Reduction = Literal["mean", "sum", "none"]
@@ -74,8 +76,6 @@ class Criterion(nn.Module):
         ['cosface', 'sample_margin']
     """
 
-    class_weights: Tensor | None
-
     def __init__(
         self,
         head: Head,
@@ -108,24 +108,34 @@ class Criterion(nn.Module):
         self.ignore_index = ignore_index
         self.validate = validate
         self.gathering = gathering_of(head, group, averaged=averaged, even=even)
-        self.register_buffer("class_weights", class_weights, persistent=False)
-        self.states = nn.ModuleDict()
+        self.states = States()
         self.schedules = nn.ModuleDict()
         self.terms: dict[str, Tensor] = {}
         self._step_by_hand = False
         self._watch = UpdateWatch()
-        self._compose(loss)
+        self._compose(loss, class_weights)
         for name, (_, term) in self.settings.named.items():
             state = term.make_state(head)
             if state is not None:
                 self.states[name] = state
 
-    def _compose(self, loss: Loss) -> None:
+    @property
+    def class_weights(self) -> Tensor | None:
+        """Weight of each class's examples, shape ``(C,)``, or none."""
+        return self.settings.class_weights
+
+    @class_weights.setter
+    def class_weights(self, weights: Sequence[float] | Tensor | None) -> None:
+        if weights is not None:
+            weights = check_class_weights(weights, self.head.num_classes)
+        self._compose(self.loss, weights)
+
+    def _compose(self, loss: Loss, class_weights: Tensor | None) -> None:
         """Take a loss apart once, so that a call only has to go through its terms."""
         for _, term in loss.leaves():
             check_fit(self.head, term)
         self.loss = loss
-        self.settings = Settings(loss, self.head.num_classes, self.head.weight)
+        self.settings = Settings(loss, self.head.num_classes, self.head.weight, class_weights)
 
     def forward(
         self,
@@ -171,17 +181,18 @@ class Criterion(nn.Module):
         whole, mine = group.gather(own, longest, features=self._compares_features)
         # A rank splits its own examples; all of them, if it has only some of the prototypes.
         part = whole if group.sharded else own
-        arguments = self.settings.resolve(part.batch, {**self._scheduled(), **part.settings})
+        again = recomputing()
+        now = self._read(whole.batch, part.batch, tracing)
+        arguments = self.settings.resolve(part.batch, {**now.scheduled, **part.settings})
         if self.training and not tracing and self.settings.uses_prototypes:
             self._watch.notice(self.head.weight, features)
-        self._remember("before", whole.batch, tracing)
 
-        weights = self._weights(whole, masked, working_dtype(features, self.head.weight))
+        weights = whole.weigh(now.class_weights, masked, working_dtype(features, self.head.weight))
         total = weights.sum()
         total = torch.where(total == 0, torch.ones_like(total), total)
         if self.reduction == "mean":
             weights = weights / total
-        for name, state in self.states.items():
+        for name, state in now.states.items():
             arguments[name]["state"] = state
         named, rowwise = self.settings.named, self.reduction == "none"
         some = weights if part is whole else weights[mine]
@@ -190,12 +201,16 @@ class Criterion(nn.Module):
         found = dict(other_terms(self.head, named, arguments, seen, weights))
         others = [named[n][0] * (rows if rowwise else rows.sum()) for n, rows in found.items()]
         loss, sums = group.combine(loss, others, sums, mine)
+        if again:
+            return loss
         if not _transformed(tracing):
             sums |= {name: rows.detach().sum() for name, rows in found.items()}
             per_example = 1 if self.reduction == "mean" else total.detach()
             self.terms = {name: sums[name] / per_example for name in named}
         self._remember("after", whole.batch, tracing)
-        if self.training and torch.is_grad_enabled() and not self._step_by_hand:
+        # The first pass of a checkpoint may be without gradient.
+        learning = self.training and (torch.is_grad_enabled() or checkpointing())
+        if learning and not self._step_by_hand:
             self.step()
         return loss
 
@@ -214,23 +229,24 @@ class Criterion(nn.Module):
         terms = [term for _, term in self.settings.named.values()]
         return len(self.states) > 0 or any(term.definition.on == "features" for term in terms)
 
-    def _weights(self, examples: Examples, masked: Tensor | None, dtype: torch.dtype) -> Tensor:
-        batch, weights, _ = examples
-        result = batch.valid.to(dtype)
-        if weights is not None:
-            result = torch.where(batch.valid, weights.to(dtype), 0.0)
-        by_class = self._scheduled("class_weights").get("class_weights", self.class_weights)
-        if by_class is not None:
-            result = result * by_class.to(dtype)[batch.labels]
-        if masked is not None:
-            # Where values are not checked: an own class that is masked is to show.
-            result = result.masked_fill(batch.valid & masked[batch.labels], torch.nan)
-        return result
+    def _scheduled(self) -> dict[str, Tensor]:
+        """Current values of the terms' settings that follow a schedule."""
+        return {key: now() for key, now in self.schedules.items() if key != "class_weights"}
 
-    def _scheduled(self, *keys: str) -> dict[str, Tensor]:
-        """Current values of the schedules: those named, or else those of the terms' settings."""
-        wanted = keys or [key for key in self.schedules if key != "class_weights"]
-        return {key: self.schedules[key]() for key in wanted if key in self.schedules}
+    def _read(self, whole: Batch, part: Batch, tracing: bool) -> Reading:
+        """Read what later calls change: states, of the whole batch or the part of it, schedules."""
+
+        def make() -> Reading:
+            self._remember("before", whole, tracing)
+            weights = self.schedules["class_weights"]() if deferred else self.class_weights
+            named = self.settings.named
+            on_features = {name for name in named if named[name][1].definition.on == "features"}
+            seen = {name: whole if name in on_features else part for name in self.states}
+            return Reading(self._scheduled(), weights, self.states.reading(seen))
+
+        deferred = "class_weights" in self.schedules
+        changes = self.training and (len(self.states) > 0 or len(self.schedules) > 0)
+        return once(self, make) if changes else make()
 
     def _check(
         self,
@@ -257,12 +273,9 @@ class Criterion(nn.Module):
                 name, features, labels.long(), self.head.num_classes, masked, self.ignore_index
             )
 
-    def _remember(self, hook: str, batch: Batch, tracing: bool) -> None:
-        if not self.training or _transformed(tracing):
-            return
-        with torch.no_grad():
-            for state in self.states.values():
-                getattr(state, hook)(batch)
+    def _remember(self, hook: Hook, batch: Batch, tracing: bool) -> None:
+        if self.training and not _transformed(tracing):
+            self.states.notice(hook, batch)
 
     def schedule(self, *, by_hand: bool | None = None, **schedules: Schedule) -> "Criterion":
         """Let settings follow schedules, by the name of the setting.
@@ -271,9 +284,8 @@ class Criterion(nn.Module):
         stopped. It steps with every call in training mode, or when you call :meth:`step`.
 
         Args:
-            by_hand: do not step by itself: for gradient accumulation, activation checkpointing, or
-                steps that are epochs. Holds for all schedules of the criterion, until it is said
-                otherwise.
+            by_hand: do not step by itself: for gradient accumulation, or steps that are epochs.
+                Holds for all schedules of the criterion, until it is said otherwise.
             **schedules: a schedule for each setting, such as ``margin`` or ``blend``; and for
                 ``class_weights``.
 
@@ -358,7 +370,7 @@ class Criterion(nn.Module):
         check_new_values(self, n, per_class)
         old = torch.arange(self.head.num_classes)
         self.head.add_classes(n, from_features, optimizer=optimizer)
-        self._compose(follow(self, old, n, per_class))
+        self._compose(*follow(self, old, n, per_class))
 
     def remove_classes(
         self, indices: Sequence[int] | Tensor, *, optimizer: torch.optim.Optimizer | None = None
@@ -372,7 +384,7 @@ class Criterion(nn.Module):
         keep = self.head.kept(indices)
         check_resizable(self, len(keep))
         self.head.remove_classes(indices, optimizer=optimizer)
-        self._compose(follow(self, keep, 0, {}))
+        self._compose(*follow(self, keep, 0, {}))
 
     def __repr__(self) -> str:
         """The head, the loss as it is written, and what is not the default."""

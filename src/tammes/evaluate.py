@@ -1,6 +1,5 @@
 """Evaluate the terms of a loss on a batch: those on the split by a kernel, the others plainly."""
 
-import copy
 from collections.abc import Iterator, Mapping
 from typing import Any
 
@@ -122,10 +121,8 @@ def _evaluated(
     )
     way = choose(head.implementation, problem, reads)
     # What is not a sum over the batch, or takes a gradient itself, is differentiated afterwards;
-    # a sum has its gradients made in forward, or made again with what a term remembered then.
+    # a sum has its gradients made in forward, or made again from the same arguments.
     now = not (rowwise or weights.requires_grad or _take_gradient(arguments, names))
-    if way != "dense" and now:
-        arguments = {name: _snapshot(arguments[name]) for name in names}
     plan = Plan(
         reads=reads,
         evaluate=lambda split, rows: _evaluate(terms, arguments, split, rows),
@@ -220,7 +217,3 @@ def _take_gradient(arguments: Arguments, names: list[str]) -> bool:
     return torch.is_grad_enabled() and any(
         isinstance(value, Tensor) and value.requires_grad for value in values
     )
-
-
-def _snapshot(arguments: Mapping[str, Setting]) -> dict[str, Setting]:
-    return {key: copy.deepcopy(v) if key == "state" else v for key, v in arguments.items()}

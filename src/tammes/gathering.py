@@ -31,6 +31,21 @@ class Examples(NamedTuple):
     weights: Tensor | None
     settings: Mapping[str, Setting]
 
+    def weigh(
+        self, class_weights: Tensor | None, masked: Tensor | None, dtype: torch.dtype
+    ) -> Tensor:
+        """Weight of each example, shape ``(N,)``; NaN where its own class is masked."""
+        valid = self.batch.valid
+        result = valid.to(dtype)
+        if self.weights is not None:
+            result = torch.where(valid, self.weights.to(dtype), 0.0)
+        if class_weights is not None:
+            result = result * class_weights.to(dtype)[self.batch.labels]
+        if masked is not None:
+            # Where values are not checked: an own class that is masked is to show.
+            result = result.masked_fill(valid & masked[self.batch.labels], torch.nan)
+        return result
+
 
 class Alone:
     """One process: its batch is the whole batch.

@@ -6,7 +6,8 @@ from typing import TYPE_CHECKING
 import torch
 from torch import Tensor
 
-from tammes.compose import Loss, State, Term
+from tammes.compose import Loss, Term
+from tammes.states import State
 
 if TYPE_CHECKING:
     from tammes.criterion import Criterion
@@ -38,7 +39,7 @@ def check_new_values(criterion: "Criterion", n: int, values: Mapping[str, Sequen
 
 def follow(
     criterion: "Criterion", keep: Tensor, new: int, values: Mapping[str, Sequence[float]]
-) -> Loss:
+) -> tuple[Loss, Tensor | None]:
     """Change whatever has a value for each class, but the head and the loss.
 
     Args:
@@ -48,12 +49,12 @@ def follow(
         values: of the new classes, by name.
 
     Returns:
-        The loss with its settings of one value per class changed.
+        The loss with its settings of one value per class changed, and the class weights.
     """
-    if criterion.class_weights is not None:
-        weights = criterion.class_weights
+    weights = criterion.class_weights
+    if weights is not None:
         fresh = weights.new_tensor(values.get("class_weights", ()))
-        criterion.class_weights = torch.cat([weights[keep.to(weights.device)], fresh])
+        weights = torch.cat([weights[keep.to(weights.device)], fresh])
     for state in criterion.states.values():
         assert isinstance(state, State)
         state.resize(keep, new)
@@ -67,4 +68,4 @@ def follow(
         }
         return term.altered(**per_class) if per_class else term
 
-    return criterion.loss.map(changed)
+    return criterion.loss.map(changed), weights

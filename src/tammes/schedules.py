@@ -9,10 +9,13 @@ import math
 from collections.abc import Sequence
 
 import torch
-from torch import Tensor, nn
+from torch import Tensor
+
+from tammes.reading import snapshot
+from tammes.steady import Steady
 
 
-class Schedule(nn.Module):
+class Schedule(Steady):
     """A value that depends on how many steps have been taken.
 
     Attach it with :meth:`tammes.Criterion.schedule`; or call :meth:`step` yourself and pass the
@@ -37,7 +40,9 @@ class Schedule(nn.Module):
     @property
     def value(self) -> Tensor:
         """The value now: a scalar, or one per class."""
-        return self.at(self.steps.to(torch.get_default_dtype()))
+        # A step may follow in the same graph of a compiler.
+        now = snapshot(self)
+        return now.at(now.steps.to(torch.get_default_dtype()))
 
     def at(self, step: Tensor) -> Tensor:
         """The value after a number of steps."""
@@ -212,7 +217,7 @@ class DeferredReweighting(Schedule):
 
     def __init__(self, counts: Sequence[float], *, start: int, beta: float = 0.9999) -> None:
         super().__init__()
-        numbers = torch.as_tensor(counts, dtype=torch.double)
+        numbers = torch.as_tensor(counts, dtype=torch.double, device="cpu")
         if numbers.ndim != 1 or len(numbers) < 2 or bool((numbers <= 0).any()):
             raise ValueError(
                 f"DeferredReweighting expects a positive count for each class, got {counts!r}"
@@ -224,7 +229,8 @@ class DeferredReweighting(Schedule):
         weights = (1 - beta) / (1 - beta**numbers)
         weights = weights * len(weights) / weights.sum()
         self.start = start
-        self.register_buffer("weights", weights.to(torch.get_default_dtype()), persistent=False)
+        weights = weights.to(torch.promote_types(torch.get_default_dtype(), torch.float32))
+        self.register_constant("weights", weights, torch.get_default_device())
 
     def at(self, step: Tensor) -> Tensor:
         """Ones, then the weights."""

@@ -16,14 +16,29 @@ class Settings(Steady):
     A setting of one value per class is kept as a buffer, so that it moves with the criterion; it is
     no part of the saved state, since the loss already says it.
 
+    Args:
+        loss: as it was given.
+        num_classes: number of classes.
+        like: of the dtype and on the device that values per class are to have.
+        class_weights: one weight per class, on the CPU.
+
     Attributes:
         loss: as it was given.
+        class_weights: weight of each class's examples.
         named: weight and term by name; a second term of the same name is numbered.
         arguments: what each is called with where nothing changes it.
     """
 
-    def __init__(self, loss: Loss, num_classes: int, like: Tensor) -> None:
+    class_weights: Tensor | None
+
+    def __init__(
+        self, loss: Loss, num_classes: int, like: Tensor, class_weights: Tensor | None = None
+    ) -> None:
         super().__init__()
+        if class_weights is None:
+            self.register_buffer("class_weights", None, persistent=False)
+        else:
+            self.register_constant("class_weights", class_weights, like.device)
         self.loss = loss
         self.named: dict[str, tuple[float, Term]] = {}
         self.arguments: dict[str, Mapping[str, Setting]] = {}
@@ -43,8 +58,8 @@ class Settings(Steady):
                         f"got {len(value)}"
                     )
                 dtype = torch.promote_types(like.dtype, torch.float32)
-                values = torch.tensor(value, dtype=dtype, device=like.device)
-                self.register_buffer(f"{name}_{key}", values, persistent=False)
+                values = torch.tensor(value, dtype=dtype, device="cpu")
+                self.register_constant(f"{name}_{key}", values, like.device)
 
     @property
     def uses_prototypes(self) -> bool:

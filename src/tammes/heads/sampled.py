@@ -9,10 +9,12 @@ import math
 from typing import Any, NamedTuple
 
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 
 from tammes.apart import apart
+from tammes.recomputation import once
 from tammes.rowwise import listen
+from tammes.steady import Steady
 
 
 class Sample(NamedTuple):
@@ -99,7 +101,7 @@ def sample(
     )
 
 
-class Sampler(nn.Module):
+class Sampler(Steady):
     """Samples of one step after the other, each a function of a seed and the number of the step.
 
     Both are in the ``state_dict``, so a run that is resumed draws what it would have drawn. They
@@ -127,8 +129,10 @@ class Sampler(nn.Module):
         if not 0 < rate <= 1:
             raise ValueError(f"Sampler expects rate above 0 and at most 1, got {rate}")
         self.rate = rate
-        self.register_buffer("seed", torch.tensor(seed, dtype=torch.int64))
-        self.register_buffer("steps", torch.zeros((), dtype=torch.int64))
+        # The state of a head that does not sample would not bring them back.
+        for name, number in (("seed", seed), ("steps", 0)):
+            values = torch.tensor(number, dtype=torch.int64, device="cpu")
+            self.register_constant(name, values, torch.get_default_device(), persistent=True)
         listen()
 
     def __setstate__(self, state: dict[str, Any]) -> None:
@@ -151,6 +155,9 @@ class Sampler(nn.Module):
         if torch.compiler.is_compiling():
             # Taking the rows ends a graph anyway; and what torch 2.13 makes of this one crashes.
             return apart(self.forward)(own, classes, start=start, masked=masked)
+        return once(self, lambda: self._draw(own, classes, start, masked))
+
+    def _draw(self, own: Tensor, classes: int, start: int, masked: Tensor | None) -> Sample:
         chosen = sample(own, classes, self.rate, self.key, start=start, masked=masked)
         self.steps += 1
         return chosen

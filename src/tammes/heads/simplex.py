@@ -42,10 +42,12 @@ class SimplexHead(Head):
         implementation: Implementation = "auto",
     ) -> None:
         check_sizes("SimplexHead", embedding_size, num_classes)
+        device = torch.get_default_device()
+        # Without memory nothing can be arranged.
+        with torch.device("cpu" if device.type == "meta" else device):
+            points = pack(num_classes, embedding_size, starts=8, steps=1000).points
         super().__init__(
-            pack(num_classes, embedding_size, starts=8, steps=1000).points.to(
-                torch.get_default_dtype()
-            ),
+            points.to(device, torch.get_default_dtype()),
             Cosine(),
             scale=scale,
             implementation=implementation,

@@ -1,13 +1,15 @@
 """Losses between the examples of a batch, without prototypes (or with their own)."""
 
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, NamedTuple
 
 import torch
 from torch import Tensor
 
-from tammes.compose import Batch, Setting, State, Term, term
+from tammes.compose import Batch, Setting, Term, term
+from tammes.reading import read
 from tammes.similarity import directions
 from tammes.split import softplus
+from tammes.states import State
 
 if TYPE_CHECKING:
     from tammes.heads.head import Head
@@ -201,6 +203,16 @@ def contrastive(batch: Batch, *, margin: float = 1.0, normalize: bool = False) -
     return torch.where(anchors, loss, 0.0), anchors
 
 
+class CentersOfBatch(NamedTuple):
+    """Centre of each example's class, shape ``(N, D)``; what :func:`center` reads of them all."""
+
+    centers: Tensor
+
+    def of(self, labels: Tensor) -> Tensor:
+        """Centres of the batch they were read for."""
+        return self.centers
+
+
 class Centers(State):
     """A centre for each class, moved towards its features; the memory of :func:`center`."""
 
@@ -210,6 +222,14 @@ class Centers(State):
         super().__init__()
         self.rate = rate
         self.register_buffer("centers", torch.zeros_like(like))
+
+    def of(self, labels: Tensor) -> Tensor:
+        """Centre of each label's class."""
+        return self.centers[labels]
+
+    def reading(self, batch: Batch) -> CentersOfBatch:
+        """Copy the centres of the classes in the batch."""
+        return CentersOfBatch(read(self.of(batch.labels)))
 
     def after(self, batch: Batch) -> None:
         """Move the centres of the classes in the batch, as eq. 4 of the paper has it."""
@@ -237,7 +257,9 @@ def _check_center(rate: Setting) -> None:
 
 
 @term(on="features", reads="", fixed="rate", state=_center_state, check=_check_center)
-def center(batch: Batch, *, rate: float = 0.5, state: Centers | None = None) -> Rows:
+def center(
+    batch: Batch, *, rate: float = 0.5, state: Centers | CentersOfBatch | None = None
+) -> Rows:
     r"""Center loss: features are drawn to a running centre of their class.
 
     .. math::
@@ -267,6 +289,6 @@ def center(batch: Batch, *, rate: float = 0.5, state: Centers | None = None) -> 
     """
     if state is None:
         raise ValueError("center expects the centres of a criterion, got none")
-    centers = state.centers.to(batch.features.dtype)[batch.labels]
+    centers = state.of(batch.labels).to(batch.features.dtype)
     loss = (batch.features - centers).square().sum(1) / 2
     return torch.where(batch.valid, loss, 0.0), batch.valid

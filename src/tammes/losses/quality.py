@@ -5,10 +5,11 @@ from typing import TYPE_CHECKING
 import torch
 from torch import Tensor
 
-from tammes.compose import Batch, Setting, State, Term, term
+from tammes.compose import Batch, Setting, Term, term
 from tammes.losses.angular import target_score
 from tammes.similarity import norm
 from tammes.split import Split, softplus
+from tammes.states import State
 
 if TYPE_CHECKING:
     from tammes.heads.head import Head
