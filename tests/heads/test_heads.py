@@ -113,7 +113,18 @@ def test_the_gradient_of_a_learnable_scale_is_formula_7_4(implementation):
     score = split.scale * split.target
     miss = torch.sigmoid(split.others - score)
     expected = (miss * (split.expected - score)).mean()
-    assert_close(head.log_scale.grad, expected.detach())
+    assert_close(head.log_scale.grad, expected.detach().view(1))
+
+
+@pytest.mark.parametrize("assign", [True, False])
+def test_a_learned_scale_is_loaded_with_a_dimension_or_without(assign):
+    head = tammes.CosineHead(4, 6, scale="learnable")
+    for older in (torch.tensor(0.5), torch.tensor([0.5])):
+        head.load_state_dict({**head.state_dict(), "log_scale": older}, assign=assign)
+        assert head.log_scale.shape == (1,)
+        assert_close(head.scale, torch.tensor(0.5).exp())
+    with pytest.raises(RuntimeError, match="size mismatch for log_scale"):
+        head.load_state_dict({**head.state_dict(), "log_scale": torch.zeros(2)})
 
 
 # --------------------------------------------------------------------- classes come and go

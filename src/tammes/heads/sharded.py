@@ -79,6 +79,8 @@ class ShardedHead(Head):
     """
 
     place: Tensor
+    # What has dimensions here is spread over the ranks; all of them have the same scale.
+    _scale_shape = ()
 
     def __init__(
         self,

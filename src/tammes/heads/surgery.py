@@ -6,6 +6,10 @@ import torch
 from torch import Tensor, nn
 
 
+OF_ALL_ROWS = ("step", "mu_product", "eta", "mu")
+"""Numbers that torch's optimizers have once for a parameter, whatever its shape."""
+
+
 def find(optimizer: torch.optim.Optimizer, parameter: nn.Parameter) -> tuple[list[Any], int]:
     """The list of parameters in which an optimizer holds one, and its place there."""
     for group in optimizer.param_groups:
