@@ -16,6 +16,7 @@ from tammes.heads.head import Head
 from tammes.heads.sharded import ShardedHead
 from tammes.heads.surgery import OF_ALL_ROWS
 from tammes.ranks import Ranks
+from tammes.settings import named_schedules
 from tammes.similarity import Cosine
 
 _LONG = 16
@@ -79,7 +80,9 @@ def describe_loss(criterion: Criterion) -> dict[str, Any]:
             known[name]["within"] = repr(term.within)
     if criterion.class_weights is not None:
         known["class_weights"] = {"values": _short(tuple(criterion.class_weights.tolist()))}
-    known["schedules"] = {key: repr(value) for key, value in criterion.schedules.items()}
+    known["schedules"] = {
+        key: repr(value) for key, value in named_schedules(criterion.schedules).items()
+    }
     return known
 
 

@@ -5,7 +5,6 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-
 OF_ALL_ROWS = ("step", "mu_product", "eta", "mu")
 """Numbers that torch's optimizers have once for a parameter, whatever its shape."""
 
