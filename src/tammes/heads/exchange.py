@@ -85,6 +85,11 @@ def move_rows(
     return result.view(-1).view(rows.dtype).view(last - first, *shape)
 
 
+def mean_row(ranks: Ranks, rows: Tensor, total: int) -> Tensor:
+    """Mean of the rows of all ranks, of which there are ``total``."""
+    return ranks.sum(rows.sum(0).flatten()).view(rows.shape[1:]) / total
+
+
 def row_states(
     ranks: Ranks, optimizer: torch.optim.Optimizer, parameter: nn.Parameter
 ) -> dict[str, Tensor]:
