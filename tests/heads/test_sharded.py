@@ -10,10 +10,10 @@ from torch import nn
 from torch.testing import assert_close
 
 import tammes
-from tammes.shards import Shards
 from tammes.heads.exchange import bounds
 from tammes.kernels.problem import Problem
 from tammes.ranks import Ranks
+from tammes.shards import Shards
 
 KINDS = {
     "cosine": (tammes.CosineHead, {"scale": 8.0}),
