@@ -53,6 +53,7 @@ def extremes(value: Any) -> tuple[Any, ...]:
     """The smallest and the largest of several numbers; anything else as it is.
 
     Example:
+        >>> import torch
         >>> extremes((0.3, 0.1, 0.2)), extremes(torch.tensor([2.0, 2.0])), extremes("linear")
         ((0.1, 0.3), (2.0,), ('linear',))
     """
