@@ -212,6 +212,14 @@ def test_so_has_a_criterion_with_options(name, options):
         check(found, expected)
 
 
+@pytest.mark.parametrize("wrapper", ["fsdp", "fsdp_as_one"])
+def test_a_learned_scale_can_be_fully_sharded(wrapper):
+    expected = train_alone("arcface", {"scale": "learnable"})
+    assert expected[2]["criterion.head.log_scale"].any()
+    for found in everywhere(3, train, "arcface", wrapper, {"scale": "learnable"}):
+        check(found, expected)
+
+
 def train_evenly(group, promise):
     model = make(LOSSES["everything"], group=group, even=promise)
     wrapped = together(group, model)

@@ -31,7 +31,7 @@ OPTIMIZERS = {
 
 
 def numbers(*shape, seed=0):
-    return torch.randn(*shape, generator=torch.Generator().manual_seed(seed))
+    return torch.randn(shape, generator=torch.Generator().manual_seed(seed))
 
 
 def make(group, *, classes=CLASSES, size=5, kind=tammes.LinearHead, loss=None, optimizer="adamw"):
@@ -52,16 +52,17 @@ def train(criterion, backbone, optimizer, steps=2):
     start, stop = getattr(head, "start", 0), getattr(head, "stop", CLASSES)
     with torch.no_grad():
         for name, parameter in head.named_parameters():
-            whole = numbers(CLASSES, *parameter.shape[1:]) if parameter.ndim else numbers(1)[0]
-            parameter.copy_(whole[start:stop] if parameter.ndim else whole)
-            assert name in ("weight", "bias", "log_scale")
+            if name == "log_scale":
+                parameter.fill_(numbers(1).item())
+            else:
+                parameter.copy_(numbers(CLASSES, *parameter.shape[1:])[start:stop])
         for number, parameter in enumerate(backbone.parameters()):
             parameter.copy_(numbers(*parameter.shape, seed=number))
     for step in range(steps):
         for parameter in [*head.parameters(), *backbone.parameters()]:
             spread = any(parameter is mine for mine in (head.weight, head.bias))
             shape = (CLASSES, *parameter.shape[1:]) if spread else parameter.shape
-            whole = numbers(*shape, seed=step + 5) if shape else numbers(1, seed=step)[0]
+            whole = numbers(*shape, seed=step + 5)
             parameter.grad = whole[start:stop].clone() if spread else whole
         optimizer.step()
 
@@ -118,7 +119,11 @@ def assert_same(got, expected):
         assert ours.keys() == theirs.keys()
         for key in ours:
             assert ours[key].dtype == theirs[key].dtype
-            assert torch.equal(ours[key], theirs[key]), key
+            mine, wanted = ours[key], theirs[key]
+            if key.startswith("log_scale"):
+                # One number, of which only a plain head's has a dimension.
+                mine, wanted = mine.flatten(), wanted.flatten()
+            assert torch.equal(mine, wanted), key
 
 
 @pytest.mark.parametrize("optimizer", OPTIMIZERS)
@@ -682,7 +687,7 @@ def test_a_file_without_prototypes_is_refused(tmp_path):
     ("more", "said", "message"),
     [
         ({"bias": torch.zeros(5)}, {}, r"bias has shape \(5,\), expected \(6,\)"),
-        ({"log_scale": torch.zeros(1)}, {}, r"log_scale has shape \(1,\), expected \(\)"),
+        ({"log_scale": torch.zeros(2)}, {}, r"log_scale has shape \(2,\), expected \(1,\)"),
         ({"bias": torch.zeros(6, dtype=torch.int32)}, {}, "bias is of the type I32, no float"),
         ({"head.weight": torch.zeros(6, 4)}, {}, "there is more than one weight in it"),
         ({}, {"tammes_head": "{"}, "what it says of its head does not fit its tensors"),
@@ -754,6 +759,40 @@ def resume_fully_sharded(group, folder):
 
 def test_the_optimizer_of_a_fully_sharded_backbone_goes_on_where_it_was(tmp_path):
     everywhere(2, resume_fully_sharded, tmp_path)
+
+
+@pytest.mark.parametrize("kind", [torch.optim.AdamW, torch.optim.NAdam, torch.optim.ASGD])
+def test_a_learned_scale_and_its_optimizer_come_back_with_a_dimension_or_without(tmp_path, kind):
+    def make_one(plain):
+        criterion, backbone, _ = make("plain" if plain else None)
+        parameters = [*criterion.parameters(), *backbone.parameters()]
+        return criterion, backbone, kind(parameters, lr=0.1)
+
+    # A sharded head has its scale as older checkpoints of any head have it: without a dimension.
+    assert make_one(False)[0].head.log_scale.shape == ()
+    for first_is_plain in (True, False):
+        first, second = make_one(first_is_plain), make_one(not first_is_plain)
+        train(*first)
+        checkpoint.save(tmp_path, first[0], first[2], backbone=first[1].state_dict())
+        second[1].load_state_dict(checkpoint.load(tmp_path, second[0], second[2])["backbone"])
+        for criterion, _, optimizer in (first, second):
+            for parameter in criterion.parameters():
+                parameter.grad = torch.ones_like(parameter)
+            optimizer.step()
+        assert second[0].head.log_scale.ndim != first[0].head.log_scale.ndim
+        assert torch.equal(second[0].head.scale, first[0].head.scale)
+
+
+def test_the_file_of_a_learned_scale_is_divided_by_rows_but_for_the_scale(tmp_path):
+    head = tammes.CosineHead(4, 6, scale="learnable")
+    head.scale = 3.0
+    checkpoint.save(tmp_path / "saved", head)
+    checkpoint.export(tmp_path / "saved", tmp_path / "head.safetensors")
+    checkpoint.divide(tmp_path / "head.safetensors", tmp_path / "divided", parts=3)
+    again = tammes.CosineHead(4, 6, scale="learnable")
+    checkpoint.load(tmp_path / "divided", again)
+    assert torch.equal(again.weight, head.weight)
+    assert torch.equal(again.log_scale, head.log_scale)
 
 
 def test_every_part_is_read_through_by_somebody(tmp_path):

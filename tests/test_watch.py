@@ -43,6 +43,30 @@ def test_accumulating_gradients_is_no_neglect():
     assert train(20, hold_criterion=False, accumulate=20) == []
 
 
+def train_in_turns(every, *, hold_criterion):
+    """Warnings where the prototypes have an optimizer of their own, which steps now and then."""
+    backbone, criterion = nn.Linear(4, 4), tammes.CosFace(4, 3)
+    often = torch.optim.SGD(backbone.parameters(), lr=0.1)
+    held = criterion.parameters() if hold_criterion else [nn.Parameter(torch.zeros(1))]
+    seldom = torch.optim.SGD(held, lr=0.1)
+    with warnings.catch_warnings(record=True) as caught:
+        warnings.simplefilter("always")
+        for step in range(20):
+            criterion(backbone(torch.randn(6, 4)), torch.randint(3, (6,))).backward()
+            often.step()
+            often.zero_grad()
+            if (step + 1) % every == 0:
+                seldom.step()
+                seldom.zero_grad()
+    return [str(w.message) for w in caught]
+
+
+@pytest.mark.parametrize("every", [1, 3, 5, 100])
+def test_an_optimizer_that_holds_the_prototypes_and_steps_seldom_is_no_neglect(every):
+    assert train_in_turns(every, hold_criterion=True) == []
+    assert len(train_in_turns(every, hold_criterion=False)) == 1
+
+
 def test_an_optimizer_that_writes_past_the_version_number_is_no_neglect():
     def write(criterion):
         criterion.head.weight.data += 0.1

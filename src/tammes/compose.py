@@ -6,16 +6,19 @@ is one too. Nothing here knows of heads, batches or devices; :mod:`tammes.criter
 
 import functools
 import inspect
+import itertools
 import math
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any, Concatenate, Literal, NamedTuple, ParamSpec, TypeAlias, cast
 
 import torch
 from torch import Tensor
 
+from tammes.checks import transforming
 from tammes.split import ALONGSIDE, REDUCED, SUMMED, Split, with_sums
 from tammes.states import State
+from tammes.values import digits, extremes, is_number, normalise, seen, show
 
 if TYPE_CHECKING:
     from tammes.heads.head import Head
@@ -118,7 +121,7 @@ class Sum(Loss):
 
     def __repr__(self) -> str:
         return " + ".join(
-            repr(loss) if weight == 1 else f"{_digits(weight)}*{loss!r}"
+            repr(loss) if weight == 1 else f"{digits(weight)}*{loss!r}"
             for weight, loss in self.parts
         )
 
@@ -136,6 +139,7 @@ class Definition:
     unless_zero: Mapping[str, str] = field(default_factory=dict)
     fixed: frozenset[str] = frozenset()
     threshold: Callable[..., Tensor] | None = None
+    check: Callable[..., None] | None = None
     prepare: Callable[..., dict[str, Setting]] | None = None
     state: Callable[..., State] | None = None
     signature: inspect.Signature = field(default_factory=inspect.Signature)
@@ -147,12 +151,6 @@ class Definition:
         """The literature's value of every setting that has one."""
         parameters = self.signature.parameters.values()
         return {p.name: p.default for p in parameters if p.default is not p.empty}
-
-
-def _digits(weight: float) -> str:
-    """A number with as many digits as it takes to read it back."""
-    short = f"{weight:g}"
-    return short if float(short) == weight else repr(float(weight))
 
 
 @dataclass(frozen=True, repr=False)
@@ -203,12 +201,38 @@ class Term(Loss):
         assert self.definition.builder is not None
         return _rebuild(self.definition.builder, {**self.settings, **settings}, self.within)
 
+    @functools.cached_property
+    def _extremes(self) -> dict[str, tuple[Setting, ...]]:
+        """What a check has to see of each setting; what is no number by nature it sees whole."""
+        return {
+            key: extremes(value) if is_number(self.definition.defaults.get(key)) else (value,)
+            for key, value in self.values
+        }
+
+    def check(self, **changed: Setting) -> None:
+        """Hold settings to what the definition asks.
+
+        Args:
+            **changed: those that are not what the term says: numbers, or tensors of several, of
+                which the smallest and the largest are looked at.
+        """
+        defaults, found = self.definition.defaults, dict(self._extremes)
+        for key, value in changed.items():
+            found[key] = tuple(
+                normalise(self.name, key, one, defaults.get(key)) for one in extremes(value)
+            )
+        if self.definition.check is not None:
+            for values in itertools.product(*found.values()):
+                self.definition.check(**dict(zip(found, values, strict=True)))
+
     def make_state(self, head: "Head") -> State | None:
         """A fresh memory for this term, where it has one."""
         return None if self.definition.state is None else self.definition.state(self, head)
 
     def __call__(self, *inputs: Any, **arguments: Any) -> Any:
         """Evaluate the term, ``(N,)`` for a split; ``arguments`` replace settings."""
+        if not transforming():
+            self.check(**{k: v for k, v in arguments.items() if k in self.settings and seen(v)})
         merged = {**self.arguments, **arguments}
         if inputs and isinstance(inputs[0], Split):
             like = inputs[0].target
@@ -224,7 +248,7 @@ class Term(Loss):
         return self.definition.function(*inputs, **merged)
 
     def __repr__(self) -> str:
-        return f"{self.name}({', '.join(f'{k}={_show(v)}' for k, v in self.values)})"
+        return f"{self.name}({', '.join(f'{k}={show(v)}' for k, v in self.values)})"
 
     def __reduce__(self) -> tuple[Any, ...]:
         # By the builder's import path: a definition is no value to be copied.
@@ -235,30 +259,6 @@ def _rebuild(
     builder: Callable[..., Term], settings: dict[str, Setting], within: "Complement | None"
 ) -> Term:
     return replace(builder(**settings), within=within)
-
-
-def _show(value: Setting) -> str:
-    if isinstance(value, tuple) and len(value) > 10:
-        head = ", ".join(map(repr, value[:3]))
-        return f"({head}, ... {len(value)} values)"
-    return repr(value)
-
-
-def _normalise(name: str, key: str, value: Setting, default: Setting) -> Setting:
-    """A setting in its plain form: numbers and tuples of numbers compare, print and pickle."""
-    if isinstance(value, Tensor) or hasattr(value, "tolist"):
-        value = value.tolist()
-    number = isinstance(default, (int, float)) and not isinstance(default, bool)
-    if isinstance(value, Sequence) and not isinstance(value, str):
-        value = tuple(value)
-        numbers: Sequence[Any] = value
-    else:
-        numbers = (value,)
-    if number and any(not isinstance(v, (int, float)) or math.isnan(v) for v in numbers):
-        raise ValueError(f"{name} expects {key} to be a number or one per class, got {value!r}")
-    if isinstance(default, str) and not isinstance(value, str):
-        raise ValueError(f"{name} expects {key} to be a string, got {value!r}")
-    return value
 
 
 def term(
@@ -294,7 +294,9 @@ def term(
             call nor a schedule can change them.
         threshold: where ``excess`` is read, over what: called like the function, with a split
             of which ``target`` and what travels along are known, returns ``(N,)``.
-        check: called with the settings when a term is built, raises ``ValueError``.
+        check: called with the settings, raises ``ValueError``: when a term is built, and with what
+            a call or a schedule changes, wherever values are looked at. It is given numbers: of
+            values per class or per example the smallest and the largest.
         prepare: called with the settings, returns those the function is given in another form.
         state: called with the term and a head, returns the memory of a stateful term, of which
             the function is given a copy as ``state=``.
@@ -332,15 +334,15 @@ def term(
                 ) from None
             bound.apply_defaults()
             values = tuple(
-                (key, _normalise(name, key, value, signature.parameters[key].default))
+                (key, normalise(name, key, value, signature.parameters[key].default))
                 for key, value in bound.arguments.items()
             )
             for key, value in values:
                 if on != "split" and isinstance(value, tuple):
                     raise ValueError(f"{name} expects one {key} for all classes, got {value!r}")
-            if check is not None:
-                check(**dict(values))
-            return Term(definition, values)
+            made = Term(definition, values)
+            made.check()
+            return made
 
         del build.__wrapped__
         build.__signature__ = signature  # type: ignore[attr-defined]
@@ -354,6 +356,7 @@ def term(
             unless_zero=unless_zero or {},
             fixed=frozenset(fixed.split()),
             threshold=threshold,
+            check=check,
             prepare=prepare,
             state=state,
             signature=signature,

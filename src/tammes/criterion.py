@@ -1,7 +1,7 @@
 """Criterion: a head and a loss, and what a training loop calls."""
 
 from collections.abc import Sequence
-from typing import Any, Literal
+from typing import Any, Literal, cast
 
 import torch
 from torch import Tensor, nn
@@ -24,7 +24,7 @@ from tammes.parameters import param_groups
 from tammes.recomputation import checkpointing, once, recomputing
 from tammes.resizing import check_new_values, check_resizable, follow
 from tammes.schedules import Schedule
-from tammes.settings import Settings
+from tammes.settings import Settings, named_schedules
 from tammes.states import Hook, Reading, States
 from tammes.watch import UpdateWatch
 
@@ -152,7 +152,8 @@ class Criterion(nn.Module):
             labels: class of each example in ``[0, C)``, or ``ignore_index``, shape ``(N,)``.
             weights: weight of each example, shape ``(N,)``.
             **settings: settings of the terms for this call: a number, or one per example. A name
-                such as ``margin`` goes to every term that has it.
+                such as ``margin`` goes to every term that has it, one such as ``cosface.margin`` to
+                that term alone: ``criterion(features, labels, **{"cosface.margin": 0.2})``.
 
         Returns:
             A scalar, or with ``reduction="none"`` the weighted losses, shape ``(N,)``.
@@ -161,7 +162,9 @@ class Criterion(nn.Module):
 
         def check() -> None:
             self._check(features, labels, weights, masked, tracing)
-            self.settings.check({**self._scheduled(), **settings}, len(labels))
+            valid = labels.long() != self.ignore_index
+            values = None if tracing else self.validate
+            self.settings.check(self._scheduled(), settings, valid, values=values)
 
         longest = group.agree(
             type(self).__name__,
@@ -183,7 +186,7 @@ class Criterion(nn.Module):
         part = whole if group.sharded else own
         again = recomputing()
         now = self._read(whole.batch, part.batch, tracing)
-        arguments = self.settings.resolve(part.batch, {**now.scheduled, **part.settings})
+        arguments = self.settings.resolve(part.batch, now.scheduled, part.settings)
         if self.training and not tracing and self.settings.uses_prototypes:
             self._watch.notice(self.head.weight, features)
 
@@ -231,7 +234,8 @@ class Criterion(nn.Module):
 
     def _scheduled(self) -> dict[str, Tensor]:
         """Current values of the terms' settings that follow a schedule."""
-        return {key: now() for key, now in self.schedules.items() if key != "class_weights"}
+        schedules = named_schedules(self.schedules)
+        return {key: schedule() for key, schedule in schedules.items() if key != "class_weights"}
 
     def _read(self, whole: Batch, part: Batch, tracing: bool) -> Reading:
         """Read what later calls change: states, of the whole batch or the part of it, schedules."""
@@ -286,8 +290,8 @@ class Criterion(nn.Module):
         Args:
             by_hand: do not step by itself: for gradient accumulation, or steps that are epochs.
                 Holds for all schedules of the criterion, until it is said otherwise.
-            **schedules: a schedule for each setting, such as ``margin`` or ``blend``; and for
-                ``class_weights``.
+            **schedules: a schedule for each setting, such as ``margin``, ``blend`` or, of one term
+                alone, ``cosface.margin``; and for ``class_weights``.
 
         Returns:
             The criterion itself.
@@ -299,7 +303,11 @@ class Criterion(nn.Module):
         for key, schedule in schedules.items():
             self.settings.check_schedule(key, schedule, self.head.num_classes)
         for key, schedule in schedules.items():
-            self.schedules[key] = schedule.to(self.head.weight.device)
+            term, dot, own = key.rpartition(".")
+            if dot and term not in self.schedules:
+                self.schedules[term] = nn.ModuleDict()
+            kept = cast(nn.ModuleDict, self.schedules[term]) if dot else self.schedules
+            kept[own] = schedule.to(self.head.weight.device)
         if by_hand is not None:
             self._step_by_hand = by_hand
         return self
@@ -307,9 +315,8 @@ class Criterion(nn.Module):
     def step(self) -> None:
         """Advance all schedules by one step."""
         # One schedule may drive several settings, and still steps once.
-        for schedule in set(self.schedules.values()):
-            if isinstance(schedule, Schedule):
-                schedule.step()
+        for schedule in set(named_schedules(self.schedules).values()):
+            schedule.step()
 
     def param_groups(
         self,
@@ -389,7 +396,8 @@ class Criterion(nn.Module):
     def __repr__(self) -> str:
         """The head, the loss as it is written, and what is not the default."""
         lines = [f"head={self.head!r}", f"loss={self.loss!r}"]
-        lines += [f"{key} follows {schedule!r}" for key, schedule in self.schedules.items()]
+        schedules = named_schedules(self.schedules)
+        lines += [f"{key} follows {schedule!r}" for key, schedule in schedules.items()]
         if self.reduction != "mean":
             lines.append(f"reduction={self.reduction!r}")
         if self.ignore_index != -100:

@@ -1,13 +1,23 @@
-"""The settings of a criterion's terms, as one call has them."""
+"""The settings of a criterion's terms, as one call has them.
 
+A setting has a name: ``margin`` is that of every term that has one, ``cosface.margin`` that of one
+term, whatever is said of all.
+"""
+
+import math
 from collections.abc import Mapping
+from typing import cast
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 from tammes.compose import Batch, Loss, Setting, Term
-from tammes.schedules import Schedule
+from tammes.schedules import LambdaAnnealing, LambdaDecay, Schedule, WarmUp
 from tammes.steady import Steady
+from tammes.values import is_number, seen
+
+Place = tuple[str, str]
+"""A term and one of its settings, by name."""
 
 
 class Settings(Steady):
@@ -67,16 +77,25 @@ class Settings(Steady):
         return any(term.definition.on != "features" for _, term in self.named.values())
 
     def check_schedule(self, key: str, schedule: Schedule, num_classes: int) -> None:
-        """Refuse a schedule of what is no setting, no number, fixed, or one value per class."""
-        if key not in self.names() | {"class_weights"}:
+        """Refuse a schedule of what is no setting, no number, fixed, or one value per class.
+
+        Its values are held to what the terms ask: where it is now and, if that is known, where it
+        ends. What is between is looked at by the calls.
+        """
+        places = self.places(key)
+        if not places and key != "class_weights":
             raise ValueError(f"Criterion.schedule expects a setting of {self.loss!r}, got {key!r}")
-        if key not in self.names(numbers=True) | {"class_weights"}:
-            raise ValueError(f"Criterion.schedule expects a setting that is a number, got {key!r}")
-        for _, term in self.named.values():
-            if key in term.definition.fixed or isinstance(term.settings.get(key), tuple):
+        for name, own in places:
+            _, term = self.named[name]
+            value = self.arguments[name][own]
+            if not is_number(value) and not isinstance(value, tuple):
+                raise ValueError(
+                    f"Criterion.schedule expects a setting that is a number, got {key!r}"
+                )
+            if own in term.definition.fixed or isinstance(term.settings.get(own), tuple):
                 raise ValueError(
                     f"a schedule expects a setting that is one number and free to change, "
-                    f"got {key} of {term!r}"
+                    f"got {own} of {term!r}"
                 )
         if not isinstance(schedule, Schedule):
             raise TypeError(f"Criterion.schedule expects a Schedule for {key}, got {schedule!r}")
@@ -86,15 +105,30 @@ class Settings(Steady):
                 f"Criterion.schedule expects {key} of shape {shape}, "
                 f"got {tuple(schedule.value.shape)}"
             )
+        values = [schedule.value]
+        if isinstance(schedule, (LambdaAnnealing, LambdaDecay, WarmUp)):
+            end = schedule.at(schedule.steps.new_tensor(math.inf, dtype=torch.get_default_dtype()))
+            values += [end] if bool(end.isfinite()) else []
+        for name, own in places:
+            self.named[name][1].check(**{own: torch.stack(values)})
 
-    def names(self, *, numbers: bool = False) -> set[str]:
-        """Every setting of every term, or only those that are numbers."""
+    def names(self) -> set[str]:
+        """Every setting of every term."""
+        return {key for own in self.arguments.values() for key in own}
+
+    def places(self, name: str) -> list[Place]:
+        """What a name stands for: a setting of every term that has it, or with a dot of one."""
+        term, dot, key = name.rpartition(".")
+        terms = [term] if dot else [*self.arguments]
+        return [(each, key) for each in terms if key in self.arguments.get(each, {})]
+
+    def _by_place(self, *changed: Mapping[str, Setting]) -> dict[Place, Setting]:
+        """What settings are changed to; what comes later counts, and in one what is of one term."""
         return {
-            key
-            for own in self.arguments.values()
-            for key, value in own.items()
-            if not numbers
-            or (isinstance(value, (int, float, tuple)) and not isinstance(value, bool))
+            place: some[name]
+            for some in changed
+            for name in sorted(some, key=lambda name: "." in name)
+            for place in self.places(name)
         }
 
     def per_class(self) -> set[str]:
@@ -102,48 +136,64 @@ class Settings(Steady):
         terms = [term for _, term in self.named.values()]
         return {key for term in terms for key, value in term.values if isinstance(value, tuple)}
 
-    def check(self, changed: Mapping[str, Setting], count: int) -> None:
-        """Refuse what a call changes and cannot.
+    def check(
+        self,
+        scheduled: Mapping[str, Setting],
+        changed: Mapping[str, Setting],
+        valid: Tensor,
+        *,
+        values: bool | None,
+    ) -> None:
+        """Refuse what a schedule or a call changes and cannot.
 
         Args:
-            changed: settings that are not what the terms say: a number, or one per example.
-            count: number of examples.
+            scheduled: settings that follow a schedule: a number.
+            changed: settings that are said at the call: a number, or one per example.
+            valid: which examples count, shape ``(N,)``.
+            values: whether values are held to what the terms ask: where nobody waits for it; with
+                ``True`` everywhere, with ``None`` nowhere.
         """
-        unknown = sorted(set(changed) - self.names())
+        unknown = sorted(name for name in changed if not self.places(name))
         if unknown:
             raise TypeError(
                 f"the criterion has no setting {', '.join(map(repr, unknown))}: "
                 f"its terms have {sorted(self.names())}"
             )
+        places = self._by_place(scheduled, changed)
         for name, (_, term) in self.named.items():
-            if not term.definition.fixed.isdisjoint(changed):
+            own = {key: value for (which, key), value in places.items() if which == name}
+            if not term.definition.fixed.isdisjoint(own):
                 raise TypeError(
                     f"{term.name} expects {', '.join(sorted(term.definition.fixed))} from the "
                     "beginning, got another at the call"
                 )
-            own = {key: changed[key] for key in self.arguments[name].keys() & changed.keys()}
-            plain = {
-                k: v for k, v in own.items() if k in term.settings and not isinstance(v, Tensor)
-            }
-            if plain:
-                # Held to what the builder of the term asks.
-                term.altered(**plain)
             for key, value in own.items():
-                _check_shape(key, value, count, term)
+                _check_shape(key, value, len(valid), term)
+            looked_at = {
+                key: value[valid.to(value.device)] if _is_rows(value) else value
+                for key, value in own.items()
+                if not isinstance(value, Tensor)
+                or values
+                or (values is not None and seen(value) and (seen(valid) or not value.ndim))
+            }
+            if looked_at:
+                term.check(**looked_at)
 
     def resolve(
-        self, batch: Batch, changed: Mapping[str, Setting]
+        self, batch: Batch, scheduled: Mapping[str, Setting], changed: Mapping[str, Setting]
     ) -> dict[str, dict[str, Setting]]:
         """Arguments of every term: numbers, or tensors of one value per example.
 
         Args:
             batch: the examples, whose labels choose among values per class.
-            changed: settings that are not what the terms say, as :meth:`check` lets them pass.
+            scheduled: settings that follow a schedule.
+            changed: settings that are said at the call, as :meth:`check` lets them pass.
         """
+        places = self._by_place(scheduled, changed)
         return {
             name: {
-                key: _on_batch(changed[key], batch)
-                if key in changed
+                key: _on_batch(places[name, key], batch)
+                if (name, key) in places
                 else self.get_buffer(f"{name}_{key}")[batch.labels]
                 if isinstance(value, tuple)
                 else value
@@ -151,6 +201,21 @@ class Settings(Steady):
             }
             for name, own in self.arguments.items()
         }
+
+
+def named_schedules(schedules: nn.ModuleDict) -> dict[str, Schedule]:
+    """Schedules by the name of their setting; those of one term are kept in a dictionary of it."""
+    found: dict[str, Schedule] = {}
+    for name, kept in schedules.items():
+        if isinstance(kept, nn.ModuleDict):
+            found |= {f"{name}.{key}": cast(Schedule, schedule) for key, schedule in kept.items()}
+        else:
+            found[name] = cast(Schedule, kept)
+    return found
+
+
+def _is_rows(value: Setting) -> bool:
+    return isinstance(value, Tensor) and value.ndim > 0
 
 
 def _check_shape(key: str, value: Setting, count: int, term: Term) -> None:

@@ -1,9 +1,11 @@
 """Notice that nobody trains the prototypes: the commonest mistake with losses that have weights."""
 
+import gc
 import warnings
 
 import torch
 from torch import Tensor
+from torch.optim import Optimizer
 from torch.optim.optimizer import register_optimizer_step_post_hook
 
 _steps_taken = 0
@@ -15,11 +17,26 @@ def _count_step(*_: object) -> None:
     _steps_taken += 1
 
 
+def _held(prototypes: Tensor) -> bool:
+    """Whether there is an optimizer that holds the prototypes, also one that has not stepped yet.
+
+    It goes through every object there is, and so is asked once, before a warning.
+    """
+    return any(
+        parameter is prototypes
+        for one in gc.get_objects()
+        if issubclass(type(one), Optimizer)
+        for group in one.param_groups
+        for parameter in group["params"]
+    )
+
+
 class UpdateWatch:
     """Warns once when optimizers keep stepping and the prototypes never change.
 
     A parameter counts its changes in a version number, and torch tells of every optimizer's step.
-    So accumulating gradients over many calls, without a step, is not mistaken for neglect.
+    So accumulating gradients over many calls, without a step, is not mistaken for neglect. Nor is
+    an optimizer that holds the prototypes and steps more seldom than others.
     """
 
     patience = 3
@@ -54,8 +71,9 @@ class UpdateWatch:
             self.idle += 1
             if self.idle >= self.patience:
                 self.done = True
-                # An optimizer may have written past the version number.
-                if self.sample is not None and bool((prototypes[:1] == self.sample).all()):
+                # An optimizer may have written past the version number, or its turn is to come.
+                unchanged = self.sample is not None and (prototypes[:1] == self.sample).all()
+                if not _held(prototypes) and bool(unchanged):
                     warnings.warn(
                         f"the prototypes did not change in {self.idle} steps of an optimizer: "
                         "does it hold criterion.parameters()? "

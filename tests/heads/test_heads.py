@@ -113,7 +113,18 @@ def test_the_gradient_of_a_learnable_scale_is_formula_7_4(implementation):
     score = split.scale * split.target
     miss = torch.sigmoid(split.others - score)
     expected = (miss * (split.expected - score)).mean()
-    assert_close(head.log_scale.grad, expected.detach())
+    assert_close(head.log_scale.grad, expected.detach().view(1))
+
+
+@pytest.mark.parametrize("assign", [True, False])
+def test_a_learned_scale_is_loaded_with_a_dimension_or_without(assign):
+    head = tammes.CosineHead(4, 6, scale="learnable")
+    for older in (torch.tensor(0.5), torch.tensor([0.5])):
+        head.load_state_dict({**head.state_dict(), "log_scale": older}, assign=assign)
+        assert head.log_scale.shape == (1,)
+        assert_close(head.scale, torch.tensor(0.5).exp())
+    with pytest.raises(RuntimeError, match="size mismatch for log_scale"):
+        head.load_state_dict({**head.state_dict(), "log_scale": torch.zeros(2)})
 
 
 # --------------------------------------------------------------------- classes come and go
@@ -191,6 +202,79 @@ def test_an_optimizer_goes_on_as_if_the_classes_had_always_been_there(optimizer)
     train(torch.tensor([0, 1, 4, 4]))
     assert not torch.equal(head.weight, before)
     assert len(opt.state) == 2
+
+
+OPTIMIZERS = {
+    "sgd": lambda p: torch.optim.SGD(p, lr=0.01, momentum=0.9),
+    "adam": lambda p: torch.optim.Adam(p, lr=0.01),
+    "amsgrad": lambda p: torch.optim.Adam(p, lr=0.01, amsgrad=True),
+    "maximize": lambda p: torch.optim.Adam(p, lr=0.01, maximize=True),
+    "adamw": lambda p: torch.optim.AdamW(p, lr=0.01, weight_decay=0.0),
+    "nadam": lambda p: torch.optim.NAdam(p, lr=0.01),
+    "radam": lambda p: torch.optim.RAdam(p, lr=0.01),
+    "adamax": lambda p: torch.optim.Adamax(p, lr=0.01),
+    "adagrad": lambda p: torch.optim.Adagrad(p, lr=0.01, initial_accumulator_value=0.5),
+    "adadelta": lambda p: torch.optim.Adadelta(p, lr=1.0),
+    "rmsprop": lambda p: torch.optim.RMSprop(p, lr=0.01, centered=True),
+    "rprop": lambda p: torch.optim.Rprop(p, lr=0.01),
+    "asgd": lambda p: torch.optim.ASGD(p, lr=0.01, t0=0.0),
+}
+
+
+def moves(parameter, optimizer, gradients):
+    """How far each row goes in each step."""
+    found = []
+    for gradient in gradients:
+        before = parameter.detach().clone()
+        parameter.grad = gradient.expand_as(parameter).clone()
+        optimizer.step()
+        found.append((parameter.detach() - before).abs().amax(1))
+    return torch.stack(found)
+
+
+@pytest.mark.parametrize("small", [1.0, 0.3, 1e-3], ids=["alike", "smaller", "converged"])
+@pytest.mark.parametrize("name", OPTIMIZERS)
+def test_new_classes_first_move_no_further_than_those_of_a_new_head(name, small):
+    head = tammes.CosineHead(6, 5)
+    optimizer = OPTIMIZERS[name](head.parameters())
+    # Gradients of old classes, small in the end.
+    moves(head.weight, optimizer, small * torch.ones(1500, 1, 1))
+    head.add_classes(2, optimizer=optimizer)
+    new = head.weight.detach()[5:].clone()
+    later = torch.tensor([0.3, 0.2, -0.3, 0.1, 0.3, 0.2, 0.3, -0.1, 0.3, 0.3]).view(-1, 1, 1)
+    found = moves(head.weight, optimizer, later)[:, 5:]
+    fresh_weight = nn.Parameter(new)
+    fresh = moves(fresh_weight, OPTIMIZERS[name]([fresh_weight]), later)
+    if name == "radam":
+        # A new one first goes by the gradient itself, and later as Adam does.
+        fresh = torch.full_like(fresh, 0.01)
+    assert (found[0] <= 1.05 * fresh[0]).all()
+    assert found.max() <= 1.05 * fresh.max()
+    if small < 0.3 and name not in ("adadelta", "rmsprop", "asgd", "nadam", "radam"):
+        assert_close(found[0], fresh[0], rtol=0.01, atol=0)
+    if small < 0.3 and name in ("nadam", "radam"):
+        # They count the steps in ways of their own.
+        assert (found[0] > 0.7 * fresh[0]).all()
+    if name == "asgd":
+        assert_close(optimizer.state[head.weight]["ax"][5:], new, rtol=0, atol=0.05)
+
+
+def test_a_gradient_that_is_not_there_yet_is_waited_for_and_others_are_not_touched():
+    head = tammes.CosineHead(6, 5)
+    optimizer = torch.optim.Adam(head.parameters(), lr=0.01)
+    moves(head.weight, optimizer, torch.ones(100, 1, 1))
+    head.add_classes(2, optimizer=optimizer)
+    optimizer.zero_grad()
+    optimizer.step()
+    twin = copy.deepcopy(optimizer.state[head.weight])
+    found = moves(head.weight, optimizer, torch.full((1, 1, 1), 5.0))[0]
+    assert_close(found[5:], torch.full((2,), 0.01), rtol=0.05, atol=0)
+    assert_close(optimizer.state[head.weight]["exp_avg"][:5], 0.9 * twin["exp_avg"][:5] + 0.5)
+    # Only the first gradient counts as if it had always been there.
+    moves(head.weight, optimizer, torch.zeros(1, 1, 1))
+    assert_close(
+        optimizer.state[head.weight]["exp_avg"][5:], torch.full((2, 6), 4.5 * (1 - 0.9**101))
+    )
 
 
 def test_state_with_one_number_per_class_is_carried_too():

@@ -325,7 +325,10 @@ def compare_with_plain(head, loss, **settings):
         if gradient is None:
             assert parameter.grad is None or not parameter.grad.to_dense().any()
             continue
-        if name != "log_scale":
+        if name == "log_scale":
+            # One number, of which only a plain head's has a dimension.
+            gradient = gradient.view(())
+        else:
             place = torch.arange(len(index)).repeat_interleave(counts)
             gradient = torch.zeros_like(parameter).index_add_(0, index[place], gradient)
         assert_close(parameter.grad.to_dense(), gradient, rtol=1e-9, atol=1e-12)

@@ -13,6 +13,7 @@ import tammes
 from tammes.heads.exchange import bounds
 from tammes.kernels.problem import Problem
 from tammes.ranks import Ranks
+from tammes.shards import Shards
 
 KINDS = {
     "cosine": (tammes.CosineHead, {"scale": 8.0}),
@@ -230,7 +231,7 @@ def rows_of_split(group, name, rows, averaged, implementation):
     factor = 1 / size if averaged else 1
     for key, parameter in head.named_parameters():
         whole = factor * plain.get_parameter(key).grad
-        mine = whole[head.start : head.stop] if whole.ndim else whole
+        mine = whole.view(()) if key == "log_scale" else whole[head.start : head.stop]
         assert_close(parameter.grad, mine, msg=key)
 
 
@@ -242,6 +243,37 @@ def test_a_split_and_its_gradient_are_those_of_a_plain_head_for_any_batches(
 ):
     everywhere(3, rows_of_split, name, [5, 0, 2], averaged, implementation)
     everywhere(2, rows_of_split, name, [2, 2], averaged, implementation)
+
+
+def weights_after_new_classes(group):
+    """Prototypes of a head that gets classes between steps of Adam, and their second moments."""
+    head = tammes.ShardedHead(tammes.CosineHead, 5, CLASSES, group=group).double()
+    optimizer = torch.optim.Adam(head.parameters(), lr=0.01)
+    with torch.no_grad():
+        head.weight.fill_(1.0)
+
+    def step(size):
+        whole = size * (1 + torch.arange(head.num_classes * 5.0).view(-1, 5).sin().abs())
+        head.weight.grad = whole[head.start : head.stop].double()
+        optimizer.step()
+
+    for _ in range(3):
+        step(0.1)
+    head.add_classes(4, from_features=torch.eye(5)[:4], optimizer=optimizer)
+    step(2.0)
+    step(0.5)
+    shards = Shards.of(head)
+    state = optimizer.state[head.weight]
+    return [shards.whole(rows).detach() for rows in (head.weight, state["exp_avg_sq"])]
+
+
+def test_new_classes_start_in_an_optimizer_as_they_do_on_one_rank():
+    expected = weights_after_new_classes(None)
+    assert len(expected[0]) == CLASSES + 4
+    # From far below: started at zero, this would be a thousandth of the squared gradient.
+    assert (expected[1][CLASSES:] > 0.01).all()
+    for found in everywhere(3, weights_after_new_classes):
+        assert_close(found, expected)
 
 
 def split_refused(group):

@@ -1,9 +1,12 @@
 """On two ranks every metric gives what one process gives for all examples."""
 
+import warnings
+
 import pytest
 import torch
 import torch.distributed as dist
 import torch.multiprocessing as mp
+from rank_pool import everywhere
 from torch.testing import assert_close
 
 from tammes import metrics
@@ -118,6 +121,34 @@ def test_each_rank_goes_on_from_its_own_part(ranks):
         own = torch.bincount(labels[rows], minlength=CLASSES)
         for counts in ranks[rank][1].values():
             assert torch.equal(counts, own)
+
+
+def measure_on_some(group, rows):
+    """Neural collapse where only one rank is given examples, and then with other prototypes."""
+    features, labels, prototypes, _ = data()
+    metric = metrics.NeuralCollapse(CLASSES, SIZE, process_group=group)
+    found = []
+    for factor in rows:
+        if dist.get_rank(group) == 1:
+            metric.update(features, labels, prototypes=factor * prototypes)
+        with warnings.catch_warnings():
+            # torchmetrics says that a metric has had no update.
+            warnings.simplefilter("ignore")
+            found.append(flat(metric.compute()))
+        metric.reset()
+    return found
+
+
+def test_a_rank_without_examples_has_all_signs_of_collapse_too():
+    features, labels, prototypes, _ = data()
+    factors = [torch.ones(CLASSES, 1), torch.arange(1.0, CLASSES + 1)[:, None]]
+    expected = [
+        flat(F.neural_collapse(features, labels, prototypes=factor * prototypes))
+        for factor in factors
+    ]
+    assert "nc3" in expected[0]
+    for found in everywhere(3, measure_on_some, factors):
+        assert_close(found, expected)
 
 
 def test_one_process_agrees_with_the_functions(alone):

@@ -486,6 +486,30 @@ def test_discriminability_of_points_is_infinite():
     assert float(F.discriminability(points, torch.arange(3).repeat(2)).base.ratio) == math.inf
 
 
+@pytest.mark.parametrize("weighting", ["class", "pair"])
+@pytest.mark.parametrize("distinct", [True, False])
+@pytest.mark.parametrize("normalize", [True, False])
+def test_discriminability_of_points_anywhere_is_infinite(normalize, distinct, weighting):
+    options = {"normalize": normalize, "distinct": distinct, "weighting": weighting}
+    labels = torch.arange(CLASSES).repeat(331)
+    for seed in range(5):
+        points = normal(CLASSES, SIZE, seed=seed)
+        for dtype in (torch.double, torch.float):
+            base = F.discriminability(points[labels].to(dtype), labels, **options).base
+            assert base.intra == 0
+            assert base.ratio == math.inf
+        # A width that float64 can tell is measured.
+        wide = points[labels] + 1e-5 * normal(len(labels), SIZE, seed=seed)
+        values = F.discriminability(wide, labels, **options).base
+        plain = torch.nn.functional.normalize(wide) if normalize else wide
+        means = torch.stack([plain[labels == c].mean(0) for c in range(CLASSES)])
+        expected = (plain - means[labels]).square().sum(1).mean()
+        assert_close(values.intra, expected * (331 / 330 if distinct else 1), rtol=1e-3, atol=0)
+    with pytest.warns(UserWarning, match="undefined"):
+        one = F.discriminability(points[:1].expand(len(labels), SIZE), labels, **options).base
+    assert one.ratio.isnan()
+
+
 def test_examples_labelled_minus_100_count_for_nothing(cosine, features, labels):
     ignored = labels.clone()
     ignored[::3] = -100

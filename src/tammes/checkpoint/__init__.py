@@ -27,6 +27,7 @@ from tammes.checkpoint.content import (
     optimizer_state,
     ranks_of,
     restore_optimizer,
+    same_shape,
     spread,
     state_of,
     wanted_of,
@@ -63,6 +64,8 @@ __all__ = ["CheckpointError", "divide", "export", "load", "save"]
 
 _Path = str | PathLike[str]
 _OF_A_HEAD = ("weight", "bias", "log_scale")
+_ROWS = ("head.weight", "head.bias")
+"""Of these every part has the rows of its classes; all else is in the first."""
 _HEAD = "tammes_head"
 """Under which name a single file says what head it is of."""
 
@@ -284,7 +287,7 @@ def divide(file: _Path, folder: _Path, *, parts: int = 1) -> None:
             offsets = {}
             for name, stored in tensors.items():
                 first, shape = 0, stored.shape
-                if shape:
+                if name in _ROWS:
                     first, shape = start, (stop - start, *shape[1:])
                 elif number:
                     continue
@@ -319,8 +322,8 @@ def _only_head(file: Path) -> tuple[dict[str, Stored], dict[str, Any]]:
     if weight is None or len(weight.shape) != 2:
         raise CheckpointError(f"{file}: no prototypes of shape (C, D) are in it under 'weight'")
     classes, size = weight.shape
-    for name, shape in (("bias", (classes,)), ("log_scale", ())):
-        if name in found and found[name].shape != shape:
+    for name, shape in (("bias", (classes,)), ("log_scale", (1,))):
+        if name in found and not same_shape(found[name].shape, shape):
             raise CheckpointError(f"{file}: {name} has shape {found[name].shape}, expected {shape}")
     for name, stored in found.items():
         if not DTYPES[stored.dtype].is_floating_point:

@@ -14,7 +14,9 @@ from tammes.criterion import Criterion
 from tammes.heads.exchange import row_states
 from tammes.heads.head import Head
 from tammes.heads.sharded import ShardedHead
+from tammes.heads.surgery import OF_ALL_ROWS
 from tammes.ranks import Ranks
+from tammes.settings import named_schedules
 from tammes.similarity import Cosine
 
 _LONG = 16
@@ -78,7 +80,9 @@ def describe_loss(criterion: Criterion) -> dict[str, Any]:
             known[name]["within"] = repr(term.within)
     if criterion.class_weights is not None:
         known["class_weights"] = {"values": _short(tuple(criterion.class_weights.tolist()))}
-    known["schedules"] = {key: repr(value) for key, value in criterion.schedules.items()}
+    known["schedules"] = {
+        key: repr(value) for key, value in named_schedules(criterion.schedules).items()
+    }
     return known
 
 
@@ -137,10 +141,20 @@ def wanted_of(folder: object, index: Index, module: Criterion | Head) -> list[st
         if stored is None:
             raise CheckpointError(f"{folder}: {name} is not in it")
         shape = (head.num_classes, *tensor.shape[1:]) if name in rows else tuple(tensor.shape)
-        if stored.shape != shape:
+        if not same_shape(stored.shape, shape):
             raise CheckpointError(f"{folder}: {name} has shape {stored.shape}, expected {shape}")
         wanted.append(name)
     return wanted
+
+
+def same_shape(stored: tuple[int, ...], wanted: tuple[int, ...]) -> bool:
+    """Whether a tensor that was stored fits; a single number may be stored with dimensions or not.
+
+    Example:
+        >>> same_shape((), (1,)), same_shape((2,), (1,))
+        (True, False)
+    """
+    return stored == wanted or {stored, wanted} == {(), (1,)}
 
 
 def optimizer_state(
@@ -233,12 +247,15 @@ def restore_optimizer(
     states = {int(number): put_together(s, tensors) for number, s in saved["state"].items()}
     flat = [parameter for group in optimizer.param_groups for parameter in group["params"]]
     for number, state in states.items():
-        states[number] = {key: _like(value, flat[number]) for key, value in state.items()}
+        states[number] = {key: _like(key, value, flat[number]) for key, value in state.items()}
     optimizer.load_state_dict({"state": states, "param_groups": groups})
 
 
-def _like(value: Any, parameter: Tensor) -> Any:
+def _like(key: str, value: Any, parameter: Tensor) -> Any:
     """A value of a parameter's shape, spread over ranks as ``fully_shard`` has spread that."""
+    if isinstance(value, Tensor) and key not in OF_ALL_ROWS:
+        shape = tuple(parameter.shape)
+        value = value.reshape(shape) if same_shape(tuple(value.shape), shape) else value
     spread_out = getattr(parameter, "placements", None)
     if spread_out is None or not isinstance(value, Tensor) or value.shape != parameter.shape:
         return value

@@ -66,12 +66,6 @@ def marked(ranks: Ranks, here: Tensor, start: int, rows: int) -> Tensor:
     return ranks.sum(every.long()) > 0
 
 
-def mean(ranks: Ranks, values: Tensor) -> Tensor:
-    """Mean of the values of all ranks, which may have different numbers of them."""
-    total, count = ranks.sum(torch.stack([values.sum(), values.new_tensor(len(values))]))
-    return total / count
-
-
 def move_rows(
     ranks: Ranks, rows: Tensor, start: int, sources: Tensor, first: int, last: int
 ) -> Tensor:
@@ -108,6 +102,12 @@ def move_rows(
         if low < high:
             result[low - first : high - first] = block[low - begin : high - begin]
     return result.view(-1).view(rows.dtype).view(last - first, *shape)
+
+
+def mean_row(ranks: Ranks, rows: Tensor) -> Tensor:
+    """Mean of the rows of all ranks, which may have different numbers of them."""
+    total = ranks.sum(torch.cat([rows.sum(0).flatten(), rows.new_tensor([len(rows)])]))
+    return (total[:-1] / total[-1]).view(rows.shape[1:])
 
 
 def row_states(

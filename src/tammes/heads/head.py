@@ -2,7 +2,7 @@
 
 import math
 from collections.abc import Iterable, Sequence
-from typing import Literal
+from typing import Any, Literal
 
 import torch
 from torch import Tensor, nn
@@ -41,6 +41,8 @@ class Head(nn.Module):
     weight: Tensor
     bias: Tensor | None
     log_scale: nn.Parameter | None
+    _scale_shape: tuple[int, ...] = (1,)
+    """Shape of a learned scale: ``fully_shard`` refuses a parameter without dimensions."""
 
     def __init__(
         self,
@@ -74,7 +76,7 @@ class Head(nn.Module):
             start = (
                 math.sqrt(2) * math.log(max(num_classes - 1, 2)) if similarity.is_cosine else 1.0
             )
-            self.log_scale = nn.Parameter(torch.tensor(math.log(start)))
+            self.log_scale = nn.Parameter(torch.full(self._scale_shape, math.log(start)))
         else:
             self.scale = scale
 
@@ -91,7 +93,7 @@ class Head(nn.Module):
     @property
     def scale(self) -> Tensor | float:
         """What similarities are multiplied with: a number, or a tensor where it is learned."""
-        return self._scale if self.log_scale is None else self.log_scale.exp()
+        return self._scale if self.log_scale is None else self.log_scale.exp().reshape(())
 
     @scale.setter
     def scale(self, value: float) -> None:
@@ -261,6 +263,15 @@ class Head(nn.Module):
                 setattr(self, name, new)
             else:
                 setattr(self, name, values)
+
+    def _load_from_state_dict(
+        self, state_dict: dict[str, Any], prefix: str, *args: Any, **kwargs: Any
+    ) -> None:
+        given, own = state_dict.get(prefix + "log_scale"), self.log_scale
+        if isinstance(given, Tensor) and own is not None and given.shape in ((), (1,)):
+            # A sharded head has it without dimensions, and so have older state dicts.
+            state_dict[prefix + "log_scale"] = given.reshape(own.shape)
+        super()._load_from_state_dict(state_dict, prefix, *args, **kwargs)
 
     def extra_repr(self) -> str:
         """Sizes, scale and bias."""

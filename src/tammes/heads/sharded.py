@@ -8,10 +8,18 @@ from torch import Tensor, nn
 
 from tammes.checks import check_sizes
 from tammes.heads.drawing import KINDS, Kind, draw, draw_from
-from tammes.heads.exchange import bounds, checksum, marked, mean, move_rows, row_states, shared_seed
+from tammes.heads.exchange import (
+    bounds,
+    checksum,
+    marked,
+    mean_row,
+    move_rows,
+    row_states,
+    shared_seed,
+)
 from tammes.heads.head import Head
 from tammes.heads.sampled import Sampler, sample_size
-from tammes.heads.surgery import find
+from tammes.heads.surgery import find, put_in_place, starting_state
 from tammes.kernels import Implementation
 from tammes.kernels.problem import Problem, Share, unmasked
 from tammes.kernels.reference import score_matrix
@@ -79,6 +87,8 @@ class ShardedHead(Head):
     """
 
     place: Tensor
+    # What has dimensions here is spread over the ranks; all of them have the same scale.
+    _scale_shape = ()
 
     def __init__(
         self,
@@ -362,6 +372,7 @@ class ShardedHead(Head):
         total = len(keep) + len(rows)
         start, stop = bounds(total, self._size, self.ranks.rank)
         new = slice(max(start - len(keep), 0), max(stop - len(keep), 0))
+        own_new = new.stop - new.start
 
         def follow(values: Tensor, fresh: Tensor) -> Tensor:
             first, last = min(start, len(keep)), min(stop, len(keep))
@@ -371,7 +382,7 @@ class ShardedHead(Head):
         fresh = {"weight": rows}
         if self.bias is not None:
             bias = self.bias.detach()
-            fresh["bias"] = mean(self.ranks, bias[bias != -torch.inf]).expand(len(rows))
+            fresh["bias"] = mean_row(self.ranks, bias[bias != -torch.inf]).expand(len(rows))
         held = {n: getattr(self, n) for n in fresh if getattr(self, n).requires_grad}
         states: dict[str, dict[str, Tensor]] = {}
         if optimizer is not None:
@@ -381,13 +392,12 @@ class ShardedHead(Head):
             parameter = nn.Parameter(follow(old, values), requires_grad=old.requires_grad)
             if name in states:
                 assert optimizer is not None
-                params, place = find(optimizer, old)
-                zeros = torch.zeros_like(values)
-                moved = {key: follow(value, zeros) for key, value in states[name].items()}
-                params[place] = parameter
-                state = optimizer.state.pop(old, None)
-                if state is not None or moved:
-                    optimizer.state[parameter] = {**(state or {}), **moved}
+                group, _ = find(optimizer, old)
+                moved = {}
+                for key, value in states[name].items():
+                    mean = mean_row(self.ranks, value)
+                    moved[key] = follow(value, starting_state(key, group, values, mean))
+                put_in_place(optimizer, old, parameter, moved, len(parameter) - own_new)
             setattr(self, name, parameter)
         self._settle(total, start, stop)
 

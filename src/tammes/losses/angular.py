@@ -102,16 +102,14 @@ def _whole_multiple(cosine: Tensor, m: int) -> Tensor:
 def _check(
     extension: str = "monotone",
     gradient: str = "exact",
-    m1: Setting = 1.0,
-    m2: Setting = 0.0,
+    m1: float = 1.0,
+    m2: float = 0.0,
     **_: Setting,
 ) -> None:
-    for value in m1 if isinstance(m1, tuple) else (m1,):
-        if value <= 0:
-            raise ValueError(f"a margin expects m1 above 0, got {value}")
-    for value in m2 if isinstance(m2, tuple) else (m2,):
-        if abs(value) > math.pi:
-            raise ValueError(f"a margin expects radians, at most pi either way, got {value}")
+    if m1 <= 0:
+        raise ValueError(f"a margin expects m1 above 0, got {m1}")
+    if abs(m2) > math.pi:
+        raise ValueError(f"a margin expects radians, at most pi either way, got {m2}")
     if extension not in ("monotone", "linear"):
         raise ValueError(f"a margin expects extension 'monotone' or 'linear', got {extension!r}")
     if gradient not in ("exact", "detached"):
@@ -175,7 +173,7 @@ def cosface(split: Split, *, margin: Setting = 0.35) -> Tensor:
     return softplus(split.others - split.scale * (split.target - margin))
 
 
-def _check_arcface(margin: Setting, **others: Setting) -> None:
+def _check_arcface(margin: float, **others: Setting) -> None:
     _check(m2=margin, **others)
 
 
@@ -262,11 +260,10 @@ def _multiplied_angle(split: Split, margin: Setting, blend: Setting, gradient: s
     return softplus(split.others - score)
 
 
-def _check_multiple(margin: Setting, blend: Setting, gradient: str = "exact", **_: Setting) -> None:
-    for value in margin if isinstance(margin, tuple) else (margin,):
-        if value < 1:
-            raise ValueError(f"a multiplicative margin is expected to be 1 or more, got {value}")
-    if not isinstance(blend, tuple) and blend < 0:
+def _check_multiple(margin: float, blend: float, gradient: str) -> None:
+    if margin < 1:
+        raise ValueError(f"a multiplicative margin is expected to be 1 or more, got {margin}")
+    if blend < 0:
         raise ValueError(f"blend is expected to be 0 or more, got {blend}")
     _check(gradient=gradient)
 

@@ -110,7 +110,7 @@ def crammer_singer(split: Split, *, margin: Setting = 1.0) -> Tensor:
 
 
 def _check_focal(gamma: float, **_: Setting) -> None:
-    if not isinstance(gamma, tuple) and gamma < 0:
+    if gamma < 0:
         raise ValueError(f"focal expects gamma of 0 or more, got {gamma}")
 
 

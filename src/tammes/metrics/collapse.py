@@ -1,5 +1,6 @@
 """Streaming neural collapse: class sums and one scatter matrix."""
 
+from collections.abc import Callable
 from functools import reduce
 from typing import Any
 
@@ -16,7 +17,7 @@ from tammes.metrics.functional.collapse import (
     no_collapse_sums,
 )
 from tammes.metrics.functional.inputs import as_prototypes
-from tammes.metrics.streaming import Metric, writable
+from tammes.metrics.streaming import Metric, gather_all_tensors, writable
 
 
 class NeuralCollapse(Metric):
@@ -76,6 +77,7 @@ class NeuralCollapse(Metric):
         self.means = None if means is None else means.detach()
         # Every rank has the same prototypes: they are no state that could be summed.
         self._prototypes: Tensor | None = None
+        self._theirs: Tensor | None = None
         for name, value in no_collapse_sums(num_classes, embedding_size)._asdict().items():
             self.add_state(name, value, dist_reduce_fx=None)
         self.add_state("differ", torch.tensor(0), dist_reduce_fx="sum")
@@ -116,7 +118,8 @@ class NeuralCollapse(Metric):
     def compute(self) -> NeuralCollapseResult:
         """The measure of all examples since the last reset, of all ranks."""
         nc4 = self.differ.double() / self.judged if bool(self.judged) else None
-        return finish_collapse("NeuralCollapse", self._merged(), self._prototypes, nc4)
+        prototypes = self._theirs if self._prototypes is None else self._prototypes
+        return finish_collapse("NeuralCollapse", self._merged(), prototypes, nc4)
 
     def class_means(self) -> Tensor:
         """Mean of each class over all ranks, NaN where it has no example, shape ``(C, D)``."""
@@ -134,7 +137,20 @@ class NeuralCollapse(Metric):
     def reset(self) -> None:
         """Forget all examples and the prototypes."""
         super().reset()
-        self._prototypes = None
+        self._prototypes = self._theirs = None
+
+    def _sync_dist(
+        self, dist_sync_fn: Callable[..., Any] = gather_all_tensors, process_group: Any = None
+    ) -> None:
+        super()._sync_dist(dist_sync_fn, process_group)
+        # A rank without any example was not told the prototypes: the others tell it.
+        group = process_group or self.process_group
+        own, self._theirs = self._prototypes, None
+        rows = self.sums.new_empty(0, self.sums.shape[-1]) if own is None else own
+        rows = rows.to(self.sums)
+        counts = dist_sync_fn(torch.tensor(len(rows), device=rows.device), group=group)
+        if len({int(count) for count in counts}) > 1:
+            self._theirs = next(some for some in dist_sync_fn(rows, group=group) if len(some))
 
     def _merged(self) -> CollapseSums:
         """The sums of this rank, or of all of them where their states lie stacked."""

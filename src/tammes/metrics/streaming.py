@@ -11,13 +11,25 @@ from tammes.optional import require
 if TYPE_CHECKING:
     from torchmetrics import Metric
     from torchmetrics.classification import BinaryCalibrationError
+    from torchmetrics.utilities.distributed import gather_all_tensors
 else:
     Metric = require("torchmetrics", extra="metrics").Metric
     BinaryCalibrationError = require(
         "torchmetrics.classification", extra="metrics"
     ).BinaryCalibrationError
+    gather_all_tensors = require(
+        "torchmetrics.utilities.distributed", extra="metrics"
+    ).gather_all_tensors
 
-__all__ = ["BinaryCalibrationError", "Metric", "fold", "held", "hold", "writable"]
+__all__ = [
+    "BinaryCalibrationError",
+    "Metric",
+    "fold",
+    "gather_all_tensors",
+    "held",
+    "hold",
+    "writable",
+]
 
 _COMBINE: dict[str, Callable[[Tensor, Tensor], Tensor]] = {
     "sum": torch.add,

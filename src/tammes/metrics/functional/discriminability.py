@@ -19,7 +19,8 @@ class DiscriminabilityValues(NamedTuple):
     Attributes:
         intra: half the mean squared distance of two examples of one class.
         inter: half the mean squared distance of two examples of different classes.
-        ratio: inter over intra, the discriminability phi; infinite where classes are points.
+        ratio: inter over intra, the discriminability phi; infinite where classes are points, as far
+            as float64 can tell: up to a relative width of 2e-16 times the number of examples.
     """
 
     intra: Tensor
@@ -176,7 +177,10 @@ def _distances(
     counts = sums.counts.double()
     means = sums.sums / counts[:, None]
     squares = sums.squares / counts
-    within = (squares - means.square().sum(1)).clamp_min(0.0)
+    # What rounding can leave of a difference of sums over that many is nothing: equal points.
+    rounding = counts * torch.finfo(counts.dtype).eps * squares
+    within = squares - means.square().sum(1)
+    within = torch.where(within <= rounding, 0.0, within)
 
     weights = counts if weighting == "pair" else torch.ones_like(counts)
     pairs = weights.square()
@@ -191,7 +195,8 @@ def _distances(
     # Over all ordered pairs of different classes, as a square of sums less the sum of squares.
     between = (weights * squares * (total - weights)).sum()
     between = between - (weighted.sum(0).square().sum() - weighted.square().sum())
-    inter = (between / (total.square() - weights.square().sum())).clamp_min(0.0)
+    inter = between / (total.square() - weights.square().sum())
+    inter = torch.where(inter <= rounding.sum(), 0.0, inter)
     ratio = inter / intra
     if not bool(torch.stack([intra, inter, ratio]).isnan().any()):
         return DiscriminabilityValues(intra, inter, ratio)
