@@ -1,0 +1,564 @@
+"""Independent reference: every loss from its formula, on all N x C scores, by autograd.
+
+Nothing of the library is imported. Rows that are ignored and classes that are masked are removed
+before anything is computed, so that neither can have an influence. The formulas are those of the
+papers with the conventions of the library: a vector of length zero has no direction and is at a
+right angle to everything, and an angle of 0 or pi has gradient zero.
+"""
+
+import math
+from typing import Any, NamedTuple
+
+import torch
+from torch import Tensor
+from torch.nn.functional import logsigmoid
+
+FLAT = 1e-12
+"""Half a squared distance of unit vectors below which an angle has gradient zero."""
+SHORT = 1e-12
+"""Length below which a vector has no direction."""
+
+
+class View(NamedTuple):
+    """What a term is evaluated on: the examples that count and the classes that are not masked.
+
+    Attributes:
+        features: shape ``(n, D)``.
+        own: prototype of each example's class, shape ``(n, D)``.
+        labels: class of each example among those that are not masked, shape ``(n,)``.
+        classes: class of each example among all, shape ``(n,)``.
+        similarity: shape ``(n, C)``.
+        cosines: shape ``(n, C)``.
+        scale: a scalar.
+        length: factor of the cosine in the similarity to the own class, shape ``(n,)``.
+        prototypes: of all classes, shape ``(C, D)``.
+    """
+
+    features: Tensor
+    own: Tensor
+    labels: Tensor
+    classes: Tensor
+    similarity: Tensor
+    cosines: Tensor
+    scale: Tensor
+    length: Tensor
+    prototypes: Tensor
+
+    @property
+    def target(self):
+        return self.similarity.gather(1, self.labels[:, None])[:, 0]
+
+    @property
+    def score(self):
+        return self.scale * self.target
+
+    @property
+    def rest(self):
+        """Scores of the other classes, shape ``(n, C - 1)``."""
+        return self.scale * _without(self.similarity, self.labels)
+
+    @property
+    def others(self):
+        return self.rest.logsumexp(1)
+
+    @property
+    def hardest(self):
+        return self.rest.max(1).values
+
+    @property
+    def theta(self):
+        return angle(self.features, self.own)
+
+
+def _without(matrix, labels):
+    """The columns of the other classes, shape ``(n, C - 1)``."""
+    rows, columns = matrix.shape
+    other = torch.arange(columns)[None] != labels[:, None]
+    return matrix[other].reshape(rows, columns - 1)
+
+
+def norm(vectors):
+    return torch.linalg.vector_norm(vectors, dim=-1)
+
+
+def unit(vectors):
+    length = norm(vectors)[..., None]
+    there = length > SHORT
+    return torch.where(there, vectors / torch.where(there, length, 1.0), 0.0)
+
+
+def angle(left, right):
+    """Angle of paired rows, formula K4."""
+    left_unit, right_unit = unit(left), unit(right)
+    apart, together = norm(left_unit - right_unit), norm(left_unit + right_unit)
+    theta = 2 * torch.atan2(apart, together)
+    flat = (apart.square() / 2 < FLAT) | (together.square() / 2 < FLAT)
+    theta = torch.where(flat, theta.detach(), theta)
+    return torch.where((norm(left) > SHORT) & (norm(right) > SHORT), theta, math.pi / 2)
+
+
+def softplus(value):
+    return -logsigmoid(-value)
+
+
+def cross_entropy(view, score):
+    """Loss of a target score against the other classes."""
+    return softplus(view.others - score)
+
+
+# ------------------------------------------------------------------------------ terms on scores
+
+
+def softmax(view, smoothing, margin):
+    score = view.scale * (view.target - margin)
+    scores = torch.cat([score[:, None], view.rest], 1)
+    logs = scores.log_softmax(1)
+    return -(1 - smoothing) * logs[:, 0] - smoothing * logs.mean(1)
+
+
+def hard_bias(view, margin):
+    return softplus(view.hardest - view.score + margin)
+
+
+def crammer_singer(view, margin):
+    return (view.hardest - view.score + margin).relu()
+
+
+def focal(view, gamma, margin):
+    excess = view.others - view.scale * (view.target - margin)
+    return torch.exp(gamma * logsigmoid(excess)) * softplus(excess)
+
+
+def hinge(view, margin):
+    over = view.rest - view.score[:, None] + _column(margin)
+    return over.relu().mean(1)
+
+
+def bce(view, average):
+    loss = softplus(-view.score) + softplus(view.rest).sum(1)
+    return loss / view.similarity.shape[1] if average else loss
+
+
+def large_margin_gaussian(view, margin, likelihood):
+    return cross_entropy(view, (1 + margin) * view.score) - likelihood * view.score
+
+
+def normface(view):
+    return cross_entropy(view, view.score)
+
+
+def cosface(view, margin):
+    return cross_entropy(view, view.scale * (view.target - margin))
+
+
+def ldam(view, counts, max_margin):
+    counts = torch.tensor(counts, dtype=view.similarity.dtype)
+    margin = max_margin * (counts.min() / counts[view.classes]) ** 0.25
+    return cosface(view, margin)
+
+
+def _bent(view, m1, m2, extension="monotone"):
+    """The continued cosine of ``m1 * theta + m2``."""
+    theta = view.theta
+    phi = m1 * theta + m2
+    if extension == "linear":
+        m2 = torch.as_tensor(m2, dtype=theta.dtype)
+        return torch.where(phi <= math.pi, phi.cos(), theta.cos() - m2 * m2.sin())
+    turns = (phi / math.pi).floor().detach()
+    return torch.where(turns % 2 == 0, 1.0, -1.0) * phi.cos() - 2 * turns
+
+
+def combined_margin(view, m1=1.0, m2=0.0, m3=0.0, extension="monotone", gradient="exact"):
+    return cross_entropy(view, _angular_score(view, m1, m2, m3, extension, gradient))
+
+
+def _angular_score(view, m1, m2, m3, extension, gradient):
+    similarity = view.length * _bent(view, m1, m2, extension) - m3
+    if gradient == "detached":
+        similarity = view.target + (similarity - view.target).detach()
+    return view.scale * similarity
+
+
+def arcface(view, margin, extension, gradient):
+    return combined_margin(view, 1.0, margin, 0.0, extension, gradient)
+
+
+def l_softmax(view, margin, blend, gradient):
+    score = _angular_score(view, margin, 0.0, 0.0, "monotone", gradient)
+    return cross_entropy(view, (blend * view.score + score) / (1 + blend))
+
+
+def gm_softmax(view, alpha1, beta1, alpha2, beta2):
+    numerator = view.scale * (alpha1 * view.target + beta1)
+    beta2 = torch.as_tensor(beta2, dtype=numerator.dtype).expand_as(numerator)
+    there = beta2 > -math.inf
+    denominator = view.scale * (alpha2 * view.target + torch.where(there, beta2, 0.0))
+    both = torch.logaddexp(denominator, view.others)
+    return torch.where(there, both, view.others) - numerator
+
+
+def lm_softmax(view):
+    return view.others / view.scale - view.target
+
+
+def logit_divergence(view, kind):
+    logs, count = view.rest.log_softmax(1), view.rest.shape[1]
+    to_uniform = (logs.exp() * (logs + math.log(count))).sum(1)
+    from_uniform = -(logs + math.log(count)).mean(1)
+    both = (to_uniform + from_uniform) / 2
+    return {"q_u": to_uniform, "u_q": from_uniform, "symmetric": both}[kind]
+
+
+def sample_margin(view):
+    own = view.cosines.gather(1, view.labels[:, None])[:, 0]
+    return _without(view.cosines, view.labels).max(1).values - own
+
+
+def adaface(view, margin, concentration, momentum, state):
+    norms = norm(view.features).detach().clamp(1e-3, 100.0)
+    quality = ((norms - state["mean"]) / (state["std"] + 1e-3) * concentration).clamp(-1, 1)
+    bent = view.length * _bent(view, 1.0, -margin * quality)
+    return cross_entropy(view, view.scale * (bent - margin * (1 + quality)))
+
+
+# -------------------------------------------------------------------------- terms on prototypes
+
+
+def zero_centroid(prototypes, normalize):
+    return (unit(prototypes) if normalize else prototypes).mean(0).square().sum()
+
+
+def super_symmetry(prototypes):
+    count = len(prototypes)
+    power = prototypes.square().sum(1).mean()
+    simplex = torch.eye(count, dtype=prototypes.dtype) - 1 / count
+    gram = prototypes @ prototypes.T
+    return (gram - power * count / (count - 1) * simplex).square().sum()
+
+
+# ---------------------------------------------------------------------------- terms on features
+
+
+def _relations(labels):
+    """Which pairs of different examples share a class, and which pairs do not."""
+    same = labels[:, None] == labels[None]
+    return same & ~torch.eye(len(labels), dtype=torch.bool), ~same
+
+
+def nca(features, labels, scale, normalize):
+    features = unit(features) if normalize else features
+    same, other = _relations(labels)
+    scores = -scale * (features[:, None] - features[None]).square().sum(2)
+    rows = []
+    for i in range(len(labels)):
+        near, far = scores[i][same[i]], scores[i][other[i]]
+        every = torch.cat([near, far])
+        rows.append(every.logsumexp(0) - near.logsumexp(0) if len(near) else scores[i].sum() * 0)
+    return rows, same.any(1)
+
+
+def proto(features, labels, scale, normalize):
+    features = unit(features) if normalize else features
+    same, _ = _relations(labels)
+    present = labels.unique()
+    rows = []
+    for i in range(len(labels)):
+        if not same[i].any():
+            rows.append(features[i].sum() * 0)
+            continue
+        means = [
+            features[same[i] if c == labels[i] else labels == c].mean(0).reshape(1, -1)
+            for c in present
+        ]
+        scores = -scale * (features[i] - torch.cat(means)).square().sum(1)
+        own = (present == labels[i]).nonzero()[0, 0]
+        rows.append(scores.logsumexp(0) - scores[own])
+    return rows, same.any(1)
+
+
+def _hardest_pairs(features, labels, normalize):
+    """Index and distances of the farthest of the own class and the nearest of another."""
+    features = unit(features) if normalize else features
+    same, other = _relations(labels)
+    for i in range(len(labels)):
+        if not (same[i].any() and other[i].any()):
+            yield None
+            continue
+        distance = norm(features[i] - features)
+        yield distance[same[i]].max(0).values, distance[other[i]].min(0).values
+
+
+def triplet(features, labels, margin, normalize):
+    pairs = [*_hardest_pairs(features, labels, normalize)]
+    rows = [features.sum() * 0 if p is None else (p[0] - p[1] + margin).relu() for p in pairs]
+    return rows, torch.tensor([p is not None for p in pairs], dtype=torch.bool)
+
+
+def contrastive(features, labels, margin, normalize):
+    pairs = [*_hardest_pairs(features, labels, normalize)]
+    rows = [
+        features.sum() * 0
+        if pair is None
+        else (pair[0].square() + (margin - pair[1]).relu().square()) / 2
+        for pair in pairs
+    ]
+    return rows, torch.tensor([p is not None for p in pairs], dtype=torch.bool)
+
+
+def center(features, labels, rate, state):
+    rows = (features - state["centers"][labels]).square().sum(1) / 2
+    return [*rows], torch.ones(len(labels), dtype=torch.bool)
+
+
+ON_SCORES = {
+    f.__name__: f
+    for f in (
+        *(softmax, hard_bias, crammer_singer, focal, hinge, bce, large_margin_gaussian, normface),
+        *(cosface, ldam, arcface, combined_margin, l_softmax, gm_softmax, lm_softmax),
+        *(logit_divergence, sample_margin, adaface),
+    )
+} | {"sphereface": l_softmax}
+ON_PROTOTYPES = {f.__name__: f for f in (zero_centroid, super_symmetry)}
+ON_FEATURES = {f.__name__: f for f in (nca, proto, triplet, contrastive, center)}
+TERMS = {**ON_SCORES, **ON_PROTOTYPES, **ON_FEATURES}
+"""Every term of the library by name."""
+
+
+# ------------------------------------------------------------------------------------- heads
+
+
+def similarity(head, features, weight, bias):
+    """Similarity of every example to every class, and the length beside the cosine."""
+    if head in ("linear", "linear_no_bias"):
+        scores = features @ weight.T
+        return scores if bias is None else scores + bias
+    if head == "gaussian":
+        return (features[:, None] - weight[None]).square().sum(2) / -2
+    return (features if head == "cosine_raw" else unit(features)) @ unit(weight).T
+
+
+def length(head, features, own):
+    """Factor of the cosine in the similarity to the own class."""
+    if head == "linear_no_bias":
+        return norm(features) * norm(own)
+    return norm(features) if head == "cosine_raw" else torch.ones_like(norm(features))
+
+
+def project(features, prototypes, within):
+    """Features on the complement of the prototypes, formulas 6.4 and 6.5."""
+    kind, number, detach = within
+    prototypes = prototypes.detach() if detach else prototypes
+    if kind == "direct_sum":
+        if number is None:
+            return features - features @ torch.linalg.pinv(prototypes) @ prototypes
+        gram = prototypes @ prototypes.T
+        gram = gram + number * torch.eye(len(gram), dtype=gram.dtype)
+        return features - features @ prototypes.T @ torch.linalg.solve(gram, prototypes)
+    _, values, directions = torch.linalg.svd(prototypes, full_matrices=False)
+    ratio = values / values.max()
+    there = ratio > max(prototypes.shape) * torch.finfo(prototypes.dtype).eps
+    powers = torch.where(there, torch.where(there, ratio, 1.0) ** number, 0.0)
+    return features - (features @ directions.T * powers) @ directions
+
+
+# ------------------------------------------------------------------------------------- schedules
+
+
+def scheduled(schedule, steps):
+    """Value of a schedule after a number of steps; the library computes it in float32."""
+    kind, arguments, options = schedule
+    if kind == "WarmUp":
+        start, end = arguments
+        u = min(1.0, max(0.0, (steps - options["delay"]) / options["steps"]))
+        shapes = {
+            "linear": u,
+            "cosine": (1 - math.cos(math.pi * u)) / 2,
+            "exponential": math.expm1(5 * u) / math.expm1(5),
+        }
+        return start + (end - start) * shapes[options["shape"]]
+    if kind == "LambdaAnnealing":
+        decayed = arguments[0] * (1 + options["gamma"] * steps) ** -options["power"]
+        return max(decayed, options["minimum"])
+    if kind == "LambdaDecay":
+        u = min(1.0, steps / (0.5 * arguments[0]))
+        return (1 + options["start"]) ** (1 - u) * (1 + options["end"]) ** u - 1
+    counts = torch.tensor(arguments[0], dtype=torch.float64)
+    weights = (1 - 0.9999) / (1 - 0.9999**counts)
+    weights = weights * len(counts) / weights.sum()
+    return weights if steps >= options["start"] else torch.ones_like(weights)
+
+
+# ------------------------------------------------------------------------------------ criterion
+
+
+def _column(setting):
+    return setting[:, None] if isinstance(setting, Tensor) and setting.ndim else setting
+
+
+def _noisy(tensor, noise):
+    """A tensor with every number moved by a relative rounding error."""
+    if noise is None or tensor is None:
+        return tensor
+    generator, eps = noise
+    signs = torch.randint(2, tensor.shape, generator=generator, dtype=torch.float64) * 2 - 1
+    # Minus infinity stays what it is.
+    return torch.where(tensor.isfinite(), tensor * (1 + eps * signs).to(tensor.dtype), tensor)
+
+
+def run(case, dtype=torch.float64, noise=None):
+    """Loss, gradients, terms and states of every call of a case.
+
+    Args:
+        case: what to compute.
+        dtype: to compute in.
+        noise: none, or a generator and the relative size of random errors of all inputs.
+    """
+    parameters = {
+        name: _noisy(value.to(dtype), noise)
+        for name, value in case.parameters()._asdict().items()
+        if value is not None
+    }
+    memory = {
+        f"{name}.{key}": value
+        for (_, term, _), name in zip(case.ordered, case.names, strict=True)
+        for key, value in _fresh_state(case, term, dtype).items()
+    }
+    return [_step(case, parameters, memory, step, dtype, noise) for step in range(case.steps)]
+
+
+def _fresh_state(case, term, dtype):
+    if term == "center":
+        return {"centers": torch.zeros(case.classes, case.size, dtype=dtype)}
+    if term == "adaface":
+        return {"mean": torch.tensor(20.0, dtype=dtype), "std": torch.tensor(100.0, dtype=dtype)}
+    return {}
+
+
+def _step(case, parameters, memory, step, dtype, noise) -> dict[str, Any]:
+    batch = case.batch(step)
+    leaves = {name: value.clone().requires_grad_() for name, value in parameters.items()}
+    leaves["features"] = _noisy(batch.features.to(dtype), noise).requires_grad_()
+    call = dict(batch.settings)
+    if case.weights == "learned":
+        leaves["weights"] = batch.weights.to(dtype).requires_grad_()
+    for key, kind in case.at_call.items():
+        if kind == "learned":
+            leaves[key] = call[key] = call[key].to(dtype).requires_grad_()
+        elif kind == "each":
+            call[key] = call[key].to(dtype)
+    past = step if case.training else 0
+    changes = {key: scheduled(value, past) for key, value in case.schedules.items()}
+    changes |= call
+
+    counted = batch.labels.long() != case.ignore_index
+    features, classes = leaves["features"][counted], batch.labels.long()[counted]
+    weights = torch.ones(len(classes), dtype=dtype)
+    if batch.weights is not None:
+        weights = leaves.get("weights", batch.weights.to(dtype))[counted]
+    by_class = changes.get("class_weights", case.class_weights)
+    if by_class is not None:
+        weights = weights * torch.as_tensor(by_class, dtype=dtype)[classes]
+    total = weights.sum() if weights.sum() != 0 else torch.ones((), dtype=dtype)
+
+    view = _view(case, leaves, features, classes)
+    if case.training:
+        _update_norms(case, memory, features)
+    rows, terms = torch.zeros(len(classes), dtype=dtype), {}
+    for (factor, term, settings), name in zip(case.ordered, case.names, strict=True):
+        own = {key: _select(changes.get(key, v), classes, counted) for key, v in settings.items()}
+        state = {k.split(".")[1]: v for k, v in memory.items() if k.split(".")[0] == name}
+        values = _values(case, term, view, own | ({"state": state} if state else {}), weights)
+        rows = rows + factor * values
+        terms[name] = ((weights * values).sum() / total).detach()
+    rows = rows * weights
+    loss = torch.zeros(case.rows, dtype=dtype).index_put((counted.nonzero()[:, 0],), rows)
+    if case.reduction != "none":
+        loss = loss.sum() / (total if case.reduction == "mean" else 1)
+    gradients = torch.autograd.grad(
+        (loss * batch.upstream.to(dtype)).sum(), [*leaves.values()], materialize_grads=True
+    )
+    if case.training:
+        _move_centers(case, memory, features.detach(), classes)
+    found = {"loss": loss.detach()}
+    found |= {f"grad {name}": g for name, g in zip(leaves, gradients, strict=True)}
+    found |= {f"term {name}": value for name, value in terms.items()}
+    found |= {f"state {name}": value.clone() for name, value in memory.items()}
+    return found
+
+
+def _select(value, classes, counted):
+    """A setting of each example that counts, from one per class or one per example."""
+    if isinstance(value, tuple) and len(value) and not isinstance(value[0], int):
+        return torch.tensor(value, dtype=torch.float64)[classes]
+    return value[counted] if isinstance(value, Tensor) and value.ndim else value
+
+
+def _view(case, leaves, features, classes):
+    weight, bias = leaves["weight"], leaves.get("bias")
+    there = torch.ones(case.classes, dtype=torch.bool) if bias is None else bias.isfinite()
+    place = there.cumsum(0) - 1
+    some = None if bias is None else bias[there]
+    own = weight[classes]
+    if "log_scale" in leaves:
+        scale = leaves["log_scale"].exp()
+    else:
+        scale = torch.tensor(case.scale, dtype=weight.dtype)
+    unit_heads = ("cosine", "cosine_raw", "simplex")
+    return View(
+        features=features,
+        own=own,
+        labels=place[classes],
+        classes=classes,
+        similarity=similarity(case.head, features, weight[there], some),
+        cosines=similarity("cosine", features, weight[there], None),
+        scale=scale,
+        length=length(case.head, features, own),
+        prototypes=unit(weight) if case.head in unit_heads else weight,
+    )
+
+
+def _values(case, term, view, settings, weights):
+    """Value of a term for each example that counts."""
+    dtype = view.features.dtype
+    settings = {
+        key: value.to(dtype) if isinstance(value, Tensor) else value
+        for key, value in settings.items()
+    }
+    if term in ON_SCORES:
+        return ON_SCORES[term](view, **settings)
+    if term in ON_PROTOTYPES:
+        return ON_PROTOTYPES[term](view.prototypes, **settings).expand(len(weights))
+    features = view.features
+    if case.within is not None:
+        features = project(features, view.prototypes, case.within)
+    rows, anchors = ON_FEATURES[term](features, view.classes, **settings)
+    values = torch.stack(rows) if rows else features.sum(1)
+    anchored = (weights * anchors).sum()
+    # The mean over all examples is the mean over the anchors.
+    share = weights.sum() / torch.where(anchored == 0, 1.0, anchored)
+    return torch.where(anchors, values, 0.0) * share
+
+
+def _update_norms(case, memory, features):
+    for (_, term, settings), name in zip(case.ordered, case.names, strict=True):
+        if term != "adaface" or not len(features):
+            continue
+        norms = norm(features.detach()).clamp(1e-3, 100.0)
+        momentum = settings["momentum"]
+        mean = memory[f"{name}.mean"]
+        memory[f"{name}.mean"] = (1 - momentum) * mean + momentum * norms.mean()
+        if len(norms) > 1:
+            std = memory[f"{name}.std"]
+            memory[f"{name}.std"] = (1 - momentum) * std + momentum * norms.std()
+
+
+def _move_centers(case, memory, features, classes):
+    for (_, term, settings), name in zip(case.ordered, case.names, strict=True):
+        if term != "center":
+            continue
+        centers = memory[f"{name}.centers"].clone()
+        for c in classes.unique():
+            mine = features[classes == c]
+            pull = (mine - centers[c]).sum(0) / (1 + len(mine))
+            centers[c] = centers[c] + settings["rate"] * pull
+        memory[f"{name}.centers"] = centers
