@@ -15,6 +15,7 @@ from dataclasses import dataclass
 import torch
 
 from fuzz import reference
+from fuzz.formulas import norm
 from fuzz.paths import PATHS, TAKES
 from fuzz.ranges import FEATURE_TERMS, PROTOTYPE_TERMS
 
@@ -62,7 +63,7 @@ class Reference:
         self._spreads = {}
 
     def spread(self, eps):
-        """Largest change of each result by rounding errors of the inputs, and of the computation."""
+        """Largest change of each result by rounding of the inputs and of the computation."""
         if eps not in self._spreads:
             runs = [
                 reference.run(self.case, noise=(torch.Generator().manual_seed(seed), eps))
@@ -175,11 +176,11 @@ def _sizes(case, step):
     """Size of the parts that results are made of: scores, and gradients of scores."""
     batch, parameters = case.batch(step), case.parameters()
     counted = batch.labels.long() != case.ignore_index
-    lengths = reference.norm(batch.features[counted].double())
+    lengths = norm(batch.features[counted].double())
     x = _largest(lengths)
-    w = _largest(reference.norm(parameters.weight.double()))
+    w = _largest(norm(parameters.weight.double()))
     shortest_x = lengths[lengths > 1e-12].min().item() if (lengths > 1e-12).any() else 1.0
-    widths = reference.norm(parameters.weight.double())
+    widths = norm(parameters.weight.double())
     shortest_w = widths[widths > 1e-12].min().item()
     if case.head == "gaussian":
         scores, by_x, by_w = (x + w) ** 2 / 2, x + w, x + w

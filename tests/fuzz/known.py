@@ -59,6 +59,19 @@ def _half_prototypes(case, difference):
     return rounded and (case.within is not None or not _terms(case).isdisjoint(PROTOTYPE_TERMS))
 
 
+def _half_centers(case, difference):
+    return case.parameter_dtype in HALF and "center" in _terms(case)
+
+
+def _compiled_autocast(case, difference):
+    return difference.path in ("compiled", "inductor") and case.autocast
+
+
+def _floor_of_angles(case, difference):
+    on_line = case.size == 1 or not {"aligned", "opposite"}.isdisjoint(case.special)
+    return difference.error <= 1e-4 and on_line and not _terms(case).isdisjoint(ANGLE_TERMS)
+
+
 def _ignored_masked(case, difference):
     return case.ignored > 0 and bool(case.masked_classes()[0])
 
@@ -74,6 +87,9 @@ KNOWN = {
     "new: terms are summed in half precision under autocast": _terms_under_autocast,
     "new: a learned scale of a half precision head is rounded to it": _half_scale,
     "new: unit prototypes of a half precision head are rounded to it": _half_prototypes,
+    "new: centers of a half precision head are kept in it": _half_centers,
+    "new: compiled gradients under autocast are made in half precision": _compiled_autocast,
+    "new: no angle is below 1.4e-6, also in float64": _floor_of_angles,
     "new: ignored rows are NaN where class 0 is masked": _ignored_masked,
 }
 """Name of each fault, and whether it explains a difference of a case."""
