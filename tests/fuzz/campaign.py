@@ -10,7 +10,7 @@ from fuzz.compare import Reference, differences
 from fuzz.draw import draw
 from fuzz.known import explained
 from fuzz.reproduce import command, script
-from fuzz.shrink import shrink
+from fuzz.shrink import failures, shrink
 
 EVERY = {"fused": 8, "sharded": 4, "grouped": 6, "compiled": 25, "inductor": 400}
 """Slow paths take one case in so many."""
@@ -80,7 +80,17 @@ class Summary:
         )
 
 
-def run(paths, *, first=0, cases=None, minutes=None, every=EVERY, tell=None, shrinking=20.0):
+def run(
+    paths,
+    *,
+    first=0,
+    cases=None,
+    minutes=None,
+    every=EVERY,
+    tell=None,
+    shrinking=20.0,
+    most=None,
+):
     """Fuzz.
 
     Args:
@@ -91,12 +101,14 @@ def run(paths, *, first=0, cases=None, minutes=None, every=EVERY, tell=None, shr
         every: for each slow path, how many cases it takes one of; none for all cases.
         tell: called with a line of text for each failure, and with the progress every minute.
         shrinking: seconds to simplify one failing case.
+        most: number of failures after which to stop, or none.
     """
     summary, start = Summary(), time.monotonic()
     minute = 0
     for seed in itertools.count(first):
         summary.seconds = time.monotonic() - start
         done = cases is not None and summary.cases >= cases
+        done = done or (most is not None and len(summary.failures) >= most)
         if done or (minutes is not None and summary.seconds > 60 * minutes):
             return summary
         if tell is not None and summary.seconds // 60 > minute:
@@ -110,6 +122,7 @@ def _one(summary, seed, paths, every, tell, shrinking):
     case = draw(seed)
     exact = None if case.masked_own else Reference(case)
     summary.cases += 1
+    small = None
     for place, path in enumerate(paths):
         # Each path has its turn at another case.
         if (seed + place) % every.get(path, 1):
@@ -128,13 +141,18 @@ def _one(summary, seed, paths, every, tell, shrinking):
         unknown = [d for d, name in zip(found, names, strict=True) if name is None]
         if unknown:
             count["failures"] += 1
-            _failed(summary, case, path, unknown, tell, shrinking)
+            small = _failed(summary, case, path, unknown, small, tell, shrinking)
 
 
-def _failed(summary, case, path, found, tell, shrinking):
-    small = case
-    if shrinking:
+def _failed(summary, case, path, found, small, tell, shrinking):
+    """Note a failure; the simplified case of another path is tried first, and returned."""
+    still = [] if small is None else failures(small, path)
+    if still:
+        found = still
+    elif shrinking:
         small, found = shrink(case, path, shrinking)
+    else:
+        small = case
     first = found[0]
     what = str(first.found)[:60] if first.quantity == "raises" else first.quantity
     terms = "+".join(sorted({name for _, name, _ in small.terms}))
@@ -143,3 +161,4 @@ def _failed(summary, case, path, found, tell, shrinking):
     summary.failures.append(Failure(path, case.seed, cause, report))
     if tell is not None:
         tell(f"{'-' * 20} seed {case.seed}, {path}\n{report}")
+    return small

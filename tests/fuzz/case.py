@@ -246,7 +246,7 @@ class Case:
         return [key for key in self.adjustable() if not self._of_features(key)]
 
     def adjustable(self):
-        """Settings that a call may change: numbers, within the range of every term with the name."""
+        """Settings that a call may change: numbers, in a range of all terms that have them."""
         keys = {key: [] for _, name, _ in self.terms for key in SETTINGS[name]}
         for key, specs in keys.items():
             specs += [SETTINGS[name][key] for _, name, _ in self.terms if key in SETTINGS[name]]

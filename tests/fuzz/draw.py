@@ -50,10 +50,14 @@ def draw(seed):
         if case.size > case.classes:
             options.append(("direct_sum", random.choice((None, 0.125)), chance(0.7)))
         case.within = random.choice(options)
+    in_span = case.within is not None and any(s.get("normalize") for _, _, s in case.metric)
+    if in_span and (head == "simplex" or case.size == 1):
+        # Nothing but rounding errors may be left of a feature, and they have no direction.
+        case.within = in_span = None
     if case.rows:
         case.ignored = random.choice((0, 0, 1, random.randint(0, case.rows)))
         case.nan_ignored = case.ignored > 0 and chance(0.2)
-        special = ["zero", "aligned", "opposite", "repeated"]
+        special = ["zero", "repeated", *([] if in_span else ["aligned", "opposite"])]
         if case.within is None and head != "simplex":
             special += ["zero_prototype", "repeated_prototype"]
         case.special = tuple(random.sample(special, random.choice((0, 0, 0, 1, 2))))

@@ -4,7 +4,7 @@ A difference that an entry explains is counted under its name and fails nothing.
 to be empty; an entry is as narrow as the fault.
 """
 
-from fuzz.ranges import ANGLE_TERMS, PROTOTYPE_TERMS
+from fuzz.ranges import ANGLE_TERMS
 
 HALF = ("bfloat16", "float16")
 
@@ -46,17 +46,8 @@ def _angle_near_pi(case, difference):
     return single and near and not _terms(case).isdisjoint(ANGLE_TERMS)
 
 
-def _terms_under_autocast(case, difference):
-    return case.autocast and difference.quantity.startswith("term ")
-
-
 def _half_scale(case, difference):
     return case.learnable and case.parameter_dtype in HALF
-
-
-def _half_prototypes(case, difference):
-    rounded = case.parameter_dtype in HALF and case.head in ("cosine", "cosine_raw", "simplex")
-    return rounded and (case.within is not None or not _terms(case).isdisjoint(PROTOTYPE_TERMS))
 
 
 def _half_centers(case, difference):
@@ -84,9 +75,7 @@ KNOWN = {
     "issue 14.4: states are updated twice under activation checkpointing": _checkpointed_state,
     "issue 14.4: a streamed criterion under activation checkpointing": _checkpointed_stream,
     "issue 14.6: float32 gradients of angles near pi": _angle_near_pi,
-    "new: terms are summed in half precision under autocast": _terms_under_autocast,
     "new: a learned scale of a half precision head is rounded to it": _half_scale,
-    "new: unit prototypes of a half precision head are rounded to it": _half_prototypes,
     "new: centers of a half precision head are kept in it": _half_centers,
     "new: compiled gradients under autocast are made in half precision": _compiled_autocast,
     "new: no angle is below 1.4e-6, also in float64": _floor_of_angles,

@@ -11,6 +11,7 @@ from torch.utils.checkpoint import checkpoint
 
 import tammes
 from fuzz.case import Batch
+from fuzz.ranges import PROTOTYPE_TERMS
 from tammes.kernels import plan, streamed
 
 KINDS = {
@@ -193,9 +194,12 @@ def can_be_fused(case):
     if case.dtype == case.parameter_dtype == "bfloat16" and not torch.cuda.is_available():
         # Triton's interpreter multiplies the bits of bfloat16 as if they were integers.
         return False
-    return "float64" not in (case.dtype, case.parameter_dtype) and any(
-        name not in summed for _, name, _ in case.classification
-    )
+    # What is not a sum over the batch, or takes a gradient beside the head, is streamed.
+    learned = "learned" in (case.weights, *case.at_call.values())
+    if case.reduction == "none" or learned or "float64" in (case.dtype, case.parameter_dtype):
+        return False
+    on_scores = {name for _, name, _ in case.classification} - set(PROTOTYPE_TERMS)
+    return not on_scores <= summed
 
 
 def compiled(case, backend="aot_eager"):
