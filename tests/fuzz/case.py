@@ -217,7 +217,8 @@ class Case:
         if self.nan_ignored:
             features[ignored] = math.nan
         if self.masked_own and self.rows:
-            labels[-1] = self.masked_classes().nonzero()[0, 0]
+            masked = self.masked_classes().nonzero().flatten()
+            labels[-1] = masked[masked != self.ignore_index][0]
         labels[ignored] = self.ignore_index
         working = self.working_dtype
         weights = None

@@ -73,6 +73,8 @@ def draw(seed):
             case.masked = 0
         case.masked_own = case.masked > 0 and case.rows > case.ignored and chance(0.08)
         if case.masked_own:
+            # An ignored row is no error.
+            case.ignore_index = -100
             case.ignored, case.nan_ignored = 0, False
     if case.classes < 3 and case.ignore_index == 0:
         case.ignore_index = -100

@@ -178,7 +178,9 @@ def combined_margin(view, m1=1.0, m2=0.0, m3=0.0, extension="monotone", gradient
 def _angular_score(view, m1, m2, m3, extension, gradient):
     similarity = view.length * _bent(view, m1, m2, extension) - m3
     if gradient == "detached":
-        similarity = view.target + (similarity - view.target).detach()
+        # A vector without direction has no gradient here either.
+        plain = view.length * (unit(view.features) * unit(view.own)).sum(1)
+        similarity = plain + (similarity - plain).detach()
     return view.scale * similarity
 
 

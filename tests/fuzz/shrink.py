@@ -142,7 +142,7 @@ def _consistent(case):
         k: v for k, v in case.schedules.items() if k in settings or k == "class_weights"
     }
     case.masked = max(0, min(case.masked, case.classes - 2)) if case.head == "linear" else 0
-    case.masked_own = case.masked_own and case.masked > 0
+    case.masked_own = case.masked_own and case.masked > 0 and case.ignore_index < 0
     case.ignored = min(case.ignored, case.rows)
     case.nan_ignored = case.nan_ignored and case.ignored > 0
     if case.head == "simplex" and case.classes > case.size + 1 and case.size != 2:
