@@ -128,9 +128,9 @@ def _compare(case, path, step, key, found, exact, sizes):
         rounding = torch.finfo(found.dtype).eps * largest + torch.finfo(found.dtype).tiny
     else:
         rounding = 0.0
-    if path == "fused" and case.dtype == case.parameter_dtype in HALF:
+    if path == "fused" and _half_products(case) is not None:
         # Products take half precision in: its rounding is one of the inputs.
-        half = torch.finfo(case.torch_dtype).eps
+        half = torch.finfo(_half_products(case)).eps
         allowed = FACTOR * half * largest + FACTOR * exact.spread(half)[step][key]
     else:
         allowed = FACTOR * eps * bound * size + rounding
@@ -139,6 +139,13 @@ def _compare(case, path, step, key, found, exact, sizes):
     if error <= allowed:
         return None
     return Difference(path, step, key, found, expected, error, allowed)
+
+
+def _half_products(case):
+    """Dtype of the inputs of the fused products where that is a half precision one."""
+    if case.autocast and torch.cuda.is_available():
+        return torch.bfloat16
+    return case.torch_dtype if case.dtype == case.parameter_dtype in HALF else None
 
 
 def _eps(case):
