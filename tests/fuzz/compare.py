@@ -6,7 +6,8 @@ that share. So a result may be wrong by ``FACTOR * eps * (1 + max|f|)`` times it
 size is its largest number or, where parts of it cancel, that of the parts. Where a result is worse
 conditioned than that, as at a kink or for angles near pi, it may be wrong by ``FACTOR`` times what
 rounding errors of the inputs alone change the exact result by. A gradient has the dtype of
-its tensor, and may be wrong by one rounding to it. Nothing is decided case by case.
+its tensor, in which autograd adds the gradients of the terms: each may be rounded once, their sum
+as well. Nothing is decided case by case.
 """
 
 import math
@@ -125,7 +126,8 @@ def _compare(case, path, step, key, found, exact, sizes):
     eps, bound = _eps(case), sizes["scores"]
     size = max(largest, sizes.get(key, 0.0))
     if torch.finfo(found.dtype).eps > eps and key.startswith("grad "):
-        rounding = torch.finfo(found.dtype).eps * largest + torch.finfo(found.dtype).tiny
+        parts = 1 + len(case.terms)
+        rounding = parts * torch.finfo(found.dtype).eps * size + torch.finfo(found.dtype).tiny
     else:
         rounding = 0.0
     if path == "fused" and _half_products(case) is not None:
