@@ -144,7 +144,7 @@ def _evaluated(
             split = apart(streamed_split)(problem, batch.labels, plan)
         values = plan.evaluate(split, slice(None))
         rows = combine(coefficients, values) * weights
-    sums = values.detach() @ weights.detach()
+        sums = values.detach() @ weights.detach()
     return (rows if rowwise else rows.sum()), dict(zip(names, sums, strict=True))
 
 
@@ -158,7 +158,7 @@ def other_terms(
         for name, (_, term) in named.items():
             function, within = term.definition.function, term.within
             if term.definition.on == "prototypes":
-                prototypes = head.prototypes.to(working_dtype(head.prototypes))
+                prototypes = _prototypes(head)
                 if term.definition.takes_shards:
                     value = function(prototypes, shards=shards, **arguments[name])
                 else:
@@ -166,13 +166,18 @@ def other_terms(
                 yield name, value * weights
             elif term.definition.on == "features":
                 if within is not None and within not in projected:
-                    projected[within] = within.project(batch.features, head.prototypes, shards)
+                    projected[within] = within.project(batch.features, _prototypes(head), shards)
                 features = projected[within].to(weights.dtype)
                 rows, anchors = function(batch._replace(features=features), **arguments[name])
                 # Rescaled, so that the mean over all examples is the mean over the anchors.
                 anchored = (weights * anchors).sum()
                 share = weights.sum() / torch.where(anchored == 0, 1.0, anchored)
                 yield name, torch.where(anchors, rows, 0.0) * weights * share
+
+
+def _prototypes(head: Head) -> Tensor:
+    """The prototypes in the working dtype, in which unit rows are made too."""
+    return head.similarity.keys(head.weight.to(working_dtype(head.weight)))[0]
 
 
 def _evaluate(terms: Mapping[str, Term], arguments: Arguments, split: Split, rows: slice) -> Tensor:

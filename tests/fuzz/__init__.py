@@ -1,0 +1,1 @@
+"""Fuzz every path of a criterion against an independent float64 reference."""

@@ -1,0 +1,132 @@
+"""Ranges of the settings of every term that the fuzz draws from."""
+
+from dataclasses import dataclass
+
+STEP = 64
+"""Settings are multiples of one over this number, so that float32 holds each of them exactly."""
+
+
+@dataclass(frozen=True)
+class Number:
+    """A setting that is a number.
+
+    Attributes:
+        low: smallest value the term accepts.
+        high: largest value to draw.
+        usual: a narrower range, drawn from most of the time.
+        zero: probability of exactly zero.
+        per_class: whether the term accepts one value per class.
+        at_call: whether a call or a schedule may change it.
+        infinite: probability of minus infinity.
+    """
+
+    low: float
+    high: float
+    usual: tuple[float, float] | None = None
+    zero: float = 0.1
+    per_class: bool = True
+    at_call: bool = True
+    infinite: float = 0.0
+
+    def draw(self, random):
+        if self.infinite and random.random() < self.infinite:
+            return float("-inf")
+        if self.low <= 0 <= self.high and random.random() < self.zero:
+            return 0.0
+        low, high = self.low, self.high
+        if self.usual is not None and random.random() < 0.7:
+            low, high = self.usual
+        return on_grid(random, low, high)
+
+
+@dataclass(frozen=True)
+class Choice:
+    """A setting that is one of a few."""
+
+    values: tuple
+
+
+@dataclass(frozen=True)
+class Counts:
+    """One whole number of examples per class."""
+
+
+def on_grid(random, low, high):
+    """A multiple of ``1 / STEP`` within a range."""
+    return random.randint(int(-(-low * STEP // 1)), int(high * STEP // 1)) / STEP
+
+
+_MARGIN = Number(-1.5, 1.5, usual=(-0.5, 0.6))
+_ANGLE = Number(-3.125, 3.125, usual=(-0.5, 0.8))
+_GRADIENT = Choice(("exact", "exact", "detached"))
+_EXTENSION = Choice(("monotone", "monotone", "linear"))
+_UNIT = Choice((False, True))
+_MULTIPLE = {
+    "margin": Number(1.0, 5.0, usual=(1.0, 2.0)),
+    "blend": Number(0.0, 8.0, usual=(0.0, 1.0), zero=0.4),
+    "gradient": _GRADIENT,
+}
+_SCALE = Number(0.125, 3.0, per_class=False)
+_DISTANCE = Number(-1.0, 3.0, usual=(0.0, 1.0), per_class=False)
+
+SETTINGS = {
+    "softmax": {"smoothing": Number(0.0, 1.0, zero=0.5, per_class=False), "margin": _MARGIN},
+    "hard_bias": {"margin": _MARGIN},
+    "crammer_singer": {"margin": _MARGIN},
+    "focal": {"gamma": Number(0.0, 4.0), "margin": _MARGIN},
+    "hinge": {"margin": _MARGIN},
+    "bce": {"average": Choice((False, True))},
+    "large_margin_gaussian": {"margin": Number(-0.5, 1.0), "likelihood": Number(0.0, 1.0)},
+    "normface": {},
+    "cosface": {"margin": _MARGIN},
+    "arcface": {"margin": _ANGLE, "extension": _EXTENSION, "gradient": _GRADIENT},
+    "combined_margin": {
+        "m1": Number(0.25, 4.0, usual=(0.75, 2.0)),
+        "m2": _ANGLE,
+        "m3": _MARGIN,
+        "extension": _EXTENSION,
+        "gradient": _GRADIENT,
+    },
+    "l_softmax": _MULTIPLE,
+    "sphereface": _MULTIPLE,
+    "gm_softmax": {
+        "alpha1": Number(0.5, 1.5),
+        "beta1": _MARGIN,
+        "alpha2": Number(-0.5, 1.5),
+        "beta2": Number(-1.5, 1.5, infinite=0.2),
+    },
+    "lm_softmax": {},
+    "ldam": {"counts": Counts(), "max_margin": Number(0.0, 1.0, per_class=False)},
+    "logit_divergence": {"kind": Choice(("symmetric", "q_u", "u_q"))},
+    "sample_margin": {},
+    "adaface": {
+        "margin": Number(-1.0, 1.0, usual=(0.0, 0.5)),
+        "concentration": Number(0.0, 1.0),
+        "momentum": Number(0.0, 1.0, per_class=False, at_call=False),
+    },
+    "zero_centroid": {"normalize": _UNIT},
+    "super_symmetry": {},
+    "nca": {"scale": _SCALE, "normalize": _UNIT},
+    "proto": {"scale": _SCALE, "normalize": _UNIT},
+    "triplet": {"margin": _DISTANCE, "normalize": _UNIT},
+    "contrastive": {"margin": _DISTANCE, "normalize": _UNIT},
+    "center": {"rate": Number(0.125, 1.0, per_class=False, at_call=False)},
+}
+"""Settings of every term by name."""
+
+FEATURE_TERMS = ("nca", "proto", "triplet", "contrastive", "center")
+PROTOTYPE_TERMS = ("zero_centroid", "super_symmetry")
+STATEFUL_TERMS = ("adaface", "center")
+COSINE_TERMS = ("normface", "lm_softmax")
+ANGLE_TERMS = ("arcface", "combined_margin", "l_softmax", "sphereface", "adaface")
+
+COSINE_HEADS = ("cosine", "simplex")
+ANGLE_HEADS = ("linear_no_bias", "cosine", "cosine_raw", "simplex")
+HEADS = ("linear", "linear_no_bias", "cosine", "cosine_raw", "gaussian", "simplex")
+
+
+def fits(term, head):
+    """Whether a term has a meaning on a head."""
+    if term in COSINE_TERMS:
+        return head in COSINE_HEADS
+    return term not in ANGLE_TERMS or head in ANGLE_HEADS

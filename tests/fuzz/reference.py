@@ -1,0 +1,216 @@
+"""Independent reference: loss, gradients, terms and states of a case, from formulas alone.
+
+Nothing of the library is imported. Rows that are ignored and classes that are masked are removed
+before anything is computed, so that neither can have an influence.
+"""
+
+import math
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from fuzz.formulas import (
+    ON_FEATURES,
+    ON_PROTOTYPES,
+    ON_SCORES,
+    View,
+    length,
+    norm,
+    project,
+    similarity,
+    unit,
+)
+
+
+def scheduled(schedule, steps):
+    """Value of a schedule after a number of steps; the library computes it in float32."""
+    kind, arguments, options = schedule
+    if kind == "WarmUp":
+        start, end = arguments
+        u = min(1.0, max(0.0, (steps - options["delay"]) / options["steps"]))
+        shapes = {
+            "linear": u,
+            "cosine": (1 - math.cos(math.pi * u)) / 2,
+            "exponential": math.expm1(5 * u) / math.expm1(5),
+        }
+        return start + (end - start) * shapes[options["shape"]]
+    if kind == "LambdaAnnealing":
+        decayed = arguments[0] * (1 + options["gamma"] * steps) ** -options["power"]
+        return max(decayed, options["minimum"])
+    if kind == "LambdaDecay":
+        u = min(1.0, steps / (0.5 * arguments[0]))
+        return (1 + options["start"]) ** (1 - u) * (1 + options["end"]) ** u - 1
+    counts = torch.tensor(arguments[0], dtype=torch.float64)
+    weights = (1 - 0.9999) / (1 - 0.9999**counts)
+    weights = weights * len(counts) / weights.sum()
+    return weights if steps >= options["start"] else torch.ones_like(weights)
+
+
+def _noisy(tensor, noise):
+    """A tensor with every number moved by a relative rounding error."""
+    if noise is None or tensor is None:
+        return tensor
+    generator, eps = noise
+    signs = torch.randint(2, tensor.shape, generator=generator, dtype=torch.float64) * 2 - 1
+    # Minus infinity stays what it is.
+    return torch.where(tensor.isfinite(), tensor * (1 + eps * signs).to(tensor.dtype), tensor)
+
+
+def run(case, dtype=torch.float64, noise=None):
+    """Loss, gradients, terms and states of every call of a case.
+
+    Args:
+        case: what to compute.
+        dtype: to compute in.
+        noise: none, or a generator and the relative size of random errors of all inputs.
+    """
+    parameters = {
+        name: _noisy(value.to(dtype), noise)
+        for name, value in case.parameters()._asdict().items()
+        if value is not None
+    }
+    memory = {
+        f"{name}.{key}": value
+        for (_, term, _), name in zip(case.ordered, case.names, strict=True)
+        for key, value in _fresh_state(case, term, dtype).items()
+    }
+    return [_step(case, parameters, memory, step, dtype, noise) for step in range(case.steps)]
+
+
+def _fresh_state(case, term, dtype):
+    if term == "center":
+        return {"centers": torch.zeros(case.classes, case.size, dtype=dtype)}
+    if term == "adaface":
+        return {"mean": torch.tensor(20.0, dtype=dtype), "std": torch.tensor(100.0, dtype=dtype)}
+    return {}
+
+
+def _step(case, parameters, memory, step, dtype, noise) -> dict[str, Any]:
+    batch = case.batch(step)
+    leaves = {name: value.clone().requires_grad_() for name, value in parameters.items()}
+    leaves["features"] = _noisy(batch.features.to(dtype), noise).requires_grad_()
+    call = dict(batch.settings)
+    if case.weights == "learned":
+        leaves["weights"] = batch.weights.to(dtype).requires_grad_()
+    for key, kind in case.at_call.items():
+        if kind == "learned":
+            leaves[key] = call[key] = call[key].to(dtype).requires_grad_()
+        elif kind == "each":
+            call[key] = call[key].to(dtype)
+    past = step if case.training else 0
+    changes = {key: scheduled(value, past) for key, value in case.schedules.items()}
+    changes |= call
+
+    counted = batch.labels.long() != case.ignore_index
+    features, classes = leaves["features"][counted], batch.labels.long()[counted]
+    weights = torch.ones(len(classes), dtype=dtype)
+    if batch.weights is not None:
+        weights = leaves.get("weights", batch.weights.to(dtype))[counted]
+    by_class = changes.get("class_weights", case.class_weights)
+    if by_class is not None:
+        weights = weights * torch.as_tensor(by_class, dtype=dtype)[classes]
+    total = weights.sum() if weights.sum() != 0 else torch.ones((), dtype=dtype)
+
+    view = _view(case, leaves, features, classes)
+    if case.training:
+        _update_norms(case, memory, features)
+    rows, terms = torch.zeros(len(classes), dtype=dtype), {}
+    for (factor, term, settings), name in zip(case.ordered, case.names, strict=True):
+        own = {key: _select(changes.get(key, v), classes, counted) for key, v in settings.items()}
+        state = {k.split(".")[1]: v for k, v in memory.items() if k.split(".")[0] == name}
+        values = _values(case, term, view, own | ({"state": state} if state else {}), weights)
+        rows = rows + factor * values
+        terms[name] = ((weights * values).sum() / total).detach()
+    rows = rows * weights
+    loss = torch.zeros(case.rows, dtype=dtype).index_put((counted.nonzero()[:, 0],), rows)
+    if case.reduction != "none":
+        loss = loss.sum() / (total if case.reduction == "mean" else 1)
+    gradients = torch.autograd.grad(
+        (loss * batch.upstream.to(dtype)).sum(), [*leaves.values()], materialize_grads=True
+    )
+    if case.training:
+        _move_centers(case, memory, features.detach(), classes)
+    found = {"loss": loss.detach()}
+    found |= {f"grad {name}": g for name, g in zip(leaves, gradients, strict=True)}
+    found |= {f"term {name}": value for name, value in terms.items()}
+    found |= {f"state {name}": value.clone() for name, value in memory.items()}
+    return found
+
+
+def _select(value, classes, counted):
+    """A setting of each example that counts, from one per class or one per example."""
+    if isinstance(value, tuple) and len(value) and not isinstance(value[0], int):
+        return torch.tensor(value, dtype=torch.float64)[classes]
+    return value[counted] if isinstance(value, Tensor) and value.ndim else value
+
+
+def _view(case, leaves, features, classes):
+    weight, bias = leaves["weight"], leaves.get("bias")
+    there = torch.ones(case.classes, dtype=torch.bool) if bias is None else bias.isfinite()
+    place = there.cumsum(0) - 1
+    some = None if bias is None else bias[there]
+    own = weight[classes]
+    if "log_scale" in leaves:
+        scale = leaves["log_scale"].exp()
+    else:
+        scale = torch.tensor(case.scale, dtype=weight.dtype)
+    unit_heads = ("cosine", "cosine_raw", "simplex")
+    return View(
+        features=features,
+        own=own,
+        labels=place[classes],
+        classes=classes,
+        similarity=similarity(case.head, features, weight[there], some),
+        cosines=similarity("cosine", features, weight[there], None),
+        scale=scale,
+        length=length(case.head, features, own),
+        prototypes=unit(weight) if case.head in unit_heads else weight,
+    )
+
+
+def _values(case, term, view, settings, weights):
+    """Value of a term for each example that counts."""
+    dtype = view.features.dtype
+    settings = {
+        key: value.to(dtype) if isinstance(value, Tensor) else value
+        for key, value in settings.items()
+    }
+    if term in ON_SCORES:
+        return ON_SCORES[term](view, **settings)
+    if term in ON_PROTOTYPES:
+        return ON_PROTOTYPES[term](view.prototypes, **settings).expand(len(weights))
+    features = view.features
+    if case.within is not None:
+        features = project(features, view.prototypes, case.within)
+    rows, anchors = ON_FEATURES[term](features, view.classes, **settings)
+    values = torch.stack(rows) if rows else features.sum(1)
+    anchored = (weights * anchors).sum()
+    # The mean over all examples is the mean over the anchors.
+    share = weights.sum() / torch.where(anchored == 0, 1.0, anchored)
+    return torch.where(anchors, values, 0.0) * share
+
+
+def _update_norms(case, memory, features):
+    for (_, term, settings), name in zip(case.ordered, case.names, strict=True):
+        if term != "adaface" or not len(features):
+            continue
+        norms = norm(features.detach()).clamp(1e-3, 100.0)
+        momentum = settings["momentum"]
+        mean = memory[f"{name}.mean"]
+        memory[f"{name}.mean"] = (1 - momentum) * mean + momentum * norms.mean()
+        if len(norms) > 1:
+            std = memory[f"{name}.std"]
+            memory[f"{name}.std"] = (1 - momentum) * std + momentum * norms.std()
+
+
+def _move_centers(case, memory, features, classes):
+    for (_, term, settings), name in zip(case.ordered, case.names, strict=True):
+        if term != "center":
+            continue
+        centers = memory[f"{name}.centers"].clone()
+        for c in classes.unique():
+            mine = features[classes == c]
+            pull = (mine - centers[c]).sum(0) / (1 + len(mine))
+            centers[c] = centers[c] + settings["rate"] * pull
+        memory[f"{name}.centers"] = centers

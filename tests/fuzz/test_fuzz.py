@@ -1,0 +1,231 @@
+"""Every path agrees with an independent float64 reference on random cases.
+
+A failure prints the simplified case as code, and the command that runs it alone. The long form is
+``python tests/fuzz/run.py --minutes 60``.
+"""
+
+import ast
+import dataclasses
+from pathlib import Path
+
+import pytest
+import torch
+
+import tammes
+from fuzz import campaign, formulas, paths, reference, shrink
+from fuzz.case import Case
+from fuzz.compare import Reference, differences
+from fuzz.draw import draw
+from fuzz.ranges import SETTINGS
+from tammes.criterion import Criterion
+from tammes.kernels import fused as fused_kernels
+from tammes.settings import Settings
+
+pytestmark = [
+    # By design: sums that are infinite are those of rows to be done again.
+    pytest.mark.filterwarnings("ignore:overflow encountered:RuntimeWarning"),
+]
+CASES = {
+    "dense": 120,
+    "streamed": 100,
+    "pickled": 40,
+    "resumed": 40,
+    "checkpointed": 40,
+    "fused": 100,
+    "sharded": 30,
+    "grouped": 20,
+    "compiled": 5,
+}
+"""Number of cases of each path, for a minute in all; a long run has other seeds."""
+
+
+@pytest.mark.parametrize("path", CASES)
+def test_a_path_agrees_with_the_reference(path):
+    torch._dynamo.reset()
+    summary = campaign.run(
+        [path], first=1000 * list(CASES).index(path), cases=CASES[path], every={}, most=3
+    )
+    assert not summary.failures, "\n\n".join(failure.report for failure in summary.failures[:3])
+    # Enough of them were taken for it to mean anything.
+    assert summary.by_path[path]["cases"] >= CASES[path] / 8
+
+
+FOUND = {
+    "terms under autocast": Case(
+        1, ((1.0, "cosface", {"margin": 0.25}),), "cosine", 8.0, rows=7, dtype="float32",
+        parameter_dtype="float32", autocast=True,
+    ),
+    "prototypes of a half precision head": Case(
+        1, ((1.0, "zero_centroid", {"normalize": False}),), "cosine", 8.0, dtype="bfloat16",
+        parameter_dtype="bfloat16", classes=5, size=4,
+    ),
+    "learned scale of a half precision head": Case(
+        3, ((1.0, "normface", {}),), "cosine", 30.0, learnable=True, dtype="bfloat16",
+        parameter_dtype="bfloat16",
+    ),
+    "centers of a half precision head": Case(
+        4, ((1.0, "center", {"rate": 0.5}),), "cosine", 8.0, steps=3, dtype="bfloat16",
+        parameter_dtype="bfloat16",
+    ),
+    "an angle of zero": Case(
+        5, ((1.0, "arcface", {"margin": 0.5, "extension": "monotone", "gradient": "exact"}),),
+        "cosine", 8.0, size=1,
+    ),
+    "ignored rows and a masked first class": Case(
+        2, ((1.0, "softmax", {"smoothing": 0.0, "margin": 0.0}),), rows=4, classes=4, masked=1,
+        ignored=2,
+    ),
+}  # fmt: skip
+"""Cases that the fuzz has found, simplified; each was wrong once."""
+
+
+@pytest.mark.parametrize("path", ["dense", "streamed"])
+@pytest.mark.parametrize("name", FOUND)
+def test_what_was_found_once_stays_mended(name, path):
+    found = shrink.failures(FOUND[name], path)
+    assert not found, campaign.script(FOUND[name], found)
+
+
+# --------------------------------------------------------------------------- the reference is whole
+
+
+def test_the_reference_knows_every_term_of_the_library():
+    public = set(tammes.losses.__all__)
+    assert set(formulas.TERMS) == public
+    assert set(SETTINGS) == public
+
+
+def test_the_fuzz_draws_every_setting_of_every_term():
+    for name, drawn in SETTINGS.items():
+        definition = getattr(tammes, name).definition
+        assert set(drawn) == set(definition.signature.parameters), name
+
+
+@pytest.mark.parametrize("module", [formulas, reference])
+def test_the_reference_does_not_import_the_library(module):
+    tree = ast.parse(Path(module.__file__).read_text())
+    imported = [node.module or "" for node in ast.walk(tree) if isinstance(node, ast.ImportFrom)]
+    for node in ast.walk(tree):
+        if isinstance(node, ast.Import):
+            imported += [alias.name for alias in node.names]
+    assert imported
+    assert not [name for name in imported if name.split(".")[0] == "tammes"]
+
+
+def test_a_case_is_drawn_from_its_seed_alone_and_is_printed_as_code():
+    for seed in range(50):
+        case = draw(seed)
+        assert case == draw(seed)
+        assert eval(repr(case), {"Case": Case}) == case
+
+
+def test_draws_reach_everything_there_is():
+    cases = [draw(seed) for seed in range(600)]
+    assert {name for case in cases for _, name, _ in case.terms} == set(SETTINGS)
+    assert {case.head for case in cases} == set(paths.KINDS)
+    assert {case.reduction for case in cases} == {"mean", "sum", "none"}
+    assert {case.weights for case in cases} == {"", "given", "learned"}
+    assert {case.within[0] for case in cases if case.within} == {"direct_sum", "spectral_sum"}
+    for wanted in ("learnable", "masked", "masked_own", "ignored", "nan_ignored", "autocast"):
+        assert any(getattr(case, wanted) for case in cases), wanted
+    for wanted in ("class_weights", "at_call", "schedules", "special"):
+        assert any(getattr(case, wanted) for case in cases), wanted
+    assert any(case.rows == 0 for case in cases)
+
+
+# ----------------------------------------------------------------------------- the fuzz can fail
+
+
+def failing(path, cases=40):
+    """Seeds among the first cases that a path has wrong, known faults apart."""
+    summary = campaign.run([path], first=5000, cases=cases, every={}, shrinking=0.0, most=1)
+    return [failure.seed for failure in summary.failures]
+
+
+def test_a_dropped_margin_is_found(monkeypatch):
+    resolve = Settings.resolve
+
+    def without_margin(self, *args):
+        found = resolve(self, *args)
+        return {n: {k: 0.0 if k == "margin" else v for k, v in s.items()} for n, s in found.items()}
+
+    monkeypatch.setattr(Settings, "resolve", without_margin)
+    assert failing("dense")
+
+
+@pytest.mark.parametrize("quantity", ["grad features", "grad weight", "grad bias"])
+def test_a_flipped_gradient_is_found(monkeypatch, quantity):
+    def flipped(case):
+        steps = paths.dense(case)
+        return [{k: -v if k == quantity else v for k, v in found.items()} for found in steps]
+
+    monkeypatch.setitem(paths.PATHS, "dense", flipped)
+    assert failing("dense")
+
+
+def test_a_weight_that_is_off_by_a_percent_is_found(monkeypatch):
+    weigh = Criterion._weights
+
+    def off(self, examples, dtype):
+        weights = weigh(self, examples, dtype).clone()
+        weights[:1] *= 1.01
+        return weights
+
+    monkeypatch.setattr(Criterion, "_weights", off)
+    assert failing("dense")
+
+
+def test_a_state_that_stands_still_is_found(monkeypatch):
+    monkeypatch.setattr(Criterion, "_remember", lambda *_: None)
+    assert failing("dense", 80)
+
+
+def test_a_rival_that_is_forgotten_at_a_seam_is_found(monkeypatch):
+    def shorter(total, most, multiple=1):
+        return [slice(s, min(s + most, total - (total > 3))) for s in range(0, total, most)]
+
+    monkeypatch.setattr(paths.plan, "cut", shorter)
+    assert failing("streamed", 20)
+
+
+@pytest.mark.skipif(
+    not (torch.cuda.is_available() or fused_kernels.tiles.INTERPRETED), reason="no triton here"
+)
+def test_a_fused_gradient_without_its_factor_is_found(monkeypatch):
+    finish = fused_kernels.FusedRows.finish
+    monkeypatch.setattr(
+        fused_kernels.FusedRows, "finish", lambda self, factor: finish(self, factor * 1.01)
+    )
+    assert failing("fused", 100)
+
+
+def test_a_failure_is_simplified_and_printed_as_code_that_shows_it(monkeypatch, capsys):
+    def wrong(case):
+        steps = paths.dense(case)
+        cosface = any(name == "cosface" for _, name, _ in case.terms)
+        return [{**s, "loss": s["loss"] * 1.01} if cosface else s for s in steps]
+
+    monkeypatch.setitem(paths.PATHS, "dense", wrong)
+    terms = ((0.5, "cosface", {"margin": 0.25}), (1.0, "bce", {"average": True}))
+    case = Case(3, terms, rows=9, classes=7, size=6, weights="given", ignored=2)
+    small, found = shrink.shrink(case, "dense")
+    assert [name for _, name, _ in small.terms] == ["cosface"]
+    assert (small.rows, small.classes, small.size) == (1, 2, 1)
+    assert (small.weights, small.ignored) == ("", 0)
+    code = campaign.script(small, found)
+    assert len(code.splitlines()) <= 18
+    exec(code, {})
+    exact = Reference(small).exact[0]
+    assert f"{exact['loss'].item():.4f}"[:5] in capsys.readouterr().out
+
+
+def test_a_masked_own_class_has_to_be_refused(monkeypatch):
+    case = dataclasses.replace(Case(1), rows=2, classes=4, masked=1, masked_own=True)
+    monkeypatch.setitem(paths.PATHS, "dense", lambda case: None)
+    assert [d.quantity for d in differences(case, "dense")] == ["raises"]
+
+    def refuse(case):
+        raise ValueError("masked")
+
+    monkeypatch.setitem(paths.PATHS, "dense", refuse)
+    assert differences(case, "dense") == []
