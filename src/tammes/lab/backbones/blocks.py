@@ -1,10 +1,12 @@
-"""What all networks are made of, and the settings all of them have."""
+"""Parts of networks, and the settings that all networks have."""
 
+import functools
+import inspect
 import math
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from functools import partial
-from typing import Literal
+from typing import Any, Literal
 
 from torch import Tensor, nn
 
@@ -190,22 +192,45 @@ def groups(channels: int) -> int:
     return max(number for number in range(1, most + 1) if channels % number == 0)
 
 
-def initialise(
-    network: nn.Module,
+def network(
+    least: int,
     *,
-    conv: Callable[[Tensor], object],
+    conv: Callable[[Tensor], object] | None = None,
     linear: Callable[[Tensor], object] | None = None,
-) -> None:
-    """Draw the weights anew from the global generator; biases start at 0.
+) -> Callable[[Callable[..., Backbone]], Callable[..., Backbone]]:
+    """Make a factory of networks of a function that builds one from :class:`Blocks`.
+
+    The factory is called with the settings that every network has (``shape``, ``features``,
+    ``width`` and ``norm``) and with those of the function.
 
     Args:
-        network: changed in place.
-        conv: draws a convolution.
-        linear: draws a linear layer; None leaves it as PyTorch made it.
+        least: smallest side an image may have.
+        conv: draws the weight of a convolution; None leaves it as PyTorch made it.
+        linear: draws that of a linear layer.
     """
-    for module in network.modules():
-        draw = conv if isinstance(module, nn.Conv2d) else linear
-        if isinstance(module, (nn.Conv2d, nn.Linear)) and draw is not None:
-            draw(module.weight)
-            if module.bias is not None:
-                nn.init.zeros_(module.bias)
+
+    def decorate(build: Callable[..., Backbone]) -> Callable[..., Backbone]:
+        def factory(
+            *,
+            shape: Shape,
+            features: int | None = None,
+            width: float = 1.0,
+            norm: Norm = "batch",
+            **own: Any,
+        ) -> Backbone:
+            made = build(Blocks(build.__name__, shape, least, features, width, norm), **own)
+            for module in made.modules():
+                draw = conv if isinstance(module, nn.Conv2d) else linear
+                if isinstance(module, (nn.Conv2d, nn.Linear)) and draw is not None:
+                    draw(module.weight)
+                    if module.bias is not None:
+                        nn.init.zeros_(module.bias)
+            return made
+
+        *shared, _ = inspect.signature(factory).parameters.values()
+        _, *own = inspect.signature(build).parameters.values()
+        functools.update_wrapper(factory, build)
+        factory.__signature__ = inspect.Signature([*shared, *own])  # type: ignore[attr-defined]
+        return factory
+
+    return decorate

@@ -13,9 +13,7 @@ from tammes.lab.backbones.blocks import (
     Backbone,
     Blocks,
     GlobalAverage,
-    Norm,
-    Shape,
-    initialise,
+    network,
 )
 from tammes.lab.backbones.dropout import drops
 
@@ -123,111 +121,60 @@ def _cifar(blocks: Blocks, depths: Sequence[int], relu_after: bool) -> Backbone:
         ),
         "pool": GlobalAverage(),
     }
-    network = blocks.finish(parts, channels[-1])
-    initialise(network, conv=UNIFORM, linear=nn.init.xavier_uniform_)
-    return network
+    return blocks.finish(parts, channels[-1])
 
 
-def resnet18(
-    *,
-    shape: Shape,
-    features: int | None = None,
-    width: float = 1.0,
-    norm: Norm = "batch",
-    relu_after: bool = False,
-) -> Backbone:
+@network(8, conv=UNIFORM, linear=nn.init.xavier_uniform_)
+def resnet18(blocks: Blocks, *, relu_after: bool = False) -> Backbone:
     """The CIFAR ResNet-18 of Zhou et al. 2022: 3 x 3 stem, 512 features that can be negative.
 
     Args:
-        shape: channels, height and width of the images.
-        features: adds a linear layer of this size.
-        width: multiplies the channels.
-        norm: ``batch`` or ``group``.
+        blocks: settings that every network has.
         relu_after: put a ReLU after each addition, as is usual; the paper's code has none.
 
     Example:
         >>> resnet18(shape=(3, 32, 32), width=0.125).num_features
         64
     """
-    blocks = Blocks("resnet18", shape, 8, features, width, norm)
     return _cifar(blocks, (2, 2, 2, 2), relu_after)
 
 
-def resnet34(
-    *,
-    shape: Shape,
-    features: int | None = None,
-    width: float = 1.0,
-    norm: Norm = "batch",
-    relu_after: bool = False,
-) -> Backbone:
+@network(8, conv=UNIFORM, linear=nn.init.xavier_uniform_)
+def resnet34(blocks: Blocks, *, relu_after: bool = False) -> Backbone:
     """The CIFAR ResNet-34 of Zhou et al. 2022; see :func:`resnet18`.
 
     Args:
-        shape: channels, height and width of the images.
-        features: adds a linear layer of this size.
-        width: multiplies the channels.
-        norm: ``batch`` or ``group``.
+        blocks: settings that every network has.
         relu_after: put a ReLU after each addition.
     """
-    blocks = Blocks("resnet34", shape, 8, features, width, norm)
     return _cifar(blocks, (3, 4, 6, 3), relu_after)
 
 
-def resnet32(
-    *,
-    shape: Shape,
-    features: int | None = None,
-    width: float = 1.0,
-    norm: Norm = "batch",
-) -> Backbone:
-    """The CIFAR ResNet-32 of LDAM (Cao et al. 2019): shortcuts without parameters, 64 features.
-
-    Args:
-        shape: channels, height and width of the images.
-        features: adds a linear layer of this size.
-        width: multiplies the channels.
-        norm: ``batch`` or ``group``.
-    """
-    blocks = Blocks("resnet32", shape, 4, features, width, norm)
+@network(4, conv=FAN_IN, linear=FAN_IN)
+def resnet32(blocks: Blocks) -> Backbone:
+    """The CIFAR ResNet-32 of LDAM (Cao et al. 2019): shortcuts without parameters, 64 features."""
     channels = [blocks.scale(plain) for plain in (16, 32, 64)]
     parts = {
-        "stem": nn.Sequential(*blocks.unit(shape[0], channels[0])),
+        "stem": nn.Sequential(*blocks.unit(blocks.shape[0], channels[0])),
         **stages(blocks, channels[0], channels, (5, 5, 5), (1, 2, 2), shortcut=_padded),
         "pool": GlobalAverage(),
     }
-    network = blocks.finish(parts, channels[-1])
-    initialise(network, conv=FAN_IN, linear=FAN_IN)
-    return network
+    return blocks.finish(parts, channels[-1])
 
 
-def resnet12_basic(
-    *,
-    shape: Shape,
-    features: int | None = None,
-    width: float = 1.0,
-    norm: Norm = "batch",
-) -> Backbone:
+@network(8, conv=FAN_OUT)
+def resnet12_basic(blocks: Blocks) -> Backbone:
     """The ResNet-12 of Laenen and Bertinetto 2021: basic blocks 1, 1, 2, 1 and 640 features.
 
     Not the one of MetaOptNet, which is :func:`~tammes.lab.backbones.fewshot.resnet12`.
-
-    Args:
-        shape: channels, height and width of the images.
-        features: adds a linear layer of this size.
-        width: multiplies the channels.
-        norm: ``batch`` or ``group``.
     """
-    blocks = Blocks("resnet12_basic", shape, 8, features, width, norm)
     channels = [blocks.scale(plain) for plain in (64, 160, 320, 640)]
     parts = {
-        "stem": nn.Sequential(*blocks.unit(shape[0], channels[0])),
+        "stem": nn.Sequential(*blocks.unit(blocks.shape[0], channels[0])),
         **stages(blocks, channels[0], channels, (1, 1, 2, 1), (1, 2, 2, 2)),
         "pool": GlobalAverage(),
     }
-    network = blocks.finish(parts, channels[-1])
-    initialise(network, conv=FAN_OUT)
-    return network
+    return blocks.finish(parts, channels[-1])
 
 
 def large_stem(blocks: Blocks, channels: int) -> nn.Sequential:
@@ -236,27 +183,16 @@ def large_stem(blocks: Blocks, channels: int) -> nn.Sequential:
     return nn.Sequential(*unit, nn.MaxPool2d(3, stride=2, padding=1))
 
 
-def resnet18_224(
-    *,
-    shape: Shape,
-    features: int | None = None,
-    width: float = 1.0,
-    norm: Norm = "batch",
-    drop_rate: float = 0.0,
-    block_size: int = 5,
-) -> Backbone:
+@network(32, conv=FAN_OUT)
+def resnet18_224(blocks: Blocks, *, drop_rate: float = 0.0, block_size: int = 5) -> Backbone:
     """ResNet-18 for large images, as in Liu et al. 2020: 7 x 7 stem, 512 features.
 
     Args:
-        shape: channels, height and width of the images.
-        features: adds a linear layer of this size.
-        width: multiplies the channels.
-        norm: ``batch`` or ``group``.
+        blocks: settings that every network has.
         drop_rate: of dropout after the blocks of stages 1 and 2, and of DropBlock after those of
             3 and 4; 0 for none.
         block_size: side of what DropBlock drops.
     """
-    blocks = Blocks("resnet18_224", shape, 32, features, width, norm)
     channels = [blocks.scale(plain) for plain in (64, 128, 256, 512)]
     parts = {
         "stem": large_stem(blocks, channels[0]),
@@ -270,18 +206,11 @@ def resnet18_224(
         ),
         "pool": GlobalAverage(),
     }
-    network = blocks.finish(parts, channels[-1])
-    initialise(network, conv=FAN_OUT)
-    return network
+    return blocks.finish(parts, channels[-1])
 
 
-def resnet50_bnneck(
-    *,
-    shape: Shape,
-    features: int | None = None,
-    width: float = 1.0,
-    norm: Norm = "batch",
-) -> Backbone:
+@network(16, conv=FAN_OUT)
+def resnet50_bnneck(blocks: Blocks) -> Backbone:
     """ResNet-50 for person re-identification (Luo et al. 2019): last stride 1, BNNeck.
 
     The neck normalises the 2048 features and has no shift. A classifier reads what comes after
@@ -289,12 +218,10 @@ def resnet50_bnneck(
     pretrained ones come with ``timm:resnet50(pretrained=True)``.
 
     Args:
-        shape: channels, height and width of the images.
+        blocks: settings that every network has.
         features: adds a linear layer of this size before the neck.
-        width: multiplies the channels.
         norm: ``batch`` or ``group``, for the neck too.
     """
-    blocks = Blocks("resnet50_bnneck", shape, 16, features, width, norm)
     stem = blocks.scale(64)
     # Four times what is inside, which then is a multiple of 8 as well.
     channels = [4 * blocks.scale(plain) for plain in (64, 128, 256, 512)]
@@ -304,8 +231,7 @@ def resnet50_bnneck(
         "pool": GlobalAverage(),
     }
     body = blocks.finish(parts, channels[-1])
-    initialise(body, conv=FAN_OUT)
     size = body.num_features
-    neck = nn.BatchNorm1d(size) if norm == "batch" else nn.GroupNorm(1, size)
+    neck = nn.BatchNorm1d(size) if blocks.norm == "batch" else nn.GroupNorm(1, size)
     neck.bias.requires_grad_(False)
     return Backbone({"body": body, "neck": neck}, size)
