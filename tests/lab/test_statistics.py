@@ -217,9 +217,9 @@ def test_the_baseline_is_the_first_group_or_the_one_asked_for(tmp_path):
 
 def test_an_unknown_baseline_is_refused_with_a_near_one(tmp_path):
     runs = make_study(tmp_path, seeds=1)
-    with pytest.raises(RecordError, match=r"'lm_sofmax\(\)'; did you mean 'lm_softmax\(\)'\?"):
+    with pytest.raises(RecordError, match=r"'lm_sofmax\(\)'; did you mean lm_softmax\(\)\?"):
         study(runs, "lm_sofmax()")
-    with pytest.raises(RecordError, match=r"'xyz'; there are 'softmax\(\)', "):
+    with pytest.raises(RecordError, match=r"'xyz'; there are .*softmax\(\)"):
         study(runs, "xyz")
 
 

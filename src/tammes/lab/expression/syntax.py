@@ -152,14 +152,14 @@ class Source:
         """Read a number with its sign, or return None where it is something else."""
         match node:
             case ast.UnaryOp(op=ast.USub() | ast.UAdd()):
-                number = self.number(node.operand)
-                return -number if number is not None and isinstance(node.op, ast.USub) else number
+                value = self.number(node.operand)
+                return -value if value is not None and isinstance(node.op, ast.USub) else value
             case ast.Name(id="inf"):
                 return math.inf
-            case ast.Constant(value=int() | float()) if not isinstance(node.value, bool):
-                return (
-                    node.value if isinstance(node.value, float) or abs(node.value) < 2**63 else None
-                )
+            case ast.Constant(value=float(number)):
+                return number
+            case ast.Constant(value=int(whole)) if type(whole) is int and abs(whole) < 2**63:
+                return whole
         return None
 
 
