@@ -102,6 +102,14 @@ class Blocks:
         """Channels of this width: a multiple of 8, so that they divide into groups."""
         return max(8, round(channels * self.width / 8) * 8)
 
+    def scaled(self, *channels: int) -> list[int]:
+        """Channels of several stages at this width."""
+        return [self.scale(each) for each in channels]
+
+    def flat(self, channels: int, halvings: int) -> int:
+        """Numbers in a map whose sides were halved so often, rounded down."""
+        return channels * (self.shape[1] >> halvings) * (self.shape[2] >> halvings)
+
     def normal(self, channels: int) -> nn.Module:
         """Normalisation of maps with so many channels."""
         if self.norm == "batch":

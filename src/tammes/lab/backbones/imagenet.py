@@ -14,7 +14,7 @@ from tammes.lab.backbones.blocks import (
     GlobalAverage,
     network,
 )
-from tammes.lab.backbones.resnet import large_stem, stages
+from tammes.lab.backbones.resnet import large_stem, residual
 
 _VGG16 = ((64, 2), (128, 2), (256, 3), (512, 3), (512, 3))
 """Channels and number of the convolutions of each stage."""
@@ -55,8 +55,7 @@ def vgg16(blocks: Blocks) -> Backbone:
     size = blocks.features or hidden
     parts["pool"] = nn.MaxPool2d(2)
     parts["flatten"] = nn.Flatten()
-    flat = channels * (blocks.shape[1] // 32) * (blocks.shape[2] // 32)
-    parts["hidden"] = blocks.embedding(flat, hidden, relu=True)
+    parts["hidden"] = blocks.embedding(blocks.flat(channels, 5), hidden, relu=True)
     parts["embedding"] = blocks.embedding(hidden, size, relu=None)
     return Backbone(parts, size)
 
@@ -122,13 +121,11 @@ def resnext50(blocks: Blocks) -> Backbone:
         blocks: settings that every network has.
         width: multiplies the channels; few of them are in fewer groups.
     """
-    inputs, channels = blocks.scale(64), [2 * blocks.scale(n) for n in (128, 256, 512, 1024)]
-    parts: dict[str, nn.Module] = {
-        "stem": large_stem(blocks, inputs),
-        **stages(blocks, inputs, channels, (3, 4, 6, 3), (1, 2, 2, 2), branch=_in_groups),
-        "pool": GlobalAverage(),
-    }
-    return blocks.finish(parts, channels[-1])
+    channels = [2 * half for half in blocks.scaled(128, 256, 512, 1024)]
+    return residual(
+        blocks, channels, (3, 4, 6, 3),
+        stem=large_stem, stem_channels=blocks.scale(64), branch=_in_groups,
+    )  # fmt: skip
 
 
 def _in_groups(blocks: Blocks, inputs: int, outputs: int, stride: int) -> nn.Module:

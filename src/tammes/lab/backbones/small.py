@@ -26,16 +26,14 @@ def mnist_cnn(blocks: Blocks, *, relu: bool | None = None) -> Backbone:
         >>> mnist_cnn(shape=(1, 28, 28), features=3).num_features
         3
     """
-    first, second = blocks.scale(32), blocks.scale(64)
+    first, second = blocks.scaled(32, 64)
     size = blocks.features or 128
     return Backbone(
         {
             "stage1": nn.Sequential(*blocks.unit(blocks.shape[0], first), nn.MaxPool2d(2)),
             "stage2": nn.Sequential(*blocks.unit(first, second), nn.MaxPool2d(2)),
             "flatten": nn.Flatten(),
-            "embedding": blocks.embedding(
-                second * (blocks.shape[1] // 4) * (blocks.shape[2] // 4), size, relu
-            ),
+            "embedding": blocks.embedding(blocks.flat(second, 2), size, relu),
         },
         size,
     )
@@ -107,8 +105,7 @@ def lsoftmax_2d(blocks: Blocks) -> Backbone:
         inputs = outputs
     parts["flatten"] = nn.Flatten()
     size = blocks.features or 2
-    flat = inputs * (blocks.shape[1] // 8) * (blocks.shape[2] // 8)
-    parts["embedding"] = blocks.embedding(flat, size, relu=False)
+    parts["embedding"] = blocks.embedding(blocks.flat(inputs, 3), size, relu=False)
     return Backbone(parts, size)
 
 
@@ -129,13 +126,13 @@ def conv4(blocks: Blocks) -> Backbone:
         for number in range(1, 5)
     }
     parts["flatten"] = nn.Flatten()
-    return blocks.finish(parts, channels * (blocks.shape[1] // 16) * (blocks.shape[2] // 16))
+    return blocks.finish(parts, blocks.flat(channels, 4))
 
 
 @network(12, conv=FAN_OUT)
 def layer13(blocks: Blocks) -> Backbone:
     """The 13-layer network of Kobayashi 2019, as in the author's PyTorch port: 128 features."""
-    small, middle, large = blocks.scale(128), blocks.scale(256), blocks.scale(512)
+    small, middle, large = blocks.scaled(128, 256, 512)
     parts = {
         "stage1": nn.Sequential(*blocks.chain(blocks.shape[0], small, 3), nn.MaxPool2d(2)),
         "stage2": nn.Sequential(*blocks.chain(small, middle, 3), nn.MaxPool2d(2)),
