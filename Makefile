@@ -5,7 +5,7 @@ RUN := $(VENV)/bin/python
 # Files of tests side by side, as many as there are cores.
 PYTEST := $(RUN) -m pytest -n auto --maxprocesses 8 --dist loadfile
 
-.PHONY: setup demo test check bench clean
+.PHONY: setup demo test check docs bench clean
 
 # The constraint takes the CPU build of torch where one is on disk; users are not bound by it.
 $(VENV)/installed: pyproject.toml constraints.txt
@@ -26,6 +26,12 @@ check: setup
 	$(RUN) -m ruff check .
 	$(RUN) -m mypy
 	$(PYTEST)
+
+# Tables and outputs in docs/ that the code prints or measures.
+docs: setup
+	$(RUN) scripts/update_docs.py
+	$(RUN) tests/test_contract.py
+	$(RUN) -m tammes.lab.report.results
 
 bench: setup
 	$(RUN) benchmarks/criterion.py

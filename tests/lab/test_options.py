@@ -1,7 +1,4 @@
-"""A field of the configuration is a flag and a line of YAML; the page that lists them is current.
-
-The tables in docs/configuration.md are made by ``.venv/bin/python tests/lab/test_options.py``.
-"""
+"""A field of the configuration is a flag and a line of YAML; the page with all of them is true."""
 
 import dataclasses
 import re
@@ -12,11 +9,11 @@ from pathlib import Path
 import pytest
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
+from update_docs import BEGIN, with_fields
 
 from tammes.lab.cli import _Parser
 from tammes.lab.config import Config
 from tammes.lab.options import add_config, field_help, read_config, read_file, to_yaml
-from tammes.lab.typecheck import type_name
 
 DOCUMENT = Path(__file__).parents[2] / "docs" / "configuration.md"
 FIELDS = {field.name: field for field in dataclasses.fields(Config)}
@@ -233,32 +230,11 @@ def test_every_field_is_explained():
 
 # -- The page.
 
-BEGIN, END = "<!-- fields: made by tests/lab/test_options.py -->", "<!-- end of fields -->"
-
-
-def table():
-    """Every field as a row."""
-    rows = ["| field | type | default | meaning |", "|---|---|---|---|"]
-    for name, meaning in field_help().items():
-        default = FIELDS[name].default
-        shown = {"None": "null", "True": "true", "False": "false"}.get(str(default), default)
-        shown = f"`{shown}`" if shown != "" else ""
-        meaning = meaning.replace("``", "`").replace("|", "\\|")
-        mark = "" if name in Config().identity() else " *"
-        rows.append(f"| `{name}`{mark} | {type_name(FIELDS[name].type)} | {shown} | {meaning} |")
-    return "\n".join(rows)
-
-
-def written(page):
-    before, _, rest = page.partition(BEGIN)
-    _, _, after = rest.partition(END)
-    return f"{before}{BEGIN}\n{table()}\n{END}{after}"
-
 
 def test_the_page_lists_the_fields_as_they_are():
     page = DOCUMENT.read_text(encoding="utf-8")
     assert BEGIN in page
-    assert written(page) == page
+    assert with_fields(page) == page, "run make docs"
 
 
 def test_the_yaml_on_the_page_is_read(tmp_path):
@@ -267,7 +243,3 @@ def test_the_yaml_on_the_page_is_read(tmp_path):
     assert files
     for text in files:
         assert read_file(yaml(tmp_path, text))
-
-
-if __name__ == "__main__":
-    DOCUMENT.write_text(written(DOCUMENT.read_text(encoding="utf-8")), encoding="utf-8")
