@@ -9,7 +9,7 @@ import types
 import typing
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import MISSING, fields
-from typing import Annotated, Any, Literal, TypeVar, get_args, get_origin
+from typing import Annotated, Any, Literal, TypeVar, Union, get_args, get_origin
 
 from tammes.lab.expression.syntax import did_you_mean, short
 
@@ -96,8 +96,11 @@ def fit(value: Any, kind: Any, what: str) -> Any:
             except ValueError as error:
                 raise ValueError(f"{what} {error}") from None
         return value
-    if not any(_is(value, each) for each in members(kind)):
+    one = next((each for each in members(kind) if _is(value, each)), None)
+    if one is None:
         raise ValueError(f"{what} is expected to be {type_name(kind)}, got {value!r}")
+    if one is not kind:
+        return fit(value, one, what)
     if origin is Mapping:
         return {str(key): fit(each, args[1], f"{key} of {what}") for key, each in value.items()}
     if origin in (list, tuple):
@@ -117,12 +120,14 @@ def _items(value: Sequence[Any], kinds: tuple[Any, ...], what: str) -> list[Any]
 
 def members(kind: Any) -> tuple[Any, ...]:
     """Return the types that a union has, or the one type."""
-    return get_args(kind) if isinstance(kind, types.UnionType) else (kind,)
+    return get_args(kind) if get_origin(kind) in (types.UnionType, Union) else (kind,)
 
 
 def _is(value: Any, kind: Any) -> bool:
     """Return whether a value has a type; its items are not looked at."""
     origin = get_origin(kind) or kind
+    if origin is Annotated:
+        return _is(value, get_args(kind)[0])
     if origin is Any:
         return True
     if origin is Literal:
@@ -159,15 +164,14 @@ def type_name(kind: Any) -> str:
         >>> type_name(int | None)
         'a whole number or null'
     """
-    names = [
-        _either(get_args(each)) if get_origin(each) is Literal else _WORDS[get_origin(each) or each]
-        for each in members(kind)
-    ]
-    return " or ".join(names)
+    return " or ".join(map(_words, members(kind)))
 
 
-def _either(words: Sequence[str]) -> str:
-    return f"{', '.join(words[:-1])} or {words[-1]}"
+def _words(kind: Any) -> str:
+    origin, args = get_origin(kind) or kind, get_args(kind)
+    if origin is Literal:
+        return f"{', '.join(args[:-1])} or {args[-1]}"
+    return type_name(args[0]) if origin is Annotated else _WORDS[origin]
 
 
 def as_table(given: Any, what: str) -> dict[str, Any]:
@@ -185,22 +189,32 @@ def check_names(names: Iterable[str], known: Iterable[str], otherwise: str) -> N
             raise ValueError(f"{otherwise} {name!r}{did_you_mean(name, known, otherwise=listed)}")
 
 
-def at_least(low: float) -> Callable[[Any], Any]:
-    """Check of a number for :func:`fit`: not below a bound."""
+def check_fields(made: Any, what: str) -> None:
+    """Check the fields of a dataclass that was built by hand, as :func:`construct` does."""
+    hints = typing.get_type_hints(type(made), include_extras=True)
+    for each in fields(made):
+        fit(getattr(made, each.name), hints[each.name], f"{each.name} of {what}")
+
+
+def between(low: float, high: float, words: str = "") -> Callable[[Any], Any]:
+    """Check of a number for :func:`fit`: finite, and not beyond two bounds."""
 
     def check(value: Any) -> Any:
-        if value < low:
-            raise ValueError(f"is expected to be at least {low}, got {value!r}")
+        if not low <= value <= high or math.isinf(value):
+            expected = words or f"from {low} to {high}"
+            raise ValueError(f"is expected to be {expected}, got {value!r}")
         return value
 
     return check
 
 
-def above_zero(value: Any) -> Any:
-    """Check of a number for :func:`fit`: positive and finite."""
-    if not 0 < value < math.inf:
-        raise ValueError(f"is expected to be above 0, got {value!r}")
-    return value
+def at_least(low: float) -> Callable[[Any], Any]:
+    """Check of a number for :func:`fit`: finite, and not below a bound."""
+    return between(low, math.inf, f"at least {low}")
+
+
+finite = between(-math.inf, math.inf, "finite")
+above_zero = between(math.ulp(0.0), math.inf, "above 0")
 
 
 def not_empty(value: Any) -> Any:

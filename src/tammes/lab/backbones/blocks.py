@@ -2,13 +2,14 @@
 
 import functools
 import inspect
-import math
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from functools import partial
-from typing import Any, Literal
+from typing import Annotated, Any, Literal
 
 from torch import Tensor, nn
+
+from tammes.lab.typecheck import above_zero, at_least, check_fields
 
 Norm = Literal["batch", "group"]
 Shape = tuple[int, int, int]
@@ -74,8 +75,8 @@ class Blocks:
     name: str
     shape: Shape
     least: int
-    features: int | None
-    width: float
+    features: Annotated[int, at_least(1)] | None
+    width: Annotated[float, above_zero]
     norm: Norm
 
     def __post_init__(self) -> None:
@@ -89,14 +90,7 @@ class Blocks:
                 f"{self.name} expects images of at least {self.least} x {self.least} pixels, "
                 f"got {self.shape[1]} x {self.shape[2]}"
             )
-        if self.features is not None and (type(self.features) is not int or self.features < 1):
-            raise ValueError(
-                f"{self.name} expects features to be a number of at least 1, got {self.features!r}"
-            )
-        if not isinstance(self.width, (int, float)) or not 0 < self.width < math.inf:
-            raise ValueError(f"{self.name} expects width to be above 0, got {self.width!r}")
-        if self.norm not in ("batch", "group"):
-            raise ValueError(f"{self.name} expects norm to be batch or group, got {self.norm!r}")
+        check_fields(self, self.name)
 
     def scale(self, channels: int) -> int:
         """Channels of this width: a multiple of 8, so that they divide into groups."""
