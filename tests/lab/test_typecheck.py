@@ -88,12 +88,12 @@ def test_a_table_that_is_no_such_dataclass_is_refused(values, sentence):
 
 def test_fields_of_what_was_built_by_hand_are_checked():
     check_fields(Point(1.0), "a point")
-    with pytest.raises(ValueError, match="^x of a point is expected to be a number, got 'a'$"):
+    with pytest.raises(ValueError, match=r"^x of a point is expected to be a number, got 'a'$"):
         check_fields(Point("a"), "a point")
 
 
 def test_a_long_list_of_names_is_not_shown():
-    with pytest.raises(ValueError, match="^there is no 'q'$"):
+    with pytest.raises(ValueError, match=r"^there is no 'q'$"):
         check_names(["q"], map(str, range(100)), "there is no")
 
 
