@@ -641,7 +641,10 @@ def test_operations_are_given_as_text_or_as_calls():
         ("pad_crop(padding=4)", "pad_crop has no setting 'padding'; did you mean pad?"),
         ("pad_crop(-1)", "pad of pad_crop is expected to be at least 0, got -1"),
         ("pad_crop(1.5)", "pad of pad_crop is expected to be a whole number, got 1.5"),
-        ("pad_crop(4, 'black')", "fill of pad_crop is expected to be mean, zero or reflect, got 'black'"),
+        (
+            "pad_crop(4, 'black')",
+            "fill of pad_crop is expected to be mean, zero or reflect, got 'black'",
+        ),
         ("pad_crop(8, 'reflect')", "below the side of the image .* got 8 for 8 x 8 pixels"),
         ("flip(1.5)", "p of flip is expected to be from 0 to 1, got 1.5"),
         ("flip('a')", "p of flip is expected to be a number, got 'a'"),
