@@ -10,7 +10,7 @@ ifneq ($(wildcard ../shared/data),)
 export TAMMES_DATA ?= $(abspath ../shared/data)
 endif
 
-.PHONY: setup demo test check bench gpu clean
+.PHONY: setup demo test check docs bench gpu clean
 
 # The constraint takes the CPU build of torch where one is on disk; users are not bound by it.
 $(VENV)/installed: pyproject.toml constraints.txt
@@ -31,6 +31,12 @@ check: setup
 	$(RUN) -m ruff check .
 	$(RUN) -m mypy
 	$(PYTEST)
+
+# Tables and outputs in docs/ that the code prints or measures.
+docs: setup
+	$(RUN) scripts/update_docs.py
+	$(RUN) tests/test_contract.py
+	$(RUN) -m tammes.lab.report.results
 
 bench: setup
 	$(RUN) benchmarks/criterion.py

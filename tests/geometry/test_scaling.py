@@ -1,77 +1,45 @@
-"""What the pages show of the planner is what it says, and what it says adds up.
+"""What the pages show of the planner is what it says, and what it says adds up."""
 
-Tables and outputs in docs/scaling.md and docs/advise.md are made by
-``.venv/bin/python tests/geometry/test_scaling.py``.
-"""
-
-import contextlib
-import io
+import doctest
 import os
 import re
-import shlex
 import subprocess
 import sys
-from pathlib import Path
 
 import pytest
+import scaling_table as scaling
+from update_docs import DOCS, with_outputs
 
-from tammes.geometry import scaling
 from tammes.geometry.planner import messages
 from tammes.geometry.workload import Machine
 from tammes.kernels.plan import fused_blocks
 from tammes.lab import cli
 
-DOCS = Path(__file__).parents[2] / "docs"
-PAGES = [DOCS / "scaling.md", DOCS / "advise.md"]
+PAGE = DOCS / "scaling.md"
 GIB = 2**30
-
-
-def printed(command):
-    """What a command of ours prints."""
-    words = shlex.split(command)
-    heard = io.StringIO()
-    with contextlib.redirect_stdout(heard):
-        if words[0] == "tammes":
-            cli.main(words[1:])
-        else:
-            assert words[:3] == ["python", "-m", "tammes.geometry.scaling"]
-            scaling.main(words[3:])
-    return heard.getvalue().rstrip("\n")
-
-
-def made_anew(text):
-    """A page with every output printed again: below a command, or between two marks."""
-    text = re.sub(
-        r"^```\n\$ (.+)\n[^`]*```",
-        lambda found: f"```\n$ {found[1]}\n{printed(found[1])}\n```",
-        text,
-        flags=re.MULTILINE,
-    )
-    return re.sub(
-        r"^<!-- (python .+) -->\n(?:.|\n)*?<!-- end -->",
-        lambda found: f"<!-- {found[1]} -->\n\n{printed(found[1])}\n\n<!-- end -->",
-        text,
-        flags=re.MULTILINE,
-    )
 
 
 def test_what_the_page_on_scaling_shows_is_what_is_printed():
     # That on advice is looked at where its command is tested.
-    text = PAGES[0].read_text()
-    assert made_anew(text) == text, f"run {Path(__file__).name} as a program"
+    text = PAGE.read_text()
+    assert with_outputs(text) == text, "run make docs"
 
 
-def test_outputs_on_a_page_are_found_and_made_anew():
-    page = "a\n```\n$ python -m tammes.geometry.scaling --classes 1000 --gpus 2\nold\n```\nb\n"
-    assert "1,000 classes on 2 ranks, 256 examples a step" in made_anew(page)
-    assert "old" not in made_anew(page)
-    page = "<!-- python -m tammes.geometry.scaling -->\nold\n<!-- end -->\n"
-    assert scaling.scaling_table() in made_anew(page)
-    assert "old" not in made_anew(page)
+def test_the_examples_of_the_script_hold():
+    assert doctest.testmod(scaling, optionflags=doctest.NORMALIZE_WHITESPACE) == (0, 2)
+
+
+def test_outputs_on_a_page_are_found_and_with_outputs():
+    page = "a\n```\n$ python scripts/scaling_table.py --classes 1000 --gpus 2\nold\n```\nb\n"
+    assert "1,000 classes on 2 ranks, 256 examples a step" in with_outputs(page)
+    assert "old" not in with_outputs(page)
+    page = "<!-- python scripts/scaling_table.py -->\nold\n<!-- end -->\n"
+    assert scaling.scaling_table() in with_outputs(page)
+    assert "old" not in with_outputs(page)
 
 
 def test_the_page_on_scaling_has_the_table_and_the_largest_case():
-    text = PAGES[0].read_text()
+    text = PAGE.read_text()
     assert scaling.scaling_table() in text
     assert "100,000,000 classes on 64 ranks" in text
 
@@ -117,7 +85,7 @@ def test_more_ranks_of_the_same_batch_each_take_as_many_products():
 
 @pytest.mark.slow
 def test_the_program_on_the_page_runs_on_two_ranks_and_its_checkpoint_is_whole(tmp_path, capsys):
-    (program,) = re.findall(r"^```python\n(.*?)^```", PAGES[0].read_text(), re.DOTALL | re.M)
+    (program,) = re.findall(r"^```python\n(.*?)^```", PAGE.read_text(), re.DOTALL | re.M)
     (tmp_path / "train.py").write_text(program)
     words = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2"]
     done = subprocess.run(
@@ -134,9 +102,3 @@ def test_the_program_on_the_page_runs_on_two_ranks_and_its_checkpoint_is_whole(t
     said = capsys.readouterr().out
     assert "intact" in said
     assert "classes 500 to 999" in said
-
-
-if __name__ == "__main__":
-    for page in PAGES:
-        page.write_text(made_anew(page.read_text()))
-        print(page)

@@ -378,11 +378,17 @@ def test_channels_last_changes_nothing(name):
     [
         ("resnt18", "there is no backbone 'resnt18'; did you mean resnet18?"),
         ("resnet18(feature=3)", "resnet18 has no setting 'feature'; did you mean features?"),
-        ("resnet18(features=0)", "resnet18 expects features to be a number of at least 1, got 0"),
-        ("conv4(features=2.5)", "conv4 expects features to be a number of at least 1, got 2.5"),
-        ("layer13(width=0)", "layer13 expects width to be above 0, got 0"),
-        ("layer13(width='a')", "layer13 expects width to be above 0, got 'a'"),
-        ("resnet32(norm='layer')", "resnet32 expects norm to be batch or group, got 'layer'"),
+        ("resnet18(features=0)", "features of resnet18 is expected to be at least 1, got 0"),
+        (
+            "conv4(features=2.5)",
+            "features of conv4 is expected to be a whole number or null, got 2.5",
+        ),
+        ("layer13(width=0)", "width of layer13 is expected to be above 0, got 0"),
+        ("layer13(width='a')", "width of layer13 is expected to be a number, got 'a'"),
+        (
+            "resnet32(norm='layer')",
+            "norm of resnet32 is expected to be batch or group, got 'layer'",
+        ),
         ("resnet12(drop_rate=1)", r"resnet12 expects drop_rate in \[0, 1\), got 1"),
         ("wrn28_10(drop_rate=-1)", r"wrn28_10 expects drop_rate in \[0, 1\), got -1"),
         ("resnet12(drop_rate=0.1, block_size=0)", "block_size to be at least 1, got 0"),

@@ -299,7 +299,7 @@ def test_an_unknown_name_is_answered_with_the_nearest(refuse, flag, value, expec
         ("cosfce", "loss: there is no 'cosfce' in 'cosfce'; did you mean cosface?"),
         ("cosface(margn=0.2)", "cosface has no setting 'margn'; did you mean margin?"),
         ("softmax + 0.5*sampel_margin()", "did you mean sample_margin?"),
-        ("cosface(", "'(' is not closed"),
+        ("cosface(", "'(' was never closed"),
         ("__import__('os').system('true')", "loss expects "),
     ],
 )

@@ -89,7 +89,12 @@ def test_a_cell_is_a_loss_and_a_seed():
         ("bce", [1, 1], "", r"seeds is expected to name each seed once, got \[1, 1\]"),
         ("bce", [], "", r"seeds is expected to name each seed once, got \[\]"),
         ("bce,softmax", 1, "mine", "a name is for one loss only, got 'mine' for 2"),
-        ("bce,(softmax", 1, "", r"losses: '\(' is not closed"),
+        (
+            "bce,(softmax",
+            1,
+            "",
+            r"losses: 'bce,\(softmax' cannot be read at character 5: '\(' was never closed",
+        ),
     ],
 )
 def test_cells_that_cannot_be_are_refused(losses, seeds, name, message):

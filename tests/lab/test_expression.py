@@ -71,7 +71,9 @@ def test_commas_within_brackets_and_quotes_do_not_split():
 
 
 def test_nothing_between_two_commas_is_refused():
-    with pytest.raises(ValueError, match=r"losses: something is expected before every comma"):
+    with pytest.raises(
+        ValueError, match=r"losses: 'softmax,,cosface' cannot be read at character 9"
+    ):
         split_list("softmax,,cosface", what="losses")
 
 
@@ -111,10 +113,16 @@ def test_build_fills_in_what_is_given_and_leaves_out_what_is_not_taken():
         ("rotate(15, fill=zero)", "augment expects text in quotes, as in 'zero', got 'zero' "
                                   "in 'rotate(15, fill=zero)'"),
         ("pk(labels=3)", "augment: pk has no setting 'labels'; it has batch_size, classes, images"),
-        ("rotate(15", "augment: '(' is not closed in 'rotate(15'"),
-        ("rotate)15", "augment: ')' closes nothing in 'rotate)15'"),
-        ("rotate(15, fill='zero)", "augment: \"'\" is not closed in \"rotate(15, fill='zero)\""),
-        ("rotate(15) rotate(3)", "augment: 'rotate(15) rotate(3)' cannot be read at character 12"),
+        ("rotate(15", "augment: 'rotate(15' cannot be read at character 7: "
+                      "'(' was never closed"),
+        ("rotate)15", "augment: 'rotate)15' cannot be read at character 7: unmatched ')'"),
+        ("rotate(15, fill='zero)", "augment: \"rotate(15, fill='zero)\" cannot be read at "
+                                   "character 17: unterminated string literal "
+                                   "(detected at line 1)"),
+        ("rotate(15) rotate(3)", "augment: 'rotate(15) rotate(3)' cannot be read at character 12: "
+                                 "invalid syntax"),
+        ("rotate(degrees=1, degrees=2)", "augment: degrees is given twice in "
+                                         "'rotate(degrees=1, degrees=2)'"),
         ("", "augment is expected, got nothing"),
     ],
 )  # fmt: skip
@@ -220,12 +228,14 @@ def test_a_long_sum_is_not_a_deep_one():
         ("lm_softmax(3)", "loss: lm_softmax takes no setting, got 'lm_softmax(3)'"),
         ("ldam()", "loss: ldam expects counts, got none"),
         ("cosface('a')", "cosface expects margin to be a number or one per class, got 'a'"),
-        ("softmax + 3", "loss expects a number only as a factor, got 'softmax + 3'"),
-        ("softmax*cosface", "loss expects a term to be multiplied with a number, "
+        ("softmax + 3", "loss expects terms, with numbers as factors, joined by + and -, "
+                        "got 'softmax + 3'"),
+        ("softmax*cosface", "loss expects terms, with numbers as factors, joined by + and -, "
                             "got 'softmax*cosface'"),
         ("3", "loss expects a term, such as softmax(), got '3'"),
         ("inf*softmax", "a term expects a finite weight, got inf"),
-        ("softmax/2", "loss expects terms, numbers, +, - and *, got 'softmax/2'"),
+        ("softmax/2", "loss expects terms, with numbers as factors, joined by + and -, "
+                      "got 'softmax/2'"),
         ("direct_sum(nca, softmax)", "direct_sum expects a classification loss on split or "
                                      "prototypes, got nca(scale=1.0, normalize=False)"),
         ("direct_sum(softmax, 3)", "loss: direct_sum(softmax(smoothing=0.0, margin=0.0), 3.0): "
@@ -554,7 +564,8 @@ def test_every_schedule_of_the_library_can_be_named():
         ("WarmUp(0, 1, epochs=1)", "schedules expects parts such as "
                                    "margin=WarmUp(0, 0.35, epochs=5), "
                                    "got 'WarmUp(0, 1, epochs=1)'"),
-        ("a=LambdaAnnealing(), a=LambdaAnnealing()", "schedules: a is given twice"),
+        ("a=LambdaAnnealing(), a=LambdaAnnealing()", "schedules: a is given twice in "
+                                                     "'a=LambdaAnnealing(), a=LambdaAnnealing()'"),
     ],
 )  # fmt: skip
 def test_parse_schedules_says_what_is_wrong(text, message):

@@ -382,21 +382,33 @@ def test_episodes_of_a_batch_are_smaller_in_the_quick_form(lists):
 @pytest.mark.parametrize(
     ("settings", "sentence"),
     [
-        ({}, "fewshot expects a split of classes, got none"),
-        ({"split": "cub", "ways": 5}, "fewshot has no setting 'ways'; did you mean way?"),
-        ({"split": "cub", "way": 1}, "fewshot expects way of at least 2, got 1"),
-        ({"split": "cub", "episodes": 2.5}, "fewshot expects episodes of at least 1, got 2.5"),
-        ({"split": "cub", "shots": 5}, "fewshot expects shots to be a list, got 5"),
-        ({"split": "cub", "shots": []}, r"fewshot expects shots such as \[1, 5\], got \[\]"),
-        ({"split": "cub", "shots": [0]}, r"fewshot expects shots such as \[1, 5\], got \[0\]"),
-        ({"split": "cub", "parts": []}, "fewshot expects a part to recognise, got none"),
+        ({}, "fewshot is expected to have split, got none"),
+        ({"split": "cub", "ways": 5}, "fewshot has no 'ways'; did you mean way?"),
+        ({"split": "cub", "way": 1}, "way of fewshot is expected to be at least 2, got 1"),
+        (
+            {"split": "cub", "episodes": 2.5},
+            "episodes of fewshot is expected to be a whole number, got 2.5",
+        ),
+        ({"split": "cub", "shots": 5}, "shots of fewshot is expected to be a list, got 5"),
+        (
+            {"split": "cub", "shots": []},
+            r"shots of fewshot is expected to have something in it, got \(\)",
+        ),
+        (
+            {"split": "cub", "shots": [0]},
+            "a part of shots of fewshot is expected to be at least 1, got 0",
+        ),
+        (
+            {"split": "cub", "parts": []},
+            r"parts of fewshot is expected to have something in it, got \(\)",
+        ),
         (
             {"split": "cub", "parts": ["novell"]},
-            "fewshot knows the parts novel, validation, base, got 'novell'; did you mean novel",
+            "a part of parts of fewshot is expected to be novel, validation or base, got 'novell'",
         ),
-        ({"split": "cub", "analyse": "yes"}, "fewshot expects analyse to be true or false"),
+        ({"split": "cub", "analyse": "yes"}, "analyse of fewshot is expected to be true or false"),
         ({"split": "cub", "method": "l3"}, "there is no method 'l3'; there are centroid, cl2n"),
-        ({"split": "cub", "method": 3}, "fewshot expects method to be a text, got 3"),
+        ({"split": "cub", "method": 3}, "method of fewshot is expected to be text, got 3"),
     ],
 )
 def test_settings_that_cannot_be_are_refused_in_a_sentence(settings, sentence):

@@ -20,13 +20,25 @@ from tammes.lab.protocols.fewshot_heads import LinearTuning, heads_of
         ("cosin", "did you mean cosine?"),
         ("l2(scale=3)", "l2"),
         ("cosine(scal=3)", "did you mean scale?"),
-        ("cosine(scale=0)", "method: cosine expects scale above 0, got 0"),
-        ("linear(passes=0)", "method: linear expects passes to be a whole number above 0, got 0"),
-        ("linear(lr='a')", "method: linear expects lr to be a number, got 'a'"),
-        ("linear(momentum=-0.1)", "method: linear expects momentum of 0 or more, got -0.1"),
-        ("cosine(weight_decay=-1)", "method: cosine expects weight_decay of 0 or more, got -1"),
-        ("cosine(dampening=-0.5)", "method: cosine expects dampening of 0 or more, got -0.5"),
-        ("linear(dampening=1.5)", "method: linear expects dampening of at most 1, got 1.5"),
+        ("cosine(scale=0)", "scale of method cosine is expected to be above 0, got 0"),
+        ("linear(passes=0)", "passes of method linear is expected to be at least 1, got 0"),
+        ("linear(lr='a')", "lr of method linear is expected to be a number, got 'a'"),
+        (
+            "linear(momentum=-0.1)",
+            "momentum of method linear is expected to be at least 0, got -0.1",
+        ),
+        (
+            "cosine(weight_decay=-1)",
+            "weight_decay of method cosine is expected to be at least 0, got -1",
+        ),
+        (
+            "cosine(dampening=-0.5)",
+            "dampening of method cosine is expected to be from 0 to 1, got -0.5",
+        ),
+        (
+            "linear(dampening=1.5)",
+            "dampening of method linear is expected to be from 0 to 1, got 1.5",
+        ),
     ],
 )
 def test_methods_that_cannot_be_are_refused(text, message):

@@ -117,9 +117,9 @@ def test_the_sentence_says_where_both_are_best():
         ),
         (
             {**NOVEL, "peak": "scale", "at_most": 0},
-            "a claim looks for a peak along scale, which row low is expected to have as a number",
+            "scale of row low, along which a claim looks for a peak, is expected to be a number",
         ),
-        ({**NOVEL, "peak": 3, "at_most": 0}, "peak of claim 1 is expected to be a text, got 3"),
+        ({**NOVEL, "peak": 3, "at_most": 0}, "peak of claim 1 is expected to be text, got 3"),
     ],
 )
 def test_a_peak_that_cannot_be_judged_is_refused_in_a_sentence(claim, sentence):

@@ -4,6 +4,7 @@ import pytest
 
 from tammes.lab import recipes
 from tammes.lab.recipes import RecipeError, files
+from tammes.lab.yaml_file import read_yaml
 
 FIRST = """
 title: First
@@ -82,9 +83,9 @@ MINE = "title: t\nsource: s\n"
         ("like: 3", "mine: like is expected to be the name of a recipe, got 3"),
         ("like: other.yaml", "other.yaml: No such file or directory"),
         ("like: mine.yaml", "like goes round in a circle: mine.yaml, mine.yaml"),
-        ("like: list.yaml", r"like list: a recipe is expected to be a table .* got \[1\]"),
-        ("like: empty.yaml", "like empty: a recipe is expected to be a table .* got None"),
-        ("like: broken.yaml", "like broken: not YAML that a recipe can be"),
+        ("like: list.yaml", r"like list: the recipe is expected to be a table .* got \[1\]"),
+        ("like: empty.yaml", "like empty: the recipe is expected to be a table .* got None"),
+        ("like: broken.yaml", "like broken: broken.yaml: not YAML"),
         ("like: text.yaml", "like text: config is expected to be a table .* got 'x'"),
         ("like: bare.yaml", "like bare: each line of the protocol is expected to have its what"),
         ("like: word.yaml", "like word: protocol is expected to be a list, got 'x'"),
@@ -117,11 +118,11 @@ def test_a_file_is_looked_for_beside_the_recipe(written, tmp_path):
 def test_no_recipe_of_the_package_says_again_what_it_could_take_over():
     checked = 0
     for name in recipes.names():
-        given = files.values_of(files.find(name)[0])
+        given = read_yaml(files.find(name)[0])
         if "like" not in given:
             continue
         path = files.find(given["like"])[0]
-        other = files.start_from(files.values_of(path), path.parent)
+        other = files.start_from(read_yaml(path), path.parent)
         for key in ("config", "settings", "quick"):
             own, taken = given.get(key, {}), other.get(key, {})
             assert not [each for each in own if each in taken and own[each] == taken[each]], name

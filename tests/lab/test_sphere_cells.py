@@ -101,12 +101,12 @@ def test_all_settings_are_written_down_in_the_recipe_and_quick_cuts_the_steps():
 @pytest.mark.parametrize(
     ("change", "sentence"),
     [
-        ({"step": 5}, "sphere has no setting 'step'; did you mean steps?"),
-        ({"steps": 0}, "sphere expects steps of at least 1, got 0"),
-        ({"features": 2.0}, "sphere expects features of at least 1, got 2.0"),
-        ({"scale": 0}, "sphere expects scale to be above 0, got 0"),
-        ({"lr": math.nan}, "sphere expects lr to be above 0, got nan"),
-        ({"optimizer": "lion"}, "sphere expects optimizer sgd or adam, got 'lion'"),
+        ({"step": 5}, "sphere has no 'step'; did you mean steps?"),
+        ({"steps": 0}, "steps of sphere is expected to be at least 1, got 0"),
+        ({"features": 2.0}, "features of sphere is expected to be a whole number, got 2.0"),
+        ({"scale": 0}, "scale of sphere is expected to be above 0, got 0"),
+        ({"lr": math.nan}, "lr of sphere is expected to be a number, got nan"),
+        ({"optimizer": "lion"}, "optimizer of sphere is expected to be sgd or adam, got 'lion'"),
         ({"loss": "center()"}, "sphere expects a loss without a memory, got center()"),
         ({"loss": "nromface()"}, "loss: there is no 'nromface' in 'nromface()'; did you mean"),
     ],
@@ -118,5 +118,5 @@ def test_what_cannot_be_is_said_in_a_sentence(change, sentence):
 
 
 def test_loss_and_scale_must_be_given():
-    with pytest.raises(ValueError, match="sphere expects scale, got none"):
+    with pytest.raises(ValueError, match="sphere is expected to have scale, got loss"):
         run_sphere({"loss": "normface()"}, 0)

@@ -7,13 +7,14 @@ shows results with some missing.
 """
 
 import argparse
-import difflib
 import importlib
 import os
 import sys
 from collections.abc import Sequence
 from types import ModuleType
 from typing import NoReturn
+
+from tammes.lab.expression.syntax import did_you_mean
 
 COMMANDS = {
     "demo": "a few losses on digits in a minute, and the page that comes of it",
@@ -44,8 +45,7 @@ class _Parser(argparse.ArgumentParser):
     def error(self, message: str) -> NoReturn:
         if message.startswith("unrecognized arguments: --"):
             name = message.split()[2].partition("=")[0]
-            near = difflib.get_close_matches(name, self._option_string_actions, n=1)
-            message += f"; did you mean {near[0]}?" if near else ""
+            message += did_you_mean(name, self._option_string_actions)
         raise _Mistake(f"{message}; see {self.prog} --help")
 
 
@@ -108,9 +108,8 @@ def _usage() -> str:
 
 def _load(name: str) -> ModuleType:
     if name not in COMMANDS:
-        near = difflib.get_close_matches(name, COMMANDS, n=1)
-        hint = f"did you mean {near[0]}?" if near else f"there are {', '.join(COMMANDS)}"
-        raise _Mistake(f"there is no command {name!r}; {hint}")
+        hint = did_you_mean(name, COMMANDS, otherwise="there are")
+        raise _Mistake(f"there is no command {name!r}{hint}")
     return importlib.import_module(f"tammes.lab.commands.{name}")
 
 

@@ -5,15 +5,15 @@ What has settings of its own is written as a call, ``"cosface(margin=0.35)"`` or
 """
 
 import dataclasses
-import difflib
 import hashlib
 import json
 import re
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Any, Literal, get_args
+from typing import Any, Literal
 
 from tammes.lab.expression.syntax import normal
+from tammes.lab.typecheck import check_names, fit
 
 Precision = Literal["fp32", "bf16", "fp16"]
 Optimizer = Literal["sgd", "adam", "adamw"]
@@ -145,7 +145,8 @@ class Config:
     name: str = ""
 
     def __post_init__(self) -> None:
-        self._check_numbers()
+        for each in dataclasses.fields(self):
+            fit(getattr(self, each.name), each.type, each.name)
         for field, low in _AT_LEAST.items():
             value = getattr(self, field)
             if value is not None and not value >= low:
@@ -164,37 +165,18 @@ class Config:
             raise ValueError(f"validation is expected in [0, 1), got {self.validation}")
         if not 0 < self.fraction <= 1:
             raise ValueError(f"fraction is expected in (0, 1], got {self.fraction}")
-        for field, known in _ONE_OF.items():
-            value = getattr(self, field)
-            if value not in known:
-                raise ValueError(f"{field} is expected to be {_either(known)}, got {value!r}")
-
-    def _check_numbers(self) -> None:
-        for field in dataclasses.fields(self):
-            kinds = get_args(field.type) or (field.type,)
-            value = getattr(self, field.name)
-            if value is None and type(None) in kinds:
-                continue
-            number = isinstance(value, int | float) and not isinstance(value, bool)
-            if int in kinds and not (number and isinstance(value, int)):
-                raise ValueError(f"{field.name} is expected to be a whole number, got {value!r}")
-            if float in kinds and not number:
-                raise ValueError(f"{field.name} is expected to be a number, got {value!r}")
 
     @classmethod
     def from_dict(cls, values: Mapping[str, Any]) -> "Config":
-        """A configuration from plain values; a key that is no field is refused.
+        """Build a configuration from plain values; a key that is no field is refused.
 
         Example:
             >>> Config.from_dict({"loss": "cosface()", "epochs": 5}).epochs
             5
         """
-        known = {field.name for field in dataclasses.fields(cls)}
-        for key in values:
-            if key not in known:
-                near = difflib.get_close_matches(key, known, n=1)
-                hint = f"; did you mean {near[0]}?" if near else ""
-                raise ValueError(f"a configuration has no {key!r}{hint}")
+        check_names(
+            values, [field.name for field in dataclasses.fields(cls)], "a configuration has no"
+        )
         return cls(**values)
 
     def to_dict(self) -> dict[str, Any]:
@@ -257,13 +239,3 @@ _AT_LEAST = {
     "head_weight_decay": 0, "warmup": 0, "warmup_start": 0, "clip": 0, "memory": 0, "workers": 0,
     "evaluate_every": 1, "save_every": 1, "save_steps": 0, "seed": 0,
 }  # fmt: skip
-_ONE_OF = {
-    "optimizer": get_args(Optimizer),
-    "precision": get_args(Precision),
-    "accelerator": get_args(Accelerator),
-    "graphs": get_args(Choice),
-}
-
-
-def _either(words: tuple[str, ...]) -> str:
-    return f"{', '.join(words[:-1])} or {words[-1]}"

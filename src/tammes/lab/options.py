@@ -1,22 +1,19 @@
-"""The configuration as flags and YAML: ``--config run.yaml --lr 0.05``; a flag beats the file.
-
-Flags are plain argparse, so that every command has the same help and the same errors. Types and
-YAML are read by jsonargparse, which is imported only when there is a configuration to read.
-"""
+"""The configuration as flags and YAML: ``--config run.yaml --lr 0.05``; a flag beats the file."""
 
 import argparse
 import dataclasses
 import inspect
 import re
-import types
-import typing
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal, get_args, get_origin
 
 from tammes.lab.config import Config
-from tammes.lab.expression.syntax import did_you_mean, short
+from tammes.lab.typecheck import check_names, fit, from_text, members
+from tammes.lab.yaml_file import read_yaml
 from tammes.optional import require
+
+_TYPES = {field.name: field.type for field in dataclasses.fields(Config)}
 
 _PREFIX = "config_"
 """Before the names of fields among the parsed arguments, so that a command's own do not clash."""
@@ -64,7 +61,7 @@ def add_config(parser: argparse.ArgumentParser, *, leave_out: Sequence[str] = ()
 
 
 def read_config(arguments: argparse.Namespace, **defaults: Any) -> Config:
-    """The configuration that flags and files say.
+    """Return the configuration that flags and files say.
 
     Args:
         arguments: parsed by a parser that :func:`add_config` was called with.
@@ -76,15 +73,13 @@ def read_config(arguments: argparse.Namespace, **defaults: Any) -> Config:
     Raises:
         ValueError: with a sentence that names the file or the field.
     """
-    given = {
-        key.removeprefix(_PREFIX): value
-        for key, value in vars(arguments).items()
-        if key.startswith(_PREFIX)
-    }
     values = dict(defaults)
     for path in arguments.config:
         values |= read_file(path)
-    values |= _typed(given)
+    for name, kind in _TYPES.items():
+        text = getattr(arguments, f"{_PREFIX}{name}", None)
+        if text is not None:
+            values[name] = from_text(text, kind, f"--{name}")
     config = Config.from_dict(values)
     if arguments.print_config:
         print(to_yaml(config), end="")
@@ -93,7 +88,7 @@ def read_config(arguments: argparse.Namespace, **defaults: Any) -> Config:
 
 
 def read_file(path: str) -> dict[str, Any]:
-    """What a YAML file says of the configuration, with its types checked.
+    """Return what a YAML file says of the configuration, with its types checked.
 
     Args:
         path: of the file.
@@ -101,24 +96,27 @@ def read_file(path: str) -> dict[str, Any]:
     Raises:
         ValueError: with a sentence that names the file.
     """
-    try:
-        text = Path(path).read_text(encoding="utf-8")
-    except OSError as error:
-        raise ValueError(f"{path}: {error.strerror or error}") from None
-    except UnicodeDecodeError:
-        raise ValueError(f"{path}: not YAML (it is no text)") from None
-    if not re.sub(r"(?m)^\s*(#.*)?$|^---$", "", text).strip():
+    found = read_yaml(Path(path))
+    if found is None:
         return {}
-    parser = _parser()
     try:
-        found = parser.parse_string(text, defaults=False)
-    except Exception as error:
-        raise ValueError(f"{path}: {_sentence(error)}") from None
-    return _plain(found)
+        if not isinstance(found, dict):
+            raise ValueError("lines such as lr: 0.1 are expected")
+        check_names(map(str, found), _TYPES, "a configuration has no")
+        return {name: _typed(value, _TYPES[name], name) for name, value in found.items()}
+    except ValueError as error:
+        raise ValueError(f"{path}: {error}") from None
+
+
+def _typed(value: Any, kind: Any, what: str) -> Any:
+    """Return a value of YAML as a field has it: a number may be in quotes, or have no point."""
+    if isinstance(value, str):
+        return from_text(value, kind, what)
+    return float(value) if type(fit(value, kind, what)) is int and float in members(kind) else value
 
 
 def to_yaml(config: Config) -> str:
-    """A configuration as YAML that :func:`read_file` takes."""
+    """Write a configuration as YAML that :func:`read_file` takes."""
     yaml = require("yaml", extra="lab")
     values = config.to_dict()
     # Some signs that are not printable count as ends of lines; they have to be written by number.
@@ -128,7 +126,7 @@ def to_yaml(config: Config) -> str:
 
 
 def field_help() -> dict[str, str]:
-    """What the docstring of :class:`.Config` says of each field, in one line each.
+    """Return what the docstring of :class:`.Config` says of each field, in one line each.
 
     Example:
         >>> field_help()["epochs"]
@@ -141,77 +139,8 @@ def field_help() -> dict[str, str]:
     return says
 
 
-def type_name(kind: Any) -> str:
-    """The type of a field in words.
-
-    Example:
-        >>> type_name(int | None)
-        'a whole number or null'
-    """
-    parts = typing.get_args(kind) if isinstance(kind, types.UnionType) else (kind,)
-    return " or ".join(_words(part) for part in parts)
-
-
-def _words(kind: Any) -> str:
-    if typing.get_origin(kind) is typing.Literal:
-        *most, last = typing.get_args(kind)
-        return f"{', '.join(most)} or {last}"
-    known = {
-        int: "a whole number",
-        float: "a number",
-        bool: "true or false",
-        str: "text",
-        types.NoneType: "null",
-    }
-    return known[kind]
-
-
 def _metavar(kind: Any) -> str:
-    first = typing.get_args(kind)[0] if isinstance(kind, types.UnionType) else kind
-    if typing.get_origin(first) is typing.Literal:
-        return "{" + ",".join(typing.get_args(first)) + "}"
+    first = members(kind)[0]
+    if get_origin(first) is Literal:
+        return "{" + ",".join(get_args(first)) + "}"
     return {int: "N", float: "X", bool: "{true,false}", str: "TEXT"}[first]
-
-
-def _parser() -> Any:
-    """A parser of jsonargparse that knows the fields, and raises in place of exiting."""
-    jsonargparse = require("jsonargparse", extra="lab")
-    parser = jsonargparse.ArgumentParser(exit_on_error=False)
-    parser.add_class_arguments(Config)
-    return parser
-
-
-def _typed(given: dict[str, str]) -> dict[str, Any]:
-    """Values of flags as the types of their fields."""
-    if not given:
-        return {}
-    parser = _parser()
-    try:
-        found = parser.parse_args([f"--{k}={v}" for k, v in given.items()], defaults=False)
-    except Exception as error:
-        raise ValueError(f"--{_sentence(error)}") from None
-    return _plain(found)
-
-
-def _plain(found: Any) -> dict[str, Any]:
-    values: dict[str, Any] = found.as_dict()
-    return values
-
-
-def _sentence(error: Exception) -> str:
-    """What jsonargparse says, in the words of the house."""
-    fields = {field.name: field for field in dataclasses.fields(Config)}
-    text = " ".join(str(error).split())
-    unknown = re.search(r"Option '([^']*)' is not accepted", text)
-    if unknown:
-        return f"a configuration has no {unknown[1]!r}{did_you_mean(unknown[1], fields)}"
-    wrong = re.search(r'key "(\w+)":.*(?:Got|Given) value: (.*)$', text)
-    if wrong and wrong[1] in fields:
-        kind = type_name(fields[wrong[1]].type)
-        return f"{wrong[1]} is expected to be {kind}, got {short(wrong[2])}"
-    broken = re.search(r"Problems parsing config: (.*)", text)
-    if broken:
-        return f"not YAML ({short(re.sub(' in .<unicode string>.', '', broken[1]))})"
-    if "Unexpected config" in text:
-        return "lines such as lr: 0.1 are expected"
-    return short(text)

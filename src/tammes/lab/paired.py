@@ -5,6 +5,8 @@ import statistics
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 
+from tammes.optional import require
+
 CONFIDENCE = 0.95
 
 
@@ -42,7 +44,7 @@ class Difference:
 
     @property
     def clear(self) -> bool:
-        """Whether the interval leaves out zero.
+        """Whether the interval excludes zero.
 
         Not for a single seed, and not where all differences are the same number: then there is no
         spread to judge by.
@@ -56,17 +58,11 @@ class Difference:
 
 
 def t_quantile(degrees: int, confidence: float = CONFIDENCE) -> float:
-    """Where the middle part of Student's t distribution ends.
-
-    The distribution function is a finite sum for whole degrees of freedom (Abramowitz and Stegun,
-    26.7.3 and 26.7.4), and is inverted by bisection.
+    """Return the t with ``P(|T| <= t) = confidence`` of Student's t distribution.
 
     Args:
         degrees: of freedom, at least 1.
         confidence: how large the middle part is, in (0, 1).
-
-    Returns:
-        The t with ``P(|T| <= t) = confidence``.
 
     Example:
         >>> round(t_quantile(1), 3), round(t_quantile(2), 3), round(t_quantile(9), 3)
@@ -77,30 +73,11 @@ def t_quantile(degrees: int, confidence: float = CONFIDENCE) -> float:
             "t_quantile expects at least 1 degree of freedom and a confidence in (0, 1), "
             f"got {degrees} and {confidence}"
         )
-    # The angle is atan(t / sqrt(degrees)); in it the search has two ends.
-    low, high = 0.0, math.pi / 2
-    for _ in range(200):
-        middle = (low + high) / 2
-        if _within(middle, degrees) < confidence:
-            low = middle
-        else:
-            high = middle
-    return math.sqrt(degrees) * math.tan(low)
-
-
-def _within(angle: float, degrees: int) -> float:
-    """Share of the t distribution up to ``sqrt(degrees) * tan(angle)`` on both sides."""
-    sine, cosine = math.sin(angle), math.cos(angle)
-    odd = degrees % 2
-    term, total = (cosine if odd else 1.0), 0.0
-    for power in range(1 + odd, degrees, 2):
-        total += term
-        term *= cosine * cosine * power / (power + 1)
-    return 2 / math.pi * (angle + sine * total) if odd else sine * total
+    return float(require("scipy.special", extra="lab").stdtrit(degrees, (1 + confidence) / 2))
 
 
 def summary(values: Iterable[float]) -> Summary | None:
-    """Mean and standard deviation, that of a sample (n - 1); None of nothing."""
+    """Return mean and standard deviation, that of a sample (n - 1); None of nothing."""
     known = list(values)
     if not known:
         return None
@@ -109,7 +86,7 @@ def summary(values: Iterable[float]) -> Summary | None:
 
 
 def difference(values: Mapping[int, float], baseline: Mapping[int, float]) -> Difference | None:
-    """Values less those of a baseline, over the seeds both have.
+    """Compare values with those of a baseline, over the seeds both have.
 
     Example:
         >>> found = difference({0: 3.0, 1: 4.0, 7: 9.0}, {0: 1.0, 1: 1.0})

@@ -5,7 +5,6 @@ the differences over the seeds they have in common have a mean and a 95 % interv
 From a single seed nothing is claimed.
 """
 
-import difflib
 import math
 import textwrap
 from collections.abc import Mapping, Sequence
@@ -14,7 +13,7 @@ from functools import cached_property
 from typing import Any, Literal, TypeAlias
 
 from tammes.lab.config import Config
-from tammes.lab.expression import normal
+from tammes.lab.expression.syntax import did_you_mean, normal
 from tammes.lab.paired import CONFIDENCE, Difference, Summary, difference, summary
 from tammes.lab.record import RecordError, Run, number
 
@@ -265,9 +264,8 @@ def _place(baseline: str, labels: Sequence[str]) -> int:
     written = [normal(label) for label in labels]
     if normal(baseline) in written:
         return written.index(normal(baseline))
-    near = difflib.get_close_matches(baseline, labels, n=1)
-    hint = f"did you mean {near[0]!r}?" if near else f"there are {', '.join(map(repr, labels))}"
-    raise RecordError(f"no group of runs is called {baseline!r}; {hint}")
+    hint = did_you_mean(baseline, labels, otherwise="there are")
+    raise RecordError(f"no group of runs is called {baseline!r}{hint}")
 
 
 def table(runs: Sequence[Run], baseline: str | None = None, *, width: int = 100) -> str:

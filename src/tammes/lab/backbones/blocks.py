@@ -1,12 +1,15 @@
-"""What all networks are made of, and the settings all of them have."""
+"""Parts of networks, and the settings that all networks have."""
 
-import math
+import functools
+import inspect
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from functools import partial
-from typing import Literal
+from typing import Annotated, Any, Literal
 
 from torch import Tensor, nn
+
+from tammes.lab.typecheck import above_zero, at_least, check_fields
 
 Norm = Literal["batch", "group"]
 Shape = tuple[int, int, int]
@@ -72,8 +75,8 @@ class Blocks:
     name: str
     shape: Shape
     least: int
-    features: int | None
-    width: float
+    features: Annotated[int, at_least(1)] | None
+    width: Annotated[float, above_zero]
     norm: Norm
 
     def __post_init__(self) -> None:
@@ -87,18 +90,19 @@ class Blocks:
                 f"{self.name} expects images of at least {self.least} x {self.least} pixels, "
                 f"got {self.shape[1]} x {self.shape[2]}"
             )
-        if self.features is not None and (type(self.features) is not int or self.features < 1):
-            raise ValueError(
-                f"{self.name} expects features to be a number of at least 1, got {self.features!r}"
-            )
-        if not isinstance(self.width, (int, float)) or not 0 < self.width < math.inf:
-            raise ValueError(f"{self.name} expects width to be above 0, got {self.width!r}")
-        if self.norm not in ("batch", "group"):
-            raise ValueError(f"{self.name} expects norm to be batch or group, got {self.norm!r}")
+        check_fields(self, self.name)
 
     def scale(self, channels: int) -> int:
         """Channels of this width: a multiple of 8, so that they divide into groups."""
         return max(8, round(channels * self.width / 8) * 8)
+
+    def scaled(self, *channels: int) -> list[int]:
+        """Channels of several stages at this width."""
+        return [self.scale(each) for each in channels]
+
+    def flat(self, channels: int, halvings: int) -> int:
+        """Numbers in a map whose sides were halved so often, rounded down."""
+        return channels * (self.shape[1] >> halvings) * (self.shape[2] >> halvings)
 
     def normal(self, channels: int) -> nn.Module:
         """Normalisation of maps with so many channels."""
@@ -190,22 +194,45 @@ def groups(channels: int) -> int:
     return max(number for number in range(1, most + 1) if channels % number == 0)
 
 
-def initialise(
-    network: nn.Module,
+def network(
+    least: int,
     *,
-    conv: Callable[[Tensor], object],
+    conv: Callable[[Tensor], object] | None = None,
     linear: Callable[[Tensor], object] | None = None,
-) -> None:
-    """Draw the weights anew from the global generator; biases start at 0.
+) -> Callable[[Callable[..., Backbone]], Callable[..., Backbone]]:
+    """Make a factory of networks of a function that builds one from :class:`Blocks`.
+
+    The factory is called with the settings that every network has (``shape``, ``features``,
+    ``width`` and ``norm``) and with those of the function.
 
     Args:
-        network: changed in place.
-        conv: draws a convolution.
-        linear: draws a linear layer; None leaves it as PyTorch made it.
+        least: smallest side an image may have.
+        conv: draws the weight of a convolution; None leaves it as PyTorch made it.
+        linear: draws that of a linear layer.
     """
-    for module in network.modules():
-        draw = conv if isinstance(module, nn.Conv2d) else linear
-        if isinstance(module, (nn.Conv2d, nn.Linear)) and draw is not None:
-            draw(module.weight)
-            if module.bias is not None:
-                nn.init.zeros_(module.bias)
+
+    def decorate(build: Callable[..., Backbone]) -> Callable[..., Backbone]:
+        def factory(
+            *,
+            shape: Shape,
+            features: int | None = None,
+            width: float = 1.0,
+            norm: Norm = "batch",
+            **own: Any,
+        ) -> Backbone:
+            made = build(Blocks(build.__name__, shape, least, features, width, norm), **own)
+            for module in made.modules():
+                draw = conv if isinstance(module, nn.Conv2d) else linear
+                if isinstance(module, (nn.Conv2d, nn.Linear)) and draw is not None:
+                    draw(module.weight)
+                    if module.bias is not None:
+                        nn.init.zeros_(module.bias)
+            return made
+
+        *shared, _ = inspect.signature(factory).parameters.values()
+        _, *own = inspect.signature(build).parameters.values()
+        functools.update_wrapper(factory, build)
+        factory.__signature__ = inspect.Signature([*shared, *own])  # type: ignore[attr-defined]
+        return factory
+
+    return decorate

@@ -9,9 +9,7 @@ from tammes.lab.backbones.blocks import (
     Backbone,
     Blocks,
     GlobalAverage,
-    Norm,
-    Shape,
-    initialise,
+    network,
 )
 from tammes.lab.backbones.dropout import drops
 from tammes.lab.backbones.resnet import Residual
@@ -19,22 +17,12 @@ from tammes.lab.backbones.resnet import Residual
 _LEAKY = partial(nn.LeakyReLU, 0.1, inplace=True)
 
 
-def resnet12(
-    *,
-    shape: Shape,
-    features: int | None = None,
-    width: float = 1.0,
-    norm: Norm = "batch",
-    drop_rate: float = 0.0,
-    block_size: int = 5,
-) -> Backbone:
+@network(16, conv=FAN_OUT)
+def resnet12(blocks: Blocks, *, drop_rate: float = 0.0, block_size: int = 5) -> Backbone:
     """The ResNet-12 of MetaOptNet, as in Liu et al. 2020: four blocks of three, 640 features.
 
     Args:
-        shape: channels, height and width of the images.
-        features: adds a linear layer of this size.
-        width: multiplies the channels.
-        norm: ``batch`` or ``group``.
+        blocks: settings that every network has.
         drop_rate: of dropout after stages 1 and 2, and of DropBlock after 3 and 4; 0 for none.
         block_size: side of what DropBlock drops.
 
@@ -42,10 +30,9 @@ def resnet12(
         >>> resnet12(shape=(3, 84, 84), width=0.125).num_features
         80
     """
-    blocks = Blocks("resnet12", shape, 16, features, width, norm)
     drop = drops(blocks.name, drop_rate, block_size)
     parts: dict[str, nn.Module] = {}
-    inputs = shape[0]
+    inputs = blocks.shape[0]
     for stage, plain in enumerate((64, 160, 320, 640), 1):
         outputs = blocks.scale(plain)
         branch = nn.Sequential(
@@ -60,6 +47,4 @@ def resnet12(
         )
         inputs = outputs
     parts["pool"] = GlobalAverage()
-    network = blocks.finish(parts, inputs)
-    initialise(network, conv=FAN_OUT)
-    return network
+    return blocks.finish(parts, inputs)

@@ -1,8 +1,7 @@
 """Networks of timm."""
 
-import difflib
-
 from tammes.lab.backbones.blocks import Backbone, Blocks, Shape
+from tammes.lab.expression.syntax import did_you_mean
 from tammes.optional import require
 
 
@@ -38,8 +37,7 @@ def from_timm(
         ) from cause
     blocks = Blocks(f"timm:{name}", shape, 1, features, 1.0, "batch")
     if not timm.is_model(name.partition(".")[0]):
-        near = difflib.get_close_matches(name, timm.list_models(), n=1)
-        hint = f"; did you mean timm:{near[0]}?" if near else ""
+        hint = did_you_mean(f"timm:{name}", [f"timm:{each}" for each in timm.list_models()])
         raise ValueError(f"timm has no network {name!r}{hint}")
     body = timm.create_model(name, pretrained=pretrained, num_classes=0, in_chans=shape[0])
     # Some networks have a layer between what they call features and the classifier.

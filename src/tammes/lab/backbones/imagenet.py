@@ -12,11 +12,9 @@ from tammes.lab.backbones.blocks import (
     Backbone,
     Blocks,
     GlobalAverage,
-    Norm,
-    Shape,
-    initialise,
+    network,
 )
-from tammes.lab.backbones.resnet import large_stem, stages
+from tammes.lab.backbones.resnet import large_stem, residual
 
 _VGG16 = ((64, 2), (128, 2), (256, 3), (512, 3), (512, 3))
 """Channels and number of the convolutions of each stage."""
@@ -37,69 +35,50 @@ def _vgg_stages(blocks: Blocks) -> tuple[dict[str, nn.Module], int]:
     return parts, inputs
 
 
-def vgg16(
-    *,
-    shape: Shape,
-    features: int | None = None,
-    width: float = 1.0,
-    norm: Norm = "batch",
-) -> Backbone:
+@network(32, conv=_SMALL, linear=_SMALL)
+def vgg16(blocks: Blocks) -> Backbone:
     """VGG-16 (Simonyan and Zisserman 2015), as in the code of Kobayashi 2019: 4096 features.
 
     Its convolutions and both of its hidden linear layers are normalised, and there is no dropout.
 
     Args:
-        shape: channels, height and width of the images.
+        blocks: settings that every network has.
         features: size of the second linear layer, 4096 by default.
         width: multiplies the channels and the linear layers.
-        norm: ``batch`` or ``group``.
 
     Example:
         >>> vgg16(shape=(3, 32, 32), width=0.125).num_features
         512
     """
-    blocks = Blocks("vgg16", shape, 32, features, width, norm)
     parts, channels = _vgg_stages(blocks)
     hidden = blocks.scale(4096)
-    size = features or hidden
+    size = blocks.features or hidden
     parts["pool"] = nn.MaxPool2d(2)
     parts["flatten"] = nn.Flatten()
-    flat = channels * (shape[1] // 32) * (shape[2] // 32)
-    parts["hidden"] = blocks.embedding(flat, hidden, relu=True)
+    parts["hidden"] = blocks.embedding(blocks.flat(channels, 5), hidden, relu=True)
     parts["embedding"] = blocks.embedding(hidden, size, relu=None)
-    network = Backbone(parts, size)
-    initialise(network, conv=_SMALL, linear=_SMALL)
-    return network
+    return Backbone(parts, size)
 
 
-def vgg16_mod(
-    *,
-    shape: Shape,
-    features: int | None = None,
-    width: float = 1.0,
-    norm: Norm = "batch",
-) -> Backbone:
+@network(16, conv=_SMALL, linear=_SMALL)
+def vgg16_mod(blocks: Blocks) -> Backbone:
     """VGG-16-mod (Kobayashi 2018), as in the code of Kobayashi 2019: 4096 features.
 
     In place of the last pooling and the first linear layer of :func:`vgg16` there are a 1 x 1
     convolution and the average over all places: a quarter as many parameters.
 
     Args:
-        shape: channels, height and width of the images.
+        blocks: settings that every network has.
         features: size of the linear layer, 4096 by default.
         width: multiplies the channels and the linear layer.
-        norm: ``batch`` or ``group``.
     """
-    blocks = Blocks("vgg16_mod", shape, 16, features, width, norm)
     parts, channels = _vgg_stages(blocks)
     hidden = blocks.scale(4096)
-    size = features or hidden
+    size = blocks.features or hidden
     parts["hidden"] = nn.Sequential(*blocks.unit(channels, hidden, 1, bias=True))
     parts["pool"] = GlobalAverage()
     parts["embedding"] = blocks.embedding(hidden, size, relu=None)
-    network = Backbone(parts, size)
-    initialise(network, conv=_SMALL, linear=_SMALL)
-    return network
+    return Backbone(parts, size)
 
 
 def _grouped(
@@ -110,26 +89,17 @@ def _grouped(
     return [conv, blocks.normal(outputs), RELU()]
 
 
-def mobilenet(
-    *,
-    shape: Shape,
-    features: int | None = None,
-    width: float = 1.0,
-    norm: Norm = "batch",
-) -> Backbone:
+# By fan-in, which counts what a place of one channel is made of.
+@network(32, conv=FAN_IN)
+def mobilenet(blocks: Blocks) -> Backbone:
     """MobileNet (Howard et al. 2017, the first one): 13 separable convolutions, 1024 features.
 
     Each is a 3 x 3 convolution of every channel alone and a 1 x 1 convolution over them all.
-
-    Args:
-        shape: channels, height and width of the images.
-        features: adds a linear layer of this size.
-        width: multiplies the channels.
-        norm: ``batch`` or ``group``.
     """
-    blocks = Blocks("mobilenet", shape, 32, features, width, norm)
     inputs = blocks.scale(32)
-    parts: dict[str, nn.Module] = {"stem": nn.Sequential(*blocks.unit(shape[0], inputs, stride=2))}
+    parts: dict[str, nn.Module] = {
+        "stem": nn.Sequential(*blocks.unit(blocks.shape[0], inputs, stride=2))
+    }
     depths = ((64, 1, 1), (128, 2, 2), (256, 2, 2), (512, 6, 2), (1024, 2, 2))
     for stage, (plain, repeats, first) in enumerate(depths, 1):
         layers: list[nn.Module] = []
@@ -140,37 +110,22 @@ def mobilenet(
             inputs = outputs
         parts[f"stage{stage}"] = nn.Sequential(*layers)
     parts["pool"] = GlobalAverage()
-    network = blocks.finish(parts, inputs)
-    # By fan-in, which counts what a place of one channel is made of.
-    initialise(network, conv=FAN_IN)
-    return network
+    return blocks.finish(parts, inputs)
 
 
-def resnext50(
-    *,
-    shape: Shape,
-    features: int | None = None,
-    width: float = 1.0,
-    norm: Norm = "batch",
-) -> Backbone:
+@network(32, conv=FAN_OUT)
+def resnext50(blocks: Blocks) -> Backbone:
     """ResNeXt-50, 32 x 4d (Xie et al. 2017): bottlenecks in 32 groups, 2048 features.
 
     Args:
-        shape: channels, height and width of the images.
-        features: adds a linear layer of this size.
+        blocks: settings that every network has.
         width: multiplies the channels; few of them are in fewer groups.
-        norm: ``batch`` or ``group``.
     """
-    blocks = Blocks("resnext50", shape, 32, features, width, norm)
-    inputs, channels = blocks.scale(64), [2 * blocks.scale(n) for n in (128, 256, 512, 1024)]
-    parts: dict[str, nn.Module] = {
-        "stem": large_stem(blocks, inputs),
-        **stages(blocks, inputs, channels, (3, 4, 6, 3), (1, 2, 2, 2), branch=_in_groups),
-        "pool": GlobalAverage(),
-    }
-    network = blocks.finish(parts, channels[-1])
-    initialise(network, conv=FAN_OUT)
-    return network
+    channels = [2 * half for half in blocks.scaled(128, 256, 512, 1024)]
+    return residual(
+        blocks, channels, (3, 4, 6, 3),
+        stem=large_stem, stem_channels=blocks.scale(64), branch=_in_groups,
+    )  # fmt: skip
 
 
 def _in_groups(blocks: Blocks, inputs: int, outputs: int, stride: int) -> nn.Module:

@@ -13,9 +13,7 @@ from tammes.lab.backbones.blocks import (
     Backbone,
     Blocks,
     GlobalAverage,
-    Norm,
-    Shape,
-    initialise,
+    network,
 )
 from tammes.lab.backbones.dropout import drops
 
@@ -47,21 +45,21 @@ class PaddedShortcut(nn.Module):
 
 
 def projection(blocks: Blocks, inputs: int, outputs: int, stride: int) -> nn.Module:
-    """A shortcut: 1 x 1 convolution and normalisation where the map changes (option B)."""
+    """Shortcut: 1 x 1 convolution and normalisation where the map changes (option B)."""
     if stride == 1 and inputs == outputs:
         return nn.Identity()
     return nn.Sequential(*blocks.unit(inputs, outputs, 1, stride=stride, activation=None))
 
 
 def _padded(blocks: Blocks, inputs: int, outputs: int, stride: int) -> nn.Module:
-    """A shortcut without parameters."""
+    """Shortcut without parameters."""
     if stride == 1 and inputs == outputs:
         return nn.Identity()
     return PaddedShortcut(inputs, outputs, stride)
 
 
 def _basic(blocks: Blocks, inputs: int, outputs: int, stride: int) -> nn.Sequential:
-    """The branch of a basic block: two 3 x 3 convolutions."""
+    """Branch of a basic block: two 3 x 3 convolutions."""
     return nn.Sequential(
         *blocks.unit(inputs, outputs, stride=stride),
         *blocks.unit(outputs, outputs, activation=None),
@@ -69,7 +67,7 @@ def _basic(blocks: Blocks, inputs: int, outputs: int, stride: int) -> nn.Sequent
 
 
 def _bottleneck(blocks: Blocks, inputs: int, outputs: int, stride: int) -> nn.Sequential:
-    """The branch of a bottleneck: 1 x 1, 3 x 3 and 1 x 1, a quarter as wide inside."""
+    """Branch of a bottleneck: 1 x 1, 3 x 3 and 1 x 1, a quarter as wide inside."""
     inside = outputs // 4
     return nn.Sequential(
         *blocks.unit(inputs, inside, 1),
@@ -78,210 +76,105 @@ def _bottleneck(blocks: Blocks, inputs: int, outputs: int, stride: int) -> nn.Se
     )
 
 
-def stages(
+def small_stem(blocks: Blocks, channels: int) -> nn.Sequential:
+    """Start of networks for small images: one unit that keeps their size."""
+    return nn.Sequential(*blocks.unit(blocks.shape[0], channels))
+
+
+def large_stem(blocks: Blocks, channels: int) -> nn.Sequential:
+    """Start of networks for large images: a quarter of the size is left."""
+    unit = blocks.unit(blocks.shape[0], channels, 7, stride=2)
+    return nn.Sequential(*unit, nn.MaxPool2d(3, stride=2, padding=1))
+
+
+def residual(
     blocks: Blocks,
-    inputs: int,
     channels: Sequence[int],
     depths: Sequence[int],
-    strides: Sequence[int],
+    strides: Sequence[int] = (1, 2, 2, 2),
     *,
+    stem: Callable[[Blocks, int], nn.Module] = small_stem,
+    stem_channels: int | None = None,
     branch: Callable[[Blocks, int, int, int], nn.Module] = _basic,
     shortcut: Callable[[Blocks, int, int, int], nn.Module] = projection,
     after: Callable[[], nn.Module] = RELU,
     drop: Callable[[int], list[nn.Module]] = lambda stage: [],
-) -> dict[str, nn.Module]:
-    """The stages of a residual network; ``drop`` adds to the end of each block of a stage."""
-    parts: dict[str, nn.Module] = {}
+) -> Backbone:
+    """Build a residual network; ``drop`` adds to the end of each block of a stage."""
+    inputs = stem_channels or channels[0]
+    parts: dict[str, nn.Module] = {"stem": stem(blocks, inputs)}
     for stage, (outputs, depth, first) in enumerate(zip(channels, depths, strides, strict=True), 1):
         layers: list[nn.Module] = []
         for number in range(depth):
-            stride = 1 if number else first
-            layers += [
-                Residual(
-                    branch(blocks, inputs, outputs, stride),
-                    shortcut(blocks, inputs, outputs, stride),
-                    after(),
-                ),
-                *drop(stage),
-            ]
+            place = (inputs, outputs, 1 if number else first)
+            block = Residual(branch(blocks, *place), shortcut(blocks, *place), after())
+            layers += [block, *drop(stage)]
             inputs = outputs
         parts[f"stage{stage}"] = nn.Sequential(*layers)
-    return parts
+    return blocks.finish({**parts, "pool": GlobalAverage()}, inputs)
 
 
-def _cifar(blocks: Blocks, depths: Sequence[int], relu_after: bool) -> Backbone:
-    channels = [blocks.scale(plain) for plain in (64, 128, 256, 512)]
-    parts = {
-        "stem": nn.Sequential(*blocks.unit(blocks.shape[0], channels[0])),
-        **stages(
-            blocks,
-            channels[0],
-            channels,
-            depths,
-            (1, 2, 2, 2),
-            after=RELU if relu_after else nn.Identity,
-        ),
-        "pool": GlobalAverage(),
-    }
-    network = blocks.finish(parts, channels[-1])
-    initialise(network, conv=UNIFORM, linear=nn.init.xavier_uniform_)
-    return network
-
-
-def resnet18(
-    *,
-    shape: Shape,
-    features: int | None = None,
-    width: float = 1.0,
-    norm: Norm = "batch",
-    relu_after: bool = False,
-) -> Backbone:
+@network(8, conv=UNIFORM, linear=nn.init.xavier_uniform_)
+def resnet18(blocks: Blocks, *, relu_after: bool = False) -> Backbone:
     """The CIFAR ResNet-18 of Zhou et al. 2022: 3 x 3 stem, 512 features that can be negative.
 
     Args:
-        shape: channels, height and width of the images.
-        features: adds a linear layer of this size.
-        width: multiplies the channels.
-        norm: ``batch`` or ``group``.
+        blocks: settings that every network has.
         relu_after: put a ReLU after each addition, as is usual; the paper's code has none.
 
     Example:
         >>> resnet18(shape=(3, 32, 32), width=0.125).num_features
         64
     """
-    blocks = Blocks("resnet18", shape, 8, features, width, norm)
-    return _cifar(blocks, (2, 2, 2, 2), relu_after)
+    channels = blocks.scaled(64, 128, 256, 512)
+    return residual(blocks, channels, (2, 2, 2, 2), after=RELU if relu_after else nn.Identity)
 
 
-def resnet34(
-    *,
-    shape: Shape,
-    features: int | None = None,
-    width: float = 1.0,
-    norm: Norm = "batch",
-    relu_after: bool = False,
-) -> Backbone:
+@network(8, conv=UNIFORM, linear=nn.init.xavier_uniform_)
+def resnet34(blocks: Blocks, *, relu_after: bool = False) -> Backbone:
     """The CIFAR ResNet-34 of Zhou et al. 2022; see :func:`resnet18`.
 
     Args:
-        shape: channels, height and width of the images.
-        features: adds a linear layer of this size.
-        width: multiplies the channels.
-        norm: ``batch`` or ``group``.
+        blocks: settings that every network has.
         relu_after: put a ReLU after each addition.
     """
-    blocks = Blocks("resnet34", shape, 8, features, width, norm)
-    return _cifar(blocks, (3, 4, 6, 3), relu_after)
+    channels = blocks.scaled(64, 128, 256, 512)
+    return residual(blocks, channels, (3, 4, 6, 3), after=RELU if relu_after else nn.Identity)
 
 
-def resnet32(
-    *,
-    shape: Shape,
-    features: int | None = None,
-    width: float = 1.0,
-    norm: Norm = "batch",
-) -> Backbone:
-    """The CIFAR ResNet-32 of LDAM (Cao et al. 2019): shortcuts without parameters, 64 features.
-
-    Args:
-        shape: channels, height and width of the images.
-        features: adds a linear layer of this size.
-        width: multiplies the channels.
-        norm: ``batch`` or ``group``.
-    """
-    blocks = Blocks("resnet32", shape, 4, features, width, norm)
-    channels = [blocks.scale(plain) for plain in (16, 32, 64)]
-    parts = {
-        "stem": nn.Sequential(*blocks.unit(shape[0], channels[0])),
-        **stages(blocks, channels[0], channels, (5, 5, 5), (1, 2, 2), shortcut=_padded),
-        "pool": GlobalAverage(),
-    }
-    network = blocks.finish(parts, channels[-1])
-    initialise(network, conv=FAN_IN, linear=FAN_IN)
-    return network
+@network(4, conv=FAN_IN, linear=FAN_IN)
+def resnet32(blocks: Blocks) -> Backbone:
+    """The CIFAR ResNet-32 of LDAM (Cao et al. 2019): shortcuts without parameters, 64 features."""
+    channels = blocks.scaled(16, 32, 64)
+    return residual(blocks, channels, (5, 5, 5), (1, 2, 2), shortcut=_padded)
 
 
-def resnet12_basic(
-    *,
-    shape: Shape,
-    features: int | None = None,
-    width: float = 1.0,
-    norm: Norm = "batch",
-) -> Backbone:
+@network(8, conv=FAN_OUT)
+def resnet12_basic(blocks: Blocks) -> Backbone:
     """The ResNet-12 of Laenen and Bertinetto 2021: basic blocks 1, 1, 2, 1 and 640 features.
 
     Not the one of MetaOptNet, which is :func:`~tammes.lab.backbones.fewshot.resnet12`.
-
-    Args:
-        shape: channels, height and width of the images.
-        features: adds a linear layer of this size.
-        width: multiplies the channels.
-        norm: ``batch`` or ``group``.
     """
-    blocks = Blocks("resnet12_basic", shape, 8, features, width, norm)
-    channels = [blocks.scale(plain) for plain in (64, 160, 320, 640)]
-    parts = {
-        "stem": nn.Sequential(*blocks.unit(shape[0], channels[0])),
-        **stages(blocks, channels[0], channels, (1, 1, 2, 1), (1, 2, 2, 2)),
-        "pool": GlobalAverage(),
-    }
-    network = blocks.finish(parts, channels[-1])
-    initialise(network, conv=FAN_OUT)
-    return network
+    return residual(blocks, blocks.scaled(64, 160, 320, 640), (1, 1, 2, 1))
 
 
-def large_stem(blocks: Blocks, channels: int) -> nn.Sequential:
-    """The start of networks for large images: a quarter of the size is left."""
-    unit = blocks.unit(blocks.shape[0], channels, 7, stride=2)
-    return nn.Sequential(*unit, nn.MaxPool2d(3, stride=2, padding=1))
-
-
-def resnet18_224(
-    *,
-    shape: Shape,
-    features: int | None = None,
-    width: float = 1.0,
-    norm: Norm = "batch",
-    drop_rate: float = 0.0,
-    block_size: int = 5,
-) -> Backbone:
+@network(32, conv=FAN_OUT)
+def resnet18_224(blocks: Blocks, *, drop_rate: float = 0.0, block_size: int = 5) -> Backbone:
     """ResNet-18 for large images, as in Liu et al. 2020: 7 x 7 stem, 512 features.
 
     Args:
-        shape: channels, height and width of the images.
-        features: adds a linear layer of this size.
-        width: multiplies the channels.
-        norm: ``batch`` or ``group``.
+        blocks: settings that every network has.
         drop_rate: of dropout after the blocks of stages 1 and 2, and of DropBlock after those of
             3 and 4; 0 for none.
         block_size: side of what DropBlock drops.
     """
-    blocks = Blocks("resnet18_224", shape, 32, features, width, norm)
-    channels = [blocks.scale(plain) for plain in (64, 128, 256, 512)]
-    parts = {
-        "stem": large_stem(blocks, channels[0]),
-        **stages(
-            blocks,
-            channels[0],
-            channels,
-            (2, 2, 2, 2),
-            (1, 2, 2, 2),
-            drop=drops(blocks.name, drop_rate, block_size),
-        ),
-        "pool": GlobalAverage(),
-    }
-    network = blocks.finish(parts, channels[-1])
-    initialise(network, conv=FAN_OUT)
-    return network
+    drop = drops(blocks.name, drop_rate, block_size)
+    channels = blocks.scaled(64, 128, 256, 512)
+    return residual(blocks, channels, (2, 2, 2, 2), stem=large_stem, drop=drop)
 
 
-def resnet50_bnneck(
-    *,
-    shape: Shape,
-    features: int | None = None,
-    width: float = 1.0,
-    norm: Norm = "batch",
-) -> Backbone:
+@network(16, conv=FAN_OUT)
+def resnet50_bnneck(blocks: Blocks) -> Backbone:
     """ResNet-50 for person re-identification (Luo et al. 2019): last stride 1, BNNeck.
 
     The neck normalises the 2048 features and has no shift. A classifier reads what comes after
@@ -289,23 +182,17 @@ def resnet50_bnneck(
     pretrained ones come with ``timm:resnet50(pretrained=True)``.
 
     Args:
-        shape: channels, height and width of the images.
+        blocks: settings that every network has.
         features: adds a linear layer of this size before the neck.
-        width: multiplies the channels.
         norm: ``batch`` or ``group``, for the neck too.
     """
-    blocks = Blocks("resnet50_bnneck", shape, 16, features, width, norm)
-    stem = blocks.scale(64)
     # Four times what is inside, which then is a multiple of 8 as well.
-    channels = [4 * blocks.scale(plain) for plain in (64, 128, 256, 512)]
-    parts = {
-        "stem": large_stem(blocks, stem),
-        **stages(blocks, stem, channels, (3, 4, 6, 3), (1, 2, 2, 1), branch=_bottleneck),
-        "pool": GlobalAverage(),
-    }
-    body = blocks.finish(parts, channels[-1])
-    initialise(body, conv=FAN_OUT)
+    channels = [4 * inside for inside in blocks.scaled(64, 128, 256, 512)]
+    body = residual(
+        blocks, channels, (3, 4, 6, 3), (1, 2, 2, 1),
+        stem=large_stem, stem_channels=blocks.scale(64), branch=_bottleneck,
+    )  # fmt: skip
     size = body.num_features
-    neck = nn.BatchNorm1d(size) if norm == "batch" else nn.GroupNorm(1, size)
+    neck = nn.BatchNorm1d(size) if blocks.norm == "batch" else nn.GroupNorm(1, size)
     neck.bias.requires_grad_(False)
     return Backbone({"body": body, "neck": neck}, size)

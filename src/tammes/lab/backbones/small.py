@@ -9,47 +9,34 @@ from tammes.lab.backbones.blocks import (
     Backbone,
     Blocks,
     GlobalAverage,
-    Norm,
-    Shape,
-    initialise,
+    network,
 )
 
 
-def mnist_cnn(
-    *,
-    shape: Shape,
-    features: int | None = None,
-    width: float = 1.0,
-    norm: Norm = "batch",
-    relu: bool | None = None,
-) -> Backbone:
+@network(4, conv=UNIFORM, linear=nn.init.xavier_uniform_)
+def mnist_cnn(blocks: Blocks, *, relu: bool | None = None) -> Backbone:
     """The MNIST network of Zhou et al. 2022: two convolutions and a linear layer.
 
     Args:
-        shape: channels, height and width of the images.
+        blocks: settings that every network has.
         features: size of the embedding, 128 by default; 3 to look at it.
-        width: multiplies the channels.
-        norm: ``batch`` or ``group``.
         relu: whether the embedding ends in a ReLU; by default from 64 features on.
 
     Example:
         >>> mnist_cnn(shape=(1, 28, 28), features=3).num_features
         3
     """
-    blocks = Blocks("mnist_cnn", shape, 4, features, width, norm)
-    first, second = blocks.scale(32), blocks.scale(64)
-    size = features or 128
-    network = Backbone(
+    first, second = blocks.scaled(32, 64)
+    size = blocks.features or 128
+    return Backbone(
         {
-            "stage1": nn.Sequential(*blocks.unit(shape[0], first), nn.MaxPool2d(2)),
+            "stage1": nn.Sequential(*blocks.unit(blocks.shape[0], first), nn.MaxPool2d(2)),
             "stage2": nn.Sequential(*blocks.unit(first, second), nn.MaxPool2d(2)),
             "flatten": nn.Flatten(),
-            "embedding": blocks.embedding(second * (shape[1] // 4) * (shape[2] // 4), size, relu),
+            "embedding": blocks.embedding(blocks.flat(second, 2), size, relu),
         },
         size,
     )
-    initialise(network, conv=UNIFORM, linear=nn.init.xavier_uniform_)
-    return network
 
 
 def _lsoftmax(
@@ -71,138 +58,83 @@ def _lsoftmax(
     parts["flatten"] = nn.Flatten()
     size = blocks.features or 512
     parts["embedding"] = blocks.embedding(inputs * height * width, size, relu)
-    network = Backbone(parts, size)
-    initialise(network, conv=FAN_IN, linear=FAN_IN)
-    return network
+    return Backbone(parts, size)
 
 
-def lsoftmax_mnist(
-    *,
-    shape: Shape,
-    features: int | None = None,
-    width: float = 1.0,
-    norm: Norm = "batch",
-    relu: bool | None = None,
-) -> Backbone:
+@network(8, conv=FAN_IN, linear=FAN_IN)
+def lsoftmax_mnist(blocks: Blocks, *, relu: bool | None = None) -> Backbone:
     """The MNIST network released with L-Softmax (Liu et al. 2016): 1 + 3 x 3 convolutions.
 
     Args:
-        shape: channels, height and width of the images.
+        blocks: settings that every network has.
         features: size of the embedding, 512 by default.
-        width: multiplies the channels.
-        norm: ``batch`` or ``group``.
         relu: whether the embedding ends in a ReLU; by default from 64 features on.
     """
-    blocks = Blocks("lsoftmax_mnist", shape, 8, features, width, norm)
     return _lsoftmax(blocks, 3, (64, 128, 256), relu)
 
 
-def lsoftmax_cifar(
-    *,
-    shape: Shape,
-    features: int | None = None,
-    width: float = 1.0,
-    norm: Norm = "batch",
-    relu: bool | None = None,
-) -> Backbone:
+@network(8, conv=FAN_IN, linear=FAN_IN)
+def lsoftmax_cifar(blocks: Blocks, *, relu: bool | None = None) -> Backbone:
     """The CIFAR network released with L-Softmax (Liu et al. 2016): 1 + 3 x 4 convolutions.
 
     Args:
-        shape: channels, height and width of the images.
+        blocks: settings that every network has.
         features: size of the embedding, 512 by default.
         width: multiplies the channels; 1.5 gives 96, 192 and 384, reported for CIFAR-100.
-        norm: ``batch`` or ``group``.
         relu: whether the embedding ends in a ReLU; by default from 64 features on.
     """
-    blocks = Blocks("lsoftmax_cifar", shape, 8, features, width, norm)
     return _lsoftmax(blocks, 4, (64, 128, 256), relu)
 
 
-def lsoftmax_2d(
-    *,
-    shape: Shape,
-    features: int | None = None,
-    width: float = 1.0,
-    norm: Norm = "batch",
-) -> Backbone:
+@network(8)
+def lsoftmax_2d(blocks: Blocks) -> Backbone:
     """The network behind the 2-D figure of L-Softmax (Liu et al. 2016): 3 x 2 convolutions, 5 x 5.
 
     Its weights start as PyTorch draws them, as in the public re-implementation.
 
     Args:
-        shape: channels, height and width of the images.
+        blocks: settings that every network has.
         features: size of the embedding, 2 by default.
-        width: multiplies the channels.
-        norm: ``batch`` or ``group``.
     """
-    blocks = Blocks("lsoftmax_2d", shape, 8, features, width, norm)
     parts: dict[str, nn.Module] = {}
-    inputs = shape[0]
+    inputs = blocks.shape[0]
     for number, plain in enumerate((32, 64, 128), 1):
         outputs = blocks.scale(plain)
         layers = blocks.chain(inputs, outputs, 2, 5, bias=True, activation=nn.PReLU)
         parts[f"stage{number}"] = nn.Sequential(*layers, nn.MaxPool2d(2))
         inputs = outputs
     parts["flatten"] = nn.Flatten()
-    size = features or 2
-    flat = inputs * (shape[1] // 8) * (shape[2] // 8)
-    parts["embedding"] = blocks.embedding(flat, size, relu=False)
+    size = blocks.features or 2
+    parts["embedding"] = blocks.embedding(blocks.flat(inputs, 3), size, relu=False)
     return Backbone(parts, size)
 
 
-def conv4(
-    *,
-    shape: Shape,
-    features: int | None = None,
-    width: float = 1.0,
-    norm: Norm = "batch",
-) -> Backbone:
+@network(16, conv=FAN_OUT)
+def conv4(blocks: Blocks) -> Backbone:
     """Conv-4 of few-shot learning (as in Liu et al. 2020): four convolutions, 1600 features at 84.
-
-    Args:
-        shape: channels, height and width of the images.
-        features: adds a linear layer of this size.
-        width: multiplies the channels.
-        norm: ``batch`` or ``group``.
 
     Example:
         >>> conv4(shape=(3, 84, 84)).num_features
         1600
     """
-    blocks = Blocks("conv4", shape, 16, features, width, norm)
     channels = blocks.scale(64)
     parts: dict[str, nn.Module] = {
         f"stage{number}": nn.Sequential(
-            *blocks.unit(shape[0] if number == 1 else channels, channels, bias=True),
+            *blocks.unit(blocks.shape[0] if number == 1 else channels, channels, bias=True),
             nn.MaxPool2d(2),
         )
         for number in range(1, 5)
     }
     parts["flatten"] = nn.Flatten()
-    network = blocks.finish(parts, channels * (shape[1] // 16) * (shape[2] // 16))
-    initialise(network, conv=FAN_OUT)
-    return network
+    return blocks.finish(parts, blocks.flat(channels, 4))
 
 
-def layer13(
-    *,
-    shape: Shape,
-    features: int | None = None,
-    width: float = 1.0,
-    norm: Norm = "batch",
-) -> Backbone:
-    """The 13-layer network of Kobayashi 2019, as in the author's PyTorch port: 128 features.
-
-    Args:
-        shape: channels, height and width of the images.
-        features: adds a linear layer of this size.
-        width: multiplies the channels.
-        norm: ``batch`` or ``group``.
-    """
-    blocks = Blocks("layer13", shape, 12, features, width, norm)
-    small, middle, large = blocks.scale(128), blocks.scale(256), blocks.scale(512)
+@network(12, conv=FAN_OUT)
+def layer13(blocks: Blocks) -> Backbone:
+    """The 13-layer network of Kobayashi 2019, as in the author's PyTorch port: 128 features."""
+    small, middle, large = blocks.scaled(128, 256, 512)
     parts = {
-        "stage1": nn.Sequential(*blocks.chain(shape[0], small, 3), nn.MaxPool2d(2)),
+        "stage1": nn.Sequential(*blocks.chain(blocks.shape[0], small, 3), nn.MaxPool2d(2)),
         "stage2": nn.Sequential(*blocks.chain(small, middle, 3), nn.MaxPool2d(2)),
         "stage3": nn.Sequential(
             *blocks.unit(middle, large, padding=0),
@@ -211,6 +143,4 @@ def layer13(
         ),
         "pool": GlobalAverage(),
     }
-    network = blocks.finish(parts, small)
-    initialise(network, conv=FAN_OUT)
-    return network
+    return blocks.finish(parts, small)

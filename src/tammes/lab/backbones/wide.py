@@ -8,9 +8,7 @@ from tammes.lab.backbones.blocks import (
     Backbone,
     Blocks,
     GlobalAverage,
-    Norm,
-    Shape,
-    initialise,
+    network,
 )
 
 
@@ -39,28 +37,18 @@ class PreActivation(nn.Module):
         return out + (maps if self.shortcut is None else self.shortcut(active))
 
 
-def wrn28_10(
-    *,
-    shape: Shape,
-    features: int | None = None,
-    width: float = 1.0,
-    norm: Norm = "batch",
-    drop_rate: float = 0.0,
-) -> Backbone:
+@network(4, conv=FAN_OUT)
+def wrn28_10(blocks: Blocks, *, drop_rate: float = 0.0) -> Backbone:
     """WRN-28-10 (Zagoruyko and Komodakis 2016): 3 x 4 wide blocks, 640 features.
 
     Args:
-        shape: channels, height and width of the images.
-        features: adds a linear layer of this size.
-        width: multiplies the channels.
-        norm: ``batch`` or ``group``.
+        blocks: settings that every network has.
         drop_rate: of dropout between the convolutions of a block.
     """
-    blocks = Blocks("wrn28_10", shape, 4, features, width, norm)
     if not 0 <= drop_rate < 1:
         raise ValueError(f"wrn28_10 expects drop_rate in [0, 1), got {drop_rate!r}")
     inputs = blocks.scale(16)
-    parts: dict[str, nn.Module] = {"stem": blocks.conv(shape[0], inputs)}
+    parts: dict[str, nn.Module] = {"stem": blocks.conv(blocks.shape[0], inputs)}
     for stage, (plain, first) in enumerate(((160, 1), (320, 2), (640, 2)), 1):
         outputs = blocks.scale(plain)
         layers = []
@@ -71,6 +59,4 @@ def wrn28_10(
         parts[f"stage{stage}"] = nn.Sequential(*layers)
     parts["last"] = nn.Sequential(blocks.normal(inputs), RELU())
     parts["pool"] = GlobalAverage()
-    network = blocks.finish(parts, inputs)
-    initialise(network, conv=FAN_OUT)
-    return network
+    return blocks.finish(parts, inputs)

@@ -8,14 +8,15 @@ colour, in steps of a pixel's 256 values.
 import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import ClassVar, Literal
+from typing import Annotated, ClassVar, Literal
 
 import torch
 from torch import Tensor
 
 from tammes.lab.data import keyed
+from tammes.lab.typecheck import at_least, between, check_fields
 
-Fill = Literal["mean", "zero", "reflect"]
+Share = Annotated[float, between(0, 1)]
 Size = tuple[int, int]
 
 _LUMA = (0.299, 0.587, 0.114)
@@ -31,17 +32,12 @@ class PadCrop:
         fill: ``mean`` colour, ``zero`` for black, or ``reflect``.
     """
 
-    pad: int = 4
-    fill: Fill = "mean"
+    pad: Annotated[int, at_least(0)] = 4
+    fill: Literal["mean", "zero", "reflect"] = "mean"
     draws: ClassVar[int] = 2
 
     def __post_init__(self) -> None:
-        if type(self.pad) is not int or self.pad < 0:
-            raise ValueError(f"pad_crop expects pad to be at least 0 pixels, got {self.pad!r}")
-        if self.fill not in ("mean", "zero", "reflect"):
-            raise ValueError(
-                f"pad_crop expects fill to be 'mean', 'zero' or 'reflect', got {self.fill!r}"
-            )
+        check_fields(self, "pad_crop")
 
     def move(self, rows: Tensor, columns: Tensor, bits: Tensor) -> tuple[Tensor, Tensor]:
         """Which row and column each one comes from; -1 for none."""
@@ -73,11 +69,11 @@ class Flip:
         p: share of images that are.
     """
 
-    p: float = 0.5
+    p: Share = 0.5
     draws: ClassVar[int] = 1
 
     def __post_init__(self) -> None:
-        _check_share("flip", self.p)
+        check_fields(self, "flip")
 
     def move(self, rows: Tensor, columns: Tensor, bits: Tensor) -> tuple[Tensor, Tensor]:
         """Which row and column each one comes from."""
@@ -132,17 +128,14 @@ class ResizedCrop:
 
     low: float = 0.08
     high: float = 1.0
-    size: int | None = None
-    ratio: float = 4 / 3
-    zoom: float = 1.0
+    size: Annotated[int, at_least(1)] | None = None
+    ratio: Annotated[float, at_least(1)] = 4 / 3
+    zoom: Annotated[float, at_least(1)] = 1.0
     draws: ClassVar[int] = 4
 
     def __post_init__(self) -> None:
+        check_fields(self, "resized_crop")
         _check_area("resized_crop", self.low, self.high)
-        if self.size is not None and (type(self.size) is not int or self.size < 1):
-            raise ValueError(f"resized_crop expects size to be at least 1, got {self.size!r}")
-        _check_from_one("resized_crop", "ratio", self.ratio)
-        _check_from_one("resized_crop", "zoom", self.zoom)
 
     def acts_at_test(self, size: Size) -> bool:
         """Whether an image of this size is not left as it is."""
@@ -232,19 +225,16 @@ class Erase:
         fill: ``mean`` colour or ``zero`` for black.
     """
 
-    p: float = 0.5
+    p: Share = 0.5
     low: float = 0.02
     high: float = 0.4
-    ratio: float = 10 / 3
-    fill: Fill = "mean"
+    ratio: Annotated[float, at_least(1)] = 10 / 3
+    fill: Literal["mean", "zero"] = "mean"
     draws: ClassVar[int] = 5
 
     def __post_init__(self) -> None:
-        _check_share("erase", self.p)
+        check_fields(self, "erase")
         _check_area("erase", self.low, self.high)
-        _check_from_one("erase", "ratio", self.ratio)
-        if self.fill not in ("mean", "zero"):
-            raise ValueError(f"erase expects fill to be 'mean' or 'zero', got {self.fill!r}")
 
     def paint(self, images: Tensor, bits: Tensor, mean: Tensor) -> Tensor:
         """Images with holes."""
@@ -339,16 +329,6 @@ def _check_between(who: str, what: str, bounds: Sequence[float], low: float, hig
         )
 
 
-def _check_from_one(who: str, what: str, value: float) -> None:
-    if not isinstance(value, (int, float)) or not 1 <= value < math.inf:
-        raise ValueError(f"{who} expects {what} to be at least 1, got {value!r}")
-
-
-def _check_share(who: str, share: float) -> None:
-    if not isinstance(share, (int, float)) or not 0 <= share <= 1:
-        raise ValueError(f"{who} expects p in [0, 1], got {share!r}")
-
-
 def _check_area(who: str, low: float, high: float) -> None:
-    if not all(isinstance(b, (int, float)) for b in (low, high)) or not 0 < low <= high <= 1:
+    if not 0 < low <= high <= 1:
         raise ValueError(f"{who} expects 0 < low <= high <= 1, got low={low!r} and high={high!r}")

@@ -1,6 +1,5 @@
 """Where images come from: one name, one split, one way to ask."""
 
-import difflib
 import os
 import re
 import sys
@@ -14,6 +13,7 @@ from tammes.lab.data.entries import UNSPLIT, Splits
 from tammes.lab.data.gather import gather
 from tammes.lab.data.images import DataError, Images, unknown_classes
 from tammes.lab.data.shares import hold_out
+from tammes.lab.expression.syntax import did_you_mean
 from tammes.optional import require
 
 KNOWN: dict[str, tuple[str, str | None]] = {
@@ -162,9 +162,8 @@ def _find(title: str, report: Callable[[str], None]) -> Splits:
             # A path with a slip in it looks like a name on the hub, and a network may be slow.
             report(f"{title}: no such folder here, looking on the Hugging Face hub")
         return hub.splits(name, config or None)
-    near = difflib.get_close_matches(title.lower(), ["digits", *KNOWN], n=1)
-    hint = f"did you mean {near[0]}?" if near else "a name on the hub is OWNER/NAME"
-    raise DataError(f"{title}: there is no such file, folder or known name; {hint}")
+    hint = did_you_mean(title, ["digits", *KNOWN]) or "; a name on the hub is OWNER/NAME"
+    raise DataError(f"{title}: there is no such file, folder or known name{hint}")
 
 
 def _parquet(folder: Path) -> list[Path]:

@@ -6,22 +6,20 @@ What a text may contain, and how calls are read without running anything, is in
 
 import ast
 import inspect
+import operator
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 from tammes import losses, schedules
 from tammes.compose import Loss
 from tammes.lab.expression.syntax import (
-    MAX_DEPTH,
     Call,
-    Reader,
+    Source,
     bind,
     build,
     did_you_mean,
-    parse,
-    parse_call,
+    parse_keywords,
     short,
-    split_list,
 )
 from tammes.subspace import direct_sum, spectral_sum
 
@@ -38,6 +36,9 @@ SCHEDULES: dict[str, type[schedules.Schedule]] = {
     and value is not schedules.Schedule
 }
 """Schedules by name."""
+
+_JOIN = {ast.Add: operator.add, ast.Sub: operator.sub, ast.Mult: operator.mul}
+_SYNTAX = "terms, with numbers as factors, joined by + and -"
 
 _IN_EPOCHS = {
     "steps": "epochs",
@@ -67,88 +68,73 @@ def parse_loss(text: str, *, counts: Sequence[int] | None = None) -> Loss:
         >>> parse_loss("cosface(margin=0.2) + 0.5*sample_margin")
         cosface(margin=0.2) + 0.5*sample_margin()
     """
-    tree = parse(text, what="loss")
-    value = _LossReader(text, counts).expression(tree, 0)
+    source = Source(text, "loss")
+    value = _Losses(source, counts).read(source.tree)
     if not isinstance(value, Loss):
         raise ValueError(f"loss expects a term, such as softmax(), got {short(text)!r}")
     return value
 
 
-class _LossReader(Reader):
-    """Goes through the tree of a loss."""
+class _Losses:
+    """Reads terms, numbers and what is made of them."""
 
-    def __init__(self, text: str, counts: Sequence[int] | None) -> None:
-        super().__init__(text, "loss")
-        self.counts = counts
+    def __init__(self, source: Source, counts: Sequence[int] | None) -> None:
+        self.source, self.counts = source, counts
 
-    def expression(self, node: ast.AST, depth: int) -> Loss | float:
-        if depth > MAX_DEPTH:
-            raise ValueError(
-                f"loss is expected to be nested at most {MAX_DEPTH} deep, got {short(self.text)!r}"
-            )
-        # A long sum is deep to the left, and is not what the limit is for.
-        chain: list[ast.BinOp] = []
-        while isinstance(node, ast.BinOp):
-            chain.append(node)
-            node = node.left
-        value = self.operand(node, depth)
-        for parent in reversed(chain):
-            right = self.expression(parent.right, depth + 1)
-            value = self.join(parent, value, right)
-        return value
-
-    def operand(self, node: ast.AST, depth: int) -> Loss | float:
-        number = self.number(node)
+    def read(self, node: ast.AST) -> Any:
+        number = self.source.number(node)
         if number is not None:
             return float(number)
-        if isinstance(node, ast.UnaryOp) and isinstance(node.op, (ast.USub, ast.UAdd)):
-            value = self.expression(node.operand, depth + 1)
-            return -value if isinstance(node.op, ast.USub) else value
-        if isinstance(node, (ast.Name, ast.Call)):
-            return self.term(node, depth)
-        raise self.mistake(node, "terms, numbers, +, - and *")
+        match node:
+            case ast.UnaryOp(op=ast.USub() | ast.UAdd()):
+                value = self.read(node.operand)
+                return -value if isinstance(node.op, ast.USub) else value
+            case ast.Name() | ast.Call():
+                return self.term(node)
+            case ast.BinOp():
+                return self.joined(node)
+        raise self.source.mistake(node, _SYNTAX)
 
-    def join(self, node: ast.BinOp, left: Loss | float, right: Loss | float) -> Loss | float:
-        both = isinstance(left, Loss), isinstance(right, Loss)
-        if isinstance(node.op, ast.Mult):
-            if all(both):
-                raise self.mistake(node, "a term to be multiplied with a number")
-            return left * right  # type: ignore[operator]
-        if isinstance(node.op, (ast.Add, ast.Sub)):
-            if both in ((True, False), (False, True)):
-                raise self.mistake(node, "a number only as a factor")
-            return left + right if isinstance(node.op, ast.Add) else left - right  # type: ignore[operator]
-        raise self.mistake(node, "terms, numbers, +, - and *")
+    def joined(self, node: ast.BinOp) -> Loss | float:
+        # A long sum is deep to the left: it is read in a loop.
+        chain, first = [node], node.left
+        while isinstance(first, ast.BinOp):
+            chain.append(first)
+            first = first.left
+        value = self.read(first)
+        for parent in reversed(chain):
+            right = self.read(parent.right)
+            try:
+                value = _JOIN[type(parent.op)](value, right)
+            except (KeyError, TypeError):
+                raise self.source.mistake(parent, _SYNTAX) from None
+        return value
 
-    def term(self, node: ast.Name | ast.Call, depth: int) -> Loss:
-        name, args, kwargs = self.parts(node)
+    def term(self, node: ast.Call | ast.Name) -> Loss:
+        name, args, kwargs = self.source.parts(node)
         make = TERMS.get(name) or _SUMS.get(name)
         if make is None:
             hint = did_you_mean(name, (*TERMS, *_SUMS)) or "; `tammes losses` lists them"
-            raise ValueError(f"loss: there is no {short(name)!r} in {short(self.text)!r}{hint}")
-        parameters = list(inspect.signature(make).parameters.values())
-        if name in _SUMS:
-            # The first two are losses themselves.
-            of_losses = {parameter.name for parameter in parameters[:2]}
-            call = Call(
-                name,
-                tuple(self.part(arg, place < 2, depth) for place, arg in enumerate(args)),
-                {key: self.part(value, key in of_losses, depth) for key, value in kwargs.items()},
-            )
-        else:
-            call = self.call(node)
-            takes = [parameter.name for parameter in parameters]
-            missing = "counts" in takes and "counts" not in call.kwargs
-            if missing and self.counts is not None and len(call.args) <= takes.index("counts"):
-                call = Call(name, call.args, {**call.kwargs, "counts": tuple(self.counts)})
-        settings = bind(call, parameters, what="loss")
+            text = short(self.source.text)
+            raise ValueError(f"loss: there is no {short(name)!r} in {text!r}{hint}")
+        parameters = inspect.signature(make).parameters
+        # The first two settings of a sum are losses themselves.
+        of_losses = [*parameters][:2] if name in _SUMS else []
+
+        def setting(key: str, part: ast.expr) -> Any:
+            return self.read(part) if key in of_losses else self.source.value(part)
+
+        names = [*parameters, *[""] * len(args)]
+        places = tuple(setting(key, part) for key, part in zip(names, args, strict=False))
+        named = {key: setting(key, part) for key, part in kwargs.items()}
+        if self.counts is not None and "counts" in names[len(args) :]:
+            named.setdefault("counts", tuple(self.counts))
+        call = Call(name, places, named)
+        settings = bind(call, parameters.values(), what="loss")
         try:
             return make(**settings)
         except (TypeError, OverflowError) as error:
             raise ValueError(f"loss: {short(str(call))}: {error}") from error
-
-    def part(self, node: ast.AST, is_loss: bool, depth: int) -> Any:
-        return self.expression(node, depth + 1) if is_loss else self.value(node)
 
 
 def parse_schedules(
@@ -168,24 +154,14 @@ def parse_schedules(
         >>> schedule["margin"].length
         50
     """
-    if text.strip() in ("", "none"):
-        return {}
     found: dict[str, schedules.Schedule] = {}
-    for part in split_list(text, what="schedules"):
-        key, sign, value = part.partition("=")
-        if not sign or not key.strip().isidentifier():
-            raise ValueError(
-                "schedules expects parts such as margin=WarmUp(0, 0.35, epochs=5), "
-                f"got {short(part)!r}"
-            )
-        if key.strip() in found:
-            raise ValueError(f"schedules: {key.strip()} is given twice")
-        call = _in_steps(parse_call(value, what="schedules"), steps_per_epoch)
+    for key, given in parse_keywords(text, what="schedules").items():
+        call = _in_steps(given, steps_per_epoch)
         kind = SCHEDULES.get(call.name)
         takes_counts = kind is not None and "counts" in _parameters(kind)
         if takes_counts and counts is not None and not call.args and "counts" not in call.kwargs:
             call = Call(call.name, (tuple(counts),), call.kwargs)
-        found[key.strip()] = build(call, SCHEDULES, what="schedule")
+        found[key] = build(call, SCHEDULES, what="schedule")
     return found
 
 

@@ -12,14 +12,14 @@ import re
 import warnings
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field
-from typing import Any, NoReturn
+from typing import Any
 
 MAX_LENGTH = 10_000
 """Characters a text may have."""
 MAX_DEPTH = 50
-"""How deep brackets and signs may be nested."""
+"""Depth to which brackets, calls and signs may be nested."""
 
-_OPEN, _CLOSE = "([{", ")]}"
+_DEEP = re.compile(rf"(?:[-+~(\[{{]\s*){{{MAX_DEPTH + 1}}}")
 
 
 @dataclass(frozen=True)
@@ -41,8 +41,130 @@ class Call:
         return f"{self.name}({', '.join(settings)})"
 
 
+class Source:
+    """A text and its tree, which has a bounded size and has not been looked at yet.
+
+    Args:
+        text: one expression.
+        what: what the text is, for messages.
+        form: Python around the text, such as ``"f({})"`` for settings of a call.
+
+    Raises:
+        ValueError: with a sentence, where the text is too long, nested too deep, or not Python.
+    """
+
+    def __init__(self, text: str, what: str, form: str = "{}") -> None:
+        if not isinstance(text, str):
+            raise ValueError(f"{what} is expected to be text, got {text!r}")
+        if len(text) > MAX_LENGTH:
+            raise ValueError(
+                f"{what} is expected to have at most {MAX_LENGTH} characters, got {len(text)}"
+            )
+        self.text, self.what = text, what
+        inner = re.sub(r"[\r\n\t\f]", " ", text).strip()
+        self.line = form.format(inner)
+        if not self.line:
+            raise ValueError(f"{what} is expected, got nothing")
+        if _DEEP.search(text):
+            raise self._too_deep()
+        try:
+            with warnings.catch_warnings():
+                warnings.simplefilter("ignore")
+                self.tree = ast.parse(self.line, mode="eval").body
+        except (RecursionError, MemoryError):
+            raise self._too_deep() from None
+        except (SyntaxError, ValueError) as error:
+            place = (getattr(error, "offset", None) or 0) - form.index("{")
+            at = f" at character {place}" if place > 0 else ""
+            why = short(getattr(error, "msg", None) or str(error))
+            raise ValueError(f"{what}: {short(text)!r} cannot be read{at}: {why}") from None
+        if b"#" in self.line.encode()[self.tree.end_col_offset :]:
+            raise ValueError(f"{what}: a comment is not read, got {short(text)!r}")
+        self._check_depth()
+
+    def _check_depth(self) -> None:
+        nodes: list[tuple[ast.AST, int]] = [(self.tree, 0)]
+        while nodes:
+            node, depth = nodes.pop()
+            if depth > MAX_DEPTH:
+                raise self._too_deep()
+            # A long sum is deep to the left, and is not what the limit is for.
+            left = node.left if isinstance(node, ast.BinOp) else None
+            for child in ast.iter_child_nodes(node):
+                deeper = isinstance(child, ast.expr) and child is not left
+                nodes.append((child, depth + deeper))
+
+    def _too_deep(self) -> ValueError:
+        got = short(self.text)
+        return ValueError(
+            f"{self.what} is expected to be nested at most {MAX_DEPTH} deep, got {got!r}"
+        )
+
+    def mistake(self, node: ast.AST, expected: str) -> ValueError:
+        """Return the error for a part that does not belong there."""
+        part = ast.get_source_segment(self.line, node) or ""
+        within = "" if part.strip() == self.text.strip() else f" in {short(self.text)!r}"
+        return ValueError(f"{self.what} expects {expected}, got {short(part)!r}{within}")
+
+    def call(self, node: ast.AST) -> Call:
+        """Read a name, or a call of one with plain values."""
+        name, args, kwargs = self.parts(node)
+        return Call(
+            name,
+            tuple(self.value(arg) for arg in args),
+            {key: self.value(value) for key, value in kwargs.items()},
+        )
+
+    def parts(self, node: ast.AST) -> tuple[str, list[ast.expr], dict[str, ast.expr]]:
+        """Return name and settings of a call, the settings not read yet."""
+        if isinstance(node, ast.Name):
+            return node.id, [], {}
+        if not isinstance(node, ast.Call) or not isinstance(node.func, ast.Name):
+            raise self.mistake(node, "a name such as flip, or a call such as pad_crop(4)")
+        kwargs: dict[str, ast.expr] = {}
+        for keyword in node.keywords:
+            if keyword.arg is None:
+                raise self.mistake(node, "settings one by one")
+            if keyword.arg in kwargs:
+                raise ValueError(
+                    f"{self.what}: {keyword.arg} is given twice in {short(self.text)!r}"
+                )
+            kwargs[keyword.arg] = keyword.value
+        return node.func.id, node.args, kwargs
+
+    def value(self, node: ast.AST) -> Any:
+        """Read a plain value: a number, text, True, False, None, inf, or a sequence of them."""
+        match node:
+            case ast.Constant(value=str() | bool() | None):
+                return node.value
+            case ast.Tuple():
+                return tuple(self.value(item) for item in node.elts)
+            case ast.List():
+                return [self.value(item) for item in node.elts]
+            case ast.Name() if node.id != "inf":
+                raise self.mistake(node, f"text in quotes, as in '{short(node.id)}'")
+        number = self.number(node)
+        if number is None:
+            raise self.mistake(node, "numbers and texts as settings")
+        return number
+
+    def number(self, node: ast.AST) -> int | float | None:
+        """Read a number with its sign, or return None where it is something else."""
+        match node:
+            case ast.UnaryOp(op=ast.USub() | ast.UAdd()):
+                value = self.number(node.operand)
+                return -value if value is not None and isinstance(node.op, ast.USub) else value
+            case ast.Name(id="inf"):
+                return math.inf
+            case ast.Constant(value=float(number)):
+                return number
+            case ast.Constant(value=int(whole)) if type(whole) is int and abs(whole) < 2**63:
+                return whole
+        return None
+
+
 def parse_call(text: str, *, what: str) -> Call:
-    """One call.
+    """Read one call.
 
     Args:
         text: such as ``"cosine(scale=30)"`` or ``"cosine"``.
@@ -52,38 +174,61 @@ def parse_call(text: str, *, what: str) -> Call:
         >>> parse_call("pad_crop(4, fill='zero')", what="augment")
         Call(name='pad_crop', args=(4,), kwargs={'fill': 'zero'})
     """
-    return Reader(text, what).call(parse(text, what=what))
+    source = Source(text, what)
+    return source.call(source.tree)
 
 
 def parse_calls(text: str, *, what: str) -> list[Call]:
-    """Calls joined by ``+``, in order; none for ``"none"`` or nothing.
+    """Read calls joined by ``+``, in order; none for ``"none"`` or nothing.
 
     Example:
         >>> [call.name for call in parse_calls("pad_crop(4) + flip", what="augment")]
         ['pad_crop', 'flip']
     """
-    if not isinstance(text, str) or text.strip() in ("", "none"):
-        return [] if isinstance(text, str) else [parse_call(text, what=what)]
-    reader, node, calls = Reader(text, what), parse(text, what=what), []
+    if _is_none(text):
+        return []
+    source = Source(text, what)
+    node, calls = source.tree, []
     while isinstance(node, ast.BinOp) and isinstance(node.op, ast.Add):
-        calls.append(reader.call(node.right))
+        calls.append(source.call(node.right))
         node = node.left
-    calls.append(reader.call(node))
+    calls.append(source.call(node))
     return calls[::-1]
 
 
+def parse_keywords(text: str, *, what: str) -> dict[str, Call]:
+    """Read calls by name, joined by commas; none for ``"none"`` or nothing.
+
+    Example:
+        >>> parse_keywords("margin=WarmUp(0, 0.35)", what="schedules")
+        {'margin': Call(name='WarmUp', args=(0, 0.35), kwargs={})}
+    """
+    if _is_none(text):
+        return {}
+    source = Source(text, what, "keywords({})")
+    name, args, kwargs = source.parts(source.tree)
+    if name != "keywords" or args:
+        raise source.mistake(
+            (*args, source.tree)[0], "parts such as margin=WarmUp(0, 0.35, epochs=5)"
+        )
+    return {key: source.call(node) for key, node in kwargs.items()}
+
+
+def _is_none(text: Any) -> bool:
+    return isinstance(text, str) and text.strip() in ("", "none")
+
+
 def normal(text: str) -> str:
-    """A text written in the one way that all with the same meaning have.
+    """Write a text in the one way that all with the same meaning have.
 
     Example:
         >>> normal("cosface( margin=.20 ) + 0.50*sample_margin")
         'cosface(margin=0.2) + 0.5 * sample_margin()'
     """
     try:
-        tree = parse(text, what="text")
-    except ValueError:
+        return ast.unparse(_Called().visit(Source(text, "text").tree))
+    except (ValueError, RecursionError):
         return text
-    return ast.unparse(_Called().visit(tree))
 
 
 class _Called(ast.NodeTransformer):
@@ -98,31 +243,17 @@ class _Called(ast.NodeTransformer):
 
 
 def split_list(text: str, *, what: str = "list") -> list[str]:
-    """Parts of a text between commas, those within brackets left alone.
+    """Split a text at its commas, those within brackets left alone.
 
     Example:
         >>> split_list("softmax, gm_softmax(1, 0), lm_softmax")
         ['softmax', 'gm_softmax(1, 0)', 'lm_softmax']
     """
-    check_text(text, what)
-    parts, depth, quote, start = [], 0, "", 0
-    for place, sign in enumerate(text):
-        if quote:
-            quote = "" if sign == quote else quote
-        elif sign in "'\"":
-            quote = sign
-        elif sign in _OPEN or sign in _CLOSE:
-            depth += 1 if sign in _OPEN else -1
-        elif sign == "," and depth == 0:
-            parts.append(text[start:place].strip())
-            start = place + 1
-    parts.append(text[start:].strip())
-    if parts[-1] == "":
-        # A comma at the end, or nothing at all.
-        parts.pop()
-    if "" in parts:
-        raise ValueError(f"{what}: something is expected before every comma, got {short(text)!r}")
-    return parts
+    if isinstance(text, str) and not text.strip():
+        return []
+    source = Source(text, what)
+    parts = source.tree.elts if isinstance(source.tree, ast.Tuple) else [source.tree]
+    return [ast.get_source_segment(source.line, part) or "" for part in parts]
 
 
 def build(
@@ -206,124 +337,3 @@ def short(text: str) -> str:
     """A text for a message: one line, not too long."""
     line = " ".join(str(text).split())
     return line if len(line) <= 80 else f"{line[:77]}..."
-
-
-def check_text(text: str, what: str) -> None:
-    """Refuse what is not text, is too long or too deep, or has brackets that do not match."""
-    if not isinstance(text, str):
-        raise ValueError(f"{what} is expected to be text, got {text!r}")
-    if len(text) > MAX_LENGTH:
-        raise ValueError(
-            f"{what} is expected to have at most {MAX_LENGTH} characters, got {len(text)}"
-        )
-    opened: list[str] = []
-    quote = ""
-    for sign in text:
-        if quote:
-            quote = "" if sign == quote else quote
-        elif sign in "'\"":
-            quote = sign
-        elif sign in _OPEN:
-            opened.append(sign)
-            if len(opened) > MAX_DEPTH:
-                _too_deep(text, what)
-        elif sign == "#":
-            raise ValueError(f"{what}: a comment is not read, got {short(text)!r}")
-        elif sign in _CLOSE and (not opened or _OPEN[_CLOSE.index(sign)] != opened.pop()):
-            raise ValueError(f"{what}: {sign!r} closes nothing in {short(text)!r}")
-    if opened or quote:
-        raise ValueError(f"{what}: {(quote or opened[-1])!r} is not closed in {short(text)!r}")
-    if re.search(rf"(?:[-+~]\s*){{{MAX_DEPTH + 1}}}", text):
-        _too_deep(text, what)
-
-
-def _too_deep(text: str, what: str) -> NoReturn:
-    raise ValueError(
-        f"{what} is expected to be nested at most {MAX_DEPTH} deep, got {short(text)!r}"
-    )
-
-
-def parse(text: str, *, what: str) -> ast.expr:
-    """The tree of a text; nothing of it is looked at yet."""
-    check_text(text, what)
-    line = re.sub(r"[\r\n\t\f]", " ", text).strip()
-    if not line:
-        raise ValueError(f"{what} is expected, got nothing")
-    try:
-        with warnings.catch_warnings():
-            warnings.simplefilter("ignore")
-            return ast.parse(line, mode="eval").body
-    except (RecursionError, MemoryError):
-        _too_deep(text, what)
-    except (SyntaxError, ValueError) as error:
-        place = getattr(error, "offset", None)
-        where = f" at character {place}" if place else ""
-        raise ValueError(f"{what}: {short(text)!r} cannot be read{where}") from None
-
-
-class Reader:
-    """Reads parts of a tree, with the whole text at hand for messages."""
-
-    def __init__(self, text: str, what: str) -> None:
-        self.text, self.what = text, what
-
-    def mistake(self, node: ast.AST, expected: str) -> ValueError:
-        """What to raise for a part that does not belong there."""
-        line = re.sub(r"[\r\n\t\f]", " ", self.text).strip()
-        part = ast.get_source_segment(line, node) or ""
-        within = "" if part.strip() == line else f" in {short(line)!r}"
-        return ValueError(f"{self.what} expects {expected}, got {short(part)!r}{within}")
-
-    def call(self, node: ast.AST) -> Call:
-        """A name, or a call of one with plain values."""
-        name, args, kwargs = self.parts(node)
-        return Call(
-            name,
-            tuple(self.value(arg) for arg in args),
-            {key: self.value(value) for key, value in kwargs.items()},
-        )
-
-    def parts(self, node: ast.AST) -> tuple[str, list[ast.expr], dict[str, ast.expr]]:
-        """Name and settings of a call, the settings not read yet."""
-        if isinstance(node, ast.Name):
-            return node.id, [], {}
-        if not isinstance(node, ast.Call) or not isinstance(node.func, ast.Name):
-            raise self.mistake(node, "a name such as flip, or a call such as pad_crop(4)")
-        kwargs: dict[str, ast.expr] = {}
-        for keyword in node.keywords:
-            if keyword.arg is None:
-                raise self.mistake(node, "settings one by one")
-            # A name given twice does not get through the parser.
-            kwargs[keyword.arg] = keyword.value
-        return node.func.id, node.args, kwargs
-
-    def value(self, node: ast.AST, depth: int = 0) -> Any:
-        """A plain value: a number, text, True, False, None, inf, or a sequence of them."""
-        if depth > MAX_DEPTH:
-            _too_deep(self.text, self.what)
-        if isinstance(node, ast.Constant) and isinstance(node.value, (str, bool, type(None))):
-            return node.value
-        if isinstance(node, (ast.Tuple, ast.List)):
-            items = [self.value(item, depth + 1) for item in node.elts]
-            return tuple(items) if isinstance(node, ast.Tuple) else items
-        number = self.number(node, depth)
-        if number is not None:
-            return number
-        if isinstance(node, ast.Name):
-            raise self.mistake(node, f"text in quotes, as in '{short(node.id)}'")
-        raise self.mistake(node, "numbers and texts as settings")
-
-    def number(self, node: ast.AST, depth: int = 0) -> int | float | None:
-        """A number with its sign, or none where it is something else."""
-        sign = 1
-        while isinstance(node, ast.UnaryOp) and isinstance(node.op, (ast.UAdd, ast.USub)):
-            sign = -sign if isinstance(node.op, ast.USub) else sign
-            node, depth = node.operand, depth + 1
-            if depth > MAX_DEPTH:
-                _too_deep(self.text, self.what)
-        if isinstance(node, ast.Name) and node.id == "inf":
-            return sign * math.inf
-        value = node.value if isinstance(node, ast.Constant) else None
-        if type(value) is float or (type(value) is int and abs(value) < 2**63):
-            return sign * value
-        return None

@@ -9,13 +9,14 @@ import contextlib
 import math
 from collections.abc import Iterator
 from dataclasses import dataclass
-from typing import ClassVar
+from typing import Annotated, ClassVar
 
 import torch
 from torch import Tensor
 
 from tammes.lab.data import keyed
 from tammes.lab.protocols.episodes import Episodes
+from tammes.lab.typecheck import above_zero, at_least, between, check_fields, finite
 from tammes.similarity import TINY, norm, unit
 
 _HEADS, _ORDER = 0, 1
@@ -49,36 +50,17 @@ class FineTuning:
 
     cosine: ClassVar[bool]
 
-    scale: float = 5.0
-    margin: float = 0.0
-    passes: int = 100
-    batch: int = 4
-    lr: float = 0.01
-    momentum: float = 0.9
-    dampening: float = 0.9
-    weight_decay: float = 1e-3
+    scale: Annotated[float, above_zero] = 5.0
+    margin: Annotated[float, finite] = 0.0
+    passes: Annotated[int, at_least(1)] = 100
+    batch: Annotated[int, at_least(1)] = 4
+    lr: Annotated[float, above_zero] = 0.01
+    momentum: Annotated[float, at_least(0)] = 0.9
+    dampening: Annotated[float, between(0, 1)] = 0.9
+    weight_decay: Annotated[float, at_least(0)] = 1e-3
 
     def __post_init__(self) -> None:
-        who = "cosine" if self.cosine else "linear"
-        for name in ("passes", "batch"):
-            value = getattr(self, name)
-            if isinstance(value, bool) or not isinstance(value, int) or value < 1:
-                raise ValueError(
-                    f"method: {who} expects {name} to be a whole number above 0, got {value!r}"
-                )
-        for name in ("scale", "lr", "momentum", "dampening", "weight_decay", "margin"):
-            value = getattr(self, name)
-            number = isinstance(value, int | float) and not isinstance(value, bool)
-            if not number or not math.isfinite(value):
-                raise ValueError(f"method: {who} expects {name} to be a number, got {value!r}")
-            if name in ("scale", "lr") and value <= 0:
-                raise ValueError(f"method: {who} expects {name} above 0, got {value!r}")
-            if name in ("momentum", "dampening", "weight_decay") and value < 0:
-                raise ValueError(f"method: {who} expects {name} of 0 or more, got {value!r}")
-        if self.dampening > 1:
-            raise ValueError(
-                f"method: {who} expects dampening of at most 1, got {self.dampening!r}"
-            )
+        check_fields(self, f"method {'cosine' if self.cosine else 'linear'}")
 
 
 class LinearTuning(FineTuning):

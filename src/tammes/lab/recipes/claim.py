@@ -1,11 +1,18 @@
-"""What a paper claims, as a recipe writes it down; :mod:`tammes.lab.claims` judges it."""
+"""Claims of a paper, as a recipe writes them down; :mod:`tammes.lab.claims` judges them."""
 
-import inspect
-from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, Literal, TypeAlias
+from typing import Annotated, Any, Literal, TypeAlias
+
+from tammes.lab.typecheck import as_table, at_least, construct
 
 Where: TypeAlias = Literal["paper", "released"]
+Pairs: TypeAlias = tuple[tuple[str, str], ...]
+
+
+def _of_two_rows(pairs: Pairs) -> Pairs:
+    if any(better == than for better, than in pairs):
+        raise ValueError("is expected to compare two rows, got one with itself")
+    return pairs
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -24,7 +31,7 @@ class Better:
     says: str
     quantity: str
     columns: tuple[str, ...] = ()
-    pairs: tuple[tuple[str, str], ...]
+    pairs: Annotated[Pairs, _of_two_rows]
     by: float = 0.0
     where_below_optimum: float | None = None
 
@@ -47,7 +54,7 @@ class Near:
     columns: tuple[str, ...] = ()
     rows: tuple[str, ...] = ()
     near: Where
-    within: float
+    within: Annotated[float, at_least(0)]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -117,68 +124,43 @@ class Peak:
 
 Claim: TypeAlias = Better | Near | Bound | Course | Peak
 
+_KINDS: dict[str, type[Claim]] = {
+    "pairs": Better, "near": Near, "curve": Course, "peak": Peak,
+    "at_least": Bound, "at_most": Bound,
+}  # fmt: skip
+"""Kinds of claims by the field that only they have, or that the kinds before them have too."""
 
-def read_claim(given: Any, where: str, *, main: str) -> Claim:
-    """A claim from what YAML says of it.
+
+def read_claim(given: Any, what: str, *, main: str) -> Claim:
+    """Read a claim from plain values.
 
     Args:
-        given: plain values.
-        where: what they are called in an error.
+        given: what YAML says.
+        what: name of the claim in an error.
         main: quantity that is meant where none is named.
 
     Raises:
         ValueError: where it is none of the five kinds.
     """
-    if not isinstance(given, Mapping) or not isinstance(given.get("says"), str):
-        raise ValueError(f"{where} is expected to have a sentence under says, got {given!r}")
-    values = {str(key): value for key, value in given.items()}
+    values = as_table(given, what)
+    said = ", ".join(values)
     if "better" in values or "than" in values:
         values["pairs"] = [[values.pop("better", None), values.pop("than", None)]]
-    kinds: list[tuple[str, Callable[..., Claim]]] = [
-        ("pairs", Better), ("near", Near), ("curve", Course), ("peak", Peak),
-        ("at_least", Bound), ("at_most", Bound),
-    ]  # fmt: skip
-    kind = next((kind for key, kind in kinds if key in values), None)
+    kind = next((kind for key, kind in _KINDS.items() if key in values), None)
     if kind is None:
         raise ValueError(
-            f"{where} is expected to have better and than, pairs, near, at_least, at_most, curve "
-            f"or peak, got {', '.join(values)}"
+            f"{what} is expected to have better and than, pairs, near, at_least, at_most, curve "
+            f"or peak, got {said}"
         )
-    if kind is not Course:
-        values.setdefault("quantity", main)
-    for key in ("columns", "rows", "falls", "falls_then_rises"):
-        if key in values:
-            values[key] = _names(values[key], f"{key} of {where}")
-    if "pairs" in values:
-        if isinstance(values["pairs"], str) or not isinstance(values["pairs"], Sequence):
-            raise ValueError(f"pairs of {where} is expected to be a list, got {values['pairs']!r}")
-        values["pairs"] = tuple(_pair(pair, where) for pair in values["pairs"])
+    if kind is Bound and {"at_least", "at_most"} <= {*values}:
+        raise ValueError(f"{what} is expected to have at_least or at_most, got both")
     if kind is Peak and not {"at_least", "at_most", "not_before"} & {*values}:
-        raise ValueError(f"{where} is expected to say at_least, at_most or not_before of its peak")
-    for key in ("quantity", "curve", "peak", "not_before"):
-        if key in values and not isinstance(values[key], str):
-            raise ValueError(f"{key} of {where} is expected to be a text, got {values[key]!r}")
-    for key in ("by", "within", "at_least", "at_most", "where_below_optimum"):
-        if key in values and (isinstance(values[key], bool) or not _is_number(values[key])):
-            raise ValueError(f"{key} of {where} is expected to be a number, got {values[key]!r}")
-    if kind is Bound and "at_least" in values and "at_most" in values:
-        raise ValueError(f"{where} is expected to have at_least or at_most, got both")
-    if values.get("within", 0) < 0:
-        raise ValueError(f"within of {where} is expected to be 0 or more, got {values['within']}")
-    if any(better == than for better, than in values.get("pairs", ())):
-        raise ValueError(f"{where} is expected to compare two rows, got one with itself")
-    if values.get("near", "paper") not in ("paper", "released"):
-        raise ValueError(f"near of {where} is expected to be paper or released")
-    try:
-        return kind(**values)
-    except TypeError:
-        known = ", ".join(inspect.signature(kind).parameters)
-        got = ", ".join(map(str, given))
-        raise ValueError(f"{where} is expected to have {known}, got {got}") from None
+        raise ValueError(f"{what} is expected to say at_least, at_most or not_before of its peak")
+    return construct(kind, values if kind is Course else {"quantity": main, **values}, what)
 
 
 def rows_of(claim: Claim) -> set[str]:
-    """Rows that a claim names."""
+    """Return the rows that a claim names."""
     match claim:
         case Better():
             return {row for pair in claim.pairs for row in pair}
@@ -186,19 +168,3 @@ def rows_of(claim: Claim) -> set[str]:
             return {*claim.falls, *claim.falls_then_rises}
         case _:
             return set(claim.rows)
-
-
-def _names(value: Any, what: str) -> tuple[str, ...]:
-    if isinstance(value, str) or not isinstance(value, Sequence):
-        raise ValueError(f"{what} is expected to be a list of names, got {value!r}")
-    return tuple(str(name) for name in value)
-
-
-def _pair(value: Any, where: str) -> tuple[str, str]:
-    if isinstance(value, str) or not isinstance(value, Sequence) or len(value) != 2:
-        raise ValueError(f"pairs of {where} are expected to be two rows each, got {value!r}")
-    return str(value[0]), str(value[1])
-
-
-def _is_number(value: Any) -> bool:
-    return isinstance(value, int | float) and value == value

@@ -7,19 +7,20 @@ one run may be looked at in several ways, such as with several margins in fine-t
 import json
 import math
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import asdict, dataclass, fields, replace
-from typing import TYPE_CHECKING, Any
+from dataclasses import asdict, dataclass, replace
+from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 from tammes.lab.config import Config, digest_of
-from tammes.lab.expression.syntax import did_you_mean
 from tammes.lab.record import Run, write_json
+from tammes.lab.typecheck import at_least, construct, not_empty
 
 if TYPE_CHECKING:
     from tammes.lab.protocols.fewshot import Examples
 
 FILE = "fewshot.json"
-_PREFIX = {"novel": "", "validation": "validation_", "base": "base_"}
-"""What quantities of a part begin with."""
+Part = Literal["novel", "validation", "base"]
+_PREFIX: dict[str, str] = {"novel": "", "validation": "validation_", "base": "base_"}
+"""Beginnings of the names of a part's quantities."""
 _QUICK = {"episodes": 20, "queries": 5}
 
 
@@ -41,59 +42,30 @@ class FewShot:
         images: of each class, at most; 0 for all.
     """
 
-    split: str
-    way: int = 5
-    shots: tuple[int, ...] = (1, 5)
-    queries: int = 15
-    episodes: int = 10_000
+    split: Annotated[str, not_empty]
+    way: Annotated[int, at_least(2)] = 5
+    shots: Annotated[tuple[Annotated[int, at_least(1)], ...], not_empty] = (1, 5)
+    queries: Annotated[int, at_least(1)] = 15
+    episodes: Annotated[int, at_least(1)] = 10_000
     method: str = "l2"
-    parts: tuple[str, ...] = ("novel", "validation")
+    parts: Annotated[tuple[Part, ...], not_empty] = ("novel", "validation")
     analyse: bool = False
-    seed: int = 0
-    images: int = 0
-
-    def __post_init__(self) -> None:
-        from tammes.lab.protocols.fewshot import methods
-
-        for name, low in (("way", 2), ("queries", 1), ("episodes", 1), ("seed", 0), ("images", 0)):
-            value = getattr(self, name)
-            if type(value) is not int or value < low:
-                raise ValueError(f"fewshot expects {name} of at least {low}, got {value!r}")
-        if not self.shots or any(type(each) is not int or each < 1 for each in self.shots):
-            raise ValueError(f"fewshot expects shots such as [1, 5], got {[*self.shots]}")
-        for part in self.parts:
-            if part not in _PREFIX:
-                hint, known = did_you_mean(part, _PREFIX), ", ".join(_PREFIX)
-                raise ValueError(f"fewshot knows the parts {known}, got {part!r}{hint}")
-        if not self.parts:
-            raise ValueError("fewshot expects a part to recognise, got none")
-        methods(self.method)
+    seed: Annotated[int, at_least(0)] = 0
+    images: Annotated[int, at_least(0)] = 0
 
     @classmethod
     def from_dict(cls, settings: Mapping[str, Any]) -> "FewShot":
-        """Settings from plain values; what is none of them is refused.
+        """Build checked settings from plain values.
 
         Example:
             >>> FewShot.from_dict({"split": "cub", "shots": [1], "queries": 16}).shots
             (1,)
         """
-        known = [field.name for field in fields(cls)]
-        for name in settings:
-            if name not in known:
-                raise ValueError(f"fewshot has no setting {name!r}{did_you_mean(name, known)}")
-        for name, kind in (("split", str), ("method", str), ("analyse", bool)):
-            if name in settings and not isinstance(settings[name], kind):
-                wanted = "a text" if kind is str else "true or false"
-                raise ValueError(f"fewshot expects {name} to be {wanted}, got {settings[name]!r}")
-        if not settings.get("split"):
-            raise ValueError("fewshot expects a split of classes, got none")
-        listed = {}
-        for name in ("shots", "parts"):
-            value = settings.get(name, getattr(cls, name))
-            if not isinstance(value, Sequence) or isinstance(value, str):
-                raise ValueError(f"fewshot expects {name} to be a list, got {value!r}")
-            listed[name] = tuple(value)
-        return cls(**{**settings, **listed})
+        from tammes.lab.protocols.fewshot import methods
+
+        found = construct(cls, settings, "fewshot")
+        methods(found.method)
+        return found
 
     def to_dict(self) -> dict[str, Any]:
         """All settings as plain values."""

@@ -1,13 +1,12 @@
-"""Recipes as YAML files: found by name, and what one of them takes over from another."""
+"""Find recipes by name, and take over what one of them shares with another."""
 
-import difflib
-import re
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
 from tammes.lab.expression.syntax import did_you_mean
-from tammes.optional import require
+from tammes.lab.typecheck import as_table, fit
+from tammes.lab.yaml_file import read_yaml
 
 _HERE = Path(__file__).parent
 _TAKEN = ("config", "settings", "quick")
@@ -19,7 +18,7 @@ class RecipeError(ValueError):
 
 
 def names() -> list[str]:
-    """Names of all recipes.
+    """Return the names of all recipes.
 
     Example:
         >>> "kobayashi2019/table2" in names()
@@ -29,7 +28,7 @@ def names() -> list[str]:
 
 
 def find(name: str | Path) -> tuple[Path, str]:
-    """The file of a recipe, and how it is called.
+    """Return the file of a recipe and its name.
 
     Args:
         name: such as ``kobayashi2019/table2``, or a path that ends in ``.yaml``.
@@ -40,43 +39,21 @@ def find(name: str | Path) -> tuple[Path, str]:
         inside = not path.is_absolute() and ".." not in path.parts
         return path, path.with_suffix("").as_posix() if inside else path.stem
     if str(name) not in names():
-        near = difflib.get_close_matches(str(name), names(), n=1)
-        hint = f"did you mean {near[0]}?" if near else "`tammes reproduce` lists them"
-        raise RecipeError(f"there is no recipe {str(name)!r}; {hint}")
+        hint = did_you_mean(str(name), names()) or "; `tammes reproduce` lists them"
+        raise RecipeError(f"there is no recipe {str(name)!r}{hint}")
     return _HERE / f"{name}.yaml", str(name)
-
-
-def values_of(path: Path) -> Any:
-    """What a file says.
-
-    Raises:
-        RecipeError: it is not there, or no text.
-        ValueError: it is not YAML that a recipe can be.
-    """
-    try:
-        text = path.read_text(encoding="utf-8")
-    except (OSError, UnicodeDecodeError) as error:
-        raise RecipeError(f"{path}: {getattr(error, 'strerror', None) or 'not text'}") from None
-    return _yaml(text)
-
-
-def as_table(given: Any, what: str) -> dict[str, Any]:
-    """Names and values, or a sentence about what should have them."""
-    if not isinstance(given, Mapping):
-        raise ValueError(f"{what} is expected to be a table of names and values, got {given!r}")
-    return {str(key): value for key, value in given.items()}
 
 
 def start_from(
     given: Mapping[str, Any], folder: Path, before: tuple[Path, ...] = ()
 ) -> Mapping[str, Any]:
-    """What a recipe says, with what it takes over from the one it is ``like``.
+    """Return what a recipe says, with what it takes over from the one it is ``like``.
 
-    That is, where it says nothing else: configuration, settings, what is quick, and lines of the
+    It takes over what it does not say itself of its configuration, settings, quick form and
     protocol. ``null`` leaves a name out, and a line with nothing but its ``what`` a line.
 
     Args:
-        given: what the recipe says itself.
+        given: its own values.
         folder: where a file that it is like is looked for.
         before: files that led here.
     """
@@ -91,15 +68,13 @@ def start_from(
         circle = ", ".join(each.name for each in (*before, path))
         raise ValueError(f"like goes round in a circle: {circle}")
     try:
-        said = as_table(values_of(path), "a recipe")
+        said = as_table(read_yaml(path), "the recipe")
         other = start_from(said, path.parent, (*before, path))
         for key in _TAKEN:
             own[key] = _merged(key, other, own)
         own["protocol"] = _lines(other, own)
-    except RecipeError:
-        raise
     except ValueError as error:
-        raise RecipeError(f"like {title}: {error}") from error
+        raise ValueError(f"like {title}: {error}") from error
     return own
 
 
@@ -120,11 +95,8 @@ def _lines(other: Mapping[str, Any], own: Mapping[str, Any]) -> list[Any]:
 
 
 def _by_what(given: Mapping[str, Any]) -> dict[str, dict[str, Any]]:
-    lines = given.get("protocol", [])
-    if not isinstance(lines, list):
-        raise ValueError(f"protocol is expected to be a list, got {lines!r}")
     found: dict[str, dict[str, Any]] = {}
-    for line in (as_table(each, "a line of the protocol") for each in lines):
+    for line in fit(given.get("protocol", []), list[Mapping[str, Any]], "protocol"):
         what = line.get("what")
         if not isinstance(what, str) or what in found:
             raise ValueError(
@@ -132,39 +104,3 @@ def _by_what(given: Mapping[str, Any]) -> dict[str, dict[str, Any]]:
             )
         found[what] = line
     return found
-
-
-def _yaml(text: str) -> Any:
-    """What YAML says, where no name stands twice in a table."""
-    yaml = require("yaml", extra="lab")
-
-    class Strict(yaml.SafeLoader):  # type: ignore[name-defined]
-        pass
-
-    def table(loader: Any, node: Any) -> dict[Any, Any]:
-        seen: set[str] = set()
-        for key_node, _ in node.value:
-            if key_node.tag == "tag:yaml.org,2002:merge":
-                # What << takes over may be changed.
-                continue
-            key = loader.construct_object(key_node, deep=True)
-            if not isinstance(key, str | int | float):
-                raise ValueError(f"a name in a table is expected to be a text, got {key!r}")
-            if str(key) in seen:
-                raise ValueError(f"{key!r} stands twice in a table")
-            seen.add(str(key))
-        loader.flatten_mapping(node)
-        return {
-            loader.construct_object(key_node, deep=True): loader.construct_object(value, deep=True)
-            for key_node, value in node.value
-        }
-
-    # As everywhere but in YAML 1.1, 5e-4 is a number.
-    number = re.compile(r"[-+]?(\d+\.?\d*|\.\d+)[eE][-+]?\d+$")
-    Strict.add_implicit_resolver("tag:yaml.org,2002:float", number, list("-+.0123456789"))
-    Strict.add_constructor(yaml.resolver.BaseResolver.DEFAULT_MAPPING_TAG, table)
-    try:
-        return Strict(text).get_single_data()
-    except (yaml.YAMLError, RecursionError) as error:
-        said = " ".join(str(error).split())
-        raise ValueError(f"not YAML that a recipe can be ({said[:200]})") from None

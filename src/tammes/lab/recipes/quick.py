@@ -5,8 +5,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from tammes.lab.config import Config
-from tammes.lab.expression import parse_call, split_list
-from tammes.lab.expression.syntax import Call
+from tammes.lab.expression.syntax import Call, parse_call, parse_keywords
 
 IMAGES, EPOCHS, BATCH, WIDTH, STEPS = 300, 2, 50, 0.125, 50
 _SHOT = 2
@@ -77,14 +76,12 @@ def _shorten(schedule: str, share: float) -> str:
 
 
 def _sooner(schedules: str, share: float) -> str:
-    """Settings that change over epochs, at the same share of the training."""
+    """Move settings that change over epochs to the same share of the training."""
     parts = []
-    for part in split_list(schedules, what="schedules") if schedules.strip() else []:
-        name, _, text = part.partition("=")
-        call = parse_call(text, what="schedules")
+    for name, call in parse_keywords(schedules, what="schedules").items():
         kwargs = {
             key: value * share if key.endswith("epochs") else value
             for key, value in call.kwargs.items()
         }
-        parts.append(f"{name.strip()}={dataclasses.replace(call, kwargs=kwargs)}")
+        parts.append(f"{name}={dataclasses.replace(call, kwargs=kwargs)}")
     return ", ".join(parts)

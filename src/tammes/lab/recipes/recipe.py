@@ -2,8 +2,8 @@
 
 import re
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
-from typing import Any, Literal, TypeAlias
+from dataclasses import dataclass, field, fields
+from typing import Annotated, Any, Literal, TypeAlias
 
 from tammes.lab.config import Config, digest_of
 from tammes.lab.expression.syntax import did_you_mean
@@ -11,8 +11,28 @@ from tammes.lab.recipes.claim import Claim
 from tammes.lab.recipes.fewshot import FewShot
 from tammes.lab.recipes.quick import quick_config, quick_settings
 from tammes.lab.statistics import Quantity
+from tammes.lab.typecheck import at_least, check_names
+
+
+def _of_config(values: Mapping[str, Any]) -> Mapping[str, Any]:
+    check_names(values, [each.name for each in fields(Config)], "has no")
+    for key in ("seed", "validation"):
+        if key in values:
+            raise ValueError(f"is not expected to set {key}, got {values[key]!r}")
+    return values
+
+
+def _of_two_or_more(tune: Mapping[str, list[Any]]) -> Mapping[str, list[Any]]:
+    for key, tried in tune.items():
+        if len(tried) < 2:
+            raise ValueError(f"is expected to have 2 values or more of {key}, got {tried}")
+    return tune
+
 
 Values: TypeAlias = Mapping[str, Any]
+Fields: TypeAlias = Annotated[Values, _of_config]
+Tune: TypeAlias = Annotated[Mapping[str, list[Any]], _of_two_or_more]
+Text: TypeAlias = Annotated[str, str.strip]
 Place: TypeAlias = tuple[str, str]
 """Row and column."""
 Kind: TypeAlias = Literal["train", "fewshot", "sphere"]
@@ -50,15 +70,15 @@ class Row:
     """
 
     name: str
-    title: str
-    config: Values = field(default_factory=dict)
-    overrides: Mapping[str, Values] = field(default_factory=dict)
+    title: Text
+    config: Fields = field(default_factory=dict)
+    overrides: Mapping[str, Fields] = field(default_factory=dict)
     values: Values = field(default_factory=dict)
-    tune: Mapping[str, Sequence[Any]] = field(default_factory=dict)
+    tune: Tune = field(default_factory=dict)
     columns: tuple[str, ...] = ()
     kind: Kind = "train"
     settings: Values = field(default_factory=dict)
-    note: str = ""
+    note: Text = ""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -76,10 +96,10 @@ class Column:
     """
 
     name: str
-    title: str
-    config: Values = field(default_factory=dict)
+    title: Text
+    config: Fields = field(default_factory=dict)
     values: Values = field(default_factory=dict)
-    tune: Mapping[str, Sequence[Any]] = field(default_factory=dict)
+    tune: Tune = field(default_factory=dict)
     settings: Values = field(default_factory=dict)
     on_request: bool = False
 
@@ -162,25 +182,25 @@ class Recipe:
     """
 
     name: str
-    title: str
-    source: str
-    summary: str = ""
-    seeds: int = 3
+    title: Text
+    source: Text
+    summary: Text = ""
+    seeds: Annotated[int, at_least(1)] = 3
     quantities: tuple[Quantity, ...] = ()
-    config: Values = field(default_factory=dict)
+    config: Fields = field(default_factory=dict)
     settings: Values = field(default_factory=dict)
     rows: Mapping[str, Row] = field(default_factory=dict)
     columns: Mapping[str, Column] = field(default_factory=dict)
     paper: Mapping[tuple[str, str, str], Published] = field(default_factory=dict)
     released: Mapping[tuple[str, str, str], Published] = field(default_factory=dict)
-    released_source: str = ""
-    released_title: str = "released code"
+    released_source: Text = ""
+    released_title: Text = "released code"
     claims: tuple[Claim, ...] = ()
     curves: tuple[str, ...] = ()
-    keep: tuple[str, ...] = ()
+    keep: tuple[Literal["histograms", "scatter"], ...] = ()
     figures: tuple[Values, ...] = ()
-    protocol: tuple[Values, ...] = ()
-    quick: Values = field(default_factory=dict)
+    protocol: tuple[Mapping[str, Text], ...] = ()
+    quick: Fields = field(default_factory=dict)
 
     def tune(self, row: str, column: str) -> Mapping[str, Sequence[Any]]:
         """Values that are to be chosen in a cell, and from what."""
@@ -346,11 +366,3 @@ def fill(fields: Values, values: Values, where: str) -> dict[str, Any]:
         return re.sub(r"\{(\w+)\}", lambda found: str(value(found[1])), text)
 
     return {key: filled(v) if isinstance(v, str) else v for key, v in fields.items()}
-
-
-def check_names(names: Sequence[str], known: Mapping[str, Any], otherwise: str) -> None:
-    """Refuse a name that is not known, with a hint."""
-    for name in names:
-        if name not in known:
-            hint = did_you_mean(name, known, otherwise="it has")
-            raise ValueError(f"{otherwise} {name!r}{hint}")

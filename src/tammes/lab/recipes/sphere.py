@@ -4,18 +4,17 @@ There are no images and there is no network. What a loss makes of the points is 
 prototypes and features when nothing stands in its way but the optimizer.
 """
 
-import math
 from collections.abc import Mapping
-from dataclasses import dataclass, fields
-from typing import Any
+from dataclasses import dataclass
+from typing import Annotated, Any, Literal
 
 import torch
 from torch import Tensor, nn
 
 import tammes
 from tammes.lab.expression import parse_head, parse_loss
-from tammes.lab.expression.syntax import did_you_mean
 from tammes.lab.protocols.classification import optimum
+from tammes.lab.typecheck import above_zero, at_least, construct
 from tammes.metrics.functional import class_margin
 from tammes.similarity import unit
 
@@ -41,39 +40,14 @@ class Toy:
     """
 
     loss: str
-    scale: float
-    classes: int = 8
-    size: int = 3
-    features: int = 1
-    optimizer: str = "sgd"
-    lr: float = 0.1
-    steps: int = 3000
+    scale: Annotated[float, above_zero]
+    classes: Annotated[int, at_least(2)] = 8
+    size: Annotated[int, at_least(2)] = 3
+    features: Annotated[int, at_least(1)] = 1
+    optimizer: Literal["sgd", "adam"] = "sgd"
+    lr: Annotated[float, above_zero] = 0.1
+    steps: Annotated[int, at_least(1)] = 3000
     unit: bool = True
-
-    def __post_init__(self) -> None:
-        for name, low in (("classes", 2), ("size", 2), ("features", 1), ("steps", 1)):
-            value = getattr(self, name)
-            if type(value) is not int or value < low:
-                raise ValueError(f"sphere expects {name} of at least {low}, got {value!r}")
-        for name in ("scale", "lr"):
-            value = getattr(self, name)
-            number = isinstance(value, int | float) and not isinstance(value, bool)
-            if not (number and 0 < value < math.inf):
-                raise ValueError(f"sphere expects {name} to be above 0, got {value!r}")
-        if self.optimizer not in ("sgd", "adam"):
-            raise ValueError(f"sphere expects optimizer sgd or adam, got {self.optimizer!r}")
-
-    @classmethod
-    def from_dict(cls, settings: Mapping[str, Any]) -> "Toy":
-        """Settings from plain values; what is none of them is refused."""
-        known = [field.name for field in fields(cls)]
-        for name in settings:
-            if name not in known:
-                raise ValueError(f"sphere has no setting {name!r}{did_you_mean(name, known)}")
-        for name in ("loss", "scale"):
-            if name not in settings:
-                raise ValueError(f"sphere expects {name}, got none")
-        return cls(**settings)
 
 
 def run_sphere(settings: Mapping[str, Any], seed: int) -> dict[str, Any]:
@@ -95,7 +69,7 @@ def run_sphere(settings: Mapping[str, Any], seed: int) -> dict[str, Any]:
         >>> sorted(found["values"]), len(found["sphere"]["prototypes"])
         (['class_margin', 'sample_margin'], 8)
     """
-    toy = Toy.from_dict(settings)
+    toy = construct(Toy, settings, "sphere")
     prototypes, features, labels = _train(toy, seed)
     cosines = features @ prototypes.T
     own = tammes.split(cosines, labels)

@@ -1,7 +1,7 @@
 """A sharded head on paper: memory and time by classes and ranks, and the arithmetic of one case.
 
-    python -m tammes.geometry.scaling                              the table of docs/scaling.md
-    python -m tammes.geometry.scaling --classes 1000000 --gpus 8   the arithmetic of one case
+    python scripts/scaling_table.py                              the table of docs/scaling.md
+    python scripts/scaling_table.py --classes 1000000 --gpus 8   the arithmetic of one case
 
 Everything is what :func:`tammes.geometry.planner.plan` says of :class:`tammes.ShardedHead`.
 """
@@ -158,7 +158,7 @@ def _exact(seconds: float) -> str:
 
 def main(arguments: Sequence[str] | None = None) -> None:
     """Print the table, or the arithmetic of one case."""
-    parser = argparse.ArgumentParser(prog="python -m tammes.geometry.scaling")
+    parser = argparse.ArgumentParser(prog="python scripts/scaling_table.py")
     parser.add_argument("--classes", type=int, help="of one case, whose arithmetic is printed")
     parser.add_argument("--gpus", type=int, default=8, help="of that case (%(default)s)")
     parser.add_argument("--rows", type=int, default=ROWS, help="examples on a rank (%(default)s)")

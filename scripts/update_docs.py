@@ -1,0 +1,81 @@
+"""Write anew what pages under ``docs/`` show of the code; tests fail where a page is out of date.
+
+Tables of fields in configuration.md, outputs of commands in scaling.md and advise.md. ``make docs``
+runs this, and what measures docs/contract.md and collects docs/results.md.
+"""
+
+import contextlib
+import dataclasses
+import io
+import re
+import shlex
+from pathlib import Path
+
+import scaling_table
+
+from tammes.lab import cli
+from tammes.lab.config import Config
+from tammes.lab.options import field_help
+from tammes.lab.typecheck import type_name
+
+DOCS = Path(__file__).parents[1] / "docs"
+BEGIN, END = "<!-- fields: made by scripts/update_docs.py -->", "<!-- end of fields -->"
+
+
+def printed(command: str) -> str:
+    """Return what a command of ours prints."""
+    words = shlex.split(command)
+    heard = io.StringIO()
+    with contextlib.redirect_stdout(heard):
+        if words[0] == "tammes":
+            cli.main(words[1:])
+        else:
+            assert words[:2] == ["python", "scripts/scaling_table.py"]
+            scaling_table.main(words[2:])
+    return heard.getvalue().rstrip("\n")
+
+
+def with_outputs(page: str) -> str:
+    """Return a page with every output printed again: below a command, or between two marks."""
+    page = re.sub(
+        r"^```\n\$ (.+)\n[^`]*```",
+        lambda found: f"```\n$ {found[1]}\n{printed(found[1])}\n```",
+        page,
+        flags=re.MULTILINE,
+    )
+    return re.sub(
+        r"^<!-- (python .+) -->\n(?:.|\n)*?<!-- end -->",
+        lambda found: f"<!-- {found[1]} -->\n\n{printed(found[1])}\n\n<!-- end -->",
+        page,
+        flags=re.MULTILINE,
+    )
+
+
+def with_fields(page: str) -> str:
+    """Return a page with the table of all fields of the configuration."""
+    before, _, rest = page.partition(BEGIN)
+    _, _, after = rest.partition(END)
+    return f"{before}{BEGIN}\n{_fields()}\n{END}{after}"
+
+
+def _fields() -> str:
+    fields = {field.name: field for field in dataclasses.fields(Config)}
+    rows = ["| field | type | default | meaning |", "|---|---|---|---|"]
+    for name, meaning in field_help().items():
+        default = fields[name].default
+        shown = {"None": "null", "True": "true", "False": "false"}.get(str(default), default)
+        shown = f"`{shown}`" if shown != "" else ""
+        meaning = meaning.replace("``", "`").replace("|", "\\|")
+        mark = "" if name in Config().identity() else " *"
+        rows.append(f"| `{name}`{mark} | {type_name(fields[name].type)} | {shown} | {meaning} |")
+    return "\n".join(rows)
+
+
+UPDATES = {"configuration": with_fields, "scaling": with_outputs, "advise": with_outputs}
+"""What is written anew, by page."""
+
+if __name__ == "__main__":
+    for name, update in UPDATES.items():
+        path = DOCS / f"{name}.md"
+        path.write_text(update(path.read_text(encoding="utf-8")), encoding="utf-8")
+        print(path)
