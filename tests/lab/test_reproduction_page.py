@@ -1,6 +1,5 @@
 """The page of a reproduction says what the ledger has, no more, and opens anywhere."""
 
-import html
 import math
 import re
 from dataclasses import replace
@@ -8,7 +7,7 @@ from dataclasses import replace
 import ledgers
 import pytest
 from ledgers import EVIL, entry, stop
-from pages import body, layers, plots
+from pages import body, escaped, layers, plots
 
 from tammes.lab import recipes
 from tammes.lab.claims import judge
@@ -172,7 +171,7 @@ def test_the_claims_come_first_with_verdict_and_numbers():
     recipe, ledger = ledgers.several_seeds()
     text = body(reproduction_page(recipe, ledger))
     assert re.findall(r"</i>(holds|leans|fails)</span>", text) == ["holds", "leans", "holds"]
-    said = [html.escape(verdict.sentence) for verdict in judge(recipe, ledger)]
+    said = [escaped(verdict.sentence) for verdict in judge(recipe, ledger)]
     assert cells(text, "what was found") == said
     assert "1.70" in said[0]
     assert text.index("The divergence is better by 1.") < text.index("28.62 ± 0.24")
@@ -199,7 +198,7 @@ def test_a_cell_that_diverged_is_no_number_anywhere():
 
 def test_stopped_and_open_cells_are_named_with_their_reasons():
     text = body(reproduction_page(*ledgers.stopped()))
-    assert html.escape(f"not finite: {EVIL}") in text
+    assert escaped(f"not finite: {EVIL}") in text
     assert "the worker was killed" in text
     assert (
         '<td data-column="open">Softmax loss (seeds 1, 2); Divergence, Tuned (seeds 0, 1, 2)</td>'
@@ -472,7 +471,7 @@ def test_every_figure_of_a_shipped_recipe_is_drawn_once_it_has_run(name):
     charts = reproduction_figures(recipe, ledger)
     assert {f"figure-{number}" for number in range(1, len(recipe.figures) + 1)} <= set(charts)
     assert max(map(len, print_table(recipe, ledger).splitlines())) <= 120
-    assert f"<h1>{html.escape(recipe.title)}</h1>" in reproduction_page(recipe, ledger)
+    assert f"<h1>{escaped(recipe.title)}</h1>" in reproduction_page(recipe, ledger)
 
 
 # ------------------------------------------------------------------------------ the terminal
@@ -530,7 +529,7 @@ def test_names_are_escaped_wherever_they_stand(written):
     assert EVIL not in body(text)
     # The library, the numbers, the script that draws them.
     assert text.count("</script>") == 3
-    assert body(text).count(html.escape(EVIL)) > 20
+    assert body(text).count(escaped(EVIL)) > 20
 
 
 def test_nothing_is_said_in_the_console_and_nothing_asked_of_the_network(desktop, phone):
