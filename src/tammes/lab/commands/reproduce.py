@@ -156,7 +156,7 @@ def _show(recipe: Recipe, ledger: Ledger, out: Path, arguments: argparse.Namespa
     """Print a table and write its page."""
     from tammes.lab.commands.report import write_figures
     from tammes.lab.report.page import write
-    from tammes.lab.report.reproduced import print_table
+    from tammes.lab.report.paper_comparison_writers import print_table
     from tammes.lab.report.reproduction import reproduction_figures, reproduction_page
 
     print(print_table(recipe, ledger), flush=True)

@@ -9,7 +9,7 @@ from tammes.lab.recipes.claim import Better, Bound, Course, Near, Peak
 from tammes.lab.recipes.quantities import KNOWN
 from tammes.lab.report.charts import Chart, Layer, Line, Panel, Points, Rule
 from tammes.lab.report.curves import Drawing
-from tammes.lab.report.side_by_side import Beside, Reproduced, published
+from tammes.lab.report.paper_comparison import ComparedCell, PaperComparison, published
 from tammes.lab.statistics import Quantity, interval, spread
 
 OUTCOMES = {"holds": 2, "leans": 4, "fails": 1, "open": None}
@@ -18,7 +18,7 @@ _TOGETHER = 12
 """Comparisons up to which those of all columns are in one panel."""
 
 
-def claim_charts(found: Reproduced) -> list[Drawing]:
+def claim_charts(found: PaperComparison) -> list[Drawing]:
     """For each claim the differences with their intervals, against the value that it needs."""
     drawings = []
     for number, verdict in enumerate(found.verdicts, 1):
@@ -42,7 +42,7 @@ def claim_charts(found: Reproduced) -> list[Drawing]:
 
 
 def _claim_panel(
-    found: Reproduced,
+    found: PaperComparison,
     claim: Better | Near | Bound,
     parts: Sequence[Part],
     title: str,
@@ -103,7 +103,7 @@ def _asked(claim: Better | Near | Bound) -> tuple[str, list[float]]:
             return asked, list(dict.fromkeys((0.0, claim.by)))
         case Near():
             whose = "the paper's" if claim.near == "paper" else "the released code's"
-            asked = f"ours less {whose}, {claim.within:g} allowed"
+            asked = f"ours minus {whose}, {claim.within:g} allowed"
             return asked, [-claim.within, 0.0, claim.within]
     bounds = (("at least", claim.at_least), ("at most", claim.at_most))
     words = [f"{word} {bound:g}" for word, bound in bounds if bound is not None]
@@ -114,7 +114,7 @@ def _unit(quantity: Quantity) -> str:
     return f" {quantity.unit}" if quantity.unit == "%" else quantity.unit
 
 
-def paper_against_ours(found: Reproduced) -> list[Drawing]:
+def paper_against_ours(found: PaperComparison) -> list[Drawing]:
     """The paper's numbers over ours, a panel for each quantity."""
     panels = []
     for quantity, columns in found.quantities():
@@ -129,14 +129,14 @@ def paper_against_ours(found: Reproduced) -> list[Drawing]:
     return [Drawing("paper-against-ours", chart, caption=caption, tall=True, legend=True)]
 
 
-def _against(found: Reproduced, quantity: Quantity, columns: Sequence[str]) -> Panel | None:
+def _against(found: PaperComparison, quantity: Quantity, columns: Sequence[str]) -> Panel | None:
     layers: list[Layer] = []
     ends: list[float] = []
     longest = 0.0
     for place, column in enumerate(columns):
         cells = [
             cell
-            for cell in found.table(quantity, column)
+            for cell in found.cells(quantity, column)
             if cell.paper is not None and cell.ours is not None
         ]
         if not cells:
@@ -189,14 +189,14 @@ def _against(found: Reproduced, quantity: Quantity, columns: Sequence[str]) -> P
     )
 
 
-def _paper_half(cell: Beside) -> float | None:
+def _paper_half(cell: ComparedCell) -> float | None:
     """Half the width of the 95 % interval of the paper's mean."""
     if cell.paper is None or not cell.paper.std or cell.paper_seeds < 2:
         return None
     return t_quantile(cell.paper_seeds - 1) * cell.paper.std / math.sqrt(cell.paper_seeds)
 
 
-def _named(found: Reproduced, cell: Beside) -> str:
+def _named(found: PaperComparison, cell: ComparedCell) -> str:
     quantity = cell.quantity
     ours, paper = spread(quantity, cell.ours), published(quantity, cell.paper)
     return f"{found.labels[cell.row]}: ours {ours}, paper {paper}"

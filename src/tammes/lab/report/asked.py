@@ -14,7 +14,7 @@ from tammes.lab.report.charts import DASHES, Bars, Chart, Layer, Line, Panel, Pl
 from tammes.lab.report.charts import turn as turned
 from tammes.lab.report.compared import BALLS_SHOWN, POINTS_SHOWN
 from tammes.lab.report.curves import SEEDS_SHOWN, Drawing, Series
-from tammes.lab.report.side_by_side import Reproduced
+from tammes.lab.report.paper_comparison import PaperComparison
 from tammes.lab.report.sweeps import analysis, by, columns_of, rows_of, sweep, titled
 
 _AXES = {
@@ -30,9 +30,9 @@ _ORTHOGONAL = 1e-5
 """Below it two gradients are orthogonal, as far as float32 can tell."""
 
 
-def asked(found: Reproduced) -> list[Drawing]:
+def asked(found: PaperComparison) -> list[Drawing]:
     """Every figure that the recipe asks for and that there are numbers for."""
-    draw: dict[str, Callable[[Reproduced, Mapping[str, Any], str], list[Drawing]]] = {
+    draw: dict[str, Callable[[PaperComparison, Mapping[str, Any], str], list[Drawing]]] = {
         "curves": _curves, "by": by, "sweep": sweep, "analysis": analysis,
         "histograms": _histograms, "scatter": _scatter, "formula": _formula, "spheres": _spheres,
     }  # fmt: skip
@@ -42,7 +42,7 @@ def asked(found: Reproduced) -> list[Drawing]:
     return drawings
 
 
-def not_asked(found: Reproduced) -> list[Drawing]:
+def not_asked(found: PaperComparison) -> list[Drawing]:
     """All other curves that the ledger has."""
     shown = {figure.get("of") for figure in found.recipe.figures if figure["draw"] == "curves"}
     rows, columns = list(found.recipe.rows), found.columns
@@ -57,7 +57,7 @@ def not_asked(found: Reproduced) -> list[Drawing]:
 # ------------------------------------------------------------------------------------- curves
 
 
-def _curves(found: Reproduced, figure: Mapping[str, Any], name: str) -> list[Drawing]:
+def _curves(found: PaperComparison, figure: Mapping[str, Any], name: str) -> list[Drawing]:
     path = str(figure["of"])
     title = str(figure.get("title", path.replace(".", " ").replace("_", " ")))
     drawing = _during(found, path, name, title, rows_of(found, figure), columns_of(found, figure))
@@ -65,7 +65,7 @@ def _curves(found: Reproduced, figure: Mapping[str, Any], name: str) -> list[Dra
 
 
 def _during(
-    found: Reproduced,
+    found: PaperComparison,
     path: str,
     name: str,
     title: str,
@@ -99,7 +99,7 @@ def _during(
 
 
 def _course(
-    found: Reproduced, row: str, column: str, path: str, factor: float, place: int, every: bool
+    found: PaperComparison, row: str, column: str, path: str, factor: float, place: int, every: bool
 ) -> list[Layer]:
     label = found.labels[row]
     done = [_series(entry, path, factor) for entry in found.ledger.of(row, column)]
@@ -144,7 +144,7 @@ def _line(series: Series, name: str, place: int, group: str, dash: Any, thin: bo
 
 
 def _shown(
-    found: Reproduced, figure: Mapping[str, Any], part: str
+    found: PaperComparison, figure: Mapping[str, Any], part: str
 ) -> Iterator[tuple[str, Entry, Mapping[str, Any]]]:
     """One seed of each cell that has something, under its name."""
     rows, columns = rows_of(found, figure), columns_of(found, figure)
@@ -158,7 +158,7 @@ def _shown(
                     break
 
 
-def _histograms(found: Reproduced, figure: Mapping[str, Any], name: str) -> list[Drawing]:
+def _histograms(found: PaperComparison, figure: Mapping[str, Any], name: str) -> list[Drawing]:
     panels = []
     for label, entry, kept in _shown(found, figure, "histograms"):
         cosines: list[Layer] = [
@@ -199,7 +199,7 @@ def _inside(edges: Sequence[float], counts: Sequence[int]) -> tuple[list[float],
     return list(edges[low : high + 1]), list(counts[low:high])
 
 
-def _scatter(found: Reproduced, figure: Mapping[str, Any], name: str) -> list[Drawing]:
+def _scatter(found: PaperComparison, figure: Mapping[str, Any], name: str) -> list[Drawing]:
     panels: list[Panel] = []
     for label, _, kept in _shown(found, figure, "scatter"):
         prototypes = torch.tensor(kept["prototypes"], dtype=torch.double)
@@ -221,7 +221,7 @@ def _scatter(found: Reproduced, figure: Mapping[str, Any], name: str) -> list[Dr
     return [Drawing(name, Chart(panels, columns=2), caption=caption, tall=True, legend=True)]
 
 
-def _spheres(found: Reproduced, figure: Mapping[str, Any], name: str) -> list[Drawing]:
+def _spheres(found: PaperComparison, figure: Mapping[str, Any], name: str) -> list[Drawing]:
     panels: list[Panel] = []
     cells = itertools.islice(_shown(found, figure, "sphere"), BALLS_SHOWN)
     for label, entry, kept in cells:
@@ -241,7 +241,7 @@ def _spheres(found: Reproduced, figure: Mapping[str, Any], name: str) -> list[Dr
     return [Drawing(name, Chart(panels, columns=4), caption=caption, tall=True, legend=True)]
 
 
-def _formula(found: Reproduced, figure: Mapping[str, Any], name: str) -> list[Drawing]:
+def _formula(found: PaperComparison, figure: Mapping[str, Any], name: str) -> list[Drawing]:
     of = str(figure.get("of"))
     known = [each for each in plots.__all__ if isinstance(getattr(plots, each), Plot)]
     if of not in known:

@@ -215,6 +215,10 @@ class Panel:
     rows: Sequence[str] = ()
     above: bool = False
 
+    def has(self, kind: type[Layer]) -> bool:
+        """Whether some layer is of a kind."""
+        return any(isinstance(layer, kind) for layer in self.layers)
+
 
 @dataclass(frozen=True)
 class Chart:

@@ -23,17 +23,8 @@ from tammes.lab.report.page import (
     Value,
     render,
 )
-from tammes.lab.report.paper_tables import tables
-from tammes.lab.report.side_by_side import (
-    QUICK,
-    VERDICTS,
-    Reproduced,
-    counts_in_words,
-    machines_in_words,
-    open_by_name,
-    seeds_in_words,
-    stop_in_words,
-)
+from tammes.lab.report.paper_comparison import QUICK, VERDICTS, PaperComparison
+from tammes.lab.report.paper_comparison_writers import comparison_blocks
 from tammes.optional import require
 
 _MACHINE = ("device", "torch", "python", "tammes", "commit", "platform")
@@ -50,12 +41,12 @@ def reproduction_page(recipe: Recipe, ledger: Ledger, *, command: str | None = N
     Returns:
         The HTML, with everything it needs inside.
     """
-    found = Reproduced(recipe, ledger)
+    found = PaperComparison(recipe, ledger)
     drawn = dict(_drawings(found))
     sections = [
         Section("", [*_cards(found), *([Text(recipe.summary)] if recipe.summary else [])]),
         Section("Claims", [*_claims(found), *figures_in(drawn["claims"])]),
-        Section("Paper and ours", [*tables(found), *figures_in(drawn["paper"])]),
+        Section("Paper and ours", [*comparison_blocks(found), *figures_in(drawn["paper"])]),
         Section("Figures", [*_legend(found, drawn["asked"]), *figures_in(drawn["asked"])]),
         Section("What differs from the paper", [*_protocol(found), *_tuned(found),
                                                 *_notes(found)]),
@@ -76,11 +67,11 @@ def reproduction_figures(recipe: Recipe, ledger: Ledger) -> dict[str, Chart]:
         recipe: what was to be done.
         ledger: what was done.
     """
-    found = Reproduced(recipe, ledger)
+    found = PaperComparison(recipe, ledger)
     return {each.name: each.chart for _, drawings in _drawings(found) for each in drawings}
 
 
-def _drawings(found: Reproduced) -> list[tuple[str, list[Drawing]]]:
+def _drawings(found: PaperComparison) -> list[tuple[str, list[Drawing]]]:
     return [
         ("claims", claim_charts(found)),
         ("paper", paper_against_ours(found)),
@@ -89,13 +80,13 @@ def _drawings(found: Reproduced) -> list[tuple[str, list[Drawing]]]:
     ]
 
 
-def _legend(found: Reproduced, drawings: Sequence[Drawing]) -> list[Block]:
+def _legend(found: PaperComparison, drawings: Sequence[Drawing]) -> list[Block]:
     """One for all rows, where some plot has none of its own."""
     shared = any(not each.legend for each in drawings)
     return [Legend(list(found.labels.values()))] if shared and len(found.labels) > 1 else []
 
 
-def _training(found: Reproduced, drawings: Sequence[Drawing]) -> list[Block]:
+def _training(found: PaperComparison, drawings: Sequence[Drawing]) -> list[Block]:
     inside = [*_legend(found, drawings), *figures_in(drawings)]
     return [Fold("What was measured over the epochs", inside)] if inside else []
 
@@ -103,22 +94,12 @@ def _training(found: Reproduced, drawings: Sequence[Drawing]) -> list[Block]:
 # ------------------------------------------------------------------------------------ the lead
 
 
-def _lead(found: Reproduced) -> list[str]:
-    recipe, ledger = found.recipe, found.ledger
-    lead = [QUICK] if ledger.quick else []
-    lead.append(f"{recipe.source}. Recipe {recipe.name}.")
-    where = machines_in_words(ledger)
-    words = [counts_in_words(found.counts)] if recipe.rows else []
-    if ledger.cells:
-        words.append(seeds_in_words(found.seeds))
-    if where:
-        words.append(f"on {where}")
-    if words:
-        lead.append(f"{'; '.join(words)}.")
-    return lead
+def _lead(found: PaperComparison) -> list[str]:
+    quick = [QUICK] if found.ledger.quick else []
+    return [*quick, f"{found.recipe.source}. Recipe {found.recipe.name}.", f"{found.summary}."]
 
 
-def _cards(found: Reproduced) -> list[Block]:
+def _cards(found: PaperComparison) -> list[Block]:
     cards = []
     if found.recipe.rows:
         total = sum(found.counts.values())
@@ -140,7 +121,7 @@ def _cards(found: Reproduced) -> list[Block]:
 # --------------------------------------------------------------------------------- the tables
 
 
-def _claims(found: Reproduced) -> list[Block]:
+def _claims(found: PaperComparison) -> list[Block]:
     if not found.verdicts:
         return []
     rows: list[list[Cell]] = [
@@ -169,7 +150,7 @@ def _verdict(outcome: str) -> Value:
 # ------------------------------------------------------------- protocol, what is missing, origin
 
 
-def _protocol(found: Reproduced) -> list[Block]:
+def _protocol(found: PaperComparison) -> list[Block]:
     keys = ("what", "paper", "ours", "why")
     rows: list[list[Cell]] = [
         [str(each.get(key, "")) for key in keys] for each in found.recipe.protocol
@@ -177,7 +158,7 @@ def _protocol(found: Reproduced) -> list[Block]:
     return [Table(("", "paper", "ours", "why"), rows)] if rows else []
 
 
-def _tuned(found: Reproduced) -> list[Block]:
+def _tuned(found: PaperComparison) -> list[Block]:
     rows: list[list[Cell]] = []
     for where, chosen in found.ledger.tuned.items():
         tried = chosen.get("tried", [])
@@ -195,7 +176,7 @@ def _tuned(found: Reproduced) -> list[Block]:
     return [Table(heads, rows, caption)] if rows else []
 
 
-def _place(found: Reproduced, where: str) -> str:
+def _place(found: PaperComparison, where: str) -> str:
     row, _, column = where.partition("/")
     label = found.labels.get(row, row)
     several = len(found.recipe.columns) > 1
@@ -213,35 +194,28 @@ def _trial(tried: dict[str, Any]) -> str:
     return f"{_assigned(values)}: {shown}"
 
 
-def _notes(found: Reproduced) -> list[Block]:
+def _notes(found: PaperComparison) -> list[Block]:
     rows: list[list[Cell]] = [
         [found.labels[name], row.note] for name, row in found.recipe.rows.items() if row.note
     ]
     return [Table(("row", "note"), rows)] if rows else []
 
 
-def _missing(found: Reproduced) -> list[Block]:
+def _missing(found: PaperComparison) -> list[Block]:
     blocks: list[Block] = []
     stopped: list[list[Cell]] = [
-        [
-            found.labels.get(entry.row, entry.row),
-            found.headings.get(entry.column, entry.column),
-            entry.seed,
-            stop_in_words(entry),
-            entry.reason or "no reason is recorded",
-        ]
-        for entry in found.stopped
+        [*cell[:-1], cell.reason or "no reason is recorded"] for cell in found.stopped_in_words()
     ]
     if stopped:
         heads = ("row", "column", "seed", "what happened", "reason")
         blocks.append(Table(heads, stopped, "Not in any number above."))
-    opened: list[list[Cell]] = [list(pair) for pair in open_by_name(found)]
+    opened = [*found.open_in_words()]
     if opened:
         blocks.append(Table(("column", "open"), opened, "Cells that were not run yet."))
     return blocks
 
 
-def _configuration(found: Reproduced) -> list[Block]:
+def _configuration(found: PaperComparison) -> list[Block]:
     configs = found.ledger.configs
     if not configs:
         return []
@@ -263,7 +237,7 @@ def _configuration(found: Reproduced) -> list[Block]:
     return [blocks[0], Fold("Settings of every row", blocks[1:])]
 
 
-def _machines(found: Reproduced) -> list[Block]:
+def _machines(found: PaperComparison) -> list[Block]:
     machines = found.ledger.machines
     if not machines:
         return []
@@ -277,7 +251,7 @@ def _machines(found: Reproduced) -> list[Block]:
     return [Fold("Machines", [Table((*_MACHINE, "cells"), rows, caption)])]
 
 
-def _command(found: Reproduced, command: str | None) -> list[Block]:
+def _command(found: PaperComparison, command: str | None) -> list[Block]:
     given = command or found.ledger.command or f"tammes reproduce {found.recipe.name}"
     if found.open:
         text = "The same command runs what is open, and nothing that is done."

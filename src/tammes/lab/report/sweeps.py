@@ -14,7 +14,7 @@ from tammes.lab.recipes import Published
 from tammes.lab.recipes.quantities import KNOWN
 from tammes.lab.report.charts import Chart, Dash, Layer, Line, Panel, Points, Rule
 from tammes.lab.report.curves import Drawing
-from tammes.lab.report.side_by_side import Reproduced
+from tammes.lab.report.paper_comparison import PaperComparison
 from tammes.lab.statistics import Quantity
 
 _SWEPT = ("base_accuracy", "shot1", "shot5")
@@ -23,12 +23,12 @@ _RIGHT, _WRONG = 2, 1
 """Places in the palette."""
 
 
-def rows_of(found: Reproduced, figure: Mapping[str, Any]) -> list[str]:
+def rows_of(found: PaperComparison, figure: Mapping[str, Any]) -> list[str]:
     """Rows that a figure shows: all by default."""
     return [str(name) for name in figure.get("rows", found.recipe.rows)]
 
 
-def columns_of(found: Reproduced, figure: Mapping[str, Any]) -> list[str]:
+def columns_of(found: PaperComparison, figure: Mapping[str, Any]) -> list[str]:
     """Columns that a figure shows: all by default."""
     return [str(name) for name in figure.get("columns", found.recipe.columns)]
 
@@ -47,7 +47,9 @@ def _listed(of: Any) -> list[str]:
     return [of] if isinstance(of, str) else [str(each) for each in of]
 
 
-def _series(found: Reproduced, x: str, rows: Sequence[str]) -> dict[str, list[tuple[float, str]]]:
+def _series(
+    found: PaperComparison, x: str, rows: Sequence[str]
+) -> dict[str, list[tuple[float, str]]]:
     """Rows that have a number for the setting, with it, in its order; by their series."""
     series: dict[str, list[tuple[float, str]]] = {}
     for row in rows:
@@ -60,7 +62,7 @@ def _series(found: Reproduced, x: str, rows: Sequence[str]) -> dict[str, list[tu
 # ------------------------------------------------------------------------------------------- by
 
 
-def by(found: Reproduced, figure: Mapping[str, Any], name: str) -> list[Drawing]:
+def by(found: PaperComparison, figure: Mapping[str, Any], name: str) -> list[Drawing]:
     """Quantities over a setting of the rows or of the columns, the paper's beside ours."""
     keys = _listed(figure["of"])
     rows, columns, x = rows_of(found, figure), columns_of(found, figure), str(figure["x"])
@@ -87,7 +89,7 @@ _Line = tuple[str, list[tuple[float, Mapping[int, float], Published | None]]]
 
 
 def _lines_by(
-    found: Reproduced, quantity: Quantity, x: str, rows: Sequence[str], columns: Sequence[str]
+    found: PaperComparison, quantity: Quantity, x: str, rows: Sequence[str], columns: Sequence[str]
 ) -> Iterator[tuple[str, list[_Line]]]:
     """For each panel its heading and its lines."""
     recipe = found.recipe
@@ -141,7 +143,7 @@ def _published(
 # ---------------------------------------------------------------------------------------- sweep
 
 
-def sweep(found: Reproduced, figure: Mapping[str, Any], name: str) -> list[Drawing]:
+def sweep(found: PaperComparison, figure: Mapping[str, Any], name: str) -> list[Drawing]:
     """Accuracies over a setting, such as the margin, with intervals and with the peak marked."""
     rows, columns, x = rows_of(found, figure), columns_of(found, figure), str(figure["x"])
     panels = []
@@ -177,7 +179,7 @@ def _first_large(text: str) -> str:
 
 
 def _swept(
-    found: Reproduced,
+    found: PaperComparison,
     key: str,
     column: str,
     name: str,
@@ -249,7 +251,7 @@ _COURSES: tuple[tuple[str, str, tuple[tuple[str, str, Dash], ...]], ...] = (
 """Title, axis, and what is drawn: attribute, name and line."""
 
 
-def analysis(found: Reproduced, figure: Mapping[str, Any], name: str) -> list[Drawing]:
+def analysis(found: PaperComparison, figure: Mapping[str, Any], name: str) -> list[Drawing]:
     """How classes spread over a setting such as the margin, and (12) held against what is so."""
     rows, columns, x = rows_of(found, figure), columns_of(found, figure), str(figure["x"])
     axis = x.replace("_", " ")
@@ -298,7 +300,7 @@ def _named(line: str, words: str, several: bool) -> str:
 
 
 def _measured(
-    found: Reproduced, column: str, points: Sequence[tuple[float, str]]
+    found: PaperComparison, column: str, points: Sequence[tuple[float, str]]
 ) -> list[_Measured]:
     measured = []
     for at, row in points:
@@ -361,7 +363,7 @@ def _pairs(verdicts: Sequence[_Verdict], heading: str) -> Panel:
 
 
 def _means(
-    found: Reproduced, column: str, key: str, points: Sequence[tuple[float, str]]
+    found: PaperComparison, column: str, key: str, points: Sequence[tuple[float, str]]
 ) -> dict[float, float]:
     summaries = {at: found.ledger.summary(row, column, key) for at, row in points}
     return {at: each.mean for at, each in summaries.items() if each is not None}
