@@ -10,10 +10,9 @@ import torch
 from tammes.lab.expression.syntax import did_you_mean
 from tammes.lab.ledger import Entry
 from tammes.lab.report import measured, plots
-from tammes.lab.report.charts import DASHES, Bars, Chart, Layer, Line, Panel, Plot, Rule
-from tammes.lab.report.charts import turn as turned
+from tammes.lab.report.charts import Bars, Chart, Layer, Panel, Plot, Rule
 from tammes.lab.report.compared import BALLS_SHOWN, POINTS_SHOWN
-from tammes.lab.report.curves import SEEDS_SHOWN, Drawing, Series
+from tammes.lab.report.curves import SEEDS_SHOWN, Drawing, Series, mean_and_seeds
 from tammes.lab.report.paper_comparison import PaperComparison
 from tammes.lab.report.sweeps import analysis, by, columns_of, rows_of, sweep, titled
 
@@ -101,25 +100,12 @@ def _during(
 def _course(
     found: PaperComparison, row: str, column: str, path: str, factor: float, place: int, every: bool
 ) -> list[Layer]:
-    label = found.labels[row]
-    done = [_series(entry, path, factor) for entry in found.ledger.of(row, column)]
-    done = [series for series in done if series]
-    stopped = [
-        _series(entry, path, factor)
-        for entry in found.stopped
-        if (entry.row, entry.column) == (row, column)
-    ]
-    layers: list[Layer] = []
-    if every and len(done) > 1:
-        layers += [_line(series, "", place, label, "solid", True) for series in done]
-    if every or not done:
-        layers += [_line(each, "", place, label, "dotted", True) for each in stopped if each]
-    if done:
-        # Every finished cell has the same epochs; of what differs, only the common ones.
-        epochs = set.intersection(*map(set, done))
-        mean = {each: math.fsum(series[each] for series in done) / len(done) for each in epochs}
-        layers.append(_line(mean, label, place, label, DASHES[turned(place)], False))
-    return layers
+    stopped = [each for each in found.stopped if (each.row, each.column) == (row, column)]
+    done, others = (
+        [_series(entry, path, factor) for entry in entries]
+        for entries in (found.ledger.of(row, column), stopped)
+    )
+    return mean_and_seeds(done, others, found.labels[row], place, seeds=every)
 
 
 def _series(entry: Entry, path: str, factor: float) -> Series:
@@ -132,12 +118,6 @@ def _series(entry: Entry, path: str, factor: float) -> Series:
     if path in _LOGARITHMIC:
         return {epoch: math.log10(value) for epoch, value in known.items() if value > 0}
     return known
-
-
-def _line(series: Series, name: str, place: int, group: str, dash: Any, thin: bool) -> Line:
-    epochs = sorted(series)
-    values = [float(f"{series[epoch]:.6g}") for epoch in epochs]
-    return Line(epochs, values, name, dash, place, group, thin)
 
 
 # --------------------------------------------------------------- histograms, features, formulas
