@@ -7,8 +7,8 @@ from tammes.lab.claims import Part
 from tammes.lab.paired import Difference, t_quantile
 from tammes.lab.recipes.claim import Better, Bound, Course, Near, Peak
 from tammes.lab.recipes.quantities import KNOWN
-from tammes.lab.report.charts import Chart, Layer, Line, Panel, Points, Rule
-from tammes.lab.report.curves import Drawing
+from tammes.lab.report.charts import Layer, Line, Panel, Points, Rule
+from tammes.lab.report.curves import Drawing, drawing
 from tammes.lab.report.paper_comparison import ComparedCell, PaperComparison, published
 from tammes.lab.statistics import Quantity, interval, spread
 
@@ -20,7 +20,7 @@ _TOGETHER = 12
 
 def claim_charts(found: PaperComparison) -> list[Drawing]:
     """For each claim the differences with their intervals, against the value that it needs."""
-    drawings = []
+    drawings: list[Drawing] = []
     for number, verdict in enumerate(found.verdicts, 1):
         claim, panels = verdict.claim, []
         if isinstance(claim, Course | Peak):
@@ -34,10 +34,8 @@ def claim_charts(found: PaperComparison) -> list[Drawing]:
             parts = [part for part in known if part.column == column]
             heading = f", {found.headings[column]}" if len(columns) > 1 else ""
             panels.append(_claim_panel(found, claim, parts, f"Claim {number}{heading}", False))
-        if panels:
-            caption = f"{claim.says} Bars: 95 % intervals over seeds; hollow: one seed."
-            name = f"claim-{number}"
-            drawings.append(Drawing(name, Chart(panels, columns=2), caption=caption, legend=True))
+        caption = f"{claim.says} Bars: 95 % intervals over seeds; hollow: one seed."
+        drawings += drawing(f"claim-{number}", panels, caption)
     return drawings
 
 
@@ -116,17 +114,13 @@ def _unit(quantity: Quantity) -> str:
 
 def paper_against_ours(found: PaperComparison) -> list[Drawing]:
     """The paper's numbers over ours, a panel for each quantity."""
-    panels = []
-    for quantity, columns in found.quantities():
-        panel = _against(found, quantity, columns)
-        if panel is not None:
-            panels.append(panel)
-    if not panels:
-        return []
-    caption = "On the dashed line both are the same. Bars: 95 % intervals over seeds, as far as "
-    caption += "a spread is known."
-    chart = Chart(panels, columns=3)
-    return [Drawing("paper-against-ours", chart, caption=caption, tall=True, legend=True)]
+    every = [_against(found, quantity, columns) for quantity, columns in found.quantities()]
+    panels = [panel for panel in every if panel is not None]
+    caption = (
+        "On the dashed line both are the same. Bars: 95 % intervals over seeds, where a spread "
+    )
+    caption += "is known."
+    return drawing("paper-against-ours", panels, caption, columns=3, tall=True)
 
 
 def _against(found: PaperComparison, quantity: Quantity, columns: Sequence[str]) -> Panel | None:

@@ -12,7 +12,7 @@ from tammes.lab.ledger import Entry
 from tammes.lab.report import measured, plots
 from tammes.lab.report.charts import Bars, Chart, Layer, Panel, Plot, Rule
 from tammes.lab.report.compared import BALLS_SHOWN, POINTS_SHOWN
-from tammes.lab.report.curves import SEEDS_SHOWN, Drawing, Series, mean_and_seeds
+from tammes.lab.report.curves import SEEDS_SHOWN, Drawing, Series, drawing, mean_and_seeds
 from tammes.lab.report.paper_comparison import PaperComparison
 from tammes.lab.report.sweeps import analysis, by, columns_of, rows_of, sweep, titled
 
@@ -159,10 +159,7 @@ def _histograms(found: PaperComparison, figure: Mapping[str, Any], name: str) ->
         top = 1.35 * max(bars.heights, default=1.0)
         axis = "own cosine − hardest cosine"
         panels.append(Panel(layers, f"{label}: margins", axis, share, y_range=(0.0, top)))
-    if not panels:
-        return []
-    caption = "Of the test images, one seed."
-    return [Drawing(name, Chart(panels, columns=2), caption=caption, legend=True)]
+    return drawing(name, panels, "Of the test images, one seed.")
 
 
 def _bars(edges: Sequence[float], counts: Sequence[int], name: str, place: int) -> Bars:
@@ -195,10 +192,8 @@ def _scatter(found: PaperComparison, figure: Mapping[str, Any], name: str) -> li
                 limit=POINTS_SHOWN // 2,
                 title=f"{label}, {words}",
             ).panels
-    if not panels:
-        return []
     caption = "Features of one seed by class; lines: directions of the prototypes."
-    return [Drawing(name, Chart(panels, columns=2), caption=caption, tall=True, legend=True)]
+    return drawing(name, panels, caption, tall=True)
 
 
 def _spheres(found: PaperComparison, figure: Mapping[str, Any], name: str) -> list[Drawing]:
@@ -215,10 +210,8 @@ def _spheres(found: PaperComparison, figure: Mapping[str, Any], name: str) -> li
         panels += measured.sphere.chart(
             prototypes, features, labels, limit=POINTS_SHOWN, title=title
         ).panels
-    if not panels:
-        return []
     caption = "Prototypes and features on the unit sphere, one seed; drag one to turn it."
-    return [Drawing(name, Chart(panels, columns=4), caption=caption, tall=True, legend=True)]
+    return drawing(name, panels, caption, columns=4, tall=True)
 
 
 def _formula(found: PaperComparison, figure: Mapping[str, Any], name: str) -> list[Drawing]:

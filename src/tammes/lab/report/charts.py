@@ -63,6 +63,11 @@ def short(names: Sequence[str], limit: int) -> list[str]:
     return cut
 
 
+def sentence(text: str) -> str:
+    """The same text with a capital letter first."""
+    return text[:1].upper() + text[1:]
+
+
 def circles() -> list[list[tuple[float, float, float]]]:
     """Circles of latitude and of longitude on the unit sphere, every 30 degrees."""
     turn = [math.radians(6 * step) for step in range(61)]

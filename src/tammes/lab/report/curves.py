@@ -41,6 +41,14 @@ class Drawing:
     legend: bool = False
 
 
+def drawing(
+    name: str, panels: Sequence[Panel], caption: str, *, columns: int = 2, tall: bool = False
+) -> list[Drawing]:
+    """Panels as one drawing with a legend of its own; none without panels."""
+    chart = Chart(panels, columns=columns)
+    return [Drawing(name, chart, caption=caption, tall=tall, legend=True)] if panels else []
+
+
 def figures_in(drawings: Sequence[Drawing]) -> list[Block]:
     """The blocks of a page that show some drawings."""
     return [

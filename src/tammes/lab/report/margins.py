@@ -6,6 +6,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from tammes.lab.report import plots
+from tammes.lab.report.charts import Chart, sentence
 from tammes.lab.report.page import (
     Block,
     Card,
@@ -78,69 +79,43 @@ def _pictures(measured: "Measured") -> list[Block]:
     given, found = measured.given, measured.split
     blocks: list[Block] = []
     size = measured.directions.shape[1]
+
+    def show(chart: Chart, title: str, caption: str, *, tall: bool = False) -> None:
+        blocks.extend(pictures(chart, title=title, caption=caption, tall=tall))
+
     if size == 3:
-        blocks += pictures(
-            plots.sphere.chart(measured.directions, given.embeddings, given.labels, given.names),
-            title="On the sphere",
-            caption="Arrows are prototypes, points are examples; drag to turn.",
-            tall=True,
-        )
+        ball = plots.sphere.chart(measured.directions, given.embeddings, given.labels, given.names)
+        caption = "Arrows are prototypes, points are examples; drag to turn."
+        show(ball, "On the sphere", caption, tall=True)
     if size == 2 and given.examples is not None:
-        blocks += pictures(
-            plots.feature_scatter.chart(*given.examples, measured.directions, given.names),
-            title="Features",
-            caption="Points are examples, lines the directions of the prototypes.",
-            tall=True,
-        )
+        plane = plots.feature_scatter.chart(*given.examples, measured.directions, given.names)
+        caption = "Points are examples, lines the directions of the prototypes."
+        show(plane, "Features", caption, tall=True)
     closest = measured.pairs[0][1:] if measured.pairs else ()
     heat = plots.angle_heat_map.chart(measured.directions, given.names, always=closest)
-    blocks += pictures(
-        heat,
-        title=_sentence(heat.panels[0].title),
-        caption="In degrees; the darkest are closest.",
-        tall=True,
-    )
+    title = sentence(heat.panels[0].title)
+    show(heat, title, "In degrees; the darkest are closest.", tall=True)
     if found is None or measured.angles is None:
         return blocks
-    margin = measured.measure("sample_margin.mean")
-    blocks += pictures(
-        plots.similarity_histogram.chart(found),
-        title="Similarities",
-        caption="Cosine to the own class and to the hardest other class.",
-    )
-    blocks += pictures(
-        plots.margin_histogram.chart(found, optimum=None if margin is None else margin.optimum),
-        title="Sample margins",
-        caption="Own cosine less the hardest other one; below zero an example is wrong.",
-    )
-    angles = measured.angles
-    blocks += pictures(
-        plots.angle_histogram.chart(angles.own, angles.hardest, angles.edges),
-        title="Angles",
-        caption="Degrees to the own class and to the hardest other class.",
-    )
+    margin, angles = measured.measure("sample_margin.mean"), measured.angles
+    caption = "Cosine to the own class and to the hardest other class."
+    show(plots.similarity_histogram.chart(found), "Similarities", caption)
+    optimum = None if margin is None else margin.optimum
+    caption = "Own cosine less the hardest other one; below zero an example is wrong."
+    show(plots.margin_histogram.chart(found, optimum=optimum), "Sample margins", caption)
+    caption = "Degrees to the own class and to the hardest other class."
+    show(plots.angle_histogram.chart(angles.own, angles.hardest, angles.edges), "Angles", caption)
     return blocks
-
-
-def _sentence(text: str) -> str:
-    return text[:1].upper() + text[1:]
 
 
 def _all(measured: "Measured") -> Table:
     rows: list[Any] = []
     for heading, group in measured.groups:
-        rows.append(_sentence(heading))
+        rows.append(sentence(heading))
         for found in group:
-            share = found.of_optimum
-            rows.append(
-                (
-                    found.name,
-                    found.shown(),
-                    found.shown_optimum(),
-                    "" if share is None else f"{100 * share:.1f} %",
-                    found.note,
-                )
-            )
+            share = "" if found.of_optimum is None else f"{100 * found.of_optimum:.1f} %"
+            row = (found.name, found.shown(), found.shown_optimum(), share, found.note)
+            rows.append(row)
     return Table(("measure", "value", "optimum", "of it", "note"), rows)
 
 
