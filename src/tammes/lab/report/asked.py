@@ -147,8 +147,8 @@ def _histograms(found: PaperComparison, figure: Mapping[str, Any], name: str) ->
                 (("own", "own class"), ("hardest", "hardest other class"))
             )
         ]
-        share = "share of the examples"
-        panels.append(Panel(cosines, f"{label}: cosines", "cosine", share, x_range=(-1.0, 1.0)))
+        title = f"{label}: cosines"
+        panels.append(Panel(cosines, title, "cosine", measured.SHARE, x_range=(-1.0, 1.0)))
         bars = _bars(*_inside(kept["edges_margin"], kept["margin"]), "sample margin", 2)
         layers: list[Layer] = [bars]
         best = entry.optimum.get("sample_margin")
@@ -156,9 +156,8 @@ def _histograms(found: PaperComparison, figure: Mapping[str, Any], name: str) ->
             layers.append(Rule(best, f"optimum {best:.3f}"))
         if bars.edges[0] <= 0 <= bars.edges[-1]:
             layers.append(Rule(0.0, "0: wrong below"))
-        top = 1.35 * max(bars.heights, default=1.0)
-        axis = "own cosine − hardest cosine"
-        panels.append(Panel(layers, f"{label}: margins", axis, share, y_range=(0.0, top)))
+        top = max(bars.heights, default=1.0)
+        panels.append(measured.margin_panel(layers, top, f"{label}: margins"))
     return drawing(name, panels, "Of the test images, one seed.")
 
 

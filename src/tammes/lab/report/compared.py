@@ -107,10 +107,7 @@ def margins(found: Gathered) -> list[Drawing]:
             continue
         means = [group.summary(key) for group in groups]
         best = optimum(found, key)
-        rules = []
-        if best is not None:
-            words = "at most" if best[1] else "optimum"
-            rules = [Rule(best[0], f"{words} {best[0]:.4g}{quantity.unit}")]
+        rules = [] if best is None else [Rule(best.value, best.text(quantity.unit))]
         bars = Lengths(
             [None if mean is None else mean.mean for mean in means],
             [_place(found, group) for group in groups],
@@ -138,22 +135,13 @@ def _histograms(found: Gathered) -> list[Drawing]:
     values = [sample_margins(seen.cosines).double() for _, seen in known if seen.cosines]
     low = math.floor(20 * min(0.0, *(float(each.min()) for each in values))) / 20
     high = math.ceil(20 * max(0.05, *(float(each.max()) for each in values))) / 20
-    layers: list[Layer] = []
-    for (group, _), each in zip(known, values, strict=True):
-        place = _place(found, group)
-        bars = measured.histogram(each, low, high, _bins(each), group.label, place)
-        layers.append(_outline(bars.edges, bars.heights, group, place))
+    lines = _outlines(found, known, values, low, high)
     best = optimum(found, "sample_margin")
-    if best is not None and best[0] <= 1.3 * high:
-        layers.append(Rule(best[0], f"optimum {best[0]:.4g}"))
-    panel = Panel(
-        [*layers, Rule(0.0, "wrong below 0")],
-        "Sample margins of the test set",
-        "own cosine − hardest cosine",
-        "share of the examples",
-        # Room above the curves for what the rules are called.
-        y_range=(0.0, 1.35 * max(max(layer.y) for layer in layers if isinstance(layer, Line))),
-    )
+    rules = [Rule(0.0, "wrong below 0")]
+    if best is not None and best.value <= 1.3 * high:
+        rules.insert(0, Rule(best.value, f"optimum {best.value:.4g}"))
+    top = max(max(line.y) for line in lines)
+    panel = measured.margin_panel([*lines, *rules], top, "Sample margins of the test set")
     drawings = [Drawing("margin-histogram", Chart([panel]), caption=which)]
     if len(known) > HISTOGRAMS_SHOWN:
         return drawings + _overlaid(found, known, which)
@@ -174,26 +162,34 @@ def _overlaid(found: Gathered, known: Sequence[tuple[Group, Seen]], which: str) 
         values = [getattr(seen.cosines, part).double() for _, seen in known]
         low = math.floor(10 * min(float(each.min()) for each in values)) / 10
         high = min(1.0, math.ceil(10 * max(float(each.max()) for each in values)) / 10)
-        layers: list[Layer] = []
-        for (group, _), each in zip(known, values, strict=True):
-            place = _place(found, group)
-            bars = measured.histogram(each, low, high, _bins(each), group.label, place)
-            layers.append(_outline(bars.edges, bars.heights, group, place))
-        title = f"Cosine to the {words}"
-        panel = Panel(layers, title, "cosine", "share of the examples")
+        layers = _outlines(found, known, values, low, high)
+        panel = Panel(layers, f"Cosine to the {words}", "cosine", measured.SHARE)
         drawings.append(Drawing(f"cosine-{words.split()[0]}", Chart([panel]), caption=which))
     return drawings
+
+
+def _outlines(
+    found: Gathered,
+    known: Sequence[tuple[Group, Seen]],
+    values: Sequence[Tensor],
+    low: float,
+    high: float,
+) -> list[Line]:
+    """Histograms of the groups as lines."""
+    lines = []
+    for (group, _), each in zip(known, values, strict=True):
+        place = _place(found, group)
+        bars = measured.histogram(each, low, high, _bins(each), group.label, place)
+        middles = [round((a + b) / 2, 6) for a, b in itertools.pairwise(bars.edges)]
+        heights = [float(f"{height:.4g}") for height in bars.heights]
+        dash = DASHES[turn(place)]
+        lines.append(Line(middles, heights, group.label, dash, place, group.label))
+    return lines
 
 
 def _bins(values: Tensor) -> int:
     """Bins that are wide enough for the number of values."""
     return max(16, min(60, round(len(values) ** 0.5)))
-
-
-def _outline(edges: Sequence[float], heights: Sequence[float], group: Group, place: int) -> Line:
-    middles = [round((a + b) / 2, 6) for a, b in itertools.pairwise(edges)]
-    shown = [float(f"{height:.4g}") for height in heights]
-    return Line(middles, shown, group.label, DASHES[turn(place)], place, group.label)
 
 
 def _seen(found: Gathered) -> list[tuple[Group, Seen]]:

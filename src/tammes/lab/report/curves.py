@@ -220,15 +220,27 @@ def _terms(found: Gathered) -> list[Drawing]:
     return drawings
 
 
-def optimum(found: Gathered, key: str) -> tuple[float, bool] | None:
-    """The best value there can be, and whether it is a bound only; None where groups differ."""
+@dataclass(frozen=True)
+class Optimum:
+    """The best value there can be, or only a bound of it."""
+
+    value: float
+    is_bound: bool
+
+    def text(self, unit: str = "") -> str:
+        """The value in words."""
+        return f"{'at most' if self.is_bound else 'optimum'} {self.value:.4g}{unit}"
+
+
+def optimum(found: Gathered, key: str) -> Optimum | None:
+    """The optimum of a quantity that all groups share; None where they differ."""
     values = set()
     for group in found.groups:
         for run in group.runs.values():
             best: Any = run.final.get("optimum")
             value = number(best, (key,))
             if value is not None:
-                values.add((value, bool(best.get(f"{key}_is_bound"))))
+                values.add(Optimum(value, bool(best.get(f"{key}_is_bound"))))
     return values.pop() if len(values) == 1 else None
 
 
@@ -247,7 +259,5 @@ def _marks(found: Gathered, name: str) -> list[Layer]:
     keys = {"class-margin": "class_margin", "train-sample-margin": "sample_margin",
             "test-sample-margin": "sample_margin"}  # fmt: skip
     best = optimum(found, keys[name]) if name in keys else None
-    if best is None:
-        return []
     unit = "°" if name == "class-margin" else ""
-    return [Rule(best[0], f"{'at most' if best[1] else 'optimum'} {best[0]:.4g}{unit}", "y")]
+    return [] if best is None else [Rule(best.value, best.text(unit), "y")]

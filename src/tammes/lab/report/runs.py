@@ -203,7 +203,7 @@ def _best(found: Gathered) -> str:
     ):
         best = optimum(found, key)
         if best is not None:
-            parts.append(f"{name} {'at most ' if best[1] else ''}{best[0]:.4g}{unit}")
+            parts.append(f"{name} {best.text(unit).removeprefix('optimum ')}")
     return f" The best there can be: {', '.join(parts)}." if parts else ""
 
 
@@ -259,10 +259,8 @@ def _cards(found: Gathered) -> list[Block]:
         if value is None:
             continue
         best = optimum(found, quantity.key)
-        share = None if best is None or not best[0] else value.mean / best[0]
-        detail = ""
-        if best is not None:
-            detail = f"{'at most' if best[1] else 'optimum'} {best[0]:.4g}{quantity.unit}"
+        share = None if best is None or not best.value else value.mean / best.value
+        detail = "" if best is None else best.text(quantity.unit)
         unit = f" {quantity.unit}" if quantity.unit in ("%", "s") else quantity.unit
         cards.append(Card(quantity.name, f"{quantity.shown(value.mean)}{unit}", detail, share))
     return [Cards(cards)] if cards else []

@@ -173,7 +173,9 @@ def _swept(
     known = []
     for at, row in points:
         ours, span = found.ledger.summary(row, column, key), None
-        half = ours and (ours.half or _over_episodes(found.ledger.of(row, column), key))
+        half = ours and ours.half
+        if ours and half is None:
+            half = _over_episodes(found.ledger.of(row, column), key)
         if ours and half:
             span = (ours.mean - half, ours.mean + half)
         published = found.recipe.paper.get((row, column, key))
