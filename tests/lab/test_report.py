@@ -429,7 +429,7 @@ def test_the_command_writes_the_page_and_prints_the_table(tmp_path, capsys):
                  "--title", "a title"]  # fmt: skip
     assert cli.main(arguments) == 0
     said = capsys.readouterr().out
-    assert "less lm_softmax()" in said
+    assert "difference from lm_softmax()" in said
     assert f"page: {path}" in said
     text = path.read_text()
     assert "<h1>a title</h1>" in text

@@ -94,7 +94,7 @@ def _claim_panel(
 
 
 def _asked(claim: Better | Near | Bound) -> tuple[str, list[float]]:
-    """What a difference means, and the values that it is held against."""
+    """Meaning of a difference, and the values that it is compared with."""
     match claim:
         case Better():
             asked = f"better by, {claim.by:g} asked" if claim.by else "better by"

@@ -20,11 +20,11 @@ _AXES = {
     "accuracy": ("%", 100.0), "class_margin": ("degrees", 1.0), "sample_margin": ("cosine", 1.0),
     "bias": ("ρ̂", 1.0), "loss": ("loss", 1.0),
 }  # fmt: skip
-"""What stands at the axis of a curve, and a factor, by the last part of its path."""
+"""Unit of a curve and a factor, by the last part of its path."""
 _ALWAYS = {"test.accuracy": "Test accuracy", "train.loss": "Training loss"}
 """Titles of the curves that every cell has."""
 _LOGARITHMIC = ("gradients.cosine", "gradients.largest")
-"""Curves of which the order of magnitude is what one wants to see."""
+"""Curves that are drawn by their order of magnitude."""
 _ORTHOGONAL = 1e-5
 """Below it two gradients are orthogonal, as far as float32 can tell."""
 

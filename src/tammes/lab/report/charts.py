@@ -1,4 +1,4 @@
-"""What a figure shows, apart from what draws it.
+"""Contents of a figure, apart from what draws it.
 
 A chart is panels, a panel is layers, a layer is numbers and a name. :mod:`.figures` draws a chart
 with matplotlib for papers, :mod:`.interactive` with Plotly for pages; both read the same numbers.
@@ -39,7 +39,7 @@ def color(place: int | None) -> str:
 
 
 def turn(place: int | None) -> int:
-    """How often a place has gone through the palette: what has the same colour differs in this."""
+    """Number of times the palette wrapped; places of one colour differ in it."""
     return 0 if place is None else place // len(PALETTE) % len(DASHES)
 
 

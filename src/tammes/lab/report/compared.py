@@ -35,7 +35,7 @@ _BY_KEY = {quantity.key: quantity for quantity in QUANTITIES}
 
 
 def results(found: Gathered) -> list[Drawing]:
-    """Accuracy of every group, and what it is better or worse than the first."""
+    """Accuracy of every group, and its difference from the first."""
     groups = [group for group in found.groups if group.values["accuracy"]]
     if not groups:
         return []
@@ -49,7 +49,7 @@ def results(found: Gathered) -> list[Drawing]:
     panel = _differences(found, groups, _BY_KEY["accuracy"])
     if panel is not None:
         caption = "Paired over common seeds: mean and 95 % interval (Student t). "
-        caption += "Without an interval there is one seed, and no winner."
+        caption += "Without bars: one seed, no interval."
         drawings.append(Drawing("accuracy-differences", Chart([panel]), caption=caption))
     return drawings
 
@@ -93,7 +93,7 @@ def _differences(found: Gathered, groups: Sequence[Group], quantity: Quantity) -
         rows.append(group.label)
     if not rows:
         return None
-    title = f"Difference in accuracy to {base.label}"
+    title = f"Difference in accuracy from {base.label}"
     return Panel([*layers, Rule(0.0)], title, f"{quantity.unit} points", rows=rows, above=True)
 
 
@@ -123,7 +123,8 @@ def margins(found: Gathered) -> list[Drawing]:
 
 _MARGINS = {
     "class_margin": "Smallest angle between two prototypes, mean over seeds.",
-    "sample_margin": "Own cosine less the hardest other one, mean over test set and seeds.",
+    "sample_margin": "Cosine to the true class minus the nearest wrong class, mean over test "
+    "set and seeds.",
 }
 
 
@@ -197,7 +198,7 @@ def _seen(found: Gathered) -> list[tuple[Group, Seen]]:
 
 
 def chosen_words(known: Sequence[tuple[Group, Seen]]) -> str:
-    """Which run of a group is shown, and how much of it."""
+    """Seed and number of the examples that are shown, in words."""
     seeds = {seen.seed for _, seen in known}
     words = f"Seed {seeds.pop()} of each." if len(seeds) == 1 else "One seed of each."
     parts = [(len(seen.labels), seen.total) for _, seen in known if seen.labels is not None]

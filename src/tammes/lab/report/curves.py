@@ -85,7 +85,7 @@ _CURVES = (
     _Curve("class-margin", ("prototypes", "class_margin"), "Class margin", "degrees",
            "Smallest angle between two prototypes."),
     _Curve("test-sample-margin", ("test", "sample_margin"), "Test sample margin", "cosine",
-           "Own cosine less the hardest other one, mean over the test set."),
+           "Cosine to the true class minus the nearest wrong class, mean over the test set."),
     _Curve("train-sample-margin", ("train", "sample_margin"), "Training sample margin", "cosine",
            "Running mean over the epoch."),
     _Curve("train-loss", ("train", "loss"), "Training loss", "loss",
@@ -245,7 +245,7 @@ def optimum(found: Gathered, key: str) -> Optimum | None:
 
 
 def class_count(found: Gathered) -> int | None:
-    """How many classes there are, where all groups have as many."""
+    """Number of classes; None where groups differ in it."""
     counts = {len(seen.names) for seen in found.seen.values() if seen.names}
     return counts.pop() if len(counts) == 1 else None
 

@@ -101,7 +101,7 @@ def _pictures(measured: "Measured") -> list[Block]:
     caption = "Cosine to the own class and to the hardest other class."
     show(plots.similarity_histogram.chart(found), "Similarities", caption)
     optimum = None if margin is None else margin.optimum
-    caption = "Own cosine less the hardest other one; below zero an example is wrong."
+    caption = "Cosine to the true class minus the nearest wrong class; wrong below zero."
     show(plots.margin_histogram.chart(found, optimum=optimum), "Sample margins", caption)
     caption = "Degrees to the own class and to the hardest other class."
     show(plots.angle_histogram.chart(angles.own, angles.hardest, angles.edges), "Angles", caption)
@@ -113,10 +113,10 @@ def _all(measured: "Measured") -> Table:
     for heading, group in measured.groups:
         rows.append(sentence(heading))
         for found in group:
-            share = "" if found.of_optimum is None else f"{100 * found.of_optimum:.1f} %"
+            share = "" if found.of_optimum is None else f"{100 * found.of_optimum:.1f}"
             row = (found.name, found.shown(), found.shown_optimum(), share, found.note)
             rows.append(row)
-    return Table(("measure", "value", "optimum", "of it", "note"), rows)
+    return Table(("measure", "value", "optimum", "% of optimum", "note"), rows)
 
 
 def _tables(measured: "Measured") -> list[Block]:

@@ -86,7 +86,8 @@ def margin_histogram(
 
 def margin_panel(layers: Sequence[Layer], top: float, title: str) -> Panel:
     """Histograms of sample margins up to a height, with room above for the names of rules."""
-    return Panel(layers, title, "own cosine − hardest cosine", SHARE, y_range=(0.0, 1.35 * top))
+    axis = "cosine to the true class − nearest wrong class"
+    return Panel(layers, title, axis, SHARE, y_range=(0.0, 1.35 * top))
 
 
 @plot
@@ -133,7 +134,7 @@ def class_names(count: int, names: Sequence[str] = ()) -> list[str]:
 
 
 def shown_classes(count: int, limit: int = CLASSES_SHOWN, always: Sequence[int] = ()) -> Tensor:
-    """Which classes a picture shows: all, or evenly spread ones and those it must show."""
+    """Classes that a picture shows: all, or evenly spread ones and those it must show."""
     if count <= limit:
         return torch.arange(count)
     spread = torch.linspace(0, count - 1, limit - len(set(always))).round().long()
@@ -170,7 +171,7 @@ def angle_heat_map(
 
 
 def selection(count: int, limit: int) -> Tensor:
-    """Which examples a picture shows: a fixed selection, spread over all."""
+    """Examples that a picture shows: a fixed selection, spread over all."""
     if count <= limit:
         return torch.arange(count)
     order = torch.randperm(count, generator=torch.Generator().manual_seed(0))

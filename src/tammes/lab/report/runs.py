@@ -1,4 +1,4 @@
-"""The page of runs: what ``tammes report`` writes and ``tammes compare`` ends with."""
+"""The page of runs, written by ``tammes report`` and at the end of ``tammes compare``."""
 
 from collections.abc import Sequence
 from typing import Any
@@ -150,7 +150,7 @@ def _lead(found: Gathered) -> list[str]:
 
 
 def _data(found: Gathered) -> dict[str, Any] | None:
-    """What the runs say of their data, where it is whole."""
+    """Description of the data by the first run that has it whole."""
     for group in found.groups:
         for run in (*group.runs.values(), *group.stopped):
             try:
@@ -230,8 +230,8 @@ def _difference_table(found: Gathered) -> list[Block]:
         ]
         rows.append([Value(group.label, color=place), seeds, *cells, _verdict(found, group)])
     heads = ["group", "n", *(q.heading for q in compared_with), "accuracy is"]
-    caption = f"Less {base.label}, paired over n common seeds: mean difference [95 % interval, "
-    caption += "Student t]; * where the interval leaves out zero."
+    caption = f"Difference from {base.label}, paired over n common seeds: mean [95 % interval, "
+    caption += "Student t]; * where the interval excludes zero."
     return [Table(heads, rows, caption), *(Text(_held(remark)) for remark in study.remarks())]
 
 

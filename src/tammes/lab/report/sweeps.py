@@ -18,7 +18,7 @@ from tammes.lab.report.paper_comparison import PaperComparison
 from tammes.lab.statistics import Quantity
 
 _SWEPT = ("base_accuracy", "shot1", "shot5")
-"""What a sweep shows where the figure does not say: those of them that there are."""
+"""Quantities of a sweep where the figure names none, as far as they are known."""
 _RIGHT, _WRONG = 2, 1
 """Places in the palette."""
 
@@ -205,7 +205,7 @@ def _over_episodes(entries: Sequence[Entry], key: str) -> float | None:
 
 @dataclass(frozen=True)
 class _Measured:
-    """What was measured with one value of the setting."""
+    """Measurements at one value of the setting, by seed."""
 
     at: float
     by_seed: Mapping[int, Analysed]
@@ -231,7 +231,7 @@ _COURSES: tuple[tuple[str, str, tuple[tuple[str, str, Dash], ...]], ...] = (
 
 
 def analysis(found: PaperComparison, figure: Mapping[str, Any], name: str) -> list[Drawing]:
-    """How classes spread over a setting such as the margin, and (12) held against what is so."""
+    """Spread of classes over a setting such as the margin, and (12) against what was measured."""
     rows, columns, x = rows_of(found, figure), columns_of(found, figure), str(figure["x"])
     axis = x.replace("_", " ")
     courses: list[Panel] = []
@@ -292,7 +292,7 @@ def _measured(
 
 
 def _analysed(values: Mapping[str, float]) -> Analysed | None:
-    """What was measured of a cell; None where it was not."""
+    """Analysis of a cell; None where it was not measured."""
     keys = ("d_intra_base", "d_inter_base", "d_intra_novel", "d_inter_novel")
     distances = [values.get(key, math.nan) for key in keys]
     share = values.get("p_same", math.nan)
