@@ -58,39 +58,26 @@ def _claim_panel(
     layers: list[Layer] = []
     ends: list[float] = []
     for outcome, one_seed in sorted(groups, key=lambda key: (list(OUTCOMES).index(key[0]), key[1])):
-        each = groups[outcome, one_seed]
-        lows = [less.mean if less.low is None else less.low for _, less in each]
-        highs = [less.mean if less.high is None else less.high for _, less in each]
+        places, each = zip(*groups[outcome, one_seed], strict=True)
+        means = [less.mean for less in each]
+        spans = [(less.low, less.high) for less in each
+                 if less.low is not None and less.high is not None]  # fmt: skip
+        lows, highs = ([low for low, _ in spans], [high for _, high in spans])
         texts = [
             f"{rows[row]}: {interval(quantity, less).rstrip(' *')}{_unit(quantity)}, "
             f"n = {len(less.seeds)}, {outcome}"
-            for row, less in each
+            for row, less in zip(places, each, strict=True)
         ]
-        layers.append(
-            Points(
-                [less.mean for _, less in each],
-                [row for row, _ in each],
-                outcome,
-                OUTCOMES[outcome],
-                7,
-                one_seed,
-                texts,
-                () if one_seed else lows,
-                () if one_seed else highs,
-            )
-        )
-        ends += [*lows, *highs]
+        look = (outcome, OUTCOMES[outcome], 7, one_seed)
+        layers.append(Points(means, places, *look, texts, lows, highs))
+        ends += [*means, *lows, *highs]
     axis, values = _asked(claim)
     ends += values
     room = 0.06 * (max(ends) - min(ends)) or 1.0
-    return Panel(
-        [*layers, *map(Rule, values)],
-        title,
-        f"{quantity.heading}: {axis}",
-        x_range=(min(ends) - room, max(ends) + room),
-        rows=rows,
-        above=True,
-    )
+    layers += map(Rule, values)
+    around = (min(ends) - room, max(ends) + room)
+    axis = f"{quantity.heading}: {axis}"
+    return Panel(layers, title, axis, x_range=around, rows=rows, above=True)
 
 
 def _asked(claim: Better | Near | Bound) -> tuple[str, list[float]]:
@@ -116,10 +103,8 @@ def paper_against_ours(found: PaperComparison) -> list[Drawing]:
     """The paper's numbers over ours, a panel for each quantity."""
     every = [_against(found, quantity, columns) for quantity, columns in found.quantities()]
     panels = [panel for panel in every if panel is not None]
-    caption = (
-        "On the dashed line both are the same. Bars: 95 % intervals over seeds, where a spread "
-    )
-    caption += "is known."
+    caption = "On the dashed line both are the same. Bars: 95 % intervals over seeds, "
+    caption += "where a spread is known."
     return drawing("paper-against-ours", panels, caption, columns=3, tall=True)
 
 
@@ -128,43 +113,22 @@ def _against(found: PaperComparison, quantity: Quantity, columns: Sequence[str])
     ends: list[float] = []
     longest = 0.0
     for place, column in enumerate(columns):
-        cells = [
-            cell
-            for cell in found.cells(quantity, column)
-            if cell.paper is not None and cell.ours is not None
-        ]
-        if not cells:
-            continue
-        xs: list[float] = []
-        ys: list[float] = []
-        halves: list[float] = []
-        for cell in cells:
-            assert cell.paper is not None
-            assert cell.ours is not None
-            xs.append(cell.ours.mean)
-            ys.append(cell.paper.mean)
-            halves.append(cell.ours.half or 0.0)
-            theirs = _paper_half(cell)
-            if theirs:
-                both = [cell.paper.mean - theirs, cell.paper.mean + theirs]
-                name = found.headings[column]
-                layers.append(Line([xs[-1]] * 2, both, "", color=place, group=name, thin=True))
-        ends += [*xs, *ys]
-        longest = max([longest, *halves])
-        layers.append(
-            Points(
-                xs,
-                ys,
-                found.headings[column],
-                place,
-                6,
-                False,
-                [_named(found, cell) for cell in cells],
-                [x - half for x, half in zip(xs, halves, strict=True)],
-                [x + half for x, half in zip(xs, halves, strict=True)],
-                found.headings[column],
-            )
-        )
+        name = found.headings[column]
+        points: list[tuple[float, float, float, str]] = []
+        for cell in found.cells(quantity, column):
+            if cell.paper is None or cell.ours is None:
+                continue
+            ours, paper, half = cell.ours.mean, cell.paper.mean, _paper_half(cell)
+            if half:
+                both = [paper - half, paper + half]
+                layers.append(Line([ours] * 2, both, "", color=place, group=name, thin=True))
+            points.append((ours, paper, cell.ours.half or 0.0, _named(found, cell)))
+        if points:
+            xs, ys, halves, texts = zip(*points, strict=True)
+            lows, highs = zip(*((x - half, x + half) for x, _, half, _ in points), strict=True)
+            layers.append(Points(xs, ys, name, place, 6, False, texts, lows, highs, name))
+            ends += [*xs, *ys]
+            longest = max(longest, *halves)
     if not ends:
         return None
     span = max(ends) - min(ends)

@@ -10,7 +10,7 @@ import torch
 from tammes.lab.expression.syntax import did_you_mean
 from tammes.lab.ledger import Entry
 from tammes.lab.report import measured, plots
-from tammes.lab.report.charts import Bars, Chart, Layer, Panel, Plot, Rule
+from tammes.lab.report.charts import Bars, Layer, Panel, Plot, Rule
 from tammes.lab.report.compared import BALLS_SHOWN, POINTS_SHOWN
 from tammes.lab.report.curves import SEEDS_SHOWN, Drawing, Series, drawing, mean_and_seeds
 from tammes.lab.report.paper_comparison import PaperComparison
@@ -45,12 +45,14 @@ def not_asked(found: PaperComparison) -> list[Drawing]:
     """All other curves that the ledger has."""
     shown = {figure.get("of") for figure in found.recipe.figures if figure["draw"] == "curves"}
     rows, columns = list(found.recipe.rows), found.columns
-    drawings = [
-        _during(found, path, path.replace(".", "-"), _ALWAYS.get(path, path), rows, columns)
+    return [
+        each
         for path in dict.fromkeys((*_ALWAYS, *found.recipe.curves))
         if path not in shown
+        for each in _during(
+            found, path, path.replace(".", "-"), _ALWAYS.get(path, path), rows, columns
+        )
     ]
-    return [each for each in drawings if each is not None]
 
 
 # ------------------------------------------------------------------------------------- curves
@@ -59,8 +61,7 @@ def not_asked(found: PaperComparison) -> list[Drawing]:
 def _curves(found: PaperComparison, figure: Mapping[str, Any], name: str) -> list[Drawing]:
     path = str(figure["of"])
     title = str(figure.get("title", path.replace(".", " ").replace("_", " ")))
-    drawing = _during(found, path, name, title, rows_of(found, figure), columns_of(found, figure))
-    return [] if drawing is None else [drawing]
+    return _during(found, path, name, title, rows_of(found, figure), columns_of(found, figure))
 
 
 def _during(
@@ -70,11 +71,8 @@ def _during(
     title: str,
     rows: Sequence[str],
     columns: Sequence[str],
-) -> Drawing | None:
-    """A measure over the epochs, a panel for each column and a curve for each row.
-
-    None where no cell has that measure.
-    """
+) -> list[Drawing]:
+    """A measure over the epochs, a panel for each column and a curve for each row."""
     last = path.rpartition(".")[2]
     unit, factor = _AXES.get(last, (last.replace("_", " "), 1.0))
     marks: list[Layer] = []
@@ -86,26 +84,18 @@ def _during(
     for column in columns:
         layers: list[Layer] = []
         for row in rows:
-            layers += _course(found, row, column, path, factor, places[row], every)
+            stopped = [each for each in found.stopped if (each.row, each.column) == (row, column)]
+            done, others = (
+                [_series(entry, path, factor) for entry in entries]
+                for entries in (found.ledger.of(row, column), stopped)
+            )
+            layers += mean_and_seeds(done, others, found.labels[row], places[row], seeds=every)
         if layers:
             heading = titled(title, found.headings[column], len(columns) > 1)
             panels.append(Panel([*layers, *marks], heading, "epoch", unit))
-    if not panels:
-        return None
     several = any(len(found.ledger.of(row, column)) > 1 for row in rows for column in columns)
     caption = "Mean over the seeds" + ("; thin: single seeds." if every else ".") if several else ""
-    return Drawing(name, Chart(panels, columns=2), caption=caption, legend=every)
-
-
-def _course(
-    found: PaperComparison, row: str, column: str, path: str, factor: float, place: int, every: bool
-) -> list[Layer]:
-    stopped = [each for each in found.stopped if (each.row, each.column) == (row, column)]
-    done, others = (
-        [_series(entry, path, factor) for entry in entries]
-        for entries in (found.ledger.of(row, column), stopped)
-    )
-    return mean_and_seeds(done, others, found.labels[row], place, seeds=every)
+    return drawing(name, panels, caption, legend=every)
 
 
 def _series(entry: Entry, path: str, factor: float) -> Series:

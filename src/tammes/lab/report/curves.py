@@ -42,11 +42,17 @@ class Drawing:
 
 
 def drawing(
-    name: str, panels: Sequence[Panel], caption: str, *, columns: int = 2, tall: bool = False
+    name: str,
+    panels: Sequence[Panel],
+    caption: str,
+    *,
+    columns: int = 2,
+    tall: bool = False,
+    legend: bool = True,
 ) -> list[Drawing]:
-    """Panels as one drawing with a legend of its own; none without panels."""
+    """Panels as one drawing; nothing without panels."""
     chart = Chart(panels, columns=columns)
-    return [Drawing(name, chart, caption=caption, tall=tall, legend=True)] if panels else []
+    return [Drawing(name, chart, caption=caption, tall=tall, legend=legend)] if panels else []
 
 
 def figures_in(drawings: Sequence[Drawing]) -> list[Block]:

@@ -18,8 +18,6 @@ from tammes.lab.report.charts import DASHES, Chart, Panel, color, turn
 from tammes.lab.report.interactive import draw
 from tammes.optional import require
 
-_SHORT = 20
-"""Letters of a cell that is never broken."""
 _CONTENTS = 5
 """Sections with a title from which on a page has a list of them."""
 
@@ -32,25 +30,12 @@ class Value:
     sort: float | None = None
     color: int | None = None
 
-    def kinds(self, head: "_Head") -> str | None:
-        """Its classes of CSS under a head."""
-        return "number" if head.is_number else "short" if len(self.text) <= _SHORT else None
-
 
 class _Head(NamedTuple):
     """A column of a table; one of numbers is aligned to the right."""
 
     name: str
     is_number: bool
-
-    @property
-    def kinds(self) -> str | None:
-        return _joined(number=self.is_number, long=len(self.name) > _SHORT)
-
-
-def _joined(**kinds: bool) -> str | None:
-    """Classes of CSS, or None without any."""
-    return " ".join(name for name, there in kinds.items() if there) or None
 
 
 Cell: TypeAlias = str | int | float | Value | None
@@ -96,11 +81,6 @@ class Table:
     def grouped(self) -> bool:
         """Whether it has headings within."""
         return any(isinstance(row, str) for row in self.rows)
-
-    @property
-    def kinds(self) -> str | None:
-        """Its classes of CSS."""
-        return _joined(stack=len(self.columns) > 3, sorts=not self.grouped and len(self.rows) > 1)
 
     @cached_property
     def heads(self) -> list[_Head]:
