@@ -2,10 +2,12 @@
 
 import itertools
 import math
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
+from typing import Any
 
 from torch import Tensor
 
+from tammes.lab.paired import summary
 from tammes.lab.record import number
 from tammes.lab.report import measured
 from tammes.lab.report.charts import (
@@ -221,15 +223,12 @@ def features(found: Gathered) -> list[Drawing]:
             continue
         kind = "sphere" if size == 3 else "plane"
         limit = POINTS_SHOWN if size == 3 else POINTS_SHOWN // 2
-        names = seen.names
+        given: dict[str, Any] = {"limit": limit, "names": seen.names, "title": group.label}
         if size == 3:
-            chart = measured.sphere.chart(
-                seen.prototypes, seen.features, seen.labels, names, limit=limit, title=group.label
-            )
+            chart = measured.sphere.chart(seen.prototypes, seen.features, seen.labels, **given)
         else:
-            chart = measured.feature_scatter.chart(
-                seen.features, seen.labels, seen.prototypes, names, limit=limit, title=group.label
-            )
+            given["prototypes"] = seen.prototypes
+            chart = measured.feature_scatter.chart(seen.features, seen.labels, **given)
         shown = min(limit, len(seen.labels))
         caption = f"Seed {seen.seed}, {shown:,} of {seen.total:,} test examples."
         name = f"{kind}-{_place(found, group) + 1}"
@@ -251,18 +250,10 @@ def classes(found: Gathered) -> list[Drawing]:
         place, values = _place(found, group), table[group.label]
         known = [(row, values[each]) for row, each in enumerate(shown)]
         points = [(row, value) for row, value in known if value is not None]
-        layers.append(
-            Points(
-                [value for _, value in points],
-                [row for row, _ in points],
-                group.label,
-                place,
-                6,
-                len(groups) > 1,
-                [f"{names[shown[row]]}, {group.label}: {v:.1f} %" for row, v in points],
-                group=group.label,
-            )
-        )
+        texts = [f"{names[shown[row]]}, {group.label}: {v:.1f} %" for row, v in points]
+        at, accuracies = [row for row, _ in points], [value for _, value in points]
+        look = (group.label, place, 6, len(groups) > 1)
+        layers.append(Points(accuracies, at, *look, texts, group=group.label))
     title = "Accuracy of each class"
     caption = "Mean over seeds, the worst class first."
     if len(shown) < len(order):
@@ -292,11 +283,8 @@ def class_accuracies(found: Gathered) -> dict[str, list[float | None]]:
                 rows.append([number(value, ()) for value in values])
         if not rows or len({len(row) for row in rows}) > 1:
             continue
-        means: list[float | None] = []
-        for column in zip(*rows, strict=True):
-            known = [value for value in column if value is not None]
-            means.append(100 * math.fsum(known) / len(known) if known else None)
-        table[group.label] = means
+        means = [_mean(column) for column in zip(*rows, strict=True)]
+        table[group.label] = [None if mean is None else 100 * mean for mean in means]
     # Groups on other classes are not drawn beside each other.
     count = class_count(found) or len(next(iter(table.values()), []))
     return {label: means for label, means in table.items() if len(means) == count}
@@ -304,9 +292,11 @@ def class_accuracies(found: Gathered) -> dict[str, list[float | None]]:
 
 def worst_first(table: dict[str, list[float | None]]) -> list[int]:
     """Classes by their mean accuracy over all groups; those without an example are left out."""
-    means: list[tuple[float, int]] = []
-    for place, column in enumerate(zip(*table.values(), strict=True)):
-        known = [value for value in column if value is not None]
-        if known:
-            means.append((math.fsum(known) / len(known), place))
-    return [place for _, place in sorted(means)]
+    means = [_mean(column) for column in zip(*table.values(), strict=True)]
+    known = [(mean, place) for place, mean in enumerate(means) if mean is not None]
+    return [place for _, place in sorted(known)]
+
+
+def _mean(values: Iterable[float | None]) -> float | None:
+    found = summary(value for value in values if value is not None)
+    return None if found is None else found.mean

@@ -63,8 +63,8 @@ def draw(chart: Chart) -> Any:
         figure.suptitle(_plain(chart.title), fontsize=11)
     if chart.one_legend:
         handles, names = figure.axes[0].get_legend_handles_labels()
-        place = {"loc": "outside lower center", "ncols": len(names)}
-        figure.legend(handles, names, **place, fontsize=_SMALL, frameon=False)
+        look = {"ncols": len(names), "fontsize": _SMALL, "frameon": False}
+        figure.legend(handles, names, loc="outside lower center", **look)
     return figure
 
 
@@ -155,6 +155,7 @@ def _write(axes: Any, text: str, shift: tuple[float, float], **more: Any) -> Non
 
 
 def _draw_layer(figure: Any, axes: Any, layer: charts.Layer) -> None:
+    look: dict[str, Any]
     match layer:
         case charts.Line():
             thin = {"linewidth": 0.7, "alpha": 0.4, "label": "_"} if layer.thin else {}

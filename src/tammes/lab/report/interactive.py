@@ -237,7 +237,7 @@ def _arrow(arrow: charts.Arrow, axes: dict[str, str]) -> Iterator[dict[str, Any]
 
 def _rule(rule: charts.Rule, axes: dict[str, str], layout: dict[str, Any]) -> None:
     """A line across the panel, its name along it at the end."""
-    line = {"type": "line", "line": {"color": MUTED, "dash": "dash", "width": 1}}
+    line: dict[str, Any] = {"type": "line", "line": {"color": MUTED, "dash": "dash", "width": 1}}
     if rule.axis == "x":
         across = {"xref": axes["xref"], "yref": f"{axes['yref']} domain"}
         line |= {**across, "x0": rule.at, "x1": rule.at, "y0": 0, "y1": 1}
@@ -276,7 +276,7 @@ def _ball(ball: charts.Ball) -> Iterator[dict[str, Any]]:
         return {"name": name, "legendgroup": name, "hoverinfo": "text", "text": f"{what} of {name}"}
 
     for place, prototype in enumerate(ball.prototypes):
-        marker = {"color": color(place), "size": [0, 7], "symbol": "diamond"}
+        marker: dict[str, Any] = {"color": color(place), "size": [0, 7], "symbol": "diamond"}
         line = {"line": {"color": color(place), "width": 6}, "marker": marker}
         shown = {"mode": "lines+markers", "showlegend": len(names) <= _LEGEND, **line}
         yield {**_in_space([(0, 0, 0), prototype]), **named(place, "prototype"), **shown}

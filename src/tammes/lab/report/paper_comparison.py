@@ -192,16 +192,6 @@ def _filled(
     return ResultTable(title, [heads[p] for p in places], kept, shared)
 
 
-class StoppedCell(NamedTuple):
-    """A cell without a number, in words."""
-
-    row: str
-    column: str
-    seed: int
-    state: str
-    reason: str
-
-
 @dataclass(frozen=True, eq=False)
 class PaperComparison:
     """A recipe, and what its ledger has of it."""
@@ -379,12 +369,12 @@ class PaperComparison:
         found = [entry.command or self.ledger.command for entry in self.ledger.cells]
         return [*dict.fromkeys(filter(None, found))] or [f"tammes reproduce {self.recipe.name}"]
 
-    def stopped_in_words(self) -> Iterator[StoppedCell]:
-        """Cells that diverged or failed, under the titles of their rows and columns."""
+    def stopped_in_words(self) -> Iterator[tuple[str, str, int, str, str]]:
+        """Cells that diverged or failed: row, column, seed, state and reason."""
         for entry in self.stopped:
             row = self.labels.get(entry.row, entry.row)
             column = self.headings.get(entry.column, entry.column)
-            yield StoppedCell(row, column, entry.seed, _ending(entry), entry.reason)
+            yield row, column, entry.seed, _ending(entry), entry.reason
 
     def open_in_words(self) -> Iterator[tuple[str, str]]:
         """Columns with open cells, each with its rows and their seeds."""

@@ -13,12 +13,20 @@ from tammes.lab.report.paper_comparison import (
     ERRORS,
     ON_REQUEST,
     QUICK,
+    Head,
     PaperComparison,
     ResultRow,
     ResultTable,
 )
 from tammes.optional import require
 
+_ON_TERMINAL: tuple[Head, ...] = (
+    "paper", "released", "ours", "difference", "standard errors", "missing"
+)  # fmt: skip
+_ON_PAGE: tuple[Head, ...] = (
+    "paper", "released", "ours or missing", "n", "difference", "standard errors"
+)  # fmt: skip
+_IN_MARKDOWN: tuple[Head, ...] = ("paper", "released", "ours or missing", "difference and errors")
 _TITLE = 40
 """Letters of a row's title on a terminal; a longer one is wrapped."""
 _UNFOLDED = 36
@@ -58,8 +66,7 @@ def print_table(recipe: Recipe, ledger: Ledger, *, width: int = 120) -> str:
     console.print(_printable(f"{recipe.title} ({recipe.source})"))
     say(*[QUICK] * ledger.quick, f"{recipe.name}; {found.summary}")
     for quantity, columns in found.quantities(begun=True):
-        heads = ("paper", "released", "ours", "difference", "standard errors", "missing")
-        say("", _rich_table(found.table(quantity, columns, heads)))
+        say("", _rich_table(found.table(quantity, columns, _ON_TERMINAL)))
     if recipe.paper:
         say("", ERRORS, *[DAGGER] * ("†" in stream.getvalue()))
     if found.verdicts:
@@ -69,9 +76,8 @@ def print_table(recipe: Recipe, ledger: Ledger, *, width: int = 120) -> str:
             claims.add_row("", _printable(verdict.sentence))
         say(claims, title="claims")
     stopped = [
-        f"{cell.row}, {cell.column}, seed {cell.seed}: "
-        f"{': '.join(filter(None, (cell.state, cell.reason)))}"
-        for cell in found.stopped_in_words()
+        f"{row}, {column}, seed {seed}: {': '.join(filter(None, why))}"
+        for row, column, seed, *why in found.stopped_in_words()
     ]
     if stopped:
         say(*stopped, title="diverged and failed")
@@ -109,8 +115,7 @@ def _printable(text: str) -> Any:
 def comparison_blocks(found: PaperComparison) -> list[Block]:
     """The comparison as blocks of a page: a table or two for each quantity, and remarks."""
     blocks: list[Block] = []
-    heads = ("paper", "released", "ours or missing", "n", "difference", "standard errors")
-    tables = [*found.tables(heads)]
+    tables = [*found.tables(_ON_PAGE)]
     for table in tables:
         caption = f"{table.title.capitalize()}, mean ± standard deviation."
         if table.shared:
@@ -157,13 +162,13 @@ def _overviews(found: PaperComparison, table: ResultTable) -> Iterator[Table]:
     columns = list(cells)
     for start in range(0, len(columns), _BESIDE):
         part = columns[start : start + _BESIDE]
-        rows = [
+        lines = [
             [_label(found, name), *(cells[column].get(name) for column in part)]
             for name in found.recipe.rows
             if any(name in cells[column] for column in part)
         ]
         caption = f"{table.title.capitalize()}: ours, mean ± standard deviation [paper]."
-        yield Table(["", *part], rows, caption)
+        yield Table(["", *part], lines, caption)
 
 
 def _with_paper(values: Mapping[str, Value]) -> Value:
@@ -183,8 +188,7 @@ def markdown_section(found: PaperComparison) -> Iterator[str]:
     yield from (f"- `{' '.join(each.replace('`', chr(39)).split())}`" for each in found.commands)
     if recipe.released:
         yield f"- {markdown_text(recipe.released_title)}: {markdown_text(recipe.released_source)}"
-    heads = ("paper", "released", "ours or missing", "difference and errors")
-    for table in found.tables(heads, begun=True):
+    for table in found.tables(_IN_MARKDOWN, begun=True):
         several = ["column"] * (len(table.by_column()) > 1)
         rows = [[row.label, *[row.column] * len(several), *(each.text for each in row.values)]
                 for row in table.rows]  # fmt: skip
@@ -192,8 +196,8 @@ def markdown_section(found: PaperComparison) -> Iterator[str]:
     claims = [(each.claim.says, each.outcome, each.sentence) for each in found.verdicts]
     if claims:
         yield from ("", *markdown_table(("claim", "verdict", "what was found"), claims, bold=1))
-    stopped = [f"{cell.row}, {cell.column}, seed {cell.seed}: {cell.state}. {cell.reason}"
-               for cell in found.stopped_in_words()]  # fmt: skip
+    stopped = [f"{row}, {column}, seed {seed}: {state}. {reason}"
+               for row, column, seed, state, reason in found.stopped_in_words()]  # fmt: skip
     opened = [f"{column}: {words}" for column, words in found.open_in_words()]
     for title, items in (("Diverged or failed:", stopped), ("Open:", opened)):
         if items:

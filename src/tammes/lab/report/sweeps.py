@@ -179,7 +179,7 @@ def _swept(
         if ours and half:
             span = (ours.mean - half, ours.mean + half)
         published = found.recipe.paper.get((row, column, key))
-        known.append(_Point(at, ours and ours.mean, span, published))
+        known.append(_Point(at, ours.mean if ours else None, span, published))
     yield from _drawn(name, known, place)
     means = [(point.mean, point.x) for point in known if point.mean is not None]
     if means:
