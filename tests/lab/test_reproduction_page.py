@@ -136,6 +136,16 @@ def test_a_column_of_which_nothing_was_run_is_open_as_a_whole():
     assert "31.40" in reproduction_page(recipe, ledger)
 
 
+def test_a_column_without_a_single_value_is_left_out():
+    recipe, ledger = ledgers.several_seeds()
+    heads = ("paper", "released", "ours", "difference", "missing")
+    full = PaperComparison(recipe, ledger).table(ERROR, ["cifar100"], heads)
+    empty = PaperComparison(recipe, Ledger(recipe.name)).table(ERROR, ["cifar100"], heads)
+    assert full.heads == ["paper", "released code", "ours", "difference"]
+    assert empty.heads == ["paper", "released code", "missing"]
+    assert [value.text for value in empty.rows[1].values] == ["27.27", "", "open"]
+
+
 def test_rows_of_the_same_title_are_told_apart():
     given = {**ledgers.TABLE2, "rows": {k: {"title": "Same"} for k in ledgers.TABLE2["rows"]}}
     found = PaperComparison(read(given, "x"), Ledger("x"))
