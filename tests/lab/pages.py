@@ -3,6 +3,8 @@
 import json
 import re
 
+import markupsafe
+
 
 def body(text):
     """A page without the library and the numbers of the plots."""
@@ -19,3 +21,8 @@ def plots(text):
 def layers(chart, kind):
     """Layers of one kind in all panels."""
     return [layer for panel in chart.panels for layer in panel.layers if isinstance(layer, kind)]
+
+
+def escaped(text):
+    """A text as a page has it."""
+    return str(markupsafe.escape(text))

@@ -354,7 +354,7 @@ def test_the_command_prints_a_table_and_writes_a_page(tmp_path, arrays, capsys):
     line = next(line for line in out.splitlines() if line.startswith("  class margin"))
     assert f"{margin.value:.2f}°" in line
     assert f"{margin.optimum:.2f}°" in line
-    assert f"{100 * margin.of_optimum:.1f} %" in line
+    assert f" {100 * margin.of_optimum:.1f} " in line
     page = tmp_path / "new" / "out" / "measure.html"
     assert str(page) in out
     assert page.read_text().startswith("<!DOCTYPE html>")

@@ -1,6 +1,5 @@
 """The page opens from disk on any screen, draws everything, and says nothing in the console."""
 
-import html
 import re
 import runpy
 from pathlib import Path
@@ -8,6 +7,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
+from pages import escaped
 
 import tammes
 from tammes.lab.commands.measure import main
@@ -58,7 +58,7 @@ def test_names_are_escaped_wherever_they_stand(written):
     without_library = re.sub(r"<script>/\*\*\n\* plotly.*?</script>", "", text, flags=re.DOTALL)
     for name in NAMES[:2]:
         assert name not in without_library
-        assert html.escape(name) in without_library
+        assert escaped(name) in without_library
     assert "<i>file" not in without_library
     assert "</script><b>" not in without_library
 

@@ -1,6 +1,5 @@
 """The page of a reproduction says what the ledger has, no more, and opens anywhere."""
 
-import html
 import math
 import re
 from dataclasses import replace
@@ -8,7 +7,8 @@ from dataclasses import replace
 import ledgers
 import pytest
 from ledgers import EVIL, entry, stop
-from pages import body, layers, plots
+from pages import body, escaped, layers, plots
+from rich.cells import cell_len
 
 from tammes.lab import recipes
 from tammes.lab.claims import judge
@@ -19,9 +19,9 @@ from tammes.lab.recipes.reading import read
 from tammes.lab.report import papers
 from tammes.lab.report.charts import Ball, Bars, Line, Points, Rule
 from tammes.lab.report.figures import draw
-from tammes.lab.report.reproduced import print_table
+from tammes.lab.report.paper_comparison import PaperComparison
+from tammes.lab.report.paper_comparison_writers import print_table
 from tammes.lab.report.reproduction import reproduction_figures, reproduction_page
-from tammes.lab.report.side_by_side import Reproduced
 
 pytest.importorskip("plotly", reason="pages need plotly")
 
@@ -55,38 +55,38 @@ def cells(text, column):
 
 
 def test_a_difference_is_told_in_standard_errors_of_both():
-    found = Reproduced(*ledgers.several_seeds()).beside("softmax", "cifar100", ERROR)
+    found = PaperComparison(*ledgers.several_seeds()).cell("softmax", "cifar100", ERROR)
     # Ours 29.5 ± 0.2 and the paper's 28.62 ± 0.24, three seeds each.
     assert found.difference == pytest.approx(0.88)
     assert found.errors == pytest.approx(0.88 / math.sqrt(0.2**2 / 3 + 0.24**2 / 3))
-    assert found.errors_in_words == "+4.9"
+    assert found.value("standard errors").text == "+4.9"
 
 
 def test_a_paper_without_a_spread_is_marked_and_ours_alone_counts():
-    found = Reproduced(*ledgers.several_seeds()).beside("divergence", "cifar100", ERROR)
+    found = PaperComparison(*ledgers.several_seeds()).cell("divergence", "cifar100", ERROR)
     assert found.errors == pytest.approx(0.53 / (0.1 / math.sqrt(3)))
-    assert found.errors_in_words == "+9.2 †"
+    assert found.value("standard errors").text == "+9.2 †"
 
 
 def test_from_one_seed_no_standard_errors_are_told():
     for row in ("softmax", "divergence"):
-        found = Reproduced(*ledgers.one_seed()).beside(row, "cifar100", ERROR)
+        found = PaperComparison(*ledgers.one_seed()).cell(row, "cifar100", ERROR)
         assert found.errors is None
-        assert found.errors_in_words == "n = 1"
+        assert found.value("standard errors").text == "n = 1"
 
 
 def test_where_nothing_spreads_no_standard_errors_are_told():
     recipe, ledger = ledgers.several_seeds()
     ledger.cells = [entry("divergence", "cifar100", seed, {"error": 28.0}) for seed in range(3)]
-    found = Reproduced(recipe, ledger).beside("divergence", "cifar100", ERROR)
+    found = PaperComparison(recipe, ledger).cell("divergence", "cifar100", ERROR)
     assert found.errors is None
-    assert found.errors_in_words == "no spread"
+    assert found.value("standard errors").text == "no spread"
 
 
 def test_what_is_missing_in_a_cell_is_said():
-    found = Reproduced(*ledgers.stopped())
+    found = PaperComparison(*ledgers.stopped())
     states = {
-        (row, column): found.beside(row, column, ERROR).ours_in_words
+        (row, column): found.cell(row, column, ERROR).value("ours or missing").text
         for row in found.recipe.rows
         for column in found.recipe.columns
     }
@@ -107,7 +107,7 @@ def test_what_is_missing_in_a_cell_is_said():
 def test_a_row_that_is_run_on_request_is_open_once_it_was_begun_and_others_are_not():
     recipe, ledger = ledgers.stopped()
     ledger.put(entry("softmax", "imagenet", 0, {"error": 31.0}))
-    found = Reproduced(recipe, ledger)
+    found = PaperComparison(recipe, ledger)
     assert found.state("softmax", "imagenet") == "seeds 1, 2 open"
     assert found.state("divergence", "imagenet") == "on request"
     assert found.counts["open"] == 8 + 2
@@ -116,14 +116,14 @@ def test_a_row_that_is_run_on_request_is_open_once_it_was_begun_and_others_are_n
 def test_a_row_on_request_without_a_number_is_not_in_the_table():
     recipe, ledger = ledgers.stopped()
     ledger.put(entry("softmax", "imagenet", 0, {"error": 31.0}))
-    found = Reproduced(replace(recipe, paper={}, released={}), ledger)
-    assert [each.row for each in found.table(recipe.quantities[0], "imagenet")] == ["softmax"]
+    found = PaperComparison(replace(recipe, paper={}, released={}), ledger)
+    assert [each.row for each in found.cells(recipe.quantities[0], "imagenet")] == ["softmax"]
 
 
 def test_in_quick_form_one_seed_is_all():
     _, ledger = ledgers.one_seed()
     ledger.quick = True
-    assert Reproduced(ledgers.several_seeds()[0], ledger).open == []
+    assert PaperComparison(ledgers.several_seeds()[0], ledger).open == []
 
 
 def test_a_column_of_which_nothing_was_run_is_open_as_a_whole():
@@ -136,9 +136,19 @@ def test_a_column_of_which_nothing_was_run_is_open_as_a_whole():
     assert "31.40" in reproduction_page(recipe, ledger)
 
 
+def test_a_column_without_a_single_value_is_left_out():
+    recipe, ledger = ledgers.several_seeds()
+    heads = ("paper", "released", "ours", "difference", "missing")
+    full = PaperComparison(recipe, ledger).table(ERROR, ["cifar100"], heads)
+    empty = PaperComparison(recipe, Ledger(recipe.name)).table(ERROR, ["cifar100"], heads)
+    assert full.heads == ["paper", "released code", "ours", "difference"]
+    assert empty.heads == ["paper", "released code", "missing"]
+    assert [value.text for value in empty.rows[1].values] == ["27.27", "", "open"]
+
+
 def test_rows_of_the_same_title_are_told_apart():
     given = {**ledgers.TABLE2, "rows": {k: {"title": "Same"} for k in ledgers.TABLE2["rows"]}}
-    found = Reproduced(read(given, "x"), Ledger("x"))
+    found = PaperComparison(read(given, "x"), Ledger("x"))
     assert list(found.labels.values()) == ["Same (softmax)", "Same (divergence)"]
 
 
@@ -172,7 +182,7 @@ def test_the_claims_come_first_with_verdict_and_numbers():
     recipe, ledger = ledgers.several_seeds()
     text = body(reproduction_page(recipe, ledger))
     assert re.findall(r"</i>(holds|leans|fails)</span>", text) == ["holds", "leans", "holds"]
-    said = [html.escape(verdict.sentence) for verdict in judge(recipe, ledger)]
+    said = [escaped(verdict.sentence) for verdict in judge(recipe, ledger)]
     assert cells(text, "what was found") == said
     assert "1.70" in said[0]
     assert text.index("The divergence is better by 1.") < text.index("28.62 ± 0.24")
@@ -199,7 +209,7 @@ def test_a_cell_that_diverged_is_no_number_anywhere():
 
 def test_stopped_and_open_cells_are_named_with_their_reasons():
     text = body(reproduction_page(*ledgers.stopped()))
-    assert html.escape(f"not finite: {EVIL}") in text
+    assert escaped(f"not finite: {EVIL}") in text
     assert "the worker was killed" in text
     assert (
         '<td data-column="open">Softmax loss (seeds 1, 2); Divergence, Tuned (seeds 0, 1, 2)</td>'
@@ -273,17 +283,17 @@ def bare(recipe, quantities):
 def test_quantities_of_which_nothing_is_published_share_a_table():
     recipe, ledger = ledgers.several_seeds()
     text = reproduction_page(bare(recipe, ["error", "accuracy"]), ledger)
-    shared = [t for t in re.findall(r"<table.*?</table>", text, re.DOTALL) if ">missing<" in t]
+    shared = [t for t in re.findall(r"<table.*?</table>", text, re.DOTALL) if "accuracy %" in t]
     (table,) = shared
     heads = re.findall(r">([^<>]+)<", table.partition("</thead>")[0])
-    assert heads[-4:] == ["error %", "accuracy %", "n", "missing"]
-    assert "less the paper" not in body(text)
+    assert heads[-3:] == ["error %", "accuracy %", "n"]
+    assert "minus the paper" not in body(text)
 
 
 def test_one_quantity_of_which_nothing_is_published_has_its_own_table():
     recipe, ledger = ledgers.several_seeds()
     text = reproduction_page(bare(recipe, ["error"]), ledger)
-    assert ">missing<" not in text
+    assert ">accuracy %<" not in text
     assert "Error %, mean ± standard deviation." in text
 
 
@@ -471,8 +481,8 @@ def test_every_figure_of_a_shipped_recipe_is_drawn_once_it_has_run(name):
         ledger.put(entry(row, column, 0, values, curves=curves, kept=own))
     charts = reproduction_figures(recipe, ledger)
     assert {f"figure-{number}" for number in range(1, len(recipe.figures) + 1)} <= set(charts)
-    assert max(map(len, print_table(recipe, ledger).splitlines())) <= 120
-    assert f"<h1>{html.escape(recipe.title)}</h1>" in reproduction_page(recipe, ledger)
+    assert max(map(cell_len, print_table(recipe, ledger).splitlines())) <= 120
+    assert f"<h1>{escaped(recipe.title)}</h1>" in reproduction_page(recipe, ledger)
 
 
 # ------------------------------------------------------------------------------ the terminal
@@ -483,9 +493,9 @@ def test_the_table_for_a_terminal_says_the_same():
         "Two losses (Somebody 2019, Table 2)",
         "  somebody2019/table2; 6 cells: 6 done; seeds 0, 1, 2; NVIDIA H200",
         "",
-        "  error %              paper      released          ours  difference  in s.e.",
-        "  Softmax loss  28.62 ± 0.24  29.42 ± 0.19  29.50 ± 0.20       +0.88     +4.9",
-        "  Divergence           27.27                27.80 ± 0.10       +0.53   +9.2 †",
+        "  error %              paper  released code          ours  difference  standard errors",
+        "  Softmax loss  28.62 ± 0.24   29.42 ± 0.19  29.50 ± 0.20       +0.88             +4.9",
+        "  Divergence           27.27                 27.80 ± 0.10       +0.53           +9.2 †",
     ]
     text = print_table(*ledgers.several_seeds())
     said = judge(*ledgers.several_seeds())[0].sentence
@@ -494,26 +504,25 @@ def test_the_table_for_a_terminal_says_the_same():
 
 def test_the_table_for_a_terminal_names_what_is_missing():
     text = print_table(*ledgers.stopped())
-    assert (
-        "  Divergence    27.27                                     diverged at step 1,310" in text
-    )
+    assert re.search(r"^  Divergence    27\.27 +diverged at step 1,310$", text, re.MULTILINE)
     assert text.endswith(
         "\n\nopen\n  SVHN: Softmax loss (seeds 1, 2); Divergence, Tuned (seeds 0, 1, 2)"
     )
-    assert "  Softmax loss, svhn, seed 0: failed: the worker was killed" in text
+    assert "  Softmax loss, SVHN, seed 0: failed: the worker was killed" in text
 
 
 @pytest.mark.parametrize("name", MADE)
 def test_the_table_for_a_terminal_is_120_letters_wide_at_most(name):
-    assert max(map(len, print_table(*MADE[name]()).splitlines())) <= 120
+    assert max(map(cell_len, print_table(*MADE[name]()).splitlines())) <= 120
 
 
-def test_a_long_title_has_a_line_of_its_own():
+def test_a_long_title_is_wrapped_beside_its_numbers():
     given = {**ledgers.TABLE2, "rows": {**ledgers.TABLE2["rows"]}}
     given["rows"]["softmax"] = {"title": "A very long title " * 12}
     text = print_table(read(given, "x"), ledgers.several_seeds()[1])
-    assert max(map(len, text.splitlines())) <= 120
-    assert re.search(r"^ +28\.62 ± 0\.24", text, re.MULTILINE)
+    assert max(map(cell_len, text.splitlines())) <= 120
+    lines = r"^  A very long title .* 29\.42 ± 0\.19  29\.50 ± 0\.20 .*\n  very long title"
+    assert re.search(lines, text, re.MULTILINE)
 
 
 def test_a_terminal_obeys_nothing_that_a_ledger_says():
@@ -530,7 +539,7 @@ def test_names_are_escaped_wherever_they_stand(written):
     assert EVIL not in body(text)
     # The library, the numbers, the script that draws them.
     assert text.count("</script>") == 3
-    assert body(text).count(html.escape(EVIL)) > 20
+    assert body(text).count(escaped(EVIL)) > 20
 
 
 def test_nothing_is_said_in_the_console_and_nothing_asked_of_the_network(desktop, phone):

@@ -228,7 +228,7 @@ def test_one_seed_claims_no_winner(tmp_path):
     text = table(runs)
     assert "no winner is claimed from n = 1" in text
     assert "+49.00" in text
-    assert "*" not in text.replace("* leaves out 0", "")
+    assert "*" not in text.replace("* excludes 0", "")
 
 
 def test_a_clear_difference_is_marked_and_an_unclear_one_is_not(tmp_path):
@@ -240,7 +240,7 @@ def test_a_clear_difference_is_marked_and_an_unclear_one_is_not(tmp_path):
             "arcface()": {0: 0.95, 1: 0.85, 2: 0.92},
         },
     )
-    _, _, below = table(runs).partition("less softmax()")
+    _, _, below = table(runs).partition("difference from softmax()")
     lines = {line.split()[0]: line for line in below.splitlines() if line.strip()}
     assert "+5.02 [+4.94, +5.09]*" in lines["cosface()"]
     assert "-0.33 [" in lines["arcface()"]

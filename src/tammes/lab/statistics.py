@@ -126,7 +126,7 @@ class Study:
         return self.groups[0] if self.groups else None
 
     def difference(self, group: Group, key: str) -> Difference | None:
-        """A group less the baseline; None where they have no seed in common."""
+        """A group minus the baseline; None where they have no seed in common."""
         return difference(group.values[key], self.groups[0].values[key])
 
     @cached_property
@@ -152,7 +152,7 @@ class Study:
         if several >= 3:
             remarks.append(
                 f"{several} groups are compared with the first: about one interval in twenty "
-                "leaves out zero by chance."
+                "excludes zero by chance."
             )
         return remarks
 
@@ -286,11 +286,11 @@ def table(runs: Sequence[Run], baseline: str | None = None, *, width: int = 100)
         lines += [*_aligned([heads, *rows], width), "", "  mean ± standard deviation over n seeds"]
     compared = [quantity for quantity in found.quantities if quantity.better > 0]
     if compared and len(found.groups) > 1:
-        heads = [f"less {found.groups[0].label}", "n", *(q.heading for q in compared)]
+        heads = [f"difference from {found.groups[0].label}", "n", *(q.heading for q in compared)]
         rows = [[group.label, *_differences(found, group, compared)] for group in found.groups[1:]]
         lines += ["", *_aligned([heads, *rows], width), ""]
         lines.append(
-            f"  mean difference over n common seeds [{CONFIDENCE:.0%} interval], * leaves out 0"
+            f"  mean difference over n common seeds [{CONFIDENCE:.0%} interval], * excludes 0"
         )
         lines += [line for text in found.remarks() for line in _wrapped(text, width)]
     if found.troubles:

@@ -53,15 +53,15 @@ def as_text(measured: Measured) -> str:
     lines += [f"  note: {note}" for note in measured.notes]
     width = max(len(m.name) for _, group in measured.groups for m in group)
     for heading, group in measured.groups:
-        lines += ["", f"{heading:<{width + 2}}  {'value':>9}  {'optimum':>15}  {'of it':>7}"]
+        lines += ["", f"{heading:<{width + 2}}  {'value':>9}  {'optimum':>15}  % of optimum"]
         for m in group:
-            numbers = f"{m.shown():>9}  {m.shown_optimum():>15}  {_percent(m.of_optimum):>7}"
+            numbers = f"{m.shown():>9}  {m.shown_optimum():>15}  {_percent(m.of_optimum):>12}"
             lines.append(f"  {m.name:<{width}}  {numbers}  {m.note}".rstrip())
     return "\n".join(lines)
 
 
 def _percent(share: float | None) -> str:
-    return "" if share is None or not math.isfinite(share) else f"{100 * share:.1f} %"
+    return "" if share is None or not math.isfinite(share) else f"{100 * share:.1f}"
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:

@@ -13,7 +13,7 @@ if TYPE_CHECKING:
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    """Add what ``tammes report`` takes to a parser."""
+    """Add the arguments of ``tammes report`` to a parser."""
     parser.description = (
         "Write one page of runs, made from their records alone: results, margins, features, "
         "training, classes, configuration."
@@ -36,7 +36,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def run(arguments: argparse.Namespace) -> int:
-    """Do what ``tammes report`` is asked to.
+    """Run ``tammes report``.
 
     Args:
         arguments: parsed with :func:`add_arguments`.
@@ -77,7 +77,7 @@ def write_figures(charts: "Mapping[str, Chart]", folder: Path) -> int:
         folder: where to; made if it is missing.
 
     Returns:
-        How many there are.
+        Number of charts.
     """
     from tammes.lab.report.figures import draw, save
 

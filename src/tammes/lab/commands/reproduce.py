@@ -15,7 +15,7 @@ from tammes.lab.reproduce import Engine, Selection, reproduce, sourced
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    """Add what ``tammes reproduce`` takes to a parser."""
+    """Add the arguments of ``tammes reproduce`` to a parser."""
     parser.description = (
         "Run tables and figures of the papers, and put what came out beside what was published. "
         "Without a name, all recipes are listed. The same command goes on where it was "
@@ -89,7 +89,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def run(arguments: argparse.Namespace) -> int:
-    """Do what ``tammes reproduce`` is asked to.
+    """Run ``tammes reproduce``.
 
     Args:
         arguments: parsed with :func:`add_arguments`.
@@ -156,7 +156,7 @@ def _show(recipe: Recipe, ledger: Ledger, out: Path, arguments: argparse.Namespa
     """Print a table and write its page."""
     from tammes.lab.commands.report import write_figures
     from tammes.lab.report.page import write
-    from tammes.lab.report.reproduced import print_table
+    from tammes.lab.report.paper_comparison_writers import print_table
     from tammes.lab.report.reproduction import reproduction_figures, reproduction_page
 
     print(print_table(recipe, ledger), flush=True)
@@ -172,7 +172,7 @@ def _show(recipe: Recipe, ledger: Ledger, out: Path, arguments: argparse.Namespa
 def _states(
     selection: Selection, ledger: Ledger, quick: bool, sources: Mapping[str, str]
 ) -> dict[tuple[str, str, int], Entry | None]:
-    """What came out of every cell that was asked for, by row, column and seed."""
+    """Entries of all selected cells, by row, column and seed."""
     recipe, rows, columns = selection.recipe, selection.rows, selection.columns
     which = recipe.which(selection.seeds, quick=quick)
     found: dict[tuple[str, str, int], Entry | None] = {
@@ -190,7 +190,7 @@ def _is_open(entry: Entry | None) -> bool:
 
 
 def _plan(selection: Selection, path: Path, quick: bool, sources: Mapping[str, str]) -> str:
-    """What is done and what is open of a recipe, as text."""
+    """Done and open cells of a recipe, as text."""
     recipe = selection.recipe
     ledger = Ledger.at(path, recipe, quick=quick)
     states = _states(selection, ledger, quick, sources)
@@ -237,7 +237,7 @@ def _check_cells(selection: Selection) -> None:
 
 
 def _sources(given: Sequence[str]) -> dict[str, str]:
-    """Where data are, by name; a folder alone is where all of them are looked for."""
+    """Places of data sets, by name; a folder alone is searched for all of them."""
     from tammes.lab.data.sources import KNOWN
 
     found: dict[str, str] = {}

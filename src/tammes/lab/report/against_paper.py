@@ -7,9 +7,9 @@ from tammes.lab.claims import Part
 from tammes.lab.paired import Difference, t_quantile
 from tammes.lab.recipes.claim import Better, Bound, Course, Near, Peak
 from tammes.lab.recipes.quantities import KNOWN
-from tammes.lab.report.charts import Chart, Layer, Line, Panel, Points, Rule
-from tammes.lab.report.curves import Drawing
-from tammes.lab.report.side_by_side import Beside, Reproduced, published
+from tammes.lab.report.charts import Layer, Line, Panel, Points, Rule
+from tammes.lab.report.curves import Drawing, drawing
+from tammes.lab.report.paper_comparison import ComparedCell, PaperComparison, published
 from tammes.lab.statistics import Quantity, interval, spread
 
 OUTCOMES = {"holds": 2, "leans": 4, "fails": 1, "open": None}
@@ -18,9 +18,9 @@ _TOGETHER = 12
 """Comparisons up to which those of all columns are in one panel."""
 
 
-def claim_charts(found: Reproduced) -> list[Drawing]:
+def claim_charts(found: PaperComparison) -> list[Drawing]:
     """For each claim the differences with their intervals, against the value that it needs."""
-    drawings = []
+    drawings: list[Drawing] = []
     for number, verdict in enumerate(found.verdicts, 1):
         claim, panels = verdict.claim, []
         if isinstance(claim, Course | Peak):
@@ -34,15 +34,13 @@ def claim_charts(found: Reproduced) -> list[Drawing]:
             parts = [part for part in known if part.column == column]
             heading = f", {found.headings[column]}" if len(columns) > 1 else ""
             panels.append(_claim_panel(found, claim, parts, f"Claim {number}{heading}", False))
-        if panels:
-            caption = f"{claim.says} Bars: 95 % intervals over seeds; hollow: one seed."
-            name = f"claim-{number}"
-            drawings.append(Drawing(name, Chart(panels, columns=2), caption=caption, legend=True))
+        caption = f"{claim.says} Bars: 95 % intervals over seeds; hollow: one seed."
+        drawings += drawing(f"claim-{number}", panels, caption)
     return drawings
 
 
 def _claim_panel(
-    found: Reproduced,
+    found: PaperComparison,
     claim: Better | Near | Bound,
     parts: Sequence[Part],
     title: str,
@@ -60,50 +58,37 @@ def _claim_panel(
     layers: list[Layer] = []
     ends: list[float] = []
     for outcome, one_seed in sorted(groups, key=lambda key: (list(OUTCOMES).index(key[0]), key[1])):
-        each = groups[outcome, one_seed]
-        lows = [less.mean if less.low is None else less.low for _, less in each]
-        highs = [less.mean if less.high is None else less.high for _, less in each]
+        places, each = zip(*groups[outcome, one_seed], strict=True)
+        means = [less.mean for less in each]
+        spans = [(less.low, less.high) for less in each
+                 if less.low is not None and less.high is not None]  # fmt: skip
+        lows, highs = ([low for low, _ in spans], [high for _, high in spans])
         texts = [
             f"{rows[row]}: {interval(quantity, less).rstrip(' *')}{_unit(quantity)}, "
             f"n = {len(less.seeds)}, {outcome}"
-            for row, less in each
+            for row, less in zip(places, each, strict=True)
         ]
-        layers.append(
-            Points(
-                [less.mean for _, less in each],
-                [row for row, _ in each],
-                outcome,
-                OUTCOMES[outcome],
-                7,
-                one_seed,
-                texts,
-                () if one_seed else lows,
-                () if one_seed else highs,
-            )
-        )
-        ends += [*lows, *highs]
+        look = (outcome, OUTCOMES[outcome], 7, one_seed)
+        layers.append(Points(means, places, *look, texts, lows, highs))
+        ends += [*means, *lows, *highs]
     axis, values = _asked(claim)
     ends += values
     room = 0.06 * (max(ends) - min(ends)) or 1.0
-    return Panel(
-        [*layers, *map(Rule, values)],
-        title,
-        f"{quantity.heading}: {axis}",
-        x_range=(min(ends) - room, max(ends) + room),
-        rows=rows,
-        above=True,
-    )
+    layers += map(Rule, values)
+    around = (min(ends) - room, max(ends) + room)
+    axis = f"{quantity.heading}: {axis}"
+    return Panel(layers, title, axis, x_range=around, rows=rows, above=True)
 
 
 def _asked(claim: Better | Near | Bound) -> tuple[str, list[float]]:
-    """What a difference means, and the values that it is held against."""
+    """Meaning of a difference, and the values that it is compared with."""
     match claim:
         case Better():
             asked = f"better by, {claim.by:g} asked" if claim.by else "better by"
             return asked, list(dict.fromkeys((0.0, claim.by)))
         case Near():
             whose = "the paper's" if claim.near == "paper" else "the released code's"
-            asked = f"ours less {whose}, {claim.within:g} allowed"
+            asked = f"ours minus {whose}, {claim.within:g} allowed"
             return asked, [-claim.within, 0.0, claim.within]
     bounds = (("at least", claim.at_least), ("at most", claim.at_most))
     words = [f"{word} {bound:g}" for word, bound in bounds if bound is not None]
@@ -114,63 +99,36 @@ def _unit(quantity: Quantity) -> str:
     return f" {quantity.unit}" if quantity.unit == "%" else quantity.unit
 
 
-def paper_against_ours(found: Reproduced) -> list[Drawing]:
+def paper_against_ours(found: PaperComparison) -> list[Drawing]:
     """The paper's numbers over ours, a panel for each quantity."""
-    panels = []
-    for quantity, columns in found.quantities():
-        panel = _against(found, quantity, columns)
-        if panel is not None:
-            panels.append(panel)
-    if not panels:
-        return []
-    caption = "On the dashed line both are the same. Bars: 95 % intervals over seeds, as far as "
-    caption += "a spread is known."
-    chart = Chart(panels, columns=3)
-    return [Drawing("paper-against-ours", chart, caption=caption, tall=True, legend=True)]
+    every = [_against(found, quantity, columns) for quantity, columns in found.quantities()]
+    panels = [panel for panel in every if panel is not None]
+    caption = "On the dashed line both are the same. Bars: 95 % intervals over seeds, "
+    caption += "where a spread is known."
+    return drawing("paper-against-ours", panels, caption, columns=3, tall=True)
 
 
-def _against(found: Reproduced, quantity: Quantity, columns: Sequence[str]) -> Panel | None:
+def _against(found: PaperComparison, quantity: Quantity, columns: Sequence[str]) -> Panel | None:
     layers: list[Layer] = []
     ends: list[float] = []
     longest = 0.0
     for place, column in enumerate(columns):
-        cells = [
-            cell
-            for cell in found.table(quantity, column)
-            if cell.paper is not None and cell.ours is not None
-        ]
-        if not cells:
-            continue
-        xs: list[float] = []
-        ys: list[float] = []
-        halves: list[float] = []
-        for cell in cells:
-            assert cell.paper is not None
-            assert cell.ours is not None
-            xs.append(cell.ours.mean)
-            ys.append(cell.paper.mean)
-            halves.append(cell.ours.half or 0.0)
-            theirs = _paper_half(cell)
-            if theirs:
-                both = [cell.paper.mean - theirs, cell.paper.mean + theirs]
-                name = found.headings[column]
-                layers.append(Line([xs[-1]] * 2, both, "", color=place, group=name, thin=True))
-        ends += [*xs, *ys]
-        longest = max([longest, *halves])
-        layers.append(
-            Points(
-                xs,
-                ys,
-                found.headings[column],
-                place,
-                6,
-                False,
-                [_named(found, cell) for cell in cells],
-                [x - half for x, half in zip(xs, halves, strict=True)],
-                [x + half for x, half in zip(xs, halves, strict=True)],
-                found.headings[column],
-            )
-        )
+        name = found.headings[column]
+        points: list[tuple[float, float, float, str]] = []
+        for cell in found.cells(quantity, column):
+            if cell.paper is None or cell.ours is None:
+                continue
+            ours, paper, half = cell.ours.mean, cell.paper.mean, _paper_half(cell)
+            if half:
+                both = [paper - half, paper + half]
+                layers.append(Line([ours] * 2, both, "", color=place, group=name, thin=True))
+            points.append((ours, paper, cell.ours.half or 0.0, _named(found, cell)))
+        if points:
+            xs, ys, halves, texts = zip(*points, strict=True)
+            lows, highs = zip(*((x - half, x + half) for x, _, half, _ in points), strict=True)
+            layers.append(Points(xs, ys, name, place, 6, False, texts, lows, highs, name))
+            ends += [*xs, *ys]
+            longest = max(longest, *halves)
     if not ends:
         return None
     span = max(ends) - min(ends)
@@ -189,14 +147,14 @@ def _against(found: Reproduced, quantity: Quantity, columns: Sequence[str]) -> P
     )
 
 
-def _paper_half(cell: Beside) -> float | None:
+def _paper_half(cell: ComparedCell) -> float | None:
     """Half the width of the 95 % interval of the paper's mean."""
     if cell.paper is None or not cell.paper.std or cell.paper_seeds < 2:
         return None
     return t_quantile(cell.paper_seeds - 1) * cell.paper.std / math.sqrt(cell.paper_seeds)
 
 
-def _named(found: Reproduced, cell: Beside) -> str:
+def _named(found: PaperComparison, cell: ComparedCell) -> str:
     quantity = cell.quantity
     ours, paper = spread(quantity, cell.ours), published(quantity, cell.paper)
     return f"{found.labels[cell.row]}: ours {ours}, paper {paper}"

@@ -10,29 +10,28 @@ import torch
 from tammes.lab.expression.syntax import did_you_mean
 from tammes.lab.ledger import Entry
 from tammes.lab.report import measured, plots
-from tammes.lab.report.charts import DASHES, Bars, Chart, Layer, Line, Panel, Plot, Rule
-from tammes.lab.report.charts import turn as turned
+from tammes.lab.report.charts import Bars, Layer, Panel, Plot, Rule
 from tammes.lab.report.compared import BALLS_SHOWN, POINTS_SHOWN
-from tammes.lab.report.curves import SEEDS_SHOWN, Drawing, Series
-from tammes.lab.report.side_by_side import Reproduced
+from tammes.lab.report.curves import SEEDS_SHOWN, Drawing, Series, drawing, mean_and_seeds
+from tammes.lab.report.paper_comparison import PaperComparison
 from tammes.lab.report.sweeps import analysis, by, columns_of, rows_of, sweep, titled
 
 _AXES = {
     "accuracy": ("%", 100.0), "class_margin": ("degrees", 1.0), "sample_margin": ("cosine", 1.0),
     "bias": ("ρ̂", 1.0), "loss": ("loss", 1.0),
 }  # fmt: skip
-"""What stands at the axis of a curve, and a factor, by the last part of its path."""
+"""Unit of a curve and a factor, by the last part of its path."""
 _ALWAYS = {"test.accuracy": "Test accuracy", "train.loss": "Training loss"}
 """Titles of the curves that every cell has."""
 _LOGARITHMIC = ("gradients.cosine", "gradients.largest")
-"""Curves of which the order of magnitude is what one wants to see."""
+"""Curves that are drawn by their order of magnitude."""
 _ORTHOGONAL = 1e-5
 """Below it two gradients are orthogonal, as far as float32 can tell."""
 
 
-def asked(found: Reproduced) -> list[Drawing]:
+def asked(found: PaperComparison) -> list[Drawing]:
     """Every figure that the recipe asks for and that there are numbers for."""
-    draw: dict[str, Callable[[Reproduced, Mapping[str, Any], str], list[Drawing]]] = {
+    draw: dict[str, Callable[[PaperComparison, Mapping[str, Any], str], list[Drawing]]] = {
         "curves": _curves, "by": by, "sweep": sweep, "analysis": analysis,
         "histograms": _histograms, "scatter": _scatter, "formula": _formula, "spheres": _spheres,
     }  # fmt: skip
@@ -42,40 +41,38 @@ def asked(found: Reproduced) -> list[Drawing]:
     return drawings
 
 
-def not_asked(found: Reproduced) -> list[Drawing]:
+def not_asked(found: PaperComparison) -> list[Drawing]:
     """All other curves that the ledger has."""
     shown = {figure.get("of") for figure in found.recipe.figures if figure["draw"] == "curves"}
     rows, columns = list(found.recipe.rows), found.columns
-    drawings = [
-        _during(found, path, path.replace(".", "-"), _ALWAYS.get(path, path), rows, columns)
+    return [
+        each
         for path in dict.fromkeys((*_ALWAYS, *found.recipe.curves))
         if path not in shown
+        for each in _during(
+            found, path, path.replace(".", "-"), _ALWAYS.get(path, path), rows, columns
+        )
     ]
-    return [each for each in drawings if each is not None]
 
 
 # ------------------------------------------------------------------------------------- curves
 
 
-def _curves(found: Reproduced, figure: Mapping[str, Any], name: str) -> list[Drawing]:
+def _curves(found: PaperComparison, figure: Mapping[str, Any], name: str) -> list[Drawing]:
     path = str(figure["of"])
     title = str(figure.get("title", path.replace(".", " ").replace("_", " ")))
-    drawing = _during(found, path, name, title, rows_of(found, figure), columns_of(found, figure))
-    return [] if drawing is None else [drawing]
+    return _during(found, path, name, title, rows_of(found, figure), columns_of(found, figure))
 
 
 def _during(
-    found: Reproduced,
+    found: PaperComparison,
     path: str,
     name: str,
     title: str,
     rows: Sequence[str],
     columns: Sequence[str],
-) -> Drawing | None:
-    """A measure over the epochs, a panel for each column and a curve for each row.
-
-    None where no cell has that measure.
-    """
+) -> list[Drawing]:
+    """A measure over the epochs, a panel for each column and a curve for each row."""
     last = path.rpartition(".")[2]
     unit, factor = _AXES.get(last, (last.replace("_", " "), 1.0))
     marks: list[Layer] = []
@@ -87,39 +84,18 @@ def _during(
     for column in columns:
         layers: list[Layer] = []
         for row in rows:
-            layers += _course(found, row, column, path, factor, places[row], every)
+            stopped = [each for each in found.stopped if (each.row, each.column) == (row, column)]
+            done, others = (
+                [_series(entry, path, factor) for entry in entries]
+                for entries in (found.ledger.of(row, column), stopped)
+            )
+            layers += mean_and_seeds(done, others, found.labels[row], places[row], seeds=every)
         if layers:
             heading = titled(title, found.headings[column], len(columns) > 1)
             panels.append(Panel([*layers, *marks], heading, "epoch", unit))
-    if not panels:
-        return None
     several = any(len(found.ledger.of(row, column)) > 1 for row in rows for column in columns)
     caption = "Mean over the seeds" + ("; thin: single seeds." if every else ".") if several else ""
-    return Drawing(name, Chart(panels, columns=2), caption=caption, legend=every)
-
-
-def _course(
-    found: Reproduced, row: str, column: str, path: str, factor: float, place: int, every: bool
-) -> list[Layer]:
-    label = found.labels[row]
-    done = [_series(entry, path, factor) for entry in found.ledger.of(row, column)]
-    done = [series for series in done if series]
-    stopped = [
-        _series(entry, path, factor)
-        for entry in found.stopped
-        if (entry.row, entry.column) == (row, column)
-    ]
-    layers: list[Layer] = []
-    if every and len(done) > 1:
-        layers += [_line(series, "", place, label, "solid", True) for series in done]
-    if every or not done:
-        layers += [_line(each, "", place, label, "dotted", True) for each in stopped if each]
-    if done:
-        # Every finished cell has the same epochs; of what differs, only the common ones.
-        epochs = set.intersection(*map(set, done))
-        mean = {each: math.fsum(series[each] for series in done) / len(done) for each in epochs}
-        layers.append(_line(mean, label, place, label, DASHES[turned(place)], False))
-    return layers
+    return drawing(name, panels, caption, legend=every)
 
 
 def _series(entry: Entry, path: str, factor: float) -> Series:
@@ -134,17 +110,11 @@ def _series(entry: Entry, path: str, factor: float) -> Series:
     return known
 
 
-def _line(series: Series, name: str, place: int, group: str, dash: Any, thin: bool) -> Line:
-    epochs = sorted(series)
-    values = [float(f"{series[epoch]:.6g}") for epoch in epochs]
-    return Line(epochs, values, name, dash, place, group, thin)
-
-
 # --------------------------------------------------------------- histograms, features, formulas
 
 
 def _shown(
-    found: Reproduced, figure: Mapping[str, Any], part: str
+    found: PaperComparison, figure: Mapping[str, Any], part: str
 ) -> Iterator[tuple[str, Entry, Mapping[str, Any]]]:
     """One seed of each cell that has something, under its name."""
     rows, columns = rows_of(found, figure), columns_of(found, figure)
@@ -158,7 +128,7 @@ def _shown(
                     break
 
 
-def _histograms(found: Reproduced, figure: Mapping[str, Any], name: str) -> list[Drawing]:
+def _histograms(found: PaperComparison, figure: Mapping[str, Any], name: str) -> list[Drawing]:
     panels = []
     for label, entry, kept in _shown(found, figure, "histograms"):
         cosines: list[Layer] = [
@@ -167,8 +137,8 @@ def _histograms(found: Reproduced, figure: Mapping[str, Any], name: str) -> list
                 (("own", "own class"), ("hardest", "hardest other class"))
             )
         ]
-        share = "share of the examples"
-        panels.append(Panel(cosines, f"{label}: cosines", "cosine", share, x_range=(-1.0, 1.0)))
+        title = f"{label}: cosines"
+        panels.append(Panel(cosines, title, "cosine", measured.SHARE, x_range=(-1.0, 1.0)))
         bars = _bars(*_inside(kept["edges_margin"], kept["margin"]), "sample margin", 2)
         layers: list[Layer] = [bars]
         best = entry.optimum.get("sample_margin")
@@ -176,13 +146,9 @@ def _histograms(found: Reproduced, figure: Mapping[str, Any], name: str) -> list
             layers.append(Rule(best, f"optimum {best:.3f}"))
         if bars.edges[0] <= 0 <= bars.edges[-1]:
             layers.append(Rule(0.0, "0: wrong below"))
-        top = 1.35 * max(bars.heights, default=1.0)
-        axis = "own cosine − hardest cosine"
-        panels.append(Panel(layers, f"{label}: margins", axis, share, y_range=(0.0, top)))
-    if not panels:
-        return []
-    caption = "Of the test images, one seed."
-    return [Drawing(name, Chart(panels, columns=2), caption=caption, legend=True)]
+        top = max(bars.heights, default=1.0)
+        panels.append(measured.margin_panel(layers, top, f"{label}: margins"))
+    return drawing(name, panels, "Of the test images, one seed.")
 
 
 def _bars(edges: Sequence[float], counts: Sequence[int], name: str, place: int) -> Bars:
@@ -199,7 +165,7 @@ def _inside(edges: Sequence[float], counts: Sequence[int]) -> tuple[list[float],
     return list(edges[low : high + 1]), list(counts[low:high])
 
 
-def _scatter(found: Reproduced, figure: Mapping[str, Any], name: str) -> list[Drawing]:
+def _scatter(found: PaperComparison, figure: Mapping[str, Any], name: str) -> list[Drawing]:
     panels: list[Panel] = []
     for label, _, kept in _shown(found, figure, "scatter"):
         prototypes = torch.tensor(kept["prototypes"], dtype=torch.double)
@@ -215,13 +181,11 @@ def _scatter(found: Reproduced, figure: Mapping[str, Any], name: str) -> list[Dr
                 limit=POINTS_SHOWN // 2,
                 title=f"{label}, {words}",
             ).panels
-    if not panels:
-        return []
     caption = "Features of one seed by class; lines: directions of the prototypes."
-    return [Drawing(name, Chart(panels, columns=2), caption=caption, tall=True, legend=True)]
+    return drawing(name, panels, caption, tall=True)
 
 
-def _spheres(found: Reproduced, figure: Mapping[str, Any], name: str) -> list[Drawing]:
+def _spheres(found: PaperComparison, figure: Mapping[str, Any], name: str) -> list[Drawing]:
     panels: list[Panel] = []
     cells = itertools.islice(_shown(found, figure, "sphere"), BALLS_SHOWN)
     for label, entry, kept in cells:
@@ -235,13 +199,11 @@ def _spheres(found: Reproduced, figure: Mapping[str, Any], name: str) -> list[Dr
         panels += measured.sphere.chart(
             prototypes, features, labels, limit=POINTS_SHOWN, title=title
         ).panels
-    if not panels:
-        return []
     caption = "Prototypes and features on the unit sphere, one seed; drag one to turn it."
-    return [Drawing(name, Chart(panels, columns=4), caption=caption, tall=True, legend=True)]
+    return drawing(name, panels, caption, columns=4, tall=True)
 
 
-def _formula(found: Reproduced, figure: Mapping[str, Any], name: str) -> list[Drawing]:
+def _formula(found: PaperComparison, figure: Mapping[str, Any], name: str) -> list[Drawing]:
     of = str(figure.get("of"))
     known = [each for each in plots.__all__ if isinstance(getattr(plots, each), Plot)]
     if of not in known:

@@ -1,4 +1,4 @@
-"""What a figure shows, apart from what draws it.
+"""Contents of a figure, apart from what draws it.
 
 A chart is panels, a panel is layers, a layer is numbers and a name. :mod:`.figures` draws a chart
 with matplotlib for papers, :mod:`.interactive` with Plotly for pages; both read the same numbers.
@@ -39,7 +39,7 @@ def color(place: int | None) -> str:
 
 
 def turn(place: int | None) -> int:
-    """How often a place has gone through the palette: what has the same colour differs in this."""
+    """Number of times the palette wrapped; places of one colour differ in it."""
     return 0 if place is None else place // len(PALETTE) % len(DASHES)
 
 
@@ -61,6 +61,11 @@ def short(names: Sequence[str], limit: int) -> list[str]:
         if count[name] > 1:
             cut[place] = f"{name} ({seen[name]})"
     return cut
+
+
+def sentence(text: str) -> str:
+    """The same text with a capital letter first."""
+    return text[:1].upper() + text[1:]
 
 
 def circles() -> list[list[tuple[float, float, float]]]:
@@ -214,6 +219,10 @@ class Panel:
     bare: bool = False
     rows: Sequence[str] = ()
     above: bool = False
+
+    def has(self, kind: type[Layer]) -> bool:
+        """Whether some layer is of a kind."""
+        return any(isinstance(layer, kind) for layer in self.layers)
 
 
 @dataclass(frozen=True)

@@ -2,10 +2,12 @@
 
 import itertools
 import math
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
+from typing import Any
 
 from torch import Tensor
 
+from tammes.lab.paired import summary
 from tammes.lab.record import number
 from tammes.lab.report import measured
 from tammes.lab.report.charts import (
@@ -35,7 +37,7 @@ _BY_KEY = {quantity.key: quantity for quantity in QUANTITIES}
 
 
 def results(found: Gathered) -> list[Drawing]:
-    """Accuracy of every group, and what it is better or worse than the first."""
+    """Accuracy of every group, and its difference from the first."""
     groups = [group for group in found.groups if group.values["accuracy"]]
     if not groups:
         return []
@@ -49,7 +51,7 @@ def results(found: Gathered) -> list[Drawing]:
     panel = _differences(found, groups, _BY_KEY["accuracy"])
     if panel is not None:
         caption = "Paired over common seeds: mean and 95 % interval (Student t). "
-        caption += "Without an interval there is one seed, and no winner."
+        caption += "Without bars: one seed, no interval."
         drawings.append(Drawing("accuracy-differences", Chart([panel]), caption=caption))
     return drawings
 
@@ -93,7 +95,7 @@ def _differences(found: Gathered, groups: Sequence[Group], quantity: Quantity) -
         rows.append(group.label)
     if not rows:
         return None
-    title = f"Difference in accuracy to {base.label}"
+    title = f"Difference in accuracy from {base.label}"
     return Panel([*layers, Rule(0.0)], title, f"{quantity.unit} points", rows=rows, above=True)
 
 
@@ -107,10 +109,7 @@ def margins(found: Gathered) -> list[Drawing]:
             continue
         means = [group.summary(key) for group in groups]
         best = optimum(found, key)
-        rules = []
-        if best is not None:
-            words = "at most" if best[1] else "optimum"
-            rules = [Rule(best[0], f"{words} {best[0]:.4g}{quantity.unit}")]
+        rules = [] if best is None else [Rule(best.value, best.text(quantity.unit))]
         bars = Lengths(
             [None if mean is None else mean.mean for mean in means],
             [_place(found, group) for group in groups],
@@ -126,7 +125,8 @@ def margins(found: Gathered) -> list[Drawing]:
 
 _MARGINS = {
     "class_margin": "Smallest angle between two prototypes, mean over seeds.",
-    "sample_margin": "Own cosine less the hardest other one, mean over test set and seeds.",
+    "sample_margin": "Cosine to the true class minus the nearest wrong class, mean over test "
+    "set and seeds.",
 }
 
 
@@ -138,22 +138,13 @@ def _histograms(found: Gathered) -> list[Drawing]:
     values = [sample_margins(seen.cosines).double() for _, seen in known if seen.cosines]
     low = math.floor(20 * min(0.0, *(float(each.min()) for each in values))) / 20
     high = math.ceil(20 * max(0.05, *(float(each.max()) for each in values))) / 20
-    layers: list[Layer] = []
-    for (group, _), each in zip(known, values, strict=True):
-        place = _place(found, group)
-        bars = measured.histogram(each, low, high, _bins(each), group.label, place)
-        layers.append(_outline(bars.edges, bars.heights, group, place))
+    lines = _outlines(found, known, values, low, high)
     best = optimum(found, "sample_margin")
-    if best is not None and best[0] <= 1.3 * high:
-        layers.append(Rule(best[0], f"optimum {best[0]:.4g}"))
-    panel = Panel(
-        [*layers, Rule(0.0, "wrong below 0")],
-        "Sample margins of the test set",
-        "own cosine − hardest cosine",
-        "share of the examples",
-        # Room above the curves for what the rules are called.
-        y_range=(0.0, 1.35 * max(max(layer.y) for layer in layers if isinstance(layer, Line))),
-    )
+    rules = [Rule(0.0, "wrong below 0")]
+    if best is not None and best.value <= 1.3 * high:
+        rules.insert(0, Rule(best.value, f"optimum {best.value:.4g}"))
+    top = max(max(line.y) for line in lines)
+    panel = measured.margin_panel([*lines, *rules], top, "Sample margins of the test set")
     drawings = [Drawing("margin-histogram", Chart([panel]), caption=which)]
     if len(known) > HISTOGRAMS_SHOWN:
         return drawings + _overlaid(found, known, which)
@@ -174,15 +165,29 @@ def _overlaid(found: Gathered, known: Sequence[tuple[Group, Seen]], which: str) 
         values = [getattr(seen.cosines, part).double() for _, seen in known]
         low = math.floor(10 * min(float(each.min()) for each in values)) / 10
         high = min(1.0, math.ceil(10 * max(float(each.max()) for each in values)) / 10)
-        layers: list[Layer] = []
-        for (group, _), each in zip(known, values, strict=True):
-            place = _place(found, group)
-            bars = measured.histogram(each, low, high, _bins(each), group.label, place)
-            layers.append(_outline(bars.edges, bars.heights, group, place))
-        title = f"Cosine to the {words}"
-        panel = Panel(layers, title, "cosine", "share of the examples")
+        layers = _outlines(found, known, values, low, high)
+        panel = Panel(layers, f"Cosine to the {words}", "cosine", measured.SHARE)
         drawings.append(Drawing(f"cosine-{words.split()[0]}", Chart([panel]), caption=which))
     return drawings
+
+
+def _outlines(
+    found: Gathered,
+    known: Sequence[tuple[Group, Seen]],
+    values: Sequence[Tensor],
+    low: float,
+    high: float,
+) -> list[Line]:
+    """Histograms of the groups as lines."""
+    lines = []
+    for (group, _), each in zip(known, values, strict=True):
+        place = _place(found, group)
+        bars = measured.histogram(each, low, high, _bins(each), group.label, place)
+        middles = [round((a + b) / 2, 6) for a, b in itertools.pairwise(bars.edges)]
+        heights = [float(f"{height:.4g}") for height in bars.heights]
+        dash = DASHES[turn(place)]
+        lines.append(Line(middles, heights, group.label, dash, place, group.label))
+    return lines
 
 
 def _bins(values: Tensor) -> int:
@@ -190,18 +195,12 @@ def _bins(values: Tensor) -> int:
     return max(16, min(60, round(len(values) ** 0.5)))
 
 
-def _outline(edges: Sequence[float], heights: Sequence[float], group: Group, place: int) -> Line:
-    middles = [round((a + b) / 2, 6) for a, b in itertools.pairwise(edges)]
-    shown = [float(f"{height:.4g}") for height in heights]
-    return Line(middles, shown, group.label, DASHES[turn(place)], place, group.label)
-
-
 def _seen(found: Gathered) -> list[tuple[Group, Seen]]:
     return [(g, found.seen[g.label]) for g in found.groups if g.label in found.seen]
 
 
 def chosen_words(known: Sequence[tuple[Group, Seen]]) -> str:
-    """Which run of a group is shown, and how much of it."""
+    """Seed and number of the examples that are shown, in words."""
     seeds = {seen.seed for _, seen in known}
     words = f"Seed {seeds.pop()} of each." if len(seeds) == 1 else "One seed of each."
     parts = [(len(seen.labels), seen.total) for _, seen in known if seen.labels is not None]
@@ -224,15 +223,12 @@ def features(found: Gathered) -> list[Drawing]:
             continue
         kind = "sphere" if size == 3 else "plane"
         limit = POINTS_SHOWN if size == 3 else POINTS_SHOWN // 2
-        names = seen.names
+        given: dict[str, Any] = {"limit": limit, "names": seen.names, "title": group.label}
         if size == 3:
-            chart = measured.sphere.chart(
-                seen.prototypes, seen.features, seen.labels, names, limit=limit, title=group.label
-            )
+            chart = measured.sphere.chart(seen.prototypes, seen.features, seen.labels, **given)
         else:
-            chart = measured.feature_scatter.chart(
-                seen.features, seen.labels, seen.prototypes, names, limit=limit, title=group.label
-            )
+            given["prototypes"] = seen.prototypes
+            chart = measured.feature_scatter.chart(seen.features, seen.labels, **given)
         shown = min(limit, len(seen.labels))
         caption = f"Seed {seen.seed}, {shown:,} of {seen.total:,} test examples."
         name = f"{kind}-{_place(found, group) + 1}"
@@ -254,18 +250,10 @@ def classes(found: Gathered) -> list[Drawing]:
         place, values = _place(found, group), table[group.label]
         known = [(row, values[each]) for row, each in enumerate(shown)]
         points = [(row, value) for row, value in known if value is not None]
-        layers.append(
-            Points(
-                [value for _, value in points],
-                [row for row, _ in points],
-                group.label,
-                place,
-                6,
-                len(groups) > 1,
-                [f"{names[shown[row]]}, {group.label}: {v:.1f} %" for row, v in points],
-                group=group.label,
-            )
-        )
+        texts = [f"{names[shown[row]]}, {group.label}: {v:.1f} %" for row, v in points]
+        at, accuracies = [row for row, _ in points], [value for _, value in points]
+        look = (group.label, place, 6, len(groups) > 1)
+        layers.append(Points(accuracies, at, *look, texts, group=group.label))
     title = "Accuracy of each class"
     caption = "Mean over seeds, the worst class first."
     if len(shown) < len(order):
@@ -295,11 +283,8 @@ def class_accuracies(found: Gathered) -> dict[str, list[float | None]]:
                 rows.append([number(value, ()) for value in values])
         if not rows or len({len(row) for row in rows}) > 1:
             continue
-        means: list[float | None] = []
-        for column in zip(*rows, strict=True):
-            known = [value for value in column if value is not None]
-            means.append(100 * math.fsum(known) / len(known) if known else None)
-        table[group.label] = means
+        means = [_mean(column) for column in zip(*rows, strict=True)]
+        table[group.label] = [None if mean is None else 100 * mean for mean in means]
     # Groups on other classes are not drawn beside each other.
     count = class_count(found) or len(next(iter(table.values()), []))
     return {label: means for label, means in table.items() if len(means) == count}
@@ -307,9 +292,11 @@ def class_accuracies(found: Gathered) -> dict[str, list[float | None]]:
 
 def worst_first(table: dict[str, list[float | None]]) -> list[int]:
     """Classes by their mean accuracy over all groups; those without an example are left out."""
-    means: list[tuple[float, int]] = []
-    for place, column in enumerate(zip(*table.values(), strict=True)):
-        known = [value for value in column if value is not None]
-        if known:
-            means.append((math.fsum(known) / len(known), place))
-    return [place for _, place in sorted(means)]
+    means = [_mean(column) for column in zip(*table.values(), strict=True)]
+    known = [(mean, place) for place, mean in enumerate(means) if mean is not None]
+    return [place for _, place in sorted(known)]
+
+
+def _mean(values: Iterable[float | None]) -> float | None:
+    found = summary(value for value in values if value is not None)
+    return None if found is None else found.mean

@@ -1,8 +1,9 @@
 """Charts of training: what was measured after each epoch, one curve for each group."""
 
 import math
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 
 from tammes.lab.record import Run, number
@@ -38,6 +39,20 @@ class Drawing:
     caption: str = ""
     tall: bool = False
     legend: bool = False
+
+
+def drawing(
+    name: str,
+    panels: Sequence[Panel],
+    caption: str,
+    *,
+    columns: int = 2,
+    tall: bool = False,
+    legend: bool = True,
+) -> list[Drawing]:
+    """Panels as one drawing; nothing without panels."""
+    chart = Chart(panels, columns=columns)
+    return [Drawing(name, chart, caption=caption, tall=tall, legend=legend)] if panels else []
 
 
 def figures_in(drawings: Sequence[Drawing]) -> list[Block]:
@@ -76,7 +91,7 @@ _CURVES = (
     _Curve("class-margin", ("prototypes", "class_margin"), "Class margin", "degrees",
            "Smallest angle between two prototypes."),
     _Curve("test-sample-margin", ("test", "sample_margin"), "Test sample margin", "cosine",
-           "Own cosine less the hardest other one, mean over the test set."),
+           "Cosine to the true class minus the nearest wrong class, mean over the test set."),
     _Curve("train-sample-margin", ("train", "sample_margin"), "Training sample margin", "cosine",
            "Running mean over the epoch."),
     _Curve("train-loss", ("train", "loss"), "Training loss", "loss",
@@ -97,51 +112,41 @@ _CURVES = (
 
 def training(found: Gathered) -> list[Drawing]:
     """Charts of everything that was measured after each epoch."""
-    drawings = []
-    for curve in _CURVES:
-        marks = _marks(found, curve.name)
-        drawing = _draw(found, curve, _reader(found, curve.path, curve.factor), marks)
-        drawings += [] if drawing is None else [drawing]
+    drawings = [
+        _draw(found, curve, _reader(found.metrics, curve.path, curve.factor)) for curve in _CURVES
+    ]
     drawings += _terms(found)
     speed = _Curve("images-per-second", (), "Speed", "images/s", "While training, test excluded.")
-    drawing = _draw(found, speed, _speed(found), [])
-    return drawings + ([] if drawing is None else [drawing])
+    drawings.append(_draw(found, speed, _reader(found.timing, ("images_per_second",))))
+    return [each for each in drawings if each is not None]
 
 
 Series = dict[int, float]
 """Values by epoch."""
 
 
-def _reader(found: Gathered, path: Sequence[str], factor: float = 1.0) -> Callable[[Run], Series]:
+def _reader(
+    rows: Mapping[Path, Sequence[Mapping[str, Any]]], path: Sequence[str], factor: float = 1.0
+) -> Callable[[Run], Series]:
     def read(run: Run) -> Series:
-        rows = found.metrics[run.folder]
-        values = {row["epoch"]: number(row, path) for row in rows}
+        values = {row["epoch"]: number(row, path) for row in rows[run.folder]}
         return {epoch: factor * value for epoch, value in values.items() if value is not None}
 
     return read
 
 
-def _speed(found: Gathered) -> Callable[[Run], Series]:
-    def read(run: Run) -> Series:
-        rows = found.timing[run.folder]
-        values = {row["epoch"]: number(row, ("images_per_second",)) for row in rows}
-        return {epoch: value for epoch, value in values.items() if value is not None}
-
-    return read
-
-
-def _draw(
-    found: Gathered, curve: _Curve, read: Callable[[Run], Series], marks: Sequence[Layer]
-) -> Drawing | None:
+def _draw(found: Gathered, curve: _Curve, read: Callable[[Run], Series]) -> Drawing | None:
     layers: list[Layer] = []
     for place, group in enumerate(found.groups):
         layers += _lines(group, place, read, len(found.groups) <= SEEDS_SHOWN)
         if curve.name == "prototype-norms" and len(found.groups) <= _ENDS_SHOWN:
             for end in ("norm_min", "norm_max"):
-                layers += _lines(group, place, _reader(found, ("prototypes", end)), False, True)
+                layers += _lines(
+                    group, place, _reader(found.metrics, ("prototypes", end)), False, True
+                )
     if not layers:
         return None
-    panel = Panel([*layers, *marks], curve.title, "epoch", curve.y)
+    panel = Panel([*layers, *_marks(found, curve.name)], curve.title, "epoch", curve.y)
     caption = curve.caption
     if curve.name == "prototype-norms" and len(found.groups) <= _ENDS_SHOWN:
         caption += " Thin lines below and above: the shortest and the longest."
@@ -151,20 +156,40 @@ def _draw(
 def _lines(
     group: Group, place: int, read: Callable[[Run], Series], seeds: bool, thin: bool = False
 ) -> list[Layer]:
-    """The mean over the finished runs, and thin lines for single ones."""
-    finished = [series for series in map(read, group.runs.values()) if series]
-    stopped = [series for series in map(read, group.stopped) if series]
-    dash = DASHES[turn(place)]
+    finished, stopped = map(read, group.runs.values()), map(read, group.stopped)
+    return mean_and_seeds(finished, stopped, group.label, place, seeds=seeds, thin=thin)
+
+
+def mean_and_seeds(
+    finished: Iterable[Series],
+    stopped: Iterable[Series],
+    label: str,
+    place: int,
+    *,
+    seeds: bool,
+    thin: bool = False,
+) -> list[Layer]:
+    """Draw the mean over finished seeds as a line, and single seeds as thin ones.
+
+    Args:
+        finished: values of each finished seed.
+        stopped: values of seeds that did not finish; dotted, and not in the mean.
+        label: name of the line.
+        place: of its colour in the palette.
+        seeds: whether single seeds are drawn.
+        thin: draw the mean as a thin line too.
+    """
+    done, others = [each for each in finished if each], [each for each in stopped if each]
     lines: list[Layer] = []
-    if seeds and len(finished) > 1:
-        lines += [_line(each, "", place, group.label, thin=True) for each in finished]
-    if seeds or not finished:
-        lines += [_line(each, "", place, group.label, "dotted", thin=True) for each in stopped]
-    if finished:
-        # Every finished run has the same epochs; of what differs, only the common ones.
-        epochs = sorted(set.intersection(*map(set, finished)))
-        mean = {e: math.fsum(each[e] for each in finished) / len(finished) for e in epochs}
-        lines.append(_line(mean, group.label, place, group.label, dash, thin=thin))
+    if seeds and len(done) > 1:
+        lines += [_line(each, "", place, label, thin=True) for each in done]
+    if seeds or not done:
+        lines += [_line(each, "", place, label, "dotted", thin=True) for each in others]
+    if done:
+        # Finished seeds have the same epochs; where they differ, only the common ones count.
+        epochs = sorted(set.intersection(*map(set, done)))
+        mean = {epoch: math.fsum(each[epoch] for each in done) / len(done) for epoch in epochs}
+        lines.append(_line(mean, label, place, label, DASHES[turn(place)], thin=thin))
     return lines
 
 
@@ -191,7 +216,7 @@ def _terms(found: Gathered) -> list[Drawing]:
             continue
         layers: list[Layer] = []
         for number_of_term, name in enumerate(names):
-            read = _reader(found, ("terms", name))
+            read = _reader(found.metrics, ("terms", name))
             for line in _lines(group, number_of_term, read, False):
                 assert isinstance(line, Line)
                 layers.append(Line(line.x, line.y, name, line.dash, line.color))
@@ -201,20 +226,32 @@ def _terms(found: Gathered) -> list[Drawing]:
     return drawings
 
 
-def optimum(found: Gathered, key: str) -> tuple[float, bool] | None:
-    """The best value there can be, and whether it is a bound only; None where groups differ."""
+@dataclass(frozen=True)
+class Optimum:
+    """The best value there can be, or only a bound of it."""
+
+    value: float
+    is_bound: bool
+
+    def text(self, unit: str = "") -> str:
+        """The value in words."""
+        return f"{'at most' if self.is_bound else 'optimum'} {self.value:.4g}{unit}"
+
+
+def optimum(found: Gathered, key: str) -> Optimum | None:
+    """The optimum of a quantity that all groups share; None where they differ."""
     values = set()
     for group in found.groups:
         for run in group.runs.values():
             best: Any = run.final.get("optimum")
             value = number(best, (key,))
             if value is not None:
-                values.add((value, bool(best.get(f"{key}_is_bound"))))
+                values.add(Optimum(value, bool(best.get(f"{key}_is_bound"))))
     return values.pop() if len(values) == 1 else None
 
 
 def class_count(found: Gathered) -> int | None:
-    """How many classes there are, where all groups have as many."""
+    """Number of classes; None where groups differ in it."""
     counts = {len(seen.names) for seen in found.seen.values() if seen.names}
     return counts.pop() if len(counts) == 1 else None
 
@@ -228,7 +265,5 @@ def _marks(found: Gathered, name: str) -> list[Layer]:
     keys = {"class-margin": "class_margin", "train-sample-margin": "sample_margin",
             "test-sample-margin": "sample_margin"}  # fmt: skip
     best = optimum(found, keys[name]) if name in keys else None
-    if best is None:
-        return []
     unit = "°" if name == "class-margin" else ""
-    return [Rule(best[0], f"{'at most' if best[1] else 'optimum'} {best[0]:.4g}{unit}", "y")]
+    return [] if best is None else [Rule(best.value, best.text(unit), "y")]

@@ -12,26 +12,8 @@ from pathlib import Path
 from typing import Any
 
 from tammes.lab.atomic import write_atomically
-from tammes.lab.report.charts import (
-    MUTED,
-    Arrow,
-    Ball,
-    Bars,
-    Chart,
-    Heat,
-    Layer,
-    Lengths,
-    Line,
-    Note,
-    Panel,
-    Points,
-    Region,
-    Rule,
-    circles,
-    color,
-    short,
-    turn,
-)
+from tammes.lab.report import charts
+from tammes.lab.report.charts import MUTED, Chart, Panel, color, short, turn
 from tammes.optional import require
 
 _DASH = {"solid": "-", "dashed": "--", "dotted": ":"}
@@ -64,8 +46,7 @@ def draw(chart: Chart) -> Any:
         figsize=(wide * columns, high * rows + 0.3 * bool(chart.title)), layout="constrained"
     )
     for place, panel in enumerate(chart.panels, 1):
-        on_sphere = any(isinstance(layer, Ball) for layer in panel.layers)
-        options = {"projection": "3d"} if on_sphere else {}
+        options = {"projection": "3d"} if panel.has(charts.Ball) else {}
         axes = figure.add_subplot(rows, columns, place, **options)
         _draw_panel(figure, axes, panel)
         names = axes.get_legend_handles_labels()[1]
@@ -82,14 +63,8 @@ def draw(chart: Chart) -> Any:
         figure.suptitle(_plain(chart.title), fontsize=11)
     if chart.one_legend:
         handles, names = figure.axes[0].get_legend_handles_labels()
-        figure.legend(
-            handles,
-            names,
-            loc="outside lower center",
-            ncols=len(names),
-            fontsize=_SMALL,
-            frameon=False,
-        )
+        look = {"ncols": len(names), "fontsize": _SMALL, "frameon": False}
+        figure.legend(handles, names, loc="outside lower center", **look)
     return figure
 
 
@@ -146,7 +121,7 @@ def _draw_panel(figure: Any, axes: Any, panel: Panel) -> None:
         axes.set_aspect("equal")
     if panel.bare:
         axes.set_axis_off()
-    elif not any(isinstance(layer, Heat) for layer in panel.layers):
+    elif not panel.has(charts.Heat):
         for side in ("top", "right"):
             axes.spines[side].set_visible(False)
         if panel.rows:
@@ -170,130 +145,72 @@ def _draw_rows(axes: Any, panel: Panel) -> None:
     axes.spines["left"].set_visible(False)
     axes.set_yticks([])
     for place, name in enumerate(short(panel.rows, 60)):
-        axes.annotate(
-            _plain(name),
-            xy=(0, place),
-            xycoords=("axes fraction", "data"),
-            xytext=(0, 7),
-            textcoords="offset points",
-            fontsize=_SMALL,
-        )
+        where = {"xy": (0, place), "xycoords": ("axes fraction", "data")}
+        _write(axes, name, (0, 7), **where, fontsize=_SMALL)
 
 
-def _draw_layer(figure: Any, axes: Any, layer: Layer) -> None:
+def _write(axes: Any, text: str, shift: tuple[float, float], **more: Any) -> None:
+    """Write a text a few points beside a place."""
+    axes.annotate(_plain(text), xytext=shift, textcoords="offset points", **more)
+
+
+def _draw_layer(figure: Any, axes: Any, layer: charts.Layer) -> None:
+    look: dict[str, Any]
     match layer:
-        case Line():
-            axes.plot(
-                layer.x,
-                layer.y,
-                _DASH[layer.dash] if len(layer.x) > 1 else ".",
-                color=color(layer.color),
-                label="_" if layer.thin else _label(layer.name),
-                linewidth=0.7 if layer.thin else 1.6,
-                alpha=0.4 if layer.thin else None,
-            )
-        case Bars():
-            axes.stairs(
-                layer.heights,
-                layer.edges,
-                fill=True,
-                alpha=0.55,
-                color=color(layer.color),
-                label=_label(layer.name),
-            )
-        case Points():
-            axes.plot(
-                layer.x,
-                layer.y,
-                _MARKS[turn(layer.color)],
-                color=color(layer.color),
-                label=_label(layer.name),
-                markersize=layer.size,
-                markerfacecolor="none" if layer.hollow else None,
-                markeredgewidth=1.0 if layer.hollow else 0.0,
-            )
+        case charts.Line():
+            thin = {"linewidth": 0.7, "alpha": 0.4, "label": "_"} if layer.thin else {}
+            look = {"linewidth": 1.6, "label": _label(layer.name), **thin}
+            dash = _DASH[layer.dash] if len(layer.x) > 1 else "."
+            axes.plot(layer.x, layer.y, dash, color=color(layer.color), **look)
+        case charts.Bars():
+            look = {"fill": True, "alpha": 0.55, "color": color(layer.color)}
+            axes.stairs(layer.heights, layer.edges, label=_label(layer.name), **look)
+        case charts.Points():
+            look = {"color": color(layer.color), "label": _label(layer.name),
+                    "markersize": layer.size, "markeredgewidth": 1.0 if layer.hollow else 0.0,
+                    "markerfacecolor": "none" if layer.hollow else None}  # fmt: skip
+            axes.plot(layer.x, layer.y, _MARKS[turn(layer.color)], **look)
             if layer.low:
                 axes.hlines(layer.y, layer.low, layer.high, color=color(layer.color), linewidth=1.6)
-        case Lengths():
-            known = [(y, value) for y, value in enumerate(layer.values) if value is not None]
-            axes.barh(
-                [y for y, _ in known],
-                [value for _, value in known],
-                height=0.36,
-                color=[color(layer.colors[y]) for y, _ in known],
-                alpha=0.85,
-            )
-        case Arrow():
-            style = "<->" if layer.both else "-|>"
-            axes.annotate(
-                "",
-                xy=layer.end,
-                xytext=layer.start,
-                arrowprops={
-                    "arrowstyle": style,
-                    "color": color(layer.color),
-                    "shrinkA": 0,
-                    "shrinkB": 0,
-                    "linewidth": 1.6,
-                },
-            )
+        case charts.Lengths():
+            known = [y for y, value in enumerate(layer.values) if value is not None]
+            colors = [color(layer.colors[y]) for y in known]
+            widths = [layer.values[y] for y in known]
+            axes.barh(known, widths, height=0.36, color=colors, alpha=0.85)
+        case charts.Arrow():
+            look = {"arrowstyle": "<->" if layer.both else "-|>", "color": color(layer.color),
+                    "shrinkA": 0, "shrinkB": 0, "linewidth": 1.6}  # fmt: skip
+            axes.annotate("", xy=layer.end, xytext=layer.start, arrowprops=look)
             if layer.text:
                 middle = [(a + b) / 2 for a, b in zip(layer.start, layer.end, strict=True)]
-                axes.annotate(
-                    _plain(layer.text),
-                    xy=middle,
-                    xytext=(0, 4),
-                    textcoords="offset points",
-                    ha="center",
-                    va="bottom",
-                    fontsize=9,
-                )
-        case Note():
+                _write(axes, layer.text, (0, 4), xy=middle, ha="center", va="bottom", fontsize=9)
+        case charts.Note():
             axes.text(layer.x, layer.y, _plain(layer.text), ha="center", va="center", fontsize=9)
-        case Rule():
+        case charts.Rule():
             _draw_rule(axes, layer)
-        case Region():
-            axes.fill(
-                layer.x,
-                layer.y,
-                color=color(layer.color),
-                alpha=0.18,
-                linewidth=0,
-                label=_label(layer.name),
-            )
-        case Heat():
+        case charts.Region():
+            look = {"color": color(layer.color), "alpha": 0.18, "linewidth": 0}
+            axes.fill(layer.x, layer.y, label=_label(layer.name), **look)
+        case charts.Heat():
             _draw_heat(figure, axes, layer)
-        case Ball():
+        case charts.Ball():
             _draw_ball(axes, layer)
 
 
-def _draw_rule(axes: Any, rule: Rule) -> None:
-    options = {"color": MUTED, "linewidth": 1.0, "linestyle": "--"}
-    text = {"fontsize": _SMALL, "color": "#444444", "textcoords": "offset points"}
+def _draw_rule(axes: Any, rule: charts.Rule) -> None:
+    line = {"color": MUTED, "linewidth": 1.0, "linestyle": "--"}
+    text = {"fontsize": _SMALL, "color": "#444444"}
     if rule.axis == "x":
-        axes.axvline(rule.at, **options)
-        axes.annotate(
-            _plain(rule.name),
-            xy=(rule.at, 1),
-            xycoords=("data", "axes fraction"),
-            xytext=(2, -2),
-            rotation=90,
-            va="top",
-            **text,
-        )
+        axes.axvline(rule.at, **line)
+        end = {"xy": (rule.at, 1), "xycoords": ("data", "axes fraction")}
+        _write(axes, rule.name, (2, -2), **end, rotation=90, va="top", **text)
     else:
-        axes.axhline(rule.at, **options)
-        axes.annotate(
-            _plain(rule.name),
-            xy=(1, rule.at),
-            xycoords=("axes fraction", "data"),
-            xytext=(-2, 2),
-            ha="right",
-            **text,
-        )
+        axes.axhline(rule.at, **line)
+        end = {"xy": (1, rule.at), "xycoords": ("axes fraction", "data")}
+        _write(axes, rule.name, (-2, 2), **end, ha="right", **text)
 
 
-def _draw_heat(figure: Any, axes: Any, heat: Heat) -> None:
+def _draw_heat(figure: Any, axes: Any, heat: charts.Heat) -> None:
     values = [[math.nan if value is None else value for value in row] for row in heat.values]
     image = axes.imshow(values, cmap="viridis", interpolation="nearest")
     bar = figure.colorbar(image, ax=axes, fraction=0.046)
@@ -307,8 +224,8 @@ def _draw_heat(figure: Any, axes: Any, heat: Heat) -> None:
     axes.set_yticks(ticks, names, parse_math=False)
 
 
-def _draw_ball(axes: Any, ball: Ball) -> None:
-    for circle in circles():
+def _draw_ball(axes: Any, ball: charts.Ball) -> None:
+    for circle in charts.circles():
         axes.plot(*zip(*circle, strict=True), color=MUTED, linewidth=0.5, alpha=0.6)
     for place, prototype in enumerate(ball.prototypes):
         axes.quiver(0, 0, 0, *prototype, color=color(place), arrow_length_ratio=0.12, linewidth=1.8)

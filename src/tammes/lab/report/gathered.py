@@ -1,4 +1,4 @@
-"""What a page needs of runs: every file is read once, and what is damaged is said and left out."""
+"""Load runs for a page: every file is read once, and damaged ones are named and left out."""
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -23,7 +23,7 @@ T = TypeVar("T")
 
 @dataclass(frozen=True, eq=False)
 class Seen:
-    """What one run of a group left to look at; None where its record does not have it.
+    """One run of a group, looked at closely; None for what its record does not have.
 
     Attributes:
         seed: of the run.

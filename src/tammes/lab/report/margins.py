@@ -5,18 +5,8 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from tammes.lab.report import plots
-from tammes.lab.report.page import (
-    Block,
-    Card,
-    Cards,
-    Details,
-    Section,
-    Table,
-    Text,
-    pictures,
-    render,
-)
+from tammes.lab.report import page, plots
+from tammes.lab.report.charts import Chart, sentence
 
 if TYPE_CHECKING:
     from tammes.lab.measuring.measures import Measured
@@ -47,22 +37,24 @@ def margins_page(measured: "Measured", files: Sequence[str]) -> str:
     if given.labels is not None:
         what += f", {len(given.labels):,} examples"
     sections = [
-        Section("", [_cards(measured)]),
-        Section("Pictures", _pictures(measured)),
-        Section("All measures", [_all(measured)]),
+        page.Section("", [_cards(measured)]),
+        page.Section("Pictures", _pictures(measured)),
+        page.Section("All measures", [_all(measured)]),
     ]
     if tables := _tables(measured):
-        sections.append(Section("Where margins are small", tables))
+        sections.append(page.Section("Where margins are small", tables))
     scale = "" if measured.scale is None else f" --scale {measured.scale:g}"
     command = f"tammes measure {' '.join(map(shlex.quote, files))}{scale}"
     read = "\n".join([command, "", *given.sources])
-    sections.append(Section("How this was measured", [Details("Command and files", read)]))
+    sections.append(
+        page.Section("How this was measured", [page.Details("Command and files", read)])
+    )
     names = ", ".join(Path(file).name for file in files[:3])
     more = f" and {len(files) - 3} more" if len(files) > 3 else ""
-    return render(f"Margins: {names}{more}", sections, lead=[f"{what}.", *measured.notes])
+    return page.render(f"Margins: {names}{more}", sections, lead=[f"{what}.", *measured.notes])
 
 
-def _cards(measured: "Measured") -> Cards:
+def _cards(measured: "Measured") -> page.Cards:
     cards = []
     for key, label in _HEADLINES:
         found = measured.measure(key)
@@ -70,86 +62,60 @@ def _cards(measured: "Measured") -> Cards:
             best = found.shown_optimum()
             best = best if found.bound or not best else f"optimum {best}"
             detail = best or found.note
-            cards.append(Card(label, found.shown(), detail, found.of_optimum))
-    return Cards(cards)
+            cards.append(page.Card(label, found.shown(), detail, found.of_optimum))
+    return page.Cards(cards)
 
 
-def _pictures(measured: "Measured") -> list[Block]:
+def _pictures(measured: "Measured") -> list[page.Block]:
     given, found = measured.given, measured.split
-    blocks: list[Block] = []
+    blocks: list[page.Block] = []
     size = measured.directions.shape[1]
+
+    def show(chart: Chart, title: str, caption: str, *, tall: bool = False) -> None:
+        blocks.extend(page.pictures(chart, title=title, caption=caption, tall=tall))
+
     if size == 3:
-        blocks += pictures(
-            plots.sphere.chart(measured.directions, given.embeddings, given.labels, given.names),
-            title="On the sphere",
-            caption="Arrows are prototypes, points are examples; drag to turn.",
-            tall=True,
-        )
+        ball = plots.sphere.chart(measured.directions, given.embeddings, given.labels, given.names)
+        caption = "Arrows are prototypes, points are examples; drag to turn."
+        show(ball, "On the sphere", caption, tall=True)
     if size == 2 and given.examples is not None:
-        blocks += pictures(
-            plots.feature_scatter.chart(*given.examples, measured.directions, given.names),
-            title="Features",
-            caption="Points are examples, lines the directions of the prototypes.",
-            tall=True,
-        )
+        plane = plots.feature_scatter.chart(*given.examples, measured.directions, given.names)
+        caption = "Points are examples, lines the directions of the prototypes."
+        show(plane, "Features", caption, tall=True)
     closest = measured.pairs[0][1:] if measured.pairs else ()
     heat = plots.angle_heat_map.chart(measured.directions, given.names, always=closest)
-    blocks += pictures(
-        heat,
-        title=_sentence(heat.panels[0].title),
-        caption="In degrees; the darkest are closest.",
-        tall=True,
-    )
+    title = sentence(heat.panels[0].title)
+    show(heat, title, "In degrees; the darkest are closest.", tall=True)
     if found is None or measured.angles is None:
         return blocks
-    margin = measured.measure("sample_margin.mean")
-    blocks += pictures(
-        plots.similarity_histogram.chart(found),
-        title="Similarities",
-        caption="Cosine to the own class and to the hardest other class.",
-    )
-    blocks += pictures(
-        plots.margin_histogram.chart(found, optimum=None if margin is None else margin.optimum),
-        title="Sample margins",
-        caption="Own cosine less the hardest other one; below zero an example is wrong.",
-    )
-    angles = measured.angles
-    blocks += pictures(
-        plots.angle_histogram.chart(angles.own, angles.hardest, angles.edges),
-        title="Angles",
-        caption="Degrees to the own class and to the hardest other class.",
-    )
+    margin, angles = measured.measure("sample_margin.mean"), measured.angles
+    caption = "Cosine to the own class and to the hardest other class."
+    show(plots.similarity_histogram.chart(found), "Similarities", caption)
+    optimum = None if margin is None else margin.optimum
+    caption = "Cosine to the true class minus the nearest wrong class; wrong below zero."
+    show(plots.margin_histogram.chart(found, optimum=optimum), "Sample margins", caption)
+    caption = "Degrees to the own class and to the hardest other class."
+    show(plots.angle_histogram.chart(angles.own, angles.hardest, angles.edges), "Angles", caption)
     return blocks
 
 
-def _sentence(text: str) -> str:
-    return text[:1].upper() + text[1:]
-
-
-def _all(measured: "Measured") -> Table:
+def _all(measured: "Measured") -> page.Table:
     rows: list[Any] = []
     for heading, group in measured.groups:
-        rows.append(_sentence(heading))
+        rows.append(sentence(heading))
         for found in group:
-            share = found.of_optimum
-            rows.append(
-                (
-                    found.name,
-                    found.shown(),
-                    found.shown_optimum(),
-                    "" if share is None else f"{100 * share:.1f} %",
-                    found.note,
-                )
-            )
-    return Table(("measure", "value", "optimum", "of it", "note"), rows)
+            share = "" if found.of_optimum is None else f"{100 * found.of_optimum:.1f}"
+            row = (found.name, found.shown(), found.shown_optimum(), share, found.note)
+            rows.append(row)
+    return page.Table(("measure", "value", "optimum", "% of optimum", "note"), rows)
 
 
-def _tables(measured: "Measured") -> list[Block]:
-    blocks: list[Block] = []
+def _tables(measured: "Measured") -> list[page.Block]:
+    blocks: list[page.Block] = []
     if measured.pairs:
         closest = [(measured.name(i), measured.name(j), angle) for angle, i, j in measured.pairs]
-        blocks.append(Text("The closest classes, by the angle of their prototypes:"))
-        blocks.append(Table(("class", "and class", "degrees"), closest))
+        blocks.append(page.Text("The closest classes, by the angle of their prototypes:"))
+        blocks.append(page.Table(("class", "and class", "degrees"), closest))
     margins = measured.margins
     if margins is not None:
         known = margins.counts.nonzero().flatten()
@@ -163,6 +129,6 @@ def _tables(measured: "Measured") -> list[Block]:
             )
             for place in worst
         ]
-        blocks.append(Text("The classes with the smallest mean sample margin:"))
-        blocks.append(Table(("class", "examples", "mean margin", "smallest margin"), rows))
+        blocks.append(page.Text("The classes with the smallest mean sample margin:"))
+        blocks.append(page.Table(("class", "examples", "mean margin", "smallest margin"), rows))
     return blocks

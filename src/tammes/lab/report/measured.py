@@ -26,6 +26,7 @@ from tammes.split import Split
 
 CLASSES_SHOWN = 200
 POINTS_SHOWN = 3000
+SHARE = "share of the examples"
 
 
 def histogram(values: Tensor, low: float, high: float, bins: int, name: str, place: int) -> Bars:
@@ -52,7 +53,7 @@ def similarity_histogram(split: Split, *, bins: int = 80, title: str = "similari
         histogram(split.target, -1, 1, bins, "own class", 0),
         histogram(split.hardest, -1, 1, bins, "hardest other class", 1),
     ]
-    return Chart([Panel(layers, title, "cosine", "share of the examples", x_range=(-1.0, 1.0))])
+    return Chart([Panel(layers, title, "cosine", SHARE, x_range=(-1.0, 1.0))])
 
 
 @plot
@@ -80,15 +81,13 @@ def margin_histogram(
         layers.append(Rule(optimum, f"at most {optimum:.3f}"))
     if low < 0:
         layers.append(Rule(0.0, "0: wrong below"))
-    panel = Panel(
-        layers,
-        title,
-        "own cosine − hardest cosine",
-        "share of the examples",
-        # Room above the bars for what the rules are called.
-        y_range=(0.0, 1.35 * max(bars.heights)),
-    )
-    return Chart([panel])
+    return Chart([margin_panel(layers, max(bars.heights), title)])
+
+
+def margin_panel(layers: Sequence[Layer], top: float, title: str) -> Panel:
+    """Histograms of sample margins up to a height, with room above for the names of rules."""
+    axis = "cosine to the true class − nearest wrong class"
+    return Panel(layers, title, axis, SHARE, y_range=(0.0, 1.35 * top))
 
 
 @plot
@@ -126,7 +125,7 @@ def angle_histogram(own: Tensor, hardest: Tensor, edges: Tensor) -> Chart:
         Bars(numbers(edges), numbers(own.double() / total), "own class", 0),
         Bars(numbers(edges), numbers(hardest.double() / total), "hardest other class", 1),
     ]
-    return Chart([Panel(layers, "angles", "degrees", "share of the examples", x_step=30)])
+    return Chart([Panel(layers, "angles", "degrees", SHARE, x_step=30)])
 
 
 def class_names(count: int, names: Sequence[str] = ()) -> list[str]:
@@ -135,7 +134,7 @@ def class_names(count: int, names: Sequence[str] = ()) -> list[str]:
 
 
 def shown_classes(count: int, limit: int = CLASSES_SHOWN, always: Sequence[int] = ()) -> Tensor:
-    """Which classes a picture shows: all, or evenly spread ones and those it must show."""
+    """Classes that a picture shows: all, or evenly spread ones and those it must show."""
     if count <= limit:
         return torch.arange(count)
     spread = torch.linspace(0, count - 1, limit - len(set(always))).round().long()
@@ -172,7 +171,7 @@ def angle_heat_map(
 
 
 def selection(count: int, limit: int) -> Tensor:
-    """Which examples a picture shows: a fixed selection, spread over all."""
+    """Examples that a picture shows: a fixed selection, spread over all."""
     if count <= limit:
         return torch.arange(count)
     order = torch.randperm(count, generator=torch.Generator().manual_seed(0))

@@ -1,4 +1,4 @@
-"""Where numbers come from: settings, data, machines, and how to run it all again."""
+"""Provenance of numbers: settings, data, machines, and the commands to run it all again."""
 
 import shlex
 from collections.abc import Mapping, Sequence
@@ -17,7 +17,7 @@ _DEFAULTS = Config().to_dict()
 
 
 def configuration(found: Gathered) -> list[Block]:
-    """What all runs have in common, and a table of what differs."""
+    """Settings that all runs have in common, and a table of those that differ."""
     configs = [_resolved(group) for group in found.groups]
     keys = [key for key in configs[0] if key not in ("seed", "name")]
     differ = [key for key in keys if len({repr(config[key]) for config in configs}) > 1]
@@ -96,7 +96,7 @@ def _of_machines(runs: Sequence[Run]) -> list[tuple[str, str]]:
 
 
 def _distinct(runs: Sequence[Run], name: str) -> list[dict[str, Any]]:
-    """What runs say of something, where they say it."""
+    """One property of every run, left out where its record does not have it."""
     found = []
     for run in runs:
         try:

@@ -1,18 +1,16 @@
 """One self-contained HTML page: it opens from disk, without a network, on any screen.
 
 A page is sections, a section is blocks: text, headline numbers, tables, plots, images, details.
-What a block shows is escaped here and nowhere else, so a class called ``<script>`` stays a name.
+The templates escape whatever a block shows, so a class called ``<script>`` stays a name.
 """
 
-import html
 import json
 import os
-import string
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, field, replace
-from importlib import resources
-from itertools import count, groupby
-from typing import Any, TypeAlias
+from functools import cache, cached_property
+from itertools import groupby
+from typing import Any, NamedTuple, TypeAlias, get_args
 
 import tammes
 from tammes.lab.atomic import write_atomically
@@ -20,8 +18,6 @@ from tammes.lab.report.charts import DASHES, Chart, Panel, color, turn
 from tammes.lab.report.interactive import draw
 from tammes.optional import require
 
-_SHORT = 20
-"""Letters of a cell that is never broken."""
 _CONTENTS = 5
 """Sections with a title from which on a page has a list of them."""
 
@@ -33,6 +29,13 @@ class Value:
     text: str
     sort: float | None = None
     color: int | None = None
+
+
+class _Head(NamedTuple):
+    """A column of a table; one of numbers is aligned to the right."""
+
+    name: str
+    is_number: bool
 
 
 Cell: TypeAlias = str | int | float | Value | None
@@ -73,6 +76,38 @@ class Table:
     columns: Sequence[str]
     rows: Sequence[Sequence[Cell] | str]
     caption: str = ""
+
+    @property
+    def grouped(self) -> bool:
+        """Whether it has headings within."""
+        return any(isinstance(row, str) for row in self.rows)
+
+    @cached_property
+    def heads(self) -> list[_Head]:
+        """Its columns; one is of numbers where every cell has a number, or nothing."""
+        cells = [row for row in self.rows if not isinstance(row, str)]
+        columns = zip(*cells, strict=True) if cells else ([""] for _ in self.columns)
+        numbers = (all(map(_is_number, column)) for column in columns)
+        return list(map(_Head, self.columns, numbers))
+
+    def cells(self, row: Sequence[Cell]) -> Iterator[tuple[_Head, Value]]:
+        """The cells of a row, each under its head."""
+        return zip(self.heads, map(_value, row), strict=True)
+
+
+def _is_number(cell: Cell) -> bool:
+    return not isinstance(cell, str) and not (isinstance(cell, Value) and cell.sort is None)
+
+
+def _value(cell: Cell) -> Value:
+    match cell:
+        case Value():
+            return cell
+        case float():
+            return Value(f"{cell:.4g}", cell)
+        case int():
+            return Value(str(cell), cell)
+    return Value(cell or "")
 
 
 @dataclass(frozen=True)
@@ -183,17 +218,20 @@ def render(title: str, sections: Sequence[Section], *, lead: Sequence[str] = ())
         >>> "a &lt;b&gt; title" in text, "1 &lt; 2" in text
         (True, True)
     """
-    plots: list[dict[str, Any]] = []
-    body = "\n".join(part for section in sections for part in _section(section, plots))
-    template = resources.files(__package__).joinpath("template.html").read_text(encoding="utf-8")
-    return string.Template(template).substitute(
-        title=_escape(title),
-        generator=_escape(f"tammes {tammes.__version__}"),
-        lead="\n".join(f'<p class="soft">{_escape(text)}</p>' for text in lead),
-        body=_contents(sections) + body,
-        footer=f"Written by tammes {_escape(tammes.__version__)}. This file needs no network.",
-        library=_library() if plots else "",
-        plots=_json(plots),
+    figures = [*_figures(block for section in sections for block in section.blocks)]
+    numbers = {id(figure): number for number, figure in enumerate(figures)}
+    titles = [section.title for section in sections if section.title]
+    return str(
+        _template().render(
+            title=title,
+            version=tammes.__version__,
+            lead=lead,
+            sections=sections,
+            contents=titles if len(titles) >= _CONTENTS else (),
+            number_of=lambda figure: numbers[id(figure)],
+            library=_library() if figures else "",
+            plots=[_plot(figure) for figure in figures],
+        )
     )
 
 
@@ -203,171 +241,49 @@ def write(path: str | os.PathLike[str], text: str) -> None:
     write_atomically(path, text.encode(errors="replace"))
 
 
+@cache
+def _template() -> Any:
+    jinja2 = require("jinja2", extra="lab")
+    environment = jinja2.Environment(
+        loader=jinja2.PackageLoader(__package__),
+        autoescape=True,
+        trim_blocks=True,
+        keep_trailing_newline=True,
+        undefined=jinja2.StrictUndefined,
+    )
+    environment.filters |= {"anchor": _anchor, "by_kind": _by_kind}
+    environment.globals |= {"color": color, "dash": lambda place: DASHES[turn(place)]}
+    environment.policies["json.dumps_kwargs"] = {"separators": (",", ":"), "allow_nan": False}
+    return environment.get_template("page.html")
+
+
+def _by_kind(blocks: Sequence[Block]) -> Iterator[tuple[str, Iterator[Block]]]:
+    """Blocks that follow each other and are of one class, with the name of the class."""
+    for kind, alike in groupby(blocks, type):
+        if kind not in get_args(Block):
+            raise TypeError(f"no block of a page: {kind.__name__}")
+        yield kind.__name__, alike
+
+
+def _figures(blocks: Iterable[Block]) -> Iterator[Figure]:
+    for block in blocks:
+        if isinstance(block, Figure):
+            yield block
+        elif isinstance(block, Fold):
+            yield from _figures(block.blocks)
+
+
+def _plot(figure: Figure) -> dict[str, Any]:
+    plot = json.loads(figure.plot.to_json())
+    return {"data": plot["data"], "layout": plot["layout"], "name": figure.title}
+
+
 def _library() -> str:
-    code = require("plotly.offline", extra="lab").get_plotlyjs()
+    code: str = require("plotly.offline", extra="lab").get_plotlyjs()
     # Nothing in it may end the element it stands in.
     assert "</script" not in code.lower()
-    warning = "The plots need JavaScript; the numbers do not."
-    return f"<noscript>{warning}</noscript>\n<script>{code}</script>"
-
-
-def _json(value: Any) -> str:
-    """JSON that can stand inside a script element."""
-    return json.dumps(value, separators=(",", ":"), allow_nan=False).replace("<", "\\u003c")
-
-
-def _escape(text: object) -> str:
-    return html.escape(str(text))
-
-
-def _contents(sections: Sequence[Section]) -> str:
-    titles = [section.title for section in sections if section.title]
-    if len(titles) < _CONTENTS:
-        return ""
-    links = (f'<a href="#{_anchor(title)}">{_escape(title)}</a>' for title in titles)
-    return f'<nav aria-label="Contents">{"".join(links)}</nav>\n'
+    return code
 
 
 def _anchor(title: str) -> str:
     return "".join(letter if letter.isalnum() else "-" for letter in title.lower())
-
-
-def _section(section: Section, plots: list[dict[str, Any]]) -> Iterator[str]:
-    yield "<section>"
-    if section.title:
-        yield f'<h2 id="{_anchor(section.title)}">{_escape(section.title)}</h2>'
-    yield from _blocks(section.blocks, plots)
-    yield "</section>"
-
-
-def _blocks(blocks: Sequence[Block], plots: list[dict[str, Any]]) -> Iterator[str]:
-    """Blocks one after the other; plots that follow each other stand side by side."""
-    for kind, alike in groupby(blocks, type):
-        if kind is Figure:
-            yield '<div class="plots">'
-        for block in alike:
-            yield _block(block, plots)
-        if kind is Figure:
-            yield "</div>"
-
-
-def _block(block: Block, plots: list[dict[str, Any]]) -> str:
-    match block:
-        case Text():
-            return f"<p>{_escape(block.text)}</p>"
-        case Cards():
-            return f'<div class="cards">{"".join(map(_card, block.cards))}</div>'
-        case Table():
-            return _table(block)
-        case Details():
-            summary, text = _escape(block.summary), _escape(block.text)
-            return f"<details><summary>{summary}</summary><pre>{text}</pre></details>"
-        case Fold():
-            inside = "\n".join(_blocks(block.blocks, plots))
-            state = " open" if block.open else ""
-            return f"<details{state}><summary>{_escape(block.summary)}</summary>{inside}</details>"
-        case Legend():
-            return f'<div class="legend">{"".join(map(_entry, block.names, count()))}</div>'
-        case Gallery():
-            return _gallery(block)
-        case Figure():
-            figure = json.loads(block.plot.to_json())
-            plots.append({"data": figure["data"], "layout": figure["layout"], "name": block.title})
-            caption = f"<p>{_escape(block.caption)}</p>" if block.caption else ""
-            heading = f"<h3>{_escape(block.title)}</h3>" if block.title else ""
-            kind = "plot tall" if block.tall else "plot"
-            size = f"flex-basis:{block.height}px;min-height:{block.height}px"
-            style = f' style="{size}"' if block.height else ""
-            return (
-                f"<figure><figcaption>{heading}{caption}</figcaption>"
-                f'<div class="{kind}"{style} data-plot="{len(plots) - 1}" role="img" '
-                f'aria-label="{_escape(block.title)}"></div></figure>'
-            )
-    raise TypeError(f"no block of a page: {type(block).__name__}")
-
-
-def _entry(name: str, place: int) -> str:
-    return (
-        f'<button type="button" aria-pressed="true" data-group="{_escape(name)}">'
-        f"{_swatch(place)}{_escape(name)}</button>"
-    )
-
-
-def _swatch(place: int) -> str:
-    """A piece of the line a group is drawn with."""
-    return f'<i class="{DASHES[turn(place)]}" style="border-color:{color(place)}"></i>'
-
-
-def _gallery(gallery: Gallery) -> str:
-    images = []
-    for image in gallery.images:
-        text = _escape(image.caption)
-        kind = ' class="wrong"' if image.wrong else ""
-        images.append(
-            f'<figure{kind}><img src="{_escape(image.source)}" alt="{text}">'
-            f"<figcaption>{text}</figcaption></figure>"
-        )
-    detail = f"<p>{_escape(gallery.detail)}</p>" if gallery.detail else ""
-    return (
-        f'<div class="gallery"><h3>{_escape(gallery.title)}</h3>{detail}'
-        f"<div>{''.join(images)}</div></div>"
-    )
-
-
-def _card(card: Card) -> str:
-    bar = ""
-    if card.share is not None:
-        percent = 100 * min(max(card.share, 0.0), 1.0)
-        bar = f'<div class="meter"><div style="width:{percent:.1f}%"></div></div>'
-    return (
-        f'<div class="card"><div class="label">{_escape(card.label)}</div>'
-        f'<div class="value">{_escape(card.value)}</div>{bar}'
-        f'<div class="detail">{_escape(card.detail)}</div></div>'
-    )
-
-
-def _table(table: Table) -> str:
-    grouped = any(isinstance(row, str) for row in table.rows)
-    cells = [row for row in table.rows if not isinstance(row, str)]
-    numeric = [
-        bool(cells) and all(_is_number(row[place]) for row in cells)
-        for place in range(len(table.columns))
-    ]
-    heads = []
-    for name, right in zip(table.columns, numeric, strict=True):
-        text = _escape(name) if grouped else f'<button type="button">{_escape(name)}</button>'
-        kinds = ["number"] * right + ["long"] * (len(name) > _SHORT)
-        heads.append(f"<th{_classes(kinds)}>{text}</th>")
-    rows = []
-    for row in table.rows:
-        if isinstance(row, str):
-            rows.append(f'<tr class="group"><th colspan="{len(numeric)}">{_escape(row)}</th></tr>')
-            continue
-        parts = zip(table.columns, row, numeric, strict=True)
-        rows.append(f"<tr>{''.join(_cell(name, cell, right) for name, cell, right in parts)}</tr>")
-    caption = f"<caption>{_escape(table.caption)}</caption>" if table.caption else ""
-    kinds = ["stack"] * (len(table.columns) > 3) + ["sorts"] * (not grouped and len(rows) > 1)
-    return (
-        f'<div class="scroll"><table{_classes(kinds)}>{caption}'
-        f"<thead><tr>{''.join(heads)}</tr></thead><tbody>{''.join(rows)}</tbody></table></div>"
-    )
-
-
-def _classes(names: Sequence[str]) -> str:
-    return f' class="{" ".join(names)}"' if names else ""
-
-
-def _is_number(cell: Cell) -> bool:
-    return not isinstance(cell, str) and not (isinstance(cell, Value) and cell.sort is None)
-
-
-def _cell(column: str, cell: Cell, right: bool) -> str:
-    given = cell if isinstance(cell, Value) else Value("" if cell is None else str(cell))
-    if isinstance(cell, int | float):
-        given = Value(f"{cell:.4g}" if isinstance(cell, float) else str(cell), cell)
-    kind = ' class="number"' if right else ' class="short"' if len(given.text) <= _SHORT else ""
-    sort = "" if given.sort is None else f' data-sort="{given.sort}"'
-    text = _escape(given.text)
-    if given.color is not None:
-        text = f'<span class="entry">{_swatch(given.color)}{text}</span>'
-    return f'<td{kind} data-column="{_escape(column)}"{sort}>{text}</td>'

@@ -61,7 +61,7 @@ def margins_in_losses(
     extra: float = 1.0,
     uniformity: float = 0.75,
 ) -> Chart:
-    r"""What each kind of loss adds to the hardest logit before it is compared with the target's.
+    r"""Margins that kinds of losses add to the hardest logit before it meets the target's.
 
     Kobayashi 2019, Fig. 2. (a) the hinge adds the constant 1; (b) large-margin losses add a bias
     of their own, :math:`\check\rho`, to the :math:`\hat\rho` hidden in the softmax; (c) the
@@ -131,7 +131,7 @@ def psi(margins: Sequence[float] = (1, 2, 3, 4)) -> Chart:
 
 @plot
 def extensions(margin: float = 0.5) -> Chart:
-    r"""How ArcFace's :math:`\cos(\theta+m)` can go on where the sum passes :math:`\pi`.
+    r"""Extensions of ArcFace's :math:`\cos(\theta+m)` past :math:`\pi`.
 
     Args:
         margin: the angle :math:`m` in radians.
@@ -154,7 +154,7 @@ def extensions(margin: float = 0.5) -> Chart:
 def boundaries(
     norms: tuple[float, float], *, margin: float = 2.0, angle: float = math.pi / 2
 ) -> tuple[float, float, float]:
-    r"""Where two classes meet, for L-Softmax and for the softmax.
+    r"""Decision boundaries of two classes, for L-Softmax and for the softmax.
 
     The prototypes are at :math:`\pm\alpha/2`. The first class is certain where
     :math:`\lVert w_1\rVert\psi(\theta_1) > \lVert w_2\rVert\cos\theta_2`.
@@ -182,7 +182,7 @@ def boundaries(
         )
 
     def lead(direction: float, own: float, other: float, bend: float) -> float:
-        # How far a class is ahead, seen from its own side.
+        # Lead of a class, seen from its own side.
         to_own, to_other = abs(direction - angle / 2), abs(direction + angle / 2)
         at = split_at(torch.tensor([to_own], dtype=torch.double))
         return own * float(target_score(at, m1=bend)) - other * math.cos(to_other)
@@ -208,7 +208,7 @@ def decision_geometry(
     angle: float = math.pi / 2,
     norms: Sequence[tuple[float, float]] = ((1.0, 1.0), (1.4, 1.0), (1.0, 1.4)),
 ) -> Chart:
-    r"""Where L-Softmax puts the boundaries of two classes, for equal and unequal norms.
+    r"""Decision boundaries of L-Softmax for two classes, of equal and unequal norms.
 
     L-Softmax (Liu 2016), Fig. 2 and 4: between the two boundaries is the margin; the longer
     prototype has the larger feasible angle.

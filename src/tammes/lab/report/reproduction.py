@@ -5,35 +5,13 @@ from typing import Any
 
 from tammes.lab.ledger import Ledger
 from tammes.lab.recipes import Recipe
+from tammes.lab.report import page
 from tammes.lab.report.against_paper import OUTCOMES, claim_charts, paper_against_ours
 from tammes.lab.report.asked import asked, not_asked
 from tammes.lab.report.charts import Chart
 from tammes.lab.report.curves import Drawing, figures_in
-from tammes.lab.report.page import (
-    Block,
-    Card,
-    Cards,
-    Cell,
-    Details,
-    Fold,
-    Legend,
-    Section,
-    Table,
-    Text,
-    Value,
-    render,
-)
-from tammes.lab.report.paper_tables import tables
-from tammes.lab.report.side_by_side import (
-    QUICK,
-    VERDICTS,
-    Reproduced,
-    counts_in_words,
-    machines_in_words,
-    open_by_name,
-    seeds_in_words,
-    stop_in_words,
-)
+from tammes.lab.report.paper_comparison import QUICK, VERDICTS, PaperComparison
+from tammes.lab.report.paper_comparison_writers import comparison_blocks
 from tammes.optional import require
 
 _MACHINE = ("device", "torch", "python", "tammes", "commit", "platform")
@@ -50,23 +28,23 @@ def reproduction_page(recipe: Recipe, ledger: Ledger, *, command: str | None = N
     Returns:
         The HTML, with everything it needs inside.
     """
-    found = Reproduced(recipe, ledger)
+    found = PaperComparison(recipe, ledger)
     drawn = dict(_drawings(found))
     sections = [
-        Section("", [*_cards(found), *([Text(recipe.summary)] if recipe.summary else [])]),
-        Section("Claims", [*_claims(found), *figures_in(drawn["claims"])]),
-        Section("Paper and ours", [*tables(found), *figures_in(drawn["paper"])]),
-        Section("Figures", [*_legend(found, drawn["asked"]), *figures_in(drawn["asked"])]),
-        Section("What differs from the paper", [*_protocol(found), *_tuned(found),
+        page.Section("", [*_cards(found), *[page.Text(recipe.summary)] * bool(recipe.summary)]),
+        page.Section("Claims", [*_claims(found), *figures_in(drawn["claims"])]),
+        page.Section("Paper and ours", [*comparison_blocks(found), *figures_in(drawn["paper"])]),
+        page.Section("Figures", [*_legend(found, drawn["asked"]), *figures_in(drawn["asked"])]),
+        page.Section("What differs from the paper", [*_protocol(found), *_tuned(found),
                                                 *_notes(found)]),
-        Section("Open, diverged and failed", _missing(found)),
-        Section("Training", _training(found, drawn["training"])),
-        Section("Configuration", [*_configuration(found), *_machines(found)]),
-        Section("How to go on", _command(found, command)),
+        page.Section("Open, diverged and failed", _missing(found)),
+        page.Section("Training", _training(found, drawn["training"])),
+        page.Section("Configuration", [*_configuration(found), *_machines(found)]),
+        page.Section("How to go on", _command(found, command)),
     ]  # fmt: skip
     shown = [section for section in sections if section.blocks]
     title = f"Quick form, no result: {recipe.title}" if ledger.quick else recipe.title
-    return render(title, shown, lead=_lead(found))
+    return page.render(title, shown, lead=_lead(found))
 
 
 def reproduction_figures(recipe: Recipe, ledger: Ledger) -> dict[str, Chart]:
@@ -76,11 +54,11 @@ def reproduction_figures(recipe: Recipe, ledger: Ledger) -> dict[str, Chart]:
         recipe: what was to be done.
         ledger: what was done.
     """
-    found = Reproduced(recipe, ledger)
+    found = PaperComparison(recipe, ledger)
     return {each.name: each.chart for _, drawings in _drawings(found) for each in drawings}
 
 
-def _drawings(found: Reproduced) -> list[tuple[str, list[Drawing]]]:
+def _drawings(found: PaperComparison) -> list[tuple[str, list[Drawing]]]:
     return [
         ("claims", claim_charts(found)),
         ("paper", paper_against_ours(found)),
@@ -89,43 +67,33 @@ def _drawings(found: Reproduced) -> list[tuple[str, list[Drawing]]]:
     ]
 
 
-def _legend(found: Reproduced, drawings: Sequence[Drawing]) -> list[Block]:
+def _legend(found: PaperComparison, drawings: Sequence[Drawing]) -> list[page.Block]:
     """One for all rows, where some plot has none of its own."""
     shared = any(not each.legend for each in drawings)
-    return [Legend(list(found.labels.values()))] if shared and len(found.labels) > 1 else []
+    return [page.Legend(list(found.labels.values()))] if shared and len(found.labels) > 1 else []
 
 
-def _training(found: Reproduced, drawings: Sequence[Drawing]) -> list[Block]:
+def _training(found: PaperComparison, drawings: Sequence[Drawing]) -> list[page.Block]:
     inside = [*_legend(found, drawings), *figures_in(drawings)]
-    return [Fold("What was measured over the epochs", inside)] if inside else []
+    return [page.Fold("What was measured over the epochs", inside)] if inside else []
 
 
 # ------------------------------------------------------------------------------------ the lead
 
 
-def _lead(found: Reproduced) -> list[str]:
-    recipe, ledger = found.recipe, found.ledger
-    lead = [QUICK] if ledger.quick else []
-    lead.append(f"{recipe.source}. Recipe {recipe.name}.")
-    where = machines_in_words(ledger)
-    words = [counts_in_words(found.counts)] if recipe.rows else []
-    if ledger.cells:
-        words.append(seeds_in_words(found.seeds))
-    if where:
-        words.append(f"on {where}")
-    if words:
-        lead.append(f"{'; '.join(words)}.")
-    return lead
+def _lead(found: PaperComparison) -> list[str]:
+    quick = [QUICK] if found.ledger.quick else []
+    return [*quick, f"{found.recipe.source}. Recipe {found.recipe.name}.", f"{found.summary}."]
 
 
-def _cards(found: Reproduced) -> list[Block]:
+def _cards(found: PaperComparison) -> list[page.Block]:
     cards = []
     if found.recipe.rows:
         total = sum(found.counts.values())
         done = found.counts["done"]
         share = done / total if total else 0.0
-        cards.append(Card("cells done", f"{done} of {total}", "", share))
-        cards += [Card(f"cells {state}", str(n)) for state, n in found.counts.items()
+        cards.append(page.Card("cells done", f"{done} of {total}", "", share))
+        cards += [page.Card(f"cells {state}", str(n)) for state, n in found.counts.items()
                   if n and state != "done"]  # fmt: skip
     outcomes = [verdict.outcome for verdict in found.verdicts]
     if outcomes:
@@ -133,52 +101,52 @@ def _cards(found: Reproduced) -> list[Block]:
                   (("leans", "lean"), ("fails", "fail"), ("open", "open"))
                   if kind in outcomes]  # fmt: skip
         held = f"{outcomes.count('holds')} of {len(outcomes)}"
-        cards.append(Card("claims that hold", held, ", ".join(others)))
-    return [Cards(cards)] if cards else []
+        cards.append(page.Card("claims that hold", held, ", ".join(others)))
+    return [page.Cards(cards)] if cards else []
 
 
 # --------------------------------------------------------------------------------- the tables
 
 
-def _claims(found: Reproduced) -> list[Block]:
+def _claims(found: PaperComparison) -> list[page.Block]:
     if not found.verdicts:
         return []
-    rows: list[list[Cell]] = [
+    rows: list[list[page.Cell]] = [
         [verdict.claim.says, _verdict(verdict.outcome), verdict.sentence]
         for verdict in found.verdicts
     ]
-    blocks: list[Block] = [
-        Table(("claim", "verdict", "what was found"), rows, caption=VERDICTS),
+    blocks: list[page.Block] = [
+        page.Table(("claim", "verdict", "what was found"), rows, caption=VERDICTS),
     ]
     for verdict in found.verdicts:
         if len(verdict.parts) < 2:
             continue
-        parts: list[list[Cell]] = [
+        parts: list[list[page.Cell]] = [
             [part.text, found.headings[part.column], _verdict(part.outcome)]
             for part in verdict.parts
         ]
-        table = Table(("what was found", "column", "verdict"), parts)
-        blocks.append(Fold(f"All {len(parts)} comparisons: {verdict.claim.says}", [table]))
+        table = page.Table(("what was found", "column", "verdict"), parts)
+        blocks.append(page.Fold(f"All {len(parts)} comparisons: {verdict.claim.says}", [table]))
     return blocks
 
 
-def _verdict(outcome: str) -> Value:
-    return Value(outcome, color=OUTCOMES[outcome])
+def _verdict(outcome: str) -> page.Value:
+    return page.Value(outcome, color=OUTCOMES[outcome])
 
 
 # ------------------------------------------------------------- protocol, what is missing, origin
 
 
-def _protocol(found: Reproduced) -> list[Block]:
+def _protocol(found: PaperComparison) -> list[page.Block]:
     keys = ("what", "paper", "ours", "why")
-    rows: list[list[Cell]] = [
+    rows: list[list[page.Cell]] = [
         [str(each.get(key, "")) for key in keys] for each in found.recipe.protocol
     ]
-    return [Table(("", "paper", "ours", "why"), rows)] if rows else []
+    return [page.Table(("", "paper", "ours", "why"), rows)] if rows else []
 
 
-def _tuned(found: Reproduced) -> list[Block]:
-    rows: list[list[Cell]] = []
+def _tuned(found: PaperComparison) -> list[page.Block]:
+    rows: list[list[page.Cell]] = []
     for where, chosen in found.ledger.tuned.items():
         tried = chosen.get("tried", [])
         values = {key: v for key, v in chosen.items() if key not in ("tried", "trials")}
@@ -192,10 +160,10 @@ def _tuned(found: Reproduced) -> list[Block]:
         "Chosen with seed 0, on a tenth of the training images, all of which are trained on then; "
         "few-shot rows by the validation classes, with nothing held out."
     )
-    return [Table(heads, rows, caption)] if rows else []
+    return [page.Table(heads, rows, caption)] if rows else []
 
 
-def _place(found: Reproduced, where: str) -> str:
+def _place(found: PaperComparison, where: str) -> str:
     row, _, column = where.partition("/")
     label = found.labels.get(row, row)
     several = len(found.recipe.columns) > 1
@@ -213,35 +181,28 @@ def _trial(tried: dict[str, Any]) -> str:
     return f"{_assigned(values)}: {shown}"
 
 
-def _notes(found: Reproduced) -> list[Block]:
-    rows: list[list[Cell]] = [
+def _notes(found: PaperComparison) -> list[page.Block]:
+    rows: list[list[page.Cell]] = [
         [found.labels[name], row.note] for name, row in found.recipe.rows.items() if row.note
     ]
-    return [Table(("row", "note"), rows)] if rows else []
+    return [page.Table(("row", "note"), rows)] if rows else []
 
 
-def _missing(found: Reproduced) -> list[Block]:
-    blocks: list[Block] = []
-    stopped: list[list[Cell]] = [
-        [
-            found.labels.get(entry.row, entry.row),
-            found.headings.get(entry.column, entry.column),
-            entry.seed,
-            stop_in_words(entry),
-            entry.reason or "no reason is recorded",
-        ]
-        for entry in found.stopped
+def _missing(found: PaperComparison) -> list[page.Block]:
+    blocks: list[page.Block] = []
+    stopped: list[list[page.Cell]] = [
+        [*cell[:4], cell[4] or "no reason is recorded"] for cell in found.stopped_in_words()
     ]
     if stopped:
         heads = ("row", "column", "seed", "what happened", "reason")
-        blocks.append(Table(heads, stopped, "Not in any number above."))
-    opened: list[list[Cell]] = [list(pair) for pair in open_by_name(found)]
+        blocks.append(page.Table(heads, stopped, "Not in any number above."))
+    opened = [*found.open_in_words()]
     if opened:
-        blocks.append(Table(("column", "open"), opened, "Cells that were not run yet."))
+        blocks.append(page.Table(("column", "open"), opened, "Cells that were not run yet."))
     return blocks
 
 
-def _configuration(found: Reproduced) -> list[Block]:
+def _configuration(found: PaperComparison) -> list[page.Block]:
     configs = found.ledger.configs
     if not configs:
         return []
@@ -256,31 +217,33 @@ def _configuration(found: Reproduced) -> list[Block]:
         for key, value in first.items()
         if key != "seed" and all(key in each and each[key] == value for each in others)
     }
-    blocks: list[Block] = [Details("Settings that all cells have in common (YAML)", text(common))]
+    blocks: list[page.Block] = [
+        page.Details("Settings that all cells have in common (YAML)", text(common))
+    ]
     for where, config in configs.items():
         own = {key: value for key, value in config.items() if key not in (*common, "seed")}
-        blocks.append(Details(_place(found, where), text(own) if own else "nothing else"))
-    return [blocks[0], Fold("Settings of every row", blocks[1:])]
+        blocks.append(page.Details(_place(found, where), text(own) if own else "nothing else"))
+    return [blocks[0], page.Fold("Settings of every row", blocks[1:])]
 
 
-def _machines(found: Reproduced) -> list[Block]:
+def _machines(found: PaperComparison) -> list[page.Block]:
     machines = found.ledger.machines
     if not machines:
         return []
     used = [entry.machine for entry in found.ledger.cells]
     hours = sum(entry.seconds for entry in found.ledger.cells) / 3600
-    rows: list[list[Cell]] = [
+    rows: list[list[page.Cell]] = [
         [*(str(machine.get(key) or "") for key in _MACHINE), used.count(place)]
         for place, machine in enumerate(machines)
     ]
     caption = f"{hours:.2f} hours of training in all, added up over cells side by side."
-    return [Fold("Machines", [Table((*_MACHINE, "cells"), rows, caption)])]
+    return [page.Fold("Machines", [page.Table((*_MACHINE, "cells"), rows, caption)])]
 
 
-def _command(found: Reproduced, command: str | None) -> list[Block]:
+def _command(found: PaperComparison, command: str | None) -> list[page.Block]:
     given = command or found.ledger.command or f"tammes reproduce {found.recipe.name}"
     if found.open:
         text = "The same command runs what is open, and nothing that is done."
     else:
         text = "The same command runs nothing that is done."
-    return [Text(text), Details("Command", given)]
+    return [page.Text(text), page.Details("Command", given)]

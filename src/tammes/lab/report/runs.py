@@ -1,27 +1,14 @@
-"""The page of runs: what ``tammes report`` writes and ``tammes compare`` ends with."""
+"""The page of runs, written by ``tammes report`` and at the end of ``tammes compare``."""
 
 from collections.abc import Sequence
 from typing import Any
 
 from tammes.lab.record import RecordError, Run
-from tammes.lab.report import compared
+from tammes.lab.report import compared, page
 from tammes.lab.report.charts import Chart
 from tammes.lab.report.curves import SEEDS_SHOWN, Drawing, figures_in, optimum, training
 from tammes.lab.report.gathered import Gathered, gather
 from tammes.lab.report.origin import configuration, rerun, surroundings
-from tammes.lab.report.page import (
-    Block,
-    Card,
-    Cards,
-    Cell,
-    Fold,
-    Legend,
-    Section,
-    Table,
-    Text,
-    Value,
-    render,
-)
 from tammes.lab.report.pairs import pair_blocks
 from tammes.lab.statistics import Group, Quantity, interval, spread
 
@@ -77,19 +64,20 @@ def page_of(found: Gathered, *, title: str | None = None, command: str | None = 
     drawn = dict(_drawings(found))
     labels = [group.label for group in found.groups]
     sections = [
-        Section("Results", [*_summary(found), *figures_in(drawn["results"])]),
-        Section("Margins", [*_legend(labels, drawn["margins"]), *figures_in(drawn["margins"])]),
-        Section("Features", _features(found, drawn["features"])),
-        Section("Training", [*_legend(labels, drawn["training"]), *_seed_note(found),
+        page.Section("Results", [*_summary(found), *figures_in(drawn["results"])]),
+        page.Section("Margins", [*_legend(labels, drawn["margins"]),
+                                 *figures_in(drawn["margins"])]),
+        page.Section("Features", _features(found, drawn["features"])),
+        page.Section("Training", [*_legend(labels, drawn["training"]), *_seed_note(found),
                              *figures_in(drawn["training"])]),
-        Section("Classes", [*_legend(labels, drawn["classes"]), *figures_in(drawn["classes"]),
+        page.Section("Classes", [*_legend(labels, drawn["classes"]), *figures_in(drawn["classes"]),
                             *_class_table(found)]),
-        Section("Confused and close classes", _confusion(found)),
-        Section("Configuration", [*configuration(found), *surroundings(found)]),
-        Section("How to run it again", rerun(found, command)),
+        page.Section("Confused and close classes", _confusion(found)),
+        page.Section("Configuration", [*configuration(found), *surroundings(found)]),
+        page.Section("How to run it again", rerun(found, command)),
     ]  # fmt: skip
     shown = [section for section in sections if section.blocks]
-    return render(title or _title(found), shown, lead=_lead(found))
+    return page.render(title or _title(found), shown, lead=_lead(found))
 
 
 def _drawings(found: Gathered) -> list[tuple[str, list[Drawing]]]:
@@ -102,18 +90,18 @@ def _drawings(found: Gathered) -> list[tuple[str, list[Drawing]]]:
     ]
 
 
-def _legend(labels: Sequence[str], drawings: Sequence[Drawing]) -> list[Block]:
-    return [Legend(labels)] if len(labels) > 1 and drawings else []
+def _legend(labels: Sequence[str], drawings: Sequence[Drawing]) -> list[page.Block]:
+    return [page.Legend(labels)] if len(labels) > 1 and drawings else []
 
 
-def _seed_note(found: Gathered) -> list[Block]:
+def _seed_note(found: Gathered) -> list[page.Block]:
     if all(len(group.runs) + len(group.stopped) < 2 for group in found.groups):
         return []
     if len(found.groups) > SEEDS_SHOWN:
-        return [Text("Means over the seeds; with so many groups single seeds are not drawn.")]
+        return [page.Text("Means over the seeds; with so many groups single seeds are not drawn.")]
     text = "Thick lines are means over the finished seeds, thin lines single seeds"
     stopped = any(group.stopped for group in found.groups)
-    return [Text(f"{text}, dotted ones runs that did not finish." if stopped else f"{text}.")]
+    return [page.Text(f"{text}, dotted ones runs that did not finish." if stopped else f"{text}.")]
 
 
 def _title(found: Gathered) -> str:
@@ -150,7 +138,7 @@ def _lead(found: Gathered) -> list[str]:
 
 
 def _data(found: Gathered) -> dict[str, Any] | None:
-    """What the runs say of their data, where it is whole."""
+    """Description of the data by the first run that has it whole."""
     for group in found.groups:
         for run in (*group.runs.values(), *group.stopped):
             try:
@@ -164,15 +152,15 @@ def _data(found: Gathered) -> dict[str, Any] | None:
     return None
 
 
-def _summary(found: Gathered) -> list[Block]:
-    blocks: list[Block] = []
+def _summary(found: Gathered) -> list[page.Block]:
+    blocks: list[page.Block] = []
     study = found.study
     if len(found.groups) == 1:
         blocks += _cards(found)
     if study.quantities:
-        rows: list[list[Cell]] = [
+        rows: list[list[page.Cell]] = [
             [
-                Value(group.label, color=place),
+                page.Value(group.label, color=place),
                 len(group.runs),
                 *(_mean(group, quantity) for quantity in study.quantities),
             ]
@@ -180,18 +168,18 @@ def _summary(found: Gathered) -> list[Block]:
         ]
         heads = ["group", "seeds", *(quantity.heading for quantity in study.quantities)]
         blocks.append(
-            Table(heads, rows, caption=f"Mean ± standard deviation over seeds.{_best(found)}")
+            page.Table(heads, rows, caption=f"Mean ± standard deviation over seeds.{_best(found)}")
         )
     blocks += _difference_table(found)
     if found.troubles:
         states = {each.state for each in found.troubles}
         words = [w for w in ("failed", "unfinished", "damaged", "left out") if w in states]
-        troubles: list[list[Cell]] = [
+        troubles: list[list[page.Cell]] = [
             [each.label, each.seed, each.state, each.reason, str(each.run.folder)]
             for each in found.troubles
         ]
         caption = f"Runs that are {' or '.join(words)}, and why."
-        blocks.append(Table(("group", "seed", "state", "reason", "folder"), troubles, caption))
+        blocks.append(page.Table(("group", "seed", "state", "reason", "folder"), troubles, caption))
     return blocks
 
 
@@ -203,36 +191,39 @@ def _best(found: Gathered) -> str:
     ):
         best = optimum(found, key)
         if best is not None:
-            parts.append(f"{name} {'at most ' if best[1] else ''}{best[0]:.4g}{unit}")
+            parts.append(f"{name} {best.text(unit).removeprefix('optimum ')}")
     return f" The best there can be: {', '.join(parts)}." if parts else ""
 
 
-def _mean(group: Group, quantity: Quantity) -> Cell:
+def _mean(group: Group, quantity: Quantity) -> page.Cell:
     found = group.summary(quantity.key)
-    return None if found is None else Value(spread(quantity, found), found.mean)
+    return None if found is None else page.Value(spread(quantity, found), found.mean)
 
 
-def _difference_table(found: Gathered) -> list[Block]:
+def _difference_table(found: Gathered) -> list[page.Block]:
     study = found.study
     compared_with = [quantity for quantity in study.quantities if quantity.better > 0]
     if len(found.groups) < 2 or not compared_with:
         return []
     base = found.groups[0]
-    rows: list[list[Cell]] = []
+    rows: list[list[page.Cell]] = []
     for place, group in enumerate(found.groups):
         if group is base:
             continue
         less = [(q, study.difference(group, q.key)) for q in compared_with]
         seeds = max((len(each.seeds) for _, each in less if each is not None), default=0)
-        cells: list[Cell] = [
-            None if each is None else Value(interval(quantity, each).rstrip(), each.mean)
+        cells: list[page.Cell] = [
+            None if each is None else page.Value(interval(quantity, each).rstrip(), each.mean)
             for quantity, each in less
         ]
-        rows.append([Value(group.label, color=place), seeds, *cells, _verdict(found, group)])
+        rows.append([page.Value(group.label, color=place), seeds, *cells, _verdict(found, group)])
     heads = ["group", "n", *(q.heading for q in compared_with), "accuracy is"]
-    caption = f"Less {base.label}, paired over n common seeds: mean difference [95 % interval, "
-    caption += "Student t]; * where the interval leaves out zero."
-    return [Table(heads, rows, caption), *(Text(_held(remark)) for remark in study.remarks())]
+    caption = f"Difference from {base.label}, paired over n common seeds: mean [95 % interval, "
+    caption += "Student t]; * where the interval excludes zero."
+    return [
+        page.Table(heads, rows, caption),
+        *(page.Text(_held(remark)) for remark in study.remarks()),
+    ]
 
 
 def _held(text: str) -> str:
@@ -251,7 +242,7 @@ def _verdict(found: Gathered, group: Group) -> str:
     return "higher" if less.mean > 0 else "lower"
 
 
-def _cards(found: Gathered) -> list[Block]:
+def _cards(found: Gathered) -> list[page.Block]:
     (group,) = found.groups
     cards = []
     for quantity in found.study.quantities:
@@ -259,50 +250,48 @@ def _cards(found: Gathered) -> list[Block]:
         if value is None:
             continue
         best = optimum(found, quantity.key)
-        share = None if best is None or not best[0] else value.mean / best[0]
-        detail = ""
-        if best is not None:
-            detail = f"{'at most' if best[1] else 'optimum'} {best[0]:.4g}{quantity.unit}"
+        share = None if best is None or not best.value else value.mean / best.value
+        detail = "" if best is None else best.text(quantity.unit)
         unit = f" {quantity.unit}" if quantity.unit in ("%", "s") else quantity.unit
-        cards.append(Card(quantity.name, f"{quantity.shown(value.mean)}{unit}", detail, share))
-    return [Cards(cards)] if cards else []
+        cards.append(page.Card(quantity.name, f"{quantity.shown(value.mean)}{unit}", detail, share))
+    return [page.Cards(cards)] if cards else []
 
 
-def _features(found: Gathered, drawings: Sequence[Drawing]) -> list[Block]:
+def _features(found: Gathered, drawings: Sequence[Drawing]) -> list[page.Block]:
     if not drawings:
         return []
     text = "Features of test images and the prototypes of the classes"
     turn = any(each.name.startswith("sphere") for each in drawings)
     text += ", on the unit sphere; drag one to turn it." if turn else "."
-    blocks: list[Block] = [Text(text)]
+    blocks: list[page.Block] = [page.Text(text)]
     left = sum(seen.features is not None for seen in found.seen.values()) - len(drawings)
     if left > 0:
-        blocks.append(Text(f"The first {len(drawings)} groups; {left} more are not drawn."))
+        blocks.append(page.Text(f"The first {len(drawings)} groups; {left} more are not drawn."))
     return [*blocks, *figures_in(drawings)]
 
 
-def _class_table(found: Gathered) -> list[Block]:
+def _class_table(found: Gathered) -> list[page.Block]:
     table = compared.class_accuracies(found)
     if not table:
         return []
     order = compared.worst_first(table)[:_LISTED]
     columns = list(table)[:_COMPARED]
     names = compared.class_names(found, len(next(iter(table.values()))))
-    rows: list[list[Cell]] = []
+    rows: list[list[page.Cell]] = []
     for place in order:
         values = [table[label][place] for label in columns]
-        cells: list[Cell] = [None if v is None else Value(f"{v:.2f}", v) for v in values]
+        cells: list[page.Cell] = [None if v is None else page.Value(f"{v:.2f}", v) for v in values]
         rows.append([names[place], *cells])
     total = len(next(iter(table.values())))
     words = f"The worst {len(order)} of {total} classes" if len(order) < total else "All classes"
     if len(columns) < len(table):
         words += f", the first {len(columns)} of {len(table)} groups"
     heads = ["class", *columns]
-    return [Fold(f"{words}: accuracy in %", [Table(heads, rows, "Mean over seeds.")])]
+    return [page.Fold(f"{words}: accuracy in %", [page.Table(heads, rows, "Mean over seeds.")])]
 
 
-def _confusion(found: Gathered) -> list[Block]:
-    blocks: list[Block] = []
+def _confusion(found: Gathered) -> list[page.Block]:
+    blocks: list[page.Block] = []
     many = len(found.seen) > 3
     for group in found.groups:
         seen = found.seen.get(group.label)
@@ -310,9 +299,9 @@ def _confusion(found: Gathered) -> list[Block]:
             continue
         inside = pair_blocks(seen, 3 if many else 5)
         if inside:
-            blocks.append(Fold(group.label, inside, open=not blocks))
+            blocks.append(page.Fold(group.label, inside, open=not blocks))
     if len(blocks) == 1:
         (only,) = blocks
-        assert isinstance(only, Fold)
+        assert isinstance(only, page.Fold)
         return list(only.blocks)
     return blocks

@@ -12,23 +12,23 @@ from tammes.lab.paired import summary
 from tammes.lab.protocols.margin_analysis import Analysed, judge
 from tammes.lab.recipes import Published
 from tammes.lab.recipes.quantities import KNOWN
-from tammes.lab.report.charts import Chart, Dash, Layer, Line, Panel, Points, Rule
-from tammes.lab.report.curves import Drawing
-from tammes.lab.report.side_by_side import Reproduced
+from tammes.lab.report.charts import Chart, Dash, Layer, Line, Panel, Points, Rule, sentence
+from tammes.lab.report.curves import Drawing, drawing
+from tammes.lab.report.paper_comparison import PaperComparison
 from tammes.lab.statistics import Quantity
 
 _SWEPT = ("base_accuracy", "shot1", "shot5")
-"""What a sweep shows where the figure does not say: those of them that there are."""
+"""Quantities of a sweep where the figure names none, as far as they are known."""
 _RIGHT, _WRONG = 2, 1
 """Places in the palette."""
 
 
-def rows_of(found: Reproduced, figure: Mapping[str, Any]) -> list[str]:
+def rows_of(found: PaperComparison, figure: Mapping[str, Any]) -> list[str]:
     """Rows that a figure shows: all by default."""
     return [str(name) for name in figure.get("rows", found.recipe.rows)]
 
 
-def columns_of(found: Reproduced, figure: Mapping[str, Any]) -> list[str]:
+def columns_of(found: PaperComparison, figure: Mapping[str, Any]) -> list[str]:
     """Columns that a figure shows: all by default."""
     return [str(name) for name in figure.get("columns", found.recipe.columns)]
 
@@ -47,7 +47,9 @@ def _listed(of: Any) -> list[str]:
     return [of] if isinstance(of, str) else [str(each) for each in of]
 
 
-def _series(found: Reproduced, x: str, rows: Sequence[str]) -> dict[str, list[tuple[float, str]]]:
+def _series(
+    found: PaperComparison, x: str, rows: Sequence[str]
+) -> dict[str, list[tuple[float, str]]]:
     """Rows that have a number for the setting, with it, in its order; by their series."""
     series: dict[str, list[tuple[float, str]]] = {}
     for row in rows:
@@ -60,7 +62,7 @@ def _series(found: Reproduced, x: str, rows: Sequence[str]) -> dict[str, list[tu
 # ------------------------------------------------------------------------------------------- by
 
 
-def by(found: Reproduced, figure: Mapping[str, Any], name: str) -> list[Drawing]:
+def by(found: PaperComparison, figure: Mapping[str, Any], name: str) -> list[Drawing]:
     """Quantities over a setting of the rows or of the columns, the paper's beside ours."""
     keys = _listed(figure["of"])
     rows, columns, x = rows_of(found, figure), columns_of(found, figure), str(figure["x"])
@@ -72,67 +74,58 @@ def by(found: Reproduced, figure: Mapping[str, Any], name: str) -> list[Drawing]
         if len(keys) > 1 and "title" in figure:
             title += f", {quantity.name}"
         for heading, lines in _lines_by(found, quantity, x, rows, columns):
-            layers = [layer for place, line in enumerate(lines) for layer in _drawn(line, place)]
+            layers = [
+                layer for place, line in enumerate(lines.items()) for layer in _drawn(*line, place)
+            ]
             if layers:
                 shown = titled(title, heading, bool(heading))
                 panels.append(Panel(layers, shown, axis, quantity.heading))
-    if not panels:
-        return []
     caption = "Mean over the seeds; thin: from the lowest to the highest; dashed: the paper."
-    return [Drawing(name, Chart(panels, columns=2), caption=caption, legend=True)]
+    return drawing(name, panels, caption)
 
 
-_Line = tuple[str, list[tuple[float, Mapping[int, float], Published | None]]]
-"""A name; and an x, our values by seed and the paper's number for each point."""
+@dataclass(frozen=True)
+class _Point:
+    """A point of a line: our mean with its span, and the paper's number."""
+
+    x: float
+    mean: float | None
+    span: tuple[float, float] | None
+    published: Published | None
 
 
 def _lines_by(
-    found: Reproduced, quantity: Quantity, x: str, rows: Sequence[str], columns: Sequence[str]
-) -> Iterator[tuple[str, list[_Line]]]:
-    """For each panel its heading and its lines."""
+    found: PaperComparison, quantity: Quantity, x: str, rows: Sequence[str], columns: Sequence[str]
+) -> Iterator[tuple[str, dict[str, list[_Point]]]]:
+    """For each panel its heading and its lines by name."""
     recipe = found.recipe
 
-    def point(at: Any, row: str, column: str) -> tuple[float, Mapping[int, float], Any]:
-        published = recipe.paper.get((row, column, quantity.key))
-        return float(at), found.ledger.values(row, column, quantity.key), published
+    def point(at: Any, row: str, column: str) -> _Point:
+        values = found.ledger.values(row, column, quantity.key).values()
+        mean = math.fsum(values) / len(values) if values else None
+        span = (min(values), max(values)) if len(values) > 1 else None
+        return _Point(float(at), mean, span, recipe.paper.get((row, column, quantity.key)))
 
+    at = {column: recipe.columns[column].values.get(x) for column in columns}
     if any(x in recipe.columns[column].values for column in columns):
-        at = {column: recipe.columns[column].values.get(x) for column in columns}
-        yield (
-            "",
-            [
-                (found.labels[row], [point(v, row, c) for c, v in at.items() if _is_number(v)])
-                for row in rows
-            ],
-        )
+        known = sorted((v, column) for column, v in at.items() if _is_number(v))
+        yield "", {found.labels[row]: [point(v, row, c) for v, c in known] for row in rows}
         return
     for column in columns:
-        lines = [
-            (name, [point(at, row, column) for at, row in own])
-            for name, own in _series(found, x, rows).items()
-        ]
-        yield found.headings[column] if len(columns) > 1 else "", lines
+        series = _series(found, x, rows).items()
+        heading = found.headings[column] if len(columns) > 1 else ""
+        yield heading, {name: [point(v, row, column) for v, row in own] for name, own in series}
 
 
-def _drawn(line: _Line, place: int) -> Iterator[Layer]:
-    name, points = line
-    ordered = sorted(points, key=lambda point: point[0])
-    ours = [(x, values) for x, values, _ in ordered if values]
+def _drawn(name: str, points: Sequence[_Point], place: int) -> Iterator[Layer]:
+    """Our means, their spans as thin lines, and the paper's numbers."""
+    ours = [(point.x, point.mean) for point in points if point.mean is not None]
     if ours:
-        means = [math.fsum(values.values()) / len(values) for _, values in ours]
-        yield Line([x for x, _ in ours], means, name, "solid", place, name)
-        for x, values in ours:
-            if len(values) > 1:
-                ends = [min(values.values()), max(values.values())]
-                yield Line([x, x], ends, "", "solid", place, name, thin=True)
-    yield from _published(name, [(x, published) for x, _, published in ordered], place)
-
-
-def _published(
-    name: str, points: Sequence[tuple[float, Published | None]], place: int
-) -> Iterator[Layer]:
-    """The paper's numbers of a line."""
-    paper = [(x, published.mean) for x, published in points if published is not None]
+        yield Line([x for x, _ in ours], [y for _, y in ours], name, "solid", place, name)
+    for point in points:
+        if point.span:
+            yield Line([point.x] * 2, list(point.span), "", "solid", place, name, thin=True)
+    paper = [(point.x, point.published.mean) for point in points if point.published is not None]
     if paper:
         called = "paper" if name == "ours" else f"{name}, paper"
         yield Line([x for x, _ in paper], [y for _, y in paper], called, "dashed", place, called)
@@ -141,7 +134,7 @@ def _published(
 # ---------------------------------------------------------------------------------------- sweep
 
 
-def sweep(found: Reproduced, figure: Mapping[str, Any], name: str) -> list[Drawing]:
+def sweep(found: PaperComparison, figure: Mapping[str, Any], name: str) -> list[Drawing]:
     """Accuracies over a setting, such as the margin, with intervals and with the peak marked."""
     rows, columns, x = rows_of(found, figure), columns_of(found, figure), str(figure["x"])
     panels = []
@@ -152,17 +145,14 @@ def sweep(found: Reproduced, figure: Mapping[str, Any], name: str) -> list[Drawi
                 layers += _swept(found, key, column, line, points, place)
             if layers:
                 quantity = KNOWN[key]
-                title = _first_large(quantity.name)
+                title = sentence(quantity.name)
                 if "title" in figure:
                     title = f"{figure['title']}, {quantity.name}"
                 shown = titled(title, found.headings[column], len(columns) > 1)
                 axis = x.replace("_", " ")
                 panels.append(Panel(layers, shown, axis, quantity.heading, x_range=_room(layers)))
-    if not panels:
-        return []
     caption = "Thin: 95 % intervals, over seeds, or over the episodes of a single one. Circle: "
-    caption += "where the mean is best."
-    return [Drawing(name, Chart(panels, columns=2), caption=caption, legend=True)]
+    return drawing(name, panels, f"{caption}where the mean is best.")
 
 
 def _room(layers: Sequence[Layer]) -> tuple[float, float] | None:
@@ -172,40 +162,31 @@ def _room(layers: Sequence[Layer]) -> tuple[float, float] | None:
     return (min(xs) - room, max(xs) + room) if room else None
 
 
-def _first_large(text: str) -> str:
-    return text[:1].upper() + text[1:]
-
-
 def _swept(
-    found: Reproduced,
+    found: PaperComparison,
     key: str,
     column: str,
     name: str,
     points: Sequence[tuple[float, str]],
     place: int,
 ) -> Iterator[Layer]:
-    known: list[tuple[float, float]] = []
-    spans: list[tuple[float, float, float]] = []
+    known = []
     for at, row in points:
-        mean = found.ledger.summary(row, column, key)
-        if mean is None:
-            continue
-        half = mean.half
-        if half is None:
+        ours, span = found.ledger.summary(row, column, key), None
+        half = ours and ours.half
+        if ours and half is None:
             half = _over_episodes(found.ledger.of(row, column), key)
-        known.append((at, mean.mean))
-        if half:
-            spans.append((at, mean.mean - half, mean.mean + half))
-    if known:
-        yield Line([x for x, _ in known], [y for _, y in known], name, "solid", place, name)
-        for at, low, high in spans:
-            yield Line([at, at], [low, high], "", "solid", place, name, thin=True)
-        x, y = max(known, key=lambda each: each[1] * (KNOWN[key].better or 1))
+        if ours and half:
+            span = (ours.mean - half, ours.mean + half)
+        published = found.recipe.paper.get((row, column, key))
+        known.append(_Point(at, ours.mean if ours else None, span, published))
+    yield from _drawn(name, known, place)
+    means = [(point.mean, point.x) for point in known if point.mean is not None]
+    if means:
+        y, x = max(means, key=lambda each: each[0] * (KNOWN[key].better or 1))
         shown = f"{name}: best at {x:g}"
         text = f"{shown}, {KNOWN[key].shown(y)} {KNOWN[key].unit}".rstrip()
         yield Points([x], [y], shown, place, 11, True, [text], group=name)
-    published = [(at, found.recipe.paper.get((row, column, key))) for at, row in points]
-    yield from _published(name, published, place)
 
 
 def _over_episodes(entries: Sequence[Entry], key: str) -> float | None:
@@ -224,7 +205,7 @@ def _over_episodes(entries: Sequence[Entry], key: str) -> float | None:
 
 @dataclass(frozen=True)
 class _Measured:
-    """What was measured with one value of the setting."""
+    """Measurements at one value of the setting, by seed."""
 
     at: float
     by_seed: Mapping[int, Analysed]
@@ -249,8 +230,8 @@ _COURSES: tuple[tuple[str, str, tuple[tuple[str, str, Dash], ...]], ...] = (
 """Title, axis, and what is drawn: attribute, name and line."""
 
 
-def analysis(found: Reproduced, figure: Mapping[str, Any], name: str) -> list[Drawing]:
-    """How classes spread over a setting such as the margin, and (12) held against what is so."""
+def analysis(found: PaperComparison, figure: Mapping[str, Any], name: str) -> list[Drawing]:
+    """Spread of classes over a setting such as the margin, and (12) against what was measured."""
     rows, columns, x = rows_of(found, figure), columns_of(found, figure), str(figure["x"])
     axis = x.replace("_", " ")
     courses: list[Panel] = []
@@ -287,10 +268,8 @@ def analysis(found: Reproduced, figure: Mapping[str, Any], name: str) -> list[Dr
                 caption = f"{_PAIRS} {_told(own, verdicts, shots)}"
                 number = f"{name}-inequality-{len(judged) + 1}"
                 judged.append(Drawing(number, Chart([panel]), caption=caption, legend=True))
-    if not courses:
-        return []
     caption = "Of unit features, mean over the seeds; of base classes, images held out of training."
-    return [Drawing(name, Chart(courses, columns=2), caption=caption, legend=True), *judged]
+    return [*drawing(name, courses, caption), *judged]
 
 
 def _named(line: str, words: str, several: bool) -> str:
@@ -298,7 +277,7 @@ def _named(line: str, words: str, several: bool) -> str:
 
 
 def _measured(
-    found: Reproduced, column: str, points: Sequence[tuple[float, str]]
+    found: PaperComparison, column: str, points: Sequence[tuple[float, str]]
 ) -> list[_Measured]:
     measured = []
     for at, row in points:
@@ -313,7 +292,7 @@ def _measured(
 
 
 def _analysed(values: Mapping[str, float]) -> Analysed | None:
-    """What was measured of a cell; None where it was not."""
+    """Analysis of a cell; None where it was not measured."""
     keys = ("d_intra_base", "d_inter_base", "d_intra_novel", "d_inter_novel")
     distances = [values.get(key, math.nan) for key in keys]
     share = values.get("p_same", math.nan)
@@ -361,7 +340,7 @@ def _pairs(verdicts: Sequence[_Verdict], heading: str) -> Panel:
 
 
 def _means(
-    found: Reproduced, column: str, key: str, points: Sequence[tuple[float, str]]
+    found: PaperComparison, column: str, key: str, points: Sequence[tuple[float, str]]
 ) -> dict[float, float]:
     summaries = {at: found.ledger.summary(row, column, key) for at, row in points}
     return {at: each.mean for at, each in summaries.items() if each is not None}

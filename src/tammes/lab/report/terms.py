@@ -168,7 +168,7 @@ def over_angle(term: Term, theta: Tensor, *, scale: float = 30.0) -> list[Curve]
 
 
 def _variants(term: Term) -> list[tuple[str, dict[str, Any], dict[str, Any]]]:
-    """What to draw a term for: a name, options of the split, arguments of the term."""
+    """Curves to draw of a term: a name, options of the split, arguments of the term."""
     if term.name == "adaface":
         state = NormStatistics(term.settings["momentum"])
         state.mean.fill_(20.0)
@@ -200,7 +200,7 @@ def _score(
     scale: float,
     classes: int,
 ) -> Tensor | None:
-    """The target score over the scale, if the loss is the softplus of the others less a score."""
+    """The target score over the scale, if the loss is the softplus of the others minus a score."""
     found = []
     for degrees in (60.0, 90.0):
         others = theta.new_full((classes - 1,), ABSENT)

@@ -1,0 +1,432 @@
+"""Published numbers and ours in one table, with claims and what is still missing.
+
+The page of a reproduction, its table for a terminal and ``docs/results.md`` are written from it by
+:mod:`.paper_comparison_writers`.
+"""
+
+import math
+from collections import Counter
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from functools import cached_property
+from typing import Literal, NamedTuple
+
+from tammes.lab.claims import Verdict, judge
+from tammes.lab.ledger import Entry, Ledger
+from tammes.lab.paired import Summary
+from tammes.lab.recipes import Published, Recipe
+from tammes.lab.report.page import Value
+from tammes.lab.statistics import Quantity, spread
+
+ON_REQUEST = "on request"
+"""State of a cell that is run only where somebody asks for it."""
+QUICK = "Quick form: a few images and a narrow network. It shows that it works, and nothing else."
+ERRORS = (
+    "Differences are ours minus the paper's; beside them in standard errors, of both together "
+    "where the paper prints a spread."
+)
+VERDICTS = (
+    "A claim holds where the whole 95 % interval, paired over seeds, is on the right side; it "
+    "leans where only the mean is, where there is one seed, or where some comparisons are still "
+    "open; it fails where the mean is not; it is open where nothing is known."
+)
+DAGGER = "† The paper prints no spread: in standard errors of ours alone."
+
+Head = Literal["paper", "released", "ours", "ours or missing", "n", "difference",
+               "difference and errors", "standard errors", "missing"]  # fmt: skip
+"""Kinds of columns that a table can have."""
+_TITLES = {"ours or missing": "ours", "difference and errors": "difference"}
+Shown = tuple[Quantity, list[str]]
+"""A quantity, and the columns of the recipe that have something of it to show."""
+
+
+@dataclass(frozen=True)
+class ComparedCell:
+    """One quantity in one cell of the paper's table.
+
+    Attributes:
+        row: name of the row.
+        column: name of the column.
+        quantity: that is compared.
+        paper: number that the paper prints.
+        released: number that the authors' released code gave.
+        ours: over the finished seeds.
+        state: what is missing, in words; empty where every seed is done.
+        paper_seeds: number of seeds that the paper's spread is taken to be over.
+    """
+
+    row: str
+    column: str
+    quantity: Quantity
+    paper: Published | None
+    released: Published | None
+    ours: Summary | None
+    state: str
+    paper_seeds: int
+
+    @property
+    def difference(self) -> float | None:
+        """Ours minus the paper's."""
+        if self.ours is None or self.paper is None:
+            return None
+        return self.ours.mean - self.paper.mean
+
+    @property
+    def standard_error(self) -> float | None:
+        """Of the difference; a paper's number without a spread counts as exact.
+
+        None for a single seed of ours, and where nothing spreads.
+        """
+        if self.ours is None or self.paper is None or self.ours.std is None:
+            return None
+        own = self.ours.std**2 / self.ours.count
+        theirs = 0.0 if self.paper.std is None else self.paper.std**2 / self.paper_seeds
+        return math.sqrt(own + theirs) or None
+
+    @property
+    def errors(self) -> float | None:
+        """The difference in standard errors."""
+        difference, unit = self.difference, self.standard_error
+        return None if difference is None or unit is None else difference / unit
+
+    @property
+    def is_expected(self) -> bool:
+        """Whether there is a number of ours, or one is missing."""
+        return self.ours is not None or self.state not in ("", ON_REQUEST)
+
+    def value(self, head: Head) -> Value:
+        """Text of the cell under a head, with the number that it is sorted by."""
+        quantity, ours = self.quantity, self.ours
+        match head:
+            case "paper" | "released":
+                theirs = self.paper if head == "paper" else self.released
+                return Value(published(quantity, theirs), theirs.mean if theirs else None)
+            case "ours":
+                return Value(spread(quantity, ours), ours.mean if ours else None)
+            case "ours or missing":
+                own = self.value("ours")
+                both = f"{own.text} ({self.state})" if own.text and self.state else ""
+                return Value(both or own.text or self.state, own.sort)
+            case "n":
+                return Value(str(ours.count), ours.count) if ours else Value("")
+            case "difference":
+                less = self.difference
+                return Value("" if less is None else quantity.shown(less, sign=True), less)
+            case "difference and errors":
+                less_text, errors = self.value("difference").text, self.value("standard errors")
+                unit = "" if errors.sort is None else " s.e."
+                return Value(f"{less_text} ({errors.text}{unit})" if errors.text else less_text)
+            case "standard errors":
+                return Value(self._errors(), self.errors)
+        return Value(self.state)
+
+    def _errors(self) -> str:
+        """The difference in standard errors, or why there are none."""
+        if self.ours is None or self.paper is None:
+            return ""
+        if self.ours.std is None:
+            return "n = 1"
+        if self.errors is None:
+            return "no spread"
+        return f"{self.errors:+.1f}{' †' if self.paper.std is None else ''}"
+
+
+def published(quantity: Quantity, found: Published | None) -> str:
+    """A published number in words.
+
+    Example:
+        >>> from tammes.lab.recipes import Published
+        >>> from tammes.lab.recipes.quantities import KNOWN
+        >>> published(KNOWN["error"], Published(28.6, 0.24)), published(KNOWN["error"], None)
+        ('28.60 ± 0.24', '')
+    """
+    return "" if found is None else spread(quantity, Summary(1, found.mean, found.std))
+
+
+class ResultRow(NamedTuple):
+    """A row of a table of results.
+
+    Attributes:
+        name: of the row of the recipe.
+        label: its title.
+        column: title of the column of the recipe.
+        values: under the heads of the table.
+    """
+
+    name: str
+    label: str
+    column: str
+    values: list[Value]
+
+
+@dataclass(frozen=True)
+class ResultTable:
+    """A table of results, ready to be written.
+
+    Attributes:
+        title: what the rows show.
+        heads: titles of the values.
+        rows: cells of the recipe, those of one column after the other.
+        shared: whether it has several quantities of which nothing is published.
+    """
+
+    title: str
+    heads: list[str]
+    rows: list[ResultRow]
+    shared: bool = False
+
+    def by_column(self) -> list[tuple[str, list[ResultRow]]]:
+        """Rows of each column of the recipe, with its title."""
+        columns: dict[str, list[ResultRow]] = {}
+        for row in self.rows:
+            columns.setdefault(row.column, []).append(row)
+        return [*columns.items()]
+
+
+def _filled(
+    title: str, heads: Sequence[str], rows: Sequence[ResultRow], *, shared: bool = False
+) -> ResultTable:
+    """A table without the columns that have not a single value."""
+    places = [p for p in range(len(heads)) if any(row.values[p].text for row in rows)]
+    kept = [row._replace(values=[row.values[p] for p in places]) for row in rows]
+    return ResultTable(title, [heads[p] for p in places], kept, shared)
+
+
+@dataclass(frozen=True, eq=False)
+class PaperComparison:
+    """A recipe, and what its ledger has of it."""
+
+    recipe: Recipe
+    ledger: Ledger
+
+    @cached_property
+    def verdicts(self) -> list[Verdict]:
+        """Outcomes of the claims."""
+        return judge(self.recipe, self.ledger)
+
+    @cached_property
+    def open(self) -> list[tuple[str, str, int]]:
+        """Cells that have still to be run; a row of a column on request is, once it was begun."""
+        begun = {(entry.row, entry.column) for entry in self.ledger.cells}
+        missing = self.ledger.open(self.recipe, 1 if self.ledger.quick else None)
+        usual = {name for name, each in self.recipe.columns.items() if not each.on_request}
+        return [place for place in missing if place[1] in usual or place[:2] in begun]
+
+    @cached_property
+    def labels(self) -> dict[str, str]:
+        """Titles of the rows; no two the same."""
+        return _unique({name: row.title for name, row in self.recipe.rows.items()})
+
+    @cached_property
+    def headings(self) -> dict[str, str]:
+        """Titles of the columns; no two the same."""
+        return _unique({name: column.title for name, column in self.recipe.columns.items()})
+
+    @cached_property
+    def stopped(self) -> list[Entry]:
+        """Cells that diverged or failed, in the order of the table."""
+        order = {name: place for place, name in enumerate(self.recipe.rows)}
+        found = [entry for entry in self.ledger.cells if entry.status != "done"]
+        return sorted(found, key=lambda entry: (order.get(entry.row, -1), entry.column, entry.seed))
+
+    @cached_property
+    def counts(self) -> dict[str, int]:
+        """Number of cells that are done, diverged, failed and open."""
+        found: Counter[str] = Counter(entry.status for entry in self.ledger.cells)
+        found["open"] = len(self.open)
+        return {state: found[state] for state in ("done", "diverged", "failed", "open")}
+
+    @cached_property
+    def columns(self) -> list[str]:
+        """Columns that have something to show, in their order: a number, or a cell to be run."""
+        known = (*self.recipe.paper, *self.recipe.released, *self.open)
+        shown = {column for _, column, _ in known} | self._begun
+        return [name for name in self.recipe.columns if name in shown]
+
+    @cached_property
+    def _begun(self) -> set[str]:
+        return {entry.column for entry in self.ledger.cells}
+
+    def cell(self, row: str, column: str, quantity: Quantity) -> ComparedCell:
+        """A cell of the table."""
+        where = (row, column, quantity.key)
+        return ComparedCell(
+            row,
+            column,
+            quantity,
+            self.recipe.paper.get(where),
+            self.recipe.released.get(where),
+            self.ledger.summary(row, column, quantity.key),
+            self.state(row, column),
+            max(1, self.recipe.seeds),
+        )
+
+    def cells(self, quantity: Quantity, column: str) -> list[ComparedCell]:
+        """Cells of a column that have a number, or will have one."""
+        found = [self.cell(row, column, quantity) for row in self.recipe.rows]
+        return [each for each in found if each.paper or each.released or each.is_expected]
+
+    def quantities(self, *, begun: bool = False) -> Iterator[Shown]:
+        """Quantities with the columns that have something of them to show.
+
+        Args:
+            begun: only columns of which something was run, where there is one.
+        """
+        run = self._begun & set(self.columns)
+        shown = [name for name in self.columns if name in run or not (begun and run)]
+        for place, quantity in enumerate(self.recipe.quantities):
+            columns = []
+            for column in shown:
+                found = self.cells(quantity, column)
+                # Open cells are told once, under the main quantity.
+                if any(each.paper or each.released or each.ours for each in found) or (
+                    found and not place
+                ):
+                    columns.append(column)
+            if columns:
+                yield quantity, columns
+
+    def tables(self, heads: Sequence[Head], *, begun: bool = False) -> Iterator[ResultTable]:
+        """Tables of all quantities; several of which nothing is published share the last one.
+
+        Args:
+            heads: columns to show.
+            begun: as :meth:`quantities` has it.
+        """
+        known = {place[1:] for place in (*self.recipe.paper, *self.recipe.released)}
+        unpublished: list[Shown] = []
+        every = [*self.quantities(begun=begun)]
+        for quantity, columns in every:
+            if not any((column, quantity.key) in known for column in columns):
+                unpublished.append((quantity, columns))
+        shared = unpublished if len(unpublished) > 1 else []
+        yield from (self.table(*each, heads) for each in every if each not in shared)
+        if shared:
+            yield self._shared(shared, heads)
+
+    def table(
+        self, quantity: Quantity, columns: Sequence[str], heads: Sequence[Head]
+    ) -> ResultTable:
+        """The table of a quantity in some columns of the recipe."""
+        cells = [cell for column in columns for cell in self.cells(quantity, column)]
+        titles = {**_TITLES, "released": self.recipe.released_title}
+        rows = [self._row(cell, [cell.value(head) for head in heads]) for cell in cells]
+        return _filled(quantity.heading, [titles.get(head, head) for head in heads], rows)
+
+    def _shared(self, given: Sequence[Shown], heads: Sequence[Head]) -> ResultTable:
+        """The table of several quantities beside each other."""
+        rows = []
+        wanted = {column for _, columns in given for column in columns}
+        more: list[Head] = ["n", "missing"] if "n" in heads else ["missing"]
+        for column in (name for name in self.recipe.columns if name in wanted):
+            for row in self.recipe.rows:
+                cells = [self.cell(row, column, quantity) for quantity, _ in given]
+                if any(cell.is_expected for cell in cells):
+                    most = max(cells, key=lambda cell: cell.ours.count if cell.ours else 0)
+                    values = [cell.value("ours") for cell in cells]
+                    rows.append(self._row(most, [*values, *map(most.value, more)]))
+        names = [quantity.heading for quantity, _ in given]
+        return _filled("ours", [*names, *more], rows, shared=True)
+
+    def _row(self, cell: ComparedCell, values: list[Value]) -> ResultRow:
+        return ResultRow(cell.row, self.labels[cell.row], self.headings[cell.column], values)
+
+    def state(self, row: str, column: str) -> str:
+        """Seeds that are missing in a cell, in words."""
+        found: dict[str, list[int]] = {}
+        for entry in self.stopped:
+            if (entry.row, entry.column) == (row, column):
+                found.setdefault(_ending(entry), []).append(entry.seed)
+        for other_row, other_column, seed in self.open:
+            if (other_row, other_column) == (row, column):
+                found.setdefault("open", []).append(seed)
+        done = self.ledger.of(row, column)
+        if not found:
+            on_request = self.recipe.columns[column].on_request
+            there = on_request and not done and self.recipe.has(row, column)
+            return ON_REQUEST if there else ""
+        if len(found) == 1 and not done:
+            return next(iter(found))
+        return "; ".join(f"{seeds_in_words(seeds)} {words}" for words, seeds in found.items())
+
+    @property
+    def summary(self) -> str:
+        """Cells by their state, seeds and machines, in words."""
+        words = [counts_in_words(self.counts) if self.recipe.rows else "nothing to train"]
+        if self.ledger.cells:
+            words.append(seeds_in_words(sorted({entry.seed for entry in self.ledger.cells})))
+        used = {entry.machine for entry in self.ledger.cells}
+        machines = [
+            str(machine.get("device") or machine.get("platform") or "an unnamed machine")
+            for place, machine in enumerate(self.ledger.machines)
+            if place in used
+        ]
+        return "; ".join([*words, *filter(None, [", ".join(dict.fromkeys(machines))])])
+
+    @property
+    def commands(self) -> list[str]:
+        """Commands that ran the cells; the one that filled the ledger last, where none is known."""
+        found = [entry.command or self.ledger.command for entry in self.ledger.cells]
+        return [*dict.fromkeys(filter(None, found))] or [f"tammes reproduce {self.recipe.name}"]
+
+    def stopped_in_words(self) -> Iterator[tuple[str, str, int, str, str]]:
+        """Cells that diverged or failed: row, column, seed, state and reason."""
+        for entry in self.stopped:
+            row = self.labels.get(entry.row, entry.row)
+            column = self.headings.get(entry.column, entry.column)
+            yield row, column, entry.seed, _ending(entry), entry.reason
+
+    def open_in_words(self) -> Iterator[tuple[str, str]]:
+        """Columns with open cells, each with its rows and their seeds."""
+        for column in self.recipe.columns:
+            seeds: dict[str, list[int]] = {}
+            for row, other, seed in self.open:
+                if other == column:
+                    seeds.setdefault(row, []).append(seed)
+            alike: dict[tuple[int, ...], list[str]] = {}
+            for row, missing in seeds.items():
+                alike.setdefault(tuple(missing), []).append(row)
+            every = sum(self.recipe.has(row, column) for row in self.recipe.rows)
+            parts = []
+            for own_seeds, rows in alike.items():
+                shown = ", ".join(self.labels[row] for row in rows)
+                if len(rows) == every > 1:
+                    shown = f"all {every} rows"
+                parts.append(f"{shown} ({seeds_in_words(own_seeds)})")
+            if parts:
+                yield self.headings[column], "; ".join(parts)
+
+
+def _ending(entry: Entry) -> str:
+    """State of a cell that has no number."""
+    return f"diverged at step {entry.step:,}" if entry.status == "diverged" else entry.status
+
+
+def seeds_in_words(seeds: Sequence[int]) -> str:
+    """Seeds as a list.
+
+    Example:
+        >>> seeds_in_words([2]), seeds_in_words([0, 1, 2])
+        ('seed 2', 'seeds 0, 1, 2')
+    """
+    return f"{'seed' if len(seeds) == 1 else 'seeds'} {', '.join(map(str, seeds))}"
+
+
+def counts_in_words(counts: dict[str, int]) -> str:
+    """Number of cells in each state.
+
+    Example:
+        >>> counts_in_words({"done": 5, "diverged": 1, "failed": 0, "open": 2})
+        '8 cells: 5 done, 1 diverged, 2 open'
+    """
+    total = sum(counts.values())
+    parts = [f"{count} {state}" for state, count in counts.items() if count]
+    words = f"{total} {'cell' if total == 1 else 'cells'}"
+    return f"{words}: {', '.join(parts)}" if parts else words
+
+
+def _unique(titles: dict[str, str]) -> dict[str, str]:
+    count = Counter(titles.values())
+    return {
+        name: title if count[title] == 1 else f"{title} ({name})" for name, title in titles.items()
+    }

@@ -1,0 +1,228 @@
+"""Writers of the comparison with a paper: for a terminal, for a page, as Markdown."""
+
+import io
+import re
+from collections.abc import Iterator, Mapping, Sequence
+from typing import Any
+
+from tammes.lab.ledger import Ledger
+from tammes.lab.recipes import Recipe
+from tammes.lab.report.page import Block, Cell, Fold, Table, Text, Value
+from tammes.lab.report.paper_comparison import (
+    DAGGER,
+    ERRORS,
+    ON_REQUEST,
+    QUICK,
+    Head,
+    PaperComparison,
+    ResultRow,
+    ResultTable,
+)
+from tammes.optional import require
+
+_ON_TERMINAL: tuple[Head, ...] = (
+    "paper", "released", "ours", "difference", "standard errors", "missing"
+)  # fmt: skip
+_ON_PAGE: tuple[Head, ...] = (
+    "paper", "released", "ours or missing", "n", "difference", "standard errors"
+)  # fmt: skip
+_IN_MARKDOWN: tuple[Head, ...] = ("paper", "released", "ours or missing", "difference and errors")
+_TITLE = 40
+"""Letters of a row's title on a terminal; a longer one is wrapped."""
+_UNFOLDED = 36
+"""Rows of a table up to which a page does not fold it."""
+_BESIDE = 4
+"""Columns of a table of a page beside each other."""
+
+
+# ------------------------------------------------------------------------------ for a terminal
+
+
+def print_table(recipe: Recipe, ledger: Ledger, *, width: int = 120) -> str:
+    """The comparison as plain text, for a terminal.
+
+    Args:
+        recipe: that was reproduced.
+        ledger: of its cells.
+        width: letters in a line.
+
+    Returns:
+        The text, without a line break at its end.
+    """
+    found = PaperComparison(recipe, ledger)
+    stream = io.StringIO()
+    console = require("rich.console", extra="lab").Console(
+        file=stream, width=width, color_system=None
+    )
+    padding = require("rich.padding", extra="lab").Padding
+
+    def say(*parts: Any, title: str = "") -> None:
+        if title:
+            console.print("", _printable(title), sep="\n")
+        for part in parts:
+            shown = _printable(part) if isinstance(part, str) else part
+            console.print(padding(shown, (0, 0, 0, 2)))
+
+    console.print(_printable(f"{recipe.title} ({recipe.source})"))
+    say(*[QUICK] * ledger.quick, f"{recipe.name}; {found.summary}")
+    for quantity, columns in found.quantities(begun=True):
+        say("", _rich_table(found.table(quantity, columns, _ON_TERMINAL)))
+    if recipe.paper:
+        say("", ERRORS, *[DAGGER] * ("†" in stream.getvalue()))
+    if found.verdicts:
+        claims = require("rich.table", extra="lab").Table.grid(padding=(0, 2, 0, 0))
+        for verdict in found.verdicts:
+            claims.add_row(verdict.outcome.upper(), _printable(verdict.claim.says))
+            claims.add_row("", _printable(verdict.sentence))
+        say(claims, title="claims")
+    stopped = [
+        f"{row}, {column}, seed {seed}: {': '.join(filter(None, why))}"
+        for row, column, seed, *why in found.stopped_in_words()
+    ]
+    if stopped:
+        say(*stopped, title="diverged and failed")
+    opened = [f"{column}: {words}" for column, words in found.open_in_words()]
+    if opened:
+        say(*opened, title="open")
+    return "\n".join(line.rstrip() for line in stream.getvalue().splitlines())
+
+
+def _rich_table(table: ResultTable) -> Any:
+    drawn = require("rich.table", extra="lab").Table(box=None, pad_edge=False)
+    drawn.add_column(_printable(table.title), max_width=max(_TITLE, len(table.title)))
+    for head in table.heads:
+        # What is missing is a text of any length.
+        numbers = {"justify": "right", "no_wrap": True} if head != "missing" else {}
+        drawn.add_column(_printable(head if numbers else ""), **numbers)
+    columns = table.by_column()
+    for column, rows in columns:
+        if len(columns) > 1:
+            drawn.add_row(_printable(column))
+        for row in rows:
+            drawn.add_row(_printable(row.label), *(_printable(each.text) for each in row.values))
+    return drawn
+
+
+def _printable(text: str) -> Any:
+    """A text for rich, without signs that a terminal would obey."""
+    letters = (letter if letter.isprintable() else " " for letter in text)
+    return require("rich.text", extra="lab").Text("".join(letters))
+
+
+# --------------------------------------------------------------------------------- for a page
+
+
+def comparison_blocks(found: PaperComparison) -> list[Block]:
+    """The comparison as blocks of a page: a table or two for each quantity, and remarks."""
+    blocks: list[Block] = []
+    tables = [*found.tables(_ON_PAGE)]
+    for table in tables:
+        caption = f"{table.title.capitalize()}, mean ± standard deviation."
+        if table.shared:
+            caption = "Ours, mean ± standard deviation; nothing of it is published."
+        columns = table.by_column()
+        detail = Table(["", *table.heads], [*_page_rows(found, columns)], caption)
+        if table.shared or len(columns) == 1:
+            blocks.append(detail)
+            continue
+        blocks += _overviews(found, table)
+        words = f"{table.title.capitalize()}: every number with its difference to the paper"
+        blocks.append(Fold(words, [detail]) if len(table.rows) > _UNFOLDED else detail)
+    dagger = any("†" in each.text for t in tables for row in t.rows for each in row.values)
+    recipe = found.recipe
+    if recipe.paper or recipe.released:
+        remarks = [*[ERRORS] * bool(recipe.paper), *[DAGGER] * dagger,
+                   *[recipe.released_source] * bool(recipe.released)]  # fmt: skip
+        blocks.append(Text(" ".join(remarks)))
+    return blocks
+
+
+def _page_rows(
+    found: PaperComparison, columns: Sequence[tuple[str, list[ResultRow]]]
+) -> Iterator[Sequence[Cell] | str]:
+    for column, rows in columns:
+        if len(columns) > 1:
+            yield column
+        for row in rows:
+            yield [_label(found, row.name), *(each if each.text else None for each in row.values)]
+
+
+def _label(found: PaperComparison, row: str) -> Value:
+    return Value(found.labels[row], color=list(found.labels).index(row))
+
+
+def _overviews(found: PaperComparison, table: ResultTable) -> Iterator[Table]:
+    """Rows by columns, a few columns in each table: ours, with the paper's in brackets."""
+    cells: dict[str, dict[str, Value]] = {}
+    for column, rows in table.by_column():
+        own = {row.name: dict(zip(table.heads, row.values, strict=True)) for row in rows}
+        # The published numbers of a column that was not asked for are in the other table.
+        if any(values["ours"].text != ON_REQUEST for values in own.values()):
+            cells[column] = {name: _with_paper(values) for name, values in own.items()}
+    columns = list(cells)
+    for start in range(0, len(columns), _BESIDE):
+        part = columns[start : start + _BESIDE]
+        lines = [
+            [_label(found, name), *(cells[column].get(name) for column in part)]
+            for name in found.recipe.rows
+            if any(name in cells[column] for column in part)
+        ]
+        caption = f"{table.title.capitalize()}: ours, mean ± standard deviation [paper]."
+        yield Table(["", *part], lines, caption)
+
+
+def _with_paper(values: Mapping[str, Value]) -> Value:
+    ours, paper = values["ours"], values.get("paper", Value("")).text
+    return Value(" ".join(filter(None, (ours.text, paper and f"[{paper}]"))), ours.sort)
+
+
+# -------------------------------------------------------------------------------- as Markdown
+
+
+def markdown_section(found: PaperComparison) -> Iterator[str]:
+    """Lines of the comparison, without its heading."""
+    recipe = found.recipe
+    yield f"{markdown_text(recipe.title)}. {markdown_text(recipe.source)}."
+    yield ""
+    yield f"- {markdown_text(found.summary)}"
+    yield from (f"- `{' '.join(each.replace('`', chr(39)).split())}`" for each in found.commands)
+    if recipe.released:
+        yield f"- {markdown_text(recipe.released_title)}: {markdown_text(recipe.released_source)}"
+    for table in found.tables(_IN_MARKDOWN, begun=True):
+        several = ["column"] * (len(table.by_column()) > 1)
+        rows = [[row.label, *[row.column] * len(several), *(each.text for each in row.values)]
+                for row in table.rows]  # fmt: skip
+        yield from ("", *markdown_table([table.title, *several, *table.heads], rows))
+    claims = [(each.claim.says, each.outcome, each.sentence) for each in found.verdicts]
+    if claims:
+        yield from ("", *markdown_table(("claim", "verdict", "what was found"), claims, bold=1))
+    stopped = [f"{row}, {column}, seed {seed}: {state}. {reason}"
+               for row, column, seed, state, reason in found.stopped_in_words()]  # fmt: skip
+    opened = [f"{column}: {words}" for column, words in found.open_in_words()]
+    for title, items in (("Diverged or failed:", stopped), ("Open:", opened)):
+        if items:
+            yield from ("", title, "", *(f"- {markdown_text(each)}" for each in items))
+
+
+def markdown_table(
+    heads: Sequence[str], rows: Sequence[Sequence[str]], *, bold: int | None = None
+) -> Iterator[str]:
+    """Lines of a table; the cells of one column can be bold."""
+    yield f"| {' | '.join(map(markdown_text, heads))} |"
+    yield f"|{'---|' * len(heads)}"
+    for row in rows:
+        cells = [markdown_text(each) for each in row]
+        if bold is not None:
+            cells[bold] = f"**{cells[bold]}**"
+        yield f"| {' | '.join(cells)} |"
+
+
+def markdown_text(text: str) -> str:
+    r"""A text that Markdown shows as it is, on one line.
+
+    Example:
+        >>> markdown_text("CosFace* | <b>\n")
+        'CosFace\\* \\| &lt;b&gt;'
+    """
+    line = " ".join(text.replace("&", "&amp;").replace("<", "&lt;").replace(">", "&gt;").split())
+    return re.sub(r"([\\`*_\[\]|])", r"\\\1", line)
