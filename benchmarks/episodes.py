@@ -21,8 +21,8 @@ from pathlib import Path
 
 import torch
 
-from tammes.lab.protocols.episodes import draw
-from tammes.lab.protocols.fewshot import accuracies, interval, methods
+from tammes.lab.fewshot.episodes import draw
+from tammes.lab.fewshot.protocol import accuracies, interval, methods
 
 CLASSES, EACH, SIZE = 20, 600, 640
 WAY, QUERIES = 5, 15

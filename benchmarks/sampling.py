@@ -32,7 +32,7 @@ import torch.nn.functional as F
 from torch import nn
 
 import tammes
-from tammes.heads.sampled import sample_size
+from tammes.heads.class_sampling import sample_size
 
 RATES = (1.0, 0.5, 0.3, 0.1, 0.05)
 TRAINED = 15

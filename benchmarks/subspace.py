@@ -13,7 +13,7 @@ import time
 
 import torch
 
-from tammes.subspace import OrthogonalComplement, SpectralComplement
+from tammes.losses.subspace import OrthogonalComplement, SpectralComplement
 
 
 def milliseconds(work, device, repeats):

@@ -1,4 +1,4 @@
-"""Images per second of `tammes.lab.train` beside a bare loop on the same network, in one run.
+"""Images per second of the lab beside a bare loop on the same network, in one run.
 
     python benchmarks/train.py                    # on a GPU: CIFAR-100, 13-layer network, bf16
     python benchmarks/train.py --cells 6          # and that many side by side
@@ -21,12 +21,12 @@ import torch
 import torch.nn.functional as F
 
 from tammes.lab import backbones, data
-from tammes.lab.config import Config
-from tammes.lab.engines import Cell, places, run_cells
-from tammes.lab.record import Run
-from tammes.lab.train import train
+from tammes.lab.config.schema import Config
+from tammes.lab.records.run_folder import Run
+from tammes.lab.runner import Cell, places, run_cells
+from tammes.lab.training.loop import train
 
-WORK = "tammes.lab.compare:train_cell"
+WORK = "tammes.lab.runner.sweep:train_cell"
 
 
 def augmented(pixels, mean, std):

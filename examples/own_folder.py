@@ -12,11 +12,11 @@ from pathlib import Path
 from PIL import Image
 from sklearn.datasets import load_digits
 
-from tammes.lab.compare import compare
-from tammes.lab.config import Config
-from tammes.lab.report.page import write
-from tammes.lab.report.runs import runs_page
-from tammes.lab.statistics import table
+from tammes.lab.config.schema import Config
+from tammes.lab.report.pages.runs_page import runs_page
+from tammes.lab.report.render.html_page import write
+from tammes.lab.runner.sweep import compare
+from tammes.lab.stats.seed_groups import table
 
 
 def make_folder(folder):

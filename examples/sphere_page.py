@@ -14,7 +14,8 @@ from pathlib import Path
 from sphere import CLASSES, LOSSES, SCALES, SIZE, final_points, margins, solve
 
 import tammes
-from tammes.lab.report import page, plots
+from tammes.lab.report.charts import gallery
+from tammes.lab.report.render import html_page
 
 
 def build(scales: Sequence[float], steps: int, out: Path) -> tuple[Path, Path]:
@@ -34,15 +35,15 @@ def build(scales: Sequence[float], steps: int, out: Path) -> tuple[Path, Path]:
     )
     columns = ("loss", "scale", "trained, degrees", "solved, degrees")
     # A phone turns eight spheres at once, not more: those of the last scale.
-    turnable = page.pictures(plots.spheres.chart(found))
+    turnable = html_page.pictures(gallery.spheres.chart(found))
     sections = [
-        page.Section("", [page.Text(text), page.Table(columns, rows)]),
-        page.Section(f"Trained at scale {scale:g}", turnable),
+        html_page.Section("", [html_page.Text(text), html_page.Table(columns, rows)]),
+        html_page.Section(f"Trained at scale {scale:g}", turnable),
     ]
     lead = [f"The best arrangement of eight directions has a class margin of {best:.2f}°."]
     html, png = out / "sphere.html", out / "sphere.png"
-    page.write(html, page.render("Eight classes on the sphere", sections, lead=lead))
-    plots.save(plots.spheres(found), png)
+    html_page.write(html, html_page.render("Eight classes on the sphere", sections, lead=lead))
+    gallery.save(gallery.spheres(found), png)
     return html, png
 
 

@@ -9,9 +9,10 @@ nothing but torch, Lightning, pyarrow and Pillow is needed.
 import argparse
 import signal
 
-from tammes.lab import recipes
 from tammes.lab.report.reproduced import print_table
-from tammes.lab.reproduce import Engine, Selection, reproduce
+
+from tammes.lab.reproduce import recipes
+from tammes.lab.reproduce.run import Engine, Selection, reproduce
 
 CIFAR, TAILS = ["cifar100"], ["cifar100_lt100", "cifar100_lt10"]
 SIDES = [f"{name}_{s}" for name in ("normface", "cosface", "arcface") for s in (64, 20, 10)]

@@ -221,7 +221,7 @@ class Watched:
     """Keeps the steps of trainings, the weights they began with, and what was said."""
 
     def __init__(self) -> None:
-        from tammes.lab import train as module
+        from tammes.lab.training import loop as module
         from tammes.lab.training.progress import Progress
 
         watched = self
@@ -279,7 +279,7 @@ def _train_one(watched: Watched, text: str, changes: dict, device: str, folder: 
     """Train, and look at what it did; returns what is worth a note."""
     import torch
 
-    from tammes.lab.config import Config
+    from tammes.lab.config.schema import Config
 
     config = Config(
         data="digits", loss=text, backbone="mnist_cnn(width=0.25)", batch_size=100,
@@ -335,10 +335,10 @@ def time_steps(device: str) -> tuple[Part, dict]:
 def _time_step(loss: str, precision: str, device: str, small: bool) -> dict:
     import torch
 
-    from tammes.lab import train as module
-    from tammes.lab.config import Config
+    from tammes.lab.config.schema import Config
     from tammes.lab.data import Images
-    from tammes.lab.training.machine import start
+    from tammes.lab.training import loop as module
+    from tammes.lab.training.fabric import start
     from tammes.lab.training.progress import Progress
 
     rows, side, classes, repeats = (16, 16, 4, 4) if small else (512, 32, 64, 100)

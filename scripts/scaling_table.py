@@ -3,16 +3,16 @@
     python scripts/scaling_table.py                              the table of docs/scaling.md
     python scripts/scaling_table.py --classes 1000000 --gpus 8   the arithmetic of one case
 
-Everything is what :func:`tammes.geometry.planner.plan` says of :class:`tammes.ShardedHead`.
+Everything is what :func:`tammes.advise.memory_plan.plan` says of :class:`tammes.ShardedHead`.
 """
 
 import argparse
 from collections.abc import Sequence
 
-from tammes.geometry import passes
-from tammes.geometry.planner import COLLECTIVES, Cost, exchange, messages, plan, size
-from tammes.geometry.wording import table
-from tammes.geometry.workload import OPTIMIZERS, Machine, Workload
+from tammes.advise import kernel_costs
+from tammes.advise.memory_plan import COLLECTIVES, Cost, exchange, messages, plan, size
+from tammes.advise.text import table
+from tammes.advise.workload import OPTIMIZERS, Machine, Workload
 
 CLASSES = (1_000_000, 10_000_000, 100_000_000)
 GPUS = (1, 8, 64)
@@ -100,7 +100,7 @@ def arithmetic(work: Workload, machine: Machine | None = None) -> str:
     """
     machine = machine or Machine()
     cost = by_mode(work, machine)["sharded"]
-    way, inside = passes.shared(work, work.batch, work.shard)
+    way, inside = kernel_costs.shared(work, work.batch, work.shard)
     copies = OPTIMIZERS[work.optimizer]
     row = f"{work.shard:,} x {work.dim} x {work.stored} B"
     words = f"{work.batch:,} x {work.dim} x {work.working} B"

@@ -13,10 +13,10 @@ from pathlib import Path
 
 import scaling_table
 
-from tammes.lab import cli
-from tammes.lab.config import Config
-from tammes.lab.options import field_help
-from tammes.lab.typecheck import type_name
+from tammes.lab.cli import main
+from tammes.lab.config.flags import field_help
+from tammes.lab.config.schema import Config
+from tammes.lab.config.typecheck import type_name
 
 DOCS = Path(__file__).parents[1] / "docs"
 BEGIN, END = "<!-- fields: made by scripts/update_docs.py -->", "<!-- end of fields -->"
@@ -28,7 +28,7 @@ def printed(command: str) -> str:
     heard = io.StringIO()
     with contextlib.redirect_stdout(heard):
         if words[0] == "tammes":
-            cli.main(words[1:])
+            main.main(words[1:])
         else:
             assert words[:2] == ["python", "scripts/scaling_table.py"]
             scaling_table.main(words[2:])

@@ -13,8 +13,8 @@ from torch.func import functional_call, grad, vmap
 from torch.testing import assert_close
 
 import tammes
-from tammes.compose import State
 from tammes.schedules import DeferredReweighting, LambdaAnnealing, Schedule, WarmUp
+from tammes.terms import State
 
 SIZE, ROWS = 6, 8
 

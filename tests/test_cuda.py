@@ -8,8 +8,8 @@ from catalogue import CLASSES, HEADS, SPLIT_TERMS, fits
 from torch.testing import assert_close
 
 import tammes
+from tammes.losses.subspace import OrthogonalComplement, SpectralComplement
 from tammes.schedules import DeferredReweighting, WarmUp
-from tammes.subspace import OrthogonalComplement, SpectralComplement
 
 pytestmark = pytest.mark.gpu
 STREAMABLE = {n: t for n, t in SPLIT_TERMS.items() if "rest" not in t.definition.reads}

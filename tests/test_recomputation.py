@@ -9,7 +9,7 @@ from torch.testing import assert_close
 from torch.utils.checkpoint import checkpoint
 
 import tammes
-from tammes.heads.sampled import Sampler
+from tammes.heads.class_sampling import Sampler
 from tammes.schedules import DeferredReweighting, WarmUp
 
 SIZE, CLASSES, ROWS = 6, 5, 8

@@ -14,7 +14,7 @@ from pathlib import Path
 
 import pytest
 
-from tammes.lab.cli import COMMANDS
+from tammes.lab.cli.main import COMMANDS
 
 ROOT = Path(__file__).resolve().parents[1]
 

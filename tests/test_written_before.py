@@ -48,7 +48,7 @@ def test_a_sharded_checkpoint_gives_the_loss_it_gave():
 
 def test_a_finished_run_loads():
     pytest.importorskip("lightning.fabric")
-    from tammes.lab.record import Run
+    from tammes.lab.records.run_folder import Run
     from tammes.lab.training.model import load_model
 
     run = Run(BEFORE / "finished")
@@ -60,9 +60,9 @@ def test_a_finished_run_loads():
 def test_an_interrupted_run_goes_on_to_the_same_end(tmp_path):
     pytest.importorskip("lightning.fabric")
     pytest.importorskip("sklearn")
-    from tammes.lab.config import Config
-    from tammes.lab.record import Run
-    from tammes.lab.train import train
+    from tammes.lab.config.schema import Config
+    from tammes.lab.records.run_folder import Run
+    from tammes.lab.training.loop import train
 
     shutil.copytree(BEFORE / "interrupted", tmp_path / "run")
     config = Config.from_dict(json.loads((BEFORE / "interrupted" / "config.json").read_text()))

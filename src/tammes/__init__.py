@@ -1,12 +1,24 @@
 """Tammes: large-margin losses, heads and measures for PyTorch.
 
 Read in this order: :mod:`tammes.split`, :mod:`tammes.losses.angular`, :mod:`tammes.heads.cosine`,
-:mod:`tammes.criterion`. Importing the package imports torch and nothing else.
+:mod:`tammes.criterion.criterion`. Importing the package imports torch and nothing else.
 """
 
 from tammes import convert, geometry, metrics, schedules
-from tammes.compose import Batch, Loss, Sum, Term, term
-from tammes.criterion import Criterion
+from tammes.criterion.criterion import Criterion
+from tammes.criterion.presets import (
+    LDAM,
+    ArcFace,
+    CombinedMargin,
+    CosFace,
+    GMSoftmax,
+    LargeMarginGaussian,
+    LMSoftmax,
+    LSoftmax,
+    NormFace,
+    Softmax,
+    SphereFace,
+)
 from tammes.heads import (
     CosineHead,
     GaussianHead,
@@ -44,21 +56,9 @@ from tammes.losses import (
     triplet,
     zero_centroid,
 )
-from tammes.ready import (
-    LDAM,
-    ArcFace,
-    CombinedMargin,
-    CosFace,
-    GMSoftmax,
-    LargeMarginGaussian,
-    LMSoftmax,
-    LSoftmax,
-    NormFace,
-    Softmax,
-    SphereFace,
-)
+from tammes.losses.subspace import direct_sum, spectral_sum
 from tammes.split import Split, split
-from tammes.subspace import direct_sum, spectral_sum
+from tammes.terms import Batch, Loss, Sum, Term, term
 
 __version__ = "0.1.0.dev0"
 

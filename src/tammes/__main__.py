@@ -2,7 +2,7 @@
 
 import sys
 
-from tammes.lab.cli import main
+from tammes.lab.cli.main import main
 
 if __name__ == "__main__":
     sys.exit(main())

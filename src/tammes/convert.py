@@ -14,11 +14,11 @@ from typing import Any, NoReturn, TypeAlias, Unpack
 import torch
 from torch import Tensor, nn
 
-from tammes.compose import Loss
-from tammes.criterion import Criterion
+from tammes.criterion.criterion import Criterion
+from tammes.criterion.presets import Options
 from tammes.heads import CosineHead, Head, LinearHead
 from tammes.losses import arcface, cosface, l_softmax, normface, sphereface
-from tammes.ready import Options
+from tammes.terms import Loss
 
 StateDict: TypeAlias = Mapping[str, Any]
 """What ``torch.load`` gives: tensors by name, perhaps among other things."""

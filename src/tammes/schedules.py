@@ -11,8 +11,8 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor
 
-from tammes.reading import snapshot
-from tammes.steady import Steady
+from tammes._buffers import Steady
+from tammes.states import snapshot
 
 
 class Schedule(Steady):

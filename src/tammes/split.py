@@ -6,7 +6,7 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from tammes.checks import check_range, check_unmasked, transforming
+from tammes._validation import check_range, check_unmasked, transforming
 
 REDUCED = ("target", "others", "hardest", "expected", "mean")
 """The five numbers, each of which combines over shards of the classes."""

@@ -12,7 +12,8 @@ from torch.utils.checkpoint import checkpoint
 import tammes
 from fuzz.case import Batch
 from fuzz.ranges import PROTOTYPE_TERMS
-from tammes.kernels import plan, streamed
+from tammes.kernels import tiling
+from tammes.kernels.streamed import functions
 
 KINDS = {
     "linear": (tammes.LinearHead, {}),
@@ -162,15 +163,15 @@ def cut(rows, classes, thin):
     """Cut the streamed path into small blocks; thin blocks go class by class."""
 
     def blocks(self, problem):
-        return plan.cut(len(problem.features), rows), plan.cut(len(problem.prototypes), classes)
+        return tiling.cut(len(problem.features), rows), tiling.cut(len(problem.prototypes), classes)
 
     def class_blocks(problem):
-        return plan.cut(len(problem.prototypes), classes)
+        return tiling.cut(len(problem.prototypes), classes)
 
     with (
-        mock.patch.object(plan.Plan, "blocks", blocks),
-        mock.patch.object(plan.Plan, "too_thin", return_value=thin),
-        mock.patch.object(streamed, "class_blocks", class_blocks),
+        mock.patch.object(tiling.Plan, "blocks", blocks),
+        mock.patch.object(tiling.Plan, "too_thin", return_value=thin),
+        mock.patch.object(functions, "class_blocks", class_blocks),
     ):
         yield
 

@@ -17,9 +17,9 @@ from fuzz.case import Case
 from fuzz.compare import Reference, differences
 from fuzz.draw import draw
 from fuzz.ranges import SETTINGS
-from tammes.criterion import Criterion
-from tammes.kernels import fused as fused_kernels
-from tammes.settings import Settings
+from tammes.criterion.criterion import Criterion
+from tammes.criterion.hyperparameters import Settings
+from tammes.kernels.fused import engine as fused_kernels
 
 pytestmark = [
     # By design: sums that are infinite are those of rows to be done again.
@@ -189,7 +189,7 @@ def test_a_rival_that_is_forgotten_at_a_seam_is_found(monkeypatch):
 
 
 @pytest.mark.skipif(
-    not (torch.cuda.is_available() or fused_kernels.tiles.INTERPRETED), reason="no triton here"
+    not (torch.cuda.is_available() or fused_kernels.launch.INTERPRETED), reason="no triton here"
 )
 def test_a_fused_gradient_without_its_factor_is_found(monkeypatch):
     finish = fused_kernels.FusedRows.finish

@@ -8,14 +8,7 @@ import pytest
 import torch
 from torch.testing import assert_close
 
-from tammes.geometry import (
-    largest_class_margin,
-    orthoplex,
-    pack,
-    packing,
-    riesz_energy,
-    simplex,
-)
+from tammes.geometry import largest_class_margin, orthoplex, pack, packing, riesz_energy, simplex
 from tammes.metrics.functional import class_margin
 from tammes.similarity import unit
 

@@ -11,7 +11,7 @@ from rank_pool import everywhere
 from torch.testing import assert_close
 
 import tammes
-from tammes.kernels import tiles
+from tammes.kernels.fused import launch
 from tammes.kernels.problem import cosines_of
 from tammes.similarity import Cosine
 
@@ -91,7 +91,7 @@ def test_streamed_is_dense(monkeypatch, name, loss, reduction):
         )
 
 
-@pytest.mark.skipif(torch.cuda.is_available() or not tiles.INTERPRETED, reason="no interpreter")
+@pytest.mark.skipif(torch.cuda.is_available() or not launch.INTERPRETED, reason="no interpreter")
 @pytest.mark.filterwarnings("ignore:overflow encountered:RuntimeWarning")
 @pytest.mark.parametrize("loss", ["softmax", "divergence"])
 @pytest.mark.parametrize("name", NAMES)

@@ -10,10 +10,10 @@ from torch import nn
 from torch.testing import assert_close
 
 import tammes
-from tammes.heads.exchange import bounds
+from tammes.distributed.process_group import Ranks
+from tammes.distributed.resharding import bounds
+from tammes.distributed.sharded_rows import Shards
 from tammes.kernels.problem import Problem
-from tammes.ranks import Ranks
-from tammes.shards import Shards
 
 KINDS = {
     "cosine": (tammes.CosineHead, {"scale": 8.0}),
@@ -362,7 +362,7 @@ def test_fault_g_every_batch_of_every_rank_may_have_another_size(name):
 
 
 def cut(group, rate, scores):
-    import tammes.kernels.plan as plan
+    import tammes.kernels.tiling as plan
 
     before = plan.SCORES
     head = plain_and_sharded(group, "cosine", sample_rate=rate, implementation="streamed")[1]
@@ -371,7 +371,7 @@ def cut(group, rate, scores):
     features = features.double().requires_grad_()
     try:
         plan.SCORES = {key: scores or value for key, value in before.items()}
-        head.sampler = head.sampler and tammes.heads.sampled.Sampler(rate, seed=3)
+        head.sampler = head.sampler and tammes.heads.class_sampling.Sampler(rate, seed=3)
         loss = criterion(features, labels)
         loss.backward()
     finally:

@@ -10,19 +10,22 @@ from catalogue import CLASSES, HEADS, SPLIT_TERMS, fits
 from torch.testing import assert_close
 
 import tammes
-from tammes import kernels
+from tammes.distributed.process_group import Ranks
+from tammes.kernels import dispatch
 from tammes.kernels.problem import Share
-from tammes.ranks import Ranks
 
-fused = pytest.importorskip("tammes.kernels.fused", reason="no triton here", exc_type=ImportError)
-from tammes.kernels import plan, tiles  # noqa: E402
+fused = pytest.importorskip(
+    "tammes.kernels.fused.engine", reason="no triton here", exc_type=ImportError
+)
+from tammes.kernels import tiling  # noqa: E402
+from tammes.kernels.fused import launch  # noqa: E402
 
 DEVICE = "cuda" if torch.cuda.is_available() else "cpu"
 on_cuda = pytest.mark.gpu
 pytestmark = [
     pytest.mark.kernel,
     pytest.mark.skipif(
-        DEVICE == "cpu" and not tiles.INTERPRETED, reason="neither a GPU nor TRITON_INTERPRET=1"
+        DEVICE == "cpu" and not launch.INTERPRETED, reason="neither a GPU nor TRITON_INTERPRET=1"
     ),
     # By design: sums that are infinite are those of rows to be done again.
     pytest.mark.filterwarnings("ignore:overflow encountered:RuntimeWarning"),
@@ -91,7 +94,7 @@ def test_rows_are_cut_where_the_scratch_is_small(monkeypatch):
         return original(self, rows)
 
     monkeypatch.setattr(fused.FusedRows, "forward", forward)
-    monkeypatch.setattr(plan, "EXPONENTIALS", 2 * 5 * 64 * 4)
+    monkeypatch.setattr(tiling, "EXPONENTIALS", 2 * 5 * 64 * 4)
     head = HEADS["linear"](4, 40, scale="learnable")
     agree(head, EVERYTHING, torch.randn(13, 4), torch.randint(40, (13,)))
     assert seen == [5, 5, 3]
@@ -99,7 +102,7 @@ def test_rows_are_cut_where_the_scratch_is_small(monkeypatch):
 
 def test_blocks_of_rows_are_whole_tiles_below_two_gibibytes_or_as_large_as_the_keys():
     def lengths(*shape):
-        return [block.stop - block.start for block in plan.fused_blocks(*shape, 2)]
+        return [block.stop - block.start for block in tiling.fused_blocks(*shape, 2)]
 
     assert lengths(4096, 1_000_000, 512) == [896, 896, 896, 896, 512]
     assert lengths(1024, 1_000_000, 512) == [1024]
@@ -306,21 +309,21 @@ def a_problem(size=8, dtype=torch.float32):
     ],
 )
 def test_what_does_not_fit_is_streamed_and_said_once(problem, reads, reason, caplog):
-    kernels._tell.cache_clear()
+    dispatch._tell.cache_clear()
     problem, reads = a_problem(**problem), frozenset(reads.split())
     with caplog.at_level(logging.WARNING, logger="tammes"):
-        assert kernels.choose("fused", problem, reads) == "streamed"
-        assert kernels.choose("fused", problem, reads) == "streamed"
+        assert dispatch.choose("fused", problem, reads) == "streamed"
+        assert dispatch.choose("fused", problem, reads) == "streamed"
     assert len(caplog.records) == 1
     assert reason in caplog.text
 
 
 def test_a_cpu_without_interpreter_is_streamed(monkeypatch, caplog):
-    kernels._tell.cache_clear()
-    monkeypatch.setattr(tiles, "INTERPRETED", False)
+    dispatch._tell.cache_clear()
+    monkeypatch.setattr(launch, "INTERPRETED", False)
     with caplog.at_level(logging.WARNING, logger="tammes"):
         problem = tammes.CosineHead(8, 5).problem(torch.randn(3, 8))
-        assert kernels.choose("fused", problem, frozenset(("others",))) == "streamed"
+        assert dispatch.choose("fused", problem, frozenset(("others",))) == "streamed"
     assert "runs on CUDA, and the features are on cpu" in caplog.text
 
 
@@ -328,7 +331,7 @@ def test_a_cpu_without_interpreter_is_streamed(monkeypatch, caplog):
 def test_auto_is_fused_under_autocast_where_it_is_large():
     head = tammes.CosineHead(8, 5000).cuda()
     features, reads = torch.randn(300, 8).cuda(), frozenset(("target", "others"))
-    assert kernels.choose("auto", head.problem(features), reads) == "streamed"
+    assert dispatch.choose("auto", head.problem(features), reads) == "streamed"
     with torch.autocast("cuda", dtype=torch.bfloat16):
-        assert kernels.choose("auto", head.problem(features), reads) == "fused"
-        assert kernels.choose("auto", head.problem(features[:8]), reads) == "dense"
+        assert dispatch.choose("auto", head.problem(features), reads) == "fused"
+        assert dispatch.choose("auto", head.problem(features[:8]), reads) == "dense"

@@ -9,15 +9,15 @@ from catalogue import HEADS
 from torch.testing import assert_close
 
 import tammes
-from tammes import evaluate, kernels
-from tammes.kernels import plan
-from tammes.kernels.block import Block
-from tammes.kernels.plan import Plan
+from tammes.criterion import evaluate_terms
+from tammes.distributed.process_group import Ranks
+from tammes.kernels import dispatch, tiling
 from tammes.kernels.problem import Share
-from tammes.ranks import Ranks
+from tammes.kernels.streamed.score_block import Block
+from tammes.kernels.tiling import Plan
 
 try:
-    from tammes.kernels import tiles
+    from tammes.kernels.fused import launch as tiles
 except ImportError:
     tiles = None
 
@@ -203,7 +203,7 @@ def test_a_row_without_rivals_here_has_no_hardest_class_here():
     problem = head.problem(torch.randn(2, 6))
     share = Share(torch.tensor([0, -1]), classes=9, ranks=Ranks())
     problem = problem._replace(prototypes=head.weight[:1], share=share)
-    found = kernels.split(problem, torch.zeros(2, dtype=torch.long), ["hardest"], "streamed")
+    found = dispatch.split(problem, torch.zeros(2, dtype=torch.long), ["hardest"], "streamed")
     assert found.hardest[0].item() == float("-inf")
     assert_close(found.hardest[1], problem.features[1] @ head.weight[0])
 
@@ -267,7 +267,7 @@ def test_products_in_half_precision_keep_small_gradients(monkeypatch, way, low, 
     weights = 1e-6 * torch.linspace(0.5, 1.5, 40)
     options = {"weights": weights, "reduction": "sum"}
     truth = everything(head.double(), loss, features.double(), labels, "dense", **options)
-    monkeypatch.setattr(evaluate, "product_dtype", lambda device: low)
+    monkeypatch.setattr(evaluate_terms, "product_dtype", lambda device: low)
     way = "streamed" if way == "thin" else way
     found = everything(head.float(), loss, features, labels, way, **options)
     bound = {torch.bfloat16: 2e-2, torch.float16: 5e-3}[low]
@@ -301,17 +301,17 @@ def test_prototypes_without_direction_have_no_gradient_of_their_own(way, name):
 
 @needs_fused
 def test_fused_blocks_of_few_rows_stay_fused(monkeypatch):
-    from tammes.kernels import fused
+    from tammes.kernels.fused import engine
 
-    monkeypatch.setitem(plan.SCORES, DEVICE, 4 * 50 * 3)
+    monkeypatch.setitem(tiling.SCORES, DEVICE, 4 * 50 * 3)
     seen = []
-    original = fused.FusedRows.forward
+    original = engine.FusedRows.forward
 
     def forward(self, rows):
         seen.append(len(rows.own))
         return original(self, rows)
 
-    monkeypatch.setattr(fused.FusedRows, "forward", forward)
+    monkeypatch.setattr(engine.FusedRows, "forward", forward)
     everything(tammes.CosineHead(3, 50), SMOOTHED, torch.randn(9, 3), torch.arange(9), "fused")
     assert sum(seen) == 9
 
@@ -321,7 +321,7 @@ def test_scratch_for_what_is_read_twice_is_counted_twice():
     one, two = (
         Plan(frozenset(reads.split()), None, ()) for reads in ("target others", "target softplus")
     )
-    assert plan.longest(one.blocks(problem)[0]) > 1.9 * plan.longest(two.blocks(problem)[0])
+    assert tiling.longest(one.blocks(problem)[0]) > 1.9 * tiling.longest(two.blocks(problem)[0])
 
 
 @needs_fused

@@ -10,8 +10,7 @@ from torch import nn
 from torch.testing import assert_close
 
 import tammes
-from tammes import kernels
-from tammes.kernels import plan
+from tammes.kernels import dispatch, tiling
 from tammes.losses import ldam
 from tammes.split import ALONGSIDE, REDUCED
 
@@ -103,7 +102,7 @@ def numbers_on_ranks(group, head_name, classes):
     head.load_state_dict(whole.state_dict())
     features, labels, _ = the_batch(head_name, classes, torch.double)
     labels = labels.clamp_min(0)
-    split = kernels.split(
+    split = dispatch.split(
         head.problem(features, labels), labels, (*REDUCED, *ALONGSIDE), "streamed"
     )
     return {name: getattr(split, name).detach() for name in (*REDUCED, *ALONGSIDE)}
@@ -184,7 +183,7 @@ def uneven_cuts(group, thin):
     """One more class on the first rank, where that would make its blocks of rows shorter."""
     classes, dtype = 129, torch.double
     with pytest.MonkeyPatch.context() as monkeypatch:
-        monkeypatch.setitem(plan.SCORES, "cpu", 8 * 64 * (plan.FEWEST if thin else 40))
+        monkeypatch.setitem(tiling.SCORES, "cpu", 8 * 64 * (tiling.FEWEST if thin else 40))
         whole = one_process("cosine", {"scale": 8.0}, classes, dtype)
         head = tammes.ShardedHead(tammes.CosineHead, SIZE, classes, group=group, scale=8.0)
         head = head.to(dtype)

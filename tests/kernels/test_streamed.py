@@ -15,8 +15,10 @@ from torch.testing import assert_close
 from torch.utils.checkpoint import checkpoint
 
 import tammes
-from tammes.kernels import choose, plan, streamed
-from tammes.kernels.engines import WholeRows
+from tammes.kernels import tiling as plan
+from tammes.kernels.dispatch import choose
+from tammes.kernels.streamed import functions
+from tammes.kernels.streamed.engines import WholeRows
 
 STREAMABLE = {n: t for n, t in SPLIT_TERMS.items() if "rest" not in t.definition.reads}
 CUTS = [(6, (13, CLASSES)), (6, (4, 3)), (6, (1, 1)), (16, (13, 3))]
@@ -102,13 +104,13 @@ def test_a_second_backward_gives_the_same_gradient_again():
 
 def test_only_the_gradients_asked_for_are_made(monkeypatch):
     asked = []
-    original = streamed._run
+    original = functions._run
 
     def run(problem, labels, weights, plan, needs):
         asked.append(tuple(needs))
         return original(problem, labels, weights, plan, needs)
 
-    monkeypatch.setattr(streamed, "_run", run)
+    monkeypatch.setattr(functions, "_run", run)
     criterion, (features, labels) = streamed_criterion(), a_batch()
     with torch.no_grad():
         criterion(features, labels)
@@ -139,13 +141,13 @@ def test_no_scores_beyond_one_block_are_ever_in_memory(monkeypatch):
 def test_no_row_of_scores_is_ever_in_memory_where_rows_are_asked_for(monkeypatch):
     monkeypatch.setitem(plan.SCORES, "cpu", 2 * 4 * 64 * 100)
     sizes = []
-    original = streamed.ClassBlocks._block
+    original = functions.ClassBlocks._block
 
     def block(self, rows, classes):
         sizes.append((len(rows.own), classes.stop - classes.start))
         return original(self, rows, classes)
 
-    monkeypatch.setattr(streamed.ClassBlocks, "_block", block)
+    monkeypatch.setattr(functions.ClassBlocks, "_block", block)
     criterion = streamed_criterion(classes=5000, reduction="none")
     features, labels = a_batch(count=64, classes=5000, requires_grad=True)
     criterion(features, labels).sum().backward()

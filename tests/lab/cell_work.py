@@ -10,9 +10,9 @@ from pathlib import Path
 
 import torch
 
-from tammes.lab.config import Config
-from tammes.lab.engines import Cell
-from tammes.lab.record import write_json, write_lines
+from tammes.lab.config.schema import Config
+from tammes.lab.records.run_folder import write_json, write_lines
+from tammes.lab.runner import Cell
 
 
 def work(payload, folder, emit):

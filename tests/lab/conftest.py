@@ -10,7 +10,9 @@ import pytest
 def processes():
     """Processes of their own, from a server that has imported already what takes seconds."""
     context = multiprocessing.get_context("forkserver")
-    context.set_forkserver_preload(["tammes.lab.train", "lightning.fabric", "sklearn.datasets"])
+    context.set_forkserver_preload(
+        ["tammes.lab.training.loop", "lightning.fabric", "sklearn.datasets"]
+    )
     return context
 
 

@@ -26,8 +26,8 @@ def train_in_a_process(values, folder):
 
     import torch
 
-    from tammes.lab.config import Config
-    from tammes.lab.train import train
+    from tammes.lab.config.schema import Config
+    from tammes.lab.training.loop import train
 
     torch.set_num_threads(1)
     train(Config.from_dict(values), Path(folder))

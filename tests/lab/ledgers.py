@@ -4,8 +4,8 @@ import math
 import random
 from dataclasses import replace
 
-from tammes.lab.ledger import Entry, Ledger
-from tammes.lab.recipes.reading import read
+from tammes.lab.reproduce.ledger import Entry, Ledger
+from tammes.lab.reproduce.recipe_yaml import read
 
 EVIL = "<script>alert(1)</script>"
 MACHINE = {"device": "NVIDIA H200", "torch": "2.11", "python": "3.12", "tammes": "0.1",

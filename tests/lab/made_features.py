@@ -2,7 +2,7 @@
 
 import torch
 
-from tammes.lab.protocols.fewshot import Examples
+from tammes.lab.fewshot.protocol import Examples
 
 
 def made(classes=8, each=30, size=24, spread=1.0, seed=0, dtype=torch.double):

@@ -6,9 +6,9 @@ import pytest
 import torch
 from PIL import Image
 
-from tammes.lab import claims, recipes
 from tammes.lab.data import Images
-from tammes.lab.reproduce import Engine, Selection, reproduce
+from tammes.lab.reproduce import judge, recipes
+from tammes.lab.reproduce.run import Engine, Selection, reproduce
 from tammes.lab.training.model import build_model
 
 SHAPES = {"mnist": (1, 28, 28), "cifar10": (3, 32, 32), "cifar100": (3, 32, 32)}
@@ -102,6 +102,6 @@ def run_quickly(recipe, rows, columns, folder):
     found = {(cell.row, cell.column): cell.status for cell in ledger.cells}
     assert found == dict.fromkeys(recipe.places(rows, columns), "done"), said
     # What these rows do not say is open, and nothing holds by one seed.
-    outcomes = {verdict.outcome for verdict in claims.judge(recipe, ledger)}
+    outcomes = {verdict.outcome for verdict in judge.judge(recipe, ledger)}
     assert outcomes <= {"open", "leans", "fails"}
     return ledger

@@ -5,8 +5,8 @@ import zlib
 
 import torch
 
-from tammes.lab.config import Config
-from tammes.lab.record import Run, write_json, write_lines, write_tensors
+from tammes.lab.config.schema import Config
+from tammes.lab.records.run_folder import Run, write_json, write_lines, write_tensors
 
 DIGITS = ("zero", "one", "two", "three", "four", "five", "six", "seven", "eight", "nine")
 

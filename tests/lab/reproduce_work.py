@@ -7,9 +7,9 @@ from pathlib import Path
 
 from records import make_run
 
-from tammes.lab.config import Config
-from tammes.lab.engines import Event, Result
-from tammes.lab.record import write_json, write_lines
+from tammes.lab.config.schema import Config
+from tammes.lab.records.run_folder import write_json, write_lines
+from tammes.lab.runner import Event, Result
 
 
 def pretend(payload, folder, emit):

@@ -19,8 +19,8 @@ from test_measure import Trap
 from test_whole_way import SHORT, digit_folder, interrupt
 
 import tammes
-from tammes.lab.cli import main
-from tammes.lab.record import Run
+from tammes.lab.cli.main import main
+from tammes.lab.records.run_folder import Run
 
 SOURCES = sorted(Path(tammes.__file__).parent.rglob("*.py"))
 

@@ -14,11 +14,11 @@ from PIL import Image
 from sklearn.datasets import load_digits
 
 from tammes.lab import data
-from tammes.lab.cli import _Parser, main
-from tammes.lab.commands import train as train_command
-from tammes.lab.config import Config
-from tammes.lab.record import Run, find
-from tammes.lab.train import train
+from tammes.lab.cli import train as train_command
+from tammes.lab.cli.main import _Parser, main
+from tammes.lab.config.schema import Config
+from tammes.lab.records.run_folder import Run, find
+from tammes.lab.training.loop import train
 
 ROOT = Path(__file__).resolve().parents[2]
 PAGE = (ROOT / "docs" / "tutorial.md").read_text(encoding="utf-8")

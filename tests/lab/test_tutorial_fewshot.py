@@ -10,9 +10,9 @@ from pathlib import Path
 import pytest
 from test_tutorial import BLOCK, words, write_digits
 
-from tammes.lab.cli import main
-from tammes.lab.data import splits
-from tammes.lab.record import find
+from tammes.lab.cli.main import main
+from tammes.lab.fewshot import class_splits
+from tammes.lab.records.run_folder import find
 
 ROOT = Path(__file__).resolve().parents[2]
 PAGE = (ROOT / "docs" / "tutorial_fewshot.md").read_text(encoding="utf-8")
@@ -91,7 +91,7 @@ def test_its_runs_know_the_base_classes_alone_and_one_was_watched(followed):
 
 def test_the_lists_of_the_tutorial_are_a_split_of_the_digits(tmp_path):
     (tmp_path / "classes.json").write_text(LISTS)
-    split = splits.read(tmp_path / "classes.json")
+    split = class_splits.read(tmp_path / "classes.json")
     assert sorted((*split.base, *split.validation, *split.novel)) == list("0123456789")
 
 

@@ -16,8 +16,8 @@ from PIL import Image
 from sklearn.datasets import load_digits
 from test_import import BLOCKER, run
 
-from tammes.lab.cli import main
-from tammes.lab.record import Run
+from tammes.lab.cli.main import main
+from tammes.lab.records.run_folder import Run
 from tammes.lab.training.progress import Lines
 
 SHORT = ["--epochs", "3", "--batch_size", "32", "--lr", "0.05", "--loss", "cosface(margin=0.2)"]

@@ -1,6 +1,6 @@
 """Where prototypes can be: arrangements of points on the sphere, and what is best for a loss."""
 
-from tammes.geometry.advice import Advice, advise
+from tammes.advise.advice import Advice, advise
 from tammes.geometry.bounds import LargestClassMargin, largest_class_margin
 from tammes.geometry.hull import LargestSampleMargin, largest_sample_margin
 from tammes.geometry.packing import Packing, pack, riesz_energy

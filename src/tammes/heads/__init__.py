@@ -6,7 +6,7 @@ from tammes.heads.head import Head
 from tammes.heads.linear import LinearHead
 from tammes.heads.sharded import ShardedHead, Top
 from tammes.heads.simplex import SimplexHead
-from tammes.heads.surgery import carry_over
+from tammes.optim.state_transfer import carry_over
 
 __all__ = [
     "CosineHead",

@@ -3,9 +3,9 @@
 import torch
 from torch import Tensor, nn
 
-from tammes.checks import check_sizes
+from tammes._validation import check_sizes
 from tammes.heads.head import Head, Scale
-from tammes.kernels import Implementation
+from tammes.kernels.dispatch import Implementation
 from tammes.similarity import SquaredDistance
 
 

@@ -7,11 +7,11 @@ from typing import Any, Literal
 import torch
 from torch import Tensor, nn
 
-from tammes.checks import INTEGERS, check_classes, check_features, transforming
-from tammes.heads.surgery import carry_over, find
-from tammes.kernels import Implementation, check_implementation, split
+from tammes._validation import INTEGERS, check_classes, check_features, transforming
+from tammes.kernels.dense import score_matrix
+from tammes.kernels.dispatch import Implementation, check_implementation, split
 from tammes.kernels.problem import Problem, unmasked
-from tammes.kernels.reference import score_matrix
+from tammes.optim.state_transfer import carry_over, find
 from tammes.similarity import Similarity, unit
 from tammes.split import ALONGSIDE, REDUCED, Split
 

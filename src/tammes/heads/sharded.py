@@ -6,9 +6,9 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor, nn
 
-from tammes.checks import check_sizes
-from tammes.heads.drawing import KINDS, Kind, draw, draw_from
-from tammes.heads.exchange import (
+from tammes._validation import check_sizes
+from tammes.distributed.process_group import Ranks
+from tammes.distributed.resharding import (
     bounds,
     checksum,
     marked,
@@ -17,14 +17,14 @@ from tammes.heads.exchange import (
     row_states,
     shared_seed,
 )
+from tammes.heads.class_sampling import Sampler, sample_size
 from tammes.heads.head import Head
-from tammes.heads.sampled import Sampler, sample_size
-from tammes.heads.surgery import find, put_in_place, starting_state
-from tammes.kernels import Implementation
+from tammes.heads.sharded_init import KINDS, Kind, draw, draw_from
+from tammes.kernels.dense import score_matrix
+from tammes.kernels.dispatch import Implementation
 from tammes.kernels.problem import Problem, Share, unmasked
-from tammes.kernels.reference import score_matrix
-from tammes.ranks import Ranks
-from tammes.rowwise import take_rows
+from tammes.optim.sparse_rows import take_rows
+from tammes.optim.state_transfer import find, put_in_place, starting_state
 from tammes.split import ALONGSIDE, REDUCED, Split
 
 
@@ -250,7 +250,7 @@ class ShardedHead(Head):
         if self.ranks.size == 1:
             return super().split(features, labels, reads)
         # It gathers as a criterion does, which knows of heads itself.
-        from tammes.heads.together import split_together
+        from tammes.heads.sharded_split import split_together
 
         return split_together(self, features, labels, reads)
 

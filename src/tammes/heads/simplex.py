@@ -3,10 +3,10 @@
 import torch
 from torch import Tensor
 
-from tammes.checks import check_sizes
+from tammes._validation import check_sizes
 from tammes.geometry.packing import pack
 from tammes.heads.head import Head, Scale
-from tammes.kernels import Implementation
+from tammes.kernels.dispatch import Implementation
 from tammes.similarity import Cosine, unit
 
 

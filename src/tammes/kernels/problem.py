@@ -6,11 +6,11 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 import torch
 from torch import Tensor
 
-from tammes.checks import transforming
+from tammes._validation import transforming
 from tammes.similarity import Cosine, Similarity
 
 if TYPE_CHECKING:
-    from tammes.ranks import Ranks
+    from tammes.distributed.process_group import Ranks
 
 _DEVICES = ("cpu", "cuda", "xpu", "mps", "hpu", "mtia", "xla", "maia", "privateuseone")
 _AUTOCAST = frozenset(name for name in _DEVICES if torch.amp.is_autocast_available(name))

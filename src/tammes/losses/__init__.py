@@ -1,5 +1,6 @@
 """Every loss, as a builder of terms."""
 
+from tammes.losses.adaptive import adaface
 from tammes.losses.angular import (
     arcface,
     combined_margin,
@@ -9,9 +10,8 @@ from tammes.losses.angular import (
     sphereface,
 )
 from tammes.losses.imbalance import ldam
-from tammes.losses.largest import gm_softmax, lm_softmax
-from tammes.losses.metric import center, contrastive, nca, proto, triplet
-from tammes.losses.quality import adaface
+from tammes.losses.largest_margin import gm_softmax, lm_softmax
+from tammes.losses.pairwise import center, contrastive, nca, proto, triplet
 from tammes.losses.regularizers import (
     logit_divergence,
     sample_margin,

@@ -18,8 +18,8 @@ import math
 import torch
 from torch import Tensor
 
-from tammes.compose import Setting, term
 from tammes.split import Split, softplus
+from tammes.terms import Setting, term
 
 _FLAT = 1e-12
 """One minus the cosine, or one plus it, below which the gradient of an angle is taken as zero."""

@@ -2,8 +2,8 @@
 
 from torch import Tensor
 
-from tammes.compose import Setting, term
 from tammes.split import Split, softplus
+from tammes.terms import Setting, term
 
 
 def _check_counts(counts: tuple[float, ...], max_margin: float) -> None:

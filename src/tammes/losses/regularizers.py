@@ -3,10 +3,10 @@
 import torch
 from torch import Tensor
 
-from tammes.compose import term
-from tammes.shards import WHOLE, Shards
+from tammes.distributed.sharded_rows import WHOLE, Shards
 from tammes.similarity import unit
 from tammes.split import Split
+from tammes.terms import term
 
 
 def _check_kind(kind: str) -> None:

@@ -4,8 +4,8 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from tammes.compose import Setting, term
 from tammes.split import Split, softplus
+from tammes.terms import Setting, term
 
 
 def _check_smoothing(smoothing: float, **_: Setting) -> None:

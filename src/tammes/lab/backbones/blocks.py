@@ -9,7 +9,7 @@ from typing import Annotated, Any, Literal
 
 from torch import Tensor, nn
 
-from tammes.lab.typecheck import above_zero, at_least, check_fields
+from tammes.lab.config.typecheck import above_zero, at_least, check_fields
 
 Norm = Literal["batch", "group"]
 Shape = tuple[int, int, int]

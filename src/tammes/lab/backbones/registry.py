@@ -3,23 +3,23 @@
 from collections.abc import Callable, Sequence
 from functools import partial
 
-from tammes.lab.backbones import fewshot, imagenet, resnet, small, wide
+from tammes.lab.backbones import convnets, imagenet, resnet, resnet12, wide
 from tammes.lab.backbones.blocks import Backbone, Shape
-from tammes.lab.backbones.foreign import from_timm
-from tammes.lab.expression import build as build_call
+from tammes.lab.backbones.timm_models import from_timm
+from tammes.lab.config import build as build_call
 
 TABLE: dict[str, Callable[..., Backbone]] = {
-    "mnist_cnn": small.mnist_cnn,
-    "lsoftmax_mnist": small.lsoftmax_mnist,
-    "lsoftmax_cifar": small.lsoftmax_cifar,
-    "lsoftmax_2d": small.lsoftmax_2d,
-    "conv4": small.conv4,
-    "layer13": small.layer13,
+    "mnist_cnn": convnets.mnist_cnn,
+    "lsoftmax_mnist": convnets.lsoftmax_mnist,
+    "lsoftmax_cifar": convnets.lsoftmax_cifar,
+    "lsoftmax_2d": convnets.lsoftmax_2d,
+    "conv4": convnets.conv4,
+    "layer13": convnets.layer13,
     "resnet18": resnet.resnet18,
     "resnet34": resnet.resnet34,
     "resnet32": resnet.resnet32,
     "wrn28_10": wide.wrn28_10,
-    "resnet12": fewshot.resnet12,
+    "resnet12": resnet12.resnet12,
     "resnet12_basic": resnet.resnet12_basic,
     "resnet18_224": resnet.resnet18_224,
     "resnet50_bnneck": resnet.resnet50_bnneck,

@@ -153,7 +153,7 @@ def resnet32(blocks: Blocks) -> Backbone:
 def resnet12_basic(blocks: Blocks) -> Backbone:
     """The ResNet-12 of Laenen and Bertinetto 2021: basic blocks 1, 1, 2, 1 and 640 features.
 
-    Not the one of MetaOptNet, which is :func:`~tammes.lab.backbones.fewshot.resnet12`.
+    Not the one of MetaOptNet, which is :func:`~tammes.lab.backbones.resnet12.resnet12`.
     """
     return residual(blocks, blocks.scaled(64, 160, 320, 640), (1, 1, 2, 1))
 

@@ -8,7 +8,7 @@ labels wrong, :func:`hold_out` splits off a share, :mod:`.samplers` choose what 
 from tammes.lab.data import samplers
 from tammes.lab.data.corruptions import corrupt
 from tammes.lab.data.images import DataError, Images
-from tammes.lab.data.shares import hold_out, limit
-from tammes.lab.data.sources import load
+from tammes.lab.data.sources.loading import load
+from tammes.lab.data.subsets import hold_out, limit
 
 __all__ = ["DataError", "Images", "corrupt", "hold_out", "limit", "load", "samplers"]

@@ -15,8 +15,9 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from tammes.lab.data import keyed
-from tammes.lab.data.operations import (
+from tammes.lab.config import Call, build, parse_calls
+from tammes.lab.data import keyed_random
+from tammes.lab.data.augment_ops import (
     OPERATIONS,
     Erase,
     Flip,
@@ -27,7 +28,6 @@ from tammes.lab.data.operations import (
     Rotate,
     Size,
 )
-from tammes.lab.expression import Call, build, parse_calls
 
 _DRAWS = 8
 """Random numbers set aside for each operation."""
@@ -90,7 +90,7 @@ class Augment(nn.Module):
                     f"Augment expects {name} to be a number for each of {channels} channels, "
                     f"got {list(values)}"
                 )
-        self.shape, self.seed = (channels, height, width), keyed.mix_int(seed)
+        self.shape, self.seed = (channels, height, width), keyed_random.mix_int(seed)
         self.stages: list[list[_Step]] = []
         numbers: list[int] = []
         size = (height, width)
@@ -142,7 +142,7 @@ class Augment(nn.Module):
 
     def _augmented(self, pixels: Tensor, index: Tensor, epoch: int | Tensor) -> Tensor:
         images = pixels
-        bits = keyed.bits(keyed.keys(self.seed, epoch, index), self.draws)
+        bits = keyed_random.bits(keyed_random.keys(self.seed, epoch, index), self.draws)
         for stage in self.stages:
             first = stage[0].operation
             if isinstance(first, (PadCrop, Flip)):

@@ -20,7 +20,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from tammes.lab.atomic import write_atomically
+from tammes.lab.records.atomic_io import write_atomically
 from tammes.optional import require
 
 VERSION = 1

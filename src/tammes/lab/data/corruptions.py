@@ -10,11 +10,11 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from tammes.lab.data import chance
+from tammes.lab.config import build
+from tammes.lab.config.expressions import did_you_mean
+from tammes.lab.data import seeded_draws
 from tammes.lab.data.images import Images
-from tammes.lab.data.shares import rank_in_class, share_of
-from tammes.lab.expression import build
-from tammes.lab.expression.syntax import did_you_mean
+from tammes.lab.data.subsets import rank_in_class, share_of
 
 __all__ = ["IMBALANCE", "NOISE", "corrupt"]
 
@@ -172,7 +172,7 @@ def symmetric(rate: float, *, labels: Tensor, num_classes: int, seed: int) -> Te
         All labels, shape ``(N,)``.
     """
     wrong = _wrong("symmetric", rate, labels, num_classes, seed)
-    shift = 1 + chance.below(num_classes - 1, len(labels), seed, "symmetric")
+    shift = 1 + seeded_draws.below(num_classes - 1, len(labels), seed, "symmetric")
     return torch.where(wrong, (labels + shift) % num_classes, labels)
 
 
@@ -264,7 +264,7 @@ def _wrong(who: str, rate: Any, labels: Tensor, num_classes: int, seed: int) -> 
     if num_classes < 2:
         raise ValueError(f"{who} expects at least 2 classes, got {num_classes}")
     wrong = torch.zeros(len(labels), dtype=torch.bool)
-    chosen = chance.permutation(len(labels), seed, "noise")
+    chosen = seeded_draws.permutation(len(labels), seed, "noise")
     wrong[chosen[: round(rate * len(labels))]] = True
     return wrong
 

@@ -12,7 +12,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from tammes.lab.data import chance
+from tammes.lab.data import seeded_draws
 
 __all__ = ["PK", "TABLE", "Balanced", "Episodes", "Random", "Sampler", "share"]
 
@@ -145,7 +145,7 @@ class Random(Sampler):
 
     def draw(self, epoch: int) -> Callable[[int], Tensor]:
         """One order of all examples for each epoch."""
-        order = chance.permutation(len(self.labels), self.seed, "random", epoch)
+        order = seeded_draws.permutation(len(self.labels), self.seed, "random", epoch)
         last = len(self) - 1
         whole = len(self.labels) // self.batch_size * self.batch_size
         end = whole if self.drop_last else len(self.labels)
@@ -184,7 +184,7 @@ class _Classes:
         sizes = self.counts[places][:, None]
         widest = int(sizes.max())
         # The smallest numbers of a row are a draw without replacement.
-        keys = chance.numbers(len(places) * widest, *names).view(len(places), widest)
+        keys = seeded_draws.numbers(len(places) * widest, *names).view(len(places), widest)
         keys = keys.masked_fill(torch.arange(widest) >= sizes, torch.iinfo(torch.int64).max)
         drawn = keys.topk(min(count, widest), largest=False).indices
         drawn = drawn.gather(1, torch.arange(count) % sizes)
@@ -219,8 +219,8 @@ class Balanced(Sampler):
         """All draws of an epoch at once."""
         count = len(self.labels)
         members = self.members
-        drawn = chance.below(len(members), count, self.seed, "class", epoch)
-        which = chance.below(members.counts[drawn], count, self.seed, "member", epoch)
+        drawn = seeded_draws.below(len(members), count, self.seed, "class", epoch)
+        which = seeded_draws.below(members.counts[drawn], count, self.seed, "member", epoch)
         chosen = members.order[members.starts[drawn] + which]
         return lambda number: chosen[number * self.batch_size : (number + 1) * self.batch_size]
 
@@ -277,7 +277,7 @@ class Episodes(Sampler):
 
         def batch(number: int) -> Tensor:
             names = (self.seed, "episode", epoch, number)
-            chosen = chance.permutation(len(self.members), *names)[: self.way]
+            chosen = seeded_draws.permutation(len(self.members), *names)[: self.way]
             return self.members.some(chosen, self.shot, *names, "examples")
 
         return batch
@@ -321,7 +321,7 @@ class PK(Sampler):
 
     def draw(self, epoch: int) -> Callable[[int], Tensor]:
         """One order of the classes for each epoch; the images for each batch."""
-        order = chance.permutation(len(self.members), self.seed, "pk", epoch)
+        order = seeded_draws.permutation(len(self.members), self.seed, "pk", epoch)
         # The last batch goes on at the front: with at least P classes it has no class twice.
         order = torch.cat([order, order[: self.classes]])
 

@@ -11,12 +11,12 @@ from dataclasses import dataclass
 from functools import cached_property
 from typing import Literal, NamedTuple
 
-from tammes.lab.claims import Verdict, judge
-from tammes.lab.ledger import Entry, Ledger
-from tammes.lab.paired import Summary
-from tammes.lab.recipes import Published, Recipe
-from tammes.lab.report.page import Value
-from tammes.lab.statistics import Quantity, spread
+from tammes.lab.report.render.html_page import Value
+from tammes.lab.reproduce.judge import Verdict, judge
+from tammes.lab.reproduce.ledger import Entry, Ledger
+from tammes.lab.reproduce.recipes import Published, Recipe
+from tammes.lab.stats.paired import Summary
+from tammes.lab.stats.seed_groups import Quantity, spread
 
 ON_REQUEST = "on request"
 """State of a cell that is run only where somebody asks for it."""
@@ -135,8 +135,8 @@ def published(quantity: Quantity, found: Published | None) -> str:
     """A published number in words.
 
     Example:
-        >>> from tammes.lab.recipes import Published
-        >>> from tammes.lab.recipes.quantities import KNOWN
+        >>> from tammes.lab.reproduce.recipes import Published
+        >>> from tammes.lab.reproduce.quantities import KNOWN
         >>> published(KNOWN["error"], Published(28.6, 0.24)), published(KNOWN["error"], None)
         ('28.60 ± 0.24', '')
     """

@@ -5,9 +5,6 @@ import re
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
-from tammes.lab.ledger import Ledger
-from tammes.lab.recipes import Recipe
-from tammes.lab.report.page import Block, Cell, Fold, Table, Text, Value
 from tammes.lab.report.paper_comparison import (
     DAGGER,
     ERRORS,
@@ -18,6 +15,9 @@ from tammes.lab.report.paper_comparison import (
     ResultRow,
     ResultTable,
 )
+from tammes.lab.report.render.html_page import Block, Cell, Fold, Table, Text, Value
+from tammes.lab.reproduce.ledger import Ledger
+from tammes.lab.reproduce.recipes import Recipe
 from tammes.optional import require
 
 _ON_TERMINAL: tuple[Head, ...] = (

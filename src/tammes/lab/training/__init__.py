@@ -1,1 +1,1 @@
-"""The parts of :mod:`tammes.lab.train`."""
+"""The parts of :mod:`tammes.lab.training.loop`."""

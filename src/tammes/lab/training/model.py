@@ -8,17 +8,17 @@ from torch import Tensor, nn
 from torch.nn.modules.batchnorm import _BatchNorm
 
 import tammes
-from tammes.compose import Loss
+from tammes.distributed.process_group import Ranks
 from tammes.heads.head import Head
 from tammes.lab import backbones
-from tammes.lab.config import Config
+from tammes.lab.config import head_text, parse_head, parse_loss, parse_schedules
+from tammes.lab.config.schema import Config
 from tammes.lab.data import Images
 from tammes.lab.data.augment import Augment
-from tammes.lab.expression import head_text, parse_head, parse_loss, parse_schedules
-from tammes.lab.protocols.classification import MEASURED, examine
-from tammes.lab.record import Run
-from tammes.lab.training.sharding import is_spread, spread
-from tammes.ranks import Ranks
+from tammes.lab.measure.classification import MEASURED, examine
+from tammes.lab.records.run_folder import Run
+from tammes.lab.training.sharded_head import is_spread, spread
+from tammes.terms import Loss
 
 IGNORED = -100
 """Label of rows that only fill up a batch."""

@@ -8,11 +8,11 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from tammes.lab.config import Config
-from tammes.lab.data.keyed import mix_int
+from tammes.cuda_graphs import Recording
+from tammes.lab.config.schema import Config
+from tammes.lab.data.keyed_random import mix_int
 from tammes.lab.training.model import SEEN, Model, parameter_groups
-from tammes.lab.training.sharding import clip_together, is_spread
-from tammes.recording import Recording
+from tammes.lab.training.sharded_head import clip_together, is_spread
 
 _WARM = 3
 """Steps before a CUDA graph is recorded, so that whatever is made once is made."""

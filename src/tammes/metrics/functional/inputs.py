@@ -7,7 +7,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from tammes.checks import check_labels
+from tammes._validation import check_labels
 from tammes.split import Split, split
 
 IGNORED = -100

@@ -1,0 +1,117 @@
+"""Forward passes that run a second time in the backward pass, as activation checkpointing has it.
+
+What a call reads and then changes, such as running averages, is by then no longer what it was. So
+the first pass leaves it with the checkpoint, and the second takes it from there.
+"""
+
+import inspect
+import sys
+import weakref
+from collections.abc import Callable
+from types import FrameType
+from typing import Any, TypeVar
+
+import torch
+
+_T = TypeVar("_T")
+
+
+def recomputing() -> bool:
+    """Whether this forward pass runs inside a backward pass."""
+    return not torch.compiler.is_compiling() and torch._C._current_graph_task_id() != -1
+
+
+def checkpointing() -> bool:
+    """Whether this is the first pass through a function that ``torch.utils.checkpoint`` runs."""
+    return not recomputing() and _first_pass() is not None
+
+
+def check_first_pass(name: str) -> None:
+    """Refuse a recomputation whose first pass left nothing behind."""
+    if recomputing():
+        raise RuntimeError(
+            f"{name} that has states, schedules or sampled classes expects to know which of its "
+            "calls is recomputed in the backward pass, got one that it does not know: keep it "
+            "outside of the activation checkpoint"
+        )
+
+
+def once(owner: object, make: Callable[[], _T]) -> _T:
+    """Make a value; in a recomputation, return the one that was made in the first pass.
+
+    Args:
+        owner: on whose behalf; its calls within a checkpoint are told apart by their order.
+        make: reads what later calls change, and changes it.
+    """
+    if not recomputing():
+        value = make()
+        first = _first_pass()
+        if first is not None:
+            _made(first).setdefault(owner, _Made()).values.append(value)
+        return value
+    again = _second_pass()
+    made = None if again is None else _made(again).get(owner)
+    if made is None or made.taken() == len(made.values):
+        check_first_pass(f"a {type(owner).__name__}")
+    assert made is not None
+    result: _T = made.next()
+    return result
+
+
+class _Made:
+    """Values of the calls within a checkpoint, and how many each backward pass has taken."""
+
+    def __init__(self) -> None:
+        self.values: list[Any] = []
+        self._taken: dict[int, int] = {}
+
+    def taken(self) -> int:
+        # A backward pass recomputes a checkpoint once.
+        return self._taken.get(torch._C._current_graph_task_id(), 0)
+
+    def next(self) -> Any:
+        count = self.taken()
+        self._taken[torch._C._current_graph_task_id()] = count + 1
+        return self.values[count]
+
+
+def _made(checkpoint: Any) -> "weakref.WeakKeyDictionary[object, _Made]":
+    """Values by owner; kept at the checkpoint, and gone with it."""
+    if not hasattr(checkpoint, "_tammes_made"):
+        checkpoint._tammes_made = weakref.WeakKeyDictionary()
+    made: weakref.WeakKeyDictionary[object, _Made] = checkpoint._tammes_made
+    return made
+
+
+def _first_pass() -> Any:
+    """The checkpoint of torch that runs its function for the first time, or None."""
+    if torch.compiler.is_compiling():
+        # A compiled call is refused where it is recomputed, see tammes.states.
+        return None
+    if not torch.is_grad_enabled():
+        frame = _find("CheckpointFunction.forward")
+        return None if frame is None else frame.f_locals["ctx"]
+    hooks = torch._C._autograd._top_saved_tensors_default_hooks(True)
+    pack = None if hooks is None else hooks[0]
+    if getattr(pack, "__qualname__", "") != "_checkpoint_hook.__init__.<locals>.pack_hook":
+        return None
+    return inspect.getclosurevars(pack).nonlocals.get("frame")
+
+
+def _second_pass() -> Any:
+    """The checkpoint of torch that runs its function again, or None."""
+    frame = _find("CheckpointFunction.backward", "_checkpoint_hook.__init__.<locals>.unpack_hook")
+    if frame is None:
+        return None
+    return frame.f_locals["ctx" if "ctx" in frame.f_locals else "frame"]
+
+
+def _find(*names: str) -> FrameType | None:
+    """The nearest caller that is one of these functions of ``torch.utils.checkpoint``."""
+    frame: FrameType | None = sys._getframe(1)
+    while frame is not None:
+        code = frame.f_code
+        if code.co_qualname in names and frame.f_globals["__name__"] == "torch.utils.checkpoint":
+            return frame
+        frame = frame.f_back
+    return None

@@ -1,0 +1,310 @@
+"""Advice: which margins and scales are possible, what to begin with, what it costs.
+
+``tammes advise`` on the command line, :func:`advise` in Python. Formulas and their sources are in
+docs/advise.md, and in :mod:`tammes.advise.feasibility`, :mod:`tammes.advise.warnings` and
+:mod:`tammes.advise.memory_plan`.
+"""
+
+import math
+from dataclasses import asdict, dataclass
+from typing import Any
+
+from tammes.advise.feasibility import (
+    KINDS,
+    LINEAR,
+    FeasibleMargin,
+    adacos,
+    bent,
+    builder,
+    definition,
+    feasible_margins,
+    largest_sample_margin_of_any,
+    log_odds,
+    scale_for,
+    starting_loss,
+)
+from tammes.advise.memory_plan import Cost, plan
+from tammes.advise.recommend import Recommendation, best_margin, best_scale, recommendations
+from tammes.advise.warnings import SUMS, Caution, Choice, cautions
+from tammes.advise.workload import CPU, Machine, Workload
+from tammes.geometry.bounds import LargestClassMargin, largest_class_margin
+from tammes.similarity import Cosine, InnerProduct, Similarity, SquaredDistance
+from tammes.terms import Term
+
+
+@dataclass(frozen=True)
+class Scales:
+    """Scales for a wanted posterior.
+
+    Attributes:
+        posterior: wanted of an example on its prototype.
+        least: without a margin no smaller scale reaches it, in any dimension.
+        about: what it takes without a margin at the largest class margin.
+        adacos: the fixed scale of AdaCos.
+        least_with_margin: like ``least``, for the loss and the margin of the advice; none where
+            no theorem says it.
+        about_with_margin: like ``about``, for that loss and margin; infinite where the margin
+            cannot be met.
+    """
+
+    posterior: float
+    least: float
+    about: float
+    adacos: float
+    least_with_margin: float | None
+    about_with_margin: float
+
+
+@dataclass(frozen=True)
+class Advice:
+    """What :func:`advise` has to say; ``print`` it, or take :meth:`to_dict`.
+
+    Attributes:
+        work: the sizes asked for.
+        machine: where it is to run.
+        loss: the loss, as asked for or recommended.
+        margin: its margin, as asked for or recommended; none where it has none.
+        scale: its scale, likewise.
+        class_margin: the largest class margin there can be.
+        sample_margin: the largest sample margin of examples on their prototypes,
+            ``1 - cos(class margin)``.
+        sample_margin_limit: what no examples can exceed, wherever they are.
+        margins: feasible margins of every loss.
+        scales: scales for the wanted posterior.
+        start: mean loss before training, or none where it cannot be told.
+        recommendations: what to begin with.
+        cautions: what to change.
+        costs: bytes and seconds of every way to compute it.
+        implementation: which of them a head takes by itself, or nothing where no head is used.
+
+    Example:
+        >>> advice = advise(1000, 128, loss="cosface")
+        >>> advice.margin, advice.scale, advice.cautions
+        (0.35, 16.0, ())
+    """
+
+    work: Workload
+    machine: Machine
+    loss: str
+    margin: float | None
+    scale: float
+    class_margin: LargestClassMargin
+    sample_margin: float
+    sample_margin_limit: float
+    margins: tuple[FeasibleMargin, ...]
+    scales: Scales
+    start: float | None
+    recommendations: tuple[Recommendation, ...]
+    cautions: tuple[Caution, ...]
+    costs: tuple[Cost, ...]
+    implementation: str
+
+    def to_dict(self) -> dict[str, Any]:
+        """Everything as plain numbers, strings, lists and dictionaries; infinity becomes None."""
+        work = {k: v for k, v in vars(self.work).items() if k not in ("similarity", "reads")}
+        margin = {**asdict(self.class_margin), "degrees": self.class_margin.degrees}
+        return _plain(
+            {
+                **vars(self),
+                "work": {**work, "reads": sorted(self.work.reads)},
+                "machine": asdict(self.machine),
+                "class_margin": margin,
+                "margins": [asdict(row) for row in self.margins],
+                "scales": asdict(self.scales),
+                "recommendations": [asdict(row) for row in self.recommendations],
+                "cautions": [asdict(row) for row in self.cautions],
+                "costs": [cost.to_dict() for cost in self.costs],
+            }
+        )
+
+    def __str__(self) -> str:
+        from tammes.advise.text import text
+
+        return text(self)
+
+
+def _plain(value: Any) -> Any:
+    if isinstance(value, dict):
+        return {key: _plain(item) for key, item in value.items()}
+    if isinstance(value, (list, tuple)):
+        return [_plain(item) for item in value]
+    return None if isinstance(value, float) and not math.isfinite(value) else value
+
+
+def advise(
+    classes: int,
+    dim: int,
+    *,
+    batch: int = 256,
+    gpus: int = 1,
+    dtype: str = "float32",
+    autocast: str | None = None,
+    optimizer: str = "momentum",
+    lr: float | None = None,
+    samples_per_class: float | None = None,
+    imbalance: float = 1.0,
+    loss: str | None = None,
+    scale: float | None = None,
+    margin: float | None = None,
+    annealing: bool = False,
+    posterior: float = 0.9,
+    sample_rate: float = 0.1,
+    device: str = "cuda",
+    machine: Machine | None = None,
+) -> Advice:
+    """Which margins and scales are possible, what to begin with, what cannot train, what it costs.
+
+    Args:
+        classes: number of classes C.
+        dim: size D of a feature.
+        batch: examples in a step, over all GPUs.
+        gpus: number of ranks.
+        dtype: what the head's prototypes are stored in.
+        autocast: what products are computed in, where that is half precision.
+        optimizer: ``"sgd"``, ``"momentum"`` (SGD with it), ``"adagrad"``, ``"rmsprop"``,
+            ``"adam"`` or ``"adamw"``.
+        lr: learning rate of the head.
+        samples_per_class: how many examples a class has in training.
+        imbalance: how many times more the largest class has than the smallest.
+        loss: name of a loss, or several joined by ``+``, the main one first;
+            ``cosface`` by default. ``direct_sum`` and ``spectral_sum`` may be among them.
+        scale: of the head, if it is decided already.
+        margin: of the loss, if it is decided already; radians for angles.
+        annealing: whether ``blend`` of L-Softmax or SphereFace is going to be annealed.
+        posterior: wanted of an example on its prototype.
+        sample_rate: share of the classes that the sampled way looks at.
+        device: ``"cuda"`` or ``"cpu"``.
+        machine: what one GPU is; an H200 by default, or a small CPU.
+
+    Returns:
+        The :class:`Advice`.
+
+    Example:
+        >>> advice = advise(10_000, 512, loss="arcface", margin=0.5, scale=64, samples_per_class=3)
+        >>> [caution.code for caution in advice.cautions]
+        ['few-samples']
+        >>> round(advice.class_margin.degrees, 1), round(advice.scales.adacos, 1)
+        (88.6, 13.0)
+    """
+    names = _names("cosface" if loss is None else loss)
+    main = next(name for name in names if name not in SUMS)
+    for name, value, least in (
+        ("samples_per_class", samples_per_class, 1.0),
+        ("imbalance", imbalance, 1.0),
+        ("scale", scale, 0.0),
+        ("lr", lr, 0.0),
+    ):
+        if value is not None and not (least <= value < math.inf and value > 0):
+            allowed = "above 0" if least == 0 else f"of {least:g} or more"
+            raise ValueError(f"advise expects {name} {allowed}, got {value:g}")
+    if margin is not None and not math.isfinite(margin):
+        raise ValueError(f"advise expects a finite margin, got {margin}")
+    if margin is not None and main not in KINDS and "margin" not in definition(main).defaults:
+        raise ValueError(f"advise expects no margin for {main}, which has none, got {margin:g}")
+    if margin is not None and main == "arcface" and margin > math.pi:
+        raise ValueError(
+            f"advise expects a margin in radians, up to pi, got {margin:g}; "
+            f"{margin:g} degrees are {math.radians(margin):.4g}"
+        )
+    parts = [definition(name) for name in names if name not in SUMS]
+    reads = frozenset(field for part in parts if part.on == "split" for field in part.reads)
+    work = Workload(
+        classes=classes,
+        dim=dim,
+        batch=batch,
+        gpus=gpus,
+        dtype=dtype,
+        autocast=autocast,
+        optimizer=optimizer,
+        reads=reads,
+        similarity=_similarity(main),
+        sample_rate=sample_rate,
+        device=device,
+    )
+    machine = machine or (CPU if device == "cpu" else Machine())
+    odds = log_odds(posterior, classes)
+    limit = largest_class_margin(classes, dim)
+    suggested = best_margin(main, limit.angle, odds, scale, samples_per_class)
+    used_margin = suggested if margin is None else margin
+    kind = KINDS.get(main)
+    placed = (1.0, 0.0, 0.0) if kind is None or used_margin is None else kind.place(used_margin)
+    target, reach = bent(0.0, placed), math.cos(limit.angle)
+    about = scale_for(odds, target, reach)
+    used_scale = best_scale(main, about) if scale is None else scale
+    term = _term(main, used_margin)
+    start = None if main in LINEAR else starting_loss(term, classes, dim, used_scale)
+    choice = Choice(
+        work=work,
+        names=names,
+        angle=limit.angle,
+        exact=limit.exact,
+        scale=used_scale,
+        margin=used_margin,
+        margins=placed,
+        posterior=posterior,
+        lr=lr,
+        samples_per_class=samples_per_class,
+        imbalance=imbalance,
+        annealing=annealing,
+        start=start,
+    )
+    # Losses between examples alone have no use for a head.
+    costs = plan(work, machine) if reads else ()
+    return Advice(
+        work=work,
+        machine=machine,
+        loss="+".join(names),
+        margin=used_margin,
+        scale=used_scale,
+        class_margin=limit,
+        sample_margin=1 - reach,
+        sample_margin_limit=largest_sample_margin_of_any(classes, dim, limit.angle),
+        margins=feasible_margins(limit.angle),
+        scales=Scales(
+            posterior=posterior,
+            least=scale_for(odds, 1.0, -1 / (classes - 1)),
+            about=scale_for(odds, 1.0, reach),
+            adacos=adacos(classes),
+            least_with_margin=choice.least_scale,
+            about_with_margin=about,
+        ),
+        start=start,
+        recommendations=recommendations(choice, suggested, costs, free=loss is None),
+        cautions=cautions(choice),
+        costs=costs,
+        implementation=work.automatic() if reads else "",
+    )
+
+
+def _names(loss: str) -> tuple[str, ...]:
+    """The losses of a sum, by their builders' names."""
+    names = tuple(
+        part.strip() if part.strip() in SUMS else builder(part).__name__ for part in loss.split("+")
+    )
+    if all(name in SUMS for name in names):
+        raise ValueError(
+            f"advise expects the losses that {loss} combines too, as in {loss}+softmax"
+        )
+    return names
+
+
+def _similarity(name: str) -> Similarity:
+    """That of the head a loss is written for."""
+    if name == "large_margin_gaussian":
+        return SquaredDistance()
+    return InnerProduct() if name in LINEAR else Cosine()
+
+
+def _term(name: str, margin: float | None) -> Term:
+    """A loss with the margin where it belongs."""
+    # A class as rare as any has the largest margin.
+    name = "cosface" if name == "ldam" else name
+    kind = KINDS.get(name)
+    settings: dict[str, float] = {}
+    if kind is not None and margin is not None:
+        settings = {kind.setting: margin}
+        if name == "combined_margin":
+            settings["m2"] = kind.place(margin)[1]
+        elif name == "gm_softmax":
+            settings = {"beta1": -margin, "beta2": -margin}
+    return builder(name)(**settings)

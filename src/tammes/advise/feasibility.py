@@ -1,0 +1,323 @@
+r"""Which margins and which scales are possible: what the sphere leaves of them.
+
+Let the closest two prototypes be at the angle :math:`A`, the class margin. An example of the angle
+:math:`\theta` to its own prototype can be as near as :math:`A - \theta` to another. It meets the
+margins of a loss if its own class wins after they are taken off,
+
+.. math:: \Phi(m_1\theta + m_2) - m_3 \ge \cos(A - \theta),
+
+with the monotone :math:`\Phi` of :func:`tammes.losses.angular.target_score`. The left side falls
+and the right side grows with :math:`\theta`, so there is something to meet only if
+:math:`\Phi(m_2) - m_3 \ge \cos A`, and then up to one angle, the radius of a class.
+"""
+
+import difflib
+import math
+from collections.abc import Callable
+from dataclasses import dataclass
+
+import torch
+
+from tammes import losses
+from tammes.split import SUMMED, Split, split
+from tammes.terms import Definition, Term
+
+Margins = tuple[float, float, float]
+"""Factor of the angle, radians added to it, cosine taken off."""
+
+
+def builder(name: str) -> Callable[..., Term]:
+    """The builder of a loss by its name, which may be written as that of its class.
+
+    Example:
+        >>> builder("CosFace")()
+        cosface(margin=0.35)
+    """
+    plain = {known.replace("_", ""): known for known in losses.__all__}
+    wanted = name.strip().lower().replace("_", "").replace("-", "")
+    if wanted not in plain:
+        near = difflib.get_close_matches(wanted, plain, n=1)
+        hint = f"; did you mean {plain[near[0]]}?" if near else "; `tammes losses` lists them"
+        raise ValueError(f"there is no loss {name!r}{hint}")
+    return getattr(losses, plain[wanted])
+
+
+def definition(name: str) -> Definition:
+    """What all terms of a name share."""
+    return builder(name).definition  # type: ignore[attr-defined]
+
+
+def bent(theta: float, margins: Margins = (1.0, 0.0, 0.0)) -> float:
+    r"""Score of the own class after the margins, over the scale: :math:`\Phi(\theta) - m_3`."""
+    m1, m2, m3 = margins
+    phi = m1 * theta + m2
+    turns = math.floor(phi / math.pi)
+    return (-1) ** (turns % 2) * math.cos(phi) - 2 * turns - m3
+
+
+def class_radius(angle: float, margins: Margins = (1.0, 0.0, 0.0)) -> float | None:
+    r"""How far from its prototype an example may be and still meet the margins, in radians.
+
+    Towards the nearest other class, with prototypes ``angle`` apart. In closed form
+    :math:`A/2` without margin, :math:`(A-m)/2` for ArcFace, :math:`A/(m+1)` for SphereFace and
+    :math:`A/2 - \arcsin\frac{m}{2\sin(A/2)}` for CosFace.
+
+    Args:
+        angle: between the closest prototypes, in radians.
+        margins: of the loss.
+
+    Returns:
+        The radius, or none where no example meets the margins.
+
+    Example:
+        >>> round(class_radius(1.5, (1.0, 0.5, 0.0)), 6)
+        0.5
+    """
+    if bent(0.0, margins) < math.cos(angle) - 1e-12:
+        return None
+    low, high = 0.0, angle
+    for _ in range(60):
+        middle = (low + high) / 2
+        if bent(middle, margins) >= math.cos(angle - middle):
+            low = middle
+        else:
+            high = middle
+    return low
+
+
+def _largest_adaface(angle: float) -> float:
+    """The root of ``2 - cos(m) - 2 m = cos(angle)``: AdaFace where it asks most, at k = 1."""
+    low, high = 0.0, math.pi
+    for _ in range(60):
+        middle = (low + high) / 2
+        if bent(0.0, (1.0, -middle, 2 * middle)) >= math.cos(angle):
+            low = middle
+        else:
+            high = middle
+    return low
+
+
+def _gap(angle: float) -> float:
+    """``1 - cos(angle)`` with its digits."""
+    return 2 * math.sin(angle / 2) ** 2
+
+
+def _unlimited(_: float) -> float:
+    return math.inf
+
+
+@dataclass(frozen=True)
+class Kind:
+    """How a loss sets its margin: from the number a user gives to what it does to the target.
+
+    Attributes:
+        loss: name of the loss.
+        setting: name of the number.
+        place: the three margins for a value of it.
+        largest: the largest feasible value, by the class margin.
+        rule: the same in words.
+        default: of the ready-made criterion, where the builder has none that says anything.
+    """
+
+    loss: str
+    setting: str
+    place: Callable[[float], Margins]
+    largest: Callable[[float], float]
+    rule: str
+    default: float | None = None
+
+
+_IN_COMBINED = 0.3
+_COSINE_RULE = "m <= 1 - cos A"
+
+KINDS = {
+    kind.loss: kind
+    for kind in (
+        Kind("cosface", "margin", lambda m: (1.0, 0.0, m), _gap, _COSINE_RULE),
+        Kind("arcface", "margin", lambda m: (1.0, m, 0.0), lambda angle: angle, "m <= A"),
+        Kind("sphereface", "margin", lambda m: (m, 0.0, 0.0), _unlimited, "any m >= 1"),
+        Kind("l_softmax", "margin", lambda m: (m, 0.0, 0.0), _unlimited, "any m >= 1"),
+        Kind(
+            "combined_margin",
+            "m3",
+            lambda m: (1.0, _IN_COMBINED, m),
+            lambda angle: math.cos(_IN_COMBINED) - math.cos(angle),
+            f"m3 <= cos m2 - cos A, at m2 = {_IN_COMBINED}",
+            0.2,
+        ),
+        Kind(
+            "gm_softmax", "-beta1", lambda m: (1.0, 0.0, m), _gap, "-beta1 <= alpha1 - cos A", 0.0
+        ),
+        Kind("ldam", "max_margin", lambda m: (1.0, 0.0, m), _gap, _COSINE_RULE),
+        Kind(
+            "adaface",
+            "margin",
+            lambda m: (1.0, -m, 2 * m),
+            _largest_adaface,
+            "cos m + 2m <= 2 - cos A",
+        ),
+    )
+}
+"""Losses with a margin on a sphere."""
+
+CHORDS = ("triplet", "contrastive")
+"""Losses whose margin is a distance of unit features: at most ``2 sin(A/2)``."""
+
+LINEAR = (
+    *("softmax", "focal", "hard_bias", "crammer_singer", "hinge", "bce", "l_softmax"),
+    "large_margin_gaussian",
+)
+"""Losses written for raw features, where norms grow until any margin in the score is met."""
+
+
+@dataclass(frozen=True)
+class FeasibleMargin:
+    """What margins a loss can ask for.
+
+    Attributes:
+        loss: name of the loss.
+        setting: name of the margin, ``""`` where there is none.
+        default: what it is by default.
+        largest: the largest that can be met by all classes, infinite where any can; with a class
+            margin that is only bounded, none above it can be met.
+        feasible: whether the default can.
+        radius: how far from its prototype an example may be at the default margin, in radians, or
+            none where it cannot be met at all.
+        rule: where ``largest`` comes from, with A the class margin.
+    """
+
+    loss: str
+    setting: str
+    default: float | None
+    largest: float
+    feasible: bool
+    radius: float | None
+    rule: str
+
+
+def feasible_margins(angle: float) -> tuple[FeasibleMargin, ...]:
+    """The margins of every loss on a sphere, for prototypes at best ``angle`` apart.
+
+    Example:
+        >>> best = {row.loss: row for row in feasible_margins(math.pi / 2)}
+        >>> round(best["cosface"].largest, 4), round(best["arcface"].largest, 4)
+        (1.0, 1.5708)
+    """
+    half = class_radius(angle)
+    rows = [
+        FeasibleMargin(name, "", None, math.inf, True, half, "no margin to set")
+        for name in ("normface", "lm_softmax")
+    ]
+    for kind in KINDS.values():
+        default = kind.default
+        if default is None:
+            default = float(definition(kind.loss).defaults[kind.setting])
+        largest, radius = kind.largest(angle), class_radius(angle, kind.place(default))
+        feasible = radius is not None
+        rows.append(
+            FeasibleMargin(kind.loss, kind.setting, default, largest, feasible, radius, kind.rule)
+        )
+    chord = 2 * math.sin(angle / 2)
+    for name in CHORDS:
+        default = float(definition(name).defaults["margin"])
+        rule = "m <= 2 sin(A/2), on unit features"
+        rows.append(FeasibleMargin(name, "margin", default, chord, default <= chord, None, rule))
+    return tuple(rows)
+
+
+def largest_sample_margin_of_any(classes: int, dim: int, angle: float) -> float:
+    r"""A proven limit of the sample margin that all examples can have, wherever they are.
+
+    :math:`\frac{k}{k-1}` for :math:`k \le d+1` (Proposition 3 of Zhou et al. 2022). Beyond, two
+    groups of the prototypes have hulls that meet in a point p (Radon): an example of the one group
+    wins over p by at most :math:`\lVert w - p\rVert`, and the mean square of that is
+    :math:`1 - \lVert p\rVert^2`. So the limit is 1, which the orthoplex reaches, and no more than
+    the distance of the closest two prototypes, :math:`2\sin(A/2)`.
+    """
+    if classes <= dim + 1:
+        return classes / (classes - 1)
+    return min(1.0, 2 * math.sin(angle / 2))
+
+
+def log_odds(posterior: float, classes: int) -> float:
+    """``log((C - 1) p / (1 - p))``: by how much the own score must win over equal others."""
+    if not 0 < posterior < 1:
+        raise ValueError(f"advise expects posterior between 0 and 1, got {posterior}")
+    return math.log(classes - 1) + math.log(posterior) - math.log1p(-posterior)
+
+
+def scale_for(odds: float, target: float, cosine: float) -> float:
+    r"""Scale at which the own class has the wanted posterior against C - 1 others.
+
+    .. math:: s \ge \frac{\log\frac{(C-1)\,p}{1-p}}{t - \cos A}
+
+    Args:
+        odds: see :func:`log_odds`.
+        target: cosine to the own prototype after the margins, :math:`t`.
+        cosine: cosine to the other prototypes.
+
+    Returns:
+        The scale; infinite where the own class cannot win, 0 where it need not.
+    """
+    if odds <= 0:
+        return 0.0
+    return odds / (target - cosine) if target > cosine else math.inf
+
+
+def adacos(classes: int) -> float:
+    r"""The fixed scale of AdaCos, :math:`\sqrt2\log(C-1)`: even odds at 45° with others at 90°."""
+    return math.sqrt(2) * math.log(classes - 1)
+
+
+_ANGLES, _DRAWS = 20_000, 512
+
+
+def random_start(classes: int, dim: int, scale: float) -> Split:
+    """What a cosine head sees before training: random directions, at every angle to the own one.
+
+    Args:
+        classes: number of classes C.
+        dim: size of a feature, at least 2.
+        scale: factor of the cosines.
+
+    Returns:
+        A split of examples at angles from 0 to pi, each with its share of the sphere as weight in
+        ``norm``; ``others``, ``hardest``, ``expected`` and ``mean`` are those of C - 1 random
+        directions.
+    """
+    theta = (torch.arange(_ANGLES, dtype=torch.double) + 0.5) * (math.pi / _ANGLES)
+    share = ((dim - 2) * theta.sin().log()).softmax(0)
+    cosine, count = theta.cos(), classes - 1
+    below = share.cumsum(0)
+    if count <= 1000:
+        # Few of them: what one draw looks like, on average over some.
+        generator = torch.Generator().manual_seed(0)
+        level = torch.rand(_DRAWS, count, dtype=torch.double, generator=generator)
+        score = scale * cosine[torch.searchsorted(below, level).clamp_max(_ANGLES - 1)]
+        logs, nearest = score, score.amax(1) / scale
+    else:
+        # Many: each angle as often as it should be, but none so near that not even one is due.
+        first = int(torch.searchsorted(below, math.log(2) / count))
+        score = scale * cosine[None, first:]
+        logs, nearest = score + (count * share[first:]).log(), cosine[first]
+    filled = {
+        "others": logs.logsumexp(1).mean(),
+        "hardest": nearest.mean(),
+        "expected": (logs.softmax(1) * score).sum(1).mean(),
+        "mean": score.new_zeros(()),
+    }
+    labels = torch.zeros(_ANGLES, dtype=torch.long)
+    rows = split(torch.stack([cosine, cosine], 1), labels, scale=scale)
+    tensors = {name: value.expand_as(cosine) for name, value in filled.items()}
+    return rows._replace(**tensors, norm=share, classes=classes, rivals=count)
+
+
+def starting_loss(term: Term, classes: int, dim: int, scale: float) -> float | None:
+    """Mean loss of a term on a cosine head before training, or none where it cannot be told."""
+    needs = term.definition
+    if dim < 2 or needs.on != "split" or needs.state is not None:
+        return None
+    if not needs.reads.isdisjoint(("rest", *SUMMED)):
+        return None
+    rows = random_start(classes, dim, scale)
+    return float(term(rows) @ rows.norm)

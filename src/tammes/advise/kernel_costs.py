@@ -1,0 +1,171 @@
+"""What the kernels do between features and gradients: bytes of temporaries, products, traffic.
+
+All constants that were fitted to measurements are here; docs/advise.md has the measurements.
+"""
+
+from collections.abc import Sequence
+from typing import Any, NamedTuple
+
+import torch
+
+from tammes.advise.workload import Workload
+from tammes.kernels.dispatch import Way
+from tammes.kernels.tiling import Plan, class_blocks, fits_in_gradient, fused_blocks, longest
+from tammes.similarity import InnerProduct
+
+_DENSE_MATRICES = 4
+"""N x C matrices alive at once on the dense way: scores, and steps of their gradient."""
+_MORE_BLOCKS = {"expected": 2, "excess": 3, "softplus": 4}
+"""Blocks of scores beside the first on the streamed way, by what is read of them."""
+_KEY_BLOCKS = 4
+"""Blocks of keys alive at once while their gradient becomes that of the prototypes."""
+_ROWS = 5
+"""Copies of the features: queries, own prototypes, what is wanted of them."""
+_TILE = 128
+"""Classes of a tile of exponentials."""
+
+
+class Passes(NamedTuple):
+    """How often memory is gone through, fitted to an H200."""
+
+    scores: float
+    """Reads and writes of a score."""
+    prototypes: float
+    """Reads and writes of a prototype, or of its gradient."""
+    again: float = 0.0
+    """The same for each block of rows."""
+
+    def over(self, rows: int, classes: int, dim: int, blocks: int = 1) -> float:
+        """All of them for a batch."""
+        prototypes = classes * dim
+        return self.scores * rows * classes + (self.prototypes + self.again * blocks) * prototypes
+
+
+DENSE = Passes(scores=25, prototypes=26)
+STREAMED = Passes(scores=11, prototypes=33, again=10)
+STREAMED_HALF = Passes(scores=15, prototypes=38, again=4.7)
+"""The streamed way with products in half precision: more copies, but the keys are kept."""
+FUSED = Passes(scores=0, prototypes=6.5, again=4.9)
+"""In numbers of half precision, where the others are in the working one. What is read and written
+of exponentials hides behind their products."""
+
+
+class Inside(NamedTuple):
+    """What a kernel does on a rank.
+
+    Attributes:
+        scores: bytes of temporaries beside the gradients.
+        products: additions and multiplications.
+        passes: bytes of traffic.
+        blocks: of rows, one after the other.
+    """
+
+    scores: int
+    products: int
+    passes: float
+    blocks: int = 1
+
+
+def dense(work: Workload) -> Inside:
+    """All scores in memory; gradients by autograd."""
+    matrix = work.rows * work.classes * work.working
+    prototypes = work.classes * work.dim * work.working
+    copy = prototypes if work.rounds else 0
+    keys = 0 if isinstance(work.similarity, InnerProduct) else prototypes
+    forward = dense_matrices(work.reads) * matrix + keys + copy
+    backward = 3 * prototypes + copy
+    return Inside(
+        scores=max(0, max(forward, backward) - work.classes * work.dim * work.stored),
+        products=6 * work.rows * work.classes * work.dim,
+        passes=DENSE.over(work.rows, work.classes, work.dim) * work.working,
+    )
+
+
+def dense_matrices(reads: frozenset[str]) -> int:
+    """Matrices of all scores alive at once on the dense way, by what the loss reads."""
+    more = {"expected", "mean", "softplus", "rest"} & reads or {"hardest", "others"} <= reads
+    return _DENSE_MATRICES + (1 if more else 0)
+
+
+def streamed(work: Workload, rows: int, classes: int) -> Inside:
+    """One block of scores at a time, cut as the kernel cuts itself; gradients made in forward."""
+    plan = Plan(work.reads, _never, (1.0,))
+    problem = work.problem(rows, classes)
+    if plan.too_thin(problem):
+        return _recomputed(work, plan, rows, classes)
+    row_blocks, key_blocks = plan.blocks(problem)
+    often = STREAMED_HALF if work.half else STREAMED
+    passes = often.over(rows, classes, work.dim, len(row_blocks))
+    if _more_blocks(work.reads):
+        passes += STREAMED.scores * rows * classes
+    shared = fits_in_gradient(problem, row_blocks)
+    return Inside(
+        scores=_streamed_bytes(work, rows, classes, row_blocks, longest(key_blocks), shared),
+        products=6 * rows * classes * work.dim,
+        passes=passes * work.working,
+        blocks=len(row_blocks),
+    )
+
+
+def _streamed_bytes(
+    work: Workload, rows: int, classes: int, blocks: Sequence[slice], width: int, shared: bool
+) -> int:
+    """Temporaries, with blocks of rows, keys of ``width`` classes, scores shared with gradients."""
+    height, prototypes = longest(blocks), classes * work.dim
+    block = height * classes
+    # A linear head needs no keys but the prototypes themselves. In half precision all of them are
+    # kept, and a product is made beside what it is added to, from a copy of the block.
+    tile, linear = width * work.dim, isinstance(work.similarity, InnerProduct)
+    beside = 0 if linear else tile
+    if work.half:
+        beside = max(height * width, height * width // 2 + tile)
+    elif shared:
+        # One short block of scores lies in the memory of the gradient, and is copied out in pieces.
+        beside += height * width
+    during = max(_more_blocks(work.reads) * block, beside) + (0 if shared else block)
+    during += prototypes // 2 if work.half else 0
+    # Afterwards the gradient of keys becomes that of prototypes, one block after the other.
+    finishing = 0 if linear else _KEY_BLOCKS * tile
+    taken = max(during, finishing)
+    if work.rounds:
+        # Collected first and stored then, where the blocks of keys have been.
+        taken += prototypes - min(finishing, prototypes * work.stored // work.working)
+    return (taken + _ROWS * rows * work.dim + classes) * work.working
+
+
+def _more_blocks(reads: frozenset[str]) -> int:
+    return max((count for name, count in _MORE_BLOCKS.items() if name in reads), default=0)
+
+
+def _recomputed(work: Workload, plan: Plan, rows: int, classes: int) -> Inside:
+    """Where only few rows of scores would fit: blocks of classes, whose scores are made twice."""
+    width = longest(class_blocks(work.problem(rows, classes)))
+    taken = (plan.copies * rows + work.dim) * width + _ROWS * rows * work.dim + classes
+    taken += classes * work.dim if work.rounds else 0
+    often = STREAMED_HALF if work.half else STREAMED
+    passes = often.over(rows, classes, work.dim) + often.scores * rows * classes
+    products = 8 * rows * classes * work.dim
+    return Inside(taken * work.working, products, passes * work.working)
+
+
+def fused(work: Workload, rows: int, classes: int) -> Inside:
+    """One block of exponentials in half precision, made and used by kernels of its own."""
+    number = 2 if work.half else work.working
+    row_blocks = fused_blocks(rows, classes, work.dim, number)
+    # Keys, a block of exponentials and its sums by tiles, and what rows or classes have alone.
+    block, prototypes = longest(row_blocks) * classes, classes * work.dim
+    taken = number * (prototypes + block) + block // _TILE * work.working
+    taken += (_ROWS * rows * work.dim + classes) * work.working
+    taken += prototypes * work.working if work.rounds else 0
+    passes = FUSED.over(rows, classes, work.dim, len(row_blocks)) * number
+    return Inside(taken, 6 * rows * prototypes, passes, len(row_blocks))
+
+
+def shared(work: Workload, rows: int, classes: int) -> tuple[Way, Inside]:
+    """The way a rank takes with some of the classes, and what that is."""
+    way = work.within(rows, classes)
+    return way, (fused if way == "fused" else streamed)(work, rows, classes)
+
+
+def _never(*_: Any) -> torch.Tensor:
+    raise AssertionError("a plan is not run")

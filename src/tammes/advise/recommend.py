@@ -1,0 +1,255 @@
+"""What to begin with, and why."""
+
+import math
+from dataclasses import dataclass
+
+from tammes.advise.feasibility import KINDS, LINEAR, bent, definition, scale_for
+from tammes.advise.memory_plan import Cost, size
+from tammes.advise.warnings import FEW, METRIC, Choice
+from tammes.advise.workload import UNFUSED, WIDEST
+
+_USUAL_SCALES = (8.0, 16.0, 20.0, 30.0, 64.0)
+_REPLICATED = "the same on every rank"
+
+
+@dataclass(frozen=True)
+class Recommendation:
+    """A value to begin with.
+
+    Attributes:
+        setting: what it is of.
+        value: a number or a word.
+        reason: why.
+        basis: ``"formula"``, ``"literature"``, ``"reports"`` of users, or ``"rule of thumb"``.
+    """
+
+    setting: str
+    value: float | str
+    reason: str
+    basis: str
+
+
+def _few(samples: float | None) -> bool:
+    return samples is not None and samples <= FEW
+
+
+def usual_margin(name: str) -> float:
+    """The literature's margin of a loss of :data:`KINDS`, on unit features where it has them."""
+    if name == "sphereface":
+        return 1.5
+    default = KINDS[name].default
+    return float(definition(name).defaults[KINDS[name].setting]) if default is None else default
+
+
+def best_margin(
+    name: str, angle: float, odds: float, scale: float | None, samples: float | None
+) -> float | None:
+    """The literature's margin, or less where the sphere, the data or the scale have no room.
+
+    Args:
+        name: of the loss.
+        angle: the largest class margin.
+        odds: by how much the own score must win.
+        scale: of the head, if it is decided.
+        samples: examples per class, if known.
+
+    Returns:
+        The margin, or none where the loss has none on a sphere.
+    """
+    kind = KINDS.get(name)
+    if kind is None:
+        return None
+    default = usual_margin(name)
+    largest = kind.largest(angle)
+    if math.isinf(largest):
+        return default
+    margin = min(default, largest / 2)
+    margin = margin / 2 if _few(samples) else margin
+    if (
+        scale is not None
+        and scale_for(odds, bent(0.0, kind.place(margin)), math.cos(angle)) > scale
+    ):
+        # What this scale leaves for a margin; nothing, if it is too small without one.
+        low, high = 0.0, margin
+        for _ in range(50):
+            middle = (low + high) / 2
+            enough = scale_for(odds, bent(0.0, kind.place(middle)), math.cos(angle)) <= scale
+            low, high = (middle, high) if enough else (low, middle)
+        margin = low
+    return float(f"{margin:.3g}")
+
+
+def best_scale(name: str, about: float) -> float:
+    """The smallest usual scale above what the posterior takes."""
+    if name in LINEAR:
+        return 1.0
+    if name == "lm_softmax" or math.isinf(about):
+        return 64.0
+    return next((usual for usual in _USUAL_SCALES if usual >= about), float(math.ceil(about)))
+
+
+def recommendations(
+    choice: Choice, margin: float | None, costs: tuple[Cost, ...], *, free: bool
+) -> tuple[Recommendation, ...]:
+    """What to begin with.
+
+    Args:
+        choice: what was asked for.
+        margin: see :func:`best_margin`.
+        costs: of every way to compute it.
+        free: whether the loss was left to us.
+    """
+    name, work = choice.main, choice.work
+    placed = (1.0, 0.0, 0.0) if margin is None else KINDS[name].place(margin)
+    about = scale_for(choice.odds, bent(0.0, placed), math.cos(choice.angle))
+    scale = best_scale(name, about)
+    rows = []
+    if free:
+        reason = "the plainest margin: it shifts the score; trains where arcface is reported not to"
+        rows.append(Recommendation("loss", "cosface", reason, "reports"))
+    if margin is not None:
+        rows += _recommend_margin(choice, margin, scale)
+    if name in LINEAR:
+        rows.append(Recommendation("scale", scale, "norms of raw features do its work", "formula"))
+    elif name == "lm_softmax":
+        gap = math.log(work.classes - 1) / scale
+        reason = f"hardly matters; the loss is within {gap:.3g} of minus the sample margin"
+        rows.append(Recommendation("scale", scale, reason, "formula"))
+    elif choice.spherical:
+        reason = (
+            f"the smallest usual one above {about:.3g}, what a posterior of {choice.posterior:g} "
+            "takes with this margin; larger ones saturate earlier"
+        )
+        rows.append(Recommendation("scale", scale, reason, "formula"))
+    rows += _recommend_training(choice)
+    if costs:
+        rows += _recommend_mode(choice, costs)
+    return tuple(rows)
+
+
+def _recommend_margin(choice: Choice, margin: float, scale: float) -> list[Recommendation]:
+    kind, few = KINDS[choice.main], _few(choice.samples_per_class)
+    default = usual_margin(choice.main)
+    why, basis = "as much as the sphere and the scale leave room for", "formula"
+    if margin == default:
+        why, basis = "the usual value, which leaves room", "literature"
+    elif few and margin == default / 2:
+        why, basis = "half the usual: few examples per class", "rule of thumb"
+    rows = [Recommendation(kind.setting, margin, why, basis)]
+    if choice.main in ("l_softmax", "sphereface"):
+        how = "from 1000 down (tammes.schedules.LambdaAnnealing)"
+        why = "the full margin at once is reported not to start"
+        rows.append(Recommendation("blend", how, why, "literature"))
+    elif few or scale * margin > 15:
+        how = "0 for the first tenth of the training, then up (tammes.schedules.WarmUp)"
+        why = "a large margin at once is what does not start"
+        rows.append(Recommendation("margin warm-up", how, why, "reports"))
+    return rows
+
+
+def _recommend_training(choice: Choice) -> list[Recommendation]:
+    rows = [
+        Recommendation(
+            "optimizer",
+            "SGD, momentum 0.9",
+            "prototypes are directions; Adam is reported to end in NaN with angular margins",
+            "reports",
+        ),
+        Recommendation(
+            "head learning rate",
+            "10 times the backbone's",
+            "criterion.param_groups(backbone, lr=..., head_lr=...)",
+            "literature",
+        ),
+        Recommendation(
+            "precision",
+            "float32 head under autocast",
+            "scores, log-sum-exp and loss stay in single precision either way",
+            "formula",
+        ),
+    ]
+    if choice.imbalance > 1 and choice.spherical and "zero_centroid" not in choice.names:
+        weight = 10.0 if choice.main == "lm_softmax" else 1.0
+        reason = "with unequal classes the largest class margin is the optimum only where this is 0"
+        rows.append(Recommendation("weight of zero_centroid()", weight, reason, "formula"))
+    if any(name in METRIC for name in choice.names):
+        reason = "every example needs company of its class in the batch"
+        rows.append(Recommendation("sampler", "4 examples of a class", reason, "rule of thumb"))
+    return rows
+
+
+def _recommend_mode(choice: Choice, costs: tuple[Cost, ...]) -> list[Recommendation]:
+    """Which way over the scores, and with several ranks which head."""
+    work = choice.work
+    by_mode = {cost.mode: cost for cost in costs}
+    whole = by_mode[work.automatic()]
+    rows = []
+    if work.gpus > 1 and "sharded" in by_mode:
+        rows.append(_recommend_head(choice, whole, by_mode["sharded"], by_mode["sampled"]))
+    if rows and rows[0].value != _REPLICATED:
+        way = work.within(work.batch, work.shard)
+        reason = f"what a sharded head takes by itself: {_why(choice, way)}"
+        value = "none" if rows[0].value == "none" else way
+        return [*rows, Recommendation("implementation", value, reason, "formula")]
+    if whole.fits:
+        reason = f"what a head takes by itself: {_why(choice, whole.mode)}; "
+        reason += f"{size(whole.total)} per rank"
+        return [*rows, Recommendation("implementation", whole.mode, reason, "formula")]
+    # What is exact comes first, then what is fast.
+    small = min(
+        (cost for cost in costs if cost.fits),
+        key=lambda cost: (cost.mode == "sampled", cost.seconds),
+        default=None,
+    )
+    if small is None:
+        reason = "no way fits into memory: take more GPUs, a smaller batch or fewer dimensions"
+        return [Recommendation("implementation", "none", reason, "formula")]
+    reason = f"{whole.mode} does not fit; this takes {size(small.total)} per rank"
+    if small.mode == "sampled":
+        reason += f", as ShardedHead(sample_rate={work.sample_rate:g}), and is {small.note}"
+    return [Recommendation("implementation", small.mode, reason, "formula")]
+
+
+def _why(choice: Choice, way: str) -> str:
+    """Why ``implementation="auto"`` takes a way."""
+    work = choice.work
+    scores = work.rows * work.classes
+    if "rest" in work.reads:
+        return "the loss needs all scores at once"
+    if way == "dense":
+        return f"{scores:,} scores are few"
+    if way == "fused":
+        return f"products are in {work.autocast}, which its own kernels go with"
+    if work.device == "cpu":
+        return "the fused kernels are for CUDA"
+    if not work.fusable:
+        missing = " and ".join(sorted(UNFUSED & work.reads))
+        if missing:
+            return f"the fused kernels do not have {missing}, which the loss reads"
+        return f"the fused kernels are for single precision and up to {WIDEST} dimensions"
+    if not work.half:
+        return "in single precision the fused kernels gain nothing; autocast would take them"
+    return "few classes on a rank"
+
+
+def _recommend_head(choice: Choice, whole: Cost, shard: Cost, sample: Cost) -> Recommendation:
+    """All classes on every rank, or a share on each."""
+    work = choice.work
+    if not (whole.fits or shard.fits or sample.fits):
+        reason = "no way fits into memory: take more GPUs, a smaller batch or fewer dimensions"
+        return Recommendation("head", "none", reason, "formula")
+    both = [_in_short(cost) for cost in (shard, whole)]
+    if not (whole.fits or shard.fits):
+        value = f"ShardedHead, sample_rate={work.sample_rate:g}"
+        reason = f"all classes do not fit, {both[0]}; {sample.note}, {_in_short(sample)}"
+        return Recommendation("head", value, reason, "formula")
+    if shard.fits and (shard.seconds < whole.seconds or not whole.fits):
+        reason = f"{work.shard:,} classes on each of {work.gpus} ranks take {both[0]}"
+        reason += f", a copy of all on every rank {both[1]}"
+        return Recommendation("head", "ShardedHead", reason, "formula")
+    reason = f"a copy of all classes takes {both[1]}, a share of them {both[0]}"
+    return Recommendation("head", _REPLICATED, reason, "formula")
+
+
+def _in_short(cost: Cost) -> str:
+    return f"{size(cost.total)} and {cost.seconds * 1e3:.3g} ms"

@@ -1,0 +1,303 @@
+"""What cannot train, and what others found hard to train: cautions for a choice of settings.
+
+Each caution says what it rests on: a proof, or reports of users by repository and number.
+"""
+
+import math
+from collections.abc import Iterator
+from dataclasses import dataclass
+
+from tammes.advise.feasibility import (
+    CHORDS,
+    KINDS,
+    LINEAR,
+    Margins,
+    bent,
+    class_radius,
+    definition,
+    log_odds,
+    scale_for,
+)
+from tammes.advise.workload import Workload
+from tammes.geometry.theory import smallest_alpha1
+
+FEW = 5
+"""Examples per class below which a large margin is reported not to train."""
+METRIC = ("nca", "proto", "triplet", "contrastive")
+"""Losses between the examples of a batch."""
+SUMS = ("direct_sum", "spectral_sum")
+"""Ways to combine a classification and a metric loss; they take a name's place in a sum."""
+BOUNDED = ("normface", "cosface", "arcface", "sphereface", "combined_margin", "gm_softmax")
+"""Losses whose least risk is known for any arrangement of balanced classes."""
+ANGULAR = ("arcface", "combined_margin", "sphereface", "l_softmax", "adaface")
+"""Losses that bend the angle, whose gradient grows where the example is near its prototype."""
+
+
+@dataclass(frozen=True)
+class Caution:
+    """Something to change.
+
+    Attributes:
+        level: ``"cannot"`` where it is proved not to work, ``"risk"`` where users report so,
+            ``"note"`` where there is just something to know.
+        code: a short name of the case.
+        text: what is wrong and what to do, in a sentence or two.
+        source: what it rests on.
+    """
+
+    level: str
+    code: str
+    text: str
+    source: str
+
+
+@dataclass(frozen=True)
+class Choice:
+    """What a user is going to train, as far as it was said, and what is known of the sphere."""
+
+    work: Workload
+    names: tuple[str, ...]
+    angle: float
+    exact: bool
+    scale: float
+    margin: float | None
+    margins: Margins
+    posterior: float
+    lr: float | None = None
+    samples_per_class: float | None = None
+    imbalance: float = 1.0
+    annealing: bool = False
+    start: float | None = None
+
+    @property
+    def main(self) -> str:
+        """The loss whose margin and scale are meant."""
+        return next(name for name in self.names if name not in SUMS)
+
+    @property
+    def spherical(self) -> bool:
+        """Whether the main loss compares directions only."""
+        return self.main not in LINEAR and definition(self.main).on == "split"
+
+    @property
+    def odds(self) -> float:
+        """By how much the own score must win for the wanted posterior."""
+        return log_odds(self.posterior, self.work.classes)
+
+    @property
+    def least_scale(self) -> float | None:
+        """The proven least scale for the wanted posterior, where the theorem holds."""
+        m1, m2, _ = self.margins
+        proven = self.main in BOUNDED and self.imbalance == 1 and m1 >= 1 and m2 >= 0
+        if not proven or math.cos(m2) < smallest_alpha1(self.work.classes):
+            return None
+        return scale_for(self.odds, bent(0.0, self.margins), -1 / (self.work.classes - 1))
+
+
+def cautions(choice: Choice) -> tuple[Caution, ...]:
+    """Every caution that applies to a choice, the worst first."""
+    checks = (_margin, _scale, _training, _precision, _batch, _combination)
+    found = [caution for check in checks for caution in check(choice)]
+    order = ("cannot", "risk", "note")
+    return tuple(sorted(found, key=lambda caution: order.index(caution.level)))
+
+
+def _margin(choice: Choice) -> Iterator[Caution]:
+    margin, angle, main = choice.margin, choice.angle, choice.main
+    if margin is None:
+        return
+    kind = KINDS.get(main)
+    if main in CHORDS and margin > 2 * math.sin(angle / 2):
+        yield Caution(
+            "cannot",
+            "margin-infeasible",
+            f"{main} asks for a distance of {margin:g}, but unit features of "
+            f"{choice.work.classes:,} classes are at most {2 * math.sin(angle / 2):.4g} apart; "
+            "take less, or do not normalise",
+            "m <= 2 sin(A/2)",
+        )
+    if kind is None or not choice.spherical:
+        return
+    if class_radius(angle, choice.margins) is None:
+        best = "is at best" if choice.exact else "cannot be more than"
+        yield Caution(
+            "cannot",
+            "margin-infeasible",
+            f"{kind.setting}={margin:g} of {main} cannot be met by all classes: the class margin "
+            f"of {choice.work.classes:,} classes in {choice.work.dim} dimensions {best} "
+            f"{math.degrees(angle):.2f}°, which allows {kind.largest(angle):.4g}; the loss then "
+            "never gets small and pulls classes against each other",
+            kind.rule,
+        )
+    if -margin > 1 - math.cos(angle):
+        yield Caution(
+            "cannot",
+            "loss-without-accuracy",
+            f"with {kind.setting}={margin:g} an example on the wrong prototype already meets the "
+            f"margin, so the loss can be 0 with accuracy 0; keep it above "
+            f"{math.cos(angle) - 1:.4g}",
+            "-m > 1 - cos A",
+        )
+
+
+def _scale(choice: Choice) -> Iterator[Caution]:
+    if not choice.spherical or choice.main == "lm_softmax":
+        return
+    scale, classes, odds = choice.scale, choice.work.classes, choice.odds
+    target = bent(0.0, choice.margins)
+    least, about = choice.least_scale, scale_for(odds, target, math.cos(choice.angle))
+    if least is not None and scale < least < math.inf:
+        loss = math.log1p((classes - 1) * math.exp(-scale * (target + 1 / (classes - 1))))
+        yield Caution(
+            "cannot",
+            "scale-too-small",
+            f"at scale {scale:g} no arrangement of classes has a mean loss under {loss:.3g}, a "
+            f"posterior of {math.exp(-loss):.3g}, where {choice.posterior:g} is wanted; "
+            f"{least:.3g} is the least, about {about:.3g} what the sphere has room for",
+            "s >= log((C-1) p / (1-p)) / (t + 1/(C-1)); Zhou et al. 2022, Theorem 5",
+        )
+    elif scale < about < math.inf:
+        best = 1 / (1 + math.exp(math.log(classes - 1) - scale * (target - math.cos(choice.angle))))
+        yield Caution(
+            "risk",
+            "scale-small",
+            f"at scale {scale:g} an example on its prototype, with the others at the largest class "
+            f"margin, has a posterior of {best:.3g} in training, where {choice.posterior:g} is "
+            f"wanted; take a scale of about {about:.3g}",
+            "s >= log((C-1) p / (1-p)) / (t - cos A)",
+        )
+
+
+def _training(choice: Choice) -> Iterator[Caution]:
+    main, work = choice.main, choice.work
+    margin = choice.margin or 0.0
+    samples = choice.samples_per_class
+    strong = choice.spherical and main in KINDS and choice.scale >= 30 and margin >= 0.3
+    if samples is not None and samples <= FEW and strong:
+        begins = "" if choice.start is None else f" starts at a loss of {choice.start:.0f} and"
+        yield Caution(
+            "risk",
+            "few-samples",
+            f"{main} with scale {choice.scale:g} and {KINDS[main].setting} {margin:g}{begins} is "
+            f"reported not to train with {work.classes:,} classes of {samples:g} examples; begin "
+            "with margin 0 and a smaller scale, and warm the margin up (tammes.schedules.WarmUp)",
+            "pytorch-metric-learning #351, #186",
+        )
+    bends = main in ANGULAR
+    if bends and work.optimizer in ("adam", "adamw"):
+        yield Caution(
+            "risk",
+            "optimizer",
+            f"{main} with {work.optimizer} is reported to end in NaN or to stand still; SGD with "
+            "momentum trains it, or give the head a smaller learning rate than the backbone",
+            "pytorch-metric-learning #209, #530",
+        )
+    high = 1e-3 if work.optimizer in ("adam", "adamw", "adagrad", "rmsprop") else 0.1
+    if choice.lr is not None and choice.lr >= high and bends:
+        yield Caution(
+            "risk",
+            "learning-rate",
+            f"a learning rate of {choice.lr:g} with {main} is reported to diverge or to stay at "
+            f"its first loss; try {high * 0.3:g}, clip gradients, or take cosface",
+            "insightface #2144, #2200, #1555",
+        )
+    if main in ("l_softmax", "sphereface") and margin > 1 and not choice.annealing:
+        fall = bent(math.pi / 2, (margin, 0.0, 0.0))
+        yield Caution(
+            "risk",
+            "annealing",
+            f"{main} with margin {margin:g} takes a target at 90° from 0 to {fall:.3g} times its "
+            "length at once and is reported not to start; anneal blend from about 1000 "
+            "(tammes.schedules.LambdaAnnealing)",
+            "sphereface #14, #40; LargeMargin_Softmax #15",
+        )
+    if main == "lm_softmax" and choice.imbalance > 1 and "zero_centroid" not in choice.names:
+        yield Caution(
+            "risk",
+            "imbalance",
+            f"lm_softmax with classes {choice.imbalance:g} times as large as others has its "
+            "optimum far from the largest class margin (5° instead of 109° at 100:1 and four "
+            "classes): its gradient does not fade; add 10 to 100 times zero_centroid()",
+            "Zhou et al. 2022, Theorem 8; docs/advise.md",
+        )
+
+
+def _precision(choice: Choice) -> Iterator[Caution]:
+    dtype = choice.work.dtype
+    if dtype in ("float16", "bfloat16"):
+        digits = 8 if dtype == "bfloat16" else 11
+        yield Caution(
+            "risk",
+            "half-precision-weights",
+            f"prototypes stored in {dtype} do not move by less than about one part in "
+            f"{2**digits}, so small steps are lost, and half precision is reported to end in NaN; "
+            "keep the head in float32 and put autocast around it",
+            "pytorch-metric-learning #209, #121; insightface #2200",
+        )
+
+
+def anchors(classes: int, batch: int, samples_per_class: float | None = None) -> float:
+    r"""Share of a random batch that has company of its own class.
+
+    .. math:: 1 - \Bigl(1 - \frac1C\Bigr)^{N-1},\qquad
+              1 - \prod_{j=0}^{n-2}\frac{nC-N-j}{nC-1-j}
+
+    with very many examples per class, and with n of them, drawn without putting back.
+
+    Example:
+        >>> round(anchors(10, 2), 4), round(anchors(10, 2, 3), 4)
+        (0.1, 0.069)
+    """
+    if samples_per_class is None:
+        return -math.expm1((batch - 1) * math.log1p(-1 / classes))
+    mates, total = samples_per_class - 1, samples_per_class * classes
+    if total - batch < mates:
+        return 1.0 if mates else 0.0
+    left = math.lgamma(total - batch + 1) - math.lgamma(total - batch - mates + 1)
+    return -math.expm1(min(0.0, left - math.lgamma(total) + math.lgamma(total - mates)))
+
+
+def _batch(choice: Choice) -> Iterator[Caution]:
+    metric = [name for name in choice.names if name in METRIC]
+    if not metric:
+        return
+    work, name = choice.work, " and ".join(metric)
+    if work.rows < 4:
+        yield Caution(
+            "cannot",
+            "batch-too-small",
+            f"{name} compares examples of one class with those of another within a batch: "
+            f"4 are the least, got {work.rows} on a rank",
+            "2 classes of 2 examples",
+        )
+        return
+    share = anchors(work.classes, work.rows, choice.samples_per_class)
+    if share < 0.5:
+        yield Caution(
+            "cannot" if share == 0 else "risk",
+            "no-company",
+            f"in a random batch of {work.rows:,} from {work.classes:,} classes only "
+            f"{share * work.rows:.3g} examples share their class with another, and {name} learns "
+            "from those alone; draw K examples of each of N/K classes",
+            "the share is 1 - (1 - 1/C)^(N-1), or less",
+        )
+
+
+def _combination(choice: Choice) -> Iterator[Caution]:
+    work = choice.work
+    if "direct_sum" in choice.names and work.dim <= work.classes:
+        yield Caution(
+            "cannot",
+            "direct-sum",
+            f"direct_sum gives the metric loss what {work.classes:,} prototypes leave of "
+            f"{work.dim} dimensions: nothing; take spectral_sum",
+            "needs D > C",
+        )
+    if "super_symmetry" in choice.names and work.classes > work.dim + 1:
+        yield Caution(
+            "cannot",
+            "super-symmetry",
+            f"super_symmetry cannot reach zero with {work.classes:,} classes in {work.dim} "
+            "dimensions",
+            "needs C <= D + 1",
+        )

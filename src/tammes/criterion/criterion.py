@@ -1,0 +1,414 @@
+"""Criterion: a head and a loss, and what a training loop calls."""
+
+from collections.abc import Sequence
+from typing import Any, Literal, cast
+
+import torch
+from torch import Tensor, nn
+
+from tammes._recomputation import checkpointing, once, recomputing
+from tammes._validation import (
+    check_class_weights,
+    check_labels,
+    check_reduction,
+    check_values,
+    check_weights,
+    transforming,
+)
+from tammes.criterion.evaluate_terms import check_fit, other_terms, split_terms
+from tammes.criterion.hyperparameters import Settings, named_schedules
+from tammes.criterion.param_groups import param_groups
+from tammes.criterion.resize import check_new_values, check_resizable, follow
+from tammes.criterion.stale_weight_warning import UpdateWatch
+from tammes.distributed.global_batch import ALONE, Alone, Examples, by_example, gathering_of
+from tammes.heads.head import Head
+from tammes.kernels.dispatch import Implementation
+from tammes.kernels.problem import working_dtype
+from tammes.schedules import Schedule
+from tammes.states import Hook, Reading, States
+from tammes.terms import Batch, Loss, Setting
+
+Reduction = Literal["mean", "sum", "none"]
+
+
+class Criterion(nn.Module):
+    r"""A head and a sum of terms: ``loss = criterion(features, labels)``.
+
+    .. math:: L = \frac{\sum_i w_i\,\ell_i}{\sum_i w_i},\qquad
+              \ell_i = \sum_t \lambda_t\,\ell_i^{(t)}
+
+    Terms on the split and on features have a value for each example; a term on the prototypes has
+    one for all and counts as that of every example, so that the mean of the rows of
+    ``reduction="none"`` is the mean reduction.
+
+    Args:
+        head: owns prototypes and scale.
+        loss: a term, or a sum of weighted terms.
+        reduction: ``"mean"`` (weighted, as torch's cross entropy has it), ``"sum"`` or ``"none"``.
+            A batch in which nothing counts has mean zero.
+        ignore_index: examples with this label count for nothing.
+        class_weights: weight of each class's examples, shape ``(C,)``.
+        validate: where the values of labels and features are checked: on the CPU; with ``True`` on
+            an accelerator too, which waits for it; with ``None`` nowhere.
+        implementation: of the head, if it is to be changed: ``"auto"``, ``"dense"``,
+            ``"streamed"`` or ``"fused"``.
+        group: whose batches are one batch: a process group, or ``True`` for the default one of
+            ``torch.distributed``. Every rank then returns the loss of all of them, in whatever a
+            term compares, and backbone and prototypes get its gradient. Ranks may have different
+            numbers of examples, also none. A sharded head says it itself.
+        averaged: the ranks' gradients are averaged, as DistributedDataParallel and FSDP do;
+            ``False`` where they are summed.
+        even: a promise that all ranks always have equally many examples: saves a small collective,
+            which waits for an accelerator.
+
+    Attributes:
+        terms: each term of the last call by name: its mean over the examples, before its weight,
+            detached; for logging. With a group, over the examples of all ranks.
+
+    Example:
+        >>> criterion = tammes.Criterion(
+        ...     tammes.CosineHead(8, 3, scale=16.0),
+        ...     tammes.cosface(margin=0.35) + 0.5 * tammes.sample_margin(),
+        ... )
+        >>> loss = criterion(torch.randn(4, 8), torch.tensor([0, 1, 2, 0]))
+        >>> loss.backward()
+        >>> list(criterion.terms)
+        ['cosface', 'sample_margin']
+    """
+
+    def __init__(
+        self,
+        head: Head,
+        loss: Loss,
+        *,
+        reduction: Reduction = "mean",
+        ignore_index: int = -100,
+        class_weights: Sequence[float] | Tensor | None = None,
+        validate: bool | None = False,
+        implementation: Implementation | None = None,
+        group: Any = None,
+        averaged: bool = True,
+        even: bool = False,
+    ) -> None:
+        super().__init__()
+        if not isinstance(head, Head):
+            raise TypeError(f"Criterion expects a head, got {type(head).__name__}")
+        if not isinstance(loss, Loss):
+            raise TypeError(
+                "Criterion expects a loss made of terms, such as tammes.cosface(), "
+                f"got {getattr(loss, '__name__', type(loss).__name__)}"
+            )
+        check_reduction(reduction)
+        if class_weights is not None:
+            class_weights = check_class_weights(class_weights, head.num_classes)
+        if implementation is not None:
+            head.implementation = implementation
+        self.head = head
+        self.reduction = reduction
+        self.ignore_index = ignore_index
+        self.validate = validate
+        self.gathering = gathering_of(head, group, averaged=averaged, even=even)
+        self.states = States()
+        self.schedules = nn.ModuleDict()
+        self.terms: dict[str, Tensor] = {}
+        self._step_by_hand = False
+        self._watch = UpdateWatch()
+        self._compose(loss, class_weights)
+        for name, (_, term) in self.settings.named.items():
+            state = term.make_state(head)
+            if state is not None:
+                self.states[name] = state
+
+    @property
+    def class_weights(self) -> Tensor | None:
+        """Weight of each class's examples, shape ``(C,)``, or none."""
+        return self.settings.class_weights
+
+    @class_weights.setter
+    def class_weights(self, weights: Sequence[float] | Tensor | None) -> None:
+        if weights is not None:
+            weights = check_class_weights(weights, self.head.num_classes)
+        self._compose(self.loss, weights)
+
+    def _compose(self, loss: Loss, class_weights: Tensor | None) -> None:
+        """Take a loss apart once, so that a call only has to go through its terms."""
+        for _, term in loss.leaves():
+            check_fit(self.head, term)
+        self.loss = loss
+        self.settings = Settings(loss, self.head.num_classes, self.head.weight, class_weights)
+
+    def forward(
+        self,
+        features: Tensor,
+        labels: Tensor,
+        *,
+        weights: Tensor | None = None,
+        **settings: Setting,
+    ) -> Tensor:
+        """Loss of a batch.
+
+        Args:
+            features: shape ``(N, D)``.
+            labels: class of each example in ``[0, C)``, or ``ignore_index``, shape ``(N,)``.
+            weights: weight of each example, shape ``(N,)``.
+            **settings: settings of the terms for this call: a number, or one per example. A name
+                such as ``margin`` goes to every term that has it, one such as ``cosface.margin`` to
+                that term alone: ``criterion(features, labels, **{"cosface.margin": 0.2})``.
+
+        Returns:
+            A scalar, or with ``reduction="none"`` the weighted losses, shape ``(N,)``.
+        """
+        tracing, group, masked = transforming(), self._group(), self.head.masked()
+
+        def check() -> None:
+            self._check(features, labels, weights, masked, tracing)
+            valid = labels.long() != self.ignore_index
+            values = None if tracing else self.validate
+            self.settings.check(self._scheduled(), settings, valid, values=values)
+
+        longest = group.agree(
+            type(self).__name__,
+            check,
+            features,
+            embedding_size=self.head.embedding_size,
+            num_classes=self.head.num_classes,
+            values_per_example=len(by_example(settings)) + (weights is not None),
+        )
+        # Before it is compared: a small integer type would wrap the ignored label round.
+        labels = labels.long()
+        valid = labels != self.ignore_index
+        labels = torch.where(valid, labels, 0)
+        # What an ignored example holds must not leak, not even as 0 times NaN.
+        kept = torch.where(valid[:, None], features, 0.0)
+        own = Examples(Batch(kept, labels, valid), weights, settings)
+        whole, mine = group.gather(own, longest, features=self._compares_features)
+        # A rank splits its own examples; all of them, if it has only some of the prototypes.
+        part = whole if group.sharded else own
+        again = recomputing()
+        now = self._read(whole.batch, part.batch, tracing)
+        arguments = self.settings.resolve(part.batch, now.scheduled, part.settings)
+        if self.training and not tracing and self.settings.uses_prototypes:
+            self._watch.notice(self.head.weight, features)
+
+        weights = whole.weigh(now.class_weights, masked, working_dtype(features, self.head.weight))
+        total = weights.sum()
+        total = torch.where(total == 0, torch.ones_like(total), total)
+        if self.reduction == "mean":
+            weights = weights / total
+        for name, state in now.states.items():
+            arguments[name]["state"] = state
+        named, rowwise = self.settings.named, self.reduction == "none"
+        some = weights if part is whole else weights[mine]
+        loss, sums = split_terms(self.head, named, arguments, part.batch, some, rowwise=rowwise)
+        seen = whole.batch._replace(features=group.seen_by_all(whole.batch.features))
+        found = dict(other_terms(self.head, named, arguments, seen, weights))
+        others = [named[n][0] * (rows if rowwise else rows.sum()) for n, rows in found.items()]
+        loss, sums = group.combine(loss, others, sums, mine)
+        if again:
+            return loss
+        if not _transformed(tracing):
+            sums |= {name: rows.detach().sum() for name, rows in found.items()}
+            per_example = 1 if self.reduction == "mean" else total.detach()
+            self.terms = {name: sums[name] / per_example for name in named}
+        self._remember("after", whole.batch, tracing)
+        # The first pass of a checkpoint may be without gradient.
+        learning = self.training and (torch.is_grad_enabled() or checkpointing())
+        if learning and not self._step_by_hand:
+            self.step()
+        return loss
+
+    def logits(self, features: Tensor) -> Tensor:
+        """Scores without any margin, for inference, shape ``(N, C)``."""
+        return self.head.logits(features)
+
+    def _group(self) -> Alone:
+        """Those whose batches are one."""
+        gathering = self.gathering
+        return ALONE if gathering is None or gathering.ranks.size == 1 else gathering
+
+    @property
+    def _compares_features(self) -> bool:
+        """Whether anything looks at more features than those of the examples it has a loss of."""
+        terms = [term for _, term in self.settings.named.values()]
+        return len(self.states) > 0 or any(term.definition.on == "features" for term in terms)
+
+    def _scheduled(self) -> dict[str, Tensor]:
+        """Current values of the terms' settings that follow a schedule."""
+        schedules = named_schedules(self.schedules)
+        return {key: schedule() for key, schedule in schedules.items() if key != "class_weights"}
+
+    def _read(self, whole: Batch, part: Batch, tracing: bool) -> Reading:
+        """Read what later calls change: states, of the whole batch or the part of it, schedules."""
+
+        def make() -> Reading:
+            self._remember("before", whole, tracing)
+            weights = self.schedules["class_weights"]() if deferred else self.class_weights
+            named = self.settings.named
+            on_features = {name for name in named if named[name][1].definition.on == "features"}
+            seen = {name: whole if name in on_features else part for name in self.states}
+            return Reading(self._scheduled(), weights, self.states.reading(seen))
+
+        deferred = "class_weights" in self.schedules
+        changes = self.training and (len(self.states) > 0 or len(self.schedules) > 0)
+        return once(self, make) if changes else make()
+
+    def _check(
+        self,
+        features: Tensor,
+        labels: Tensor,
+        weights: Tensor | None,
+        masked: Tensor | None,
+        tracing: bool,
+    ) -> None:
+        name = type(self).__name__
+        self.head.check(features)
+        check_labels(name, labels, features)
+        if weights is not None:
+            check_weights(name, weights, labels)
+        if features.device != self.head.weight.device:
+            raise ValueError(
+                f"{name} expects features on {self.head.weight.device}, where its prototypes are, "
+                f"got {features.device}"
+            )
+        # Values are looked at in plain eager mode only, and where that does not wait for a GPU.
+        wanted = self.validate or features.device.type == "cpu"
+        if not tracing and wanted and self.validate is not None:
+            check_values(
+                name, features, labels.long(), self.head.num_classes, masked, self.ignore_index
+            )
+
+    def _remember(self, hook: Hook, batch: Batch, tracing: bool) -> None:
+        if self.training and not _transformed(tracing):
+            self.states.notice(hook, batch)
+
+    def schedule(self, *, by_hand: bool | None = None, **schedules: Schedule) -> "Criterion":
+        """Let settings follow schedules, by the name of the setting.
+
+        A schedule is part of the criterion: saved in its ``state_dict``, it resumes where it
+        stopped. It steps with every call in training mode, or when you call :meth:`step`.
+
+        Args:
+            by_hand: do not step by itself: for gradient accumulation, or steps that are epochs.
+                Holds for all schedules of the criterion, until it is said otherwise.
+            **schedules: a schedule for each setting, such as ``margin``, ``blend`` or, of one term
+                alone, ``cosface.margin``; and for ``class_weights``.
+
+        Returns:
+            The criterion itself.
+
+        Example:
+            >>> from tammes.schedules import WarmUp
+            >>> criterion = tammes.CosFace(8, 3).schedule(margin=WarmUp(0.0, 0.35, steps=1000))
+        """
+        for key, schedule in schedules.items():
+            self.settings.check_schedule(key, schedule, self.head.num_classes)
+        for key, schedule in schedules.items():
+            term, dot, own = key.rpartition(".")
+            if dot and term not in self.schedules:
+                self.schedules[term] = nn.ModuleDict()
+            kept = cast(nn.ModuleDict, self.schedules[term]) if dot else self.schedules
+            kept[own] = schedule.to(self.head.weight.device)
+        if by_hand is not None:
+            self._step_by_hand = by_hand
+        return self
+
+    def step(self) -> None:
+        """Advance all schedules by one step."""
+        # One schedule may drive several settings, and still steps once.
+        for schedule in set(named_schedules(self.schedules).values()):
+            schedule.step()
+
+    def param_groups(
+        self,
+        backbone: nn.Module | None = None,
+        *,
+        lr: float,
+        head_lr: float | None = None,
+        weight_decay: float = 0.0,
+        head_weight_decay: float | None = None,
+    ) -> list[dict[str, Any]]:
+        """Parameter groups for an optimizer: the backbone's and the criterion's own.
+
+        Args:
+            backbone: what makes the features; parameters it shares with the criterion count as
+                the criterion's.
+            lr: learning rate of the backbone.
+            head_lr: learning rate of the criterion, ``lr`` by default; ten times ``lr`` is usual.
+            weight_decay: of the backbone.
+            head_weight_decay: of the prototypes, ``weight_decay`` by default. Bias and scale have
+                none.
+
+        Returns:
+            Groups for any optimizer of torch.
+
+        Example:
+            >>> criterion = tammes.CosFace(8, 3)
+            >>> groups = criterion.param_groups(torch.nn.Linear(4, 8), lr=0.1, head_lr=1.0)
+            >>> [(group["lr"], len(group["params"])) for group in groups]
+            [(0.1, 2), (1.0, 1)]
+        """
+        return param_groups(
+            self,
+            backbone,
+            lr=lr,
+            head_lr=lr if head_lr is None else head_lr,
+            weight_decay=weight_decay,
+            head_weight_decay=weight_decay if head_weight_decay is None else head_weight_decay,
+        )
+
+    def add_classes(
+        self,
+        n: int,
+        from_features: Tensor | None = None,
+        *,
+        optimizer: torch.optim.Optimizer | None = None,
+        **per_class: Sequence[float],
+    ) -> None:
+        """Append classes to the head and to whatever has a value for each class.
+
+        Args:
+            n: how many.
+            from_features: features of each new class, see :meth:`tammes.heads.Head.add_classes`.
+            optimizer: its state is carried over.
+            **per_class: n values for every setting that has one per class, such as ``counts`` of
+                :func:`tammes.ldam`; and for ``class_weights``.
+        """
+        check_resizable(self, self.head.num_classes + n)
+        check_new_values(self, n, per_class)
+        old = torch.arange(self.head.num_classes)
+        self.head.add_classes(n, from_features, optimizer=optimizer)
+        self._compose(*follow(self, old, n, per_class))
+
+    def remove_classes(
+        self, indices: Sequence[int] | Tensor, *, optimizer: torch.optim.Optimizer | None = None
+    ) -> None:
+        """Drop classes from the head and from whatever has a value for each class.
+
+        Args:
+            indices: the classes to drop.
+            optimizer: its state for the classes that stay is carried over.
+        """
+        keep = self.head.kept(indices)
+        check_resizable(self, len(keep))
+        self.head.remove_classes(indices, optimizer=optimizer)
+        self._compose(*follow(self, keep, 0, {}))
+
+    def __repr__(self) -> str:
+        """The head, the loss as it is written, and what is not the default."""
+        lines = [f"head={self.head!r}", f"loss={self.loss!r}"]
+        schedules = named_schedules(self.schedules)
+        lines += [f"{key} follows {schedule!r}" for key, schedule in schedules.items()]
+        if self.reduction != "mean":
+            lines.append(f"reduction={self.reduction!r}")
+        if self.ignore_index != -100:
+            lines.append(f"ignore_index={self.ignore_index}")
+        if self.class_weights is not None:
+            lines.append(f"class_weights of {len(self.class_weights)} classes")
+        if self.gathering is not None:
+            lines.append(f"group={self.gathering.ranks.name!r}")
+        return f"{type(self).__name__}(\n  " + ",\n  ".join(lines) + "\n)"
+
+
+def _transformed(tracing: bool) -> bool:
+    """Whether tensors are those of a transform, which must not be kept; a compiler's may."""
+    return tracing and not torch.compiler.is_compiling()

@@ -1,0 +1,241 @@
+"""The settings of a criterion's terms, as one call has them.
+
+A setting has a name: ``margin`` is that of every term that has one, ``cosface.margin`` that of one
+term, whatever is said of all.
+"""
+
+import math
+from collections.abc import Mapping
+from typing import cast
+
+import torch
+from torch import Tensor, nn
+
+from tammes._buffers import Steady
+from tammes._setting_values import is_number, seen
+from tammes.schedules import LambdaAnnealing, LambdaDecay, Schedule, WarmUp
+from tammes.terms import Batch, Loss, Setting, Term
+
+Place = tuple[str, str]
+"""A term and one of its settings, by name."""
+
+
+class Settings(Steady):
+    """The terms of a loss by name, and what each is to be called with.
+
+    A setting of one value per class is kept as a buffer, so that it moves with the criterion; it is
+    no part of the saved state, since the loss already says it.
+
+    Args:
+        loss: as it was given.
+        num_classes: number of classes.
+        like: of the dtype and on the device that values per class are to have.
+        class_weights: one weight per class, on the CPU.
+
+    Attributes:
+        loss: as it was given.
+        class_weights: weight of each class's examples.
+        named: weight and term by name; a second term of the same name is numbered.
+        arguments: what each is called with where nothing changes it.
+    """
+
+    class_weights: Tensor | None
+
+    def __init__(
+        self, loss: Loss, num_classes: int, like: Tensor, class_weights: Tensor | None = None
+    ) -> None:
+        super().__init__()
+        if class_weights is None:
+            self.register_buffer("class_weights", None, persistent=False)
+        else:
+            self.register_constant("class_weights", class_weights, like.device)
+        self.loss = loss
+        self.named: dict[str, tuple[float, Term]] = {}
+        self.arguments: dict[str, Mapping[str, Setting]] = {}
+        for weight, term in loss.leaves():
+            name, twin = term.name, 1
+            while name in self.named:
+                twin += 1
+                name = f"{term.name}_{twin}"
+            self.named[name] = (weight, term)
+            self.arguments[name] = term.arguments
+            for key, value in self.arguments[name].items():
+                if not isinstance(value, tuple):
+                    continue
+                if len(value) != num_classes:
+                    raise ValueError(
+                        f"{term.name} expects one {key} for each of {num_classes} classes, "
+                        f"got {len(value)}"
+                    )
+                dtype = torch.promote_types(like.dtype, torch.float32)
+                values = torch.tensor(value, dtype=dtype, device="cpu")
+                self.register_constant(f"{name}_{key}", values, like.device)
+
+    @property
+    def uses_prototypes(self) -> bool:
+        """Whether any term depends on the prototypes."""
+        return any(term.definition.on != "features" for _, term in self.named.values())
+
+    def check_schedule(self, key: str, schedule: Schedule, num_classes: int) -> None:
+        """Refuse a schedule of what is no setting, no number, fixed, or one value per class.
+
+        Its values are held to what the terms ask: where it is now and, if that is known, where it
+        ends. What is between is looked at by the calls.
+        """
+        places = self.places(key)
+        if not places and key != "class_weights":
+            raise ValueError(f"Criterion.schedule expects a setting of {self.loss!r}, got {key!r}")
+        for name, own in places:
+            _, term = self.named[name]
+            value = self.arguments[name][own]
+            if not is_number(value) and not isinstance(value, tuple):
+                raise ValueError(
+                    f"Criterion.schedule expects a setting that is a number, got {key!r}"
+                )
+            if own in term.definition.fixed or isinstance(term.settings.get(own), tuple):
+                raise ValueError(
+                    f"a schedule expects a setting that is one number and free to change, "
+                    f"got {own} of {term!r}"
+                )
+        if not isinstance(schedule, Schedule):
+            raise TypeError(f"Criterion.schedule expects a Schedule for {key}, got {schedule!r}")
+        shape = (num_classes,) if key == "class_weights" else ()
+        if schedule.value.shape != shape:
+            raise ValueError(
+                f"Criterion.schedule expects {key} of shape {shape}, "
+                f"got {tuple(schedule.value.shape)}"
+            )
+        values = [schedule.value]
+        if isinstance(schedule, (LambdaAnnealing, LambdaDecay, WarmUp)):
+            end = schedule.at(schedule.steps.new_tensor(math.inf, dtype=torch.get_default_dtype()))
+            values += [end] if bool(end.isfinite()) else []
+        for name, own in places:
+            self.named[name][1].check(**{own: torch.stack(values)})
+
+    def names(self) -> set[str]:
+        """Every setting of every term."""
+        return {key for own in self.arguments.values() for key in own}
+
+    def places(self, name: str) -> list[Place]:
+        """What a name stands for: a setting of every term that has it, or with a dot of one."""
+        term, dot, key = name.rpartition(".")
+        terms = [term] if dot else [*self.arguments]
+        return [(each, key) for each in terms if key in self.arguments.get(each, {})]
+
+    def _by_place(self, *changed: Mapping[str, Setting]) -> dict[Place, Setting]:
+        """What settings are changed to; what comes later counts, and in one what is of one term."""
+        return {
+            place: some[name]
+            for some in changed
+            for name in sorted(some, key=lambda name: "." in name)
+            for place in self.places(name)
+        }
+
+    def per_class(self) -> set[str]:
+        """The settings that have one value per class."""
+        terms = [term for _, term in self.named.values()]
+        return {key for term in terms for key, value in term.values if isinstance(value, tuple)}
+
+    def check(
+        self,
+        scheduled: Mapping[str, Setting],
+        changed: Mapping[str, Setting],
+        valid: Tensor,
+        *,
+        values: bool | None,
+    ) -> None:
+        """Refuse what a schedule or a call changes and cannot.
+
+        Args:
+            scheduled: settings that follow a schedule: a number.
+            changed: settings that are said at the call: a number, or one per example.
+            valid: which examples count, shape ``(N,)``.
+            values: whether values are held to what the terms ask: where nobody waits for it; with
+                ``True`` everywhere, with ``None`` nowhere.
+        """
+        unknown = sorted(name for name in changed if not self.places(name))
+        if unknown:
+            raise TypeError(
+                f"the criterion has no setting {', '.join(map(repr, unknown))}: "
+                f"its terms have {sorted(self.names())}"
+            )
+        places = self._by_place(scheduled, changed)
+        for name, (_, term) in self.named.items():
+            own = {key: value for (which, key), value in places.items() if which == name}
+            if not term.definition.fixed.isdisjoint(own):
+                raise TypeError(
+                    f"{term.name} expects {', '.join(sorted(term.definition.fixed))} from the "
+                    "beginning, got another at the call"
+                )
+            for key, value in own.items():
+                _check_shape(key, value, len(valid), term)
+            looked_at = {
+                key: value[valid.to(value.device)] if _is_rows(value) else value
+                for key, value in own.items()
+                if not isinstance(value, Tensor)
+                or values
+                or (values is not None and seen(value) and (seen(valid) or not value.ndim))
+            }
+            if looked_at:
+                term.check(**looked_at)
+
+    def resolve(
+        self, batch: Batch, scheduled: Mapping[str, Setting], changed: Mapping[str, Setting]
+    ) -> dict[str, dict[str, Setting]]:
+        """Arguments of every term: numbers, or tensors of one value per example.
+
+        Args:
+            batch: the examples, whose labels choose among values per class.
+            scheduled: settings that follow a schedule.
+            changed: settings that are said at the call, as :meth:`check` lets them pass.
+        """
+        places = self._by_place(scheduled, changed)
+        return {
+            name: {
+                key: _on_batch(places[name, key], batch)
+                if (name, key) in places
+                else self.get_buffer(f"{name}_{key}")[batch.labels]
+                if isinstance(value, tuple)
+                else value
+                for key, value in own.items()
+            }
+            for name, own in self.arguments.items()
+        }
+
+
+def named_schedules(schedules: nn.ModuleDict) -> dict[str, Schedule]:
+    """Schedules by the name of their setting; those of one term are kept in a dictionary of it."""
+    found: dict[str, Schedule] = {}
+    for name, kept in schedules.items():
+        if isinstance(kept, nn.ModuleDict):
+            found |= {f"{name}.{key}": cast(Schedule, schedule) for key, schedule in kept.items()}
+        else:
+            found[name] = cast(Schedule, kept)
+    return found
+
+
+def _is_rows(value: Setting) -> bool:
+    return isinstance(value, Tensor) and value.ndim > 0
+
+
+def _check_shape(key: str, value: Setting, count: int, term: Term) -> None:
+    """Refuse all but a number, and one for each example where the term can have that."""
+    if isinstance(value, (int, float, str)):
+        return
+    shapes: list[tuple[int, ...]] = [()]
+    if term.definition.on == "split":
+        shapes.append((count,))
+    if not isinstance(value, Tensor) or tuple(value.shape) not in shapes:
+        got = tuple(value.shape) if isinstance(value, Tensor) else type(value).__name__
+        raise ValueError(
+            f"the criterion expects {key} to be a number or a tensor of shape "
+            f"{' or '.join(map(str, shapes))}, got {got}"
+        )
+
+
+def _on_batch(value: Setting, batch: Batch) -> Setting:
+    if not isinstance(value, Tensor):
+        return value
+    value = value.to(batch.features.device)
+    # What an ignored example has does not count, even if it is NaN; one is in every range.
+    return torch.where(batch.valid, value, 1.0) if value.ndim else value

@@ -1,0 +1,71 @@
+"""Let a criterion follow when classes come and go in its head."""
+
+from collections.abc import Mapping, Sequence
+from typing import TYPE_CHECKING
+
+import torch
+from torch import Tensor
+
+from tammes.states import State
+from tammes.terms import Loss, Term
+
+if TYPE_CHECKING:
+    from tammes.criterion.criterion import Criterion
+
+
+def check_resizable(criterion: "Criterion", num_classes: int) -> None:
+    """Refuse a number of classes that a term cannot have, before anything is changed."""
+    for _, term in criterion.loss.leaves():
+        if term.within is not None:
+            term.within.check(criterion.head.embedding_size, num_classes)
+    if "class_weights" in criterion.schedules:
+        raise ValueError(
+            "Criterion expects no schedule of class_weights when classes change, got one: "
+            "it has a weight for each; take it out of criterion.schedules first"
+        )
+
+
+def check_new_values(criterion: "Criterion", n: int, values: Mapping[str, Sequence[float]]) -> None:
+    """Refuse all but n new values of whatever has one for each class."""
+    wanted = criterion.settings.per_class()
+    if criterion.class_weights is not None:
+        wanted.add("class_weights")
+    got = {key: len(some) for key, some in values.items()}
+    if got != dict.fromkeys(wanted, n):
+        raise ValueError(
+            f"add_classes expects {n} new values of each of {sorted(wanted)}, got {got}"
+        )
+
+
+def follow(
+    criterion: "Criterion", keep: Tensor, new: int, values: Mapping[str, Sequence[float]]
+) -> tuple[Loss, Tensor | None]:
+    """Change whatever has a value for each class, but the head and the loss.
+
+    Args:
+        criterion: whose head has changed.
+        keep: the classes that stayed.
+        new: how many came after them.
+        values: of the new classes, by name.
+
+    Returns:
+        The loss with its settings of one value per class changed, and the class weights.
+    """
+    weights = criterion.class_weights
+    if weights is not None:
+        fresh = weights.new_tensor(values.get("class_weights", ()))
+        weights = torch.cat([weights[keep.to(weights.device)], fresh])
+    for state in criterion.states.values():
+        assert isinstance(state, State)
+        state.resize(keep, new)
+    kept = keep.tolist()
+
+    def changed(term: Term) -> Term:
+        per_class = {
+            key: (*(value[i] for i in kept), *values.get(key, ()))
+            for key, value in term.values
+            if isinstance(value, tuple)
+        }
+        return term.altered(**per_class) if per_class else term
+
+    return criterion.loss.map(changed), weights

@@ -1,0 +1,188 @@
+"""Compare a batch with some of the classes: its own, and others drawn at random.
+
+A head that samples asks its :class:`Sampler` for the classes of a step, takes their rows with
+:func:`tammes.optim.sparse_rows.take_rows`, and hands those to the kernel. Nothing here waits for a
+GPU: the number of classes follows from the sizes alone, and numbers are looked up, not drawn.
+"""
+
+import math
+from typing import Any, NamedTuple
+
+import torch
+from torch import Tensor
+
+from tammes._buffers import Steady
+from tammes._compile import apart
+from tammes._recomputation import once
+from tammes.optim.sparse_rows import listen
+
+
+class Sample(NamedTuple):
+    """The classes that take part in a step.
+
+    Attributes:
+        index: the K classes, in order and each once, shape ``(K,)``.
+        own: place of each example's class in ``index``, -1 where it is elsewhere, shape ``(N,)``.
+        counts: how many classes each of the K stands for, shape ``(K,)``: one for a class that is
+            present in the batch, and for one that was drawn its share of all the absent.
+    """
+
+    index: Tensor  # type: ignore[assignment]
+    own: Tensor
+    counts: Tensor
+
+
+def sample_size(examples: int, classes: int, rate: float) -> int:
+    """How many classes are sampled: never fewer than can be present, and one that is not.
+
+    Without the one the absent classes would have nobody to stand for them.
+
+    Example:
+        >>> sample_size(64, 1000, 0.3), sample_size(64, 1000, 0.01), sample_size(64, 50, 0.3)
+        (300, 65, 50)
+    """
+    return min(classes, max(math.ceil(rate * classes), examples + 1))
+
+
+def sample(
+    own: Tensor,
+    classes: int,
+    rate: float,
+    key: Tensor | int,
+    *,
+    start: int = 0,
+    masked: Tensor | None = None,
+) -> Sample:
+    r"""Sample classes: those present in the batch, and others uniformly without replacement.
+
+    With :math:`p` classes present, :math:`K` sampled and :math:`C` in all, a drawn class stands for
+    :math:`(C-p)/(K-p)` of them. So for any values :math:`v`
+
+    .. math:: \mathbb{E}\sum_{c \in \text{index}} \text{counts}_c\,v_c = \sum_{c=1}^{C} v_c .
+
+    Args:
+        own: class of each example, -1 where it is elsewhere, shape ``(N,)``.
+        classes: number of classes C here.
+        rate: share of the classes to sample, see :func:`sample_size`.
+        key: what the sample is a function of, an int64 tensor without dimensions or a number.
+        start: number of the first class here among the classes of all ranks.
+        masked: which classes are not to be drawn while there are others, shape ``(C,)``; they
+            stand for none.
+
+    Returns:
+        The :class:`Sample`; the same on every device.
+
+    Example:
+        >>> chosen = sample(torch.tensor([7, 2, -1, 7]), classes=10, rate=0.6, key=0)
+        >>> chosen.index[chosen.own[:2]], int(chosen.own[2])
+        (tensor([7, 2]), -1)
+        >>> chosen.counts.unique(), chosen.counts.sum()
+        (tensor([1., 2.]), tensor(10.))
+    """
+    device, size = own.device, sample_size(len(own), classes, rate)
+    # Classes elsewhere are marked in a place of their own, one beyond the last.
+    present = torch.zeros(classes + 1, dtype=torch.bool, device=device)
+    present = present.index_fill(0, torch.where(own < 0, classes, own), True)[:classes]
+    number = torch.arange(start, start + classes, device=device)
+    words = _mix(number * _GOLDEN + key) & _POSITIVE
+    there = present.sum()
+    absent, drawn = classes - there, size - there
+    if masked is not None:
+        words = words.masked_fill(masked, _POSITIVE)
+        absent = absent - (masked & ~present).sum()
+        drawn = torch.minimum(drawn, absent)
+    words = words.masked_fill(present, -1)
+    index = words.topk(size, largest=False, sorted=False).indices.sort().values
+    counts = torch.where(present[index], 1.0, (absent / drawn).to(torch.float32))
+    return Sample(
+        index,
+        torch.where(own < 0, -1, torch.searchsorted(index, own)),
+        counts if masked is None else counts.masked_fill(masked[index], 0.0),
+    )
+
+
+class Sampler(Steady):
+    """Samples of one step after the other, each a function of a seed and the number of the step.
+
+    Both are in the ``state_dict``, so a run that is resumed draws what it would have drawn. They
+    are on the device of the head, so that nobody waits for it to know them.
+
+    Args:
+        rate: share of the classes to sample, above 0 and at most 1.
+        seed: of the draws; the same on all ranks.
+
+    Example:
+        >>> sampler = Sampler(0.2, seed=0)
+        >>> first, second = (sampler(torch.tensor([3]), 100).index for _ in range(2))
+        >>> len(first), first.equal(second)
+        (20, False)
+        >>> again = Sampler(0.2, seed=0)
+        >>> again(torch.tensor([3]), 100).index.equal(first)
+        True
+    """
+
+    seed: Tensor
+    steps: Tensor
+
+    def __init__(self, rate: float, seed: int) -> None:
+        super().__init__()
+        if not 0 < rate <= 1:
+            raise ValueError(f"Sampler expects rate above 0 and at most 1, got {rate}")
+        self.rate = rate
+        # The state of a head that does not sample would not bring them back.
+        for name, number in (("seed", seed), ("steps", 0)):
+            values = torch.tensor(number, dtype=torch.int64, device="cpu")
+            self.register_constant(name, values, torch.get_default_device(), persistent=True)
+        listen()
+
+    def __setstate__(self, state: dict[str, Any]) -> None:
+        super().__setstate__(state)
+        listen()
+
+    def _load_from_state_dict(
+        self, state_dict: dict[str, Any], prefix: str, *args: Any, **kwargs: Any
+    ) -> None:
+        own = {f"{prefix}{name}": buffer for name, buffer in self.named_buffers()}
+        if state_dict.keys().isdisjoint(own):
+            # The state of a head that did not sample: this one goes on with its own draws.
+            state_dict |= own
+        super()._load_from_state_dict(state_dict, prefix, *args, **kwargs)
+
+    def forward(
+        self, own: Tensor, classes: int, *, start: int = 0, masked: Tensor | None = None
+    ) -> Sample:
+        """The classes of the next step, see :func:`sample`."""
+        if torch.compiler.is_compiling():
+            # Taking the rows ends a graph anyway; and what torch 2.13 makes of this one crashes.
+            return apart(self.forward)(own, classes, start=start, masked=masked)
+        return once(self, lambda: self._draw(own, classes, start, masked))
+
+    def _draw(self, own: Tensor, classes: int, start: int, masked: Tensor | None) -> Sample:
+        chosen = sample(own, classes, self.rate, self.key, start=start, masked=masked)
+        self.steps += 1
+        return chosen
+
+    @property
+    def key(self) -> Tensor:
+        """What the next sample is a function of."""
+        return _mix(_mix(self.seed + _GOLDEN) + self.steps)
+
+    def extra_repr(self) -> str:
+        """The rate."""
+        return f"rate={self.rate:g}"
+
+
+_POSITIVE = (1 << 63) - 1
+_GOLDEN = -0x61C8864680B583EB
+_FIRST, _SECOND = -0x40A7B892E31B1A47, -0x6B2FB644ECCEEE15
+
+
+def _mix(words: Tensor) -> Tensor:
+    """Scramble int64 words, no two to the same: the finaliser of SplitMix64.
+
+    Signed shifts are masked, and products wrap as unsigned ones do. (The lab has the same for its
+    images, :mod:`tammes.lab.data.keyed_random`.)
+    """
+    words = (words ^ ((words >> 30) & ((1 << 34) - 1))) * _FIRST
+    words = (words ^ ((words >> 27) & ((1 << 37) - 1))) * _SECOND
+    return words ^ ((words >> 31) & ((1 << 33) - 1))

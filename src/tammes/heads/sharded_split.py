@@ -1,0 +1,47 @@
+"""A split of examples that lie on several ranks, by a head that is spread over them."""
+
+from collections.abc import Iterable
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from tammes._validation import check_classes, check_labels
+from tammes.distributed.global_batch import Examples, Gathering
+from tammes.heads.sharded import ShardedHead
+from tammes.kernels.dispatch import split
+from tammes.kernels.merge import scale_gradient
+from tammes.split import Split
+from tammes.terms import Batch
+
+
+def split_together(
+    head: ShardedHead, features: Tensor, labels: Tensor, reads: Iterable[str]
+) -> Split:
+    """Split the examples of all ranks, and keep those of this one; see :class:`ShardedHead`."""
+    masked = head.masked()
+
+    def check() -> None:
+        head.check(features)
+        check_labels("ShardedHead", labels, features)
+        if labels.device.type == "cpu":
+            check_classes("ShardedHead", labels, head.num_classes, masked)
+
+    group = Gathering(head.ranks, sharded=True, averaged=head.averaged, even=False)
+    longest = group.agree("ShardedHead", check, features, num_classes=head.num_classes)
+    batch = Batch(features, labels.long(), torch.ones_like(labels, dtype=torch.bool))
+    (whole, *_), mine = group.gather(Examples(batch, None, {}), longest, features=True)
+    problem = head.problem(whole.features, whole.labels)
+    found = split(problem, whole.labels, reads, head.implementation)
+    numbers = {
+        name: value
+        for name, value in found._asdict().items()
+        if isinstance(value, Tensor) and value.ndim and value.is_floating_point()
+    }
+    # All in one: ranks that use different numbers still have one message to wait for.
+    rows, _ = group.combine(torch.stack([*numbers.values()], 1), [], {}, mine)
+    kept: dict[str, Any] = dict(zip(numbers, rows.unbind(1), strict=True))
+    if isinstance(found.scale, Tensor):
+        # The kernel takes it that every rank goes on with the rows of all.
+        kept["scale"] = scale_gradient(found.scale, head.ranks.size / group.factor)
+    return found._replace(**kept, labels=labels)

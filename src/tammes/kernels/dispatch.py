@@ -1,0 +1,107 @@
+"""Ways to produce a split, and the choice between them."""
+
+import logging
+from collections.abc import Iterable
+from functools import cache
+from typing import Literal, get_args
+
+import torch
+from torch import Tensor
+
+from tammes._validation import transforming
+from tammes.kernels.dense import dense_split
+from tammes.kernels.problem import Problem, product_dtype
+from tammes.kernels.streamed.functions import streamed_split
+from tammes.kernels.tiling import Plan
+from tammes.split import Split, with_sums
+
+Implementation = Literal["auto", "dense", "streamed", "fused"]
+Way = Literal["dense", "streamed", "fused"]
+
+_SMALL = 1 << 20
+"""Scores below which the plain form is at least as fast, and small anyway."""
+_log = logging.getLogger("tammes")
+
+
+def check_implementation(name: str, implementation: str) -> None:
+    """Refuse what is no implementation."""
+    if implementation not in get_args(Implementation):
+        raise ValueError(
+            f"{name} expects implementation 'auto', 'dense', 'streamed' or 'fused', "
+            f"got {implementation!r}"
+        )
+
+
+def choose(implementation: Implementation, problem: Problem, reads: frozenset[str]) -> Way:
+    """The kernel for one call: the plain one where a compiler or a transform has to see it."""
+    check_implementation("a head", implementation)
+    if problem.share is None:
+        if transforming() or implementation == "dense" or "rest" in reads:
+            return "dense"
+        if implementation == "auto" and _scores(problem) < _SMALL:
+            return "dense"
+    elif "rest" in reads:
+        raise ValueError(
+            "a head that has only some of the classes expects terms without rest, "
+            "got one that reads it"
+        )
+    # Of classes that are spread over ranks there is no plain form.
+    if implementation == "fused" or (implementation == "auto" and _pays(problem)):
+        reason = why_not_fused(problem, reads)
+        if reason is None:
+            return "fused"
+        if implementation == "fused":
+            _tell(reason)
+    return "streamed"
+
+
+def _scores(problem: Problem) -> int:
+    return len(problem.features) * problem.most
+
+
+def _pays(problem: Problem) -> bool:
+    """Whether the fused kernel is the faster one: with products in half precision."""
+    return product_dtype(problem.features.device) is not None and _scores(problem) >= _SMALL
+
+
+def why_not_fused(problem: Problem, reads: frozenset[str]) -> str | None:
+    """What keeps a problem from the fused kernel, in a few words, or nothing."""
+    try:
+        from tammes.kernels.fused.engine import why_not
+    except Exception as error:
+        return f"triton cannot be imported ({type(error).__name__}: {error})"
+    return why_not(problem, reads)
+
+
+@cache
+def _tell(reason: str) -> None:
+    """Say once why something else than was asked for is done."""
+    _log.warning("tammes: implementation='fused' falls back to 'streamed': %s", reason)
+
+
+def split(
+    problem: Problem, labels: Tensor, reads: Iterable[str], implementation: Implementation
+) -> Split:
+    """Split a batch by its labels; differentiable, whichever way is taken.
+
+    Args:
+        problem: features and prototypes.
+        labels: class of each example, shape ``(N,)``.
+        reads: names of the fields to compute.
+        implementation: how; the fused kernel is for losses, a split alone is streamed.
+    """
+    reads = frozenset(reads)
+    if choose(implementation, problem, reads) == "dense":
+        return with_sums(dense_split(problem, labels, reads), reads)
+    if "excess" in reads:
+        raise ValueError(
+            "a streamed split expects reads without excess, whose threshold belongs to a term, "
+            "got it: use a criterion, or implementation='dense'"
+        )
+    low = product_dtype(problem.features.device)
+    plan = Plan(reads, _never, (), product_dtype=low)
+    return streamed_split(problem, labels, plan)
+
+
+def _never(*_: object) -> torch.Tensor:
+    raise AssertionError("a split alone has no terms")

@@ -1,0 +1,1 @@
+"""The fused kernel: the streamed pass with Triton kernels on a GPU."""

@@ -1,0 +1,340 @@
+r"""The streamed split with the GPU's own kernels: scores are never written, exponentials once.
+
+For a block of rows one kernel makes the scores tile by tile, takes their exponentials in single
+precision, sums them up per row, and writes them in the dtype of the products. Nothing else goes
+over the block: what the loss wants of a score is its exponential times a number of its row,
+
+    d loss / d f_c = 2^(z_c) * (d_others / sum),
+
+and that number is put on the short side of the two products that follow, the features' and the
+prototypes'. A mean over all scores is a product with the sum of the keys; the own and the hardest
+class are pairs of rows in full precision. So beside the three products there is one write and two
+reads of the exponentials.
+
+Exponentials need a shift per row that is near the largest score, though not very: single and
+bfloat16 numbers reach from 2^-126 to 2^127. Where scores are bounded by the scale, a quarter of it
+will do for all rows. Else it is taken from a few classes, and rows for which it turns out to be
+wrong are done again; that decision is made on the GPU, by kernels that return at once where there
+is nothing to do. In float16, which reaches not nearly as far, nothing is written before the sums
+are known; the scores are made a second time for the gradient.
+"""
+
+import torch
+from torch import Tensor
+
+from tammes.kernels.fused import launch
+from tammes.kernels.fused.launch import LOG2E, Work
+from tammes.kernels.matmul import add_product, halved, multiply
+from tammes.kernels.problem import Problem
+from tammes.kernels.streamed.engines import Back, Found, Rows, nothing_here
+from tammes.kernels.streamed.prototype_blocks import Needs
+from tammes.kernels.tiling import Plan, fused_blocks, longest, padded
+from tammes.similarity import Cosine
+
+_REACH = 64.0
+"""Largest bound on the scores for which one shift is right for all rows, whatever they are."""
+_LOW, _HIGH = 2.0**-90, 2.0**100
+"""Sums outside of this range are those of a wrong shift."""
+_SAMPLE = 256
+"""Classes from which a shift is estimated."""
+_HALF_SUM = 14.0
+"""Exponentials in float16 sum up to two to this power, so that the small ones keep their digits."""
+_WIDEST = 4096
+"""Numbers in the longest feature."""
+
+
+def why_not(problem: Problem, reads: frozenset[str]) -> str | None:
+    """What keeps a problem from this kernel, or nothing."""
+    features, prototypes = problem.features, problem.prototypes
+    if features.device.type != "cuda" and not launch.INTERPRETED:
+        return f"it runs on CUDA, and the features are on {features.device.type}"
+    if not reads.isdisjoint(("excess", "softplus")):
+        return "losses that sum over all classes by themselves, hinge and bce, are streamed"
+    if torch.float64 in (features.dtype, prototypes.dtype):
+        return "it computes in single precision, and an input is in double"
+    if prototypes.shape[1] > _WIDEST:
+        return f"it takes features of up to {_WIDEST} numbers, and these have {prototypes.shape[1]}"
+    return None
+
+
+def product_type(problem: Problem, plan: Plan) -> torch.dtype:
+    """What products take in: that of autocast, or of the inputs where both are in half."""
+    if plan.product_dtype is not None:
+        return plan.product_dtype
+    dtype = problem.features.dtype
+    half = dtype in (torch.bfloat16, torch.float16) and problem.prototypes.dtype == dtype
+    return dtype if half else torch.float32
+
+
+def fused_rows(problem: Problem, plan: Plan, needs: Needs) -> tuple["FusedRows", list[slice]]:
+    """The engine, and slices of the rows for it."""
+    width = product_type(problem, plan).itemsize
+    count, size = problem.features.shape
+    blocks = fused_blocks(count, problem.most, size, width)
+    return FusedRows(problem, plan, needs, longest(blocks)), blocks
+
+
+class FusedRows:
+    """Blocks of rows against all classes, by kernels of our own: an ``Engine``.
+
+    Args:
+        problem: its scale is a tensor, its similarity bound.
+        plan: what is read, and in which dtype products are made.
+        needs: which gradients are wanted.
+        most: rows of the longest block.
+    """
+
+    def __init__(self, problem: Problem, plan: Plan, needs: Needs, most: int) -> None:
+        prototypes = problem.prototypes.contiguous()
+        assert isinstance(problem.scale, Tensor)
+        self.prototypes, self.bias, self.needs, self.reads = (
+            prototypes,
+            problem.bias,
+            needs,
+            plan.reads,
+        )
+        self.one_shift = plan.bound is not None and plan.bound <= _REACH
+        self.dtype, self.scale = product_type(problem, plan), problem.scale.float()
+        self.counts = None if problem.counts is None else problem.counts.float()
+        # Added to scores only: sums over offsets must not meet the infinity.
+        self.there, self.absent = problem.there, None
+        if self.there is not None:
+            self.absent = torch.where(self.there, 0.0, -torch.inf)
+        self.similarity = problem.similarity
+        self.wide_keys, self.inverses, self.offsets = self._make_keys()
+        self.keys = self.wide_keys[:, : prototypes.shape[1]]
+        self.shape = (most, padded(len(prototypes)))
+        self.scratch: Tensor | None = None
+        self.gradient: Tensor | None = None
+        self.d_offsets: Tensor | None = None
+        self.d_total: Tensor | None = None
+        self.total: Tensor | None = None
+        if "mean" in plan.reads:
+            self.many = torch.ones_like(prototypes[:, 0], dtype=torch.float32)
+            self.many = self.many if self.counts is None else self.counts
+            self.many = self.many if self.there is None else self.many * self.there
+            self.total = multiply(self.many[None].to(self.dtype), self.keys)[0]
+
+    def _make_keys(self) -> tuple[Tensor, Tensor | None, Tensor | None]:
+        """Keys in the dtype of the products, inverse lengths, offsets of the classes."""
+        if isinstance(self.similarity, Cosine):
+            keys, inverses = launch.unit_keys(self.prototypes, self.dtype)
+            return keys, inverses, None if self.bias is None else self.bias.float()
+        keys, offset = self.similarity.keys(self.prototypes.float())
+        if self.bias is not None:
+            offset = self.bias if offset is None else offset + self.bias
+        return launch.widened(keys.to(self.dtype)), None, None if offset is None else offset.float()
+
+    # ------------------------------------------------------------------ from queries to numbers
+
+    def forward(self, rows: Rows) -> Found:
+        """Exponentials of all scores of these rows, and their sums."""
+        if len(self.keys) == 0:
+            return nothing_here(rows, self.reads)
+        self.work = self._work(rows)
+        if self.scratch is None and any(self.needs):
+            self.scratch = self.prototypes.new_empty(self.shape, dtype=self.dtype)
+        names = {"tops"} if "hardest" in self.reads else set()
+        softmax = not self.reads.isdisjoint(("others", "expected"))
+        if softmax:
+            names |= {"sums", "tilts"} if "expected" in self.reads else {"sums"}
+        self.written = softmax and self.dtype != torch.float16 and any(self.needs)
+        parts = launch.parts(self.work, names)
+        if parts:
+            out = self.scratch if self.written else None
+            launch.exponentials(self._shifted(), parts, out)
+        numbers: dict[str, Tensor] = {}
+        if softmax:
+            if not self.one_shift:
+                self._mend(parts)
+            self.sum = parts["sums"].sum(0)
+            numbers["others"] = (self.shift + self.sum.log2()) / LOG2E
+        if "expected" in self.reads:
+            below = torch.where(self.sum > 0, parts["tilts"].sum(0) / self.sum, 0.0)
+            self.expected = (self.shift + below) / LOG2E
+            numbers["expected"] = self.expected.clone()
+        if "mean" in self.reads:
+            numbers["mean"] = self._sum_of_scores(rows)
+        place = launch.hardest(self.work, parts["tops"]) if "hardest" in self.reads else None
+        return Found(numbers, place, None)
+
+    def _work(self, rows: Rows) -> Work:
+        """The rows in units of log 2, and a shift for each."""
+        query = launch.widened((rows.query * LOG2E).to(self.dtype))
+        zero = torch.zeros(len(rows.own), device=query.device)
+        offset = zero if rows.offset is None else rows.offset.float() * LOG2E
+        scaled = None if self.offsets is None else self.offsets * (self.scale * LOG2E)
+        if self.absent is not None:
+            scaled = self.absent if scaled is None else scaled + self.absent
+        work = Work(query, self.wide_keys, rows.own.int(), offset, scaled, self.counts)
+        self.shift = self.scale * (LOG2E / 4) + zero if self.one_shift else _estimate(work)
+        return work
+
+    def _shifted(self) -> Work:
+        return self.work._replace(row_offset=self.work.row_offset - self.shift)
+
+    def _mend(self, parts: dict[str, Tensor]) -> None:
+        """Do those rows again whose shift was wrong, with their largest score as the shift."""
+        total = parts["sums"].sum(0)
+        wrong = ~((total > _LOW) & (total < _HIGH))
+        gate = launch.gates(wrong, self.dtype)
+        found = launch.parts(self.work, {"tops"})
+        launch.exponentials(self.work, found, gate=gate)
+        top = found["tops"].amax(0)
+        # Rows whose gate was shut have nothing there, and nothing wrong.
+        self.shift = torch.where(wrong & (top > float("-inf")), top, self.shift)
+        out = self.scratch if self.written else None
+        launch.exponentials(self._shifted(), parts, out, gate=gate)
+
+    def _sum_of_scores(self, rows: Rows) -> Tensor:
+        """Sum of the scores of all classes but the own."""
+        assert self.total is not None
+        own, query = rows.own.clamp_min(0), rows.query.float()
+        total = query @ self.total
+        mine = (query * self.keys.index_select(0, own).float()).sum(1)
+        if self.offsets is not None:
+            total = total + self.scale * (self.offsets @ self.many)
+            mine = mine + self.scale * self.offsets.index_select(0, own)
+        if rows.offset is not None:
+            total = total + rows.offset * self.many.sum()
+            mine = mine + rows.offset
+        return total - torch.where(rows.own >= 0, mine, 0.0)
+
+    # ------------------------------------------------------------------ and back
+
+    def backward(self, rows: Rows, wanted: dict[str, Tensor | None], weights: Tensor) -> Back:
+        """Two products with the exponentials, the factors of the rows on their short sides."""
+        d_query = torch.zeros_like(rows.query)
+        d_row = None if rows.offset is None else torch.zeros_like(weights)
+        d_scale = None if self.offsets is None else torch.zeros_like(weights)
+        back = Back(d_query, d_row, d_scale)
+        if len(self.keys) == 0:
+            return back
+        factor = self._exponentials_to_gradient(wanted)
+        if factor is not None and self.scratch is not None:
+            e = self.scratch[: len(weights), : len(self.keys)]
+            back = self._products(e, factor, rows, weights)
+        d_mean = wanted.get("mean")
+        return back if d_mean is None else self._mean_back(back, d_mean, rows, weights)
+
+    def _exponentials_to_gradient(self, wanted: dict[str, Tensor | None]) -> Tensor | None:
+        """Make the scratch the gradient of the scores up to a factor of each row: returned."""
+        others, expected = wanted.get("others"), wanted.get("expected")
+        if others is None and expected is None:
+            return None
+        others = torch.zeros_like(self.sum) if others is None else others
+        inverse = torch.where(self.sum > 0, self.sum.reciprocal(), 0.0)
+        if self.written and expected is None:
+            return others * inverse
+        assert self.scratch is not None
+        if self.written and expected is not None:
+            launch.bend(self.work, self.scratch, *self._bent(others, expected))
+            return inverse
+        # In float16 they are made only now, so that each row sums up to 2^14.
+        moved = torch.where(self.sum > 0, self.sum.log2() - _HALF_SUM, 0.0)
+        self.shift = self.shift + moved
+        if expected is None:
+            launch.exponentials(self._shifted(), {}, self.scratch)
+            return others * 2.0**-_HALF_SUM
+        level, slope = self._bent(others, expected)
+        # No number of a row is above 2^14 then: 2^z |level + slope z| for z up to 14.
+        size = ((level + _HALF_SUM * slope).abs() + slope.abs()).clamp_min(1e-30)
+        launch.exponentials(self._shifted(), {}, self.scratch, bent=(level / size, slope / size))
+        return size * 2.0**-_HALF_SUM
+
+    def _bent(self, others: Tensor, expected: Tensor) -> tuple[Tensor, Tensor]:
+        """``d_others + d_expected (1 + f - expected)`` as level + slope z, f = (z + shift) ln 2."""
+        return others + expected * (1 + self.shift / LOG2E - self.expected), expected / LOG2E
+
+    def _products(self, e: Tensor, factor: Tensor, rows: Rows, weights: Tensor) -> Back:
+        heavy = factor * weights
+        d_query, d_row, d_scale = torch.zeros_like(rows.query), None, None
+        if self.needs.features or self.needs.scale:
+            d_query = multiply(e, self.keys) * factor[:, None]
+        if self.needs.prototypes:
+            self._add(e.T, rows.query * heavy[:, None])
+        if rows.offset is not None:
+            d_row = factor * e.sum(1, dtype=torch.float32)
+        if self.offsets is not None:
+            d_scale = factor * multiply(e, self.offsets[:, None].to(self.dtype))[:, 0]
+            low, size = halved(heavy[None], self.dtype)
+            more = multiply(low, e)[0] * self.scale
+            self._add_to_offsets(more if size is None else more * size)
+        return Back(d_query, d_row, d_scale)
+
+    def _add(self, gradient: Tensor, heavy_query: Tensor) -> None:
+        """What these rows give the keys."""
+        if self.gradient is None and self.dtype != torch.float16:
+            self.gradient = multiply(gradient, heavy_query.to(self.dtype))
+        else:
+            add_product(self._made_gradient(), gradient, heavy_query)
+
+    def _mean_back(self, back: Back, d_mean: Tensor, rows: Rows, weights: Tensor) -> Back:
+        """Every class gets the same of a sum over all of them, but for the own."""
+        assert self.total is not None
+        d_query, d_row, d_scale = back
+        own, mine = rows.own.clamp_min(0), torch.where(rows.own >= 0, d_mean, 0.0)
+        own_keys = self.keys.index_select(0, own).float()
+        d_query = d_query + d_mean[:, None] * self.total - mine[:, None] * own_keys
+        heavy, heavy_own = weights * d_mean, weights * mine
+        if self.needs.prototypes:
+            d_total = heavy @ rows.query
+            self.d_total = d_total if self.d_total is None else self.d_total + d_total
+            self._made_gradient().index_add_(0, own, -heavy_own[:, None] * rows.query)
+        if d_row is not None:
+            d_row = d_row + self.many.sum() * d_mean - mine
+        if self.offsets is not None and d_scale is not None:
+            d_scale = d_scale + d_mean * (self.offsets @ self.many) - mine * self.offsets[own]
+            d_offsets = heavy.sum() * self.many
+            self._add_to_offsets(self.scale * d_offsets.index_add(0, own, -heavy_own))
+        return Back(d_query, d_row, d_scale)
+
+    def _add_to_offsets(self, more: Tensor) -> None:
+        self.d_offsets = more if self.d_offsets is None else self.d_offsets + more
+
+    def _made_gradient(self) -> Tensor:
+        if self.gradient is None:
+            self.gradient = torch.zeros_like(self.prototypes, dtype=torch.float32)
+        return self.gradient
+
+    def close(self) -> None:
+        """Forget everything but the gradients."""
+        self.scratch = None
+        del self.wide_keys, self.keys
+        self.__dict__.pop("work", None)
+
+    def finish(self, factor: Tensor) -> tuple[Tensor | None, Tensor]:
+        """Gradients of the prototypes and of the offsets, times a factor."""
+        d_offsets = self.d_offsets
+        if d_offsets is None:
+            d_offsets = torch.zeros_like(self.prototypes[:, 0], dtype=torch.float32)
+        if not self.needs.prototypes:
+            return None, d_offsets * factor
+        gradient = self._made_gradient()
+        if self.d_total is not None:
+            gradient += self.many[:, None] * self.d_total
+        if self.inverses is not None:
+            launch.through_unit(gradient, self.prototypes, self.inverses, factor)
+            return gradient, d_offsets * factor
+        with torch.enable_grad():
+            leaf = self.prototypes.detach().float().requires_grad_()
+            keys, offset = self.similarity.keys(leaf)
+        if keys is not leaf:
+            outputs, d_outputs = [keys], [gradient]
+            if offset is not None:
+                outputs.append(offset)
+                d_outputs.append(d_offsets)
+            (gradient,) = torch.autograd.grad(outputs, leaf, d_outputs)
+        return gradient.mul_(factor), d_offsets * factor
+
+
+def _estimate(work: Work) -> Tensor:
+    """The largest score of each row among a few classes."""
+    step = max(1, len(work.keys) // _SAMPLE)
+    seen = slice(None, None, step)
+    scores = multiply(work.query, work.keys[seen].T)
+    if work.offsets is not None:
+        scores = scores + work.offsets[seen]
+    index = torch.arange(0, len(work.keys), step, device=scores.device)
+    top = torch.where(index == work.own[:, None], float("-inf"), scores).amax(1)
+    return torch.where(top > float("-inf"), top, 0.0) + work.row_offset

@@ -1,0 +1,215 @@
+"""How the Triton kernels are started, and the products around them."""
+
+import math
+from functools import cache
+from typing import Any, NamedTuple
+
+import torch
+import triton
+from torch import Tensor
+from triton.tools.tensor_descriptor import TensorDescriptor
+
+from tammes.kernels.fused import triton_kernels
+from tammes.kernels.tiling import tile_rows
+from tammes.similarity import TINY
+
+LOG2E = math.log2(math.e)
+INTERPRETED = bool(triton.knobs.runtime.interpret)
+"""Whether kernels run on a CPU, by Triton's interpreter."""
+
+
+class Tile(NamedTuple):
+    """Sizes of a tile, and what a program of it takes."""
+
+    rows: int
+    classes: int
+    depth: int
+    warps: int = 4
+    stages: int = 3
+
+
+_HALF = Tile(tile_rows(2), 128, 64)
+"""Two programs of these share a multiprocessor: one multiplies while the other exponentiates."""
+_SINGLE = Tile(tile_rows(4), 64, 32)
+
+
+def tile_of(dtype: torch.dtype) -> Tile:
+    """Sizes of a tile, by the dtype of the products."""
+    return _SINGLE if dtype == torch.float32 else _HALF
+
+
+class Work(NamedTuple):
+    """Rows against all classes, everything in units of log 2.
+
+    Attributes:
+        query: shape ``(n, W)``, W a multiple of 16 bytes.
+        keys: shape ``(C, W)``.
+        own: place of the own class, -1 where it is not here, shape ``(n,)``.
+        row_offset: added to all scores of a row, shape ``(n,)``.
+        offsets: added to all scores of a class, shape ``(C,)``, or none.
+        counts: how many classes each stands for, shape ``(C,)``, or none.
+    """
+
+    query: Tensor
+    keys: Tensor
+    own: Tensor
+    row_offset: Tensor
+    offsets: Tensor | None
+    counts: Tensor | None
+
+
+def parts(work: Work, names: set[str]) -> dict[str, Tensor]:
+    """Room for what each tile has to say of each row: ``sums``, ``tilts`` and ``tops``."""
+    shape = (triton.cdiv(len(work.keys), tile_of(work.keys.dtype).classes), len(work.own))
+    return {name: work.row_offset.new_empty(shape) for name in sorted(names)}
+
+
+def exponentials(
+    work: Work,
+    into: dict[str, Tensor],
+    out: Tensor | None = None,
+    *,
+    gate: Tensor | None = None,
+    bent: tuple[Tensor, Tensor] | None = None,
+) -> None:
+    """Run the kernel over all tiles.
+
+    Args:
+        work: what is multiplied.
+        into: those of ``sums``, ``tilts`` and ``tops`` that are wanted.
+        out: where exponentials are written, shape ``(n or more, C or more)``.
+        gate: for each block of rows whether to work on it, or on all.
+        bent: level and slope of each row, see ``triton_kernels.exponentials``.
+    """
+    tile, none = tile_of(work.keys.dtype), work.row_offset
+    # As many whatever the shape, since the kernel is compiled for their number.
+    programs = 2 * _processors(work.keys.device)
+    level, slope = bent or (none, none)
+    written = work.query if out is None else out
+    triton_kernels.exponentials[(programs,)](
+        TensorDescriptor.from_tensor(work.query, [tile.rows, tile.depth]),
+        TensorDescriptor.from_tensor(work.keys, [tile.classes, tile.depth]),
+        TensorDescriptor.from_tensor(written, [tile.rows, tile.classes // 2]),
+        into.get("sums", none),
+        into.get("tilts", none),
+        into.get("tops", none),
+        work.row_offset,
+        none if work.offsets is None else work.offsets,
+        none if work.counts is None else work.counts,
+        work.own,
+        level,
+        slope,
+        none if gate is None else gate,
+        len(work.own),
+        len(work.keys),
+        work.keys.shape[1],
+        WRITE=out is not None,
+        SUMS="sums" in into,
+        TILTS="tilts" in into,
+        TOPS="tops" in into,
+        BENT=bent is not None,
+        HAS_OFFSETS=work.offsets is not None,
+        HAS_COUNTS=work.counts is not None,
+        GATED=gate is not None,
+        PRECISION=_precision(work.keys.dtype),
+        PROGRAMS=programs,
+        BLOCK_ROWS=tile.rows,
+        BLOCK_CLASSES=tile.classes,
+        BLOCK_SIZE=tile.depth,
+        num_warps=tile.warps,
+        num_stages=tile.stages,
+    )
+
+
+def gates(wrong: Tensor, dtype: torch.dtype) -> Tensor:
+    """Which blocks of rows have a row that is wrong."""
+    size = tile_of(dtype).rows
+    padded = torch.nn.functional.pad(wrong, (0, -len(wrong) % size))
+    return padded.view(-1, size).any(1).int()
+
+
+def hardest(work: Work, tops: Tensor) -> Tensor:
+    """Place of the largest score of each row, in the tile that has it."""
+    places = torch.empty(len(work.own), dtype=torch.long, device=work.own.device)
+    width = work.keys.shape[1]
+    triton_kernels.find_hardest[(len(places),)](
+        work.query,
+        work.keys,
+        work.row_offset if work.offsets is None else work.offsets,
+        work.own,
+        tops.argmax(0),
+        places,
+        len(work.keys),
+        width,
+        HAS_OFFSETS=work.offsets is not None,
+        BLOCK_CLASSES=tile_of(work.keys.dtype).classes,
+        BLOCK_SIZE=min(64, triton.next_power_of_2(width)),
+    )
+    return places
+
+
+def bend(work: Work, out: Tensor, level: Tensor, slope: Tensor) -> None:
+    """Turn exponentials ``e`` that were written into ``e (level + slope z)``."""
+    rows, classes = len(work.own), len(work.keys)
+    counts = work.row_offset if work.counts is None else work.counts
+    triton_kernels.bend[(rows, triton.cdiv(classes, 2048))](
+        out,
+        level,
+        slope,
+        counts,
+        classes,
+        out.stride(0),
+        HAS_COUNTS=work.counts is not None,
+        BLOCK=2048,
+    )
+
+
+def unit_keys(prototypes: Tensor, dtype: torch.dtype) -> tuple[Tensor, Tensor]:
+    """Unit rows in a dtype, widened, and what each was multiplied with."""
+    keys = prototypes.new_empty((len(prototypes), wide(prototypes.shape[1])), dtype=dtype)
+    inverses = prototypes.new_empty(len(prototypes), dtype=torch.float32)
+    _by_row(
+        triton_kernels.to_unit, prototypes, prototypes, keys, inverses, keys.stride(0), TINY=TINY
+    )
+    return keys, inverses
+
+
+def through_unit(gradient: Tensor, prototypes: Tensor, inverses: Tensor, factor: Tensor) -> None:
+    """Turn the gradient of unit rows, in place, into that of the rows, times a factor."""
+    _by_row(triton_kernels.through_unit, prototypes, gradient, prototypes, inverses, factor)
+
+
+def _by_row(kernel: Any, like: Tensor, *arguments: Any, **constants: Any) -> None:
+    """Run a kernel that takes whole rows."""
+    count, size = like.shape
+    if count == 0:
+        return
+    block = triton.next_power_of_2(wide(size))
+    rows = max(1, min(16, 4096 // block))
+    kernel[(triton.cdiv(count, rows),)](
+        *arguments, count, size, BLOCK_ROWS=rows, BLOCK_SIZE=block, num_warps=4, **constants
+    )
+
+
+def wide(size: int) -> int:
+    """Descriptors want rows that begin at multiples of 16 bytes: of 8 numbers, at least."""
+    return -(-size // 8) * 8
+
+
+def widened(rows: Tensor) -> Tensor:
+    """The same rows, with zeros at their end where they are too short."""
+    more = wide(rows.shape[1]) - rows.shape[1]
+    return (torch.nn.functional.pad(rows, (0, more)) if more else rows).contiguous()
+
+
+def _precision(dtype: torch.dtype) -> str:
+    """How products of single precision are made: as torch has been told to make its own."""
+    fast = torch.get_float32_matmul_precision() != "highest"
+    return "tf32" if dtype == torch.float32 and fast else "ieee"
+
+
+@cache
+def _processors(device: torch.device) -> int:
+    if device.type != "cuda":
+        return 2
+    return torch.cuda.get_device_properties(device).multi_processor_count

@@ -1,0 +1,143 @@
+"""Numbers of parts of the classes, and how they become those of all: the split."""
+
+from collections.abc import Mapping
+from typing import TYPE_CHECKING, Any
+
+import torch
+from torch import Tensor
+
+from tammes.split import ALONGSIDE, SUMMED, Split
+
+if TYPE_CHECKING:
+    from tammes.distributed.process_group import Ranks
+
+_ADDED = ("target", *ALONGSIDE, "mean", *SUMMED, "rivals")
+"""Numbers of parts that simply add up; what belongs to the own class is zero on other parts."""
+
+
+def merge(parts: Mapping[str, Tensor]) -> dict[str, Tensor]:
+    """Numbers of all classes from those of their parts.
+
+    Sums add up, a log-sum-exp is that of the parts', an expectation the average weighted by them,
+    the hardest is the largest.
+
+    Args:
+        parts: by name, one row for each part, shape ``(P, n)``.
+
+    Example:
+        >>> merge({"others": torch.zeros(2, 1), "expected": torch.tensor([[1.0], [3.0]])})
+        {'others': tensor([0.6931]), 'expected': tensor([2.])}
+    """
+    merged = {name: value.sum(0) for name, value in parts.items() if name in _ADDED}
+    if "hardest" in parts:
+        merged["hardest"] = parts["hardest"].max(0).values
+    if "others" in parts:
+        merged["others"] = parts["others"].logsumexp(0)
+    if "expected" in parts:
+        total = torch.where(merged["others"] > float("-inf"), merged["others"], 0.0)
+        merged["expected"] = ((parts["others"] - total).exp() * parts["expected"]).sum(0)
+    return merged
+
+
+def exchange(ranks: "Ranks", mine: Mapping[str, Tensor], *, alike: bool) -> dict[str, Tensor]:
+    """Merge the numbers of this rank's classes with those of the other ranks.
+
+    Args:
+        ranks: who takes part.
+        mine: this rank's numbers, shape ``(n,)`` each.
+        alike: whether every rank computes the same loss from the result, so that the gradient of
+            this rank's numbers needs no message.
+    """
+    names = sorted(mine)
+    stack = torch.stack([mine[name] for name in names])
+    if alike:
+        every = ranks.gather(stack.detach())
+        every = torch.cat([every[: ranks.rank], stack[None], every[ranks.rank + 1 :]])
+    else:
+        every = _Exchange.apply(stack, ranks)
+    return merge({name: every[:, i] for i, name in enumerate(names)})
+
+
+class _Exchange(torch.autograd.Function):
+    """Numbers of all ranks; backward, the mean over ranks of what each wants of mine."""
+
+    @staticmethod
+    def forward(ctx: Any, mine: Tensor, ranks: "Ranks") -> Tensor:
+        ctx.ranks = ranks
+        return ranks.gather(mine)
+
+    @staticmethod
+    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor, None]:
+        ranks = ctx.ranks
+        return ranks.sum(grad)[ranks.rank] / ranks.size, None
+
+
+class _SumGradient(torch.autograd.Function):
+    """The tensor itself; backward, the sum over ranks of its gradients."""
+
+    @staticmethod
+    def forward(ctx: Any, value: Tensor, ranks: "Ranks") -> Tensor:
+        ctx.ranks = ranks
+        return value.view_as(value)
+
+    @staticmethod
+    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor, None]:
+        return ctx.ranks.sum(grad), None
+
+
+class _ScaleGradient(torch.autograd.Function):
+    """The tensor itself; backward, its gradient times a factor."""
+
+    @staticmethod
+    def forward(ctx: Any, value: Tensor, factor: float) -> Tensor:
+        ctx.factor = factor
+        return value.view_as(value)
+
+    @staticmethod
+    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor, None]:
+        return grad * ctx.factor, None
+
+
+def sum_gradient(value: Tensor, ranks: "Ranks") -> Tensor:
+    """What is the same on all ranks, of which each uses its part."""
+    result: Tensor = _SumGradient.apply(value, ranks)
+    return result
+
+
+def scale_gradient(value: Tensor, factor: float) -> Tensor:
+    """The same value with a gradient multiplied by a factor."""
+    result: Tensor = value if factor == 1 else _ScaleGradient.apply(value, factor)
+    return result
+
+
+def take(tensor: Tensor, places: Tensor, dtype: torch.dtype) -> Tensor:
+    """Rows of a tensor, in a dtype; zeros where there is none to take."""
+    if len(tensor) == 0:
+        zeros = tensor.new_zeros(len(places), *tensor.shape[1:], dtype=dtype)
+        # Nothing, but nothing that has a gradient: this rank must meet the others in backward.
+        return zeros + tensor.sum().to(dtype)
+    return tensor.index_select(0, places.clamp_min(0)).to(dtype)
+
+
+def assemble(
+    numbers: Mapping[str, Tensor],
+    labels: Tensor,
+    scale: Tensor | float,
+    classes: int,
+    like: Tensor,
+) -> Split:
+    """A split of merged numbers; what is not among them holds NaN."""
+    unread = torch.full_like(like, float("nan"))
+    rivals: Tensor | int = numbers.get("rivals", classes - 1)
+    fields = {name: numbers.get(name, unread) for name in ("target", "others", "hardest")}
+    fields |= {name: numbers.get(name, unread) for name in ("expected", *ALONGSIDE)}
+    return Split(
+        **fields,
+        mean=numbers["mean"] / rivals if "mean" in numbers else unread,
+        labels=labels,
+        scale=scale,
+        classes=classes,
+        rivals=rivals,
+        excess=numbers.get("excess"),
+        softplus=numbers.get("softplus"),
+    )

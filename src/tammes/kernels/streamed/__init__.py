@@ -1,0 +1,1 @@
+"""The streamed kernel: splits and losses block by block, without an N x C matrix."""

@@ -1,0 +1,255 @@
+"""One pass over a batch for a sum of its losses: the gradients are made on the way."""
+
+from collections.abc import Sequence
+from functools import partial
+
+import torch
+from torch import Tensor
+
+from tammes.kernels.merge import take
+from tammes.kernels.problem import Problem, working_dtype
+from tammes.kernels.streamed.engines import Back, Engine
+from tammes.kernels.streamed.prototype_blocks import Needs
+from tammes.kernels.streamed.row_graph import RowGraph
+from tammes.kernels.tiling import Plan
+
+
+def combine(coefficients: Sequence[float], values: Tensor) -> Tensor:
+    """Weighted sum of the terms, shape ``(n,)``, without making a tensor of the weights."""
+    weighted = [weight * value for weight, value in zip(coefficients, values, strict=True)]
+    return torch.stack(weighted).sum(0)
+
+
+class _Leaves:
+    """Leaves of a small graph, by name."""
+
+    def __init__(self) -> None:
+        self.named: dict[str, Tensor] = {}
+
+    def new(self, name: str, value: Tensor) -> Tensor:
+        """A leaf that takes a gradient."""
+        self.named[name] = value.detach().requires_grad_()
+        return self.named[name]
+
+    def gradients(self, outputs: list[Tensor], d_outputs: list[Tensor]) -> dict[str, Tensor | None]:
+        """Gradient of every leaf; none where it has no part in the outputs."""
+        # What nobody took a leaf for has no gradient to give.
+        pairs = [(o, d) for o, d in zip(outputs, d_outputs, strict=True) if o.requires_grad]
+        found: Sequence[Tensor | None] = [None] * len(self.named)
+        if pairs and self.named:
+            found = torch.autograd.grad(
+                [o for o, _ in pairs],
+                [*self.named.values()],
+                [d for _, d in pairs],
+                allow_unused=True,
+            )
+        return dict(zip(self.named, found, strict=True))
+
+
+class OnePass:
+    """The blocks of rows of a batch, and what they add to.
+
+    Args:
+        problem: its scale is a tensor, its similarity bound.
+        labels: class of each example, shape ``(N,)``.
+        weights: weight of each example, shape ``(N,)``.
+        plan: the loss.
+        needs: which gradients are wanted.
+        engine: goes over the scores.
+        blocks: slices of the rows.
+    """
+
+    def __init__(
+        self,
+        problem: Problem,
+        labels: Tensor,
+        weights: Tensor,
+        plan: Plan,
+        needs: Needs,
+        engine: Engine,
+        blocks: Sequence[slice],
+    ) -> None:
+        features, prototypes, self.share = problem.features, problem.prototypes, problem.share
+        self.dtype = working_dtype(features, prototypes)
+        self.problem = problem
+        self.labels, self.plan, self.needs = labels, plan, needs
+        self.weights = weights.to(self.dtype)
+        self.own = labels if self.share is None else self.share.own
+        self.engine, self.blocks = engine, blocks
+        like = torch.zeros((), dtype=self.dtype, device=features.device)
+        self.loss = like.clone()
+        self.sums = like.expand(len(plan.coefficients)).clone()
+        self.d_scale, self.d_shown = like.clone(), like.clone()
+        self.d_features: Tensor | None = None
+        self.d_rows: list[tuple[Tensor, Tensor]] = []
+        self.d_bias: list[tuple[Tensor, Tensor]] = []
+
+    def run(self) -> None:
+        """Go through all blocks: then ``loss`` and ``sums`` are there, and :meth:`gradients`."""
+        leaves = _Leaves()
+        with torch.enable_grad():
+            self.graph = self._graph(leaves)
+        wanted = _Wanted(self.graph)
+        for block in self.blocks:
+            self._block(block, wanted)
+        self.engine.close()
+        if any(self.needs):
+            self._through_rows(leaves, wanted)
+        del self.graph
+
+    def _graph(self, leaves: _Leaves) -> RowGraph:
+        problem, plan, needs = self.problem, self.plan, self.needs
+        assert isinstance(problem.scale, Tensor)
+        features, scale = problem.features.to(self.dtype), problem.scale.to(self.dtype)
+        self.shown = scale
+        if needs.scale:
+            # For each row, as each has a weight of its own.
+            each = scale.expand(len(self.labels)).clone()
+            scale, self.shown = leaves.new("scale", each), leaves.new("shown", each)
+        return RowGraph(
+            problem,
+            leaves.new("features", features) if needs.features else features.detach(),
+            scale,
+            self.shown,
+            self.labels,
+            self.own,
+            plan.reads,
+            plan.threshold_of(slice(None)),
+            partial(self._take, leaves),
+            alike=True,
+        )
+
+    def _take(self, leaves: _Leaves, name: str, places: Tensor) -> tuple[Tensor, Tensor | None]:
+        """Prototypes at some places, and their bias."""
+        bias = self.problem.bias
+        rows = take(self.problem.prototypes, places, self.dtype)
+        rows = leaves.new(name, rows) if self.needs.prototypes else rows
+        if bias is None:
+            return rows, None
+        row_bias = take(bias, places, self.dtype)
+        return rows, leaves.new(f"{name} bias", row_bias) if self.needs.bias else row_bias
+
+    def _block(self, block: slice, wanted: "_Wanted") -> None:
+        """Numbers, loss and gradients of a block of rows."""
+        graph, weights, leaves = self.graph, self.weights[block], _Leaves()
+        rows = graph.rows(block)
+        found = self.engine.forward(rows)
+        known = {name: value[block] for name, value in graph.known.items()}
+        with torch.enable_grad():
+            numbers = {n: leaves.new(n, value) for n, value in (known | found.numbers).items()}
+            if found.place is not None:
+                features = leaves.new("features", graph.features[block])
+                hard = self._take(leaves, "hard rows", found.place)
+                numbers["hardest"] = graph.hardest(features, *hard)
+            shown = self.shown
+            if self.needs.scale:
+                shown = leaves.new("shown", shown[block])
+            values = self.plan.evaluate(graph.split(numbers, block, shown), block)
+            loss = combine(self.plan.coefficients, values)
+        self.loss += loss.detach() @ weights
+        self.sums += values.detach() @ weights
+        if not any(self.needs):
+            return
+        d_leaves = leaves.gradients([loss], [torch.ones_like(loss)])
+        back = self.engine.backward(rows, {n: d_leaves[n] for n in found.numbers}, weights)
+        wanted.note(block, {name: d_leaves[name] for name in known}, back)
+        if graph.threshold is not None and found.active is not None:
+            wanted.note_threshold(block, d_leaves["excess"], found.active)
+        if found.place is not None:
+            wanted.note_features(block, d_leaves["features"])
+            self._note_rows("hard rows", found.place, d_leaves, weights)
+        if self.needs.scale:
+            d_shown = d_leaves["shown"]
+            self.d_shown += 0.0 if d_shown is None else d_shown @ weights
+            self.d_scale += 0.0 if back.scale is None else back.scale @ weights
+
+    def _through_rows(self, leaves: _Leaves, wanted: "_Wanted") -> None:
+        """What all blocks want of the rows, through their graph."""
+        if wanted.threshold is not None and self.share is not None:
+            wanted.threshold = self.share.ranks.sum(wanted.threshold)
+        found = leaves.gradients(*wanted.pairs(self.graph))
+        self._note_rows("own", self.own, found, self.weights)
+        if self.needs.features:
+            d_features = found["features"]
+            assert d_features is not None
+            if wanted.features is not None:
+                d_features = d_features + wanted.features
+            self.d_features = d_features * self.weights[:, None]
+        if self.needs.scale:
+            for name, total in (("scale", self.d_scale), ("shown", self.d_shown)):
+                gradient = found[name]
+                total += 0.0 if gradient is None else gradient @ self.weights
+
+    def _note_rows(
+        self, name: str, places: Tensor, found: dict[str, Tensor | None], weights: Tensor
+    ) -> None:
+        """What single rows of the prototypes, and of the bias, are to get."""
+        if len(self.problem.prototypes) == 0:
+            return
+        # A class that is elsewhere has no gradient here, so any place will do.
+        places = places.clamp_min(0)
+        rows, bias = found.get(name), found.get(f"{name} bias")
+        if rows is not None:
+            self.d_rows.append((places, rows * weights[:, None]))
+        if bias is not None:
+            self.d_bias.append((places, bias * weights))
+
+    def gradients(self, factor: Tensor) -> list[Tensor | None]:
+        """Gradients of features, prototypes, bias and scale, times a factor; to be asked once."""
+        d_prototypes, d_offsets = self.engine.finish(factor)
+        d_features, d_bias, d_scale = self.d_features, None, None
+        if d_prototypes is not None:
+            for places, rows in self.d_rows:
+                d_prototypes.index_add_(0, places, rows * factor)
+        if self.needs.bias:
+            d_bias = d_offsets
+            for places, values in self.d_bias:
+                d_bias = d_bias.index_add(0, places, values * factor)
+        if self.needs.scale:
+            d_scale = self.d_scale if self.share is None else self.share.ranks.sum(self.d_scale)
+            # What terms see is the same on all ranks, and counted once.
+            d_scale = (d_scale + self.d_shown) * factor
+        if d_features is not None:
+            d_features = d_features * (factor if self.share is None else factor * self.share.factor)
+        return [d_features, d_prototypes, d_bias, d_scale]
+
+
+class _Wanted:
+    """What blocks of rows want of their queries and own classes, not weighted yet."""
+
+    def __init__(self, graph: RowGraph) -> None:
+        self.query = torch.zeros_like(graph.query)
+        self.known = {name: torch.zeros_like(value) for name, value in graph.known.items()}
+        self.offset = None if graph.offset is None else torch.zeros_like(graph.offset)
+        self.threshold = None if graph.threshold is None else torch.zeros_like(graph.threshold)
+        self.features: Tensor | None = None
+
+    def note(self, block: slice, known: dict[str, Tensor | None], back: Back) -> None:
+        """What an engine and the terms want."""
+        self.query[block] = back.query
+        if self.offset is not None and back.offset is not None:
+            self.offset[block] = back.offset
+        for name, gradient in known.items():
+            if gradient is not None:
+                self.known[name][block] = gradient
+
+    def note_threshold(self, block: slice, d_excess: Tensor | None, active: Tensor) -> None:
+        """Every class that is over the threshold falls as it rises."""
+        if self.threshold is not None and d_excess is not None:
+            self.threshold[block] = -d_excess * active
+
+    def note_features(self, block: slice, gradient: Tensor | None) -> None:
+        """What the hardest class wants of the features."""
+        if gradient is not None:
+            if self.features is None:
+                self.features = torch.zeros_like(self.query)
+            self.features[block] = gradient
+
+    def pairs(self, graph: RowGraph) -> tuple[list[Tensor], list[Tensor]]:
+        """Outputs of the graph of the rows, and what is wanted of them."""
+        outputs, wanted = [graph.query], [self.query]
+        for output, gradient in ((graph.offset, self.offset), (graph.threshold, self.threshold)):
+            if output is not None and gradient is not None:
+                outputs.append(output)
+                wanted.append(gradient)
+        return [*outputs, *graph.known.values()], [*wanted, *self.known.values()]

@@ -1,0 +1,294 @@
+"""The loss and its gradients without the N x C matrix.
+
+A loss depends on the scores of an example only through its :class:`~tammes.split.Split`. So scores
+are made in blocks, reduced to a few numbers per row, and forgotten. What the loss wants of the
+scores, once autograd has told what it wants of those numbers, is
+
+    d loss / d f_c = q_c (d_others + d_expected (1 + f_c - expected)) + d_mean / (C - 1)
+
+and is multiplied back to features and prototypes. Two ways lead there:
+
+- *one pass* (:class:`OnePass`), for a sum over the rows: blocks of rows against all classes. A
+  block's scores are overwritten by their gradient and multiplied back at once, within forward:
+  three matrix products.
+- *recompute* (:func:`streamed_split`), for anything else: blocks of classes against all rows, whose
+  scores are made again in backward: four products, and no row of C scores ever exists.
+
+What belongs to a row alone (its query, its own class, its hardest class, the loss itself) is a
+small graph left to autograd. Where the classes are spread over ranks, numbers of the parts are
+merged in between; nothing else changes.
+"""
+
+from collections.abc import Sequence
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from tammes.kernels.merge import scale_gradient, sum_gradient, take
+from tammes.kernels.problem import Problem, full_precision, working_dtype
+from tammes.kernels.streamed.engines import ClassBlocks, Engine, Rows, WholeRows
+from tammes.kernels.streamed.forward_gradients import OnePass
+from tammes.kernels.streamed.prototype_blocks import Keys, Needs
+from tammes.kernels.streamed.row_graph import RowGraph
+from tammes.kernels.tiling import Plan, class_blocks, fits_in_gradient, longest
+from tammes.split import Split
+
+
+def tensor_scale(problem: Problem) -> Tensor:
+    """The scale as a scalar tensor."""
+    if isinstance(problem.scale, Tensor):
+        return problem.scale
+    dtype = working_dtype(problem.features, problem.prototypes)
+    return torch.full((), problem.scale, dtype=dtype, device=problem.features.device)
+
+
+def weighted_loss(
+    problem: Problem, labels: Tensor, weights: Tensor, plan: Plan
+) -> tuple[Tensor, Tensor]:
+    """Weighted loss of a batch, one block of rows at a time, gradients made in forward.
+
+    Args:
+        problem: features and prototypes.
+        labels: class of each example, shape ``(N,)``.
+        weights: weight of each example, shape ``(N,)``; takes no gradient.
+        plan: the loss, and how to cut the work.
+
+    Returns:
+        The weighted sum of the loss, and that of each term, shape ``(T,)``.
+    """
+    problem = _bound(problem)
+    loss, sums = _WeightedLoss.apply(
+        problem.features,
+        problem.prototypes,
+        problem.bias,
+        tensor_scale(problem),
+        problem,
+        labels,
+        weights,
+        plan,
+        torch.is_grad_enabled(),
+    )
+    return loss, sums
+
+
+def _bound(problem: Problem) -> Problem:
+    """With what depends on all prototypes at once made once."""
+    return problem._replace(similarity=problem.similarity.bind(problem.prototypes))
+
+
+class _WeightedLoss(torch.autograd.Function):
+    """The loss; its gradients are made in forward and handed out in backward."""
+
+    @staticmethod
+    def forward(
+        ctx: Any,
+        features: Tensor,
+        prototypes: Tensor,
+        bias: Tensor | None,
+        scale: Tensor,
+        problem: Problem,
+        labels: Tensor,
+        weights: Tensor,
+        plan: Plan,
+        with_grad: bool,
+    ) -> tuple[Tensor, Tensor]:
+        needs = Needs(*(ctx.needs_input_grad[:4] if with_grad else (False,) * 4))
+        ctx.save_for_backward(features, prototypes, bias, scale, labels, weights)
+        ctx.plan, ctx.rest = plan, (problem.similarity, problem.share, problem.there)
+        problem = Problem(features, prototypes, bias, scale, *ctx.rest)
+        done = _run(problem, labels, weights, plan, needs)
+        loss, sums = done.loss, done.sums
+        # What is returned knows of this function, which must not know of it in turn.
+        del done.loss, done.sums
+        ctx.done = done if any(needs) else None
+        ctx.mark_non_differentiable(sums)
+        return loss, sums
+
+    @staticmethod
+    def backward(ctx: Any, grad: Tensor, _: Tensor) -> tuple[Any, ...]:
+        # Read once: activation checkpointing hands them out once.
+        features, prototypes, bias, scale, labels, weights = ctx.saved_tensors
+        done, ctx.done = ctx.done, None
+        if done is None:
+            # They were given away, not copied: a second backward makes them anew.
+            problem = Problem(features, prototypes, bias, scale, *ctx.rest)
+            done = _run(problem, labels, weights, ctx.plan, Needs(*ctx.needs_input_grad[:4]))
+        with torch.no_grad(), full_precision(features.device):
+            gradients = done.gradients(grad)
+        # Only now to half precision, where an input has it: a loss scale must come before.
+        inputs = (features, prototypes, bias, scale)
+        gradients = [
+            g if g is None or t is None else g.to(t.dtype)
+            for g, t in zip(gradients, inputs, strict=True)
+        ]
+        return *once(gradients, *inputs), None, None, None, None, None
+
+
+def _run(problem: Problem, labels: Tensor, weights: Tensor, plan: Plan, needs: Needs) -> OnePass:
+    """Weighted loss, weighted sums of the terms, and the gradients that are needed."""
+    with torch.no_grad(), full_precision(problem.features.device):
+        engine, blocks = _whole_rows(problem, plan, needs)
+        work = OnePass(problem, labels, weights, plan, needs, engine, blocks)
+        work.run()
+        return work
+
+
+def _whole_rows(problem: Problem, plan: Plan, needs: Needs) -> tuple[Engine, list[slice]]:
+    """What goes over the scores of some rows, and slices of the rows for it."""
+    if plan.fused:
+        from tammes.kernels.fused.engine import fused_rows
+
+        return fused_rows(problem, plan, needs)
+    rows, classes = plan.blocks(problem)
+    keys = Keys(problem, needs, classes, plan.product_dtype)
+    shared = needs.prototypes and fits_in_gradient(problem, rows)
+    counts = problem.counts, problem.there
+    return WholeRows(keys, plan.reads, *counts, longest=longest(rows), shared=shared), rows
+
+
+def streamed_split(problem: Problem, labels: Tensor, plan: Plan) -> Split:
+    """A split whose scores are made again in backward, one block of classes at a time.
+
+    Args:
+        problem: features and prototypes.
+        labels: class of each example, shape ``(N,)``.
+        plan: what is read.
+
+    Returns:
+        The split of the N rows; it can be differentiated once.
+    """
+    share = problem.share
+    with full_precision(problem.features.device):
+        dtype = working_dtype(problem.features, problem.prototypes)
+        shown, features = tensor_scale(problem), problem.features.to(dtype)
+        scale = shown.to(dtype)
+        if share is not None:
+            features = scale_gradient(features, share.factor)
+            scale = sum_gradient(scale, share.ranks)
+        problem = _bound(problem)
+
+        def rows_at(_: str, places: Tensor) -> tuple[Tensor, Tensor | None]:
+            bias = None if problem.bias is None else take(problem.bias, places, dtype)
+            return take(problem.prototypes, places, dtype), bias
+
+        everything, terms_see = slice(None), problem.scale
+        if share is not None:
+            # Terms of other examples see it on other ranks.
+            size = share.ranks.size
+            terms_see = scale_gradient(sum_gradient(shown, share.ranks), 1 / size)
+        graph = RowGraph(
+            problem,
+            features,
+            scale,
+            terms_see,
+            labels,
+            labels if share is None else share.own,
+            plan.reads,
+            plan.threshold_of(everything),
+            rows_at,
+            alike=False,
+        )
+        job = _Job(problem._replace(scale=scale), plan, graph.own)
+        found = _Numbers.apply(
+            graph.query, graph.offset, graph.threshold, problem.prototypes, problem.bias, scale, job
+        )
+        numbers = graph.known | dict(zip(job.names, found, strict=True))
+        if job.place is not None:
+            numbers["hardest"] = graph.hardest(features, *rows_at("hardest", job.place))
+        return graph.split(numbers, everything, terms_see)
+
+
+class _Job:
+    """What the numbers of one call are made with."""
+
+    names: tuple[str, ...]
+    place: Tensor | None
+
+    def __init__(self, problem: Problem, plan: Plan, own: Tensor) -> None:
+        # Features only say how many rows there are, and in which precision to work.
+        self.problem = problem._replace(features=problem.features.detach())
+        self.plan, self.own = plan, own
+
+    def engine(self, tensors: Sequence[Tensor | None], needs: Needs) -> ClassBlocks:
+        """One that goes over blocks of classes."""
+        prototypes, bias, scale = tensors
+        assert prototypes is not None
+        assert scale is not None
+        problem = self.problem._replace(prototypes=prototypes, bias=bias, scale=scale)
+        keys = Keys(problem, needs, class_blocks(problem), self.plan.product_dtype)
+        return ClassBlocks(keys, self.plan.reads, problem.counts, problem.there)
+
+
+class _Numbers(torch.autograd.Function):
+    """Numbers of all rows from their queries and the prototypes."""
+
+    @staticmethod
+    def forward(
+        ctx: Any,
+        query: Tensor,
+        offset: Tensor | None,
+        threshold: Tensor | None,
+        prototypes: Tensor,
+        bias: Tensor | None,
+        scale: Tensor,
+        job: _Job,
+    ) -> tuple[Tensor, ...]:
+        nothing = Needs(False, False, False, False)
+        engine = job.engine((prototypes, bias, scale), nothing)
+        found = engine.forward(Rows(query, offset, job.own, threshold))
+        # The numbers are returned and know of this function, so nothing here may keep them.
+        job.names, job.place, ctx.active = tuple(found.numbers), found.place, found.active
+        numbers = tuple(found.numbers.values())
+        ctx.save_for_backward(query, offset, threshold, prototypes, bias, scale, *numbers)
+        ctx.job = job
+        return numbers
+
+    @staticmethod
+    def backward(ctx: Any, *d_numbers: Tensor | None) -> tuple[Any, ...]:
+        # Read once: activation checkpointing hands them out once.
+        query, offset, threshold, prototypes, bias, scale, *numbers = ctx.saved_tensors
+        job, wanted_inputs = ctx.job, ctx.needs_input_grad
+        needs = Needs(wanted_inputs[0], wanted_inputs[3], wanted_inputs[4], wanted_inputs[5])
+        wanted = dict(zip(job.names, d_numbers, strict=True))
+        with torch.no_grad(), full_precision(query.device):
+            engine = job.engine((prototypes, bias, scale), needs)
+            engine.numbers = dict(zip(job.names, numbers, strict=True))
+            rows = Rows(query, offset, job.own, threshold)
+            back = engine.backward(rows, wanted, torch.ones_like(query[:, 0]))
+            d_prototypes, d_offsets = engine.finish(torch.ones_like(scale))
+            d_threshold = None
+            if threshold is not None and wanted["excess"] is not None:
+                d_threshold = -wanted["excess"] * ctx.active
+        d_scale = None if back.scale is None else back.scale.sum()
+        gradients = [
+            back.query,
+            back.offset,
+            d_threshold,
+            None if d_prototypes is None else d_prototypes.to(prototypes.dtype),
+            d_offsets.to(bias.dtype) if needs.bias else None,
+            d_scale,
+        ]
+        return *once(gradients, query, offset, threshold, prototypes, bias, scale), None
+
+
+class _Once(torch.autograd.Function):
+    """Gradients that say what is wrong if somebody differentiates them."""
+
+    @staticmethod
+    def forward(ctx: Any, gradient: Tensor, *inputs: Tensor | None) -> Tensor:
+        return gradient.view_as(gradient)
+
+    @staticmethod
+    def backward(ctx: Any, grad: Tensor) -> tuple[Any, ...]:
+        raise RuntimeError(
+            "a streamed or fused split expects to be differentiated once, got a second "
+            "derivative: implementation='dense' has them all"
+        )
+
+
+def once(gradients: Sequence[Tensor | None], *inputs: Tensor | None) -> list[Tensor | None]:
+    """The gradients; where a graph of them is made, one that cannot be gone through."""
+    if not torch.is_grad_enabled():
+        return [*gradients]
+    return [None if g is None else _Once.apply(g, *inputs) for g in gradients]

@@ -1,0 +1,136 @@
+"""Prototypes as keys, one block of classes at a time, and the gradients that come back to them."""
+
+from collections.abc import Sequence
+from typing import NamedTuple
+
+import torch
+from torch import Tensor
+
+from tammes.kernels.matmul import halved, multiply
+from tammes.kernels.problem import Problem, working_dtype
+
+
+class Needs(NamedTuple):
+    """Which gradients are wanted."""
+
+    features: bool
+    prototypes: bool
+    bias: bool
+    scale: bool
+
+
+class Keys:
+    """Scores of a block of classes, ``query . key + scale * offset``, and the way back.
+
+    Keys are made of prototypes where they are used, so no copy of all of them is made. But in half
+    precision one is kept: on a GPU, making them again for every block of rows takes longer than
+    the products.
+
+    Args:
+        problem: its scale is a tensor, its similarity bound.
+        needs: which gradients are wanted.
+        blocks: slices of the classes.
+        low: dtype of the inputs of products, where it is not the working one.
+    """
+
+    def __init__(
+        self, problem: Problem, needs: Needs, blocks: Sequence[slice], low: torch.dtype | None
+    ) -> None:
+        features, self.prototypes, bias, scale, similarity, *_ = problem
+        assert isinstance(scale, Tensor)
+        self.dtype = working_dtype(features, self.prototypes)
+        self.needs, self.blocks, self.low = needs, blocks, low
+        self.bias = None if bias is None else bias.to(self.dtype)
+        self.scale = scale.to(self.dtype)
+        self.similarity = similarity
+        self.gradient: Tensor | None = None
+        if needs.prototypes:
+            self.gradient = torch.empty_like(self.prototypes, dtype=self.dtype)
+        like = torch.zeros((), dtype=self.dtype, device=features.device)
+        self.d_offsets = like.expand(len(self.prototypes)).clone()
+        self.written = False
+        self.kept: dict[int, tuple[Tensor, Tensor | None]] = {}
+
+    def make(self, block: slice) -> tuple[Tensor, Tensor | None]:
+        """Keys of a block of classes, and what is added to their similarities."""
+        if block.start in self.kept:
+            return self.kept[block.start]
+        keys, offset = self.similarity.keys(self.prototypes[block].to(self.dtype))
+        if self.bias is not None:
+            offset = self.bias[block] if offset is None else offset + self.bias[block]
+        if self.low is not None:
+            self.kept[block.start] = keys, offset = keys.to(self.low), offset
+        return keys, offset
+
+    def fill(
+        self, scores: Tensor, query: Tensor, row_offset: Tensor | None, block: slice
+    ) -> Tensor | None:
+        """Write the scores of a block of classes; returns its offsets."""
+        keys, offset = self.make(block)
+        self.product(query, keys.T, out=scores)
+        if offset is not None:
+            scores += self.scale * offset
+        if row_offset is not None:
+            scores += row_offset[:, None]
+        return offset
+
+    def back(
+        self, gradient: Tensor, heavy: Tensor, block: slice, d_query: Tensor | None, *, add: bool
+    ) -> None:
+        """Multiply the scores' gradient with keys and queries.
+
+        Args:
+            gradient: of the scores up to a factor of each row, shape ``(n, k)``.
+            heavy: queries times that factor and the weight of the row, shape ``(n, D)``.
+            block: slice of the classes.
+            d_query: is added to, without the factor, shape ``(n, D)``.
+            add: whether other rows have given the keys a gradient before.
+        """
+        if d_query is not None:
+            keys, _ = self.make(block)
+            self.product(gradient, keys, out=d_query, add=True)
+        if self.gradient is not None:
+            self.product(gradient.T, heavy, out=self.gradient[block], add=add)
+        self.written = True
+
+    def product(self, left: Tensor, right: Tensor, out: Tensor, add: bool = False) -> None:
+        """``out = left @ right``, or ``out += left @ right``."""
+        if self.low is None:
+            torch.addmm(out, left, right, beta=1 if add else 0, out=out)
+            return
+        low, size = (right, None) if right.dtype == self.low else halved(right, self.low)
+        result = multiply(left.to(self.low), low)
+        if size is not None:
+            result *= size
+        if add:
+            out += result
+        else:
+            out.copy_(result)
+
+    def finish(self, factor: Tensor) -> tuple[Tensor | None, Tensor]:
+        """Gradients of the prototypes and the offsets, once everything is multiplied back."""
+        if self.gradient is not None:
+            if not self.written:
+                self.gradient.zero_()
+            for block in self.blocks:
+                self._through(block)
+        # On a CPU it costs nothing to see that there is nothing to do.
+        if factor.device.type != "cpu" or factor.item() != 1:
+            self.d_offsets *= factor
+            if self.gradient is not None:
+                self.gradient *= factor
+        return self.gradient, self.d_offsets
+
+    def _through(self, block: slice) -> None:
+        """Turn the gradient of a block of keys, in place, into that of its prototypes."""
+        assert self.gradient is not None
+        with torch.enable_grad():
+            prototypes = self.prototypes[block].detach().to(self.dtype).requires_grad_()
+            keys, offset = self.similarity.keys(prototypes)
+        if keys is prototypes:
+            return
+        outputs, d_outputs = [keys], [self.gradient[block]]
+        if offset is not None:
+            outputs.append(offset)
+            d_outputs.append(self.d_offsets[block])
+        (self.gradient[block],) = torch.autograd.grad(outputs, prototypes, d_outputs)

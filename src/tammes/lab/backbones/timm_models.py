@@ -1,0 +1,45 @@
+"""Networks of timm."""
+
+from tammes.lab.backbones.blocks import Backbone, Blocks, Shape
+from tammes.lab.config.expressions import did_you_mean
+from tammes.optional import require
+
+
+def from_timm(
+    name: str,
+    *,
+    shape: Shape,
+    pretrained: bool = False,
+    features: int | None = None,
+) -> Backbone:
+    """A network of timm without its classifier.
+
+    timm brings torchvision, so Tammes does not install it: ``pip install timm``.
+
+    Args:
+        name: as timm has it, such as ``resnet50`` or ``vit_small_patch16_224.dino``.
+        shape: channels, height and width of the images.
+        pretrained: start from timm's weights, which it downloads; at random otherwise.
+        features: adds a linear layer of this size.
+
+    Raises:
+        ImportError: if timm cannot be imported.
+        ValueError: if timm has no network of this name.
+    """
+    try:
+        timm = require("timm", extra="lab")
+    except ImportError as cause:
+        raise ImportError(
+            f"timm:{name} needs timm, which could not be imported "
+            f"({type(cause.__cause__).__name__}: {cause.__cause__}); "
+            "install it with: pip install timm",
+            name="timm",
+        ) from cause
+    blocks = Blocks(f"timm:{name}", shape, 1, features, 1.0, "batch")
+    if not timm.is_model(name.partition(".")[0]):
+        hint = did_you_mean(f"timm:{name}", [f"timm:{each}" for each in timm.list_models()])
+        raise ValueError(f"timm has no network {name!r}{hint}")
+    body = timm.create_model(name, pretrained=pretrained, num_classes=0, in_chans=shape[0])
+    # Some networks have a layer between what they call features and the classifier.
+    size = int(getattr(body, "head_hidden_size", None) or body.num_features)
+    return blocks.finish({"body": body}, size)

@@ -1,0 +1,135 @@
+"""The command ``tammes checkpoint``."""
+
+import argparse
+import json
+import math
+from pathlib import Path
+from typing import Any
+
+from tammes.checkpoint import CheckpointError, divide, export
+from tammes.checkpoint.json_tree import put_together
+from tammes.checkpoint.manifest import Index, check_parts, places, read
+from tammes.checkpoint.safetensors_io import DTYPES, read_header
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    """Add what ``tammes checkpoint`` takes to a parser."""
+    parser.description = (
+        "Look into a checkpoint of a head that may be spread over ranks, write its prototypes to "
+        "a single file, or make a checkpoint of such a file."
+    )
+    actions = parser.add_subparsers(dest="action", required=True, metavar="ACTION")
+    add = actions.add_parser("inspect", help="what is in it, and whether it is intact")
+    add.add_argument("folder", metavar="FOLDER", help="of the checkpoint")
+    add.add_argument("--json", action="store_true", help="print JSON in place of a table")
+    add = actions.add_parser("merge", help="write its prototypes to a single file")
+    add.add_argument("folder", metavar="FOLDER", help="of the checkpoint")
+    add.add_argument("file", metavar="FILE.safetensors", help="where to")
+    add = actions.add_parser("split", help="make a checkpoint of a single file")
+    add.add_argument("file", metavar="FILE.safetensors", help="prototypes under 'weight'")
+    add.add_argument("folder", metavar="FOLDER", help="where to")
+    add.add_argument(
+        "--parts", type=int, default=1, metavar="N", help="number of files (%(default)s)"
+    )
+
+
+def run(arguments: argparse.Namespace) -> int:
+    """Do what ``tammes checkpoint`` is asked to.
+
+    Args:
+        arguments: parsed with :func:`add_arguments`.
+
+    Returns:
+        The exit code.
+
+    Raises:
+        CheckpointError: with one sentence, where something is missing or damaged.
+    """
+    if arguments.action == "inspect":
+        found = inspect(Path(arguments.folder))
+        text = json.dumps(found, indent=2, allow_nan=False) if arguments.json else as_text(found)
+    elif arguments.action == "merge":
+        _check_suffix(arguments.file)
+        export(arguments.folder, arguments.file)
+        rows, size = read_header(Path(arguments.file))[0]["weight"].shape
+        text = f"  {rows} prototypes of {size} numbers in {arguments.file}"
+    else:
+        _check_suffix(arguments.file)
+        divide(arguments.file, arguments.folder, parts=arguments.parts)
+        text = as_text(inspect(Path(arguments.folder)))
+    print(text)
+    return 0
+
+
+def inspect(folder: Path) -> dict[str, Any]:
+    """What a checkpoint holds, as plain values.
+
+    Raises:
+        CheckpointError: with one sentence, where it is missing or damaged.
+    """
+    index = read(folder)
+    check_parts(folder, index)
+    places(folder, index)
+    head = {name: value for name, value in index.head.items() if value is not None}
+    weight = index.tensors["head.weight"]
+    return {
+        "folder": str(folder),
+        "tammes": index.tammes,
+        "classes": head.pop("num_classes"),
+        "embedding_size": head.pop("embedding_size"),
+        "dtype": str(DTYPES[weight.dtype]).removeprefix("torch."),
+        "head": head,
+        "loss": index.loss,
+        "optimizer": None if index.optimizer is None else index.optimizer["kind"],
+        "parts": {
+            name: {"bytes": part.bytes, "classes": _classes(index, name)}
+            for name, part in index.parts.items()
+        },
+        "bytes": sum(part.bytes for part in index.parts.values()),
+        "state": {
+            name: list(stored.shape)
+            for name, stored in index.tensors.items()
+            if not name.startswith(("more.", "optimizer."))
+        },
+        "more": sorted(put_together(index.more, dict(index.tensors))) if index.more else [],
+    }
+
+
+def as_text(found: dict[str, Any]) -> str:
+    """What :func:`inspect` found, as a table for a terminal."""
+    head = dict(found["head"])
+    kind = head.pop("kind", "a head")
+    settings = ", ".join(f"{key}={value}" for key, value in head.items())
+    terms = [name for name, settings in (found["loss"] or {}).items() if "weight" in settings]
+    lines = [
+        f"checkpoint      {found['folder']}, intact, {_size(found['bytes'])}",
+        f"prototypes      {found['classes']} classes of {found['embedding_size']} numbers, "
+        f"{found['dtype']}",
+        f"head            {kind}({settings})",
+        f"loss            {' + '.join(terms) or 'none, a head alone'}",
+        f"optimizer       {found['optimizer'] or 'none'}",
+        f"beside          {', '.join(found['more']) or 'nothing'}",
+        f"parts           {len(found['parts'])}",
+    ]
+    for name, part in found["parts"].items():
+        first, last = part["classes"] or (0, -1)
+        classes = f"classes {first} to {last}" if first <= last else "no classes"
+        lines.append(f"  {name}  {_size(part['bytes']):>9}  {classes}")
+    return "\n".join(lines)
+
+
+def _classes(index: Index, file: str) -> tuple[int, int] | None:
+    """First and last class that a file has the prototypes of."""
+    chunk = index.parts[file].holds.get("head.weight")
+    return None if chunk is None else (chunk.offset[0], chunk.offset[0] + chunk.shape[0] - 1)
+
+
+def _size(count: int) -> str:
+    power = min(int(math.log(max(count, 1), 1024)), 4)
+    unit = ("bytes", "KiB", "MiB", "GiB", "TiB")[power]
+    return f"{count / 1024**power:.{1 if power else 0}f} {unit}"
+
+
+def _check_suffix(file: str) -> None:
+    if Path(file).suffix != ".safetensors":
+        raise CheckpointError(f"{file}: a file with the suffix .safetensors is expected")

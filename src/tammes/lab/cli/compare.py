@@ -1,0 +1,115 @@
+"""The command ``tammes compare``."""
+
+import argparse
+import shlex
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+
+from tammes.lab.cli.arguments import seeds
+from tammes.lab.config import flags, normal, split_list
+from tammes.lab.data.sources.loading import say
+from tammes.lab.records.atomic_io import writable
+from tammes.lab.records.run_folder import Run
+from tammes.lab.runner.sweep import compare
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    """Add what ``tammes compare`` takes to a parser."""
+    parser.description = (
+        "Train with several losses and seeds, and compare them. The same command goes on where it "
+        "was interrupted. Exit code 1 says that some run failed."
+    )
+    parser.add_argument(
+        "--losses",
+        required=True,
+        metavar="TEXT",
+        help='joined by commas, such as "softmax, cosface(margin=0.2), lm_softmax"',
+    )
+    parser.add_argument(
+        "--seeds", type=seeds, default=3, metavar="N", help="how many, or which: 0,1,5 [3]"
+    )
+    parser.add_argument("--out", default="runs", metavar="DIR", help="folder of the runs [runs]")
+    parser.add_argument(
+        "--parallel",
+        type=int,
+        default=None,
+        metavar="N",
+        help="runs at the same time; one for each core by default, six on a GPU",
+    )
+    parser.add_argument(
+        "--page", metavar="FILE", default=None, help="the page [report.html in the folder]"
+    )
+    parser.add_argument(
+        "--baseline",
+        metavar="LOSS",
+        default=None,
+        help="what the others are compared with; the first by default",
+    )
+    parser.add_argument(
+        "--retry-failed",
+        action="store_true",
+        help="try runs again whose loss was not finite; others are tried again in any case",
+    )
+    flags.add_config(parser, leave_out=("loss",))
+
+
+def run(arguments: argparse.Namespace) -> int:
+    """Do what ``tammes compare`` is asked to.
+
+    Args:
+        arguments: parsed with :func:`add_arguments`.
+
+    Returns:
+        The exit code: 0, 1 where some run failed, 130 where it was interrupted.
+    """
+    config = flags.read_config(arguments)
+    if arguments.page is not None:
+        writable(Path(arguments.page).parent, flag="--page")
+    if arguments.baseline is not None:
+        _check_baseline(arguments.baseline, arguments.losses)
+    try:
+        runs = compare(
+            config,
+            arguments.losses,
+            arguments.seeds,
+            arguments.out,
+            workers=arguments.parallel,
+            retry_failed=arguments.retry_failed,
+        )
+    except KeyboardInterrupt:
+        say("interrupted; the same command goes on from here")
+        return 130
+    page = Path(arguments.page or Path(arguments.out) / "report.html")
+    return show(runs, page, baseline=arguments.baseline)
+
+
+def show(
+    runs: Sequence[Run], page: Path, *, baseline: str | None = None, title: str | None = None
+) -> int:
+    """Print the table of runs and write their page.
+
+    Args:
+        runs: in any state.
+        page: file to write.
+        baseline: label of the group that the others are compared with.
+        title: of the page.
+
+    Returns:
+        0, or 1 where a run is not finished.
+    """
+    from tammes.lab.report.pages.runs_page import runs_page
+    from tammes.lab.report.render.html_page import write
+    from tammes.lab.stats.seed_groups import table
+
+    print(table(runs, baseline), flush=True)
+    command = shlex.join(["tammes", *sys.argv[1:]])
+    write(page, runs_page(runs, baseline=baseline, title=title, command=command))
+    print(f"\n  page: {page.resolve()}")
+    return 0 if all(run.status == "done" for run in runs) else 1
+
+
+def _check_baseline(baseline: str, losses: str) -> None:
+    texts = [normal(text) for text in split_list(losses, what="losses")]
+    if normal(baseline) not in texts:
+        raise ValueError(f"baseline is expected to be one of the losses, got {baseline!r}")

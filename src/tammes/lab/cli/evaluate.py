@@ -1,0 +1,226 @@
+"""The command ``tammes evaluate``."""
+
+import argparse
+import json
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from tammes.lab.fewshot.features import Chosen
+    from tammes.lab.fewshot.protocol import Examples, Method, Row
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    """Add what ``tammes evaluate`` takes to a parser."""
+    parser.description = "Judge a trained model, or features in a file, by another protocol."
+    protocols = parser.add_subparsers(dest="protocol", required=True, metavar="PROTOCOL")
+    _add_fewshot(
+        protocols.add_parser("fewshot", help="recognise new classes from a few images of each")
+    )
+
+
+def _add_fewshot(parser: argparse.ArgumentParser) -> None:
+    parser.description = (
+        "Recognise classes that were not trained on from a few images of each, over many episodes."
+    )
+    parser.add_argument(
+        "model",
+        metavar="RUN|FILE",
+        help="folder of a finished run, or a file of embeddings with labels as `tammes measure` "
+        "reads it",
+    )
+    parser.add_argument(
+        "--against", metavar="RUN|FILE", help="another one, compared on the same episodes"
+    )
+    parser.add_argument(
+        "--split",
+        metavar="NAME:PART",
+        help="classes to recognise: cifar-fs, fc100, mini-imagenet, cub, omniglot, or your own "
+        "JSON file or folder of lists; :novel, :validation or :base",
+    )
+    parser.add_argument(
+        "--data", metavar="DATA", help="images of a run's new classes (default: those of the split)"
+    )
+    parser.add_argument(
+        "--base", metavar="FILE", help="features of the base classes, for cl2n from a file"
+    )
+    parser.add_argument(
+        "--way", type=int, default=5, metavar="N", help="classes in an episode (%(default)s)"
+    )
+    parser.add_argument(
+        "--shot", default="1,5", metavar="K,...", help="labelled images of each (%(default)s)"
+    )
+    parser.add_argument(
+        "--queries", type=int, default=15, metavar="Q", help="of each, to recognise (%(default)s)"
+    )
+    parser.add_argument(
+        "--episodes", type=int, default=10_000, metavar="E", help="how many (%(default)s)"
+    )
+    parser.add_argument(
+        "--method",
+        default="centroid,l2",
+        metavar="TEXT",
+        help="centroid, l2, cl2n, complement, linear, cosine; the last two may have settings, as "
+        "cosine(scale=10) (%(default)s)",
+    )
+    parser.add_argument("--seed", type=int, default=0, help="of the episodes (%(default)s)")
+    parser.add_argument("--json", action="store_true", help="print JSON in place of a table")
+
+
+def run(arguments: argparse.Namespace) -> int:
+    """Do what ``tammes evaluate`` is asked to.
+
+    Args:
+        arguments: parsed with :func:`add_arguments`.
+
+    Returns:
+        The exit code.
+
+    Raises:
+        ValueError: with one sentence, where something cannot be.
+    """
+    from tammes.lab.data.sources.loading import say
+    from tammes.lab.fewshot import protocol
+    from tammes.lab.fewshot.episodes import check_numbers
+    from tammes.lab.fewshot.features import check_way
+
+    # Whatever is wrong with these is said before anything is computed.
+    methods = protocol.methods(arguments.method)
+    shots = _whole_numbers(arguments.shot)
+    for shot in shots:
+        check_numbers(
+            way=arguments.way, shot=shot, queries=arguments.queries, episodes=arguments.episodes
+        )
+    chosen = _chosen(arguments)
+    if chosen is not None:
+        check_way(arguments.way, *chosen)
+    if arguments.base is not None and not protocol.needs_base_mean(methods):
+        say(f"--base {arguments.base}: not needed, as cl2n is not among the methods")
+    examples = _examples(arguments.model, arguments, chosen, methods)
+    against = None
+    if arguments.against is not None:
+        against = _examples(arguments.against, arguments, chosen, methods)
+    rows = protocol.evaluate(
+        examples,
+        way=arguments.way,
+        shots=shots,
+        queries=arguments.queries,
+        episodes=arguments.episodes,
+        method=arguments.method,
+        seed=arguments.seed,
+        against=against,
+    )
+    if arguments.json:
+        found = as_json(rows, examples, arguments)
+        print(json.dumps(found, indent=2, ensure_ascii=False, allow_nan=False))
+    else:
+        print(as_text(rows, examples, arguments))
+    return 0
+
+
+def _chosen(arguments: argparse.Namespace) -> "Chosen | None":
+    from tammes.lab.fewshot import class_splits
+
+    return None if arguments.split is None else class_splits.parse(arguments.split)
+
+
+def _examples(
+    model: str,
+    arguments: argparse.Namespace,
+    chosen: "Chosen | None",
+    methods: "Mapping[str, Method]",
+) -> "Examples":
+    from tammes.lab.fewshot import protocol
+    from tammes.lab.fewshot.features import from_file, from_run, on_device
+
+    path = Path(model)
+    if not model or not path.exists():
+        raise ValueError(f"{model or repr(model)}: there is no such run or file")
+    centred, outside = protocol.needs_base_mean(methods), protocol.needs_prototypes(methods)
+    if path.is_dir():
+        if arguments.base is not None:
+            raise ValueError("--base is expected with a file; a run has its own training images")
+        return on_device(
+            from_run(path, source=arguments.data, chosen=chosen, base=centred, prototypes=outside)
+        )
+    if arguments.data is not None:
+        raise ValueError("--data is expected with a run; a file has its features already")
+    if outside:
+        raise ValueError(f"{model}: complement expects a run, whose head has prototypes")
+    found = from_file(path, chosen=chosen, base=arguments.base if centred else None)
+    if centred and found.base_mean is None:
+        raise ValueError(
+            f"{model}: cl2n expects features of the base classes, given by --base FILE or by "
+            "a --split whose base classes are in the file too"
+        )
+    return on_device(found)
+
+
+def _whole_numbers(text: str) -> list[int]:
+    try:
+        return [int(each) for each in text.split(",")]
+    except ValueError:
+        raise ValueError(f"--shot is expected to be numbers such as 1,5, got {text!r}") from None
+
+
+def as_text(rows: "Sequence[Row]", examples: "Examples", arguments: argparse.Namespace) -> str:
+    """Accuracies as a table for a terminal."""
+    settings = _settings(rows, examples, arguments)
+    compared = arguments.against is not None
+    heading = ["method", "shots", "accuracy %", *(["against %", "difference"] if compared else [])]
+    table = [heading]
+    for row in rows:
+        cells = [row.method, str(row.shot), row.accuracy.shown()]
+        if row.difference is not None and row.against is not None:
+            other = type(row)(row.method, row.shot, row.against)
+            # No number without its interval says who is ahead.
+            verdict = "" if row.difference.clear else "  (not clear)"
+            cells += [other.accuracy.shown(), row.difference.shown(sign=True) + verdict]
+        table.append(cells)
+    widths = [max(len(line[place]) for line in table) for place in range(len(heading))]
+    lines = [f"  {settings['model']}"]
+    lines += [f"  against {arguments.against}, on the same episodes"] if compared else []
+    lines += [
+        f"  {settings['images']:,} images of {settings['classes']} classes"
+        f"{f' ({arguments.split})' if arguments.split else ''}"
+        f"{', held out of training' if settings['held_out'] else ''}; {arguments.way}-way, "
+        f"{_counted(arguments.queries, 'query', 'queries')}, "
+        f"{_counted(arguments.episodes, 'episode', 'episodes')}, seed {arguments.seed}; "
+        "± is 95 % over episodes",
+        "",
+    ]
+    for line in table:
+        cells = [f"{cell:<{width}}" for cell, width in zip(line, widths, strict=True)]
+        lines.append("  " + "   ".join(cells).rstrip())
+    return "\n".join(lines)
+
+
+def _counted(count: int, one: str, several: str) -> str:
+    return f"{count:,} {one if count == 1 else several}"
+
+
+def as_json(
+    rows: "Sequence[Row]", examples: "Examples", arguments: argparse.Namespace
+) -> dict[str, Any]:
+    """Accuracies as plain values."""
+    return {**_settings(rows, examples, arguments), "rows": [row.as_dict() for row in rows]}
+
+
+def _settings(
+    rows: "Sequence[Row]", examples: "Examples", arguments: argparse.Namespace
+) -> dict[str, Any]:
+    chosen = _chosen(arguments)
+    return {
+        "model": arguments.model,
+        "against": arguments.against,
+        "split": arguments.split,
+        "images": len(examples.labels),
+        "classes": len(examples.labels.unique()),
+        # Base classes of a run are recognised in images that it was not trained on.
+        "held_out": Path(arguments.model).is_dir() and chosen is not None and chosen[1] == "base",
+        "way": arguments.way,
+        "queries": arguments.queries,
+        "episodes": len(rows[0].accuracies),
+        "seed": arguments.seed,
+    }

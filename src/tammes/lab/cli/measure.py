@@ -1,0 +1,143 @@
+"""The command ``tammes measure``."""
+
+import argparse
+import json
+import math
+import sys
+from collections.abc import Iterable, Sequence
+from pathlib import Path
+from typing import Any
+
+from tammes.lab.measure.files import read
+from tammes.lab.measure.formats import FileError
+from tammes.lab.measure.measures import Measured, measure
+
+
+def as_json(measured: Measured, page: Path | None = None) -> dict[str, Any]:
+    """Everything measured, as plain values; what is not finite is null."""
+
+    def plain(value: float | None) -> float | None:
+        return value if value is not None and math.isfinite(value) else None
+
+    given = measured.given
+    return {
+        "sources": list(given.sources),
+        "classes": len(measured.directions),
+        "dimensions": measured.directions.shape[1],
+        "examples": 0 if given.labels is None else len(given.labels),
+        "scale": measured.scale,
+        "measures": {
+            m.key: {
+                "value": plain(m.value),
+                "optimum": plain(m.optimum),
+                "bound": m.bound,
+                "ratio": plain(m.of_optimum),
+                "unit": m.unit,
+                "note": m.note,
+            }
+            for _, group in measured.groups
+            for m in group
+        },
+        "closest_pairs": [
+            {"angle": angle, "classes": [measured.name(i), measured.name(j)]}
+            for angle, i, j in measured.pairs
+        ],
+        "notes": list(measured.notes),
+        "page": None if page is None else str(page),
+    }
+
+
+def as_text(measured: Measured) -> str:
+    """Everything measured, as a table for a terminal."""
+    lines = [f"  {source}" for source in measured.given.sources]
+    lines += [f"  note: {note}" for note in measured.notes]
+    width = max(len(m.name) for _, group in measured.groups for m in group)
+    for heading, group in measured.groups:
+        lines += ["", f"{heading:<{width + 2}}  {'value':>9}  {'optimum':>15}  % of optimum"]
+        for m in group:
+            numbers = f"{m.shown():>9}  {m.shown_optimum():>15}  {_percent(m.of_optimum):>12}"
+            lines.append(f"  {m.name:<{width}}  {numbers}  {m.note}".rstrip())
+    return "\n".join(lines)
+
+
+def _percent(share: float | None) -> str:
+    return "" if share is None or not math.isfinite(share) else f"{100 * share:.1f}"
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    """Add what ``tammes measure`` takes to a parser."""
+    parser.description = (
+        "Measure prototypes, or embeddings with their labels, or both, against the best they "
+        "could be, and write a page with plots."
+    )
+    parser.add_argument(
+        "files",
+        nargs="+",
+        metavar="FILE",
+        help=".npz, .npy, .safetensors, .pt, .pth (weights only) or .parquet; several are combined",
+    )
+    parser.add_argument(
+        "--out", default="out", metavar="DIR", help="folder of the page (%(default)s)"
+    )
+    parser.add_argument(
+        "--scale",
+        type=float,
+        metavar="S",
+        help="scale of a cosine head, for the softmax bias (default: scores are inner products)",
+    )
+    parser.add_argument("--json", action="store_true", help="print JSON in place of a table")
+    for kind in ("prototypes", "embeddings", "labels"):
+        parser.add_argument(
+            f"--{kind}", metavar="KEY", help=f"under which key the files hold the {kind}"
+        )
+    parser.add_argument(
+        "--transpose", action="store_true", help="prototypes are stored as (dimensions, classes)"
+    )
+
+
+def run(arguments: argparse.Namespace) -> int:
+    """Do what ``tammes measure`` is asked to.
+
+    Args:
+        arguments: parsed with :func:`add_arguments`.
+
+    Returns:
+        The exit code: 0, or 2 after one sentence on stderr, with nothing written.
+    """
+    page = Path(arguments.out) / "measure.html"
+    try:
+        if arguments.scale is not None and not 0 < arguments.scale < math.inf:
+            raise FileError(f"--scale is expected to be above 0, got {arguments.scale:g}")
+        keys = {kind: getattr(arguments, kind) for kind in ("prototypes", "embeddings", "labels")}
+        given = read(arguments.files, keys=keys, transpose=arguments.transpose)
+        measured = measure(given, scale=arguments.scale)
+        _write(measured, page, arguments.files)
+    except OSError as error:
+        return _refuse(f"{page}: the page cannot be written ({error.strerror or error})")
+    except (ValueError, TypeError, ImportError) as error:
+        return _refuse(str(error))
+    if arguments.json:
+        print(json.dumps(as_json(measured, page), indent=2, allow_nan=False))
+    else:
+        print(as_text(measured))
+        print(f"\n  page: {page}")
+    return 0
+
+
+def _write(measured: Measured, page: Path, files: Sequence[str]) -> None:
+    from tammes.lab.report.pages.measure_page import margins_page
+    from tammes.lab.report.render.html_page import write
+
+    write(page, margins_page(measured, files))
+
+
+def _refuse(sentence: str) -> int:
+    print(f"tammes measure: {' '.join(sentence.split())}", file=sys.stderr)
+    return 2
+
+
+def main(arguments: Iterable[str] | None = None) -> int:
+    """Measure from a command line of its own."""
+    parser = argparse.ArgumentParser(prog="tammes measure")
+    add_arguments(parser)
+    return run(parser.parse_args(None if arguments is None else list(arguments)))

@@ -1,0 +1,101 @@
+"""The command ``tammes report``."""
+
+import argparse
+import shlex
+from collections.abc import Mapping
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from tammes.lab.records.run_folder import find
+
+if TYPE_CHECKING:
+    from tammes.lab.report.charts.chart import Chart
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    """Add the arguments of ``tammes report`` to a parser."""
+    parser.description = (
+        "Write one page of runs, made from their records alone: results, margins, features, "
+        "training, classes, configuration."
+    )
+    parser.add_argument(
+        "runs", nargs="+", metavar="RUNS", help="folders of runs, or folders with runs below them"
+    )
+    parser.add_argument(
+        "--out", default="out/report.html", metavar="FILE", help="the page (%(default)s)"
+    )
+    parser.add_argument(
+        "--baseline",
+        metavar="LABEL",
+        help="group that the others are compared with, by its name or loss (default: the first)",
+    )
+    parser.add_argument(
+        "--figures", metavar="DIR", help="write every chart as PNG and SVG to this folder too"
+    )
+    parser.add_argument("--title", metavar="TEXT", help="title of the page")
+
+
+def run(arguments: argparse.Namespace) -> int:
+    """Run ``tammes report``.
+
+    Args:
+        arguments: parsed with :func:`add_arguments`.
+
+    Returns:
+        The exit code.
+
+    Raises:
+        ValueError: with one sentence, where nothing can be read.
+        OSError: where the page or a figure cannot be written.
+    """
+    from tammes.lab.report.load_runs import gather
+    from tammes.lab.report.pages.runs_page import figures_of, page_of
+    from tammes.lab.report.render.html_page import write
+    from tammes.lab.stats.seed_groups import table
+
+    runs = find(arguments.runs)
+    found = gather(runs, arguments.baseline)
+    page = Path(arguments.out)
+    try:
+        write(page, page_of(found, title=arguments.title, command=_command(arguments)))
+    except OSError as error:
+        raise OSError(f"{page}: the page cannot be written ({error.strerror or error})") from error
+    if arguments.figures is not None:
+        count = write_figures(figures_of(found), Path(arguments.figures))
+    print(table(runs, arguments.baseline))
+    print(f"\n  page: {page}")
+    if arguments.figures is not None:
+        print(f"  figures: {count} as PNG and SVG in {arguments.figures}")
+    return 0
+
+
+def write_figures(charts: "Mapping[str, Chart]", folder: Path) -> int:
+    """Write charts as PNG and SVG.
+
+    Args:
+        charts: by the names of their files.
+        folder: where to; made if it is missing.
+
+    Returns:
+        Number of charts.
+    """
+    from tammes.lab.report.render.matplotlib_charts import draw, save
+
+    for name, chart in charts.items():
+        figure = draw(chart)
+        for suffix in ("png", "svg"):
+            path = folder / f"{name}.{suffix}"
+            try:
+                save(figure, path)
+            except OSError as error:
+                reason = error.strerror or error
+                raise OSError(f"{path}: the figure cannot be written ({reason})") from error
+    return len(charts)
+
+
+def _command(arguments: argparse.Namespace) -> str:
+    words = ["tammes", "report", *arguments.runs, "--out", arguments.out]
+    for name in ("baseline", "figures", "title"):
+        value = getattr(arguments, name)
+        words += [] if value is None else [f"--{name}", value]
+    return shlex.join(words)

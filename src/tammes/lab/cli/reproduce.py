@@ -1,0 +1,265 @@
+"""The command ``tammes reproduce``."""
+
+import argparse
+import os
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+
+from tammes.lab.cli.arguments import seeds
+from tammes.lab.config.expressions import did_you_mean
+from tammes.lab.data.sources.loading import say
+from tammes.lab.reproduce import recipes
+from tammes.lab.reproduce.ledger import Entry, Ledger
+from tammes.lab.reproduce.recipes import Recipe
+from tammes.lab.reproduce.run import Engine, Selection, reproduce, sourced
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    """Add the arguments of ``tammes reproduce`` to a parser."""
+    parser.description = (
+        "Run tables and figures of the papers, and put what came out beside what was published. "
+        "Without a name, all recipes are listed. The same command goes on where it was "
+        "interrupted, and runs only what is missing. Exit code 1 says that something still is."
+    )
+    parser.add_argument(
+        "recipes",
+        nargs="*",
+        metavar="RECIPE",
+        help="such as kobayashi2019/table2, or a YAML file of your own",
+    )
+    parser.add_argument("--rows", metavar="NAMES", help="only these, joined by commas")
+    parser.add_argument(
+        "--columns",
+        metavar="NAMES",
+        help="only these, joined by commas; those with large data are run only if named",
+    )
+    parser.add_argument(
+        "--seeds", type=seeds, metavar="N", help="how many, or which: 0,1,5 [as the recipe says]"
+    )
+    parser.add_argument(
+        "--data",
+        action="append",
+        default=[],
+        metavar="PLACE",
+        help="folder with the data under their short names, or where one of them is: "
+        "cifar10=FOLDER; may be given several times [$TAMMES_DATA, or the Hugging Face hub]",
+    )
+    parser.add_argument(
+        "--out",
+        default="reproductions",
+        metavar="DIR",
+        help="folder of ledgers, runs and pages [reproductions]",
+    )
+    parser.add_argument(
+        "--quick",
+        action="store_true",
+        help="a few images, narrow networks, two epochs: shows that it works, not what comes out",
+    )
+    parser.add_argument(
+        "--plan", action="store_true", help="say which cells are done and which open, and stop"
+    )
+    parser.add_argument(
+        "--engine",
+        choices=("local", "ray"),
+        default="local",
+        help="processes of this machine, or a Ray cluster [local]",
+    )
+    parser.add_argument(
+        "--address", metavar="HOST:PORT", help="of a Ray cluster; one is started if there is none"
+    )
+    parser.add_argument(
+        "--parallel",
+        type=int,
+        metavar="N",
+        help="cells at the same time; one for each core by default, six on a GPU",
+    )
+    parser.add_argument(
+        "--retries",
+        type=int,
+        default=2,
+        metavar="N",
+        help="how often a cell is tried again whose process was ended from outside [2]",
+    )
+    parser.add_argument(
+        "--retry-failed", action="store_true", help="try cells again whose loss was not finite"
+    )
+    parser.add_argument(
+        "--figures", metavar="DIR", help="write every chart as PNG and SVG to this folder too"
+    )
+
+
+def run(arguments: argparse.Namespace) -> int:
+    """Run ``tammes reproduce``.
+
+    Args:
+        arguments: parsed with :func:`add_arguments`.
+
+    Returns:
+        The exit code: 0, 1 where cells are missing, 130 where it was interrupted.
+    """
+    if not arguments.recipes:
+        print(listing())
+        return 0
+    _check(arguments)
+    rows, columns = _names(arguments.rows), _names(arguments.columns)
+    selections = [
+        Selection(recipes.load(name), rows, columns, arguments.seeds)
+        for name in dict.fromkeys(arguments.recipes)
+    ]
+    for selection in selections:
+        _check_cells(selection)
+    sources = _sources(arguments.data)
+    out = Path(arguments.out)
+    if arguments.plan:
+        for selection in selections:
+            path = _path(out, selection.recipe, arguments.quick)
+            print(_plan(selection, path, arguments.quick, sources))
+        return 0
+    engine = Engine(arguments.engine, arguments.address, arguments.parallel, arguments.retries)
+    try:
+        ledgers = reproduce(
+            selections,
+            out,
+            quick=arguments.quick,
+            sources=sources,
+            engine=engine,
+            retry_failed=arguments.retry_failed,
+        )
+    except KeyboardInterrupt:
+        say("interrupted; the same command goes on from here")
+        return 130
+    complete = True
+    for selection, ledger in zip(selections, ledgers, strict=True):
+        _show(selection.recipe, ledger, out, arguments)
+        states = _states(selection, ledger, arguments.quick, sources)
+        complete &= not any(_is_open(entry) for entry in states.values())
+    return 0 if complete else 1
+
+
+def listing() -> str:
+    """All recipes with what they are about, as text."""
+    lines = []
+    for name in recipes.names():
+        recipe = recipes.load(name)
+        count = len([*recipe.places()]) * recipe.seeds
+        lines.append(f"{name:<26}{recipe.title}")
+        where = ", ".join(
+            f"{column.name} (on request)" if column.on_request else column.name
+            for column in recipe.columns.values()
+        )
+        about = f"{count} runs: {len(recipe.rows)} rows; {where}" if recipe.rows else "no runs"
+        lines.append(f"{'':<26}{recipe.source}; {about}")
+    return "\n".join([*lines, "", "`tammes reproduce NAME` runs what is missing of one."])
+
+
+def _show(recipe: Recipe, ledger: Ledger, out: Path, arguments: argparse.Namespace) -> None:
+    """Print a table and write its page."""
+    from tammes.lab.cli.report import write_figures
+    from tammes.lab.report.pages.reproduction_page import reproduction_figures, reproduction_page
+    from tammes.lab.report.paper_comparison_writers import print_table
+    from tammes.lab.report.render.html_page import write
+
+    print(print_table(recipe, ledger), flush=True)
+    page = _path(out, recipe, arguments.quick).with_suffix(".html")
+    write(page, reproduction_page(recipe, ledger, command=ledger.command))
+    print(f"\n  page: {page.resolve()}")
+    if arguments.figures is not None:
+        folder = Path(arguments.figures) / recipe.name
+        count = write_figures(reproduction_figures(recipe, ledger), folder)
+        print(f"  figures: {count} as PNG and SVG in {folder}")
+
+
+def _states(
+    selection: Selection, ledger: Ledger, quick: bool, sources: Mapping[str, str]
+) -> dict[tuple[str, str, int], Entry | None]:
+    """Entries of all selected cells, by row, column and seed."""
+    recipe, rows, columns = selection.recipe, selection.rows, selection.columns
+    which = recipe.which(selection.seeds, quick=quick)
+    found: dict[tuple[str, str, int], Entry | None] = {
+        (*place, seed): None for place in recipe.places(rows, columns) for seed in which
+    }
+    tuned = ledger.chosen(recipe)
+    for cell in recipe.planned(rows, columns, selection.seeds, quick=quick, tuned=tuned):
+        found[*cell.place, cell.seed] = ledger.find(sourced(cell, sources))
+    return found
+
+
+def _is_open(entry: Entry | None) -> bool:
+    """Whether a cell is run the next time."""
+    return entry is None or entry.status == "failed"
+
+
+def _plan(selection: Selection, path: Path, quick: bool, sources: Mapping[str, str]) -> str:
+    """Done and open cells of a recipe, as text."""
+    recipe = selection.recipe
+    ledger = Ledger.at(path, recipe, quick=quick)
+    states = _states(selection, ledger, quick, sources)
+    lines = [f"{recipe.name}: {recipe.title}"]
+    seconds = [entry.seconds for entry in ledger.cells if entry.status == "done"]
+    for (row, column, seed), entry in states.items():
+        state = "open" if entry is None else f"{entry.status}, {entry.seconds:.0f} s"
+        lines.append(f"  {row}, {column}, seed {seed}: {state}")
+    trials = sum(
+        len(recipe.trials(*place))
+        for place in recipe.places(selection.rows, selection.columns)
+        if place not in ledger.chosen(recipe)
+    )
+    missing = sum(map(_is_open, states.values()))
+    known = f"; a cell took {sum(seconds) / len(seconds):.0f} s" if seconds else ""
+    tried = f", and {trials} to choose settings by" if trials else ""
+    return "\n".join([*lines, f"  {missing} of {len(states)} cells are open{tried}{known}"])
+
+
+def _path(out: Path, recipe: Recipe, quick: bool) -> Path:
+    return out / ("quick" if quick else "") / f"{recipe.name}.json"
+
+
+def _check(arguments: argparse.Namespace) -> None:
+    several = len(set(arguments.recipes)) > 1
+    for flag in ("rows", "columns"):
+        if several and getattr(arguments, flag) is not None:
+            raise ValueError(f"--{flag} is for one recipe, got {len(set(arguments.recipes))}")
+    if arguments.address is not None and arguments.engine != "ray":
+        raise ValueError("--address is that of a Ray cluster, and expects --engine ray")
+    if arguments.parallel is not None and arguments.parallel < 1:
+        raise ValueError(f"--parallel is expected to be at least 1, got {arguments.parallel}")
+    if arguments.retries < 0:
+        raise ValueError(f"--retries is expected to be at least 0, got {arguments.retries}")
+
+
+def _check_cells(selection: Selection) -> None:
+    """Refuse rows and columns that are there, and have no cell between them."""
+    recipe = selection.recipe
+    if recipe.rows and not [*recipe.places(selection.rows, selection.columns)]:
+        named = ",".join(recipe.columns)
+        hint = f"; say --columns {named}" if selection.columns is None else ""
+        raise ValueError(f"{recipe.name} has no cell in these rows and columns{hint}")
+
+
+def _sources(given: Sequence[str]) -> dict[str, str]:
+    """Places of data sets, by name; a folder alone is searched for all of them."""
+    from tammes.lab.data.sources.loading import KNOWN
+
+    found: dict[str, str] = {}
+    for text in given:
+        name, sign, place = text.partition("=")
+        if sign and not place:
+            raise ValueError(f"--data expects a folder or NAME=FOLDER, got {text!r}")
+        if not sign:
+            if not Path(text).expanduser().is_dir():
+                raise ValueError(f"--data expects a folder or NAME=FOLDER, got {text!r}")
+            os.environ["TAMMES_DATA"] = str(Path(text).expanduser().resolve())
+            continue
+        if name not in KNOWN:
+            raise ValueError(f"--data: there is no data set {name!r}{did_you_mean(name, KNOWN)}")
+        found[name] = place
+    return found
+
+
+def _names(text: str | None) -> list[str] | None:
+    if text is None:
+        return None
+    names = [name.strip() for name in text.split(",") if name.strip()]
+    if not names:
+        raise ValueError(f"names joined by commas are expected, got {text!r}")
+    return list(dict.fromkeys(names))

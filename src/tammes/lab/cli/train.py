@@ -1,0 +1,81 @@
+"""The command ``tammes train``."""
+
+import argparse
+import json
+import os
+import shlex
+from pathlib import Path
+
+from tammes.lab.config.flags import add_config, read_config
+from tammes.lab.records.atomic_io import writable
+from tammes.lab.records.run_folder import Run
+from tammes.lab.training.progress import choose
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    """Add what ``tammes train`` takes to a parser."""
+    parser.description = (
+        "Train one model and write its record. The same command goes on with a run that was "
+        "interrupted; under torchrun all processes train together."
+    )
+    parser.add_argument(
+        "--out", default="runs", metavar="DIR", help="folder of the run's folder (%(default)s)"
+    )
+    parser.add_argument("--folder", metavar="DIR", help="the folder itself, in place of --out")
+    parser.add_argument(
+        "--resume", metavar="RUN", help="go on with this run; its configuration is the default"
+    )
+    parser.add_argument("--json", action="store_true", help="print the final measures as JSON")
+    add_config(parser)
+
+
+def run(arguments: argparse.Namespace) -> int:
+    """Do what ``tammes train`` is asked to.
+
+    Args:
+        arguments: parsed with :func:`add_arguments`.
+
+    Returns:
+        The exit code.
+    """
+    if arguments.resume is not None:
+        folder = Path(arguments.resume)
+        config = read_config(arguments, **Run(folder).config.to_dict())
+    else:
+        config = read_config(arguments)
+        if arguments.folder is not None:
+            folder = writable(Path(arguments.folder), flag="--folder")
+        else:
+            folder = writable(Path(arguments.out), flag="--out") / config.folder
+
+    from tammes.lab.training.loop import train
+
+    progress = choose()
+    try:
+        done = train(config, folder, progress=progress)
+    except KeyboardInterrupt:
+        again = shlex.join(["tammes", "train", "--resume", str(folder)])
+        progress.say(f"interrupted; {again} goes on")
+        return 130
+    if int(os.environ.get("RANK", 0)) > 0:
+        return 0
+    if arguments.json:
+        print(json.dumps({"folder": str(folder), **done.final}, indent=2, allow_nan=False))
+    else:
+        print(_summary(done))
+    return 0
+
+
+def _summary(done: Run) -> str:
+    final, tested = done.final, done.final["test"]
+    best = final["optimum"]
+    return "\n".join(
+        [
+            f"test accuracy   {100 * tested['accuracy']:.2f} %  ({final['chosen']})",
+            f"sample margin   {tested['sample_margin']:.4f}  (at most {best['sample_margin']:.4f})",
+            f"class margin    {final['prototypes']['class_margin']:.2f}°  "
+            f"(at most {best['class_margin']:.2f}°)",
+            f"run             {done.folder}",
+            f"page            tammes report {shlex.quote(str(done.folder))}",
+        ]
+    )

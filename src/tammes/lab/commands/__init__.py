@@ -1,1 +1,0 @@
-"""What the command ``tammes`` does: a module for each of its words."""

@@ -1,0 +1,146 @@
+"""The configuration as flags and YAML: ``--config run.yaml --lr 0.05``; a flag beats the file."""
+
+import argparse
+import dataclasses
+import inspect
+import re
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any, Literal, get_args, get_origin
+
+from tammes.lab.config.schema import Config
+from tammes.lab.config.typecheck import check_names, fit, from_text, members
+from tammes.lab.config.yaml_file import read_yaml
+from tammes.optional import require
+
+_TYPES = {field.name: field.type for field in dataclasses.fields(Config)}
+
+_PREFIX = "config_"
+"""Before the names of fields among the parsed arguments, so that a command's own do not clash."""
+
+
+def add_config(parser: argparse.ArgumentParser, *, leave_out: Sequence[str] = ()) -> None:
+    """Add ``--config``, ``--print_config`` and a flag for each field of :class:`.Config`.
+
+    Args:
+        parser: of a command.
+        leave_out: fields that the command sets itself.
+    """
+    group = parser.add_argument_group(
+        "configuration",
+        "Each is a line of YAML too; what a flag says comes before what the file says.",
+    )
+    group.add_argument(
+        "--config",
+        action="append",
+        default=[],
+        metavar="FILE",
+        help="YAML with any of the fields below; of several files the later ones count more",
+    )
+    group.add_argument(
+        "--print_config",
+        "--print-config",
+        action="store_true",
+        help="print the whole configuration as YAML and stop",
+    )
+    says = field_help()
+    for field in dataclasses.fields(Config):
+        if field.name in leave_out:
+            continue
+        flags = dict.fromkeys((f"--{field.name}", f"--{field.name.replace('_', '-')}"))
+        switch = {"nargs": "?", "const": "true"} if field.type is bool else {}
+        default = "" if field.default in (None, "") else f" [{field.default}]"
+        group.add_argument(
+            *flags,
+            dest=f"{_PREFIX}{field.name}",
+            default=argparse.SUPPRESS,
+            metavar=_metavar(field.type),
+            help=(says[field.name].replace("``", "") + default).replace("%", "%%"),
+            **switch,  # type: ignore[arg-type]
+        )
+
+
+def read_config(arguments: argparse.Namespace, **defaults: Any) -> Config:
+    """Return the configuration that flags and files say.
+
+    Args:
+        arguments: parsed by a parser that :func:`add_config` was called with.
+        **defaults: of a command, where they differ from those of :class:`.Config`.
+
+    Returns:
+        The configuration. With ``--print_config`` it is printed, and the program ends.
+
+    Raises:
+        ValueError: with a sentence that names the file or the field.
+    """
+    values = dict(defaults)
+    for path in arguments.config:
+        values |= read_file(path)
+    for name, kind in _TYPES.items():
+        text = getattr(arguments, f"{_PREFIX}{name}", None)
+        if text is not None:
+            values[name] = from_text(text, kind, f"--{name}")
+    config = Config.from_dict(values)
+    if arguments.print_config:
+        print(to_yaml(config), end="")
+        raise SystemExit(0)
+    return config
+
+
+def read_file(path: str) -> dict[str, Any]:
+    """Return what a YAML file says of the configuration, with its types checked.
+
+    Args:
+        path: of the file.
+
+    Raises:
+        ValueError: with a sentence that names the file.
+    """
+    found = read_yaml(Path(path))
+    if found is None:
+        return {}
+    try:
+        if not isinstance(found, dict):
+            raise ValueError("lines such as lr: 0.1 are expected")
+        check_names(map(str, found), _TYPES, "a configuration has no")
+        return {name: _typed(value, _TYPES[name], name) for name, value in found.items()}
+    except ValueError as error:
+        raise ValueError(f"{path}: {error}") from None
+
+
+def _typed(value: Any, kind: Any, what: str) -> Any:
+    """Return a value of YAML as a field has it: a number may be in quotes, or have no point."""
+    if isinstance(value, str):
+        return from_text(value, kind, what)
+    return float(value) if type(fit(value, kind, what)) is int and float in members(kind) else value
+
+
+def to_yaml(config: Config) -> str:
+    """Write a configuration as YAML that :func:`read_file` takes."""
+    yaml = require("yaml", extra="lab")
+    values = config.to_dict()
+    # Some signs that are not printable count as ends of lines; they have to be written by number.
+    plain = all(value.isprintable() for value in values.values() if isinstance(value, str))
+    text: str = yaml.safe_dump(values, sort_keys=False, allow_unicode=plain, width=100)
+    return text
+
+
+def field_help() -> dict[str, str]:
+    """Return what the docstring of :class:`.Config` says of each field, in one line each.
+
+    Example:
+        >>> field_help()["epochs"]
+        'how long to train'
+    """
+    _, _, text = inspect.getdoc(Config).partition("Args:\n")  # type: ignore[union-attr]
+    says: dict[str, str] = {}
+    for name, first, more in re.findall(r"^    (\w+): (.*)((?:\n {8}.*)*)", text, re.MULTILINE):
+        says[name] = " ".join(f"{first} {more}".split()).rstrip(".")
+    return says
+
+
+def _metavar(kind: Any) -> str:
+    first = members(kind)[0]
+    if get_origin(first) is Literal:
+        return "{" + ",".join(get_args(first)) + "}"
+    return {int: "N", float: "X", bool: "{true,false}", str: "TEXT"}[first]

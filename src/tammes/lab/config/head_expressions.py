@@ -1,0 +1,164 @@
+"""Heads written as text, and the one a loss is made for."""
+
+import math
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import torch
+
+from tammes import losses
+from tammes.advise.feasibility import KINDS, LINEAR, Margins, bent, log_odds, scale_for
+from tammes.advise.recommend import best_scale
+from tammes.criterion.evaluate_terms import check_fit
+from tammes.geometry.bounds import largest_class_margin
+from tammes.heads import CosineHead, GaussianHead, Head, LinearHead, SimplexHead
+from tammes.lab.config.expressions import Call, build, parse_call
+from tammes.terms import Loss, Term
+
+HEADS: dict[str, Callable[..., Head]] = {
+    "linear": LinearHead,
+    "cosine": CosineHead,
+    "gaussian": GaussianHead,
+    "simplex": SimplexHead,
+}
+"""Heads by name."""
+
+
+def parse_head(
+    text: str,
+    loss: Loss,
+    embedding_size: int,
+    num_classes: int,
+    *,
+    scale: float | None = None,
+) -> Head:
+    """A head from its text.
+
+    Args:
+        text: such as ``"cosine(scale=30)"``; ``"auto"`` takes the head the loss is made for.
+        loss: what it is to be trained with.
+        embedding_size: size D of a feature.
+        num_classes: number of classes C.
+        scale: where the text has none; by default :func:`recommended_scale` on unit features,
+            and 1 otherwise.
+
+    Returns:
+        A head that a criterion accepts for the loss.
+
+    Example:
+        >>> import tammes
+        >>> parse_head("auto", tammes.cosface(margin=0.2), 3, 10)
+        CosineHead(3, 10, scale=16)
+    """
+    if text.strip() == "auto":
+        call = _made_for(loss, embedding_size, num_classes)
+    else:
+        call = parse_call(text, what="head")
+    if call.name in HEADS and "scale" not in call.kwargs:
+        if scale is None and call.name in ("cosine", "simplex"):
+            raw = call.kwargs.get("normalize_features") is False
+            scale = 1.0 if raw else recommended_scale(loss, embedding_size, num_classes)
+        if scale is not None:
+            call = Call(call.name, call.args, {**call.kwargs, "scale": scale})
+    sizes = {"embedding_size": embedding_size, "num_classes": num_classes}
+    head = build(call, HEADS, what="head", **sizes)
+    assert isinstance(head, Head)
+    for _, term in loss.leaves():
+        check_fit(head, term)
+    return head
+
+
+def head_text(head: Head) -> str:
+    """What :func:`parse_head` makes the same head of.
+
+    Example:
+        >>> head_text(LinearHead(4, 3, bias=False))
+        'linear(bias=False, scale=1.0)'
+    """
+    name = next(name for name, kind in HEADS.items() if type(head) is kind)
+    settings: dict[str, Any] = {}
+    if name == "linear":
+        settings["bias"] = head.bias is not None
+    settings["scale"] = "learnable" if head.log_scale is not None else float(head.scale)
+    if name == "cosine" and not head.similarity.is_cosine:
+        settings["normalize_features"] = False
+    if head.implementation != "auto":
+        settings["implementation"] = head.implementation
+    return str(Call(name, (), settings))
+
+
+def _made_for(loss: Loss, embedding_size: int, num_classes: int) -> Call:
+    """The head a loss is made for: that of its main term, if the others accept it."""
+    problem: ValueError | None = None
+    for call in _candidates(loss):
+        # Without memory and without drawing numbers: it is only asked whether it fits.
+        with torch.device("meta"):
+            head = HEADS[call.name](embedding_size, num_classes, **call.kwargs)
+        try:
+            for _, term in loss.leaves():
+                check_fit(head, term)
+        except ValueError as error:
+            problem = problem or error
+        else:
+            return call
+    assert problem is not None
+    raise problem
+
+
+def _candidates(loss: Loss) -> Iterator[Call]:
+    main = _main_term(loss)
+    terms = [term for _, term in loss.leaves()]
+    with_bias, without_bias = Call("linear"), Call("linear", (), {"bias": False})
+    cosine = Call("cosine")
+    if main is None or main.name == "l_softmax":
+        yield without_bias
+    elif main.name == "large_margin_gaussian":
+        yield Call("gaussian")
+    elif main.name == "sphereface":
+        yield Call("cosine", (), {"normalize_features": False})
+    elif main.name not in LINEAR:
+        yield cosine
+    elif any(term.within is not None for term in terms):
+        # The span of the prototypes is what the two losses share; a bias has no part in it.
+        yield without_bias
+    yield from (with_bias, without_bias, cosine)
+
+
+def _main_term(loss: Loss) -> Term | None:
+    """The term that learns to classify: the first on the split that is no regularizer."""
+    on_split = [term for _, term in loss.leaves() if term.definition.on == "split"]
+    regularizers = losses.regularizers.__name__
+    learning = [t for t in on_split if t.definition.function.__module__ != regularizers]
+    return next(iter(learning or on_split), None)
+
+
+def recommended_scale(loss: Loss, embedding_size: int, num_classes: int) -> float:
+    """Scale of the cosines to begin with, as ``tammes advise`` has it, at the margin of the loss.
+
+    Args:
+        loss: its main term counts.
+        embedding_size: size D of a feature.
+        num_classes: number of classes C.
+
+    Example:
+        >>> import tammes
+        >>> recommended_scale(tammes.cosface(margin=0.35), 128, 1000)
+        16.0
+    """
+    term = _main_term(loss)
+    name = "normface" if term is None or term.name in LINEAR else term.name
+    angle = largest_class_margin(num_classes, embedding_size).angle
+    target = bent(0.0, (1.0, 0.0, 0.0) if term is None else _margins(term))
+    about = scale_for(log_odds(0.9, num_classes), target, math.cos(angle))
+    return best_scale(name, about)
+
+
+def _margins(term: Term) -> Margins:
+    """What a term does to the own angle and cosine, where it asks most."""
+    largest = {key: max(v) if isinstance(v, tuple) else v for key, v in term.values}
+    if term.name == "combined_margin":
+        return largest["m1"], largest["m2"], largest["m3"]
+    if term.name == "gm_softmax":
+        return 1.0, 0.0, -largest["beta1"]
+    kind = KINDS.get(term.name)
+    return (1.0, 0.0, 0.0) if kind is None else kind.place(largest[kind.setting])

@@ -1,0 +1,196 @@
+"""Losses, heads and schedules written as text: ``"cosface(margin=0.35) + 0.5*sample_margin()"``.
+
+What a text may contain, and how calls are read without running anything, is in
+:mod:`.syntax`.
+"""
+
+import ast
+import inspect
+import operator
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
+
+from tammes import losses, schedules
+from tammes.lab.config.expressions import (
+    Call,
+    Source,
+    bind,
+    build,
+    did_you_mean,
+    parse_keywords,
+    short,
+)
+from tammes.losses.subspace import direct_sum, spectral_sum
+from tammes.terms import Loss
+
+TERMS: dict[str, Callable[..., Loss]] = {name: getattr(losses, name) for name in losses.__all__}
+"""Builders of terms by name."""
+
+_SUMS: dict[str, Callable[..., Loss]] = {"direct_sum": direct_sum, "spectral_sum": spectral_sum}
+
+SCHEDULES: dict[str, type[schedules.Schedule]] = {
+    name: value
+    for name, value in vars(schedules).items()
+    if inspect.isclass(value)
+    and issubclass(value, schedules.Schedule)
+    and value is not schedules.Schedule
+}
+"""Schedules by name."""
+
+_JOIN = {ast.Add: operator.add, ast.Sub: operator.sub, ast.Mult: operator.mul}
+_SYNTAX = "terms, with numbers as factors, joined by + and -"
+
+_IN_EPOCHS = {
+    "steps": "epochs",
+    "total_steps": "epochs",
+    "start": "start_epochs",
+    "delay": "delay_epochs",
+}
+"""How a number of steps is given in epochs, where it is one: ``WarmUp`` also has a ``start``."""
+
+
+def parse_loss(text: str, *, counts: Sequence[int] | None = None) -> Loss:
+    """A loss of the algebra from its text; what a loss prints as is read back.
+
+    Args:
+        text: terms with weights and sums, such as ``"softmax() + 0.5*spectral_sum(...)"``. A name
+            alone is a term with its defaults.
+        counts: training examples of each class, for a term that has ``counts`` and is not given
+            any, such as ``ldam``.
+
+    Returns:
+        The loss.
+
+    Raises:
+        ValueError: with a sentence that names the place.
+
+    Example:
+        >>> parse_loss("cosface(margin=0.2) + 0.5*sample_margin")
+        cosface(margin=0.2) + 0.5*sample_margin()
+    """
+    source = Source(text, "loss")
+    value = _Losses(source, counts).read(source.tree)
+    if not isinstance(value, Loss):
+        raise ValueError(f"loss expects a term, such as softmax(), got {short(text)!r}")
+    return value
+
+
+class _Losses:
+    """Reads terms, numbers and what is made of them."""
+
+    def __init__(self, source: Source, counts: Sequence[int] | None) -> None:
+        self.source, self.counts = source, counts
+
+    def read(self, node: ast.AST) -> Any:
+        number = self.source.number(node)
+        if number is not None:
+            return float(number)
+        match node:
+            case ast.UnaryOp(op=ast.USub() | ast.UAdd()):
+                value = self.read(node.operand)
+                return -value if isinstance(node.op, ast.USub) else value
+            case ast.Name() | ast.Call():
+                return self.term(node)
+            case ast.BinOp():
+                return self.joined(node)
+        raise self.source.mistake(node, _SYNTAX)
+
+    def joined(self, node: ast.BinOp) -> Loss | float:
+        # A long sum is deep to the left: it is read in a loop.
+        chain, first = [node], node.left
+        while isinstance(first, ast.BinOp):
+            chain.append(first)
+            first = first.left
+        value = self.read(first)
+        for parent in reversed(chain):
+            right = self.read(parent.right)
+            try:
+                value = _JOIN[type(parent.op)](value, right)
+            except (KeyError, TypeError):
+                raise self.source.mistake(parent, _SYNTAX) from None
+        return value
+
+    def term(self, node: ast.Call | ast.Name) -> Loss:
+        name, args, kwargs = self.source.parts(node)
+        make = TERMS.get(name) or _SUMS.get(name)
+        if make is None:
+            hint = did_you_mean(name, (*TERMS, *_SUMS)) or "; `tammes losses` lists them"
+            text = short(self.source.text)
+            raise ValueError(f"loss: there is no {short(name)!r} in {text!r}{hint}")
+        parameters = inspect.signature(make).parameters
+        # The first two settings of a sum are losses themselves.
+        of_losses = [*parameters][:2] if name in _SUMS else []
+
+        def setting(key: str, part: ast.expr) -> Any:
+            return self.read(part) if key in of_losses else self.source.value(part)
+
+        names = [*parameters, *[""] * len(args)]
+        places = tuple(setting(key, part) for key, part in zip(names, args, strict=False))
+        named = {key: setting(key, part) for key, part in kwargs.items()}
+        if self.counts is not None and "counts" in names[len(args) :]:
+            named.setdefault("counts", tuple(self.counts))
+        call = Call(name, places, named)
+        settings = bind(call, parameters.values(), what="loss")
+        try:
+            return make(**settings)
+        except (TypeError, OverflowError) as error:
+            raise ValueError(f"loss: {short(str(call))}: {error}") from error
+
+
+def parse_schedules(
+    text: str, *, steps_per_epoch: int, counts: Sequence[int] | None = None
+) -> dict[str, schedules.Schedule]:
+    """Schedules by the setting they change.
+
+    Args:
+        text: such as ``"margin=WarmUp(0, 0.35, epochs=5)"``, several joined by commas. ``epochs``
+            stands for ``steps`` or ``total_steps``, ``start_epochs`` for the ``start`` of
+            ``DeferredReweighting``, ``delay_epochs`` for ``delay``.
+        steps_per_epoch: what an epoch is in steps.
+        counts: training examples of each class, for a schedule that is not given any.
+
+    Example:
+        >>> schedule = parse_schedules("margin=WarmUp(0, 0.35, epochs=5)", steps_per_epoch=10)
+        >>> schedule["margin"].length
+        50
+    """
+    found: dict[str, schedules.Schedule] = {}
+    for key, given in parse_keywords(text, what="schedules").items():
+        call = _in_steps(given, steps_per_epoch)
+        kind = SCHEDULES.get(call.name)
+        takes_counts = kind is not None and "counts" in _parameters(kind)
+        if takes_counts and counts is not None and not call.args and "counts" not in call.kwargs:
+            call = Call(call.name, (tuple(counts),), call.kwargs)
+        found[key] = build(call, SCHEDULES, what="schedule")
+    return found
+
+
+def _parameters(kind: Callable[..., Any]) -> Mapping[str, inspect.Parameter]:
+    return inspect.signature(kind).parameters
+
+
+def _in_steps(call: Call, steps_per_epoch: int) -> Call:
+    """The same call with epochs turned into steps."""
+    kind = SCHEDULES.get(call.name)
+    if kind is None:
+        return call
+    known = {
+        epochs: steps
+        for steps, epochs in _IN_EPOCHS.items()
+        # A start that is a value, as that of WarmUp, is a float.
+        if steps in _parameters(kind) and _parameters(kind)[steps].annotation is int
+    }
+    kwargs: dict[str, Any] = {}
+    for key, value in call.kwargs.items():
+        steps = known.get(key, key)
+        if steps != key:
+            if not isinstance(value, (int, float)) or not 0 <= value < 1e9:
+                raise ValueError(
+                    f"schedules: {call.name} expects {key} of 0 or more, got {value!r}"
+                )
+            value = round(value * steps_per_epoch)
+            value = max(value, 1) if key == "epochs" else value
+        if steps in kwargs:
+            raise ValueError(f"schedules: {call.name} is given {steps} twice")
+        kwargs[steps] = value
+    return Call(call.name, call.args, kwargs)

@@ -1,0 +1,224 @@
+"""Check plain values, as YAML and flags give them, against the types of a dataclass's fields.
+
+A type may be annotated with functions that look at the value after its type: each returns the value
+or raises ``ValueError`` with the rest of a sentence, such as "is expected to be at least 1, got 0".
+"""
+
+import math
+import types
+import typing
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import MISSING, fields
+from typing import Annotated, Any, Literal, TypeVar, Union, get_args, get_origin
+
+from tammes.lab.config.expressions import did_you_mean, short
+
+T = TypeVar("T")
+
+_WORDS: dict[Any, str] = {
+    int: "a whole number",
+    float: "a number",
+    bool: "true or false",
+    str: "text",
+    types.NoneType: "null",
+    Mapping: "a table of names and values",
+    list: "a list",
+    tuple: "a list",
+}
+_FEW = 12
+"""Names that a message lists at most."""
+_TRUTH = dict.fromkeys(("true", "yes", "on"), True) | dict.fromkeys(("false", "no", "off"), False)
+_FROM_TEXT: dict[Any, Callable[[str], Any]] = {
+    int: int,
+    float: float,
+    bool: lambda text: _TRUTH.get(text.lower()),
+}
+
+
+def construct(kind: type[T], given: Any, what: str, **ready: Any) -> T:
+    """Build a dataclass from a table of plain values.
+
+    Args:
+        kind: the dataclass.
+        given: its fields by name.
+        what: what the table is, for messages.
+        **ready: fields that are passed on as they are, and that the table may not have.
+
+    Raises:
+        ValueError: with a sentence that names the field and what was expected.
+
+    Example:
+        >>> from dataclasses import dataclass
+        >>> @dataclass
+        ... class Point:
+        ...     x: int
+        ...     y: int = 0
+        >>> construct(Point, {"x": 3}, "a point")
+        Point(x=3, y=0)
+        >>> construct(Point, {"x": 3.5}, "a point")
+        Traceback (most recent call last):
+        ValueError: x of a point is expected to be a whole number, got 3.5
+    """
+    known = {each.name: each for each in fields(kind) if each.name not in ready}  # type: ignore[arg-type]
+    hints = typing.get_type_hints(kind, include_extras=True)
+    values = as_table(given, what)
+    check_names(values, known, f"{what} has no")
+    for name, field in known.items():
+        if name not in values and field.default is MISSING and field.default_factory is MISSING:
+            raise ValueError(
+                f"{what} is expected to have {name}, got {', '.join(values) or 'none'}"
+            )
+    found = {key: fit(value, hints[key], f"{key} of {what}") for key, value in values.items()}
+    return kind(**found, **ready)
+
+
+def fit(value: Any, kind: Any, what: str) -> Any:
+    """Return a plain value if it has a type, with lists as the type has them.
+
+    Args:
+        value: a number, text, truth value, None, list or table.
+        kind: the type: one of these, a union, a literal, or any of them annotated.
+        what: what the value is, for messages.
+
+    Raises:
+        ValueError: with a sentence that names what was expected.
+
+    Example:
+        >>> fit([1, 2], tuple[int, ...], "shots")
+        (1, 2)
+    """
+    origin, args = get_origin(kind) or kind, get_args(kind)
+    if origin is Annotated:
+        value = fit(value, args[0], what)
+        for check in args[1:]:
+            try:
+                value = check(value)
+            except ValueError as error:
+                raise ValueError(f"{what} {error}") from None
+        return value
+    one = next((each for each in members(kind) if _is(value, each)), None)
+    if one is None:
+        raise ValueError(f"{what} is expected to be {type_name(kind)}, got {value!r}")
+    if one is not kind:
+        return fit(value, one, what)
+    if origin is Mapping:
+        return {str(key): fit(each, args[1], f"{key} of {what}") for key, each in value.items()}
+    if origin in (list, tuple):
+        return origin(_items(value, args, what))
+    return value
+
+
+def _items(value: Sequence[Any], kinds: tuple[Any, ...], what: str) -> list[Any]:
+    if len(kinds) == 1 or kinds[1] is ...:
+        kinds = kinds[:1] * len(value)
+    if len(kinds) != len(value):
+        raise ValueError(f"{what} is expected to be a list of {len(kinds)}, got {value!r}")
+    # Names, as those of rows and columns, may look like numbers.
+    named = [str(v) if k is str and _is(v, float) else v for v, k in zip(value, kinds, strict=True)]
+    return [fit(v, k, f"a part of {what}") for v, k in zip(named, kinds, strict=True)]
+
+
+def members(kind: Any) -> tuple[Any, ...]:
+    """Return the types that a union has, or the one type."""
+    return get_args(kind) if get_origin(kind) in (types.UnionType, Union) else (kind,)
+
+
+def _is(value: Any, kind: Any) -> bool:
+    """Return whether a value has a type; its items are not looked at."""
+    origin = get_origin(kind) or kind
+    if origin is Annotated:
+        return _is(value, get_args(kind)[0])
+    if origin is Any:
+        return True
+    if origin is Literal:
+        return value in get_args(kind)
+    if origin in (list, tuple):
+        return isinstance(value, Sequence) and not isinstance(value, str | bytes)
+    if origin in (int, float):
+        number = isinstance(value, int if origin is int else int | float)
+        return number and not isinstance(value, bool) and value == value
+    return isinstance(value, origin)
+
+
+def from_text(text: str, kind: Any, what: str) -> Any:
+    """Return what a text says as a value of a type, such as that of a flag.
+
+    Example:
+        >>> from_text("3", float | None, "--clip"), from_text("null", float | None, "--clip")
+        (3.0, None)
+    """
+    first = members(kind)[0]
+    convert = _FROM_TEXT.get(first, str)
+    if types.NoneType in members(kind) and text.strip() in ("null", "~"):
+        return None
+    try:
+        return fit(convert(text), kind, what)
+    except ValueError:
+        raise ValueError(f"{what} is expected to be {type_name(kind)}, got {short(text)}") from None
+
+
+def type_name(kind: Any) -> str:
+    """Name a type in words.
+
+    Example:
+        >>> type_name(int | None)
+        'a whole number or null'
+    """
+    return " or ".join(map(_words, members(kind)))
+
+
+def _words(kind: Any) -> str:
+    origin, args = get_origin(kind) or kind, get_args(kind)
+    if origin is Literal:
+        return f"{', '.join(args[:-1])} or {args[-1]}"
+    return type_name(args[0]) if origin is Annotated else _WORDS[origin]
+
+
+def as_table(given: Any, what: str) -> dict[str, Any]:
+    """Return names and values, or say in a sentence that a table was expected."""
+    table: dict[str, Any] = fit(given, Mapping[str, Any], what)
+    return table
+
+
+def check_names(names: Iterable[str], known: Iterable[str], otherwise: str) -> None:
+    """Reject a name that is not known, with a hint; ``otherwise`` begins the sentence."""
+    known = [*known]
+    listed = "it has" if len(known) <= _FEW else ""
+    for name in names:
+        if name not in known:
+            raise ValueError(f"{otherwise} {name!r}{did_you_mean(name, known, otherwise=listed)}")
+
+
+def check_fields(made: Any, what: str) -> None:
+    """Check the fields of a dataclass that was built by hand, as :func:`construct` does."""
+    hints = typing.get_type_hints(type(made), include_extras=True)
+    for each in fields(made):
+        fit(getattr(made, each.name), hints[each.name], f"{each.name} of {what}")
+
+
+def between(low: float, high: float, words: str = "") -> Callable[[Any], Any]:
+    """Check of a number for :func:`fit`: finite, and not beyond two bounds."""
+
+    def check(value: Any) -> Any:
+        if not low <= value <= high or math.isinf(value):
+            expected = words or f"from {low} to {high}"
+            raise ValueError(f"is expected to be {expected}, got {value!r}")
+        return value
+
+    return check
+
+
+def at_least(low: float) -> Callable[[Any], Any]:
+    """Check of a number for :func:`fit`: finite, and not below a bound."""
+    return between(low, math.inf, f"at least {low}")
+
+
+finite = between(-math.inf, math.inf, "finite")
+above_zero = between(math.ulp(0.0), math.inf, "above 0")
+
+
+def not_empty(value: Any) -> Any:
+    """Check of a text or list for :func:`fit`."""
+    if not value:
+        raise ValueError(f"is expected to have something in it, got {value!r}")
+    return value

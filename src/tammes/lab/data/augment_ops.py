@@ -1,0 +1,334 @@
+"""What can be done to images, each by random bits of its own.
+
+There are three kinds. A move says which row and column each one comes from, a warp where in its
+input each place of the output is, and a paint changes values. Values are differences from the mean
+colour, in steps of a pixel's 256 values.
+"""
+
+import math
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Annotated, ClassVar, Literal
+
+import torch
+from torch import Tensor
+
+from tammes.lab.config.typecheck import at_least, between, check_fields
+from tammes.lab.data import keyed_random
+
+Share = Annotated[float, between(0, 1)]
+Size = tuple[int, int]
+
+_LUMA = (0.299, 0.587, 0.114)
+"""What red, green and blue count in grey."""
+
+
+@dataclass(frozen=True)
+class PadCrop:
+    """Shift an image by up to ``pad`` pixels each way: pad it, crop a window of its own size.
+
+    Args:
+        pad: pixels added on each side.
+        fill: ``mean`` colour, ``zero`` for black, or ``reflect``.
+    """
+
+    pad: Annotated[int, at_least(0)] = 4
+    fill: Literal["mean", "zero", "reflect"] = "mean"
+    draws: ClassVar[int] = 2
+
+    def __post_init__(self) -> None:
+        check_fields(self, "pad_crop")
+
+    def move(self, rows: Tensor, columns: Tensor, bits: Tensor) -> tuple[Tensor, Tensor]:
+        """Which row and column each one comes from; -1 for none."""
+        top, left = keyed_random.below(bits, 2 * self.pad + 1).unbind(1)
+        return self._shift(rows, top), self._shift(columns, left)
+
+    def _shift(self, places: Tensor, start: Tensor) -> Tensor:
+        size = places.shape[1]
+        source = torch.arange(size, device=places.device) + (start - self.pad)[:, None]
+        if self.fill == "reflect":
+            return places.gather(1, (size - 1) - ((size - 1) - source.abs()).abs())
+        inside = (source >= 0) & (source < size)
+        return torch.where(inside, places.gather(1, source.clamp(0, size - 1)), -1)
+
+    def check(self, size: Size) -> None:
+        """A reflection is no larger than what it reflects."""
+        if self.fill == "reflect" and self.pad >= min(size):
+            raise ValueError(
+                f"pad_crop expects pad to be below the side of the image with fill='reflect', "
+                f"got {self.pad} for {size[0]} x {size[1]} pixels"
+            )
+
+
+@dataclass(frozen=True)
+class Flip:
+    """Mirror left and right.
+
+    Args:
+        p: share of images that are.
+    """
+
+    p: Share = 0.5
+    draws: ClassVar[int] = 1
+
+    def __post_init__(self) -> None:
+        check_fields(self, "flip")
+
+    def move(self, rows: Tensor, columns: Tensor, bits: Tensor) -> tuple[Tensor, Tensor]:
+        """Which row and column each one comes from."""
+        return rows, torch.where(_chosen(bits, self.p), columns.flip(1), columns)
+
+
+@dataclass(frozen=True)
+class Rotate:
+    """Turn about the centre; corners that come in have the mean colour.
+
+    Args:
+        degrees: largest angle either way, anticlockwise if positive.
+        to: if given, angles are between ``degrees`` and this.
+    """
+
+    degrees: float
+    to: float | None = None
+    draws: ClassVar[int] = 1
+
+    def __post_init__(self) -> None:
+        _check_between("rotate", "degrees", self._bounds(), -360, 360)
+
+    def _bounds(self) -> tuple[float, float]:
+        if self.to is None:
+            return -abs(self.degrees), abs(self.degrees)
+        return self.degrees, self.to
+
+    def warp(self, x: Tensor, y: Tensor, size: Size, bits: Tensor | None) -> tuple[Tensor, Tensor]:
+        """Where in its input each place of the output is; both in [-1, 1]."""
+        if bits is None:
+            return x, y
+        angle = _between(bits[:, 0], *self._bounds()) * (math.pi / 180)
+        cosine, sine = angle.cos()[:, None, None], angle.sin()[:, None, None]
+        tall = size[0] / size[1]
+        return cosine * x - tall * sine * y, sine / tall * x + cosine * y
+
+
+@dataclass(frozen=True)
+class ResizedCrop:
+    """Crop a part of random area and shape, and resize it.
+
+    The area is uniform between ``low`` and ``high``, whatever the shape; the ratio of the sides is
+    log-uniform among those that fit. At test the centre is taken, ``1/zoom`` of each side.
+
+    Args:
+        low: smallest share of the area.
+        high: largest share of the area.
+        size: side of the result; as the image is by default.
+        ratio: how many times longer one side of the part may be than the other.
+        zoom: what images are enlarged by at test, before the centre is cropped.
+    """
+
+    low: float = 0.08
+    high: float = 1.0
+    size: Annotated[int, at_least(1)] | None = None
+    ratio: Annotated[float, at_least(1)] = 4 / 3
+    zoom: Annotated[float, at_least(1)] = 1.0
+    draws: ClassVar[int] = 4
+
+    def __post_init__(self) -> None:
+        check_fields(self, "resized_crop")
+        _check_area("resized_crop", self.low, self.high)
+
+    def acts_at_test(self, size: Size) -> bool:
+        """Whether an image of this size is not left as it is."""
+        return self.zoom != 1 or (self.size is not None and size != (self.size, self.size))
+
+    def warp(self, x: Tensor, y: Tensor, size: Size, bits: Tensor | None) -> tuple[Tensor, Tensor]:
+        """Where in its input each place of the output is; the centre without random bits."""
+        if bits is None:
+            return x / self.zoom, y / self.zoom
+        high, wide = _box(bits, self.low, self.high, self.ratio, size)
+        x_start = (1 - wide) * _between(bits[:, 2], -1.0, 1.0)
+        y_start = (1 - high) * _between(bits[:, 3], -1.0, 1.0)
+        wide, high, x_start, y_start = (
+            value[:, None, None] for value in (wide, high, x_start, y_start)
+        )
+        return wide * x + x_start, high * y + y_start
+
+
+@dataclass(frozen=True)
+class Jitter:
+    """Change brightness, contrast, saturation and hue, in this order.
+
+    Each is multiplied by a factor uniform in ``[1 - x, 1 + x]``, or between two given ones; after
+    each, values are cut to what a pixel can be. Only images of three channels have saturation and
+    hue.
+
+    Args:
+        brightness: change of all values.
+        contrast: change of the distance to the mean grey.
+        saturation: change of the distance to grey.
+        hue: largest shift around the colour circle, up to 0.5: half of it.
+    """
+
+    brightness: float | tuple[float, float] = 0.0
+    contrast: float | tuple[float, float] = 0.0
+    saturation: float | tuple[float, float] = 0.0
+    hue: float | tuple[float, float] = 0.0
+    draws: ClassVar[int] = 4
+
+    def __post_init__(self) -> None:
+        for name in ("brightness", "contrast", "saturation", "hue"):
+            value = getattr(self, name)
+            if isinstance(value, (int, float)) and not 0 <= value < math.inf:
+                raise ValueError(f"jitter expects {name} to be at least 0, got {value!r}")
+            low, high = (-0.5, 0.5) if name == "hue" else (0.0, 1e3)
+            _check_between("jitter", name, self._bounds(name), low, high)
+
+    def _bounds(self, name: str) -> tuple[float, ...]:
+        """Between what the factor, or the shift of the hue, is drawn."""
+        value = getattr(self, name)
+        if not isinstance(value, (int, float)):
+            return tuple(value)
+        return (-value, value) if name == "hue" else (1 - min(value, 1), 1 + value)
+
+    def paint(self, images: Tensor, bits: Tensor, mean: Tensor) -> Tensor:
+        """Changed images."""
+        changes: dict[str, Callable[[Tensor, Tensor], Tensor]] = {
+            "brightness": lambda values, factor: factor * values,
+            "contrast": _contrast,
+        }
+        if images.shape[1] == 3:
+            changes |= {"saturation": _saturation, "hue": _turn}
+        still = {"hue": (0, 0)}
+        active = [
+            (number, name, change)
+            for number, (name, change) in enumerate(changes.items())
+            if self._bounds(name) != still.get(name, (1, 1))
+        ]
+        if not active:
+            return images
+        values = images + mean
+        for number, name, change in active:
+            by = _between(bits[:, number], *self._bounds(name))[:, None, None, None]
+            values = change(values, by).clamp(0, 255)
+        return values - mean
+
+
+@dataclass(frozen=True)
+class Erase:
+    """Fill a rectangle of random area, shape and place.
+
+    Args:
+        p: share of images that are erased in.
+        low: smallest share of the area.
+        high: largest share of the area.
+        ratio: how many times longer one side of the rectangle may be than the other.
+        fill: ``mean`` colour or ``zero`` for black.
+    """
+
+    p: Share = 0.5
+    low: float = 0.02
+    high: float = 0.4
+    ratio: Annotated[float, at_least(1)] = 10 / 3
+    fill: Literal["mean", "zero"] = "mean"
+    draws: ClassVar[int] = 5
+
+    def __post_init__(self) -> None:
+        check_fields(self, "erase")
+        _check_area("erase", self.low, self.high)
+
+    def paint(self, images: Tensor, bits: Tensor, mean: Tensor) -> Tensor:
+        """Images with holes."""
+        size = (images.shape[2], images.shape[3])
+        sides = _box(bits, self.low, self.high, self.ratio, size)
+        erased = _chosen(bits[:, 4:], self.p)[:, :, None, None]
+        for axis, (pixels, share) in enumerate(zip(size, sides, strict=True), 2):
+            length = (share * pixels).round().long().clamp(1, pixels)
+            start = keyed_random.below(bits[:, axis], pixels - length + 1)
+            places = torch.arange(pixels, device=images.device) - start[:, None]
+            within = (places >= 0) & (places < length[:, None])
+            erased = erased & within[:, None, :, None].transpose(axis, 2)
+        return torch.where(erased, 0.0 if self.fill == "mean" else -mean, images)
+
+
+Operation = PadCrop | Flip | Rotate | ResizedCrop | Jitter | Erase
+OPERATIONS: dict[str, type[Operation]] = {
+    "pad_crop": PadCrop,
+    "flip": Flip,
+    "rotate": Rotate,
+    "resized_crop": ResizedCrop,
+    "jitter": Jitter,
+    "erase": Erase,
+}
+"""Operations by name."""
+
+
+def _chosen(bits: Tensor, share: float) -> Tensor:
+    """Whether each example is among a share of all; none at 0, all at 1."""
+    return bits < round(share * 2**keyed_random.BITS)
+
+
+def _between(bits: Tensor, low: float, high: float) -> Tensor:
+    """Numbers uniform in ``[low, high)``."""
+    return low + (high - low) * keyed_random.uniform(bits)
+
+
+def _box(bits: Tensor, low: float, high: float, ratio: float, size: Size) -> tuple[Tensor, Tensor]:
+    """Height and width of random boxes that fit, as shares of those of the image, each ``(N,)``."""
+    area, wide = _between(bits[:, 0], low, high), size[1] / size[0]
+    # Width over height of a box. Neither side may be longer than that of the image.
+    least, most = area * wide, wide / area
+    first = torch.minimum(least.clamp(min=1 / ratio), most)
+    last = torch.maximum(most.clamp(max=ratio), least)
+    shape = first * (last / first) ** keyed_random.uniform(bits[:, 1])
+    return (area / shape * wide).sqrt().clamp(max=1), (area * shape / wide).sqrt().clamp(max=1)
+
+
+def _grey(values: Tensor) -> Tensor:
+    """Grey of each pixel, shape ``(N, 1, H, W)``."""
+    if values.shape[1] != 3:
+        return values.mean(1, keepdim=True)
+    red, green, blue = values.split(1, 1)
+    return _LUMA[0] * red + _LUMA[1] * green + _LUMA[2] * blue
+
+
+def _contrast(values: Tensor, factor: Tensor) -> Tensor:
+    middle = _grey(values).mean((1, 2, 3), keepdim=True)
+    return middle + factor * (values - middle)
+
+
+def _saturation(values: Tensor, factor: Tensor) -> Tensor:
+    grey = _grey(values)
+    return grey + factor * (values - grey)
+
+
+def _turn(values: Tensor, shift: Tensor) -> Tensor:
+    """Shift the hue of RGB values by a share of the colour circle; value and chroma stay."""
+    red, green, blue = values.unbind(1)
+    value = values.amax(1)
+    chroma = value - values.amin(1)
+    # Grey has no hue, and whatever it is given changes nothing.
+    part = chroma.clamp(min=torch.finfo(values.dtype).tiny)
+    hue = torch.where(
+        value == red,
+        (green - blue) / part,
+        torch.where(value == green, 2 + (blue - red) / part, 4 + (red - green) / part),
+    )
+    hue = hue + 6 * shift[:, 0]
+    sectors = [(offset + hue).remainder(6) for offset in (5.0, 3.0, 1.0)]
+    turned = [value - chroma * torch.minimum(k, 4 - k).clamp(0, 1) for k in sectors]
+    return torch.stack(turned, 1)
+
+
+def _check_between(who: str, what: str, bounds: Sequence[float], low: float, high: float) -> None:
+    """Refuse what are not two numbers in order within limits."""
+    numbers = all(isinstance(bound, (int, float)) for bound in bounds)
+    if not numbers or len(bounds) != 2 or not low <= bounds[0] <= bounds[1] <= high:
+        raise ValueError(
+            f"{who} expects {what} to be two numbers in order, from {low} to {high}, "
+            f"got {tuple(bounds)}"
+        )
+
+
+def _check_area(who: str, low: float, high: float) -> None:
+    if not 0 < low <= high <= 1:
+        raise ValueError(f"{who} expects 0 < low <= high <= 1, got low={low!r} and high={high!r}")

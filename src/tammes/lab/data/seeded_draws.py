@@ -1,0 +1,49 @@
+"""Draws of whole data sets that are a function of what they are for.
+
+The same names give the same numbers on every machine and in every version of torch, and nobody
+else's draws change them. The hash is that of :mod:`.keyed`, where each example has its own numbers.
+"""
+
+import hashlib
+
+import torch
+from torch import Tensor
+
+from tammes.lab.data.keyed_random import mix
+
+_STEP = -0x61C8864680B583EB
+"""The golden ratio in 64 bits, signed."""
+
+
+def numbers(count: int, *names: int | str) -> Tensor:
+    """Whole numbers in [0, 2^63), uniform.
+
+    Args:
+        count: how many.
+        names: what they are for, such as a seed, a word and an epoch.
+
+    Returns:
+        Shape ``(count,)``, int64; a longer row begins with a shorter one.
+
+    Example:
+        >>> numbers(3, 0, "order")[:2].equal(numbers(2, 0, "order"))
+        True
+    """
+    digest = hashlib.sha256(repr(names).encode()).digest()
+    start = int.from_bytes(digest[:8], "little", signed=True)
+    return mix(torch.arange(1, count + 1) * _STEP + start) & 0x7FFF_FFFF_FFFF_FFFF
+
+
+def permutation(count: int, *names: int | str) -> Tensor:
+    """0 to ``count - 1`` in random order.
+
+    Example:
+        >>> permutation(5, 0, "order").sort().values
+        tensor([0, 1, 2, 3, 4])
+    """
+    return numbers(count, *names).argsort(stable=True)
+
+
+def below(high: int | Tensor, count: int, *names: int | str) -> Tensor:
+    """Whole numbers from 0 to ``high - 1``, uniform; ``high`` may differ from place to place."""
+    return numbers(count, *names) % high

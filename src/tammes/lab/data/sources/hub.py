@@ -1,0 +1,102 @@
+"""Data sets of the Hugging Face hub, through ``datasets``."""
+
+import logging
+import os
+from typing import Any
+
+from tammes.lab.data.images import DataError
+from tammes.lab.data.listing import Entries, Splits, as_labels, image_column, label_columns, letters
+from tammes.optional import require
+
+
+class HubRows:
+    """Images in a column of a data set.
+
+    Args:
+        dataset: of ``datasets``.
+        column: of the images.
+        title: what it is called.
+    """
+
+    def __init__(self, dataset: Any, column: str, title: str) -> None:
+        self.dataset, self.column, self.title = dataset, column, title
+
+    def __len__(self) -> int:
+        return len(self.dataset)
+
+    def fetch(self, row: int) -> bytes | str:
+        """The bytes of an image, or the path of its file."""
+        value = self.dataset[row][self.column] or b""
+        if isinstance(value, dict):
+            value = value.get("bytes") or value.get("path") or b""
+        return value if isinstance(value, str) else bytes(value)
+
+    def name(self, row: int) -> str:
+        """Data set and row of an image."""
+        return f"{self.title} row {row}"
+
+
+def splits(name: str, config: str | None) -> Splits:
+    """Splits of a data set on the hub; it is downloaded where it is not there yet.
+
+    Args:
+        name: ``OWNER/NAME``.
+        config: which of its configurations.
+    """
+    datasets = require("datasets", extra="lab")
+    # It would say of every try that it failed; what counts is said below, once.
+    logging.getLogger("huggingface_hub").setLevel(logging.ERROR)
+    try:
+        loaded = datasets.load_dataset(name, config)
+    except Exception as error:
+        # Whatever the network, the hub and the reader of the format come up with.
+        said = str(error).strip().split("\n")[0].rstrip(".")[:200]
+        raise DataError(
+            f"{name}: it is no file or folder here, and the Hugging Face hub could not load it "
+            f"({type(error).__name__}: {said})"
+        ) from error
+    return {
+        split.lower(): lambda split=split: _entries(f"{name} {split}", loaded[split])  # type: ignore[misc]
+        for split in loaded
+    }
+
+
+def _entries(title: str, dataset: Any) -> Entries:
+    datasets = require("datasets", extra="lab")
+    features = dataset.features
+    images = [key for key, value in features.items() if _holds_images(value, datasets)]
+    image = image_column(title, images, list(features))
+    could = [key for key, value in features.items() if key != image and _holds_labels(value)]
+    classes = {key: list(getattr(features[key], "names", None) or ()) for key in could}
+    named = [key for key in could if classes[key]]
+    columns = label_columns(title, could, named, list(features))
+    values = list(dataset[columns[0]])
+    if len(columns) > 1:
+        values = list(map("/".join, zip(*(dataset[column] for column in columns), strict=True)))
+    where = f"{title}: column {' and '.join(map(repr, columns))}"
+    labels, names = as_labels(where, values, classes[columns[0]] or None)
+    encoded = dataset.select_columns([image])
+    if isinstance(features[image], datasets.Image):
+        encoded = encoded.cast_column(image, datasets.Image(decode=False))
+    files = [file["filename"] for file in dataset.cache_files]
+    sizes = [(os.path.basename(file), os.stat(file).st_size) for file in files]
+    times = [os.stat(file).st_mtime_ns for file in files]
+    return Entries(
+        items=HubRows(encoded, image, title),
+        labels=labels,
+        names=names,
+        stamp=letters((title, dataset._fingerprint, files, sizes, times, image, columns)),
+        origin=letters((title, len(dataset), image, columns)),
+    )
+
+
+def _holds_images(feature: Any, datasets: Any) -> bool:
+    if isinstance(feature, dict):
+        return "bytes" in feature
+    binary = getattr(feature, "dtype", "") in ("binary", "large_binary")
+    return isinstance(feature, datasets.Image) or binary
+
+
+def _holds_labels(feature: Any) -> bool:
+    kind = str(getattr(feature, "dtype", ""))
+    return kind in ("string", "large_string") or kind.startswith(("int", "uint"))

@@ -1,0 +1,246 @@
+"""Where images come from: one name, one split, one way to ask."""
+
+import os
+import re
+import sys
+from collections.abc import Callable
+from pathlib import Path
+
+import torch
+
+from tammes.lab.config.expressions import did_you_mean
+from tammes.lab.data.decode_split import gather
+from tammes.lab.data.images import DataError, Images, unknown_classes
+from tammes.lab.data.listing import UNSPLIT, Splits
+from tammes.lab.data.sources import folder as folders
+from tammes.lab.data.sources import hub, parquet
+from tammes.lab.data.subsets import hold_out
+from tammes.optional import require
+
+KNOWN: dict[str, tuple[str, str | None]] = {
+    "cifar10": ("uoft-cs/cifar10", None),
+    "cifar100": ("uoft-cs/cifar100", None),
+    "mnist": ("ylecun/mnist", None),
+    "fashion_mnist": ("zalando-datasets/fashion_mnist", None),
+    "svhn": ("ufldl-stanford/svhn", "cropped_digits"),
+    "imagenet": ("ILSVRC/imagenet-1k", None),
+    "places365": ("", None),
+    "cub": ("bentrevett/caltech-ucsd-birds-200-2011", None),
+    "omniglot": ("GATE-engine/omniglot", None),
+    "market1501": ("", None),
+    "mini-imagenet": ("", None),
+    "tiered-imagenet": ("", None),
+    "inat2017": ("", None),
+}
+"""Name and configuration on the hub of each set with a short name; empty where none is known."""
+_FILES = {"cub": ("cub", "cub200", "cub_200_2011"), "fashion_mnist": ("fashion_mnist", "fashion")}
+"""How the files of a set begin in ``$TAMMES_DATA``, where that is not its name alone."""
+
+_TRAIN = ("train", "training")
+_VALIDATION = ("validation", "val", "valid", "dev")
+_TEST = ("test", "testing", *_VALIDATION, "eval")
+_ALIASES = {"train": _TRAIN, "test": _TEST, "validation": _VALIDATION, "val": _VALIDATION}
+"""Under which names a split is looked for, best first."""
+_HELD_OUT = 0.2
+"""Share that becomes the test split of a source without one."""
+
+
+def say(text: str) -> None:
+    """Tell the user something in one line."""
+    print(text, file=sys.stderr)
+
+
+def load(
+    source: str | os.PathLike[str],
+    split: str,
+    *,
+    size: int | None = None,
+    skip_corrupt: bool = False,
+    memory: int = 4 << 30,
+    like: Images | None = None,
+    whole: bool = False,
+    report: Callable[[str], None] = say,
+) -> Images:
+    """Images of one split of a source.
+
+    Args:
+        source: ``digits``, a name of :data:`KNOWN`, a folder of class folders, a parquet file, a
+            folder of them, or ``OWNER/NAME`` (``OWNER/NAME:CONFIG``) on the Hugging Face hub.
+        split: ``train``, ``test``, or another one the source has. Of a source without a test
+            split a fifth of every class is held out, always the same (a quarter of ``digits``).
+        size: side of the square images; their own if they all have one, else 64. The shorter side
+            is resized to it, and the middle is cut out.
+        skip_corrupt: leave out images that cannot be read, instead of stopping.
+        memory: most bytes of pixels to hold; where there are more, images are read one by one.
+        like: the training images: these are to have their shape and their classes.
+        whole: take a source without a test split as it is; for one that is all training images,
+            or all test images, of another.
+        report: is told in one line each what the user should know.
+
+    Returns:
+        The images. Their classes are those of the training split.
+
+    Raises:
+        DataError: one sentence on what cannot be used.
+
+    Example:
+        >>> load("digits", "train").shape
+        (1, 8, 8)
+    """
+    title = os.fspath(source)
+    if size is not None and size < 1:
+        raise ValueError(f"load expects a size of at least 1, got {size}")
+    if title == "digits":
+        if split not in ("train", "test"):
+            raise DataError(f"digits: there is no split {split!r}, it has train and test")
+        images = _digits(like.shape if like is not None else (1, size or 8, size or 8))
+        part = hold_out(images, 0.25, seed=0)[split == "test"]
+        return part if like is None else part.match(like.classes)
+    found = _find(title, report)
+    name, held_out = _choose(title, found, split, whole=whole, report=report)
+    entries = found[name]()
+    images = gather(
+        title,
+        entries,
+        size=size,
+        shape=None if like is None else like.shape,
+        skip_corrupt=skip_corrupt,
+        memory=memory,
+        report=report,
+    )
+    classes = like.classes if like is not None else _classes(title, found, name, entries.present())
+    images = images.match(classes)
+    if held_out:
+        images = hold_out(images, _HELD_OUT, seed=0)[split == "test"]
+    return images
+
+
+def _digits(shape: tuple[int, int, int]) -> Images:
+    """The 1,797 handwritten digits that come with scikit-learn, 8×8 grey."""
+    values = require("sklearn.datasets", extra="lab").load_digits()
+    grey = torch.from_numpy(values.images).float().mul(255 / 16)[:, None]
+    if shape[1:] != (8, 8):
+        grey = torch.nn.functional.interpolate(
+            grey, size=shape[1:], mode="bilinear", antialias=True, align_corners=False
+        )
+    pixels = grey.round().clamp(0, 255).to(torch.uint8).repeat(1, shape[0], 1, 1)
+    return Images(
+        labels=torch.from_numpy(values.target).long(),
+        index=torch.arange(len(pixels)),
+        classes=tuple("0123456789"),
+        shape=shape,
+        pixels=pixels,
+        source="digits",
+        origin="digits",
+    )
+
+
+def data_folder() -> Path | None:
+    """Folder of the user's copies of data sets, ``$TAMMES_DATA``, or none."""
+    given = os.environ.get("TAMMES_DATA")
+    return Path(given).expanduser() if given else None
+
+
+def _find(title: str, report: Callable[[str], None]) -> Splits:
+    """What a name means, and the splits it has."""
+    if title in KNOWN:
+        return _known(title, report)
+    path = Path(title).expanduser()
+    if path.is_dir():
+        files = _parquet(path)
+        if files:
+            return parquet.splits(files, root=path, report=report)
+        return folders.splits(path)
+    if path.is_file():
+        if path.suffix.lower() != ".parquet":
+            raise DataError(
+                f"{title}: a folder or a .parquet file is expected, got {path.suffix or 'a file'}"
+            )
+        return parquet.splits([path], root=None, report=report)
+    name, _, config = title.partition(":")
+    if re.fullmatch(r"[A-Za-z0-9][\w.-]*/[\w.-]+", name) and path.suffix.lower() != ".parquet":
+        if path.parent.is_dir():
+            # A path with a slip in it looks like a name on the hub, and a network may be slow.
+            report(f"{title}: no such folder here, looking on the Hugging Face hub")
+        return hub.splits(name, config or None)
+    hint = did_you_mean(title, ["digits", *KNOWN]) or "; a name on the hub is OWNER/NAME"
+    raise DataError(f"{title}: there is no such file, folder or known name{hint}")
+
+
+def _parquet(folder: Path) -> list[Path]:
+    found: list[Path] = []
+    for root, inside, files in os.walk(folder):
+        inside[:] = [name for name in inside if not name.startswith(".")]
+        # Names alone: a folder may hold a million images.
+        found += [
+            Path(root, name)
+            for name in files
+            if name.lower().endswith(".parquet") and not name.startswith(".")
+        ]
+    return found
+
+
+def _known(title: str, report: Callable[[str], None]) -> Splits:
+    """A set with a short name: files or a folder of that name, else the hub."""
+    place = data_folder()
+    for begin in _FILES.get(title, (title,)):
+        if place is None:
+            break
+        if (place / begin).is_dir():
+            return _find(str(place / begin), report)
+        pattern = re.compile(rf"{re.escape(begin)}(?![a-z0-9]).*\.parquet", re.IGNORECASE)
+        files = [file for file in place.glob("*.parquet") if pattern.fullmatch(file.name)]
+        if files:
+            return parquet.splits(files, root=place, report=report)
+    name, config = KNOWN[title]
+    if not name:
+        where = place or "$TAMMES_DATA, which is not set"
+        raise DataError(
+            f"{title}: there are no files of it in {where}, and no copy on the hub is known; "
+            "give its folder, or OWNER/NAME on the hub"
+        )
+    return hub.splits(name, config)
+
+
+def _choose(
+    title: str, found: Splits, split: str, *, whole: bool, report: Callable[[str], None]
+) -> tuple[str, bool]:
+    """The split of the source to read, and whether a part of it is to be held out."""
+    wanted = split.lower()
+    train, test, own = (
+        next((name for name in _ALIASES.get(word, (word,)) if name in found), None)
+        for word in ("train", "test", wanted)
+    )
+    if own is not None and (wanted != "train" or test is not None or whole):
+        if wanted == "test" and own not in ("test", "testing"):
+            report(f"{title}: there is no test split, so {own} is used to test")
+        return own, False
+    everything = train or (UNSPLIT if UNSPLIT in found else None)
+    if everything is None and test is None and len(found) == 1:
+        # The only split, under a name such as "full".
+        everything = next(iter(found))
+    if wanted not in ("train", "test") or everything is None:
+        there = ", ".join(sorted(filter(None, found))) or "none, so train and test are made"
+        raise DataError(f"{title}: there is no split {split!r}, it has {there}")
+    if whole:
+        return everything, False
+    report(
+        f"{title}: there is no test split, so {_HELD_OUT:.0%} of every class are held out to test"
+    )
+    return everything, True
+
+
+def _classes(title: str, found: Splits, name: str, present: list[str]) -> list[str]:
+    """Classes of the training split; what is tested on may have no others."""
+    train = next((word for word in _TRAIN if word in found), None)
+    classes = present
+    if name in _TEST and train is not None and name in found:
+        classes = found[train]().present()
+        known = set(classes)
+        unknown = [each for each in present if each not in known]
+        if unknown:
+            raise DataError(f"{title}: {unknown_classes(unknown, len(classes))}")
+    if len(classes) < 2:
+        only = f" ({classes[0]!r})" if classes else ""
+        raise DataError(f"{title}: images of 2 classes or more are needed, got 1{only}")
+    return classes

@@ -1,0 +1,1 @@
+"""Few-shot recognition: class splits, episodes, methods, margin analysis, cells of recipes."""

@@ -1,0 +1,325 @@
+"""Classes to learn from, to choose with, and to recognise later: splits of a set by class.
+
+The lists of CIFAR-FS, FC100, mini-ImageNet, CUB and Omniglot are in ``class_splits.json``; others
+come from a file of the user's own.
+"""
+
+import dataclasses
+import itertools
+import json
+import os
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from functools import cache
+from pathlib import Path
+from typing import Any, Literal
+
+import torch
+from torch import Tensor
+
+from tammes.lab.config.expressions import did_you_mean
+from tammes.lab.data.images import DataError, Images, Reader
+from tammes.lab.data.sources.loading import data_folder, load, say
+
+Part = Literal["base", "validation", "novel"]
+PARTS: tuple[Part, ...] = ("base", "validation", "novel")
+_ALIASES: dict[str, Part] = {
+    "base": "base", "train": "base", "training": "base",
+    "validation": "validation", "val": "validation", "valid": "validation",
+    "novel": "novel", "test": "novel",
+}  # fmt: skip
+"""Under which names lists give the three parts."""
+_KEYS = (*_ALIASES, "source", "classes")
+"""What a file of lists may hold."""
+
+
+@dataclass(frozen=True)
+class ClassSplit:
+    """Names of the classes of each part; no class is in two of them.
+
+    Attributes:
+        name: how it is called.
+        base: classes to train on.
+        validation: classes to choose margins, epochs and batches with; may be none.
+        novel: classes that are recognised from a few images.
+        source: the set that they are classes of, as :func:`.load` knows it; empty if unknown.
+    """
+
+    name: str
+    base: tuple[str, ...]
+    validation: tuple[str, ...]
+    novel: tuple[str, ...]
+    source: str = ""
+
+    def __post_init__(self) -> None:
+        where: dict[str, str] = {}
+        for part in PARTS:
+            for each in getattr(self, part):
+                if each in where:
+                    both = f"twice in {part}" if where[each] == part else f"in {where[each]} too"
+                    raise DataError(
+                        f"{self.name}: a class is expected in one part only, "
+                        f"got {each!r} of {part} {both}"
+                    )
+                where[each] = part
+
+    def part(self, name: str) -> tuple[str, ...]:
+        """Classes of a part, which must have some.
+
+        Args:
+            name: ``base``, ``validation`` or ``novel``; ``train``, ``val`` and ``test`` are known.
+        """
+        if name not in _ALIASES:
+            raise DataError(
+                f"{self.name}: there is no part {name!r}"
+                f"{did_you_mean(name, _ALIASES)}; the parts are base, validation and novel"
+            )
+        found: tuple[str, ...] = getattr(self, _ALIASES[name])
+        if not found:
+            raise DataError(f"{self.name}: there is no class in its part {_ALIASES[name]}")
+        return found
+
+
+@cache
+def _shipped() -> dict[str, dict[str, Any]]:
+    text = Path(__file__).with_name("class_splits.json").read_text(encoding="utf-8")
+    found: dict[str, dict[str, Any]] = json.loads(text)
+    return found
+
+
+def names() -> list[str]:
+    """Splits that are known by name.
+
+    Example:
+        >>> names()
+        ['cifar-fs', 'fc100', 'mini-imagenet', 'cub', 'omniglot']
+    """
+    return list(_shipped())
+
+
+def read(name: str | os.PathLike[str]) -> ClassSplit:
+    """A split of classes.
+
+    Args:
+        name: one of :func:`names`; a JSON file of three lists ``base``, ``validation`` and
+            ``novel`` (or ``train``, ``val``, ``test``); a folder with ``base.txt``,
+            ``validation.txt`` and ``novel.txt``, a class a line; or the name of a JSON file in
+            ``$TAMMES_DATA/splits``.
+
+    Raises:
+        DataError: in one sentence.
+
+    Example:
+        >>> split = read("cifar-fs")
+        >>> len(split.base), len(split.validation), len(split.novel)
+        (64, 16, 20)
+    """
+    title = os.fspath(name)
+    if not title:
+        raise DataError("a split of classes is expected, such as cifar-fs, got none")
+    if title in _shipped():
+        return _from_lists(title, _shipped()[title])
+    path = Path(title).expanduser()
+    if path.is_dir():
+        return _from_lists(title, _text_files(path))
+    folder = data_folder()
+    places = [path] if folder is None else [path, folder / "splits" / f"{title}.json"]
+    found = next((place for place in places if place.is_file()), None)
+    if found is None:
+        raise DataError(
+            f"{title}: there is no such file, folder or known split of classes"
+            f"{did_you_mean(title, names(), otherwise='the known ones are')}"
+        )
+    try:
+        lists = json.loads(found.read_bytes())
+    except ValueError as error:
+        raise DataError(f"{found}: not JSON ({error})") from error
+    return _from_lists(title, lists)
+
+
+def parse(text: str, default: Part = "novel") -> tuple[ClassSplit, Part]:
+    """A split and one of its parts.
+
+    Args:
+        text: such as ``cifar-fs:novel`` or ``lists.json:validation``.
+        default: the part where none is named.
+
+    Example:
+        >>> split, part = parse("cub:val")
+        >>> part, split.part(part)[0]
+        ('validation', '002.Laysan_Albatross')
+    """
+    name, colon, part = text.rpartition(":")
+    # A path may have a colon in it.
+    if not colon or "/" in part or os.sep in part or Path(text).exists():
+        name, part = text, default
+    split = read(name)
+    split.part(part)
+    return split, _ALIASES[part]
+
+
+def _text_files(folder: Path) -> dict[str, list[str]]:
+    lists: dict[str, list[str]] = {}
+    for file in sorted(folder.glob("*.txt")):
+        if file.stem in _ALIASES:
+            try:
+                lines = file.read_text(encoding="utf-8").splitlines()
+            except UnicodeDecodeError as error:
+                raise DataError(f"{file}: not a text in UTF-8 ({error})") from error
+            lists[file.stem] = [line.strip() for line in lines if line.strip()]
+    return lists
+
+
+def _from_lists(title: str, lists: Any) -> ClassSplit:
+    """Lists under any of the known names, checked."""
+    if not isinstance(lists, Mapping) or not any(key in _ALIASES for key in lists):
+        raise DataError(f"{title}: lists base, validation and novel are expected, got none of them")
+    found: dict[Part, list[str]] = {part: [] for part in PARTS}
+    for key, value in lists.items():
+        if key not in _KEYS:
+            hint = did_you_mean(key, _KEYS, otherwise="it may have")
+            raise DataError(f"{title}: lists of classes are expected, got {key!r}{hint}")
+        if key in _ALIASES:
+            if found[_ALIASES[key]]:
+                raise DataError(f"{title}: {_ALIASES[key]} is given twice, once as {key!r}")
+            found[_ALIASES[key]] = list(_flat(title, value, lists.get("classes")))
+    source = lists.get("source", "")
+    parts = {part: tuple(classes) for part, classes in found.items()}
+    return ClassSplit(title, **parts, source=source if isinstance(source, str) else "")
+
+
+def _flat(title: str, value: Any, classes: Any, above: str = "") -> Iterator[str]:
+    """Names of classes: texts, places in a list of them, or a level of names above them."""
+    if isinstance(value, Mapping):
+        for key, below in value.items():
+            yield from _flat(title, below, classes, key)
+        return
+    if not isinstance(value, list):
+        raise DataError(f"{title}: a list of classes is expected, got {value!r}")
+    if above and len(value) == 2 and all(isinstance(each, int) for each in value):
+        # Of an alphabet: the first and the last character.
+        yield from (f"{above}/character{number:02d}" for number in range(value[0], value[1] + 1))
+        return
+    for each in value:
+        if isinstance(each, int) and not isinstance(each, bool) and isinstance(classes, list):
+            if not 0 <= each < len(classes):
+                raise DataError(f"{title}: class {each} is not among its {len(classes)} classes")
+            yield str(classes[each])
+        elif isinstance(each, str) and each:
+            yield f"{above}/{each}" if above else each
+        else:
+            raise DataError(f"{title}: names of classes are expected, got {each!r}")
+
+
+# ------------------------------------------------------------------------------- images of them
+
+
+def take(images: Images, classes: Sequence[str]) -> Images:
+    """The images of some classes; their labels count these classes, in this order.
+
+    Args:
+        images: of these classes and others.
+        classes: their names.
+
+    Raises:
+        DataError: a class is none of theirs.
+
+    Example:
+        >>> some = take(load("digits", "train"), ["7", "3"])
+        >>> some.classes, some.labels.unique()
+        (('7', '3'), tensor([0, 1]))
+    """
+    place = {name: number for number, name in enumerate(images.classes)}
+    missing = [name for name in classes if name not in place]
+    if missing:
+        others = f" and {len(missing) - 1} more" if len(missing) > 1 else ""
+        raise DataError(
+            f"{images.source}: there is no class {missing[0]!r}{others} among its "
+            f"{len(place)}{did_you_mean(missing[0], place)}"
+        )
+    lookup = torch.full((len(place),), -1)
+    lookup[[place[name] for name in classes]] = torch.arange(len(classes))
+    labels = lookup[images.labels]
+    kept = (labels >= 0).nonzero().squeeze(1)
+    some = images.subset(kept, labels[kept])
+    return dataclasses.replace(some, classes=tuple(classes), digest="")
+
+
+def load_classes(
+    source: str | os.PathLike[str],
+    classes: Sequence[str] | None = None,
+    *,
+    size: int | None = None,
+    report: Callable[[str], None] = say,
+) -> Images:
+    """All images of some classes, whichever split of the source they are in.
+
+    A split by class goes across that into training and test images: CIFAR-FS has all 600 of every
+    class.
+
+    Args:
+        source: as :func:`.load` takes it.
+        classes: their names; all of them by default.
+        size: side of the square images.
+        report: is told what the user should know.
+    """
+    parts: list[Images] = []
+    for split in ("train", "test"):
+        images = load(source, split, size=size or None, whole=True, report=report)
+        # Without a test split both are everything there is.
+        if all(images.digest != before.digest for before in parts):
+            parts.append(images)
+    if len({part.shape for part in parts}) > 1:
+        shapes = " and ".join("×".join(map(str, part.shape)) for part in parts)
+        raise DataError(f"{os.fspath(source)}: images of one size are expected, got {shapes}")
+    wanted = parts[0].classes if classes is None else classes
+    return _join([take(part, wanted) for part in parts])
+
+
+@dataclass(frozen=True)
+class _InTurn:
+    """Reads the images of several splits, counted through."""
+
+    readers: tuple[Reader, ...]
+    starts: tuple[int, ...]
+
+    def read(self, row: int) -> Tensor:
+        number = max(n for n, start in enumerate(self.starts) if start <= row)
+        return self.readers[number].read(row - self.starts[number])
+
+
+class _Pixels:
+    """Reads images that are in memory, by their identity."""
+
+    def __init__(self, images: Images) -> None:
+        self.images = images
+        self.place = {row: place for place, row in enumerate(images.index.tolist())}
+
+    def read(self, row: int) -> Tensor:
+        return self.images.read(self.place[row])
+
+
+def _join(parts: Sequence[Images]) -> Images:
+    """Images one after the other; identities are counted on."""
+    if len(parts) == 1:
+        return parts[0]
+    starts, index = [0], [parts[0].index]
+    for before, part in itertools.pairwise(parts):
+        starts.append(starts[-1] + (int(before.index.max()) + 1 if len(before) else 0))
+        index.append(part.index + starts[-1])
+    pixels = [part.pixels for part in parts if part.pixels is not None]
+    in_memory = len(pixels) == len(parts)
+    reader = None
+    if not in_memory:
+        readers = tuple(part.reader if part.pixels is None else _Pixels(part) for part in parts)
+        reader = _InTurn(readers, tuple(starts))  # type: ignore[arg-type]
+    return Images(
+        labels=torch.cat([part.labels for part in parts]),
+        index=torch.cat(index),
+        classes=parts[0].classes,
+        shape=parts[0].shape,
+        pixels=torch.cat(pixels) if in_memory else None,
+        source=parts[0].source,
+        reader=reader,
+        origin=" ".join(part.origin for part in parts),
+    )

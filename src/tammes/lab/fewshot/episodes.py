@@ -1,0 +1,162 @@
+"""Few-shot episodes: some classes, a few labelled images of each, and others to recognise.
+
+All episodes are drawn at once, from hashes of what they are for: the same seed gives the same
+episodes on every machine, so two models are compared on the same ones, and the first 600 of 10,000
+are those one gets by asking for 600.
+"""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from tammes._validation import INTEGERS
+from tammes.lab.data import seeded_draws
+
+
+@dataclass(frozen=True, eq=False)
+class Episodes:
+    """Positions of the examples of each episode, on the CPU.
+
+    Attributes:
+        classes: labels of the classes, shape ``(E, way)``; no class comes twice in an episode.
+        support: examples whose class is known, shape ``(E, way, shot)``.
+        queries: examples to recognise, shape ``(E, way, Q)``; no example comes twice in an episode.
+        seed: of the draws.
+    """
+
+    classes: Tensor
+    support: Tensor
+    queries: Tensor
+    seed: int
+
+    def __len__(self) -> int:
+        return len(self.classes)
+
+    @property
+    def way(self) -> int:
+        """Classes in an episode."""
+        return self.classes.shape[1]
+
+    @property
+    def shot(self) -> int:
+        """Labelled examples of each class."""
+        return self.support.shape[2]
+
+
+def draw(
+    labels: Tensor,
+    *,
+    way: int,
+    shot: int,
+    queries: int,
+    episodes: int,
+    seed: int = 0,
+    names: Sequence[str] = (),
+) -> Episodes:
+    """Draw N-way K-shot episodes.
+
+    Classes are drawn without replacement, then examples of each without replacement; every set of
+    classes, and every choice of support and queries, is equally likely.
+
+    Args:
+        labels: class of each example, shape ``(N,)``; classes without an example take no part.
+        way: classes in an episode (N).
+        shot: labelled examples of each (K).
+        queries: examples of each to recognise (Q).
+        episodes: how many to draw (E).
+        seed: of the draws.
+        names: of the classes, for the message where one has too few examples.
+
+    Returns:
+        The :class:`Episodes`; a larger ``episodes`` begins with those of a smaller one.
+
+    Raises:
+        TypeError: labels are no integers.
+        ValueError: there are too few classes, or too few examples of one.
+
+    Example:
+        >>> labels = torch.arange(4).repeat(5)
+        >>> drawn = draw(labels, way=3, shot=1, queries=2, episodes=100)
+        >>> drawn.support.shape, drawn.queries.shape
+        (torch.Size([100, 3, 1]), torch.Size([100, 3, 2]))
+        >>> bool((labels[drawn.queries] == drawn.classes[:, :, None]).all())
+        True
+    """
+    check_numbers(way=way, shot=shot, queries=queries, episodes=episodes)
+    check_labels("episodes expect", labels)
+    labels = labels.cpu()
+    order = labels.argsort(stable=True)
+    present, counts = labels.unique(return_counts=True)
+    if len(present) < way:
+        raise ValueError(f"{way}-way episodes expect at least {way} classes, got {len(present)}")
+    each = shot + queries
+    fewest = int(counts.argmin())
+    if int(counts[fewest]) < each:
+        label = int(present[fewest])
+        raise ValueError(
+            f"{shot}-shot episodes with {queries} queries expect {each} images of every class, "
+            f"got {int(counts[fewest])} of class {repr(names[label]) if names else label}"
+        )
+    what = (seed, "few-shot", way, shot, queries)
+    chosen = _choose(torch.full((episodes,), len(present)), way, *what, "classes")
+    sizes = counts[chosen].flatten()
+    members = _choose(sizes, each, *what, "examples").view(episodes, way, each)
+    starts = counts.cumsum(0) - counts
+    positions = order[starts[chosen][:, :, None] + members]
+    return Episodes(present[chosen], positions[:, :, :shot], positions[:, :, shot:], seed)
+
+
+def check_numbers(*, way: int, shot: int, queries: int, episodes: int) -> None:
+    """Refuse numbers that no episode can have, whatever there is to draw from."""
+    settings = {"way": way, "shot": shot, "queries": queries, "their number": episodes}
+    for name, value in settings.items():
+        least = 2 if name == "way" else 1
+        if isinstance(value, bool) or not isinstance(value, int) or value < least:
+            raise ValueError(
+                f"episodes expect {name} to be a whole number of at least {least}, got {value!r}"
+            )
+
+
+def check_labels(who: str, labels: Tensor) -> None:
+    """Refuse labels that are not one class for each example.
+
+    Args:
+        who: begins the sentence, with its verb.
+        labels: shape ``(N,)``.
+    """
+    if not isinstance(labels, Tensor) or labels.dtype not in INTEGERS:
+        kind = labels.dtype if isinstance(labels, Tensor) else type(labels).__name__
+        raise TypeError(f"{who} labels of an integer type, got {kind}")
+    if labels.ndim != 1:
+        raise ValueError(f"{who} labels of shape (N,), got {tuple(labels.shape)}")
+    if len(labels) and int(labels.min()) < 0:
+        raise ValueError(f"{who} labels of 0 or more, got {int(labels.min())}")
+
+
+def _choose(sizes: Tensor, count: int, *names: int | str) -> Tensor:
+    """Of each row's 0 to ``sizes - 1`` some without replacement, in random order.
+
+    Floyd's way: the j-th draw is among one more than the last, and takes the newest where it hits
+    what is there already. It costs nothing more where a class has many examples. The set is
+    uniform, its order is not, so it is shuffled.
+
+    Args:
+        sizes: how many there are to choose from, shape ``(R,)``, at least ``count``.
+        count: how many to choose.
+        names: what they are for.
+
+    Returns:
+        Shape ``(R, count)``.
+    """
+    rows = len(sizes)
+    numbers = seeded_draws.numbers(rows * count, *names, "members").view(rows, count)
+    chosen = torch.empty(rows, count, dtype=torch.long)
+    for place in range(count):
+        newest = sizes - count + place
+        drawn = numbers[:, place] % (newest + 1)
+        taken = (chosen[:, :place] == drawn[:, None]).any(1)
+        chosen[:, place] = torch.where(taken, newest, drawn)
+    order = seeded_draws.numbers(rows * count, *names, "order").view(rows, count).argsort(1)
+    return chosen.gather(1, order)

@@ -1,0 +1,1 @@
+"""Measures of runs and files: accuracy, margins, collapse."""

@@ -1,0 +1,369 @@
+"""What ``tammes measure`` computes: every margin, and how large it could be."""
+
+import math
+import warnings
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor
+
+import tammes
+from tammes.geometry import largest_class_margin, largest_sample_margin
+from tammes.kernels.dense import similarity_matrix
+from tammes.kernels.problem import Problem
+from tammes.lab.measure.files import Given
+from tammes.metrics import functional
+from tammes.metrics.functional import AnglesResult, SampleMarginResult
+from tammes.similarity import Cosine, InnerProduct, Similarity, unit
+from tammes.split import Split, split
+
+QUANTILES = (0.01, 0.05, 0.25, 0.5, 0.75, 0.95, 0.99)
+_BLOCK = 1 << 24
+"""Similarities in memory at once."""
+_HULL = 300
+"""Classes up to which the best margin for the given prototypes is computed."""
+_PAIRS = 5000
+"""Classes up to which the closest pairs are listed."""
+
+
+@dataclass(frozen=True)
+class Measure:
+    """A number against the best it could be.
+
+    Attributes:
+        key: its name in JSON.
+        name: its name in words.
+        value: what was measured.
+        optimum: the best possible value, where there is one.
+        bound: whether the optimum is only bounded by that number.
+        unit: ``"°"``, ``"%"`` or nothing.
+        note: what else there is to know.
+        share: whether value over optimum says how good it is.
+    """
+
+    key: str
+    name: str
+    value: float
+    optimum: float | None = None
+    bound: bool = False
+    unit: str = ""
+    note: str = ""
+    share: bool = False
+
+    @property
+    def of_optimum(self) -> float | None:
+        """Value over optimum, where that means something."""
+        return self.value / self.optimum if self.share and self.optimum else None
+
+    def shown(self) -> str:
+        """The value in words."""
+        return number(self.value, self.unit)
+
+    def shown_optimum(self) -> str:
+        """The optimum in words."""
+        if self.optimum is None:
+            return ""
+        return f"{'at most ' if self.bound else ''}{number(self.optimum, self.unit)}"
+
+
+@dataclass(frozen=True, eq=False)
+class Measured:
+    """Everything that was measured, and what plots of it need.
+
+    Attributes:
+        given: what was measured.
+        groups: measures under the headings they belong to.
+        notes: what a reader has to know to read them right.
+        scale: of the cosines, or None where scores are inner products.
+        directions: the prototypes, or the class means that stand for them, of unit length.
+        split: cosines of the examples, split by their labels; None without examples.
+        angles: histograms of the examples' angles.
+        margins: sample margins by class.
+        pairs: the closest classes: angle in degrees and the two.
+    """
+
+    given: Given
+    groups: tuple[tuple[str, tuple[Measure, ...]], ...]
+    notes: tuple[str, ...]
+    scale: float | None
+    directions: Tensor
+    split: Split | None
+    angles: AnglesResult | None
+    margins: SampleMarginResult | None
+    pairs: tuple[tuple[float, int, int], ...]
+
+    def measure(self, key: str) -> Measure | None:
+        """A measure by its key."""
+        return next((m for _, group in self.groups for m in group if m.key == key), None)
+
+    def name(self, place: int) -> str:
+        """Name of a class, its number if it has none."""
+        return self.given.names[place] if self.given.names else str(place)
+
+
+def measure(given: Given, *, scale: float | None = None) -> Measured:
+    """Measure prototypes, embeddings with labels, or both.
+
+    Without prototypes the class means of the unit embeddings stand for them.
+
+    Args:
+        given: from :func:`tammes.lab.measure.files.read`.
+        scale: inverse temperature of a cosine head, for the softmax bias; without it the bias is
+            that of the inner products, as a linear head has them.
+
+    Returns:
+        The :class:`Measured`.
+    """
+    notes: list[str] = []
+    prototypes = given.prototypes
+    if given.ignored:
+        notes.append(f"{given.ignored} examples labelled -100 are left out.")
+    with warnings.catch_warnings(record=True) as caught:
+        warnings.simplefilter("always")
+        if prototypes is None:
+            assert given.examples is not None
+            prototypes = _class_means(*given.examples)
+            notes.append(
+                "No prototypes were given: the means of the unit embeddings of each class "
+                "stand for them."
+            )
+        groups = [("prototypes", _of_prototypes(given, prototypes))]
+        examples, angles, margins = None, None, None
+        if given.examples is not None:
+            examples, answers = _split(*given.examples, prototypes, Cosine(), scale or 1.0)
+            margins = functional.sample_margin(examples, quantiles=QUANTILES)
+            angles = functional.angles(examples, bins=90)
+            groups.append(
+                ("examples", _of_examples(given, prototypes, examples, angles, margins, scale))
+            )
+            groups.append(("features", _of_features(given.prototypes, *given.examples, answers)))
+    notes += dict.fromkeys(
+        f"{warning.message}." for warning in caught if warning.category is UserWarning
+    )
+    return Measured(
+        given=given,
+        groups=tuple((name, tuple(group)) for name, group in groups),
+        notes=tuple(notes),
+        scale=scale,
+        directions=unit(prototypes),
+        split=examples,
+        angles=angles,
+        margins=margins,
+        pairs=closest_pairs(prototypes),
+    )
+
+
+def _class_means(embeddings: Tensor, labels: Tensor) -> Tensor:
+    sums = torch.zeros(int(labels.max()) + 1, embeddings.shape[1], dtype=torch.double)
+    sums.index_add_(0, labels, unit(embeddings.double()))
+    return (sums / labels.bincount()[:, None]).to(embeddings.dtype)
+
+
+def _split(
+    embeddings: Tensor, labels: Tensor, prototypes: Tensor, similarity: Similarity, scale: float
+) -> tuple[Split, Tensor]:
+    """Split all examples, a block of rows at a time, and the class that wins each."""
+    reads = frozenset(("target", "others", "hardest", "length", "norm", "gap"))
+    parts, answers = [], []
+    block = max(1, _BLOCK // len(prototypes))
+    for rows, own_labels in zip(embeddings.split(block), labels.split(block), strict=True):
+        matrix = similarity_matrix(Problem(rows, prototypes, None, scale, similarity))
+        own_prototypes = prototypes[own_labels].to(matrix.dtype)
+        own = similarity.own(rows.to(matrix.dtype), own_prototypes, reads)
+        parts.append(split(matrix, own_labels, scale=scale, own=own, reads=reads))
+        answers.append(matrix.argmax(1))
+    whole: dict[str, Any] = {
+        name: torch.cat([getattr(part, name) for part in parts]) for name in (*reads, "labels")
+    }
+    return parts[0]._replace(**whole), torch.cat(answers)
+
+
+def _of_prototypes(given: Given, prototypes: Tensor) -> list[Measure]:
+    margin = functional.class_margin(prototypes)
+    best = largest_class_margin(*prototypes.shape)
+    first, second = margin.pair.tolist()
+    name = given.names.__getitem__ if given.names else str
+    norms = functional.prototype_norms(prototypes)
+    measures = [
+        Measure(
+            "class_margin.angle",
+            "class margin",
+            float(margin.angle),
+            best.degrees,
+            not best.exact,
+            "°",
+            f"closest: {name(first)} and {name(second)}; optimum: {best.bound} ({best.source})",
+            share=True,
+        ),
+        Measure(
+            "centroid",
+            "squared norm of the mean direction",
+            float(tammes.zero_centroid()(prototypes.double())),
+            0.0,
+        ),
+    ]
+    if given.prototypes is not None:
+        note = f"from {float(norms.smallest):.4g} to {float(norms.largest):.4g}"
+        ratio = float(norms.ratio)
+        measures.append(Measure("norms.ratio", "longest over shortest", ratio, 1.0, note=note))
+    return measures
+
+
+def _of_examples(
+    given: Given,
+    prototypes: Tensor,
+    examples: Split,
+    angles: AnglesResult,
+    margins: SampleMarginResult,
+    scale: float | None,
+) -> list[Measure]:
+    classes = len(prototypes)
+    best = classes / (classes - 1)
+    # Reached at the simplex; in fewer dimensions it is a bound only.
+    bound = classes > prototypes.shape[1] + 1
+    right = float((examples.target > examples.hardest).double().mean())
+    counts = margins.counts.double()
+    reachable, mean_note, least_note = None, "", ""
+    if classes <= _HULL:
+        reachable = largest_sample_margin(unit(prototypes.double())).margin
+        present = counts > 0
+        mean_note = f"these prototypes allow {float((reachable * counts).sum() / counts.sum()):.4g}"
+        least_note = f"these prototypes allow {float(reachable[present].min()):.4g}"
+    if not bool((counts == counts[0]).all()):
+        mean_note += f"{'; ' if mean_note else ''}the optimum is that of classes of equal size"
+    measures = [
+        Measure("accuracy", "accuracy, nearest prototype", 100 * right, 100.0, unit="%"),
+        Measure(
+            "sample_margin.mean",
+            "sample margin, mean",
+            float(margins.mean),
+            best,
+            bound,
+            note=mean_note,
+            share=True,
+        ),
+        Measure(
+            "sample_margin.minimum",
+            "sample margin, smallest",
+            float(margins.minimum),
+            best,
+            bound,
+            note=least_note,
+            share=True,
+        ),
+    ]
+    for level, value in zip(QUANTILES, margins.quantiles.tolist(), strict=True):
+        percent = f"{100 * level:g}"
+        measures.append(
+            Measure(
+                f"sample_margin.quantile_{percent}", f"sample margin, {percent} % quantile", value
+            )
+        )
+    widest = largest_class_margin(*prototypes.shape)
+    measures += [
+        Measure(
+            "angles.own", "angle to the own class, mean", float(angles.own_mean), 0.0, unit="°"
+        ),
+        Measure(
+            "angles.hardest",
+            "angle to the hardest other class, mean",
+            float(angles.hardest_mean),
+            unit="°",
+            note=f"{'at most ' if not widest.exact else ''}{widest.degrees:.4g}° where all "
+            "examples are at the best prototypes",
+        ),
+    ]
+    scored = examples
+    if scale is None:
+        if given.prototypes is None or given.examples is None:
+            return measures
+        scored, _ = _split(*given.examples, prototypes, InnerProduct(), 1.0)
+    bias = functional.softmax_bias(scored)
+    note = "of the inner products; --scale S takes S times the cosine"
+    note = note if scale is None else f"of {scale:g} times the cosine"
+    mean, most = float(bias.mean), float(bias.bound)
+    measures.append(
+        Measure("softmax_bias.mean", "softmax bias, mean", mean, most, True, note=note, share=True)
+    )
+    return measures
+
+
+def _of_features(
+    prototypes: Tensor | None, embeddings: Tensor, labels: Tensor, answers: Tensor
+) -> list[Measure]:
+    apart = functional.discriminability(embeddings, labels).base
+    present = len(labels.unique())
+    collapse = functional.neural_collapse(
+        embeddings, labels, prototypes=prototypes, predictions=answers
+    )
+    measures = [
+        Measure(
+            "discriminability.intra", "distance within classes, D_intra", float(apart.intra), 0.0
+        ),
+        Measure(
+            "discriminability.inter",
+            "distance between classes, D_inter",
+            float(apart.inter),
+            present / (present - 1) if present > 1 else None,
+            share=True,
+        ),
+        Measure(
+            "discriminability.ratio",
+            "discriminability, D_inter over D_intra",
+            float(apart.ratio),
+            note="the larger, the better",
+        ),
+        Measure("collapse.nc1", "NC1: spread within against between", float(collapse.nc1), 0.0),
+    ]
+    of_simplex = {
+        "equinorm": "spread of the norms",
+        "equiangular": "spread of the cosines",
+        "widest": "cosines off the simplex",
+    }
+    for key, what, result in (
+        ("nc2", "class means", collapse.nc2),
+        ("nc2_prototypes", "prototypes", collapse.nc2_prototypes),
+    ):
+        if result is not None:
+            for field, words in of_simplex.items():
+                value = float(getattr(result, field))
+                name = f"NC2: {what}, {words}"
+                measures.append(Measure(f"collapse.{key}.{field}", name, value, 0.0))
+    for key, name in (
+        ("nc3", "NC3: prototypes against class means"),
+        ("nc4", "NC4: answers other than the nearest class mean"),
+    ):
+        value = getattr(collapse, key)
+        if value is not None:
+            measures.append(Measure(f"collapse.{key}", name, float(value), 0.0))
+    return measures
+
+
+def closest_pairs(prototypes: Tensor, count: int = 10) -> tuple[tuple[float, int, int], ...]:
+    """The closest pairs of classes, nearest first; none where there are too many classes."""
+    classes = len(prototypes)
+    if classes > _PAIRS:
+        return ()
+    rows = unit(prototypes.double())
+    found: list[tuple[float, int, int]] = []
+    for start in range(0, classes, 1000):
+        cosine = rows[start : start + 1000] @ rows.T
+        cosine.masked_fill_(torch.ones_like(cosine, dtype=torch.bool).tril(start), -2.0)
+        top = cosine.flatten().topk(min(count, cosine.numel()))
+        for value, place in zip(top.values.tolist(), top.indices.tolist(), strict=True):
+            if value > -1.5:
+                i, j = start + place // classes, place % classes
+                near = torch.dist(rows[i], rows[j])
+                far = torch.dist(rows[i], -rows[j])
+                found.append((math.degrees(2 * float(torch.atan2(near, far))), i, j))
+    return tuple(sorted(found)[:count])
+
+
+def number(value: float, unit: str = "") -> str:
+    """A number in words."""
+    if not math.isfinite(value):
+        return {math.inf: "infinite", -math.inf: "minus infinite"}.get(value, "undefined")
+    # What only rounding keeps from zero is shown as zero.
+    digits = f"{value:.2f}" if unit else f"{0.0 if abs(value) < 1e-12 else value:.4g}"
+    return f"{digits}{' %' if unit == '%' else unit}"

@@ -1,1 +1,0 @@
-"""What ``tammes measure`` reads and computes."""

@@ -1,1 +1,0 @@
-"""How trained models are judged."""

@@ -1,0 +1,1 @@
+"""Charts: what each figure shows, independent of the library that draws it."""

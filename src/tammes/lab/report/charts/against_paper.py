@@ -1,0 +1,160 @@
+"""Charts of a reproduction: claims against what they need, and the paper against ours."""
+
+import math
+from collections.abc import Sequence
+
+from tammes.lab.report.charts.chart import Layer, Line, Panel, Points, Rule
+from tammes.lab.report.charts.training_curves import Drawing, drawing
+from tammes.lab.report.paper_comparison import ComparedCell, PaperComparison, published
+from tammes.lab.reproduce.claims import Better, Bound, Course, Near, Peak
+from tammes.lab.reproduce.judge import Part
+from tammes.lab.reproduce.quantities import KNOWN
+from tammes.lab.stats.paired import Difference, t_quantile
+from tammes.lab.stats.seed_groups import Quantity, interval, spread
+
+OUTCOMES = {"holds": 2, "leans": 4, "fails": 1, "open": None}
+"""Places in the palette."""
+_TOGETHER = 12
+"""Comparisons up to which those of all columns are in one panel."""
+
+
+def claim_charts(found: PaperComparison) -> list[Drawing]:
+    """For each claim the differences with their intervals, against the value that it needs."""
+    drawings: list[Drawing] = []
+    for number, verdict in enumerate(found.verdicts, 1):
+        claim, panels = verdict.claim, []
+        if isinstance(claim, Course | Peak):
+            continue
+        known = [part for part in verdict.parts if part.difference]
+        columns = dict.fromkeys(part.column for part in known)
+        if known and len(known) <= _TOGETHER:
+            panels.append(_claim_panel(found, claim, known, f"Claim {number}", len(columns) > 1))
+            columns = {}
+        for column in columns:
+            parts = [part for part in known if part.column == column]
+            heading = f", {found.headings[column]}" if len(columns) > 1 else ""
+            panels.append(_claim_panel(found, claim, parts, f"Claim {number}{heading}", False))
+        caption = f"{claim.says} Bars: 95 % intervals over seeds; hollow: one seed."
+        drawings += drawing(f"claim-{number}", panels, caption)
+    return drawings
+
+
+def _claim_panel(
+    found: PaperComparison,
+    claim: Better | Near | Bound,
+    parts: Sequence[Part],
+    title: str,
+    headings: bool,
+) -> Panel:
+    quantity = KNOWN[claim.quantity]
+    rows = [" against ".join(found.labels[name] for name in part.rows) for part in parts]
+    if headings:
+        rows = [f"{found.headings[p.column]}: {row}" for p, row in zip(parts, rows, strict=True)]
+    groups: dict[tuple[str, bool], list[tuple[int, Difference]]] = {}
+    for row, part in enumerate(parts):
+        if part.difference is not None:
+            key = (part.outcome, part.difference.low is None)
+            groups.setdefault(key, []).append((row, part.difference))
+    layers: list[Layer] = []
+    ends: list[float] = []
+    for outcome, one_seed in sorted(groups, key=lambda key: (list(OUTCOMES).index(key[0]), key[1])):
+        places, each = zip(*groups[outcome, one_seed], strict=True)
+        means = [less.mean for less in each]
+        spans = [(less.low, less.high) for less in each
+                 if less.low is not None and less.high is not None]  # fmt: skip
+        lows, highs = ([low for low, _ in spans], [high for _, high in spans])
+        texts = [
+            f"{rows[row]}: {interval(quantity, less).rstrip(' *')}{_unit(quantity)}, "
+            f"n = {len(less.seeds)}, {outcome}"
+            for row, less in zip(places, each, strict=True)
+        ]
+        look = (outcome, OUTCOMES[outcome], 7, one_seed)
+        layers.append(Points(means, places, *look, texts, lows, highs))
+        ends += [*means, *lows, *highs]
+    axis, values = _asked(claim)
+    ends += values
+    room = 0.06 * (max(ends) - min(ends)) or 1.0
+    layers += map(Rule, values)
+    around = (min(ends) - room, max(ends) + room)
+    axis = f"{quantity.heading}: {axis}"
+    return Panel(layers, title, axis, x_range=around, rows=rows, above=True)
+
+
+def _asked(claim: Better | Near | Bound) -> tuple[str, list[float]]:
+    """Meaning of a difference, and the values that it is compared with."""
+    match claim:
+        case Better():
+            asked = f"better by, {claim.by:g} asked" if claim.by else "better by"
+            return asked, list(dict.fromkeys((0.0, claim.by)))
+        case Near():
+            whose = "the paper's" if claim.near == "paper" else "the released code's"
+            asked = f"ours minus {whose}, {claim.within:g} allowed"
+            return asked, [-claim.within, 0.0, claim.within]
+    bounds = (("at least", claim.at_least), ("at most", claim.at_most))
+    words = [f"{word} {bound:g}" for word, bound in bounds if bound is not None]
+    return f"inside of {' and '.join(words)} by", [0.0]
+
+
+def _unit(quantity: Quantity) -> str:
+    return f" {quantity.unit}" if quantity.unit == "%" else quantity.unit
+
+
+def paper_against_ours(found: PaperComparison) -> list[Drawing]:
+    """The paper's numbers over ours, a panel for each quantity."""
+    every = [_against(found, quantity, columns) for quantity, columns in found.quantities()]
+    panels = [panel for panel in every if panel is not None]
+    caption = "On the dashed line both are the same. Bars: 95 % intervals over seeds, "
+    caption += "where a spread is known."
+    return drawing("paper-against-ours", panels, caption, columns=3, tall=True)
+
+
+def _against(found: PaperComparison, quantity: Quantity, columns: Sequence[str]) -> Panel | None:
+    layers: list[Layer] = []
+    ends: list[float] = []
+    longest = 0.0
+    for place, column in enumerate(columns):
+        name = found.headings[column]
+        points: list[tuple[float, float, float, str]] = []
+        for cell in found.cells(quantity, column):
+            if cell.paper is None or cell.ours is None:
+                continue
+            ours, paper, half = cell.ours.mean, cell.paper.mean, _paper_half(cell)
+            if half:
+                both = [paper - half, paper + half]
+                layers.append(Line([ours] * 2, both, "", color=place, group=name, thin=True))
+            points.append((ours, paper, cell.ours.half or 0.0, _named(found, cell)))
+        if points:
+            xs, ys, halves, texts = zip(*points, strict=True)
+            lows, highs = zip(*((x - half, x + half) for x, _, half, _ in points), strict=True)
+            layers.append(Points(xs, ys, name, place, 6, False, texts, lows, highs, name))
+            ends += [*xs, *ys]
+            longest = max(longest, *halves)
+    if not ends:
+        return None
+    span = max(ends) - min(ends)
+    # Intervals of two seeds are so long that the points would be one.
+    room = (0.08 * span + min(longest, 0.4 * span)) or longest or 0.01 * abs(ends[0]) or 1.0
+    low, high = min(ends) - room, max(ends) + room
+    diagonal = Line([low, high], [low, high], "", "dashed", None)
+    return Panel(
+        [diagonal, *layers],
+        f"Paper against ours: {quantity.name}",
+        f"ours: {quantity.heading}",
+        f"paper: {quantity.heading}",
+        x_range=(low, high),
+        y_range=(low, high),
+        equal=True,
+    )
+
+
+def _paper_half(cell: ComparedCell) -> float | None:
+    """Half the width of the 95 % interval of the paper's mean."""
+    if cell.paper is None or not cell.paper.std or cell.paper_seeds < 2:
+        return None
+    return t_quantile(cell.paper_seeds - 1) * cell.paper.std / math.sqrt(cell.paper_seeds)
+
+
+def _named(found: PaperComparison, cell: ComparedCell) -> str:
+    quantity = cell.quantity
+    ours, paper = spread(quantity, cell.ours), published(quantity, cell.paper)
+    return f"{found.labels[cell.row]}: ours {ours}, paper {paper}"

@@ -1,0 +1,302 @@
+"""Charts of finished runs: groups against each other and against the best there can be."""
+
+import itertools
+import math
+from collections.abc import Iterable, Sequence
+from typing import Any
+
+from torch import Tensor
+
+from tammes.lab.records.run_folder import number
+from tammes.lab.report.charts import distributions
+from tammes.lab.report.charts.chart import (
+    DASHES,
+    Chart,
+    Layer,
+    Lengths,
+    Line,
+    Panel,
+    Points,
+    Rule,
+    turn,
+)
+from tammes.lab.report.charts.training_curves import Drawing, class_count, optimum
+from tammes.lab.report.load_runs import Gathered, Seen
+from tammes.lab.stats.paired import summary
+from tammes.lab.stats.seed_groups import QUANTITIES, Group, Quantity, interval, spread
+from tammes.metrics.functional import margins as sample_margins
+
+BALLS_SHOWN = 8
+"""Spheres on a page; a browser can draw only so many."""
+POINTS_SHOWN = 1500
+HISTOGRAMS_SHOWN = 6
+"""Groups up to which each has a histogram of its similarities."""
+CLASSES_SHOWN = 30
+"""Classes in the chart of their accuracies."""
+_BY_KEY = {quantity.key: quantity for quantity in QUANTITIES}
+
+
+def results(found: Gathered) -> list[Drawing]:
+    """Accuracy of every group, and its difference from the first."""
+    groups = [group for group in found.groups if group.values["accuracy"]]
+    if not groups:
+        return []
+    drawings = [
+        Drawing(
+            "accuracy",
+            Chart([_means(groups, found, _BY_KEY["accuracy"], "Test accuracy")]),
+            caption="Filled: mean ± standard deviation; hollow: single seeds.",
+        )
+    ]
+    panel = _differences(found, groups, _BY_KEY["accuracy"])
+    if panel is not None:
+        caption = "Paired over common seeds: mean and 95 % interval (Student t). "
+        caption += "Without bars: one seed, no interval."
+        drawings.append(Drawing("accuracy-differences", Chart([panel]), caption=caption))
+    return drawings
+
+
+def _place(found: Gathered, group: Group) -> int:
+    return found.groups.index(group)
+
+
+def _means(groups: Sequence[Group], found: Gathered, quantity: Quantity, title: str) -> Panel:
+    layers: list[Layer] = []
+    for row, group in enumerate(groups):
+        place, values = _place(found, group), group.values[quantity.key]
+        mean = group.summary(quantity.key)
+        if mean is None:
+            continue
+        half = mean.std
+        text = f"{group.label}: {spread(quantity, mean)} {quantity.unit}, n = {mean.count}"
+        ends = ([mean.mean - half], [mean.mean + half]) if half else ((), ())
+        if len(values) > 1:
+            texts = [f"seed {seed}: {quantity.shown(v)}" for seed, v in values.items()]
+            every = list(values.values())
+            layers.append(Points(every, [row] * len(every), "", place, 4, True, texts))
+        layers.append(Points([mean.mean], [row], "", place, 7, False, [text], *ends))
+    return Panel(layers, title, quantity.unit, rows=[group.label for group in groups], above=True)
+
+
+def _differences(found: Gathered, groups: Sequence[Group], quantity: Quantity) -> Panel | None:
+    base = found.groups[0]
+    layers: list[Layer] = []
+    rows: list[str] = []
+    for group in groups:
+        less = None if group is base else found.study.difference(group, quantity.key)
+        if less is None:
+            continue
+        text = f"{group.label}: {interval(quantity, less).rstrip(' *')} {quantity.unit}, "
+        text += f"n = {len(less.seeds)}"
+        ends = ((), ()) if less.low is None or less.high is None else ([less.low], [less.high])
+        hollow = less.low is None
+        point = Points([less.mean], [len(rows)], "", _place(found, group), 7, hollow, [text], *ends)
+        layers.append(point)
+        rows.append(group.label)
+    if not rows:
+        return None
+    title = f"Difference in accuracy from {base.label}"
+    return Panel([*layers, Rule(0.0)], title, f"{quantity.unit} points", rows=rows, above=True)
+
+
+def margins(found: Gathered) -> list[Drawing]:
+    """Class and sample margins against their optimum, and their histograms."""
+    drawings = []
+    for key, what in (("class_margin", "class-margins"), ("sample_margin", "sample-margins")):
+        quantity = _BY_KEY[key]
+        groups = [group for group in found.groups if group.values[key]]
+        if not groups:
+            continue
+        means = [group.summary(key) for group in groups]
+        best = optimum(found, key)
+        rules = [] if best is None else [Rule(best.value, best.text(quantity.unit))]
+        bars = Lengths(
+            [None if mean is None else mean.mean for mean in means],
+            [_place(found, group) for group in groups],
+            [f"{g.label}: {spread(quantity, m)}" for g, m in zip(groups, means, strict=True)],
+        )
+        labels = [group.label for group in groups]
+        unit = "degrees" if quantity.unit else "cosine"
+        title = f"{quantity.name.capitalize()} against its optimum"
+        panel = Panel([bars, *rules], title, unit, rows=labels, above=True)
+        drawings.append(Drawing(what, Chart([panel]), caption=_MARGINS[key]))
+    return drawings + _histograms(found)
+
+
+_MARGINS = {
+    "class_margin": "Smallest angle between two prototypes, mean over seeds.",
+    "sample_margin": "Cosine to the true class minus the nearest wrong class, mean over test "
+    "set and seeds.",
+}
+
+
+def _histograms(found: Gathered) -> list[Drawing]:
+    known = [(group, seen) for group, seen in _seen(found) if seen.cosines is not None]
+    if not known:
+        return []
+    which = chosen_words(known)
+    values = [sample_margins(seen.cosines).double() for _, seen in known if seen.cosines]
+    low = math.floor(20 * min(0.0, *(float(each.min()) for each in values))) / 20
+    high = math.ceil(20 * max(0.05, *(float(each.max()) for each in values))) / 20
+    lines = _outlines(found, known, values, low, high)
+    best = optimum(found, "sample_margin")
+    rules = [Rule(0.0, "wrong below 0")]
+    if best is not None and best.value <= 1.3 * high:
+        rules.insert(0, Rule(best.value, f"optimum {best.value:.4g}"))
+    top = max(max(line.y) for line in lines)
+    panel = distributions.margin_panel([*lines, *rules], top, "Sample margins of the test set")
+    drawings = [Drawing("margin-histogram", Chart([panel]), caption=which)]
+    if len(known) > HISTOGRAMS_SHOWN:
+        return drawings + _overlaid(found, known, which)
+    for group, seen in known:
+        assert seen.cosines is not None
+        title = f"Similarities: {group.label}"
+        bins = 20 + _bins(seen.cosines.target)
+        chart = distributions.similarity_histogram.chart(seen.cosines, bins=bins, title=title)
+        name = f"similarities-{_place(found, group) + 1}"
+        caption = "Cosine to the own class and to the hardest other class. " + which
+        drawings.append(Drawing(name, chart, caption=caption, legend=True))
+    return drawings
+
+
+def _overlaid(found: Gathered, known: Sequence[tuple[Group, Seen]], which: str) -> list[Drawing]:
+    drawings = []
+    for part, words in (("target", "own class"), ("hardest", "hardest other class")):
+        values = [getattr(seen.cosines, part).double() for _, seen in known]
+        low = math.floor(10 * min(float(each.min()) for each in values)) / 10
+        high = min(1.0, math.ceil(10 * max(float(each.max()) for each in values)) / 10)
+        layers = _outlines(found, known, values, low, high)
+        panel = Panel(layers, f"Cosine to the {words}", "cosine", distributions.SHARE)
+        drawings.append(Drawing(f"cosine-{words.split()[0]}", Chart([panel]), caption=which))
+    return drawings
+
+
+def _outlines(
+    found: Gathered,
+    known: Sequence[tuple[Group, Seen]],
+    values: Sequence[Tensor],
+    low: float,
+    high: float,
+) -> list[Line]:
+    """Histograms of the groups as lines."""
+    lines = []
+    for (group, _), each in zip(known, values, strict=True):
+        place = _place(found, group)
+        bars = distributions.histogram(each, low, high, _bins(each), group.label, place)
+        middles = [round((a + b) / 2, 6) for a, b in itertools.pairwise(bars.edges)]
+        heights = [float(f"{height:.4g}") for height in bars.heights]
+        dash = DASHES[turn(place)]
+        lines.append(Line(middles, heights, group.label, dash, place, group.label))
+    return lines
+
+
+def _bins(values: Tensor) -> int:
+    """Bins that are wide enough for the number of values."""
+    return max(16, min(60, round(len(values) ** 0.5)))
+
+
+def _seen(found: Gathered) -> list[tuple[Group, Seen]]:
+    return [(g, found.seen[g.label]) for g in found.groups if g.label in found.seen]
+
+
+def chosen_words(known: Sequence[tuple[Group, Seen]]) -> str:
+    """Seed and number of the examples that are shown, in words."""
+    seeds = {seen.seed for _, seen in known}
+    words = f"Seed {seeds.pop()} of each." if len(seeds) == 1 else "One seed of each."
+    parts = [(len(seen.labels), seen.total) for _, seen in known if seen.labels is not None]
+    if any(shown < total for shown, total in parts):
+        shown, total = min(parts)
+        words += f" {shown:,} of {total:,} test examples."
+    return words
+
+
+def features(found: Gathered) -> list[Drawing]:
+    """Spheres of three-dimensional features, the plane of two-dimensional ones."""
+    drawings = []
+    known = [(g, s) for g, s in _seen(found) if s.features is not None and s.prototypes is not None]
+    for group, seen in known[:BALLS_SHOWN]:
+        assert seen.features is not None
+        assert seen.labels is not None
+        assert seen.prototypes is not None
+        size = seen.prototypes.shape[1]
+        if size not in (2, 3) or seen.features.shape[1] != size:
+            continue
+        kind = "sphere" if size == 3 else "plane"
+        limit = POINTS_SHOWN if size == 3 else POINTS_SHOWN // 2
+        given: dict[str, Any] = {"limit": limit, "names": seen.names, "title": group.label}
+        if size == 3:
+            chart = distributions.sphere.chart(seen.prototypes, seen.features, seen.labels, **given)
+        else:
+            given["prototypes"] = seen.prototypes
+            chart = distributions.feature_scatter.chart(seen.features, seen.labels, **given)
+        shown = min(limit, len(seen.labels))
+        caption = f"Seed {seen.seed}, {shown:,} of {seen.total:,} test examples."
+        name = f"{kind}-{_place(found, group) + 1}"
+        drawings.append(Drawing(name, chart, caption=caption, tall=True, legend=True))
+    return drawings
+
+
+def classes(found: Gathered) -> list[Drawing]:
+    """Accuracy of each class, the worst first."""
+    table = class_accuracies(found)
+    if not table:
+        return []
+    groups = [group for group in found.groups if group.label in table]
+    order = worst_first(table)
+    shown = order[:CLASSES_SHOWN]
+    names = class_names(found, len(next(iter(table.values()))))
+    layers: list[Layer] = []
+    for group in groups:
+        place, values = _place(found, group), table[group.label]
+        known = [(row, values[each]) for row, each in enumerate(shown)]
+        points = [(row, value) for row, value in known if value is not None]
+        texts = [f"{names[shown[row]]}, {group.label}: {v:.1f} %" for row, v in points]
+        at, accuracies = [row for row, _ in points], [value for _, value in points]
+        look = (group.label, place, 6, len(groups) > 1)
+        layers.append(Points(accuracies, at, *look, texts, group=group.label))
+    title = "Accuracy of each class"
+    caption = "Mean over seeds, the worst class first."
+    if len(shown) < len(order):
+        caption = f"The worst {len(shown)} of {len(order)} classes; mean over seeds."
+    low = min(value for layer in layers if isinstance(layer, Points) for value in layer.x)
+    x_range = (max(-1.0, low - 3.0), 101.0)
+    rows = [names[each] for each in shown]
+    panel = Panel(layers, title, "%", x_range=x_range, rows=rows)
+    return [Drawing("class-accuracy", Chart([panel]), caption=caption)]
+
+
+def class_names(found: Gathered, count: int) -> list[str]:
+    """Names of the classes, their numbers where runs do not agree on them."""
+    known = {tuple(seen.names) for seen in found.seen.values() if len(seen.names) == count}
+    return list(known.pop()) if len(known) == 1 else [str(place) for place in range(count)]
+
+
+def class_accuracies(found: Gathered) -> dict[str, list[float | None]]:
+    """Mean accuracy of each class over the seeds in percent, by the label of the group."""
+    table: dict[str, list[float | None]] = {}
+    for group in found.groups:
+        rows = []
+        for run in group.runs.values():
+            test = run.final.get("test")
+            values = test.get("per_class_accuracy") if isinstance(test, dict) else None
+            if isinstance(values, list) and values:
+                rows.append([number(value, ()) for value in values])
+        if not rows or len({len(row) for row in rows}) > 1:
+            continue
+        means = [_mean(column) for column in zip(*rows, strict=True)]
+        table[group.label] = [None if mean is None else 100 * mean for mean in means]
+    # Groups on other classes are not drawn beside each other.
+    count = class_count(found) or len(next(iter(table.values()), []))
+    return {label: means for label, means in table.items() if len(means) == count}
+
+
+def worst_first(table: dict[str, list[float | None]]) -> list[int]:
+    """Classes by their mean accuracy over all groups; those without an example are left out."""
+    means = [_mean(column) for column in zip(*table.values(), strict=True)]
+    known = [(mean, place) for place, mean in enumerate(means) if mean is not None]
+    return [place for _, place in sorted(known)]
+
+
+def _mean(values: Iterable[float | None]) -> float | None:
+    found = summary(value for value in values if value is not None)
+    return None if found is None else found.mean

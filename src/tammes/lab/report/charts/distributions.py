@@ -1,0 +1,345 @@
+"""Figures of what was measured: histograms, angles, the sphere, training over time."""
+
+import math
+from collections.abc import Mapping, Sequence
+
+import torch
+from torch import Tensor
+
+from tammes.lab.report.charts.chart import (
+    Ball,
+    Bars,
+    Chart,
+    Heat,
+    Layer,
+    Line,
+    Panel,
+    Points,
+    Rule,
+    numbers,
+    plot,
+)
+from tammes.metrics.functional import class_margin
+from tammes.metrics.functional import margins as sample_margins
+from tammes.similarity import unit
+from tammes.split import Split
+
+CLASSES_SHOWN = 200
+POINTS_SHOWN = 3000
+SHARE = "share of the examples"
+
+
+def histogram(values: Tensor, low: float, high: float, bins: int, name: str, place: int) -> Bars:
+    """Shares of values in bins of equal width; ``place`` is that of the colour in the palette."""
+    edges = torch.linspace(low, high, bins + 1, dtype=torch.double)
+    # What rounding put outside of the range belongs to its end.
+    inside = values.detach().double().cpu().clamp(low, high)
+    heights = torch.histogram(inside, edges).hist
+    return Bars(numbers(edges), numbers(heights / max(len(values), 1)), name, place)
+
+
+@plot
+def similarity_histogram(split: Split, *, bins: int = 80, title: str = "similarities") -> Chart:
+    """Histogram of the cosines to the own class and to the hardest other one.
+
+    Zhou 2022, Fig. 9 (a-c).
+
+    Args:
+        split: cosines of N examples, split by their labels.
+        bins: between -1 and 1.
+        title: of the figure.
+    """
+    layers = [
+        histogram(split.target, -1, 1, bins, "own class", 0),
+        histogram(split.hardest, -1, 1, bins, "hardest other class", 1),
+    ]
+    return Chart([Panel(layers, title, "cosine", SHARE, x_range=(-1.0, 1.0))])
+
+
+@plot
+def margin_histogram(
+    split: Split, *, bins: int = 80, optimum: float | None = None, title: str = "sample margins"
+) -> Chart:
+    """Histogram of the sample margins, with their mean and, if given, their optimum.
+
+    Zhou 2022, Fig. 9 (d-f).
+
+    Args:
+        split: cosines of N examples, split by their labels.
+        bins: from the smallest to the largest margin shown.
+        optimum: where the best possible margin is.
+        title: of the figure.
+    """
+    values = sample_margins(split).double()
+    marks = [0.0, float(values.mean())] + ([] if optimum is None else [optimum])
+    low, high = min(*marks, float(values.min())), max(*marks, float(values.max()))
+    # A margin of cosines is between -2 and 2; steps of a twentieth end the axis.
+    low, high = math.floor(20 * low) / 20, math.ceil(20 * high + 1e-9) / 20
+    bars = histogram(values, low, high, bins, "sample margin", 2)
+    layers: list[Layer] = [bars, Rule(marks[1], f"mean {marks[1]:.3f}")]
+    if optimum is not None:
+        layers.append(Rule(optimum, f"at most {optimum:.3f}"))
+    if low < 0:
+        layers.append(Rule(0.0, "0: wrong below"))
+    return Chart([margin_panel(layers, max(bars.heights), title)])
+
+
+def margin_panel(layers: Sequence[Layer], top: float, title: str) -> Panel:
+    """Histograms of sample margins up to a height, with room above for the names of rules."""
+    axis = "cosine to the true class − nearest wrong class"
+    return Panel(layers, title, axis, SHARE, y_range=(0.0, 1.35 * top))
+
+
+@plot
+def histograms(splits: Mapping[str, Split], *, bins: int = 80) -> Chart:
+    """Histograms of similarities and margins of several models, as Zhou 2022, Fig. 9.
+
+    Args:
+        splits: cosines by the name of the model.
+        bins: of each histogram.
+    """
+    kinds = ((similarity_histogram, "similarities"), (margin_histogram, "margins"))
+    return Chart(
+        [
+            drawing.chart(split, bins=bins, title=f"{name}: {what}").panels[0]
+            for drawing, what in kinds
+            for name, split in splits.items()
+        ],
+        columns=len(splits),
+    )
+
+
+@plot
+def angle_histogram(own: Tensor, hardest: Tensor, edges: Tensor) -> Chart:
+    """Histogram of the angles to the own class and to the hardest other one.
+
+    ArcFace (Deng 2019), Fig. 3; from the counts of :func:`tammes.metrics.functional.angles`.
+
+    Args:
+        own: examples by their angle to the own class, shape ``(B,)``.
+        hardest: examples by their angle to the hardest other class, shape ``(B,)``.
+        edges: of the bins in degrees, shape ``(B + 1,)``.
+    """
+    total = max(float(own.sum()), 1.0)
+    layers = [
+        Bars(numbers(edges), numbers(own.double() / total), "own class", 0),
+        Bars(numbers(edges), numbers(hardest.double() / total), "hardest other class", 1),
+    ]
+    return Chart([Panel(layers, "angles", "degrees", SHARE, x_step=30)])
+
+
+def class_names(count: int, names: Sequence[str] = ()) -> list[str]:
+    """Names of the classes, their numbers where none are known."""
+    return list(names) if names else [str(place) for place in range(count)]
+
+
+def shown_classes(count: int, limit: int = CLASSES_SHOWN, always: Sequence[int] = ()) -> Tensor:
+    """Classes that a picture shows: all, or evenly spread ones and those it must show."""
+    if count <= limit:
+        return torch.arange(count)
+    spread = torch.linspace(0, count - 1, limit - len(set(always))).round().long()
+    return torch.cat([spread, torch.tensor(list(always), dtype=torch.long)]).unique()
+
+
+@plot
+def angle_heat_map(
+    prototypes: Tensor,
+    names: Sequence[str] = (),
+    *,
+    limit: int = CLASSES_SHOWN,
+    always: Sequence[int] = (),
+) -> Chart:
+    """Angle between every two prototypes, in degrees.
+
+    Args:
+        prototypes: shape ``(C, D)``.
+        names: of the classes.
+        limit: with more classes than this, an even selection is shown.
+        always: classes that a selection must hold.
+    """
+    shown = shown_classes(len(prototypes), limit, always)
+    rows = unit(prototypes.detach().double().cpu()[shown])
+    apart = torch.cdist(rows, rows, compute_mode="donot_use_mm_for_euclid_dist")
+    together = torch.cdist(rows, -rows, compute_mode="donot_use_mm_for_euclid_dist")
+    angles = torch.rad2deg(2 * torch.atan2(apart, together)).tolist()
+    # A class with itself would take the whole range of colours.
+    values = [[None if i == j else v for j, v in enumerate(row)] for i, row in enumerate(angles)]
+    all_names = class_names(len(prototypes), names)
+    heat = Heat(values, [all_names[place] for place in shown.tolist()], "°")
+    some = "" if len(shown) == len(prototypes) else f", {len(shown)} of {len(prototypes)} classes"
+    return Chart([Panel([heat], f"angles between prototypes{some}", equal=True)])
+
+
+def selection(count: int, limit: int) -> Tensor:
+    """Examples that a picture shows: a fixed selection, spread over all."""
+    if count <= limit:
+        return torch.arange(count)
+    order = torch.randperm(count, generator=torch.Generator().manual_seed(0))
+    return order[:limit].sort().values
+
+
+@plot
+def sphere(
+    prototypes: Tensor,
+    features: Tensor | None = None,
+    labels: Tensor | None = None,
+    names: Sequence[str] = (),
+    *,
+    limit: int = POINTS_SHOWN,
+    title: str = "",
+) -> Chart:
+    """Prototypes and features on the unit sphere, as Zhou 2022, Fig. 1.
+
+    Args:
+        prototypes: shape ``(C, 3)``; only their direction is shown.
+        features: shape ``(N, 3)``; only their direction is shown.
+        labels: class of each feature, shape ``(N,)``.
+        names: of the classes.
+        limit: show at most that many features.
+        title: of the figure.
+    """
+    _check_size("sphere", prototypes, 3)
+    points, classes = _shown_points("sphere", features, labels, 3, limit)
+    ball = Ball(
+        unit(prototypes.detach().double().cpu()).tolist(),
+        unit(points).tolist(),
+        classes.tolist(),
+        class_names(len(prototypes), names),
+    )
+    return Chart([Panel([ball], title, equal=True, bare=True)])
+
+
+@plot
+def spheres(
+    arrangements: Mapping[str, tuple[Tensor, Tensor]], *, limit: int = POINTS_SHOWN
+) -> Chart:
+    """Prototypes and one feature of each class side by side, with the class margin of each.
+
+    Zhou 2022, Fig. 1.
+
+    Args:
+        arrangements: prototypes and features, each of shape ``(C, 3)``, by name.
+        limit: show at most that many features of each.
+    """
+    panels: list[Panel] = []
+    for name, (prototypes, features) in arrangements.items():
+        angle = float(class_margin(prototypes).angle)
+        labels = torch.arange(len(features))
+        title = f"{name}: {angle:.2f}°"
+        panels += sphere.chart(prototypes, features, labels, limit=limit, title=title).panels
+    return Chart(panels, columns=5)
+
+
+@plot
+def feature_scatter(
+    features: Tensor,
+    labels: Tensor,
+    prototypes: Tensor | None = None,
+    names: Sequence[str] = (),
+    *,
+    limit: int = POINTS_SHOWN,
+    title: str = "features",
+) -> Chart:
+    """Two-dimensional features by class, with the directions of the prototypes.
+
+    L-Softmax (Liu 2016), Fig. 5.
+
+    Args:
+        features: shape ``(N, 2)``.
+        labels: class of each feature, shape ``(N,)``.
+        prototypes: shape ``(C, 2)``.
+        names: of the classes.
+        limit: show at most that many features.
+        title: of the figure.
+    """
+    points, classes = _shown_points("feature_scatter", features, labels, 2, limit)
+    count = int(labels.max()) + 1 if prototypes is None else len(prototypes)
+    known = class_names(count, names)
+    reach = float(points.norm(dim=1).max()) if len(points) else 1.0
+    layers: list[Layer] = []
+    for place in classes.unique().tolist():
+        own = points[classes == place]
+        layers.append(Points(numbers(own[:, 0]), numbers(own[:, 1]), known[place], place, 3))
+    if prototypes is not None:
+        _check_size("feature_scatter", prototypes, 2)
+        for place, (x, y) in enumerate(unit(prototypes.detach().double().cpu()).tolist()):
+            layers.append(Line([0, reach * x], [0, reach * y], "", "solid", place))
+    return Chart([Panel(layers, title, "first feature", "second feature", equal=True)])
+
+
+def _check_size(name: str, vectors: Tensor, size: int) -> None:
+    if vectors.ndim != 2 or vectors.shape[1] != size:
+        raise ValueError(f"{name} expects vectors of shape (·, {size}), got {tuple(vectors.shape)}")
+
+
+def _shown_points(
+    name: str, features: Tensor | None, labels: Tensor | None, size: int, limit: int
+) -> tuple[Tensor, Tensor]:
+    if features is None or labels is None:
+        return torch.zeros(0, size, dtype=torch.double), torch.zeros(0, dtype=torch.long)
+    _check_size(name, features, size)
+    shown = selection(len(features), limit)
+    return features.detach().double().cpu()[shown], labels.cpu()[shown]
+
+
+@plot
+def during_training(
+    series: Mapping[str, Sequence[float]],
+    steps: Sequence[float] | None = None,
+    *,
+    quantity: str,
+    unit_of_steps: str = "epoch",
+    bound: float | None = None,
+    bound_name: str = "bound",
+) -> Chart:
+    """A measure over the course of training, one curve for each run.
+
+    Args:
+        series: values by the name of the run.
+        steps: where they were measured; counted from 1 if not given.
+        quantity: what is measured, for the axis.
+        unit_of_steps: what a step is, for the axis.
+        bound: a value that cannot be passed.
+        bound_name: what it is.
+    """
+    lines = []
+    for place, (name, values) in enumerate(series.items()):
+        at = list(range(1, len(values) + 1)) if steps is None else list(steps)
+        if len(at) != len(values):
+            raise ValueError(
+                f"during_training expects a value for each of {len(at)} steps, "
+                f"got {len(values)} for {name!r}"
+            )
+        lines.append(Line(at, numbers(values), name, color=place))
+    layers: list[Layer] = [*lines]
+    if bound is not None:
+        layers.append(Rule(bound, f"{bound_name} {bound:.3g}", "y"))
+    return Chart([Panel(layers, f"{quantity} during training", unit_of_steps, quantity)])
+
+
+@plot
+def bias_during_training(
+    series: Mapping[str, Sequence[float]],
+    classes: int,
+    steps: Sequence[float] | None = None,
+    *,
+    unit_of_steps: str = "epoch",
+) -> Chart:
+    r"""The softmax bias :math:`\hat\rho` over the course of training, below :math:`\log(C-1)`.
+
+    Kobayashi 2019, Fig. 3.
+
+    Args:
+        series: mean bias by the name of the run.
+        classes: number of classes C.
+        steps: where it was measured; counted from 1 if not given.
+        unit_of_steps: what a step is, for the axis.
+    """
+    return during_training.chart(
+        series,
+        steps,
+        quantity="softmax bias ρ̂",
+        unit_of_steps=unit_of_steps,
+        bound=math.log(classes - 1),
+        bound_name="log(C − 1) =",
+    )

@@ -1,0 +1,326 @@
+"""A loss as a curve over the angle, computed by the term itself."""
+
+import difflib
+import math
+import os
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor
+
+import tammes
+from tammes import losses
+from tammes.lab.report.charts.chart import Chart, Line, Panel, numbers, plot
+from tammes.losses.adaptive import NormStatistics
+from tammes.losses.pairwise import Centers
+from tammes.split import REDUCED, Split, split
+from tammes.terms import Batch, Setting, Term
+
+CLASSES = 10
+HARDEST = 60.0
+"""Degrees to the hardest other class; the rest are at a right angle."""
+ABSENT = -1e3
+"""Similarity of a class that is as good as not there."""
+COUNTS = tuple(round(1000 * 0.01 ** (c / (CLASSES - 1))) for c in range(CLASSES))
+"""Examples of each class for a loss that asks for them: a long tail of 100 to 1."""
+
+
+@dataclass(frozen=True, eq=False)
+class Curve:
+    r"""A loss over the angle.
+
+    Attributes:
+        name: what is special about this curve, if a term has several.
+        loss: shape ``(T,)``.
+        gradient: derivative of the loss by the angle in radians, shape ``(T,)``.
+        score: :math:`\psi(\theta)`, what stands in the place of :math:`\cos\theta` in the softmax,
+            shape ``(T,)``; None where the loss is no softmax of some target score.
+    """
+
+    name: str
+    loss: Tensor
+    gradient: Tensor
+    score: Tensor | None
+
+
+def term_named(name: str, **settings: Setting) -> Term:
+    """Build a term by its name, with example counts where it needs some.
+
+    Args:
+        name: of a loss, such as ``"cosface"``.
+        settings: replace the defaults.
+
+    Returns:
+        The term.
+
+    Example:
+        >>> from tammes.lab.report.charts.loss_curves import term_named
+        >>> term_named("cosface", margin=0.2)
+        cosface(margin=0.2)
+    """
+    builders = {key: getattr(losses, key) for key in losses.__all__}
+    builders = {key: value for key, value in builders.items() if hasattr(value, "definition")}
+    if name not in builders:
+        near = difflib.get_close_matches(name, builders, n=1)
+        hint = f"did you mean {near[0]!r}?" if near else f"known are {', '.join(sorted(builders))}"
+        raise ValueError(f"there is no loss called {name!r}: {hint}")
+    builder = builders[name]
+    if "counts" in builder.definition.signature.parameters:
+        settings = {"counts": COUNTS, **settings}
+    term: Term = builder(**settings)
+    return term
+
+
+def split_at(
+    theta: Tensor,
+    *,
+    scale: float = 1.0,
+    others: Tensor | None = None,
+    classes: int = CLASSES,
+    label: int = 0,
+    norm: float = 1.0,
+    distance: bool = False,
+) -> Split:
+    r"""Split of examples at given angles to their own prototype, all on the unit sphere.
+
+    Args:
+        theta: angles to the own prototype in radians, shape ``(N,)``.
+        scale: inverse temperature.
+        others: cosines of the other classes; by default one is at 60 degrees and the rest are at a
+            right angle.
+        classes: how many classes there are, the own included.
+        label: the own class.
+        norm: of the features; the similarity is of their directions.
+        distance: use :math:`-\tfrac12\lVert x-w\rVert^2 = \cos\theta - 1` in place of the cosine.
+
+    Returns:
+        The :class:`tammes.Split`, with ``rest``.
+    """
+    if others is None:
+        others = theta.new_zeros(classes - 1)
+        others[0] = math.cos(math.radians(HARDEST))
+    gap = 2 * (theta / 2).sin().square()
+    offset = 1.0 if distance else 0.0
+    rest = (others - offset).expand(len(theta), -1)
+    target = 1 - gap - offset
+    similarity = torch.cat([rest[:, :label], target[:, None], rest[:, label:]], 1)
+    return split(
+        similarity,
+        torch.full(theta.shape, label),
+        scale=scale,
+        own={
+            "target": target,
+            "gap": gap,
+            "length": torch.ones_like(theta),
+            "norm": torch.full_like(theta, norm),
+        },
+        reads=(*REDUCED, "rest"),
+    )
+
+
+def over_angle(term: Term, theta: Tensor, *, scale: float = 30.0) -> list[Curve]:
+    """A term as curves over the angle.
+
+    A term on the split sees an example at the angle from its own prototype, against the other
+    classes of :func:`split_at`. A term on prototypes sees two of them that make the angle. A term
+    on features sees an anchor at the angle from another example of its class, or from its centre,
+    with another class at a right angle to both.
+
+    Args:
+        term: any term.
+        theta: angles in radians, inside 0 and pi, shape ``(T,)``.
+        scale: inverse temperature of the split.
+
+    Returns:
+        One :class:`Curve`; more where a term also depends on the class or on the norm.
+
+    Example:
+        >>> import math, torch, tammes
+        >>> from tammes.lab.report.charts.loss_curves import over_angle
+        >>> curve, = over_angle(tammes.arcface(margin=0.5), torch.tensor([1.0]))
+        >>> round(float(curve.score), 4), round(math.cos(1.5), 4)
+        (0.0707, 0.0707)
+    """
+    theta = theta.detach().double()
+    if term.definition.on != "split":
+        return [_curve("", theta, lambda angle: _one_by_one(term, angle))]
+    distance = term.name == "large_margin_gaussian"
+    curves = []
+    for name, options, arguments in _variants(term):
+
+        def loss_against(
+            angle: Tensor,
+            others: Tensor | None = None,
+            options: dict[str, Any] = options,
+            arguments: dict[str, Any] = arguments,
+        ) -> tuple[Tensor, Tensor]:
+            at = split_at(angle, scale=scale, others=others, distance=distance, **options)
+            return term(at, **arguments), at.others
+
+        curve = _curve(name, theta, lambda angle, loss=loss_against: loss(angle)[0])  # type: ignore[misc]
+        count = options.get("classes", CLASSES)
+        score = None if distance else _score(loss_against, theta, scale, count)
+        curves.append(Curve(name, curve.loss, curve.gradient, score))
+    return curves
+
+
+def _variants(term: Term) -> list[tuple[str, dict[str, Any], dict[str, Any]]]:
+    """Curves to draw of a term: a name, options of the split, arguments of the term."""
+    if term.name == "adaface":
+        state = NormStatistics(term.settings["momentum"])
+        state.mean.fill_(20.0)
+        state.std.fill_(1.0)
+        kinds = {"short feature": 1.0, "average feature": 20.0, "long feature": 100.0}
+        return [(name, {"norm": norm}, {"state": state}) for name, norm in kinds.items()]
+    for key, values in term.settings.items():
+        if isinstance(values, tuple):
+            # A setting for each class: the first and the last stand for all.
+            count = len(values)
+            what = {0: f"{key} {values[0]:g}", count - 1: f"{key} {values[-1]:g}"}
+            return [(name, {"classes": count, "label": label}, {}) for label, name in what.items()]
+    return [("", {}, {})]
+
+
+def _curve(name: str, theta: Tensor, loss: Callable[[Tensor], Tensor]) -> Curve:
+    angle = theta.clone().requires_grad_()
+    values = loss(angle)
+    if not values.requires_grad:
+        return Curve(name, values.detach(), torch.zeros_like(theta), None)
+    (gradient,) = torch.autograd.grad(values.sum(), angle, allow_unused=True)
+    gradient = torch.zeros_like(theta) if gradient is None else gradient
+    return Curve(name, values.detach(), gradient, None)
+
+
+def _score(
+    loss_against: Callable[[Tensor, Tensor], tuple[Tensor, Tensor]],
+    theta: Tensor,
+    scale: float,
+    classes: int,
+) -> Tensor | None:
+    """The target score over the scale, if the loss is the softplus of the others minus a score."""
+    found = []
+    for degrees in (60.0, 90.0):
+        others = theta.new_full((classes - 1,), ABSENT)
+        others[0] = math.cos(math.radians(degrees))
+        loss, lifted = loss_against(theta, others)
+        # The softplus solved for its argument.
+        excess = loss + (-torch.expm1(-loss)).log()
+        found.append((lifted - excess) / scale)
+    first, second = found
+    same = bool(first.isfinite().all()) and bool(((first - second).abs() < 1e-6).all())
+    return first if same else None
+
+
+def _one_by_one(term: Term, theta: Tensor) -> Tensor:
+    """Loss of a term on prototypes or features at each angle."""
+    fixed = theta.new_tensor([1.0, 0.0, 0.0])
+    values = []
+    for angle in theta:
+        turned = torch.stack([angle.cos(), angle.sin(), torch.zeros_like(angle)])
+        if term.definition.on == "prototypes":
+            values.append(term(torch.stack([fixed, turned])))
+            continue
+        away = theta.new_tensor([0.0, 0.0, 1.0])
+        batch = Batch(
+            features=torch.stack([turned, fixed, away, away]),
+            labels=torch.tensor([0, 0, 1, 1]),
+            valid=torch.ones(4, dtype=torch.bool),
+        )
+        arguments = {}
+        if term.definition.state is not None:
+            arguments["state"] = Centers(torch.stack([fixed, away]), rate=0.5)
+            arguments["state"].centers = torch.stack([fixed, away])
+        values.append(term(batch, **arguments)[0][0])
+    return torch.stack(values)
+
+
+@plot
+def loss(term: Term | str, *, scale: float = 30.0, points: int = 359) -> Chart:
+    r"""Target score :math:`\psi(\theta)`, loss and gradient of a term over the angle.
+
+    Args:
+        term: a term, or the name of one.
+        scale: inverse temperature.
+        points: how many angles between 0 and 180 degrees.
+    """
+    term = term_named(term) if isinstance(term, str) else term
+    # Not the ends: there a derivative by the angle has two sides.
+    degrees = torch.linspace(0, 180, points + 2, dtype=torch.double)[1:-1]
+    theta = torch.deg2rad(degrees)
+    curves = over_angle(term, theta, scale=scale)
+    x = numbers(degrees)
+
+    def panel(title: str, field: str, y: str, *first: Line) -> Panel:
+        lines = [
+            Line(x, numbers(getattr(curve, field)), curve.name or term.name, color=place)
+            for place, curve in enumerate(curves)
+        ]
+        return Panel([*first, *lines], title=title, x=_AXIS[term.definition.on], y=y, x_step=45)
+
+    panels = []
+    softmax: list[tuple[Line, ...]] = [(), (), ()]
+    if term.definition.on == "split" and term.name not in ("softmax", "normface"):
+        (plain,) = over_angle(tammes.normface(), theta, scale=scale)
+        assert plain.score is not None
+        softmax = [
+            (Line(x, numbers(values), name, "dashed", None),)
+            for values, name in (
+                (plain.score, "cos θ"),
+                (plain.loss, "softmax"),
+                (plain.gradient, "softmax"),
+            )
+        ]
+    if all(curve.score is not None for curve in curves):
+        panels.append(panel("target score", "score", "ψ(θ)", *softmax[0]))
+    if term.name in _NO_SOFTMAX:
+        softmax = [(), (), ()]
+    panels.append(panel("loss", "loss", "ℓ", *softmax[1]))
+    panels.append(panel("gradient", "gradient", "dℓ/dθ (per radian)", *softmax[2]))
+    where = f", s = {scale:g}" if term.definition.on == "split" else ""
+    return Chart(panels, title=f"{_short(term)}{where}")
+
+
+_AXIS = {
+    "split": "angle to the own prototype θ (degrees)",
+    "prototypes": "angle between two prototypes θ (degrees)",
+    "features": "angle to the own class θ (degrees)",
+}
+_NO_SOFTMAX = ("lm_softmax", "sample_margin", "logit_divergence", "large_margin_gaussian")
+"""Losses of another size than the softmax, which would hide them."""
+
+
+def _short(term: Term) -> str:
+    shown = {k: v for k, v in term.settings.items() if v != term.definition.defaults.get(k, ())}
+    shown = shown or {k: v for k, v in term.settings.items() if k == "margin"}
+    parts = [f"{k}={v}" for k, v in shown.items() if not isinstance(v, tuple)]
+    return f"{term.name}({', '.join(parts)})"
+
+
+def plot_loss(
+    name: str, path: str | os.PathLike[str], *, scale: float = 30.0, **settings: Setting
+) -> None:
+    r"""Draw :math:`\psi(\theta)`, loss and gradient of a loss into a file.
+
+    Args:
+        name: of the loss, such as ``"arcface"``.
+        path: where to; the suffix says what: ``.png``, ``.svg``, ``.pdf``, or ``.html`` for an
+            interactive page.
+        scale: inverse temperature.
+        settings: of the loss, in place of its defaults.
+    """
+    from tammes.lab.report.render import html_page, matplotlib_charts
+
+    path = Path(path)
+    known = (".png", ".svg", ".pdf", ".html")
+    if path.suffix.lower() not in known:
+        raise ValueError(f"plot_loss writes {', '.join(known)}, got {str(path)!r}")
+    chart = loss.chart(term_named(name, **settings), scale=scale)
+    if path.suffix.lower() != ".html":
+        matplotlib_charts.save(matplotlib_charts.draw(chart), path)
+        return
+    html_page.write(
+        path, html_page.render(chart.title, [html_page.Section("", html_page.pictures(chart))])
+    )

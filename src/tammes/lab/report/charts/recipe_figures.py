@@ -1,0 +1,218 @@
+"""The figures that a recipe asks for, drawn from its ledger."""
+
+import itertools
+import math
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from typing import Any
+
+import torch
+
+from tammes.lab.config.expressions import did_you_mean
+from tammes.lab.report.charts import distributions, gallery
+from tammes.lab.report.charts.chart import Bars, Layer, Panel, Plot, Rule
+from tammes.lab.report.charts.comparison import BALLS_SHOWN, POINTS_SHOWN
+from tammes.lab.report.charts.sweeps import analysis, by, columns_of, rows_of, sweep, titled
+from tammes.lab.report.charts.training_curves import (
+    SEEDS_SHOWN,
+    Drawing,
+    Series,
+    drawing,
+    mean_and_seeds,
+)
+from tammes.lab.report.paper_comparison import PaperComparison
+from tammes.lab.reproduce.ledger import Entry
+
+_AXES = {
+    "accuracy": ("%", 100.0), "class_margin": ("degrees", 1.0), "sample_margin": ("cosine", 1.0),
+    "bias": ("ρ̂", 1.0), "loss": ("loss", 1.0),
+}  # fmt: skip
+"""Unit of a curve and a factor, by the last part of its path."""
+_ALWAYS = {"test.accuracy": "Test accuracy", "train.loss": "Training loss"}
+"""Titles of the curves that every cell has."""
+_LOGARITHMIC = ("gradients.cosine", "gradients.largest")
+"""Curves that are drawn by their order of magnitude."""
+_ORTHOGONAL = 1e-5
+"""Below it two gradients are orthogonal, as far as float32 can tell."""
+
+
+def asked(found: PaperComparison) -> list[Drawing]:
+    """Every figure that the recipe asks for and that there are numbers for."""
+    draw: dict[str, Callable[[PaperComparison, Mapping[str, Any], str], list[Drawing]]] = {
+        "curves": _curves, "by": by, "sweep": sweep, "analysis": analysis,
+        "histograms": _histograms, "scatter": _scatter, "formula": _formula, "spheres": _spheres,
+    }  # fmt: skip
+    drawings: list[Drawing] = []
+    for number, figure in enumerate(found.recipe.figures, 1):
+        drawings += draw[str(figure["draw"])](found, figure, f"figure-{number}")
+    return drawings
+
+
+def not_asked(found: PaperComparison) -> list[Drawing]:
+    """All other curves that the ledger has."""
+    shown = {figure.get("of") for figure in found.recipe.figures if figure["draw"] == "curves"}
+    rows, columns = list(found.recipe.rows), found.columns
+    return [
+        each
+        for path in dict.fromkeys((*_ALWAYS, *found.recipe.curves))
+        if path not in shown
+        for each in _during(
+            found, path, path.replace(".", "-"), _ALWAYS.get(path, path), rows, columns
+        )
+    ]
+
+
+# ------------------------------------------------------------------------------------- curves
+
+
+def _curves(found: PaperComparison, figure: Mapping[str, Any], name: str) -> list[Drawing]:
+    path = str(figure["of"])
+    title = str(figure.get("title", path.replace(".", " ").replace("_", " ")))
+    return _during(found, path, name, title, rows_of(found, figure), columns_of(found, figure))
+
+
+def _during(
+    found: PaperComparison,
+    path: str,
+    name: str,
+    title: str,
+    rows: Sequence[str],
+    columns: Sequence[str],
+) -> list[Drawing]:
+    """A measure over the epochs, a panel for each column and a curve for each row."""
+    last = path.rpartition(".")[2]
+    unit, factor = _AXES.get(last, (last.replace("_", " "), 1.0))
+    marks: list[Layer] = []
+    if path in _LOGARITHMIC:
+        unit, marks = "log₁₀ |cosine|", [Rule(math.log10(_ORTHOGONAL), f"{_ORTHOGONAL:g}", "y")]
+    places = {row: place for place, row in enumerate(found.recipe.rows)}
+    every = len(rows) <= SEEDS_SHOWN
+    panels = []
+    for column in columns:
+        layers: list[Layer] = []
+        for row in rows:
+            stopped = [each for each in found.stopped if (each.row, each.column) == (row, column)]
+            done, others = (
+                [_series(entry, path, factor) for entry in entries]
+                for entries in (found.ledger.of(row, column), stopped)
+            )
+            layers += mean_and_seeds(done, others, found.labels[row], places[row], seeds=every)
+        if layers:
+            heading = titled(title, found.headings[column], len(columns) > 1)
+            panels.append(Panel([*layers, *marks], heading, "epoch", unit))
+    several = any(len(found.ledger.of(row, column)) > 1 for row in rows for column in columns)
+    caption = "Mean over the seeds" + ("; thin: single seeds." if every else ".") if several else ""
+    return drawing(name, panels, caption, legend=every)
+
+
+def _series(entry: Entry, path: str, factor: float) -> Series:
+    epochs, values = entry.curves.get("epoch", []), entry.curves.get(path, [])
+    known = {
+        int(epoch): factor * value
+        for epoch, value in zip(epochs, values, strict=False)
+        if epoch is not None and value is not None and math.isfinite(value)
+    }
+    if path in _LOGARITHMIC:
+        return {epoch: math.log10(value) for epoch, value in known.items() if value > 0}
+    return known
+
+
+# --------------------------------------------------------------- histograms, features, formulas
+
+
+def _shown(
+    found: PaperComparison, figure: Mapping[str, Any], part: str
+) -> Iterator[tuple[str, Entry, Mapping[str, Any]]]:
+    """One seed of each cell that has something, under its name."""
+    rows, columns = rows_of(found, figure), columns_of(found, figure)
+    for column in columns:
+        for row in rows:
+            for entry in found.ledger.of(row, column):
+                kept = entry.kept.get(part)
+                if kept:
+                    heading = f", {found.headings[column]}" if len(columns) > 1 else ""
+                    yield f"{found.labels[row]}{heading}", entry, kept
+                    break
+
+
+def _histograms(found: PaperComparison, figure: Mapping[str, Any], name: str) -> list[Drawing]:
+    panels = []
+    for label, entry, kept in _shown(found, figure, "histograms"):
+        cosines: list[Layer] = [
+            _bars(kept["edges_cosine"], kept[part], words, place)
+            for place, (part, words) in enumerate(
+                (("own", "own class"), ("hardest", "hardest other class"))
+            )
+        ]
+        title = f"{label}: cosines"
+        panels.append(Panel(cosines, title, "cosine", distributions.SHARE, x_range=(-1.0, 1.0)))
+        bars = _bars(*_inside(kept["edges_margin"], kept["margin"]), "sample margin", 2)
+        layers: list[Layer] = [bars]
+        best = entry.optimum.get("sample_margin")
+        if best is not None:
+            layers.append(Rule(best, f"optimum {best:.3f}"))
+        if bars.edges[0] <= 0 <= bars.edges[-1]:
+            layers.append(Rule(0.0, "0: wrong below"))
+        top = max(bars.heights, default=1.0)
+        panels.append(distributions.margin_panel(layers, top, f"{label}: margins"))
+    return drawing(name, panels, "Of the test images, one seed.")
+
+
+def _bars(edges: Sequence[float], counts: Sequence[int], name: str, place: int) -> Bars:
+    total = max(sum(counts), 1)
+    return Bars(list(edges), [round(count / total, 6) for count in counts], name, place)
+
+
+def _inside(edges: Sequence[float], counts: Sequence[int]) -> tuple[list[float], list[int]]:
+    """A histogram without the empty bins at its ends."""
+    filled = [place for place, count in enumerate(counts) if count]
+    if not filled:
+        return list(edges), list(counts)
+    low, high = filled[0], filled[-1] + 1
+    return list(edges[low : high + 1]), list(counts[low:high])
+
+
+def _scatter(found: PaperComparison, figure: Mapping[str, Any], name: str) -> list[Drawing]:
+    panels: list[Panel] = []
+    for label, _, kept in _shown(found, figure, "scatter"):
+        prototypes = torch.tensor(kept["prototypes"], dtype=torch.double)
+        for part, words in (("train", "training images"), ("test", "test images")):
+            if part not in kept:
+                continue
+            xs, ys, labels = (kept[part][key] for key in ("x", "y", "label"))
+            features = torch.tensor(list(zip(xs, ys, strict=True)), dtype=torch.double)
+            panels += distributions.feature_scatter.chart(
+                features.view(-1, 2),
+                torch.tensor(labels, dtype=torch.long),
+                prototypes,
+                limit=POINTS_SHOWN // 2,
+                title=f"{label}, {words}",
+            ).panels
+    caption = "Features of one seed by class; lines: directions of the prototypes."
+    return drawing(name, panels, caption, tall=True)
+
+
+def _spheres(found: PaperComparison, figure: Mapping[str, Any], name: str) -> list[Drawing]:
+    panels: list[Panel] = []
+    cells = itertools.islice(_shown(found, figure, "sphere"), BALLS_SHOWN)
+    for label, entry, kept in cells:
+        prototypes = torch.tensor(kept["prototypes"], dtype=torch.double)
+        if prototypes.shape[1:] != (3,):
+            continue
+        margin = entry.values.get("class_margin")
+        title = label if margin is None else f"{label}: {margin:.2f}°"
+        features = torch.tensor(kept["features"], dtype=torch.double).view(-1, 3)
+        labels = torch.tensor(kept["labels"], dtype=torch.long)
+        panels += distributions.sphere.chart(
+            prototypes, features, labels, limit=POINTS_SHOWN, title=title
+        ).panels
+    caption = "Prototypes and features on the unit sphere, one seed; drag one to turn it."
+    return drawing(name, panels, caption, columns=4, tall=True)
+
+
+def _formula(found: PaperComparison, figure: Mapping[str, Any], name: str) -> list[Drawing]:
+    of = str(figure.get("of"))
+    known = [each for each in gallery.__all__ if isinstance(getattr(gallery, each), Plot)]
+    if of not in known:
+        hint = did_you_mean(of, known)
+        raise ValueError(f"{found.recipe.name}: there is no figure {of!r} of a formula{hint}")
+    return [Drawing(name, getattr(gallery, of).chart(), str(figure.get("title", "")), legend=True)]

@@ -1,0 +1,364 @@
+"""Figures over a setting that rows differ in: a quantity, a sweep, the analysis of margins."""
+
+import itertools
+import math
+import operator
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from tammes.lab.fewshot.margin_analysis import Analysed, judge
+from tammes.lab.report.charts.chart import Chart, Dash, Layer, Line, Panel, Points, Rule, sentence
+from tammes.lab.report.charts.training_curves import Drawing, drawing
+from tammes.lab.report.paper_comparison import PaperComparison
+from tammes.lab.reproduce.ledger import Entry
+from tammes.lab.reproduce.quantities import KNOWN
+from tammes.lab.reproduce.recipes import Published
+from tammes.lab.stats.paired import summary
+from tammes.lab.stats.seed_groups import Quantity
+
+_SWEPT = ("base_accuracy", "shot1", "shot5")
+"""Quantities of a sweep where the figure names none, as far as they are known."""
+_RIGHT, _WRONG = 2, 1
+"""Places in the palette."""
+
+
+def rows_of(found: PaperComparison, figure: Mapping[str, Any]) -> list[str]:
+    """Rows that a figure shows: all by default."""
+    return [str(name) for name in figure.get("rows", found.recipe.rows)]
+
+
+def columns_of(found: PaperComparison, figure: Mapping[str, Any]) -> list[str]:
+    """Columns that a figure shows: all by default."""
+    return [str(name) for name in figure.get("columns", found.recipe.columns)]
+
+
+def titled(title: str, heading: str, several: bool) -> str:
+    """A title, with the column behind it where there are several."""
+    return f"{title}: {heading}" if several else title
+
+
+def _is_number(value: Any) -> bool:
+    number = isinstance(value, int | float) and not isinstance(value, bool)
+    return number and math.isfinite(value)
+
+
+def _listed(of: Any) -> list[str]:
+    return [of] if isinstance(of, str) else [str(each) for each in of]
+
+
+def _series(
+    found: PaperComparison, x: str, rows: Sequence[str]
+) -> dict[str, list[tuple[float, str]]]:
+    """Rows that have a number for the setting, with it, in its order; by their series."""
+    series: dict[str, list[tuple[float, str]]] = {}
+    for row in rows:
+        values = found.recipe.rows[row].values
+        if _is_number(values.get(x)):
+            series.setdefault(str(values.get("series", "ours")), []).append((float(values[x]), row))
+    return {name: sorted(own, key=lambda point: point[0]) for name, own in series.items()}
+
+
+# ------------------------------------------------------------------------------------------- by
+
+
+def by(found: PaperComparison, figure: Mapping[str, Any], name: str) -> list[Drawing]:
+    """Quantities over a setting of the rows or of the columns, the paper's beside ours."""
+    keys = _listed(figure["of"])
+    rows, columns, x = rows_of(found, figure), columns_of(found, figure), str(figure["x"])
+    axis = x.replace("_", " ")
+    panels = []
+    for key in keys:
+        quantity = KNOWN[key]
+        title = str(figure.get("title", f"{quantity.name.capitalize()} by {axis}"))
+        if len(keys) > 1 and "title" in figure:
+            title += f", {quantity.name}"
+        for heading, lines in _lines_by(found, quantity, x, rows, columns):
+            layers = [
+                layer for place, line in enumerate(lines.items()) for layer in _drawn(*line, place)
+            ]
+            if layers:
+                shown = titled(title, heading, bool(heading))
+                panels.append(Panel(layers, shown, axis, quantity.heading))
+    caption = "Mean over the seeds; thin: from the lowest to the highest; dashed: the paper."
+    return drawing(name, panels, caption)
+
+
+@dataclass(frozen=True)
+class _Point:
+    """A point of a line: our mean with its span, and the paper's number."""
+
+    x: float
+    mean: float | None
+    span: tuple[float, float] | None
+    published: Published | None
+
+
+def _lines_by(
+    found: PaperComparison, quantity: Quantity, x: str, rows: Sequence[str], columns: Sequence[str]
+) -> Iterator[tuple[str, dict[str, list[_Point]]]]:
+    """For each panel its heading and its lines by name."""
+    recipe = found.recipe
+
+    def point(at: Any, row: str, column: str) -> _Point:
+        values = found.ledger.values(row, column, quantity.key).values()
+        mean = math.fsum(values) / len(values) if values else None
+        span = (min(values), max(values)) if len(values) > 1 else None
+        return _Point(float(at), mean, span, recipe.paper.get((row, column, quantity.key)))
+
+    at = {column: recipe.columns[column].values.get(x) for column in columns}
+    if any(x in recipe.columns[column].values for column in columns):
+        known = sorted((v, column) for column, v in at.items() if _is_number(v))
+        yield "", {found.labels[row]: [point(v, row, c) for v, c in known] for row in rows}
+        return
+    for column in columns:
+        series = _series(found, x, rows).items()
+        heading = found.headings[column] if len(columns) > 1 else ""
+        yield heading, {name: [point(v, row, column) for v, row in own] for name, own in series}
+
+
+def _drawn(name: str, points: Sequence[_Point], place: int) -> Iterator[Layer]:
+    """Our means, their spans as thin lines, and the paper's numbers."""
+    ours = [(point.x, point.mean) for point in points if point.mean is not None]
+    if ours:
+        yield Line([x for x, _ in ours], [y for _, y in ours], name, "solid", place, name)
+    for point in points:
+        if point.span:
+            yield Line([point.x] * 2, list(point.span), "", "solid", place, name, thin=True)
+    paper = [(point.x, point.published.mean) for point in points if point.published is not None]
+    if paper:
+        called = "paper" if name == "ours" else f"{name}, paper"
+        yield Line([x for x, _ in paper], [y for _, y in paper], called, "dashed", place, called)
+
+
+# ---------------------------------------------------------------------------------------- sweep
+
+
+def sweep(found: PaperComparison, figure: Mapping[str, Any], name: str) -> list[Drawing]:
+    """Accuracies over a setting, such as the margin, with intervals and with the peak marked."""
+    rows, columns, x = rows_of(found, figure), columns_of(found, figure), str(figure["x"])
+    panels = []
+    for column in columns:
+        for key in _listed(figure.get("of", _SWEPT)):
+            layers: list[Layer] = []
+            for place, (line, points) in enumerate(_series(found, x, rows).items()):
+                layers += _swept(found, key, column, line, points, place)
+            if layers:
+                quantity = KNOWN[key]
+                title = sentence(quantity.name)
+                if "title" in figure:
+                    title = f"{figure['title']}, {quantity.name}"
+                shown = titled(title, found.headings[column], len(columns) > 1)
+                axis = x.replace("_", " ")
+                panels.append(Panel(layers, shown, axis, quantity.heading, x_range=_room(layers)))
+    caption = "Thin: 95 % intervals, over seeds, or over the episodes of a single one. Circle: "
+    return drawing(name, panels, f"{caption}where the mean is best.")
+
+
+def _room(layers: Sequence[Layer]) -> tuple[float, float] | None:
+    """A little more than the lines take, so that the marks at their ends are whole."""
+    xs = [x for layer in layers if isinstance(layer, Line) for x in layer.x]
+    room = 0.04 * (max(xs) - min(xs))
+    return (min(xs) - room, max(xs) + room) if room else None
+
+
+def _swept(
+    found: PaperComparison,
+    key: str,
+    column: str,
+    name: str,
+    points: Sequence[tuple[float, str]],
+    place: int,
+) -> Iterator[Layer]:
+    known = []
+    for at, row in points:
+        ours, span = found.ledger.summary(row, column, key), None
+        half = ours and ours.half
+        if ours and half is None:
+            half = _over_episodes(found.ledger.of(row, column), key)
+        if ours and half:
+            span = (ours.mean - half, ours.mean + half)
+        published = found.recipe.paper.get((row, column, key))
+        known.append(_Point(at, ours.mean if ours else None, span, published))
+    yield from _drawn(name, known, place)
+    means = [(point.mean, point.x) for point in known if point.mean is not None]
+    if means:
+        y, x = max(means, key=lambda each: each[0] * (KNOWN[key].better or 1))
+        shown = f"{name}: best at {x:g}"
+        text = f"{shown}, {KNOWN[key].shown(y)} {KNOWN[key].unit}".rstrip()
+        yield Points([x], [y], shown, place, 11, True, [text], group=name)
+
+
+def _over_episodes(entries: Sequence[Entry], key: str) -> float | None:
+    """Half the 95 % interval over the episodes of a single seed, where it was kept."""
+    for entry in entries:
+        kept = entry.kept.get("fewshot")
+        intervals = kept.get("intervals") if isinstance(kept, Mapping) else None
+        half = intervals.get(key) if isinstance(intervals, Mapping) else None
+        if _is_number(half):
+            return float(half)  # type: ignore[arg-type]
+    return None
+
+
+# ------------------------------------------------------------------------------------- analysis
+
+
+@dataclass(frozen=True)
+class _Measured:
+    """Measurements at one value of the setting, by seed."""
+
+    at: float
+    by_seed: Mapping[int, Analysed]
+
+    def mean(self, name: str) -> float:
+        found = summary(getattr(each, name) for each in self.by_seed.values())
+        assert found is not None
+        return found.mean
+
+
+_COURSES: tuple[tuple[str, str, tuple[tuple[str, str, Dash], ...]], ...] = (
+    ("D_intra, within classes", "D_intra",
+     (("base_intra", "base", "solid"), ("novel_intra", "novel", "dashed"))),
+    ("D_inter, between classes", "D_inter",
+     (("base_inter", "base", "solid"), ("novel_inter", "novel", "dashed"))),
+    ("φ = D_inter / D_intra on base classes", "φ", (("base_ratio", "base", "solid"),)),
+    ("φ on novel classes, and by (11)", "φ",
+     (("novel_ratio", "novel", "dashed"), ("predicted_ratio", "by (11)", "dotted"))),
+    ("P^s, two images of a novel class in one base class", "P^s",
+     (("same_base_class", "", "solid"),)),
+)  # fmt: skip
+"""Title, axis, and what is drawn: attribute, name and line."""
+
+
+def analysis(found: PaperComparison, figure: Mapping[str, Any], name: str) -> list[Drawing]:
+    """Spread of classes over a setting such as the margin, and (12) against what was measured."""
+    rows, columns, x = rows_of(found, figure), columns_of(found, figure), str(figure["x"])
+    axis = x.replace("_", " ")
+    courses: list[Panel] = []
+    judged: list[Drawing] = []
+    for column in columns:
+        heading, several = found.headings[column], len(columns) > 1
+        lines = {
+            line: measured
+            for line, points in _series(found, x, rows).items()
+            if (measured := _measured(found, column, points))
+        }
+        if not lines:
+            continue
+        for title, y, shown in _COURSES:
+            layers = [
+                Line(
+                    [each.at for each in own],
+                    [each.mean(of) for each in own],
+                    _named(line, words, len(lines) > 1),
+                    dash,
+                    place,
+                    line,
+                )
+                for place, (line, own) in enumerate(lines.items())
+                for of, words, dash in shown
+            ]
+            courses.append(Panel(layers, titled(title, heading, several), axis, y))
+        for line, own in lines.items():
+            called = [line] * (len(lines) > 1) + [heading] * several
+            verdicts = list(_verdicts(own, axis))
+            if verdicts:
+                panel = _pairs(verdicts, ", ".join(called))
+                shots = _means(found, column, "shot1", _series(found, x, rows)[line])
+                caption = f"{_PAIRS} {_told(own, verdicts, shots)}"
+                number = f"{name}-inequality-{len(judged) + 1}"
+                judged.append(Drawing(number, Chart([panel]), caption=caption, legend=True))
+    caption = "Of unit features, mean over the seeds; of base classes, images held out of training."
+    return [*drawing(name, courses, caption), *judged]
+
+
+def _named(line: str, words: str, several: bool) -> str:
+    return ", ".join(filter(None, (line, words))) if several or not words else words
+
+
+def _measured(
+    found: PaperComparison, column: str, points: Sequence[tuple[float, str]]
+) -> list[_Measured]:
+    measured = []
+    for at, row in points:
+        by_seed = {
+            entry.seed: analysed
+            for entry in found.ledger.of(row, column)
+            if (analysed := _analysed(entry.values)) is not None
+        }
+        if by_seed:
+            measured.append(_Measured(at, by_seed))
+    return measured
+
+
+def _analysed(values: Mapping[str, float]) -> Analysed | None:
+    """Analysis of a cell; None where it was not measured."""
+    keys = ("d_intra_base", "d_inter_base", "d_intra_novel", "d_inter_novel")
+    distances = [values.get(key, math.nan) for key in keys]
+    share = values.get("p_same", math.nan)
+    # Of classes that have collapsed there is no ratio.
+    if not all(0 < each < math.inf for each in distances) or not math.isfinite(share):
+        return None
+    base_intra, base_inter, novel_intra, novel_inter = distances
+    return Analysed.from_distances(
+        base_intra=base_intra,
+        base_inter=base_inter,
+        novel_intra=novel_intra,
+        novel_inter=novel_inter,
+        same_base_class=share,
+    )
+
+
+_PAIRS = (
+    "A point for two values m₁ < m₂ and a seed: what (12) says, and what is so on novel classes."
+)
+_Verdict = tuple[float, float, bool, str]
+"""By how much (12) says that it is so, by how much it is, whether the two agree, and in words."""
+
+
+def _verdicts(own: Sequence[_Measured], axis: str) -> Iterator[_Verdict]:
+    """Every two values of the setting, the smaller one first, with every seed they share."""
+    for one, two in itertools.combinations(own, 2):
+        for seed in sorted(set(one.by_seed) & set(two.by_seed)):
+            verdict = judge(one.by_seed[seed], two.by_seed[seed])
+            more = verdict.first.novel_ratio - verdict.second.novel_ratio
+            words = "so" if verdict.agrees else "not so"
+            larger = "larger" if verdict.predicted else "not larger"
+            text = f"φ at {axis} {one.at:g} {larger} than at {two.at:g}: {words}, seed {seed}"
+            yield verdict.right - verdict.left, more, verdict.agrees, text
+
+
+def _pairs(verdicts: Sequence[_Verdict], heading: str) -> Panel:
+    layers: list[Layer] = [Rule(0.0), Rule(0.0, axis="y")]
+    for right, words, place in ((True, "right", _RIGHT), (False, "wrong", _WRONG)):
+        some = [each for each in verdicts if each[2] is right]
+        if some:
+            xs, ys, _, texts = zip(*some, strict=True)
+            layers.append(Points(xs, ys, f"(12) is {words}", place, 6, not right, texts))
+    title = titled("What (12) says against what is so", heading, bool(heading))
+    return Panel(layers, title, "says: t − P^s Δ", "is: φ(m₁) − φ(m₂)")
+
+
+def _means(
+    found: PaperComparison, column: str, key: str, points: Sequence[tuple[float, str]]
+) -> dict[float, float]:
+    summaries = {at: found.ledger.summary(row, column, key) for at, row in points}
+    return {at: each.mean for at, each in summaries.items() if each is not None}
+
+
+def _told(
+    own: Sequence[_Measured], verdicts: Sequence[_Verdict], shots: Mapping[float, float]
+) -> str:
+    """Whether (12) is right, and whether it says which value wins."""
+    right = sum(agrees for _, _, agrees, _ in verdicts)
+    said, measured = (
+        max(own, key=operator.methodcaller("mean", name)).at
+        for name in ("predicted_ratio", "novel_ratio")
+    )
+    text = (
+        f"(12) is right in {right} of {len(verdicts)}. φ on novel classes is largest at {said:g} "
+        f"by (11), and at {measured:g} as measured"
+    )
+    if shots:
+        text += f"; 1-shot accuracy is best at {max(shots, key=shots.__getitem__):g}"
+    return f"{text}."

@@ -1,0 +1,269 @@
+"""Charts of training: what was measured after each epoch, one curve for each group."""
+
+import math
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from tammes.lab.records.run_folder import Run, number
+from tammes.lab.report.charts.chart import DASHES, Chart, Layer, Line, Panel, Rule, turn
+from tammes.lab.report.load_runs import Gathered
+from tammes.lab.report.render.html_page import Block, pictures
+from tammes.lab.stats.seed_groups import Group
+
+SEEDS_SHOWN = 8
+"""Groups up to which every seed has a curve of its own."""
+_ENDS_SHOWN = 4
+"""Groups up to which the shortest and longest prototypes are drawn."""
+_POINTS = 400
+"""Points of a curve; a longer one is thinned out."""
+
+
+@dataclass(frozen=True)
+class Drawing:
+    """A chart with what a page says of it.
+
+    Attributes:
+        name: of its file.
+        chart: what is drawn.
+        title: of the figure; by default that of each panel.
+        caption: what it shows.
+        tall: whether it needs more height.
+        legend: whether it has one of its own, in place of that of the page.
+    """
+
+    name: str
+    chart: Chart
+    title: str = ""
+    caption: str = ""
+    tall: bool = False
+    legend: bool = False
+
+
+def drawing(
+    name: str,
+    panels: Sequence[Panel],
+    caption: str,
+    *,
+    columns: int = 2,
+    tall: bool = False,
+    legend: bool = True,
+) -> list[Drawing]:
+    """Panels as one drawing; nothing without panels."""
+    chart = Chart(panels, columns=columns)
+    return [Drawing(name, chart, caption=caption, tall=tall, legend=legend)] if panels else []
+
+
+def figures_in(drawings: Sequence[Drawing]) -> list[Block]:
+    """The blocks of a page that show some drawings."""
+    return [
+        figure
+        for each in drawings
+        for figure in pictures(
+            each.chart,
+            title=each.title,
+            caption=each.caption,
+            tall=each.tall,
+            legend=each.legend,
+        )
+    ]
+
+
+@dataclass(frozen=True)
+class _Curve:
+    """A number of each epoch: where it is, and how it is shown."""
+
+    name: str
+    path: tuple[str, ...]
+    title: str
+    y: str
+    caption: str = ""
+    factor: float = 1.0
+
+
+_CURVES = (
+    _Curve("test-accuracy", ("test", "accuracy"), "Test accuracy", "%", factor=100),
+    _Curve("validation-accuracy", ("validation", "accuracy"), "Validation accuracy", "%",
+           "The best epoch is chosen by it.", 100),
+    _Curve("train-accuracy", ("train", "accuracy"), "Training accuracy", "%",
+           "Running mean over the epoch, with augmentation.", 100),
+    _Curve("class-margin", ("prototypes", "class_margin"), "Class margin", "degrees",
+           "Smallest angle between two prototypes."),
+    _Curve("test-sample-margin", ("test", "sample_margin"), "Test sample margin", "cosine",
+           "Cosine to the true class minus the nearest wrong class, mean over the test set."),
+    _Curve("train-sample-margin", ("train", "sample_margin"), "Training sample margin", "cosine",
+           "Running mean over the epoch."),
+    _Curve("train-loss", ("train", "loss"), "Training loss", "loss",
+           "Values of different losses cannot be compared; their course can."),
+    _Curve("test-loss", ("test", "loss"), "Test loss", "loss",
+           "Values of different losses cannot be compared."),
+    _Curve("softmax-bias", ("test", "bias"), "Softmax bias", "ρ̂",
+           "How far the other classes together lift the hardest of them: the margin hidden in the "
+           "softmax, at most log(C − 1)."),
+    _Curve("prototype-norms", ("prototypes", "norm_mean"), "Prototype norms", "norm",
+           "Mean over the classes."),
+    _Curve("gradients", ("gradients", "cosine"), "Angle between the two gradients", "|cosine|",
+           "Of the classification and the metric part of the loss, mean over the images of one "
+           "batch. In a direct sum it is rounding."),
+    _Curve("learning-rate", ("lr",), "Learning rate", "rate"),
+)  # fmt: skip
+
+
+def training(found: Gathered) -> list[Drawing]:
+    """Charts of everything that was measured after each epoch."""
+    drawings = [
+        _draw(found, curve, _reader(found.metrics, curve.path, curve.factor)) for curve in _CURVES
+    ]
+    drawings += _terms(found)
+    speed = _Curve("images-per-second", (), "Speed", "images/s", "While training, test excluded.")
+    drawings.append(_draw(found, speed, _reader(found.timing, ("images_per_second",))))
+    return [each for each in drawings if each is not None]
+
+
+Series = dict[int, float]
+"""Values by epoch."""
+
+
+def _reader(
+    rows: Mapping[Path, Sequence[Mapping[str, Any]]], path: Sequence[str], factor: float = 1.0
+) -> Callable[[Run], Series]:
+    def read(run: Run) -> Series:
+        values = {row["epoch"]: number(row, path) for row in rows[run.folder]}
+        return {epoch: factor * value for epoch, value in values.items() if value is not None}
+
+    return read
+
+
+def _draw(found: Gathered, curve: _Curve, read: Callable[[Run], Series]) -> Drawing | None:
+    layers: list[Layer] = []
+    for place, group in enumerate(found.groups):
+        layers += _lines(group, place, read, len(found.groups) <= SEEDS_SHOWN)
+        if curve.name == "prototype-norms" and len(found.groups) <= _ENDS_SHOWN:
+            for end in ("norm_min", "norm_max"):
+                layers += _lines(
+                    group, place, _reader(found.metrics, ("prototypes", end)), False, True
+                )
+    if not layers:
+        return None
+    panel = Panel([*layers, *_marks(found, curve.name)], curve.title, "epoch", curve.y)
+    caption = curve.caption
+    if curve.name == "prototype-norms" and len(found.groups) <= _ENDS_SHOWN:
+        caption += " Thin lines below and above: the shortest and the longest."
+    return Drawing(curve.name, Chart([panel]), caption=caption)
+
+
+def _lines(
+    group: Group, place: int, read: Callable[[Run], Series], seeds: bool, thin: bool = False
+) -> list[Layer]:
+    finished, stopped = map(read, group.runs.values()), map(read, group.stopped)
+    return mean_and_seeds(finished, stopped, group.label, place, seeds=seeds, thin=thin)
+
+
+def mean_and_seeds(
+    finished: Iterable[Series],
+    stopped: Iterable[Series],
+    label: str,
+    place: int,
+    *,
+    seeds: bool,
+    thin: bool = False,
+) -> list[Layer]:
+    """Draw the mean over finished seeds as a line, and single seeds as thin ones.
+
+    Args:
+        finished: values of each finished seed.
+        stopped: values of seeds that did not finish; dotted, and not in the mean.
+        label: name of the line.
+        place: of its colour in the palette.
+        seeds: whether single seeds are drawn.
+        thin: draw the mean as a thin line too.
+    """
+    done, others = [each for each in finished if each], [each for each in stopped if each]
+    lines: list[Layer] = []
+    if seeds and len(done) > 1:
+        lines += [_line(each, "", place, label, thin=True) for each in done]
+    if seeds or not done:
+        lines += [_line(each, "", place, label, "dotted", thin=True) for each in others]
+    if done:
+        # Finished seeds have the same epochs; where they differ, only the common ones count.
+        epochs = sorted(set.intersection(*map(set, done)))
+        mean = {epoch: math.fsum(each[epoch] for each in done) / len(done) for epoch in epochs}
+        lines.append(_line(mean, label, place, label, DASHES[turn(place)], thin=thin))
+    return lines
+
+
+def _line(
+    series: Series, name: str, place: int, group: str, dash: Any = "solid", *, thin: bool = False
+) -> Line:
+    epochs = sorted(series)
+    if len(epochs) > _POINTS:
+        step = (len(epochs) - 1) / (_POINTS - 1)
+        epochs = [epochs[round(step * each)] for each in range(_POINTS)]
+    values = [float(f"{series[epoch]:.6g}") for epoch in epochs]
+    return Line(epochs, values, name, dash, place, group, thin)
+
+
+def _terms(found: Gathered) -> list[Drawing]:
+    """The terms of losses that have several, each group in a figure of its own."""
+    drawings = []
+    for place, group in enumerate(found.groups):
+        rows = [row for run in group.runs.values() for row in found.metrics[run.folder]]
+        names = dict.fromkeys(
+            name for row in rows if isinstance(row.get("terms"), Mapping) for name in row["terms"]
+        )
+        if len(names) < 2:
+            continue
+        layers: list[Layer] = []
+        for number_of_term, name in enumerate(names):
+            read = _reader(found.metrics, ("terms", name))
+            for line in _lines(group, number_of_term, read, False):
+                assert isinstance(line, Line)
+                layers.append(Line(line.x, line.y, name, line.dash, line.color))
+        panel = Panel(layers, f"Terms of {group.label}", "epoch", "value")
+        caption = "Mean over the seeds, before their factors."
+        drawings.append(Drawing(f"terms-{place + 1}", Chart([panel]), caption=caption, legend=True))
+    return drawings
+
+
+@dataclass(frozen=True)
+class Optimum:
+    """The best value there can be, or only a bound of it."""
+
+    value: float
+    is_bound: bool
+
+    def text(self, unit: str = "") -> str:
+        """The value in words."""
+        return f"{'at most' if self.is_bound else 'optimum'} {self.value:.4g}{unit}"
+
+
+def optimum(found: Gathered, key: str) -> Optimum | None:
+    """The optimum of a quantity that all groups share; None where they differ."""
+    values = set()
+    for group in found.groups:
+        for run in group.runs.values():
+            best: Any = run.final.get("optimum")
+            value = number(best, (key,))
+            if value is not None:
+                values.add(Optimum(value, bool(best.get(f"{key}_is_bound"))))
+    return values.pop() if len(values) == 1 else None
+
+
+def class_count(found: Gathered) -> int | None:
+    """Number of classes; None where groups differ in it."""
+    counts = {len(seen.names) for seen in found.seen.values() if seen.names}
+    return counts.pop() if len(counts) == 1 else None
+
+
+def _marks(found: Gathered, name: str) -> list[Layer]:
+    if name == "softmax-bias":
+        classes = class_count(found)
+        if classes is not None and classes > 2:
+            bound = math.log(classes - 1)
+            return [Rule(bound, f"log(C − 1) = {bound:.3f}", "y")]
+    keys = {"class-margin": "class_margin", "train-sample-margin": "sample_margin",
+            "test-sample-margin": "sample_margin"}  # fmt: skip
+    best = optimum(found, keys[name]) if name in keys else None
+    unit = "°" if name == "class-margin" else ""
+    return [] if best is None else [Rule(best.value, best.text(unit), "y")]

@@ -1,0 +1,146 @@
+"""Classes that are close or confused, with images of them."""
+
+import base64
+import io
+import math
+from collections import Counter
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from tammes.lab.measure.measures import closest_pairs
+from tammes.lab.report.load_runs import Seen
+from tammes.lab.report.render.html_page import Block, Cell, Gallery, Image, Table, Text, Value
+from tammes.optional import require
+from tammes.similarity import unit
+
+
+@dataclass(frozen=True)
+class Pair:
+    """Two classes: the angle of their prototypes, and how often each was taken for the other."""
+
+    first: int
+    second: int
+    degrees: float | None
+    forth: int
+    back: int
+
+    @property
+    def confused(self) -> int:
+        """Examples that were taken for the other class."""
+        return self.forth + self.back
+
+
+def pairs(seen: Seen, count: int) -> list[Pair]:
+    """The most confused and the closest classes, the most confused first.
+
+    Args:
+        seen: a run.
+        count: pairs of each kind.
+    """
+    confused: Counter[tuple[int, int]] = Counter()
+    for (label, prediction), number in seen.confused.items():
+        confused[min(label, prediction), max(label, prediction)] += number
+    # Ties in the order of the classes, so that the page is the same every time.
+    often = sorted(confused, key=lambda pair: (-confused[pair], pair))[:count]
+    close = [] if seen.prototypes is None else closest_pairs(seen.prototypes, count)
+    chosen = dict.fromkeys([*often, *((i, j) for _, i, j in close)])
+    found = [
+        Pair(
+            i,
+            j,
+            None if seen.prototypes is None else _angle(seen.prototypes, i, j),
+            seen.confused.get((i, j), 0),
+            seen.confused.get((j, i), 0),
+        )
+        for i, j in chosen
+    ]
+    return sorted(found, key=lambda pair: (-pair.confused, pair.degrees or 0.0))
+
+
+def _angle(prototypes: Tensor, first: int, second: int) -> float:
+    one, two = unit(prototypes[[first, second]].double())
+    return math.degrees(2 * float(torch.atan2((one - two).norm(), (one + two).norm())))
+
+
+def pair_blocks(seen: Seen, count: int) -> list[Block]:
+    """A table of pairs, and images of them where the record has some.
+
+    Args:
+        seen: a run.
+        count: pairs of each kind.
+    """
+    found = pairs(seen, count)
+    if not found:
+        return []
+    blocks: list[Block] = []
+    counted = seen.counts is not None
+    columns = ["class", "and class", "angle °"]
+    columns += ["first taken for second", "second for first", "of both %"] if counted else []
+    rows = []
+    for pair in found:
+        angle = None if pair.degrees is None else Value(f"{pair.degrees:.2f}", pair.degrees)
+        row: list[Cell] = [seen.name(pair.first), seen.name(pair.second), angle]
+        if seen.counts is not None:
+            total = int(seen.counts[[pair.first, pair.second]].sum())
+            share = 100 * pair.confused / max(total, 1)
+            row += [pair.forth, pair.back, Value(f"{share:.1f}", share)]
+        rows.append(row)
+    if seen.confused:
+        what = f"The {count} pairs most often confused, and the {count} closest by angle"
+    else:
+        what = (
+            "No example was confused; the closest by angle" if counted else "The closest by angle"
+        )
+    blocks.append(Table(columns, rows, caption=f"{what}. Seed {seen.seed}."))
+    galleries = [gallery for pair in found if (gallery := _gallery(seen, pair)) is not None]
+    if galleries:
+        blocks.append(Text("Dashed: taken for the other class. Plain: a right one of each class."))
+    return [*blocks, *galleries]
+
+
+def _gallery(seen: Seen, pair: Pair) -> Gallery | None:
+    """Wrong examples of a pair between right ones of both; None without a wrong one."""
+    if seen.images is None:
+        return None
+    both = {(pair.first, pair.second), (pair.second, pair.first)}
+    kinds = list(zip(seen.image_labels, seen.image_predictions, strict=True))
+    wrong = [place for place, kind in enumerate(kinds) if kind in both]
+    if not wrong:
+        return None
+    first, second = seen.name(pair.first), seen.name(pair.second)
+    images = [*_right(seen, kinds, pair.first)]
+    for place in wrong:
+        label, prediction = kinds[place]
+        text = f"{seen.name(label)}, taken for {seen.name(prediction)}"
+        images.append(Image(png(seen.images[place]), text, wrong=True))
+    images += _right(seen, kinds, pair.second)
+    detail = "" if pair.degrees is None else f"{pair.degrees:.1f}° apart"
+    return Gallery(f"{first} and {second}", images, detail)
+
+
+def _right(seen: Seen, kinds: Sequence[tuple[int, int]], name: int) -> list[Image]:
+    assert seen.images is not None
+    place = next((place for place, kind in enumerate(kinds) if kind == (name, name)), None)
+    return [] if place is None else [Image(png(seen.images[place]), seen.name(name))]
+
+
+def png(pixels: Tensor) -> str:
+    """An image as an address that holds its data.
+
+    Args:
+        pixels: uint8, shape ``(1 or 3, height, width)``.
+
+    Example:
+        >>> png(torch.zeros(3, 2, 2, dtype=torch.uint8))[:22]
+        'data:image/png;base64,'
+    """
+    images = require("PIL.Image", extra="lab")
+    channels, height, width = pixels.shape
+    data = bytes(pixels.permute(1, 2, 0).flatten().tolist())
+    image = images.frombytes("L" if channels == 1 else "RGB", (width, height), data)
+    buffer = io.BytesIO()
+    image.save(buffer, "png", optimize=True)
+    return f"data:image/png;base64,{base64.b64encode(buffer.getvalue()).decode()}"

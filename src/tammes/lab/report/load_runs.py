@@ -1,0 +1,230 @@
+"""Load runs for a page: every file is read once, and damaged ones are named and left out."""
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any, TypeVar
+
+import torch
+from torch import Tensor
+
+from tammes.lab.records.run_folder import RecordError, Run
+from tammes.lab.report.charts.distributions import selection
+from tammes.lab.stats.seed_groups import Group, Study, Trouble, study
+from tammes.similarity import unit
+from tammes.split import Split, split
+
+EXAMPLES_SHOWN = 20_000
+"""Examples that histograms are made of, if a test set has more."""
+_COSINES = 1 << 25
+"""Cosines in memory at once."""
+T = TypeVar("T")
+
+
+@dataclass(frozen=True, eq=False)
+class Seen:
+    """One run of a group, looked at closely; None for what its record does not have.
+
+    Attributes:
+        seed: of the run.
+        names: of the classes.
+        prototypes: shape ``(C, D)``.
+        features: of examples of the test set, a selection if there are many, shape ``(N, D)``.
+        labels: of these examples, shape ``(N,)``.
+        cosines: of these examples to the prototypes, split by their labels.
+        total: examples in the test set.
+        counts: of the classes in it, shape ``(C,)``.
+        confused: how often an example of a class was taken for another, by the two.
+        images: some of the images, uint8, shape ``(M, channels, height, width)``.
+        image_labels: their classes.
+        image_predictions: what they were taken for.
+    """
+
+    seed: int
+    names: Sequence[str]
+    prototypes: Tensor | None = None
+    features: Tensor | None = None
+    labels: Tensor | None = None
+    cosines: Split | None = None
+    total: int = 0
+    counts: Tensor | None = None
+    confused: Mapping[tuple[int, int], int] = field(default_factory=dict)
+    images: Tensor | None = None
+    image_labels: Sequence[int] = ()
+    image_predictions: Sequence[int] = ()
+
+    def name(self, place: int) -> str:
+        """Name of a class, its number if it has none."""
+        return self.names[place] if place < len(self.names) else str(place)
+
+
+@dataclass(frozen=True, eq=False)
+class Gathered:
+    """Everything that is shown of runs.
+
+    Attributes:
+        study: the runs by groups.
+        metrics: lines of ``metrics.jsonl`` of every run, by folder.
+        timing: lines of ``timing.jsonl`` of every run, by folder.
+        seen: one run of each group that has a finished one, by the label of the group.
+        troubles: what is wrong with runs, and what could not be read of them.
+    """
+
+    study: Study
+    metrics: Mapping[Path, Sequence[Mapping[str, Any]]]
+    timing: Mapping[Path, Sequence[Mapping[str, Any]]]
+    seen: Mapping[str, Seen]
+    troubles: Sequence[Trouble]
+
+    @property
+    def groups(self) -> tuple[Group, ...]:
+        """Groups in the order in which they are shown."""
+        return self.study.groups
+
+
+def gather(runs: Sequence[Run], baseline: str | None = None) -> Gathered:
+    """Read what a page needs.
+
+    Args:
+        runs: in any state.
+        baseline: label of the group that the others are compared with; the first by default.
+
+    Raises:
+        RecordError: where not a single run can be read.
+    """
+    found = study(runs, baseline)
+    if not found.groups:
+        first = found.troubles[0].reason if found.troubles else "no run was given"
+        raise RecordError(f"there is no run that can be read: {first}")
+    reader = _Reader(list(found.troubles))
+    metrics, timing, seen = {}, {}, {}
+    for group in found.groups:
+        for run in (*group.runs.values(), *group.stopped):
+            metrics[run.folder] = reader.read(group, run, lambda run: _rows(run, "metrics")) or []
+            timing[run.folder] = reader.read(group, run, lambda run: _rows(run, "timing")) or []
+    for group, seed in chosen_seeds(found.groups).items():
+        seen[group.label] = _look(group, seed, reader)
+    return Gathered(found, metrics, timing, seen, reader.troubles)
+
+
+def chosen_seeds(groups: Sequence[Group]) -> dict[Group, int]:
+    """The run of each group that is looked at closely: the first seed that most groups have."""
+    seeds = [seed for group in groups for seed in group.runs]
+    order = sorted(set(seeds), key=lambda seed: (-seeds.count(seed), seed))
+    return {
+        group: next(seed for seed in order if seed in group.runs) for group in groups if group.runs
+    }
+
+
+class _Reader:
+    """Reads pieces of runs, and notes what is wrong with them."""
+
+    def __init__(self, troubles: list[Trouble]) -> None:
+        self.troubles = troubles
+
+    def read(self, group: Group, run: Run, piece: Callable[[Run], T]) -> T | None:
+        try:
+            return piece(run)
+        except RecordError as error:
+            reason = str(error)
+        except (ArithmeticError, AttributeError, LookupError, RuntimeError, TypeError,
+                ValueError) as error:  # fmt: skip
+            reason = f"{run.folder}: damaged ({type(error).__name__}: {error})"
+        known = any(each.run is run and each.reason == reason for each in self.troubles)
+        if not known:
+            trouble = Trouble(run, group.label, run.config.seed, "damaged", reason)
+            self.troubles.append(trouble)
+        return None
+
+
+def _rows(run: Run, name: str) -> list[dict[str, Any]]:
+    rows = getattr(run, name)
+    for place, row in enumerate(rows, 1):
+        epoch = row.get("epoch") if isinstance(row, dict) else None
+        if not isinstance(epoch, int) or isinstance(epoch, bool):
+            path = run.folder / f"{name}.jsonl"
+            raise RecordError(f"{path}: damaged (line {place} has no epoch)")
+    return list(rows)
+
+
+def _look(group: Group, seed: int, reader: _Reader) -> Seen:
+    run = group.runs[seed]
+    prototypes = reader.read(group, run, _prototypes)
+    names = reader.read(group, run, lambda run: _names(run, prototypes)) or []
+    values: dict[str, Any] = {"prototypes": prototypes}
+    if run.has("embeddings"):
+        values |= reader.read(group, run, lambda run: _embeddings(run, prototypes)) or {}
+    if run.has("examples"):
+        values |= reader.read(group, run, _images) or {}
+    return Seen(seed, names, **values)
+
+
+def _names(run: Run, prototypes: Tensor | None) -> list[str]:
+    names = run.data.get("classes")
+    if not isinstance(names, list) or (prototypes is not None and len(names) != len(prototypes)):
+        raise RecordError(f"{run.folder / 'data.json'}: damaged (no name for every class)")
+    return [str(name) for name in names]
+
+
+def _tensors(run: Run, name: str, *keys: str) -> list[Tensor]:
+    found = run.tensors(name)
+    for key in keys:
+        if key not in found:
+            path = run.folder / f"{name}.safetensors"
+            raise RecordError(f"{path}: damaged (it has no {key})")
+    return [found[key] for key in keys]
+
+
+def _check(run: Run, name: str, right: bool, what: str) -> None:
+    if not right:
+        raise RecordError(f"{run.folder / name}.safetensors: damaged ({what})")
+
+
+def _prototypes(run: Run) -> Tensor | None:
+    if not run.has("prototypes"):
+        return None
+    (prototypes,) = _tensors(run, "prototypes", "prototypes")
+    right = prototypes.ndim == 2 and len(prototypes) > 1
+    _check(run, "prototypes", right, f"prototypes of shape {tuple(prototypes.shape)}")
+    _check(run, "prototypes", bool(prototypes.isfinite().all()), "numbers that are not finite")
+    return prototypes.float()
+
+
+def _embeddings(run: Run, prototypes: Tensor | None) -> dict[str, Any]:
+    features, labels, predictions = _tensors(run, "embeddings", "features", "labels", "predictions")
+    right = features.ndim == 2 and labels.shape == predictions.shape == features.shape[:1]
+    _check(run, "embeddings", right, "features, labels and predictions do not belong together")
+    labels, predictions = labels.long(), predictions.long()
+    both = torch.cat([labels, predictions])
+    classes = 1 + max(both.tolist(), default=0) if prototypes is None else len(prototypes)
+    right = not len(both) or (int(both.min()) >= 0 and int(both.max()) < classes)
+    _check(run, "embeddings", right, f"labels outside of 0 to {classes - 1}")
+    wrong = labels != predictions
+    pairs, counts = torch.stack([labels[wrong], predictions[wrong]], 1).unique(
+        dim=0, return_counts=True
+    )
+    values = {
+        "total": len(labels),
+        "counts": torch.bincount(labels, minlength=classes),
+        "confused": {(i, j): n for (i, j), n in zip(pairs.tolist(), counts.tolist(), strict=True)},
+    }
+    chosen = selection(len(labels), max(1, min(EXAMPLES_SHOWN, _COSINES // classes)))
+    features, labels = features[chosen].float(), labels[chosen]
+    finite = bool(features.isfinite().all())
+    _check(run, "embeddings", finite, "numbers that are not finite")
+    values |= {"features": features, "labels": labels}
+    if prototypes is not None and len(labels) and features.shape[1] == prototypes.shape[1]:
+        values["cosines"] = split(unit(features) @ unit(prototypes).T, labels)
+    return values
+
+
+def _images(run: Run) -> dict[str, Any]:
+    images, labels, predictions = _tensors(run, "examples", "images", "labels", "predictions")
+    right = images.ndim == 4 and images.dtype == torch.uint8 and images.shape[1] in (1, 3)
+    right = right and labels.shape == predictions.shape == images.shape[:1]
+    _check(run, "examples", right, "images, labels and predictions do not belong together")
+    return {
+        "images": images,
+        "image_labels": labels.tolist(),
+        "image_predictions": predictions.tolist(),
+    }

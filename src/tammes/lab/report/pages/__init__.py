@@ -1,0 +1,1 @@
+"""Pages, one module each: runs, a reproduction, a measurement."""

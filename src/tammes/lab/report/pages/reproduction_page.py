@@ -1,0 +1,249 @@
+"""The page of a reproduction: claims, the paper beside ours, figures, and what differs."""
+
+from collections.abc import Sequence
+from typing import Any
+
+from tammes.lab.report.charts.against_paper import OUTCOMES, claim_charts, paper_against_ours
+from tammes.lab.report.charts.chart import Chart
+from tammes.lab.report.charts.recipe_figures import asked, not_asked
+from tammes.lab.report.charts.training_curves import Drawing, figures_in
+from tammes.lab.report.paper_comparison import QUICK, VERDICTS, PaperComparison
+from tammes.lab.report.paper_comparison_writers import comparison_blocks
+from tammes.lab.report.render import html_page as page
+from tammes.lab.reproduce.ledger import Ledger
+from tammes.lab.reproduce.recipes import Recipe
+from tammes.optional import require
+
+_MACHINE = ("device", "torch", "python", "tammes", "commit", "platform")
+
+
+def reproduction_page(recipe: Recipe, ledger: Ledger, *, command: str | None = None) -> str:
+    """The page of a reproduction, made from its recipe and its ledger alone.
+
+    Args:
+        recipe: what was to be done.
+        ledger: what was done.
+        command: that goes on with it; by default the one that the ledger was begun with.
+
+    Returns:
+        The HTML, with everything it needs inside.
+    """
+    found = PaperComparison(recipe, ledger)
+    drawn = dict(_drawings(found))
+    sections = [
+        page.Section("", [*_cards(found), *[page.Text(recipe.summary)] * bool(recipe.summary)]),
+        page.Section("Claims", [*_claims(found), *figures_in(drawn["claims"])]),
+        page.Section("Paper and ours", [*comparison_blocks(found), *figures_in(drawn["paper"])]),
+        page.Section("Figures", [*_legend(found, drawn["asked"]), *figures_in(drawn["asked"])]),
+        page.Section("What differs from the paper", [*_protocol(found), *_tuned(found),
+                                                *_notes(found)]),
+        page.Section("Open, diverged and failed", _missing(found)),
+        page.Section("Training", _training(found, drawn["training"])),
+        page.Section("Configuration", [*_configuration(found), *_machines(found)]),
+        page.Section("How to go on", _command(found, command)),
+    ]  # fmt: skip
+    shown = [section for section in sections if section.blocks]
+    title = f"Quick form, no result: {recipe.title}" if ledger.quick else recipe.title
+    return page.render(title, shown, lead=_lead(found))
+
+
+def reproduction_figures(recipe: Recipe, ledger: Ledger) -> dict[str, Chart]:
+    """Every chart of the page of a reproduction, by the name of its file.
+
+    Args:
+        recipe: what was to be done.
+        ledger: what was done.
+    """
+    found = PaperComparison(recipe, ledger)
+    return {each.name: each.chart for _, drawings in _drawings(found) for each in drawings}
+
+
+def _drawings(found: PaperComparison) -> list[tuple[str, list[Drawing]]]:
+    return [
+        ("claims", claim_charts(found)),
+        ("paper", paper_against_ours(found)),
+        ("asked", asked(found)),
+        ("training", not_asked(found)),
+    ]
+
+
+def _legend(found: PaperComparison, drawings: Sequence[Drawing]) -> list[page.Block]:
+    """One for all rows, where some plot has none of its own."""
+    shared = any(not each.legend for each in drawings)
+    return [page.Legend(list(found.labels.values()))] if shared and len(found.labels) > 1 else []
+
+
+def _training(found: PaperComparison, drawings: Sequence[Drawing]) -> list[page.Block]:
+    inside = [*_legend(found, drawings), *figures_in(drawings)]
+    return [page.Fold("What was measured over the epochs", inside)] if inside else []
+
+
+# ------------------------------------------------------------------------------------ the lead
+
+
+def _lead(found: PaperComparison) -> list[str]:
+    quick = [QUICK] if found.ledger.quick else []
+    return [*quick, f"{found.recipe.source}. Recipe {found.recipe.name}.", f"{found.summary}."]
+
+
+def _cards(found: PaperComparison) -> list[page.Block]:
+    cards = []
+    if found.recipe.rows:
+        total = sum(found.counts.values())
+        done = found.counts["done"]
+        share = done / total if total else 0.0
+        cards.append(page.Card("cells done", f"{done} of {total}", "", share))
+        cards += [page.Card(f"cells {state}", str(n)) for state, n in found.counts.items()
+                  if n and state != "done"]  # fmt: skip
+    outcomes = [verdict.outcome for verdict in found.verdicts]
+    if outcomes:
+        others = [f"{outcomes.count(kind)} {words}" for kind, words in
+                  (("leans", "lean"), ("fails", "fail"), ("open", "open"))
+                  if kind in outcomes]  # fmt: skip
+        held = f"{outcomes.count('holds')} of {len(outcomes)}"
+        cards.append(page.Card("claims that hold", held, ", ".join(others)))
+    return [page.Cards(cards)] if cards else []
+
+
+# --------------------------------------------------------------------------------- the tables
+
+
+def _claims(found: PaperComparison) -> list[page.Block]:
+    if not found.verdicts:
+        return []
+    rows: list[list[page.Cell]] = [
+        [verdict.claim.says, _verdict(verdict.outcome), verdict.sentence]
+        for verdict in found.verdicts
+    ]
+    blocks: list[page.Block] = [
+        page.Table(("claim", "verdict", "what was found"), rows, caption=VERDICTS),
+    ]
+    for verdict in found.verdicts:
+        if len(verdict.parts) < 2:
+            continue
+        parts: list[list[page.Cell]] = [
+            [part.text, found.headings[part.column], _verdict(part.outcome)]
+            for part in verdict.parts
+        ]
+        table = page.Table(("what was found", "column", "verdict"), parts)
+        blocks.append(page.Fold(f"All {len(parts)} comparisons: {verdict.claim.says}", [table]))
+    return blocks
+
+
+def _verdict(outcome: str) -> page.Value:
+    return page.Value(outcome, color=OUTCOMES[outcome])
+
+
+# ------------------------------------------------------------- protocol, what is missing, origin
+
+
+def _protocol(found: PaperComparison) -> list[page.Block]:
+    keys = ("what", "paper", "ours", "why")
+    rows: list[list[page.Cell]] = [
+        [str(each.get(key, "")) for key in keys] for each in found.recipe.protocol
+    ]
+    return [page.Table(("", "paper", "ours", "why"), rows)] if rows else []
+
+
+def _tuned(found: PaperComparison) -> list[page.Block]:
+    rows: list[list[page.Cell]] = []
+    for where, chosen in found.ledger.tuned.items():
+        tried = chosen.get("tried", [])
+        values = {key: v for key, v in chosen.items() if key not in ("tried", "trials")}
+        rows.append([_place(found, where), _assigned(values), "; ".join(map(_trial, tried))])
+    heads = (
+        "cell",
+        "chosen",
+        "tried: accuracy % on images held out of training, or 1-shot on validation classes",
+    )
+    caption = (
+        "Chosen with seed 0, on a tenth of the training images, all of which are trained on then; "
+        "few-shot rows by the validation classes, with nothing held out."
+    )
+    return [page.Table(heads, rows, caption)] if rows else []
+
+
+def _place(found: PaperComparison, where: str) -> str:
+    row, _, column = where.partition("/")
+    label = found.labels.get(row, row)
+    several = len(found.recipe.columns) > 1
+    return f"{label}, {found.headings.get(column, column)}" if several else label
+
+
+def _assigned(values: dict[str, Any]) -> str:
+    return ", ".join(f"{key} = {value}" for key, value in values.items())
+
+
+def _trial(tried: dict[str, Any]) -> str:
+    accuracy = tried.get("accuracy")
+    values = {key: value for key, value in tried.items() if key != "accuracy"}
+    shown = "no number" if accuracy is None else f"{accuracy:.2f}"
+    return f"{_assigned(values)}: {shown}"
+
+
+def _notes(found: PaperComparison) -> list[page.Block]:
+    rows: list[list[page.Cell]] = [
+        [found.labels[name], row.note] for name, row in found.recipe.rows.items() if row.note
+    ]
+    return [page.Table(("row", "note"), rows)] if rows else []
+
+
+def _missing(found: PaperComparison) -> list[page.Block]:
+    blocks: list[page.Block] = []
+    stopped: list[list[page.Cell]] = [
+        [*cell[:4], cell[4] or "no reason is recorded"] for cell in found.stopped_in_words()
+    ]
+    if stopped:
+        heads = ("row", "column", "seed", "what happened", "reason")
+        blocks.append(page.Table(heads, stopped, "Not in any number above."))
+    opened = [*found.open_in_words()]
+    if opened:
+        blocks.append(page.Table(("column", "open"), opened, "Cells that were not run yet."))
+    return blocks
+
+
+def _configuration(found: PaperComparison) -> list[page.Block]:
+    configs = found.ledger.configs
+    if not configs:
+        return []
+    yaml = require("yaml", extra="lab")
+
+    def text(values: dict[str, Any]) -> str:
+        return str(yaml.safe_dump(values, sort_keys=False, allow_unicode=True, width=100))
+
+    first, *others = configs.values()
+    common = {
+        key: value
+        for key, value in first.items()
+        if key != "seed" and all(key in each and each[key] == value for each in others)
+    }
+    blocks: list[page.Block] = [
+        page.Details("Settings that all cells have in common (YAML)", text(common))
+    ]
+    for where, config in configs.items():
+        own = {key: value for key, value in config.items() if key not in (*common, "seed")}
+        blocks.append(page.Details(_place(found, where), text(own) if own else "nothing else"))
+    return [blocks[0], page.Fold("Settings of every row", blocks[1:])]
+
+
+def _machines(found: PaperComparison) -> list[page.Block]:
+    machines = found.ledger.machines
+    if not machines:
+        return []
+    used = [entry.machine for entry in found.ledger.cells]
+    hours = sum(entry.seconds for entry in found.ledger.cells) / 3600
+    rows: list[list[page.Cell]] = [
+        [*(str(machine.get(key) or "") for key in _MACHINE), used.count(place)]
+        for place, machine in enumerate(machines)
+    ]
+    caption = f"{hours:.2f} hours of training in all, added up over cells side by side."
+    return [page.Fold("Machines", [page.Table((*_MACHINE, "cells"), rows, caption)])]
+
+
+def _command(found: PaperComparison, command: str | None) -> list[page.Block]:
+    given = command or found.ledger.command or f"tammes reproduce {found.recipe.name}"
+    if found.open:
+        text = "The same command runs what is open, and nothing that is done."
+    else:
+        text = "The same command runs nothing that is done."
+    return [page.Text(text), page.Details("Command", given)]

@@ -1,0 +1,1 @@
+"""Renderers: matplotlib figures, Plotly figures, self-contained HTML pages."""

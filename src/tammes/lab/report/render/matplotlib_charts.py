@@ -1,0 +1,235 @@
+"""Draw charts with matplotlib, for papers.
+
+Figures are made without pyplot, so that no window opens, no global setting changes and no figure
+stays behind.
+"""
+
+import io
+import math
+import os
+import warnings
+from pathlib import Path
+from typing import Any
+
+from tammes.lab.records.atomic_io import write_atomically
+from tammes.lab.report.charts import chart as charts
+from tammes.lab.report.charts.chart import MUTED, Chart, Panel, color, short, turn
+from tammes.optional import require
+
+_DASH = {"solid": "-", "dashed": "--", "dotted": ":"}
+_MARKS = ("o", "D", "s")
+_SMALL = 8
+_INSIDE = 30
+"""Letters of a legend that can stand inside its panel."""
+
+
+def draw(chart: Chart) -> Any:
+    """A chart as a ``matplotlib.figure.Figure``.
+
+    Args:
+        chart: what to draw.
+
+    Returns:
+        The figure; ``figure.savefig(path)`` or :func:`save` writes it.
+
+    Example:
+        >>> from tammes.lab.report import plots
+        >>> figure = plots.psi(margins=(1, 2, 3))
+        >>> len(figure.axes[0].lines)
+        3
+    """
+    columns = min(chart.columns, len(chart.panels))
+    rows = math.ceil(len(chart.panels) / columns)
+    wide = 3.7 if columns > 1 else 4.8
+    high = max(map(_height, chart.panels))
+    figure = require("matplotlib.figure", extra="lab").Figure(
+        figsize=(wide * columns, high * rows + 0.3 * bool(chart.title)), layout="constrained"
+    )
+    for place, panel in enumerate(chart.panels, 1):
+        options = {"projection": "3d"} if panel.has(charts.Ball) else {}
+        axes = figure.add_subplot(rows, columns, place, **options)
+        _draw_panel(figure, axes, panel)
+        names = axes.get_legend_handles_labels()[1]
+        if chart.one_legend or len(names) < 2:
+            continue
+        if len(chart.panels) == 1 and max(map(len, names)) > _INSIDE:
+            # Long names would hide the curves: they go below, and the figure grows.
+            figure.set_figheight(figure.get_figheight() + 0.17 * len(names))
+            figure.legend(loc="outside lower left", fontsize=_SMALL, frameon=False)
+        else:
+            many = 2 if len(names) > 12 else 1
+            axes.legend(fontsize=_SMALL, frameon=False, ncols=many)
+    if chart.title:
+        figure.suptitle(_plain(chart.title), fontsize=11)
+    if chart.one_legend:
+        handles, names = figure.axes[0].get_legend_handles_labels()
+        look = {"ncols": len(names), "fontsize": _SMALL, "frameon": False}
+        figure.legend(handles, names, loc="outside lower center", **look)
+    return figure
+
+
+def save(figure: Any, path: str | os.PathLike[str], *, dpi: int = 200) -> None:
+    """Write a figure of matplotlib; the suffix of the path says in which format.
+
+    Nothing is left behind where writing fails, and no date is written into the file.
+
+    Args:
+        figure: what :func:`draw` returned.
+        path: ``.png``, ``.svg`` or ``.pdf``.
+        dpi: pixels per inch of a PNG.
+    """
+    path = Path(path)
+    kind = path.suffix.lower().lstrip(".")
+    dates = {"svg": {"Date": None}, "pdf": {"CreationDate": None}}
+    if kind not in ("png", "svg", "pdf"):
+        raise ValueError(f"a figure is written as .png, .svg or .pdf, got {str(path)!r}")
+    buffer = io.BytesIO()
+    with warnings.catch_warnings():
+        # Names come in every script; a letter that the font lacks is drawn as a box.
+        warnings.filterwarnings("ignore", "Glyph .* missing from font")
+        figure.savefig(buffer, format=kind, dpi=dpi, metadata=dates.get(kind))
+    write_atomically(path, buffer.getvalue())
+
+
+def _height(panel: Panel) -> float:
+    """Inches of a panel."""
+    return 0.9 + (0.42 if panel.above else 0.2) * len(panel.rows) if panel.rows else 3.1
+
+
+def _plain(text: str) -> str:
+    """A text as it is: dollars are no formula, and there are no control characters in an SVG."""
+    return "".join(letter for letter in text if letter.isprintable()).replace("$", r"\$")
+
+
+def _label(name: str) -> str:
+    # matplotlib leaves names that start with an underscore out of the legend.
+    return f"\u200b{_plain(name)}" if name.startswith("_") else _plain(name) or "_"
+
+
+def _draw_panel(figure: Any, axes: Any, panel: Panel) -> None:
+    axes.set_title(_plain(panel.title), fontsize=10)
+    for layer in panel.layers:
+        _draw_layer(figure, axes, layer)
+    axes.set_xlabel(_plain(panel.x), fontsize=9)
+    axes.set_ylabel(_plain(panel.y), fontsize=9)
+    axes.tick_params(labelsize=_SMALL)
+    if panel.x_range is not None:
+        axes.set_xlim(*panel.x_range)
+    if panel.y_range is not None:
+        axes.set_ylim(*panel.y_range)
+    if panel.equal:
+        axes.set_aspect("equal")
+    if panel.bare:
+        axes.set_axis_off()
+    elif not panel.has(charts.Heat):
+        for side in ("top", "right"):
+            axes.spines[side].set_visible(False)
+        if panel.rows:
+            _draw_rows(axes, panel)
+        elif not panel.y:
+            axes.spines["left"].set_visible(False)
+            axes.set_yticks([])
+        if panel.x_step is None:
+            axes.locator_params(axis="x", nbins=6)
+        else:
+            axes.xaxis.set_major_locator(
+                require("matplotlib.ticker", extra="lab").MultipleLocator(panel.x_step)
+            )
+
+
+def _draw_rows(axes: Any, panel: Panel) -> None:
+    axes.set_ylim(len(panel.rows) - 0.5, -0.9 if panel.above else -0.6)
+    if not panel.above:
+        axes.set_yticks(range(len(panel.rows)), short(panel.rows, 20), parse_math=False)
+        return
+    axes.spines["left"].set_visible(False)
+    axes.set_yticks([])
+    for place, name in enumerate(short(panel.rows, 60)):
+        where = {"xy": (0, place), "xycoords": ("axes fraction", "data")}
+        _write(axes, name, (0, 7), **where, fontsize=_SMALL)
+
+
+def _write(axes: Any, text: str, shift: tuple[float, float], **more: Any) -> None:
+    """Write a text a few points beside a place."""
+    axes.annotate(_plain(text), xytext=shift, textcoords="offset points", **more)
+
+
+def _draw_layer(figure: Any, axes: Any, layer: charts.Layer) -> None:
+    look: dict[str, Any]
+    match layer:
+        case charts.Line():
+            thin = {"linewidth": 0.7, "alpha": 0.4, "label": "_"} if layer.thin else {}
+            look = {"linewidth": 1.6, "label": _label(layer.name), **thin}
+            dash = _DASH[layer.dash] if len(layer.x) > 1 else "."
+            axes.plot(layer.x, layer.y, dash, color=color(layer.color), **look)
+        case charts.Bars():
+            look = {"fill": True, "alpha": 0.55, "color": color(layer.color)}
+            axes.stairs(layer.heights, layer.edges, label=_label(layer.name), **look)
+        case charts.Points():
+            look = {"color": color(layer.color), "label": _label(layer.name),
+                    "markersize": layer.size, "markeredgewidth": 1.0 if layer.hollow else 0.0,
+                    "markerfacecolor": "none" if layer.hollow else None}  # fmt: skip
+            axes.plot(layer.x, layer.y, _MARKS[turn(layer.color)], **look)
+            if layer.low:
+                axes.hlines(layer.y, layer.low, layer.high, color=color(layer.color), linewidth=1.6)
+        case charts.Lengths():
+            known = [y for y, value in enumerate(layer.values) if value is not None]
+            colors = [color(layer.colors[y]) for y in known]
+            widths = [layer.values[y] for y in known]
+            axes.barh(known, widths, height=0.36, color=colors, alpha=0.85)
+        case charts.Arrow():
+            look = {"arrowstyle": "<->" if layer.both else "-|>", "color": color(layer.color),
+                    "shrinkA": 0, "shrinkB": 0, "linewidth": 1.6}  # fmt: skip
+            axes.annotate("", xy=layer.end, xytext=layer.start, arrowprops=look)
+            if layer.text:
+                middle = [(a + b) / 2 for a, b in zip(layer.start, layer.end, strict=True)]
+                _write(axes, layer.text, (0, 4), xy=middle, ha="center", va="bottom", fontsize=9)
+        case charts.Note():
+            axes.text(layer.x, layer.y, _plain(layer.text), ha="center", va="center", fontsize=9)
+        case charts.Rule():
+            _draw_rule(axes, layer)
+        case charts.Region():
+            look = {"color": color(layer.color), "alpha": 0.18, "linewidth": 0}
+            axes.fill(layer.x, layer.y, label=_label(layer.name), **look)
+        case charts.Heat():
+            _draw_heat(figure, axes, layer)
+        case charts.Ball():
+            _draw_ball(axes, layer)
+
+
+def _draw_rule(axes: Any, rule: charts.Rule) -> None:
+    line = {"color": MUTED, "linewidth": 1.0, "linestyle": "--"}
+    text = {"fontsize": _SMALL, "color": "#444444"}
+    if rule.axis == "x":
+        axes.axvline(rule.at, **line)
+        end = {"xy": (rule.at, 1), "xycoords": ("data", "axes fraction")}
+        _write(axes, rule.name, (2, -2), **end, rotation=90, va="top", **text)
+    else:
+        axes.axhline(rule.at, **line)
+        end = {"xy": (1, rule.at), "xycoords": ("axes fraction", "data")}
+        _write(axes, rule.name, (-2, 2), **end, ha="right", **text)
+
+
+def _draw_heat(figure: Any, axes: Any, heat: charts.Heat) -> None:
+    values = [[math.nan if value is None else value for value in row] for row in heat.values]
+    image = axes.imshow(values, cmap="viridis", interpolation="nearest")
+    bar = figure.colorbar(image, ax=axes, fraction=0.046)
+    bar.ax.tick_params(labelsize=_SMALL)
+    bar.ax.set_title(heat.unit, fontsize=9)
+    step = max(1, math.ceil(len(heat.names) / 12))
+    ticks = list(range(0, len(heat.names), step))
+    names = [heat.names[place] for place in ticks]
+    upright = max((len(name) for name in names), default=0) > 3
+    axes.set_xticks(ticks, names, rotation=90 if upright else 0, parse_math=False)
+    axes.set_yticks(ticks, names, parse_math=False)
+
+
+def _draw_ball(axes: Any, ball: charts.Ball) -> None:
+    for circle in charts.circles():
+        axes.plot(*zip(*circle, strict=True), color=MUTED, linewidth=0.5, alpha=0.6)
+    for place, prototype in enumerate(ball.prototypes):
+        axes.quiver(0, 0, 0, *prototype, color=color(place), arrow_length_ratio=0.12, linewidth=1.8)
+    for place in sorted(set(ball.labels)):
+        own = [row for row, label in zip(ball.features, ball.labels, strict=True) if label == place]
+        axes.plot(*zip(*own, strict=True), "o", color=color(place), markersize=3.5, alpha=0.8)
+    axes.set(xlim=(-0.75, 0.75), ylim=(-0.75, 0.75), zlim=(-0.75, 0.75))

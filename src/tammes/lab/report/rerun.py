@@ -1,0 +1,153 @@
+"""Provenance of numbers: settings, data, machines, and the commands to run it all again."""
+
+import shlex
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from tammes.lab.config.schema import Config
+from tammes.lab.records.run_folder import RecordError, Run
+from tammes.lab.report.load_runs import Gathered
+from tammes.lab.report.render.html_page import Block, Cell, Details, Fold, Table, Text, Value
+from tammes.lab.stats.seed_groups import Group
+from tammes.optional import require
+
+_ENVIRONMENT = ("tammes", "commit", "torch", "python", "platform", "device", "threads",
+                "world_size", "started")  # fmt: skip
+_DEFAULTS = Config().to_dict()
+
+
+def configuration(found: Gathered) -> list[Block]:
+    """Settings that all runs have in common, and a table of those that differ."""
+    configs = [_resolved(group) for group in found.groups]
+    keys = [key for key in configs[0] if key not in ("seed", "name")]
+    differ = [key for key in keys if len({repr(config[key]) for config in configs}) > 1]
+    common = {key: configs[0][key] for key in keys if key not in differ}
+    blocks: list[Block] = []
+    labels = [group.label for group in found.groups]
+    if differ == ["loss"]:
+        blocks.append(Text("The groups differ in their loss, and in nothing else."))
+    elif differ:
+        rows: list[list[Cell]] = [
+            [Value(label, color=place), *(_shown(config[key]) for key in differ)]
+            for place, (label, config) in enumerate(zip(labels, configs, strict=True))
+        ]
+        blocks.append(Table(["group", *differ], rows, caption="What differs between the groups."))
+    yaml = require("yaml", extra="lab")
+    text = yaml.safe_dump(common, sort_keys=False, allow_unicode=True, width=100)
+    summary = "Settings" if len(configs) == 1 else "Settings that all groups have in common"
+    blocks.append(Details(f"{summary} (YAML, for --config)", text))
+    return blocks
+
+
+def _resolved(group: Group) -> dict[str, Any]:
+    """Settings of a group, with what stood for ``auto`` as its record has it."""
+    values = group.config.to_dict()
+    recorded = _distinct([*group.runs.values(), *group.stopped][:1], "environment")
+    for key in (key for key, value in values.items() if value == "auto"):
+        for found in recorded:
+            known = found.get(key)
+            known = known.get("name") if isinstance(known, Mapping) else known
+            values[key] = known if isinstance(known, str) else "auto"
+    return values
+
+
+def _shown(value: Any) -> str:
+    return "" if value is None else str(value)
+
+
+def surroundings(found: Gathered) -> list[Block]:
+    """Data and machines."""
+    runs = [run for group in found.groups for run in (*group.runs.values(), *group.stopped)]
+    rows = [*_of_data(runs), *_of_machines(runs)]
+    return [Fold("Data and machines", [Table(("what", "value"), rows)])] if rows else []
+
+
+def _of_data(runs: Sequence[Run]) -> list[tuple[str, str]]:
+    found = _distinct(runs, "data")
+    rows = [
+        (words, ", ".join(dict.fromkeys(_shown(each.get(key)) for each in found if key in each)))
+        for key, words in (
+            ("source", "data"), ("test_source", "test data"), ("train", "training images"),
+            ("validation", "validation images"), ("test", "test images"),
+            ("image", "channels, height, width"), ("mean", "mean"), ("std", "deviation"),
+            ("digest", "digest"),
+        )
+    ]  # fmt: skip
+    return [(words, text) for words, text in rows if text]
+
+
+def _of_machines(runs: Sequence[Run]) -> list[tuple[str, str]]:
+    found = _distinct(runs, "environment")
+    rows = []
+    for key in _ENVIRONMENT:
+        values = dict.fromkeys(_shown(each[key]) for each in found if each.get(key) is not None)
+        if values:
+            shown = list(values)
+            several = f"{shown[0]} to {shown[-1]}" if key == "started" else ", ".join(shown)
+            rows.append((key.replace("_", " "), several if len(shown) > 1 else shown[0]))
+    backbones = [each["backbone"] for each in found if isinstance(each.get("backbone"), Mapping)]
+    for text in dict.fromkeys(
+        f"{each.get('name')}, {each.get('parameters'):,} parameters"
+        for each in backbones
+        if isinstance(each.get("parameters"), int)
+    ):
+        rows.append(("backbone", text))
+    return rows
+
+
+def _distinct(runs: Sequence[Run], name: str) -> list[dict[str, Any]]:
+    """One property of every run, left out where its record does not have it."""
+    found = []
+    for run in runs:
+        try:
+            found.append(getattr(run, name))
+        except RecordError:
+            continue
+    return found
+
+
+def rerun(found: Gathered, command: str | None) -> list[Block]:
+    """Commands that train every run again, and write this page.
+
+    Args:
+        found: the runs.
+        command: that wrote this page.
+    """
+    runs = [
+        run
+        for group in found.groups
+        for run in sorted((*group.runs.values(), *group.stopped), key=lambda run: run.config.seed)
+    ]
+    lines = [train_command(run.config) for run in runs]
+    blocks: list[Block] = [
+        Text(
+            "A command for each run; on the same machine with the same versions it gives the same "
+            "numbers. Settings that are not named have their defaults."
+        ),
+        Details(f"{len(lines)} {'command' if len(lines) == 1 else 'commands'}", "\n\n".join(lines)),
+    ]
+    started = dict.fromkeys(
+        str(each["command"]) for each in _distinct(runs, "environment") if each.get("command")
+    )
+    if started:
+        blocks.append(Details("As they were started", "\n\n".join(started)))
+    if command:
+        blocks.append(Details("This page", command))
+    return blocks
+
+
+def train_command(config: Config) -> str:
+    """The command that trains with a configuration; only what is not a default is named.
+
+    Example:
+        >>> train_command(Config(loss="cosface(margin=0.2)", seed=3))
+        "tammes train --loss 'cosface(margin=0.2)' --seed 3"
+    """
+    words = ["tammes", "train"]
+    for key, value in config.to_dict().items():
+        if value == _DEFAULTS[key] or value is None:
+            continue
+        text = str(value).lower() if isinstance(value, bool) else str(value)
+        # What starts with a dash would be read as a flag.
+        words += [f"--{key}={text}"] if text.startswith("-") else [f"--{key}", text]
+    return shlex.join(words)

@@ -1,0 +1,1 @@
+"""Reproduction of the papers: recipes, cells, ledgers, claims."""

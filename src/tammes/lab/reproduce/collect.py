@@ -1,0 +1,220 @@
+"""What a ledger takes from the folder of a cell."""
+
+import json
+import math
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from tammes.kernels.dense import similarity_matrix
+from tammes.kernels.problem import Problem
+from tammes.lab.fewshot.recipe_cells import FewShot, find
+from tammes.lab.records.run_folder import Run, number
+from tammes.lab.reproduce.ledger import Entry, Ledger
+from tammes.lab.reproduce.quantities import read_all
+from tammes.lab.reproduce.recipe import ALWAYS, Planned, Recipe
+from tammes.similarity import Cosine
+from tammes.split import split
+
+CELL = "cell.json"
+"""What came out of a cell that trains no network."""
+_MACHINE = ("device", "torch", "python", "tammes", "commit", "platform")
+_BINS = 80
+_POINTS = 1000
+"""Examples of a split in a scatter."""
+
+
+def take(recipe: Recipe, planned: Planned, folder: Path, ledger: Ledger) -> Entry | None:
+    """What came out of a cell, as far as it ended; its machine is noted in the ledger.
+
+    Args:
+        recipe: says what is kept.
+        planned: the cell.
+        folder: of its run.
+        ledger: that is going to have it.
+    """
+    about = _about(planned)
+    if planned.kind == "sphere":
+        path = folder / CELL
+        if not path.exists():
+            return None
+        found = json.loads(path.read_bytes())
+        return Entry(**about, **_ran(found.pop("environment", {}), ledger), **found)
+    run = Run(folder)
+    if run.status == "unfinished":
+        return None
+    around = run.environment if (folder / "environment.json").exists() else {}
+    about |= _ran(around, ledger)
+    if run.status == "failed":
+        why = run.failure
+        return Entry(
+            **about,
+            status="diverged" if why.get("kind") == "not finite" else "failed",
+            step=int(why.get("step", 0)),
+            reason=str(why.get("message", "")),
+        )
+    final, kept = run.final, {}
+    if planned.kind == "fewshot":
+        shots = find(run, FewShot.from_dict(planned.settings))
+        if shots is None:
+            # Trained, but nothing is recognised yet, or something went wrong meanwhile.
+            if not (folder / "failure.json").exists():
+                return None
+            return Entry(**about, status="failed", reason=str(run.failure.get("message", "")))
+        final = {**final, "fewshot": shots["measures"]}
+        halves = {key: _digits(value, 4) for key, value in shots["intervals"].items()}
+        kept["fewshot"] = {**shots, "intervals": halves}
+        del kept["fewshot"]["measures"]
+    if run.config.whole:
+        # Images that were trained on are no test.
+        final = {key: value for key, value in final.items() if key != "test"}
+    best = final.get("optimum", {})
+    return Entry(
+        **about,
+        status="done",
+        values={key: _digits(value, 7) for key, value in read_all(final).items()},
+        optimum={key: _digits(v, 7) for key, v in best.items() if isinstance(v, float)},
+        epochs=run.config.epochs,
+        step=int(final["step"]),
+        seconds=round(math.fsum(row["seconds"] for row in run.timing), 1),
+        chosen=str(final["chosen"]),
+        curves=_curves(run, [path for path in (*ALWAYS, *recipe.curves) if _is_apart(run, path)]),
+        kept=kept | {what: found for what in recipe.keep if (found := _KEEP[what](run))},
+    )
+
+
+def _about(planned: Planned) -> dict[str, Any]:
+    """What tells an entry from the others."""
+    return {
+        "row": planned.row,
+        "column": planned.column,
+        "seed": planned.seed,
+        "digest": planned.digest,
+    }
+
+
+def failed(planned: Planned, reason: str) -> Entry:
+    """What is written down of a cell that cannot be read."""
+    return Entry(**_about(planned), status="failed", reason=reason)
+
+
+def lacks(recipe: Recipe, entry: Entry) -> bool:
+    """Whether a recipe keeps curves or else of a cell that its entry does not have."""
+    curves = entry.status == "done" and entry.curves and not {*recipe.curves} <= {*entry.curves}
+    # Points are kept of features in a plane alone.
+    kept = {*recipe.keep} - {"scatter"}
+    return bool(curves) or (entry.status == "done" and not kept <= {*entry.kept})
+
+
+def score(trial: Planned, run: Run) -> dict[str, Any] | None:
+    """How well a run did whose settings are tried out; None where it has not ended.
+
+    Args:
+        trial: the cell.
+        run: its run.
+
+    Returns:
+        ``accuracy`` in percent, on images held out of training, or in 1-shot episodes of the
+        validation classes; or why there is none, as ``failed``.
+    """
+    if run.status == "unfinished":
+        return None
+    if run.status == "done" and trial.kind == "fewshot":
+        found = find(run, FewShot.from_dict(trial.settings))
+        if found is not None:
+            return {"accuracy": round(100 * found["measures"]["validation_shot1"], 3)}
+        if not (run.folder / "failure.json").exists():
+            return None
+    elif run.status == "done":
+        # Of the last epoch, which is the one that a table has.
+        return {"accuracy": round(100 * run.metrics[-1]["validation"]["accuracy"], 3)}
+    return {"failed": run.failure.get("kind", "error")}
+
+
+def _is_apart(run: Run, path: str) -> bool:
+    """Whether a curve is of training, or of images that were not trained on."""
+    return not (run.config.whole and path.startswith("test."))
+
+
+def _ran(around: Mapping[str, Any], ledger: Ledger) -> dict[str, Any]:
+    """Where something was run, and by what command."""
+    machine = {key: around[key] for key in _MACHINE if key in around}
+    number = ledger.machine(machine) if machine else None
+    return {"machine": number, "command": str(around.get("command", ""))}
+
+
+def _curves(run: Run, paths: Sequence[str]) -> dict[str, list[float | None]]:
+    rows = [row for row in run.metrics if "test" in row] or run.metrics
+    found: dict[str, list[float | None]] = {"epoch": [row["epoch"] for row in rows]}
+    for path in dict.fromkeys(paths):
+        values = (number(row, path.split(".")) for row in rows)
+        found[path] = [None if value is None else _digits(value, 5) for value in values]
+    return found
+
+
+def _histograms(run: Run) -> dict[str, list[float]]:
+    """Cosines to the own and the hardest other prototype of the test images, and their margins."""
+    kept, prototypes = run.tensors("embeddings"), run.tensors("prototypes")["prototypes"]
+    problem = Problem(kept["features"], prototypes, None, 1.0, Cosine())
+    own = split(similarity_matrix(problem), kept["labels"])
+
+    def counts(values: Tensor, low: float, high: float) -> list[float]:
+        return torch.histc(values.clamp(low, high), _BINS, low, high).long().tolist()
+
+    return {
+        "edges_cosine": _edges(-1.0, 1.0),
+        "own": counts(own.target, -1.0, 1.0),
+        "hardest": counts(own.hardest, -1.0, 1.0),
+        "edges_margin": _edges(-2.0, 2.0),
+        "margin": counts(own.target - own.hardest, -2.0, 2.0),
+    }
+
+
+def _edges(low: float, high: float) -> list[float]:
+    return [round(low + (high - low) * place / _BINS, 4) for place in range(_BINS + 1)]
+
+
+def _scatter(run: Run) -> dict[str, Any]:
+    """Some training and test images, and the prototypes; nothing where features are not 2-D."""
+    from tammes.lab.training.datasets import prepare_data
+    from tammes.lab.training.model import load_model
+
+    kept = run.tensors("embeddings")
+    if kept["features"].shape[1] != 2:
+        return {}
+    training, _, _ = prepare_data(run.config, lambda text: None)
+    chosen = _spread(len(training))
+    pixels = torch.stack([training.read(place) for place in chosen.tolist()])
+    with torch.no_grad():
+        features = load_model(run).features(pixels).float()
+    tested = _spread(len(kept["labels"]))
+    return {
+        "train": _points(features, training.labels[chosen]),
+        "test": _points(kept["features"][tested], kept["labels"][tested]),
+        "prototypes": _plain(run.tensors("prototypes")["prototypes"]),
+    }
+
+
+def _spread(count: int) -> Tensor:
+    return torch.linspace(0, count - 1, min(count, _POINTS)).round().long()
+
+
+def _points(features: Tensor, labels: Tensor) -> dict[str, list[float]]:
+    return {"x": _plain(features[:, 0]), "y": _plain(features[:, 1]), "label": labels.tolist()}
+
+
+def _plain(values: Tensor) -> list[Any]:
+    if values.ndim == 1:
+        return [_digits(value, 4) for value in values.tolist()]
+    return [_plain(row) for row in values]
+
+
+def _digits(value: float, digits: int) -> float:
+    """Rounded to so many digits that count."""
+    return float(f"{value:.{digits}g}")
+
+
+_KEEP = {"histograms": _histograms, "scatter": _scatter}

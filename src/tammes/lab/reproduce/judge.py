@@ -1,0 +1,329 @@
+"""Whether what a paper claims is so, judged by the cells of a ledger.
+
+Two rows are compared seed by seed; what is claimed *holds* where the whole 95 % interval of their
+difference is on the right side, and *leans* that way where only its mean is. A single seed has no
+interval, so it leans at most, and so do seeds that all differ by the same. A seed whose loss was
+not finite speaks against what is claimed of its row. A claim of several parts is as good as the
+worst of them.
+"""
+
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
+from typing import Literal, TypeAlias, cast
+
+from tammes.lab.reproduce.claims import Better, Bound, Claim, Course, Near, Peak
+from tammes.lab.reproduce.ledger import Entry, Ledger
+from tammes.lab.reproduce.quantities import KNOWN
+from tammes.lab.reproduce.recipe import Recipe
+from tammes.lab.stats.paired import Difference, difference
+from tammes.lab.stats.seed_groups import Quantity
+
+Outcome: TypeAlias = Literal["holds", "leans", "fails", "open"]
+
+_LATE = 0.1
+"""Share of a training that counts as its end."""
+_LITTLE = 0.05
+"""Share of a fall that is no rise."""
+
+
+@dataclass(frozen=True)
+class Part:
+    """One comparison that a claim makes.
+
+    Attributes:
+        rows: it is about.
+        column: it is in.
+        text: what is so, in words.
+        outcome: what that says of the claim.
+        difference: on the scale on which more is better for the claim; None for a course.
+        needed: the least difference that is claimed.
+    """
+
+    rows: tuple[str, ...]
+    column: str
+    text: str
+    outcome: Outcome
+    difference: Difference | None = None
+    needed: float = 0.0
+
+
+@dataclass(frozen=True)
+class Verdict:
+    """What the ledger says of a claim."""
+
+    claim: Claim
+    outcome: Outcome
+    parts: tuple[Part, ...]
+
+    @property
+    def sentence(self) -> str:
+        """The outcome in words."""
+        if not self.parts:
+            return "nothing to judge it by"
+        known = [part for part in self.parts if part.outcome != "open"]
+        if len(self.parts) == 1:
+            return self.parts[0].text
+        counts = [
+            f"{sum(part.outcome == word for part in self.parts)} {word}"
+            for word in ("holds", "leans", "fails", "open")
+            if any(part.outcome == word for part in self.parts)
+        ]
+        worst = next((part for part in known if part.outcome == self.outcome), None)
+        example = ""
+        if worst and self.outcome in ("leans", "fails"):
+            several = len({part.column for part in self.parts}) > 1
+            example = f"; {worst.text}{f' ({worst.column})' if several else ''}"
+        return f"of {len(self.parts)} comparisons: {', '.join(counts)}{example}"
+
+
+def judge(recipe: Recipe, ledger: Ledger) -> list[Verdict]:
+    """Judge all claims of a recipe.
+
+    Args:
+        recipe: that makes them.
+        ledger: of its cells.
+    """
+    return [_judge(claim, recipe, ledger) for claim in recipe.claims]
+
+
+def _judge(claim: Claim, recipe: Recipe, ledger: Ledger) -> Verdict:
+    match claim:
+        case Better():
+            parts = tuple(_better(claim, recipe, ledger))
+        case Near():
+            parts = tuple(_near(claim, recipe, ledger))
+        case Bound():
+            parts = tuple(_bound(claim, recipe, ledger))
+        case Course():
+            parts = tuple(_course(claim, recipe, ledger))
+        case Peak():
+            parts = tuple(_peak(claim, recipe, ledger))
+    found = {part.outcome for part in parts}
+    if not found or found == {"open"}:
+        return Verdict(claim, "open", parts)
+    if "fails" in found:
+        return Verdict(claim, "fails", parts)
+    return Verdict(claim, "holds" if found == {"holds"} else "leans", parts)
+
+
+def _better(claim: Better, recipe: Recipe, ledger: Ledger) -> Iterator[Part]:
+    quantity = KNOWN[claim.quantity]
+    way = -1 if quantity.better < 0 else 1
+    for better, than in claim.pairs:
+        for column in _columns(claim, recipe, ledger, better, than):
+            rows, first, second = (better, than), *(recipe.rows[r].title for r in (better, than))
+            ours, theirs = (ledger.values(row, column, claim.quantity) for row in rows)
+            if claim.where_below_optimum is not None and theirs:
+                optimum = ledger.of(than, column)[0].optimum.get(claim.quantity)
+                mean = sum(theirs.values()) / len(theirs)
+                if optimum is not None and mean >= optimum - claim.where_below_optimum:
+                    continue
+            part = Part(rows, column, f"{first} and {second}: open", "open", needed=claim.by)
+            found = difference(ours, theirs)
+            if found is not None:
+                shown = _shown(found, quantity, sign=True)
+                text = f"{first}: {quantity.name} {shown} against {second}"
+                if claim.by:
+                    word = "asked" if claim.by > 0 else "allowed"
+                    text += f", {_unit(way * claim.by, quantity, sign=True)} {word}"
+                found = found if way > 0 else _turned(found)
+                outcome = _outcome(found, claim.by)
+                part = replace(part, text=text, outcome=outcome, difference=found)
+            # What diverged is worse than anything.
+            yield _without_diverged(part, ledger, bad=better, good=than, recipe=recipe)
+
+
+def _near(claim: Near, recipe: Recipe, ledger: Ledger) -> Iterator[Part]:
+    quantity = KNOWN[claim.quantity]
+    published = recipe.paper if claim.near == "paper" else recipe.released
+    for (row, column, key), number in published.items():
+        named = row in (claim.rows or recipe.rows) and column in _columns(
+            claim, recipe, ledger, row
+        )
+        if key != claim.quantity or not named:
+            continue
+        title, values = recipe.rows[row].title, ledger.values(row, column, key)
+        part = Part((row,), column, f"{title}: open", "open", needed=claim.within)
+        found = difference(values, dict.fromkeys(values, number.mean))
+        if found is not None:
+            ends = (found.low, found.high)
+            inside = all(end is not None and abs(end) <= claim.within for end in ends)
+            outside: Outcome = "fails" if abs(found.mean) > claim.within else "leans"
+            outcome = "holds" if inside and found.low != found.high else outside
+            shown = _shown(found, quantity, sign=True)
+            text = f"{title}: {shown} against {quantity.shown(number.mean)}, "
+            text += f"{_unit(claim.within, quantity)} allowed"
+            part = replace(part, text=text, outcome=outcome, difference=found)
+        yield _without_diverged(part, ledger, bad=row, recipe=recipe)
+
+
+def _bound(claim: Bound, recipe: Recipe, ledger: Ledger) -> Iterator[Part]:
+    quantity = KNOWN[claim.quantity]
+    low = claim.at_least is not None
+    bound = claim.at_least if claim.at_least is not None else claim.at_most
+    assert bound is not None
+    asked = f"at {'least' if low else 'most'} {_unit(bound, quantity)} claimed"
+    # Whether it is claimed that something goes wrong, which what diverged has done.
+    wrong = quantity.better != 0 and low == (quantity.better < 0)
+    for row in claim.rows:
+        for column in _columns(claim, recipe, ledger, row):
+            title, values = recipe.rows[row].title, ledger.values(row, column, claim.quantity)
+            part = Part((row,), column, f"{title}: open", "open")
+            found = difference(values, dict.fromkeys(values, bound))
+            if found is not None:
+                text = f"{title}: {_unit(found.mean + bound, quantity)}, {asked}"
+                found = found if low else _turned(found)
+                part = replace(part, text=text, outcome=_outcome(found, 0.0), difference=found)
+            which = {"good": row} if wrong else {"bad": row}
+            yield _without_diverged(part, ledger, recipe=recipe, **which)
+
+
+def _course(claim: Course, recipe: Recipe, ledger: Ledger) -> Iterator[Part]:
+    for rows, words in (
+        (claim.falls, "falls"),
+        (claim.falls_then_rises, "falls and then rises"),
+    ):
+        for row in rows:
+            for column in _columns(claim, recipe, ledger, row):
+                title = recipe.rows[row].title
+                courses = [_way(entry, claim.curve) for entry in ledger.of(row, column)]
+                part = Part((row,), column, f"{title}: open", "open")
+                if courses and None not in courses:
+                    right = sum(course == words for course in courses)
+                    outcome: Outcome = "holds" if len(courses) > 1 else "leans"
+                    outcome = outcome if right == len(courses) else "fails"
+                    text = f"{title}: {words} with {right} of {len(courses)} seeds"
+                    part = replace(part, text=text, outcome=outcome)
+                yield _without_diverged(part, ledger, bad=row, recipe=recipe)
+
+
+def _peak(claim: Peak, recipe: Recipe, ledger: Ledger) -> Iterator[Part]:
+    """Where a quantity is best: with each seed that all rows have, and on their mean."""
+    along = {row: float(recipe.rows[row].values[claim.peak]) for row in claim.rows}
+    keys = [key for key in (claim.quantity, claim.not_before) if key is not None]
+    for column in _columns(claim, recipe, ledger, *claim.rows):
+        part = Part(claim.rows, column, f"the peak along {claim.peak}: open", "open")
+        values = {key: {row: ledger.values(row, column, key) for row in claim.rows} for key in keys}
+        gone = {
+            (entry.row, entry.seed)
+            for entry in ledger.cells
+            if entry.column == column and entry.status == "diverged"
+        }
+        # What diverged is worse than anything, and is no peak.
+        known = [
+            seed
+            for seed in sorted({seed for by_seed in values[keys[0]].values() for seed in by_seed})
+            if all(
+                seed in by_seed or (row, seed) in gone
+                for of_rows in values.values()
+                for row, by_seed in of_rows.items()
+            )
+        ]
+        if known:
+            peaks = [[_best(values[key], along, key, [seed]) for key in keys] for seed in known]
+            together = [_best(values[key], along, key, known) for key in keys]
+            right = sum(_is_there(claim, each) for each in peaks)
+            places = zip(keys, together, strict=True)
+            text = " and ".join(
+                f"{KNOWN[key].name} is best at {claim.peak} {place:g}" for key, place in places
+            )
+            text += f", as claimed with {right} of {len(known)} seed{'s' * (len(known) > 1)}"
+            outcome: Outcome = "holds" if right == len(known) > 1 else "leans"
+            outcome = outcome if _is_there(claim, together) else "fails"
+            part = replace(part, text=text, outcome=outcome)
+        yield part
+
+
+def _best(
+    values: Mapping[str, Mapping[int, float]],
+    along: Mapping[str, float],
+    key: str,
+    seeds: Sequence[int],
+) -> float:
+    """Where the mean over some seeds is best, among rows that have all of them."""
+    way = -1 if KNOWN[key].better < 0 else 1
+    means = {
+        row: sum(by_seed[seed] for seed in seeds) / len(seeds)
+        for row, by_seed in values.items()
+        if all(seed in by_seed for seed in seeds)
+    }
+    return along[max(means, key=lambda row: way * means[row])] if means else float("nan")
+
+
+def _is_there(claim: Peak, places: Sequence[float]) -> bool:
+    """Whether a peak is where it is claimed to be; the second place is that of ``not_before``."""
+    least = claim.at_least if claim.at_least is not None else -float("inf")
+    most = claim.at_most if claim.at_most is not None else float("inf")
+    # None anywhere is not a number, and is nowhere.
+    return least <= places[0] <= most and (len(places) == 1 or places[0] >= places[1])
+
+
+def _without_diverged(
+    part: Part, ledger: Ledger, *, recipe: Recipe, bad: str | None = None, good: str | None = None
+) -> Part:
+    """A part in the light of seeds that have no number, as their loss was not finite.
+
+    Args:
+        part: as the other seeds have it.
+        ledger: of all cells.
+        recipe: of the rows.
+        bad: row whose divergence speaks against the claim.
+        good: row whose divergence speaks for it.
+    """
+    for row, outcome in ((bad, "fails"), (good, "leans")):
+        count = 0 if row is None else ledger.diverged(row, part.column)
+        if row is not None and count:
+            seeds = "a seed" if count == 1 else f"{count} seeds"
+            said = f"{recipe.rows[row].title} diverged with {seeds}"
+            text = said if part.outcome == "open" else f"{part.text}; {said}"
+            worse = outcome if part.outcome != "fails" else part.outcome
+            part = replace(part, text=text, outcome=cast(Outcome, worse))
+    return part
+
+
+def _way(entry: Entry, curve: str) -> str | None:
+    """How a curve goes; None where it is not known."""
+    values = [value for value in entry.curves.get(curve, []) if value is not None]
+    if len(values) < 3:
+        return None
+    lowest = min(values)
+    place = values.index(lowest)
+    if place == 0:
+        return "rises"
+    rise, fall = values[-1] - lowest, values[0] - lowest
+    late = place >= (1 - _LATE) * (len(values) - 1)
+    return "falls" if late or rise <= _LITTLE * fall else "falls and then rises"
+
+
+def _columns(claim: Claim, recipe: Recipe, ledger: Ledger, *rows: str) -> list[str]:
+    """Columns a claim is about: those it names, or all that are usually run, or were."""
+    run = {entry.column for entry in ledger.cells}
+    usual = [name for name, each in recipe.columns.items() if not each.on_request or name in run]
+    named = claim.columns or usual
+    return [column for column in named if all(recipe.has(row, column) for row in rows)]
+
+
+def _outcome(found: Difference, needed: float) -> Outcome:
+    spread = found.low is not None and found.high is not None and found.low < found.high
+    if spread and found.low is not None and found.low >= needed:
+        return "holds"
+    return "leans" if found.mean >= needed else "fails"
+
+
+def _turned(found: Difference) -> Difference:
+    low = None if found.high is None else -found.high
+    high = None if found.low is None else -found.low
+    return replace(found, mean=-found.mean, low=low, high=high)
+
+
+def _shown(found: Difference, quantity: Quantity, *, sign: bool = False) -> str:
+    text = _unit(found.mean, quantity, sign=sign)
+    if found.low is None or found.high is None:
+        return f"{text} (one seed)"
+    ends = (quantity.shown(end, sign=sign) for end in (found.low, found.high))
+    return f"{text} (95 % interval {' to '.join(ends)})"
+
+
+def _unit(value: float, quantity: Quantity, *, sign: bool = False) -> str:
+    unit = {"%": " points", "°": "°"}.get(quantity.unit, "")
+    return f"{quantity.shown(value, sign=sign)}{unit}"

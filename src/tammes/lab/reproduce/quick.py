@@ -1,0 +1,87 @@
+"""The quick form of a run: a few images, a narrow network, two epochs; it shows that all works."""
+
+import dataclasses
+from collections.abc import Mapping
+from typing import Any
+
+from tammes.lab.config.expressions import Call, parse_call, parse_keywords
+from tammes.lab.config.schema import Config
+
+IMAGES, EPOCHS, BATCH, WIDTH, STEPS = 300, 2, 50, 0.125, 50
+_SHOT = 2
+
+
+def quick_config(config: Config, further: Mapping[str, Any]) -> Config:
+    """A configuration in quick form.
+
+    Args:
+        config: in full.
+        further: fields that are to be otherwise in quick form.
+
+    Example:
+        >>> full = Config(backbone="layer13", epochs=50, lr_schedule="steps([25, 40], 0.1)")
+        >>> quick = quick_config(full, {})
+        >>> quick.backbone, quick.epochs, quick.lr_schedule
+        ('layer13(width=0.125)', 2, 'steps([1.0, 1.6], 0.1)')
+    """
+    share = further.get("epochs", EPOCHS) / config.epochs
+    return config.replace(
+        **{
+            "limit": IMAGES,
+            "epochs": EPOCHS,
+            "batch_size": min(BATCH, config.batch_size),
+            "backbone": _narrow(config.backbone),
+            "sampler": _fewer(config.sampler),
+            "warmup": config.warmup * share,
+            "lr_schedule": _shorten(config.lr_schedule, share),
+            "schedules": _sooner(config.schedules, share),
+            "precision": "fp32",
+            "compile": False,
+            "evaluate_every": 1,
+            **further,
+        }
+    )
+
+
+def quick_settings(settings: Mapping[str, Any]) -> dict[str, Any]:
+    """Settings of a cell that trains no network, in quick form."""
+    return {**settings, "steps": min(STEPS, settings.get("steps", STEPS))}
+
+
+def _narrow(backbone: str) -> str:
+    if backbone == "auto" or backbone.startswith("timm:"):
+        return backbone
+    call = parse_call(backbone, what="backbone")
+    width = WIDTH * call.kwargs.get("width", 1.0)
+    return str(dataclasses.replace(call, kwargs={**call.kwargs, "width": width}))
+
+
+def _fewer(sampler: str) -> str:
+    """Episodes of two images of each class: there are few of each."""
+    call = parse_call(sampler, what="sampler")
+    if call.name != "episodes" or "way" not in call.kwargs:
+        return sampler
+    way = min(call.kwargs["way"], BATCH // _SHOT)
+    return str(dataclasses.replace(call, kwargs={**call.kwargs, "way": way, "shot": _SHOT}))
+
+
+def _shorten(schedule: str, share: float) -> str:
+    """Steps at the same share of the training."""
+    call = parse_call(schedule, what="lr_schedule")
+    if call.name != "steps":
+        return schedule
+    at, *more = call.args or (call.kwargs.get("at", []),)
+    named = {key: value for key, value in call.kwargs.items() if key != "at"}
+    return str(Call(call.name, ([mark * share for mark in at], *more), named))
+
+
+def _sooner(schedules: str, share: float) -> str:
+    """Move settings that change over epochs to the same share of the training."""
+    parts = []
+    for name, call in parse_keywords(schedules, what="schedules").items():
+        kwargs = {
+            key: value * share if key.endswith("epochs") else value
+            for key, value in call.kwargs.items()
+        }
+        parts.append(f"{name}={dataclasses.replace(call, kwargs=kwargs)}")
+    return ", ".join(parts)

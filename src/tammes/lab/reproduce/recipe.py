@@ -1,0 +1,368 @@
+"""A recipe: rows and columns of a table, and the run that each of their cells is."""
+
+import re
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, field, fields
+from typing import Annotated, Any, Literal, TypeAlias
+
+from tammes.lab.config.expressions import did_you_mean
+from tammes.lab.config.schema import Config, digest_of
+from tammes.lab.config.typecheck import at_least, check_names
+from tammes.lab.fewshot.recipe_cells import FewShot
+from tammes.lab.reproduce.claims import Claim
+from tammes.lab.reproduce.quick import quick_config, quick_settings
+from tammes.lab.stats.seed_groups import Quantity
+
+
+def _of_config(values: Mapping[str, Any]) -> Mapping[str, Any]:
+    check_names(values, [each.name for each in fields(Config)], "has no")
+    for key in ("seed", "validation"):
+        if key in values:
+            raise ValueError(f"is not expected to set {key}, got {values[key]!r}")
+    return values
+
+
+def _of_two_or_more(tune: Mapping[str, list[Any]]) -> Mapping[str, list[Any]]:
+    for key, tried in tune.items():
+        if len(tried) < 2:
+            raise ValueError(f"is expected to have 2 values or more of {key}, got {tried}")
+    return tune
+
+
+Values: TypeAlias = Mapping[str, Any]
+Fields: TypeAlias = Annotated[Values, _of_config]
+Tune: TypeAlias = Annotated[Mapping[str, list[Any]], _of_two_or_more]
+Text: TypeAlias = Annotated[str, str.strip]
+Place: TypeAlias = tuple[str, str]
+"""Row and column."""
+Kind: TypeAlias = Literal["train", "fewshot", "sphere"]
+
+ALWAYS = ("test.accuracy", "train.loss")
+"""Curves that are kept of every run."""
+TRIED_ON = 0.1
+"""Share of the training images that settings are chosen on."""
+
+
+@dataclass(frozen=True)
+class Published:
+    """A number as it was published, with its standard deviation if there is one."""
+
+    mean: float
+    std: float | None = None
+
+
+@dataclass(frozen=True, kw_only=True)
+class Row:
+    """A row of a table.
+
+    Attributes:
+        name: how it is called on the command line.
+        title: how the paper calls it.
+        config: fields of the configuration.
+        overrides: further fields by column.
+        values: what stands in braces in the fields.
+        tune: values that are to be chosen, and from what.
+        columns: the only ones that have it; all where none is named.
+        kind: what a cell does: ``train``, ``fewshot`` to recognise other classes after that, or
+            ``sphere`` for the toy on the sphere.
+        settings: of the episodes, or of the toy.
+        note: a sentence for the page.
+    """
+
+    name: str
+    title: Text
+    config: Fields = field(default_factory=dict)
+    overrides: Mapping[str, Fields] = field(default_factory=dict)
+    values: Values = field(default_factory=dict)
+    tune: Tune = field(default_factory=dict)
+    columns: tuple[str, ...] = ()
+    kind: Kind = "train"
+    settings: Values = field(default_factory=dict)
+    note: Text = ""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Column:
+    """A column of a table.
+
+    Attributes:
+        name: how it is called on the command line.
+        title: how the paper calls it.
+        config: fields of the configuration.
+        values: what stands in braces in the fields.
+        tune: values that are to be chosen in this column, and from what.
+        settings: further ones of its episodes.
+        on_request: whether it is run only where it is asked for by name, as its data are large.
+    """
+
+    name: str
+    title: Text
+    config: Fields = field(default_factory=dict)
+    values: Values = field(default_factory=dict)
+    tune: Tune = field(default_factory=dict)
+    settings: Values = field(default_factory=dict)
+    on_request: bool = False
+
+
+@dataclass(frozen=True)
+class Planned:
+    """A cell of a table with one seed.
+
+    Attributes:
+        row: its row.
+        column: its column.
+        seed: of the run.
+        kind: what is done.
+        config: of the run, if it is one.
+        settings: of what else it is.
+        tried: values that are tried out; such a run is not in the table.
+        known_as: digest of the same cell with the data where the recipe has them.
+    """
+
+    row: str
+    column: str
+    seed: int
+    kind: Kind = "train"
+    config: Config | None = None
+    settings: Values = field(default_factory=dict)
+    tried: Values = field(default_factory=dict)
+    known_as: str = ""
+
+    @property
+    def place(self) -> Place:
+        """Row and column."""
+        return self.row, self.column
+
+    @property
+    def digest(self) -> str:
+        """What tells it from any other; the same in every recipe that has it."""
+        if self.known_as:
+            return self.known_as
+        if self.config is not None and self.kind == "train":
+            return self.config.digest
+        given: dict[str, Any] = {"kind": self.kind, "seed": self.seed, **self.settings}
+        if self.config is not None:
+            # Several settings may look at one run.
+            given = {"run": self.config.digest, **self.settings}
+        return digest_of(given)
+
+    @property
+    def folder(self) -> str:
+        """Name of its folder."""
+        if self.config is not None:
+            return self.config.folder
+        return f"{self.kind}_{self.row}-seed{self.seed}-{self.digest}"
+
+
+@dataclass(frozen=True, kw_only=True)
+class Recipe:
+    """A table or figure of a paper; see ``docs/reproduce.md`` for what YAML says of it.
+
+    Attributes:
+        name: such as ``kobayashi2019/table2``.
+        title: what is compared.
+        source: where it was published.
+        summary: what it is about.
+        seeds: how many by default.
+        quantities: that are compared, the main one first.
+        config: fields that all cells have.
+        settings: that all episodes have.
+        rows: by name.
+        columns: by name.
+        paper: published numbers by row, column and quantity.
+        released: likewise, of the code the authors released.
+        released_source: where those are from.
+        released_title: what they are called in tables.
+        claims: to be judged.
+        curves: paths in the lines of ``metrics.jsonl`` that the ledger keeps.
+        keep: what else it keeps of a cell: ``histograms``, ``scatter``.
+        figures: that the page draws.
+        protocol: what differs from the paper, and why.
+        quick: fields of the configuration in quick form.
+    """
+
+    name: str
+    title: Text
+    source: Text
+    summary: Text = ""
+    seeds: Annotated[int, at_least(1)] = 3
+    quantities: tuple[Quantity, ...] = ()
+    config: Fields = field(default_factory=dict)
+    settings: Values = field(default_factory=dict)
+    rows: Mapping[str, Row] = field(default_factory=dict)
+    columns: Mapping[str, Column] = field(default_factory=dict)
+    paper: Mapping[tuple[str, str, str], Published] = field(default_factory=dict)
+    released: Mapping[tuple[str, str, str], Published] = field(default_factory=dict)
+    released_source: Text = ""
+    released_title: Text = "released code"
+    claims: tuple[Claim, ...] = ()
+    curves: tuple[str, ...] = ()
+    keep: tuple[Literal["histograms", "scatter"], ...] = ()
+    figures: tuple[Values, ...] = ()
+    protocol: tuple[Mapping[str, Text], ...] = ()
+    quick: Fields = field(default_factory=dict)
+
+    def tune(self, row: str, column: str) -> Mapping[str, Sequence[Any]]:
+        """Values that are to be chosen in a cell, and from what."""
+        if self.rows[row].kind == "sphere":
+            return {}
+        return {**self.columns[column].tune, **self.rows[row].tune}
+
+    def has(self, row: str, column: str) -> bool:
+        """Whether the table has this cell."""
+        only = self.rows[row].columns
+        return not only or column in only
+
+    def places(
+        self, rows: Sequence[str] | None = None, columns: Sequence[str] | None = None
+    ) -> Iterator[Place]:
+        """Cells of the table, or of some rows and columns of it.
+
+        Args:
+            rows: names; all by default.
+            columns: names; by default all but those that are run on request.
+        """
+        check_names(rows or (), self.rows, f"{self.name} has no row")
+        check_names(columns or (), self.columns, f"{self.name} has no column")
+        usual = [name for name, column in self.columns.items() if not column.on_request]
+        for row in rows or self.rows:
+            yield from ((row, each) for each in columns or usual if self.has(row, each))
+
+    def planned(
+        self,
+        rows: Sequence[str] | None = None,
+        columns: Sequence[str] | None = None,
+        seeds: int | Sequence[int] | None = None,
+        *,
+        quick: bool = False,
+        tuned: Mapping[Place, Values] | None = None,
+    ) -> list[Planned]:
+        """All cells with all seeds; those left out whose settings are not chosen yet.
+
+        Args:
+            rows: names; all by default.
+            columns: names; by default all but those that are run on request.
+            seeds: how many, or which.
+            quick: in the form that only shows that it works.
+            tuned: values that were chosen, by row and column.
+        """
+        which = self.which(seeds, quick=quick)
+        chosen = tuned or {}
+        return [
+            self.cell(*place, seed, quick=quick, values=chosen.get(place, {}))
+            for place in self.places(rows, columns)
+            if not self.tune(*place) or place in chosen
+            for seed in which
+        ]
+
+    def which(self, seeds: int | Sequence[int] | None, *, quick: bool = False) -> Sequence[int]:
+        """Seeds of a cell: those given, or as many as the recipe says, one in quick form."""
+        if seeds is None:
+            seeds = 1 if quick else self.seeds
+        if isinstance(seeds, int):
+            if seeds < 1:
+                raise ValueError(f"seeds is expected to be at least 1, got {seeds}")
+            return range(seeds)
+        if not seeds or len(set(seeds)) < len(seeds):
+            raise ValueError(f"seeds is expected to name each seed once, got {list(seeds)}")
+        return seeds
+
+    def trials(self, row: str, column: str, *, quick: bool = False) -> list[Planned]:
+        """The runs that settings of a cell are chosen by, one for each value.
+
+        They train on fewer images, and are compared on the others. Where other classes are
+        recognised, they are compared on the validation classes, and train as they will.
+
+        Args:
+            row: its row.
+            column: its column.
+            quick: in the form that only shows that it works.
+        """
+        runs: list[Values] = [{}]
+        for name, tried in self.tune(row, column).items():
+            runs = [{**run, name: value} for run in runs for value in tried]
+        if not self.tune(row, column):
+            return []
+        return [
+            self.cell(row, column, 0, quick=quick, values=values, validation=TRIED_ON)
+            for values in runs
+        ]
+
+    def cell(
+        self,
+        row: str,
+        column: str,
+        seed: int,
+        *,
+        quick: bool = False,
+        values: Values | None = None,
+        validation: float | None = None,
+    ) -> Planned:
+        """One cell with one seed.
+
+        Args:
+            row: its row.
+            column: its column.
+            seed: of the run.
+            quick: in the form that only shows that it works.
+            values: that were chosen for it.
+            validation: share of the training images to try these values on.
+        """
+        this, beside, chosen = self.rows[row], self.columns[column], dict(values or {})
+        known = {**beside.values, **this.values, **chosen}
+        where = f"{self.name}, row {row}, column {column}"
+        tried = chosen if validation is not None else {}
+        settings: Values = {}
+        if this.kind == "fewshot":
+            settings = fill({**self.settings, **beside.settings, **this.settings}, known, where)
+        elif this.kind == "sphere":
+            settings = fill(this.settings, known, where)
+            settings = quick_settings(settings) if quick else settings
+            return Planned(row, column, seed, this.kind, settings=settings, tried=tried)
+        fields = {**self.config, **beside.config, **this.config, **this.overrides.get(column, {})}
+        fields = {**fill(fields, known, where), "seed": seed}
+        try:
+            config = Config.from_dict(fields)
+            if quick:
+                config = quick_config(config, fill(self.quick, known, where))
+        except (TypeError, ValueError) as error:
+            raise ValueError(f"{where}: {error}") from error
+        if this.kind == "fewshot":
+            try:
+                shots = FewShot.from_dict(settings)
+                shots.check(config, tried=bool(tried))
+                settings = (shots.quick() if quick else shots).to_dict()
+            except ValueError as error:
+                raise ValueError(f"{where}: {error}") from error
+        elif validation is not None:
+            config = config.replace(validation=validation)
+        return Planned(row, column, seed, this.kind, config, settings, tried)
+
+
+def fill(fields: Values, values: Values, where: str) -> dict[str, Any]:
+    """Put values where their names stand in braces; a text that is nothing else becomes the value.
+
+    Args:
+        fields: texts among others.
+        values: by name.
+        where: what the fields belong to, for the message where a name is unknown.
+
+    Example:
+        >>> fill({"loss": "{r}*{k}*zero_centroid()", "lr": "{lr}"}, {"r": 5, "k": 9, "lr": 0.1}, "")
+        {'loss': '5*9*zero_centroid()', 'lr': 0.1}
+    """
+
+    def value(name: str) -> Any:
+        if name not in values:
+            raise ValueError(
+                f"{where}: there is no value for {{{name}}}{did_you_mean(name, values)}"
+            )
+        return values[name]
+
+    def filled(text: str) -> Any:
+        only = re.fullmatch(r"\{(\w+)\}", text)
+        if only:
+            return value(only[1])
+        return re.sub(r"\{(\w+)\}", lambda found: str(value(found[1])), text)
+
+    return {key: filled(v) if isinstance(v, str) else v for key, v in fields.items()}

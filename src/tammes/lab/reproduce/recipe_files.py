@@ -1,0 +1,106 @@
+"""Find recipes by name, and take over what one of them shares with another."""
+
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+from tammes.lab.config.expressions import did_you_mean
+from tammes.lab.config.typecheck import as_table, fit
+from tammes.lab.config.yaml_file import read_yaml
+
+_HERE = Path(__file__).parent / "recipes"
+_TAKEN = ("config", "settings", "quick")
+"""Tables that a recipe shares with the one it is like, name by name."""
+
+
+class RecipeError(ValueError):
+    """A recipe is not there, or is not one; the message is one sentence."""
+
+
+def names() -> list[str]:
+    """Return the names of all recipes.
+
+    Example:
+        >>> "kobayashi2019/table2" in names()
+        True
+    """
+    return sorted(str(file.relative_to(_HERE).with_suffix("")) for file in _HERE.rglob("*.yaml"))
+
+
+def find(name: str | Path) -> tuple[Path, str]:
+    """Return the file of a recipe and its name.
+
+    Args:
+        name: such as ``kobayashi2019/table2``, or a path that ends in ``.yaml``.
+    """
+    path = Path(name)
+    if path.suffix in (".yaml", ".yml"):
+        # Two files of one name in different folders are two recipes.
+        inside = not path.is_absolute() and ".." not in path.parts
+        return path, path.with_suffix("").as_posix() if inside else path.stem
+    if str(name) not in names():
+        hint = did_you_mean(str(name), names()) or "; `tammes reproduce` lists them"
+        raise RecipeError(f"there is no recipe {str(name)!r}{hint}")
+    return _HERE / f"{name}.yaml", str(name)
+
+
+def start_from(
+    given: Mapping[str, Any], folder: Path, before: tuple[Path, ...] = ()
+) -> Mapping[str, Any]:
+    """Return what a recipe says, with what it takes over from the one it is ``like``.
+
+    It takes over what it does not say itself of its configuration, settings, quick form and
+    protocol. ``null`` leaves a name out, and a line with nothing but its ``what`` a line.
+
+    Args:
+        given: its own values.
+        folder: where a file that it is like is looked for.
+        before: files that led here.
+    """
+    own = dict(given)
+    name = own.pop("like", None)
+    if name is None:
+        return own
+    if not isinstance(name, str):
+        raise ValueError(f"like is expected to be the name of a recipe, got {name!r}")
+    path, title = find(folder / name if name.endswith((".yaml", ".yml")) else name)
+    if path in before:
+        circle = ", ".join(each.name for each in (*before, path))
+        raise ValueError(f"like goes round in a circle: {circle}")
+    try:
+        said = as_table(read_yaml(path), "the recipe")
+        other = start_from(said, path.parent, (*before, path))
+        for key in _TAKEN:
+            own[key] = _merged(key, other, own)
+        own["protocol"] = _lines(other, own)
+    except ValueError as error:
+        raise ValueError(f"like {title}: {error}") from error
+    return own
+
+
+def _merged(key: str, other: Mapping[str, Any], own: Mapping[str, Any]) -> dict[str, Any]:
+    theirs, mine = as_table(other.get(key, {}), key), as_table(own.get(key, {}), key)
+    for each, value in mine.items():
+        if value is None and each not in theirs:
+            raise ValueError(f"{key} has no {each!r} to leave out{did_you_mean(each, theirs)}")
+    return {each: value for each, value in {**theirs, **mine}.items() if value is not None}
+
+
+def _lines(other: Mapping[str, Any], own: Mapping[str, Any]) -> list[Any]:
+    theirs, mine = _by_what(other), _by_what(own)
+    for what, line in mine.items():
+        if [*line] == ["what"] and what not in theirs:
+            raise ValueError(f"protocol has no {what!r} to leave out{did_you_mean(what, theirs)}")
+    return [line for line in {**theirs, **mine}.values() if [*line] != ["what"]]
+
+
+def _by_what(given: Mapping[str, Any]) -> dict[str, dict[str, Any]]:
+    found: dict[str, dict[str, Any]] = {}
+    for line in fit(given.get("protocol", []), list[Mapping[str, Any]], "protocol"):
+        what = line.get("what")
+        if not isinstance(what, str) or what in found:
+            raise ValueError(
+                f"each line of the protocol is expected to have its what, got {what!r}"
+            )
+        found[what] = line
+    return found

@@ -1,0 +1,1 @@
+"""Optimizer state: row-sparse steps, and its transfer to resized parameters."""

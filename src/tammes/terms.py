@@ -1,0 +1,369 @@
+"""Terms, and their sums and products: a loss is written as it is read.
+
+A term is a small value: the name of a loss and its settings. ``0.5 * sample_margin() + cosface()``
+is one too. Nothing here knows of heads, batches or devices; :mod:`tammes.criterion.criterion` does.
+"""
+
+import functools
+import inspect
+import itertools
+import math
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass, field, replace
+from typing import TYPE_CHECKING, Any, Concatenate, Literal, NamedTuple, ParamSpec, TypeAlias, cast
+
+import torch
+from torch import Tensor
+
+from tammes._setting_values import digits, extremes, is_number, normalise, seen, show
+from tammes._validation import transforming
+from tammes.split import ALONGSIDE, REDUCED, SUMMED, Split, with_sums
+from tammes.states import State
+
+if TYPE_CHECKING:
+    from tammes.heads.head import Head
+    from tammes.losses.subspace import Complement
+
+Setting: TypeAlias = Any
+"""A hyper-parameter: a number, or one per class; in a criterion's call also one per example."""
+
+_P = ParamSpec("_P")
+
+
+class Batch(NamedTuple):
+    """What a term on features is given.
+
+    Attributes:
+        features: shape ``(N, D)``.
+        labels: class of each example, shape ``(N,)``.
+        valid: which examples count, shape ``(N,)``; the others are to be left out entirely.
+
+    Example:
+        >>> labels = torch.tensor([0, 0, -100])
+        >>> batch = tammes.Batch(torch.randn(3, 2), labels, labels != -100)
+        >>> loss, anchors = tammes.nca()(batch)
+    """
+
+    features: Tensor
+    labels: Tensor
+    valid: Tensor
+
+
+class Loss:
+    """Anything a criterion can be built from: a term, or a sum of weighted terms.
+
+    Example:
+        >>> loss = tammes.softmax() + 0.3 * tammes.logit_divergence()
+        >>> [(weight, term.name) for weight, term in loss.leaves()]
+        [(1.0, 'softmax'), (0.3, 'logit_divergence')]
+    """
+
+    def leaves(self) -> Iterator[tuple[float, "Term"]]:
+        """Every term with the weight it has in this loss."""
+        raise NotImplementedError
+
+    def map(self, change: "Callable[[Term], Term]") -> "Loss":
+        """The same loss with every term changed."""
+        raise NotImplementedError
+
+    def __add__(self, other: "Loss") -> "Sum":
+        if not isinstance(other, Loss):
+            return NotImplemented
+        return Sum((*_parts(self), *_parts(other)))
+
+    def __radd__(self, other: object) -> "Loss":
+        # sum([...]) starts from 0.
+        return self if other == 0 else NotImplemented
+
+    def __mul__(self, weight: float) -> "Sum":
+        if isinstance(weight, Loss) or not isinstance(weight, (int, float)):
+            return NotImplemented
+        if not math.isfinite(weight):
+            raise ValueError(f"a term expects a finite weight, got {weight}")
+        return Sum(tuple((weight * inner, loss) for inner, loss in _parts(self)))
+
+    __rmul__ = __mul__
+
+    def __truediv__(self, divisor: float) -> "Sum":
+        return self * (1 / divisor)
+
+    def __neg__(self) -> "Sum":
+        return self * -1
+
+    def __sub__(self, other: "Loss") -> "Sum":
+        return self + -other if isinstance(other, Loss) else NotImplemented
+
+
+def _parts(loss: Loss) -> tuple[tuple[float, Loss], ...]:
+    return loss.parts if isinstance(loss, Sum) else ((1.0, loss),)
+
+
+@dataclass(frozen=True, repr=False)
+class Sum(Loss):
+    """A weighted sum of losses; made by ``+`` and ``*``.
+
+    Example:
+        >>> tammes.cosface() + 0.5 * tammes.sample_margin()
+        cosface(margin=0.35) + 0.5*sample_margin()
+    """
+
+    parts: tuple[tuple[float, Loss], ...]
+
+    def leaves(self) -> Iterator[tuple[float, "Term"]]:
+        """The terms of all parts, weights multiplied out."""
+        for weight, loss in self.parts:
+            for inner, term in loss.leaves():
+                yield weight * inner, term
+
+    def map(self, change: "Callable[[Term], Term]") -> "Sum":
+        """The same sum of changed terms."""
+        return Sum(tuple((weight, loss.map(change)) for weight, loss in self.parts))
+
+    def __repr__(self) -> str:
+        return " + ".join(
+            repr(loss) if weight == 1 else f"{digits(weight)}*{loss!r}"
+            for weight, loss in self.parts
+        )
+
+
+@dataclass(frozen=True, eq=False)
+class Definition:
+    """What all terms of one name share; made by :func:`term`."""
+
+    name: str
+    function: Callable[..., Any]
+    on: Literal["split", "prototypes", "features"]
+    reads: frozenset[str]
+    requires: Literal["", "angle", "cosine"] = ""
+    cosines: bool = False
+    unless_zero: Mapping[str, str] = field(default_factory=dict)
+    fixed: frozenset[str] = frozenset()
+    threshold: Callable[..., Tensor] | None = None
+    check: Callable[..., None] | None = None
+    prepare: Callable[..., dict[str, Setting]] | None = None
+    state: Callable[..., State] | None = None
+    signature: inspect.Signature = field(default_factory=inspect.Signature)
+    builder: Callable[..., "Term"] | None = None
+    takes_shards: bool = False
+
+    @property
+    def defaults(self) -> dict[str, Setting]:
+        """The literature's value of every setting that has one."""
+        parameters = self.signature.parameters.values()
+        return {p.name: p.default for p in parameters if p.default is not p.empty}
+
+
+@dataclass(frozen=True, repr=False)
+class Term(Loss):
+    """One loss with its settings; equal to another of the same name and settings.
+
+    Terms are made by their builders, such as :func:`tammes.cosface`; your own by :func:`term`.
+
+    Example:
+        >>> term = tammes.cosface(margin=0.2)
+        >>> term.settings
+        {'margin': 0.2}
+        >>> term == tammes.cosface(margin=0.2)
+        True
+    """
+
+    definition: Definition
+    values: tuple[tuple[str, Setting], ...]
+    within: "Complement | None" = None
+    """Where a term on features sees them projected to; set by a direct or spectral sum."""
+
+    @property
+    def name(self) -> str:
+        """The builder's name."""
+        return self.definition.name
+
+    @property
+    def settings(self) -> dict[str, Setting]:
+        """Every setting by name, the defaults included."""
+        return dict(self.values)
+
+    @property
+    def arguments(self) -> Mapping[str, Setting]:
+        """What the function behind the term is called with."""
+        prepare = self.definition.prepare
+        return self.settings if prepare is None else {**self.settings, **prepare(**self.settings)}
+
+    def leaves(self) -> Iterator[tuple[float, "Term"]]:
+        """Itself, once."""
+        yield 1.0, self
+
+    def map(self, change: "Callable[[Term], Term]") -> "Term":
+        """The changed term."""
+        return change(self)
+
+    def altered(self, **settings: Setting) -> "Term":
+        """The same term with some settings replaced."""
+        assert self.definition.builder is not None
+        return _rebuild(self.definition.builder, {**self.settings, **settings}, self.within)
+
+    @functools.cached_property
+    def _extremes(self) -> dict[str, tuple[Setting, ...]]:
+        """What a check has to see of each setting; what is no number by nature it sees whole."""
+        return {
+            key: extremes(value) if is_number(self.definition.defaults.get(key)) else (value,)
+            for key, value in self.values
+        }
+
+    def check(self, **changed: Setting) -> None:
+        """Hold settings to what the definition asks.
+
+        Args:
+            **changed: those that are not what the term says: numbers, or tensors of several, of
+                which the smallest and the largest are looked at.
+        """
+        defaults, found = self.definition.defaults, dict(self._extremes)
+        for key, value in changed.items():
+            found[key] = tuple(
+                normalise(self.name, key, one, defaults.get(key)) for one in extremes(value)
+            )
+        if self.definition.check is not None:
+            for values in itertools.product(*found.values()):
+                self.definition.check(**dict(zip(found, values, strict=True)))
+
+    def make_state(self, head: "Head") -> State | None:
+        """A fresh memory for this term, where it has one."""
+        return None if self.definition.state is None else self.definition.state(self, head)
+
+    def __call__(self, *inputs: Any, **arguments: Any) -> Any:
+        """Evaluate the term, ``(N,)`` for a split; ``arguments`` replace settings."""
+        if not transforming():
+            self.check(**{k: v for k, v in arguments.items() if k in self.settings and seen(v)})
+        merged = {**self.arguments, **arguments}
+        if inputs and isinstance(inputs[0], Split):
+            like = inputs[0].target
+            for name, value in merged.items():
+                if isinstance(value, tuple):
+                    per_class = torch.tensor(value, dtype=like.dtype, device=like.device)
+                    merged[name] = per_class[inputs[0].labels]
+            if not self.definition.reads.isdisjoint(SUMMED):
+                threshold = self.definition.threshold
+                over = None if threshold is None else threshold(inputs[0], **merged)
+                filled = with_sums(inputs[0], self.definition.reads, over)
+                inputs = (filled, *inputs[1:])
+        return self.definition.function(*inputs, **merged)
+
+    def __repr__(self) -> str:
+        return f"{self.name}({', '.join(f'{k}={show(v)}' for k, v in self.values)})"
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        # By the builder's import path: a definition is no value to be copied.
+        return _rebuild, (self.definition.builder, self.settings, self.within)
+
+
+def _rebuild(
+    builder: Callable[..., Term], settings: dict[str, Setting], within: "Complement | None"
+) -> Term:
+    return replace(builder(**settings), within=within)
+
+
+def term(
+    *,
+    reads: str = " ".join((*REDUCED, *ALONGSIDE)),
+    on: Literal["split", "prototypes", "features"] = "split",
+    requires: Literal["", "angle", "cosine"] = "",
+    cosines: bool = False,
+    unless_zero: Mapping[str, str] | None = None,
+    fixed: str = "",
+    threshold: Callable[..., Tensor] | None = None,
+    check: Callable[..., None] | None = None,
+    prepare: Callable[..., dict[str, Setting]] | None = None,
+    state: Callable[..., State] | None = None,
+) -> Callable[[Callable[Concatenate[Any, _P], Any]], Callable[_P, Term]]:
+    """Make a loss of a function: its keyword arguments become the settings of a term.
+
+    The decorated name is then a builder: called with settings, it returns a :class:`Term`.
+
+    Args:
+        reads: the fields of the split that the function uses, separated by blanks. All of them
+            by default, which is right but computes more than most losses need.
+        on: what the function is given: a :class:`Split` and returns ``(N,)``; the ``prototypes``
+            and returns a scalar; or a :class:`Batch` of ``features`` and returns the values
+            ``(N,)`` and which of the examples could be anchors ``(N,)``. A function of the
+            prototypes that has an argument ``shards`` is given only those of this rank, and a
+            :class:`tammes.distributed.sharded_rows.Shards` to ask for the others.
+        requires: ``"angle"`` where the similarity must be a length times a cosine, ``"cosine"``
+            where it must be bounded.
+        cosines: the split is that of the cosines, with scale 1, whatever the head's own is.
+        unless_zero: fields that are read only where a setting is not zero, by field.
+        fixed: settings that are what they are from the beginning, separated by blanks: neither a
+            call nor a schedule can change them.
+        threshold: where ``excess`` is read, over what: called like the function, with a split
+            of which ``target`` and what travels along are known, returns ``(N,)``.
+        check: called with the settings, raises ``ValueError``: when a term is built, and with what
+            a call or a schedule changes, wherever values are looked at. It is given numbers: of
+            values per class or per example the smallest and the largest.
+        prepare: called with the settings, returns those the function is given in another form.
+        state: called with the term and a head, returns the memory of a stateful term, of which
+            the function is given a copy as ``state=``.
+
+    Returns:
+        A decorator for a module-level function.
+
+    Example:
+        >>> import torch, tammes
+        >>> @tammes.term(reads="target hardest")
+        ... def squared_hinge(split, *, margin=0.2):
+        ...     return (split.hardest - split.target + margin).relu().square()
+        >>> loss = squared_hinge(margin=0.5) + 2.0 * tammes.zero_centroid()
+        >>> loss
+        squared_hinge(margin=0.5) + 2*zero_centroid(normalize=True)
+        >>> criterion = tammes.Criterion(tammes.CosineHead(8, 3, scale=1.0), loss)
+    """
+
+    def decorate(function: Callable[..., Any]) -> Callable[_P, Term]:
+        name = function.__name__
+        _, *parameters = inspect.signature(function).parameters.values()
+        supplied = ("state", "shards")
+        signature = inspect.Signature(
+            [p.replace(kind=p.POSITIONAL_OR_KEYWORD) for p in parameters if p.name not in supplied],
+            return_annotation=Term,
+        )
+
+        @functools.wraps(function)
+        def build(*args: _P.args, **kwargs: _P.kwargs) -> Term:
+            try:
+                bound = signature.bind(*args, **kwargs)
+            except TypeError as error:
+                raise TypeError(
+                    f"{name}{signature.replace(return_annotation=signature.empty)}: {error}"
+                ) from None
+            bound.apply_defaults()
+            values = tuple(
+                (key, normalise(name, key, value, signature.parameters[key].default))
+                for key, value in bound.arguments.items()
+            )
+            for key, value in values:
+                if on != "split" and isinstance(value, tuple):
+                    raise ValueError(f"{name} expects one {key} for all classes, got {value!r}")
+            made = Term(definition, values)
+            made.check()
+            return made
+
+        del build.__wrapped__
+        build.__signature__ = signature  # type: ignore[attr-defined]
+        definition = Definition(
+            name=name,
+            function=function,
+            on=on,
+            reads=frozenset(reads.split()),
+            requires=requires,
+            cosines=cosines,
+            unless_zero=unless_zero or {},
+            fixed=frozenset(fixed.split()),
+            threshold=threshold,
+            check=check,
+            prepare=prepare,
+            state=state,
+            signature=signature,
+            builder=cast(Callable[..., Term], build),
+            takes_shards=any(p.name == "shards" for p in parameters),
+        )
+        build.definition = definition  # type: ignore[attr-defined]
+        return build
+
+    return decorate

@@ -1,0 +1,591 @@
+"""What a user can get wrong ends in one sentence, exit code 2, and nothing half-written."""
+
+import errno
+import io
+import json
+import os
+import resource
+import shutil
+import sys
+import types
+
+import pyarrow
+import pyarrow.parquet
+import pytest
+from lab_runs import SAME
+from PIL import Image
+from records import make_run
+from test_whole_way import SHORT, digit_folder, interrupt
+
+from tammes.lab.cli.main import main
+from tammes.lab.records.run_folder import Run
+from tammes.lab.training.progress import Lines
+
+NAMES = ["one", "two", "zero"]
+
+
+def sentence(capsys, command, *words):
+    """What a call that is refused says of it: the last line, and the only one that is a refusal."""
+    assert main([command, *map(str, words)]) == 2
+    printed = capsys.readouterr()
+    assert printed.out == ""
+    assert "Traceback" not in printed.err
+    lines = printed.err.splitlines()
+    assert [line for line in lines if line.startswith("tammes")] == lines[-1:]
+    assert lines[-1].startswith(f"tammes {command}: ")
+    return lines[-1].removeprefix(f"tammes {command}: ")
+
+
+def written(folder):
+    """All files in a folder; the lock of a comparison says nothing of a run."""
+    return {path for path in folder.rglob("*") if path.is_file() and path.name != ".lock"}
+
+
+@pytest.fixture(params=["train", "compare"])
+def refuse(request, tmp_path, capsys):
+    """Calls a command that is to be refused, and returns what it says."""
+
+    def call(*words, loss="softmax", out=tmp_path / "out"):
+        losses = ["--loss", loss]
+        if request.param == "compare":
+            losses = ["--losses", loss, "--seeds", "1", "--parallel", "1"]
+        said = sentence(capsys, request.param, *losses, "--epochs", "1", "--out", out, *words)
+        assert not written(tmp_path / "out")
+        return said
+
+    return call
+
+
+@pytest.fixture
+def pictures(tmp_path):
+    return digit_folder(tmp_path / "pictures", NAMES, each=10)
+
+
+def png(seed=0):
+    """An image as the bytes of a PNG file."""
+    buffer = io.BytesIO()
+    Image.new("L", (8, 8), 10 * seed).save(buffer, "PNG")
+    return buffer.getvalue()
+
+
+def table(path, labels, names=None, *, column="label", images=None):
+    """A parquet file of images with these labels."""
+    kind = pyarrow.struct({"bytes": pyarrow.binary(), "path": pyarrow.string()})
+    encoded = images or [png(row) for row in range(len(labels))]
+    images = [{"bytes": data, "path": None} for data in encoded]
+    made = pyarrow.table({"image": pyarrow.array(images, type=kind), column: labels})
+    if names is not None:
+        features = {"label": {"_type": "ClassLabel", "names": names}}
+        said = json.dumps({"info": {"features": features}})
+        made = made.replace_schema_metadata({"huggingface": said})
+    path.parent.mkdir(parents=True, exist_ok=True)
+    pyarrow.parquet.write_table(made, path)
+    return path
+
+
+# -- Images.
+
+
+def test_a_path_that_is_not_there_is_named(refuse, tmp_path):
+    said = refuse("--data", tmp_path / "nothing")
+    assert said.startswith(f"{tmp_path / 'nothing'}: there is no such file, folder or known name")
+
+
+def test_a_path_that_could_be_on_the_hub_and_is_not_is_named(refuse, monkeypatch):
+    def unreachable(*_):
+        raise ConnectionError("the hub\ncannot be reached")
+
+    fake = types.SimpleNamespace(load_dataset=unreachable)
+    monkeypatch.setitem(sys.modules, "datasets", fake)
+    said = refuse("--data", "my/pictures")
+    assert said.startswith("my/pictures: it is no file or folder here, and the Hugging Face hub")
+    assert "(ConnectionError: the hub)" in said
+
+
+def test_a_name_that_is_nearly_known_is_answered_with_the_nearest(refuse):
+    assert "did you mean mnist?" in refuse("--data", "mnits")
+
+
+def test_an_empty_class_folder_is_named(refuse, pictures):
+    (pictures / "three").mkdir()
+    said = refuse("--data", pictures)
+    assert said == f"a class folder is expected to have images, '{pictures / 'three'}' has none"
+
+
+def test_an_empty_class_folder_to_test_on_is_named(refuse, tmp_path):
+    root = digit_folder(tmp_path / "pictures", NAMES, each=4, split="train")
+    digit_folder(root, NAMES, each=2, split="test")
+    shutil.rmtree(root / "test" / "two")
+    (root / "test" / "two").mkdir()
+    assert f"'{root / 'test' / 'two'}' has none" in refuse("--data", root)
+
+
+def test_a_folder_without_images_is_named(refuse, tmp_path):
+    (tmp_path / "texts" / "one").mkdir(parents=True)
+    (tmp_path / "texts" / "one" / "a.txt").write_text("not an image")
+    said = refuse("--data", tmp_path / "texts")
+    assert said.startswith(f"{tmp_path / 'texts'}: there is no image in it (.bmp, ")
+
+
+def test_images_without_class_folders_are_counted(refuse, tmp_path):
+    (tmp_path / "loose").mkdir()
+    for number in range(3):
+        (tmp_path / "loose" / f"{number}.png").write_bytes(png())
+    said = refuse("--data", tmp_path / "loose")
+    assert said.startswith(
+        f"{tmp_path / 'loose'}: images are expected in one folder for each class"
+    )
+    assert said.endswith("got 3 images directly in it")
+
+
+def test_a_folder_with_nothing_in_it_is_named(refuse, tmp_path):
+    (tmp_path / "void").mkdir()
+    assert refuse("--data", tmp_path / "void").startswith(f"{tmp_path / 'void'}: ")
+
+
+def test_a_single_class_is_not_enough(refuse, tmp_path):
+    root = digit_folder(tmp_path / "pictures", ["only"], each=6)
+    said = refuse("--data", root)
+    assert said == f"{root}: images of 2 classes or more are needed, got 1 ('only')"
+
+
+def test_a_single_image_of_each_class_cannot_be_divided(refuse, tmp_path):
+    root = digit_folder(tmp_path / "pictures", NAMES, each=1)
+    said = refuse("--data", root)
+    assert said.startswith(f"{root}: of 3 images in 3 classes, none can be held out")
+
+
+def spoil(pictures):
+    """Two images that cannot be read: one is none at all, one is cut off."""
+    (pictures / "one" / "003.png").write_bytes(b"no image")
+    cut = pictures / "two" / "004.png"
+    cut.write_bytes(cut.read_bytes()[:60])
+    return pictures / "one" / "003.png", cut
+
+
+def test_corrupt_images_are_named_and_counted(refuse, pictures):
+    none, cut = spoil(pictures)
+    said = refuse("--data", pictures)
+    assert said.startswith(f"{pictures}: 2 images of 30 cannot be read: ")
+    assert f"{none} (not an image), {cut} (" in said
+    assert said.endswith("; skip_corrupt leaves them out")
+
+
+@pytest.mark.parametrize("flag", ["--skip-corrupt", "--skip_corrupt"])
+def test_corrupt_images_are_left_out_only_when_asked_for(pictures, tmp_path, capsys, flag):
+    none, cut = spoil(pictures)
+    folder = tmp_path / "run"
+    assert main(["train", "--data", str(pictures), *SHORT, flag, "--folder", str(folder)]) == 0
+    said = capsys.readouterr().err
+    assert f"2 images could not be read and were left out: {none} (not an image), {cut} (" in said
+    done = Run(folder)
+    assert done.status == "done"
+    assert done.data["train"] + done.data["test"] == 28
+
+
+@pytest.mark.slow
+def test_a_comparison_leaves_corrupt_images_out_too(pictures, tmp_path, capsys):
+    none, cut = spoil(pictures)
+    words = ["--data", str(pictures), "--losses", "softmax", "--seeds", "1", "--epochs", "1"]
+    words += ["--skip-corrupt", "--out", str(tmp_path / "out")]
+    assert main(["compare", *words]) == 0
+    said = capsys.readouterr().err
+    assert f"2 images could not be read and were left out: {none} (not an image), {cut} (" in said
+
+
+def test_a_class_that_cannot_be_read_at_all_is_named(refuse, pictures):
+    for path in (pictures / "two").iterdir():
+        path.write_bytes(b"no image")
+    said = refuse("--data", pictures, "--skip-corrupt")
+    assert said == f"{pictures}: no image of class 'two' can be read"
+
+
+def test_a_class_to_test_on_that_was_not_trained_is_named(refuse, tmp_path):
+    root = digit_folder(tmp_path / "pictures", NAMES, each=6, split="train")
+    digit_folder(root, ["one", "three", "zero"], each=2, split="test")
+    said = refuse("--data", root)
+    expected = "1 class of the test images, 'three', is not among the 3 of the training images"
+    assert said == f"{root}: {expected}"
+
+
+def test_a_folder_to_test_on_with_other_classes_is_named(refuse, pictures, tmp_path):
+    other = digit_folder(tmp_path / "other", ["eins", "zwei", "zero"], each=3)
+    said = refuse("--data", pictures, "--test", other)
+    assert said.startswith(f"{other}: 2 classes of the test images, 'eins', 'zwei', are not among")
+
+
+@pytest.mark.parametrize(
+    ("labels", "names", "expected"),
+    [
+        ([0, 1, 2, 1], ["a", "b"], "column 'label' is expected from 0 to 1, got 2"),
+        ([0, 1, -1, 1], None, "column 'label' is expected to be 0 or more, got -1"),
+        ([0, None, 1, None], None, "column 'label' has 2 empty rows"),
+    ],
+)
+def test_labels_that_do_not_match_are_named(refuse, tmp_path, labels, names, expected):
+    path = table(tmp_path / "pictures.parquet", labels, names)
+    assert refuse("--data", path) == f"{path}: {expected}"
+
+
+def test_a_table_without_labels_says_what_it_has(refuse, tmp_path):
+    path = table(tmp_path / "p.parquet", [0.5, 1.5], column="weight")
+    said = refuse("--data", path)
+    assert said.startswith(
+        f"{path}: a column of labels is expected, such as label, got the columns"
+    )
+    assert "'weight'" in said
+
+
+def test_a_table_to_test_on_with_other_labels_is_named(refuse, tmp_path):
+    table(tmp_path / "set" / "train.parquet", ["a", "b"] * 4)
+    table(tmp_path / "set" / "test.parquet", ["a", "c"] * 2)
+    said = refuse("--data", tmp_path / "set")
+    assert "1 class of the test images, 'c', is not among the 2 of the training images" in said
+
+
+def test_a_file_that_is_no_table_is_named(refuse, tmp_path):
+    (tmp_path / "a.parquet").write_bytes(b"PAR1 and nothing of the kind")
+    said = refuse("--data", tmp_path / "a.parquet")
+    assert said.startswith(f"{tmp_path / 'a.parquet'}: damaged, or not a parquet file (")
+    (tmp_path / "a.zip").write_bytes(b"")
+    expected = f"{tmp_path / 'a.zip'}: a folder or a .parquet file is expected, got .zip"
+    assert refuse("--data", tmp_path / "a.zip") == expected
+
+
+def test_images_too_small_for_the_backbone_are_refused(refuse, pictures):
+    expected = "resnet12 expects images of at least 16 x 16 pixels, got 8 x 8"
+    assert refuse("--data", pictures, "--backbone", "resnet12") == expected
+
+
+@pytest.mark.parametrize("size", [1, 23])
+def test_a_batch_of_one_image_trains_or_is_refused_before_training(
+    pictures, tmp_path, capsys, size
+):
+    """24 images to train on: with 23 in a batch, the last one of an epoch has one."""
+    out = tmp_path / "out"
+    words = ["--data", str(pictures), "--epochs", "1", "--batch_size", str(size)]
+    code = main(["train", *words, "--out", str(out)])
+    said = capsys.readouterr().err
+    assert "torch.Size" not in said
+    assert code == 0 or not written(out)
+
+
+# -- Names and values.
+
+
+@pytest.mark.parametrize(
+    ("flag", "value", "expected"),
+    [
+        ("backbone", "mnist_cn", "there is no backbone 'mnist_cn'; did you mean mnist_cnn?"),
+        ("backbone", "mnist_cnn(feature=3)", "has no setting 'feature'; did you mean features?"),
+        ("augment", "flop()", "there is no augmentation 'flop'; did you mean flip?"),
+        ("sampler", "ballanced()", "there is no sampler 'ballanced'; did you mean balanced?"),
+        ("lr_schedule", "cosin()", "there is no lr_schedule 'cosin'; did you mean cosine?"),
+        ("head", "cosin()", "there is no head 'cosin'; did you mean cosine?"),
+        ("imbalance", "long_tial(9)", "there is no imbalance 'long_tial'; did you mean long_tail?"),
+        ("noise", "symetric(0.1)", "there is no noise 'symetric'; did you mean symmetric?"),
+        ("schedules", "margin=WarmUpp(0, 1)", "did you mean WarmUp?"),
+        ("loggers", "tensorbord", "loggers are tensorboard, mlflow and wandb, got 'tensorbord'"),
+        ("backbone", "__import__('os')", "there is no backbone '__import__'"),
+    ],
+)
+def test_an_unknown_name_is_answered_with_the_nearest(refuse, flag, value, expected):
+    assert expected in refuse(f"--{flag}", value)
+
+
+@pytest.mark.parametrize(
+    ("loss", "expected"),
+    [
+        ("cosfce", "loss: there is no 'cosfce' in 'cosfce'; did you mean cosface?"),
+        ("cosface(margn=0.2)", "cosface has no setting 'margn'; did you mean margin?"),
+        ("softmax + 0.5*sampel_margin()", "did you mean sample_margin?"),
+        ("cosface(", "'(' was never closed"),
+        ("__import__('os').system('true')", "loss expects "),
+    ],
+)
+def test_an_unknown_loss_is_answered_with_the_nearest(refuse, loss, expected):
+    assert expected in refuse(loss=loss)
+
+
+def test_an_unknown_flag_is_answered_with_the_nearest(refuse):
+    said = refuse("--bach_size", "3")
+    assert said.startswith("unrecognized arguments: --bach_size 3; did you mean --batch_size?")
+
+
+@pytest.mark.parametrize(
+    ("text", "expected"),
+    [
+        ("bach_size: 3", "a configuration has no 'bach_size'; did you mean batch_size?"),
+        ("batch_size: many", "batch_size is expected to be a whole number, got many"),
+        ("lr: [0.1]", "lr is expected to be a number, got [0.1]"),
+        ("skip_corrupt: 3", "skip_corrupt is expected to be true or false, got 3"),
+        ("optimizer: sdg", "optimizer is expected to be sgd, adam or adamw, got sdg"),
+        ("epochs: [", "not YAML ("),
+        ("- epochs", "lines such as lr: 0.1 are expected"),
+        ("data: !!python/object/apply:os.getcwd []", "not YAML ("),
+    ],
+)
+def test_a_file_of_settings_that_cannot_be_is_named(refuse, tmp_path, text, expected):
+    path = tmp_path / "run.yaml"
+    path.write_text(text)
+    assert refuse("--config", path).startswith(f"{path}: {expected}")
+
+
+def test_a_file_of_settings_that_is_not_there_is_named(refuse, tmp_path):
+    said = refuse("--config", tmp_path / "run.yaml")
+    assert said == f"{tmp_path / 'run.yaml'}: No such file or directory"
+
+
+@pytest.mark.parametrize(
+    ("words", "expected"),
+    [
+        (["--epochs", "three"], "--epochs is expected to be a whole number, got three"),
+        (["--epochs", "2.5"], "--epochs is expected to be a whole number, got 2.5"),
+        (["--epochs", "0"], "epochs is expected to be at least 1, got 0"),
+        (["--lr", "fast"], "--lr is expected to be a number, got fast"),
+        (["--lr", "nan"], "--lr is expected to be a number, got nan"),
+        (["--lr", "-0.1"], "lr is expected to be above 0, got -0.1"),
+        (["--fraction", "0"], "fraction is expected in (0, 1], got 0.0"),
+        (["--validation", "1"], "validation is expected in [0, 1), got 1.0"),
+        (["--skip-corrupt", "perhaps"], "is expected to be true or false, got perhaps"),
+        (["--precision", "fp8"], "--precision is expected to be fp32, bf16 or fp16, got fp8"),
+        (["--precision", "fp16", "--accelerator", "cpu"], "precision fp16 needs a GPU"),
+        (["--graphs", "on", "--accelerator", "cpu"], "graphs are CUDA graphs"),
+        (["--warmup", "1"], "warmup is expected to be shorter than the 1 epochs, got 1.0"),
+        (["--lr_schedule", "steps([1], [0.1, 0.2])"], "a factor for each of 1 epochs, got 2"),
+    ],
+)
+def test_a_value_that_cannot_be_is_named(refuse, words, expected):
+    assert expected in refuse(*words)
+
+
+@pytest.mark.parametrize(
+    ("sampler", "expected"),
+    [
+        ("episodes(way=4, shot=2)", "expects at least 4 classes, got 3"),
+        ("pk(classes=4, images=2)", "expects at least 4 classes, got 3"),
+        ("episodes(way=2, shot=9)", "expects 9 examples of every class, got 8 of class 0"),
+        ("episodes(way=0, shot=2)", "episodes expects way to be a whole number above 0, got 0"),
+    ],
+)
+def test_more_than_there_is_cannot_be_in_a_batch(refuse, pictures, sampler, expected):
+    said = refuse("--data", pictures, "--sampler", sampler)
+    assert expected in said
+    assert said.startswith(sampler.partition("(")[0])
+
+
+# -- Folders of runs.
+
+
+@pytest.mark.parametrize("where", ["a file", "below a file", "/proc/tammes"])
+def test_a_folder_that_cannot_be_written_is_named_before_any_work(
+    tmp_path, capsys, pictures, where
+):
+    file = tmp_path / "file"
+    file.write_text("mine")
+    out = {"a file": file, "below a file": file / "below"}.get(where, where)
+    words = ["--data", str(pictures), "--epochs", "1", "--out", str(out)]
+    for command, losses in (("compare", ["--losses", "softmax", "--seeds", "1"]), ("train", [])):
+        assert main([command, *losses, *words]) == 2
+        printed = capsys.readouterr()
+        # The only line: images are not decoded for nothing.
+        assert printed.err.startswith(f"tammes {command}: {out} cannot be written to (")
+        assert printed.err.count("\n") == 1
+    assert file.read_text() == "mine"
+
+
+def test_a_folder_of_another_configuration_is_left_alone(pictures, tmp_path, capsys):
+    folder = tmp_path / "run"
+    words = ["--data", pictures, *SHORT, "--folder", folder]
+    assert main(["train", *map(str, words)]) == 0
+    before = {path: path.read_bytes() for path in written(folder)}
+    capsys.readouterr()
+    said = sentence(capsys, "train", *words, "--lr", "0.3")
+    expected = f"{folder}: holds a run with lr 0.05, got 0.3; give this one a folder of its own"
+    assert said == expected
+    assert {path: path.read_bytes() for path in written(folder)} == before
+
+
+@pytest.mark.parametrize("what", ["nothing", "a folder", "a file"])
+def test_what_is_no_run_cannot_go_on(tmp_path, capsys, what):
+    path = tmp_path / "run"
+    if what == "a folder":
+        path.mkdir()
+    elif what == "a file":
+        path.write_text("")
+    assert sentence(capsys, "train", "--resume", path).startswith(f"{path}")
+    assert not written(tmp_path) - {path}
+
+
+@pytest.mark.parametrize(
+    ("text", "expected"),
+    [
+        ("{", "damaged ("),
+        ("[]", "damaged (an object is expected)"),
+        ('{"los": "softmax"}', "a configuration has no 'los'; did you mean loss?"),
+        ('{"epochs": "three"}', "epochs is expected to be a whole number, got"),
+        ('{"epochs": 0}', "epochs is expected to be at least 1, got 0"),
+    ],
+)
+def test_a_damaged_configuration_is_named(tmp_path, capsys, text, expected):
+    path = make_run(tmp_path / "run").folder / "config.json"
+    path.write_text(text)
+    assert sentence(capsys, "train", "--resume", path.parent).startswith(f"{path}: {expected}")
+    page = tmp_path / "page.html"
+    said = sentence(capsys, "report", path.parent, "--out", page)
+    assert said.startswith(f"there is no run that can be read: {path}: {expected}")
+    assert not page.exists()
+
+
+@pytest.mark.parametrize("name", ["final.json", "metrics.jsonl", "embeddings.safetensors"])
+def test_a_page_says_what_is_damaged_and_shows_the_rest(tmp_path, capsys, name):
+    make_run(tmp_path / "runs" / "sound", seed=0)
+    path = make_run(tmp_path / "runs" / "damaged", seed=1).folder / name
+    path.write_bytes(path.read_bytes()[: path.stat().st_size // 2])
+    if name == "embeddings.safetensors":
+        # Of one run of a group only is looked at closely.
+        shutil.rmtree(tmp_path / "runs" / "sound")
+    page = tmp_path / "page.html"
+    assert main(["report", str(tmp_path / "runs"), "--out", str(page)]) == 0
+    assert capsys.readouterr().err == ""
+    assert f"{path}: damaged (" in page.read_text()
+
+
+@pytest.mark.parametrize("what", ["nothing", "a folder", "a file"])
+def test_a_report_of_no_run_is_refused(tmp_path, capsys, what):
+    path = tmp_path / "runs"
+    if what == "a folder":
+        path.mkdir()
+    elif what == "a file":
+        path.write_text("")
+    said = sentence(capsys, "report", path, "--out", tmp_path / "page.html")
+    expected = "there is no such folder" if what == "nothing" else "there is no run in it"
+    assert said == f"{path}: {expected}"
+    assert not (tmp_path / "page.html").exists()
+
+
+def test_a_page_that_cannot_be_written_is_named(tmp_path, capsys):
+    run, file = make_run(tmp_path / "run").folder, tmp_path / "file"
+    file.write_text("mine")
+    said = sentence(capsys, "report", run, "--out", file / "page.html")
+    assert said.startswith(f"{file / 'page.html'}: the page cannot be written (")
+    words = ["--figures", file, "--out", tmp_path / "page.html"]
+    said = sentence(capsys, "report", run, *words)
+    assert said.startswith(f"{file}{os.sep}")
+    assert "the figure cannot be written (" in said
+    words = ["compare", "--losses", "softmax", "--page", file / "page.html"]
+    assert f"{file} cannot be written to (" in sentence(capsys, *words, "--out", tmp_path / "out")
+    assert file.read_text() == "mine"
+
+
+# -- A disk that is full.
+
+
+def fill(monkeypatch, how, smallest=0):
+    """From now on nothing of some size can be written; returns what makes room again."""
+    if how == "limit":
+        # The system itself refuses, in the middle of a file.
+        soft, hard = resource.getrlimit(resource.RLIMIT_FSIZE)
+        resource.setrlimit(resource.RLIMIT_FSIZE, (smallest, hard))
+        return lambda: resource.setrlimit(resource.RLIMIT_FSIZE, (soft, hard))
+    sync = os.fsync
+
+    def full(descriptor):
+        if os.fstat(descriptor).st_size > smallest:
+            raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+        sync(descriptor)
+
+    monkeypatch.setattr(os, "fsync", full)
+    return lambda: monkeypatch.setattr(os, "fsync", sync)
+
+
+FULL = pytest.mark.parametrize(
+    ("how", "reason"), [("space", "No space left on device"), ("limit", "File too large")]
+)
+
+
+@FULL
+@pytest.mark.parametrize(
+    ("room", "what"), [(0, "metrics.jsonl"), (20_000, "checkpoints")], ids=["lines", "checkpoint"]
+)
+def test_a_disk_that_fills_up_keeps_what_was_there_and_the_run_is_finished_later(
+    pictures, tmp_path, capsys, monkeypatch, how, reason, room, what
+):
+    """With a little room the lines of an epoch are still written, and its checkpoint is not."""
+    words = ["train", "--data", str(pictures), *SHORT]
+    assert main([*words, "--folder", str(tmp_path / "whole")]) == 0
+    capsys.readouterr()
+    folder, shown, kept, undo = tmp_path / "run", Lines.epoch, {}, []
+
+    def fill_up(self, row, **values):
+        shown(self, row, **values)
+        if row["epoch"] == 2:
+            kept.update({path: path.read_bytes() for path in written(folder)})
+            undo.append(fill(monkeypatch, how, smallest=room))
+
+    monkeypatch.setattr(Lines, "epoch", fill_up)
+    try:
+        said = sentence(capsys, *words, "--folder", folder)
+    finally:
+        for make_room in undo:
+            make_room()
+    monkeypatch.setattr(Lines, "epoch", shown)
+    assert reason in said
+    assert str(folder / what) in said
+    # Nothing half-written beside it, and itself as it was.
+    assert written(folder) == {*kept}
+    assert len([path for path in kept if path.parent.name == "checkpoints"]) == 1
+    lines = {folder / "metrics.jsonl", folder / "timing.jsonl"} if room else set()
+    for path in {*kept} - lines:
+        assert path.read_bytes() == kept[path], path
+    assert Run(folder).status == "unfinished"
+    assert main([*words, "--folder", str(folder)]) == 0
+    assert "going on at epoch 2" in capsys.readouterr().err
+    for name in SAME:
+        assert (folder / name).read_bytes() == (tmp_path / "whole" / name).read_bytes(), name
+
+
+@FULL
+def test_a_disk_that_is_full_from_the_start_leaves_no_run(
+    pictures, tmp_path, capsys, monkeypatch, how, reason
+):
+    make_room = fill(monkeypatch, how)
+    try:
+        said = sentence(capsys, "train", "--data", pictures, "--out", tmp_path / "out")
+    finally:
+        make_room()
+    assert reason in said
+    assert str(tmp_path / "out") in said
+    assert not written(tmp_path / "out")
+
+
+def test_a_full_disk_at_the_end_leaves_a_run_that_is_finished_later(
+    pictures, tmp_path, capsys, monkeypatch
+):
+    """The last checkpoint is there, what comes after it is not."""
+    folder, words = tmp_path / "run", ["train", "--data", str(pictures), *SHORT]
+    monkeypatch.setattr("tammes.lab.training.loop.finish", _full)
+    said = sentence(capsys, *words, "--folder", folder)
+    assert "No space left on device" in said
+    monkeypatch.undo()
+    assert Run(folder).status == "unfinished"
+    assert main([*words, "--folder", str(folder)]) == 0
+    assert "epoch 3/3" not in capsys.readouterr().err
+    assert Run(folder).status == "done"
+
+
+def _full(*_, **__):
+    raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+
+
+def test_a_run_that_is_interrupted_before_its_first_checkpoint_begins_anew(
+    pictures, tmp_path, capsys, monkeypatch
+):
+    folder, words = tmp_path / "run", ["train", "--data", str(pictures), *SHORT]
+    interrupt(monkeypatch, epoch=1)
+    assert main([*words, "--folder", str(folder)]) == 130
+    monkeypatch.undo()
+    capsys.readouterr()
+    assert main(["train", "--resume", str(folder)]) == 0
+    assert "epoch 1/3" in capsys.readouterr().err
+    assert Run(folder).status == "done"

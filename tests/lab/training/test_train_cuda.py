@@ -1,0 +1,176 @@
+"""Training on a GPU: exact resumption, graphs, compiling, half precision."""
+
+import pytest
+import torch
+from lab_runs import SAME
+
+from tammes.lab.config.schema import Config
+from tammes.lab.training.loop import train
+from tammes.lab.training.progress import Progress
+
+pytestmark = pytest.mark.gpu
+
+SMALL = Config(
+    data="digits",
+    loss="cosface(margin=0.2) + 0.5*sample_margin()",
+    backbone="mnist_cnn(width=0.5)",
+    augment="pad_crop(1)",
+    epochs=4,
+    # An epoch ends with a shorter batch, which a graph cannot take.
+    batch_size=100,
+    lr=0.05,
+    graphs="off",
+)
+
+
+class Stop(Exception):
+    """What interrupts a run."""
+
+
+class StopAfter(Progress):
+    """Interrupts a run when an epoch is over."""
+
+    def __init__(self, epoch):
+        self.last = epoch
+
+    def epoch(self, row, *, images_per_second):
+        if row["epoch"] == self.last:
+            raise Stop
+
+
+@pytest.fixture
+def steps(monkeypatch):
+    """The step of every run, in order."""
+    from tammes.lab.training import loop as module
+
+    steps = []
+
+    class Watched(module.Step):
+        def __init__(self, *arguments, **options):
+            super().__init__(*arguments, **options)
+            steps.append(self)
+
+    monkeypatch.setattr(module, "Step", Watched)
+    return steps
+
+
+@pytest.fixture
+def deterministic():
+    yield {"deterministic": True}
+    torch.use_deterministic_algorithms(False)
+
+
+@pytest.mark.parametrize("changes", [{}, {"graphs": "on"}, {"precision": "bf16"}], ids=str)
+def test_an_interrupted_run_ends_in_the_same_bits(tmp_path, deterministic, changes):
+    config = SMALL.replace(**deterministic, **changes, save_steps=5)
+    whole = train(config, tmp_path / "whole")
+    with pytest.raises(Stop):
+        train(config, tmp_path / "run", progress=StopAfter(2))
+    resumed = train(config, tmp_path / "run")
+    for name in SAME:
+        assert (resumed.folder / name).read_bytes() == (whole.folder / name).read_bytes(), name
+
+
+def curve(run):
+    return [row["train"]["loss"] for row in run.metrics]
+
+
+@pytest.mark.filterwarnings("ignore")  # those of the compiler itself
+@pytest.mark.parametrize(
+    "changes", [{"graphs": "on"}, {"compile": True}, {"compile": True, "graphs": "on"}], ids=str
+)
+def test_graphs_and_compiling_change_the_speed_only(tmp_path, changes):
+    plain, fast = train(SMALL, tmp_path / "plain"), train(SMALL.replace(**changes), tmp_path / "x")
+    assert curve(fast) == pytest.approx(curve(plain), rel=2e-2)
+    assert fast.final["test"]["accuracy"] == pytest.approx(
+        plain.final["test"]["accuracy"], abs=0.02
+    )
+
+
+@pytest.mark.parametrize("precision", ["bf16", "fp16"])
+def test_half_precision_trains_as_well(tmp_path, precision):
+    plain = train(SMALL, tmp_path / "plain")
+    half = train(SMALL.replace(precision=precision), tmp_path / "half")
+    assert half.final["test"]["accuracy"] == pytest.approx(
+        plain.final["test"]["accuracy"], abs=0.02
+    )
+
+
+def test_a_gpu_and_a_cpu_train_alike(tmp_path):
+    config = SMALL.replace(epochs=1)
+    gpu = train(config, tmp_path / "gpu")
+    cpu = train(config.replace(accelerator="cpu"), tmp_path / "cpu")
+    assert curve(gpu) == pytest.approx(curve(cpu), rel=2e-3)
+
+
+@pytest.mark.parametrize("optimizer", ["adam", "adamw"])
+def test_adam_works_in_a_graph(tmp_path, optimizer):
+    config = SMALL.replace(optimizer=optimizer, lr=1e-3)
+    plain = train(config, tmp_path / "plain")
+    graph = train(config.replace(graphs="on"), tmp_path / "graph")
+    assert curve(graph) == pytest.approx(curve(plain), rel=2e-2)
+
+
+def test_a_loss_that_waits_for_the_gpu_trains_without_a_graph(tmp_path, monkeypatch):
+    from tammes.lab.training.model import Model
+
+    seen = Model._seen
+
+    def waiting(self, loss, features, labels):
+        float(loss)
+        return seen(self, loss, features, labels)
+
+    monkeypatch.setattr(Model, "_seen", waiting)
+    said = []
+    progress = Progress()
+    progress.say = said.append
+    run = train(SMALL.replace(graphs="auto"), tmp_path / "run", progress=progress)
+    assert run.final["test"]["accuracy"] > 0.8
+    assert any("no CUDA graph can hold this step" in text for text in said)
+    with pytest.raises(ValueError, match="graphs cannot record this step"):
+        train(SMALL.replace(graphs="on"), tmp_path / "on")
+
+
+def test_a_routine_that_breaks_while_it_is_recorded_is_not_broken_afterwards(tmp_path, monkeypatch):
+    from tammes.lab.training.model import Model
+
+    seen = Model._seen
+
+    def decomposing(self, loss, features, labels):
+        # cuSOLVER cannot be recorded, and does not work again for a thread that has tried.
+        torch.linalg.svd(features.double(), driver="gesvd")
+        return seen(self, loss, features, labels)
+
+    monkeypatch.setattr(Model, "_seen", decomposing)
+    said = []
+    progress = Progress()
+    progress.say = said.append
+    run = train(SMALL.replace(graphs="auto", epochs=1), tmp_path / "run", progress=progress)
+    (sentence,) = [text for text in said if "no CUDA graph can hold this step" in text]
+    assert run.environment["graphs"] == sentence
+
+
+@pytest.mark.parametrize(
+    "loss",
+    [
+        "direct_sum(softmax(), nca())",
+        "direct_sum(cosface(), nca())",
+        "direct_sum(softmax(), nca(), eps=0.1, detach=False)",
+        "spectral_sum(softmax(), nca())",
+        "spectral_sum(softmax(), nca(), detach=False)",
+    ],
+)
+@pytest.mark.parametrize("changes", [{}, {"precision": "bf16"}], ids=str)
+def test_direct_and_spectral_sums_train_in_graphs_as_without(tmp_path, steps, loss, changes):
+    config = SMALL.replace(loss=loss, epochs=2, lr=0.01, **changes)
+    plain = train(config, tmp_path / "plain")
+    fast = train(config.replace(graphs="on"), tmp_path / "fast")
+    # A graph, the decomposition, and a graph.
+    assert len(steps[-1].recording.pieces) == 3
+    assert curve(fast) == pytest.approx(curve(plain), rel=2e-2)
+
+
+@pytest.mark.parametrize(("graphs", "recorded"), [("auto", True), ("off", False)])
+def test_by_default_a_gpu_trains_with_a_graph(tmp_path, steps, graphs, recorded):
+    train(SMALL.replace(graphs=graphs), tmp_path / "run")
+    assert (steps[0].recording is not None) == recorded
