@@ -152,7 +152,7 @@ def _view(case, leaves, features, classes):
     some = None if bias is None else bias[there]
     own = weight[classes]
     if "log_scale" in leaves:
-        scale = leaves["log_scale"].exp()
+        scale = leaves["log_scale"].exp().squeeze()
     else:
         scale = torch.tensor(case.scale, dtype=weight.dtype)
     unit_heads = ("cosine", "cosine_raw", "simplex")

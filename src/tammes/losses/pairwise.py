@@ -5,6 +5,7 @@ from typing import TYPE_CHECKING, NamedTuple
 import torch
 from torch import Tensor
 
+from tammes.kernels.problem import working_dtype
 from tammes.similarity import directions
 from tammes.split import softplus
 from tammes.states import State, read
@@ -246,7 +247,8 @@ class Centers(State):
 
 def _center_state(term: Term, head: "Head") -> Centers:
     # Of all classes, also where the head has only some of their prototypes.
-    like = head.weight.detach().new_empty(head.num_classes, head.embedding_size)
+    shape = (head.num_classes, head.embedding_size)
+    like = head.weight.detach().new_empty(shape, dtype=working_dtype(head.weight))
     return Centers(like, rate=term.settings["rate"])
 
 
