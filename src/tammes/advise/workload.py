@@ -5,8 +5,8 @@ from dataclasses import dataclass
 import torch
 
 from tammes.kernels.dispatch import Way, choose
-from tammes.kernels.problem import Problem, working_dtype
-from tammes.similarity import Cosine, Similarity
+from tammes.kernels.problem import Problem
+from tammes.similarity import Cosine, Similarity, working_dtype
 
 OPTIMIZERS = {"sgd": 0, "momentum": 1, "adagrad": 1, "rmsprop": 1, "adam": 2, "adamw": 2}
 """Copies of the weights an optimizer keeps; ``momentum`` is SGD with momentum."""

@@ -23,8 +23,8 @@ from tammes.criterion.stale_weight_warning import UpdateWatch
 from tammes.distributed.global_batch import ALONE, Alone, Examples, by_example, gathering_of
 from tammes.heads.head import Head
 from tammes.kernels.dispatch import Implementation
-from tammes.kernels.problem import working_dtype
 from tammes.schedules import Schedule
+from tammes.similarity import working_dtype
 from tammes.states import Hook, Reading, States
 from tammes.terms import Batch, Loss, Setting
 

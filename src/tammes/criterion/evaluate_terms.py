@@ -11,10 +11,11 @@ from tammes.distributed.sharded_rows import Shards
 from tammes.heads.head import Head
 from tammes.kernels.dense import dense_split
 from tammes.kernels.dispatch import choose
-from tammes.kernels.problem import Problem, cosines_of, full_precision, product_dtype, working_dtype
+from tammes.kernels.problem import Problem, cosines_of, product_dtype
 from tammes.kernels.streamed.forward_gradients import combine
 from tammes.kernels.streamed.functions import streamed_split, weighted_loss
 from tammes.kernels.tiling import Plan, Threshold
+from tammes.similarity import full_precision, working_dtype
 from tammes.split import Split, with_sums
 from tammes.terms import Batch, Setting, Term
 
