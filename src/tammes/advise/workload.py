@@ -4,7 +4,7 @@ from dataclasses import dataclass
 
 import torch
 
-from tammes.kernels.dispatch import Way, choose
+from tammes.kernels.dispatch import Way, choose_kernel
 from tammes.kernels.problem import Problem
 from tammes.similarity import Cosine, Similarity, working_dtype
 
@@ -162,7 +162,7 @@ class Workload:
     def _asked(self, rows: int, classes: int) -> Way:
         # The kernels know only the machine they are on, which may have no GPU: that it would take
         # the fused way is not theirs to say here.
-        return choose("auto", self.problem(rows, classes), self.reads)
+        return choose_kernel("auto", self.problem(rows, classes), self.reads)
 
 
 def _check(work: Workload) -> None:
