@@ -10,9 +10,9 @@ from torch import Tensor, nn
 from tammes._validation import INTEGERS, check_classes, check_features, transforming
 from tammes.kernels.dense import score_matrix
 from tammes.kernels.dispatch import Implementation, check_implementation, split
-from tammes.kernels.problem import Problem, unmasked, working_dtype
+from tammes.kernels.problem import Problem, unmasked
 from tammes.optim.state_transfer import carry_over, find
-from tammes.similarity import Similarity, unit
+from tammes.similarity import Similarity, unit, working_dtype
 from tammes.split import ALONGSIDE, REDUCED, Split
 
 Scale = float | Literal["learnable"]

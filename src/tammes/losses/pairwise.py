@@ -5,8 +5,7 @@ from typing import TYPE_CHECKING, NamedTuple
 import torch
 from torch import Tensor
 
-from tammes.kernels.problem import working_dtype
-from tammes.similarity import directions
+from tammes.similarity import directions, working_dtype
 from tammes.split import softplus
 from tammes.states import State, read
 from tammes.terms import Batch, Setting, Term, term
