@@ -82,7 +82,7 @@ FOUND = {
 @pytest.mark.parametrize("path", ["dense", "streamed"])
 @pytest.mark.parametrize("name", FOUND)
 def test_what_was_found_once_stays_mended(name, path):
-    found = shrink.failures(FOUND[name], path)
+    found = differences(FOUND[name], path)
     assert not found, campaign.script(FOUND[name], found)
 
 
@@ -137,7 +137,7 @@ def test_draws_reach_everything_there_is():
 
 
 def failing(path, cases=40):
-    """Seeds among the first cases that a path has wrong, known faults apart."""
+    """Seeds among the first cases that a path has wrong."""
     summary = campaign.run([path], first=5000, cases=cases, every={}, shrinking=0.0, most=1)
     return [failure.seed for failure in summary.failures]
 
