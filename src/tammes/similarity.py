@@ -39,6 +39,13 @@ def full_precision(device: torch.device) -> AbstractContextManager[Any]:
     return torch.autocast(device.type, enabled=False)
 
 
+def product_dtype(device: torch.device) -> torch.dtype | None:
+    """Under autocast on CUDA, products take half precision in and give single precision out."""
+    if device.type == "cuda" and torch.is_autocast_enabled("cuda"):
+        return torch.get_autocast_dtype("cuda")
+    return None
+
+
 def norm(vectors: Tensor) -> Tensor:
     """Euclidean length of each row."""
     return torch.linalg.vector_norm(vectors, dim=-1)

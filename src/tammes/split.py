@@ -1,6 +1,6 @@
 """Split: what a margin loss needs to know of an example, in five numbers instead of C."""
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from typing import NamedTuple
 
 import torch
@@ -217,4 +217,28 @@ def split_matrix(
         classes=similarity.shape[1],
         rivals=rivals,
         rest=rest if keeps else None,
+    )
+
+
+def assemble(
+    numbers: Mapping[str, Tensor],
+    labels: Tensor,
+    scale: Tensor | float,
+    classes: int,
+    like: Tensor,
+) -> Split:
+    """A split of merged numbers; what is not among them holds NaN."""
+    unread = torch.full_like(like, float("nan"))
+    rivals: Tensor | int = numbers.get("rivals", classes - 1)
+    fields = {name: numbers.get(name, unread) for name in ("target", "others", "hardest")}
+    fields |= {name: numbers.get(name, unread) for name in ("expected", *ALONGSIDE)}
+    return Split(
+        **fields,
+        mean=numbers["mean"] / rivals if "mean" in numbers else unread,
+        labels=labels,
+        scale=scale,
+        classes=classes,
+        rivals=rivals,
+        excess=numbers.get("excess"),
+        softplus=numbers.get("softplus"),
     )

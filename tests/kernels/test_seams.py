@@ -13,7 +13,7 @@ from tammes.criterion import evaluate_terms
 from tammes.distributed.process_group import Ranks
 from tammes.kernels import dispatch, tiling
 from tammes.kernels.problem import Share
-from tammes.kernels.streamed.score_block import Block
+from tammes.kernels.streamed.score_blocks import Block
 from tammes.kernels.tiling import Plan
 
 try:

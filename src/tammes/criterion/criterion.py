@@ -350,7 +350,7 @@ class Criterion(nn.Module):
         # Values are read in plain eager mode only, and where that does not wait for a GPU.
         wanted = self.validate or features.device.type == "cpu"
         if not tracing and wanted and self.validate is not None:
-            classes = self.head.num_classes
+            classes = self.settings.num_classes
             check_values(name, features, labels.long(), classes, masked, self.ignore_index)
         if settings or self.schedules:
             valid = labels.long() != self.ignore_index

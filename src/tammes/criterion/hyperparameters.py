@@ -34,6 +34,7 @@ class Settings(Steady):
 
     Attributes:
         loss: as it was given.
+        num_classes: number of classes.
         class_weights: weight of each class's examples.
         named: weight and term by name; a second term of the same name is numbered.
         arguments: what each is called with where nothing changes it.
@@ -49,7 +50,7 @@ class Settings(Steady):
             self.register_buffer("class_weights", None, persistent=False)
         else:
             self.register_constant("class_weights", class_weights, like.device)
-        self.loss = loss
+        self.loss, self.num_classes = loss, num_classes
         self.named: dict[str, tuple[float, Term]] = {}
         self.arguments: dict[str, Mapping[str, Setting]] = {}
         for weight, term in loss.leaves():

@@ -10,9 +10,10 @@ from torch import Tensor
 
 from tammes._validation import transforming
 from tammes.kernels.dense import dense_split
-from tammes.kernels.problem import Problem, product_dtype
+from tammes.kernels.problem import Problem
 from tammes.kernels.streamed.functions import streamed_split
-from tammes.kernels.tiling import Plan
+from tammes.kernels.tiling import Plan, most_prototypes
+from tammes.similarity import product_dtype
 from tammes.split import Split, with_sums
 
 Implementation = Literal["auto", "dense", "streamed", "fused"]
@@ -55,7 +56,7 @@ def choose_kernel(implementation: Implementation, problem: Problem, reads: froze
 
 
 def _scores(problem: Problem) -> int:
-    return len(problem.features) * problem.most
+    return len(problem.features) * most_prototypes(problem)
 
 
 def _pays(problem: Problem) -> bool:
