@@ -143,7 +143,8 @@ def split(
     classes = similarity.shape[1]
     if classes < 2:
         raise ValueError(f"split expects at least 2 classes, got C={classes}")
-    there, column = similarity > float("-inf"), labels[:, None]
+    # Not above it: what is not a number is not masked, and has to show.
+    there, column = similarity != float("-inf"), labels[:, None]
     if not transforming() and labels.device.type == "cpu":
         check_range("split", labels, classes)
         check_unmasked("split", ~there.gather(1, column).squeeze(1), labels)

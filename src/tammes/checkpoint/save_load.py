@@ -58,13 +58,13 @@ from tammes.criterion.criterion import Criterion
 from tammes.distributed.process_group import Ranks
 from tammes.distributed.resharding import bounds, texts
 from tammes.heads.head import Head
-from tammes.heads.sharded import ShardedHead
+from tammes.heads.sharded import SPREAD, ShardedHead
 
 __all__ = ["CheckpointError", "divide", "export", "load", "save"]
 
 _Path = str | PathLike[str]
 _OF_A_HEAD = ("weight", "bias", "log_scale")
-_ROWS = ("head.weight", "head.bias")
+_ROWS = tuple(f"head.{name}" for name in SPREAD)
 """Of these every part has the rows of its classes; all else is in the first."""
 _HEAD = "tammes_head"
 """Under which name a single file says what head it is of."""

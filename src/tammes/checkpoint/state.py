@@ -15,7 +15,7 @@ from tammes.criterion.hyperparameters import named_schedules
 from tammes.distributed.process_group import Ranks
 from tammes.distributed.resharding import row_states
 from tammes.heads.head import Head
-from tammes.heads.sharded import ShardedHead
+from tammes.heads.sharded import SPREAD, ShardedHead
 from tammes.optim.state_transfer import OF_ALL_ROWS
 from tammes.similarity import Cosine
 
@@ -44,7 +44,7 @@ def spread(head: Head) -> dict[nn.Parameter, str]:
     """Parameters of which this rank has only some rows, and their names."""
     if not isinstance(head, ShardedHead):
         return {}
-    return {p: f"head.{name}" for name, p in head.named_parameters() if p.ndim}
+    return {p: f"head.{name}" for name, p in head.named_parameters() if name in SPREAD}
 
 
 def state_of(module: Criterion | Head) -> dict[str, Tensor]:

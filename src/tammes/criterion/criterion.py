@@ -215,11 +215,12 @@ class Criterion(nn.Module):
         # A rank splits its own examples; all of them, if it has only some of the prototypes.
         part = whole if scope is not None and scope.sharded else own
 
+        dtype = working_dtype(features, head.weight)
         arguments: Arguments = self.settings.arguments
         groups, class_weights = self._groups, self.settings.class_weights
         if changing or settings or self._per_class:
             now = self._read(whole.batch, part.batch, tracing)
-            arguments = self.settings.resolve(part.batch, now.scheduled, part.settings)
+            arguments = self.settings.resolve(part.batch, now.scheduled, part.settings, dtype)
             for name, state in now.states.items():
                 arguments[name]["state"] = state
             groups = group_terms(head, self.settings.named, arguments)
@@ -227,7 +228,7 @@ class Criterion(nn.Module):
         if self.training and not tracing and self._uses_prototypes:
             self._watch.notice(head.weight, features)
 
-        dtype, total = working_dtype(features, head.weight), None
+        total = None
         plain = weights is None and class_weights is None and masked is None and scope is None
         if plain and whole_batch_counts and len(labels):
             share = 1 / len(labels) if self.reduction == "mean" else 1.0

@@ -181,7 +181,11 @@ class Settings(Steady):
                 term.check(**looked_at)
 
     def resolve(
-        self, batch: Batch, scheduled: Mapping[str, Setting], changed: Mapping[str, Setting]
+        self,
+        batch: Batch,
+        scheduled: Mapping[str, Setting],
+        changed: Mapping[str, Setting],
+        dtype: torch.dtype,
     ) -> dict[str, dict[str, Setting]]:
         """Arguments of every term: numbers, or tensors of one value per example.
 
@@ -189,13 +193,14 @@ class Settings(Steady):
             batch: the examples, whose labels choose among values per class.
             scheduled: settings that follow a schedule.
             changed: settings that are said at the call, as :meth:`check` lets them pass.
+            dtype: of the losses, and so of what terms compute from their settings.
         """
         places = self._by_place(scheduled, changed)
         return {
             name: {
-                key: _on_batch(places[name, key], batch)
+                key: _on_batch(places[name, key], batch, dtype)
                 if (name, key) in places
-                else self.get_buffer(f"{name}_{key}")[batch.labels]
+                else self.get_buffer(f"{name}_{key}")[batch.labels].to(dtype)
                 if isinstance(value, tuple)
                 else value
                 for key, value in own.items()
@@ -234,9 +239,9 @@ def _check_shape(key: str, value: Setting, count: int, term: Term) -> None:
         )
 
 
-def _on_batch(value: Setting, batch: Batch) -> Setting:
+def _on_batch(value: Setting, batch: Batch, dtype: torch.dtype) -> Setting:
     if not isinstance(value, Tensor):
         return value
-    value = value.to(batch.features.device)
+    value = value.to(batch.features.device, dtype)
     # What an ignored example has does not count, even if it is NaN; one is in every range.
     return torch.where(batch.valid, value, 1.0) if value.ndim else value

@@ -12,7 +12,7 @@ from tammes.kernels.dense import score_matrix
 from tammes.kernels.dispatch import Implementation, check_implementation, split
 from tammes.kernels.problem import Problem, unmasked
 from tammes.optim.state_transfer import carry_over, find
-from tammes.similarity import Similarity, unit
+from tammes.similarity import Similarity, unit, working_dtype
 from tammes.split import ALONGSIDE, REDUCED, Split
 
 Scale = float | Literal["learnable"]
@@ -41,8 +41,6 @@ class Head(nn.Module):
     weight: Tensor
     bias: Tensor | None
     log_scale: nn.Parameter | None
-    _scale_shape: tuple[int, ...] = (1,)
-    """Shape of a learned scale: ``fully_shard`` refuses a parameter without dimensions."""
 
     def __init__(
         self,
@@ -76,7 +74,8 @@ class Head(nn.Module):
             start = (
                 math.sqrt(2) * math.log(max(num_classes - 1, 2)) if similarity.is_cosine else 1.0
             )
-            self.log_scale = nn.Parameter(torch.full(self._scale_shape, math.log(start)))
+            # With a dimension: fully_shard refuses a parameter without.
+            self.log_scale = nn.Parameter(torch.full((1,), math.log(start)))
         else:
             self.scale = scale
 
@@ -93,7 +92,10 @@ class Head(nn.Module):
     @property
     def scale(self) -> Tensor | float:
         """What similarities are multiplied with: a number, or a tensor where it is learned."""
-        return self._scale if self.log_scale is None else self.log_scale.exp().reshape(())
+        if self.log_scale is None:
+            return self._scale
+        # In half precision the exponential would be off by a percent.
+        return self.log_scale.to(working_dtype(self.log_scale)).exp().reshape(())
 
     @scale.setter
     def scale(self, value: float) -> None:
@@ -267,10 +269,10 @@ class Head(nn.Module):
     def _load_from_state_dict(
         self, state_dict: dict[str, Any], prefix: str, *args: Any, **kwargs: Any
     ) -> None:
-        given, own = state_dict.get(prefix + "log_scale"), self.log_scale
-        if isinstance(given, Tensor) and own is not None and given.shape in ((), (1,)):
-            # A sharded head has it without dimensions, and so have older state dicts.
-            state_dict[prefix + "log_scale"] = given.reshape(own.shape)
+        given = state_dict.get(prefix + "log_scale")
+        if isinstance(given, Tensor) and given.ndim == 0:
+            # As older state dicts have it.
+            state_dict[prefix + "log_scale"] = given.view(1)
         super()._load_from_state_dict(state_dict, prefix, *args, **kwargs)
 
     def extra_repr(self) -> str:

@@ -27,6 +27,9 @@ from tammes.optim.sparse_rows import take_rows
 from tammes.optim.state_transfer import find, put_in_place, starting_state
 from tammes.split import ALONGSIDE, REDUCED, Split
 
+SPREAD = ("weight", "bias")
+"""Parameters of which each rank has the rows of its classes; all have the same scale."""
+
 
 class Top(NamedTuple):
     """The best classes of each example, best first.
@@ -87,8 +90,6 @@ class ShardedHead(Head):
     """
 
     place: Tensor
-    # What has dimensions here is spread over the ranks; all of them have the same scale.
-    _scale_shape = ()
 
     def __init__(
         self,
@@ -173,33 +174,35 @@ class ShardedHead(Head):
                 them it is a problem of this rank alone.
         """
         self.check_place()
-        here = super().problem(features)
-        sampled = self.sampler is not None and self.training
-        if labels is None or (self.ranks.group is None and not sampled):
-            return here
+        sampler = self.sampler if self.training else None
+        if labels is None or (self.ranks.group is None and sampler is None):
+            return super().problem(features)
         # Where values are not checked: nobody has such a class, and the loss is to show it.
         nobodys = (labels < 0) | (labels >= self.num_classes)
-        here = here._replace(features=features.masked_fill(nobodys[:, None], torch.nan))
+        features = features.masked_fill(nobodys[:, None], torch.nan)
         own = labels - self.start
         own = torch.where((own >= 0) & (own < len(self.weight)), own, -1)
+        weight, bias, counts, most = self.weight, self.bias, None, self._count(0)
+        if sampler is not None:
+            # A compiled graph ends here. Problem and Share are made after it, as torch 2.11 cannot
+            # carry a named tuple from one graph to the next.
+            masked = super().masked()
+            index, own, counts = sampler(own, len(weight), start=self.start, masked=masked)
+            weight = take_rows(weight, index)
+            bias = None if bias is None else take_rows(bias, index)
+            most = sample_size(len(own), most, sampler.rate)
+        bias, there = unmasked(bias)
         share = Share(
             own,
             self.num_classes,
             self.ranks,
+            counts=counts if self.correct else None,
             factor=float(self.ranks.size) if self.averaged else 1.0,
-            most=self._count(0),
+            most=most,
         )
-        if self.sampler is not None and sampled:
-            chosen = self.sampler(own, len(self.weight), start=self.start, masked=super().masked())
-            share = share._replace(
-                own=chosen.own,
-                counts=chosen.counts if self.correct else None,
-                most=sample_size(len(own), self._count(0), self.sampler.rate),
-            )
-            index, weight = chosen.index, self.weight
-            bias, there = unmasked(None if self.bias is None else take_rows(self.bias, index))
-            here = here._replace(prototypes=take_rows(weight, index), bias=bias, there=there)
-        return here._replace(share=share)
+        return Problem(
+            features, weight, bias, self.scale, self.similarity, share=share, there=there
+        )
 
     def masked(self) -> Tensor | None:
         """See :meth:`Head.masked`; all ranks must ask for it together."""
@@ -332,7 +335,7 @@ class ShardedHead(Head):
         place = state_dict.pop(prefix + "place", None)
         whose = None if place is None else place.tolist()
         here = [self.start, self.stop, self.num_classes]
-        for name in ("weight", "bias"):
+        for name in SPREAD:
             given, own = state_dict.get(prefix + name), getattr(self, name)
             if not isinstance(given, Tensor) or own is None or given.ndim != own.ndim:
                 continue

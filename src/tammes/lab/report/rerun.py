@@ -5,11 +5,11 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from tammes.lab.config.schema import Config
+from tammes.lab.config.yaml_file import write_yaml
 from tammes.lab.records.run_folder import RecordError, Run
 from tammes.lab.report.load_runs import Gathered
 from tammes.lab.report.render.html_page import Block, Cell, Details, Fold, Table, Text, Value
 from tammes.lab.stats.seed_groups import Group
-from tammes.optional import require
 
 _ENVIRONMENT = ("tammes", "commit", "torch", "python", "platform", "device", "threads",
                 "world_size", "started")  # fmt: skip
@@ -32,10 +32,8 @@ def configuration(found: Gathered) -> list[Block]:
             for place, (label, config) in enumerate(zip(labels, configs, strict=True))
         ]
         blocks.append(Table(["group", *differ], rows, caption="What differs between the groups."))
-    yaml = require("yaml", extra="lab")
-    text = yaml.safe_dump(common, sort_keys=False, allow_unicode=True, width=100)
     summary = "Settings" if len(configs) == 1 else "Settings that all groups have in common"
-    blocks.append(Details(f"{summary} (YAML, for --config)", text))
+    blocks.append(Details(f"{summary} (YAML, for --config)", write_yaml(common)))
     return blocks
 
 

@@ -3,6 +3,7 @@
 from collections.abc import Sequence
 from typing import Any
 
+from tammes.lab.config.yaml_file import write_yaml
 from tammes.lab.report.charts.against_paper import OUTCOMES, claim_charts, paper_against_ours
 from tammes.lab.report.charts.chart import Chart
 from tammes.lab.report.charts.recipe_figures import asked, not_asked
@@ -12,7 +13,6 @@ from tammes.lab.report.paper_comparison_writers import comparison_blocks
 from tammes.lab.report.render import html_page as page
 from tammes.lab.reproduce.ledger import Ledger
 from tammes.lab.reproduce.recipes import Recipe
-from tammes.optional import require
 
 _MACHINE = ("device", "torch", "python", "tammes", "commit", "platform")
 
@@ -206,11 +206,6 @@ def _configuration(found: PaperComparison) -> list[page.Block]:
     configs = found.ledger.configs
     if not configs:
         return []
-    yaml = require("yaml", extra="lab")
-
-    def text(values: dict[str, Any]) -> str:
-        return str(yaml.safe_dump(values, sort_keys=False, allow_unicode=True, width=100))
-
     first, *others = configs.values()
     common = {
         key: value
@@ -218,11 +213,13 @@ def _configuration(found: PaperComparison) -> list[page.Block]:
         if key != "seed" and all(key in each and each[key] == value for each in others)
     }
     blocks: list[page.Block] = [
-        page.Details("Settings that all cells have in common (YAML)", text(common))
+        page.Details("Settings that all cells have in common (YAML)", write_yaml(common))
     ]
     for where, config in configs.items():
         own = {key: value for key, value in config.items() if key not in (*common, "seed")}
-        blocks.append(page.Details(_place(found, where), text(own) if own else "nothing else"))
+        blocks.append(
+            page.Details(_place(found, where), write_yaml(own) if own else "nothing else")
+        )
     return [blocks[0], page.Fold("Settings of every row", blocks[1:])]
 
 
