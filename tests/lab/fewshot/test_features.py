@@ -11,7 +11,7 @@ from torch.testing import assert_close
 
 from tammes.lab.config.schema import Config
 from tammes.lab.data import load
-from tammes.lab.fewshot import class_splits
+from tammes.lab.fewshot import class_lists
 from tammes.lab.fewshot.features import from_file, from_run
 from tammes.lab.records.run_folder import Run
 from tammes.lab.training.datasets import prepare_data
@@ -106,7 +106,7 @@ def test_prototypes_that_no_loss_has_trained_are_refused(run, place):
 
 
 def test_a_part_may_be_named_or_given(run, place):
-    chosen = class_splits.parse(f"{place}/lists.json:validation")
+    chosen = class_lists.parse(f"{place}/lists.json:validation")
     given = from_run(run.folder, chosen=chosen, report=quietly)
     assert given.classes == tuple(PARTS["validation"])
     assert given.features.equal(of(run, place, "validation").features)
@@ -145,13 +145,13 @@ def test_images_come_from_where_those_of_the_run_or_of_the_split_are(
     config = json.loads((run.folder / "config.json").read_text())
     config["classes"] = str(tmp_path / classes) if classes else ""
     (run.folder / "config.json").write_text(json.dumps(config))
-    asked, load_classes = [], class_splits.load_classes
+    asked, load_classes = [], class_lists.load_classes
 
     def loaded(source, *given, **more):
         asked.append(source)
         return load_classes("digits", *given, **more)
 
-    monkeypatch.setattr(class_splits, "load_classes", loaded)
+    monkeypatch.setattr(class_lists, "load_classes", loaded)
     chosen = f"{tmp_path}/lists.json:novel"
     from_run(run.folder, source=source, chosen=chosen, images=2, report=quietly)
     assert asked == [where]

@@ -10,7 +10,7 @@ from reproduce_work import in_this_process
 from tammes.lab.cli.main import main
 from tammes.lab.config.schema import Config
 from tammes.lab.fewshot import recipe_cells
-from tammes.lab.fewshot.class_splits import load_classes
+from tammes.lab.fewshot.class_lists import load_classes
 from tammes.lab.fewshot.episodes import draw
 from tammes.lab.fewshot.protocol import accuracies, cl2n, l2
 from tammes.lab.fewshot.recipe_cells import FewShot, evaluate_run, find

@@ -9,7 +9,7 @@ from recipe_cells import document, every_cell, noise, steps
 
 from tammes.lab import backbones
 from tammes.lab.config import parse_loss
-from tammes.lab.fewshot import class_splits
+from tammes.lab.fewshot import class_lists
 from tammes.lab.reproduce import judge, recipes
 from tammes.lab.reproduce.claims import Better, Near
 from tammes.lab.reproduce.run import Engine, Selection, reproduce
@@ -259,7 +259,7 @@ def test_features_are_no_more_than_classes_where_spectral_sums_are_needed(loaded
         assert str(size) == cell.column[1:]
     own = recipe.columns["omniglot"].config["backbone"]
     assert backbones.build(own, shape=(1, 28, 28)).num_features == 32
-    assert len(class_splits.read("omniglot").base) > 32
+    assert len(class_lists.read("omniglot").base) > 32
 
 
 # ------------------------------------------------------------------------------- training

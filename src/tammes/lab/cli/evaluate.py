@@ -120,9 +120,9 @@ def run(arguments: argparse.Namespace) -> int:
 
 
 def _chosen(arguments: argparse.Namespace) -> "Chosen | None":
-    from tammes.lab.fewshot import class_splits
+    from tammes.lab.fewshot import class_lists
 
-    return None if arguments.split is None else class_splits.parse(arguments.split)
+    return None if arguments.split is None else class_lists.parse(arguments.split)
 
 
 def _examples(

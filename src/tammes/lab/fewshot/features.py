@@ -13,8 +13,8 @@ from tammes.lab.config import parse_loss
 from tammes.lab.config.expressions import did_you_mean
 from tammes.lab.data import Images
 from tammes.lab.data.sources.loading import KNOWN, say
-from tammes.lab.fewshot import class_splits
-from tammes.lab.fewshot.class_splits import ClassSplit, Part
+from tammes.lab.fewshot import class_lists
+from tammes.lab.fewshot.class_lists import ClassLists, Part
 from tammes.lab.fewshot.protocol import Examples
 from tammes.lab.measure import files
 from tammes.lab.measure.formats import FileError
@@ -27,7 +27,7 @@ from tammes.terms import Loss
 _ROWS = 512
 """Images in a batch."""
 
-Chosen = tuple[ClassSplit, Part]
+Chosen = tuple[ClassLists, Part]
 """A split of classes and one of its parts."""
 
 
@@ -61,7 +61,7 @@ def from_file(
     title = os.fspath(path)
     if chosen is None:
         return Examples(features, labels, names, base_mean, title)
-    split, part = class_splits.parse(chosen) if isinstance(chosen, str) else chosen
+    split, part = class_lists.parse(chosen) if isinstance(chosen, str) else chosen
     wanted = split.part(part)
     if base is not None and part != "base":
         # A file of numbers alone names no class.
@@ -136,7 +136,7 @@ def from_run(
         raise ValueError(
             f"{run.folder}: images of new classes are expected, named by --split or --data"
         )
-    chosen = class_splits.parse(chosen) if isinstance(chosen, str) else chosen
+    chosen = class_lists.parse(chosen) if isinstance(chosen, str) else chosen
     trained = _prototypes(run) if prototypes else None
     if chosen is not None and chosen[1] == "base":
         found = _held_out(run, source, chosen[0].part("base"))
@@ -181,7 +181,7 @@ def _prototypes(run: Run) -> Tensor:
     return run.tensors("model")["criterion.head.weight"]
 
 
-def check_way(way: int, split: ClassSplit, part: str) -> None:
+def check_way(way: int, split: ClassLists, part: str) -> None:
     """Refuse a part of a split that has too few classes for an episode."""
     count = len(split.part(part))
     if count < way:
@@ -202,7 +202,7 @@ def _held_out(run: Run, source: str | None, classes: Sequence[str]) -> Images:
             f"{run.folder}: base classes are expected in the images that it held out of "
             f"{run.config.data}, got {source}"
         )
-    return class_splits.take(prepare_data(run.config, lambda text: None)[2], classes)
+    return class_lists.take(prepare_data(run.config, lambda text: None)[2], classes)
 
 
 def _new(
@@ -243,9 +243,9 @@ def _load(
 ) -> Images:
     """Images as the run's model takes them."""
     shape = tuple(run.data["image"])
-    images = class_splits.load_classes(source, classes, size=run.config.image_size, report=report)
+    images = class_lists.load_classes(source, classes, size=run.config.image_size, report=report)
     if images.shape != shape and shape[1] == shape[2]:
-        images = class_splits.load_classes(source, classes, size=shape[1], report=report)
+        images = class_lists.load_classes(source, classes, size=shape[1], report=report)
     if images.shape != shape:
         given, own = ("×".join(map(str, each)) for each in (images.shape, shape))
         raise ValueError(f"{run.folder}: its model takes images of {own}, got {given} of {source}")

@@ -102,12 +102,12 @@ class FewShot:
 
     def _check_classes(self, config: Config) -> None:
         from tammes.lab.data import DataError
-        from tammes.lab.fewshot import class_splits
+        from tammes.lab.fewshot import class_lists
         from tammes.lab.fewshot.features import check_apart, check_way
         from tammes.lab.training.datasets import classes_of
 
         try:
-            split = class_splits.read(self.split)
+            split = class_lists.read(self.split)
             trained = classes_of(config.classes) if config.classes else ()
         except DataError:
             # The lists may be where the cells are run; they are looked for again before training.
@@ -152,10 +152,10 @@ def find(run: Run, shots: FewShot) -> dict[str, Any] | None:
 def _letters(shots: FewShot) -> str:
     """Letters that stand for the names of the classes; none where the lists are not here."""
     from tammes.lab.data import DataError
-    from tammes.lab.fewshot import class_splits
+    from tammes.lab.fewshot import class_lists
 
     try:
-        split = class_splits.read(shots.split)
+        split = class_lists.read(shots.split)
     except DataError:
         return ""
     return digest_of([split.base, split.validation, split.novel])

@@ -16,7 +16,7 @@ import torch
 
 from tammes.lab.data import DataError
 from tammes.lab.data.sources.loading import say
-from tammes.lab.fewshot import class_splits
+from tammes.lab.fewshot import class_lists
 from tammes.lab.fewshot.recipe_cells import FewShot, evaluate_run
 from tammes.lab.records.atomic_io import alone, writable
 from tammes.lab.records.run_folder import RecordError, Run, write_json
@@ -271,7 +271,7 @@ class _Table:
         if known.get(source) is None:
             try:
                 for name in {cell.settings["split"] for cell in cells if cell.kind == "fewshot"}:
-                    class_splits.read(name)
+                    class_lists.read(name)
                 check(configs, self.desk.report)
                 known[source] = None
             except DataError as error:
