@@ -46,7 +46,7 @@ from tammes.checkpoint.state import (
     describe_loss,
     head_of,
     optimizer_state,
-    ranks_of,
+    rank_group_of,
     restore_optimizer,
     same_shape,
     spread,
@@ -55,8 +55,8 @@ from tammes.checkpoint.state import (
     wanted_of_optimizer,
 )
 from tammes.criterion.criterion import Criterion
-from tammes.distributed.process_group import Ranks
-from tammes.distributed.resharding import bounds, texts
+from tammes.distributed.process_group import RankGroup
+from tammes.distributed.resharding import all_gather_strings, shard_bounds
 from tammes.heads.head import Head
 from tammes.heads.sharded import ShardedHead
 
@@ -105,17 +105,17 @@ def save(
     import tammes
     from tammes.checkpoint.dcp_storage import Writer, plainly
 
-    head, ranks, folder = head_of(module), ranks_of(module), Path(folder)
+    head, group, folder = head_of(module), rank_group_of(module), Path(folder)
     device = head.weight.device
     tensors = state_of(module)
     rows = set(spread(head).values())
     saved = None
     if optimizer is not None:
-        saved, split = optimizer_state(optimizer, head, ranks, tensors)
+        saved, split = optimizer_state(optimizer, head, group, tensors)
         rows |= split
     beside = take_apart(more, "more", tensors)
     whole = {
-        name: _whole(ranks, tensor, head.num_classes) if name in rows else tensor
+        name: _whole(group, tensor, head.num_classes) if name in rows else tensor
         for name, tensor in tensors.items()
     }
     index = Index(
@@ -126,13 +126,13 @@ def save(
         optimizer=saved,
         more=beside,
     )
-    token = texts(ranks, secrets.token_hex(4), device)[0]
-    writer = Writer(folder, token, ranks.rank, ranks.size, index)
+    token = all_gather_strings(group, secrets.token_hex(4), device)[0]
+    writer = Writer(folder, token, group.rank, group.world_size, index)
 
     def work() -> None:
         # Of what all have, the first rank's is written.
         planner = DefaultSavePlanner(flatten_state_dict=False, dedup_save_to_lowest_rank=True)
-        _dcp(state_dict_saver.save, whole, ranks, storage_writer=writer, planner=planner)
+        _dcp(state_dict_saver.save, whole, group, storage_writer=writer, planner=planner)
 
     try:
         plainly(work, f"{folder}: the checkpoint could not be saved, the one before it stays")
@@ -168,7 +168,7 @@ def load(
 
     from tammes.checkpoint.dcp_storage import Reader, plainly
 
-    head, ranks, folder = head_of(module), ranks_of(module), Path(folder)
+    head, group, folder = head_of(module), rank_group_of(module), Path(folder)
     rows, fault = set(spread(head).values()), ""
     try:
         index = read(folder)
@@ -178,30 +178,30 @@ def load(
         if optimizer is not None:
             names, split = wanted_of_optimizer(folder, index, optimizer, head)
             others, rows = others + names, rows | split
-        check_parts(folder, index, share=ranks.rank, of=ranks.size)
+        check_parts(folder, index, share=group.rank, of=group.world_size)
         reader = Reader(folder, index)
     except (CheckpointError, OSError) as error:
         fault = str(error) or type(error).__name__
-    _refuse_together(ranks, fault, head.weight.device)
+    _refuse_together(group, fault, head.weight.device)
 
     def room(name: str) -> Tensor:
         stored = index.tensors[name]
         shape = list(stored.shape)
         if name in rows:
-            start, stop = bounds(shape[0], ranks.size, ranks.rank)
+            start, stop = shard_bounds(shape[0], group.world_size, group.rank)
             shape[0] = stop - start
         return torch.empty(shape, dtype=DTYPES[stored.dtype])
 
     # Beside what is there, on the CPU: a file that cannot be read must leave everything as it was.
     read_in = {name: room(name) for name in own + others}
     whole = {
-        name: _whole(ranks, tensor, index.tensors[name].shape[0]) if name in rows else tensor
+        name: _whole(group, tensor, index.tensors[name].shape[0]) if name in rows else tensor
         for name, tensor in read_in.items()
     }
 
     def work() -> None:
         planner = DefaultLoadPlanner(flatten_state_dict=False)
-        _dcp(state_dict_loader.load, whole, ranks, storage_reader=reader, planner=planner)
+        _dcp(state_dict_loader.load, whole, group, storage_reader=reader, planner=planner)
 
     plainly(work, f"{folder}: the checkpoint could not be read, nothing was changed")
     into: torch.nn.Module = module
@@ -282,7 +282,7 @@ def divide(file: _Path, folder: _Path, *, parts: int = 1) -> None:
     folder.mkdir(parents=True, exist_ok=True)
     try:
         for number in range(parts):
-            start, stop = bounds(classes, parts, number)
+            start, stop = shard_bounds(classes, parts, number)
             pieces: dict[str, tuple[Stored, Iterable[Tensor]]] = {}
             offsets = {}
             for name, stored in tensors.items():
@@ -339,30 +339,32 @@ def _only_head(file: Path) -> tuple[dict[str, Stored], dict[str, Any]]:
     return {f"head.{name}": found[name] for name in _OF_A_HEAD if name in found}, {**head, **told}
 
 
-def _whole(ranks: Ranks, rows: Tensor, total: int) -> Tensor:
+def _whole(group: RankGroup, rows: Tensor, total: int) -> Tensor:
     """The rows here as those of a tensor that is spread over the ranks."""
-    if ranks.size == 1:
+    if group.world_size == 1:
         return rows
     from torch.distributed.device_mesh import DeviceMesh
     from torch.distributed.tensor import DTensor, Shard
 
-    mesh = DeviceMesh.from_group(ranks.group, rows.device.type)
+    mesh = DeviceMesh.from_group(group.process_group, rows.device.type)
     shape = torch.Size([total, *rows.shape[1:]])
     stride = torch.empty(shape, device="meta").stride()
     rows = rows.detach().contiguous()
     return DTensor.from_local(rows, mesh, [Shard(0)], run_check=False, shape=shape, stride=stride)
 
 
-def _dcp(work: Any, tensors: dict[str, Tensor], ranks: Ranks, **options: Any) -> None:
+def _dcp(work: Any, tensors: dict[str, Tensor], group: RankGroup, **options: Any) -> None:
     with warnings.catch_warnings():
         # That a process is alone is no news.
         warnings.filterwarnings("ignore", message=".*single process.*")
-        alone = ranks.size == 1
-        work(tensors, process_group=None if alone else ranks.group, no_dist=alone, **options)
+        alone = group.world_size == 1
+        work(
+            tensors, process_group=None if alone else group.process_group, no_dist=alone, **options
+        )
 
 
-def _refuse_together(ranks: Ranks, fault: str, device: torch.device) -> None:
+def _refuse_together(group: RankGroup, fault: str, device: torch.device) -> None:
     """Refuse on all ranks what one of them has found."""
-    for told in texts(ranks, fault, device):
+    for told in all_gather_strings(group, fault, device):
         if told:
             raise CheckpointError(told)

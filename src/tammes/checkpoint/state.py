@@ -12,8 +12,8 @@ from tammes.checkpoint.manifest import Index
 from tammes.checkpoint.safetensors_io import CheckpointError
 from tammes.criterion.criterion import Criterion
 from tammes.criterion.hyperparameters import named_schedules
-from tammes.distributed.process_group import Ranks
-from tammes.distributed.resharding import row_states
+from tammes.distributed.process_group import RankGroup
+from tammes.distributed.resharding import per_row_state
 from tammes.heads.head import Head
 from tammes.heads.sharded import ShardedHead
 from tammes.optim.state_transfer import OF_ALL_ROWS
@@ -34,10 +34,10 @@ def head_of(module: Criterion | Head) -> Head:
     return module.head if isinstance(module, Criterion) else module
 
 
-def ranks_of(module: Criterion | Head) -> Ranks:
+def rank_group_of(module: Criterion | Head) -> RankGroup:
     """Those who save and load together."""
     head = head_of(module)
-    return head.ranks if isinstance(head, ShardedHead) else Ranks()
+    return head.group if isinstance(head, ShardedHead) else RankGroup()
 
 
 def spread(head: Head) -> dict[nn.Parameter, str]:
@@ -158,27 +158,27 @@ def same_shape(stored: tuple[int, ...], wanted: tuple[int, ...]) -> bool:
 
 
 def optimizer_state(
-    optimizer: torch.optim.Optimizer, head: Head, ranks: Ranks, tensors: dict[str, Tensor]
+    optimizer: torch.optim.Optimizer, head: Head, group: RankGroup, tensors: dict[str, Tensor]
 ) -> tuple[Any, set[str]]:
     """An optimizer as JSON, and names of the tensors of which this rank has only some rows.
 
     Args:
         optimizer: which may hold more than the head.
         head: some of its parameters may be spread over the ranks.
-        ranks: that the head is spread over.
+        group: ranks that the head is sharded over.
         tensors: added to.
     """
     groups, states, split = [], {}, set[str]()
     known, position = spread(head), 0
-    for number, group in enumerate(optimizer.param_groups):
-        settings = {key: value for key, value in group.items() if key != "params"}
+    for number, params in enumerate(optimizer.param_groups):
+        settings = {key: value for key, value in params.items() if key != "params"}
         name = f"optimizer.group{number}"
-        groups.append([len(group["params"]), take_apart(settings, name, tensors)])
-        for parameter in group["params"]:
+        groups.append([len(params["params"]), take_apart(settings, name, tensors)])
+        for parameter in params["params"]:
             state = dict(optimizer.state.get(parameter, {}))
             name = f"optimizer.{position}"
             if parameter in known:
-                rows = row_states(ranks, optimizer, parameter)
+                rows = per_row_state(group, optimizer, parameter)
                 for key, value in state.items():
                     if isinstance(value, Tensor) and value.ndim and key not in rows:
                         raise TypeError(

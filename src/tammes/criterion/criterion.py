@@ -20,7 +20,13 @@ from tammes.criterion.hyperparameters import Settings, named_schedules
 from tammes.criterion.param_groups import param_groups
 from tammes.criterion.resize import check_new_values, check_resizable, follow
 from tammes.criterion.stale_weight_warning import UpdateWatch
-from tammes.distributed.global_batch import ALONE, Alone, Examples, by_example, gathering_of
+from tammes.distributed.global_batch import (
+    SINGLE_PROCESS,
+    BatchScope,
+    WeightedBatch,
+    make_global_batch,
+    per_example_settings,
+)
 from tammes.heads.head import Head
 from tammes.kernels.dispatch import Implementation
 from tammes.kernels.problem import working_dtype
@@ -107,7 +113,7 @@ class Criterion(nn.Module):
         self.reduction = reduction
         self.ignore_index = ignore_index
         self.validate = validate
-        self.gathering = gathering_of(head, group, averaged=averaged, even=even)
+        self.global_batch = make_global_batch(head, group, averaged=averaged, even=even)
         self.states = States()
         self.schedules = nn.ModuleDict()
         self.terms: dict[str, Tensor] = {}
@@ -158,7 +164,7 @@ class Criterion(nn.Module):
         Returns:
             A scalar, or with ``reduction="none"`` the weighted losses, shape ``(N,)``.
         """
-        tracing, group, masked = transforming(), self._group(), self.head.masked()
+        tracing, scope, masked = transforming(), self._batch_scope(), self.head.masked()
 
         def check() -> None:
             self._check(features, labels, weights, masked, tracing)
@@ -166,13 +172,13 @@ class Criterion(nn.Module):
             values = None if tracing else self.validate
             self.settings.check(self._scheduled(), settings, valid, values=values)
 
-        longest = group.agree(
+        max_rows = scope.validate(
             type(self).__name__,
             check,
             features,
             embedding_size=self.head.embedding_size,
             num_classes=self.head.num_classes,
-            values_per_example=len(by_example(settings)) + (weights is not None),
+            values_per_example=len(per_example_settings(settings)) + (weights is not None),
         )
         # Before it is compared: a small integer type would wrap the ignored label round.
         labels = labels.long()
@@ -180,17 +186,18 @@ class Criterion(nn.Module):
         labels = torch.where(valid, labels, 0)
         # What an ignored example holds must not leak, not even as 0 times NaN.
         kept = torch.where(valid[:, None], features, 0.0)
-        own = Examples(Batch(kept, labels, valid), weights, settings)
-        whole, mine = group.gather(own, longest, features=self._compares_features)
+        own = WeightedBatch(Batch(kept, labels, valid), weights, settings)
+        whole, mine = scope.gather(own, max_rows, features=self._compares_features)
         # A rank splits its own examples; all of them, if it has only some of the prototypes.
-        part = whole if group.sharded else own
+        part = whole if scope.sharded else own
         again = recomputing()
         now = self._read(whole.batch, part.batch, tracing)
         arguments = self.settings.resolve(part.batch, now.scheduled, part.settings)
         if self.training and not tracing and self.settings.uses_prototypes:
             self._watch.notice(self.head.weight, features)
 
-        weights = whole.weigh(now.class_weights, masked, working_dtype(features, self.head.weight))
+        dtype = working_dtype(features, self.head.weight)
+        weights = whole.example_weights(now.class_weights, masked, dtype)
         total = weights.sum()
         total = torch.where(total == 0, torch.ones_like(total), total)
         if self.reduction == "mean":
@@ -200,10 +207,10 @@ class Criterion(nn.Module):
         named, rowwise = self.settings.named, self.reduction == "none"
         some = weights if part is whole else weights[mine]
         loss, sums = split_terms(self.head, named, arguments, part.batch, some, rowwise=rowwise)
-        seen = whole.batch._replace(features=group.seen_by_all(whole.batch.features))
+        seen = whole.batch._replace(features=scope.for_replicated_loss(whole.batch.features))
         found = dict(other_terms(self.head, named, arguments, seen, weights))
         others = [named[n][0] * (rows if rowwise else rows.sum()) for n, rows in found.items()]
-        loss, sums = group.combine(loss, others, sums, mine)
+        loss, sums = scope.combine(loss, others, sums, mine)
         if again:
             return loss
         if not _transformed(tracing):
@@ -221,10 +228,10 @@ class Criterion(nn.Module):
         """Scores without any margin, for inference, shape ``(N, C)``."""
         return self.head.logits(features)
 
-    def _group(self) -> Alone:
-        """Those whose batches are one."""
-        gathering = self.gathering
-        return ALONE if gathering is None or gathering.ranks.size == 1 else gathering
+    def _batch_scope(self) -> BatchScope:
+        """Scope of the batch: the process group that shares one global batch, or this process."""
+        batch = self.global_batch
+        return SINGLE_PROCESS if batch is None or batch.group.world_size == 1 else batch
 
     @property
     def _compares_features(self) -> bool:
@@ -404,8 +411,8 @@ class Criterion(nn.Module):
             lines.append(f"ignore_index={self.ignore_index}")
         if self.class_weights is not None:
             lines.append(f"class_weights of {len(self.class_weights)} classes")
-        if self.gathering is not None:
-            lines.append(f"group={self.gathering.ranks.name!r}")
+        if self.global_batch is not None:
+            lines.append(f"group={self.global_batch.group.name!r}")
         return f"{type(self).__name__}(\n  " + ",\n  ".join(lines) + "\n)"
 
 

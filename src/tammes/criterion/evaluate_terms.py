@@ -6,8 +6,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from tammes._compile import apart
-from tammes.distributed.sharded_rows import Shards
+from tammes._compile import outside_compile
+from tammes.distributed.sharded_rows import ShardedRows
 from tammes.heads.head import Head
 from tammes.kernels.dense import dense_split
 from tammes.kernels.dispatch import choose
@@ -36,11 +36,10 @@ def check_fit(head: Head, term: Term) -> None:
             f"{term.name} expects a head whose similarity is an angle, without bias, "
             f"got {kind}{'' if head.bias is None else ' with bias'}"
         )
-    ranks = Shards.of(head).ranks
-    if "rest" in term.definition.reads and ranks is not None:
+    if "rest" in term.definition.reads and head.group is not None and head.is_sharded:
         raise ValueError(
             f"{term.name} expects a head that has all classes, since it reads rest, "
-            f"got {kind} over {ranks.name}"
+            f"got {kind} over {head.group.name}"
         )
     if term.within is not None:
         term.within.check(head.embedding_size, head.num_classes)
@@ -133,7 +132,7 @@ def _evaluated(
         fused=way == "fused",
     )
     if way != "dense" and now and not plan.too_thin(problem):
-        loss, sums = apart(weighted_loss)(problem, batch.labels, weights, plan)
+        loss, sums = outside_compile(weighted_loss)(problem, batch.labels, weights, plan)
         return loss, dict(zip(names, sums, strict=True))
     with full_precision(weights.device):
         if way == "dense":
@@ -141,7 +140,7 @@ def _evaluated(
             over = None if plan.threshold is None else plan.threshold(split, slice(None))
             split = with_sums(split, reads, over)
         else:
-            split = apart(streamed_split)(problem, batch.labels, plan)
+            split = outside_compile(streamed_split)(problem, batch.labels, plan)
         values = plan.evaluate(split, slice(None))
         rows = combine(coefficients, values) * weights
         sums = values.detach() @ weights.detach()
@@ -153,7 +152,7 @@ def other_terms(
 ) -> Iterator[tuple[str, Tensor]]:
     """Name and weighted rows ``(N,)`` of every term on prototypes or features."""
     projected: dict[Any, Tensor] = {None: batch.features}
-    shards = Shards.of(head)
+    shards = ShardedRows.of_head(head)
     with full_precision(weights.device):
         for name, (_, term) in named.items():
             function, within = term.definition.function, term.within
@@ -162,7 +161,7 @@ def other_terms(
                 if term.definition.takes_shards:
                     value = function(prototypes, shards=shards, **arguments[name])
                 else:
-                    value = function(shards.whole(prototypes), **arguments[name])
+                    value = function(shards.all_gather(prototypes), **arguments[name])
                 yield name, value * weights
             elif term.definition.on == "features":
                 if within is not None and within not in projected:

@@ -166,7 +166,7 @@ class OnePass:
     def _through_rows(self, leaves: _Leaves, wanted: "_Wanted") -> None:
         """What all blocks want of the rows, through their graph."""
         if wanted.threshold is not None and self.share is not None:
-            wanted.threshold = self.share.ranks.sum(wanted.threshold)
+            wanted.threshold = self.share.group.all_reduce(wanted.threshold)
         found = leaves.gradients(*wanted.pairs(self.graph))
         self._note_rows("own", self.own, found, self.weights)
         if self.needs.features:
@@ -206,7 +206,9 @@ class OnePass:
             for places, values in self.d_bias:
                 d_bias = d_bias.index_add(0, places, values * factor)
         if self.needs.scale:
-            d_scale = self.d_scale if self.share is None else self.share.ranks.sum(self.d_scale)
+            d_scale = (
+                self.d_scale if self.share is None else self.share.group.all_reduce(self.d_scale)
+            )
             # What terms see is the same on all ranks, and counted once.
             d_scale = (d_scale + self.d_shown) * factor
         if d_features is not None:

@@ -56,7 +56,7 @@ class RowGraph:
             self.threshold = threshold(self._split(known, slice(None), shown))
             if problem.share is not None and not alike:
                 # What each rank wants of it, for its classes, adds up; the exchange averages.
-                self.threshold = scale_gradient(self.threshold, problem.share.ranks.size)
+                self.threshold = scale_gradient(self.threshold, problem.share.group.world_size)
 
     def rows(self, block: slice) -> Rows:
         """What an engine is given of some rows."""
@@ -112,9 +112,9 @@ class RowGraph:
 
     def _everywhere(self, mine: dict[str, Tensor]) -> dict[str, Tensor]:
         share = self.problem.share
-        if share is None or share.ranks.size == 1:
+        if share is None or share.group.world_size == 1:
             return mine
-        return exchange(share.ranks, mine, alike=self.alike)
+        return exchange(share.group, mine, alike=self.alike)
 
     def _split(self, numbers: dict[str, Tensor], block: slice, shown: Tensor | float) -> Split:
         share = self.problem.share
