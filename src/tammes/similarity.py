@@ -6,7 +6,9 @@ made alone), and what an example has to do with its own prototype. The last is c
 the products, in full precision: it is what margins act on.
 """
 
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, replace
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -15,6 +17,26 @@ TINY = 1e-12
 """A vector shorter than this has no direction."""
 _HUGE = 2.0**56
 """Largest number of a row whose square can be summed up in single precision, in any dimension."""
+
+
+_DEVICES = ("cpu", "cuda", "xpu", "mps", "hpu", "mtia", "xla", "maia", "privateuseone")
+_AUTOCAST = frozenset(name for name in _DEVICES if torch.amp.is_autocast_available(name))
+"""Kinds of devices that have autocast: asked once, as torch 2.11 cannot compile the question."""
+
+
+def working_dtype(*tensors: Tensor) -> torch.dtype:
+    """Single precision, or wider where an input is: what scores and losses are computed in."""
+    dtype = torch.float32
+    for tensor in tensors:
+        dtype = torch.promote_types(dtype, tensor.dtype)
+    return dtype
+
+
+def full_precision(device: torch.device) -> AbstractContextManager[Any]:
+    """Leave autocast, where the device has one: scores and losses stay in the working dtype."""
+    if device.type not in _AUTOCAST:
+        return nullcontext()
+    return torch.autocast(device.type, enabled=False)
 
 
 def norm(vectors: Tensor) -> Tensor:

@@ -597,7 +597,7 @@ def test_the_collectives_of_a_group_of_one_change_nothing(backend, device, tmp_p
             if group:
                 # Alone it would not ask anybody.
                 monkeypatch.setattr(
-                    model.criterion, "_batch_scope", lambda c=model.criterion: c.global_batch
+                    model.criterion, "_scope", lambda c=model.criterion: c.global_batch
                 )
             inputs, labels, weights = (tensor.to(device) for tensor in examples(1))
             loss = model(inputs, labels, weights=weights)

@@ -7,7 +7,7 @@ factor, and a part that a rank computes from its own rows only is multiplied by 
 """
 
 from collections.abc import Callable, Mapping, Sequence
-from typing import Any, NamedTuple, Protocol
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
@@ -31,105 +31,9 @@ class WeightedBatch(NamedTuple):
     weights: Tensor | None
     settings: Mapping[str, Setting]
 
-    def example_weights(
-        self, class_weights: Tensor | None, masked: Tensor | None, dtype: torch.dtype
-    ) -> Tensor:
-        """Weight of each example, shape ``(N,)``; NaN where its own class is masked."""
-        valid = self.batch.valid
-        result = valid.to(dtype)
-        if self.weights is not None:
-            result = torch.where(valid, self.weights.to(dtype), 0.0)
-        if class_weights is not None:
-            result = result * class_weights.to(dtype)[self.batch.labels]
-        if masked is not None:
-            # Where values are not validated, a label of a masked class must still be noticed.
-            result = result.masked_fill(valid & masked[self.batch.labels], torch.nan)
-        return result
-
-
-class BatchScope(Protocol):
-    """Examples that one loss is computed over: those of this process, or of all ranks."""
-
-    @property
-    def sharded(self) -> bool:
-        """Whether each rank scores all rows, against the prototypes that it holds."""
-
-    def validate(
-        self, caller: str, check: Callable[[], None], features: Tensor, **numbers: int
-    ) -> int:
-        """Check this rank's batch, and return the largest number of rows on any rank.
-
-        Args:
-            caller: name that messages begin with.
-            check: raises ``TypeError`` or ``ValueError`` if the batch is invalid.
-            features: features of this rank, shape ``(N, D)``.
-            **numbers: further integers that must be equal on all ranks.
-        """
-
-    def gather(
-        self, local: WeightedBatch, max_rows: int, *, features: bool
-    ) -> tuple[WeightedBatch, slice]:
-        """Gather the examples of all ranks, and return the slice that belongs to this rank.
-
-        Args:
-            local: examples of this rank.
-            max_rows: largest number of rows on any rank. Shorter batches are padded with examples
-                that do not count.
-            features: whether anything reads the features of other ranks. If not, they are not
-                sent, and the gathered batch has none.
-        """
-
-    def for_replicated_loss(self, gathered: Tensor) -> Tensor:
-        """Prepare gathered rows for a loss that every rank computes alike from all of them."""
-
-    def combine(
-        self, split: Tensor, others: Sequence[Tensor], sums: Mapping[str, Tensor], local: slice
-    ) -> tuple[Tensor, dict[str, Tensor]]:
-        """Return the loss, and the sum of each term on the split over all ranks.
-
-        Args:
-            split: loss of the terms on the split, a sum or rows: of all examples if sharded, else
-                of those of this rank.
-            others: losses of the other terms, each a sum or rows, of all examples.
-            sums: sum of each term on the split.
-            local: rows of this rank.
-        """
-
-
-class SingleProcess:
-    """Batch of one process; see :class:`BatchScope`."""
-
-    sharded = False
-
-    def validate(
-        self, caller: str, check: Callable[[], None], features: Tensor, **numbers: int
-    ) -> int:
-        """See :meth:`BatchScope.validate`."""
-        check()
-        return len(features)
-
-    def gather(
-        self, local: WeightedBatch, max_rows: int, *, features: bool
-    ) -> tuple[WeightedBatch, slice]:
-        """See :meth:`BatchScope.gather`."""
-        return local, slice(None)
-
-    def for_replicated_loss(self, gathered: Tensor) -> Tensor:
-        """See :meth:`BatchScope.for_replicated_loss`."""
-        return gathered
-
-    def combine(
-        self, split: Tensor, others: Sequence[Tensor], sums: Mapping[str, Tensor], local: slice
-    ) -> tuple[Tensor, dict[str, Tensor]]:
-        """See :meth:`BatchScope.combine`."""
-        return sum(others, split), dict(sums)
-
-
-SINGLE_PROCESS = SingleProcess()
-
 
 class GlobalBatch:
-    """Global batch of a process group; see :class:`BatchScope`.
+    """Global batch of a process group, whose examples are distributed over the ranks.
 
     Args:
         group: ranks that share the batch.
@@ -158,7 +62,16 @@ class GlobalBatch:
     def validate(
         self, caller: str, check: Callable[[], None], features: Tensor, **numbers: int
     ) -> int:
-        """See :meth:`BatchScope.validate`; if one rank's batch is invalid, all ranks raise."""
+        """Check this rank's batch, and return the largest number of rows on any rank.
+
+        If the batch of one rank is invalid, all ranks raise.
+
+        Args:
+            caller: name that messages begin with.
+            check: raises ``TypeError`` or ``ValueError`` if the batch is invalid.
+            features: features of this rank, shape ``(N, D)``.
+            **numbers: further integers that must be equal on all ranks.
+        """
         if self.even and self.validated:
             check()
             return len(features)
@@ -192,7 +105,17 @@ class GlobalBatch:
     def gather(
         self, local: WeightedBatch, max_rows: int, *, features: bool
     ) -> tuple[WeightedBatch, slice]:
-        """See :meth:`BatchScope.gather`; one collective for the features, one for all the rest."""
+        """Gather the examples of all ranks, and return the slice that belongs to this rank.
+
+        One collective for the features, one for everything else.
+
+        Args:
+            local: examples of this rank.
+            max_rows: largest number of rows on any rank. Shorter batches are padded with examples
+                that do not count.
+            features: whether anything reads the features of other ranks. If not, they are not
+                sent, and the gathered batch has none.
+        """
         batch, weights, settings = local
         # A rank that scores only its own rows needs no settings of other rows.
         per_example = dict(per_example_settings(settings)) if self.sharded else {}
@@ -222,7 +145,10 @@ class GlobalBatch:
         )
 
     def for_replicated_loss(self, gathered: Tensor) -> Tensor:
-        """See :meth:`BatchScope.for_replicated_loss`; the gradients of all ranks are added up."""
+        """Prepare gathered rows for a loss that every rank computes alike from all of them.
+
+        The gradients of all ranks are added up in the backward pass of the gathering.
+        """
         if not self.sharded or self.averaged:
             return gathered
         return scale_gradient(gathered, 1 / self.group.world_size)
@@ -230,7 +156,15 @@ class GlobalBatch:
     def combine(
         self, split: Tensor, others: Sequence[Tensor], sums: Mapping[str, Tensor], local: slice
     ) -> tuple[Tensor, dict[str, Tensor]]:
-        """See :meth:`BatchScope.combine`."""
+        """Return the loss, and the sum of each term on the split over all ranks.
+
+        Args:
+            split: loss of the terms on the split, a sum or rows: of all examples if sharded, else
+                of those of this rank.
+            others: losses of the other terms, each a sum or rows, of all examples.
+            sums: sum of each term on the split.
+            local: rows of this rank.
+        """
         if self.sharded:
             loss = sum(others, split)
             return (_LocalRows.apply(loss, self, local) if loss.ndim else loss), dict(sums)

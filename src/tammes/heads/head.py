@@ -135,7 +135,7 @@ class Head(nn.Module):
             labels: class of each example, shape ``(N,)``; only a head that does not have all
                 prototypes here asks for them.
         """
-        bias, there = unmasked(self.bias)
+        bias, there = (None, None) if self.bias is None else unmasked(self.bias)
         return Problem(features, self.weight, bias, self.scale, self.similarity, there=there)
 
     def masked(self) -> Tensor | None:

@@ -32,13 +32,12 @@ def check_implementation(name: str, implementation: str) -> None:
         )
 
 
-def choose(implementation: Implementation, problem: Problem, reads: frozenset[str]) -> Way:
-    """The kernel for one call: the plain one where a compiler or a transform has to see it."""
+def choose_kernel(implementation: Implementation, problem: Problem, reads: frozenset[str]) -> Way:
+    """Choose the kernel of one call; a compiler or a transform gets the dense one."""
     check_implementation("a head", implementation)
     if problem.share is None:
-        if transforming() or implementation == "dense" or "rest" in reads:
-            return "dense"
-        if implementation == "auto" and _scores(problem) < _SMALL:
+        small = implementation == "auto" and _scores(problem) < _SMALL
+        if small or implementation == "dense" or "rest" in reads or transforming():
             return "dense"
     elif "rest" in reads:
         raise ValueError(
@@ -91,7 +90,7 @@ def split(
         implementation: how; the fused kernel is for losses, a split alone is streamed.
     """
     reads = frozenset(reads)
-    if choose(implementation, problem, reads) == "dense":
+    if choose_kernel(implementation, problem, reads) == "dense":
         return with_sums(dense_split(problem, labels, reads), reads)
     if "excess" in reads:
         raise ValueError(

@@ -1,7 +1,6 @@
 """What a head hands to a kernel."""
 
-from contextlib import AbstractContextManager, nullcontext
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import TYPE_CHECKING, NamedTuple
 
 import torch
 from torch import Tensor
@@ -11,10 +10,6 @@ from tammes.similarity import Cosine, Similarity
 
 if TYPE_CHECKING:
     from tammes.distributed.process_group import RankGroup
-
-_DEVICES = ("cpu", "cuda", "xpu", "mps", "hpu", "mtia", "xla", "maia", "privateuseone")
-_AUTOCAST = frozenset(name for name in _DEVICES if torch.amp.is_autocast_available(name))
-"""Kinds of devices that have autocast: asked once, as torch 2.11 cannot compile the question."""
 
 
 class Share(NamedTuple):
@@ -91,21 +86,6 @@ def unmasked(bias: Tensor | None) -> tuple[Tensor | None, Tensor | None]:
 def cosines_of(problem: Problem) -> Problem:
     """The same features and prototypes by their directions alone."""
     return problem._replace(bias=None, scale=1.0, similarity=Cosine())
-
-
-def working_dtype(*tensors: Tensor) -> torch.dtype:
-    """Single precision, or wider where an input is: what scores and losses are computed in."""
-    dtype = torch.float32
-    for tensor in tensors:
-        dtype = torch.promote_types(dtype, tensor.dtype)
-    return dtype
-
-
-def full_precision(device: torch.device) -> AbstractContextManager[Any]:
-    """Leave autocast, where the device has one: scores and losses stay in the working dtype."""
-    if device.type not in _AUTOCAST:
-        return nullcontext()
-    return torch.autocast(device.type, enabled=False)
 
 
 def product_dtype(device: torch.device) -> torch.dtype | None:

@@ -6,7 +6,8 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from tammes.kernels.problem import Problem, working_dtype
+from tammes.kernels.problem import Problem
+from tammes.similarity import working_dtype
 from tammes.split import Split
 
 Evaluate = Callable[[Split, slice], Tensor]

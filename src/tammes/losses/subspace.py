@@ -14,7 +14,7 @@ from torch import Tensor
 
 from tammes.cuda_graphs import between
 from tammes.distributed.sharded_rows import ALL_ROWS_LOCAL, ShardedRows
-from tammes.kernels.problem import full_precision, working_dtype
+from tammes.similarity import full_precision, working_dtype
 from tammes.terms import Loss, Term
 
 

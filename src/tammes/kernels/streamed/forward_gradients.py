@@ -7,11 +7,12 @@ import torch
 from torch import Tensor
 
 from tammes.kernels.merge import take
-from tammes.kernels.problem import Problem, working_dtype
+from tammes.kernels.problem import Problem
 from tammes.kernels.streamed.engines import Back, Engine
 from tammes.kernels.streamed.prototype_blocks import Needs
 from tammes.kernels.streamed.row_graph import RowGraph
 from tammes.kernels.tiling import Plan
+from tammes.similarity import working_dtype
 
 
 def combine(coefficients: Sequence[float], values: Tensor) -> Tensor:

@@ -26,12 +26,13 @@ import torch
 from torch import Tensor
 
 from tammes.kernels.merge import scale_gradient, sum_gradient, take
-from tammes.kernels.problem import Problem, full_precision, working_dtype
+from tammes.kernels.problem import Problem
 from tammes.kernels.streamed.engines import ClassBlocks, Engine, Rows, WholeRows
 from tammes.kernels.streamed.forward_gradients import OnePass
 from tammes.kernels.streamed.prototype_blocks import Keys, Needs
 from tammes.kernels.streamed.row_graph import RowGraph
 from tammes.kernels.tiling import Plan, class_blocks, fits_in_gradient, longest
+from tammes.similarity import full_precision, working_dtype
 from tammes.split import Split
 
 

@@ -7,7 +7,8 @@ import torch
 from torch import Tensor
 
 from tammes.kernels.matmul import halved, multiply
-from tammes.kernels.problem import Problem, working_dtype
+from tammes.kernels.problem import Problem
+from tammes.similarity import working_dtype
 
 
 class Needs(NamedTuple):

@@ -12,7 +12,6 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from tammes.kernels.problem import full_precision
 from tammes.lab.config.expressions import build, split_list
 from tammes.lab.fewshot.episodes import Episodes, check_labels, draw
 from tammes.lab.fewshot.finetuned_heads import (
@@ -32,6 +31,7 @@ from tammes.lab.fewshot.nearest_centroid import (
     l2,
     prepared,
 )
+from tammes.similarity import full_precision
 
 _BLOCK = {"cpu": 1 << 21, "cuda": 1 << 28}
 """Numbers of gathered features at once, by device."""
