@@ -194,12 +194,16 @@ def resolve(name):
 def mentioned_names(text):
     """Dotted names under ``tammes`` that a text names or that its Python blocks import."""
     imports = re.findall(r"^from (tammes[\w.]*) import ([\w, ]+)$", text, re.MULTILINE)
-    imported = [f"{module}.{name.split()[0]}" for module, names in imports for name in names.split(",")]
+    imported = [
+        f"{module}.{name.split()[0]}" for module, names in imports for name in names.split(",")
+    ]
     return [*re.findall(r"\btammes(?:\.[A-Za-z_]\w*)+", text), *imported]
 
 
 def test_mentioned_names_are_found_and_resolved():
-    text = "`tammes.schedules.WarmUp(0)`, tammes.lab.nowhere.x.\nfrom tammes.geometry import pack, x\n"
+    text = (
+        "`tammes.schedules.WarmUp(0)`, tammes.lab.nowhere.x.\nfrom tammes.geometry import pack, x\n"
+    )
     found = [name for name in mentioned_names(text) if resolve(name) is not None]
     assert found == ["tammes.schedules.WarmUp", "tammes.geometry", "tammes.geometry.pack"]
 

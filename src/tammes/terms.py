@@ -285,7 +285,7 @@ def term(
             and returns a scalar; or a :class:`Batch` of ``features`` and returns the values
             ``(N,)`` and which of the examples could be anchors ``(N,)``. A function of the
             prototypes that has an argument ``shards`` is given only those of this rank, and a
-            :class:`tammes.distributed.sharded_rows.Shards` to ask for the others.
+            :class:`tammes.distributed.sharded_rows.ShardedRows` to ask for the others.
         requires: ``"angle"`` where the similarity must be a length times a cosine, ``"cosine"``
             where it must be bounded.
         cosines: the split is that of the cosines, with scale 1, whatever the head's own is.

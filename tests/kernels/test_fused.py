@@ -10,7 +10,7 @@ from catalogue import CLASSES, HEADS, SPLIT_TERMS, fits
 from torch.testing import assert_close
 
 import tammes
-from tammes.distributed.process_group import Ranks
+from tammes.distributed.process_group import RankGroup
 from tammes.kernels import dispatch
 from tammes.kernels.problem import Share
 
@@ -154,7 +154,7 @@ def with_share(head, own, **options):
     head.problem = lambda features, labels=None: (
         type(head)
         .problem(head, features)
-        ._replace(share=Share(own, **{"classes": 20, "ranks": Ranks(), **options}))
+        ._replace(share=Share(own, **{"classes": 20, "group": RankGroup(), **options}))
     )
     return head
 

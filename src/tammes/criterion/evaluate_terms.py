@@ -6,8 +6,8 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
-from tammes._compile import apart as outside_compile
-from tammes.distributed.sharded_rows import Shards
+from tammes._compile import outside_compile
+from tammes.distributed.sharded_rows import ShardedRows
 from tammes.heads.head import Head
 from tammes.kernels.dense import dense_split
 from tammes.kernels.dispatch import choose_kernel
@@ -56,11 +56,10 @@ def check_fit(head: Head, term: Term) -> None:
             f"{term.name} expects a head whose similarity is an angle, without bias, "
             f"got {kind}{'' if head.bias is None else ' with bias'}"
         )
-    ranks = Shards.of(head).ranks
-    if "rest" in term.definition.reads and ranks is not None:
+    if "rest" in term.definition.reads and head.group is not None and head.is_sharded:
         raise ValueError(
             f"{term.name} expects a head that has all classes, since it reads rest, "
-            f"got {kind} over {ranks.name}"
+            f"got {kind} over {head.group.name}"
         )
     if term.within is not None:
         term.within.check(head.embedding_size, head.num_classes)
@@ -207,7 +206,7 @@ def other_terms(
 ) -> Iterator[tuple[str, Tensor]]:
     """Name and weighted rows ``(N,)`` of every term on prototypes or features."""
     projected: dict[Any, Tensor] = {None: batch.features}
-    shards = Shards.of(head)
+    shards = ShardedRows.of_head(head)
     with full_precision(weights.device):
         for name, (_, term) in named.items():
             function, within = term.definition.function, term.within
@@ -216,7 +215,7 @@ def other_terms(
                 if term.definition.takes_shards:
                     value = function(prototypes, shards=shards, **arguments[name])
                 else:
-                    value = function(shards.whole(prototypes), **arguments[name])
+                    value = function(shards.all_gather(prototypes), **arguments[name])
                 yield name, value * weights
             elif term.definition.on == "features":
                 if within is not None and within not in projected:

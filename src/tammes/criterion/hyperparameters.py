@@ -11,7 +11,7 @@ from typing import cast
 import torch
 from torch import Tensor, nn
 
-from tammes._buffers import Steady
+from tammes._buffers import ExactBuffers
 from tammes._setting_values import is_number, seen
 from tammes.schedules import LambdaAnnealing, LambdaDecay, Schedule, WarmUp
 from tammes.terms import Batch, Loss, Setting, Term
@@ -20,7 +20,7 @@ Place = tuple[str, str]
 """A term and one of its settings, by name."""
 
 
-class Settings(Steady):
+class Settings(ExactBuffers):
     """The terms of a loss by name, and what each is to be called with.
 
     A setting of one value per class is kept as a buffer, so that it moves with the criterion; it is

@@ -11,8 +11,8 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
-from tammes._buffers import Steady
-from tammes._compile import apart
+from tammes._buffers import ExactBuffers
+from tammes._compile import outside_compile
 from tammes._recomputation import once
 from tammes.optim.sparse_rows import listen
 
@@ -101,7 +101,7 @@ def sample(
     )
 
 
-class Sampler(Steady):
+class Sampler(ExactBuffers):
     """Samples of one step after the other, each a function of a seed and the number of the step.
 
     Both are in the ``state_dict``, so a run that is resumed draws what it would have drawn. They
@@ -154,7 +154,7 @@ class Sampler(Steady):
         """The classes of the next step, see :func:`sample`."""
         if torch.compiler.is_compiling():
             # Taking the rows ends a graph anyway; and what torch 2.13 makes of this one crashes.
-            return apart(self.forward)(own, classes, start=start, masked=masked)
+            return outside_compile(self.forward)(own, classes, start=start, masked=masked)
         return once(self, lambda: self._draw(own, classes, start, masked))
 
     def _draw(self, own: Tensor, classes: int, start: int, masked: Tensor | None) -> Sample:

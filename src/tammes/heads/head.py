@@ -2,7 +2,7 @@
 
 import math
 from collections.abc import Iterable, Sequence
-from typing import Any, Literal
+from typing import TYPE_CHECKING, Any, Literal
 
 import torch
 from torch import Tensor, nn
@@ -14,6 +14,9 @@ from tammes.kernels.problem import Problem, unmasked
 from tammes.optim.state_transfer import carry_over, find
 from tammes.similarity import Similarity, unit, working_dtype
 from tammes.split import ALONGSIDE, REDUCED, Split
+
+if TYPE_CHECKING:
+    from tammes.distributed.process_group import RankGroup
 
 Scale = float | Literal["learnable"]
 
@@ -28,6 +31,8 @@ class Head(nn.Module):
         similarity: how a feature is compared with a prototype.
         implementation: ``"dense"`` keeps all N x C scores, ``"streamed"`` only a block of them,
             ``"fused"`` does that in kernels of its own on a GPU, ``"auto"`` decides by size.
+        group: process group that the classes are sharded over, or ``None``.
+        averaged: whether the gradients of that group are averaged afterwards, else summed.
 
     Example:
         >>> head = tammes.CosineHead(4, 3)
@@ -41,6 +46,8 @@ class Head(nn.Module):
     weight: Tensor
     bias: Tensor | None
     log_scale: nn.Parameter | None
+    group: "RankGroup | None" = None
+    averaged: bool = True
 
     def __init__(
         self,
@@ -83,6 +90,11 @@ class Head(nn.Module):
     def num_classes(self) -> int:
         """Number of classes C."""
         return self.weight.shape[0]
+
+    @property
+    def is_sharded(self) -> bool:
+        """Whether other ranks hold some of the classes."""
+        return self.group is not None and self.group.world_size > 1
 
     @property
     def embedding_size(self) -> int:

@@ -9,7 +9,7 @@ from tammes._validation import transforming
 from tammes.similarity import Cosine, Similarity
 
 if TYPE_CHECKING:
-    from tammes.distributed.process_group import Ranks
+    from tammes.distributed.process_group import RankGroup
 
 
 class Share(NamedTuple):
@@ -21,7 +21,7 @@ class Share(NamedTuple):
         own: place of each example's class among the prototypes here, -1 where it is not here,
             shape ``(N,)``.
         classes: number of classes in all.
-        ranks: who has the others.
+        group: ranks that hold the other classes.
         counts: how many classes each prototype stands for, shape ``(K,)``, or one each.
         factor: what the gradient of the features is multiplied with, so that it is right once a
             wrapper has averaged the ranks' gradients.
@@ -30,7 +30,7 @@ class Share(NamedTuple):
 
     own: Tensor
     classes: int
-    ranks: "Ranks"
+    group: "RankGroup"
     counts: Tensor | None = None
     factor: float = 1.0
     most: int = 0

@@ -63,7 +63,7 @@ class RowGraph:
             self.threshold = threshold(self._split(known, slice(None), shown))
             if problem.share is not None and not alike:
                 # What each rank wants of it, for its classes, adds up; the exchange averages.
-                self.threshold = scale_gradient(self.threshold, problem.share.ranks.size)
+                self.threshold = scale_gradient(self.threshold, problem.share.group.world_size)
 
     def rows(self, block: slice) -> Rows:
         """What an engine is given of some rows."""
@@ -119,9 +119,9 @@ class RowGraph:
 
     def _everywhere(self, mine: dict[str, Tensor]) -> dict[str, Tensor]:
         share = self.problem.share
-        if share is None or share.ranks.size == 1:
+        if share is None or share.group.world_size == 1:
             return mine
-        return exchange(share.ranks, mine, alike=self.alike)
+        return exchange(share.group, mine, alike=self.alike)
 
     def _split(self, numbers: dict[str, Tensor], block: slice, shown: Tensor | float) -> Split:
         share = self.problem.share
@@ -283,7 +283,7 @@ class OnePass:
     def _through_rows(self, leaves: _Leaves, wanted: "_Wanted") -> None:
         """What all blocks want of the rows, through their graph."""
         if wanted.threshold is not None and self.share is not None:
-            wanted.threshold = self.share.ranks.sum(wanted.threshold)
+            wanted.threshold = self.share.group.all_reduce(wanted.threshold)
         found = leaves.gradients(*wanted.pairs(self.graph))
         self._note_rows("own", self.own, found, self.weights)
         if self.needs.features:
@@ -323,7 +323,9 @@ class OnePass:
             for places, values in self.d_bias:
                 d_bias = d_bias.index_add(0, places, values * factor)
         if self.needs.scale:
-            d_scale = self.d_scale if self.share is None else self.share.ranks.sum(self.d_scale)
+            d_scale = (
+                self.d_scale if self.share is None else self.share.group.all_reduce(self.d_scale)
+            )
             # What terms see is the same on all ranks, and counted once.
             d_scale = (d_scale + self.d_shown) * factor
         if d_features is not None:

@@ -164,7 +164,7 @@ def streamed_split(problem: Problem, labels: Tensor, plan: Plan) -> Split:
         features = problem.features.to(dtype)
         if share is not None:
             features = scale_gradient(features, share.factor)
-            scale = sum_gradient(scale, share.ranks)
+            scale = sum_gradient(scale, share.group)
         problem = _bound(problem)
 
         def rows_at(_: str, places: Tensor) -> tuple[Tensor, Tensor | None]:
@@ -174,8 +174,8 @@ def streamed_split(problem: Problem, labels: Tensor, plan: Plan) -> Split:
         everything, terms_see = slice(None), problem.scale
         if share is not None:
             # Terms of other examples see it on other ranks.
-            size = share.ranks.size
-            terms_see = scale_gradient(sum_gradient(shown, share.ranks), 1 / size)
+            size = share.group.world_size
+            terms_see = scale_gradient(sum_gradient(shown, share.group), 1 / size)
         graph = RowGraph(
             problem=problem,
             features=features,

@@ -7,8 +7,8 @@ from pathlib import Path
 from typing import Any
 
 from tammes.checkpoint import CheckpointError, divide, export
-from tammes.checkpoint.json_tree import put_together
-from tammes.checkpoint.manifest import Index, check_parts, places, read
+from tammes.checkpoint.json_tree import from_json
+from tammes.checkpoint.manifest import Index, check_parts, locate_chunks, read
 from tammes.checkpoint.safetensors_io import DTYPES, read_header
 
 
@@ -69,7 +69,7 @@ def inspect(folder: Path) -> dict[str, Any]:
     """
     index = read(folder)
     check_parts(folder, index)
-    places(folder, index)
+    locate_chunks(folder, index)
     head = {name: value for name, value in index.head.items() if value is not None}
     weight = index.tensors["head.weight"]
     return {
@@ -91,7 +91,7 @@ def inspect(folder: Path) -> dict[str, Any]:
             for name, stored in index.tensors.items()
             if not name.startswith(("more.", "optimizer."))
         },
-        "more": sorted(put_together(index.more, dict(index.tensors))) if index.more else [],
+        "more": sorted(from_json(index.more, dict(index.tensors))) if index.more else [],
     }
 
 

@@ -18,7 +18,7 @@ import torch
 from torch import Tensor
 
 from tammes.lab.config.expressions import did_you_mean
-from tammes.lab.data.images import DataError, Images, ImageReader
+from tammes.lab.data.images import DataError, ImageReader, Images
 from tammes.lab.data.sources.loading import data_folder, load, say
 
 Part = Literal["base", "validation", "novel"]

@@ -6,7 +6,7 @@ import torch
 from torch import Tensor
 
 import tammes
-from tammes.distributed.process_group import Ranks
+from tammes.distributed.process_group import RankGroup
 from tammes.lab.data.samplers import BatchSampler
 from tammes.lab.training.loader import Feed
 from tammes.lab.training.model import IGNORED, Model
@@ -58,7 +58,7 @@ class Gradients:
         largest = found.max() if len(found) else found.new_zeros(())
         told = torch.stack([found.sum(), found.new_tensor(float(len(found))), largest])
         # Of every process.
-        totals, counts, ends = Ranks().gather(told).T.tolist()
+        totals, counts, ends = RankGroup().all_gather(told).T.tolist()
         count = math.fsum(counts)
         if not count:
             return {"examples": 0.0}

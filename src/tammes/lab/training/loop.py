@@ -17,7 +17,7 @@ from typing import Any
 
 import torch
 
-from tammes.distributed.process_group import Ranks
+from tammes.distributed.process_group import RankGroup
 from tammes.lab.config.schema import Config
 from tammes.lab.data.samplers import BatchSampler
 from tammes.lab.measure.classification import MEASURED, measure_prototypes
@@ -290,7 +290,7 @@ def _train_epoch(work: _Work) -> None:
     _stop_if_not_finite(work)
     work.seconds = time.perf_counter() - began
     sound = all(bool(torch.isfinite(weight).all()) for weight in work.model.parameters())
-    if Ranks().exchange(sound=sound)["sound"].count(0):
+    if RankGroup().all_gather_ints(sound=sound)["sound"].count(0):
         raise _broken(work, "weights")
 
 

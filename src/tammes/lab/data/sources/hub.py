@@ -5,7 +5,14 @@ import os
 from typing import Any
 
 from tammes.lab.data.images import DataError
-from tammes.lab.data.listing import Entries, Partitions, as_labels, image_column, label_columns, letters
+from tammes.lab.data.listing import (
+    Entries,
+    Partitions,
+    as_labels,
+    image_column,
+    label_columns,
+    letters,
+)
 from tammes.optional import require
 
 

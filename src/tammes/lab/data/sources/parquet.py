@@ -109,7 +109,9 @@ class ParquetImages:
         return f"{self.paths[number]} row {place - self.first[number]}"
 
 
-def partitions(paths: Sequence[Path], *, root: Path | None, report: Callable[[str], None]) -> Partitions:
+def partitions(
+    paths: Sequence[Path], *, root: Path | None, report: Callable[[str], None]
+) -> Partitions:
     """Splits of parquet files: by their names, or else by a column.
 
     Args:
@@ -120,7 +122,9 @@ def partitions(paths: Sequence[Path], *, root: Path | None, report: Callable[[st
     """
     groups: dict[str, list[Path]] = {}
     for path in sorted(paths):
-        groups.setdefault(EVERYTHING if root is None else _partition_of(path, root), []).append(path)
+        groups.setdefault(EVERYTHING if root is None else _partition_of(path, root), []).append(
+            path
+        )
     if set(groups) == {EVERYTHING}:
         return _by_column(groups[EVERYTHING])
     left = groups.pop(EVERYTHING, [])
