@@ -12,7 +12,7 @@ from tammes.lab.config import parse_loss
 from tammes.lab.fewshot import class_lists
 from tammes.lab.reproduce import judge, recipes
 from tammes.lab.reproduce.claims import Better, Near
-from tammes.lab.reproduce.run import Engine, Selection, reproduce
+from tammes.lab.reproduce.run import RunnerSettings, Selection, reproduce
 
 NAMES = ["cifar", "cub", "tiered", "mini", "inat", "spectral"]
 SIX = ["way64", "way32", "way16", "way8", "way4", "random"]
@@ -293,7 +293,7 @@ def test_two_rows_run_end_to_end_in_quick_form(loaded, shared_data, tmp_path, mo
         [Selection(recipe, rows, ["way32", "way16", "best"], 1)],
         tmp_path,
         quick=True,
-        engine=Engine(workers=2),
+        engine=RunnerSettings(workers=2),
         report=lambda text: None,
     )
     assert len(ledger.cells) == 6

@@ -14,7 +14,7 @@ from torch import Tensor
 
 from tammes.lab.data import seeded_draws
 
-__all__ = ["PK", "TABLE", "Balanced", "EpisodeSampler", "Random", "BatchSampler", "share"]
+__all__ = ["PK", "TABLE", "Balanced", "BatchSampler", "EpisodeSampler", "Random", "share"]
 
 
 def share(whole: Tensor, rank: int, world_size: int) -> Tensor:
