@@ -1,4 +1,4 @@
-"""Criterion: a head and a loss, and what a training loop calls."""
+"""Criterion: a head and a loss, the object that a training loop calls."""
 
 from collections.abc import Mapping, Sequence
 from typing import Any, Literal, cast
@@ -155,7 +155,7 @@ class Criterion(nn.Module):
         return means
 
     def _compose(self, loss: Loss, class_weights: Tensor | None) -> None:
-        """Take a loss apart once, so that a call only has to go through its terms."""
+        """Prepare the terms of a loss once, so that a call only evaluates them."""
         for _, term in loss.leaves():
             check_fit(self.head, term)
         self.loss = loss
@@ -319,7 +319,7 @@ class Criterion(nn.Module):
         return {key: schedule() for key, schedule in schedules.items() if key != "class_weights"}
 
     def _read(self, whole: Batch, part: Batch, tracing: bool) -> Reading:
-        """Read what later calls change: states, of the whole batch or the part of it, schedules."""
+        """Read the states and schedules of this call, which later calls change."""
 
         def make() -> Reading:
             self._remember("before", whole, tracing)
@@ -368,7 +368,7 @@ class Criterion(nn.Module):
             self.states.notice(hook, batch)
 
     def schedule(self, *, by_hand: bool | None = None, **schedules: Schedule) -> "Criterion":
-        """Let settings follow schedules, by the name of the setting.
+        """Attach schedules to settings, by the name of the setting.
 
         A schedule is part of the criterion: saved in its ``state_dict``, it resumes where it
         stopped. It steps with every call in training mode, or when you call :meth:`step`.
@@ -450,7 +450,7 @@ class Criterion(nn.Module):
         optimizer: torch.optim.Optimizer | None = None,
         **per_class: Sequence[float],
     ) -> None:
-        """Append classes to the head and to whatever has a value for each class.
+        """Append classes to the head and to every setting with one value per class.
 
         Args:
             n: how many.
@@ -468,7 +468,7 @@ class Criterion(nn.Module):
     def remove_classes(
         self, indices: Sequence[int] | Tensor, *, optimizer: torch.optim.Optimizer | None = None
     ) -> None:
-        """Drop classes from the head and from whatever has a value for each class.
+        """Drop classes from the head and from every setting with one value per class.
 
         Args:
             indices: the classes to drop.
@@ -480,7 +480,7 @@ class Criterion(nn.Module):
         self._compose(*follow(self, keep, 0, {}))
 
     def __repr__(self) -> str:
-        """The head, the loss as it is written, and what is not the default."""
+        """Show the head, the loss, and options that are not the default."""
         lines = [f"head={self.head!r}", f"loss={self.loss!r}"]
         schedules = named_schedules(self.schedules)
         lines += [f"{key} follows {schedule!r}" for key, schedule in schedules.items()]
@@ -496,5 +496,5 @@ class Criterion(nn.Module):
 
 
 def _transformed(tracing: bool) -> bool:
-    """Whether tensors are those of a transform, which must not be kept; a compiler's may."""
+    """Whether tensors belong to a functorch transform and must not be stored."""
     return tracing and not torch.compiler.is_compiling()

@@ -45,7 +45,7 @@ class SplitGroup(NamedTuple):
 
 
 def check_fit(head: Head, term: Term) -> None:
-    """Refuse a term on a head it has no meaning on."""
+    """Reject a term that the head cannot serve."""
     requires, kind = term.definition.requires, type(head).__name__
     if requires == "cosine" and not head.similarity.is_cosine:
         raise ValueError(
@@ -204,7 +204,7 @@ def _weigh(
 def other_terms(
     head: Head, named: Named, arguments: Arguments, batch: Batch, weights: Tensor
 ) -> Iterator[tuple[str, Tensor]]:
-    """Name and weighted rows ``(N,)`` of every term on prototypes or features."""
+    """Evaluate terms on prototypes or features: yield names and weighted rows ``(N,)``."""
     projected: dict[Any, Tensor] = {None: batch.features}
     shards = ShardedRows.of_head(head)
     with full_precision(weights.device):
@@ -229,7 +229,7 @@ def other_terms(
 
 
 def _prototypes(head: Head) -> Tensor:
-    """The prototypes in the working dtype, in which unit rows are made too."""
+    """Return the prototypes in the working dtype, normalised in it where the head normalises."""
     return head.similarity.keys(head.weight.to(working_dtype(head.weight)))[0]
 
 

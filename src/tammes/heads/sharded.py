@@ -1,4 +1,4 @@
-"""Prototypes that are spread over ranks: each has some of the classes, none has them all."""
+"""Head whose prototypes are sharded over ranks: each rank holds some of the classes."""
 
 from collections.abc import Iterable, Iterator
 from typing import Any, NamedTuple
@@ -28,11 +28,11 @@ from tammes.optim.state_transfer import find, put_in_place, starting_state
 from tammes.split import ALONGSIDE, REDUCED, Split
 
 SPREAD = ("weight", "bias")
-"""Parameters of which each rank has the rows of its classes; all have the same scale."""
+"""Parameters sharded by rows; the scale is replicated."""
 
 
 class Top(NamedTuple):
-    """The best classes of each example, best first.
+    """Best classes of each example, best first.
 
     Attributes:
         scores: shape ``(N, k)``.
@@ -44,7 +44,7 @@ class Top(NamedTuple):
 
 
 class ShardedHead(Head):
-    r"""A head whose classes are spread over the ranks of a ``torch.distributed`` group.
+    r"""A head whose classes are sharded over the ranks of a ``torch.distributed`` group.
 
     Every rank has the prototypes of some classes, :math:`\lceil C/G \rceil` at most, as an ordinary
     parameter, so any optimizer trains them. :class:`tammes.Criterion` sees to the rest: it brings
@@ -141,7 +141,7 @@ class ShardedHead(Head):
         self._settle(num_classes, start, stop)
 
     def _settle(self, num_classes: int, start: int, stop: int) -> None:
-        """Note which classes are here, also where a wrapper that copies buffers would show."""
+        """Record the classes of this rank, also in a buffer that a careless wrapper would copy."""
         self._num_classes, self.start, self.stop = num_classes, start, stop
         self._size = self.group.world_size
         place = torch.tensor([start, stop, num_classes], device=self.weight.device)
@@ -167,7 +167,7 @@ class ShardedHead(Head):
         return 1.0 if self.sampler is None else self.sampler.rate
 
     def problem(self, features: Tensor, labels: Tensor | None = None) -> Problem:
-        """What a kernel works on: the classes of this rank, or a sample of them.
+        """Collect the input of a kernel: the classes of this rank, or a sample of them.
 
         Args:
             features: those of all ranks, shape ``(N, D)``.
@@ -215,7 +215,7 @@ class ShardedHead(Head):
         )
 
     def check_place(self) -> None:
-        """Refuse to go on where something has put the first rank's prototypes in place of ours.
+        """Reject a head whose prototypes were overwritten by those of the first rank.
 
         It is looked at by all ranks together at the first call, and later only by one whose buffer
         was written to, so that nobody waits for a GPU.
@@ -290,7 +290,7 @@ class ShardedHead(Head):
 
     @torch.no_grad()
     def top(self, features: Tensor, k: int = 1, *, shared: bool = False) -> Top:
-        """The best classes of each example, without all its scores on one rank.
+        """Find the best classes of each example, without all its scores on one rank.
 
         All ranks must call it together, each with features of its own. It has no gradient.
 

@@ -99,7 +99,7 @@ class _ScaleGradient(torch.autograd.Function):
 
 
 def sum_gradient(value: Tensor, group: "RankGroup") -> Tensor:
-    """What is the same on all ranks, of which each uses its part."""
+    """Identity in forward; all-reduces the gradient."""
     result: Tensor = _SumGradient.apply(value, group)
     return result
 

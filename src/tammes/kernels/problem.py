@@ -1,4 +1,4 @@
-"""What a head hands to a kernel."""
+"""Input of a kernel: features, prototypes, and how they are compared."""
 
 from typing import TYPE_CHECKING, NamedTuple
 

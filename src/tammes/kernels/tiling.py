@@ -1,4 +1,4 @@
-"""How the work of one call is cut into blocks."""
+"""Sizes of blocks: how the work of one call is cut."""
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
@@ -29,7 +29,7 @@ FEWEST = 32
 
 @dataclass(frozen=True)
 class Plan:
-    """What stays the same over the blocks of one call.
+    """Settings of one call that hold for all of its blocks.
 
     Attributes:
         reads: fields of the split that are wanted.

@@ -44,7 +44,7 @@ _WIDEST = 4096
 
 
 def why_not(problem: Problem, reads: frozenset[str]) -> str | None:
-    """What keeps a problem from this kernel, or nothing."""
+    """Return the reason a problem cannot use this kernel, or none."""
     features, prototypes = problem.features, problem.prototypes
     if features.device.type != "cuda" and not launch.INTERPRETED:
         return f"it runs on CUDA, and the features are on {features.device.type}"
@@ -58,7 +58,7 @@ def why_not(problem: Problem, reads: frozenset[str]) -> str | None:
 
 
 def product_type(problem: Problem, plan: Plan) -> torch.dtype:
-    """What products take in: that of autocast, or of the inputs where both are in half."""
+    """Dtype of the inputs of products: that of autocast, or of the inputs where both are half."""
     if plan.product_dtype is not None:
         return plan.product_dtype
     dtype = problem.features.dtype
@@ -264,7 +264,7 @@ class FusedRows:
         return Back(d_query, d_row, d_scale)
 
     def _add(self, gradient: Tensor, heavy_query: Tensor) -> None:
-        """What these rows give the keys."""
+        """Add the contribution of these rows to the gradient of the keys."""
         if self.gradient is None and self.dtype != torch.float16:
             self.gradient = multiply(gradient, heavy_query.to(self.dtype))
         else:

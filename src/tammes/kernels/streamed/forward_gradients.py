@@ -22,7 +22,7 @@ Take = Callable[[str, Tensor], tuple[Tensor, Tensor | None]]
 
 
 class RowGraph:
-    """From features to queries and own classes, and from numbers to a split.
+    """Graph from features to queries and own-class numbers, and from reduced numbers to a split.
 
     Args:
         problem: its similarity is bound.
@@ -66,7 +66,7 @@ class RowGraph:
                 self.threshold = scale_gradient(self.threshold, problem.share.group.world_size)
 
     def rows(self, block: slice) -> Rows:
-        """What an engine is given of some rows."""
+        """Return the part of some rows that an engine needs."""
         return Rows(
             self.query[block].detach(),
             None if self.offset is None else self.offset[block].detach(),
@@ -107,7 +107,7 @@ class RowGraph:
         return {name: torch.where(here, value, 0.0) for name, value in known.items()}
 
     def _rivals(self, block: slice) -> Tensor:
-        """How many other classes, of those that are not masked, the prototypes here stand for."""
+        """Count the unmasked other classes that the prototypes here stand for."""
         there, counts, own = self.problem.there, class_counts(self.problem), self.own[block]
         mine = own >= 0
         if there is None:
@@ -143,7 +143,7 @@ class _Leaves:
         self.named: dict[str, Tensor] = {}
 
     def new(self, name: str, value: Tensor) -> Tensor:
-        """A leaf that takes a gradient."""
+        """Add a leaf that takes a gradient."""
         self.named[name] = value.detach().requires_grad_()
         return self.named[name]
 
@@ -163,7 +163,7 @@ class _Leaves:
 
 
 class OnePass:
-    """The blocks of rows of a batch, and what they add to.
+    """Loss and gradients of a batch, accumulated over blocks of rows.
 
     Args:
         problem: its scale is a tensor in the working dtype, its similarity bound.
@@ -281,7 +281,7 @@ class OnePass:
             self.d_scale += 0.0 if back.scale is None else back.scale @ weights
 
     def _through_rows(self, leaves: _Leaves, wanted: "_Wanted") -> None:
-        """What all blocks want of the rows, through their graph."""
+        """Backpropagate the collected gradients through the graph of the rows."""
         if wanted.threshold is not None and self.share is not None:
             wanted.threshold = self.share.group.all_reduce(wanted.threshold)
         found = leaves.gradients(*wanted.pairs(self.graph))
@@ -300,7 +300,7 @@ class OnePass:
     def _note_rows(
         self, name: str, places: Tensor, found: dict[str, Tensor | None], weights: Tensor
     ) -> None:
-        """What single rows of the prototypes, and of the bias, are to get."""
+        """Store gradients of single rows of the prototypes and of the bias."""
         if len(self.problem.prototypes) == 0:
             return
         # A class that is elsewhere has no gradient here, so any place will do.
@@ -312,7 +312,7 @@ class OnePass:
             self.d_bias.append((places, bias * weights))
 
     def gradients(self, factor: Tensor) -> list[Tensor | None]:
-        """Gradients of features, prototypes, bias and scale, times a factor; to be asked once."""
+        """Return gradients of features, prototypes, bias and scale, times a factor; call once."""
         d_prototypes, d_offsets = self.engine.finish(factor)
         d_features, d_bias, d_scale = self.d_features, None, None
         if d_prototypes is not None:
@@ -334,7 +334,7 @@ class OnePass:
 
 
 class _Wanted:
-    """What blocks of rows want of their queries and own classes, not weighted yet."""
+    """Gradients of queries and own-class numbers, collected over blocks, before weighting."""
 
     def __init__(self, graph: RowGraph) -> None:
         self.query = torch.zeros_like(graph.query)
@@ -344,7 +344,7 @@ class _Wanted:
         self.features: Tensor | None = None
 
     def note(self, block: slice, known: dict[str, Tensor | None], back: Back) -> None:
-        """What an engine and the terms want."""
+        """Store the gradients of a block."""
         self.query[block] = back.query
         if self.offset is not None and back.offset is not None:
             self.offset[block] = back.offset
@@ -353,19 +353,19 @@ class _Wanted:
                 self.known[name][block] = gradient
 
     def note_threshold(self, block: slice, d_excess: Tensor | None, active: Tensor) -> None:
-        """Every class that is over the threshold falls as it rises."""
+        """Store the gradient of the threshold: minus one for every class above it."""
         if self.threshold is not None and d_excess is not None:
             self.threshold[block] = -d_excess * active
 
     def note_features(self, block: slice, gradient: Tensor | None) -> None:
-        """What the hardest class wants of the features."""
+        """Store the gradient of the features through the hardest class."""
         if gradient is not None:
             if self.features is None:
                 self.features = torch.zeros_like(self.query)
             self.features[block] = gradient
 
     def pairs(self, graph: RowGraph) -> tuple[list[Tensor], list[Tensor]]:
-        """Outputs of the graph of the rows, and what is wanted of them."""
+        """Pair outputs of the row graph with their gradients."""
         outputs, wanted = [graph.query], [self.query]
         for output, gradient in ((graph.offset, self.offset), (graph.threshold, self.threshold)):
             if output is not None and gradient is not None:

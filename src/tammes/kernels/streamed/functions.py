@@ -72,12 +72,12 @@ def weighted_loss(
 
 
 def _bound(problem: Problem) -> Problem:
-    """With what depends on all prototypes at once made once."""
+    """Fix what depends on all prototypes at once."""
     return problem._replace(similarity=problem.similarity.bind(problem.prototypes))
 
 
 class _WeightedLoss(torch.autograd.Function):
-    """The loss; its gradients are made in forward and handed out in backward."""
+    """The loss; its gradients are computed in forward and returned in backward."""
 
     @staticmethod
     def forward(
@@ -134,7 +134,7 @@ def _run(problem: Problem, labels: Tensor, weights: Tensor, plan: Plan, needs: N
 
 
 def _whole_rows(problem: Problem, plan: Plan, needs: Needs) -> tuple[Engine, list[slice]]:
-    """What goes over the scores of some rows, and slices of the rows for it."""
+    """Build the engine for whole rows of scores, and the slices of rows it takes."""
     if plan.fused:
         from tammes.kernels.fused.engine import fused_rows
 
@@ -199,7 +199,7 @@ def streamed_split(problem: Problem, labels: Tensor, plan: Plan) -> Split:
 
 
 class _Job:
-    """What the numbers of one call are made with."""
+    """Inputs of one recomputed call."""
 
     names: tuple[str, ...]
     place: Tensor | None
@@ -272,7 +272,7 @@ class _Numbers(torch.autograd.Function):
 
 
 class _Once(torch.autograd.Function):
-    """Gradients that say what is wrong if somebody differentiates them."""
+    """Gradients that raise a clear error when differentiated again."""
 
     @staticmethod
     def forward(ctx: Any, gradient: Tensor, *inputs: Tensor | None) -> Tensor:
@@ -287,7 +287,7 @@ class _Once(torch.autograd.Function):
 
 
 def once(gradients: Sequence[Tensor | None], *inputs: Tensor | None) -> list[Tensor | None]:
-    """The gradients; where a graph of them is made, one that cannot be gone through."""
+    """Return the gradients; under ``create_graph`` a second derivative raises."""
     if not torch.is_grad_enabled():
         return [*gradients]
     return [None if g is None else _Once.apply(g, *inputs) for g in gradients]

@@ -1,4 +1,4 @@
-"""Prototypes as keys, one block of classes at a time, and the gradients that come back to them."""
+"""Prototypes as keys, one block of classes at a time, and their gradients."""
 
 from collections.abc import Sequence
 from typing import NamedTuple
@@ -11,7 +11,7 @@ from tammes.kernels.problem import Problem
 
 
 class Needs(NamedTuple):
-    """Which gradients are wanted."""
+    """Flags of the gradients to compute."""
 
     features: bool
     prototypes: bool
@@ -20,7 +20,7 @@ class Needs(NamedTuple):
 
 
 def take(tensor: Tensor, places: Tensor, dtype: torch.dtype) -> Tensor:
-    """Rows of a tensor, in a dtype; zeros where there is none to take."""
+    """Select rows of a tensor in a dtype; zeros where the tensor is empty."""
     if len(tensor) == 0:
         zeros = tensor.new_zeros(len(places), *tensor.shape[1:], dtype=dtype)
         # Nothing, but nothing that has a gradient: this rank must meet the others in backward.

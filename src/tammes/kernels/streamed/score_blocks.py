@@ -168,7 +168,7 @@ class Rows(NamedTuple):
 
 
 class Found(NamedTuple):
-    """What the scores of a block of rows were reduced to.
+    """Numbers that the scores of a block of rows were reduced to.
 
     Attributes:
         numbers: by name, shape ``(n,)`` each.
@@ -182,7 +182,7 @@ class Found(NamedTuple):
 
 
 class Back(NamedTuple):
-    """What comes back to a block of rows, not weighted.
+    """Gradients of a block of rows, before weighting.
 
     Attributes:
         query: shape ``(n, D)``.
@@ -288,13 +288,13 @@ class WholeRows:
         return Back(d_query.mul_(factor[:, None]), d_row, d_scale)
 
     def close(self) -> None:
-        """Forget the scratch."""
+        """Free the scratch memory."""
         self.__dict__.pop("scratch", None)
         self.__dict__.pop("block", None)
         self.keys.kept.clear()
 
     def finish(self, factor: Tensor) -> tuple[Tensor | None, Tensor]:
-        """What was gathered."""
+        """Return the accumulated gradients."""
         return self.keys.finish(factor)
 
 
@@ -363,7 +363,7 @@ class ClassBlocks:
         return Back(d_query, d_row, d_scale)
 
     def finish(self, factor: Tensor) -> tuple[Tensor | None, Tensor]:
-        """What was gathered."""
+        """Return the accumulated gradients."""
         return self.keys.finish(factor)
 
     def _block(self, rows: Rows, block: slice) -> tuple[Block, Tensor | None]:
@@ -390,7 +390,7 @@ class ClassBlocks:
 
 
 def nothing_here(rows: Rows, reads: frozenset[str]) -> Found:
-    """The numbers of no class at all."""
+    """Return the numbers of a rank without classes."""
     zero = torch.zeros_like(rows.query[:, 0])
     numbers = {name: zero for name in NUMBERS if name in reads}
     if "others" in numbers or "expected" in numbers:
