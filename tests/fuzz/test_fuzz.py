@@ -184,7 +184,7 @@ def test_a_rival_that_is_forgotten_at_a_seam_is_found(monkeypatch):
     def shorter(total, most, multiple=1):
         return [slice(s, min(s + most, total - (total > 3))) for s in range(0, total, most)]
 
-    monkeypatch.setattr(paths.plan, "cut", shorter)
+    monkeypatch.setattr(paths.tiling, "cut", shorter)
     assert failing("streamed", 20)
 
 

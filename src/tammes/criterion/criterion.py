@@ -1,4 +1,4 @@
-"""Criterion: a head and a loss, and what a training loop calls."""
+"""Criterion: a head and a loss, the object that a training loop calls."""
 
 from collections.abc import Mapping, Sequence
 from typing import Any, Literal, cast
@@ -28,7 +28,12 @@ from tammes.criterion.hyperparameters import Settings, named_schedules
 from tammes.criterion.param_groups import param_groups
 from tammes.criterion.resize import check_new_values, check_resizable, follow
 from tammes.criterion.stale_weight_warning import UpdateWatch
-from tammes.distributed.global_batch import Examples, Gathering, by_example, gathering_of
+from tammes.distributed.global_batch import (
+    GlobalBatch,
+    WeightedBatch,
+    make_global_batch,
+    per_example_settings,
+)
 from tammes.heads.head import Head
 from tammes.kernels.dispatch import Implementation
 from tammes.schedules import Schedule
@@ -115,7 +120,7 @@ class Criterion(nn.Module):
         self.reduction = reduction
         self.ignore_index = ignore_index
         self.validate = validate
-        self.gathering = gathering_of(head, group, averaged=averaged, even=even)
+        self.global_batch = make_global_batch(head, group, averaged=averaged, even=even)
         self.states = States()
         self.schedules = nn.ModuleDict()
         self._noted: dict[str, Noted] = {}
@@ -150,7 +155,7 @@ class Criterion(nn.Module):
         return means
 
     def _compose(self, loss: Loss, class_weights: Tensor | None) -> None:
-        """Take a loss apart once, so that a call only has to go through its terms."""
+        """Prepare the terms of a loss once, so that a call only evaluates them."""
         for _, term in loss.leaves():
             check_fit(self.head, term)
         self.loss = loss
@@ -191,13 +196,13 @@ class Criterion(nn.Module):
         if scope is None:
             self._check(features, labels, weights, settings, masked, tracing)
         else:
-            longest = scope.agree(
+            max_rows = scope.validate(
                 type(self).__name__,
                 lambda: self._check(features, labels, weights, settings, masked, tracing),
                 features,
                 embedding_size=head.embedding_size,
                 num_classes=head.num_classes,
-                values_per_example=len(by_example(settings)) + (weights is not None),
+                values_per_example=len(per_example_settings(settings)) + (weights is not None),
             )
         # Before it is compared: a small integer type would wrap the ignored label round.
         labels = labels.long()
@@ -208,10 +213,10 @@ class Criterion(nn.Module):
             # What an ignored example holds must not leak, not even as 0 times NaN.
             kept = torch.where(valid[:, None], features, 0.0)
             batch = Batch(kept, torch.where(valid, labels, 0), valid)
-        own = whole = Examples(batch, weights, settings)
+        own = whole = WeightedBatch(batch, weights, settings)
         mine = slice(None)
         if scope is not None:
-            whole, mine = scope.gather(own, longest, features=self._compares_features)
+            whole, mine = scope.gather(own, max_rows, features=self._compares_features)
         # A rank splits its own examples; all of them, if it has only some of the prototypes.
         part = whole if scope is not None and scope.sharded else own
 
@@ -245,7 +250,7 @@ class Criterion(nn.Module):
         if self._others:
             batch = whole.batch
             if scope is not None:
-                batch = batch._replace(features=scope.seen_by_all(batch.features))
+                batch = batch._replace(features=scope.for_replicated_loss(batch.features))
             rows = dict(other_terms(head, self._others, arguments, batch, weights))
         else:
             rows = {}
@@ -277,10 +282,10 @@ class Criterion(nn.Module):
         """Scores without any margin, for inference, shape ``(N, C)``."""
         return self.head.logits(features)
 
-    def _scope(self) -> Gathering | None:
-        """Return the ranks that share the batch; none on one process."""
-        gathering = self.gathering
-        return None if gathering is None or gathering.ranks.size == 1 else gathering
+    def _scope(self) -> GlobalBatch | None:
+        """Return the global batch of the process group, or ``None`` in a single process."""
+        batch = self.global_batch
+        return None if batch is None or batch.group.world_size == 1 else batch
 
     @property
     def _compares_features(self) -> bool:
@@ -291,7 +296,7 @@ class Criterion(nn.Module):
 
     @staticmethod
     def _weigh(
-        examples: Examples,
+        examples: WeightedBatch,
         class_weights: Tensor | None,
         masked: Tensor | None,
         dtype: torch.dtype,
@@ -314,7 +319,7 @@ class Criterion(nn.Module):
         return {key: schedule() for key, schedule in schedules.items() if key != "class_weights"}
 
     def _read(self, whole: Batch, part: Batch, tracing: bool) -> Reading:
-        """Read what later calls change: states, of the whole batch or the part of it, schedules."""
+        """Read the states and schedules of this call, which later calls change."""
 
         def make() -> Reading:
             self._remember("before", whole, tracing)
@@ -351,7 +356,7 @@ class Criterion(nn.Module):
         # Values are read in plain eager mode only, and where that does not wait for a GPU.
         wanted = self.validate or features.device.type == "cpu"
         if not tracing and wanted and self.validate is not None:
-            classes = self.head.num_classes
+            classes = self.settings.num_classes
             check_values(name, features, labels.long(), classes, masked, self.ignore_index)
         if settings or self.schedules:
             valid = labels.long() != self.ignore_index
@@ -363,7 +368,7 @@ class Criterion(nn.Module):
             self.states.notice(hook, batch)
 
     def schedule(self, *, by_hand: bool | None = None, **schedules: Schedule) -> "Criterion":
-        """Let settings follow schedules, by the name of the setting.
+        """Attach schedules to settings, by the name of the setting.
 
         A schedule is part of the criterion: saved in its ``state_dict``, it resumes where it
         stopped. It steps with every call in training mode, or when you call :meth:`step`.
@@ -445,7 +450,7 @@ class Criterion(nn.Module):
         optimizer: torch.optim.Optimizer | None = None,
         **per_class: Sequence[float],
     ) -> None:
-        """Append classes to the head and to whatever has a value for each class.
+        """Append classes to the head and to every setting with one value per class.
 
         Args:
             n: how many.
@@ -463,7 +468,7 @@ class Criterion(nn.Module):
     def remove_classes(
         self, indices: Sequence[int] | Tensor, *, optimizer: torch.optim.Optimizer | None = None
     ) -> None:
-        """Drop classes from the head and from whatever has a value for each class.
+        """Drop classes from the head and from every setting with one value per class.
 
         Args:
             indices: the classes to drop.
@@ -475,7 +480,7 @@ class Criterion(nn.Module):
         self._compose(*follow(self, keep, 0, {}))
 
     def __repr__(self) -> str:
-        """The head, the loss as it is written, and what is not the default."""
+        """Show the head, the loss, and options that are not the default."""
         lines = [f"head={self.head!r}", f"loss={self.loss!r}"]
         schedules = named_schedules(self.schedules)
         lines += [f"{key} follows {schedule!r}" for key, schedule in schedules.items()]
@@ -485,11 +490,11 @@ class Criterion(nn.Module):
             lines.append(f"ignore_index={self.ignore_index}")
         if self.class_weights is not None:
             lines.append(f"class_weights of {len(self.class_weights)} classes")
-        if self.gathering is not None:
-            lines.append(f"group={self.gathering.ranks.name!r}")
+        if self.global_batch is not None:
+            lines.append(f"group={self.global_batch.group.name!r}")
         return f"{type(self).__name__}(\n  " + ",\n  ".join(lines) + "\n)"
 
 
 def _transformed(tracing: bool) -> bool:
-    """Whether tensors are those of a transform, which must not be kept; a compiler's may."""
+    """Whether tensors belong to a functorch transform and must not be stored."""
     return tracing and not torch.compiler.is_compiling()

@@ -1,8 +1,8 @@
-"""What all heads share: prototypes, a scale, the way to a split, classes that come and go."""
+"""Base of all heads: prototypes, a scale, the split of a batch, adding and removing classes."""
 
 import math
 from collections.abc import Iterable, Sequence
-from typing import Any, Literal
+from typing import TYPE_CHECKING, Any, Literal
 
 import torch
 from torch import Tensor, nn
@@ -14,6 +14,9 @@ from tammes.kernels.problem import Problem, unmasked
 from tammes.optim.state_transfer import carry_over, find
 from tammes.similarity import Similarity, unit, working_dtype
 from tammes.split import ALONGSIDE, REDUCED, Split
+
+if TYPE_CHECKING:
+    from tammes.distributed.process_group import RankGroup
 
 Scale = float | Literal["learnable"]
 
@@ -28,6 +31,8 @@ class Head(nn.Module):
         similarity: how a feature is compared with a prototype.
         implementation: ``"dense"`` keeps all N x C scores, ``"streamed"`` only a block of them,
             ``"fused"`` does that in kernels of its own on a GPU, ``"auto"`` decides by size.
+        group: process group that the classes are sharded over, or ``None``.
+        averaged: whether the gradients of that group are averaged afterwards, else summed.
 
     Example:
         >>> head = tammes.CosineHead(4, 3)
@@ -41,6 +46,8 @@ class Head(nn.Module):
     weight: Tensor
     bias: Tensor | None
     log_scale: nn.Parameter | None
+    group: "RankGroup | None" = None
+    averaged: bool = True
 
     def __init__(
         self,
@@ -85,13 +92,18 @@ class Head(nn.Module):
         return self.weight.shape[0]
 
     @property
+    def is_sharded(self) -> bool:
+        """Whether other ranks hold some of the classes."""
+        return self.group is not None and self.group.world_size > 1
+
+    @property
     def embedding_size(self) -> int:
         """Size D of a feature."""
         return self.weight.shape[1]
 
     @property
     def scale(self) -> Tensor | float:
-        """What similarities are multiplied with: a number, or a tensor where it is learned."""
+        """Factor of the similarities: a number, or a tensor where it is learned."""
         if self.log_scale is None:
             return self._scale
         # In half precision the exponential would be off by a percent.
@@ -109,7 +121,7 @@ class Head(nn.Module):
 
     @property
     def prototypes(self) -> Tensor:
-        """What features are compared with, shape ``(C, D)``; unit rows on a cosine head."""
+        """Prototypes as they are compared, shape ``(C, D)``; unit rows on a cosine head."""
         return self.similarity.keys(self.weight)[0]
 
     @property
@@ -118,7 +130,7 @@ class Head(nn.Module):
         return self.similarity.has_angle and self.bias is None
 
     def problem(self, features: Tensor, labels: Tensor | None = None) -> Problem:
-        """What a kernel works on.
+        """Collect the input of a kernel.
 
         Args:
             features: shape ``(N, D)``.
@@ -129,7 +141,7 @@ class Head(nn.Module):
         return Problem(features, self.weight, bias, self.scale, self.similarity, there=there)
 
     def masked(self) -> Tensor | None:
-        """Which classes a bias of ``-inf`` leaves out, shape ``(C,)``; none without a bias."""
+        """Mask of the classes with a bias of ``-inf``, shape ``(C,)``; none without a bias."""
         return None if self.bias is None else self.bias.detach() == -math.inf
 
     def logits(self, features: Tensor) -> Tensor:
@@ -163,11 +175,11 @@ class Head(nn.Module):
         return split(self.problem(features, labels), labels, reads, self.implementation)
 
     def forward(self, features: Tensor, labels: Tensor | None = None) -> Tensor | Split:
-        """Split the features by their labels; without labels, their scores."""
+        """Split the features by their labels; without labels, return their logits."""
         return self.logits(features) if labels is None else self.split(features, labels)
 
     def check(self, features: Tensor) -> None:
-        """Refuse features of the wrong shape or type."""
+        """Reject features of the wrong shape or type."""
         check_features(type(self).__name__, features, self.embedding_size)
 
     def add_classes(
@@ -177,7 +189,7 @@ class Head(nn.Module):
         *,
         optimizer: torch.optim.Optimizer | None = None,
     ) -> None:
-        """Append classes; those that are there stay bit for bit as they are.
+        """Append classes; existing ones stay bit-identical.
 
         Args:
             n: how many.
@@ -206,7 +218,7 @@ class Head(nn.Module):
     def remove_classes(
         self, indices: Sequence[int] | Tensor, *, optimizer: torch.optim.Optimizer | None = None
     ) -> None:
-        """Drop classes; those that stay keep their order and their bits.
+        """Drop classes; the remaining ones keep their order and stay bit-identical.
 
         Args:
             indices: the classes to drop.
@@ -215,7 +227,7 @@ class Head(nn.Module):
         self._replace(self.kept(indices), self.weight.detach()[:0], optimizer)
 
     def kept(self, indices: Sequence[int] | Tensor) -> Tensor:
-        """The classes that stay when some are dropped, in order."""
+        """Indices of the remaining classes when some are dropped, in order."""
         drop = torch.as_tensor(indices).flatten().cpu()
         if drop.numel() == 0:
             drop = drop.long()
@@ -234,7 +246,7 @@ class Head(nn.Module):
         return keep.nonzero().flatten()
 
     def _new_rows(self, n: int, from_features: Tensor | None) -> Tensor:
-        """Prototypes of new classes: in the direction given, as long as the others on average."""
+        """Prototypes of new classes: in the given direction, with the mean length of the others."""
         if from_features is None:
             return self._initial(n).to(self.weight)
         length = torch.linalg.vector_norm(self.weight.detach(), dim=1).mean()
