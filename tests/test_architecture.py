@@ -101,7 +101,7 @@ def test_the_rules_would_notice(tmp_path):
 
 
 def travelled(implementation):
-    """Files that one warm forward and backward of CosFace runs, in the order of their first call."""
+    """Files that one warm forward and backward of CosFace runs, in order of their first call."""
     head = tammes.CosineHead(8, 5, scale=16.0, implementation=implementation)
     criterion = tammes.Criterion(head, tammes.cosface())
     features, labels = torch.randn(4, 8, requires_grad=True), torch.tensor([0, 1, 2, 4])
