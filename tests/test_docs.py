@@ -154,6 +154,19 @@ def test_links_between_pages_lead_somewhere(page):
     assert not missing
 
 
+def anchors(text):
+    """Anchors that GitHub makes of the headings of a page."""
+    headings = re.findall(r"^#+ (.+)$", re.sub(r"```.*?```", "", text, flags=re.DOTALL), re.M)
+    return {re.sub(r"[^\w\- ]", "", heading.lower()).replace(" ", "-") for heading in headings}
+
+
+@pytest.mark.parametrize("page", PAGES, ids=page_id)
+def test_links_into_pages_lead_to_headings(page):
+    for name, anchor in re.findall(r"\]\(([\w./-]*\.md)?#([\w-]+)\)", page.read_text()):
+        target = page.parent / name if name else page
+        assert anchor in anchors(target.read_text()), f"{name}#{anchor}"
+
+
 FOLDERS = "benchmarks|docs|examples|results|scripts|src|tests"
 ROOMS = "|".join(f.name for f in Path(tammes.__file__).parent.iterdir() if f.is_dir())
 
@@ -194,12 +207,16 @@ def resolve(name):
 def mentioned_names(text):
     """Dotted names under ``tammes`` that a text names or that its Python blocks import."""
     imports = re.findall(r"^from (tammes[\w.]*) import ([\w, ]+)$", text, re.MULTILINE)
-    imported = [f"{module}.{name.split()[0]}" for module, names in imports for name in names.split(",")]
+    imported = [
+        f"{module}.{name.split()[0]}" for module, names in imports for name in names.split(",")
+    ]
     return [*re.findall(r"\btammes(?:\.[A-Za-z_]\w*)+", text), *imported]
 
 
 def test_mentioned_names_are_found_and_resolved():
-    text = "`tammes.schedules.WarmUp(0)`, tammes.lab.nowhere.x.\nfrom tammes.geometry import pack, x\n"
+    text = (
+        "`tammes.schedules.WarmUp(0)`, tammes.lab.nowhere.x.\nfrom tammes.geometry import pack, x\n"
+    )
     found = [name for name in mentioned_names(text) if resolve(name) is not None]
     assert found == ["tammes.schedules.WarmUp", "tammes.geometry", "tammes.geometry.pack"]
 
