@@ -6,9 +6,9 @@
 
 Features are synthetic: 20 classes of 600 examples in 640 dimensions, as for CIFAR-FS. Nearest
 centroid is timed over all episodes, the fine-tuned heads over 600. easyfsl's prototypical networks
-get the same features twice: through its own sampler and loader, which is timed, and one by one on our
-episodes, which must give the same accuracy. easyfsl imports torchvision; if that is not available,
-it is skipped and the reason is printed.
+get the same features twice: through its own sampler and loader, which is timed, and one by one on
+our episodes, which must give the same accuracy. easyfsl imports torchvision; if that is not
+available, easyfsl is skipped and the reason is printed.
 """
 
 import argparse

@@ -1,6 +1,6 @@
 """Time the projection of a direct or spectral sum, and the routines it can be built from.
 
-    python benchmarks/subspace.py                    # 64 prototypes, 640 dimensions, as for CIFAR-FS
+    python benchmarks/subspace.py                # 64 prototypes, 640 dimensions, as for CIFAR-FS
     python benchmarks/subspace.py --device cuda --classes 100
 
 Prototypes are random, in single precision; routines are timed in double precision, as the
