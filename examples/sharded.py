@@ -71,7 +71,7 @@ def accuracy(backbone, head, rank, ranks):
     with torch.no_grad():
         best = head.top(backbone(images)).classes[:, 0]
     right = torch.tensor([(best == labels).sum(), len(labels)])
-    right = head.ranks.sum(right)
+    right = head.group.all_reduce(right)
     return (right[0] / right[1]).item()
 
 

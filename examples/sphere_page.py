@@ -14,8 +14,8 @@ from pathlib import Path
 from sphere import CLASSES, LOSSES, SCALES, SIZE, final_points, margins, solve
 
 import tammes
-from tammes.lab.report.charts import gallery
-from tammes.lab.report.render import html_page
+from tammes.lab.report.charts import distributions
+from tammes.lab.report.render import html_page, matplotlib_charts
 
 
 def build(scales: Sequence[float], steps: int, out: Path) -> tuple[Path, Path]:
@@ -35,7 +35,7 @@ def build(scales: Sequence[float], steps: int, out: Path) -> tuple[Path, Path]:
     )
     columns = ("loss", "scale", "trained, degrees", "solved, degrees")
     # A phone can render eight spheres at once, not more: show those of the last scale.
-    turnable = html_page.pictures(gallery.spheres.chart(found))
+    turnable = html_page.pictures(distributions.spheres.chart(found))
     sections = [
         html_page.Section("", [html_page.Text(text), html_page.Table(columns, rows)]),
         html_page.Section(f"Trained at scale {scale:g}", turnable),
@@ -43,7 +43,7 @@ def build(scales: Sequence[float], steps: int, out: Path) -> tuple[Path, Path]:
     lead = [f"The best arrangement of eight directions has a class margin of {best:.2f}°."]
     html, png = out / "sphere.html", out / "sphere.png"
     html_page.write(html, html_page.render("Eight classes on the sphere", sections, lead=lead))
-    gallery.save(gallery.spheres(found), png)
+    matplotlib_charts.save(distributions.spheres(found), png)
     return html, png
 
 
