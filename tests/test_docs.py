@@ -227,6 +227,26 @@ def test_names_mentioned_in_pages_exist(page):
     assert not missing
 
 
+SCRIPTS = [
+    ROOT / "Makefile",
+    *(
+        path
+        for name in FOLDERS.split("|")
+        if name != "tests"
+        for path in (ROOT / name).rglob("*.py")
+    ),
+]
+
+
+def test_files_and_names_mentioned_in_source_and_scripts_exist():
+    missing = []
+    for script in SCRIPTS:
+        text = script.read_text(encoding="utf-8").replace("torch.ops.tammes", "")
+        missing += [(page_id(script), p) for p in mentioned_files(text) if not p.exists()]
+        missing += [(page_id(script), n) for n in mentioned_names(text) if resolve(n) is None]
+    assert not missing
+
+
 def test_the_readme_leads_to_the_pages():
     targets = {(ROOT / link).resolve() for link in links((ROOT / "README.md").read_text())}
     for page in ("losses.md", "contract.md", "decisions.md"):
