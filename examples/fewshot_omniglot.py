@@ -1,4 +1,4 @@
-"""Few-shot on Omniglot: train on 1,028 characters, recognise 423 others from one or five drawings.
+"""Train on 1,028 Omniglot characters, recognise 423 new ones from one or five drawings.
 
     python examples/fewshot_omniglot.py
 

@@ -1,10 +1,10 @@
-"""Eight classes on the sphere as a page to turn with the mouse, and as a figure for a paper.
+"""Eight classes on the sphere, as an interactive page and as a figure for a paper.
 
     python examples/sphere_page.py                    # out/sphere.html and out/sphere.png
     python examples/sphere_page.py --out elsewhere
 
-The toy of Zhou et al., Learning Towards the Largest Margins, ICLR 2022, Fig. 1, trained by
-`examples/sphere.py`: there is what is trained and how. Needs `tammes[lab]`.
+The toy problem of Zhou et al., Learning Towards the Largest Margins, ICLR 2022, Fig. 1, trained as
+described in `examples/sphere.py`. Needs `tammes[lab]`.
 """
 
 import argparse
@@ -34,7 +34,7 @@ def build(scales: Sequence[float], steps: int, out: Path) -> tuple[Path, Path]:
         "not of what the losses want."
     )
     columns = ("loss", "scale", "trained, degrees", "solved, degrees")
-    # A phone turns eight spheres at once, not more: those of the last scale.
+    # A phone can render eight spheres at once, not more: show those of the last scale.
     turnable = html_page.pictures(distributions.spheres.chart(found))
     sections = [
         html_page.Section("", [html_page.Text(text), html_page.Table(columns, rows)]),

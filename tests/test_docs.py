@@ -154,6 +154,19 @@ def test_links_between_pages_lead_somewhere(page):
     assert not missing
 
 
+def anchors(text):
+    """Anchors that GitHub makes of the headings of a page."""
+    headings = re.findall(r"^#+ (.+)$", re.sub(r"```.*?```", "", text, flags=re.DOTALL), re.M)
+    return {re.sub(r"[^\w\- ]", "", heading.lower()).replace(" ", "-") for heading in headings}
+
+
+@pytest.mark.parametrize("page", PAGES, ids=page_id)
+def test_links_into_pages_lead_to_headings(page):
+    for name, anchor in re.findall(r"\]\(([\w./-]*\.md)?#([\w-]+)\)", page.read_text()):
+        target = page.parent / name if name else page
+        assert anchor in anchors(target.read_text()), f"{name}#{anchor}"
+
+
 FOLDERS = "benchmarks|docs|examples|results|scripts|src|tests"
 ROOMS = "|".join(f.name for f in Path(tammes.__file__).parent.iterdir() if f.is_dir())
 
@@ -211,6 +224,26 @@ def test_mentioned_names_are_found_and_resolved():
 @pytest.mark.parametrize("page", PAGES, ids=page_id)
 def test_names_mentioned_in_pages_exist(page):
     missing = [name for name in mentioned_names(page.read_text()) if resolve(name) is None]
+    assert not missing
+
+
+SCRIPTS = [
+    ROOT / "Makefile",
+    *(
+        path
+        for name in FOLDERS.split("|")
+        if name != "tests"
+        for path in (ROOT / name).rglob("*.py")
+    ),
+]
+
+
+def test_files_and_names_mentioned_in_source_and_scripts_exist():
+    missing = []
+    for script in SCRIPTS:
+        text = script.read_text(encoding="utf-8").replace("torch.ops.tammes", "")
+        missing += [(page_id(script), p) for p in mentioned_files(text) if not p.exists()]
+        missing += [(page_id(script), n) for n in mentioned_names(text) if resolve(n) is None]
     assert not missing
 
 

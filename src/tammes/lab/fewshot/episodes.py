@@ -11,7 +11,6 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from tammes._validation import INTEGERS
 from tammes.lab.data import seeded_draws
 
 
@@ -128,7 +127,12 @@ def check_labels(who: str, labels: Tensor) -> None:
         who: begins the sentence, with its verb.
         labels: shape ``(N,)``.
     """
-    if not isinstance(labels, Tensor) or labels.dtype not in INTEGERS:
+    if (
+        not isinstance(labels, Tensor)
+        or labels.is_floating_point()
+        or labels.is_complex()
+        or labels.dtype == torch.bool
+    ):
         kind = labels.dtype if isinstance(labels, Tensor) else type(labels).__name__
         raise TypeError(f"{who} labels of an integer type, got {kind}")
     if labels.ndim != 1:
