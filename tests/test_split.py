@@ -107,6 +107,12 @@ def test_a_class_masked_with_minus_infinity_is_not_there(term):
     assert grad.isfinite().all()
 
 
+def test_a_similarity_that_is_not_a_number_is_not_masked_but_shows():
+    similarity = torch.tensor([[0.5, math.nan, 0.1], [math.nan, 0.2, 0.3], [0.1, 0.2, 0.3]])
+    loss = tammes.softmax()(tammes.split(similarity, torch.tensor([0, 0, 0])))
+    assert loss.isnan().tolist() == [True, True, False]
+
+
 def test_what_is_not_read_is_not_a_number():
     s = tammes.split(torch.randn(2, 3), torch.tensor([0, 1]), reads=["target", "hardest"])
     assert s.rest is None

@@ -16,6 +16,7 @@ from torch.testing import assert_close
 
 import tammes
 from tammes import checkpoint
+from tammes.checkpoint import save_load
 from tammes.checkpoint.manifest import read
 from tammes.lab.cli.main import main
 from tammes.lab.training.sharded_head import gather_head
@@ -713,7 +714,7 @@ def test_a_file_that_cannot_be_divided_to_its_end_leaves_no_parts(tmp_path, monk
             raise KeyboardInterrupt
         return f"part-{number + 1:05d}-of-{parts:05d}-{token}.safetensors"
 
-    monkeypatch.setattr(checkpoint, "part_name", part_name)
+    monkeypatch.setattr(save_load, "part_name", part_name)
     with pytest.raises(KeyboardInterrupt):
         checkpoint.divide(tmp_path / "a.safetensors", tmp_path / "folder", parts=4)
     assert not list((tmp_path / "folder").iterdir())

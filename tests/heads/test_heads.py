@@ -1,6 +1,7 @@
 """Heads: what they compare, what they keep, and classes that come and go."""
 
 import copy
+from functools import partial
 
 import pytest
 import torch
@@ -116,9 +117,12 @@ def test_the_gradient_of_a_learnable_scale_is_formula_7_4(implementation):
     assert_close(head.log_scale.grad, expected.detach().view(1))
 
 
+@pytest.mark.parametrize(
+    "kind", [tammes.CosineHead, partial(tammes.ShardedHead, tammes.CosineHead)]
+)
 @pytest.mark.parametrize("assign", [True, False])
-def test_a_learned_scale_is_loaded_with_a_dimension_or_without(assign):
-    head = tammes.CosineHead(4, 6, scale="learnable")
+def test_a_learned_scale_is_loaded_with_a_dimension_or_without(kind, assign):
+    head = kind(4, 6, scale="learnable")
     for older in (torch.tensor(0.5), torch.tensor([0.5])):
         head.load_state_dict({**head.state_dict(), "log_scale": older}, assign=assign)
         assert head.log_scale.shape == (1,)

@@ -114,9 +114,9 @@ def _alone(criterion: tammes.Criterion, part: Loss) -> tammes.Criterion:
     )
     for name in alone.states:
         alone.states[name] = criterion.states[name]
-    for key, schedule in named_schedules(criterion.schedules).items():
-        if key == "class_weights" or alone.settings.places(key):
-            alone.schedule(**{key: schedule})
+    schedules = named_schedules(criterion.schedules)
+    own = {k: s for k, s in schedules.items() if k == "class_weights" or alone.settings.places(k)}
+    alone.schedule(by_hand=None, **own)
     # In training it would step the schedules.
     return alone.eval()
 
