@@ -83,8 +83,9 @@ def target_score(
             turns = (phi.detach() / math.pi).floor()
             bent = (1 - 2 * turns.remainder(2)) * phi.cos() - 2 * turns
         else:
-            shift = torch.as_tensor(m2, dtype=theta.dtype, device=theta.device)
-            bent = torch.where(phi <= math.pi, phi.cos(), cosine - shift * shift.sin())
+            # A number is not made a tensor: that would copy it to a GPU, which no graph can hold.
+            shift = m2 * (m2.sin() if isinstance(m2, Tensor) else math.sin(m2))
+            bent = torch.where(phi <= math.pi, phi.cos(), cosine - shift)
     plain, similarity = split.length * cosine, split.length * bent - m3
     if gradient == "detached":
         similarity = plain + (similarity - plain).detach()
