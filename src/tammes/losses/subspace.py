@@ -12,7 +12,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from tammes.cuda_graphs import between
+from tammes.cuda_graphs import outside_graph
 from tammes.distributed.sharded_rows import ALL_ROWS_LOCAL, ShardedRows
 from tammes.similarity import full_precision, working_dtype
 from tammes.terms import Loss, Term
@@ -53,7 +53,7 @@ class Complement:
             if not self.detach:
                 taken: Tensor = _Taken.apply(prototypes, shards, self)
                 return features - features @ taken
-            basis, squares = between(partial(_spectrum, shards=shards), prototypes)
+            basis, squares = outside_graph(partial(_spectrum, shards=shards), prototypes)
             shares = self.shares(squares).to(dtype)
             basis = basis.to(dtype)
             return features - (features @ basis * shares) @ basis.T
@@ -160,7 +160,7 @@ def _spectrum(prototypes: Tensor, shards: ShardedRows) -> tuple[Tensor, Tensor]:
     there = squares > noise**2 * squares[:1]
     if len(basis) != size:
         columns = wide.T @ basis * torch.where(there, squares, torch.inf).rsqrt()
-        # What rounding has left of the angles between weak directions, squared.
+        # Squared rounding error of the angles between weak directions.
         basis = 1.5 * columns - 0.5 * columns @ (columns.T @ columns)
     to = prototypes.device
     return basis.to(to), torch.where(there, squares, 0.0).to(to)
@@ -191,7 +191,7 @@ class _Taken(torch.autograd.Function):
     def forward(
         ctx: Any, prototypes: Tensor, shards: ShardedRows, complement: Complement
     ) -> Tensor:
-        basis, squares = between(partial(_spectrum, shards=shards), prototypes)
+        basis, squares = outside_graph(partial(_spectrum, shards=shards), prototypes)
         ctx.save_for_backward(prototypes, basis, squares)
         ctx.complement = complement
         return ((basis * complement.shares(squares)) @ basis.T).to(prototypes.dtype)
