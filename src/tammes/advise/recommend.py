@@ -1,4 +1,4 @@
-"""What to begin with, and why."""
+"""Recommend initial settings, with reasons."""
 
 import math
 from dataclasses import dataclass
@@ -14,12 +14,12 @@ _REPLICATED = "the same on every rank"
 
 @dataclass(frozen=True)
 class Recommendation:
-    """A value to begin with.
+    """Recommended value of a setting.
 
     Attributes:
-        setting: what it is of.
+        setting: name of the setting.
         value: a number or a word.
-        reason: why.
+        reason: reason for the value.
         basis: ``"formula"``, ``"literature"``, ``"reports"`` of users, or ``"rule of thumb"``.
     """
 
@@ -34,7 +34,7 @@ def _few(samples: float | None) -> bool:
 
 
 def usual_margin(name: str) -> float:
-    """The literature's margin of a loss of :data:`KINDS`, on unit features where it has them."""
+    """Usual margin in the literature of a loss of :data:`KINDS`, on unit features if possible."""
     if name == "sphereface":
         return 1.5
     default = KINDS[name].default
@@ -44,17 +44,17 @@ def usual_margin(name: str) -> float:
 def best_margin(
     name: str, angle: float, odds: float, scale: float | None, samples: float | None
 ) -> float | None:
-    """The literature's margin, or less where the sphere, the data or the scale have no room.
+    """Usual margin in the literature, or less if the sphere, the data or the scale require it.
 
     Args:
-        name: of the loss.
+        name: name of the loss.
         angle: the largest class margin.
-        odds: by how much the own score must win.
-        scale: of the head, if it is decided.
+        odds: score margin that the posterior requires.
+        scale: scale of the head, if already chosen.
         samples: examples per class, if known.
 
     Returns:
-        The margin, or none where the loss has none on a sphere.
+        The margin, or ``None`` if the loss has none on the sphere.
     """
     kind = KINDS.get(name)
     if kind is None:
@@ -69,7 +69,7 @@ def best_margin(
         scale is not None
         and scale_for(odds, bent(0.0, kind.place(margin)), math.cos(angle)) > scale
     ):
-        # What this scale leaves for a margin; nothing, if it is too small without one.
+        # Largest margin at this scale; none, if the scale is too small even without one.
         low, high = 0.0, margin
         for _ in range(50):
             middle = (low + high) / 2
@@ -80,7 +80,7 @@ def best_margin(
 
 
 def best_scale(name: str, about: float) -> float:
-    """The smallest usual scale above what the posterior takes."""
+    """Smallest usual scale above the one that the posterior requires."""
     if name in LINEAR:
         return 1.0
     if name == "lm_softmax" or math.isinf(about):
@@ -91,13 +91,13 @@ def best_scale(name: str, about: float) -> float:
 def recommendations(
     choice: Choice, margin: float | None, costs: tuple[Cost, ...], *, free: bool
 ) -> tuple[Recommendation, ...]:
-    """What to begin with.
+    """Recommend initial settings.
 
     Args:
-        choice: what was asked for.
+        choice: settings of the user.
         margin: see :func:`best_margin`.
-        costs: of every way to compute it.
-        free: whether the loss was left to us.
+        costs: cost of every implementation.
+        free: whether the loss was left open.
     """
     name, work = choice.main, choice.work
     placed = (1.0, 0.0, 0.0) if margin is None else KINDS[name].place(margin)
@@ -179,7 +179,7 @@ def _recommend_training(choice: Choice) -> list[Recommendation]:
 
 
 def _recommend_mode(choice: Choice, costs: tuple[Cost, ...]) -> list[Recommendation]:
-    """Which way over the scores, and with several ranks which head."""
+    """Recommend an implementation, and with several ranks a head."""
     work = choice.work
     by_mode = {cost.mode: cost for cost in costs}
     whole = by_mode[work.automatic()]
@@ -195,7 +195,7 @@ def _recommend_mode(choice: Choice, costs: tuple[Cost, ...]) -> list[Recommendat
         reason = f"what a head takes by itself: {_why(choice, whole.mode)}; "
         reason += f"{size(whole.total)} per rank"
         return [*rows, Recommendation("implementation", whole.mode, reason, "formula")]
-    # What is exact comes first, then what is fast.
+    # Prefer exact implementations, then fast ones.
     small = min(
         (cost for cost in costs if cost.fits),
         key=lambda cost: (cost.mode == "sampled", cost.seconds),
@@ -211,7 +211,7 @@ def _recommend_mode(choice: Choice, costs: tuple[Cost, ...]) -> list[Recommendat
 
 
 def _why(choice: Choice, way: str) -> str:
-    """Why ``implementation="auto"`` takes a way."""
+    """Reason for the choice of ``implementation="auto"``."""
     work = choice.work
     scores = work.rows * work.classes
     if "rest" in work.reads:
@@ -233,7 +233,7 @@ def _why(choice: Choice, way: str) -> str:
 
 
 def _recommend_head(choice: Choice, whole: Cost, shard: Cost, sample: Cost) -> Recommendation:
-    """All classes on every rank, or a share on each."""
+    """Recommend all classes on every rank, or a shard on each."""
     work = choice.work
     if not (whole.fits or shard.fits or sample.fits):
         reason = "no way fits into memory: take more GPUs, a smaller batch or fewer dimensions"

@@ -1,4 +1,4 @@
-"""Advice as text: tables a terminal can show."""
+"""Format advice as text for a terminal."""
 
 import math
 import textwrap
@@ -11,15 +11,15 @@ if TYPE_CHECKING:
     from tammes.advise.advice import Advice
 
 WIDTH = 100
-"""Columns of a text."""
+"""Width of the text in columns."""
 
 
 def table(rows: Sequence[Sequence[str]], *, right: frozenset[int] = frozenset()) -> Iterator[str]:
-    """Lines of a table, columns aligned; the first row is its head.
+    """Format a table with aligned columns; the first row is the header.
 
     Args:
         rows: cells, the same number in every row.
-        right: columns to align at their right end.
+        right: indices of right-aligned columns.
     """
     widths = [max(len(row[column]) for row in rows) for column in range(len(rows[0]))]
     for row in rows:
@@ -31,13 +31,13 @@ def table(rows: Sequence[Sequence[str]], *, right: frozenset[int] = frozenset())
 
 
 def paragraph(label: str, content: str, indent: int) -> str:
-    """A label and a text beside it, broken at :data:`WIDTH`."""
+    """Format a label with a text next to it, wrapped at :data:`WIDTH`."""
     lead = f"  {label}".ljust(indent)
     return textwrap.fill(content, WIDTH, initial_indent=lead, subsequent_indent=" " * indent)
 
 
 def number(value: float | str | None) -> str:
-    """A number short enough for a table."""
+    """Format a number for a table."""
     if value is None:
         return "-"
     if isinstance(value, str):
@@ -46,7 +46,7 @@ def number(value: float | str | None) -> str:
 
 
 def text(advice: "Advice") -> str:
-    """The whole advice."""
+    """Format all of the advice."""
     blocks = (_geometry, _margins, _scales, _recommendations, _cautions, _costs)
     return "\n\n".join("\n".join(block(advice)) for block in blocks)
 

@@ -1,6 +1,6 @@
-"""What cannot train, and what others found hard to train: cautions for a choice of settings.
+"""Warnings about settings that cannot train, or that users found hard to train.
 
-Each caution says what it rests on: a proof, or reports of users by repository and number.
+Each caution names its source: a proof, or reports of users by repository and number.
 """
 
 import math
@@ -26,23 +26,23 @@ FEW = 5
 METRIC = ("nca", "proto", "triplet", "contrastive")
 """Losses between the examples of a batch."""
 SUMS = ("direct_sum", "spectral_sum")
-"""Ways to combine a classification and a metric loss; they take a name's place in a sum."""
+"""Combinations of a classification and a metric loss, which appear as a name in a sum."""
 BOUNDED = ("normface", "cosface", "arcface", "sphereface", "combined_margin", "gm_softmax")
-"""Losses whose least risk is known for any arrangement of balanced classes."""
+"""Losses with a known lower bound of the risk for balanced classes."""
 ANGULAR = ("arcface", "combined_margin", "sphereface", "l_softmax", "adaface")
-"""Losses that bend the angle, whose gradient grows where the example is near its prototype."""
+"""Losses with a function of the angle, whose gradient grows near the prototype."""
 
 
 @dataclass(frozen=True)
 class Caution:
-    """Something to change.
+    """Warning about a setting.
 
     Attributes:
-        level: ``"cannot"`` where it is proved not to work, ``"risk"`` where users report so,
-            ``"note"`` where there is just something to know.
-        code: a short name of the case.
-        text: what is wrong and what to do, in a sentence or two.
-        source: what it rests on.
+        level: ``"cannot"`` if it provably does not work, ``"risk"`` if users report problems,
+            ``"note"`` for information.
+        code: short name of the case.
+        text: problem and remedy, in a sentence or two.
+        source: proof or reports.
     """
 
     level: str
@@ -53,7 +53,7 @@ class Caution:
 
 @dataclass(frozen=True)
 class Choice:
-    """What a user is going to train, as far as it was said, and what is known of the sphere."""
+    """Settings of the user, and the geometry of their sphere."""
 
     work: Workload
     names: tuple[str, ...]
@@ -71,7 +71,7 @@ class Choice:
 
     @property
     def main(self) -> str:
-        """The loss whose margin and scale are meant."""
+        """Loss that margin and scale belong to."""
         return next(name for name in self.names if name not in SUMS)
 
     @property
@@ -81,12 +81,12 @@ class Choice:
 
     @property
     def odds(self) -> float:
-        """By how much the own score must win for the wanted posterior."""
+        """Score margin that the desired posterior requires."""
         return log_odds(self.posterior, self.work.classes)
 
     @property
     def least_scale(self) -> float | None:
-        """The proven least scale for the wanted posterior, where the theorem holds."""
+        """Proven smallest scale for the desired posterior, if the theorem applies."""
         m1, m2, _ = self.margins
         proven = self.main in BOUNDED and self.imbalance == 1 and m1 >= 1 and m2 >= 0
         if not proven or math.cos(m2) < smallest_alpha1(self.work.classes):
@@ -95,7 +95,7 @@ class Choice:
 
 
 def cautions(choice: Choice) -> tuple[Caution, ...]:
-    """Every caution that applies to a choice, the worst first."""
+    """Return every caution that applies to a choice, the most severe first."""
     checks = (_margin, _scale, _training, _precision, _batch, _combination)
     found = [caution for check in checks for caution in check(choice)]
     order = ("cannot", "risk", "note")
@@ -237,12 +237,12 @@ def _precision(choice: Choice) -> Iterator[Caution]:
 
 
 def anchors(classes: int, batch: int, samples_per_class: float | None = None) -> float:
-    r"""Share of a random batch that has company of its own class.
+    r"""Fraction of a random batch whose class has another example in the batch.
 
     .. math:: 1 - \Bigl(1 - \frac1C\Bigr)^{N-1},\qquad
               1 - \prod_{j=0}^{n-2}\frac{nC-N-j}{nC-1-j}
 
-    with very many examples per class, and with n of them, drawn without putting back.
+    with very many examples per class, and with n of them, drawn without replacement.
 
     Example:
         >>> round(anchors(10, 2), 4), round(anchors(10, 2, 3), 4)
