@@ -625,7 +625,7 @@ def test_bad_input_is_refused_in_one_sentence(call, error, message):
 
 def test_a_split_without_the_field_is_refused(cosine, labels):
     split = tammes.split(cosine, labels, reads=("target", "others"))
-    with pytest.raises(ValueError, match="'hardest'; a field that was not asked for"):
+    with pytest.raises(ValueError, match="'hardest'; a field that was not requested"):
         F.margins(split)
 
 

@@ -27,7 +27,7 @@ Margins = tuple[float, float, float]
 
 
 def builder(name: str) -> Callable[..., Term]:
-    """The builder of a loss by its name, which may be written as that of its class.
+    """Find the builder of a loss by its name or by the name of its class.
 
     Example:
         >>> builder("CosFace")()
@@ -196,7 +196,7 @@ class FeasibleMargin:
 
 
 def feasible_margins(angle: float) -> tuple[FeasibleMargin, ...]:
-    """The margins of every loss on a sphere, for prototypes at best ``angle`` apart.
+    """Feasible margins of every loss on the sphere, for prototypes at most ``angle`` apart.
 
     Example:
         >>> best = {row.loss: row for row in feasible_margins(math.pi / 2)}

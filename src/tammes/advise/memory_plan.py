@@ -42,7 +42,7 @@ class Cost:
         exchange: seconds of messages between ranks.
         seconds: estimated sum, at least the overhead of the calls.
         fits: whether the bytes fit on the machine.
-        note: what else to know.
+        note: additional remark.
 
     Example:
         >>> dense = plan(Workload(classes=1000, dim=64, batch=256))[0]
@@ -215,7 +215,7 @@ class _Estimate:
 
 
 def messages(work: Workload) -> dict[str, float]:
-    """Bytes that a rank of a sharded head receives in a step, by what they are.
+    """Bytes that a rank of a sharded head receives in a step, by kind.
 
     Example:
         >>> found = messages(Workload(classes=1_000_000, dim=512, batch=4096, gpus=8))
@@ -250,7 +250,7 @@ def exchange(work: Workload, machine: Machine, received: float, collectives: int
 
 
 def size(count: float) -> str:
-    """Bytes as a person reads them.
+    """Format a number of bytes.
 
     Example:
         >>> size(3 << 20), size(1.5 * 2**30)

@@ -111,9 +111,9 @@ def _margin(choice: Choice) -> Iterator[Caution]:
         yield Caution(
             "cannot",
             "margin-infeasible",
-            f"{main} asks for a distance of {margin:g}, but unit features of "
+            f"{main} requires a distance of {margin:g}, but unit features of "
             f"{choice.work.classes:,} classes are at most {2 * math.sin(angle / 2):.4g} apart; "
-            "take less, or do not normalise",
+            "use a smaller margin, or do not normalize",
             "m <= 2 sin(A/2)",
         )
     if kind is None or not choice.spherical:
@@ -152,8 +152,8 @@ def _scale(choice: Choice) -> Iterator[Caution]:
             "cannot",
             "scale-too-small",
             f"at scale {scale:g} no arrangement of classes has a mean loss under {loss:.3g}, a "
-            f"posterior of {math.exp(-loss):.3g}, where {choice.posterior:g} is wanted; "
-            f"{least:.3g} is the least, about {about:.3g} what the sphere has room for",
+            f"posterior of {math.exp(-loss):.3g}, where {choice.posterior:g} is wanted; the scale "
+            f"must be at least {least:.3g}, and about {about:.3g} on this sphere",
             "s >= log((C-1) p / (1-p)) / (t + 1/(C-1)); Zhou et al. 2022, Theorem 5",
         )
     elif scale < about < math.inf:
@@ -163,7 +163,7 @@ def _scale(choice: Choice) -> Iterator[Caution]:
             "scale-small",
             f"at scale {scale:g} an example on its prototype, with the others at the largest class "
             f"margin, has a posterior of {best:.3g} in training, where {choice.posterior:g} is "
-            f"wanted; take a scale of about {about:.3g}",
+            f"wanted; use a scale of about {about:.3g}",
             "s >= log((C-1) p / (1-p)) / (t - cos A)",
         )
 
@@ -198,7 +198,7 @@ def _training(choice: Choice) -> Iterator[Caution]:
             "risk",
             "learning-rate",
             f"a learning rate of {choice.lr:g} with {main} is reported to diverge or to stay at "
-            f"its first loss; try {high * 0.3:g}, clip gradients, or take cosface",
+            f"its first loss; try {high * 0.3:g}, clip gradients, or use cosface",
             "insightface #2144, #2200, #1555",
         )
     if main in ("l_softmax", "sphereface") and margin > 1 and not choice.annealing:
@@ -206,8 +206,8 @@ def _training(choice: Choice) -> Iterator[Caution]:
         yield Caution(
             "risk",
             "annealing",
-            f"{main} with margin {margin:g} takes a target at 90° from 0 to {fall:.3g} times its "
-            "length at once and is reported not to start; anneal blend from about 1000 "
+            f"{main} with margin {margin:g} lowers a target at 90° from 0 to {fall:.3g} times its "
+            "norm and is reported not to start training; anneal blend from about 1000 "
             "(tammes.schedules.LambdaAnnealing)",
             "sphereface #14, #40; LargeMargin_Softmax #15",
         )
@@ -267,7 +267,7 @@ def _batch(choice: Choice) -> Iterator[Caution]:
             "cannot",
             "batch-too-small",
             f"{name} compares examples of one class with those of another within a batch: "
-            f"4 are the least, got {work.rows} on a rank",
+            f"at least 4 examples are needed, got {work.rows} on a rank",
             "2 classes of 2 examples",
         )
         return
@@ -289,8 +289,8 @@ def _combination(choice: Choice) -> Iterator[Caution]:
         yield Caution(
             "cannot",
             "direct-sum",
-            f"direct_sum gives the metric loss what {work.classes:,} prototypes leave of "
-            f"{work.dim} dimensions: nothing; take spectral_sum",
+            f"direct_sum uses the complement of {work.classes:,} prototypes in {work.dim} "
+            "dimensions, which is empty; use spectral_sum",
             "needs D > C",
         )
     if "super_symmetry" in choice.names and work.classes > work.dim + 1:

@@ -18,7 +18,7 @@ Rows = tuple[Tensor, Tensor]
 
 
 def _pairs(batch: Batch) -> tuple[Tensor, Tensor]:
-    """Which pairs of different examples share a class, and which do not, each ``(N, N)``."""
+    """Masks of the pairs of different examples with the same and with another class, ``(N, N)``."""
     both = batch.valid[:, None] & batch.valid[None, :]
     same = batch.labels[:, None] == batch.labels[None, :]
     distinct = ~torch.eye(len(batch.labels), dtype=torch.bool, device=batch.labels.device)
