@@ -25,7 +25,7 @@ _AUTOCAST = frozenset(name for name in _DEVICES if torch.amp.is_autocast_availab
 
 
 def working_dtype(*tensors: Tensor) -> torch.dtype:
-    """Single precision, or wider where an input is: what scores and losses are computed in."""
+    """Dtype of scores and losses: single precision, or wider where an input is."""
     dtype = torch.float32
     for tensor in tensors:
         dtype = torch.promote_types(dtype, tensor.dtype)
@@ -33,10 +33,17 @@ def working_dtype(*tensors: Tensor) -> torch.dtype:
 
 
 def full_precision(device: torch.device) -> AbstractContextManager[Any]:
-    """Leave autocast, where the device has one: scores and losses stay in the working dtype."""
+    """Disable autocast where the device has it: scores and losses stay in the working dtype."""
     if device.type not in _AUTOCAST:
         return nullcontext()
     return torch.autocast(device.type, enabled=False)
+
+
+def product_dtype(device: torch.device) -> torch.dtype | None:
+    """Dtype of the inputs of products under autocast on CUDA, or none; outputs are float32."""
+    if device.type == "cuda" and torch.is_autocast_enabled("cuda"):
+        return torch.get_autocast_dtype("cuda")
+    return None
 
 
 def norm(vectors: Tensor) -> Tensor:
@@ -78,7 +85,7 @@ def directions(features: Tensor) -> Tensor:
 def angle_gaps(
     features: Tensor, prototypes: Tensor, query: Tensor | None = None, *, both: bool = True
 ) -> dict[str, Tensor]:
-    """How far the cosine of paired rows is from 1 and from -1, with all digits at either end.
+    """Distance of the cosine of paired rows from 1 and from -1, exact at both ends.
 
     ``gap`` is one minus the cosine, as half the squared distance of the unit vectors; ``opposite``
     is one plus it, as half their squared sum. Rows without a direction are at a right angle to
@@ -106,7 +113,7 @@ def angle_gaps(
 
 
 class Similarity:
-    """What kernels and heads ask of a similarity; every method is pure and differentiable.
+    """Interface of a similarity to kernels and heads; every method is pure and differentiable.
 
     Attributes:
         has_angle: whether the target is ``length * cosine``, so that angular margins make sense.
@@ -133,7 +140,7 @@ class Similarity:
         return (features * prototypes).sum(-1)
 
     def length(self, features: Tensor, prototypes: Tensor) -> Tensor:
-        """What is left of the norms in the similarity of paired rows, shape ``(N,)``."""
+        """Factor of the norms that the similarity of paired rows keeps, shape ``(N,)``."""
         return norm(features) * norm(prototypes)
 
     def own(
@@ -143,7 +150,7 @@ class Similarity:
         reads: frozenset[str],
         query: Tensor | None = None,
     ) -> dict[str, Tensor]:
-        """What is read of ``target`` and of what travels along, for paired rows.
+        """Compute the requested numbers of paired rows: ``target`` and those that travel along.
 
         Args:
             features: shape ``(N, D)``.
@@ -204,7 +211,7 @@ class Cosine(Similarity):
         reads: frozenset[str],
         query: Tensor | None = None,
     ) -> dict[str, Tensor]:
-        """As for all, but a unit vector and an angle are made once."""
+        """Compute the requested numbers, making unit vectors and angles once."""
         if not self.normalize_features or reads.isdisjoint(("target", "gap")):
             return super().own(features, prototypes, reads)
         known = super().own(features, prototypes, reads - {"target", "gap"})
@@ -247,7 +254,7 @@ class SquaredDistance(Similarity):
         return (features - prototypes).square().sum(-1) / -2
 
     def length(self, features: Tensor, prototypes: Tensor) -> Tensor:
-        """A distance has no length to speak of: one."""
+        """Return one: a distance keeps no norm."""
         return torch.ones_like(norm(features))
 
     def _with_half_square(self, vectors: Tensor) -> tuple[Tensor, Tensor]:

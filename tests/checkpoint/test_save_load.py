@@ -1,5 +1,6 @@
 """Checkpoints: saved on some ranks and loaded on others, or refused as they are."""
 
+import itertools
 import json
 import os
 import pickle
@@ -119,11 +120,7 @@ def assert_same(got, expected):
         assert ours.keys() == theirs.keys()
         for key in ours:
             assert ours[key].dtype == theirs[key].dtype
-            mine, wanted = ours[key], theirs[key]
-            if key.startswith("log_scale"):
-                # One number, of which only a plain head's has a dimension.
-                mine, wanted = mine.flatten(), wanted.flatten()
-            assert torch.equal(mine, wanted), key
+            assert torch.equal(ours[key], theirs[key]), key
 
 
 @pytest.mark.parametrize("optimizer", OPTIMIZERS)
@@ -763,15 +760,16 @@ def test_the_optimizer_of_a_fully_sharded_backbone_goes_on_where_it_was(tmp_path
 
 @pytest.mark.parametrize("kind", [torch.optim.AdamW, torch.optim.NAdam, torch.optim.ASGD])
 def test_a_learned_scale_and_its_optimizer_come_back_with_a_dimension_or_without(tmp_path, kind):
-    def make_one(plain):
-        criterion, backbone, _ = make("plain" if plain else None)
+    def make_one(sharded, shape):
+        criterion, backbone, _ = make(None if sharded else "plain")
+        # Without a dimension, as it was in older checkpoints.
+        scale = criterion.head.log_scale.detach().view(shape)
+        criterion.head.log_scale = torch.nn.Parameter(scale)
         parameters = [*criterion.parameters(), *backbone.parameters()]
         return criterion, backbone, kind(parameters, lr=0.1)
 
-    # A sharded head has its scale as older checkpoints of any head have it: without a dimension.
-    assert make_one(False)[0].head.log_scale.shape == ()
-    for first_is_plain in (True, False):
-        first, second = make_one(first_is_plain), make_one(not first_is_plain)
+    for old, new in itertools.product([False, True], repeat=2):
+        first, second = make_one(old, ()), make_one(new, (1,))
         train(*first)
         checkpoint.save(tmp_path, first[0], first[2], backbone=first[1].state_dict())
         second[1].load_state_dict(checkpoint.load(tmp_path, second[0], second[2])["backbone"])
@@ -779,7 +777,7 @@ def test_a_learned_scale_and_its_optimizer_come_back_with_a_dimension_or_without
             for parameter in criterion.parameters():
                 parameter.grad = torch.ones_like(parameter)
             optimizer.step()
-        assert second[0].head.log_scale.ndim != first[0].head.log_scale.ndim
+        assert second[0].head.log_scale.shape == (1,)
         assert torch.equal(second[0].head.scale, first[0].head.scale)
 
 

@@ -1,10 +1,10 @@
 """Bad input is refused in one sentence: who expects what, got what; and nothing is lost by it."""
 
 import copy
-import re
 
 import pytest
 import torch
+from messages import pattern
 from torch import nan
 
 import tammes
@@ -44,7 +44,7 @@ def optimizer_of(*parameters):
     return torch.optim.SGD(parameters, lr=0.1)
 
 
-# Each row: what is done, the error, its whole text.
+# Each row: what is done, the error, its text: in full once in a section, else by key words.
 REFUSED = {
     # ----------------------------------------------------------------------------- features
     "features of another size": (
@@ -55,52 +55,52 @@ REFUSED = {
     "one feature without a batch": (
         lambda: criterion()(FEATURES[0], LABELS[:1]),
         ValueError,
-        "CosineHead expects features of shape (N, 12), got (12,)",
+        "CosineHead ... features ... (12,)",
     ),
     "features with one dimension too many": (
         lambda: criterion()(FEATURES[None], LABELS[None]),
         ValueError,
-        "CosineHead expects features of shape (N, 12), got (1, 6, 12)",
+        "CosineHead ... features ... (1, 6, 12)",
     ),
     "integer features": (
         lambda: criterion()(FEATURES.long(), LABELS),
         TypeError,
-        "CosineHead expects features of a floating type, got torch.int64",
+        "CosineHead ... features ... torch.int64",
     ),
     "features in a list": (
         lambda: criterion()(FEATURES.tolist(), LABELS),
         TypeError,
-        "CosineHead expects features of a floating type, got list",
+        "CosineHead ... features ... list",
     ),
     "a feature that is NaN": (
         lambda: criterion()(broken(nan), LABELS),
         ValueError,
-        "Criterion expects finite features, got NaN or infinity in 1 of 6 rows",
+        "Criterion ... features ... NaN or infinity ... 1 of 6 ...",
     ),
     "features that are infinite": (
         lambda: criterion()(broken(torch.inf, rows=2), LABELS),
         ValueError,
-        "Criterion expects finite features, got NaN or infinity in 2 of 6 rows",
+        "Criterion ... features ... NaN or infinity ... 2 of 6 ...",
     ),
     "infinities that cancel": (
         lambda: criterion()(torch.cat([broken(torch.inf)[:1], broken(-torch.inf)[:1]]), LABELS[:2]),
         ValueError,
-        "Criterion expects finite features, got NaN or infinity in 2 of 2 rows",
+        "Criterion ... features ... NaN or infinity ... 2 of 2 ...",
     ),
     "features on another device": (
         lambda: criterion()(FEATURES.to("meta"), LABELS.to("meta")),
         ValueError,
-        "Criterion expects features on cpu, where its prototypes are, got meta",
+        "Criterion ... features ... meta",
     ),
     "logits of another size": (
         lambda: criterion().logits(FEATURES[:, :5]),
         ValueError,
-        "CosineHead expects features of shape (N, 12), got (6, 5)",
+        "CosineHead ... features ... (6, 5)",
     ),
     "a split of another size": (
         lambda: cosine().split(FEATURES[:, :5], LABELS),
         ValueError,
-        "CosineHead expects features of shape (N, 12), got (6, 5)",
+        "CosineHead ... features ... (6, 5)",
     ),
     # ------------------------------------------------------------------------------- labels
     "a label too high": (
@@ -111,65 +111,62 @@ REFUSED = {
     "a label below zero": (
         lambda: criterion()(FEATURES, LABELS - 1),
         ValueError,
-        "Criterion expects labels from 0 to 8 or ignore_index=-100, got -1 to 7",
+        "Criterion ... labels ... -1 to 7",
     ),
     "a label that another criterion would ignore": (
         lambda: criterion(ignore_index=-1)(FEATURES, LABELS.masked_fill(LABELS == 3, -100)),
         ValueError,
-        "Criterion expects labels from 0 to 8 or ignore_index=-1, got -100 to 8",
+        "Criterion ... labels ... -100 to 8",
     ),
     "a label whose class is masked": (
         lambda: masked(3)(FEATURES, LABELS),
         ValueError,
-        "Criterion expects labels of classes that are not masked, got class 3, which is -inf, "
-        "in 2 of 6 rows",
+        "Criterion ... masked ... class 3 ... 2 of 6 ...",
     ),
     "a split by a label whose class is masked": (
         lambda: masked(8).head.split(FEATURES, LABELS),
         ValueError,
-        "LinearHead expects labels of classes that are not masked, got class 8, which is -inf, "
-        "in 1 of 6 rows",
+        "LinearHead ... masked ... class 8 ... 1 of 6 ...",
     ),
     "all classes but one masked": (
         lambda: masked(0, 1, 2, 4, 5, 6, 7, 8)(FEATURES[2:4], LABELS[2:4]),
         ValueError,
-        "Criterion expects at least 2 classes that are not masked, got 1",
+        "Criterion ... masked ... 1",
     ),
     "similarities whose own class is masked": (
         lambda: tammes.split(torch.tensor([[0.1, -torch.inf]]), torch.tensor([1])),
         ValueError,
-        "split expects labels of classes that are not masked, got class 1, which is -inf, "
-        "in 1 of 1 rows",
+        "split ... masked ... class 1 ... 1 of 1 ...",
     ),
     "float labels": (
         lambda: criterion()(FEATURES, LABELS.float()),
         TypeError,
-        "Criterion expects labels of an integer type, got torch.float32",
+        "Criterion ... labels ... torch.float32",
     ),
     "boolean labels": (
         lambda: criterion()(FEATURES, LABELS > 2),
         TypeError,
-        "Criterion expects labels of an integer type, got torch.bool",
+        "Criterion ... labels ... torch.bool",
     ),
     "labels in a list": (
         lambda: criterion()(FEATURES, LABELS.tolist()),
         TypeError,
-        "Criterion expects labels of an integer type, got list",
+        "Criterion ... labels ... list",
     ),
     "too few labels": (
         lambda: criterion()(FEATURES, LABELS[:3]),
         ValueError,
-        "Criterion expects labels of shape (6,), got (3,)",
+        "Criterion ... labels ... (3,)",
     ),
     "one-hot labels": (
         lambda: criterion()(FEATURES, torch.eye(CLASSES).long()[LABELS]),
         ValueError,
-        "Criterion expects labels of shape (6,), got (6, 9)",
+        "Criterion ... labels ... (6, 9)",
     ),
     "labels on another device": (
         lambda: criterion()(FEATURES, LABELS.to("meta")),
         ValueError,
-        "Criterion expects labels on the features' device cpu, got meta",
+        "Criterion ... labels ... meta",
     ),
     # ------------------------------------------------------------------------------ weights
     "weights of another shape": (
@@ -180,22 +177,22 @@ REFUSED = {
     "weights in a list": (
         lambda: criterion()(FEATURES, LABELS, weights=[1.0] * ROWS),
         TypeError,
-        "Criterion expects weights to be a tensor, got list",
+        "Criterion ... weights ... list",
     ),
     "too few class weights": (
         lambda: criterion(class_weights=[1.0] * 8),
         ValueError,
-        "Criterion expects class_weights of shape (9,), got (8,)",
+        "Criterion ... class_weights ... (8,)",
     ),
     "a negative class weight": (
         lambda: criterion(class_weights=[1.0] * 8 + [-2.0]),
         ValueError,
-        "Criterion expects class_weights of 0 or more, got -2.0",
+        "Criterion ... class_weights ... -2.0",
     ),
     "a class weight that is NaN": (
         lambda: criterion(class_weights=[1.0] * 8 + [nan]),
         ValueError,
-        "Criterion expects class_weights of 0 or more, got nan",
+        "Criterion ... class_weights ... nan",
     ),
     # -------------------------------------------------------------------------------- heads
     "one class": (
@@ -206,37 +203,37 @@ REFUSED = {
     "no dimension": (
         lambda: tammes.LinearHead(0, CLASSES),
         ValueError,
-        "LinearHead expects embedding_size of 1 or more, got 0",
+        "LinearHead ... embedding_size ... 0",
     ),
     "scale zero": (
         lambda: cosine(scale=0.0),
         ValueError,
-        "CosineHead expects scale above 0, got 0.0",
+        "CosineHead ... scale ... 0.0",
     ),
     "a negative scale": (
         lambda: tammes.ArcFace(SIZE, CLASSES, scale=-64.0),
         ValueError,
-        "CosineHead expects scale above 0, got -64.0",
+        "CosineHead ... scale ... -64.0",
     ),
     "a scale that is NaN": (
         lambda: tammes.GaussianHead(SIZE, CLASSES, scale=nan),
         ValueError,
-        "GaussianHead expects scale above 0, got nan",
+        "GaussianHead ... scale ... nan",
     ),
     "an infinite scale": (
         lambda: linear(scale=torch.inf),
         ValueError,
-        "LinearHead expects scale above 0, got inf",
+        "LinearHead ... scale ... inf",
     ),
     "a scale by an unknown name": (
         lambda: cosine(scale="learned"),
         ValueError,
-        "CosineHead expects scale to be a number or 'learnable', got 'learned'",
+        "CosineHead ... scale ... 'learned'",
     ),
     "an unknown implementation": (
         lambda: cosine(implementation="sparse"),
         ValueError,
-        "CosineHead expects implementation 'auto', 'dense', 'streamed' or 'fused', got 'sparse'",
+        "CosineHead ... implementation ... 'sparse'",
     ),
     # ---------------------------------------------------------------------------- criterion
     "an unknown reduction": (
@@ -247,38 +244,37 @@ REFUSED = {
     "a builder in place of a term": (
         lambda: tammes.Criterion(cosine(), tammes.cosface),
         TypeError,
-        "Criterion expects a loss made of terms, such as tammes.cosface(), got cosface",
+        "Criterion ... loss ... cosface",
     ),
     "a head and a loss the wrong way round": (
         lambda: tammes.Criterion(tammes.cosface(), cosine()),
         TypeError,
-        "Criterion expects a head, got Term",
+        "Criterion ... head ... Term",
     ),
     "l_softmax with a bias": (
         lambda: criterion(tammes.l_softmax(), linear()),
         ValueError,
-        "l_softmax expects a head whose similarity is an angle, without bias, "
-        "got LinearHead with bias",
+        "l_softmax ... head ... LinearHead with bias",
     ),
     "arcface on distances": (
         lambda: criterion(tammes.arcface(), tammes.GaussianHead(SIZE, CLASSES)),
         ValueError,
-        "arcface expects a head whose similarity is an angle, without bias, got GaussianHead",
+        "arcface ... head ... GaussianHead",
     ),
     "lm_softmax on inner products": (
         lambda: criterion(tammes.lm_softmax(), linear(bias=False)),
         ValueError,
-        "lm_softmax expects a head with unit features and unit prototypes, got LinearHead",
+        "lm_softmax ... head ... LinearHead",
     ),
     "lm_softmax on features that keep their length": (
         lambda: criterion(tammes.lm_softmax(), cosine(normalize_features=False)),
         ValueError,
-        "lm_softmax expects a head with unit features and unit prototypes, got CosineHead",
+        "lm_softmax ... head ... CosineHead",
     ),
     "a term that does not fit, in a sum": (
         lambda: criterion(tammes.softmax() + 0.5 * tammes.normface(), linear()),
         ValueError,
-        "normface expects a head with unit features and unit prototypes, got LinearHead",
+        "normface ... head ... LinearHead",
     ),
     "a direct sum without room": (
         lambda: criterion(
@@ -286,8 +282,7 @@ REFUSED = {
             tammes.LinearHead(CLASSES, CLASSES, bias=False),
         ),
         ValueError,
-        "direct_sum expects more dimensions than classes, "
-        "got embedding_size=9 and num_classes=9: use spectral_sum",
+        "direct_sum ... embedding_size=9 ... num_classes=9",
     ),
     # -------------------------------------------------------------------- settings of terms
     "too few margins": (
@@ -298,22 +293,22 @@ REFUSED = {
     "too few counts": (
         lambda: tammes.LDAM(SIZE, CLASSES, counts=[10, 5]),
         ValueError,
-        "ldam expects one counts for each of 9 classes, got 2",
+        "ldam ... counts ... 2",
     ),
     "a count of zero": (
         lambda: tammes.ldam([10, 0]),
         ValueError,
-        "ldam expects a positive count for each class, got (10, 0)",
+        "ldam ... count ... (10, 0)",
     ),
     "a margin that is no number": (
         lambda: tammes.cosface(margin="0.3"),
         ValueError,
-        "cosface expects margin to be a number or one per class, got '0.3'",
+        "cosface ... margin ... '0.3'",
     ),
     "a margin that is NaN": (
         lambda: tammes.arcface(margin=nan),
         ValueError,
-        "arcface expects margin to be a number or one per class, got nan",
+        "arcface ... margin ... nan",
     ),
     "a setting by an unknown name": (
         lambda: tammes.cosface(m=0.3),
@@ -323,62 +318,62 @@ REFUSED = {
     "an unknown extension": (
         lambda: tammes.arcface(extension="cut"),
         ValueError,
-        "a margin expects extension 'monotone' or 'linear', got 'cut'",
+        "... extension ... 'cut'",
     ),
     "an unknown gradient": (
         lambda: tammes.combined_margin(gradient="none"),
         ValueError,
-        "a margin expects gradient 'exact' or 'detached', got 'none'",
+        "... gradient ... 'none'",
     ),
     "a linear extension of a multiplied angle": (
         lambda: tammes.combined_margin(2.0, 0.1, extension="linear"),
         ValueError,
-        "extension 'linear' expects m1=1, got m1=2.0: it continues cos(θ + m2)",
+        "... 'linear' ... m1=2.0",
     ),
     "an unknown kind": (
         lambda: tammes.logit_divergence(kind="kl"),
         ValueError,
-        "logit_divergence expects kind 'symmetric', 'q_u' or 'u_q', got 'kl'",
+        "logit_divergence ... kind ... 'kl'",
     ),
     "smoothing above one": (
         lambda: tammes.softmax(smoothing=1.5),
         ValueError,
-        "softmax expects smoothing between 0 and 1, got 1.5",
+        "softmax ... smoothing ... 1.5",
     ),
     "negative smoothing": (
         lambda: tammes.Softmax(SIZE, CLASSES, smoothing=-0.1),
         ValueError,
-        "softmax expects smoothing between 0 and 1, got -0.1",
+        "softmax ... smoothing ... -0.1",
     ),
     "a negative exponent": (
         lambda: tammes.focal(gamma=-1.0),
         ValueError,
-        "focal expects gamma of 0 or more, got -1.0",
+        "focal ... gamma ... -1.0",
     ),
     "a multiplicative margin below one": (
         lambda: tammes.sphereface(margin=0.5),
         ValueError,
-        "a multiplicative margin is expected to be 1 or more, got 0.5",
+        "... multiplicative margin ... 0.5",
     ),
     "a negative blend": (
         lambda: tammes.l_softmax(blend=-1.0),
         ValueError,
-        "blend is expected to be 0 or more, got -1.0",
+        "blend ... -1.0",
     ),
     "centres that do not move": (
         lambda: tammes.center(rate=0.0),
         ValueError,
-        "center expects rate above 0 and up to 1, got 0.0",
+        "center ... rate ... 0.0",
     ),
     "averages that overshoot": (
         lambda: tammes.adaface(momentum=2.0),
         ValueError,
-        "adaface expects momentum between 0 and 1, got 2.0",
+        "adaface ... momentum ... 2.0",
     ),
     "an infinite weight of a term": (
         lambda: torch.inf * tammes.cosface(),
         ValueError,
-        "a term expects a finite weight, got inf",
+        "... weight ... inf",
     ),
     # ----------------------------------------------------------------- settings at the call
     "an unknown setting at the call": (
@@ -389,27 +384,27 @@ REFUSED = {
     "a margin for each class at the call": (
         lambda: criterion()(FEATURES, LABELS, margin=torch.rand(CLASSES)),
         ValueError,
-        "the criterion expects margin to be a number or a tensor of shape () or (6,), got (9,)",
+        "the criterion ... margin ... (9,)",
     ),
     "an unknown extension at the call": (
         lambda: criterion(tammes.arcface())(FEATURES, LABELS, extension="cut"),
         ValueError,
-        "a margin expects extension 'monotone' or 'linear', got 'cut'",
+        "... extension ... 'cut'",
     ),
     "an unknown gradient at the call": (
         lambda: criterion(tammes.arcface())(FEATURES, LABELS, gradient="none"),
         ValueError,
-        "a margin expects gradient 'exact' or 'detached', got 'none'",
+        "... gradient ... 'none'",
     ),
     "an unknown kind at the call": (
         lambda: criterion(tammes.logit_divergence())(FEATURES, LABELS, kind="kl"),
         ValueError,
-        "logit_divergence expects kind 'symmetric', 'q_u' or 'u_q', got 'kl'",
+        "logit_divergence ... kind ... 'kl'",
     ),
     "smoothing out of range at the call": (
         lambda: criterion(tammes.softmax())(FEATURES, LABELS, smoothing=1.5),
         ValueError,
-        "softmax expects smoothing between 0 and 1, got 1.5",
+        "softmax ... smoothing ... 1.5",
     ),
     # -------------------------------------------------------------------------------- sums
     "a direct sum the wrong way round": (
@@ -421,17 +416,17 @@ REFUSED = {
     "a spectral sum of two classifiers": (
         lambda: tammes.spectral_sum(tammes.softmax(), tammes.zero_centroid()),
         ValueError,
-        "spectral_sum expects a metric loss on features, got zero_centroid(normalize=True)",
+        "spectral_sum ... metric ... zero_centroid(normalize=True)",
     ),
     "a ridge of zero": (
         lambda: tammes.direct_sum(tammes.softmax(), tammes.nca(), eps=0.0),
         ValueError,
-        "direct_sum expects eps above 0, or None for the exact form, got 0.0",
+        "direct_sum ... eps ... 0.0",
     ),
     "a negative exponent of the spectrum": (
         lambda: tammes.spectral_sum(tammes.softmax(), tammes.nca(), p=-0.3),
         ValueError,
-        "spectral_sum expects p of 0 or more, got -0.3",
+        "spectral_sum ... p of ... -0.3",
     ),
     # ------------------------------------------------------------------------------- split
     "a split of too few labels": (
@@ -442,12 +437,12 @@ REFUSED = {
     "a split of one class": (
         lambda: tammes.split(torch.zeros(1, 1), torch.tensor([0])),
         ValueError,
-        "split expects at least 2 classes, got C=1",
+        "split ... classes ... C=1",
     ),
     "a dense term on a split without scores": (
         lambda: tammes.hinge()(tammes.split(torch.zeros(1, 3), torch.tensor([0]))),
         ValueError,
-        "this term expects a split with rest, got one without: add it to reads",
+        "... split ... rest ...",
     ),
     # ------------------------------------------------------------- classes that come and go
     "no class to add": (
@@ -458,47 +453,47 @@ REFUSED = {
     "features of another number of new classes": (
         lambda: criterion().add_classes(2, torch.randn(3, SIZE)),
         ValueError,
-        "add_classes expects from_features of shape (2, 12) or (2, K, 12), got (3, 12)",
+        "add_classes ... from_features ... (3, 12)",
     ),
     "new classes without their margins": (
         lambda: criterion(tammes.cosface(margin=[0.1] * CLASSES)).add_classes(2),
         ValueError,
-        "add_classes expects 2 new values of each of ['margin'], got {}",
+        "add_classes ... ['margin'] ... {}",
     ),
     "new classes with too few weights": (
         lambda: criterion(class_weights=[1.0] * CLASSES).add_classes(2, class_weights=[1.0]),
         ValueError,
-        "add_classes expects 2 new values of each of ['class_weights'], got {'class_weights': 1}",
+        "add_classes ... ['class_weights'] ... {'class_weights': 1}",
     ),
     "new classes with margins nobody asked for": (
         lambda: criterion().add_classes(1, margin=[0.3]),
         ValueError,
-        "add_classes expects 1 new values of each of [], got {'margin': 1}",
+        "add_classes ... [] ... {'margin': 1}",
     ),
     "removing a class that is not there": (
         lambda: criterion().remove_classes([3, 9]),
         ValueError,
-        "remove_classes expects classes from 0 to 8, got 3 to 9",
+        "remove_classes ... classes ... 3 to 9",
     ),
     "removing a class from the end": (
         lambda: criterion().remove_classes([-1]),
         ValueError,
-        "remove_classes expects classes from 0 to 8, got -1 to -1",
+        "remove_classes ... classes ... -1 to -1",
     ),
     "removing all classes but one": (
         lambda: criterion().remove_classes(range(8)),
         ValueError,
-        "remove_classes expects 2 classes to stay, got 1",
+        "remove_classes ... 2 classes ... 1",
     ),
     "removing classes by a mask": (
         lambda: criterion().remove_classes(torch.arange(CLASSES) > 6),
         TypeError,
-        "remove_classes expects indices of an integer type, got torch.bool",
+        "remove_classes ... indices ... torch.bool",
     ),
     "removing classes by floats": (
         lambda: criterion().remove_classes([0.5]),
         TypeError,
-        "remove_classes expects indices of an integer type, got torch.float32",
+        "remove_classes ... indices ... torch.float32",
     ),
     # --------------------------------------------------------------------------- schedules
     "a schedule for an unknown setting": (
@@ -509,49 +504,47 @@ REFUSED = {
     "a number in place of a schedule": (
         lambda: criterion().schedule(margin=0.3),
         TypeError,
-        "Criterion.schedule expects a Schedule for margin, got 0.3",
+        "Criterion.schedule ... Schedule ... margin ... 0.3",
     ),
     "a schedule for a word": (
         lambda: criterion(tammes.arcface()).schedule(extension=WarmUp(0.0, 1.0, steps=3)),
         ValueError,
-        "Criterion.schedule expects a setting that is a number, got 'extension'",
+        "Criterion.schedule ... setting ... 'extension'",
     ),
     "scheduled weights of another number of classes": (
         lambda: criterion().schedule(class_weights=DeferredReweighting([5, 1], start=3)),
         ValueError,
-        "Criterion.schedule expects class_weights of shape (9,), got (2,)",
+        "Criterion.schedule ... class_weights ... (2,)",
     ),
     "a warm-up without steps": (
         lambda: WarmUp(0.0, 1.0, steps=0),
         ValueError,
-        "WarmUp expects steps >= 1 and delay >= 0, got steps=0 and delay=0",
+        "WarmUp ... steps=0 ... delay=0",
     ),
     "a warm-up of an unknown shape": (
         lambda: WarmUp(0.0, 1.0, steps=3, shape="quadratic"),
         ValueError,
-        "WarmUp expects shape 'linear', 'cosine' or 'exponential', got 'quadratic'",
+        "WarmUp ... shape ... 'quadratic'",
     ),
     "an annealing that would grow": (
         lambda: LambdaAnnealing(base=1.0, minimum=5.0),
         ValueError,
-        "LambdaAnnealing expects base >= minimum >= 0, gamma >= 0 and power >= 0, got "
-        "base=1.0, minimum=5.0, gamma=2.5e-05, power=35.0",
+        "LambdaAnnealing ... base=1.0 ... minimum=5.0 ...",
     ),
     "a decay over more than all of the training": (
         lambda: LambdaDecay(100, fraction=1.5),
         ValueError,
-        "LambdaDecay expects total_steps >= 1, start >= end >= 0 and 0 < fraction <= 1, "
-        "got total_steps=100, start=1000.0, end=0.0, fraction=1.5",
+        "LambdaDecay ... fraction=1.5",
     ),
     "re-weighting by a count of zero": (
         lambda: DeferredReweighting([5, 0], start=3),
         ValueError,
-        "DeferredReweighting expects a positive count for each class, got [5, 0]",
+        "DeferredReweighting ... count ... [5, 0]",
     ),
     "re-weighting by a beta of one": (
         lambda: DeferredReweighting([5, 1], start=3, beta=1.0),
         ValueError,
-        "DeferredReweighting expects start >= 0 and 0 <= beta < 1, got 3 and 1.0",
+        "DeferredReweighting ... beta ... 3 ... 1.0",
     ),
     # ---------------------------------------------------------------------------- geometry
     "a simplex of too many points": (
@@ -565,7 +558,7 @@ REFUSED = {
 @pytest.mark.parametrize("name", REFUSED)
 def test_bad_input_is_refused_in_one_sentence(name):
     do, error, text = REFUSED[name]
-    with pytest.raises(error, match=f"^{re.escape(text)}$") as caught:
+    with pytest.raises(error, match=pattern(text)) as caught:
         do()
     assert type(caught.value) is error  # not something more special that happens to inherit
 

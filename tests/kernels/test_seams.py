@@ -13,7 +13,7 @@ from tammes.criterion import evaluate_terms
 from tammes.distributed.process_group import RankGroup
 from tammes.kernels import dispatch, tiling
 from tammes.kernels.problem import Share
-from tammes.kernels.streamed.score_block import Block
+from tammes.kernels.streamed.score_blocks import Block
 from tammes.kernels.tiling import Plan
 
 try:
@@ -138,7 +138,7 @@ def test_sums_over_classes_count_each_as_often_as_it_stands_for(monkeypatch, nam
     with torch.no_grad():
         for key, value in head.named_parameters():
             target = dict(whole.named_parameters())[key]
-            target.copy_(value if value.ndim == 0 else value.repeat_interleave(many, 0))
+            target.copy_(value if key == "log_scale" else value.repeat_interleave(many, 0))
     features, labels = torch.randn(11, 6, dtype=torch.double), torch.randint(3, (11,))
     expected = everything(whole, SMOOTHED + SUMS, features, labels, "dense")
     cut(monkeypatch, 4, 2, thin=thin)

@@ -8,7 +8,7 @@ from PIL import Image
 
 from tammes.lab.data import Images
 from tammes.lab.reproduce import judge, recipes
-from tammes.lab.reproduce.run import Engine, Selection, reproduce
+from tammes.lab.reproduce.run import RunnerSettings, Selection, reproduce
 from tammes.lab.training.model import build_model
 
 SHAPES = {"mnist": (1, 28, 28), "cifar10": (3, 32, 32), "cifar100": (3, 32, 32)}
@@ -96,7 +96,7 @@ def run_quickly(recipe, rows, columns, folder):
         [Selection(recipe, rows, columns, 1)],
         folder,
         quick=True,
-        engine=Engine(workers=2),
+        engine=RunnerSettings(workers=2),
         report=said.append,
     )
     found = {(cell.row, cell.column): cell.status for cell in ledger.cells}

@@ -58,13 +58,13 @@ from tammes.criterion.criterion import Criterion
 from tammes.distributed.process_group import RankGroup
 from tammes.distributed.resharding import all_gather_strings, shard_bounds
 from tammes.heads.head import Head
-from tammes.heads.sharded import ShardedHead
+from tammes.heads.sharded import SPREAD, ShardedHead
 
 __all__ = ["CheckpointError", "divide", "export", "load", "save"]
 
 _Path = str | PathLike[str]
 _HEAD_TENSORS = ("weight", "bias", "log_scale")
-_SHARDED_TENSORS = ("head.weight", "head.bias")
+_SHARDED_TENSORS = tuple(f"head.{name}" for name in SPREAD)
 """Tensors divided among the parts by rows; all others are in the first part."""
 _HEAD_KEY = "tammes_head"
 """Metadata key of a single file under which it describes its head."""

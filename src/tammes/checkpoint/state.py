@@ -15,7 +15,7 @@ from tammes.criterion.hyperparameters import named_schedules
 from tammes.distributed.process_group import RankGroup
 from tammes.distributed.resharding import per_row_state
 from tammes.heads.head import Head
-from tammes.heads.sharded import ShardedHead
+from tammes.heads.sharded import SPREAD, ShardedHead
 from tammes.optim.state_transfer import SHARED_STATE
 from tammes.similarity import Cosine
 
@@ -44,7 +44,7 @@ def sharded_parameters(head: Head) -> dict[nn.Parameter, str]:
     """Map the parameters that are sharded over the ranks to their names."""
     if not isinstance(head, ShardedHead):
         return {}
-    return {p: f"head.{name}" for name, p in head.named_parameters() if p.ndim}
+    return {p: f"head.{name}" for name, p in head.named_parameters() if name in SPREAD}
 
 
 def named_state(module: Criterion | Head) -> dict[str, Tensor]:

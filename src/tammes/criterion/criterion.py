@@ -1,4 +1,4 @@
-"""Criterion: a head and a loss, and what a training loop calls."""
+"""Criterion: a head and a loss, the object that a training loop calls."""
 
 from collections.abc import Mapping, Sequence
 from typing import Any, Literal, cast
@@ -155,7 +155,7 @@ class Criterion(nn.Module):
         return means
 
     def _compose(self, loss: Loss, class_weights: Tensor | None) -> None:
-        """Take a loss apart once, so that a call only has to go through its terms."""
+        """Prepare the terms of a loss once, so that a call only evaluates them."""
         for _, term in loss.leaves():
             check_fit(self.head, term)
         self.loss = loss
@@ -220,11 +220,12 @@ class Criterion(nn.Module):
         # A rank splits its own examples; all of them, if it has only some of the prototypes.
         part = whole if scope is not None and scope.sharded else own
 
+        dtype = working_dtype(features, head.weight)
         arguments: Arguments = self.settings.arguments
         groups, class_weights = self._groups, self.settings.class_weights
         if changing or settings or self._per_class:
             now = self._read(whole.batch, part.batch, tracing)
-            arguments = self.settings.resolve(part.batch, now.scheduled, part.settings)
+            arguments = self.settings.resolve(part.batch, now.scheduled, part.settings, dtype)
             for name, state in now.states.items():
                 arguments[name]["state"] = state
             groups = group_terms(head, self.settings.named, arguments)
@@ -232,7 +233,7 @@ class Criterion(nn.Module):
         if self.training and not tracing and self._uses_prototypes:
             self._watch.notice(head.weight, features)
 
-        dtype, total = working_dtype(features, head.weight), None
+        total = None
         plain = weights is None and class_weights is None and masked is None and scope is None
         if plain and whole_batch_counts and len(labels):
             share = 1 / len(labels) if self.reduction == "mean" else 1.0
@@ -318,7 +319,7 @@ class Criterion(nn.Module):
         return {key: schedule() for key, schedule in schedules.items() if key != "class_weights"}
 
     def _read(self, whole: Batch, part: Batch, tracing: bool) -> Reading:
-        """Read what later calls change: states, of the whole batch or the part of it, schedules."""
+        """Read the states and schedules of this call, which later calls change."""
 
         def make() -> Reading:
             self._remember("before", whole, tracing)
@@ -355,7 +356,7 @@ class Criterion(nn.Module):
         # Values are read in plain eager mode only, and where that does not wait for a GPU.
         wanted = self.validate or features.device.type == "cpu"
         if not tracing and wanted and self.validate is not None:
-            classes = self.head.num_classes
+            classes = self.settings.num_classes
             check_values(name, features, labels.long(), classes, masked, self.ignore_index)
         if settings or self.schedules:
             valid = labels.long() != self.ignore_index
@@ -367,7 +368,7 @@ class Criterion(nn.Module):
             self.states.run_hook(hook, batch)
 
     def schedule(self, *, by_hand: bool | None = None, **schedules: Schedule) -> "Criterion":
-        """Let settings follow schedules, by the name of the setting.
+        """Attach schedules to settings, by the name of the setting.
 
         A schedule is part of the criterion: saved in its ``state_dict``, it resumes where it
         stopped. It steps with every call in training mode, or when you call :meth:`step`.
@@ -449,7 +450,7 @@ class Criterion(nn.Module):
         optimizer: torch.optim.Optimizer | None = None,
         **per_class: Sequence[float],
     ) -> None:
-        """Append classes to the head and to whatever has a value for each class.
+        """Append classes to the head and to every setting with one value per class.
 
         Args:
             n: how many.
@@ -467,7 +468,7 @@ class Criterion(nn.Module):
     def remove_classes(
         self, indices: Sequence[int] | Tensor, *, optimizer: torch.optim.Optimizer | None = None
     ) -> None:
-        """Drop classes from the head and from whatever has a value for each class.
+        """Drop classes from the head and from every setting with one value per class.
 
         Args:
             indices: the classes to drop.
@@ -479,7 +480,7 @@ class Criterion(nn.Module):
         self._compose(*follow(self, keep, 0, {}))
 
     def __repr__(self) -> str:
-        """The head, the loss as it is written, and what is not the default."""
+        """Show the head, the loss, and options that are not the default."""
         lines = [f"head={self.head!r}", f"loss={self.loss!r}"]
         schedules = named_schedules(self.schedules)
         lines += [f"{key} follows {schedule!r}" for key, schedule in schedules.items()]
@@ -495,5 +496,5 @@ class Criterion(nn.Module):
 
 
 def _transformed(tracing: bool) -> bool:
-    """Whether tensors are those of a transform, which must not be kept; a compiler's may."""
+    """Whether tensors belong to a functorch transform and must not be stored."""
     return tracing and not torch.compiler.is_compiling()

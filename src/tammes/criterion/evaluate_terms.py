@@ -11,10 +11,10 @@ from tammes.distributed.sharded_rows import ShardedRows
 from tammes.heads.head import Head
 from tammes.kernels.dense import dense_split
 from tammes.kernels.dispatch import choose_kernel
-from tammes.kernels.problem import Problem, cosines_of, product_dtype
+from tammes.kernels.problem import Problem, cosines_of
 from tammes.kernels.streamed.functions import streamed_split, weighted_loss
 from tammes.kernels.tiling import Plan, Threshold
-from tammes.similarity import full_precision, working_dtype
+from tammes.similarity import full_precision, product_dtype, working_dtype
 from tammes.split import Split, with_sums
 from tammes.terms import Batch, Setting, Term
 
@@ -45,7 +45,7 @@ class SplitGroup(NamedTuple):
 
 
 def check_fit(head: Head, term: Term) -> None:
-    """Refuse a term on a head it has no meaning on."""
+    """Reject a term that the head cannot serve."""
     requires, kind = term.definition.requires, type(head).__name__
     if requires == "cosine" and not head.similarity.is_cosine:
         raise ValueError(
@@ -156,16 +156,19 @@ def _evaluate_group(
         reads=group.reads,
         evaluate=lambda split, rows: torch.stack(evaluate_rows(group, arguments, split, rows)),
         coefficients=group.coefficients,
-        product_dtype=product_dtype(weights.device),
+        product_dtype=product_dtype(weights.device) if weights.is_cuda else None,
         threshold=_threshold(group, arguments) if "excess" in group.reads else None,
-        bound=_largest_score(problem),
+        bound=_largest_score(problem) if kernel == "fused" else None,
         fused=kernel == "fused",
+        itemsize=weights.itemsize,
     )
     # A sum over the batch has its gradients made in forward. Rows, and weights or settings that
     # take a gradient themselves, need the split as a tensor of its own.
     summed = not (rowwise or weights.requires_grad or _take_gradient(arguments, group.names))
     if summed and not plan.too_thin(problem):
-        loss, sums = outside_compile(weighted_loss)(problem, batch.labels, weights, plan)
+        # Of heads that have all classes, a compiler sees the dense form.
+        run = weighted_loss if problem.share is None else outside_compile(weighted_loss)
+        loss, sums = run(problem, batch.labels, weights, plan)
         return loss, {name: (total, None) for name, total in zip(group.names, sums, strict=True)}
     with full_precision(weights.device):
         split = outside_compile(streamed_split)(problem, batch.labels, plan)
@@ -201,7 +204,7 @@ def _weigh(
 def other_terms(
     head: Head, named: Named, arguments: Arguments, batch: Batch, weights: Tensor
 ) -> Iterator[tuple[str, Tensor]]:
-    """Name and weighted rows ``(N,)`` of every term on prototypes or features."""
+    """Evaluate terms on prototypes or features: yield names and weighted rows ``(N,)``."""
     projected: dict[Any, Tensor] = {None: batch.features}
     shards = ShardedRows.of_head(head)
     with full_precision(weights.device):
@@ -226,7 +229,7 @@ def other_terms(
 
 
 def _prototypes(head: Head) -> Tensor:
-    """The prototypes in the working dtype, in which unit rows are made too."""
+    """Return the prototypes in the working dtype, normalised in it where the head normalises."""
     return head.similarity.keys(head.weight.to(working_dtype(head.weight)))[0]
 
 

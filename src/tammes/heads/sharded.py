@@ -1,4 +1,4 @@
-"""Prototypes that are spread over ranks: each has some of the classes, none has them all."""
+"""Head whose prototypes are sharded over ranks: each rank holds some of the classes."""
 
 from collections.abc import Iterable, Iterator
 from typing import Any, NamedTuple
@@ -27,9 +27,12 @@ from tammes.optim.sparse_rows import select_rows
 from tammes.optim.state_transfer import find_param_group, initial_state, replace_parameter
 from tammes.split import ALONGSIDE, REDUCED, Split
 
+SPREAD = ("weight", "bias")
+"""Parameters sharded by rows; the scale is replicated."""
+
 
 class Top(NamedTuple):
-    """The best classes of each example, best first.
+    """Best classes of each example, best first.
 
     Attributes:
         scores: shape ``(N, k)``.
@@ -41,7 +44,7 @@ class Top(NamedTuple):
 
 
 class ShardedHead(Head):
-    r"""A head whose classes are spread over the ranks of a ``torch.distributed`` group.
+    r"""A head whose classes are sharded over the ranks of a ``torch.distributed`` group.
 
     Every rank has the prototypes of some classes, :math:`\lceil C/G \rceil` at most, as an ordinary
     parameter, so any optimizer trains them. :class:`tammes.Criterion` sees to the rest: it brings
@@ -88,8 +91,6 @@ class ShardedHead(Head):
 
     place: Tensor
     group: RankGroup
-    # What has dimensions here is spread over the ranks; all of them have the same scale.
-    _scale_shape = ()
 
     def __init__(
         self,
@@ -140,7 +141,7 @@ class ShardedHead(Head):
         self._settle(num_classes, start, stop)
 
     def _settle(self, num_classes: int, start: int, stop: int) -> None:
-        """Note which classes are here, also where a wrapper that copies buffers would show."""
+        """Record the classes of this rank, also in a buffer that a careless wrapper would copy."""
         self._num_classes, self.start, self.stop = num_classes, start, stop
         self._size = self.group.world_size
         place = torch.tensor([start, stop, num_classes], device=self.weight.device)
@@ -166,7 +167,7 @@ class ShardedHead(Head):
         return 1.0 if self.sampler is None else self.sampler.rate
 
     def problem(self, features: Tensor, labels: Tensor | None = None) -> Problem:
-        """What a kernel works on: the classes of this rank, or a sample of them.
+        """Collect the input of a kernel: the classes of this rank, or a sample of them.
 
         Args:
             features: those of all ranks, shape ``(N, D)``.
@@ -174,33 +175,35 @@ class ShardedHead(Head):
                 them it is a problem of this rank alone.
         """
         self.check_place()
-        here = super().problem(features)
-        sampled = self.sampler is not None and self.training
-        if labels is None or (self.group.process_group is None and not sampled):
-            return here
+        sampler = self.sampler if self.training else None
+        if labels is None or (self.group.process_group is None and sampler is None):
+            return super().problem(features)
         # Where values are not checked: nobody has such a class, and the loss is to show it.
         nobodys = (labels < 0) | (labels >= self.num_classes)
-        here = here._replace(features=features.masked_fill(nobodys[:, None], torch.nan))
+        features = features.masked_fill(nobodys[:, None], torch.nan)
         own = labels - self.start
         own = torch.where((own >= 0) & (own < len(self.weight)), own, -1)
+        weight, bias, counts, most = self.weight, self.bias, None, self._count(0)
+        if sampler is not None:
+            # A compiled graph ends here. Problem and Share are made after it, as torch 2.11 cannot
+            # carry a named tuple from one graph to the next.
+            masked = super().masked()
+            index, own, counts = sampler(own, len(weight), start=self.start, masked=masked)
+            weight = select_rows(weight, index)
+            bias = None if bias is None else select_rows(bias, index)
+            most = sample_size(len(own), most, sampler.rate)
+        bias, there = unmasked(bias)
         share = Share(
             own,
             self.num_classes,
             self.group,
+            counts=counts if self.correct else None,
             factor=float(self.group.world_size) if self.averaged else 1.0,
-            most=self._count(0),
+            most=most,
         )
-        if self.sampler is not None and sampled:
-            chosen = self.sampler(own, len(self.weight), start=self.start, masked=super().masked())
-            share = share._replace(
-                own=chosen.own,
-                counts=chosen.counts if self.correct else None,
-                most=sample_size(len(own), self._count(0), self.sampler.rate),
-            )
-            index, weight = chosen.index, self.weight
-            bias, there = unmasked(None if self.bias is None else select_rows(self.bias, index))
-            here = here._replace(prototypes=select_rows(weight, index), bias=bias, there=there)
-        return here._replace(share=share)
+        return Problem(
+            features, weight, bias, self.scale, self.similarity, share=share, there=there
+        )
 
     def masked(self) -> Tensor | None:
         """See :meth:`Head.masked`; all ranks must ask for it together."""
@@ -212,7 +215,7 @@ class ShardedHead(Head):
         )
 
     def check_place(self) -> None:
-        """Refuse to go on where something has put the first rank's prototypes in place of ours.
+        """Reject a head whose prototypes were overwritten by those of the first rank.
 
         It is looked at by all ranks together at the first call, and later only by one whose buffer
         was written to, so that nobody waits for a GPU.
@@ -287,7 +290,7 @@ class ShardedHead(Head):
 
     @torch.no_grad()
     def top(self, features: Tensor, k: int = 1, *, shared: bool = False) -> Top:
-        """The best classes of each example, without all its scores on one rank.
+        """Find the best classes of each example, without all its scores on one rank.
 
         All ranks must call it together, each with features of its own. It has no gradient.
 
@@ -338,7 +341,7 @@ class ShardedHead(Head):
         place = state_dict.pop(prefix + "place", None)
         whose = None if place is None else place.tolist()
         here = [self.start, self.stop, self.num_classes]
-        for name in ("weight", "bias"):
+        for name in SPREAD:
             given, own = state_dict.get(prefix + name), getattr(self, name)
             if not isinstance(given, Tensor) or own is None or given.ndim != own.ndim:
                 continue

@@ -1,4 +1,4 @@
-"""A split of examples that lie on several ranks, by a head that is spread over them."""
+"""Split of a global batch by a sharded head."""
 
 from collections.abc import Iterable
 from typing import Any

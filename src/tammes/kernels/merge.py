@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch import Tensor
 
-from tammes.split import ALONGSIDE, SUMMED, Split
+from tammes.split import ALONGSIDE, SUMMED
 
 if TYPE_CHECKING:
     from tammes.distributed.process_group import RankGroup
@@ -99,7 +99,7 @@ class _ScaleGradient(torch.autograd.Function):
 
 
 def sum_gradient(value: Tensor, group: "RankGroup") -> Tensor:
-    """What is the same on all ranks, of which each uses its part."""
+    """Identity in forward; all-reduces the gradient."""
     result: Tensor = _SumGradient.apply(value, group)
     return result
 
@@ -108,36 +108,3 @@ def scale_gradient(value: Tensor, factor: float) -> Tensor:
     """The same value with a gradient multiplied by a factor."""
     result: Tensor = value if factor == 1 else _ScaleGradient.apply(value, factor)
     return result
-
-
-def take(tensor: Tensor, places: Tensor, dtype: torch.dtype) -> Tensor:
-    """Rows of a tensor, in a dtype; zeros where there is none to take."""
-    if len(tensor) == 0:
-        zeros = tensor.new_zeros(len(places), *tensor.shape[1:], dtype=dtype)
-        # Nothing, but nothing that has a gradient: this rank must meet the others in backward.
-        return zeros + tensor.sum().to(dtype)
-    return tensor.index_select(0, places.clamp_min(0)).to(dtype)
-
-
-def assemble(
-    numbers: Mapping[str, Tensor],
-    labels: Tensor,
-    scale: Tensor | float,
-    classes: int,
-    like: Tensor,
-) -> Split:
-    """A split of merged numbers; what is not among them holds NaN."""
-    unread = torch.full_like(like, float("nan"))
-    rivals: Tensor | int = numbers.get("rivals", classes - 1)
-    fields = {name: numbers.get(name, unread) for name in ("target", "others", "hardest")}
-    fields |= {name: numbers.get(name, unread) for name in ("expected", *ALONGSIDE)}
-    return Split(
-        **fields,
-        mean=numbers["mean"] / rivals if "mean" in numbers else unread,
-        labels=labels,
-        scale=scale,
-        classes=classes,
-        rivals=rivals,
-        excess=numbers.get("excess"),
-        softplus=numbers.get("softplus"),
-    )

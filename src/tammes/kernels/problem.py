@@ -1,4 +1,4 @@
-"""What a head hands to a kernel."""
+"""Input of a kernel: features, prototypes, and how they are compared."""
 
 from typing import TYPE_CHECKING, NamedTuple
 
@@ -57,17 +57,6 @@ class Problem(NamedTuple):
     share: Share | None = None
     there: Tensor | None = None
 
-    @property
-    def counts(self) -> Tensor | None:
-        """How many classes each prototype stands for, or one each."""
-        return None if self.share is None else self.share.counts
-
-    @property
-    def most(self) -> int:
-        """Number of prototypes here, or on the rank that has most of them."""
-        here = len(self.prototypes)
-        return here if self.share is None else max(here, self.share.most)
-
 
 def unmasked(bias: Tensor | None) -> tuple[Tensor | None, Tensor | None]:
     """A finite bias, and which classes are there: all but those whose bias is ``-inf``.
@@ -86,10 +75,3 @@ def unmasked(bias: Tensor | None) -> tuple[Tensor | None, Tensor | None]:
 def cosines_of(problem: Problem) -> Problem:
     """The same features and prototypes by their directions alone."""
     return problem._replace(bias=None, scale=1.0, similarity=Cosine())
-
-
-def product_dtype(device: torch.device) -> torch.dtype | None:
-    """Under autocast on CUDA, products take half precision in and give single precision out."""
-    if device.type == "cuda" and torch.is_autocast_enabled("cuda"):
-        return torch.get_autocast_dtype("cuda")
-    return None

@@ -4,6 +4,7 @@ import errno
 import io
 import json
 import os
+import re
 import resource
 import shutil
 import sys
@@ -13,6 +14,7 @@ import pyarrow
 import pyarrow.parquet
 import pytest
 from lab_runs import SAME
+from messages import pattern
 from PIL import Image
 from records import make_run
 from test_whole_way import SHORT, digit_folder, interrupt
@@ -34,6 +36,11 @@ def sentence(capsys, command, *words):
     assert [line for line in lines if line.startswith("tammes")] == lines[-1:]
     assert lines[-1].startswith(f"tammes {command}: ")
     return lines[-1].removeprefix(f"tammes {command}: ")
+
+
+def matches(text, said):
+    """Whether a sentence has these key words, or is this one where it has no ``...``."""
+    return re.search(pattern(text), said)
 
 
 def written(folder):
@@ -88,7 +95,7 @@ def table(path, labels, names=None, *, column="label", images=None):
 
 def test_a_path_that_is_not_there_is_named(refuse, tmp_path):
     said = refuse("--data", tmp_path / "nothing")
-    assert said.startswith(f"{tmp_path / 'nothing'}: there is no such file, folder or known name")
+    assert matches(f"{tmp_path / 'nothing'}: ... no such file ...", said)
 
 
 def test_a_path_that_could_be_on_the_hub_and_is_not_is_named(refuse, monkeypatch):
@@ -98,8 +105,7 @@ def test_a_path_that_could_be_on_the_hub_and_is_not_is_named(refuse, monkeypatch
     fake = types.SimpleNamespace(load_dataset=unreachable)
     monkeypatch.setitem(sys.modules, "datasets", fake)
     said = refuse("--data", "my/pictures")
-    assert said.startswith("my/pictures: it is no file or folder here, and the Hugging Face hub")
-    assert "(ConnectionError: the hub)" in said
+    assert matches("my/pictures: ... Hugging Face hub ... (ConnectionError: the hub) ...", said)
 
 
 def test_a_name_that_is_nearly_known_is_answered_with_the_nearest(refuse):
@@ -124,7 +130,7 @@ def test_a_folder_without_images_is_named(refuse, tmp_path):
     (tmp_path / "texts" / "one").mkdir(parents=True)
     (tmp_path / "texts" / "one" / "a.txt").write_text("not an image")
     said = refuse("--data", tmp_path / "texts")
-    assert said.startswith(f"{tmp_path / 'texts'}: there is no image in it (.bmp, ")
+    assert matches(f"{tmp_path / 'texts'}: ... no image ... (.bmp, ...", said)
 
 
 def test_images_without_class_folders_are_counted(refuse, tmp_path):
@@ -132,10 +138,7 @@ def test_images_without_class_folders_are_counted(refuse, tmp_path):
     for number in range(3):
         (tmp_path / "loose" / f"{number}.png").write_bytes(png())
     said = refuse("--data", tmp_path / "loose")
-    assert said.startswith(
-        f"{tmp_path / 'loose'}: images are expected in one folder for each class"
-    )
-    assert said.endswith("got 3 images directly in it")
+    assert matches(f"{tmp_path / 'loose'}: ... one folder for each class ... 3 images ...", said)
 
 
 def test_a_folder_with_nothing_in_it_is_named(refuse, tmp_path):
@@ -146,13 +149,13 @@ def test_a_folder_with_nothing_in_it_is_named(refuse, tmp_path):
 def test_a_single_class_is_not_enough(refuse, tmp_path):
     root = digit_folder(tmp_path / "pictures", ["only"], each=6)
     said = refuse("--data", root)
-    assert said == f"{root}: images of 2 classes or more are needed, got 1 ('only')"
+    assert matches(f"{root}: ... 2 classes ... 1 ... 'only' ...", said)
 
 
 def test_a_single_image_of_each_class_cannot_be_divided(refuse, tmp_path):
     root = digit_folder(tmp_path / "pictures", NAMES, each=1)
     said = refuse("--data", root)
-    assert said.startswith(f"{root}: of 3 images in 3 classes, none can be held out")
+    assert matches(f"{root}: ... 3 images ... 3 classes ... held out ...", said)
 
 
 def spoil(pictures):
@@ -166,9 +169,9 @@ def spoil(pictures):
 def test_corrupt_images_are_named_and_counted(refuse, pictures):
     none, cut = spoil(pictures)
     said = refuse("--data", pictures)
-    assert said.startswith(f"{pictures}: 2 images of 30 cannot be read: ")
-    assert f"{none} (not an image), {cut} (" in said
-    assert said.endswith("; skip_corrupt leaves them out")
+    assert matches(
+        f"{pictures}: 2 images of 30 ...: {none} (not an image), {cut} (... skip_corrupt ...", said
+    )
 
 
 @pytest.mark.parametrize("flag", ["--skip-corrupt", "--skip_corrupt"])
@@ -190,14 +193,14 @@ def test_a_comparison_leaves_corrupt_images_out_too(pictures, tmp_path, capsys):
     words += ["--skip-corrupt", "--out", str(tmp_path / "out")]
     assert main(["compare", *words]) == 0
     said = capsys.readouterr().err
-    assert f"2 images could not be read and were left out: {none} (not an image), {cut} (" in said
+    assert f"{none} (not an image), {cut} (" in said
 
 
 def test_a_class_that_cannot_be_read_at_all_is_named(refuse, pictures):
     for path in (pictures / "two").iterdir():
         path.write_bytes(b"no image")
     said = refuse("--data", pictures, "--skip-corrupt")
-    assert said == f"{pictures}: no image of class 'two' can be read"
+    assert matches(f"{pictures}: no image ... 'two' ...", said)
 
 
 def test_a_class_to_test_on_that_was_not_trained_is_named(refuse, tmp_path):
@@ -211,50 +214,47 @@ def test_a_class_to_test_on_that_was_not_trained_is_named(refuse, tmp_path):
 def test_a_folder_to_test_on_with_other_classes_is_named(refuse, pictures, tmp_path):
     other = digit_folder(tmp_path / "other", ["eins", "zwei", "zero"], each=3)
     said = refuse("--data", pictures, "--test", other)
-    assert said.startswith(f"{other}: 2 classes of the test images, 'eins', 'zwei', are not among")
+    assert matches(f"{other}: 2 classes ... 'eins', 'zwei' ...", said)
 
 
 @pytest.mark.parametrize(
     ("labels", "names", "expected"),
     [
         ([0, 1, 2, 1], ["a", "b"], "column 'label' is expected from 0 to 1, got 2"),
-        ([0, 1, -1, 1], None, "column 'label' is expected to be 0 or more, got -1"),
-        ([0, None, 1, None], None, "column 'label' has 2 empty rows"),
+        ([0, 1, -1, 1], None, "... 'label' ... -1"),
+        ([0, None, 1, None], None, "... 'label' ... 2 empty rows"),
     ],
 )
 def test_labels_that_do_not_match_are_named(refuse, tmp_path, labels, names, expected):
     path = table(tmp_path / "pictures.parquet", labels, names)
-    assert refuse("--data", path) == f"{path}: {expected}"
+    assert matches(f"{path}: {expected}", refuse("--data", path))
 
 
 def test_a_table_without_labels_says_what_it_has(refuse, tmp_path):
     path = table(tmp_path / "p.parquet", [0.5, 1.5], column="weight")
     said = refuse("--data", path)
-    assert said.startswith(
-        f"{path}: a column of labels is expected, such as label, got the columns"
-    )
-    assert "'weight'" in said
+    assert matches(f"{path}: ... column of labels ... 'weight' ...", said)
 
 
 def test_a_table_to_test_on_with_other_labels_is_named(refuse, tmp_path):
     table(tmp_path / "set" / "train.parquet", ["a", "b"] * 4)
     table(tmp_path / "set" / "test.parquet", ["a", "c"] * 2)
     said = refuse("--data", tmp_path / "set")
-    assert "1 class of the test images, 'c', is not among the 2 of the training images" in said
+    assert matches("...: 1 class ... test ... 'c' ...", said)
 
 
 def test_a_file_that_is_no_table_is_named(refuse, tmp_path):
     (tmp_path / "a.parquet").write_bytes(b"PAR1 and nothing of the kind")
     said = refuse("--data", tmp_path / "a.parquet")
-    assert said.startswith(f"{tmp_path / 'a.parquet'}: damaged, or not a parquet file (")
+    assert matches(f"{tmp_path / 'a.parquet'}: damaged ... parquet ...", said)
     (tmp_path / "a.zip").write_bytes(b"")
-    expected = f"{tmp_path / 'a.zip'}: a folder or a .parquet file is expected, got .zip"
-    assert refuse("--data", tmp_path / "a.zip") == expected
+    said = refuse("--data", tmp_path / "a.zip")
+    assert matches(f"{tmp_path / 'a.zip'}: ... folder ... .parquet ... .zip", said)
 
 
 def test_images_too_small_for_the_backbone_are_refused(refuse, pictures):
-    expected = "resnet12 expects images of at least 16 x 16 pixels, got 8 x 8"
-    assert refuse("--data", pictures, "--backbone", "resnet12") == expected
+    said = refuse("--data", pictures, "--backbone", "resnet12")
+    assert matches("resnet12 ... 16 x 16 ... 8 x 8", said)
 
 
 @pytest.mark.parametrize("size", [1, 23])
@@ -277,34 +277,34 @@ def test_a_batch_of_one_image_trains_or_is_refused_before_training(
     ("flag", "value", "expected"),
     [
         ("backbone", "mnist_cn", "there is no backbone 'mnist_cn'; did you mean mnist_cnn?"),
-        ("backbone", "mnist_cnn(feature=3)", "has no setting 'feature'; did you mean features?"),
-        ("augment", "flop()", "there is no augmentation 'flop'; did you mean flip?"),
-        ("sampler", "ballanced()", "there is no sampler 'ballanced'; did you mean balanced?"),
-        ("lr_schedule", "cosin()", "there is no lr_schedule 'cosin'; did you mean cosine?"),
-        ("head", "cosin()", "there is no head 'cosin'; did you mean cosine?"),
-        ("imbalance", "long_tial(9)", "there is no imbalance 'long_tial'; did you mean long_tail?"),
-        ("noise", "symetric(0.1)", "there is no noise 'symetric'; did you mean symmetric?"),
-        ("schedules", "margin=WarmUpp(0, 1)", "did you mean WarmUp?"),
-        ("loggers", "tensorbord", "loggers are tensorboard, mlflow and wandb, got 'tensorbord'"),
-        ("backbone", "__import__('os')", "there is no backbone '__import__'"),
+        ("backbone", "mnist_cnn(feature=3)", "... 'feature' ... features?"),
+        ("augment", "flop()", "... augmentation 'flop' ... flip?"),
+        ("sampler", "ballanced()", "... sampler 'ballanced' ... balanced?"),
+        ("lr_schedule", "cosin()", "... lr_schedule 'cosin' ... cosine?"),
+        ("head", "cosin()", "... head 'cosin' ... cosine?"),
+        ("imbalance", "long_tial(9)", "... imbalance 'long_tial' ... long_tail?"),
+        ("noise", "symetric(0.1)", "... noise 'symetric' ... symmetric?"),
+        ("schedules", "margin=WarmUpp(0, 1)", "... WarmUp?"),
+        ("loggers", "tensorbord", "loggers ... tensorboard, mlflow and wandb ... 'tensorbord'"),
+        ("backbone", "__import__('os')", "... backbone '__import__' ..."),
     ],
 )
 def test_an_unknown_name_is_answered_with_the_nearest(refuse, flag, value, expected):
-    assert expected in refuse(f"--{flag}", value)
+    assert matches(expected, refuse(f"--{flag}", value))
 
 
 @pytest.mark.parametrize(
     ("loss", "expected"),
     [
         ("cosfce", "loss: there is no 'cosfce' in 'cosfce'; did you mean cosface?"),
-        ("cosface(margn=0.2)", "cosface has no setting 'margn'; did you mean margin?"),
-        ("softmax + 0.5*sampel_margin()", "did you mean sample_margin?"),
-        ("cosface(", "'(' was never closed"),
-        ("__import__('os').system('true')", "loss expects "),
+        ("cosface(margn=0.2)", "... cosface ... 'margn' ... margin?"),
+        ("softmax + 0.5*sampel_margin()", "... sample_margin?"),
+        ("cosface(", "...'(' was never closed"),
+        ("__import__('os').system('true')", "loss ..."),
     ],
 )
 def test_an_unknown_loss_is_answered_with_the_nearest(refuse, loss, expected):
-    assert expected in refuse(loss=loss)
+    assert matches(expected, refuse(loss=loss))
 
 
 def test_an_unknown_flag_is_answered_with_the_nearest(refuse):
@@ -316,19 +316,19 @@ def test_an_unknown_flag_is_answered_with_the_nearest(refuse):
     ("text", "expected"),
     [
         ("bach_size: 3", "a configuration has no 'bach_size'; did you mean batch_size?"),
-        ("batch_size: many", "batch_size is expected to be a whole number, got many"),
-        ("lr: [0.1]", "lr is expected to be a number, got [0.1]"),
-        ("skip_corrupt: 3", "skip_corrupt is expected to be true or false, got 3"),
-        ("optimizer: sdg", "optimizer is expected to be sgd, adam or adamw, got sdg"),
-        ("epochs: [", "not YAML ("),
-        ("- epochs", "lines such as lr: 0.1 are expected"),
-        ("data: !!python/object/apply:os.getcwd []", "not YAML ("),
+        ("batch_size: many", "batch_size ... whole number ... many"),
+        ("lr: [0.1]", "lr ... number ... [0.1]"),
+        ("skip_corrupt: 3", "skip_corrupt ... 3"),
+        ("optimizer: sdg", "optimizer ... sdg"),
+        ("epochs: [", "not YAML (..."),
+        ("- epochs", "... lr: 0.1 ..."),
+        ("data: !!python/object/apply:os.getcwd []", "not YAML (..."),
     ],
 )
 def test_a_file_of_settings_that_cannot_be_is_named(refuse, tmp_path, text, expected):
     path = tmp_path / "run.yaml"
     path.write_text(text)
-    assert refuse("--config", path).startswith(f"{path}: {expected}")
+    assert matches(f"{path}: {expected}", refuse("--config", path))
 
 
 def test_a_file_of_settings_that_is_not_there_is_named(refuse, tmp_path):
@@ -340,38 +340,36 @@ def test_a_file_of_settings_that_is_not_there_is_named(refuse, tmp_path):
     ("words", "expected"),
     [
         (["--epochs", "three"], "--epochs is expected to be a whole number, got three"),
-        (["--epochs", "2.5"], "--epochs is expected to be a whole number, got 2.5"),
-        (["--epochs", "0"], "epochs is expected to be at least 1, got 0"),
-        (["--lr", "fast"], "--lr is expected to be a number, got fast"),
-        (["--lr", "nan"], "--lr is expected to be a number, got nan"),
-        (["--lr", "-0.1"], "lr is expected to be above 0, got -0.1"),
-        (["--fraction", "0"], "fraction is expected in (0, 1], got 0.0"),
-        (["--validation", "1"], "validation is expected in [0, 1), got 1.0"),
-        (["--skip-corrupt", "perhaps"], "is expected to be true or false, got perhaps"),
-        (["--precision", "fp8"], "--precision is expected to be fp32, bf16 or fp16, got fp8"),
-        (["--precision", "fp16", "--accelerator", "cpu"], "precision fp16 needs a GPU"),
-        (["--graphs", "on", "--accelerator", "cpu"], "graphs are CUDA graphs"),
-        (["--warmup", "1"], "warmup is expected to be shorter than the 1 epochs, got 1.0"),
-        (["--lr_schedule", "steps([1], [0.1, 0.2])"], "a factor for each of 1 epochs, got 2"),
+        (["--epochs", "2.5"], "--epochs ... whole number ... 2.5"),
+        (["--epochs", "0"], "epochs ... at least 1 ... 0"),
+        (["--lr", "fast"], "--lr ... number ... fast"),
+        (["--lr", "nan"], "--lr ... number ... nan"),
+        (["--lr", "-0.1"], "lr ... above 0 ... -0.1"),
+        (["--fraction", "0"], "fraction ... (0, 1] ... 0.0"),
+        (["--validation", "1"], "validation ... [0, 1) ... 1.0"),
+        (["--skip-corrupt", "perhaps"], "... true or false ... perhaps"),
+        (["--precision", "fp8"], "--precision ... fp16 ... fp8"),
+        (["--precision", "fp16", "--accelerator", "cpu"], "... fp16 ... GPU ..."),
+        (["--graphs", "on", "--accelerator", "cpu"], "... CUDA graphs ..."),
+        (["--warmup", "1"], "warmup ... 1 epochs ... 1.0"),
+        (["--lr_schedule", "steps([1], [0.1, 0.2])"], "... 1 epochs ... 2"),
     ],
 )
 def test_a_value_that_cannot_be_is_named(refuse, words, expected):
-    assert expected in refuse(*words)
+    assert matches(expected, refuse(*words))
 
 
 @pytest.mark.parametrize(
     ("sampler", "expected"),
     [
-        ("episodes(way=4, shot=2)", "expects at least 4 classes, got 3"),
-        ("pk(classes=4, images=2)", "expects at least 4 classes, got 3"),
-        ("episodes(way=2, shot=9)", "expects 9 examples of every class, got 8 of class 0"),
+        ("episodes(way=4, shot=2)", "episodes ... 4 classes ... 3"),
+        ("pk(classes=4, images=2)", "pk ... 4 classes ... 3"),
+        ("episodes(way=2, shot=9)", "episodes ... 9 examples ... 8 of class 0"),
         ("episodes(way=0, shot=2)", "episodes expects way to be a whole number above 0, got 0"),
     ],
 )
 def test_more_than_there_is_cannot_be_in_a_batch(refuse, pictures, sampler, expected):
-    said = refuse("--data", pictures, "--sampler", sampler)
-    assert expected in said
-    assert said.startswith(sampler.partition("(")[0])
+    assert matches(expected, refuse("--data", pictures, "--sampler", sampler))
 
 
 # -- Folders of runs.
@@ -420,20 +418,21 @@ def test_what_is_no_run_cannot_go_on(tmp_path, capsys, what):
 @pytest.mark.parametrize(
     ("text", "expected"),
     [
-        ("{", "damaged ("),
+        ("{", "damaged (..."),
         ("[]", "damaged (an object is expected)"),
-        ('{"los": "softmax"}', "a configuration has no 'los'; did you mean loss?"),
-        ('{"epochs": "three"}', "epochs is expected to be a whole number, got"),
-        ('{"epochs": 0}', "epochs is expected to be at least 1, got 0"),
+        ('{"los": "softmax"}', "... 'los' ... loss?"),
+        ('{"epochs": "three"}', "epochs ... whole number ... three..."),
+        ('{"epochs": 0}', "epochs ... at least 1 ... 0"),
     ],
 )
 def test_a_damaged_configuration_is_named(tmp_path, capsys, text, expected):
     path = make_run(tmp_path / "run").folder / "config.json"
     path.write_text(text)
-    assert sentence(capsys, "train", "--resume", path.parent).startswith(f"{path}: {expected}")
+    said = sentence(capsys, "train", "--resume", path.parent)
+    assert matches(f"{path}: {expected}", said)
     page = tmp_path / "page.html"
     said = sentence(capsys, "report", path.parent, "--out", page)
-    assert said.startswith(f"there is no run that can be read: {path}: {expected}")
+    assert matches(f"... no run ...: {path}: {expected}", said)
     assert not page.exists()
 
 
@@ -468,13 +467,13 @@ def test_a_page_that_cannot_be_written_is_named(tmp_path, capsys):
     run, file = make_run(tmp_path / "run").folder, tmp_path / "file"
     file.write_text("mine")
     said = sentence(capsys, "report", run, "--out", file / "page.html")
-    assert said.startswith(f"{file / 'page.html'}: the page cannot be written (")
+    assert matches(f"{file / 'page.html'}: ... page ... written (...", said)
     words = ["--figures", file, "--out", tmp_path / "page.html"]
     said = sentence(capsys, "report", run, *words)
-    assert said.startswith(f"{file}{os.sep}")
-    assert "the figure cannot be written (" in said
+    assert matches(f"{file}{os.sep}... figure ... written (...", said)
     words = ["compare", "--losses", "softmax", "--page", file / "page.html"]
-    assert f"{file} cannot be written to (" in sentence(capsys, *words, "--out", tmp_path / "out")
+    said = sentence(capsys, *words, "--out", tmp_path / "out")
+    assert matches(f"...{file} ... written to (...", said)
     assert file.read_text() == "mine"
 
 

@@ -9,10 +9,10 @@ from recipe_cells import document, every_cell, noise, steps
 
 from tammes.lab import backbones
 from tammes.lab.config import parse_loss
-from tammes.lab.fewshot import class_splits
+from tammes.lab.fewshot import class_lists
 from tammes.lab.reproduce import judge, recipes
 from tammes.lab.reproduce.claims import Better, Near
-from tammes.lab.reproduce.run import Engine, Selection, reproduce
+from tammes.lab.reproduce.run import RunnerSettings, Selection, reproduce
 
 NAMES = ["cifar", "cub", "tiered", "mini", "inat", "spectral"]
 SIX = ["way64", "way32", "way16", "way8", "way4", "random"]
@@ -259,7 +259,7 @@ def test_features_are_no_more_than_classes_where_spectral_sums_are_needed(loaded
         assert str(size) == cell.column[1:]
     own = recipe.columns["omniglot"].config["backbone"]
     assert backbones.build(own, shape=(1, 28, 28)).num_features == 32
-    assert len(class_splits.read("omniglot").base) > 32
+    assert len(class_lists.read("omniglot").base) > 32
 
 
 # ------------------------------------------------------------------------------- training
@@ -293,7 +293,7 @@ def test_two_rows_run_end_to_end_in_quick_form(loaded, shared_data, tmp_path, mo
         [Selection(recipe, rows, ["way32", "way16", "best"], 1)],
         tmp_path,
         quick=True,
-        engine=Engine(workers=2),
+        engine=RunnerSettings(workers=2),
         report=lambda text: None,
     )
     assert len(ledger.cells) == 6

@@ -11,7 +11,7 @@ from recipe_cells import document, every_cell, noise, steps
 from tammes.lab.config import parse_loss
 from tammes.lab.reproduce import judge, recipes
 from tammes.lab.reproduce.claims import Better, Peak
-from tammes.lab.reproduce.run import Engine, Selection, reproduce
+from tammes.lab.reproduce.run import RunnerSettings, Selection, reproduce
 
 NAMES = ["table6", "fig9", "sweep", "cub"]
 TABLE6 = ["base_shot1", "base_shot5", "validation_shot1", "validation_shot5"]
@@ -220,7 +220,7 @@ def test_rows_run_end_to_end_in_quick_form(loaded, shared_data, tmp_path, monkey
         Selection(loaded["sweep"], ["cosine_-0.3", "cosine_0", "inner_0"], None, 1),
     ]
     ledgers = reproduce(
-        chosen, tmp_path, quick=True, engine=Engine(workers=2), report=lambda text: None
+        chosen, tmp_path, quick=True, engine=RunnerSettings(workers=2), report=lambda text: None
     )
     for ledger, count in zip(ledgers, (6, 3), strict=True):
         assert len(ledger.cells) == count

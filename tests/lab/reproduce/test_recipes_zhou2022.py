@@ -186,4 +186,4 @@ def test_two_rows_run_end_to_end_in_quick_form(name, loaded, small_sets, tmp_pat
         assert ("histograms" in cell.kept) == (name == "fig9")
         assert ("sphere" in cell.kept) == (cell.column == "sphere")
     tuned = {place for place in recipe.places(rows, columns) if recipe.rows[place[0]].tune}
-    assert {*ledger.chosen()} == tuned
+    assert {*ledger.tuned_settings()} == tuned

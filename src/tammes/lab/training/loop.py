@@ -19,7 +19,7 @@ import torch
 
 from tammes.distributed.process_group import RankGroup
 from tammes.lab.config.schema import Config
-from tammes.lab.data.samplers import Sampler
+from tammes.lab.data.samplers import BatchSampler
 from tammes.lab.measure.classification import MEASURED, measure_prototypes
 from tammes.lab.records.atomic_io import alone, clear_leftovers
 from tammes.lab.records.run_folder import (
@@ -124,7 +124,7 @@ class _Work:
     config: Config
     folder: Path
     progress: Progress
-    sampler: Sampler
+    sampler: BatchSampler
     rate: Callable[[int], float]
     model: Model
     optimizer: Any

@@ -10,7 +10,7 @@ from tammes.distributed.process_group import RankGroup
 from tammes.distributed.sharded_rows import ShardedRows
 from tammes.heads.head import Head
 from tammes.heads.linear import LinearHead
-from tammes.heads.sharded import ShardedHead
+from tammes.heads.sharded import SPREAD, ShardedHead
 from tammes.heads.sharded_init import KINDS
 from tammes.similarity import Cosine
 
@@ -50,7 +50,7 @@ def gather_head(head: Head) -> Head:
     whole = head.kind(head.embedding_size, head.num_classes, **head.options)
     shards = ShardedRows.of_head(head)
     state = {
-        name: shards.all_gather(value) if value.ndim else value
+        name: shards.all_gather(value) if name in SPREAD else value
         for name, value in head.named_parameters()
     }
     whole.load_state_dict(state)
