@@ -13,7 +13,7 @@ from pathlib import Path
 
 import scaling_table
 
-from tammes.lab.cli import main
+from tammes.lab.cli.main import main
 from tammes.lab.config.flags import field_help
 from tammes.lab.config.schema import Config
 from tammes.lab.config.typecheck import type_name
@@ -28,7 +28,7 @@ def printed(command: str) -> str:
     heard = io.StringIO()
     with contextlib.redirect_stdout(heard):
         if words[0] == "tammes":
-            main.main(words[1:])
+            main(words[1:])
         else:
             assert words[:2] == ["python", "scripts/scaling_table.py"]
             scaling_table.main(words[2:])
