@@ -154,7 +154,7 @@ def test_nothing_is_left_running_when_the_parent_is_ended(tmp_path, number):
 import sys
 sys.path[:] = {sys.path!r}
 from pathlib import Path
-from tammes.lab.engines import *
+from tammes.lab.runner import *
 cells = [Cell(n, Path({str(tmp_path)!r}) / n, {{"do": "wait"}}) for n in "ab"]
 run_cells(cells, "cell_work:work", at=Places(2, 1))
 """

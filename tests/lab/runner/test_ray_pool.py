@@ -302,7 +302,7 @@ _SCRIPT = """
 import json, sys
 sys.path[:] = json.loads(sys.argv[1])
 from pathlib import Path
-from tammes.lab.engines import *
+from tammes.lab.runner import *
 folder, dos, address = Path(sys.argv[2]), sys.argv[3].split(), (sys.argv[4:] or [None])[0]
 cells = [Cell(f"{n} {do}", folder / f"{n}", {"do": do}) for n, do in enumerate(dos)]
 results = run_cells_on_ray(cells, "cell_work:work", at=Places(2, 1), address=address)

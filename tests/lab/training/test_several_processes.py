@@ -16,7 +16,7 @@ SCRIPT = """
 import json, sys, torch
 from pathlib import Path
 from tammes.lab.config import Config
-from tammes.lab.train import train
+from tammes.lab.training.loop import train
 torch.set_num_threads(1)
 train(Config.from_dict(json.loads(Path(sys.argv[1]).read_text())), Path(sys.argv[2]))
 """

@@ -187,7 +187,7 @@ def run_cells(
 _BEGIN = """
 import json, sys
 sys.path[:] = json.loads(sys.argv[1])
-from tammes.lab.engines.worker import main
+from tammes.lab.runner.worker import main
 sys.exit(main())
 """
 
