@@ -36,7 +36,7 @@ def train_in_a_process(values, folder):
 _HOLD = """
 import sys
 from pathlib import Path
-from tammes.lab.atomic import alone
+from tammes.lab.records.atomic_io import alone
 with alone(Path(sys.argv[1]), "no"):
     print("mine", flush=True)
     sys.stdin.read()

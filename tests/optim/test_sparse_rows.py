@@ -616,7 +616,7 @@ def test_sparse_gradients_of_others_are_left_to_torch():
 
 UNCHECKED = """
 import torch
-from tammes.rowwise import take_rows
+from tammes.optim.sparse_rows import take_rows
 weight = torch.nn.Parameter(torch.ones(4, 2))
 take_rows(weight, torch.tensor([0, 2])).sum().backward()
 # Torch warns here, unless somebody has said that nothing is to be checked; up to 2.12 before, too.
