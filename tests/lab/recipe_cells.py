@@ -25,6 +25,16 @@ load = cache(recipes.load)
 """Recipes by name, each read once."""
 
 
+class Loaded:
+    """Recipes of a paper by name, each read when it is asked for."""
+
+    def __init__(self, paper):
+        self.paper = paper
+
+    def __getitem__(self, name):
+        return load(f"{self.paper}/{name}")
+
+
 def published(name, source):
     """Numbers that a paper prints, or its authors released: mean and deviation by place."""
     paper, _, recipe = name.partition("/")

@@ -4,7 +4,6 @@ import math
 import re
 
 import pytest
-import torch
 from recipe_cells import (
     CLASSES,
     SHAPES,
