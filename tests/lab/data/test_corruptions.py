@@ -335,7 +335,7 @@ def test_a_limit_leaves_what_is_within_it_alone():
         assert limit(images, most, seed=0) is images
 
 
-def test_a_limit_depends_on_the_seed_alone_and_keeps_images_with_their_labels_in_order():
+def test_limit_depends_on_the_seed_alone_and_keeps_labels_and_order():
     images = images_of([50] * 4)
     first, again, other = (limit(images, 40, seed=seed) for seed in (0, 0, 1))
     assert first.index.equal(again.index)

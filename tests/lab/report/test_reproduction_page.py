@@ -96,7 +96,7 @@ def test_what_is_missing_in_a_cell_is_said():
     assert found.counts == {"done": 2, "diverged": 4, "failed": 1, "open": 8}
 
 
-def test_a_row_that_is_run_on_request_is_open_once_it_was_begun_and_others_are_not():
+def test_row_on_request_is_open_once_it_was_begun():
     recipe, ledger = ledgers.stopped()
     ledger.put(entry("softmax", "imagenet", 0, {"error": 31.0}))
     found = PaperComparison(recipe, ledger)
