@@ -1,6 +1,7 @@
 """Helpers of the tests of recipes: the published numbers, and small images."""
 
 import csv
+import json
 from functools import cache
 from pathlib import Path
 
@@ -91,6 +92,13 @@ def cifar100_names():
     """The 100 classes of CIFAR-100, whose parts are the classes of CIFAR-FS."""
     lists = class_splits.read("cifar-fs")
     return sorted([*lists.base, *lists.validation, *lists.novel])
+
+
+def superclasses():
+    """The superclass of each class of CIFAR-100."""
+    path = Path(__file__).parent.parent / "fixtures" / "cifar100_superclasses.json"
+    groups = json.loads(path.read_text())
+    return {name: group for group, names in groups.items() for name in names}
 
 
 def write_images(folder):
