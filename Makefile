@@ -36,7 +36,7 @@ check: setup
 docs: setup
 	$(RUN) scripts/update_docs.py
 	$(RUN) tests/test_contract.py
-	$(RUN) -m tammes.lab.report.results
+	$(RUN) scripts/results_document.py
 
 bench: setup
 	$(RUN) benchmarks/criterion.py

@@ -1,12 +1,12 @@
-"""Who is compared by ``head.py``, what they are given, and how each takes a step.
+"""Contestants of ``head.py``: their inputs, and how each takes a step.
 
 Every contestant gets the same float32 features and prototypes, computes under bf16 autocast, and
-goes forward and back to both. Prototypes have unit rows and features the length of the scale, so
-that kernels that do not normalise see the same scores as those that do; they have no margin
-either, and get copies in bf16, whose making is timed. The bare products are ``x @ W.T``, ``g @ W``
+runs forward and backward to both. Prototypes have unit norm and features the norm of the scale, so
+that kernels without normalisation see the same scores as those with it; such kernels have no margin
+either, and get bf16 copies, whose creation is timed. The bare products are ``x @ W.T``, ``g @ W``
 and ``g.T @ x`` of bf16 inputs that exist beforehand; "fp32 out" writes the last one, the gradient
-of the prototypes, in float32 as a step must, "bf16 out" in half of that. Where ``g`` would take
-more than 8 GiB they go over blocks of classes.
+of the prototypes, in float32 as a step must, "bf16 out" in half of that. If ``g`` would take
+more than 8 GiB, they run over blocks of classes.
 """
 
 import torch
@@ -14,12 +14,12 @@ import torch.nn.functional as F
 from criterion import ANGLE, COSINE_MARGIN, SCALE, ByHand
 
 BLOCK = 8 << 30
-"""Bytes of a matrix of scores above which the products go over blocks of classes."""
+"""Size in bytes of the score matrix above which the products run over blocks of classes."""
 MARGINS = {"CosFace": COSINE_MARGIN, "ArcFace": ANGLE}
 
 
 class Inputs:
-    """What all contestants of one size share."""
+    """Inputs shared by all contestants at one size."""
 
     def __init__(self, n, d, c, device):
         self.n, self.d, self.c, self.device = n, d, c, device
@@ -35,11 +35,11 @@ class Inputs:
         self.half = self.gradient = None
 
     def autocast(self):
-        """Products in half precision."""
+        """Autocast to bf16."""
         return torch.autocast(self.device, torch.bfloat16)
 
     def for_products(self):
-        """Copies in half precision, and random numbers in place of a gradient of the scores."""
+        """Return bf16 copies, and random numbers in place of the gradient of the scores."""
         if self.half is None:
             self.half = self.features.detach().bfloat16(), self.prototypes.detach().bfloat16()
             width = min(self.c, max(1, BLOCK // (2 * self.n)))
@@ -49,7 +49,7 @@ class Inputs:
 
 
 # --------------------------------------------------------------------------------- contestants
-# Each is made from the inputs and gives a step, which returns a loss or nothing, and the
+# Each is a function of the inputs that returns a step, which returns a loss or None, and the
 # parameters whose gradients it fills.
 
 
@@ -77,7 +77,7 @@ def products(out):
 
 
 def training(inputs, loss_of, prototypes=None):
-    """A step from a function of features and labels."""
+    """Build a step from a function of features and labels."""
     prototypes = inputs.prototypes if prototypes is None else prototypes
 
     def step():
@@ -113,7 +113,7 @@ def pml(loss):
     def make(inputs):
         from pytorch_metric_learning import losses
 
-        # Made small and given its prototypes: it would draw them on the CPU, which takes long.
+        # Created small and then given its prototypes: drawing them on the CPU would take long.
         criterion = getattr(losses, f"{loss}Loss")(
             2, inputs.d, margin=MARGINS[loss] * degrees, scale=SCALE
         )
@@ -157,12 +157,12 @@ def liger(*, large):
     def make(inputs):
         from liger_kernel.ops import LigerFusedLinearCrossEntropyFunction
 
-        # Its own size of a chunk is N D numbers: two or four rows of a million classes.
+        # Its default chunk is N D numbers: two or four rows of a million classes.
         times = max(1, (1 << 29) // (inputs.n * inputs.d)) if large else 1
         accumulate = torch.float32 if large else None
 
         def loss_of(features, labels):
-            # What stands between are defaults: apply takes no names.
+            # The values in between are defaults: apply takes no keyword arguments.
             defaults = (None, None, -100, 0.0, 0.0, "mean", None, False)
             more = (accumulate, False, False, False, None, None, times)
             halves = features.bfloat16(), inputs.prototypes.bfloat16()

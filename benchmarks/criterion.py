@@ -1,24 +1,24 @@
-"""One training step of a criterion, against the three matrix products that it cannot avoid.
+"""Time one training step of a criterion relative to its three unavoidable matrix products.
 
     python benchmarks/criterion.py            both sizes, prints a table
     python benchmarks/criterion.py --write    and writes results/criterion_cpu.json
-    python benchmarks/criterion.py --quick    a small size, to see that it runs
+    python benchmarks/criterion.py --quick    a small size, as a smoke test
 
-What is compared, in float32, on the same features and labels: Tammes (``implementation="auto"``),
+Contestants, in float32, on the same features and labels: Tammes (``implementation="auto"``),
 pytorch-metric-learning, torch written by hand, and the bare products ``x @ W.T``, ``g @ W`` and
 ``g.T @ x``, whose inputs exist beforehand and whose outputs are new, as gradients are.
 
 Time: forward and backward, gradients set to None beforehand. All contestants take turns in one
-process, so that a change in the machine's load meets all of them; the median over the turns is
+process, so that a change in the machine's load affects all of them; the median over the turns is
 reported, and the median over the turns of each turn's ratio to that turn's products. On a busy
 machine look at the ratio of the fastest turns instead: others can only slow a turn down.
 
-Memory: a fresh process for each contestant. Features, labels and prototypes are made, one step on
-other tensors loads the code and the buffers that libraries keep for good (13 MB of a product's),
-those tensors are freed, and then one step is taken: the extra memory is the highest resident size
-during that step minus the resident size just before. It counts the gradients that the step leaves
-behind: those of the prototypes alone are C * D * 4 bytes. How it is read is written in
-``process_memory.py``.
+Memory: a fresh process for each contestant. Features, labels and prototypes are created, one step
+on other tensors loads the code and the permanent buffers of libraries (13 MB for a product), those
+tensors are freed, and then one step is taken: the extra memory is the peak resident size during
+that step minus the resident size just before. It includes the gradients that the step leaves
+behind: those of the prototypes alone are C * D * 4 bytes. ``process_memory.py`` explains how it is
+measured.
 """
 
 import argparse
@@ -101,7 +101,7 @@ def pml_arcface(n, size, classes):
 
 
 class ByHand(torch.nn.Module):
-    """What one writes without a library: the margin put on the target before a cross entropy."""
+    """Hand-written loss without a library: a margin on the target before a cross entropy."""
 
     def __init__(self, bend, size, classes):
         super().__init__()
@@ -144,7 +144,7 @@ CONTESTANTS = {
 def set_up(threads):
     torch.set_num_threads(threads)
     torch.manual_seed(0)
-    # Nobody trains here, which Tammes would rightly remark on; PML uses what NumPy deprecates.
+    # Silence Tammes (nothing is trained here) and PML (it uses deprecated NumPy functions).
     warnings.simplefilter("ignore")
 
 
@@ -217,7 +217,7 @@ def table(size, rows):
 
 
 def progress():
-    """What tells a person at a terminal how far it is."""
+    """Return a function that shows the progress on a terminal."""
     return (
         partial(print, end="\x1b[K\r", file=sys.stderr) if sys.stderr.isatty() else lambda _: None
     )

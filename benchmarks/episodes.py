@@ -1,14 +1,14 @@
-"""Few-shot episodes per second from cached features, on the CPU, beside easyfsl in one run.
+"""Few-shot episodes per second from cached features, on the CPU, compared with easyfsl.
 
-    python benchmarks/episodes.py                    # the sizes of the papers, two threads
+    python benchmarks/episodes.py                    # the sizes used in papers, two threads
     python benchmarks/episodes.py --episodes 500     # smaller
-    python benchmarks/episodes.py --write FILE       # write what was measured too
+    python benchmarks/episodes.py --write FILE       # also write the results
 
-Features are made up: 20 classes of 600, 640 numbers each, as CIFAR-FS has them. Nearest centroid is
-timed over all episodes, the fine-tuned heads over 600. easyfsl's prototypical networks get the same
-features twice: through its own sampler and loader, which is timed, and one by one on our
-episodes, which must give the same accuracy. It imports torchvision; where that cannot be
-imported its part is left out, and the reason is printed.
+Features are synthetic: 20 classes of 600 examples in 640 dimensions, as for CIFAR-FS. Nearest
+centroid is timed over all episodes, the fine-tuned heads over 600. easyfsl's prototypical networks
+get the same features twice: through its own sampler and loader, which is timed, and one by one on
+our episodes, which must give the same accuracy. easyfsl imports torchvision; if that is not
+available, easyfsl is skipped and the reason is printed.
 """
 
 import argparse
@@ -29,7 +29,7 @@ WAY, QUERIES = 5, 15
 
 
 def made():
-    """Features as after a ReLU and a mean over places, in classes that overlap."""
+    """Draw features of overlapping classes, as after a ReLU and average pooling."""
     generator = torch.Generator().manual_seed(0)
     labels = torch.arange(CLASSES).repeat(EACH)
     points = 0.1 * torch.randn(CLASSES, SIZE, generator=generator)
@@ -56,7 +56,7 @@ def ours(features, labels, text, shot, count):
 
 
 def easyfsl_parts():
-    """What is needed of easyfsl, or why there is none."""
+    """Import the needed parts of easyfsl, or return the reason why it is not available."""
     try:
         from easyfsl.datasets import FeaturesDataset
         from easyfsl.methods import PrototypicalNetworks
@@ -66,7 +66,7 @@ def easyfsl_parts():
         return None, f"{type(error).__name__}: {' '.join(str(error).split())}"
 
     class Sampler(TaskSampler):
-        """Theirs, which hands torch's sampler an argument that newer versions do not take."""
+        """easyfsl's sampler, without an argument to torch's sampler that newer versions reject."""
 
         def __init__(self, **settings):
             before = torch.utils.data.Sampler.__init__
@@ -124,7 +124,7 @@ def main():
     arguments = parser.parse_args()
     torch.set_num_threads(arguments.threads)
     features, labels = made()
-    # What is loaded and allocated once is not part of it.
+    # Warm up: one-time loading and allocation are not timed.
     ours(features, labels, "centroid", 1, 50)
     rows = []
     for text in ("centroid", "l2", "cl2n", "linear", "cosine"):

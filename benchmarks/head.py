@@ -1,27 +1,27 @@
-r"""One step of a head with very many classes, against the matrix products it cannot avoid.
+r"""Time one step of a head with very many classes relative to its unavoidable matrix products.
 
     PYTHONPATH=src:out/peers python benchmarks/head.py --seconds 400 --write results/head_h200.json
     python benchmarks/head.py --sizes "4096,512,1000000;1024,512,1000000"
     python benchmarks/head.py --ten-million      N = 1024, ten million classes, few contestants
     python benchmarks/head.py --table            C = 1e4 ... 1e7 by N = 512 ... 8192, the same few
     python benchmarks/head.py --cpu              (256, 512, 100,000), float32, two threads
-    python benchmarks/head.py --quick            small sizes, to see that it runs; without a GPU too
+    python benchmarks/head.py --quick            small sizes, as a smoke test; also without a GPU
 
-The rest of this page is on the GPU; ``--cpu`` measures as ``criterion.py`` does. ``out/peers`` is
-where third-party wheels are put for a machine that has no network:
+What follows is for the GPU; ``--cpu`` measures like ``criterion.py``. ``out/peers`` holds
+third-party wheels for a machine without network access:
 
     pip install --target out/peers --no-deps --python-version 3.12 --only-binary=:all: \
         "pytorch-metric-learning==2.9.*" liger-kernel cut-cross-entropy
 
-``contestants.py`` says who is compared and what each is given: the same float32 inputs, bf16
+``contestants.py`` defines the contestants and their inputs: the same float32 inputs, bf16
 products, forward and backward to features and prototypes.
 
-Time: CUDA events around some steps. The contestants take turns, so that a change of the clock meets
-all of them; the median over the turns is reported. Before its turn each gets an empty cache and one
-step to fill it. Memory: ``torch.cuda.max_memory_allocated`` of a step minus what was there before
-it; "beyond" leaves out a bf16 copy of the prototypes and their float32 gradient (6 C D bytes).
-Losses and norms of gradients are written down too: who computes the same
-has the same. A contestant that is not installed, has no memory left or fails is recorded as such.
+Time: CUDA events around some steps. The contestants take turns, so that a change of the GPU clock
+affects all of them; the median over the turns is reported. Before its turn each gets an empty cache
+and one step to fill it. Memory: ``torch.cuda.max_memory_allocated`` of a step minus the memory in
+use before it; "beyond" excludes a bf16 copy of the prototypes and their float32 gradient (6 C D
+bytes). Losses and gradient norms are recorded too, to show which contestants compute the same.
+A contestant that is not installed, runs out of memory or fails is recorded as such.
 """
 
 import argparse
@@ -53,16 +53,16 @@ FEW = ("products", "Tammes CosFace")
 """Contestants of the large tables."""
 
 TURN, MOST = 0.1, 20
-"""Seconds and steps of one turn."""
+"""Duration of one turn in seconds, and its largest number of steps."""
 SLOW = 1.0
-"""Seconds of a step from which a contestant has two turns only."""
+"""Seconds per step above which a contestant has only two turns."""
 
 
 # --------------------------------------------------------------------------------- measurement
 
 
 class Contestant:
-    """A step, how often it is taken in a turn, and what was seen of it."""
+    """A step, its repetitions per turn, and its measurements."""
 
     def __init__(self, name, inputs):
         self.inputs, self.turns = inputs, []
@@ -74,7 +74,7 @@ class Contestant:
 
     @contextlib.contextmanager
     def watched(self):
-        """Write down what goes wrong, and let go of what it holds."""
+        """Record an error and free the memory of the contestant."""
         try:
             yield
         except (ImportError, AttributeError) as error:
@@ -91,16 +91,16 @@ class Contestant:
 
     @property
     def runs(self):
-        """Whether it is still in."""
+        """Whether the contestant has not failed."""
         return self.step is not None
 
     def forget(self):
-        """Let go of the gradients."""
+        """Set the gradients to None."""
         for parameter in self.parameters:
             parameter.grad = None
 
     def look(self):
-        """The first steps: what they say, what they take, how long they are."""
+        """Run the first steps and record their loss, memory and time."""
         heard = Heard()
         logging.getLogger("tammes").addHandler(heard)
         loss = self.step()
@@ -126,7 +126,7 @@ class Contestant:
         self.once, self.steps = once, min(MOST, max(1, round(TURN / once)))
 
     def turn(self):
-        """Some steps more."""
+        """Run one more turn of steps."""
         with self.watched():
             free()
             self.step()
@@ -136,14 +136,14 @@ class Contestant:
 
 
 class Heard(logging.Handler):
-    """Lines that were logged."""
+    """Logging handler that keeps the lines."""
 
     def __init__(self):
         super().__init__(logging.DEBUG)
         self.lines = []
 
     def emit(self, record):
-        """Keep a line."""
+        """Keep a log line."""
         self.lines.append(record.getMessage())
 
 
@@ -154,7 +154,7 @@ def free():
 
 
 def seconds(device, step, forget, steps):
-    """Seconds of some steps."""
+    """Return the seconds that some steps take."""
     if device != "cuda":
         begin = time.perf_counter()
         for _ in range(steps):
@@ -173,15 +173,15 @@ def seconds(device, step, forget, steps):
 
 
 def measure(size, names, repeat, until, deadline, device):
-    """A row for each contestant of one size.
+    """Return a row for each contestant at one size.
 
     Args:
         size: N, D and C.
-        names: of the contestants.
+        names: names of the contestants.
         repeat: turns of each.
-        until: when turns end, by the clock.
-        deadline: when no contestant is begun any more.
-        device: where.
+        until: clock time at which turns end.
+        deadline: clock time after which no contestant starts.
+        device: device to run on.
     """
     torch.compiler.reset()
     rows, running = {}, {}
@@ -190,7 +190,7 @@ def measure(size, names, repeat, until, deadline, device):
         if time.monotonic() > deadline:
             rows[name] = {"status": "not measured: out of time"}
             continue
-        free()  # also what the one before held when it failed
+        free()  # including the memory of a contestant that failed
         contestant = Contestant(name, inputs)
         rows[name] = contestant.row
         if contestant.runs:
@@ -202,7 +202,7 @@ def measure(size, names, repeat, until, deadline, device):
             if contestant.runs and not late and (turn < 2 or contestant.once < SLOW):
                 contestant.turn()
     for name, contestant in running.items():
-        # Without a turn in time, the first look is what there is.
+        # If no turn ran in time, use the first steps.
         rows[name]["milliseconds_of_each_turn"] = contestant.turns or [1e3 * contestant.once]
         if contestant.runs:
             median = statistics.median(rows[name]["milliseconds_of_each_turn"])
@@ -279,7 +279,7 @@ def on_device(arguments, found, write):
     deadline = begin + arguments.seconds
     for done, (size, names) in enumerate(jobs):
         now = time.monotonic()
-        # What is left is for all sizes that are left, by what they will take.
+        # Divide the remaining time among the remaining sizes by their estimated cost.
         guesses = [guess(*job, arguments.repeat) for job in jobs[done:]]
         until = now + (deadline - now) * guesses[0] / sum(guesses)
         rows = measure(size, names, arguments.repeat, until, deadline, device)
@@ -287,12 +287,12 @@ def on_device(arguments, found, write):
         found["sizes"].append({"n": n, "d": d, "c": c, "contestants": rows})
         found["seconds"] = time.monotonic() - begin
         print(table(size, rows), end="\n\n", flush=True)
-        write(found)  # as far as it came
+        write(found)  # the results so far
     print("{device}, torch {torch}, {0:.0f} s".format(found["seconds"], **found["machine"]))
 
 
 def guess(size, names, repeat):
-    """Seconds that a size takes, roughly."""
+    """Estimate the seconds that a size takes."""
     n, d, c = size
     step = 6 * n * d * c / 2e14
     compiling = 20 * sum(name.startswith(("compiled", "cut")) for name in names)
@@ -300,7 +300,7 @@ def guess(size, names, repeat):
 
 
 def sizes_of(arguments):
-    """The sizes at which all contestants are compared."""
+    """Return the sizes at which all contestants are compared."""
     if arguments.sizes:
         sizes = [tuple(map(int, part.split(","))) for part in arguments.sizes.split(";") if part]
         if any(len(size) != 3 for size in sizes):
@@ -385,7 +385,7 @@ def main():
             arguments.write.parent.mkdir(parents=True, exist_ok=True)
             arguments.write.write_text(json.dumps(found, indent=2) + "\n")
 
-    # Where a file was written is the business of the machine it was written on.
+    # Do not record the path of the output file, which is specific to the machine.
     given = [f"results/{Path(a).name}" if a == str(arguments.write) else a for a in sys.argv[1:]]
     found = {"command": shlex.join(["python", "benchmarks/head.py", *given])}
     (on_cpu if arguments.cpu else on_device)(arguments, found, write)

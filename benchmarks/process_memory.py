@@ -1,9 +1,9 @@
-"""Memory that one step of a process takes, seen from outside: for steps on the CPU.
+"""Measure the memory of one step on the CPU, as seen by the operating system.
 
-The allocator is told to give back at once what is freed (a fixed ``M_MMAP_THRESHOLD`` of 64 KiB,
-``malloc_trim`` before the step): otherwise it keeps a share that varies from run to run. The
-kernel's high-water mark is reset just before the step, because making the parameters may have been
-higher; where that cannot be done (not on Linux), ``ru_maxrss`` is used and may come out too low.
+The allocator is configured to return freed memory at once (a fixed ``M_MMAP_THRESHOLD`` of 64 KiB,
+``malloc_trim`` before the step): otherwise it keeps an amount that varies from run to run. The
+kernel's high-water mark is reset just before the step, because creating the parameters may have
+needed more; where that is not possible (only Linux can), ``ru_maxrss`` is used and may be too low.
 """
 
 import contextlib
@@ -16,7 +16,7 @@ from pathlib import Path
 
 
 def resident():
-    """Bytes of this process in memory now."""
+    """Return the current resident size of this process in bytes."""
     try:
         pages = int(Path("/proc/self/statm").read_text().split()[1])
     except OSError:
@@ -25,13 +25,13 @@ def resident():
 
 
 def reset_highest():
-    """Start the kernel's high-water mark anew; without effect outside Linux."""
+    """Reset the kernel's high-water mark; no effect outside Linux."""
     with contextlib.suppress(OSError):
         Path("/proc/self/clear_refs").write_text("5")
 
 
 def highest():
-    """The most bytes of this process that were in memory at once."""
+    """Return the peak resident size of this process in bytes."""
     try:
         for line in Path("/proc/self/status").read_text().splitlines():
             if line.startswith("VmHWM:"):
@@ -42,18 +42,18 @@ def highest():
 
 
 def allocator(action, *arguments):
-    """Ask the C library's allocator for something; without effect where it is not glibc."""
+    """Call a function of glibc's allocator; no effect with another C library."""
     with contextlib.suppress(OSError, AttributeError):
         getattr(ctypes.CDLL("libc.so.6"), action)(*arguments)
 
 
 def extra_memory(make, size, warm_up):
-    """Bytes that one step needs beyond what is there before it; for a process of its own.
+    """Return the bytes that one step needs beyond the memory in use; run it in a fresh process.
 
     Args:
-        make: gives a step and what forgets its gradients, from a size.
-        size: of the step that is measured.
-        warm_up: of a step before, which loads the code and the buffers that libraries keep.
+        make: function of a size that returns a step and a function that clears its gradients.
+        size: size of the measured step.
+        warm_up: size of a step before, which loads code and permanent buffers of libraries.
     """
     threshold = -3  # M_MMAP_THRESHOLD of mallopt
     allocator("mallopt", threshold, 1 << 16)
@@ -72,7 +72,7 @@ def extra_memory(make, size, warm_up):
 
 
 def processor():
-    """Name of the CPU."""
+    """Return the name of the CPU."""
     try:
         lines = Path("/proc/cpuinfo").read_text().splitlines()
         return next(line.split(": ")[1] for line in lines if line.startswith("model name"))

@@ -1,16 +1,17 @@
-"""Accuracy, time and memory against the share of the classes that a step of training compares with.
+"""Accuracy, time and memory of a head that samples a share of the classes in every step.
 
     python benchmarks/sampling.py                # CPU, about ten minutes on two free cores
     python benchmarks/sampling.py --device cuda --write results/sampling_h200.json
 
-Accuracy: Omniglot. The characters of the background set are learned, each of the ways to turn (on a
-GPU also to mirror) it as a class of its own. Of the 20 images of a class 15 are trained with. Two
-numbers of the last epoch are reported: accuracy on the other 5 among all classes that were learned,
-and how often the nearest image of a new character, of the evaluation set, has the same character.
+Accuracy: Omniglot. The training classes are the characters of the background set; every rotation
+(on a GPU also every reflection) is a separate class. 15 of the 20 images of a class are used for
+training. Two numbers of the last epoch are reported: accuracy on the other 5 images among all
+training classes, and recall, how often the nearest image of a new character of the evaluation set
+shows the same character.
 
-Cost: a head of many random classes with SGD and momentum, without a network; one step of it.
+Cost: one step of a head of many random classes with SGD and momentum, without a network.
 
-Only torch, pyarrow and Pillow are needed. The data is looked for in TAMMES_DATA.
+Needs only torch, pyarrow and Pillow, and the data in TAMMES_DATA.
 """
 
 import argparse
@@ -56,7 +57,7 @@ COST = {"cpu": (64, 128, 200_000), "cuda": (1024, 512, 1_000_000)}
 
 
 def read(split):
-    """Images of all characters of a split, shape ``(characters, 20, 28, 28)``; ink is one."""
+    """Images of all characters of a split, shape ``(characters, 20, 28, 28)``; ink is 1."""
     import pyarrow.parquet
     from PIL import Image
 
@@ -73,14 +74,14 @@ def read(split):
 
 
 def turned(images, views):
-    """The first of the eight ways to turn and mirror each character, each a class of its own."""
+    """Return the first of the eight rotations and reflections of each character, as classes."""
     ways = [torch.rot90(images, turn, (-2, -1)) for turn in range(4)]
     ways += [way.flip(-1) for way in ways]
     return torch.cat(ways[:views])
 
 
 def shifted(images):
-    """Each image moved by up to two pixels either way."""
+    """Shift each image by up to two pixels in each direction."""
     count = len(images)
     padded = F.pad(images, (2, 2, 2, 2))
     top, left = (torch.randint(5, (count, 1, 1), device=images.device) for _ in range(2))
@@ -93,7 +94,7 @@ def shifted(images):
 
 
 def network(channels, features):
-    """Four convolutions that halve the image each, and a linear map."""
+    """Build a network of four convolutions, each halving the image, and a linear layer."""
     layers, before = [], 1
     for after in (channels, 2 * channels, 2 * channels, 2 * channels):
         layers.append(nn.Conv2d(before, after, 3, stride=2, padding=1, bias=False))
@@ -110,7 +111,7 @@ def build(size, classes, rate, correct, scale):
 
 
 def train(images, new, rate, correct, seed, form, device):
-    """Train once: accuracy on images held out and recall on new characters."""
+    """Train once; return the accuracy on held-out images and the recall on new characters."""
     torch.manual_seed(seed)
     classes = len(images)
     backbone = network(form["channels"], form["features"]).to(device)
@@ -149,7 +150,7 @@ def embed(backbone, images, device):
 
 
 def accuracy(backbone, head, images, device):
-    """Percent of images whose class is the best of all that were learned."""
+    """Percentage of images whose class has the highest score of all training classes."""
     features = embed(backbone, images.flatten(0, 1), device)
     labels = torch.arange(len(images), device=device).repeat_interleave(images.shape[1])
     best = torch.cat([head.top(part).classes[:, 0] for part in features.split(1024)])
@@ -157,7 +158,7 @@ def accuracy(backbone, head, images, device):
 
 
 def recall(backbone, images, device):
-    """Percent of images of new characters whose nearest other image has the same character."""
+    """Percentage of images of new characters whose nearest other image shows the same character."""
     features = F.normalize(embed(backbone, images.flatten(0, 1), device))
     labels = torch.arange(len(images), device=device).repeat_interleave(images.shape[1])
     right = 0
@@ -172,9 +173,9 @@ def recall(backbone, images, device):
 
 
 def cost(rate, device, turns=10):
-    """Milliseconds of a step of a head of many classes, and on a GPU its peak of memory in GiB.
+    """Milliseconds per step of a head of many classes, and on a GPU the peak memory in GiB.
 
-    On a CPU it is the time of the processor, which does not depend on who else is at work.
+    On a CPU it is processor time, which does not depend on other processes.
     """
     clock = time.perf_counter if device.type == "cuda" else time.process_time
     examples, size, classes = COST[device.type]
@@ -224,7 +225,7 @@ def costs(rates, device):
 
 
 def prepare(form, threads):
-    """What every process has."""
+    """Set up a worker process."""
     global IMAGES, NEW
     torch.set_num_threads(threads)
     IMAGES, NEW = turned(read("background"), form["views"]), read("evaluation")
@@ -235,7 +236,7 @@ def run(rate, correct, seed, form, device):
 
 
 def accuracies(rates, form, device, workers):
-    """A row for each rate, with all classes as they are, below that also corrected."""
+    """Return a row for each rate; for rates below 1 also with the correction."""
     wanted = [(rate, correct) for rate in rates for correct in (False, True)[: 1 + (rate < 1)]]
     threads = max(torch.get_num_threads() // workers, 1)
     columns = ("rate", "corrected", "classes a step", "accuracy %", "recall %")

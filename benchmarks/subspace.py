@@ -1,6 +1,6 @@
-"""What the projection of a direct or spectral sum costs, beside the routines it can be made of.
+"""Time the projection of a direct or spectral sum, and the routines it can be built from.
 
-    python benchmarks/subspace.py                    # 64 prototypes of 640 numbers, as on CIFAR-FS
+    python benchmarks/subspace.py                # 64 prototypes, 640 dimensions, as for CIFAR-FS
     python benchmarks/subspace.py --device cuda --classes 100
 
 Prototypes are random, in single precision; routines are timed in double precision, as the
@@ -17,7 +17,7 @@ from tammes.losses.subspace import OrthogonalComplement, SpectralComplement
 
 
 def milliseconds(work, device, repeats):
-    """Median time of some work, which is done once before."""
+    """Median time of a function, after one warm-up call."""
     times = []
     for _ in range(repeats + 1):
         began = time.perf_counter()

@@ -1,12 +1,12 @@
-"""Images per second of the lab beside a bare loop on the same network, in one run.
+"""Images per second of the lab compared with a bare loop on the same network.
 
     python benchmarks/train.py                    # on a GPU: CIFAR-100, 13-layer network, bf16
-    python benchmarks/train.py --cells 6          # and that many side by side
-    python benchmarks/train.py --cells 6 --only   # the latter alone
-    python benchmarks/train.py --cpu              # tiny, to see that it works
+    python benchmarks/train.py --cells 6          # also six concurrent runs
+    python benchmarks/train.py --cells 6 --only   # only the concurrent runs
+    python benchmarks/train.py --cpu              # tiny, as a smoke test
     python benchmarks/train.py --quick            # tiny, on digits; with --cpu too
 
-The bare loop is what one writes by hand: images on the device, crops and flips in plain torch,
+The bare loop is written by hand: images on the device, crops and flips in plain torch,
 autocast, cross entropy, SGD. It measures nothing and writes nothing.
 """
 
@@ -30,7 +30,7 @@ WORK = "tammes.lab.runner.sweep:train_cell"
 
 
 def augmented(pixels, mean, std):
-    """Crops of the padded images, half of them flipped, normalised."""
+    """Crop the padded images, flip half of them, and normalise."""
     images = (pixels.float() / 255 - mean) / std
     count, _, height, width = images.shape
     padded = F.pad(images, (4, 4, 4, 4))
@@ -44,7 +44,7 @@ def augmented(pixels, mean, std):
 
 
 def bare(images, config, device, *, compiled):
-    """Images per second of a loop written by hand, over its last epoch."""
+    """Images per second of the hand-written loop, over its last epoch."""
     torch.manual_seed(0)
     backbone = backbones.build(config.backbone, shape=images.shape)
     classes = len(images.classes)
@@ -85,12 +85,12 @@ def rate_of(run):
 
 
 def cell(config, folder):
-    """A run for a process of its own."""
+    """A run in its own process."""
     return Cell(f"seed {config.seed}", Path(folder) / config.folder, {"config": config.to_dict()})
 
 
 def together(folders):
-    """Images per second of all cells while all were at work, after the first epoch of each."""
+    """Images per second of all concurrent cells in total, after the first epoch of each."""
     epochs = [Run(folder).timing for folder in folders]
     low = max(rows[0]["ended"] for rows in epochs)
     high = min(rows[-1]["ended"] for rows in epochs)
@@ -105,7 +105,7 @@ def together(folders):
 
 
 def one_by_one(images, config, device, folder, results):
-    """The bare loop, and every way of ours, one after the other."""
+    """Run the bare loop and every variant of the lab in sequence."""
     results["bare"] = bare(images, config, device, compiled=False)
     ways = {"eager": {"graphs": "off"}}
     if device.type == "cuda":
@@ -156,7 +156,7 @@ def main():
         if arguments.cells:
             best = {} if arguments.cpu else {"compile": True}
             seeds = range(arguments.cells)
-            # Long enough for those that start first to wait for the others.
+            # Enough epochs for the first cells to still run when the last ones start.
             longer = config.replace(**best, epochs=5 * config.epochs)
             cells = [cell(longer.replace(seed=seed), folder) for seed in seeds]
             at = places(arguments.cells, arguments.cells, accelerator=device.type)

@@ -1,4 +1,4 @@
-"""Few-shot on Omniglot: train on 1,028 characters, recognise 423 others from one or five drawings.
+"""Train on 1,028 Omniglot characters, recognise 423 new ones from one or five drawings.
 
     python examples/fewshot_omniglot.py
 
@@ -15,5 +15,5 @@ config = Config(data="omniglot", classes="omniglot:base", image_size=28, epochs=
                 backbone="conv4(width=0.5)", head="linear(bias=False)", optimizer="adam", lr=3e-3,
                 loss="softmax() + proto()", sampler="episodes(way=16, shot=8)")  # fmt: skip
 run = train(config, "runs/omniglot")
-for row in evaluate(from_run(run.folder, chosen="omniglot:novel"), shots=(1, 5), episodes=2000):
+for row in evaluate(from_run(run.folder, classes="omniglot:novel"), shots=(1, 5), episodes=2000):
     print(f"{row.method:<10}{row.shot}-shot   {row.accuracy.shown()} %")

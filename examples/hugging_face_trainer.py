@@ -1,8 +1,8 @@
-"""Hugging Face: the criterion lives in the model, which returns the loss the Trainer looks for.
+"""Use a criterion with the Hugging Face Trainer: the model contains it and returns its loss.
 
     python examples/hugging_face_trainer.py
 
-Inside the model the prototypes are trained, moved and saved with everything else.
+As part of the model, the prototypes are trained, moved and saved with all other parameters.
 """
 
 import tempfile
@@ -19,7 +19,7 @@ import tammes
 
 @dataclass
 class Scores(ModelOutput):
-    """What the Trainer reads: the loss where there are labels, and scores without margin."""
+    """Output for the Trainer: the loss if labels are given, and logits without margin."""
 
     loss: torch.Tensor | None = None
     logits: torch.Tensor | None = None
@@ -52,10 +52,10 @@ class DigitsModel(PreTrainedModel):
         self.post_init()
 
     def _init_weights(self, module):
-        """Every part has initialised itself."""
+        """Do nothing: every submodule initialises itself."""
 
     def forward(self, images, labels=None):
-        """Scores of a batch, and its loss where there are labels."""
+        """Return the logits of a batch, and the loss if labels are given."""
         features = self.network(images)
         loss = None if labels is None else self.criterion(features, labels)
         return Scores(loss=loss, logits=self.criterion.logits(features))

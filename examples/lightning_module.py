@@ -1,4 +1,4 @@
-"""Lightning: the criterion is a submodule, so its prototypes are trained, moved and saved.
+"""Use a criterion with Lightning: as a submodule it is trained, moved and saved automatically.
 
 python examples/lightning_module.py
 """
@@ -21,24 +21,24 @@ class Classifier(lightning.LightningModule):
         super().__init__()
         self.lr = lr
         self.network = nn.Sequential(nn.Linear(64, 128), nn.ReLU(), nn.Linear(128, size))
-        # Set here, in __init__: that is all Lightning needs to find its parameters.
+        # As an attribute set in __init__, Lightning finds its parameters.
         self.criterion = tammes.ArcFace(size, classes, margin=0.3, scale=16.0)
 
     def training_step(self, batch, index):
-        """Loss of a batch; every term of it goes to the log."""
+        """Return the loss of a batch and log every term."""
         images, labels = batch
         loss = self.criterion(self.network(images), labels)
         self.log_dict(self.criterion.terms)
         return loss
 
     def test_step(self, batch, index):
-        """Accuracy, by scores without margin."""
+        """Log the accuracy of the logits without margin."""
         images, labels = batch
         predicted = self.criterion.logits(self.network(images)).argmax(1)
         self.log("accuracy", (predicted == labels).float().mean())
 
     def configure_optimizers(self):
-        """The prototypes learn faster than the network."""
+        """Use a larger learning rate for the prototypes than for the network."""
         groups = self.criterion.param_groups(self.network, lr=self.lr, head_lr=10 * self.lr)
         return torch.optim.SGD(groups, momentum=0.9)
 

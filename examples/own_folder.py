@@ -1,7 +1,7 @@
-"""Your own images, two losses, one table and one page: docs/tutorial.md in Python.
+"""Compare two losses on your own images and write a report page: docs/tutorial.md in Python.
 
-    python examples/own_folder.py                  # on a folder of digits that it makes
-    python examples/own_folder.py path/to/images   # a folder for each class in it
+    python examples/own_folder.py                  # creates and uses a folder of digits
+    python examples/own_folder.py path/to/images   # with one subfolder per class
 
 Needs `tammes[lab]`.
 """

@@ -1,9 +1,9 @@
-"""A plain training loop: both parameter groups, a margin that warms up, a checkpoint that resumes.
+"""Plain training loop with two parameter groups, margin warm-up and a resumable checkpoint.
 
     python examples/plain_torch.py
 
-The criterion owns the prototypes, so it belongs wherever the network does: in the optimizer, on
-the device, and in the checkpoint.
+The criterion owns the prototypes, so treat it like the network: pass it to the optimizer, move it
+to the device, and save it in the checkpoint.
 """
 
 import tempfile
@@ -19,7 +19,7 @@ from tammes.schedules import WarmUp
 def build(epochs):
     network = nn.Sequential(nn.Linear(64, 128), nn.ReLU(), nn.Linear(128, 32))
     criterion = tammes.CosFace(embedding_size=32, num_classes=10, margin=0.35, scale=16.0)
-    # One call is one step: the margin is complete after half of the training.
+    # Each call is one step: the margin reaches its final value halfway through training.
     criterion.schedule(margin=WarmUp(0.0, 0.35, steps=epochs * 11))
     groups = criterion.param_groups(network, lr=0.01, head_lr=0.1, weight_decay=5e-4)
     optimizer = torch.optim.SGD(groups, momentum=0.9)
@@ -64,7 +64,7 @@ def main(epochs=10, path=None):
         train(network, criterion, optimizer, images[:1400], labels[:1400], epochs - epochs // 2)
 
     with torch.no_grad():
-        # Scores without margin: the argmax is the prediction.
+        # Logits without margin: the argmax is the prediction.
         predicted = criterion.logits(network.eval()(images[1400:])).argmax(1)
     accuracy = (predicted == labels[1400:]).float().mean().item()
     print(f"test accuracy {accuracy:.3f}")

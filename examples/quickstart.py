@@ -1,4 +1,4 @@
-"""Three losses on scikit-learn's digits: what they do to accuracy, and to the margins.
+"""Compare the accuracy and the margins of three losses on scikit-learn's digits.
 
     python examples/quickstart.py
 
@@ -25,7 +25,7 @@ CRITERIA = {
 
 
 def digits():
-    """Images as rows in [0, 1] and labels: for training, and for testing."""
+    """Return training and test images, as rows in [0, 1], with their labels."""
     images, labels = load_digits(return_X_y=True)
     parts = train_test_split(images / 16, labels, test_size=0.25, random_state=0, stratify=labels)
     train_x, test_x, train_y, test_y = map(torch.as_tensor, parts)
@@ -36,7 +36,7 @@ def train(criterion, images, labels, epochs):
     network = nn.Sequential(
         nn.Linear(64, 128), nn.BatchNorm1d(128), nn.ReLU(), nn.Linear(128, SIZE)
     )
-    # The prototypes are in the criterion: its param_groups holds both.
+    # The criterion owns the prototypes: its param_groups covers both.
     groups = criterion.param_groups(network, lr=0.1, weight_decay=5e-4)
     optimizer = torch.optim.SGD(groups, momentum=0.9)
     steps = epochs * math.ceil(len(images) / 64)
@@ -52,7 +52,7 @@ def train(criterion, images, labels, epochs):
 
 @torch.no_grad()
 def measure(network, criterion, images, labels):
-    """Accuracy, and the margins in angles and cosines, whatever the loss was trained on."""
+    """Return the accuracy and the margins in angles and cosines, for any loss."""
     features = network(images)
     correct = criterion.logits(features).argmax(1) == labels
     prototypes = nn.functional.normalize(criterion.head.weight)
@@ -114,5 +114,5 @@ def table(runs, seeds, tested):
 
 
 if __name__ == "__main__":
-    torch.set_num_threads(1)  # such small products gain nothing from more
+    torch.set_num_threads(1)  # products this small gain nothing from more threads
     main()

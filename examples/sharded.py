@@ -1,11 +1,11 @@
-"""Classes spread over processes: each has some of the prototypes, none has them all.
+"""Shard the classes over processes: each holds a part of the prototypes, none holds all.
 
-    python examples/sharded.py                          # one process has all classes
-    torchrun --nproc-per-node 2 examples/sharded.py     # two have half of them each
+    python examples/sharded.py                          # one process holds all classes
+    torchrun --nproc-per-node 2 examples/sharded.py     # two processes hold half each
 
-The backbone is wrapped in DistributedDataParallel, the criterion is not: its head knows its ranks.
-Every step compares with a fifth of the classes. Half way everything is saved and loaded again; the
-checkpoint could as well be loaded on another number of processes.
+The backbone is wrapped in DistributedDataParallel, the criterion is not: its head communicates on
+its own. Every step samples a fifth of the classes. Halfway through, everything is saved and loaded
+again; the checkpoint could be loaded at another world size as well.
 """
 
 import argparse
@@ -26,7 +26,7 @@ BATCH = 60
 
 
 def synthetic(per_class, seed):
-    """Noisy pictures of classes that are the same in every process."""
+    """Draw noisy images of classes that are the same in every process."""
     generator = torch.Generator().manual_seed(0)
     centres = torch.randn(CLASSES, 16, generator=generator)
     lens = torch.randn(16, PIXELS, generator=generator) / 4
@@ -52,7 +52,7 @@ def build(ranks):
 def train(backbone, criterion, optimizer, epochs, rank, ranks):
     images, labels = synthetic(per_class=8, seed=1)
     for epoch in epochs:
-        # The order is everybody's, and each takes its share of every batch.
+        # All processes use the same order, and each takes its part of every global batch.
         order = torch.randperm(len(images), generator=torch.Generator().manual_seed(epoch))
         for batch in order.split(BATCH):
             mine = batch[rank::ranks]
@@ -65,13 +65,13 @@ def train(backbone, criterion, optimizer, epochs, rank, ranks):
 
 
 def accuracy(backbone, head, rank, ranks):
-    """Share of new pictures whose class is the best of all processes' classes."""
+    """Share of new images whose class has the highest score over all processes."""
     images, labels = synthetic(per_class=2, seed=2)
     images, labels = images[rank::ranks], labels[rank::ranks]
     with torch.no_grad():
         best = head.top(backbone(images)).classes[:, 0]
     right = torch.tensor([(best == labels).sum(), len(labels)])
-    right = head.ranks.sum(right)
+    right = head.group.all_reduce(right)
     return (right[0] / right[1]).item()
 
 
@@ -83,7 +83,7 @@ def main(epochs=6, path=None):
     with tempfile.TemporaryDirectory() as folder:
         place = [path or folder]
         if ranks > 1:
-            # All must write to the same folder: that of the first.
+            # All processes must write to the same folder: the one of the first process.
             dist.broadcast_object_list(place)
         backbone, criterion, optimizer = build(ranks)
         train(backbone, criterion, optimizer, range(epochs // 2), rank, ranks)
@@ -98,7 +98,7 @@ def main(epochs=6, path=None):
         train(backbone, criterion, optimizer, range(saved["epoch"], epochs), rank, ranks)
         result = accuracy(backbone, criterion.head, rank, ranks)
         if ranks > 1:
-            # Nobody takes the folder away while others still read.
+            # Wait for all processes to finish reading before the folder is deleted.
             dist.barrier()
             dist.destroy_process_group()
     if rank == 0:

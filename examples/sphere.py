@@ -1,14 +1,14 @@
-"""Eight classes on the sphere: what a loss could reach, and what training with it does reach.
+"""Eight classes on the sphere: the optimum of a loss, and where training with it ends.
 
     python examples/sphere.py                  # 10 seeds, under two minutes on one core
     python examples/sphere.py --seeds 3 --png sphere.png
 
-The toy of Zhou et al., Learning Towards the Largest Margins, ICLR 2022, Fig. 1. Eight prototypes
-and one free feature per class are trained with SGD: learning rate 0.1 with a cosine decay, momentum
-0.9, 3000 steps, back to unit length after each. Eight directions can be 74.86 degrees apart; the
-figure shows LM-Softmax near it and the other losses far below. Solved to the optimum instead, all
-of them end at the same angle: the difference is one of training, where the softmax saturates, and
-not of what the losses want.
+The toy problem of Zhou et al., Learning Towards the Largest Margins, ICLR 2022, Fig. 1. Eight
+prototypes and one free feature per class are trained with SGD: learning rate 0.1 with cosine decay,
+momentum 0.9, 3000 steps, renormalised to unit length after each. Eight directions can be 74.86
+degrees apart; the figure shows LM-Softmax close to that and the other losses far below. Solved to
+the optimum instead, all losses end at the same angle: the gap comes from training, where the
+softmax saturates, not from the optimum of the losses.
 """
 
 import argparse
@@ -35,7 +35,7 @@ SCALES = (20.0, 64.0)
 
 
 def start(seeds: int) -> tuple[Tensor, Tensor]:
-    """Random prototypes and features of every seed, each of shape (seeds, 8, 3)."""
+    """Draw random prototypes and features of every seed, each of shape (seeds, 8, 3)."""
     draws = [
         torch.randn(2, CLASSES, SIZE, generator=torch.Generator().manual_seed(seed)).double()
         for seed in range(seeds)
@@ -52,7 +52,7 @@ def loss(term: tammes.Term, scale: float, prototypes: Tensor, features: Tensor) 
         (features @ prototypes.mT).flatten(0, 1),
         torch.arange(CLASSES).repeat(seeds),
         scale=scale,
-        # To its own prototype each feature is compared apart, which keeps small angles exact.
+        # The similarity to the own prototype is computed separately, to keep small angles exact.
         own=Cosine().own(features.flatten(0, 1), prototypes.flatten(0, 1), reads),
         reads=reads,
     )
@@ -62,17 +62,17 @@ def loss(term: tammes.Term, scale: float, prototypes: Tensor, features: Tensor) 
 def train(
     term: tammes.Term, scale: float, *, seeds: int = 10, steps: int = 3000
 ) -> tuple[Tensor, Tensor]:
-    """Prototypes and features after SGD, each of shape (seeds, 8, 3)."""
+    """Return prototypes and features after SGD, each of shape (seeds, 8, 3)."""
     points = [tensor.requires_grad_() for tensor in start(seeds)]
     optimizer = torch.optim.SGD(points, lr=0.1, momentum=0.9)
     schedule = torch.optim.lr_scheduler.CosineAnnealingLR(optimizer, steps)
     for _ in range(steps):
         optimizer.zero_grad()
-        # The sum over seeds: each gets the gradient of its own mean.
+        # Sum over seeds, so that each gets the gradient of its own mean.
         loss(term, scale, *points).sum().backward()
         optimizer.step()
         schedule.step()
-        # Left alone the points grow, which slows them down and makes the gap larger still.
+        # Otherwise the points grow, which slows them down and makes the gap even larger.
         with torch.no_grad():
             for tensor in points:
                 tensor.copy_(unit(tensor))
@@ -81,10 +81,10 @@ def train(
 
 
 def solve(term: tammes.Term, scale: float, *, starts: int = 2) -> tuple[Tensor, Tensor]:
-    """Prototypes and features at the optimum, each of shape (1, 8, 3): the best of two starts.
+    """Return the optimal prototypes and features, each of shape (1, 8, 3): the best of two starts.
 
-    L-BFGS on the logarithm of the loss, which does not saturate; from a soft scale to the wanted
-    one, so that a start is not caught in a poor arrangement.
+    L-BFGS on the logarithm of the loss, which does not saturate, with a scale that grows from a
+    small value to the final one, so that a start does not get stuck in a poor arrangement.
     """
     found = []
     for pair in zip(*start(starts), strict=True):
@@ -97,11 +97,11 @@ def solve(term: tammes.Term, scale: float, *, starts: int = 2) -> tuple[Tensor, 
 
 
 def place(term: tammes.Term, prototypes: Tensor, offsets: Tensor) -> tuple[Tensor, Tensor]:
-    """Unit prototypes, and features beside them."""
+    """Unit prototypes, and features close to them."""
     prototypes = unit(prototypes)
     across = offsets - (offsets * prototypes).sum(-1, keepdim=True) * prototypes
     if term.name == "arcface":
-        # It has a corner at angle zero; with an angle that grows as a square it is smooth there.
+        # The angle has a corner at zero; a quadratic parametrisation is smooth there.
         across = across * across.norm(dim=-1, keepdim=True)
     return prototypes, unit(prototypes + across)
 
@@ -187,5 +187,5 @@ if __name__ == "__main__":
     parser.add_argument("--seeds", type=int, default=10)
     parser.add_argument("--steps", type=int, default=3000)
     parser.add_argument("--png", help="write a picture there; needs matplotlib")
-    torch.set_num_threads(1)  # such small products gain nothing from more
+    torch.set_num_threads(1)  # products this small gain nothing from more threads
     main(**vars(parser.parse_args()))

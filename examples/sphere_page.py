@@ -1,10 +1,10 @@
-"""Eight classes on the sphere as a page to turn with the mouse, and as a figure for a paper.
+"""Eight classes on the sphere, as an interactive page and as a figure for a paper.
 
     python examples/sphere_page.py                    # out/sphere.html and out/sphere.png
     python examples/sphere_page.py --out elsewhere
 
-The toy of Zhou et al., Learning Towards the Largest Margins, ICLR 2022, Fig. 1, trained by
-`examples/sphere.py`: there is what is trained and how. Needs `tammes[lab]`.
+The toy problem of Zhou et al., Learning Towards the Largest Margins, ICLR 2022, Fig. 1, trained as
+described in `examples/sphere.py`. Needs `tammes[lab]`.
 """
 
 import argparse
@@ -14,8 +14,8 @@ from pathlib import Path
 from sphere import CLASSES, LOSSES, SCALES, SIZE, final_points, margins, solve
 
 import tammes
-from tammes.lab.report.charts import gallery
-from tammes.lab.report.render import html_page
+from tammes.lab.report.charts import distributions
+from tammes.lab.report.render import html_page, matplotlib_charts
 
 
 def build(scales: Sequence[float], steps: int, out: Path) -> tuple[Path, Path]:
@@ -34,8 +34,8 @@ def build(scales: Sequence[float], steps: int, out: Path) -> tuple[Path, Path]:
         "not of what the losses want."
     )
     columns = ("loss", "scale", "trained, degrees", "solved, degrees")
-    # A phone turns eight spheres at once, not more: those of the last scale.
-    turnable = html_page.pictures(gallery.spheres.chart(found))
+    # A phone can render eight spheres at once, not more: show those of the last scale.
+    turnable = html_page.pictures(distributions.spheres.chart(found))
     sections = [
         html_page.Section("", [html_page.Text(text), html_page.Table(columns, rows)]),
         html_page.Section(f"Trained at scale {scale:g}", turnable),
@@ -43,7 +43,7 @@ def build(scales: Sequence[float], steps: int, out: Path) -> tuple[Path, Path]:
     lead = [f"The best arrangement of eight directions has a class margin of {best:.2f}°."]
     html, png = out / "sphere.html", out / "sphere.png"
     html_page.write(html, html_page.render("Eight classes on the sphere", sections, lead=lead))
-    gallery.save(gallery.spheres(found), png)
+    matplotlib_charts.save(distributions.spheres(found), png)
     return html, png
 
 

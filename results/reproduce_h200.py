@@ -1,18 +1,17 @@
-"""How ledgers in this folder are filled on a machine with one H200.
+"""Fill the ledgers in this folder on a machine with one H200.
 
-``python results/reproduce_h200.py PHASE... --out DIR --seconds 560 [--parallel 6]``: the cells of
-some phases below, until they are done or time is up; the same call goes on from there. What is
-``tammes reproduce`` for one recipe at a time is one queue here, so that the GPU is never idle, and
-nothing but torch, Lightning, pyarrow and Pillow is needed.
+``python results/reproduce_h200.py PHASE... --out DIR --seconds 560 [--parallel 6]`` runs the
+cells of the given phases until they are done or time is up; repeat the call to resume. Unlike
+``tammes reproduce``, all recipes share one queue, so that the GPU is never idle. Needs only torch,
+Lightning, pyarrow and Pillow.
 """
 
 import argparse
 import signal
 
-from tammes.lab.report.reproduced import print_table
-
+from tammes.lab.report.paper_comparison_writers import print_table
 from tammes.lab.reproduce import recipes
-from tammes.lab.reproduce.run import Engine, Selection, reproduce
+from tammes.lab.reproduce.run import RunnerSettings, Selection, reproduce
 
 CIFAR, TAILS = ["cifar100"], ["cifar100_lt100", "cifar100_lt10"]
 SIDES = [f"{name}_{s}" for name in ("normface", "cosface", "arcface") for s in (64, 20, 10)]
@@ -84,7 +83,7 @@ def main() -> None:
     signal.signal(signal.SIGALRM, signal.default_int_handler)
     signal.alarm(arguments.seconds)
     try:
-        engine = Engine(workers=arguments.parallel)
+        engine = RunnerSettings(workers=arguments.parallel)
         ledgers = reproduce(selections, arguments.out, quick=arguments.quick, engine=engine)
     except KeyboardInterrupt:
         print(f"time is up; the ledgers are in {arguments.out}")

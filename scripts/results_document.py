@@ -42,14 +42,14 @@ def results_document(folder: Path) -> str:
     Raises:
         ValueError: a ledger cannot be read, or is of the quick form, which is no result.
     """
-    found = [_read(path) for path in sorted(Path(folder).glob("*/*.json"))]
-    if not found:
+    comparisons = [_read(path) for path in sorted(Path(folder).glob("*/*.json"))]
+    if not comparisons:
         return f"{_HEAD}\nNothing has been reproduced yet.\n"
-    parts = [f"{_HEAD}\n{ERRORS} {DAGGER}\n{VERDICTS}\n", "\n".join(_contents(found)) + "\n"]
-    for each in found:
+    parts = [f"{_HEAD}\n{ERRORS} {DAGGER}\n{VERDICTS}\n", "\n".join(_contents(comparisons)) + "\n"]
+    for each in comparisons:
         lines = [f"## {each.recipe.name}", "", *markdown_section(each), *_pictures(each, folder)]
         parts.append("\n".join(lines) + "\n")
-    begun = {each.recipe.name for each in found}
+    begun = {each.recipe.name for each in comparisons}
     waiting = [name for name in recipes.names() if name not in begun]
     if waiting:
         parts.append("## Not begun\n\n" + "".join(f"- `{name}`\n" for name in waiting))
@@ -64,10 +64,10 @@ def _read(path: Path) -> PaperComparison:
     return PaperComparison(recipe, ledger.current(recipe))
 
 
-def _contents(found: Sequence[PaperComparison]) -> Iterator[str]:
+def _contents(comparisons: Sequence[PaperComparison]) -> Iterator[str]:
     yield "| recipe | source | cells | claims |"
     yield "|---|---|---|---|"
-    for each in found:
+    for each in comparisons:
         name, source = each.recipe.name, markdown_text(each.recipe.source)
         outcomes = Counter(verdict.outcome for verdict in each.verdicts)
         claims = {kind: outcomes[kind] for kind in ("holds", "leans", "fails", "open")}
@@ -78,9 +78,9 @@ def _contents(found: Sequence[PaperComparison]) -> Iterator[str]:
         yield f"| [{name}](#{anchor}) | {source} | {' | '.join(counts)} |"
 
 
-def _pictures(found: PaperComparison, folder: Path) -> Iterator[str]:
+def _pictures(comparison: PaperComparison, folder: Path) -> Iterator[str]:
     """Figures that were drawn of a recipe."""
-    title, name = markdown_text(found.recipe.title), found.recipe.name
+    title, name = markdown_text(comparison.recipe.title), comparison.recipe.name
     for path in sorted((folder / name).glob("*.png")):
         if _PICTURE.fullmatch(path.stem):
             yield from ("", f"![{title}](../results/{name}/{path.name})")
@@ -101,8 +101,8 @@ def main(folder: Path = Path("results"), page: Path = Path("docs/results.md")) -
         print(said, file=sys.stderr)
         return 2
     for path in sorted(folder.glob("*/*.json")):
-        found = _read(path)
-        charts = reproduction_figures(found.recipe, found.ledger)
+        comparison = _read(path)
+        charts = reproduction_figures(comparison.recipe, comparison.ledger)
         for name in filter(_PICTURE.fullmatch, charts):
             save(draw(charts[name]), path.with_suffix("") / f"{name}.png", dpi=_DPI)
     write_atomically(page, results_document(folder).encode())

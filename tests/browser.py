@@ -5,7 +5,7 @@ import fcntl
 import itertools
 import json
 import os
-import select
+import selectors
 import shutil
 import signal
 import subprocess
@@ -98,7 +98,10 @@ class Browser:
 
     def _read(self, until):
         while b"\0" not in self._buffer:
-            ready, _, _ = select.select([self._answers], [], [], max(0.0, until - time.monotonic()))
+            # Not select(), which takes no file beyond the thousandth that is open.
+            with selectors.DefaultSelector() as selector:
+                selector.register(self._answers, selectors.EVENT_READ)
+                ready = selector.select(max(0.0, until - time.monotonic()))
             block = os.read(self._answers, 1 << 16) if ready else b""
             if not block:
                 raise TimeoutError("the browser did not answer")

@@ -15,7 +15,10 @@ import torch
 import tammes
 
 ROOT = Path(__file__).parents[1]
-PAGES = [ROOT / "README.md", *sorted((ROOT / "docs").glob("*.md"))]
+PAGES = [
+    *(ROOT / name for name in ("README.md", "CONTRIBUTING.md", "results/README.md")),
+    *sorted((ROOT / "docs").glob("*.md")),
+]
 
 BUILDERS = {name: value for name, value in vars(tammes).items() if hasattr(value, "definition")}
 SUMS = {"direct_sum": tammes.direct_sum, "spectral_sum": tammes.spectral_sum}
@@ -141,9 +144,106 @@ def test_the_finder_of_links_finds_them():
     assert links(text) == ["docs/a.md", "e.png"]
 
 
-@pytest.mark.parametrize("page", PAGES, ids=lambda page: page.name)
+def page_id(page):
+    return str(page.relative_to(ROOT))
+
+
+@pytest.mark.parametrize("page", PAGES, ids=page_id)
 def test_links_between_pages_lead_somewhere(page):
     missing = [link for link in links(page.read_text()) if not (page.parent / link).exists()]
+    assert not missing
+
+
+def anchors(text):
+    """Anchors that GitHub makes of the headings of a page."""
+    headings = re.findall(r"^#+ (.+)$", re.sub(r"```.*?```", "", text, flags=re.DOTALL), re.M)
+    return {re.sub(r"[^\w\- ]", "", heading.lower()).replace(" ", "-") for heading in headings}
+
+
+@pytest.mark.parametrize("page", PAGES, ids=page_id)
+def test_links_into_pages_lead_to_headings(page):
+    for name, anchor in re.findall(r"\]\(([\w./-]*\.md)?#([\w-]+)\)", page.read_text()):
+        target = page.parent / name if name else page
+        assert anchor in anchors(target.read_text()), f"{name}#{anchor}"
+
+
+FOLDERS = "benchmarks|docs|examples|results|scripts|src|tests"
+ROOMS = "|".join(f.name for f in Path(tammes.__file__).parent.iterdir() if f.is_dir())
+
+
+def mentioned_files(text):
+    """Paths of source, tests and pages that a text names, those inside the package included."""
+    from_root = re.findall(rf"(?<![\w/.-])(?:{FOLDERS})/[\w/.-]*\.(?:py|md|yaml)\b", text)
+    in_package = re.findall(rf"(?<![\w/.-])(?:{ROOMS})/[\w/.-]*\.py\b", text)
+    return [ROOT / name for name in from_root] + [ROOT / "src/tammes" / name for name in in_package]
+
+
+def test_mentioned_files_are_found():
+    text = "`kernels/merge.py`, tests/lab/test_x.py; `python scripts/a.py --b` [c](../docs/c.md)"
+    names = [str(path.relative_to(ROOT)) for path in mentioned_files(text)]
+    assert names == ["tests/lab/test_x.py", "scripts/a.py", "src/tammes/kernels/merge.py"]
+
+
+@pytest.mark.parametrize("page", PAGES, ids=page_id)
+def test_files_mentioned_in_pages_exist(page):
+    missing = [path for path in mentioned_files(page.read_text()) if not path.exists()]
+    assert not missing
+
+
+def resolve(name):
+    """The module, class, function or method of a dotted name; None where there is none."""
+    parts = name.split(".")
+    for length in range(len(parts), 0, -1):
+        try:
+            value = importlib.import_module(".".join(parts[:length]))
+        except ModuleNotFoundError:
+            continue
+        for part in parts[length:]:
+            value = getattr(value, part, None)
+        return value
+    return None
+
+
+def mentioned_names(text):
+    """Dotted names under ``tammes`` that a text names or that its Python blocks import."""
+    imports = re.findall(r"^from (tammes[\w.]*) import ([\w, ]+)$", text, re.MULTILINE)
+    imported = [
+        f"{module}.{name.split()[0]}" for module, names in imports for name in names.split(",")
+    ]
+    return [*re.findall(r"\btammes(?:\.[A-Za-z_]\w*)+", text), *imported]
+
+
+def test_mentioned_names_are_found_and_resolved():
+    text = (
+        "`tammes.schedules.WarmUp(0)`, tammes.lab.nowhere.x.\nfrom tammes.geometry import pack, x\n"
+    )
+    found = [name for name in mentioned_names(text) if resolve(name) is not None]
+    assert found == ["tammes.schedules.WarmUp", "tammes.geometry", "tammes.geometry.pack"]
+
+
+@pytest.mark.parametrize("page", PAGES, ids=page_id)
+def test_names_mentioned_in_pages_exist(page):
+    missing = [name for name in mentioned_names(page.read_text()) if resolve(name) is None]
+    assert not missing
+
+
+SCRIPTS = [
+    ROOT / "Makefile",
+    *(
+        path
+        for name in FOLDERS.split("|")
+        if name != "tests"
+        for path in (ROOT / name).rglob("*.py")
+    ),
+]
+
+
+def test_files_and_names_mentioned_in_source_and_scripts_exist():
+    missing = []
+    for script in SCRIPTS:
+        text = script.read_text(encoding="utf-8").replace("torch.ops.tammes", "")
+        missing += [(page_id(script), p) for p in mentioned_files(text) if not p.exists()]
+        missing += [(page_id(script), n) for n in mentioned_names(text) if resolve(n) is None]
     assert not missing
 
 

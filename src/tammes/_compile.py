@@ -1,4 +1,4 @@
-"""What a compiler is to leave alone."""
+"""Run functions outside of ``torch.compile``."""
 
 from collections.abc import Callable
 from typing import ParamSpec, TypeVar
@@ -9,10 +9,10 @@ _P = ParamSpec("_P")
 _T = TypeVar("_T")
 
 
-def apart(function: Callable[_P, _T]) -> Callable[_P, _T]:
-    """A function that runs as it is where ``torch.compile`` meets it: a graph ends before it.
+def outside_compile(function: Callable[_P, _T]) -> Callable[_P, _T]:
+    """Return the function so that ``torch.compile`` breaks the graph there and runs it eagerly.
 
-    ``torch.compiler.disable`` as a decorator would import the compiler together with tammes.
+    ``torch.compiler.disable`` as a decorator would import the compiler along with tammes.
     """
     if not torch.compiler.is_compiling():
         return function

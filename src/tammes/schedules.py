@@ -11,11 +11,11 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor
 
-from tammes._buffers import Steady
+from tammes._buffers import ExactBuffers
 from tammes.states import snapshot
 
 
-class Schedule(Steady):
+class Schedule(ExactBuffers):
     """A value that depends on how many steps have been taken.
 
     Attach it with :meth:`tammes.Criterion.schedule`; or call :meth:`step` yourself and pass the

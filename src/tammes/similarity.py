@@ -6,7 +6,9 @@ made alone), and what an example has to do with its own prototype. The last is c
 the products, in full precision: it is what margins act on.
 """
 
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, replace
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -15,6 +17,33 @@ TINY = 1e-12
 """A vector shorter than this has no direction."""
 _HUGE = 2.0**56
 """Largest number of a row whose square can be summed up in single precision, in any dimension."""
+
+
+_DEVICES = ("cpu", "cuda", "xpu", "mps", "hpu", "mtia", "xla", "maia", "privateuseone")
+_AUTOCAST = frozenset(name for name in _DEVICES if torch.amp.is_autocast_available(name))
+"""Kinds of devices that have autocast: asked once, as torch 2.11 cannot compile the question."""
+
+
+def working_dtype(*tensors: Tensor) -> torch.dtype:
+    """Dtype of scores and losses: single precision, or wider where an input is."""
+    dtype = torch.float32
+    for tensor in tensors:
+        dtype = torch.promote_types(dtype, tensor.dtype)
+    return dtype
+
+
+def full_precision(device: torch.device) -> AbstractContextManager[Any]:
+    """Disable autocast where the device has it: scores and losses stay in the working dtype."""
+    if device.type not in _AUTOCAST:
+        return nullcontext()
+    return torch.autocast(device.type, enabled=False)
+
+
+def product_dtype(device: torch.device) -> torch.dtype | None:
+    """Dtype of the inputs of products under autocast on CUDA, or none; outputs are float32."""
+    if device.type == "cuda" and torch.is_autocast_enabled("cuda"):
+        return torch.get_autocast_dtype("cuda")
+    return None
 
 
 def norm(vectors: Tensor) -> Tensor:
@@ -56,7 +85,7 @@ def directions(features: Tensor) -> Tensor:
 def angle_gaps(
     features: Tensor, prototypes: Tensor, query: Tensor | None = None, *, both: bool = True
 ) -> dict[str, Tensor]:
-    """How far the cosine of paired rows is from 1 and from -1, with all digits at either end.
+    """Distance of the cosine of paired rows from 1 and from -1, exact at both ends.
 
     ``gap`` is one minus the cosine, as half the squared distance of the unit vectors; ``opposite``
     is one plus it, as half their squared sum. Rows without a direction are at a right angle to
@@ -84,7 +113,7 @@ def angle_gaps(
 
 
 class Similarity:
-    """What kernels and heads ask of a similarity; every method is pure and differentiable.
+    """Interface of a similarity to kernels and heads; every method is pure and differentiable.
 
     Attributes:
         has_angle: whether the target is ``length * cosine``, so that angular margins make sense.
@@ -111,7 +140,7 @@ class Similarity:
         return (features * prototypes).sum(-1)
 
     def length(self, features: Tensor, prototypes: Tensor) -> Tensor:
-        """What is left of the norms in the similarity of paired rows, shape ``(N,)``."""
+        """Factor of the norms that the similarity of paired rows keeps, shape ``(N,)``."""
         return norm(features) * norm(prototypes)
 
     def own(
@@ -121,7 +150,7 @@ class Similarity:
         reads: frozenset[str],
         query: Tensor | None = None,
     ) -> dict[str, Tensor]:
-        """What is read of ``target`` and of what travels along, for paired rows.
+        """Compute the requested numbers of paired rows: ``target`` and those that travel along.
 
         Args:
             features: shape ``(N, D)``.
@@ -182,7 +211,7 @@ class Cosine(Similarity):
         reads: frozenset[str],
         query: Tensor | None = None,
     ) -> dict[str, Tensor]:
-        """As for all, but a unit vector and an angle are made once."""
+        """Compute the requested numbers, making unit vectors and angles once."""
         if not self.normalize_features or reads.isdisjoint(("target", "gap")):
             return super().own(features, prototypes, reads)
         known = super().own(features, prototypes, reads - {"target", "gap"})
@@ -225,7 +254,7 @@ class SquaredDistance(Similarity):
         return (features - prototypes).square().sum(-1) / -2
 
     def length(self, features: Tensor, prototypes: Tensor) -> Tensor:
-        """A distance has no length to speak of: one."""
+        """Return one: a distance keeps no norm."""
         return torch.ones_like(norm(features))
 
     def _with_half_square(self, vectors: Tensor) -> tuple[Tensor, Tensor]:

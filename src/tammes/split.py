@@ -1,6 +1,6 @@
-"""Split: what a margin loss needs to know of an example, in five numbers instead of C."""
+"""Split: an example reduced to the five numbers that a margin loss reads, instead of C scores."""
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from typing import NamedTuple
 
 import torch
@@ -11,9 +11,9 @@ from tammes._validation import check_range, check_unmasked, transforming
 REDUCED = ("target", "others", "hardest", "expected", "mean")
 """The five numbers, each of which combines over shards of the classes."""
 ALONGSIDE = ("length", "norm", "gap", "opposite")
-"""What travels along; it belongs to the example and its own class only."""
+"""Numbers of the example and its own class alone, which travel along."""
 SUMMED = ("excess", "softplus")
-"""One more sum over the other classes each, for the few losses that are no function of the five."""
+"""Further sums over the other classes, for the few losses that need them."""
 
 
 class Split(NamedTuple):
@@ -92,7 +92,7 @@ def softplus(value: Tensor) -> Tensor:
 
 
 def with_sums(split: Split, reads: frozenset[str], threshold: Tensor | None = None) -> Split:
-    """Fill in those of ``softplus`` and ``excess`` that are read, from all scores."""
+    """Compute ``softplus`` and ``excess``, where they are read, from all scores."""
     rest = split.rest
     if rest is None:
         return split
@@ -143,7 +143,8 @@ def split(
     classes = similarity.shape[1]
     if classes < 2:
         raise ValueError(f"split expects at least 2 classes, got C={classes}")
-    there, column = similarity > float("-inf"), labels[:, None]
+    # Not above it: what is not a number is not masked, and has to show.
+    there, column = similarity != float("-inf"), labels[:, None]
     if not transforming() and labels.device.type == "cpu":
         check_range("split", labels, classes)
         check_unmasked("split", ~there.gather(1, column).squeeze(1), labels)
@@ -217,4 +218,28 @@ def split_matrix(
         classes=similarity.shape[1],
         rivals=rivals,
         rest=rest if keeps else None,
+    )
+
+
+def assemble(
+    numbers: Mapping[str, Tensor],
+    labels: Tensor,
+    scale: Tensor | float,
+    classes: int,
+    like: Tensor,
+) -> Split:
+    """Build a split from merged numbers; missing ones hold NaN."""
+    unread = torch.full_like(like, float("nan"))
+    rivals: Tensor | int = numbers.get("rivals", classes - 1)
+    fields = {name: numbers.get(name, unread) for name in ("target", "others", "hardest")}
+    fields |= {name: numbers.get(name, unread) for name in ("expected", *ALONGSIDE)}
+    return Split(
+        **fields,
+        mean=numbers["mean"] / rivals if "mean" in numbers else unread,
+        labels=labels,
+        scale=scale,
+        classes=classes,
+        rivals=rivals,
+        excess=numbers.get("excess"),
+        softplus=numbers.get("softplus"),
     )

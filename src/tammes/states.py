@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING, Any, Literal, NamedTuple, TypeAlias, TypeVar
 import torch
 from torch import Tensor, nn
 
-from tammes._buffers import Steady
+from tammes._buffers import ExactBuffers
 from tammes._recomputation import check_first_pass
 
 if TYPE_CHECKING:
@@ -17,7 +17,7 @@ Hook: TypeAlias = Literal["before", "after"]
 """Methods of a state that take notice of a batch."""
 
 
-class State(Steady):
+class State(ExactBuffers):
     """What a term remembers from batch to batch; registered in the criterion that holds it.
 
     Its buffers change in two hooks, which run in training mode only, without gradient. The term

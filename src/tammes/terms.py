@@ -1,4 +1,4 @@
-"""Terms, and their sums and products: a loss is written as it is read.
+"""Terms, their sums and products: the algebra that losses are written in.
 
 A term is a small value: the name of a loss and its settings. ``0.5 * sample_margin() + cosface()``
 is one too. Nothing here knows of heads, batches or devices; :mod:`tammes.criterion.criterion` does.
@@ -31,7 +31,7 @@ _P = ParamSpec("_P")
 
 
 class Batch(NamedTuple):
-    """What a term on features is given.
+    """Input of a term on features.
 
     Attributes:
         features: shape ``(N, D)``.
@@ -128,7 +128,7 @@ class Sum(Loss):
 
 @dataclass(frozen=True, eq=False)
 class Definition:
-    """What all terms of one name share; made by :func:`term`."""
+    """Definition shared by all terms of one name; made by :func:`term`."""
 
     name: str
     function: Callable[..., Any]
@@ -184,7 +184,7 @@ class Term(Loss):
 
     @property
     def arguments(self) -> Mapping[str, Setting]:
-        """What the function behind the term is called with."""
+        """Arguments of the function behind the term."""
         prepare = self.definition.prepare
         return self.settings if prepare is None else {**self.settings, **prepare(**self.settings)}
 
@@ -203,7 +203,7 @@ class Term(Loss):
 
     @functools.cached_property
     def _extremes(self) -> dict[str, tuple[Setting, ...]]:
-        """What a check has to see of each setting; what is no number by nature it sees whole."""
+        """Values of each setting that a check sees: extremes of numbers, anything else whole."""
         return {
             key: extremes(value) if is_number(self.definition.defaults.get(key)) else (value,)
             for key, value in self.values
@@ -285,7 +285,7 @@ def term(
             and returns a scalar; or a :class:`Batch` of ``features`` and returns the values
             ``(N,)`` and which of the examples could be anchors ``(N,)``. A function of the
             prototypes that has an argument ``shards`` is given only those of this rank, and a
-            :class:`tammes.distributed.sharded_rows.Shards` to ask for the others.
+            :class:`tammes.distributed.sharded_rows.ShardedRows` to ask for the others.
         requires: ``"angle"`` where the similarity must be a length times a cosine, ``"cosine"``
             where it must be bounded.
         cosines: the split is that of the cosines, with scale 1, whatever the head's own is.

@@ -1,5 +1,6 @@
 """Checkpoints: saved on some ranks and loaded on others, or refused as they are."""
 
+import itertools
 import json
 import os
 import pickle
@@ -119,11 +120,7 @@ def assert_same(got, expected):
         assert ours.keys() == theirs.keys()
         for key in ours:
             assert ours[key].dtype == theirs[key].dtype
-            mine, wanted = ours[key], theirs[key]
-            if key.startswith("log_scale"):
-                # One number, of which only a plain head's has a dimension.
-                mine, wanted = mine.flatten(), wanted.flatten()
-            assert torch.equal(mine, wanted), key
+            assert torch.equal(ours[key], theirs[key]), key
 
 
 @pytest.mark.parametrize("optimizer", OPTIMIZERS)
@@ -295,7 +292,7 @@ def test_a_second_save_leaves_nothing_of_the_first(tmp_path):
 KILLED = """
 import os, sys, torch, tammes
 from tammes import checkpoint
-from tammes.checkpoint import files, index
+from tammes.checkpoint import manifest, safetensors_io
 
 def dies(*_):
     os.kill(os.getpid(), 9)
@@ -308,7 +305,7 @@ checkpoint.save(folder, head, step=1)
 with torch.no_grad():
     head.weight.fill_(2)
 # At the first byte, after the file, before the index takes its place, and right after it.
-points = [(files, "_memory"), (os, "fsync"), (os, "replace"), (index.Path, "iterdir")]
+points = [(safetensors_io, "_memory"), (os, "fsync"), (os, "replace"), (manifest.Path, "iterdir")]
 for module, name in points:
     child = os.fork()
     if child == 0:
@@ -342,7 +339,7 @@ def test_a_save_that_is_killed_leaves_the_checkpoint_before_it(tmp_path):
 RANK_KILLED = """
 import datetime, os, sys, torch, tammes
 from tammes import checkpoint
-from tammes.checkpoint import files
+from tammes.checkpoint import safetensors_io
 
 rank, folder = int(sys.argv[1]), sys.argv[2]
 torch.distributed.init_process_group(
@@ -356,7 +353,7 @@ checkpoint.save(f"{folder}/saved", head)
 with torch.no_grad():
     head.weight.fill_(2)
 if rank == 1:
-    files.blocks.__globals__["_memory"] = lambda tensor: os.kill(os.getpid(), 9)
+    safetensors_io.blocks.__globals__["_memory"] = lambda tensor: os.kill(os.getpid(), 9)
 checkpoint.save(f"{folder}/saved", head)
 """
 
@@ -391,7 +388,7 @@ def test_a_checkpoint_that_cannot_be_written_leaves_the_one_before_and_says_why(
 
     with monkeypatch.context() as patched:
         patched.setattr(os, "fsync", full)
-        with pytest.raises(checkpoint.CheckpointError, match=r"the one before it stays .*No space"):
+        with pytest.raises(checkpoint.CheckpointError, match=r"the previous one stays .*No space"):
             checkpoint.save(tmp_path, head, step=2)
     assert checkpoint.load(tmp_path, head) == {"step": 1}
     assert len(list(tmp_path.iterdir())) == 2
@@ -440,12 +437,12 @@ def alter_index(folder):
 
 def lose_index(folder):
     (folder / "index.json").unlink()
-    return "this is no checkpoint, it has no index.json"
+    return "not a checkpoint, it has no index.json"
 
 
 def foreign_index(folder):
     (folder / "index.json").write_text('{"a": 1}')
-    return "index.json: this is not the index of a 'tammes checkpoint 1'"
+    return "index.json: not the index of a 'tammes checkpoint 1'"
 
 
 DAMAGES = [remove, truncate, flip, cut_index, alter_index, lose_index, foreign_index]
@@ -631,7 +628,7 @@ def test_a_file_outside_of_the_folder_is_never_named(tmp_path):
     from tammes.checkpoint.manifest import _checksum
 
     path.write_text(json.dumps({**content, "checksum": _checksum(content)}))
-    with pytest.raises(checkpoint.CheckpointError, match="is no name of a part"):
+    with pytest.raises(checkpoint.CheckpointError, match="is not the name of a part"):
         read(tmp_path)
 
 
@@ -670,7 +667,7 @@ def test_a_file_of_somebody_else_becomes_a_checkpoint(tmp_path):
 @pytest.mark.parametrize("content", [b"", b"\x10\0\0\0\0\0\0\0{}", b"x" * 100])
 def test_a_file_that_is_none_is_refused(tmp_path, content):
     (tmp_path / "a.safetensors").write_bytes(content)
-    with pytest.raises(checkpoint.CheckpointError, match="damaged, or no safetensors file"):
+    with pytest.raises(checkpoint.CheckpointError, match="damaged, or not a safetensors file"):
         checkpoint.divide(tmp_path / "a.safetensors", tmp_path / "folder")
     assert not (tmp_path / "folder").exists()
 
@@ -686,11 +683,11 @@ def test_a_file_without_prototypes_is_refused(tmp_path):
     [
         ({"bias": torch.zeros(5)}, {}, r"bias has shape \(5,\), expected \(6,\)"),
         ({"log_scale": torch.zeros(2)}, {}, r"log_scale has shape \(2,\), expected \(1,\)"),
-        ({"bias": torch.zeros(6, dtype=torch.int32)}, {}, "bias is of the type I32, no float"),
-        ({"head.weight": torch.zeros(6, 4)}, {}, "there is more than one weight in it"),
-        ({}, {"tammes_head": "{"}, "what it says of its head does not fit its tensors"),
-        ({}, {"tammes_head": "[]"}, "what it says of its head does not fit its tensors"),
-        ({}, {"tammes_head": '{"num_classes": 7}'}, "what it says of its head does not fit"),
+        ({"bias": torch.zeros(6, dtype=torch.int32)}, {}, "bias has dtype I32, expected a float"),
+        ({"head.weight": torch.zeros(6, 4)}, {}, "it has more than one weight"),
+        ({}, {"tammes_head": "{"}, "its description of the head does not match its tensors"),
+        ({}, {"tammes_head": "[]"}, "its description of the head does not match its tensors"),
+        ({}, {"tammes_head": '{"num_classes": 7}'}, "its description of the head does not match"),
     ],
 )
 def test_a_file_that_is_refused_leaves_the_checkpoint_that_was_there(tmp_path, more, said, message):
@@ -761,15 +758,16 @@ def test_the_optimizer_of_a_fully_sharded_backbone_goes_on_where_it_was(tmp_path
 
 @pytest.mark.parametrize("kind", [torch.optim.AdamW, torch.optim.NAdam, torch.optim.ASGD])
 def test_learned_scale_and_its_optimizer_state_come_back_in_any_shape(tmp_path, kind):
-    def make_one(plain):
-        criterion, backbone, _ = make("plain" if plain else None)
+    def make_one(sharded, shape):
+        criterion, backbone, _ = make(None if sharded else "plain")
+        # Without a dimension, as it was in older checkpoints.
+        scale = criterion.head.log_scale.detach().view(shape)
+        criterion.head.log_scale = torch.nn.Parameter(scale)
         parameters = [*criterion.parameters(), *backbone.parameters()]
         return criterion, backbone, kind(parameters, lr=0.1)
 
-    # A sharded head has its scale as older checkpoints of any head have it: without a dimension.
-    assert make_one(False)[0].head.log_scale.shape == ()
-    for first_is_plain in (True, False):
-        first, second = make_one(first_is_plain), make_one(not first_is_plain)
+    for old, new in itertools.product([False, True], repeat=2):
+        first, second = make_one(old, ()), make_one(new, (1,))
         train(*first)
         checkpoint.save(tmp_path, first[0], first[2], backbone=first[1].state_dict())
         second[1].load_state_dict(checkpoint.load(tmp_path, second[0], second[2])["backbone"])
@@ -777,7 +775,7 @@ def test_learned_scale_and_its_optimizer_state_come_back_in_any_shape(tmp_path, 
             for parameter in criterion.parameters():
                 parameter.grad = torch.ones_like(parameter)
             optimizer.step()
-        assert second[0].head.log_scale.ndim != first[0].head.log_scale.ndim
+        assert second[0].head.log_scale.shape == (1,)
         assert torch.equal(second[0].head.scale, first[0].head.scale)
 
 

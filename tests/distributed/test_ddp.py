@@ -19,7 +19,7 @@ from torch.nn.parallel import DistributedDataParallel
 from torch.testing import assert_close
 
 import tammes
-from tammes.distributed.process_group import Ranks
+from tammes.distributed.process_group import RankGroup
 
 COUNTS = {1: (11,), 2: (7, 4), 3: (4, 7, 0), 4: (2, 5, 3, 1)}
 """How many examples of a batch each rank has: never equally many, and once none."""
@@ -257,7 +257,7 @@ def sum_of_gradients(group, name):
     loss = model(inputs, labels, weights=weights)
     loss.backward()
     found = gradients(model)
-    total = {name: Ranks(group).sum(g) for name, g in found.items() if g is not None}
+    total = {name: RankGroup(group).all_reduce(g) for name, g in found.items() if g is not None}
     return loss.detach(), total
 
 
@@ -365,7 +365,7 @@ def ratio_of_gradients(group, wrapped):
     module(inputs, labels).backward()
     gradient = model.criterion.head.weight.grad
     if not wrapped:
-        gradient = Ranks(group).sum(gradient) / Ranks(group).size
+        gradient = RankGroup(group).all_reduce(gradient) / RankGroup(group).world_size
     expected = alone.criterion.head.weight.grad
     return (gradient * expected).sum() / expected.square().sum()
 
@@ -555,8 +555,8 @@ def test_ranks_that_disagree_are_named(case, message):
 def test_a_rank_that_refuses_its_batch_stops_the_others_at_once(case, reason):
     first, second = failures(2, wrong, case)
     assert first == (
-        "RuntimeError: CosFace cannot go on with the group of ranks 0, 1: rank 1 has refused its "
-        "batch, and says why"
+        "RuntimeError: CosFace cannot continue in the group of ranks 0, 1: rank 1 rejected its "
+        "batch; see the error on that rank"
     )
     assert second.startswith(reason)
 
@@ -564,7 +564,7 @@ def test_a_rank_that_refuses_its_batch_stops_the_others_at_once(case, reason):
 def copies(group):
     criterion = tammes.CosFace(4, CLASSES, group=group)
     apart = copy.deepcopy(criterion)
-    assert apart.gathering.ranks == Ranks(group)
+    assert apart.global_batch.group == RankGroup(group)
     return repr(criterion)
 
 
@@ -597,7 +597,7 @@ def test_the_collectives_of_a_group_of_one_change_nothing(backend, device, tmp_p
             if group:
                 # Alone it would not ask anybody.
                 monkeypatch.setattr(
-                    model.criterion, "_group", lambda c=model.criterion: c.gathering
+                    model.criterion, "_scope", lambda c=model.criterion: c.global_batch
                 )
             inputs, labels, weights = (tensor.to(device) for tensor in examples(1))
             loss = model(inputs, labels, weights=weights)

@@ -13,7 +13,7 @@ import torch.multiprocessing as mp
 from rank_pool import everywhere, failures
 from torch.testing import assert_close
 
-from tammes.distributed.process_group import Ranks
+from tammes.distributed.process_group import RankGroup
 
 SIZES = (1, 2, 3)
 TYPES = (torch.double, torch.float, torch.bfloat16, torch.half, torch.long, torch.bool)
@@ -28,11 +28,11 @@ def rows_of(rank, dtype=torch.double, count=None):
 
 
 def gather_and_sum(group, dtype):
-    ranks = Ranks(group)
+    ranks = RankGroup(group)
     own = rows_of(ranks.rank, dtype, count=4)
     kept = own.clone()
     # A view too, whose numbers do not lie side by side.
-    found = ranks.gather(own.T), ranks.sum(own), ranks.gather(own[0, 0])
+    found = ranks.all_gather(own.T), ranks.all_reduce(own), ranks.all_gather(own[0, 0])
     assert torch.equal(own, kept)
     return found
 
@@ -54,7 +54,7 @@ def halves(rank):
 
 
 def sum_of_halves(group):
-    return Ranks(group).sum(halves(Ranks(group).rank))
+    return RankGroup(group).all_reduce(halves(RankGroup(group).rank))
 
 
 def test_halves_are_summed_in_single_precision():
@@ -65,9 +65,9 @@ def test_halves_are_summed_in_single_precision():
 
 
 def gather_uneven_rows(group, dtype):
-    ranks = Ranks(group)
-    longest = max(ROWS[: ranks.size])
-    return ranks.gather_rows(rows_of(ranks.rank, dtype), longest)
+    ranks = RankGroup(group)
+    longest = max(ROWS[: ranks.world_size])
+    return ranks.all_gather_rows(rows_of(ranks.rank, dtype), longest)
 
 
 @pytest.mark.parametrize("size", SIZES)
@@ -82,7 +82,7 @@ def test_gathered_rows_are_in_order_of_ranks_and_padded_with_zeros(size, dtype):
 
 def gather_nothing(group):
     own = torch.zeros(0, 3, requires_grad=True)
-    together = Ranks(group).gather_rows(own, 0)
+    together = RankGroup(group).all_gather_rows(own, 0)
     together.sum().backward()
     return together.detach(), own.grad
 
@@ -93,12 +93,12 @@ def test_no_rows_anywhere_are_no_rows():
 
 
 def too_many_rows(group):
-    Ranks(group).gather_rows(torch.zeros(3, 1), 2)
+    RankGroup(group).all_gather_rows(torch.zeros(3, 1), 2)
 
 
 def test_more_rows_than_the_longest_are_refused():
     for message in failures(2, too_many_rows):
-        assert message == "ValueError: gather_rows expects at most 2 rows on a rank, got 3"
+        assert message == "ValueError: all_gather_rows expects at most 2 rows on a rank, got 3"
 
 
 def wanted(rank, together):
@@ -108,10 +108,10 @@ def wanted(rank, together):
 
 
 def gradients_of_rows(group, dtype):
-    ranks = Ranks(group)
+    ranks = RankGroup(group)
     own = rows_of(ranks.rank, dtype).requires_grad_()
-    longest = max(ROWS[: ranks.size])
-    loss = wanted(ranks.rank, ranks.gather_rows(own, longest))
+    longest = max(ROWS[: ranks.world_size])
+    loss = wanted(ranks.rank, ranks.all_gather_rows(own, longest))
     (first,) = torch.autograd.grad(loss, own, create_graph=True)
     (second,) = torch.autograd.grad(first.pow(3).sum(), own)
     return first.detach(), second
@@ -137,8 +137,10 @@ def test_the_gradient_of_a_row_is_the_sum_of_what_all_ranks_want_of_it(size, dty
 
 
 def disagree(group, **numbers):
-    rank = Ranks(group).rank
-    Ranks(group).agree("ArcFace", **{name: values[rank] for name, values in numbers.items()})
+    rank = RankGroup(group).rank
+    RankGroup(group).check_equal(
+        "ArcFace", **{name: values[rank] for name, values in numbers.items()}
+    )
 
 
 def disagree_on_size(group):
@@ -162,8 +164,8 @@ def test_ranks_that_disagree_are_named_with_what_they_have(what):
 
 
 def agree(group):
-    Ranks(group).agree("ArcFace", embedding_size=8, num_classes=4)
-    return Ranks(group).exchange(rank=Ranks(group).rank, twice=2)
+    RankGroup(group).check_equal("ArcFace", embedding_size=8, num_classes=4)
+    return RankGroup(group).all_gather_ints(rank=RankGroup(group).rank, twice=2)
 
 
 def test_ranks_that_agree_go_on():
@@ -171,13 +173,13 @@ def test_ranks_that_agree_go_on():
 
 
 def names(group):
-    ranks = Ranks(group)
+    ranks = RankGroup(group)
     apart = copy.deepcopy(ranks)
     assert apart == ranks
-    assert apart.group is group
+    assert apart.process_group is group
     default = pickle.loads(pickle.dumps(ranks))
-    assert default == Ranks()
-    return ranks.name, ranks.size, ranks.rank, Ranks(apart).name, default.name
+    assert default == RankGroup()
+    return ranks.name, ranks.world_size, ranks.rank, RankGroup(apart).name, default.name
 
 
 def test_a_copy_keeps_the_group_and_what_is_unpickled_has_the_default_one():
@@ -189,53 +191,60 @@ def test_a_copy_keeps_the_group_and_what_is_unpickled_has_the_default_one():
 
 def test_a_group_that_this_process_is_not_in_is_refused():
     with pytest.raises(TypeError, match="expects a process group that this process is in, got"):
-        Ranks(dist.GroupMember.NON_GROUP_MEMBER)
+        RankGroup(dist.GroupMember.NON_GROUP_MEMBER)
 
 
 def test_the_name_of_many_ranks_stays_short(monkeypatch):
     monkeypatch.setattr(dist, "get_process_group_ranks", lambda _: [*range(4, 68)])
-    monkeypatch.setattr(Ranks, "group", object())
-    assert Ranks().name == "the group of 64 ranks from 4 to 67"
+    monkeypatch.setattr(RankGroup, "process_group", object())
+    assert RankGroup().name == "the group of 64 ranks from 4 to 67"
 
 
 def test_a_process_alone_has_everything():
-    ranks, own = Ranks(), torch.ones(2, 3, requires_grad=True)
-    assert (ranks.size, ranks.rank, ranks.name, repr(ranks)) == (1, 0, "alone", "Ranks(alone)")
-    assert torch.equal(ranks.gather(own), torch.ones(1, 2, 3))
-    assert not ranks.gather(own).requires_grad
-    total = ranks.sum(own)
+    ranks, own = RankGroup(), torch.ones(2, 3, requires_grad=True)
+    assert (ranks.world_size, ranks.rank, ranks.name, repr(ranks)) == (
+        1,
+        0,
+        "alone",
+        "RankGroup(alone)",
+    )
+    assert torch.equal(ranks.all_gather(own), torch.ones(1, 2, 3))
+    assert not ranks.all_gather(own).requires_grad
+    total = ranks.all_reduce(own)
     total += 1
     assert torch.equal(own, torch.ones(2, 3))
-    rows = ranks.gather_rows(own, 3)
+    rows = ranks.all_gather_rows(own, 3)
     rows.sum().backward()
     assert torch.equal(rows.detach(), torch.cat([torch.ones(2, 3), torch.zeros(1, 3)]))
     assert torch.equal(own.grad, torch.ones(2, 3))
-    ranks.agree("nobody", classes=3)
+    ranks.check_equal("nobody", classes=3)
     assert ranks == copy.copy(ranks) == pickle.loads(pickle.dumps(ranks))
-    assert hash(ranks) == hash(Ranks())
+    assert hash(ranks) == hash(RankGroup())
 
 
 def met_by_a_compiler(group):
     """Whether each collective was traced, in a compiled function that has some."""
-    traced, run = [], Ranks._run
+    traced, run = [], RankGroup._run
 
     def spy(self, what, *args, **kwargs):
         traced.append((what, torch.compiler.is_compiling()))
         return run(self, what, *args, **kwargs)
 
     def work(rows):
-        ranks = Ranks(group)
-        together = ranks.gather_rows(rows.sin(), 2).cos()
-        return together.sum() + ranks.sum(rows).sum() + ranks.exchange(rows=3)["rows"][0]
+        ranks = RankGroup(group)
+        together = ranks.all_gather_rows(rows.sin(), 2).cos()
+        return (
+            together.sum() + ranks.all_reduce(rows).sum() + ranks.all_gather_ints(rows=3)["rows"][0]
+        )
 
-    rows = torch.arange(2.0).view(2, 1) + Ranks(group).rank
+    rows = torch.arange(2.0).view(2, 1) + RankGroup(group).rank
     own, again = rows.clone().requires_grad_(), rows.clone().requires_grad_()
-    Ranks._run = spy
+    RankGroup._run = spy
     try:
         found = torch.compile(work, backend="aot_eager")(own)
         found.backward()
     finally:
-        Ranks._run = run
+        RankGroup._run = run
     expected = work(again)
     expected.backward()
     assert torch.equal(found, expected)
@@ -267,9 +276,9 @@ def lose_a_rank(rank, how, store, results):
     dist.barrier()
     # Of a rank that dies everybody hears at once.
     short = dist.new_group(timeout=datetime.timedelta(seconds=SECONDS)) if how == "hangs" else None
-    ranks = Ranks(short)
+    ranks = RankGroup(short)
     own = torch.ones(2, 2, requires_grad=True)
-    together = ranks.gather_rows(own, 2)
+    together = ranks.all_gather_rows(own, 2)
     if rank == 2 and how == "dies":
         # As a process that is killed: without a word.
         os._exit(1)
@@ -277,7 +286,7 @@ def lose_a_rank(rank, how, store, results):
         results.get(timeout=LONG)
         return
     began = time.monotonic()
-    collective = {"dies": lambda: ranks.gather(own), "hangs": together.sum().backward}[how]
+    collective = {"dies": lambda: ranks.all_gather(own), "hangs": together.sum().backward}[how]
     try:
         collective()
     except RuntimeError as error:

@@ -13,8 +13,8 @@ from torch.testing import assert_close
 
 import tammes
 from tammes.criterion.stale_weight_warning import UpdateWatch
-from tammes.distributed.process_group import Ranks
-from tammes.distributed.sharded_rows import WHOLE, Shards
+from tammes.distributed.process_group import RankGroup
+from tammes.distributed.sharded_rows import ALL_ROWS_LOCAL, ShardedRows
 
 CLASSES = 7
 
@@ -91,7 +91,7 @@ def train(group, name, size, averaged, options):
     """Two batches on one rank: losses, terms, memories and gradients, put together."""
     reduction = options.get("reduction", "mean")
     backbone, criterion = make(name, size, head=group, averaged=averaged, **options)
-    ranks = Ranks(group)
+    ranks = RankGroup(group)
     wrapped = DistributedDataParallel(backbone, process_group=group) if averaged else backbone
     losses, terms = [], []
     for seed in (1, 2):
@@ -102,7 +102,7 @@ def train(group, name, size, averaged, options):
         terms.append(criterion.terms)
     found = gradients(backbone)
     if not averaged:
-        found = {key: ranks.sum(gradient) for key, gradient in found.items()}
+        found = {key: ranks.all_reduce(gradient) for key, gradient in found.items()}
     memories = {key: value for key, value in criterion.state_dict().items() if "states" in key}
     return losses, terms, memories, found, gradients(criterion)
 
@@ -230,12 +230,12 @@ def test_what_a_sharded_head_cannot_do_is_refused_in_one_sentence(case, message)
 
 def own_rows(group):
     """Rank 1 of three has no prototype."""
-    ranks = Ranks(group)
+    ranks = RankGroup(group)
     everything = torch.arange(10.0).view(5, 2).double()
     rows = everything[[slice(0, 2), slice(2, 2), slice(2, 5)][ranks.rank]].clone().requires_grad_()
-    shards = Shards(ranks, classes=5)
-    whole = shards.whole(rows)
-    mean = shards.sum(rows.sum(0)) / shards.count(rows)
+    shards = ShardedRows(ranks, classes=5)
+    whole = shards.all_gather(rows)
+    mean = shards.all_reduce(rows.sum(0)) / shards.count(rows)
     (whole.square().sum() + mean.pow(3).sum()).backward()
     return whole.detach(), mean.detach(), rows.grad
 
@@ -253,10 +253,10 @@ def test_shards_give_sums_and_rows_with_the_gradient_of_one_process():
 
 def test_where_all_prototypes_are_here_nothing_is_asked_of_anybody():
     rows = torch.ones(3, 2)
-    assert WHOLE.whole(rows) is rows
-    assert WHOLE.sum(rows) is rows
-    assert WHOLE.count(rows) == 3
-    assert Shards.of(tammes.CosineHead(2, 3)) is WHOLE
+    assert ALL_ROWS_LOCAL.all_gather(rows) is rows
+    assert ALL_ROWS_LOCAL.all_reduce(rows) is rows
+    assert ALL_ROWS_LOCAL.count(rows) == 3
+    assert ShardedRows.of_head(tammes.CosineHead(2, 3)) is ALL_ROWS_LOCAL
 
 
 def test_a_rank_that_has_no_prototypes_is_not_told_that_they_never_change(recwarn):

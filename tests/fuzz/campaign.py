@@ -8,9 +8,8 @@ from dataclasses import dataclass, field
 
 from fuzz.compare import Reference, differences
 from fuzz.draw import draw
-from fuzz.known import explained
 from fuzz.reproduce import command, script
-from fuzz.shrink import failures, shrink
+from fuzz.shrink import shrink
 
 EVERY = {"fused": 8, "sharded": 4, "grouped": 6, "compiled": 25, "inductor": 400}
 """Slow paths take one case in so many."""
@@ -18,7 +17,7 @@ EVERY = {"fused": 8, "sharded": 4, "grouped": 6, "compiled": 25, "inductor": 400
 
 @dataclass
 class Failure:
-    """A case that a path has wrong, for a reason that is not known.
+    """A case that a path has wrong.
 
     Attributes:
         path: name of the path.
@@ -41,7 +40,6 @@ class Summary:
     seconds: float = 0.0
     by_path: dict = field(default_factory=lambda: collections.defaultdict(collections.Counter))
     by_term: collections.Counter = field(default_factory=collections.Counter)
-    known: collections.Counter = field(default_factory=collections.Counter)
     failures: list = field(default_factory=list)
 
     def __str__(self):
@@ -54,8 +52,6 @@ class Summary:
             )
         lines.append("comparisons of whole cases by term:")
         lines.append("  " + ", ".join(f"{k} {v}" for k, v in sorted(self.by_term.items())))
-        for name, count in self.known.most_common():
-            lines.append(f"known: {count:5} cases of {name}")
         groups = collections.defaultdict(list)
         for failure in self.failures:
             groups[failure.cause].append(failure)
@@ -73,7 +69,6 @@ class Summary:
                 "seconds": round(self.seconds, 1),
                 "paths": self.by_path,
                 "terms": self.by_term,
-                "known": self.known,
                 "failures": [vars(failure) for failure in self.failures],
             },
             indent=1,
@@ -136,17 +131,14 @@ def _one(summary, seed, paths, every, tell, shrinking):
         count["cases"] += 1
         count["comparisons"] += 1 if exact is None else sum(len(e) for e in exact.exact)
         summary.by_term.update({name for _, name, _ in case.terms})
-        names = [explained(case, difference) for difference in found]
-        summary.known.update({name for name in names if name is not None})
-        unknown = [d for d, name in zip(found, names, strict=True) if name is None]
-        if unknown:
+        if found:
             count["failures"] += 1
-            small = _failed(summary, case, path, unknown, small, tell, shrinking)
+            small = _failed(summary, case, path, found, small, tell, shrinking)
 
 
 def _failed(summary, case, path, found, small, tell, shrinking):
     """Note a failure; the simplified case of another path is tried first, and returned."""
-    still = [] if small is None else failures(small, path)
+    still = [] if small is None else differences(small, path)
     if still:
         found = still
     elif shrinking:

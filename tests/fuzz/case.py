@@ -35,7 +35,7 @@ class Parameters(NamedTuple):
     Attributes:
         weight: shape ``(C, D)``.
         bias: shape ``(C,)``, or none.
-        log_scale: a scalar, or none where the scale is a number.
+        log_scale: shape ``(1,)``, or none where the scale is a number.
     """
 
     weight: torch.Tensor
@@ -186,7 +186,7 @@ class Case:
         if self.head == "linear":
             bias = torch.randn(self.classes, generator=random, dtype=torch.float64)
             bias = bias.masked_fill(self.masked_classes(), -math.inf).to(dtype)
-        log_scale = torch.tensor(math.log(self.scale)).to(dtype) if self.learnable else None
+        log_scale = torch.tensor([math.log(self.scale)]).to(dtype) if self.learnable else None
         return Parameters(weight.to(dtype), bias, log_scale)
 
     def batch(self, step=0):

@@ -92,9 +92,10 @@ def differences(case, path, exact=None):
     try:
         found = PATHS[path](case)
     except Exception as error:
-        if case.masked_own and "ValueError" in f"{type(error).__name__}: {error}":
-            return []
         message = f"{type(error).__name__}: {error}"
+        # Of several ranks one refuses its batch, and the others because of it.
+        if case.masked_own and ("ValueError" in message or "refused its batch" in message):
+            return []
         return [Difference(path, 0, "raises", message[:400], None)]
     if case.masked_own:
         return [Difference(path, 0, "raises", "nothing, where the own class is masked", None)]
@@ -133,7 +134,7 @@ def _compare(case, path, step, key, found, exact, sizes):
     if path == "fused" and _half_products(case) is not None:
         # Products take half precision in: its rounding is one of the inputs.
         half = torch.finfo(_half_products(case)).eps
-        allowed = FACTOR * half * largest + FACTOR * exact.spread(half)[step][key]
+        allowed = FACTOR * half * largest + FACTOR * exact.spread(half)[step][key] + rounding
     else:
         allowed = FACTOR * eps * bound * size + rounding
         if not error <= allowed:

@@ -12,8 +12,6 @@ import torch
 from torch import Tensor
 from torch.nn.functional import logsigmoid
 
-FLAT = 1e-12
-"""Half a squared distance of unit vectors below which an angle has gradient zero."""
 SHORT = 1e-12
 """Length below which a vector has no direction."""
 
@@ -31,6 +29,7 @@ class View(NamedTuple):
         scale: a scalar.
         length: factor of the cosine in the similarity to the own class, shape ``(n,)``.
         prototypes: of all classes, shape ``(C, D)``.
+        rounding: distance of unit vectors below which their angle has gradient zero.
     """
 
     features: Tensor
@@ -42,6 +41,7 @@ class View(NamedTuple):
     scale: Tensor
     length: Tensor
     prototypes: Tensor
+    rounding: float
 
     @property
     def target(self):
@@ -66,7 +66,7 @@ class View(NamedTuple):
 
     @property
     def theta(self):
-        return angle(self.features, self.own)
+        return angle(self.features, self.own, self.rounding)
 
 
 def _without(matrix, labels):
@@ -86,12 +86,12 @@ def unit(vectors):
     return torch.where(there, vectors / torch.where(there, length, 1.0), 0.0)
 
 
-def angle(left, right):
+def angle(left, right, rounding):
     """Angle of paired rows, formula K4."""
     left_unit, right_unit = unit(left), unit(right)
     apart, together = norm(left_unit - right_unit), norm(left_unit + right_unit)
     theta = 2 * torch.atan2(apart, together)
-    flat = (apart.square() / 2 < FLAT) | (together.square() / 2 < FLAT)
+    flat = torch.minimum(apart, together) < rounding
     theta = torch.where(flat, theta.detach(), theta)
     return torch.where((norm(left) > SHORT) & (norm(right) > SHORT), theta, math.pi / 2)
 

@@ -7,6 +7,7 @@ from unittest import mock
 
 import torch
 from rank_pool import everywhere
+from torch._functorch import config as functorch_config
 from torch.utils.checkpoint import checkpoint
 
 import tammes
@@ -204,10 +205,16 @@ def can_be_fused(case):
 
 
 def compiled(case, backend="aot_eager"):
-    """Through ``torch.compile``."""
+    """Through ``torch.compile``.
+
+    Unless told otherwise, torch goes back through anything it has compiled under the autocast that
+    it was called under, also where the call had left it: products of the backward pass then are
+    those of half precision. Here it is told otherwise.
+    """
     torch._dynamo.reset()
     criterion = build(case, either(case))
-    return _calls(case, criterion, torch.compile(criterion, backend=backend))
+    with functorch_config.patch(backward_pass_autocast="off"):
+        return _calls(case, criterion, torch.compile(criterion, backend=backend))
 
 
 def inductor(case):

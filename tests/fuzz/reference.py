@@ -152,7 +152,7 @@ def _view(case, leaves, features, classes):
     some = None if bias is None else bias[there]
     own = weight[classes]
     if "log_scale" in leaves:
-        scale = leaves["log_scale"].exp()
+        scale = leaves["log_scale"].exp().squeeze()
     else:
         scale = torch.tensor(case.scale, dtype=weight.dtype)
     unit_heads = ("cosine", "cosine_raw", "simplex")
@@ -166,6 +166,7 @@ def _view(case, leaves, features, classes):
         scale=scale,
         length=length(case.head, features, own),
         prototypes=unit(weight) if case.head in unit_heads else weight,
+        rounding=8 * torch.finfo(case.working_dtype).eps,
     )
 
 

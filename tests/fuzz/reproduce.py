@@ -64,6 +64,7 @@ def _written_out(case, path):
         yield f"criterion.schedule({paths.schedules_code(case)}{by_hand})"
     if path in ("compiled", "inductor"):
         backend = "aot_eager" if path == "compiled" else "inductor"
+        yield 'torch._functorch.config.backward_pass_autocast = "off"'
         yield f"call = torch.compile(criterion, backend={backend!r})"
     elif path == "checkpointed":
         yield "from torch.utils.checkpoint import checkpoint"

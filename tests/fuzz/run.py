@@ -19,7 +19,6 @@ if not torch.cuda.is_available():
 def main():
     """Read the command line, run, and end with status 1 if anything failed."""
     from fuzz.campaign import EVERY, run
-    from fuzz.known import KNOWN
     from fuzz.paths import PATHS
 
     parser = argparse.ArgumentParser(description=__doc__)
@@ -29,7 +28,6 @@ def main():
     parser.add_argument("--paths", default=",".join(PATHS), help=f"of {', '.join(PATHS)}")
     parser.add_argument("--json", type=Path, help="file to write the summary to")
     parser.add_argument("--no-shrink", action="store_true", help="print failing cases as drawn")
-    parser.add_argument("--no-known", action="store_true", help="known faults are failures too")
     options = parser.parse_args()
     names = options.paths.split(",")
     unknown = sorted(set(names) - set(PATHS))
@@ -37,8 +35,6 @@ def main():
         parser.error(f"--paths expects some of {', '.join(PATHS)}, got {', '.join(unknown)}")
     if options.minutes is None and options.cases is None:
         options.minutes = 1.0
-    if options.no_known:
-        KNOWN.clear()
     torch.set_num_threads(1)
     warnings.filterwarnings("ignore", "overflow encountered", RuntimeWarning)
     logging.getLogger("tammes").setLevel(logging.ERROR)

@@ -5,13 +5,7 @@ import time
 from dataclasses import replace
 
 from fuzz.compare import differences
-from fuzz.known import explained
 from fuzz.ranges import SETTINGS, Number
-
-
-def failures(case, path, exact=None):
-    """Differences of a path that no known fault explains."""
-    return [d for d in differences(case, path, exact) or [] if explained(case, d) is None]
 
 
 def shrink(case, path, seconds=20.0):
@@ -20,7 +14,7 @@ def shrink(case, path, seconds=20.0):
     Returns:
         The simplest case found, and its failures.
     """
-    found = failures(case, path)
+    found = differences(case, path)
     kind, end = _kind(found), time.monotonic() + seconds
     changed = True
     while changed:
@@ -43,7 +37,7 @@ def _kind(found):
 
 def _failures_if_valid(case, path):
     try:
-        return failures(case, path)
+        return differences(case, path)
     except Exception:
         # The reference cannot compute it: the change made no sense.
         return []

@@ -82,7 +82,7 @@ FOUND = {
 @pytest.mark.parametrize("path", ["dense", "streamed"])
 @pytest.mark.parametrize("name", FOUND)
 def test_what_was_found_once_stays_mended(name, path):
-    found = shrink.failures(FOUND[name], path)
+    found = differences(FOUND[name], path)
     assert not found, campaign.script(FOUND[name], found)
 
 
@@ -137,7 +137,7 @@ def test_draws_reach_everything_there_is():
 
 
 def failing(path, cases=40):
-    """Seeds among the first cases that a path has wrong, known faults apart."""
+    """Seeds among the first cases that a path has wrong."""
     summary = campaign.run([path], first=5000, cases=cases, every={}, shrinking=0.0, most=1)
     return [failure.seed for failure in summary.failures]
 
@@ -164,14 +164,14 @@ def test_a_flipped_gradient_is_found(monkeypatch, quantity):
 
 
 def test_a_weight_that_is_off_by_a_percent_is_found(monkeypatch):
-    weigh = Criterion._weights
+    weigh = Criterion._weigh
 
-    def off(self, examples, dtype):
-        weights = weigh(self, examples, dtype).clone()
+    def off(*args):
+        weights = weigh(*args).clone()
         weights[:1] *= 1.01
         return weights
 
-    monkeypatch.setattr(Criterion, "_weights", off)
+    monkeypatch.setattr(Criterion, "_weigh", staticmethod(off))
     assert failing("dense")
 
 
@@ -184,7 +184,7 @@ def test_a_rival_that_is_forgotten_at_a_seam_is_found(monkeypatch):
     def shorter(total, most, multiple=1):
         return [slice(s, min(s + most, total - (total > 3))) for s in range(0, total, most)]
 
-    monkeypatch.setattr(paths.plan, "cut", shorter)
+    monkeypatch.setattr(paths.tiling, "cut", shorter)
     assert failing("streamed", 20)
 
 

@@ -607,8 +607,8 @@ def on_two_ranks(group, name, correct, averaged):
         averaged=averaged,
     ).double()
     criterion = tammes.Criterion(head, LOSSES[name])
-    features = features_of(head.ranks.rank).requires_grad_()
-    loss = criterion(features, BATCHES[head.ranks.rank])
+    features = features_of(head.group.rank).requires_grad_()
+    loss = criterion(features, BATCHES[head.group.rank])
     loss.backward()
     gradient = head.weight.grad.coalesce()
     rows = gradient.indices()[0] + head.start

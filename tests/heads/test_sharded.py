@@ -10,9 +10,9 @@ from torch import nn
 from torch.testing import assert_close
 
 import tammes
-from tammes.distributed.process_group import Ranks
-from tammes.distributed.resharding import bounds
-from tammes.distributed.sharded_rows import Shards
+from tammes.distributed.process_group import RankGroup
+from tammes.distributed.resharding import shard_bounds
+from tammes.distributed.sharded_rows import ShardedRows
 from tammes.kernels.problem import Problem
 
 KINDS = {
@@ -52,7 +52,7 @@ def batch_of(rows, rank):
 @pytest.mark.parametrize("classes", [1, 2, 5, 7, 8, 1000])
 @pytest.mark.parametrize("ranks", SIZES)
 def test_every_class_is_on_one_rank_in_order_and_no_rank_has_more_than_it_must(classes, ranks):
-    shares = [range(*bounds(classes, ranks, rank)) for rank in range(ranks)]
+    shares = [range(*shard_bounds(classes, ranks, rank)) for rank in range(ranks)]
     assert [c for share in shares for c in share] == list(range(classes))
     assert max(map(len, shares)) == -(-classes // ranks)
 
@@ -64,7 +64,7 @@ def test_shares_are_those_of_a_sharded_dtensor():
     for classes in (2, 5, 7, 9, 64):
         for ranks in SIZES:
             for rank in range(ranks):
-                start, stop = bounds(classes, ranks, rank)
+                start, stop = shard_bounds(classes, ranks, rank)
                 shape, offset = _compute_local_shape_and_global_offset(
                     (classes, 3), (ranks,), [rank], [Shard(0)]
                 )
@@ -128,7 +128,7 @@ def shares(group, averaged):
     share = problem.share
     assert share.classes == CLASSES
     assert share.counts is None
-    assert share.ranks is head.ranks
+    assert share.group is head.group
     assert problem.prototypes is head.weight
     assert problem.bias is head.bias
     return share.own.tolist(), share.factor
@@ -231,7 +231,7 @@ def rows_of_split(group, name, rows, averaged, implementation):
     factor = 1 / size if averaged else 1
     for key, parameter in head.named_parameters():
         whole = factor * plain.get_parameter(key).grad
-        mine = whole.view(()) if key == "log_scale" else whole[head.start : head.stop]
+        mine = whole if key == "log_scale" else whole[head.start : head.stop]
         assert_close(parameter.grad, mine, msg=key)
 
 
@@ -262,9 +262,9 @@ def weights_after_new_classes(group):
     head.add_classes(4, from_features=torch.eye(5)[:4], optimizer=optimizer)
     step(2.0)
     step(0.5)
-    shards = Shards.of(head)
+    shards = ShardedRows.of_head(head)
     state = optimizer.state[head.weight]
-    return [shards.whole(rows).detach() for rows in (head.weight, state["exp_avg_sq"])]
+    return [shards.all_gather(rows).detach() for rows in (head.weight, state["exp_avg_sq"])]
 
 
 def test_new_classes_start_in_an_optimizer_as_they_do_on_one_rank():
@@ -284,7 +284,7 @@ def split_refused(group):
 
 def test_a_split_of_which_one_rank_is_refused_is_refused_on_all():
     other, wrong = failures(2, split_refused)
-    assert "rank 1 has refused its batch" in other
+    assert "rank 1 rejected its batch" in other
     assert "labels" in wrong
 
 
@@ -293,7 +293,7 @@ def masked_class(group, split):
     with torch.no_grad():
         head.bias[-1] = -torch.inf
     # Of the last class of the first rank, which only that rank has.
-    features, labels = torch.ones(1, 5), torch.tensor([(head.ranks.rank) * (-(-CLASSES // 2) - 1)])
+    features, labels = torch.ones(1, 5), torch.tensor([(head.group.rank) * (-(-CLASSES // 2) - 1)])
     if split:
         head.split(features, labels)
     tammes.Criterion(head, tammes.softmax())(features, labels)
@@ -302,7 +302,7 @@ def masked_class(group, split):
 @pytest.mark.parametrize("split", [False, True])
 def test_a_class_that_another_rank_has_masked_is_refused_on_all(split):
     other, wrong = failures(2, masked_class, split)
-    assert "rank 1 has refused its batch" in other
+    assert "rank 1 rejected its batch" in other
     assert "classes that are not masked, got class" in wrong
 
 
@@ -424,7 +424,7 @@ def surgery(group, kind, change):
     assert held[1] is head.bias
     assert len(optimizer.state) == 2
     rows = [head.weight.detach().numpy(), head.bias.detach().numpy(), *state_rows(optimizer, head)]
-    start, stop = bounds(head.num_classes, head.ranks.size, head.ranks.rank)
+    start, stop = shard_bounds(head.num_classes, head.group.world_size, head.group.rank)
     assert (head.start, head.stop) == (start, stop)
     assert all(len(row) == stop - start for row in rows)
     features = torch.ones(2, 5)
@@ -639,7 +639,7 @@ def test_a_plain_heads_state_loads_into_one_that_samples_and_leaves_its_draws():
 def copies(group):
     head = tammes.ShardedHead(tammes.LinearHead, 5, CLASSES, group=group, sample_rate=0.5)
     twin = copy.deepcopy(head)
-    assert twin.ranks.size == head.ranks.size
+    assert twin.group.world_size == head.group.world_size
     assert torch.equal(twin.weight, head.weight)
     twin.add_classes(1)
     assert (head.num_classes, twin.num_classes) == (CLASSES, CLASSES + 1)
@@ -777,5 +777,5 @@ def test_a_sharded_head_says_what_is_wrong(arguments, options, error, message):
 
 
 def test_ranks_may_be_given_as_such():
-    ranks = Ranks()
-    assert tammes.ShardedHead(tammes.CosineHead, 3, 4, group=ranks).ranks == ranks
+    ranks = RankGroup()
+    assert tammes.ShardedHead(tammes.CosineHead, 3, 4, group=ranks).group == ranks

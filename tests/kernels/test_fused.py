@@ -10,7 +10,7 @@ from catalogue import CLASSES, HEADS, SPLIT_TERMS, fits
 from torch.testing import assert_close
 
 import tammes
-from tammes.distributed.process_group import Ranks
+from tammes.distributed.process_group import RankGroup
 from tammes.kernels import dispatch
 from tammes.kernels.problem import Share
 
@@ -154,7 +154,7 @@ def with_share(head, own, **options):
     head.problem = lambda features, labels=None: (
         type(head)
         .problem(head, features)
-        ._replace(share=Share(own, **{"classes": 20, "ranks": Ranks(), **options}))
+        ._replace(share=Share(own, **{"classes": 20, "group": RankGroup(), **options}))
     )
     return head
 
@@ -171,7 +171,7 @@ def test_a_class_that_stands_for_three_is_three_classes(implementation, name, re
     with torch.no_grad():
         for key, value in head.named_parameters():
             target = dict(repeated.named_parameters())[key]
-            target.copy_(value if value.ndim == 0 else value.repeat_interleave(many, 0))
+            target.copy_(value if key == "log_scale" else value.repeat_interleave(many, 0))
     loss = EVERYTHING - tammes.hard_bias()
     whole = everything(repeated, loss, features, labels, "dense", reduction=reduction)
     few = with_share(head.to(DEVICE), labels.to(DEVICE), classes=12, counts=counts.to(DEVICE))
@@ -312,8 +312,8 @@ def test_what_does_not_fit_is_streamed_and_said_once(problem, reads, reason, cap
     dispatch._tell.cache_clear()
     problem, reads = a_problem(**problem), frozenset(reads.split())
     with caplog.at_level(logging.WARNING, logger="tammes"):
-        assert dispatch.choose("fused", problem, reads) == "streamed"
-        assert dispatch.choose("fused", problem, reads) == "streamed"
+        assert dispatch.choose_kernel("fused", problem, reads) == "streamed"
+        assert dispatch.choose_kernel("fused", problem, reads) == "streamed"
     assert len(caplog.records) == 1
     assert reason in caplog.text
 
@@ -323,7 +323,7 @@ def test_a_cpu_without_interpreter_is_streamed(monkeypatch, caplog):
     monkeypatch.setattr(launch, "INTERPRETED", False)
     with caplog.at_level(logging.WARNING, logger="tammes"):
         problem = tammes.CosineHead(8, 5).problem(torch.randn(3, 8))
-        assert dispatch.choose("fused", problem, frozenset(("others",))) == "streamed"
+        assert dispatch.choose_kernel("fused", problem, frozenset(("others",))) == "streamed"
     assert "runs on CUDA, and the features are on cpu" in caplog.text
 
 
@@ -331,7 +331,7 @@ def test_a_cpu_without_interpreter_is_streamed(monkeypatch, caplog):
 def test_auto_is_fused_under_autocast_where_it_is_large():
     head = tammes.CosineHead(8, 5000).cuda()
     features, reads = torch.randn(300, 8).cuda(), frozenset(("target", "others"))
-    assert dispatch.choose("auto", head.problem(features), reads) == "streamed"
+    assert dispatch.choose_kernel("auto", head.problem(features), reads) == "streamed"
     with torch.autocast("cuda", dtype=torch.bfloat16):
-        assert dispatch.choose("auto", head.problem(features), reads) == "fused"
-        assert dispatch.choose("auto", head.problem(features[:8]), reads) == "dense"
+        assert dispatch.choose_kernel("auto", head.problem(features), reads) == "fused"
+        assert dispatch.choose_kernel("auto", head.problem(features[:8]), reads) == "dense"

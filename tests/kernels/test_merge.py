@@ -10,7 +10,7 @@ from torch.testing import assert_close
 
 from tammes.kernels.matmul import add_product, halved
 from tammes.kernels.merge import merge
-from tammes.kernels.streamed.score_block import Block
+from tammes.kernels.streamed.score_blocks import Block
 from tammes.kernels.tiling import cut
 
 READS = frozenset(("others", "expected", "mean", "excess", "softplus", "hardest"))

@@ -10,10 +10,10 @@ from torch.testing import assert_close
 
 import tammes
 from tammes.criterion import evaluate_terms
-from tammes.distributed.process_group import Ranks
+from tammes.distributed.process_group import RankGroup
 from tammes.kernels import dispatch, tiling
 from tammes.kernels.problem import Share
-from tammes.kernels.streamed.score_block import Block
+from tammes.kernels.streamed.score_blocks import Block
 from tammes.kernels.tiling import Plan
 
 try:
@@ -121,7 +121,7 @@ def test_every_gradient_has_the_weight_of_its_row(monkeypatch, way, thin, name):
 
 def shared(head, own, **options):
     """A head whose prototypes are not all there are; lives through a copy."""
-    share = Share(own.to(DEVICE), **{"classes": 20, "ranks": Ranks(), **options})
+    share = Share(own.to(DEVICE), **{"classes": 20, "group": RankGroup(), **options})
     head.problem = lambda copied: (
         lambda features, labels=None: type(copied).problem(copied, features)._replace(share=share)
     )
@@ -138,7 +138,7 @@ def test_sums_over_classes_count_each_as_often_as_it_stands_for(monkeypatch, nam
     with torch.no_grad():
         for key, value in head.named_parameters():
             target = dict(whole.named_parameters())[key]
-            target.copy_(value if value.ndim == 0 else value.repeat_interleave(many, 0))
+            target.copy_(value if key == "log_scale" else value.repeat_interleave(many, 0))
     features, labels = torch.randn(11, 6, dtype=torch.double), torch.randint(3, (11,))
     expected = everything(whole, SMOOTHED + SUMS, features, labels, "dense")
     cut(monkeypatch, 4, 2, thin=thin)
@@ -201,7 +201,7 @@ def test_a_row_without_rivals_here_has_no_hardest_class_here():
     # Else its own class, the only one here, would be the hardest one of all ranks.
     head = tammes.LinearHead(6, 2, bias=False)
     problem = head.problem(torch.randn(2, 6))
-    share = Share(torch.tensor([0, -1]), classes=9, ranks=Ranks())
+    share = Share(torch.tensor([0, -1]), classes=9, group=RankGroup())
     problem = problem._replace(prototypes=head.weight[:1], share=share)
     found = dispatch.split(problem, torch.zeros(2, dtype=torch.long), ["hardest"], "streamed")
     assert found.hardest[0].item() == float("-inf")

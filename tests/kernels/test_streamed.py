@@ -16,9 +16,9 @@ from torch.utils.checkpoint import checkpoint
 
 import tammes
 from tammes.kernels import tiling as plan
-from tammes.kernels.dispatch import choose
+from tammes.kernels.dispatch import choose_kernel
 from tammes.kernels.streamed import functions
-from tammes.kernels.streamed.engines import WholeRows
+from tammes.kernels.streamed.score_blocks import WholeRows
 
 STREAMABLE = {n: t for n, t in SPLIT_TERMS.items() if "rest" not in t.definition.reads}
 CUTS = [(6, (13, CLASSES)), (6, (4, 3)), (6, (1, 1)), (16, (13, 3))]
@@ -291,9 +291,9 @@ def test_auto_streams_only_what_is_large():
     head = tammes.CosineHead(2, 2**12)
     small, large = torch.randn(2**7, 2), torch.randn(2**8, 2)
     reads = frozenset(("target", "others"))
-    assert choose("auto", head.problem(small), reads) == "dense"
-    assert choose("auto", head.problem(large), reads) == "streamed"
-    assert choose("streamed", head.problem(small), reads) == "streamed"
+    assert choose_kernel("auto", head.problem(small), reads) == "dense"
+    assert choose_kernel("auto", head.problem(large), reads) == "streamed"
+    assert choose_kernel("streamed", head.problem(small), reads) == "streamed"
 
 
 def test_float32_streamed_is_no_worse_than_plain_torch():

@@ -271,7 +271,7 @@ def drawn():
 
 def as_of(recipe, ledger):
     """The same ledger, whose cells are those of the recipe as it is."""
-    chosen = ledger.chosen(recipe)
+    chosen = ledger.tuned_settings(recipe)
 
     def digest(each):
         values = chosen.get((each.row, each.column))

@@ -9,9 +9,9 @@ import torch
 from PIL import Image
 
 from tammes.lab.data import Images
-from tammes.lab.fewshot import class_splits
+from tammes.lab.fewshot import class_lists
 from tammes.lab.reproduce import judge, recipes
-from tammes.lab.reproduce.run import Engine, Selection, reproduce
+from tammes.lab.reproduce.run import RunnerSettings, Selection, reproduce
 from tammes.lab.training.model import build_model
 
 SHAPES = {"mnist": (1, 28, 28), "cifar10": (3, 32, 32), "cifar100": (3, 32, 32)}
@@ -90,7 +90,7 @@ def steps(config, images, count=2):
 
 def cifar100_names():
     """The 100 classes of CIFAR-100, whose parts are the classes of CIFAR-FS."""
-    lists = class_splits.read("cifar-fs")
+    lists = class_lists.read("cifar-fs")
     return sorted([*lists.base, *lists.validation, *lists.novel])
 
 
@@ -127,7 +127,7 @@ def run_quickly(recipe, rows, columns, folder):
         [Selection(recipe, rows, columns, 1)],
         folder,
         quick=True,
-        engine=Engine(workers=2),
+        engine=RunnerSettings(workers=2),
         report=said.append,
     )
     found = {(cell.row, cell.column): cell.status for cell in ledger.cells}

@@ -11,7 +11,7 @@ import pytest
 from test_tutorial import BLOCK, words, write_digits
 
 from tammes.lab.cli.main import main
-from tammes.lab.fewshot import class_splits
+from tammes.lab.fewshot import class_lists
 from tammes.lab.records.run_folder import find
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -91,7 +91,7 @@ def test_its_runs_know_the_base_classes_alone_and_one_was_watched(followed):
 
 def test_the_lists_of_the_tutorial_are_a_split_of_the_digits(tmp_path):
     (tmp_path / "classes.json").write_text(LISTS)
-    split = class_splits.read(tmp_path / "classes.json")
+    split = class_lists.read(tmp_path / "classes.json")
     assert sorted((*split.base, *split.validation, *split.novel)) == list("0123456789")
 
 

@@ -89,8 +89,8 @@ def dense_matrices(reads: frozenset[str]) -> int:
 
 def streamed(work: Workload, rows: int, classes: int) -> Inside:
     """One block of scores at a time, cut as the kernel cuts itself; gradients made in forward."""
-    plan = Plan(work.reads, _never, (1.0,))
     problem = work.problem(rows, classes)
+    plan = Plan(work.reads, _never, (1.0,), itemsize=work.working)
     if plan.too_thin(problem):
         return _recomputed(work, plan, rows, classes)
     row_blocks, key_blocks = plan.blocks(problem)

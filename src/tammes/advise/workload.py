@@ -4,9 +4,9 @@ from dataclasses import dataclass
 
 import torch
 
-from tammes.kernels.dispatch import Way, choose
-from tammes.kernels.problem import Problem, working_dtype
-from tammes.similarity import Cosine, Similarity
+from tammes.kernels.dispatch import Way, choose_kernel
+from tammes.kernels.problem import Problem
+from tammes.similarity import Cosine, Similarity, working_dtype
 
 OPTIMIZERS = {"sgd": 0, "momentum": 1, "adagrad": 1, "rmsprop": 1, "adam": 2, "adamw": 2}
 """Copies of the weights an optimizer keeps; ``momentum`` is SGD with momentum."""
@@ -162,7 +162,7 @@ class Workload:
     def _asked(self, rows: int, classes: int) -> Way:
         # The kernels know only the machine they are on, which may have no GPU: that it would take
         # the fused way is not theirs to say here.
-        return choose("auto", self.problem(rows, classes), self.reads)
+        return choose_kernel("auto", self.problem(rows, classes), self.reads)
 
 
 def _check(work: Workload) -> None:

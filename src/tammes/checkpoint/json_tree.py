@@ -1,4 +1,4 @@
-"""Nested values as JSON with their tensors taken out, and back: what a pickle is not needed for."""
+"""Convert nested values to JSON with their tensors kept aside, and back, without pickle."""
 
 import math
 from collections.abc import Iterator
@@ -7,20 +7,20 @@ from typing import Any
 from torch import Tensor
 
 
-def take_apart(value: Any, name: str, tensors: dict[str, Tensor]) -> Any:
-    """A value as JSON; its tensors go into ``tensors`` by a name of their own.
+def to_json(value: Any, name: str, tensors: dict[str, Tensor]) -> Any:
+    """Convert a value to JSON; its tensors are added to ``tensors`` under unique names.
 
     Args:
-        value: tensors, numbers, texts, None, and lists, tuples and dictionaries of them.
-        name: how the value is called.
-        tensors: added to.
+        value: tensors, numbers, strings, None, and lists, tuples and dictionaries of them.
+        name: name of the value, a prefix of the names of its tensors.
+        tensors: collects the tensors by name.
 
     Raises:
-        TypeError: a sentence that names what cannot be saved.
+        TypeError: the value holds something that cannot be saved.
 
     Example:
         >>> tensors = {}
-        >>> take_apart({"step": 3, "mean": torch.zeros(2)}, "more", tensors)
+        >>> to_json({"step": 3, "mean": torch.zeros(2)}, "more", tensors)
         {'dict': [['step', 3], ['mean', {'tensor': 'more.mean'}]]}
         >>> list(tensors)
         ['more.mean']
@@ -35,32 +35,32 @@ def take_apart(value: Any, name: str, tensors: dict[str, Tensor]) -> Any:
     if isinstance(value, float):
         return value if math.isfinite(value) else {"float": str(value)}
     if isinstance(value, (list, tuple)):
-        items = [take_apart(item, f"{name}.{i}", tensors) for i, item in enumerate(value)]
+        items = [to_json(item, f"{name}.{i}", tensors) for i, item in enumerate(value)]
         return items if isinstance(value, list) else {"tuple": items}
     if isinstance(value, dict):
         if any(isinstance(key, Tensor) for key in value):
             raise TypeError(f"a checkpoint expects no tensors as keys, got one in {name}")
         return {
             "dict": [
-                [take_apart(key, name, {}), take_apart(item, f"{name}.{key}", tensors)]
+                [to_json(key, name, {}), to_json(item, f"{name}.{key}", tensors)]
                 for key, item in value.items()
             ]
         }
     raise TypeError(
-        "a checkpoint holds tensors, numbers, texts, and lists, tuples and dictionaries of them, "
+        "a checkpoint holds tensors, numbers, strings, and lists, tuples and dictionaries of them, "
         f"got {type(value).__name__} as {name}"
     )
 
 
-def put_together(value: Any, tensors: dict[str, Any]) -> Any:
-    """The value that :func:`take_apart` was given.
+def from_json(value: Any, tensors: dict[str, Any]) -> Any:
+    """Restore the value that :func:`to_json` converted.
 
     Args:
-        value: as JSON.
-        tensors: by name.
+        value: JSON of the value.
+        tensors: its tensors by name.
     """
     if isinstance(value, list):
-        return [put_together(item, tensors) for item in value]
+        return [from_json(item, tensors) for item in value]
     if not isinstance(value, dict):
         return value
     ((kind, inner),) = value.items()
@@ -68,22 +68,22 @@ def put_together(value: Any, tensors: dict[str, Any]) -> Any:
         return tensors[inner]
     if kind == "float":
         return float(inner)
-    items = [put_together(item, tensors) for item in inner]
+    items = [from_json(item, tensors) for item in inner]
     if kind == "tuple":
         return tuple(items)
     if kind == "dict":
         return {key: item for key, item in items}
-    raise ValueError(f"{kind!r} is not known")
+    raise ValueError(f"{kind!r} is an unknown kind of value")
 
 
-def names_in(value: Any) -> Iterator[str]:
-    """Names of the tensors in a value as JSON."""
+def tensor_names(value: Any) -> Iterator[str]:
+    """Yield the names of the tensors in the JSON of a value."""
     if isinstance(value, list):
         for item in value:
-            yield from names_in(item)
+            yield from tensor_names(item)
     elif isinstance(value, dict):
         ((kind, inner),) = value.items()
         if kind == "tensor":
             yield inner
         else:
-            yield from names_in(inner)
+            yield from tensor_names(inner)

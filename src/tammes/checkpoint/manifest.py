@@ -1,4 +1,4 @@
-"""What is where in a checkpoint: ``index.json``, which makes a folder of files one thing."""
+"""The index of a checkpoint, ``index.json``: which tensor is in which file."""
 
 import contextlib
 import hashlib
@@ -13,25 +13,25 @@ from typing import Any, NamedTuple
 from tammes.checkpoint.safetensors_io import (
     DTYPES,
     CheckpointError,
-    Stored,
+    TensorInfo,
+    atomic_write,
     checksum,
     read_header,
-    replacing,
 )
 
 FILE = "index.json"
 PART = re.compile(r"part-\d{5}-of-\d{5}-[0-9a-f]{8}\.safetensors")
 _LEFT_OVER = re.compile(r"\.index\.json\.[0-9a-f]{8}")
-"""What a process that was killed had begun to write."""
+"""Unfinished index of a process that was killed."""
 _FORMAT = "tammes checkpoint 1"
 
 
 class Chunk(NamedTuple):
-    """Where a piece of a tensor belongs.
+    """Position of a piece in its tensor.
 
     Attributes:
-        offset: place of its first element in the whole tensor.
-        shape: of the piece.
+        offset: index of its first element in the whole tensor.
+        shape: shape of the piece.
     """
 
     offset: tuple[int, ...]
@@ -39,13 +39,13 @@ class Chunk(NamedTuple):
 
 
 @dataclass
-class Part:
+class PartFile:
     """A file of a checkpoint.
 
     Attributes:
-        bytes: how long it is.
-        sha256: of what it holds.
-        holds: pieces of tensors, by their names.
+        bytes: length of the file.
+        sha256: checksum of its content.
+        holds: pieces of tensors, by the names of the tensors.
     """
 
     bytes: int
@@ -55,39 +55,38 @@ class Part:
 
 @dataclass
 class Index:
-    """What ``index.json`` says.
+    """Content of ``index.json``.
 
     Attributes:
         tammes: version that wrote it.
         head: kind, sizes and settings of the head.
-        loss: terms with their settings, or none where only a head was saved.
-        tensors: type and whole shape of each tensor.
-        parts: the files, by name.
-        optimizer: groups and state; tensors are named.
-        more: what was saved beside; tensors are named.
+        loss: terms with their settings, or ``None`` if only a head was saved.
+        tensors: dtype and full shape of each tensor.
+        parts: files by name.
+        optimizer: groups and state of the optimizer; tensors are referred to by name.
+        more: other values that were saved; tensors are referred to by name.
     """
 
     tammes: str
     head: dict[str, Any]
     loss: dict[str, Any] | None
-    tensors: dict[str, Stored]
-    parts: dict[str, Part] = field(default_factory=dict)
+    tensors: dict[str, TensorInfo]
+    parts: dict[str, PartFile] = field(default_factory=dict)
     optimizer: Any = None
     more: Any = None
 
     def chunks(self, name: str) -> list[tuple[str, Chunk]]:
-        """The pieces of a tensor and the files they are in, in the order of their rows."""
-        found = [
+        """Pieces of a tensor with the names of their files, in the order of the rows."""
+        chunks = [
             (file, part.holds[name]) for file, part in self.parts.items() if name in part.holds
         ]
-        return sorted(found, key=lambda entry: entry[1].offset)
+        return sorted(chunks, key=lambda entry: entry[1].offset)
 
     def write(self, folder: Path) -> None:
-        """Make the folder this checkpoint, in one step; files of the one before go after it."""
+        """Replace the checkpoint in the folder atomically, then remove the files of the old one."""
         content: dict[str, Any] = {"format": _FORMAT, **asdict(self)}
         content["tensors"] = {
-            name: {"dtype": stored.dtype, "shape": stored.shape}
-            for name, stored in self.tensors.items()
+            name: {"dtype": info.dtype, "shape": info.shape} for name, info in self.tensors.items()
         }
         for part in content["parts"].values():
             part["holds"] = {
@@ -95,38 +94,38 @@ class Index:
                 for name, chunk in part["holds"].items()
             }
         content["checksum"] = _checksum(content)
-        with replacing(folder / FILE) as file:
+        with atomic_write(folder / FILE) as file:
             file.write(json.dumps(content, indent=1).encode())
         for path in folder.iterdir():
             if _LEFT_OVER.fullmatch(path.name) or (
                 PART.fullmatch(path.name) and path.name not in self.parts
             ):
-                # The new checkpoint is there, whether the old one can be taken away or not.
+                # The new checkpoint is valid even if the old files cannot be removed.
                 with contextlib.suppress(OSError):
                     path.unlink()
 
 
 def read(folder: Path) -> Index:
-    """What a folder holds; its files are not looked at yet.
+    """Read the index of a folder, without opening its other files.
 
     Raises:
-        CheckpointError: one sentence that names the folder.
+        CheckpointError: the folder has no valid index.
     """
     path = folder / FILE
     try:
         content = json.loads(path.read_bytes())
     except (FileNotFoundError, NotADirectoryError):
-        raise CheckpointError(f"{folder}: this is no checkpoint, it has no {FILE}") from None
+        raise CheckpointError(f"{folder}: not a checkpoint, it has no {FILE}") from None
     except ValueError as error:
         raise CheckpointError(f"{path}: damaged ({' '.join(str(error).split())})") from None
     if not isinstance(content, dict) or content.get("format") != _FORMAT:
-        raise CheckpointError(f"{path}: this is not the index of a {_FORMAT!r}")
+        raise CheckpointError(f"{path}: not the index of a {_FORMAT!r}")
     if content.pop("checksum", None) != _checksum(content):
         raise CheckpointError(f"{path}: damaged, its checksum does not match")
     del content["format"]
     try:
         index = Index(**_parsed(content))
-        _check_whole(index)
+        _check_complete(index)
     except (TypeError, KeyError, ValueError, AttributeError) as error:
         raise CheckpointError(f"{path}: damaged ({' '.join(str(error).split())})") from error
     return index
@@ -134,42 +133,43 @@ def read(folder: Path) -> Index:
 
 def _parsed(content: dict[str, Any]) -> dict[str, Any]:
     tensors = {
-        name: Stored(entry["dtype"], tuple(entry["shape"]))
+        name: TensorInfo(entry["dtype"], tuple(entry["shape"]))
         for name, entry in content["tensors"].items()
     }
     parts = {}
     for name, entry in content["parts"].items():
         if not PART.fullmatch(name):
-            raise ValueError(f"{name!r} is no name of a part")
+            raise ValueError(f"{name!r} is not the name of a part")
         holds = {
-            held: Chunk(tuple(chunk["offset"]), tuple(chunk["shape"]))
-            for held, chunk in entry["holds"].items()
+            tensor: Chunk(tuple(chunk["offset"]), tuple(chunk["shape"]))
+            for tensor, chunk in entry["holds"].items()
         }
-        parts[name] = Part(entry["bytes"], entry["sha256"], holds)
+        parts[name] = PartFile(entry["bytes"], entry["sha256"], holds)
     return {**content, "tensors": tensors, "parts": parts}
 
 
-def _check_whole(index: Index) -> None:
-    """Refuse an index whose pieces do not make up its tensors."""
-    for name, stored in index.tensors.items():
-        if stored.dtype not in DTYPES:
-            raise ValueError(f"{name} is of the unknown type {stored.dtype}")
+def _check_complete(index: Index) -> None:
+    """Raise ``ValueError`` unless the pieces make up the tensors."""
+    for name, info in index.tensors.items():
+        if info.dtype not in DTYPES:
+            raise ValueError(f"{name} has the unknown dtype {info.dtype}")
         pieces = sum(math.prod(chunk.shape) for _, chunk in index.chunks(name))
-        if pieces != math.prod(stored.shape):
+        if pieces != math.prod(info.shape):
             raise ValueError(f"pieces of {name} are missing")
 
 
-def check_parts(folder: Path, index: Index, *, share: int = 0, of: int = 1) -> None:
-    """Refuse files that are missing or not what was written.
+def check_parts(folder: Path, index: Index, *, rank: int = 0, world_size: int = 1) -> None:
+    """Check that the files of a checkpoint are there and undamaged.
 
     Args:
-        folder: of the checkpoint.
+        folder: folder of the checkpoint.
         index: its index.
-        share: which of the files are read through; of the others the length is looked at.
-        of: into how many shares the reading is divided.
+        rank: rank of this process; each rank compares the checksums of its share of the files,
+            and the lengths of all.
+        world_size: number of ranks that divide the files among themselves.
 
     Raises:
-        CheckpointError: one sentence that names the file.
+        CheckpointError: a file is missing or damaged.
     """
     for name, part in index.parts.items():
         path = folder / name
@@ -182,36 +182,38 @@ def check_parts(folder: Path, index: Index, *, share: int = 0, of: int = 1) -> N
                 f"it has {size} bytes of {part.bytes}"
             )
     for number, (name, part) in enumerate(index.parts.items()):
-        if number % of == share and checksum(folder / name) != part.sha256:
+        if number % world_size == rank and checksum(folder / name) != part.sha256:
             raise CheckpointError(
                 f"{folder / name}: this part of the checkpoint is damaged, "
                 "its checksum does not match"
             )
 
 
-def places(folder: Path, index: Index) -> dict[tuple[str, tuple[int, ...]], tuple[Path, Stored]]:
-    """Where each piece is: by name of the tensor and offset, its file and what it is there."""
-    found = {}
+def locate_chunks(
+    folder: Path, index: Index
+) -> dict[tuple[str, tuple[int, ...]], tuple[Path, TensorInfo]]:
+    """Map tensor name and offset of each piece to its file and its entry in that file."""
+    chunks = {}
     for name, part in index.parts.items():
         header, _ = read_header(folder / name)
-        for held, chunk in part.holds.items():
-            stored = header.get(held)
-            if stored is None or stored.shape != chunk.shape:
-                raise CheckpointError(f"{folder / name}: {held} is not in it as the index says")
-            found[held, chunk.offset] = (folder / name, stored)
-    return found
+        for tensor, chunk in part.holds.items():
+            info = header.get(tensor)
+            if info is None or info.shape != chunk.shape:
+                raise CheckpointError(f"{folder / name}: {tensor} is not in it as the index says")
+            chunks[tensor, chunk.offset] = (folder / name, info)
+    return chunks
 
 
 def _checksum(content: Mapping[str, Any]) -> str:
     return hashlib.sha256(json.dumps(content, sort_keys=True).encode()).hexdigest()
 
 
-def part_name(rank: int, ranks: int, token: str) -> str:
-    """Name of a rank's file; no two saves have one in common."""
-    return f"part-{rank + 1:05d}-of-{ranks:05d}-{token}.safetensors"
+def part_name(rank: int, world_size: int, token: str) -> str:
+    """Name of a rank's file, different for every save."""
+    return f"part-{rank + 1:05d}-of-{world_size:05d}-{token}.safetensors"
 
 
 def shard_metadata(offsets: Mapping[str, tuple[int, ...]]) -> dict[str, str]:
-    """What the header of a part says, so that torch's own reader of safetensors knows it too."""
+    """Metadata for the header of a part that torch's own safetensors reader understands."""
     where = {name: {"saved_offsets": list(offset)} for name, offset in offsets.items()}
     return {"format": "pt", "DCP_VERSION": "1.0", "DCP_SHARDING_INFO": json.dumps(where)}

@@ -1,7 +1,7 @@
-"""Tensors in safetensors files, written and read by blocks of rows, with torch alone.
+"""Read and write safetensors files by blocks of rows, with torch alone.
 
-The format is eight bytes for the length of a header, a header in JSON, and the numbers. Nothing in
-it can be run, and a row can be read without the rest.
+The format is eight bytes for the length of a header, a header in JSON, and the data. It contains no
+code, and a row can be read without the rest.
 """
 
 import contextlib
@@ -32,22 +32,22 @@ DTYPES = {
 }
 NAMES = {dtype: name for name, dtype in DTYPES.items()}
 _BLOCK = 1 << 24
-"""Bytes that are in memory at once while a tensor is written or read."""
+"""Bytes held in memory at once while a tensor is written or read."""
 _LARGEST = 100_000_000
-"""Bytes of a header that the format allows."""
+"""Largest header that the format allows, in bytes."""
 
 
 class CheckpointError(ValueError):
-    """A checkpoint cannot be used; the message is one sentence that names the file."""
+    """Raised when a checkpoint cannot be used; the message names the file."""
 
 
-class Stored(NamedTuple):
-    """A tensor in a file, or one that is to be written.
+class TensorInfo(NamedTuple):
+    """Entry of a tensor in the header of a file.
 
     Attributes:
-        dtype: as the format calls it, such as ``"F32"``.
-        shape: sizes.
-        begin: where in the file its first byte is.
+        dtype: name of the dtype in the format, such as ``"F32"``.
+        shape: shape of the tensor.
+        begin: position of its first byte in the file.
     """
 
     dtype: str
@@ -56,7 +56,7 @@ class Stored(NamedTuple):
 
     @property
     def rows(self) -> int:
-        """Length of the first dimension; a single number is one row."""
+        """Length of the first dimension; a scalar is one row."""
         return self.shape[0] if self.shape else 1
 
     @property
@@ -65,15 +65,15 @@ class Stored(NamedTuple):
         return torch.Size(self.shape[1:]).numel() * DTYPES[self.dtype].itemsize
 
     @classmethod
-    def of(cls, tensor: Tensor) -> "Stored":
-        """What a tensor will be in a file."""
+    def from_tensor(cls, tensor: Tensor) -> "TensorInfo":
+        """Entry for a tensor that is to be written."""
         if tensor.dtype not in NAMES:
             raise TypeError(f"a checkpoint cannot hold tensors of {tensor.dtype}")
         return cls(NAMES[tensor.dtype], tuple(tensor.shape))
 
 
-class Written(NamedTuple):
-    """A file that was written: how long it is, and a checksum of what it holds."""
+class WrittenFile(NamedTuple):
+    """Length and checksum of a file that was written."""
 
     bytes: int
     sha256: str
@@ -81,27 +81,26 @@ class Written(NamedTuple):
 
 def write(
     file: IO[bytes],
-    tensors: Mapping[str, tuple[Stored, Iterable[Tensor]]],
+    tensors: Mapping[str, tuple[TensorInfo, Iterable[Tensor]]],
     metadata: Mapping[str, str],
-) -> Written:
+) -> WrittenFile:
     """Write tensors to a file.
 
     Args:
-        file: open and empty.
-        tensors: what each will be, and its rows in blocks, which are asked for only when their turn
-            comes.
-        metadata: texts for the header.
+        file: an open, empty file.
+        tensors: entry and rows of each tensor; the rows come in blocks, which are produced lazily.
+        metadata: strings for the header.
     """
-    # Wide numbers first, so that each begins at a multiple of its size.
+    # Wide dtypes first, so that every tensor is aligned to its item size.
     order = sorted(tensors, key=lambda name: (-DTYPES[tensors[name][0].dtype].itemsize, name))
     header: dict[str, Any] = {"__metadata__": dict(metadata)}
     end = 0
     for name in order:
-        stored = tensors[name][0]
-        begin, end = end, end + stored.rows * stored.row_bytes
+        info = tensors[name][0]
+        begin, end = end, end + info.rows * info.row_bytes
         header[name] = {
-            "dtype": stored.dtype,
-            "shape": list(stored.shape),
+            "dtype": info.dtype,
+            "shape": list(info.shape),
             "data_offsets": [begin, end],
         }
     text = json.dumps(header, separators=(",", ":")).encode()
@@ -118,48 +117,48 @@ def write(
     put(text)
     for name in order:
         for block in tensors[name][1]:
-            # Has to be held: its memory does not know whose it is.
-            held = block.detach().cpu().contiguous()
-            put(_memory(held))
+            # Keep a reference: the memoryview does not own the memory.
+            contiguous = block.detach().cpu().contiguous()
+            put(_memory(contiguous))
     file.flush()
     os.fsync(file.fileno())
     assert length == 8 + len(text) + end
-    return Written(length, digest.hexdigest())
+    return WrittenFile(length, digest.hexdigest())
 
 
 def blocks(tensor: Tensor) -> Iterator[Tensor]:
-    """The rows of a tensor in memory, some at a time."""
+    """Yield the rows of a tensor in blocks."""
     if tensor.ndim == 0:
         yield tensor
         return
-    step = _step(Stored.of(tensor))
+    step = _step(TensorInfo.from_tensor(tensor))
     for first in range(0, len(tensor), step):
         yield tensor[first : first + step]
 
 
-def stored_blocks(path: Path, stored: Stored) -> Iterator[Tensor]:
-    """The rows of a tensor in a file, some at a time."""
+def read_blocks(path: Path, info: TensorInfo) -> Iterator[Tensor]:
+    """Yield the rows of a tensor in a file in blocks."""
     with open(path, "rb") as file:
-        step = _step(stored)
-        for first in range(0, stored.rows, step):
-            yield read_rows(file, stored, first, min(first + step, stored.rows))
+        step = _step(info)
+        for first in range(0, info.rows, step):
+            yield read_rows(file, info, first, min(first + step, info.rows))
 
 
-def copy_rows(file: IO[bytes], stored: Stored, first: int, into: Tensor) -> None:
-    """Fill a tensor with rows of a file, from row ``first`` on; its other sizes are the same."""
-    if into.ndim == 0:
-        into.copy_(read_rows(file, stored, 0, 1).reshape(()))
+def copy_rows(file: IO[bytes], info: TensorInfo, first: int, target: Tensor) -> None:
+    """Fill ``target`` with the rows of a tensor in a file, from row ``first`` on."""
+    if target.ndim == 0:
+        target.copy_(read_rows(file, info, 0, 1).reshape(()))
         return
-    step = _step(stored)
-    for begin in range(0, len(into), step):
-        end = min(begin + step, len(into))
-        into[begin:end].copy_(read_rows(file, stored, first + begin, first + end))
+    step = _step(info)
+    for begin in range(0, len(target), step):
+        end = min(begin + step, len(target))
+        target[begin:end].copy_(read_rows(file, info, first + begin, first + end))
 
 
-def read_rows(file: IO[bytes], stored: Stored, first: int, last: int) -> Tensor:
-    """Some rows of a tensor in a file, shape ``(last - first, ...)``."""
-    rows = torch.empty((last - first, *stored.shape[1:]), dtype=DTYPES[stored.dtype])
-    file.seek(stored.begin + first * stored.row_bytes)
+def read_rows(file: IO[bytes], info: TensorInfo, first: int, last: int) -> Tensor:
+    """Read rows of a tensor in a file, shape ``(last - first, ...)``."""
+    rows = torch.empty((last - first, *info.shape[1:]), dtype=DTYPES[info.dtype])
+    file.seek(info.begin + first * info.row_bytes)
     memory, done = _memory(rows), 0
     assert isinstance(file, io.BufferedIOBase)
     while done < len(memory):
@@ -170,11 +169,11 @@ def read_rows(file: IO[bytes], stored: Stored, first: int, last: int) -> Tensor:
     return rows
 
 
-def read_header(path: Path) -> tuple[dict[str, Stored], dict[str, str]]:
-    """What a file holds, by name, and the texts of its header.
+def read_header(path: Path) -> tuple[dict[str, TensorInfo], dict[str, str]]:
+    """Read the entries of the tensors in a file, and the metadata of its header.
 
     Raises:
-        CheckpointError: one sentence that names the file.
+        CheckpointError: the file is missing, damaged, or not a safetensors file.
     """
     try:
         size = path.stat().st_size
@@ -184,24 +183,24 @@ def read_header(path: Path) -> tuple[dict[str, Stored], dict[str, str]]:
                 raise ValueError("its header is missing or cut off")
             header = json.loads(file.read(length))
         metadata = {str(key): str(value) for key, value in header.pop("__metadata__", {}).items()}
-        found = {}
+        entries = {}
         for name, entry in header.items():
             begin, end = entry["data_offsets"]
-            stored = Stored(entry["dtype"], tuple(map(int, entry["shape"])), 8 + length + begin)
-            if stored.dtype not in DTYPES:
-                raise ValueError(f"{name} is of the unknown type {stored.dtype}")
-            if min(stored.shape, default=0) < 0 or begin < 0:
+            info = TensorInfo(entry["dtype"], tuple(map(int, entry["shape"])), 8 + length + begin)
+            if info.dtype not in DTYPES:
+                raise ValueError(f"{name} has the unknown dtype {info.dtype}")
+            if min(info.shape, default=0) < 0 or begin < 0:
                 raise ValueError(f"{name} has a negative size")
-            if end - begin != stored.rows * stored.row_bytes or 8 + length + end > size:
+            if end - begin != info.rows * info.row_bytes or 8 + length + end > size:
                 raise ValueError(f"{name} is cut off")
-            found[name] = stored
+            entries[name] = info
     except FileNotFoundError:
         raise CheckpointError(f"{path}: there is no such file") from None
     except (ValueError, KeyError, TypeError, AttributeError) as error:
         raise CheckpointError(
-            f"{path}: damaged, or no safetensors file ({' '.join(str(error).split())[:160]})"
+            f"{path}: damaged, or not a safetensors file ({' '.join(str(error).split())[:160]})"
         ) from error
-    return found, metadata
+    return entries, metadata
 
 
 def checksum(path: Path) -> str:
@@ -211,14 +210,14 @@ def checksum(path: Path) -> str:
 
 
 @contextlib.contextmanager
-def replacing(path: Path) -> Iterator[IO[bytes]]:
-    """A file to write to that takes its place when all is written, or leaves the old one."""
+def atomic_write(path: Path) -> Iterator[IO[bytes]]:
+    """Open a file for writing that replaces ``path`` only if everything was written."""
     temporary = path.parent / f".{path.name}.{secrets.token_hex(4)}"
     try:
         with open(temporary, "xb") as file:
             yield file
             file.flush()
-            # Only what has reached the disk may take the place of what was there.
+            # The data must be on disk before it replaces the old file.
             os.fsync(file.fileno())
         os.replace(temporary, path)
     except BaseException:
@@ -226,12 +225,12 @@ def replacing(path: Path) -> Iterator[IO[bytes]]:
         raise
 
 
-def _step(stored: Stored) -> int:
-    return max(_BLOCK // max(stored.row_bytes, 1), 1)
+def _step(info: TensorInfo) -> int:
+    return max(_BLOCK // max(info.row_bytes, 1), 1)
 
 
 def _memory(tensor: Tensor) -> memoryview:
-    """The bytes of a tensor on the CPU, in place: numpy, which could give them, is not needed."""
+    """View of the bytes of a CPU tensor, without numpy."""
     size = tensor.numel() * tensor.element_size()
     if size == 0:
         return memoryview(bytearray())

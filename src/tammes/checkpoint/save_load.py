@@ -1,8 +1,8 @@
 """Checkpoints of a head, sharded or not: saved on any number of ranks, loaded on any other.
 
 A checkpoint is a folder: an ``index.json`` and, for every rank that saved, a safetensors file with
-its rows. ``torch.distributed.checkpoint`` decides who writes and who reads what. Nothing is
-pickled, so reading one runs nothing. All ranks must see the same folder.
+its rows. ``torch.distributed.checkpoint`` decides which rank writes and reads what. Nothing is
+pickled, so reading a checkpoint executes no code. All ranks must see the same folder.
 """
 
 import contextlib
@@ -17,57 +17,57 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from tammes.checkpoint.json_tree import names_in, put_together, take_apart
+from tammes.checkpoint.json_tree import from_json, tensor_names, to_json
 from tammes.checkpoint.manifest import (
     FILE,
     Chunk,
     Index,
-    Part,
+    PartFile,
     check_parts,
+    locate_chunks,
     part_name,
-    places,
     read,
     shard_metadata,
 )
 from tammes.checkpoint.safetensors_io import (
     DTYPES,
     CheckpointError,
-    Stored,
+    TensorInfo,
+    atomic_write,
+    read_blocks,
     read_header,
-    replacing,
-    stored_blocks,
     write,
 )
 from tammes.checkpoint.state import (
     OPTIONAL,
     PLACE,
-    check_same,
+    check_compatible,
     describe_head,
     describe_loss,
     head_of,
+    named_state,
     optimizer_state,
-    ranks_of,
+    optimizer_tensors_to_load,
+    rank_group_of,
     restore_optimizer,
     same_shape,
-    spread,
-    state_of,
-    wanted_of,
-    wanted_of_optimizer,
+    sharded_parameters,
+    tensors_to_load,
 )
 from tammes.criterion.criterion import Criterion
-from tammes.distributed.process_group import Ranks
-from tammes.distributed.resharding import bounds, texts
+from tammes.distributed.process_group import RankGroup
+from tammes.distributed.resharding import all_gather_strings, shard_bounds
 from tammes.heads.head import Head
-from tammes.heads.sharded import ShardedHead
+from tammes.heads.sharded import SPREAD, ShardedHead
 
 __all__ = ["CheckpointError", "divide", "export", "load", "save"]
 
 _Path = str | PathLike[str]
-_OF_A_HEAD = ("weight", "bias", "log_scale")
-_ROWS = ("head.weight", "head.bias")
-"""Of these every part has the rows of its classes; all else is in the first."""
-_HEAD = "tammes_head"
-"""Under which name a single file says what head it is of."""
+_HEAD_TENSORS = ("weight", "bias", "log_scale")
+_SHARDED_TENSORS = tuple(f"head.{name}" for name in SPREAD)
+"""Tensors divided among the parts by rows; all others are in the first part."""
+_HEAD_KEY = "tammes_head"
+"""Metadata key of a single file under which it describes its head."""
 
 
 def save(
@@ -76,19 +76,19 @@ def save(
     optimizer: torch.optim.Optimizer | None = None,
     **more: Any,
 ) -> None:
-    """Save a criterion or a head, and whatever goes with it.
+    """Save a criterion or a head, with its optimizer and other values.
 
-    All ranks must call it together. The folder changes in one step when everything is written: a
-    save that was interrupted, however roughly, leaves the checkpoint that was there before.
+    All ranks must call it together. The checkpoint is replaced atomically once everything is
+    written: if a save is interrupted, even by a kill, the previous checkpoint stays.
 
     Args:
-        folder: where to; made if it is missing, a checkpoint that is there is replaced.
-        module: what to save; a sharded head is saved by rows, each by the rank that has it, all
-            else once.
-        optimizer: its state is saved too, whatever else it holds. On a sharded head it has to be
-            one with a number for each weight, such as SGD, Adam or AdamW.
-        **more: tensors, numbers, texts, and lists, tuples and dictionaries of them, such as
-            ``backbone=backbone.state_dict()``. Those of the first rank are kept.
+        folder: folder of the checkpoint; created if missing, and a checkpoint in it is replaced.
+        module: criterion or head to save; each rank saves its rows of a sharded head, everything
+            else is saved once.
+        optimizer: its state is saved too; it may hold other parameters as well. With a sharded
+            head its state must have one value per weight, as in SGD, Adam or AdamW.
+        **more: tensors, numbers, strings, and lists, tuples and dictionaries of them, such as
+            ``backbone=backbone.state_dict()``. Those of the first rank are saved.
 
     Example:
         >>> from tempfile import TemporaryDirectory
@@ -103,39 +103,41 @@ def save(
     from torch.distributed.checkpoint.default_planner import DefaultSavePlanner
 
     import tammes
-    from tammes.checkpoint.dcp_storage import Writer, plainly
+    from tammes.checkpoint.dcp_storage import CheckpointWriter, translate_errors
 
-    head, ranks, folder = head_of(module), ranks_of(module), Path(folder)
+    head, group, folder = head_of(module), rank_group_of(module), Path(folder)
     device = head.weight.device
-    tensors = state_of(module)
-    rows = set(spread(head).values())
+    tensors = named_state(module)
+    rows = set(sharded_parameters(head).values())
     saved = None
     if optimizer is not None:
-        saved, split = optimizer_state(optimizer, head, ranks, tensors)
+        saved, split = optimizer_state(optimizer, head, group, tensors)
         rows |= split
-    beside = take_apart(more, "more", tensors)
+    extra = to_json(more, "more", tensors)
     whole = {
-        name: _whole(ranks, tensor, head.num_classes) if name in rows else tensor
+        name: _as_dtensor(group, tensor, head.num_classes) if name in rows else tensor
         for name, tensor in tensors.items()
     }
     index = Index(
         tammes=tammes.__version__,
         head=describe_head(head),
         loss=describe_loss(module) if isinstance(module, Criterion) else None,
-        tensors={name: Stored.of(tensor) for name, tensor in whole.items()},
+        tensors={name: TensorInfo.from_tensor(tensor) for name, tensor in whole.items()},
         optimizer=saved,
-        more=beside,
+        more=extra,
     )
-    token = texts(ranks, secrets.token_hex(4), device)[0]
-    writer = Writer(folder, token, ranks.rank, ranks.size, index)
+    token = all_gather_strings(group, secrets.token_hex(4), device)[0]
+    writer = CheckpointWriter(folder, token, group.rank, group.world_size, index)
 
     def work() -> None:
-        # Of what all have, the first rank's is written.
+        # Tensors that all ranks have are written by the first rank.
         planner = DefaultSavePlanner(flatten_state_dict=False, dedup_save_to_lowest_rank=True)
-        _dcp(state_dict_saver.save, whole, ranks, storage_writer=writer, planner=planner)
+        _run_dcp(state_dict_saver.save, whole, group, storage_writer=writer, planner=planner)
 
     try:
-        plainly(work, f"{folder}: the checkpoint could not be saved, the one before it stays")
+        translate_errors(
+            work, f"{folder}: the checkpoint could not be saved, the previous one stays"
+        )
     except BaseException:
         with contextlib.suppress(CheckpointError, OSError):
             if not (folder / FILE).exists() or writer.path.name not in read(folder).parts:
@@ -146,89 +148,89 @@ def save(
 def load(
     folder: _Path, module: Criterion | Head, optimizer: torch.optim.Optimizer | None = None
 ) -> dict[str, Any]:
-    """Load a checkpoint, on as many ranks as there are now.
+    """Load a checkpoint, on any number of ranks.
 
-    All ranks must call it together. Everything is checked and read before anything is changed: what
-    is refused leaves the criterion and the optimizer as they were, on all ranks.
+    All ranks must call it together. Everything is checked and read before anything is changed: on
+    an error the criterion and the optimizer stay as they were, on all ranks.
 
     Args:
-        folder: of the checkpoint.
-        module: what to load into: a criterion of the same head and loss, or a head alone. Its head
-            may be sharded or not, whatever the one was that was saved.
-        optimizer: gets its state back; it has to hold the same parameters in the same order.
+        folder: folder of the checkpoint.
+        module: criterion with the same head and loss, or a head alone. Its head may be sharded or
+            not, regardless of the head that was saved.
+        optimizer: optimizer to restore; it must hold the same parameters in the same order.
 
     Returns:
-        What was saved beside, on every rank; tensors are on the CPU.
+        The values saved as ``**more``, on every rank; tensors are on the CPU.
 
     Raises:
-        CheckpointError: one sentence on what is missing, damaged or different.
+        CheckpointError: the checkpoint is missing, damaged, or of another head, loss or optimizer.
     """
     from torch.distributed.checkpoint import state_dict_loader
     from torch.distributed.checkpoint.default_planner import DefaultLoadPlanner
 
-    from tammes.checkpoint.dcp_storage import Reader, plainly
+    from tammes.checkpoint.dcp_storage import CheckpointReader, translate_errors
 
-    head, ranks, folder = head_of(module), ranks_of(module), Path(folder)
-    rows, fault = set(spread(head).values()), ""
+    head, group, folder = head_of(module), rank_group_of(module), Path(folder)
+    rows, error_text = set(sharded_parameters(head).values()), ""
     try:
         index = read(folder)
-        check_same(folder, index, module)
-        own = wanted_of(folder, index, module)
-        others = [*names_in(index.more)]
+        check_compatible(folder, index, module)
+        own = tensors_to_load(folder, index, module)
+        others = [*tensor_names(index.more)]
         if optimizer is not None:
-            names, split = wanted_of_optimizer(folder, index, optimizer, head)
+            names, split = optimizer_tensors_to_load(folder, index, optimizer, head)
             others, rows = others + names, rows | split
-        check_parts(folder, index, share=ranks.rank, of=ranks.size)
-        reader = Reader(folder, index)
+        check_parts(folder, index, rank=group.rank, world_size=group.world_size)
+        reader = CheckpointReader(folder, index)
     except (CheckpointError, OSError) as error:
-        fault = str(error) or type(error).__name__
-    _refuse_together(ranks, fault, head.weight.device)
+        error_text = str(error) or type(error).__name__
+    _raise_on_all_ranks(group, error_text, head.weight.device)
 
-    def room(name: str) -> Tensor:
-        stored = index.tensors[name]
-        shape = list(stored.shape)
+    def allocate(name: str) -> Tensor:
+        info = index.tensors[name]
+        shape = list(info.shape)
         if name in rows:
-            start, stop = bounds(shape[0], ranks.size, ranks.rank)
+            start, stop = shard_bounds(shape[0], group.world_size, group.rank)
             shape[0] = stop - start
-        return torch.empty(shape, dtype=DTYPES[stored.dtype])
+        return torch.empty(shape, dtype=DTYPES[info.dtype])
 
-    # Beside what is there, on the CPU: a file that cannot be read must leave everything as it was.
-    read_in = {name: room(name) for name in own + others}
+    # Into new tensors on the CPU: if a file cannot be read, nothing must have changed.
+    read_in = {name: allocate(name) for name in own + others}
     whole = {
-        name: _whole(ranks, tensor, index.tensors[name].shape[0]) if name in rows else tensor
+        name: _as_dtensor(group, tensor, index.tensors[name].shape[0]) if name in rows else tensor
         for name, tensor in read_in.items()
     }
 
     def work() -> None:
         planner = DefaultLoadPlanner(flatten_state_dict=False)
-        _dcp(state_dict_loader.load, whole, ranks, storage_reader=reader, planner=planner)
+        _run_dcp(state_dict_loader.load, whole, group, storage_reader=reader, planner=planner)
 
-    plainly(work, f"{folder}: the checkpoint could not be read, nothing was changed")
-    into: torch.nn.Module = module
+    translate_errors(work, f"{folder}: the checkpoint could not be read, nothing was changed")
+    target: torch.nn.Module = module
     state = {name: read_in[name] for name in own}
     if isinstance(head, ShardedHead):
         state[PLACE] = head.place
     if isinstance(module, Head) or index.loss is None:
-        into = head
+        target = head
         state = {name.removeprefix("head."): tensor for name, tensor in state.items()}
-    # What is wanted has been compared with what is there; only a sampler may be left as it is.
-    into.load_state_dict(state, strict=False)
+    # The names were checked above; only the state of a sampler may be missing.
+    target.load_state_dict(state, strict=False)
     if optimizer is not None:
         restore_optimizer(optimizer, index.optimizer, read_in)
-    more: dict[str, Any] = put_together(index.more, read_in) if index.more is not None else {}
+    more: dict[str, Any] = from_json(index.more, read_in) if index.more is not None else {}
     return more
 
 
 def export(folder: _Path, file: _Path) -> None:
     """Write the head of a checkpoint to a single safetensors file.
 
-    It has the names of a head's ``state_dict``, so that a plain head of all classes loads it as
-    ``safetensors.torch.load_file`` returns it. It is written by blocks of rows: the prototypes need
-    not fit into memory.
+    The names are those of a head's ``state_dict``, so a plain head of all classes loads what
+    ``safetensors.torch.load_file`` returns. The file is written by blocks of rows: the prototypes
+    need not fit into memory.
 
     Args:
-        folder: of the checkpoint.
-        file: where to; takes the place of one that is there when all is written.
+        folder: folder of the checkpoint.
+        file: file to write; an existing one is replaced once everything is written.
 
     Example:
         >>> from tempfile import TemporaryDirectory
@@ -244,61 +246,61 @@ def export(folder: _Path, file: _Path) -> None:
     folder = Path(folder)
     index = read(folder)
     check_parts(folder, index)
-    where = places(folder, index)
+    chunks = locate_chunks(folder, index)
 
     def pieces(name: str) -> Iterator[Tensor]:
         for _, chunk in index.chunks(name):
-            yield from stored_blocks(*where[name, chunk.offset])
+            yield from read_blocks(*chunks[name, chunk.offset])
 
-    tensors: dict[str, tuple[Stored, Iterable[Tensor]]] = {
-        name.removeprefix("head."): (stored, pieces(name))
-        for name, stored in index.tensors.items()
+    tensors: dict[str, tuple[TensorInfo, Iterable[Tensor]]] = {
+        name.removeprefix("head."): (info, pieces(name))
+        for name, info in index.tensors.items()
         if name.startswith("head.") and not name.startswith(OPTIONAL)
     }
-    with replacing(Path(file)) as stream:
-        write(stream, tensors, {"format": "pt", _HEAD: json.dumps(index.head)})
+    with atomic_write(Path(file)) as stream:
+        write(stream, tensors, {"format": "pt", _HEAD_KEY: json.dumps(index.head)})
 
 
 def divide(file: _Path, folder: _Path, *, parts: int = 1) -> None:
-    """Make a checkpoint of a single safetensors file, as :func:`export` or others write them.
+    """Make a checkpoint from a single safetensors file, such as :func:`export` writes.
 
-    It holds a head alone: loaded into a criterion it leaves all but the head as it is.
+    It holds only a head: loading it into a criterion changes nothing but the head.
 
     Args:
-        file: with the prototypes as ``weight``, ``head.weight`` or ``prototypes``, and what else
-            the head has as ``bias`` and ``log_scale``.
-        folder: where to; made if it is missing, a checkpoint that is there is replaced.
+        file: has the prototypes as ``weight``, ``head.weight`` or ``prototypes``, and, if the head
+            has them, ``bias`` and ``log_scale``.
+        folder: folder of the checkpoint; created if missing, and a checkpoint in it is replaced.
         parts: number of files.
     """
     import tammes
 
     file, folder = Path(file), Path(folder)
     if parts < 1:
-        raise CheckpointError(f"a checkpoint is expected to have 1 part or more, got {parts}")
-    tensors, head = _only_head(file)
+        raise CheckpointError(f"divide expects 1 part or more, got {parts}")
+    tensors, head = _read_head_file(file)
     classes = head["num_classes"]
     index = Index(tammes.__version__, head, None, tensors)
     token = secrets.token_hex(4)
     folder.mkdir(parents=True, exist_ok=True)
     try:
         for number in range(parts):
-            start, stop = bounds(classes, parts, number)
-            pieces: dict[str, tuple[Stored, Iterable[Tensor]]] = {}
+            start, stop = shard_bounds(classes, parts, number)
+            pieces: dict[str, tuple[TensorInfo, Iterable[Tensor]]] = {}
             offsets = {}
-            for name, stored in tensors.items():
-                first, shape = 0, stored.shape
-                if name in _ROWS:
+            for name, info in tensors.items():
+                first, shape = 0, info.shape
+                if name in _SHARDED_TENSORS:
                     first, shape = start, (stop - start, *shape[1:])
                 elif number:
                     continue
-                piece = Stored(stored.dtype, shape, stored.begin + first * stored.row_bytes)
-                pieces[name] = (piece, stored_blocks(file, piece))
+                piece = TensorInfo(info.dtype, shape, info.begin + first * info.row_bytes)
+                pieces[name] = (piece, read_blocks(file, piece))
                 offsets[name] = (first, *(0 for _ in shape[1:])) if shape else ()
             name = part_name(number, parts, token)
             with open(folder / name, "xb") as stream:
                 written = write(stream, pieces, shard_metadata(offsets))
             holds = {key: Chunk(offsets[key], piece.shape) for key, (piece, _) in pieces.items()}
-            index.parts[name] = Part(*written, holds)
+            index.parts[name] = PartFile(*written, holds)
     except BaseException:
         for number in range(parts):
             (folder / part_name(number, parts, token)).unlink(missing_ok=True)
@@ -306,63 +308,70 @@ def divide(file: _Path, folder: _Path, *, parts: int = 1) -> None:
     index.write(folder)
 
 
-def _only_head(file: Path) -> tuple[dict[str, Stored], dict[str, Any]]:
-    """The tensors of a head that are in a single file, and what is known of it.
+def _read_head_file(file: Path) -> tuple[dict[str, TensorInfo], dict[str, Any]]:
+    """Read the tensors of a head in a single file, and the description of the head.
 
     Raises:
-        CheckpointError: one sentence that names the file and what does not fit.
+        CheckpointError: the file does not hold exactly one head.
     """
     inside, metadata = read_header(file)
-    found: dict[str, Stored] = {}
-    for name, stored in inside.items():
+    tensors: dict[str, TensorInfo] = {}
+    for name, info in inside.items():
         plain = name.removeprefix("head.").replace("prototypes", "weight")
-        if plain in _OF_A_HEAD and found.setdefault(plain, stored) is not stored:
-            raise CheckpointError(f"{file}: there is more than one {plain} in it")
-    weight = found.get("weight")
+        if plain in _HEAD_TENSORS and tensors.setdefault(plain, info) is not info:
+            raise CheckpointError(f"{file}: it has more than one {plain}")
+    weight = tensors.get("weight")
     if weight is None or len(weight.shape) != 2:
-        raise CheckpointError(f"{file}: no prototypes of shape (C, D) are in it under 'weight'")
+        raise CheckpointError(f"{file}: it has no prototypes of shape (C, D) under 'weight'")
     classes, size = weight.shape
     for name, shape in (("bias", (classes,)), ("log_scale", (1,))):
-        if name in found and not same_shape(found[name].shape, shape):
-            raise CheckpointError(f"{file}: {name} has shape {found[name].shape}, expected {shape}")
-    for name, stored in found.items():
-        if not DTYPES[stored.dtype].is_floating_point:
-            raise CheckpointError(f"{file}: {name} is of the type {stored.dtype}, no float")
-    head = {"embedding_size": size, "num_classes": classes, "bias": "bias" in found}
+        if name in tensors and not same_shape(tensors[name].shape, shape):
+            raise CheckpointError(
+                f"{file}: {name} has shape {tensors[name].shape}, expected {shape}"
+            )
+    for name, info in tensors.items():
+        if not DTYPES[info.dtype].is_floating_point:
+            raise CheckpointError(f"{file}: {name} has dtype {info.dtype}, expected a float")
+    head = {"embedding_size": size, "num_classes": classes, "bias": "bias" in tensors}
     try:
-        told = json.loads(metadata.get(_HEAD, "{}"))
-        fits = {key: told.get(key, value) for key, value in head.items()} == head
+        description = json.loads(metadata.get(_HEAD_KEY, "{}"))
+        fits = {key: description.get(key, value) for key, value in head.items()} == head
     except (ValueError, AttributeError):
         fits = False
     if not fits:
-        raise CheckpointError(f"{file}: what it says of its head does not fit its tensors")
-    return {f"head.{name}": found[name] for name in _OF_A_HEAD if name in found}, {**head, **told}
+        raise CheckpointError(f"{file}: its description of the head does not match its tensors")
+    return {f"head.{name}": tensors[name] for name in _HEAD_TENSORS if name in tensors}, {
+        **head,
+        **description,
+    }
 
 
-def _whole(ranks: Ranks, rows: Tensor, total: int) -> Tensor:
-    """The rows here as those of a tensor that is spread over the ranks."""
-    if ranks.size == 1:
+def _as_dtensor(group: RankGroup, rows: Tensor, total: int) -> Tensor:
+    """Wrap the rows of this rank as a tensor sharded over the ranks."""
+    if group.world_size == 1:
         return rows
     from torch.distributed.device_mesh import DeviceMesh
     from torch.distributed.tensor import DTensor, Shard
 
-    mesh = DeviceMesh.from_group(ranks.group, rows.device.type)
+    mesh = DeviceMesh.from_group(group.process_group, rows.device.type)
     shape = torch.Size([total, *rows.shape[1:]])
     stride = torch.empty(shape, device="meta").stride()
     rows = rows.detach().contiguous()
     return DTensor.from_local(rows, mesh, [Shard(0)], run_check=False, shape=shape, stride=stride)
 
 
-def _dcp(work: Any, tensors: dict[str, Tensor], ranks: Ranks, **options: Any) -> None:
+def _run_dcp(work: Any, tensors: dict[str, Tensor], group: RankGroup, **options: Any) -> None:
     with warnings.catch_warnings():
-        # That a process is alone is no news.
+        # A single process is a normal case here.
         warnings.filterwarnings("ignore", message=".*single process.*")
-        alone = ranks.size == 1
-        work(tensors, process_group=None if alone else ranks.group, no_dist=alone, **options)
+        alone = group.world_size == 1
+        work(
+            tensors, process_group=None if alone else group.process_group, no_dist=alone, **options
+        )
 
 
-def _refuse_together(ranks: Ranks, fault: str, device: torch.device) -> None:
-    """Refuse on all ranks what one of them has found."""
-    for told in texts(ranks, fault, device):
-        if told:
-            raise CheckpointError(told)
+def _raise_on_all_ranks(group: RankGroup, error_text: str, device: torch.device) -> None:
+    """Raise the error of any rank on all ranks."""
+    for text in all_gather_strings(group, error_text, device):
+        if text:
+            raise CheckpointError(text)

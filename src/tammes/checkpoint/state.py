@@ -1,4 +1,4 @@
-"""What a checkpoint says of a head, a loss and an optimizer, and where two of them differ."""
+"""Describe and compare the head, loss and optimizer of a checkpoint."""
 
 import hashlib
 import json
@@ -7,57 +7,57 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from tammes.checkpoint.json_tree import names_in, put_together, take_apart
+from tammes.checkpoint.json_tree import from_json, tensor_names, to_json
 from tammes.checkpoint.manifest import Index
 from tammes.checkpoint.safetensors_io import CheckpointError
 from tammes.criterion.criterion import Criterion
 from tammes.criterion.hyperparameters import named_schedules
-from tammes.distributed.process_group import Ranks
-from tammes.distributed.resharding import row_states
+from tammes.distributed.process_group import RankGroup
+from tammes.distributed.resharding import per_row_state
 from tammes.heads.head import Head
-from tammes.heads.sharded import ShardedHead
+from tammes.heads.sharded import SPREAD, ShardedHead
 from tammes.optim.state_transfer import OF_ALL_ROWS
 from tammes.similarity import Cosine
 
 _LONG = 16
-"""Values of a setting above which a checksum stands for them."""
+"""Settings with more values than this are stored as a checksum."""
 OPTIONAL = ("head.sampler.",)
-"""State that a head may have or not, whatever its prototypes."""
+"""Prefixes of state that a head may lack."""
 PLACE = "head.place"
-"""Which classes a sharded head has here."""
+"""Buffer with the range of classes on this rank."""
 
 
 def head_of(module: Criterion | Head) -> Head:
-    """The head of a criterion, or the head itself."""
+    """Return the head of a criterion, or the head itself."""
     if not isinstance(module, (Criterion, Head)):
         raise TypeError(f"a checkpoint expects a criterion or a head, got {type(module).__name__}")
     return module.head if isinstance(module, Criterion) else module
 
 
-def ranks_of(module: Criterion | Head) -> Ranks:
-    """Those who save and load together."""
+def rank_group_of(module: Criterion | Head) -> RankGroup:
+    """Return the ranks that save and load together."""
     head = head_of(module)
-    return head.ranks if isinstance(head, ShardedHead) else Ranks()
+    return RankGroup() if head.group is None else head.group
 
 
-def spread(head: Head) -> dict[nn.Parameter, str]:
-    """Parameters of which this rank has only some rows, and their names."""
+def sharded_parameters(head: Head) -> dict[nn.Parameter, str]:
+    """Map the parameters that are sharded over the ranks to their names."""
     if not isinstance(head, ShardedHead):
         return {}
-    return {p: f"head.{name}" for name, p in head.named_parameters() if p.ndim}
+    return {p: f"head.{name}" for name, p in head.named_parameters() if name in SPREAD}
 
 
-def state_of(module: Criterion | Head) -> dict[str, Tensor]:
-    """The tensors of a criterion or a head, by their names in a criterion."""
+def named_state(module: Criterion | Head) -> dict[str, Tensor]:
+    """Return the tensors of a criterion or a head, by their names in a criterion."""
     prefix = "" if isinstance(module, Criterion) else "head."
     tensors = {prefix + name: value for name, value in module.state_dict().items()}
-    # Of a checkpoint every rank takes what is its own.
+    # The range of classes depends on the number of ranks, so it is not saved.
     tensors.pop(PLACE, None)
     return tensors
 
 
 def describe_head(head: Head) -> dict[str, Any]:
-    """Kind, sizes and settings of a head."""
+    """Describe a head: kind, sizes and settings."""
     kind = head.kind if isinstance(head, ShardedHead) else type(head)
     known: dict[str, Any] = {
         "kind": kind.__name__,
@@ -72,7 +72,7 @@ def describe_head(head: Head) -> dict[str, Any]:
 
 
 def describe_loss(criterion: Criterion) -> dict[str, Any]:
-    """Every term with its weight and settings, by name."""
+    """Describe a loss: every term by name, with its weight and settings."""
     known: dict[str, Any] = {}
     for name, (weight, term) in criterion.settings.named.items():
         known[name] = {"weight": weight, **{key: _short(value) for key, value in term.values}}
@@ -95,8 +95,8 @@ def _short(value: Any) -> Any:
     return value if isinstance(value, (bool, int, float, str)) or value is None else repr(value)
 
 
-def check_same(folder: object, index: Index, module: Criterion | Head) -> None:
-    """Refuse a checkpoint of another head or loss, and say where they differ."""
+def check_compatible(folder: object, index: Index, module: Criterion | Head) -> None:
+    """Raise ``CheckpointError`` if the checkpoint is of another head or loss."""
     head = head_of(module)
     here = describe_head(head)
     for key, value in here.items():
@@ -111,44 +111,44 @@ def check_same(folder: object, index: Index, module: Criterion | Head) -> None:
             there, mine = index.loss.get(name), ours.get(name)
             if there == mine:
                 continue
-            told = f"{name} there is {there} and here {mine}"
+            difference = f"{name} there is {there} and here {mine}"
             if isinstance(there, dict) and isinstance(mine, dict):
                 keys = [k for k in {**there, **mine} if there.get(k) != mine.get(k)]
-                told = ", ".join(
+                difference = ", ".join(
                     f"{key} of {name} there is {there.get(key)} and here {mine.get(key)}"
                     for key in keys
                 )
             raise CheckpointError(
-                f"{folder}: was saved with another loss, {told}; "
+                f"{folder}: was saved with another loss, {difference}; "
                 "load into criterion.head to take the prototypes alone"
             )
 
 
-def wanted_of(folder: object, index: Index, module: Criterion | Head) -> list[str]:
-    """Names of the tensors that are to be loaded into a criterion or a head.
+def tensors_to_load(folder: object, index: Index, module: Criterion | Head) -> list[str]:
+    """Return the names of the tensors to load into a criterion or a head.
 
     Raises:
-        CheckpointError: one of them is missing or has another shape.
+        CheckpointError: a tensor is missing or has another shape.
     """
     head = head_of(module)
     whole = isinstance(module, Criterion) and index.loss is not None
-    rows = spread(head).values()
-    wanted = []
-    for name, tensor in state_of(module if whole else head).items():
-        stored = index.tensors.get(name)
-        if stored is None and name.startswith(OPTIONAL):
+    rows = sharded_parameters(head).values()
+    names = []
+    for name, tensor in named_state(module if whole else head).items():
+        info = index.tensors.get(name)
+        if info is None and name.startswith(OPTIONAL):
             continue
-        if stored is None:
+        if info is None:
             raise CheckpointError(f"{folder}: {name} is not in it")
         shape = (head.num_classes, *tensor.shape[1:]) if name in rows else tuple(tensor.shape)
-        if not same_shape(stored.shape, shape):
-            raise CheckpointError(f"{folder}: {name} has shape {stored.shape}, expected {shape}")
-        wanted.append(name)
-    return wanted
+        if not same_shape(info.shape, shape):
+            raise CheckpointError(f"{folder}: {name} has shape {info.shape}, expected {shape}")
+        names.append(name)
+    return names
 
 
 def same_shape(stored: tuple[int, ...], wanted: tuple[int, ...]) -> bool:
-    """Whether a tensor that was stored fits; a single number may be stored with dimensions or not.
+    """Compare two shapes; a scalar may be stored with shape ``()`` or ``(1,)``.
 
     Example:
         >>> same_shape((), (1,)), same_shape((2,), (1,))
@@ -158,27 +158,27 @@ def same_shape(stored: tuple[int, ...], wanted: tuple[int, ...]) -> bool:
 
 
 def optimizer_state(
-    optimizer: torch.optim.Optimizer, head: Head, ranks: Ranks, tensors: dict[str, Tensor]
+    optimizer: torch.optim.Optimizer, head: Head, group: RankGroup, tensors: dict[str, Tensor]
 ) -> tuple[Any, set[str]]:
-    """An optimizer as JSON, and names of the tensors of which this rank has only some rows.
+    """Convert the state of an optimizer to JSON, and return the names of its sharded tensors.
 
     Args:
-        optimizer: which may hold more than the head.
-        head: some of its parameters may be spread over the ranks.
-        ranks: that the head is spread over.
-        tensors: added to.
+        optimizer: may hold more parameters than those of the head.
+        head: some of its parameters may be sharded over the ranks.
+        group: ranks that the head is sharded over.
+        tensors: collects the tensors of the state by name.
     """
     groups, states, split = [], {}, set[str]()
-    known, position = spread(head), 0
-    for number, group in enumerate(optimizer.param_groups):
-        settings = {key: value for key, value in group.items() if key != "params"}
+    known, position = sharded_parameters(head), 0
+    for number, params in enumerate(optimizer.param_groups):
+        settings = {key: value for key, value in params.items() if key != "params"}
         name = f"optimizer.group{number}"
-        groups.append([len(group["params"]), take_apart(settings, name, tensors)])
-        for parameter in group["params"]:
+        groups.append([len(params["params"]), to_json(settings, name, tensors)])
+        for parameter in params["params"]:
             state = dict(optimizer.state.get(parameter, {}))
             name = f"optimizer.{position}"
             if parameter in known:
-                rows = row_states(ranks, optimizer, parameter)
+                rows = per_row_state(group, optimizer, parameter)
                 for key, value in state.items():
                     if isinstance(value, Tensor) and value.ndim and key not in rows:
                         raise TypeError(
@@ -189,18 +189,18 @@ def optimizer_state(
                 state |= rows
                 split |= {f"{name}.{key}" for key in rows}
             if state:
-                states[str(position)] = take_apart(state, name, tensors)
+                states[str(position)] = to_json(state, name, tensors)
             position += 1
     return {"kind": type(optimizer).__name__, "groups": groups, "state": states}, split
 
 
-def wanted_of_optimizer(
+def optimizer_tensors_to_load(
     folder: object, index: Index, optimizer: torch.optim.Optimizer, head: Head
 ) -> tuple[list[str], set[str]]:
-    """Names of the tensors of an optimizer, and of those this rank wants only some rows of.
+    """Return the names of the tensors of an optimizer, and of those that are sharded.
 
     Raises:
-        CheckpointError: it is the state of another optimizer.
+        CheckpointError: the state is that of another optimizer.
     """
     saved = index.optimizer
     if saved is None:
@@ -215,22 +215,26 @@ def wanted_of_optimizer(
             f"{folder}: the optimizer has groups of {there} parameters there and of {here} here"
         )
     flat = [parameter for group in optimizer.param_groups for parameter in group["params"]]
-    known, names, split = spread(head), [*names_in(saved["groups"])], set[str]()
+    known, names, split = sharded_parameters(head), [*tensor_names(saved["groups"])], set[str]()
     for position, state in saved["state"].items():
         parameter = flat[int(position)]
         shape = tuple(parameter.shape)
         if parameter in known:
             shape = (head.num_classes, *shape[1:])
-        for name in names_in(state):
-            found = index.tensors[name].shape
-            # Some optimizers have one number for a row or a column; of rows here and there, none.
-            fits = all(n == size or n == 1 for n, size in zip(found, shape, strict=False))
-            if len(found) == len(shape) and found != shape and (parameter in known or not fits):
+        for name in tensor_names(state):
+            saved_shape = index.tensors[name].shape
+            # Some optimizers keep one number per row or column; a sharded head allows none of them.
+            fits = all(n == size or n == 1 for n, size in zip(saved_shape, shape, strict=False))
+            if (
+                len(saved_shape) == len(shape)
+                and saved_shape != shape
+                and (parameter in known or not fits)
+            ):
                 raise CheckpointError(
-                    f"{folder}: {name} has shape {found}, expected {shape} as its parameter"
+                    f"{folder}: {name} has shape {saved_shape}, expected {shape} as its parameter"
                 )
             names.append(name)
-            if parameter in known and found:
+            if parameter in known and saved_shape:
                 split.add(name)
     return names, split
 
@@ -238,30 +242,32 @@ def wanted_of_optimizer(
 def restore_optimizer(
     optimizer: torch.optim.Optimizer, saved: dict[str, Any], tensors: dict[str, Tensor]
 ) -> None:
-    """Give an optimizer its state back."""
+    """Load a saved state into an optimizer."""
     groups, position = [], 0
     for count, settings in saved["groups"]:
         numbers = list(range(position, position + count))
-        groups.append({**put_together(settings, tensors), "params": numbers})
+        groups.append({**from_json(settings, tensors), "params": numbers})
         position += count
-    states = {int(number): put_together(s, tensors) for number, s in saved["state"].items()}
+    states = {int(number): from_json(s, tensors) for number, s in saved["state"].items()}
     flat = [parameter for group in optimizer.param_groups for parameter in group["params"]]
     for number, state in states.items():
-        states[number] = {key: _like(key, value, flat[number]) for key, value in state.items()}
+        states[number] = {
+            key: _shaped_like(key, value, flat[number]) for key, value in state.items()
+        }
     optimizer.load_state_dict({"state": states, "param_groups": groups})
 
 
-def _like(key: str, value: Any, parameter: Tensor) -> Any:
-    """A value of a parameter's shape, spread over ranks as ``fully_shard`` has spread that."""
+def _shaped_like(key: str, value: Any, parameter: Tensor) -> Any:
+    """Reshape and shard a value like its parameter, which ``fully_shard`` may have sharded."""
     if isinstance(value, Tensor) and key not in OF_ALL_ROWS:
         shape = tuple(parameter.shape)
         value = value.reshape(shape) if same_shape(tuple(value.shape), shape) else value
-    spread_out = getattr(parameter, "placements", None)
-    if spread_out is None or not isinstance(value, Tensor) or value.shape != parameter.shape:
+    placements = getattr(parameter, "placements", None)
+    if placements is None or not isinstance(value, Tensor) or value.shape != parameter.shape:
         return value
     from torch.distributed.tensor import DTensor, distribute_tensor
 
     assert isinstance(parameter, DTensor)
-    # Every rank has read all of it.
+    # Every rank has read the full tensor.
     value = value.to(parameter.device)
-    return distribute_tensor(value, parameter.device_mesh, spread_out, src_data_rank=None)
+    return distribute_tensor(value, parameter.device_mesh, placements, src_data_rank=None)

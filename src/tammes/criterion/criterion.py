@@ -1,30 +1,43 @@
-"""Criterion: a head and a loss, and what a training loop calls."""
+"""Criterion: a head and a loss, the object that a training loop calls."""
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any, Literal, cast
 
 import torch
 from torch import Tensor, nn
 
-from tammes._recomputation import checkpointing, once, recomputing
+from tammes._recomputation import checkpointing, once
 from tammes._validation import (
     check_class_weights,
+    check_features,
     check_labels,
     check_reduction,
     check_values,
     check_weights,
     transforming,
 )
-from tammes.criterion.evaluate_terms import check_fit, other_terms, split_terms
+from tammes.criterion.evaluate_terms import (
+    Arguments,
+    Noted,
+    check_fit,
+    group_terms,
+    other_terms,
+    split_terms,
+)
 from tammes.criterion.hyperparameters import Settings, named_schedules
 from tammes.criterion.param_groups import param_groups
 from tammes.criterion.resize import check_new_values, check_resizable, follow
 from tammes.criterion.stale_weight_warning import UpdateWatch
-from tammes.distributed.global_batch import ALONE, Alone, Examples, by_example, gathering_of
+from tammes.distributed.global_batch import (
+    GlobalBatch,
+    WeightedBatch,
+    make_global_batch,
+    per_example_settings,
+)
 from tammes.heads.head import Head
 from tammes.kernels.dispatch import Implementation
-from tammes.kernels.problem import working_dtype
 from tammes.schedules import Schedule
+from tammes.similarity import working_dtype
 from tammes.states import Hook, Reading, States
 from tammes.terms import Batch, Loss, Setting
 
@@ -62,7 +75,7 @@ class Criterion(nn.Module):
             which waits for an accelerator.
 
     Attributes:
-        terms: each term of the last call by name: its mean over the examples, before its weight,
+        terms: mean of each term over the examples of the last call, by name, before its weight,
             detached; for logging. With a group, over the examples of all ranks.
 
     Example:
@@ -107,10 +120,11 @@ class Criterion(nn.Module):
         self.reduction = reduction
         self.ignore_index = ignore_index
         self.validate = validate
-        self.gathering = gathering_of(head, group, averaged=averaged, even=even)
+        self.global_batch = make_global_batch(head, group, averaged=averaged, even=even)
         self.states = States()
         self.schedules = nn.ModuleDict()
-        self.terms: dict[str, Tensor] = {}
+        self._noted: dict[str, Noted] = {}
+        self._noted_total: Tensor | float | None = None
         self._step_by_hand = False
         self._watch = UpdateWatch()
         self._compose(loss, class_weights)
@@ -130,12 +144,30 @@ class Criterion(nn.Module):
             weights = check_class_weights(weights, self.head.num_classes)
         self._compose(self.loss, weights)
 
+    @property
+    def terms(self) -> dict[str, Tensor]:
+        """Mean of each term over the examples of the last call, before its weight, detached."""
+        total = self._noted_total
+        means = {}
+        for name, (values, weights) in self._noted.items():
+            mean = values if weights is None else (values * weights).sum()
+            means[name] = mean if total is None else mean / total
+        return means
+
     def _compose(self, loss: Loss, class_weights: Tensor | None) -> None:
-        """Take a loss apart once, so that a call only has to go through its terms."""
+        """Prepare the terms of a loss once, so that a call only evaluates them."""
         for _, term in loss.leaves():
             check_fit(self.head, term)
         self.loss = loss
         self.settings = Settings(loss, self.head.num_classes, self.head.weight, class_weights)
+        named = self.settings.named
+        self._groups = group_terms(self.head, named, self.settings.arguments)
+        self._others = {
+            name: pair for name, pair in named.items() if pair[1].definition.on != "split"
+        }
+        self._uses_prototypes = self.settings.uses_prototypes
+        values = [value for own in self.settings.arguments.values() for value in own.values()]
+        self._per_class = any(isinstance(value, tuple) for value in values)
 
     def forward(
         self,
@@ -158,79 +190,128 @@ class Criterion(nn.Module):
         Returns:
             A scalar, or with ``reduction="none"`` the weighted losses, shape ``(N,)``.
         """
-        tracing, group, masked = transforming(), self._group(), self.head.masked()
-
-        def check() -> None:
-            self._check(features, labels, weights, masked, tracing)
-            valid = labels.long() != self.ignore_index
-            values = None if tracing else self.validate
-            self.settings.check(self._scheduled(), settings, valid, values=values)
-
-        longest = group.agree(
-            type(self).__name__,
-            check,
-            features,
-            embedding_size=self.head.embedding_size,
-            num_classes=self.head.num_classes,
-            values_per_example=len(by_example(settings)) + (weights is not None),
-        )
+        tracing, head, scope = transforming(), self.head, self._scope()
+        masked = None if head.bias is None else head.masked()
+        changing = len(self.states) > 0 or len(self.schedules) > 0
+        if scope is None:
+            self._check(features, labels, weights, settings, masked, tracing)
+        else:
+            max_rows = scope.validate(
+                type(self).__name__,
+                lambda: self._check(features, labels, weights, settings, masked, tracing),
+                features,
+                embedding_size=head.embedding_size,
+                num_classes=head.num_classes,
+                values_per_example=len(per_example_settings(settings)) + (weights is not None),
+            )
         # Before it is compared: a small integer type would wrap the ignored label round.
         labels = labels.long()
         valid = labels != self.ignore_index
-        labels = torch.where(valid, labels, 0)
-        # What an ignored example holds must not leak, not even as 0 times NaN.
-        kept = torch.where(valid[:, None], features, 0.0)
-        own = Examples(Batch(kept, labels, valid), weights, settings)
-        whole, mine = group.gather(own, longest, features=self._compares_features)
+        batch = Batch(features, labels, valid)
+        whole_batch_counts = not tracing and labels.device.type == "cpu" and bool(valid.all())
+        if not whole_batch_counts:
+            # What an ignored example holds must not leak, not even as 0 times NaN.
+            kept = torch.where(valid[:, None], features, 0.0)
+            batch = Batch(kept, torch.where(valid, labels, 0), valid)
+        own = whole = WeightedBatch(batch, weights, settings)
+        mine = slice(None)
+        if scope is not None:
+            whole, mine = scope.gather(own, max_rows, features=self._compares_features)
         # A rank splits its own examples; all of them, if it has only some of the prototypes.
-        part = whole if group.sharded else own
-        again = recomputing()
-        now = self._read(whole.batch, part.batch, tracing)
-        arguments = self.settings.resolve(part.batch, now.scheduled, part.settings)
-        if self.training and not tracing and self.settings.uses_prototypes:
-            self._watch.notice(self.head.weight, features)
+        part = whole if scope is not None and scope.sharded else own
 
-        weights = whole.weigh(now.class_weights, masked, working_dtype(features, self.head.weight))
-        total = weights.sum()
-        total = torch.where(total == 0, torch.ones_like(total), total)
-        if self.reduction == "mean":
-            weights = weights / total
-        for name, state in now.states.items():
-            arguments[name]["state"] = state
-        named, rowwise = self.settings.named, self.reduction == "none"
+        dtype = working_dtype(features, head.weight)
+        arguments: Arguments = self.settings.arguments
+        groups, class_weights = self._groups, self.settings.class_weights
+        if changing or settings or self._per_class:
+            now = self._read(whole.batch, part.batch, tracing)
+            arguments = self.settings.resolve(part.batch, now.scheduled, part.settings, dtype)
+            for name, state in now.states.items():
+                arguments[name]["state"] = state
+            groups = group_terms(head, self.settings.named, arguments)
+            class_weights = now.class_weights
+        if self.training and not tracing and self._uses_prototypes:
+            self._watch.notice(head.weight, features)
+
+        total = None
+        plain = weights is None and class_weights is None and masked is None and scope is None
+        if plain and whole_batch_counts and len(labels):
+            share = 1 / len(labels) if self.reduction == "mean" else 1.0
+            weights = torch.full(labels.shape, share, dtype=dtype, device=labels.device)
+        else:
+            weights = self._weigh(whole, class_weights, masked, dtype)
+            total = weights.sum()
+            total = torch.where(total == 0, torch.ones_like(total), total)
+            if self.reduction == "mean":
+                weights = weights / total
+        rowwise = self.reduction == "none"
         some = weights if part is whole else weights[mine]
-        loss, sums = split_terms(self.head, named, arguments, part.batch, some, rowwise=rowwise)
-        seen = whole.batch._replace(features=group.seen_by_all(whole.batch.features))
-        found = dict(other_terms(self.head, named, arguments, seen, weights))
-        others = [named[n][0] * (rows if rowwise else rows.sum()) for n, rows in found.items()]
-        loss, sums = group.combine(loss, others, sums, mine)
+        loss, noted = split_terms(head, groups, arguments, part.batch, some, rowwise=rowwise)
+        if self._others:
+            batch = whole.batch
+            if scope is not None:
+                batch = batch._replace(features=scope.for_replicated_loss(batch.features))
+            rows = dict(other_terms(head, self._others, arguments, batch, weights))
+        else:
+            rows = {}
+        losses = [self._others[n][0] * (r if rowwise else r.sum()) for n, r in rows.items()]
+        if scope is None:
+            loss = sum(losses, loss)
+        else:
+            sums = {n: v if w is None else (v * w).sum() for n, (v, w) in noted.items()}
+            loss, sums = scope.combine(loss, losses, sums, mine)
+            noted = {name: (total_of, None) for name, total_of in sums.items()}
+        again = not tracing and torch._C._current_graph_task_id() != -1
         if again:
+            # Activation checkpointing: the first pass has noted and counted this call.
             return loss
         if not _transformed(tracing):
-            sums |= {name: rows.detach().sum() for name, rows in found.items()}
-            per_example = 1 if self.reduction == "mean" else total.detach()
-            self.terms = {name: sums[name] / per_example for name in named}
-        self._remember("after", whole.batch, tracing)
-        # The first pass of a checkpoint may be without gradient.
-        learning = self.training and (torch.is_grad_enabled() or checkpointing())
-        if learning and not self._step_by_hand:
-            self.step()
+            noted |= {name: (r.detach().sum(), None) for name, r in rows.items()}
+            self._noted = {name: noted[name] for name in self.settings.named}
+            count = len(labels) if total is None else total.detach()
+            self._noted_total = None if self.reduction == "mean" else count
+        if changing:
+            self._remember("after", whole.batch, tracing)
+            # The first pass of a checkpoint may be without gradient.
+            learning = self.training and (torch.is_grad_enabled() or checkpointing())
+            if learning and not self._step_by_hand:
+                self.step()
         return loss
 
     def logits(self, features: Tensor) -> Tensor:
         """Scores without any margin, for inference, shape ``(N, C)``."""
         return self.head.logits(features)
 
-    def _group(self) -> Alone:
-        """Those whose batches are one."""
-        gathering = self.gathering
-        return ALONE if gathering is None or gathering.ranks.size == 1 else gathering
+    def _scope(self) -> GlobalBatch | None:
+        """Return the global batch of the process group, or ``None`` in a single process."""
+        batch = self.global_batch
+        return None if batch is None or batch.group.world_size == 1 else batch
 
     @property
     def _compares_features(self) -> bool:
-        """Whether anything looks at more features than those of the examples it has a loss of."""
-        terms = [term for _, term in self.settings.named.values()]
-        return len(self.states) > 0 or any(term.definition.on == "features" for term in terms)
+        """Whether a term or a state reads features of other examples than its own."""
+        return len(self.states) > 0 or any(
+            term.definition.on == "features" for _, term in self._others.values()
+        )
+
+    @staticmethod
+    def _weigh(
+        examples: WeightedBatch,
+        class_weights: Tensor | None,
+        masked: Tensor | None,
+        dtype: torch.dtype,
+    ) -> Tensor:
+        """Weigh the examples, shape ``(N,)``; NaN where an example's own class is masked."""
+        batch, weights, _ = examples
+        result = batch.valid.to(dtype)
+        if weights is not None:
+            result = torch.where(batch.valid, weights.to(dtype), 0.0)
+        if class_weights is not None:
+            result = result * class_weights.to(dtype)[batch.labels]
+        if masked is not None:
+            # Where values are not checked, an example of a masked class must show.
+            result = result.masked_fill(batch.valid & masked[batch.labels], torch.nan)
+        return result
 
     def _scheduled(self) -> dict[str, Tensor]:
         """Current values of the terms' settings that follow a schedule."""
@@ -238,7 +319,7 @@ class Criterion(nn.Module):
         return {key: schedule() for key, schedule in schedules.items() if key != "class_weights"}
 
     def _read(self, whole: Batch, part: Batch, tracing: bool) -> Reading:
-        """Read what later calls change: states, of the whole batch or the part of it, schedules."""
+        """Read the states and schedules of this call, which later calls change."""
 
         def make() -> Reading:
             self._remember("before", whole, tracing)
@@ -257,32 +338,37 @@ class Criterion(nn.Module):
         features: Tensor,
         labels: Tensor,
         weights: Tensor | None,
+        settings: Mapping[str, Setting],
         masked: Tensor | None,
         tracing: bool,
     ) -> None:
-        name = type(self).__name__
-        self.head.check(features)
+        """Reject a call with wrong shapes, types, devices or, where they are known, values."""
+        name, prototypes = type(self).__name__, self.head.weight
+        check_features(type(self.head).__name__, features, prototypes.shape[1])
         check_labels(name, labels, features)
         if weights is not None:
             check_weights(name, weights, labels)
-        if features.device != self.head.weight.device:
+        if features.device != prototypes.device:
             raise ValueError(
-                f"{name} expects features on {self.head.weight.device}, where its prototypes are, "
+                f"{name} expects features on {prototypes.device}, where its prototypes are, "
                 f"got {features.device}"
             )
-        # Values are looked at in plain eager mode only, and where that does not wait for a GPU.
+        # Values are read in plain eager mode only, and where that does not wait for a GPU.
         wanted = self.validate or features.device.type == "cpu"
         if not tracing and wanted and self.validate is not None:
-            check_values(
-                name, features, labels.long(), self.head.num_classes, masked, self.ignore_index
-            )
+            classes = self.settings.num_classes
+            check_values(name, features, labels.long(), classes, masked, self.ignore_index)
+        if settings or self.schedules:
+            valid = labels.long() != self.ignore_index
+            values = None if tracing else self.validate
+            self.settings.check(self._scheduled(), settings, valid, values=values)
 
     def _remember(self, hook: Hook, batch: Batch, tracing: bool) -> None:
         if self.training and not _transformed(tracing):
             self.states.notice(hook, batch)
 
     def schedule(self, *, by_hand: bool | None = None, **schedules: Schedule) -> "Criterion":
-        """Let settings follow schedules, by the name of the setting.
+        """Attach schedules to settings, by the name of the setting.
 
         A schedule is part of the criterion: saved in its ``state_dict``, it resumes where it
         stopped. It steps with every call in training mode, or when you call :meth:`step`.
@@ -364,7 +450,7 @@ class Criterion(nn.Module):
         optimizer: torch.optim.Optimizer | None = None,
         **per_class: Sequence[float],
     ) -> None:
-        """Append classes to the head and to whatever has a value for each class.
+        """Append classes to the head and to every setting with one value per class.
 
         Args:
             n: how many.
@@ -382,7 +468,7 @@ class Criterion(nn.Module):
     def remove_classes(
         self, indices: Sequence[int] | Tensor, *, optimizer: torch.optim.Optimizer | None = None
     ) -> None:
-        """Drop classes from the head and from whatever has a value for each class.
+        """Drop classes from the head and from every setting with one value per class.
 
         Args:
             indices: the classes to drop.
@@ -394,7 +480,7 @@ class Criterion(nn.Module):
         self._compose(*follow(self, keep, 0, {}))
 
     def __repr__(self) -> str:
-        """The head, the loss as it is written, and what is not the default."""
+        """Show the head, the loss, and options that are not the default."""
         lines = [f"head={self.head!r}", f"loss={self.loss!r}"]
         schedules = named_schedules(self.schedules)
         lines += [f"{key} follows {schedule!r}" for key, schedule in schedules.items()]
@@ -404,11 +490,11 @@ class Criterion(nn.Module):
             lines.append(f"ignore_index={self.ignore_index}")
         if self.class_weights is not None:
             lines.append(f"class_weights of {len(self.class_weights)} classes")
-        if self.gathering is not None:
-            lines.append(f"group={self.gathering.ranks.name!r}")
+        if self.global_batch is not None:
+            lines.append(f"group={self.global_batch.group.name!r}")
         return f"{type(self).__name__}(\n  " + ",\n  ".join(lines) + "\n)"
 
 
 def _transformed(tracing: bool) -> bool:
-    """Whether tensors are those of a transform, which must not be kept; a compiler's may."""
+    """Whether tensors belong to a functorch transform and must not be stored."""
     return tracing and not torch.compiler.is_compiling()

@@ -1,31 +1,51 @@
-"""Evaluate the terms of a loss on a batch: those on the split by a kernel, the others plainly."""
+"""Evaluate the terms of a loss: those on the split through a kernel, the others directly."""
 
-from collections.abc import Iterator, Mapping
-from typing import Any
+from collections.abc import Iterator, Mapping, Sequence
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
 
-from tammes._compile import apart
-from tammes.distributed.sharded_rows import Shards
+from tammes._compile import outside_compile
+from tammes.distributed.sharded_rows import ShardedRows
 from tammes.heads.head import Head
 from tammes.kernels.dense import dense_split
-from tammes.kernels.dispatch import choose
-from tammes.kernels.problem import Problem, cosines_of, full_precision, product_dtype, working_dtype
-from tammes.kernels.streamed.forward_gradients import combine
+from tammes.kernels.dispatch import choose_kernel
+from tammes.kernels.problem import Problem, cosines_of
 from tammes.kernels.streamed.functions import streamed_split, weighted_loss
 from tammes.kernels.tiling import Plan, Threshold
+from tammes.similarity import full_precision, product_dtype, working_dtype
 from tammes.split import Split, with_sums
 from tammes.terms import Batch, Setting, Term
 
 Named = Mapping[str, tuple[float, Term]]
 """Weight and term by name."""
 Arguments = Mapping[str, Mapping[str, Setting]]
-"""What each term is called with: numbers, or tensors of one value per example."""
+"""Arguments of each term by name: numbers, or tensors of one value per example."""
+Noted = tuple[Tensor, Tensor | None]
+"""Values of a term and the weights to sum them with, or their weighted sum and no weights."""
+
+
+class SplitGroup(NamedTuple):
+    """Terms that read the same split and are evaluated by one call of a kernel.
+
+    Attributes:
+        names: names of the terms.
+        terms: the terms, in the same order.
+        coefficients: weight of each term in the loss.
+        cosines: whether they read the cosines of the head instead of its own scores.
+        reads: fields of the split that any of them reads.
+    """
+
+    names: tuple[str, ...]
+    terms: tuple[Term, ...]
+    coefficients: tuple[float, ...]
+    cosines: bool
+    reads: frozenset[str]
 
 
 def check_fit(head: Head, term: Term) -> None:
-    """Refuse a term on a head it has no meaning on."""
+    """Reject a term that the head cannot serve."""
     requires, kind = term.definition.requires, type(head).__name__
     if requires == "cosine" and not head.similarity.is_cosine:
         raise ValueError(
@@ -36,124 +56,157 @@ def check_fit(head: Head, term: Term) -> None:
             f"{term.name} expects a head whose similarity is an angle, without bias, "
             f"got {kind}{'' if head.bias is None else ' with bias'}"
         )
-    ranks = Shards.of(head).ranks
-    if "rest" in term.definition.reads and ranks is not None:
+    if "rest" in term.definition.reads and head.group is not None and head.is_sharded:
         raise ValueError(
             f"{term.name} expects a head that has all classes, since it reads rest, "
-            f"got {kind} over {ranks.name}"
+            f"got {kind} over {head.group.name}"
         )
     if term.within is not None:
         term.within.check(head.embedding_size, head.num_classes)
 
 
+def group_terms(head: Head, named: Named, arguments: Arguments) -> list[SplitGroup]:
+    """Group the terms on the split by what a kernel can evaluate together.
+
+    A kernel sees either the head's scores or its cosines, and takes one threshold of ``excess``.
+
+    Args:
+        head: the head that makes the split.
+        named: all terms of the loss.
+        arguments: arguments of each term; a field that is read only where a setting is not zero is
+            left out where it is.
+    """
+    on_split = [name for name, (_, term) in named.items() if term.definition.on == "split"]
+    one_view = head.similarity.is_cosine and head.bias is None
+    groups = []
+    for cosines in (False, True):
+        names = [
+            n for n in on_split if (named[n][1].definition.cosines and not one_view) == cosines
+        ]
+        thresholds = [name for name in names if "excess" in named[name][1].definition.reads]
+        first = [name for name in names if name not in thresholds[1:]]
+        for some in ([first] if first else []) + [[name] for name in thresholds[1:]]:
+            terms = tuple(named[name][1] for name in some)
+            reads = frozenset(
+                field
+                for name, term in zip(some, terms, strict=True)
+                for field in term.definition.reads
+                if not _is_zero(arguments[name].get(term.definition.unless_zero.get(field, "")))
+            )
+            weights = tuple(named[name][0] for name in some)
+            groups.append(SplitGroup(tuple(some), terms, weights, cosines, reads))
+    return groups
+
+
 def split_terms(
     head: Head,
-    named: Named,
+    groups: Sequence[SplitGroup],
     arguments: Arguments,
     batch: Batch,
     weights: Tensor,
     *,
     rowwise: bool,
-) -> tuple[Tensor, dict[str, Tensor]]:
-    """Weighted loss of the terms on the split, and the weighted sum of each.
+) -> tuple[Tensor, dict[str, Noted]]:
+    """Evaluate the terms on the split: their weighted loss, and the values of each.
 
     Args:
-        head: makes the split.
-        named: all terms of the loss.
-        arguments: what each term is called with.
+        head: the head that makes the split.
+        groups: the terms, as :func:`group_terms` returns them.
+        arguments: arguments of each term.
         batch: features and labels.
-        weights: of the examples, shape ``(N,)``.
-        rowwise: return the loss of each example, weighted, in place of their sum.
+        weights: weights of the examples, shape ``(N,)``.
+        rowwise: return the weighted loss of each example instead of their sum.
     """
-    terms = {name: term for name, (_, term) in named.items() if term.definition.on == "split"}
-    if not terms:
+    if not groups:
         return (torch.zeros_like(weights) if rowwise else weights.new_zeros(())), {}
     problem = head.problem(batch.features, batch.labels)
     first, *more = (
-        _evaluated(head, of, named, group, arguments, batch, weights, rowwise)
-        for of, some in _by_similarity(problem, terms)
-        for group in _by_threshold(some)
+        _evaluate_group(head, problem, group, arguments, batch, weights, rowwise)
+        for group in groups
     )
-    loss, sums = first
-    for part, part_sums in more:
-        loss, sums = loss + part, sums | part_sums
-    return loss, sums
+    loss, noted = first
+    for part, part_noted in more:
+        loss, noted = loss + part, noted | part_noted
+    return loss, noted
 
 
-def _by_similarity(
-    problem: Problem, terms: Mapping[str, Term]
-) -> Iterator[tuple[Problem, dict[str, Term]]]:
-    """The terms, with the problem they look at: the head's own, or its cosines."""
-    if problem.similarity.is_cosine and problem.bias is None:
-        yield problem, dict(terms)
-        return
-    for cosines, of in ((False, problem), (True, cosines_of(problem))):
-        some = {name: term for name, term in terms.items() if term.definition.cosines == cosines}
-        if some:
-            yield of, some
-
-
-def _by_threshold(terms: Mapping[str, Term]) -> list[dict[str, Term]]:
-    """The terms, such that no two with a threshold are together: a kernel takes one at a time."""
-    over = [name for name, term in terms.items() if "excess" in term.definition.reads]
-    first = {name: term for name, term in terms.items() if name not in over[1:]}
-    return [first, *({name: terms[name]} for name in over[1:])]
-
-
-def _evaluated(
+def _evaluate_group(
     head: Head,
     problem: Problem,
-    named: Named,
-    terms: Mapping[str, Term],
+    group: SplitGroup,
     arguments: Arguments,
     batch: Batch,
     weights: Tensor,
     rowwise: bool,
-) -> tuple[Tensor, dict[str, Tensor]]:
-    """Weighted loss of some terms, and the weighted sum of each; see :func:`split_terms`."""
-    names = [*terms]
-    coefficients = tuple(named[name][0] for name in names)
-    reads = frozenset(
-        field
-        for name, term in terms.items()
-        for field in term.definition.reads
-        if not _is_zero(arguments[name].get(term.definition.unless_zero.get(field, "")))
-    )
-    way = choose(head.implementation, problem, reads)
-    # What is not a sum over the batch, or takes a gradient itself, is differentiated afterwards;
-    # a sum has its gradients made in forward, or made again from the same arguments.
-    now = not (rowwise or weights.requires_grad or _take_gradient(arguments, names))
+) -> tuple[Tensor, dict[str, Noted]]:
+    """Evaluate one group of terms, see :func:`split_terms`."""
+    problem = cosines_of(problem) if group.cosines else problem
+    kernel = choose_kernel(head.implementation, problem, group.reads)
+    if kernel == "dense":
+        with full_precision(weights.device):
+            split = dense_split(problem, batch.labels, group.reads)
+            if "excess" in group.reads:
+                split = with_sums(
+                    split, group.reads, _threshold(group, arguments)(split, slice(None))
+                )
+            elif "softplus" in group.reads:
+                split = with_sums(split, group.reads)
+            return _weigh(group, evaluate_rows(group, arguments, split), weights, rowwise)
     plan = Plan(
-        reads=reads,
-        evaluate=lambda split, rows: _evaluate(terms, arguments, split, rows),
-        coefficients=coefficients,
-        product_dtype=product_dtype(weights.device),
-        threshold=_threshold(terms, arguments) if "excess" in reads else None,
-        bound=_bound(problem),
-        fused=way == "fused",
+        reads=group.reads,
+        evaluate=lambda split, rows: torch.stack(evaluate_rows(group, arguments, split, rows)),
+        coefficients=group.coefficients,
+        product_dtype=product_dtype(weights.device) if weights.is_cuda else None,
+        threshold=_threshold(group, arguments) if "excess" in group.reads else None,
+        bound=_largest_score(problem) if kernel == "fused" else None,
+        fused=kernel == "fused",
+        itemsize=weights.itemsize,
     )
-    if way != "dense" and now and not plan.too_thin(problem):
-        loss, sums = apart(weighted_loss)(problem, batch.labels, weights, plan)
-        return loss, dict(zip(names, sums, strict=True))
+    # A sum over the batch has its gradients made in forward. Rows, and weights or settings that
+    # take a gradient themselves, need the split as a tensor of its own.
+    summed = not (rowwise or weights.requires_grad or _take_gradient(arguments, group.names))
+    if summed and not plan.too_thin(problem):
+        # Of heads that have all classes, a compiler sees the dense form.
+        run = weighted_loss if problem.share is None else outside_compile(weighted_loss)
+        loss, sums = run(problem, batch.labels, weights, plan)
+        return loss, {name: (total, None) for name, total in zip(group.names, sums, strict=True)}
     with full_precision(weights.device):
-        if way == "dense":
-            split = dense_split(problem, batch.labels, reads)
-            over = None if plan.threshold is None else plan.threshold(split, slice(None))
-            split = with_sums(split, reads, over)
-        else:
-            split = apart(streamed_split)(problem, batch.labels, plan)
-        values = plan.evaluate(split, slice(None))
-        rows = combine(coefficients, values) * weights
-        sums = values.detach() @ weights.detach()
-    return (rows if rowwise else rows.sum()), dict(zip(names, sums, strict=True))
+        split = outside_compile(streamed_split)(problem, batch.labels, plan)
+        return _weigh(group, evaluate_rows(group, arguments, split), weights, rowwise)
+
+
+def evaluate_rows(
+    group: SplitGroup, arguments: Arguments, split: Split, rows: slice | None = None
+) -> list[Tensor]:
+    """Evaluate each term on the split of a batch, or of some rows of it, shape ``(n,)`` each."""
+    return [
+        term.definition.function(split, **_of_rows(arguments[name], rows))
+        for name, term in zip(group.names, group.terms, strict=True)
+    ]
+
+
+def _weigh(
+    group: SplitGroup, values: list[Tensor], weights: Tensor, rowwise: bool
+) -> tuple[Tensor, dict[str, Noted]]:
+    """Sum the terms and weigh the examples."""
+    noted: dict[str, Noted] = {
+        name: (value.detach(), weights.detach())
+        for name, value in zip(group.names, values, strict=True)
+    }
+    first, *more = (
+        value if coefficient == 1 else coefficient * value
+        for coefficient, value in zip(group.coefficients, values, strict=True)
+    )
+    rows = sum(more, first)
+    return (rows * weights if rowwise else torch.dot(rows, weights)), noted
 
 
 def other_terms(
     head: Head, named: Named, arguments: Arguments, batch: Batch, weights: Tensor
 ) -> Iterator[tuple[str, Tensor]]:
-    """Name and weighted rows ``(N,)`` of every term on prototypes or features."""
+    """Evaluate terms on prototypes or features: yield names and weighted rows ``(N,)``."""
     projected: dict[Any, Tensor] = {None: batch.features}
-    shards = Shards.of(head)
+    shards = ShardedRows.of_head(head)
     with full_precision(weights.device):
         for name, (_, term) in named.items():
             function, within = term.definition.function, term.within
@@ -162,7 +215,7 @@ def other_terms(
                 if term.definition.takes_shards:
                     value = function(prototypes, shards=shards, **arguments[name])
                 else:
-                    value = function(shards.whole(prototypes), **arguments[name])
+                    value = function(shards.all_gather(prototypes), **arguments[name])
                 yield name, value * weights
             elif term.definition.on == "features":
                 if within is not None and within not in projected:
@@ -176,37 +229,34 @@ def other_terms(
 
 
 def _prototypes(head: Head) -> Tensor:
-    """The prototypes in the working dtype, in which unit rows are made too."""
+    """Return the prototypes in the working dtype, normalised in it where the head normalises."""
     return head.similarity.keys(head.weight.to(working_dtype(head.weight)))[0]
 
 
-def _evaluate(terms: Mapping[str, Term], arguments: Arguments, split: Split, rows: slice) -> Tensor:
-    """Values of the terms on the split of some rows of the batch, shape ``(T, n)``."""
-    return torch.stack(
-        [
-            term.definition.function(split, **_of_rows(arguments[name], rows))
-            for name, term in terms.items()
-        ]
+def _threshold(group: SplitGroup, arguments: Arguments) -> Threshold:
+    """Return the threshold of the group's one term that reads ``excess``."""
+    name, term = next(
+        (name, term)
+        for name, term in zip(group.names, group.terms, strict=True)
+        if "excess" in term.definition.reads
     )
-
-
-def _threshold(terms: Mapping[str, Term], arguments: Arguments) -> Threshold:
-    """That of the one term that has one."""
-    name = next(name for name, term in terms.items() if "excess" in term.definition.reads)
-    threshold = terms[name].definition.threshold
+    threshold = term.definition.threshold
     if threshold is None:
         raise ValueError(f"{name} expects a threshold where it reads excess, got none: see term()")
     return lambda split, rows: threshold(split, **_of_rows(arguments[name], rows))
 
 
-def _bound(problem: Problem) -> float | None:
-    """Largest score there can be, where that is known without asking a device."""
+def _largest_score(problem: Problem) -> float | None:
+    """Bound the scores, where that is possible without reading a tensor."""
     scale, bias = problem.scale, problem.bias
     bounded = problem.similarity.is_cosine and bias is None and not isinstance(scale, Tensor)
     return scale if bounded else None  # type: ignore[return-value]
 
 
-def _of_rows(arguments: Mapping[str, Setting], rows: slice) -> dict[str, Setting]:
+def _of_rows(arguments: Mapping[str, Setting], rows: slice | None) -> Mapping[str, Setting]:
+    """Take some rows of the arguments that have one value per example."""
+    if rows is None:
+        return arguments
     return {
         key: value[rows] if isinstance(value, Tensor) and value.ndim else value
         for key, value in arguments.items()
@@ -217,7 +267,7 @@ def _is_zero(value: Setting) -> bool:
     return isinstance(value, (int, float)) and not isinstance(value, bool) and value == 0
 
 
-def _take_gradient(arguments: Arguments, names: list[str]) -> bool:
+def _take_gradient(arguments: Arguments, names: Sequence[str]) -> bool:
     values = [value for name in names for value in arguments[name].values()]
     return torch.is_grad_enabled() and any(
         isinstance(value, Tensor) and value.requires_grad for value in values

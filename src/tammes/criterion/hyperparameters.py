@@ -1,4 +1,4 @@
-"""The settings of a criterion's terms, as one call has them.
+"""Settings (hyper-parameters) of a criterion's terms, and their values in one call.
 
 A setting has a name: ``margin`` is that of every term that has one, ``cosface.margin`` that of one
 term, whatever is said of all.
@@ -11,7 +11,7 @@ from typing import cast
 import torch
 from torch import Tensor, nn
 
-from tammes._buffers import Steady
+from tammes._buffers import ExactBuffers
 from tammes._setting_values import is_number, seen
 from tammes.schedules import LambdaAnnealing, LambdaDecay, Schedule, WarmUp
 from tammes.terms import Batch, Loss, Setting, Term
@@ -20,8 +20,8 @@ Place = tuple[str, str]
 """A term and one of its settings, by name."""
 
 
-class Settings(Steady):
-    """The terms of a loss by name, and what each is to be called with.
+class Settings(ExactBuffers):
+    """Terms of a loss by name, and the arguments of each.
 
     A setting of one value per class is kept as a buffer, so that it moves with the criterion; it is
     no part of the saved state, since the loss already says it.
@@ -34,6 +34,7 @@ class Settings(Steady):
 
     Attributes:
         loss: as it was given.
+        num_classes: number of classes.
         class_weights: weight of each class's examples.
         named: weight and term by name; a second term of the same name is numbered.
         arguments: what each is called with where nothing changes it.
@@ -49,7 +50,7 @@ class Settings(Steady):
             self.register_buffer("class_weights", None, persistent=False)
         else:
             self.register_constant("class_weights", class_weights, like.device)
-        self.loss = loss
+        self.loss, self.num_classes = loss, num_classes
         self.named: dict[str, tuple[float, Term]] = {}
         self.arguments: dict[str, Mapping[str, Setting]] = {}
         for weight, term in loss.leaves():
@@ -77,7 +78,7 @@ class Settings(Steady):
         return any(term.definition.on != "features" for _, term in self.named.values())
 
     def check_schedule(self, key: str, schedule: Schedule, num_classes: int) -> None:
-        """Refuse a schedule of what is no setting, no number, fixed, or one value per class.
+        """Reject a schedule of an unknown setting, or of one that is no single number or is fixed.
 
         Its values are held to what the terms ask: where it is now and, if that is known, where it
         ends. What is between is looked at by the calls.
@@ -113,17 +114,17 @@ class Settings(Steady):
             self.named[name][1].check(**{own: torch.stack(values)})
 
     def names(self) -> set[str]:
-        """Every setting of every term."""
+        """Names of all settings."""
         return {key for own in self.arguments.values() for key in own}
 
     def places(self, name: str) -> list[Place]:
-        """What a name stands for: a setting of every term that has it, or with a dot of one."""
+        """Resolve a name to settings of terms: of every term that has it or, with a dot, of one."""
         term, dot, key = name.rpartition(".")
         terms = [term] if dot else [*self.arguments]
         return [(each, key) for each in terms if key in self.arguments.get(each, {})]
 
     def _by_place(self, *changed: Mapping[str, Setting]) -> dict[Place, Setting]:
-        """What settings are changed to; what comes later counts, and in one what is of one term."""
+        """Merge overrides: later mappings win and, within one, the name of a single term wins."""
         return {
             place: some[name]
             for some in changed
@@ -132,7 +133,7 @@ class Settings(Steady):
         }
 
     def per_class(self) -> set[str]:
-        """The settings that have one value per class."""
+        """Names of the settings with one value per class."""
         terms = [term for _, term in self.named.values()]
         return {key for term in terms for key, value in term.values if isinstance(value, tuple)}
 
@@ -144,7 +145,7 @@ class Settings(Steady):
         *,
         values: bool | None,
     ) -> None:
-        """Refuse what a schedule or a call changes and cannot.
+        """Reject invalid per-call overrides and scheduled values.
 
         Args:
             scheduled: settings that follow a schedule: a number.
@@ -180,7 +181,11 @@ class Settings(Steady):
                 term.check(**looked_at)
 
     def resolve(
-        self, batch: Batch, scheduled: Mapping[str, Setting], changed: Mapping[str, Setting]
+        self,
+        batch: Batch,
+        scheduled: Mapping[str, Setting],
+        changed: Mapping[str, Setting],
+        dtype: torch.dtype,
     ) -> dict[str, dict[str, Setting]]:
         """Arguments of every term: numbers, or tensors of one value per example.
 
@@ -188,13 +193,14 @@ class Settings(Steady):
             batch: the examples, whose labels choose among values per class.
             scheduled: settings that follow a schedule.
             changed: settings that are said at the call, as :meth:`check` lets them pass.
+            dtype: of the losses, and so of what terms compute from their settings.
         """
         places = self._by_place(scheduled, changed)
         return {
             name: {
-                key: _on_batch(places[name, key], batch)
+                key: _on_batch(places[name, key], batch, dtype)
                 if (name, key) in places
-                else self.get_buffer(f"{name}_{key}")[batch.labels]
+                else self.get_buffer(f"{name}_{key}")[batch.labels].to(dtype)
                 if isinstance(value, tuple)
                 else value
                 for key, value in own.items()
@@ -204,7 +210,7 @@ class Settings(Steady):
 
 
 def named_schedules(schedules: nn.ModuleDict) -> dict[str, Schedule]:
-    """Schedules by the name of their setting; those of one term are kept in a dictionary of it."""
+    """Flatten schedules to the names of their settings; those of one term are nested under it."""
     found: dict[str, Schedule] = {}
     for name, kept in schedules.items():
         if isinstance(kept, nn.ModuleDict):
@@ -219,7 +225,7 @@ def _is_rows(value: Setting) -> bool:
 
 
 def _check_shape(key: str, value: Setting, count: int, term: Term) -> None:
-    """Refuse all but a number, and one for each example where the term can have that."""
+    """Reject anything but a number or, where the term allows it, one per example."""
     if isinstance(value, (int, float, str)):
         return
     shapes: list[tuple[int, ...]] = [()]
@@ -233,9 +239,9 @@ def _check_shape(key: str, value: Setting, count: int, term: Term) -> None:
         )
 
 
-def _on_batch(value: Setting, batch: Batch) -> Setting:
+def _on_batch(value: Setting, batch: Batch, dtype: torch.dtype) -> Setting:
     if not isinstance(value, Tensor):
         return value
-    value = value.to(batch.features.device)
+    value = value.to(batch.features.device, dtype)
     # What an ignored example has does not count, even if it is NaN; one is in every range.
     return torch.where(batch.valid, value, 1.0) if value.ndim else value

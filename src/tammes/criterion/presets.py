@@ -1,4 +1,4 @@
-"""Ready-made criteria: a head and a loss with the literature's defaults, in one line.
+"""Ready-made criteria: a head and a loss with the defaults of the literature, in one line.
 
 Each is a :class:`tammes.Criterion` and takes its options too: ``reduction``, ``ignore_index``,
 ``class_weights``, ``validate``, ``implementation``, ``group``, ``averaged``, ``even``.
@@ -30,7 +30,7 @@ from tammes.terms import Setting
 
 
 class Options(TypedDict, total=False):
-    """What every criterion takes."""
+    """Keyword arguments that every ready-made criterion accepts."""
 
     reduction: Reduction
     ignore_index: int

@@ -1,4 +1,4 @@
-"""Let a criterion follow when classes come and go in its head."""
+"""Resize what a criterion keeps per class when its head gains or loses classes."""
 
 from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING
@@ -14,7 +14,7 @@ if TYPE_CHECKING:
 
 
 def check_resizable(criterion: "Criterion", num_classes: int) -> None:
-    """Refuse a number of classes that a term cannot have, before anything is changed."""
+    """Reject a number of classes that a term cannot handle, before anything changes."""
     for _, term in criterion.loss.leaves():
         if term.within is not None:
             term.within.check(criterion.head.embedding_size, num_classes)
@@ -26,7 +26,7 @@ def check_resizable(criterion: "Criterion", num_classes: int) -> None:
 
 
 def check_new_values(criterion: "Criterion", n: int, values: Mapping[str, Sequence[float]]) -> None:
-    """Refuse all but n new values of whatever has one for each class."""
+    """Require n new values of every setting with one value per class."""
     wanted = criterion.settings.per_class()
     if criterion.class_weights is not None:
         wanted.add("class_weights")
@@ -40,7 +40,7 @@ def check_new_values(criterion: "Criterion", n: int, values: Mapping[str, Sequen
 def follow(
     criterion: "Criterion", keep: Tensor, new: int, values: Mapping[str, Sequence[float]]
 ) -> tuple[Loss, Tensor | None]:
-    """Change whatever has a value for each class, but the head and the loss.
+    """Resize values per class, apart from those of the head and the loss.
 
     Args:
         criterion: whose head has changed.

@@ -1,4 +1,4 @@
-"""Notice that nobody trains the prototypes: the commonest mistake with losses that have weights."""
+"""Warning for prototypes that no optimizer trains, the commonest mistake with such losses."""
 
 import gc
 import warnings
@@ -18,9 +18,9 @@ def _count_step(*_: object) -> None:
 
 
 def _held(prototypes: Tensor) -> bool:
-    """Whether there is an optimizer that holds the prototypes, also one that has not stepped yet.
+    """Whether any optimizer holds the prototypes, including one that has not stepped yet.
 
-    It goes through every object there is, and so is asked once, before a warning.
+    It goes through all live objects, so it is called once, before a warning.
     """
     return any(
         parameter is prototypes
@@ -48,7 +48,7 @@ class UpdateWatch:
         self.sample: Tensor | None = None
 
     def notice(self, prototypes: Tensor, features: Tensor) -> None:
-        """Look at the prototypes at the start of a call in training mode."""
+        """Compare the prototypes with the last call, at the start of a call in training mode."""
         if self.done or not (prototypes.requires_grad and features.requires_grad):
             return
         if not torch.is_grad_enabled() or not len(prototypes):

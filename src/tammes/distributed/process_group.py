@@ -1,86 +1,96 @@
-"""The processes that work on one batch: who they are, and the few things they tell each other."""
+"""Collectives over a process group that also work in a single process."""
 
 import functools
 from collections.abc import Callable
-from typing import Any, ParamSpec, TypeVar
+from typing import Any, Concatenate, ParamSpec, Protocol, TypeVar
 
 import torch
 import torch.distributed as dist
 from torch import Tensor
 
-from tammes._compile import apart
+from tammes._compile import outside_compile
 
 _P = ParamSpec("_P")
 _T = TypeVar("_T")
 
 
-def uncompiled(function: Callable[_P, _T]) -> Callable[_P, _T]:
-    """Let a method run as it is where ``torch.compile`` meets it: a graph ends before it.
+class _HasProcessGroup(Protocol):
+    @property
+    def process_group(self) -> Any: ...
 
-    A process that is alone, as the ``group`` of the object tells, has nothing to run apart.
+
+_Owner = TypeVar("_Owner", bound=_HasProcessGroup)
+
+
+def uncompiled(
+    method: Callable[Concatenate[_Owner, _P], _T],
+) -> Callable[Concatenate[_Owner, _P], _T]:
+    """Run a method outside of ``torch.compile``: the graph breaks before it.
+
+    Without a ``process_group`` there is no collective, and the method is compiled as usual.
     """
 
-    @functools.wraps(function)
-    def run(*args: _P.args, **kwargs: _P.kwargs) -> _T:
-        alone = getattr(args[0], "group", None) is None
-        return (function if alone else apart(function))(*args, **kwargs)
+    @functools.wraps(method)
+    def run(self: _Owner, *args: _P.args, **kwargs: _P.kwargs) -> _T:
+        call = method if self.process_group is None else outside_compile(method)
+        return call(self, *args, **kwargs)
 
     return run
 
 
-class Ranks:
-    """A group of processes, or one process alone.
+class RankGroup:
+    """Process group with the collectives that the library needs, or a single process.
 
-    Without a group it is the default one of ``torch.distributed``, looked up whenever it is used,
-    so that it may also be started later; where none is started, the process is alone. A copy keeps
-    the group. A group cannot be pickled: what is unpickled has the default one.
+    Without a group it is the default one of ``torch.distributed``, looked up at every use, so that
+    it may be initialized later; until then this is a single process. A copy keeps the group. A
+    process group cannot be pickled: an unpickled object has the default one.
 
-    Every process of the group has to make the same calls in the same order. Where that fails, as
-    when one of them has died, each of the others gets a ``RuntimeError`` that names the group.
+    Every process of the group must make the same calls in the same order. If a collective fails,
+    for instance because a process has died, the others get a ``RuntimeError`` that names the group.
 
     Args:
-        group: a process group, other ranks, or none.
+        group: a process group, another :class:`RankGroup`, or ``None``.
 
     Example:
-        >>> ranks = Ranks()
-        >>> ranks.size, ranks.rank, ranks.name
+        >>> group = RankGroup()
+        >>> group.world_size, group.rank, group.name
         (1, 0, 'alone')
-        >>> ranks.sum(torch.ones(2))
+        >>> group.all_reduce(torch.ones(2))
         tensor([1., 1.])
     """
 
-    def __init__(self, group: "Ranks | Any | None" = None) -> None:
-        self._group: Any = group._group if isinstance(group, Ranks) else group
+    def __init__(self, group: "RankGroup | Any | None" = None) -> None:
+        self._group: Any = group._group if isinstance(group, RankGroup) else group
         if self._group is not None and not isinstance(self._group, dist.ProcessGroup):
-            # torch stands a number for a group in the processes that are not in it.
+            # torch represents a group by a number in the processes that do not belong to it.
             raise TypeError(
-                f"Ranks expects a process group that this process is in, got {self._group!r}"
+                f"RankGroup expects a process group that this process is in, got {self._group!r}"
             )
 
     @property
-    def group(self) -> Any:
-        """The process group, or none where the process is alone."""
+    def process_group(self) -> Any:
+        """The ``torch.distributed`` group, or ``None`` in a single process."""
         if self._group is not None:
             return self._group
-        started = dist.is_available() and dist.is_initialized()
-        return dist.group.WORLD if started else None
+        initialized = dist.is_available() and dist.is_initialized()
+        return dist.group.WORLD if initialized else None
 
     @property
-    def size(self) -> int:
+    def world_size(self) -> int:
         """Number of processes."""
-        group = self.group
+        group = self.process_group
         return 1 if group is None else dist.get_world_size(group)
 
     @property
     def rank(self) -> int:
-        """Place of this process among them."""
-        group = self.group
+        """Rank of this process in the group."""
+        group = self.process_group
         return 0 if group is None else dist.get_rank(group)
 
     @property
     def name(self) -> str:
-        """What messages call it."""
-        group = self.group
+        """Name of the group in messages."""
+        group = self.process_group
         if group is None:
             return "alone"
         members = dist.get_process_group_ranks(group)
@@ -90,96 +100,97 @@ class Ranks:
         return f"{which} of rank{'s' * (len(members) > 1)} {', '.join(map(str, members))}"
 
     @uncompiled
-    def gather(self, tensor: Tensor) -> Tensor:
-        """The tensors of all ranks, without gradient.
+    def all_gather(self, tensor: Tensor) -> Tensor:
+        """Gather a tensor from all ranks, without gradient.
 
         Args:
-            tensor: of the same shape on every rank.
+            tensor: has the same shape on every rank.
 
         Returns:
-            Shape ``(size, *shape)``.
+            Shape ``(world_size, *shape)``.
         """
-        tensor, size = tensor.detach(), self.size
-        if self.group is None or not tensor.numel():
+        tensor, size = tensor.detach(), self.world_size
+        if self.process_group is None or not tensor.numel():
             return tensor.expand(size, *tensor.shape)
-        together = tensor.new_empty(size * tensor.numel())
+        gathered = tensor.new_empty(size * tensor.numel())
         collective = _collective("all_gather_single", "all_gather_into_tensor")
-        self._run("gather", collective, together, tensor.contiguous().view(-1), group=self.group)
-        return together.view(size, *tensor.shape)
+        flat = tensor.contiguous().view(-1)
+        self._run("gather", collective, gathered, flat, group=self.process_group)
+        return gathered.view(size, *tensor.shape)
 
     @uncompiled
-    def sum(self, tensor: Tensor) -> Tensor:
-        """Sum over the ranks, without gradient; halves are summed in single precision.
+    def all_reduce(self, tensor: Tensor) -> Tensor:
+        """Sum a tensor over the ranks, without gradient; half precision is summed in float32.
 
         Args:
-            tensor: of the same shape on every rank; stays as it is.
+            tensor: has the same shape on every rank; it is not modified.
         """
-        total = tensor.detach().to(_summed_in(tensor), copy=True)
+        total = tensor.detach().to(_sum_dtype(tensor), copy=True)
         total = total.contiguous()
-        if self.group is not None and total.numel():
-            self._run("sum", dist.all_reduce, total, group=self.group)
+        if self.process_group is not None and total.numel():
+            self._run("sum", dist.all_reduce, total, group=self.process_group)
         return total.to(tensor.dtype)
 
     @uncompiled
-    def gather_rows(self, tensor: Tensor, longest: int) -> Tensor:
-        """The rows of all ranks, one rank after the other.
+    def all_gather_rows(self, tensor: Tensor, max_rows: int) -> Tensor:
+        """Gather the rows of all ranks, in the order of the ranks.
 
-        What a rank has fewer than ``longest`` is filled up with zeros. The gradient of a row is the
-        sum of what all ranks want of it.
+        A rank with fewer than ``max_rows`` rows is padded with zeros. The gradient of a row is the
+        sum of its gradients on all ranks.
 
         Args:
             tensor: shape ``(n, ...)``, where n may differ between the ranks.
-            longest: the largest of their n, the same on every rank.
+            max_rows: the largest n of all ranks, the same on every rank.
 
         Returns:
-            Shape ``(size * longest, ...)``.
+            Shape ``(world_size * max_rows, ...)``.
         """
-        rows: Tensor = _GatherRows.apply(tensor, self, longest)
+        rows: Tensor = _AllGatherRows.apply(tensor, self, max_rows)
         return rows
 
-    def scatter_rows(self, tensor: Tensor, rows: int) -> Tensor:
-        """What :meth:`gather_rows` has for a gradient: each rank's rows, summed over the ranks.
+    def reduce_scatter_rows(self, tensor: Tensor, rows: int) -> Tensor:
+        """Sum rows over the ranks and keep those of this rank: :meth:`all_gather_rows` transposed.
 
         Args:
-            tensor: shape ``(size * longest, ...)``.
-            rows: how many of its ``longest`` this rank has.
+            tensor: shape ``(world_size * max_rows, ...)``.
+            rows: number of rows of this rank, at most ``max_rows``.
 
         Returns:
             Shape ``(rows, ...)``.
         """
-        mine: Tensor = _ScatterRows.apply(tensor, self, rows)
-        return mine
+        local: Tensor = _ReduceScatterRows.apply(tensor, self, rows)
+        return local
 
     @uncompiled
-    def exchange(self, **numbers: int) -> dict[str, list[int]]:
-        """The numbers of every rank, by name, in the order of the ranks."""
-        own = torch.tensor([*numbers.values()], dtype=torch.long, device=self._device())
-        by_name = self.gather(own).T.tolist()
+    def all_gather_ints(self, **numbers: int) -> dict[str, list[int]]:
+        """Gather named integers: for each name the values of all ranks, in order."""
+        local = torch.tensor([*numbers.values()], dtype=torch.long, device=self._device())
+        by_name = self.all_gather(local).T.tolist()
         return dict(zip(numbers, by_name, strict=True))
 
-    def agree(self, who: str, **numbers: int) -> None:
-        """Refuse to go on where ranks do not have the same numbers.
+    def check_equal(self, caller: str, **numbers: int) -> None:
+        """Raise ``ValueError`` unless the named integers are equal on all ranks.
 
         Args:
-            who: expects it; the message begins with it.
-            **numbers: by what they are called, such as ``embedding_size``.
+            caller: name that the message begins with.
+            **numbers: integers by name, such as ``embedding_size``.
         """
-        self.check_same(who, self.exchange(**numbers))
+        self.check_gathered_equal(caller, self.all_gather_ints(**numbers))
 
-    def check_same(self, who: str, exchanged: dict[str, list[int]]) -> None:
-        """Refuse numbers that were exchanged and are not the same on every rank."""
-        for what, values in exchanged.items():
+    def check_gathered_equal(self, caller: str, gathered: dict[str, list[int]]) -> None:
+        """Raise ``ValueError`` unless the result of :meth:`all_gather_ints` has equal values."""
+        for name, values in gathered.items():
             if len(set(values)) > 1:
-                told = ", ".join(f"{value} on rank {rank}" for rank, value in enumerate(values))
+                per_rank = ", ".join(f"{value} on rank {rank}" for rank, value in enumerate(values))
                 raise ValueError(
-                    f"{who} expects the same {what.replace('_', ' ')} on all of {self.name}, "
-                    f"got {told}"
+                    f"{caller} expects the same {name.replace('_', ' ')} on all of {self.name}, "
+                    f"got {per_rank}"
                 )
 
     def _device(self) -> torch.device:
-        """Where small tensors have to be: on the CPU if the group works there."""
-        accelerator = torch.accelerator.current_accelerator()
-        if self.group is None or accelerator is None or "gloo" in dist.get_backend(self.group):
+        """Device for small tensors: the CPU if the backend of the group is gloo."""
+        group, accelerator = self.process_group, torch.accelerator.current_accelerator()
+        if group is None or accelerator is None or "gloo" in dist.get_backend(group):
             return torch.device("cpu")
         return torch.device(accelerator.type, torch.accelerator.current_device_index())
 
@@ -191,68 +202,70 @@ class Ranks:
             raise RuntimeError(f"a {what} over {self.name} failed: {reason}") from error
 
     def __eq__(self, other: object) -> bool:
-        return isinstance(other, Ranks) and self.group is other.group
+        return isinstance(other, RankGroup) and self.process_group is other.process_group
 
     def __hash__(self) -> int:
-        return hash(id(self.group))
+        return hash(id(self.process_group))
 
-    def __copy__(self) -> "Ranks":
+    def __copy__(self) -> "RankGroup":
         return self
 
-    def __deepcopy__(self, _: dict[int, Any]) -> "Ranks":
+    def __deepcopy__(self, _: dict[int, Any]) -> "RankGroup":
         return self
 
     def __reduce__(self) -> tuple[Any, ...]:
-        return Ranks, ()
+        return RankGroup, ()
 
     def __repr__(self) -> str:
-        return f"Ranks({self.name})"
+        return f"RankGroup({self.name})"
 
 
-class _GatherRows(torch.autograd.Function):
+class _AllGatherRows(torch.autograd.Function):
     @staticmethod
-    def forward(ctx: Any, tensor: Tensor, ranks: Ranks, longest: int) -> Tensor:
+    def forward(ctx: Any, tensor: Tensor, group: RankGroup, max_rows: int) -> Tensor:
         rows = len(tensor)
-        if rows > longest:
-            raise ValueError(f"gather_rows expects at most {longest} rows on a rank, got {rows}")
-        ctx.ranks, ctx.rows = ranks, rows
-        filled = tensor
-        if rows < longest:
-            filled = tensor.new_zeros(longest, *tensor.shape[1:])
-            filled[:rows] = tensor
-        return ranks.gather(filled).reshape(ranks.size * longest, *tensor.shape[1:])
+        if rows > max_rows:
+            raise ValueError(
+                f"all_gather_rows expects at most {max_rows} rows on a rank, got {rows}"
+            )
+        ctx.group, ctx.rows = group, rows
+        padded = tensor
+        if rows < max_rows:
+            padded = tensor.new_zeros(max_rows, *tensor.shape[1:])
+            padded[:rows] = tensor
+        return group.all_gather(padded).reshape(group.world_size * max_rows, *tensor.shape[1:])
 
     @staticmethod
     def backward(ctx: Any, grad: Tensor) -> tuple[Tensor, None, None]:
-        return ctx.ranks.scatter_rows(grad, ctx.rows), None, None
+        return ctx.group.reduce_scatter_rows(grad, ctx.rows), None, None
 
 
-class _ScatterRows(torch.autograd.Function):
+class _ReduceScatterRows(torch.autograd.Function):
     @staticmethod
-    def forward(ctx: Any, tensor: Tensor, ranks: Ranks, rows: int) -> Tensor:
-        longest = len(tensor) // ranks.size
-        ctx.ranks, ctx.longest = ranks, longest
-        if ranks.group is None or not tensor.numel():
+    def forward(ctx: Any, tensor: Tensor, group: RankGroup, rows: int) -> Tensor:
+        max_rows = len(tensor) // group.world_size
+        ctx.group, ctx.max_rows = group, max_rows
+        if group.process_group is None or not tensor.numel():
             return tensor[:rows].clone()
-        flat = tensor.to(_summed_in(tensor)).contiguous().view(-1)
-        mine = flat.new_empty(len(flat) // ranks.size)
+        flat = tensor.to(_sum_dtype(tensor)).contiguous().view(-1)
+        local = flat.new_empty(len(flat) // group.world_size)
         collective = _collective("reduce_scatter_single", "reduce_scatter_tensor")
-        ranks._run("sum of rows", collective, mine, flat, group=ranks.group)
-        return mine.view(longest, *tensor.shape[1:])[:rows].to(tensor.dtype)
+        group._run("sum of rows", collective, local, flat, group=group.process_group)
+        return local.view(max_rows, *tensor.shape[1:])[:rows].to(tensor.dtype)
 
     @staticmethod
     def backward(ctx: Any, grad: Tensor) -> tuple[Tensor, None, None]:
-        return ctx.ranks.gather_rows(grad, ctx.longest), None, None
+        return ctx.group.all_gather_rows(grad, ctx.max_rows), None, None
 
 
-def _summed_in(tensor: Tensor) -> torch.dtype:
-    """Parts of a gradient meet in single precision, as they do within a process."""
+def _sum_dtype(tensor: Tensor) -> torch.dtype:
+    """Dtype to sum in: at least float32, as gradients are accumulated within a process."""
     if not tensor.is_floating_point():
         return tensor.dtype
     return torch.promote_types(tensor.dtype, torch.float32)
 
 
 def _collective(name: str, older: str) -> Callable[..., Any]:
-    """A collective by its name, or by the one it had before torch 2.13."""
-    found: Callable[..., Any] = getattr(dist, name, None) or getattr(dist, older)
-    return found
+    """Look up a collective by its name, or by its name before torch 2.13."""
+    collective: Callable[..., Any] = getattr(dist, name, None) or getattr(dist, older)
+    return collective

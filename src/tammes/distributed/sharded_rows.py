@@ -1,4 +1,4 @@
-"""Prototypes of which each rank has some: what a function of all of them can ask for."""
+"""Prototypes sharded over the ranks by rows, for terms that are functions of all prototypes."""
 
 from typing import TYPE_CHECKING, Any
 
@@ -6,82 +6,81 @@ import torch
 from torch import Tensor
 
 if TYPE_CHECKING:
-    from tammes.distributed.process_group import Ranks
+    from tammes.distributed.process_group import RankGroup
     from tammes.heads.head import Head
 
 
-class Shards:
-    """Sums over all prototypes, or all of them, where only some rows are here.
+class ShardedRows:
+    """Collectives over the rows of a sharded matrix of prototypes.
 
-    A term on prototypes that has an argument ``shards`` is given the rows that are here, and asks
-    for the rest itself; any other is given all rows. Where all are here anyway, everything is what
-    it looks like.
+    A term on prototypes with an argument ``shards`` receives the rows of this rank, and calls these
+    methods for whatever depends on the others; any other term receives all rows. If one process
+    holds all rows, nothing is communicated.
 
-    Each rank is to compute the same from what it gets. So the gradient that arrives there is
-    already the whole one, and goes on to the rows that are here without being sent anywhere.
+    Every rank must compute the same value from the results. The gradient that arrives here is then
+    already that of the whole loss, and goes on to the local rows without communication.
 
     Args:
-        ranks: who has the others, or none.
-        classes: number of rows in all.
+        group: ranks that hold the rows, or ``None`` if this process holds them all.
+        classes: number of rows of all ranks.
 
     Example:
-        >>> shards, rows = Shards(), torch.eye(2)
-        >>> shards.sum(rows.sum(0)) / shards.count(rows)
+        >>> shards, rows = ShardedRows(), torch.eye(2)
+        >>> shards.all_reduce(rows.sum(0)) / shards.count(rows)
         tensor([0.5000, 0.5000])
     """
 
-    def __init__(self, ranks: "Ranks | None" = None, classes: int | None = None) -> None:
-        self.ranks, self.classes = ranks, classes
+    def __init__(self, group: "RankGroup | None" = None, classes: int | None = None) -> None:
+        self.group, self.classes = group, classes
 
     @classmethod
-    def of(cls, head: "Head") -> "Shards":
-        """Those of a head."""
-        ranks = getattr(head, "ranks", None)
-        return WHOLE if ranks is None or ranks.size == 1 else cls(ranks, head.num_classes)
+    def of_head(cls, head: "Head") -> "ShardedRows":
+        """Shards of the prototypes of a head."""
+        return cls(head.group, head.num_classes) if head.is_sharded else ALL_ROWS_LOCAL
 
     def count(self, rows: Tensor) -> int:
-        """Number of rows in all."""
+        """Number of rows of all ranks."""
         return len(rows) if self.classes is None else self.classes
 
-    def sum(self, part: Tensor) -> Tensor:
-        """Sum over the ranks of what each has made of its rows."""
-        if self.ranks is None:
+    def all_reduce(self, part: Tensor) -> Tensor:
+        """Sum over the ranks of a tensor that each rank computed from its own rows."""
+        if self.group is None:
             return part
-        total: Tensor = _Sum.apply(part, self.ranks)
+        total: Tensor = _AllReduce.apply(part, self.group)
         return total
 
-    def whole(self, rows: Tensor) -> Tensor:
-        """All rows in the order of the classes, shape ``(C, ...)``."""
-        if self.ranks is None:
+    def all_gather(self, rows: Tensor) -> Tensor:
+        """Rows of all ranks in the order of the classes, shape ``(C, ...)``."""
+        if self.group is None:
             return rows
-        everything: Tensor = _Whole.apply(rows, self.ranks)
-        return everything
+        gathered: Tensor = _AllGather.apply(rows, self.group)
+        return gathered
 
 
-WHOLE = Shards()
-"""All prototypes are here."""
+ALL_ROWS_LOCAL = ShardedRows()
+"""One process holds all prototypes."""
 
 
-class _Sum(torch.autograd.Function):
+class _AllReduce(torch.autograd.Function):
     @staticmethod
-    def forward(ctx: Any, part: Tensor, ranks: "Ranks") -> Tensor:
-        return ranks.sum(part)
+    def forward(ctx: Any, part: Tensor, group: "RankGroup") -> Tensor:
+        return group.all_reduce(part)
 
     @staticmethod
     def backward(ctx: Any, grad: Tensor) -> tuple[Tensor, None]:
         return grad, None
 
 
-class _Whole(torch.autograd.Function):
+class _AllGather(torch.autograd.Function):
     @staticmethod
-    def forward(ctx: Any, rows: Tensor, ranks: "Ranks") -> Tensor:
-        counts = ranks.exchange(rows=len(rows))["rows"]
-        longest = max(counts)
-        filled = ranks.gather_rows(rows, longest).unflatten(0, (ranks.size, longest))
-        start = sum(counts[: ranks.rank])
-        ctx.mine = slice(start, start + len(rows))
-        return torch.cat([some[:count] for some, count in zip(filled, counts, strict=True)])
+    def forward(ctx: Any, rows: Tensor, group: "RankGroup") -> Tensor:
+        counts = group.all_gather_ints(rows=len(rows))["rows"]
+        max_rows = max(counts)
+        padded = group.all_gather_rows(rows, max_rows).unflatten(0, (group.world_size, max_rows))
+        start = sum(counts[: group.rank])
+        ctx.local = slice(start, start + len(rows))
+        return torch.cat([shard[:count] for shard, count in zip(padded, counts, strict=True)])
 
     @staticmethod
     def backward(ctx: Any, grad: Tensor) -> tuple[Tensor, None]:
-        return grad[ctx.mine], None
+        return grad[ctx.local], None

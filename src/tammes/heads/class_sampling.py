@@ -1,4 +1,4 @@
-"""Compare a batch with some of the classes: its own, and others drawn at random.
+"""Sampling of classes: those of the batch, and others drawn at random.
 
 A head that samples asks its :class:`Sampler` for the classes of a step, takes their rows with
 :func:`tammes.optim.sparse_rows.take_rows`, and hands those to the kernel. Nothing here waits for a
@@ -11,14 +11,14 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
-from tammes._buffers import Steady
-from tammes._compile import apart
+from tammes._buffers import ExactBuffers
+from tammes._compile import outside_compile
 from tammes._recomputation import once
 from tammes.optim.sparse_rows import listen
 
 
 class Sample(NamedTuple):
-    """The classes that take part in a step.
+    """Classes that take part in a step.
 
     Attributes:
         index: the K classes, in order and each once, shape ``(K,)``.
@@ -33,7 +33,7 @@ class Sample(NamedTuple):
 
 
 def sample_size(examples: int, classes: int, rate: float) -> int:
-    """How many classes are sampled: never fewer than can be present, and one that is not.
+    """Number of sampled classes: at least those that can be present, and one more.
 
     Without the one the absent classes would have nobody to stand for them.
 
@@ -101,8 +101,8 @@ def sample(
     )
 
 
-class Sampler(Steady):
-    """Samples of one step after the other, each a function of a seed and the number of the step.
+class Sampler(ExactBuffers):
+    """Sampler of classes, one sample per step, keyed by a seed and the step number.
 
     Both are in the ``state_dict``, so a run that is resumed draws what it would have drawn. They
     are on the device of the head, so that nobody waits for it to know them.
@@ -151,10 +151,10 @@ class Sampler(Steady):
     def forward(
         self, own: Tensor, classes: int, *, start: int = 0, masked: Tensor | None = None
     ) -> Sample:
-        """The classes of the next step, see :func:`sample`."""
+        """Sample the classes of the next step, see :func:`sample`."""
         if torch.compiler.is_compiling():
             # Taking the rows ends a graph anyway; and what torch 2.13 makes of this one crashes.
-            return apart(self.forward)(own, classes, start=start, masked=masked)
+            return outside_compile(self.forward)(own, classes, start=start, masked=masked)
         return once(self, lambda: self._draw(own, classes, start, masked))
 
     def _draw(self, own: Tensor, classes: int, start: int, masked: Tensor | None) -> Sample:
@@ -164,7 +164,7 @@ class Sampler(Steady):
 
     @property
     def key(self) -> Tensor:
-        """What the next sample is a function of."""
+        """Key of the next sample."""
         return _mix(_mix(self.seed + _GOLDEN) + self.steps)
 
     def extra_repr(self) -> str:

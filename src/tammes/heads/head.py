@@ -1,8 +1,8 @@
-"""What all heads share: prototypes, a scale, the way to a split, classes that come and go."""
+"""Base of all heads: prototypes, a scale, the split of a batch, adding and removing classes."""
 
 import math
 from collections.abc import Iterable, Sequence
-from typing import Any, Literal
+from typing import TYPE_CHECKING, Any, Literal
 
 import torch
 from torch import Tensor, nn
@@ -12,8 +12,11 @@ from tammes.kernels.dense import score_matrix
 from tammes.kernels.dispatch import Implementation, check_implementation, split
 from tammes.kernels.problem import Problem, unmasked
 from tammes.optim.state_transfer import carry_over, find
-from tammes.similarity import Similarity, unit
+from tammes.similarity import Similarity, unit, working_dtype
 from tammes.split import ALONGSIDE, REDUCED, Split
+
+if TYPE_CHECKING:
+    from tammes.distributed.process_group import RankGroup
 
 Scale = float | Literal["learnable"]
 
@@ -28,6 +31,8 @@ class Head(nn.Module):
         similarity: how a feature is compared with a prototype.
         implementation: ``"dense"`` keeps all N x C scores, ``"streamed"`` only a block of them,
             ``"fused"`` does that in kernels of its own on a GPU, ``"auto"`` decides by size.
+        group: process group that the classes are sharded over, or ``None``.
+        averaged: whether the gradients of that group are averaged afterwards, else summed.
 
     Example:
         >>> head = tammes.CosineHead(4, 3)
@@ -41,8 +46,8 @@ class Head(nn.Module):
     weight: Tensor
     bias: Tensor | None
     log_scale: nn.Parameter | None
-    _scale_shape: tuple[int, ...] = (1,)
-    """Shape of a learned scale: ``fully_shard`` refuses a parameter without dimensions."""
+    group: "RankGroup | None" = None
+    averaged: bool = True
 
     def __init__(
         self,
@@ -76,7 +81,8 @@ class Head(nn.Module):
             start = (
                 math.sqrt(2) * math.log(max(num_classes - 1, 2)) if similarity.is_cosine else 1.0
             )
-            self.log_scale = nn.Parameter(torch.full(self._scale_shape, math.log(start)))
+            # With a dimension: fully_shard refuses a parameter without.
+            self.log_scale = nn.Parameter(torch.full((1,), math.log(start)))
         else:
             self.scale = scale
 
@@ -86,14 +92,22 @@ class Head(nn.Module):
         return self.weight.shape[0]
 
     @property
+    def is_sharded(self) -> bool:
+        """Whether other ranks hold some of the classes."""
+        return self.group is not None and self.group.world_size > 1
+
+    @property
     def embedding_size(self) -> int:
         """Size D of a feature."""
         return self.weight.shape[1]
 
     @property
     def scale(self) -> Tensor | float:
-        """What similarities are multiplied with: a number, or a tensor where it is learned."""
-        return self._scale if self.log_scale is None else self.log_scale.exp().reshape(())
+        """Factor of the similarities: a number, or a tensor where it is learned."""
+        if self.log_scale is None:
+            return self._scale
+        # In half precision the exponential would be off by a percent.
+        return self.log_scale.to(working_dtype(self.log_scale)).exp().reshape(())
 
     @scale.setter
     def scale(self, value: float) -> None:
@@ -107,7 +121,7 @@ class Head(nn.Module):
 
     @property
     def prototypes(self) -> Tensor:
-        """What features are compared with, shape ``(C, D)``; unit rows on a cosine head."""
+        """Prototypes as they are compared, shape ``(C, D)``; unit rows on a cosine head."""
         return self.similarity.keys(self.weight)[0]
 
     @property
@@ -116,18 +130,18 @@ class Head(nn.Module):
         return self.similarity.has_angle and self.bias is None
 
     def problem(self, features: Tensor, labels: Tensor | None = None) -> Problem:
-        """What a kernel works on.
+        """Collect the input of a kernel.
 
         Args:
             features: shape ``(N, D)``.
             labels: class of each example, shape ``(N,)``; only a head that does not have all
                 prototypes here asks for them.
         """
-        bias, there = unmasked(self.bias)
+        bias, there = (None, None) if self.bias is None else unmasked(self.bias)
         return Problem(features, self.weight, bias, self.scale, self.similarity, there=there)
 
     def masked(self) -> Tensor | None:
-        """Which classes a bias of ``-inf`` leaves out, shape ``(C,)``; none without a bias."""
+        """Mask of the classes with a bias of ``-inf``, shape ``(C,)``; none without a bias."""
         return None if self.bias is None else self.bias.detach() == -math.inf
 
     def logits(self, features: Tensor) -> Tensor:
@@ -161,11 +175,11 @@ class Head(nn.Module):
         return split(self.problem(features, labels), labels, reads, self.implementation)
 
     def forward(self, features: Tensor, labels: Tensor | None = None) -> Tensor | Split:
-        """Split the features by their labels; without labels, their scores."""
+        """Split the features by their labels; without labels, return their logits."""
         return self.logits(features) if labels is None else self.split(features, labels)
 
     def check(self, features: Tensor) -> None:
-        """Refuse features of the wrong shape or type."""
+        """Reject features of the wrong shape or type."""
         check_features(type(self).__name__, features, self.embedding_size)
 
     def add_classes(
@@ -175,7 +189,7 @@ class Head(nn.Module):
         *,
         optimizer: torch.optim.Optimizer | None = None,
     ) -> None:
-        """Append classes; those that are there stay bit for bit as they are.
+        """Append classes; existing ones stay bit-identical.
 
         Args:
             n: how many.
@@ -204,7 +218,7 @@ class Head(nn.Module):
     def remove_classes(
         self, indices: Sequence[int] | Tensor, *, optimizer: torch.optim.Optimizer | None = None
     ) -> None:
-        """Drop classes; those that stay keep their order and their bits.
+        """Drop classes; the remaining ones keep their order and stay bit-identical.
 
         Args:
             indices: the classes to drop.
@@ -213,7 +227,7 @@ class Head(nn.Module):
         self._replace(self.kept(indices), self.weight.detach()[:0], optimizer)
 
     def kept(self, indices: Sequence[int] | Tensor) -> Tensor:
-        """The classes that stay when some are dropped, in order."""
+        """Indices of the remaining classes when some are dropped, in order."""
         drop = torch.as_tensor(indices).flatten().cpu()
         if drop.numel() == 0:
             drop = drop.long()
@@ -232,7 +246,7 @@ class Head(nn.Module):
         return keep.nonzero().flatten()
 
     def _new_rows(self, n: int, from_features: Tensor | None) -> Tensor:
-        """Prototypes of new classes: in the direction given, as long as the others on average."""
+        """Prototypes of new classes: in the given direction, with the mean length of the others."""
         if from_features is None:
             return self._initial(n).to(self.weight)
         length = torch.linalg.vector_norm(self.weight.detach(), dim=1).mean()
@@ -267,10 +281,10 @@ class Head(nn.Module):
     def _load_from_state_dict(
         self, state_dict: dict[str, Any], prefix: str, *args: Any, **kwargs: Any
     ) -> None:
-        given, own = state_dict.get(prefix + "log_scale"), self.log_scale
-        if isinstance(given, Tensor) and own is not None and given.shape in ((), (1,)):
-            # A sharded head has it without dimensions, and so have older state dicts.
-            state_dict[prefix + "log_scale"] = given.reshape(own.shape)
+        given = state_dict.get(prefix + "log_scale")
+        if isinstance(given, Tensor) and given.ndim == 0:
+            # As older state dicts have it.
+            state_dict[prefix + "log_scale"] = given.view(1)
         super()._load_from_state_dict(state_dict, prefix, *args, **kwargs)
 
     def extra_repr(self) -> str:

@@ -53,6 +53,6 @@ class LinearHead(Head):
 
 
 def _uniform(shape: tuple[int, ...], embedding_size: int) -> Tensor:
-    """What :class:`torch.nn.Linear` starts with."""
+    """Initial values as in :class:`torch.nn.Linear`."""
     bound = 1 / math.sqrt(embedding_size)
     return torch.empty(shape).uniform_(-bound, bound)

@@ -1,4 +1,4 @@
-"""Prototypes that are spread over ranks: each has some of the classes, none has them all."""
+"""Head whose prototypes are sharded over ranks: each rank holds some of the classes."""
 
 from collections.abc import Iterable, Iterator
 from typing import Any, NamedTuple
@@ -7,14 +7,14 @@ import torch
 from torch import Tensor, nn
 
 from tammes._validation import check_sizes
-from tammes.distributed.process_group import Ranks
+from tammes.distributed.process_group import RankGroup
 from tammes.distributed.resharding import (
-    bounds,
+    all_gather_mask,
     checksum,
-    marked,
-    mean_row,
-    move_rows,
-    row_states,
+    global_mean_row,
+    per_row_state,
+    redistribute_rows,
+    shard_bounds,
     shared_seed,
 )
 from tammes.heads.class_sampling import Sampler, sample_size
@@ -27,9 +27,12 @@ from tammes.optim.sparse_rows import take_rows
 from tammes.optim.state_transfer import find, put_in_place, starting_state
 from tammes.split import ALONGSIDE, REDUCED, Split
 
+SPREAD = ("weight", "bias")
+"""Parameters sharded by rows; the scale is replicated."""
+
 
 class Top(NamedTuple):
-    """The best classes of each example, best first.
+    """Best classes of each example, best first.
 
     Attributes:
         scores: shape ``(N, k)``.
@@ -41,7 +44,7 @@ class Top(NamedTuple):
 
 
 class ShardedHead(Head):
-    r"""A head whose classes are spread over the ranks of a ``torch.distributed`` group.
+    r"""A head whose classes are sharded over the ranks of a ``torch.distributed`` group.
 
     Every rank has the prototypes of some classes, :math:`\lceil C/G \rceil` at most, as an ordinary
     parameter, so any optimizer trains them. :class:`tammes.Criterion` sees to the rest: it brings
@@ -74,7 +77,7 @@ class ShardedHead(Head):
         weight: the prototypes of this rank, shape ``(stop - start, D)``.
         start: first class of this rank.
         stop: first class that is no longer this rank's.
-        ranks: who has the others.
+        group: ranks that the classes are sharded over.
 
     Example:
         >>> head = tammes.ShardedHead(tammes.CosineHead, 8, 1000, scale=30.0)
@@ -87,8 +90,7 @@ class ShardedHead(Head):
     """
 
     place: Tensor
-    # What has dimensions here is spread over the ranks; all of them have the same scale.
-    _scale_shape = ()
+    group: RankGroup
 
     def __init__(
         self,
@@ -114,16 +116,16 @@ class ShardedHead(Head):
             raise ValueError(
                 f"ShardedHead expects sample_rate above 0 and at most 1, got {sample_rate}"
             )
-        ranks = Ranks(group)
+        group = RankGroup(group)
         settings = repr((kind, sorted(options.items()), sample_rate, correct, averaged))
-        ranks.agree(
+        group.check_equal(
             "ShardedHead",
             embedding_size=embedding_size,
             num_classes=num_classes,
             checksum_of_the_settings=checksum(settings.encode()),
         )
-        start, stop = bounds(num_classes, ranks.size, ranks.rank)
-        seed = shared_seed(ranks)
+        start, stop = shard_bounds(num_classes, group.world_size, group.rank)
+        seed = shared_seed(group)
         like, weight, bias = draw(kind, embedding_size, options, seed, start, stop)
         super().__init__(
             nn.Parameter(weight),
@@ -133,15 +135,15 @@ class ShardedHead(Head):
             implementation=implementation,
             num_classes=num_classes,
         )
-        self.kind, self.options, self.ranks = kind, options, ranks
+        self.kind, self.options, self.group = kind, options, group
         self.correct, self.averaged = correct, averaged
         self.sampler = None if sample_rate == 1 else Sampler(sample_rate, seed)
         self._settle(num_classes, start, stop)
 
     def _settle(self, num_classes: int, start: int, stop: int) -> None:
-        """Note which classes are here, also where a wrapper that copies buffers would show."""
+        """Record the classes of this rank, also in a buffer that a careless wrapper would copy."""
         self._num_classes, self.start, self.stop = num_classes, start, stop
-        self._size = self.ranks.size
+        self._size = self.group.world_size
         place = torch.tensor([start, stop, num_classes], device=self.weight.device)
         self.register_buffer("place", place, persistent=self._size > 1)
         self._seen: tuple[Tensor, int] | None = None
@@ -150,7 +152,7 @@ class ShardedHead(Head):
         if isinstance(value, nn.Parameter) and hasattr(value, "placements") and self._size > 1:
             raise RuntimeError(
                 "ShardedHead was given to fully_shard, which takes the prototypes of all ranks of "
-                f"{self.ranks.name} for copies of the same; shard the backbone only"
+                f"{self.group.name} for copies of the same; shard the backbone only"
             )
         super().__setattr__(name, value)
 
@@ -165,7 +167,7 @@ class ShardedHead(Head):
         return 1.0 if self.sampler is None else self.sampler.rate
 
     def problem(self, features: Tensor, labels: Tensor | None = None) -> Problem:
-        """What a kernel works on: the classes of this rank, or a sample of them.
+        """Collect the input of a kernel: the classes of this rank, or a sample of them.
 
         Args:
             features: those of all ranks, shape ``(N, D)``.
@@ -173,49 +175,56 @@ class ShardedHead(Head):
                 them it is a problem of this rank alone.
         """
         self.check_place()
-        here = super().problem(features)
-        sampled = self.sampler is not None and self.training
-        if labels is None or (self.ranks.group is None and not sampled):
-            return here
+        sampler = self.sampler if self.training else None
+        if labels is None or (self.group.process_group is None and sampler is None):
+            return super().problem(features)
         # Where values are not checked: nobody has such a class, and the loss is to show it.
         nobodys = (labels < 0) | (labels >= self.num_classes)
-        here = here._replace(features=features.masked_fill(nobodys[:, None], torch.nan))
+        features = features.masked_fill(nobodys[:, None], torch.nan)
         own = labels - self.start
         own = torch.where((own >= 0) & (own < len(self.weight)), own, -1)
+        weight, bias, counts, most = self.weight, self.bias, None, self._count(0)
+        if sampler is not None:
+            # A compiled graph ends here. Problem and Share are made after it, as torch 2.11 cannot
+            # carry a named tuple from one graph to the next.
+            masked = super().masked()
+            index, own, counts = sampler(own, len(weight), start=self.start, masked=masked)
+            weight = take_rows(weight, index)
+            bias = None if bias is None else take_rows(bias, index)
+            most = sample_size(len(own), most, sampler.rate)
+        bias, there = unmasked(bias)
         share = Share(
             own,
             self.num_classes,
-            self.ranks,
-            factor=float(self.ranks.size) if self.averaged else 1.0,
-            most=self._count(0),
+            self.group,
+            counts=counts if self.correct else None,
+            factor=float(self.group.world_size) if self.averaged else 1.0,
+            most=most,
         )
-        if self.sampler is not None and sampled:
-            chosen = self.sampler(own, len(self.weight), start=self.start, masked=super().masked())
-            share = share._replace(
-                own=chosen.own,
-                counts=chosen.counts if self.correct else None,
-                most=sample_size(len(own), self._count(0), self.sampler.rate),
-            )
-            index, weight = chosen.index, self.weight
-            bias, there = unmasked(None if self.bias is None else take_rows(self.bias, index))
-            here = here._replace(prototypes=take_rows(weight, index), bias=bias, there=there)
-        return here._replace(share=share)
+        return Problem(
+            features, weight, bias, self.scale, self.similarity, share=share, there=there
+        )
 
     def masked(self) -> Tensor | None:
         """See :meth:`Head.masked`; all ranks must ask for it together."""
         here = super().masked()
-        return here if here is None else marked(self.ranks, here, self.start, self.num_classes)
+        return (
+            here
+            if here is None
+            else all_gather_mask(self.group, here, self.start, self.num_classes)
+        )
 
     def check_place(self) -> None:
-        """Refuse to go on where something has put the first rank's prototypes in place of ours.
+        """Reject a head whose prototypes were overwritten by those of the first rank.
 
         It is looked at by all ranks together at the first call, and later only by one whose buffer
         was written to, so that nobody waits for a GPU.
         """
-        if self.ranks.size != self._size:
+        if self.group.world_size != self._size:
             raise RuntimeError(
-                f"ShardedHead was made on {self._size} ranks and is used on {self.ranks.size} "
-                f"({self.ranks.name}); make it after torch.distributed has started"
+                f"ShardedHead was made on {self._size} ranks and is used on "
+                f"{self.group.world_size} ({self.group.name}); "
+                "make it after torch.distributed has started"
             )
         if self._size == 1 or self.place.is_meta:
             return
@@ -225,11 +234,11 @@ class ShardedHead(Head):
         place = self.place.new_tensor([self.start, self.stop, self.num_classes])
         wrong = (self.place != place).any().long()
         if seen is None:
-            wrong = self.ranks.sum(wrong.view(1))
+            wrong = self.group.all_reduce(wrong.view(1))
         if int(wrong):
             raise RuntimeError(
                 "ShardedHead was wrapped in DistributedDataParallel, which put the prototypes of "
-                f"the first rank in place of all others of {self.ranks.name}; wrap the backbone "
+                f"the first rank in place of all others of {self.group.name}; wrap the backbone "
                 "only, and make the head anew"
             )
         self._seen = (self.place, self.place._version)
@@ -247,7 +256,7 @@ class ShardedHead(Head):
             labels: class of each example among the classes of all ranks, shape ``(N,)``.
             reads: names of the fields to compute, the same on all ranks.
         """
-        if self.ranks.size == 1:
+        if self.group.world_size == 1:
             return super().split(features, labels, reads)
         # It gathers as a criterion does, which knows of heads itself.
         from tammes.heads.sharded_split import split_together
@@ -272,8 +281,8 @@ class ShardedHead(Head):
         for rank, scores in enumerate(self._scores(features)):
             padded = scores.new_zeros(len(scores), self._count(0))
             padded[:, : scores.shape[1]] = scores
-            parts = self.ranks.gather(padded)
-            if rank == self.ranks.rank:
+            parts = self.group.all_gather(padded)
+            if rank == self.group.rank:
                 counts = [self._count(other) for other in range(self._size)]
                 columns = [part[:, :n] for part, n in zip(parts, counts, strict=True)]
                 result = torch.cat(columns, 1)
@@ -281,7 +290,7 @@ class ShardedHead(Head):
 
     @torch.no_grad()
     def top(self, features: Tensor, k: int = 1, *, shared: bool = False) -> Top:
-        """The best classes of each example, without all its scores on one rank.
+        """Find the best classes of each example, without all its scores on one rank.
 
         All ranks must call it together, each with features of its own. It has no gradient.
 
@@ -292,7 +301,7 @@ class ShardedHead(Head):
         """
         if not 1 <= k <= self.num_classes:
             raise ValueError(f"top expects k from 1 to {self.num_classes} classes, got {k}")
-        self.ranks.agree("top", k=k)
+        self.group.check_equal("top", k=k)
         found = Top(features.new_empty(0, k), self.place.new_empty(0, k))
         whose = self._scores(features, shared=shared)
         for rank, scores in enumerate(whose):
@@ -300,8 +309,8 @@ class ShardedHead(Head):
             missing = k - best.values.shape[1]
             values = nn.functional.pad(best.values, (0, missing), value=-torch.inf)
             classes = nn.functional.pad(best.indices + self.start, (0, missing), value=-1)
-            values, classes = (self.ranks.gather(x).movedim(0, 1) for x in (values, classes))
-            if shared or rank == self.ranks.rank:
+            values, classes = (self.group.all_gather(x).movedim(0, 1) for x in (values, classes))
+            if shared or rank == self.group.rank:
                 values, classes = values.flatten(1), classes.flatten(1)
                 scores, order = values.topk(k, dim=1)
                 found = Top(scores, classes.gather(1, order))
@@ -314,15 +323,15 @@ class ShardedHead(Head):
         if shared:
             yield score_matrix(self.problem(features))
             return
-        counts = self.ranks.exchange(rows=len(features))["rows"]
+        counts = self.group.all_gather_ints(rows=len(features))["rows"]
         longest = max(counts)
-        together = self.ranks.gather_rows(features, longest)
+        together = self.group.all_gather_rows(features, longest)
         for rank, count in enumerate(counts):
             yield score_matrix(self.problem(together[rank * longest : rank * longest + count]))
 
     def _count(self, rank: int) -> int:
         """Number of classes of a rank."""
-        start, stop = bounds(self.num_classes, self._size, rank)
+        start, stop = shard_bounds(self.num_classes, self._size, rank)
         return stop - start
 
     def _load_from_state_dict(
@@ -332,7 +341,7 @@ class ShardedHead(Head):
         place = state_dict.pop(prefix + "place", None)
         whose = None if place is None else place.tolist()
         here = [self.start, self.stop, self.num_classes]
-        for name in ("weight", "bias"):
+        for name in SPREAD:
             given, own = state_dict.get(prefix + name), getattr(self, name)
             if not isinstance(given, Tensor) or own is None or given.ndim != own.ndim:
                 continue
@@ -355,38 +364,38 @@ class ShardedHead(Head):
     def _new_rows(self, n: int, from_features: Tensor | None) -> Tensor:
         """Prototypes of new classes, all of them on every rank."""
         if from_features is None:
-            seed = shared_seed(self.ranks)
+            seed = shared_seed(self.group)
             rows = draw(self.kind, self.embedding_size, self.options, seed, 0, n)[1]
             return rows.to(self.weight)
         lengths = torch.linalg.vector_norm(self.weight.detach().double(), dim=1)
-        length = self.ranks.sum(lengths.sum().view(1)) / self.num_classes
+        length = self.group.all_reduce(lengths.sum().view(1)) / self.num_classes
         return draw_from(self.kind, self.options, from_features, length)
 
     def _replace(self, keep: Tensor, rows: Tensor, optimizer: torch.optim.Optimizer | None) -> None:
-        self.ranks.agree(
+        self.group.check_equal(
             "a change of classes",
             classes_kept=len(keep),
             new_classes=len(rows),
             checksum_of_the_classes_kept=checksum(keep.numpy().tobytes()),
         )
         total = len(keep) + len(rows)
-        start, stop = bounds(total, self._size, self.ranks.rank)
+        start, stop = shard_bounds(total, self._size, self.group.rank)
         new = slice(max(start - len(keep), 0), max(stop - len(keep), 0))
         own_new = new.stop - new.start
 
         def follow(values: Tensor, fresh: Tensor) -> Tensor:
             first, last = min(start, len(keep)), min(stop, len(keep))
-            old = move_rows(self.ranks, values.detach(), self.start, keep, first, last)
+            old = redistribute_rows(self.group, values.detach(), self.start, keep, first, last)
             return torch.cat([old, fresh[new].to(old)])
 
         fresh = {"weight": rows}
         if self.bias is not None:
             bias = self.bias.detach()
-            fresh["bias"] = mean_row(self.ranks, bias[bias != -torch.inf]).expand(len(rows))
+            fresh["bias"] = global_mean_row(self.group, bias[bias != -torch.inf]).expand(len(rows))
         held = {n: getattr(self, n) for n in fresh if getattr(self, n).requires_grad}
         states: dict[str, dict[str, Tensor]] = {}
         if optimizer is not None:
-            states = {n: row_states(self.ranks, optimizer, held[n]) for n in held}
+            states = {n: per_row_state(self.group, optimizer, held[n]) for n in held}
         for name, values in fresh.items():
             old: nn.Parameter = getattr(self, name)
             parameter = nn.Parameter(follow(old, values), requires_grad=old.requires_grad)
@@ -395,7 +404,7 @@ class ShardedHead(Head):
                 group, _ = find(optimizer, old)
                 moved = {}
                 for key, value in states[name].items():
-                    mean = mean_row(self.ranks, value)
+                    mean = global_mean_row(self.group, value)
                     moved[key] = follow(value, starting_state(key, group, values, mean))
                 put_in_place(optimizer, old, parameter, moved, len(parameter) - own_new)
             setattr(self, name, parameter)
@@ -404,6 +413,6 @@ class ShardedHead(Head):
     def extra_repr(self) -> str:
         """Kind, sizes, scale and the classes here."""
         here = f"classes {self.start} to {self.stop - 1}" if len(self.weight) else "no classes"
-        on = f" of rank {self.ranks.rank} of {self._size}" if self._size > 1 else ""
+        on = f" of rank {self.group.rank} of {self._size}" if self._size > 1 else ""
         rate = "" if self.sampler is None else f", sample_rate={self.sample_rate:g}"
         return f"{self.kind.__name__}, {super().extra_repr()}{rate}, {here} here{on}"

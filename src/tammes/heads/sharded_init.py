@@ -1,4 +1,4 @@
-"""Prototypes of a new head, drawn in blocks: each the same whoever draws it."""
+"""Initial prototypes, drawn in blocks that are the same on every rank."""
 
 import contextlib
 from collections.abc import Iterator
@@ -14,15 +14,15 @@ from tammes.heads.linear import LinearHead
 
 Kind = type[CosineHead] | type[LinearHead] | type[GaussianHead]
 KINDS: tuple[Kind, ...] = (CosineHead, LinearHead, GaussianHead)
-"""Heads that can be spread over ranks: their prototypes do not depend on each other."""
+"""Heads that can be sharded: their prototypes are independent of each other."""
 _ROWS = 1024
-"""Prototypes that are drawn together; no rank's share depends on where the others begin."""
+"""Prototypes drawn together, so that no shard depends on the bounds of the others."""
 
 
 def draw(
     kind: Kind, size: int, options: dict[str, Any], seed: int, start: int, stop: int
 ) -> tuple[Head, Tensor, Tensor | None]:
-    """Rows of a new head: the same whatever part of them is asked for."""
+    """Draw rows of a new head: the same values whichever part is requested."""
     where = torch.get_default_device()
     with _own_numbers(), torch.device("cpu"):
         like = kind(size, 2, **options)
@@ -50,7 +50,7 @@ def draw_from(kind: Kind, options: dict[str, Any], features: Tensor, length: Ten
 
 @contextlib.contextmanager
 def _own_numbers() -> Iterator[None]:
-    """Leave torch's generator as it was; that of a GPU is not touched."""
+    """Restore torch's CPU generator; that of a GPU is not touched."""
     state = torch.get_rng_state()
     try:
         yield

@@ -1,4 +1,4 @@
-"""A split of examples that lie on several ranks, by a head that is spread over them."""
+"""Split of a global batch by a sharded head."""
 
 from collections.abc import Iterable
 from typing import Any
@@ -7,7 +7,7 @@ import torch
 from torch import Tensor
 
 from tammes._validation import check_classes, check_labels
-from tammes.distributed.global_batch import Examples, Gathering
+from tammes.distributed.global_batch import GlobalBatch, WeightedBatch
 from tammes.heads.sharded import ShardedHead
 from tammes.kernels.dispatch import split
 from tammes.kernels.merge import scale_gradient
@@ -27,10 +27,10 @@ def split_together(
         if labels.device.type == "cpu":
             check_classes("ShardedHead", labels, head.num_classes, masked)
 
-    group = Gathering(head.ranks, sharded=True, averaged=head.averaged, even=False)
-    longest = group.agree("ShardedHead", check, features, num_classes=head.num_classes)
+    batches = GlobalBatch(head.group, sharded=True, averaged=head.averaged, even=False)
+    max_rows = batches.validate("ShardedHead", check, features, num_classes=head.num_classes)
     batch = Batch(features, labels.long(), torch.ones_like(labels, dtype=torch.bool))
-    (whole, *_), mine = group.gather(Examples(batch, None, {}), longest, features=True)
+    (whole, *_), mine = batches.gather(WeightedBatch(batch, None, {}), max_rows, features=True)
     problem = head.problem(whole.features, whole.labels)
     found = split(problem, whole.labels, reads, head.implementation)
     numbers = {
@@ -39,9 +39,9 @@ def split_together(
         if isinstance(value, Tensor) and value.ndim and value.is_floating_point()
     }
     # All in one: ranks that use different numbers still have one message to wait for.
-    rows, _ = group.combine(torch.stack([*numbers.values()], 1), [], {}, mine)
+    rows, _ = batches.combine(torch.stack([*numbers.values()], 1), [], {}, mine)
     kept: dict[str, Any] = dict(zip(numbers, rows.unbind(1), strict=True))
     if isinstance(found.scale, Tensor):
         # The kernel takes it that every rank goes on with the rows of all.
-        kept["scale"] = scale_gradient(found.scale, head.ranks.size / group.factor)
+        kept["scale"] = scale_gradient(found.scale, head.group.world_size / batches.factor)
     return found._replace(**kept, labels=labels)

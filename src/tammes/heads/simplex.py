@@ -1,4 +1,4 @@
-"""Prototypes that are not learned: they stand where the margin is largest."""
+"""Fixed prototypes at maximal margin."""
 
 import torch
 from torch import Tensor
@@ -54,7 +54,7 @@ class SimplexHead(Head):
         )
 
     def _initial(self, n: int) -> Tensor:
-        """Directions as far as possible from those taken and from each other."""
+        """Directions as far as possible from existing ones and from each other."""
         taken = self.weight.detach().double().cpu()
         generator = torch.Generator().manual_seed(len(taken))
         free = torch.randn(n, taken.shape[1], generator=generator, dtype=torch.double)

@@ -3,7 +3,8 @@
 import torch
 from torch import Tensor
 
-from tammes.kernels.problem import Problem, full_precision, working_dtype
+from tammes.kernels.problem import Problem
+from tammes.similarity import full_precision, working_dtype
 from tammes.split import Split, split_matrix
 
 

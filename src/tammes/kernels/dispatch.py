@@ -1,4 +1,4 @@
-"""Ways to produce a split, and the choice between them."""
+"""Choice of the kernel for a call, by device, size and what the terms read."""
 
 import logging
 from collections.abc import Iterable
@@ -10,9 +10,10 @@ from torch import Tensor
 
 from tammes._validation import transforming
 from tammes.kernels.dense import dense_split
-from tammes.kernels.problem import Problem, product_dtype
+from tammes.kernels.problem import Problem
 from tammes.kernels.streamed.functions import streamed_split
-from tammes.kernels.tiling import Plan
+from tammes.kernels.tiling import Plan, most_prototypes
+from tammes.similarity import product_dtype
 from tammes.split import Split, with_sums
 
 Implementation = Literal["auto", "dense", "streamed", "fused"]
@@ -24,7 +25,7 @@ _log = logging.getLogger("tammes")
 
 
 def check_implementation(name: str, implementation: str) -> None:
-    """Refuse what is no implementation."""
+    """Reject an unknown implementation."""
     if implementation not in get_args(Implementation):
         raise ValueError(
             f"{name} expects implementation 'auto', 'dense', 'streamed' or 'fused', "
@@ -32,13 +33,12 @@ def check_implementation(name: str, implementation: str) -> None:
         )
 
 
-def choose(implementation: Implementation, problem: Problem, reads: frozenset[str]) -> Way:
-    """The kernel for one call: the plain one where a compiler or a transform has to see it."""
+def choose_kernel(implementation: Implementation, problem: Problem, reads: frozenset[str]) -> Way:
+    """Choose the kernel of one call; a compiler or a transform gets the dense one."""
     check_implementation("a head", implementation)
     if problem.share is None:
-        if transforming() or implementation == "dense" or "rest" in reads:
-            return "dense"
-        if implementation == "auto" and _scores(problem) < _SMALL:
+        small = implementation == "auto" and _scores(problem) < _SMALL
+        if small or implementation == "dense" or "rest" in reads or transforming():
             return "dense"
     elif "rest" in reads:
         raise ValueError(
@@ -56,16 +56,16 @@ def choose(implementation: Implementation, problem: Problem, reads: frozenset[st
 
 
 def _scores(problem: Problem) -> int:
-    return len(problem.features) * problem.most
+    return len(problem.features) * most_prototypes(problem)
 
 
 def _pays(problem: Problem) -> bool:
-    """Whether the fused kernel is the faster one: with products in half precision."""
+    """Whether the fused kernel is faster: where products take half precision."""
     return product_dtype(problem.features.device) is not None and _scores(problem) >= _SMALL
 
 
 def why_not_fused(problem: Problem, reads: frozenset[str]) -> str | None:
-    """What keeps a problem from the fused kernel, in a few words, or nothing."""
+    """Return the reason a problem cannot use the fused kernel, or none."""
     try:
         from tammes.kernels.fused.engine import why_not
     except Exception as error:
@@ -75,7 +75,7 @@ def why_not_fused(problem: Problem, reads: frozenset[str]) -> str | None:
 
 @cache
 def _tell(reason: str) -> None:
-    """Say once why something else than was asked for is done."""
+    """Warn once that another kernel runs than the one requested."""
     _log.warning("tammes: implementation='fused' falls back to 'streamed': %s", reason)
 
 
@@ -91,7 +91,7 @@ def split(
         implementation: how; the fused kernel is for losses, a split alone is streamed.
     """
     reads = frozenset(reads)
-    if choose(implementation, problem, reads) == "dense":
+    if choose_kernel(implementation, problem, reads) == "dense":
         return with_sums(dense_split(problem, labels, reads), reads)
     if "excess" in reads:
         raise ValueError(

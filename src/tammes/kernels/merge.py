@@ -6,10 +6,10 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch import Tensor
 
-from tammes.split import ALONGSIDE, SUMMED, Split
+from tammes.split import ALONGSIDE, SUMMED
 
 if TYPE_CHECKING:
-    from tammes.distributed.process_group import Ranks
+    from tammes.distributed.process_group import RankGroup
 
 _ADDED = ("target", *ALONGSIDE, "mean", *SUMMED, "rivals")
 """Numbers of parts that simply add up; what belongs to the own class is zero on other parts."""
@@ -39,11 +39,11 @@ def merge(parts: Mapping[str, Tensor]) -> dict[str, Tensor]:
     return merged
 
 
-def exchange(ranks: "Ranks", mine: Mapping[str, Tensor], *, alike: bool) -> dict[str, Tensor]:
+def exchange(group: "RankGroup", mine: Mapping[str, Tensor], *, alike: bool) -> dict[str, Tensor]:
     """Merge the numbers of this rank's classes with those of the other ranks.
 
     Args:
-        ranks: who takes part.
+        group: ranks that hold the other classes.
         mine: this rank's numbers, shape ``(n,)`` each.
         alike: whether every rank computes the same loss from the result, so that the gradient of
             this rank's numbers needs no message.
@@ -51,10 +51,10 @@ def exchange(ranks: "Ranks", mine: Mapping[str, Tensor], *, alike: bool) -> dict
     names = sorted(mine)
     stack = torch.stack([mine[name] for name in names])
     if alike:
-        every = ranks.gather(stack.detach())
-        every = torch.cat([every[: ranks.rank], stack[None], every[ranks.rank + 1 :]])
+        every = group.all_gather(stack.detach())
+        every = torch.cat([every[: group.rank], stack[None], every[group.rank + 1 :]])
     else:
-        every = _Exchange.apply(stack, ranks)
+        every = _Exchange.apply(stack, group)
     return merge({name: every[:, i] for i, name in enumerate(names)})
 
 
@@ -62,27 +62,27 @@ class _Exchange(torch.autograd.Function):
     """Numbers of all ranks; backward, the mean over ranks of what each wants of mine."""
 
     @staticmethod
-    def forward(ctx: Any, mine: Tensor, ranks: "Ranks") -> Tensor:
-        ctx.ranks = ranks
-        return ranks.gather(mine)
+    def forward(ctx: Any, mine: Tensor, group: "RankGroup") -> Tensor:
+        ctx.group = group
+        return group.all_gather(mine)
 
     @staticmethod
     def backward(ctx: Any, grad: Tensor) -> tuple[Tensor, None]:
-        ranks = ctx.ranks
-        return ranks.sum(grad)[ranks.rank] / ranks.size, None
+        group = ctx.group
+        return group.all_reduce(grad)[group.rank] / group.world_size, None
 
 
 class _SumGradient(torch.autograd.Function):
     """The tensor itself; backward, the sum over ranks of its gradients."""
 
     @staticmethod
-    def forward(ctx: Any, value: Tensor, ranks: "Ranks") -> Tensor:
-        ctx.ranks = ranks
+    def forward(ctx: Any, value: Tensor, group: "RankGroup") -> Tensor:
+        ctx.group = group
         return value.view_as(value)
 
     @staticmethod
     def backward(ctx: Any, grad: Tensor) -> tuple[Tensor, None]:
-        return ctx.ranks.sum(grad), None
+        return ctx.group.all_reduce(grad), None
 
 
 class _ScaleGradient(torch.autograd.Function):
@@ -98,9 +98,9 @@ class _ScaleGradient(torch.autograd.Function):
         return grad * ctx.factor, None
 
 
-def sum_gradient(value: Tensor, ranks: "Ranks") -> Tensor:
-    """What is the same on all ranks, of which each uses its part."""
-    result: Tensor = _SumGradient.apply(value, ranks)
+def sum_gradient(value: Tensor, group: "RankGroup") -> Tensor:
+    """Identity in forward; all-reduces the gradient."""
+    result: Tensor = _SumGradient.apply(value, group)
     return result
 
 
@@ -108,36 +108,3 @@ def scale_gradient(value: Tensor, factor: float) -> Tensor:
     """The same value with a gradient multiplied by a factor."""
     result: Tensor = value if factor == 1 else _ScaleGradient.apply(value, factor)
     return result
-
-
-def take(tensor: Tensor, places: Tensor, dtype: torch.dtype) -> Tensor:
-    """Rows of a tensor, in a dtype; zeros where there is none to take."""
-    if len(tensor) == 0:
-        zeros = tensor.new_zeros(len(places), *tensor.shape[1:], dtype=dtype)
-        # Nothing, but nothing that has a gradient: this rank must meet the others in backward.
-        return zeros + tensor.sum().to(dtype)
-    return tensor.index_select(0, places.clamp_min(0)).to(dtype)
-
-
-def assemble(
-    numbers: Mapping[str, Tensor],
-    labels: Tensor,
-    scale: Tensor | float,
-    classes: int,
-    like: Tensor,
-) -> Split:
-    """A split of merged numbers; what is not among them holds NaN."""
-    unread = torch.full_like(like, float("nan"))
-    rivals: Tensor | int = numbers.get("rivals", classes - 1)
-    fields = {name: numbers.get(name, unread) for name in ("target", "others", "hardest")}
-    fields |= {name: numbers.get(name, unread) for name in ("expected", *ALONGSIDE)}
-    return Split(
-        **fields,
-        mean=numbers["mean"] / rivals if "mean" in numbers else unread,
-        labels=labels,
-        scale=scale,
-        classes=classes,
-        rivals=rivals,
-        excess=numbers.get("excess"),
-        softplus=numbers.get("softplus"),
-    )

@@ -1,7 +1,6 @@
-"""What a head hands to a kernel."""
+"""Input of a kernel: features, prototypes, and how they are compared."""
 
-from contextlib import AbstractContextManager, nullcontext
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import TYPE_CHECKING, NamedTuple
 
 import torch
 from torch import Tensor
@@ -10,11 +9,7 @@ from tammes._validation import transforming
 from tammes.similarity import Cosine, Similarity
 
 if TYPE_CHECKING:
-    from tammes.distributed.process_group import Ranks
-
-_DEVICES = ("cpu", "cuda", "xpu", "mps", "hpu", "mtia", "xla", "maia", "privateuseone")
-_AUTOCAST = frozenset(name for name in _DEVICES if torch.amp.is_autocast_available(name))
-"""Kinds of devices that have autocast: asked once, as torch 2.11 cannot compile the question."""
+    from tammes.distributed.process_group import RankGroup
 
 
 class Share(NamedTuple):
@@ -26,7 +21,7 @@ class Share(NamedTuple):
         own: place of each example's class among the prototypes here, -1 where it is not here,
             shape ``(N,)``.
         classes: number of classes in all.
-        ranks: who has the others.
+        group: ranks that hold the other classes.
         counts: how many classes each prototype stands for, shape ``(K,)``, or one each.
         factor: what the gradient of the features is multiplied with, so that it is right once a
             wrapper has averaged the ranks' gradients.
@@ -35,7 +30,7 @@ class Share(NamedTuple):
 
     own: Tensor
     classes: int
-    ranks: "Ranks"
+    group: "RankGroup"
     counts: Tensor | None = None
     factor: float = 1.0
     most: int = 0
@@ -62,17 +57,6 @@ class Problem(NamedTuple):
     share: Share | None = None
     there: Tensor | None = None
 
-    @property
-    def counts(self) -> Tensor | None:
-        """How many classes each prototype stands for, or one each."""
-        return None if self.share is None else self.share.counts
-
-    @property
-    def most(self) -> int:
-        """Number of prototypes here, or on the rank that has most of them."""
-        here = len(self.prototypes)
-        return here if self.share is None else max(here, self.share.most)
-
 
 def unmasked(bias: Tensor | None) -> tuple[Tensor | None, Tensor | None]:
     """A finite bias, and which classes are there: all but those whose bias is ``-inf``.
@@ -91,25 +75,3 @@ def unmasked(bias: Tensor | None) -> tuple[Tensor | None, Tensor | None]:
 def cosines_of(problem: Problem) -> Problem:
     """The same features and prototypes by their directions alone."""
     return problem._replace(bias=None, scale=1.0, similarity=Cosine())
-
-
-def working_dtype(*tensors: Tensor) -> torch.dtype:
-    """Single precision, or wider where an input is: what scores and losses are computed in."""
-    dtype = torch.float32
-    for tensor in tensors:
-        dtype = torch.promote_types(dtype, tensor.dtype)
-    return dtype
-
-
-def full_precision(device: torch.device) -> AbstractContextManager[Any]:
-    """Leave autocast, where the device has one: scores and losses stay in the working dtype."""
-    if device.type not in _AUTOCAST:
-        return nullcontext()
-    return torch.autocast(device.type, enabled=False)
-
-
-def product_dtype(device: torch.device) -> torch.dtype | None:
-    """Under autocast on CUDA, products take half precision in and give single precision out."""
-    if device.type == "cuda" and torch.is_autocast_enabled("cuda"):
-        return torch.get_autocast_dtype("cuda")
-    return None

@@ -1,12 +1,13 @@
-"""How the work of one call is cut into blocks."""
+"""Sizes of blocks: how the work of one call is cut."""
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 import torch
 from torch import Tensor
 
-from tammes.kernels.problem import Problem, working_dtype
+from tammes.kernels.problem import Problem
+from tammes.similarity import working_dtype
 from tammes.split import Split
 
 Evaluate = Callable[[Split, slice], Tensor]
@@ -28,7 +29,7 @@ FEWEST = 32
 
 @dataclass(frozen=True)
 class Plan:
-    """What stays the same over the blocks of one call.
+    """Settings of one call that hold for all of its blocks.
 
     Attributes:
         reads: fields of the split that are wanted.
@@ -37,7 +38,9 @@ class Plan:
         product_dtype: of the inputs of products, where it is not the working one.
         threshold: of the ``excess`` that is read.
         bound: largest score there can be, where that is known.
-        fused: whether the GPU's own kernels go over the scores.
+        fused: whether Triton kernels go over the scores.
+        itemsize: bytes of a score.
+        cuts: slices of rows and classes, once :meth:`blocks` has made them.
     """
 
     reads: frozenset[str]
@@ -47,14 +50,19 @@ class Plan:
     threshold: Threshold | None = None
     bound: float | None = None
     fused: bool = False
+    itemsize: int = 4
+    cuts: list[tuple[list[slice], list[slice]]] = field(default_factory=list)
 
     def blocks(self, problem: Problem) -> tuple[list[slice], list[slice]]:
-        """Slices of the rows and of the classes, for one pass."""
-        count, (classes, size) = len(problem.features), problem.prototypes.shape
-        width = working_dtype(problem.features, problem.prototypes).itemsize
-        rows = max(1, _of(SCORES, problem) // (width * max(problem.most, 1) * self.copies))
-        tile = max(64, _of(KEYS, problem) // (width * size))
-        return cut(count, rows), cut(classes, tile)
+        """Cut rows and classes into slices for one pass, once for each call."""
+        if not self.cuts:
+            count, (classes, size) = len(problem.features), problem.prototypes.shape
+            width = self.itemsize
+            most = max(most_prototypes(problem), 1)
+            rows = max(1, _of(SCORES, problem) // (width * most * self.copies))
+            tile = max(64, _of(KEYS, problem) // (width * size))
+            self.cuts.append((cut(count, rows), cut(classes, tile)))
+        return self.cuts[0]
 
     def threshold_of(self, block: slice) -> Callable[[Split], Tensor] | None:
         """The threshold of some rows, as a function of their split."""
@@ -70,6 +78,17 @@ class Plan:
         """Whether even a block of few rows against all classes is too large."""
         blocks, _ = self.blocks(problem)
         return not self.fused and len(blocks) > 1 and longest(blocks) < FEWEST
+
+
+def most_prototypes(problem: Problem) -> int:
+    """Count the prototypes of the rank that has most of them, so that all ranks cut rows alike."""
+    here = len(problem.prototypes)
+    return here if problem.share is None else max(here, problem.share.most)
+
+
+def class_counts(problem: Problem) -> Tensor | None:
+    """Return the number of classes each prototype stands for, or none where it is one."""
+    return None if problem.share is None else problem.share.counts
 
 
 def class_blocks(problem: Problem) -> list[slice]:

@@ -21,9 +21,6 @@ from torch import Tensor
 from tammes.split import Split, softplus
 from tammes.terms import Setting, term
 
-_FLAT = 1e-12
-"""One minus the cosine, or one plus it, below which the gradient of an angle is taken as zero."""
-
 
 def angle(gap: Tensor, opposite: Tensor) -> Tensor:
     r"""Angle in radians, exact near 0 and near :math:`\pi`, where an arc cosine is not.
@@ -31,15 +28,23 @@ def angle(gap: Tensor, opposite: Tensor) -> Tensor:
     .. math:: \theta = 2\,\mathrm{atan2}\bigl(\sqrt{h},\ \sqrt{h'}\bigr),\qquad
               h = 1-\cos\theta,\quad h' = 1+\cos\theta
 
+    Where it is 0 or :math:`\pi` up to rounding, it is that exactly and has no gradient.
+
     Args:
         gap: one minus the cosine, :math:`h`.
         opposite: one plus the cosine, :math:`h'`.
 
     Example:
         >>> angle(torch.tensor([0.0, 1.0, 2.0]), torch.tensor([2.0, 1.0, 0.0]))
-        tensor([1.4142e-06, 1.5708e+00, 3.1416e+00])
+        tensor([0.0000, 1.5708, 3.1416])
     """
-    return 2 * torch.atan2(gap.clamp_min(_FLAT).sqrt(), opposite.clamp_min(_FLAT).sqrt())
+    return 2 * torch.atan2(_root(gap), _root(opposite))
+
+
+def _root(half_square: Tensor) -> Tensor:
+    """Square root, zero with a zero gradient where unit vectors differ by their rounding only."""
+    rounding = (8 * torch.finfo(half_square.dtype).eps) ** 2
+    return torch.where(half_square < rounding, 0.0, half_square.clamp_min(rounding).sqrt())
 
 
 def target_score(

@@ -5,7 +5,7 @@ from typing import TYPE_CHECKING, NamedTuple
 import torch
 from torch import Tensor
 
-from tammes.similarity import directions
+from tammes.similarity import directions, working_dtype
 from tammes.split import softplus
 from tammes.states import State, read
 from tammes.terms import Batch, Setting, Term, term
@@ -246,7 +246,8 @@ class Centers(State):
 
 def _center_state(term: Term, head: "Head") -> Centers:
     # Of all classes, also where the head has only some of their prototypes.
-    like = head.weight.detach().new_empty(head.num_classes, head.embedding_size)
+    shape = (head.num_classes, head.embedding_size)
+    like = head.weight.detach().new_empty(shape, dtype=working_dtype(head.weight))
     return Centers(like, rate=term.settings["rate"])
 
 

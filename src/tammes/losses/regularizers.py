@@ -3,7 +3,7 @@
 import torch
 from torch import Tensor
 
-from tammes.distributed.sharded_rows import WHOLE, Shards
+from tammes.distributed.sharded_rows import ALL_ROWS_LOCAL, ShardedRows
 from tammes.similarity import unit
 from tammes.split import Split
 from tammes.terms import term
@@ -80,7 +80,9 @@ def sample_margin(split: Split) -> Tensor:
 
 
 @term(on="prototypes", reads="")
-def zero_centroid(prototypes: Tensor, *, normalize: bool = True, shards: Shards = WHOLE) -> Tensor:
+def zero_centroid(
+    prototypes: Tensor, *, normalize: bool = True, shards: ShardedRows = ALL_ROWS_LOCAL
+) -> Tensor:
     r"""Squared norm of the mean prototype.
 
     .. math:: R_W = \Bigl\lVert \frac1C\sum_j \hat w_j \Bigr\rVert^2
@@ -106,11 +108,11 @@ def zero_centroid(prototypes: Tensor, *, normalize: bool = True, shards: Shards 
         Zhou et al., Learning Towards the Largest Margins, ICLR 2022, zero-centroid regularisation.
     """
     rows = unit(prototypes) if normalize else prototypes
-    return (shards.sum(rows.sum(0)) / shards.count(rows)).square().sum()
+    return (shards.all_reduce(rows.sum(0)) / shards.count(rows)).square().sum()
 
 
 @term(on="prototypes", reads="")
-def super_symmetry(prototypes: Tensor, *, shards: Shards = WHOLE) -> Tensor:
+def super_symmetry(prototypes: Tensor, *, shards: ShardedRows = ALL_ROWS_LOCAL) -> Tensor:
     r"""Squared distance of the prototypes' Gram matrix from that of a scaled simplex.
 
     .. math::
@@ -140,15 +142,15 @@ def super_symmetry(prototypes: Tensor, *, shards: Shards = WHOLE) -> Tensor:
     count, size = shards.count(prototypes), prototypes.shape[1]
     ratio = count / (count - 1)
     if count <= size + 1:
-        prototypes = shards.whole(prototypes)
+        prototypes = shards.all_gather(prototypes)
         power = prototypes.square().sum() / count
         gram = prototypes @ prototypes.T
         simplex = ratio * (gram.new_ones(count).diag() - 1 / count)
         return (gram - power * simplex).square().sum()
     # Multiplied out, so that with many classes only a D x D matrix is made. The difference cannot
     # come near zero here, so nothing cancels.
-    gram = shards.sum(prototypes.T @ prototypes)
+    gram = shards.all_reduce(prototypes.T @ prototypes)
     power = gram.trace() / count
-    centre = shards.sum(prototypes.sum(0))
+    centre = shards.all_reduce(prototypes.sum(0))
     overlap = ratio * (count * power - centre.square().sum() / count)
     return gram.square().sum() - 2 * power * overlap + power**2 * ratio * count

@@ -13,8 +13,8 @@ import torch
 from torch import Tensor
 
 from tammes.cuda_graphs import between
-from tammes.distributed.sharded_rows import WHOLE, Shards
-from tammes.kernels.problem import full_precision, working_dtype
+from tammes.distributed.sharded_rows import ALL_ROWS_LOCAL, ShardedRows
+from tammes.similarity import full_precision, working_dtype
 from tammes.terms import Loss, Term
 
 
@@ -40,12 +40,14 @@ class Complement:
         """Derivative of each share by its own square, and by the largest one; both ``(R,)``."""
         raise NotImplementedError
 
-    def project(self, features: Tensor, prototypes: Tensor, shards: Shards = WHOLE) -> Tensor:
+    def project(
+        self, features: Tensor, prototypes: Tensor, shards: ShardedRows = ALL_ROWS_LOCAL
+    ) -> Tensor:
         """What is left of the features, shape ``(N, D)``."""
         dtype = working_dtype(features, prototypes)
         if shards.count(prototypes) <= prototypes.shape[1]:
             # No more than the Gram matrix would be.
-            prototypes, shards = shards.whole(prototypes), WHOLE
+            prototypes, shards = shards.all_gather(prototypes), ALL_ROWS_LOCAL
         with full_precision(features.device):
             features, prototypes = features.to(dtype), prototypes.to(dtype)
             if not self.detach:
@@ -125,7 +127,7 @@ _SMALL = 100
 1.06 and 1.48 at 100, 2.65 and 1.61 at 128 (H200, double precision)."""
 
 
-def _spectrum(prototypes: Tensor, shards: Shards) -> tuple[Tensor, Tensor]:
+def _spectrum(prototypes: Tensor, shards: ShardedRows) -> tuple[Tensor, Tensor]:
     """Directions of the prototypes, and their squared singular values, the largest first.
 
     The Gram matrix is small, and in double precision it loses nothing that numbers in single
@@ -151,7 +153,9 @@ def _spectrum(prototypes: Tensor, shards: Shards) -> tuple[Tensor, Tensor]:
     else:
         # It squares the rounding.
         noise = max(noise, (count * eps) ** 0.5)
-        squares, vectors = _eigh(wide @ wide.T if count < size else shards.sum(wide.T @ wide))
+        squares, vectors = _eigh(
+            wide @ wide.T if count < size else shards.all_reduce(wide.T @ wide)
+        )
         squares, basis = squares.clamp_min(0).flip(0), vectors.flip(1)
     there = squares > noise**2 * squares[:1]
     if len(basis) != size:
@@ -184,7 +188,9 @@ class _Taken(torch.autograd.Function):
     """
 
     @staticmethod
-    def forward(ctx: Any, prototypes: Tensor, shards: Shards, complement: Complement) -> Tensor:
+    def forward(
+        ctx: Any, prototypes: Tensor, shards: ShardedRows, complement: Complement
+    ) -> Tensor:
         basis, squares = between(partial(_spectrum, shards=shards), prototypes)
         ctx.save_for_backward(prototypes, basis, squares)
         ctx.complement = complement

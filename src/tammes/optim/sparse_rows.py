@@ -28,7 +28,7 @@ from torch.optim.optimizer import (
     register_optimizer_step_pre_hook,
 )
 
-from tammes._compile import apart
+from tammes._compile import outside_compile
 
 _taken: "dict[int, _Taken]" = {}
 """Parameters that rows were taken from, by identity."""
@@ -65,7 +65,7 @@ def take_rows(parameter: Tensor, index: Tensor) -> Tensor:
         return parameter.index_select(0, index)
     if torch.compiler.is_compiling():
         # It has no sparse gradients: a graph ends before this call.
-        return apart(take_rows)(parameter, index)
+        return outside_compile(take_rows)(parameter, index)
     listen()
     for optimizer in tuple(_at_work):
         # Before a new gradient is added to one that has been cleared since.

@@ -13,7 +13,7 @@ from torch.testing import assert_close
 from tammes.lab.cli.main import main
 from tammes.lab.config.schema import Config
 from tammes.lab.data import load
-from tammes.lab.fewshot import class_splits
+from tammes.lab.fewshot import class_lists
 from tammes.lab.fewshot import features as fewshot_features
 from tammes.lab.fewshot.episodes import draw
 from tammes.lab.fewshot.features import from_run
@@ -34,7 +34,7 @@ def quietly(text):
 def write_folder(folder, classes):
     from PIL import Image
 
-    images = class_splits.load_classes("digits", classes)
+    images = class_lists.load_classes("digits", classes)
     for place, label in enumerate(images.labels.tolist()):
         path = folder / images.classes[label] / f"{place}.png"
         path.parent.mkdir(parents=True, exist_ok=True)
@@ -87,7 +87,7 @@ def test_a_run_is_judged_by_the_features_of_its_model(place, capsys):
     found = json.loads(said(capsys, *words, *QUICK, "--method", "l2", "--json"))
     assert (found["images"], found["classes"]) == (896, 5)
     run = fewshot_features.Run(place / "one")
-    images = class_splits.load_classes(place / "novel", NOVEL, report=quietly)
+    images = class_lists.load_classes(place / "novel", NOVEL, report=quietly)
     with torch.no_grad():
         features = load_model(run).features(images.pixels)
     for row in found["rows"]:
@@ -418,7 +418,7 @@ def test_the_docs_name_every_flag_method_and_split(capsys):
         main(["evaluate", "fewshot", "--help"])
     flags = set(re.findall(r"--[a-z]+", capsys.readouterr().out)) - {"--help"}
     assert len(flags) > 9
-    for name in (*flags, *TABLE, *class_splits.names()):
+    for name in (*flags, *TABLE, *class_lists.names()):
         assert name in PAGE, name
 
 

@@ -11,14 +11,14 @@ import pytest
 import tammes
 from tammes import losses
 from tammes.lab.cli.latex_to_text import docstring, formula
-from tammes.lab.cli.losses import description, entries, entry, listing
+from tammes.lab.cli.losses import all_loss_info, description, listing, loss_info
 from tammes.lab.cli.main import main
 
 EVERY = [*losses.__all__, "direct_sum", "spectral_sum"]
 
 
 def test_every_loss_is_listed_once():
-    assert [found.name for found in entries()] == EVERY
+    assert [found.name for found in all_loss_info()] == EVERY
     text = listing()
     for name in EVERY:
         assert len(re.findall(rf"^{name}\(", text, re.MULTILINE)) == 1
@@ -26,7 +26,7 @@ def test_every_loss_is_listed_once():
 
 @pytest.mark.parametrize("name", EVERY)
 def test_an_entry_is_complete_and_has_no_latex_left(name):
-    found = entry(name)
+    found = loss_info(name)
     assert found.summary
     assert found.source
     assert found.heads
@@ -39,14 +39,14 @@ def test_an_entry_is_complete_and_has_no_latex_left(name):
 @pytest.mark.parametrize("name", losses.__all__)
 def test_settings_are_those_of_the_builder(name):
     definition = getattr(losses, name).definition
-    assert entry(name).settings == definition.defaults
-    assert entry(name).on == definition.on
-    assert entry(name).dense == ("rest" in definition.reads)
+    assert loss_info(name).settings == definition.defaults
+    assert loss_info(name).on == definition.on
+    assert loss_info(name).dense == ("rest" in definition.reads)
 
 
 def test_a_setting_without_default_is_required():
-    assert entry("ldam").required == ["counts"]
-    assert entry("cosface").required == []
+    assert loss_info("ldam").required == ["counts"]
+    assert loss_info("cosface").required == []
 
 
 @pytest.mark.parametrize(
@@ -65,7 +65,7 @@ def test_a_setting_without_default_is_required():
     ],
 )
 def test_formulas_read_as_the_docstring_has_them(name, expected):
-    assert entry(name).formula == expected
+    assert loss_info(name).formula == expected
 
 
 @pytest.mark.parametrize(
@@ -88,7 +88,7 @@ def test_latex_becomes_plain_text(latex, plain):
 
 @pytest.mark.parametrize("name", losses.__all__)
 def test_heads_are_those_a_criterion_accepts(name):
-    found = entry(name).heads
+    found = loss_info(name).heads
     requires = getattr(losses, name).definition.requires
     assert {"CosineHead", "SimplexHead"} <= set(found)
     assert ("LinearHead(bias=False)" in found) == (requires != "cosine")
@@ -97,14 +97,14 @@ def test_heads_are_those_a_criterion_accepts(name):
 
 
 def test_the_ready_made_criterion_is_named():
-    assert entry("cosface").criterion == "CosFace"
-    assert entry("lm_softmax").criterion == "LMSoftmax"
-    assert entry("hinge").criterion == ""
+    assert loss_info("cosface").criterion == "CosFace"
+    assert loss_info("lm_softmax").criterion == "LMSoftmax"
+    assert loss_info("hinge").criterion == ""
 
 
 @pytest.mark.parametrize("name", ["cosface", "CosFace", "COSFACE", "lm-softmax", "LMSoftmax"])
 def test_a_loss_is_found_under_the_name_of_its_class_too(name):
-    assert entry(name).name in ("cosface", "lm_softmax")
+    assert loss_info(name).name in ("cosface", "lm_softmax")
 
 
 @pytest.mark.parametrize("name", EVERY)
@@ -161,9 +161,9 @@ def test_losses_refuses_in_a_sentence_and_writes_nothing(
 
 def test_a_plot_is_asked_of_the_report_with_the_builders_name(capsys, monkeypatch):
     asked = []
-    plots = types.ModuleType("tammes.lab.report.charts.gallery")
-    plots.plot_loss = lambda name, path: asked.append((name, path))
-    monkeypatch.setitem(sys.modules, "tammes.lab.report.charts.gallery", plots)
+    module = types.ModuleType("tammes.lab.report.charts.loss_curves")
+    module.plot_loss = lambda name, path: asked.append((name, path))
+    monkeypatch.setitem(sys.modules, "tammes.lab.report.charts.loss_curves", module)
     assert main(["losses", "ArcFace", "--plot", "there.svg"]) == 0
     assert asked == [("arcface", "there.svg")]
     assert capsys.readouterr().out == "there.svg\n"

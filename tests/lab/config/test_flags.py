@@ -130,6 +130,7 @@ def test_what_is_printed_is_read_back(capsys, tmp_path):
 
 @given(st.text(max_size=40), st.floats(1e-6, 1e6))
 @example("\x85", 0.1)
+@example("0E0", 0.1)
 @example("é: # 1e3\n\t'", 0.1)
 @settings(max_examples=100, deadline=None)
 def test_any_text_survives_yaml(tmp_path_factory, text, lr):

@@ -9,7 +9,7 @@ import pytest
 import torch
 from PIL import Image
 
-from tammes.lab.data import cache, decode, decode_split, load
+from tammes.lab.data import cache, decode, decode_partition, load
 
 
 @pytest.fixture
@@ -31,7 +31,7 @@ def read(root, said):
 def test_what_was_decoded_is_not_decoded_again(read, said, root, monkeypatch):
     first = read()
     assert said == [f"{root}: decoding 10 images"]
-    monkeypatch.setattr(decode_split, "decode_all", None)
+    monkeypatch.setattr(decode_partition, "decode_all", None)
     second = read()
     assert said == []
     assert second.pixels.equal(first.pixels)
@@ -193,7 +193,7 @@ def test_images_that_could_not_be_read_for_a_while_are_there_again(
     whole = read(memory=memory, skip_corrupt=skip_corrupt)
     assert whole.index.tolist() == list(range(10))
     # And the entry is a good one from then on.
-    monkeypatch.setattr(decode_split, "decode_all", None)
+    monkeypatch.setattr(decode_partition, "decode_all", None)
     again = read(memory=memory, skip_corrupt=skip_corrupt)
     assert said == []
     assert again.digest == whole.digest
@@ -312,7 +312,7 @@ def test_two_processes_may_write_the_same_entry(read, cache_folder):
     # Both write whole files of the same content: whoever is last changes nothing.
     first = read()
     before = {path.name: path.read_bytes() for path in cache_folder.iterdir()}
-    stored = cache.Stored(first.shape, 10, {}, checked=True, mixed=False, pixels=first.pixels)
+    stored = cache.CachedImages(first.shape, 10, {}, checked=True, mixed=False, pixels=first.pixels)
     (key,) = {path.stem.split("-")[0] for path in cache_folder.iterdir()}
     cache.write(key, stored, report=print)
     assert {path.name: path.read_bytes() for path in cache_folder.iterdir()} == before

@@ -12,7 +12,7 @@ from torch.nn.parallel import DistributedDataParallel
 from torch.testing import assert_close
 
 import tammes
-from tammes.distributed.process_group import Ranks
+from tammes.distributed.process_group import RankGroup
 from tammes.lab.config.schema import Config
 from tammes.lab.data import load
 from tammes.lab.training.datasets import make_sampler
@@ -63,8 +63,8 @@ def prepared(images, loss, sampler, group=None, *, gathers=True):
         augment="pad_crop(1)",
         sampler=sampler,
     )
-    ranks = Ranks(group) if group is not None else None
-    rank, size = (ranks.rank, ranks.size) if ranks else (0, 1)
+    ranks = RankGroup(group) if group is not None else None
+    rank, size = (ranks.rank, ranks.world_size) if ranks else (0, 1)
     draws = make_sampler(config, images, rank=rank, world_size=size)
     model = build_model(config, images, steps_per_epoch=len(draws)).model
     model.criterion = tammes.Criterion(

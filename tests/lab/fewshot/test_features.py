@@ -11,7 +11,7 @@ from torch.testing import assert_close
 
 from tammes.lab.config.schema import Config
 from tammes.lab.data import load
-from tammes.lab.fewshot import class_splits
+from tammes.lab.fewshot import class_lists
 from tammes.lab.fewshot.features import from_file, from_run
 from tammes.lab.records.run_folder import Run
 from tammes.lab.training.datasets import prepare_data
@@ -49,7 +49,7 @@ def run(place, tmp_path):
 
 
 def of(run, place, part="novel", **more):
-    return from_run(run.folder, chosen=f"{place}/lists.json:{part}", report=quietly, **more)
+    return from_run(run.folder, classes=f"{place}/lists.json:{part}", report=quietly, **more)
 
 
 # ------------------------------------------------------------------------------------- of a run
@@ -106,8 +106,8 @@ def test_prototypes_that_no_loss_has_trained_are_refused(run, place):
 
 
 def test_a_part_may_be_named_or_given(run, place):
-    chosen = class_splits.parse(f"{place}/lists.json:validation")
-    given = from_run(run.folder, chosen=chosen, report=quietly)
+    chosen = class_lists.parse(f"{place}/lists.json:validation")
+    given = from_run(run.folder, classes=chosen, report=quietly)
     assert given.classes == tuple(PARTS["validation"])
     assert given.features.equal(of(run, place, "validation").features)
 
@@ -131,7 +131,7 @@ def test_novel_classes_of_a_split_that_were_trained_on_are_refused(run, tmp_path
     mixed = {"base": PARTS["novel"], "novel": ["0", "5", "2"]}
     (tmp_path / "mixed.json").write_text(json.dumps(mixed))
     with pytest.raises(ValueError, match="got 1 of 3 that are both, such as '5'"):
-        from_run(run.folder, chosen=f"{tmp_path}/mixed.json", report=quietly)
+        from_run(run.folder, classes=f"{tmp_path}/mixed.json", report=quietly)
 
 
 @pytest.mark.parametrize(
@@ -145,15 +145,15 @@ def test_images_come_from_where_those_of_the_run_or_of_the_split_are(
     config = json.loads((run.folder / "config.json").read_text())
     config["classes"] = str(tmp_path / classes) if classes else ""
     (run.folder / "config.json").write_text(json.dumps(config))
-    asked, load_classes = [], class_splits.load_classes
+    asked, load_classes = [], class_lists.load_classes
 
     def loaded(source, *given, **more):
         asked.append(source)
         return load_classes("digits", *given, **more)
 
-    monkeypatch.setattr(class_splits, "load_classes", loaded)
+    monkeypatch.setattr(class_lists, "load_classes", loaded)
     chosen = f"{tmp_path}/lists.json:novel"
-    from_run(run.folder, source=source, chosen=chosen, images=2, report=quietly)
+    from_run(run.folder, source=source, classes=chosen, images=2, report=quietly)
     assert asked == [where]
 
 
@@ -219,7 +219,7 @@ def named(path, names, *, seed=0):
 def test_the_base_mean_of_a_file_is_that_of_its_base_classes(tmp_path):
     features, labels = named(tmp_path / "f.npz", "abcdef")
     (tmp_path / "l.json").write_text(json.dumps({"base": ["a", "b"], "novel": ["d", "c"]}))
-    found = from_file(tmp_path / "f.npz", chosen=f"{tmp_path}/l.json")
+    found = from_file(tmp_path / "f.npz", classes=f"{tmp_path}/l.json")
     assert_close(found.base_mean, features[labels < 2].mean(0))
     assert found.features.equal(features[(labels == 2) | (labels == 3)])
     assert found.classes == ("d", "c")
@@ -229,7 +229,7 @@ def test_the_base_mean_of_a_file_is_that_of_its_base_classes(tmp_path):
 def test_without_all_base_classes_in_a_file_there_is_no_mean(tmp_path, base):
     named(tmp_path / "f.npz", "abcdef")
     (tmp_path / "l.json").write_text(json.dumps({"base": base, "novel": ["d", "c"]}))
-    assert from_file(tmp_path / "f.npz", chosen=f"{tmp_path}/l.json").base_mean is None
+    assert from_file(tmp_path / "f.npz", classes=f"{tmp_path}/l.json").base_mean is None
 
 
 def test_base_features_of_novel_classes_are_refused(tmp_path):
@@ -237,4 +237,4 @@ def test_base_features_of_novel_classes_are_refused(tmp_path):
     named(tmp_path / "base.npz", "xyd")
     (tmp_path / "l.json").write_text(json.dumps({"novel": ["d", "c"]}))
     with pytest.raises(ValueError, match=r"base\.npz: novel .* got 1 of 2 that are both, .* 'd'"):
-        from_file(tmp_path / "f.npz", chosen=f"{tmp_path}/l.json", base=tmp_path / "base.npz")
+        from_file(tmp_path / "f.npz", classes=f"{tmp_path}/l.json", base=tmp_path / "base.npz")

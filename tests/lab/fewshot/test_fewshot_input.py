@@ -9,8 +9,8 @@ from made_features import examples, made
 
 from tammes.lab.fewshot import protocol
 from tammes.lab.fewshot.episodes import draw
-from tammes.lab.fewshot.finetuned_heads import LinearTuning, heads_of
-from tammes.lab.fewshot.protocol import Examples, accuracies, evaluate, methods
+from tammes.lab.fewshot.finetuned_heads import LinearTuning, finetune_heads
+from tammes.lab.fewshot.protocol import LabelledFeatures, accuracies, evaluate, methods
 
 
 @pytest.mark.parametrize(
@@ -132,7 +132,7 @@ def test_episodes_whose_heads_diverge_are_counted(monkeypatch):
     features[labels == 0] *= 1e25
     episodes = draw(labels, way=3, shot=1, queries=2, episodes=40)
     method = LinearTuning(passes=5)
-    heads = heads_of(features, episodes, torch.arange(40), method)
+    heads = finetune_heads(features, episodes, torch.arange(40), method)
     scores = features[episodes.queries].flatten(1, 2) @ heads.transpose(1, 2)
     wrong = int((~scores.isfinite()).flatten(1).any(1).sum())
     assert 10 < wrong <= int((episodes.classes == 0).any(1).sum()) < 40
@@ -180,9 +180,9 @@ LABELS = torch.arange(5).repeat(4)
 )
 def test_examples_that_do_not_go_together_are_refused(change, error, message):
     given = {"features": torch.zeros(20, 3), "labels": LABELS, "classes": tuple("abcde")}
-    Examples(**given)
+    LabelledFeatures(**given)
     with pytest.raises(error, match=f"^few-shot expects {re.escape(message)}$"):
-        Examples(**{**given, **change})
+        LabelledFeatures(**{**given, **change})
 
 
 def test_models_with_other_images_are_not_compared():

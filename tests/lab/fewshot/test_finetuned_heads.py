@@ -60,7 +60,7 @@ def test_all_heads_at_once_are_those_trained_one_by_one(kind, size, settings):
     method = kind(**{"passes": 8, **settings})
     episodes = draw(labels, way=5, shot=3, queries=2, episodes=4, seed=3)
     numbers = torch.arange(4)
-    found = finetuned_heads.heads_of(features, episodes, numbers, method)
+    found = finetuned_heads.finetune_heads(features, episodes, numbers, method)
     start = finetuned_heads.initial_heads(3, numbers, 5, size, torch.double)
     order = finetuned_heads.orders(3, numbers, 8, 15)
     own = torch.arange(5).repeat_interleave(3)
@@ -78,8 +78,8 @@ def test_single_precision_is_as_good_as_torchs_own(kind):
     method = kind()
     episodes = draw(labels, way=5, shot=5, queries=15, episodes=2)
     numbers = torch.arange(2)
-    found = finetuned_heads.heads_of(features, episodes, numbers, method)
-    exact = finetuned_heads.heads_of(features.double(), episodes, numbers, method)
+    found = finetuned_heads.finetune_heads(features, episodes, numbers, method)
+    exact = finetuned_heads.finetune_heads(features.double(), episodes, numbers, method)
     start = finetuned_heads.initial_heads(0, numbers, 5, 640)
     order = finetuned_heads.orders(0, numbers, 100, 25)
     own = torch.arange(5).repeat_interleave(5)
@@ -95,7 +95,7 @@ def test_queries_are_judged_by_the_scores_of_the_tuned_head(name):
     features, labels = made(spread=2.0)
     episodes = draw(labels, way=4, shot=2, queries=6, episodes=10)
     (method,) = methods(f"{name}(passes=10)").values()
-    heads = finetuned_heads.heads_of(features, episodes, torch.arange(10), method)
+    heads = finetuned_heads.finetune_heads(features, episodes, torch.arange(10), method)
     expected = []
     for weight, places in zip(heads, episodes.queries, strict=True):
         kind = tammes.CosineHead if name == "cosine" else tammes.LinearHead
@@ -114,7 +114,9 @@ def test_a_feature_without_a_direction_breaks_no_head():
     episodes = draw(labels, way=4, shot=2, queries=6, episodes=20)
     for method in methods("l2, linear(passes=5), cosine(passes=5)").values():
         assert accuracies(features, episodes, method).isfinite().all()
-    heads = finetuned_heads.heads_of(features, episodes, torch.arange(20), CosineTuning(passes=5))
+    heads = finetuned_heads.finetune_heads(
+        features, episodes, torch.arange(20), CosineTuning(passes=5)
+    )
     assert heads.isfinite().all()
 
 

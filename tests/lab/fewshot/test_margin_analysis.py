@@ -50,7 +50,7 @@ def test_the_verdict_is_the_inequality_against_what_is_so():
     for seed in range(0, 60, 2):
         first = margin_analysis.analyse(*pair(seed, 1.0))
         second = margin_analysis.analyse(*pair(seed + 100, 1.1))
-        found = margin_analysis.judge(first, second)
+        found = margin_analysis.check_inequality(first, second)
         assert found.predicted == (found.left < found.right)
         assert found.so == (first.novel_ratio > second.novel_ratio)
         assert found.agrees == (found.predicted == found.so)
@@ -76,7 +76,7 @@ def test_inequality_is_right_for_novel_mixtures_of_base_classes():
         for model in models:
             assert model.same_base_class == pytest.approx(39 / 239)
             assert model.predicted_ratio == pytest.approx(model.novel_ratio, rel=1e-9)
-        verdict = margin_analysis.judge(*models)
+        verdict = margin_analysis.check_inequality(*models)
         assert verdict.agrees
         outcomes.add(verdict.so)
     assert outcomes == {True, False}
@@ -84,7 +84,7 @@ def test_inequality_is_right_for_novel_mixtures_of_base_classes():
 
 def distances(psi, excess, share):
     """A model by what (12) is made of; distances between base classes are 2."""
-    return margin_analysis.Analysed.from_distances(
+    return margin_analysis.MarginAnalysis.from_distances(
         base_intra=2 * (1 - excess),
         base_inter=2.0,
         novel_intra=1.0,
@@ -95,13 +95,13 @@ def distances(psi, excess, share):
 
 def test_the_sides_of_the_inequality_are_those_by_hand():
     # Delta = 0.75 * 0.8 - 0.5 * 0.2 = 0.5 and t = 0.25: what is predicted changes at P = 0.5.
-    found = margin_analysis.judge(distances(0.75, 0.2, 0.1), distances(0.5, 0.8, 0.7))
+    found = margin_analysis.check_inequality(distances(0.75, 0.2, 0.1), distances(0.5, 0.8, 0.7))
     assert found.left == pytest.approx(0.4 * 0.5)
     assert found.right == pytest.approx(0.25)
     assert found.predicted
     assert found.predicted_by_each == (True, False)
     assert "with the P^s of one model alone it would say both" in found.sentence
-    found = margin_analysis.judge(distances(0.75, 0.2, 0.9), distances(0.5, 0.8, 0.2))
+    found = margin_analysis.check_inequality(distances(0.75, 0.2, 0.9), distances(0.5, 0.8, 0.2))
     assert found.left == pytest.approx(0.55 * 0.5)
     assert not found.predicted
     assert found.predicted_by_each == (False, True)
@@ -109,11 +109,11 @@ def test_the_sides_of_the_inequality_are_those_by_hand():
 
 def test_nothing_is_said_where_novel_classes_alone_have_collapsed():
     model = distances(0.75, 0.2, 0.1)
-    fallen = margin_analysis.Analysed.from_distances(
+    fallen = margin_analysis.MarginAnalysis.from_distances(
         base_intra=1.0, base_inter=2.0, novel_intra=0.0, novel_inter=0.0, same_base_class=1.0
     )
     with pytest.raises(ValueError, match=r"^\(12\) expects .* of 1.5 and nan, psi of 0.75 and 0$"):
-        margin_analysis.judge(model, fallen)
+        margin_analysis.check_inequality(model, fallen)
 
 
 LABELS = torch.arange(4).repeat(6)
@@ -133,13 +133,13 @@ def test_a_collapsed_model_is_measured_all_the_same(name):
     if name == "a point for each class":
         assert found.base_inter == found.novel_inter == found.psi == found.same_base_class == 1
         assert found.base_ratio == found.novel_ratio == found.predicted_ratio == math.inf
-        assert not margin_analysis.judge(found, found).predicted
+        assert not margin_analysis.check_inequality(found, found).predicted
     else:
         ratios = (found.base_ratio, found.novel_ratio, found.psi, found.predicted_ratio)
         assert found.base_inter == found.novel_inter == 0
         assert all(map(math.isnan, ratios))
         with pytest.raises(ValueError, match=r"\(12\) expects two models whose classes are apart"):
-            margin_analysis.judge(margin_analysis.analyse(*pair(0, 1.0)), found)
+            margin_analysis.check_inequality(margin_analysis.analyse(*pair(0, 1.0)), found)
 
 
 @pytest.mark.parametrize(

@@ -10,7 +10,14 @@ from torch.testing import assert_close
 
 from tammes.lab.fewshot import protocol
 from tammes.lab.fewshot.episodes import draw
-from tammes.lab.fewshot.protocol import Examples, Interval, accuracies, evaluate, interval, methods
+from tammes.lab.fewshot.protocol import (
+    Interval,
+    LabelledFeatures,
+    accuracies,
+    evaluate,
+    interval,
+    methods,
+)
 
 # ----------------------------------------------------------------------------- nearest centroid
 
@@ -103,7 +110,7 @@ def test_random_features_are_recognised_by_chance():
     generator = torch.Generator().manual_seed(0)
     features, labels = torch.randn(200, 16, generator=generator), torch.arange(10).repeat(20)
     found = evaluate(
-        Examples(features, labels, tuple("abcdefghij")),
+        LabelledFeatures(features, labels, tuple("abcdefghij")),
         shots=[1],
         queries=15,
         episodes=2000,

@@ -10,10 +10,10 @@ from reproduce_work import in_this_process
 from tammes.lab.cli.main import main
 from tammes.lab.config.schema import Config
 from tammes.lab.fewshot import recipe_cells
-from tammes.lab.fewshot.class_splits import load_classes
+from tammes.lab.fewshot.class_lists import load_classes
 from tammes.lab.fewshot.episodes import draw
 from tammes.lab.fewshot.protocol import accuracies, cl2n, l2
-from tammes.lab.fewshot.recipe_cells import FewShot, evaluate_run, find
+from tammes.lab.fewshot.recipe_cells import FewShotSettings, evaluate_run, find
 from tammes.lab.records.run_folder import Run, write_tensors
 from tammes.lab.reproduce import run as module
 from tammes.lab.reproduce.collect import take
@@ -106,7 +106,7 @@ def done(lists, tmp_path_factory):
 
 def folder_of(done, row, column, **values):
     recipe, ledger, out = done
-    values = values or ledger.chosen().get((row, column), {})
+    values = values or ledger.tuned_settings().get((row, column), {})
     return out / "runs" / recipe.cell(row, column, 0, values=values).folder
 
 
@@ -235,7 +235,7 @@ def test_settings_are_chosen_by_one_shot_episodes_of_validation_classes(
     for trial, each in zip(recipe.trials(row, column), found["tried"], strict=True):
         # No image is held out for it: it is the run that is used.
         assert trial.config.validation == 0
-        kept = find(Run(out / "runs" / trial.folder), FewShot.from_dict(trial.settings))
+        kept = find(Run(out / "runs" / trial.folder), FewShotSettings.from_dict(trial.settings))
         assert each["accuracy"] == pytest.approx(
             100 * kept["measures"]["validation_shot1"], abs=1e-3
         )
@@ -348,10 +348,10 @@ def test_processes_of_their_own_come_to_the_same(done, lists, tmp_path):
 
 
 def test_the_quick_form_has_few_episodes_of_few_images():
-    full = FewShot(split="cifar-fs", shots=(1, 5), queries=15, episodes=10_000)
+    full = FewShotSettings(split="cifar-fs", shots=(1, 5), queries=15, episodes=10_000)
     quick = full.quick()
     assert (quick.episodes, quick.queries, quick.images) == (20, 5, 10)
-    assert FewShot(split="cub", queries=2, episodes=3).quick().episodes == 3
+    assert FewShotSettings(split="cub", queries=2, episodes=3).quick().episodes == 3
     assert (quick.way, quick.shots, quick.method) == (full.way, full.shots, full.method)
 
 
@@ -413,7 +413,7 @@ def test_episodes_of_a_batch_are_smaller_in_the_quick_form(lists):
 )
 def test_settings_that_cannot_be_are_refused_in_a_sentence(settings, sentence):
     with pytest.raises(ValueError, match=f"^{sentence}"):
-        FewShot.from_dict(settings)
+        FewShotSettings.from_dict(settings)
 
 
 @pytest.mark.parametrize("settings", [{"parts": ["base"]}, {"analyse": True}])
@@ -456,7 +456,7 @@ def test_nothing_is_chosen_by_novel_classes(lists):
 def test_what_is_missing_or_damaged_is_open(done, lists, tmp_path):
     run = Run(copied(done, tmp_path))
     planned = done[0].cell("plain", "near", 0)
-    shots = FewShot.from_dict(planned.settings)
+    shots = FewShotSettings.from_dict(planned.settings)
     assert find(run, shots) is not None
     assert find(run, replace(shots, seed=5)) is None
     (run.folder / recipe_cells.FILE).unlink()
@@ -476,7 +476,7 @@ def test_what_is_missing_or_damaged_is_open(done, lists, tmp_path):
 
 def test_other_classes_in_a_list_of_the_same_name_are_looked_at_anew(done, tmp_path):
     run, mine = Run(copied(done, tmp_path)), tmp_path / "mine.json"
-    shots = FewShot(split=str(mine), way=2, queries=4, episodes=20, parts=("novel",))
+    shots = FewShotSettings(split=str(mine), way=2, queries=4, episodes=20, parts=("novel",))
     found = []
     for novel in (["6", "8", "9"], ["6", "8"], ["6", "8"]):
         mine.write_text(json.dumps({"base": PARTS["base"], "novel": novel}))
@@ -493,7 +493,9 @@ def test_other_classes_in_a_list_of_the_same_name_are_looked_at_anew(done, tmp_p
 @pytest.mark.parametrize("images", [0, 9])
 def test_the_mean_of_the_training_images_is_taken_away(done, lists, tmp_path, images):
     run = Run(copied(done, tmp_path))
-    shots = FewShot(split=str(lists), way=3, queries=4, episodes=40, method="cl2n", images=images)
+    shots = FewShotSettings(
+        split=str(lists), way=3, queries=4, episodes=40, method="cl2n", images=images
+    )
     evaluate_run(run, [shots], list)
     model, novel = load_model(run), load_classes("digits", PARTS["novel"])
     training = prepare_data(run.config, list)[0]
@@ -515,7 +517,9 @@ def test_accuracies_of_a_model_that_collapsed_are_kept(done, lists, tmp_path):
     write_tensors(
         run.folder / "model.safetensors", {name: 0 * each for name, each in weights.items()}
     )
-    shots = FewShot(split=str(lists), way=3, queries=4, episodes=5, method="l2", analyse=True)
+    shots = FewShotSettings(
+        split=str(lists), way=3, queries=4, episodes=5, method="l2", analyse=True
+    )
     evaluate_run(run, [shots], list)
     measures = find(run, shots)["measures"]
     assert measures["shot1"] == pytest.approx(1 / 3)
@@ -527,7 +531,7 @@ def test_a_run_of_the_novel_classes_is_refused(done, lists, tmp_path):
     run = Run(copied(done, tmp_path))
     swapped = tmp_path / "swapped.json"
     swapped.write_text(json.dumps({"base": PARTS["novel"], "novel": PARTS["base"]}))
-    shots = FewShot(split=str(swapped), way=3, queries=4, episodes=5, parts=("novel",))
+    shots = FewShotSettings(split=str(swapped), way=3, queries=4, episodes=5, parts=("novel",))
     with pytest.raises(ValueError, match="novel classes are expected to be other than the base"):
         evaluate_run(run, [shots], list)
     quick = shots.quick()
@@ -536,5 +540,5 @@ def test_a_run_of_the_novel_classes_is_refused(done, lists, tmp_path):
 
 
 def test_a_check_of_settings_leaves_other_runs_alone():
-    FewShot(split="cub", parts=("base",)).check(Config())
-    FewShot(split="cub").check(Config(whole=True), tried=True)
+    FewShotSettings(split="cub", parts=("base",)).check(Config())
+    FewShotSettings(split="cub").check(Config(whole=True), tried=True)

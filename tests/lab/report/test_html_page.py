@@ -6,14 +6,16 @@ from pathlib import Path
 
 import pytest
 
-from tammes.lab.report.charts import gallery
+from tammes.lab.report.charts import distributions, paper_figures
 from tammes.lab.report.render import html_page
 
 pytest.importorskip("plotly", reason="pages need plotly")
 
 
 def test_no_text_ends_the_script_it_stands_in():
-    chart = gallery.during_training.chart({"</script><b>run": [1.0]}, quantity="</script>loss")
+    chart = distributions.during_training.chart(
+        {"</script><b>run": [1.0]}, quantity="</script>loss"
+    )
     text = html_page.render(
         "title", [html_page.Section("", html_page.pictures(chart, title="</script><b>"))]
     )
@@ -29,7 +31,7 @@ def test_a_page_without_plots_is_small():
 
 
 def test_a_number_that_is_not_finite_cannot_get_into_a_plot():
-    chart = gallery.during_training.chart({"run": [1.0, 2.0]}, quantity="loss")
+    chart = distributions.during_training.chart({"run": [1.0, 2.0]}, quantity="loss")
     (figure,) = html_page.pictures(chart)
     figure.plot.data[0].y = [1.0, float("nan")]
     text = html_page.render("title", [html_page.Section("", [figure])])
@@ -44,7 +46,7 @@ def test_a_table_shows_numbers_to_be_sorted_by():
 
 
 def test_several_panels_become_several_figures():
-    figures = html_page.pictures(gallery.decision_geometry.chart())
+    figures = html_page.pictures(paper_figures.decision_geometry.chart())
     assert len(figures) == 3
     assert figures[0].title.startswith("‖W1‖ = ‖W2‖")
 

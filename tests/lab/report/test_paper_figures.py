@@ -10,11 +10,12 @@ from catalogue import TERMS
 from torch.testing import assert_close
 
 import tammes
-from tammes.lab.report.charts import gallery
+from tammes.lab.report.charts import distributions, loss_curves, paper_figures
 from tammes.lab.report.charts.chart import Arrow, Ball, Bars, Line, Points, Rule
 from tammes.lab.report.charts.distributions import shown_classes
 from tammes.lab.report.charts.loss_curves import over_angle, split_at, term_named
 from tammes.lab.report.charts.paper_figures import boundaries
+from tammes.lab.report.render import matplotlib_charts
 
 pytest.importorskip("matplotlib", reason="figures need matplotlib")
 pytest.importorskip("plotly", reason="interactive figures need plotly")
@@ -42,7 +43,7 @@ def cosines(generator):
 
 
 def test_hinge_and_softplus_are_their_formulas():
-    lines = lines_of(gallery.hinge_and_softplus())
+    lines = lines_of(paper_figures.hinge_and_softplus())
     excess, hinge = lines["hinge"]
     assert_close(hinge, excess.clamp_min(0))
     assert_close(lines["softplus"][1], (1 + excess.exp()).log())
@@ -50,7 +51,7 @@ def test_hinge_and_softplus_are_their_formulas():
 
 @pytest.mark.parametrize("margin", [1, 2, 3, 4])
 def test_psi_is_the_folded_cosine(margin):
-    degrees, psi = lines_of(gallery.psi())[f"m = {margin}"]
+    degrees, psi = lines_of(paper_figures.psi())[f"m = {margin}"]
     theta = torch.deg2rad(degrees)
     turn = (margin * theta / math.pi).floor().clamp_max(margin - 1)
     assert_close(psi, (-1) ** turn * (margin * theta).cos() - 2 * turn, atol=1e-6, rtol=0)
@@ -58,7 +59,7 @@ def test_psi_is_the_folded_cosine(margin):
 
 
 def test_extensions_differ_only_past_pi():
-    lines = lines_of(gallery.extensions(margin=0.5))
+    lines = lines_of(paper_figures.extensions(margin=0.5))
     degrees, monotone = lines["monotone"]
     theta = torch.deg2rad(degrees)
     past = theta + 0.5 > math.pi
@@ -70,7 +71,7 @@ def test_extensions_differ_only_past_pi():
 
 
 def test_divergences_are_those_of_two_categories_from_uniform():
-    lines = lines_of(gallery.divergences())
+    lines = lines_of(paper_figures.divergences())
     q, forward = lines["D(q‖u)"]
     assert_close(forward, q * (2 * q).log() + (1 - q) * (2 * (1 - q)).log(), atol=1e-9, rtol=0)
     backward = lines["D(u‖q)"][1]
@@ -80,7 +81,7 @@ def test_divergences_are_those_of_two_categories_from_uniform():
 
 @pytest.mark.parametrize("power", [0.1, 0.3, 1.0, 2.0])
 def test_spectral_overlap_is_its_formula_and_its_top_is_marked(power):
-    lines = lines_of(gallery.spectral_overlap(powers=(power,)))
+    lines = lines_of(paper_figures.spectral_overlap(powers=(power,)))
     share, overlap = lines[f"p = {power:g}"]
     assert_close(overlap, share * (1 - share**power))
     top = lines["largest"][1].item()
@@ -89,7 +90,7 @@ def test_spectral_overlap_is_its_formula_and_its_top_is_marked(power):
 
 
 def test_the_direct_sum_has_no_overlap():
-    assert lines_of(gallery.spectral_overlap())["p = 0"][1].abs().max() == 0
+    assert lines_of(paper_figures.spectral_overlap())["p = 0"][1].abs().max() == 0
 
 
 @pytest.mark.parametrize("margin", [1.0, 2.0, 3.0])
@@ -124,7 +125,7 @@ def test_boundaries_refuse_norms_whose_classes_do_not_meet():
 
 
 def test_decision_geometry_draws_the_boundaries_at_their_directions():
-    figure = gallery.decision_geometry(margin=2.0)
+    figure = paper_figures.decision_geometry(margin=2.0)
     upper = boundaries((1.0, 1.0), margin=2.0)[0]
     xs, ys = lines_of(figure)["L-Softmax"]
     assert math.atan2(-xs[1], ys[1]) == pytest.approx(upper)
@@ -133,7 +134,7 @@ def test_decision_geometry_draws_the_boundaries_at_their_directions():
 
 def test_margins_in_losses_draws_the_bias_of_each_loss():
     others = (1.4, 0.3, -0.4, -1.2)
-    chart = gallery.margins_in_losses.chart(3.6, others, extra=1.0)
+    chart = paper_figures.margins_in_losses.chart(3.6, others, extra=1.0)
     steps = [
         [layer.end[0] - layer.start[0] for layer in panel.layers if isinstance(layer, Arrow)]
         for panel in chart.panels
@@ -173,7 +174,7 @@ def test_the_target_score_is_read_off_the_loss(term, score):
 def test_a_loss_that_is_no_softmax_of_a_score_has_no_target_score(name):
     (curve,) = over_angle(term_named(name), THETA)
     assert curve.score is None
-    assert len(gallery.loss.chart(name).panels) == 2
+    assert len(loss_curves.loss.chart(name).panels) == 2
 
 
 # A detached gradient is not the slope, on purpose.
@@ -201,7 +202,7 @@ def test_a_rare_class_has_the_larger_margin_in_the_figure_of_ldam():
 
 
 def test_the_figure_of_a_loss_draws_its_curve():
-    figure = gallery.loss("cosface", scale=20.0)
+    figure = loss_curves.loss("cosface", scale=20.0)
     degrees, loss = lines_of(figure, 1)["cosface"]
     (curve,) = over_angle(tammes.cosface(), torch.deg2rad(degrees), scale=20.0)
     assert_close(loss, curve.loss)
@@ -218,7 +219,7 @@ def test_split_at_has_the_angle_it_is_asked_for():
 
 def test_an_unknown_loss_is_named_with_the_nearest_one(tmp_path):
     with pytest.raises(ValueError, match="no loss called 'cosfaces': did you mean 'cosface'"):
-        gallery.plot_loss("cosfaces", tmp_path / "x.png")
+        loss_curves.plot_loss("cosfaces", tmp_path / "x.png")
     assert not list(tmp_path.iterdir())
 
 
@@ -228,18 +229,18 @@ def test_an_unknown_loss_is_named_with_the_nearest_one(tmp_path):
 )
 def test_plot_loss_writes_what_the_suffix_says(tmp_path, suffix, start):
     path = tmp_path / f"loss{suffix}"
-    gallery.plot_loss("arcface", path)
+    loss_curves.plot_loss("arcface", path)
     assert path.read_bytes().startswith(start)
     assert [file.name for file in tmp_path.iterdir()] == [path.name]
 
 
 def test_plot_loss_refuses_another_suffix(tmp_path):
     with pytest.raises(ValueError, match=r"writes \.png, \.svg, \.pdf, \.html, got .*loss\.gif"):
-        gallery.plot_loss("arcface", tmp_path / "loss.gif")
+        loss_curves.plot_loss("arcface", tmp_path / "loss.gif")
 
 
 def test_histograms_hold_the_share_of_every_bin(cosines):
-    own, hardest = gallery.similarity_histogram.chart(cosines, bins=20).panels[0].layers
+    own, hardest = distributions.similarity_histogram.chart(cosines, bins=20).panels[0].layers
     for bars, values in ((own, cosines.target), (hardest, cosines.hardest)):
         expected = torch.histc(values, bins=20, min=-1, max=1) / len(values)
         assert_close(tensor(bars.heights), expected)
@@ -247,7 +248,7 @@ def test_histograms_hold_the_share_of_every_bin(cosines):
 
 
 def test_the_margin_histogram_holds_every_example_and_marks_mean_and_optimum(cosines):
-    panel = gallery.margin_histogram.chart(cosines, optimum=7 / 6).panels[0]
+    panel = distributions.margin_histogram.chart(cosines, optimum=7 / 6).panels[0]
     (bars,) = (layer for layer in panel.layers if isinstance(layer, Bars))
     rules = [layer.at for layer in panel.layers if isinstance(layer, Rule)]
     margins = cosines.target - cosines.hardest
@@ -258,14 +259,14 @@ def test_the_margin_histogram_holds_every_example_and_marks_mean_and_optimum(cos
 
 
 def test_histograms_of_several_models_are_side_by_side(cosines):
-    figure = gallery.histograms({"a": cosines, "b": cosines})
+    figure = distributions.histograms({"a": cosines, "b": cosines})
     titles = [axes.get_title() for axes in figure.axes]
     assert titles == ["a: similarities", "b: similarities", "a: margins", "b: margins"]
 
 
 def test_the_heat_map_holds_the_angle_of_every_pair(generator):
     prototypes = torch.randn(6, 4, generator=generator).double()
-    (heat,) = gallery.angle_heat_map.chart(prototypes).panels[0].layers
+    (heat,) = distributions.angle_heat_map.chart(prototypes).panels[0].layers
     unit = prototypes / prototypes.norm(dim=1, keepdim=True)
     expected = torch.rad2deg((unit @ unit.T).clamp(-1, 1).acos())
     for i, row in enumerate(heat.values):
@@ -284,36 +285,38 @@ def test_a_selection_of_classes_keeps_those_it_must_show():
 def test_the_sphere_shows_directions(generator):
     prototypes, features = torch.randn(4, 3, generator=generator), torch.randn(9, 3)
     labels = torch.arange(9) % 4
-    (ball,) = gallery.sphere.chart(prototypes, features, labels).panels[0].layers
+    (ball,) = distributions.sphere.chart(prototypes, features, labels).panels[0].layers
     assert isinstance(ball, Ball)
     expected = features / features.norm(dim=1, keepdim=True)
     assert_close(torch.tensor(ball.features), expected, atol=1e-6, rtol=0, check_dtype=False)
     assert ball.labels == labels.tolist()
     with pytest.raises(ValueError, match=r"sphere expects vectors of shape \(·, 3\), got \(4, 2\)"):
-        gallery.sphere(prototypes[:, :2])
+        distributions.sphere(prototypes[:, :2])
 
 
 def test_spheres_are_titled_with_their_class_margin():
     prototypes = tammes.geometry.simplex(4, 3)
-    figure = gallery.spheres({"one": (prototypes, prototypes), "two": (prototypes, prototypes)})
+    figure = distributions.spheres(
+        {"one": (prototypes, prototypes), "two": (prototypes, prototypes)}
+    )
     assert [axes.get_title() for axes in figure.axes] == ["one: 109.47°", "two: 109.47°"]
 
 
 def test_the_scatter_shows_each_class_in_its_place(generator):
     features, labels = torch.randn(12, 2, generator=generator), torch.arange(12) % 3
-    lines = lines_of(gallery.feature_scatter(features, labels, names=["a", "b", "c"]))
+    lines = lines_of(distributions.feature_scatter(features, labels, names=["a", "b", "c"]))
     xs, ys = lines["b"]
     assert_close(torch.stack([xs, ys], 1).float(), features[labels == 1])
 
 
 def test_many_features_are_thinned_out(generator):
     features, labels = torch.randn(500, 2, generator=generator), torch.zeros(500, dtype=torch.long)
-    (points,) = gallery.feature_scatter.chart(features, labels, limit=100).panels[0].layers
+    (points,) = distributions.feature_scatter.chart(features, labels, limit=100).panels[0].layers
     assert len(points.x) == 100
 
 
 def test_the_bias_during_training_stays_below_its_bound():
-    panel = gallery.bias_during_training.chart({"softmax": [4.0, 2.0]}, classes=101).panels[0]
+    panel = distributions.bias_during_training.chart({"softmax": [4.0, 2.0]}, classes=101).panels[0]
     line, rule = panel.layers
     assert (line.x, line.y) == ([1, 2], [4.0, 2.0])
     assert rule.at == pytest.approx(math.log(100))
@@ -321,17 +324,17 @@ def test_the_bias_during_training_stays_below_its_bound():
 
 def test_a_series_must_have_a_value_for_every_step():
     with pytest.raises(ValueError, match="a value for each of 3 steps, got 2 for 'run'"):
-        gallery.during_training({"run": [1.0, 2.0]}, steps=[1, 2, 3], quantity="loss")
+        distributions.during_training({"run": [1.0, 2.0]}, steps=[1, 2, 3], quantity="loss")
 
 
 FIGURES = {
-    "hinge_and_softplus": lambda: gallery.hinge_and_softplus,
-    "margins_in_losses": lambda: gallery.margins_in_losses,
-    "psi": lambda: gallery.psi,
-    "extensions": lambda: gallery.extensions,
-    "decision_geometry": lambda: gallery.decision_geometry,
-    "divergences": lambda: gallery.divergences,
-    "spectral_overlap": lambda: gallery.spectral_overlap,
+    "hinge_and_softplus": lambda: paper_figures.hinge_and_softplus,
+    "margins_in_losses": lambda: paper_figures.margins_in_losses,
+    "psi": lambda: paper_figures.psi,
+    "extensions": lambda: paper_figures.extensions,
+    "decision_geometry": lambda: paper_figures.decision_geometry,
+    "divergences": lambda: paper_figures.divergences,
+    "spectral_overlap": lambda: paper_figures.spectral_overlap,
 }
 
 
@@ -359,16 +362,16 @@ def test_both_ways_of_drawing_show_the_same_numbers(name):
 
 
 def test_the_interactive_heat_map_and_histogram_show_the_chart_s_numbers(cosines):
-    (heat,) = gallery.angle_heat_map.interactive(torch.eye(3), ["a", "b", "b"]).data
+    (heat,) = distributions.angle_heat_map.interactive(torch.eye(3), ["a", "b", "b"]).data
     assert [list(row) for row in heat.z] == [[None, 90, 90], [90, None, 90], [90, 90, None]]
     assert list(heat.x) == ["a", "b (1)", "b (2)"]
-    bars = gallery.similarity_histogram.interactive(cosines, bins=20).data[0]
-    chart = gallery.similarity_histogram.chart(cosines, bins=20).panels[0].layers[0]
+    bars = distributions.similarity_histogram.interactive(cosines, bins=20).data[0]
+    chart = distributions.similarity_histogram.chart(cosines, bins=20).panels[0].layers[0]
     assert list(bars.y) == chart.heights
 
 
 def test_names_are_escaped_in_interactive_figures():
-    figure = gallery.sphere.interactive(torch.eye(3), names=["<b>x</b>", "&", "c"])
+    figure = distributions.sphere.interactive(torch.eye(3), names=["<b>x</b>", "&", "c"])
     assert [trace.name for trace in figure.data[1:]] == ["&lt;b&gt;x&lt;/b&gt;", "&amp;", "c"]
 
 
@@ -376,17 +379,17 @@ def test_names_are_escaped_in_interactive_figures():
 def test_a_figure_of_the_same_numbers_has_the_same_bytes(tmp_path, suffix):
     one, two = (tmp_path / f"{name}{suffix}" for name in ("one", "two"))
     for path in (one, two):
-        gallery.save(gallery.psi(), path)
+        matplotlib_charts.save(paper_figures.psi(), path)
     assert one.read_bytes() == two.read_bytes()
 
 
 def test_drawing_needs_no_pyplot_and_importing_needs_no_matplotlib():
     code = (
-        "import sys; from tammes.lab.report import plots; "
+        "import sys; from tammes.lab.report.charts import paper_figures; "
         "assert 'matplotlib' not in sys.modules and 'plotly' not in sys.modules; "
         # Reading all settings in the plain way would load pyplot, to find a backend.
         "import matplotlib; settings = lambda: dict(dict.items(matplotlib.rcParams)); "
-        "before = settings(); plots.psi(); "
+        "before = settings(); paper_figures.psi(); "
         "assert 'matplotlib.pyplot' not in sys.modules; assert settings() == before"
     )
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False)

@@ -14,11 +14,19 @@ from tammes.lab.cli import main
 from tammes.lab.config.flags import add_config, read_config
 from tammes.lab.config.schema import Config
 from tammes.lab.records.run_folder import Run, write_tensors
-from tammes.lab.report import load_runs
-from tammes.lab.report.charts.chart import Bars, Chart, Lengths, Line, Panel, Points, Rule, short
+from tammes.lab.report.charts.chart import (
+    Bars,
+    Chart,
+    HorizontalBars,
+    Line,
+    Panel,
+    Points,
+    Rule,
+    short,
+)
 from tammes.lab.report.confusions import pairs, png
-from tammes.lab.report.load_runs import chosen_seeds, gather
-from tammes.lab.report.pages.runs_page import figures_of, run_figures, runs_page
+from tammes.lab.report.load_runs import load_runs, representative_seeds
+from tammes.lab.report.pages.runs_page import charts_of_runs, run_figures, runs_page
 from tammes.lab.report.render import html_page
 from tammes.lab.report.render.matplotlib_charts import draw
 from tammes.lab.report.rerun import train_command
@@ -111,7 +119,7 @@ def test_the_bias_is_under_its_bound_and_margins_under_their_optimum(tmp_path):
     assert layers(charts["class-margin"], Rule)[0].at == 70.0
     assert layers(charts["class-margins"], Rule)[0].at == 70.0
     assert layers(charts["sample-margins"], Rule)[0].at == 1.05
-    (bars,) = layers(charts["class-margins"], Lengths)
+    (bars,) = layers(charts["class-margins"], HorizontalBars)
     assert bars.values == pytest.approx([45.0, 53.6, 61.2])
 
 
@@ -165,9 +173,9 @@ def test_pairs_are_the_most_confused_and_the_closest(tmp_path):
     predictions = torch.tensor([0, 2, 1, 1, 3, 3, 2, 3])
     known = {"features": directions[labels], "labels": labels, "predictions": predictions}
     write_tensors(tmp_path / "embeddings.safetensors", known)
-    seen = gather([Run(tmp_path)]).seen["softmax()"]
+    seen = load_runs([Run(tmp_path)]).seen["softmax()"]
     first, second = pairs(seen, 1)
-    assert (first.first, first.second, first.forth, first.back) == (2, 3, 2, 1)
+    assert (first.first, first.second, first.first_as_second, first.back) == (2, 3, 2, 1)
     assert first.degrees == pytest.approx(120.0, abs=1e-4)
     assert (second.first, second.second, second.confused) == (0, 1, 0)
     assert second.degrees == pytest.approx(10.0, abs=1e-4)
@@ -306,7 +314,7 @@ def test_a_large_test_set_is_read_once_and_thinned_out(tmp_path, monkeypatch):
     read = []
     tensors = Run.tensors
     monkeypatch.setattr(Run, "tensors", lambda run, name: read.append(name) or tensors(run, name))
-    monkeypatch.setattr(load_runs, "EXAMPLES_SHOWN", 777)
+    monkeypatch.setattr("tammes.lab.report.load_runs.EXAMPLES_SHOWN", 777)
     small = make_study(tmp_path / "small", seeds=2, examples=400, losses=("softmax()",))
     large = make_study(tmp_path / "large", seeds=2, examples=40_000, losses=("softmax()",))
     sizes = [len(runs_page(found)) for found in (small, large)]
@@ -322,7 +330,7 @@ def test_one_seed_of_each_group_is_looked_at_and_the_same_where_possible(tmp_pat
         for loss, seeds in (("softmax", (0, 1, 2)), ("cosface", (1, 2)), ("arcface", (5,)))
         for seed in seeds
     ]
-    assert list(chosen_seeds(study(found).groups).values()) == [1, 1, 5]
+    assert list(representative_seeds(study(found).groups).values()) == [1, 1, 5]
 
 
 def test_a_run_without_embeddings_and_images_has_a_page(tmp_path):
@@ -357,12 +365,12 @@ def test_a_damaged_piece_is_named_and_the_rest_is_drawn(tmp_path, piece, damage)
     good = make_run(tmp_path / "good", seed=1, loss="cosface()", pictures=False)
     make_run(tmp_path / "bad", loss="softmax()")
     (tmp_path / "bad" / piece).write_bytes(damage)
-    found = gather([Run(tmp_path / "bad"), good])
+    found = load_runs([Run(tmp_path / "bad"), good])
     named = [each for each in found.troubles if str(tmp_path / "bad" / piece) in each.reason]
     # A file of no lines is a run without epochs.
     assert bool(named) == (bool(damage) or not piece.endswith("jsonl"))
     assert {each.state for each in named} <= {"damaged"}
-    assert len(figures_of(found)) > 10
+    assert len(charts_of_runs(found)) > 10
 
 
 def test_tensors_that_do_not_belong_together_are_damage(tmp_path):

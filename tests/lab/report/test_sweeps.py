@@ -6,7 +6,7 @@ import pytest
 import torch
 from ledgers import MACHINE, entry
 
-from tammes.lab.fewshot.margin_analysis import analyse, judge
+from tammes.lab.fewshot.margin_analysis import analyse, check_inequality
 from tammes.lab.report.charts.chart import Line, Points, Rule
 from tammes.lab.report.pages.reproduction_page import reproduction_figures, reproduction_page
 from tammes.lab.report.render.matplotlib_charts import draw
@@ -209,7 +209,7 @@ def test_every_two_margins_are_judged_by_12_with_every_seed(charts):
     (panel,) = charts["figure-2-inequality-1"].panels
     points = {each.name: each for each in of(panel, Points)}
     verdicts = [
-        judge(analysed(one, seed), analysed(two, seed))
+        check_inequality(analysed(one, seed), analysed(two, seed))
         for one in range(len(MARGINS))
         for two in range(one + 1, len(MARGINS))
         for seed in (0, 1)

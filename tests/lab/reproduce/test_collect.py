@@ -9,7 +9,7 @@ from records import make_run
 
 from tammes.lab.records.run_folder import RecordError, Run, write_json, write_lines, write_tensors
 from tammes.lab.reproduce import collect
-from tammes.lab.reproduce.collect import CELL, take
+from tammes.lab.reproduce.collect import CELL, collect_entry
 from tammes.lab.reproduce.ledger import Ledger
 from tammes.lab.reproduce.recipe_yaml import read
 
@@ -27,7 +27,7 @@ PLANNED = RECIPE.cell("a", "left", 0)
 
 def taken_from(folder, recipe=RECIPE, planned=PLANNED):
     ledger = Ledger("small")
-    return take(recipe, planned, folder, ledger), ledger
+    return collect_entry(recipe, planned, folder, ledger), ledger
 
 
 # --------------------------------------------------------------------------------- how it ended

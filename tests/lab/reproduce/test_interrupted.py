@@ -16,7 +16,7 @@ from tammes.lab.reproduce import recipes
 from tammes.lab.reproduce import run as reproduce
 from tammes.lab.reproduce.judge import judge
 from tammes.lab.reproduce.ledger import Ledger
-from tammes.lab.reproduce.run import Engine, Selection
+from tammes.lab.reproduce.run import RunnerSettings, Selection
 from tammes.lab.runner import Result
 
 RECIPE = """
@@ -258,7 +258,7 @@ def test_cell_that_always_crashes_is_retried_and_then_failed(tmp_path, recipe, a
     ledger = reproduce.reproduce(
         [Selection(recipes.load(recipe), rows=["short"], seeds=1)],
         tmp_path,
-        engine=Engine(retries=2),
+        engine=RunnerSettings(retries=2),
         report=said.append,
     )[0]
     assert [names for names, _ in asked] == [["short, digits, seed 0"]] * 3
@@ -268,7 +268,7 @@ def test_cell_that_always_crashes_is_retried_and_then_failed(tmp_path, recipe, a
     reproduce.reproduce(
         [Selection(recipes.load(recipe), rows=["short"], seeds=1)],
         tmp_path,
-        engine=Engine(retries=0),
+        engine=RunnerSettings(retries=0),
         report=said.append,
     )
     assert len(asked) == 4
@@ -282,7 +282,9 @@ def test_what_is_left_runs_with_as_many_threads_as_all_would(tmp_path, recipe, a
         if left == 1:
             for planned in selection.recipe.planned()[1:]:
                 pretend(out / "runs" / planned.folder, planned.config)
-        reproduce.reproduce([selection], out, engine=Engine(retries=0), report=lambda text: None)
+        reproduce.reproduce(
+            [selection], out, engine=RunnerSettings(retries=0), report=lambda text: None
+        )
         assert len(asked[-1][0]) == left
     assert asked[0][1].threads == asked[1][1].threads
 

@@ -6,7 +6,7 @@ from messages import pattern
 from tammes.lab.reproduce import recipes
 from tammes.lab.reproduce.claims import Better, Bound, Course, Near
 from tammes.lab.reproduce.quantities import KNOWN, read_all
-from tammes.lab.reproduce.recipe import TRIED_ON, Published, fill
+from tammes.lab.reproduce.recipe import VALIDATION_SHARE, Published, fill
 from tammes.lab.reproduce.recipe_yaml import _DRAWN, RecipeError, read
 
 SMALL = {
@@ -185,7 +185,7 @@ def test_trials_are_all_combinations_with_a_tenth_of_images_held_out():
     assert [trial.tried for trial in trials] == [
         {"s": s, "m": m} for s in (5, 10) for m in (0.1, 0.2, 0.3)
     ]
-    assert {trial.config.validation for trial in trials} == {TRIED_ON} == {0.1}
+    assert {trial.config.validation for trial in trials} == {VALIDATION_SHARE} == {0.1}
     assert {trial.seed for trial in trials} == {trial.config.seed for trial in trials} == {0}
     assert trials[4].config.loss == "cosface(margin=0.2)"
     assert len({trial.digest for trial in trials}) == 6

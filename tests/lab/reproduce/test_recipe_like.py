@@ -122,7 +122,7 @@ def test_no_recipe_of_the_package_says_again_what_it_could_take_over():
         if "like" not in given:
             continue
         path = recipe_files.find(given["like"])[0]
-        other = recipe_files.start_from(read_yaml(path), path.parent)
+        other = recipe_files.inherit(read_yaml(path), path.parent)
         for key in ("config", "settings", "quick"):
             own, taken = given.get(key, {}), other.get(key, {})
             assert not [each for each in own if each in taken and own[each] == taken[each]], name

@@ -15,7 +15,7 @@ from recipe_cells import (
     steps,
 )
 
-from tammes.lab.fewshot import class_splits
+from tammes.lab.fewshot import class_lists
 from tammes.lab.reproduce import recipes
 from tammes.lab.reproduce.claims import Better
 from tammes.lab.reproduce.quantities import KNOWN
@@ -225,7 +225,7 @@ def small_form(cell):
     if classes is None:
         classes = CLASSES.get(run.data, 10)
     if cell.kind == "fewshot" and run.data != "omniglot":
-        classes = len(class_splits.read(cell.settings["split"]).base)
+        classes = len(class_lists.read(cell.settings["split"]).base)
     run = run.replace(
         image_size=None,
         augment=re.sub(r"size=(84|224)", f"size={side}", run.augment),

@@ -7,7 +7,7 @@ from recipe_cells import Loaded
 
 from tammes.lab import backbones
 from tammes.lab.config import parse_loss
-from tammes.lab.fewshot import class_splits
+from tammes.lab.fewshot import class_lists
 
 NAMES = ["cifar", "cub", "tiered", "mini", "inat", "spectral"]
 SIX = ["way64", "way32", "way16", "way8", "way4", "random"]
@@ -161,8 +161,8 @@ def test_features_are_no_more_than_classes_where_spectral_sums_are_needed(loaded
     recipe = loaded["spectral"]
     for cell in recipe.planned(columns=["d64", "d32"], seeds=1):
         size = int(re.search(r"features=(\d+)", cell.config.backbone)[1])
-        assert size <= len(class_splits.read("cifar-fs").base)
+        assert size <= len(class_lists.read("cifar-fs").base)
         assert str(size) == cell.column[1:]
     own = recipe.columns["omniglot"].config["backbone"]
     assert backbones.build(own, shape=(1, 28, 28)).num_features == 32
-    assert len(class_splits.read("omniglot").base) > 32
+    assert len(class_lists.read("omniglot").base) > 32

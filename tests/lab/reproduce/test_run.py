@@ -17,7 +17,7 @@ from tammes.lab.reproduce import run as reproduce
 from tammes.lab.reproduce.judge import judge
 from tammes.lab.reproduce.ledger import Ledger
 from tammes.lab.reproduce.recipe_yaml import read
-from tammes.lab.reproduce.run import Engine, Selection
+from tammes.lab.reproduce.run import RunnerSettings, Selection
 from tammes.lab.runner import Result
 
 TINY = {
@@ -284,7 +284,7 @@ def test_a_cell_whose_process_is_killed_is_tried_again(tmp_path, monkeypatch):
     recipe = recipe_of(rows={"none": row_with(0.1), "some": row_with(0.9)}, seeds=1)
     said = []
     (ledger,) = reproduce.reproduce(
-        [Selection(recipe)], tmp_path, engine=Engine(workers=2), report=said.append
+        [Selection(recipe)], tmp_path, engine=RunnerSettings(workers=2), report=said.append
     )
     again = [text for text in said if "tried again" in text]
     assert len(again) == 1

@@ -88,12 +88,12 @@ def test_the_recipe_ends_at_the_papers_margin_for_lm_softmax_and_in_its_order():
 def test_all_settings_are_written_down_in_the_recipe_and_quick_cuts_the_steps():
     from dataclasses import fields
 
-    from tammes.lab.reproduce.sphere import Toy
+    from tammes.lab.reproduce.sphere import SphereSettings
 
     cells = recipes.load("zhou2022/fig1").planned(columns=["sphere"], quick=True)
     assert len(cells) == 8
     for cell in cells:
-        assert cell.settings.keys() == {field.name for field in fields(Toy)}
+        assert cell.settings.keys() == {field.name for field in fields(SphereSettings)}
         assert cell.settings["steps"] == 50
     assert len({cell.digest for cell in cells}) == 8
 

@@ -14,7 +14,7 @@ from cell_work import alive, cell, until
 
 from tammes.lab import runner
 from tammes.lab.runner import Event, Places, gpu_sharing, places, run_cells
-from tammes.lab.runner.progress_table import Board, Row, described
+from tammes.lab.runner.progress_table import Board, CellStatus, described
 
 WORK = "cell_work:work"
 TWO = Places(workers=2, threads=1)
@@ -349,7 +349,7 @@ def test_a_table_of_many_runs_shows_those_at_work_and_counts_the_rest(tmp_path, 
 
 
 def test_the_time_left_counts_only_epochs_that_were_run():
-    row = Row("a", state="running")
+    row = CellStatus("a", state="running")
     row.take({"what": "begin", "epochs": 20, "done": 10}, now=100.0)
     assert row.left is None
     row.take({"what": "epoch", "epoch": 12, "accuracy": 0.5}, now=106.0)

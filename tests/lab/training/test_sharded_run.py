@@ -209,7 +209,7 @@ def clipped(group):
     head.bias.grad = whole[head.start : head.stop, 2].clone()
     for parameter in model["backbone"].parameters():
         parameter.grad = torch.ones_like(parameter)
-    assert (rank, size) == (head.ranks.rank, head.ranks.size)
+    assert (rank, size) == (head.group.rank, head.group.world_size)
     clip_together(model, head, 2.0)
     return [p.grad.numpy() for p in (head.weight, head.bias, *model["backbone"].parameters())]
 

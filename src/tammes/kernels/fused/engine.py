@@ -26,9 +26,9 @@ from tammes.kernels.fused import launch
 from tammes.kernels.fused.launch import LOG2E, Work
 from tammes.kernels.matmul import add_product, halved, multiply
 from tammes.kernels.problem import Problem
-from tammes.kernels.streamed.engines import Back, Found, Rows, nothing_here
 from tammes.kernels.streamed.prototype_blocks import Needs
-from tammes.kernels.tiling import Plan, fused_blocks, longest, padded
+from tammes.kernels.streamed.score_blocks import Back, Found, Rows, nothing_here
+from tammes.kernels.tiling import Plan, class_counts, fused_blocks, longest, most_prototypes, padded
 from tammes.similarity import Cosine
 
 _REACH = 64.0
@@ -44,7 +44,7 @@ _WIDEST = 4096
 
 
 def why_not(problem: Problem, reads: frozenset[str]) -> str | None:
-    """What keeps a problem from this kernel, or nothing."""
+    """Return the reason a problem cannot use this kernel, or none."""
     features, prototypes = problem.features, problem.prototypes
     if features.device.type != "cuda" and not launch.INTERPRETED:
         return f"it runs on CUDA, and the features are on {features.device.type}"
@@ -58,7 +58,7 @@ def why_not(problem: Problem, reads: frozenset[str]) -> str | None:
 
 
 def product_type(problem: Problem, plan: Plan) -> torch.dtype:
-    """What products take in: that of autocast, or of the inputs where both are in half."""
+    """Dtype of the inputs of products: that of autocast, or of the inputs where both are half."""
     if plan.product_dtype is not None:
         return plan.product_dtype
     dtype = problem.features.dtype
@@ -70,7 +70,7 @@ def fused_rows(problem: Problem, plan: Plan, needs: Needs) -> tuple["FusedRows",
     """The engine, and slices of the rows for it."""
     width = product_type(problem, plan).itemsize
     count, size = problem.features.shape
-    blocks = fused_blocks(count, problem.most, size, width)
+    blocks = fused_blocks(count, most_prototypes(problem), size, width)
     return FusedRows(problem, plan, needs, longest(blocks)), blocks
 
 
@@ -95,7 +95,8 @@ class FusedRows:
         )
         self.one_shift = plan.bound is not None and plan.bound <= _REACH
         self.dtype, self.scale = product_type(problem, plan), problem.scale.float()
-        self.counts = None if problem.counts is None else problem.counts.float()
+        counts = class_counts(problem)
+        self.counts = None if counts is None else counts.float()
         # Added to scores only: sums over offsets must not meet the infinity.
         self.there, self.absent = problem.there, None
         if self.there is not None:
@@ -263,7 +264,7 @@ class FusedRows:
         return Back(d_query, d_row, d_scale)
 
     def _add(self, gradient: Tensor, heavy_query: Tensor) -> None:
-        """What these rows give the keys."""
+        """Add the contribution of these rows to the gradient of the keys."""
         if self.gradient is None and self.dtype != torch.float16:
             self.gradient = multiply(gradient, heavy_query.to(self.dtype))
         else:

@@ -1,4 +1,4 @@
-"""How the Triton kernels are started, and the products around them."""
+"""Launch of the Triton kernels, and the matrix products around them."""
 
 import math
 from functools import cache
@@ -122,7 +122,7 @@ def exponentials(
 
 
 def gates(wrong: Tensor, dtype: torch.dtype) -> Tensor:
-    """Which blocks of rows have a row that is wrong."""
+    """Flag the blocks of rows that contain an invalid row."""
     size = tile_of(dtype).rows
     padded = torch.nn.functional.pad(wrong, (0, -len(wrong) % size))
     return padded.view(-1, size).any(1).int()
@@ -203,7 +203,7 @@ def widened(rows: Tensor) -> Tensor:
 
 
 def _precision(dtype: torch.dtype) -> str:
-    """How products of single precision are made: as torch has been told to make its own."""
+    """Precision of float32 products, following torch's own setting."""
     fast = torch.get_float32_matmul_precision() != "highest"
     return "tf32" if dtype == torch.float32 and fast else "ieee"
 

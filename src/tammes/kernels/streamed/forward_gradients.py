@@ -1,17 +1,133 @@
-"""One pass over a batch for a sum of its losses: the gradients are made on the way."""
+"""One pass over a batch for a sum of its losses: gradients are made during forward.
 
-from collections.abc import Sequence
+:class:`RowGraph` is the small graph of what belongs to a row alone, left to autograd;
+:class:`OnePass` drives an engine over the scores of all rows.
+"""
+
+from collections.abc import Callable, Sequence
 from functools import partial
 
 import torch
 from torch import Tensor
 
-from tammes.kernels.merge import take
-from tammes.kernels.problem import Problem, working_dtype
-from tammes.kernels.streamed.engines import Back, Engine
-from tammes.kernels.streamed.prototype_blocks import Needs
-from tammes.kernels.streamed.row_graph import RowGraph
-from tammes.kernels.tiling import Plan
+from tammes.kernels.merge import exchange, scale_gradient
+from tammes.kernels.problem import Problem
+from tammes.kernels.streamed.prototype_blocks import Needs, take
+from tammes.kernels.streamed.score_blocks import Back, Engine, Rows
+from tammes.kernels.tiling import Plan, class_counts
+from tammes.split import Split, assemble
+
+Take = Callable[[str, Tensor], tuple[Tensor, Tensor | None]]
+"""Prototypes at some places, under a name, and their bias where there is one."""
+
+
+class RowGraph:
+    """Graph from features to queries and own-class numbers, and from reduced numbers to a split.
+
+    Args:
+        problem: its similarity is bound.
+        features: of these rows, in the working dtype, shape ``(n, D)``.
+        scale: what scores are multiplied with, a scalar or ``(n,)``.
+        shown: the scale that terms see: another leaf where ranks add up what each did to it.
+        labels: shape ``(n,)``.
+        own: place of the own class among the prototypes here, shape ``(n,)``.
+        reads: fields of the split that are wanted.
+        threshold: of the ``excess`` that is read.
+        take: takes rows of the prototypes.
+        alike: whether every rank makes the same of the split.
+    """
+
+    def __init__(
+        self,
+        *,
+        problem: Problem,
+        features: Tensor,
+        scale: Tensor,
+        shown: Tensor | float,
+        labels: Tensor,
+        own: Tensor,
+        reads: frozenset[str],
+        threshold: Callable[[Split], Tensor] | None,
+        take: Take,
+        alike: bool,
+    ) -> None:
+        self.problem, self.features = problem, features
+        self.labels, self.own, self.take, self.alike = labels, own, take, alike
+        query, offset = problem.similarity.query(features)
+        self.query = query * (scale[:, None] if scale.ndim else scale)
+        self.offset = None if offset is None else offset * scale
+        self.known = self._own_numbers(query, reads)
+        self.threshold: Tensor | None = None
+        if "excess" in reads and threshold is not None:
+            known = self._everywhere(self.known)
+            self.threshold = threshold(self._split(known, slice(None), shown))
+            if problem.share is not None and not alike:
+                # What each rank wants of it, for its classes, adds up; the exchange averages.
+                self.threshold = scale_gradient(self.threshold, problem.share.group.world_size)
+
+    def rows(self, block: slice) -> Rows:
+        """Return the part of some rows that an engine needs."""
+        return Rows(
+            self.query[block].detach(),
+            None if self.offset is None else self.offset[block].detach(),
+            self.own[block],
+            None if self.threshold is None else self.threshold[block].detach(),
+        )
+
+    def hardest(self, features: Tensor, rows: Tensor, bias: Tensor | None) -> Tensor:
+        """Similarity to the hardest other class, of which an engine found the place."""
+        similarity = self.problem.similarity.target(features, rows)
+        return similarity if bias is None else similarity + bias
+
+    def split(self, numbers: dict[str, Tensor], block: slice, shown: Tensor | float) -> Split:
+        """The split of some rows.
+
+        Args:
+            numbers: what an engine found of them, what is known of their own classes, and the
+                similarity to the hardest, as tensors that take a gradient.
+            block: which rows.
+            shown: the scale that terms see.
+        """
+        if self.problem.share is not None or self.problem.there is not None:
+            rivals = self._rivals(block)
+            numbers = numbers | {"rivals": rivals}
+            if "hardest" in numbers:
+                nobody = torch.full_like(rivals, float("-inf"))
+                numbers["hardest"] = torch.where(rivals > 0, numbers["hardest"], nobody)
+        return self._split(self._everywhere(numbers), block, shown)
+
+    def _own_numbers(self, query: Tensor, reads: frozenset[str]) -> dict[str, Tensor]:
+        rows, bias = self.take("own", self.own)
+        known = self.problem.similarity.own(self.features, rows, reads, query)
+        if bias is not None and "target" in known:
+            known["target"] = known["target"] + bias
+        if self.problem.share is None:
+            return known
+        here = self.own >= 0
+        return {name: torch.where(here, value, 0.0) for name, value in known.items()}
+
+    def _rivals(self, block: slice) -> Tensor:
+        """Count the unmasked other classes that the prototypes here stand for."""
+        there, counts, own = self.problem.there, class_counts(self.problem), self.own[block]
+        mine = own >= 0
+        if there is None:
+            here = len(self.problem.prototypes) if counts is None else counts.sum()
+        else:
+            here = (there if counts is None else counts * there).sum()
+            mine = mine & there[own.clamp_min(0)] if len(there) else mine
+        return here - mine.to(self.query.dtype)
+
+    def _everywhere(self, mine: dict[str, Tensor]) -> dict[str, Tensor]:
+        share = self.problem.share
+        if share is None or share.group.world_size == 1:
+            return mine
+        return exchange(share.group, mine, alike=self.alike)
+
+    def _split(self, numbers: dict[str, Tensor], block: slice, shown: Tensor | float) -> Split:
+        share = self.problem.share
+        classes = len(self.problem.prototypes) if share is None else share.classes
+        like = self.query.detach()[block, 0]
+        return assemble(numbers, self.labels[block], shown, classes, like)
 
 
 def combine(coefficients: Sequence[float], values: Tensor) -> Tensor:
@@ -27,7 +143,7 @@ class _Leaves:
         self.named: dict[str, Tensor] = {}
 
     def new(self, name: str, value: Tensor) -> Tensor:
-        """A leaf that takes a gradient."""
+        """Add a leaf that takes a gradient."""
         self.named[name] = value.detach().requires_grad_()
         return self.named[name]
 
@@ -47,10 +163,10 @@ class _Leaves:
 
 
 class OnePass:
-    """The blocks of rows of a batch, and what they add to.
+    """Loss and gradients of a batch, accumulated over blocks of rows.
 
     Args:
-        problem: its scale is a tensor, its similarity bound.
+        problem: its scale is a tensor in the working dtype, its similarity bound.
         labels: class of each example, shape ``(N,)``.
         weights: weight of each example, shape ``(N,)``.
         plan: the loss.
@@ -69,8 +185,9 @@ class OnePass:
         engine: Engine,
         blocks: Sequence[slice],
     ) -> None:
-        features, prototypes, self.share = problem.features, problem.prototypes, problem.share
-        self.dtype = working_dtype(features, prototypes)
+        features, self.share = problem.features, problem.share
+        assert isinstance(problem.scale, Tensor)
+        self.dtype = problem.scale.dtype
         self.problem = problem
         self.labels, self.plan, self.needs = labels, plan, needs
         self.weights = weights.to(self.dtype)
@@ -107,15 +224,15 @@ class OnePass:
             each = scale.expand(len(self.labels)).clone()
             scale, self.shown = leaves.new("scale", each), leaves.new("shown", each)
         return RowGraph(
-            problem,
-            leaves.new("features", features) if needs.features else features.detach(),
-            scale,
-            self.shown,
-            self.labels,
-            self.own,
-            plan.reads,
-            plan.threshold_of(slice(None)),
-            partial(self._take, leaves),
+            problem=problem,
+            features=leaves.new("features", features) if needs.features else features.detach(),
+            scale=scale,
+            shown=self.shown,
+            labels=self.labels,
+            own=self.own,
+            reads=plan.reads,
+            threshold=None if plan.threshold is None else plan.threshold_of(slice(None)),
+            take=partial(self._take, leaves),
             alike=True,
         )
 
@@ -164,9 +281,9 @@ class OnePass:
             self.d_scale += 0.0 if back.scale is None else back.scale @ weights
 
     def _through_rows(self, leaves: _Leaves, wanted: "_Wanted") -> None:
-        """What all blocks want of the rows, through their graph."""
+        """Backpropagate the collected gradients through the graph of the rows."""
         if wanted.threshold is not None and self.share is not None:
-            wanted.threshold = self.share.ranks.sum(wanted.threshold)
+            wanted.threshold = self.share.group.all_reduce(wanted.threshold)
         found = leaves.gradients(*wanted.pairs(self.graph))
         self._note_rows("own", self.own, found, self.weights)
         if self.needs.features:
@@ -183,7 +300,7 @@ class OnePass:
     def _note_rows(
         self, name: str, places: Tensor, found: dict[str, Tensor | None], weights: Tensor
     ) -> None:
-        """What single rows of the prototypes, and of the bias, are to get."""
+        """Store gradients of single rows of the prototypes and of the bias."""
         if len(self.problem.prototypes) == 0:
             return
         # A class that is elsewhere has no gradient here, so any place will do.
@@ -195,7 +312,7 @@ class OnePass:
             self.d_bias.append((places, bias * weights))
 
     def gradients(self, factor: Tensor) -> list[Tensor | None]:
-        """Gradients of features, prototypes, bias and scale, times a factor; to be asked once."""
+        """Return gradients of features, prototypes, bias and scale, times a factor; call once."""
         d_prototypes, d_offsets = self.engine.finish(factor)
         d_features, d_bias, d_scale = self.d_features, None, None
         if d_prototypes is not None:
@@ -206,7 +323,9 @@ class OnePass:
             for places, values in self.d_bias:
                 d_bias = d_bias.index_add(0, places, values * factor)
         if self.needs.scale:
-            d_scale = self.d_scale if self.share is None else self.share.ranks.sum(self.d_scale)
+            d_scale = (
+                self.d_scale if self.share is None else self.share.group.all_reduce(self.d_scale)
+            )
             # What terms see is the same on all ranks, and counted once.
             d_scale = (d_scale + self.d_shown) * factor
         if d_features is not None:
@@ -215,7 +334,7 @@ class OnePass:
 
 
 class _Wanted:
-    """What blocks of rows want of their queries and own classes, not weighted yet."""
+    """Gradients of queries and own-class numbers, collected over blocks, before weighting."""
 
     def __init__(self, graph: RowGraph) -> None:
         self.query = torch.zeros_like(graph.query)
@@ -225,7 +344,7 @@ class _Wanted:
         self.features: Tensor | None = None
 
     def note(self, block: slice, known: dict[str, Tensor | None], back: Back) -> None:
-        """What an engine and the terms want."""
+        """Store the gradients of a block."""
         self.query[block] = back.query
         if self.offset is not None and back.offset is not None:
             self.offset[block] = back.offset
@@ -234,19 +353,19 @@ class _Wanted:
                 self.known[name][block] = gradient
 
     def note_threshold(self, block: slice, d_excess: Tensor | None, active: Tensor) -> None:
-        """Every class that is over the threshold falls as it rises."""
+        """Store the gradient of the threshold: minus one for every class above it."""
         if self.threshold is not None and d_excess is not None:
             self.threshold[block] = -d_excess * active
 
     def note_features(self, block: slice, gradient: Tensor | None) -> None:
-        """What the hardest class wants of the features."""
+        """Store the gradient of the features through the hardest class."""
         if gradient is not None:
             if self.features is None:
                 self.features = torch.zeros_like(self.query)
             self.features[block] = gradient
 
     def pairs(self, graph: RowGraph) -> tuple[list[Tensor], list[Tensor]]:
-        """Outputs of the graph of the rows, and what is wanted of them."""
+        """Pair outputs of the row graph with their gradients."""
         outputs, wanted = [graph.query], [self.query]
         for output, gradient in ((graph.offset, self.offset), (graph.threshold, self.threshold)):
             if output is not None and gradient is not None:

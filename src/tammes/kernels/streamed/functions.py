@@ -25,21 +25,20 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from tammes.kernels.merge import scale_gradient, sum_gradient, take
-from tammes.kernels.problem import Problem, full_precision, working_dtype
-from tammes.kernels.streamed.engines import ClassBlocks, Engine, Rows, WholeRows
-from tammes.kernels.streamed.forward_gradients import OnePass
-from tammes.kernels.streamed.prototype_blocks import Keys, Needs
-from tammes.kernels.streamed.row_graph import RowGraph
-from tammes.kernels.tiling import Plan, class_blocks, fits_in_gradient, longest
+from tammes.kernels.merge import scale_gradient, sum_gradient
+from tammes.kernels.problem import Problem
+from tammes.kernels.streamed.forward_gradients import OnePass, RowGraph
+from tammes.kernels.streamed.prototype_blocks import Keys, Needs, take
+from tammes.kernels.streamed.score_blocks import ClassBlocks, Engine, Rows, WholeRows
+from tammes.kernels.tiling import Plan, class_blocks, class_counts, fits_in_gradient, longest
+from tammes.similarity import full_precision, working_dtype
 from tammes.split import Split
 
 
-def tensor_scale(problem: Problem) -> Tensor:
-    """The scale as a scalar tensor."""
+def tensor_scale(problem: Problem, dtype: torch.dtype) -> Tensor:
+    """Return the scale as a scalar tensor in the working dtype."""
     if isinstance(problem.scale, Tensor):
-        return problem.scale
-    dtype = working_dtype(problem.features, problem.prototypes)
+        return problem.scale.to(dtype)
     return torch.full((), problem.scale, dtype=dtype, device=problem.features.device)
 
 
@@ -51,7 +50,7 @@ def weighted_loss(
     Args:
         problem: features and prototypes.
         labels: class of each example, shape ``(N,)``.
-        weights: weight of each example, shape ``(N,)``; takes no gradient.
+        weights: weight of each example in the working dtype, shape ``(N,)``; takes no gradient.
         plan: the loss, and how to cut the work.
 
     Returns:
@@ -62,7 +61,7 @@ def weighted_loss(
         problem.features,
         problem.prototypes,
         problem.bias,
-        tensor_scale(problem),
+        tensor_scale(problem, weights.dtype),
         problem,
         labels,
         weights,
@@ -73,12 +72,12 @@ def weighted_loss(
 
 
 def _bound(problem: Problem) -> Problem:
-    """With what depends on all prototypes at once made once."""
+    """Fix what depends on all prototypes at once."""
     return problem._replace(similarity=problem.similarity.bind(problem.prototypes))
 
 
 class _WeightedLoss(torch.autograd.Function):
-    """The loss; its gradients are made in forward and handed out in backward."""
+    """The loss; its gradients are computed in forward and returned in backward."""
 
     @staticmethod
     def forward(
@@ -135,16 +134,16 @@ def _run(problem: Problem, labels: Tensor, weights: Tensor, plan: Plan, needs: N
 
 
 def _whole_rows(problem: Problem, plan: Plan, needs: Needs) -> tuple[Engine, list[slice]]:
-    """What goes over the scores of some rows, and slices of the rows for it."""
+    """Build the engine for whole rows of scores, and the slices of rows it takes."""
     if plan.fused:
         from tammes.kernels.fused.engine import fused_rows
 
         return fused_rows(problem, plan, needs)
     rows, classes = plan.blocks(problem)
-    keys = Keys(problem, needs, classes, plan.product_dtype)
     shared = needs.prototypes and fits_in_gradient(problem, rows)
-    counts = problem.counts, problem.there
-    return WholeRows(keys, plan.reads, *counts, longest=longest(rows), shared=shared), rows
+    counts, most = class_counts(problem), longest(rows)
+    keys = Keys(problem, needs, classes, plan.product_dtype)
+    return WholeRows(keys, plan.reads, counts, problem.there, longest=most, shared=shared), rows
 
 
 def streamed_split(problem: Problem, labels: Tensor, plan: Plan) -> Split:
@@ -161,11 +160,11 @@ def streamed_split(problem: Problem, labels: Tensor, plan: Plan) -> Split:
     share = problem.share
     with full_precision(problem.features.device):
         dtype = working_dtype(problem.features, problem.prototypes)
-        shown, features = tensor_scale(problem), problem.features.to(dtype)
-        scale = shown.to(dtype)
+        scale = shown = tensor_scale(problem, dtype)
+        features = problem.features.to(dtype)
         if share is not None:
             features = scale_gradient(features, share.factor)
-            scale = sum_gradient(scale, share.ranks)
+            scale = sum_gradient(scale, share.group)
         problem = _bound(problem)
 
         def rows_at(_: str, places: Tensor) -> tuple[Tensor, Tensor | None]:
@@ -175,18 +174,18 @@ def streamed_split(problem: Problem, labels: Tensor, plan: Plan) -> Split:
         everything, terms_see = slice(None), problem.scale
         if share is not None:
             # Terms of other examples see it on other ranks.
-            size = share.ranks.size
-            terms_see = scale_gradient(sum_gradient(shown, share.ranks), 1 / size)
+            size = share.group.world_size
+            terms_see = scale_gradient(sum_gradient(shown, share.group), 1 / size)
         graph = RowGraph(
-            problem,
-            features,
-            scale,
-            terms_see,
-            labels,
-            labels if share is None else share.own,
-            plan.reads,
-            plan.threshold_of(everything),
-            rows_at,
+            problem=problem,
+            features=features,
+            scale=scale,
+            shown=terms_see,
+            labels=labels,
+            own=labels if share is None else share.own,
+            reads=plan.reads,
+            threshold=None if plan.threshold is None else plan.threshold_of(everything),
+            take=rows_at,
             alike=False,
         )
         job = _Job(problem._replace(scale=scale), plan, graph.own)
@@ -200,7 +199,7 @@ def streamed_split(problem: Problem, labels: Tensor, plan: Plan) -> Split:
 
 
 class _Job:
-    """What the numbers of one call are made with."""
+    """Inputs of one recomputed call."""
 
     names: tuple[str, ...]
     place: Tensor | None
@@ -217,7 +216,7 @@ class _Job:
         assert scale is not None
         problem = self.problem._replace(prototypes=prototypes, bias=bias, scale=scale)
         keys = Keys(problem, needs, class_blocks(problem), self.plan.product_dtype)
-        return ClassBlocks(keys, self.plan.reads, problem.counts, problem.there)
+        return ClassBlocks(keys, self.plan.reads, class_counts(problem), problem.there)
 
 
 class _Numbers(torch.autograd.Function):
@@ -273,7 +272,7 @@ class _Numbers(torch.autograd.Function):
 
 
 class _Once(torch.autograd.Function):
-    """Gradients that say what is wrong if somebody differentiates them."""
+    """Gradients that raise a clear error when differentiated again."""
 
     @staticmethod
     def forward(ctx: Any, gradient: Tensor, *inputs: Tensor | None) -> Tensor:
@@ -288,7 +287,7 @@ class _Once(torch.autograd.Function):
 
 
 def once(gradients: Sequence[Tensor | None], *inputs: Tensor | None) -> list[Tensor | None]:
-    """The gradients; where a graph of them is made, one that cannot be gone through."""
+    """Return the gradients; under ``create_graph`` a second derivative raises."""
     if not torch.is_grad_enabled():
         return [*gradients]
     return [None if g is None else _Once.apply(g, *inputs) for g in gradients]

@@ -1,4 +1,4 @@
-"""Prototypes as keys, one block of classes at a time, and the gradients that come back to them."""
+"""Prototypes as keys, one block of classes at a time, and their gradients."""
 
 from collections.abc import Sequence
 from typing import NamedTuple
@@ -7,16 +7,25 @@ import torch
 from torch import Tensor
 
 from tammes.kernels.matmul import halved, multiply
-from tammes.kernels.problem import Problem, working_dtype
+from tammes.kernels.problem import Problem
 
 
 class Needs(NamedTuple):
-    """Which gradients are wanted."""
+    """Flags of the gradients to compute."""
 
     features: bool
     prototypes: bool
     bias: bool
     scale: bool
+
+
+def take(tensor: Tensor, places: Tensor, dtype: torch.dtype) -> Tensor:
+    """Select rows of a tensor in a dtype; zeros where the tensor is empty."""
+    if len(tensor) == 0:
+        zeros = tensor.new_zeros(len(places), *tensor.shape[1:], dtype=dtype)
+        # Nothing, but nothing that has a gradient: this rank must meet the others in backward.
+        return zeros + tensor.sum().to(dtype)
+    return tensor.index_select(0, places.clamp_min(0)).to(dtype)
 
 
 class Keys:
@@ -27,7 +36,7 @@ class Keys:
     the products.
 
     Args:
-        problem: its scale is a tensor, its similarity bound.
+        problem: its scale is a tensor in the working dtype, its similarity bound.
         needs: which gradients are wanted.
         blocks: slices of the classes.
         low: dtype of the inputs of products, where it is not the working one.
@@ -38,10 +47,10 @@ class Keys:
     ) -> None:
         features, self.prototypes, bias, scale, similarity, *_ = problem
         assert isinstance(scale, Tensor)
-        self.dtype = working_dtype(features, self.prototypes)
+        self.dtype = scale.dtype
         self.needs, self.blocks, self.low = needs, blocks, low
         self.bias = None if bias is None else bias.to(self.dtype)
-        self.scale = scale.to(self.dtype)
+        self.scale = scale
         self.similarity = similarity
         self.gradient: Tensor | None = None
         if needs.prototypes:

@@ -7,8 +7,8 @@ from pathlib import Path
 from typing import Any
 
 from tammes.checkpoint import CheckpointError, divide, export
-from tammes.checkpoint.json_tree import put_together
-from tammes.checkpoint.manifest import Index, check_parts, places, read
+from tammes.checkpoint.json_tree import from_json
+from tammes.checkpoint.manifest import Index, check_parts, locate_chunks, read
 from tammes.checkpoint.safetensors_io import DTYPES, read_header
 
 
@@ -69,7 +69,7 @@ def inspect(folder: Path) -> dict[str, Any]:
     """
     index = read(folder)
     check_parts(folder, index)
-    places(folder, index)
+    locate_chunks(folder, index)
     head = {name: value for name, value in index.head.items() if value is not None}
     weight = index.tensors["head.weight"]
     return {
@@ -91,27 +91,27 @@ def inspect(folder: Path) -> dict[str, Any]:
             for name, stored in index.tensors.items()
             if not name.startswith(("more.", "optimizer."))
         },
-        "more": sorted(put_together(index.more, dict(index.tensors))) if index.more else [],
+        "more": sorted(from_json(index.more, dict(index.tensors))) if index.more else [],
     }
 
 
-def as_text(found: dict[str, Any]) -> str:
+def as_text(contents: dict[str, Any]) -> str:
     """What :func:`inspect` found, as a table for a terminal."""
-    head = dict(found["head"])
+    head = dict(contents["head"])
     kind = head.pop("kind", "a head")
     settings = ", ".join(f"{key}={value}" for key, value in head.items())
-    terms = [name for name, settings in (found["loss"] or {}).items() if "weight" in settings]
+    terms = [name for name, settings in (contents["loss"] or {}).items() if "weight" in settings]
     lines = [
-        f"checkpoint      {found['folder']}, intact, {_size(found['bytes'])}",
-        f"prototypes      {found['classes']} classes of {found['embedding_size']} numbers, "
-        f"{found['dtype']}",
+        f"checkpoint      {contents['folder']}, intact, {_size(contents['bytes'])}",
+        f"prototypes      {contents['classes']} classes of {contents['embedding_size']} numbers, "
+        f"{contents['dtype']}",
         f"head            {kind}({settings})",
         f"loss            {' + '.join(terms) or 'none, a head alone'}",
-        f"optimizer       {found['optimizer'] or 'none'}",
-        f"beside          {', '.join(found['more']) or 'nothing'}",
-        f"parts           {len(found['parts'])}",
+        f"optimizer       {contents['optimizer'] or 'none'}",
+        f"beside          {', '.join(contents['more']) or 'nothing'}",
+        f"parts           {len(contents['parts'])}",
     ]
-    for name, part in found["parts"].items():
+    for name, part in contents["parts"].items():
         first, last = part["classes"] or (0, -1)
         classes = f"classes {first} to {last}" if first <= last else "no classes"
         lines.append(f"  {name}  {_size(part['bytes']):>9}  {classes}")

@@ -7,8 +7,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from tammes.lab.fewshot.features import Chosen
-    from tammes.lab.fewshot.protocol import Examples, Method, Row
+    from tammes.lab.fewshot.features import ClassPart
+    from tammes.lab.fewshot.protocol import FewShotResult, LabelledFeatures, Method
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -87,20 +87,20 @@ def run(arguments: argparse.Namespace) -> int:
 
     # Whatever is wrong with these is said before anything is computed.
     methods = protocol.methods(arguments.method)
-    shots = _whole_numbers(arguments.shot)
+    shots = _parse_shots(arguments.shot)
     for shot in shots:
         check_numbers(
             way=arguments.way, shot=shot, queries=arguments.queries, episodes=arguments.episodes
         )
-    chosen = _chosen(arguments)
-    if chosen is not None:
-        check_way(arguments.way, *chosen)
+    split_part = _split_part(arguments)
+    if split_part is not None:
+        check_way(arguments.way, *split_part)
     if arguments.base is not None and not protocol.needs_base_mean(methods):
         say(f"--base {arguments.base}: not needed, as cl2n is not among the methods")
-    examples = _examples(arguments.model, arguments, chosen, methods)
+    examples = _examples(arguments.model, arguments, split_part, methods)
     against = None
     if arguments.against is not None:
-        against = _examples(arguments.against, arguments, chosen, methods)
+        against = _examples(arguments.against, arguments, split_part, methods)
     rows = protocol.evaluate(
         examples,
         way=arguments.way,
@@ -119,18 +119,18 @@ def run(arguments: argparse.Namespace) -> int:
     return 0
 
 
-def _chosen(arguments: argparse.Namespace) -> "Chosen | None":
-    from tammes.lab.fewshot import class_splits
+def _split_part(arguments: argparse.Namespace) -> "ClassPart | None":
+    from tammes.lab.fewshot import class_lists
 
-    return None if arguments.split is None else class_splits.parse(arguments.split)
+    return None if arguments.split is None else class_lists.parse(arguments.split)
 
 
 def _examples(
     model: str,
     arguments: argparse.Namespace,
-    chosen: "Chosen | None",
+    split_part: "ClassPart | None",
     methods: "Mapping[str, Method]",
-) -> "Examples":
+) -> "LabelledFeatures":
     from tammes.lab.fewshot import protocol
     from tammes.lab.fewshot.features import from_file, from_run, on_device
 
@@ -142,13 +142,15 @@ def _examples(
         if arguments.base is not None:
             raise ValueError("--base is expected with a file; a run has its own training images")
         return on_device(
-            from_run(path, source=arguments.data, chosen=chosen, base=centred, prototypes=outside)
+            from_run(
+                path, source=arguments.data, classes=split_part, base=centred, prototypes=outside
+            )
         )
     if arguments.data is not None:
         raise ValueError("--data is expected with a run; a file has its features already")
     if outside:
         raise ValueError(f"{model}: complement expects a run, whose head has prototypes")
-    found = from_file(path, chosen=chosen, base=arguments.base if centred else None)
+    found = from_file(path, classes=split_part, base=arguments.base if centred else None)
     if centred and found.base_mean is None:
         raise ValueError(
             f"{model}: cl2n expects features of the base classes, given by --base FILE or by "
@@ -157,14 +159,16 @@ def _examples(
     return on_device(found)
 
 
-def _whole_numbers(text: str) -> list[int]:
+def _parse_shots(text: str) -> list[int]:
     try:
         return [int(each) for each in text.split(",")]
     except ValueError:
         raise ValueError(f"--shot is expected to be numbers such as 1,5, got {text!r}") from None
 
 
-def as_text(rows: "Sequence[Row]", examples: "Examples", arguments: argparse.Namespace) -> str:
+def as_text(
+    rows: "Sequence[FewShotResult]", examples: "LabelledFeatures", arguments: argparse.Namespace
+) -> str:
     """Accuracies as a table for a terminal."""
     settings = _settings(rows, examples, arguments)
     compared = arguments.against is not None
@@ -201,16 +205,16 @@ def _counted(count: int, one: str, several: str) -> str:
 
 
 def as_json(
-    rows: "Sequence[Row]", examples: "Examples", arguments: argparse.Namespace
+    rows: "Sequence[FewShotResult]", examples: "LabelledFeatures", arguments: argparse.Namespace
 ) -> dict[str, Any]:
     """Accuracies as plain values."""
     return {**_settings(rows, examples, arguments), "rows": [row.as_dict() for row in rows]}
 
 
 def _settings(
-    rows: "Sequence[Row]", examples: "Examples", arguments: argparse.Namespace
+    rows: "Sequence[FewShotResult]", examples: "LabelledFeatures", arguments: argparse.Namespace
 ) -> dict[str, Any]:
-    chosen = _chosen(arguments)
+    split_part = _split_part(arguments)
     return {
         "model": arguments.model,
         "against": arguments.against,
@@ -218,7 +222,9 @@ def _settings(
         "images": len(examples.labels),
         "classes": len(examples.labels.unique()),
         # Base classes of a run are recognised in images that it was not trained on.
-        "held_out": Path(arguments.model).is_dir() and chosen is not None and chosen[1] == "base",
+        "held_out": Path(arguments.model).is_dir()
+        and split_part is not None
+        and split_part[1] == "base",
         "way": arguments.way,
         "queries": arguments.queries,
         "episodes": len(rows[0].accuracies),

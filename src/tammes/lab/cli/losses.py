@@ -40,7 +40,7 @@ _HEADS: dict[str, Callable[[], tammes.Head]] = {
 
 
 @dataclass(frozen=True)
-class Entry:
+class LossInfo:
     """What there is to know of a loss.
 
     Attributes:
@@ -73,7 +73,7 @@ class Entry:
         return asdict(self)
 
 
-def _find(name: str) -> Callable[..., Any]:
+def _builder(name: str) -> Callable[..., Any]:
     """A builder, or one of the two sums, by a name that may be written as that of its class."""
     wanted = name.strip().lower().replace("_", "").replace("-", "")
     for known, function in _SUMS.items():
@@ -82,22 +82,22 @@ def _find(name: str) -> Callable[..., Any]:
     return builder(name)
 
 
-def entry(name: str) -> Entry:
+def loss_info(name: str) -> LossInfo:
     """What there is to know of one loss.
 
     Args:
         name: of its builder, or of its ready-made criterion.
 
     Example:
-        >>> entry("CosFace").settings
+        >>> loss_info("CosFace").settings
         {'margin': 0.35}
     """
-    function = _find(name)
+    function = _builder(name)
     text = inspect.getdoc(function) or ""
     definition: Definition | None = getattr(function, "definition", None)
     parameters = inspect.signature(function).parameters.values()
     references = re.search(r"^References:\n(.*)", text, re.DOTALL | re.MULTILINE)
-    return Entry(
+    return LossInfo(
         name=function.__name__,
         summary=text.split("\n", 1)[0],
         formula=first_formula(text),
@@ -111,10 +111,10 @@ def entry(name: str) -> Entry:
     )
 
 
-def entries() -> Iterator[Entry]:
+def all_loss_info() -> Iterator[LossInfo]:
     """Every loss, and the two sums."""
     for name in (*losses.__all__, *_SUMS):
-        yield entry(name)
+        yield loss_info(name)
 
 
 def _heads(build: Callable[..., Term]) -> list[str]:
@@ -145,27 +145,27 @@ def _references(text: str) -> list[str]:
     return [line.strip() for line in joined.splitlines() if line.strip()]
 
 
-def _call(found: Entry) -> str:
-    settings = (*found.required, *(f"{key}={value!r}" for key, value in found.settings.items()))
-    return f"{found.name}({', '.join(settings)})"
+def _call(info: LossInfo) -> str:
+    settings = (*info.required, *(f"{key}={value!r}" for key, value in info.settings.items()))
+    return f"{info.name}({', '.join(settings)})"
 
 
-def _where(found: Entry) -> str:
-    if found.on in ("prototypes", "features"):
-        return f"any; computed from the {found.on}"
-    if len(found.heads) == len(_HEADS):
+def _heads_text(info: LossInfo) -> str:
+    if info.on in ("prototypes", "features"):
+        return f"any; computed from the {info.on}"
+    if len(info.heads) == len(_HEADS):
         return "any"
-    return ", ".join(found.heads)
+    return ", ".join(info.heads)
 
 
 def listing() -> str:
     """Every loss, some lines each."""
     blocks = [textwrap.fill(NOTATION, WIDTH)]
-    for found in entries():
-        lines = [_call(found), f"  {found.summary}", paragraph("formula", found.formula, 12)]
-        heads = _where(found) + ("; needs all scores in memory" if found.dense else "")
+    for info in all_loss_info():
+        lines = [_call(info), f"  {info.summary}", paragraph("formula", info.formula, 12)]
+        heads = _heads_text(info) + ("; needs all scores in memory" if info.dense else "")
         lines.append(paragraph("heads", heads, 12))
-        lines.append(paragraph("source", " ".join(found.source), 12))
+        lines.append(paragraph("source", " ".join(info.source), 12))
         blocks.append("\n".join(lines))
     blocks.append(
         "`tammes losses NAME` has more, `--plot FILE` draws it, `--json` is for programs."
@@ -175,15 +175,15 @@ def listing() -> str:
 
 def description(name: str) -> str:
     """One loss: its docstring as plain text, and what a user has to know to build it."""
-    found = entry(name)
-    text = inspect.getdoc(_find(name)) or ""
-    lines = [f"tammes.{_call(found)}", ""]
+    info = loss_info(name)
+    text = inspect.getdoc(_builder(name)) or ""
+    lines = [f"tammes.{_call(info)}", ""]
     lines += docstring(text)
-    lines += ["", paragraph("heads", _where(found), 12)]
-    if found.criterion:
-        ready = f"tammes.{found.criterion}(embedding_size, num_classes, ...)"
+    lines += ["", paragraph("heads", _heads_text(info), 12)]
+    if info.criterion:
+        ready = f"tammes.{info.criterion}(embedding_size, num_classes, ...)"
         lines.append(paragraph("criterion", ready, 12))
-    if found.dense:
+    if info.dense:
         lines.append(paragraph("memory", "needs all scores at once", 12))
     lines.append(paragraph("notation", NOTATION, 12))
     return "\n".join(lines)
@@ -215,13 +215,17 @@ def run(arguments: argparse.Namespace) -> int:
     if arguments.plot is not None:
         if name is None:
             raise ValueError("--plot expects the name of a loss")
-        known = entry(name).name
-        from tammes.lab.report.charts.gallery import plot_loss
+        known = loss_info(name).name
+        from tammes.lab.report.charts.loss_curves import plot_loss
 
         plot_loss(known, arguments.plot)
         print(arguments.plot)
     elif arguments.json:
-        found = [each.to_dict() for each in entries()] if name is None else entry(name).to_dict()
+        found = (
+            [each.to_dict() for each in all_loss_info()]
+            if name is None
+            else loss_info(name).to_dict()
+        )
         print(json.dumps(found, indent=2, ensure_ascii=False, allow_nan=False))
     else:
         print(listing() if name is None else description(name))

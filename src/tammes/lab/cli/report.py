@@ -48,20 +48,20 @@ def run(arguments: argparse.Namespace) -> int:
         ValueError: with one sentence, where nothing can be read.
         OSError: where the page or a figure cannot be written.
     """
-    from tammes.lab.report.load_runs import gather
-    from tammes.lab.report.pages.runs_page import figures_of, page_of
+    from tammes.lab.report.load_runs import load_runs
+    from tammes.lab.report.pages.runs_page import charts_of_runs, render_runs_page
     from tammes.lab.report.render.html_page import write
     from tammes.lab.stats.seed_groups import table
 
     runs = find(arguments.runs)
-    found = gather(runs, arguments.baseline)
+    loaded = load_runs(runs, arguments.baseline)
     page = Path(arguments.out)
     try:
-        write(page, page_of(found, title=arguments.title, command=_command(arguments)))
+        write(page, render_runs_page(loaded, title=arguments.title, command=_command(arguments)))
     except OSError as error:
         raise OSError(f"{page}: the page cannot be written ({error.strerror or error})") from error
     if arguments.figures is not None:
-        count = write_figures(figures_of(found), Path(arguments.figures))
+        count = write_figures(charts_of_runs(loaded), Path(arguments.figures))
     print(table(runs, arguments.baseline))
     print(f"\n  page: {page}")
     if arguments.figures is not None:

@@ -11,7 +11,7 @@ from tammes.lab.data.sources.loading import say
 from tammes.lab.reproduce import recipes
 from tammes.lab.reproduce.ledger import Entry, Ledger
 from tammes.lab.reproduce.recipes import Recipe
-from tammes.lab.reproduce.run import Engine, Selection, reproduce, sourced
+from tammes.lab.reproduce.run import RunnerSettings, Selection, reproduce, with_local_data
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -115,7 +115,9 @@ def run(arguments: argparse.Namespace) -> int:
             path = _path(out, selection.recipe, arguments.quick)
             print(_plan(selection, path, arguments.quick, sources))
         return 0
-    engine = Engine(arguments.engine, arguments.address, arguments.parallel, arguments.retries)
+    engine = RunnerSettings(
+        arguments.engine, arguments.address, arguments.parallel, arguments.retries
+    )
     try:
         ledgers = reproduce(
             selections,
@@ -174,14 +176,14 @@ def _states(
 ) -> dict[tuple[str, str, int], Entry | None]:
     """Entries of all selected cells, by row, column and seed."""
     recipe, rows, columns = selection.recipe, selection.rows, selection.columns
-    which = recipe.which(selection.seeds, quick=quick)
-    found: dict[tuple[str, str, int], Entry | None] = {
+    which = recipe.seed_numbers(selection.seeds, quick=quick)
+    states: dict[tuple[str, str, int], Entry | None] = {
         (*place, seed): None for place in recipe.places(rows, columns) for seed in which
     }
-    tuned = ledger.chosen(recipe)
+    tuned = ledger.tuned_settings(recipe)
     for cell in recipe.planned(rows, columns, selection.seeds, quick=quick, tuned=tuned):
-        found[*cell.place, cell.seed] = ledger.find(sourced(cell, sources))
-    return found
+        states[*cell.place, cell.seed] = ledger.find(with_local_data(cell, sources))
+    return states
 
 
 def _is_open(entry: Entry | None) -> bool:
@@ -202,7 +204,7 @@ def _plan(selection: Selection, path: Path, quick: bool, sources: Mapping[str, s
     trials = sum(
         len(recipe.trials(*place))
         for place in recipe.places(selection.rows, selection.columns)
-        if place not in ledger.chosen(recipe)
+        if place not in ledger.tuned_settings(recipe)
     )
     missing = sum(map(_is_open, states.values()))
     known = f"; a cell took {sum(seconds) / len(seconds):.0f} s" if seconds else ""
@@ -236,12 +238,12 @@ def _check_cells(selection: Selection) -> None:
         raise ValueError(f"{recipe.name} has no cell in these rows and columns{hint}")
 
 
-def _sources(given: Sequence[str]) -> dict[str, str]:
+def _sources(texts: Sequence[str]) -> dict[str, str]:
     """Places of data sets, by name; a folder alone is searched for all of them."""
     from tammes.lab.data.sources.loading import KNOWN
 
-    found: dict[str, str] = {}
-    for text in given:
+    places: dict[str, str] = {}
+    for text in texts:
         name, sign, place = text.partition("=")
         if sign and not place:
             raise ValueError(f"--data expects a folder or NAME=FOLDER, got {text!r}")
@@ -252,8 +254,8 @@ def _sources(given: Sequence[str]) -> dict[str, str]:
             continue
         if name not in KNOWN:
             raise ValueError(f"--data: there is no data set {name!r}{did_you_mean(name, KNOWN)}")
-        found[name] = place
-    return found
+        places[name] = place
+    return places
 
 
 def _names(text: str | None) -> list[str] | None:

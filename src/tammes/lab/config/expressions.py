@@ -226,12 +226,12 @@ def normal(text: str) -> str:
         'cosface(margin=0.2) + 0.5 * sample_margin()'
     """
     try:
-        return ast.unparse(_Called().visit(Source(text, "text").tree))
+        return ast.unparse(_AddParentheses().visit(Source(text, "text").tree))
     except (ValueError, RecursionError):
         return text
 
 
-class _Called(ast.NodeTransformer):
+class _AddParentheses(ast.NodeTransformer):
     """Writes the brackets after names that stand alone; values of settings stay as they are."""
 
     def visit_Name(self, node: ast.Name) -> ast.AST:
@@ -257,12 +257,12 @@ def split_list(text: str, *, what: str = "list") -> list[str]:
 
 
 def build(
-    text_or_call: "str | Call", table: Mapping[str, Callable[..., Any]], *, what: str, **given: Any
+    call: "str | Call", table: Mapping[str, Callable[..., Any]], *, what: str, **context: Any
 ) -> Any:
     """Make what a text names.
 
     Args:
-        text_or_call: such as ``"resnet18(width=0.5)"``.
+        call: such as ``"resnet18(width=0.5)"``.
         table: what there is, by name.
         what: what is made, for the message where the text is wrong.
         **given: what the text cannot set; what the chosen one does not take is left out.
@@ -277,7 +277,7 @@ def build(
         >>> build("power(3)", {"power": lambda exponent, base: base**exponent}, what="law", base=2)
         8
     """
-    call = parse_call(text_or_call, what=what) if isinstance(text_or_call, str) else text_or_call
+    call = parse_call(call, what=what) if isinstance(call, str) else call
     if call.name not in table:
         raise ValueError(
             f"there is no {what} {short(call.name)!r}"
@@ -286,9 +286,11 @@ def build(
     make = table[call.name]
     parameters = inspect.signature(make).parameters
     takes_any = any(p.kind is p.VAR_KEYWORD for p in parameters.values())
-    own = [p for p in parameters.values() if p.kind is not p.VAR_POSITIONAL and p.name not in given]
+    own = [
+        p for p in parameters.values() if p.kind is not p.VAR_POSITIONAL and p.name not in context
+    ]
     settings = bind(call, own, what=what)
-    fitting = {key: value for key, value in given.items() if takes_any or key in parameters}
+    fitting = {key: value for key, value in context.items() if takes_any or key in parameters}
     try:
         return make(**settings, **fitting)
     except TypeError as error:

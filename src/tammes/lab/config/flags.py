@@ -10,8 +10,7 @@ from typing import Any, Literal, get_args, get_origin
 
 from tammes.lab.config.schema import Config
 from tammes.lab.config.typecheck import check_names, fit, from_text, members
-from tammes.lab.config.yaml_file import read_yaml
-from tammes.optional import require
+from tammes.lab.config.yaml_file import read_yaml, write_yaml
 
 _TYPES = {field.name: field.type for field in dataclasses.fields(Config)}
 
@@ -117,12 +116,7 @@ def _typed(value: Any, kind: Any, what: str) -> Any:
 
 def to_yaml(config: Config) -> str:
     """Write a configuration as YAML that :func:`read_file` takes."""
-    yaml = require("yaml", extra="lab")
-    values = config.to_dict()
-    # Some signs that are not printable count as ends of lines; they have to be written by number.
-    plain = all(value.isprintable() for value in values.values() if isinstance(value, str))
-    text: str = yaml.safe_dump(values, sort_keys=False, allow_unicode=plain, width=100)
-    return text
+    return write_yaml(config.to_dict())
 
 
 def field_help() -> dict[str, str]:

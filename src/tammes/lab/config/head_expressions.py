@@ -51,7 +51,7 @@ def parse_head(
         CosineHead(3, 10, scale=16)
     """
     if text.strip() == "auto":
-        call = _made_for(loss, embedding_size, num_classes)
+        call = _default_head(loss, embedding_size, num_classes)
     else:
         call = parse_call(text, what="head")
     if call.name in HEADS and "scale" not in call.kwargs:
@@ -87,7 +87,7 @@ def head_text(head: Head) -> str:
     return str(Call(name, (), settings))
 
 
-def _made_for(loss: Loss, embedding_size: int, num_classes: int) -> Call:
+def _default_head(loss: Loss, embedding_size: int, num_classes: int) -> Call:
     """The head a loss is made for: that of its main term, if the others accept it."""
     problem: ValueError | None = None
     for call in _candidates(loss):

@@ -69,13 +69,13 @@ def parse_loss(text: str, *, counts: Sequence[int] | None = None) -> Loss:
         cosface(margin=0.2) + 0.5*sample_margin()
     """
     source = Source(text, "loss")
-    value = _Losses(source, counts).read(source.tree)
+    value = _LossParser(source, counts).read(source.tree)
     if not isinstance(value, Loss):
         raise ValueError(f"loss expects a term, such as softmax(), got {short(text)!r}")
     return value
 
 
-class _Losses:
+class _LossParser:
     """Reads terms, numbers and what is made of them."""
 
     def __init__(self, source: Source, counts: Sequence[int] | None) -> None:
@@ -90,12 +90,12 @@ class _Losses:
                 value = self.read(node.operand)
                 return -value if isinstance(node.op, ast.USub) else value
             case ast.Name() | ast.Call():
-                return self.term(node)
+                return self.read_term(node)
             case ast.BinOp():
-                return self.joined(node)
+                return self.read_sum(node)
         raise self.source.mistake(node, _SYNTAX)
 
-    def joined(self, node: ast.BinOp) -> Loss | float:
+    def read_sum(self, node: ast.BinOp) -> Loss | float:
         # A long sum is deep to the left: it is read in a loop.
         chain, first = [node], node.left
         while isinstance(first, ast.BinOp):
@@ -110,7 +110,7 @@ class _Losses:
                 raise self.source.mistake(parent, _SYNTAX) from None
         return value
 
-    def term(self, node: ast.Call | ast.Name) -> Loss:
+    def read_term(self, node: ast.Call | ast.Name) -> Loss:
         name, args, kwargs = self.source.parts(node)
         make = TERMS.get(name) or _SUMS.get(name)
         if make is None:

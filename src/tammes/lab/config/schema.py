@@ -20,11 +20,11 @@ Optimizer = Literal["sgd", "adam", "adamw"]
 Choice = Literal["auto", "on", "off"]
 Accelerator = Literal["auto", "cpu", "cuda"]
 
-_ONLY_HOW = frozenset(
+_NOT_IN_DIGEST = frozenset(
     {"name", "accelerator", "memory", "workers", "save_every", "save_steps", "loggers"}
 )
 """Fields that say how a run is carried out, and leave its result alone."""
-_LATER: dict[str, Any] = {"limit": 0, "classes": "", "whole": False, "watch": ""}
+_ADDED_LATER: dict[str, Any] = {"limit": 0, "classes": "", "whole": False, "watch": ""}
 """Fields that came when there were digests already, with the value that changes nothing: where they
 have it, a digest is what it was. Whoever adds a field adds it here."""
 _CALLS = ("loss", "head", "backbone", "augment", "sampler", "lr_schedule", "imbalance", "noise")
@@ -205,7 +205,7 @@ class Config:
 
     def identity(self) -> dict[str, Any]:
         """The fields its result depends on."""
-        kept = {key: value for key, value in self.to_dict().items() if key not in _ONLY_HOW}
+        kept = {key: value for key, value in self.to_dict().items() if key not in _NOT_IN_DIGEST}
         # The same is the same however it is written.
         return kept | {key: normal(kept[key]) for key in _CALLS}
 
@@ -224,7 +224,7 @@ class Config:
             False
         """
         known = self.identity()
-        named = {k: v for k, v in known.items() if k not in _LATER or v != _LATER[k]}
+        named = {k: v for k, v in known.items() if k not in _ADDED_LATER or v != _ADDED_LATER[k]}
         return digest_of(named)
 
 

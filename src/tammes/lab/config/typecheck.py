@@ -35,12 +35,12 @@ _FROM_TEXT: dict[Any, Callable[[str], Any]] = {
 }
 
 
-def construct(kind: type[T], given: Any, what: str, **ready: Any) -> T:
+def construct(kind: type[T], plain: Any, what: str, **ready: Any) -> T:
     """Build a dataclass from a table of plain values.
 
     Args:
         kind: the dataclass.
-        given: its fields by name.
+        plain: its fields by name.
         what: what the table is, for messages.
         **ready: fields that are passed on as they are, and that the table may not have.
 
@@ -59,9 +59,9 @@ def construct(kind: type[T], given: Any, what: str, **ready: Any) -> T:
         Traceback (most recent call last):
         ValueError: x of a point is expected to be a whole number, got 3.5
     """
-    known = {each.name: each for each in fields(kind) if each.name not in ready}  # type: ignore[arg-type]
+    known = {item.name: item for item in fields(kind) if item.name not in ready}  # type: ignore[arg-type]
     hints = typing.get_type_hints(kind, include_extras=True)
-    values = as_table(given, what)
+    values = as_table(plain, what)
     check_names(values, known, f"{what} has no")
     for name, field in known.items():
         if name not in values and field.default is MISSING and field.default_factory is MISSING:
@@ -174,26 +174,26 @@ def _words(kind: Any) -> str:
     return type_name(args[0]) if origin is Annotated else _WORDS[origin]
 
 
-def as_table(given: Any, what: str) -> dict[str, Any]:
+def as_table(value: Any, what: str) -> dict[str, Any]:
     """Return names and values, or say in a sentence that a table was expected."""
-    table: dict[str, Any] = fit(given, Mapping[str, Any], what)
+    table: dict[str, Any] = fit(value, Mapping[str, Any], what)
     return table
 
 
-def check_names(names: Iterable[str], known: Iterable[str], otherwise: str) -> None:
+def check_names(names: Iterable[str], known: Iterable[str], sentence: str) -> None:
     """Reject a name that is not known, with a hint; ``otherwise`` begins the sentence."""
     known = [*known]
     listed = "it has" if len(known) <= _FEW else ""
     for name in names:
         if name not in known:
-            raise ValueError(f"{otherwise} {name!r}{did_you_mean(name, known, otherwise=listed)}")
+            raise ValueError(f"{sentence} {name!r}{did_you_mean(name, known, otherwise=listed)}")
 
 
-def check_fields(made: Any, what: str) -> None:
+def check_fields(instance: Any, what: str) -> None:
     """Check the fields of a dataclass that was built by hand, as :func:`construct` does."""
-    hints = typing.get_type_hints(type(made), include_extras=True)
-    for each in fields(made):
-        fit(getattr(made, each.name), hints[each.name], f"{each.name} of {what}")
+    hints = typing.get_type_hints(type(instance), include_extras=True)
+    for each in fields(instance):
+        fit(getattr(instance, each.name), hints[each.name], f"{each.name} of {what}")
 
 
 def between(low: float, high: float, words: str = "") -> Callable[[Any], Any]:

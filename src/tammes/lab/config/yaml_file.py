@@ -1,4 +1,4 @@
-"""Read YAML files of plain values: recipes and configurations."""
+"""Read and write YAML of plain values: recipes and configurations."""
 
 import re
 from pathlib import Path
@@ -6,6 +6,13 @@ from typing import Any
 
 from tammes.lab.config.expressions import short
 from tammes.optional import require
+
+_NUMBER = (
+    "tag:yaml.org,2002:float",
+    re.compile(r"[-+]?(\d+\.?\d*|\.\d+)[eE][-+]?\d+$"),
+    list("-+.0123456789"),
+)
+"""As everywhere but in YAML 1.1, 5e-4 is a number, and text that looks like one is in quotes."""
 
 
 def read_yaml(path: Path) -> Any:
@@ -37,9 +44,8 @@ def read_yaml(path: Path) -> Any:
             for key_node, value in node.value
         }
 
-    # As everywhere but in YAML 1.1, 5e-4 is a number; a date stays text.
-    number = re.compile(r"[-+]?(\d+\.?\d*|\.\d+)[eE][-+]?\d+$")
-    Strict.add_implicit_resolver("tag:yaml.org,2002:float", number, list("-+.0123456789"))
+    Strict.add_implicit_resolver(*_NUMBER)
+    # A date stays text.
     Strict.add_constructor("tag:yaml.org,2002:timestamp", Strict.construct_yaml_str)
     Strict.add_constructor(yaml.resolver.BaseResolver.DEFAULT_MAPPING_TAG, table)
     try:
@@ -55,3 +61,17 @@ def read_yaml(path: Path) -> Any:
         raise ValueError(f"{path}: not YAML ({said}{place})") from None
     except ValueError as error:
         raise ValueError(f"{path}: {error}") from None
+
+
+def write_yaml(values: dict[str, Any]) -> str:
+    """Write plain values as YAML that :func:`read_yaml` reads as they are."""
+    yaml = require("yaml", extra="lab")
+
+    class Dumper(yaml.SafeDumper):  # type: ignore[name-defined]
+        pass
+
+    Dumper.add_implicit_resolver(*_NUMBER)
+    # Some signs that are not printable count as ends of lines; they have to be written by number.
+    plain = all(value.isprintable() for value in values.values() if isinstance(value, str))
+    text: str = yaml.dump(values, Dumper=Dumper, sort_keys=False, allow_unicode=plain, width=100)
+    return text

@@ -34,7 +34,7 @@ _OURS = re.compile(r"(\.?)([0-9a-f]{32})(-\d+\.safetensors|\.json)(\.[0-9a-f]{8}
 
 
 @dataclass(frozen=True, eq=False)
-class Stored:
+class CachedImages:
     """What is known of the images of a split.
 
     Attributes:
@@ -75,7 +75,7 @@ def read(
     memory: int,
     report: Callable[[str], None],
     shape: tuple[int, int, int] | None = None,
-) -> Stored | None:
+) -> CachedImages | None:
     """An entry, if there is a sound one.
 
     Args:
@@ -102,7 +102,7 @@ def read(
             pixels = torch.empty((rows, *own), dtype=torch.uint8)
             for part, (start, stop) in enumerate(_parts(rows, own)):
                 pixels[start:stop] = _read_part(_part_path(name, part), parts[part])
-        return Stored(
+        return CachedImages(
             shape=own,
             rows=rows,
             unreadable={int(row): str(why) for row, why in header["unreadable"]},
@@ -115,7 +115,7 @@ def read(
         return None
 
 
-def write(name: str, stored: Stored, *, report: Callable[[str], None]) -> None:
+def write(name: str, stored: CachedImages, *, report: Callable[[str], None]) -> None:
     """Store an entry; where that is not possible, say so and go on."""
     safetensors = require("safetensors.torch", extra="lab")
     _clear_leftovers()

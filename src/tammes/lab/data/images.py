@@ -20,7 +20,7 @@ class DataError(ValueError):
     """Data cannot be used; the message is one sentence."""
 
 
-class Reader(Protocol):
+class ImageReader(Protocol):
     """Reads the images of a split; it travels to worker processes."""
 
     def read(self, row: int) -> Tensor:
@@ -51,7 +51,7 @@ class Images:
     pixels: Tensor | None = field(repr=False)
     source: str = ""
     digest: str = ""
-    reader: Reader | None = field(default=None, repr=False)
+    reader: ImageReader | None = field(default=None, repr=False)
     origin: str = field(default="", repr=False)
 
     def __post_init__(self) -> None:

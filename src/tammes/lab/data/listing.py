@@ -18,7 +18,7 @@ LABEL_COLUMNS = (
     ("alphabet", "character"),
 )  # fmt: skip
 """Columns that hold labels, best first; where there are two, a class is named by both."""
-UNSPLIT = ""
+EVERYTHING = ""
 """Under which name everything is, in a source that does not say what is for training."""
 
 
@@ -57,7 +57,7 @@ class Entries:
         return [self.names[label] for label in self.labels.unique().tolist()]
 
 
-Splits = Mapping[str, Callable[[], Entries]]
+Partitions = Mapping[str, Callable[[], Entries]]
 """What gives the entries of each split a source has."""
 
 

@@ -14,7 +14,7 @@ from torch import Tensor
 
 from tammes.lab.data import seeded_draws
 
-__all__ = ["PK", "TABLE", "Balanced", "Episodes", "Random", "Sampler", "share"]
+__all__ = ["PK", "TABLE", "Balanced", "BatchSampler", "EpisodeSampler", "Random", "share"]
 
 
 def share(whole: Tensor, rank: int, world_size: int) -> Tensor:
@@ -28,7 +28,7 @@ def share(whole: Tensor, rank: int, world_size: int) -> Tensor:
     return whole[low:high]
 
 
-class Sampler:
+class BatchSampler:
     """What the samplers have in common: an epoch, a position in it, a part of each batch.
 
     Args:
@@ -96,7 +96,7 @@ class Sampler:
         self.epoch, self.position = int(state["epoch"]), int(state["position"])
 
 
-class Random(Sampler):
+class Random(BatchSampler):
     """Every example once, in random order; the last batch may be smaller.
 
     One that is smaller than an eighth, or a single example, joins the batch before it: the
@@ -191,7 +191,7 @@ class _Classes:
         return self.order[self.starts[places][:, None] + drawn].flatten()
 
 
-class Balanced(Sampler):
+class Balanced(BatchSampler):
     """Every class as often as every other: draws a class, then an example of it, with replacement.
 
     An epoch has as many draws as there are examples.
@@ -225,7 +225,7 @@ class Balanced(Sampler):
         return lambda number: chosen[number * self.batch_size : (number + 1) * self.batch_size]
 
 
-class Episodes(Sampler):
+class EpisodeSampler(BatchSampler):
     """Batches of ``way`` classes with ``shot`` examples each, as few-shot training uses them.
 
     Neither a class nor an example comes twice in a batch. An epoch has N // (way * shot) batches.
@@ -240,7 +240,7 @@ class Episodes(Sampler):
 
     Example:
         >>> labels = torch.arange(3).repeat(4)
-        >>> sampler = Episodes(way=2, shot=3, labels=labels, seed=0)
+        >>> sampler = EpisodeSampler(way=2, shot=3, labels=labels, seed=0)
         >>> [labels[batch].unique(return_counts=True)[1].tolist() for batch in sampler]
         [[3, 3], [3, 3]]
     """
@@ -283,7 +283,7 @@ class Episodes(Sampler):
         return batch
 
 
-class PK(Sampler):
+class PK(BatchSampler):
     """PK: batches of ``classes`` classes with ``images`` images each, as re-identification uses.
 
     An epoch goes through the classes once, in random order; its last batch is filled up with
@@ -343,10 +343,10 @@ def _check_classes(who: str, wanted: int, present: int) -> None:
         raise ValueError(f"{who} expects at least {wanted} classes, got {present}")
 
 
-TABLE: dict[str, Callable[..., Sampler]] = {
+TABLE: dict[str, Callable[..., BatchSampler]] = {
     "random": Random,
     "balanced": Balanced,
-    "episodes": Episodes,
+    "episodes": EpisodeSampler,
     "pk": PK,
 }
 """Samplers by the name they have in a configuration."""

@@ -11,7 +11,6 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from tammes._validation import INTEGERS
 from tammes.lab.data import seeded_draws
 
 
@@ -100,9 +99,11 @@ def draw(
             f"got {int(counts[fewest])} of class {repr(names[label]) if names else label}"
         )
     what = (seed, "few-shot", way, shot, queries)
-    chosen = _choose(torch.full((episodes,), len(present)), way, *what, "classes")
+    chosen = _sample_without_replacement(
+        torch.full((episodes,), len(present)), way, *what, "classes"
+    )
     sizes = counts[chosen].flatten()
-    members = _choose(sizes, each, *what, "examples").view(episodes, way, each)
+    members = _sample_without_replacement(sizes, each, *what, "examples").view(episodes, way, each)
     starts = counts.cumsum(0) - counts
     positions = order[starts[chosen][:, :, None] + members]
     return Episodes(present[chosen], positions[:, :, :shot], positions[:, :, shot:], seed)
@@ -126,7 +127,12 @@ def check_labels(who: str, labels: Tensor) -> None:
         who: begins the sentence, with its verb.
         labels: shape ``(N,)``.
     """
-    if not isinstance(labels, Tensor) or labels.dtype not in INTEGERS:
+    if (
+        not isinstance(labels, Tensor)
+        or labels.is_floating_point()
+        or labels.is_complex()
+        or labels.dtype == torch.bool
+    ):
         kind = labels.dtype if isinstance(labels, Tensor) else type(labels).__name__
         raise TypeError(f"{who} labels of an integer type, got {kind}")
     if labels.ndim != 1:
@@ -135,7 +141,7 @@ def check_labels(who: str, labels: Tensor) -> None:
         raise ValueError(f"{who} labels of 0 or more, got {int(labels.min())}")
 
 
-def _choose(sizes: Tensor, count: int, *names: int | str) -> Tensor:
+def _sample_without_replacement(sizes: Tensor, count: int, *names: int | str) -> Tensor:
     """Of each row's 0 to ``sizes - 1`` some without replacement, in random order.
 
     Floyd's way: the j-th draw is among one more than the last, and takes the newest where it hits

@@ -13,9 +13,9 @@ from tammes.lab.config import parse_loss
 from tammes.lab.config.expressions import did_you_mean
 from tammes.lab.data import Images
 from tammes.lab.data.sources.loading import KNOWN, say
-from tammes.lab.fewshot import class_splits
-from tammes.lab.fewshot.class_splits import ClassSplit, Part
-from tammes.lab.fewshot.protocol import Examples
+from tammes.lab.fewshot import class_lists
+from tammes.lab.fewshot.class_lists import ClassLists, Part
+from tammes.lab.fewshot.protocol import LabelledFeatures
 from tammes.lab.measure import files
 from tammes.lab.measure.formats import FileError
 from tammes.lab.records.run_folder import RecordError, Run, write_tensors
@@ -27,22 +27,22 @@ from tammes.terms import Loss
 _ROWS = 512
 """Images in a batch."""
 
-Chosen = tuple[ClassSplit, Part]
+ClassPart = tuple[ClassLists, Part]
 """A split of classes and one of its parts."""
 
 
 def from_file(
     path: str | os.PathLike[str],
     *,
-    chosen: Chosen | str | None = None,
+    classes: ClassPart | str | None = None,
     base: str | os.PathLike[str] | None = None,
     keys: dict[str, str | None] | None = None,
-) -> Examples:
+) -> LabelledFeatures:
     """Features and labels of a file, as ``tammes measure`` reads them.
 
     Args:
         path: of the file.
-        chosen: the classes to take, such as ``"lists.json:novel"``; its names are those in the
+        classes: the classes to take, such as ``"lists.json:novel"``; its names are those in the
             file. All of them by default.
         base: a file with features of the base classes, for their mean; without it the base classes
             of the split are looked for in the file itself.
@@ -59,16 +59,16 @@ def from_file(
             )
         base_mean = base_features.mean(0)
     title = os.fspath(path)
-    if chosen is None:
-        return Examples(features, labels, names, base_mean, title)
-    split, part = class_splits.parse(chosen) if isinstance(chosen, str) else chosen
+    if classes is None:
+        return LabelledFeatures(features, labels, names, base_mean, title)
+    split, part = class_lists.parse(classes) if isinstance(classes, str) else classes
     wanted = split.part(part)
     if base is not None and part != "base":
         # A file of numbers alone names no class.
         named = [base_names[label] for label in base_labels.unique().tolist()]
-        check_apart(os.fspath(base), named, wanted)
+        check_disjoint(os.fspath(base), named, wanted)
     if base is None and split.base and set(split.base) <= set(names):
-        base_mean = features[_of(labels, names, split.base) >= 0].mean(0)
+        base_mean = features[_positions(labels, names, split.base) >= 0].mean(0)
     missing = [name for name in wanted if name not in names]
     if missing and _are_numbers(names):
         raise FileError(
@@ -79,8 +79,8 @@ def from_file(
             f"{title}: there is no class {missing[0]!r} of {split.name}:{part} among its "
             f"{len(names)}{did_you_mean(missing[0], names)}"
         )
-    own = _of(labels, names, wanted)
-    return Examples(features[own >= 0], own[own >= 0], wanted, base_mean, title)
+    own = _positions(labels, names, wanted)
+    return LabelledFeatures(features[own >= 0], own[own >= 0], wanted, base_mean, title)
 
 
 def _read(
@@ -93,7 +93,7 @@ def _read(
     return features, labels, given.names or tuple(map(str, range(int(labels.max()) + 1)))
 
 
-def _of(labels: Tensor, names: Sequence[str], wanted: Sequence[str]) -> Tensor:
+def _positions(labels: Tensor, names: Sequence[str], wanted: Sequence[str]) -> Tensor:
     """Place of each example's class among those wanted, or -1."""
     place = {name: number for number, name in enumerate(wanted)}
     return torch.tensor([place.get(name, -1) for name in names])[labels]
@@ -103,12 +103,12 @@ def from_run(
     folder: str | os.PathLike[str],
     *,
     source: str | None = None,
-    chosen: Chosen | str | None = None,
+    classes: ClassPart | str | None = None,
     base: bool = False,
     prototypes: bool = False,
     images: int = 0,
     report: Callable[[str], None] = say,
-) -> Examples:
+) -> LabelledFeatures:
     """Features that the model of a run makes of images it was not trained on.
 
     They are kept in the run's folder, and computed once.
@@ -117,7 +117,7 @@ def from_run(
         folder: of a finished run.
         source: where the images of new classes are; by default where those of the run are, if it
             was trained on classes of the same split, else where the split's are.
-        chosen: the classes to take, such as ``"omniglot:novel"``; all of the source by default.
+        classes: the classes to take, such as ``"omniglot:novel"``; all of the source by default.
             Of ``base`` those images are taken that the run held out, its test images.
         base: give the mean feature of the images the run was trained on too.
         prototypes: give those of the run's head too.
@@ -132,21 +132,21 @@ def from_run(
         # Names what is missing of a folder that is no run at all.
         status = run.config and run.status
         raise RecordError(f"{run.folder}: the run has no model.safetensors, it is {status}")
-    if source is None and chosen is None:
+    if source is None and classes is None:
         raise ValueError(
             f"{run.folder}: images of new classes are expected, named by --split or --data"
         )
-    chosen = class_splits.parse(chosen) if isinstance(chosen, str) else chosen
+    classes = class_lists.parse(classes) if isinstance(classes, str) else classes
     trained = _prototypes(run) if prototypes else None
-    if chosen is not None and chosen[1] == "base":
-        found = _held_out(run, source, chosen[0].part("base"))
+    if classes is not None and classes[1] == "base":
+        found = _held_out(run, source, classes[0].part("base"))
     else:
-        found = _new(run, source, chosen, report)
+        found = _novel_images(run, source, classes, report)
     if images:
         labels = range(len(found.classes))
         places = [(found.labels == label).nonzero()[:images, 0] for label in labels]
         found = found.subset(torch.cat(places))
-    return Examples(
+    return LabelledFeatures(
         _features(run, found, report),
         found.labels,
         found.classes,
@@ -156,7 +156,7 @@ def from_run(
     )
 
 
-def check_apart(who: str, trained: Collection[str], wanted: Sequence[str]) -> None:
+def check_disjoint(who: str, trained: Collection[str], wanted: Sequence[str]) -> None:
     """Refuse new classes that were trained on."""
     both = [name for name in wanted if name in set(trained)]
     if both:
@@ -181,7 +181,7 @@ def _prototypes(run: Run) -> Tensor:
     return run.tensors("model")["criterion.head.weight"]
 
 
-def check_way(way: int, split: ClassSplit, part: str) -> None:
+def check_way(way: int, split: ClassLists, part: str) -> None:
     """Refuse a part of a split that has too few classes for an episode."""
     count = len(split.part(part))
     if count < way:
@@ -202,17 +202,17 @@ def _held_out(run: Run, source: str | None, classes: Sequence[str]) -> Images:
             f"{run.folder}: base classes are expected in the images that it held out of "
             f"{run.config.data}, got {source}"
         )
-    return class_splits.take(prepare_data(run.config, lambda text: None)[2], classes)
+    return class_lists.take(prepare_data(run.config, lambda text: None)[2], classes)
 
 
-def _new(
-    run: Run, source: str | None, chosen: Chosen | None, report: Callable[[str], None]
+def _novel_images(
+    run: Run, source: str | None, classes: ClassPart | None, report: Callable[[str], None]
 ) -> Images:
     """Images of classes that a run was not trained on."""
     who, own, trained = str(run.folder), run.config.data, run.data["classes"]
-    if chosen is not None:
-        split, part = chosen
-        check_apart(who, trained, split.part(part))
+    if classes is not None:
+        split, part = classes
+        check_disjoint(who, trained, split.part(part))
         # Where some classes of a split are, there are the others.
         same = run.config.classes and set(trained) <= set(split.base)
         return _load(run, source or (not same and split.source) or own, split.part(part), report)
@@ -222,7 +222,7 @@ def _new(
     if apart and (_is_numbered(where, images.classes) or _is_numbered(own, trained)):
         report(f"{where}: its classes are numbers, taken for others than those of {who}")
     else:
-        check_apart(who, trained, images.classes)
+        check_disjoint(who, trained, images.classes)
     return images
 
 
@@ -243,9 +243,9 @@ def _load(
 ) -> Images:
     """Images as the run's model takes them."""
     shape = tuple(run.data["image"])
-    images = class_splits.load_classes(source, classes, size=run.config.image_size, report=report)
+    images = class_lists.load_classes(source, classes, size=run.config.image_size, report=report)
     if images.shape != shape and shape[1] == shape[2]:
-        images = class_splits.load_classes(source, classes, size=shape[1], report=report)
+        images = class_lists.load_classes(source, classes, size=shape[1], report=report)
     if images.shape != shape:
         given, own = ("×".join(map(str, each)) for each in (images.shape, shape))
         raise ValueError(f"{run.folder}: its model takes images of {own}, got {given} of {source}")
@@ -269,16 +269,16 @@ def model_features(model: Model, images: Images) -> Tensor:
     return torch.cat(parts) if parts else torch.zeros(0, size)
 
 
-def _ready(run: Run) -> Model:
+def _model_on_device(run: Run) -> Model:
     return load_model(run).to(_device())
 
 
 def _features(run: Run, images: Images, report: Callable[[str], None]) -> Tensor:
     def compute() -> Tensor:
         report(f"{run.folder}: features of {len(images):,} images of {len(images.classes)} classes")
-        return model_features(_ready(run), images)
+        return model_features(_model_on_device(run), images)
 
-    return _kept(run, "fewshot", images.digest, compute, report, rows=len(images))
+    return _cached(run, "fewshot", images.digest, compute, report, rows=len(images))
 
 
 def _base_mean(run: Run, report: Callable[[str], None]) -> Tensor:
@@ -287,12 +287,12 @@ def _base_mean(run: Run, report: Callable[[str], None]) -> Tensor:
     def compute() -> Tensor:
         training = prepare_data(run.config, report)[0]
         report(f"{run.folder}: features of the {len(training):,} images it was trained on")
-        return model_features(_ready(run), training).mean(0, keepdim=True)
+        return model_features(_model_on_device(run), training).mean(0, keepdim=True)
 
-    return _kept(run, "fewshot-base", digest, compute, report, rows=1)[0]
+    return _cached(run, "fewshot-base", digest, compute, report, rows=1)[0]
 
 
-def _kept(
+def _cached(
     run: Run,
     kind: str,
     images: str,
@@ -328,7 +328,7 @@ def _kept(
     return features
 
 
-def on_device(examples: Examples) -> Examples:
+def on_device(examples: LabelledFeatures) -> LabelledFeatures:
     """The same with its features where episodes are computed: on a GPU, if there is one."""
     return dataclasses.replace(examples, features=examples.features.to(_device()))
 

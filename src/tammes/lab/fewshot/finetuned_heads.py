@@ -215,7 +215,9 @@ def _gradient(batch: Tensor, target: Tensor, weight: Tensor, settings: FineTunin
     return gradient
 
 
-def heads_of(features: Tensor, episodes: Episodes, numbers: Tensor, settings: FineTuning) -> Tensor:
+def finetune_heads(
+    features: Tensor, episodes: Episodes, numbers: Tensor, settings: FineTuning
+) -> Tensor:
     """Heads fine-tuned on the support of some episodes.
 
     Args:

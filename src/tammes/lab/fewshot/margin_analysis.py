@@ -26,7 +26,7 @@ from tammes.similarity import unit
 
 
 @dataclass(frozen=True)
-class Analysed:
+class MarginAnalysis:
     r"""What is measured of one model; infinite or NaN where classes have collapsed.
 
     Attributes:
@@ -62,7 +62,7 @@ class Analysed:
         novel_intra: float,
         novel_inter: float,
         same_base_class: float,
-    ) -> "Analysed":
+    ) -> "MarginAnalysis":
         """Everything, from the four distances and how likely two images fall together."""
         base, novel = _values(base_intra, base_inter), _values(novel_intra, novel_inter)
         predicted = geometry.novel_ratio(same_base_class, DiscriminabilityResult(base, novel))
@@ -110,7 +110,7 @@ def analyse(
     assigned: Tensor | None = None,
     *,
     distinct: bool = True,
-) -> Analysed:
+) -> MarginAnalysis:
     """Distances on base and novel classes, and how novel classes spread over base classes.
 
     Args:
@@ -147,7 +147,7 @@ def analyse(
         assigned = nearest_base(*base, novel[0])
     on_base = discriminability(*base, distinct=distinct).base
     on_novel = discriminability(*novel, distinct=distinct).base
-    return Analysed.from_distances(
+    return MarginAnalysis.from_distances(
         base_intra=float(on_base.intra),
         base_inter=float(on_base.inter),
         novel_intra=float(on_novel.intra),
@@ -175,7 +175,7 @@ def nearest_base(features: Tensor, labels: Tensor, novel: Tensor) -> Tensor:
 
 
 @dataclass(frozen=True)
-class Verdict:
+class InequalityCheck:
     r"""What (12) says of two margins, and what is so.
 
     The inequality assumes one :math:`P^s` for both models, and that a novel class is a mixture of
@@ -193,8 +193,8 @@ class Verdict:
         right: :math:`t`, its right side.
     """
 
-    first: Analysed
-    second: Analysed
+    first: MarginAnalysis
+    second: MarginAnalysis
     predicted: bool
     predicted_by_each: tuple[bool, bool]
     so: bool
@@ -224,7 +224,7 @@ class Verdict:
         return {**asdict(self), "agrees": self.agrees, "sentence": self.sentence}
 
 
-def judge(first: Analysed, second: Analysed) -> Verdict:
+def check_inequality(first: MarginAnalysis, second: MarginAnalysis) -> InequalityCheck:
     r"""Hold (12) against what is so.
 
     .. math:: \phi^n(m_2) < \phi^n(m_1) \iff P^s\,\Delta < t
@@ -250,7 +250,7 @@ def judge(first: Analysed, second: Analysed) -> Verdict:
             f"{first.novel_ratio:.4g} and {second.novel_ratio:.4g}, "
             f"psi of {first.psi:.4g} and {second.psi:.4g}"
         )
-    return Verdict(
+    return InequalityCheck(
         first,
         second,
         predicted=left < right,

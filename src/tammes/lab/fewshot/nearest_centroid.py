@@ -45,7 +45,7 @@ def complement() -> NearestCentroid:
     return NearestCentroid(normalize=True, outside=True)
 
 
-def prepared(
+def preprocess(
     features: Tensor,
     method: NearestCentroid,
     base_mean: Tensor | None = None,
@@ -83,17 +83,19 @@ def prepared(
     return features / features.abs().amax().clamp_min(torch.finfo(features.dtype).tiny)
 
 
-def _needed(sentence: str, given: Tensor | None, features: Tensor) -> Tensor:
+def _needed(sentence: str, value: Tensor | None, features: Tensor) -> Tensor:
     """What a method cannot do without, as the features are."""
-    if given is None:
+    if value is None:
         raise ValueError(f"{sentence}, got none")
-    given = given.to(features)
-    if not bool(given.isfinite().all()):
+    value = value.to(features)
+    if not bool(value.isfinite().all()):
         raise ValueError(f"{sentence} to be finite, got NaN or infinity")
-    return given
+    return value
 
 
-def centroids_of(features: Tensor, episodes: Episodes, numbers: Tensor) -> tuple[Tensor, Tensor]:
+def centroid_classifiers(
+    features: Tensor, episodes: Episodes, numbers: Tensor
+) -> tuple[Tensor, Tensor]:
     """What the scores of queries are products with, and what is added to them for each class.
 
     Args:

@@ -12,7 +12,6 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from tammes.kernels.problem import full_precision
 from tammes.lab.config.expressions import build, split_list
 from tammes.lab.fewshot.episodes import Episodes, check_labels, draw
 from tammes.lab.fewshot.finetuned_heads import (
@@ -20,18 +19,19 @@ from tammes.lab.fewshot.finetuned_heads import (
     FineTuning,
     LinearTuning,
     directions,
-    heads_of,
+    finetune_heads,
     one_thread,
 )
 from tammes.lab.fewshot.nearest_centroid import (
     NearestCentroid,
     centroid,
-    centroids_of,
+    centroid_classifiers,
     cl2n,
     complement,
     l2,
-    prepared,
+    preprocess,
 )
+from tammes.similarity import full_precision
 
 _BLOCK = {"cpu": 1 << 21, "cuda": 1 << 28}
 """Numbers of gathered features at once, by device."""
@@ -66,7 +66,7 @@ def methods(text: str) -> dict[str, Method]:
 
 
 def needs_base_mean(methods: Mapping[str, Method]) -> bool:
-    """Whether one of them expects :attr:`Examples.base_mean`.
+    """Whether one of them expects :attr:`LabelledFeatures.base_mean`.
 
     Args:
         methods: as :func:`methods` gives them.
@@ -79,7 +79,7 @@ def needs_base_mean(methods: Mapping[str, Method]) -> bool:
 
 
 def needs_prototypes(methods: Mapping[str, Method]) -> bool:
-    """Whether one of them expects :attr:`Examples.prototypes`.
+    """Whether one of them expects :attr:`LabelledFeatures.prototypes`.
 
     Args:
         methods: as :func:`methods` gives them.
@@ -151,7 +151,7 @@ def accuracies(
         raise ValueError("few-shot episodes expect finite features, got NaN or infinity")
     features = features if features.dtype == torch.float64 else features.float()
     if isinstance(method, NearestCentroid):
-        features = prepared(features, method, base_mean, prototypes)
+        features = preprocess(features, method, base_mean, prototypes)
     elif method.cosine:
         features = directions(features)
     features = features.contiguous()
@@ -187,8 +187,8 @@ def _classifiers(
 ) -> tuple[Tensor, Tensor]:
     """What the scores of queries are products with, and what is added to them for each class."""
     if not isinstance(method, FineTuning):
-        return centroids_of(features, episodes, numbers)
-    weight = heads_of(features, episodes, numbers, method)
+        return centroid_classifiers(features, episodes, numbers)
+    weight = finetune_heads(features, episodes, numbers, method)
     # The length of a query does not matter to which class is first.
     weight = directions(weight) if method.cosine else weight
     return weight, weight.new_zeros(weight.shape[:2])
@@ -252,7 +252,7 @@ def interval(values: Tensor) -> Interval:
 
 
 @dataclass(frozen=True, eq=False)
-class Row:
+class FewShotResult:
     """One method at one number of shots.
 
     Attributes:
@@ -287,7 +287,7 @@ class Row:
 
 
 @dataclass(frozen=True, eq=False)
-class Examples:
+class LabelledFeatures:
     """Features to draw episodes from.
 
     Attributes:
@@ -322,7 +322,7 @@ class Examples:
 
 
 def evaluate(
-    examples: Examples,
+    examples: LabelledFeatures,
     *,
     way: int = 5,
     shots: int | Sequence[int] = (1, 5),
@@ -330,8 +330,8 @@ def evaluate(
     episodes: int = 10_000,
     method: str = "centroid, l2",
     seed: int = 0,
-    against: Examples | None = None,
-) -> list[Row]:
+    against: LabelledFeatures | None = None,
+) -> list[FewShotResult]:
     """Few-shot accuracies of one model, or of two on the same episodes.
 
     Args:
@@ -345,7 +345,7 @@ def evaluate(
         against: features of the same images from another model.
 
     Returns:
-        A :class:`Row` for each number of shots and each method.
+        A :class:`FewShotResult` for each number of shots and each method.
     """
     chosen = methods(method)
     if against is not None and not against.labels.equal(examples.labels):
@@ -367,5 +367,5 @@ def evaluate(
                 for one in (examples, against)
                 if one is not None
             ]
-            rows.append(Row(written, shot, *both))
+            rows.append(FewShotResult(written, shot, *both))
     return rows

@@ -15,7 +15,7 @@ from tammes.lab.config.typecheck import at_least, construct, not_empty
 from tammes.lab.records.run_folder import Run, write_json
 
 if TYPE_CHECKING:
-    from tammes.lab.fewshot.protocol import Examples
+    from tammes.lab.fewshot.protocol import LabelledFeatures
 
 FILE = "fewshot.json"
 Part = Literal["novel", "validation", "base"]
@@ -25,7 +25,7 @@ _QUICK = {"episodes": 20, "queries": 5}
 
 
 @dataclass(frozen=True, kw_only=True)
-class FewShot:
+class FewShotSettings:
     """Settings of a cell of the kind ``fewshot``.
 
     Args:
@@ -54,11 +54,11 @@ class FewShot:
     images: Annotated[int, at_least(0)] = 0
 
     @classmethod
-    def from_dict(cls, settings: Mapping[str, Any]) -> "FewShot":
+    def from_dict(cls, settings: Mapping[str, Any]) -> "FewShotSettings":
         """Build checked settings from plain values.
 
         Example:
-            >>> FewShot.from_dict({"split": "cub", "shots": [1], "queries": 16}).shots
+            >>> FewShotSettings.from_dict({"split": "cub", "shots": [1], "queries": 16}).shots
             (1,)
         """
         from tammes.lab.fewshot.protocol import methods
@@ -76,7 +76,7 @@ class FewShot:
         """Letters that stand for these settings."""
         return digest_of(self.to_dict())
 
-    def quick(self) -> "FewShot":
+    def quick(self) -> "FewShotSettings":
         """In the form that only shows that it works: few episodes, of few images."""
         less = {key: min(value, getattr(self, key)) for key, value in _QUICK.items()}
         return replace(self, **less, images=max(self.shots) + less["queries"])
@@ -102,12 +102,12 @@ class FewShot:
 
     def _check_classes(self, config: Config) -> None:
         from tammes.lab.data import DataError
-        from tammes.lab.fewshot import class_splits
-        from tammes.lab.fewshot.features import check_apart, check_way
+        from tammes.lab.fewshot import class_lists
+        from tammes.lab.fewshot.features import check_disjoint, check_way
         from tammes.lab.training.datasets import classes_of
 
         try:
-            split = class_splits.read(self.split)
+            split = class_lists.read(self.split)
             trained = classes_of(config.classes) if config.classes else ()
         except DataError:
             # The lists may be where the cells are run; they are looked for again before training.
@@ -115,10 +115,12 @@ class FewShot:
         for part in self.parts:
             check_way(self.way, split, part)
             if part != "base":
-                check_apart(config.classes, trained, split.part(part))
+                check_disjoint(config.classes, trained, split.part(part))
 
 
-def evaluate_run(run: Run, several: Sequence[FewShot], report: Callable[[str], None]) -> None:
+def evaluate_run(
+    run: Run, several: Sequence[FewShotSettings], report: Callable[[str], None]
+) -> None:
     """Recognise other classes with the model of a run, and keep what comes out in its folder.
 
     What is there already is left.
@@ -131,37 +133,37 @@ def evaluate_run(run: Run, several: Sequence[FewShot], report: Callable[[str], N
     for shots in several:
         if find(run, shots) is None:
             found = _evaluate(run, shots, report)
-            write_json(run.folder / FILE, {**_kept(run), shots.digest: found})
+            write_json(run.folder / FILE, {**_read_results(run), shots.digest: found})
 
 
-def find(run: Run, shots: FewShot) -> dict[str, Any] | None:
+def find(run: Run, shots: FewShotSettings) -> dict[str, Any] | None:
     """What came out with these settings; None where it is not known yet.
 
     Returns:
         ``measures`` by the name of the quantity (shares, not percent), ``intervals`` (halves of
         the 95 % intervals over episodes, in percent) and ``rows`` of all methods by part.
     """
-    found: dict[str, Any] | None = _kept(run).get(shots.digest)
+    found: dict[str, Any] | None = _read_results(run).get(shots.digest)
     if found is None:
         return None
     # A list of the user's own may have other classes by now under the same name.
-    before, now = found.get("classes"), _letters(shots)
+    before, now = found.get("classes"), _classes_digest(shots)
     return None if before and now and before != now else found
 
 
-def _letters(shots: FewShot) -> str:
+def _classes_digest(shots: FewShotSettings) -> str:
     """Letters that stand for the names of the classes; none where the lists are not here."""
     from tammes.lab.data import DataError
-    from tammes.lab.fewshot import class_splits
+    from tammes.lab.fewshot import class_lists
 
     try:
-        split = class_splits.read(shots.split)
+        split = class_lists.read(shots.split)
     except DataError:
         return ""
     return digest_of([split.base, split.validation, split.novel])
 
 
-def _kept(run: Run) -> dict[str, Any]:
+def _read_results(run: Run) -> dict[str, Any]:
     """By digest; a file that is damaged has nothing, and is made anew."""
     try:
         kept = json.loads((run.folder / FILE).read_bytes())
@@ -170,7 +172,7 @@ def _kept(run: Run) -> dict[str, Any]:
     return kept if isinstance(kept, dict) else {}
 
 
-def _evaluate(run: Run, shots: FewShot, report: Callable[[str], None]) -> dict[str, Any]:
+def _evaluate(run: Run, shots: FewShotSettings, report: Callable[[str], None]) -> dict[str, Any]:
     from tammes.lab.fewshot import protocol
 
     measures: dict[str, float] = {}
@@ -197,18 +199,20 @@ def _evaluate(run: Run, shots: FewShot, report: Callable[[str], None]) -> dict[s
         measures["base_accuracy"] = run.final["test"]["accuracy"]
     if shots.analyse:
         # Of a model that collapsed some are not finite; its accuracies are kept.
-        found_too = _analysed(run, shots, report).items()
+        found_too = _margin_analysis(run, shots, report).items()
         measures |= {name: value for name, value in found_too if math.isfinite(value)}
     return {
         "settings": shots.to_dict(),
-        "classes": _letters(shots),
+        "classes": _classes_digest(shots),
         "measures": measures,
         "intervals": intervals,
         "rows": rows,
     }
 
 
-def _examples(run: Run, shots: FewShot, part: str, report: Callable[[str], None]) -> "Examples":
+def _examples(
+    run: Run, shots: FewShotSettings, part: str, report: Callable[[str], None]
+) -> "LabelledFeatures":
     """Features of the images of a part, where the episodes are computed."""
     from tammes.lab.fewshot.features import from_run, on_device
     from tammes.lab.fewshot.protocol import methods, needs_base_mean, needs_prototypes
@@ -217,7 +221,7 @@ def _examples(run: Run, shots: FewShot, part: str, report: Callable[[str], None]
     found = from_run(
         run.folder,
         source=run.config.data,
-        chosen=f"{shots.split}:{part}",
+        classes=f"{shots.split}:{part}",
         base=needs_base_mean(wanted),
         prototypes=needs_prototypes(wanted),
         images=shots.images,
@@ -226,7 +230,9 @@ def _examples(run: Run, shots: FewShot, part: str, report: Callable[[str], None]
     return on_device(found)
 
 
-def _analysed(run: Run, shots: FewShot, report: Callable[[str], None]) -> dict[str, float]:
+def _margin_analysis(
+    run: Run, shots: FewShotSettings, report: Callable[[str], None]
+) -> dict[str, float]:
     """Distances on test images of base classes and on novel ones, and P^s."""
     import torch
 

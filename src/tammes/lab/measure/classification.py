@@ -9,7 +9,7 @@ from torch import Tensor
 
 from tammes.advise.feasibility import largest_sample_margin_of_any
 from tammes.criterion.criterion import Criterion
-from tammes.distributed.sharded_rows import Shards
+from tammes.distributed.sharded_rows import ShardedRows
 from tammes.heads.head import Head
 from tammes.heads.sharded import ShardedHead
 from tammes.kernels import dispatch
@@ -55,7 +55,7 @@ def examine(head: Head, features: Tensor, labels: Tensor) -> Examined:
         features: shape ``(N, D)``.
         labels: class of each example, shape ``(N,)``.
     """
-    if isinstance(head, ShardedHead) and head.ranks.size > 1:
+    if isinstance(head, ShardedHead) and head.is_sharded:
         return _examine_together(head, features, labels)
     similarity = similarity_matrix(head.problem(features))
     own = split(similarity, labels, scale=head.scale)
@@ -137,7 +137,7 @@ def measure_prototypes(head: Head, *, margin: bool = True) -> dict[str, float]:
         head: whose prototypes.
         margin: the class margin too, whose time grows with the square of the number of classes.
     """
-    prototypes, found = Shards.of(head).whole(head.weight.detach()), {}
+    prototypes, found = ShardedRows.of_head(head).all_gather(head.weight.detach()), {}
     with warnings.catch_warnings():
         # Prototypes of zero length have no direction; they are what the norms are there to show.
         warnings.simplefilter("ignore")

@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 
 from tammes.lab.measure.measures import closest_pairs
-from tammes.lab.report.load_runs import Seen
+from tammes.lab.report.load_runs import InspectedRun
 from tammes.lab.report.render.html_page import Block, Cell, Gallery, Image, Table, Text, Value
 from tammes.optional import require
 from tammes.similarity import unit
@@ -24,16 +24,16 @@ class Pair:
     first: int
     second: int
     degrees: float | None
-    forth: int
-    back: int
+    first_as_second: int
+    second_as_first: int
 
     @property
     def confused(self) -> int:
         """Examples that were taken for the other class."""
-        return self.forth + self.back
+        return self.first_as_second + self.second_as_first
 
 
-def pairs(seen: Seen, count: int) -> list[Pair]:
+def pairs(seen: InspectedRun, count: int) -> list[Pair]:
     """The most confused and the closest classes, the most confused first.
 
     Args:
@@ -65,7 +65,7 @@ def _angle(prototypes: Tensor, first: int, second: int) -> float:
     return math.degrees(2 * float(torch.atan2((one - two).norm(), (one + two).norm())))
 
 
-def pair_blocks(seen: Seen, count: int) -> list[Block]:
+def pair_blocks(seen: InspectedRun, count: int) -> list[Block]:
     """A table of pairs, and images of them where the record has some.
 
     Args:
@@ -86,7 +86,7 @@ def pair_blocks(seen: Seen, count: int) -> list[Block]:
         if seen.counts is not None:
             total = int(seen.counts[[pair.first, pair.second]].sum())
             share = 100 * pair.confused / max(total, 1)
-            row += [pair.forth, pair.back, Value(f"{share:.1f}", share)]
+            row += [pair.first_as_second, pair.second_as_first, Value(f"{share:.1f}", share)]
         rows.append(row)
     if seen.confused:
         what = f"The {count} pairs most often confused, and the {count} closest by angle"
@@ -101,7 +101,7 @@ def pair_blocks(seen: Seen, count: int) -> list[Block]:
     return [*blocks, *galleries]
 
 
-def _gallery(seen: Seen, pair: Pair) -> Gallery | None:
+def _gallery(seen: InspectedRun, pair: Pair) -> Gallery | None:
     """Wrong examples of a pair between right ones of both; None without a wrong one."""
     if seen.images is None:
         return None
@@ -121,7 +121,7 @@ def _gallery(seen: Seen, pair: Pair) -> Gallery | None:
     return Gallery(f"{first} and {second}", images, detail)
 
 
-def _right(seen: Seen, kinds: Sequence[tuple[int, int]], name: int) -> list[Image]:
+def _right(seen: InspectedRun, kinds: Sequence[tuple[int, int]], name: int) -> list[Image]:
     assert seen.images is not None
     place = next((place for place, kind in enumerate(kinds) if kind == (name, name)), None)
     return [] if place is None else [Image(png(seen.images[place]), seen.name(name))]

@@ -22,7 +22,7 @@ T = TypeVar("T")
 
 
 @dataclass(frozen=True, eq=False)
-class Seen:
+class InspectedRun:
     """One run of a group, looked at closely; None for what its record does not have.
 
     Attributes:
@@ -59,7 +59,7 @@ class Seen:
 
 
 @dataclass(frozen=True, eq=False)
-class Gathered:
+class LoadedRuns:
     """Everything that is shown of runs.
 
     Attributes:
@@ -73,7 +73,7 @@ class Gathered:
     study: Study
     metrics: Mapping[Path, Sequence[Mapping[str, Any]]]
     timing: Mapping[Path, Sequence[Mapping[str, Any]]]
-    seen: Mapping[str, Seen]
+    seen: Mapping[str, InspectedRun]
     troubles: Sequence[Trouble]
 
     @property
@@ -82,7 +82,7 @@ class Gathered:
         return self.study.groups
 
 
-def gather(runs: Sequence[Run], baseline: str | None = None) -> Gathered:
+def load_runs(runs: Sequence[Run], baseline: str | None = None) -> LoadedRuns:
     """Read what a page needs.
 
     Args:
@@ -92,22 +92,22 @@ def gather(runs: Sequence[Run], baseline: str | None = None) -> Gathered:
     Raises:
         RecordError: where not a single run can be read.
     """
-    found = study(runs, baseline)
-    if not found.groups:
-        first = found.troubles[0].reason if found.troubles else "no run was given"
+    grouped = study(runs, baseline)
+    if not grouped.groups:
+        first = grouped.troubles[0].reason if grouped.troubles else "no run was given"
         raise RecordError(f"there is no run that can be read: {first}")
-    reader = _Reader(list(found.troubles))
+    reader = _RunReader(list(grouped.troubles))
     metrics, timing, seen = {}, {}, {}
-    for group in found.groups:
+    for group in grouped.groups:
         for run in (*group.runs.values(), *group.stopped):
             metrics[run.folder] = reader.read(group, run, lambda run: _rows(run, "metrics")) or []
             timing[run.folder] = reader.read(group, run, lambda run: _rows(run, "timing")) or []
-    for group, seed in chosen_seeds(found.groups).items():
-        seen[group.label] = _look(group, seed, reader)
-    return Gathered(found, metrics, timing, seen, reader.troubles)
+    for group, seed in representative_seeds(grouped.groups).items():
+        seen[group.label] = _inspect(group, seed, reader)
+    return LoadedRuns(grouped, metrics, timing, seen, reader.troubles)
 
 
-def chosen_seeds(groups: Sequence[Group]) -> dict[Group, int]:
+def representative_seeds(groups: Sequence[Group]) -> dict[Group, int]:
     """The run of each group that is looked at closely: the first seed that most groups have."""
     seeds = [seed for group in groups for seed in group.runs]
     order = sorted(set(seeds), key=lambda seed: (-seeds.count(seed), seed))
@@ -116,7 +116,7 @@ def chosen_seeds(groups: Sequence[Group]) -> dict[Group, int]:
     }
 
 
-class _Reader:
+class _RunReader:
     """Reads pieces of runs, and notes what is wrong with them."""
 
     def __init__(self, troubles: list[Trouble]) -> None:
@@ -147,7 +147,7 @@ def _rows(run: Run, name: str) -> list[dict[str, Any]]:
     return list(rows)
 
 
-def _look(group: Group, seed: int, reader: _Reader) -> Seen:
+def _inspect(group: Group, seed: int, reader: _RunReader) -> InspectedRun:
     run = group.runs[seed]
     prototypes = reader.read(group, run, _prototypes)
     names = reader.read(group, run, lambda run: _names(run, prototypes)) or []
@@ -156,7 +156,7 @@ def _look(group: Group, seed: int, reader: _Reader) -> Seen:
         values |= reader.read(group, run, lambda run: _embeddings(run, prototypes)) or {}
     if run.has("examples"):
         values |= reader.read(group, run, _images) or {}
-    return Seen(seed, names, **values)
+    return InspectedRun(seed, names, **values)
 
 
 def _names(run: Run, prototypes: Tensor | None) -> list[str]:

@@ -131,7 +131,7 @@ class ComparedCell:
         return f"{self.errors:+.1f}{' †' if self.paper.std is None else ''}"
 
 
-def published(quantity: Quantity, found: Published | None) -> str:
+def published(quantity: Quantity, number: Published | None) -> str:
     """A published number in words.
 
     Example:
@@ -140,7 +140,7 @@ def published(quantity: Quantity, found: Published | None) -> str:
         >>> published(KNOWN["error"], Published(28.6, 0.24)), published(KNOWN["error"], None)
         ('28.60 ± 0.24', '')
     """
-    return "" if found is None else spread(quantity, Summary(1, found.mean, found.std))
+    return "" if number is None else spread(quantity, Summary(1, number.mean, number.std))
 
 
 class ResultRow(NamedTuple):
@@ -313,19 +313,19 @@ class PaperComparison:
         rows = [self._row(cell, [cell.value(head) for head in heads]) for cell in cells]
         return _filled(quantity.heading, [titles.get(head, head) for head in heads], rows)
 
-    def _shared(self, given: Sequence[Shown], heads: Sequence[Head]) -> ResultTable:
+    def _shared(self, quantities: Sequence[Shown], heads: Sequence[Head]) -> ResultTable:
         """The table of several quantities beside each other."""
         rows = []
-        wanted = {column for _, columns in given for column in columns}
+        wanted = {column for _, columns in quantities for column in columns}
         more: list[Head] = ["n", "missing"] if "n" in heads else ["missing"]
         for column in (name for name in self.recipe.columns if name in wanted):
             for row in self.recipe.rows:
-                cells = [self.cell(row, column, quantity) for quantity, _ in given]
+                cells = [self.cell(row, column, quantity) for quantity, _ in quantities]
                 if any(cell.is_expected for cell in cells):
                     most = max(cells, key=lambda cell: cell.ours.count if cell.ours else 0)
                     values = [cell.value("ours") for cell in cells]
                     rows.append(self._row(most, [*values, *map(most.value, more)]))
-        names = [quantity.heading for quantity, _ in given]
+        names = [quantity.heading for quantity, _ in quantities]
         return _filled("ours", [*names, *more], rows, shared=True)
 
     def _row(self, cell: ComparedCell, values: list[Value]) -> ResultRow:

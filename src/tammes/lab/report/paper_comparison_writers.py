@@ -49,7 +49,7 @@ def print_table(recipe: Recipe, ledger: Ledger, *, width: int = 120) -> str:
     Returns:
         The text, without a line break at its end.
     """
-    found = PaperComparison(recipe, ledger)
+    comparison = PaperComparison(recipe, ledger)
     stream = io.StringIO()
     console = require("rich.console", extra="lab").Console(
         file=stream, width=width, color_system=None
@@ -64,24 +64,24 @@ def print_table(recipe: Recipe, ledger: Ledger, *, width: int = 120) -> str:
             console.print(padding(shown, (0, 0, 0, 2)))
 
     console.print(_printable(f"{recipe.title} ({recipe.source})"))
-    say(*[QUICK] * ledger.quick, f"{recipe.name}; {found.summary}")
-    for quantity, columns in found.quantities(begun=True):
-        say("", _rich_table(found.table(quantity, columns, _ON_TERMINAL)))
+    say(*[QUICK] * ledger.quick, f"{recipe.name}; {comparison.summary}")
+    for quantity, columns in comparison.quantities(begun=True):
+        say("", _rich_table(comparison.table(quantity, columns, _ON_TERMINAL)))
     if recipe.paper:
         say("", ERRORS, *[DAGGER] * ("†" in stream.getvalue()))
-    if found.verdicts:
+    if comparison.verdicts:
         claims = require("rich.table", extra="lab").Table.grid(padding=(0, 2, 0, 0))
-        for verdict in found.verdicts:
+        for verdict in comparison.verdicts:
             claims.add_row(verdict.outcome.upper(), _printable(verdict.claim.says))
             claims.add_row("", _printable(verdict.sentence))
         say(claims, title="claims")
     stopped = [
         f"{row}, {column}, seed {seed}: {': '.join(filter(None, why))}"
-        for row, column, seed, *why in found.stopped_in_words()
+        for row, column, seed, *why in comparison.stopped_in_words()
     ]
     if stopped:
         say(*stopped, title="diverged and failed")
-    opened = [f"{column}: {words}" for column, words in found.open_in_words()]
+    opened = [f"{column}: {words}" for column, words in comparison.open_in_words()]
     if opened:
         say(*opened, title="open")
     return "\n".join(line.rstrip() for line in stream.getvalue().splitlines())
@@ -112,24 +112,24 @@ def _printable(text: str) -> Any:
 # --------------------------------------------------------------------------------- for a page
 
 
-def comparison_blocks(found: PaperComparison) -> list[Block]:
+def comparison_blocks(comparison: PaperComparison) -> list[Block]:
     """The comparison as blocks of a page: a table or two for each quantity, and remarks."""
     blocks: list[Block] = []
-    tables = [*found.tables(_ON_PAGE)]
+    tables = [*comparison.tables(_ON_PAGE)]
     for table in tables:
         caption = f"{table.title.capitalize()}, mean ± standard deviation."
         if table.shared:
             caption = "Ours, mean ± standard deviation; nothing of it is published."
         columns = table.by_column()
-        detail = Table(["", *table.heads], [*_page_rows(found, columns)], caption)
+        detail = Table(["", *table.heads], [*_page_rows(comparison, columns)], caption)
         if table.shared or len(columns) == 1:
             blocks.append(detail)
             continue
-        blocks += _overviews(found, table)
+        blocks += _overviews(comparison, table)
         words = f"{table.title.capitalize()}: every number with its difference to the paper"
         blocks.append(Fold(words, [detail]) if len(table.rows) > _UNFOLDED else detail)
     dagger = any("†" in each.text for t in tables for row in t.rows for each in row.values)
-    recipe = found.recipe
+    recipe = comparison.recipe
     if recipe.paper or recipe.released:
         remarks = [*[ERRORS] * bool(recipe.paper), *[DAGGER] * dagger,
                    *[recipe.released_source] * bool(recipe.released)]  # fmt: skip
@@ -138,20 +138,23 @@ def comparison_blocks(found: PaperComparison) -> list[Block]:
 
 
 def _page_rows(
-    found: PaperComparison, columns: Sequence[tuple[str, list[ResultRow]]]
+    comparison: PaperComparison, columns: Sequence[tuple[str, list[ResultRow]]]
 ) -> Iterator[Sequence[Cell] | str]:
     for column, rows in columns:
         if len(columns) > 1:
             yield column
         for row in rows:
-            yield [_label(found, row.name), *(each if each.text else None for each in row.values)]
+            yield [
+                _label(comparison, row.name),
+                *(each if each.text else None for each in row.values),
+            ]
 
 
-def _label(found: PaperComparison, row: str) -> Value:
-    return Value(found.labels[row], color=list(found.labels).index(row))
+def _label(comparison: PaperComparison, row: str) -> Value:
+    return Value(comparison.labels[row], color=list(comparison.labels).index(row))
 
 
-def _overviews(found: PaperComparison, table: ResultTable) -> Iterator[Table]:
+def _overviews(comparison: PaperComparison, table: ResultTable) -> Iterator[Table]:
     """Rows by columns, a few columns in each table: ours, with the paper's in brackets."""
     cells: dict[str, dict[str, Value]] = {}
     for column, rows in table.by_column():
@@ -163,8 +166,8 @@ def _overviews(found: PaperComparison, table: ResultTable) -> Iterator[Table]:
     for start in range(0, len(columns), _BESIDE):
         part = columns[start : start + _BESIDE]
         lines = [
-            [_label(found, name), *(cells[column].get(name) for column in part)]
-            for name in found.recipe.rows
+            [_label(comparison, name), *(cells[column].get(name) for column in part)]
+            for name in comparison.recipe.rows
             if any(name in cells[column] for column in part)
         ]
         caption = f"{table.title.capitalize()}: ours, mean ± standard deviation [paper]."
@@ -179,26 +182,28 @@ def _with_paper(values: Mapping[str, Value]) -> Value:
 # -------------------------------------------------------------------------------- as Markdown
 
 
-def markdown_section(found: PaperComparison) -> Iterator[str]:
+def markdown_section(comparison: PaperComparison) -> Iterator[str]:
     """Lines of the comparison, without its heading."""
-    recipe = found.recipe
+    recipe = comparison.recipe
     yield f"{markdown_text(recipe.title)}. {markdown_text(recipe.source)}."
     yield ""
-    yield f"- {markdown_text(found.summary)}"
-    yield from (f"- `{' '.join(each.replace('`', chr(39)).split())}`" for each in found.commands)
+    yield f"- {markdown_text(comparison.summary)}"
+    yield from (
+        f"- `{' '.join(each.replace('`', chr(39)).split())}`" for each in comparison.commands
+    )
     if recipe.released:
         yield f"- {markdown_text(recipe.released_title)}: {markdown_text(recipe.released_source)}"
-    for table in found.tables(_IN_MARKDOWN, begun=True):
+    for table in comparison.tables(_IN_MARKDOWN, begun=True):
         several = ["column"] * (len(table.by_column()) > 1)
         rows = [[row.label, *[row.column] * len(several), *(each.text for each in row.values)]
                 for row in table.rows]  # fmt: skip
         yield from ("", *markdown_table([table.title, *several, *table.heads], rows))
-    claims = [(each.claim.says, each.outcome, each.sentence) for each in found.verdicts]
+    claims = [(each.claim.says, each.outcome, each.sentence) for each in comparison.verdicts]
     if claims:
         yield from ("", *markdown_table(("claim", "verdict", "what was found"), claims, bold=1))
     stopped = [f"{row}, {column}, seed {seed}: {state}. {reason}"
-               for row, column, seed, state, reason in found.stopped_in_words()]  # fmt: skip
-    opened = [f"{column}: {words}" for column, words in found.open_in_words()]
+               for row, column, seed, state, reason in comparison.stopped_in_words()]  # fmt: skip
+    opened = [f"{column}: {words}" for column, words in comparison.open_in_words()]
     for title, items in (("Diverged or failed:", stopped), ("Open:", opened)):
         if items:
             yield from ("", title, "", *(f"- {markdown_text(each)}" for each in items))

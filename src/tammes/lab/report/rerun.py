@@ -5,25 +5,25 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from tammes.lab.config.schema import Config
+from tammes.lab.config.yaml_file import write_yaml
 from tammes.lab.records.run_folder import RecordError, Run
-from tammes.lab.report.load_runs import Gathered
+from tammes.lab.report.load_runs import LoadedRuns
 from tammes.lab.report.render.html_page import Block, Cell, Details, Fold, Table, Text, Value
 from tammes.lab.stats.seed_groups import Group
-from tammes.optional import require
 
 _ENVIRONMENT = ("tammes", "commit", "torch", "python", "platform", "device", "threads",
                 "world_size", "started")  # fmt: skip
 _DEFAULTS = Config().to_dict()
 
 
-def configuration(found: Gathered) -> list[Block]:
+def configuration(loaded: LoadedRuns) -> list[Block]:
     """Settings that all runs have in common, and a table of those that differ."""
-    configs = [_resolved(group) for group in found.groups]
+    configs = [_resolved(group) for group in loaded.groups]
     keys = [key for key in configs[0] if key not in ("seed", "name")]
     differ = [key for key in keys if len({repr(config[key]) for config in configs}) > 1]
     common = {key: configs[0][key] for key in keys if key not in differ}
     blocks: list[Block] = []
-    labels = [group.label for group in found.groups]
+    labels = [group.label for group in loaded.groups]
     if differ == ["loss"]:
         blocks.append(Text("The groups differ in their loss, and in nothing else."))
     elif differ:
@@ -32,10 +32,8 @@ def configuration(found: Gathered) -> list[Block]:
             for place, (label, config) in enumerate(zip(labels, configs, strict=True))
         ]
         blocks.append(Table(["group", *differ], rows, caption="What differs between the groups."))
-    yaml = require("yaml", extra="lab")
-    text = yaml.safe_dump(common, sort_keys=False, allow_unicode=True, width=100)
     summary = "Settings" if len(configs) == 1 else "Settings that all groups have in common"
-    blocks.append(Details(f"{summary} (YAML, for --config)", text))
+    blocks.append(Details(f"{summary} (YAML, for --config)", write_yaml(common)))
     return blocks
 
 
@@ -55,9 +53,9 @@ def _shown(value: Any) -> str:
     return "" if value is None else str(value)
 
 
-def surroundings(found: Gathered) -> list[Block]:
+def data_and_machines(loaded: LoadedRuns) -> list[Block]:
     """Data and machines."""
-    runs = [run for group in found.groups for run in (*group.runs.values(), *group.stopped)]
+    runs = [run for group in loaded.groups for run in (*group.runs.values(), *group.stopped)]
     rows = [*_of_data(runs), *_of_machines(runs)]
     return [Fold("Data and machines", [Table(("what", "value"), rows)])] if rows else []
 
@@ -106,16 +104,16 @@ def _distinct(runs: Sequence[Run], name: str) -> list[dict[str, Any]]:
     return found
 
 
-def rerun(found: Gathered, command: str | None) -> list[Block]:
+def rerun(loaded: LoadedRuns, command: str | None) -> list[Block]:
     """Commands that train every run again, and write this page.
 
     Args:
-        found: the runs.
+        loaded: the runs.
         command: that wrote this page.
     """
     runs = [
         run
-        for group in found.groups
+        for group in loaded.groups
         for run in sorted((*group.runs.values(), *group.stopped), key=lambda run: run.config.seed)
     ]
     lines = [train_command(run.config) for run in runs]

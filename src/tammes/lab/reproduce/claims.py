@@ -5,11 +5,11 @@ from typing import Annotated, Any, Literal, TypeAlias
 
 from tammes.lab.config.typecheck import as_table, at_least, construct
 
-Where: TypeAlias = Literal["paper", "released"]
+NumberSource: TypeAlias = Literal["paper", "released"]
 Pairs: TypeAlias = tuple[tuple[str, str], ...]
 
 
-def _of_two_rows(pairs: Pairs) -> Pairs:
+def _check_pairs(pairs: Pairs) -> Pairs:
     if any(better == than for better, than in pairs):
         raise ValueError("is expected to compare two rows, got one with itself")
     return pairs
@@ -31,7 +31,7 @@ class Better:
     says: str
     quantity: str
     columns: tuple[str, ...] = ()
-    pairs: Annotated[Pairs, _of_two_rows]
+    pairs: Annotated[Pairs, _check_pairs]
     by: float = 0.0
     where_below_optimum: float | None = None
 
@@ -53,7 +53,7 @@ class Near:
     quantity: str
     columns: tuple[str, ...] = ()
     rows: tuple[str, ...] = ()
-    near: Where
+    near: NumberSource
     within: Annotated[float, at_least(0)]
 
 
@@ -99,7 +99,7 @@ class Course:
 
 @dataclass(frozen=True, kw_only=True)
 class Peak:
-    """Where a quantity is best among rows that differ in one value.
+    """NumberSource a quantity is best among rows that differ in one value.
 
     Attributes:
         says: the claim in a sentence.
@@ -131,26 +131,26 @@ _KINDS: dict[str, type[Claim]] = {
 """Kinds of claims by the field that only they have, or that the kinds before them have too."""
 
 
-def read_claim(given: Any, what: str, *, main: str) -> Claim:
+def read_claim(plain: Any, what: str, *, main: str) -> Claim:
     """Read a claim from plain values.
 
     Args:
-        given: what YAML says.
+        plain: what YAML says.
         what: name of the claim in an error.
         main: quantity that is meant where none is named.
 
     Raises:
         ValueError: where it is none of the five kinds.
     """
-    values = as_table(given, what)
-    said = ", ".join(values)
+    values = as_table(plain, what)
+    keys = ", ".join(values)
     if "better" in values or "than" in values:
         values["pairs"] = [[values.pop("better", None), values.pop("than", None)]]
     kind = next((kind for key, kind in _KINDS.items() if key in values), None)
     if kind is None:
         raise ValueError(
             f"{what} is expected to have better and than, pairs, near, at_least, at_most, curve "
-            f"or peak, got {said}"
+            f"or peak, got {keys}"
         )
     if kind is Bound and {"at_least", "at_most"} <= {*values}:
         raise ValueError(f"{what} is expected to have at_least or at_most, got both")

@@ -11,11 +11,11 @@ from torch import Tensor
 
 from tammes.kernels.dense import similarity_matrix
 from tammes.kernels.problem import Problem
-from tammes.lab.fewshot.recipe_cells import FewShot, find
+from tammes.lab.fewshot.recipe_cells import FewShotSettings, find
 from tammes.lab.records.run_folder import Run, number
 from tammes.lab.reproduce.ledger import Entry, Ledger
 from tammes.lab.reproduce.quantities import read_all
-from tammes.lab.reproduce.recipe import ALWAYS, Planned, Recipe
+from tammes.lab.reproduce.recipe import ALWAYS, PlannedCell, Recipe
 from tammes.similarity import Cosine
 from tammes.split import split
 
@@ -27,7 +27,9 @@ _POINTS = 1000
 """Examples of a split in a scatter."""
 
 
-def take(recipe: Recipe, planned: Planned, folder: Path, ledger: Ledger) -> Entry | None:
+def collect_entry(
+    recipe: Recipe, planned: PlannedCell, folder: Path, ledger: Ledger
+) -> Entry | None:
     """What came out of a cell, as far as it ended; its machine is noted in the ledger.
 
     Args:
@@ -36,18 +38,18 @@ def take(recipe: Recipe, planned: Planned, folder: Path, ledger: Ledger) -> Entr
         folder: of its run.
         ledger: that is going to have it.
     """
-    about = _about(planned)
+    about = _cell_key(planned)
     if planned.kind == "sphere":
         path = folder / CELL
         if not path.exists():
             return None
         found = json.loads(path.read_bytes())
-        return Entry(**about, **_ran(found.pop("environment", {}), ledger), **found)
+        return Entry(**about, **_machine_and_command(found.pop("environment", {}), ledger), **found)
     run = Run(folder)
     if run.status == "unfinished":
         return None
     around = run.environment if (folder / "environment.json").exists() else {}
-    about |= _ran(around, ledger)
+    about |= _machine_and_command(around, ledger)
     if run.status == "failed":
         why = run.failure
         return Entry(
@@ -58,14 +60,14 @@ def take(recipe: Recipe, planned: Planned, folder: Path, ledger: Ledger) -> Entr
         )
     final, kept = run.final, {}
     if planned.kind == "fewshot":
-        shots = find(run, FewShot.from_dict(planned.settings))
+        shots = find(run, FewShotSettings.from_dict(planned.settings))
         if shots is None:
             # Trained, but nothing is recognised yet, or something went wrong meanwhile.
             if not (folder / "failure.json").exists():
                 return None
             return Entry(**about, status="failed", reason=str(run.failure.get("message", "")))
         final = {**final, "fewshot": shots["measures"]}
-        halves = {key: _digits(value, 4) for key, value in shots["intervals"].items()}
+        halves = {key: _significant(value, 4) for key, value in shots["intervals"].items()}
         kept["fewshot"] = {**shots, "intervals": halves}
         del kept["fewshot"]["measures"]
     if run.config.whole:
@@ -75,18 +77,20 @@ def take(recipe: Recipe, planned: Planned, folder: Path, ledger: Ledger) -> Entr
     return Entry(
         **about,
         status="done",
-        values={key: _digits(value, 7) for key, value in read_all(final).items()},
-        optimum={key: _digits(v, 7) for key, v in best.items() if isinstance(v, float)},
+        values={key: _significant(value, 7) for key, value in read_all(final).items()},
+        optimum={key: _significant(v, 7) for key, v in best.items() if isinstance(v, float)},
         epochs=run.config.epochs,
         step=int(final["step"]),
         seconds=round(math.fsum(row["seconds"] for row in run.timing), 1),
         chosen=str(final["chosen"]),
-        curves=_curves(run, [path for path in (*ALWAYS, *recipe.curves) if _is_apart(run, path)]),
+        curves=_curves(
+            run, [path for path in (*ALWAYS, *recipe.curves) if _is_valid_curve(run, path)]
+        ),
         kept=kept | {what: found for what in recipe.keep if (found := _KEEP[what](run))},
     )
 
 
-def _about(planned: Planned) -> dict[str, Any]:
+def _cell_key(planned: PlannedCell) -> dict[str, Any]:
     """What tells an entry from the others."""
     return {
         "row": planned.row,
@@ -96,9 +100,9 @@ def _about(planned: Planned) -> dict[str, Any]:
     }
 
 
-def failed(planned: Planned, reason: str) -> Entry:
+def failed(planned: PlannedCell, reason: str) -> Entry:
     """What is written down of a cell that cannot be read."""
-    return Entry(**_about(planned), status="failed", reason=reason)
+    return Entry(**_cell_key(planned), status="failed", reason=reason)
 
 
 def lacks(recipe: Recipe, entry: Entry) -> bool:
@@ -109,7 +113,7 @@ def lacks(recipe: Recipe, entry: Entry) -> bool:
     return bool(curves) or (entry.status == "done" and not kept <= {*entry.kept})
 
 
-def score(trial: Planned, run: Run) -> dict[str, Any] | None:
+def score(trial: PlannedCell, run: Run) -> dict[str, Any] | None:
     """How well a run did whose settings are tried out; None where it has not ended.
 
     Args:
@@ -123,7 +127,7 @@ def score(trial: Planned, run: Run) -> dict[str, Any] | None:
     if run.status == "unfinished":
         return None
     if run.status == "done" and trial.kind == "fewshot":
-        found = find(run, FewShot.from_dict(trial.settings))
+        found = find(run, FewShotSettings.from_dict(trial.settings))
         if found is not None:
             return {"accuracy": round(100 * found["measures"]["validation_shot1"], 3)}
         if not (run.folder / "failure.json").exists():
@@ -134,12 +138,12 @@ def score(trial: Planned, run: Run) -> dict[str, Any] | None:
     return {"failed": run.failure.get("kind", "error")}
 
 
-def _is_apart(run: Run, path: str) -> bool:
+def _is_valid_curve(run: Run, path: str) -> bool:
     """Whether a curve is of training, or of images that were not trained on."""
     return not (run.config.whole and path.startswith("test."))
 
 
-def _ran(around: Mapping[str, Any], ledger: Ledger) -> dict[str, Any]:
+def _machine_and_command(around: Mapping[str, Any], ledger: Ledger) -> dict[str, Any]:
     """Where something was run, and by what command."""
     machine = {key: around[key] for key in _MACHINE if key in around}
     number = ledger.machine(machine) if machine else None
@@ -151,7 +155,7 @@ def _curves(run: Run, paths: Sequence[str]) -> dict[str, list[float | None]]:
     found: dict[str, list[float | None]] = {"epoch": [row["epoch"] for row in rows]}
     for path in dict.fromkeys(paths):
         values = (number(row, path.split(".")) for row in rows)
-        found[path] = [None if value is None else _digits(value, 5) for value in values]
+        found[path] = [None if value is None else _significant(value, 5) for value in values]
     return found
 
 
@@ -186,11 +190,11 @@ def _scatter(run: Run) -> dict[str, Any]:
     if kept["features"].shape[1] != 2:
         return {}
     training, _, _ = prepare_data(run.config, lambda text: None)
-    chosen = _spread(len(training))
+    chosen = _evenly_spaced(len(training))
     pixels = torch.stack([training.read(place) for place in chosen.tolist()])
     with torch.no_grad():
         features = load_model(run).features(pixels).float()
-    tested = _spread(len(kept["labels"]))
+    tested = _evenly_spaced(len(kept["labels"]))
     return {
         "train": _points(features, training.labels[chosen]),
         "test": _points(kept["features"][tested], kept["labels"][tested]),
@@ -198,7 +202,7 @@ def _scatter(run: Run) -> dict[str, Any]:
     }
 
 
-def _spread(count: int) -> Tensor:
+def _evenly_spaced(count: int) -> Tensor:
     return torch.linspace(0, count - 1, min(count, _POINTS)).round().long()
 
 
@@ -208,11 +212,11 @@ def _points(features: Tensor, labels: Tensor) -> dict[str, list[float]]:
 
 def _plain(values: Tensor) -> list[Any]:
     if values.ndim == 1:
-        return [_digits(value, 4) for value in values.tolist()]
+        return [_significant(value, 4) for value in values.tolist()]
     return [_plain(row) for row in values]
 
 
-def _digits(value: float, digits: int) -> float:
+def _significant(value: float, digits: int) -> float:
     """Rounded to so many digits that count."""
     return float(f"{value:.{digits}g}")
 

@@ -27,7 +27,7 @@ _LITTLE = 0.05
 
 
 @dataclass(frozen=True)
-class Part:
+class Comparison:
     """One comparison that a claim makes.
 
     Attributes:
@@ -53,7 +53,7 @@ class Verdict:
 
     claim: Claim
     outcome: Outcome
-    parts: tuple[Part, ...]
+    parts: tuple[Comparison, ...]
 
     @property
     def sentence(self) -> str:
@@ -98,15 +98,15 @@ def _judge(claim: Claim, recipe: Recipe, ledger: Ledger) -> Verdict:
             parts = tuple(_course(claim, recipe, ledger))
         case Peak():
             parts = tuple(_peak(claim, recipe, ledger))
-    found = {part.outcome for part in parts}
-    if not found or found == {"open"}:
+    outcomes = {part.outcome for part in parts}
+    if not outcomes or outcomes == {"open"}:
         return Verdict(claim, "open", parts)
-    if "fails" in found:
+    if "fails" in outcomes:
         return Verdict(claim, "fails", parts)
-    return Verdict(claim, "holds" if found == {"holds"} else "leans", parts)
+    return Verdict(claim, "holds" if outcomes == {"holds"} else "leans", parts)
 
 
-def _better(claim: Better, recipe: Recipe, ledger: Ledger) -> Iterator[Part]:
+def _better(claim: Better, recipe: Recipe, ledger: Ledger) -> Iterator[Comparison]:
     quantity = KNOWN[claim.quantity]
     way = -1 if quantity.better < 0 else 1
     for better, than in claim.pairs:
@@ -118,22 +118,24 @@ def _better(claim: Better, recipe: Recipe, ledger: Ledger) -> Iterator[Part]:
                 mean = sum(theirs.values()) / len(theirs)
                 if optimum is not None and mean >= optimum - claim.where_below_optimum:
                     continue
-            part = Part(rows, column, f"{first} and {second}: open", "open", needed=claim.by)
-            found = difference(ours, theirs)
-            if found is not None:
-                shown = _shown(found, quantity, sign=True)
+            part = Comparison(rows, column, f"{first} and {second}: open", "open", needed=claim.by)
+            diff = difference(ours, theirs)
+            if diff is not None:
+                shown = _shown(diff, quantity, sign=True)
                 text = f"{first}: {quantity.name} {shown} against {second}"
                 if claim.by:
                     word = "asked" if claim.by > 0 else "allowed"
                     text += f", {_unit(way * claim.by, quantity, sign=True)} {word}"
-                found = found if way > 0 else _turned(found)
-                outcome = _outcome(found, claim.by)
-                part = replace(part, text=text, outcome=outcome, difference=found)
+                diff = diff if way > 0 else _negated(diff)
+                outcome = _outcome(diff, claim.by)
+                part = replace(part, text=text, outcome=outcome, difference=diff)
             # What diverged is worse than anything.
-            yield _without_diverged(part, ledger, bad=better, good=than, recipe=recipe)
+            yield _without_diverged(
+                part, ledger, counts_against=better, counts_for=than, recipe=recipe
+            )
 
 
-def _near(claim: Near, recipe: Recipe, ledger: Ledger) -> Iterator[Part]:
+def _near(claim: Near, recipe: Recipe, ledger: Ledger) -> Iterator[Comparison]:
     quantity = KNOWN[claim.quantity]
     published = recipe.paper if claim.near == "paper" else recipe.released
     for (row, column, key), number in published.items():
@@ -143,42 +145,42 @@ def _near(claim: Near, recipe: Recipe, ledger: Ledger) -> Iterator[Part]:
         if key != claim.quantity or not named:
             continue
         title, values = recipe.rows[row].title, ledger.values(row, column, key)
-        part = Part((row,), column, f"{title}: open", "open", needed=claim.within)
-        found = difference(values, dict.fromkeys(values, number.mean))
-        if found is not None:
-            ends = (found.low, found.high)
+        part = Comparison((row,), column, f"{title}: open", "open", needed=claim.within)
+        diff = difference(values, dict.fromkeys(values, number.mean))
+        if diff is not None:
+            ends = (diff.low, diff.high)
             inside = all(end is not None and abs(end) <= claim.within for end in ends)
-            outside: Outcome = "fails" if abs(found.mean) > claim.within else "leans"
-            outcome = "holds" if inside and found.low != found.high else outside
-            shown = _shown(found, quantity, sign=True)
+            outside: Outcome = "fails" if abs(diff.mean) > claim.within else "leans"
+            outcome = "holds" if inside and diff.low != diff.high else outside
+            shown = _shown(diff, quantity, sign=True)
             text = f"{title}: {shown} against {quantity.shown(number.mean)}, "
             text += f"{_unit(claim.within, quantity)} allowed"
-            part = replace(part, text=text, outcome=outcome, difference=found)
-        yield _without_diverged(part, ledger, bad=row, recipe=recipe)
+            part = replace(part, text=text, outcome=outcome, difference=diff)
+        yield _without_diverged(part, ledger, counts_against=row, recipe=recipe)
 
 
-def _bound(claim: Bound, recipe: Recipe, ledger: Ledger) -> Iterator[Part]:
+def _bound(claim: Bound, recipe: Recipe, ledger: Ledger) -> Iterator[Comparison]:
     quantity = KNOWN[claim.quantity]
     low = claim.at_least is not None
     bound = claim.at_least if claim.at_least is not None else claim.at_most
     assert bound is not None
-    asked = f"at {'least' if low else 'most'} {_unit(bound, quantity)} claimed"
+    claimed = f"at {'least' if low else 'most'} {_unit(bound, quantity)} claimed"
     # Whether it is claimed that something goes wrong, which what diverged has done.
     wrong = quantity.better != 0 and low == (quantity.better < 0)
     for row in claim.rows:
         for column in _columns(claim, recipe, ledger, row):
             title, values = recipe.rows[row].title, ledger.values(row, column, claim.quantity)
-            part = Part((row,), column, f"{title}: open", "open")
-            found = difference(values, dict.fromkeys(values, bound))
-            if found is not None:
-                text = f"{title}: {_unit(found.mean + bound, quantity)}, {asked}"
-                found = found if low else _turned(found)
-                part = replace(part, text=text, outcome=_outcome(found, 0.0), difference=found)
-            which = {"good": row} if wrong else {"bad": row}
+            part = Comparison((row,), column, f"{title}: open", "open")
+            diff = difference(values, dict.fromkeys(values, bound))
+            if diff is not None:
+                text = f"{title}: {_unit(diff.mean + bound, quantity)}, {claimed}"
+                diff = diff if low else _negated(diff)
+                part = replace(part, text=text, outcome=_outcome(diff, 0.0), difference=diff)
+            which = {"counts_for": row} if wrong else {"counts_against": row}
             yield _without_diverged(part, ledger, recipe=recipe, **which)
 
 
-def _course(claim: Course, recipe: Recipe, ledger: Ledger) -> Iterator[Part]:
+def _course(claim: Course, recipe: Recipe, ledger: Ledger) -> Iterator[Comparison]:
     for rows, words in (
         (claim.falls, "falls"),
         (claim.falls_then_rises, "falls and then rises"),
@@ -186,23 +188,23 @@ def _course(claim: Course, recipe: Recipe, ledger: Ledger) -> Iterator[Part]:
         for row in rows:
             for column in _columns(claim, recipe, ledger, row):
                 title = recipe.rows[row].title
-                courses = [_way(entry, claim.curve) for entry in ledger.of(row, column)]
-                part = Part((row,), column, f"{title}: open", "open")
+                courses = [_curve_shape(entry, claim.curve) for entry in ledger.of(row, column)]
+                part = Comparison((row,), column, f"{title}: open", "open")
                 if courses and None not in courses:
                     right = sum(course == words for course in courses)
                     outcome: Outcome = "holds" if len(courses) > 1 else "leans"
                     outcome = outcome if right == len(courses) else "fails"
                     text = f"{title}: {words} with {right} of {len(courses)} seeds"
                     part = replace(part, text=text, outcome=outcome)
-                yield _without_diverged(part, ledger, bad=row, recipe=recipe)
+                yield _without_diverged(part, ledger, counts_against=row, recipe=recipe)
 
 
-def _peak(claim: Peak, recipe: Recipe, ledger: Ledger) -> Iterator[Part]:
+def _peak(claim: Peak, recipe: Recipe, ledger: Ledger) -> Iterator[Comparison]:
     """Where a quantity is best: with each seed that all rows have, and on their mean."""
     along = {row: float(recipe.rows[row].values[claim.peak]) for row in claim.rows}
     keys = [key for key in (claim.quantity, claim.not_before) if key is not None]
     for column in _columns(claim, recipe, ledger, *claim.rows):
-        part = Part(claim.rows, column, f"the peak along {claim.peak}: open", "open")
+        part = Comparison(claim.rows, column, f"the peak along {claim.peak}: open", "open")
         values = {key: {row: ledger.values(row, column, key) for row in claim.rows} for key in keys}
         gone = {
             (entry.row, entry.seed)
@@ -259,29 +261,34 @@ def _is_there(claim: Peak, places: Sequence[float]) -> bool:
 
 
 def _without_diverged(
-    part: Part, ledger: Ledger, *, recipe: Recipe, bad: str | None = None, good: str | None = None
-) -> Part:
+    part: Comparison,
+    ledger: Ledger,
+    *,
+    recipe: Recipe,
+    counts_against: str | None = None,
+    counts_for: str | None = None,
+) -> Comparison:
     """A part in the light of seeds that have no number, as their loss was not finite.
 
     Args:
         part: as the other seeds have it.
         ledger: of all cells.
         recipe: of the rows.
-        bad: row whose divergence speaks against the claim.
-        good: row whose divergence speaks for it.
+        counts_against: row whose divergence speaks against the claim.
+        counts_for: row whose divergence speaks for it.
     """
-    for row, outcome in ((bad, "fails"), (good, "leans")):
+    for row, outcome in ((counts_against, "fails"), (counts_for, "leans")):
         count = 0 if row is None else ledger.diverged(row, part.column)
         if row is not None and count:
             seeds = "a seed" if count == 1 else f"{count} seeds"
-            said = f"{recipe.rows[row].title} diverged with {seeds}"
-            text = said if part.outcome == "open" else f"{part.text}; {said}"
+            note = f"{recipe.rows[row].title} diverged with {seeds}"
+            text = note if part.outcome == "open" else f"{part.text}; {note}"
             worse = outcome if part.outcome != "fails" else part.outcome
             part = replace(part, text=text, outcome=cast(Outcome, worse))
     return part
 
 
-def _way(entry: Entry, curve: str) -> str | None:
+def _curve_shape(entry: Entry, curve: str) -> str | None:
     """How a curve goes; None where it is not known."""
     values = [value for value in entry.curves.get(curve, []) if value is not None]
     if len(values) < 3:
@@ -303,24 +310,24 @@ def _columns(claim: Claim, recipe: Recipe, ledger: Ledger, *rows: str) -> list[s
     return [column for column in named if all(recipe.has(row, column) for row in rows)]
 
 
-def _outcome(found: Difference, needed: float) -> Outcome:
-    spread = found.low is not None and found.high is not None and found.low < found.high
-    if spread and found.low is not None and found.low >= needed:
+def _outcome(diff: Difference, needed: float) -> Outcome:
+    has_interval = diff.low is not None and diff.high is not None and diff.low < diff.high
+    if has_interval and diff.low is not None and diff.low >= needed:
         return "holds"
-    return "leans" if found.mean >= needed else "fails"
+    return "leans" if diff.mean >= needed else "fails"
 
 
-def _turned(found: Difference) -> Difference:
-    low = None if found.high is None else -found.high
-    high = None if found.low is None else -found.low
-    return replace(found, mean=-found.mean, low=low, high=high)
+def _negated(diff: Difference) -> Difference:
+    low = None if diff.high is None else -diff.high
+    high = None if diff.low is None else -diff.low
+    return replace(diff, mean=-diff.mean, low=low, high=high)
 
 
-def _shown(found: Difference, quantity: Quantity, *, sign: bool = False) -> str:
-    text = _unit(found.mean, quantity, sign=sign)
-    if found.low is None or found.high is None:
+def _shown(diff: Difference, quantity: Quantity, *, sign: bool = False) -> str:
+    text = _unit(diff.mean, quantity, sign=sign)
+    if diff.low is None or diff.high is None:
         return f"{text} (one seed)"
-    ends = (quantity.shown(end, sign=sign) for end in (found.low, found.high))
+    ends = (quantity.shown(end, sign=sign) for end in (diff.low, diff.high))
     return f"{text} (95 % interval {' to '.join(ends)})"
 
 

@@ -13,10 +13,10 @@ from typing import Any, Literal, TypeAlias, get_args
 
 from tammes.lab.records.atomic_io import write_atomically
 from tammes.lab.records.run_folder import RecordError
-from tammes.lab.reproduce.recipe import Place, Planned, Recipe
+from tammes.lab.reproduce.recipe import Place, PlannedCell, Recipe
 from tammes.lab.stats.paired import Summary, summary
 
-Outcome: TypeAlias = Literal["done", "diverged", "failed"]
+CellStatus: TypeAlias = Literal["done", "diverged", "failed"]
 _ABOUT_TRIALS = ("tried", "trials")
 """What stands beside values that were chosen: all that were tried, and by which runs."""
 
@@ -29,7 +29,7 @@ class Entry:
         row: of the table.
         column: of the table.
         seed: of the run.
-        digest: of what was run; see :attr:`.Planned.digest`.
+        digest: of what was run; see :attr:`.PlannedCell.digest`.
         status: how it ended.
         values: quantities by name, if it is done.
         optimum: the best class and sample margin there can be.
@@ -49,7 +49,7 @@ class Entry:
     column: str
     seed: int
     digest: str
-    status: Outcome
+    status: CellStatus
     values: Mapping[str, float] = field(default_factory=dict)
     optimum: Mapping[str, float] = field(default_factory=dict)
     epochs: int = 0
@@ -107,7 +107,7 @@ class Ledger:
             raise RecordError(f"{path}: not a ledger, or a damaged one ({error})") from error
         for entry in cells:
             named = isinstance(entry.row, str) and isinstance(entry.column, str)
-            if not named or type(entry.seed) is not int or entry.status not in get_args(Outcome):
+            if not named or type(entry.seed) is not int or entry.status not in get_args(CellStatus):
                 raise RecordError(f"{path}: not a ledger, or a damaged one ({entry.row!r})")
         return ledger
 
@@ -154,7 +154,7 @@ class Ledger:
                 f"a ledger of {recipe.name}{forms[quick]} is expected, "
                 f"got that of {self.recipe}{forms[self.quick]}"
             )
-        chosen = self.chosen(recipe)
+        chosen = self.tuned_settings(recipe)
 
         def counts(entry: Entry) -> bool:
             place = (entry.row, entry.column)
@@ -195,7 +195,7 @@ class Ledger:
         """Mean and deviation over the seeds of a cell; None where nothing is done."""
         return summary(self.values(row, column, quantity).values())
 
-    def find(self, planned: Planned) -> Entry | None:
+    def find(self, planned: PlannedCell) -> Entry | None:
         """What came out of a cell; None where it is open, or something else was run before."""
         for entry in self.cells:
             here = (entry.row, entry.column, entry.seed, entry.digest)
@@ -214,7 +214,7 @@ class Ledger:
             self.machines.append(about)
         return self.machines.index(about)
 
-    def chosen(self, recipe: Recipe | None = None) -> dict[Place, dict[str, Any]]:
+    def tuned_settings(self, recipe: Recipe | None = None) -> dict[Place, dict[str, Any]]:
         """Values that were chosen, by row and column.
 
         Args:
@@ -223,7 +223,7 @@ class Ledger:
         found = {}
         for name, values in self.tuned.items():
             row, _, column = name.partition("/")
-            if recipe is None or values.get("trials") == trial_digests(
+            if recipe is None or values.get("trials") == tuning_digests(
                 recipe, row, column, quick=self.quick
             ):
                 found[row, column] = {k: v for k, v in values.items() if k not in _ABOUT_TRIALS}
@@ -245,7 +245,7 @@ class Ledger:
         ]
 
 
-def trial_digests(recipe: Recipe, row: str, column: str, *, quick: bool) -> list[str]:
+def tuning_digests(recipe: Recipe, row: str, column: str, *, quick: bool) -> list[str]:
     """What the runs are known by that settings of a cell are chosen by."""
     if row not in recipe.rows or column not in recipe.columns:
         return []

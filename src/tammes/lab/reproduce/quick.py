@@ -11,12 +11,12 @@ IMAGES, EPOCHS, BATCH, WIDTH, STEPS = 300, 2, 50, 0.125, 50
 _SHOT = 2
 
 
-def quick_config(config: Config, further: Mapping[str, Any]) -> Config:
+def quick_config(config: Config, overrides: Mapping[str, Any]) -> Config:
     """A configuration in quick form.
 
     Args:
         config: in full.
-        further: fields that are to be otherwise in quick form.
+        overrides: fields that are to be otherwise in quick form.
 
     Example:
         >>> full = Config(backbone="layer13", epochs=50, lr_schedule="steps([25, 40], 0.1)")
@@ -24,21 +24,21 @@ def quick_config(config: Config, further: Mapping[str, Any]) -> Config:
         >>> quick.backbone, quick.epochs, quick.lr_schedule
         ('layer13(width=0.125)', 2, 'steps([1.0, 1.6], 0.1)')
     """
-    share = further.get("epochs", EPOCHS) / config.epochs
+    share = overrides.get("epochs", EPOCHS) / config.epochs
     return config.replace(
         **{
             "limit": IMAGES,
             "epochs": EPOCHS,
             "batch_size": min(BATCH, config.batch_size),
-            "backbone": _narrow(config.backbone),
-            "sampler": _fewer(config.sampler),
+            "backbone": _narrow_backbone(config.backbone),
+            "sampler": _small_episodes(config.sampler),
             "warmup": config.warmup * share,
-            "lr_schedule": _shorten(config.lr_schedule, share),
-            "schedules": _sooner(config.schedules, share),
+            "lr_schedule": _shorten_lr_schedule(config.lr_schedule, share),
+            "schedules": _shorten_schedules(config.schedules, share),
             "precision": "fp32",
             "compile": False,
             "evaluate_every": 1,
-            **further,
+            **overrides,
         }
     )
 
@@ -48,7 +48,7 @@ def quick_settings(settings: Mapping[str, Any]) -> dict[str, Any]:
     return {**settings, "steps": min(STEPS, settings.get("steps", STEPS))}
 
 
-def _narrow(backbone: str) -> str:
+def _narrow_backbone(backbone: str) -> str:
     if backbone == "auto" or backbone.startswith("timm:"):
         return backbone
     call = parse_call(backbone, what="backbone")
@@ -56,7 +56,7 @@ def _narrow(backbone: str) -> str:
     return str(dataclasses.replace(call, kwargs={**call.kwargs, "width": width}))
 
 
-def _fewer(sampler: str) -> str:
+def _small_episodes(sampler: str) -> str:
     """Episodes of two images of each class: there are few of each."""
     call = parse_call(sampler, what="sampler")
     if call.name != "episodes" or "way" not in call.kwargs:
@@ -65,7 +65,7 @@ def _fewer(sampler: str) -> str:
     return str(dataclasses.replace(call, kwargs={**call.kwargs, "way": way, "shot": _SHOT}))
 
 
-def _shorten(schedule: str, share: float) -> str:
+def _shorten_lr_schedule(schedule: str, share: float) -> str:
     """Steps at the same share of the training."""
     call = parse_call(schedule, what="lr_schedule")
     if call.name != "steps":
@@ -75,7 +75,7 @@ def _shorten(schedule: str, share: float) -> str:
     return str(Call(call.name, ([mark * share for mark in at], *more), named))
 
 
-def _sooner(schedules: str, share: float) -> str:
+def _shorten_schedules(schedules: str, share: float) -> str:
     """Move settings that change over epochs to the same share of the training."""
     parts = []
     for name, call in parse_keywords(schedules, what="schedules").items():

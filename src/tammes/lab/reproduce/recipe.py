@@ -8,13 +8,13 @@ from typing import Annotated, Any, Literal, TypeAlias
 from tammes.lab.config.expressions import did_you_mean
 from tammes.lab.config.schema import Config, digest_of
 from tammes.lab.config.typecheck import at_least, check_names
-from tammes.lab.fewshot.recipe_cells import FewShot
+from tammes.lab.fewshot.recipe_cells import FewShotSettings
 from tammes.lab.reproduce.claims import Claim
 from tammes.lab.reproduce.quick import quick_config, quick_settings
 from tammes.lab.stats.seed_groups import Quantity
 
 
-def _of_config(values: Mapping[str, Any]) -> Mapping[str, Any]:
+def _check_config(values: Mapping[str, Any]) -> Mapping[str, Any]:
     check_names(values, [each.name for each in fields(Config)], "has no")
     for key in ("seed", "validation"):
         if key in values:
@@ -22,7 +22,7 @@ def _of_config(values: Mapping[str, Any]) -> Mapping[str, Any]:
     return values
 
 
-def _of_two_or_more(tune: Mapping[str, list[Any]]) -> Mapping[str, list[Any]]:
+def _check_tune(tune: Mapping[str, list[Any]]) -> Mapping[str, list[Any]]:
     for key, tried in tune.items():
         if len(tried) < 2:
             raise ValueError(f"is expected to have 2 values or more of {key}, got {tried}")
@@ -30,8 +30,8 @@ def _of_two_or_more(tune: Mapping[str, list[Any]]) -> Mapping[str, list[Any]]:
 
 
 Values: TypeAlias = Mapping[str, Any]
-Fields: TypeAlias = Annotated[Values, _of_config]
-Tune: TypeAlias = Annotated[Mapping[str, list[Any]], _of_two_or_more]
+Fields: TypeAlias = Annotated[Values, _check_config]
+Tune: TypeAlias = Annotated[Mapping[str, list[Any]], _check_tune]
 Text: TypeAlias = Annotated[str, str.strip]
 Place: TypeAlias = tuple[str, str]
 """Row and column."""
@@ -39,7 +39,7 @@ Kind: TypeAlias = Literal["train", "fewshot", "sphere"]
 
 ALWAYS = ("test.accuracy", "train.loss")
 """Curves that are kept of every run."""
-TRIED_ON = 0.1
+VALIDATION_SHARE = 0.1
 """Share of the training images that settings are chosen on."""
 
 
@@ -105,7 +105,7 @@ class Column:
 
 
 @dataclass(frozen=True)
-class Planned:
+class PlannedCell:
     """A cell of a table with one seed.
 
     Attributes:
@@ -236,7 +236,7 @@ class Recipe:
         *,
         quick: bool = False,
         tuned: Mapping[Place, Values] | None = None,
-    ) -> list[Planned]:
+    ) -> list[PlannedCell]:
         """All cells with all seeds; those left out whose settings are not chosen yet.
 
         Args:
@@ -246,7 +246,7 @@ class Recipe:
             quick: in the form that only shows that it works.
             tuned: values that were chosen, by row and column.
         """
-        which = self.which(seeds, quick=quick)
+        which = self.seed_numbers(seeds, quick=quick)
         chosen = tuned or {}
         return [
             self.cell(*place, seed, quick=quick, values=chosen.get(place, {}))
@@ -255,7 +255,9 @@ class Recipe:
             for seed in which
         ]
 
-    def which(self, seeds: int | Sequence[int] | None, *, quick: bool = False) -> Sequence[int]:
+    def seed_numbers(
+        self, seeds: int | Sequence[int] | None, *, quick: bool = False
+    ) -> Sequence[int]:
         """Seeds of a cell: those given, or as many as the recipe says, one in quick form."""
         if seeds is None:
             seeds = 1 if quick else self.seeds
@@ -267,7 +269,7 @@ class Recipe:
             raise ValueError(f"seeds is expected to name each seed once, got {list(seeds)}")
         return seeds
 
-    def trials(self, row: str, column: str, *, quick: bool = False) -> list[Planned]:
+    def trials(self, row: str, column: str, *, quick: bool = False) -> list[PlannedCell]:
         """The runs that settings of a cell are chosen by, one for each value.
 
         They train on fewer images, and are compared on the others. Where other classes are
@@ -284,7 +286,7 @@ class Recipe:
         if not self.tune(row, column):
             return []
         return [
-            self.cell(row, column, 0, quick=quick, values=values, validation=TRIED_ON)
+            self.cell(row, column, 0, quick=quick, values=values, validation=VALIDATION_SHARE)
             for values in runs
         ]
 
@@ -297,7 +299,7 @@ class Recipe:
         quick: bool = False,
         values: Values | None = None,
         validation: float | None = None,
-    ) -> Planned:
+    ) -> PlannedCell:
         """One cell with one seed.
 
         Args:
@@ -318,7 +320,7 @@ class Recipe:
         elif this.kind == "sphere":
             settings = fill(this.settings, known, where)
             settings = quick_settings(settings) if quick else settings
-            return Planned(row, column, seed, this.kind, settings=settings, tried=tried)
+            return PlannedCell(row, column, seed, this.kind, settings=settings, tried=tried)
         fields = {**self.config, **beside.config, **this.config, **this.overrides.get(column, {})}
         fields = {**fill(fields, known, where), "seed": seed}
         try:
@@ -329,14 +331,14 @@ class Recipe:
             raise ValueError(f"{where}: {error}") from error
         if this.kind == "fewshot":
             try:
-                shots = FewShot.from_dict(settings)
+                shots = FewShotSettings.from_dict(settings)
                 shots.check(config, tried=bool(tried))
                 settings = (shots.quick() if quick else shots).to_dict()
             except ValueError as error:
                 raise ValueError(f"{where}: {error}") from error
         elif validation is not None:
             config = config.replace(validation=validation)
-        return Planned(row, column, seed, this.kind, config, settings, tried)
+        return PlannedCell(row, column, seed, this.kind, config, settings, tried)
 
 
 def fill(fields: Values, values: Values, where: str) -> dict[str, Any]:

@@ -9,7 +9,7 @@ from tammes.lab.config.typecheck import as_table, fit
 from tammes.lab.config.yaml_file import read_yaml
 
 _HERE = Path(__file__).parent / "recipes"
-_TAKEN = ("config", "settings", "quick")
+_INHERITED = ("config", "settings", "quick")
 """Tables that a recipe shares with the one it is like, name by name."""
 
 
@@ -44,8 +44,8 @@ def find(name: str | Path) -> tuple[Path, str]:
     return _HERE / f"{name}.yaml", str(name)
 
 
-def start_from(
-    given: Mapping[str, Any], folder: Path, before: tuple[Path, ...] = ()
+def inherit(
+    values: Mapping[str, Any], folder: Path, before: tuple[Path, ...] = ()
 ) -> Mapping[str, Any]:
     """Return what a recipe says, with what it takes over from the one it is ``like``.
 
@@ -53,11 +53,11 @@ def start_from(
     protocol. ``null`` leaves a name out, and a line with nothing but its ``what`` a line.
 
     Args:
-        given: its own values.
+        values: its own values.
         folder: where a file that it is like is looked for.
         before: files that led here.
     """
-    own = dict(given)
+    own = dict(values)
     name = own.pop("like", None)
     if name is None:
         return own
@@ -68,9 +68,9 @@ def start_from(
         circle = ", ".join(each.name for each in (*before, path))
         raise ValueError(f"like goes round in a circle: {circle}")
     try:
-        said = as_table(read_yaml(path), "the recipe")
-        other = start_from(said, path.parent, (*before, path))
-        for key in _TAKEN:
+        other_values = as_table(read_yaml(path), "the recipe")
+        other = inherit(other_values, path.parent, (*before, path))
+        for key in _INHERITED:
             own[key] = _merged(key, other, own)
         own["protocol"] = _lines(other, own)
     except ValueError as error:
@@ -94,13 +94,13 @@ def _lines(other: Mapping[str, Any], own: Mapping[str, Any]) -> list[Any]:
     return [line for line in {**theirs, **mine}.values() if [*line] != ["what"]]
 
 
-def _by_what(given: Mapping[str, Any]) -> dict[str, dict[str, Any]]:
-    found: dict[str, dict[str, Any]] = {}
-    for line in fit(given.get("protocol", []), list[Mapping[str, Any]], "protocol"):
+def _by_what(values: Mapping[str, Any]) -> dict[str, dict[str, Any]]:
+    lines: dict[str, dict[str, Any]] = {}
+    for line in fit(values.get("protocol", []), list[Mapping[str, Any]], "protocol"):
         what = line.get("what")
-        if not isinstance(what, str) or what in found:
+        if not isinstance(what, str) or what in lines:
             raise ValueError(
                 f"each line of the protocol is expected to have its what, got {what!r}"
             )
-        found[what] = line
-    return found
+        lines[what] = line
+    return lines

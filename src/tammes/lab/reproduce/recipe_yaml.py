@@ -11,7 +11,7 @@ from tammes.lab.config.yaml_file import read_yaml
 from tammes.lab.reproduce.claims import Claim, Course, Near, Peak, read_claim, rows_of
 from tammes.lab.reproduce.quantities import KNOWN
 from tammes.lab.reproduce.recipe import ALWAYS, Column, Published, Recipe, Row
-from tammes.lab.reproduce.recipe_files import RecipeError, find, start_from
+from tammes.lab.reproduce.recipe_files import RecipeError, find, inherit
 
 _DRAWN: dict[str, tuple[tuple[str, ...], tuple[str, ...]]] = {
     "curves": (("of",), ()),
@@ -40,20 +40,20 @@ def load(name: str | Path) -> Recipe:
     try:
         return read(read_yaml(path), title, path.parent)
     except ValueError as error:
-        said = str(error)
-        known = said.startswith((title, str(path)))
-        raise RecipeError(said if known else f"{title}: {said}") from error
+        message = str(error)
+        known = message.startswith((title, str(path)))
+        raise RecipeError(message if known else f"{title}: {message}") from error
 
 
-def read(given: Any, name: str, folder: Path = Path()) -> Recipe:
+def read(plain: Any, name: str, folder: Path = Path()) -> Recipe:
     """Read a recipe from plain values; every cell is built once.
 
     Args:
-        given: what YAML says.
+        plain: what YAML says.
         name: name of the recipe.
         folder: where another is looked for that it starts from.
     """
-    values = dict(start_from(as_table(given, "the recipe"), folder))
+    values = dict(inherit(as_table(plain, "the recipe"), folder))
     check_names(values, [each.name for each in fields(Recipe)[1:]], "the recipe has no")
     quantities = fit(values.pop("quantities", ["accuracy"]), list[str], "quantities")
     check_names(quantities, KNOWN, "there is no quantity")
@@ -91,9 +91,9 @@ def read(given: Any, name: str, folder: Path = Path()) -> Recipe:
     return recipe
 
 
-def _row(name: str, given: Any, before: Mapping[str, Row], columns: Mapping[str, Column]) -> Row:
+def _row(name: str, plain: Any, before: Mapping[str, Row], columns: Mapping[str, Column]) -> Row:
     what = f"row {name}"
-    values = {"title": name, **as_table(given, what)}
+    values = {"title": name, **as_table(plain, what)}
     base = values.pop("base", None)
     if base is not None:
         check_names([str(base)], before, f"base of {what} names no row above it:")
@@ -163,9 +163,9 @@ def _build_all(recipe: Recipe) -> None:
 
 
 def _published(
-    given: Any, what: str, rows: Mapping[str, Row], columns: Mapping[str, Column]
+    plain: Any, what: str, rows: Mapping[str, Row], columns: Mapping[str, Column]
 ) -> Iterator[tuple[tuple[str, str, str], Published]]:
-    numbers = fit(given, Mapping[str, Mapping[str, Mapping[str, Any]]], what)
+    numbers = fit(plain, Mapping[str, Mapping[str, Mapping[str, Any]]], what)
     for row, by_column in numbers.items():
         check_names([row], rows, f"{what} names no row")
         check_names(by_column, columns, f"{what} names no column")

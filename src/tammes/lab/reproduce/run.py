@@ -16,13 +16,13 @@ import torch
 
 from tammes.lab.data import DataError
 from tammes.lab.data.sources.loading import say
-from tammes.lab.fewshot import class_splits
-from tammes.lab.fewshot.recipe_cells import FewShot, evaluate_run
+from tammes.lab.fewshot import class_lists
+from tammes.lab.fewshot.recipe_cells import FewShotSettings, evaluate_run
 from tammes.lab.records.atomic_io import alone, writable
 from tammes.lab.records.run_folder import RecordError, Run, write_json
-from tammes.lab.reproduce.collect import CELL, failed, lacks, score, take
-from tammes.lab.reproduce.ledger import Ledger, trial_digests
-from tammes.lab.reproduce.recipe import Planned, Recipe
+from tammes.lab.reproduce.collect import CELL, collect_entry, failed, lacks, score
+from tammes.lab.reproduce.ledger import Ledger, tuning_digests
+from tammes.lab.reproduce.recipe import PlannedCell, Recipe
 from tammes.lab.runner import Cell, Emit, Event, Result, places, run_cells
 from tammes.lab.runner.progress_table import Board
 from tammes.lab.runner.sweep import check, is_open, note_failures, prepare, train_cell
@@ -53,7 +53,7 @@ class Selection:
 
 
 @dataclass(frozen=True)
-class Engine:
+class RunnerSettings:
     """Where cells run.
 
     Attributes:
@@ -75,7 +75,7 @@ def reproduce(
     *,
     quick: bool = False,
     sources: Mapping[str, str] | None = None,
-    engine: Engine | None = None,
+    engine: RunnerSettings | None = None,
     retry_failed: bool = False,
     report: Callable[[str], None] | None = None,
 ) -> list[Ledger]:
@@ -99,39 +99,41 @@ def reproduce(
     if int(os.environ.get("WORLD_SIZE", 1)) > 1:
         raise ValueError("reproduce starts its own processes, and is not to be run by torchrun")
     base = writable(Path(out), flag="--out") / ("quick" if quick else "")
-    desk = _Desk(base, quick, sources or {}, engine or Engine(), retry_failed, report or say)
+    session = _Session(
+        base, quick, sources or {}, engine or RunnerSettings(), retry_failed, report or say
+    )
     with alone(base, "another reproduction is at work in it"):
-        tables = [_Table(each, desk) for each in selections]
-        missing = [reason for table in tables for reason in table.leave_out_what_has_no_data()]
+        tables = [_Table(each, session) for each in selections]
+        missing = [reason for table in tables for reason in table.drop_unavailable_columns()]
         if missing and not any(table.places for table in tables):
             raise ValueError(missing[0])
-        desk.run([(table, trial) for table in tables for trial in table.trials()])
+        session.run([(table, trial) for table in tables for trial in table.trials()])
         for table in tables:
-            table.choose()
-        desk.run([(table, cell) for table in tables for cell in table.planned()])
+            table.select_tuned_settings()
+        session.run([(table, cell) for table in tables for cell in table.planned()])
     return [table.ledger for table in tables]
 
 
 @dataclass
-class _Desk:
+class _Session:
     """What all recipes of a reproduction share."""
 
     base: Path
     quick: bool
     sources: Mapping[str, str]
-    engine: Engine
+    engine: RunnerSettings
     retry_failed: bool
     report: Callable[[str], None]
     known: dict[str, str | None] = field(default_factory=dict)
     """Why the images of a source cannot be had, or None where they can."""
 
-    def folder(self, planned: Planned) -> Path:
+    def folder(self, planned: PlannedCell) -> Path:
         """Of the run of a cell."""
         return self.base / "runs" / planned.folder
 
-    def run(self, wanted: Sequence[tuple["_Table", Planned]]) -> None:
+    def run(self, wanted: Sequence[tuple["_Table", PlannedCell]]) -> None:
         """Run cells that are open, each once, and write down what comes of them."""
-        users: defaultdict[Path, list[tuple[_Table, Planned]]] = defaultdict(list)
+        users: defaultdict[Path, list[tuple[_Table, PlannedCell]]] = defaultdict(list)
         for table, planned in wanted:
             if not table.is_settled(planned):
                 users[self.folder(planned)].append((table, planned))
@@ -143,7 +145,7 @@ class _Desk:
 
         for folder in [*users]:
             # It may have been run for another recipe, or its ledger may be gone.
-            if _ended(folder, self.retry_failed) and note(folder):
+            if _is_finished(folder, self.retry_failed) and note(folder):
                 del users[folder]
         cells = [_cell(folder, [planned for _, planned in some]) for folder, some in users.items()]
         if not cells:
@@ -190,45 +192,49 @@ class _Desk:
 class _Table:
     """A recipe with its ledger, while it is worked on."""
 
-    def __init__(self, selection: Selection, desk: _Desk) -> None:
-        self.selection, self.recipe, self.desk = selection, selection.recipe, desk
-        self.path = desk.base / f"{self.recipe.name}.json"
-        self.ledger = Ledger.at(self.path, self.recipe, quick=desk.quick)
+    def __init__(self, selection: Selection, session: _Session) -> None:
+        self.selection, self.recipe, self.session = selection, selection.recipe, session
+        self.path = session.base / f"{self.recipe.name}.json"
+        self.ledger = Ledger.at(self.path, self.recipe, quick=session.quick)
         if self.ledger.former:
-            desk.report(
+            session.report(
                 f"{self.path}: {len(self.ledger.former)} cells are of an earlier form of the "
                 "recipe, and do not count"
             )
         self.ledger.command = command()
         self.places = [*self.recipe.places(selection.rows, selection.columns)]
 
-    def planned(self) -> list[Planned]:
+    def planned(self) -> list[PlannedCell]:
         """Cells of the table that are asked for and whose settings are known."""
-        tuned = self.ledger.chosen(self.recipe)
+        tuned = self.ledger.tuned_settings(self.recipe)
         given = self.selection.seeds
         found = self.recipe.planned(
-            self.selection.rows, self.selection.columns, given, quick=self.desk.quick, tuned=tuned
+            self.selection.rows,
+            self.selection.columns,
+            given,
+            quick=self.session.quick,
+            tuned=tuned,
         )
-        cells = [self._sourced(cell) for cell in found if cell.place in self.places]
+        cells = [self._with_local_data(cell) for cell in found if cell.place in self.places]
         for cell in cells:
             if cell.config is not None:
                 self.ledger.configs["/".join(cell.place)] = cell.config.group()
         return cells
 
-    def trials(self) -> list[Planned]:
+    def trials(self) -> list[PlannedCell]:
         """Runs that settings are still to be chosen by."""
-        chosen = self.ledger.chosen(self.recipe)
+        chosen = self.ledger.tuned_settings(self.recipe)
         return [
-            self._sourced(trial)
+            self._with_local_data(trial)
             for place in self.places
             if place not in chosen
-            for trial in self.recipe.trials(*place, quick=self.desk.quick)
+            for trial in self.recipe.trials(*place, quick=self.session.quick)
         ]
 
-    def _sourced(self, cell: Planned) -> Planned:
-        return sourced(cell, self.desk.sources)
+    def _with_local_data(self, cell: PlannedCell) -> PlannedCell:
+        return with_local_data(cell, self.session.sources)
 
-    def leave_out_what_has_no_data(self) -> list[str]:
+    def drop_unavailable_columns(self) -> list[str]:
         """See that images can be had and models built, column by column; why not, where not."""
         missing: list[str] = []
         for column in dict.fromkeys(column for _, column in self.places):
@@ -240,64 +246,66 @@ class _Table:
             if reason is not None:
                 self.places = [place for place in self.places if place[1] != column]
                 missing.append(reason)
-                self.desk.report(f"{self.recipe.name}: column {column} stays open: {reason}")
+                self.session.report(f"{self.recipe.name}: column {column} stays open: {reason}")
         return missing
 
     def _is_complete(self, rows: Sequence[str], column: str) -> bool:
         """Whether all cells of some rows are in the ledger."""
-        chosen = self.ledger.chosen(self.recipe)
+        chosen = self.ledger.tuned_settings(self.recipe)
         if any(self.recipe.tune(row, column) and (row, column) not in chosen for row in rows):
             return False
         cells = self.recipe.planned(
-            rows, [column], self.selection.seeds, quick=self.desk.quick, tuned=chosen
+            rows, [column], self.selection.seeds, quick=self.session.quick, tuned=chosen
         )
-        return all(self.is_settled(self._sourced(cell)) for cell in cells)
+        return all(self.is_settled(self._with_local_data(cell)) for cell in cells)
 
-    def _first(self, row: str, column: str) -> Planned:
+    def _first(self, row: str, column: str) -> PlannedCell:
         """A cell, or the first trial of one whose settings are not chosen."""
-        values = self.ledger.chosen(self.recipe).get((row, column))
-        tried = self.recipe.trials(row, column, quick=self.desk.quick)
+        values = self.ledger.tuned_settings(self.recipe).get((row, column))
+        tried = self.recipe.trials(row, column, quick=self.session.quick)
         if tried and values is None:
-            return self._sourced(tried[0])
-        return self._sourced(self.recipe.cell(row, column, 0, quick=self.desk.quick, values=values))
+            return self._with_local_data(tried[0])
+        return self._with_local_data(
+            self.recipe.cell(row, column, 0, quick=self.session.quick, values=values)
+        )
 
-    def _unavailable(self, cells: Sequence[Planned]) -> str | None:
+    def _unavailable(self, cells: Sequence[PlannedCell]) -> str | None:
         """Why the images of a column cannot be had; other mistakes are raised."""
         configs = [cell.config for cell in cells if cell.config is not None]
         if not configs:
             return None
         first = configs[0]
-        known, source = self.desk.known, f"{first.data}, {first.test}, {first.classes}"
+        known, source = self.session.known, f"{first.data}, {first.test}, {first.classes}"
         if known.get(source) is None:
             try:
                 for name in {cell.settings["split"] for cell in cells if cell.kind == "fewshot"}:
-                    class_splits.read(name)
-                check(configs, self.desk.report)
+                    class_lists.read(name)
+                check(configs, self.session.report)
                 known[source] = None
             except DataError as error:
                 known[source] = str(error)
         return known[source]
 
-    def is_settled(self, planned: Planned) -> bool:
+    def is_settled(self, planned: PlannedCell) -> bool:
         """Whether a cell need not be run: it is done, or would diverge again."""
         if planned.tried:
             return False
         entry = self.ledger.find(planned)
         if entry is None or entry.status == "failed":
             return False
-        return entry.status == "done" or not self.desk.retry_failed
+        return entry.status == "done" or not self.session.retry_failed
 
-    def lacks(self, planned: Planned) -> bool:
+    def lacks(self, planned: PlannedCell) -> bool:
         """Whether the recipe keeps more of a cell by now than its entry has, and its run has it."""
-        entry, run = self.ledger.find(planned), Run(self.desk.folder(planned))
+        entry, run = self.ledger.find(planned), Run(self.session.folder(planned))
         return entry is not None and lacks(self.recipe, entry) and run.status == "done"
 
-    def note(self, planned: Planned) -> bool:
+    def note(self, planned: PlannedCell) -> bool:
         """Write down what came of a cell; whether anything did."""
         if planned.tried:
-            return score(planned, Run(self.desk.folder(planned))) is not None
+            return score(planned, Run(self.session.folder(planned))) is not None
         try:
-            entry = take(self.recipe, planned, self.desk.folder(planned), self.ledger)
+            entry = collect_entry(self.recipe, planned, self.session.folder(planned), self.ledger)
         except RecordError as error:
             if self.is_settled(planned):
                 # What is known of it already is not given up for a folder that cannot be read.
@@ -309,16 +317,16 @@ class _Table:
             self.write()
         return entry is not None
 
-    def choose(self) -> None:
+    def select_tuned_settings(self) -> None:
         """Choose settings by the accuracy on images held out, or on validation classes."""
-        chosen_already = self.ledger.chosen(self.recipe)
+        chosen_already = self.ledger.tuned_settings(self.recipe)
         for place in self.places:
-            trials = self.recipe.trials(*place, quick=self.desk.quick)
+            trials = self.recipe.trials(*place, quick=self.session.quick)
             if not trials or place in chosen_already:
                 continue
             tried = []
-            for trial in map(self._sourced, trials):
-                found = score(trial, Run(self.desk.folder(trial)))
+            for trial in map(self._with_local_data, trials):
+                found = score(trial, Run(self.session.folder(trial)))
                 if found is not None:
                     tried.append({**trial.tried, **found})
             done = [each for each in tried if "accuracy" in each]
@@ -327,7 +335,7 @@ class _Table:
             if len(ended) == len(trials) and done:
                 best = max(done, key=lambda each: each["accuracy"])
                 chosen = {key: v for key, v in best.items() if key != "accuracy"}
-                known = trial_digests(self.recipe, *place, quick=self.desk.quick)
+                known = tuning_digests(self.recipe, *place, quick=self.session.quick)
                 self.ledger.tuned["/".join(place)] = {**chosen, "tried": tried, "trials": known}
                 self.write()
 
@@ -337,7 +345,7 @@ class _Table:
         self.ledger.write(self.path)
 
 
-def sourced(cell: Planned, sources: Mapping[str, str]) -> Planned:
+def with_local_data(cell: PlannedCell, sources: Mapping[str, str]) -> PlannedCell:
     """A cell whose data are where the user says.
 
     Args:
@@ -355,18 +363,18 @@ def run_cell(payload: Mapping[str, Any], folder: Path, emit: Emit) -> None:
     """Work on one cell; called in a process of its own."""
     if payload["kind"] != "sphere":
         train_cell(payload, folder, emit)
-        several = [FewShot.from_dict(each) for each in payload["episodes"]]
+        several = [FewShotSettings.from_dict(each) for each in payload["episodes"]]
         evaluate_run(Run(folder), several, lambda text: emit({"say": text}))
         return
     from tammes.lab.reproduce.sphere import run_sphere
 
-    found = run_sphere(payload["settings"], payload["seed"])
-    kept = {"sphere": found.pop("sphere")}
+    result = run_sphere(payload["settings"], payload["seed"])
+    kept = {"sphere": result.pop("sphere")}
     around = environment(torch.device("cpu"), 1)
-    write_json(folder / CELL, {"status": "done", **found, "kept": kept, "environment": around})
+    write_json(folder / CELL, {"status": "done", **result, "kept": kept, "environment": around})
 
 
-def _cell(folder: Path, several: Sequence[Planned]) -> Cell:
+def _cell(folder: Path, several: Sequence[PlannedCell]) -> Cell:
     """The work on a folder, for all cells that it is the run of."""
     planned = several[0]
     tried = "".join(f", {key} = {value}" for key, value in planned.tried.items())
@@ -379,7 +387,7 @@ def _cell(folder: Path, several: Sequence[Planned]) -> Cell:
     return Cell(name, folder, payload | {"config": config.to_dict(), "episodes": episodes})
 
 
-def _ended(folder: Path, retry_failed: bool) -> bool:
+def _is_finished(folder: Path, retry_failed: bool) -> bool:
     """Whether a cell need not be run: it is done, or would diverge again."""
     run = Run(folder)
     # A run that is trained may have failed when it was looked at.

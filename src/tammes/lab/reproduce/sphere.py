@@ -23,7 +23,7 @@ _DIGITS = 6
 
 
 @dataclass(frozen=True, kw_only=True)
-class Toy:
+class SphereSettings:
     """Settings of a cell of the kind ``sphere``.
 
     Args:
@@ -54,7 +54,7 @@ def run_sphere(settings: Mapping[str, Any], seed: int) -> dict[str, Any]:
     """Train the points, and measure where they are then.
 
     Args:
-        settings: those of :class:`Toy`.
+        settings: those of :class:`SphereSettings`.
         seed: of the points to begin with.
 
     Returns:
@@ -69,7 +69,7 @@ def run_sphere(settings: Mapping[str, Any], seed: int) -> dict[str, Any]:
         >>> sorted(found["values"]), len(found["sphere"]["prototypes"])
         (['class_margin', 'sample_margin'], 8)
     """
-    toy = construct(Toy, settings, "sphere")
+    toy = construct(SphereSettings, settings, "sphere")
     prototypes, features, labels = _train(toy, seed)
     cosines = features @ prototypes.T
     own = tammes.split(cosines, labels)
@@ -90,7 +90,7 @@ def run_sphere(settings: Mapping[str, Any], seed: int) -> dict[str, Any]:
     }
 
 
-def _train(toy: Toy, seed: int) -> tuple[Tensor, Tensor, Tensor]:
+def _train(toy: SphereSettings, seed: int) -> tuple[Tensor, Tensor, Tensor]:
     """Prototypes ``(C, D)``, features ``(N, D)`` and labels ``(N,)`` after training."""
     loss = parse_loss(toy.loss)
     if any(term.definition.state is not None for _, term in loss.leaves()):
@@ -122,7 +122,7 @@ def _train(toy: Toy, seed: int) -> tuple[Tensor, Tensor, Tensor]:
     return unit(head.weight.detach()), unit(features.detach()), labels
 
 
-def _optimizer(toy: Toy, points: list[Tensor]) -> torch.optim.Optimizer:
+def _optimizer(toy: SphereSettings, points: list[Tensor]) -> torch.optim.Optimizer:
     if toy.optimizer == "adam":
         return torch.optim.Adam(points, lr=toy.lr)
     return torch.optim.SGD(points, lr=toy.lr, momentum=0.9)

@@ -16,7 +16,7 @@ _PAUSE = 10.0
 
 
 @dataclass
-class Row:
+class CellStatus:
     """What is known of a run."""
 
     name: str
@@ -58,7 +58,7 @@ class Board:
 
     def __init__(self, cells: Sequence[Cell], stream: TextIO | None = None) -> None:
         self.stream = stream or sys.stderr
-        self.rows = {id(cell): Row(cell.name) for cell in cells}
+        self.rows = {id(cell): CellStatus(cell.name) for cell in cells}
         self.live: Any = None
         self.said: set[str] = set()
 
@@ -101,7 +101,7 @@ class Board:
         else:
             print(text, file=self.stream, flush=True)
 
-    def _line(self, row: Row) -> None:
+    def _line(self, row: CellStatus) -> None:
         """One line about a run, where there is no table; a failure is said in any case."""
         if self.live is None or row.state == "failed":
             ended = sum(each.state in ("done", "failed") for each in self.rows.values())
@@ -127,7 +127,7 @@ class Board:
         return table
 
 
-def described(row: Row) -> str:
+def described(row: CellStatus) -> str:
     """A run in a line."""
     if row.state == "failed":
         return f"failed: {row.reason}"

@@ -17,7 +17,7 @@ import torch
 from tammes import checkpoint
 from tammes.checkpoint.manifest import check_parts, read
 from tammes.criterion.criterion import Criterion
-from tammes.distributed.process_group import Ranks
+from tammes.distributed.process_group import RankGroup
 from tammes.lab.config.schema import Config
 from tammes.lab.records.atomic_io import clear_leftovers, write_atomically
 from tammes.lab.training.model import Model
@@ -115,7 +115,7 @@ class SharedCheckpoints:
     @property
     def _first(self) -> bool:
         """Whether this is the process that takes folders away."""
-        return Ranks().rank == 0
+        return RankGroup().rank == 0
 
     def save(self, kind: str, step: int, state: dict[str, Any]) -> None:
         """See :meth:`Checkpoints.save`; criterion and optimizer are saved as they are."""

@@ -7,7 +7,7 @@ from tammes.lab import data
 from tammes.lab.config import build
 from tammes.lab.config.schema import Config
 from tammes.lab.data import Images, samplers
-from tammes.lab.fewshot import class_splits
+from tammes.lab.fewshot import class_lists
 
 
 def prepare_data(
@@ -34,14 +34,14 @@ def prepare_data(
     if config.whole:
         report(f"{config.data}: trained on the test images too, so no accuracy on them is a test")
         size, tell = config.image_size, options["report"]
-        training = class_splits.load_classes(config.data, chosen, size=size, report=tell)
+        training = class_lists.load_classes(config.data, chosen, size=size, report=tell)
     else:
         training = data.load(config.data, "train", **options)
     # Those of the chosen classes alone would refuse the others, which are left out below.
     like = None if config.whole else training
     testing = data.load(config.test or config.data, "test", like=like, **options)
     if chosen is not None:
-        training, testing = (class_splits.take(images, chosen) for images in (training, testing))
+        training, testing = (class_lists.take(images, chosen) for images in (training, testing))
     if config.limit:
         training, testing = (
             data.limit(images, config.limit, seed=config.seed) for images in (training, testing)
@@ -69,7 +69,7 @@ def classes_of(text: str) -> tuple[str, ...]:
         >>> classes_of("cifar-fs")[:2]
         ('apple', 'aquarium_fish')
     """
-    split, part = class_splits.parse(text, default="base")
+    split, part = class_lists.parse(text, default="base")
     return split.part(part)
 
 
@@ -87,7 +87,7 @@ def _once(report: Callable[[str], None]) -> Callable[[str], None]:
 
 def make_sampler(
     config: Config, training: Images, *, rank: int = 0, world_size: int = 1
-) -> samplers.Sampler:
+) -> samplers.BatchSampler:
     """What draws the batches of a run.
 
     Args:
@@ -96,7 +96,7 @@ def make_sampler(
         rank: which process this is.
         world_size: how many there are.
     """
-    made: samplers.Sampler = build(
+    made: samplers.BatchSampler = build(
         config.sampler,
         samplers.TABLE,
         what="sampler",

@@ -6,8 +6,8 @@ import torch
 from torch import Tensor
 
 import tammes
-from tammes.distributed.process_group import Ranks
-from tammes.lab.data.samplers import Sampler
+from tammes.distributed.process_group import RankGroup
+from tammes.lab.data.samplers import BatchSampler
 from tammes.lab.training.loader import Feed
 from tammes.lab.training.model import IGNORED, Model
 from tammes.terms import Loss, Sum
@@ -37,7 +37,7 @@ class Gradients:
         ValueError: the loss has not both parts.
     """
 
-    def __init__(self, model: Model, feed: Feed, sampler: Sampler) -> None:
+    def __init__(self, model: Model, feed: Feed, sampler: BatchSampler) -> None:
         self.model = model
         self.parts = [_alone(model.criterion, part) for part in two_parts(model.criterion.loss)]
         first = sampler.draw(0)(0)
@@ -58,14 +58,14 @@ class Gradients:
         largest = found.max() if len(found) else found.new_zeros(())
         told = torch.stack([found.sum(), found.new_tensor(float(len(found))), largest])
         # Of every process.
-        totals, counts, ends = Ranks().gather(told).T.tolist()
+        totals, counts, ends = RankGroup().all_gather(told).T.tolist()
         count = math.fsum(counts)
         if not count:
             return {"examples": 0.0}
         return {"cosine": math.fsum(totals) / count, "largest": max(ends), "examples": count}
 
 
-def make_watch(text: str, model: Model, feed: Feed, sampler: Sampler) -> Gradients | None:
+def make_watch(text: str, model: Model, feed: Feed, sampler: BatchSampler) -> Gradients | None:
     """What ``watch`` of a configuration asks for; None where it asks for nothing.
 
     Args:

@@ -17,9 +17,9 @@ from typing import Any
 
 import torch
 
-from tammes.distributed.process_group import Ranks
+from tammes.distributed.process_group import RankGroup
 from tammes.lab.config.schema import Config
-from tammes.lab.data.samplers import Sampler
+from tammes.lab.data.samplers import BatchSampler
 from tammes.lab.measure.classification import MEASURED, measure_prototypes
 from tammes.lab.records.atomic_io import alone, clear_leftovers
 from tammes.lab.records.run_folder import (
@@ -124,7 +124,7 @@ class _Work:
     config: Config
     folder: Path
     progress: Progress
-    sampler: Sampler
+    sampler: BatchSampler
     rate: Callable[[int], float]
     model: Model
     optimizer: Any
@@ -290,7 +290,7 @@ def _train_epoch(work: _Work) -> None:
     _stop_if_not_finite(work)
     work.seconds = time.perf_counter() - began
     sound = all(bool(torch.isfinite(weight).all()) for weight in work.model.parameters())
-    if Ranks().exchange(sound=sound)["sound"].count(0):
+    if RankGroup().all_gather_ints(sound=sound)["sound"].count(0):
         raise _broken(work, "weights")
 
 

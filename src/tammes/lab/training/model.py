@@ -8,7 +8,7 @@ from torch import Tensor, nn
 from torch.nn.modules.batchnorm import _BatchNorm
 
 import tammes
-from tammes.distributed.process_group import Ranks
+from tammes.distributed.process_group import RankGroup
 from tammes.heads.head import Head
 from tammes.lab import backbones
 from tammes.lab.config import head_text, parse_head, parse_loss, parse_schedules
@@ -101,11 +101,11 @@ class Model(nn.Module):
         return loss, self._seen(loss.detach(), features.detach(), labels)
 
     def _seen(self, loss: Tensor, features: Tensor, labels: Tensor) -> Tensor:
-        ranks, head = Ranks(), self.criterion.head
+        group, head = RankGroup(), self.criterion.head
         if is_spread(head):
             # Each process has some of the classes: they look at all examples together.
-            features = ranks.gather_rows(features, len(features))
-            labels = ranks.gather_rows(labels, len(labels))
+            features = group.all_gather_rows(features, len(features))
+            labels = group.all_gather_rows(labels, len(labels))
         counts = labels != IGNORED
         sums = [counts.sum().to(loss)]
         if self.measures:
@@ -114,7 +114,7 @@ class Model(nn.Module):
             sums.append(torch.where(counts, seen.margins, 0.0).sum().to(loss))
             sums.append(torch.where(counts, seen.bias, 0.0).sum().to(loss))
         together = torch.stack(sums)
-        count, *measured = together if is_spread(head) else ranks.sum(together)
+        count, *measured = together if is_spread(head) else group.all_reduce(together)
         return torch.stack([count, loss * count, *measured])
 
 

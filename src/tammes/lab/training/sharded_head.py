@@ -6,11 +6,11 @@ import torch
 from torch import Tensor, nn
 from torch.nn.parallel import DistributedDataParallel
 
-from tammes.distributed.process_group import Ranks
-from tammes.distributed.sharded_rows import Shards
+from tammes.distributed.process_group import RankGroup
+from tammes.distributed.sharded_rows import ShardedRows
 from tammes.heads.head import Head
 from tammes.heads.linear import LinearHead
-from tammes.heads.sharded import ShardedHead
+from tammes.heads.sharded import SPREAD, ShardedHead
 from tammes.heads.sharded_init import KINDS
 from tammes.similarity import Cosine
 
@@ -40,7 +40,7 @@ def spread(head: Head) -> ShardedHead:
 
 def is_spread(head: Head) -> bool:
     """Whether a head's prototypes are on several processes."""
-    return isinstance(head, ShardedHead) and head.ranks.size > 1
+    return head.is_sharded
 
 
 def gather_head(head: Head) -> Head:
@@ -48,9 +48,9 @@ def gather_head(head: Head) -> Head:
     if not isinstance(head, ShardedHead):
         return head
     whole = head.kind(head.embedding_size, head.num_classes, **head.options)
-    shards = Shards.of(head)
+    shards = ShardedRows.of_head(head)
     state = {
-        name: shards.whole(value) if value.ndim else value
+        name: shards.all_gather(value) if name in SPREAD else value
         for name, value in head.named_parameters()
     }
     whole.load_state_dict(state)
@@ -84,7 +84,7 @@ def clip_together(model: nn.Module, head: Head, largest: float) -> None:
     squares = head.weight.new_zeros(2, dtype=torch.double)
     for here_alone, gradient in gradients:
         squares[int(here_alone)] += gradient.detach().double().square().sum()
-    total = squares[0] + Ranks().sum(squares[1:])[0]
+    total = squares[0] + RankGroup().all_reduce(squares[1:])[0]
     factor = (largest / (total.sqrt() + 1e-6)).clamp(max=1.0)
     for _, gradient in gradients:
         gradient.mul_(factor.to(gradient))

@@ -96,7 +96,7 @@ def test_a_known_name_goes_to_the_hub_where_there_are_no_files(hub_folder, said)
 def test_a_known_name_goes_to_files_first(
     tmp_path, monkeypatch, write_table, picture, encode, said
 ):
-    monkeypatch.setattr(hub, "splits", None)
+    monkeypatch.setattr(hub, "partitions", None)
     monkeypatch.setenv("TAMMES_DATA", str(tmp_path))
     columns = {"image": [encode(picture(0))] * 4, "label": [0, 1] * 2}
     for name in ("cifar10-train.parquet", "cifar10-test.parquet"):
@@ -133,8 +133,8 @@ def test_a_set_without_a_known_copy_says_so(tmp_path, monkeypatch, said):
 
 
 def test_the_only_split_is_everything(hub_folder, monkeypatch, said):
-    real = hub.splits
-    monkeypatch.setattr(hub, "splits", lambda *names: {"full": real(*names)["train"]})
+    real = hub.partitions
+    monkeypatch.setattr(hub, "partitions", lambda *names: {"full": real(*names)["train"]})
     assert len(load("owner/name", "train", report=said.append)) == 5
     assert "held out" in said[0]
 

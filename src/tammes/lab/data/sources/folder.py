@@ -8,13 +8,13 @@ from pathlib import Path
 import torch
 
 from tammes.lab.data.images import DataError
-from tammes.lab.data.listing import UNSPLIT, Entries, Splits, letters
+from tammes.lab.data.listing import EVERYTHING, Entries, Partitions, letters
 
 SUFFIXES = frozenset(
     {".jpg", ".jpeg", ".png", ".webp", ".bmp", ".gif", ".tif", ".tiff", ".ppm", ".pgm", ".pbm"}
 )
 """Files that are taken for images."""
-SPLIT_WORDS = frozenset(
+PARTITION_WORDS = frozenset(
     {"train", "training", "test", "testing", "val", "valid", "validation", "dev", "eval"}
     | {"query", "gallery", "base", "novel", "background", "evaluation"}
 )
@@ -45,17 +45,17 @@ class Files:
         return self.fetch(row)
 
 
-def splits(folder: Path) -> Splits:
+def partitions(folder: Path) -> Partitions:
     """Splits of an image folder.
 
     ``FOLDER/train/CLASS/...`` has those its subfolders name; ``FOLDER/CLASS/...`` has none.
     """
     inside = _subfolders(folder)
-    own = {name.lower(): folder / name for name in inside if name.lower() in SPLIT_WORDS}
+    own = {name.lower(): folder / name for name in inside if name.lower() in PARTITION_WORDS}
     # A class may be called "train" too; its folder has images in it, not folders.
     if any(name in own and _subfolders(own[name]) for name in ("train", "training")):
         return {name: lambda path=path: list_classes(path) for name, path in own.items()}  # type: ignore[misc]
-    return {UNSPLIT: lambda: list_classes(folder)}
+    return {EVERYTHING: lambda: list_classes(folder)}
 
 
 def list_classes(folder: Path) -> Entries:

@@ -5,7 +5,14 @@ import os
 from typing import Any
 
 from tammes.lab.data.images import DataError
-from tammes.lab.data.listing import Entries, Splits, as_labels, image_column, label_columns, letters
+from tammes.lab.data.listing import (
+    Entries,
+    Partitions,
+    as_labels,
+    image_column,
+    label_columns,
+    letters,
+)
 from tammes.optional import require
 
 
@@ -36,7 +43,7 @@ class HubRows:
         return f"{self.title} row {row}"
 
 
-def splits(name: str, config: str | None) -> Splits:
+def partitions(name: str, config: str | None) -> Partitions:
     """Splits of a data set on the hub; it is downloaded where it is not there yet.
 
     Args:

@@ -9,9 +9,9 @@ from pathlib import Path
 import torch
 
 from tammes.lab.config.expressions import did_you_mean
-from tammes.lab.data.decode_split import gather
+from tammes.lab.data.decode_partition import gather
 from tammes.lab.data.images import DataError, Images, unknown_classes
-from tammes.lab.data.listing import UNSPLIT, Splits
+from tammes.lab.data.listing import EVERYTHING, Partitions
 from tammes.lab.data.sources import folder as folders
 from tammes.lab.data.sources import hub, parquet
 from tammes.lab.data.subsets import hold_out
@@ -141,7 +141,7 @@ def data_folder() -> Path | None:
     return Path(given).expanduser() if given else None
 
 
-def _find(title: str, report: Callable[[str], None]) -> Splits:
+def _find(title: str, report: Callable[[str], None]) -> Partitions:
     """What a name means, and the splits it has."""
     if title in KNOWN:
         return _known(title, report)
@@ -149,20 +149,20 @@ def _find(title: str, report: Callable[[str], None]) -> Splits:
     if path.is_dir():
         files = _parquet(path)
         if files:
-            return parquet.splits(files, root=path, report=report)
-        return folders.splits(path)
+            return parquet.partitions(files, root=path, report=report)
+        return folders.partitions(path)
     if path.is_file():
         if path.suffix.lower() != ".parquet":
             raise DataError(
                 f"{title}: a folder or a .parquet file is expected, got {path.suffix or 'a file'}"
             )
-        return parquet.splits([path], root=None, report=report)
+        return parquet.partitions([path], root=None, report=report)
     name, _, config = title.partition(":")
     if re.fullmatch(r"[A-Za-z0-9][\w.-]*/[\w.-]+", name) and path.suffix.lower() != ".parquet":
         if path.parent.is_dir():
             # A path with a slip in it looks like a name on the hub, and a network may be slow.
             report(f"{title}: no such folder here, looking on the Hugging Face hub")
-        return hub.splits(name, config or None)
+        return hub.partitions(name, config or None)
     hint = did_you_mean(title, ["digits", *KNOWN]) or "; a name on the hub is OWNER/NAME"
     raise DataError(f"{title}: there is no such file, folder or known name{hint}")
 
@@ -180,7 +180,7 @@ def _parquet(folder: Path) -> list[Path]:
     return found
 
 
-def _known(title: str, report: Callable[[str], None]) -> Splits:
+def _known(title: str, report: Callable[[str], None]) -> Partitions:
     """A set with a short name: files or a folder of that name, else the hub."""
     place = data_folder()
     for begin in _FILES.get(title, (title,)):
@@ -191,7 +191,7 @@ def _known(title: str, report: Callable[[str], None]) -> Splits:
         pattern = re.compile(rf"{re.escape(begin)}(?![a-z0-9]).*\.parquet", re.IGNORECASE)
         files = [file for file in place.glob("*.parquet") if pattern.fullmatch(file.name)]
         if files:
-            return parquet.splits(files, root=place, report=report)
+            return parquet.partitions(files, root=place, report=report)
     name, config = KNOWN[title]
     if not name:
         where = place or "$TAMMES_DATA, which is not set"
@@ -199,11 +199,11 @@ def _known(title: str, report: Callable[[str], None]) -> Splits:
             f"{title}: there are no files of it in {where}, and no copy on the hub is known; "
             "give its folder, or OWNER/NAME on the hub"
         )
-    return hub.splits(name, config)
+    return hub.partitions(name, config)
 
 
 def _choose(
-    title: str, found: Splits, split: str, *, whole: bool, report: Callable[[str], None]
+    title: str, found: Partitions, split: str, *, whole: bool, report: Callable[[str], None]
 ) -> tuple[str, bool]:
     """The split of the source to read, and whether a part of it is to be held out."""
     wanted = split.lower()
@@ -215,7 +215,7 @@ def _choose(
         if wanted == "test" and own not in ("test", "testing"):
             report(f"{title}: there is no test split, so {own} is used to test")
         return own, False
-    everything = train or (UNSPLIT if UNSPLIT in found else None)
+    everything = train or (EVERYTHING if EVERYTHING in found else None)
     if everything is None and test is None and len(found) == 1:
         # The only split, under a name such as "full".
         everything = next(iter(found))
@@ -230,7 +230,7 @@ def _choose(
     return everything, True
 
 
-def _classes(title: str, found: Splits, name: str, present: list[str]) -> list[str]:
+def _classes(title: str, found: Partitions, name: str, present: list[str]) -> list[str]:
     """Classes of the training split; what is tested on may have no others."""
     train = next((word for word in _TRAIN if word in found), None)
     classes = present

@@ -13,22 +13,22 @@ from torch import Tensor
 
 from tammes.lab.data.images import DataError
 from tammes.lab.data.listing import (
-    UNSPLIT,
+    EVERYTHING,
     Entries,
-    Splits,
+    Partitions,
     as_labels,
     image_column,
     label_columns,
     letters,
 )
-from tammes.lab.data.sources.folder import SPLIT_WORDS
+from tammes.lab.data.sources.folder import PARTITION_WORDS
 from tammes.optional import require
 
 _KEPT = 256 << 20
 """Bytes of encoded images that a process keeps."""
 
 
-class Rows:
+class ParquetImages:
     """Images in a column of parquet files.
 
     A group of rows is read as a whole, and some groups are kept: all of a small set.
@@ -109,7 +109,9 @@ class Rows:
         return f"{self.paths[number]} row {place - self.first[number]}"
 
 
-def splits(paths: Sequence[Path], *, root: Path | None, report: Callable[[str], None]) -> Splits:
+def partitions(
+    paths: Sequence[Path], *, root: Path | None, report: Callable[[str], None]
+) -> Partitions:
     """Splits of parquet files: by their names, or else by a column.
 
     Args:
@@ -120,10 +122,12 @@ def splits(paths: Sequence[Path], *, root: Path | None, report: Callable[[str], 
     """
     groups: dict[str, list[Path]] = {}
     for path in sorted(paths):
-        groups.setdefault(UNSPLIT if root is None else _split_of(path, root), []).append(path)
-    if set(groups) == {UNSPLIT}:
-        return _by_column(groups[UNSPLIT])
-    left = groups.pop(UNSPLIT, [])
+        groups.setdefault(EVERYTHING if root is None else _partition_of(path, root), []).append(
+            path
+        )
+    if set(groups) == {EVERYTHING}:
+        return _by_column(groups[EVERYTHING])
+    left = groups.pop(EVERYTHING, [])
     if left:
         report(f"left out, as the name tells no split: {', '.join(path.name for path in left)}")
     return {
@@ -132,24 +136,24 @@ def splits(paths: Sequence[Path], *, root: Path | None, report: Callable[[str], 
     }
 
 
-def _split_of(path: Path, root: Path) -> str:
+def _partition_of(path: Path, root: Path) -> str:
     # SPLIT-00000-of-00002 is how the hub names the parts of a split.
     shard = re.fullmatch(r"(\w+)-\d+-of-\d+.*", path.stem)
     if shard:
         return shard[1].lower()
     below = path.relative_to(root).parts if path.is_relative_to(root) else (path.name,)
     for part in reversed((*below[:-1], path.stem)):
-        words = [word for word in re.split(r"[\W_]+", part.lower()) if word in SPLIT_WORDS]
+        words = [word for word in re.split(r"[\W_]+", part.lower()) if word in PARTITION_WORDS]
         if words:
             return words[0]
-    return UNSPLIT
+    return EVERYTHING
 
 
-def _by_column(paths: list[Path]) -> Splits:
+def _by_column(paths: list[Path]) -> Partitions:
     """Splits that a column such as ``split`` or ``official_split`` names, and everything."""
     schema = _open(paths[0]).schema_arrow
     types = require("pyarrow.types", extra="lab")
-    found: dict[str, Callable[[], Entries]] = {UNSPLIT: lambda: _entries(paths, None)}
+    found: dict[str, Callable[[], Entries]] = {EVERYTHING: lambda: _entries(paths, None)}
     for column in schema.names:
         if column != "split" and not column.endswith("_split"):
             continue
@@ -195,7 +199,7 @@ def _entries(paths: Sequence[Path], rows: Tensor | None) -> Entries:
     stats = [os.stat(path) for path in paths]
     which = letters((image, columns, rows.tolist()))
     return Entries(
-        items=Rows([str(path) for path in paths], image, rows),
+        items=ParquetImages([str(path) for path in paths], image, rows),
         labels=labels,
         names=names,
         stamp=letters(

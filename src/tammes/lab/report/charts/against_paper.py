@@ -7,7 +7,7 @@ from tammes.lab.report.charts.chart import Layer, Line, Panel, Points, Rule
 from tammes.lab.report.charts.training_curves import Drawing, drawing
 from tammes.lab.report.paper_comparison import ComparedCell, PaperComparison, published
 from tammes.lab.reproduce.claims import Better, Bound, Course, Near, Peak
-from tammes.lab.reproduce.judge import Part
+from tammes.lab.reproduce.judge import Comparison
 from tammes.lab.reproduce.quantities import KNOWN
 from tammes.lab.stats.paired import Difference, t_quantile
 from tammes.lab.stats.seed_groups import Quantity, interval, spread
@@ -18,38 +18,42 @@ _TOGETHER = 12
 """Comparisons up to which those of all columns are in one panel."""
 
 
-def claim_charts(found: PaperComparison) -> list[Drawing]:
+def claim_charts(comparison: PaperComparison) -> list[Drawing]:
     """For each claim the differences with their intervals, against the value that it needs."""
     drawings: list[Drawing] = []
-    for number, verdict in enumerate(found.verdicts, 1):
+    for number, verdict in enumerate(comparison.verdicts, 1):
         claim, panels = verdict.claim, []
         if isinstance(claim, Course | Peak):
             continue
         known = [part for part in verdict.parts if part.difference]
         columns = dict.fromkeys(part.column for part in known)
         if known and len(known) <= _TOGETHER:
-            panels.append(_claim_panel(found, claim, known, f"Claim {number}", len(columns) > 1))
+            panels.append(
+                _claim_panel(comparison, claim, known, f"Claim {number}", len(columns) > 1)
+            )
             columns = {}
         for column in columns:
             parts = [part for part in known if part.column == column]
-            heading = f", {found.headings[column]}" if len(columns) > 1 else ""
-            panels.append(_claim_panel(found, claim, parts, f"Claim {number}{heading}", False))
+            heading = f", {comparison.headings[column]}" if len(columns) > 1 else ""
+            panels.append(_claim_panel(comparison, claim, parts, f"Claim {number}{heading}", False))
         caption = f"{claim.says} Bars: 95 % intervals over seeds; hollow: one seed."
         drawings += drawing(f"claim-{number}", panels, caption)
     return drawings
 
 
 def _claim_panel(
-    found: PaperComparison,
+    comparison: PaperComparison,
     claim: Better | Near | Bound,
-    parts: Sequence[Part],
+    parts: Sequence[Comparison],
     title: str,
     headings: bool,
 ) -> Panel:
     quantity = KNOWN[claim.quantity]
-    rows = [" against ".join(found.labels[name] for name in part.rows) for part in parts]
+    rows = [" against ".join(comparison.labels[name] for name in part.rows) for part in parts]
     if headings:
-        rows = [f"{found.headings[p.column]}: {row}" for p, row in zip(parts, rows, strict=True)]
+        rows = [
+            f"{comparison.headings[p.column]}: {row}" for p, row in zip(parts, rows, strict=True)
+        ]
     groups: dict[tuple[str, bool], list[tuple[int, Difference]]] = {}
     for row, part in enumerate(parts):
         if part.difference is not None:
@@ -71,7 +75,7 @@ def _claim_panel(
         look = (outcome, OUTCOMES[outcome], 7, one_seed)
         layers.append(Points(means, places, *look, texts, lows, highs))
         ends += [*means, *lows, *highs]
-    axis, values = _asked(claim)
+    axis, values = _axis_and_bounds(claim)
     ends += values
     room = 0.06 * (max(ends) - min(ends)) or 1.0
     layers += map(Rule, values)
@@ -80,7 +84,7 @@ def _claim_panel(
     return Panel(layers, title, axis, x_range=around, rows=rows, above=True)
 
 
-def _asked(claim: Better | Near | Bound) -> tuple[str, list[float]]:
+def _axis_and_bounds(claim: Better | Near | Bound) -> tuple[str, list[float]]:
     """Meaning of a difference, and the values that it is compared with."""
     match claim:
         case Better():
@@ -99,30 +103,34 @@ def _unit(quantity: Quantity) -> str:
     return f" {quantity.unit}" if quantity.unit == "%" else quantity.unit
 
 
-def paper_against_ours(found: PaperComparison) -> list[Drawing]:
+def paper_against_ours(comparison: PaperComparison) -> list[Drawing]:
     """The paper's numbers over ours, a panel for each quantity."""
-    every = [_against(found, quantity, columns) for quantity, columns in found.quantities()]
+    every = [
+        _against(comparison, quantity, columns) for quantity, columns in comparison.quantities()
+    ]
     panels = [panel for panel in every if panel is not None]
     caption = "On the dashed line both are the same. Bars: 95 % intervals over seeds, "
     caption += "where a spread is known."
     return drawing("paper-against-ours", panels, caption, columns=3, tall=True)
 
 
-def _against(found: PaperComparison, quantity: Quantity, columns: Sequence[str]) -> Panel | None:
+def _against(
+    comparison: PaperComparison, quantity: Quantity, columns: Sequence[str]
+) -> Panel | None:
     layers: list[Layer] = []
     ends: list[float] = []
     longest = 0.0
     for place, column in enumerate(columns):
-        name = found.headings[column]
+        name = comparison.headings[column]
         points: list[tuple[float, float, float, str]] = []
-        for cell in found.cells(quantity, column):
+        for cell in comparison.cells(quantity, column):
             if cell.paper is None or cell.ours is None:
                 continue
             ours, paper, half = cell.ours.mean, cell.paper.mean, _paper_half(cell)
             if half:
                 both = [paper - half, paper + half]
                 layers.append(Line([ours] * 2, both, "", color=place, group=name, thin=True))
-            points.append((ours, paper, cell.ours.half or 0.0, _named(found, cell)))
+            points.append((ours, paper, cell.ours.half or 0.0, _named(comparison, cell)))
         if points:
             xs, ys, halves, texts = zip(*points, strict=True)
             lows, highs = zip(*((x - half, x + half) for x, _, half, _ in points), strict=True)
@@ -154,7 +162,7 @@ def _paper_half(cell: ComparedCell) -> float | None:
     return t_quantile(cell.paper_seeds - 1) * cell.paper.std / math.sqrt(cell.paper_seeds)
 
 
-def _named(found: PaperComparison, cell: ComparedCell) -> str:
+def _named(comparison: PaperComparison, cell: ComparedCell) -> str:
     quantity = cell.quantity
     ours, paper = spread(quantity, cell.ours), published(quantity, cell.paper)
-    return f"{found.labels[cell.row]}: ours {ours}, paper {paper}"
+    return f"{comparison.labels[cell.row]}: ours {ours}, paper {paper}"

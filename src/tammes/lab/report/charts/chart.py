@@ -38,7 +38,7 @@ def color(place: int | None) -> str:
     return MUTED if place is None else PALETTE[place % len(PALETTE)]
 
 
-def turn(place: int | None) -> int:
+def palette_wraps(place: int | None) -> int:
     """Number of times the palette wrapped; places of one colour differ in it."""
     return 0 if place is None else place // len(PALETTE) % len(DASHES)
 
@@ -127,7 +127,7 @@ class Points:
 
 
 @dataclass(frozen=True)
-class Lengths:
+class HorizontalBars:
     """Bars that lie, one for each row of the panel; None leaves a row empty."""
 
     values: Sequence[float | None]
@@ -175,7 +175,7 @@ class Region:
 
 
 @dataclass(frozen=True)
-class Heat:
+class HeatMap:
     """A square matrix as colours, its rows and columns named; None leaves a place empty."""
 
     values: Sequence[Sequence[float | None]]
@@ -196,7 +196,9 @@ class Ball:
     names: Sequence[str]
 
 
-Layer: TypeAlias = Line | Bars | Points | Lengths | Arrow | Note | Rule | Region | Heat | Ball
+Layer: TypeAlias = (
+    Line | Bars | Points | HorizontalBars | Arrow | Note | Rule | Region | HeatMap | Ball
+)
 
 
 @dataclass(frozen=True)

@@ -12,16 +12,16 @@ from tammes.lab.report.charts import distributions
 from tammes.lab.report.charts.chart import (
     DASHES,
     Chart,
+    HorizontalBars,
     Layer,
-    Lengths,
     Line,
     Panel,
     Points,
     Rule,
-    turn,
+    palette_wraps,
 )
 from tammes.lab.report.charts.training_curves import Drawing, class_count, optimum
-from tammes.lab.report.load_runs import Gathered, Seen
+from tammes.lab.report.load_runs import InspectedRun, LoadedRuns
 from tammes.lab.stats.paired import summary
 from tammes.lab.stats.seed_groups import QUANTITIES, Group, Quantity, interval, spread
 from tammes.metrics.functional import margins as sample_margins
@@ -36,19 +36,19 @@ CLASSES_SHOWN = 30
 _BY_KEY = {quantity.key: quantity for quantity in QUANTITIES}
 
 
-def results(found: Gathered) -> list[Drawing]:
+def results(loaded: LoadedRuns) -> list[Drawing]:
     """Accuracy of every group, and its difference from the first."""
-    groups = [group for group in found.groups if group.values["accuracy"]]
+    groups = [group for group in loaded.groups if group.values["accuracy"]]
     if not groups:
         return []
     drawings = [
         Drawing(
             "accuracy",
-            Chart([_means(groups, found, _BY_KEY["accuracy"], "Test accuracy")]),
+            Chart([_means(groups, loaded, _BY_KEY["accuracy"], "Test accuracy")]),
             caption="Filled: mean ± standard deviation; hollow: single seeds.",
         )
     ]
-    panel = _differences(found, groups, _BY_KEY["accuracy"])
+    panel = _differences(loaded, groups, _BY_KEY["accuracy"])
     if panel is not None:
         caption = "Paired over common seeds: mean and 95 % interval (Student t). "
         caption += "Without bars: one seed, no interval."
@@ -56,14 +56,14 @@ def results(found: Gathered) -> list[Drawing]:
     return drawings
 
 
-def _place(found: Gathered, group: Group) -> int:
-    return found.groups.index(group)
+def _place(loaded: LoadedRuns, group: Group) -> int:
+    return loaded.groups.index(group)
 
 
-def _means(groups: Sequence[Group], found: Gathered, quantity: Quantity, title: str) -> Panel:
+def _means(groups: Sequence[Group], loaded: LoadedRuns, quantity: Quantity, title: str) -> Panel:
     layers: list[Layer] = []
     for row, group in enumerate(groups):
-        place, values = _place(found, group), group.values[quantity.key]
+        place, values = _place(loaded, group), group.values[quantity.key]
         mean = group.summary(quantity.key)
         if mean is None:
             continue
@@ -78,19 +78,21 @@ def _means(groups: Sequence[Group], found: Gathered, quantity: Quantity, title: 
     return Panel(layers, title, quantity.unit, rows=[group.label for group in groups], above=True)
 
 
-def _differences(found: Gathered, groups: Sequence[Group], quantity: Quantity) -> Panel | None:
-    base = found.groups[0]
+def _differences(loaded: LoadedRuns, groups: Sequence[Group], quantity: Quantity) -> Panel | None:
+    base = loaded.groups[0]
     layers: list[Layer] = []
     rows: list[str] = []
     for group in groups:
-        less = None if group is base else found.study.difference(group, quantity.key)
+        less = None if group is base else loaded.study.difference(group, quantity.key)
         if less is None:
             continue
         text = f"{group.label}: {interval(quantity, less).rstrip(' *')} {quantity.unit}, "
         text += f"n = {len(less.seeds)}"
         ends = ((), ()) if less.low is None or less.high is None else ([less.low], [less.high])
         hollow = less.low is None
-        point = Points([less.mean], [len(rows)], "", _place(found, group), 7, hollow, [text], *ends)
+        point = Points(
+            [less.mean], [len(rows)], "", _place(loaded, group), 7, hollow, [text], *ends
+        )
         layers.append(point)
         rows.append(group.label)
     if not rows:
@@ -99,20 +101,20 @@ def _differences(found: Gathered, groups: Sequence[Group], quantity: Quantity) -
     return Panel([*layers, Rule(0.0)], title, f"{quantity.unit} points", rows=rows, above=True)
 
 
-def margins(found: Gathered) -> list[Drawing]:
+def margins(loaded: LoadedRuns) -> list[Drawing]:
     """Class and sample margins against their optimum, and their histograms."""
     drawings = []
     for key, what in (("class_margin", "class-margins"), ("sample_margin", "sample-margins")):
         quantity = _BY_KEY[key]
-        groups = [group for group in found.groups if group.values[key]]
+        groups = [group for group in loaded.groups if group.values[key]]
         if not groups:
             continue
         means = [group.summary(key) for group in groups]
-        best = optimum(found, key)
+        best = optimum(loaded, key)
         rules = [] if best is None else [Rule(best.value, best.text(quantity.unit))]
-        bars = Lengths(
+        bars = HorizontalBars(
             [None if mean is None else mean.mean for mean in means],
-            [_place(found, group) for group in groups],
+            [_place(loaded, group) for group in groups],
             [f"{g.label}: {spread(quantity, m)}" for g, m in zip(groups, means, strict=True)],
         )
         labels = [group.label for group in groups]
@@ -120,7 +122,7 @@ def margins(found: Gathered) -> list[Drawing]:
         title = f"{quantity.name.capitalize()} against its optimum"
         panel = Panel([bars, *rules], title, unit, rows=labels, above=True)
         drawings.append(Drawing(what, Chart([panel]), caption=_MARGINS[key]))
-    return drawings + _histograms(found)
+    return drawings + _histograms(loaded)
 
 
 _MARGINS = {
@@ -130,16 +132,16 @@ _MARGINS = {
 }
 
 
-def _histograms(found: Gathered) -> list[Drawing]:
-    known = [(group, seen) for group, seen in _seen(found) if seen.cosines is not None]
+def _histograms(loaded: LoadedRuns) -> list[Drawing]:
+    known = [(group, seen) for group, seen in _seen(loaded) if seen.cosines is not None]
     if not known:
         return []
-    which = chosen_words(known)
+    which = sample_note(known)
     values = [sample_margins(seen.cosines).double() for _, seen in known if seen.cosines]
     low = math.floor(20 * min(0.0, *(float(each.min()) for each in values))) / 20
     high = math.ceil(20 * max(0.05, *(float(each.max()) for each in values))) / 20
-    lines = _outlines(found, known, values, low, high)
-    best = optimum(found, "sample_margin")
+    lines = _outlines(loaded, known, values, low, high)
+    best = optimum(loaded, "sample_margin")
     rules = [Rule(0.0, "wrong below 0")]
     if best is not None and best.value <= 1.3 * high:
         rules.insert(0, Rule(best.value, f"optimum {best.value:.4g}"))
@@ -147,33 +149,35 @@ def _histograms(found: Gathered) -> list[Drawing]:
     panel = distributions.margin_panel([*lines, *rules], top, "Sample margins of the test set")
     drawings = [Drawing("margin-histogram", Chart([panel]), caption=which)]
     if len(known) > HISTOGRAMS_SHOWN:
-        return drawings + _overlaid(found, known, which)
+        return drawings + _overlaid(loaded, known, which)
     for group, seen in known:
         assert seen.cosines is not None
         title = f"Similarities: {group.label}"
         bins = 20 + _bins(seen.cosines.target)
         chart = distributions.similarity_histogram.chart(seen.cosines, bins=bins, title=title)
-        name = f"similarities-{_place(found, group) + 1}"
+        name = f"similarities-{_place(loaded, group) + 1}"
         caption = "Cosine to the own class and to the hardest other class. " + which
         drawings.append(Drawing(name, chart, caption=caption, legend=True))
     return drawings
 
 
-def _overlaid(found: Gathered, known: Sequence[tuple[Group, Seen]], which: str) -> list[Drawing]:
+def _overlaid(
+    loaded: LoadedRuns, known: Sequence[tuple[Group, InspectedRun]], which: str
+) -> list[Drawing]:
     drawings = []
     for part, words in (("target", "own class"), ("hardest", "hardest other class")):
         values = [getattr(seen.cosines, part).double() for _, seen in known]
         low = math.floor(10 * min(float(each.min()) for each in values)) / 10
         high = min(1.0, math.ceil(10 * max(float(each.max()) for each in values)) / 10)
-        layers = _outlines(found, known, values, low, high)
+        layers = _outlines(loaded, known, values, low, high)
         panel = Panel(layers, f"Cosine to the {words}", "cosine", distributions.SHARE)
         drawings.append(Drawing(f"cosine-{words.split()[0]}", Chart([panel]), caption=which))
     return drawings
 
 
 def _outlines(
-    found: Gathered,
-    known: Sequence[tuple[Group, Seen]],
+    loaded: LoadedRuns,
+    known: Sequence[tuple[Group, InspectedRun]],
     values: Sequence[Tensor],
     low: float,
     high: float,
@@ -181,11 +185,11 @@ def _outlines(
     """Histograms of the groups as lines."""
     lines = []
     for (group, _), each in zip(known, values, strict=True):
-        place = _place(found, group)
+        place = _place(loaded, group)
         bars = distributions.histogram(each, low, high, _bins(each), group.label, place)
         middles = [round((a + b) / 2, 6) for a, b in itertools.pairwise(bars.edges)]
         heights = [float(f"{height:.4g}") for height in bars.heights]
-        dash = DASHES[turn(place)]
+        dash = DASHES[palette_wraps(place)]
         lines.append(Line(middles, heights, group.label, dash, place, group.label))
     return lines
 
@@ -195,11 +199,11 @@ def _bins(values: Tensor) -> int:
     return max(16, min(60, round(len(values) ** 0.5)))
 
 
-def _seen(found: Gathered) -> list[tuple[Group, Seen]]:
-    return [(g, found.seen[g.label]) for g in found.groups if g.label in found.seen]
+def _seen(loaded: LoadedRuns) -> list[tuple[Group, InspectedRun]]:
+    return [(g, loaded.seen[g.label]) for g in loaded.groups if g.label in loaded.seen]
 
 
-def chosen_words(known: Sequence[tuple[Group, Seen]]) -> str:
+def sample_note(known: Sequence[tuple[Group, InspectedRun]]) -> str:
     """Seed and number of the examples that are shown, in words."""
     seeds = {seen.seed for _, seen in known}
     words = f"Seed {seeds.pop()} of each." if len(seeds) == 1 else "One seed of each."
@@ -210,10 +214,12 @@ def chosen_words(known: Sequence[tuple[Group, Seen]]) -> str:
     return words
 
 
-def features(found: Gathered) -> list[Drawing]:
+def features(loaded: LoadedRuns) -> list[Drawing]:
     """Spheres of three-dimensional features, the plane of two-dimensional ones."""
     drawings = []
-    known = [(g, s) for g, s in _seen(found) if s.features is not None and s.prototypes is not None]
+    known = [
+        (g, s) for g, s in _seen(loaded) if s.features is not None and s.prototypes is not None
+    ]
     for group, seen in known[:BALLS_SHOWN]:
         assert seen.features is not None
         assert seen.labels is not None
@@ -231,23 +237,23 @@ def features(found: Gathered) -> list[Drawing]:
             chart = distributions.feature_scatter.chart(seen.features, seen.labels, **given)
         shown = min(limit, len(seen.labels))
         caption = f"Seed {seen.seed}, {shown:,} of {seen.total:,} test examples."
-        name = f"{kind}-{_place(found, group) + 1}"
+        name = f"{kind}-{_place(loaded, group) + 1}"
         drawings.append(Drawing(name, chart, caption=caption, tall=True, legend=True))
     return drawings
 
 
-def classes(found: Gathered) -> list[Drawing]:
+def classes(loaded: LoadedRuns) -> list[Drawing]:
     """Accuracy of each class, the worst first."""
-    table = class_accuracies(found)
+    table = class_accuracies(loaded)
     if not table:
         return []
-    groups = [group for group in found.groups if group.label in table]
+    groups = [group for group in loaded.groups if group.label in table]
     order = worst_first(table)
     shown = order[:CLASSES_SHOWN]
-    names = class_names(found, len(next(iter(table.values()))))
+    names = class_names(loaded, len(next(iter(table.values()))))
     layers: list[Layer] = []
     for group in groups:
-        place, values = _place(found, group), table[group.label]
+        place, values = _place(loaded, group), table[group.label]
         known = [(row, values[each]) for row, each in enumerate(shown)]
         points = [(row, value) for row, value in known if value is not None]
         texts = [f"{names[shown[row]]}, {group.label}: {v:.1f} %" for row, v in points]
@@ -265,16 +271,16 @@ def classes(found: Gathered) -> list[Drawing]:
     return [Drawing("class-accuracy", Chart([panel]), caption=caption)]
 
 
-def class_names(found: Gathered, count: int) -> list[str]:
+def class_names(loaded: LoadedRuns, count: int) -> list[str]:
     """Names of the classes, their numbers where runs do not agree on them."""
-    known = {tuple(seen.names) for seen in found.seen.values() if len(seen.names) == count}
+    known = {tuple(seen.names) for seen in loaded.seen.values() if len(seen.names) == count}
     return list(known.pop()) if len(known) == 1 else [str(place) for place in range(count)]
 
 
-def class_accuracies(found: Gathered) -> dict[str, list[float | None]]:
+def class_accuracies(loaded: LoadedRuns) -> dict[str, list[float | None]]:
     """Mean accuracy of each class over the seeds in percent, by the label of the group."""
     table: dict[str, list[float | None]] = {}
-    for group in found.groups:
+    for group in loaded.groups:
         rows = []
         for run in group.runs.values():
             test = run.final.get("test")
@@ -286,7 +292,7 @@ def class_accuracies(found: Gathered) -> dict[str, list[float | None]]:
         means = [_mean(column) for column in zip(*rows, strict=True)]
         table[group.label] = [None if mean is None else 100 * mean for mean in means]
     # Groups on other classes are not drawn beside each other.
-    count = class_count(found) or len(next(iter(table.values()), []))
+    count = class_count(loaded) or len(next(iter(table.values()), []))
     return {label: means for label, means in table.items() if len(means) == count}
 
 

@@ -10,7 +10,7 @@ from tammes.lab.report.charts.chart import (
     Ball,
     Bars,
     Chart,
-    Heat,
+    HeatMap,
     Layer,
     Line,
     Panel,
@@ -165,7 +165,7 @@ def angle_heat_map(
     # A class with itself would take the whole range of colours.
     values = [[None if i == j else v for j, v in enumerate(row)] for i, row in enumerate(angles)]
     all_names = class_names(len(prototypes), names)
-    heat = Heat(values, [all_names[place] for place in shown.tolist()], "°")
+    heat = HeatMap(values, [all_names[place] for place in shown.tolist()], "°")
     some = "" if len(shown) == len(prototypes) else f", {len(shown)} of {len(prototypes)} classes"
     return Chart([Panel([heat], f"angles between prototypes{some}", equal=True)])
 

@@ -8,7 +8,7 @@ from typing import Any
 import torch
 
 from tammes.lab.config.expressions import did_you_mean
-from tammes.lab.report.charts import distributions, gallery
+from tammes.lab.report.charts import distributions, paper_figures
 from tammes.lab.report.charts.chart import Bars, Layer, Panel, Plot, Rule
 from tammes.lab.report.charts.comparison import BALLS_SHOWN, POINTS_SHOWN
 from tammes.lab.report.charts.sweeps import analysis, by, columns_of, rows_of, sweep, titled
@@ -35,28 +35,28 @@ _ORTHOGONAL = 1e-5
 """Below it two gradients are orthogonal, as far as float32 can tell."""
 
 
-def asked(found: PaperComparison) -> list[Drawing]:
+def requested_figures(comparison: PaperComparison) -> list[Drawing]:
     """Every figure that the recipe asks for and that there are numbers for."""
     draw: dict[str, Callable[[PaperComparison, Mapping[str, Any], str], list[Drawing]]] = {
         "curves": _curves, "by": by, "sweep": sweep, "analysis": analysis,
         "histograms": _histograms, "scatter": _scatter, "formula": _formula, "spheres": _spheres,
     }  # fmt: skip
     drawings: list[Drawing] = []
-    for number, figure in enumerate(found.recipe.figures, 1):
-        drawings += draw[str(figure["draw"])](found, figure, f"figure-{number}")
+    for number, figure in enumerate(comparison.recipe.figures, 1):
+        drawings += draw[str(figure["draw"])](comparison, figure, f"figure-{number}")
     return drawings
 
 
-def not_asked(found: PaperComparison) -> list[Drawing]:
+def other_curves(comparison: PaperComparison) -> list[Drawing]:
     """All other curves that the ledger has."""
-    shown = {figure.get("of") for figure in found.recipe.figures if figure["draw"] == "curves"}
-    rows, columns = list(found.recipe.rows), found.columns
+    shown = {figure.get("of") for figure in comparison.recipe.figures if figure["draw"] == "curves"}
+    rows, columns = list(comparison.recipe.rows), comparison.columns
     return [
         each
-        for path in dict.fromkeys((*_ALWAYS, *found.recipe.curves))
+        for path in dict.fromkeys((*_ALWAYS, *comparison.recipe.curves))
         if path not in shown
         for each in _during(
-            found, path, path.replace(".", "-"), _ALWAYS.get(path, path), rows, columns
+            comparison, path, path.replace(".", "-"), _ALWAYS.get(path, path), rows, columns
         )
     ]
 
@@ -64,14 +64,16 @@ def not_asked(found: PaperComparison) -> list[Drawing]:
 # ------------------------------------------------------------------------------------- curves
 
 
-def _curves(found: PaperComparison, figure: Mapping[str, Any], name: str) -> list[Drawing]:
+def _curves(comparison: PaperComparison, figure: Mapping[str, Any], name: str) -> list[Drawing]:
     path = str(figure["of"])
     title = str(figure.get("title", path.replace(".", " ").replace("_", " ")))
-    return _during(found, path, name, title, rows_of(found, figure), columns_of(found, figure))
+    return _during(
+        comparison, path, name, title, rows_of(comparison, figure), columns_of(comparison, figure)
+    )
 
 
 def _during(
-    found: PaperComparison,
+    comparison: PaperComparison,
     path: str,
     name: str,
     title: str,
@@ -84,22 +86,24 @@ def _during(
     marks: list[Layer] = []
     if path in _LOGARITHMIC:
         unit, marks = "log₁₀ |cosine|", [Rule(math.log10(_ORTHOGONAL), f"{_ORTHOGONAL:g}", "y")]
-    places = {row: place for place, row in enumerate(found.recipe.rows)}
+    places = {row: place for place, row in enumerate(comparison.recipe.rows)}
     every = len(rows) <= SEEDS_SHOWN
     panels = []
     for column in columns:
         layers: list[Layer] = []
         for row in rows:
-            stopped = [each for each in found.stopped if (each.row, each.column) == (row, column)]
+            stopped = [
+                each for each in comparison.stopped if (each.row, each.column) == (row, column)
+            ]
             done, others = (
                 [_series(entry, path, factor) for entry in entries]
-                for entries in (found.ledger.of(row, column), stopped)
+                for entries in (comparison.ledger.of(row, column), stopped)
             )
-            layers += mean_and_seeds(done, others, found.labels[row], places[row], seeds=every)
+            layers += mean_and_seeds(done, others, comparison.labels[row], places[row], seeds=every)
         if layers:
-            heading = titled(title, found.headings[column], len(columns) > 1)
+            heading = titled(title, comparison.headings[column], len(columns) > 1)
             panels.append(Panel([*layers, *marks], heading, "epoch", unit))
-    several = any(len(found.ledger.of(row, column)) > 1 for row in rows for column in columns)
+    several = any(len(comparison.ledger.of(row, column)) > 1 for row in rows for column in columns)
     caption = "Mean over the seeds" + ("; thin: single seeds." if every else ".") if several else ""
     return drawing(name, panels, caption, legend=every)
 
@@ -120,23 +124,23 @@ def _series(entry: Entry, path: str, factor: float) -> Series:
 
 
 def _shown(
-    found: PaperComparison, figure: Mapping[str, Any], part: str
+    comparison: PaperComparison, figure: Mapping[str, Any], part: str
 ) -> Iterator[tuple[str, Entry, Mapping[str, Any]]]:
     """One seed of each cell that has something, under its name."""
-    rows, columns = rows_of(found, figure), columns_of(found, figure)
+    rows, columns = rows_of(comparison, figure), columns_of(comparison, figure)
     for column in columns:
         for row in rows:
-            for entry in found.ledger.of(row, column):
+            for entry in comparison.ledger.of(row, column):
                 kept = entry.kept.get(part)
                 if kept:
-                    heading = f", {found.headings[column]}" if len(columns) > 1 else ""
-                    yield f"{found.labels[row]}{heading}", entry, kept
+                    heading = f", {comparison.headings[column]}" if len(columns) > 1 else ""
+                    yield f"{comparison.labels[row]}{heading}", entry, kept
                     break
 
 
-def _histograms(found: PaperComparison, figure: Mapping[str, Any], name: str) -> list[Drawing]:
+def _histograms(comparison: PaperComparison, figure: Mapping[str, Any], name: str) -> list[Drawing]:
     panels = []
-    for label, entry, kept in _shown(found, figure, "histograms"):
+    for label, entry, kept in _shown(comparison, figure, "histograms"):
         cosines: list[Layer] = [
             _bars(kept["edges_cosine"], kept[part], words, place)
             for place, (part, words) in enumerate(
@@ -171,9 +175,9 @@ def _inside(edges: Sequence[float], counts: Sequence[int]) -> tuple[list[float],
     return list(edges[low : high + 1]), list(counts[low:high])
 
 
-def _scatter(found: PaperComparison, figure: Mapping[str, Any], name: str) -> list[Drawing]:
+def _scatter(comparison: PaperComparison, figure: Mapping[str, Any], name: str) -> list[Drawing]:
     panels: list[Panel] = []
-    for label, _, kept in _shown(found, figure, "scatter"):
+    for label, _, kept in _shown(comparison, figure, "scatter"):
         prototypes = torch.tensor(kept["prototypes"], dtype=torch.double)
         for part, words in (("train", "training images"), ("test", "test images")):
             if part not in kept:
@@ -191,9 +195,9 @@ def _scatter(found: PaperComparison, figure: Mapping[str, Any], name: str) -> li
     return drawing(name, panels, caption, tall=True)
 
 
-def _spheres(found: PaperComparison, figure: Mapping[str, Any], name: str) -> list[Drawing]:
+def _spheres(comparison: PaperComparison, figure: Mapping[str, Any], name: str) -> list[Drawing]:
     panels: list[Panel] = []
-    cells = itertools.islice(_shown(found, figure, "sphere"), BALLS_SHOWN)
+    cells = itertools.islice(_shown(comparison, figure, "sphere"), BALLS_SHOWN)
     for label, entry, kept in cells:
         prototypes = torch.tensor(kept["prototypes"], dtype=torch.double)
         if prototypes.shape[1:] != (3,):
@@ -209,10 +213,10 @@ def _spheres(found: PaperComparison, figure: Mapping[str, Any], name: str) -> li
     return drawing(name, panels, caption, columns=4, tall=True)
 
 
-def _formula(found: PaperComparison, figure: Mapping[str, Any], name: str) -> list[Drawing]:
+def _formula(comparison: PaperComparison, figure: Mapping[str, Any], name: str) -> list[Drawing]:
     of = str(figure.get("of"))
-    known = [each for each in gallery.__all__ if isinstance(getattr(gallery, each), Plot)]
+    known = {key: each for key, each in vars(paper_figures).items() if isinstance(each, Plot)}
     if of not in known:
         hint = did_you_mean(of, known)
-        raise ValueError(f"{found.recipe.name}: there is no figure {of!r} of a formula{hint}")
-    return [Drawing(name, getattr(gallery, of).chart(), str(figure.get("title", "")), legend=True)]
+        raise ValueError(f"{comparison.recipe.name}: there is no figure {of!r} of a formula{hint}")
+    return [Drawing(name, known[of].chart(), str(figure.get("title", "")), legend=True)]

@@ -7,7 +7,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from tammes.lab.fewshot.margin_analysis import Analysed, judge
+from tammes.lab.fewshot.margin_analysis import MarginAnalysis, check_inequality
 from tammes.lab.report.charts.chart import Chart, Dash, Layer, Line, Panel, Points, Rule, sentence
 from tammes.lab.report.charts.training_curves import Drawing, drawing
 from tammes.lab.report.paper_comparison import PaperComparison
@@ -23,14 +23,14 @@ _RIGHT, _WRONG = 2, 1
 """Places in the palette."""
 
 
-def rows_of(found: PaperComparison, figure: Mapping[str, Any]) -> list[str]:
+def rows_of(comparison: PaperComparison, figure: Mapping[str, Any]) -> list[str]:
     """Rows that a figure shows: all by default."""
-    return [str(name) for name in figure.get("rows", found.recipe.rows)]
+    return [str(name) for name in figure.get("rows", comparison.recipe.rows)]
 
 
-def columns_of(found: PaperComparison, figure: Mapping[str, Any]) -> list[str]:
+def columns_of(comparison: PaperComparison, figure: Mapping[str, Any]) -> list[str]:
     """Columns that a figure shows: all by default."""
-    return [str(name) for name in figure.get("columns", found.recipe.columns)]
+    return [str(name) for name in figure.get("columns", comparison.recipe.columns)]
 
 
 def titled(title: str, heading: str, several: bool) -> str:
@@ -48,12 +48,12 @@ def _listed(of: Any) -> list[str]:
 
 
 def _series(
-    found: PaperComparison, x: str, rows: Sequence[str]
+    comparison: PaperComparison, x: str, rows: Sequence[str]
 ) -> dict[str, list[tuple[float, str]]]:
     """Rows that have a number for the setting, with it, in its order; by their series."""
     series: dict[str, list[tuple[float, str]]] = {}
     for row in rows:
-        values = found.recipe.rows[row].values
+        values = comparison.recipe.rows[row].values
         if _is_number(values.get(x)):
             series.setdefault(str(values.get("series", "ours")), []).append((float(values[x]), row))
     return {name: sorted(own, key=lambda point: point[0]) for name, own in series.items()}
@@ -62,10 +62,10 @@ def _series(
 # ------------------------------------------------------------------------------------------- by
 
 
-def by(found: PaperComparison, figure: Mapping[str, Any], name: str) -> list[Drawing]:
+def by(comparison: PaperComparison, figure: Mapping[str, Any], name: str) -> list[Drawing]:
     """Quantities over a setting of the rows or of the columns, the paper's beside ours."""
     keys = _listed(figure["of"])
-    rows, columns, x = rows_of(found, figure), columns_of(found, figure), str(figure["x"])
+    rows, columns, x = rows_of(comparison, figure), columns_of(comparison, figure), str(figure["x"])
     axis = x.replace("_", " ")
     panels = []
     for key in keys:
@@ -73,7 +73,7 @@ def by(found: PaperComparison, figure: Mapping[str, Any], name: str) -> list[Dra
         title = str(figure.get("title", f"{quantity.name.capitalize()} by {axis}"))
         if len(keys) > 1 and "title" in figure:
             title += f", {quantity.name}"
-        for heading, lines in _lines_by(found, quantity, x, rows, columns):
+        for heading, lines in _lines_by(comparison, quantity, x, rows, columns):
             layers = [
                 layer for place, line in enumerate(lines.items()) for layer in _drawn(*line, place)
             ]
@@ -95,13 +95,17 @@ class _Point:
 
 
 def _lines_by(
-    found: PaperComparison, quantity: Quantity, x: str, rows: Sequence[str], columns: Sequence[str]
+    comparison: PaperComparison,
+    quantity: Quantity,
+    x: str,
+    rows: Sequence[str],
+    columns: Sequence[str],
 ) -> Iterator[tuple[str, dict[str, list[_Point]]]]:
     """For each panel its heading and its lines by name."""
-    recipe = found.recipe
+    recipe = comparison.recipe
 
     def point(at: Any, row: str, column: str) -> _Point:
-        values = found.ledger.values(row, column, quantity.key).values()
+        values = comparison.ledger.values(row, column, quantity.key).values()
         mean = math.fsum(values) / len(values) if values else None
         span = (min(values), max(values)) if len(values) > 1 else None
         return _Point(float(at), mean, span, recipe.paper.get((row, column, quantity.key)))
@@ -109,11 +113,11 @@ def _lines_by(
     at = {column: recipe.columns[column].values.get(x) for column in columns}
     if any(x in recipe.columns[column].values for column in columns):
         known = sorted((v, column) for column, v in at.items() if _is_number(v))
-        yield "", {found.labels[row]: [point(v, row, c) for v, c in known] for row in rows}
+        yield "", {comparison.labels[row]: [point(v, row, c) for v, c in known] for row in rows}
         return
     for column in columns:
-        series = _series(found, x, rows).items()
-        heading = found.headings[column] if len(columns) > 1 else ""
+        series = _series(comparison, x, rows).items()
+        heading = comparison.headings[column] if len(columns) > 1 else ""
         yield heading, {name: [point(v, row, column) for v, row in own] for name, own in series}
 
 
@@ -134,21 +138,21 @@ def _drawn(name: str, points: Sequence[_Point], place: int) -> Iterator[Layer]:
 # ---------------------------------------------------------------------------------------- sweep
 
 
-def sweep(found: PaperComparison, figure: Mapping[str, Any], name: str) -> list[Drawing]:
+def sweep(comparison: PaperComparison, figure: Mapping[str, Any], name: str) -> list[Drawing]:
     """Accuracies over a setting, such as the margin, with intervals and with the peak marked."""
-    rows, columns, x = rows_of(found, figure), columns_of(found, figure), str(figure["x"])
+    rows, columns, x = rows_of(comparison, figure), columns_of(comparison, figure), str(figure["x"])
     panels = []
     for column in columns:
         for key in _listed(figure.get("of", _SWEPT)):
             layers: list[Layer] = []
-            for place, (line, points) in enumerate(_series(found, x, rows).items()):
-                layers += _swept(found, key, column, line, points, place)
+            for place, (line, points) in enumerate(_series(comparison, x, rows).items()):
+                layers += _swept(comparison, key, column, line, points, place)
             if layers:
                 quantity = KNOWN[key]
                 title = sentence(quantity.name)
                 if "title" in figure:
                     title = f"{figure['title']}, {quantity.name}"
-                shown = titled(title, found.headings[column], len(columns) > 1)
+                shown = titled(title, comparison.headings[column], len(columns) > 1)
                 axis = x.replace("_", " ")
                 panels.append(Panel(layers, shown, axis, quantity.heading, x_range=_room(layers)))
     caption = "Thin: 95 % intervals, over seeds, or over the episodes of a single one. Circle: "
@@ -163,7 +167,7 @@ def _room(layers: Sequence[Layer]) -> tuple[float, float] | None:
 
 
 def _swept(
-    found: PaperComparison,
+    comparison: PaperComparison,
     key: str,
     column: str,
     name: str,
@@ -172,13 +176,13 @@ def _swept(
 ) -> Iterator[Layer]:
     known = []
     for at, row in points:
-        ours, span = found.ledger.summary(row, column, key), None
+        ours, span = comparison.ledger.summary(row, column, key), None
         half = ours and ours.half
         if ours and half is None:
-            half = _over_episodes(found.ledger.of(row, column), key)
+            half = _over_episodes(comparison.ledger.of(row, column), key)
         if ours and half:
             span = (ours.mean - half, ours.mean + half)
-        published = found.recipe.paper.get((row, column, key))
+        published = comparison.recipe.paper.get((row, column, key))
         known.append(_Point(at, ours.mean if ours else None, span, published))
     yield from _drawn(name, known, place)
     means = [(point.mean, point.x) for point in known if point.mean is not None]
@@ -208,7 +212,7 @@ class _Measured:
     """Measurements at one value of the setting, by seed."""
 
     at: float
-    by_seed: Mapping[int, Analysed]
+    by_seed: Mapping[int, MarginAnalysis]
 
     def mean(self, name: str) -> float:
         found = summary(getattr(each, name) for each in self.by_seed.values())
@@ -230,18 +234,18 @@ _COURSES: tuple[tuple[str, str, tuple[tuple[str, str, Dash], ...]], ...] = (
 """Title, axis, and what is drawn: attribute, name and line."""
 
 
-def analysis(found: PaperComparison, figure: Mapping[str, Any], name: str) -> list[Drawing]:
+def analysis(comparison: PaperComparison, figure: Mapping[str, Any], name: str) -> list[Drawing]:
     """Spread of classes over a setting such as the margin, and (12) against what was measured."""
-    rows, columns, x = rows_of(found, figure), columns_of(found, figure), str(figure["x"])
+    rows, columns, x = rows_of(comparison, figure), columns_of(comparison, figure), str(figure["x"])
     axis = x.replace("_", " ")
     courses: list[Panel] = []
     judged: list[Drawing] = []
     for column in columns:
-        heading, several = found.headings[column], len(columns) > 1
+        heading, several = comparison.headings[column], len(columns) > 1
         lines = {
             line: measured
-            for line, points in _series(found, x, rows).items()
-            if (measured := _measured(found, column, points))
+            for line, points in _series(comparison, x, rows).items()
+            if (measured := _measured(comparison, column, points))
         }
         if not lines:
             continue
@@ -264,8 +268,8 @@ def analysis(found: PaperComparison, figure: Mapping[str, Any], name: str) -> li
             verdicts = list(_verdicts(own, axis))
             if verdicts:
                 panel = _pairs(verdicts, ", ".join(called))
-                shots = _means(found, column, "shot1", _series(found, x, rows)[line])
-                caption = f"{_PAIRS} {_told(own, verdicts, shots)}"
+                shots = _means(comparison, column, "shot1", _series(comparison, x, rows)[line])
+                caption = f"{_PAIRS} {_inequality_caption(own, verdicts, shots)}"
                 number = f"{name}-inequality-{len(judged) + 1}"
                 judged.append(Drawing(number, Chart([panel]), caption=caption, legend=True))
     caption = "Of unit features, mean over the seeds; of base classes, images held out of training."
@@ -277,13 +281,13 @@ def _named(line: str, words: str, several: bool) -> str:
 
 
 def _measured(
-    found: PaperComparison, column: str, points: Sequence[tuple[float, str]]
+    comparison: PaperComparison, column: str, points: Sequence[tuple[float, str]]
 ) -> list[_Measured]:
     measured = []
     for at, row in points:
         by_seed = {
             entry.seed: analysed
-            for entry in found.ledger.of(row, column)
+            for entry in comparison.ledger.of(row, column)
             if (analysed := _analysed(entry.values)) is not None
         }
         if by_seed:
@@ -291,7 +295,7 @@ def _measured(
     return measured
 
 
-def _analysed(values: Mapping[str, float]) -> Analysed | None:
+def _analysed(values: Mapping[str, float]) -> MarginAnalysis | None:
     """Analysis of a cell; None where it was not measured."""
     keys = ("d_intra_base", "d_inter_base", "d_intra_novel", "d_inter_novel")
     distances = [values.get(key, math.nan) for key in keys]
@@ -300,7 +304,7 @@ def _analysed(values: Mapping[str, float]) -> Analysed | None:
     if not all(0 < each < math.inf for each in distances) or not math.isfinite(share):
         return None
     base_intra, base_inter, novel_intra, novel_inter = distances
-    return Analysed.from_distances(
+    return MarginAnalysis.from_distances(
         base_intra=base_intra,
         base_inter=base_inter,
         novel_intra=novel_intra,
@@ -320,7 +324,7 @@ def _verdicts(own: Sequence[_Measured], axis: str) -> Iterator[_Verdict]:
     """Every two values of the setting, the smaller one first, with every seed they share."""
     for one, two in itertools.combinations(own, 2):
         for seed in sorted(set(one.by_seed) & set(two.by_seed)):
-            verdict = judge(one.by_seed[seed], two.by_seed[seed])
+            verdict = check_inequality(one.by_seed[seed], two.by_seed[seed])
             more = verdict.first.novel_ratio - verdict.second.novel_ratio
             words = "so" if verdict.agrees else "not so"
             larger = "larger" if verdict.predicted else "not larger"
@@ -340,23 +344,23 @@ def _pairs(verdicts: Sequence[_Verdict], heading: str) -> Panel:
 
 
 def _means(
-    found: PaperComparison, column: str, key: str, points: Sequence[tuple[float, str]]
+    comparison: PaperComparison, column: str, key: str, points: Sequence[tuple[float, str]]
 ) -> dict[float, float]:
-    summaries = {at: found.ledger.summary(row, column, key) for at, row in points}
+    summaries = {at: comparison.ledger.summary(row, column, key) for at, row in points}
     return {at: each.mean for at, each in summaries.items() if each is not None}
 
 
-def _told(
+def _inequality_caption(
     own: Sequence[_Measured], verdicts: Sequence[_Verdict], shots: Mapping[float, float]
 ) -> str:
     """Whether (12) is right, and whether it says which value wins."""
     right = sum(agrees for _, _, agrees, _ in verdicts)
-    said, measured = (
+    predicted, measured = (
         max(own, key=operator.methodcaller("mean", name)).at
         for name in ("predicted_ratio", "novel_ratio")
     )
     text = (
-        f"(12) is right in {right} of {len(verdicts)}. φ on novel classes is largest at {said:g} "
+        f"(12) is right in {right} of {len(verdicts)}. φ on novel classes is largest at {predicted:g} "
         f"by (11), and at {measured:g} as measured"
     )
     if shots:

@@ -7,8 +7,8 @@ from pathlib import Path
 from typing import Any
 
 from tammes.lab.records.run_folder import Run, number
-from tammes.lab.report.charts.chart import DASHES, Chart, Layer, Line, Panel, Rule, turn
-from tammes.lab.report.load_runs import Gathered
+from tammes.lab.report.charts.chart import DASHES, Chart, Layer, Line, Panel, Rule, palette_wraps
+from tammes.lab.report.load_runs import LoadedRuns
 from tammes.lab.report.render.html_page import Block, pictures
 from tammes.lab.stats.seed_groups import Group
 
@@ -55,7 +55,7 @@ def drawing(
     return [Drawing(name, chart, caption=caption, tall=tall, legend=legend)] if panels else []
 
 
-def figures_in(drawings: Sequence[Drawing]) -> list[Block]:
+def figure_blocks(drawings: Sequence[Drawing]) -> list[Block]:
     """The blocks of a page that show some drawings."""
     return [
         figure
@@ -110,14 +110,14 @@ _CURVES = (
 )  # fmt: skip
 
 
-def training(found: Gathered) -> list[Drawing]:
+def training(loaded: LoadedRuns) -> list[Drawing]:
     """Charts of everything that was measured after each epoch."""
     drawings = [
-        _draw(found, curve, _reader(found.metrics, curve.path, curve.factor)) for curve in _CURVES
+        _draw(loaded, curve, _reader(loaded.metrics, curve.path, curve.factor)) for curve in _CURVES
     ]
-    drawings += _terms(found)
+    drawings += _terms(loaded)
     speed = _Curve("images-per-second", (), "Speed", "images/s", "While training, test excluded.")
-    drawings.append(_draw(found, speed, _reader(found.timing, ("images_per_second",))))
+    drawings.append(_draw(loaded, speed, _reader(loaded.timing, ("images_per_second",))))
     return [each for each in drawings if each is not None]
 
 
@@ -135,20 +135,20 @@ def _reader(
     return read
 
 
-def _draw(found: Gathered, curve: _Curve, read: Callable[[Run], Series]) -> Drawing | None:
+def _draw(loaded: LoadedRuns, curve: _Curve, read: Callable[[Run], Series]) -> Drawing | None:
     layers: list[Layer] = []
-    for place, group in enumerate(found.groups):
-        layers += _lines(group, place, read, len(found.groups) <= SEEDS_SHOWN)
-        if curve.name == "prototype-norms" and len(found.groups) <= _ENDS_SHOWN:
+    for place, group in enumerate(loaded.groups):
+        layers += _lines(group, place, read, len(loaded.groups) <= SEEDS_SHOWN)
+        if curve.name == "prototype-norms" and len(loaded.groups) <= _ENDS_SHOWN:
             for end in ("norm_min", "norm_max"):
                 layers += _lines(
-                    group, place, _reader(found.metrics, ("prototypes", end)), False, True
+                    group, place, _reader(loaded.metrics, ("prototypes", end)), False, True
                 )
     if not layers:
         return None
-    panel = Panel([*layers, *_marks(found, curve.name)], curve.title, "epoch", curve.y)
+    panel = Panel([*layers, *_marks(loaded, curve.name)], curve.title, "epoch", curve.y)
     caption = curve.caption
-    if curve.name == "prototype-norms" and len(found.groups) <= _ENDS_SHOWN:
+    if curve.name == "prototype-norms" and len(loaded.groups) <= _ENDS_SHOWN:
         caption += " Thin lines below and above: the shortest and the longest."
     return Drawing(curve.name, Chart([panel]), caption=caption)
 
@@ -189,7 +189,7 @@ def mean_and_seeds(
         # Finished seeds have the same epochs; where they differ, only the common ones count.
         epochs = sorted(set.intersection(*map(set, done)))
         mean = {epoch: math.fsum(each[epoch] for each in done) / len(done) for epoch in epochs}
-        lines.append(_line(mean, label, place, label, DASHES[turn(place)], thin=thin))
+        lines.append(_line(mean, label, place, label, DASHES[palette_wraps(place)], thin=thin))
     return lines
 
 
@@ -204,11 +204,11 @@ def _line(
     return Line(epochs, values, name, dash, place, group, thin)
 
 
-def _terms(found: Gathered) -> list[Drawing]:
+def _terms(loaded: LoadedRuns) -> list[Drawing]:
     """The terms of losses that have several, each group in a figure of its own."""
     drawings = []
-    for place, group in enumerate(found.groups):
-        rows = [row for run in group.runs.values() for row in found.metrics[run.folder]]
+    for place, group in enumerate(loaded.groups):
+        rows = [row for run in group.runs.values() for row in loaded.metrics[run.folder]]
         names = dict.fromkeys(
             name for row in rows if isinstance(row.get("terms"), Mapping) for name in row["terms"]
         )
@@ -216,7 +216,7 @@ def _terms(found: Gathered) -> list[Drawing]:
             continue
         layers: list[Layer] = []
         for number_of_term, name in enumerate(names):
-            read = _reader(found.metrics, ("terms", name))
+            read = _reader(loaded.metrics, ("terms", name))
             for line in _lines(group, number_of_term, read, False):
                 assert isinstance(line, Line)
                 layers.append(Line(line.x, line.y, name, line.dash, line.color))
@@ -238,10 +238,10 @@ class Optimum:
         return f"{'at most' if self.is_bound else 'optimum'} {self.value:.4g}{unit}"
 
 
-def optimum(found: Gathered, key: str) -> Optimum | None:
+def optimum(loaded: LoadedRuns, key: str) -> Optimum | None:
     """The optimum of a quantity that all groups share; None where they differ."""
     values = set()
-    for group in found.groups:
+    for group in loaded.groups:
         for run in group.runs.values():
             best: Any = run.final.get("optimum")
             value = number(best, (key,))
@@ -250,20 +250,20 @@ def optimum(found: Gathered, key: str) -> Optimum | None:
     return values.pop() if len(values) == 1 else None
 
 
-def class_count(found: Gathered) -> int | None:
+def class_count(loaded: LoadedRuns) -> int | None:
     """Number of classes; None where groups differ in it."""
-    counts = {len(seen.names) for seen in found.seen.values() if seen.names}
+    counts = {len(seen.names) for seen in loaded.seen.values() if seen.names}
     return counts.pop() if len(counts) == 1 else None
 
 
-def _marks(found: Gathered, name: str) -> list[Layer]:
+def _marks(loaded: LoadedRuns, name: str) -> list[Layer]:
     if name == "softmax-bias":
-        classes = class_count(found)
+        classes = class_count(loaded)
         if classes is not None and classes > 2:
             bound = math.log(classes - 1)
             return [Rule(bound, f"log(C − 1) = {bound:.3f}", "y")]
     keys = {"class-margin": "class_margin", "train-sample-margin": "sample_margin",
             "test-sample-margin": "sample_margin"}  # fmt: skip
-    best = optimum(found, keys[name]) if name in keys else None
+    best = optimum(loaded, keys[name]) if name in keys else None
     unit = "°" if name == "class-margin" else ""
     return [] if best is None else [Rule(best.value, best.text(unit), "y")]

@@ -5,7 +5,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from tammes.lab.report.charts import gallery
+from tammes.lab.report.charts import distributions
 from tammes.lab.report.charts.chart import Chart, sentence
 from tammes.lab.report.render import html_page
 
@@ -76,29 +76,35 @@ def _pictures(measured: "Measured") -> list[html_page.Block]:
         blocks.extend(html_page.pictures(chart, title=title, caption=caption, tall=tall))
 
     if size == 3:
-        ball = gallery.sphere.chart(
+        ball = distributions.sphere.chart(
             measured.directions, given.embeddings, given.labels, given.names
         )
         caption = "Arrows are prototypes, points are examples; drag to turn."
         show(ball, "On the sphere", caption, tall=True)
     if size == 2 and given.examples is not None:
-        plane = gallery.feature_scatter.chart(*given.examples, measured.directions, given.names)
+        plane = distributions.feature_scatter.chart(
+            *given.examples, measured.directions, given.names
+        )
         caption = "Points are examples, lines the directions of the prototypes."
         show(plane, "Features", caption, tall=True)
     closest = measured.pairs[0][1:] if measured.pairs else ()
-    heat = gallery.angle_heat_map.chart(measured.directions, given.names, always=closest)
+    heat = distributions.angle_heat_map.chart(measured.directions, given.names, always=closest)
     title = sentence(heat.panels[0].title)
     show(heat, title, "In degrees; the darkest are closest.", tall=True)
     if found is None or measured.angles is None:
         return blocks
     margin, angles = measured.measure("sample_margin.mean"), measured.angles
     caption = "Cosine to the own class and to the hardest other class."
-    show(gallery.similarity_histogram.chart(found), "Similarities", caption)
+    show(distributions.similarity_histogram.chart(found), "Similarities", caption)
     optimum = None if margin is None else margin.optimum
     caption = "Cosine to the true class minus the nearest wrong class; wrong below zero."
-    show(gallery.margin_histogram.chart(found, optimum=optimum), "Sample margins", caption)
+    show(distributions.margin_histogram.chart(found, optimum=optimum), "Sample margins", caption)
     caption = "Degrees to the own class and to the hardest other class."
-    show(gallery.angle_histogram.chart(angles.own, angles.hardest, angles.edges), "Angles", caption)
+    show(
+        distributions.angle_histogram.chart(angles.own, angles.hardest, angles.edges),
+        "Angles",
+        caption,
+    )
     return blocks
 
 

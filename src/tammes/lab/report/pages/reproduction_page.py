@@ -3,16 +3,16 @@
 from collections.abc import Sequence
 from typing import Any
 
+from tammes.lab.config.yaml_file import write_yaml
 from tammes.lab.report.charts.against_paper import OUTCOMES, claim_charts, paper_against_ours
 from tammes.lab.report.charts.chart import Chart
-from tammes.lab.report.charts.recipe_figures import asked, not_asked
-from tammes.lab.report.charts.training_curves import Drawing, figures_in
+from tammes.lab.report.charts.recipe_figures import other_curves, requested_figures
+from tammes.lab.report.charts.training_curves import Drawing, figure_blocks
 from tammes.lab.report.paper_comparison import QUICK, VERDICTS, PaperComparison
 from tammes.lab.report.paper_comparison_writers import comparison_blocks
 from tammes.lab.report.render import html_page as page
 from tammes.lab.reproduce.ledger import Ledger
 from tammes.lab.reproduce.recipes import Recipe
-from tammes.optional import require
 
 _MACHINE = ("device", "torch", "python", "tammes", "commit", "platform")
 
@@ -28,23 +28,23 @@ def reproduction_page(recipe: Recipe, ledger: Ledger, *, command: str | None = N
     Returns:
         The HTML, with everything it needs inside.
     """
-    found = PaperComparison(recipe, ledger)
-    drawn = dict(_drawings(found))
+    comparison = PaperComparison(recipe, ledger)
+    drawn = dict(_drawings(comparison))
     sections = [
-        page.Section("", [*_cards(found), *[page.Text(recipe.summary)] * bool(recipe.summary)]),
-        page.Section("Claims", [*_claims(found), *figures_in(drawn["claims"])]),
-        page.Section("Paper and ours", [*comparison_blocks(found), *figures_in(drawn["paper"])]),
-        page.Section("Figures", [*_legend(found, drawn["asked"]), *figures_in(drawn["asked"])]),
-        page.Section("What differs from the paper", [*_protocol(found), *_tuned(found),
-                                                *_notes(found)]),
-        page.Section("Open, diverged and failed", _missing(found)),
-        page.Section("Training", _training(found, drawn["training"])),
-        page.Section("Configuration", [*_configuration(found), *_machines(found)]),
-        page.Section("How to go on", _command(found, command)),
+        page.Section("", [*_cards(comparison), *[page.Text(recipe.summary)] * bool(recipe.summary)]),
+        page.Section("Claims", [*_claims(comparison), *figure_blocks(drawn["claims"])]),
+        page.Section("Paper and ours", [*comparison_blocks(comparison), *figure_blocks(drawn["paper"])]),
+        page.Section("Figures", [*_legend(comparison, drawn["requested"]), *figure_blocks(drawn["requested"])]),
+        page.Section("What differs from the paper", [*_protocol(comparison), *_tuned(comparison),
+                                                *_notes(comparison)]),
+        page.Section("Open, diverged and failed", _missing(comparison)),
+        page.Section("Training", _training(comparison, drawn["training"])),
+        page.Section("Configuration", [*_configuration(comparison), *_machines(comparison)]),
+        page.Section("How to go on", _command(comparison, command)),
     ]  # fmt: skip
     shown = [section for section in sections if section.blocks]
     title = f"Quick form, no result: {recipe.title}" if ledger.quick else recipe.title
-    return page.render(title, shown, lead=_lead(found))
+    return page.render(title, shown, lead=_lead(comparison))
 
 
 def reproduction_figures(recipe: Recipe, ledger: Ledger) -> dict[str, Chart]:
@@ -54,48 +54,56 @@ def reproduction_figures(recipe: Recipe, ledger: Ledger) -> dict[str, Chart]:
         recipe: what was to be done.
         ledger: what was done.
     """
-    found = PaperComparison(recipe, ledger)
-    return {each.name: each.chart for _, drawings in _drawings(found) for each in drawings}
+    comparison = PaperComparison(recipe, ledger)
+    return {each.name: each.chart for _, drawings in _drawings(comparison) for each in drawings}
 
 
-def _drawings(found: PaperComparison) -> list[tuple[str, list[Drawing]]]:
+def _drawings(comparison: PaperComparison) -> list[tuple[str, list[Drawing]]]:
     return [
-        ("claims", claim_charts(found)),
-        ("paper", paper_against_ours(found)),
-        ("asked", asked(found)),
-        ("training", not_asked(found)),
+        ("claims", claim_charts(comparison)),
+        ("paper", paper_against_ours(comparison)),
+        ("requested", requested_figures(comparison)),
+        ("training", other_curves(comparison)),
     ]
 
 
-def _legend(found: PaperComparison, drawings: Sequence[Drawing]) -> list[page.Block]:
+def _legend(comparison: PaperComparison, drawings: Sequence[Drawing]) -> list[page.Block]:
     """One for all rows, where some plot has none of its own."""
     shared = any(not each.legend for each in drawings)
-    return [page.Legend(list(found.labels.values()))] if shared and len(found.labels) > 1 else []
+    return (
+        [page.Legend(list(comparison.labels.values()))]
+        if shared and len(comparison.labels) > 1
+        else []
+    )
 
 
-def _training(found: PaperComparison, drawings: Sequence[Drawing]) -> list[page.Block]:
-    inside = [*_legend(found, drawings), *figures_in(drawings)]
+def _training(comparison: PaperComparison, drawings: Sequence[Drawing]) -> list[page.Block]:
+    inside = [*_legend(comparison, drawings), *figure_blocks(drawings)]
     return [page.Fold("What was measured over the epochs", inside)] if inside else []
 
 
 # ------------------------------------------------------------------------------------ the lead
 
 
-def _lead(found: PaperComparison) -> list[str]:
-    quick = [QUICK] if found.ledger.quick else []
-    return [*quick, f"{found.recipe.source}. Recipe {found.recipe.name}.", f"{found.summary}."]
+def _lead(comparison: PaperComparison) -> list[str]:
+    quick = [QUICK] if comparison.ledger.quick else []
+    return [
+        *quick,
+        f"{comparison.recipe.source}. Recipe {comparison.recipe.name}.",
+        f"{comparison.summary}.",
+    ]
 
 
-def _cards(found: PaperComparison) -> list[page.Block]:
+def _cards(comparison: PaperComparison) -> list[page.Block]:
     cards = []
-    if found.recipe.rows:
-        total = sum(found.counts.values())
-        done = found.counts["done"]
+    if comparison.recipe.rows:
+        total = sum(comparison.counts.values())
+        done = comparison.counts["done"]
         share = done / total if total else 0.0
         cards.append(page.Card("cells done", f"{done} of {total}", "", share))
-        cards += [page.Card(f"cells {state}", str(n)) for state, n in found.counts.items()
+        cards += [page.Card(f"cells {state}", str(n)) for state, n in comparison.counts.items()
                   if n and state != "done"]  # fmt: skip
-    outcomes = [verdict.outcome for verdict in found.verdicts]
+    outcomes = [verdict.outcome for verdict in comparison.verdicts]
     if outcomes:
         others = [f"{outcomes.count(kind)} {words}" for kind, words in
                   (("leans", "lean"), ("fails", "fail"), ("open", "open"))
@@ -108,21 +116,21 @@ def _cards(found: PaperComparison) -> list[page.Block]:
 # --------------------------------------------------------------------------------- the tables
 
 
-def _claims(found: PaperComparison) -> list[page.Block]:
-    if not found.verdicts:
+def _claims(comparison: PaperComparison) -> list[page.Block]:
+    if not comparison.verdicts:
         return []
     rows: list[list[page.Cell]] = [
         [verdict.claim.says, _verdict(verdict.outcome), verdict.sentence]
-        for verdict in found.verdicts
+        for verdict in comparison.verdicts
     ]
     blocks: list[page.Block] = [
         page.Table(("claim", "verdict", "what was found"), rows, caption=VERDICTS),
     ]
-    for verdict in found.verdicts:
+    for verdict in comparison.verdicts:
         if len(verdict.parts) < 2:
             continue
         parts: list[list[page.Cell]] = [
-            [part.text, found.headings[part.column], _verdict(part.outcome)]
+            [part.text, comparison.headings[part.column], _verdict(part.outcome)]
             for part in verdict.parts
         ]
         table = page.Table(("what was found", "column", "verdict"), parts)
@@ -137,20 +145,20 @@ def _verdict(outcome: str) -> page.Value:
 # ------------------------------------------------------------- protocol, what is missing, origin
 
 
-def _protocol(found: PaperComparison) -> list[page.Block]:
+def _protocol(comparison: PaperComparison) -> list[page.Block]:
     keys = ("what", "paper", "ours", "why")
     rows: list[list[page.Cell]] = [
-        [str(each.get(key, "")) for key in keys] for each in found.recipe.protocol
+        [str(each.get(key, "")) for key in keys] for each in comparison.recipe.protocol
     ]
     return [page.Table(("", "paper", "ours", "why"), rows)] if rows else []
 
 
-def _tuned(found: PaperComparison) -> list[page.Block]:
+def _tuned(comparison: PaperComparison) -> list[page.Block]:
     rows: list[list[page.Cell]] = []
-    for where, chosen in found.ledger.tuned.items():
+    for where, chosen in comparison.ledger.tuned.items():
         tried = chosen.get("tried", [])
         values = {key: v for key, v in chosen.items() if key not in ("tried", "trials")}
-        rows.append([_place(found, where), _assigned(values), "; ".join(map(_trial, tried))])
+        rows.append([_place(comparison, where), _assigned(values), "; ".join(map(_trial, tried))])
     heads = (
         "cell",
         "chosen",
@@ -163,11 +171,11 @@ def _tuned(found: PaperComparison) -> list[page.Block]:
     return [page.Table(heads, rows, caption)] if rows else []
 
 
-def _place(found: PaperComparison, where: str) -> str:
+def _place(comparison: PaperComparison, where: str) -> str:
     row, _, column = where.partition("/")
-    label = found.labels.get(row, row)
-    several = len(found.recipe.columns) > 1
-    return f"{label}, {found.headings.get(column, column)}" if several else label
+    label = comparison.labels.get(row, row)
+    several = len(comparison.recipe.columns) > 1
+    return f"{label}, {comparison.headings.get(column, column)}" if several else label
 
 
 def _assigned(values: dict[str, Any]) -> str:
@@ -181,36 +189,33 @@ def _trial(tried: dict[str, Any]) -> str:
     return f"{_assigned(values)}: {shown}"
 
 
-def _notes(found: PaperComparison) -> list[page.Block]:
+def _notes(comparison: PaperComparison) -> list[page.Block]:
     rows: list[list[page.Cell]] = [
-        [found.labels[name], row.note] for name, row in found.recipe.rows.items() if row.note
+        [comparison.labels[name], row.note]
+        for name, row in comparison.recipe.rows.items()
+        if row.note
     ]
     return [page.Table(("row", "note"), rows)] if rows else []
 
 
-def _missing(found: PaperComparison) -> list[page.Block]:
+def _missing(comparison: PaperComparison) -> list[page.Block]:
     blocks: list[page.Block] = []
     stopped: list[list[page.Cell]] = [
-        [*cell[:4], cell[4] or "no reason is recorded"] for cell in found.stopped_in_words()
+        [*cell[:4], cell[4] or "no reason is recorded"] for cell in comparison.stopped_in_words()
     ]
     if stopped:
         heads = ("row", "column", "seed", "what happened", "reason")
         blocks.append(page.Table(heads, stopped, "Not in any number above."))
-    opened = [*found.open_in_words()]
+    opened = [*comparison.open_in_words()]
     if opened:
         blocks.append(page.Table(("column", "open"), opened, "Cells that were not run yet."))
     return blocks
 
 
-def _configuration(found: PaperComparison) -> list[page.Block]:
-    configs = found.ledger.configs
+def _configuration(comparison: PaperComparison) -> list[page.Block]:
+    configs = comparison.ledger.configs
     if not configs:
         return []
-    yaml = require("yaml", extra="lab")
-
-    def text(values: dict[str, Any]) -> str:
-        return str(yaml.safe_dump(values, sort_keys=False, allow_unicode=True, width=100))
-
     first, *others = configs.values()
     common = {
         key: value
@@ -218,20 +223,22 @@ def _configuration(found: PaperComparison) -> list[page.Block]:
         if key != "seed" and all(key in each and each[key] == value for each in others)
     }
     blocks: list[page.Block] = [
-        page.Details("Settings that all cells have in common (YAML)", text(common))
+        page.Details("Settings that all cells have in common (YAML)", write_yaml(common))
     ]
     for where, config in configs.items():
         own = {key: value for key, value in config.items() if key not in (*common, "seed")}
-        blocks.append(page.Details(_place(found, where), text(own) if own else "nothing else"))
+        blocks.append(
+            page.Details(_place(comparison, where), write_yaml(own) if own else "nothing else")
+        )
     return [blocks[0], page.Fold("Settings of every row", blocks[1:])]
 
 
-def _machines(found: PaperComparison) -> list[page.Block]:
-    machines = found.ledger.machines
+def _machines(comparison: PaperComparison) -> list[page.Block]:
+    machines = comparison.ledger.machines
     if not machines:
         return []
-    used = [entry.machine for entry in found.ledger.cells]
-    hours = sum(entry.seconds for entry in found.ledger.cells) / 3600
+    used = [entry.machine for entry in comparison.ledger.cells]
+    hours = sum(entry.seconds for entry in comparison.ledger.cells) / 3600
     rows: list[list[page.Cell]] = [
         [*(str(machine.get(key) or "") for key in _MACHINE), used.count(place)]
         for place, machine in enumerate(machines)
@@ -240,9 +247,9 @@ def _machines(found: PaperComparison) -> list[page.Block]:
     return [page.Fold("Machines", [page.Table((*_MACHINE, "cells"), rows, caption)])]
 
 
-def _command(found: PaperComparison, command: str | None) -> list[page.Block]:
-    given = command or found.ledger.command or f"tammes reproduce {found.recipe.name}"
-    if found.open:
+def _command(comparison: PaperComparison, command: str | None) -> list[page.Block]:
+    given = command or comparison.ledger.command or f"tammes reproduce {comparison.recipe.name}"
+    if comparison.open:
         text = "The same command runs what is open, and nothing that is done."
     else:
         text = "The same command runs nothing that is done."

@@ -9,14 +9,14 @@ from tammes.lab.report.charts.chart import Chart
 from tammes.lab.report.charts.training_curves import (
     SEEDS_SHOWN,
     Drawing,
-    figures_in,
+    figure_blocks,
     optimum,
     training,
 )
 from tammes.lab.report.confusions import pair_blocks
-from tammes.lab.report.load_runs import Gathered, gather
+from tammes.lab.report.load_runs import LoadedRuns, load_runs
 from tammes.lab.report.render import html_page as page
-from tammes.lab.report.rerun import configuration, rerun, surroundings
+from tammes.lab.report.rerun import configuration, data_and_machines, rerun
 from tammes.lab.stats.seed_groups import Group, Quantity, interval, spread
 
 _GALLERIES = 8
@@ -48,7 +48,7 @@ def runs_page(
     Raises:
         RecordError: where not a single run can be read, or no group is called like the baseline.
     """
-    return page_of(gather(runs, baseline), title=title, command=command)
+    return render_runs_page(load_runs(runs, baseline), title=title, command=command)
 
 
 def run_figures(runs: Sequence[Run], *, baseline: str | None = None) -> dict[str, Chart]:
@@ -58,42 +58,44 @@ def run_figures(runs: Sequence[Run], *, baseline: str | None = None) -> dict[str
         runs: in any state.
         baseline: label of the group that the others are compared with; the first by default.
     """
-    return figures_of(gather(runs, baseline))
+    return charts_of_runs(load_runs(runs, baseline))
 
 
-def figures_of(found: Gathered) -> dict[str, Chart]:
+def charts_of_runs(loaded: LoadedRuns) -> dict[str, Chart]:
     """Every chart of what was gathered, by the name of its file."""
-    return {each.name: each.chart for _, drawings in _drawings(found) for each in drawings}
+    return {each.name: each.chart for _, drawings in _drawings(loaded) for each in drawings}
 
 
-def page_of(found: Gathered, *, title: str | None = None, command: str | None = None) -> str:
+def render_runs_page(
+    loaded: LoadedRuns, *, title: str | None = None, command: str | None = None
+) -> str:
     """The page of what was gathered."""
-    drawn = dict(_drawings(found))
-    labels = [group.label for group in found.groups]
+    drawn = dict(_drawings(loaded))
+    labels = [group.label for group in loaded.groups]
     sections = [
-        page.Section("Results", [*_summary(found), *figures_in(drawn["results"])]),
+        page.Section("Results", [*_summary(loaded), *figure_blocks(drawn["results"])]),
         page.Section("Margins", [*_legend(labels, drawn["margins"]),
-                                 *figures_in(drawn["margins"])]),
-        page.Section("Features", _features(found, drawn["features"])),
-        page.Section("Training", [*_legend(labels, drawn["training"]), *_seed_note(found),
-                             *figures_in(drawn["training"])]),
-        page.Section("Classes", [*_legend(labels, drawn["classes"]), *figures_in(drawn["classes"]),
-                            *_class_table(found)]),
-        page.Section("Confused and close classes", _confusion(found)),
-        page.Section("Configuration", [*configuration(found), *surroundings(found)]),
-        page.Section("How to run it again", rerun(found, command)),
+                                 *figure_blocks(drawn["margins"])]),
+        page.Section("Features", _features(loaded, drawn["features"])),
+        page.Section("Training", [*_legend(labels, drawn["training"]), *_seed_note(loaded),
+                             *figure_blocks(drawn["training"])]),
+        page.Section("Classes", [*_legend(labels, drawn["classes"]), *figure_blocks(drawn["classes"]),
+                            *_class_table(loaded)]),
+        page.Section("Confused and close classes", _confusion(loaded)),
+        page.Section("Configuration", [*configuration(loaded), *data_and_machines(loaded)]),
+        page.Section("How to run it again", rerun(loaded, command)),
     ]  # fmt: skip
     shown = [section for section in sections if section.blocks]
-    return page.render(title or _title(found), shown, lead=_lead(found))
+    return page.render(title or _title(loaded), shown, lead=_lead(loaded))
 
 
-def _drawings(found: Gathered) -> list[tuple[str, list[Drawing]]]:
+def _drawings(loaded: LoadedRuns) -> list[tuple[str, list[Drawing]]]:
     return [
-        ("results", comparison.results(found)),
-        ("margins", comparison.margins(found)),
-        ("features", comparison.features(found)),
-        ("training", training(found)),
-        ("classes", comparison.classes(found)),
+        ("results", comparison.results(loaded)),
+        ("margins", comparison.margins(loaded)),
+        ("features", comparison.features(loaded)),
+        ("training", training(loaded)),
+        ("classes", comparison.classes(loaded)),
     ]
 
 
@@ -101,32 +103,32 @@ def _legend(labels: Sequence[str], drawings: Sequence[Drawing]) -> list[page.Blo
     return [page.Legend(labels)] if len(labels) > 1 and drawings else []
 
 
-def _seed_note(found: Gathered) -> list[page.Block]:
-    if all(len(group.runs) + len(group.stopped) < 2 for group in found.groups):
+def _seed_note(loaded: LoadedRuns) -> list[page.Block]:
+    if all(len(group.runs) + len(group.stopped) < 2 for group in loaded.groups):
         return []
-    if len(found.groups) > SEEDS_SHOWN:
+    if len(loaded.groups) > SEEDS_SHOWN:
         return [page.Text("Means over the seeds; with so many groups single seeds are not drawn.")]
     text = "Thick lines are means over the finished seeds, thin lines single seeds"
-    stopped = any(group.stopped for group in found.groups)
+    stopped = any(group.stopped for group in loaded.groups)
     return [page.Text(f"{text}, dotted ones runs that did not finish." if stopped else f"{text}.")]
 
 
-def _title(found: Gathered) -> str:
-    sources = dict.fromkeys(group.config.data for group in found.groups)
+def _title(loaded: LoadedRuns) -> str:
+    sources = dict.fromkeys(group.config.data for group in loaded.groups)
     where = ", ".join(sources)
-    if len(found.groups) == 1:
-        return f"{found.groups[0].label} on {where}"
-    return f"{len(found.groups)} losses on {where}" if _losses(found) else f"Runs on {where}"
+    if len(loaded.groups) == 1:
+        return f"{loaded.groups[0].label} on {where}"
+    return f"{len(loaded.groups)} losses on {where}" if _losses(loaded) else f"Runs on {where}"
 
 
-def _losses(found: Gathered) -> bool:
-    losses = [group.config.loss for group in found.groups]
+def _losses(loaded: LoadedRuns) -> bool:
+    losses = [group.config.loss for group in loaded.groups]
     return len(set(losses)) == len(losses)
 
 
-def _lead(found: Gathered) -> list[str]:
+def _lead(loaded: LoadedRuns) -> list[str]:
     lead = []
-    data = _data(found)
+    data = _data(loaded)
     if data:
         image = " × ".join(str(side) for side in data.get("image", [])[1:])
         size = f" of {image} pixels" if image else ""
@@ -134,8 +136,8 @@ def _lead(found: Gathered) -> list[str]:
             f"{len(data['classes']):,} classes, {data['train']:,} images for training and "
             f"{data['test']:,} for testing{size}."
         )
-    finished = sum(len(group.runs) for group in found.groups)
-    seeds = sorted({seed for group in found.groups for seed in group.runs})
+    finished = sum(len(group.runs) for group in loaded.groups)
+    seeds = sorted({seed for group in loaded.groups for seed in group.runs})
     some = ", ".join(map(str, seeds[:8])) + ("…" if len(seeds) > 8 else "")
     text = f"{finished} finished {'run' if finished == 1 else 'runs'}"
     lead.append(
@@ -144,9 +146,9 @@ def _lead(found: Gathered) -> list[str]:
     return lead
 
 
-def _data(found: Gathered) -> dict[str, Any] | None:
+def _data(loaded: LoadedRuns) -> dict[str, Any] | None:
     """Description of the data by the first run that has it whole."""
-    for group in found.groups:
+    for group in loaded.groups:
         for run in (*group.runs.values(), *group.stopped):
             try:
                 data = run.data
@@ -159,11 +161,11 @@ def _data(found: Gathered) -> dict[str, Any] | None:
     return None
 
 
-def _summary(found: Gathered) -> list[page.Block]:
+def _summary(loaded: LoadedRuns) -> list[page.Block]:
     blocks: list[page.Block] = []
-    study = found.study
-    if len(found.groups) == 1:
-        blocks += _cards(found)
+    study = loaded.study
+    if len(loaded.groups) == 1:
+        blocks += _cards(loaded)
     if study.quantities:
         rows: list[list[page.Cell]] = [
             [
@@ -171,32 +173,32 @@ def _summary(found: Gathered) -> list[page.Block]:
                 len(group.runs),
                 *(_mean(group, quantity) for quantity in study.quantities),
             ]
-            for place, group in enumerate(found.groups)
+            for place, group in enumerate(loaded.groups)
         ]
         heads = ["group", "seeds", *(quantity.heading for quantity in study.quantities)]
         blocks.append(
-            page.Table(heads, rows, caption=f"Mean ± standard deviation over seeds.{_best(found)}")
+            page.Table(heads, rows, caption=f"Mean ± standard deviation over seeds.{_best(loaded)}")
         )
-    blocks += _difference_table(found)
-    if found.troubles:
-        states = {each.state for each in found.troubles}
+    blocks += _difference_table(loaded)
+    if loaded.troubles:
+        states = {each.state for each in loaded.troubles}
         words = [w for w in ("failed", "unfinished", "damaged", "left out") if w in states]
         troubles: list[list[page.Cell]] = [
             [each.label, each.seed, each.state, each.reason, str(each.run.folder)]
-            for each in found.troubles
+            for each in loaded.troubles
         ]
         caption = f"Runs that are {' or '.join(words)}, and why."
         blocks.append(page.Table(("group", "seed", "state", "reason", "folder"), troubles, caption))
     return blocks
 
 
-def _best(found: Gathered) -> str:
+def _best(loaded: LoadedRuns) -> str:
     parts = []
     for key, name, unit in (
         ("class_margin", "class margin", "°"),
         ("sample_margin", "sample margin", ""),
     ):
-        best = optimum(found, key)
+        best = optimum(loaded, key)
         if best is not None:
             parts.append(f"{name} {best.text(unit).removeprefix('optimum ')}")
     return f" The best there can be: {', '.join(parts)}." if parts else ""
@@ -207,14 +209,14 @@ def _mean(group: Group, quantity: Quantity) -> page.Cell:
     return None if found is None else page.Value(spread(quantity, found), found.mean)
 
 
-def _difference_table(found: Gathered) -> list[page.Block]:
-    study = found.study
+def _difference_table(loaded: LoadedRuns) -> list[page.Block]:
+    study = loaded.study
     compared_with = [quantity for quantity in study.quantities if quantity.better > 0]
-    if len(found.groups) < 2 or not compared_with:
+    if len(loaded.groups) < 2 or not compared_with:
         return []
-    base = found.groups[0]
+    base = loaded.groups[0]
     rows: list[list[page.Cell]] = []
-    for place, group in enumerate(found.groups):
+    for place, group in enumerate(loaded.groups):
         if group is base:
             continue
         less = [(q, study.difference(group, q.key)) for q in compared_with]
@@ -223,7 +225,7 @@ def _difference_table(found: Gathered) -> list[page.Block]:
             None if each is None else page.Value(interval(quantity, each).rstrip(), each.mean)
             for quantity, each in less
         ]
-        rows.append([page.Value(group.label, color=place), seeds, *cells, _verdict(found, group)])
+        rows.append([page.Value(group.label, color=place), seeds, *cells, _verdict(loaded, group)])
     heads = ["group", "n", *(q.heading for q in compared_with), "accuracy is"]
     caption = f"Difference from {base.label}, paired over n common seeds: mean [95 % interval, "
     caption += "Student t]; * where the interval excludes zero."
@@ -238,8 +240,8 @@ def _held(text: str) -> str:
     return text.replace("n = 1", "n\u00a0=\u00a01")
 
 
-def _verdict(found: Gathered, group: Group) -> str:
-    less = found.study.difference(group, "accuracy")
+def _verdict(loaded: LoadedRuns, group: Group) -> str:
+    less = loaded.study.difference(group, "accuracy")
     if less is None:
         return "not compared"
     if less.low is None:
@@ -249,14 +251,14 @@ def _verdict(found: Gathered, group: Group) -> str:
     return "higher" if less.mean > 0 else "lower"
 
 
-def _cards(found: Gathered) -> list[page.Block]:
-    (group,) = found.groups
+def _cards(loaded: LoadedRuns) -> list[page.Block]:
+    (group,) = loaded.groups
     cards = []
-    for quantity in found.study.quantities:
+    for quantity in loaded.study.quantities:
         value = group.summary(quantity.key)
         if value is None:
             continue
-        best = optimum(found, quantity.key)
+        best = optimum(loaded, quantity.key)
         share = None if best is None or not best.value else value.mean / best.value
         detail = "" if best is None else best.text(quantity.unit)
         unit = f" {quantity.unit}" if quantity.unit in ("%", "s") else quantity.unit
@@ -264,26 +266,26 @@ def _cards(found: Gathered) -> list[page.Block]:
     return [page.Cards(cards)] if cards else []
 
 
-def _features(found: Gathered, drawings: Sequence[Drawing]) -> list[page.Block]:
+def _features(loaded: LoadedRuns, drawings: Sequence[Drawing]) -> list[page.Block]:
     if not drawings:
         return []
     text = "Features of test images and the prototypes of the classes"
     turn = any(each.name.startswith("sphere") for each in drawings)
     text += ", on the unit sphere; drag one to turn it." if turn else "."
     blocks: list[page.Block] = [page.Text(text)]
-    left = sum(seen.features is not None for seen in found.seen.values()) - len(drawings)
+    left = sum(seen.features is not None for seen in loaded.seen.values()) - len(drawings)
     if left > 0:
         blocks.append(page.Text(f"The first {len(drawings)} groups; {left} more are not drawn."))
-    return [*blocks, *figures_in(drawings)]
+    return [*blocks, *figure_blocks(drawings)]
 
 
-def _class_table(found: Gathered) -> list[page.Block]:
-    table = comparison.class_accuracies(found)
+def _class_table(loaded: LoadedRuns) -> list[page.Block]:
+    table = comparison.class_accuracies(loaded)
     if not table:
         return []
     order = comparison.worst_first(table)[:_LISTED]
     columns = list(table)[:_COMPARED]
-    names = comparison.class_names(found, len(next(iter(table.values()))))
+    names = comparison.class_names(loaded, len(next(iter(table.values()))))
     rows: list[list[page.Cell]] = []
     for place in order:
         values = [table[label][place] for label in columns]
@@ -297,11 +299,11 @@ def _class_table(found: Gathered) -> list[page.Block]:
     return [page.Fold(f"{words}: accuracy in %", [page.Table(heads, rows, "Mean over seeds.")])]
 
 
-def _confusion(found: Gathered) -> list[page.Block]:
+def _confusion(loaded: LoadedRuns) -> list[page.Block]:
     blocks: list[page.Block] = []
-    many = len(found.seen) > 3
-    for group in found.groups:
-        seen = found.seen.get(group.label)
+    many = len(loaded.seen) > 3
+    for group in loaded.groups:
+        seen = loaded.seen.get(group.label)
         if seen is None or len(blocks) >= _GALLERIES:
             continue
         inside = pair_blocks(seen, 3 if many else 5)

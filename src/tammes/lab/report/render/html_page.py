@@ -14,7 +14,7 @@ from typing import Any, NamedTuple, TypeAlias, get_args
 
 import tammes
 from tammes.lab.records.atomic_io import write_atomically
-from tammes.lab.report.charts.chart import DASHES, Chart, Panel, color, turn
+from tammes.lab.report.charts.chart import DASHES, Chart, Panel, color, palette_wraps
 from tammes.lab.report.render.plotly_charts import draw
 from tammes.optional import require
 
@@ -252,7 +252,7 @@ def _template() -> Any:
         undefined=jinja2.StrictUndefined,
     )
     environment.filters |= {"anchor": _anchor, "by_kind": _by_kind}
-    environment.globals |= {"color": color, "dash": lambda place: DASHES[turn(place)]}
+    environment.globals |= {"color": color, "dash": lambda place: DASHES[palette_wraps(place)]}
     environment.policies["json.dumps_kwargs"] = {"separators": (",", ":"), "allow_nan": False}
     return environment.get_template("page.html")
 

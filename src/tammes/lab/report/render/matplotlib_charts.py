@@ -13,7 +13,7 @@ from typing import Any
 
 from tammes.lab.records.atomic_io import write_atomically
 from tammes.lab.report.charts import chart as charts
-from tammes.lab.report.charts.chart import MUTED, Chart, Panel, color, short, turn
+from tammes.lab.report.charts.chart import MUTED, Chart, Panel, color, palette_wraps, short
 from tammes.optional import require
 
 _DASH = {"solid": "-", "dashed": "--", "dotted": ":"}
@@ -33,8 +33,8 @@ def draw(chart: Chart) -> Any:
         The figure; ``figure.savefig(path)`` or :func:`save` writes it.
 
     Example:
-        >>> from tammes.lab.report import plots
-        >>> figure = plots.psi(margins=(1, 2, 3))
+        >>> from tammes.lab.report.charts import paper_figures
+        >>> figure = paper_figures.psi(margins=(1, 2, 3))
         >>> len(figure.axes[0].lines)
         3
     """
@@ -121,7 +121,7 @@ def _draw_panel(figure: Any, axes: Any, panel: Panel) -> None:
         axes.set_aspect("equal")
     if panel.bare:
         axes.set_axis_off()
-    elif not panel.has(charts.Heat):
+    elif not panel.has(charts.HeatMap):
         for side in ("top", "right"):
             axes.spines[side].set_visible(False)
         if panel.rows:
@@ -169,10 +169,10 @@ def _draw_layer(figure: Any, axes: Any, layer: charts.Layer) -> None:
             look = {"color": color(layer.color), "label": _label(layer.name),
                     "markersize": layer.size, "markeredgewidth": 1.0 if layer.hollow else 0.0,
                     "markerfacecolor": "none" if layer.hollow else None}  # fmt: skip
-            axes.plot(layer.x, layer.y, _MARKS[turn(layer.color)], **look)
+            axes.plot(layer.x, layer.y, _MARKS[palette_wraps(layer.color)], **look)
             if layer.low:
                 axes.hlines(layer.y, layer.low, layer.high, color=color(layer.color), linewidth=1.6)
-        case charts.Lengths():
+        case charts.HorizontalBars():
             known = [y for y, value in enumerate(layer.values) if value is not None]
             colors = [color(layer.colors[y]) for y in known]
             widths = [layer.values[y] for y in known]
@@ -191,7 +191,7 @@ def _draw_layer(figure: Any, axes: Any, layer: charts.Layer) -> None:
         case charts.Region():
             look = {"color": color(layer.color), "alpha": 0.18, "linewidth": 0}
             axes.fill(layer.x, layer.y, label=_label(layer.name), **look)
-        case charts.Heat():
+        case charts.HeatMap():
             _draw_heat(figure, axes, layer)
         case charts.Ball():
             _draw_ball(axes, layer)
@@ -210,7 +210,7 @@ def _draw_rule(axes: Any, rule: charts.Rule) -> None:
         _write(axes, rule.name, (-2, 2), **end, ha="right", **text)
 
 
-def _draw_heat(figure: Any, axes: Any, heat: charts.Heat) -> None:
+def _draw_heat(figure: Any, axes: Any, heat: charts.HeatMap) -> None:
     values = [[math.nan if value is None else value for value in row] for row in heat.values]
     image = axes.imshow(values, cmap="viridis", interpolation="nearest")
     bar = figure.colorbar(image, ax=axes, fraction=0.046)

@@ -6,7 +6,7 @@ from collections.abc import Iterator, Sequence
 from typing import Any
 
 from tammes.lab.report.charts import chart as charts
-from tammes.lab.report.charts.chart import MUTED, SYMBOLS, Chart, Panel, color, short, turn
+from tammes.lab.report.charts.chart import MUTED, SYMBOLS, Chart, Panel, color, palette_wraps, short
 from tammes.optional import require
 
 _DASH = {"solid": "solid", "dashed": "dash", "dotted": "dot"}
@@ -33,8 +33,8 @@ def draw(chart: Chart) -> Any:
         The figure.
 
     Example:
-        >>> from tammes.lab.report import plots
-        >>> figure = plots.psi.interactive(margins=(1, 2, 3))
+        >>> from tammes.lab.report.charts import paper_figures
+        >>> figure = paper_figures.psi.interactive(margins=(1, 2, 3))
         >>> [trace.name for trace in figure.data]
         ['m = 1', 'm = 2', 'm = 3']
     """
@@ -120,7 +120,7 @@ def _panel(
 
 
 def _axes(panel: Panel, suffix: str, domain: Domain) -> tuple[dict[str, Any], dict[str, Any]]:
-    heat = panel.has(charts.Heat)
+    heat = panel.has(charts.HeatMap)
     x: dict[str, Any] = {
         "domain": domain[0], "anchor": f"y{suffix}", "title": {"text": _text(panel.x)},
         "range": panel.x_range, "dtick": panel.x_step, "visible": not panel.bare, "zeroline": False,
@@ -167,13 +167,13 @@ def _trace(layer: charts.Layer) -> dict[str, Any]:
                 "hovertemplate": "%{customdata[0]:.3~f} to %{customdata[1]:.3~f}: %{y:.2%}",
             }  # fmt: skip
         case charts.Points():
-            symbol = SYMBOLS[turn(layer.color)] + ("-open" if layer.hollow else "")
+            symbol = SYMBOLS[palette_wraps(layer.color)] + ("-open" if layer.hollow else "")
             return {
                 **_points(layer), "mode": "markers", "legendgroup": layer.group or None,
                 "text": [_text(text) for text in layer.texts] or None, "error_x": _spans(layer),
                 "marker": {"color": color(layer.color), "size": layer.size + 1, "symbol": symbol},
             }  # fmt: skip
-        case charts.Lengths():
+        case charts.HorizontalBars():
             return {
                 "type": "bar", "orientation": "h", "x": list(layer.values),
                 "y": list(range(len(layer.values))), "width": 0.36,
@@ -185,7 +185,7 @@ def _trace(layer: charts.Layer) -> dict[str, Any]:
         case charts.Region():
             fill = {"fill": "toself", "fillcolor": _faint(color(layer.color), 0.22)}
             return {**_points(layer), "mode": "none", "hoverinfo": "skip", **fill}
-        case charts.Heat():
+        case charts.HeatMap():
             names = list(map(_text, short(layer.names, 14)))
             return {
                 "type": "heatmap", "x": names, "y": names, "hoverongaps": False,
@@ -282,7 +282,7 @@ def _ball(ball: charts.Ball) -> Iterator[dict[str, Any]]:
         yield {**_in_space([(0, 0, 0), prototype]), **named(place, "prototype"), **shown}
     for place in sorted(set(ball.labels)):
         own = [row for row, label in zip(ball.features, ball.labels, strict=True) if label == place]
-        symbol = SYMBOLS[turn(place)]
+        symbol = SYMBOLS[palette_wraps(place)]
         marker = {"color": color(place), "size": 3, "symbol": symbol, "opacity": 0.85}
         shown = {"mode": "markers", "showlegend": False, "marker": marker}
         yield {**_in_space(own), **named(place, "feature"), **shown}

@@ -3,8 +3,8 @@
 Each is a YAML file named ``PAPER/TABLE.yaml``; :func:`names` lists them and :func:`load` reads one.
 """
 
-from tammes.lab.reproduce.recipe import Column, Planned, Published, Recipe, Row
+from tammes.lab.reproduce.recipe import Column, PlannedCell, Published, Recipe, Row
 from tammes.lab.reproduce.recipe_files import RecipeError, names
 from tammes.lab.reproduce.recipe_yaml import load
 
-__all__ = ["Column", "Planned", "Published", "Recipe", "RecipeError", "Row", "load", "names"]
+__all__ = ["Column", "PlannedCell", "Published", "Recipe", "RecipeError", "Row", "load", "names"]

@@ -1,6 +1,6 @@
 """Classes to learn from, to choose with, and to recognise later: splits of a set by class.
 
-The lists of CIFAR-FS, FC100, mini-ImageNet, CUB and Omniglot are in ``class_splits.json``; others
+The lists of CIFAR-FS, FC100, mini-ImageNet, CUB and Omniglot are in ``class_lists.json``; others
 come from a file of the user's own.
 """
 
@@ -18,7 +18,7 @@ import torch
 from torch import Tensor
 
 from tammes.lab.config.expressions import did_you_mean
-from tammes.lab.data.images import DataError, Images, Reader
+from tammes.lab.data.images import DataError, ImageReader, Images
 from tammes.lab.data.sources.loading import data_folder, load, say
 
 Part = Literal["base", "validation", "novel"]
@@ -34,7 +34,7 @@ _KEYS = (*_ALIASES, "source", "classes")
 
 
 @dataclass(frozen=True)
-class ClassSplit:
+class ClassLists:
     """Names of the classes of each part; no class is in two of them.
 
     Attributes:
@@ -82,7 +82,7 @@ class ClassSplit:
 
 @cache
 def _shipped() -> dict[str, dict[str, Any]]:
-    text = Path(__file__).with_name("class_splits.json").read_text(encoding="utf-8")
+    text = Path(__file__).with_name("class_lists.json").read_text(encoding="utf-8")
     found: dict[str, dict[str, Any]] = json.loads(text)
     return found
 
@@ -97,7 +97,7 @@ def names() -> list[str]:
     return list(_shipped())
 
 
-def read(name: str | os.PathLike[str]) -> ClassSplit:
+def read(name: str | os.PathLike[str]) -> ClassLists:
     """A split of classes.
 
     Args:
@@ -137,7 +137,7 @@ def read(name: str | os.PathLike[str]) -> ClassSplit:
     return _from_lists(title, lists)
 
 
-def parse(text: str, default: Part = "novel") -> tuple[ClassSplit, Part]:
+def parse(text: str, default: Part = "novel") -> tuple[ClassLists, Part]:
     """A split and one of its parts.
 
     Args:
@@ -170,7 +170,7 @@ def _text_files(folder: Path) -> dict[str, list[str]]:
     return lists
 
 
-def _from_lists(title: str, lists: Any) -> ClassSplit:
+def _from_lists(title: str, lists: Any) -> ClassLists:
     """Lists under any of the known names, checked."""
     if not isinstance(lists, Mapping) or not any(key in _ALIASES for key in lists):
         raise DataError(f"{title}: lists base, validation and novel are expected, got none of them")
@@ -185,7 +185,7 @@ def _from_lists(title: str, lists: Any) -> ClassSplit:
             found[_ALIASES[key]] = list(_flat(title, value, lists.get("classes")))
     source = lists.get("source", "")
     parts = {part: tuple(classes) for part, classes in found.items()}
-    return ClassSplit(title, **parts, source=source if isinstance(source, str) else "")
+    return ClassLists(title, **parts, source=source if isinstance(source, str) else "")
 
 
 def _flat(title: str, value: Any, classes: Any, above: str = "") -> Iterator[str]:
@@ -280,7 +280,7 @@ def load_classes(
 class _InTurn:
     """Reads the images of several splits, counted through."""
 
-    readers: tuple[Reader, ...]
+    readers: tuple[ImageReader, ...]
     starts: tuple[int, ...]
 
     def read(self, row: int) -> Tensor:

@@ -8,8 +8,8 @@ from recipe_cells import superclasses
 
 from tammes.lab.data import DataError, load
 from tammes.lab.data.sources.loading import KNOWN
-from tammes.lab.fewshot import class_splits
-from tammes.lab.fewshot.class_splits import ClassSplit, load_classes, parse, read, take
+from tammes.lab.fewshot import class_lists
+from tammes.lab.fewshot.class_lists import ClassLists, load_classes, parse, read, take
 
 SIZES = {
     "cifar-fs": (64, 16, 20),
@@ -33,7 +33,7 @@ def test_mini_imagenet_is_a_set_of_its_own():
 
 
 def test_every_known_split_is_listed():
-    assert class_splits.names() == list(SIZES)
+    assert class_lists.names() == list(SIZES)
 
 
 PUBLISHED = {
@@ -47,14 +47,14 @@ PUBLISHED = {
 
 @pytest.mark.parametrize("name", PUBLISHED)
 def test_the_shipped_lists_are_the_published_ones(name):
-    texts = ["\n".join(sorted(read(name).part(part))) for part in class_splits.PARTS]
+    texts = ["\n".join(sorted(read(name).part(part))) for part in class_lists.PARTS]
     found = [hashlib.sha256(text.encode()).hexdigest()[:16] for text in texts]
     assert found == PUBLISHED[name]
 
 
 def test_fc100_keeps_superclasses_together():
     coarse, split = superclasses(), read("fc100")
-    parts = [{coarse[name] for name in split.part(part)} for part in class_splits.PARTS]
+    parts = [{coarse[name] for name in split.part(part)} for part in class_lists.PARTS]
     assert [len(part) for part in parts] == [12, 4, 4]
     assert not parts[0] & parts[1] | parts[0] & parts[2] | parts[1] & parts[2]
 
@@ -169,7 +169,7 @@ def test_a_list_that_is_no_text_is_named(tmp_path):
 
 def test_an_empty_part_is_refused():
     with pytest.raises(DataError, match="there is no class in its part validation"):
-        ClassSplit("mine", ("a",), (), ("b",)).part("validation")
+        ClassLists("mine", ("a",), (), ("b",)).part("validation")
 
 
 # ------------------------------------------------------------------------------------- images
@@ -229,7 +229,7 @@ def test_images_that_are_read_one_by_one_are_joined_too(tmp_path, in_memory):
         )
         assert (images.pixels is not None) == keep
         parts.append(images)
-    joined = class_splits._join([take(part, ["b", "a"]) for part in parts])
+    joined = class_lists._join([take(part, ["b", "a"]) for part in parts])
     shown = [int(joined.read(place)[0, 0, 0]) for place in range(len(joined))]
     assert sorted(shown) == sorted([*(c + 10 * n for n in range(3) for c in (0, 1, 100, 101))])
     assert [value % 10 == 1 for value in shown] == (joined.labels == 0).tolist()

@@ -106,7 +106,7 @@ def _stored(
     skip_corrupt: bool,
     memory: int,
     report: Callable[[str], None],
-) -> cache.Stored | None:
+) -> cache.CachedImages | None:
     """What the cache has of a split, if that is all that is needed."""
     asked: list[Shape | int | None] = [shape or size]
     if shape is not None:
@@ -122,7 +122,7 @@ def _stored(
     return None
 
 
-def _readable_again(items: Items, stored: cache.Stored) -> bool:
+def _readable_again(items: Items, stored: cache.CachedImages) -> bool:
     """Whether an image can be read that could not: a disk or a network was to blame, not it."""
     shape = stored.shape if stored.checked else None
     return any(
@@ -131,7 +131,7 @@ def _readable_again(items: Items, stored: cache.Stored) -> bool:
     )
 
 
-def _enough(stored: cache.Stored, memory: int, skip_corrupt: bool) -> bool:
+def _enough(stored: cache.CachedImages, memory: int, skip_corrupt: bool) -> bool:
     """Whether an entry has what is needed: the pixels, or which images can be read."""
     if stored.pixels is None and _bytes(stored.rows, stored.shape) <= memory:
         return False
@@ -150,7 +150,7 @@ def _decode(
     skip_corrupt: bool,
     memory: int,
     report: Callable[[str], None],
-) -> cache.Stored:
+) -> cache.CachedImages:
     numpy = require("numpy", extra="lab")
     rows = range(len(items))
     few = min(len(rows), _SAMPLE)
@@ -167,7 +167,7 @@ def _decode(
         if right == guess or attempt == 2:
             break
         guess = right
-    return cache.Stored(
+    return cache.CachedImages(
         shape=guess,
         rows=len(rows),
         unreadable={row: each for row, each in enumerate(found) if isinstance(each, str)},
