@@ -635,9 +635,7 @@ def test_a_file_outside_of_the_folder_is_never_named(tmp_path):
 # -------------------------------------------------------------------------------- single files
 
 
-def test_one_file_of_a_sharded_head_loads_into_a_plain_one_and_becomes_a_checkpoint_again(
-    tmp_path, intact
-):
+def test_file_of_a_sharded_head_loads_into_a_plain_one_and_is_saved_again(tmp_path, intact):
     file, folder = tmp_path / "head.safetensors", tmp_path / "again"
     checkpoint.export(intact, file)
     plain, _, _ = make("plain")
@@ -759,7 +757,7 @@ def test_the_optimizer_of_a_fully_sharded_backbone_goes_on_where_it_was(tmp_path
 
 
 @pytest.mark.parametrize("kind", [torch.optim.AdamW, torch.optim.NAdam, torch.optim.ASGD])
-def test_a_learned_scale_and_its_optimizer_come_back_with_a_dimension_or_without(tmp_path, kind):
+def test_learned_scale_and_its_optimizer_state_come_back_in_any_shape(tmp_path, kind):
     def make_one(sharded, shape):
         criterion, backbone, _ = make(None if sharded else "plain")
         # Without a dimension, as it was in older checkpoints.

@@ -592,7 +592,7 @@ def test_an_optimizer_that_cannot_work_on_rows_is_refused_in_one_sentence():
 
 
 @pytest.mark.parametrize("name", ["Adafactor", "Muon", "Rprop"])
-def test_an_optimizer_of_rows_that_depend_on_others_or_start_elsewhere_is_refused(name):
+def test_optimizer_with_coupled_rows_or_other_start_is_refused(name):
     kind = getattr(torch.optim, name, None)
     if kind is None:
         pytest.skip(f"this torch has no {name}")

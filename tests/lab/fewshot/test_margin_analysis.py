@@ -63,7 +63,7 @@ def test_the_verdict_is_the_inequality_against_what_is_so():
     assert outcomes == {True, False}
 
 
-def test_where_novel_classes_are_mixtures_of_base_classes_the_inequality_is_right():
+def test_inequality_is_right_for_novel_mixtures_of_base_classes():
     outcomes = set()
     for seed in range(12):
         models = []

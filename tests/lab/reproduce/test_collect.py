@@ -116,7 +116,7 @@ def test_what_a_cell_on_the_sphere_wrote_is_taken_as_it_is(tmp_path):
 # ---------------------------------------------------------------------------------------- curves
 
 
-def test_curves_are_those_the_recipe_names_and_two_more_at_the_epochs_that_were_tested(tmp_path):
+def test_curves_are_those_of_the_recipe_and_two_more_at_tested_epochs(tmp_path):
     make_run(tmp_path)
     rows = [json.loads(line) for line in (tmp_path / "metrics.jsonl").read_text().splitlines()]
     for row in rows[0::2]:

@@ -126,9 +126,7 @@ def workers(number):
 
 
 @pytest.mark.slow
-def test_killed_in_the_middle_of_three_cells_it_goes_on_and_ends_in_the_same_bits(
-    tmp_path, recipe, undisturbed
-):
+def test_killed_reproduction_resumes_bit_identically(tmp_path, recipe, undisturbed):
     program = start(recipe, tmp_path)
     try:
         wait_for(program, lambda: len(in_the_middle(tmp_path)) == 3 and len(finished(tmp_path)) > 0)
@@ -172,9 +170,7 @@ def state(number):
 
 
 @pytest.mark.slow
-def test_a_cell_whose_process_is_killed_is_tried_again_and_ends_in_the_same_bits(
-    tmp_path, recipe, undisturbed
-):
+def test_killed_cell_is_retried_bit_identically(tmp_path, recipe, undisturbed):
     program = start(recipe, tmp_path)
     try:
         wait_for(program, lambda: len(in_the_middle(tmp_path)) == 3)
@@ -257,9 +253,7 @@ def asked(monkeypatch):
     return calls
 
 
-def test_a_cell_that_always_crashes_is_tried_so_often_and_then_recorded_as_failed(
-    tmp_path, recipe, asked
-):
+def test_cell_that_always_crashes_is_retried_and_then_failed(tmp_path, recipe, asked):
     said = []
     ledger = reproduce.reproduce(
         [Selection(recipes.load(recipe), rows=["short"], seeds=1)],

@@ -179,7 +179,7 @@ def test_columns_that_do_not_have_both_rows_are_left_out():
     assert [part.column for part in found.parts] == ["right"]
 
 
-def test_a_claim_that_names_only_columns_without_its_rows_has_nothing_to_judge_it_by():
+def test_claim_about_columns_without_its_rows_has_nothing_to_judge():
     found = verdict_of({"better": "third", "than": "old", "columns": ["left"]}, both(2, 2))
     assert (found.outcome, found.parts, found.sentence) == ("open", (), "nothing to judge it by")
 
@@ -310,7 +310,7 @@ def test_a_bound_is_kept_by_the_whole_interval(claim, values, outcome):
         ({"quantity": "bias", "at_least": 5}, "fails"),
     ],
 )
-def test_a_divergence_speaks_for_a_bound_only_where_that_says_that_it_goes_wrong(claim, outcome):
+def test_divergence_supports_only_a_bound_that_predicts_failure(claim, outcome):
     claim = {**claim, "rows": ["new"], "columns": ["left"]}
     assert verdict_of(claim, ledger_of({"new": [None]})).outcome == outcome
 

@@ -180,7 +180,7 @@ def test_a_row_that_is_tuned_is_planned_once_its_settings_are_chosen():
     assert found[0].tried == {}
 
 
-def test_trials_are_all_combinations_with_seed_0_and_a_tenth_of_the_images_held_out():
+def test_trials_are_all_combinations_with_a_tenth_of_images_held_out():
     trials = one_row(TUNED).trials("b", "left")
     assert [trial.tried for trial in trials] == [
         {"s": s, "m": m} for s in (5, 10) for m in (0.1, 0.2, 0.3)
@@ -191,7 +191,7 @@ def test_trials_are_all_combinations_with_seed_0_and_a_tenth_of_the_images_held_
     assert len({trial.digest for trial in trials}) == 6
 
 
-def test_what_a_column_tunes_is_tuned_in_all_of_its_rows_unless_they_say_otherwise():
+def test_tuning_of_a_column_holds_for_its_rows_unless_they_say_otherwise():
     columns = {"left": {"tune": {"lr": [0.1, 0.2]}, "config": {"lr": "{lr}"}}, "right": {}}
     rows = {"a": {}, "b": {"tune": {"lr": [0.3, 0.4]}, "columns": ["left"]}}
     recipe = small(columns=columns, rows=rows, seeds=1)

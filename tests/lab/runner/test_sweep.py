@@ -259,9 +259,7 @@ def test_a_file_where_the_folder_should_be_is_said(log, tmp_path, capsys):
 
 
 @pytest.mark.usefixtures("unchecked", "log", "here")
-def test_the_command_prints_a_table_writes_a_page_and_says_whether_all_went_well(
-    tmp_path, capsys, monkeypatch
-):
+def test_command_prints_a_table_writes_a_page_and_tells_success(tmp_path, capsys, monkeypatch):
     pages = []
 
     def page(runs, **options):
