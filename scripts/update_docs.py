@@ -28,7 +28,7 @@ def printed(command: str) -> str:
     heard = io.StringIO()
     with contextlib.redirect_stdout(heard):
         if words[0] == "tammes":
-            main.main(words[1:])
+            main(words[1:])
         else:
             assert words[:2] == ["python", "scripts/scaling_table.py"]
             scaling_table.main(words[2:])

@@ -100,7 +100,7 @@ def test_the_sides_of_the_inequality_are_those_by_hand():
     assert found.right == pytest.approx(0.25)
     assert found.predicted
     assert found.predicted_by_each == (True, False)
-    assert "with the P^s of one model alone it would say both" in found.sentence
+    assert "the P^s of the two models give opposite predictions" in found.sentence
     found = margin_analysis.check_inequality(distances(0.75, 0.2, 0.9), distances(0.5, 0.8, 0.2))
     assert found.left == pytest.approx(0.55 * 0.5)
     assert not found.predicted

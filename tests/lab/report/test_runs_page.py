@@ -436,7 +436,7 @@ def test_the_command_writes_the_page_and_prints_the_table(tmp_path, capsys):
     path = tmp_path / "out" / "page.html"
     arguments = ["report", str(tmp_path / "runs"), "--out", str(path), "--baseline", "lm_softmax",
                  "--title", "a title"]  # fmt: skip
-    assert main.main(arguments) == 0
+    assert main(arguments) == 0
     said = capsys.readouterr().out
     assert "difference from lm_softmax()" in said
     assert f"page: {path}" in said
@@ -453,7 +453,7 @@ def test_figures_are_written_as_png_and_svg(tmp_path, capsys):
         make_run(root / "b", classes=names, name="_$\\frac$ <b>", embeddings=False, pictures=False),
     ]
     arguments = ["--out", str(tmp_path / "p.html"), "--figures", str(tmp_path / "figures")]
-    assert main.main(["report", str(tmp_path / "runs"), *arguments]) == 0
+    assert main(["report", str(tmp_path / "runs"), *arguments]) == 0
     charts = run_figures(found)
     names = {path.name for path in (tmp_path / "figures").iterdir()}
     assert names == {f"{name}.{kind}" for name in charts for kind in ("png", "svg")}
@@ -489,7 +489,7 @@ def test_what_cannot_be_read_is_one_sentence(tmp_path, capsys, make, sentence):
     make(tmp_path / "runs")
     path = tmp_path / "report.html"
     arguments = ["report", str(tmp_path / "runs"), "--out", str(path), "--baseline", "xyz"]
-    assert main.main(arguments) == 2
+    assert main(arguments) == 2
     said = capsys.readouterr()
     assert re.fullmatch(f"tammes report: .*{sentence}.*\n", said.err)
     assert said.out == ""
@@ -500,7 +500,7 @@ def test_a_page_that_cannot_be_written_is_one_sentence(tmp_path, capsys):
     make_run(tmp_path / "run", pictures=False)
     (tmp_path / "file").write_text("")
     path = tmp_path / "file" / "report.html"
-    assert main.main(["report", str(tmp_path / "run"), "--out", str(path)]) == 2
+    assert main(["report", str(tmp_path / "run"), "--out", str(path)]) == 2
     said = capsys.readouterr().err
     assert said.startswith(f"tammes report: {path}: the page cannot be written (")
     assert said.count("\n") == 1

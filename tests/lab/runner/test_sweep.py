@@ -297,7 +297,7 @@ def test_an_interrupt_is_said_in_a_sentence(tmp_path, capsys, monkeypatch):
 
     monkeypatch.setattr(command, "run_cells", interrupted)
     assert main(["compare", "--losses", "softmax", "--out", str(tmp_path)]) == 130
-    assert capsys.readouterr().err.endswith("interrupted; the same command goes on from here\n")
+    assert capsys.readouterr().err.endswith("interrupted; repeat the command to resume\n")
 
 
 @pytest.mark.parametrize(

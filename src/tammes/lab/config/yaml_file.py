@@ -9,10 +9,10 @@ from tammes.optional import require
 
 
 def read_yaml(path: Path) -> Any:
-    """Return what a YAML file says; a name may stand in a table once only.
+    """Read a YAML file; duplicate keys are rejected.
 
     Raises:
-        ValueError: with a sentence that begins with the path.
+        ValueError: the file cannot be read or parsed; the message begins with the path.
     """
     yaml = require("yaml", extra="lab")
 
@@ -23,13 +23,13 @@ def read_yaml(path: Path) -> Any:
         seen: set[str] = set()
         for key_node, _ in node.value:
             if key_node.tag == "tag:yaml.org,2002:merge":
-                # What << takes over may be changed.
+                # Keys merged by << may be overridden.
                 continue
             key = loader.construct_object(key_node, deep=True)
             if not isinstance(key, str | int | float):
-                raise ValueError(f"a name in a table is expected to be text, got {key!r}")
+                raise ValueError(f"a key of a table is expected to be text, got {key!r}")
             if str(key) in seen:
-                raise ValueError(f"{key!r} stands twice in a table")
+                raise ValueError(f"the key {key!r} appears twice in a table")
             seen.add(str(key))
         loader.flatten_mapping(node)
         return {
@@ -37,7 +37,7 @@ def read_yaml(path: Path) -> Any:
             for key_node, value in node.value
         }
 
-    # As everywhere but in YAML 1.1, 5e-4 is a number; a date stays text.
+    # Read 5e-4 as a number, unlike YAML 1.1; keep dates as text.
     number = re.compile(r"[-+]?(\d+\.?\d*|\.\d+)[eE][-+]?\d+$")
     Strict.add_implicit_resolver("tag:yaml.org,2002:float", number, list("-+.0123456789"))
     Strict.add_constructor("tag:yaml.org,2002:timestamp", Strict.construct_yaml_str)
@@ -47,11 +47,11 @@ def read_yaml(path: Path) -> Any:
     except OSError as error:
         raise ValueError(f"{path}: {error.strerror or error}") from None
     except UnicodeDecodeError:
-        raise ValueError(f"{path}: not YAML (it is no text)") from None
+        raise ValueError(f"{path}: not YAML (it is not text)") from None
     except (yaml.YAMLError, RecursionError) as error:
         mark = getattr(error, "problem_mark", None)
         place = f", line {mark.line + 1}, column {mark.column + 1}" if mark else ""
-        said = short(getattr(error, "problem", None) or str(error))
-        raise ValueError(f"{path}: not YAML ({said}{place})") from None
+        problem = short(getattr(error, "problem", None) or str(error))
+        raise ValueError(f"{path}: not YAML ({problem}{place})") from None
     except ValueError as error:
         raise ValueError(f"{path}: {error}") from None
