@@ -54,7 +54,7 @@ def test_the_verdict_is_the_inequality_against_what_is_so():
         assert found.predicted == (found.left < found.right)
         assert found.so == (first.novel_ratio > second.novel_ratio)
         assert found.agrees == (found.predicted == found.so)
-        assert ("it is so" in found.sentence) == found.agrees
+        assert ("is right" in found.sentence) == found.agrees
         outcomes.add(found.predicted)
         # With one P for both, (12) is (11) for each of the two.
         mean = (first.same_base_class + second.same_base_class) / 2

@@ -610,7 +610,10 @@ def test_a_recipe_is_named_twice_and_run_once(command, ran, tmp_path):
          "'nowhere/at/all'"),
         (["--data", "cifar=x"], "--data: there is no data set 'cifar'; did you mean cifar10?"),
         (["--data", "cifar10="], "--data expects a folder or NAME=FOLDER, got 'cifar10='"),
-        (["--address", "here:1"], "--address is the address of a Ray cluster and expects --engine ray"),
+        (
+            ["--address", "here:1"],
+            "--address is the address of a Ray cluster and expects --engine ray",
+        ),
         (["--retries", "-1"], "--retries is expected to be at least 0, got -1"),
         (["--parallel", "0"], "--parallel is expected to be at least 1, got 0"),
         (["--engine", "slurm"], None),

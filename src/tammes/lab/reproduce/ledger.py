@@ -111,7 +111,7 @@ class Ledger:
 
     @classmethod
     def at(cls, path: Path, recipe: Recipe, *, quick: bool = False) -> "Ledger":
-        """Read the ledger of a recipe and apply :meth:`current`; without a file, return an empty one."""
+        """Read the :meth:`current` ledger of a recipe; without a file, return an empty one."""
         if not path.exists():
             return cls(recipe.name, quick)
         return cls.read(path).current(recipe, quick=quick)
