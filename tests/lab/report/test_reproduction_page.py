@@ -161,11 +161,11 @@ def test_the_page_has_a_part_for_everything():
         "Claims",
         "Paper and ours",
         "Figures",
-        "What differs from the paper",
+        "Differences from the paper",
         "Open, diverged and failed",
         "Training",
         "Configuration",
-        "How to go on",
+        "How to continue",
     ]
 
 

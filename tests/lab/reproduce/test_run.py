@@ -604,8 +604,8 @@ def test_a_recipe_is_named_twice_and_run_once(command, ran, tmp_path):
         (["--rows", ","], "names separated by commas are expected, got ','"),
         (["--seeds", "0"], "seeds is expected to be at least 1, got 0"),
         (["--seeds", "1,1"], "seeds is expected to name each seed once, got [1, 1]"),
-        (["--seeds", "many"], "argument --seeds: a number or 0,1,5 is expected, got 'many'; "
-         "see tammes reproduce --help"),
+        (["--seeds", "many"], "argument --seeds: a number or a list such as 0,1,5 is expected, "
+         "got 'many'; see tammes reproduce --help"),
         (["--data", "nowhere/at/all"], "--data expects a folder or NAME=FOLDER, got "
          "'nowhere/at/all'"),
         (["--data", "cifar=x"], "--data: there is no data set 'cifar'; did you mean cifar10?"),

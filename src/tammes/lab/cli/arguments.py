@@ -9,6 +9,6 @@ def seeds(text: str) -> int | list[int]:
         numbers = [int(part) for part in text.split(",")]
     except ValueError:
         raise argparse.ArgumentTypeError(
-            f"a number such as 3 or a list such as 0,1,5 is expected, got {text!r}"
+            f"a number or a list such as 0,1,5 is expected, got {text!r}"
         ) from None
     return numbers if "," in text else numbers[0]
