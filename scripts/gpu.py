@@ -233,8 +233,8 @@ class Watched:
                 watched.before = [p.detach().clone() for p in self.model.parameters()]
 
         self.module, self.plain, module.Step = module, module.Step, Step
-        self.progress, self.said = Progress(), []
-        self.progress.say = lambda text: self.said.append(text)
+        self.progress, self.messages = Progress(), []
+        self.progress.say = lambda text: self.messages.append(text)
 
     def close(self) -> None:
         """Restore the original step class."""
@@ -262,9 +262,9 @@ def train_each(device: str, losses: int | None, say: Callable[[str], None]) -> P
             except Exception as error:
                 note = None
                 where = traceback.extract_tb(error.__traceback__)[-1]
-                said = f"{type(error).__name__}: {str(error).strip().splitlines()[:1]}"
+                reason = f"{type(error).__name__}: {str(error).strip().splitlines()[:1]}"
                 at = f"{Path(where.filename).name}:{where.lineno}"
-                part.failures.append(f"training {name}, {way}: {said} at {at}")
+                part.failures.append(f"training {name}, {way}: {reason} at {at}")
                 say(part.failures[-1])
             if note:
                 part.notes.append(f"{name}, {way}: {note}")
@@ -285,7 +285,7 @@ def _train_one(watched: Watched, text: str, changes: dict, device: str, folder: 
         data="digits", loss=text, backbone="mnist_cnn(width=0.25)", batch_size=100,
         limit=100 * STEPS, epochs=1, lr=0.01, accelerator=device, **changes,
     )  # fmt: skip
-    watched.said.clear()
+    watched.messages.clear()
     run = watched.module.train(config, folder, progress=watched.progress)
     (row,) = run.metrics
     if row["step"] != STEPS or not all(math.isfinite(v) for v in row["train"].values()):
@@ -293,10 +293,10 @@ def _train_one(watched: Watched, text: str, changes: dict, device: str, folder: 
     after = list(watched.step.model.parameters())
     if not any(not torch.equal(p, old) for p, old in zip(after, watched.before, strict=True)):
         raise AssertionError("no weight has moved")
-    without = [line for line in watched.said if "no CUDA graph" in line]
+    without = [line for line in watched.messages if "no CUDA graph" in line]
     expected = device == "cuda" and config.graphs == "auto" and config.precision != "fp16"
     if expected and watched.step.recording is None and len(without) != 1:
-        raise AssertionError(f"neither a graph nor one sentence on why: {watched.said}")
+        raise AssertionError(f"neither a graph nor one sentence on why: {watched.messages}")
     if without and run.environment.get("graphs") != without[0]:
         raise AssertionError("the record does not say that there was no graph")
     return without[0] if without else ""

@@ -93,10 +93,10 @@ def show(
     """Print the table of runs and write their page.
 
     Args:
-        runs: in any state.
+        runs: runs in any state.
         page: file to write.
         baseline: label of the group that the others are compared with.
-        title: of the page.
+        title: title of the page.
 
     Returns:
         0, or 1 if a run is not finished.

@@ -23,7 +23,7 @@ class Episodes:
         classes: labels of the classes, shape ``(E, way)``; distinct within an episode.
         support: labelled examples, shape ``(E, way, shot)``.
         queries: examples to recognise, shape ``(E, way, Q)``; distinct from the support.
-        seed: of the draws.
+        seed: seed of the draws.
     """
 
     classes: Tensor
@@ -66,7 +66,7 @@ def draw(
         shot: labelled examples per class (K).
         queries: examples to recognise per class (Q).
         episodes: number of episodes (E).
-        seed: of the draws.
+        seed: seed of the draws.
         names: names of the classes, for messages.
 
     Returns:
@@ -158,7 +158,7 @@ def _sample_without_replacement(sizes: Tensor, count: int, *names: int | str) ->
     for place in range(count):
         newest = sizes - count + place
         drawn = numbers[:, place] % (newest + 1)
-        taken = (chosen[:, :place] == drawn[:, None]).any(1)
-        chosen[:, place] = torch.where(taken, newest, drawn)
+        is_repeated = (chosen[:, :place] == drawn[:, None]).any(1)
+        chosen[:, place] = torch.where(is_repeated, newest, drawn)
     order = seeded_draws.numbers(rows * count, *names, "order").view(rows, count).argsort(1)
     return chosen.gather(1, order)

@@ -41,7 +41,7 @@ def from_file(
     """Read features and labels from a file in a format of ``tammes measure``.
 
     Args:
-        path: of the file.
+        path: path of the file.
         classes: classes to use, such as ``"lists.json:novel"``, by their names in the file; all by
             default.
         base: file with features of the base classes, for their mean; by default the base classes of

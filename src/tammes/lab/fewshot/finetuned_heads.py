@@ -93,7 +93,7 @@ def initial_heads(
     """Draw initial prototypes, uniform within ``1 / sqrt(size)`` as in a linear layer.
 
     Args:
-        seed: of the episodes.
+        seed: seed of the episodes.
         numbers: indices of the episodes, int64, shape ``(E,)``.
         way: classes per episode.
         size: dimension of the features.
@@ -128,7 +128,7 @@ def fine_tune(support: Tensor, heads: Tensor, order: Tensor, settings: FineTunin
         support: features grouped by class, shape ``(E, way, shot, D)``.
         heads: initial prototypes, shape ``(E, way, D)``.
         order: order of the examples in each pass, shape ``(E, passes, way * shot)``.
-        settings: how to train.
+        settings: training settings.
 
     Returns:
         Prototypes, shape ``(E, way, D)``.
@@ -195,7 +195,7 @@ def _gradient(batch: Tensor, target: Tensor, weight: Tensor, settings: FineTunin
         batch: features, unit vectors for cosines, shape ``(E, B, D)``.
         target: one-hot labels, shape ``(E, B, way)``.
         weight: prototypes, shape ``(E, way, D)``.
-        settings: how to train.
+        settings: training settings.
     """
     if not settings.cosine:
         similarity = batch @ weight.transpose(1, 2)
@@ -224,7 +224,7 @@ def finetune_heads(
         features: features of all examples, shape ``(N, D)``.
         episodes: episodes drawn from them.
         numbers: indices of the episodes to train, shape ``(E,)``, on the device of the features.
-        settings: how to train.
+        settings: training settings.
 
     Returns:
         Prototypes, shape ``(E, way, D)``; those of an episode do not depend on the others.

@@ -86,7 +86,7 @@ def load_runs(runs: Sequence[Run], baseline: str | None = None) -> LoadedRuns:
     """Load everything that a page needs.
 
     Args:
-        runs: in any state.
+        runs: runs in any state.
         baseline: label of the group that the others are compared with; the first by default.
 
     Raises:

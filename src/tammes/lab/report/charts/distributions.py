@@ -47,7 +47,7 @@ def similarity_histogram(split: Split, *, bins: int = 80, title: str = "similari
     Args:
         split: cosines of N examples, split by their labels.
         bins: number of bins between -1 and 1.
-        title: of the figure.
+        title: title of the figure.
     """
     layers = [
         histogram(split.target, -1, 1, bins, "true class", 0),
@@ -68,7 +68,7 @@ def margin_histogram(
         split: cosines of N examples, split by their labels.
         bins: number of bins.
         optimum: largest possible margin, to be marked.
-        title: of the figure.
+        title: title of the figure.
     """
     values = sample_margins(split).double()
     marks = [0.0, float(values.mean())] + ([] if optimum is None else [optimum])
@@ -153,7 +153,7 @@ def angle_heat_map(
 
     Args:
         prototypes: shape ``(C, D)``.
-        names: of the classes.
+        names: names of the classes.
         limit: largest number of classes; of more, an even selection is shown.
         always: classes that a selection must include.
     """
@@ -194,9 +194,9 @@ def sphere(
         prototypes: shape ``(C, 3)``; only their direction is shown.
         features: shape ``(N, 3)``; only their direction is shown.
         labels: class of each feature, shape ``(N,)``.
-        names: of the classes.
+        names: names of the classes.
         limit: show at most that many features.
-        title: of the figure.
+        title: title of the figure.
     """
     _check_size("sphere", prototypes, 3)
     points, classes = _shown_points("sphere", features, labels, 3, limit)
@@ -248,9 +248,9 @@ def feature_scatter(
         features: shape ``(N, 2)``.
         labels: class of each feature, shape ``(N,)``.
         prototypes: shape ``(C, 2)``.
-        names: of the classes.
+        names: names of the classes.
         limit: show at most that many features.
-        title: of the figure.
+        title: title of the figure.
     """
     points, classes = _shown_points("feature_scatter", features, labels, 2, limit)
     count = int(labels.max()) + 1 if prototypes is None else len(prototypes)
@@ -296,9 +296,9 @@ def during_training(
 
     Args:
         series: values by the name of the run.
-        steps: where they were measured; counted from 1 if not given.
+        steps: x values; by default 1, 2, 3 and so on.
         quantity: name of the quantity, for the axis.
-        unit_of_steps: what a step is, for the axis.
+        unit_of_steps: label of the x axis.
         bound: theoretical bound, to be marked.
         bound_name: label of the bound.
     """
@@ -332,8 +332,8 @@ def bias_during_training(
     Args:
         series: mean bias by the name of the run.
         classes: number of classes C.
-        steps: where it was measured; counted from 1 if not given.
-        unit_of_steps: what a step is, for the axis.
+        steps: x values; by default 1, 2, 3 and so on.
+        unit_of_steps: label of the x axis.
     """
     return during_training.chart(
         series,

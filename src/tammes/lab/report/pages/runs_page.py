@@ -55,7 +55,7 @@ def run_figures(runs: Sequence[Run], *, baseline: str | None = None) -> dict[str
     """Return every chart of the page about runs, by file name.
 
     Args:
-        runs: in any state.
+        runs: runs in any state.
         baseline: label of the group that the others are compared with; the first by default.
     """
     return charts_of_runs(load_runs(runs, baseline))
