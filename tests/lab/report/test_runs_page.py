@@ -186,7 +186,7 @@ def test_pairs_are_the_most_confused_and_the_closest(tmp_path):
     write_tensors(tmp_path / "embeddings.safetensors", known)
     seen = load_runs([Run(tmp_path)]).seen["softmax()"]
     first, second = pairs(seen, 1)
-    assert (first.first, first.second, first.first_as_second, first.back) == (2, 3, 2, 1)
+    assert (first.first, first.second, first.first_as_second, first.second_as_first) == (2, 3, 2, 1)
     assert first.degrees == pytest.approx(120.0, abs=1e-4)
     assert (second.first, second.second, second.confused) == (0, 1, 0)
     assert second.degrees == pytest.approx(10.0, abs=1e-4)
