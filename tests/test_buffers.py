@@ -68,7 +68,7 @@ def test_a_criterion_without_memory_is_whole_when_its_state_is_loaded(name, made
     assert_close(found(features, labels), saved(features, labels), rtol=0, atol=0)
 
 
-def test_a_head_that_samples_keeps_its_seed_where_the_state_is_of_one_that_does_not():
+def test_sampling_head_keeps_its_seed_if_the_state_has_none():
     plain = tammes.CosineHead(SIZE, 40, scale=8.0)
     torch.manual_seed(3)
     seed = sampled().head.sampler.seed

@@ -289,7 +289,7 @@ def test_a_compiled_criterion_has_the_gradient_of_the_state_it_read(name):
 @pytest.mark.filterwarnings("ignore:`torch.jit.script_method` is deprecated:DeprecationWarning")
 @pytest.mark.slow
 @pytest.mark.parametrize("name", ["arcface margin", "deferred weights", "center", "own state"])
-def test_a_criterion_compiled_with_inductor_has_the_gradient_of_the_state_it_read(name):
+def test_inductor_gradient_is_that_of_the_state_the_criterion_read(name):
     assert_compiled_changes_as_eager_does(CHANGING[name], "inductor")
 
 

@@ -140,7 +140,7 @@ def test_the_detached_gradient_of_arcface_is_the_scale(theta):
 
 
 @pytest.mark.parametrize("implementation", IMPLEMENTATIONS)
-def test_exact_and_detached_arcface_differ_on_a_head_by_the_factor_of_the_formula(implementation):
+def test_arcface_exact_and_detached_differ_by_the_factor_of_the_formula(implementation):
     # Fault d, seen from the features: only the pull to the own prototype differs.
     theta, margin = 0.3, 0.5
     pulls = {}

@@ -66,7 +66,7 @@ def test_with_two_classes_the_four_numbers_of_the_others_are_one():
         assert_close(value, other)
 
 
-def test_others_keep_their_digits_in_single_precision_where_the_target_leads_by_forty():
+def test_others_keep_their_digits_where_the_target_leads_by_forty():
     # log(sum over all - exp(target)) would be off by tens of nats here.
     similarity = torch.tensor([[40.0, 0.3, -0.2, 0.1]])
     s = tammes.split(similarity, torch.tensor([0]))

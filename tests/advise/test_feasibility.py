@@ -88,9 +88,7 @@ def test_the_bent_cosine_is_the_score_the_losses_compute(m1, m2):
 
 @pytest.mark.parametrize("loss", KINDS)
 @pytest.mark.parametrize("arrangement", BEST)
-def test_a_margin_below_the_largest_is_met_on_the_prototypes_and_one_above_is_not(
-    loss, arrangement
-):
+def test_margin_below_the_largest_is_met_and_one_above_is_not(loss, arrangement):
     prototypes, angle = BEST[arrangement], limit(arrangement)
     largest, labels = KINDS[loss].largest(angle), torch.arange(len(prototypes))
     if math.isinf(largest):
@@ -105,9 +103,7 @@ def test_a_margin_below_the_largest_is_met_on_the_prototypes_and_one_above_is_no
 
 @pytest.mark.parametrize("arrangement", BEST)
 @pytest.mark.parametrize("loss", ["triplet", "contrastive"])
-def test_a_margin_that_is_a_distance_can_be_as_large_as_that_of_the_closest_prototypes(
-    loss, arrangement
-):
+def test_margin_as_a_distance_is_bounded_by_the_closest_prototypes(loss, arrangement):
     features = BEST[arrangement].repeat_interleave(2, 0)
     labels = torch.arange(len(BEST[arrangement])).repeat_interleave(2)
     batch = tammes.Batch(features, labels, torch.ones(len(labels), dtype=torch.bool))

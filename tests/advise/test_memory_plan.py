@@ -282,7 +282,7 @@ def test_every_way_is_there_and_fused_only_on_cuda():
     assert list(costs(1000, 64, 32, device="cpu")) == [way for way in ways if way != "fused"]
 
 
-def test_the_fused_way_holds_a_half_copy_of_the_prototypes_and_one_block_of_exponentials():
+def test_fused_plan_holds_half_precision_prototypes_and_one_block():
     cost = costs(1_000_000, 512, 4096, autocast="bfloat16")["fused"]
     rows = longest(fused_blocks(4096, 1_000_000, 512, 2))
     assert 800 < rows < 1100

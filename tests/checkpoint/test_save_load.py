@@ -16,7 +16,6 @@ from torch.testing import assert_close
 
 import tammes
 from tammes import checkpoint
-from tammes.checkpoint import save_load
 from tammes.checkpoint.manifest import read
 from tammes.lab.cli.main import main
 from tammes.lab.training.sharded_head import gather_head
@@ -636,9 +635,7 @@ def test_a_file_outside_of_the_folder_is_never_named(tmp_path):
 # -------------------------------------------------------------------------------- single files
 
 
-def test_one_file_of_a_sharded_head_loads_into_a_plain_one_and_becomes_a_checkpoint_again(
-    tmp_path, intact
-):
+def test_file_of_a_sharded_head_loads_into_a_plain_one_and_is_saved_again(tmp_path, intact):
     file, folder = tmp_path / "head.safetensors", tmp_path / "again"
     checkpoint.export(intact, file)
     plain, _, _ = make("plain")
@@ -714,7 +711,7 @@ def test_a_file_that_cannot_be_divided_to_its_end_leaves_no_parts(tmp_path, monk
             raise KeyboardInterrupt
         return f"part-{number + 1:05d}-of-{parts:05d}-{token}.safetensors"
 
-    monkeypatch.setattr(save_load, "part_name", part_name)
+    monkeypatch.setattr("tammes.checkpoint.save_load.part_name", part_name)
     with pytest.raises(KeyboardInterrupt):
         checkpoint.divide(tmp_path / "a.safetensors", tmp_path / "folder", parts=4)
     assert not list((tmp_path / "folder").iterdir())
@@ -760,7 +757,7 @@ def test_the_optimizer_of_a_fully_sharded_backbone_goes_on_where_it_was(tmp_path
 
 
 @pytest.mark.parametrize("kind", [torch.optim.AdamW, torch.optim.NAdam, torch.optim.ASGD])
-def test_a_learned_scale_and_its_optimizer_come_back_with_a_dimension_or_without(tmp_path, kind):
+def test_learned_scale_and_its_optimizer_state_come_back_in_any_shape(tmp_path, kind):
     def make_one(sharded, shape):
         criterion, backbone, _ = make(None if sharded else "plain")
         # Without a dimension, as it was in older checkpoints.

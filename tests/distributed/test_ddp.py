@@ -372,7 +372,7 @@ def ratio_of_gradients(group, wrapped):
 
 @pytest.mark.parametrize("wrapped", [True, False])
 @pytest.mark.parametrize("size", [2, 4])
-def test_fault_f_the_prototype_gradient_is_not_multiplied_with_the_number_of_ranks(size, wrapped):
+def test_fault_f_prototype_gradient_is_not_multiplied_by_world_size(size, wrapped):
     # peers.md 1.6 f: with another library's wrapper the ratio is 2 on two ranks and 4 on four.
     for ratio in everywhere(size, ratio_of_gradients, wrapped):
         assert ratio.item() == pytest.approx(1, abs=1e-12)

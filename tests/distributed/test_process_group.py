@@ -72,7 +72,7 @@ def gather_uneven_rows(group, dtype):
 
 @pytest.mark.parametrize("size", SIZES)
 @pytest.mark.parametrize("dtype", [torch.double, torch.bfloat16], ids=str)
-def test_rows_come_in_the_order_of_the_ranks_and_short_ranks_are_filled_up_with_zeros(size, dtype):
+def test_gathered_rows_are_in_order_of_ranks_and_padded_with_zeros(size, dtype):
     expected = torch.zeros(size, max(ROWS[:size]), 3, dtype=dtype)
     for rank in range(size):
         expected[rank, : ROWS[rank]] = rows_of(rank, dtype)

@@ -162,9 +162,7 @@ def test_so_it_is_where_gradients_are_summed_and_not_averaged(name):
 
 @pytest.mark.parametrize("averaged", [True, False])
 @pytest.mark.parametrize("name", ["nca", "spectral_sum_moving", "everything"])
-def test_without_reduction_each_rank_has_its_rows_and_all_hear_what_is_wanted_of_them(
-    name, averaged
-):
+def test_unreduced_rows_stay_on_their_rank_and_gradients_reach_all(name, averaged):
     options = {"reduction": "none"}
     found = everywhere(3, train, name, MANY, averaged, options)
     expected = train_alone(name, MANY, options, 3 if averaged else 1)
@@ -242,7 +240,7 @@ def own_rows(group):
     return whole.detach(), mean.detach(), rows.grad
 
 
-def test_shards_give_sums_and_rows_of_all_prototypes_with_the_gradient_of_one_process():
+def test_shards_give_sums_and_rows_with_the_gradient_of_one_process():
     everything = torch.arange(10.0).view(5, 2).double().requires_grad_()
     mean = everything.mean(0)
     (everything.square().sum() + mean.pow(3).sum()).backward()

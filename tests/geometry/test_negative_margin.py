@@ -78,7 +78,7 @@ def measured(intra, inter, novel):
     )
 
 
-def test_the_criterion_says_which_ratio_is_larger_whatever_the_sign_of_its_divisor():
+def test_criterion_12_holds_whatever_the_sign_of_its_divisor():
     draws = torch.rand(2000, 7, generator=torch.Generator().manual_seed(0)).double().tolist()
     signs = set()
     for probability, intra1, intra2, novel1, novel2, base1, base2 in draws:

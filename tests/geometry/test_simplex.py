@@ -127,7 +127,7 @@ def centred(prototypes):
 
 
 @pytest.mark.parametrize(("count", "size"), [(4, 3), (5, 8), (10, 16)])
-def test_with_prototypes_that_sum_to_zero_no_example_of_any_class_beats_its_bound(count, size):
+def test_bound_holds_for_every_class_if_prototypes_sum_to_zero(count, size):
     scale, labels = 5.0, torch.tensor([0] * 20 + [1] * 3 + list(range(count)))
     settings = [GM[i % len(GM)] for i in range(len(labels))]
     columns = torch.tensor(settings, dtype=torch.double).T

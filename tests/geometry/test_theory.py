@@ -231,7 +231,7 @@ def test_theorem_2_the_largest_smallest_margin_is_at_the_best_packing():
     )
 
 
-def test_theorem_2_at_the_best_packing_the_feature_is_the_prototype_not_as_printed():
+def test_theorem_2_feature_at_the_best_packing_is_the_prototype():
     points = pack(8, 3, starts=16).points
     best = largest_sample_margin(points)
     assert_close(best.margin, torch.full((8,), 0.738796).double(), atol=1e-5, rtol=0)
@@ -388,7 +388,7 @@ def test_theorem_8_holds_for_parameters_of_each_example():
 # LM-Softmax against the smallest margin.
 
 
-def test_lm_softmax_inequality_holds_with_one_over_n_and_is_tight_at_the_simplex():
+def test_lm_softmax_inequality_holds_and_is_tight_at_the_simplex():
     labels = torch.arange(5).repeat(2)
     for seed in range(100):
         features, prototypes = draw(10, 4, seed=seed), draw(5, 4, seed=seed + 1000)

@@ -47,16 +47,14 @@ def drawn(chosen, own):
         (1, 7, 1.0, 7),
     ],
 )
-def test_as_many_classes_as_the_rate_says_but_all_that_can_be_present_and_one_more(
-    examples, classes, rate, size
-):
+def test_sample_size_follows_the_rate_and_holds_all_present_classes(examples, classes, rate, size):
     assert sample_size(examples, classes, rate) == size
     own = torch.arange(examples) % max(classes, 1) if classes else torch.full((examples,), -1)
     assert len(sample(own, classes, rate, key=0).index) == size
 
 
 @pytest.mark.parametrize("key", range(20))
-def test_the_sample_is_in_order_without_repeats_and_has_every_class_of_the_batch(key):
+def test_sample_is_sorted_without_repeats_and_has_all_classes_of_the_batch(key):
     own = torch.randint(-1, 50, (12,), generator=torch.Generator().manual_seed(key))
     chosen = sample(own, classes=50, rate=0.4, key=key)
     assert (chosen.index.diff() > 0).all()
@@ -74,7 +72,7 @@ def test_the_examples_find_their_classes_in_the_sample(key):
     assert (chosen.own[~here] == -1).all()
 
 
-def test_a_present_class_stands_for_itself_and_a_drawn_one_for_its_share_of_the_absent():
+def test_weight_of_a_drawn_class_is_its_share_of_the_absent_ones():
     chosen = sample(OWN, classes=10, rate=0.6, key=0)
     expected = [1.0 if c in (1, 4) else (10 - 2) / (6 - 2) for c in chosen.index.tolist()]
     assert chosen.counts.tolist() == expected
@@ -115,7 +113,7 @@ def test_every_set_of_other_classes_can_be_drawn():
     assert set(every_sample()) == set(itertools.combinations([0, 2, 3, 5, 6], 3))
 
 
-def test_the_mean_over_all_samples_of_the_corrected_sum_is_the_sum_over_all_classes():
+def test_corrected_sum_averages_to_the_sum_over_all_classes():
     values = normal(7)
     sums = [(chosen.counts * values[chosen.index]).sum() for chosen in every_sample().values()]
     assert len(sums) == math.comb(5, 3)
@@ -136,7 +134,7 @@ def test_every_set_of_other_classes_is_drawn_equally_often():
     assert chi_square < 27.9
 
 
-def test_the_corrected_sum_of_exponentials_is_right_on_average_and_the_plain_one_too_small():
+def test_corrected_sum_of_exponentials_is_unbiased_and_the_plain_one_is_not():
     classes, rate, steps = 400, 0.1, 1000
     own, scores = torch.tensor([3, 77]), 3 * normal(classes)
     sampler = Sampler(rate, seed=0)
@@ -414,7 +412,7 @@ def test_the_corrected_sums_of_a_split_are_those_of_all_classes_on_average():
     assert found["target"].eq(full.target).all()
 
 
-def test_without_correction_the_others_are_too_small_by_the_log_of_what_was_left_out():
+def test_uncorrected_others_are_too_small_by_the_log_of_the_rate():
     full, found = splits(False, ("others",))
     # Of 20 absent classes 5 are drawn; the 3 that are present are never left out, and count more
     # the higher their scores are.

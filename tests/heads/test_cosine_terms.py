@@ -159,7 +159,7 @@ def test_neither_lengths_nor_bias_nor_scale_matter_to_it(name):
     assert -2 <= float(first["loss"]) <= 2
 
 
-def test_the_problem_of_cosines_has_the_same_features_and_prototypes_and_nothing_else():
+def test_cosine_problem_has_the_same_features_and_prototypes_alone():
     head = head_of("linear")
     features, labels = batch()
     problem = head.problem(features, labels)

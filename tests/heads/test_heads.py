@@ -263,7 +263,7 @@ def test_new_classes_first_move_no_further_than_those_of_a_new_head(name, small)
         assert_close(optimizer.state[head.weight]["ax"][5:], new, rtol=0, atol=0.05)
 
 
-def test_a_gradient_that_is_not_there_yet_is_waited_for_and_others_are_not_touched():
+def test_missing_gradient_is_waited_for_and_others_are_not_touched():
     head = tammes.CosineHead(6, 5)
     optimizer = torch.optim.Adam(head.parameters(), lr=0.01)
     moves(head.weight, optimizer, torch.ones(100, 1, 1))

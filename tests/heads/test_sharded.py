@@ -142,7 +142,7 @@ def test_a_problem_says_where_each_examples_class_is():
     assert everywhere(2, shares, False)[0][1] == 1.0
 
 
-def test_a_problem_of_a_step_of_training_has_a_sample_of_the_classes_and_one_of_a_test_has_all():
+def test_class_sample_is_of_training_steps_and_tests_have_all_classes():
     head = tammes.ShardedHead(tammes.LinearHead, 3, 100, sample_rate=0.2, correct=True)
     features, labels = torch.randn(4, 3), torch.tensor([5, 50, 99, 5])
     problem = head.problem(features, labels)
@@ -316,7 +316,7 @@ def unknown_class(group, rate):
 
 
 @pytest.mark.parametrize("rate", [1.0, 0.5])
-def test_a_label_that_no_rank_has_shows_in_the_loss_of_its_example_where_nothing_is_checked(rate):
+def test_unchecked_label_of_no_rank_shows_in_the_loss_of_its_example(rate):
     fine, wrong = [False] * 3, [False, False, True]
     assert everywhere(2, unknown_class, rate) == [[fine, wrong, wrong, wrong]] * 2
     if rate < 1:
@@ -501,7 +501,7 @@ def criterion_surgery(group):
     return criterion.head.num_classes, criterion.class_weights.tolist(), str(criterion.loss)
 
 
-def test_a_criterion_changes_the_classes_of_its_sharded_head_and_what_is_per_class():
+def test_criterion_changes_classes_of_its_sharded_head_and_per_class_values():
     for count, weights, loss in everywhere(3, criterion_surgery):
         assert count == 5
         assert weights == [2.0, 3.0, 4.0, 5.0, 6.0]
@@ -605,7 +605,7 @@ def load_from_meta(group):
     assert_close(head.logits(features), plain.logits(features).detach())
 
 
-def test_a_head_that_was_made_without_memory_loads_and_is_taken_for_no_wrapped_one():
+def test_head_made_on_meta_loads_and_is_not_taken_for_a_wrapped_one():
     everywhere(2, load_from_meta)
 
 
@@ -710,7 +710,7 @@ def wrapped_late(group):
     return False
 
 
-def test_a_head_that_is_wrapped_after_it_was_used_is_noticed_where_it_was_overwritten():
+def test_head_wrapped_after_use_is_noticed_where_it_was_overwritten():
     assert everywhere(2, wrapped_late) == [False, True]
 
 

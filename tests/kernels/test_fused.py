@@ -100,7 +100,7 @@ def test_rows_are_cut_where_the_scratch_is_small(monkeypatch):
     assert seen == [5, 5, 3]
 
 
-def test_blocks_of_rows_are_whole_tiles_below_two_gibibytes_or_as_large_as_the_keys():
+def test_row_blocks_are_whole_tiles_below_two_gibibytes():
     def lengths(*shape):
         return [block.stop - block.start for block in tiling.fused_blocks(*shape, 2)]
 

@@ -1,37 +1,53 @@
-"""What tests of recipes share: the document they are read against, and small images."""
+"""Helpers of the tests of recipes: the published numbers, and small images."""
 
+import csv
+import json
+from functools import cache
 from pathlib import Path
 
-import pytest
 import torch
 from PIL import Image
 
 from tammes.lab.data import Images
+from tammes.lab.fewshot import class_lists
 from tammes.lab.reproduce import judge, recipes
 from tammes.lab.reproduce.run import RunnerSettings, Selection, reproduce
 from tammes.lab.training.model import build_model
 
 SHAPES = {"mnist": (1, 28, 28), "cifar10": (3, 32, 32), "cifar100": (3, 32, 32)}
 CLASSES = {"mnist": 10, "cifar10": 10, "cifar100": 100}
+EACH = {"mnist": (30, 10), "cifar10": (30, 10), "cifar100": (8, 10)}
+"""Images of a class to train and to test on: enough for five shots and five queries."""
 
 
-class Loaded(dict):
+PUBLISHED = Path(__file__).parent / "reproduce" / "published"
+
+load = cache(recipes.load)
+"""Recipes by name, each read once."""
+
+
+class Loaded:
     """Recipes of a paper by name, each read when it is asked for."""
 
     def __init__(self, paper):
         self.paper = paper
 
-    def __missing__(self, name):
-        return self.setdefault(name, recipes.load(f"{self.paper}/{name}"))
+    def __getitem__(self, name):
+        return load(f"{self.paper}/{name}")
 
 
-def document(number):
-    """The text of a paper, as it was given to the project."""
-    folder = Path(__file__).resolve().parents[3] / "shared" / "papers"
-    found = sorted(folder.glob(f"{number}_*.txt"))
-    if not found:
-        pytest.skip(f"needs document {number} in ../shared/papers, which is not there")
-    return found[0].read_text(encoding="utf-8")
+def published(name, source):
+    """Numbers that a paper prints, or its authors released: mean and deviation by place."""
+    paper, _, recipe = name.partition("/")
+    with (PUBLISHED / f"{paper}.csv").open(newline="") as file:
+        return {
+            (line["row"], line["column"], line["quantity"]): (
+                float(line["mean"]),
+                float(line["std"]) if line["std"] else None,
+            )
+            for line in csv.DictReader(file)
+            if (line["recipe"], line["source"]) == (recipe, source)
+        }
 
 
 def every_cell(recipe):
@@ -72,16 +88,31 @@ def steps(config, images, count=2):
     return losses, model
 
 
+def cifar100_names():
+    """The 100 classes of CIFAR-100, whose parts are the classes of CIFAR-FS."""
+    lists = class_lists.read("cifar-fs")
+    return sorted([*lists.base, *lists.validation, *lists.novel])
+
+
+def superclasses():
+    """The superclass of each class of CIFAR-100."""
+    path = Path(__file__).parent.parent / "fixtures" / "cifar100_superclasses.json"
+    groups = json.loads(path.read_text())
+    return {name: group for group, names in groups.items() for name in names}
+
+
 def write_images(folder):
     """Image folders under the short names of sets, with all of their classes and little else."""
     generator = torch.Generator().manual_seed(0)
     for name, shape in SHAPES.items():
         classes = CLASSES[name]
+        names = [f"c{number:03d}" for number in range(classes)]
+        names = cifar100_names() if name == "cifar100" else names
         # What tells the classes apart is their colour: something can be learned.
         colours = torch.randint(60, 196, (classes, shape[0], 1, 1), generator=generator)
-        for split, each in (("train", 300 // classes), ("test", 100 // classes)):
-            for number in range(classes):
-                place = folder / name / split / f"c{number:03d}"
+        for split, each in zip(("train", "test"), EACH[name], strict=True):
+            for number, label in enumerate(names):
+                place = folder / name / split / label
                 place.mkdir(parents=True)
                 for image in range(each):
                     pixels = colours[number] + torch.randint(-60, 60, shape, generator=generator)

@@ -194,7 +194,7 @@ def trained(tmp_path_factory):
     return folder
 
 
-def test_the_table_of_files_has_every_file_of_a_run_and_says_which_are_the_same_again(trained):
+def test_table_of_files_has_every_file_and_says_which_are_reproducible(trained):
     rows = re.findall(r"^\| `([\w./]+)` \|.*\| *(yes|no|) *\|$", TRAINING, re.MULTILINE)
     listed = {name.rstrip("/") for name, _ in rows}
     files = {path.name for path in (trained / "runs" / "softmax").iterdir()}

@@ -85,7 +85,7 @@ def test_no_gradient_goes_through_the_norm_that_drives_the_margin(state):
     assert_close(grad, torch.autograd.grad(fixed.sum(), features)[0])
 
 
-def test_the_running_statistics_move_towards_those_of_the_valid_batch_before_the_loss():
+def test_running_statistics_move_towards_the_valid_batch_before_the_loss():
     criterion = tammes.Criterion(tammes.CosineHead(2, 3), tammes.adaface(momentum=0.25))
     state = criterion.states["adaface"]
     features = torch.tensor([[3.0, 0.0], [0.0, 5.0], [4.0, 0.0], [500.0, 0.0], [0.0, 700.0]])
@@ -98,7 +98,7 @@ def test_the_running_statistics_move_towards_those_of_the_valid_batch_before_the
     assert_close(criterion.eval()(features, labels), loss)
 
 
-def test_the_running_statistics_stay_in_evaluation_and_without_anything_to_measure():
+def test_running_statistics_stay_in_evaluation_and_for_empty_batches():
     criterion = tammes.Criterion(tammes.CosineHead(2, 3), tammes.adaface())
     state = criterion.states["adaface"]
     criterion.eval()(torch.randn(4, 2), torch.tensor([0, 1, 2, 0]))

@@ -146,7 +146,7 @@ def test_lm_softmax_has_the_softmax_of_the_others_as_gradient_and_minus_one(prob
 
 
 @for_any(problems())
-def test_lm_softmax_is_above_minus_the_margin_by_at_most_log_c_minus_one_over_the_scale(problem):
+def test_lm_softmax_exceeds_minus_the_margin_by_at_most_log_c_minus_1_over_s(problem):
     cosine, labels, scale = problem
     s = tammes.split(cosine, labels, scale=scale)
     lm, negative_margin = tammes.lm_softmax()(s), tammes.sample_margin()(s)
@@ -227,7 +227,7 @@ def test_the_bent_cosine_is_as_exact_as_a_polynomial_in_single_precision(margin,
 
 
 @pytest.mark.parametrize("margin", [1, 2, 3, 4])
-def test_the_bent_cosine_of_a_whole_margin_runs_from_one_to_one_minus_twice_the_margin(margin):
+def test_bent_cosine_of_margin_m_runs_from_one_to_one_minus_twice_m(margin):
     ends = target_score(at_angles(grid(2)), m1=margin)
     assert_close(ends, torch.tensor([1.0, 1 - 2 * margin], dtype=torch.double))
 

@@ -35,7 +35,7 @@ def test_ldam_is_cosface_and_gm_softmax_with_a_margin_per_class(split):
     assert_close(loss, tammes.gm_softmax(beta1=shifts, beta2=shifts)(split))
 
 
-def test_only_the_ratios_of_the_counts_matter_and_the_rarest_class_has_the_largest_margin(split):
+def test_margins_depend_on_ratios_of_counts_and_the_rarest_has_the_largest(split):
     loss = tammes.ldam(COUNTS, max_margin=0.4)(split)
     assert_close(tammes.ldam([7 * count for count in COUNTS], max_margin=0.4)(split), loss)
     rarest = (split.labels == 1) | (split.labels == 3)

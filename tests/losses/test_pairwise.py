@@ -308,7 +308,7 @@ def test_the_centres_move_by_their_rule(batch):
         assert_close(state.centers[c], before[c] + step)
 
 
-def test_no_gradient_goes_to_the_centres_and_the_one_to_features_is_the_difference():
+def test_centres_get_no_gradient_and_features_get_the_difference():
     state = Centers(torch.zeros(2, 3), rate=0.5)
     state.centers.copy_(torch.randn(2, 3))
     x, y = torch.randn(4, 3, requires_grad=True), torch.tensor([0, 1, 1, 0])

@@ -64,7 +64,7 @@ def test_the_exact_complement_is_the_orthogonal_projector_beside_the_prototypes(
     assert_close(q, want, rtol=1e-7, atol=1e-9)
 
 
-def test_the_exact_complement_is_orthogonal_to_the_prototypes_in_single_precision():
+def test_exact_complement_is_orthogonal_to_prototypes_in_float32():
     prototypes = torch.nn.functional.normalize(torch.randn(64, 512))
     features = torch.nn.functional.normalize(torch.randn(100, 512))
     for complement in (OrthogonalComplement(), SpectralComplement(p=0.0)):
@@ -102,7 +102,7 @@ def test_the_ridge_form_goes_to_the_exact_one():
 
 
 @pytest.mark.parametrize(("eps", "error"), [(1e-2, 1e-6), (1e-4, 5e-5)])
-def test_the_ridge_form_keeps_digits_in_single_precision_at_a_condition_of_ten_thousand(eps, error):
+def test_ridge_form_keeps_digits_at_a_condition_of_ten_thousand(eps, error):
     values = torch.logspace(0, -4, 16).tolist()
     prototypes, _ = with_spectrum(values, 16, 64)
     complement = OrthogonalComplement(eps=eps)
@@ -120,7 +120,7 @@ def test_prototypes_that_depend_on_each_other_take_away_only_their_span(compleme
 
 
 @pytest.mark.parametrize("smallest", [1.0, 1e-2, 1e-4, 1e-6])
-def test_the_exact_complement_is_exact_however_nearly_prototypes_depend_on_each_other(smallest):
+def test_exact_complement_is_exact_for_nearly_dependent_prototypes(smallest):
     prototypes, basis = with_spectrum([1.0, 0.7, smallest], 3, 8)
     q = matrix(OrthogonalComplement(), prototypes)
     assert_close(q, basis[:, 3:] @ basis[:, 3:].T, rtol=0, atol=1e-9)
@@ -133,7 +133,7 @@ def test_prototypes_after_two_that_are_equal_take_away_only_their_span():
     assert_close(q, matrix(OrthogonalComplement(), torch.stack([first, last])))
 
 
-def test_prototypes_that_depend_on_each_other_as_no_diagonal_of_a_qr_shows_take_away_their_span():
+def test_hidden_dependence_of_prototypes_still_takes_away_their_span():
     # Ones on the diagonal, and a smallest singular value that is rounding in single precision.
     triangle = torch.eye(40, dtype=torch.double) - torch.ones(40, 40).double().triu(1)
     rotation = torch.linalg.qr(torch.randn(50, 50, dtype=torch.double))[0]
@@ -188,7 +188,7 @@ def test_the_largest_possible_overlap_is_reached(p):
     assert_close(overlap.item(), 2 * p * (1 + p) ** -(1 + 1 / p))
 
 
-def test_at_power_zero_the_spectral_form_is_the_exact_complement_where_there_is_one():
+def test_spectral_form_at_power_zero_is_the_exact_complement():
     prototypes = torch.randn(3, 7, dtype=torch.double)
     q = matrix(SpectralComplement(p=0.0), prototypes)
     assert_close(q, matrix(OrthogonalComplement(), prototypes))
@@ -334,7 +334,7 @@ def test_a_sum_is_the_loss_on_the_features_plus_the_metric_loss_on_what_is_left(
 
 
 @pytest.mark.parametrize("size", [3, 4])
-def test_a_direct_sum_refuses_as_many_classes_as_dimensions_and_names_the_spectral_one(size):
+def test_direct_sum_refuses_too_many_classes_and_names_spectral_sum(size):
     loss = tammes.direct_sum(tammes.softmax(), tammes.nca())
     with pytest.raises(ValueError, match=f"embedding_size={size} and num_classes=4.*spectral_sum"):
         tammes.Criterion(tammes.LinearHead(size, 4), loss)

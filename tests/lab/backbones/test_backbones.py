@@ -275,7 +275,7 @@ def test_the_page_has_the_right_numbers(name):
 
 @pytest.mark.parametrize("norm", ["batch", "group"])
 @pytest.mark.parametrize("name", COUNTS)
-def test_a_narrow_network_makes_as_many_features_as_it_says_and_learns_everywhere(name, norm):
+def test_narrow_network_has_its_features_and_learns_everywhere(name, norm):
     network = narrow(name, f"norm='{norm}'")
     features = network(images(name))
     assert features.shape == (2, network.num_features)
@@ -536,7 +536,7 @@ def test_stages_of_the_imagenet_networks_have_maps_of_the_recipe(name, sizes):
 
 
 @pytest.mark.parametrize(("name", "layers"), [("vgg16", 2), ("vgg16_mod", 1)])
-def test_the_linear_layers_of_the_vgg_networks_are_normalised_and_nothing_is_dropped(name, layers):
+def test_vgg_linear_layers_are_normalised_without_dropout(name, layers):
     kinds = [type(m) for m in narrow(name).modules()]
     assert kinds.count(nn.Linear) == kinds.count(nn.BatchNorm1d) == layers
     assert kinds.count(nn.Conv2d) + kinds.count(nn.Linear) == 15
@@ -785,7 +785,7 @@ def test_settings_of_timm_networks(timm):
     assert network(torch.randn(2, 3, 8, 8)).shape == (2, 3)
 
 
-def test_a_network_with_a_layer_before_its_classifier_has_the_features_of_that_layer(timm):
+def test_features_are_those_of_the_layer_before_the_classifier(timm):
     create = timm.create_model
 
     def with_hidden(name, **settings):

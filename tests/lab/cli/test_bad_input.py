@@ -507,7 +507,7 @@ FULL = pytest.mark.parametrize(
 @pytest.mark.parametrize(
     ("room", "what"), [(0, "metrics.jsonl"), (20_000, "checkpoints")], ids=["lines", "checkpoint"]
 )
-def test_a_disk_that_fills_up_keeps_what_was_there_and_the_run_is_finished_later(
+def test_full_disk_keeps_what_was_there_and_the_run_is_finished_later(
     pictures, tmp_path, capsys, monkeypatch, how, reason, room, what
 ):
     """With a little room the lines of an epoch are still written, and its checkpoint is not."""

@@ -1,11 +1,10 @@
 """Fewer examples, uneven classes, wrong labels: exact counts, the same for the same seed."""
 
-import json
-
 import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from recipe_cells import superclasses
 
 from tammes.lab.config.schema import Config
 from tammes.lab.data import Images, corrupt, hold_out, limit
@@ -126,8 +125,8 @@ def test_asymmetric_noise_of_digits_is_the_usual_one_of_mnist():
 
 
 @pytest.mark.parametrize("crab", ["crab", "cra"])
-def test_asymmetric_noise_of_cifar100_is_the_next_class_of_the_superclass(shared_data, crab):
-    table = json.loads((shared_data / "splits" / "cifar100-superclasses.json").read_text())
+def test_asymmetric_noise_of_cifar100_is_the_next_class_of_the_superclass(crab):
+    table = superclasses()
     names = sorted(table)
     # The copy on the hub has lost a letter.
     clean = images_of([5] * 100, classes=[crab if name == "crab" else name for name in names])
@@ -335,7 +334,7 @@ def test_a_limit_leaves_what_is_within_it_alone():
         assert limit(images, most, seed=0) is images
 
 
-def test_a_limit_depends_on_the_seed_alone_and_keeps_images_with_their_labels_in_order():
+def test_limit_depends_on_the_seed_alone_and_keeps_labels_and_order():
     images = images_of([50] * 4)
     first, again, other = (limit(images, 40, seed=seed) for seed in (0, 0, 1))
     assert first.index.equal(again.index)

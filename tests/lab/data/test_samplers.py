@@ -157,9 +157,7 @@ def test_episodes_draw_all_classes_alike():
 
 @settings(deadline=None, max_examples=40)
 @given(st.integers(1, 4), st.integers(1, 5), st.integers(0, 9), st.data())
-def test_pk_visits_every_class_and_repeats_an_image_only_where_a_class_has_fewer(
-    classes, images, seed, data
-):
+def test_pk_visits_every_class_and_repeats_images_only_of_small_ones(classes, images, seed, data):
     counts = data.draw(st.lists(st.integers(1, 9), min_size=classes, max_size=classes + 9))
     labels = torch.arange(len(counts)).repeat_interleave(torch.tensor(counts))
     sampler = make(f"pk(classes={classes}, images={images})", labels, seed=seed)

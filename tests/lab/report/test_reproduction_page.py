@@ -38,14 +38,6 @@ MADE = {
 ERROR = KNOWN["error"]
 
 
-@pytest.fixture(scope="module")
-def written(tmp_path_factory):
-    """The page with every kind of figure and names that try to break it."""
-    path = tmp_path_factory.mktemp("page") / "drawn.html"
-    path.write_text(reproduction_page(*ledgers.drawn()))
-    return path
-
-
 def cells(text, column):
     """What a column of the tables shows, from top to bottom."""
     return re.findall(rf'<td[^>]*data-column="{re.escape(column)}"[^>]*>([^<]*)</td>', text)
@@ -104,7 +96,7 @@ def test_what_is_missing_in_a_cell_is_said():
     assert found.counts == {"done": 2, "diverged": 4, "failed": 1, "open": 8}
 
 
-def test_a_row_that_is_run_on_request_is_open_once_it_was_begun_and_others_are_not():
+def test_row_on_request_is_open_once_it_was_begun():
     recipe, ledger = ledgers.stopped()
     ledger.put(entry("softmax", "imagenet", 0, {"error": 31.0}))
     found = PaperComparison(recipe, ledger)
@@ -161,11 +153,11 @@ def test_the_page_has_a_part_for_everything():
         "Claims",
         "Paper and ours",
         "Figures",
-        "What differs from the paper",
+        "Differences from the paper",
         "Open, diverged and failed",
         "Training",
         "Configuration",
-        "How to go on",
+        "How to continue",
     ]
 
 
@@ -229,7 +221,7 @@ def test_protocol_notes_configuration_machines_and_command_are_there():
     text = body(reproduction_page(*ledgers.several_seeds()))
     for words in ("it is honest", "A note on it.", "Read in their repository.", "NVIDIA H200"):
         assert words in text
-    common = re.search(r"in common \(YAML\)</summary><pre>(.*?)</pre>", text, re.DOTALL)[1]
+    common = re.search(r"all cells share \(YAML\)</summary><pre>(.*?)</pre>", text, re.DOTALL)[1]
     assert common == "data: cifar100\n"
     assert "<pre>loss: softmax()\n</pre>" in text
     assert "<pre>tammes reproduce somebody2019/table2</pre>" in text
@@ -247,8 +239,8 @@ def test_the_quick_form_says_loudly_that_it_is_no_result():
     ledger.quick = True
     text = body(reproduction_page(recipe, ledger))
     assert "<h1>Quick form, no result: Two losses</h1>" in text
-    assert "shows that it works, and nothing else" in text
-    assert "shows that it works, and nothing else" in print_table(recipe, ledger)
+    assert "A smoke test; its numbers mean nothing" in text
+    assert "A smoke test; its numbers mean nothing" in print_table(recipe, ledger)
 
 
 def test_many_rows_columns_and_quantities_stay_readable():
@@ -260,7 +252,7 @@ def test_many_rows_columns_and_quantities_stay_readable():
         table.count("<tr>") == 28 and len(re.findall("<th[ >]", table)) == 4 for table in compact
     )
     # Every number with its difference is there too, folded.
-    assert body(text).count("every number with its difference to the paper</summary>") == 3
+    assert body(text).count("every number with its difference from the paper</summary>") == 3
     assert body(text).count('data-column="standard errors"') == 27 * 3 * 3
     assert len(text) < 6_500_000
 
@@ -534,46 +526,6 @@ def test_a_terminal_obeys_nothing_that_a_ledger_says():
 
 
 # ------------------------------------------------------------------------------- the browser
-
-
-def test_names_are_escaped_wherever_they_stand(written):
-    text = written.read_text()
-    assert EVIL not in body(text)
-    # The library, the numbers, the script that draws them.
-    assert text.count("</script>") == 3
-    assert body(text).count(escaped(EVIL)) > 20
-
-
-def test_nothing_is_said_in_the_console_and_nothing_asked_of_the_network(desktop, phone):
-    assert desktop.errors() == phone.errors() == []
-    assert desktop.requests() == phone.requests() == []
-    assert desktop.run("document.querySelector('h1').textContent") == f"Title {EVIL}"
-
-
-def test_every_plot_is_drawn(desktop):
-    drawn = desktop.run(
-        "[...document.querySelectorAll('.plot')].map(box => box.querySelectorAll("
-        "'.point, .points path, .trace, canvas').length)"
-    )
-    charts = reproduction_figures(*ledgers.drawn()).values()
-    assert len(drawn) == sum(len(chart.panels) for chart in charts) == 24
-    assert min(drawn) > 0
-
-
-def test_no_entry_of_a_legend_is_without_a_name(desktop):
-    names = desktop.run("[...document.querySelectorAll('.legendtext')].map(t => t.textContent)")
-    assert names
-    assert all(name.strip() for name in names)
-
-
-@pytest.mark.parametrize("screen", ["desktop", "phone"])
-def test_nothing_is_wider_than_the_screen(screen, request):
-    opened = request.getfixturevalue(screen)
-    assert opened.run("document.documentElement.scrollWidth <= innerWidth")
-    assert opened.run(
-        "[...document.querySelectorAll('.plot .main-svg')]"
-        ".every(box => box.clientWidth <= box.closest('figure').clientWidth)"
-    )
 
 
 def test_a_large_table_fits_on_both_screens(chromium, tmp_path):

@@ -7,7 +7,7 @@ import xml.etree.ElementTree as ElementTree
 
 import pytest
 import torch
-from pages import body, escaped, layers, plots
+from pages import EVIL, LOSSES, NAMES, body, escaped, layers, make_runs, plots
 from records import DIGITS, make_run, make_study
 
 from tammes.lab.cli import main
@@ -35,22 +35,11 @@ from tammes.lab.stats.seed_groups import study
 pytest.importorskip("plotly", reason="pages need plotly")
 pytest.importorskip("PIL", reason="images need Pillow")
 
-EVIL = "<script>alert(1)</script>"
-NAMES = [EVIL, "a & b", "$x$", "\"quoted\" 'name'", "</script><b>bold", "%{x}", "Ärger", "_under"]
-LOSSES = ("softmax()", "cosface(margin=0.35) + 0.5*sample_margin()")
-
 
 @pytest.fixture(scope="module")
 def runs(tmp_path_factory):
     """Two losses with names that try to break the page, a failed run and a damaged one."""
-    root = tmp_path_factory.mktemp("runs")
-    found = make_study(root, losses=LOSSES, classes=NAMES, seeds=2, examples=160)
-    evil = {"kind": "not finite", "message": f"the loss {EVIL} is nan"}
-    found.append(make_run(root / "failed", classes=NAMES, seed=5, state="failed", failure=evil))
-    found.append(make_run(root / "named", classes=NAMES, name=EVIL, size=5, terms=("one", "two")))
-    make_run(root / "broken", classes=NAMES, seed=6)
-    (root / "broken" / "config.json").write_text("{")
-    return [*found, Run(root / "broken")]
+    return make_runs(tmp_path_factory.mktemp("runs"))
 
 
 @pytest.fixture(scope="module")
@@ -82,7 +71,7 @@ def test_the_summary_has_means_deviations_and_paired_intervals(tmp_path):
     assert re.search(r'data-column="accuracy %" data-sort="90\.8\d*">90\.80 ± 0\.80</td>', text)
     assert re.search(r'data-column="accuracy %"[^>]*>\+1\.87 \[-1\.00, \+4\.74\]</td>', text)
     assert re.search(r'data-column="accuracy %"[^>]*>\+3\.73 \[\+0\.86, \+6\.60\]\*</td>', text)
-    assert ">not clear</td>" in text
+    assert ">not decided</td>" in text
     assert ">higher</td>" in text
     assert "n\u00a0=\u00a01" not in text
 
@@ -90,7 +79,7 @@ def test_the_summary_has_means_deviations_and_paired_intervals(tmp_path):
 def test_from_one_seed_no_winner_is_claimed(tmp_path):
     text = body(runs_page(make_study(tmp_path, seeds=1, pictures=False)))
     assert "no winner is claimed from n\u00a0=\u00a01" in text
-    assert text.count(">no claim (n = 1)</td>") == 2
+    assert text.count(">not decided (n = 1)</td>") == 2
     assert ">higher</td>" not in text
 
 
@@ -186,7 +175,7 @@ def test_pairs_are_the_most_confused_and_the_closest(tmp_path):
     write_tensors(tmp_path / "embeddings.safetensors", known)
     seen = load_runs([Run(tmp_path)]).seen["softmax()"]
     first, second = pairs(seen, 1)
-    assert (first.first, first.second, first.first_as_second, first.back) == (2, 3, 2, 1)
+    assert (first.first, first.second, first.first_as_second, first.second_as_first) == (2, 3, 2, 1)
     assert first.degrees == pytest.approx(120.0, abs=1e-4)
     assert (second.first, second.second, second.confused) == (0, 1, 0)
     assert second.degrees == pytest.approx(10.0, abs=1e-4)
@@ -201,7 +190,7 @@ def test_a_confused_pair_has_its_images_between_right_ones(tmp_path):
         shown = re.findall("<figcaption>(.*?)</figcaption>", gallery)
         assert shown[0] == one
         assert shown[-1] == two
-        assert set(shown[1:-1]) <= {f"{one}, taken for {two}", f"{two}, taken for {one}"}
+        assert set(shown[1:-1]) <= {f"{one}, predicted as {two}", f"{two}, predicted as {one}"}
         assert len(re.findall('<img src="data:image/png;base64,', gallery)) == len(shown)
 
 
@@ -274,7 +263,7 @@ def test_what_stood_for_auto_is_shown_as_it_was_chosen(tmp_path):
 
 def test_groups_that_differ_in_their_loss_alone_say_so(tmp_path):
     text = body(runs_page(make_study(tmp_path, seeds=1, pictures=False)))
-    assert "The groups differ in their loss, and in nothing else." in text
+    assert "The groups differ only in their loss." in text
 
 
 def test_a_command_trains_the_same_again(tmp_path):
@@ -436,7 +425,7 @@ def test_the_command_writes_the_page_and_prints_the_table(tmp_path, capsys):
     path = tmp_path / "out" / "page.html"
     arguments = ["report", str(tmp_path / "runs"), "--out", str(path), "--baseline", "lm_softmax",
                  "--title", "a title"]  # fmt: skip
-    assert main.main(arguments) == 0
+    assert main(arguments) == 0
     said = capsys.readouterr().out
     assert "difference from lm_softmax()" in said
     assert f"page: {path}" in said
@@ -453,7 +442,7 @@ def test_figures_are_written_as_png_and_svg(tmp_path, capsys):
         make_run(root / "b", classes=names, name="_$\\frac$ <b>", embeddings=False, pictures=False),
     ]
     arguments = ["--out", str(tmp_path / "p.html"), "--figures", str(tmp_path / "figures")]
-    assert main.main(["report", str(tmp_path / "runs"), *arguments]) == 0
+    assert main(["report", str(tmp_path / "runs"), *arguments]) == 0
     charts = run_figures(found)
     names = {path.name for path in (tmp_path / "figures").iterdir()}
     assert names == {f"{name}.{kind}" for name in charts for kind in ("png", "svg")}
@@ -489,7 +478,7 @@ def test_what_cannot_be_read_is_one_sentence(tmp_path, capsys, make, sentence):
     make(tmp_path / "runs")
     path = tmp_path / "report.html"
     arguments = ["report", str(tmp_path / "runs"), "--out", str(path), "--baseline", "xyz"]
-    assert main.main(arguments) == 2
+    assert main(arguments) == 2
     said = capsys.readouterr()
     assert re.fullmatch(f"tammes report: .*{sentence}.*\n", said.err)
     assert said.out == ""
@@ -500,7 +489,7 @@ def test_a_page_that_cannot_be_written_is_one_sentence(tmp_path, capsys):
     make_run(tmp_path / "run", pictures=False)
     (tmp_path / "file").write_text("")
     path = tmp_path / "file" / "report.html"
-    assert main.main(["report", str(tmp_path / "run"), "--out", str(path)]) == 2
+    assert main(["report", str(tmp_path / "run"), "--out", str(path)]) == 2
     said = capsys.readouterr().err
     assert said.startswith(f"tammes report: {path}: the page cannot be written (")
     assert said.count("\n") == 1
@@ -518,33 +507,6 @@ def test_names_are_escaped_wherever_they_stand(written):
     assert f'data-group="{escaped(EVIL)}"' in text
     # The library, the numbers of the plots, the script that draws them.
     assert text.count("</script>") == 3
-
-
-def test_texts_of_plots_hold_no_markup(written):
-    def texts(value):
-        if isinstance(value, str):
-            yield value
-        elif isinstance(value, dict):
-            # What is grouped is compared and never shown; a template is ours.
-            for key, each in value.items():
-                if key not in ("legendgroup", "hovertemplate"):
-                    yield from texts(each)
-        elif isinstance(value, list):
-            for each in value:
-                yield from texts(each)
-
-    found = [text for plot in plots(written.read_text()) for text in texts([plot["data"],
-             plot["layout"]])]  # fmt: skip
-    assert not [text for text in found if "<" in text]
-    assert any("&lt;script&gt;" in text for text in found)
-
-
-def test_nothing_is_loaded_from_elsewhere(written):
-    text = body(written.read_text())
-    assert "default-src 'none'" in text
-    sources = re.findall(r"<(?:script|link|img|iframe)[^>]*\s(?:src|href)=\"([^\"]*)", text)
-    assert sources
-    assert all(source.startswith("data:image/png;base64,") for source in sources)
 
 
 def test_short_names_are_different(generator):
@@ -565,83 +527,6 @@ def box(name):
     return (
         f"{BOXES}.find(box => box.closest('figure').querySelector('h3').textContent === {name!r})"
     )
-
-
-@pytest.mark.parametrize("screen", ["desktop", "phone"])
-def test_nothing_is_said_in_the_console_and_nothing_asked_of_the_network(screen, request):
-    opened = request.getfixturevalue(screen)
-    assert opened.errors() == []
-    assert opened.requests() == []
-
-
-@pytest.mark.parametrize("screen", ["desktop", "phone"])
-def test_every_plot_is_drawn(screen, request, written):
-    opened = request.getfixturevalue(screen)
-    drawn = opened.run(
-        f"{BOXES}.map(box => box.querySelectorAll('.point, .points path, .js-line, canvas').length)"
-    )
-    assert len(drawn) == len(plots(written.read_text())) > 20
-    assert min(drawn) > 0
-    images = opened.run("[...document.images].map(image => image.naturalWidth)")
-    assert images
-    assert set(images) == {8}
-
-
-@pytest.mark.parametrize("screen", ["desktop", "phone"])
-def test_nothing_is_wider_than_the_screen(screen, request):
-    opened = request.getfixturevalue(screen)
-    opened.run("document.querySelectorAll('details').forEach(box => box.open = true)")
-    assert opened.run("document.documentElement.scrollWidth <= innerWidth")
-    wide = "[...document.querySelectorAll('.scroll')].filter(t => t.scrollWidth > t.clientWidth)"
-    assert opened.run(f"{wide}.length") == 0
-    assert opened.run(
-        "[...document.querySelectorAll('.plot .main-svg')]"
-        ".every(box => box.clientWidth <= box.closest('figure').clientWidth)"
-    )
-
-
-def test_names_reach_the_reader_as_they_are(desktop):
-    cells = desktop.run("[...document.querySelectorAll('td')].map(cell => cell.textContent)")
-    assert set(NAMES) <= set(cells)
-    texts = desktop.run("[...document.querySelectorAll('.plot text')].map(t => t.textContent)")
-    assert EVIL in texts
-    assert desktop.run("document.querySelectorAll('main b, main script').length") == 0
-
-
-def test_the_sphere_turns_when_it_is_dragged(desktop):
-    # A page behind another one draws, and answers, much later.
-    desktop.call("Page.bringToFront")
-    sphere = f"{BOXES}.find(box => box._fullLayout.scene)"
-    desktop.run(f"{sphere}.scrollIntoView({{block: 'center', behavior: 'instant'}})")
-    eye = f"JSON.stringify({sphere}._fullLayout.scene._scene.getCamera().eye)"
-    before = desktop.run(eye)
-    x, y = desktop.run(
-        "(r => [r.x + r.width / 2, r.y + r.height / 2])"
-        f"({sphere}.querySelector('canvas').getBoundingClientRect())"
-    )
-    events = [("mousePressed", 0), ("mouseMoved", 40), ("mouseMoved", 80), ("mouseReleased", 80)]
-    for kind, shift in events:
-        desktop.call("Input.dispatchMouseEvent", type=kind, x=x + shift, y=y + shift / 2,
-                     button="left", buttons=1, clickCount=1)  # fmt: skip
-    desktop.wait_for(f"{eye} !== {before!r}", seconds=20)
-
-
-@pytest.mark.parametrize("screen", ["desktop", "phone"])
-def test_a_table_sorts_by_a_click_on_its_head(screen, request):
-    opened = request.getfixturevalue(screen)
-    head = "document.querySelector('table').tHead.rows[0].cells[2]"
-    button = f"{head}.querySelector('button')"
-    assert opened.run(f"{button}.textContent") == "accuracy %"
-    assert opened.run(f"{button}.getBoundingClientRect().left >= 0")
-    column = (
-        "[...document.querySelector('table').tBodies[0].rows].map(r => +r.cells[2].dataset.sort)"
-    )
-    opened.run(f"{button}.click()")
-    values = opened.run(column)
-    assert len(values) == 3
-    assert values == sorted(values)
-    opened.run(f"{button}.click()")
-    assert opened.run(column) == sorted(values, reverse=True)
 
 
 def test_what_has_no_value_is_sorted_to_the_end(chromium, tmp_path):
@@ -690,42 +575,4 @@ def test_a_plot_is_saved_on_white_with_its_legend(phone, tmp_path):
     for label in (*LOSSES, EVIL):
         assert label in shown
     assert "rgb(255, 255, 255)" in text
-    assert phone.errors() == []
-
-
-def test_every_plot_can_be_downloaded_and_none_is_sent_away(desktop, written):
-    titles = desktop.run(
-        "[...document.querySelectorAll('.modebar-btn')].map(button => button.dataset.title)"
-    )
-    assert titles.count("Download plot") == len(plots(written.read_text()))
-    assert not [title for title in titles if re.search("share|cloud|edit", title, re.IGNORECASE)]
-
-
-def test_dark_mode_reaches_the_page_and_its_plots(desktop, phone):
-    light, dark = (
-        opened.run(
-            "[getComputedStyle(document.body).backgroundColor,"
-            f" {BOXES}.every(box => box.layout.font.color === {BOXES}[0].layout.font.color),"
-            f" {BOXES}[0].layout.font.color]"
-        )
-        for opened in (desktop, phone)
-    )
-    assert light == ["rgb(255, 255, 255)", True, "#1b1f24"]
-    assert dark == ["rgb(20, 23, 27)", True, "#e6e9ed"]
-
-
-def test_a_printed_table_is_as_wide_as_the_paper(chromium, written):
-    with chromium.open(written, width=718, height=1000, media="print") as paper:
-        paper.run("document.querySelectorAll('details').forEach(box => box.open = true)")
-        assert paper.run("document.documentElement.scrollWidth") == 718
-
-
-def test_printed_it_is_light_and_everything_is_unfolded(phone):
-    phone.run("document.querySelectorAll('details').forEach(box => box.open = false)")
-    phone.run("dispatchEvent(new Event('beforeprint'))")
-    phone.wait_for(f"{BOXES}.every(box => box._fullLayout.width === 640)")
-    assert phone.run(f"{BOXES}.every(box => box.layout.font.color === '#1b1f24')")
-    assert phone.run("[...document.querySelectorAll('details')].every(box => box.open)")
-    phone.run("dispatchEvent(new Event('afterprint'))")
-    phone.wait_for(f"{BOXES}.every(box => box._fullLayout.width < 390)")
     assert phone.errors() == []

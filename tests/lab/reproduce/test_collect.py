@@ -116,7 +116,7 @@ def test_what_a_cell_on_the_sphere_wrote_is_taken_as_it_is(tmp_path):
 # ---------------------------------------------------------------------------------------- curves
 
 
-def test_curves_are_those_the_recipe_names_and_two_more_at_the_epochs_that_were_tested(tmp_path):
+def test_curves_are_those_of_the_recipe_and_two_more_at_tested_epochs(tmp_path):
     make_run(tmp_path)
     rows = [json.loads(line) for line in (tmp_path / "metrics.jsonl").read_text().splitlines()]
     for row in rows[0::2]:
@@ -206,8 +206,8 @@ def test_features_that_are_not_two_are_not_scattered(tmp_path):
 
 
 def test_of_many_images_a_thousand_are_drawn_from_all_over():
-    assert collect._spread(5).tolist() == [0, 1, 2, 3, 4]
-    chosen = collect._spread(60_000)
+    assert collect._evenly_spaced(5).tolist() == [0, 1, 2, 3, 4]
+    chosen = collect._evenly_spaced(60_000)
     assert (len(chosen), int(chosen[0]), int(chosen[-1])) == (1000, 0, 59_999)
     assert chosen.unique().numel() == 1000
     steps = chosen.diff()

@@ -126,9 +126,7 @@ def workers(number):
 
 
 @pytest.mark.slow
-def test_killed_in_the_middle_of_three_cells_it_goes_on_and_ends_in_the_same_bits(
-    tmp_path, recipe, undisturbed
-):
+def test_killed_reproduction_resumes_bit_identically(tmp_path, recipe, undisturbed):
     program = start(recipe, tmp_path)
     try:
         wait_for(program, lambda: len(in_the_middle(tmp_path)) == 3 and len(finished(tmp_path)) > 0)
@@ -172,9 +170,7 @@ def state(number):
 
 
 @pytest.mark.slow
-def test_a_cell_whose_process_is_killed_is_tried_again_and_ends_in_the_same_bits(
-    tmp_path, recipe, undisturbed
-):
+def test_killed_cell_is_retried_bit_identically(tmp_path, recipe, undisturbed):
     program = start(recipe, tmp_path)
     try:
         wait_for(program, lambda: len(in_the_middle(tmp_path)) == 3)
@@ -183,7 +179,7 @@ def test_a_cell_whose_process_is_killed_is_tried_again_and_ends_in_the_same_bits
     finally:
         program.kill()
     assert program.returncode == 0, said
-    assert said.count("tried again, as its process was ended by SIGKILL") == 1
+    assert said.count("retrying, as its process was ended by SIGKILL") == 1
     started = begun(said)
     assert len(set(started)) == 6
     assert len(started) == 7, "one cell began twice, the others once"
@@ -257,9 +253,7 @@ def asked(monkeypatch):
     return calls
 
 
-def test_a_cell_that_always_crashes_is_tried_so_often_and_then_recorded_as_failed(
-    tmp_path, recipe, asked
-):
+def test_cell_that_always_crashes_is_retried_and_then_failed(tmp_path, recipe, asked):
     said = []
     ledger = reproduce.reproduce(
         [Selection(recipes.load(recipe), rows=["short"], seeds=1)],
@@ -268,7 +262,7 @@ def test_a_cell_that_always_crashes_is_tried_so_often_and_then_recorded_as_faile
         report=said.append,
     )[0]
     assert [names for names, _ in asked] == [["short, digits, seed 0"]] * 3
-    assert said.count("short, digits, seed 0: tried again, as it was killed") == 2
+    assert said.count("short, digits, seed 0: retrying, as it was killed") == 2
     assert [(entry.status, entry.reason) for entry in ledger.cells] == [("failed", "it was killed")]
     # There is hope for it: it is tried again the next time.
     reproduce.reproduce(

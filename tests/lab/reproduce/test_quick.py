@@ -83,7 +83,7 @@ def test_a_recipe_may_say_what_else_is_otherwise_and_the_steps_follow():
     assert (quick.lr_schedule, quick.warmup) == ("steps([0.5, 0.8], 0.1)", 0.1)
 
 
-def test_what_a_recipe_says_of_the_quick_form_is_filled_in_and_leaves_the_full_one_alone():
+def test_quick_settings_of_a_recipe_are_filled_in_for_the_quick_form_alone():
     recipe = read(
         {
             "title": "T",

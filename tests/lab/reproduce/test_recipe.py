@@ -180,7 +180,7 @@ def test_a_row_that_is_tuned_is_planned_once_its_settings_are_chosen():
     assert found[0].tried == {}
 
 
-def test_trials_are_all_combinations_with_seed_0_and_a_tenth_of_the_images_held_out():
+def test_trials_are_all_combinations_with_a_tenth_of_images_held_out():
     trials = one_row(TUNED).trials("b", "left")
     assert [trial.tried for trial in trials] == [
         {"s": s, "m": m} for s in (5, 10) for m in (0.1, 0.2, 0.3)
@@ -191,7 +191,7 @@ def test_trials_are_all_combinations_with_seed_0_and_a_tenth_of_the_images_held_
     assert len({trial.digest for trial in trials}) == 6
 
 
-def test_what_a_column_tunes_is_tuned_in_all_of_its_rows_unless_they_say_otherwise():
+def test_tuning_of_a_column_holds_for_its_rows_unless_they_say_otherwise():
     columns = {"left": {"tune": {"lr": [0.1, 0.2]}, "config": {"lr": "{lr}"}}, "right": {}}
     rows = {"a": {}, "b": {"tune": {"lr": [0.3, 0.4]}, "columns": ["left"]}}
     recipe = small(columns=columns, rows=rows, seeds=1)
@@ -367,7 +367,7 @@ MISTAKES = [
     ({"rows": {"a": {"tune": {"s": 5}}}}, "s ... tune ... row a ... list ... 5"),
     ({"rows": {"a": {"tune": {"s": [5]}}}}, "tune ... row a ... 2 ... [5]"),
     ({"rows": {"a": {"kind": "sphere", "tune": {"s": [5, 6]}}}},
-     "row a trains nothing that settings could be chosen by, got tune"),
+     "row a is of the kind sphere, which cannot be tuned, got tune"),
     ({"rows": {"a": {"config": {"lr": "{scal}"}, "values": {"scale": 1}}}},
      "small, row a, column left: there is no value for {scal}; did you mean scale?"),
     ({"rows": {"a": {"config": {"epochs": 0}}}},
@@ -482,19 +482,19 @@ def test_a_text_that_looks_like_a_number_stays_one_in_quotes(tmp_path):
 @pytest.mark.parametrize(
     ("text", "sentence"),
     [
-        (YAML + "title: Again", r".*mine\.yaml: 'title' stands twice in a table"),
+        (YAML + "title: Again", r".*mine\.yaml: the key 'title' appears twice in a table"),
         (YAML.replace("{a: {}}", "{a: {}, b: {}, a: {}}"),
-         r".*mine\.yaml: 'a' stands twice in a table"),
-        (YAML.replace("{a: {}}", "{1: {}, '1': {}}"), r".*mine\.yaml: '1' stands twice in a table"),
-        (YAML.replace("{a: {}}", "{'1': {}, 1: {}}"), r".*mine\.yaml: 1 stands twice in a table"),
+         r".*mine\.yaml: the key 'a' appears twice in a table"),
+        (YAML.replace("{a: {}}", "{1: {}, '1': {}}"), r".*mine\.yaml: the key '1' appears twice"),
+        (YAML.replace("{a: {}}", "{'1': {}, 1: {}}"), r".*mine\.yaml: the key 1 appears twice .*"),
         (YAML + "config: {[1, 2]: 3}",
-         r".*mine\.yaml: a name in a table is expected to be text, got .*"),
+         r".*mine\.yaml: a key of a table is expected to be text, got .*"),
         ("title: [", r".*mine\.yaml: not YAML \(.*\)"),
         ("a: b: c", r".*mine\.yaml: not YAML \(.*\)"),
         ("- 1", r"mine: the recipe is expected to be a table of names and values, got \[1\]"),
         ("", "mine: the recipe is expected to be a table of names and values, got None"),
         ("title: A", "mine: the recipe is expected to have source, got title"),
-        (b"title: \xff", r".*mine\.yaml: not YAML \(it is no text\)"),
+        (b"title: \xff", r".*mine\.yaml: not YAML \(it is not text\)"),
         ("[" * 5000, r".*mine\.yaml: not YAML \(.*\)"),
         (YAML + "config: &a {b: *a}", r".*mine\.yaml: not YAML \(.*\)"),
         (YAML + "seeds: 0", "mine: seeds of the recipe is expected to be at least 1, got 0"),

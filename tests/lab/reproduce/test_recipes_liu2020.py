@@ -1,99 +1,18 @@
-"""Recipes of Liu 2020: the paper's numbers are the document's, and every cell can be run."""
-
-import dataclasses
-import re
-from pathlib import Path
+"""Recipes of Liu 2020: claims, margins and training as in the released code."""
 
 import pytest
-import torch
-from recipe_cells import document, every_cell, noise, steps
+from recipe_cells import Loaded, every_cell
 
 from tammes.lab.config import parse_loss
-from tammes.lab.reproduce import judge, recipes
-from tammes.lab.reproduce.claims import Better, Peak
-from tammes.lab.reproduce.run import RunnerSettings, Selection, reproduce
+from tammes.lab.reproduce.claims import Peak
 
 NAMES = ["table6", "fig9", "sweep", "cub"]
-TABLE6 = ["base_shot1", "base_shot5", "validation_shot1", "validation_shot5"]
 
 
 @pytest.fixture(scope="module")
 def loaded():
-    return {name: recipes.load(f"liu2020/{name}") for name in NAMES}
-
-
-# ------------------------------------------------------- numbers, read against the document
-
-
-def numbers(text):
-    """Means and halves of intervals in a line of a document."""
-    plain = re.sub(r"\\textbf|\\pm|[${}]", lambda sign: "±" if sign[0] == "\\pm" else "", text)
-    return [(float(a), float(b)) for a, b in re.findall(r"(\d+\.\d+)\s*±+\s*(\d+\.\d+)", plain)]
-
-
-def test_table6_has_the_numbers_of_the_document(loaded):
-    recipe = loaded["table6"]
-    text = document("000").split("Smoothing\tMargin", 1)[1].split("Table 6", 1)[0]
-    lines = [line for line in text.splitlines() if len(numbers(line)) == 4]
-    ticks = [line.split("\t")[:2] for line in lines]
-    names = {(False, False): "cosine", (True, False): "smoothing", (False, True): "negative"}
-    found = {
-        names[tuple("checkmark" in tick for tick in both)]: numbers(line)
-        for both, line in zip(ticks, lines, strict=True)
-    }
-    own = {
-        row: [
-            (recipe.paper[row, "mini", key].mean, recipe.paper[row, "mini", key].std)
-            for key in TABLE6
-        ]
-        for row in names.values()
-    }
-    assert own == found
-    assert len(recipe.paper) == 12
-
-
-def test_released_numbers_are_those_that_were_read(loaded):
-    path = Path(__file__).resolve().parents[4] / "shared" / "recipes.md"
-    if not path.exists():
-        pytest.skip("needs ../shared/recipes.md, which is not there")
-    text = path.read_text(encoding="utf-8")
-    line = text.split("- ResNet-18, 1-/5-shot:", 1)[1].split("\n", 1)[0]
-    birds = line.split("CUB ", 1)[1].split("mini→CUB", 1)[0]
-    recipe = loaded["cub"]
-    own = [
-        recipe.released[row, "resnet18", key]
-        for row in ("softmax", "cosine", "negative_softmax", "negative_cosine")
-        for key in ("shot1", "shot5")
-    ]
-    assert [(each.mean, each.std) for each in own] == numbers(birds)
-    other = [recipe.released["negative_cosine", "resnet12", key].mean for key in ("shot1", "shot5")]
-    assert other == [78.54, 90.19]
-    assert "78.54/90.19 CUB" in text
-    assert len(recipe.released) == 10
-
-
-@pytest.mark.parametrize("name", ["fig9", "sweep", "cub"])
-def test_nothing_is_filled_in_that_the_document_does_not_print(name, loaded):
-    assert not loaded[name].paper
-
-
-# ------------------------------------------------------------------------------- claims
-
-
-def test_what_is_claimed_is_so_in_the_numbers_that_were_published(loaded):
-    checked = 0
-    for name in ("table6", "cub"):
-        recipe = loaded[name]
-        published = {**recipe.paper, **recipe.released}
-        for claim in recipe.claims:
-            if isinstance(claim, Better):
-                for column in recipe.columns:
-                    for pair in claim.pairs:
-                        two = [published.get((row, column, claim.quantity)) for row in pair]
-                        if None not in two:
-                            assert two[0].mean > two[1].mean, (claim.says, pair)
-                            checked += 1
-    assert checked == 12
+    """Recipes by name, each read when it is asked for."""
+    return Loaded("liu2020")
 
 
 @pytest.mark.parametrize("kind", ["cosine", "inner"])
@@ -111,9 +30,6 @@ def test_the_claims_asked_for_are_there(kind, loaded):
     assert len(margins) >= 7
     assert {0} < {margin for margin in margins if margin >= 0}
     assert min(margins) < 0
-
-
-# ------------------------------------------------------------------------------- the runs
 
 
 def test_losses_of_the_sweep_are_those_of_their_rows(loaded):
@@ -186,49 +102,3 @@ def test_training_is_explicit_and_as_the_released_code_has_it(name, loaded):
         assert run.classes == f"{cell.settings['split']}:base"
         assert "jitter(0.4, 0.4, 0.4)" in run.augment
         assert "zoom=1.15" in run.augment
-
-
-def test_large_images_are_on_request_and_nothing_else_is(loaded):
-    for name in NAMES:
-        for column in loaded[name].columns.values():
-            assert column.on_request == (column.name in ("mini", "resnet18")), column.name
-
-
-@pytest.mark.parametrize("name", ["table6", "sweep"])
-def test_every_kind_of_cell_trains_a_few_steps_and_stays_finite(name, loaded):
-    seen = set()
-    for cell in every_cell(loaded[name]):
-        run = cell.config
-        kind = re.sub(r"-?\d+(\.\d+)?", "#", run.loss), run.head, run.backbone
-        if kind in seen:
-            continue
-        seen.add(kind)
-        side = 64 if "224" in run.backbone else 32
-        augment = run.augment.replace("size=224", "size=64")
-        small = dataclasses.replace(run, image_size=None, augment=augment)
-        losses, model = steps(small, noise((3, side, side), 64), 2)
-        assert all(torch.isfinite(torch.tensor(losses))), (cell.place, losses)
-        assert model.criterion.head.num_classes == 64
-    assert len(seen) == {"table6": 8, "sweep": 3}[name]
-
-
-@pytest.mark.slow
-def test_rows_run_end_to_end_in_quick_form(loaded, shared_data, tmp_path, monkeypatch):
-    monkeypatch.setenv("TAMMES_DATA", str(shared_data))
-    chosen = [
-        Selection(loaded["table6"], None, ["cifar"], 1),
-        Selection(loaded["sweep"], ["cosine_-0.3", "cosine_0", "inner_0"], None, 1),
-    ]
-    ledgers = reproduce(
-        chosen, tmp_path, quick=True, engine=RunnerSettings(workers=2), report=lambda text: None
-    )
-    for ledger, count in zip(ledgers, (6, 3), strict=True):
-        assert len(ledger.cells) == count
-        for cell in ledger.cells:
-            assert cell.status == "done", cell.reason
-            assert {"shot1", "validation_shot5", "base_accuracy"} <= cell.values.keys()
-    assert {"base_shot1", "base_shot5"} <= ledgers[0].cells[0].values.keys()
-    assert {"phi_base", "phi_novel", "p_same"} <= ledgers[1].cells[0].values.keys()
-    for selection, ledger in zip(chosen, ledgers, strict=True):
-        outcomes = {verdict.outcome for verdict in judge.judge(selection.recipe, ledger)}
-        assert outcomes <= {"open", "leans", "fails"}

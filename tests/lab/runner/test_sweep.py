@@ -259,9 +259,7 @@ def test_a_file_where_the_folder_should_be_is_said(log, tmp_path, capsys):
 
 
 @pytest.mark.usefixtures("unchecked", "log", "here")
-def test_the_command_prints_a_table_writes_a_page_and_says_whether_all_went_well(
-    tmp_path, capsys, monkeypatch
-):
+def test_command_prints_a_table_writes_a_page_and_tells_success(tmp_path, capsys, monkeypatch):
     pages = []
 
     def page(runs, **options):
@@ -297,14 +295,14 @@ def test_an_interrupt_is_said_in_a_sentence(tmp_path, capsys, monkeypatch):
 
     monkeypatch.setattr(command, "run_cells", interrupted)
     assert main(["compare", "--losses", "softmax", "--out", str(tmp_path)]) == 130
-    assert capsys.readouterr().err.endswith("interrupted; the same command goes on from here\n")
+    assert capsys.readouterr().err.endswith("interrupted; repeat the command to resume\n")
 
 
 @pytest.mark.parametrize(
     ("words", "sentence"),
     [
         ([], "the following arguments are required: --losses"),
-        (["--losses", "bce", "--seeds", "many"], "a number or 0,1,5 is expected, got 'many'"),
+        (["--losses", "bce", "--seeds", "many"], "a number or a list such as 0,1,5 is expected"),
         (["--losses", "bce", "--parallel", "0"], "workers is expected to be at least 1, got 0"),
         (["--losses", "bce", "--baseline", "softmax"], "baseline is expected to be one of the"),
         (["--losses", "bce", "--epochs", "0"], "epochs is expected to be at least 1, got 0"),

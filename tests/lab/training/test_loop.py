@@ -149,9 +149,7 @@ def test_a_resumed_run_does_not_begin_anew(tmp_path):
     assert progress.shown == 21 - 14
 
 
-def test_a_truncated_checkpoint_is_noticed_and_the_one_before_leads_to_the_same_bits(
-    whole, tmp_path
-):
+def test_truncated_checkpoint_is_noticed_and_the_one_before_is_used(whole, tmp_path):
     folder = tmp_path / "run"
     with pytest.raises(Stop):
         train(SMALL, folder, progress=StopAt(16))
@@ -310,7 +308,7 @@ def test_with_very_many_classes_margins_are_left_out_of_the_epochs(tmp_path, mon
     assert run.final["prototypes"]["class_margin"] > 0
 
 
-def test_a_last_batch_of_one_image_does_not_stop_a_network_that_normalises_batches(tmp_path):
+def test_last_batch_of_one_image_passes_batch_normalisation(tmp_path):
     # 1348 images for training: one more than three times 449.
     run = train(SMALL.replace(batch_size=449, epochs=1), tmp_path / "run")
     assert run.metrics[0]["step"] == 3

@@ -117,9 +117,7 @@ def batches(monkeypatch):
 # The epoch that is kept.
 
 
-def test_the_best_epoch_is_chosen_on_the_validation_images_and_its_weights_are_kept(
-    tmp_path, monkeypatch
-):
+def test_best_epoch_is_chosen_on_validation_images_and_its_weights_kept(tmp_path, monkeypatch):
     told = {270: [0.3, 0.9, 0.9, 0.5], TESTS: [0.2, 0.1, 0.4, 0.8]}
     evaluate, weights, calls = training.evaluate, [], dict.fromkeys(told, 0)
 
@@ -337,7 +335,7 @@ WORSE = {"noise": "symmetric(0.4)", "imbalance": "long_tail(10)", "fraction": 0.
 
 
 @pytest.mark.parametrize("setting", WORSE)
-def test_only_training_images_are_made_worse_and_only_after_the_validation_split(
+def test_corruption_is_of_training_images_after_the_validation_split(
     tmp_path, monkeypatch, setting
 ):
     evaluate, seen = training.evaluate, {}
@@ -484,7 +482,7 @@ def test_a_run_is_tested_every_so_many_epochs_and_after_the_last(tmp_path):
     ],
     ids=str,
 )
-def test_checkpoints_are_written_every_so_many_epochs_and_steps_and_after_the_last(
+def test_checkpoints_are_written_every_few_epochs_and_steps_and_last(
     tmp_path, monkeypatch, settings, steps
 ):
     saved, save = [], Checkpoints.save

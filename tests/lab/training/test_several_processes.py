@@ -16,7 +16,7 @@ SCRIPT = """
 import json, sys, torch
 from pathlib import Path
 from tammes.lab.config import Config
-from tammes.lab.train import train
+from tammes.lab.training.loop import train
 torch.set_num_threads(1)
 train(Config.from_dict(json.loads(Path(sys.argv[1]).read_text())), Path(sys.argv[2]))
 """
@@ -53,7 +53,7 @@ def run_with(processes, config, folder):
 
 
 @pytest.mark.slow
-def test_batch_normalisation_survives_uneven_batches_and_the_record_is_of_the_kept_model(tmp_path):
+def test_batch_normalisation_survives_uneven_batches_in_the_kept_model(tmp_path):
     # The last batch has 39 images: the shares are 19 and 20.
     config = CONFIG.replace(backbone="mnist_cnn(width=0.5)", batch_size=187, epochs=3, lr=0.05)
     one, two = run_with(1, config, tmp_path), run_with(2, config, tmp_path)

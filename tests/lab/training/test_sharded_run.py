@@ -100,9 +100,7 @@ def curve(run):
 
 
 @pytest.mark.slow
-def test_a_run_killed_on_four_processes_goes_on_on_two_and_on_three_as_if_nothing_had_been(
-    tmp_path, processes
-):
+def test_run_killed_on_four_processes_resumes_on_two_and_on_three(tmp_path, processes):
     whole = finish(processes, 4, CONFIG, tmp_path / "whole")
     assert whole.environment["world_size"] == 4
     assert len(whole.metrics) == 3
@@ -254,7 +252,7 @@ def test_prototypes_that_are_placed_together_are_not_spread(head):
         build_model(config, training, steps_per_epoch=1)
 
 
-def test_half_precision_whose_steps_are_left_out_is_refused_on_several_processes(monkeypatch):
+def test_fp16_with_skipped_steps_is_refused_on_several_processes(monkeypatch):
     config = CONFIG.replace(precision="fp16", accelerator="cuda")
     monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
     assert check_machine(config) == "cuda"
