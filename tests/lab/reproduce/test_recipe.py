@@ -485,7 +485,7 @@ def test_a_text_that_looks_like_a_number_stays_one_in_quotes(tmp_path):
         (YAML + "title: Again", r".*mine\.yaml: the key 'title' appears twice in a table"),
         (YAML.replace("{a: {}}", "{a: {}, b: {}, a: {}}"),
          r".*mine\.yaml: the key 'a' appears twice in a table"),
-        (YAML.replace("{a: {}}", "{1: {}, '1': {}}"), r".*mine\.yaml: the key '1' appears twice"),
+        (YAML.replace("{a: {}}", "{1: {}, '1': {}}"), r".*mine\.yaml: the key '1' appears .*"),
         (YAML.replace("{a: {}}", "{'1': {}, 1: {}}"), r".*mine\.yaml: the key 1 appears twice .*"),
         (YAML + "config: {[1, 2]: 3}",
          r".*mine\.yaml: a key of a table is expected to be text, got .*"),
