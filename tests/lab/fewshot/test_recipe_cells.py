@@ -19,7 +19,7 @@ from tammes.lab.reproduce import run as module
 from tammes.lab.reproduce.collect import take
 from tammes.lab.reproduce.ledger import Ledger
 from tammes.lab.reproduce.recipe_yaml import read
-from tammes.lab.reproduce.run import Engine, Selection, reproduce, run_cell
+from tammes.lab.reproduce.run import RunnerSettings, Selection, reproduce, run_cell
 from tammes.lab.training.datasets import prepare_data
 from tammes.lab.training.model import load_model
 from tammes.metrics.functional import discriminability
@@ -335,7 +335,7 @@ def test_the_work_on_a_folder_has_the_episodes_of_all_its_cells(lists, tmp_path)
 @pytest.mark.slow
 def test_processes_of_their_own_come_to_the_same(done, lists, tmp_path):
     (ledger,) = reproduce(
-        [Selection(recipe_of(lists))], tmp_path, engine=Engine(workers=1), report=list
+        [Selection(recipe_of(lists))], tmp_path, engine=RunnerSettings(workers=1), report=list
     )
     assert {(e.row, e.column): e.status for e in ledger.cells} == {
         (e.row, e.column): e.status for e in done[1].cells
