@@ -16,7 +16,7 @@ from tammes.lab.fewshot.protocol import accuracies, cl2n, l2
 from tammes.lab.fewshot.recipe_cells import FewShotSettings, evaluate_run, find
 from tammes.lab.records.run_folder import Run, write_tensors
 from tammes.lab.reproduce import run as module
-from tammes.lab.reproduce.collect import take
+from tammes.lab.reproduce.collect import collect_entry
 from tammes.lab.reproduce.ledger import Ledger
 from tammes.lab.reproduce.recipe_yaml import read
 from tammes.lab.reproduce.run import RunnerSettings, Selection, reproduce, run_cell
@@ -392,7 +392,7 @@ def test_episodes_of_a_batch_are_smaller_in_the_quick_form(lists):
         ({"split": "cub", "shots": 5}, "shots of fewshot is expected to be a list, got 5"),
         (
             {"split": "cub", "shots": []},
-            r"shots of fewshot is expected to have something in it, got \(\)",
+            r"shots of fewshot is expected not to be empty, got \(\)",
         ),
         (
             {"split": "cub", "shots": [0]},
@@ -400,7 +400,7 @@ def test_episodes_of_a_batch_are_smaller_in_the_quick_form(lists):
         ),
         (
             {"split": "cub", "parts": []},
-            r"parts of fewshot is expected to have something in it, got \(\)",
+            r"parts of fewshot is expected not to be empty, got \(\)",
         ),
         (
             {"split": "cub", "parts": ["novell"]},
@@ -461,7 +461,7 @@ def test_what_is_missing_or_damaged_is_open(done, lists, tmp_path):
     assert find(run, replace(shots, seed=5)) is None
     (run.folder / recipe_cells.FILE).unlink()
     assert find(run, shots) is None
-    assert take(done[0], planned, run.folder, Ledger("tiny")) is None
+    assert collect_entry(done[0], planned, run.folder, Ledger("tiny")) is None
     for text in ("[]", "{"):
         (run.folder / recipe_cells.FILE).write_text(text)
         assert find(run, shots) is None
