@@ -1,12 +1,12 @@
-"""Try everything on a GPU, on a machine without a network: tests, training steps, benchmarks.
+"""Test everything on a GPU machine without internet: tests, training steps, benchmarks.
 
     make gpu                                              # at most 8 minutes on an H200
     PYTHONPATH=src python scripts/gpu.py --only training  # one part
     PYTHONPATH=src python scripts/gpu.py --device cpu --only training --losses 3
 
-Tests and benchmarks run in processes of their own beside the training; the times of steps are taken
-when these are over. Failures are listed, the last line says how it went, and results/gpu.json what
-ran, on which tree of ``src``. Nothing is installed: the Python that is there is used.
+Tests and benchmarks run in separate processes beside the training; steps are timed after these have
+ended. Failures are listed, the last line is a summary, and results/gpu.json records what ran on
+which version of ``src``. Nothing is installed: the available Python is used.
 """
 
 import argparse
@@ -35,7 +35,7 @@ ROOT = Path(__file__).resolve().parents[1]
 RECORD = ROOT / "results" / "gpu.json"
 PARTS = ("tests", "benchmarks", "training", "steps")
 LIMIT = 420
-"""Seconds after which a part that runs in a process of its own is ended."""
+"""Time limit of a part that runs in a separate process, in seconds."""
 
 BENCHMARKS = {
     "cuda": {
@@ -50,7 +50,7 @@ BENCHMARKS = {
 }
 """A short form of each benchmark."""
 PEERS = ("pytorch_metric_learning", "easyfsl", "liger_kernel", "cut_cross_entropy")
-"""Packages of others that a benchmark may need and a machine may lack."""
+"""Third-party packages that a benchmark may need and a machine may lack."""
 
 SUMS = (
     "softmax() + nca()",
@@ -71,7 +71,7 @@ COMPILED = (
     "direct_sum(softmax(), nca())",
     "spectral_sum(softmax(), nca())",
 )
-"""Losses that are trained with ``compile``."""
+"""Losses trained with ``compile``."""
 WAYS = {
     "cuda": {
         "default": {},
@@ -81,14 +81,14 @@ WAYS = {
     },
     "cpu": {"default": {}, "bf16": {"precision": "bf16"}},
 }
-"""Ways every loss is trained; fp32 is the default, and fp16 has no graph."""
+"""Modes in which every loss is trained; fp32 is the default, and fp16 has no graph."""
 STEPS = 5
-"""Of each training: on a GPU three before a graph is recorded, and two of the graph."""
+"""Steps of each training: on a GPU three before a graph is captured, and two replays."""
 
 
 @dataclass
 class Part:
-    """How one part went."""
+    """Result of one part."""
 
     count: int = 0
     seconds: float = 0.0
@@ -97,7 +97,7 @@ class Part:
 
 
 def tree_digest(folder: Path = ROOT / "src") -> str:
-    """Letters that stand for the sources: paths and contents of all ``.py`` and ``.yaml`` files."""
+    """Hash the sources: paths and contents of all ``.py`` and ``.yaml`` files."""
     digest = hashlib.sha256()
     files = (path for path in folder.rglob("*") if path.suffix in (".py", ".yaml"))
     for path in sorted(files, key=lambda path: path.relative_to(folder).as_posix()):
@@ -110,7 +110,7 @@ def tree_digest(folder: Path = ROOT / "src") -> str:
 
 
 class Child:
-    """A command whose output goes to a file; it is ended when its time is over."""
+    """Child process whose output goes to a file, killed at the time limit."""
 
     def __init__(self, command: list[str], log: Path) -> None:
         self.log, self.began = log, time.monotonic()
@@ -120,7 +120,7 @@ class Child:
             )
 
     def wait(self) -> tuple[int | None, str, float]:
-        """Exit code (None: ended by us), output and seconds."""
+        """Return the exit code (None if killed by us), output and seconds."""
         left = max(1.0, LIMIT - (time.monotonic() - self.began))
         try:
             code: int | None = self.process.wait(left)
@@ -132,13 +132,13 @@ class Child:
 
 
 def environment() -> dict[str, str]:
-    """Ours, with the sources of this checkout first."""
+    """Return our environment with the sources of this checkout first."""
     known = [str(ROOT / "src"), *filter(None, [os.environ.get("PYTHONPATH")])]
     return {**os.environ, "PYTHONPATH": os.pathsep.join(known)}
 
 
 def start_tests(logs: Path) -> Child:
-    """Begin every test that is marked ``gpu`` or ``kernel``."""
+    """Start every test marked ``gpu`` or ``kernel``."""
     marked = re.compile(r"mark\.(gpu|kernel)\b")
     files = [p for p in sorted((ROOT / "tests").rglob("test_*.py")) if marked.search(p.read_text())]
     options = [
@@ -150,13 +150,13 @@ def start_tests(logs: Path) -> Child:
         "--durations=10",
         "--tb=short",
     ]
-    # Other people's plugins may be broken on such a machine.
+    # Installed pytest plugins may be broken on such a machine.
     options += ["-p", "no:benchmark"]
     return Child([sys.executable, "-m", "pytest", *options, *map(str, files)], logs / "tests.txt")
 
 
 def end_tests(child: Child) -> Part:
-    """What came of the tests."""
+    """Wait for the tests and return their result."""
     code, output, seconds = child.wait()
     part = Part(seconds=seconds)
     last = output.strip().splitlines()[-1] if output.strip() else ""
@@ -174,7 +174,7 @@ def end_tests(child: Child) -> Part:
 
 
 def start_benchmarks(logs: Path, device: str) -> dict[str, Child]:
-    """Begin a short form of every benchmark."""
+    """Start a short form of every benchmark."""
     return {
         name: Child(
             [sys.executable, f"benchmarks/{name}.py", *options.split()], logs / f"{name}.txt"
@@ -184,7 +184,7 @@ def start_benchmarks(logs: Path, device: str) -> dict[str, Child]:
 
 
 def end_benchmarks(children: dict[str, Child]) -> Part:
-    """What came of the benchmarks."""
+    """Wait for the benchmarks and return their result."""
     part = Part()
     for name, child in children.items():
         code, output, seconds = child.wait()
@@ -204,13 +204,13 @@ def end_benchmarks(children: dict[str, Child]) -> Part:
 
 
 def every_loss() -> dict[str, str]:
-    """Each term of the tests' catalogue and some sums, as the lab reads them; digits has 10."""
+    """Return every term of the tests' catalogue and some sums as expressions for 10 classes."""
     sys.path.insert(0, str(ROOT / "tests"))
     import catalogue
 
     texts = {name: repr(term) for name, term in catalogue.TERMS.items()}
     for name in catalogue.PROTOTYPE_TERMS:
-        # Alone it would not move the network.
+        # Alone it would give the network no gradient.
         texts[name] = f"softmax() + 0.1*{texts[name]}"
     texts["cosface_per_class"] = f"cosface(margin={[0.05 * c for c in range(10)]})"
     texts["ldam"] = f"ldam(counts={[60 - 5 * c for c in range(10)]})"
@@ -218,7 +218,7 @@ def every_loss() -> dict[str, str]:
 
 
 class Watched:
-    """Keeps the steps of trainings, the weights they began with, and what was said."""
+    """Hook into training that records the step, the initial weights and the messages."""
 
     def __init__(self) -> None:
         from tammes.lab.training import loop as module
@@ -233,16 +233,16 @@ class Watched:
                 watched.before = [p.detach().clone() for p in self.model.parameters()]
 
         self.module, self.plain, module.Step = module, module.Step, Step
-        self.progress, self.said = Progress(), []
-        self.progress.say = lambda text: self.said.append(text)
+        self.progress, self.messages = Progress(), []
+        self.progress.say = lambda text: self.messages.append(text)
 
     def close(self) -> None:
-        """The lab is as it was."""
+        """Restore the original step class."""
         self.module.Step = self.plain
 
 
 def train_each(device: str, losses: int | None, say: Callable[[str], None]) -> Part:
-    """A few steps of every loss in every way."""
+    """Train a few steps of every loss in every mode."""
     part, began, watched = Part(), time.monotonic(), Watched()
     texts = dict(list(every_loss().items())[-losses:] if losses else every_loss())
     jobs = [
@@ -262,9 +262,9 @@ def train_each(device: str, losses: int | None, say: Callable[[str], None]) -> P
             except Exception as error:
                 note = None
                 where = traceback.extract_tb(error.__traceback__)[-1]
-                said = f"{type(error).__name__}: {str(error).strip().splitlines()[:1]}"
+                reason = f"{type(error).__name__}: {str(error).strip().splitlines()[:1]}"
                 at = f"{Path(where.filename).name}:{where.lineno}"
-                part.failures.append(f"training {name}, {way}: {said} at {at}")
+                part.failures.append(f"training {name}, {way}: {reason} at {at}")
                 say(part.failures[-1])
             if note:
                 part.notes.append(f"{name}, {way}: {note}")
@@ -276,7 +276,7 @@ def train_each(device: str, losses: int | None, say: Callable[[str], None]) -> P
 
 
 def _train_one(watched: Watched, text: str, changes: dict, device: str, folder: Path) -> str:
-    """Train, and look at what it did; returns what is worth a note."""
+    """Train one loss and check the result; return a note, if any."""
     import torch
 
     from tammes.lab.config.schema import Config
@@ -285,7 +285,7 @@ def _train_one(watched: Watched, text: str, changes: dict, device: str, folder: 
         data="digits", loss=text, backbone="mnist_cnn(width=0.25)", batch_size=100,
         limit=100 * STEPS, epochs=1, lr=0.01, accelerator=device, **changes,
     )  # fmt: skip
-    watched.said.clear()
+    watched.messages.clear()
     run = watched.module.train(config, folder, progress=watched.progress)
     (row,) = run.metrics
     if row["step"] != STEPS or not all(math.isfinite(v) for v in row["train"].values()):
@@ -293,10 +293,10 @@ def _train_one(watched: Watched, text: str, changes: dict, device: str, folder: 
     after = list(watched.step.model.parameters())
     if not any(not torch.equal(p, old) for p, old in zip(after, watched.before, strict=True)):
         raise AssertionError("no weight has moved")
-    without = [line for line in watched.said if "no CUDA graph" in line]
+    without = [line for line in watched.messages if "no CUDA graph" in line]
     expected = device == "cuda" and config.graphs == "auto" and config.precision != "fp16"
     if expected and watched.step.recording is None and len(without) != 1:
-        raise AssertionError(f"neither a graph nor one sentence on why: {watched.said}")
+        raise AssertionError(f"neither a graph nor one sentence on why: {watched.messages}")
     if without and run.environment.get("graphs") != without[0]:
         raise AssertionError("the record does not say that there was no graph")
     return without[0] if without else ""
@@ -312,7 +312,7 @@ TIMED = {
 
 
 def time_steps(device: str) -> tuple[Part, dict]:
-    """Milliseconds of a default step: ResNet-12, 512 images of 32 pixels in 64 classes."""
+    """Time a default step: ResNet-12, 512 images of 32 pixels in 64 classes."""
     part, began, found = Part(), time.monotonic(), {}
     small = device == "cpu"
     for precision in ("fp32",) if small else ("fp32", "bf16"):
@@ -373,7 +373,7 @@ def _time_step(loss: str, precision: str, device: str, small: bool) -> dict:
             marks[-1].record()
     if not small:
         torch.cuda.synchronize()
-    # The first ones are before the graph, or warm it up.
+    # The first steps precede the graph or warm it up.
     pairs = itertools.pairwise(marks[10:])
     times = [1e3 * (b - a) if small else a.elapsed_time(b) for a, b in pairs]
     if work.step.fault_found() is not None:
@@ -391,7 +391,7 @@ def _time_step(loss: str, precision: str, device: str, small: bool) -> dict:
 
 
 def closing_line(parts: dict[str, Part], device: str, digest: str, seconds: float) -> str:
-    """How it went, in one line."""
+    """Summarize all parts in one line."""
     nouns = {"tests": "test", "training": "training", "benchmarks": "benchmark", "steps": "time"}
     counts = [
         f"{parts[name].count} {noun}{'' if parts[name].count == 1 else 's'}"
@@ -406,7 +406,7 @@ def closing_line(parts: dict[str, Part], device: str, digest: str, seconds: floa
 
 
 def record(parts: dict[str, Part], device: str, digest: str, seconds: float, times: dict) -> dict:
-    """What results/gpu.json says."""
+    """Return the contents of results/gpu.json."""
     versions = {"python": platform.python_version()}
     for name in ("torch", "triton", "lightning"):
         with contextlib.suppress(metadata.PackageNotFoundError):
@@ -433,7 +433,7 @@ def record(parts: dict[str, Part], device: str, digest: str, seconds: float, tim
 
 
 def merged(known: dict, found: dict) -> dict:
-    """A record of some parts, and of others that ran before."""
+    """Merge a record of some parts with the record of parts that ran before."""
     parts = known["parts"] | found["parts"]
     seconds = sum(part["seconds"] for part in parts.values())
     line = closing_line(
@@ -447,7 +447,7 @@ def merged(known: dict, found: dict) -> dict:
 
 
 def main() -> int:
-    """Run the parts that are asked for."""
+    """Run the selected parts."""
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--only", choices=PARTS, action="append", help="a part; may be repeated")
     parser.add_argument("--device", choices=("cuda", "cpu"), default="cuda")
@@ -491,7 +491,7 @@ def main() -> int:
         with contextlib.suppress(OSError, ValueError):
             known = json.loads(out.read_text())
             if known["tree"] == digest and given.only:
-                # The other parts were run on the same sources.
+                # The other parts ran on the same sources.
                 found = merged(known, found)
         out.write_text(json.dumps(found, indent=2) + "\n")
     for part in parts.values():

@@ -1,6 +1,6 @@
-"""``docs/results.md``, made of the ledgers under ``results/``.
+"""Write ``docs/results.md`` from the ledgers under ``results/``.
 
-``make docs`` writes it anew, at the root of the repository.
+Run by ``make docs`` at the root of the repository.
 """
 
 import re
@@ -18,29 +18,29 @@ from tammes.lab.reproduce import recipes
 from tammes.lab.reproduce.ledger import Ledger
 
 _PICTURE = re.compile(r"figure-\d+")
-"""Names of the figures that a recipe asks for."""
+"""Names of the figures that a recipe requests."""
 _DPI = 80
 _HEAD = """\
 # Results
 
-What `tammes reproduce` gave, beside what was published. This page is made of the ledgers under
-[results/](../results/README.md) by `make docs`; change those, not this.
-Ours are means ± standard deviations over seeds, of the last epoch, never of the one that is best on
-the test images.
+Results of `tammes reproduce`, next to the published numbers. `make docs` writes this page from the
+ledgers under [results/](../results/README.md); do not edit it by hand.
+Our numbers are means ± standard deviations over seeds, of the last epoch, never of the epoch that
+is best on the test images.
 """
 
 
 def results_document(folder: Path) -> str:
-    """The page of all results, as Markdown.
+    """Return the page of all results as Markdown.
 
     Args:
-        folder: with the ledgers, as ``PAPER/TABLE.json``.
+        folder: folder with the ledgers, as ``PAPER/TABLE.json``.
 
     Returns:
         The text of the page.
 
     Raises:
-        ValueError: a ledger cannot be read, or is of the quick form, which is no result.
+        ValueError: a ledger cannot be read, or is in quick form.
     """
     comparisons = [_read(path) for path in sorted(Path(folder).glob("*/*.json"))]
     if not comparisons:
@@ -59,7 +59,7 @@ def results_document(folder: Path) -> str:
 def _read(path: Path) -> PaperComparison:
     ledger = Ledger.read(path)
     if ledger.quick:
-        raise ValueError(f"{path} is a ledger of the quick form, which is no result")
+        raise ValueError(f"{path} is a ledger in quick form, whose numbers mean nothing")
     recipe = recipes.load(ledger.recipe)
     return PaperComparison(recipe, ledger.current(recipe))
 
@@ -73,13 +73,13 @@ def _contents(comparisons: Sequence[PaperComparison]) -> Iterator[str]:
         claims = {kind: outcomes[kind] for kind in ("holds", "leans", "fails", "open")}
         counts = (", ".join(f"{count} {what}" for what, count in some.items() if count)
                   for some in (each.counts, claims))  # fmt: skip
-        # A heading is linked to in small letters, without signs but hyphens.
+        # Anchors of headings are lower case, without punctuation but hyphens.
         anchor = re.sub(r"[^\w\- ]", "", name.lower()).replace(" ", "-")
         yield f"| [{name}](#{anchor}) | {source} | {' | '.join(counts)} |"
 
 
 def _pictures(comparison: PaperComparison, folder: Path) -> Iterator[str]:
-    """Figures that were drawn of a recipe."""
+    """Yield links to the figures of a recipe."""
     title, name = markdown_text(comparison.recipe.title), comparison.recipe.name
     for path in sorted((folder / name).glob("*.png")):
         if _PICTURE.fullmatch(path.stem):
@@ -87,18 +87,18 @@ def _pictures(comparison: PaperComparison, folder: Path) -> Iterator[str]:
 
 
 def main(folder: Path = Path("results"), page: Path = Path("docs/results.md")) -> int:
-    """Write the page, and the figures that recipes ask for beside their ledgers.
+    """Write the page, and the requested figures beside the ledgers.
 
     Args:
-        folder: of the ledgers.
-        page: where it is written.
+        folder: folder of the ledgers.
+        page: path of the page.
 
     Returns:
         The exit code.
     """
     if not folder.is_dir():
-        said = f"{folder}: there is no such folder; run this at the root of the repository"
-        print(said, file=sys.stderr)
+        message = f"{folder}: there is no such folder; run this at the root of the repository"
+        print(message, file=sys.stderr)
         return 2
     for path in sorted(folder.glob("*/*.json")):
         comparison = _read(path)

@@ -1,9 +1,9 @@
-"""A sharded head on paper: memory and time by classes and ranks, and the arithmetic of one case.
+"""Estimated memory and time of a sharded head, by number of classes and ranks.
 
     python scripts/scaling_table.py                              the table of docs/scaling.md
     python scripts/scaling_table.py --classes 1000000 --gpus 8   the arithmetic of one case
 
-Everything is what :func:`tammes.advise.memory_plan.plan` says of :class:`tammes.ShardedHead`.
+All numbers are from :func:`tammes.advise.memory_plan.plan` for :class:`tammes.ShardedHead`.
 """
 
 import argparse
@@ -17,7 +17,7 @@ from tammes.advise.workload import OPTIMIZERS, Machine, Workload
 CLASSES = (1_000_000, 10_000_000, 100_000_000)
 GPUS = (1, 8, 64)
 ROWS = 128
-"""Examples on a rank."""
+"""Examples per rank."""
 _HEAD = (
     *("classes", "GPUs", "batch", "classes on a rank"),
     *("weights, gradient, momentum", "scratch", "features", "GiB in all"),
@@ -26,12 +26,12 @@ _HEAD = (
 
 
 def workload(classes: int, gpus: int, *, rows: int = ROWS, dim: int = 512) -> Workload:
-    """What the table is of: CosFace, products in bfloat16, SGD with momentum."""
+    """Return the workload of the table: CosFace, bfloat16 products, SGD with momentum."""
     return Workload(classes, dim, rows * gpus, gpus=gpus, autocast="bfloat16")
 
 
 def by_mode(work: Workload, machine: Machine) -> dict[str, Cost]:
-    """Costs by the name of the way."""
+    """Return the costs by mode."""
     return {cost.mode: cost for cost in plan(work, machine)}
 
 
@@ -43,14 +43,14 @@ def scaling_table(
     dim: int = 512,
     machine: Machine | None = None,
 ) -> str:
-    """Memory and time of a sharded step, as a table in Markdown.
+    """Return memory and time of a sharded step as a Markdown table.
 
     Args:
         classes: numbers of classes.
         gpus: numbers of ranks.
-        rows: examples on a rank.
-        dim: size of a feature.
-        machine: one rank; an H200 by default.
+        rows: examples per rank.
+        dim: dimension of the features.
+        machine: machine of one rank; by default an H200.
 
     Example:
         >>> print(scaling_table([1_000_000], [8]).splitlines()[2][:43])
@@ -92,7 +92,7 @@ def _ms(seconds: float) -> str:
 
 
 def arithmetic(work: Workload, machine: Machine | None = None) -> str:
-    """The sums behind one row of the table, written out.
+    """Write out the arithmetic behind one row of the table.
 
     Example:
         >>> print(arithmetic(workload(1_000_000, 8)).splitlines()[2])
@@ -138,15 +138,15 @@ def _scratch(work: Workload, way: str, blocks: int) -> str:
 
 def _messages(work: Workload, machine: Machine, cost: Cost, blocks: int) -> list[list[str]]:
     rate = machine.link if work.gpus <= machine.node else machine.network
-    told, wait = messages(work), exchange(work, machine, 0.0, 1)
+    sent, wait = messages(work), exchange(work, machine, 0.0, 1)
     rows = [
         [f"{name}, sent", f"{size(count)} at {rate:g} B a second", _exact(count / rate)]
-        for name, count in told.items()
+        for name, count in sent.items()
     ]
     calls = COLLECTIVES + blocks
     rows.append(["waits", f"{calls} collectives of {wait * 1e6:.0f} us", _exact(calls * wait)])
-    # Keys are made of prototypes alone, and their gradient does not need that of the features.
-    hidden = (told["features"] + told["gradient"]) / rate + 2 * wait
+    # Keys depend on the prototypes only, and their gradient does not need that of the features.
+    hidden = (sent["features"] + sent["gradient"]) / rate + 2 * wait
     share = hidden / (cost.products + cost.traffic + cost.exchange)
     saved = f"at most, by sending features and gradient meanwhile: {share:.1%}"
     return [*rows, ["(overlap)", saved, f"({_exact(hidden)})"]]
@@ -159,10 +159,16 @@ def _exact(seconds: float) -> str:
 def main(arguments: Sequence[str] | None = None) -> None:
     """Print the table, or the arithmetic of one case."""
     parser = argparse.ArgumentParser(prog="python scripts/scaling_table.py")
-    parser.add_argument("--classes", type=int, help="of one case, whose arithmetic is printed")
-    parser.add_argument("--gpus", type=int, default=8, help="of that case (%(default)s)")
-    parser.add_argument("--rows", type=int, default=ROWS, help="examples on a rank (%(default)s)")
-    parser.add_argument("--dim", type=int, default=512, help="size of a feature (%(default)s)")
+    parser.add_argument(
+        "--classes", type=int, help="print the arithmetic for this number of classes"
+    )
+    parser.add_argument(
+        "--gpus", type=int, default=8, help="number of ranks in that case (%(default)s)"
+    )
+    parser.add_argument("--rows", type=int, default=ROWS, help="examples per rank (%(default)s)")
+    parser.add_argument(
+        "--dim", type=int, default=512, help="dimension of the features (%(default)s)"
+    )
     given = parser.parse_args(arguments)
     if given.classes is None:
         print(scaling_table(rows=given.rows, dim=given.dim))

@@ -1,7 +1,7 @@
-"""Write anew what pages under ``docs/`` show of the code; tests fail where a page is out of date.
+"""Regenerate the parts of ``docs/`` that quote the code; tests fail if a page is out of date.
 
-Tables of fields in configuration.md, outputs of commands in scaling.md and advise.md. ``make docs``
-runs this, and what measures docs/contract.md and collects docs/results.md.
+These are the table of fields in configuration.md, and outputs of commands in scaling.md and
+advise.md. ``make docs`` runs this, and the scripts that write docs/contract.md and docs/results.md.
 """
 
 import contextlib
@@ -13,7 +13,7 @@ from pathlib import Path
 
 import scaling_table
 
-from tammes.lab.cli import main
+from tammes.lab.cli.main import main
 from tammes.lab.config.flags import field_help
 from tammes.lab.config.schema import Config
 from tammes.lab.config.typecheck import type_name
@@ -23,20 +23,20 @@ BEGIN, END = "<!-- fields: made by scripts/update_docs.py -->", "<!-- end of fie
 
 
 def printed(command: str) -> str:
-    """Return what a command of ours prints."""
+    """Run a command of this repository and return its output."""
     words = shlex.split(command)
-    heard = io.StringIO()
-    with contextlib.redirect_stdout(heard):
+    output = io.StringIO()
+    with contextlib.redirect_stdout(output):
         if words[0] == "tammes":
-            main.main(words[1:])
+            main(words[1:])
         else:
             assert words[:2] == ["python", "scripts/scaling_table.py"]
             scaling_table.main(words[2:])
-    return heard.getvalue().rstrip("\n")
+    return output.getvalue().rstrip("\n")
 
 
 def with_outputs(page: str) -> str:
-    """Return a page with every output printed again: below a command, or between two marks."""
+    """Return a page with every command output updated: below a command, or between two marks."""
     page = re.sub(
         r"^```\n\$ (.+)\n[^`]*```",
         lambda found: f"```\n$ {found[1]}\n{printed(found[1])}\n```",
@@ -52,7 +52,7 @@ def with_outputs(page: str) -> str:
 
 
 def with_fields(page: str) -> str:
-    """Return a page with the table of all fields of the configuration."""
+    """Return a page with the table of configuration fields updated."""
     before, _, rest = page.partition(BEGIN)
     _, _, after = rest.partition(END)
     return f"{before}{BEGIN}\n{_fields()}\n{END}{after}"
@@ -72,7 +72,7 @@ def _fields() -> str:
 
 
 UPDATES = {"configuration": with_fields, "scaling": with_outputs, "advise": with_outputs}
-"""What is written anew, by page."""
+"""Update functions by page."""
 
 if __name__ == "__main__":
     for name, update in UPDATES.items():

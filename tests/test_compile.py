@@ -106,6 +106,15 @@ def test_a_criterion_compiles_on_every_other_head(name):
     assert_close(call(features, labels), criterion(features, labels))
 
 
+@pytest.mark.parametrize("name", ["linear", "cosine"])
+def test_a_compiled_criterion_takes_a_batch_without_examples(name):
+    head = {"linear": tammes.LinearHead, "cosine": tammes.CosineHead}[name](6, 5)
+    criterion = tammes.Criterion(head, tammes.softmax() + tammes.sample_margin())
+    compiled = torch.compile(criterion, backend="aot_eager", fullgraph=True)
+    loss = compiled(torch.zeros(0, 6), torch.zeros(0, dtype=torch.long))
+    assert loss == 0
+
+
 def test_a_streamed_head_compiles_too():
     # The compiler has to see the plain form, whatever the head is told.
     head = HEADS["cosine"](SIZE, CLASSES, implementation="streamed")

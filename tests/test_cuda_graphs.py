@@ -8,7 +8,7 @@ from torch import nn
 from torch.testing import assert_close
 
 from tammes import cuda_graphs
-from tammes.cuda_graphs import Recording, between
+from tammes.cuda_graphs import Recording, outside_graph
 
 
 class Stream:
@@ -59,7 +59,7 @@ def largest(matrix):
 def recorded(given, work=largest):
     made = Recording(torch.device("cpu"))
     with made.record():
-        (place,) = made.cut(work, given)
+        (place,) = made.interrupt(work, given)
     return made, place
 
 
@@ -113,6 +113,6 @@ def test_an_error_leaves_no_recording_behind(log):
 
 def test_without_a_recording_work_is_done_as_it_is():
     weight = nn.Parameter(2 * torch.eye(3))
-    (found,) = between(largest, weight)
+    (found,) = outside_graph(largest, weight)
     assert_close(found, torch.tensor([2.0]))
     assert not found.requires_grad

@@ -114,3 +114,13 @@ def test_a_package_of_ours_that_imports_another_would_be_noticed():
 def test_every_public_name_is_there_once():
     assert all(hasattr(tammes, name) for name in tammes.__all__)
     assert len(set(tammes.__all__)) == len(tammes.__all__)
+
+
+def test_advise_is_imported_when_it_is_asked_for():
+    code = """
+import json, sys, tammes
+before = "tammes.advise" in sys.modules
+same = tammes.advise.advise is tammes.geometry.advise
+print(json.dumps([before, same, hasattr(tammes, "nothing"), hasattr(tammes.geometry, "nothing")]))
+"""
+    assert answer(code) == [False, True, False, False]

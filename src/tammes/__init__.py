@@ -4,6 +4,9 @@ Read in this order: :mod:`tammes.split`, :mod:`tammes.losses.angular`, :mod:`tam
 :mod:`tammes.criterion.criterion`. Importing the package imports torch and nothing else.
 """
 
+from importlib import import_module
+from typing import TYPE_CHECKING, Any
+
 from tammes import convert, geometry, metrics, schedules
 from tammes.criterion.criterion import Criterion
 from tammes.criterion.presets import (
@@ -59,6 +62,9 @@ from tammes.losses import (
 from tammes.losses.subspace import direct_sum, spectral_sum
 from tammes.split import Split, split
 from tammes.terms import Batch, Loss, Sum, Term, term
+
+if TYPE_CHECKING:
+    from tammes import advise as advise
 
 __version__ = "0.1.0.dev0"
 
@@ -122,3 +128,11 @@ __all__ = [
     "triplet",
     "zero_centroid",
 ]
+
+
+if not TYPE_CHECKING:
+
+    def __getattr__(name: str) -> Any:
+        if name == "advise":
+            return import_module("tammes.advise")
+        raise AttributeError(f"module 'tammes' has no attribute {name!r}")

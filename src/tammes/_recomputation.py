@@ -1,7 +1,7 @@
-"""Forward passes that run a second time in the backward pass, as activation checkpointing has it.
+"""Support for activation checkpointing, which repeats the forward pass in the backward pass.
 
-What a call reads and then changes, such as running averages, is by then no longer what it was. So
-the first pass leaves it with the checkpoint, and the second takes it from there.
+State that a call reads and then changes, such as a running average, has a new value by then. So the
+first pass stores the old value with the checkpoint, and the second pass reads it from there.
 """
 
 import inspect
@@ -22,12 +22,12 @@ def recomputing() -> bool:
 
 
 def checkpointing() -> bool:
-    """Whether this is the first pass through a function that ``torch.utils.checkpoint`` runs."""
+    """Whether this is the first pass through a function under ``torch.utils.checkpoint``."""
     return not recomputing() and _first_pass() is not None
 
 
 def check_first_pass(name: str) -> None:
-    """Refuse a recomputation whose first pass left nothing behind."""
+    """Raise ``RuntimeError`` in a recomputation whose first pass stored nothing."""
     if recomputing():
         raise RuntimeError(
             f"{name} that has states, schedules or sampled classes expects to know which of its "
@@ -37,56 +37,56 @@ def check_first_pass(name: str) -> None:
 
 
 def once(owner: object, make: Callable[[], _T]) -> _T:
-    """Make a value; in a recomputation, return the one that was made in the first pass.
+    """Make a value; in a recomputation, return the value of the first pass.
 
     Args:
-        owner: on whose behalf; its calls within a checkpoint are told apart by their order.
-        make: reads what later calls change, and changes it.
+        owner: object that makes the value; its calls within a checkpoint are matched by order.
+        make: reads state that later calls change, and may change it.
     """
     if not recomputing():
         value = make()
         first = _first_pass()
         if first is not None:
-            _made(first).setdefault(owner, _Made()).values.append(value)
+            _recorded_values(first).setdefault(owner, _RecordedValues()).values.append(value)
         return value
     again = _second_pass()
-    made = None if again is None else _made(again).get(owner)
-    if made is None or made.taken() == len(made.values):
+    made = None if again is None else _recorded_values(again).get(owner)
+    if made is None or made.num_used() == len(made.values):
         check_first_pass(f"a {type(owner).__name__}")
     assert made is not None
     result: _T = made.next()
     return result
 
 
-class _Made:
-    """Values of the calls within a checkpoint, and how many each backward pass has taken."""
+class _RecordedValues:
+    """Values of the calls within a checkpoint, and how many each backward pass has used."""
 
     def __init__(self) -> None:
         self.values: list[Any] = []
-        self._taken: dict[int, int] = {}
+        self._used: dict[int, int] = {}
 
-    def taken(self) -> int:
+    def num_used(self) -> int:
         # A backward pass recomputes a checkpoint once.
-        return self._taken.get(torch._C._current_graph_task_id(), 0)
+        return self._used.get(torch._C._current_graph_task_id(), 0)
 
     def next(self) -> Any:
-        count = self.taken()
-        self._taken[torch._C._current_graph_task_id()] = count + 1
+        count = self.num_used()
+        self._used[torch._C._current_graph_task_id()] = count + 1
         return self.values[count]
 
 
-def _made(checkpoint: Any) -> "weakref.WeakKeyDictionary[object, _Made]":
-    """Values by owner; kept at the checkpoint, and gone with it."""
+def _recorded_values(checkpoint: Any) -> "weakref.WeakKeyDictionary[object, _RecordedValues]":
+    """Values by owner; an attribute of the checkpoint, so they are freed with it."""
     if not hasattr(checkpoint, "_tammes_made"):
         checkpoint._tammes_made = weakref.WeakKeyDictionary()
-    made: weakref.WeakKeyDictionary[object, _Made] = checkpoint._tammes_made
+    made: weakref.WeakKeyDictionary[object, _RecordedValues] = checkpoint._tammes_made
     return made
 
 
 def _first_pass() -> Any:
-    """The checkpoint of torch that runs its function for the first time, or None."""
+    """Return torch's checkpoint that runs its function for the first time, or None."""
     if torch.compiler.is_compiling():
-        # A compiled call is refused where it is recomputed, see tammes.states.
+        # A compiled call raises an error when it is recomputed, see tammes.states.
         return None
     if not torch.is_grad_enabled():
         frame = _find("CheckpointFunction.forward")
@@ -99,7 +99,7 @@ def _first_pass() -> Any:
 
 
 def _second_pass() -> Any:
-    """The checkpoint of torch that runs its function again, or None."""
+    """Return torch's checkpoint that repeats its function, or None."""
     frame = _find("CheckpointFunction.backward", "_checkpoint_hook.__init__.<locals>.unpack_hook")
     if frame is None:
         return None
@@ -107,7 +107,7 @@ def _second_pass() -> Any:
 
 
 def _find(*names: str) -> FrameType | None:
-    """The nearest caller that is one of these functions of ``torch.utils.checkpoint``."""
+    """Return the nearest calling frame of one of these functions of ``torch.utils.checkpoint``."""
     frame: FrameType | None = sys._getframe(1)
     while frame is not None:
         code = frame.f_code

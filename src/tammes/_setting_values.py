@@ -1,4 +1,4 @@
-"""The value of a setting: in its plain form, in print, and what a check has to see of it."""
+"""Values of settings: normalize, format and inspect them."""
 
 import math
 from collections.abc import Sequence
@@ -7,14 +7,14 @@ from typing import Any
 from torch import Tensor
 
 
-def digits(weight: float) -> str:
-    """A number with as many digits as it takes to read it back."""
+def format_number(weight: float) -> str:
+    """Format a number with as few digits as identify it."""
     short = f"{weight:g}"
     return short if float(short) == weight else repr(float(weight))
 
 
-def show(value: Any) -> str:
-    """A setting as it is printed: of many values the first."""
+def format_setting(value: Any) -> str:
+    """Format a setting; of many values only the first are shown."""
     if isinstance(value, tuple) and len(value) > 10:
         head = ", ".join(map(repr, value[:3]))
         return f"({head}, ... {len(value)} values)"
@@ -22,17 +22,17 @@ def show(value: Any) -> str:
 
 
 def is_number(value: Any) -> bool:
-    """Whether a setting is a number; True and False are none."""
+    """Whether a setting is a number; booleans are not."""
     return isinstance(value, (int, float)) and not isinstance(value, bool)
 
 
-def seen(value: Any) -> bool:
-    """Whether a value can be looked at without waiting for an accelerator."""
+def on_host(value: Any) -> bool:
+    """Whether a value is in host memory, so that reading it does not synchronize."""
     return not isinstance(value, Tensor) or value.device.type == "cpu"
 
 
-def normalise(name: str, key: str, value: Any, default: Any) -> Any:
-    """A setting in its plain form: numbers and tuples of numbers compare, print and pickle."""
+def normalize_setting(name: str, key: str, value: Any, default: Any) -> Any:
+    """Convert a setting to plain numbers or tuples, which can be compared, printed and pickled."""
     if isinstance(value, Tensor) or hasattr(value, "tolist"):
         value = value.tolist()
     if isinstance(value, Sequence) and not isinstance(value, str):
@@ -50,7 +50,7 @@ def normalise(name: str, key: str, value: Any, default: Any) -> Any:
 
 
 def extremes(value: Any) -> tuple[Any, ...]:
-    """The smallest and the largest of several numbers; anything else as it is.
+    """Return the smallest and the largest of several numbers, or any other value unchanged.
 
     Example:
         >>> import torch

@@ -1,4 +1,4 @@
-"""Refuse what cannot be right, in one sentence: who expects what, and what came."""
+"""Validate inputs; each error names the caller, the expected and the received value."""
 
 import math
 from collections.abc import Sequence
@@ -10,7 +10,7 @@ INTEGERS = (torch.uint8, torch.int8, torch.int16, torch.int32, torch.int64)
 
 
 def check_sizes(name: str, embedding_size: int, num_classes: int) -> None:
-    """Refuse a head without anything to tell apart."""
+    """Raise ``ValueError`` unless there are two classes and one dimension."""
     if num_classes < 2:
         raise ValueError(f"{name} expects at least 2 classes, got num_classes={num_classes}")
     if embedding_size < 1:
@@ -18,13 +18,13 @@ def check_sizes(name: str, embedding_size: int, num_classes: int) -> None:
 
 
 def check_reduction(reduction: str) -> None:
-    """Refuse an unknown reduction."""
+    """Raise ``ValueError`` for an unknown reduction."""
     if reduction not in ("mean", "sum", "none"):
         raise ValueError(f"Criterion expects reduction 'mean', 'sum' or 'none', got {reduction!r}")
 
 
 def check_features(name: str, features: Tensor, size: int) -> None:
-    """Refuse features of the wrong type or shape."""
+    """Raise an error for features of the wrong type or shape."""
     if not isinstance(features, Tensor) or not features.is_floating_point():
         kind = features.dtype if isinstance(features, Tensor) else type(features).__name__
         raise TypeError(f"{name} expects features of a floating type, got {kind}")
@@ -35,7 +35,7 @@ def check_features(name: str, features: Tensor, size: int) -> None:
 
 
 def check_labels(name: str, labels: Tensor, features: Tensor) -> None:
-    """Refuse labels of the wrong type or shape, or on another device than the features."""
+    """Raise an error for labels of the wrong type or shape, or on another device."""
     if not isinstance(labels, Tensor) or labels.dtype not in INTEGERS:
         kind = labels.dtype if isinstance(labels, Tensor) else type(labels).__name__
         raise TypeError(f"{name} expects labels of an integer type, got {kind}")
@@ -50,7 +50,7 @@ def check_labels(name: str, labels: Tensor, features: Tensor) -> None:
 
 
 def check_weights(name: str, weights: Tensor, labels: Tensor) -> None:
-    """Refuse weights that are no tensor of one for each example."""
+    """Raise an error unless the weights are a tensor with one value per example."""
     if not isinstance(weights, Tensor):
         raise TypeError(f"{name} expects weights to be a tensor, got {type(weights).__name__}")
     if weights.shape != labels.shape:
@@ -60,7 +60,7 @@ def check_weights(name: str, weights: Tensor, labels: Tensor) -> None:
 
 
 def check_class_weights(weights: Sequence[float] | Tensor, classes: int) -> Tensor:
-    """Class weights as a tensor; refuses all but one finite weight of 0 or more for each class."""
+    """Convert class weights to a tensor: one finite weight of 0 or more per class."""
     if isinstance(weights, Tensor) and weights.is_meta:
         raise ValueError("Criterion expects class_weights that have values, got a tensor on meta")
     dtype = torch.promote_types(torch.get_default_dtype(), torch.float32)
@@ -76,12 +76,12 @@ def check_class_weights(weights: Sequence[float] | Tensor, classes: int) -> Tens
 
 
 def transforming() -> bool:
-    """Whether this code is being traced or transformed rather than run: there are no values yet."""
+    """Whether this code is being traced or transformed, so that tensors have no values yet."""
     return torch.compiler.is_compiling() or torch._C._are_functorch_transforms_active()
 
 
 def check_range(name: str, labels: Tensor, classes: int, ignore: int | None = None) -> None:
-    """Refuse labels that are no class; on a GPU this waits for it."""
+    """Raise ``ValueError`` for labels out of range; synchronizes on a GPU."""
     known = labels if ignore is None else labels[labels != ignore]
     if known.numel() and (int(known.min()) < 0 or int(known.max()) >= classes):
         or_ignored = "" if ignore is None else f" or ignore_index={ignore}"
@@ -92,11 +92,11 @@ def check_range(name: str, labels: Tensor, classes: int, ignore: int | None = No
 
 
 def check_unmasked(name: str, masked: Tensor, labels: Tensor) -> None:
-    """Refuse examples whose own class is masked; on a GPU this waits for it.
+    """Raise ``ValueError`` for examples whose own class is masked; synchronizes on a GPU.
 
     Args:
-        name: who expects it.
-        masked: of which examples the own class is, shape ``(N,)``.
+        name: name that the message begins with.
+        masked: whether the own class of each example is masked, shape ``(N,)``.
         labels: shape ``(N,)``.
     """
     if masked.any():
@@ -109,13 +109,13 @@ def check_unmasked(name: str, masked: Tensor, labels: Tensor) -> None:
 def check_classes(
     name: str, labels: Tensor, classes: int, masked: Tensor | None, ignore: int | None = None
 ) -> None:
-    """Refuse labels that are no class, or a masked one; on a GPU this waits for it.
+    """Raise ``ValueError`` for labels out of range or masked; synchronizes on a GPU.
 
     Args:
-        name: who expects it.
+        name: name that the message begins with.
         labels: shape ``(N,)``.
         classes: number of classes C.
-        masked: which of them are masked, shape ``(C,)``, or none.
+        masked: mask of the classes, shape ``(C,)``, or ``None``.
         ignore: label of examples that do not count.
     """
     check_range(name, labels, classes, ignore)
@@ -136,12 +136,12 @@ def check_values(
     masked: Tensor | None,
     ignore: int,
 ) -> None:
-    """Refuse labels out of range or masked, and features that are not finite.
+    """Raise ``ValueError`` for labels out of range or masked, and for non-finite features.
 
-    On a GPU this waits for it; see :func:`check_classes` for the arguments.
+    Synchronizes on a GPU; see :func:`check_classes` for the arguments.
     """
     check_classes(name, labels, classes, masked, ignore)
-    # One sum is cheaper than looking at every number, and not finite if one of them is not.
+    # One sum is cheaper than a test of every element, and is not finite if an element is not.
     if not math.isfinite(features.detach().sum(dtype=torch.float64).item()):
         broken = int((~features.detach().isfinite().all(1) & (labels != ignore)).sum())
         if broken:

@@ -1,7 +1,7 @@
 """Load heads trained with other libraries.
 
-Both functions need torch only: they read what the other library has saved, or a live module by
-its attributes, and never import the library itself.
+Both functions need torch only: they read a saved state dict or the attributes of a live module,
+and never import the other library.
 """
 
 import difflib
@@ -21,12 +21,12 @@ from tammes.losses import arcface, cosface, l_softmax, normface, sphereface
 from tammes.terms import Loss
 
 StateDict: TypeAlias = Mapping[str, Any]
-"""What ``torch.load`` gives: tensors by name, perhaps among other things."""
+"""Result of ``torch.load``: tensors by name, possibly among other entries."""
 
 
 @dataclass(frozen=True)
 class _Peer:
-    """A loss of pytorch-metric-learning: its constructor's defaults, and what it is here."""
+    """Loss of pytorch-metric-learning: defaults of its constructor, and its head and loss here."""
 
     defaults: Mapping[str, float]
     head: Callable[[int, int, float], Head]
@@ -65,11 +65,11 @@ _PEERS = {
 }
 
 _WITHOUT_COUNTERPART = {
-    "SubCenterArcFaceLoss": "it has several prototypes for each class, and every head here has one",
+    "SubCenterArcFaceLoss": "it has several prototypes per class, and every head here has one",
     "ProxyNCALoss": "its proxies are the head.weight of a NormFace of scale 2 * softmax_scale",
-    "ProxyAnchorLoss": "its log-sum-exp is over the examples, and that of every loss here over "
-    "the classes",
-    "SoftTripleLoss": "it has several prototypes for each class, and every head here has one",
+    "ProxyAnchorLoss": "its log-sum-exp runs over the examples, and that of every loss here "
+    "over the classes",
+    "SoftTripleLoss": "it has several prototypes per class, and every head here has one",
 }
 
 _REDUCTIONS = {"MeanReducer": "mean", "SumReducer": "sum"}
@@ -86,9 +86,9 @@ def from_pytorch_metric_learning(
     key: str | None = None,
     **options: Unpack[Options],
 ) -> Criterion:
-    r"""A criterion with the prototypes of a loss of pytorch-metric-learning 2.
+    r"""Convert a loss of pytorch-metric-learning 2 to a criterion with its prototypes.
 
-    It has the same scores and the same loss, value and gradient:
+    Scores, loss and gradient are the same:
 
     ========================== =============================================== ==================
     theirs                     head here                                       term here
@@ -100,22 +100,22 @@ def from_pytorch_metric_learning(
     ``LargeMarginSoftmaxLoss`` ``LinearHead(..., bias=False)``                 ``l_softmax``
     ========================== =============================================== ==================
 
-    Their weight ``W`` has shape ``(D, C)`` and is transposed. Half precision, into which version 2
-    turns its weights under autocast, is widened to single.
+    Their weight ``W`` has shape ``(D, C)`` and is transposed. Half precision, to which version 2
+    casts its weights under autocast, is converted to float32.
 
     Args:
         source: a live loss, whose settings are read from it; or a state dict that holds ``W``,
-            by itself or behind a prefix such as ``loss.W``, and then the settings are yours to
-            give. Only a live loss is checked for what has no counterpart: regularizers, other
-            reducers, other distances.
+            possibly with a prefix such as ``loss.W``, together with the settings below. Only a
+            live loss is checked for features without a counterpart: regularizers, other reducers,
+            other distances.
         loss: name of the class the state dict is from, such as ``"ArcFaceLoss"``.
         margin: as their constructor took it: degrees for ``ArcFaceLoss``, a cosine for
             ``CosFaceLoss``, a whole number for the other two. Their default if not given.
         scale: as their constructor took it; their default if not given.
         temperature: :math:`T` of ``NormalizedSoftmaxLoss``; their default if not given.
-        num_classes: refuse prototypes of another number of classes.
-        key: name of the weight in the state dict, where the name ``W`` does not tell.
-        **options: of :class:`tammes.Criterion`.
+        num_classes: expected number of classes; another number raises an error.
+        key: name of the weight in the state dict, if ``W`` is ambiguous.
+        **options: options of :class:`tammes.Criterion`.
 
     Returns:
         A :class:`tammes.Criterion` on the weight's device, with its own copy of the prototypes.
@@ -130,43 +130,46 @@ def from_pytorch_metric_learning(
         >>> criterion.loss
         arcface(margin=0.4991641660703783, extension='linear', gradient='exact')
     """
-    who = "from_pytorch_metric_learning"
+    caller = "from_pytorch_metric_learning"
     given: dict[str, float] = {}
     for setting, number in (("margin", margin), ("scale", scale), ("temperature", temperature)):
         if number is not None:
             given[setting] = number
     if isinstance(source, nn.Module):
         name = type(source).__name__
-        peer = _peer(who, name)
+        peer = _peer(caller, name)
         if loss is not None or given or key is not None:
             raise ValueError(
-                f"{who} expects nothing but options beside a live {name}, got settings"
+                f"{caller} expects only options together with a live {name}, got settings"
             )
-        options = _options_of(who, source, options)
-        weight = _matrix(who, "W", getattr(source, "W", None), "(D, C)")
-        # A live ArcFaceLoss has turned its degrees into radians already.
+        options = _options_of(caller, source, options)
+        weight = _matrix(caller, "W", getattr(source, "W", None), "(D, C)")
+        # A live ArcFaceLoss has already converted degrees to radians.
         settings = {setting: float(getattr(source, setting)) for setting in peer.defaults}
     elif isinstance(source, Mapping):
         if loss is None:
             raise ValueError(
-                f"{who} expects the name of the loss a state dict is from, such as 'ArcFaceLoss'"
+                f"{caller} expects the name of the loss that the state dict is from, such as "
+                "'ArcFaceLoss', got none"
             )
         name = loss
-        peer = _peer(who, name)
+        peer = _peer(caller, name)
         unknown = sorted(set(given) - set(peer.defaults))
         if unknown:
             raise ValueError(f"{name} has {' and '.join(peer.defaults)}, got {', '.join(unknown)}")
-        weight = _matrix(who, *_find(who, source, "W", key), "(D, C)")
+        weight = _matrix(caller, *_find(caller, source, "W", key), "(D, C)")
         settings = {**peer.defaults, **given}
         if name == "ArcFaceLoss":
-            settings["margin"] = _radians(who, settings["margin"])
+            settings["margin"] = _radians(caller, settings["margin"])
     else:
-        raise TypeError(f"{who} expects a state dict or a live loss, got {type(source).__name__}")
+        raise TypeError(
+            f"{caller} expects a state dict or a live loss, got {type(source).__name__}"
+        )
 
     if num_classes is not None and weight.shape[1] != num_classes:
         transposed = ": is it transposed?" if weight.shape[0] == num_classes else ""
         raise ValueError(
-            f"{who} expects a weight of shape (D, {num_classes}), "
+            f"{caller} expects a weight of shape (D, {num_classes}), "
             f"got {tuple(weight.shape)}{transposed}"
         )
     if peer.whole_margin and settings["margin"] % 1:
@@ -174,9 +177,9 @@ def from_pytorch_metric_learning(
     if settings.get("temperature", 1.0) <= 0:
         raise ValueError(f"{name} expects temperature above 0, got {settings['temperature']}")
     factor = settings["scale"] if "scale" in settings else 1 / settings["temperature"]
-    # A copy, so that training here leaves the source as it was.
+    # A copy, so that training does not change the source.
     prototypes = weight.T.clone(memory_format=torch.contiguous_format)
-    head = _filled(peer.head, prototypes, factor)
+    head = _build_head(peer.head, prototypes, factor)
     return Criterion(head, peer.loss(settings.get("margin", 0.0)), **options)
 
 
@@ -190,30 +193,31 @@ def from_insightface(
     key: str | None = None,
     **options: Unpack[Options],
 ) -> Criterion:
-    r"""A criterion with the class centres of InsightFace's Partial FC (``arcface_torch``).
+    r"""Convert the class centres of InsightFace's Partial FC (``arcface_torch``) to a criterion.
 
     Every rank has saved its own classes, shape ``(C_local, D)``; they are joined in rank order.
-    The loss is that of its ``CombinedMarginLoss`` over all classes, whatever share of them each
-    step had sampled:
+    The loss is that of its ``CombinedMarginLoss`` over all classes, whatever fraction of them was
+    sampled in training:
 
     .. math:: (1, m_2, 0):\ \text{arcface}(m_2),\qquad (1, 0, m_3):\ \text{cosface}(m_3)
 
-    Where :math:`\theta + m_2` is past :math:`\pi` its cosine rises again; here it goes on falling,
-    which is the only difference in value. Other triples are refused: the original ignores
-    :math:`m_1` and :math:`m_2` where :math:`m_3 > 0`, and stops at any other. Its filter between
+    The values differ only for :math:`\theta + m_2 > \pi`, where the cosine of the original rises
+    again and this one keeps falling. Other triples raise an error: the original ignores
+    :math:`m_1` and :math:`m_2` if :math:`m_3 > 0`, and rejects all others. Its filter between
     classes has no counterpart.
 
     Args:
-        state_dicts: one checkpoint per rank, in rank order: what ``checkpoint_gpu_{rank}.pt``
-            holds, with the weight under ``state_dict_softmax_fc``, or that state dict, or the
-            weight itself. Mind that sorted by name the file of rank 10 comes before that of rank 2.
+        state_dicts: one checkpoint per rank, in rank order: the content of
+            ``checkpoint_gpu_{rank}.pt``, with the weight under ``state_dict_softmax_fc``, or that
+            state dict, or the weight itself. Note that sorted by name the file of rank 10 comes
+            before that of rank 2.
         margins: :math:`(m_1, m_2, m_3)` as in its configurations, :math:`m_2` in radians.
         scale: factor of the cosines.
-        gradient: ``"detached"`` as in the original, where the margin takes no part in the
-            gradient; ``"exact"`` is that of the formula.
-        num_classes: refuse another number of classes, as when a rank is missing.
-        key: name of the weight in each state dict, where the name ``weight`` does not tell.
-        **options: of :class:`tammes.Criterion`.
+        gradient: ``"detached"`` as in the original, which ignores the margin in the gradient;
+            ``"exact"`` is the gradient of the formula.
+        num_classes: expected number of classes; raises an error if, say, a rank is missing.
+        key: name of the weight in each state dict, if ``weight`` is ambiguous.
+        **options: options of :class:`tammes.Criterion`.
 
     Returns:
         A :class:`tammes.Criterion` on the first weight's device, with its own copy of the
@@ -228,28 +232,28 @@ def from_insightface(
         >>> criterion.loss
         arcface(margin=0.5, extension='monotone', gradient='detached')
     """
-    who = "from_insightface"
-    loss = _insightface_loss(who, margins, gradient)
+    caller = "from_insightface"
+    loss = _insightface_loss(caller, margins, gradient)
     if isinstance(state_dicts, (Mapping, Tensor)):
         state_dicts = [state_dicts]
     shards = []
-    for rank, held in enumerate(state_dicts):
-        name, value = "weight", held
-        if isinstance(held, Mapping):
-            held = held.get("state_dict_softmax_fc", held)
-            name, value = _find(who, held, "weight", key)
-        elif not isinstance(held, Tensor):
+    for rank, source in enumerate(state_dicts):
+        name, value = "weight", source
+        if isinstance(source, Mapping):
+            source = source.get("state_dict_softmax_fc", source)
+            name, value = _find(caller, source, "weight", key)
+        elif not isinstance(source, Tensor):
             raise TypeError(
-                f"{who} expects a state dict or a weight of each rank, "
-                f"got {type(held).__name__} for rank {rank}: load files with torch.load"
+                f"{caller} expects a state dict or a weight of each rank, "
+                f"got {type(source).__name__} for rank {rank}: load files with torch.load"
             )
-        shards.append(_matrix(who, f"{name} of rank {rank}", value, "(C_local, D)"))
+        shards.append(_matrix(caller, f"{name} of rank {rank}", value, "(C_local, D)"))
     if not shards:
-        raise ValueError(f"{who} expects a state dict for each rank, got none")
+        raise ValueError(f"{caller} expects a state dict for each rank, got none")
     sizes = {shard.shape[1] for shard in shards}
     if len(sizes) > 1:
         raise ValueError(
-            f"{who} expects weights of one embedding size, got {sorted(sizes)}: "
+            f"{caller} expects weights of one embedding size, got {sorted(sizes)}: "
             "are they all of one run, and of shape (C_local, D)?"
         )
     counts = [len(shard) for shard in shards]
@@ -257,52 +261,52 @@ def from_insightface(
     expected = [share + (rank < more) for rank in range(len(counts))]
     if counts != expected:
         raise ValueError(
-            f"{who} expects the ranks in order, the first with at most one class more than the "
-            f"last, got {counts} classes: {expected} is how {sum(counts)} are shared out"
+            f"{caller} expects the ranks in order, the first with at most one class more than the "
+            f"last, got {counts} classes: {sum(counts)} classes are divided as {expected}"
         )
     if num_classes not in (None, sum(counts)):
         raise ValueError(
-            f"{who} expects {num_classes} classes, got {sum(counts)} on {len(counts)} ranks"
+            f"{caller} expects {num_classes} classes, got {sum(counts)} on {len(counts)} ranks"
         )
     prototypes = torch.cat([shard.to(shards[0]) for shard in shards])
-    return Criterion(_filled(_cosine, prototypes, scale), loss, **options)
+    return Criterion(_build_head(_cosine, prototypes, scale), loss, **options)
 
 
-def _insightface_loss(who: str, margins: Sequence[float], gradient: str) -> Loss:
+def _insightface_loss(caller: str, margins: Sequence[float], gradient: str) -> Loss:
     if not isinstance(margins, Sequence) or len(margins) != 3:
-        raise ValueError(f"{who} expects three margins (m1, m2, m3), got {margins!r}")
+        raise ValueError(f"{caller} expects three margins (m1, m2, m3), got {margins!r}")
     m1, m2, m3 = margins
     if m1 == 1 and m3 == 0:
         return arcface(margin=m2, gradient=gradient)
     if (m1, m2) == (1, 0) and m3 > 0:
-        # Check the gradient's name here too; both are the same where the margin is a constant.
+        # Check the name of the gradient too, though both are equal for a constant margin.
         arcface(gradient=gradient)
         return cosface(margin=m3)
     ignored = f": InsightFace itself trains that as (1, 0, {m3})" if m3 > 0 else ""
     raise ValueError(
-        f"{who} expects margins (1, m2, 0) or (1, 0, m3) with m3 above 0, "
+        f"{caller} expects margins (1, m2, 0) or (1, 0, m3) with m3 above 0, "
         f"got {tuple(margins)}{ignored}"
     )
 
 
-def _peer(who: str, name: str) -> _Peer:
+def _peer(caller: str, name: str) -> _Peer:
     if name in _PEERS:
         return _PEERS[name]
     if name in _WITHOUT_COUNTERPART:
-        raise ValueError(f"{who} cannot convert {name}: {_WITHOUT_COUNTERPART[name]}")
+        raise ValueError(f"{caller} cannot convert {name}: {_WITHOUT_COUNTERPART[name]}")
     known = {peer.lower(): peer for peer in _PEERS}
     close = difflib.get_close_matches(name.lower(), known, n=2, cutoff=0.5)
     hint = f"; did you mean {' or '.join(repr(known[c]) for c in close)}?" if close else ""
-    raise ValueError(f"{who} expects one of {', '.join(_PEERS)}, got {name!r}{hint}")
+    raise ValueError(f"{caller} expects one of {', '.join(_PEERS)}, got {name!r}{hint}")
 
 
-def _options_of(who: str, live: nn.Module, options: Options) -> Options:
-    """Options for the criterion that a live loss implies; refuse what has no counterpart."""
+def _options_of(caller: str, live: nn.Module, options: Options) -> Options:
+    """Options of the criterion that a live loss implies; raises if it has no counterpart."""
     name = type(live).__name__
 
     def refuse(what: str, got: object) -> NoReturn:
         raise ValueError(
-            f"{who} expects a {name} with {what}, got {got}: "
+            f"{caller} expects a {name} with {what}, got {got}: "
             "its state_dict() converts to the prototypes and the plain loss"
         )
 
@@ -323,48 +327,54 @@ def _options_of(who: str, live: nn.Module, options: Options) -> Options:
     return options
 
 
-def _find(who: str, held: StateDict, name: str, key: str | None) -> tuple[str, Any]:
-    """The one entry of that name, with or without a prefix."""
+def _find(caller: str, state: StateDict, name: str, key: str | None) -> tuple[str, Any]:
+    """Return the one entry of that name, with or without a prefix."""
     if key is not None:
-        found = [key] if key in held else []
+        matches = [key] if key in state else []
     else:
-        found = [name] if name in held else [k for k in held if str(k).endswith(f".{name}")]
-    if len(found) == 1:
-        return found[0], held[found[0]]
-    wanted = f"the key {key!r}" if key is not None else f"a key {name!r} or one ending in '.{name}'"
-    keys = [str(k) for k in held]
+        matches = [name] if name in state else [k for k in state if str(k).endswith(f".{name}")]
+    if len(matches) == 1:
+        return matches[0], state[matches[0]]
+    expected = (
+        f"the key {key!r}" if key is not None else f"a key {name!r} or one ending in '.{name}'"
+    )
+    keys = [str(k) for k in state]
     shown = ", ".join(keys[:8]) + (f", ... {len(keys)} in all" if len(keys) > 8 else "")
-    if found:
-        raise ValueError(f"{who} expects one weight, got {', '.join(found)}: name it with key=")
-    raise ValueError(f"{who} expects {wanted}, got {shown or 'an empty state dict'}")
+    if matches:
+        raise ValueError(
+            f"{caller} expects one weight, got {', '.join(matches)}: name it with key="
+        )
+    raise ValueError(f"{caller} expects {expected}, got {shown or 'an empty state dict'}")
 
 
-def _matrix(who: str, name: str, value: object, layout: str) -> Tensor:
-    """A weight, detached and in single precision or wider."""
+def _matrix(caller: str, name: str, value: object, layout: str) -> Tensor:
+    """Check a weight, and return it detached in float32 or wider."""
     if not isinstance(value, Tensor) or not value.is_floating_point() or value.ndim != 2:
         got = (
             f"shape {tuple(value.shape)} of {value.dtype}"
             if isinstance(value, Tensor)
             else type(value).__name__
         )
-        raise ValueError(f"{who} expects {name} to be a float tensor of shape {layout}, got {got}")
+        raise ValueError(
+            f"{caller} expects {name} to be a float tensor of shape {layout}, got {got}"
+        )
     if not math.isfinite(value.detach().sum(dtype=torch.float64).item()):
-        raise ValueError(f"{who} expects finite prototypes, got NaN or infinity in {name}")
+        raise ValueError(f"{caller} expects finite prototypes, got NaN or infinity in {name}")
     return value.detach().to(torch.promote_types(value.dtype, torch.float32))
 
 
-def _radians(who: str, degrees: float) -> float:
+def _radians(caller: str, degrees: float) -> float:
     if 0 < abs(degrees) <= math.pi / 2:
         warnings.warn(
-            f"{who} takes the margin of ArcFaceLoss in degrees, as its constructor does, "
+            f"{caller} takes the margin of ArcFaceLoss in degrees, as its constructor does, "
             f"got {degrees}: 0.5 radians are 28.6 degrees",
             stacklevel=3,
         )
     return math.radians(degrees)
 
 
-def _filled(make: Callable[[int, int, float], Head], prototypes: Tensor, scale: float) -> Head:
-    """A head with these prototypes; on the meta device no others are drawn first."""
+def _build_head(make: Callable[[int, int, float], Head], prototypes: Tensor, scale: float) -> Head:
+    """Build a head with these prototypes; on the meta device none are initialized first."""
     classes, size = prototypes.shape
     with torch.device("meta"):
         head = make(size, classes, scale)

@@ -1,8 +1,8 @@
-"""A step recorded as CUDA graphs, with the work in between that no graph can hold.
+"""Record a step as CUDA graphs, with eager calls in between that cannot be captured.
 
-A routine that waits for the GPU, as decompositions of matrices do, cannot be recorded. So where
-:func:`between` meets one, the graph ends, and another begins after it: a replay is a graph, the
-work as it is, and a graph again.
+A routine that synchronizes with the GPU, such as a matrix decomposition, cannot be captured. So
+:func:`outside_graph` ends the graph before such a call and begins another one after it: a replay is
+a graph, the eager call, and a graph again.
 """
 
 import gc
@@ -18,9 +18,9 @@ _recording: "Recording | None" = None
 
 
 class Recording:
-    """CUDA graphs of one step and the work between them; replayed in order.
+    """CUDA graphs of one step and the eager calls between them, replayed in order.
 
-    Everything they read and write stays where it was when they were recorded.
+    The tensors they read and write must stay at the addresses they had during the recording.
 
     Args:
         device: a CUDA device.
@@ -28,13 +28,13 @@ class Recording:
 
     def __init__(self, device: torch.device) -> None:
         self.device = device
-        self.pieces: list[torch.cuda.CUDAGraph | _Between] = []
+        self.pieces: list[torch.cuda.CUDAGraph | _EagerCall] = []
         self.side = torch.cuda.Stream(device)
         self.open = False
 
     @contextmanager
     def record(self) -> Iterator[None]:
-        """Record what is called within, on a stream of its own; graphs run nothing of it."""
+        """Capture the calls in the ``with`` block on a separate stream, without running them."""
         global _recording
         torch.cuda.synchronize(self.device)
         gc.collect()
@@ -49,27 +49,27 @@ class Recording:
                 if self.open:
                     self._end()
 
-    def cut(self, work: Work, given: Tensor) -> tuple[Tensor, ...]:
-        """End a graph, do some work, and begin the next graph; see :func:`between`."""
+    def interrupt(self, work: Work, argument: Tensor) -> tuple[Tensor, ...]:
+        """End the graph, register an eager call, and begin the next graph."""
         self._end()
         with torch.no_grad():
-            # As nothing has run, the values are not there yet; the shapes are.
-            places = work(torch.zeros_like(given))
-        self.pieces.append(_Between(work, given, places))
+            # Nothing has run yet, so the argument has a shape but no values.
+            outputs = work(torch.zeros_like(argument))
+        self.pieces.append(_EagerCall(work, argument, outputs))
         self._begin()
-        return places
+        return outputs
 
     def replay(self) -> None:
-        """Do it again."""
+        """Replay the graphs and the eager calls."""
         current = torch.cuda.current_stream(self.device)
         self.side.wait_stream(current)
         for piece in self.pieces:
             if isinstance(piece, torch.cuda.CUDAGraph):
                 piece.replay()
                 continue
-            if not isinstance(piece.given, nn.Parameter):
-                # The graph before makes it; a parameter is there from the start, and work on it
-                # goes beside that graph.
+            if not isinstance(piece.argument, nn.Parameter):
+                # The graph before computes it. A parameter is there from the start, so work on it
+                # runs in parallel to that graph.
                 self.side.wait_stream(current)
             with torch.cuda.stream(self.side):
                 piece()
@@ -77,7 +77,7 @@ class Recording:
 
     def _begin(self) -> None:
         graph = torch.cuda.CUDAGraph()
-        # All share the memory of the first one, as what one makes the next one reads.
+        # All graphs share the memory pool of the first, since one reads the results of another.
         first = next((p for p in self.pieces if isinstance(p, torch.cuda.CUDAGraph)), None)
         graph.capture_begin() if first is None else graph.capture_begin(pool=first.pool())
         self.pieces.append(graph)
@@ -90,33 +90,33 @@ class Recording:
         graph.capture_end()
 
 
-class _Between:
-    """Work between two graphs: it writes to where the second one reads."""
+class _EagerCall:
+    """Eager call between two graphs; it writes its results where the second graph reads them."""
 
-    def __init__(self, work: Work, given: Tensor, places: tuple[Tensor, ...]) -> None:
-        self.work, self.given, self.places = work, given, places
+    def __init__(self, work: Work, argument: Tensor, outputs: tuple[Tensor, ...]) -> None:
+        self.work, self.argument, self.outputs = work, argument, outputs
 
     @torch.no_grad()
     def __call__(self) -> None:
-        for place, found in zip(self.places, self.work(self.given), strict=True):
-            place.copy_(found)
+        for output, value in zip(self.outputs, self.work(self.argument), strict=True):
+            output.copy_(value)
 
 
-def between(work: Work, given: Tensor) -> tuple[Tensor, ...]:
-    """Do work that no CUDA graph can hold; where a step is being recorded, between two graphs.
+def outside_graph(work: Work, argument: Tensor) -> tuple[Tensor, ...]:
+    """Call a function that a CUDA graph cannot capture; in a recording, between two graphs.
 
     Args:
-        work: tensors from a tensor, always of the same shapes; no gradient goes through it.
-        given: what it is called with.
+        work: returns tensors whose shapes are always the same; it has no gradient.
+        argument: argument of ``work``.
 
     Returns:
-        What it returned; in a recording, places that every replay fills anew.
+        The result of ``work``; in a recording, tensors that every replay fills again.
 
     Example:
-        >>> between(lambda matrix: tuple(torch.linalg.eigh(matrix)), torch.eye(2))[0]
+        >>> outside_graph(lambda matrix: tuple(torch.linalg.eigh(matrix)), torch.eye(2))[0]
         tensor([1., 1.])
     """
-    if _recording is not None and given.is_cuda:
-        return _recording.cut(work, given)
+    if _recording is not None and argument.is_cuda:
+        return _recording.interrupt(work, argument)
     with torch.no_grad():
-        return work(given)
+        return work(argument)

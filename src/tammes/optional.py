@@ -1,24 +1,24 @@
-"""The one way to import an optional package."""
+"""Import optional packages."""
 
 import importlib
 from types import ModuleType
 
 
 def require(name: str, *, extra: str) -> ModuleType:
-    """Import a package that the core install does not bring, or say what to install.
+    """Import a package that is not part of the core install, or say how to install it.
 
-    A package can be missing, or be there and broken: torchvision beside a CPU build of torch
-    raises ``RuntimeError`` when it is imported. Both end in the same sentence.
+    A package can be missing, or installed and broken: torchvision next to a CPU build of torch
+    raises ``RuntimeError`` on import. Both cases raise the same error.
 
     Args:
-        name: the module to import.
-        extra: the extra of Tammes that brings it.
+        name: name of the module.
+        extra: the extra of Tammes that installs it.
 
     Returns:
         The module.
 
     Raises:
-        ImportError: with the original error as its cause and the line that installs the extra.
+        ImportError: the module cannot be imported; names the command that installs the extra.
 
     Example:
         >>> from tammes.optional import require

@@ -1,4 +1,4 @@
-"""Settings that change while training: annealing, warm-up, deferred re-weighting.
+"""Settings that change during training: annealing, warm-up, deferred re-weighting.
 
 A schedule counts its steps in a buffer and computes its value with tensor operations, so it is
 saved with the criterion, resumes where it stopped, moves with the device, and needs no
@@ -16,10 +16,10 @@ from tammes.states import snapshot
 
 
 class Schedule(ExactBuffers):
-    """A value that depends on how many steps have been taken.
+    """Value that depends on the number of steps taken.
 
     Attach it with :meth:`tammes.Criterion.schedule`; or call :meth:`step` yourself and pass the
-    value on: ``criterion(features, labels, margin=warm_up.value)``. Your own has the method ``at``.
+    value on: ``criterion(features, labels, margin=warm_up.value)``. Subclasses define ``at``.
 
     Example:
         >>> class Halving(tammes.schedules.Schedule):
@@ -39,13 +39,13 @@ class Schedule(ExactBuffers):
 
     @property
     def value(self) -> Tensor:
-        """The value now: a scalar, or one per class."""
-        # A step may follow in the same graph of a compiler.
+        """Current value: a scalar, or one value per class."""
+        # A step may follow in the same compiled graph.
         now = snapshot(self)
         return now.at(now.steps.to(torch.get_default_dtype()))
 
     def at(self, step: Tensor) -> Tensor:
-        """The value after a number of steps."""
+        """Compute the value after a number of steps."""
         raise NotImplementedError
 
     def step(self) -> None:
@@ -53,17 +53,17 @@ class Schedule(ExactBuffers):
         self.steps += 1
 
     def forward(self) -> Tensor:
-        """The value now."""
+        """Return the current value."""
         return self.value
 
     def extra_repr(self) -> str:
-        """Its numbers, and how far it is."""
+        """Describe the settings and the current step."""
         own = {k: v for k, v in vars(self).items() if not k.startswith("_") and k != "training"}
         return ", ".join(f"{key}={value!r}" for key, value in own.items())
 
 
 class LambdaAnnealing(Schedule):
-    r"""L-Softmax's annealing by the law of its Caffe code.
+    r"""Annealing of L-Softmax as in its Caffe code.
 
     .. math:: \lambda_t = \max\bigl(\lambda_{\min},\ \lambda_0\,(1 + \gamma t)^{-k}\bigr)
 
@@ -99,23 +99,23 @@ class LambdaAnnealing(Schedule):
         self.base, self.gamma, self.power, self.minimum = base, gamma, power, minimum
 
     def at(self, step: Tensor) -> Tensor:
-        """The law above."""
+        """Evaluate the formula of the class."""
         return (self.base * (1 + self.gamma * step) ** -self.power).clamp_min(self.minimum)
 
 
 class LambdaDecay(Schedule):
-    r"""L-Softmax's annealing over a share of the training, whatever its length.
+    r"""Annealing of L-Softmax over a fraction of the training, whatever its length.
 
     .. math:: 1 + \lambda_t = (1+\lambda_0)^{1-u}\,(1+\lambda_1)^{u},\qquad
               u = \min\bigl(1,\ t / (f\,T)\bigr)
 
-    Even steps in the logarithm of :math:`1+\lambda`, which is one over the share of the margin.
+    Linear in the logarithm of :math:`1+\lambda`, the inverse of the share of the margin.
 
     Args:
-        total_steps: :math:`T`, steps of the whole training.
+        total_steps: :math:`T`, number of training steps.
         start: :math:`\lambda_0`.
         end: :math:`\lambda_1`.
-        fraction: :math:`f`, the share of the training after which the end is reached.
+        fraction: :math:`f`, fraction of the training after which the end is reached.
 
     Example:
         >>> LambdaDecay(total_steps=100, start=999.0, end=0.0, fraction=0.5).at(
@@ -140,14 +140,14 @@ class LambdaDecay(Schedule):
         self.total_steps, self.start, self.end, self.fraction = total_steps, start, end, fraction
 
     def at(self, step: Tensor) -> Tensor:
-        """The law above."""
+        """Evaluate the formula of the class."""
         progress = (step / (self.fraction * self.total_steps)).clamp(0, 1)
         logs = math.log1p(self.start) * (1 - progress) + math.log1p(self.end) * progress
         return logs.expm1()
 
 
 class WarmUp(Schedule):
-    r"""A margin that grows from one value to another.
+    r"""Margin that grows from one value to another.
 
     .. math::
         m_t = m_0 + (m_1 - m_0)\,g(u),\qquad u = \mathrm{clip}_{[0,1]}\,\frac{t - t_0}{T}
@@ -160,7 +160,7 @@ class WarmUp(Schedule):
         end: :math:`m_1`.
         steps: :math:`T`, length of the growth.
         shape: ``"linear"``, ``"cosine"`` or ``"exponential"``.
-        delay: :math:`t_0`, steps before it begins.
+        delay: :math:`t_0`, steps before the growth begins.
 
     Example:
         >>> WarmUp(0.0, 0.5, steps=10, delay=5).at(torch.tensor([0.0, 5.0, 10.0, 15.0, 20.0]))
@@ -182,7 +182,7 @@ class WarmUp(Schedule):
         self.start, self.end, self.length, self.shape, self.delay = start, end, steps, shape, delay
 
     def at(self, step: Tensor) -> Tensor:
-        """The law above."""
+        """Evaluate the formula of the class."""
         progress = ((step - self.delay) / self.length).clamp(0, 1)
         if self.shape == "cosine":
             progress = (1 - (math.pi * progress).cos()) / 2
@@ -192,7 +192,7 @@ class WarmUp(Schedule):
 
 
 class DeferredReweighting(Schedule):
-    r"""Class weights that set in late: first learn the features, then balance the classes.
+    r"""Class weights that start late: first learn the features, then balance the classes.
 
     .. math:: w_j = 1\ (t < T_0),\qquad
               w_j \propto \frac{1-\beta}{1-\beta^{n_j}},\quad \sum_j w_j = C\ (t \ge T_0)
@@ -201,7 +201,7 @@ class DeferredReweighting(Schedule):
 
     Args:
         counts: number of training examples of each class.
-        start: :math:`T_0`, steps before the weights set in.
+        start: :math:`T_0`, steps before the weights apply.
         beta: :math:`\beta`, between 0 (no weights) and just below 1 (one over the count).
 
     Example:
@@ -233,5 +233,5 @@ class DeferredReweighting(Schedule):
         self.register_constant("weights", weights, torch.get_default_device())
 
     def at(self, step: Tensor) -> Tensor:
-        """Ones, then the weights."""
+        """Return ones before ``start``, then the weights."""
         return torch.where(step >= self.start, self.weights, 1.0)

@@ -78,7 +78,7 @@ def directions(features: Tensor) -> Tensor:
         tensor([[0.6000, 0.8000],
                 [0.6000, 0.8000]])
     """
-    largest = torch.linalg.vector_norm(features.detach(), torch.inf, dim=-1, keepdim=True)
+    largest = features.detach().abs().amax(-1, keepdim=True)
     return unit(features * torch.where(largest > _HUGE, 2.0**-80, 1.0).to(features.dtype))
 
 

@@ -1,4 +1,4 @@
-"""Memory of terms from batch to batch, and reads of buffers that a step changes afterwards."""
+"""State of terms from batch to batch, and copies of buffers that a step changes later."""
 
 from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any, Literal, NamedTuple, TypeAlias, TypeVar
@@ -14,62 +14,63 @@ if TYPE_CHECKING:
 
 _M = TypeVar("_M", bound=nn.Module)
 Hook: TypeAlias = Literal["before", "after"]
-"""Methods of a state that take notice of a batch."""
+"""Methods of a state that are called with each batch."""
 
 
 class State(ExactBuffers):
-    """What a term remembers from batch to batch; registered in the criterion that holds it.
+    """Memory of a term from batch to batch, a submodule of the criterion.
 
     Its buffers change in two hooks, which run in training mode only, without gradient. The term
-    is given what :meth:`reading` returns, so a hook may write to a buffer in place.
+    receives the result of :meth:`reading`, so a hook may write to a buffer in place.
     """
 
     def before(self, batch: "Batch") -> None:
-        """Take notice of a batch before the term sees it."""
+        """Update the state with a batch before the term is evaluated."""
 
     def after(self, batch: "Batch") -> None:
-        """Take notice of a batch after the term has seen it."""
+        """Update the state with a batch after the term was evaluated."""
 
-    def notice(self, hook: Hook, batch: "Batch") -> None:
-        """Run a hook; the storage of the buffers stays, also where the hook binds new tensors.
+    def run_hook(self, hook: Hook, batch: "Batch") -> None:
+        """Run a hook; the buffers keep their storage even if the hook assigns new tensors.
 
-        A CUDA graph that is replayed, ``DistributedDataParallel`` and whoever holds a
-        ``state_dict`` know them by it.
+        CUDA graphs, ``DistributedDataParallel`` and references to a ``state_dict`` depend on it.
         """
-        held = dict(self.named_buffers(remove_duplicate=False))
+        before = dict(self.named_buffers(remove_duplicate=False))
         getattr(self, hook)(batch)
-        now = {name: self.get_buffer(name) for name in held}
-        bound = [n for n, old in held.items() if now[n] is not old and now[n].shape == old.shape]
-        # Copies: two buffers may have changed places.
-        values = {name: now[name].clone() for name in bound}
-        for name in bound:
+        now = {name: self.get_buffer(name) for name in before}
+        rebound = [
+            n for n, old in before.items() if now[n] is not old and now[n].shape == old.shape
+        ]
+        # Copies: two buffers may have been swapped.
+        values = {name: now[name].clone() for name in rebound}
+        for name in rebound:
             owner, _, leaf = name.rpartition(".")
-            setattr(self.get_submodule(owner), leaf, held[name].copy_(values[name]))
+            setattr(self.get_submodule(owner), leaf, before[name].copy_(values[name]))
 
     def reading(self, batch: "Batch") -> Any:
-        """Copy what the term is to be given as ``state=`` for a batch: by default all of it.
+        """Copy the value that the term receives as ``state=`` for a batch: by default all of it.
 
-        Override it where the term reads a small part of large buffers, and pass that part through
+        Override it if the term reads a small part of large buffers, and pass that part through
         :func:`tammes.states.read`.
         """
         return snapshot(self)
 
     def resize(self, keep: Tensor, new: int) -> None:
-        """Follow the head: keep the classes in ``keep`` and append ``new`` ones."""
+        """Resize along with the head: keep the classes in ``keep`` and append ``new`` ones."""
 
 
 class States(nn.ModuleDict):
     """States of a criterion's terms, by name."""
 
     @torch.no_grad()
-    def notice(self, hook: Hook, batch: "Batch") -> None:
+    def run_hook(self, hook: Hook, batch: "Batch") -> None:
         """Run a hook of all states."""
         for state in self.values():
             assert isinstance(state, State)
-            state.notice(hook, batch)
+            state.run_hook(hook, batch)
 
     def reading(self, batches: "Mapping[str, Batch]") -> dict[str, Any]:
-        """Copy what each term is given for the batch that it sees."""
+        """Copy the state that each term receives for its batch."""
         read = {}
         for name, state in self.items():
             assert isinstance(state, State)
@@ -82,8 +83,8 @@ class Reading(NamedTuple):
 
     Attributes:
         scheduled: settings that follow a schedule.
-        class_weights: weight of each class's examples, shape ``(C,)``, or none.
-        states: what each stateful term is given.
+        class_weights: weight of each class's examples, shape ``(C,)``, or ``None``.
+        states: copies of the states, by term.
     """
 
     scheduled: dict[str, Tensor]
@@ -94,9 +95,9 @@ class Reading(NamedTuple):
 def read(value: Tensor) -> Tensor:
     """Copy a buffer, or a value computed from buffers, that the step may change afterwards.
 
-    A plain copy is not enough under ``torch.compile``: it computes the value again in the backward
+    A plain copy is not enough under ``torch.compile``: it recomputes the value in the backward
     pass, from the buffer as it is by then, and gradients are those of the next state (torch 2.13).
-    It never does so with an operator it does not know.
+    It never does so with an unknown operator.
 
     Example:
         >>> steps = torch.zeros((), dtype=torch.long)

@@ -15,7 +15,14 @@ from typing import TYPE_CHECKING, Any, Concatenate, Literal, NamedTuple, ParamSp
 import torch
 from torch import Tensor
 
-from tammes._setting_values import digits, extremes, is_number, normalise, seen, show
+from tammes._setting_values import (
+    extremes,
+    format_number,
+    format_setting,
+    is_number,
+    normalize_setting,
+    on_host,
+)
 from tammes._validation import transforming
 from tammes.split import ALONGSIDE, REDUCED, SUMMED, Split, with_sums
 from tammes.states import State
@@ -121,7 +128,7 @@ class Sum(Loss):
 
     def __repr__(self) -> str:
         return " + ".join(
-            repr(loss) if weight == 1 else f"{digits(weight)}*{loss!r}"
+            repr(loss) if weight == 1 else f"{format_number(weight)}*{loss!r}"
             for weight, loss in self.parts
         )
 
@@ -219,7 +226,7 @@ class Term(Loss):
         defaults, found = self.definition.defaults, dict(self._extremes)
         for key, value in changed.items():
             found[key] = tuple(
-                normalise(self.name, key, one, defaults.get(key)) for one in extremes(value)
+                normalize_setting(self.name, key, one, defaults.get(key)) for one in extremes(value)
             )
         if self.definition.check is not None:
             for values in itertools.product(*found.values()):
@@ -232,7 +239,7 @@ class Term(Loss):
     def __call__(self, *inputs: Any, **arguments: Any) -> Any:
         """Evaluate the term, ``(N,)`` for a split; ``arguments`` replace settings."""
         if not transforming():
-            self.check(**{k: v for k, v in arguments.items() if k in self.settings and seen(v)})
+            self.check(**{k: v for k, v in arguments.items() if k in self.settings and on_host(v)})
         merged = {**self.arguments, **arguments}
         if inputs and isinstance(inputs[0], Split):
             like = inputs[0].target
@@ -248,7 +255,7 @@ class Term(Loss):
         return self.definition.function(*inputs, **merged)
 
     def __repr__(self) -> str:
-        return f"{self.name}({', '.join(f'{k}={show(v)}' for k, v in self.values)})"
+        return f"{self.name}({', '.join(f'{k}={format_setting(v)}' for k, v in self.values)})"
 
     def __reduce__(self) -> tuple[Any, ...]:
         # By the builder's import path: a definition is no value to be copied.
@@ -334,7 +341,7 @@ def term(
                 ) from None
             bound.apply_defaults()
             values = tuple(
-                (key, normalise(name, key, value, signature.parameters[key].default))
+                (key, normalize_setting(name, key, value, signature.parameters[key].default))
                 for key, value in bound.arguments.items()
             )
             for key, value in values:

@@ -98,7 +98,7 @@ def test_the_program_on_the_page_runs_on_two_ranks_and_its_checkpoint_is_whole(t
         check=False,
     )
     assert done.returncode == 0, done.stderr
-    assert main.main(["checkpoint", "inspect", str(tmp_path / "out" / "head")]) == 0
+    assert main(["checkpoint", "inspect", str(tmp_path / "out" / "head")]) == 0
     said = capsys.readouterr().out
     assert "intact" in said
     assert "classes 500 to 999" in said

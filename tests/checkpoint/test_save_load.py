@@ -711,7 +711,7 @@ def test_a_file_that_cannot_be_divided_to_its_end_leaves_no_parts(tmp_path, monk
             raise KeyboardInterrupt
         return f"part-{number + 1:05d}-of-{parts:05d}-{token}.safetensors"
 
-    monkeypatch.setattr(checkpoint, "part_name", part_name)
+    monkeypatch.setattr("tammes.checkpoint.save_load.part_name", part_name)
     with pytest.raises(KeyboardInterrupt):
         checkpoint.divide(tmp_path / "a.safetensors", tmp_path / "folder", parts=4)
     assert not list((tmp_path / "folder").iterdir())

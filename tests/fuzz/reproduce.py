@@ -106,4 +106,5 @@ def _call(case, path, step):
 
 def _tensor(tensor):
     values = str(tensor.tolist()).replace("nan", "torch.nan").replace("inf", "torch.inf")
-    return f"torch.tensor({values}, dtype={tensor.dtype})"
+    empty = "" if tensor.numel() else f".reshape({tuple(tensor.shape)})"
+    return f"torch.tensor({values}, dtype={tensor.dtype}){empty}"

@@ -71,6 +71,15 @@ FOUND = {
         5, ((1.0, "arcface", {"margin": 0.5, "extension": "monotone", "gradient": "exact"}),),
         "cosine", 8.0, size=1,
     ),
+    "an angle of 1e-8 in float64": Case(
+        20728, ((1.0, "arcface", {"margin": 0.5, "extension": "monotone", "gradient": "exact"}),),
+        "linear_no_bias", rows=1, classes=2, dtype="float32", special=("aligned",),
+    ),
+    "a scheduled setting in float64": Case(
+        20810, ((1.0, "softmax", {"smoothing": 0.0, "margin": 0.0}),), rows=1, size=1,
+        schedules={"smoothing": ("WarmUp", (0.859375, 0.171875), {"steps": 2, "shape": "linear",
+        "delay": 0})},
+    ),
     "ignored rows and a masked first class": Case(
         2, ((1.0, "softmax", {"smoothing": 0.0, "margin": 0.0}),), rows=4, classes=4, masked=1,
         ignored=2,

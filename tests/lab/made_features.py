@@ -2,7 +2,7 @@
 
 import torch
 
-from tammes.lab.fewshot.protocol import Examples
+from tammes.lab.fewshot.protocol import LabelledFeatures
 
 
 def made(classes=8, each=30, size=24, spread=1.0, seed=0, dtype=torch.double):
@@ -18,4 +18,4 @@ def examples(**settings):
     """The same with names, a base mean and the prototypes of a head."""
     features, labels = made(**settings)
     names = tuple(map(str, labels.unique().tolist()))
-    return Examples(features, labels, names, features.mean(0), prototypes=features[3:8])
+    return LabelledFeatures(features, labels, names, features.mean(0), prototypes=features[3:8])

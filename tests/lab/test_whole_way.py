@@ -94,13 +94,13 @@ def test_a_run_that_is_interrupted_says_how_to_go_on_and_does_so(
     assert main(words) == 130
     printed = capsys.readouterr()
     said = printed.err.splitlines()[-1]
-    assert said.startswith("interrupted; ")
+    assert said.startswith("interrupted; resume with ")
     assert said.endswith(" goes on")
     assert printed.out == ""
     assert Run(folder).status == "unfinished"
     monkeypatch.undo()
     # What it said, to the letter.
-    again = shlex.split(said.removeprefix("interrupted; ").removesuffix(" goes on"))
+    again = shlex.split(said.removeprefix("interrupted; resume with "))
     assert again == ["tammes", "train", "--resume", str(folder)]
     assert main(again[1:]) == 0
     printed = capsys.readouterr()
@@ -156,7 +156,7 @@ def test_ctrl_c_in_a_process_of_its_own_ends_with_130_and_nothing_else_is_said(p
     assert process.returncode == 130
     assert out == ""
     lines = [line for line in rest.splitlines() if not line.startswith("epoch ")]
-    assert lines == [f"interrupted; tammes train --resume {folder} goes on"]
+    assert lines == [f"interrupted; resume with tammes train --resume {folder}"]
     assert list((folder / "checkpoints").glob("last-*.pt"))
 
 

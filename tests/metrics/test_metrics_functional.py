@@ -452,7 +452,7 @@ def test_no_example_at_all_is_nan_with_a_warning(measure):
 def test_neural_collapse_leaves_absent_classes_out_with_a_warning(features, labels, prototypes):
     kept = labels < CLASSES - 1
     plain = F.neural_collapse(features[kept], labels[kept], prototypes=prototypes[:-1])
-    with pytest.warns(UserWarning, match="1 of 7 classes have no example: left out"):
+    with pytest.warns(UserWarning, match="1 of 7 classes have no example: excluded"):
         found = F.neural_collapse(features[kept], labels[kept], prototypes=prototypes)
     assert F.scalars(found) == pytest.approx(F.scalars(plain))
 
@@ -537,7 +537,7 @@ def test_a_class_masked_with_minus_infinity_is_not_there(cosine, labels):
 @pytest.mark.parametrize(
     ("call", "error", "message"),
     [
-        (lambda: F.margins(torch.zeros(2, 3)), ValueError, "labels beside similarity, got none"),
+        (lambda: F.margins(torch.zeros(2, 3)), ValueError, "labels with similarity, got none"),
         (
             lambda: F.margins(torch.zeros(2, 3), torch.tensor([0, 3])),
             ValueError,
@@ -625,7 +625,7 @@ def test_bad_input_is_refused_in_one_sentence(call, error, message):
 
 def test_a_split_without_the_field_is_refused(cosine, labels):
     split = tammes.split(cosine, labels, reads=("target", "others"))
-    with pytest.raises(ValueError, match="'hardest'; a field that was not asked for"):
+    with pytest.raises(ValueError, match="'hardest'; a field that was not requested"):
         F.margins(split)
 
 

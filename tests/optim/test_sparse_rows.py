@@ -12,7 +12,7 @@ from torch import nn
 from torch.testing import assert_close
 
 from tammes.heads import carry_over
-from tammes.optim.sparse_rows import take_rows
+from tammes.optim.sparse_rows import select_rows
 
 CLASSES, SIZE, STEPS = 7, 3, 4
 ROWS = torch.tensor([0, 2, 3, 6])
@@ -62,7 +62,7 @@ def loss_of(rows, step):
 def train(weight, optimizer, index=ROWS, steps=range(STEPS)):
     for step in steps:
         optimizer.zero_grad()
-        loss_of(weight if index is None else take_rows(weight, index), step).backward()
+        loss_of(weight if index is None else select_rows(weight, index), step).backward()
         optimizer.step()
 
 
@@ -119,7 +119,7 @@ def test_momentum_and_decay_of_sampled_rows_follow_the_formula_written_out():
     expected, velocity = weight.detach().clone(), torch.zeros(CLASSES, SIZE, dtype=torch.double)
     for step, rows in enumerate(([0, 2, 3], [2, 5], [0, 5], [1, 2, 6])):
         optimizer.zero_grad()
-        (take_rows(weight, torch.tensor(rows)) * (step + 1.0)).sum().backward()
+        (select_rows(weight, torch.tensor(rows)) * (step + 1.0)).sum().backward()
         optimizer.step()
         for row in rows:
             velocity[row] = momentum * velocity[row] + step + 1.0 + decay * expected[row]
@@ -137,7 +137,7 @@ def test_fault_g_a_dense_gradient_of_zeros_would_have_moved_the_other_rows():
         train(weight, optimizer, index=torch.arange(CLASSES), steps=range(1))
         before = weight.detach().clone()
         optimizer.zero_grad()
-        rows = weight[ROWS] if kind == "dense" else take_rows(weight, ROWS)
+        rows = weight[ROWS] if kind == "dense" else select_rows(weight, ROWS)
         loss_of(rows, 1).backward()
         optimizer.step()
         moved[kind] = (weight.detach() - before)[OTHERS].abs().max().item()
@@ -148,7 +148,7 @@ def test_fault_g_a_dense_gradient_of_zeros_would_have_moved_the_other_rows():
 def test_values_for_each_class_without_further_dimension_are_rows_too():
     bias = nn.Parameter(torch.zeros(CLASSES))
     optimizer = torch.optim.AdamW([bias], lr=0.5)
-    take_rows(bias, ROWS).sum().backward()
+    select_rows(bias, ROWS).sum().backward()
     optimizer.step()
     assert_close(bias.detach(), torch.zeros(CLASSES).index_fill(0, ROWS, -0.5))
 
@@ -163,8 +163,8 @@ def test_the_master_weights_keep_their_type():
 def test_without_gradient_rows_are_just_rows():
     weight = table()
     with torch.no_grad():
-        assert take_rows(weight, ROWS).equal(weight[ROWS])
-    assert take_rows(weight.detach(), ROWS).equal(weight[ROWS])
+        assert select_rows(weight, ROWS).equal(weight[ROWS])
+    assert select_rows(weight.detach(), ROWS).equal(weight[ROWS])
 
 
 # ---------------------------------------------------------------------------------- the gradient
@@ -172,7 +172,7 @@ def test_without_gradient_rows_are_just_rows():
 
 def test_the_gradient_holds_the_rows_taken_and_nothing_else():
     weight = table()
-    loss_of(take_rows(weight, ROWS), 0).backward()
+    loss_of(select_rows(weight, ROWS), 0).backward()
     plain = table()
     loss_of(plain[ROWS], 0).backward()
     assert weight.grad.is_sparse
@@ -193,7 +193,7 @@ def test_an_optimizer_gets_the_memory_of_the_gradient_and_no_copy():
 
     weight = table()
     optimizer = Spy([weight])
-    loss_of(take_rows(weight, ROWS), 0).backward()
+    loss_of(select_rows(weight, ROWS), 0).backward()
     optimizer.step()
     assert seen == [((len(ROWS), SIZE), torch.strided, weight.grad._values().data_ptr())]
 
@@ -203,7 +203,7 @@ def test_gradients_of_several_samples_add_up(make):
     optimizer = make([weight])
     samples = [torch.tensor(rows) for rows in ([0, 2, 3], [2, 3, 6], [0, 2])]
     for step, rows in enumerate(samples):
-        loss_of(take_rows(weight, rows), step).backward()
+        loss_of(select_rows(weight, rows), step).backward()
         loss_of(plain[rows], step).backward()
     assert_close(weight.grad.to_dense(), plain.grad)
     alone = nn.Parameter(plain.detach()[ROWS])
@@ -218,7 +218,7 @@ def test_the_same_rows_twice_in_one_graph_add_up():
     weight, plain = table(), table()
     optimizer, plain_optimizer = MOMENTUM([weight]), MOMENTUM([plain])
     every = torch.arange(CLASSES)
-    (loss_of(take_rows(weight, every), 0) + loss_of(take_rows(weight, every), 1)).backward()
+    (loss_of(select_rows(weight, every), 0) + loss_of(select_rows(weight, every), 1)).backward()
     (loss_of(plain, 0) + loss_of(plain, 1)).backward()
     optimizer.step()
     plain_optimizer.step()
@@ -230,7 +230,7 @@ def test_a_row_that_is_in_a_gradient_twice_gets_the_sum():
     weight, plain = table(), table()
     optimizer, plain_optimizer = MOMENTUM([weight]), MOMENTUM([plain])
     every = torch.arange(CLASSES)
-    loss_of(take_rows(weight, every), 0).backward()
+    loss_of(select_rows(weight, every), 0).backward()
     half = weight.grad.to_dense() / 2
     twice = torch.cat([every, every.flip(0)])[None]
     weight.grad = torch.sparse_coo_tensor(
@@ -245,7 +245,7 @@ def test_a_row_that_is_in_a_gradient_twice_gets_the_sum():
 def test_a_dense_gradient_on_top_makes_it_a_plain_step():
     weight, plain = table(), table()
     optimizer, plain_optimizer = MOMENTUM([weight]), MOMENTUM([plain])
-    (loss_of(take_rows(weight, ROWS), 0) + weight.square().sum()).backward()
+    (loss_of(select_rows(weight, ROWS), 0) + weight.square().sum()).backward()
     (loss_of(plain[ROWS], 0) + plain.square().sum()).backward()
     optimizer.step()
     plain_optimizer.step()
@@ -255,7 +255,7 @@ def test_a_dense_gradient_on_top_makes_it_a_plain_step():
 def test_a_gradient_of_the_gradient_is_refused():
     weight = table()
     (gradient,) = torch.autograd.grad(
-        loss_of(take_rows(weight, ROWS), 0), weight, create_graph=True
+        loss_of(select_rows(weight, ROWS), 0), weight, create_graph=True
     )
     with pytest.raises(RuntimeError, match="twice"):
         gradient.to_dense().sum().backward()
@@ -299,7 +299,7 @@ def test_each_parameter_group_keeps_its_settings():
         {"params": [weight, bias], "lr": 0.5, "weight_decay": 0.2},
     ]
     optimizer = torch.optim.SGD(groups, lr=0.0)
-    loss = backbone.sum() + take_rows(weight, ROWS).sum() + take_rows(bias, ROWS).sum()
+    loss = backbone.sum() + select_rows(weight, ROWS).sum() + select_rows(bias, ROWS).sum()
     loss.backward()
     optimizer.step()
     assert backbone.detach().equal(torch.zeros(2))
@@ -317,7 +317,7 @@ def test_a_learning_rate_schedule_is_followed():
     scheduler = torch.optim.lr_scheduler.StepLR(optimizer, 1, gamma=0.1)
     for _ in range(3):
         optimizer.zero_grad()
-        take_rows(weight, ROWS).sum().backward()
+        select_rows(weight, ROWS).sum().backward()
         optimizer.step()
         scheduler.step()
     assert_close(weight[ROWS].detach(), torch.full((len(ROWS), SIZE), -1.11))
@@ -332,7 +332,7 @@ def test_a_gradient_scaler_unscales_the_rows(name):
     for step in range(3):
         optimizer.zero_grad()
         plain_optimizer.zero_grad()
-        scaler.scale(loss_of(take_rows(weight, torch.arange(CLASSES)), step)).backward()
+        scaler.scale(loss_of(select_rows(weight, torch.arange(CLASSES)), step)).backward()
         scaler.step(optimizer)
         scaler.update()
         loss_of(plain, step).backward()
@@ -344,7 +344,7 @@ def test_a_gradient_scaler_skips_a_step_that_overflowed():
     weight = table()
     optimizer = MOMENTUM([weight])
     scaler = torch.amp.GradScaler("cpu", init_scale=1024.0)
-    scaler.scale(loss_of(take_rows(weight, ROWS), 0) * float("inf")).backward()
+    scaler.scale(loss_of(select_rows(weight, ROWS), 0) * float("inf")).backward()
     scaler.step(optimizer)
     assert weight.equal(table())
     assert scaler.state_dict()["scale"] == 1024.0
@@ -358,7 +358,7 @@ def test_forgotten_gradients_leave_nothing_behind(to_none):
     optimizer, plain_optimizer = MOMENTUM([weight]), MOMENTUM([plain])
     for step in range(3):
         optimizer.zero_grad(set_to_none=to_none)
-        loss_of(take_rows(weight, torch.arange(CLASSES)), step).backward()
+        loss_of(select_rows(weight, torch.arange(CLASSES)), step).backward()
         optimizer.step()
     train(plain, plain_optimizer, index=None, steps=range(3))
     assert weight.equal(plain)
@@ -384,7 +384,7 @@ def test_a_closure_makes_the_gradient_within_the_step(style):
 
         def closure(step=step):
             optimizer.zero_grad()
-            loss = loss_of(take_rows(weight, every), step)
+            loss = loss_of(select_rows(weight, every), step)
             loss.backward()
             return loss
 
@@ -413,7 +413,7 @@ def test_a_closure_that_is_called_twice_in_a_step_sees_the_rows_that_moved():
 
     def closure():
         optimizer.zero_grad()
-        loss = loss_of(take_rows(weight, ROWS), 0)
+        loss = loss_of(select_rows(weight, ROWS), 0)
         loss.backward()
         return loss
 
@@ -440,7 +440,7 @@ def test_a_step_that_calls_that_of_its_base_class_is_one_step(with_closure):
     optimizer = Derived([weight], lr=0.1)
 
     def closure():
-        loss_of(take_rows(weight, ROWS), 0).backward()
+        loss_of(select_rows(weight, ROWS), 0).backward()
 
     if with_closure:
         optimizer.step(closure)
@@ -482,7 +482,7 @@ def failing():
 def test_what_is_saved_after_an_error_within_a_step_is_as_it_was_before(failing):
     weight, optimizer = failing
     before = copy.deepcopy((weight, optimizer.state_dict()))
-    loss_of(take_rows(weight, ROWS), 0).backward()
+    loss_of(select_rows(weight, ROWS), 0).backward()
     with pytest.raises(KeyboardInterrupt):
         optimizer.step()
     assert same(optimizer.state_dict(), before[1])
@@ -493,7 +493,7 @@ def test_what_is_saved_after_an_error_within_a_step_is_as_it_was_before(failing)
 def test_a_step_that_failed_can_be_taken_again(failing):
     weight, optimizer = failing
     before = weight.detach().clone()
-    loss_of(take_rows(weight, ROWS), 0).backward()
+    loss_of(select_rows(weight, ROWS), 0).backward()
     try:
         optimizer.step()
     except KeyboardInterrupt:
@@ -512,12 +512,12 @@ def test_a_step_that_failed_can_be_taken_again(failing):
 @pytest.mark.parametrize("to_none", [True, False])
 def test_a_gradient_cleared_after_a_step_that_failed_is_gone(failing, to_none):
     weight, optimizer = failing
-    loss_of(take_rows(weight, ROWS), 0).backward()
+    loss_of(select_rows(weight, ROWS), 0).backward()
     with pytest.raises(KeyboardInterrupt):
         optimizer.step()
     optimizer.zero_grad(set_to_none=to_none)
     other = torch.tensor([0, CLASSES - 1])
-    take_rows(weight, other).sum().backward()
+    select_rows(weight, other).sum().backward()
     assert weight.grad._indices()[0].equal(other)
     assert (weight.grad._values() == 1).all()
     optimizer.fails = False
@@ -528,10 +528,10 @@ def test_a_gradient_cleared_after_a_step_that_failed_is_gone(failing, to_none):
 
 def test_a_gradient_not_cleared_after_a_step_that_failed_is_added_to(failing):
     weight, optimizer = failing
-    take_rows(weight, ROWS).sum().backward()
+    select_rows(weight, ROWS).sum().backward()
     with pytest.raises(KeyboardInterrupt):
         optimizer.step()
-    take_rows(weight, ROWS).sum().backward()
+    select_rows(weight, ROWS).sum().backward()
     assert (weight.grad.to_dense()[ROWS] == 2).all()
 
 
@@ -541,7 +541,7 @@ def test_a_step_that_another_thread_is_at_is_left_alone():
     class Waiting(torch.optim.SGD):
         def step(self, closure=None):
             # As if the other thread came to take rows in the middle of the step.
-            thread = threading.Thread(target=take_rows, args=(other, ROWS))
+            thread = threading.Thread(target=select_rows, args=(other, ROWS))
             thread.start()
             thread.join()
             seen.append(self.param_groups[0]["params"][0].shape)
@@ -560,7 +560,7 @@ def test_a_parameter_that_replaces_another_takes_its_state_along():
     larger = nn.Parameter(torch.cat([weight.detach(), torch.zeros(2, SIZE)]))
     carry_over(optimizer, weight, larger, torch.arange(CLASSES))
     assert optimizer.state[larger]["momentum_buffer"][:CLASSES].equal(velocity)
-    take_rows(larger, torch.tensor([0, 8])).sum().backward()
+    select_rows(larger, torch.tensor([0, 8])).sum().backward()
     optimizer.step()
     assert optimizer.state[larger]["momentum_buffer"][1:CLASSES].equal(velocity[1:])
     assert_close(larger[8].detach(), torch.full((SIZE,), -0.1))
@@ -583,7 +583,7 @@ def test_an_optimizer_that_cannot_work_on_rows_is_refused_in_one_sentence():
 
     def closure():
         optimizer.zero_grad()
-        loss = loss_of(take_rows(weight, ROWS), 0)
+        loss = loss_of(select_rows(weight, ROWS), 0)
         loss.backward()
         return loss
 
@@ -598,7 +598,7 @@ def test_optimizer_with_coupled_rows_or_other_start_is_refused(name):
         pytest.skip(f"this torch has no {name}")
     weight = table()
     optimizer = kind([weight], lr=0.1)
-    take_rows(weight, ROWS).sum().backward()
+    select_rows(weight, ROWS).sum().backward()
     with pytest.raises(ValueError, match=f"sampled classes expect an optimizer .*, got {name}"):
         optimizer.step()
     weight.grad = torch.ones_like(weight)
@@ -608,7 +608,7 @@ def test_optimizer_with_coupled_rows_or_other_start_is_refused(name):
 def test_sparse_gradients_of_others_are_left_to_torch():
     weight, embedding = table(), nn.Embedding(CLASSES, SIZE, sparse=True)
     optimizer = torch.optim.AdamW([weight, embedding.weight])
-    loss_of(take_rows(weight, ROWS), 0).backward()
+    loss_of(select_rows(weight, ROWS), 0).backward()
     embedding(ROWS).sum().backward()
     with pytest.raises(RuntimeError, match="sparse"):
         optimizer.step()
@@ -616,9 +616,9 @@ def test_sparse_gradients_of_others_are_left_to_torch():
 
 UNCHECKED = """
 import torch
-from tammes.optim.sparse_rows import take_rows
+from tammes.optim.sparse_rows import select_rows
 weight = torch.nn.Parameter(torch.ones(4, 2))
-take_rows(weight, torch.tensor([0, 2])).sum().backward()
+select_rows(weight, torch.tensor([0, 2])).sum().backward()
 # Torch warns here, unless somebody has said that nothing is to be checked; up to 2.12 before, too.
 torch.sparse_coo_tensor([[0]], [1.0], (2,))
 """

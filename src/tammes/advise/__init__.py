@@ -1,4 +1,4 @@
-"""Advice before training: feasible margins and scales, what to start with, memory and time."""
+"""Advice before training: feasible margins and scales, initial settings, memory and time."""
 
 from tammes.advise.advice import Advice, advise
 

@@ -1,4 +1,4 @@
-"""Advice: which margins and scales are possible, what to begin with, what it costs.
+"""Advise on margins and scales, initial settings, and the cost of a step.
 
 ``tammes advise`` on the command line, :func:`advise` in Python. Formulas and their sources are in
 docs/advise.md, and in :mod:`tammes.advise.feasibility`, :mod:`tammes.advise.warnings` and
@@ -34,17 +34,17 @@ from tammes.terms import Term
 
 @dataclass(frozen=True)
 class Scales:
-    """Scales for a wanted posterior.
+    """Scales for a desired posterior.
 
     Attributes:
-        posterior: wanted of an example on its prototype.
-        least: without a margin no smaller scale reaches it, in any dimension.
-        about: what it takes without a margin at the largest class margin.
-        adacos: the fixed scale of AdaCos.
-        least_with_margin: like ``least``, for the loss and the margin of the advice; none where
-            no theorem says it.
-        about_with_margin: like ``about``, for that loss and margin; infinite where the margin
-            cannot be met.
+        posterior: desired posterior of an example at its prototype.
+        least: smallest scale that can reach it without a margin, in any dimension.
+        about: scale that reaches it without a margin at the largest class margin.
+        adacos: fixed scale of AdaCos.
+        least_with_margin: like ``least``, for the loss and margin of the advice; ``None`` if no
+            theorem applies.
+        about_with_margin: like ``about``, for that loss and margin; infinite if the margin cannot
+            be met.
     """
 
     posterior: float
@@ -57,25 +57,25 @@ class Scales:
 
 @dataclass(frozen=True)
 class Advice:
-    """What :func:`advise` has to say; ``print`` it, or take :meth:`to_dict`.
+    """Result of :func:`advise`; ``print`` it, or call :meth:`to_dict`.
 
     Attributes:
-        work: the sizes asked for.
-        machine: where it is to run.
-        loss: the loss, as asked for or recommended.
-        margin: its margin, as asked for or recommended; none where it has none.
+        work: sizes of the job.
+        machine: machine it is to run on.
+        loss: loss, as given or recommended.
+        margin: its margin, as given or recommended; ``None`` if it has none.
         scale: its scale, likewise.
-        class_margin: the largest class margin there can be.
-        sample_margin: the largest sample margin of examples on their prototypes,
+        class_margin: largest possible class margin.
+        sample_margin: largest sample margin of examples at their prototypes,
             ``1 - cos(class margin)``.
-        sample_margin_limit: what no examples can exceed, wherever they are.
+        sample_margin_limit: upper bound of the sample margin of any examples.
         margins: feasible margins of every loss.
-        scales: scales for the wanted posterior.
-        start: mean loss before training, or none where it cannot be told.
-        recommendations: what to begin with.
-        cautions: what to change.
-        costs: bytes and seconds of every way to compute it.
-        implementation: which of them a head takes by itself, or nothing where no head is used.
+        scales: scales for the desired posterior.
+        start: mean loss before training, or ``None`` if unknown.
+        recommendations: recommended initial settings.
+        cautions: warnings about the settings.
+        costs: bytes and seconds of every implementation.
+        implementation: the one that a head chooses by default, or ``""`` without a head.
 
     Example:
         >>> advice = advise(1000, 128, loss="cosface")
@@ -100,7 +100,7 @@ class Advice:
     implementation: str
 
     def to_dict(self) -> dict[str, Any]:
-        """Everything as plain numbers, strings, lists and dictionaries; infinity becomes None."""
+        """Convert to plain numbers, strings, lists and dictionaries; infinity becomes None."""
         work = {k: v for k, v in vars(self.work).items() if k not in ("similarity", "reads")}
         margin = {**asdict(self.class_margin), "degrees": self.class_margin.degrees}
         return _plain(
@@ -152,29 +152,29 @@ def advise(
     device: str = "cuda",
     machine: Machine | None = None,
 ) -> Advice:
-    """Which margins and scales are possible, what to begin with, what cannot train, what it costs.
+    """Advise on feasible margins and scales, initial settings, problems in training, and cost.
 
     Args:
         classes: number of classes C.
         dim: size D of a feature.
         batch: examples in a step, over all GPUs.
         gpus: number of ranks.
-        dtype: what the head's prototypes are stored in.
-        autocast: what products are computed in, where that is half precision.
-        optimizer: ``"sgd"``, ``"momentum"`` (SGD with it), ``"adagrad"``, ``"rmsprop"``,
+        dtype: dtype of the prototypes.
+        autocast: dtype of matrix products under autocast, or ``None``.
+        optimizer: ``"sgd"``, ``"momentum"`` (SGD with momentum), ``"adagrad"``, ``"rmsprop"``,
             ``"adam"`` or ``"adamw"``.
         lr: learning rate of the head.
-        samples_per_class: how many examples a class has in training.
-        imbalance: how many times more the largest class has than the smallest.
+        samples_per_class: number of training examples per class.
+        imbalance: size of the largest class over that of the smallest.
         loss: name of a loss, or several joined by ``+``, the main one first;
             ``cosface`` by default. ``direct_sum`` and ``spectral_sum`` may be among them.
-        scale: of the head, if it is decided already.
-        margin: of the loss, if it is decided already; radians for angles.
-        annealing: whether ``blend`` of L-Softmax or SphereFace is going to be annealed.
-        posterior: wanted of an example on its prototype.
-        sample_rate: share of the classes that the sampled way looks at.
+        scale: scale of the head, if already chosen.
+        margin: margin of the loss, if already chosen; radians for angles.
+        annealing: whether ``blend`` of L-Softmax or SphereFace will be annealed.
+        posterior: desired posterior of an example at its prototype.
+        sample_rate: fraction of the classes per step with sampled classes.
         device: ``"cuda"`` or ``"cpu"``.
-        machine: what one GPU is; an H200 by default, or a small CPU.
+        machine: one accelerator; an H200 by default, or a small CPU.
 
     Returns:
         The :class:`Advice`.
@@ -248,7 +248,7 @@ def advise(
         annealing=annealing,
         start=start,
     )
-    # Losses between examples alone have no use for a head.
+    # Losses between examples do not use a head.
     costs = plan(work, machine) if reads else ()
     return Advice(
         work=work,
@@ -277,7 +277,7 @@ def advise(
 
 
 def _names(loss: str) -> tuple[str, ...]:
-    """The losses of a sum, by their builders' names."""
+    """Names of the builders of the losses in a sum."""
     names = tuple(
         part.strip() if part.strip() in SUMS else builder(part).__name__ for part in loss.split("+")
     )
@@ -289,15 +289,15 @@ def _names(loss: str) -> tuple[str, ...]:
 
 
 def _similarity(name: str) -> Similarity:
-    """That of the head a loss is written for."""
+    """Similarity of the head that a loss is written for."""
     if name == "large_margin_gaussian":
         return SquaredDistance()
     return InnerProduct() if name in LINEAR else Cosine()
 
 
 def _term(name: str, margin: float | None) -> Term:
-    """A loss with the margin where it belongs."""
-    # A class as rare as any has the largest margin.
+    """Build a loss with the margin in its setting."""
+    # The rarest class has the largest margin.
     name = "cosface" if name == "ldam" else name
     kind = KINDS.get(name)
     settings: dict[str, float] = {}

@@ -1,13 +1,13 @@
-r"""Which margins and which scales are possible: what the sphere leaves of them.
+r"""Feasible margins and scales on the sphere.
 
-Let the closest two prototypes be at the angle :math:`A`, the class margin. An example of the angle
-:math:`\theta` to its own prototype can be as near as :math:`A - \theta` to another. It meets the
-margins of a loss if its own class wins after they are taken off,
+Let :math:`A` be the angle between the closest two prototypes, the class margin. An example at the
+angle :math:`\theta` to its own prototype can be as near as :math:`A - \theta` to another. It meets
+the margins of a loss if its own class wins after they are applied,
 
 .. math:: \Phi(m_1\theta + m_2) - m_3 \ge \cos(A - \theta),
 
-with the monotone :math:`\Phi` of :func:`tammes.losses.angular.target_score`. The left side falls
-and the right side grows with :math:`\theta`, so there is something to meet only if
+with the monotone :math:`\Phi` of :func:`tammes.losses.angular.target_score`. The left side
+decreases and the right side increases with :math:`\theta`, so a solution exists only if
 :math:`\Phi(m_2) - m_3 \ge \cos A`, and then up to one angle, the radius of a class.
 """
 
@@ -23,11 +23,11 @@ from tammes.split import SUMMED, Split, split
 from tammes.terms import Definition, Term
 
 Margins = tuple[float, float, float]
-"""Factor of the angle, radians added to it, cosine taken off."""
+"""Factor of the angle, radians added to it, cosine subtracted."""
 
 
 def builder(name: str) -> Callable[..., Term]:
-    """The builder of a loss by its name, which may be written as that of its class.
+    """Find the builder of a loss by its name or by the name of its class.
 
     Example:
         >>> builder("CosFace")()
@@ -43,7 +43,7 @@ def builder(name: str) -> Callable[..., Term]:
 
 
 def definition(name: str) -> Definition:
-    """What all terms of a name share."""
+    """Return the definition shared by all terms of a name."""
     return builder(name).definition  # type: ignore[attr-defined]
 
 
@@ -56,18 +56,18 @@ def bent(theta: float, margins: Margins = (1.0, 0.0, 0.0)) -> float:
 
 
 def class_radius(angle: float, margins: Margins = (1.0, 0.0, 0.0)) -> float | None:
-    r"""How far from its prototype an example may be and still meet the margins, in radians.
+    r"""Largest angle to its prototype at which an example meets the margins, in radians.
 
     Towards the nearest other class, with prototypes ``angle`` apart. In closed form
     :math:`A/2` without margin, :math:`(A-m)/2` for ArcFace, :math:`A/(m+1)` for SphereFace and
     :math:`A/2 - \arcsin\frac{m}{2\sin(A/2)}` for CosFace.
 
     Args:
-        angle: between the closest prototypes, in radians.
-        margins: of the loss.
+        angle: angle between the closest prototypes, in radians.
+        margins: margins of the loss.
 
     Returns:
-        The radius, or none where no example meets the margins.
+        The radius, or ``None`` if no example meets the margins.
 
     Example:
         >>> round(class_radius(1.5, (1.0, 0.5, 0.0)), 6)
@@ -86,7 +86,7 @@ def class_radius(angle: float, margins: Margins = (1.0, 0.0, 0.0)) -> float | No
 
 
 def _largest_adaface(angle: float) -> float:
-    """The root of ``2 - cos(m) - 2 m = cos(angle)``: AdaFace where it asks most, at k = 1."""
+    """Root of ``2 - cos(m) - 2 m = cos(angle)``: the largest margins of AdaFace, at k = 1."""
     low, high = 0.0, math.pi
     for _ in range(60):
         middle = (low + high) / 2
@@ -98,7 +98,7 @@ def _largest_adaface(angle: float) -> float:
 
 
 def _gap(angle: float) -> float:
-    """``1 - cos(angle)`` with its digits."""
+    """Compute ``1 - cos(angle)`` accurately."""
     return 2 * math.sin(angle / 2) ** 2
 
 
@@ -108,15 +108,15 @@ def _unlimited(_: float) -> float:
 
 @dataclass(frozen=True)
 class Kind:
-    """How a loss sets its margin: from the number a user gives to what it does to the target.
+    """Margin of a loss: the name of its setting, and its effect on the target.
 
     Attributes:
         loss: name of the loss.
-        setting: name of the number.
-        place: the three margins for a value of it.
-        largest: the largest feasible value, by the class margin.
+        setting: name of the setting.
+        place: the three margins for a value of the setting.
+        largest: largest feasible value for a class margin.
         rule: the same in words.
-        default: of the ready-made criterion, where the builder has none that says anything.
+        default: default of the preset criterion, if the builder has no usual default.
     """
 
     loss: str
@@ -158,32 +158,32 @@ KINDS = {
         ),
     )
 }
-"""Losses with a margin on a sphere."""
+"""Losses with a margin on the sphere."""
 
 CHORDS = ("triplet", "contrastive")
-"""Losses whose margin is a distance of unit features: at most ``2 sin(A/2)``."""
+"""Losses whose margin is a distance between unit features: at most ``2 sin(A/2)``."""
 
 LINEAR = (
     *("softmax", "focal", "hard_bias", "crammer_singer", "hinge", "bce", "l_softmax"),
     "large_margin_gaussian",
 )
-"""Losses written for raw features, where norms grow until any margin in the score is met."""
+"""Losses for unnormalized features, whose norms grow until any margin is met."""
 
 
 @dataclass(frozen=True)
 class FeasibleMargin:
-    """What margins a loss can ask for.
+    """Feasible margins of a loss.
 
     Attributes:
         loss: name of the loss.
         setting: name of the margin, ``""`` where there is none.
-        default: what it is by default.
-        largest: the largest that can be met by all classes, infinite where any can; with a class
-            margin that is only bounded, none above it can be met.
-        feasible: whether the default can.
-        radius: how far from its prototype an example may be at the default margin, in radians, or
-            none where it cannot be met at all.
-        rule: where ``largest`` comes from, with A the class margin.
+        default: default margin.
+        largest: largest margin that all classes can meet, infinite if any can be met; if the class
+            margin is only an upper bound, so is this.
+        feasible: whether the default can be met.
+        radius: largest angle of an example to its prototype at the default margin, in radians, or
+            ``None`` if the margin cannot be met.
+        rule: formula of ``largest``, with A the class margin.
     """
 
     loss: str
@@ -196,7 +196,7 @@ class FeasibleMargin:
 
 
 def feasible_margins(angle: float) -> tuple[FeasibleMargin, ...]:
-    """The margins of every loss on a sphere, for prototypes at best ``angle`` apart.
+    """Feasible margins of every loss on the sphere, for prototypes at most ``angle`` apart.
 
     Example:
         >>> best = {row.loss: row for row in feasible_margins(math.pi / 2)}
@@ -226,11 +226,11 @@ def feasible_margins(angle: float) -> tuple[FeasibleMargin, ...]:
 
 
 def largest_sample_margin_of_any(classes: int, dim: int, angle: float) -> float:
-    r"""A proven limit of the sample margin that all examples can have, wherever they are.
+    r"""Proven upper bound of the sample margin that all examples can have.
 
-    :math:`\frac{k}{k-1}` for :math:`k \le d+1` (Proposition 3 of Zhou et al. 2022). Beyond, two
-    groups of the prototypes have hulls that meet in a point p (Radon): an example of the one group
-    wins over p by at most :math:`\lVert w - p\rVert`, and the mean square of that is
+    :math:`\frac{k}{k-1}` for :math:`k \le d+1` (Proposition 3 of Zhou et al. 2022). With more
+    classes, two groups of the prototypes have hulls that meet in a point p (Radon): an example of
+    one group wins over p by at most :math:`\lVert w - p\rVert`, and the mean square of that is
     :math:`1 - \lVert p\rVert^2`. So the limit is 1, which the orthoplex reaches, and no more than
     the distance of the closest two prototypes, :math:`2\sin(A/2)`.
     """
@@ -240,14 +240,14 @@ def largest_sample_margin_of_any(classes: int, dim: int, angle: float) -> float:
 
 
 def log_odds(posterior: float, classes: int) -> float:
-    """``log((C - 1) p / (1 - p))``: by how much the own score must win over equal others."""
+    """Compute ``log((C - 1) p / (1 - p))``: score margin over equal others for posterior p."""
     if not 0 < posterior < 1:
         raise ValueError(f"advise expects posterior between 0 and 1, got {posterior}")
     return math.log(classes - 1) + math.log(posterior) - math.log1p(-posterior)
 
 
 def scale_for(odds: float, target: float, cosine: float) -> float:
-    r"""Scale at which the own class has the wanted posterior against C - 1 others.
+    r"""Scale at which the own class has the desired posterior against C - 1 others.
 
     .. math:: s \ge \frac{\log\frac{(C-1)\,p}{1-p}}{t - \cos A}
 
@@ -257,7 +257,7 @@ def scale_for(odds: float, target: float, cosine: float) -> float:
         cosine: cosine to the other prototypes.
 
     Returns:
-        The scale; infinite where the own class cannot win, 0 where it need not.
+        The scale; infinite if the own class cannot win, 0 if it need not.
     """
     if odds <= 0:
         return 0.0
@@ -265,7 +265,7 @@ def scale_for(odds: float, target: float, cosine: float) -> float:
 
 
 def adacos(classes: int) -> float:
-    r"""The fixed scale of AdaCos, :math:`\sqrt2\log(C-1)`: even odds at 45° with others at 90°."""
+    r"""Fixed scale of AdaCos, :math:`\sqrt2\log(C-1)`: even odds at 45° with others at 90°."""
     return math.sqrt(2) * math.log(classes - 1)
 
 
@@ -273,7 +273,7 @@ _ANGLES, _DRAWS = 20_000, 512
 
 
 def random_start(classes: int, dim: int, scale: float) -> Split:
-    """What a cosine head sees before training: random directions, at every angle to the own one.
+    """Split of a cosine head before training: random directions, at every angle to the own one.
 
     Args:
         classes: number of classes C.
@@ -290,13 +290,13 @@ def random_start(classes: int, dim: int, scale: float) -> Split:
     cosine, count = theta.cos(), classes - 1
     below = share.cumsum(0)
     if count <= 1000:
-        # Few of them: what one draw looks like, on average over some.
+        # Few classes: average over some random draws.
         generator = torch.Generator().manual_seed(0)
         level = torch.rand(_DRAWS, count, dtype=torch.double, generator=generator)
         score = scale * cosine[torch.searchsorted(below, level).clamp_max(_ANGLES - 1)]
         logs, nearest = score, score.amax(1) / scale
     else:
-        # Many: each angle as often as it should be, but none so near that not even one is due.
+        # Many classes: the distribution of angles, cut off where less than one class is expected.
         first = int(torch.searchsorted(below, math.log(2) / count))
         score = scale * cosine[None, first:]
         logs, nearest = score + (count * share[first:]).log(), cosine[first]
@@ -313,7 +313,7 @@ def random_start(classes: int, dim: int, scale: float) -> Split:
 
 
 def starting_loss(term: Term, classes: int, dim: int, scale: float) -> float | None:
-    """Mean loss of a term on a cosine head before training, or none where it cannot be told."""
+    """Mean loss of a term on a cosine head before training, or ``None`` if unknown."""
     needs = term.definition
     if dim < 2 or needs.on != "split" or needs.state is not None:
         return None

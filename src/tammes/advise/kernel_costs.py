@@ -1,6 +1,6 @@
-"""What the kernels do between features and gradients: bytes of temporaries, products, traffic.
+"""Cost model of the kernels: bytes of temporaries, matrix products, memory traffic.
 
-All constants that were fitted to measurements are here; docs/advise.md has the measurements.
+All constants fitted to measurements are here; docs/advise.md has the measurements.
 """
 
 from collections.abc import Sequence
@@ -14,19 +14,19 @@ from tammes.kernels.tiling import Plan, class_blocks, fits_in_gradient, fused_bl
 from tammes.similarity import InnerProduct
 
 _DENSE_MATRICES = 4
-"""N x C matrices alive at once on the dense way: scores, and steps of their gradient."""
+"""N x C matrices alive at once in the dense implementation: scores and their gradients."""
 _MORE_BLOCKS = {"expected": 2, "excess": 3, "softplus": 4}
-"""Blocks of scores beside the first on the streamed way, by what is read of them."""
+"""Additional blocks of scores in the streamed implementation, by the fields read."""
 _KEY_BLOCKS = 4
-"""Blocks of keys alive at once while their gradient becomes that of the prototypes."""
+"""Blocks of keys alive at once while their gradient is converted to that of prototypes."""
 _ROWS = 5
-"""Copies of the features: queries, own prototypes, what is wanted of them."""
+"""Copies of the features: queries, own prototypes, and their gradients."""
 _TILE = 128
-"""Classes of a tile of exponentials."""
+"""Classes per tile of exponentials."""
 
 
 class Passes(NamedTuple):
-    """How often memory is gone through, fitted to an H200."""
+    """Number of passes over memory, fitted to an H200."""
 
     scores: float
     """Reads and writes of a score."""
@@ -36,7 +36,7 @@ class Passes(NamedTuple):
     """The same for each block of rows."""
 
     def over(self, rows: int, classes: int, dim: int, blocks: int = 1) -> float:
-        """All of them for a batch."""
+        """Total passes for a batch."""
         prototypes = classes * dim
         return self.scores * rows * classes + (self.prototypes + self.again * blocks) * prototypes
 
@@ -44,20 +44,20 @@ class Passes(NamedTuple):
 DENSE = Passes(scores=25, prototypes=26)
 STREAMED = Passes(scores=11, prototypes=33, again=10)
 STREAMED_HALF = Passes(scores=15, prototypes=38, again=4.7)
-"""The streamed way with products in half precision: more copies, but the keys are kept."""
+"""Streamed with products in half precision: more copies, but the keys are kept."""
 FUSED = Passes(scores=0, prototypes=6.5, again=4.9)
 """In numbers of half precision, where the others are in the working one. What is read and written
 of exponentials hides behind their products."""
 
 
 class Inside(NamedTuple):
-    """What a kernel does on a rank.
+    """Work of a kernel on one rank.
 
     Attributes:
-        scores: bytes of temporaries beside the gradients.
+        scores: bytes of temporaries in addition to the gradients.
         products: additions and multiplications.
-        passes: bytes of traffic.
-        blocks: of rows, one after the other.
+        passes: bytes of memory traffic.
+        blocks: number of blocks of rows, processed one after the other.
     """
 
     scores: int
@@ -67,7 +67,7 @@ class Inside(NamedTuple):
 
 
 def dense(work: Workload) -> Inside:
-    """All scores in memory; gradients by autograd."""
+    """Cost with all scores in memory and gradients by autograd."""
     matrix = work.rows * work.classes * work.working
     prototypes = work.classes * work.dim * work.working
     copy = prototypes if work.rounds else 0
@@ -82,13 +82,13 @@ def dense(work: Workload) -> Inside:
 
 
 def dense_matrices(reads: frozenset[str]) -> int:
-    """Matrices of all scores alive at once on the dense way, by what the loss reads."""
+    """Number of N x C matrices alive at once in the dense implementation, by fields read."""
     more = {"expected", "mean", "softplus", "rest"} & reads or {"hardest", "others"} <= reads
     return _DENSE_MATRICES + (1 if more else 0)
 
 
 def streamed(work: Workload, rows: int, classes: int) -> Inside:
-    """One block of scores at a time, cut as the kernel cuts itself; gradients made in forward."""
+    """Cost with one block of scores at a time, tiled as the kernel does, and forward gradients."""
     problem = work.problem(rows, classes)
     plan = Plan(work.reads, _never, (1.0,), itemsize=work.working)
     if plan.too_thin(problem):
@@ -110,25 +110,25 @@ def streamed(work: Workload, rows: int, classes: int) -> Inside:
 def _streamed_bytes(
     work: Workload, rows: int, classes: int, blocks: Sequence[slice], width: int, shared: bool
 ) -> int:
-    """Temporaries, with blocks of rows, keys of ``width`` classes, scores shared with gradients."""
+    """Bytes of temporaries for blocks of rows and keys of ``width`` classes."""
     height, prototypes = longest(blocks), classes * work.dim
     block = height * classes
-    # A linear head needs no keys but the prototypes themselves. In half precision all of them are
-    # kept, and a product is made beside what it is added to, from a copy of the block.
+    # A linear head needs no keys but the prototypes themselves. In half precision all keys are
+    # kept, and a product is computed from a copy of the block before it is added.
     tile, linear = width * work.dim, isinstance(work.similarity, InnerProduct)
     beside = 0 if linear else tile
     if work.half:
         beside = max(height * width, height * width // 2 + tile)
     elif shared:
-        # One short block of scores lies in the memory of the gradient, and is copied out in pieces.
+        # A single short block of scores shares the memory of the gradient, and is copied in pieces.
         beside += height * width
     during = max(_more_blocks(work.reads) * block, beside) + (0 if shared else block)
     during += prototypes // 2 if work.half else 0
-    # Afterwards the gradient of keys becomes that of prototypes, one block after the other.
+    # Then the gradient of the keys is converted to that of the prototypes, block by block.
     finishing = 0 if linear else _KEY_BLOCKS * tile
     taken = max(during, finishing)
     if work.rounds:
-        # Collected first and stored then, where the blocks of keys have been.
+        # Accumulated first, then stored in the memory of the key blocks.
         taken += prototypes - min(finishing, prototypes * work.stored // work.working)
     return (taken + _ROWS * rows * work.dim + classes) * work.working
 
@@ -138,7 +138,7 @@ def _more_blocks(reads: frozenset[str]) -> int:
 
 
 def _recomputed(work: Workload, plan: Plan, rows: int, classes: int) -> Inside:
-    """Where only few rows of scores would fit: blocks of classes, whose scores are made twice."""
+    """Cost if only few rows of scores fit: blocks of classes whose scores are computed twice."""
     width = longest(class_blocks(work.problem(rows, classes)))
     taken = (plan.copies * rows + work.dim) * width + _ROWS * rows * work.dim + classes
     taken += classes * work.dim if work.rounds else 0
@@ -149,10 +149,10 @@ def _recomputed(work: Workload, plan: Plan, rows: int, classes: int) -> Inside:
 
 
 def fused(work: Workload, rows: int, classes: int) -> Inside:
-    """One block of exponentials in half precision, made and used by kernels of its own."""
+    """Cost of the fused kernels: one block of exponentials in half precision."""
     number = 2 if work.half else work.working
     row_blocks = fused_blocks(rows, classes, work.dim, number)
-    # Keys, a block of exponentials and its sums by tiles, and what rows or classes have alone.
+    # Keys, a block of exponentials with its sums per tile, and values per row and per class.
     block, prototypes = longest(row_blocks) * classes, classes * work.dim
     taken = number * (prototypes + block) + block // _TILE * work.working
     taken += (_ROWS * rows * work.dim + classes) * work.working
@@ -162,7 +162,7 @@ def fused(work: Workload, rows: int, classes: int) -> Inside:
 
 
 def shared(work: Workload, rows: int, classes: int) -> tuple[Way, Inside]:
-    """The way a rank takes with some of the classes, and what that is."""
+    """Implementation and cost on a rank with a shard of the classes."""
     way = work.within(rows, classes)
     return way, (fused if way == "fused" else streamed)(work, rows, classes)
 

@@ -1,12 +1,12 @@
-r"""What a step costs: bytes per rank and time, for every way to get from features to a loss.
+r"""Cost of a step: bytes per rank and time, for every implementation of the head.
 
 With N rows and C classes on a rank and D numbers in a prototype, a step of a head holds
 
 .. math:: \text{weights} + \text{gradient} + \text{optimizer} + \text{scores} + \text{features},
 
 each :math:`CD` or :math:`NC` or :math:`ND` numbers times a factor. The factors are those of
-:mod:`tammes.kernels`, and tests compare them with what a process really takes. The backbone is not
-counted, nor the temporaries of the optimizer's own step, which come when the scores are gone.
+:mod:`tammes.kernels`, and tests compare them with the memory of a real process. The backbone is not
+included, nor the temporaries of the optimizer step, when the scores have been freed.
 
 The time is an estimate: matrix products at a given rate, passes over memory at another and
 messages at a third, one after the other.
@@ -22,12 +22,12 @@ from tammes.advise.workload import OPTIMIZERS, Machine, Workload
 from tammes.heads.class_sampling import sample_size
 
 COLLECTIVES = 4
-"""Of a sharded step: sizes, labels, features and their gradient; and one for each block of rows."""
+"""Collectives of a sharded step: sizes, labels, features, their gradient; one more per block."""
 
 
 @dataclass(frozen=True)
 class Cost:
-    """What one step of a head takes on each rank.
+    """Cost of one step of a head on each rank.
 
     Attributes:
         mode: ``"dense"``, ``"streamed"``, ``"fused"``, ``"sharded"`` or ``"sampled"``.
@@ -35,14 +35,14 @@ class Cost:
         gradient: bytes of their gradient.
         optimizer: bytes of the optimizer's state.
         scores: bytes of scores and other temporaries of the call and its backward.
-        features: bytes of features and their gradient, those gathered from other ranks included,
+        features: bytes of features and their gradient, including those gathered from other ranks,
             and of the buckets in which gradients are averaged.
         products: seconds of matrix products.
         traffic: seconds of passes over memory.
         exchange: seconds of messages between ranks.
-        seconds: the sum, but never less than the calls themselves take; an estimate.
+        seconds: estimated sum, at least the overhead of the calls.
         fits: whether the bytes fit on the machine.
-        note: what else to know.
+        note: additional remark.
 
     Example:
         >>> dense = plan(Workload(classes=1000, dim=64, batch=256))[0]
@@ -65,24 +65,24 @@ class Cost:
 
     @property
     def total(self) -> int:
-        """All bytes."""
+        """Total bytes."""
         return self.weights + self.gradient + self.optimizer + self.scores + self.features
 
     def to_dict(self) -> dict[str, Any]:
-        """Every field and the sum of the bytes."""
+        """Convert to a dictionary of all fields and the total bytes."""
         return {**asdict(self), "total": self.total}
 
 
 def plan(work: Workload, machine: Machine | None = None) -> tuple[Cost, ...]:
-    """Cost of every way to compute a loss, on each rank.
+    """Cost of every implementation, on each rank.
 
     Args:
-        work: what is to be computed.
-        machine: where; an H200 by default.
+        work: sizes of the job.
+        machine: machine to run on; an H200 by default.
 
     Returns:
         A :class:`Cost` for each of dense, streamed, fused (on CUDA), sharded and sampled; only for
-        dense where the loss needs all scores at once.
+        dense if the loss needs all scores at once.
 
     Example:
         >>> costs = plan(Workload(classes=1_000_000, dim=512, batch=4096, gpus=8))
@@ -104,7 +104,7 @@ def plan(work: Workload, machine: Machine | None = None) -> tuple[Cost, ...]:
 
 
 class _Estimate:
-    """The formulas, with the sizes they share."""
+    """Cost formulas for one job and machine."""
 
     def __init__(self, work: Workload, machine: Machine) -> None:
         self.work, self.machine = work, machine
@@ -115,27 +115,27 @@ class _Estimate:
         inside: Inside,
         *,
         classes: int,
-        kept: int,
+        trained: int,
         features: int,
         exchange: float,
         note: str = "",
     ) -> Cost:
-        """Put together what is common to all ways.
+        """Add the costs that all implementations share.
 
         Args:
-            mode: which it is.
-            inside: what its kernel does.
-            classes: of the rank.
-            kept: how many of them get a gradient.
-            features: bytes.
-            exchange: seconds.
-            note: what else to know.
+            mode: name of the implementation.
+            inside: work of its kernel.
+            classes: number of classes on the rank.
+            trained: number of them that get a gradient.
+            features: bytes of features.
+            exchange: seconds of communication.
+            note: additional remark.
         """
         work, machine = self.work, self.machine
         row = work.dim * work.stored
         parts = {
             "weights": classes * row,
-            "gradient": kept * row,
+            "gradient": trained * row,
             "optimizer": OPTIMIZERS[work.optimizer] * classes * row,
             "scores": inside.scores,
             "features": features,
@@ -155,7 +155,7 @@ class _Estimate:
         )
 
     def replicated(self, mode: str, inside: Inside, note: str = "") -> Cost:
-        """All classes on every rank; gradients are averaged between them."""
+        """Cost with all classes on every rank, whose gradients are averaged."""
         work = self.work
         weights = work.classes * work.dim * work.stored
         others = work.gpus - 1
@@ -163,59 +163,59 @@ class _Estimate:
             mode,
             inside,
             classes=work.classes,
-            kept=work.classes,
+            trained=work.classes,
             features=2 * work.rows * work.dim * work.working + (weights if others else 0),
-            # The mean of the gradients goes round in two halves; the loss is told beside it.
+            # An all-reduce of the gradients sends two halves; the loss is a message of its own.
             exchange=exchange(work, self.machine, 2 * weights * others / work.gpus, 2),
             note=note,
         )
 
     def sharded(self) -> Cost:
-        """Each rank has a share of the classes and sees the features of all ranks."""
+        """Cost with a shard of the classes on each rank, and the features of all ranks."""
         work = self.work
         way, inside = kernel_costs.shared(work, work.batch, work.shard)
         return self.cost(
             "sharded",
             inside,
             classes=work.shard,
-            kept=work.shard,
+            trained=work.shard,
             features=self.gathered(),
-            exchange=self.gathering(inside.blocks),
+            exchange=self.communication(inside.blocks),
             note=f"{way} on each rank" if work.gpus > 1 else "",
         )
 
     def sampled(self) -> Cost:
-        """Like sharded, but only some of the other classes are looked at in a step."""
+        """Cost of sharded classes of which each step samples some."""
         work = self.work
-        kept = sample_size(work.batch, work.shard, work.sample_rate)
-        _, inside = kernel_costs.shared(work, work.batch, kept)
-        # The rows that are looked at are copied together.
-        inside = inside._replace(scores=inside.scores + kept * work.dim * work.stored)
+        trained = sample_size(work.batch, work.shard, work.sample_rate)
+        _, inside = kernel_costs.shared(work, work.batch, trained)
+        # The sampled rows are copied.
+        inside = inside._replace(scores=inside.scores + trained * work.dim * work.stored)
         return self.cost(
             "sampled",
             inside,
             classes=work.shard,
-            kept=kept,
+            trained=trained,
             features=self.gathered(),
-            exchange=self.gathering(inside.blocks),
-            note=f"approximate: {kept:,} of {work.shard:,} classes",
+            exchange=self.communication(inside.blocks),
+            note=f"approximate: {trained:,} of {work.shard:,} classes",
         )
 
     def gathered(self) -> int:
-        """Bytes of a rank's own features, of all of them, and of their gradients."""
+        """Bytes of the features of this rank and of all ranks, with their gradients."""
         work = self.work
         own = 2 * work.rows * work.dim * work.working
         return own + (2 * work.batch * work.dim * work.working if work.gpus > 1 else 0)
 
-    def gathering(self, blocks: int) -> float:
-        """Seconds of a sharded step's messages."""
+    def communication(self, blocks: int) -> float:
+        """Seconds of communication of a sharded step."""
         work = self.work
         received = sum(messages(work).values())
         return exchange(work, self.machine, received, COLLECTIVES + blocks)
 
 
 def messages(work: Workload) -> dict[str, float]:
-    """Bytes that a rank of a sharded head receives in a step, by what they are.
+    """Bytes that a rank of a sharded head receives in a step, by kind.
 
     Example:
         >>> found = messages(Workload(classes=1_000_000, dim=512, batch=4096, gpus=8))
@@ -224,7 +224,7 @@ def messages(work: Workload) -> dict[str, float]:
     """
     share = (work.gpus - 1) / work.gpus
     rows = work.batch * work.dim * work.working * share
-    # Labels and whether they count, as doubles; of each number that is read, one of every rank.
+    # Labels and their mask as float64; for each field read, one number of every rank.
     numbers = len(work.reads) * work.batch * work.working * (work.gpus - 1)
     return {
         "features": rows,
@@ -235,13 +235,13 @@ def messages(work: Workload) -> dict[str, float]:
 
 
 def exchange(work: Workload, machine: Machine, received: float, collectives: int) -> float:
-    """Seconds of some messages, one after the other.
+    """Seconds of some collectives, one after the other.
 
     Args:
-        work: how many ranks there are.
-        machine: how fast they talk.
-        received: bytes that a rank receives in all.
-        collectives: how many messages that are.
+        work: job, with the number of ranks.
+        machine: machine, with the speed of its links.
+        received: total bytes that a rank receives.
+        collectives: number of collectives.
     """
     if work.gpus == 1:
         return 0.0
@@ -250,7 +250,7 @@ def exchange(work: Workload, machine: Machine, received: float, collectives: int
 
 
 def size(count: float) -> str:
-    """Bytes as a person reads them.
+    """Format a number of bytes.
 
     Example:
         >>> size(3 << 20), size(1.5 * 2**30)

@@ -1,4 +1,4 @@
-"""What to begin with, and why."""
+"""Recommend initial settings, with reasons."""
 
 import math
 from dataclasses import dataclass
@@ -14,12 +14,12 @@ _REPLICATED = "the same on every rank"
 
 @dataclass(frozen=True)
 class Recommendation:
-    """A value to begin with.
+    """Recommended value of a setting.
 
     Attributes:
-        setting: what it is of.
+        setting: name of the setting.
         value: a number or a word.
-        reason: why.
+        reason: reason for the value.
         basis: ``"formula"``, ``"literature"``, ``"reports"`` of users, or ``"rule of thumb"``.
     """
 
@@ -34,7 +34,7 @@ def _few(samples: float | None) -> bool:
 
 
 def usual_margin(name: str) -> float:
-    """The literature's margin of a loss of :data:`KINDS`, on unit features where it has them."""
+    """Usual margin in the literature of a loss of :data:`KINDS`, on unit features if possible."""
     if name == "sphereface":
         return 1.5
     default = KINDS[name].default
@@ -44,17 +44,17 @@ def usual_margin(name: str) -> float:
 def best_margin(
     name: str, angle: float, odds: float, scale: float | None, samples: float | None
 ) -> float | None:
-    """The literature's margin, or less where the sphere, the data or the scale have no room.
+    """Usual margin in the literature, or less if the sphere, the data or the scale require it.
 
     Args:
-        name: of the loss.
+        name: name of the loss.
         angle: the largest class margin.
-        odds: by how much the own score must win.
-        scale: of the head, if it is decided.
+        odds: score margin that the posterior requires.
+        scale: scale of the head, if already chosen.
         samples: examples per class, if known.
 
     Returns:
-        The margin, or none where the loss has none on a sphere.
+        The margin, or ``None`` if the loss has none on the sphere.
     """
     kind = KINDS.get(name)
     if kind is None:
@@ -69,7 +69,7 @@ def best_margin(
         scale is not None
         and scale_for(odds, bent(0.0, kind.place(margin)), math.cos(angle)) > scale
     ):
-        # What this scale leaves for a margin; nothing, if it is too small without one.
+        # Largest margin at this scale; none, if the scale is too small even without one.
         low, high = 0.0, margin
         for _ in range(50):
             middle = (low + high) / 2
@@ -80,7 +80,7 @@ def best_margin(
 
 
 def best_scale(name: str, about: float) -> float:
-    """The smallest usual scale above what the posterior takes."""
+    """Smallest usual scale above the one that the posterior requires."""
     if name in LINEAR:
         return 1.0
     if name == "lm_softmax" or math.isinf(about):
@@ -91,13 +91,13 @@ def best_scale(name: str, about: float) -> float:
 def recommendations(
     choice: Choice, margin: float | None, costs: tuple[Cost, ...], *, free: bool
 ) -> tuple[Recommendation, ...]:
-    """What to begin with.
+    """Recommend initial settings.
 
     Args:
-        choice: what was asked for.
+        choice: settings of the user.
         margin: see :func:`best_margin`.
-        costs: of every way to compute it.
-        free: whether the loss was left to us.
+        costs: cost of every implementation.
+        free: whether the loss was left open.
     """
     name, work = choice.main, choice.work
     placed = (1.0, 0.0, 0.0) if margin is None else KINDS[name].place(margin)
@@ -105,20 +105,22 @@ def recommendations(
     scale = best_scale(name, about)
     rows = []
     if free:
-        reason = "the plainest margin: it shifts the score; trains where arcface is reported not to"
+        reason = "simplest margin: it shifts the score; trains where arcface is reported not to"
         rows.append(Recommendation("loss", "cosface", reason, "reports"))
     if margin is not None:
         rows += _recommend_margin(choice, margin, scale)
     if name in LINEAR:
-        rows.append(Recommendation("scale", scale, "norms of raw features do its work", "formula"))
+        rows.append(
+            Recommendation("scale", scale, "the norms of the features act as scale", "formula")
+        )
     elif name == "lm_softmax":
         gap = math.log(work.classes - 1) / scale
         reason = f"hardly matters; the loss is within {gap:.3g} of minus the sample margin"
         rows.append(Recommendation("scale", scale, reason, "formula"))
     elif choice.spherical:
         reason = (
-            f"the smallest usual one above {about:.3g}, what a posterior of {choice.posterior:g} "
-            "takes with this margin; larger ones saturate earlier"
+            f"smallest usual scale above {about:.3g}, which a posterior of {choice.posterior:g} "
+            "requires at this margin; larger scales saturate earlier"
         )
         rows.append(Recommendation("scale", scale, reason, "formula"))
     rows += _recommend_training(choice)
@@ -130,19 +132,19 @@ def recommendations(
 def _recommend_margin(choice: Choice, margin: float, scale: float) -> list[Recommendation]:
     kind, few = KINDS[choice.main], _few(choice.samples_per_class)
     default = usual_margin(choice.main)
-    why, basis = "as much as the sphere and the scale leave room for", "formula"
+    why, basis = "the largest that the sphere and the scale have room for", "formula"
     if margin == default:
-        why, basis = "the usual value, which leaves room", "literature"
+        why, basis = "the usual value, which is feasible", "literature"
     elif few and margin == default / 2:
-        why, basis = "half the usual: few examples per class", "rule of thumb"
+        why, basis = "half the usual value: few examples per class", "rule of thumb"
     rows = [Recommendation(kind.setting, margin, why, basis)]
     if choice.main in ("l_softmax", "sphereface"):
         how = "from 1000 down (tammes.schedules.LambdaAnnealing)"
-        why = "the full margin at once is reported not to start"
+        why = "training is reported not to start with the full margin"
         rows.append(Recommendation("blend", how, why, "literature"))
     elif few or scale * margin > 15:
         how = "0 for the first tenth of the training, then up (tammes.schedules.WarmUp)"
-        why = "a large margin at once is what does not start"
+        why = "training is reported not to start with a large margin"
         rows.append(Recommendation("margin warm-up", how, why, "reports"))
     return rows
 
@@ -170,16 +172,16 @@ def _recommend_training(choice: Choice) -> list[Recommendation]:
     ]
     if choice.imbalance > 1 and choice.spherical and "zero_centroid" not in choice.names:
         weight = 10.0 if choice.main == "lm_softmax" else 1.0
-        reason = "with unequal classes the largest class margin is the optimum only where this is 0"
+        reason = "with imbalanced classes the largest class margin is optimal only if this is 0"
         rows.append(Recommendation("weight of zero_centroid()", weight, reason, "formula"))
     if any(name in METRIC for name in choice.names):
-        reason = "every example needs company of its class in the batch"
+        reason = "every example needs another one of its class in the batch"
         rows.append(Recommendation("sampler", "4 examples of a class", reason, "rule of thumb"))
     return rows
 
 
 def _recommend_mode(choice: Choice, costs: tuple[Cost, ...]) -> list[Recommendation]:
-    """Which way over the scores, and with several ranks which head."""
+    """Recommend an implementation, and with several ranks a head."""
     work = choice.work
     by_mode = {cost.mode: cost for cost in costs}
     whole = by_mode[work.automatic()]
@@ -188,21 +190,21 @@ def _recommend_mode(choice: Choice, costs: tuple[Cost, ...]) -> list[Recommendat
         rows.append(_recommend_head(choice, whole, by_mode["sharded"], by_mode["sampled"]))
     if rows and rows[0].value != _REPLICATED:
         way = work.within(work.batch, work.shard)
-        reason = f"what a sharded head takes by itself: {_why(choice, way)}"
+        reason = f"chosen automatically by a sharded head: {_why(choice, way)}"
         value = "none" if rows[0].value == "none" else way
         return [*rows, Recommendation("implementation", value, reason, "formula")]
     if whole.fits:
-        reason = f"what a head takes by itself: {_why(choice, whole.mode)}; "
+        reason = f"chosen automatically: {_why(choice, whole.mode)}; "
         reason += f"{size(whole.total)} per rank"
         return [*rows, Recommendation("implementation", whole.mode, reason, "formula")]
-    # What is exact comes first, then what is fast.
+    # Prefer exact implementations, then fast ones.
     small = min(
         (cost for cost in costs if cost.fits),
         key=lambda cost: (cost.mode == "sampled", cost.seconds),
         default=None,
     )
     if small is None:
-        reason = "no way fits into memory: take more GPUs, a smaller batch or fewer dimensions"
+        reason = "no mode fits into memory: use more GPUs, a smaller batch or fewer dimensions"
         return [Recommendation("implementation", "none", reason, "formula")]
     reason = f"{whole.mode} does not fit; this takes {size(small.total)} per rank"
     if small.mode == "sampled":
@@ -211,32 +213,32 @@ def _recommend_mode(choice: Choice, costs: tuple[Cost, ...]) -> list[Recommendat
 
 
 def _why(choice: Choice, way: str) -> str:
-    """Why ``implementation="auto"`` takes a way."""
+    """Reason for the choice of ``implementation="auto"``."""
     work = choice.work
     scores = work.rows * work.classes
     if "rest" in work.reads:
         return "the loss needs all scores at once"
     if way == "dense":
-        return f"{scores:,} scores are few"
+        return f"only {scores:,} scores"
     if way == "fused":
-        return f"products are in {work.autocast}, which its own kernels go with"
+        return f"products are in {work.autocast}, where the fused kernels are faster"
     if work.device == "cpu":
         return "the fused kernels are for CUDA"
     if not work.fusable:
         missing = " and ".join(sorted(UNFUSED & work.reads))
         if missing:
-            return f"the fused kernels do not have {missing}, which the loss reads"
-        return f"the fused kernels are for single precision and up to {WIDEST} dimensions"
+            return f"the fused kernels do not compute {missing}, which the loss reads"
+        return f"the fused kernels need float32 and at most {WIDEST} dimensions"
     if not work.half:
-        return "in single precision the fused kernels gain nothing; autocast would take them"
+        return "the fused kernels are faster only under autocast"
     return "few classes on a rank"
 
 
 def _recommend_head(choice: Choice, whole: Cost, shard: Cost, sample: Cost) -> Recommendation:
-    """All classes on every rank, or a share on each."""
+    """Recommend all classes on every rank, or a shard on each."""
     work = choice.work
     if not (whole.fits or shard.fits or sample.fits):
-        reason = "no way fits into memory: take more GPUs, a smaller batch or fewer dimensions"
+        reason = "no mode fits into memory: use more GPUs, a smaller batch or fewer dimensions"
         return Recommendation("head", "none", reason, "formula")
     both = [_in_short(cost) for cost in (shard, whole)]
     if not (whole.fits or shard.fits):
@@ -247,7 +249,7 @@ def _recommend_head(choice: Choice, whole: Cost, shard: Cost, sample: Cost) -> R
         reason = f"{work.shard:,} classes on each of {work.gpus} ranks take {both[0]}"
         reason += f", a copy of all on every rank {both[1]}"
         return Recommendation("head", "ShardedHead", reason, "formula")
-    reason = f"a copy of all classes takes {both[1]}, a share of them {both[0]}"
+    reason = f"a copy of all classes takes {both[1]}, a shard of them {both[0]}"
     return Recommendation("head", _REPLICATED, reason, "formula")
 
 

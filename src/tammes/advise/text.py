@@ -1,4 +1,4 @@
-"""Advice as text: tables a terminal can show."""
+"""Format advice as text for a terminal."""
 
 import math
 import textwrap
@@ -11,15 +11,15 @@ if TYPE_CHECKING:
     from tammes.advise.advice import Advice
 
 WIDTH = 100
-"""Columns of a text."""
+"""Width of the text in columns."""
 
 
 def table(rows: Sequence[Sequence[str]], *, right: frozenset[int] = frozenset()) -> Iterator[str]:
-    """Lines of a table, columns aligned; the first row is its head.
+    """Format a table with aligned columns; the first row is the header.
 
     Args:
         rows: cells, the same number in every row.
-        right: columns to align at their right end.
+        right: indices of right-aligned columns.
     """
     widths = [max(len(row[column]) for row in rows) for column in range(len(rows[0]))]
     for row in rows:
@@ -31,13 +31,13 @@ def table(rows: Sequence[Sequence[str]], *, right: frozenset[int] = frozenset())
 
 
 def paragraph(label: str, content: str, indent: int) -> str:
-    """A label and a text beside it, broken at :data:`WIDTH`."""
+    """Format a label with a text next to it, wrapped at :data:`WIDTH`."""
     lead = f"  {label}".ljust(indent)
     return textwrap.fill(content, WIDTH, initial_indent=lead, subsequent_indent=" " * indent)
 
 
 def number(value: float | str | None) -> str:
-    """A number short enough for a table."""
+    """Format a number for a table."""
     if value is None:
         return "-"
     if isinstance(value, str):
@@ -46,7 +46,7 @@ def number(value: float | str | None) -> str:
 
 
 def text(advice: "Advice") -> str:
-    """The whole advice."""
+    """Format all of the advice."""
     blocks = (_geometry, _margins, _scales, _recommendations, _cautions, _costs)
     return "\n\n".join("\n".join(block(advice)) for block in blocks)
 
@@ -70,7 +70,7 @@ def _geometry(advice: "Advice") -> Iterator[str]:
 
 
 def _margins(advice: "Advice") -> Iterator[str]:
-    yield "Margins: the largest that all classes can meet; the radius a class has at the default"
+    yield "Margins: largest value that all classes can meet; radius of a class at the default"
     rows = [["loss", "setting", "default", "largest", "radius", "rule"]]
     for row in advice.margins:
         radius = "-" if row.radius is None else f"{math.degrees(row.radius):.1f}°"
@@ -83,11 +83,11 @@ def _margins(advice: "Advice") -> Iterator[str]:
 def _scales(advice: "Advice") -> Iterator[str]:
     scales = advice.scales
     yield f"Scale for a posterior of {scales.posterior:g}"
-    mine = advice.loss if advice.margin is None else f"{advice.loss}, margin {advice.margin:g}"
+    label = advice.loss if advice.margin is None else f"{advice.loss}, margin {advice.margin:g}"
     rows = [["", "least (proven)", "about (at A)", ""]]
     rows.append(["without a margin", number(scales.least), number(scales.about), ""])
     about = "none" if math.isinf(scales.about_with_margin) else number(scales.about_with_margin)
-    rows.append([mine, number(scales.least_with_margin), about, ""])
+    rows.append([label, number(scales.least_with_margin), about, ""])
     rows.append(["AdaCos", "", number(scales.adacos), "sqrt(2) log(C - 1)"])
     yield from table(rows, right=frozenset({1, 2}))
     if advice.start is not None:
@@ -95,7 +95,7 @@ def _scales(advice: "Advice") -> Iterator[str]:
 
 
 def _recommendations(advice: "Advice") -> Iterator[str]:
-    yield "To begin with"
+    yield "Recommended settings"
     indent = max(len(row.setting) for row in advice.recommendations) + 4
     for row in advice.recommendations:
         value = row.value if isinstance(row.value, str) else f"{row.value:g}"
@@ -120,11 +120,11 @@ def _costs(advice: "Advice") -> Iterator[str]:
         f"{size(machine.memory)}; time is an estimate"
     )
     rows = [
-        ["way", "weights", "gradient", "optimizer", "scores", "features", "total", "ms", ""],
+        ["mode", "weights", "gradient", "optimizer", "scores", "features", "total", "ms", ""],
     ]
     for cost in advice.costs:
         parts = (cost.weights, cost.gradient, cost.optimizer, cost.scores, cost.features)
-        remarks = ["taken by itself"] if cost.mode == advice.implementation else []
+        remarks = ["chosen automatically"] if cost.mode == advice.implementation else []
         remarks += [] if cost.fits else ["does not fit"]
         remarks += [cost.note] if cost.note else []
         gib = [f"{part / unit:.2f}" for part in (*parts, cost.total)]

@@ -1,6 +1,6 @@
-"""What cannot train, and what others found hard to train: cautions for a choice of settings.
+"""Warnings about settings that cannot train, or that users found hard to train.
 
-Each caution says what it rests on: a proof, or reports of users by repository and number.
+Each caution names its source: a proof, or reports of users by repository and number.
 """
 
 import math
@@ -26,23 +26,23 @@ FEW = 5
 METRIC = ("nca", "proto", "triplet", "contrastive")
 """Losses between the examples of a batch."""
 SUMS = ("direct_sum", "spectral_sum")
-"""Ways to combine a classification and a metric loss; they take a name's place in a sum."""
+"""Combinations of a classification and a metric loss, which appear as a name in a sum."""
 BOUNDED = ("normface", "cosface", "arcface", "sphereface", "combined_margin", "gm_softmax")
-"""Losses whose least risk is known for any arrangement of balanced classes."""
+"""Losses with a known lower bound of the risk for balanced classes."""
 ANGULAR = ("arcface", "combined_margin", "sphereface", "l_softmax", "adaface")
-"""Losses that bend the angle, whose gradient grows where the example is near its prototype."""
+"""Losses with a function of the angle, whose gradient grows near the prototype."""
 
 
 @dataclass(frozen=True)
 class Caution:
-    """Something to change.
+    """Warning about a setting.
 
     Attributes:
-        level: ``"cannot"`` where it is proved not to work, ``"risk"`` where users report so,
-            ``"note"`` where there is just something to know.
-        code: a short name of the case.
-        text: what is wrong and what to do, in a sentence or two.
-        source: what it rests on.
+        level: ``"cannot"`` if it provably does not work, ``"risk"`` if users report problems,
+            ``"note"`` for information.
+        code: short name of the case.
+        text: problem and remedy, in a sentence or two.
+        source: proof or reports.
     """
 
     level: str
@@ -53,7 +53,7 @@ class Caution:
 
 @dataclass(frozen=True)
 class Choice:
-    """What a user is going to train, as far as it was said, and what is known of the sphere."""
+    """Settings of the user, and the geometry of their sphere."""
 
     work: Workload
     names: tuple[str, ...]
@@ -71,7 +71,7 @@ class Choice:
 
     @property
     def main(self) -> str:
-        """The loss whose margin and scale are meant."""
+        """Loss that margin and scale belong to."""
         return next(name for name in self.names if name not in SUMS)
 
     @property
@@ -81,12 +81,12 @@ class Choice:
 
     @property
     def odds(self) -> float:
-        """By how much the own score must win for the wanted posterior."""
+        """Score margin that the desired posterior requires."""
         return log_odds(self.posterior, self.work.classes)
 
     @property
     def least_scale(self) -> float | None:
-        """The proven least scale for the wanted posterior, where the theorem holds."""
+        """Proven smallest scale for the desired posterior, if the theorem applies."""
         m1, m2, _ = self.margins
         proven = self.main in BOUNDED and self.imbalance == 1 and m1 >= 1 and m2 >= 0
         if not proven or math.cos(m2) < smallest_alpha1(self.work.classes):
@@ -95,7 +95,7 @@ class Choice:
 
 
 def cautions(choice: Choice) -> tuple[Caution, ...]:
-    """Every caution that applies to a choice, the worst first."""
+    """Return every caution that applies to a choice, the most severe first."""
     checks = (_margin, _scale, _training, _precision, _batch, _combination)
     found = [caution for check in checks for caution in check(choice)]
     order = ("cannot", "risk", "note")
@@ -111,9 +111,9 @@ def _margin(choice: Choice) -> Iterator[Caution]:
         yield Caution(
             "cannot",
             "margin-infeasible",
-            f"{main} asks for a distance of {margin:g}, but unit features of "
+            f"{main} requires a distance of {margin:g}, but unit features of "
             f"{choice.work.classes:,} classes are at most {2 * math.sin(angle / 2):.4g} apart; "
-            "take less, or do not normalise",
+            "use a smaller margin, or do not normalize",
             "m <= 2 sin(A/2)",
         )
     if kind is None or not choice.spherical:
@@ -152,8 +152,8 @@ def _scale(choice: Choice) -> Iterator[Caution]:
             "cannot",
             "scale-too-small",
             f"at scale {scale:g} no arrangement of classes has a mean loss under {loss:.3g}, a "
-            f"posterior of {math.exp(-loss):.3g}, where {choice.posterior:g} is wanted; "
-            f"{least:.3g} is the least, about {about:.3g} what the sphere has room for",
+            f"posterior of {math.exp(-loss):.3g}, where {choice.posterior:g} is wanted; the scale "
+            f"must be at least {least:.3g}, and about {about:.3g} on this sphere",
             "s >= log((C-1) p / (1-p)) / (t + 1/(C-1)); Zhou et al. 2022, Theorem 5",
         )
     elif scale < about < math.inf:
@@ -163,7 +163,7 @@ def _scale(choice: Choice) -> Iterator[Caution]:
             "scale-small",
             f"at scale {scale:g} an example on its prototype, with the others at the largest class "
             f"margin, has a posterior of {best:.3g} in training, where {choice.posterior:g} is "
-            f"wanted; take a scale of about {about:.3g}",
+            f"wanted; use a scale of about {about:.3g}",
             "s >= log((C-1) p / (1-p)) / (t - cos A)",
         )
 
@@ -198,7 +198,7 @@ def _training(choice: Choice) -> Iterator[Caution]:
             "risk",
             "learning-rate",
             f"a learning rate of {choice.lr:g} with {main} is reported to diverge or to stay at "
-            f"its first loss; try {high * 0.3:g}, clip gradients, or take cosface",
+            f"its first loss; try {high * 0.3:g}, clip gradients, or use cosface",
             "insightface #2144, #2200, #1555",
         )
     if main in ("l_softmax", "sphereface") and margin > 1 and not choice.annealing:
@@ -206,8 +206,8 @@ def _training(choice: Choice) -> Iterator[Caution]:
         yield Caution(
             "risk",
             "annealing",
-            f"{main} with margin {margin:g} takes a target at 90° from 0 to {fall:.3g} times its "
-            "length at once and is reported not to start; anneal blend from about 1000 "
+            f"{main} with margin {margin:g} lowers a target at 90° from 0 to {fall:.3g} times its "
+            "norm and is reported not to start training; anneal blend from about 1000 "
             "(tammes.schedules.LambdaAnnealing)",
             "sphereface #14, #40; LargeMargin_Softmax #15",
         )
@@ -237,12 +237,12 @@ def _precision(choice: Choice) -> Iterator[Caution]:
 
 
 def anchors(classes: int, batch: int, samples_per_class: float | None = None) -> float:
-    r"""Share of a random batch that has company of its own class.
+    r"""Fraction of a random batch whose class has another example in the batch.
 
     .. math:: 1 - \Bigl(1 - \frac1C\Bigr)^{N-1},\qquad
               1 - \prod_{j=0}^{n-2}\frac{nC-N-j}{nC-1-j}
 
-    with very many examples per class, and with n of them, drawn without putting back.
+    with very many examples per class, and with n of them, drawn without replacement.
 
     Example:
         >>> round(anchors(10, 2), 4), round(anchors(10, 2, 3), 4)
@@ -267,7 +267,7 @@ def _batch(choice: Choice) -> Iterator[Caution]:
             "cannot",
             "batch-too-small",
             f"{name} compares examples of one class with those of another within a batch: "
-            f"4 are the least, got {work.rows} on a rank",
+            f"at least 4 examples are needed, got {work.rows} on a rank",
             "2 classes of 2 examples",
         )
         return
@@ -289,8 +289,8 @@ def _combination(choice: Choice) -> Iterator[Caution]:
         yield Caution(
             "cannot",
             "direct-sum",
-            f"direct_sum gives the metric loss what {work.classes:,} prototypes leave of "
-            f"{work.dim} dimensions: nothing; take spectral_sum",
+            f"direct_sum uses the complement of {work.classes:,} prototypes in {work.dim} "
+            "dimensions, which is empty; use spectral_sum",
             "needs D > C",
         )
     if "super_symmetry" in choice.names and work.classes > work.dim + 1:

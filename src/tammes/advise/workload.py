@@ -1,4 +1,4 @@
-"""What is to be computed, and on what: the sizes a plan is made for."""
+"""Sizes of a training job, and the machine it runs on."""
 
 from dataclasses import dataclass
 
@@ -9,7 +9,7 @@ from tammes.kernels.problem import Problem
 from tammes.similarity import Cosine, Similarity, working_dtype
 
 OPTIMIZERS = {"sgd": 0, "momentum": 1, "adagrad": 1, "rmsprop": 1, "adam": 2, "adamw": 2}
-"""Copies of the weights an optimizer keeps; ``momentum`` is SGD with momentum."""
+"""Copies of the weights in the optimizer state; ``momentum`` is SGD with momentum."""
 
 DTYPES = {
     "float32": torch.float32,
@@ -21,20 +21,19 @@ DTYPES = {
 
 @dataclass(frozen=True)
 class Machine:
-    """One accelerator, in round numbers of what is reached rather than of what is printed.
+    """One accelerator, with rounded rates that are reached in practice.
 
     Attributes:
-        name: what the numbers are of.
-        memory: bytes.
-        flops: additions and multiplications per second of products in single precision.
+        name: name of the accelerator.
+        memory: bytes of memory.
+        flops: additions and multiplications per second of products in float32.
         half_flops: the same in half precision.
         bandwidth: bytes per second to and from memory.
         link: bytes per second from one accelerator to another of the same node.
-        launch: seconds a step takes at least, for the calls that start its parts.
+        launch: minimum seconds of a step, for launching its kernels.
         network: bytes per second of an accelerator to those of other nodes.
-        node: accelerators of a node.
-        latency: seconds a message takes however short it is; a collective of G ranks takes it
-            log2 G times.
+        node: number of accelerators of a node.
+        latency: seconds of the shortest message; a collective of G ranks takes log2 G times that.
 
     Example:
         >>> small = Machine("24 GiB", memory=24 * 2**30, flops=2e13, bandwidth=8e11)
@@ -53,31 +52,31 @@ class Machine:
 
 
 CPU = Machine("CPU", 16 * 2**30, 1e11, 1e11, 2e10, 1e9, 1e-3, network=1e9, latency=1e-4)
-"""A small CPU; what it takes of memory is measured, its times are a guess."""
+"""A small CPU; its memory is measured, its times are a guess."""
 
 UNFUSED = frozenset({"excess", "softplus", "rest"})
-"""Fields of a split that the fused kernel does not have."""
+"""Fields of a split that the fused kernel does not compute."""
 WIDEST = 4096
-"""Numbers in the longest feature that it takes."""
+"""Largest embedding size of the fused kernel."""
 
 _COSINE = Cosine()
 
 
 @dataclass(frozen=True)
 class Workload:
-    """What is to be computed; all sizes are those of the whole job.
+    """Training job; all sizes are those of the whole job.
 
     Attributes:
         classes: number of classes C.
         dim: size D of a feature.
         batch: examples in a step, over all ranks.
         gpus: number of ranks.
-        dtype: what prototypes and features are stored in.
-        autocast: what products are computed in on CUDA, where it is half precision.
+        dtype: dtype of prototypes and features.
+        autocast: dtype of matrix products under autocast on CUDA, or ``None``.
         optimizer: a name of :data:`OPTIMIZERS`.
         reads: fields of the split that the loss reads.
-        similarity: how features are compared with prototypes.
-        sample_rate: share of the other classes that the sampled way looks at.
+        similarity: similarity of features and prototypes.
+        sample_rate: fraction of the other classes per step with sampled classes.
         device: ``"cuda"`` or ``"cpu"``.
 
     Example:
@@ -104,32 +103,32 @@ class Workload:
 
     @property
     def rows(self) -> int:
-        """Examples on a rank."""
+        """Examples per rank."""
         return -(-self.batch // self.gpus)
 
     @property
     def shard(self) -> int:
-        """Classes on a rank, where they are sharded."""
+        """Classes per rank if sharded."""
         return -(-self.classes // self.gpus)
 
     @property
     def stored(self) -> int:
-        """Bytes of a number as it is stored."""
+        """Bytes of a stored number."""
         return DTYPES[self.dtype].itemsize
 
     @property
     def working(self) -> int:
-        """Bytes of a number as it is computed with."""
+        """Bytes of a number in computations."""
         return working_dtype(torch.empty(0, dtype=DTYPES[self.dtype])).itemsize
 
     @property
     def rounds(self) -> bool:
-        """Whether a gradient is collected in the working precision before it is stored."""
+        """Whether a gradient is accumulated in the working precision before it is stored."""
         return self.stored != self.working
 
     def problem(self, rows: int, classes: int) -> Problem:
-        """Features and prototypes of these sizes, of which no number is in memory."""
-        # A device that is not there is taken for CUDA, here as in the kernel.
+        """Problem with features and prototypes of these sizes on the meta device."""
+        # The meta device counts as CUDA, here as in the kernel.
         device = "cpu" if self.device == "cpu" else "meta"
         number = torch.empty(1, 1, dtype=DTYPES[self.dtype], device=device)
         features, prototypes = number.expand(rows, self.dim), number.expand(classes, self.dim)
@@ -142,26 +141,26 @@ class Workload:
 
     @property
     def fusable(self) -> bool:
-        """Whether the fused kernel has what the loss reads, in this precision and size."""
+        """Whether the fused kernel supports the fields, precision and size."""
         small = self.dim <= WIDEST and self.dtype != "float64"
         return small and self.device == "cuda" and UNFUSED.isdisjoint(self.reads)
 
     def automatic(self) -> Way:
-        """What ``implementation="auto"`` takes for this loss, with all classes on every rank."""
+        """Choice of ``implementation="auto"`` for this loss, with all classes on every rank."""
         if "rest" in self.reads:
             return "dense"
-        if self._asked(self.rows, self.classes) == "dense":
+        if self._dispatched(self.rows, self.classes) == "dense":
             return "dense"
         return self.within(self.rows, self.classes)
 
     def within(self, rows: int, classes: int) -> Way:
-        """The same for rows of all ranks against some of the classes, which have no plain form."""
-        large = self._asked(rows, classes) != "dense"
+        """Choice of ``implementation="auto"`` for rows of all ranks and a shard of the classes."""
+        large = self._dispatched(rows, classes) != "dense"
         return "fused" if large and self.half and self.fusable else "streamed"
 
-    def _asked(self, rows: int, classes: int) -> Way:
-        # The kernels know only the machine they are on, which may have no GPU: that it would take
-        # the fused way is not theirs to say here.
+    def _dispatched(self, rows: int, classes: int) -> Way:
+        # The kernels know only the current machine, which may have no GPU, so they cannot decide
+        # here whether the fused kernel would be chosen.
         return choose_kernel("auto", self.problem(rows, classes), self.reads)
 
 

@@ -40,7 +40,7 @@ class Chunk(NamedTuple):
 
 @dataclass
 class PartFile:
-    """A file of a checkpoint.
+    """File of a checkpoint.
 
     Attributes:
         bytes: length of the file.

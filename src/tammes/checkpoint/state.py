@@ -16,7 +16,7 @@ from tammes.distributed.process_group import RankGroup
 from tammes.distributed.resharding import per_row_state
 from tammes.heads.head import Head
 from tammes.heads.sharded import SPREAD, ShardedHead
-from tammes.optim.state_transfer import OF_ALL_ROWS
+from tammes.optim.state_transfer import SHARED_STATE
 from tammes.similarity import Cosine
 
 _LONG = 16
@@ -259,7 +259,7 @@ def restore_optimizer(
 
 def _shaped_like(key: str, value: Any, parameter: Tensor) -> Any:
     """Reshape and shard a value like its parameter, which ``fully_shard`` may have sharded."""
-    if isinstance(value, Tensor) and key not in OF_ALL_ROWS:
+    if isinstance(value, Tensor) and key not in SHARED_STATE:
         shape = tuple(parameter.shape)
         value = value.reshape(shape) if same_shape(tuple(value.shape), shape) else value
     placements = getattr(parameter, "placements", None)

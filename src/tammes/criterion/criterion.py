@@ -365,7 +365,7 @@ class Criterion(nn.Module):
 
     def _remember(self, hook: Hook, batch: Batch, tracing: bool) -> None:
         if self.training and not _transformed(tracing):
-            self.states.notice(hook, batch)
+            self.states.run_hook(hook, batch)
 
     def schedule(self, *, by_hand: bool | None = None, **schedules: Schedule) -> "Criterion":
         """Attach schedules to settings, by the name of the setting.

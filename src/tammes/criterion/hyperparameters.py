@@ -12,7 +12,7 @@ import torch
 from torch import Tensor, nn
 
 from tammes._buffers import ExactBuffers
-from tammes._setting_values import is_number, seen
+from tammes._setting_values import is_number, on_host
 from tammes.schedules import LambdaAnnealing, LambdaDecay, Schedule, WarmUp
 from tammes.terms import Batch, Loss, Setting, Term
 
@@ -175,7 +175,7 @@ class Settings(ExactBuffers):
                 for key, value in own.items()
                 if not isinstance(value, Tensor)
                 or values
-                or (values is not None and seen(value) and (seen(valid) or not value.ndim))
+                or (values is not None and on_host(value) and (on_host(valid) or not value.ndim))
             }
             if looked_at:
                 term.check(**looked_at)

@@ -8,7 +8,7 @@ from torch import Tensor, nn
 
 from tammes._validation import transforming
 from tammes.distributed.process_group import RankGroup
-from tammes.optim.state_transfer import find
+from tammes.optim.state_transfer import find_param_group
 
 _BYTES = 1 << 25
 """Size of a block of rows that is sent at once."""
@@ -114,7 +114,7 @@ def per_row_state(
     group: RankGroup, optimizer: torch.optim.Optimizer, parameter: nn.Parameter
 ) -> dict[str, Tensor]:
     """Optimizer state of each row of a parameter, with the same keys on every rank."""
-    find(optimizer, parameter)
+    find_param_group(optimizer, parameter)
     state = optimizer.state.get(parameter, {})
     local = {
         key: value

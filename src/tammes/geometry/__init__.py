@@ -1,6 +1,8 @@
-"""Where prototypes can be: arrangements of points on the sphere, and what is best for a loss."""
+"""Arrangements of points on the sphere, bounds on their angles, and theorems on margin losses."""
 
-from tammes.advise.advice import Advice, advise
+from importlib import import_module
+from typing import TYPE_CHECKING, Any
+
 from tammes.geometry.bounds import LargestClassMargin, largest_class_margin
 from tammes.geometry.hull import LargestSampleMargin, largest_sample_margin
 from tammes.geometry.packing import Packing, pack, riesz_energy
@@ -17,6 +19,9 @@ from tammes.geometry.theory import (
     sample_margin_lower_bound,
     smallest_alpha1,
 )
+
+if TYPE_CHECKING:
+    from tammes.advise import Advice, advise
 
 __all__ = [
     "Advice",
@@ -41,3 +46,12 @@ __all__ = [
     "simplex",
     "smallest_alpha1",
 ]
+
+
+if not TYPE_CHECKING:
+
+    def __getattr__(name: str) -> Any:
+        # Moved to tammes.advise, which itself imports this package.
+        if name in ("Advice", "advise"):
+            return getattr(import_module("tammes.advise"), name)
+        raise AttributeError(f"module 'tammes.geometry' has no attribute {name!r}")

@@ -1,4 +1,4 @@
-"""How large the class margin can be: known optima, and proven bounds where none is known."""
+"""Largest possible class margin: known optima, and proven bounds where none is known."""
 
 import math
 from dataclasses import dataclass
@@ -52,19 +52,19 @@ The regular arrangements (simplex, orthoplex, circle) are not listed.
 """
 
 _LAST_DEGREE = 300
-"""Half the degree up to which Levenshtein's bound is evaluated."""
+"""Half the largest degree at which Levenshtein's bound is evaluated."""
 
 
 @dataclass(frozen=True)
 class LargestClassMargin:
-    """The largest class margin there can be, or a proven bound of it.
+    """Largest possible class margin, or a proven bound of it.
 
     Attributes:
-        angle: in radians; no arrangement has a larger smallest angle.
+        angle: angle in radians; no arrangement has a larger smallest angle.
         exact: whether some arrangement has this angle.
-        bound: what it comes from: ``"simplex"``, ``"orthoplex"``, ``"circle"``, ``"line"``,
+        bound: origin of the value: ``"simplex"``, ``"orthoplex"``, ``"circle"``, ``"line"``,
             ``"known"``, ``"fewer points"``, ``"Fejes Tóth"`` or ``"Levenshtein"``.
-        source: who proved it.
+        source: reference of the proof.
 
     Example:
         >>> limit = largest_class_margin(12, 3)
@@ -79,19 +79,19 @@ class LargestClassMargin:
 
     @property
     def degrees(self) -> float:
-        """The angle in degrees."""
+        """Angle in degrees."""
         return math.degrees(self.angle)
 
 
 def largest_class_margin(count: int, size: int) -> LargestClassMargin:
-    r"""The largest possible smallest angle between ``count`` directions in ``size`` dimensions.
+    r"""Largest possible smallest angle between ``count`` directions in ``size`` dimensions.
 
     Exact for :math:`k \le d+1` (simplex, :math:`\arccos\frac{-1}{k-1}`), for :math:`k \le 2d`
     (:math:`90°`), on the circle (:math:`2\pi/k`) and for the arrangements in :data:`KNOWN`;
     otherwise the smallest of the bounds of Levenshtein and, in three dimensions, Fejes Tóth, and
-    of the known optimum of fewer points. Rankin's bounds are Levenshtein's first two. Welch's is
-    not among them: it bounds the absolute cosine, that is, the angle between lines, while
-    prototypes may well be opposite.
+    of the known optimum of fewer points. Rankin's bounds are Levenshtein's first two. Welch's bound
+    does not apply: it bounds the absolute cosine, that is, the angle between lines, while
+    prototypes may be opposite.
 
     Args:
         count: number :math:`k` of classes, at least 2.
@@ -133,7 +133,7 @@ def largest_class_margin(count: int, size: int) -> LargestClassMargin:
     if size == 3:
         angle = fejes_toth(count)
         bounds.append(LargestClassMargin(angle, False, "Fejes Tóth", "Fejes Tóth 1943"))
-    # More points are never further apart, so the optimum of fewer is a bound, too.
+    # More points are never further apart, so the optimum of fewer points is a bound too.
     fewer = max((known for known, d in KNOWN if d == size and known < count), default=None)
     if fewer is not None:
         cosine, source = KNOWN[fewer, size]
@@ -143,7 +143,7 @@ def largest_class_margin(count: int, size: int) -> LargestClassMargin:
 
 
 def fejes_toth(count: int) -> float:
-    r"""Bound of the smallest angle between points on the 2-sphere, in radians.
+    r"""Upper bound of the smallest angle between points on the 2-sphere, in radians.
 
     .. math:: \delta^2 \le 4 - \frac{1}{\sin^2\omega},\qquad \omega = \frac{\pi k}{6(k-2)}
 
@@ -166,9 +166,9 @@ def fejes_toth(count: int) -> float:
 def levenshtein(count: int, size: int) -> float:
     r"""Levenshtein's bound of the smallest angle between points on a sphere, in radians.
 
-    The best that polynomials of a given degree can prove: :math:`k` points with largest cosine
-    :math:`s` satisfy :math:`k \le L_m(d, s)`, an increasing function of :math:`s` which is solved
-    for it. With :math:`P_i` the Gegenbauer polynomials of dimension :math:`d`, :math:`P_i(1) = 1`,
+    The best bound from polynomials of a given degree: :math:`k` points with largest cosine
+    :math:`s` satisfy :math:`k \le L_m(d, s)`, which is increasing in :math:`s` and solved for
+    it. With :math:`P_i` the Gegenbauer polynomials of dimension :math:`d`, :math:`P_i(1) = 1`,
 
     .. math::
         L_{2j-1} &= \binom{j+d-3}{j-1}\Bigl[\frac{2j+d-3}{d-1}
@@ -194,7 +194,7 @@ def levenshtein(count: int, size: int) -> float:
     degree = 1
     while degree < 2 * _LAST_DEGREE and _design_size(degree + 1, size) <= count:
         degree += 1
-    # Beyond the last degree this ends where that ends: a bound for fewer points holds for more.
+    # Beyond the last degree, use its last value: a bound for fewer points holds for more.
     low, high = _last_root(degree, size), _last_root(degree + 1, size)
     for _ in range(100):
         middle = (low + high) / 2
@@ -206,7 +206,7 @@ def levenshtein(count: int, size: int) -> float:
 
 
 def _design_size(degree: int, size: int) -> int:
-    """Fewest points of a spherical design of this strength: where one degree hands to the next."""
+    """Fewest points of a spherical design of this strength, where the next degree takes over."""
     half, odd = divmod(degree, 2)
     if odd:
         return 2 * math.comb(size + half - 1, half)
@@ -214,7 +214,7 @@ def _design_size(degree: int, size: int) -> int:
 
 
 def _last_root(degree: int, size: int) -> float:
-    """The cosine where Levenshtein's bound of this degree starts: a Jacobi polynomial's root."""
+    """Cosine at which Levenshtein's bound of this degree starts: a root of a Jacobi polynomial."""
     if degree == 1:
         return -1.0
     count = degree // 2

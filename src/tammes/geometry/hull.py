@@ -1,4 +1,4 @@
-"""The largest sample margin for given prototypes: how far each is from the hull of the others."""
+"""Largest sample margin for given prototypes: distance of each to the hull of the others."""
 
 import math
 from dataclasses import dataclass
@@ -11,12 +11,12 @@ _EPS = torch.finfo(torch.double).eps
 
 @dataclass(frozen=True, eq=False)
 class LargestSampleMargin:
-    """The best features for given prototypes.
+    """Best features for given prototypes.
 
     Attributes:
-        margin: the largest sample margin an example of each class can have, shape ``(C,)``.
-        features: the unit feature that has it, shape ``(C, D)``; zero where there is none.
-        gap: what is left between the feature's margin and the distance to the hull, shape
+        margin: largest possible sample margin of an example of each class, shape ``(C,)``.
+        features: unit feature with that margin, shape ``(C, D)``; zero if there is none.
+        gap: difference between the margin of the feature and the distance to the hull, shape
             ``(C,)``: the true optimum is at most that much larger.
 
     Example:
@@ -32,18 +32,18 @@ class LargestSampleMargin:
 
 
 def largest_sample_margin(prototypes: Tensor) -> LargestSampleMargin:
-    r"""The largest sample margin for fixed prototypes, and the features that have it.
+    r"""Largest sample margin for fixed prototypes, and the features that reach it.
 
     .. math:: \max_{\lVert z\rVert\le 1}\min_{j\ne y}(w_y - w_j)\cdot z
               = \mathrm{dist}\bigl(w_y,\ \mathrm{conv}\{w_j\}_{j\ne y}\bigr)
 
     reached at :math:`z \propto w_y - p` with :math:`p` the point of the hull nearest to
-    :math:`w_y`. (In print :math:`p` is the centroid of the nearest prototypes, which is right only
-    for symmetric arrangements.) The nearest point is found by Wolfe's algorithm, for all classes
-    at once, in double precision.
+    :math:`w_y`. (The paper has the centroid of the nearest prototypes for :math:`p`, which is
+    correct only for symmetric arrangements.) The nearest point is found by Wolfe's algorithm, for
+    all classes at once, in double precision.
 
     Args:
-        prototypes: shape ``(C, D)``, taken as they are: unit rows for a cosine head.
+        prototypes: shape ``(C, D)``, not normalized: pass unit rows for a cosine head.
 
     Returns:
         The :class:`LargestSampleMargin`, in double precision. A prototype inside the hull of the
@@ -66,18 +66,18 @@ def largest_sample_margin(prototypes: Tensor) -> LargestSampleMargin:
     prototypes = prototypes.detach().double()
     if not bool(prototypes.isfinite().all()):
         raise ValueError("largest_sample_margin expects finite prototypes, got NaN or infinity")
-    # Neither a shift nor a factor of all prototypes changes anything but the unit of length.
+    # A shift or scaling of all prototypes changes only the unit of length.
     prototypes = prototypes - prototypes.mean(0)
     unit_length = prototypes.norm(dim=1).amax().clamp_min(torch.finfo(torch.double).tiny)
     prototypes = prototypes / unit_length
-    # A class may need as many others as there are dimensions; blocks keep them in memory.
+    # A class may need as many others as there are dimensions; blocks limit the memory.
     count, size = prototypes.shape
     block = max(1, 2**24 // max(count, size * min(size + 1, count)))
     own = torch.arange(count, device=prototypes.device)
     parts = [_shortest(prototypes, some) for some in own.split(block)]
     shortest, lowest = (torch.cat(part) for part in zip(*parts, strict=True))
     length = shortest.norm(dim=1)
-    # Below this the direction is rounding only, and the prototype as good as inside the hull.
+    # Below this the direction is only rounding, and the prototype counts as inside the hull.
     outside = length > 1e3 * _EPS
     features = torch.where(outside[:, None], shortest / length[:, None], 0.0)
     margin = torch.where(outside, lowest / length, 0.0)
@@ -85,12 +85,12 @@ def largest_sample_margin(prototypes: Tensor) -> LargestSampleMargin:
 
 
 def _shortest(prototypes: Tensor, own: Tensor) -> tuple[Tensor, Tensor]:
-    """The shortest vector in the hull of ``w_y - w_j``, and its least product with any of them.
+    """Shortest vector in the hull of ``w_y - w_j``, and its smallest product with any of them.
 
-    Wolfe's algorithm. Every class ``y`` in ``own`` keeps a few of the others, with weights. Where
-    the shortest vector in the plane through them has no negative weight it is taken, and the
-    vector that is lowest along it joins; where it has, the weights go there only as far as none
-    turns negative, and who is at zero leaves. Each class is at its own stage.
+    Wolfe's algorithm. Every class ``y`` in ``own`` keeps an active set of others, with weights. If
+    the shortest vector in the plane through them has no negative weight, it is the new point, and
+    the vector with the smallest product joins the set; else the weights move towards it until the
+    first one is zero, and that one leaves the set. Each class is at its own stage.
     """
     size = prototypes.shape[1]
     result, product = prototypes.new_zeros(len(own), size), prototypes.new_zeros(len(own))
@@ -104,7 +104,7 @@ def _shortest(prototypes: Tensor, own: Tensor) -> tuple[Tensor, Tensor]:
         plane = _shortest_in_plane(steps, active)
         negative = active & (plane <= 0)
         inside = ~negative.any(1)
-        # Where the plane's point is outside, go towards it until the first weight is zero.
+        # If the point in the plane is outside, move towards it until the first weight is zero.
         share = torch.where(negative, weight / (weight - plane), math.inf)
         part, leaving = share.min(1)
         weight = weight + torch.where(inside, 1.0, part.nan_to_num(0.0))[:, None] * (plane - weight)
@@ -118,11 +118,11 @@ def _shortest(prototypes: Tensor, own: Tensor) -> tuple[Tensor, Tensor]:
         better = inside & (square < shortest)
         result[live[better]], product[live[better]] = point[better], low[better]
         shortest = torch.where(better, square, shortest)
-        # Done where nothing is lower than the point itself, where no more can join, or where
-        # rounding stops the progress.
+        # Done if nothing is lower than the point itself, if no more can join, or if rounding
+        # stops the progress.
         done = inside & ((low >= square - 4 * _EPS) | (active.sum(1) > size) | ~better)
 
-        # Keep the active first, so that tables are no wider than the most a class needs.
+        # Keep the active ones first, so that tables are only as wide as the largest set.
         order = (~active).byte().argsort(dim=1, stable=True)
         width = int(active.sum(1).max())
         chosen, weight, active = (
@@ -139,17 +139,17 @@ def _shortest(prototypes: Tensor, own: Tensor) -> tuple[Tensor, Tensor]:
 
 
 def _lowest(prototypes: Tensor, own: Tensor, point: Tensor) -> tuple[Tensor, Tensor]:
-    """Least product of each point with ``w_y - w_j`` over the other classes, and which j it is."""
+    """Smallest product of each point with ``w_y - w_j`` over the other classes, and its j."""
     along = (point @ prototypes.T).scatter(1, own[:, None], -math.inf)
     index = along.max(1).indices
     return (point * (prototypes[own] - prototypes[index])).sum(1), index
 
 
 def _shortest_in_plane(steps: Tensor, active: Tensor) -> Tensor:
-    """Weights, of sum one and any sign, of the shortest vector in the plane through the steps.
+    """Weights (sum one, any sign) of the shortest vector in the plane through the steps.
 
-    The first step is active, and so are all before an active one. Differences from the first are
-    solved for by QR, which keeps twice the digits that a Gram matrix does.
+    Active steps come first. Differences from the first one are solved by QR, which is twice as
+    accurate (in digits) as a Gram matrix.
     """
     first, others = steps[:, 0], active[:, 1:]
     if not others.shape[1]:
@@ -157,11 +157,11 @@ def _shortest_in_plane(steps: Tensor, active: Tensor) -> Tensor:
     differences = torch.where(others[:, :, None], steps[:, 1:] - first[:, None], 0.0).mT
     size, width = differences.shape[1:]
     if width > size:
-        # One more than fits the space is never needed, only kept free.
+        # One more than the dimension is never needed, only kept free.
         differences, others = differences[:, :, :size], others[:, :size]
     q, r = torch.linalg.qr(differences)
     diagonal = r.diagonal(dim1=1, dim2=2)
-    # Columns that are not in use, or that rounding has made dependent, must not divide by zero.
+    # Unused or numerically dependent columns must not cause a division by zero.
     diagonal.copy_(torch.where(diagonal.abs() > _EPS, diagonal, 1.0))
     right = -(q.mT @ first[:, :, None])
     rest = torch.linalg.solve_triangular(r, right, upper=True).squeeze(2)

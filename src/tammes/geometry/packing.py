@@ -1,4 +1,4 @@
-"""Best packings: directions whose smallest angle is as large as it can be."""
+"""Best packings: directions with the largest possible smallest angle."""
 
 import math
 from collections.abc import Iterator
@@ -14,7 +14,7 @@ from tammes.metrics.functional import class_margin
 from tammes.similarity import unit
 
 _BLOCK = 2**24
-"""Numbers of a block of pairs that are in memory at once."""
+"""Number of pairs held in memory at once."""
 
 
 def _blocks(rows: int, width: int) -> Iterator[slice]:
@@ -23,7 +23,7 @@ def _blocks(rows: int, width: int) -> Iterator[slice]:
 
 
 def riesz_energy(points: Tensor, exponent: float) -> Tensor:
-    r"""Riesz energy of points, with its root taken.
+    r"""Riesz energy of points, to the power of one over the exponent.
 
     .. math:: E_t = \Bigl(\sum_{i\ne j}\lVert w_i - w_j\rVert^{-t}\Bigr)^{1/t}
 
@@ -70,12 +70,12 @@ def riesz_energy(points: Tensor, exponent: float) -> Tensor:
 
 @dataclass(frozen=True, eq=False)
 class Packing:
-    """An arrangement of directions, and how good it is.
+    """Arrangement of directions, with its quality.
 
     Attributes:
         points: unit vectors, shape ``(k, d)``.
         angle: their smallest angle, in radians.
-        bound: the largest angle there can be, as far as is known.
+        bound: the largest possible angle, as far as known.
 
     Example:
         >>> found = pack(4, 3)
@@ -89,12 +89,12 @@ class Packing:
 
     @property
     def degrees(self) -> float:
-        """The smallest angle in degrees."""
+        """Smallest angle in degrees."""
         return math.degrees(self.angle)
 
     @property
     def gap(self) -> float:
-        """By how much the bound is larger, in radians."""
+        """Difference of the bound and the angle, in radians."""
         return self.bound.angle - self.angle
 
 
@@ -108,25 +108,25 @@ def pack(
     device: torch.device | str | None = None,
     dtype: torch.dtype = torch.float64,
 ) -> Packing:
-    r"""Directions whose smallest angle is as large as can be found.
+    r"""Find directions with the largest possible smallest angle.
 
     In closed form where there is one: the simplex for :math:`k \le d+1`, the orthoplex for
-    :math:`k \le 2d`, the circle for :math:`d = 2`. Otherwise several random starts go downhill in
+    :math:`k \le 2d`, the circle for :math:`d = 2`. Otherwise several random starts minimize
 
     .. math:: \frac1s\log\sum_{i\ne j} e^{s\,w_i\cdot w_j},
 
-    which tends to the largest cosine, while the sharpness :math:`s` grows. A soft beginning finds
-    orderly arrangements and a sharp one others (ten points on the sphere are trapped at 66.08° by
-    soft ones), so the starts begin at different sharpness. The best of them is returned.
+    which tends to the largest cosine, while the sharpness :math:`s` grows. A soft start finds
+    regular arrangements and a sharp one others (ten points on the sphere get stuck at 66.08° with
+    soft starts), so the starts begin at different sharpness. The best one is returned.
 
     Args:
         count: number :math:`k` of points, at least 2.
         size: dimension :math:`d`, at least 1.
-        seed: of the random starts.
-        starts: how many; by default 64, and fewer for more than 32 points, down to 4.
-        steps: of each start.
-        device: where to compute; the result stays there.
-        dtype: to compute in. In ``float32`` the angle is good to about 0.01°.
+        seed: seed of the random starts.
+        starts: number of starts; by default 64, and fewer for more than 32 points, down to 4.
+        steps: number of steps of each start.
+        device: device of the computation and of the result.
+        dtype: dtype of the computation. In ``float32`` the angle is accurate to about 0.01°.
 
     Returns:
         The best :class:`Packing` found.
@@ -170,7 +170,7 @@ def _best(candidates: Tensor, bound: LargestClassMargin) -> Packing:
 
 
 def _largest_cosine(points: Tensor) -> Tensor:
-    """Of all pairs in ``(starts, k, d)`` unit vectors, shape ``(starts,)``, by blocks of rows."""
+    """Largest cosine of ``(starts, k, d)`` unit vectors, shape ``(starts,)``, by blocks of rows."""
     starts, count, _ = points.shape
     largest = []
     for rows in _blocks(count, starts * count):
@@ -181,15 +181,15 @@ def _largest_cosine(points: Tensor) -> Tensor:
 
 
 def _anneal(points: Tensor, steps: int) -> Tensor:
-    """Move ``(starts, k, d)`` unit vectors apart, every start by itself."""
+    """Move ``(starts, k, d)`` unit vectors apart, independently for each start."""
     starts = len(points)
     first = torch.logspace(math.log10(5), math.log10(200), starts).to(points)
     last = 1e6 if points.dtype == torch.float64 else 1e4
     momentum, square = torch.zeros_like(points), points.new_zeros(starts)
     for step in range(steps):
-        # Where the sharpness is s, curvature is s too, so steps are taken in units of 1/s. The
-        # gradient is measured by its running size, as Adam does, but by one number per start,
-        # which does not depend on the axes.
+        # At sharpness s the curvature is s too, so steps are in units of 1/s. The gradient is
+        # divided by its running magnitude, as in Adam, but with one number per start, which
+        # does not depend on the axes.
         sharpness = first * (last / first) ** (step / max(1, steps - 1))
         gradient = _push(points, sharpness)
         gradient = gradient - (gradient * points).sum(-1, keepdim=True) * points
@@ -213,10 +213,10 @@ def _push(points: Tensor, sharpness: Tensor) -> Tensor:
         total = weight.sum(-1, keepdim=True)
         pushes.append(weight @ points / total)
         masses.append(top + total.log())
-    # Each row's own softmax, weighed by the row's share of the whole sum.
+    # Softmax of each row, weighted by the row's share of the whole sum.
     return 2 * torch.cat(masses, 1).softmax(1) * torch.cat(pushes, 1)
 
 
 def _own(block: Tensor, rows: slice) -> Tensor:
-    """Where the rows of a block of all pairs meet themselves."""
+    """Mask of the pairs of a row with itself in a block of rows."""
     return block.diagonal(rows.start, -2, -1)

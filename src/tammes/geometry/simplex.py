@@ -1,4 +1,4 @@
-"""The regular simplex: the one arrangement that is best for every margin loss."""
+"""Regular simplex, the optimal arrangement for every margin loss, and orthoplex."""
 
 import torch
 from torch import Tensor
@@ -14,7 +14,7 @@ def simplex(count: int, size: int, *, dtype: torch.dtype | None = None) -> Tenso
     Args:
         count: number :math:`k` of points, at least 2.
         size: dimension :math:`d`, at least ``count - 1``; the coordinates beyond are zero.
-        dtype: of the result; torch's default if not given.
+        dtype: dtype of the result; torch's default if not given.
 
     Returns:
         The points, shape ``(count, size)``.
@@ -33,7 +33,7 @@ def simplex(count: int, size: int, *, dtype: torch.dtype | None = None) -> Tenso
         raise ValueError(
             f"simplex expects 2 <= count <= size + 1, got count={count} and size={size}"
         )
-    # Helmert's matrix: an orthonormal basis of all that is orthogonal to (1, ..., 1).
+    # Helmert's matrix: an orthonormal basis of the complement of (1, ..., 1).
     row = torch.arange(1, count, dtype=torch.double)[:, None]
     column = torch.arange(count, dtype=torch.double)
     basis = (column < row).double() - row * (column == row)
@@ -44,15 +44,15 @@ def simplex(count: int, size: int, *, dtype: torch.dtype | None = None) -> Tenso
 
 
 def orthoplex(count: int, size: int, *, dtype: torch.dtype | None = None) -> Tensor:
-    r"""The axes and their opposites: no two of up to :math:`2d` points nearer than a right angle.
+    r"""Axes and their opposites: up to :math:`2d` points, all at least a right angle apart.
 
-    For :math:`d + 1 < k \le 2d` no arrangement does better (Rankin), though others do as well;
-    up to :math:`d + 1` points :func:`simplex` does.
+    Optimal for :math:`d + 1 < k \le 2d` (Rankin), though not uniquely; up to :math:`d + 1` points
+    :func:`simplex` is better.
 
     Args:
         count: number :math:`k` of points, at least 2.
         size: dimension :math:`d`, at least ``count / 2``.
-        dtype: of the result; torch's default if not given.
+        dtype: dtype of the result; torch's default if not given.
 
     Returns:
         The points, shape ``(count, size)``: first the axes, then their opposites.

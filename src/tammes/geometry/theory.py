@@ -1,8 +1,8 @@
-r"""What theory says of margin losses: the least risk they can reach, and when less margin is more.
+r"""Theorems on margin losses: lower bounds of their risk, and when a negative margin is better.
 
 The theorems are those of Zhou et al., Learning Towards the Largest Margins, ICLR 2022, and of Liu
-et al., Negative Margin Matters, ECCV 2020, with the signs and under the conditions with which they
-are true (docs/geometry.md lists what differs from print).
+et al., Negative Margin Matters, ECCV 2020, with corrected signs and conditions (docs/geometry.md
+lists the differences from the papers).
 """
 
 import math
@@ -20,12 +20,12 @@ Parameter = float | Sequence[float] | Tensor
 
 
 def smallest_alpha1(count: int) -> float:
-    r"""The least factor of the target's cosine for which the simplex is always the optimum.
+    r"""Smallest factor of the target's cosine for which the simplex is always the optimum.
 
     .. math:: \alpha_1 \ge \frac{k-2}{2(k-1)}
 
-    Below it, and at a small scale, balanced classes do better by falling together in one point.
-    Half is enough for any number of classes.
+    Below it, at a small scale, the risk of balanced classes is lower if they collapse to one point.
+    One half is enough for any number of classes.
 
     Args:
         count: number :math:`k` of classes, at least 2.
@@ -48,28 +48,28 @@ def risk_lower_bound(
     *,
     zero_centroid: bool = False,
 ) -> float:
-    r"""The least mean of :func:`tammes.gm_softmax` over unit features and unit prototypes.
+    r"""Lower bound of the mean of :func:`tammes.gm_softmax` for unit features and prototypes.
 
     .. math:: B = \log\Bigl[e^{s(\alpha_2+\beta_2-\alpha_1-\beta_1)}
               + (k-1)\,e^{-s\left(\frac{1}{k-1}+\alpha_1+\beta_1\right)}\Bigr]
 
     Reached only at the simplex with every feature at its prototype, so for :math:`k \le d+1`;
-    with more classes it still is a lower bound. It holds for balanced classes (Theorem 5) if
+    with more classes it is still a lower bound. It holds for balanced classes (Theorem 5) if
     :math:`\alpha_1 \ge` :func:`smallest_alpha1` and :math:`\alpha_2 \le \alpha_1`. Where the
-    prototypes sum up to zero (Theorem 8) it holds for any balance, parameters may differ between
+    prototypes sum to zero (Theorem 8) it holds for any balance, parameters may differ between
     examples, and :math:`\alpha_1 > -\frac{1}{k-1}` is enough; then the mean of B is returned.
 
     Args:
         count: number :math:`k` of classes, at least 2.
         scale: inverse temperature :math:`s`, above 0.
         alpha1: factor of the target's cosine in the numerator.
-        beta1: what is added to it.
+        beta1: constant added to it.
         alpha2: factor of the target's cosine in the denominator.
-        beta2: what is added to it; minus infinity leaves the target out.
-        zero_centroid: whether the prototypes are known to sum up to zero.
+        beta2: constant added to it; minus infinity excludes the target.
+        zero_centroid: whether the prototypes are known to sum to zero.
 
     Returns:
-        The bound of the mean loss.
+        Lower bound of the mean loss.
 
     Example:
         >>> round(risk_lower_bound(10, 20.0), 12) == round(normface_lower_bound(10, 20.0), 12)
@@ -103,7 +103,7 @@ def risk_lower_bound(
 
 
 def normface_lower_bound(count: int, scale: float) -> float:
-    r"""Least mean of :func:`tammes.normface`, and of SphereFace on unit features.
+    r"""Lower bound of the mean of :func:`tammes.normface`, and of SphereFace on unit features.
 
     .. math:: \log\bigl(1 + (k-1)\,e^{-sk/(k-1)}\bigr)
 
@@ -115,7 +115,7 @@ def normface_lower_bound(count: int, scale: float) -> float:
 
 
 def cosface_lower_bound(count: int, scale: float, margin: float) -> float:
-    r"""Least mean of :func:`tammes.cosface`.
+    r"""Lower bound of the mean of :func:`tammes.cosface`.
 
     .. math:: \log\bigl(1 + (k-1)\,e^{-s\left(\frac{k}{k-1}-m\right)}\bigr)
 
@@ -129,10 +129,10 @@ def cosface_lower_bound(count: int, scale: float, margin: float) -> float:
 def combined_margin_lower_bound(
     count: int, scale: float, m2: float = 0.0, m3: float = 0.0
 ) -> float:
-    r"""Least mean of :func:`tammes.combined_margin`, whatever its :math:`m_1 \ge 1`.
+    r"""Lower bound of the mean of :func:`tammes.combined_margin`, whatever its :math:`m_1 \ge 1`.
 
-    That of GM-Softmax with :math:`\alpha = \cos m_2,\ \beta = -m_3`, which is below the loss and
-    equal to it where the feature is at its prototype. So ``m2=0.5`` is ArcFace's. Needs
+    The bound of GM-Softmax with :math:`\alpha = \cos m_2,\ \beta = -m_3`, which is below this loss
+    and equal to it if the feature is at its prototype. ``m2=0.5`` is ArcFace. Needs
     :math:`0 \le m_2` and :math:`\cos m_2 \ge` :func:`smallest_alpha1`.
 
     Example:
@@ -145,7 +145,7 @@ def combined_margin_lower_bound(
 
 
 def lm_softmax_lower_bound(count: int, scale: float) -> float:
-    r"""Least mean of :func:`tammes.lm_softmax`.
+    r"""Lower bound of the mean of :func:`tammes.lm_softmax`.
 
     .. math:: -\frac{k}{k-1} + \frac{\log(k-1)}{s}
 
@@ -157,7 +157,7 @@ def lm_softmax_lower_bound(count: int, scale: float) -> float:
 
 
 def sample_margin_lower_bound(count: int) -> float:
-    r"""Least mean of :func:`tammes.sample_margin`, for balanced classes (Theorem 7).
+    r"""Lower bound of the mean of :func:`tammes.sample_margin`, for balanced classes (Theorem 7).
 
     .. math:: -\frac{k}{k-1}
 
@@ -173,7 +173,7 @@ def sample_margin_lower_bound(count: int) -> float:
 
 
 def same_class_probability(assigned: Tensor, labels: Tensor) -> float:
-    r"""Probability that two examples of a novel class are taken for the same base class.
+    r"""Probability that two examples of a novel class are assigned to the same base class.
 
     .. math:: P^s = \frac1C\sum_c\sum_b \frac{n_{cb}(n_{cb}-1)}{n_c(n_c-1)}
 
@@ -183,7 +183,7 @@ def same_class_probability(assigned: Tensor, labels: Tensor) -> float:
     Args:
         assigned: base class each example is nearest to, such as
             ``criterion.logits(features).argmax(1)``, shape ``(N,)``.
-        labels: novel class of each example, shape ``(N,)``; those with one example are left out.
+        labels: novel class of each example, shape ``(N,)``; classes with one example are excluded.
 
     Returns:
         The probability.
@@ -213,13 +213,13 @@ def same_class_probability(assigned: Tensor, labels: Tensor) -> float:
 
 
 def novel_ratio(probability: float, measured: "DiscriminabilityResult") -> float:
-    r"""The discriminability of novel classes as the theory predicts it from the base classes.
+    r"""Discriminability of novel classes predicted from the base classes.
 
     .. math:: \phi^n = \frac{\psi}{1 - P^s(1 - 1/\phi^b)},\qquad
               \psi = \frac{D_{inter}^n}{D_{inter}^b}
 
-    Exact where every novel class is a mixture of base classes. Of the novel classes only the
-    distance between them is used.
+    Exact if every novel class is a mixture of base classes. Of the novel classes only their mutual
+    distance is used.
 
     Args:
         probability: :math:`P^s`, see :func:`same_class_probability`.
@@ -227,7 +227,7 @@ def novel_ratio(probability: float, measured: "DiscriminabilityResult") -> float
 
     Returns:
         The predicted ratio of the distances between and within novel classes; infinite or NaN
-        where classes have collapsed.
+        if classes have collapsed.
 
     Example:
         >>> from tammes.metrics.functional import discriminability
@@ -239,21 +239,21 @@ def novel_ratio(probability: float, measured: "DiscriminabilityResult") -> float
     References:
         Liu et al., Negative Margin Matters, ECCV 2020, eq. 11.
     """
-    psi, excess = _spread(measured)
+    psi, excess = _psi_and_slack(measured)
     return float(psi / (1 - probability * excess))
 
 
 def negative_margin_wins(
     probability: float, negative: "DiscriminabilityResult", other: "DiscriminabilityResult"
 ) -> bool:
-    r"""Whether novel classes are told apart better after training with the first margin.
+    r"""Whether novel classes are separated better after training with the first margin.
 
     .. math:: \phi^n(m_2) < \phi^n(m_1) \iff P^s\,\Delta < t,\qquad t = \psi_1 - \psi_2,\quad
               \Delta = \psi_1\bigl(1-\tfrac{1}{\phi^b_2}\bigr)
                      - \psi_2\bigl(1-\tfrac{1}{\phi^b_1}\bigr)
 
-    with :math:`\psi` of :func:`novel_ratio`. In print both sides are divided by :math:`\Delta`,
-    which is right only where it is positive.
+    with :math:`\psi` of :func:`novel_ratio`. The paper divides both sides by :math:`\Delta`,
+    which is correct only if it is positive.
 
     Args:
         probability: :math:`P^s`, see :func:`same_class_probability`.
@@ -262,8 +262,8 @@ def negative_margin_wins(
         other: the same after training with :math:`m_2`.
 
     Returns:
-        Whether :math:`m_1` is the better one for the novel classes; not where base classes have
-        collapsed into one, as neither side is defined.
+        Whether :math:`m_1` is better for the novel classes; False if base classes have collapsed
+        into one, since neither side is defined.
 
     Example:
         >>> from tammes.metrics.functional import discriminability
@@ -283,18 +283,18 @@ def negative_margin_wins(
 def margin_sides(
     probability: float, negative: "DiscriminabilityResult", other: "DiscriminabilityResult"
 ) -> tuple[float, float]:
-    r"""The sides :math:`P^s\,\Delta` and :math:`t` that :func:`negative_margin_wins` compares."""
-    (psi1, excess1), (psi2, excess2) = _spread(negative), _spread(other)
+    r"""Sides :math:`P^s\,\Delta` and :math:`t` of :func:`negative_margin_wins`."""
+    (psi1, excess1), (psi2, excess2) = _psi_and_slack(negative), _psi_and_slack(other)
     return float(probability * (psi1 * excess2 - psi2 * excess1)), float(psi1 - psi2)
 
 
-def _spread(measured: "DiscriminabilityResult") -> tuple[Tensor, Tensor]:
-    r"""Distance between novel over that between base classes, and :math:`1 - 1/\phi^b`.
+def _psi_and_slack(measured: "DiscriminabilityResult") -> tuple[Tensor, Tensor]:
+    r"""Ratio :math:`\psi` of the inter-class distances, and :math:`1 - 1/\phi^b`.
 
-    Tensors, as they divide by zero.
+    Tensors, since they may divide by zero.
     """
     if measured.novel is None:
-        raise ValueError("the criterion expects novel classes to be measured, got base ones only")
+        raise ValueError("novel_ratio expects novel classes to be measured, got base ones only")
     numbers = (measured.base.intra, measured.base.inter, measured.novel.inter)
     intra, base, novel = torch.tensor([float(each) for each in numbers], dtype=torch.double)
     return novel / base, 1 - intra / base

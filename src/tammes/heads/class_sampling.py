@@ -1,8 +1,8 @@
 """Sampling of classes: those of the batch, and others drawn at random.
 
-A head that samples asks its :class:`Sampler` for the classes of a step, takes their rows with
-:func:`tammes.optim.sparse_rows.take_rows`, and hands those to the kernel. Nothing here waits for a
-GPU: the number of classes follows from the sizes alone, and numbers are looked up, not drawn.
+A head that samples asks its :class:`Sampler` for the classes of a step, selects their rows with
+:func:`tammes.optim.sparse_rows.select_rows`, and passes those to the kernel. Nothing here waits for
+a GPU: the number of classes follows from the sizes alone, and numbers are looked up, not drawn.
 """
 
 import math
@@ -14,7 +14,7 @@ from torch import Tensor
 from tammes._buffers import ExactBuffers
 from tammes._compile import outside_compile
 from tammes._recomputation import once
-from tammes.optim.sparse_rows import listen
+from tammes.optim.sparse_rows import register_hooks
 
 
 class Sample(NamedTuple):
@@ -133,11 +133,11 @@ class Sampler(ExactBuffers):
         for name, number in (("seed", seed), ("steps", 0)):
             values = torch.tensor(number, dtype=torch.int64, device="cpu")
             self.register_constant(name, values, torch.get_default_device(), persistent=True)
-        listen()
+        register_hooks()
 
     def __setstate__(self, state: dict[str, Any]) -> None:
         super().__setstate__(state)
-        listen()
+        register_hooks()
 
     def _load_from_state_dict(
         self, state_dict: dict[str, Any], prefix: str, *args: Any, **kwargs: Any

@@ -11,7 +11,7 @@ from tammes._validation import INTEGERS, check_classes, check_features, transfor
 from tammes.kernels.dense import score_matrix
 from tammes.kernels.dispatch import Implementation, check_implementation, split
 from tammes.kernels.problem import Problem, unmasked
-from tammes.optim.state_transfer import carry_over, find
+from tammes.optim.state_transfer import carry_over, find_param_group
 from tammes.similarity import Similarity, unit, working_dtype
 from tammes.split import ALONGSIDE, REDUCED, Split
 
@@ -267,7 +267,7 @@ class Head(nn.Module):
         if optimizer is not None:
             for name in trained:
                 # Before anything is changed.
-                find(optimizer, getattr(self, name))
+                find_param_group(optimizer, getattr(self, name))
         for name, values in fresh.items():
             old = getattr(self, name)
             if isinstance(old, nn.Parameter):

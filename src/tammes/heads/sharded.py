@@ -23,8 +23,8 @@ from tammes.heads.sharded_init import KINDS, Kind, draw, draw_from
 from tammes.kernels.dense import score_matrix
 from tammes.kernels.dispatch import Implementation
 from tammes.kernels.problem import Problem, Share, unmasked
-from tammes.optim.sparse_rows import take_rows
-from tammes.optim.state_transfer import find, put_in_place, starting_state
+from tammes.optim.sparse_rows import select_rows
+from tammes.optim.state_transfer import find_param_group, initial_state, replace_parameter
 from tammes.split import ALONGSIDE, REDUCED, Split
 
 SPREAD = ("weight", "bias")
@@ -189,8 +189,8 @@ class ShardedHead(Head):
             # carry a named tuple from one graph to the next.
             masked = super().masked()
             index, own, counts = sampler(own, len(weight), start=self.start, masked=masked)
-            weight = take_rows(weight, index)
-            bias = None if bias is None else take_rows(bias, index)
+            weight = select_rows(weight, index)
+            bias = None if bias is None else select_rows(bias, index)
             most = sample_size(len(own), most, sampler.rate)
         bias, there = unmasked(bias)
         share = Share(
@@ -401,12 +401,12 @@ class ShardedHead(Head):
             parameter = nn.Parameter(follow(old, values), requires_grad=old.requires_grad)
             if name in states:
                 assert optimizer is not None
-                group, _ = find(optimizer, old)
+                group, _ = find_param_group(optimizer, old)
                 moved = {}
                 for key, value in states[name].items():
                     mean = global_mean_row(self.group, value)
-                    moved[key] = follow(value, starting_state(key, group, values, mean))
-                put_in_place(optimizer, old, parameter, moved, len(parameter) - own_new)
+                    moved[key] = follow(value, initial_state(key, group, values, mean))
+                replace_parameter(optimizer, old, parameter, moved, len(parameter) - own_new)
             setattr(self, name, parameter)
         self._settle(total, start, stop)
 

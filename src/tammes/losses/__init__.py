@@ -1,4 +1,4 @@
-"""Every loss, as a builder of terms."""
+"""Losses, each a builder of terms."""
 
 from tammes.losses.adaptive import adaface
 from tammes.losses.angular import (

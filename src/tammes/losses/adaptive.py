@@ -1,4 +1,4 @@
-"""A margin that depends on how good an example is, taken from the norm of its feature."""
+"""Margins that adapt to the quality of an example, estimated by the norm of its feature."""
 
 from typing import TYPE_CHECKING
 
@@ -28,13 +28,13 @@ class NormStatistics(State):
         self.register_buffer("std", torch.tensor(100.0))
 
     def before(self, batch: Batch) -> None:
-        """Move the averages towards those of this batch."""
+        """Update the running averages with this batch."""
         norms = norm(batch.features.to(self.mean.dtype)).clamp(1e-3, 100.0)
         count = batch.valid.sum().clamp_min(1)
         mean = torch.where(batch.valid, norms, 0.0).sum() / count
         variance = torch.where(batch.valid, (norms - mean).square(), 0.0).sum()
         std = (variance / (count - 1).clamp_min(1)).sqrt()
-        # One valid example has no spread, and none says nothing at all.
+        # One valid example has no standard deviation, and without any there is no mean.
         self.mean.lerp_(torch.where(batch.valid.any(), mean, self.mean), self.momentum)
         self.std.lerp_(torch.where(count > 1, std, self.std), self.momentum)
 
@@ -63,7 +63,7 @@ def adaface(
     momentum: float = 0.01,
     state: NormStatistics | None = None,
 ) -> Tensor:
-    r"""AdaFace: the norm of a feature, taken for its quality, decides between two margins.
+    r"""AdaFace: the feature norm, as a measure of quality, interpolates between two margins.
 
     .. math::
         \ell = \log\bigl(1 + e^{\Lambda - s(\Phi(\theta_y) - m(1+k))}\bigr),\qquad
@@ -72,14 +72,14 @@ def adaface(
 
     with running mean :math:`\mu` and deviation :math:`\sigma` of the norms, which the criterion
     keeps. A short feature (:math:`k=-1`) gets :func:`tammes.arcface`, one of average norm
-    :func:`tammes.cosface`. No gradient goes through :math:`k`. Where the angle would leave
-    :math:`[0, \pi]` the cosine goes on monotonely instead of being cut off.
+    :func:`tammes.cosface`. No gradient flows through :math:`k`. Where the angle would leave
+    :math:`[0, \pi]` the cosine is continued monotonically instead of being clipped.
 
     Args:
         split: cosines of N examples, split by their labels.
         margin: :math:`m` of both margins, radians or cosine.
-        concentration: :math:`h`, how many deviations span the range.
-        momentum: share of a batch in the running averages.
+        concentration: :math:`h`, inverse of the number of deviations that span the range.
+        momentum: weight of a batch in the running averages.
         state: the running averages; the criterion supplies them.
 
     Returns:

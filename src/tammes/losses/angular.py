@@ -1,16 +1,16 @@
-r"""Margins on the angle: the own prototype must be nearer than the others by more than nothing.
+r"""Angular margins: the own prototype must be nearer than the others by a margin.
 
-All of them push the target's score down before the softmax sees it,
+All of them lower the score of the target before the softmax,
 
 .. math:: \ell = \log\bigl(1 + e^{\Lambda - t}\bigr),\qquad t = s\,(r\,\Phi(\theta) - m_3),
 
-with :math:`\theta` the angle to the own prototype, :math:`r` what the head leaves of the norms and
+with :math:`\theta` the angle to the own prototype, :math:`r` the norms that the head keeps, and
 :math:`\Phi` the cosine of :math:`\varphi = m_1\theta + m_2`, continued past :math:`\pi`. They
 differ in which of the three margins they use, and in the head they are written for.
 
-A function decorated with :func:`tammes.term` is a loss: it gets a :class:`tammes.Split`, its other
-arguments are the settings (a number, one per class, or one per example), and the name becomes a
-builder: ``cosface(margin=0.35)``.
+A function decorated with :func:`tammes.term` is a loss: it receives a :class:`tammes.Split`, its
+other arguments are the settings (a number, one per class, or one per example), and its name becomes
+a builder: ``cosface(margin=0.35)``.
 """
 
 import math
@@ -56,19 +56,19 @@ def target_score(
     extension: str = "monotone",
     gradient: str = "exact",
 ) -> Tensor:
-    r"""The score of the own class after the margins, :math:`s\,(r\,\Phi(\theta) - m_3)`.
+    r"""Score of the own class after the margins, :math:`s\,(r\,\Phi(\theta) - m_3)`.
 
     Args:
         split: similarities of N examples, split by their labels.
         m1: factor of the angle.
         m2: radians added to the angle.
-        m3: similarity taken off.
+        m3: similarity subtracted.
         extension: ``"monotone"``: :math:`\Phi = (-1)^\kappa\cos\varphi - 2\kappa` with
             :math:`\kappa = \lfloor\varphi/\pi\rfloor`, decreasing in :math:`\theta` on the whole
             circle and once differentiable; ``"linear"``: :math:`\cos\theta - m_2\sin m_2` past
-            :math:`\pi`, as most copies of ArcFace have it, with a jump there.
-        gradient: ``"exact"``; or ``"detached"``, which gives the score the gradient of the plain
-            :math:`s\,r\cos\theta`, as code does that sets the margin without tracking it.
+            :math:`\pi`, as in most ArcFace code, with a jump there.
+        gradient: ``"exact"``; or ``"detached"``, the gradient of the plain
+            :math:`s\,r\cos\theta`, as in code that adds the margin without tracking gradients.
 
     Returns:
         Score of each example's own class, shape ``(N,)``.
@@ -83,8 +83,9 @@ def target_score(
             turns = (phi.detach() / math.pi).floor()
             bent = (1 - 2 * turns.remainder(2)) * phi.cos() - 2 * turns
         else:
-            shift = torch.as_tensor(m2, dtype=theta.dtype, device=theta.device)
-            bent = torch.where(phi <= math.pi, phi.cos(), cosine - shift * shift.sin())
+            # A number is not made a tensor: that would copy it to a GPU, which no graph can hold.
+            shift = m2 * (m2.sin() if isinstance(m2, Tensor) else math.sin(m2))
+            bent = torch.where(phi <= math.pi, phi.cos(), cosine - shift)
     plain, similarity = split.length * cosine, split.length * bent - m3
     if gradient == "detached":
         similarity = plain + (similarity - plain).detach()
@@ -92,9 +93,9 @@ def target_score(
 
 
 def _whole_multiple(cosine: Tensor, m: int) -> Tensor:
-    r"""The monotone :math:`\Phi` of :math:`m\theta` for whole m: a polynomial of the cosine.
+    r"""Monotone :math:`\Phi` of :math:`m\theta` for integer m: a polynomial of the cosine.
 
-    Chebyshev's recurrence needs no angle, and so loses the fewest digits.
+    Chebyshev's recurrence needs no angle, and is therefore the most accurate.
     """
     before, now = torch.ones_like(cosine), cosine
     for _ in range(m - 1):
@@ -129,8 +130,8 @@ def normface(split: Split) -> Tensor:
 
     .. math:: \ell = \log\bigl(1 + e^{\Lambda - s\cos\theta_y}\bigr)
 
-    :func:`tammes.cosface` and :func:`tammes.arcface` without their margin, and a monotone function
-    of :func:`tammes.lm_softmax`, which it saturates.
+    :func:`tammes.cosface` and :func:`tammes.arcface` without their margin, and a monotone,
+    saturating function of :func:`tammes.lm_softmax`.
 
     Args:
         split: cosines of N examples, split by their labels.
@@ -155,8 +156,8 @@ def cosface(split: Split, *, margin: Setting = 0.35) -> Tensor:
 
     .. math:: \ell = \log\bigl(1 + e^{\Lambda - s(\cos\theta_y - m)}\bigr)
 
-    ``margin=0`` is :func:`tammes.normface`; a negative margin, which relaxes the softmax, is what
-    Liu et al. 2020 pre-train few-shot features with. On a linear head it is
+    ``margin=0`` is :func:`tammes.normface`; Liu et al. 2020 pre-train few-shot features with a
+    negative margin, which relaxes the softmax. On a linear head it is
     ``softmax(margin=...)``. It equals ``softplus(s * (lm_softmax + m))``.
 
     Args:
@@ -194,7 +195,7 @@ def arcface(
     Args:
         split: cosines of N examples, split by their labels.
         margin: angle :math:`m` in radians by which the own class must win.
-        extension: how :math:`\Phi` goes on past :math:`\pi`: ``"monotone"`` as
+        extension: continuation of :math:`\Phi` past :math:`\pi`: ``"monotone"`` as
             :math:`-2 - \cos(\theta + m)`, or ``"linear"`` as :math:`\cos\theta - m\sin m`.
         gradient: ``"exact"`` or ``"detached"``, see :func:`tammes.losses.angular.target_score`.
 
@@ -225,7 +226,7 @@ def combined_margin(
     extension: str = "monotone",
     gradient: str = "exact",
 ) -> Tensor:
-    r"""All three margins at once.
+    r"""Combination of all three margins.
 
     .. math:: \ell = \log\bigl(1 + e^{\Lambda - s(\Phi(\theta_y) - m_3)}\bigr),\qquad
               \Phi(\theta) = \cos(m_1\theta + m_2)\ \text{up to}\ \pi
@@ -235,10 +236,10 @@ def combined_margin(
 
     Args:
         split: cosines of N examples, split by their labels.
-        m1: factor of the angle; need not be a whole number.
+        m1: factor of the angle; need not be an integer.
         m2: radians added to the angle.
-        m3: cosine taken off.
-        extension: how :math:`\Phi` goes on past :math:`\pi`, see :func:`tammes.arcface`.
+        m3: cosine subtracted.
+        extension: continuation of :math:`\Phi` past :math:`\pi`, see :func:`tammes.arcface`.
         gradient: ``"exact"`` or ``"detached"``, see :func:`tammes.losses.angular.target_score`.
 
     Returns:
@@ -259,7 +260,7 @@ def combined_margin(
 
 
 def _multiplied_angle(split: Split, margin: Setting, blend: Setting, gradient: str) -> Tensor:
-    """What L-Softmax and SphereFace share: all but the head they are written for."""
+    """Loss of L-Softmax and SphereFace, which differ only in their heads."""
     bent = target_score(split, m1=margin, gradient=gradient)
     score = (blend * split.scale * split.target + bent) / (1 + blend)
     return softplus(split.others - score)
@@ -277,7 +278,7 @@ def _check_multiple(margin: float, blend: float, gradient: str) -> None:
 def l_softmax(
     split: Split, *, margin: Setting = 4.0, blend: Setting = 0.0, gradient: str = "exact"
 ) -> Tensor:
-    r"""L-Softmax: the angle to the own prototype counts several times.
+    r"""L-Softmax: the angle to the own prototype is multiplied.
 
     .. math::
         \ell = \log\bigl(1 + e^{\Lambda - f_y}\bigr),\qquad
@@ -289,8 +290,8 @@ def l_softmax(
 
     Args:
         split: inner products of N examples, split by their labels.
-        margin: factor :math:`m` of the angle; need not be a whole number.
-        blend: :math:`\lambda`, the share of the plain cosine; anneal it from about 1000 down with
+        margin: factor :math:`m` of the angle; need not be an integer.
+        blend: :math:`\lambda`, weight of the plain cosine; anneal it from about 1000 down with
             :class:`tammes.schedules.LambdaAnnealing`.
         gradient: ``"exact"`` or ``"detached"``, see :func:`tammes.losses.angular.target_score`.
 
@@ -324,8 +325,8 @@ def sphereface(
 
     Args:
         split: similarities of N examples to unit prototypes, split by their labels.
-        margin: factor :math:`m` of the angle; need not be a whole number.
-        blend: :math:`\lambda`, the share of the plain cosine; see :func:`tammes.l_softmax`.
+        margin: factor :math:`m` of the angle; need not be an integer.
+        blend: :math:`\lambda`, weight of the plain cosine; see :func:`tammes.l_softmax`.
         gradient: ``"exact"`` or ``"detached"``, see :func:`tammes.losses.angular.target_score`.
 
     Returns:

@@ -1,4 +1,4 @@
-"""GM-Softmax and LM-Softmax: losses made for the largest margins, linear in the own cosine."""
+"""GM-Softmax and LM-Softmax: losses for the largest margins, linear in the own cosine."""
 
 import torch
 from torch import Tensor
@@ -15,7 +15,7 @@ def gm_softmax(
     alpha2: Setting = 1.0,
     beta2: Setting = 0.0,
 ) -> Tensor:
-    r"""GM-Softmax: a linear margin, one in the numerator and one in the denominator.
+    r"""GM-Softmax: linear margins in the numerator and in the denominator.
 
     .. math::
         \ell = -\log\frac{e^{s(\alpha_1\cos\theta_y + \beta_1)}}

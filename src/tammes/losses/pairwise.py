@@ -18,7 +18,7 @@ Rows = tuple[Tensor, Tensor]
 
 
 def _pairs(batch: Batch) -> tuple[Tensor, Tensor]:
-    """Which pairs of different examples share a class, and which do not, each ``(N, N)``."""
+    """Masks of the pairs of different examples with the same and with another class, ``(N, N)``."""
     both = batch.valid[:, None] & batch.valid[None, :]
     same = batch.labels[:, None] == batch.labels[None, :]
     distinct = ~torch.eye(len(batch.labels), dtype=torch.bool, device=batch.labels.device)
@@ -28,7 +28,7 @@ def _pairs(batch: Batch) -> tuple[Tensor, Tensor]:
 def _centred(batch: Batch, normalize: bool) -> Tensor:
     """Features around their mean, so that expanded squares keep their digits."""
     features = directions(batch.features) if normalize else batch.features
-    # A row that does not count must not leak into the others, not even as 0 times infinity.
+    # An ignored row must not leak into the others, not even as 0 times infinity.
     features = torch.where(batch.valid[:, None], features, 0.0)
     return features - features.detach().sum(0) / batch.valid.sum().clamp_min(1)
 
@@ -113,8 +113,8 @@ def proto(batch: Batch, *, scale: float = 1.0, normalize: bool = False) -> Rows:
     features = _centred(batch, normalize)
     member = (batch.labels[:, None] == batch.labels) & batch.valid & batch.valid[:, None]
     count = member.sum(1).clamp_min(1).to(features.dtype)
-    # Each example carries its class's mean, and one n-th of its class in the sum over classes: so
-    # nothing depends on how many classes there are, and shapes stay fixed.
+    # Each example carries the mean of its class, and 1/n of its class in the sum over classes: so
+    # the shapes do not depend on the number of classes.
     means = (member.to(features.dtype) @ features) / count[:, None]
     scores = -scale * _squared_distances(features, means) - count.log()
     far = _masked_logsumexp(scores, ~member & batch.valid & batch.valid[:, None])
@@ -125,7 +125,7 @@ def proto(batch: Batch, *, scale: float = 1.0, normalize: bool = False) -> Rows:
 
 
 def _hardest_pairs(batch: Batch, normalize: bool) -> tuple[Tensor, Tensor, Tensor]:
-    """Distances to the farthest of the own class and the nearest of another, and the anchors."""
+    """Distances to the farthest example of the own class and the nearest of another; anchors."""
     features = _centred(batch, normalize)
     positive, negative = _pairs(batch)
     with torch.no_grad():
@@ -135,7 +135,7 @@ def _hardest_pairs(batch: Batch, normalize: bool) -> tuple[Tensor, Tensor, Tenso
         far = square.masked_fill(~positive, -1.0).argmax(1)
         near = square.masked_fill(~negative, torch.inf).argmin(1)
     anchors = positive.any(1) & negative.any(1)
-    # The chosen pairs are measured again without expanding the square.
+    # Recompute the selected distances without expanding the square.
     return (
         torch.linalg.vector_norm(features - features[far], dim=1),
         torch.linalg.vector_norm(features - features[near], dim=1),
@@ -153,11 +153,12 @@ def triplet(batch: Batch, *, margin: float = 0.3, normalize: bool = False) -> Ro
 
     Args:
         batch: features and labels of N examples.
-        margin: distance :math:`m` by which the farthest of the own class must be nearer.
+        margin: distance :math:`m` by which the own class must be nearer than the others.
         normalize: scale features to unit length first.
 
     Returns:
-        Loss of each example and whether it is an anchor: it has company, and others are there.
+        Loss of each example, and whether it is an anchor: its class has another example in the
+        batch, and there are other classes.
 
     Example:
         >>> batch = tammes.Batch(torch.tensor([[0.0], [1.0], [3.0]]), torch.tensor([0, 0, 1]),
@@ -182,11 +183,12 @@ def contrastive(batch: Batch, *, margin: float = 1.0, normalize: bool = False) -
 
     Args:
         batch: features and labels of N examples.
-        margin: distance :math:`m` that other classes are kept away.
+        margin: distance :math:`m` to keep from other classes.
         normalize: scale features to unit length first.
 
     Returns:
-        Loss of each example and whether it is an anchor: it has company, and others are there.
+        Loss of each example, and whether it is an anchor: its class has another example in the
+        batch, and there are other classes.
 
     Example:
         >>> batch = tammes.Batch(torch.tensor([[0.0], [1.0], [3.0]]), torch.tensor([0, 0, 1]),
@@ -203,17 +205,17 @@ def contrastive(batch: Batch, *, margin: float = 1.0, normalize: bool = False) -
 
 
 class CentersOfBatch(NamedTuple):
-    """Centre of each example's class, shape ``(N, D)``; what :func:`center` reads of them all."""
+    """Centre of each example's class, shape ``(N, D)``; the part that :func:`center` reads."""
 
     centers: Tensor
 
     def of(self, labels: Tensor) -> Tensor:
-        """Centres of the batch they were read for."""
+        """Return the centres of the batch."""
         return self.centers
 
 
 class Centers(State):
-    """A centre for each class, moved towards its features; the memory of :func:`center`."""
+    """One centre per class that follows its features; the state of :func:`center`."""
 
     centers: Tensor
 
@@ -223,7 +225,7 @@ class Centers(State):
         self.register_buffer("centers", torch.zeros_like(like))
 
     def of(self, labels: Tensor) -> Tensor:
-        """Centre of each label's class."""
+        """Return the centre of each label's class."""
         return self.centers[labels]
 
     def reading(self, batch: Batch) -> CentersOfBatch:
@@ -231,7 +233,7 @@ class Centers(State):
         return CentersOfBatch(read(self.of(batch.labels)))
 
     def after(self, batch: Batch) -> None:
-        """Move the centres of the classes in the batch, as eq. 4 of the paper has it."""
+        """Move the centres of the classes in the batch, as in eq. 4 of the paper."""
         labels, weight = batch.labels, batch.valid.to(self.centers.dtype)
         features = batch.features.to(self.centers.dtype)
         pull = torch.where(batch.valid[:, None], features - self.centers[labels], 0.0)
@@ -239,13 +241,13 @@ class Centers(State):
         self.centers.index_add_(0, labels, self.rate * pull / (1 + count[labels])[:, None])
 
     def resize(self, keep: Tensor, new: int) -> None:
-        """Keep the centres of the classes that stay; new ones start at zero."""
+        """Keep the centres of the remaining classes; new ones start at zero."""
         fresh = self.centers.new_zeros(new, self.centers.shape[1])
         self.centers = torch.cat([self.centers[keep.to(self.centers.device)], fresh])
 
 
 def _center_state(term: Term, head: "Head") -> Centers:
-    # Of all classes, also where the head has only some of their prototypes.
+    # One centre for every class, even if this rank holds only some prototypes.
     shape = (head.num_classes, head.embedding_size)
     like = head.weight.detach().new_empty(shape, dtype=working_dtype(head.weight))
     return Centers(like, rate=term.settings["rate"])
@@ -260,7 +262,7 @@ def _check_center(rate: Setting) -> None:
 def center(
     batch: Batch, *, rate: float = 0.5, state: Centers | CentersOfBatch | None = None
 ) -> Rows:
-    r"""Center loss: features are drawn to a running centre of their class.
+    r"""Center loss: features are attracted to a running centre of their class.
 
     .. math::
         \ell_i = \tfrac12\lVert x_i - c_{y_i}\rVert^2,\qquad

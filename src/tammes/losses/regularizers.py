@@ -1,4 +1,4 @@
-"""Terms to add to a loss: on the split, and on the prototypes alone."""
+"""Regularizers: terms on the split and terms on the prototypes."""
 
 import torch
 from torch import Tensor
@@ -16,7 +16,7 @@ def _check_kind(kind: str) -> None:
 
 @term(reads="others expected mean", check=_check_kind)
 def logit_divergence(split: Split, *, kind: str = "symmetric") -> Tensor:
-    r"""How far the softmax of the other classes is from uniform.
+    r"""Divergence of the softmax over the other classes from the uniform distribution.
 
     With :math:`q` the softmax over the classes :math:`c \ne y`, :math:`u` uniform on them,
     :math:`\bar f` the mean and :math:`E_q f` the expectation of their scores:
@@ -26,8 +26,8 @@ def logit_divergence(split: Split, *, kind: str = "symmetric") -> Tensor:
         D(u\|q) = \Lambda - \bar f - \log(C-1),\quad
         \tilde D = \tfrac12\bigl(D(q\|u) + D(u\|q)\bigr) = \tfrac12\bigl(E_q f - \bar f\bigr)
 
-    Adding 0.3 of it to the softmax keeps the bias hidden in the softmax large, and with it the
-    margin. Zero for two classes.
+    Added to the softmax with weight 0.3, it keeps the bias implied by the softmax large, and with
+    it the margin. Zero for two classes.
 
     Args:
         split: similarities of N examples, split by their labels.
@@ -54,12 +54,12 @@ def logit_divergence(split: Split, *, kind: str = "symmetric") -> Tensor:
 
 @term(reads="target hardest", cosines=True)
 def sample_margin(split: Split) -> Tensor:
-    r"""Minus the sample margin: how much nearer the hardest class is than the own.
+    r"""Negative sample margin: cosine to the nearest wrong class minus that to the own class.
 
     .. math:: R_{sm} = \max_{c\ne y}\cos\theta_c - \cos\theta_y
 
-    Of the cosines, whatever the head: beside a softmax on raw features too, which could make an
-    inner product as large as they like. Zhou et al. use it at weight 0.5 beside another loss; alone
+    It uses cosines whatever the head, also next to a softmax on raw features, whose inner products
+    could grow without limit. Zhou et al. add it to another loss with weight 0.5; alone
     it is hard to train. :func:`tammes.lm_softmax` is its smooth upper bound.
 
     Args:
@@ -87,15 +87,15 @@ def zero_centroid(
 
     .. math:: R_W = \Bigl\lVert \frac1C\sum_j \hat w_j \Bigr\rVert^2
 
-    Zero at the simplex, at most one. With unequal classes the optimum of the margin losses is the
-    simplex only where this is held at zero. Note that the force on one prototype falls with the
-    number of classes: released code sums in place of averaging, which is the weight
+    Zero at the simplex, at most one. With imbalanced classes the optimum of the margin losses is
+    the simplex only if this is kept at zero. Note that the gradient of one prototype decreases
+    with the number of classes: released code sums instead of averaging, which is the weight
     :math:`C^2` here.
 
     Args:
         prototypes: shape ``(C, D)``.
-        normalize: measure the directions only.
-        shards: where the other prototypes are; the criterion supplies it.
+        normalize: use the directions only.
+        shards: access to the prototypes of other ranks; the criterion supplies it.
 
     Returns:
         The penalty, a scalar.
@@ -124,7 +124,7 @@ def super_symmetry(prototypes: Tensor, *, shards: ShardedRows = ALL_ROWS_LOCAL) 
 
     Args:
         prototypes: shape ``(C, D)``.
-        shards: where the other prototypes are; the criterion supplies it.
+        shards: access to the prototypes of other ranks; the criterion supplies it.
 
     Returns:
         The penalty, a scalar.
@@ -147,8 +147,8 @@ def super_symmetry(prototypes: Tensor, *, shards: ShardedRows = ALL_ROWS_LOCAL) 
         gram = prototypes @ prototypes.T
         simplex = ratio * (gram.new_ones(count).diag() - 1 / count)
         return (gram - power * simplex).square().sum()
-    # Multiplied out, so that with many classes only a D x D matrix is made. The difference cannot
-    # come near zero here, so nothing cancels.
+    # Expanded, so that with many classes only a D x D matrix is needed. The difference cannot be
+    # near zero here, so nothing cancels.
     gram = shards.all_reduce(prototypes.T @ prototypes)
     power = gram.trace() / count
     centre = shards.all_reduce(prototypes.sum(0))

@@ -1,4 +1,4 @@
-"""Softmax cross entropy and its nearest relatives: losses of the score, without an angle."""
+"""Softmax cross entropy and related losses of the score, without an angle."""
 
 import torch
 import torch.nn.functional as F
@@ -15,7 +15,7 @@ def _check_smoothing(smoothing: float, **_: Setting) -> None:
 
 @term(reads="target others mean", unless_zero={"mean": "smoothing"}, check=_check_smoothing)
 def softmax(split: Split, *, smoothing: float = 0.0, margin: Setting = 0.0) -> Tensor:
-    r"""Softmax cross entropy, with label smoothing and an additive margin if wanted.
+    r"""Softmax cross entropy, with optional label smoothing and additive margin.
 
     .. math::
         \ell = -(1-\varepsilon)\log p_y - \frac{\varepsilon}{C}\sum_c \log p_c
@@ -30,7 +30,7 @@ def softmax(split: Split, *, smoothing: float = 0.0, margin: Setting = 0.0) -> T
 
     Args:
         split: similarities of N examples, split by their labels.
-        smoothing: share :math:`\varepsilon` of the label spread over all C classes.
+        smoothing: fraction :math:`\varepsilon` of the label distributed over all C classes.
         margin: similarity :math:`m` by which the own class must win; any sign.
 
     Returns:
@@ -60,9 +60,9 @@ def hard_bias(split: Split, *, margin: Setting = 1.0) -> Tensor:
 
     .. math:: \ell = \log\bigl(1 + e^{\max_{c\ne y} f_c - f_y + m}\bigr)
 
-    The softmax has :math:`\hat\rho = \Lambda - \max_{c\ne y} f_c` in the place of :math:`m`, which
-    makes it the larger of the two at ``softmax(margin=m)``. Training with this constant instead
-    does not work for deep networks, which is the point Kobayashi makes with it.
+    The softmax has :math:`\hat\rho = \Lambda - \max_{c\ne y} f_c` in place of :math:`m`, so
+    ``softmax(margin=m)`` is the larger of the two. Training deep networks with the constant does
+    not work, which is what Kobayashi shows with it.
 
     Args:
         split: similarities of N examples, split by their labels.
@@ -84,7 +84,7 @@ def hard_bias(split: Split, *, margin: Setting = 1.0) -> Tensor:
 
 @term(reads="target hardest")
 def crammer_singer(split: Split, *, margin: Setting = 1.0) -> Tensor:
-    r"""The multi-class hinge of Crammer and Singer: only the hardest class counts.
+    r"""Multi-class hinge of Crammer and Singer: only the hardest class counts.
 
     .. math:: \ell = \max\bigl(0,\ \max_{c\ne y} f_c - f_y + m\bigr)
 
@@ -116,7 +116,7 @@ def _check_focal(gamma: float, **_: Setting) -> None:
 
 @term(reads="target others", check=_check_focal)
 def focal(split: Split, *, gamma: Setting = 2.0, margin: Setting = 0.0) -> Tensor:
-    r"""Focal loss: cross entropy that fades for examples already well classified.
+    r"""Focal loss: cross entropy that decreases for well classified examples.
 
     .. math:: \ell = (1 - p_y)^\gamma\,(-\log p_y)
 
@@ -149,7 +149,7 @@ def _hinge_threshold(split: Split, *, margin: Setting) -> Tensor:
 
 @term(reads="target excess", threshold=_hinge_threshold)
 def hinge(split: Split, *, margin: Setting = 1.0) -> Tensor:
-    r"""The dense multi-class hinge: every class within the margin counts.
+    r"""Dense multi-class hinge: every class within the margin counts.
 
     .. math:: \ell = \frac{1}{C-1}\sum_{c\ne y}\max(0,\ f_c - f_y + m)
 
@@ -208,7 +208,7 @@ def bce(split: Split, *, average: bool = False) -> Tensor:
 def large_margin_gaussian(
     split: Split, *, margin: Setting = 0.3, likelihood: Setting = 0.1
 ) -> Tensor:
-    r"""LGM: the own Gaussian must win although its squared distance is enlarged.
+    r"""LGM: the own Gaussian must win with its squared distance enlarged.
 
     .. math::
         \ell = \log\bigl(1 + e^{\Lambda - (1+\alpha) f_y}\bigr) - \lambda f_y,

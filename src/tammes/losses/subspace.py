@@ -1,7 +1,7 @@
 """Direct and spectral sums: a metric loss that does not disturb the classifier.
 
-The gradient of a softmax loss lies in the span of the prototypes. Give the metric loss only what is
-left of the features outside of that span, and the two pull in orthogonal directions.
+The gradient of a softmax loss lies in the span of the prototypes. If the metric loss sees only the
+part of the features outside of that span, the gradients of the two are orthogonal.
 """
 
 from collections.abc import Callable, Iterator
@@ -12,27 +12,27 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from tammes.cuda_graphs import between
+from tammes.cuda_graphs import outside_graph
 from tammes.distributed.sharded_rows import ALL_ROWS_LOCAL, ShardedRows
 from tammes.similarity import full_precision, working_dtype
 from tammes.terms import Loss, Term
 
 
 class Complement:
-    """A projection away from the prototypes; a small value, like a term.
+    """Projection away from the prototypes; an immutable value, like a term.
 
-    With eigenvectors v and eigenvalues g of the prototypes' Gram matrix it takes a share h(g) of
-    the direction v away.
+    With eigenvectors v and eigenvalues g of the Gram matrix of the prototypes, it removes a
+    fraction h(g) of the direction v.
     """
 
     detach: bool
 
     def shares(self, squares: Tensor) -> Tensor:
-        """How much of each direction is taken away, shape ``(R,)``.
+        """Fraction of each direction that is removed, shape ``(R,)``.
 
         Args:
-            squares: squared singular values of the prototypes, the largest first, 0 where there is
-                no direction; shape ``(R,)``.
+            squares: squared singular values of the prototypes, the largest first, 0 beyond their
+                rank; shape ``(R,)``.
         """
         raise NotImplementedError
 
@@ -43,34 +43,34 @@ class Complement:
     def project(
         self, features: Tensor, prototypes: Tensor, shards: ShardedRows = ALL_ROWS_LOCAL
     ) -> Tensor:
-        """What is left of the features, shape ``(N, D)``."""
+        """Project the features, shape ``(N, D)``."""
         dtype = working_dtype(features, prototypes)
         if shards.count(prototypes) <= prototypes.shape[1]:
-            # No more than the Gram matrix would be.
+            # The prototypes are no larger than their Gram matrix.
             prototypes, shards = shards.all_gather(prototypes), ALL_ROWS_LOCAL
         with full_precision(features.device):
             features, prototypes = features.to(dtype), prototypes.to(dtype)
             if not self.detach:
-                taken: Tensor = _Taken.apply(prototypes, shards, self)
-                return features - features @ taken
-            basis, squares = between(partial(_spectrum, shards=shards), prototypes)
+                removed: Tensor = _RemovedPart.apply(prototypes, shards, self)
+                return features - features @ removed
+            basis, squares = outside_graph(partial(_spectrum, shards=shards), prototypes)
             shares = self.shares(squares).to(dtype)
             basis = basis.to(dtype)
             return features - (features @ basis * shares) @ basis.T
 
     def check(self, embedding_size: int, num_classes: int) -> None:
-        """Refuse sizes for which nothing would be left."""
+        """Raise ``ValueError`` for sizes at which the projection would be zero."""
 
 
 @dataclass(frozen=True)
 class OrthogonalComplement(Complement):
-    """The complement of the span: exact, or with the paper's ridge ``eps``."""
+    """Orthogonal complement of the span: exact, or with the paper's ridge ``eps``."""
 
     eps: float | None = None
     detach: bool = True
 
     def shares(self, squares: Tensor) -> Tensor:
-        """All of every direction there is, or less of the weak ones."""
+        """Remove every direction of the span completely, or with ``eps`` weak ones partly."""
         if self.eps is None:
             return (squares > 0).to(squares)
         return squares / (squares + self.eps)
@@ -83,7 +83,7 @@ class OrthogonalComplement(Complement):
         return self.eps / (squares + self.eps).square(), flat
 
     def check(self, embedding_size: int, num_classes: int) -> None:
-        """With as many classes as dimensions the span is everything."""
+        """Raise ``ValueError`` if the prototypes can span the whole space."""
         if embedding_size <= num_classes:
             raise ValueError(
                 "direct_sum expects more dimensions than classes, "
@@ -100,7 +100,7 @@ class SpectralComplement(Complement):
     detach: bool = True
 
     def shares(self, squares: Tensor) -> Tensor:
-        """The power of the ratio, and zero for what is not there: 0 ** 0 is 1 in torch."""
+        """Power of the ratio, and zero beyond the rank, since 0 ** 0 is 1 in torch."""
         there = squares > 0
         ratio = torch.where(there, squares, 1.0) / torch.where(there[:1], squares[:1], 1.0)
         return torch.where(there, ratio ** (self.p / 2), 0.0)
@@ -113,7 +113,7 @@ class SpectralComplement(Complement):
         return steep / torch.where(there, squares, 1.0), -steep / largest
 
     def check(self, embedding_size: int, num_classes: int) -> None:
-        """At p = 0 and with as many classes as dimensions only rounding would be left."""
+        """Raise ``ValueError`` if p = 0 and the prototypes can span the whole space."""
         if self.p == 0 and embedding_size <= num_classes:
             raise ValueError(
                 "spectral_sum with p=0 expects more dimensions than classes, "
@@ -128,30 +128,30 @@ _SMALL = 100
 
 
 def _spectrum(prototypes: Tensor, shards: ShardedRows) -> tuple[Tensor, Tensor]:
-    """Directions of the prototypes, and their squared singular values, the largest first.
+    """Singular directions of the prototypes and squared singular values, the largest first.
 
-    The Gram matrix is small, and in double precision it loses nothing that numbers in single
-    precision have. Those of double precision keep theirs only in singular values, which take ten
-    times as long (results/README.md); with more classes than dimensions there is no other way.
+    The Gram matrix is small, and in float64 it is accurate enough for prototypes in float32. For
+    prototypes in float64 only a singular value decomposition is accurate, which takes ten times as
+    long (results/README.md); with more classes than dimensions there is no other way.
 
     Args:
-        prototypes: shape ``(C, D)``; where there are more than D, those of this rank.
-        shards: where the others are.
+        prototypes: shape ``(C, D)``; if there are more than D, those of this rank.
+        shards: access to the prototypes of other ranks.
 
     Returns:
-        Orthonormal columns ``(D, R)`` and squares ``(R,)``: zero where a singular value is no more
-        than rounding, and its column may be zero too.
+        Orthonormal columns ``(D, R)`` and squares ``(R,)``: zero if a singular value is within
+        rounding error, and its column may be zero too.
     """
     wide, (count, size) = _wide(prototypes), (shards.count(prototypes), prototypes.shape[1])
     eps = torch.finfo(wide.dtype).eps
     noise = max(4 * torch.finfo(prototypes.dtype).eps, max(count, size) * eps)
     if count <= size and prototypes.dtype == wide.dtype:
-        # The default on a GPU took four times as long.
+        # The default driver on a GPU took four times as long.
         driver = "gesvd" if wide.is_cuda else None
         _, values, transposed = torch.linalg.svd(wide, full_matrices=False, driver=driver)
         basis, squares = transposed.T, values.square()
     else:
-        # It squares the rounding.
+        # The Gram matrix squares the rounding error.
         noise = max(noise, (count * eps) ** 0.5)
         squares, vectors = _eigh(
             wide @ wide.T if count < size else shards.all_reduce(wide.T @ wide)
@@ -160,38 +160,38 @@ def _spectrum(prototypes: Tensor, shards: ShardedRows) -> tuple[Tensor, Tensor]:
     there = squares > noise**2 * squares[:1]
     if len(basis) != size:
         columns = wide.T @ basis * torch.where(there, squares, torch.inf).rsqrt()
-        # What rounding has left of the angles between weak directions, squared.
+        # Squared rounding error of the angles between weak directions.
         basis = 1.5 * columns - 0.5 * columns @ (columns.T @ columns)
     to = prototypes.device
     return basis.to(to), torch.where(there, squares, 0.0).to(to)
 
 
 def _wide(tensor: Tensor) -> Tensor:
-    """In double precision; on a CPU, if the device has none."""
+    """Convert to float64; on the CPU if the device does not support it."""
     return (tensor.cpu() if tensor.device.type == "mps" else tensor).double()
 
 
 def _eigh(matrix: Tensor) -> tuple[Tensor, Tensor]:
-    """Eigenvalues, the smallest first, and eigenvectors as columns."""
+    """Eigenvalues in ascending order, and eigenvectors as columns."""
     on = "cpu" if matrix.is_cuda and len(matrix) <= _SMALL else matrix.device
     values, vectors = torch.linalg.eigh(matrix.to(on))
     return values.to(matrix.device), vectors.to(matrix.device)
 
 
-class _Taken(torch.autograd.Function):
-    r"""What is taken away, as a matrix; with a gradient that repeated eigenvalues do not break.
+class _RemovedPart(torch.autograd.Function):
+    r"""Matrix of the removed part, with a gradient that is finite at repeated eigenvalues.
 
-    Of a function h of a symmetric matrix G with eigenvectors U, the derivative is
+    The derivative of a function h of a symmetric matrix G with eigenvectors U is
     ``U (Gamma * (U^T dG U)) U^T`` with ``Gamma_ij = (h_i - h_j) / (g_i - g_j)`` and ``h'`` where
-    two are equal (Daleckii and Krein). The block of zero eigenvalues gets none: to first order
-    the Gram matrix does not change there.
+    two are equal (Daleckii and Krein). The block of zero eigenvalues has no gradient: to first
+    order the Gram matrix does not change there.
     """
 
     @staticmethod
     def forward(
         ctx: Any, prototypes: Tensor, shards: ShardedRows, complement: Complement
     ) -> Tensor:
-        basis, squares = between(partial(_spectrum, shards=shards), prototypes)
+        basis, squares = outside_graph(partial(_spectrum, shards=shards), prototypes)
         ctx.save_for_backward(prototypes, basis, squares)
         ctx.complement = complement
         return ((basis * complement.shares(squares)) @ basis.T).to(prototypes.dtype)
@@ -209,9 +209,9 @@ class _Taken(torch.autograd.Function):
         across = basis.T @ ((grad + grad.T).to(basis.dtype) / 2)
         inner = across @ basis
         to_gram = gamma * inner
-        # The largest is an eigenvalue too.
+        # The largest square is an eigenvalue too.
         to_gram[0, 0] += inner.diagonal() @ of_largest
-        # Beside the directions that are there: a difference to zero.
+        # Outside of the span: a difference to zero.
         outside = shares / torch.where(squares > 0, squares, 1.0)
         rows = to_gram @ basis.T + outside[:, None] * (across - inner @ basis.T)
         own = prototypes.to(basis.dtype) @ basis
@@ -220,20 +220,20 @@ class _Taken(torch.autograd.Function):
 
 @dataclass(frozen=True, repr=False)
 class ProjectedSum(Loss):
-    """A classification loss, and a metric loss on the complement of the classifier."""
+    """Classification loss plus a metric loss on the complement of the classifier."""
 
     classification: Loss
     metric: Loss
     within: OrthogonalComplement | SpectralComplement
 
     def leaves(self) -> Iterator[tuple[float, Term]]:
-        """The classification terms, then the metric terms with their projection."""
+        """Yield the classification terms, then the metric terms with their projection."""
         yield from self.classification.leaves()
         for weight, term in self.metric.leaves():
             yield weight, replace(term, within=self.within)
 
     def map(self, change: Callable[[Term], Term]) -> "ProjectedSum":
-        """The same sum of changed terms."""
+        """Apply a function to all terms of the sum."""
         return replace(
             self, classification=self.classification.map(change), metric=self.metric.map(change)
         )
@@ -265,15 +265,15 @@ def direct_sum(
               P = W^\top(WW^\top + \epsilon I)^{-1}W
 
     with prototypes as rows of :math:`W`. On a :class:`tammes.LinearHead` the gradients of the two
-    losses with respect to the features are orthogonal; where features are normalised, that of the
-    classification loss has a part along the feature itself, and they are nearly so. It needs more
-    dimensions than classes; :func:`tammes.spectral_sum` does not.
+    losses with respect to the features are orthogonal. With normalized features they are nearly
+    orthogonal, since that of the classification loss has a part along the feature itself. It needs
+    more dimensions than classes; :func:`tammes.spectral_sum` does not.
 
     Args:
         classification: a loss on the split.
         metric: a loss on features, such as :func:`tammes.nca`.
         eps: ``None`` for the exact complement, or :math:`\epsilon` of the paper's form.
-        detach: do not let the metric loss move the prototypes through the projection.
+        detach: block the gradient of the metric loss to the prototypes through the projection.
 
     Returns:
         A loss for a criterion.
@@ -299,14 +299,14 @@ def spectral_sum(
     .. math:: \ell = \ell_{cls}(X, W) + \ell_{met}(X Q_p),\qquad
               Q_p = V\,\mathrm{diag}\bigl(1 - (\lambda/\lambda_{\max})^p\bigr)V^\top
 
-    with :math:`\lambda` the singular values of the prototypes, zero where there are none. ``p=0``
+    with :math:`\lambda` the singular values of the prototypes, zero beyond their rank. ``p=0``
     is the exact :func:`tammes.direct_sum`, and like it needs more dimensions than classes.
 
     Args:
         classification: a loss on the split.
         metric: a loss on features, such as :func:`tammes.nca`.
-        p: exponent, 0 or more; the larger, the more is left to the metric loss.
-        detach: do not let the metric loss move the prototypes through the projection.
+        p: exponent, 0 or more; the larger, the more of the features the metric loss sees.
+        detach: block the gradient of the metric loss to the prototypes through the projection.
 
     Returns:
         A loss for a criterion.

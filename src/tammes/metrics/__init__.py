@@ -1,8 +1,8 @@
-"""Margins as measured quantities.
+"""Metrics of margins, angles, prototypes and neural collapse.
 
-:mod:`tammes.metrics.functional` holds the measures as functions and needs torch only. The classes
-here stream over batches and reduce over ranks; they are torchmetrics metrics, and torchmetrics is
-imported when the first of them is asked for.
+:mod:`tammes.metrics.functional` has the metrics as functions and needs torch only. The classes here
+accumulate over batches and ranks; they are torchmetrics metrics, and torchmetrics is imported when
+the first of them is used.
 """
 
 from importlib import import_module

@@ -21,16 +21,16 @@ from tammes.metrics.streaming import Metric, gather_all_tensors, writable
 
 
 class NeuralCollapse(Metric):
-    r"""The four signs of neural collapse, exact under any cut into batches.
+    r"""Four measures of neural collapse, exact for any division into batches.
 
     .. math::
         NC1 = \frac1C\operatorname{tr}\bigl(\Sigma_W\Sigma_B^\dagger\bigr),\qquad
         NC3 = \Bigl\lVert\frac{W}{\lVert W\rVert_F}-\frac{M}{\lVert M\rVert_F}\Bigr\rVert_F^2
 
     NC1 to NC3 need one pass: the state is the sum of each class and the scatter of all features
-    about their class means, in float64. NC4 compares with class means that must be known before:
-    those of the training set while the test set is measured, as in the paper, or
-    :meth:`class_means` of a first pass. The definitions are those of
+    about their class means, in float64. NC4 needs the class means in advance: those of the
+    training set when the test set is measured, as in the paper, or :meth:`class_means` of a first
+    pass. The definitions are those of
     :func:`tammes.metrics.functional.neural_collapse`.
 
     Args:
@@ -55,7 +55,7 @@ class NeuralCollapse(Metric):
 
     is_differentiable = False
     higher_is_better = False
-    # Sums of two parts do not add up alone: the means of the parts differ.
+    # The sums of two parts cannot simply be added: the class means of the parts differ.
     full_state_update = True
 
     sums: Tensor
@@ -75,7 +75,7 @@ class NeuralCollapse(Metric):
             )
         self.num_classes = num_classes
         self.means = None if means is None else means.detach()
-        # Every rank has the same prototypes: they are no state that could be summed.
+        # Every rank has the same prototypes, so they are not a state to be summed.
         self._prototypes: Tensor | None = None
         self._theirs: Tensor | None = None
         for name, value in no_collapse_sums(num_classes, embedding_size)._asdict().items():
@@ -96,9 +96,9 @@ class NeuralCollapse(Metric):
         Args:
             features: shape ``(N, D)``.
             labels: class of each example, or -100, shape ``(N,)``.
-            predictions: class the classifier answers, shape ``(N,)``; for NC4.
-            prototypes: rows of the classifier, shape ``(C, D)``; for NC2 and NC3. The last ones
-                given count, and they are not copied.
+            predictions: class predicted by the classifier, shape ``(N,)``; for NC4.
+            prototypes: rows of the classifier, shape ``(C, D)``; for NC2 and NC3. Those of the
+                last update are used, without a copy.
         """
         if predictions is not None:
             if self.means is None:
@@ -116,7 +116,7 @@ class NeuralCollapse(Metric):
             self._prototypes = as_prototypes("NeuralCollapse", prototypes)
 
     def compute(self) -> NeuralCollapseResult:
-        """The measure of all examples since the last reset, of all ranks."""
+        """Compute the metric over all examples since the last reset, of all ranks."""
         nc4 = self.differ.double() / self.judged if bool(self.judged) else None
         prototypes = self._theirs if self._prototypes is None else self._prototypes
         return finish_collapse("NeuralCollapse", self._merged(), prototypes, nc4)
@@ -127,10 +127,10 @@ class NeuralCollapse(Metric):
             return self._merged().means()
 
     def forward(self, *args: Any, **kwargs: Any) -> NeuralCollapseResult:
-        """Add examples as :meth:`update` does, and give the measure of these alone."""
+        """Add examples as :meth:`update` does, and return the metric of this batch alone."""
         known = self._prototypes
         value: NeuralCollapseResult = super().forward(*args, **kwargs)
-        # The measure of the batch began with a reset, which is not to forget them.
+        # The metric of the batch begins with a reset, which must not forget the prototypes.
         self._prototypes = known if self._prototypes is None else self._prototypes
         return value
 
@@ -143,7 +143,7 @@ class NeuralCollapse(Metric):
         self, dist_sync_fn: Callable[..., Any] = gather_all_tensors, process_group: Any = None
     ) -> None:
         super()._sync_dist(dist_sync_fn, process_group)
-        # A rank without any example was not told the prototypes: the others tell it.
+        # A rank without examples has no prototypes: it gets those of another rank.
         group = process_group or self.process_group
         own, self._theirs = self._prototypes, None
         rows = self.sums.new_empty(0, self.sums.shape[-1]) if own is None else own
@@ -153,7 +153,7 @@ class NeuralCollapse(Metric):
             self._theirs = next(some for some in dist_sync_fn(rows, group=group) if len(some))
 
     def _merged(self) -> CollapseSums:
-        """The sums of this rank, or of all of them where their states lie stacked."""
+        """Return the sums of this rank, or of all ranks if their states are stacked."""
         state = CollapseSums(self.sums, self.counts, self.within)
         if self.counts.ndim == 1:
             return state

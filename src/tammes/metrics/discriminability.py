@@ -1,4 +1,4 @@
-"""Streaming discriminability: class sums are all it needs."""
+"""Streaming discriminability from class sums."""
 
 from collections.abc import Sequence
 from typing import Any
@@ -15,11 +15,11 @@ from tammes.metrics.functional.discriminability import (
     no_class_sums,
     novel_mask,
 )
-from tammes.metrics.streaming import Metric, held, hold, writable
+from tammes.metrics.streaming import Metric, collect_sums, register_sums, writable
 
 
 class Discriminability(Metric):
-    r"""Intra-class and inter-class distances and their ratio, on base and on novel classes.
+    r"""Intra-class and inter-class distances and their ratio, for base and for novel classes.
 
     .. math::
         2 D_{intra} = E_{y_i = y_l}\lVert z_i - z_l\rVert^2,\quad
@@ -32,8 +32,8 @@ class Discriminability(Metric):
     Args:
         num_classes: number of classes, base and novel.
         embedding_size: size D of a feature.
-        novel: classes to measure apart from the others.
-        distinct: leave out the pairs of an example with itself.
+        novel: classes to measure separately from the others.
+        distinct: exclude the pairs of an example with itself.
         weighting: ``"class"`` or ``"pair"``.
         normalize: scale features to length one first.
         kwargs: see :class:`torchmetrics.Metric`.
@@ -77,17 +77,17 @@ class Discriminability(Metric):
         self.distinct = distinct
         self.weighting = weighting
         self.normalize = normalize
-        hold(self, no_class_sums(num_classes, embedding_size))
+        register_sums(self, no_class_sums(num_classes, embedding_size))
 
     def update(self, features: Tensor, labels: Tensor) -> None:
         """Add features of shape ``(N, D)`` and their labels."""
-        sums = ClassSums(*map(writable, held(self, ClassSums)))
+        sums = ClassSums(*map(writable, collect_sums(self, ClassSums)))
         add_examples_("Discriminability", sums, features, labels, normalize=self.normalize)
         self.sums, self.squares, self.counts = sums
 
     def compute(self) -> DiscriminabilityResult:
-        """The measure of all examples since the last reset, of all ranks."""
-        sums = held(self, ClassSums)
+        """Compute the metric over all examples since the last reset, of all ranks."""
+        sums = collect_sums(self, ClassSums)
         novel = self.novel.to(sums.counts.device)
         return finish_discriminability(
             "Discriminability", sums, novel, self.distinct, self.weighting

@@ -15,7 +15,13 @@ from tammes.metrics.functional.groups import (
     group_sums,
 )
 from tammes.metrics.functional.inputs import as_split
-from tammes.metrics.streaming import BinaryCalibrationError, Metric, fold, held, hold
+from tammes.metrics.streaming import (
+    BinaryCalibrationError,
+    Metric,
+    accumulate_sums,
+    collect_sums,
+    register_sums,
+)
 from tammes.split import Split
 
 
@@ -29,8 +35,8 @@ class GroupAccuracy(Metric):
 
     Args:
         training_counts: training examples of each class, shape ``(C,)``.
-        many: above how many examples a class is frequent.
-        few: below how many examples it is rare.
+        many: classes with more training examples are frequent.
+        few: classes with fewer training examples are rare.
         kwargs: see :class:`torchmetrics.Metric`.
 
     Example:
@@ -61,34 +67,34 @@ class GroupAccuracy(Metric):
         super().__init__(**kwargs)
         self.group = class_groups("GroupAccuracy", training_counts, many, few)
         nothing = torch.zeros(len(self.group), dtype=torch.long)
-        hold(self, GroupSums(nothing, nothing))
+        register_sums(self, GroupSums(nothing, nothing))
 
     def update(self, split: Split | Tensor, labels: Tensor | None = None) -> None:
         """Add examples: a split, or similarities of shape ``(N, C)`` and labels."""
         found = as_split(
             "GroupAccuracy", split, labels, reads=("target", "hardest"), classes=len(self.group)
         )
-        fold(self, group_sums(found))
+        accumulate_sums(self, group_sums(found))
 
     def compute(self) -> GroupAccuracyResult:
-        """The measure of all examples since the last reset, of all ranks."""
-        return finish_groups("GroupAccuracy", held(self, GroupSums), self.group)
+        """Compute the metric over all examples since the last reset, of all ranks."""
+        return finish_groups("GroupAccuracy", collect_sums(self, GroupSums), self.group)
 
 
 class Calibration(BinaryCalibrationError):
-    r"""Expected calibration error of the answers; torchmetrics computes it.
+    r"""Expected calibration error of the predictions; torchmetrics computes it.
 
     .. math:: \mathrm{ECE} = \sum_b \frac{n_b}{N}\,\bigl|\mathrm{acc}_b - \mathrm{conf}_b\bigr|
 
-    What is calibrated is the softmax probability of the answer. torchmetrics guesses from the
-    values whether it was given logits or probabilities, and takes cosines between 0 and 1 for the
-    latter; here it is always given the softmax of ``scale`` times the similarities.
+    The confidence is the softmax probability of the prediction. torchmetrics guesses from the
+    values whether they are logits or probabilities, and mistakes cosines between 0 and 1 for
+    probabilities; here it always receives the softmax of ``scale`` times the similarities.
 
     Args:
         bins: number of equal bins of the probability.
         norm: ``"l1"`` is the expected, ``"max"`` the maximum calibration error, ``"l2"`` the root
             of the mean square.
-        scale: what similarities are multiplied with; 1 for logits. A split has its own.
+        scale: factor of the similarities; 1 for logits. A split has its own.
         kwargs: see :class:`torchmetrics.Metric`.
 
     Example:

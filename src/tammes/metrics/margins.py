@@ -1,4 +1,4 @@
-"""Streaming measures of examples."""
+"""Streaming metrics of examples."""
 
 from collections.abc import Sequence
 from typing import Any
@@ -36,7 +36,7 @@ from tammes.metrics.functional.quantiles import (
     histogram,
     histogram_quantiles,
 )
-from tammes.metrics.streaming import Metric, fold, held, hold
+from tammes.metrics.streaming import Metric, accumulate_sums, collect_sums, register_sums
 from tammes.split import Split, split
 
 
@@ -45,16 +45,16 @@ class SampleMargin(Metric):
 
     .. math:: \gamma(x, y) = a_y - \max_{j\ne y} a_j
 
-    Mean and minima are exact. Quantiles come from a histogram: each is within a bin of the exact
-    one, that is 4/4096, about 0.001, for cosines. See
-    :func:`tammes.metrics.functional.sample_margin`, which has them exact.
+    Mean and minima are exact. Quantiles come from a histogram: each is within one bin of the exact
+    quantile, that is 4/4096, about 0.001, for cosines.
+    :func:`tammes.metrics.functional.sample_margin` computes them exactly.
 
     Args:
         num_classes: number of classes C.
-        quantiles: levels between 0 and 1; of a single one torchmetrics makes a scalar.
-        limits: range of the histogram; the default holds every margin of cosines. Beyond it
+        quantiles: levels between 0 and 1; torchmetrics turns a single one into a scalar.
+        limits: range of the histogram; the default covers every margin of cosines. Outside of it
             quantiles are interpolated up to the smallest and the largest margin.
-        bins: of the histogram.
+        bins: number of bins of the histogram.
         kwargs: see :class:`torchmetrics.Metric`.
 
     Example:
@@ -98,7 +98,7 @@ class SampleMargin(Metric):
         self.limits = limits
         self.bins = bins
         nothing = torch.zeros(0)
-        hold(self, margin_sums(nothing, nothing.long(), num_classes))
+        register_sums(self, margin_sums(nothing, nothing.long(), num_classes))
         self.add_state("histogram", histogram(nothing, limits, bins), dist_reduce_fx="sum")
         self.add_state(
             "largest", torch.tensor(-torch.inf, dtype=torch.double), dist_reduce_fx="max"
@@ -110,20 +110,20 @@ class SampleMargin(Metric):
             "SampleMargin", split, labels, reads=("target", "hardest"), classes=self.num_classes
         )
         values = (found.target - found.hardest).double()
-        fold(self, margin_sums(values, found.labels, self.num_classes))
+        accumulate_sums(self, margin_sums(values, found.labels, self.num_classes))
         self.histogram = self.histogram + histogram(values, self.limits, self.bins)
         self.largest = torch.cat([values, self.largest.view(1)]).amax()
 
     def compute(self) -> SampleMarginResult:
-        """The measure of all examples since the last reset, of all ranks."""
-        sums = held(self, MarginSums)
+        """Compute the metric over all examples since the last reset, of all ranks."""
+        sums = collect_sums(self, MarginSums)
         ends = (sums.smallest.amin(), self.largest)
         quantiles = histogram_quantiles(self.histogram, self.limits, ends, self.levels)
         return finish_margin("SampleMargin", sums, quantiles)
 
 
 class HardMarginLoss(Metric):
-    r"""Share of each class that does not reach a margin.
+    r"""Fraction of each class that does not reach a margin.
 
     .. math:: \hat L_{\gamma,j} = \frac{1}{n_j}\,\#\bigl\{i: y_i = j,\ \gamma_i < \gamma\bigr\}
 
@@ -160,22 +160,24 @@ class HardMarginLoss(Metric):
         self.num_classes = num_classes
         self.gamma = as_gamma("HardMarginLoss", gamma, num_classes)
         nothing = torch.zeros(0)
-        hold(self, hard_margin_sums(nothing, nothing.long(), self.gamma))
+        register_sums(self, hard_margin_sums(nothing, nothing.long(), self.gamma))
 
     def update(self, split: Split | Tensor, labels: Tensor | None = None) -> None:
         """Add examples: a split, or similarities of shape ``(N, C)`` and labels."""
         found = as_split(
             "HardMarginLoss", split, labels, reads=("target", "hardest"), classes=self.num_classes
         )
-        fold(self, hard_margin_sums(found.target - found.hardest, found.labels, self.gamma))
+        accumulate_sums(
+            self, hard_margin_sums(found.target - found.hardest, found.labels, self.gamma)
+        )
 
     def compute(self) -> HardMarginLossResult:
-        """The measure of all examples since the last reset, of all ranks."""
-        return finish_hard_margin("HardMarginLoss", held(self, HardMarginSums))
+        """Compute the metric over all examples since the last reset, of all ranks."""
+        return finish_hard_margin("HardMarginLoss", collect_sums(self, HardMarginSums))
 
 
 class SoftmaxBias(Metric):
-    r"""The margin hidden in the softmax.
+    r"""Margin implied by the softmax.
 
     .. math::
         \hat\rho = \log\sum_{c\ne y} e^{f_c - \max_{j\ne y} f_j},
@@ -185,7 +187,7 @@ class SoftmaxBias(Metric):
 
     Args:
         num_classes: number of classes C.
-        scale: what similarities are multiplied with; 1 for logits. A split has its own.
+        scale: factor of the similarities; 1 for logits. A split has its own.
         kwargs: see :class:`torchmetrics.Metric`.
 
     Example:
@@ -209,7 +211,7 @@ class SoftmaxBias(Metric):
         _check_classes("SoftmaxBias", num_classes)
         self.num_classes = num_classes
         self.scale = scale
-        hold(self, bias_sums(_no_examples()))
+        register_sums(self, bias_sums(_no_examples()))
 
     def update(self, split: Split | Tensor, labels: Tensor | None = None) -> None:
         """Add examples: a split, or similarities of shape ``(N, C)`` and labels."""
@@ -217,11 +219,11 @@ class SoftmaxBias(Metric):
         found = as_split(
             "SoftmaxBias", split, labels, reads=reads, scale=self.scale, classes=self.num_classes
         )
-        fold(self, bias_sums(found))
+        accumulate_sums(self, bias_sums(found))
 
     def compute(self) -> SoftmaxBiasResult:
-        """The measure of all examples since the last reset, of all ranks."""
-        return finish_bias("SoftmaxBias", held(self, BiasSums), self.num_classes)
+        """Compute the metric over all examples since the last reset, of all ranks."""
+        return finish_bias("SoftmaxBias", collect_sums(self, BiasSums), self.num_classes)
 
 
 class Angles(Metric):
@@ -233,8 +235,8 @@ class Angles(Metric):
 
     Args:
         bins: number of bins from 0 to 180 degrees.
-        margin: an ArcFace margin in radians; ``beyond`` is the share of examples for which the
-            angle plus it is past 180 degrees.
+        margin: an ArcFace margin in radians; ``beyond`` is the fraction of examples whose angle
+            plus the margin exceeds 180 degrees.
         kwargs: see :class:`torchmetrics.Metric`.
 
     Example:
@@ -257,16 +259,16 @@ class Angles(Metric):
         check_bins("Angles", bins)
         self.bins = bins
         self.margin = margin
-        hold(self, angle_sums("Angles", _no_examples(), bins, margin))
+        register_sums(self, angle_sums("Angles", _no_examples(), bins, margin))
 
     def update(self, split: Split | Tensor, labels: Tensor | None = None) -> None:
         """Add examples: a split of a cosine head, or cosines of shape ``(N, C)`` and labels."""
         found = as_split("Angles", split, labels, reads=ANGLE_READS)
-        fold(self, angle_sums("Angles", found, self.bins, self.margin))
+        accumulate_sums(self, angle_sums("Angles", found, self.bins, self.margin))
 
     def compute(self) -> AnglesResult:
-        """The measure of all examples since the last reset, of all ranks."""
-        return finish_angles("Angles", held(self, AngleSums))
+        """Compute the metric over all examples since the last reset, of all ranks."""
+        return finish_angles("Angles", collect_sums(self, AngleSums))
 
 
 def _check_classes(name: str, num_classes: int) -> None:

@@ -1,4 +1,4 @@
-"""Measures of prototypes; the last update counts."""
+"""Metrics of the prototypes of the last update."""
 
 from typing import Any
 
@@ -14,22 +14,22 @@ from tammes.metrics.functional.prototypes import (
     finish_norms,
     norm_sums,
 )
-from tammes.metrics.streaming import Metric, held, hold
+from tammes.metrics.streaming import Metric, collect_sums, register_sums
 
 
 class ClassMargin(Metric):
-    r"""The smallest angle between two prototypes, and how near it is to the largest possible.
+    r"""Smallest angle between two prototypes, and its ratio to the largest possible.
 
     .. math:: m_c(W) = \min_{i\ne j}\angle(w_i, w_j)
 
-    An update names the prototypes, ``compute`` measures them: the last update counts, and nothing
-    is copied, so that call ``compute`` before they change. See
+    ``update`` keeps a reference to the prototypes, and ``compute`` measures those of the last
+    update: nothing is copied, so call ``compute`` before they change. See
     :func:`tammes.metrics.functional.class_margin`.
 
     Args:
-        sharded: whether each rank holds its own part of the classes. Then the parts are gathered,
-            in the order of the ranks. By default every rank has all classes, and nothing is
-            exchanged.
+        sharded: whether each rank holds a different part of the classes. Then the parts are
+            gathered in the order of the ranks. By default every rank has all classes, and nothing
+            is communicated.
         kwargs: see :class:`torchmetrics.Metric`.
 
     Example:
@@ -46,7 +46,7 @@ class ClassMargin(Metric):
 
     is_differentiable = False
     higher_is_better = True
-    # The last update replaces the one before, which a sum of states could not do.
+    # The last update replaces the previous one, which a sum of states cannot express.
     full_state_update = True
 
     prototypes: list[Tensor]
@@ -57,11 +57,11 @@ class ClassMargin(Metric):
         self.add_state("prototypes", [], dist_reduce_fx="cat")
 
     def update(self, prototypes: Tensor) -> None:
-        """Name the prototypes of all classes, or of this rank's, shape ``(C, D)``."""
+        """Set the prototypes of all classes, or of those of this rank, shape ``(C, D)``."""
         self.prototypes = [as_prototypes("ClassMargin", prototypes)]
 
     def compute(self) -> ClassMarginResult:
-        """The measure of the prototypes of the last update."""
+        """Compute the metric of the prototypes of the last update."""
         if isinstance(self.prototypes, Tensor):
             return class_margin(self.prototypes)
         if not self.prototypes:
@@ -70,12 +70,12 @@ class ClassMargin(Metric):
 
 
 class PrototypeNorms(Metric):
-    r"""The longest prototype against the shortest.
+    r"""Ratio of the longest to the shortest prototype.
 
     .. math:: r = \max_c\lVert w_c\rVert \,/\, \min_c\lVert w_c\rVert
 
-    The last update counts. It does not matter whether ranks hold all classes or each its own
-    part. See :func:`tammes.metrics.functional.prototype_norms`.
+    Uses the prototypes of the last update. Each rank may hold all classes or a part of them. See
+    :func:`tammes.metrics.functional.prototype_norms`.
 
     Args:
         kwargs: see :class:`torchmetrics.Metric`.
@@ -102,16 +102,16 @@ class PrototypeNorms(Metric):
     def __init__(self, **kwargs: Any) -> None:
         super().__init__(**kwargs)
         zero = torch.tensor(0.0, dtype=torch.double)
-        hold(self, NormSums(zero, zero.long(), zero + torch.inf, zero - torch.inf))
+        register_sums(self, NormSums(zero, zero.long(), zero + torch.inf, zero - torch.inf))
 
     def update(self, prototypes: Tensor) -> None:
-        """Measure the prototypes, shape ``(C, D)``, in place of those before."""
+        """Measure the prototypes, shape ``(C, D)``, replacing the previous ones."""
         sums = norm_sums(as_prototypes("PrototypeNorms", prototypes))
         for name, value in sums._asdict().items():
             setattr(self, name, value)
 
     def compute(self) -> PrototypeNormsResult:
-        """The measure of the prototypes of the last update, of all ranks."""
+        """Compute the metric of the prototypes of the last update, of all ranks."""
         if not bool(self.counts):
             raise ValueError("PrototypeNorms expects an update before compute, got none")
-        return finish_norms(held(self, NormSums))
+        return finish_norms(collect_sums(self, NormSums))

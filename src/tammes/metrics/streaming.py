@@ -1,4 +1,4 @@
-"""What the classes stand on: torchmetrics, and sums whose names say how they combine."""
+"""Basis of the metric classes: torchmetrics, and sums whose names define their reduction."""
 
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
@@ -24,10 +24,10 @@ else:
 __all__ = [
     "BinaryCalibrationError",
     "Metric",
-    "fold",
+    "accumulate_sums",
+    "collect_sums",
     "gather_all_tensors",
-    "held",
-    "hold",
+    "register_sums",
     "writable",
 ]
 
@@ -42,13 +42,13 @@ def _reduction(name: str) -> str:
     return {"smallest": "min", "largest": "max"}.get(name, "sum")
 
 
-def hold(metric: Metric, nothing: Any) -> None:
-    """Register sums as a metric's state, with the sums of no example to start from."""
-    for name, value in nothing._asdict().items():
+def register_sums(metric: Metric, initial: Any) -> None:
+    """Register sums as the state of a metric, with their values for no examples."""
+    for name, value in initial._asdict().items():
         metric.add_state(name, default=value, dist_reduce_fx=_reduction(name))
 
 
-def fold(metric: Metric, sums: Any) -> None:
+def accumulate_sums(metric: Metric, sums: Any) -> None:
     """Add a batch's sums to the state."""
     for name, value in sums._asdict().items():
         state: Tensor = getattr(metric, name)
@@ -56,10 +56,10 @@ def fold(metric: Metric, sums: Any) -> None:
 
 
 def writable(state: Tensor) -> Tensor:
-    """A state that examples can be added to in place.
+    """Return a state that can be updated in place.
 
-    A model cast to half precision takes its metrics along, but sums stay in float64; and what was
-    reset in inference mode may not be written to outside of it.
+    Casting a model to half precision casts its metrics too, but sums stay in float64; and a state
+    that was reset in inference mode cannot be updated outside of it.
     """
     if state.is_floating_point():
         state = state.double()
@@ -67,6 +67,6 @@ def writable(state: Tensor) -> Tensor:
     return state.clone() if frozen else state
 
 
-def held(metric: Metric, kind: Any) -> Any:
-    """The state as the sums it is made of."""
+def collect_sums(metric: Metric, kind: Any) -> Any:
+    """Return the state of a metric as sums."""
     return kind(*(getattr(metric, name) for name in kind._fields))

@@ -258,7 +258,7 @@ def test_base_features_that_no_method_needs_are_said_to_be_so(tmp_path, capsys):
     words = [path, "--against", path, *QUICK, "--base", tmp_path / "gone.safetensors"]
     assert main(["evaluate", "fewshot", *map(str, words), "--method", "l2"]) == 0
     (line,) = capsys.readouterr().err.splitlines()
-    assert line.endswith("gone.safetensors: not needed, as cl2n is not among the methods")
+    assert line.endswith("gone.safetensors: not used, as cl2n is not among the methods")
 
 
 def test_one_is_not_written_as_several(tmp_path, capsys):
@@ -289,7 +289,7 @@ def test_one_is_not_written_as_several(tmp_path, capsys):
         ),
         (["--split", ""], "a split of classes is expected, such as cifar-fs, got none"),
         (["--split", ":novel"], "a split of classes is expected, such as cifar-fs, got none"),
-        (["--method", "cosine(5)"], "cosine takes settings by name only, such as scale, got"),
+        (["--method", "cosine(5)"], "cosine takes keyword settings only, such as scale, got"),
         (["--method", "complement"], "complement expects a run, whose head has prototypes"),
         (["--data", "digits"], "--data is expected with a run; a file has its features already"),
         (["--against", "nowhere"], "nowhere: there is no such run or file"),
@@ -410,7 +410,7 @@ def test_the_code_in_the_docs_runs(capsys):
         exec(compile(block, "docs/fewshot.md", "exec"), names)
     printed = capsys.readouterr().out
     assert printed.count("±") == 6
-    assert "(12) says that phi on the novel classes is" in printed
+    assert "(12) predicts that phi on the novel classes is" in printed
 
 
 def test_the_docs_name_every_flag_method_and_split(capsys):

@@ -179,7 +179,7 @@ def test_a_command_is_imported_only_when_it_is_called(capsys, monkeypatch):
         imported.append(name)
         return module
 
-    monkeypatch.setattr("tammes.lab.cli.main.importlib.import_module", pretend)
+    monkeypatch.setattr("importlib.import_module", pretend)
     assert main(["measure", "hello"]) == 5
     assert imported == ["tammes.lab.cli.measure"]
     assert capsys.readouterr().out == "hello\n"
@@ -191,13 +191,13 @@ def test_a_missing_package_is_named_in_a_sentence(capsys, monkeypatch):
             "plotly could not be imported;\ninstall it with: pip install 'tammes[lab]'"
         )
 
-    monkeypatch.setattr("tammes.lab.cli.main.importlib.import_module", missing)
+    monkeypatch.setattr("importlib.import_module", missing)
     said = refused(capsys, "measure", "x")
     assert said.endswith("plotly could not be imported; install it with: pip install 'tammes[lab]'")
 
 
 def test_a_mistake_of_ours_is_not_hidden(monkeypatch):
-    monkeypatch.setattr("tammes.lab.cli.main.importlib.import_module", lambda name: 1 / 0)
+    monkeypatch.setattr("importlib.import_module", lambda name: 1 / 0)
     with pytest.raises(ZeroDivisionError):
         main(["losses"])
 

@@ -106,7 +106,7 @@ def test_build_fills_in_what_is_given_and_leaves_out_what_is_not_taken():
         ("Rotate(15)", "... augment ... 'Rotate' ... rotate ..."),
         ("zzz", "there is no augment 'zzz'; there are any, pk, rotate"),
         ("rotate(15, fil='zero')", "augment: rotate has no setting 'fil'; did you mean fill?"),
-        ("rotate(15, 'zero')", "augment: rotate takes at most 1 without a name, "
+        ("rotate(15, 'zero')", "augment: rotate takes at most 1 positional setting, "
                                "got \"rotate(15, 'zero')\""),
         ("rotate()", "augment: rotate expects degrees, got none"),
         ("rotate(15, degrees=3)", "augment: rotate is given degrees twice"),
@@ -218,7 +218,7 @@ def test_a_long_sum_is_not_a_deep_one():
         ("softmax + spectralsum(bce)", "loss ... 'spectralsum' ... spectral_sum ..."),
         ("qqqqq", "loss: there is no 'qqqqq' in 'qqqqq'; `tammes losses` lists them"),
         ("cosface(margn=0.2)", "loss: cosface ... 'margn' ... margin ..."),
-        ("cosface(0.2, 0.3)", "loss: cosface takes at most 1 without a name, "
+        ("cosface(0.2, 0.3)", "loss: cosface takes at most 1 positional setting, "
                               "got 'cosface(0.2, 0.3)'"),
         ("lm_softmax(3)", "loss: lm_softmax takes no setting, got 'lm_softmax(3)'"),
         ("ldam()", "loss: ldam ... counts ... none"),
@@ -487,7 +487,7 @@ def test_asking_for_a_head_draws_numbers_for_that_head_only():
         ("cosin(scale=30)", "... head ... 'cosin' ... cosine ..."),
         ("cosine(scal=30)", "head: cosine ... 'scal' ... scale ..."),
         ("cosine(scale=-1)", "CosineHead ... scale ... -1"),
-        ("cosine(3, 4)", "head: cosine takes settings by name only, such as scale, "
+        ("cosine(3, 4)", "head: cosine takes keyword settings only, such as scale, "
             "got 'cosine(3, 4, scale=8.0)'"),
         ("linear()", "lm_softmax ... head ... LinearHead"),
     ],

@@ -171,7 +171,7 @@ def test_a_wrong_flag_is_said_in_a_sentence(words, message):
         ("lr: [1]", "lr is expected to be a number, got [1]"),
         ("name: 123", "name ... text ... 123"),
         ("epochs: '3'", None),
-        ("lr: 1\nlr: 2", "'lr' stands twice in a table"),
+        ("lr: 1\nlr: 2", "the key 'lr' appears twice in a table"),
         ("name: null", "name ... text ... None"),
         ("- 1", "lines such as lr: 0.1 are expected"),
         ("just a text", "lines such as lr: 0.1 are expected"),
@@ -198,7 +198,7 @@ def test_yaml_runs_nothing(tmp_path):
 def test_a_file_that_is_no_text_is_refused(tmp_path):
     path = tmp_path / "run.yaml"
     path.write_bytes(b"\xff\xfe\x00")
-    with pytest.raises(ValueError, match=r"run.yaml: not YAML \(it is no text\)"):
+    with pytest.raises(ValueError, match=r"run.yaml: not YAML \(it is not text\)"):
         read("--config", str(path))
 
 

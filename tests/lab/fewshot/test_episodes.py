@@ -3,7 +3,7 @@
 import pytest
 import torch
 
-from tammes.lab.fewshot.episodes import _choose, draw
+from tammes.lab.fewshot.episodes import _sample_without_replacement, draw
 
 UNEVEN = torch.tensor([3] * 9 + [7] * 25 + [1] * 12 + [4] * 8 + [0] * 40)
 
@@ -61,7 +61,7 @@ def test_every_ordered_choice_is_equally_likely():
     # 60 ordered choices of 3 out of 5, 1000 of each expected: chi squared of 59 degrees.
     statistics = []
     for seed in range(20):
-        chosen = _choose(torch.full((60_000,), 5), 3, seed, "test")
+        chosen = _sample_without_replacement(torch.full((60_000,), 5), 3, seed, "test")
         counts = (chosen * torch.tensor([25, 5, 1])).sum(1).bincount()
         counts = counts[counts > 0]
         assert len(counts) == 60
@@ -81,7 +81,7 @@ def test_the_first_support_may_be_any_example_of_a_class():
 
 def test_rows_of_different_sizes_stay_within_them():
     sizes = torch.tensor([4, 9, 1000]).repeat(300)
-    chosen = _choose(sizes, 4, 0, "test")
+    chosen = _sample_without_replacement(sizes, 4, 0, "test")
     assert (chosen < sizes[:, None]).all()
     assert (chosen >= 0).all()
     assert all(len(row.unique()) == 4 for row in chosen)

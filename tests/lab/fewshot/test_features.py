@@ -186,7 +186,7 @@ def test_numbers_of_another_table_are_no_names(tables):
     told = []
     found = from_run(tables / "run", source=str(tables / "novel.parquet"), report=told.append)
     assert found.classes == tuple("01234")
-    assert any("its classes are numbers, taken for others than those of" in text for text in told)
+    assert any("its classes are numbers, assumed to differ from those of" in text for text in told)
 
 
 def test_numbers_of_the_same_table_are_the_same_classes(tables):

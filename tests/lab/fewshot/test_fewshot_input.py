@@ -106,7 +106,7 @@ def test_features_that_are_not_finite_are_refused(name):
 def test_features_that_are_not_finite_once_centred_are_refused():
     features, labels = made(dtype=torch.float)
     episodes = draw(labels, way=3, shot=1, queries=2, episodes=5)
-    message = "few-shot expects features that stay finite less a mean or a span, got infinity"
+    message = "few-shot expects features that stay finite when centred or projected, got infinity"
     with pytest.raises(ValueError, match=f"^{message}$"):
         accuracies(
             1e38 * features.clamp_max(3),
@@ -172,7 +172,7 @@ LABELS = torch.arange(5).repeat(4)
         (
             {"classes": tuple("abcd")},
             ValueError,
-            "labels from 0 to 3, as there are names of classes, got 4",
+            "labels from 0 to 3, one per name of the classes, got 4",
         ),
         ({"base_mean": torch.zeros(1, 3)}, ValueError, "base_mean of shape (3,), got (1, 3)"),
         ({"prototypes": torch.zeros(3)}, ValueError, "prototypes of shape (C, 3), got (3,)"),

@@ -54,7 +54,7 @@ def test_the_verdict_is_the_inequality_against_what_is_so():
         assert found.predicted == (found.left < found.right)
         assert found.so == (first.novel_ratio > second.novel_ratio)
         assert found.agrees == (found.predicted == found.so)
-        assert ("it is so" in found.sentence) == found.agrees
+        assert ("is right" in found.sentence) == found.agrees
         outcomes.add(found.predicted)
         # With one P for both, (12) is (11) for each of the two.
         mean = (first.same_base_class + second.same_base_class) / 2
@@ -100,7 +100,7 @@ def test_the_sides_of_the_inequality_are_those_by_hand():
     assert found.right == pytest.approx(0.25)
     assert found.predicted
     assert found.predicted_by_each == (True, False)
-    assert "with the P^s of one model alone it would say both" in found.sentence
+    assert "the P^s of the two models give opposite predictions" in found.sentence
     found = margin_analysis.check_inequality(distances(0.75, 0.2, 0.9), distances(0.5, 0.8, 0.2))
     assert found.left == pytest.approx(0.55 * 0.5)
     assert not found.predicted

@@ -102,7 +102,7 @@ def test_the_quick_form_is_no_result(tmp_path):
     recipe, ledger = ledgers.several_seeds()
     ledger.quick = True
     ledger.write(tmp_path / f"{recipe.name}.json")
-    with pytest.raises(ValueError, match=r"table2.json is a ledger of the quick form, which is no"):
+    with pytest.raises(ValueError, match=r"table2.json is a ledger in quick form, whose numbers"):
         results_document(tmp_path)
 
 

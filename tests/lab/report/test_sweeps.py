@@ -322,6 +322,4 @@ def test_curves_that_no_figure_shows_are_folded_into_the_section_on_training():
     charts = reproduction_figures(*watched())
     assert "gradients-largest" in charts
     assert "gradients-cosine" not in charts
-    assert text.index("<summary>What was measured over the epochs") < text.index(
-        "<h3>gradients.largest</h3>"
-    )
+    assert text.index("<summary>Training curves") < text.index("<h3>gradients.largest</h3>")

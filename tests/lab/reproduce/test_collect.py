@@ -206,8 +206,8 @@ def test_features_that_are_not_two_are_not_scattered(tmp_path):
 
 
 def test_of_many_images_a_thousand_are_drawn_from_all_over():
-    assert collect._spread(5).tolist() == [0, 1, 2, 3, 4]
-    chosen = collect._spread(60_000)
+    assert collect._evenly_spaced(5).tolist() == [0, 1, 2, 3, 4]
+    chosen = collect._evenly_spaced(60_000)
     assert (len(chosen), int(chosen[0]), int(chosen[-1])) == (1000, 0, 59_999)
     assert chosen.unique().numel() == 1000
     steps = chosen.diff()

@@ -179,7 +179,7 @@ def test_killed_cell_is_retried_bit_identically(tmp_path, recipe, undisturbed):
     finally:
         program.kill()
     assert program.returncode == 0, said
-    assert said.count("tried again, as its process was ended by SIGKILL") == 1
+    assert said.count("retrying, as its process was ended by SIGKILL") == 1
     started = begun(said)
     assert len(set(started)) == 6
     assert len(started) == 7, "one cell began twice, the others once"
@@ -262,7 +262,7 @@ def test_cell_that_always_crashes_is_retried_and_then_failed(tmp_path, recipe, a
         report=said.append,
     )[0]
     assert [names for names, _ in asked] == [["short, digits, seed 0"]] * 3
-    assert said.count("short, digits, seed 0: tried again, as it was killed") == 2
+    assert said.count("short, digits, seed 0: retrying, as it was killed") == 2
     assert [(entry.status, entry.reason) for entry in ledger.cells] == [("failed", "it was killed")]
     # There is hope for it: it is tried again the next time.
     reproduce.reproduce(

@@ -181,7 +181,7 @@ def test_columns_that_do_not_have_both_rows_are_left_out():
 
 def test_claim_about_columns_without_its_rows_has_nothing_to_judge():
     found = verdict_of({"better": "third", "than": "old", "columns": ["left"]}, both(2, 2))
-    assert (found.outcome, found.parts, found.sentence) == ("open", (), "nothing to judge it by")
+    assert (found.outcome, found.parts, found.sentence) == ("open", (), "no cells to judge it by")
 
 
 def test_all_pairs_are_judged():
@@ -382,14 +382,14 @@ def test_a_seed_that_diverged_did_not_go_that_way():
 def test_a_comparison_says_how_much_of_what_against_whom_and_what_was_asked():
     ledger = ledger_of({"new": [28.0, 27.9, 27.8], "old": [30.0, 30.0, 30.0]})
     assert verdict_of(better(by=1), ledger).sentence == (
-        "New: error -2.10 points (95 % interval -2.35 to -1.85) against Old, -1.00 points asked"
+        "New: error -2.10 points (95 % interval -2.35 to -1.85) against Old, -1.00 points claimed"
     )
     assert verdict_of(better(), ledger_of({"new": [28.0], "old": [30.0]})).sentence == (
         "New: error -2.00 points (one seed) against Old"
     )
     ledger = ledger_of({"new": [62.0], "old": [60.0]}, "class_margin")
     assert verdict_of(better(quantity="class_margin", by=1), ledger).sentence == (
-        "New: class margin +2.00° (one seed) against Old, +1.00° asked"
+        "New: class margin +2.00° (one seed) against Old, +1.00° claimed"
     )
     ledger = ledger_of({"new": [0.5], "old": [0.25]}, "sample_margin")
     assert verdict_of(better(quantity="sample_margin"), ledger).sentence == (

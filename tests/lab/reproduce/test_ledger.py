@@ -279,4 +279,4 @@ def test_a_machine_is_written_down_once():
 
 
 def test_what_was_chosen_is_known_by_row_and_column_without_what_was_tried():
-    assert full().chosen() == {("b", "right"): {"m": 0.2}}
+    assert full().tuned_settings() == {("b", "right"): {"m": 0.2}}

@@ -82,7 +82,7 @@ MINE = "title: t\nsource: s\n"
         ("like: kobayashi2019/table22", "there is no recipe 'kobayashi2019/table22'; did you mean"),
         ("like: 3", "mine: like is expected to be the name of a recipe, got 3"),
         ("like: other.yaml", "other.yaml: No such file or directory"),
-        ("like: mine.yaml", "like goes round in a circle: mine.yaml, mine.yaml"),
+        ("like: mine.yaml", "like has a cycle: mine.yaml, mine.yaml"),
         ("like: list.yaml", r"like list: the recipe is expected to be a table .* got \[1\]"),
         ("like: empty.yaml", "like empty: the recipe is expected to be a table .* got None"),
         ("like: broken.yaml", "like broken: broken.yaml: not YAML"),

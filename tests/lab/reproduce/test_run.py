@@ -94,7 +94,7 @@ def test_only_what_is_missing_is_run(run):
     run(Selection(recipe_of(), rows=["some"], seeds=[1]))
     names, (ledger,), said = run(recipe_of())
     assert names == ["none, digits, seed 0", "none, digits, seed 1", "some, digits, seed 0"]
-    assert said == [f"3 cells to run in {said[0].split()[5].rstrip(',')}, 4 asked for"]
+    assert said == [f"3 cells to run in {said[0].split()[5].rstrip(',')}, of 4 selected"]
     assert len(ledger.cells) == 4
 
 
@@ -153,7 +153,7 @@ def test_two_recipes_that_share_a_cell_run_it_once(run, tmp_path):
         "none, digits, seed 0", "some, digits, seed 0", "more, digits, seed 0",
     ]  # fmt: skip
     assert "6 cells to run" in said[0]
-    assert "8 asked for" in said[0]
+    assert "of 8 selected" in said[0]
     assert one.values("some", "digits", "error") == two.values("same", "digits", "error")
     assert {cell.row for cell in two.cells} == {"same", "more"}
     two.cells.sort(key=lambda cell: (cell.row, cell.seed))
@@ -288,7 +288,7 @@ def test_a_cell_whose_process_is_killed_is_tried_again(tmp_path, monkeypatch):
     )
     again = [text for text in said if "tried again" in text]
     assert len(again) == 1
-    assert again[0].startswith("some, digits, seed 0: tried again, as its process was ended by SIG")
+    assert again[0].startswith("some, digits, seed 0: retrying, as its process was ended by SIG")
     assert {cell.row: cell.status for cell in ledger.cells} == {"none": "done", "some": "done"}
 
 
@@ -525,7 +525,7 @@ def test_a_plan_knows_what_is_stale_what_is_to_be_chosen_and_what_failed(command
     assert out.splitlines()[1:] == [
         "  none, digits, seed 0: done, 3 s",
         "  some, digits, seed 0: open",
-        "  1 of 2 cells are open, and 3 to choose settings by; a cell took 3 s",
+        "  1 of 2 cells are open, and 3 tuning runs; a cell took 3 s",
     ]
     command("--seeds", "1", rows=rows)
     _, out, _ = command("--plan", "--seeds", "1", rows=rows)
@@ -563,7 +563,7 @@ def test_an_interrupt_ends_with_130(command, monkeypatch):
     monkeypatch.setattr(reproduce, "run_cells", interrupted)
     code, _, err = command()
     assert code == 130
-    assert err.endswith("interrupted; the same command goes on from here\n")
+    assert err.endswith("interrupted; repeat the command to resume\n")
 
 
 def test_rows_columns_and_seeds_are_chosen_on_the_command_line(command, ran):
@@ -601,16 +601,19 @@ def test_a_recipe_is_named_twice_and_run_once(command, ran, tmp_path):
     [
         (["--rows", "sme"], "small has no row 'sme'; did you mean some?"),
         (["--columns", "xxx"], "small has no column 'xxx'; it has digits"),
-        (["--rows", ","], "names joined by commas are expected, got ','"),
+        (["--rows", ","], "names separated by commas are expected, got ','"),
         (["--seeds", "0"], "seeds is expected to be at least 1, got 0"),
         (["--seeds", "1,1"], "seeds is expected to name each seed once, got [1, 1]"),
-        (["--seeds", "many"], "argument --seeds: a number or 0,1,5 is expected, got 'many'; "
-         "see tammes reproduce --help"),
+        (["--seeds", "many"], "argument --seeds: a number or a list such as 0,1,5 is expected, "
+         "got 'many'; see tammes reproduce --help"),
         (["--data", "nowhere/at/all"], "--data expects a folder or NAME=FOLDER, got "
          "'nowhere/at/all'"),
         (["--data", "cifar=x"], "--data: there is no data set 'cifar'; did you mean cifar10?"),
         (["--data", "cifar10="], "--data expects a folder or NAME=FOLDER, got 'cifar10='"),
-        (["--address", "here:1"], "--address is that of a Ray cluster, and expects --engine ray"),
+        (
+            ["--address", "here:1"],
+            "--address is the address of a Ray cluster and expects --engine ray",
+        ),
         (["--retries", "-1"], "--retries is expected to be at least 0, got -1"),
         (["--parallel", "0"], "--parallel is expected to be at least 1, got 0"),
         (["--engine", "slurm"], None),
@@ -637,7 +640,7 @@ def test_rows_and_columns_that_have_no_cell_between_them_are_refused(command):
     assert err == "tammes reproduce: small has no cell in these rows and columns\n"
     _, _, err = command("--rows", "some", rows=rows, columns=columns)
     assert err == (
-        "tammes reproduce: small has no cell in these rows and columns; say --columns digits,more\n"
+        "tammes reproduce: small has no cell in these rows and columns; try --columns digits,more\n"
     )
 
 

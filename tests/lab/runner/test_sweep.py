@@ -295,14 +295,14 @@ def test_an_interrupt_is_said_in_a_sentence(tmp_path, capsys, monkeypatch):
 
     monkeypatch.setattr(command, "run_cells", interrupted)
     assert main(["compare", "--losses", "softmax", "--out", str(tmp_path)]) == 130
-    assert capsys.readouterr().err.endswith("interrupted; the same command goes on from here\n")
+    assert capsys.readouterr().err.endswith("interrupted; repeat the command to resume\n")
 
 
 @pytest.mark.parametrize(
     ("words", "sentence"),
     [
         ([], "the following arguments are required: --losses"),
-        (["--losses", "bce", "--seeds", "many"], "a number or 0,1,5 is expected, got 'many'"),
+        (["--losses", "bce", "--seeds", "many"], "a number or a list such as 0,1,5 is expected"),
         (["--losses", "bce", "--parallel", "0"], "workers is expected to be at least 1, got 0"),
         (["--losses", "bce", "--baseline", "softmax"], "baseline is expected to be one of the"),
         (["--losses", "bce", "--epochs", "0"], "epochs is expected to be at least 1, got 0"),

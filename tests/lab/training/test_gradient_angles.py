@@ -150,11 +150,14 @@ def test_the_metric_part_of_a_direct_sum_keeps_its_projection_and_its_weight():
     assert term.within == tammes.losses.subspace.OrthogonalComplement()
 
 
-def test_settings_that_change_are_those_of_the_moment():
-    model, feed, sampler = prepared("softmax() + nca()", schedules="scale=WarmUp(1, 0.1, steps=2)")
+@pytest.mark.parametrize("name", ["scale", "nca.scale"])
+def test_settings_that_change_are_those_of_the_moment(name):
+    model, feed, sampler = prepared("softmax() + nca()")
+    warm_up = tammes.schedules.WarmUp(1.0, 0.1, steps=2)
+    model.criterion.schedule(**{name: warm_up})
     watch = Gradients(model, feed, sampler)
     before = watch()
-    assert model.criterion.schedules["scale"]() == 1.0
+    assert warm_up() == 1.0
     model.criterion.step()
     model.criterion.step()
     fixed, _, _ = prepared("softmax() + nca(scale=0.1)")

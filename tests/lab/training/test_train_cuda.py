@@ -174,3 +174,12 @@ def test_direct_and_spectral_sums_train_in_graphs_as_without(tmp_path, steps, lo
 def test_by_default_a_gpu_trains_with_a_graph(tmp_path, steps, graphs, recorded):
     train(SMALL.replace(graphs=graphs), tmp_path / "run")
     assert (steps[0].recording is not None) == recorded
+
+
+@pytest.mark.parametrize("loss", ["nca()", "large_margin_gaussian()"])
+def test_fp16_survives_a_first_step_whose_gradients_overflow(loss, tmp_path):
+    # At the initial loss scale of 65,536 the gradients of raw squared distances overflow.
+    config = SMALL.replace(loss=loss, precision="fp16", lr=0.01, epochs=1)
+    run = train(config, tmp_path)
+    assert run.status == "done"
+    assert all(parameter.isfinite().all() for parameter in run.tensors("model").values())

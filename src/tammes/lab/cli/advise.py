@@ -8,71 +8,82 @@ from tammes.advise.workload import CPU, DTYPES, OPTIMIZERS, Machine
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    """Add what ``tammes advise`` takes to a parser."""
+    """Add the arguments of ``tammes advise`` to a parser."""
     parser.description = (
-        "Say which margins and scales are possible for a number of classes and dimensions, what to "
-        "begin with, what cannot train, and what a step costs."
+        "For a number of classes and dimensions: the feasible margins and scales, settings to "
+        "start from, settings that cannot train, and the memory and time of a step."
     )
     add = parser.add_argument
     add("--classes", type=int, required=True, metavar="C", help="number of classes")
-    add("--dim", type=int, required=True, metavar="D", help="size of a feature")
+    add("--dim", type=int, required=True, metavar="D", help="dimension of the features")
     add(
         "--batch",
         type=int,
         default=256,
         metavar="N",
-        help="examples in a step, over all GPUs (%(default)s)",
+        help="batch size, summed over all GPUs (%(default)s)",
     )
     add("--gpus", type=int, default=1, metavar="G", help="number of GPUs (%(default)s)")
     add(
         "--dtype",
         choices=[*DTYPES],
         default="float32",
-        help="what prototypes are stored in (%(default)s)",
+        help="dtype of the prototypes (%(default)s)",
     )
-    add("--autocast", choices=["bfloat16", "float16"], help="what products are computed in")
+    add(
+        "--autocast",
+        choices=["bfloat16", "float16"],
+        help="dtype of matrix products under autocast",
+    )
     add(
         "--optimizer",
         choices=[*OPTIMIZERS],
         default="momentum",
-        help="momentum: SGD with it (%(default)s)",
+        help="optimizer of the head; momentum is SGD with momentum (%(default)s)",
     )
     add("--lr", type=float, metavar="X", help="learning rate of the head")
-    add("--samples-per-class", type=float, metavar="X", help="training examples of a class")
+    add("--samples-per-class", type=float, metavar="X", help="training examples per class")
     add(
         "--imbalance",
         type=float,
         default=1.0,
         metavar="X",
-        help="largest class over smallest (%(default)s)",
+        help="size of the largest class over the smallest (%(default)s)",
     )
-    add("--loss", metavar="NAME", help="a loss, or several joined by +, the main one first")
-    add("--scale", type=float, metavar="X", help="scale, if it is decided already")
-    add("--margin", type=float, metavar="X", help="margin, if it is decided; radians for angles")
-    add("--annealing", action="store_true", help="blend of l_softmax or sphereface is annealed")
+    add("--loss", metavar="NAME", help="one loss, or several joined by +, the main one first")
+    add("--scale", type=float, metavar="X", help="scale, if already fixed")
+    add("--margin", type=float, metavar="X", help="margin, if already fixed; in radians for angles")
+    add("--annealing", action="store_true", help="anneal the blend of l_softmax or sphereface")
     add(
         "--posterior",
         type=float,
         default=0.9,
         metavar="P",
-        help="posterior wanted on a prototype (%(default)s)",
+        help="target posterior of a feature at its prototype (%(default)s)",
     )
     add(
         "--sample-rate",
         type=float,
         default=0.1,
         metavar="R",
-        help="share of classes sampled (%(default)s)",
+        help="share of the classes sampled per step (%(default)s)",
     )
-    add("--device", choices=["cuda", "cpu"], default="cuda", help="what it runs on (%(default)s)")
-    add("--memory", type=float, metavar="GIB", help="memory of a GPU; that of an H200 by default")
-    add("--tflops", type=float, metavar="X", help="rate of float32 products, in 10^12 per second")
-    add("--bandwidth", type=float, metavar="GB", help="memory traffic, in 10^9 bytes per second")
-    add("--json", action="store_true", help="print JSON in place of text")
+    add(
+        "--device", choices=["cuda", "cpu"], default="cuda", help="device to plan for (%(default)s)"
+    )
+    add("--memory", type=float, metavar="GIB", help="memory of one GPU; an H200 by default")
+    add(
+        "--tflops",
+        type=float,
+        metavar="X",
+        help="float32 throughput, in 10^12 operations per second",
+    )
+    add("--bandwidth", type=float, metavar="GB", help="memory bandwidth, in 10^9 bytes per second")
+    add("--json", action="store_true", help="print JSON instead of text")
 
 
 def run(arguments: argparse.Namespace) -> int:
-    """Do what ``tammes advise`` is asked to.
+    """Run ``tammes advise``.
 
     Args:
         arguments: parsed with :func:`add_arguments`.
@@ -106,7 +117,7 @@ def _machine(
     usual = CPU if device == "cpu" else Machine()
     if all(value is None for value in given.values()):
         return usual
-    # The rate in half precision is not asked for; it keeps its ratio to the other.
+    # There is no flag for half precision: it keeps its ratio to float32.
     flops = usual.flops if tflops is None else tflops * 1e12
     return Machine(
         name="CPU" if device == "cpu" else "GPU",

@@ -13,28 +13,32 @@ from tammes.checkpoint.safetensors_io import DTYPES, read_header
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    """Add what ``tammes checkpoint`` takes to a parser."""
+    """Add the arguments of ``tammes checkpoint`` to a parser."""
     parser.description = (
-        "Look into a checkpoint of a head that may be spread over ranks, write its prototypes to "
-        "a single file, or make a checkpoint of such a file."
+        "Inspect the checkpoint of a head (sharded or not), merge its prototypes into a single "
+        "file, or split such a file into a checkpoint."
     )
     actions = parser.add_subparsers(dest="action", required=True, metavar="ACTION")
-    add = actions.add_parser("inspect", help="what is in it, and whether it is intact")
-    add.add_argument("folder", metavar="FOLDER", help="of the checkpoint")
-    add.add_argument("--json", action="store_true", help="print JSON in place of a table")
-    add = actions.add_parser("merge", help="write its prototypes to a single file")
-    add.add_argument("folder", metavar="FOLDER", help="of the checkpoint")
-    add.add_argument("file", metavar="FILE.safetensors", help="where to")
-    add = actions.add_parser("split", help="make a checkpoint of a single file")
-    add.add_argument("file", metavar="FILE.safetensors", help="prototypes under 'weight'")
-    add.add_argument("folder", metavar="FOLDER", help="where to")
+    add = actions.add_parser(
+        "inspect", help="show the contents of a checkpoint and verify its files"
+    )
+    add.add_argument("folder", metavar="FOLDER", help="checkpoint folder")
+    add.add_argument("--json", action="store_true", help="print JSON instead of a table")
+    add = actions.add_parser("merge", help="write the prototypes to a single file")
+    add.add_argument("folder", metavar="FOLDER", help="checkpoint folder")
+    add.add_argument("file", metavar="FILE.safetensors", help="file to write")
+    add = actions.add_parser("split", help="make a checkpoint from a single file")
+    add.add_argument(
+        "file", metavar="FILE.safetensors", help="file with the prototypes as 'weight'"
+    )
+    add.add_argument("folder", metavar="FOLDER", help="checkpoint folder to write")
     add.add_argument(
         "--parts", type=int, default=1, metavar="N", help="number of files (%(default)s)"
     )
 
 
 def run(arguments: argparse.Namespace) -> int:
-    """Do what ``tammes checkpoint`` is asked to.
+    """Run ``tammes checkpoint``.
 
     Args:
         arguments: parsed with :func:`add_arguments`.
@@ -43,11 +47,12 @@ def run(arguments: argparse.Namespace) -> int:
         The exit code.
 
     Raises:
-        CheckpointError: with one sentence, where something is missing or damaged.
+        CheckpointError: something is missing or damaged.
     """
     if arguments.action == "inspect":
-        found = inspect(Path(arguments.folder))
-        text = json.dumps(found, indent=2, allow_nan=False) if arguments.json else as_text(found)
+        contents = inspect(Path(arguments.folder))
+        as_json = arguments.json
+        text = json.dumps(contents, indent=2, allow_nan=False) if as_json else as_text(contents)
     elif arguments.action == "merge":
         _check_suffix(arguments.file)
         export(arguments.folder, arguments.file)
@@ -62,10 +67,10 @@ def run(arguments: argparse.Namespace) -> int:
 
 
 def inspect(folder: Path) -> dict[str, Any]:
-    """What a checkpoint holds, as plain values.
+    """Return the contents of a checkpoint as plain values.
 
     Raises:
-        CheckpointError: with one sentence, where it is missing or damaged.
+        CheckpointError: the checkpoint is missing or damaged.
     """
     index = read(folder)
     check_parts(folder, index)
@@ -96,7 +101,7 @@ def inspect(folder: Path) -> dict[str, Any]:
 
 
 def as_text(contents: dict[str, Any]) -> str:
-    """What :func:`inspect` found, as a table for a terminal."""
+    """Format the result of :func:`inspect` as a table for a terminal."""
     head = dict(contents["head"])
     kind = head.pop("kind", "a head")
     settings = ", ".join(f"{key}={value}" for key, value in head.items())
@@ -119,7 +124,7 @@ def as_text(contents: dict[str, Any]) -> str:
 
 
 def _classes(index: Index, file: str) -> tuple[int, int] | None:
-    """First and last class that a file has the prototypes of."""
+    """Return the first and last class whose prototypes a file holds."""
     chunk = index.parts[file].holds.get("head.weight")
     return None if chunk is None else (chunk.offset[0], chunk.offset[0] + chunk.shape[0] - 1)
 

@@ -15,53 +15,56 @@ from tammes.lab.runner.sweep import compare
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    """Add what ``tammes compare`` takes to a parser."""
+    """Add the arguments of ``tammes compare`` to a parser."""
     parser.description = (
-        "Train with several losses and seeds, and compare them. The same command goes on where it "
-        "was interrupted. Exit code 1 says that some run failed."
+        "Train several losses with several seeds and compare them. Repeating the command resumes "
+        "an interrupted comparison. The exit code is 1 if a run failed."
     )
     parser.add_argument(
         "--losses",
         required=True,
         metavar="TEXT",
-        help='joined by commas, such as "softmax, cosface(margin=0.2), lm_softmax"',
+        help='losses, separated by commas: "softmax, cosface(margin=0.2), lm_softmax"',
     )
     parser.add_argument(
-        "--seeds", type=seeds, default=3, metavar="N", help="how many, or which: 0,1,5 [3]"
+        "--seeds", type=seeds, default=3, metavar="N", help="number of seeds, or a list: 0,1,5 [3]"
     )
-    parser.add_argument("--out", default="runs", metavar="DIR", help="folder of the runs [runs]")
+    parser.add_argument("--out", default="runs", metavar="DIR", help="directory of the runs [runs]")
     parser.add_argument(
         "--parallel",
         type=int,
         default=None,
         metavar="N",
-        help="runs at the same time; one for each core by default, six on a GPU",
+        help="number of concurrent runs; by default one per core, or six on a GPU",
     )
     parser.add_argument(
-        "--page", metavar="FILE", default=None, help="the page [report.html in the folder]"
+        "--page",
+        metavar="FILE",
+        default=None,
+        help="page to write [report.html in the directory of the runs]",
     )
     parser.add_argument(
         "--baseline",
         metavar="LOSS",
         default=None,
-        help="what the others are compared with; the first by default",
+        help="loss that the others are compared with; by default the first",
     )
     parser.add_argument(
         "--retry-failed",
         action="store_true",
-        help="try runs again whose loss was not finite; others are tried again in any case",
+        help="also retry runs whose loss was not finite (other failures are always retried)",
     )
     flags.add_config(parser, leave_out=("loss",))
 
 
 def run(arguments: argparse.Namespace) -> int:
-    """Do what ``tammes compare`` is asked to.
+    """Run ``tammes compare``.
 
     Args:
         arguments: parsed with :func:`add_arguments`.
 
     Returns:
-        The exit code: 0, 1 where some run failed, 130 where it was interrupted.
+        The exit code: 0; 1 if a run failed; 130 if it was interrupted.
     """
     config = flags.read_config(arguments)
     if arguments.page is not None:
@@ -78,7 +81,7 @@ def run(arguments: argparse.Namespace) -> int:
             retry_failed=arguments.retry_failed,
         )
     except KeyboardInterrupt:
-        say("interrupted; the same command goes on from here")
+        say("interrupted; repeat the command to resume")
         return 130
     page = Path(arguments.page or Path(arguments.out) / "report.html")
     return show(runs, page, baseline=arguments.baseline)
@@ -90,13 +93,13 @@ def show(
     """Print the table of runs and write their page.
 
     Args:
-        runs: in any state.
+        runs: runs in any state.
         page: file to write.
         baseline: label of the group that the others are compared with.
-        title: of the page.
+        title: title of the page.
 
     Returns:
-        0, or 1 where a run is not finished.
+        0, or 1 if a run is not finished.
     """
     from tammes.lab.report.pages.runs_page import runs_page
     from tammes.lab.report.render.html_page import write

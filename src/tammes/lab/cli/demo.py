@@ -1,4 +1,4 @@
-"""``tammes demo``: a few losses on digits in a minute, and the page that comes of it."""
+"""``tammes demo``: compare a few losses on digits in a minute, and write a page."""
 
 import argparse
 import textwrap
@@ -18,7 +18,7 @@ CONFIG = Config(
     save_every=5,
     accelerator="cpu",
 )
-"""Features of three dimensions, so that the page can show them as they are."""
+"""Configuration with three-dimensional features, which the page can draw without projection."""
 LOSSES = (
     "softmax()",
     "cosface(margin=0.2)",
@@ -29,25 +29,26 @@ SEEDS = 3
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    """Add what ``tammes demo`` takes to a parser."""
+    """Add the arguments of ``tammes demo`` to a parser."""
     parser.description = (
-        "Train a few losses on 8 x 8 digits with features of three dimensions, print how they "
-        "compare, and write a page. It needs no network and no GPU, and about a minute on two "
-        "cores."
+        "Train a few losses on 8 x 8 digits with three-dimensional features, print a comparison "
+        "and write a page. Takes about a minute on two cores; needs no GPU and no internet."
     )
     parser.add_argument(
         "--out",
         default="out/demo",
         metavar="DIR",
-        help="folder of the runs and the page [%(default)s]",
+        help="directory of the runs and the page [%(default)s]",
     )
     parser.add_argument(
-        "--list", action="store_true", help="list what is installed in place of training"
+        "--list",
+        action="store_true",
+        help="list the losses, heads, networks, data sets and so on, and exit",
     )
 
 
 def run(arguments: argparse.Namespace) -> int:
-    """Do what ``tammes demo`` is asked to.
+    """Run ``tammes demo``.
 
     Args:
         arguments: parsed with :func:`add_arguments`.
@@ -64,7 +65,7 @@ def run(arguments: argparse.Namespace) -> int:
 
 
 def listing() -> str:
-    """What the package brings: commands, data, losses, heads, networks and the rest."""
+    """List commands, data, losses, heads, networks and everything else that has a name."""
     from tammes.lab import backbones
     from tammes.lab.cli.main import COMMANDS
     from tammes.lab.config import HEADS, SCHEDULES, TERMS

@@ -12,64 +12,71 @@ if TYPE_CHECKING:
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    """Add what ``tammes evaluate`` takes to a parser."""
-    parser.description = "Judge a trained model, or features in a file, by another protocol."
-    protocols = parser.add_subparsers(dest="protocol", required=True, metavar="PROTOCOL")
-    _add_fewshot(
-        protocols.add_parser("fewshot", help="recognise new classes from a few images of each")
+    """Add the arguments of ``tammes evaluate`` to a parser."""
+    parser.description = (
+        "Evaluate a trained model, or features from a file, under another protocol."
     )
+    protocols = parser.add_subparsers(dest="protocol", required=True, metavar="PROTOCOL")
+    _add_fewshot(protocols.add_parser("fewshot", help="few-shot episodes on novel classes"))
 
 
 def _add_fewshot(parser: argparse.ArgumentParser) -> None:
     parser.description = (
-        "Recognise classes that were not trained on from a few images of each, over many episodes."
+        "Recognise classes that were not trained on from a few images of each, over many "
+        "few-shot episodes."
     )
     parser.add_argument(
         "model",
         metavar="RUN|FILE",
-        help="folder of a finished run, or a file of embeddings with labels as `tammes measure` "
-        "reads it",
+        help="directory of a finished run, or a file of embeddings and labels in a format of "
+        "`tammes measure`",
     )
     parser.add_argument(
-        "--against", metavar="RUN|FILE", help="another one, compared on the same episodes"
+        "--against", metavar="RUN|FILE", help="second model, compared on the same episodes"
     )
     parser.add_argument(
         "--split",
         metavar="NAME:PART",
-        help="classes to recognise: cifar-fs, fc100, mini-imagenet, cub, omniglot, or your own "
-        "JSON file or folder of lists; :novel, :validation or :base",
+        help="classes to recognise: a class split (cifar-fs, fc100, mini-imagenet, cub, omniglot, "
+        "or your own JSON file or folder of lists) and its part :novel, :validation or :base",
     )
     parser.add_argument(
-        "--data", metavar="DATA", help="images of a run's new classes (default: those of the split)"
+        "--data",
+        metavar="DATA",
+        help="data set with the novel classes, for a run (default: that of the split)",
     )
     parser.add_argument(
-        "--base", metavar="FILE", help="features of the base classes, for cl2n from a file"
+        "--base", metavar="FILE", help="features of the base classes, if cl2n is used with a file"
     )
     parser.add_argument(
-        "--way", type=int, default=5, metavar="N", help="classes in an episode (%(default)s)"
+        "--way", type=int, default=5, metavar="N", help="classes per episode (%(default)s)"
     )
     parser.add_argument(
-        "--shot", default="1,5", metavar="K,...", help="labelled images of each (%(default)s)"
+        "--shot", default="1,5", metavar="K,...", help="labelled images per class (%(default)s)"
     )
     parser.add_argument(
-        "--queries", type=int, default=15, metavar="Q", help="of each, to recognise (%(default)s)"
+        "--queries",
+        type=int,
+        default=15,
+        metavar="Q",
+        help="images to recognise per class (%(default)s)",
     )
     parser.add_argument(
-        "--episodes", type=int, default=10_000, metavar="E", help="how many (%(default)s)"
+        "--episodes", type=int, default=10_000, metavar="E", help="number of episodes (%(default)s)"
     )
     parser.add_argument(
         "--method",
         default="centroid,l2",
         metavar="TEXT",
-        help="centroid, l2, cl2n, complement, linear, cosine; the last two may have settings, as "
-        "cosine(scale=10) (%(default)s)",
+        help="classifiers, separated by commas: centroid, l2, cl2n, complement, linear, cosine; "
+        "the last two take settings, as in cosine(scale=10) (%(default)s)",
     )
-    parser.add_argument("--seed", type=int, default=0, help="of the episodes (%(default)s)")
-    parser.add_argument("--json", action="store_true", help="print JSON in place of a table")
+    parser.add_argument("--seed", type=int, default=0, help="seed of the episodes (%(default)s)")
+    parser.add_argument("--json", action="store_true", help="print JSON instead of a table")
 
 
 def run(arguments: argparse.Namespace) -> int:
-    """Do what ``tammes evaluate`` is asked to.
+    """Run ``tammes evaluate``.
 
     Args:
         arguments: parsed with :func:`add_arguments`.
@@ -78,14 +85,14 @@ def run(arguments: argparse.Namespace) -> int:
         The exit code.
 
     Raises:
-        ValueError: with one sentence, where something cannot be.
+        ValueError: an argument is invalid.
     """
     from tammes.lab.data.sources.loading import say
     from tammes.lab.fewshot import protocol
     from tammes.lab.fewshot.episodes import check_numbers
     from tammes.lab.fewshot.features import check_way
 
-    # Whatever is wrong with these is said before anything is computed.
+    # Invalid settings are reported before anything is computed.
     methods = protocol.methods(arguments.method)
     shots = _parse_shots(arguments.shot)
     for shot in shots:
@@ -96,7 +103,7 @@ def run(arguments: argparse.Namespace) -> int:
     if split_part is not None:
         check_way(arguments.way, *split_part)
     if arguments.base is not None and not protocol.needs_base_mean(methods):
-        say(f"--base {arguments.base}: not needed, as cl2n is not among the methods")
+        say(f"--base {arguments.base}: not used, as cl2n is not among the methods")
     examples = _examples(arguments.model, arguments, split_part, methods)
     against = None
     if arguments.against is not None:
@@ -169,7 +176,7 @@ def _parse_shots(text: str) -> list[int]:
 def as_text(
     rows: "Sequence[FewShotResult]", examples: "LabelledFeatures", arguments: argparse.Namespace
 ) -> str:
-    """Accuracies as a table for a terminal."""
+    """Format accuracies as a table for a terminal."""
     settings = _settings(rows, examples, arguments)
     compared = arguments.against is not None
     heading = ["method", "shots", "accuracy %", *(["against %", "difference"] if compared else [])]
@@ -178,7 +185,7 @@ def as_text(
         cells = [row.method, str(row.shot), row.accuracy.shown()]
         if row.difference is not None and row.against is not None:
             other = type(row)(row.method, row.shot, row.against)
-            # No number without its interval says who is ahead.
+            # A difference inside its interval decides nothing.
             verdict = "" if row.difference.clear else "  (not clear)"
             cells += [other.accuracy.shown(), row.difference.shown(sign=True) + verdict]
         table.append(cells)
@@ -207,7 +214,7 @@ def _counted(count: int, one: str, several: str) -> str:
 def as_json(
     rows: "Sequence[FewShotResult]", examples: "LabelledFeatures", arguments: argparse.Namespace
 ) -> dict[str, Any]:
-    """Accuracies as plain values."""
+    """Return accuracies and settings as plain values."""
     return {**_settings(rows, examples, arguments), "rows": [row.as_dict() for row in rows]}
 
 
@@ -221,7 +228,7 @@ def _settings(
         "split": arguments.split,
         "images": len(examples.labels),
         "classes": len(examples.labels.unique()),
-        # Base classes of a run are recognised in images that it was not trained on.
+        # Base classes of a run are evaluated on images it was not trained on.
         "held_out": Path(arguments.model).is_dir()
         and split_part is not None
         and split_part[1] == "base",

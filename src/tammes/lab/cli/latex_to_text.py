@@ -1,10 +1,10 @@
-"""Formulas and docstrings as plain text, for a terminal."""
+"""Convert LaTeX formulas and docstrings to plain text for a terminal."""
 
 import re
 import unicodedata
 from collections.abc import Iterator
 
-# A zero swallows the blank before it, a one that after it.
+# \x00 removes the blank before it, \x01 the blank after it.
 _SYMBOLS = {
     "ell": "ℓ", "log": "log", "cos": "cos", "sin": "sin", "exp": "exp", "max": "max", "min": "min",
     "arccos": "arccos", "Lambda": "Λ", "lambda": "λ", "theta": "θ", "Phi": "Φ", "phi": "φ",
@@ -28,9 +28,9 @@ _TOKEN = re.compile(r"\\([A-Za-z]+|.)|([{}^_])|(\s+)|(.)", re.DOTALL)
 
 
 def formula(latex: str) -> str:
-    r"""A formula of a docstring in one line of plain text.
+    r"""Convert a LaTeX formula to one line of plain text.
 
-    Knows what the docstrings here use of LaTeX, and nothing else.
+    Only the LaTeX that the docstrings of this package use is known.
 
     Example:
         >>> formula(r"\ell = \log\bigl(1 + e^{\Lambda - s(\cos\theta_y - m)}\bigr)")
@@ -48,14 +48,14 @@ def formula(latex: str) -> str:
 
 
 class _Reader:
-    """Goes through a formula once, piece by piece."""
+    """Recursive-descent reader of a formula."""
 
     def __init__(self, latex: str) -> None:
         self.tokens = [match.groups() for match in _TOKEN.finditer(latex)]
         self.place = 0
 
     def text(self) -> str:
-        """Everything up to the end, or to the brace that closes."""
+        """Read up to the end or the closing brace."""
         parts: list[str] = []
         while self.place < len(self.tokens):
             command, special, _, _ = self.tokens[self.place]
@@ -71,7 +71,7 @@ class _Reader:
         return "".join(parts)
 
     def piece(self) -> str:
-        """The next piece: a symbol, a group, or a command with what belongs to it."""
+        """Read the next symbol, group, or command with its arguments."""
         command, special, blank, character = self.tokens[self.place]
         self.place += 1
         if blank:
@@ -87,20 +87,20 @@ class _Reader:
         return self.command(command)
 
     def argument(self) -> str:
-        """What a command applies to: a group, or the next character."""
+        """Read the argument of a command: a group, or the next character."""
         while self.tokens[self.place][2]:
             self.place += 1
         return self.piece()
 
     def script(self, mark: str) -> str:
-        """An exponent or an index."""
+        """Read an exponent or an index."""
         inside = self.argument().strip()
         if mark == "^" and inside in _POWERS:
             return _POWERS[inside]
         return f"{mark}{inside}" if len(inside) == 1 else f"{mark}{{{inside}}}"
 
     def command(self, name: str) -> str:
-        """What a command stands for."""
+        """Translate a command."""
         if name in _SIZES:
             return ""
         if name in _FRACTIONS:
@@ -112,7 +112,7 @@ class _Reader:
             return self.argument() + _ACCENTS[name]
         symbol = _SYMBOLS.get(name, name)
         if name in _SPACED:
-            # Tight in an index, loose in a line.
+            # Without blanks in an index, with blanks in a line.
             return f"\x00{symbol}\x01" if name in ("ne", "in") else f" {symbol} "
         if name in _WORDS and self._before_a_letter():
             return f"{symbol} "
@@ -128,13 +128,13 @@ class _Reader:
 
 
 def _closed(text: str) -> str:
-    """In parentheses, unless it holds together without."""
+    """Add parentheses unless the text is a single factor."""
     text = text.strip()
     return text if re.fullmatch(r"[\w̄̂̃‖]+|e\^\{[^{}]*\}", text) else f"({text})"
 
 
 def docstring(text: str, indent: str = "") -> Iterator[str]:
-    """The lines of a docstring with its formulas and roles in plain text."""
+    """Yield the lines of a docstring with formulas and roles as plain text."""
     lines = text.splitlines()
     place = 0
     while place < len(lines):
@@ -158,6 +158,6 @@ def _inline(line: str) -> str:
 
 
 def first_formula(text: str) -> str:
-    """The first displayed formula of a docstring, in one line."""
+    """Return the first displayed formula of a docstring, in one line."""
     match = re.search(r"\.\. math::(.*?)(?:\n\s*\n|\Z)", text, re.DOTALL)
     return formula(match[1]) if match else ""

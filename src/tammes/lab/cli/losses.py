@@ -1,6 +1,6 @@
-"""``tammes losses``: every loss with its formula, settings, heads and source.
+"""``tammes losses``: every loss with its formula, settings, heads and references.
 
-All of it is taken from the builders: what they do, their defaults and their docstrings.
+Everything is read from the builders: their signatures, docstrings and the heads they accept.
 """
 
 import argparse
@@ -41,20 +41,20 @@ _HEADS: dict[str, Callable[[], tammes.Head]] = {
 
 @dataclass(frozen=True)
 class LossInfo:
-    """What there is to know of a loss.
+    """Description of a loss.
 
     Attributes:
-        name: of the builder.
+        name: name of the builder.
         summary: first line of its docstring.
         formula: first formula of its docstring, in plain text.
-        settings: every setting that has a default, with it.
-        required: settings without one.
-        on: what it is computed from: ``"split"``, ``"prototypes"``, ``"features"``, or ``"losses"``
-            for a sum of two.
-        heads: heads it works on.
-        dense: whether it needs all scores in memory.
-        criterion: the ready-made class, or nothing.
-        source: its references.
+        settings: settings with a default, and their defaults.
+        required: settings without a default.
+        on: input of the loss: ``"split"``, ``"prototypes"``, ``"features"``, or ``"losses"`` for a
+            sum of two.
+        heads: heads that accept it.
+        dense: whether it needs the whole logit matrix in memory.
+        criterion: name of the ready-made criterion, or an empty string.
+        source: references.
     """
 
     name: str
@@ -69,12 +69,12 @@ class LossInfo:
     source: list[str]
 
     def to_dict(self) -> dict[str, Any]:
-        """Everything as plain values."""
+        """Return all fields as plain values."""
         return asdict(self)
 
 
 def _builder(name: str) -> Callable[..., Any]:
-    """A builder, or one of the two sums, by a name that may be written as that of its class."""
+    """Return a builder or one of the two sums; the name of its criterion class works too."""
     wanted = name.strip().lower().replace("_", "").replace("-", "")
     for known, function in _SUMS.items():
         if wanted == known.replace("_", ""):
@@ -83,10 +83,10 @@ def _builder(name: str) -> Callable[..., Any]:
 
 
 def loss_info(name: str) -> LossInfo:
-    """What there is to know of one loss.
+    """Describe one loss.
 
     Args:
-        name: of its builder, or of its ready-made criterion.
+        name: name of the builder or of its ready-made criterion.
 
     Example:
         >>> loss_info("CosFace").settings
@@ -112,13 +112,13 @@ def loss_info(name: str) -> LossInfo:
 
 
 def all_loss_info() -> Iterator[LossInfo]:
-    """Every loss, and the two sums."""
+    """Describe every loss and the two sums."""
     for name in (*losses.__all__, *_SUMS):
         yield loss_info(name)
 
 
 def _heads(build: Callable[..., Term]) -> list[str]:
-    """Heads that a criterion accepts for a loss, found by trying."""
+    """Return the heads that a criterion accepts for a loss, by trying each."""
     required = [
         p.name for p in inspect.signature(build).parameters.values() if p.default is p.empty
     ]
@@ -140,7 +140,7 @@ def _criterion(name: str) -> str:
 
 
 def _references(text: str) -> list[str]:
-    """One string for each reference: a line that does not go on the one before."""
+    """Split a section of references, joining continuation lines."""
     joined = re.sub(r"(?<!\.)\n\s*", " ", inspect.cleandoc(text))
     return [line.strip() for line in joined.splitlines() if line.strip()]
 
@@ -159,22 +159,22 @@ def _heads_text(info: LossInfo) -> str:
 
 
 def listing() -> str:
-    """Every loss, some lines each."""
+    """Format all losses, a few lines each."""
     blocks = [textwrap.fill(NOTATION, WIDTH)]
     for info in all_loss_info():
         lines = [_call(info), f"  {info.summary}", paragraph("formula", info.formula, 12)]
-        heads = _heads_text(info) + ("; needs all scores in memory" if info.dense else "")
+        heads = _heads_text(info) + ("; needs the whole logit matrix" if info.dense else "")
         lines.append(paragraph("heads", heads, 12))
         lines.append(paragraph("source", " ".join(info.source), 12))
         blocks.append("\n".join(lines))
     blocks.append(
-        "`tammes losses NAME` has more, `--plot FILE` draws it, `--json` is for programs."
+        "`tammes losses NAME` shows one in full, `--plot FILE` plots it, `--json` prints JSON."
     )
     return "\n\n".join(blocks)
 
 
 def description(name: str) -> str:
-    """One loss: its docstring as plain text, and what a user has to know to build it."""
+    """Format one loss: its docstring as plain text, heads, criterion and notation."""
     info = loss_info(name)
     text = inspect.getdoc(_builder(name)) or ""
     lines = [f"tammes.{_call(info)}", ""]
@@ -184,26 +184,28 @@ def description(name: str) -> str:
         ready = f"tammes.{info.criterion}(embedding_size, num_classes, ...)"
         lines.append(paragraph("criterion", ready, 12))
     if info.dense:
-        lines.append(paragraph("memory", "needs all scores at once", 12))
+        lines.append(paragraph("memory", "needs the whole logit matrix", 12))
     lines.append(paragraph("notation", NOTATION, 12))
     return "\n".join(lines)
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    """Add what ``tammes losses`` takes to a parser."""
-    parser.description = "List every loss, or show one of them."
-    parser.add_argument("name", nargs="?", default=None, metavar="NAME", help="one loss, all of it")
-    parser.add_argument("--json", action="store_true", help="print JSON in place of text")
+    """Add the arguments of ``tammes losses`` to a parser."""
+    parser.description = "List all losses, or show one in full."
+    parser.add_argument(
+        "name", nargs="?", default=None, metavar="NAME", help="loss to show in full"
+    )
+    parser.add_argument("--json", action="store_true", help="print JSON instead of text")
     parser.add_argument(
         "--plot",
         metavar="FILE",
         default=None,
-        help="draw psi(theta), loss and gradient of NAME into a .png, .svg, .pdf or .html",
+        help="plot psi(theta), loss and gradient of NAME to a .png, .svg, .pdf or .html file",
     )
 
 
 def run(arguments: argparse.Namespace) -> int:
-    """Do what ``tammes losses`` is asked to.
+    """Run ``tammes losses``.
 
     Args:
         arguments: parsed with :func:`add_arguments`.

@@ -1,9 +1,9 @@
 """The command ``tammes``.
 
 Every command is a module with ``add_arguments(parser)`` and ``run(arguments)``, imported only when
-it is called: ``advise``, ``losses`` and ``checkpoint`` need torch alone, the others say what they
-need. What is done is 0, what the user can put right 2, and 1 where ``compare`` or ``reproduce``
-shows results with some missing.
+it is called: ``advise``, ``losses`` and ``checkpoint`` need torch alone, the others name a missing
+package. Exit codes: 0 for success, 2 for an error of the user, 1 where ``compare`` or ``reproduce``
+ends with results missing, 130 after an interruption.
 """
 
 import argparse
@@ -17,26 +17,26 @@ from typing import NoReturn
 from tammes.lab.config.expressions import did_you_mean
 
 COMMANDS = {
-    "demo": "a few losses on digits in a minute, and the page that comes of it",
+    "demo": "compare a few losses on digits in a minute, and write a page",
     "train": "train one model on your data",
-    "compare": "train with several losses and seeds, and compare them",
-    "reproduce": "run tables and figures of the papers, with the published numbers beside",
-    "report": "the page of runs that were trained",
-    "advise": "feasible margins and scales, what cannot train, what it costs",
-    "losses": "every loss with its formula, settings, heads and source",
-    "measure": "margins of prototypes and embeddings in files",
-    "evaluate": "recognise new classes from a few images of each: few-shot episodes",
-    "checkpoint": "look into a checkpoint of a head, make one file of it, or several of one",
+    "compare": "train several losses with several seeds and compare them",
+    "reproduce": "reproduce tables and figures of the papers, next to the published numbers",
+    "report": "write a page about finished runs",
+    "advise": "feasible margins and scales, settings that cannot train, costs of a step",
+    "losses": "every loss with its formula, settings, heads and references",
+    "measure": "measure the margins of prototypes and embeddings from files",
+    "evaluate": "evaluate a trained model on few-shot episodes",
+    "checkpoint": "inspect, merge or split the checkpoint of a head",
 }
-"""What each command does; it is the module of that name in :mod:`.commands`."""
+"""Commands and their summaries; each is a module of this package."""
 
 
 class _Mistake(Exception):
-    """Something the user can put right, said in a sentence."""
+    """Error of the user, explained in one sentence."""
 
 
 class _Parser(argparse.ArgumentParser):
-    """A parser that says one sentence in place of its whole usage."""
+    """Parser that reports errors in one sentence, without the usage."""
 
     def __init__(self, prog: str) -> None:
         # A shortened flag may mean another one in the next version.
@@ -53,12 +53,11 @@ def main(arguments: Sequence[str] | None = None) -> int:
     """Run a command.
 
     Args:
-        arguments: what stands behind ``tammes`` on the command line; that of this process by
-            default.
+        arguments: words after ``tammes`` on the command line; by default those of this process.
 
     Returns:
-        The exit code: that of the command, 2 after one sentence on stderr where the user made a
-        mistake, or 130 where the user interrupted it.
+        The exit code of the command; 2 after an error of the user, explained on stderr; 130 after
+        an interruption.
 
     Example:
         >>> main(["losses", "normface", "--json"]) # doctest: +ELLIPSIS
@@ -70,7 +69,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     words = list(sys.argv[1:] if arguments is None else arguments)
     for stream in (sys.stdout, sys.stderr):
         if hasattr(stream, "reconfigure"):
-            # Formulas have signs that not every terminal knows.
+            # Formulas contain characters that some terminals cannot encode.
             stream.reconfigure(errors="replace")
     name = "tammes"
     try:
@@ -87,7 +86,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
         parser = _Parser(prog=name)
         command.add_arguments(parser)
         code = int(command.run(parser.parse_args(words[1:])))
-        # Here rather than at the end of the process, where nothing could be done about it.
+        # Flushed here, where a broken pipe can still be handled.
         sys.stdout.flush()
         return code
     except KeyboardInterrupt:
@@ -103,7 +102,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
 def _usage() -> str:
     lines = ["usage: tammes COMMAND ...", ""]
     lines += [f"  {name:<12}{text}" for name, text in COMMANDS.items()]
-    return "\n".join([*lines, "", "`tammes COMMAND --help` says more."])
+    return "\n".join([*lines, "", "`tammes COMMAND --help` explains one."])
 
 
 def _load(name: str) -> ModuleType:
@@ -114,6 +113,6 @@ def _load(name: str) -> ModuleType:
 
 
 def _stop_writing() -> int:
-    """Whoever read our output has left, as ``head`` does; there is nobody to complain to."""
+    """Discard further output after the reader has closed the pipe, as ``head`` does."""
     os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
     return 0

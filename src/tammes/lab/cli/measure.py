@@ -14,7 +14,7 @@ from tammes.lab.measure.measures import Measured, measure
 
 
 def as_json(measured: Measured, page: Path | None = None) -> dict[str, Any]:
-    """Everything measured, as plain values; what is not finite is null."""
+    """Return all measures as plain values; a value that is not finite becomes null."""
 
     def plain(value: float | None) -> float | None:
         return value if value is not None and math.isfinite(value) else None
@@ -48,7 +48,7 @@ def as_json(measured: Measured, page: Path | None = None) -> dict[str, Any]:
 
 
 def as_text(measured: Measured) -> str:
-    """Everything measured, as a table for a terminal."""
+    """Format all measures as a table for a terminal."""
     lines = [f"  {source}" for source in measured.given.sources]
     lines += [f"  note: {note}" for note in measured.notes]
     width = max(len(m.name) for _, group in measured.groups for m in group)
@@ -65,44 +65,42 @@ def _percent(share: float | None) -> str:
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    """Add what ``tammes measure`` takes to a parser."""
+    """Add the arguments of ``tammes measure`` to a parser."""
     parser.description = (
-        "Measure prototypes, or embeddings with their labels, or both, against the best they "
-        "could be, and write a page with plots."
+        "Measure the margins of prototypes, of labelled embeddings, or of both, compare them "
+        "with the optimum, and write a page with plots."
     )
     parser.add_argument(
         "files",
         nargs="+",
         metavar="FILE",
-        help=".npz, .npy, .safetensors, .pt, .pth (weights only) or .parquet; several are combined",
+        help=".npz, .npy, .safetensors, .pt, .pth (weights only) or .parquet; files are combined",
     )
     parser.add_argument(
-        "--out", default="out", metavar="DIR", help="folder of the page (%(default)s)"
+        "--out", default="out", metavar="DIR", help="directory of the page (%(default)s)"
     )
     parser.add_argument(
         "--scale",
         type=float,
         metavar="S",
-        help="scale of a cosine head, for the softmax bias (default: scores are inner products)",
+        help="scale of a cosine head, for the softmax bias (default: logits are inner products)",
     )
-    parser.add_argument("--json", action="store_true", help="print JSON in place of a table")
+    parser.add_argument("--json", action="store_true", help="print JSON instead of a table")
     for kind in ("prototypes", "embeddings", "labels"):
-        parser.add_argument(
-            f"--{kind}", metavar="KEY", help=f"under which key the files hold the {kind}"
-        )
+        parser.add_argument(f"--{kind}", metavar="KEY", help=f"key of the {kind} in the files")
     parser.add_argument(
-        "--transpose", action="store_true", help="prototypes are stored as (dimensions, classes)"
+        "--transpose", action="store_true", help="read prototypes of shape (dimensions, classes)"
     )
 
 
 def run(arguments: argparse.Namespace) -> int:
-    """Do what ``tammes measure`` is asked to.
+    """Run ``tammes measure``.
 
     Args:
         arguments: parsed with :func:`add_arguments`.
 
     Returns:
-        The exit code: 0, or 2 after one sentence on stderr, with nothing written.
+        The exit code: 0, or 2 after an error explained on stderr, with nothing written.
     """
     page = Path(arguments.out) / "measure.html"
     try:
@@ -137,7 +135,7 @@ def _refuse(sentence: str) -> int:
 
 
 def main(arguments: Iterable[str] | None = None) -> int:
-    """Measure from a command line of its own."""
+    """Run ``tammes measure`` from a list of arguments."""
     parser = argparse.ArgumentParser(prog="tammes measure")
     add_arguments(parser)
     return run(parser.parse_args(None if arguments is None else list(arguments)))

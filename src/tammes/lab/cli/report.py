@@ -15,22 +15,25 @@ if TYPE_CHECKING:
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Add the arguments of ``tammes report`` to a parser."""
     parser.description = (
-        "Write one page of runs, made from their records alone: results, margins, features, "
-        "training, classes, configuration."
+        "Write one page about a set of runs, from their records alone: results, margins, "
+        "features, training curves, classes, configuration."
     )
     parser.add_argument(
-        "runs", nargs="+", metavar="RUNS", help="folders of runs, or folders with runs below them"
+        "runs",
+        nargs="+",
+        metavar="RUNS",
+        help="run directories, or directories that contain runs at any depth",
     )
     parser.add_argument(
-        "--out", default="out/report.html", metavar="FILE", help="the page (%(default)s)"
+        "--out", default="out/report.html", metavar="FILE", help="page to write (%(default)s)"
     )
     parser.add_argument(
         "--baseline",
         metavar="LABEL",
-        help="group that the others are compared with, by its name or loss (default: the first)",
+        help="group that the others are compared with: its name or loss (default: the first)",
     )
     parser.add_argument(
-        "--figures", metavar="DIR", help="write every chart as PNG and SVG to this folder too"
+        "--figures", metavar="DIR", help="also write every chart as PNG and SVG to this directory"
     )
     parser.add_argument("--title", metavar="TEXT", help="title of the page")
 
@@ -45,8 +48,8 @@ def run(arguments: argparse.Namespace) -> int:
         The exit code.
 
     Raises:
-        ValueError: with one sentence, where nothing can be read.
-        OSError: where the page or a figure cannot be written.
+        ValueError: no run can be read.
+        OSError: the page or a figure cannot be written.
     """
     from tammes.lab.report.load_runs import load_runs
     from tammes.lab.report.pages.runs_page import charts_of_runs, render_runs_page
@@ -73,8 +76,8 @@ def write_figures(charts: "Mapping[str, Chart]", folder: Path) -> int:
     """Write charts as PNG and SVG.
 
     Args:
-        charts: by the names of their files.
-        folder: where to; made if it is missing.
+        charts: charts by file name.
+        folder: target folder, created if missing.
 
     Returns:
         Number of charts.

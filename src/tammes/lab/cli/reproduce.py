@@ -17,74 +17,80 @@ from tammes.lab.reproduce.run import RunnerSettings, Selection, reproduce, with_
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Add the arguments of ``tammes reproduce`` to a parser."""
     parser.description = (
-        "Run tables and figures of the papers, and put what came out beside what was published. "
-        "Without a name, all recipes are listed. The same command goes on where it was "
-        "interrupted, and runs only what is missing. Exit code 1 says that something still is."
+        "Reproduce tables and figures of the papers, and show the results next to the published "
+        "numbers. Without a name, list all recipes. Repeating the command resumes an interrupted "
+        "reproduction and runs only the cells that are missing. The exit code is 1 if some still "
+        "are."
     )
     parser.add_argument(
         "recipes",
         nargs="*",
         metavar="RECIPE",
-        help="such as kobayashi2019/table2, or a YAML file of your own",
+        help="recipe such as kobayashi2019/table2, or your own YAML file",
     )
-    parser.add_argument("--rows", metavar="NAMES", help="only these, joined by commas")
+    parser.add_argument("--rows", metavar="NAMES", help="only these rows, separated by commas")
     parser.add_argument(
         "--columns",
         metavar="NAMES",
-        help="only these, joined by commas; those with large data are run only if named",
+        help="only these columns, separated by commas; columns with large data run only if named",
     )
     parser.add_argument(
-        "--seeds", type=seeds, metavar="N", help="how many, or which: 0,1,5 [as the recipe says]"
+        "--seeds",
+        type=seeds,
+        metavar="N",
+        help="number of seeds, or a list: 0,1,5 [as in the recipe]",
     )
     parser.add_argument(
         "--data",
         action="append",
         default=[],
         metavar="PLACE",
-        help="folder with the data under their short names, or where one of them is: "
-        "cifar10=FOLDER; may be given several times [$TAMMES_DATA, or the Hugging Face hub]",
+        help="folder of data sets under their short names, or the folder of one data set: "
+        "cifar10=FOLDER; may be repeated [$TAMMES_DATA, or the Hugging Face hub]",
     )
     parser.add_argument(
         "--out",
         default="reproductions",
         metavar="DIR",
-        help="folder of ledgers, runs and pages [reproductions]",
+        help="directory of ledgers, runs and pages [reproductions]",
     )
     parser.add_argument(
         "--quick",
         action="store_true",
-        help="a few images, narrow networks, two epochs: shows that it works, not what comes out",
+        help="smoke test with few images, narrow networks and two epochs; its numbers mean nothing",
     )
     parser.add_argument(
-        "--plan", action="store_true", help="say which cells are done and which open, and stop"
+        "--plan", action="store_true", help="list the cells that are done and open, and exit"
     )
     parser.add_argument(
         "--engine",
         choices=("local", "ray"),
         default="local",
-        help="processes of this machine, or a Ray cluster [local]",
+        help="run cells in processes on this machine, or on a Ray cluster [local]",
     )
     parser.add_argument(
-        "--address", metavar="HOST:PORT", help="of a Ray cluster; one is started if there is none"
+        "--address",
+        metavar="HOST:PORT",
+        help="address of a Ray cluster; without one, a cluster is started on this machine",
     )
     parser.add_argument(
         "--parallel",
         type=int,
         metavar="N",
-        help="cells at the same time; one for each core by default, six on a GPU",
+        help="number of concurrent cells; by default one per core, or six on a GPU",
     )
     parser.add_argument(
         "--retries",
         type=int,
         default=2,
         metavar="N",
-        help="how often a cell is tried again whose process was ended from outside [2]",
+        help="retries of a cell whose process was killed [2]",
     )
     parser.add_argument(
-        "--retry-failed", action="store_true", help="try cells again whose loss was not finite"
+        "--retry-failed", action="store_true", help="retry cells whose loss was not finite"
     )
     parser.add_argument(
-        "--figures", metavar="DIR", help="write every chart as PNG and SVG to this folder too"
+        "--figures", metavar="DIR", help="also write every chart as PNG and SVG to this directory"
     )
 
 
@@ -95,7 +101,7 @@ def run(arguments: argparse.Namespace) -> int:
         arguments: parsed with :func:`add_arguments`.
 
     Returns:
-        The exit code: 0, 1 where cells are missing, 130 where it was interrupted.
+        The exit code: 0; 1 if cells are missing; 130 if it was interrupted.
     """
     if not arguments.recipes:
         print(listing())
@@ -128,7 +134,7 @@ def run(arguments: argparse.Namespace) -> int:
             retry_failed=arguments.retry_failed,
         )
     except KeyboardInterrupt:
-        say("interrupted; the same command goes on from here")
+        say("interrupted; repeat the command to resume")
         return 130
     complete = True
     for selection, ledger in zip(selections, ledgers, strict=True):
@@ -139,7 +145,7 @@ def run(arguments: argparse.Namespace) -> int:
 
 
 def listing() -> str:
-    """All recipes with what they are about, as text."""
+    """List all recipes with their titles, sources and sizes."""
     lines = []
     for name in recipes.names():
         recipe = recipes.load(name)
@@ -151,11 +157,11 @@ def listing() -> str:
         )
         about = f"{count} runs: {len(recipe.rows)} rows; {where}" if recipe.rows else "no runs"
         lines.append(f"{'':<26}{recipe.source}; {about}")
-    return "\n".join([*lines, "", "`tammes reproduce NAME` runs what is missing of one."])
+    return "\n".join([*lines, "", "`tammes reproduce NAME` runs the missing cells of one."])
 
 
 def _show(recipe: Recipe, ledger: Ledger, out: Path, arguments: argparse.Namespace) -> None:
-    """Print a table and write its page."""
+    """Print the table of a recipe and write its page."""
     from tammes.lab.cli.report import write_figures
     from tammes.lab.report.pages.reproduction_page import reproduction_figures, reproduction_page
     from tammes.lab.report.paper_comparison_writers import print_table
@@ -174,7 +180,7 @@ def _show(recipe: Recipe, ledger: Ledger, out: Path, arguments: argparse.Namespa
 def _states(
     selection: Selection, ledger: Ledger, quick: bool, sources: Mapping[str, str]
 ) -> dict[tuple[str, str, int], Entry | None]:
-    """Entries of all selected cells, by row, column and seed."""
+    """Return the entries of all selected cells, by row, column and seed."""
     recipe, rows, columns = selection.recipe, selection.rows, selection.columns
     which = recipe.seed_numbers(selection.seeds, quick=quick)
     states: dict[tuple[str, str, int], Entry | None] = {
@@ -187,12 +193,12 @@ def _states(
 
 
 def _is_open(entry: Entry | None) -> bool:
-    """Whether a cell is run the next time."""
+    """Return whether the next call runs a cell."""
     return entry is None or entry.status == "failed"
 
 
 def _plan(selection: Selection, path: Path, quick: bool, sources: Mapping[str, str]) -> str:
-    """Done and open cells of a recipe, as text."""
+    """Format the done and open cells of a recipe."""
     recipe = selection.recipe
     ledger = Ledger.at(path, recipe, quick=quick)
     states = _states(selection, ledger, quick, sources)
@@ -208,7 +214,7 @@ def _plan(selection: Selection, path: Path, quick: bool, sources: Mapping[str, s
     )
     missing = sum(map(_is_open, states.values()))
     known = f"; a cell took {sum(seconds) / len(seconds):.0f} s" if seconds else ""
-    tried = f", and {trials} to choose settings by" if trials else ""
+    tried = f", and {trials} tuning runs" if trials else ""
     return "\n".join([*lines, f"  {missing} of {len(states)} cells are open{tried}{known}"])
 
 
@@ -222,7 +228,7 @@ def _check(arguments: argparse.Namespace) -> None:
         if several and getattr(arguments, flag) is not None:
             raise ValueError(f"--{flag} is for one recipe, got {len(set(arguments.recipes))}")
     if arguments.address is not None and arguments.engine != "ray":
-        raise ValueError("--address is that of a Ray cluster, and expects --engine ray")
+        raise ValueError("--address is the address of a Ray cluster and expects --engine ray")
     if arguments.parallel is not None and arguments.parallel < 1:
         raise ValueError(f"--parallel is expected to be at least 1, got {arguments.parallel}")
     if arguments.retries < 0:
@@ -230,16 +236,16 @@ def _check(arguments: argparse.Namespace) -> None:
 
 
 def _check_cells(selection: Selection) -> None:
-    """Refuse rows and columns that are there, and have no cell between them."""
+    """Reject a selection of rows and columns without a single cell."""
     recipe = selection.recipe
     if recipe.rows and not [*recipe.places(selection.rows, selection.columns)]:
         named = ",".join(recipe.columns)
-        hint = f"; say --columns {named}" if selection.columns is None else ""
+        hint = f"; try --columns {named}" if selection.columns is None else ""
         raise ValueError(f"{recipe.name} has no cell in these rows and columns{hint}")
 
 
 def _sources(texts: Sequence[str]) -> dict[str, str]:
-    """Places of data sets, by name; a folder alone is searched for all of them."""
+    """Return folders of data sets by name; a folder alone becomes ``$TAMMES_DATA``."""
     from tammes.lab.data.sources.loading import KNOWN
 
     places: dict[str, str] = {}
@@ -263,5 +269,5 @@ def _names(text: str | None) -> list[str] | None:
         return None
     names = [name.strip() for name in text.split(",") if name.strip()]
     if not names:
-        raise ValueError(f"names joined by commas are expected, got {text!r}")
+        raise ValueError(f"names separated by commas are expected, got {text!r}")
     return list(dict.fromkeys(names))

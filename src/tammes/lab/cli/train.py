@@ -13,24 +13,26 @@ from tammes.lab.training.progress import choose
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    """Add what ``tammes train`` takes to a parser."""
+    """Add the arguments of ``tammes train`` to a parser."""
     parser.description = (
-        "Train one model and write its record. The same command goes on with a run that was "
-        "interrupted; under torchrun all processes train together."
+        "Train one model and write its record to a run directory. Repeating the command resumes "
+        "an interrupted run. Under torchrun all processes train one model together."
     )
     parser.add_argument(
-        "--out", default="runs", metavar="DIR", help="folder of the run's folder (%(default)s)"
+        "--out", default="runs", metavar="DIR", help="parent directory of the runs (%(default)s)"
     )
-    parser.add_argument("--folder", metavar="DIR", help="the folder itself, in place of --out")
+    parser.add_argument("--folder", metavar="DIR", help="run directory, instead of one under --out")
     parser.add_argument(
-        "--resume", metavar="RUN", help="go on with this run; its configuration is the default"
+        "--resume",
+        metavar="RUN",
+        help="run directory to resume; its configuration replaces the defaults",
     )
     parser.add_argument("--json", action="store_true", help="print the final measures as JSON")
     add_config(parser)
 
 
 def run(arguments: argparse.Namespace) -> int:
-    """Do what ``tammes train`` is asked to.
+    """Run ``tammes train``.
 
     Args:
         arguments: parsed with :func:`add_arguments`.
@@ -55,7 +57,7 @@ def run(arguments: argparse.Namespace) -> int:
         done = train(config, folder, progress=progress)
     except KeyboardInterrupt:
         again = shlex.join(["tammes", "train", "--resume", str(folder)])
-        progress.say(f"interrupted; {again} goes on")
+        progress.say(f"interrupted; resume with {again}")
         return 130
     if int(os.environ.get("RANK", 0)) > 0:
         return 0

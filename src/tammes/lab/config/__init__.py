@@ -1,4 +1,4 @@
-"""Losses, heads, networks and the rest written as text, and read without running anything."""
+"""Configuration of runs: losses, heads and networks written as text, parsed without ``eval``."""
 
 from tammes.lab.config.expressions import Call, build, normal, parse_call, parse_calls, split_list
 from tammes.lab.config.head_expressions import HEADS, head_text, parse_head, recommended_scale

@@ -1,7 +1,7 @@
-"""The syntax of settings that have settings: calls, read with :mod:`ast` and never run.
+"""Syntax of settings that take settings: calls, parsed with :mod:`ast` and never executed.
 
-Only literals, names, calls, ``+``, ``-`` and ``*`` are read; everything else Python has is refused
-before anything is built.
+Only literals, names, calls, ``+``, ``-`` and ``*`` are accepted; other Python is rejected before
+anything is built.
 """
 
 import ast
@@ -15,21 +15,21 @@ from dataclasses import dataclass, field
 from typing import Any
 
 MAX_LENGTH = 10_000
-"""Characters a text may have."""
+"""Largest length of a text, in characters."""
 MAX_DEPTH = 50
-"""Depth to which brackets, calls and signs may be nested."""
+"""Largest nesting depth of brackets, calls and signs."""
 
 _DEEP = re.compile(rf"(?:[-+~(\[{{]\s*){{{MAX_DEPTH + 1}}}")
 
 
 @dataclass(frozen=True)
 class Call:
-    """A name with settings, as written: ``"flip"`` is the same as ``"flip()"``.
+    """Name with settings, as written: ``"flip"`` is the same as ``"flip()"``.
 
     Attributes:
-        name: what is called.
-        args: settings by place, plain values.
-        kwargs: settings by name, plain values.
+        name: name of the callee.
+        args: positional settings, plain values.
+        kwargs: keyword settings, plain values.
     """
 
     name: str
@@ -42,15 +42,15 @@ class Call:
 
 
 class Source:
-    """A text and its tree, which has a bounded size and has not been looked at yet.
+    """Text and its syntax tree, of bounded size; the tree is not validated yet.
 
     Args:
         text: one expression.
-        what: what the text is, for messages.
-        form: Python around the text, such as ``"f({})"`` for settings of a call.
+        what: name of the setting, for messages.
+        form: template that turns the text into Python, such as ``"f({})"`` for keyword arguments.
 
     Raises:
-        ValueError: with a sentence, where the text is too long, nested too deep, or not Python.
+        ValueError: the text is too long, nested too deep, or not Python.
     """
 
     def __init__(self, text: str, what: str, form: str = "{}") -> None:
@@ -79,7 +79,7 @@ class Source:
             why = short(getattr(error, "msg", None) or str(error))
             raise ValueError(f"{what}: {short(text)!r} cannot be read{at}: {why}") from None
         if b"#" in self.line.encode()[self.tree.end_col_offset :]:
-            raise ValueError(f"{what}: a comment is not read, got {short(text)!r}")
+            raise ValueError(f"{what}: a comment is not allowed, got {short(text)!r}")
         self._check_depth()
 
     def _check_depth(self) -> None:
@@ -88,7 +88,7 @@ class Source:
             node, depth = nodes.pop()
             if depth > MAX_DEPTH:
                 raise self._too_deep()
-            # A long sum is deep to the left, and is not what the limit is for.
+            # The tree of a long sum is deep on its left side, which is not nesting.
             left = node.left if isinstance(node, ast.BinOp) else None
             for child in ast.iter_child_nodes(node):
                 deeper = isinstance(child, ast.expr) and child is not left
@@ -101,7 +101,7 @@ class Source:
         )
 
     def mistake(self, node: ast.AST, expected: str) -> ValueError:
-        """Return the error for a part that does not belong there."""
+        """Build the error for an unexpected part."""
         part = ast.get_source_segment(self.line, node) or ""
         within = "" if part.strip() == self.text.strip() else f" in {short(self.text)!r}"
         return ValueError(f"{self.what} expects {expected}, got {short(part)!r}{within}")
@@ -116,7 +116,7 @@ class Source:
         )
 
     def parts(self, node: ast.AST) -> tuple[str, list[ast.expr], dict[str, ast.expr]]:
-        """Return name and settings of a call, the settings not read yet."""
+        """Split a call into its name and the nodes of its settings."""
         if isinstance(node, ast.Name):
             return node.id, [], {}
         if not isinstance(node, ast.Call) or not isinstance(node.func, ast.Name):
@@ -124,7 +124,7 @@ class Source:
         kwargs: dict[str, ast.expr] = {}
         for keyword in node.keywords:
             if keyword.arg is None:
-                raise self.mistake(node, "settings one by one")
+                raise self.mistake(node, "settings one by one, without **")
             if keyword.arg in kwargs:
                 raise ValueError(
                     f"{self.what}: {keyword.arg} is given twice in {short(self.text)!r}"
@@ -149,7 +149,7 @@ class Source:
         return number
 
     def number(self, node: ast.AST) -> int | float | None:
-        """Read a number with its sign, or return None where it is something else."""
+        """Read a signed number; return None for anything else."""
         match node:
             case ast.UnaryOp(op=ast.USub() | ast.UAdd()):
                 value = self.number(node.operand)
@@ -168,7 +168,7 @@ def parse_call(text: str, *, what: str) -> Call:
 
     Args:
         text: such as ``"cosine(scale=30)"`` or ``"cosine"``.
-        what: what the text is, for the message where it is wrong.
+        what: name of the setting, for messages.
 
     Example:
         >>> parse_call("pad_crop(4, fill='zero')", what="augment")
@@ -179,7 +179,7 @@ def parse_call(text: str, *, what: str) -> Call:
 
 
 def parse_calls(text: str, *, what: str) -> list[Call]:
-    """Read calls joined by ``+``, in order; none for ``"none"`` or nothing.
+    """Read calls joined by ``+``, in order; an empty text or ``"none"`` has none.
 
     Example:
         >>> [call.name for call in parse_calls("pad_crop(4) + flip", what="augment")]
@@ -197,7 +197,7 @@ def parse_calls(text: str, *, what: str) -> list[Call]:
 
 
 def parse_keywords(text: str, *, what: str) -> dict[str, Call]:
-    """Read calls by name, joined by commas; none for ``"none"`` or nothing.
+    """Read calls by keyword, separated by commas; an empty text or ``"none"`` has none.
 
     Example:
         >>> parse_keywords("margin=WarmUp(0, 0.35)", what="schedules")
@@ -219,7 +219,7 @@ def _is_none(text: Any) -> bool:
 
 
 def normal(text: str) -> str:
-    """Write a text in the one way that all with the same meaning have.
+    """Return the canonical form of a text, the same for all texts of one meaning.
 
     Example:
         >>> normal("cosface( margin=.20 ) + 0.50*sample_margin")
@@ -232,7 +232,7 @@ def normal(text: str) -> str:
 
 
 class _AddParentheses(ast.NodeTransformer):
-    """Writes the brackets after names that stand alone; values of settings stay as they are."""
+    """Add parentheses to bare names; keyword settings are left alone."""
 
     def visit_Name(self, node: ast.Name) -> ast.AST:
         return ast.Call(node, [], [])
@@ -243,7 +243,7 @@ class _AddParentheses(ast.NodeTransformer):
 
 
 def split_list(text: str, *, what: str = "list") -> list[str]:
-    """Split a text at its commas, those within brackets left alone.
+    """Split a text at its commas, except those within brackets.
 
     Example:
         >>> split_list("softmax, gm_softmax(1, 0), lm_softmax")
@@ -259,19 +259,21 @@ def split_list(text: str, *, what: str = "list") -> list[str]:
 def build(
     call: "str | Call", table: Mapping[str, Callable[..., Any]], *, what: str, **context: Any
 ) -> Any:
-    """Make what a text names.
+    """Call the function that a text names.
 
     Args:
-        call: such as ``"resnet18(width=0.5)"``.
-        table: what there is, by name.
-        what: what is made, for the message where the text is wrong.
-        **given: what the text cannot set; what the chosen one does not take is left out.
+        call: such as ``"resnet18(width=0.5)"``, or a parsed call.
+        table: functions by name.
+        what: kind of object that is built, for messages.
+        **context: arguments that the text cannot set; those that the function does not take are
+            dropped.
 
     Returns:
-        What ``table[name]`` returns for these settings.
+        The result of ``table[name]`` with these settings.
 
     Raises:
-        ValueError: with a sentence that names what is wrong and, if near, what may be meant.
+        ValueError: a name or setting is unknown, missing or invalid; the message suggests a near
+            match.
 
     Example:
         >>> build("power(3)", {"power": lambda exponent, base: base**exponent}, what="law", base=2)
@@ -294,20 +296,21 @@ def build(
     try:
         return make(**settings, **fitting)
     except TypeError as error:
-        # A word where a number belongs: it came from the text like everything else here.
+        # The text has a string where a number belongs, or the like.
         raise ValueError(f"{what}: {short(str(call))}: {error}") from error
 
 
 def bind(call: Call, parameters: Iterable[inspect.Parameter], *, what: str) -> dict[str, Any]:
-    """Settings of a call by name, or a sentence about the one that is too much or missing."""
+    """Bind the settings of a call to parameters; raise if one is unknown, repeated or missing."""
     parameters = list(parameters)
     takes_any = any(p.kind is p.VAR_KEYWORD for p in parameters)
     own = {p.name: p for p in parameters if p.kind is not p.VAR_KEYWORD}
     places = [p.name for p in own.values() if p.kind is not p.KEYWORD_ONLY]
     if len(call.args) > len(places):
-        most = f"at most {len(places)} without a name" if places else "no setting"
+        plural = "" if len(places) == 1 else "s"
+        most = f"at most {len(places)} positional setting{plural}" if places else "no setting"
         if own and not places:
-            most = f"settings by name only, such as {next(iter(own))}"
+            most = f"keyword settings only, such as {next(iter(own))}"
         raise ValueError(f"{what}: {call.name} takes {most}, got {short(str(call))!r}")
     settings = dict(zip(places, call.args, strict=False))
     for key, value in call.kwargs.items():
@@ -324,7 +327,7 @@ def bind(call: Call, parameters: Iterable[inspect.Parameter], *, what: str) -> d
 
 
 def did_you_mean(name: str, known: Iterable[str], *, otherwise: str = "") -> str:
-    """The near miss as the end of a sentence; what there is, where nothing is near and few are."""
+    """End a sentence with the nearest known name, or with all of them after ``otherwise``."""
     plain = {each.lower().replace("_", ""): each for each in known}
     wanted = name[:100].lower().replace("_", "").replace("-", "")
     near = difflib.get_close_matches(wanted, plain, n=1)
@@ -336,6 +339,6 @@ def did_you_mean(name: str, known: Iterable[str], *, otherwise: str = "") -> str
 
 
 def short(text: str) -> str:
-    """A text for a message: one line, not too long."""
+    """Shorten a text to one line for a message."""
     line = " ".join(str(text).split())
     return line if len(line) <= 80 else f"{line[:77]}..."

@@ -1,4 +1,4 @@
-"""The configuration as flags and YAML: ``--config run.yaml --lr 0.05``; a flag beats the file."""
+"""Configuration by flags and YAML: ``--config run.yaml --lr 0.05``; a flag overrides the file."""
 
 import argparse
 import dataclasses
@@ -15,32 +15,32 @@ from tammes.lab.config.yaml_file import read_yaml, write_yaml
 _TYPES = {field.name: field.type for field in dataclasses.fields(Config)}
 
 _PREFIX = "config_"
-"""Before the names of fields among the parsed arguments, so that a command's own do not clash."""
+"""Prefix of the fields among the parsed arguments, apart from the command's own arguments."""
 
 
 def add_config(parser: argparse.ArgumentParser, *, leave_out: Sequence[str] = ()) -> None:
     """Add ``--config``, ``--print_config`` and a flag for each field of :class:`.Config`.
 
     Args:
-        parser: of a command.
+        parser: parser of a command.
         leave_out: fields that the command sets itself.
     """
     group = parser.add_argument_group(
         "configuration",
-        "Each is a line of YAML too; what a flag says comes before what the file says.",
+        "Every field is also a key of the YAML file; flags override the file.",
     )
     group.add_argument(
         "--config",
         action="append",
         default=[],
         metavar="FILE",
-        help="YAML with any of the fields below; of several files the later ones count more",
+        help="YAML file with any of the fields below; later files override earlier ones",
     )
     group.add_argument(
         "--print_config",
         "--print-config",
         action="store_true",
-        help="print the whole configuration as YAML and stop",
+        help="print the whole configuration as YAML and exit",
     )
     says = field_help()
     for field in dataclasses.fields(Config):
@@ -60,17 +60,17 @@ def add_config(parser: argparse.ArgumentParser, *, leave_out: Sequence[str] = ()
 
 
 def read_config(arguments: argparse.Namespace, **defaults: Any) -> Config:
-    """Return the configuration that flags and files say.
+    """Return the configuration given by flags and files.
 
     Args:
-        arguments: parsed by a parser that :func:`add_config` was called with.
-        **defaults: of a command, where they differ from those of :class:`.Config`.
+        arguments: result of a parser prepared by :func:`add_config`.
+        **defaults: defaults of the command, where they differ from those of :class:`.Config`.
 
     Returns:
-        The configuration. With ``--print_config`` it is printed, and the program ends.
+        The configuration. With ``--print_config`` it is printed and the program exits.
 
     Raises:
-        ValueError: with a sentence that names the file or the field.
+        ValueError: a value is invalid; the message names the file or the field.
     """
     values = dict(defaults)
     for path in arguments.config:
@@ -87,13 +87,13 @@ def read_config(arguments: argparse.Namespace, **defaults: Any) -> Config:
 
 
 def read_file(path: str) -> dict[str, Any]:
-    """Return what a YAML file says of the configuration, with its types checked.
+    """Read configuration fields from a YAML file and check their types.
 
     Args:
-        path: of the file.
+        path: path of the file.
 
     Raises:
-        ValueError: with a sentence that names the file.
+        ValueError: a value is invalid; the message names the file.
     """
     found = read_yaml(Path(path))
     if found is None:
@@ -108,23 +108,23 @@ def read_file(path: str) -> dict[str, Any]:
 
 
 def _typed(value: Any, kind: Any, what: str) -> Any:
-    """Return a value of YAML as a field has it: a number may be in quotes, or have no point."""
+    """Convert a YAML value to the type of a field; accepts quoted numbers and whole floats."""
     if isinstance(value, str):
         return from_text(value, kind, what)
     return float(value) if type(fit(value, kind, what)) is int and float in members(kind) else value
 
 
 def to_yaml(config: Config) -> str:
-    """Write a configuration as YAML that :func:`read_file` takes."""
+    """Format a configuration as YAML that :func:`read_file` reads."""
     return write_yaml(config.to_dict())
 
 
 def field_help() -> dict[str, str]:
-    """Return what the docstring of :class:`.Config` says of each field, in one line each.
+    """Return the description of each field from the docstring of :class:`.Config`, one line each.
 
     Example:
         >>> field_help()["epochs"]
-        'how long to train'
+        'number of training epochs'
     """
     _, _, text = inspect.getdoc(Config).partition("Args:\n")  # type: ignore[union-attr]
     says: dict[str, str] = {}

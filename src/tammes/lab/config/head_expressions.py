@@ -1,4 +1,4 @@
-"""Heads written as text, and the one a loss is made for."""
+"""Heads written as text, and the default head of a loss."""
 
 import math
 from collections.abc import Callable, Iterator
@@ -32,15 +32,15 @@ def parse_head(
     *,
     scale: float | None = None,
 ) -> Head:
-    """A head from its text.
+    """Build a head from text.
 
     Args:
-        text: such as ``"cosine(scale=30)"``; ``"auto"`` takes the head the loss is made for.
-        loss: what it is to be trained with.
+        text: such as ``"cosine(scale=30)"``; ``"auto"`` is the default head of the loss.
+        loss: loss that the head is trained with.
         embedding_size: size D of a feature.
         num_classes: number of classes C.
-        scale: where the text has none; by default :func:`recommended_scale` on unit features,
-            and 1 otherwise.
+        scale: scale, unless the text sets one; by default :func:`recommended_scale` for unit
+            features, and 1 otherwise.
 
     Returns:
         A head that a criterion accepts for the loss.
@@ -69,7 +69,7 @@ def parse_head(
 
 
 def head_text(head: Head) -> str:
-    """What :func:`parse_head` makes the same head of.
+    """Return the text from which :func:`parse_head` builds the same head.
 
     Example:
         >>> head_text(LinearHead(4, 3, bias=False))
@@ -88,10 +88,10 @@ def head_text(head: Head) -> str:
 
 
 def _default_head(loss: Loss, embedding_size: int, num_classes: int) -> Call:
-    """The head a loss is made for: that of its main term, if the others accept it."""
+    """Return the default head of a loss: that of its main term, if the other terms accept it."""
     problem: ValueError | None = None
     for call in _candidates(loss):
-        # Without memory and without drawing numbers: it is only asked whether it fits.
+        # On the meta device: only compatibility is tested, nothing is allocated or drawn.
         with torch.device("meta"):
             head = HEADS[call.name](embedding_size, num_classes, **call.kwargs)
         try:
@@ -119,13 +119,13 @@ def _candidates(loss: Loss) -> Iterator[Call]:
     elif main.name not in LINEAR:
         yield cosine
     elif any(term.within is not None for term in terms):
-        # The span of the prototypes is what the two losses share; a bias has no part in it.
+        # The two losses divide the feature space by the span of the prototypes, without a bias.
         yield without_bias
     yield from (with_bias, without_bias, cosine)
 
 
 def _main_term(loss: Loss) -> Term | None:
-    """The term that learns to classify: the first on the split that is no regularizer."""
+    """Return the classifying term: the first term on the split that is not a regularizer."""
     on_split = [term for _, term in loss.leaves() if term.definition.on == "split"]
     regularizers = losses.regularizers.__name__
     learning = [t for t in on_split if t.definition.function.__module__ != regularizers]
@@ -133,10 +133,10 @@ def _main_term(loss: Loss) -> Term | None:
 
 
 def recommended_scale(loss: Loss, embedding_size: int, num_classes: int) -> float:
-    """Scale of the cosines to begin with, as ``tammes advise`` has it, at the margin of the loss.
+    """Return the initial scale that ``tammes advise`` recommends at the margin of the loss.
 
     Args:
-        loss: its main term counts.
+        loss: loss, of which the main term matters.
         embedding_size: size D of a feature.
         num_classes: number of classes C.
 
@@ -154,7 +154,7 @@ def recommended_scale(loss: Loss, embedding_size: int, num_classes: int) -> floa
 
 
 def _margins(term: Term) -> Margins:
-    """What a term does to the own angle and cosine, where it asks most."""
+    """Return the largest margins m1, m2 and m3 that a term applies to the target angle."""
     largest = {key: max(v) if isinstance(v, tuple) else v for key, v in term.values}
     if term.name == "combined_margin":
         return largest["m1"], largest["m2"], largest["m3"]

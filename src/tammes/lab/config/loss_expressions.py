@@ -1,7 +1,6 @@
-"""Losses, heads and schedules written as text: ``"cosface(margin=0.35) + 0.5*sample_margin()"``.
+"""Losses and schedules written as text: ``"cosface(margin=0.35) + 0.5*sample_margin()"``.
 
-What a text may contain, and how calls are read without running anything, is in
-:mod:`.syntax`.
+The syntax, and how calls are parsed without ``eval``, is in :mod:`.expressions`.
 """
 
 import ast
@@ -46,23 +45,23 @@ _IN_EPOCHS = {
     "start": "start_epochs",
     "delay": "delay_epochs",
 }
-"""How a number of steps is given in epochs, where it is one: ``WarmUp`` also has a ``start``."""
+"""Settings in steps, and their names in epochs; the ``start`` of ``WarmUp`` is no step."""
 
 
 def parse_loss(text: str, *, counts: Sequence[int] | None = None) -> Loss:
-    """A loss of the algebra from its text; what a loss prints as is read back.
+    """Build a loss from text; the ``repr`` of a loss can be read back.
 
     Args:
-        text: terms with weights and sums, such as ``"softmax() + 0.5*spectral_sum(...)"``. A name
-            alone is a term with its defaults.
-        counts: training examples of each class, for a term that has ``counts`` and is not given
-            any, such as ``ldam``.
+        text: weighted sum of terms, such as ``"softmax() + 0.5*spectral_sum(...)"``. A bare name
+            is a term with its defaults.
+        counts: training examples of each class, for terms such as ``ldam`` that need ``counts``
+            and do not set them.
 
     Returns:
         The loss.
 
     Raises:
-        ValueError: with a sentence that names the place.
+        ValueError: the text is invalid; the message names the place.
 
     Example:
         >>> parse_loss("cosface(margin=0.2) + 0.5*sample_margin")
@@ -76,7 +75,7 @@ def parse_loss(text: str, *, counts: Sequence[int] | None = None) -> Loss:
 
 
 class _LossParser:
-    """Reads terms, numbers and what is made of them."""
+    """Parser of sums of weighted terms."""
 
     def __init__(self, source: Source, counts: Sequence[int] | None) -> None:
         self.source, self.counts = source, counts
@@ -96,7 +95,7 @@ class _LossParser:
         raise self.source.mistake(node, _SYNTAX)
 
     def read_sum(self, node: ast.BinOp) -> Loss | float:
-        # A long sum is deep to the left: it is read in a loop.
+        # The tree of a long sum is deep on its left side: a loop avoids recursion.
         chain, first = [node], node.left
         while isinstance(first, ast.BinOp):
             chain.append(first)
@@ -140,14 +139,14 @@ class _LossParser:
 def parse_schedules(
     text: str, *, steps_per_epoch: int, counts: Sequence[int] | None = None
 ) -> dict[str, schedules.Schedule]:
-    """Schedules by the setting they change.
+    """Build schedules, by the setting that they change.
 
     Args:
-        text: such as ``"margin=WarmUp(0, 0.35, epochs=5)"``, several joined by commas. ``epochs``
+        text: such as ``"margin=WarmUp(0, 0.35, epochs=5)"``, separated by commas. ``epochs``
             stands for ``steps`` or ``total_steps``, ``start_epochs`` for the ``start`` of
             ``DeferredReweighting``, ``delay_epochs`` for ``delay``.
-        steps_per_epoch: what an epoch is in steps.
-        counts: training examples of each class, for a schedule that is not given any.
+        steps_per_epoch: number of steps in an epoch.
+        counts: training examples of each class, for a schedule that does not set them.
 
     Example:
         >>> schedule = parse_schedules("margin=WarmUp(0, 0.35, epochs=5)", steps_per_epoch=10)
@@ -170,14 +169,14 @@ def _parameters(kind: Callable[..., Any]) -> Mapping[str, inspect.Parameter]:
 
 
 def _in_steps(call: Call, steps_per_epoch: int) -> Call:
-    """The same call with epochs turned into steps."""
+    """Convert settings in epochs to steps."""
     kind = SCHEDULES.get(call.name)
     if kind is None:
         return call
     known = {
         epochs: steps
         for steps, epochs in _IN_EPOCHS.items()
-        # A start that is a value, as that of WarmUp, is a float.
+        # A start that is a value, as in WarmUp, is annotated as float.
         if steps in _parameters(kind) and _parameters(kind)[steps].annotation is int
     }
     kwargs: dict[str, Any] = {}

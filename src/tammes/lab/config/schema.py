@@ -1,7 +1,7 @@
-"""Everything a run depends on, in one flat table: a field is a flag and a line of YAML.
+"""Configuration of a run, in one flat table: each field is a flag and a key of YAML.
 
-What has settings of its own is written as a call, ``"cosface(margin=0.35)"`` or
-``"mnist_cnn(features=3)"``; :mod:`.expression` reads it, without ``eval``.
+Fields with settings of their own are written as calls, such as ``"cosface(margin=0.35)"`` or
+``"mnist_cnn(features=3)"``, which :mod:`.expressions` parses without ``eval``.
 """
 
 import dataclasses
@@ -23,12 +23,12 @@ Accelerator = Literal["auto", "cpu", "cuda"]
 _NOT_IN_DIGEST = frozenset(
     {"name", "accelerator", "memory", "workers", "save_every", "save_steps", "loggers"}
 )
-"""Fields that say how a run is carried out, and leave its result alone."""
+"""Fields that do not affect the result of a run."""
 _ADDED_LATER: dict[str, Any] = {"limit": 0, "classes": "", "whole": False, "watch": ""}
-"""Fields that came when there were digests already, with the value that changes nothing: where they
-have it, a digest is what it was. Whoever adds a field adds it here."""
+"""Fields added after digests were in use, with their neutral values: a field at its neutral value
+leaves the digest unchanged. A new field must be added here."""
 _CALLS = ("loss", "head", "backbone", "augment", "sampler", "lr_schedule", "imbalance", "noise")
-"""Fields that are calls."""
+"""Fields written as calls."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -36,61 +36,62 @@ class Config:
     """Settings of one run.
 
     Args:
-        data: what to train on: ``digits``, a known name such as ``cifar100``, a folder of class
-            folders, a parquet file or folder, or a name on the Hugging Face hub.
-        test: what to test on, if it is not a split of ``data``.
-        classes: the only classes to train and to test on, a part of a split of classes such as
-            ``cifar-fs:base``; all by default.
-        whole: train on the images of the test split too, as few-shot tables do. The test images are
-            then among those trained on.
-        image_size: side of the square images; their own if they all have one.
-        validation: share of the training images held out to choose the best epoch; 0 keeps the
-            last one.
-        limit: images of each split that are used at most, evenly of all classes; 0 uses all. To try
-            things out.
-        fraction: share of the training images to use, the same of every class.
-        imbalance: ``long_tail(100)`` or ``step(10)``: largest class over smallest.
-        noise: ``symmetric(0.4)``, ``asymmetric(0.4)`` or ``pair(0.4)``: share of wrong labels, of
-            every class that has any.
-        skip_corrupt: leave out images that cannot be read, instead of stopping.
-        loss: a loss of the algebra, such as ``cosface(margin=0.35) + 0.5*sample_margin()``.
-        head: such as ``cosine(scale=30)``; ``auto`` takes the one the loss is made for.
-        backbone: the network that makes the features; ``auto`` takes a small one.
-        schedules: settings that change, such as ``margin=WarmUp(0, 0.35, epochs=5)``.
-        augment: such as ``pad_crop(4) + flip()``; ``none``, or ``auto``.
+        data: training data: ``digits``, a known name such as ``cifar100``, a folder with one
+            subfolder per class, a parquet file or folder, or a name on the Hugging Face hub.
+        test: test data, if they are not a split of ``data``.
+        classes: restrict training and testing to one part of a class split, such as
+            ``cifar-fs:base``; all classes by default.
+        whole: also train on the test split, as few-shot tables do; test accuracies are then on
+            training images.
+        image_size: side of the square images in pixels; by default the images' own size.
+        validation: share of the training images held out to choose the best epoch; with 0 the last
+            epoch is kept.
+        limit: largest number of images per split, balanced over the classes, for quick trials; 0
+            uses all.
+        fraction: share of the training images to use, the same for every class.
+        imbalance: ``long_tail(100)`` or ``step(10)``: ratio of the largest to the smallest class.
+        noise: ``symmetric(0.4)``, ``asymmetric(0.4)`` or ``pair(0.4)``: share of wrong labels in
+            every affected class.
+        skip_corrupt: skip images that cannot be decoded instead of stopping.
+        loss: loss expression, such as ``cosface(margin=0.35) + 0.5*sample_margin()``.
+        head: such as ``cosine(scale=30)``; ``auto`` chooses the head that the loss is designed for.
+        backbone: network that computes the features; ``auto`` chooses a small one.
+        schedules: scheduled settings of the loss, such as ``margin=WarmUp(0, 0.35, epochs=5)``.
+        augment: augmentation such as ``pad_crop(4) + flip()``, ``none``, or ``auto``.
         sampler: ``random()``, ``balanced()``, ``episodes(way=16, shot=8)`` or
             ``pk(classes=16, images=4)``.
-        batch_size: examples in a step, over all processes.
-        epochs: how long to train.
+        batch_size: examples per step, summed over all processes.
+        epochs: number of training epochs.
         optimizer: ``sgd``, ``adam`` (decay added to the gradient) or ``adamw``.
         lr: learning rate of the backbone.
-        head_lr: learning rate of the head, that of the backbone by default.
-        momentum: of SGD.
-        nesterov: of SGD.
-        weight_decay: of all parameters but the head's bias and scale.
-        head_weight_decay: of the prototypes, ``weight_decay`` by default.
-        decay_norms: whether biases and normalisation layers decay too.
+        head_lr: learning rate of the head; by default that of the backbone.
+        momentum: momentum of SGD.
+        nesterov: use Nesterov momentum with SGD.
+        weight_decay: weight decay of all parameters except the bias and scale of the head.
+        head_weight_decay: weight decay of the prototypes; by default ``weight_decay``.
+        decay_norms: apply weight decay to biases and normalisation layers too.
         lr_schedule: ``cosine()``, ``log(1e-4)``, ``steps([60, 120], 0.2)`` or ``constant()``.
-        warmup: epochs of linear warm-up of the learning rate; the schedule begins after it.
-        warmup_start: share of the learning rate that the warm-up begins with.
-        clip: largest norm of the gradient; 0 does not clip.
-        precision: of the products.
+        warmup: epochs of linear learning rate warm-up, before the schedule begins.
+        warmup_start: share of the learning rate at which the warm-up begins.
+        clip: gradient norm to clip at; 0 disables clipping.
+        precision: precision of matrix products.
         compile: use ``torch.compile``.
-        graphs: record the step as a CUDA graph: ``on``, ``off``, or ``auto``, wherever it can be.
-        shard: spread the prototypes over the processes of ``torchrun``, each of which has some of
-            the classes; a run goes on with any number of them.
-        deterministic: choose deterministic algorithms on a GPU; the CPU always is.
+        graphs: capture the step as a CUDA graph: ``on``, ``off``, or ``auto`` (if possible).
+        shard: shard the prototypes by class over the processes of ``torchrun``; a run can be
+            resumed with any number of processes.
+        deterministic: use deterministic algorithms on a GPU; on a CPU they always are.
         accelerator: ``auto``, ``cpu`` or ``cuda``.
-        memory: GiB of pixels to hold on the device; of a larger set images are read one by one.
-        workers: processes that read such images.
-        evaluate_every: epochs between two tests.
+        memory: GiB of pixels to keep on the device; images of a larger data set are read one by
+            one.
+        workers: number of processes that read such images.
+        evaluate_every: epochs between two evaluations on the test data.
         save_every: epochs between two checkpoints.
         save_steps: steps between two checkpoints within an epoch; 0 for none.
-        watch: ``gradients`` writes down after every epoch how far the gradients of the
-            classification part and of the metric part of the loss are from orthogonal.
-        loggers: ``tensorboard``, ``mlflow`` or ``wandb``, joined by commas.
-        seed: of initial weights, order, augmentation and corruption.
-        name: how the run is called; its loss by default.
+        watch: ``gradients`` records after every epoch how far the gradients of the classification
+            part and of the metric part of the loss are from orthogonal.
+        loggers: ``tensorboard``, ``mlflow`` or ``wandb``, separated by commas.
+        seed: seed of initial weights, data order, augmentation and corruption.
+        name: label of the run; by default its loss.
     """
 
     data: str = "digits"
@@ -168,7 +169,7 @@ class Config:
 
     @classmethod
     def from_dict(cls, values: Mapping[str, Any]) -> "Config":
-        """Build a configuration from plain values; a key that is no field is refused.
+        """Build a configuration from plain values; unknown keys are rejected.
 
         Example:
             >>> Config.from_dict({"loss": "cosface()", "epochs": 5}).epochs
@@ -180,21 +181,21 @@ class Config:
         return cls(**values)
 
     def to_dict(self) -> dict[str, Any]:
-        """All fields as plain values."""
+        """Return all fields as plain values."""
         return dataclasses.asdict(self)
 
     def replace(self, **changes: Any) -> "Config":
-        """The same with some fields changed."""
+        """Return a copy with some fields changed."""
         return self.from_dict({**self.to_dict(), **changes})
 
     @property
     def label(self) -> str:
-        """How the run is called in tables: its name, or its loss."""
+        """Label of the run in tables: its name, or else its loss."""
         return self.name or self.loss
 
     @property
     def folder(self) -> str:
-        """Name of the run's folder: one to read, and a digest that tells configurations apart.
+        """Name of the run folder: the label, the seed, and the digest of the configuration.
 
         Example:
             >>> Config(loss="cosface(margin=0.35)", seed=3).folder[:-8]
@@ -204,18 +205,18 @@ class Config:
         return f"{slug or 'run'}-seed{self.seed}-{self.digest}"
 
     def identity(self) -> dict[str, Any]:
-        """The fields its result depends on."""
+        """Return the fields that the result depends on, in canonical form."""
         kept = {key: value for key, value in self.to_dict().items() if key not in _NOT_IN_DIGEST}
-        # The same is the same however it is written.
+        # Equal expressions give equal digests, however they are written.
         return kept | {key: normal(kept[key]) for key in _CALLS}
 
     def group(self) -> dict[str, Any]:
-        """What runs that differ only in their seed have in common."""
+        """Return the fields shared by runs that differ only in their seed."""
         return {key: value for key, value in self.identity().items() if key != "seed"}
 
     @property
     def digest(self) -> str:
-        """Eight letters that stand for :meth:`identity`.
+        """Eight hexadecimal digits of the hash of :meth:`identity`.
 
         Example:
             >>> Config(workers=0).digest == Config(workers=8).digest
@@ -229,7 +230,7 @@ class Config:
 
 
 def digest_of(value: Any, letters: int = 8) -> str:
-    """Letters that stand for plain values."""
+    """Return hexadecimal digits of the hash of plain values."""
     text = json.dumps(value, sort_keys=True)
     return hashlib.sha256(text.encode()).hexdigest()[:letters]
 

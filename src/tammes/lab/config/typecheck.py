@@ -1,7 +1,7 @@
-"""Check plain values, as YAML and flags give them, against the types of a dataclass's fields.
+"""Check plain values from YAML and flags against the field types of dataclasses.
 
-A type may be annotated with functions that look at the value after its type: each returns the value
-or raises ``ValueError`` with the rest of a sentence, such as "is expected to be at least 1, got 0".
+A type may be annotated with checks that run after the type check: each returns the value or raises
+``ValueError`` with the end of a sentence, such as "is expected to be at least 1, got 0".
 """
 
 import math
@@ -26,7 +26,7 @@ _WORDS: dict[Any, str] = {
     tuple: "a list",
 }
 _FEW = 12
-"""Names that a message lists at most."""
+"""Largest number of names that a message lists."""
 _TRUTH = dict.fromkeys(("true", "yes", "on"), True) | dict.fromkeys(("false", "no", "off"), False)
 _FROM_TEXT: dict[Any, Callable[[str], Any]] = {
     int: int,
@@ -40,12 +40,12 @@ def construct(kind: type[T], plain: Any, what: str, **ready: Any) -> T:
 
     Args:
         kind: the dataclass.
-        plain: its fields by name.
-        what: what the table is, for messages.
-        **ready: fields that are passed on as they are, and that the table may not have.
+        plain: table of its fields.
+        what: name of the table, for messages.
+        **ready: fields that are passed through unchecked, and may not be in the table.
 
     Raises:
-        ValueError: with a sentence that names the field and what was expected.
+        ValueError: a field is unknown, missing or invalid; the message names it.
 
     Example:
         >>> from dataclasses import dataclass
@@ -73,15 +73,15 @@ def construct(kind: type[T], plain: Any, what: str, **ready: Any) -> T:
 
 
 def fit(value: Any, kind: Any, what: str) -> Any:
-    """Return a plain value if it has a type, with lists as the type has them.
+    """Check a plain value against a type; convert lists to tuples where the type is a tuple.
 
     Args:
-        value: a number, text, truth value, None, list or table.
-        kind: the type: one of these, a union, a literal, or any of them annotated.
-        what: what the value is, for messages.
+        value: a number, text, boolean, None, list or table.
+        kind: type of one of these, a union, a literal, or any of them annotated.
+        what: name of the value, for messages.
 
     Raises:
-        ValueError: with a sentence that names what was expected.
+        ValueError: the value does not fit; the message says what is expected.
 
     Example:
         >>> fit([1, 2], tuple[int, ...], "shots")
@@ -113,18 +113,18 @@ def _items(value: Sequence[Any], kinds: tuple[Any, ...], what: str) -> list[Any]
         kinds = kinds[:1] * len(value)
     if len(kinds) != len(value):
         raise ValueError(f"{what} is expected to be a list of {len(kinds)}, got {value!r}")
-    # Names, as those of rows and columns, may look like numbers.
+    # Names of rows and columns may look like numbers.
     named = [str(v) if k is str and _is(v, float) else v for v, k in zip(value, kinds, strict=True)]
     return [fit(v, k, f"a part of {what}") for v, k in zip(named, kinds, strict=True)]
 
 
 def members(kind: Any) -> tuple[Any, ...]:
-    """Return the types that a union has, or the one type."""
+    """Return the member types of a union, or the type itself."""
     return get_args(kind) if get_origin(kind) in (types.UnionType, Union) else (kind,)
 
 
 def _is(value: Any, kind: Any) -> bool:
-    """Return whether a value has a type; its items are not looked at."""
+    """Return whether a value has a type, without checking its items."""
     origin = get_origin(kind) or kind
     if origin is Annotated:
         return _is(value, get_args(kind)[0])
@@ -141,7 +141,7 @@ def _is(value: Any, kind: Any) -> bool:
 
 
 def from_text(text: str, kind: Any, what: str) -> Any:
-    """Return what a text says as a value of a type, such as that of a flag.
+    """Convert text, such as the value of a flag, to a type.
 
     Example:
         >>> from_text("3", float | None, "--clip"), from_text("null", float | None, "--clip")
@@ -158,7 +158,7 @@ def from_text(text: str, kind: Any, what: str) -> Any:
 
 
 def type_name(kind: Any) -> str:
-    """Name a type in words.
+    """Describe a type in words.
 
     Example:
         >>> type_name(int | None)
@@ -175,13 +175,13 @@ def _words(kind: Any) -> str:
 
 
 def as_table(value: Any, what: str) -> dict[str, Any]:
-    """Return names and values, or say in a sentence that a table was expected."""
+    """Return a mapping as a dict; raise if the value is not one."""
     table: dict[str, Any] = fit(value, Mapping[str, Any], what)
     return table
 
 
 def check_names(names: Iterable[str], known: Iterable[str], sentence: str) -> None:
-    """Reject a name that is not known, with a hint; ``otherwise`` begins the sentence."""
+    """Reject unknown names with a hint; ``sentence`` begins the message."""
     known = [*known]
     listed = "it has" if len(known) <= _FEW else ""
     for name in names:
@@ -190,14 +190,14 @@ def check_names(names: Iterable[str], known: Iterable[str], sentence: str) -> No
 
 
 def check_fields(instance: Any, what: str) -> None:
-    """Check the fields of a dataclass that was built by hand, as :func:`construct` does."""
+    """Check the fields of a dataclass instance as :func:`construct` does."""
     hints = typing.get_type_hints(type(instance), include_extras=True)
     for each in fields(instance):
         fit(getattr(instance, each.name), hints[each.name], f"{each.name} of {what}")
 
 
 def between(low: float, high: float, words: str = "") -> Callable[[Any], Any]:
-    """Check of a number for :func:`fit`: finite, and not beyond two bounds."""
+    """Return a check for :func:`fit`: a finite number between two bounds."""
 
     def check(value: Any) -> Any:
         if not low <= value <= high or math.isinf(value):
@@ -209,7 +209,7 @@ def between(low: float, high: float, words: str = "") -> Callable[[Any], Any]:
 
 
 def at_least(low: float) -> Callable[[Any], Any]:
-    """Check of a number for :func:`fit`: finite, and not below a bound."""
+    """Return a check for :func:`fit`: a finite number that is at least a bound."""
     return between(low, math.inf, f"at least {low}")
 
 
@@ -218,7 +218,7 @@ above_zero = between(math.ulp(0.0), math.inf, "above 0")
 
 
 def not_empty(value: Any) -> Any:
-    """Check of a text or list for :func:`fit`."""
+    """Check for :func:`fit`: a text or list that is not empty."""
     if not value:
-        raise ValueError(f"is expected to have something in it, got {value!r}")
+        raise ValueError(f"is expected not to be empty, got {value!r}")
     return value

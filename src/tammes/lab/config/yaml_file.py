@@ -16,10 +16,10 @@ _NUMBER = (
 
 
 def read_yaml(path: Path) -> Any:
-    """Return what a YAML file says; a name may stand in a table once only.
+    """Read a YAML file; duplicate keys are rejected.
 
     Raises:
-        ValueError: with a sentence that begins with the path.
+        ValueError: the file cannot be read or parsed; the message begins with the path.
     """
     yaml = require("yaml", extra="lab")
 
@@ -30,13 +30,13 @@ def read_yaml(path: Path) -> Any:
         seen: set[str] = set()
         for key_node, _ in node.value:
             if key_node.tag == "tag:yaml.org,2002:merge":
-                # What << takes over may be changed.
+                # Keys merged by << may be overridden.
                 continue
             key = loader.construct_object(key_node, deep=True)
             if not isinstance(key, str | int | float):
-                raise ValueError(f"a name in a table is expected to be text, got {key!r}")
+                raise ValueError(f"a key of a table is expected to be text, got {key!r}")
             if str(key) in seen:
-                raise ValueError(f"{key!r} stands twice in a table")
+                raise ValueError(f"the key {key!r} appears twice in a table")
             seen.add(str(key))
         loader.flatten_mapping(node)
         return {
@@ -45,7 +45,7 @@ def read_yaml(path: Path) -> Any:
         }
 
     Strict.add_implicit_resolver(*_NUMBER)
-    # A date stays text.
+    # Keep dates as text.
     Strict.add_constructor("tag:yaml.org,2002:timestamp", Strict.construct_yaml_str)
     Strict.add_constructor(yaml.resolver.BaseResolver.DEFAULT_MAPPING_TAG, table)
     try:
@@ -53,12 +53,12 @@ def read_yaml(path: Path) -> Any:
     except OSError as error:
         raise ValueError(f"{path}: {error.strerror or error}") from None
     except UnicodeDecodeError:
-        raise ValueError(f"{path}: not YAML (it is no text)") from None
+        raise ValueError(f"{path}: not YAML (it is not text)") from None
     except (yaml.YAMLError, RecursionError) as error:
         mark = getattr(error, "problem_mark", None)
         place = f", line {mark.line + 1}, column {mark.column + 1}" if mark else ""
-        said = short(getattr(error, "problem", None) or str(error))
-        raise ValueError(f"{path}: not YAML ({said}{place})") from None
+        problem = short(getattr(error, "problem", None) or str(error))
+        raise ValueError(f"{path}: not YAML ({problem}{place})") from None
     except ValueError as error:
         raise ValueError(f"{path}: {error}") from None
 

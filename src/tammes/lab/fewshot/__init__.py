@@ -1,1 +1,1 @@
-"""Few-shot recognition: class splits, episodes, methods, margin analysis, cells of recipes."""
+"""Few-shot recognition: class splits, episodes, classifiers, margin analysis, recipe cells."""

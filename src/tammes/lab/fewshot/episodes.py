@@ -1,8 +1,8 @@
-"""Few-shot episodes: some classes, a few labelled images of each, and others to recognise.
+"""Few-shot episodes: a few classes, a few labelled images of each, and query images.
 
-All episodes are drawn at once, from hashes of what they are for: the same seed gives the same
-episodes on every machine, so two models are compared on the same ones, and the first 600 of 10,000
-are those one gets by asking for 600.
+All episodes are drawn at once with a counter-based generator: the same seed gives the same episodes
+on every machine, so that models are compared on the same ones, and the first 600 of 10,000 episodes
+are the episodes of a call for 600.
 """
 
 from collections.abc import Sequence
@@ -19,10 +19,10 @@ class Episodes:
     """Positions of the examples of each episode, on the CPU.
 
     Attributes:
-        classes: labels of the classes, shape ``(E, way)``; no class comes twice in an episode.
-        support: examples whose class is known, shape ``(E, way, shot)``.
-        queries: examples to recognise, shape ``(E, way, Q)``; no example comes twice in an episode.
-        seed: of the draws.
+        classes: labels of the classes, shape ``(E, way)``; distinct within an episode.
+        support: labelled examples, shape ``(E, way, shot)``.
+        queries: examples to recognise, shape ``(E, way, Q)``; distinct from the support.
+        seed: seed of the draws.
     """
 
     classes: Tensor
@@ -35,12 +35,12 @@ class Episodes:
 
     @property
     def way(self) -> int:
-        """Classes in an episode."""
+        """Number of classes per episode."""
         return self.classes.shape[1]
 
     @property
     def shot(self) -> int:
-        """Labelled examples of each class."""
+        """Number of labelled examples per class."""
         return self.support.shape[2]
 
 
@@ -60,19 +60,19 @@ def draw(
     classes, and every choice of support and queries, is equally likely.
 
     Args:
-        labels: class of each example, shape ``(N,)``; classes without an example take no part.
-        way: classes in an episode (N).
-        shot: labelled examples of each (K).
-        queries: examples of each to recognise (Q).
-        episodes: how many to draw (E).
-        seed: of the draws.
-        names: of the classes, for the message where one has too few examples.
+        labels: class of each example, shape ``(N,)``; classes without an example are ignored.
+        way: classes per episode (N).
+        shot: labelled examples per class (K).
+        queries: examples to recognise per class (Q).
+        episodes: number of episodes (E).
+        seed: seed of the draws.
+        names: names of the classes, for messages.
 
     Returns:
         The :class:`Episodes`; a larger ``episodes`` begins with those of a smaller one.
 
     Raises:
-        TypeError: labels are no integers.
+        TypeError: labels are not integers.
         ValueError: there are too few classes, or too few examples of one.
 
     Example:
@@ -110,7 +110,7 @@ def draw(
 
 
 def check_numbers(*, way: int, shot: int, queries: int, episodes: int) -> None:
-    """Refuse numbers that no episode can have, whatever there is to draw from."""
+    """Reject sizes that are invalid for any data set."""
     settings = {"way": way, "shot": shot, "queries": queries, "their number": episodes}
     for name, value in settings.items():
         least = 2 if name == "way" else 1
@@ -121,10 +121,10 @@ def check_numbers(*, way: int, shot: int, queries: int, episodes: int) -> None:
 
 
 def check_labels(who: str, labels: Tensor) -> None:
-    """Refuse labels that are not one class for each example.
+    """Reject labels that are not one non-negative integer per example.
 
     Args:
-        who: begins the sentence, with its verb.
+        who: beginning of the message, with its verb.
         labels: shape ``(N,)``.
     """
     if (
@@ -142,16 +142,16 @@ def check_labels(who: str, labels: Tensor) -> None:
 
 
 def _sample_without_replacement(sizes: Tensor, count: int, *names: int | str) -> Tensor:
-    """Of each row's 0 to ``sizes - 1`` some without replacement, in random order.
+    """Draw from 0 to ``sizes - 1`` without replacement, independently for each row.
 
-    Floyd's way: the j-th draw is among one more than the last, and takes the newest where it hits
-    what is there already. It costs nothing more where a class has many examples. The set is
-    uniform, its order is not, so it is shuffled.
+    Floyd's algorithm: each draw has one more candidate than the last and takes the newest candidate
+    if it hits one that was drawn before. Its cost does not depend on the size of a class. The set
+    is uniform but its order is not, so it is shuffled.
 
     Args:
-        sizes: how many there are to choose from, shape ``(R,)``, at least ``count``.
-        count: how many to choose.
-        names: what they are for.
+        sizes: number of candidates of each row, shape ``(R,)``, at least ``count``.
+        count: number of draws per row.
+        names: key of the random numbers.
 
     Returns:
         Shape ``(R, count)``.
@@ -162,7 +162,7 @@ def _sample_without_replacement(sizes: Tensor, count: int, *names: int | str) ->
     for place in range(count):
         newest = sizes - count + place
         drawn = numbers[:, place] % (newest + 1)
-        taken = (chosen[:, :place] == drawn[:, None]).any(1)
-        chosen[:, place] = torch.where(taken, newest, drawn)
+        is_repeated = (chosen[:, :place] == drawn[:, None]).any(1)
+        chosen[:, place] = torch.where(is_repeated, newest, drawn)
     order = seeded_draws.numbers(rows * count, *names, "order").view(rows, count).argsort(1)
     return chosen.gather(1, order)

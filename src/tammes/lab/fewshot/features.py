@@ -1,4 +1,4 @@
-"""Features to draw few-shot episodes from: of a run's model, or from a file."""
+"""Features for few-shot episodes: computed by the model of a run, or read from a file."""
 
 import dataclasses
 import hashlib
@@ -25,10 +25,10 @@ from tammes.lab.training.model import Model, load_model
 from tammes.terms import Loss
 
 _ROWS = 512
-"""Images in a batch."""
+"""Batch size."""
 
 ClassPart = tuple[ClassLists, Part]
-"""A split of classes and one of its parts."""
+"""Class lists and the name of one of their parts."""
 
 
 def from_file(
@@ -38,14 +38,14 @@ def from_file(
     base: str | os.PathLike[str] | None = None,
     keys: dict[str, str | None] | None = None,
 ) -> LabelledFeatures:
-    """Features and labels of a file, as ``tammes measure`` reads them.
+    """Read features and labels from a file in a format of ``tammes measure``.
 
     Args:
-        path: of the file.
-        classes: the classes to take, such as ``"lists.json:novel"``; its names are those in the
-            file. All of them by default.
-        base: a file with features of the base classes, for their mean; without it the base classes
-            of the split are looked for in the file itself.
+        path: path of the file.
+        classes: classes to use, such as ``"lists.json:novel"``, by their names in the file; all by
+            default.
+        base: file with features of the base classes, for their mean; by default the base classes of
+            the split, if the file has them.
         keys: see :func:`tammes.lab.measure.files.read`.
     """
     features, labels, names = _read(path, keys)
@@ -64,7 +64,7 @@ def from_file(
     split, part = class_lists.parse(classes) if isinstance(classes, str) else classes
     wanted = split.part(part)
     if base is not None and part != "base":
-        # A file of numbers alone names no class.
+        # A file without class names uses the numbers of the labels.
         named = [base_names[label] for label in base_labels.unique().tolist()]
         check_disjoint(os.fspath(base), named, wanted)
     if base is None and split.base and set(split.base) <= set(names):
@@ -94,7 +94,7 @@ def _read(
 
 
 def _positions(labels: Tensor, names: Sequence[str], wanted: Sequence[str]) -> Tensor:
-    """Place of each example's class among those wanted, or -1."""
+    """Return the position of each example's class among those wanted, or -1."""
     place = {name: number for number, name in enumerate(wanted)}
     return torch.tensor([place.get(name, -1) for name in names])[labels]
 
@@ -109,27 +109,27 @@ def from_run(
     images: int = 0,
     report: Callable[[str], None] = say,
 ) -> LabelledFeatures:
-    """Features that the model of a run makes of images it was not trained on.
+    """Compute features with the model of a run, of images that it was not trained on.
 
-    They are kept in the run's folder, and computed once.
+    The features are cached in the run folder.
 
     Args:
-        folder: of a finished run.
-        source: where the images of new classes are; by default where those of the run are, if it
-            was trained on classes of the same split, else where the split's are.
-        classes: the classes to take, such as ``"omniglot:novel"``; all of the source by default.
-            Of ``base`` those images are taken that the run held out, its test images.
-        base: give the mean feature of the images the run was trained on too.
-        prototypes: give those of the run's head too.
-        images: of each class, at most, the first ones; 0 for all.
-        report: is told what takes time.
+        folder: folder of a finished run.
+        source: data set of the novel classes; by default that of the run if it was trained on the
+            same class split, otherwise that of the split.
+        classes: classes to use, such as ``"omniglot:novel"``; by default all classes of the source.
+            For ``base``, the test images of the run are used.
+        base: also compute the mean feature of the training images.
+        prototypes: also return the prototypes of the head.
+        images: use only this many images per class, the first ones; 0 for all.
+        report: called with progress messages.
 
     Raises:
         ValueError: the run has no model, or was trained on these classes or images.
     """
     run = Run(Path(folder))
     if not run.has("model"):
-        # Names what is missing of a folder that is no run at all.
+        # Reading the configuration first gives a clearer error for a folder that is no run.
         status = run.config and run.status
         raise RecordError(f"{run.folder}: the run has no model.safetensors, it is {status}")
     if source is None and classes is None:
@@ -157,7 +157,7 @@ def from_run(
 
 
 def check_disjoint(who: str, trained: Collection[str], wanted: Sequence[str]) -> None:
-    """Refuse new classes that were trained on."""
+    """Reject novel classes that were trained on."""
     both = [name for name in wanted if name in set(trained)]
     if both:
         raise ValueError(
@@ -167,12 +167,12 @@ def check_disjoint(who: str, trained: Collection[str], wanted: Sequence[str]) ->
 
 
 def classifies(loss: Loss) -> bool:
-    """Whether a loss trains the prototypes of a head to tell classes apart."""
+    """Return whether a loss trains the prototypes of the head as a classifier."""
     return any(term.definition.on == "split" for _, term in loss.leaves())
 
 
 def _prototypes(run: Run) -> Tensor:
-    """Of the head, where a loss has trained it."""
+    """Return the prototypes of the head, if the loss trains them."""
     if not classifies(parse_loss(run.config.loss)):
         raise ValueError(
             f"{run.folder}: a run with trained prototypes is expected, got the loss "
@@ -182,7 +182,7 @@ def _prototypes(run: Run) -> Tensor:
 
 
 def check_way(way: int, split: ClassLists, part: str) -> None:
-    """Refuse a part of a split that has too few classes for an episode."""
+    """Reject class lists with too few classes for an episode."""
     count = len(split.part(part))
     if count < way:
         raise ValueError(
@@ -191,7 +191,7 @@ def check_way(way: int, split: ClassLists, part: str) -> None:
 
 
 def _held_out(run: Run, source: str | None, classes: Sequence[str]) -> Images:
-    """Images of base classes that a run was tested on, not trained on."""
+    """Return the test images of a run, restricted to base classes."""
     if run.config.whole:
         raise ValueError(
             f"{run.folder}: base classes are expected in images held out of training, got a run "
@@ -208,19 +208,19 @@ def _held_out(run: Run, source: str | None, classes: Sequence[str]) -> Images:
 def _novel_images(
     run: Run, source: str | None, classes: ClassPart | None, report: Callable[[str], None]
 ) -> Images:
-    """Images of classes that a run was not trained on."""
+    """Load images of classes that a run was not trained on."""
     who, own, trained = str(run.folder), run.config.data, run.data["classes"]
     if classes is not None:
         split, part = classes
         check_disjoint(who, trained, split.part(part))
-        # Where some classes of a split are, there are the others.
+        # A run on base classes of the split has the novel classes in the same data set.
         same = run.config.classes and set(trained) <= set(split.base)
         return _load(run, source or (not same and split.source) or own, split.part(part), report)
     where = source or own
     images = _load(run, where, None, report)
     apart = Path(where).resolve() != Path(own).resolve()
     if apart and (_is_numbered(where, images.classes) or _is_numbered(own, trained)):
-        report(f"{where}: its classes are numbers, taken for others than those of {who}")
+        report(f"{where}: its classes are numbers, assumed to differ from those of {who}")
     else:
         check_disjoint(who, trained, images.classes)
     return images
@@ -231,7 +231,7 @@ def _are_numbers(names: Collection[str]) -> bool:
 
 
 def _is_numbered(source: str, names: Collection[str]) -> bool:
-    """Whether classes are numbers of a table without names; folders and known sets have names."""
+    """Return whether the class names are only numbers, as in a parquet table without names."""
     if not _are_numbers(names):
         return False
     path = Path(source)
@@ -241,7 +241,7 @@ def _is_numbered(source: str, names: Collection[str]) -> bool:
 def _load(
     run: Run, source: str, classes: Sequence[str] | None, report: Callable[[str], None]
 ) -> Images:
-    """Images as the run's model takes them."""
+    """Load images in the size that the model of a run expects."""
     shape = tuple(run.data["image"])
     images = class_lists.load_classes(source, classes, size=run.config.image_size, report=report)
     if images.shape != shape and shape[1] == shape[2]:
@@ -253,11 +253,11 @@ def _load(
 
 
 def model_features(model: Model, images: Images) -> Tensor:
-    """Features of images, shape ``(N, D)``, float32, on the CPU.
+    """Compute features of images, shape ``(N, D)``, float32, on the CPU.
 
     Args:
-        model: in evaluation mode; it works where it is.
-        images: nothing is augmented.
+        model: model in evaluation mode, on any device.
+        images: images, used without augmentation.
     """
     device = model.criterion.head.weight.device
     size = model.criterion.head.embedding_size
@@ -301,15 +301,17 @@ def _cached(
     *,
     rows: int,
 ) -> Tensor:
-    """Features from the run's folder, or computed and put there; those of another model do not do.
+    """Return features from the cache in the run folder, or compute and cache them.
+
+    The key holds a digest of the weights, so features of another model are never used.
 
     Args:
-        run: whose.
-        kind: begins the name of the file.
-        images: letters that stand for which images.
-        compute: gives the features where they are not there.
-        report: is told where they cannot be kept.
-        rows: how many there are to be.
+        run: run whose folder is the cache.
+        kind: prefix of the file name.
+        images: digest of the images.
+        compute: computes the features on a miss.
+        report: called with a message if the cache is damaged or not writable.
+        rows: expected number of features.
     """
     weights = hashlib.sha256((run.folder / "model.safetensors").read_bytes()).hexdigest()
     name = f"{kind}-{hashlib.sha256(f'{images} {weights}'.encode()).hexdigest()[:16]}"
@@ -329,7 +331,7 @@ def _cached(
 
 
 def on_device(examples: LabelledFeatures) -> LabelledFeatures:
-    """The same with its features where episodes are computed: on a GPU, if there is one."""
+    """Move the features to a GPU if there is one."""
     return dataclasses.replace(examples, features=examples.features.to(_device()))
 
 

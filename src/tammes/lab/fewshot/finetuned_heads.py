@@ -1,8 +1,8 @@
-"""Heads that are fine-tuned on the support of an episode, those of many episodes at once.
+"""Heads fine-tuned on the support of an episode, many episodes at once.
 
-Each episode has a small head of its own, trained by SGD on a few features that stay as they are.
-One after the other that is hundreds of thousands of tiny steps; here a step is taken in all
-episodes together, with the gradient written out.
+Each episode has its own small head, trained by SGD on a few frozen features. One by one that is
+hundreds of thousands of tiny steps; here every step is taken in all episodes together, with an
+explicit gradient.
 """
 
 import contextlib
@@ -20,29 +20,29 @@ from tammes.lab.fewshot.episodes import Episodes
 from tammes.similarity import TINY, norm, unit
 
 _HEADS, _ORDER = 0, 1
-"""What random numbers of an episode are for."""
+"""Streams of random numbers of an episode: initial heads and order of examples."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class FineTuning:
-    r"""A head without bias, trained on the support of each episode.
+    r"""Head without bias, trained on the support of each episode.
 
-    Scores are :math:`s\,x\cdot w_c` or :math:`s\cos(x, w_c)`; the loss is the softmax's, with the
-    margin taken from the own class's similarity while training. The defaults are those of the
-    negative-margin paper's code, where the margin is of pre-training only.
+    Scores are :math:`s\,x\cdot w_c` or :math:`s\cos(x, w_c)`; the loss is the softmax, with the
+    margin subtracted from the similarity to the true class while training. The defaults are those
+    of the negative-margin paper's code, which uses the margin in pre-training only.
 
     Args:
-        scale: of the similarities.
-        margin: of the loss.
-        passes: over the support.
-        batch: examples in a step; the last step of a pass may have fewer.
-        lr: of SGD.
-        momentum: of SGD.
-        dampening: of SGD.
-        weight_decay: of SGD.
+        scale: scale of the similarities.
+        margin: margin of the loss.
+        passes: number of passes over the support.
+        batch: examples per step; the last step of a pass may have fewer.
+        lr: learning rate of SGD.
+        momentum: momentum of SGD.
+        dampening: dampening of SGD.
+        weight_decay: weight decay of SGD.
 
     Attributes:
-        cosine: compare by cosines, else by inner products.
+        cosine: whether similarities are cosines, or else inner products.
 
     References:
         Liu et al., Negative Margin Matters, ECCV 2020, and its published code.
@@ -64,19 +64,19 @@ class FineTuning:
 
 
 class LinearTuning(FineTuning):
-    """Inner products."""
+    """Fine-tuning with inner products."""
 
     cosine = False
 
 
 class CosineTuning(FineTuning):
-    """Cosines."""
+    """Fine-tuning with cosines."""
 
     cosine = True
 
 
 def directions(vectors: Tensor) -> Tensor:
-    """Rows of length one, however long or short they are; a zero row stays zero.
+    """Normalize rows to length one without overflow or underflow; a zero row stays zero.
 
     Example:
         >>> directions(torch.tensor([[3e30, 4e30], [0.0, 0.0]]))
@@ -90,14 +90,14 @@ def directions(vectors: Tensor) -> Tensor:
 def initial_heads(
     seed: int, numbers: Tensor, way: int, size: int, dtype: torch.dtype = torch.float32
 ) -> Tensor:
-    """Prototypes that heads start with: uniform within ``1 / sqrt(size)``, as a linear layer's.
+    """Draw initial prototypes, uniform within ``1 / sqrt(size)`` as in a linear layer.
 
     Args:
-        seed: of the episodes.
-        numbers: of the episodes, int64, shape ``(E,)``.
-        way: classes.
-        size: of a feature.
-        dtype: of the result.
+        seed: seed of the episodes.
+        numbers: indices of the episodes, int64, shape ``(E,)``.
+        way: classes per episode.
+        size: dimension of the features.
+        dtype: dtype of the result.
 
     Returns:
         Shape ``(E, way, size)``, on the device of ``numbers``; the same on every device.
@@ -109,7 +109,7 @@ def initial_heads(
 
 
 def orders(seed: int, numbers: Tensor, passes: int, count: int) -> Tensor:
-    """In which order each pass goes through the support of each episode.
+    """Draw the order of the support examples in each pass of each episode.
 
     Returns:
         Permutations of 0 to ``count - 1``, shape ``(E, passes, count)``.
@@ -125,10 +125,10 @@ def fine_tune(support: Tensor, heads: Tensor, order: Tensor, settings: FineTunin
     """Train a head in each episode.
 
     Args:
-        support: features, class after class, shape ``(E, way, shot, D)``.
-        heads: prototypes to start with, shape ``(E, way, D)``.
-        order: of the examples in each pass, shape ``(E, passes, way * shot)``.
-        settings: how to train.
+        support: features grouped by class, shape ``(E, way, shot, D)``.
+        heads: initial prototypes, shape ``(E, way, D)``.
+        order: order of the examples in each pass, shape ``(E, passes, way * shot)``.
+        settings: training settings.
 
     Returns:
         Prototypes, shape ``(E, way, D)``.
@@ -138,8 +138,8 @@ def fine_tune(support: Tensor, heads: Tensor, order: Tensor, settings: FineTunin
     if settings.cosine:
         features = unit(features)
     count = way * shot
-    # Every step stays in the span of the support and the first prototypes: a few dimensions, in
-    # which all products are the same.
+    # Every step stays in the span of the support and the initial prototypes: in coordinates of
+    # this small subspace all inner products are the same.
     basis = None
     if 2 * (count + way) <= size:
         together = torch.cat([features, heads], 1).transpose(1, 2)
@@ -153,7 +153,7 @@ def fine_tune(support: Tensor, heads: Tensor, order: Tensor, settings: FineTunin
 
 @contextlib.contextmanager
 def one_thread(device: torch.device) -> Iterator[None]:
-    """On a CPU, do not share a product among threads: they would wait longer than they work."""
+    """Use one thread on a CPU, as the products are too small to be worth sharing."""
     before = torch.get_num_threads()
     if device.type == "cpu" and before > 1:
         torch.set_num_threads(1)
@@ -168,7 +168,7 @@ def one_thread(device: torch.device) -> Iterator[None]:
 def _descend(
     features: Tensor, heads: Tensor, shot: int, order: Tensor, settings: FineTuning
 ) -> Tensor:
-    """Steps of SGD, all episodes together."""
+    """Take the SGD steps of all episodes together."""
     way, size = heads.shape[1:]
     weight = heads.clone(memory_format=torch.contiguous_format)
     velocity: Tensor | None = None
@@ -180,7 +180,7 @@ def _descend(
             gradient = _gradient(batch, target, weight, settings)
             gradient.add_(weight, alpha=settings.weight_decay)
             if velocity is None or not settings.momentum:
-                # As torch's SGD: the first gradient is not dampened, nor is any without momentum.
+                # As in torch.optim.SGD: no dampening of the first gradient or without momentum.
                 velocity = gradient
             else:
                 velocity.mul_(settings.momentum).add_(gradient, alpha=1 - settings.dampening)
@@ -189,13 +189,13 @@ def _descend(
 
 
 def _gradient(batch: Tensor, target: Tensor, weight: Tensor, settings: FineTuning) -> Tensor:
-    """Of the mean loss of a batch with respect to the prototypes, shape ``(E, way, D)``.
+    """Gradient of the mean loss of a batch by the prototypes, shape ``(E, way, D)``.
 
     Args:
-        batch: features, of length one if compared by cosines, shape ``(E, B, D)``.
-        target: one for the own class, zero for the others, shape ``(E, B, way)``.
+        batch: features, unit vectors for cosines, shape ``(E, B, D)``.
+        target: one-hot labels, shape ``(E, B, way)``.
         weight: prototypes, shape ``(E, way, D)``.
-        settings: how to train.
+        settings: training settings.
     """
     if not settings.cosine:
         similarity = batch @ weight.transpose(1, 2)
@@ -218,16 +218,16 @@ def _gradient(batch: Tensor, target: Tensor, weight: Tensor, settings: FineTunin
 def finetune_heads(
     features: Tensor, episodes: Episodes, numbers: Tensor, settings: FineTuning
 ) -> Tensor:
-    """Heads fine-tuned on the support of some episodes.
+    """Fine-tune heads on the support of some episodes.
 
     Args:
-        features: of all examples, shape ``(N, D)``.
-        episodes: which were drawn from them.
-        numbers: of the episodes to work on, shape ``(E,)``, on the device of the features.
-        settings: how to train.
+        features: features of all examples, shape ``(N, D)``.
+        episodes: episodes drawn from them.
+        numbers: indices of the episodes to train, shape ``(E,)``, on the device of the features.
+        settings: training settings.
 
     Returns:
-        Prototypes, shape ``(E, way, D)``; they do not depend on which others are worked on.
+        Prototypes, shape ``(E, way, D)``; those of an episode do not depend on the others.
     """
     places = episodes.support[numbers.cpu()].to(features.device)
     support = features[places]

@@ -1,10 +1,10 @@
-"""Why a margin helps or hurts novel classes: distances on base and novel classes, and (12).
+"""Effect of a margin on novel classes: distances on base and novel classes, and eq. (12).
 
-The negative-margin paper explains its margins by the discriminability phi of features, the mean
-distance between classes over that within them. From how phi changes on the base classes, and how
-often two images of a novel class fall into the same base class, its inequality (12) says for which
-of two margins phi is larger on the novel classes. Here both sides are measured, so that one sees
-whether it was right. The quantities are those of :mod:`tammes.geometry` and
+The negative-margin paper explains its margins by the discriminability phi of features: the mean
+distance between classes over the mean distance within them. Inequality (12) predicts which of two
+margins gives the larger phi on novel classes, from phi on the base classes and the probability that
+two images of a novel class fall into the same base class. Both sides are measured here, so that the
+prediction can be tested. The quantities are those of :mod:`tammes.geometry` and
 :func:`tammes.metrics.functional.discriminability`.
 """
 
@@ -27,7 +27,7 @@ from tammes.similarity import unit
 
 @dataclass(frozen=True)
 class MarginAnalysis:
-    r"""What is measured of one model; infinite or NaN where classes have collapsed.
+    r"""Measurements of one model; infinite or NaN where classes have collapsed.
 
     Attributes:
         base_intra: :math:`D_{intra}` of the base classes.
@@ -35,12 +35,12 @@ class MarginAnalysis:
         base_ratio: :math:`\phi` of the base classes.
         novel_intra: :math:`D_{intra}` of the novel classes.
         novel_inter: :math:`D_{inter}` of the novel classes.
-        novel_ratio: :math:`\phi` of the novel classes, as it is.
+        novel_ratio: measured :math:`\phi` of the novel classes.
         psi: :math:`\psi`, novel :math:`D_{inter}` over base :math:`D_{inter}`.
-        same_base_class: :math:`P^s`, how likely two images of a novel class fall into the same base
-            class.
-        predicted_ratio: :math:`\phi` of the novel classes by (11), from :math:`P^s`, :math:`\psi`
-            and the base classes.
+        same_base_class: :math:`P^s`, probability that two images of a novel class are assigned to
+            the same base class.
+        predicted_ratio: :math:`\phi` of the novel classes predicted by (11) from :math:`P^s`,
+            :math:`\psi` and the base classes.
     """
 
     base_intra: float
@@ -63,7 +63,7 @@ class MarginAnalysis:
         novel_inter: float,
         same_base_class: float,
     ) -> "MarginAnalysis":
-        """Everything, from the four distances and how likely two images fall together."""
+        """Compute all quantities from the four distances and :math:`P^s`."""
         base, novel = _values(base_intra, base_inter), _values(novel_intra, novel_inter)
         predicted = geometry.novel_ratio(same_base_class, DiscriminabilityResult(base, novel))
         return cls(
@@ -79,7 +79,7 @@ class MarginAnalysis:
         )
 
     def measures(self) -> dict[str, float]:
-        """By the names that recipes have for quantities."""
+        """Return the measurements by the quantity names of recipes."""
         return {
             "d_intra_base": self.base_intra,
             "d_inter_base": self.base_inter,
@@ -91,14 +91,14 @@ class MarginAnalysis:
         }
 
     def result(self) -> DiscriminabilityResult:
-        """As :func:`tammes.geometry.negative_margin_wins` takes it."""
+        """Return the distances as :func:`tammes.geometry.negative_margin_wins` takes them."""
         return DiscriminabilityResult(
             _values(self.base_intra, self.base_inter), _values(self.novel_intra, self.novel_inter)
         )
 
 
 def _values(intra: float, inter: float) -> DiscriminabilityValues:
-    """With their ratio, which tensors have of zeros too."""
+    """Combine two distances with their ratio, computed on tensors so that zeros give inf or NaN."""
     first, second = torch.tensor([intra, inter], dtype=torch.double)
     return DiscriminabilityValues(first, second, second / first)
 
@@ -111,19 +111,19 @@ def analyse(
     *,
     distinct: bool = True,
 ) -> MarginAnalysis:
-    """Distances on base and novel classes, and how novel classes spread over base classes.
+    """Measure distances on base and novel classes, and :math:`P^s`.
 
     Args:
-        base: features ``(N, D)`` and labels ``(N,)`` of base classes, of images held out of
-            training if possible: on those trained on, classes look tighter than they are.
+        base: features ``(N, D)`` and labels ``(N,)`` of base classes, preferably of images held out
+            of training: training images make classes look tighter than they are.
         novel: features and labels of novel classes.
-        assigned: base class each novel example is taken for, such as
-            ``criterion.logits(features).argmax(1)``; by default that of the nearest mean of unit
-            base features.
-        distinct: leave out the pair of an example with itself.
+        assigned: base class predicted for each novel example, such as
+            ``criterion.logits(features).argmax(1)``; by default the class with the nearest mean of
+            unit base features.
+        distinct: exclude the pair of an example with itself.
 
     Returns:
-        What is measured.
+        The measurements.
 
     Example:
         >>> features = torch.tensor([[1.0, 0.1], [1.0, -0.1], [0.1, 1.0], [-0.1, 1.0]])
@@ -157,12 +157,12 @@ def analyse(
 
 
 def nearest_base(features: Tensor, labels: Tensor, novel: Tensor) -> Tensor:
-    """Base class whose mean of unit features has the largest cosine with each novel feature.
+    """Return the base class whose mean unit feature has the largest cosine with each novel feature.
 
     Args:
-        features: of base classes, shape ``(N, D)``.
-        labels: theirs, shape ``(N,)``.
-        novel: features of other classes, shape ``(M, D)``.
+        features: features of base classes, shape ``(N, D)``.
+        labels: their labels, shape ``(N,)``.
+        novel: features of novel classes, shape ``(M, D)``.
 
     Returns:
         Shape ``(M,)``, int64.
@@ -176,19 +176,19 @@ def nearest_base(features: Tensor, labels: Tensor, novel: Tensor) -> Tensor:
 
 @dataclass(frozen=True)
 class InequalityCheck:
-    r"""What (12) says of two margins, and what is so.
+    r"""Prediction of (12) for two margins, compared with the measurement.
 
     The inequality assumes one :math:`P^s` for both models, and that a novel class is a mixture of
-    base classes. Each model has a :math:`P^s` of its own here, so what (12) says is given for
-    their mean and for each.
+    base classes. Here each model has its own :math:`P^s`, so the prediction is given for their
+    mean and for each.
 
     Attributes:
         first: model trained with margin :math:`m_1`.
         second: model trained with :math:`m_2`.
-        predicted: by (12) with the mean of the two :math:`P^s`, the first has the larger
-            :math:`\phi` on novel classes.
-        predicted_by_each: the same with the :math:`P^s` of the first, and of the second.
-        so: the first does have the larger :math:`\phi` on novel classes.
+        predicted: whether (12) with the mean of the two :math:`P^s` predicts a larger :math:`\phi`
+            on novel classes for the first model.
+        predicted_by_each: the same with the :math:`P^s` of the first and of the second model.
+        so: whether the first model has the larger measured :math:`\phi` on novel classes.
         left: :math:`P^s\Delta`, the left side of (12) with the mean :math:`P^s`.
         right: :math:`t`, its right side.
     """
@@ -203,38 +203,38 @@ class InequalityCheck:
 
     @property
     def agrees(self) -> bool:
-        """Whether what (12) says is so."""
+        """Whether the prediction of (12) is right."""
         return self.predicted == self.so
 
     @property
     def sentence(self) -> str:
-        """The verdict in words."""
+        """The comparison in words."""
         more = "larger" if self.predicted else "not larger"
         actual = f"{self.first.novel_ratio:.4g} against {self.second.novel_ratio:.4g}"
         doubt = ""
         if len(set(self.predicted_by_each)) > 1:
-            doubt = "; with the P^s of one model alone it would say both"
+            doubt = "; the P^s of the two models give opposite predictions"
         return (
-            f"(12) says that phi on the novel classes is {more} with the first margin, and it is "
-            f"{'so' if self.agrees else 'not so'}: {actual}{doubt}"
+            f"(12) predicts that phi on the novel classes is {more} with the first margin, and is "
+            f"{'right' if self.agrees else 'wrong'}: {actual}{doubt}"
         )
 
     def as_dict(self) -> dict[str, Any]:
-        """As plain values."""
+        """Return all fields as plain values."""
         return {**asdict(self), "agrees": self.agrees, "sentence": self.sentence}
 
 
 def check_inequality(first: MarginAnalysis, second: MarginAnalysis) -> InequalityCheck:
-    r"""Hold (12) against what is so.
+    r"""Compare the prediction of (12) with the measurements.
 
     .. math:: \phi^n(m_2) < \phi^n(m_1) \iff P^s\,\Delta < t
 
     Args:
-        first: measured of the model trained with :math:`m_1`, the smaller margin in the paper.
-        second: of that trained with :math:`m_2`.
+        first: measurements of the model trained with :math:`m_1`, the smaller margin in the paper.
+        second: measurements of the model trained with :math:`m_2`.
 
     Raises:
-        ValueError: classes of a model have collapsed, so that there is nothing to compare.
+        ValueError: classes of a model have collapsed, so that phi is not defined.
 
     References:
         Liu et al., Negative Margin Matters, ECCV 2020, eq. 12.

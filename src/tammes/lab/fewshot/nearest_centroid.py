@@ -1,4 +1,4 @@
-"""The nearest centroid of an episode's support: nothing is trained."""
+"""Nearest-centroid classifiers of an episode, which need no training."""
 
 from dataclasses import dataclass
 
@@ -12,12 +12,12 @@ from tammes.losses.subspace import OrthogonalComplement
 
 @dataclass(frozen=True)
 class NearestCentroid:
-    """The class whose mean of support features is nearest; nothing is trained.
+    """Classifier that predicts the class with the nearest mean of support features.
 
     Args:
-        normalize: scale features to length one first (L2).
-        centre: take away the mean of the base features before that (CL2N).
-        outside: take away what is in the span of the prototypes before that.
+        normalize: scale features to unit length (L2).
+        centre: before that, subtract the mean of the base features (CL2N).
+        outside: before that, project onto the orthogonal complement of the prototypes' span.
     """
 
     normalize: bool = False
@@ -26,22 +26,22 @@ class NearestCentroid:
 
 
 def centroid() -> NearestCentroid:
-    """Nearest centroid of the features as they are."""
+    """Return the nearest centroid of raw features."""
     return NearestCentroid()
 
 
 def l2() -> NearestCentroid:
-    """Nearest centroid of features of length one."""
+    """Return the nearest centroid of unit features."""
     return NearestCentroid(normalize=True)
 
 
 def cl2n() -> NearestCentroid:
-    """Nearest centroid of features less the mean of the base features, of length one."""
+    """Return the nearest centroid of features centred by the base mean and normalized."""
     return NearestCentroid(normalize=True, centre=True)
 
 
 def complement() -> NearestCentroid:
-    """Nearest centroid of what is left of features outside the prototypes' span, of length one."""
+    """Return the nearest centroid of features projected off the prototypes' span and normalized."""
     return NearestCentroid(normalize=True, outside=True)
 
 
@@ -51,15 +51,15 @@ def preprocess(
     base_mean: Tensor | None = None,
     prototypes: Tensor | None = None,
 ) -> Tensor:
-    """Features as a method compares them, shape ``(N, D)``.
+    """Centre, project and scale features as a classifier needs them, shape ``(N, D)``.
 
-    A factor of all features makes no difference to what is nearest, nor to what is prepared.
+    A common factor of all features changes neither the result nor the nearest centroid.
 
     Args:
-        features: shape ``(N, D)``, in single precision at least.
-        method: what compares them.
+        features: shape ``(N, D)``, float32 or wider.
+        method: the classifier.
         base_mean: mean of the base features, shape ``(D,)``; ``cl2n`` needs it.
-        prototypes: of the head they were trained with, shape ``(C, D)``; ``complement`` needs them.
+        prototypes: prototypes of the trained head, shape ``(C, D)``; ``complement`` needs them.
     """
     if method.centre:
         who = "cl2n expects the mean of the base features"
@@ -75,16 +75,16 @@ def preprocess(
         features = OrthogonalComplement().project(features, known)
     if not bool(features.isfinite().all()):
         raise ValueError(
-            "few-shot expects features that stay finite less a mean or a span, got infinity"
+            "few-shot expects features that stay finite when centred or projected, got infinity"
         )
     if method.normalize:
         return directions(features)
-    # Squares of what is very long or short would not be finite, or all zero.
+    # Squares of very long or short features would overflow or underflow.
     return features / features.abs().amax().clamp_min(torch.finfo(features.dtype).tiny)
 
 
 def _needed(sentence: str, value: Tensor | None, features: Tensor) -> Tensor:
-    """What a method cannot do without, as the features are."""
+    """Return a required tensor with the dtype and device of the features."""
     if value is None:
         raise ValueError(f"{sentence}, got none")
     value = value.to(features)
@@ -96,20 +96,19 @@ def _needed(sentence: str, value: Tensor | None, features: Tensor) -> Tensor:
 def centroid_classifiers(
     features: Tensor, episodes: Episodes, numbers: Tensor
 ) -> tuple[Tensor, Tensor]:
-    """What the scores of queries are products with, and what is added to them for each class.
+    """Compute the weights and offsets of linear classifiers that pick the nearest centroid.
 
     Args:
-        features: of all examples, prepared, shape ``(N, D)``.
-        episodes: which were drawn from them.
-        numbers: of the episodes to work on, shape ``(E,)``.
+        features: preprocessed features of all examples, shape ``(N, D)``.
+        episodes: episodes drawn from them.
+        numbers: indices of the episodes, shape ``(E,)``.
 
     Returns:
         Shapes ``(E, way, D)`` and ``(E, way)``; the largest score is that of the nearest centroid.
     """
     places = episodes.support[numbers.cpu()].to(features.device)
     centroids = features[places].mean(2)
-    # The nearest by |q - c|^2, measured from the middle of the centroids: what all have in common
-    # would only cost digits.
+    # |q - c|^2 relative to the mean of the centroids: a common part would only cost precision.
     middle = centroids.mean(1, keepdim=True)
     weight = centroids - middle
     return weight, -(weight * (middle + weight / 2)).sum(2)

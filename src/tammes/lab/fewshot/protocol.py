@@ -1,7 +1,7 @@
-"""Few-shot recognition: new classes from a few images of each, over many episodes.
+"""Few-shot evaluation: recognise novel classes from a few images of each, over many episodes.
 
-Features are computed once; an episode then is a choice of rows of theirs. Methods are written as
-calls, ``l2`` or ``cosine(scale=10)``, and every method, and every model, gets the same episodes.
+Features are computed once, and an episode selects rows of them. Methods are written as calls, such
+as ``l2`` or ``cosine(scale=10)``; all methods and models get the same episodes.
 """
 
 import math
@@ -34,7 +34,7 @@ from tammes.lab.fewshot.nearest_centroid import (
 from tammes.similarity import full_precision
 
 _BLOCK = {"cpu": 1 << 21, "cuda": 1 << 28}
-"""Numbers of gathered features at once, by device."""
+"""Largest number of gathered feature values, by device."""
 
 Method = NearestCentroid | FineTuning
 
@@ -46,11 +46,11 @@ TABLE: dict[str, Callable[..., Method]] = {
     "linear": LinearTuning,
     "cosine": CosineTuning,
 }
-"""Methods by the name they are asked for with."""
+"""Methods by name."""
 
 
 def methods(text: str) -> dict[str, Method]:
-    """Methods by how they are written.
+    """Parse a list of methods; the keys are the methods as written.
 
     Args:
         text: such as ``"l2, cosine(scale=10)"``.
@@ -66,7 +66,7 @@ def methods(text: str) -> dict[str, Method]:
 
 
 def needs_base_mean(methods: Mapping[str, Method]) -> bool:
-    """Whether one of them expects :attr:`LabelledFeatures.base_mean`.
+    """Return whether a method needs :attr:`LabelledFeatures.base_mean`.
 
     Args:
         methods: as :func:`methods` gives them.
@@ -79,7 +79,7 @@ def needs_base_mean(methods: Mapping[str, Method]) -> bool:
 
 
 def needs_prototypes(methods: Mapping[str, Method]) -> bool:
-    """Whether one of them expects :attr:`LabelledFeatures.prototypes`.
+    """Return whether a method needs :attr:`LabelledFeatures.prototypes`.
 
     Args:
         methods: as :func:`methods` gives them.
@@ -92,7 +92,7 @@ def needs_prototypes(methods: Mapping[str, Method]) -> bool:
 
 
 def _check(features: Tensor, base_mean: Tensor | None, prototypes: Tensor | None) -> None:
-    """Refuse features that are no rows, and what is not as wide as they are."""
+    """Reject features that are not a matrix, and tensors of another dimension."""
     if not isinstance(features, Tensor) or not features.is_floating_point():
         kind = features.dtype if isinstance(features, Tensor) else type(features).__name__
         raise TypeError(f"few-shot expects features of a floating type, got {kind}")
@@ -118,21 +118,21 @@ def accuracies(
     base_mean: Tensor | None = None,
     prototypes: Tensor | None = None,
 ) -> Tensor:
-    """Share of the queries of each episode that are recognised.
+    """Compute the accuracy on the queries of each episode.
 
     Args:
-        features: of all examples that the episodes were drawn from, shape ``(N, D)``; the work is
-            done where they are.
-        episodes: which examples are compared.
-        method: how.
+        features: features of all examples that the episodes were drawn from, shape ``(N, D)``; the
+            computation runs on their device.
+        episodes: the episodes.
+        method: the classifier.
         base_mean: mean of the base features, for ``cl2n``.
-        prototypes: of the head that the features were trained with, for ``complement``.
+        prototypes: prototypes of the trained head, for ``complement``.
 
     Returns:
         Shape ``(E,)``, float64, on the CPU.
 
     Raises:
-        ValueError: what is given does not go together or is not finite, or fine-tuning diverged.
+        ValueError: the inputs do not match or are not finite, or fine-tuning diverged.
 
     Example:
         >>> labels = torch.arange(3).repeat(4)
@@ -158,7 +158,7 @@ def accuracies(
     gathered = episodes.way * (episodes.shot + episodes.queries.shape[2] + 2)
     size = _BLOCK.get(features.device.type, _BLOCK["cuda"])
     if isinstance(method, FineTuning):
-        # Its many steps are small: they are taken in more episodes together.
+        # Its many steps are small, so more episodes share one.
         size *= 8
     block = max(1, size // (gathered * features.shape[1]))
     own = torch.arange(episodes.way, device=features.device)[:, None]
@@ -185,24 +185,24 @@ def accuracies(
 def _classifiers(
     features: Tensor, episodes: Episodes, numbers: Tensor, method: Method
 ) -> tuple[Tensor, Tensor]:
-    """What the scores of queries are products with, and what is added to them for each class."""
+    """Return the weights and offsets of the classifiers of some episodes."""
     if not isinstance(method, FineTuning):
         return centroid_classifiers(features, episodes, numbers)
     weight = finetune_heads(features, episodes, numbers, method)
-    # The length of a query does not matter to which class is first.
+    # The length of a query does not change which class scores highest.
     weight = directions(weight) if method.cosine else weight
     return weight, weight.new_zeros(weight.shape[:2])
 
 
 @dataclass(frozen=True)
 class Interval:
-    """A mean over episodes with its 95 % interval, ``mean ± half``.
+    """Mean over episodes with its 95 % interval, ``mean ± half``.
 
     Attributes:
-        mean: over the episodes.
-        half: 1.96 standard deviations of the mean. It says how well the mean over *these* images
-            and *this* model is known, not how another training would turn out.
-        count: of episodes.
+        mean: mean over the episodes.
+        half: 1.96 standard errors. They cover the choice of episodes for *these* images and *this*
+            model, not another training run.
+        count: number of episodes.
     """
 
     mean: float
@@ -211,11 +211,11 @@ class Interval:
 
     @property
     def clear(self) -> bool:
-        """Whether the interval leaves out zero."""
+        """Whether the interval excludes zero."""
         return abs(self.mean) > self.half > 0
 
     def shown(self, *, sign: bool = False) -> str:
-        """In percent; one episode has no interval.
+        """Format in percent; a single episode has no interval.
 
         Example:
             >>> Interval(0.6844, 0.0021, 10_000).shown()
@@ -225,20 +225,20 @@ class Interval:
         return f"{100 * self.mean:{'+' if sign else ''}.2f}{half}"
 
     def as_dict(self, name: str = "mean") -> dict[str, Any]:
-        """As plain values; one episode has no interval.
+        """Return plain values; a single episode has no interval.
 
         Args:
-            name: of the mean.
+            name: key of the mean.
         """
         half = self.half if math.isfinite(self.half) else None
         return {name: self.mean, "half": half, "episodes": self.count}
 
 
 def interval(values: Tensor) -> Interval:
-    """Mean of one number for each episode, ``± 1.96 s / sqrt(n)``.
+    """Compute the mean of one number per episode, ``± 1.96 s / sqrt(n)``.
 
     Args:
-        values: shape ``(E,)``; differences of two models on the same episodes for a paired one.
+        values: shape ``(E,)``; for a paired interval, the differences of two models.
 
     Example:
         >>> found = interval(torch.tensor([0.5, 0.7, 0.6, 0.6]))
@@ -253,13 +253,13 @@ def interval(values: Tensor) -> Interval:
 
 @dataclass(frozen=True, eq=False)
 class FewShotResult:
-    """One method at one number of shots.
+    """Accuracies of one method at one number of shots.
 
     Attributes:
-        method: as it was written.
-        shot: labelled images of each class.
-        accuracies: of each episode, shape ``(E,)``.
-        against: those of another model on the same episodes, or None.
+        method: method as written.
+        shot: labelled images per class.
+        accuracies: accuracy of each episode, shape ``(E,)``.
+        against: accuracies of another model on the same episodes, or None.
     """
 
     method: str
@@ -274,11 +274,11 @@ class FewShotResult:
 
     @property
     def difference(self) -> Interval | None:
-        """How much better than the other model, paired by episode."""
+        """Mean difference from the other model, paired by episode."""
         return None if self.against is None else interval(self.accuracies - self.against)
 
     def as_dict(self) -> dict[str, Any]:
-        """As plain values."""
+        """Return plain values."""
         found = {"method": self.method, "shot": self.shot, **self.accuracy.as_dict("accuracy")}
         if self.against is not None and self.difference is not None:
             found["against"] = interval(self.against).as_dict("accuracy")
@@ -288,15 +288,15 @@ class FewShotResult:
 
 @dataclass(frozen=True, eq=False)
 class LabelledFeatures:
-    """Features to draw episodes from.
+    """Features and labels to draw episodes from.
 
     Attributes:
         features: shape ``(N, D)``.
         labels: class of each, shape ``(N,)``.
-        classes: their names.
+        classes: names of the classes.
         base_mean: mean of the base features, shape ``(D,)``, or None.
-        title: whose they are.
-        prototypes: of the head that the features were trained with, shape ``(C, D)``, or None.
+        title: origin of the features, for messages.
+        prototypes: prototypes of the trained head, shape ``(C, D)``, or None.
     """
 
     features: Tensor
@@ -316,7 +316,7 @@ class LabelledFeatures:
             )
         if len(self.labels) and int(self.labels.max()) >= len(self.classes):
             raise ValueError(
-                f"few-shot expects labels from 0 to {len(self.classes) - 1}, as there are names of "
+                f"few-shot expects labels from 0 to {len(self.classes) - 1}, one per name of the "
                 f"classes, got {int(self.labels.max())}"
             )
 
@@ -332,20 +332,20 @@ def evaluate(
     seed: int = 0,
     against: LabelledFeatures | None = None,
 ) -> list[FewShotResult]:
-    """Few-shot accuracies of one model, or of two on the same episodes.
+    """Evaluate one model, or two on the same episodes.
 
     Args:
         examples: features of the novel classes.
-        way: classes in an episode.
-        shots: labelled images of each, one or several numbers.
-        queries: images of each to recognise.
-        episodes: how many.
+        way: classes per episode.
+        shots: labelled images per class, one or several numbers.
+        queries: images to recognise per class.
+        episodes: number of episodes.
         method: such as ``"l2, cosine"``; see :data:`TABLE`.
-        seed: of the episodes.
+        seed: seed of the episodes.
         against: features of the same images from another model.
 
     Returns:
-        A :class:`FewShotResult` for each number of shots and each method.
+        One :class:`FewShotResult` per number of shots and method.
     """
     chosen = methods(method)
     if against is not None and not against.labels.equal(examples.labels):

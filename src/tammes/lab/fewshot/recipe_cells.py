@@ -1,7 +1,7 @@
-"""Cells of the kind ``fewshot``: train on base classes, then recognise others from a few images.
+"""Recipe cells of the kind ``fewshot``: train on base classes, then evaluate few-shot episodes.
 
-What comes out is kept in ``fewshot.json`` in the folder of the run, by the digest of the settings:
-one run may be looked at in several ways, such as with several margins in fine-tuning.
+Results are kept in ``fewshot.json`` in the run folder, by the digest of the settings: one run may
+be evaluated in several ways, such as with several margins in fine-tuning.
 """
 
 import json
@@ -20,7 +20,7 @@ if TYPE_CHECKING:
 FILE = "fewshot.json"
 Part = Literal["novel", "validation", "base"]
 _PREFIX: dict[str, str] = {"novel": "", "validation": "validation_", "base": "base_"}
-"""Beginnings of the names of a part's quantities."""
+"""Prefixes of the quantity names, by part of the class split."""
 _QUICK = {"episodes": 20, "queries": 5}
 
 
@@ -29,17 +29,17 @@ class FewShotSettings:
     """Settings of a cell of the kind ``fewshot``.
 
     Args:
-        split: of the classes, such as ``cifar-fs``; the images are those of the run's data.
-        way: classes in an episode.
-        shots: labelled images of each, one or several numbers.
-        queries: images of each to recognise.
-        episodes: how many.
-        method: such as ``l2``; of several the first is in the table, the others are kept beside it.
-        parts: classes to recognise: ``novel``, ``validation``, and ``base`` for images of the base
-            classes that were held out of training.
+        split: class split such as ``cifar-fs``; the images are those of the run's data.
+        way: classes per episode.
+        shots: labelled images per class, one or several numbers.
+        queries: images to recognise per class.
+        episodes: number of episodes.
+        method: such as ``l2``; the table shows the first of several, the ledger keeps all.
+        parts: classes to recognise: ``novel``, ``validation``, and ``base`` for held-out images of
+            the base classes.
         analyse: whether to measure distances on base and novel classes, and P^s.
-        seed: of the episodes.
-        images: of each class, at most; 0 for all.
+        seed: seed of the episodes.
+        images: largest number of images per class; 0 for all.
     """
 
     split: Annotated[str, not_empty]
@@ -68,25 +68,25 @@ class FewShotSettings:
         return found
 
     def to_dict(self) -> dict[str, Any]:
-        """All settings as plain values."""
+        """Return all settings as plain values."""
         return {**asdict(self), "shots": [*self.shots], "parts": [*self.parts]}
 
     @property
     def digest(self) -> str:
-        """Letters that stand for these settings."""
+        """Digest of the settings."""
         return digest_of(self.to_dict())
 
     def quick(self) -> "FewShotSettings":
-        """In the form that only shows that it works: few episodes, of few images."""
+        """Return settings for a smoke test, with few episodes and few images."""
         less = {key: min(value, getattr(self, key)) for key, value in _QUICK.items()}
         return replace(self, **less, images=max(self.shots) + less["queries"])
 
     def check(self, config: Config, *, tried: bool = False) -> None:
-        """Refuse a run that these settings cannot look at.
+        """Reject a run that cannot be evaluated with these settings.
 
         Args:
-            config: of the run.
-            tried: whether something is to be chosen by what comes out.
+            config: configuration of the run.
+            tried: whether settings are tuned by the result.
         """
         if tried and ("validation" not in self.parts or 1 not in self.shots):
             raise ValueError(
@@ -110,7 +110,7 @@ class FewShotSettings:
             split = class_lists.read(self.split)
             trained = classes_of(config.classes) if config.classes else ()
         except DataError:
-            # The lists may be where the cells are run; they are looked for again before training.
+            # The lists may exist only on the machine that runs the cells; checked again there.
             return
         for part in self.parts:
             check_way(self.way, split, part)
@@ -121,14 +121,14 @@ class FewShotSettings:
 def evaluate_run(
     run: Run, several: Sequence[FewShotSettings], report: Callable[[str], None]
 ) -> None:
-    """Recognise other classes with the model of a run, and keep what comes out in its folder.
+    """Evaluate the model of a run and write the results to its folder.
 
-    What is there already is left.
+    Results that exist already are kept.
 
     Args:
-        run: that finished.
-        several: settings, one after the other.
-        report: is told what takes time.
+        run: finished run.
+        several: settings of each evaluation.
+        report: called with progress messages.
     """
     for shots in several:
         if find(run, shots) is None:
@@ -137,22 +137,22 @@ def evaluate_run(
 
 
 def find(run: Run, shots: FewShotSettings) -> dict[str, Any] | None:
-    """What came out with these settings; None where it is not known yet.
+    """Return the results with these settings, or None if there are none yet.
 
     Returns:
-        ``measures`` by the name of the quantity (shares, not percent), ``intervals`` (halves of
-        the 95 % intervals over episodes, in percent) and ``rows`` of all methods by part.
+        ``measures`` by quantity (shares, not percent), ``intervals`` (half widths of the 95 %
+        intervals over episodes, in percent) and ``rows`` of all methods by part.
     """
     found: dict[str, Any] | None = _read_results(run).get(shots.digest)
     if found is None:
         return None
-    # A list of the user's own may have other classes by now under the same name.
+    # The user's own list may have changed under the same name.
     before, now = found.get("classes"), _classes_digest(shots)
     return None if before and now and before != now else found
 
 
 def _classes_digest(shots: FewShotSettings) -> str:
-    """Letters that stand for the names of the classes; none where the lists are not here."""
+    """Return a digest of the class names, or an empty string if the lists are not available."""
     from tammes.lab.data import DataError
     from tammes.lab.fewshot import class_lists
 
@@ -164,7 +164,7 @@ def _classes_digest(shots: FewShotSettings) -> str:
 
 
 def _read_results(run: Run) -> dict[str, Any]:
-    """By digest; a file that is damaged has nothing, and is made anew."""
+    """Read the results by digest; a missing or damaged file counts as empty."""
     try:
         kept = json.loads((run.folder / FILE).read_bytes())
     except (FileNotFoundError, ValueError):
@@ -198,7 +198,7 @@ def _evaluate(run: Run, shots: FewShotSettings, report: Callable[[str], None]) -
     if not run.config.whole:
         measures["base_accuracy"] = run.final["test"]["accuracy"]
     if shots.analyse:
-        # Of a model that collapsed some are not finite; its accuracies are kept.
+        # A collapsed model has some that are not finite; its accuracies are still kept.
         found_too = _margin_analysis(run, shots, report).items()
         measures |= {name: value for name, value in found_too if math.isfinite(value)}
     return {
@@ -213,7 +213,7 @@ def _evaluate(run: Run, shots: FewShotSettings, report: Callable[[str], None]) -
 def _examples(
     run: Run, shots: FewShotSettings, part: str, report: Callable[[str], None]
 ) -> "LabelledFeatures":
-    """Features of the images of a part, where the episodes are computed."""
+    """Compute the features of a part of the class split."""
     from tammes.lab.fewshot.features import from_run, on_device
     from tammes.lab.fewshot.protocol import methods, needs_base_mean, needs_prototypes
 
@@ -233,7 +233,7 @@ def _examples(
 def _margin_analysis(
     run: Run, shots: FewShotSettings, report: Callable[[str], None]
 ) -> dict[str, float]:
-    """Distances on test images of base classes and on novel ones, and P^s."""
+    """Measure distances on test images of base classes and on novel classes, and P^s."""
     import torch
 
     from tammes.lab.fewshot.features import classifies

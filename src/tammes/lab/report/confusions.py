@@ -1,4 +1,4 @@
-"""Classes that are close or confused, with images of them."""
+"""Pairs of close or confused classes, with example images."""
 
 import base64
 import io
@@ -19,7 +19,7 @@ from tammes.similarity import unit
 
 @dataclass(frozen=True)
 class Pair:
-    """Two classes: the angle of their prototypes, and how often each was taken for the other."""
+    """Two classes: the angle between their prototypes, and the errors in both directions."""
 
     first: int
     second: int
@@ -29,12 +29,12 @@ class Pair:
 
     @property
     def confused(self) -> int:
-        """Examples that were taken for the other class."""
+        """Number of errors in both directions."""
         return self.first_as_second + self.second_as_first
 
 
 def pairs(seen: InspectedRun, count: int) -> list[Pair]:
-    """The most confused and the closest classes, the most confused first.
+    """Return the most confused and the closest pairs of classes, the most confused first.
 
     Args:
         seen: a run.
@@ -43,7 +43,7 @@ def pairs(seen: InspectedRun, count: int) -> list[Pair]:
     confused: Counter[tuple[int, int]] = Counter()
     for (label, prediction), number in seen.confused.items():
         confused[min(label, prediction), max(label, prediction)] += number
-    # Ties in the order of the classes, so that the page is the same every time.
+    # Ties are broken by class number, so that the page is deterministic.
     often = sorted(confused, key=lambda pair: (-confused[pair], pair))[:count]
     close = [] if seen.prototypes is None else closest_pairs(seen.prototypes, count)
     chosen = dict.fromkeys([*often, *((i, j) for _, i, j in close)])
@@ -66,7 +66,7 @@ def _angle(prototypes: Tensor, first: int, second: int) -> float:
 
 
 def pair_blocks(seen: InspectedRun, count: int) -> list[Block]:
-    """A table of pairs, and images of them where the record has some.
+    """Show a table of pairs, and images of them if the record has some.
 
     Args:
         seen: a run.
@@ -78,7 +78,7 @@ def pair_blocks(seen: InspectedRun, count: int) -> list[Block]:
     blocks: list[Block] = []
     counted = seen.counts is not None
     columns = ["class", "and class", "angle °"]
-    columns += ["first taken for second", "second for first", "of both %"] if counted else []
+    columns += ["first as second", "second as first", "% of both"] if counted else []
     rows = []
     for pair in found:
         angle = None if pair.degrees is None else Value(f"{pair.degrees:.2f}", pair.degrees)
@@ -92,17 +92,21 @@ def pair_blocks(seen: InspectedRun, count: int) -> list[Block]:
         what = f"The {count} pairs most often confused, and the {count} closest by angle"
     else:
         what = (
-            "No example was confused; the closest by angle" if counted else "The closest by angle"
+            "No example was confused; the closest pairs by angle"
+            if counted
+            else "The closest pairs by angle"
         )
     blocks.append(Table(columns, rows, caption=f"{what}. Seed {seen.seed}."))
     galleries = [gallery for pair in found if (gallery := _gallery(seen, pair)) is not None]
     if galleries:
-        blocks.append(Text("Dashed: taken for the other class. Plain: a right one of each class."))
+        blocks.append(
+            Text("Dashed: predicted as the other class. Plain: a correct one of each class.")
+        )
     return [*blocks, *galleries]
 
 
 def _gallery(seen: InspectedRun, pair: Pair) -> Gallery | None:
-    """Wrong examples of a pair between right ones of both; None without a wrong one."""
+    """Show the errors of a pair between a correct example of each; None without errors."""
     if seen.images is None:
         return None
     both = {(pair.first, pair.second), (pair.second, pair.first)}
@@ -114,7 +118,7 @@ def _gallery(seen: InspectedRun, pair: Pair) -> Gallery | None:
     images = [*_right(seen, kinds, pair.first)]
     for place in wrong:
         label, prediction = kinds[place]
-        text = f"{seen.name(label)}, taken for {seen.name(prediction)}"
+        text = f"{seen.name(label)}, predicted as {seen.name(prediction)}"
         images.append(Image(png(seen.images[place]), text, wrong=True))
     images += _right(seen, kinds, pair.second)
     detail = "" if pair.degrees is None else f"{pair.degrees:.1f}° apart"
@@ -128,7 +132,7 @@ def _right(seen: InspectedRun, kinds: Sequence[tuple[int, int]], name: int) -> l
 
 
 def png(pixels: Tensor) -> str:
-    """An image as an address that holds its data.
+    """Encode an image as a data URL.
 
     Args:
         pixels: uint8, shape ``(1 or 3, height, width)``.

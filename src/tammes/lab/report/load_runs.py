@@ -1,4 +1,4 @@
-"""Load runs for a page: every file is read once, and damaged ones are named and left out."""
+"""Load runs for a page: every file is read once, damaged files are reported and skipped."""
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -15,29 +15,29 @@ from tammes.similarity import unit
 from tammes.split import Split, split
 
 EXAMPLES_SHOWN = 20_000
-"""Examples that histograms are made of, if a test set has more."""
+"""Largest number of examples in histograms."""
 _COSINES = 1 << 25
-"""Cosines in memory at once."""
+"""Largest number of cosines in memory."""
 T = TypeVar("T")
 
 
 @dataclass(frozen=True, eq=False)
 class InspectedRun:
-    """One run of a group, looked at closely; None for what its record does not have.
+    """Tensors and details of one run of a group; None where its record has none.
 
     Attributes:
-        seed: of the run.
-        names: of the classes.
+        seed: seed of the run.
+        names: names of the classes.
         prototypes: shape ``(C, D)``.
-        features: of examples of the test set, a selection if there are many, shape ``(N, D)``.
-        labels: of these examples, shape ``(N,)``.
-        cosines: of these examples to the prototypes, split by their labels.
-        total: examples in the test set.
-        counts: of the classes in it, shape ``(C,)``.
-        confused: how often an example of a class was taken for another, by the two.
+        features: features of test examples, a selection if there are many, shape ``(N, D)``.
+        labels: labels of these examples, shape ``(N,)``.
+        cosines: cosines of these examples to the prototypes, split by their labels.
+        total: number of test examples.
+        counts: number of test examples per class, shape ``(C,)``.
+        confused: number of errors by label and prediction.
         images: some of the images, uint8, shape ``(M, channels, height, width)``.
-        image_labels: their classes.
-        image_predictions: what they were taken for.
+        image_labels: their labels.
+        image_predictions: their predicted classes.
     """
 
     seed: int
@@ -54,20 +54,20 @@ class InspectedRun:
     image_predictions: Sequence[int] = ()
 
     def name(self, place: int) -> str:
-        """Name of a class, its number if it has none."""
+        """Return the name of a class, or its number if it has none."""
         return self.names[place] if place < len(self.names) else str(place)
 
 
 @dataclass(frozen=True, eq=False)
 class LoadedRuns:
-    """Everything that is shown of runs.
+    """Everything that a page shows about a set of runs.
 
     Attributes:
-        study: the runs by groups.
+        study: the runs, grouped by configuration.
         metrics: lines of ``metrics.jsonl`` of every run, by folder.
         timing: lines of ``timing.jsonl`` of every run, by folder.
-        seen: one run of each group that has a finished one, by the label of the group.
-        troubles: what is wrong with runs, and what could not be read of them.
+        seen: one finished run of each group, by the label of the group.
+        troubles: runs that failed, are unfinished or damaged, with reasons.
     """
 
     study: Study
@@ -78,19 +78,19 @@ class LoadedRuns:
 
     @property
     def groups(self) -> tuple[Group, ...]:
-        """Groups in the order in which they are shown."""
+        """Groups in display order."""
         return self.study.groups
 
 
 def load_runs(runs: Sequence[Run], baseline: str | None = None) -> LoadedRuns:
-    """Read what a page needs.
+    """Load everything that a page needs.
 
     Args:
-        runs: in any state.
+        runs: runs in any state.
         baseline: label of the group that the others are compared with; the first by default.
 
     Raises:
-        RecordError: where not a single run can be read.
+        RecordError: no run can be read.
     """
     grouped = study(runs, baseline)
     if not grouped.groups:
@@ -108,7 +108,7 @@ def load_runs(runs: Sequence[Run], baseline: str | None = None) -> LoadedRuns:
 
 
 def representative_seeds(groups: Sequence[Group]) -> dict[Group, int]:
-    """The run of each group that is looked at closely: the first seed that most groups have."""
+    """Return the seed shown in detail for each group: the first one that most groups have."""
     seeds = [seed for group in groups for seed in group.runs]
     order = sorted(set(seeds), key=lambda seed: (-seeds.count(seed), seed))
     return {
@@ -117,7 +117,7 @@ def representative_seeds(groups: Sequence[Group]) -> dict[Group, int]:
 
 
 class _RunReader:
-    """Reads pieces of runs, and notes what is wrong with them."""
+    """Reader of run records that collects errors instead of raising them."""
 
     def __init__(self, troubles: list[Trouble]) -> None:
         self.troubles = troubles

@@ -1,7 +1,7 @@
-"""Published numbers and ours in one table, with claims and what is still missing.
+"""Comparison of published numbers and ours, with claims and missing cells.
 
-The page of a reproduction, its table for a terminal and ``docs/results.md`` are written from it by
-:mod:`.paper_comparison_writers`.
+:mod:`.paper_comparison_writers` writes it as a page, as a table for a terminal and as
+``docs/results.md``.
 """
 
 import math
@@ -19,40 +19,40 @@ from tammes.lab.stats.paired import Summary
 from tammes.lab.stats.seed_groups import Quantity, spread
 
 ON_REQUEST = "on request"
-"""State of a cell that is run only where somebody asks for it."""
-QUICK = "Quick form: a few images and a narrow network. It shows that it works, and nothing else."
+"""State of a cell that is run only if its column is named."""
+QUICK = "Quick form: few images and a narrow network. A smoke test; its numbers mean nothing."
 ERRORS = (
-    "Differences are ours minus the paper's; beside them in standard errors, of both together "
-    "where the paper prints a spread."
+    "Differences are ours minus the paper's, also in standard errors: those of both combined where "
+    "the paper prints a spread."
 )
 VERDICTS = (
-    "A claim holds where the whole 95 % interval, paired over seeds, is on the right side; it "
-    "leans where only the mean is, where there is one seed, or where some comparisons are still "
-    "open; it fails where the mean is not; it is open where nothing is known."
+    "A claim holds if the whole 95 % interval, paired over seeds, is on the claimed side; it leans "
+    "if only the mean is, if there is one seed, or if some comparisons are still open; it fails if "
+    "the mean is on the other side; it is open if nothing was run."
 )
-DAGGER = "† The paper prints no spread: in standard errors of ours alone."
+DAGGER = "† The paper prints no spread: in standard errors of ours only."
 
 Head = Literal["paper", "released", "ours", "ours or missing", "n", "difference",
                "difference and errors", "standard errors", "missing"]  # fmt: skip
-"""Kinds of columns that a table can have."""
+"""Columns that a table can have."""
 _TITLES = {"ours or missing": "ours", "difference and errors": "difference"}
 Shown = tuple[Quantity, list[str]]
-"""A quantity, and the columns of the recipe that have something of it to show."""
+"""Quantity, and the columns of the recipe with something to show for it."""
 
 
 @dataclass(frozen=True)
 class ComparedCell:
-    """One quantity in one cell of the paper's table.
+    """One quantity of one cell of the paper's table.
 
     Attributes:
         row: name of the row.
         column: name of the column.
-        quantity: that is compared.
-        paper: number that the paper prints.
-        released: number that the authors' released code gave.
-        ours: over the finished seeds.
-        state: what is missing, in words; empty where every seed is done.
-        paper_seeds: number of seeds that the paper's spread is taken to be over.
+        quantity: quantity that is compared.
+        paper: number in the paper.
+        released: number from the authors' released code.
+        ours: our summary over the finished seeds.
+        state: missing seeds in words; empty if every seed is done.
+        paper_seeds: assumed number of seeds behind the paper's spread.
     """
 
     row: str
@@ -73,9 +73,9 @@ class ComparedCell:
 
     @property
     def standard_error(self) -> float | None:
-        """Of the difference; a paper's number without a spread counts as exact.
+        """Standard error of the difference; a paper's number without a spread counts as exact.
 
-        None for a single seed of ours, and where nothing spreads.
+        None if we have a single seed, or if the spread is zero.
         """
         if self.ours is None or self.paper is None or self.ours.std is None:
             return None
@@ -91,11 +91,11 @@ class ComparedCell:
 
     @property
     def is_expected(self) -> bool:
-        """Whether there is a number of ours, or one is missing."""
+        """Whether we have a number, or are going to."""
         return self.ours is not None or self.state not in ("", ON_REQUEST)
 
     def value(self, head: Head) -> Value:
-        """Text of the cell under a head, with the number that it is sorted by."""
+        """Return the text of the cell in a column of the table, with its sort key."""
         quantity, ours = self.quantity, self.ours
         match head:
             case "paper" | "released":
@@ -121,7 +121,7 @@ class ComparedCell:
         return Value(self.state)
 
     def _errors(self) -> str:
-        """The difference in standard errors, or why there are none."""
+        """Format the difference in standard errors, or why there is none."""
         if self.ours is None or self.paper is None:
             return ""
         if self.ours.std is None:
@@ -132,7 +132,7 @@ class ComparedCell:
 
 
 def published(quantity: Quantity, number: Published | None) -> str:
-    """A published number in words.
+    """Format a published number.
 
     Example:
         >>> from tammes.lab.reproduce.recipes import Published
@@ -144,13 +144,13 @@ def published(quantity: Quantity, number: Published | None) -> str:
 
 
 class ResultRow(NamedTuple):
-    """A row of a table of results.
+    """Row of a table of results.
 
     Attributes:
-        name: of the row of the recipe.
-        label: its title.
-        column: title of the column of the recipe.
-        values: under the heads of the table.
+        name: name of the row in the recipe.
+        label: title of the row.
+        column: title of the column in the recipe.
+        values: cells of the table.
     """
 
     name: str
@@ -161,13 +161,13 @@ class ResultRow(NamedTuple):
 
 @dataclass(frozen=True)
 class ResultTable:
-    """A table of results, ready to be written.
+    """Table of results, ready to be written.
 
     Attributes:
-        title: what the rows show.
-        heads: titles of the values.
-        rows: cells of the recipe, those of one column after the other.
-        shared: whether it has several quantities of which nothing is published.
+        title: quantity that the rows show.
+        heads: column titles.
+        rows: rows, ordered by column of the recipe.
+        shared: whether it combines several quantities without published numbers.
     """
 
     title: str
@@ -176,7 +176,7 @@ class ResultTable:
     shared: bool = False
 
     def by_column(self) -> list[tuple[str, list[ResultRow]]]:
-        """Rows of each column of the recipe, with its title."""
+        """Return the rows of each column of the recipe, with the column's title."""
         columns: dict[str, list[ResultRow]] = {}
         for row in self.rows:
             columns.setdefault(row.column, []).append(row)
@@ -186,7 +186,7 @@ class ResultTable:
 def _filled(
     title: str, heads: Sequence[str], rows: Sequence[ResultRow], *, shared: bool = False
 ) -> ResultTable:
-    """A table without the columns that have not a single value."""
+    """Build a table without its empty columns."""
     places = [p for p in range(len(heads)) if any(row.values[p].text for row in rows)]
     kept = [row._replace(values=[row.values[p] for p in places]) for row in rows]
     return ResultTable(title, [heads[p] for p in places], kept, shared)
@@ -194,19 +194,19 @@ def _filled(
 
 @dataclass(frozen=True, eq=False)
 class PaperComparison:
-    """A recipe, and what its ledger has of it."""
+    """Recipe with the results in its ledger."""
 
     recipe: Recipe
     ledger: Ledger
 
     @cached_property
     def verdicts(self) -> list[Verdict]:
-        """Outcomes of the claims."""
+        """Verdicts on the claims."""
         return judge(self.recipe, self.ledger)
 
     @cached_property
     def open(self) -> list[tuple[str, str, int]]:
-        """Cells that have still to be run; a row of a column on request is, once it was begun."""
+        """Cells still to be run; in columns on request, those of rows that were begun."""
         begun = {(entry.row, entry.column) for entry in self.ledger.cells}
         missing = self.ledger.open(self.recipe, 1 if self.ledger.quick else None)
         usual = {name for name, each in self.recipe.columns.items() if not each.on_request}
@@ -214,12 +214,12 @@ class PaperComparison:
 
     @cached_property
     def labels(self) -> dict[str, str]:
-        """Titles of the rows; no two the same."""
+        """Distinct titles of the rows."""
         return _unique({name: row.title for name, row in self.recipe.rows.items()})
 
     @cached_property
     def headings(self) -> dict[str, str]:
-        """Titles of the columns; no two the same."""
+        """Distinct titles of the columns."""
         return _unique({name: column.title for name, column in self.recipe.columns.items()})
 
     @cached_property
@@ -231,14 +231,14 @@ class PaperComparison:
 
     @cached_property
     def counts(self) -> dict[str, int]:
-        """Number of cells that are done, diverged, failed and open."""
+        """Number of done, diverged, failed and open cells."""
         found: Counter[str] = Counter(entry.status for entry in self.ledger.cells)
         found["open"] = len(self.open)
         return {state: found[state] for state in ("done", "diverged", "failed", "open")}
 
     @cached_property
     def columns(self) -> list[str]:
-        """Columns that have something to show, in their order: a number, or a cell to be run."""
+        """Columns with a published number or a cell that was or will be run, in order."""
         known = (*self.recipe.paper, *self.recipe.released, *self.open)
         shown = {column for _, column, _ in known} | self._begun
         return [name for name in self.recipe.columns if name in shown]
@@ -248,7 +248,7 @@ class PaperComparison:
         return {entry.column for entry in self.ledger.cells}
 
     def cell(self, row: str, column: str, quantity: Quantity) -> ComparedCell:
-        """A cell of the table."""
+        """Return a cell of the table."""
         where = (row, column, quantity.key)
         return ComparedCell(
             row,
@@ -262,15 +262,15 @@ class PaperComparison:
         )
 
     def cells(self, quantity: Quantity, column: str) -> list[ComparedCell]:
-        """Cells of a column that have a number, or will have one."""
+        """Return the cells of a column that have a number or will have one."""
         found = [self.cell(row, column, quantity) for row in self.recipe.rows]
         return [each for each in found if each.paper or each.released or each.is_expected]
 
     def quantities(self, *, begun: bool = False) -> Iterator[Shown]:
-        """Quantities with the columns that have something of them to show.
+        """Yield each quantity with the columns that have something to show for it.
 
         Args:
-            begun: only columns of which something was run, where there is one.
+            begun: only columns with a cell that was run, if there are any.
         """
         run = self._begun & set(self.columns)
         shown = [name for name in self.columns if name in run or not (begun and run)]
@@ -278,7 +278,7 @@ class PaperComparison:
             columns = []
             for column in shown:
                 found = self.cells(quantity, column)
-                # Open cells are told once, under the main quantity.
+                # Open cells are shown once, under the main quantity.
                 if any(each.paper or each.released or each.ours for each in found) or (
                     found and not place
                 ):
@@ -287,11 +287,11 @@ class PaperComparison:
                 yield quantity, columns
 
     def tables(self, heads: Sequence[Head], *, begun: bool = False) -> Iterator[ResultTable]:
-        """Tables of all quantities; several of which nothing is published share the last one.
+        """Yield the tables of all quantities; unpublished quantities share the last one.
 
         Args:
             heads: columns to show.
-            begun: as :meth:`quantities` has it.
+            begun: see :meth:`quantities`.
         """
         known = {place[1:] for place in (*self.recipe.paper, *self.recipe.released)}
         unpublished: list[Shown] = []
@@ -307,14 +307,14 @@ class PaperComparison:
     def table(
         self, quantity: Quantity, columns: Sequence[str], heads: Sequence[Head]
     ) -> ResultTable:
-        """The table of a quantity in some columns of the recipe."""
+        """Build the table of a quantity in some columns of the recipe."""
         cells = [cell for column in columns for cell in self.cells(quantity, column)]
         titles = {**_TITLES, "released": self.recipe.released_title}
         rows = [self._row(cell, [cell.value(head) for head in heads]) for cell in cells]
         return _filled(quantity.heading, [titles.get(head, head) for head in heads], rows)
 
     def _shared(self, quantities: Sequence[Shown], heads: Sequence[Head]) -> ResultTable:
-        """The table of several quantities beside each other."""
+        """Build a table of several quantities side by side."""
         rows = []
         wanted = {column for _, columns in quantities for column in columns}
         more: list[Head] = ["n", "missing"] if "n" in heads else ["missing"]
@@ -332,7 +332,7 @@ class PaperComparison:
         return ResultRow(cell.row, self.labels[cell.row], self.headings[cell.column], values)
 
     def state(self, row: str, column: str) -> str:
-        """Seeds that are missing in a cell, in words."""
+        """Describe the missing seeds of a cell."""
         found: dict[str, list[int]] = {}
         for entry in self.stopped:
             if (entry.row, entry.column) == (row, column):
@@ -351,7 +351,7 @@ class PaperComparison:
 
     @property
     def summary(self) -> str:
-        """Cells by their state, seeds and machines, in words."""
+        """Number of cells by state, seeds and machines, in words."""
         words = [counts_in_words(self.counts) if self.recipe.rows else "nothing to train"]
         if self.ledger.cells:
             words.append(seeds_in_words(sorted({entry.seed for entry in self.ledger.cells})))
@@ -365,19 +365,19 @@ class PaperComparison:
 
     @property
     def commands(self) -> list[str]:
-        """Commands that ran the cells; the one that filled the ledger last, where none is known."""
+        """Commands that ran the cells, or else the last one that wrote the ledger."""
         found = [entry.command or self.ledger.command for entry in self.ledger.cells]
         return [*dict.fromkeys(filter(None, found))] or [f"tammes reproduce {self.recipe.name}"]
 
     def stopped_in_words(self) -> Iterator[tuple[str, str, int, str, str]]:
-        """Cells that diverged or failed: row, column, seed, state and reason."""
+        """Yield row, column, seed, state and reason of cells that diverged or failed."""
         for entry in self.stopped:
             row = self.labels.get(entry.row, entry.row)
             column = self.headings.get(entry.column, entry.column)
             yield row, column, entry.seed, _ending(entry), entry.reason
 
     def open_in_words(self) -> Iterator[tuple[str, str]]:
-        """Columns with open cells, each with its rows and their seeds."""
+        """Yield columns with open cells, each with its rows and seeds in words."""
         for column in self.recipe.columns:
             seeds: dict[str, list[int]] = {}
             for row, other, seed in self.open:
@@ -398,12 +398,12 @@ class PaperComparison:
 
 
 def _ending(entry: Entry) -> str:
-    """State of a cell that has no number."""
+    """Describe the state of a cell without a number."""
     return f"diverged at step {entry.step:,}" if entry.status == "diverged" else entry.status
 
 
 def seeds_in_words(seeds: Sequence[int]) -> str:
-    """Seeds as a list.
+    """Format a list of seeds.
 
     Example:
         >>> seeds_in_words([2]), seeds_in_words([0, 1, 2])
@@ -413,7 +413,7 @@ def seeds_in_words(seeds: Sequence[int]) -> str:
 
 
 def counts_in_words(counts: dict[str, int]) -> str:
-    """Number of cells in each state.
+    """Format the number of cells in each state.
 
     Example:
         >>> counts_in_words({"done": 5, "diverged": 1, "failed": 0, "open": 2})

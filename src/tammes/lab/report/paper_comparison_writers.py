@@ -1,4 +1,4 @@
-"""Writers of the comparison with a paper: for a terminal, for a page, as Markdown."""
+"""Writers of the comparison with a paper: terminal, HTML page, Markdown."""
 
 import io
 import re
@@ -28,23 +28,23 @@ _ON_PAGE: tuple[Head, ...] = (
 )  # fmt: skip
 _IN_MARKDOWN: tuple[Head, ...] = ("paper", "released", "ours or missing", "difference and errors")
 _TITLE = 40
-"""Letters of a row's title on a terminal; a longer one is wrapped."""
+"""Width of row titles on a terminal; longer ones are wrapped."""
 _UNFOLDED = 36
-"""Rows of a table up to which a page does not fold it."""
+"""Largest number of rows of a table that a page does not fold."""
 _BESIDE = 4
-"""Columns of a table of a page beside each other."""
+"""Columns side by side in an overview table of a page."""
 
 
 # ------------------------------------------------------------------------------ for a terminal
 
 
 def print_table(recipe: Recipe, ledger: Ledger, *, width: int = 120) -> str:
-    """The comparison as plain text, for a terminal.
+    """Format the comparison as plain text for a terminal.
 
     Args:
-        recipe: that was reproduced.
-        ledger: of its cells.
-        width: letters in a line.
+        recipe: recipe that was reproduced.
+        ledger: ledger of its cells.
+        width: width of a line in characters.
 
     Returns:
         The text, without a line break at its end.
@@ -91,7 +91,7 @@ def _rich_table(table: ResultTable) -> Any:
     drawn = require("rich.table", extra="lab").Table(box=None, pad_edge=False)
     drawn.add_column(_printable(table.title), max_width=max(_TITLE, len(table.title)))
     for head in table.heads:
-        # What is missing is a text of any length.
+        # The column of missing seeds has text of any length.
         numbers = {"justify": "right", "no_wrap": True} if head != "missing" else {}
         drawn.add_column(_printable(head if numbers else ""), **numbers)
     columns = table.by_column()
@@ -104,7 +104,7 @@ def _rich_table(table: ResultTable) -> Any:
 
 
 def _printable(text: str) -> Any:
-    """A text for rich, without signs that a terminal would obey."""
+    """Return a rich text without control characters."""
     letters = (letter if letter.isprintable() else " " for letter in text)
     return require("rich.text", extra="lab").Text("".join(letters))
 
@@ -113,20 +113,20 @@ def _printable(text: str) -> Any:
 
 
 def comparison_blocks(comparison: PaperComparison) -> list[Block]:
-    """The comparison as blocks of a page: a table or two for each quantity, and remarks."""
+    """Return the comparison as blocks of a page: tables of each quantity, and remarks."""
     blocks: list[Block] = []
     tables = [*comparison.tables(_ON_PAGE)]
     for table in tables:
         caption = f"{table.title.capitalize()}, mean ± standard deviation."
         if table.shared:
-            caption = "Ours, mean ± standard deviation; nothing of it is published."
+            caption = "Ours, mean ± standard deviation; the paper has no numbers for these."
         columns = table.by_column()
         detail = Table(["", *table.heads], [*_page_rows(comparison, columns)], caption)
         if table.shared or len(columns) == 1:
             blocks.append(detail)
             continue
         blocks += _overviews(comparison, table)
-        words = f"{table.title.capitalize()}: every number with its difference to the paper"
+        words = f"{table.title.capitalize()}: every number with its difference from the paper"
         blocks.append(Fold(words, [detail]) if len(table.rows) > _UNFOLDED else detail)
     dagger = any("†" in each.text for t in tables for row in t.rows for each in row.values)
     recipe = comparison.recipe
@@ -155,11 +155,11 @@ def _label(comparison: PaperComparison, row: str) -> Value:
 
 
 def _overviews(comparison: PaperComparison, table: ResultTable) -> Iterator[Table]:
-    """Rows by columns, a few columns in each table: ours, with the paper's in brackets."""
+    """Yield tables of rows by columns, a few columns each: ours, with the paper's in brackets."""
     cells: dict[str, dict[str, Value]] = {}
     for column, rows in table.by_column():
         own = {row.name: dict(zip(table.heads, row.values, strict=True)) for row in rows}
-        # The published numbers of a column that was not asked for are in the other table.
+        # Published numbers of a column that was not requested are in the detailed table.
         if any(values["ours"].text != ON_REQUEST for values in own.values()):
             cells[column] = {name: _with_paper(values) for name, values in own.items()}
     columns = list(cells)
@@ -183,7 +183,7 @@ def _with_paper(values: Mapping[str, Value]) -> Value:
 
 
 def markdown_section(comparison: PaperComparison) -> Iterator[str]:
-    """Lines of the comparison, without its heading."""
+    """Yield the lines of the comparison as Markdown, without its heading."""
     recipe = comparison.recipe
     yield f"{markdown_text(recipe.title)}. {markdown_text(recipe.source)}."
     yield ""
@@ -212,7 +212,7 @@ def markdown_section(comparison: PaperComparison) -> Iterator[str]:
 def markdown_table(
     heads: Sequence[str], rows: Sequence[Sequence[str]], *, bold: int | None = None
 ) -> Iterator[str]:
-    """Lines of a table; the cells of one column can be bold."""
+    """Yield the lines of a Markdown table; the cells of one column can be bold."""
     yield f"| {' | '.join(map(markdown_text, heads))} |"
     yield f"|{'---|' * len(heads)}"
     for row in rows:
@@ -223,7 +223,7 @@ def markdown_table(
 
 
 def markdown_text(text: str) -> str:
-    r"""A text that Markdown shows as it is, on one line.
+    r"""Escape a text so that Markdown shows it literally, on one line.
 
     Example:
         >>> markdown_text("CosFace* | <b>\n")

@@ -1,4 +1,4 @@
-"""Provenance of numbers: settings, data, machines, and the commands to run it all again."""
+"""Sections on settings, data and machines, and the commands that repeat the runs."""
 
 import shlex
 from collections.abc import Mapping, Sequence
@@ -17,7 +17,7 @@ _DEFAULTS = Config().to_dict()
 
 
 def configuration(loaded: LoadedRuns) -> list[Block]:
-    """Settings that all runs have in common, and a table of those that differ."""
+    """Show the settings that all groups share, and a table of those that differ."""
     configs = [_resolved(group) for group in loaded.groups]
     keys = [key for key in configs[0] if key not in ("seed", "name")]
     differ = [key for key in keys if len({repr(config[key]) for config in configs}) > 1]
@@ -25,20 +25,22 @@ def configuration(loaded: LoadedRuns) -> list[Block]:
     blocks: list[Block] = []
     labels = [group.label for group in loaded.groups]
     if differ == ["loss"]:
-        blocks.append(Text("The groups differ in their loss, and in nothing else."))
+        blocks.append(Text("The groups differ only in their loss."))
     elif differ:
         rows: list[list[Cell]] = [
             [Value(label, color=place), *(_shown(config[key]) for key in differ)]
             for place, (label, config) in enumerate(zip(labels, configs, strict=True))
         ]
-        blocks.append(Table(["group", *differ], rows, caption="What differs between the groups."))
-    summary = "Settings" if len(configs) == 1 else "Settings that all groups have in common"
+        blocks.append(
+            Table(["group", *differ], rows, caption="Settings that differ between the groups.")
+        )
+    summary = "Settings" if len(configs) == 1 else "Settings that all groups share"
     blocks.append(Details(f"{summary} (YAML, for --config)", write_yaml(common)))
     return blocks
 
 
 def _resolved(group: Group) -> dict[str, Any]:
-    """Settings of a group, with what stood for ``auto`` as its record has it."""
+    """Return the settings of a group, with ``auto`` resolved from its record."""
     values = group.config.to_dict()
     recorded = _distinct([*group.runs.values(), *group.stopped][:1], "environment")
     for key in (key for key, value in values.items() if value == "auto"):
@@ -54,7 +56,7 @@ def _shown(value: Any) -> str:
 
 
 def data_and_machines(loaded: LoadedRuns) -> list[Block]:
-    """Data and machines."""
+    """Show the data and the machines."""
     runs = [run for group in loaded.groups for run in (*group.runs.values(), *group.stopped)]
     rows = [*_of_data(runs), *_of_machines(runs)]
     return [Fold("Data and machines", [Table(("what", "value"), rows)])] if rows else []
@@ -94,7 +96,7 @@ def _of_machines(runs: Sequence[Run]) -> list[tuple[str, str]]:
 
 
 def _distinct(runs: Sequence[Run], name: str) -> list[dict[str, Any]]:
-    """One property of every run, left out where its record does not have it."""
+    """Return one property of every run that has it in its record."""
     found = []
     for run in runs:
         try:
@@ -105,11 +107,11 @@ def _distinct(runs: Sequence[Run], name: str) -> list[dict[str, Any]]:
 
 
 def rerun(loaded: LoadedRuns, command: str | None) -> list[Block]:
-    """Commands that train every run again, and write this page.
+    """Show the commands that repeat every run and write this page.
 
     Args:
         loaded: the runs.
-        command: that wrote this page.
+        command: command that wrote this page.
     """
     runs = [
         run
@@ -119,8 +121,8 @@ def rerun(loaded: LoadedRuns, command: str | None) -> list[Block]:
     lines = [train_command(run.config) for run in runs]
     blocks: list[Block] = [
         Text(
-            "A command for each run; on the same machine with the same versions it gives the same "
-            "numbers. Settings that are not named have their defaults."
+            "One command per run; on the same machine with the same versions it gives the same "
+            "numbers. Settings that are not listed have their defaults."
         ),
         Details(f"{len(lines)} {'command' if len(lines) == 1 else 'commands'}", "\n\n".join(lines)),
     ]
@@ -128,14 +130,14 @@ def rerun(loaded: LoadedRuns, command: str | None) -> list[Block]:
         str(each["command"]) for each in _distinct(runs, "environment") if each.get("command")
     )
     if started:
-        blocks.append(Details("As they were started", "\n\n".join(started)))
+        blocks.append(Details("Original commands", "\n\n".join(started)))
     if command:
         blocks.append(Details("This page", command))
     return blocks
 
 
 def train_command(config: Config) -> str:
-    """The command that trains with a configuration; only what is not a default is named.
+    """Return the command that trains with a configuration, without settings at their defaults.
 
     Example:
         >>> train_command(Config(loss="cosface(margin=0.2)", seed=3))
@@ -146,6 +148,6 @@ def train_command(config: Config) -> str:
         if value == _DEFAULTS[key] or value is None:
             continue
         text = str(value).lower() if isinstance(value, bool) else str(value)
-        # What starts with a dash would be read as a flag.
+        # A value that starts with a dash would be parsed as a flag.
         words += [f"--{key}={text}"] if text.startswith("-") else [f"--{key}", text]
     return shlex.join(words)

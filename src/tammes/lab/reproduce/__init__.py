@@ -1,1 +1,1 @@
-"""Reproduction of the papers: recipes, cells, ledgers, claims."""
+"""Reproduction of the papers: recipes, planned cells, ledgers, claims."""

@@ -1,4 +1,4 @@
-"""Claims of a paper, as a recipe writes them; :mod:`tammes.lab.reproduce.judge` judges them."""
+"""Claims of a paper as written in a recipe; :mod:`tammes.lab.reproduce.judge` judges them."""
 
 from dataclasses import dataclass
 from typing import Annotated, Any, Literal, TypeAlias
@@ -17,15 +17,15 @@ def _check_pairs(pairs: Pairs) -> Pairs:
 
 @dataclass(frozen=True, kw_only=True)
 class Better:
-    """Some rows are better than others by at least so much.
+    """Claim that rows are better than others by at least a margin.
 
     Attributes:
         says: the claim in a sentence.
-        quantity: in which it is better; the direction is the quantity's own.
-        columns: where; all that have the rows where none is named.
-        pairs: a row, and the one it is better than.
-        by: at least this much, in the unit of the quantity.
-        where_below_optimum: only pairs whose second row is more than this below the optimum.
+        quantity: quantity to compare; it defines whether larger or smaller is better.
+        columns: columns of the claim; by default all that have the rows.
+        pairs: pairs of the better row and the worse row.
+        by: smallest difference, in the unit of the quantity.
+        where_below_optimum: restrict to pairs whose second row is more than this below the optimum.
     """
 
     says: str
@@ -38,15 +38,15 @@ class Better:
 
 @dataclass(frozen=True, kw_only=True)
 class Near:
-    """Some rows come within so much of a published number.
+    """Claim that rows come close to the published numbers.
 
     Attributes:
         says: the claim in a sentence.
-        quantity: of which.
-        columns: where; all that are usually run where none is named.
-        rows: which; all that have a published number where none is named.
-        near: the paper, or the code its authors released.
-        within: at most this far, in the unit of the quantity.
+        quantity: quantity to compare.
+        columns: columns of the claim; by default all that are run by default.
+        rows: rows of the claim; by default all that have a published number.
+        near: source of the numbers: the paper, or the code its authors released.
+        within: largest deviation, in the unit of the quantity.
     """
 
     says: str
@@ -59,15 +59,15 @@ class Near:
 
 @dataclass(frozen=True, kw_only=True)
 class Bound:
-    """A quantity of some rows stays on one side of a number.
+    """Claim that a quantity is at least, or at most, a number.
 
     Attributes:
         says: the claim in a sentence.
-        quantity: of which.
-        columns: where; all that have the rows where none is named.
-        rows: which.
-        at_least: lower bound, if that is what is claimed.
-        at_most: upper bound, if that is; a claim has one of them.
+        quantity: quantity to compare.
+        columns: columns of the claim; by default all that have the rows.
+        rows: rows of the claim.
+        at_least: lower bound.
+        at_most: upper bound; a claim has either one.
     """
 
     says: str
@@ -80,14 +80,14 @@ class Bound:
 
 @dataclass(frozen=True, kw_only=True)
 class Course:
-    """How a measure goes during training.
+    """Claim about the shape of a training curve.
 
     Attributes:
         says: the claim in a sentence.
         curve: path in the lines of ``metrics.jsonl``.
-        columns: where; all that have the rows where none is named.
-        falls: rows in which it is lower at the end than anywhere before, but for a little.
-        falls_then_rises: rows in which it is lowest somewhere in between.
+        columns: columns of the claim; by default all that have the rows.
+        falls: rows whose curve is lowest at the end, within a tolerance.
+        falls_then_rises: rows whose curve is lowest in between.
     """
 
     says: str
@@ -99,17 +99,17 @@ class Course:
 
 @dataclass(frozen=True, kw_only=True)
 class Peak:
-    """NumberSource a quantity is best among rows that differ in one value.
+    """Claim about the location of the best value, among rows that differ in one setting.
 
     Attributes:
         says: the claim in a sentence.
-        quantity: that is best somewhere.
-        columns: where; all that have the rows where none is named.
-        rows: that differ in the value.
-        peak: name of the value, such as ``margin``.
-        at_least: it is best there or above, if that is what is claimed.
-        at_most: it is best there or below, if that is.
-        not_before: another quantity; it is best where that one is or above, if that is.
+        quantity: quantity whose peak is located.
+        columns: columns of the claim; by default all that have the rows.
+        rows: rows that differ in the setting.
+        peak: name of the setting, such as ``margin``.
+        at_least: smallest claimed location of the peak.
+        at_most: largest claimed location of the peak.
+        not_before: another quantity, whose peak is claimed to be at the same place or before.
     """
 
     says: str
@@ -128,19 +128,19 @@ _KINDS: dict[str, type[Claim]] = {
     "pairs": Better, "near": Near, "curve": Course, "peak": Peak,
     "at_least": Bound, "at_most": Bound,
 }  # fmt: skip
-"""Kinds of claims by the field that only they have, or that the kinds before them have too."""
+"""Kinds of claims by a field that identifies them; the first match decides."""
 
 
 def read_claim(plain: Any, what: str, *, main: str) -> Claim:
     """Read a claim from plain values.
 
     Args:
-        plain: what YAML says.
-        what: name of the claim in an error.
-        main: quantity that is meant where none is named.
+        plain: values from YAML.
+        what: name of the claim, for messages.
+        main: default quantity.
 
     Raises:
-        ValueError: where it is none of the five kinds.
+        ValueError: it is none of the five kinds, or a field is invalid.
     """
     values = as_table(plain, what)
     keys = ", ".join(values)

@@ -1,4 +1,4 @@
-"""What a ledger takes from the folder of a cell."""
+"""Collect ledger entries from the folders of cells."""
 
 import json
 import math
@@ -20,23 +20,23 @@ from tammes.similarity import Cosine
 from tammes.split import split
 
 CELL = "cell.json"
-"""What came out of a cell that trains no network."""
+"""File with the result of a cell that trains no network."""
 _MACHINE = ("device", "torch", "python", "tammes", "commit", "platform")
 _BINS = 80
 _POINTS = 1000
-"""Examples of a split in a scatter."""
+"""Largest number of points in a scatter plot of one split."""
 
 
 def collect_entry(
     recipe: Recipe, planned: PlannedCell, folder: Path, ledger: Ledger
 ) -> Entry | None:
-    """What came out of a cell, as far as it ended; its machine is noted in the ledger.
+    """Return the entry of a cell, or None if it has not ended; note its machine in the ledger.
 
     Args:
-        recipe: says what is kept.
+        recipe: recipe, which lists the curves and extras to keep.
         planned: the cell.
-        folder: of its run.
-        ledger: that is going to have it.
+        folder: folder of its run.
+        ledger: ledger that the entry is for.
     """
     about = _cell_key(planned)
     if planned.kind == "sphere":
@@ -62,7 +62,7 @@ def collect_entry(
     if planned.kind == "fewshot":
         shots = find(run, FewShotSettings.from_dict(planned.settings))
         if shots is None:
-            # Trained, but nothing is recognised yet, or something went wrong meanwhile.
+            # Trained, but the few-shot evaluation is missing or failed.
             if not (folder / "failure.json").exists():
                 return None
             return Entry(**about, status="failed", reason=str(run.failure.get("message", "")))
@@ -71,7 +71,7 @@ def collect_entry(
         kept["fewshot"] = {**shots, "intervals": halves}
         del kept["fewshot"]["measures"]
     if run.config.whole:
-        # Images that were trained on are no test.
+        # The test images were trained on.
         final = {key: value for key, value in final.items() if key != "test"}
     best = final.get("optimum", {})
     return Entry(
@@ -91,7 +91,7 @@ def collect_entry(
 
 
 def _cell_key(planned: PlannedCell) -> dict[str, Any]:
-    """What tells an entry from the others."""
+    """Return the fields that identify an entry."""
     return {
         "row": planned.row,
         "column": planned.column,
@@ -101,28 +101,28 @@ def _cell_key(planned: PlannedCell) -> dict[str, Any]:
 
 
 def failed(planned: PlannedCell, reason: str) -> Entry:
-    """What is written down of a cell that cannot be read."""
+    """Return the entry of a cell whose folder cannot be read."""
     return Entry(**_cell_key(planned), status="failed", reason=reason)
 
 
 def lacks(recipe: Recipe, entry: Entry) -> bool:
-    """Whether a recipe keeps curves or else of a cell that its entry does not have."""
+    """Return whether an entry lacks curves or extras that the recipe keeps by now."""
     curves = entry.status == "done" and entry.curves and not {*recipe.curves} <= {*entry.curves}
-    # Points are kept of features in a plane alone.
+    # Scatter points are kept for two-dimensional features only.
     kept = {*recipe.keep} - {"scatter"}
     return bool(curves) or (entry.status == "done" and not kept <= {*entry.kept})
 
 
 def score(trial: PlannedCell, run: Run) -> dict[str, Any] | None:
-    """How well a run did whose settings are tried out; None where it has not ended.
+    """Return the validation score of a tuning run, or None if it has not ended.
 
     Args:
-        trial: the cell.
-        run: its run.
+        trial: the tuning run as planned.
+        run: its record.
 
     Returns:
-        ``accuracy`` in percent, on images held out of training, or in 1-shot episodes of the
-        validation classes; or why there is none, as ``failed``.
+        ``accuracy`` in percent, on held-out training images or in 1-shot episodes of the validation
+        classes; or the kind of failure under ``failed``.
     """
     if run.status == "unfinished":
         return None
@@ -133,18 +133,18 @@ def score(trial: PlannedCell, run: Run) -> dict[str, Any] | None:
         if not (run.folder / "failure.json").exists():
             return None
     elif run.status == "done":
-        # Of the last epoch, which is the one that a table has.
+        # The last epoch, as in the tables.
         return {"accuracy": round(100 * run.metrics[-1]["validation"]["accuracy"], 3)}
     return {"failed": run.failure.get("kind", "error")}
 
 
 def _is_valid_curve(run: Run, path: str) -> bool:
-    """Whether a curve is of training, or of images that were not trained on."""
+    """Return whether a curve is meaningful: a test curve on training images is not."""
     return not (run.config.whole and path.startswith("test."))
 
 
 def _machine_and_command(around: Mapping[str, Any], ledger: Ledger) -> dict[str, Any]:
-    """Where something was run, and by what command."""
+    """Return the number of the machine in the ledger, and the command."""
     machine = {key: around[key] for key in _MACHINE if key in around}
     number = ledger.machine(machine) if machine else None
     return {"machine": number, "command": str(around.get("command", ""))}
@@ -160,7 +160,7 @@ def _curves(run: Run, paths: Sequence[str]) -> dict[str, list[float | None]]:
 
 
 def _histograms(run: Run) -> dict[str, list[float]]:
-    """Cosines to the own and the hardest other prototype of the test images, and their margins."""
+    """Return histograms of target cosines, hardest other cosines and margins of the test images."""
     kept, prototypes = run.tensors("embeddings"), run.tensors("prototypes")["prototypes"]
     problem = Problem(kept["features"], prototypes, None, 1.0, Cosine())
     own = split(similarity_matrix(problem), kept["labels"])
@@ -182,7 +182,7 @@ def _edges(low: float, high: float) -> list[float]:
 
 
 def _scatter(run: Run) -> dict[str, Any]:
-    """Some training and test images, and the prototypes; nothing where features are not 2-D."""
+    """Return points of training and test images and the prototypes, if features are 2-D."""
     from tammes.lab.training.datasets import prepare_data
     from tammes.lab.training.model import load_model
 
@@ -217,7 +217,7 @@ def _plain(values: Tensor) -> list[Any]:
 
 
 def _significant(value: float, digits: int) -> float:
-    """Rounded to so many digits that count."""
+    """Round to a number of significant digits."""
     return float(f"{value:.{digits}g}")
 
 

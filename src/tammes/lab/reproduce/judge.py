@@ -1,10 +1,9 @@
-"""Whether what a paper claims is so, judged by the cells of a ledger.
+"""Judge the claims of a paper by the cells of a ledger.
 
-Two rows are compared seed by seed; what is claimed *holds* where the whole 95 % interval of their
-difference is on the right side, and *leans* that way where only its mean is. A single seed has no
-interval, so it leans at most, and so do seeds that all differ by the same. A seed whose loss was
-not finite speaks against what is claimed of its row. A claim of several parts is as good as the
-worst of them.
+Rows are compared paired by seed. A claim *holds* if the whole 95 % interval of the difference is on
+the claimed side, and *leans* that way if only the mean is. A single seed has no interval, so it
+leans at most, and so do seeds with identical differences. A diverged seed counts against the claim
+about its row. A claim of several comparisons is as good as the worst of them.
 """
 
 from collections.abc import Iterator, Mapping, Sequence
@@ -21,22 +20,22 @@ from tammes.lab.stats.seed_groups import Quantity
 Outcome: TypeAlias = Literal["holds", "leans", "fails", "open"]
 
 _LATE = 0.1
-"""Share of a training that counts as its end."""
+"""Share of the epochs that counts as the end of training."""
 _LITTLE = 0.05
-"""Share of a fall that is no rise."""
+"""Rise that is tolerated, as a share of the fall."""
 
 
 @dataclass(frozen=True)
 class Comparison:
-    """One comparison that a claim makes.
+    """One comparison within a claim.
 
     Attributes:
-        rows: it is about.
-        column: it is in.
-        text: what is so, in words.
-        outcome: what that says of the claim.
-        difference: on the scale on which more is better for the claim; None for a course.
-        needed: the least difference that is claimed.
+        rows: rows that are compared.
+        column: column that they are compared in.
+        text: result in words.
+        outcome: verdict on the claim.
+        difference: difference, positive in favour of the claim; None for a curve.
+        needed: smallest difference that is claimed.
     """
 
     rows: tuple[str, ...]
@@ -49,7 +48,7 @@ class Comparison:
 
 @dataclass(frozen=True)
 class Verdict:
-    """What the ledger says of a claim."""
+    """Verdict on a claim."""
 
     claim: Claim
     outcome: Outcome
@@ -57,9 +56,9 @@ class Verdict:
 
     @property
     def sentence(self) -> str:
-        """The outcome in words."""
+        """The verdict in words."""
         if not self.parts:
-            return "nothing to judge it by"
+            return "no cells to judge it by"
         known = [part for part in self.parts if part.outcome != "open"]
         if len(self.parts) == 1:
             return self.parts[0].text
@@ -80,8 +79,8 @@ def judge(recipe: Recipe, ledger: Ledger) -> list[Verdict]:
     """Judge all claims of a recipe.
 
     Args:
-        recipe: that makes them.
-        ledger: of its cells.
+        recipe: recipe with the claims.
+        ledger: ledger of its cells.
     """
     return [_judge(claim, recipe, ledger) for claim in recipe.claims]
 
@@ -124,12 +123,12 @@ def _better(claim: Better, recipe: Recipe, ledger: Ledger) -> Iterator[Compariso
                 shown = _shown(diff, quantity, sign=True)
                 text = f"{first}: {quantity.name} {shown} against {second}"
                 if claim.by:
-                    word = "asked" if claim.by > 0 else "allowed"
+                    word = "claimed" if claim.by > 0 else "allowed"
                     text += f", {_unit(way * claim.by, quantity, sign=True)} {word}"
                 diff = diff if way > 0 else _negated(diff)
                 outcome = _outcome(diff, claim.by)
                 part = replace(part, text=text, outcome=outcome, difference=diff)
-            # What diverged is worse than anything.
+            # A diverged run is worse than any other.
             yield _without_diverged(
                 part, ledger, counts_against=better, counts_for=than, recipe=recipe
             )
@@ -165,7 +164,7 @@ def _bound(claim: Bound, recipe: Recipe, ledger: Ledger) -> Iterator[Comparison]
     bound = claim.at_least if claim.at_least is not None else claim.at_most
     assert bound is not None
     claimed = f"at {'least' if low else 'most'} {_unit(bound, quantity)} claimed"
-    # Whether it is claimed that something goes wrong, which what diverged has done.
+    # A claim that training goes wrong is supported by divergence.
     wrong = quantity.better != 0 and low == (quantity.better < 0)
     for row in claim.rows:
         for column in _columns(claim, recipe, ledger, row):
@@ -200,7 +199,7 @@ def _course(claim: Course, recipe: Recipe, ledger: Ledger) -> Iterator[Compariso
 
 
 def _peak(claim: Peak, recipe: Recipe, ledger: Ledger) -> Iterator[Comparison]:
-    """Where a quantity is best: with each seed that all rows have, and on their mean."""
+    """Locate the best value for each common seed, and for the mean over them."""
     along = {row: float(recipe.rows[row].values[claim.peak]) for row in claim.rows}
     keys = [key for key in (claim.quantity, claim.not_before) if key is not None]
     for column in _columns(claim, recipe, ledger, *claim.rows):
@@ -211,7 +210,7 @@ def _peak(claim: Peak, recipe: Recipe, ledger: Ledger) -> Iterator[Comparison]:
             for entry in ledger.cells
             if entry.column == column and entry.status == "diverged"
         }
-        # What diverged is worse than anything, and is no peak.
+        # A diverged run is worse than any other and cannot be the peak.
         known = [
             seed
             for seed in sorted({seed for by_seed in values[keys[0]].values() for seed in by_seed})
@@ -242,7 +241,7 @@ def _best(
     key: str,
     seeds: Sequence[int],
 ) -> float:
-    """Where the mean over some seeds is best, among rows that have all of them."""
+    """Return the location of the best mean over some seeds, among rows that have all of them."""
     way = -1 if KNOWN[key].better < 0 else 1
     means = {
         row: sum(by_seed[seed] for seed in seeds) / len(seeds)
@@ -253,10 +252,10 @@ def _best(
 
 
 def _is_there(claim: Peak, places: Sequence[float]) -> bool:
-    """Whether a peak is where it is claimed to be; the second place is that of ``not_before``."""
+    """Return whether a peak is where it is claimed; the second place is that of ``not_before``."""
     least = claim.at_least if claim.at_least is not None else -float("inf")
     most = claim.at_most if claim.at_most is not None else float("inf")
-    # None anywhere is not a number, and is nowhere.
+    # Without a peak the place is NaN, and every comparison is false.
     return least <= places[0] <= most and (len(places) == 1 or places[0] >= places[1])
 
 
@@ -268,14 +267,14 @@ def _without_diverged(
     counts_against: str | None = None,
     counts_for: str | None = None,
 ) -> Comparison:
-    """A part in the light of seeds that have no number, as their loss was not finite.
+    """Take diverged seeds, which have no number, into account.
 
     Args:
-        part: as the other seeds have it.
-        ledger: of all cells.
-        recipe: of the rows.
-        counts_against: row whose divergence speaks against the claim.
-        counts_for: row whose divergence speaks for it.
+        part: comparison of the other seeds.
+        ledger: ledger of all cells.
+        recipe: recipe of the rows.
+        counts_against: row whose divergence counts against the claim.
+        counts_for: row whose divergence counts for it.
     """
     for row, outcome in ((counts_against, "fails"), (counts_for, "leans")):
         count = 0 if row is None else ledger.diverged(row, part.column)
@@ -289,7 +288,7 @@ def _without_diverged(
 
 
 def _curve_shape(entry: Entry, curve: str) -> str | None:
-    """How a curve goes; None where it is not known."""
+    """Classify the shape of a curve; None if it has too few points."""
     values = [value for value in entry.curves.get(curve, []) if value is not None]
     if len(values) < 3:
         return None
@@ -303,7 +302,7 @@ def _curve_shape(entry: Entry, curve: str) -> str | None:
 
 
 def _columns(claim: Claim, recipe: Recipe, ledger: Ledger, *rows: str) -> list[str]:
-    """Columns a claim is about: those it names, or all that are usually run, or were."""
+    """Return the columns of a claim: those it names, or all that run by default or were run."""
     run = {entry.column for entry in ledger.cells}
     usual = [name for name, each in recipe.columns.items() if not each.on_request or name in run]
     named = claim.columns or usual

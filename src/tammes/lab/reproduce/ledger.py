@@ -1,7 +1,7 @@
-"""The ledger of a reproduction: what came out of each cell, in one file that needs no other.
+"""Ledger of a reproduction: the results of all cells, in one self-contained file.
 
-It is written after every cell, in one step. A cell that is in it is not run again, even where its
-run is gone: what a page shows is all here.
+It is written atomically after every cell. A cell with an entry is not run again, even if its run
+folder is gone: the ledger has everything that a page shows.
 """
 
 import json
@@ -18,31 +18,30 @@ from tammes.lab.stats.paired import Summary, summary
 
 CellStatus: TypeAlias = Literal["done", "diverged", "failed"]
 _ABOUT_TRIALS = ("tried", "trials")
-"""What stands beside values that were chosen: all that were tried, and by which runs."""
+"""Keys beside the tuned settings: all settings that were tried, and digests of the tuning runs."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class Entry:
-    """What came out of a cell with one seed.
+    """Result of a cell with one seed.
 
     Attributes:
-        row: of the table.
-        column: of the table.
-        seed: of the run.
-        digest: of what was run; see :attr:`.PlannedCell.digest`.
-        status: how it ended.
+        row: row of the table.
+        column: column of the table.
+        seed: seed of the run.
+        digest: digest of the cell; see :attr:`.PlannedCell.digest`.
+        status: how the cell ended.
         values: quantities by name, if it is done.
-        optimum: the best class and sample margin there can be.
-        epochs: how long it trained.
-        step: the last one, or the one it diverged at.
-        seconds: that training took.
-        chosen: which epoch the values are of.
+        optimum: largest possible class and sample margin.
+        epochs: number of training epochs.
+        step: last step, or the step at which it diverged.
+        seconds: training time.
+        chosen: epoch that the values are from, in words.
         curves: ``epoch``, and values at these epochs by path.
-        kept: what else the recipe asked for: ``histograms``, ``scatter``, ``sphere``,
-            ``fewshot``.
+        kept: extras that the recipe keeps: ``histograms``, ``scatter``, ``sphere``, ``fewshot``.
         reason: why it is not done.
-        machine: which of the ledger's machines it ran on.
-        command: that it was run by.
+        machine: index into the machines of the ledger.
+        command: command that ran the cell.
     """
 
     row: str
@@ -65,19 +64,18 @@ class Entry:
 
 @dataclass
 class Ledger:
-    """Everything that is known of the cells of a recipe.
+    """Results of all cells of a recipe.
 
     Attributes:
-        recipe: its name.
-        quick: whether all cells are in the quick form, whose numbers mean nothing.
-        command: that filled it last.
-        machines: what cells ran on.
-        cells: in no order.
-        configs: fields of the configuration by ``row/column``.
-        tuned: by ``row/column``, the values that were chosen; under ``tried`` all of them with
-            their accuracies, under ``trials`` the digests of their runs.
-        former: cells of an earlier form of the recipe, which count for nothing; :meth:`current`
-            tells them apart.
+        recipe: name of the recipe.
+        quick: whether all cells are in quick form, whose numbers mean nothing.
+        command: last command that wrote the ledger.
+        machines: descriptions of the machines that cells ran on.
+        cells: entries, in no particular order.
+        configs: configuration fields by ``row/column``.
+        tuned: tuned settings by ``row/column``; under ``tried`` all candidates with their
+            accuracies, under ``trials`` the digests of the tuning runs.
+        former: entries of an earlier version of the recipe, which are ignored; see :meth:`current`.
     """
 
     recipe: str
@@ -91,10 +89,10 @@ class Ledger:
 
     @classmethod
     def read(cls, path: str | os.PathLike[str]) -> "Ledger":
-        """A ledger from its file.
+        """Read a ledger from its file.
 
         Raises:
-            RecordError: it is not there, or damaged.
+            RecordError: the file is missing or damaged.
         """
         path = Path(path)
         try:
@@ -113,17 +111,17 @@ class Ledger:
 
     @classmethod
     def at(cls, path: Path, recipe: Recipe, *, quick: bool = False) -> "Ledger":
-        """The ledger of a recipe as it is now; an empty one where there is none."""
+        """Read the :meth:`current` ledger of a recipe; without a file, return an empty one."""
         if not path.exists():
             return cls(recipe.name, quick)
         return cls.read(path).current(recipe, quick=quick)
 
     def write(self, path: str | os.PathLike[str]) -> None:
-        """Write it, in one step; a line for each cell, so that versions can be compared."""
+        """Write the ledger atomically, one line per cell so that versions can be diffed."""
         try:
             data = self._text(ensure_ascii=False).encode()
         except UnicodeEncodeError:
-            # The name of a folder need not be text in any encoding.
+            # A folder name may contain bytes that are not valid UTF-8.
             data = self._text(ensure_ascii=True).encode()
         write_atomically(path, data)
 
@@ -139,14 +137,14 @@ class Ledger:
         return f'{head[:-2]},\n "cells": [{inside}]\n}}\n'
 
     def current(self, recipe: Recipe, *, quick: bool = False) -> "Ledger":
-        """The same, where only cells count that are those of a recipe as it is now.
+        """Move entries that do not belong to the current version of a recipe to ``former``.
 
         Args:
-            recipe: of the ledger.
-            quick: whether that is its quick form.
+            recipe: recipe of the ledger.
+            quick: whether the quick form is meant.
 
         Raises:
-            RecordError: it is the ledger of another recipe, or of another form of it.
+            RecordError: the ledger belongs to another recipe, or to the other form of it.
         """
         if (self.recipe, self.quick) != (recipe.name, quick):
             forms = {True: " in quick form", False: ""}
@@ -170,7 +168,7 @@ class Ledger:
         return replace(self, cells=cells, former=[e for e in entries if e not in cells])
 
     def of(self, row: str, column: str) -> list[Entry]:
-        """What is done of a cell, by seed."""
+        """Return the finished entries of a cell, ordered by seed."""
         found = [
             entry
             for entry in self.cells
@@ -179,12 +177,12 @@ class Ledger:
         return sorted(found, key=lambda entry: entry.seed)
 
     def diverged(self, row: str, column: str) -> int:
-        """Seeds of a cell whose loss was not finite."""
+        """Return the number of seeds of a cell whose loss was not finite."""
         place = (row, column, "diverged")
         return sum((entry.row, entry.column, entry.status) == place for entry in self.cells)
 
     def values(self, row: str, column: str, quantity: str) -> dict[int, float]:
-        """A quantity of a cell by seed."""
+        """Return a quantity of a cell by seed."""
         return {
             entry.seed: entry.values[quantity]
             for entry in self.of(row, column)
@@ -192,11 +190,11 @@ class Ledger:
         }
 
     def summary(self, row: str, column: str, quantity: str) -> Summary | None:
-        """Mean and deviation over the seeds of a cell; None where nothing is done."""
+        """Return mean and standard deviation over the seeds of a cell; None if none is done."""
         return summary(self.values(row, column, quantity).values())
 
     def find(self, planned: PlannedCell) -> Entry | None:
-        """What came out of a cell; None where it is open, or something else was run before."""
+        """Return the entry of a cell; None if it is open or its entry has another digest."""
         for entry in self.cells:
             here = (entry.row, entry.column, entry.seed, entry.digest)
             if here == (planned.row, planned.column, planned.seed, planned.digest):
@@ -204,21 +202,21 @@ class Ledger:
         return None
 
     def put(self, entry: Entry) -> None:
-        """Write down what came out of a cell, in place of what was there."""
+        """Add an entry, replacing an earlier one of the same row, column and seed."""
         place = (entry.row, entry.column, entry.seed)
         self.cells = [e for e in self.cells if (e.row, e.column, e.seed) != place] + [entry]
 
     def machine(self, about: dict[str, Any]) -> int:
-        """The number of a machine, which is added where it is new."""
+        """Return the index of a machine, adding it if it is new."""
         if about not in self.machines:
             self.machines.append(about)
         return self.machines.index(about)
 
     def tuned_settings(self, recipe: Recipe | None = None) -> dict[Place, dict[str, Any]]:
-        """Values that were chosen, by row and column.
+        """Return the tuned settings by row and column.
 
         Args:
-            recipe: leave out what was chosen among other runs than it says now.
+            recipe: leave out settings tuned by other runs than this recipe plans.
         """
         found = {}
         for name, values in self.tuned.items():
@@ -230,11 +228,11 @@ class Ledger:
         return found
 
     def open(self, recipe: Recipe, seeds: int | None = None) -> list[tuple[str, str, int]]:
-        """Row, column and seed of all cells that nothing is known of.
+        """Return row, column and seed of all cells without an entry.
 
         Args:
-            recipe: of the ledger.
-            seeds: how many of each; as many as the recipe says by default.
+            recipe: recipe of the ledger.
+            seeds: number of seeds per cell; by default that of the recipe.
         """
         known = {(entry.row, entry.column, entry.seed) for entry in self.cells}
         return [
@@ -246,13 +244,13 @@ class Ledger:
 
 
 def tuning_digests(recipe: Recipe, row: str, column: str, *, quick: bool) -> list[str]:
-    """What the runs are known by that settings of a cell are chosen by."""
+    """Digests of the tuning runs of a cell."""
     if row not in recipe.rows or column not in recipe.columns:
         return []
     return [trial.digest for trial in recipe.trials(row, column, quick=quick)]
 
 
 def _short(entry: Entry) -> dict[str, Any]:
-    """An entry without what it does not have."""
+    """Return the fields of an entry that differ from their defaults."""
     plain = {each.name: each.default for each in fields(entry)}
     return {k: v for k, v in asdict(entry).items() if v != {} and v != plain[k]}

@@ -1,4 +1,4 @@
-"""What recipes compare: numbers of a finished run, under the names that tables have for them."""
+"""Quantities that recipes compare: numbers of a finished run, by name."""
 
 from collections.abc import Mapping
 from typing import Any
@@ -14,7 +14,7 @@ _FEWSHOT = {
     "base_shot5": "5-shot accuracy on base classes",
     "base_accuracy": "accuracy on base classes",
 }
-"""Shares of images: novel classes where none are named, and base images held out of training."""
+"""Accuracies: on novel classes unless others are named; base images are held out of training."""
 _ANALYSED = {
     "d_intra_base": "D_intra on base classes",
     "d_inter_base": "D_inter on base classes",
@@ -24,7 +24,7 @@ _ANALYSED = {
     "phi_novel": "phi on novel classes",
     "p_same": "P^s",
 }
-"""Distances between and within classes; how often two images of a novel class share a base one."""
+"""Distances between and within classes; probability that two novel images share a base class."""
 
 KNOWN: dict[str, Quantity] = {
     **{quantity.key: quantity for quantity in QUANTITIES if quantity.key != "seconds"},
@@ -41,11 +41,11 @@ KNOWN: dict[str, Quantity] = {
     },
     **{key: Quantity(key, name, ("fewshot", key)) for key, name in _ANALYSED.items()},
 }
-"""Quantities by the name a recipe has for them."""
+"""Quantities by their names in recipes."""
 
 
 def read_all(final: Mapping[str, Any]) -> dict[str, float]:
-    """All quantities that a ``final.json`` has; those of episodes are under ``fewshot``.
+    """Read all quantities of a ``final.json``; those of episodes are under ``fewshot``.
 
     Example:
         >>> read_all({"test": {"accuracy": 0.75}})

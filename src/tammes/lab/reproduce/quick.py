@@ -1,4 +1,4 @@
-"""The quick form of a run: a few images, a narrow network, two epochs; it shows that all works."""
+"""Quick form of a run, as a smoke test: few images, a narrow network, two epochs."""
 
 import dataclasses
 from collections.abc import Mapping
@@ -12,11 +12,11 @@ _SHOT = 2
 
 
 def quick_config(config: Config, overrides: Mapping[str, Any]) -> Config:
-    """A configuration in quick form.
+    """Return a configuration in quick form.
 
     Args:
-        config: in full.
-        overrides: fields that are to be otherwise in quick form.
+        config: full configuration.
+        overrides: fields of the recipe's own quick form.
 
     Example:
         >>> full = Config(backbone="layer13", epochs=50, lr_schedule="steps([25, 40], 0.1)")
@@ -44,7 +44,7 @@ def quick_config(config: Config, overrides: Mapping[str, Any]) -> Config:
 
 
 def quick_settings(settings: Mapping[str, Any]) -> dict[str, Any]:
-    """Settings of a cell that trains no network, in quick form."""
+    """Return the settings of a cell without a network in quick form."""
     return {**settings, "steps": min(STEPS, settings.get("steps", STEPS))}
 
 
@@ -57,7 +57,7 @@ def _narrow_backbone(backbone: str) -> str:
 
 
 def _small_episodes(sampler: str) -> str:
-    """Episodes of two images of each class: there are few of each."""
+    """Reduce episodes to two images per class, as there are few of each."""
     call = parse_call(sampler, what="sampler")
     if call.name != "episodes" or "way" not in call.kwargs:
         return sampler
@@ -66,7 +66,7 @@ def _small_episodes(sampler: str) -> str:
 
 
 def _shorten_lr_schedule(schedule: str, share: float) -> str:
-    """Steps at the same share of the training."""
+    """Move the steps of the learning rate to the same share of the training."""
     call = parse_call(schedule, what="lr_schedule")
     if call.name != "steps":
         return schedule
@@ -76,7 +76,7 @@ def _shorten_lr_schedule(schedule: str, share: float) -> str:
 
 
 def _shorten_schedules(schedules: str, share: float) -> str:
-    """Move settings that change over epochs to the same share of the training."""
+    """Scale the epochs of scheduled settings to the shorter training."""
     parts = []
     for name, call in parse_keywords(schedules, what="schedules").items():
         kwargs = {

@@ -1,4 +1,4 @@
-"""A recipe: rows and columns of a table, and the run that each of their cells is."""
+"""Recipe of a table: its rows and columns, and the run of each cell."""
 
 import re
 from collections.abc import Iterator, Mapping, Sequence
@@ -38,14 +38,14 @@ Place: TypeAlias = tuple[str, str]
 Kind: TypeAlias = Literal["train", "fewshot", "sphere"]
 
 ALWAYS = ("test.accuracy", "train.loss")
-"""Curves that are kept of every run."""
+"""Curves kept for every run."""
 VALIDATION_SHARE = 0.1
-"""Share of the training images that settings are chosen on."""
+"""Share of the training images held out in tuning runs."""
 
 
 @dataclass(frozen=True)
 class Published:
-    """A number as it was published, with its standard deviation if there is one."""
+    """Published number, with its standard deviation if given."""
 
     mean: float
     std: float | None = None
@@ -53,20 +53,20 @@ class Published:
 
 @dataclass(frozen=True, kw_only=True)
 class Row:
-    """A row of a table.
+    """Row of a table.
 
     Attributes:
-        name: how it is called on the command line.
-        title: how the paper calls it.
+        name: name on the command line.
+        title: name in the paper.
         config: fields of the configuration.
         overrides: further fields by column.
-        values: what stands in braces in the fields.
-        tune: values that are to be chosen, and from what.
-        columns: the only ones that have it; all where none is named.
-        kind: what a cell does: ``train``, ``fewshot`` to recognise other classes after that, or
-            ``sphere`` for the toy on the sphere.
-        settings: of the episodes, or of the toy.
-        note: a sentence for the page.
+        values: values of the placeholders in braces.
+        tune: placeholders to tune, with their candidates.
+        columns: columns that have this row; by default all.
+        kind: kind of the cells: ``train``, ``fewshot`` (training and few-shot evaluation), or
+            ``sphere`` (the toy on the sphere).
+        settings: settings of the episodes or of the toy.
+        note: remark for the page.
     """
 
     name: str
@@ -83,16 +83,16 @@ class Row:
 
 @dataclass(frozen=True, kw_only=True)
 class Column:
-    """A column of a table.
+    """Column of a table.
 
     Attributes:
-        name: how it is called on the command line.
-        title: how the paper calls it.
+        name: name on the command line.
+        title: name in the paper.
         config: fields of the configuration.
-        values: what stands in braces in the fields.
-        tune: values that are to be chosen in this column, and from what.
-        settings: further ones of its episodes.
-        on_request: whether it is run only where it is asked for by name, as its data are large.
+        values: values of the placeholders in braces.
+        tune: placeholders to tune in this column, with their candidates.
+        settings: further settings of its episodes.
+        on_request: whether it is run only if named, as its data are large.
     """
 
     name: str
@@ -106,17 +106,17 @@ class Column:
 
 @dataclass(frozen=True)
 class PlannedCell:
-    """A cell of a table with one seed.
+    """Cell of a table with one seed, before it is run.
 
     Attributes:
-        row: its row.
-        column: its column.
-        seed: of the run.
-        kind: what is done.
-        config: of the run, if it is one.
-        settings: of what else it is.
-        tried: values that are tried out; such a run is not in the table.
-        known_as: digest of the same cell with the data where the recipe has them.
+        row: name of the row.
+        column: name of the column.
+        seed: seed of the run.
+        kind: kind of the cell.
+        config: configuration of the run, if it trains a network.
+        settings: settings of the episodes or of the toy.
+        tried: candidates of a tuning run, which is not in the table.
+        known_as: digest with the data source of the recipe, if the data are read from elsewhere.
     """
 
     row: str
@@ -135,20 +135,20 @@ class PlannedCell:
 
     @property
     def digest(self) -> str:
-        """What tells it from any other; the same in every recipe that has it."""
+        """Digest of the cell, the same in every recipe that has it."""
         if self.known_as:
             return self.known_as
         if self.config is not None and self.kind == "train":
             return self.config.digest
         given: dict[str, Any] = {"kind": self.kind, "seed": self.seed, **self.settings}
         if self.config is not None:
-            # Several settings may look at one run.
+            # One run may be evaluated with several settings.
             given = {"run": self.config.digest, **self.settings}
         return digest_of(given)
 
     @property
     def folder(self) -> str:
-        """Name of its folder."""
+        """Name of the run folder."""
         if self.config is not None:
             return self.config.folder
         return f"{self.kind}_{self.row}-seed{self.seed}-{self.digest}"
@@ -156,29 +156,29 @@ class PlannedCell:
 
 @dataclass(frozen=True, kw_only=True)
 class Recipe:
-    """A table or figure of a paper; see ``docs/reproduce.md`` for what YAML says of it.
+    """Recipe of a table or figure; ``docs/reproduce.md`` describes its YAML.
 
     Attributes:
         name: such as ``kobayashi2019/table2``.
-        title: what is compared.
-        source: where it was published.
-        summary: what it is about.
-        seeds: how many by default.
-        quantities: that are compared, the main one first.
-        config: fields that all cells have.
-        settings: that all episodes have.
-        rows: by name.
-        columns: by name.
+        title: title of the table.
+        source: publication.
+        summary: short description.
+        seeds: default number of seeds.
+        quantities: quantities to compare, the main one first.
+        config: configuration fields of all cells.
+        settings: settings of all episodes.
+        rows: rows by name.
+        columns: columns by name.
         paper: published numbers by row, column and quantity.
-        released: likewise, of the code the authors released.
-        released_source: where those are from.
-        released_title: what they are called in tables.
-        claims: to be judged.
+        released: numbers of the authors' released code, likewise.
+        released_source: origin of the released numbers.
+        released_title: heading of the released numbers in tables.
+        claims: claims to judge.
         curves: paths in the lines of ``metrics.jsonl`` that the ledger keeps.
-        keep: what else it keeps of a cell: ``histograms``, ``scatter``.
-        figures: that the page draws.
-        protocol: what differs from the paper, and why.
-        quick: fields of the configuration in quick form.
+        keep: extras that the ledger keeps: ``histograms``, ``scatter``.
+        figures: figures on the page.
+        protocol: differences from the paper, with reasons.
+        quick: configuration fields of the quick form.
     """
 
     name: str
@@ -203,24 +203,24 @@ class Recipe:
     quick: Fields = field(default_factory=dict)
 
     def tune(self, row: str, column: str) -> Mapping[str, Sequence[Any]]:
-        """Values that are to be chosen in a cell, and from what."""
+        """Return the placeholders to tune in a cell, with their candidates."""
         if self.rows[row].kind == "sphere":
             return {}
         return {**self.columns[column].tune, **self.rows[row].tune}
 
     def has(self, row: str, column: str) -> bool:
-        """Whether the table has this cell."""
+        """Return whether the table has this cell."""
         only = self.rows[row].columns
         return not only or column in only
 
     def places(
         self, rows: Sequence[str] | None = None, columns: Sequence[str] | None = None
     ) -> Iterator[Place]:
-        """Cells of the table, or of some rows and columns of it.
+        """Yield row and column of the selected cells.
 
         Args:
-            rows: names; all by default.
-            columns: names; by default all but those that are run on request.
+            rows: names of rows; by default all.
+            columns: names of columns; by default all but those that are run on request.
         """
         check_names(rows or (), self.rows, f"{self.name} has no row")
         check_names(columns or (), self.columns, f"{self.name} has no column")
@@ -237,14 +237,14 @@ class Recipe:
         quick: bool = False,
         tuned: Mapping[Place, Values] | None = None,
     ) -> list[PlannedCell]:
-        """All cells with all seeds; those left out whose settings are not chosen yet.
+        """Plan all selected cells with all seeds, except cells that are not tuned yet.
 
         Args:
-            rows: names; all by default.
-            columns: names; by default all but those that are run on request.
-            seeds: how many, or which.
-            quick: in the form that only shows that it works.
-            tuned: values that were chosen, by row and column.
+            rows: names of rows; by default all.
+            columns: names of columns; by default all but those that are run on request.
+            seeds: number of seeds, or a list of them.
+            quick: plan the quick form.
+            tuned: tuned settings by row and column.
         """
         which = self.seed_numbers(seeds, quick=quick)
         chosen = tuned or {}
@@ -258,7 +258,7 @@ class Recipe:
     def seed_numbers(
         self, seeds: int | Sequence[int] | None, *, quick: bool = False
     ) -> Sequence[int]:
-        """Seeds of a cell: those given, or as many as the recipe says, one in quick form."""
+        """Return the seeds of a cell; by default as in the recipe, or one in quick form."""
         if seeds is None:
             seeds = 1 if quick else self.seeds
         if isinstance(seeds, int):
@@ -270,15 +270,15 @@ class Recipe:
         return seeds
 
     def trials(self, row: str, column: str, *, quick: bool = False) -> list[PlannedCell]:
-        """The runs that settings of a cell are chosen by, one for each value.
+        """Plan the tuning runs of a cell, one for each combination of candidates.
 
-        They train on fewer images, and are compared on the others. Where other classes are
-        recognised, they are compared on the validation classes, and train as they will.
+        They train on a part of the training images and are compared on the rest. Few-shot cells
+        train on all images and are compared on the validation classes.
 
         Args:
-            row: its row.
-            column: its column.
-            quick: in the form that only shows that it works.
+            row: name of the row.
+            column: name of the column.
+            quick: plan the quick form.
         """
         runs: list[Values] = [{}]
         for name, tried in self.tune(row, column).items():
@@ -300,15 +300,15 @@ class Recipe:
         values: Values | None = None,
         validation: float | None = None,
     ) -> PlannedCell:
-        """One cell with one seed.
+        """Plan one cell with one seed.
 
         Args:
-            row: its row.
-            column: its column.
-            seed: of the run.
-            quick: in the form that only shows that it works.
-            values: that were chosen for it.
-            validation: share of the training images to try these values on.
+            row: name of the row.
+            column: name of the column.
+            seed: seed of the run.
+            quick: plan the quick form.
+            values: values of the tuned placeholders.
+            validation: share of the training images held out, for a tuning run.
         """
         this, beside, chosen = self.rows[row], self.columns[column], dict(values or {})
         known = {**beside.values, **this.values, **chosen}
@@ -342,12 +342,12 @@ class Recipe:
 
 
 def fill(fields: Values, values: Values, where: str) -> dict[str, Any]:
-    """Put values where their names stand in braces; a text that is nothing else becomes the value.
+    """Replace placeholders in braces; a text that is a single placeholder becomes the value itself.
 
     Args:
-        fields: texts among others.
-        values: by name.
-        where: what the fields belong to, for the message where a name is unknown.
+        fields: fields, of which the texts are filled in.
+        values: values of the placeholders.
+        where: owner of the fields, for messages.
 
     Example:
         >>> fill({"loss": "{r}*{k}*zero_centroid()", "lr": "{lr}"}, {"r": 5, "k": 9, "lr": 0.1}, "")

@@ -1,4 +1,4 @@
-"""Find recipes by name, and take over what one of them shares with another."""
+"""Find recipes by name, and merge a recipe with the one it is ``like``."""
 
 from collections.abc import Mapping
 from pathlib import Path
@@ -10,11 +10,11 @@ from tammes.lab.config.yaml_file import read_yaml
 
 _HERE = Path(__file__).parent / "recipes"
 _INHERITED = ("config", "settings", "quick")
-"""Tables that a recipe shares with the one it is like, name by name."""
+"""Tables that are merged key by key."""
 
 
 class RecipeError(ValueError):
-    """A recipe is not there, or is not one; the message is one sentence."""
+    """Error in a recipe, or no such recipe; the message is one sentence."""
 
 
 def names() -> list[str]:
@@ -35,7 +35,7 @@ def find(name: str | Path) -> tuple[Path, str]:
     """
     path = Path(name)
     if path.suffix in (".yaml", ".yml"):
-        # Two files of one name in different folders are two recipes.
+        # The relative path is the name: files of one name in two folders are two recipes.
         inside = not path.is_absolute() and ".." not in path.parts
         return path, path.with_suffix("").as_posix() if inside else path.stem
     if str(name) not in names():
@@ -47,15 +47,15 @@ def find(name: str | Path) -> tuple[Path, str]:
 def inherit(
     values: Mapping[str, Any], folder: Path, before: tuple[Path, ...] = ()
 ) -> Mapping[str, Any]:
-    """Return what a recipe says, with what it takes over from the one it is ``like``.
+    """Merge the values of a recipe with those of the recipe it is ``like``.
 
-    It takes over what it does not say itself of its configuration, settings, quick form and
-    protocol. ``null`` leaves a name out, and a line with nothing but its ``what`` a line.
+    Configuration, settings, quick form and protocol are inherited. ``null`` removes a key, and a
+    protocol line with nothing but ``what`` removes that line.
 
     Args:
-        values: its own values.
-        folder: where a file that it is like is looked for.
-        before: files that led here.
+        values: values of the recipe itself.
+        folder: folder that a relative path in ``like`` refers to.
+        before: files that led here, to detect cycles.
     """
     own = dict(values)
     name = own.pop("like", None)
@@ -66,7 +66,7 @@ def inherit(
     path, title = find(folder / name if name.endswith((".yaml", ".yml")) else name)
     if path in before:
         circle = ", ".join(each.name for each in (*before, path))
-        raise ValueError(f"like goes round in a circle: {circle}")
+        raise ValueError(f"like has a cycle: {circle}")
     try:
         other_values = as_table(read_yaml(path), "the recipe")
         other = inherit(other_values, path.parent, (*before, path))

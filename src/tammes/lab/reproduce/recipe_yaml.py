@@ -1,4 +1,4 @@
-"""Read recipes from YAML, and check them before anything is run."""
+"""Read recipes from YAML and validate them before anything is run."""
 
 import re
 from collections.abc import Iterator, Mapping
@@ -23,18 +23,18 @@ _DRAWN: dict[str, tuple[tuple[str, ...], tuple[str, ...]]] = {
     "formula": (("of",), ()),
     "spheres": ((), ()),
 }
-"""Figures that can be drawn, with the fields that each needs and those that it may have."""
+"""Kinds of figures, with their required and their optional fields."""
 _NAME = re.compile(r"[\w.+-]+")
 
 
 def load(name: str | Path) -> Recipe:
-    """Load a recipe by its name, or from a YAML file of one's own.
+    """Load a recipe by name, or from the user's own YAML file.
 
     Args:
         name: such as ``kobayashi2019/table2``, or a path that ends in ``.yaml``.
 
     Raises:
-        RecipeError: it is not there, or something in it cannot be; the sentence says what.
+        RecipeError: the recipe does not exist or is invalid.
     """
     path, title = find(name)
     try:
@@ -46,12 +46,12 @@ def load(name: str | Path) -> Recipe:
 
 
 def read(plain: Any, name: str, folder: Path = Path()) -> Recipe:
-    """Read a recipe from plain values; every cell is built once.
+    """Read a recipe from plain values and plan every cell once, as a check.
 
     Args:
-        plain: what YAML says.
+        plain: values from YAML.
         name: name of the recipe.
-        folder: where another is looked for that it starts from.
+        folder: folder that a relative path in ``like`` refers to.
     """
     values = dict(inherit(as_table(plain, "the recipe"), folder))
     check_names(values, [each.name for each in fields(Recipe)[1:]], "the recipe has no")
@@ -67,7 +67,7 @@ def read(plain: Any, name: str, folder: Path = Path()) -> Recipe:
     for key, each in as_table(values.pop("rows", {}), "rows").items():
         rows[key] = _row(key, each, rows, columns)
     for key in (*rows, *columns):
-        # A ledger joins them by a slash, and the command line by commas.
+        # A ledger joins the names with a slash, the command line with commas.
         if not _NAME.fullmatch(key):
             raise ValueError(f"names are expected to have letters, digits and _ . + -, got {key!r}")
     if rows and not columns:
@@ -102,7 +102,7 @@ def _row(name: str, plain: Any, before: Mapping[str, Row], columns: Mapping[str,
     row = construct(Row, values, what, name=name)
     check_names([*row.columns, *row.overrides], columns, f"{what} names no column")
     if row.tune and row.kind == "sphere":
-        raise ValueError(f"{what} trains nothing that settings could be chosen by, got tune")
+        raise ValueError(f"{what} is of the kind sphere, which cannot be tuned, got tune")
     if base is None:
         return row
     merged: dict[str, Any] = {
@@ -113,7 +113,7 @@ def _row(name: str, plain: Any, before: Mapping[str, Row], columns: Mapping[str,
 
 
 def _check_claim(claim: Claim, recipe: Recipe) -> None:
-    """Reject a claim about something that the recipe does not have."""
+    """Reject a claim about rows, columns, curves or numbers that the recipe does not have."""
     check_names(sorted(rows_of(claim)), recipe.rows, "a claim names no row")
     check_names(claim.columns, recipe.columns, "a claim names no column")
     if isinstance(claim, Course):
@@ -133,7 +133,7 @@ def _check_claim(claim: Claim, recipe: Recipe) -> None:
 
 
 def _check_figure(figure: Mapping[str, Any], recipe: Recipe) -> None:
-    """Reject a figure that cannot be drawn."""
+    """Reject a figure of an unknown kind or with wrong fields."""
     if figure.get("draw") not in _DRAWN:
         raise ValueError(
             f"draw of a figure is expected to be one of {', '.join(_DRAWN)}, got {figure!r}"
@@ -149,14 +149,14 @@ def _check_figure(figure: Mapping[str, Any], recipe: Recipe) -> None:
 
 
 def _build_all(recipe: Recipe) -> None:
-    """See that every cell has a configuration."""
+    """Check that every cell has a valid configuration."""
     for row, column in recipe.places(columns=[*recipe.columns] or None):
         tried = recipe.trials(row, column)
         cells = tried or [recipe.cell(row, column, 0)]
         recipe.cell(row, column, 0, quick=True, values=tried[0].tried if tried else None)
         for config in (cell.config for cell in cells if cell.config is not None):
             try:
-                # Every text that is a call is read once.
+                # This parses every field that is written as a call.
                 config.identity()
             except ValueError as error:
                 raise ValueError(f"row {row}, column {column}: {error}") from error
@@ -176,7 +176,7 @@ def _published(
 
 
 def _number(value: Any, what: str) -> Published:
-    """Read a number, or a text such as ``28.62 ± 0.24``."""
+    """Parse a number or a text such as ``28.62 ± 0.24``."""
     found = re.fullmatch(r"\s*(-?[\d.]+)\s*(?:±\s*([\d.]+))?\s*", str(value))
     try:
         if found is None or isinstance(value, bool):

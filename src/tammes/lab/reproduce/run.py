@@ -1,8 +1,7 @@
-"""Run what is missing of tables and figures of the papers, and keep a ledger of each.
+"""Run the missing cells of tables and figures, and keep a ledger of each.
 
-All cells of all recipes that are asked for go into one queue; one that several of them have is run
-once. A ledger is written after every cell, so that whatever happens, the same call goes on from
-there.
+All cells of all selected recipes go into one queue; a cell that several recipes share is run once.
+The ledger is written after every cell, so that repeating the call resumes an interrupted one.
 """
 
 import os
@@ -30,20 +29,20 @@ from tammes.lab.training.provenance import command, environment
 
 EngineName: TypeAlias = Literal["local", "ray"]
 _WORK = "tammes.lab.reproduce.run:run_cell"
-"""What a process does with a cell."""
+"""Import path of the function that runs a cell in a worker process."""
 _SAVED = 20
-"""Checkpoints of a run, about."""
+"""Approximate number of checkpoints per run."""
 
 
 @dataclass(frozen=True)
 class Selection:
-    """What is asked for of a recipe.
+    """Selected cells of a recipe.
 
     Attributes:
-        recipe: which one.
-        rows: names; all by default.
-        columns: names; by default all but those that are run on request.
-        seeds: how many, or which; what the recipe says by default.
+        recipe: the recipe.
+        rows: names of rows; by default all.
+        columns: names of columns; by default all but those that are run on request.
+        seeds: number of seeds, or a list of them; by default as in the recipe.
     """
 
     recipe: Recipe
@@ -54,13 +53,13 @@ class Selection:
 
 @dataclass(frozen=True)
 class RunnerSettings:
-    """Where cells run.
+    """Runner of the cells, with its settings.
 
     Attributes:
-        name: processes of this machine, or a Ray cluster.
-        address: of the cluster; one is started on this machine where there is none.
-        workers: cells at a time; by default one for each core, or six on a GPU.
-        retries: how often a cell is tried again whose process ended without saying why.
+        name: ``local`` for processes on this machine, ``ray`` for a Ray cluster.
+        address: address of the cluster; without one, a cluster is started on this machine.
+        workers: number of concurrent cells; by default one per core, or six on a GPU.
+        retries: retries of a cell whose process crashed.
     """
 
     name: EngineName = "local"
@@ -79,30 +78,30 @@ def reproduce(
     retry_failed: bool = False,
     report: Callable[[str], None] | None = None,
 ) -> list[Ledger]:
-    """Run what is missing of some recipes.
+    """Run the missing cells of some recipes.
 
     Args:
-        selections: recipes, and what of them.
-        out: folder of the ledgers, and of the runs in ``runs``.
-        quick: in the form that only shows that it works; it has ledgers of its own.
-        sources: where data are, by the name that recipes have for them.
-        engine: where cells run.
-        retry_failed: try those again whose loss was not finite.
-        report: is told what is worth knowing; prints to stderr by default.
+        selections: selected cells of each recipe.
+        out: folder of the ledgers, with the runs in ``runs``.
+        quick: run the quick form, which has separate ledgers.
+        sources: folders of data sets, by their names in recipes.
+        engine: runner of the cells.
+        retry_failed: retry cells whose loss was not finite.
+        report: called with messages; by default they are printed to stderr.
 
     Returns:
-        The ledger of each, complete or not.
+        The ledger of each recipe, complete or not.
 
     Raises:
-        ValueError: nothing was run, and the sentence says why.
+        ValueError: no cell can be run.
     """
     if int(os.environ.get("WORLD_SIZE", 1)) > 1:
-        raise ValueError("reproduce starts its own processes, and is not to be run by torchrun")
+        raise ValueError("reproduce starts its own processes and cannot run under torchrun")
     base = writable(Path(out), flag="--out") / ("quick" if quick else "")
     session = _Session(
         base, quick, sources or {}, engine or RunnerSettings(), retry_failed, report or say
     )
-    with alone(base, "another reproduction is at work in it"):
+    with alone(base, "another reproduction is running in it"):
         tables = [_Table(each, session) for each in selections]
         missing = [reason for table in tables for reason in table.drop_unavailable_columns()]
         if missing and not any(table.places for table in tables):
@@ -116,7 +115,7 @@ def reproduce(
 
 @dataclass
 class _Session:
-    """What all recipes of a reproduction share."""
+    """State shared by all recipes of a reproduction."""
 
     base: Path
     quick: bool
@@ -125,14 +124,14 @@ class _Session:
     retry_failed: bool
     report: Callable[[str], None]
     known: dict[str, str | None] = field(default_factory=dict)
-    """Why the images of a source cannot be had, or None where they can."""
+    """Reason why a data source is not available, or None if it is."""
 
     def folder(self, planned: PlannedCell) -> Path:
-        """Of the run of a cell."""
+        """Return the run folder of a cell."""
         return self.base / "runs" / planned.folder
 
     def run(self, wanted: Sequence[tuple["_Table", PlannedCell]]) -> None:
-        """Run cells that are open, each once, and write down what comes of them."""
+        """Run the open cells, each once, and write their entries."""
         users: defaultdict[Path, list[tuple[_Table, PlannedCell]]] = defaultdict(list)
         for table, planned in wanted:
             if not table.is_settled(planned):
@@ -144,15 +143,15 @@ class _Session:
             return all([table.note(planned) for table, planned in users[folder]])
 
         for folder in [*users]:
-            # It may have been run for another recipe, or its ledger may be gone.
+            # The run may exist for another recipe, or the ledger may have been deleted.
             if _is_finished(folder, self.retry_failed) and note(folder):
                 del users[folder]
         cells = [_cell(folder, [planned for _, planned in some]) for folder, some in users.items()]
         if not cells:
             return
-        self.report(f"{len(cells)} cells to run in {self.base}, {len(wanted)} asked for")
+        self.report(f"{len(cells)} cells to run in {self.base}, of {len(wanted)} selected")
         prepare(cells)
-        # Of all that was asked for, not of what is left: rounding may depend on the threads.
+        # Counts all selected cells, not those left: rounding may depend on the number of threads.
         several = len({self.folder(planned) for _, planned in wanted})
         self._run(cells, several, note)
 
@@ -170,7 +169,7 @@ class _Session:
                 for result in self._results(left, several, seen):
                     if result.crashed and attempt < self.engine.retries:
                         crashed.append(result.cell)
-                        self.report(f"{result.cell.name}: tried again, as {result.reason}")
+                        self.report(f"{result.cell.name}: retrying, as {result.reason}")
                     elif not result.ok:
                         note_failures([result])
                         note(result.cell.folder)
@@ -190,7 +189,7 @@ class _Session:
 
 
 class _Table:
-    """A recipe with its ledger, while it is worked on."""
+    """Recipe with its ledger during a reproduction."""
 
     def __init__(self, selection: Selection, session: _Session) -> None:
         self.selection, self.recipe, self.session = selection, selection.recipe, session
@@ -198,14 +197,14 @@ class _Table:
         self.ledger = Ledger.at(self.path, self.recipe, quick=session.quick)
         if self.ledger.former:
             session.report(
-                f"{self.path}: {len(self.ledger.former)} cells are of an earlier form of the "
-                "recipe, and do not count"
+                f"{self.path}: {len(self.ledger.former)} cells are from an earlier version of the "
+                "recipe and are ignored"
             )
         self.ledger.command = command()
         self.places = [*self.recipe.places(selection.rows, selection.columns)]
 
     def planned(self) -> list[PlannedCell]:
-        """Cells of the table that are asked for and whose settings are known."""
+        """Plan the selected cells whose settings are known."""
         tuned = self.ledger.tuned_settings(self.recipe)
         given = self.selection.seeds
         found = self.recipe.planned(
@@ -222,7 +221,7 @@ class _Table:
         return cells
 
     def trials(self) -> list[PlannedCell]:
-        """Runs that settings are still to be chosen by."""
+        """Plan the tuning runs of cells that are not tuned yet."""
         chosen = self.ledger.tuned_settings(self.recipe)
         return [
             self._with_local_data(trial)
@@ -235,12 +234,12 @@ class _Table:
         return with_local_data(cell, self.session.sources)
 
     def drop_unavailable_columns(self) -> list[str]:
-        """See that images can be had and models built, column by column; why not, where not."""
+        """Drop columns whose data or models are not available; return the reasons."""
         missing: list[str] = []
         for column in dict.fromkeys(column for _, column in self.places):
             rows = [row for row, other in self.places if other == column]
             if self._is_complete(rows, column):
-                # Nothing is going to be run, so nobody need ask a hub for images.
+                # Nothing is left to run, so the data are not needed.
                 continue
             reason = self._unavailable([self._first(row, column) for row in rows])
             if reason is not None:
@@ -250,7 +249,7 @@ class _Table:
         return missing
 
     def _is_complete(self, rows: Sequence[str], column: str) -> bool:
-        """Whether all cells of some rows are in the ledger."""
+        """Return whether all cells of some rows are in the ledger."""
         chosen = self.ledger.tuned_settings(self.recipe)
         if any(self.recipe.tune(row, column) and (row, column) not in chosen for row in rows):
             return False
@@ -260,7 +259,7 @@ class _Table:
         return all(self.is_settled(self._with_local_data(cell)) for cell in cells)
 
     def _first(self, row: str, column: str) -> PlannedCell:
-        """A cell, or the first trial of one whose settings are not chosen."""
+        """Plan a cell with seed 0, or its first tuning run if it is not tuned yet."""
         values = self.ledger.tuned_settings(self.recipe).get((row, column))
         tried = self.recipe.trials(row, column, quick=self.session.quick)
         if tried and values is None:
@@ -270,7 +269,7 @@ class _Table:
         )
 
     def _unavailable(self, cells: Sequence[PlannedCell]) -> str | None:
-        """Why the images of a column cannot be had; other mistakes are raised."""
+        """Return why the data of a column are not available; raise on any other error."""
         configs = [cell.config for cell in cells if cell.config is not None]
         if not configs:
             return None
@@ -287,7 +286,7 @@ class _Table:
         return known[source]
 
     def is_settled(self, planned: PlannedCell) -> bool:
-        """Whether a cell need not be run: it is done, or would diverge again."""
+        """Return whether a cell need not be run: it is done, or would diverge again."""
         if planned.tried:
             return False
         entry = self.ledger.find(planned)
@@ -296,21 +295,21 @@ class _Table:
         return entry.status == "done" or not self.session.retry_failed
 
     def lacks(self, planned: PlannedCell) -> bool:
-        """Whether the recipe keeps more of a cell by now than its entry has, and its run has it."""
+        """Return whether an entry lacks data that the recipe keeps by now and the run has."""
         entry, run = self.ledger.find(planned), Run(self.session.folder(planned))
         return entry is not None and lacks(self.recipe, entry) and run.status == "done"
 
     def note(self, planned: PlannedCell) -> bool:
-        """Write down what came of a cell; whether anything did."""
+        """Write the entry of a cell; return whether there is one."""
         if planned.tried:
             return score(planned, Run(self.session.folder(planned))) is not None
         try:
             entry = collect_entry(self.recipe, planned, self.session.folder(planned), self.ledger)
         except RecordError as error:
             if self.is_settled(planned):
-                # What is known of it already is not given up for a folder that cannot be read.
+                # An existing entry is not replaced because its folder is damaged.
                 return True
-            # Otherwise that is the failure of its cell; the others go on.
+            # The cell has failed; the others continue.
             entry = failed(planned, str(error))
         if entry is not None:
             self.ledger.put(entry)
@@ -318,7 +317,7 @@ class _Table:
         return entry is not None
 
     def select_tuned_settings(self) -> None:
-        """Choose settings by the accuracy on images held out, or on validation classes."""
+        """Choose tuned settings by accuracy on held-out images or on validation classes."""
         chosen_already = self.ledger.tuned_settings(self.recipe)
         for place in self.places:
             trials = self.recipe.trials(*place, quick=self.session.quick)
@@ -330,7 +329,7 @@ class _Table:
                 if found is not None:
                     tried.append({**trial.tried, **found})
             done = [each for each in tried if "accuracy" in each]
-            # One that failed for another reason than its settings may do better the next time.
+            # A run that failed for another reason than divergence is retried first.
             ended = [each for each in tried if each.get("failed", "not finite") == "not finite"]
             if len(ended) == len(trials) and done:
                 best = max(done, key=lambda each: each["accuracy"])
@@ -346,11 +345,11 @@ class _Table:
 
 
 def with_local_data(cell: PlannedCell, sources: Mapping[str, str]) -> PlannedCell:
-    """A cell whose data are where the user says.
+    """Replace the data source of a cell by the user's own.
 
     Args:
-        cell: as its recipe has it.
-        sources: where data are, by the name that recipes have for them.
+        cell: cell as planned by its recipe.
+        sources: folders of data sets, by their names in recipes.
     """
     config = cell.config
     if config is None or config.data not in sources:
@@ -360,7 +359,7 @@ def with_local_data(cell: PlannedCell, sources: Mapping[str, str]) -> PlannedCel
 
 
 def run_cell(payload: Mapping[str, Any], folder: Path, emit: Emit) -> None:
-    """Work on one cell; called in a process of its own."""
+    """Run one cell in a worker process."""
     if payload["kind"] != "sphere":
         train_cell(payload, folder, emit)
         several = [FewShotSettings.from_dict(each) for each in payload["episodes"]]
@@ -375,7 +374,7 @@ def run_cell(payload: Mapping[str, Any], folder: Path, emit: Emit) -> None:
 
 
 def _cell(folder: Path, several: Sequence[PlannedCell]) -> Cell:
-    """The work on a folder, for all cells that it is the run of."""
+    """Describe the work in a run folder, for all cells that share it."""
     planned = several[0]
     tried = "".join(f", {key} = {value}" for key, value in planned.tried.items())
     name = f"{planned.row}, {planned.column}{tried}, seed {planned.seed}"
@@ -388,8 +387,8 @@ def _cell(folder: Path, several: Sequence[PlannedCell]) -> Cell:
 
 
 def _is_finished(folder: Path, retry_failed: bool) -> bool:
-    """Whether a cell need not be run: it is done, or would diverge again."""
+    """Return whether a run need not be repeated: it is done, or would diverge again."""
     run = Run(folder)
-    # A run that is trained may have failed when it was looked at.
+    # A trained run may have failed in its few-shot evaluation.
     good = run.status != "done" or not (folder / "failure.json").exists()
     return (folder / CELL).exists() or (good and not is_open(run, retry_failed))

@@ -1,7 +1,7 @@
-"""The toy on the sphere, Zhou 2022, Fig. 1: prototypes and features that are free to move.
+"""Toy on the sphere, Zhou 2022, Fig. 1: prototypes and features that move freely.
 
-There are no images and there is no network. What a loss makes of the points is what it makes of
-prototypes and features when nothing stands in its way but the optimizer.
+There are no images and no network: the points show where a loss drives prototypes and features if
+only the optimizer stands between.
 """
 
 from collections.abc import Mapping
@@ -19,7 +19,7 @@ from tammes.metrics.functional import class_margin
 from tammes.similarity import unit
 
 _DIGITS = 6
-"""Digits kept behind the point."""
+"""Decimal places that are kept."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -27,16 +27,16 @@ class SphereSettings:
     """Settings of a cell of the kind ``sphere``.
 
     Args:
-        loss: a loss of the algebra that looks at one batch, such as ``lm_softmax()``.
-        scale: of the cosines.
-        classes: how many prototypes.
-        size: dimensions they are in; 3 to be drawn.
-        features: how many free features each class has.
+        loss: stateless loss, such as ``lm_softmax()``.
+        scale: scale of the cosines.
+        classes: number of prototypes.
+        size: dimension of the points; 3 can be drawn.
+        features: number of free features per class.
         optimizer: ``sgd`` with momentum 0.9, or ``adam``.
-        lr: learning rate to begin with; it falls to 0 along a cosine.
-        steps: how many.
-        unit: whether all points are put back to unit length after each step. Left alone they grow,
-            which slows them down.
+        lr: initial learning rate, annealed to 0 along a cosine.
+        steps: number of steps.
+        unit: whether all points are normalized after each step; otherwise they grow, which slows
+            them down.
     """
 
     loss: str
@@ -51,18 +51,18 @@ class SphereSettings:
 
 
 def run_sphere(settings: Mapping[str, Any], seed: int) -> dict[str, Any]:
-    """Train the points, and measure where they are then.
+    """Train the points and measure their margins.
 
     Args:
-        settings: those of :class:`SphereSettings`.
-        seed: of the points to begin with.
+        settings: fields of :class:`SphereSettings`.
+        seed: seed of the initial points.
 
     Returns:
-        Plain values: ``values`` (class margin in degrees, mean sample margin), ``optimum`` (the
-        best there can be), and the points themselves under ``sphere``.
+        Plain values: ``values`` (class margin in degrees, mean sample margin), ``optimum`` (their
+        largest possible values), and the points under ``sphere``.
 
     Raises:
-        ValueError: with a sentence on what cannot be used.
+        ValueError: a setting is invalid, or the points diverged.
 
     Example:
         >>> found = run_sphere({"loss": "lm_softmax()", "scale": 30, "steps": 200}, seed=0)
@@ -91,7 +91,7 @@ def run_sphere(settings: Mapping[str, Any], seed: int) -> dict[str, Any]:
 
 
 def _train(toy: SphereSettings, seed: int) -> tuple[Tensor, Tensor, Tensor]:
-    """Prototypes ``(C, D)``, features ``(N, D)`` and labels ``(N,)`` after training."""
+    """Return prototypes ``(C, D)``, features ``(N, D)`` and labels ``(N,)`` after training."""
     loss = parse_loss(toy.loss)
     if any(term.definition.state is not None for _, term in loss.leaves()):
         raise ValueError(f"sphere expects a loss without a memory, got {toy.loss}")
@@ -99,7 +99,7 @@ def _train(toy: SphereSettings, seed: int) -> tuple[Tensor, Tensor, Tensor]:
     criterion = tammes.Criterion(head, loss).double()
     generator = torch.Generator().manual_seed(seed)
     count = toy.classes * toy.features
-    # Drawn in single precision and all at once, as in examples/sphere.py.
+    # Drawn in float32 and all at once, as in examples/sphere.py.
     drawn = unit(torch.randn(toy.classes + count, toy.size, generator=generator).double())
     with torch.no_grad():
         head.weight.copy_(drawn[: toy.classes])

@@ -6,6 +6,7 @@ import torch
 from torch import Tensor
 
 import tammes
+from tammes.criterion.hyperparameters import named_schedules
 from tammes.distributed.process_group import RankGroup
 from tammes.lab.data.samplers import BatchSampler
 from tammes.lab.training.loader import Feed
@@ -113,9 +114,9 @@ def _alone(criterion: tammes.Criterion, part: Loss) -> tammes.Criterion:
     )
     for name in alone.states:
         alone.states[name] = criterion.states[name]
-    for key in criterion.schedules:
-        if key in alone.settings.names() | {"class_weights"}:
-            alone.schedules[key] = criterion.schedules[key]
+    for key, schedule in named_schedules(criterion.schedules).items():
+        if key == "class_weights" or alone.settings.places(key):
+            alone.schedule(**{key: schedule})
     # In training it would step the schedules.
     return alone.eval()
 

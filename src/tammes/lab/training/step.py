@@ -32,9 +32,16 @@ def make_optimizer(
     groups: Any = parameter_groups(model, config)
     fused = device.type == "cuda"
     if config.optimizer == "sgd":
-        return torch.optim.SGD(
+        optimizer = torch.optim.SGD(
             groups, lr=config.lr, momentum=config.momentum, nesterov=config.nesterov, fused=fused
         )
+        if fused and config.momentum and config.precision == "fp16":
+            # Where gradients of the first step overflow, the step is skipped, and torch's fused
+            # kernel (2.11) leaves momentum buffers that it has allocated but not written.
+            for group in optimizer.param_groups:
+                for parameter in group["params"]:
+                    optimizer.state[parameter]["momentum_buffer"] = torch.zeros_like(parameter)
+        return optimizer
     kind = torch.optim.Adam if config.optimizer == "adam" else torch.optim.AdamW
     return kind(groups, lr=config.lr, fused=fused, capturable=graphs)
 

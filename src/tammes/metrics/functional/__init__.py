@@ -1,4 +1,4 @@
-"""Measures as functions of tensors; they need torch only."""
+"""Metrics as functions of tensors; they need torch only."""
 
 from tammes.metrics.functional.angles import AnglesResult, angles
 from tammes.metrics.functional.collapse import (

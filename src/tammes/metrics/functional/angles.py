@@ -11,19 +11,19 @@ from tammes.similarity import TINY
 from tammes.split import Split
 
 _NEAR = 1e-2
-"""How far a similarity may be from the cosine it stands for; half precision is within it."""
+"""Largest deviation of a similarity from its cosine; covers half precision."""
 
 
 class AnglesResult(NamedTuple):
-    """What :func:`angles` measures.
+    """Result of :func:`angles`.
 
     Attributes:
-        own: examples by their angle to the own class, shape ``(bins,)``.
-        hardest: examples by their angle to the hardest other class, shape ``(bins,)``.
-        edges: of the bins, in degrees from 0 to 180, shape ``(bins + 1,)``.
+        own: histogram of the angles to the own class, shape ``(bins,)``.
+        hardest: histogram of the angles to the hardest other class, shape ``(bins,)``.
+        edges: edges of the bins, in degrees from 0 to 180, shape ``(bins + 1,)``.
         own_mean: mean angle to the own class, in degrees.
         hardest_mean: mean angle to the hardest other class, in degrees.
-        beyond: share of the examples whose own angle is above 180 degrees less the margin.
+        beyond: fraction of the examples whose own angle exceeds 180 degrees minus the margin.
     """
 
     own: Tensor
@@ -35,7 +35,7 @@ class AnglesResult(NamedTuple):
 
 
 class AngleSums(NamedTuple):
-    """What adds up over batches and ranks to an :class:`AnglesResult`."""
+    """Sums over batches and ranks for an :class:`AnglesResult`."""
 
     own: Tensor
     hardest: Tensor
@@ -52,9 +52,9 @@ def angles(
 
     .. math:: \theta = 2\,\mathrm{atan2}\bigl(\sqrt{h},\ \sqrt{2 - h}\bigr),\qquad h = 1-\cos\theta
 
-    A bin holds angles from its lower edge up to, not including, its upper one. Beyond
-    :math:`\pi - m` the angle plus an ArcFace margin :math:`m` is past :math:`\pi`, where the target
-    is not the cosine of the sum any more: ``beyond`` says how many examples are there.
+    A bin includes its lower edge and excludes its upper edge. Beyond :math:`\pi - m` the angle plus
+    an ArcFace margin :math:`m` exceeds :math:`\pi`, where the target is no longer the cosine of the
+    sum: ``beyond`` is the fraction of such examples.
 
     Args:
         split: a split of a cosine head, with its features normalised or not, or cosines of shape
@@ -78,8 +78,8 @@ def angles(
         Deng et al., ArcFace, CVPR 2019, Figure 3.
     """
     check_bins("angles", bins)
-    found = as_split("angles", split, labels, reads=ANGLE_READS)
-    return finish_angles("angles", angle_sums("angles", found, bins, margin))
+    checked = as_split("angles", split, labels, reads=ANGLE_READS)
+    return finish_angles("angles", angle_sums("angles", checked, bins, margin))
 
 
 ANGLE_READS = ("target", "hardest", "length", "norm", "gap")
@@ -87,26 +87,26 @@ ANGLE_READS = ("target", "hardest", "length", "norm", "gap")
 
 
 def check_bins(name: str, bins: int) -> None:
-    """Refuse a histogram without bins."""
+    """Raise ``ValueError`` for a histogram without bins."""
     if bins < 1:
         raise ValueError(f"{name} expects bins of 1 or more, got {bins}")
 
 
 def angle_sums(name: str, split: Split, bins: int, margin: float) -> AngleSums:
-    """Histograms of both angles, their sums in degrees, and how many are past the margin."""
+    """Histograms and sums of both angles in degrees, and the number beyond the margin."""
     length = split.length.double()
     safe = length.clamp_min(TINY)
     hardest = torch.where(length > TINY, split.hardest.double() / safe, 0.0)
     target = torch.where(length > TINY, split.target.double() / safe, 0.0)
     gap = split.gap.double()
-    # Only on unit prototypes is the hardest similarity a cosine: the length is the feature's then.
+    # The hardest similarity is a cosine only for unit prototypes: length is the feature's then.
     unit_keys = (length - 1).abs() < _NEAR
     unit_keys |= (length - split.norm.double()).abs() < _NEAR * (1 + length)
     cosines = unit_keys & (hardest.abs() < 1 + _NEAR) & ((1 - gap - target).abs() < _NEAR)
     if not bool(cosines.all()):
         raise ValueError(
             f"{name} expects cosines or the split of a cosine head, "
-            f"got {int((~cosines).sum())} of {len(cosines)} examples whose similarity is no cosine"
+            f"got {int((~cosines).sum())} of {len(cosines)} examples with other values"
         )
     own_angle = _degrees(gap)
     hardest_angle = _degrees(1 - hardest)

@@ -1,4 +1,4 @@
-"""Neural collapse: how near features and classifier are to a simplex of points."""
+"""Neural collapse: distance of features and classifier from a simplex."""
 
 import math
 from typing import NamedTuple
@@ -16,16 +16,17 @@ from tammes.metrics.functional.inputs import (
 from tammes.similarity import norm, unit
 
 _BLOCK = 1 << 22
-"""Cosines in memory at once."""
+"""Number of cosines held in memory at once."""
 
 
 class SimplexDeviation(NamedTuple):
-    """How far vectors are from a simplex; all zero at it (NC2).
+    """Deviation of vectors from a simplex; all values are zero at a simplex (NC2).
 
     Attributes:
         equinorm: standard deviation of the norms over their mean.
         equiangular: standard deviation of the cosines of all pairs.
-        widest: mean distance of these cosines from -1/(C - 1), the largest angle all can have.
+        widest: mean distance of these cosines from -1/(C - 1), the cosine of the largest angle
+            that all pairs can have.
     """
 
     equinorm: Tensor
@@ -34,16 +35,16 @@ class SimplexDeviation(NamedTuple):
 
 
 class NeuralCollapseResult(NamedTuple):
-    """What :func:`neural_collapse` measures; everything is zero at full collapse.
+    """Result of :func:`neural_collapse`; all values are zero at full collapse.
 
     Attributes:
-        nc1: variability within classes against that between them.
+        nc1: variability within classes relative to that between classes.
         nc2: deviation of the centred class means from a simplex.
         nc2_prototypes: deviation of the prototypes from a simplex; None without prototypes.
         nc3: distance of prototypes from centred class means, both scaled to norm one; None without
             prototypes.
-        nc4: share of the examples on which the classifier and the nearest class mean disagree, one
-            minus their agreement; None without predictions.
+        nc4: fraction of the examples on which the classifier and the nearest class mean disagree;
+            None without predictions.
     """
 
     nc1: Tensor
@@ -54,15 +55,15 @@ class NeuralCollapseResult(NamedTuple):
 
 
 class CollapseSums(NamedTuple):
-    """What batches and ranks are merged from.
+    """Sums over batches and ranks for a :class:`NeuralCollapseResult`.
 
-    The scatter is kept about the class means rather than about zero: at full collapse the
-    difference of second moments would have no digits left.
+    The scatter is about the class means rather than about zero: at full collapse the difference of
+    second moments would cancel completely.
 
     Attributes:
         sums: sum of the features of each class, shape ``(C, D)``.
-        counts: how many, shape ``(C,)``.
-        within: sum of the outer products of all features less their class mean, shape ``(D, D)``.
+        counts: number of features of each class, shape ``(C,)``.
+        within: sum of the outer products of all features minus their class mean, shape ``(D, D)``.
     """
 
     sums: Tensor
@@ -84,7 +85,7 @@ def neural_collapse(
     means: Tensor | None = None,
     classes: int | None = None,
 ) -> NeuralCollapseResult:
-    r"""The four signs of neural collapse.
+    r"""Four measures of neural collapse.
 
     With class means :math:`\mu_c`, the mean of all features :math:`\mu_G`, :math:`\Sigma_W` the
     mean of :math:`(h-\mu_c)(h-\mu_c)^\top` over all examples and :math:`\Sigma_B` that of
@@ -97,21 +98,21 @@ def neural_collapse(
 
     NC2 is :math:`\mathrm{Std}/\mathrm{Avg}` of the norms, :math:`\mathrm{Std}` of the cosines and
     :math:`\mathrm{Avg}\,|\cos + \frac{1}{C-1}|` over pairs, of the columns of M and of the
-    prototypes; NC4 the share of examples whose nearest :math:`\mu_c` is not the class that the
-    classifier answers. Standard deviations divide by the number, not by one less.
+    prototypes; NC4 is the fraction of examples whose nearest :math:`\mu_c` is not the class that
+    the classifier predicts. Standard deviations are those of the population (no Bessel correction).
 
     Args:
         features: shape ``(N, D)``.
         labels: class of each example, or -100, shape ``(N,)``.
         prototypes: rows of the classifier, shape ``(C, D)``.
-        predictions: class the classifier answers for each example, shape ``(N,)``.
-        means: class means for NC4, say of the training set, shape ``(C, D)``; by default those of
-            the features.
+        predictions: class that the classifier predicts for each example, shape ``(N,)``.
+        means: class means for NC4, such as those of the training set, shape ``(C, D)``; by default
+            those of the features.
         classes: number of classes; by default that of the prototypes, or one more than the largest
             label.
 
     Returns:
-        The :class:`NeuralCollapseResult`. Classes without an example are left out, with a warning.
+        The :class:`NeuralCollapseResult`. Classes without an example are excluded, with a warning.
 
     Example:
         >>> import torch, tammes
@@ -140,13 +141,13 @@ def neural_collapse(
 
 @torch.no_grad()
 def simplex_deviation(vectors: Tensor) -> SimplexDeviation:
-    """How far vectors are from equal norms and equal, largest angles.
+    """Deviation of vectors from equal norms and equal, largest angles.
 
     Args:
         vectors: two rows or more, shape ``(C, D)``.
 
     Returns:
-        The :class:`SimplexDeviation`; pairs are taken a block at a time.
+        The :class:`SimplexDeviation`; pairs are processed in blocks.
 
     Example:
         >>> import torch
@@ -165,7 +166,7 @@ def simplex_deviation(vectors: Tensor) -> SimplexDeviation:
     first, second, absolute = vectors.new_zeros(3).unbind()
     for start in range(0, count, max(1, _BLOCK // count)):
         rows = directions[start : start + max(1, _BLOCK // count)]
-        # Measured from the simplex, the spread keeps its digits where it is reached.
+        # Relative to the simplex the deviation stays accurate near it.
         excess = rows @ directions.T + 1 / (count - 1)
         excess.diagonal(start).zero_()
         first = first + excess.sum()
@@ -182,7 +183,7 @@ def simplex_deviation(vectors: Tensor) -> SimplexDeviation:
 
 @torch.no_grad()
 def nearest_mean(features: Tensor, means: Tensor) -> Tensor:
-    """Class whose mean is nearest to each feature; a class with a NaN mean is never.
+    """Class whose mean is nearest to each feature; a class with a NaN mean is never chosen.
 
     Args:
         features: shape ``(N, D)``.
@@ -198,7 +199,7 @@ def nearest_mean(features: Tensor, means: Tensor) -> Tensor:
         tensor([1])
     """
     features, means = features.detach().double(), means.detach().double()
-    # A distance does not depend on the origin; measured from the middle it keeps its digits.
+    # Distances do not depend on the origin; relative to the centre they are more accurate.
     known = ~means.isnan().any(1)
     centre = means[known].mean(0)
     means, features = means - centre, features - centre
@@ -211,7 +212,7 @@ def nearest_mean(features: Tensor, means: Tensor) -> Tensor:
 
 
 def no_collapse_sums(classes: int, size: int, device: torch.device | None = None) -> CollapseSums:
-    """The sums of no example."""
+    """Sums of no examples."""
     return CollapseSums(
         sums=torch.zeros(classes, size, dtype=torch.double, device=device),
         counts=torch.zeros(classes, dtype=torch.long, device=device),
@@ -220,7 +221,7 @@ def no_collapse_sums(classes: int, size: int, device: torch.device | None = None
 
 
 def absorb_(name: str, sums: CollapseSums, features: Tensor, labels: Tensor) -> CollapseSums:
-    """Add examples to the sums, in place where these are as large as all classes."""
+    """Add examples to the sums, in place for those with one row per class."""
     classes, size = sums.sums.shape
     features, labels = as_examples(name, features, labels, classes, size)
     present, place = labels.unique(return_inverse=True)
@@ -238,7 +239,7 @@ def absorb_(name: str, sums: CollapseSums, features: Tensor, labels: Tensor) -> 
 
 
 def merge(one: CollapseSums, two: CollapseSums) -> CollapseSums:
-    """The sums of the examples of both; their means differ, which widens the classes."""
+    """Merge the sums of two sets of examples; their different means add to the scatter."""
     gap = (two.means() - one.means()).nan_to_num(0.0)
     # In float64: a quotient of integers would be float32.
     weight = one.counts.double() * two.counts / (one.counts + two.counts).clamp_min(1)
@@ -252,7 +253,7 @@ def merge(one: CollapseSums, two: CollapseSums) -> CollapseSums:
 def disagreement(
     name: str, features: Tensor, labels: Tensor, predictions: Tensor, means: Tensor
 ) -> tuple[Tensor, Tensor]:
-    """On how many examples classifier and nearest mean disagree, and of how many."""
+    """Count the examples on which classifier and nearest mean disagree, and all examples."""
     if predictions.shape != labels.shape or predictions.is_floating_point():
         raise ValueError(
             f"{name} expects predictions to be a class for each of the {len(labels)} examples, "
@@ -267,7 +268,7 @@ def disagreement(
 def finish_collapse(
     name: str, sums: CollapseSums, prototypes: Tensor | None, nc4: Tensor | None
 ) -> NeuralCollapseResult:
-    """Turn sums into the measures."""
+    """Compute the result from the sums."""
     if prototypes is not None:
         prototypes = as_prototypes(name, prototypes).double()
         if prototypes.shape != sums.sums.shape:
@@ -278,7 +279,7 @@ def finish_collapse(
     present = sums.counts > 0
     classes = int(present.sum())
     if classes < 2:
-        warn_undefined(name, f"{classes} classes have examples, 2 are needed; the answer is NaN")
+        warn_undefined(name, f"{classes} classes have examples, 2 are needed; the result is NaN")
         nan = sums.within.new_tensor(math.nan)
         nothing = SimplexDeviation(nan, nan, nan)
         given = prototypes is not None
@@ -287,7 +288,8 @@ def finish_collapse(
         )
     if classes < len(present):
         warn_undefined(
-            name, f"{len(present) - classes} of {len(present)} classes have no example: left out"
+            name,
+            f"{len(present) - classes} of {len(present)} classes have no example: excluded",
         )
     counts = sums.counts[present].double()
     means = sums.sums[present] / counts[:, None]

@@ -1,4 +1,4 @@
-"""How far apart classes are against how wide they are, from class sums alone."""
+"""Distances between classes relative to those within classes, from class sums alone."""
 
 import math
 from collections.abc import Sequence
@@ -19,8 +19,8 @@ class DiscriminabilityValues(NamedTuple):
     Attributes:
         intra: half the mean squared distance of two examples of one class.
         inter: half the mean squared distance of two examples of different classes.
-        ratio: inter over intra, the discriminability phi; infinite where classes are points, as far
-            as float64 can tell: up to a relative width of 2e-16 times the number of examples.
+        ratio: inter over intra, the discriminability phi; infinite where classes are points within
+            the precision of float64: up to a relative width of 2e-16 times the number of examples.
     """
 
     intra: Tensor
@@ -29,11 +29,11 @@ class DiscriminabilityValues(NamedTuple):
 
 
 class DiscriminabilityResult(NamedTuple):
-    """What :func:`discriminability` measures.
+    """Result of :func:`discriminability`.
 
     Attributes:
-        base: of all classes that are not novel.
-        novel: of the novel classes; None if none were named.
+        base: distances of all classes that are not novel.
+        novel: distances of the novel classes; None if there are none.
     """
 
     base: DiscriminabilityValues
@@ -41,12 +41,12 @@ class DiscriminabilityResult(NamedTuple):
 
 
 class ClassSums(NamedTuple):
-    """What adds up over batches and ranks: per class the sum, the squares, the number.
+    """Sums over batches and ranks, by class.
 
     Attributes:
         sums: sum of the features, shape ``(C, D)``.
         squares: sum of their squared norms, shape ``(C,)``.
-        counts: how many, shape ``(C,)``.
+        counts: number of features, shape ``(C,)``.
     """
 
     sums: Tensor
@@ -65,7 +65,7 @@ def discriminability(
     weighting: Weighting = "class",
     normalize: bool = True,
 ) -> DiscriminabilityResult:
-    r"""Intra-class and inter-class distances and their ratio, on base and on novel classes.
+    r"""Intra-class and inter-class distances and their ratio, for base and for novel classes.
 
     .. math::
         2 D_{intra} = E_{y_i = y_l}\lVert z_i - z_l\rVert^2,\quad
@@ -74,23 +74,22 @@ def discriminability(
 
     For unit features :math:`D_{intra} = 1 - \lVert\mu_c\rVert^2` and :math:`D_{inter} = 1 -
     \mu_a\cdot\mu_b`, so that class sums are enough and no pair is ever formed. Note that
-    :math:`D_{inter}` is not the distance of centroids: it holds the widths of both classes too.
+    :math:`D_{inter}` is not the distance of centroids: it includes the widths of both classes.
 
     Args:
         features: shape ``(N, D)``.
         labels: class of each example, or -100, shape ``(N,)``.
         classes: number of classes; by default one more than the largest label.
-        novel: classes to measure apart from the others.
-        distinct: leave out the pairs of an example with itself, which is the factor n/(n - 1) on
+        novel: classes to measure separately from the others.
+        distinct: exclude the pairs of an example with itself, which is the factor n/(n - 1) on
             the intra-class distance and needs two examples of a class. By default the two are
             drawn independently.
         weighting: ``"class"``: every class and every pair of classes counts the same; ``"pair"``:
-            every pair of examples does. The two agree where classes are equally large.
-        normalize: scale features to length one first, as the paper has it.
+            every pair of examples does. The two agree if classes have equal sizes.
+        normalize: scale features to length one first, as in the paper.
 
     Returns:
-        The :class:`DiscriminabilityResult`. What too few examples leave undefined is NaN, with a
-        warning.
+        The :class:`DiscriminabilityResult`. Values that need more examples are NaN, with a warning.
 
     Example:
         >>> import torch
@@ -112,7 +111,7 @@ def discriminability(
 
 
 def no_class_sums(classes: int, size: int, device: torch.device | None = None) -> ClassSums:
-    """The sums of no example."""
+    """Sums of no examples."""
     return ClassSums(
         sums=torch.zeros(classes, size, dtype=torch.double, device=device),
         squares=torch.zeros(classes, dtype=torch.double, device=device),
@@ -134,7 +133,7 @@ def add_examples_(
 
 
 def novel_mask(name: str, novel: Sequence[int] | Tensor | None, classes: int) -> Tensor:
-    """Which classes are novel, shape ``(C,)``."""
+    """Mask of the novel classes, shape ``(C,)``."""
     mask = torch.zeros(classes, dtype=torch.bool)
     if novel is not None:
         named = torch.as_tensor(novel, dtype=torch.long).flatten().cpu()
@@ -148,7 +147,7 @@ def novel_mask(name: str, novel: Sequence[int] | Tensor | None, classes: int) ->
 
 
 def check_weighting(name: str, weighting: str) -> None:
-    """Refuse an unknown weighting."""
+    """Raise ``ValueError`` for an unknown weighting."""
     if weighting not in ("class", "pair"):
         raise ValueError(f"{name} expects weighting 'class' or 'pair', got {weighting!r}")
 
@@ -156,7 +155,7 @@ def check_weighting(name: str, weighting: str) -> None:
 def finish_discriminability(
     name: str, sums: ClassSums, novel: Tensor, distinct: bool, weighting: Weighting
 ) -> DiscriminabilityResult:
-    """Turn class sums into distances, for the base classes and for the novel ones."""
+    """Compute the distances of base and novel classes from the class sums."""
     check_weighting(name, weighting)
     groups = [("base", ~novel), ("novel", novel)]
     values = [
@@ -177,7 +176,7 @@ def _distances(
     counts = sums.counts.double()
     means = sums.sums / counts[:, None]
     squares = sums.squares / counts
-    # What rounding can leave of a difference of sums over that many is nothing: equal points.
+    # A difference within the rounding error of such sums is zero: the points are equal.
     rounding = counts * torch.finfo(counts.dtype).eps * squares
     within = squares - means.square().sum(1)
     within = torch.where(within <= rounding, 0.0, within)
@@ -192,7 +191,7 @@ def _distances(
 
     total = weights.sum()
     weighted = weights[:, None] * means
-    # Over all ordered pairs of different classes, as a square of sums less the sum of squares.
+    # Over ordered pairs of different classes: the square of the sum minus the sum of squares.
     between = (weights * squares * (total - weights)).sum()
     between = between - (weighted.sum(0).square().sum() - weighted.square().sum())
     inter = between / (total.square() - weights.square().sum())

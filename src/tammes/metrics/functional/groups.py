@@ -1,4 +1,4 @@
-"""Accuracy of frequent, medium and rare classes, and the confidence of answers."""
+"""Accuracy of frequent, medium and rare classes, and the confidence of predictions."""
 
 from collections.abc import Sequence
 from typing import NamedTuple
@@ -13,15 +13,15 @@ GROUPS = ("many", "medium", "few")
 
 
 class GroupAccuracyResult(NamedTuple):
-    """What :func:`group_accuracy` measures; means over classes that have test examples.
+    """Result of :func:`group_accuracy`; means are over classes with test examples.
 
     Attributes:
         many: mean accuracy of the classes with many training examples.
-        medium: of those in between.
-        few: of those with few.
+        medium: mean accuracy of the classes in between.
+        few: mean accuracy of the classes with few training examples.
         balanced: mean accuracy of all classes.
-        overall: share of all examples that are right.
-        class_accuracy: of each class, NaN where it has no test example, shape ``(C,)``.
+        overall: accuracy over all examples.
+        class_accuracy: accuracy of each class, NaN where it has no test example, shape ``(C,)``.
         counts: test examples of each class, shape ``(C,)``.
     """
 
@@ -35,14 +35,14 @@ class GroupAccuracyResult(NamedTuple):
 
 
 class GroupSums(NamedTuple):
-    """What adds up over batches and ranks to a :class:`GroupAccuracyResult`."""
+    """Sums over batches and ranks for a :class:`GroupAccuracyResult`."""
 
     right: Tensor
     counts: Tensor
 
 
 class Confidence(NamedTuple):
-    """What :func:`confidence` gives: of each answer its probability, and whether it is right."""
+    """Result of :func:`confidence`: probability of each prediction, and whether it is correct."""
 
     probability: Tensor
     right: Tensor
@@ -62,15 +62,15 @@ def group_accuracy(
     .. math::
         A_G = \frac{1}{|G|}\sum_{c\in G}\frac{\#\{i: y_i = c,\ a_c > \max_{j\ne c}a_j\}}{n_c}
 
-    A class is of the many with more than ``many`` training examples, of the few with less than
-    ``few``, else medium.
+    A class has many training examples if it has more than ``many``, few if it has fewer than
+    ``few``, and is medium otherwise.
 
     Args:
         split: a split, or similarities of shape ``(N, C)``.
         labels: class of each example, shape ``(N,)``; with similarities only.
         training_counts: training examples of each class, shape ``(C,)``.
-        many: above how many examples a class is frequent.
-        few: below how many examples it is rare.
+        many: classes with more training examples are frequent.
+        few: classes with fewer training examples are rare.
 
     Returns:
         The :class:`GroupAccuracyResult`. Groups and classes without a test example are NaN, with a
@@ -89,14 +89,14 @@ def group_accuracy(
         Liu et al., Large-Scale Long-Tailed Recognition in an Open World, CVPR 2019, Section 4.
     """
     group = class_groups("group_accuracy", training_counts, many, few)
-    found = as_split(
+    checked = as_split(
         "group_accuracy", split, labels, reads=("target", "hardest"), classes=len(group)
     )
-    return finish_groups("group_accuracy", group_sums(found), group)
+    return finish_groups("group_accuracy", group_sums(checked), group)
 
 
 def class_groups(name: str, training_counts: Sequence[int] | Tensor, many: int, few: int) -> Tensor:
-    """Which of :data:`GROUPS` each class belongs to, shape ``(C,)``."""
+    """Index into :data:`GROUPS` of each class, shape ``(C,)``."""
     counts = torch.as_tensor(training_counts).detach().cpu()
     if counts.ndim != 1 or len(counts) < 2 or bool((counts < 0).any()):
         raise ValueError(
@@ -109,7 +109,7 @@ def class_groups(name: str, training_counts: Sequence[int] | Tensor, many: int, 
 
 
 def group_sums(split: Split) -> GroupSums:
-    """Right answers and all of them, by class; a tie is wrong."""
+    """Count correct predictions and examples by class; a tie is an error."""
     right = split.labels[split.target > split.hardest]
     return GroupSums(
         right=torch.bincount(right, minlength=split.classes),
@@ -118,10 +118,10 @@ def group_sums(split: Split) -> GroupSums:
 
 
 def finish_groups(name: str, sums: GroupSums, group: Tensor) -> GroupAccuracyResult:
-    """Turn counts into shares, and average them over each group."""
+    """Compute the accuracy of each class, and average it over each group."""
     group = group.to(sums.counts.device)
     accuracy = sums.right.double() / sums.counts
-    parts = {label: accuracy[group == place].nanmean() for place, label in enumerate(GROUPS)}
+    parts = {label: accuracy[group == index].nanmean() for index, label in enumerate(GROUPS)}
     empty = [label for label, part in parts.items() if bool(part.isnan())]
     if empty:
         warn_undefined(name, f"no example of the classes with {', '.join(empty)}; these are NaN")
@@ -141,17 +141,17 @@ def finish_groups(name: str, sums: GroupSums, group: Tensor) -> GroupAccuracyRes
 def confidence(
     split: Split | Tensor, labels: Tensor | None = None, *, scale: float = 1.0
 ) -> Confidence:
-    r"""Probability the softmax gives to its answer, and whether the answer is right.
+    r"""Softmax probability of each prediction, and whether the prediction is correct.
 
     .. math:: p_{\max} = e^{\max(f_y,\ \max_{j\ne y} f_j)} \,/\, (e^{f_y} + e^{\Lambda})
 
-    with :math:`\Lambda` the log-sum-exp of the other classes' scores: what calibration needs, from
-    a split alone.
+    with :math:`\Lambda` the log-sum-exp of the other classes' scores: a split is enough for
+    calibration.
 
     Args:
         split: a split, or similarities of shape ``(N, C)``.
         labels: class of each example, shape ``(N,)``; with similarities only.
-        scale: what similarities are multiplied with; 1 for logits. A split has its own.
+        scale: factor of the similarities; 1 for logits. A split has its own.
 
     Returns:
         The :class:`Confidence`, two tensors of shape ``(N,)``.
@@ -166,8 +166,8 @@ def confidence(
         Guo et al., On Calibration of Modern Neural Networks, ICML 2017, Section 2.
     """
     reads = ("target", "others", "hardest")
-    found = as_split("confidence", split, labels, reads=reads, scale=scale)
-    own = found.scale * found.target
-    answer = torch.maximum(own, found.scale * found.hardest)
-    probability = (answer - torch.logaddexp(own, found.others)).exp().clamp_max(1.0)
-    return Confidence(probability, found.target > found.hardest)
+    checked = as_split("confidence", split, labels, reads=reads, scale=scale)
+    own = checked.scale * checked.target
+    answer = torch.maximum(own, checked.scale * checked.hardest)
+    probability = (answer - torch.logaddexp(own, checked.others)).exp().clamp_max(1.0)
+    return Confidence(probability, checked.target > checked.hardest)

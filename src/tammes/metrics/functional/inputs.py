@@ -1,4 +1,4 @@
-"""What measures read: a split or similarities with labels, features with labels."""
+"""Validate the inputs of metrics: splits, similarities or features with labels, prototypes."""
 
 import warnings
 from collections.abc import Iterable
@@ -11,54 +11,54 @@ from tammes._validation import check_labels
 from tammes.split import Split, split
 
 IGNORED = -100
-"""Examples with this label count for nothing, as in torch's losses."""
+"""Label of examples that are ignored, as in torch's losses."""
 
 
 def wide(values: Tensor) -> Tensor:
-    """Half precision to float32, everything else as it is, without a gradient."""
+    """Detach values, and convert half precision to float32."""
     return values.detach().to(torch.promote_types(values.dtype, torch.float32))
 
 
 def as_split(
     name: str,
-    given: Split | Tensor,
+    source: Split | Tensor,
     labels: Tensor | None,
     *,
     reads: Iterable[str],
     scale: float = 1.0,
     classes: int | None = None,
 ) -> Split:
-    """Take a split as it is, or make one of similarities and labels; refuse what is not finite.
+    """Check a split, or make one from similarities and labels; values must be finite.
 
     Args:
-        name: who asks, for the error.
-        given: a split, or similarities of shape ``(N, C)``.
+        name: name that messages begin with.
+        source: a split, or similarities of shape ``(N, C)``.
         labels: class of each example, shape ``(N,)``; with similarities only. Examples labelled
             -100 are dropped.
-        reads: fields that must be there.
+        reads: fields that are needed.
         scale: factor of the similarities; a split has its own.
-        classes: the number of classes there have to be.
+        classes: expected number of classes.
 
     Returns:
-        The split, its numbers in float32 or wider.
+        The split, with its fields in float32 or wider.
     """
     reads = tuple(reads)
-    if isinstance(given, Split):
+    if isinstance(source, Split):
         if labels is not None:
             raise ValueError(f"{name} expects a split alone or similarity and labels, got both")
-        numbers: dict[str, Any] = {field: wide(getattr(given, field)) for field in reads}
-        found = given._replace(**numbers)
+        numbers: dict[str, Any] = {field: wide(getattr(source, field)) for field in reads}
+        checked = source._replace(**numbers)
     else:
-        found = _split_of_matrix(name, given, labels, reads, scale)
-    if classes is not None and found.classes != classes:
-        raise ValueError(f"{name} expects {classes} classes, got {found.classes}")
+        checked = _split_of_matrix(name, source, labels, reads, scale)
+    if classes is not None and checked.classes != classes:
+        raise ValueError(f"{name} expects {classes} classes, got {checked.classes}")
     for field in reads:
-        if not bool(getattr(found, field).isfinite().all()):
+        if not bool(getattr(checked, field).isfinite().all()):
             raise ValueError(
                 f"{name} expects finite numbers, got NaN or infinity in the split's {field!r}; "
-                f"a field that was not asked for with reads= holds NaN"
+                f"a field that was not requested with reads= is NaN"
             )
-    return found
+    return checked
 
 
 def _split_of_matrix(
@@ -68,7 +68,7 @@ def _split_of_matrix(
         kind = similarity.dtype if isinstance(similarity, Tensor) else type(similarity).__name__
         raise TypeError(f"{name} expects a Split or similarity of a floating type, got {kind}")
     if labels is None:
-        raise ValueError(f"{name} expects labels beside similarity, got none")
+        raise ValueError(f"{name} expects labels with similarity, got none")
     if similarity.ndim != 2 or similarity.shape[1] < 2:
         raise ValueError(
             f"{name} expects similarity of shape (N, C) with 2 classes or more, "
@@ -82,7 +82,7 @@ def _split_of_matrix(
 def as_examples(
     name: str, features: Tensor, labels: Tensor, classes: int, size: int
 ) -> tuple[Tensor, Tensor]:
-    """Check features of shape ``(N, D)`` and their labels; give them back in float64."""
+    """Check features of shape ``(N, D)`` and their labels, and convert them to float64."""
     if not isinstance(features, Tensor) or not features.is_floating_point():
         kind = features.dtype if isinstance(features, Tensor) else type(features).__name__
         raise TypeError(f"{name} expects features of a floating type, got {kind}")
@@ -98,7 +98,7 @@ def as_examples(
 
 
 def count_classes(labels: Tensor) -> int:
-    """One more than the largest label."""
+    """Return one more than the largest label."""
     return int(labels.max()) + 1 if bool((labels >= 0).any()) else 1
 
 
@@ -116,9 +116,9 @@ def as_prototypes(name: str, prototypes: Tensor) -> Tensor:
 
 def _drop_ignored(name: str, rows: Tensor, labels: Tensor, classes: int) -> tuple[Tensor, Tensor]:
     labels = labels.long()
-    known = labels != IGNORED
-    if not bool(known.all()):
-        rows, labels = rows[known], labels[known]
+    valid = labels != IGNORED
+    if not bool(valid.all()):
+        rows, labels = rows[valid], labels[valid]
     if len(labels):
         low, high = (int(end) for end in labels.aminmax())
         if low < 0 or high >= classes:
@@ -129,12 +129,12 @@ def _drop_ignored(name: str, rows: Tensor, labels: Tensor, classes: int) -> tupl
 
 
 def warn_undefined(name: str, why: str) -> None:
-    """Say that a part of an answer is NaN, and why."""
+    """Warn that a part of a result is NaN, and why."""
     warnings.warn(f"{name}: {why}", stacklevel=4)
 
 
 def warn_absent(name: str, counts: Tensor) -> None:
-    """Say how many classes have no example, if some have none."""
+    """Warn if classes have no example."""
     absent = int((counts == 0).sum())
     if absent:
         warn_undefined(

@@ -1,4 +1,4 @@
-"""Measures of examples: sample margins, the hard margin loss, the bias of the softmax."""
+"""Metrics of examples: sample margins, the hard margin loss, the bias of the softmax."""
 
 import math
 from collections.abc import Sequence
@@ -15,15 +15,15 @@ QUANTILES = (0.01, 0.05, 0.25, 0.5, 0.75, 0.95, 0.99)
 
 
 class SampleMarginResult(NamedTuple):
-    """What :func:`sample_margin` measures, in units of similarity.
+    """Result of :func:`sample_margin`, in units of similarity.
 
     Attributes:
-        mean: over all examples; what the papers' tables show.
-        minimum: over all examples; what their theory is about.
-        quantiles: one number for each level asked for.
+        mean: mean over all examples, as in the tables of the papers.
+        minimum: minimum over all examples, as in their theory.
+        quantiles: one value for each level.
         class_mean: mean of each class, NaN where it has no example, shape ``(C,)``.
         class_minimum: minimum of each class, NaN where it has no example, shape ``(C,)``.
-        counts: examples of each class, shape ``(C,)``.
+        counts: number of examples of each class, shape ``(C,)``.
     """
 
     mean: Tensor
@@ -35,13 +35,13 @@ class SampleMarginResult(NamedTuple):
 
 
 class HardMarginLossResult(NamedTuple):
-    """What :func:`hard_margin_loss` measures.
+    """Result of :func:`hard_margin_loss`.
 
     Attributes:
-        mean: share of all examples that miss the margin.
+        mean: fraction of all examples that miss the margin.
         balanced: mean over the classes that have examples; the first term of the bound.
-        class_mean: share of each class, NaN where it has no example, shape ``(C,)``.
-        counts: examples of each class, shape ``(C,)``.
+        class_mean: fraction of each class, NaN where it has no example, shape ``(C,)``.
+        counts: number of examples of each class, shape ``(C,)``.
     """
 
     mean: Tensor
@@ -51,13 +51,13 @@ class HardMarginLossResult(NamedTuple):
 
 
 class SoftmaxBiasResult(NamedTuple):
-    r"""What :func:`softmax_bias` measures.
+    r"""Result of :func:`softmax_bias`.
 
     Attributes:
-        mean: over all examples.
-        minimum: over all examples, at least 0.
-        maximum: over all examples, at most ``bound``.
-        bound: :math:`\log(C - 1)`, reached where the other classes' scores are all equal.
+        mean: mean over all examples.
+        minimum: minimum over all examples, at least 0.
+        maximum: maximum over all examples, at most ``bound``.
+        bound: :math:`\log(C - 1)`, reached if the other classes' scores are all equal.
     """
 
     mean: Tensor
@@ -72,15 +72,15 @@ def margins(split: Split | Tensor, labels: Tensor | None = None) -> Tensor:
 
     .. math:: \gamma(x, y) = a_y - \max_{j\ne y} a_j
 
-    in units of the similarity :math:`a`, whatever the scale. An example is right where it is above
-    zero: a tie counts as wrong.
+    in units of the similarity :math:`a`, independent of the scale. An example is correct if its
+    margin is above zero: a tie is an error.
 
     Args:
         split: a split, or similarities of shape ``(N, C)``.
         labels: class of each example, shape ``(N,)``; with similarities only.
 
     Returns:
-        The margins, shape ``(N,)``; examples labelled -100 are left out.
+        The margins, shape ``(N,)``; examples labelled -100 are excluded.
 
     Example:
         >>> import torch
@@ -106,8 +106,8 @@ def sample_margin(
     .. math::
         \gamma_j = \min_{i: y_i = j}\gamma_i,\qquad \gamma_{\min} = \min_j\gamma_j
 
-    On unit vectors it is at most :math:`k/(k-1)`, reached at the simplex. A quantile is a margin
-    that occurs: the smallest one that at least this share of the examples does not exceed.
+    On unit vectors it is at most :math:`k/(k-1)`, reached at the simplex. A quantile is one of the
+    margins: the smallest one that at least this fraction of the examples does not exceed.
 
     Args:
         split: a split, or similarities of shape ``(N, C)``.
@@ -138,13 +138,13 @@ def sample_margin(
 def hard_margin_loss(
     split: Split | Tensor, labels: Tensor | None = None, *, gamma: float | Sequence[float] | Tensor
 ) -> HardMarginLossResult:
-    r"""Share of each class that does not reach a margin.
+    r"""Fraction of each class that does not reach a margin.
 
     .. math::
         \hat L_{\gamma,j} = \frac{1}{n_j}\,\#\bigl\{i: y_i = j,\ \gamma_i < \gamma\bigr\}
 
-    The empirical part of the class-balanced bound on the test error, which takes the mean over the
-    classes. With :math:`\gamma = 0` it is the error, but for ties.
+    Its mean over the classes is the empirical part of the class-balanced bound on the test error.
+    With :math:`\gamma = 0` it is the error rate, except for ties.
 
     Args:
         split: a split, or similarities of shape ``(N, C)``.
@@ -174,19 +174,19 @@ def hard_margin_loss(
 def softmax_bias(
     split: Split | Tensor, labels: Tensor | None = None, *, scale: float = 1.0
 ) -> SoftmaxBiasResult:
-    r"""The margin hidden in the softmax: how far the other classes lift its hardest one.
+    r"""Margin implied by the softmax: log-sum-exp of the other classes minus their maximum.
 
     .. math::
         \hat\rho = \log\sum_{c\ne y} e^{f_c - \max_{j\ne y} f_j},
         \qquad 0 \le \hat\rho \le \log(C-1)
 
     Softmax cross entropy is the softplus of :math:`\max_{j\ne y} f_j - f_y + \hat\rho`. The bias is
-    0 for two classes. Values are held to the bounds, which rounding can cross.
+    0 for two classes. Values are clamped to the bounds, which rounding could exceed.
 
     Args:
         split: a split, or similarities of shape ``(N, C)``.
         labels: class of each example, shape ``(N,)``; with similarities only.
-        scale: what similarities are multiplied with; 1 for logits. A split has its own.
+        scale: factor of the similarities; 1 for logits. A split has its own.
 
     Returns:
         The :class:`SoftmaxBiasResult`.
@@ -201,14 +201,14 @@ def softmax_bias(
     References:
         Kobayashi, Large Margin in Softmax Cross-Entropy Loss, BMVC 2019, eq. 4, 5, 7.
     """
-    found = as_split(
+    checked = as_split(
         "softmax_bias", split, labels, reads=("target", "others", "hardest"), scale=scale
     )
-    return finish_bias("softmax_bias", bias_sums(found), found.classes)
+    return finish_bias("softmax_bias", bias_sums(checked), checked.classes)
 
 
 class MarginSums(NamedTuple):
-    """What adds up over batches and ranks to a :class:`SampleMarginResult`; all but quantiles."""
+    """Sums over batches and ranks for a :class:`SampleMarginResult`, except quantiles."""
 
     total: Tensor
     counts: Tensor
@@ -216,14 +216,14 @@ class MarginSums(NamedTuple):
 
 
 class HardMarginSums(NamedTuple):
-    """What adds up over batches and ranks to a :class:`HardMarginLossResult`."""
+    """Sums over batches and ranks for a :class:`HardMarginLossResult`."""
 
     missed: Tensor
     counts: Tensor
 
 
 class BiasSums(NamedTuple):
-    """What adds up over batches and ranks to a :class:`SoftmaxBiasResult`."""
+    """Sums over batches and ranks for a :class:`SoftmaxBiasResult`."""
 
     total: Tensor
     counts: Tensor
@@ -234,8 +234,8 @@ class BiasSums(NamedTuple):
 def _margins(
     name: str, split: Split | Tensor, labels: Tensor | None, classes: int | None
 ) -> tuple[Tensor, Tensor, int]:
-    found = as_split(name, split, labels, reads=("target", "hardest"), classes=classes)
-    return found.target - found.hardest, found.labels, found.classes
+    checked = as_split(name, split, labels, reads=("target", "hardest"), classes=classes)
+    return checked.target - checked.hardest, checked.labels, checked.classes
 
 
 def margin_sums(values: Tensor, labels: Tensor, classes: int) -> MarginSums:
@@ -250,10 +250,10 @@ def margin_sums(values: Tensor, labels: Tensor, classes: int) -> MarginSums:
 
 
 def finish_margin(name: str, sums: MarginSums, quantiles: Tensor) -> SampleMarginResult:
-    """Turn sums into means, and what no example stands behind into NaN."""
+    """Compute means from the sums; classes without examples become NaN."""
     present = sums.counts > 0
     if not bool(present.any()):
-        warn_undefined(name, "no example was given; the answer is NaN")
+        warn_undefined(name, "no example was given; the result is NaN")
     else:
         warn_absent(name, sums.counts)
     class_minimum = sums.smallest.where(present, math.nan)
@@ -268,7 +268,7 @@ def finish_margin(name: str, sums: MarginSums, quantiles: Tensor) -> SampleMargi
 
 
 def as_gamma(name: str, gamma: float | Sequence[float] | Tensor, classes: int) -> Tensor:
-    """One margin for each class, shape ``(C,)``."""
+    """Expand gamma to one margin per class, shape ``(C,)``."""
     limits = torch.as_tensor(gamma, dtype=torch.double).detach()
     if limits.shape not in ((), (classes,)) or bool(limits.isnan().any()):
         raise ValueError(f"{name} expects gamma to be a number or {classes} numbers, got {gamma!r}")
@@ -276,7 +276,7 @@ def as_gamma(name: str, gamma: float | Sequence[float] | Tensor, classes: int) -
 
 
 def hard_margin_sums(values: Tensor, labels: Tensor, limits: Tensor) -> HardMarginSums:
-    """Examples below their class's margin, and all of them, shape ``(C,)`` each."""
+    """Number of examples below the margin of their class, and of all, shape ``(C,)`` each."""
     classes = len(limits)
     missed = labels[values.double() < limits.to(values.device)[labels]]
     return HardMarginSums(
@@ -286,9 +286,9 @@ def hard_margin_sums(values: Tensor, labels: Tensor, limits: Tensor) -> HardMarg
 
 
 def finish_hard_margin(name: str, sums: HardMarginSums) -> HardMarginLossResult:
-    """Turn counts into shares."""
+    """Compute fractions from the counts."""
     if not bool(sums.counts.any()):
-        warn_undefined(name, "no example was given; the answer is NaN")
+        warn_undefined(name, "no example was given; the result is NaN")
     else:
         warn_absent(name, sums.counts)
     class_mean = sums.missed.double() / sums.counts
@@ -314,10 +314,10 @@ def bias_sums(split: Split) -> BiasSums:
 
 
 def finish_bias(name: str, sums: BiasSums, classes: int) -> SoftmaxBiasResult:
-    """Turn the sum into a mean."""
+    """Compute the mean from the sum."""
     some = sums.counts > 0
     if not bool(some):
-        warn_undefined(name, "no example was given; the answer is NaN")
+        warn_undefined(name, "no example was given; the result is NaN")
     return SoftmaxBiasResult(
         mean=sums.total / sums.counts,
         minimum=sums.smallest.where(some, math.nan),

@@ -1,4 +1,4 @@
-"""What to do with an answer."""
+"""Convert the results of metrics."""
 
 from typing import Any
 
@@ -6,14 +6,14 @@ from torch import Tensor
 
 
 def scalars(result: Any, prefix: str = "") -> dict[str, float]:
-    """The single numbers of a result by name, for a log; vectors and what is None are left out.
+    """Return the scalars of a result by name, for logging; vectors and None are skipped.
 
     Args:
-        result: what a measure returned.
-        prefix: put before each name.
+        result: result of a metric.
+        prefix: prefix of each name.
 
     Returns:
-        Names, with those of nested results joined by a dot, and numbers.
+        Numbers by name; names of nested results are joined by a dot.
 
     Example:
         >>> import torch
@@ -21,13 +21,13 @@ def scalars(result: Any, prefix: str = "") -> dict[str, float]:
         >>> scalars(prototype_norms(torch.eye(2)), "norms.")["norms.ratio"]
         1.0
     """
-    found: dict[str, float] = {}
+    numbers: dict[str, float] = {}
     for name, value in result._asdict().items():
         if isinstance(value, Tensor):
             if value.ndim == 0:
-                found[prefix + name] = float(value)
+                numbers[prefix + name] = float(value)
         elif isinstance(value, bool | int | float):
-            found[prefix + name] = float(value)
+            numbers[prefix + name] = float(value)
         elif hasattr(value, "_asdict"):
-            found |= scalars(value, f"{prefix}{name}.")
-    return found
+            numbers |= scalars(value, f"{prefix}{name}.")
+    return numbers

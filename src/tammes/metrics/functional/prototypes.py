@@ -1,4 +1,4 @@
-"""Measures of prototypes: the class margin, and how equal their norms are."""
+"""Metrics of prototypes: the class margin, and the ratio of their norms."""
 
 import math
 from typing import NamedTuple
@@ -10,22 +10,22 @@ from tammes.metrics.functional.inputs import as_prototypes
 from tammes.similarity import norm, unit
 
 _GRAIN = 1024
-"""Classes in a block: the screen keeps one number for each pair of blocks."""
+"""Classes per block: the screening keeps one number for each pair of blocks."""
 _SPAN = {"cuda": 8}
-"""Blocks to a side of a tile, if not 4: a GPU is slow at small products."""
+"""Blocks per side of a tile by device, 4 elsewhere: small products are slow on a GPU."""
 _KEEP = 32
-"""Pairs of a block whose cosines are equal in float64, told apart by their angles."""
+"""Number of pairs with equal cosines in float64 that are compared by their angles."""
 
 
 class ClassMarginResult(NamedTuple):
-    """What :func:`class_margin` measures.
+    """Result of :func:`class_margin`.
 
     Attributes:
         angle: smallest angle between two prototypes, in degrees.
         pair: the two classes, the lower first, shape ``(2,)``.
         ratio: the angle over the optimum.
-        optimum: largest class margin there can be, in degrees, or a bound of it.
-        exact: whether the optimum is known, and not only bounded from above.
+        optimum: largest possible class margin, in degrees, or an upper bound of it.
+        exact: whether the optimum is known exactly.
     """
 
     angle: Tensor
@@ -36,12 +36,12 @@ class ClassMarginResult(NamedTuple):
 
 
 class PrototypeNormsResult(NamedTuple):
-    """What :func:`prototype_norms` measures.
+    """Result of :func:`prototype_norms`.
 
     Attributes:
         largest: norm of the longest prototype.
         smallest: norm of the shortest prototype.
-        mean: of all norms.
+        mean: mean of all norms.
         ratio: longest over shortest; 1 if all are equal, infinite if only some are zero.
     """
 
@@ -53,16 +53,16 @@ class PrototypeNormsResult(NamedTuple):
 
 @torch.no_grad()
 def class_margin(prototypes: Tensor) -> ClassMarginResult:
-    r"""The smallest angle between two prototypes, and how near it is to the largest possible.
+    r"""Smallest angle between two prototypes, and its ratio to the largest possible.
 
     .. math:: m_c(W) = \min_{i\ne j}\angle(w_i, w_j)
 
     Exact for any number of classes, without a C x C matrix: products of blocks in low precision
     give the largest cosine of each pair of blocks up to a proven error, and the blocks that can
-    hold the largest of all are looked at again in float64. The angle of the winner is
+    contain the overall largest are recomputed in float64. The angle of the closest pair is
     :math:`2\,\mathrm{atan2}(\lVert\hat w_i-\hat w_j\rVert, \lVert\hat w_i+\hat w_j\rVert)`, which
-    keeps its digits near 0 and 180 degrees. Pairs whose cosines agree to the last digit of float64
-    (below 1e-8 radians, or in a symmetric arrangement) may stand for each other. A zero prototype
+    is accurate near 0 and 180 degrees. Pairs whose cosines agree to the last digit of float64
+    (below 1e-8 radians, or in a symmetric arrangement) may be interchanged. A zero prototype
     is at a right angle to all others.
 
     Args:
@@ -84,10 +84,10 @@ def class_margin(prototypes: Tensor) -> ClassMarginResult:
     prototypes = as_prototypes("class_margin", prototypes)
     if len(prototypes) < 2:
         raise ValueError(f"class_margin expects 2 prototypes or more, got {len(prototypes)}")
-    # Autocast would round the products that have to be exact.
+    # Autocast would round products that must be exact.
     with torch.autocast(prototypes.device.type, enabled=False):
         radians, pair = _closest(prototypes)
-    # Only here: geometry is not needed to import the measures.
+    # Imported here, so that importing the metrics does not import geometry.
     from tammes.geometry.bounds import largest_class_margin
 
     best = largest_class_margin(*prototypes.shape)
@@ -96,7 +96,7 @@ def class_margin(prototypes: Tensor) -> ClassMarginResult:
     return ClassMarginResult(
         angle=angle,
         pair=pair,
-        # On a line three classes have no margin to miss.
+        # On a line, three classes always have margin zero.
         ratio=torch.where(optimum > 0, angle / optimum, 1.0),
         optimum=optimum,
         exact=bool(best.exact),
@@ -105,11 +105,11 @@ def class_margin(prototypes: Tensor) -> ClassMarginResult:
 
 @torch.no_grad()
 def prototype_norms(prototypes: Tensor) -> PrototypeNormsResult:
-    r"""The longest prototype against the shortest.
+    r"""Ratio of the longest to the shortest prototype.
 
     .. math:: r = \max_c\lVert w_c\rVert \,/\, \min_c\lVert w_c\rVert
 
-    An inner product prefers long prototypes; in a long tail the frequent classes get them.
+    An inner product favours long prototypes; in long-tailed data these are the frequent classes.
 
     Args:
         prototypes: shape ``(C, D)``.
@@ -132,7 +132,7 @@ def prototype_norms(prototypes: Tensor) -> PrototypeNormsResult:
 
 
 class NormSums(NamedTuple):
-    """What adds up over ranks to a :class:`PrototypeNormsResult`."""
+    """Sums over ranks for a :class:`PrototypeNormsResult`."""
 
     total: Tensor
     counts: Tensor
@@ -154,7 +154,7 @@ def norm_sums(prototypes: Tensor) -> NormSums:
 
 
 def finish_norms(sums: NormSums) -> PrototypeNormsResult:
-    """Turn the sum into a mean, and the ends into a ratio."""
+    """Compute mean and ratio from the sums."""
     equal = sums.largest == sums.smallest
     return PrototypeNormsResult(
         largest=sums.largest,
@@ -165,7 +165,7 @@ def finish_norms(sums: NormSums) -> PrototypeNormsResult:
 
 
 def _closest(prototypes: Tensor) -> tuple[Tensor, Tensor]:
-    """Smallest angle in radians, and its pair: screen all blocks, then look at the few."""
+    """Smallest angle in radians, and its pair: screen all blocks, then recompute a few."""
     screen, error = _screen(prototypes)
     top = float(screen.max())
     if not math.isfinite(top):
@@ -186,10 +186,10 @@ def _closest(prototypes: Tensor) -> tuple[Tensor, Tensor]:
 
 
 def _screen(prototypes: Tensor) -> tuple[Tensor, float]:
-    """Largest cosine of each pair of blocks, up to an error, and that error.
+    """Largest cosine of each pair of blocks up to a known error, and that error.
 
-    Half precision on a GPU is fast and, with its error known, as good: what matters is that no
-    block is ruled out that could hold the closest pair.
+    Half precision on a GPU is fast, and its known error is enough to never discard a block that
+    could contain the closest pair.
     """
     count, size = prototypes.shape
     blocks = -(-count // _GRAIN)
@@ -207,12 +207,12 @@ def _screen(prototypes: Tensor) -> tuple[Tensor, float]:
             row, column = top // _GRAIN, left // _GRAIN
             height, width = highest.shape
             screen[row : row + height, column : column + width] = highest
-    # Below the diagonal of blocks is what is above it.
+    # Blocks below the diagonal mirror those above.
     return screen.triu() + torch.full_like(screen, -math.inf).tril(-1), _screen_error(dtype, size)
 
 
 def _block_maxima(tile: Tensor) -> Tensor:
-    """Largest of each run of classes along a row, the last of which may be short."""
+    """Maximum over each block of classes along a row; the last block may be shorter."""
     whole = tile.shape[1] // _GRAIN * _GRAIN
     maxima = [tile[:, :whole].unflatten(1, (-1, _GRAIN)).amax(2)]
     if whole < tile.shape[1]:
@@ -250,7 +250,7 @@ def _closest_in_block(prototypes: Tensor, top: int, left: int) -> tuple[Tensor, 
     if top == left:
         cosine.fill_diagonal_(-2)
     height, place = cosine.flatten().topk(min(_KEEP, cosine.numel()))
-    # Of equal angles the first pair is to win, and the order of topk is not that of the classes.
+    # Of equal angles the first pair must win, and topk does not keep the order of the classes.
     place, order = place.sort()
     i, j = place // len(columns), place % len(columns)
     angle = 2 * torch.atan2(norm(rows[i] - columns[j]), norm(rows[i] + columns[j]))

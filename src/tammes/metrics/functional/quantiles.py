@@ -1,4 +1,4 @@
-"""Quantiles, of values in memory and of a histogram."""
+"""Quantiles of values in memory and of histograms."""
 
 import math
 from collections.abc import Sequence
@@ -8,7 +8,7 @@ from torch import Tensor
 
 
 def check_quantiles(name: str, quantiles: Sequence[float]) -> Tensor:
-    """The levels as a tensor."""
+    """Check quantile levels, and convert them to a tensor."""
     levels = torch.as_tensor(quantiles, dtype=torch.double)
     if levels.ndim != 1 or not bool(((levels >= 0) & (levels <= 1)).all()):
         raise ValueError(f"{name} expects quantiles between 0 and 1, got {quantiles!r}")
@@ -16,8 +16,8 @@ def check_quantiles(name: str, quantiles: Sequence[float]) -> Tensor:
 
 
 def _ranks(levels: Tensor, counts: Tensor) -> Tensor:
-    """Which of the sorted examples a level asks for, from 1."""
-    # A product that rounding lifted just above a whole number means that number.
+    """Rank of each level's quantile among the sorted examples, from 1."""
+    # A product that rounding raised just above an integer means that integer.
     ranks = (levels.to(counts.device) * counts - 1e-9).ceil().long()
     return ranks.clamp_min(1)
 
@@ -30,7 +30,7 @@ def exact_quantiles(values: Tensor, levels: Tensor) -> Tensor:
 
 
 def histogram(values: Tensor, limits: tuple[float, float], bins: int) -> Tensor:
-    """Count values in equal bins, with one more at each end for what is beyond the limits."""
+    """Count values in equal bins, with an extra bin at each end for values beyond the limits."""
     low, high = limits
     place = ((values.double() - low) * (bins / (high - low))).floor() + 1
     return torch.bincount(place.clamp(0, bins + 1).long(), minlength=bins + 2)
@@ -39,13 +39,13 @@ def histogram(values: Tensor, limits: tuple[float, float], bins: int) -> Tensor:
 def histogram_quantiles(
     counts: Tensor, limits: tuple[float, float], ends: tuple[Tensor, Tensor], levels: Tensor
 ) -> Tensor:
-    """Quantiles from a :func:`histogram`, each in the bin where the exact one is.
+    """Quantiles from a :func:`histogram`, each in the same bin as the exact quantile.
 
     Args:
         counts: the histogram, shape ``(bins + 2,)``.
         limits: its limits.
         ends: smallest and largest value, which bound the first and the last bin.
-        levels: what share of the values is to be below.
+        levels: fractions of the values that are below the quantiles.
 
     Returns:
         The quantiles, NaN if nothing was counted.

@@ -1,4 +1,4 @@
-"""Charts of a reproduction: claims against what they need, and the paper against ours."""
+"""Charts of a reproduction: differences against claims, and paper against ours."""
 
 import math
 from collections.abc import Sequence
@@ -13,13 +13,13 @@ from tammes.lab.stats.paired import Difference, t_quantile
 from tammes.lab.stats.seed_groups import Quantity, interval, spread
 
 OUTCOMES = {"holds": 2, "leans": 4, "fails": 1, "open": None}
-"""Places in the palette."""
+"""Palette places by outcome."""
 _TOGETHER = 12
-"""Comparisons up to which those of all columns are in one panel."""
+"""Largest number of comparisons in one panel for all columns."""
 
 
 def claim_charts(comparison: PaperComparison) -> list[Drawing]:
-    """For each claim the differences with their intervals, against the value that it needs."""
+    """Chart the differences of each claim with their intervals, against the claimed value."""
     drawings: list[Drawing] = []
     for number, verdict in enumerate(comparison.verdicts, 1):
         claim, panels = verdict.claim, []
@@ -85,18 +85,18 @@ def _claim_panel(
 
 
 def _axis_and_bounds(claim: Better | Near | Bound) -> tuple[str, list[float]]:
-    """Meaning of a difference, and the values that it is compared with."""
+    """Return the axis label of a claim, and the values to mark."""
     match claim:
         case Better():
-            asked = f"better by, {claim.by:g} asked" if claim.by else "better by"
-            return asked, list(dict.fromkeys((0.0, claim.by)))
+            label = f"better by, {claim.by:g} claimed" if claim.by else "better by"
+            return label, list(dict.fromkeys((0.0, claim.by)))
         case Near():
             whose = "the paper's" if claim.near == "paper" else "the released code's"
-            asked = f"ours minus {whose}, {claim.within:g} allowed"
-            return asked, [-claim.within, 0.0, claim.within]
+            label = f"ours minus {whose}, {claim.within:g} allowed"
+            return label, [-claim.within, 0.0, claim.within]
     bounds = (("at least", claim.at_least), ("at most", claim.at_most))
     words = [f"{word} {bound:g}" for word, bound in bounds if bound is not None]
-    return f"inside of {' and '.join(words)} by", [0.0]
+    return f"distance from the bound, {' and '.join(words)}", [0.0]
 
 
 def _unit(quantity: Quantity) -> str:
@@ -104,12 +104,12 @@ def _unit(quantity: Quantity) -> str:
 
 
 def paper_against_ours(comparison: PaperComparison) -> list[Drawing]:
-    """The paper's numbers over ours, a panel for each quantity."""
+    """Plot the paper's numbers against ours, one panel per quantity."""
     every = [
         _against(comparison, quantity, columns) for quantity, columns in comparison.quantities()
     ]
     panels = [panel for panel in every if panel is not None]
-    caption = "On the dashed line both are the same. Bars: 95 % intervals over seeds, "
+    caption = "On the dashed line both are equal. Bars: 95 % intervals over seeds, "
     caption += "where a spread is known."
     return drawing("paper-against-ours", panels, caption, columns=3, tall=True)
 
@@ -140,7 +140,7 @@ def _against(
     if not ends:
         return None
     span = max(ends) - min(ends)
-    # Intervals of two seeds are so long that the points would be one.
+    # Intervals over two seeds are so long that the points would coincide.
     room = (0.08 * span + min(longest, 0.4 * span)) or longest or 0.01 * abs(ends[0]) or 1.0
     low, high = min(ends) - room, max(ends) + room
     diagonal = Line([low, high], [low, high], "", "dashed", None)
@@ -156,7 +156,7 @@ def _against(
 
 
 def _paper_half(cell: ComparedCell) -> float | None:
-    """Half the width of the 95 % interval of the paper's mean."""
+    """Return half the width of the 95 % interval of the paper's mean."""
     if cell.paper is None or not cell.paper.std or cell.paper_seeds < 2:
         return None
     return t_quantile(cell.paper_seeds - 1) * cell.paper.std / math.sqrt(cell.paper_seeds)

@@ -1,7 +1,8 @@
-"""Contents of a figure, apart from what draws it.
+"""Contents of a figure, independent of the plotting library.
 
-A chart is panels, a panel is layers, a layer is numbers and a name. :mod:`.figures` draws a chart
-with matplotlib for papers, :mod:`.interactive` with Plotly for pages; both read the same numbers.
+A chart has panels, a panel has layers, a layer has numbers and a name.
+:mod:`tammes.lab.report.render.matplotlib_charts` draws a chart for papers,
+:mod:`tammes.lab.report.render.plotly_charts` for pages; both use the same numbers.
 """
 
 import functools
@@ -17,9 +18,9 @@ PALETTE = (
     "#0072B2", "#D55E00", "#009E73", "#CC79A7", "#E69F00",
     "#56B4E9", "#8C6BB1", "#A6761D", "#DC267F", "#A3A500",
 )  # fmt: skip
-"""Colours that stay apart for colour-blind eyes, on white and black: Okabe and Ito, four more."""
+"""Colour-blind safe colours on white and black: those of Okabe and Ito, and four more."""
 MUTED = "#8A8F98"
-"""For what is only context."""
+"""Colour of context."""
 
 Numbers: TypeAlias = Sequence[float]
 Dash = Literal["solid", "dashed", "dotted"]
@@ -29,22 +30,22 @@ P = ParamSpec("P")
 
 
 def numbers(values: Tensor | Numbers) -> list[float]:
-    """Plain numbers of a tensor or a sequence."""
+    """Convert a tensor or a sequence to a list of numbers."""
     return values.detach().double().tolist() if isinstance(values, Tensor) else list(values)
 
 
 def color(place: int | None) -> str:
-    """Colour by place in the palette, muted without one."""
+    """Return a colour of the palette, or the muted colour without a place."""
     return MUTED if place is None else PALETTE[place % len(PALETTE)]
 
 
 def palette_wraps(place: int | None) -> int:
-    """Number of times the palette wrapped; places of one colour differ in it."""
+    """Return how many times the palette wrapped; it tells places of one colour apart."""
     return 0 if place is None else place // len(PALETTE) % len(DASHES)
 
 
 def short(names: Sequence[str], limit: int) -> list[str]:
-    """Names that are no longer than a limit, and no two the same.
+    """Shorten names to a limit and make them distinct.
 
     Example:
         >>> short(["a", "a", "a long name"], 7)
@@ -64,12 +65,12 @@ def short(names: Sequence[str], limit: int) -> list[str]:
 
 
 def sentence(text: str) -> str:
-    """The same text with a capital letter first."""
+    """Capitalize the first letter."""
     return text[:1].upper() + text[1:]
 
 
 def circles() -> list[list[tuple[float, float, float]]]:
-    """Circles of latitude and of longitude on the unit sphere, every 30 degrees."""
+    """Return circles of latitude and longitude on the unit sphere, every 30 degrees."""
     turn = [math.radians(6 * step) for step in range(61)]
     cosine = {degrees: math.cos(math.radians(degrees)) for degrees in range(-90, 180, 30)}
     sine = {degrees: math.sin(math.radians(degrees)) for degrees in range(-90, 180, 30)}
@@ -86,9 +87,9 @@ def circles() -> list[list[tuple[float, float, float]]]:
 
 @dataclass(frozen=True)
 class Line:
-    """A curve through points; ``color`` is a place in the palette.
+    """Curve through points; ``color`` is a place in the palette.
 
-    Curves of one ``group`` are shown and hidden together; a ``thin`` one stays behind the others.
+    Curves of one ``group`` are shown and hidden together; ``thin`` curves are faint.
     """
 
     x: Numbers
@@ -102,7 +103,7 @@ class Line:
 
 @dataclass(frozen=True)
 class Bars:
-    """A histogram: one more edge than heights."""
+    """Histogram, with one more edge than heights."""
 
     edges: Numbers
     heights: Numbers
@@ -112,7 +113,7 @@ class Bars:
 
 @dataclass(frozen=True)
 class Points:
-    """Single points, with a text for each if wanted, and a span from ``low`` to ``high`` in x."""
+    """Single points with optional texts, and optional horizontal error bars ``low`` to ``high``."""
 
     x: Numbers
     y: Numbers
@@ -128,7 +129,7 @@ class Points:
 
 @dataclass(frozen=True)
 class HorizontalBars:
-    """Bars that lie, one for each row of the panel; None leaves a row empty."""
+    """Horizontal bars, one per row of the panel; None leaves a row empty."""
 
     values: Sequence[float | None]
     colors: Sequence[int | None]
@@ -137,7 +138,7 @@ class HorizontalBars:
 
 @dataclass(frozen=True)
 class Arrow:
-    """From a point to another, with a text at its middle."""
+    """Arrow between two points, with a text at its middle."""
 
     start: tuple[float, float]
     end: tuple[float, float]
@@ -148,7 +149,7 @@ class Arrow:
 
 @dataclass(frozen=True)
 class Note:
-    """A text at a point."""
+    """Text at a point."""
 
     x: float
     y: float
@@ -157,7 +158,7 @@ class Note:
 
 @dataclass(frozen=True)
 class Rule:
-    """A line across the panel at one value of an axis, named at its end."""
+    """Line across the panel at one value of an axis, labelled at its end."""
 
     at: float
     name: str = ""
@@ -166,7 +167,7 @@ class Rule:
 
 @dataclass(frozen=True)
 class Region:
-    """A filled polygon."""
+    """Filled polygon."""
 
     x: Numbers
     y: Numbers
@@ -176,7 +177,7 @@ class Region:
 
 @dataclass(frozen=True)
 class HeatMap:
-    """A square matrix as colours, its rows and columns named; None leaves a place empty."""
+    """Square matrix as colours, with names of its rows and columns; None leaves a cell empty."""
 
     values: Sequence[Sequence[float | None]]
     names: Sequence[str]
@@ -185,7 +186,7 @@ class HeatMap:
 
 @dataclass(frozen=True)
 class Ball:
-    """The unit sphere with prototypes as arrows and features as points.
+    """Unit sphere with prototypes as arrows and features as points.
 
     ``labels`` are the classes of the features, ``names`` the names of the classes.
     """
@@ -203,11 +204,11 @@ Layer: TypeAlias = (
 
 @dataclass(frozen=True)
 class Panel:
-    """Layers over common axes.
+    """Layers on common axes.
 
-    ``x_step`` is the distance of the ticks, ``equal`` gives both axes the same unit of length, and
-    ``bare`` hides them. With ``rows`` the second axis has names in place of numbers: y = 0 is the
-    first, at the top. ``above`` puts long names above their rows, where they take no width.
+    ``x_step`` is the distance between ticks, ``equal`` gives both axes the same scale, and ``bare``
+    hides them. With ``rows`` the y axis has names instead of numbers, with y = 0 as the first at
+    the top; ``above`` puts long names above their rows, where they take no width.
     """
 
     layers: Sequence[Layer]
@@ -223,7 +224,7 @@ class Panel:
     above: bool = False
 
     def has(self, kind: type[Layer]) -> bool:
-        """Whether some layer is of a kind."""
+        """Return whether some layer is of a kind."""
         return any(isinstance(layer, kind) for layer in self.layers)
 
 
@@ -231,7 +232,7 @@ class Panel:
 class Chart:
     """Panels side by side, or in rows of a given number of columns.
 
-    With ``one_legend`` the panels share one; the names are those of the first.
+    With ``one_legend`` all panels share the legend of the first.
     """
 
     panels: Sequence[Panel]
@@ -241,12 +242,12 @@ class Chart:
 
 
 class Plot(Generic[P]):
-    """A figure as a function: called, it draws with matplotlib and returns the ``Figure``.
+    """Figure as a function: a call draws it with matplotlib and returns the ``Figure``.
 
     Made with the decorator :func:`plot` from a function that returns a :class:`Chart`.
 
     Attributes:
-        chart: the function itself, for the numbers of the figure.
+        chart: the decorated function, which returns the numbers of the figure.
     """
 
     def __init__(self, build: Callable[P, Chart]) -> None:
@@ -254,18 +255,18 @@ class Plot(Generic[P]):
         functools.update_wrapper(self, build)
 
     def __call__(self, *args: P.args, **kwargs: P.kwargs) -> Any:
-        """The figure, a ``matplotlib.figure.Figure``."""
+        """Draw the figure as a ``matplotlib.figure.Figure``."""
         from tammes.lab.report.render.matplotlib_charts import draw
 
         return draw(self.chart(*args, **kwargs))
 
     def interactive(self, *args: P.args, **kwargs: P.kwargs) -> Any:
-        """The figure for a page, a ``plotly.graph_objects.Figure``."""
+        """Draw the figure as a ``plotly.graph_objects.Figure``."""
         from tammes.lab.report.render.plotly_charts import draw
 
         return draw(self.chart(*args, **kwargs))
 
 
 def plot(build: Callable[P, Chart]) -> Plot[P]:
-    """Make a figure of a function that returns a chart."""
+    """Turn a function that returns a chart into a :class:`Plot`."""
     return Plot(build)

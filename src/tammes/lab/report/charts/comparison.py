@@ -1,4 +1,4 @@
-"""Charts of finished runs: groups against each other and against the best there can be."""
+"""Charts of finished runs: groups compared with each other and with the optimum."""
 
 import itertools
 import math
@@ -27,17 +27,17 @@ from tammes.lab.stats.seed_groups import QUANTITIES, Group, Quantity, interval, 
 from tammes.metrics.functional import margins as sample_margins
 
 BALLS_SHOWN = 8
-"""Spheres on a page; a browser can draw only so many."""
+"""Largest number of spheres on a page, as a browser can draw only so many."""
 POINTS_SHOWN = 1500
 HISTOGRAMS_SHOWN = 6
-"""Groups up to which each has a histogram of its similarities."""
+"""Largest number of groups with separate histograms of similarities."""
 CLASSES_SHOWN = 30
-"""Classes in the chart of their accuracies."""
+"""Largest number of classes in the chart of class accuracies."""
 _BY_KEY = {quantity.key: quantity for quantity in QUANTITIES}
 
 
 def results(loaded: LoadedRuns) -> list[Drawing]:
-    """Accuracy of every group, and its difference from the first."""
+    """Chart the accuracy of every group, and its difference from the first."""
     groups = [group for group in loaded.groups if group.values["accuracy"]]
     if not groups:
         return []
@@ -102,7 +102,7 @@ def _differences(loaded: LoadedRuns, groups: Sequence[Group], quantity: Quantity
 
 
 def margins(loaded: LoadedRuns) -> list[Drawing]:
-    """Class and sample margins against their optimum, and their histograms."""
+    """Chart class and sample margins against their optimum, and histograms."""
     drawings = []
     for key, what in (("class_margin", "class-margins"), ("sample_margin", "sample-margins")):
         quantity = _BY_KEY[key]
@@ -142,7 +142,7 @@ def _histograms(loaded: LoadedRuns) -> list[Drawing]:
     high = math.ceil(20 * max(0.05, *(float(each.max()) for each in values))) / 20
     lines = _outlines(loaded, known, values, low, high)
     best = optimum(loaded, "sample_margin")
-    rules = [Rule(0.0, "wrong below 0")]
+    rules = [Rule(0.0, "errors below 0")]
     if best is not None and best.value <= 1.3 * high:
         rules.insert(0, Rule(best.value, f"optimum {best.value:.4g}"))
     top = max(max(line.y) for line in lines)
@@ -156,7 +156,7 @@ def _histograms(loaded: LoadedRuns) -> list[Drawing]:
         bins = 20 + _bins(seen.cosines.target)
         chart = distributions.similarity_histogram.chart(seen.cosines, bins=bins, title=title)
         name = f"similarities-{_place(loaded, group) + 1}"
-        caption = "Cosine to the own class and to the hardest other class. " + which
+        caption = "Cosine to the true class and to the nearest wrong class. " + which
         drawings.append(Drawing(name, chart, caption=caption, legend=True))
     return drawings
 
@@ -165,13 +165,14 @@ def _overlaid(
     loaded: LoadedRuns, known: Sequence[tuple[Group, InspectedRun]], which: str
 ) -> list[Drawing]:
     drawings = []
-    for part, words in (("target", "own class"), ("hardest", "hardest other class")):
+    parts = (("target", "own", "true class"), ("hardest", "hardest", "nearest wrong class"))
+    for part, name, words in parts:
         values = [getattr(seen.cosines, part).double() for _, seen in known]
         low = math.floor(10 * min(float(each.min()) for each in values)) / 10
         high = min(1.0, math.ceil(10 * max(float(each.max()) for each in values)) / 10)
         layers = _outlines(loaded, known, values, low, high)
         panel = Panel(layers, f"Cosine to the {words}", "cosine", distributions.SHARE)
-        drawings.append(Drawing(f"cosine-{words.split()[0]}", Chart([panel]), caption=which))
+        drawings.append(Drawing(f"cosine-{name}", Chart([panel]), caption=which))
     return drawings
 
 
@@ -182,7 +183,7 @@ def _outlines(
     low: float,
     high: float,
 ) -> list[Line]:
-    """Histograms of the groups as lines."""
+    """Return the histograms of the groups as lines."""
     lines = []
     for (group, _), each in zip(known, values, strict=True):
         place = _place(loaded, group)
@@ -195,7 +196,7 @@ def _outlines(
 
 
 def _bins(values: Tensor) -> int:
-    """Bins that are wide enough for the number of values."""
+    """Return a number of bins that suits the number of values."""
     return max(16, min(60, round(len(values) ** 0.5)))
 
 
@@ -204,7 +205,7 @@ def _seen(loaded: LoadedRuns) -> list[tuple[Group, InspectedRun]]:
 
 
 def sample_note(known: Sequence[tuple[Group, InspectedRun]]) -> str:
-    """Seed and number of the examples that are shown, in words."""
+    """Describe the seed and the number of examples shown."""
     seeds = {seen.seed for _, seen in known}
     words = f"Seed {seeds.pop()} of each." if len(seeds) == 1 else "One seed of each."
     parts = [(len(seen.labels), seen.total) for _, seen in known if seen.labels is not None]
@@ -215,7 +216,7 @@ def sample_note(known: Sequence[tuple[Group, InspectedRun]]) -> str:
 
 
 def features(loaded: LoadedRuns) -> list[Drawing]:
-    """Spheres of three-dimensional features, the plane of two-dimensional ones."""
+    """Draw three-dimensional features on the sphere, and two-dimensional ones in the plane."""
     drawings = []
     known = [
         (g, s) for g, s in _seen(loaded) if s.features is not None and s.prototypes is not None
@@ -243,7 +244,7 @@ def features(loaded: LoadedRuns) -> list[Drawing]:
 
 
 def classes(loaded: LoadedRuns) -> list[Drawing]:
-    """Accuracy of each class, the worst first."""
+    """Chart the accuracy of each class, the worst first."""
     table = class_accuracies(loaded)
     if not table:
         return []
@@ -272,13 +273,13 @@ def classes(loaded: LoadedRuns) -> list[Drawing]:
 
 
 def class_names(loaded: LoadedRuns, count: int) -> list[str]:
-    """Names of the classes, their numbers where runs do not agree on them."""
+    """Return the names of the classes, or their numbers if the runs disagree."""
     known = {tuple(seen.names) for seen in loaded.seen.values() if len(seen.names) == count}
     return list(known.pop()) if len(known) == 1 else [str(place) for place in range(count)]
 
 
 def class_accuracies(loaded: LoadedRuns) -> dict[str, list[float | None]]:
-    """Mean accuracy of each class over the seeds in percent, by the label of the group."""
+    """Return the mean accuracy of each class over the seeds in percent, by group label."""
     table: dict[str, list[float | None]] = {}
     for group in loaded.groups:
         rows = []
@@ -291,13 +292,13 @@ def class_accuracies(loaded: LoadedRuns) -> dict[str, list[float | None]]:
             continue
         means = [_mean(column) for column in zip(*rows, strict=True)]
         table[group.label] = [None if mean is None else 100 * mean for mean in means]
-    # Groups on other classes are not drawn beside each other.
+    # Groups with different classes cannot be compared.
     count = class_count(loaded) or len(next(iter(table.values()), []))
     return {label: means for label, means in table.items() if len(means) == count}
 
 
 def worst_first(table: dict[str, list[float | None]]) -> list[int]:
-    """Classes by their mean accuracy over all groups; those without an example are left out."""
+    """Sort classes by mean accuracy over all groups; classes without examples are left out."""
     means = [_mean(column) for column in zip(*table.values(), strict=True)]
     known = [(mean, place) for place, mean in enumerate(means) if mean is not None]
     return [place for _, place in sorted(known)]

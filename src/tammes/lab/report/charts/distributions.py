@@ -1,4 +1,4 @@
-"""Figures of what was measured: histograms, angles, the sphere, training over time."""
+"""Figures of measurements: histograms, angles, features on the sphere, training curves."""
 
 import math
 from collections.abc import Mapping, Sequence
@@ -30,9 +30,9 @@ SHARE = "share of the examples"
 
 
 def histogram(values: Tensor, low: float, high: float, bins: int, name: str, place: int) -> Bars:
-    """Shares of values in bins of equal width; ``place`` is that of the colour in the palette."""
+    """Compute a histogram with bins of equal width; ``place`` is its place in the palette."""
     edges = torch.linspace(low, high, bins + 1, dtype=torch.double)
-    # What rounding put outside of the range belongs to its end.
+    # Values outside the range by rounding count at its ends.
     inside = values.detach().double().cpu().clamp(low, high)
     heights = torch.histogram(inside, edges).hist
     return Bars(numbers(edges), numbers(heights / max(len(values), 1)), name, place)
@@ -40,18 +40,18 @@ def histogram(values: Tensor, low: float, high: float, bins: int, name: str, pla
 
 @plot
 def similarity_histogram(split: Split, *, bins: int = 80, title: str = "similarities") -> Chart:
-    """Histogram of the cosines to the own class and to the hardest other one.
+    """Histogram of the cosines to the true class and to the nearest wrong class.
 
     Zhou 2022, Fig. 9 (a-c).
 
     Args:
         split: cosines of N examples, split by their labels.
-        bins: between -1 and 1.
-        title: of the figure.
+        bins: number of bins between -1 and 1.
+        title: title of the figure.
     """
     layers = [
-        histogram(split.target, -1, 1, bins, "own class", 0),
-        histogram(split.hardest, -1, 1, bins, "hardest other class", 1),
+        histogram(split.target, -1, 1, bins, "true class", 0),
+        histogram(split.hardest, -1, 1, bins, "nearest wrong class", 1),
     ]
     return Chart([Panel(layers, title, "cosine", SHARE, x_range=(-1.0, 1.0))])
 
@@ -66,37 +66,37 @@ def margin_histogram(
 
     Args:
         split: cosines of N examples, split by their labels.
-        bins: from the smallest to the largest margin shown.
-        optimum: where the best possible margin is.
-        title: of the figure.
+        bins: number of bins.
+        optimum: largest possible margin, to be marked.
+        title: title of the figure.
     """
     values = sample_margins(split).double()
     marks = [0.0, float(values.mean())] + ([] if optimum is None else [optimum])
     low, high = min(*marks, float(values.min())), max(*marks, float(values.max()))
-    # A margin of cosines is between -2 and 2; steps of a twentieth end the axis.
+    # The axis ends at multiples of 0.05.
     low, high = math.floor(20 * low) / 20, math.ceil(20 * high + 1e-9) / 20
     bars = histogram(values, low, high, bins, "sample margin", 2)
     layers: list[Layer] = [bars, Rule(marks[1], f"mean {marks[1]:.3f}")]
     if optimum is not None:
         layers.append(Rule(optimum, f"at most {optimum:.3f}"))
     if low < 0:
-        layers.append(Rule(0.0, "0: wrong below"))
+        layers.append(Rule(0.0, "errors below 0"))
     return Chart([margin_panel(layers, max(bars.heights), title)])
 
 
 def margin_panel(layers: Sequence[Layer], top: float, title: str) -> Panel:
-    """Histograms of sample margins up to a height, with room above for the names of rules."""
+    """Return a panel of sample margins, with room above the bars for the labels of rules."""
     axis = "cosine to the true class − nearest wrong class"
     return Panel(layers, title, axis, SHARE, y_range=(0.0, 1.35 * top))
 
 
 @plot
 def histograms(splits: Mapping[str, Split], *, bins: int = 80) -> Chart:
-    """Histograms of similarities and margins of several models, as Zhou 2022, Fig. 9.
+    """Histograms of similarities and margins of several models, as in Zhou 2022, Fig. 9.
 
     Args:
         splits: cosines by the name of the model.
-        bins: of each histogram.
+        bins: number of bins of each histogram.
     """
     kinds = ((similarity_histogram, "similarities"), (margin_histogram, "margins"))
     return Chart(
@@ -111,30 +111,30 @@ def histograms(splits: Mapping[str, Split], *, bins: int = 80) -> Chart:
 
 @plot
 def angle_histogram(own: Tensor, hardest: Tensor, edges: Tensor) -> Chart:
-    """Histogram of the angles to the own class and to the hardest other one.
+    """Histogram of the angles to the true class and to the nearest wrong class.
 
     ArcFace (Deng 2019), Fig. 3; from the counts of :func:`tammes.metrics.functional.angles`.
 
     Args:
-        own: examples by their angle to the own class, shape ``(B,)``.
-        hardest: examples by their angle to the hardest other class, shape ``(B,)``.
-        edges: of the bins in degrees, shape ``(B + 1,)``.
+        own: counts by angle to the true class, shape ``(B,)``.
+        hardest: counts by angle to the nearest wrong class, shape ``(B,)``.
+        edges: edges of the bins in degrees, shape ``(B + 1,)``.
     """
     total = max(float(own.sum()), 1.0)
     layers = [
-        Bars(numbers(edges), numbers(own.double() / total), "own class", 0),
-        Bars(numbers(edges), numbers(hardest.double() / total), "hardest other class", 1),
+        Bars(numbers(edges), numbers(own.double() / total), "true class", 0),
+        Bars(numbers(edges), numbers(hardest.double() / total), "nearest wrong class", 1),
     ]
     return Chart([Panel(layers, "angles", "degrees", SHARE, x_step=30)])
 
 
 def class_names(count: int, names: Sequence[str] = ()) -> list[str]:
-    """Names of the classes, their numbers where none are known."""
+    """Return the names of the classes, or their numbers if there are none."""
     return list(names) if names else [str(place) for place in range(count)]
 
 
 def shown_classes(count: int, limit: int = CLASSES_SHOWN, always: Sequence[int] = ()) -> Tensor:
-    """Classes that a picture shows: all, or evenly spread ones and those it must show."""
+    """Return the classes to show: all, or an even selection with those in ``always``."""
     if count <= limit:
         return torch.arange(count)
     spread = torch.linspace(0, count - 1, limit - len(set(always))).round().long()
@@ -149,20 +149,20 @@ def angle_heat_map(
     limit: int = CLASSES_SHOWN,
     always: Sequence[int] = (),
 ) -> Chart:
-    """Angle between every two prototypes, in degrees.
+    """Heat map of the angles between prototypes, in degrees.
 
     Args:
         prototypes: shape ``(C, D)``.
-        names: of the classes.
-        limit: with more classes than this, an even selection is shown.
-        always: classes that a selection must hold.
+        names: names of the classes.
+        limit: largest number of classes; of more, an even selection is shown.
+        always: classes that a selection must include.
     """
     shown = shown_classes(len(prototypes), limit, always)
     rows = unit(prototypes.detach().double().cpu()[shown])
     apart = torch.cdist(rows, rows, compute_mode="donot_use_mm_for_euclid_dist")
     together = torch.cdist(rows, -rows, compute_mode="donot_use_mm_for_euclid_dist")
     angles = torch.rad2deg(2 * torch.atan2(apart, together)).tolist()
-    # A class with itself would take the whole range of colours.
+    # The zeros on the diagonal would take up the range of colours.
     values = [[None if i == j else v for j, v in enumerate(row)] for i, row in enumerate(angles)]
     all_names = class_names(len(prototypes), names)
     heat = HeatMap(values, [all_names[place] for place in shown.tolist()], "°")
@@ -171,7 +171,7 @@ def angle_heat_map(
 
 
 def selection(count: int, limit: int) -> Tensor:
-    """Examples that a picture shows: a fixed selection, spread over all."""
+    """Return the examples to show: all, or a fixed random selection."""
     if count <= limit:
         return torch.arange(count)
     order = torch.randperm(count, generator=torch.Generator().manual_seed(0))
@@ -188,15 +188,15 @@ def sphere(
     limit: int = POINTS_SHOWN,
     title: str = "",
 ) -> Chart:
-    """Prototypes and features on the unit sphere, as Zhou 2022, Fig. 1.
+    """Prototypes and features on the unit sphere, as in Zhou 2022, Fig. 1.
 
     Args:
         prototypes: shape ``(C, 3)``; only their direction is shown.
         features: shape ``(N, 3)``; only their direction is shown.
         labels: class of each feature, shape ``(N,)``.
-        names: of the classes.
+        names: names of the classes.
         limit: show at most that many features.
-        title: of the figure.
+        title: title of the figure.
     """
     _check_size("sphere", prototypes, 3)
     points, classes = _shown_points("sphere", features, labels, 3, limit)
@@ -213,13 +213,13 @@ def sphere(
 def spheres(
     arrangements: Mapping[str, tuple[Tensor, Tensor]], *, limit: int = POINTS_SHOWN
 ) -> Chart:
-    """Prototypes and one feature of each class side by side, with the class margin of each.
+    """Several spheres side by side, with one feature per class and the class margin of each.
 
     Zhou 2022, Fig. 1.
 
     Args:
         arrangements: prototypes and features, each of shape ``(C, 3)``, by name.
-        limit: show at most that many features of each.
+        limit: largest number of features on each sphere.
     """
     panels: list[Panel] = []
     for name, (prototypes, features) in arrangements.items():
@@ -248,9 +248,9 @@ def feature_scatter(
         features: shape ``(N, 2)``.
         labels: class of each feature, shape ``(N,)``.
         prototypes: shape ``(C, 2)``.
-        names: of the classes.
+        names: names of the classes.
         limit: show at most that many features.
-        title: of the figure.
+        title: title of the figure.
     """
     points, classes = _shown_points("feature_scatter", features, labels, 2, limit)
     count = int(labels.max()) + 1 if prototypes is None else len(prototypes)
@@ -292,15 +292,15 @@ def during_training(
     bound: float | None = None,
     bound_name: str = "bound",
 ) -> Chart:
-    """A measure over the course of training, one curve for each run.
+    """Training curves of a quantity, one per run.
 
     Args:
         series: values by the name of the run.
-        steps: where they were measured; counted from 1 if not given.
-        quantity: what is measured, for the axis.
-        unit_of_steps: what a step is, for the axis.
-        bound: a value that cannot be passed.
-        bound_name: what it is.
+        steps: x values; by default 1, 2, 3 and so on.
+        quantity: name of the quantity, for the axis.
+        unit_of_steps: label of the x axis.
+        bound: theoretical bound, to be marked.
+        bound_name: label of the bound.
     """
     lines = []
     for place, (name, values) in enumerate(series.items()):
@@ -325,15 +325,15 @@ def bias_during_training(
     *,
     unit_of_steps: str = "epoch",
 ) -> Chart:
-    r"""The softmax bias :math:`\hat\rho` over the course of training, below :math:`\log(C-1)`.
+    r"""Training curves of the softmax bias :math:`\hat\rho`, bounded by :math:`\log(C-1)`.
 
     Kobayashi 2019, Fig. 3.
 
     Args:
         series: mean bias by the name of the run.
         classes: number of classes C.
-        steps: where it was measured; counted from 1 if not given.
-        unit_of_steps: what a step is, for the axis.
+        steps: x values; by default 1, 2, 3 and so on.
+        unit_of_steps: label of the x axis.
     """
     return during_training.chart(
         series,

@@ -1,4 +1,4 @@
-"""A loss as a curve over the angle, computed by the term itself."""
+"""Curves of a loss over the angle, computed by the term itself."""
 
 import difflib
 import math
@@ -21,23 +21,23 @@ from tammes.terms import Batch, Setting, Term
 
 CLASSES = 10
 HARDEST = 60.0
-"""Degrees to the hardest other class; the rest are at a right angle."""
+"""Degrees to the nearest wrong class; the rest are at a right angle."""
 ABSENT = -1e3
-"""Similarity of a class that is as good as not there."""
+"""Similarity that makes a class negligible."""
 COUNTS = tuple(round(1000 * 0.01 ** (c / (CLASSES - 1))) for c in range(CLASSES))
-"""Examples of each class for a loss that asks for them: a long tail of 100 to 1."""
+"""Examples per class for a loss that needs them: a long tail of 100 to 1."""
 
 
 @dataclass(frozen=True, eq=False)
 class Curve:
-    r"""A loss over the angle.
+    r"""Loss over the angle.
 
     Attributes:
-        name: what is special about this curve, if a term has several.
+        name: name of the variant, if a term has several.
         loss: shape ``(T,)``.
         gradient: derivative of the loss by the angle in radians, shape ``(T,)``.
-        score: :math:`\psi(\theta)`, what stands in the place of :math:`\cos\theta` in the softmax,
-            shape ``(T,)``; None where the loss is no softmax of some target score.
+        score: :math:`\psi(\theta)`, which replaces :math:`\cos\theta` in the softmax, shape
+            ``(T,)``; None if the loss is not a softmax with such a score.
     """
 
     name: str
@@ -47,10 +47,10 @@ class Curve:
 
 
 def term_named(name: str, **settings: Setting) -> Term:
-    """Build a term by its name, with example counts where it needs some.
+    """Build a term by name, with default class counts if it needs them.
 
     Args:
-        name: of a loss, such as ``"cosface"``.
+        name: name of a loss, such as ``"cosface"``.
         settings: replace the defaults.
 
     Returns:
@@ -84,17 +84,17 @@ def split_at(
     norm: float = 1.0,
     distance: bool = False,
 ) -> Split:
-    r"""Split of examples at given angles to their own prototype, all on the unit sphere.
+    r"""Split of unit examples at given angles to the prototype of their class.
 
     Args:
-        theta: angles to the own prototype in radians, shape ``(N,)``.
+        theta: angles to the true class prototype in radians, shape ``(N,)``.
         scale: inverse temperature.
-        others: cosines of the other classes; by default one is at 60 degrees and the rest are at a
+        others: cosines to the wrong classes; by default one is at 60 degrees and the rest are at a
             right angle.
-        classes: how many classes there are, the own included.
-        label: the own class.
-        norm: of the features; the similarity is of their directions.
-        distance: use :math:`-\tfrac12\lVert x-w\rVert^2 = \cos\theta - 1` in place of the cosine.
+        classes: number of classes, including the true one.
+        label: the true class.
+        norm: norm of the features; similarities use their directions.
+        distance: use :math:`-\tfrac12\lVert x-w\rVert^2 = \cos\theta - 1` instead of the cosine.
 
     Returns:
         The :class:`tammes.Split`, with ``rest``.
@@ -122,12 +122,12 @@ def split_at(
 
 
 def over_angle(term: Term, theta: Tensor, *, scale: float = 30.0) -> list[Curve]:
-    """A term as curves over the angle.
+    """Compute the curves of a term over the angle.
 
-    A term on the split sees an example at the angle from its own prototype, against the other
-    classes of :func:`split_at`. A term on prototypes sees two of them that make the angle. A term
-    on features sees an anchor at the angle from another example of its class, or from its centre,
-    with another class at a right angle to both.
+    A term on the split gets an example at the angle from the prototype of its class, with the wrong
+    classes of :func:`split_at`. A term on prototypes gets two of them at the angle. A term on
+    features gets an anchor at the angle from another example of its class, or from its centre, with
+    another class at a right angle to both.
 
     Args:
         term: any term.
@@ -135,7 +135,7 @@ def over_angle(term: Term, theta: Tensor, *, scale: float = 30.0) -> list[Curve]
         scale: inverse temperature of the split.
 
     Returns:
-        One :class:`Curve`; more where a term also depends on the class or on the norm.
+        One :class:`Curve`, or more if the term also depends on the class or the norm.
 
     Example:
         >>> import math, torch, tammes
@@ -168,7 +168,7 @@ def over_angle(term: Term, theta: Tensor, *, scale: float = 30.0) -> list[Curve]
 
 
 def _variants(term: Term) -> list[tuple[str, dict[str, Any], dict[str, Any]]]:
-    """Curves to draw of a term: a name, options of the split, arguments of the term."""
+    """Return the variants of a term: name, options of the split, arguments of the term."""
     if term.name == "adaface":
         state = NormStatistics(term.settings["momentum"])
         state.mean.fill_(20.0)
@@ -177,7 +177,7 @@ def _variants(term: Term) -> list[tuple[str, dict[str, Any], dict[str, Any]]]:
         return [(name, {"norm": norm}, {"state": state}) for name, norm in kinds.items()]
     for key, values in term.settings.items():
         if isinstance(values, tuple):
-            # A setting for each class: the first and the last stand for all.
+            # A setting per class: the first and the last class represent all.
             count = len(values)
             what = {0: f"{key} {values[0]:g}", count - 1: f"{key} {values[-1]:g}"}
             return [(name, {"classes": count, "label": label}, {}) for label, name in what.items()]
@@ -200,7 +200,7 @@ def _score(
     scale: float,
     classes: int,
 ) -> Tensor | None:
-    """The target score over the scale, if the loss is the softplus of the others minus a score."""
+    """Return the target score over the scale, if the loss is a softplus of others minus a score."""
     found = []
     for degrees in (60.0, 90.0):
         others = theta.new_full((classes - 1,), ABSENT)
@@ -215,7 +215,7 @@ def _score(
 
 
 def _one_by_one(term: Term, theta: Tensor) -> Tensor:
-    """Loss of a term on prototypes or features at each angle."""
+    """Evaluate a term on prototypes or features at each angle."""
     fixed = theta.new_tensor([1.0, 0.0, 0.0])
     values = []
     for angle in theta:
@@ -244,10 +244,10 @@ def loss(term: Term | str, *, scale: float = 30.0, points: int = 359) -> Chart:
     Args:
         term: a term, or the name of one.
         scale: inverse temperature.
-        points: how many angles between 0 and 180 degrees.
+        points: number of angles between 0 and 180 degrees.
     """
     term = term_named(term) if isinstance(term, str) else term
-    # Not the ends: there a derivative by the angle has two sides.
+    # Without the ends, where the derivative by the angle is one-sided.
     degrees = torch.linspace(0, 180, points + 2, dtype=torch.double)[1:-1]
     theta = torch.deg2rad(degrees)
     curves = over_angle(term, theta, scale=scale)
@@ -284,12 +284,12 @@ def loss(term: Term | str, *, scale: float = 30.0, points: int = 359) -> Chart:
 
 
 _AXIS = {
-    "split": "angle to the own prototype θ (degrees)",
+    "split": "angle to the true class prototype θ (degrees)",
     "prototypes": "angle between two prototypes θ (degrees)",
-    "features": "angle to the own class θ (degrees)",
+    "features": "angle to the true class θ (degrees)",
 }
 _NO_SOFTMAX = ("lm_softmax", "sample_margin", "logit_divergence", "large_margin_gaussian")
-"""Losses of another size than the softmax, which would hide them."""
+"""Losses of another magnitude than the softmax, which is not drawn beside them."""
 
 
 def _short(term: Term) -> str:
@@ -302,14 +302,14 @@ def _short(term: Term) -> str:
 def plot_loss(
     name: str, path: str | os.PathLike[str], *, scale: float = 30.0, **settings: Setting
 ) -> None:
-    r"""Draw :math:`\psi(\theta)`, loss and gradient of a loss into a file.
+    r"""Plot :math:`\psi(\theta)`, loss and gradient of a loss to a file.
 
     Args:
-        name: of the loss, such as ``"arcface"``.
-        path: where to; the suffix says what: ``.png``, ``.svg``, ``.pdf``, or ``.html`` for an
+        name: name of the loss, such as ``"arcface"``.
+        path: file to write, with the suffix ``.png``, ``.svg``, ``.pdf``, or ``.html`` for an
             interactive page.
         scale: inverse temperature.
-        settings: of the loss, in place of its defaults.
+        settings: settings of the loss that replace its defaults.
     """
     from tammes.lab.report.render import html_page, matplotlib_charts
 

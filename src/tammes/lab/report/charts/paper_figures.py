@@ -1,4 +1,4 @@
-"""Figures of the papers that follow from a formula alone."""
+"""Figures of the papers that follow from formulas alone."""
 
 import math
 from collections.abc import Sequence
@@ -24,7 +24,7 @@ from tammes.lab.report.charts.loss_curves import split_at
 from tammes.losses.angular import target_score
 from tammes.split import split
 
-_ANGLE = "angle to the own prototype θ (degrees)"
+_ANGLE = "angle to the true class prototype θ (degrees)"
 
 
 def _grid(low: float, high: float, count: int = 401) -> Tensor:
@@ -33,13 +33,13 @@ def _grid(low: float, high: float, count: int = 401) -> Tensor:
 
 @plot
 def hinge_and_softplus(*, reach: float = 4.0) -> Chart:
-    r"""The two loss functions of the biased margin :math:`\xi`: hinge and softplus.
+    r"""Hinge and softplus as functions of the biased margin :math:`\xi`.
 
-    Kobayashi 2019, Fig. 1a. Both are computed by the losses themselves, with one other class
+    Kobayashi 2019, Fig. 1a. Both are computed by the losses themselves, with one wrong class
     whose score is :math:`\xi` above the target's.
 
     Args:
-        reach: the figure goes from minus to plus this.
+        reach: half width of the x axis.
     """
     excess = _grid(-reach, reach)
     scores = torch.stack([torch.zeros_like(excess), excess], 1)
@@ -61,17 +61,17 @@ def margins_in_losses(
     extra: float = 1.0,
     uniformity: float = 0.75,
 ) -> Chart:
-    r"""Margins that kinds of losses add to the hardest logit before it meets the target's.
+    r"""Margins that losses add to the largest wrong logit before comparing it with the target.
 
-    Kobayashi 2019, Fig. 2. (a) the hinge adds the constant 1; (b) large-margin losses add a bias
-    of their own, :math:`\check\rho`, to the :math:`\hat\rho` hidden in the softmax; (c) the
-    regulariser moves the other logits together, and :math:`\hat\rho` grows by itself.
+    Kobayashi 2019, Fig. 2. (a) the hinge adds the constant 1; (b) large-margin losses add their
+    own bias :math:`\check\rho` to the :math:`\hat\rho` implicit in the softmax; (c) the regulariser
+    pulls the wrong logits together, which increases :math:`\hat\rho`.
 
     Args:
-        target: logit of the own class.
-        others: logits of the other classes.
+        target: logit of the true class.
+        others: logits of the wrong classes.
         extra: the bias :math:`\check\rho` of (b).
-        uniformity: share of the way to equal logits that (c) moves the others.
+        uniformity: how far (c) moves the wrong logits towards equality, from 0 to 1.
     """
     spread = torch.tensor(others, dtype=torch.double)
     if len(spread) < 2:
@@ -85,8 +85,8 @@ def margins_in_losses(
     def panel(title: str, logits: Tensor, steps: Sequence[tuple[str, float]]) -> Panel:
         layers: list[Layer] = [
             Points(numbers(spread), [0.0] * len(spread), "before", None, 9, hollow=True),
-            Points(numbers(logits), [0.0] * len(logits), "other classes", 0, 9),
-            Points([target], [0.0], "own class f_y", 1, 9),
+            Points(numbers(logits), [0.0] * len(logits), "wrong classes", 0, 9),
+            Points([target], [0.0], "true class f_y", 1, 9),
         ]
         at = hardest
         for height, (name, step) in enumerate(steps):
@@ -113,12 +113,12 @@ def margins_in_losses(
 
 @plot
 def psi(margins: Sequence[float] = (1, 2, 3, 4)) -> Chart:
-    r"""The target function :math:`\psi(\theta)` of L-Softmax for several margins.
+    r"""Target function :math:`\psi(\theta)` of L-Softmax for several margins.
 
     L-Softmax (Liu 2016), Fig. 3; ``margin=1`` is the cosine of the softmax.
 
     Args:
-        margins: factors of the angle, whole or not.
+        margins: factors of the angle, integer or not.
     """
     degrees = _grid(0, 180)
     at = split_at(torch.deg2rad(degrees))
@@ -182,7 +182,7 @@ def boundaries(
         )
 
     def lead(direction: float, own: float, other: float, bend: float) -> float:
-        # Lead of a class, seen from its own side.
+        # Score of a class minus that of the other.
         to_own, to_other = abs(direction - angle / 2), abs(direction + angle / 2)
         at = split_at(torch.tensor([to_own], dtype=torch.double))
         return own * float(target_score(at, m1=bend)) - other * math.cos(to_other)
@@ -221,7 +221,7 @@ def decision_geometry(
     reach = 1.15 * max(max(pair) for pair in norms)
 
     def towards(direction: float, length: float) -> tuple[float, float]:
-        # Upright: the direction between the prototypes points up, the first class is on the left.
+        # The bisector of the prototypes points up, with the first class on the left.
         return (-length * math.sin(direction), length * math.cos(direction))
 
     def wedge(low: float, high: float) -> tuple[list[float], list[float]]:
@@ -262,7 +262,7 @@ def decision_geometry(
 
 @plot
 def divergences() -> Chart:
-    r"""The three divergences of two other classes from uniform, over the share of one of them.
+    r"""Three divergences of two wrong classes from uniform, over the share of one of them.
 
     Kobayashi 2019, Fig. 4, computed by :func:`tammes.logit_divergence` itself.
     """

@@ -1,4 +1,4 @@
-"""The figures that a recipe asks for, drawn from its ledger."""
+"""Figures that a recipe requests, drawn from its ledger."""
 
 import itertools
 import math
@@ -26,17 +26,17 @@ _AXES = {
     "accuracy": ("%", 100.0), "class_margin": ("degrees", 1.0), "sample_margin": ("cosine", 1.0),
     "bias": ("ρ̂", 1.0), "loss": ("loss", 1.0),
 }  # fmt: skip
-"""Unit of a curve and a factor, by the last part of its path."""
+"""Unit and factor of a curve, by the last part of its path."""
 _ALWAYS = {"test.accuracy": "Test accuracy", "train.loss": "Training loss"}
-"""Titles of the curves that every cell has."""
+"""Titles of the curves of every cell."""
 _LOGARITHMIC = ("gradients.cosine", "gradients.largest")
-"""Curves that are drawn by their order of magnitude."""
+"""Curves drawn on a logarithmic scale."""
 _ORTHOGONAL = 1e-5
-"""Below it two gradients are orthogonal, as far as float32 can tell."""
+"""Cosine below which two gradients are orthogonal in float32."""
 
 
 def requested_figures(comparison: PaperComparison) -> list[Drawing]:
-    """Every figure that the recipe asks for and that there are numbers for."""
+    """Draw every figure that the recipe requests and the ledger has numbers for."""
     draw: dict[str, Callable[[PaperComparison, Mapping[str, Any], str], list[Drawing]]] = {
         "curves": _curves, "by": by, "sweep": sweep, "analysis": analysis,
         "histograms": _histograms, "scatter": _scatter, "formula": _formula, "spheres": _spheres,
@@ -48,7 +48,7 @@ def requested_figures(comparison: PaperComparison) -> list[Drawing]:
 
 
 def other_curves(comparison: PaperComparison) -> list[Drawing]:
-    """All other curves that the ledger has."""
+    """Draw all other curves in the ledger."""
     shown = {figure.get("of") for figure in comparison.recipe.figures if figure["draw"] == "curves"}
     rows, columns = list(comparison.recipe.rows), comparison.columns
     return [
@@ -80,7 +80,7 @@ def _during(
     rows: Sequence[str],
     columns: Sequence[str],
 ) -> list[Drawing]:
-    """A measure over the epochs, a panel for each column and a curve for each row."""
+    """Draw a quantity over the epochs, one panel per column and one curve per row."""
     last = path.rpartition(".")[2]
     unit, factor = _AXES.get(last, (last.replace("_", " "), 1.0))
     marks: list[Layer] = []
@@ -126,7 +126,7 @@ def _series(entry: Entry, path: str, factor: float) -> Series:
 def _shown(
     comparison: PaperComparison, figure: Mapping[str, Any], part: str
 ) -> Iterator[tuple[str, Entry, Mapping[str, Any]]]:
-    """One seed of each cell that has something, under its name."""
+    """Yield label, entry and kept data of one seed of each cell that has them."""
     rows, columns = rows_of(comparison, figure), columns_of(comparison, figure)
     for column in columns:
         for row in rows:
@@ -144,7 +144,7 @@ def _histograms(comparison: PaperComparison, figure: Mapping[str, Any], name: st
         cosines: list[Layer] = [
             _bars(kept["edges_cosine"], kept[part], words, place)
             for place, (part, words) in enumerate(
-                (("own", "own class"), ("hardest", "hardest other class"))
+                (("own", "true class"), ("hardest", "nearest wrong class"))
             )
         ]
         title = f"{label}: cosines"
@@ -155,10 +155,10 @@ def _histograms(comparison: PaperComparison, figure: Mapping[str, Any], name: st
         if best is not None:
             layers.append(Rule(best, f"optimum {best:.3f}"))
         if bars.edges[0] <= 0 <= bars.edges[-1]:
-            layers.append(Rule(0.0, "0: wrong below"))
+            layers.append(Rule(0.0, "errors below 0"))
         top = max(bars.heights, default=1.0)
         panels.append(distributions.margin_panel(layers, top, f"{label}: margins"))
-    return drawing(name, panels, "Of the test images, one seed.")
+    return drawing(name, panels, "Test images, one seed.")
 
 
 def _bars(edges: Sequence[float], counts: Sequence[int], name: str, place: int) -> Bars:
@@ -167,7 +167,7 @@ def _bars(edges: Sequence[float], counts: Sequence[int], name: str, place: int) 
 
 
 def _inside(edges: Sequence[float], counts: Sequence[int]) -> tuple[list[float], list[int]]:
-    """A histogram without the empty bins at its ends."""
+    """Remove the empty bins at the ends of a histogram."""
     filled = [place for place, count in enumerate(counts) if count]
     if not filled:
         return list(edges), list(counts)
@@ -209,7 +209,7 @@ def _spheres(comparison: PaperComparison, figure: Mapping[str, Any], name: str) 
         panels += distributions.sphere.chart(
             prototypes, features, labels, limit=POINTS_SHOWN, title=title
         ).panels
-    caption = "Prototypes and features on the unit sphere, one seed; drag one to turn it."
+    caption = "Prototypes and features on the unit sphere, one seed; drag to rotate."
     return drawing(name, panels, caption, columns=4, tall=True)
 
 

@@ -1,4 +1,4 @@
-"""Figures over a setting that rows differ in: a quantity, a sweep, the analysis of margins."""
+"""Figures over a setting that differs between rows: quantities, sweeps, margin analysis."""
 
 import itertools
 import math
@@ -18,23 +18,23 @@ from tammes.lab.stats.paired import summary
 from tammes.lab.stats.seed_groups import Quantity
 
 _SWEPT = ("base_accuracy", "shot1", "shot5")
-"""Quantities of a sweep where the figure names none, as far as they are known."""
+"""Default quantities of a sweep."""
 _RIGHT, _WRONG = 2, 1
-"""Places in the palette."""
+"""Palette places of right and wrong predictions."""
 
 
 def rows_of(comparison: PaperComparison, figure: Mapping[str, Any]) -> list[str]:
-    """Rows that a figure shows: all by default."""
+    """Return the rows that a figure shows; by default all."""
     return [str(name) for name in figure.get("rows", comparison.recipe.rows)]
 
 
 def columns_of(comparison: PaperComparison, figure: Mapping[str, Any]) -> list[str]:
-    """Columns that a figure shows: all by default."""
+    """Return the columns that a figure shows; by default all."""
     return [str(name) for name in figure.get("columns", comparison.recipe.columns)]
 
 
 def titled(title: str, heading: str, several: bool) -> str:
-    """A title, with the column behind it where there are several."""
+    """Append the column to a title if there are several."""
     return f"{title}: {heading}" if several else title
 
 
@@ -50,7 +50,7 @@ def _listed(of: Any) -> list[str]:
 def _series(
     comparison: PaperComparison, x: str, rows: Sequence[str]
 ) -> dict[str, list[tuple[float, str]]]:
-    """Rows that have a number for the setting, with it, in its order; by their series."""
+    """Return the rows with a numeric setting, sorted by it, grouped by series."""
     series: dict[str, list[tuple[float, str]]] = {}
     for row in rows:
         values = comparison.recipe.rows[row].values
@@ -63,7 +63,7 @@ def _series(
 
 
 def by(comparison: PaperComparison, figure: Mapping[str, Any], name: str) -> list[Drawing]:
-    """Quantities over a setting of the rows or of the columns, the paper's beside ours."""
+    """Plot quantities over a setting of the rows or columns, with the paper's numbers."""
     keys = _listed(figure["of"])
     rows, columns, x = rows_of(comparison, figure), columns_of(comparison, figure), str(figure["x"])
     axis = x.replace("_", " ")
@@ -80,13 +80,13 @@ def by(comparison: PaperComparison, figure: Mapping[str, Any], name: str) -> lis
             if layers:
                 shown = titled(title, heading, bool(heading))
                 panels.append(Panel(layers, shown, axis, quantity.heading))
-    caption = "Mean over the seeds; thin: from the lowest to the highest; dashed: the paper."
+    caption = "Mean over the seeds; thin: range over the seeds; dashed: paper."
     return drawing(name, panels, caption)
 
 
 @dataclass(frozen=True)
 class _Point:
-    """A point of a line: our mean with its span, and the paper's number."""
+    """Point of a line: our mean with its range, and the paper's number."""
 
     x: float
     mean: float | None
@@ -101,7 +101,7 @@ def _lines_by(
     rows: Sequence[str],
     columns: Sequence[str],
 ) -> Iterator[tuple[str, dict[str, list[_Point]]]]:
-    """For each panel its heading and its lines by name."""
+    """Yield the heading of each panel and its lines by name."""
     recipe = comparison.recipe
 
     def point(at: Any, row: str, column: str) -> _Point:
@@ -122,7 +122,7 @@ def _lines_by(
 
 
 def _drawn(name: str, points: Sequence[_Point], place: int) -> Iterator[Layer]:
-    """Our means, their spans as thin lines, and the paper's numbers."""
+    """Yield our means, their ranges as thin lines, and the paper's numbers."""
     ours = [(point.x, point.mean) for point in points if point.mean is not None]
     if ours:
         yield Line([x for x, _ in ours], [y for _, y in ours], name, "solid", place, name)
@@ -139,7 +139,7 @@ def _drawn(name: str, points: Sequence[_Point], place: int) -> Iterator[Layer]:
 
 
 def sweep(comparison: PaperComparison, figure: Mapping[str, Any], name: str) -> list[Drawing]:
-    """Accuracies over a setting, such as the margin, with intervals and with the peak marked."""
+    """Plot accuracies over a setting such as the margin, with intervals and the peak marked."""
     rows, columns, x = rows_of(comparison, figure), columns_of(comparison, figure), str(figure["x"])
     panels = []
     for column in columns:
@@ -155,12 +155,12 @@ def sweep(comparison: PaperComparison, figure: Mapping[str, Any], name: str) -> 
                 shown = titled(title, comparison.headings[column], len(columns) > 1)
                 axis = x.replace("_", " ")
                 panels.append(Panel(layers, shown, axis, quantity.heading, x_range=_room(layers)))
-    caption = "Thin: 95 % intervals, over seeds, or over the episodes of a single one. Circle: "
-    return drawing(name, panels, f"{caption}where the mean is best.")
+    caption = "Thin: 95 % intervals over seeds, or over the episodes of a single seed. Circle: "
+    return drawing(name, panels, f"{caption}best mean.")
 
 
 def _room(layers: Sequence[Layer]) -> tuple[float, float] | None:
-    """A little more than the lines take, so that the marks at their ends are whole."""
+    """Return an x range with room for the marks at the ends of the lines."""
     xs = [x for layer in layers if isinstance(layer, Line) for x in layer.x]
     room = 0.04 * (max(xs) - min(xs))
     return (min(xs) - room, max(xs) + room) if room else None
@@ -194,7 +194,7 @@ def _swept(
 
 
 def _over_episodes(entries: Sequence[Entry], key: str) -> float | None:
-    """Half the 95 % interval over the episodes of a single seed, where it was kept."""
+    """Return half the 95 % interval over the episodes of a single seed, if it was kept."""
     for entry in entries:
         kept = entry.kept.get("fewshot")
         intervals = kept.get("intervals") if isinstance(kept, Mapping) else None
@@ -231,11 +231,11 @@ _COURSES: tuple[tuple[str, str, tuple[tuple[str, str, Dash], ...]], ...] = (
     ("P^s, two images of a novel class in one base class", "P^s",
      (("same_base_class", "", "solid"),)),
 )  # fmt: skip
-"""Title, axis, and what is drawn: attribute, name and line."""
+"""Title, axis, and curves: attribute, name and dash."""
 
 
 def analysis(comparison: PaperComparison, figure: Mapping[str, Any], name: str) -> list[Drawing]:
-    """Spread of classes over a setting such as the margin, and (12) against what was measured."""
+    """Plot class distances over a setting such as the margin, and (12) against measurements."""
     rows, columns, x = rows_of(comparison, figure), columns_of(comparison, figure), str(figure["x"])
     axis = x.replace("_", " ")
     courses: list[Panel] = []
@@ -272,7 +272,7 @@ def analysis(comparison: PaperComparison, figure: Mapping[str, Any], name: str) 
                 caption = f"{_PAIRS} {_inequality_caption(own, verdicts, shots)}"
                 number = f"{name}-inequality-{len(judged) + 1}"
                 judged.append(Drawing(number, Chart([panel]), caption=caption, legend=True))
-    caption = "Of unit features, mean over the seeds; of base classes, images held out of training."
+    caption = "Unit features, mean over the seeds; base classes: images held out of training."
     return [*drawing(name, courses, caption), *judged]
 
 
@@ -296,11 +296,11 @@ def _measured(
 
 
 def _analysed(values: Mapping[str, float]) -> MarginAnalysis | None:
-    """Analysis of a cell; None where it was not measured."""
+    """Return the margin analysis of a cell; None if it was not measured."""
     keys = ("d_intra_base", "d_inter_base", "d_intra_novel", "d_inter_novel")
     distances = [values.get(key, math.nan) for key in keys]
     share = values.get("p_same", math.nan)
-    # Of classes that have collapsed there is no ratio.
+    # Collapsed classes have no ratio.
     if not all(0 < each < math.inf for each in distances) or not math.isfinite(share):
         return None
     base_intra, base_inter, novel_intra, novel_inter = distances
@@ -314,19 +314,19 @@ def _analysed(values: Mapping[str, float]) -> MarginAnalysis | None:
 
 
 _PAIRS = (
-    "A point for two values m₁ < m₂ and a seed: what (12) says, and what is so on novel classes."
+    "One point per pair m₁ < m₂ and seed: prediction of (12) against phi measured on novel classes."
 )
 _Verdict = tuple[float, float, bool, str]
-"""By how much (12) says that it is so, by how much it is, whether the two agree, and in words."""
+"""Predicted difference, measured difference, whether their signs agree, and a description."""
 
 
 def _verdicts(own: Sequence[_Measured], axis: str) -> Iterator[_Verdict]:
-    """Every two values of the setting, the smaller one first, with every seed they share."""
+    """Compare every two values of the setting, the smaller one first, for every common seed."""
     for one, two in itertools.combinations(own, 2):
         for seed in sorted(set(one.by_seed) & set(two.by_seed)):
             verdict = check_inequality(one.by_seed[seed], two.by_seed[seed])
             more = verdict.first.novel_ratio - verdict.second.novel_ratio
-            words = "so" if verdict.agrees else "not so"
+            words = "right" if verdict.agrees else "wrong"
             larger = "larger" if verdict.predicted else "not larger"
             text = f"φ at {axis} {one.at:g} {larger} than at {two.at:g}: {words}, seed {seed}"
             yield verdict.right - verdict.left, more, verdict.agrees, text
@@ -339,8 +339,8 @@ def _pairs(verdicts: Sequence[_Verdict], heading: str) -> Panel:
         if some:
             xs, ys, _, texts = zip(*some, strict=True)
             layers.append(Points(xs, ys, f"(12) is {words}", place, 6, not right, texts))
-    title = titled("What (12) says against what is so", heading, bool(heading))
-    return Panel(layers, title, "says: t − P^s Δ", "is: φ(m₁) − φ(m₂)")
+    title = titled("Prediction of (12) and measurement", heading, bool(heading))
+    return Panel(layers, title, "predicted: t − P^s Δ", "measured: φ(m₁) − φ(m₂)")
 
 
 def _means(
@@ -353,15 +353,15 @@ def _means(
 def _inequality_caption(
     own: Sequence[_Measured], verdicts: Sequence[_Verdict], shots: Mapping[float, float]
 ) -> str:
-    """Whether (12) is right, and whether it says which value wins."""
+    """Describe how often (12) is right, and where phi and the accuracy are largest."""
     right = sum(agrees for _, _, agrees, _ in verdicts)
     predicted, measured = (
         max(own, key=operator.methodcaller("mean", name)).at
         for name in ("predicted_ratio", "novel_ratio")
     )
     text = (
-        f"(12) is right in {right} of {len(verdicts)}. φ on novel classes is largest at {predicted:g} "
-        f"by (11), and at {measured:g} as measured"
+        f"(12) is right in {right} of {len(verdicts)} cases. φ on novel classes is largest at "
+        f"{predicted:g} by (11), and at {measured:g} as measured"
     )
     if shots:
         text += f"; 1-shot accuracy is best at {max(shots, key=shots.__getitem__):g}"

@@ -1,4 +1,4 @@
-"""Charts of training: what was measured after each epoch, one curve for each group."""
+"""Training curves: quantities measured after each epoch, one curve per group."""
 
 import math
 from collections.abc import Callable, Iterable, Mapping, Sequence
@@ -13,24 +13,24 @@ from tammes.lab.report.render.html_page import Block, pictures
 from tammes.lab.stats.seed_groups import Group
 
 SEEDS_SHOWN = 8
-"""Groups up to which every seed has a curve of its own."""
+"""Largest number of groups for which every seed has a curve."""
 _ENDS_SHOWN = 4
-"""Groups up to which the shortest and longest prototypes are drawn."""
+"""Largest number of groups for which the shortest and longest prototypes are drawn."""
 _POINTS = 400
-"""Points of a curve; a longer one is thinned out."""
+"""Largest number of points of a curve; longer ones are thinned out."""
 
 
 @dataclass(frozen=True)
 class Drawing:
-    """A chart with what a page says of it.
+    """Chart with its title, caption and layout on a page.
 
     Attributes:
-        name: of its file.
-        chart: what is drawn.
-        title: of the figure; by default that of each panel.
-        caption: what it shows.
+        name: file name.
+        chart: the chart.
+        title: title of the figure; by default that of each panel.
+        caption: caption of the figure.
         tall: whether it needs more height.
-        legend: whether it has one of its own, in place of that of the page.
+        legend: whether it has its own legend instead of that of the section.
     """
 
     name: str
@@ -50,13 +50,13 @@ def drawing(
     tall: bool = False,
     legend: bool = True,
 ) -> list[Drawing]:
-    """Panels as one drawing; nothing without panels."""
+    """Combine panels into one drawing; return nothing without panels."""
     chart = Chart(panels, columns=columns)
     return [Drawing(name, chart, caption=caption, tall=tall, legend=legend)] if panels else []
 
 
 def figure_blocks(drawings: Sequence[Drawing]) -> list[Block]:
-    """The blocks of a page that show some drawings."""
+    """Return the blocks of a page that show some drawings."""
     return [
         figure
         for each in drawings
@@ -72,7 +72,7 @@ def figure_blocks(drawings: Sequence[Drawing]) -> list[Block]:
 
 @dataclass(frozen=True)
 class _Curve:
-    """A number of each epoch: where it is, and how it is shown."""
+    """Quantity of each epoch: its path in the metrics, and how it is drawn."""
 
     name: str
     path: tuple[str, ...]
@@ -85,7 +85,7 @@ class _Curve:
 _CURVES = (
     _Curve("test-accuracy", ("test", "accuracy"), "Test accuracy", "%", factor=100),
     _Curve("validation-accuracy", ("validation", "accuracy"), "Validation accuracy", "%",
-           "The best epoch is chosen by it.", 100),
+           "Selects the best epoch.", 100),
     _Curve("train-accuracy", ("train", "accuracy"), "Training accuracy", "%",
            "Running mean over the epoch, with augmentation.", 100),
     _Curve("class-margin", ("prototypes", "class_margin"), "Class margin", "degrees",
@@ -95,28 +95,30 @@ _CURVES = (
     _Curve("train-sample-margin", ("train", "sample_margin"), "Training sample margin", "cosine",
            "Running mean over the epoch."),
     _Curve("train-loss", ("train", "loss"), "Training loss", "loss",
-           "Values of different losses cannot be compared; their course can."),
+           "Values of different losses are not comparable; the shapes of the curves are."),
     _Curve("test-loss", ("test", "loss"), "Test loss", "loss",
-           "Values of different losses cannot be compared."),
+           "Values of different losses are not comparable."),
     _Curve("softmax-bias", ("test", "bias"), "Softmax bias", "ρ̂",
-           "How far the other classes together lift the hardest of them: the margin hidden in the "
+           "Logsumexp of the wrong classes minus the largest of them: the margin implicit in the "
            "softmax, at most log(C − 1)."),
     _Curve("prototype-norms", ("prototypes", "norm_mean"), "Prototype norms", "norm",
            "Mean over the classes."),
     _Curve("gradients", ("gradients", "cosine"), "Angle between the two gradients", "|cosine|",
-           "Of the classification and the metric part of the loss, mean over the images of one "
-           "batch. In a direct sum it is rounding."),
+           "Between the gradients of the classification and the metric part of the loss, mean over "
+           "the images of one batch. In a direct sum it is rounding error."),
     _Curve("learning-rate", ("lr",), "Learning rate", "rate"),
 )  # fmt: skip
 
 
 def training(loaded: LoadedRuns) -> list[Drawing]:
-    """Charts of everything that was measured after each epoch."""
+    """Chart everything that was measured after each epoch."""
     drawings = [
         _draw(loaded, curve, _reader(loaded.metrics, curve.path, curve.factor)) for curve in _CURVES
     ]
     drawings += _terms(loaded)
-    speed = _Curve("images-per-second", (), "Speed", "images/s", "While training, test excluded.")
+    speed = _Curve(
+        "images-per-second", (), "Speed", "images/s", "Training only, without evaluation."
+    )
     drawings.append(_draw(loaded, speed, _reader(loaded.timing, ("images_per_second",))))
     return [each for each in drawings if each is not None]
 
@@ -149,7 +151,7 @@ def _draw(loaded: LoadedRuns, curve: _Curve, read: Callable[[Run], Series]) -> D
     panel = Panel([*layers, *_marks(loaded, curve.name)], curve.title, "epoch", curve.y)
     caption = curve.caption
     if curve.name == "prototype-norms" and len(loaded.groups) <= _ENDS_SHOWN:
-        caption += " Thin lines below and above: the shortest and the longest."
+        caption += " Thin lines: the shortest and the longest."
     return Drawing(curve.name, Chart([panel]), caption=caption)
 
 
@@ -172,10 +174,10 @@ def mean_and_seeds(
     """Draw the mean over finished seeds as a line, and single seeds as thin ones.
 
     Args:
-        finished: values of each finished seed.
-        stopped: values of seeds that did not finish; dotted, and not in the mean.
+        finished: values by epoch of each finished seed.
+        stopped: values of unfinished seeds, which are dotted and not in the mean.
         label: name of the line.
-        place: of its colour in the palette.
+        place: place of its colour in the palette.
         seeds: whether single seeds are drawn.
         thin: draw the mean as a thin line too.
     """
@@ -186,7 +188,7 @@ def mean_and_seeds(
     if seeds or not done:
         lines += [_line(each, "", place, label, "dotted", thin=True) for each in others]
     if done:
-        # Finished seeds have the same epochs; where they differ, only the common ones count.
+        # If finished seeds differ in their epochs, the mean covers the common ones.
         epochs = sorted(set.intersection(*map(set, done)))
         mean = {epoch: math.fsum(each[epoch] for each in done) / len(done) for epoch in epochs}
         lines.append(_line(mean, label, place, label, DASHES[palette_wraps(place)], thin=thin))
@@ -205,7 +207,7 @@ def _line(
 
 
 def _terms(loaded: LoadedRuns) -> list[Drawing]:
-    """The terms of losses that have several, each group in a figure of its own."""
+    """Chart the terms of composite losses, one figure per group."""
     drawings = []
     for place, group in enumerate(loaded.groups):
         rows = [row for run in group.runs.values() for row in loaded.metrics[run.folder]]
@@ -221,25 +223,25 @@ def _terms(loaded: LoadedRuns) -> list[Drawing]:
                 assert isinstance(line, Line)
                 layers.append(Line(line.x, line.y, name, line.dash, line.color))
         panel = Panel(layers, f"Terms of {group.label}", "epoch", "value")
-        caption = "Mean over the seeds, before their factors."
+        caption = "Mean over the seeds, before weighting."
         drawings.append(Drawing(f"terms-{place + 1}", Chart([panel]), caption=caption, legend=True))
     return drawings
 
 
 @dataclass(frozen=True)
 class Optimum:
-    """The best value there can be, or only a bound of it."""
+    """Largest possible value, or an upper bound of it."""
 
     value: float
     is_bound: bool
 
     def text(self, unit: str = "") -> str:
-        """The value in words."""
+        """Format the value."""
         return f"{'at most' if self.is_bound else 'optimum'} {self.value:.4g}{unit}"
 
 
 def optimum(loaded: LoadedRuns, key: str) -> Optimum | None:
-    """The optimum of a quantity that all groups share; None where they differ."""
+    """Return the optimum that all groups share; None if they differ."""
     values = set()
     for group in loaded.groups:
         for run in group.runs.values():
@@ -251,7 +253,7 @@ def optimum(loaded: LoadedRuns, key: str) -> Optimum | None:
 
 
 def class_count(loaded: LoadedRuns) -> int | None:
-    """Number of classes; None where groups differ in it."""
+    """Return the number of classes; None if groups differ."""
     counts = {len(seen.names) for seen in loaded.seen.values() if seen.names}
     return counts.pop() if len(counts) == 1 else None
 

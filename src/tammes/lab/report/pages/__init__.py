@@ -1,1 +1,1 @@
-"""Pages, one module each: runs, a reproduction, a measurement."""
+"""Pages: runs, reproductions, measurements; one module each."""

@@ -1,4 +1,4 @@
-"""The page of ``tammes measure``."""
+"""Page of ``tammes measure``."""
 
 import shlex
 from collections.abc import Sequence
@@ -23,11 +23,11 @@ _HEADLINES = (
 
 
 def margins_page(measured: "Measured", files: Sequence[str]) -> str:
-    """The page of what was measured.
+    """Return the page of the measurements.
 
     Args:
-        measured: from :func:`tammes.lab.measure.measures.measure`.
-        files: what it was read from, for the title and the command.
+        measured: result of :func:`tammes.lab.measure.measures.measure`.
+        files: files that were measured, for the title and the command.
 
     Returns:
         The HTML.
@@ -43,12 +43,12 @@ def margins_page(measured: "Measured", files: Sequence[str]) -> str:
         html_page.Section("All measures", [_all(measured)]),
     ]
     if tables := _tables(measured):
-        sections.append(html_page.Section("Where margins are small", tables))
+        sections.append(html_page.Section("Smallest margins", tables))
     scale = "" if measured.scale is None else f" --scale {measured.scale:g}"
     command = f"tammes measure {' '.join(map(shlex.quote, files))}{scale}"
     read = "\n".join([command, "", *given.sources])
     sections.append(
-        html_page.Section("How this was measured", [html_page.Details("Command and files", read)])
+        html_page.Section("How to repeat this", [html_page.Details("Command and files", read)])
     )
     names = ", ".join(Path(file).name for file in files[:3])
     more = f" and {len(files) - 3} more" if len(files) > 3 else ""
@@ -90,16 +90,16 @@ def _pictures(measured: "Measured") -> list[html_page.Block]:
     closest = measured.pairs[0][1:] if measured.pairs else ()
     heat = distributions.angle_heat_map.chart(measured.directions, given.names, always=closest)
     title = sentence(heat.panels[0].title)
-    show(heat, title, "In degrees; the darkest are closest.", tall=True)
+    show(heat, title, "In degrees; the darkest pairs are closest.", tall=True)
     if found is None or measured.angles is None:
         return blocks
     margin, angles = measured.measure("sample_margin.mean"), measured.angles
-    caption = "Cosine to the own class and to the hardest other class."
+    caption = "Cosine to the true class and to the nearest wrong class."
     show(distributions.similarity_histogram.chart(found), "Similarities", caption)
     optimum = None if margin is None else margin.optimum
-    caption = "Cosine to the true class minus the nearest wrong class; wrong below zero."
+    caption = "Cosine to the true class minus the nearest wrong class; negative values are errors."
     show(distributions.margin_histogram.chart(found, optimum=optimum), "Sample margins", caption)
-    caption = "Degrees to the own class and to the hardest other class."
+    caption = "Degrees to the true class and to the nearest wrong class."
     show(
         distributions.angle_histogram.chart(angles.own, angles.hardest, angles.edges),
         "Angles",
@@ -123,7 +123,7 @@ def _tables(measured: "Measured") -> list[html_page.Block]:
     blocks: list[html_page.Block] = []
     if measured.pairs:
         closest = [(measured.name(i), measured.name(j), angle) for angle, i, j in measured.pairs]
-        blocks.append(html_page.Text("The closest classes, by the angle of their prototypes:"))
+        blocks.append(html_page.Text("The closest classes, by the angle between their prototypes:"))
         blocks.append(html_page.Table(("class", "and class", "degrees"), closest))
     margins = measured.margins
     if margins is not None:

@@ -1,4 +1,4 @@
-"""The page of a reproduction: claims, the paper beside ours, figures, and what differs."""
+"""Page of a reproduction: claims, comparison with the paper, figures, and differences."""
 
 from collections.abc import Sequence
 from typing import Any
@@ -18,41 +18,50 @@ _MACHINE = ("device", "torch", "python", "tammes", "commit", "platform")
 
 
 def reproduction_page(recipe: Recipe, ledger: Ledger, *, command: str | None = None) -> str:
-    """The page of a reproduction, made from its recipe and its ledger alone.
+    """Return the page of a reproduction, from its recipe and its ledger alone.
 
     Args:
-        recipe: what was to be done.
-        ledger: what was done.
-        command: that goes on with it; by default the one that the ledger was begun with.
+        recipe: recipe that was reproduced.
+        ledger: ledger of its cells.
+        command: command that continues the reproduction; by default the last one in the ledger.
 
     Returns:
-        The HTML, with everything it needs inside.
+        Self-contained HTML.
     """
     comparison = PaperComparison(recipe, ledger)
     drawn = dict(_drawings(comparison))
     sections = [
-        page.Section("", [*_cards(comparison), *[page.Text(recipe.summary)] * bool(recipe.summary)]),
+        page.Section(
+            "", [*_cards(comparison), *[page.Text(recipe.summary)] * bool(recipe.summary)]
+        ),
         page.Section("Claims", [*_claims(comparison), *figure_blocks(drawn["claims"])]),
-        page.Section("Paper and ours", [*comparison_blocks(comparison), *figure_blocks(drawn["paper"])]),
-        page.Section("Figures", [*_legend(comparison, drawn["requested"]), *figure_blocks(drawn["requested"])]),
-        page.Section("What differs from the paper", [*_protocol(comparison), *_tuned(comparison),
-                                                *_notes(comparison)]),
+        page.Section(
+            "Paper and ours", [*comparison_blocks(comparison), *figure_blocks(drawn["paper"])]
+        ),
+        page.Section(
+            "Figures",
+            [*_legend(comparison, drawn["requested"]), *figure_blocks(drawn["requested"])],
+        ),
+        page.Section(
+            "Differences from the paper",
+            [*_protocol(comparison), *_tuned(comparison), *_notes(comparison)],
+        ),
         page.Section("Open, diverged and failed", _missing(comparison)),
         page.Section("Training", _training(comparison, drawn["training"])),
         page.Section("Configuration", [*_configuration(comparison), *_machines(comparison)]),
-        page.Section("How to go on", _command(comparison, command)),
-    ]  # fmt: skip
+        page.Section("How to continue", _command(comparison, command)),
+    ]
     shown = [section for section in sections if section.blocks]
     title = f"Quick form, no result: {recipe.title}" if ledger.quick else recipe.title
     return page.render(title, shown, lead=_lead(comparison))
 
 
 def reproduction_figures(recipe: Recipe, ledger: Ledger) -> dict[str, Chart]:
-    """Every chart of the page of a reproduction, by the name of its file.
+    """Return every chart of the page of a reproduction, by file name.
 
     Args:
-        recipe: what was to be done.
-        ledger: what was done.
+        recipe: recipe that was reproduced.
+        ledger: ledger of its cells.
     """
     comparison = PaperComparison(recipe, ledger)
     return {each.name: each.chart for _, drawings in _drawings(comparison) for each in drawings}
@@ -68,7 +77,7 @@ def _drawings(comparison: PaperComparison) -> list[tuple[str, list[Drawing]]]:
 
 
 def _legend(comparison: PaperComparison, drawings: Sequence[Drawing]) -> list[page.Block]:
-    """One for all rows, where some plot has none of its own."""
+    """Return one legend for all rows, if some plot has none of its own."""
     shared = any(not each.legend for each in drawings)
     return (
         [page.Legend(list(comparison.labels.values()))]
@@ -79,7 +88,7 @@ def _legend(comparison: PaperComparison, drawings: Sequence[Drawing]) -> list[pa
 
 def _training(comparison: PaperComparison, drawings: Sequence[Drawing]) -> list[page.Block]:
     inside = [*_legend(comparison, drawings), *figure_blocks(drawings)]
-    return [page.Fold("What was measured over the epochs", inside)] if inside else []
+    return [page.Fold("Training curves", inside)] if inside else []
 
 
 # ------------------------------------------------------------------------------------ the lead
@@ -162,11 +171,11 @@ def _tuned(comparison: PaperComparison) -> list[page.Block]:
     heads = (
         "cell",
         "chosen",
-        "tried: accuracy % on images held out of training, or 1-shot on validation classes",
+        "tried: accuracy % on held-out training images, or 1-shot on validation classes",
     )
     caption = (
-        "Chosen with seed 0, on a tenth of the training images, all of which are trained on then; "
-        "few-shot rows by the validation classes, with nothing held out."
+        "Tuned with seed 0 on a held-out tenth of the training images; the final runs train on all "
+        "of them. Few-shot rows are tuned on the validation classes, with nothing held out."
     )
     return [page.Table(heads, rows, caption)] if rows else []
 
@@ -201,14 +210,14 @@ def _notes(comparison: PaperComparison) -> list[page.Block]:
 def _missing(comparison: PaperComparison) -> list[page.Block]:
     blocks: list[page.Block] = []
     stopped: list[list[page.Cell]] = [
-        [*cell[:4], cell[4] or "no reason is recorded"] for cell in comparison.stopped_in_words()
+        [*cell[:4], cell[4] or "no reason recorded"] for cell in comparison.stopped_in_words()
     ]
     if stopped:
         heads = ("row", "column", "seed", "what happened", "reason")
-        blocks.append(page.Table(heads, stopped, "Not in any number above."))
+        blocks.append(page.Table(heads, stopped, "These seeds are in none of the numbers above."))
     opened = [*comparison.open_in_words()]
     if opened:
-        blocks.append(page.Table(("column", "open"), opened, "Cells that were not run yet."))
+        blocks.append(page.Table(("column", "open"), opened, "Cells that have not been run yet."))
     return blocks
 
 
@@ -223,12 +232,12 @@ def _configuration(comparison: PaperComparison) -> list[page.Block]:
         if key != "seed" and all(key in each and each[key] == value for each in others)
     }
     blocks: list[page.Block] = [
-        page.Details("Settings that all cells have in common (YAML)", write_yaml(common))
+        page.Details("Settings that all cells share (YAML)", write_yaml(common))
     ]
     for where, config in configs.items():
         own = {key: value for key, value in config.items() if key not in (*common, "seed")}
         blocks.append(
-            page.Details(_place(comparison, where), write_yaml(own) if own else "nothing else")
+            page.Details(_place(comparison, where), write_yaml(own) if own else "none of its own")
         )
     return [blocks[0], page.Fold("Settings of every row", blocks[1:])]
 
@@ -243,14 +252,14 @@ def _machines(comparison: PaperComparison) -> list[page.Block]:
         [*(str(machine.get(key) or "") for key in _MACHINE), used.count(place)]
         for place, machine in enumerate(machines)
     ]
-    caption = f"{hours:.2f} hours of training in all, added up over cells side by side."
+    caption = f"{hours:.2f} hours of training, summed over cells that ran in parallel."
     return [page.Fold("Machines", [page.Table((*_MACHINE, "cells"), rows, caption)])]
 
 
 def _command(comparison: PaperComparison, command: str | None) -> list[page.Block]:
     given = command or comparison.ledger.command or f"tammes reproduce {comparison.recipe.name}"
     if comparison.open:
-        text = "The same command runs what is open, and nothing that is done."
+        text = "Repeating the command runs the open cells, and none that is done."
     else:
-        text = "The same command runs nothing that is done."
+        text = "No cell is open; repeating the command only retries failed ones."
     return [page.Text(text), page.Details("Command", given)]

@@ -1,4 +1,4 @@
-"""The page of runs, written by ``tammes report`` and at the end of ``tammes compare``."""
+"""Page about runs, written by ``tammes report`` and ``tammes compare``."""
 
 from collections.abc import Sequence
 from typing import Any
@@ -20,11 +20,11 @@ from tammes.lab.report.rerun import configuration, data_and_machines, rerun
 from tammes.lab.stats.seed_groups import Group, Quantity, interval, spread
 
 _GALLERIES = 8
-"""Groups with images of confused classes."""
+"""Largest number of groups with images of confused classes."""
 _LISTED = 300
-"""Classes in the table of their accuracies."""
+"""Largest number of classes in the table of class accuracies."""
 _COMPARED = 6
-"""Groups beside each other in that table."""
+"""Largest number of groups in that table."""
 
 
 def runs_page(
@@ -34,57 +34,70 @@ def runs_page(
     title: str | None = None,
     command: str | None = None,
 ) -> str:
-    """The page of runs, made from their records alone.
+    """Return the page about runs, from their records alone.
 
     Args:
-        runs: in any state; what cannot be read is listed with the reason.
+        runs: runs in any state; unreadable ones are listed with the reason.
         baseline: label of the group that the others are compared with; the first by default.
-        title: of the page.
-        command: that writes this page, to be shown on it.
+        title: title of the page.
+        command: command that writes this page, to be shown on it.
 
     Returns:
-        The HTML, with everything it needs inside.
+        Self-contained HTML.
 
     Raises:
-        RecordError: where not a single run can be read, or no group is called like the baseline.
+        RecordError: no run can be read, or no group has the label of the baseline.
     """
     return render_runs_page(load_runs(runs, baseline), title=title, command=command)
 
 
 def run_figures(runs: Sequence[Run], *, baseline: str | None = None) -> dict[str, Chart]:
-    """Every chart of the page of runs, by the name of its file.
+    """Return every chart of the page about runs, by file name.
 
     Args:
-        runs: in any state.
+        runs: runs in any state.
         baseline: label of the group that the others are compared with; the first by default.
     """
     return charts_of_runs(load_runs(runs, baseline))
 
 
 def charts_of_runs(loaded: LoadedRuns) -> dict[str, Chart]:
-    """Every chart of what was gathered, by the name of its file."""
+    """Return every chart of loaded runs, by file name."""
     return {each.name: each.chart for _, drawings in _drawings(loaded) for each in drawings}
 
 
 def render_runs_page(
     loaded: LoadedRuns, *, title: str | None = None, command: str | None = None
 ) -> str:
-    """The page of what was gathered."""
+    """Render the page about loaded runs."""
     drawn = dict(_drawings(loaded))
     labels = [group.label for group in loaded.groups]
     sections = [
         page.Section("Results", [*_summary(loaded), *figure_blocks(drawn["results"])]),
-        page.Section("Margins", [*_legend(labels, drawn["margins"]),
-                                 *figure_blocks(drawn["margins"])]),
+        page.Section(
+            "Margins", [*_legend(labels, drawn["margins"]), *figure_blocks(drawn["margins"])]
+        ),
         page.Section("Features", _features(loaded, drawn["features"])),
-        page.Section("Training", [*_legend(labels, drawn["training"]), *_seed_note(loaded),
-                             *figure_blocks(drawn["training"])]),
-        page.Section("Classes", [*_legend(labels, drawn["classes"]), *figure_blocks(drawn["classes"]),
-                            *_class_table(loaded)]),
+        page.Section(
+            "Training",
+            [
+                *_legend(labels, drawn["training"]),
+                *_seed_note(loaded),
+                *figure_blocks(drawn["training"]),
+            ],
+        ),
+        page.Section(
+            "Classes",
+            [
+                *_legend(labels, drawn["classes"]),
+                *figure_blocks(drawn["classes"]),
+                *_class_table(loaded),
+            ],
+        ),
         page.Section("Confused and close classes", _confusion(loaded)),
         page.Section("Configuration", [*configuration(loaded), *data_and_machines(loaded)]),
         page.Section("How to run it again", rerun(loaded, command)),
-    ]  # fmt: skip
+    ]
     shown = [section for section in sections if section.blocks]
     return page.render(title or _title(loaded), shown, lead=_lead(loaded))
 
@@ -107,10 +120,10 @@ def _seed_note(loaded: LoadedRuns) -> list[page.Block]:
     if all(len(group.runs) + len(group.stopped) < 2 for group in loaded.groups):
         return []
     if len(loaded.groups) > SEEDS_SHOWN:
-        return [page.Text("Means over the seeds; with so many groups single seeds are not drawn.")]
+        return [page.Text("Means over the seeds; single seeds are not drawn for this many groups.")]
     text = "Thick lines are means over the finished seeds, thin lines single seeds"
     stopped = any(group.stopped for group in loaded.groups)
-    return [page.Text(f"{text}, dotted ones runs that did not finish." if stopped else f"{text}.")]
+    return [page.Text(f"{text}, dotted lines unfinished runs." if stopped else f"{text}.")]
 
 
 def _title(loaded: LoadedRuns) -> str:
@@ -147,7 +160,7 @@ def _lead(loaded: LoadedRuns) -> list[str]:
 
 
 def _data(loaded: LoadedRuns) -> dict[str, Any] | None:
-    """Description of the data by the first run that has it whole."""
+    """Return the data description of the first run that has a complete one."""
     for group in loaded.groups:
         for run in (*group.runs.values(), *group.stopped):
             try:
@@ -201,7 +214,7 @@ def _best(loaded: LoadedRuns) -> str:
         best = optimum(loaded, key)
         if best is not None:
             parts.append(f"{name} {best.text(unit).removeprefix('optimum ')}")
-    return f" The best there can be: {', '.join(parts)}." if parts else ""
+    return f" Largest possible: {', '.join(parts)}." if parts else ""
 
 
 def _mean(group: Group, quantity: Quantity) -> page.Cell:
@@ -236,7 +249,7 @@ def _difference_table(loaded: LoadedRuns) -> list[page.Block]:
 
 
 def _held(text: str) -> str:
-    """The same with ``n = 1`` kept on one line."""
+    """Keep ``n = 1`` on one line."""
     return text.replace("n = 1", "n\u00a0=\u00a01")
 
 
@@ -245,9 +258,9 @@ def _verdict(loaded: LoadedRuns, group: Group) -> str:
     if less is None:
         return "not compared"
     if less.low is None:
-        return "no claim (n = 1)"
+        return "not decided (n = 1)"
     if not less.clear:
-        return "not clear"
+        return "not decided"
     return "higher" if less.mean > 0 else "lower"
 
 
@@ -271,7 +284,7 @@ def _features(loaded: LoadedRuns, drawings: Sequence[Drawing]) -> list[page.Bloc
         return []
     text = "Features of test images and the prototypes of the classes"
     turn = any(each.name.startswith("sphere") for each in drawings)
-    text += ", on the unit sphere; drag one to turn it." if turn else "."
+    text += ", on the unit sphere; drag to rotate." if turn else "."
     blocks: list[page.Block] = [page.Text(text)]
     left = sum(seen.features is not None for seen in loaded.seen.values()) - len(drawings)
     if left > 0:

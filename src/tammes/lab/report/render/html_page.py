@@ -1,7 +1,7 @@
-"""One self-contained HTML page: it opens from disk, without a network, on any screen.
+"""Self-contained HTML page that opens from disk, offline, on any screen.
 
-A page is sections, a section is blocks: text, headline numbers, tables, plots, images, details.
-The templates escape whatever a block shows, so a class called ``<script>`` stays a name.
+A page has sections, a section has blocks: text, headline numbers, tables, plots, images, details.
+The templates escape all text, so a class named ``<script>`` is harmless.
 """
 
 import json
@@ -19,12 +19,12 @@ from tammes.lab.report.render.plotly_charts import draw
 from tammes.optional import require
 
 _CONTENTS = 5
-"""Sections with a title from which on a page has a list of them."""
+"""Smallest number of titled sections for a page to have a table of contents."""
 
 
 @dataclass(frozen=True)
 class Value:
-    """A text in a table with a number it is sorted by, or the colour of a group beside it."""
+    """Text in a table, with an optional sort key and an optional group colour beside it."""
 
     text: str
     sort: float | None = None
@@ -32,7 +32,7 @@ class Value:
 
 
 class _Head(NamedTuple):
-    """A column of a table; one of numbers is aligned to the right."""
+    """Column of a table; numbers are aligned to the right."""
 
     name: str
     is_number: bool
@@ -43,14 +43,14 @@ Cell: TypeAlias = str | int | float | Value | None
 
 @dataclass(frozen=True)
 class Text:
-    """A paragraph."""
+    """Paragraph."""
 
     text: str
 
 
 @dataclass(frozen=True)
 class Card:
-    """A headline number; ``share`` of its optimum is shown as a bar."""
+    """Headline number; its ``share`` of the optimum is shown as a bar."""
 
     label: str
     value: str
@@ -67,10 +67,10 @@ class Cards:
 
 @dataclass(frozen=True)
 class Table:
-    """Rows of texts and numbers; a row that is a single text is a heading within the table.
+    """Table of texts and numbers; a row that is a single text is a heading within the table.
 
-    On a narrow screen the rows of a wide table become blocks. A table without headings sorts by a
-    click.
+    On a narrow screen the rows of a wide table become blocks. A table without headings is sorted by
+    clicking a column.
     """
 
     columns: Sequence[str]
@@ -79,19 +79,19 @@ class Table:
 
     @property
     def grouped(self) -> bool:
-        """Whether it has headings within."""
+        """Whether it has headings between its rows."""
         return any(isinstance(row, str) for row in self.rows)
 
     @cached_property
     def heads(self) -> list[_Head]:
-        """Its columns; one is of numbers where every cell has a number, or nothing."""
+        """Its columns; a column is numeric if every cell is a number or empty."""
         cells = [row for row in self.rows if not isinstance(row, str)]
         columns = zip(*cells, strict=True) if cells else ([""] for _ in self.columns)
         numbers = (all(map(_is_number, column)) for column in columns)
         return list(map(_Head, self.columns, numbers))
 
     def cells(self, row: Sequence[Cell]) -> Iterator[tuple[_Head, Value]]:
-        """The cells of a row, each under its head."""
+        """Yield the cells of a row with their columns."""
         return zip(self.heads, map(_value, row), strict=True)
 
 
@@ -112,7 +112,7 @@ def _value(cell: Cell) -> Value:
 
 @dataclass(frozen=True)
 class Figure:
-    """A Plotly figure with a title and a sentence on what it shows."""
+    """Plotly figure with a title and a caption."""
 
     plot: Any
     title: str
@@ -123,14 +123,14 @@ class Figure:
 
 @dataclass(frozen=True)
 class Legend:
-    """Names of the groups that the plots of a section show; a click hides or shows one in all."""
+    """Legend shared by the plots of a section; a click hides or shows a group in all of them."""
 
     names: Sequence[str]
 
 
 @dataclass(frozen=True)
 class Image:
-    """A small image as the address of its data, with what it shows."""
+    """Small image as a data URL, with a caption."""
 
     source: str
     caption: str
@@ -148,7 +148,7 @@ class Gallery:
 
 @dataclass(frozen=True)
 class Details:
-    """A text that is folded away, kept as it is: a command, a configuration."""
+    """Folded preformatted text, such as a command or a configuration."""
 
     summary: str
     text: str
@@ -156,7 +156,7 @@ class Details:
 
 @dataclass(frozen=True)
 class Fold:
-    """Blocks that are folded away; plots among them find their size when it is opened."""
+    """Folded blocks; plots among them are resized when it is opened."""
 
     summary: str
     blocks: Sequence["Block"] = field(default_factory=tuple)
@@ -168,7 +168,7 @@ Block: TypeAlias = Text | Cards | Table | Figure | Legend | Gallery | Details | 
 
 @dataclass(frozen=True)
 class Section:
-    """Blocks under a heading; without a title only the blocks."""
+    """Blocks under an optional heading."""
 
     title: str
     blocks: Sequence[Block]
@@ -177,40 +177,40 @@ class Section:
 def pictures(
     chart: Chart, *, title: str = "", caption: str = "", tall: bool = False, legend: bool = True
 ) -> list[Figure]:
-    """A chart as figures of a page, one for each panel, so that they fit on a narrow screen.
+    """Convert a chart to figures, one per panel so that they fit on a narrow screen.
 
     Args:
-        chart: what to draw.
-        title: of the figures; by default that of each panel.
-        caption: what they show.
+        chart: the chart.
+        title: title of the figures; by default that of each panel.
+        caption: caption of the figures.
         tall: give them more height.
-        legend: have one in each; otherwise a :class:`Legend` of the section stands for it.
+        legend: give each its own legend; otherwise the section has a :class:`Legend`.
     """
     figures = []
     for panel in chart.panels:
         plot = draw(replace(chart, panels=[panel], title=""))
         if not legend and plot.layout.showlegend:
-            # A plot that is saved leaves the page, and takes its legend along.
+            # A plot that is saved as an image needs its own legend.
             plot.update_layout(showlegend=False, margin_t=28, meta={"legend": True})
         figures.append(Figure(plot, title or panel.title, caption, tall, _height(panel)))
     return figures
 
 
 def _height(panel: Panel) -> int | None:
-    """Pixels of a panel whose rows have names."""
+    """Return the height in pixels of a panel with named rows."""
     return 96 + (46 if panel.above else 20) * len(panel.rows) if panel.rows else None
 
 
 def render(title: str, sections: Sequence[Section], *, lead: Sequence[str] = ()) -> str:
-    """A page as text.
+    """Render a page as HTML.
 
     Args:
-        title: of the page.
-        sections: what it shows.
+        title: title of the page.
+        sections: sections of the page.
         lead: paragraphs under the title.
 
     Returns:
-        The HTML, with everything it needs inside.
+        Self-contained HTML.
 
     Example:
         >>> from tammes.lab.report.render.html_page import Section, Text, render
@@ -236,8 +236,8 @@ def render(title: str, sections: Sequence[Section], *, lead: Sequence[str] = ())
 
 
 def write(path: str | os.PathLike[str], text: str) -> None:
-    """Write a page in one step; nothing is left behind where that fails."""
-    # A name from a file can hold half of a character.
+    """Write a page atomically; nothing is left behind if that fails."""
+    # A file name may contain a lone surrogate.
     write_atomically(path, text.encode(errors="replace"))
 
 
@@ -258,10 +258,10 @@ def _template() -> Any:
 
 
 def _by_kind(blocks: Sequence[Block]) -> Iterator[tuple[str, Iterator[Block]]]:
-    """Blocks that follow each other and are of one class, with the name of the class."""
+    """Group consecutive blocks of one class, with the name of the class."""
     for kind, alike in groupby(blocks, type):
         if kind not in get_args(Block):
-            raise TypeError(f"no block of a page: {kind.__name__}")
+            raise TypeError(f"not a block of a page: {kind.__name__}")
         yield kind.__name__, alike
 
 
@@ -280,7 +280,7 @@ def _plot(figure: Figure) -> dict[str, Any]:
 
 def _library() -> str:
     code: str = require("plotly.offline", extra="lab").get_plotlyjs()
-    # Nothing in it may end the element it stands in.
+    # The code must not close its own script element.
     assert "</script" not in code.lower()
     return code
 

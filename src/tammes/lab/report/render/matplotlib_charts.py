@@ -1,7 +1,7 @@
 """Draw charts with matplotlib, for papers.
 
-Figures are made without pyplot, so that no window opens, no global setting changes and no figure
-stays behind.
+Figures are made without pyplot: no window opens, no global setting changes, and no figure stays in
+memory.
 """
 
 import io
@@ -20,14 +20,14 @@ _DASH = {"solid": "-", "dashed": "--", "dotted": ":"}
 _MARKS = ("o", "D", "s")
 _SMALL = 8
 _INSIDE = 30
-"""Letters of a legend that can stand inside its panel."""
+"""Longest legend entry, in characters, that is placed inside the panel."""
 
 
 def draw(chart: Chart) -> Any:
-    """A chart as a ``matplotlib.figure.Figure``.
+    """Draw a chart as a ``matplotlib.figure.Figure``.
 
     Args:
-        chart: what to draw.
+        chart: the chart.
 
     Returns:
         The figure; ``figure.savefig(path)`` or :func:`save` writes it.
@@ -53,7 +53,7 @@ def draw(chart: Chart) -> Any:
         if chart.one_legend or len(names) < 2:
             continue
         if len(chart.panels) == 1 and max(map(len, names)) > _INSIDE:
-            # Long names would hide the curves: they go below, and the figure grows.
+            # Long names would hide the curves: the legend goes below, and the figure grows.
             figure.set_figheight(figure.get_figheight() + 0.17 * len(names))
             figure.legend(loc="outside lower left", fontsize=_SMALL, frameon=False)
         else:
@@ -69,40 +69,40 @@ def draw(chart: Chart) -> Any:
 
 
 def save(figure: Any, path: str | os.PathLike[str], *, dpi: int = 200) -> None:
-    """Write a figure of matplotlib; the suffix of the path says in which format.
+    """Write a matplotlib figure in the format of the suffix.
 
-    Nothing is left behind where writing fails, and no date is written into the file.
+    Nothing is left behind if writing fails, and the file contains no date.
 
     Args:
-        figure: what :func:`draw` returned.
-        path: ``.png``, ``.svg`` or ``.pdf``.
+        figure: result of :func:`draw`.
+        path: path that ends in ``.png``, ``.svg`` or ``.pdf``.
         dpi: pixels per inch of a PNG.
     """
     path = Path(path)
     kind = path.suffix.lower().lstrip(".")
     dates = {"svg": {"Date": None}, "pdf": {"CreationDate": None}}
     if kind not in ("png", "svg", "pdf"):
-        raise ValueError(f"a figure is written as .png, .svg or .pdf, got {str(path)!r}")
+        raise ValueError(f"a figure is expected to be .png, .svg or .pdf, got {str(path)!r}")
     buffer = io.BytesIO()
     with warnings.catch_warnings():
-        # Names come in every script; a letter that the font lacks is drawn as a box.
+        # Names may be in any script; a character missing from the font is drawn as a box.
         warnings.filterwarnings("ignore", "Glyph .* missing from font")
         figure.savefig(buffer, format=kind, dpi=dpi, metadata=dates.get(kind))
     write_atomically(path, buffer.getvalue())
 
 
 def _height(panel: Panel) -> float:
-    """Inches of a panel."""
+    """Return the height of a panel in inches."""
     return 0.9 + (0.42 if panel.above else 0.2) * len(panel.rows) if panel.rows else 3.1
 
 
 def _plain(text: str) -> str:
-    """A text as it is: dollars are no formula, and there are no control characters in an SVG."""
+    """Escape dollars, which start formulas, and drop control characters, which SVG forbids."""
     return "".join(letter for letter in text if letter.isprintable()).replace("$", r"\$")
 
 
 def _label(name: str) -> str:
-    # matplotlib leaves names that start with an underscore out of the legend.
+    # matplotlib omits names that start with an underscore from the legend.
     return f"\u200b{_plain(name)}" if name.startswith("_") else _plain(name) or "_"
 
 
@@ -150,7 +150,7 @@ def _draw_rows(axes: Any, panel: Panel) -> None:
 
 
 def _write(axes: Any, text: str, shift: tuple[float, float], **more: Any) -> None:
-    """Write a text a few points beside a place."""
+    """Write a text a few points beside a position."""
     axes.annotate(_plain(text), xytext=shift, textcoords="offset points", **more)
 
 

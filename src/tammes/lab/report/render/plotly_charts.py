@@ -11,23 +11,23 @@ from tammes.optional import require
 
 _DASH = {"solid": "solid", "dashed": "dash", "dotted": "dot"}
 _GAP = 0.08
-"""Share of the width between two panels."""
+"""Gap between two panels, as a share of the width."""
 _ABOVE = 52
-"""Letters of a name above its row, which fit on the screen of a phone."""
+"""Characters of a name above its row, which fit on the screen of a phone."""
 _LEGEND = 12
-"""Classes on a sphere up to which all are named beside it."""
+"""Largest number of classes with a legend beside a sphere."""
 
 Domain = tuple[list[float], list[float]]
-"""Shares of the width and of the height that a panel takes."""
+"""Extent of a panel in x and y, as shares of the figure."""
 
 
 def draw(chart: Chart) -> Any:
-    """A chart as a ``plotly.graph_objects.Figure``.
+    """Draw a chart as a ``plotly.graph_objects.Figure``.
 
-    Colours of text, axes and background are left to the page, which knows whether it is dark.
+    The page sets the colours of text, axes and background, as it may be light or dark.
 
     Args:
-        chart: what to draw.
+        chart: the chart.
 
     Returns:
         The figure.
@@ -61,15 +61,15 @@ def draw(chart: Chart) -> Any:
     named = [trace for trace in traces if trace.get("showlegend", True) and trace.get("name")]
     layout["showlegend"] = len(named) > 1
     if layout["showlegend"] and "yref" not in layout["legend"]:
-        # The buttons are above the legend, and the legend above the panel.
+        # From the top: buttons, legend, panel.
         layout["margin"]["t"] = 52
-    # An empty template: the default one is as large as the data, and the page has its own.
+    # The default template is as large as the data, and the page has its own style.
     layout["template"] = graph.layout.Template()
     return graph.Figure(data=traces, layout=layout)
 
 
 def _legend_place(chart: Chart) -> dict[str, Any]:
-    """Above a single panel, below several and below a sphere: where nothing else is."""
+    """Place the legend above a single panel, but below several panels or a sphere."""
     if len(chart.panels) > 1 or chart.panels[0].has(charts.Ball):
         return {"y": 0, "yref": "container", "yanchor": "bottom"}
     return {"y": 1.02, "yanchor": "bottom"}
@@ -81,14 +81,14 @@ def _share(place: int, count: int) -> list[float]:
 
 
 def _text(text: str) -> str:
-    """Names come from files; Plotly reads a little HTML in its texts."""
+    """Escape a text, as Plotly interprets some HTML."""
     return html.escape(text, quote=False)
 
 
 def _panel(
     panel: Panel, suffix: str, domain: Domain, layout: dict[str, Any]
 ) -> Iterator[dict[str, Any]]:
-    """Traces of a panel; its axes and marks go into the layout."""
+    """Yield the traces of a panel; add its axes and annotations to the layout."""
     if panel.has(charts.Ball):
         layout[f"scene{suffix}"] = _scene(domain)
     else:
@@ -115,7 +115,7 @@ def _panel(
                 yield from ({**trace, "scene": f"scene{suffix}"} for trace in _ball(layer))
             case _:
                 trace = {**_trace(layer), "xaxis": f"x{suffix}", "yaxis": f"y{suffix}"}
-                # Where rows have names, their numbers mean nothing to a reader.
+                # Positions of named rows mean nothing to a reader.
                 yield {**trace, "hovertemplate": "%{text}<extra></extra>"} if panel.rows else trace
 
 
@@ -236,7 +236,7 @@ def _arrow(arrow: charts.Arrow, axes: dict[str, str]) -> Iterator[dict[str, Any]
 
 
 def _rule(rule: charts.Rule, axes: dict[str, str], layout: dict[str, Any]) -> None:
-    """A line across the panel, its name along it at the end."""
+    """Add a line across the panel, labelled at its end."""
     line: dict[str, Any] = {"type": "line", "line": {"color": MUTED, "dash": "dash", "width": 1}}
     if rule.axis == "x":
         across = {"xref": axes["xref"], "yref": f"{axes['yref']} domain"}
@@ -254,7 +254,7 @@ def _rule(rule: charts.Rule, axes: dict[str, str], layout: dict[str, Any]) -> No
 
 
 def _scene(domain: Domain) -> dict[str, Any]:
-    """The space a sphere is in, and the place of the camera."""
+    """Return the 3-D scene of a sphere with its camera."""
     axis = {"visible": False, "range": [-1.1, 1.1], "showspikes": False}
     return {
         "xaxis": axis, "yaxis": axis, "zaxis": axis, "aspectmode": "cube", "dragmode": "orbit",
@@ -264,7 +264,7 @@ def _scene(domain: Domain) -> dict[str, Any]:
 
 
 def _ball(ball: charts.Ball) -> Iterator[dict[str, Any]]:
-    """The globe, an arrow for each prototype, the points of each class."""
+    """Yield the grid of the sphere, the arrows of the prototypes and the points of each class."""
     grid = [point for circle in charts.circles() for point in (*circle, (None, None, None))]
     thin = {"line": {"color": MUTED, "width": 1.5}, "opacity": 0.5}
     quiet = {"showlegend": False, "hoverinfo": "skip"}
@@ -289,7 +289,7 @@ def _ball(ball: charts.Ball) -> Iterator[dict[str, Any]]:
 
 
 def _in_space(points: Sequence[Sequence[float | None]]) -> dict[str, Any]:
-    """A trace of points in space; None breaks a line."""
+    """Return a 3-D trace of points; None breaks a line."""
     rounded = ([None if v is None else round(v, 4) for v in axis]
                for axis in zip(*points, strict=True))  # fmt: skip
     return {"type": "scatter3d", **dict(zip("xyz", rounded, strict=True))}

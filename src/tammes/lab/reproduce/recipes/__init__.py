@@ -1,4 +1,4 @@
-"""Tables and figures of the papers: what to train, what came out there, what is claimed of it.
+"""Recipes of the papers' tables and figures: cells to train, published numbers, claims.
 
 Each is a YAML file named ``PAPER/TABLE.yaml``; :func:`names` lists them and :func:`load` reads one.
 """

@@ -7,7 +7,7 @@
   const folded = box => box.closest("details:not([open])") !== null;
   let printing = false;
 
-  // Text, axes and background follow the page; the data keep their colours.
+  // Text, axes and background follow the theme of the page; the data keep their colours.
   function colours(layout, name) {
     const [text, grid] = name === "dark" ? ["#e6e9ed", "#2d333b"] : ["#1b1f24", "#e3e7ec"];
     const change = {
@@ -28,7 +28,7 @@
     for (const part of parts) target = target[part] ??= {};
     target[last] = value;
   }
-  // What is saved stands on white paper, with the legend that the page has for all plots.
+  // A saved plot has a white background, and its own copy of the shared legend.
   function save(box, name) {
     const layout = structuredClone(box.layout), legend = layout.meta && layout.meta.legend;
     for (const [path, value] of Object.entries(colours(layout, "light"))) set(layout, path, value);
@@ -62,11 +62,11 @@
       }
       layout.font = { ...layout.font, family: getComputedStyle(document.body).fontFamily, size: 12 };
       layout.autosize = true;
-      // On a touch screen a finger scrolls the page; a flat plot must not catch it.
+      // On a touch screen dragging scrolls the page, so 2-D plots must not capture it.
       if (touch) layout.dragmode = false;
       await Plotly.newPlot(box, data, layout, {
         responsive: true, displaylogo: false,
-        // Data stay here: by default a button offers to upload a plot.
+        // Remove the button that uploads a plot.
         showSendToCloud: false, plotlyServerURL: "",
         modeBarButtonsToRemove: ["toImage", "lasso2d", "select2d", "autoScale2d", "zoomIn2d", "zoomOut2d", "tableRotation", "resetCameraLastSave3d"],
         modeBarButtonsToAdd: [{ name: "save", title: "Download plot", icon: Plotly.Icons.camera, click: () => save(box, name) }],
@@ -74,7 +74,7 @@
     }
     document.documentElement.dataset.drawn = boxes().length;
   }
-  // What was folded away had no size to be drawn in; on paper all plots have one width.
+  // A folded plot had no size when it was drawn; when printing, all plots have a fixed width.
   function unfold(details) {
     if (printing || !details.open) return;
     for (const box of details.querySelectorAll(".js-plotly-plot")) {
@@ -92,7 +92,7 @@
     const key = row => row.cells[place].dataset.sort ?? row.cells[place].textContent;
     const order = (a, b) => {
       const [x, y] = [key(a), key(b)];
-      // What has no value comes last, whichever way.
+      // Empty cells come last in either order.
       if (x === "" || y === "") return (x === "") - (y === "");
       return (!isNaN(x) && !isNaN(y) ? x - y : x.localeCompare(y)) * (up ? 1 : -1);
     };
@@ -102,7 +102,7 @@
   for (const button of document.querySelectorAll("th button")) {
     button.addEventListener("click", () => sort(button.closest("th")));
   }
-  // One legend for the plots of all sections: a click hides a group, or shows it again.
+  // One legend for the plots of all sections: a click hides or shows a group.
   function toggle(group, shown) {
     for (const button of document.querySelectorAll(".legend button")) {
       if (button.dataset.group === group) button.setAttribute("aria-pressed", shown);
