@@ -183,7 +183,7 @@ def test_a_cell_whose_process_is_killed_is_tried_again_and_ends_in_the_same_bits
     finally:
         program.kill()
     assert program.returncode == 0, said
-    assert said.count("tried again, as its process was ended by SIGKILL") == 1
+    assert said.count("tried again, as its process was killed by SIGKILL") == 1
     started = begun(said)
     assert len(set(started)) == 6
     assert len(started) == 7, "one cell began twice, the others once"

@@ -145,7 +145,7 @@ def test_a_resumed_run_does_not_begin_anew(tmp_path):
         train(SMALL, tmp_path / "run", progress=StopAt(15))
     progress = StopAt()
     train(SMALL, tmp_path / "run", progress=progress)
-    assert any("going on at epoch 3, step 15" in text for text in progress.said)
+    assert any("resuming at epoch 3, step 15" in text for text in progress.said)
     assert progress.shown == 21 - 14
 
 
@@ -285,7 +285,7 @@ def test_images_that_have_changed_are_noticed(tmp_path, pictures):
     with pytest.raises(Stop):
         train(config, tmp_path / "run", progress=StopAt(6))
     add_a_picture(pictures)
-    with pytest.raises(RecordError, match=r"was begun with other images of .*pictures"):
+    with pytest.raises(RecordError, match=r"the images of .*pictures have changed since"):
         train(config, tmp_path / "run")
 
 

@@ -1,1 +1,1 @@
-"""Few-shot recognition: class splits, episodes, methods, margin analysis, cells of recipes."""
+"""Few-shot recognition: class lists, episodes, methods, margin analysis, cells of recipes."""

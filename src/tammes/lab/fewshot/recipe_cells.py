@@ -107,15 +107,15 @@ class FewShot:
         from tammes.lab.training.datasets import classes_of
 
         try:
-            split = class_lists.read(self.split)
+            lists = class_lists.read(self.split)
             trained = classes_of(config.classes) if config.classes else ()
         except DataError:
             # The lists may be where the cells are run; they are looked for again before training.
             return
         for part in self.parts:
-            check_way(self.way, split, part)
+            check_way(self.way, lists, part)
             if part != "base":
-                check_apart(config.classes, trained, split.part(part))
+                check_apart(config.classes, trained, lists.part(part))
 
 
 def evaluate_run(run: Run, several: Sequence[FewShot], report: Callable[[str], None]) -> None:
@@ -155,10 +155,10 @@ def _letters(shots: FewShot) -> str:
     from tammes.lab.fewshot import class_lists
 
     try:
-        split = class_lists.read(shots.split)
+        lists = class_lists.read(shots.split)
     except DataError:
         return ""
-    return digest_of([split.base, split.validation, split.novel])
+    return digest_of([lists.base, lists.validation, lists.novel])
 
 
 def _kept(run: Run) -> dict[str, Any]:

@@ -18,14 +18,14 @@ from tammes.lab.data import DataError
 from tammes.lab.data.sources.loading import say
 from tammes.lab.fewshot import class_lists
 from tammes.lab.fewshot.recipe_cells import FewShot, evaluate_run
-from tammes.lab.records.atomic_io import alone, writable
+from tammes.lab.records.atomic_io import locked, writable
 from tammes.lab.records.run_folder import RecordError, Run, write_json
 from tammes.lab.reproduce.collect import CELL, failed, lacks, score, take
 from tammes.lab.reproduce.ledger import Ledger, trial_digests
 from tammes.lab.reproduce.recipe import Planned, Recipe
-from tammes.lab.runner import Cell, Emit, Event, Result, places, run_cells
-from tammes.lab.runner.progress_table import Board
-from tammes.lab.runner.sweep import check, is_open, note_failures, prepare, train_cell
+from tammes.lab.runner import Cell, Emit, Event, Result, plan_resources, run_cells
+from tammes.lab.runner.progress_table import ProgressTable
+from tammes.lab.runner.sweep import check, is_open, prepare, record_failures, train_cell
 from tammes.lab.training.provenance import command, environment
 
 EngineName: TypeAlias = Literal["local", "ray"]
@@ -100,7 +100,7 @@ def reproduce(
         raise ValueError("reproduce starts its own processes, and is not to be run by torchrun")
     base = writable(Path(out), flag="--out") / ("quick" if quick else "")
     desk = _Desk(base, quick, sources or {}, engine or Engine(), retry_failed, report or say)
-    with alone(base, "another reproduction is at work in it"):
+    with locked(base, "another reproduction is at work in it"):
         tables = [_Table(each, desk) for each in selections]
         missing = [reason for table in tables for reason in table.leave_out_what_has_no_data()]
         if missing and not any(table.places for table in tables):
@@ -158,9 +158,9 @@ class _Desk:
         left = list(cells)
         for attempt in range(self.engine.retries + 1):
             crashed = []
-            with Board(left) as board:
+            with ProgressTable(left) as board:
 
-                def seen(event: Event, board: Board = board) -> None:
+                def seen(event: Event, board: ProgressTable = board) -> None:
                     board(event)
                     if event.kind == "done":
                         note(event.cell.folder)
@@ -170,7 +170,7 @@ class _Desk:
                         crashed.append(result.cell)
                         self.report(f"{result.cell.name}: tried again, as {result.reason}")
                     elif not result.ok:
-                        note_failures([result])
+                        record_failures([result])
                         note(result.cell.folder)
             left = crashed
             if not left:
@@ -179,7 +179,7 @@ class _Desk:
     def _results(
         self, cells: Sequence[Cell], several: int, seen: Callable[[Event], None]
     ) -> list[Result]:
-        at = places(several, self.engine.workers)
+        at = plan_resources(several, self.engine.workers)
         if self.engine.name == "ray":
             from tammes.lab.runner.ray_pool import run_cells_on_ray
 

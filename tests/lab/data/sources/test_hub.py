@@ -66,7 +66,7 @@ def test_a_path_with_a_slip_in_it_is_said_to_be_looked_for_on_the_hub(
     (tmp_path / "owner").mkdir()
     monkeypatch.chdir(tmp_path)
     load("owner/name", "train", report=said.append)
-    assert said[0] == "owner/name: no such folder here, looking on the Hugging Face hub"
+    assert said[0] == "owner/name: no such local folder, trying the Hugging Face hub"
 
 
 def test_a_hub_name_may_have_a_configuration(hub_folder, said):
