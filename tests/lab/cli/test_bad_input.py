@@ -98,7 +98,7 @@ def test_a_path_that_could_be_on_the_hub_and_is_not_is_named(refuse, monkeypatch
     fake = types.SimpleNamespace(load_dataset=unreachable)
     monkeypatch.setitem(sys.modules, "datasets", fake)
     said = refuse("--data", "my/pictures")
-    assert said.startswith("my/pictures: it is no file or folder here, and the Hugging Face hub")
+    assert said.startswith("my/pictures: not a local file or folder, and the Hugging Face hub")
     assert "(ConnectionError: the hub)" in said
 
 
@@ -564,7 +564,7 @@ def test_a_full_disk_at_the_end_leaves_a_run_that_is_finished_later(
 ):
     """The last checkpoint is there, what comes after it is not."""
     folder, words = tmp_path / "run", ["train", "--data", str(pictures), *SHORT]
-    monkeypatch.setattr("tammes.lab.training.loop.finish", _full)
+    monkeypatch.setattr("tammes.lab.training.loop.write_results", _full)
     said = sentence(capsys, *words, "--folder", folder)
     assert "No space left on device" in said
     monkeypatch.undo()

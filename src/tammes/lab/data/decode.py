@@ -57,7 +57,8 @@ def decode(data: bytes | str, shape: Shape) -> tuple[ImageInfo, Any]:
         shape: ``(channels, height, width)``, one channel or three.
 
     Returns:
-        Info of the original image, and its pixels: uint8 ``(channels, height, width)``, a numpy array.
+        Info of the original image, and its pixels: a uint8 numpy array
+        ``(channels, height, width)``.
     """
     import numpy
     from PIL import Image

@@ -117,7 +117,7 @@ def test_images_of_different_sizes_are_made_64_and_it_is_said(image_folder, pict
     Image.fromarray(picture(5, width=12)).save(root / "a" / "006.png")
     images = load(root, "train", whole=True, report=said.append)
     assert images.shape == (3, 64, 64)
-    line = f"{root}: the images differ in size, so all are made 64×64; image_size sets another"
+    line = f"{root}: the images differ in size, so all are resized to 64×64; image_size sets another size"
     assert said.count(line) == 1
     load(root, "train", whole=True, report=said.append)
     assert said.count(line) == 2
@@ -258,7 +258,7 @@ def test_a_size_below_one_is_refused(image_folder):
 def test_what_is_said_goes_to_stderr_by_default(image_folder, capsys):
     load(image_folder({"a": 5, "b": 5}), "train")
     captured = capsys.readouterr()
-    assert "20% of every class are held out" in captured.err
+    assert "20% of every class is held out" in captured.err
     assert captured.out == ""
 
 
