@@ -108,7 +108,7 @@ def test_the_record_says_whether_the_test_images_were_trained_on(lists, tmp_path
     [
         (
             {"whole": True, "test": "mnist"},
-            "whole expects the test images to be a split of data, got test 'mnist'",
+            "whole expects the test images to be a partition of data, got test 'mnist'",
         ),
         (
             {"whole": True, "skip_corrupt": True},

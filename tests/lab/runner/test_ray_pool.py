@@ -28,7 +28,7 @@ from tammes.lab.runner import (
 WORK = "cell_work:work"
 TRAIN = "tammes.lab.runner.sweep:train_cell"
 TWO = Resources(workers=2, threads=1)
-LOST = "its process was lost, as one is that is killed or whose node goes (WorkerCrashedError)"
+LOST = "its process was lost, as when it is killed or its node goes down (WorkerCrashedError)"
 CONFIG = Config(
     data="digits", loss="cosface(margin=0.2)", backbone="mnist_cnn(width=0.25)", epochs=3
 )

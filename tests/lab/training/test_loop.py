@@ -185,7 +185,9 @@ def test_the_best_epoch_survives_an_interruption(tmp_path):
 
 
 def test_another_configuration_does_not_go_into_the_same_folder(whole):
-    with pytest.raises(RecordError, match=r"holds a run with lr 0\.05, got 0\.1; choose another folder"):
+    with pytest.raises(
+        RecordError, match=r"holds a run with lr 0\.05, got 0\.1; choose another folder"
+    ):
         train(SMALL.replace(lr=0.1), whole.folder)
 
 
@@ -432,7 +434,7 @@ def test_a_gpu_without_enough_memory_is_said_in_a_sentence(tmp_path, monkeypatch
         raise torch.OutOfMemoryError("CUDA out of memory. Tried to allocate 2.00 GiB. And more.")
 
     monkeypatch.setattr(training.Step, "_step", full)
-    sentence = r"too little memory.*batch_size.*\(CUDA out of memory\)$"
+    sentence = r"ran out of memory.*batch_size.*\(CUDA out of memory\)$"
     with pytest.raises(TrainingError, match=sentence):
         train(SMALL, tmp_path / "run")
     assert Run(tmp_path / "run").failure["kind"] == "out of memory"

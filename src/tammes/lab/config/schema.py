@@ -38,15 +38,15 @@ class Config:
     Args:
         data: what to train on: ``digits``, a known name such as ``cifar100``, a folder of class
             folders, a parquet file or folder, or a name on the Hugging Face hub.
-        test: what to test on, if it is not a split of ``data``.
-        classes: the only classes to train and to test on, a part of a split of classes such as
+        test: what to test on, if it is not a partition of ``data``.
+        classes: the only classes to train and to test on, a part of class lists such as
             ``cifar-fs:base``; all by default.
-        whole: train on the images of the test split too, as few-shot tables do. The test images are
+        whole: train on the images of the test partition too, as few-shot tables do. The test images are
             then among those trained on.
         image_size: side of the square images; their own if they all have one.
         validation: share of the training images held out to choose the best epoch; 0 keeps the
             last one.
-        limit: images of each split that are used at most, evenly of all classes; 0 uses all. To try
+        limit: images of each partition that are used at most, evenly of all classes; 0 uses all. To try
             things out.
         fraction: share of the training images to use, the same of every class.
         imbalance: ``long_tail(100)`` or ``step(10)``: largest class over smallest.
@@ -157,7 +157,7 @@ class Config:
                 raise ValueError(f"{field} is expected to be above 0, got {value}")
         if self.whole and self.test is not None:
             raise ValueError(
-                f"whole expects the test images to be a split of data, got test {self.test!r}"
+                f"whole expects the test images to be a partition of data, got test {self.test!r}"
             )
         if self.whole and self.skip_corrupt:
             raise ValueError("whole expects images that can all be read, got skip_corrupt")
