@@ -41,12 +41,12 @@ class Config:
         test: what to test on, if it is not a partition of ``data``.
         classes: the only classes to train and to test on, a part of class lists such as
             ``cifar-fs:base``; all by default.
-        whole: train on the images of the test partition too, as few-shot tables do. The test images are
+        whole: train on the test images too, as few-shot tables do. The test images are
             then among those trained on.
         image_size: side of the square images; their own if they all have one.
         validation: share of the training images held out to choose the best epoch; 0 keeps the
             last one.
-        limit: images of each partition that are used at most, evenly of all classes; 0 uses all. To try
+        limit: most images of each partition to use, evenly of all classes; 0 uses all. To try
             things out.
         fraction: share of the training images to use, the same of every class.
         imbalance: ``long_tail(100)`` or ``step(10)``: largest class over smallest.

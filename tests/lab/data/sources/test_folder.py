@@ -117,7 +117,10 @@ def test_images_of_different_sizes_are_made_64_and_it_is_said(image_folder, pict
     Image.fromarray(picture(5, width=12)).save(root / "a" / "006.png")
     images = load(root, "train", whole=True, report=said.append)
     assert images.shape == (3, 64, 64)
-    line = f"{root}: the images differ in size, so all are resized to 64×64; image_size sets another size"
+    line = (
+        f"{root}: the images differ in size, so all are resized to 64×64; "
+        "image_size sets another size"
+    )
     assert said.count(line) == 1
     load(root, "train", whole=True, report=said.append)
     assert said.count(line) == 2
