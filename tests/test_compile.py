@@ -106,6 +106,23 @@ def test_a_criterion_compiles_on_every_other_head(name):
     assert_close(call(features, labels), criterion(features, labels))
 
 
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
+def test_a_compiled_state_changes_in_every_dtype(dtype):
+    features, labels = torch.randn(4, 6, dtype=dtype), torch.tensor([0, 1, 2, 3])
+    losses, means = [], []
+    for compiling in (False, True):
+        torch.manual_seed(0)
+        criterion = tammes.Criterion(tammes.CosineHead(6, 5), tammes.adaface(momentum=0.5))
+        call = criterion.to(dtype)
+        if compiling:
+            call = torch.compile(call, backend="aot_eager")
+        losses.append(call(features, labels).detach())
+        means.append(criterion.states["adaface"].mean)
+    assert means[0] != 20
+    assert_close(means[1], means[0])
+    assert_close(losses[1], losses[0])
+
+
 @pytest.mark.parametrize("name", ["linear", "cosine"])
 def test_a_compiled_criterion_takes_a_batch_without_examples(name):
     head = {"linear": tammes.LinearHead, "cosine": tammes.CosineHead}[name](6, 5)

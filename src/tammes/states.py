@@ -21,8 +21,20 @@ class State(ExactBuffers):
     """Memory of a term from batch to batch, a submodule of the criterion.
 
     Its buffers change in two hooks, which run in training mode only, without gradient. The term
-    receives the result of :meth:`reading`, so a hook may write to a buffer in place.
+    receives the result of :meth:`reading`, so a hook may write to a buffer in place. Give a number
+    the shape ``(1,)``: ``torch.compile`` drops writes to float64 tensors without dimensions on a
+    CPU (torch 2.13).
     """
+
+    def _load_from_state_dict(
+        self, state_dict: dict[str, Any], prefix: str, *args: Any, **kwargs: Any
+    ) -> None:
+        for name, buffer in self.named_buffers(recurse=False):
+            given = state_dict.get(prefix + name)
+            if isinstance(given, Tensor) and given.ndim == 0 and buffer.shape == (1,):
+                # As older state dicts have it.
+                state_dict[prefix + name] = given.view(1)
+        super()._load_from_state_dict(state_dict, prefix, *args, **kwargs)
 
     def before(self, batch: "Batch") -> None:
         """Update the state with a batch before the term is evaluated."""

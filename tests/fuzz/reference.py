@@ -82,7 +82,10 @@ def _fresh_state(case, term, dtype):
     if term == "center":
         return {"centers": torch.zeros(case.classes, case.size, dtype=dtype)}
     if term == "adaface":
-        return {"mean": torch.tensor(20.0, dtype=dtype), "std": torch.tensor(100.0, dtype=dtype)}
+        return {
+            "mean": torch.tensor([20.0], dtype=dtype),
+            "std": torch.tensor([100.0], dtype=dtype),
+        }
     return {}
 
 

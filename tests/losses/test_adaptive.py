@@ -93,8 +93,8 @@ def test_running_statistics_move_towards_the_valid_batch_before_the_loss():
     loss = criterion(features, labels)
     # Norms 3, 5, 4 and 500, which is cut to 100; the last one is ignored.
     mean, std = 28.0, torch.tensor([3.0, 5.0, 4.0, 100.0]).std()
-    assert_close(state.mean, torch.tensor(0.75 * 20 + 0.25 * mean))
-    assert_close(state.std, 0.75 * 100 + 0.25 * std)
+    assert_close(state.mean, torch.tensor([0.75 * 20 + 0.25 * mean]))
+    assert_close(state.std, 0.75 * 100 + 0.25 * std.view(1))
     assert_close(criterion.eval()(features, labels), loss)
 
 

@@ -24,8 +24,8 @@ class NormStatistics(State):
     def __init__(self, momentum: float) -> None:
         super().__init__()
         self.momentum = momentum
-        self.register_buffer("mean", torch.tensor(20.0))
-        self.register_buffer("std", torch.tensor(100.0))
+        self.register_buffer("mean", torch.tensor([20.0]))
+        self.register_buffer("std", torch.tensor([100.0]))
 
     def before(self, batch: Batch) -> None:
         """Update the running averages with this batch."""

@@ -14,9 +14,9 @@ from tammes.heads.head import Head
 from tammes.heads.sharded import ShardedHead
 from tammes.kernels import dispatch
 from tammes.kernels.dense import similarity_matrix
-from tammes.kernels.problem import cosines_of
+from tammes.kernels.problem import Problem, cosines_of
 from tammes.metrics import functional
-from tammes.split import Split, split
+from tammes.split import Split, split_matrix
 from tammes.terms import Loss
 
 _BLOCK = 1 << 24
@@ -57,18 +57,31 @@ def example_metrics(head: Head, features: Tensor, labels: Tensor) -> ExampleMetr
     """
     if isinstance(head, ShardedHead) and head.is_sharded:
         return _sharded_example_metrics(head, features, labels)
-    similarity = similarity_matrix(head.problem(features))
-    own = split(similarity, labels, scale=head.scale)
-    if head.similarity.is_cosine and head.bias is None:
-        cosines = own
-    else:
-        cosines = split(similarity_matrix(cosines_of(head.problem(features))), labels)
+    problem = head.problem(features)
+    similarity = similarity_matrix(problem)
+    own = cosines = _split(problem, similarity, labels)
+    if not head.similarity.is_cosine or head.bias is not None:
+        plain = cosines_of(problem)
+        cosines = _split(plain, similarity_matrix(plain), labels)
     return ExampleMetrics(
         similarity.argmax(1),
         own.target > own.hardest,
         cosines.target - cosines.hardest,
         _bias(own, head.num_classes),
     )
+
+
+def _split(problem: Problem, similarity: Tensor, labels: Tensor) -> Split:
+    """Split by the masks of the head: a score that overflows to -inf is no mask, and shows."""
+    there, reads = problem.there, frozenset(("target", "others", "hardest"))
+    if there is not None:
+        if labels.device.type == "cpu" and not there[labels].all():
+            wrong = int(labels[~there[labels]][0])
+            raise ValueError(
+                f"a measurement expects labels of classes that are not masked, got class {wrong}"
+            )
+        similarity = torch.where(there, similarity, 0.0)
+    return split_matrix(similarity, labels, problem.scale, there, {}, reads)
 
 
 def _sharded_example_metrics(head: ShardedHead, features: Tensor, labels: Tensor) -> ExampleMetrics:
