@@ -46,8 +46,8 @@ class Config:
         image_size: side of the square images in pixels; by default the images' own size.
         validation: share of the training images held out to choose the best epoch; with 0 the last
             epoch is kept.
-        limit: largest number of images per partition, balanced over the classes, for quick trials; 0
-            uses all.
+        limit: largest number of images per partition, balanced over the classes, for quick trials;
+            0 uses all.
         fraction: share of the training images to use, the same for every class.
         imbalance: ``long_tail(100)`` or ``step(10)``: ratio of the largest to the smallest class.
         noise: ``symmetric(0.4)``, ``asymmetric(0.4)`` or ``pair(0.4)``: share of wrong labels in
