@@ -6,10 +6,9 @@ Needs `tammes[lab]`, and Omniglot in $TAMMES_DATA or from the Hugging Face hub. 
 two cores; the run is kept in runs/omniglot.
 """
 
-from tammes.lab.config.schema import Config
+from tammes.lab import Config, train
 from tammes.lab.fewshot.features import from_run
 from tammes.lab.fewshot.protocol import evaluate
-from tammes.lab.training.loop import train
 
 config = Config(data="omniglot", classes="omniglot:base", image_size=28, epochs=3, batch_size=128,
                 backbone="conv4(width=0.5)", head="linear(bias=False)", optimizer="adam", lr=3e-3,

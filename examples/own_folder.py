@@ -12,10 +12,9 @@ from pathlib import Path
 from PIL import Image
 from sklearn.datasets import load_digits
 
-from tammes.lab.config.schema import Config
+from tammes.lab import Config, compare
 from tammes.lab.report.pages.runs_page import runs_page
 from tammes.lab.report.render.html_page import write
-from tammes.lab.runner.sweep import compare
 from tammes.lab.stats.seed_groups import table
 
 

@@ -36,8 +36,8 @@ def train_in_a_process(values, folder):
 _HOLD = """
 import sys
 from pathlib import Path
-from tammes.lab.records.atomic_io import alone
-with alone(Path(sys.argv[1]), "no"):
+from tammes.lab.records.atomic_io import locked
+with locked(Path(sys.argv[1]), "no"):
     print("mine", flush=True)
     sys.stdin.read()
 """

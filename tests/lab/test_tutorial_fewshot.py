@@ -89,10 +89,10 @@ def test_its_runs_know_the_base_classes_alone_and_one_was_watched(followed):
     assert all("gradients" not in line for line in runs["softmax"].metrics)
 
 
-def test_the_lists_of_the_tutorial_are_a_split_of_the_digits(tmp_path):
+def test_the_lists_of_the_tutorial_are_lists_of_the_digits(tmp_path):
     (tmp_path / "classes.json").write_text(LISTS)
-    split = class_lists.read(tmp_path / "classes.json")
-    assert sorted((*split.base, *split.validation, *split.novel)) == list("0123456789")
+    lists = class_lists.read(tmp_path / "classes.json")
+    assert sorted((*lists.base, *lists.validation, *lists.novel)) == list("0123456789")
 
 
 def test_every_evaluation_but_the_last_two_is_on_validation_classes():

@@ -104,7 +104,7 @@ def test_a_run_that_is_interrupted_says_how_to_go_on_and_does_so(
     assert again == ["tammes", "train", "--resume", str(folder)]
     assert main(again[1:]) == 0
     printed = capsys.readouterr()
-    assert f"{folder}: going on at epoch 2, step 4" in printed.err
+    assert f"{folder}: resuming at epoch 2, step 4" in printed.err
     assert "epoch 1/3" not in printed.err
     assert "test accuracy" in printed.out
     for name in SAME:
@@ -117,7 +117,7 @@ def test_the_same_command_goes_on_too(pictures, whole, tmp_path, capsys, monkeyp
     assert main(words) == 130
     monkeypatch.undo()
     assert main(words) == 0
-    assert "going on at epoch 2" in capsys.readouterr().err
+    assert "resuming at epoch 2" in capsys.readouterr().err
     (folder,) = tmp_path.iterdir()
     for name in SAME:
         assert (folder / name).read_bytes() == (whole.folder / name).read_bytes(), name
@@ -128,7 +128,7 @@ def test_a_finished_run_is_shown_again_and_not_trained_again(whole, capsys):
     assert main(["train", "--resume", str(whole.folder)]) == 0
     printed = capsys.readouterr()
     assert printed.out.startswith("test accuracy")
-    assert printed.err == f"{whole.folder}: this run is finished, nothing is trained again\n"
+    assert printed.err == f"{whole.folder}: already finished, nothing to train\n"
     assert {path: path.stat().st_mtime_ns for path in whole.folder.rglob("*")} == before
 
 

@@ -399,7 +399,7 @@ def test_a_folder_of_another_configuration_is_left_alone(pictures, tmp_path, cap
     before = {path: path.read_bytes() for path in written(folder)}
     capsys.readouterr()
     said = sentence(capsys, "train", *words, "--lr", "0.3")
-    expected = f"{folder}: holds a run with lr 0.05, got 0.3; give this one a folder of its own"
+    expected = f"{folder}: holds a run with lr 0.05, got 0.3; choose another folder"
     assert said == expected
     assert {path: path.read_bytes() for path in written(folder)} == before
 
@@ -539,7 +539,7 @@ def test_full_disk_keeps_what_was_there_and_the_run_is_finished_later(
         assert path.read_bytes() == kept[path], path
     assert Run(folder).status == "unfinished"
     assert main([*words, "--folder", str(folder)]) == 0
-    assert "going on at epoch 2" in capsys.readouterr().err
+    assert "resuming at epoch 2" in capsys.readouterr().err
     for name in SAME:
         assert (folder / name).read_bytes() == (tmp_path / "whole" / name).read_bytes(), name
 
@@ -563,7 +563,7 @@ def test_a_full_disk_at_the_end_leaves_a_run_that_is_finished_later(
 ):
     """The last checkpoint is there, what comes after it is not."""
     folder, words = tmp_path / "run", ["train", "--data", str(pictures), *SHORT]
-    monkeypatch.setattr("tammes.lab.training.loop.finish", _full)
+    monkeypatch.setattr("tammes.lab.training.loop.write_results", _full)
     said = sentence(capsys, *words, "--folder", folder)
     assert "No space left on device" in said
     monkeypatch.undo()

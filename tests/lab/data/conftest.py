@@ -37,7 +37,7 @@ def picture():
 
 @pytest.fixture
 def image_folder(tmp_path, picture):
-    """Writes FOLDER/CLASS/NUMBER.png for given counts, or FOLDER/SPLIT/CLASS/NUMBER.png."""
+    """Writes FOLDER/CLASS/NUMBER.png for given counts, or FOLDER/PARTITION/CLASS/NUMBER.png."""
 
     def make(layout, name="pictures", **options):
         root = tmp_path / name

@@ -102,7 +102,7 @@ def test_a_damaged_entry_is_decoded_again_and_it_is_said(read, said, cache_folde
     again = read()
     assert again.pixels.equal(first.pixels)
     assert len(said) == 2
-    assert said[0].endswith("the cached images are damaged, they are decoded again")
+    assert said[0].endswith("the cached images are damaged and are decoded again")
     assert str(cache_folder) in said[0]
     read()
     assert said == []
@@ -139,7 +139,7 @@ def test_where_nothing_can_be_written_it_is_said_and_goes_on(read, said, tmp_pat
     assert len(read()) == 10
     assert len(said) == 2
     assert said[1].startswith(f"{tmp_path}/file/cache: decoded images cannot be stored there (")
-    assert said[1].endswith("), going on without")
+    assert said[1].endswith("), continuing without")
 
 
 def test_a_full_disk_is_said_and_leaves_nothing_behind(read, said, cache_folder, monkeypatch):

@@ -280,10 +280,10 @@ def test_a_share_of_few_examples_is_held_out_of_some_classes():
             r"symmetric\(0.4\), or give mapping=\[\('cat', 'dog'\)\]",
         ),
         ({"noise": "asymmetric(0.4, [('class 0', 'clas 1')])"}, "'clas 1' .*mean class 1"),
-        ({"noise": "asymmetric(0.4, [('class 0', 'class 0')])"}, "'class 0' is taken for itself"),
+        ({"noise": "asymmetric(0.4, [('class 0', 'class 0')])"}, "'class 0' maps to itself"),
         (
             {"noise": "asymmetric(0.4, [('class 0', 'class 1'), ('class 0', 'class 1')])"},
-            "a class to be taken for one other, 'class 0' is taken for 'class 1' and for",
+            "each class to map to one other class, 'class 0' maps to 'class 1' and to",
         ),
         *(
             ({"noise": f"asymmetric(0.4, mapping={wrong})"}, "mapping to be pairs of classes")

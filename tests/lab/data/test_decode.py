@@ -7,7 +7,7 @@ import numpy
 import pytest
 from PIL import Image
 
-from tammes.lab.data.decode import Look, decode, decode_all, look
+from tammes.lab.data.decode import ImageInfo, decode, decode_all, read_info
 
 
 def encoded(image, kind, **options):
@@ -28,13 +28,13 @@ def grey(picture):
 
 def test_colour_comes_as_it_is(colour):
     found, pixels = decode(encoded(colour, "PNG"), (3, 4, 6))
-    assert found == Look(False, 6, 4)
+    assert found == ImageInfo(False, 6, 4)
     assert (pixels == numpy.asarray(colour).transpose(2, 0, 1)).all()
 
 
 def test_grey_comes_in_one_channel_or_in_three_equal_ones(grey):
     found, pixels = decode(encoded(grey, "PNG"), (1, 4, 6))
-    assert found == Look(True, 6, 4)
+    assert found == ImageInfo(True, 6, 4)
     assert (pixels[0] == numpy.asarray(grey)).all()
     _, three = decode(encoded(grey, "PNG"), (3, 4, 6))
     assert (three == pixels).all()
@@ -52,7 +52,7 @@ def test_exif_orientation_is_undone(kind, orientation):
     exif[0x0112] = orientation
     data = encoded(stored or Image.fromarray(shown), kind, exif=exif.tobytes())
     found, pixels = decode(data, (3, 64, 32))
-    assert found == look(data) == Look(False, 32, 64)
+    assert found == read_info(data) == ImageInfo(False, 32, 64)
     # The middle of the blocks: formats that lose something blur their edges.
     off = abs(pixels.transpose(1, 2, 0).astype(int) - shown)
     assert off[[[8], [24], [40], [56]], [[6, 10, 22, 26]]].max() < 25
@@ -158,7 +158,7 @@ def test_a_large_jpeg_is_what_the_whole_of_it_shrinks_to(picture):
 
 def test_damaged_exif_data_do_not_matter(colour):
     data = encoded(colour, "PNG", exif=b"Exif\x00\x00nothing like it")
-    assert decode(data, (3, 4, 6))[0] == Look(False, 6, 4)
+    assert decode(data, (3, 4, 6))[0] == ImageInfo(False, 6, 4)
 
 
 @pytest.fixture
@@ -178,7 +178,7 @@ def test_processes_find_what_one_finds(many, processes, tmp_path):
     assert [row for row, each in enumerate(found) if isinstance(each, str)] == [300, 650]
     assert found[300] == "not an image"
     assert "truncated" in found[650].lower()
-    assert set(each for each in found if not isinstance(each, str)) == {Look(False, 5, 5)}
+    assert set(each for each in found if not isinstance(each, str)) == {ImageInfo(False, 5, 5)}
     for row in (0, 255, 256, 500, 699):
         assert (out[row] == decode(many[row], (3, 5, 5))[1]).all()
 
@@ -194,7 +194,7 @@ def test_where_processes_fail_the_work_is_done_all_the_same(many, program, monke
 
 def test_looking_finds_sizes_without_pixels(many):
     found = decode_all(many.__getitem__, range(700), None, None, processes=2)
-    assert found[0] == Look(False, 5, 5)
+    assert found[0] == ImageInfo(False, 5, 5)
     assert found[300] == "not an image"
     # The header of a truncated file is whole.
-    assert found[650] == Look(False, 5, 5)
+    assert found[650] == ImageInfo(False, 5, 5)

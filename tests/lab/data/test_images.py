@@ -54,8 +54,8 @@ def test_digits_come_in_the_shape_of_others():
     assert load("digits", "test", like=colour).pixels.shape == (449, 3, 8, 8)
 
 
-def test_digits_have_no_other_split():
-    with pytest.raises(DataError, match="no split 'val', it has train and test"):
+def test_digits_have_no_other_partition():
+    with pytest.raises(DataError, match="no partition 'val', it has train and test"):
         load("digits", "val")
 
 

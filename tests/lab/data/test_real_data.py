@@ -27,9 +27,9 @@ def test_cifar100_has_its_names_in_the_official_order(said):
     assert (test.classes[0], test.classes[99]) == ("apple", "worm")
 
 
-def test_cub_has_two_ways_to_split(said):
+def test_cub_has_official_and_fewshot_partitions(said):
     lazily = {"memory": 0, "report": said.append}
-    train, test = (load("cub", split, **lazily) for split in ("train", "test"))
+    train, test = (load("cub", partition, **lazily) for partition in ("train", "test"))
     assert (len(train), len(test), len(train.classes)) == (5994, 5794, 200)
     assert train.classes == test.classes
     novel = load("cub", "novel", **lazily)
@@ -40,7 +40,7 @@ def test_cub_has_two_ways_to_split(said):
 
 def test_omniglot_classes_are_characters_of_alphabets(said):
     lazily = {"memory": 0, "report": said.append}
-    train, test = (load("omniglot", split, **lazily) for split in ("train", "test"))
+    train, test = (load("omniglot", partition, **lazily) for partition in ("train", "test"))
     assert train.counts() == [16] * 1623
     assert test.counts() == [4] * 1623
     assert train.shape == (1, 105, 105)

@@ -187,7 +187,11 @@ def test_the_size_of_a_batch_follows_from_the_settings(labels):
     [
         ("random()", {"batch_size": 2, "world_size": 3}, "one example for each of 3 processes"),
         ("random()", {"rank": 2, "world_size": 2}, "expects a rank below 2, got 2"),
-        ("random(drop_last=True)", {"batch_size": 99}, "29 examples has none of 99"),
+        (
+            "random(drop_last=True)",
+            {"batch_size": 99},
+            "one full batch of 99 with drop_last, got 29 examples",
+        ),
         ("episodes(way=6, shot=2)", {}, "expects at least 6 classes, got 5"),
         ("episodes(way=2, shot=3)", {}, "expects 3 examples of every class, got 2 of class 0"),
         ("episodes(way=0, shot=3)", {}, "expects way to be a whole number above 0, got 0"),

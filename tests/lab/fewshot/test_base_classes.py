@@ -1,4 +1,4 @@
-"""A run on some of the classes of a set, or on the images of its test split too."""
+"""A run on some of the classes of a set, or on its test images too."""
 
 import json
 
@@ -31,8 +31,8 @@ def test_a_run_has_the_images_of_its_classes_alone(lists, part):
     (training, held_out, testing), said = prepared(classes=f"{lists}:{part}")
     assert held_out is None
     assert not said
-    for images, split in ((training, "train"), (testing, "test")):
-        everything = load("digits", split)
+    for images, partition in ((training, "train"), (testing, "test")):
+        everything = load("digits", partition)
         assert images.classes == tuple(PARTS[part])
         labels = [int(name) for name in PARTS[part]]
         kept = torch.isin(everything.labels, torch.tensor(labels))
@@ -108,7 +108,7 @@ def test_the_record_says_whether_the_test_images_were_trained_on(lists, tmp_path
     [
         (
             {"whole": True, "test": "mnist"},
-            "whole expects the test images to be a split of data, got test 'mnist'",
+            "whole expects the test images to be a partition of data, got test 'mnist'",
         ),
         (
             {"whole": True, "skip_corrupt": True},
@@ -125,7 +125,9 @@ def test_what_does_not_go_with_the_whole_of_a_set_is_refused(settings, sentence)
 def test_classes_that_a_set_has_not_are_refused_in_a_sentence(whole):
     with pytest.raises(DataError, match="digits: there is no class 'apple' and 63 more among"):
         prepared(classes="cifar-fs:base", whole=whole)
-    with pytest.raises(DataError, match="cifar-fz: there is no such file, folder or known split"):
+    with pytest.raises(
+        DataError, match="cifar-fz: there is no such file, folder or known class list"
+    ):
         prepared(classes="cifar-fz:base", whole=whole)
 
 

@@ -9,7 +9,7 @@ from recipe_cells import superclasses
 from tammes.lab.data import DataError, load
 from tammes.lab.data.sources.loading import KNOWN
 from tammes.lab.fewshot import class_lists
-from tammes.lab.fewshot.class_lists import ClassLists, load_classes, parse, read, take
+from tammes.lab.fewshot.class_lists import ClassLists, load_classes, parse, read, select_classes
 
 SIZES = {
     "cifar-fs": (64, 16, 20),
@@ -21,10 +21,10 @@ SIZES = {
 
 
 @pytest.mark.parametrize("name", SIZES)
-def test_the_known_splits_have_the_published_sizes(name):
-    split = read(name)
-    assert (len(split.base), len(split.validation), len(split.novel)) == SIZES[name]
-    assert split.source in KNOWN
+def test_the_shipped_lists_have_the_published_sizes(name):
+    lists = read(name)
+    assert (len(lists.base), len(lists.validation), len(lists.novel)) == SIZES[name]
+    assert lists.source in KNOWN
 
 
 def test_mini_imagenet_is_a_set_of_its_own():
@@ -32,7 +32,7 @@ def test_mini_imagenet_is_a_set_of_its_own():
     assert read("mini-imagenet").source == "mini-imagenet"
 
 
-def test_every_known_split_is_listed():
+def test_every_shipped_list_is_named():
     assert class_lists.names() == list(SIZES)
 
 
@@ -53,19 +53,19 @@ def test_the_shipped_lists_are_the_published_ones(name):
 
 
 def test_fc100_keeps_superclasses_together():
-    coarse, split = superclasses(), read("fc100")
-    parts = [{coarse[name] for name in split.part(part)} for part in class_lists.PARTS]
+    coarse, lists = superclasses(), read("fc100")
+    parts = [{coarse[name] for name in lists.part(part)} for part in class_lists.PARTS]
     assert [len(part) for part in parts] == [12, 4, 4]
     assert not parts[0] & parts[1] | parts[0] & parts[2] | parts[1] & parts[2]
 
 
 def test_cub_goes_by_the_number_of_the_class():
-    split = read("cub")
-    numbers = [int(name[:3]) - 1 for name in split.novel]
+    lists = read("cub")
+    numbers = [int(name[:3]) - 1 for name in lists.novel]
     assert all(number % 4 == 3 for number in numbers)
 
 
-def test_a_split_in_the_data_folder_is_found_by_its_name(tmp_path, monkeypatch):
+def test_lists_in_the_data_folder_are_found_by_their_name(tmp_path, monkeypatch):
     (tmp_path / "splits").mkdir()
     (tmp_path / "splits" / "mine.json").write_text('{"train": ["a"], "test": ["b", "c"]}')
     monkeypatch.setenv("TAMMES_DATA", str(tmp_path))
@@ -73,11 +73,11 @@ def test_a_split_in_the_data_folder_is_found_by_its_name(tmp_path, monkeypatch):
     assert read("mine").validation == ()
 
 
-def test_three_text_files_are_a_split(tmp_path):
+def test_three_text_files_are_class_lists(tmp_path):
     for name, classes in (("base", "a\nb\n"), ("validation", "c\n\n"), ("novel", " d \ne")):
         (tmp_path / f"{name}.txt").write_text(classes)
-    split = read(tmp_path)
-    assert (split.base, split.validation, split.novel) == (("a", "b"), ("c",), ("d", "e"))
+    lists = read(tmp_path)
+    assert (lists.base, lists.validation, lists.novel) == (("a", "b"), ("c",), ("d", "e"))
 
 
 @pytest.mark.parametrize(
@@ -91,9 +91,9 @@ def test_three_text_files_are_a_split(tmp_path):
     ],
 )
 def test_a_part_is_named_behind_a_colon(text, part, first):
-    split, found = parse(text)
+    lists, found = parse(text)
     assert found == part
-    assert split.part(found)[0] == first or first in split.part(found)
+    assert lists.part(found)[0] == first or first in lists.part(found)
 
 
 def test_the_part_that_is_meant_where_none_is_named_may_be_another():
@@ -142,22 +142,22 @@ def test_lists_that_cannot_be_are_refused(tmp_path, text, message):
 @pytest.mark.parametrize(
     ("text", "message"),
     [
-        ("cifarfs", "known split of classes; did you mean cifar-fs?"),
+        ("cifarfs", "known class list; did you mean cifar-fs?"),
         ("qqqq", "the known ones are cifar-fs, cub, fc100, mini-imagenet, omniglot"),
         ("cifar-fs:nove", "there is no part 'nove'; did you mean novel?"),
     ],
 )
-def test_an_unknown_split_or_part_is_answered_with_the_nearest(text, message):
+def test_unknown_lists_or_parts_are_answered_with_the_nearest(text, message):
     with pytest.raises(DataError) as refused:
         parse(text)
     assert message in str(refused.value)
 
 
 @pytest.mark.parametrize("text", ["", ":novel"])
-def test_no_split_is_not_the_folder_one_is_in(text, tmp_path, monkeypatch):
+def test_an_empty_name_is_not_the_current_folder(text, tmp_path, monkeypatch):
     (tmp_path / "novel.txt").write_text("a\nb\n")
     monkeypatch.chdir(tmp_path)
-    with pytest.raises(DataError, match=r"^a split of classes is expected, .*, got none$"):
+    with pytest.raises(DataError, match=r"^class lists are expected, .*, got none$"):
         parse(text)
 
 
@@ -177,30 +177,32 @@ def test_an_empty_part_is_refused():
 
 def test_images_of_some_classes_are_labelled_in_the_order_asked_for():
     images = load("digits", "train")
-    some = take(images, ["7", "2"])
+    some = select_classes(images, ["7", "2"])
     assert some.classes == ("7", "2")
     for label, old in enumerate((7, 2)):
         assert some.index[some.labels == label].equal(images.index[images.labels == old])
     assert some.read(3).equal(images.read(int((images.index == some.index[3]).nonzero())))
     assert some.digest != images.digest
-    assert some.digest != take(images, ["2", "7"]).digest
+    assert some.digest != select_classes(images, ["2", "7"]).digest
 
 
 def test_a_class_that_the_images_do_not_have_is_named():
     with pytest.raises(DataError, match=r"no class 'sevn' and 1 more among its 10$"):
-        take(load("digits", "train"), ["1", "sevn", "x"])
+        select_classes(load("digits", "train"), ["1", "sevn", "x"])
 
 
-def test_all_images_of_a_class_are_taken_whichever_split_they_are_in():
+def test_all_images_of_a_class_are_taken_whichever_partition_they_are_in():
     images = load_classes("digits", ["3", "4"])
-    parts = [take(load("digits", split), ["3", "4"]) for split in ("train", "test")]
+    parts = [
+        select_classes(load("digits", partition), ["3", "4"]) for partition in ("train", "test")
+    ]
     assert len(images) == sum(map(len, parts))
     assert len(images.index.unique()) == len(images)
     assert images.pixels.equal(torch.cat([part.pixels for part in parts]))
     assert images.labels.equal(torch.cat([part.labels for part in parts]))
 
 
-def test_a_source_without_a_test_split_is_taken_once(tmp_path):
+def test_a_source_without_a_test_partition_is_loaded_once(tmp_path):
     from PIL import Image
 
     for name in ("a", "b"):
@@ -229,7 +231,7 @@ def test_images_that_are_read_one_by_one_are_joined_too(tmp_path, in_memory):
         )
         assert (images.pixels is not None) == keep
         parts.append(images)
-    joined = class_lists._join([take(part, ["b", "a"]) for part in parts])
+    joined = class_lists._join([select_classes(part, ["b", "a"]) for part in parts])
     shown = [int(joined.read(place)[0, 0, 0]) for place in range(len(joined))]
     assert sorted(shown) == sorted([*(c + 10 * n for n in range(3) for c in (0, 1, 100, 101))])
     assert [value % 10 == 1 for value in shown] == (joined.labels == 0).tolist()

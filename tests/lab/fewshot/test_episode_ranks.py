@@ -16,7 +16,7 @@ from tammes.distributed.process_group import RankGroup
 from tammes.lab.config.schema import Config
 from tammes.lab.data import load
 from tammes.lab.training.datasets import make_sampler
-from tammes.lab.training.loader import Feed
+from tammes.lab.training.loader import ImageLoader
 from tammes.lab.training.model import IGNORED, build_model
 
 LOSSES = {
@@ -75,7 +75,7 @@ def prepared(images, loss, sampler, group=None, *, gathers=True):
         group=group if gathers else None,
         even=gathers and group is not None,
     )
-    return Losses(model).double(), Feed(images, torch.device("cpu")), draws
+    return Losses(model).double(), ImageLoader(images, torch.device("cpu")), draws
 
 
 def train(group, images, loss, sampler, gathers=True):
@@ -84,7 +84,7 @@ def train(group, images, loss, sampler, gathers=True):
     wrapped = model
     if group is not None:
         wrapped = DistributedDataParallel(model, process_group=group, find_unused_parameters=True)
-    batches = feed(draws.whole(), rank=draws.rank, world_size=draws.world_size)
+    batches = feed(draws.global_batches(), rank=draws.rank, world_size=draws.world_size)
     losses, counted = [], []
     for _, (pixels, labels, index) in zip(range(STEPS), batches, strict=False):
         value = wrapped(pixels, labels, index)

@@ -127,7 +127,7 @@ def test_features_of_fewer_images_are_not_taken_for_all(run, place):
     assert of(run, place).features.equal(found)
 
 
-def test_novel_classes_of_a_split_that_were_trained_on_are_refused(run, tmp_path):
+def test_novel_classes_of_lists_that_were_trained_on_are_refused(run, tmp_path):
     mixed = {"base": PARTS["novel"], "novel": ["0", "5", "2"]}
     (tmp_path / "mixed.json").write_text(json.dumps(mixed))
     with pytest.raises(ValueError, match="got 1 of 3 that are both, such as '5'"):
@@ -138,7 +138,7 @@ def test_novel_classes_of_a_split_that_were_trained_on_are_refused(run, tmp_path
     ("classes", "source", "where"),
     [("lists.json", None, "digits"), ("", None, "elsewhere"), ("lists.json", "given", "given")],
 )
-def test_images_come_from_where_those_of_the_run_or_of_the_split_are(
+def test_images_come_from_where_those_of_the_run_or_of_the_lists_are(
     run, place, tmp_path, monkeypatch, classes, source, where
 ):
     (tmp_path / "lists.json").write_text(json.dumps({**PARTS, "source": "elsewhere"}))

@@ -246,7 +246,7 @@ def test_texts_as_labels_go_by_the_class_names(tmp_path, arrays):
     assert given.names == tuple(names)
     assert values(measure(given)) == expected
     np.savez(tmp_path / "b.npz", **plain, labels=said)
-    with pytest.raises(FileError, match=r"b\.npz: labels are texts, and no class_names say"):
+    with pytest.raises(FileError, match=r"b\.npz: labels are strings, and no class_names map"):
         read([tmp_path / "b.npz"])
 
 
@@ -291,7 +291,7 @@ def test_examples_labelled_minus_100_are_left_out(tmp_path, arrays):
     expected = values(measure(read([save(tmp_path / "a.npz", shorter)])))
     measured = measure(read([save(tmp_path / "b.npz", {**arrays, "labels": some})]))
     assert values(measured) == expected
-    assert measured.notes[0] == "40 examples labelled -100 are left out."
+    assert measured.notes[0] == "40 examples labelled -100 are ignored."
 
 
 def test_a_class_without_examples_is_noted_and_the_rest_is_measured(tmp_path, arrays):
@@ -440,7 +440,7 @@ BROKEN = {
     "more than weights": (".pt", trapped, "holds more than tensors, and only weights are loaded"),
     "unknown suffix": (".txt", lambda path, arrays: path.write_text("x"), "got .txt"),
     "wrong keys": (".npz", lambda p, a: save(p, {"foo": a["labels"]}),
-                   "neither prototypes, embeddings nor labels are in it, only 'foo'"),
+                   "no prototypes, embeddings or labels in it, only 'foo'"),
     "wrong columns": (".parquet", lambda p, a: save(p, {"foo": a["labels"]}), "only 'foo'"),
     "NaN": (".npz", with_nan, "embeddings ('embeddings') hold NaN or infinity in 2 of 120 rows"),
     "labels beyond": (".npz", beyond, "label 10 is beyond the 10 prototypes"),

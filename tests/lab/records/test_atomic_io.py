@@ -3,7 +3,7 @@
 import pytest
 from lab_runs import held_by_another_process
 
-from tammes.lab.records.atomic_io import alone, clear_leftovers, write_atomically
+from tammes.lab.records.atomic_io import clear_leftovers, locked, write_atomically
 
 
 def test_a_file_that_cannot_be_written_leaves_the_old_one_and_nothing_else(tmp_path, monkeypatch):
@@ -35,16 +35,16 @@ def test_only_one_process_has_a_folder(tmp_path):
     with (
         held_by_another_process(folder),
         pytest.raises(ValueError, match=r"run: taken$"),
-        alone(folder, "taken"),
+        locked(folder, "taken"),
     ):
         pass
     # A process that was killed holds nothing.
-    with alone(folder, "taken"):
+    with locked(folder, "taken"):
         pass
 
 
 def test_a_folder_that_nothing_came_of_is_taken_away(tmp_path):
-    with alone(tmp_path / "a" / "run", "taken"):
+    with locked(tmp_path / "a" / "run", "taken"):
         pass
     assert list(tmp_path.iterdir()) == []
 
@@ -52,9 +52,9 @@ def test_a_folder_that_nothing_came_of_is_taken_away(tmp_path):
 def test_a_folder_that_was_there_or_was_written_to_stays(tmp_path):
     there = tmp_path / "there"
     there.mkdir()
-    with alone(there, "taken"):
+    with locked(there, "taken"):
         pass
-    with alone(tmp_path / "new", "taken"):
+    with locked(tmp_path / "new", "taken"):
         (tmp_path / "new" / "x").touch()
     assert sorted(path.name for path in tmp_path.iterdir()) == ["new", "there"]
 

@@ -179,7 +179,7 @@ def test_killed_cell_is_retried_bit_identically(tmp_path, recipe, undisturbed):
     finally:
         program.kill()
     assert program.returncode == 0, said
-    assert said.count("retrying, as its process was ended by SIGKILL") == 1
+    assert said.count("retrying, as its process was killed by SIGKILL") == 1
     started = begun(said)
     assert len(set(started)) == 6
     assert len(started) == 7, "one cell began twice, the others once"

@@ -288,7 +288,7 @@ def test_a_cell_whose_process_is_killed_is_tried_again(tmp_path, monkeypatch):
     )
     again = [text for text in said if "tried again" in text]
     assert len(again) == 1
-    assert again[0].startswith("some, digits, seed 0: retrying, as its process was ended by SIG")
+    assert again[0].startswith("some, digits, seed 0: retrying, as its process was killed by SIG")
     assert {cell.row: cell.status for cell in ledger.cells} == {"none": "done", "some": "done"}
 
 

@@ -13,11 +13,11 @@ import pytest
 from cell_work import alive, cell, until
 
 from tammes.lab import runner
-from tammes.lab.runner import Event, Places, gpu_sharing, places, run_cells
-from tammes.lab.runner.progress_table import Board, CellStatus, described
+from tammes.lab.runner import Event, Resources, gpu_sharing, plan_resources, run_cells
+from tammes.lab.runner.progress_table import CellStatus, ProgressTable, status_line
 
 WORK = "cell_work:work"
-TWO = Places(workers=2, threads=1)
+TWO = Resources(workers=2, threads=1)
 
 
 def test_a_cell_that_fails_leaves_the_others_alone(tmp_path):
@@ -35,8 +35,10 @@ def test_a_cell_that_fails_leaves_the_others_alone(tmp_path):
     assert [result.crashed for result in results] == [False, True, True, False, False, False]
     reasons = [result.reason for result in results]
     assert reasons[0] == "the learning rate is too large"
-    assert reasons[1].startswith("its process was ended by SIGKILL, as the system does where memor")
-    assert reasons[1].endswith("; the last it said was 'a last word'")
+    assert reasons[1].startswith(
+        "its process was killed by SIGKILL, as happens when memory runs out"
+    )
+    assert reasons[1].endswith("; its last output was 'a last word'")
     assert reasons[2].startswith("its process ended with code 7")
     assert reasons[3] == "KeyError: 'somewhere'"
     assert reasons[4].startswith("RuntimeError: word word")
@@ -80,7 +82,7 @@ def test_as_many_run_at_a_time_as_there_are_workers(tmp_path):
 
 def test_a_process_has_its_share_of_threads_the_parents_path_and_its_command(tmp_path):
     one = cell(tmp_path, do="surroundings")
-    assert run_cells([one], WORK, at=Places(1, 2, ("5",)))[0].ok
+    assert run_cells([one], WORK, at=Resources(1, 2, ("5",)))[0].ok
     found = json.loads((one.folder / "found.json").read_text())
     assert (found["threads"], found["omp"], found["gpu"]) == (2, "2", "5")
     assert found["argv"] == sys.argv
@@ -103,7 +105,7 @@ def test_what_a_cell_leaves_running_is_ended(tmp_path):
 def test_a_process_takes_the_next_cell_after_one_that_went_well_and_no_other(tmp_path):
     dos = ["done", "done", "raise", "done", "kill", "done"]
     cells = [cell(tmp_path, str(n), do=do) for n, do in enumerate(dos)]
-    results = run_cells(cells, WORK, at=Places(1, 1))
+    results = run_cells(cells, WORK, at=Resources(1, 1))
     assert [result.ok for result in results] == [do == "done" for do in dos]
     numbers = [(each.folder / "pid").read_text() for each in cells]
     assert numbers[0] == numbers[1] == numbers[2]
@@ -118,7 +120,7 @@ def test_a_process_takes_the_next_cell_after_one_that_went_well_and_no_other(tmp
 def test_a_process_that_has_worked_for_long_is_replaced(tmp_path, monkeypatch):
     monkeypatch.setattr("tammes.lab.runner.process_pool._LIFETIME", 0.0)
     cells = [cell(tmp_path, str(n)) for n in range(3)]
-    assert all(result.ok for result in run_cells(cells, WORK, at=Places(1, 1)))
+    assert all(result.ok for result in run_cells(cells, WORK, at=Resources(1, 1)))
     files = [each.folder / "pid" for each in cells]
     assert len({file.read_text() for file in files}) == 3
     assert not any(alive(file) for file in files)
@@ -156,7 +158,7 @@ sys.path[:] = {sys.path!r}
 from pathlib import Path
 from tammes.lab.runner import *
 cells = [Cell(n, Path({str(tmp_path)!r}) / n, {{"do": "wait"}}) for n in "ab"]
-run_cells(cells, "cell_work:work", at=Places(2, 1))
+run_cells(cells, "cell_work:work", at=Resources(2, 1))
 """
     parent = subprocess.Popen([sys.executable, "-c", code], stderr=subprocess.DEVNULL)
     files = [tmp_path / name / "child" for name in "ab"]
@@ -176,7 +178,7 @@ run_cells(cells, "cell_work:work", at=Places(2, 1))
                 os.kill(int(child.read_text()), signal.SIGKILL)
 
 
-# -- Places.
+# -- Resources.
 
 
 @pytest.fixture
@@ -187,25 +189,25 @@ def four_cores(monkeypatch):
 @pytest.mark.parametrize(
     ("cells", "workers", "expected"),
     [
-        (12, None, Places(4, 1)),
-        (2, None, Places(2, 2)),
-        (1, None, Places(1, 4)),
-        (12, 3, Places(3, 1)),
-        (12, 8, Places(8, 1)),
-        (0, None, Places(1, 4)),
+        (12, None, Resources(4, 1)),
+        (2, None, Resources(2, 2)),
+        (1, None, Resources(1, 4)),
+        (12, 3, Resources(3, 1)),
+        (12, 8, Resources(8, 1)),
+        (0, None, Resources(1, 4)),
     ],
 )
 @pytest.mark.usefixtures("four_cores")
 def test_cores_are_divided_among_the_workers(cells, workers, expected):
-    assert places(cells, workers, accelerator="cpu") == expected
+    assert plan_resources(cells, workers, accelerator="cpu") == expected
 
 
 @pytest.mark.parametrize(
     ("cells", "visible", "expected"),
     [
-        (4, None, Places(4, 1, ("0",))),
-        (20, None, Places(6, 1, ("0",))),
-        (20, "3", Places(6, 1, ("3",))),
+        (4, None, Resources(4, 1, ("0",))),
+        (20, None, Resources(6, 1, ("0",))),
+        (20, "3", Resources(6, 1, ("3",))),
     ],
 )
 @pytest.mark.usefixtures("four_cores")
@@ -215,20 +217,20 @@ def test_six_cells_share_a_gpu(monkeypatch, cells, visible, expected):
     monkeypatch.delenv("CUDA_VISIBLE_DEVICES", raising=False)
     if visible:
         monkeypatch.setenv("CUDA_VISIBLE_DEVICES", visible)
-    assert places(cells) == expected
+    assert plan_resources(cells) == expected
 
 
 def test_cells_are_spread_over_several_gpus(monkeypatch):
     monkeypatch.setattr("torch.cuda.is_available", lambda: True)
     monkeypatch.setattr("torch.cuda.device_count", lambda: 2)
     monkeypatch.delenv("CUDA_VISIBLE_DEVICES", raising=False)
-    found = places(20)
+    found = plan_resources(20)
     assert (found.workers, found.gpus) == (2 * runner.PER_GPU, ("0", "1"))
 
 
 def test_no_workers_is_refused():
     with pytest.raises(ValueError, match="workers is expected to be at least 1, got 0"):
-        places(3, 0)
+        plan_resources(3, 0)
 
 
 # -- Sharing a GPU.
@@ -297,7 +299,7 @@ def events_of(one, other):
 def test_without_a_terminal_there_are_plain_lines(tmp_path):
     one, other = cell(tmp_path, "cosface, seed 0"), cell(tmp_path, "softmax, seed 0")
     stream = io.StringIO()
-    with Board([one, other], stream) as board:
+    with ProgressTable([one, other], stream) as board:
         for event in events_of(one, other):
             board(event)
     assert stream.getvalue().splitlines() == [
@@ -313,7 +315,7 @@ def test_a_long_run_says_now_and_then_how_far_it_is(tmp_path, monkeypatch):
     clock = iter(range(0, 1000, 7))
     monkeypatch.setattr("tammes.lab.runner.progress_table.time.monotonic", lambda: next(clock))
     one, stream = cell(tmp_path), io.StringIO()
-    with Board([one], stream) as board:
+    with ProgressTable([one], stream) as board:
         board(Event(one, "started"))
         board(Event(one, "progress", {"what": "begin", "epochs": 4, "done": 0}))
         for epoch in (1, 2, 3):
@@ -330,7 +332,7 @@ def test_a_terminal_gets_a_table(tmp_path, monkeypatch):
     monkeypatch.setenv("COLUMNS", "100")
     one, other = cell(tmp_path, "cosface[0], seed 0"), cell(tmp_path, "softmax, seed 0")
     stream = Terminal()
-    with Board([one, other], stream) as board:
+    with ProgressTable([one, other], stream) as board:
         for event in events_of(one, other):
             board(event)
     shown = stream.getvalue()
@@ -342,7 +344,7 @@ def test_a_table_of_many_runs_shows_those_at_work_and_counts_the_rest(tmp_path, 
     monkeypatch.setenv("TERM", "xterm")
     cells = [cell(tmp_path, f"run {n}") for n in range(100)]
     stream = Terminal()
-    with Board(cells, stream) as board:
+    with ProgressTable(cells, stream) as board:
         board(Event(cells[99], "started"))
     assert "run 99" in stream.getvalue()
     assert "and 76 waiting" in stream.getvalue()
@@ -350,10 +352,10 @@ def test_a_table_of_many_runs_shows_those_at_work_and_counts_the_rest(tmp_path, 
 
 def test_the_time_left_counts_only_epochs_that_were_run():
     row = CellStatus("a", state="running")
-    row.take({"what": "begin", "epochs": 20, "done": 10}, now=100.0)
+    row.update({"what": "begin", "epochs": 20, "done": 10}, now=100.0)
     assert row.left is None
-    row.take({"what": "epoch", "epoch": 12, "accuracy": 0.5}, now=106.0)
+    row.update({"what": "epoch", "epoch": 12, "accuracy": 0.5}, now=106.0)
     assert row.left == pytest.approx(24.0)
-    assert described(row).endswith("0:24 left")
+    assert status_line(row).endswith("0:24 left")
     row.seconds = 2 * 3700 / 8
-    assert described(row).endswith("1:01:40 left")
+    assert status_line(row).endswith("1:01:40 left")

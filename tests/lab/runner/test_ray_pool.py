@@ -15,12 +15,20 @@ from cell_work import alive, cell, until
 import tammes
 from tammes.lab.config.schema import Config
 from tammes.lab.records.run_folder import Run, write_json
-from tammes.lab.runner import Cell, Event, Places, ray_pool, ray_remote, run_cells, run_cells_on_ray
+from tammes.lab.runner import (
+    Cell,
+    Event,
+    Resources,
+    ray_pool,
+    ray_remote,
+    run_cells,
+    run_cells_on_ray,
+)
 
 WORK = "cell_work:work"
 TRAIN = "tammes.lab.runner.sweep:train_cell"
-TWO = Places(workers=2, threads=1)
-LOST = "its process was lost, as one is that is killed or whose node goes (WorkerCrashedError)"
+TWO = Resources(workers=2, threads=1)
+LOST = "its process was lost, as when it is killed or its node goes down (WorkerCrashedError)"
 CONFIG = Config(
     data="digits", loss="cosface(margin=0.2)", backbone="mnist_cnn(width=0.25)", epochs=3
 )
@@ -154,7 +162,7 @@ def test_what_cannot_start_says_what_it_waits_for(tmp_path, running, monkeypatch
 @slow
 def test_a_training_has_the_record_of_one_on_this_machine(tmp_path, running):
     local, ray = (Cell(name, tmp_path / name, {"config": CONFIG.to_dict()}) for name in ("l", "r"))
-    assert run_cells([local], TRAIN, at=Places(1, 1))[0].ok
+    assert run_cells([local], TRAIN, at=Resources(1, 1))[0].ok
     assert run_cells_on_ray([ray], TRAIN)[0].ok
     for name in ("config.json", "metrics.jsonl", "final.json", "model.safetensors"):
         assert (local.folder / name).read_bytes() == (ray.folder / name).read_bytes(), name
@@ -166,7 +174,7 @@ def test_a_training_has_the_record_of_one_on_this_machine(tmp_path, running):
 @slow
 def test_without_common_files_the_record_comes_back(tmp_path, running, apart):
     local, ray = (Cell(name, tmp_path / name, {"config": CONFIG.to_dict()}) for name in ("l", "r"))
-    assert run_cells([local], TRAIN, at=Places(1, 1))[0].ok
+    assert run_cells([local], TRAIN, at=Resources(1, 1))[0].ok
     assert run_cells_on_ray([ray], TRAIN)[0].ok
     assert Run(ray.folder).status == "done"
     for path in local.folder.iterdir():
@@ -251,7 +259,9 @@ def test_files_come_back_but_checkpoints_and_large_ones(tmp_path):
 def test_what_says_that_a_cell_is_finished_is_written_last(tmp_path, monkeypatch):
     written = []
     monkeypatch.setattr(ray_pool, "write_atomically", lambda path, data: written.append(path.name))
-    ray_pool.bring(tmp_path, {"cell.json": b"", "final.json": b"", "a": b"", "metrics.jsonl": b""})
+    ray_pool.write_files(
+        tmp_path, {"cell.json": b"", "final.json": b"", "a": b"", "metrics.jsonl": b""}
+    )
     assert written == ["a", "metrics.jsonl", "final.json", "cell.json"]
 
 
@@ -305,7 +315,7 @@ from pathlib import Path
 from tammes.lab.runner import *
 folder, dos, address = Path(sys.argv[2]), sys.argv[3].split(), (sys.argv[4:] or [None])[0]
 cells = [Cell(f"{n} {do}", folder / f"{n}", {"do": do}) for n, do in enumerate(dos)]
-results = run_cells_on_ray(cells, "cell_work:work", at=Places(2, 1), address=address)
+results = run_cells_on_ray(cells, "cell_work:work", at=Resources(2, 1), address=address)
 print(json.dumps([[result.ok, result.crashed] for result in results]))
 """
 

@@ -15,7 +15,7 @@ from tammes.lab.config.schema import Config
 from tammes.lab.records.run_folder import Run
 from tammes.lab.runner import Event, Result
 from tammes.lab.runner import sweep as command
-from tammes.lab.runner.sweep import cells_of, check, compare
+from tammes.lab.runner.sweep import check, compare, plan_configs
 
 SMALL = Config(data="digits", backbone="mnist_cnn(features=2)", epochs=2)
 LOSSES = "softmax, cosface(margin=0.2)"
@@ -72,12 +72,12 @@ def unchecked(monkeypatch):
 
 def test_a_cell_is_a_loss_and_a_seed():
     config = SMALL.replace(seed=4)
-    cells = cells_of(config, LOSSES, 2)
+    cells = plan_configs(config, LOSSES, 2)
     expected = [("softmax", 4), ("softmax", 5), ("cosface(margin=0.2)", 4),
                 ("cosface(margin=0.2)", 5)]  # fmt: skip
     assert [(cell.loss, cell.seed) for cell in cells] == expected
     assert cells[0] == config.replace(loss="softmax")
-    assert cells_of(SMALL, ["bce"], [3, 9])[1] == SMALL.replace(loss="bce", seed=9)
+    assert plan_configs(SMALL, ["bce"], [3, 9])[1] == SMALL.replace(loss="bce", seed=9)
 
 
 @pytest.mark.parametrize(
@@ -99,7 +99,7 @@ def test_a_cell_is_a_loss_and_a_seed():
 )
 def test_cells_that_cannot_be_are_refused(losses, seeds, name, message):
     with pytest.raises(ValueError, match=message):
-        cells_of(SMALL.replace(name=name), losses, seeds)
+        plan_configs(SMALL.replace(name=name), losses, seeds)
 
 
 # -- What is run, and what is not.
@@ -139,14 +139,14 @@ def test_a_failed_cell_is_reported_and_tried_again_next_time(log, tmp_path, monk
     runs = compare(SMALL, "softmax, bce", 2, tmp_path / "out", workers=2)
     assert [run.status for run in runs] == ["failed", "failed", "failed", "done"]
     assert [run.failure["kind"] for run in runs[:3]] == ["interrupted", "error", "not finite"]
-    assert runs[0].failure["message"].startswith("its process was ended by SIGKILL")
+    assert runs[0].failure["message"].startswith("its process was killed by SIGKILL")
     assert runs[1].failure["message"] == "RuntimeError: disk full"
-    assert "softmax, seed 0: failed: its process was ended by SIGKILL" in capsys.readouterr().err
+    assert "softmax, seed 0: failed: its process was killed by SIGKILL" in capsys.readouterr().err
     ran(log)
     # The cause is gone. A loss that was not finite would not be finite again.
     monkeypatch.setenv("CELL_STOP", "{}")
     again = compare(SMALL, "softmax, bce", 2, tmp_path / "out")
-    said = "bce, seed 0: left as it is, --retry-failed tries it again: the loss was not finite"
+    said = "bce, seed 0: failed before, --retry-failed retries it: the loss was not finite"
     assert said in capsys.readouterr().err
     assert ran(log) == ["softmax-seed0", "softmax-seed1"]
     assert [run.status for run in again] == ["done", "done", "failed", "done"]
@@ -177,7 +177,7 @@ def test_an_old_reason_does_not_outlive_a_new_one(tmp_path, monkeypatch):
 def test_two_comparisons_do_not_work_in_one_folder(log, tmp_path):
     with (
         held_by_another_process(tmp_path),
-        pytest.raises(ValueError, match="another comparison is at work in it"),
+        pytest.raises(ValueError, match="another comparison is running in this folder"),
     ):
         compare(SMALL, "softmax", 1, tmp_path)
     compare(SMALL, "softmax", 1, tmp_path)
@@ -187,7 +187,7 @@ def test_two_comparisons_do_not_work_in_one_folder(log, tmp_path):
 @pytest.mark.usefixtures("unchecked")
 def test_torchrun_is_refused(log, tmp_path, monkeypatch):
     monkeypatch.setenv("WORLD_SIZE", "2")
-    with pytest.raises(ValueError, match="not to be run by torchrun"):
+    with pytest.raises(ValueError, match="cannot run under torchrun"):
         compare(SMALL, "softmax", 1, tmp_path)
 
 
@@ -228,7 +228,7 @@ def test_checking_leaves_random_numbers_alone():
     torch.manual_seed(3)
     expected = torch.rand(2)
     torch.manual_seed(3)
-    heads = check(cells_of(SMALL, LOSSES, 2), lambda _: None)
+    heads = check(plan_configs(SMALL, LOSSES, 2), lambda _: None)
     assert torch.equal(torch.rand(2), expected)
     assert list(heads) == ["softmax", "cosface(margin=0.2)"]
 
@@ -357,7 +357,7 @@ def test_the_demo_lists_what_there_is(capsys):
 
 
 def test_the_demo_is_a_comparison_that_can_be(monkeypatch):
-    heads = check(cells_of(demo.CONFIG, demo.LOSSES, demo.SEEDS), lambda _: None)
+    heads = check(plan_configs(demo.CONFIG, demo.LOSSES, demo.SEEDS), lambda _: None)
     assert list(heads) == list(demo.LOSSES)
 
 

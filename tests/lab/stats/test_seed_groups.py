@@ -204,7 +204,7 @@ def test_a_result_without_accuracy_is_damaged(tmp_path):
     run = make_run(tmp_path, pictures=False)
     (tmp_path / "final.json").write_text('{"test": {"accuracy": NaN}}')
     (trouble,) = study([run]).troubles
-    assert trouble.reason == f"{tmp_path / 'final.json'}: damaged (no test accuracy in it)"
+    assert trouble.reason == f"{tmp_path / 'final.json'}: damaged (it has no test accuracy)"
 
 
 def test_the_baseline_is_the_first_group_or_the_one_asked_for(tmp_path):
@@ -226,7 +226,7 @@ def test_an_unknown_baseline_is_refused_with_a_near_one(tmp_path):
 def test_one_seed_claims_no_winner(tmp_path):
     runs = accuracies(tmp_path, {"softmax()": {0: 0.5}, "cosface()": {0: 0.99}})
     text = table(runs)
-    assert "no winner is claimed from n = 1" in text
+    assert "One seed: no interval and no winner for n = 1." in text
     assert "+49.00" in text
     assert "*" not in text.replace("* excludes 0", "")
 

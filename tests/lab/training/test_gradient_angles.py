@@ -17,8 +17,8 @@ from tammes.lab.data import load
 from tammes.lab.records.run_folder import Run
 from tammes.lab.reproduce.collect import _curves
 from tammes.lab.training.datasets import make_sampler
-from tammes.lab.training.gradient_angles import Gradients, cosines, two_parts
-from tammes.lab.training.loader import Feed
+from tammes.lab.training.gradient_angles import GradientAngles, cosines, split_loss
+from tammes.lab.training.loader import ImageLoader
 from tammes.lab.training.loop import train
 from tammes.lab.training.model import build_model
 
@@ -100,7 +100,7 @@ def prepared(loss, **more):
     images = load("digits", "train", report=lambda text: None)
     sampler = make_sampler(config, images)
     model = build_model(config, images, steps_per_epoch=len(sampler)).model
-    return model, Feed(images, torch.device("cpu")), sampler
+    return model, ImageLoader(images, torch.device("cpu")), sampler
 
 
 def by_hand(model, parts, pixels, labels):
@@ -130,7 +130,7 @@ def nca(x, labels):
 
 def test_it_is_the_cosine_between_the_gradients_of_softmax_and_nca():
     model, feed, sampler = prepared("softmax() + 0.3*nca()")
-    found = Gradients(model, feed, sampler)()
+    found = GradientAngles(model, feed, sampler)()
     some = sampler.draw(0)(0)
     pixels, labels = feed.images.pixels[some], feed.images.labels[some]
     mean, largest = by_hand(model, (softmax(model), nca), pixels, labels)
@@ -139,13 +139,13 @@ def test_it_is_the_cosine_between_the_gradients_of_softmax_and_nca():
 
 def test_regularisers_of_the_prototypes_are_in_neither_part():
     loss = tammes.softmax() + 3.0 * tammes.zero_centroid() + 0.5 * tammes.proto()
-    named = [[term.name for _, term in part.leaves()] for part in two_parts(loss)]
+    named = [[term.name for _, term in part.leaves()] for part in split_loss(loss)]
     assert named == [["softmax"], ["proto"]]
 
 
 def test_the_metric_part_of_a_direct_sum_keeps_its_projection_and_its_weight():
     loss = 2.0 * tammes.direct_sum(tammes.softmax(), 0.5 * tammes.nca())
-    ((weight, term),) = two_parts(loss)[1].leaves()
+    ((weight, term),) = split_loss(loss)[1].leaves()
     assert weight == 1.0
     assert term.within == tammes.losses.subspace.OrthogonalComplement()
 
@@ -155,13 +155,13 @@ def test_settings_that_change_are_those_of_the_moment(name):
     model, feed, sampler = prepared("softmax() + nca()")
     warm_up = tammes.schedules.WarmUp(1.0, 0.1, steps=2)
     model.criterion.schedule(**{name: warm_up})
-    watch = Gradients(model, feed, sampler)
+    watch = GradientAngles(model, feed, sampler)
     before = watch()
     assert warm_up() == 1.0
     model.criterion.step()
     model.criterion.step()
     fixed, _, _ = prepared("softmax() + nca(scale=0.1)")
-    expected = Gradients(fixed, feed, sampler)()
+    expected = GradientAngles(fixed, feed, sampler)()
     assert watch() == pytest.approx(expected, rel=1e-4)
     assert before["cosine"] != pytest.approx(expected["cosine"], rel=1e-2)
 
@@ -173,7 +173,7 @@ def test_what_a_term_remembers_is_read_and_left_alone():
         if buffer.is_floating_point():
             buffer.normal_(generator=torch.Generator().manual_seed(0))
     before = {name: buffer.clone() for name, buffer in centers.named_buffers()}
-    watch = Gradients(model, feed, sampler)
+    watch = GradientAngles(model, feed, sampler)
     first = watch()
     assert_close(dict(centers.named_buffers()), before, rtol=0, atol=0)
     for buffer in centers.buffers():

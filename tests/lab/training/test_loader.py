@@ -6,7 +6,7 @@ from lab_runs import SAME
 
 from tammes.lab import data
 from tammes.lab.config.schema import Config
-from tammes.lab.training.loader import Feed
+from tammes.lab.training.loader import ImageLoader
 from tammes.lab.training.loop import train
 from tammes.lab.training.model import IGNORED
 
@@ -38,7 +38,9 @@ def test_what_is_read_is_what_is_in_memory(folder):
     batches = [torch.tensor([3, 1]), torch.tensor([89, 0, 44])]
     for workers in (0, 2):
         pairs = zip(
-            Feed(held, CPU)(batches), Feed(read, CPU, workers=workers)(batches), strict=True
+            ImageLoader(held, CPU)(batches),
+            ImageLoader(read, CPU, workers=workers)(batches),
+            strict=True,
         )
         for one, two in pairs:
             assert all(torch.equal(a, b) for a, b in zip(one, two, strict=True))
@@ -68,7 +70,7 @@ def test_an_image_that_cannot_be_read_is_named_in_a_sentence(folder, tmp_path, w
     bad = root / "b" / "2.png"
     bad.write_bytes(b"no picture")
     with pytest.raises(ValueError, match=r"b/2\.png") as caught:
-        list(Feed(images, CPU, workers=workers)([torch.arange(len(images))]))
+        list(ImageLoader(images, CPU, workers=workers)([torch.arange(len(images))]))
     assert "\n" not in str(caught.value)
 
 
@@ -76,7 +78,7 @@ def test_an_image_that_cannot_be_read_is_named_in_a_sentence(folder, tmp_path, w
 @pytest.mark.parametrize("length", [1, 2, 5, 8])
 def test_shares_are_equally_long_and_every_image_counts_once(folder, length, count):
     images = data.load(str(folder), "train")
-    feed, batch = Feed(images, CPU), torch.arange(40, 40 + length)
+    feed, batch = ImageLoader(images, CPU), torch.arange(40, 40 + length)
     shares = [next(feed([batch], rank=rank, world_size=count)) for rank in range(count)]
     assert {len(pixels) for pixels, _, _ in shares} == {-(-length // count)}
     counted = torch.cat([index[labels != IGNORED] for _, labels, index in shares])
@@ -87,14 +89,14 @@ def test_shares_are_equally_long_and_every_image_counts_once(folder, length, cou
 
 def test_feeding_leaves_the_labels_as_they_are(folder):
     images = data.load(str(folder), "train")
-    feed = Feed(images, CPU)
+    feed = ImageLoader(images, CPU)
     list(feed([torch.arange(3)], rank=0, world_size=2))
     assert torch.equal(feed.labels, images.labels)
 
 
 def test_all_processes_together_see_every_image_once(folder):
     images = data.load(str(folder), "test")
-    feed = Feed(images, CPU)
+    feed = ImageLoader(images, CPU)
     for count in (1, 2, 3, 7):
         seen = [
             index
@@ -105,7 +107,7 @@ def test_all_processes_together_see_every_image_once(folder):
 
 
 def test_no_batches_are_no_batches(folder):
-    assert list(Feed(data.load(str(folder), "test"), CPU)([])) == []
+    assert list(ImageLoader(data.load(str(folder), "test"), CPU)([])) == []
 
 
 @pytest.mark.parametrize(

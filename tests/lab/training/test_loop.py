@@ -145,7 +145,7 @@ def test_a_resumed_run_does_not_begin_anew(tmp_path):
         train(SMALL, tmp_path / "run", progress=StopAt(15))
     progress = StopAt()
     train(SMALL, tmp_path / "run", progress=progress)
-    assert any("going on at epoch 3, step 15" in text for text in progress.said)
+    assert any("resuming at epoch 3, step 15" in text for text in progress.said)
     assert progress.shown == 21 - 14
 
 
@@ -183,14 +183,16 @@ def test_the_best_epoch_survives_an_interruption(tmp_path):
 
 
 def test_another_configuration_does_not_go_into_the_same_folder(whole):
-    with pytest.raises(RecordError, match=r"holds a run with lr 0\.05, got 0\.1; give this one"):
+    with pytest.raises(
+        RecordError, match=r"holds a run with lr 0\.05, got 0\.1; choose another folder"
+    ):
         train(SMALL.replace(lr=0.1), whole.folder)
 
 
 def test_a_loss_that_is_not_finite_stops_the_run_and_is_named(tmp_path, monkeypatch):
     folder = tmp_path / "run"
     config = SMALL.replace(loss="cosface(margin=0.2) + 0.5*sample_margin()")
-    forward = training.Step._work
+    forward = training.Step._step
 
     def poisoned(self, pixels, labels, index):
         if int(self.count) == 9:
@@ -198,7 +200,7 @@ def test_a_loss_that_is_not_finite_stops_the_run_and_is_named(tmp_path, monkeypa
                 self.model.criterion.head.weight.fill_(float("nan"))
         forward(self, pixels, labels, index)
 
-    monkeypatch.setattr(training.Step, "_work", poisoned)
+    monkeypatch.setattr(training.Step, "_step", poisoned)
     with pytest.raises(TrainingError, match="not finite at step 10, epoch 2, in cosface"):
         train(config, folder)
     run = Run(folder)
@@ -220,7 +222,7 @@ def test_a_run_that_diverges_says_so_and_is_not_taken_for_one_to_go_on_with(tmp_
 
 
 def test_weights_that_the_last_step_of_an_epoch_breaks_are_noticed(tmp_path, monkeypatch):
-    work = training.Step._work
+    work = training.Step._step
 
     def breaking(self, *batch):
         work(self, *batch)
@@ -228,7 +230,7 @@ def test_weights_that_the_last_step_of_an_epoch_breaks_are_noticed(tmp_path, mon
             with torch.no_grad():
                 next(self.model.backbone.parameters()).fill_(float("inf"))
 
-    monkeypatch.setattr(training.Step, "_work", breaking)
+    monkeypatch.setattr(training.Step, "_step", breaking)
     with pytest.raises(TrainingError, match="the weights are not finite after step 7, epoch 1"):
         train(SMALL, tmp_path / "run")
     assert not list((tmp_path / "run").glob("checkpoints/*"))
@@ -250,7 +252,7 @@ def test_a_damaged_best_checkpoint_does_not_end_the_run(tmp_path, monkeypatch):
             path.write_bytes(b"")
         raise Stop
 
-    monkeypatch.setattr(training, "finish", crash)
+    monkeypatch.setattr(training, "write_results", crash)
     with pytest.raises(Stop):
         train(config, tmp_path / "run")
     monkeypatch.undo()
@@ -283,7 +285,7 @@ def test_images_that_have_changed_are_noticed(tmp_path, pictures):
     with pytest.raises(Stop):
         train(config, tmp_path / "run", progress=StopAt(6))
     add_a_picture(pictures)
-    with pytest.raises(RecordError, match=r"was begun with other images of .*pictures"):
+    with pytest.raises(RecordError, match=r"the images of .*pictures have changed since"):
         train(config, tmp_path / "run")
 
 
@@ -293,7 +295,7 @@ def test_runs_on_other_images_are_not_compared(tmp_path, pictures):
     config = SMALL.replace(data=str(pictures), loss="softmax", batch_size=8, epochs=1)
     train(config, tmp_path / "runs" / config.folder)
     add_a_picture(pictures)
-    with pytest.raises(ValueError, match="was trained on other images of"):
+    with pytest.raises(ValueError, match="have changed since this run; choose another"):
         compare(config, "softmax", 2, tmp_path / "runs", report=lambda text: None)
 
 
@@ -429,8 +431,8 @@ def test_a_gpu_without_enough_memory_is_said_in_a_sentence(tmp_path, monkeypatch
     def full(*_):
         raise torch.OutOfMemoryError("CUDA out of memory. Tried to allocate 2.00 GiB. And more.")
 
-    monkeypatch.setattr(training.Step, "_work", full)
-    sentence = r"too little memory.*batch_size.*\(CUDA out of memory\)$"
+    monkeypatch.setattr(training.Step, "_step", full)
+    sentence = r"ran out of memory.*batch_size.*\(CUDA out of memory\)$"
     with pytest.raises(TrainingError, match=sentence):
         train(SMALL, tmp_path / "run")
     assert Run(tmp_path / "run").failure["kind"] == "out of memory"

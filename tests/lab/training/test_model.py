@@ -10,7 +10,7 @@ from torch.testing import assert_close
 from tammes import LinearHead
 from tammes.lab.config.schema import Config
 from tammes.lab.measure.classification import measure_prototypes
-from tammes.lab.training.model import IGNORED, SEEN, build_model
+from tammes.lab.training.model import BATCH_SUMS, IGNORED, build_model
 from tammes.metrics import functional
 
 CONFIG = Config(backbone="mnist_cnn(width=0.125)", augment="none", head="linear()")
@@ -26,7 +26,7 @@ def test_sums_over_a_batch_have_the_softmax_bias_of_rows_that_count(model):
     labels = IMAGES.labels.clone()
     labels[[0, 7, 19]] = IGNORED
     loss, sums = model.eval()(IMAGES.pixels, labels, IMAGES.index, 0)
-    seen = dict(zip(SEEN, sums, strict=True))
+    seen = dict(zip(BATCH_SUMS, sums, strict=True))
     count = labels != IGNORED
     scores = model.criterion.head.logits(model.features(IMAGES.pixels))[count].detach()
     bias = functional.softmax_bias(scores, labels[count])

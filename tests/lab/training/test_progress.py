@@ -5,7 +5,7 @@ import io
 import pytest
 
 from tammes.lab.training import progress
-from tammes.lab.training.progress import Bar, Lines, described
+from tammes.lab.training.progress import Bar, Lines, epoch_line
 
 ROW = {
     "epoch": 2,
@@ -20,7 +20,7 @@ ROW = {
 
 
 def test_an_epoch_is_a_line_with_loss_accuracy_margins_speed_and_time_left():
-    said = described(ROW, 1234.5, seconds_left=75)
+    said = epoch_line(ROW, 1234.5, seconds_left=75)
     assert said == (
         "loss 0.5000  train 75.00 %  validation 70.00 %  margin 0.200  test 67.89 %  margin 0.250"
         "  class margin 81.2°  1,234 images/s  1:15 left"
@@ -29,7 +29,7 @@ def test_an_epoch_is_a_line_with_loss_accuracy_margins_speed_and_time_left():
 
 def test_an_epoch_that_was_not_tested_says_nothing_of_it():
     row = {key: value for key, value in ROW.items() if key not in ("validation", "test")}
-    assert "test" not in described(row, 1.0)
+    assert "test" not in epoch_line(row, 1.0)
 
 
 def test_elsewhere_it_is_plain_lines(monkeypatch):
@@ -75,4 +75,4 @@ def test_on_a_terminal_it_is_a_bar_that_ends():
 @pytest.mark.parametrize(("terminal", "kind"), [(True, Bar), (False, Lines)])
 def test_a_terminal_gets_a_bar_and_a_file_gets_lines(monkeypatch, terminal, kind):
     monkeypatch.setattr(progress.sys.stderr, "isatty", lambda: terminal, raising=False)
-    assert type(progress.choose()) is kind
+    assert type(progress.default_progress()) is kind

@@ -19,7 +19,7 @@ from tammes.lab.data.augment import Augment
 from tammes.lab.training import loop as training
 from tammes.lab.training.checkpoints import Checkpoints
 from tammes.lab.training.datasets import prepare_data
-from tammes.lab.training.loader import Feed
+from tammes.lab.training.loader import ImageLoader
 from tammes.lab.training.loop import train
 from tammes.lab.training.lr_schedules import learning_rate
 from tammes.lab.training.model import Model, build_model, parameter_groups
@@ -335,13 +335,13 @@ WORSE = {"noise": "symmetric(0.4)", "imbalance": "long_tail(10)", "fraction": 0.
 
 
 @pytest.mark.parametrize("setting", WORSE)
-def test_corruption_is_of_training_images_after_the_validation_split(
+def test_corruption_is_of_training_images_after_validation_is_held_out(
     tmp_path, monkeypatch, setting
 ):
     evaluate, seen = training.evaluate, {}
 
     def spy(*args, **kwargs):
-        images = next(arg for arg in args if isinstance(arg, Feed)).images
+        images = next(arg for arg in args if isinstance(arg, ImageLoader)).images
         seen[len(images)] = images
         return evaluate(*args, **kwargs)
 

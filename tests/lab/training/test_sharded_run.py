@@ -14,13 +14,13 @@ import tammes
 from tammes.checkpoint import CheckpointError
 from tammes.lab.config.schema import Config
 from tammes.lab.records.run_folder import Run
-from tammes.lab.training.checkpoints import SharedCheckpoints
+from tammes.lab.training.checkpoints import ShardedCheckpoints
 from tammes.lab.training.datasets import prepare_data
 from tammes.lab.training.fabric import check_machine
 from tammes.lab.training.loop import train
 from tammes.lab.training.model import build_model, load_model
 from tammes.lab.training.progress import Progress
-from tammes.lab.training.sharded_head import clip_together, gather_head
+from tammes.lab.training.sharded_head import clip_global_norm, gather_head
 
 CONFIG = Config(
     data="digits",
@@ -140,7 +140,7 @@ def test_one_process_goes_on_in_the_same_bits_and_its_model_is_a_plain_one(tmp_p
         train(config, tmp_path / "parts", progress=Stop())
     heard = Stop(stop=False)
     parts = train(config, tmp_path / "parts", progress=heard)
-    assert any("going on at epoch 1, step" in text for text in heard.said)
+    assert any("resuming at epoch 1, step" in text for text in heard.said)
     for name, value in whole.tensors("model").items():
         assert torch.equal(parts.tensors("model")[name], value), name
     model = load_model(parts)
@@ -156,7 +156,7 @@ def test_a_damaged_checkpoint_is_put_aside_and_the_one_before_it_taken(tmp_path)
     criterion = tammes.Criterion(tammes.ShardedHead(tammes.CosineHead, 3, 5), tammes.cosface())
     optimizer = torch.optim.SGD(criterion.parameters(), lr=0.1, momentum=0.9)
     said = []
-    saved = SharedCheckpoints(tmp_path, criterion, optimizer, said.append)
+    saved = ShardedCheckpoints(tmp_path, criterion, optimizer, said.append)
     assert saved.load_last() is None
     for step in (1, 2, 3):
         with torch.no_grad():
@@ -178,7 +178,7 @@ def test_a_damaged_checkpoint_is_put_aside_and_the_one_before_it_taken(tmp_path)
     assert found["step"] == 2
     assert found["model"]["backbone.weight"] == 2
     assert bool((criterion.head.weight == 2).all())
-    assert "going on from the one before it" in said[0]
+    assert "resuming from the previous one" in said[0]
     assert part.name in said[0]
     assert (tmp_path / "last-000000003.damaged").exists()
     assert saved.load_best(2)["model"]["backbone.weight"] == 2
@@ -191,7 +191,7 @@ def test_a_checkpoint_of_another_loss_is_refused_and_stays_where_it_is(tmp_path)
     for margin in (0.1, 0.2):
         criterion = tammes.Criterion(head, tammes.cosface(margin=margin))
         optimizer = torch.optim.SGD(criterion.parameters(), lr=0.1)
-        saved[margin] = SharedCheckpoints(tmp_path, criterion, optimizer)
+        saved[margin] = ShardedCheckpoints(tmp_path, criterion, optimizer)
     model = {"criterion.head.weight": head.weight}
     saved[0.1].save("last", 1, {"model": model, "optimizer": None, "step": 1})
     with pytest.raises(CheckpointError, match="was saved with another loss"):
@@ -210,7 +210,7 @@ def clipped(group):
     for parameter in model["backbone"].parameters():
         parameter.grad = torch.ones_like(parameter)
     assert (rank, size) == (head.group.rank, head.group.world_size)
-    clip_together(model, head, 2.0)
+    clip_global_norm(model, head, 2.0)
     return [p.grad.numpy() for p in (head.weight, head.bias, *model["backbone"].parameters())]
 
 

@@ -1,4 +1,4 @@
-"""Networks that make features of images."""
+"""Networks from images to features."""
 
 from tammes.lab.backbones.registry import TABLE, build, resolve
 

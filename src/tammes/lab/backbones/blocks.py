@@ -1,4 +1,4 @@
-"""Parts of networks, and the settings that all networks have."""
+"""Building blocks of networks, and the settings that all networks share."""
 
 import functools
 import inspect
@@ -14,8 +14,8 @@ from tammes.lab.config.typecheck import above_zero, at_least, check_fields
 Norm = Literal["batch", "group"]
 Shape = tuple[int, int, int]
 
-_ROOMY = 64
-"""Features from which on an embedding can spare a direction, or keep to one orthant."""
+_WIDE = 64
+"""Features from which an embedding tolerates GroupNorm and a ReLU."""
 
 RELU = partial(nn.ReLU, inplace=True)
 FAN_IN = partial(nn.init.kaiming_normal_, mode="fan_in", nonlinearity="relu")
@@ -24,11 +24,11 @@ UNIFORM = partial(nn.init.kaiming_uniform_, mode="fan_in", nonlinearity="relu")
 
 
 class Backbone(nn.Module):
-    """Parts that are applied one after the other, from images to features.
+    """A sequence of named parts, from images to features.
 
     Args:
-        parts: by name, in order.
-        num_features: how many features come out.
+        parts: modules by name, in order.
+        num_features: number of features.
     """
 
     def __init__(self, parts: Mapping[str, nn.Module], num_features: int) -> None:
@@ -38,7 +38,7 @@ class Backbone(nn.Module):
             self.add_module(name, part)
 
     def forward(self, images: Tensor) -> Tensor:
-        """Features of images.
+        """Compute features of images.
 
         Args:
             images: normalised, shape ``(N, C, H, W)``.
@@ -52,29 +52,29 @@ class Backbone(nn.Module):
 
 
 class GlobalAverage(nn.Module):
-    """Mean over all places of a map."""
+    """Global average pooling."""
 
     def forward(self, maps: Tensor) -> Tensor:
-        """From ``(N, C, H, W)`` to ``(N, C)``."""
+        """Average ``(N, C, H, W)`` to ``(N, C)``."""
         return maps.mean((2, 3))
 
 
 @dataclass(frozen=True)
 class Blocks:
-    """Makes the parts of one network with the settings that every network has.
+    """Builds the layers of a network with the settings that all networks share.
 
     Args:
-        name: of the network, for messages.
+        name: name of the network, for messages.
         shape: channels, height and width of the images.
-        least: smallest side an image may have.
-        features: how many features to end with; None for as many as the recipe has.
-        width: what the numbers of channels are multiplied with.
-        norm: ``batch``, or ``group`` where examples must not depend on each other.
+        min_side: smallest side of an image.
+        features: number of features; None for the number of the recipe.
+        width: multiplier of the channels.
+        norm: ``batch``, or ``group`` if examples must not depend on each other.
     """
 
     name: str
     shape: Shape
-    least: int
+    min_side: int
     features: Annotated[int, at_least(1)] | None
     width: Annotated[float, above_zero]
     norm: Norm
@@ -85,27 +85,27 @@ class Blocks:
                 f"{self.name} expects the shape (channels, height, width) of the images, "
                 f"got {tuple(self.shape)}"
             )
-        if min(self.shape[1:]) < self.least:
+        if min(self.shape[1:]) < self.min_side:
             raise ValueError(
-                f"{self.name} expects images of at least {self.least} x {self.least} pixels, "
+                f"{self.name} expects images of at least {self.min_side} x {self.min_side} pixels, "
                 f"got {self.shape[1]} x {self.shape[2]}"
             )
         check_fields(self, self.name)
 
     def scale(self, channels: int) -> int:
-        """Channels of this width: a multiple of 8, so that they divide into groups."""
+        """Scale channels by the width to a multiple of 8, so that they divide into groups."""
         return max(8, round(channels * self.width / 8) * 8)
 
     def scaled(self, *channels: int) -> list[int]:
-        """Channels of several stages at this width."""
+        """Scale the channels of several stages by the width."""
         return [self.scale(each) for each in channels]
 
-    def flat(self, channels: int, halvings: int) -> int:
-        """Numbers in a map whose sides were halved so often, rounded down."""
+    def flat_size(self, channels: int, halvings: int) -> int:
+        """Return the size of a flattened map after ``halvings`` poolings that round down."""
         return channels * (self.shape[1] >> halvings) * (self.shape[2] >> halvings)
 
-    def normal(self, channels: int) -> nn.Module:
-        """Normalisation of maps with so many channels."""
+    def norm_layer(self, channels: int) -> nn.Module:
+        """Build a normalisation layer."""
         if self.norm == "batch":
             return nn.BatchNorm2d(channels)
         return nn.GroupNorm(groups(channels), channels)
@@ -120,7 +120,7 @@ class Blocks:
         padding: int | None = None,
         bias: bool = False,
     ) -> nn.Conv2d:
-        """A convolution that keeps the size of the map, if nothing else is said."""
+        """Build a convolution that keeps the size of the map by default."""
         padding = kernel // 2 if padding is None else padding
         return nn.Conv2d(inputs, outputs, kernel, stride=stride, padding=padding, bias=bias)
 
@@ -135,10 +135,10 @@ class Blocks:
         bias: bool = False,
         activation: Callable[[], nn.Module] | None = RELU,
     ) -> list[nn.Module]:
-        """Convolution, normalisation and activation, in this order."""
+        """Build convolution, normalisation and activation, in this order."""
         layers: list[nn.Module] = [
             self.conv(inputs, outputs, kernel, stride=stride, padding=padding, bias=bias),
-            self.normal(outputs),
+            self.norm_layer(outputs),
         ]
         return layers if activation is None else [*layers, activation()]
 
@@ -152,7 +152,7 @@ class Blocks:
         bias: bool = False,
         activation: Callable[[], nn.Module] | None = RELU,
     ) -> list[nn.Module]:
-        """Several units in a row."""
+        """Build several units in a row."""
         layers: list[nn.Module] = []
         for number in range(repeats):
             layers += self.unit(
@@ -161,22 +161,22 @@ class Blocks:
         return layers
 
     def embedding(self, inputs: int, features: int, relu: bool | None) -> nn.Sequential:
-        """Linear layer, normalisation and, from 64 features on or if asked, ReLU.
+        """Build a linear layer, normalisation and, by default from 64 features on, ReLU.
 
-        Of few features a ReLU would leave one orthant, and normalising them within an example
-        would take most of their directions: there GroupNorm networks have the linear layer alone.
+        With few features a ReLU would leave one orthant, and normalisation within an example would
+        remove most directions: GroupNorm networks then have the linear layer alone.
         """
         layers: list[nn.Module] = [nn.Linear(inputs, features)]
         if self.norm == "batch":
             layers.append(nn.BatchNorm1d(features))
-        elif features >= _ROOMY:
+        elif features >= _WIDE:
             layers.append(nn.GroupNorm(1, features))
-        if features >= _ROOMY if relu is None else relu:
+        if features >= _WIDE if relu is None else relu:
             layers.append(RELU())
         return nn.Sequential(*layers)
 
     def finish(self, parts: Mapping[str, nn.Module], channels: int) -> Backbone:
-        """The network, with a linear layer at its end if ``features`` is set."""
+        """Build the network, with a final linear layer if ``features`` is set."""
         if self.features is None:
             return Backbone(parts, channels)
         embedding = nn.Linear(channels, self.features)
@@ -184,31 +184,31 @@ class Blocks:
 
 
 def groups(channels: int) -> int:
-    """Groups of GroupNorm: as many as divide the channels, at most 32, each of at least two.
+    """Return the number of groups of GroupNorm: a divisor of the channels, at most 32.
 
     Example:
         >>> [groups(channels) for channels in (8, 64, 160, 3)]
         [4, 32, 32, 1]
     """
-    most = min(32, max(1, channels // 2))
-    return max(number for number in range(1, most + 1) if channels % number == 0)
+    largest = min(32, max(1, channels // 2))
+    return max(number for number in range(1, largest + 1) if channels % number == 0)
 
 
 def network(
-    least: int,
+    min_side: int,
     *,
     conv: Callable[[Tensor], object] | None = None,
     linear: Callable[[Tensor], object] | None = None,
 ) -> Callable[[Callable[..., Backbone]], Callable[..., Backbone]]:
-    """Make a factory of networks of a function that builds one from :class:`Blocks`.
+    """Turn a function that builds a network from :class:`Blocks` into a factory.
 
-    The factory is called with the settings that every network has (``shape``, ``features``,
-    ``width`` and ``norm``) and with those of the function.
+    The factory takes the settings that all networks share (``shape``, ``features``, ``width`` and
+    ``norm``) and those of the function.
 
     Args:
-        least: smallest side an image may have.
-        conv: draws the weight of a convolution; None leaves it as PyTorch made it.
-        linear: draws that of a linear layer.
+        min_side: smallest side of an image.
+        conv: initialises the weight of a convolution; None keeps the default of PyTorch.
+        linear: initialises the weight of a linear layer.
     """
 
     def decorate(build: Callable[..., Backbone]) -> Callable[..., Backbone]:
@@ -220,14 +220,14 @@ def network(
             norm: Norm = "batch",
             **own: Any,
         ) -> Backbone:
-            made = build(Blocks(build.__name__, shape, least, features, width, norm), **own)
-            for module in made.modules():
-                draw = conv if isinstance(module, nn.Conv2d) else linear
-                if isinstance(module, (nn.Conv2d, nn.Linear)) and draw is not None:
-                    draw(module.weight)
+            backbone = build(Blocks(build.__name__, shape, min_side, features, width, norm), **own)
+            for module in backbone.modules():
+                initialise = conv if isinstance(module, nn.Conv2d) else linear
+                if isinstance(module, (nn.Conv2d, nn.Linear)) and initialise is not None:
+                    initialise(module.weight)
                     if module.bias is not None:
                         nn.init.zeros_(module.bias)
-            return made
+            return backbone
 
         *shared, _ = inspect.signature(factory).parameters.values()
         _, *own = inspect.signature(build).parameters.values()

@@ -18,8 +18,8 @@ def mnist_cnn(blocks: Blocks, *, relu: bool | None = None) -> Backbone:
     """The MNIST network of Zhou et al. 2022: two convolutions and a linear layer.
 
     Args:
-        blocks: settings that every network has.
-        features: size of the embedding, 128 by default; 3 to look at it.
+        blocks: settings that all networks share.
+        features: size of the embedding, 128 by default; 3 for plots.
         relu: whether the embedding ends in a ReLU; by default from 64 features on.
 
     Example:
@@ -33,7 +33,7 @@ def mnist_cnn(blocks: Blocks, *, relu: bool | None = None) -> Backbone:
             "stage1": nn.Sequential(*blocks.unit(blocks.shape[0], first), nn.MaxPool2d(2)),
             "stage2": nn.Sequential(*blocks.unit(first, second), nn.MaxPool2d(2)),
             "flatten": nn.Flatten(),
-            "embedding": blocks.embedding(blocks.flat(second, 2), size, relu),
+            "embedding": blocks.embedding(blocks.flat_size(second, 2), size, relu),
         },
         size,
     )
@@ -42,14 +42,14 @@ def mnist_cnn(blocks: Blocks, *, relu: bool | None = None) -> Backbone:
 def _lsoftmax(
     blocks: Blocks, repeats: int, channels: tuple[int, int, int], relu: bool | None
 ) -> Backbone:
-    """A convolution, three stages that each end in pooling, and a linear layer."""
+    """Build a convolution, three stages that end in pooling, and a linear layer."""
     inputs, height, width = blocks.shape
     first = blocks.scale(64)
     parts: dict[str, nn.Module] = {"stem": nn.Sequential(*blocks.unit(inputs, first, bias=True))}
     inputs = first
     for number, plain in enumerate(channels, 1):
         outputs = blocks.scale(plain)
-        # Caffe's pooling keeps the last row and column of an odd size.
+        # Pooling in Caffe keeps the last row and column of an odd size.
         pool = nn.MaxPool2d(2, ceil_mode=True)
         parts[f"stage{number}"] = nn.Sequential(
             *blocks.chain(inputs, outputs, repeats, bias=True), pool
@@ -66,7 +66,7 @@ def lsoftmax_mnist(blocks: Blocks, *, relu: bool | None = None) -> Backbone:
     """The MNIST network released with L-Softmax (Liu et al. 2016): 1 + 3 x 3 convolutions.
 
     Args:
-        blocks: settings that every network has.
+        blocks: settings that all networks share.
         features: size of the embedding, 512 by default.
         relu: whether the embedding ends in a ReLU; by default from 64 features on.
     """
@@ -78,7 +78,7 @@ def lsoftmax_cifar(blocks: Blocks, *, relu: bool | None = None) -> Backbone:
     """The CIFAR network released with L-Softmax (Liu et al. 2016): 1 + 3 x 4 convolutions.
 
     Args:
-        blocks: settings that every network has.
+        blocks: settings that all networks share.
         features: size of the embedding, 512 by default.
         width: multiplies the channels; 1.5 gives 96, 192 and 384, reported for CIFAR-100.
         relu: whether the embedding ends in a ReLU; by default from 64 features on.
@@ -90,10 +90,10 @@ def lsoftmax_cifar(blocks: Blocks, *, relu: bool | None = None) -> Backbone:
 def lsoftmax_2d(blocks: Blocks) -> Backbone:
     """The network behind the 2-D figure of L-Softmax (Liu et al. 2016): 3 x 2 convolutions, 5 x 5.
 
-    Its weights start as PyTorch draws them, as in the public re-implementation.
+    The weights have the default initialisation of PyTorch, as in the public re-implementation.
 
     Args:
-        blocks: settings that every network has.
+        blocks: settings that all networks share.
         features: size of the embedding, 2 by default.
     """
     parts: dict[str, nn.Module] = {}
@@ -105,7 +105,7 @@ def lsoftmax_2d(blocks: Blocks) -> Backbone:
         inputs = outputs
     parts["flatten"] = nn.Flatten()
     size = blocks.features or 2
-    parts["embedding"] = blocks.embedding(blocks.flat(inputs, 3), size, relu=False)
+    parts["embedding"] = blocks.embedding(blocks.flat_size(inputs, 3), size, relu=False)
     return Backbone(parts, size)
 
 
@@ -126,7 +126,7 @@ def conv4(blocks: Blocks) -> Backbone:
         for number in range(1, 5)
     }
     parts["flatten"] = nn.Flatten()
-    return blocks.finish(parts, blocks.flat(channels, 4))
+    return blocks.finish(parts, blocks.flat_size(channels, 4))
 
 
 @network(12, conv=FAN_OUT)

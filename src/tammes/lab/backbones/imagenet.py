@@ -1,4 +1,4 @@
-"""Networks for ImageNet: VGG-16 and what Kobayashi made of it, MobileNet and ResNeXt-50."""
+"""Networks for ImageNet: VGG-16 and its variant by Kobayashi, MobileNet and ResNeXt-50."""
 
 import math
 from functools import partial
@@ -23,7 +23,7 @@ _CARDINALITY = 32
 
 
 def _vgg_stages(blocks: Blocks) -> tuple[dict[str, nn.Module], int]:
-    """The 13 convolutions of VGG-16 without pooling at the end, and how many channels they make."""
+    """Build the 13 convolutions of VGG-16 without final pooling; also returns the channels."""
     parts: dict[str, nn.Module] = {}
     inputs = blocks.shape[0]
     for number, (plain, repeats) in enumerate(_VGG16, 1):
@@ -42,7 +42,7 @@ def vgg16(blocks: Blocks) -> Backbone:
     Its convolutions and both of its hidden linear layers are normalised, and there is no dropout.
 
     Args:
-        blocks: settings that every network has.
+        blocks: settings that all networks share.
         features: size of the second linear layer, 4096 by default.
         width: multiplies the channels and the linear layers.
 
@@ -55,7 +55,7 @@ def vgg16(blocks: Blocks) -> Backbone:
     size = blocks.features or hidden
     parts["pool"] = nn.MaxPool2d(2)
     parts["flatten"] = nn.Flatten()
-    parts["hidden"] = blocks.embedding(blocks.flat(channels, 5), hidden, relu=True)
+    parts["hidden"] = blocks.embedding(blocks.flat_size(channels, 5), hidden, relu=True)
     parts["embedding"] = blocks.embedding(hidden, size, relu=None)
     return Backbone(parts, size)
 
@@ -65,10 +65,10 @@ def vgg16_mod(blocks: Blocks) -> Backbone:
     """VGG-16-mod (Kobayashi 2018), as in the code of Kobayashi 2019: 4096 features.
 
     In place of the last pooling and the first linear layer of :func:`vgg16` there are a 1 x 1
-    convolution and the average over all places: a quarter as many parameters.
+    convolution and global average pooling: a quarter of the parameters.
 
     Args:
-        blocks: settings that every network has.
+        blocks: settings that all networks share.
         features: size of the linear layer, 4096 by default.
         width: multiplies the channels and the linear layer.
     """
@@ -84,17 +84,17 @@ def vgg16_mod(blocks: Blocks) -> Backbone:
 def _grouped(
     blocks: Blocks, inputs: int, outputs: int, groups: int, *, stride: int
 ) -> list[nn.Module]:
-    """A 3 x 3 convolution within groups of channels, normalisation and ReLU."""
+    """Build a grouped 3 x 3 convolution, normalisation and ReLU."""
     conv = nn.Conv2d(inputs, outputs, 3, stride=stride, padding=1, groups=groups, bias=False)
-    return [conv, blocks.normal(outputs), RELU()]
+    return [conv, blocks.norm_layer(outputs), RELU()]
 
 
-# By fan-in, which counts what a place of one channel is made of.
+# By fan-in, which counts the inputs of one output value.
 @network(32, conv=FAN_IN)
 def mobilenet(blocks: Blocks) -> Backbone:
     """MobileNet (Howard et al. 2017, the first one): 13 separable convolutions, 1024 features.
 
-    Each is a 3 x 3 convolution of every channel alone and a 1 x 1 convolution over them all.
+    Each is a depthwise 3 x 3 convolution and a 1 x 1 convolution over all channels.
     """
     inputs = blocks.scale(32)
     parts: dict[str, nn.Module] = {
@@ -118,18 +118,18 @@ def resnext50(blocks: Blocks) -> Backbone:
     """ResNeXt-50, 32 x 4d (Xie et al. 2017): bottlenecks in 32 groups, 2048 features.
 
     Args:
-        blocks: settings that every network has.
-        width: multiplies the channels; few of them are in fewer groups.
+        blocks: settings that all networks share.
+        width: multiplies the channels; with few channels there are fewer groups.
     """
     channels = [2 * half for half in blocks.scaled(128, 256, 512, 1024)]
     return residual(
         blocks, channels, (3, 4, 6, 3),
-        stem=large_stem, stem_channels=blocks.scale(64), branch=_in_groups,
+        stem=large_stem, stem_channels=blocks.scale(64), branch=_grouped_bottleneck,
     )  # fmt: skip
 
 
-def _in_groups(blocks: Blocks, inputs: int, outputs: int, stride: int) -> nn.Module:
-    """A bottleneck of half the channels, whose middle convolution is in groups."""
+def _grouped_bottleneck(blocks: Blocks, inputs: int, outputs: int, stride: int) -> nn.Module:
+    """Build a bottleneck of half the channels with a grouped middle convolution."""
     inside = outputs // 2
     groups = math.gcd(_CARDINALITY, inside)
     return nn.Sequential(

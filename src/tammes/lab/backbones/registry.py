@@ -28,16 +28,16 @@ TABLE: dict[str, Callable[..., Backbone]] = {
     "mobilenet": imagenet.mobilenet,
     "resnext50": imagenet.resnext50,
 }
-"""Builders of networks by name; each takes ``shape=`` and the settings of its text."""
+"""Factories of networks by name; each takes ``shape=`` and the settings of its expression."""
 
 _TIMM = "timm:"
 
 
 def resolve(text: str, shape: Sequence[int]) -> str:
-    """What ``auto`` is for images of this shape; any other text is returned as it is.
+    """Resolve ``auto`` for images of this shape; any other expression is returned unchanged.
 
     Args:
-        text: such as ``"auto"``, ``"auto(features=3)"`` or ``"resnet18"``.
+        text: expression such as ``"auto"``, ``"auto(features=3)"`` or ``"resnet18"``.
         shape: channels, height and width of the images.
 
     Example:
@@ -55,10 +55,10 @@ def resolve(text: str, shape: Sequence[int]) -> str:
 
 
 def build(text: str, *, shape: Sequence[int]) -> Backbone:
-    """The network a text names.
+    """Build the network of an expression.
 
     Args:
-        text: such as ``"resnet18"``, ``"mnist_cnn(features=3)"``, ``"auto"``, or
+        text: expression such as ``"resnet18"``, ``"mnist_cnn(features=3)"``, ``"auto"``, or
             ``"timm:resnet50(pretrained=True)"``.
         shape: channels, height and width of the images.
 
@@ -67,8 +67,8 @@ def build(text: str, *, shape: Sequence[int]) -> Backbone:
         drawn from the global generator.
 
     Raises:
-        ValueError: with a sentence about what is wrong in the text.
-        ImportError: for ``timm:`` where timm cannot be imported.
+        ValueError: one sentence on what is wrong in the expression.
+        ImportError: ``timm:`` needs timm, which cannot be imported.
 
     Example:
         >>> import torch

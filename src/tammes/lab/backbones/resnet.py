@@ -1,4 +1,4 @@
-"""Residual networks, each as one of the recipes has it."""
+"""Residual networks of the recipes."""
 
 from collections.abc import Callable, Sequence
 
@@ -15,24 +15,24 @@ from tammes.lab.backbones.blocks import (
     GlobalAverage,
     network,
 )
-from tammes.lab.backbones.dropout import drops
+from tammes.lab.backbones.dropout import drop_layers
 
 
 class Residual(nn.Module):
-    """A branch, a shortcut around it, and what follows their sum."""
+    """A residual branch, its shortcut, and a module after their sum."""
 
     def __init__(self, branch: nn.Module, shortcut: nn.Module, after: nn.Module) -> None:
         super().__init__()
         self.branch, self.shortcut, self.after = branch, shortcut, after
 
     def forward(self, maps: Tensor) -> Tensor:
-        """From maps to maps."""
+        """Apply branch, shortcut and the module after their sum."""
         out: Tensor = self.after(self.branch(maps) + self.shortcut(maps))
         return out
 
 
 class PaddedShortcut(nn.Module):
-    """Every second place, and zeros for the channels that are missing (option A)."""
+    """Strided identity with zeros for the missing channels (option A)."""
 
     def __init__(self, inputs: int, outputs: int, stride: int) -> None:
         super().__init__()
@@ -40,26 +40,26 @@ class PaddedShortcut(nn.Module):
         self.padding = (0, 0, 0, 0, before, outputs - inputs - before)
 
     def forward(self, maps: Tensor) -> Tensor:
-        """From maps to smaller maps."""
+        """Subsample the maps and pad the channels."""
         return F.pad(maps[:, :, :: self.stride, :: self.stride], self.padding)
 
 
 def projection(blocks: Blocks, inputs: int, outputs: int, stride: int) -> nn.Module:
-    """Shortcut: 1 x 1 convolution and normalisation where the map changes (option B)."""
+    """Build a shortcut: 1 x 1 convolution and normalisation if the shape changes (option B)."""
     if stride == 1 and inputs == outputs:
         return nn.Identity()
     return nn.Sequential(*blocks.unit(inputs, outputs, 1, stride=stride, activation=None))
 
 
 def _padded(blocks: Blocks, inputs: int, outputs: int, stride: int) -> nn.Module:
-    """Shortcut without parameters."""
+    """Build a shortcut without parameters."""
     if stride == 1 and inputs == outputs:
         return nn.Identity()
     return PaddedShortcut(inputs, outputs, stride)
 
 
 def _basic(blocks: Blocks, inputs: int, outputs: int, stride: int) -> nn.Sequential:
-    """Branch of a basic block: two 3 x 3 convolutions."""
+    """Build the branch of a basic block: two 3 x 3 convolutions."""
     return nn.Sequential(
         *blocks.unit(inputs, outputs, stride=stride),
         *blocks.unit(outputs, outputs, activation=None),
@@ -67,7 +67,7 @@ def _basic(blocks: Blocks, inputs: int, outputs: int, stride: int) -> nn.Sequent
 
 
 def _bottleneck(blocks: Blocks, inputs: int, outputs: int, stride: int) -> nn.Sequential:
-    """Branch of a bottleneck: 1 x 1, 3 x 3 and 1 x 1, a quarter as wide inside."""
+    """Build the branch of a bottleneck: 1 x 1, 3 x 3 and 1 x 1, a quarter as wide inside."""
     inside = outputs // 4
     return nn.Sequential(
         *blocks.unit(inputs, inside, 1),
@@ -77,12 +77,12 @@ def _bottleneck(blocks: Blocks, inputs: int, outputs: int, stride: int) -> nn.Se
 
 
 def small_stem(blocks: Blocks, channels: int) -> nn.Sequential:
-    """Start of networks for small images: one unit that keeps their size."""
+    """Build the stem for small images: one unit that keeps their size."""
     return nn.Sequential(*blocks.unit(blocks.shape[0], channels))
 
 
 def large_stem(blocks: Blocks, channels: int) -> nn.Sequential:
-    """Start of networks for large images: a quarter of the size is left."""
+    """Build the stem for large images, which reduces each side to a quarter."""
     unit = blocks.unit(blocks.shape[0], channels, 7, stride=2)
     return nn.Sequential(*unit, nn.MaxPool2d(3, stride=2, padding=1))
 
@@ -100,14 +100,14 @@ def residual(
     after: Callable[[], nn.Module] = RELU,
     drop: Callable[[int], list[nn.Module]] = lambda stage: [],
 ) -> Backbone:
-    """Build a residual network; ``drop`` adds to the end of each block of a stage."""
+    """Build a residual network; ``drop`` gives the drop layers after each block of a stage."""
     inputs = stem_channels or channels[0]
     parts: dict[str, nn.Module] = {"stem": stem(blocks, inputs)}
     for stage, (outputs, depth, first) in enumerate(zip(channels, depths, strides, strict=True), 1):
         layers: list[nn.Module] = []
         for number in range(depth):
-            place = (inputs, outputs, 1 if number else first)
-            block = Residual(branch(blocks, *place), shortcut(blocks, *place), after())
+            dims = (inputs, outputs, 1 if number else first)
+            block = Residual(branch(blocks, *dims), shortcut(blocks, *dims), after())
             layers += [block, *drop(stage)]
             inputs = outputs
         parts[f"stage{stage}"] = nn.Sequential(*layers)
@@ -119,7 +119,7 @@ def resnet18(blocks: Blocks, *, relu_after: bool = False) -> Backbone:
     """The CIFAR ResNet-18 of Zhou et al. 2022: 3 x 3 stem, 512 features that can be negative.
 
     Args:
-        blocks: settings that every network has.
+        blocks: settings that all networks share.
         relu_after: put a ReLU after each addition, as is usual; the paper's code has none.
 
     Example:
@@ -135,7 +135,7 @@ def resnet34(blocks: Blocks, *, relu_after: bool = False) -> Backbone:
     """The CIFAR ResNet-34 of Zhou et al. 2022; see :func:`resnet18`.
 
     Args:
-        blocks: settings that every network has.
+        blocks: settings that all networks share.
         relu_after: put a ReLU after each addition.
     """
     channels = blocks.scaled(64, 128, 256, 512)
@@ -153,7 +153,7 @@ def resnet32(blocks: Blocks) -> Backbone:
 def resnet12_basic(blocks: Blocks) -> Backbone:
     """The ResNet-12 of Laenen and Bertinetto 2021: basic blocks 1, 1, 2, 1 and 640 features.
 
-    Not the one of MetaOptNet, which is :func:`~tammes.lab.backbones.resnet12.resnet12`.
+    The ResNet-12 of MetaOptNet is :func:`~tammes.lab.backbones.resnet12.resnet12`.
     """
     return residual(blocks, blocks.scaled(64, 160, 320, 640), (1, 1, 2, 1))
 
@@ -163,12 +163,12 @@ def resnet18_224(blocks: Blocks, *, drop_rate: float = 0.0, block_size: int = 5)
     """ResNet-18 for large images, as in Liu et al. 2020: 7 x 7 stem, 512 features.
 
     Args:
-        blocks: settings that every network has.
+        blocks: settings that all networks share.
         drop_rate: of dropout after the blocks of stages 1 and 2, and of DropBlock after those of
             3 and 4; 0 for none.
-        block_size: side of what DropBlock drops.
+        block_size: side of the squares of DropBlock.
     """
-    drop = drops(blocks.name, drop_rate, block_size)
+    drop = drop_layers(blocks.name, drop_rate, block_size)
     channels = blocks.scaled(64, 128, 256, 512)
     return residual(blocks, channels, (2, 2, 2, 2), stem=large_stem, drop=drop)
 
@@ -177,16 +177,16 @@ def resnet18_224(blocks: Blocks, *, drop_rate: float = 0.0, block_size: int = 5)
 def resnet50_bnneck(blocks: Blocks) -> Backbone:
     """ResNet-50 for person re-identification (Luo et al. 2019): last stride 1, BNNeck.
 
-    The neck normalises the 2048 features and has no shift. A classifier reads what comes after
-    it; metric losses take what comes before, ``network.body(images)``. Weights start at random;
-    pretrained ones come with ``timm:resnet50(pretrained=True)``.
+    The neck normalises the 2048 features, without a shift. The classifier uses the features after
+    it; metric losses use those before, ``network.body(images)``. Weights are random; use
+    ``timm:resnet50(pretrained=True)`` for pretrained ones.
 
     Args:
-        blocks: settings that every network has.
+        blocks: settings that all networks share.
         features: adds a linear layer of this size before the neck.
         norm: ``batch`` or ``group``, for the neck too.
     """
-    # Four times what is inside, which then is a multiple of 8 as well.
+    # Four times the inner channels, which are a multiple of 8 as well.
     channels = [4 * inside for inside in blocks.scaled(64, 128, 256, 512)]
     body = residual(
         blocks, channels, (3, 4, 6, 3), (1, 2, 2, 1),

@@ -11,7 +11,7 @@ from tammes.lab.backbones.blocks import (
     GlobalAverage,
     network,
 )
-from tammes.lab.backbones.dropout import drops
+from tammes.lab.backbones.dropout import drop_layers
 from tammes.lab.backbones.resnet import Residual
 
 _LEAKY = partial(nn.LeakyReLU, 0.1, inplace=True)
@@ -22,15 +22,15 @@ def resnet12(blocks: Blocks, *, drop_rate: float = 0.0, block_size: int = 5) -> 
     """The ResNet-12 of MetaOptNet, as in Liu et al. 2020: four blocks of three, 640 features.
 
     Args:
-        blocks: settings that every network has.
+        blocks: settings that all networks share.
         drop_rate: of dropout after stages 1 and 2, and of DropBlock after 3 and 4; 0 for none.
-        block_size: side of what DropBlock drops.
+        block_size: side of the squares of DropBlock.
 
     Example:
         >>> resnet12(shape=(3, 84, 84), width=0.125).num_features
         80
     """
-    drop = drops(blocks.name, drop_rate, block_size)
+    drop = drop_layers(blocks.name, drop_rate, block_size)
     parts: dict[str, nn.Module] = {}
     inputs = blocks.shape[0]
     for stage, plain in enumerate((64, 160, 320, 640), 1):
@@ -40,7 +40,7 @@ def resnet12(blocks: Blocks, *, drop_rate: float = 0.0, block_size: int = 5) -> 
             *blocks.unit(outputs, outputs, activation=_LEAKY),
             *blocks.unit(outputs, outputs, activation=None),
         )
-        # The shortcut has its convolution even where the map has as many channels already.
+        # The shortcut has a convolution even if the number of channels does not change.
         shortcut = nn.Sequential(*blocks.unit(inputs, outputs, 1, activation=None))
         parts[f"stage{stage}"] = nn.Sequential(
             Residual(branch, shortcut, _LEAKY()), nn.MaxPool2d(2), *drop(stage)

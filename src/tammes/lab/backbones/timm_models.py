@@ -1,4 +1,4 @@
-"""Networks of timm."""
+"""Networks from timm."""
 
 from tammes.lab.backbones.blocks import Backbone, Blocks, Shape
 from tammes.lab.config.expressions import did_you_mean
@@ -12,19 +12,19 @@ def from_timm(
     pretrained: bool = False,
     features: int | None = None,
 ) -> Backbone:
-    """A network of timm without its classifier.
+    """Build a network of timm without its classifier.
 
-    timm brings torchvision, so Tammes does not install it: ``pip install timm``.
+    timm depends on torchvision, so Tammes does not install it: ``pip install timm``.
 
     Args:
-        name: as timm has it, such as ``resnet50`` or ``vit_small_patch16_224.dino``.
+        name: name in timm, such as ``resnet50`` or ``vit_small_patch16_224.dino``.
         shape: channels, height and width of the images.
-        pretrained: start from timm's weights, which it downloads; at random otherwise.
+        pretrained: download and use the weights of timm; random weights otherwise.
         features: adds a linear layer of this size.
 
     Raises:
-        ImportError: if timm cannot be imported.
-        ValueError: if timm has no network of this name.
+        ImportError: timm cannot be imported.
+        ValueError: timm has no network of this name.
     """
     try:
         timm = require("timm", extra="lab")
@@ -40,6 +40,6 @@ def from_timm(
         hint = did_you_mean(f"timm:{name}", [f"timm:{each}" for each in timm.list_models()])
         raise ValueError(f"timm has no network {name!r}{hint}")
     body = timm.create_model(name, pretrained=pretrained, num_classes=0, in_chans=shape[0])
-    # Some networks have a layer between what they call features and the classifier.
+    # Some networks have a layer between their features and the classifier.
     size = int(getattr(body, "head_hidden_size", None) or body.num_features)
     return blocks.finish({"body": body}, size)

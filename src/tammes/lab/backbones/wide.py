@@ -15,14 +15,14 @@ from tammes.lab.backbones.blocks import (
 class PreActivation(nn.Module):
     """A residual block that normalises and activates before each convolution.
 
-    Where the map changes, the shortcut is a convolution of what was activated.
+    If the shape changes, the shortcut is a convolution of the activated input.
     """
 
     def __init__(
         self, blocks: Blocks, inputs: int, outputs: int, stride: int, drop_rate: float
     ) -> None:
         super().__init__()
-        self.activate = nn.Sequential(blocks.normal(inputs), RELU())
+        self.activate = nn.Sequential(blocks.norm_layer(inputs), RELU())
         drop: list[nn.Module] = [nn.Dropout(drop_rate)] if drop_rate else []
         self.branch = nn.Sequential(
             *blocks.unit(inputs, outputs, stride=stride), *drop, blocks.conv(outputs, outputs)
@@ -31,7 +31,7 @@ class PreActivation(nn.Module):
         self.shortcut = blocks.conv(inputs, outputs, 1, stride=stride) if changes else None
 
     def forward(self, maps: Tensor) -> Tensor:
-        """From maps to maps."""
+        """Apply the block."""
         active = self.activate(maps)
         out: Tensor = self.branch(active)
         return out + (maps if self.shortcut is None else self.shortcut(active))
@@ -42,8 +42,8 @@ def wrn28_10(blocks: Blocks, *, drop_rate: float = 0.0) -> Backbone:
     """WRN-28-10 (Zagoruyko and Komodakis 2016): 3 x 4 wide blocks, 640 features.
 
     Args:
-        blocks: settings that every network has.
-        drop_rate: of dropout between the convolutions of a block.
+        blocks: settings that all networks share.
+        drop_rate: rate of dropout between the convolutions of a block.
     """
     if not 0 <= drop_rate < 1:
         raise ValueError(f"wrn28_10 expects drop_rate in [0, 1), got {drop_rate!r}")
@@ -57,6 +57,6 @@ def wrn28_10(blocks: Blocks, *, drop_rate: float = 0.0) -> Backbone:
             layers.append(PreActivation(blocks, inputs, outputs, stride, drop_rate))
             inputs = outputs
         parts[f"stage{stage}"] = nn.Sequential(*layers)
-    parts["last"] = nn.Sequential(blocks.normal(inputs), RELU())
+    parts["last"] = nn.Sequential(blocks.norm_layer(inputs), RELU())
     parts["pool"] = GlobalAverage()
     return blocks.finish(parts, inputs)

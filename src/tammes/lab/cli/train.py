@@ -9,7 +9,7 @@ from pathlib import Path
 from tammes.lab.config.flags import add_config, read_config
 from tammes.lab.records.atomic_io import writable
 from tammes.lab.records.run_folder import Run
-from tammes.lab.training.progress import choose
+from tammes.lab.training.progress import default_progress
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -52,7 +52,7 @@ def run(arguments: argparse.Namespace) -> int:
 
     from tammes.lab.training.loop import train
 
-    progress = choose()
+    progress = default_progress()
     try:
         done = train(config, folder, progress=progress)
     except KeyboardInterrupt:

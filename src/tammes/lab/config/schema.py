@@ -38,15 +38,15 @@ class Config:
     Args:
         data: training data: ``digits``, a known name such as ``cifar100``, a folder with one
             subfolder per class, a parquet file or folder, or a name on the Hugging Face hub.
-        test: test data, if they are not a split of ``data``.
-        classes: restrict training and testing to one part of a class split, such as
+        test: test data, if they are not a partition of ``data``.
+        classes: restrict training and testing to one part of class lists, such as
             ``cifar-fs:base``; all classes by default.
-        whole: also train on the test split, as few-shot tables do; test accuracies are then on
+        whole: also train on the test partition, as few-shot tables do; test accuracies are then on
             training images.
         image_size: side of the square images in pixels; by default the images' own size.
         validation: share of the training images held out to choose the best epoch; with 0 the last
             epoch is kept.
-        limit: largest number of images per split, balanced over the classes, for quick trials; 0
+        limit: largest number of images per partition, balanced over the classes, for quick trials; 0
             uses all.
         fraction: share of the training images to use, the same for every class.
         imbalance: ``long_tail(100)`` or ``step(10)``: ratio of the largest to the smallest class.
@@ -158,7 +158,7 @@ class Config:
                 raise ValueError(f"{field} is expected to be above 0, got {value}")
         if self.whole and self.test is not None:
             raise ValueError(
-                f"whole expects the test images to be a split of data, got test {self.test!r}"
+                f"whole expects the test images to be a partition of data, got test {self.test!r}"
             )
         if self.whole and self.skip_corrupt:
             raise ValueError("whole expects images that can all be read, got skip_corrupt")

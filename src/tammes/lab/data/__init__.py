@@ -1,8 +1,8 @@
-"""Data of the lab: images from anywhere, made worse on purpose if asked, in batches.
+"""Images of the lab: sources, optional noise and imbalance, batch samplers, augmentation.
 
-:func:`load` reads a split, :func:`limit` takes a few of it, :func:`corrupt` thins it out or gets
-labels wrong, :func:`hold_out` splits off a share, :mod:`.samplers` choose what makes a batch, and
-:mod:`.augment` changes the images on the device.
+:func:`load` reads a partition of a source, :func:`limit` keeps a few images, :func:`corrupt` adds
+imbalance and label noise, :func:`hold_out` separates a share, :mod:`.samplers` compose batches, and
+:mod:`.augment` augments on the device.
 """
 
 from tammes.lab.data import samplers

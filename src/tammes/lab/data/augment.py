@@ -1,10 +1,10 @@
-"""Augmentation on the device: each example its own, found again by seed, epoch and index.
+"""Augmentation on the device, reproducible for each example from seed, epoch and index.
 
-Operations are written as ``"pad_crop(4) + flip() + jitter(0.4, 0.4, 0.4)"`` and done in this order.
-Images are worked on as differences from the mean colour, in steps of a pixel's 256 values: what is
-not there, beyond a border or where a rectangle was erased, is then 0, and exactly 0 if normalised.
+Operations are written as ``"pad_crop(4) + flip() + jitter(0.4, 0.4, 0.4)"`` and applied in this
+order. Images are stored as differences from the mean colour, in units of a pixel's 256 values:
+missing pixels, beyond a border or in an erased rectangle, are then 0, also after normalisation.
 
-Crops and flips in a row are one lookup, rotations and resized crops in a row one resampling.
+Consecutive crops and flips are one lookup, consecutive rotations and resized crops one resampling.
 """
 
 import math
@@ -30,12 +30,12 @@ from tammes.lab.data.augment_ops import (
 )
 
 _DRAWS = 8
-"""Random numbers set aside for each operation."""
+"""Random numbers reserved for each operation."""
 
 
 @dataclass(frozen=True)
 class _Step:
-    """An operation, the size of what it is given, and the columns of its random bits."""
+    """An operation, the size of its input, and the columns of its random bits."""
 
     operation: Operation
     size: Size
@@ -43,20 +43,20 @@ class _Step:
 
 
 class Augment(nn.Module):
-    """From pixels to normalised images: augmented while training, as they are otherwise.
+    """Normalises pixels, and augments them in training mode.
 
-    What happens to an example is a function of seed, epoch and its index, the same in any batch
-    and on any device. There is no generator and no synchronisation; a CUDA graph can hold it.
+    The augmentation of an example is a function of seed, epoch and index, the same in any batch and
+    on any device. It uses no generator and no synchronisation, so a CUDA graph can record it.
 
     Args:
         calls: operations in order, as text such as ``"pad_crop(4) + flip()"`` or as calls.
-        mean: of each channel, for values in [0, 1].
-        std: likewise; a channel that never changes has 0 and stays at 0.
+        mean: mean of each channel, for values in [0, 1].
+        std: standard deviation of each channel; 0 for a constant channel, which stays 0.
         shape: channels, height and width of the pixels.
-        seed: of the run.
+        seed: seed of the run.
 
     Attributes:
-        output_shape: channels, height and width of the images it makes.
+        output_shape: channels, height and width of the output.
 
     Example:
         >>> augment = Augment("pad_crop(1)", mean=[0.5], std=[0.5], shape=(1, 2, 2), seed=0)
@@ -113,12 +113,12 @@ class Augment(nn.Module):
         self.register_buffer("draws", torch.tensor(numbers, dtype=torch.int64), persistent=False)
 
     def forward(self, pixels: Tensor, index: Tensor, epoch: int | Tensor) -> Tensor:
-        """Images for a network.
+        """Normalise, and augment in training mode.
 
         Args:
             pixels: uint8, shape ``(N, C, H, W)``.
-            index: identity of each example, int64, shape ``(N,)``.
-            epoch: a number, or an int64 tensor without dimensions on the same device.
+            index: index of each example in its data set, int64, shape ``(N,)``.
+            epoch: an integer, or a scalar int64 tensor on the same device.
 
         Returns:
             Images, float32, shape ``(N, *output_shape)``.
@@ -136,8 +136,8 @@ class Augment(nn.Module):
         if self.training and self.stages:
             images = self._augmented(pixels, index, epoch)
         else:
-            images = self._settled(pixels)
-        # A difference and then a product cannot be contracted, so every device rounds alike.
+            images = self._eval_transform(pixels)
+        # A subtraction and a later product are never fused, so all devices round alike.
         return images * self.factor
 
     def _augmented(self, pixels: Tensor, index: Tensor, epoch: int | Tensor) -> Tensor:
@@ -155,12 +155,12 @@ class Augment(nn.Module):
                 images = _resample(images, stage, bits)
         return self._centred(images)
 
-    def _settled(self, pixels: Tensor) -> Tensor:
-        """What happens at test too: the centre in the size that training has."""
+    def _eval_transform(self, pixels: Tensor) -> Tensor:
+        """Apply the deterministic part: the centre crop in the size of training."""
         images = self._centred(pixels)
         for step in (step for stage in self.stages for step in stage):
             operation = step.operation
-            if isinstance(operation, ResizedCrop) and operation.acts_at_test(step.size):
+            if isinstance(operation, ResizedCrop) and operation.acts_in_evaluation(step.size):
                 images = _resample(images, [step], None, reach=1 / operation.zoom)
         return images
 
@@ -168,7 +168,7 @@ class Augment(nn.Module):
         return images.float() - self.mean if images.dtype == torch.uint8 else images
 
     def _look_up(self, images: Tensor, stage: list[_Step], bits: Tensor) -> Tensor:
-        """Crop and flip: rows and columns of the result, looked up at once."""
+        """Crop and flip by one lookup of rows and columns."""
         count, channels, height, width = images.shape
         rows, columns = (
             torch.arange(size, device=images.device).expand(count, -1) for size in (height, width)
@@ -179,24 +179,24 @@ class Augment(nn.Module):
             rows, columns = step.operation.move(rows, columns, bits[:, step.bits])
             fill = step.operation.fill if isinstance(step.operation, PadCrop) else fill
         rows, columns = rows[:, None, :, None], columns[:, None, None, :]
-        place = rows.clamp(min=0) * width + columns.clamp(min=0)
-        found = images.flatten(2).gather(2, place.flatten(2).expand(-1, channels, -1))
-        found = self._centred(found.reshape(images.shape))
+        source = rows.clamp(min=0) * width + columns.clamp(min=0)
+        moved = images.flatten(2).gather(2, source.flatten(2).expand(-1, channels, -1))
+        moved = self._centred(moved.reshape(images.shape))
         if fill == "reflect":
-            return found
+            return moved
         colour = 0.0 if fill == "mean" else -self.mean
-        return torch.where((rows >= 0) & (columns >= 0), found, colour)
+        return torch.where((rows >= 0) & (columns >= 0), moved, colour)
 
 
 def _joins(operation: Operation, stage: list[_Step]) -> bool:
-    """Whether an operation is done together with those before it.
+    """Whether an operation joins the stage before it.
 
-    A lookup has one crop at most, since it has one fill.
+    A lookup has at most one crop, since it has one fill.
     """
     before = [step.operation for step in stage]
-    together = (Rotate, ResizedCrop)
-    if isinstance(operation, together):
-        return isinstance(before[0], together)
+    resampling = (Rotate, ResizedCrop)
+    if isinstance(operation, resampling):
+        return isinstance(before[0], resampling)
     if isinstance(operation, PadCrop):
         return all(isinstance(other, Flip) for other in before)
     return isinstance(operation, Flip) and isinstance(before[0], (PadCrop, Flip))
@@ -211,19 +211,19 @@ def _size_after(operation: Operation, size: Size) -> Size:
 def _resample(
     images: Tensor, stage: list[_Step], bits: Tensor | None, *, reach: float = 1.0
 ) -> Tensor:
-    """Rotate and resize: places of the result, followed back to the images they come from.
+    """Rotate and resize: map the output coordinates back to the input and sample there.
 
     Args:
         images: shape ``(N, C, H, W)``.
-        stage: what to undo, last first.
-        bits: random bits of all operations, or None for what is done at test.
-        reach: largest share of a side of the images that is seen.
+        stage: operations, inverted from last to first.
+        bits: random bits of all operations, or None in evaluation.
+        reach: largest visible share of a side.
 
     Returns:
-        Images, bilinear between pixels, 0 beyond the border.
+        Images, bilinear interpolation, 0 beyond the border.
     """
     height, width = _size_after(stage[-1].operation, stage[-1].size)
-    # Where images get smaller, each pixel of the result is the mean of several places.
+    # When images shrink, each output pixel is the mean of several samples.
     shrinks = max(images.shape[2] / height, images.shape[3] / width) * reach
     finer = max(1, round(shrinks))
     y, x = (
@@ -237,7 +237,7 @@ def _resample(
         x, y = step.operation.warp(x, y, step.size, own)
     shape = (len(images), height * finer, width * finer)
     grid = torch.stack([x.expand(shape), y.expand(shape)], 3)
-    found = F.grid_sample(images, grid, padding_mode="border", align_corners=False)
+    sampled = F.grid_sample(images, grid, padding_mode="border", align_corners=False)
     inside = (grid.abs() <= 1).all(3)[:, None]
-    found = torch.where(inside, found, 0.0)
-    return F.avg_pool2d(found, finer) if finer > 1 else found
+    sampled = torch.where(inside, sampled, 0.0)
+    return F.avg_pool2d(sampled, finer) if finer > 1 else sampled

@@ -1,8 +1,8 @@
-"""What can be done to images, each by random bits of its own.
+"""Augmentation operations, each driven by its own random bits.
 
-There are three kinds. A move says which row and column each one comes from, a warp where in its
-input each place of the output is, and a paint changes values. Values are differences from the mean
-colour, in steps of a pixel's 256 values.
+There are three kinds: a move gives the source row and column of each pixel, a warp maps output
+coordinates to input coordinates, and a paint changes values. Values are differences from the mean
+colour, in units of a pixel's 256 values.
 """
 
 import math
@@ -20,7 +20,7 @@ Share = Annotated[float, between(0, 1)]
 Size = tuple[int, int]
 
 _LUMA = (0.299, 0.587, 0.114)
-"""What red, green and blue count in grey."""
+"""Weights of red, green and blue in grey."""
 
 
 @dataclass(frozen=True)
@@ -40,7 +40,7 @@ class PadCrop:
         check_fields(self, "pad_crop")
 
     def move(self, rows: Tensor, columns: Tensor, bits: Tensor) -> tuple[Tensor, Tensor]:
-        """Which row and column each one comes from; -1 for none."""
+        """Return the source row and column of each pixel; -1 for none."""
         top, left = keyed_random.below(bits, 2 * self.pad + 1).unbind(1)
         return self._shift(rows, top), self._shift(columns, left)
 
@@ -53,7 +53,7 @@ class PadCrop:
         return torch.where(inside, places.gather(1, source.clamp(0, size - 1)), -1)
 
     def check(self, size: Size) -> None:
-        """A reflection is no larger than what it reflects."""
+        """Reject a reflection that is larger than the image."""
         if self.fill == "reflect" and self.pad >= min(size):
             raise ValueError(
                 f"pad_crop expects pad to be below the side of the image with fill='reflect', "
@@ -66,7 +66,7 @@ class Flip:
     """Mirror left and right.
 
     Args:
-        p: share of images that are.
+        p: share of mirrored images.
     """
 
     p: Share = 0.5
@@ -76,13 +76,13 @@ class Flip:
         check_fields(self, "flip")
 
     def move(self, rows: Tensor, columns: Tensor, bits: Tensor) -> tuple[Tensor, Tensor]:
-        """Which row and column each one comes from."""
-        return rows, torch.where(_chosen(bits, self.p), columns.flip(1), columns)
+        """Return the source row and column of each pixel."""
+        return rows, torch.where(_bernoulli(bits, self.p), columns.flip(1), columns)
 
 
 @dataclass(frozen=True)
 class Rotate:
-    """Turn about the centre; corners that come in have the mean colour.
+    """Rotate about the centre; uncovered corners have the mean colour.
 
     Args:
         degrees: largest angle either way, anticlockwise if positive.
@@ -102,7 +102,7 @@ class Rotate:
         return self.degrees, self.to
 
     def warp(self, x: Tensor, y: Tensor, size: Size, bits: Tensor | None) -> tuple[Tensor, Tensor]:
-        """Where in its input each place of the output is; both in [-1, 1]."""
+        """Map output coordinates to input coordinates, both in [-1, 1]."""
         if bits is None:
             return x, y
         angle = _between(bits[:, 0], *self._bounds()) * (math.pi / 180)
@@ -116,14 +116,14 @@ class ResizedCrop:
     """Crop a part of random area and shape, and resize it.
 
     The area is uniform between ``low`` and ``high``, whatever the shape; the ratio of the sides is
-    log-uniform among those that fit. At test the centre is taken, ``1/zoom`` of each side.
+    log-uniform among those that fit. In evaluation the centre is used, ``1/zoom`` of each side.
 
     Args:
         low: smallest share of the area.
         high: largest share of the area.
-        size: side of the result; as the image is by default.
-        ratio: how many times longer one side of the part may be than the other.
-        zoom: what images are enlarged by at test, before the centre is cropped.
+        size: side of the result; that of the image by default.
+        ratio: largest ratio of the sides of the crop.
+        zoom: enlargement in evaluation, before the centre crop.
     """
 
     low: float = 0.08
@@ -137,12 +137,12 @@ class ResizedCrop:
         check_fields(self, "resized_crop")
         _check_area("resized_crop", self.low, self.high)
 
-    def acts_at_test(self, size: Size) -> bool:
-        """Whether an image of this size is not left as it is."""
+    def acts_in_evaluation(self, size: Size) -> bool:
+        """Whether an image of this size changes in evaluation."""
         return self.zoom != 1 or (self.size is not None and size != (self.size, self.size))
 
     def warp(self, x: Tensor, y: Tensor, size: Size, bits: Tensor | None) -> tuple[Tensor, Tensor]:
-        """Where in its input each place of the output is; the centre without random bits."""
+        """Map output coordinates to input coordinates; the centre crop without random bits."""
         if bits is None:
             return x / self.zoom, y / self.zoom
         high, wide = _box(bits, self.low, self.high, self.ratio, size)
@@ -159,14 +159,13 @@ class Jitter:
     """Change brightness, contrast, saturation and hue, in this order.
 
     Each is multiplied by a factor uniform in ``[1 - x, 1 + x]``, or between two given ones; after
-    each, values are cut to what a pixel can be. Only images of three channels have saturation and
-    hue.
+    each, values are clamped to the range of a pixel. Saturation and hue need three channels.
 
     Args:
         brightness: change of all values.
         contrast: change of the distance to the mean grey.
         saturation: change of the distance to grey.
-        hue: largest shift around the colour circle, up to 0.5: half of it.
+        hue: largest shift around the colour circle, up to 0.5 (half of it).
     """
 
     brightness: float | tuple[float, float] = 0.0
@@ -184,25 +183,25 @@ class Jitter:
             _check_between("jitter", name, self._bounds(name), low, high)
 
     def _bounds(self, name: str) -> tuple[float, ...]:
-        """Between what the factor, or the shift of the hue, is drawn."""
+        """Return the range of the factor, or of the hue shift."""
         value = getattr(self, name)
         if not isinstance(value, (int, float)):
             return tuple(value)
         return (-value, value) if name == "hue" else (1 - min(value, 1), 1 + value)
 
     def paint(self, images: Tensor, bits: Tensor, mean: Tensor) -> Tensor:
-        """Changed images."""
+        """Return images with changed colours."""
         changes: dict[str, Callable[[Tensor, Tensor], Tensor]] = {
             "brightness": lambda values, factor: factor * values,
             "contrast": _contrast,
         }
         if images.shape[1] == 3:
-            changes |= {"saturation": _saturation, "hue": _turn}
-        still = {"hue": (0, 0)}
+            changes |= {"saturation": _saturation, "hue": _shift_hue}
+        identity = {"hue": (0, 0)}
         active = [
             (number, name, change)
             for number, (name, change) in enumerate(changes.items())
-            if self._bounds(name) != still.get(name, (1, 1))
+            if self._bounds(name) != identity.get(name, (1, 1))
         ]
         if not active:
             return images
@@ -218,10 +217,10 @@ class Erase:
     """Fill a rectangle of random area, shape and place.
 
     Args:
-        p: share of images that are erased in.
+        p: share of images with an erased rectangle.
         low: smallest share of the area.
         high: largest share of the area.
-        ratio: how many times longer one side of the rectangle may be than the other.
+        ratio: largest ratio of the sides of the rectangle.
         fill: ``mean`` colour or ``zero`` for black.
     """
 
@@ -237,10 +236,10 @@ class Erase:
         _check_area("erase", self.low, self.high)
 
     def paint(self, images: Tensor, bits: Tensor, mean: Tensor) -> Tensor:
-        """Images with holes."""
+        """Return images with a filled rectangle."""
         size = (images.shape[2], images.shape[3])
         sides = _box(bits, self.low, self.high, self.ratio, size)
-        erased = _chosen(bits[:, 4:], self.p)[:, :, None, None]
+        erased = _bernoulli(bits[:, 4:], self.p)[:, :, None, None]
         for axis, (pixels, share) in enumerate(zip(size, sides, strict=True), 2):
             length = (share * pixels).round().long().clamp(1, pixels)
             start = keyed_random.below(bits[:, axis], pixels - length + 1)
@@ -262,20 +261,20 @@ OPERATIONS: dict[str, type[Operation]] = {
 """Operations by name."""
 
 
-def _chosen(bits: Tensor, share: float) -> Tensor:
-    """Whether each example is among a share of all; none at 0, all at 1."""
+def _bernoulli(bits: Tensor, share: float) -> Tensor:
+    """Draw true with probability ``share``; never at 0, always at 1."""
     return bits < round(share * 2**keyed_random.BITS)
 
 
 def _between(bits: Tensor, low: float, high: float) -> Tensor:
-    """Numbers uniform in ``[low, high)``."""
+    """Draw uniform numbers in ``[low, high)``."""
     return low + (high - low) * keyed_random.uniform(bits)
 
 
 def _box(bits: Tensor, low: float, high: float, ratio: float, size: Size) -> tuple[Tensor, Tensor]:
-    """Height and width of random boxes that fit, as shares of those of the image, each ``(N,)``."""
+    """Draw height and width of boxes that fit, as shares of the sides, each ``(N,)``."""
     area, wide = _between(bits[:, 0], low, high), size[1] / size[0]
-    # Width over height of a box. Neither side may be longer than that of the image.
+    # Aspect ratio (width over height). Neither side may exceed that of the image.
     least, most = area * wide, wide / area
     first = torch.minimum(least.clamp(min=1 / ratio), most)
     last = torch.maximum(most.clamp(max=ratio), least)
@@ -284,7 +283,7 @@ def _box(bits: Tensor, low: float, high: float, ratio: float, size: Size) -> tup
 
 
 def _grey(values: Tensor) -> Tensor:
-    """Grey of each pixel, shape ``(N, 1, H, W)``."""
+    """Convert to grey, shape ``(N, 1, H, W)``."""
     if values.shape[1] != 3:
         return values.mean(1, keepdim=True)
     red, green, blue = values.split(1, 1)
@@ -301,12 +300,12 @@ def _saturation(values: Tensor, factor: Tensor) -> Tensor:
     return grey + factor * (values - grey)
 
 
-def _turn(values: Tensor, shift: Tensor) -> Tensor:
+def _shift_hue(values: Tensor, shift: Tensor) -> Tensor:
     """Shift the hue of RGB values by a share of the colour circle; value and chroma stay."""
     red, green, blue = values.unbind(1)
     value = values.amax(1)
     chroma = value - values.amin(1)
-    # Grey has no hue, and whatever it is given changes nothing.
+    # Grey has no hue; any value leaves it unchanged.
     part = chroma.clamp(min=torch.finfo(values.dtype).tiny)
     hue = torch.where(
         value == red,
@@ -315,12 +314,12 @@ def _turn(values: Tensor, shift: Tensor) -> Tensor:
     )
     hue = hue + 6 * shift[:, 0]
     sectors = [(offset + hue).remainder(6) for offset in (5.0, 3.0, 1.0)]
-    turned = [value - chroma * torch.minimum(k, 4 - k).clamp(0, 1) for k in sectors]
-    return torch.stack(turned, 1)
+    shifted = [value - chroma * torch.minimum(k, 4 - k).clamp(0, 1) for k in sectors]
+    return torch.stack(shifted, 1)
 
 
 def _check_between(who: str, what: str, bounds: Sequence[float], low: float, high: float) -> None:
-    """Refuse what are not two numbers in order within limits."""
+    """Reject anything but two ordered numbers within limits."""
     numbers = all(isinstance(bound, (int, float)) for bound in bounds)
     if not numbers or len(bounds) != 2 or not low <= bounds[0] <= bounds[1] <= high:
         raise ValueError(

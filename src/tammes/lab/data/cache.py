@@ -1,9 +1,8 @@
-"""Decoded images on disk, so that they are decoded once.
+"""Cache of decoded images on disk.
 
-An entry is a small ``KEY.json``, written last, and ``KEY-0.safetensors`` and so on with the pixels;
-each part has its checksum in the former. An entry that is damaged is as good as none. All of it can
-be deleted at any time. What a process left behind that was killed while it wrote is deleted by the
-next one that writes, a day later.
+An entry is a small ``KEY.json``, written last, and ``KEY-0.safetensors`` and so on with the pixels,
+whose checksums are in the JSON file. A damaged entry is ignored. The cache can be deleted at any
+time. Leftovers of killed processes are deleted by the next write after a day.
 """
 
 import contextlib
@@ -24,26 +23,26 @@ from tammes.lab.records.atomic_io import write_atomically
 from tammes.optional import require
 
 VERSION = 1
-"""Changes when the same images would be decoded to other pixels."""
+"""Increased when decoding the same images gives other pixels."""
 _PART = 256 << 20
-"""Bytes of a part: what is held twice while it is written."""
+"""Size of a part in bytes; a part is held in memory twice while it is written."""
 _DAY = 24 * 60 * 60
-"""Seconds after which nobody is still writing a file."""
+"""Seconds after which no process can still be writing a file."""
 _OURS = re.compile(r"(\.?)([0-9a-f]{32})(-\d+\.safetensors|\.json)(\.[0-9a-f]{8})?")
-"""Names of our files; with a dot in front and letters behind while one is being written."""
+"""Names of cache files, and of the temporary files of :func:`.write_atomically`."""
 
 
 @dataclass(frozen=True, eq=False)
 class CachedImages:
-    """What is known of the images of a split.
+    """Decoded images of a partition.
 
     Attributes:
-        shape: of every image.
-        rows: how many there are, with those that cannot be read.
-        unreadable: why, for each row that cannot be read.
-        checked: every image was decoded, not only looked at.
-        mixed: they were of different sizes.
-        pixels: uint8 ``(rows, *shape)``, 0 where an image cannot be read; None if not stored.
+        shape: shape of every image.
+        rows: number of images, including unreadable ones.
+        unreadable: reason for each unreadable row.
+        checked: whether every image was decoded, not only its header.
+        mixed: whether the sizes differed.
+        pixels: uint8 ``(rows, *shape)``, 0 for unreadable images; None if not stored.
     """
 
     shape: tuple[int, int, int]
@@ -55,16 +54,16 @@ class CachedImages:
 
 
 def folder() -> Path:
-    """Where the cache is: ``$TAMMES_CACHE``, or ``~/.cache/tammes``."""
-    given = os.environ.get("TAMMES_CACHE")
-    if given:
-        return Path(given).expanduser()
+    """Return the folder of the cache: ``$TAMMES_CACHE``, or ``~/.cache/tammes``."""
+    chosen = os.environ.get("TAMMES_CACHE")
+    if chosen:
+        return Path(chosen).expanduser()
     base = os.environ.get("XDG_CACHE_HOME")
     return (Path(base) if base else Path.home() / ".cache") / "tammes"
 
 
 def key(*parts: Any) -> str:
-    """The name of an entry."""
+    """Return the key of an entry."""
     text = repr((VERSION, *parts)).encode("utf-8", "backslashreplace")
     return hashlib.sha256(text).hexdigest()[:32]
 
@@ -76,13 +75,13 @@ def read(
     report: Callable[[str], None],
     shape: tuple[int, int, int] | None = None,
 ) -> CachedImages | None:
-    """An entry, if there is a sound one.
+    """Read an entry; None if there is no intact one.
 
     Args:
-        name: its key.
-        memory: most bytes of pixels to read; where there are more, they are left where they are.
-        report: is told where an entry is damaged.
-        shape: of the images that are wanted; an entry of another is none.
+        name: key of the entry.
+        memory: largest size of the pixels in bytes; larger pixels are not read.
+        report: called with a message about a damaged entry.
+        shape: required shape of the images; other entries are ignored.
     """
     path = folder() / f"{name}.json"
     try:
@@ -111,12 +110,12 @@ def read(
             pixels=pixels,
         )
     except (OSError, ValueError, KeyError, IndexError, TypeError, AttributeError, RuntimeError):
-        report(f"{path}: the cached images are damaged, they are decoded again")
+        report(f"{path}: the cached images are damaged and are decoded again")
         return None
 
 
 def write(name: str, stored: CachedImages, *, report: Callable[[str], None]) -> None:
-    """Store an entry; where that is not possible, say so and go on."""
+    """Write an entry; a failure is reported, not raised."""
     safetensors = require("safetensors.torch", extra="lab")
     _clear_leftovers()
     try:
@@ -138,12 +137,12 @@ def write(name: str, stored: CachedImages, *, report: Callable[[str], None]) -> 
         write_atomically(folder() / f"{name}.json", _plain(header))
     except OSError as error:
         why = error.strerror or type(error).__name__
-        report(f"{folder()}: decoded images cannot be stored there ({why}), going on without")
+        report(f"{folder()}: decoded images cannot be stored there ({why}), continuing without")
 
 
 def _clear_leftovers() -> None:
-    """Delete what killed processes left: half a file, or parts of an entry without its header."""
-    # Whatever goes wrong here is no reason not to store an entry.
+    """Delete leftovers of killed processes: temporary files, and parts without a header."""
+    # An error here must not prevent writing an entry.
     with contextlib.suppress(OSError):
         files = [(path, _OURS.fullmatch(path.name)) for path in folder().iterdir()]
         headers = {path.name for path, _ in files}
@@ -154,7 +153,7 @@ def _clear_leftovers() -> None:
             if bool(dot) != bool(unfinished) or (not dot and f"{name}.json" in headers):
                 continue
             with contextlib.suppress(OSError):
-                # Another process may be at work on younger ones.
+                # Another process may still be writing younger files.
                 if time.time() - path.stat().st_mtime > _DAY:
                     path.unlink()
 

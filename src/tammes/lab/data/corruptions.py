@@ -1,7 +1,7 @@
-"""Make data worse on purpose: fewer examples, classes of different size, wrong labels.
+"""Optional corruption of training data: fewer examples, class imbalance, label noise.
 
-Everything depends on the seed alone. Of two rates of noise or two ratios of imbalance, what the
-milder one changes the stronger one changes too.
+Everything depends on the seed alone. The changes of a lower noise rate or imbalance ratio are a
+subset of those of a higher one.
 """
 
 from collections.abc import Callable, Mapping, Sequence
@@ -14,7 +14,7 @@ from tammes.lab.config import build
 from tammes.lab.config.expressions import did_you_mean
 from tammes.lab.data import seeded_draws
 from tammes.lab.data.images import Images
-from tammes.lab.data.subsets import rank_in_class, share_of
+from tammes.lab.data.subsets import rank_in_class, stratified_mask
 
 __all__ = ["IMBALANCE", "NOISE", "corrupt"]
 
@@ -41,7 +41,7 @@ _SUPERCLASSES = (
     "bicycle bus motorcycle pickup_truck train",
     "lawn_mower rocket streetcar tank tractor",
 )
-"""Classes of CIFAR-100, those of a superclass together, in the order of their numbers."""
+"""Classes of CIFAR-100 by superclass, in the order of their numbers."""
 _CONFUSIONS: tuple[tuple[frozenset[str], dict[str, str]], ...] = (
     (
         frozenset(_CIFAR10.split()),
@@ -63,9 +63,9 @@ _CONFUSIONS: tuple[tuple[frozenset[str], dict[str, str]], ...] = (
     ),
     (frozenset("0123456789"), {"7": "1", "2": "7", "5": "6", "6": "5", "3": "8"}),
 )
-"""Which class is taken for which, for data with exactly these classes."""
+"""Usual confusions, for data with exactly these classes."""
 _SPELLINGS = {"cra": "crab"}
-"""Names that a copy on the hub spells another way."""
+"""Class names that a copy on the hub spells differently."""
 
 
 def corrupt(
@@ -76,26 +76,26 @@ def corrupt(
     noise: str = "none",
     seed: int,
 ) -> Images:
-    """Some of the images, some of them with wrong labels.
+    """Apply fraction, imbalance and label noise to images.
 
     First ``fraction`` of every class is kept, then ``imbalance`` thins the classes out, then
     ``noise`` switches labels.
 
     Args:
-        images: to start from; they are not changed.
-        fraction: share to keep, the same of every class as far as whole images allow; a class
-            keeps at least one.
+        images: original images; they are not modified.
+        fraction: share to keep of every class, rounded to whole images; a class keeps at least
+            one.
         imbalance: ``long_tail(ratio)`` or ``step(ratio)``, see :data:`IMBALANCE`.
         noise: ``symmetric(rate)``, ``asymmetric(rate)`` or ``pair(rate)``, see :data:`NOISE`.
-        seed: of the draws.
+        seed: seed of the draws.
 
     Returns:
-        The images that are left, in the order they had.
+        The remaining images, in their original order.
     """
     if not 0 < fraction <= 1:
         raise ValueError(f"fraction is expected in (0, 1], got {fraction}")
     if fraction < 1:
-        kept = share_of(images.labels, fraction, seed, "fraction", least=1)
+        kept = stratified_mask(images.labels, fraction, seed, "fraction", least=1)
         images = images.subset(kept.nonzero().squeeze(1))
     if not _is_none(imbalance):
         sizes = build(imbalance, IMBALANCE, what="imbalance", counts=images.counts())
@@ -115,13 +115,13 @@ def corrupt(
 
 
 def long_tail(ratio: float, *, counts: list[int]) -> list[int]:
-    r"""Sizes of the classes that fall exponentially, the first class being the largest.
+    r"""Compute exponentially falling class sizes; the first class is the largest.
 
     .. math:: n_c = \lfloor n_{\max}\, r^{-c/(k-1)} \rfloor
 
     Args:
         ratio: largest over smallest, at least 1.
-        counts: examples there are of each class; a class never gets more, nor fewer than one.
+        counts: examples of each class; a class keeps at most these and at least one.
 
     Returns:
         Examples to keep of each class.
@@ -136,15 +136,15 @@ def long_tail(ratio: float, *, counts: list[int]) -> list[int]:
     _check_ratio("long_tail", ratio)
     last = max(len(counts) - 1, 1)
     sizes = [int(max(counts) * ratio ** (-place / last)) for place in range(len(counts))]
-    return _possible(sizes, counts)
+    return _clamp_sizes(sizes, counts)
 
 
 def step(ratio: float, *, counts: list[int]) -> list[int]:
-    """Two sizes: the first half of the classes keeps the largest, the others that over ``ratio``.
+    """Compute two class sizes: the largest for the first half, that over ``ratio`` for the rest.
 
     Args:
         ratio: largest over smallest, at least 1.
-        counts: examples there are of each class; a class never gets more, nor fewer than one.
+        counts: examples of each class; a class keeps at most these and at least one.
 
     Returns:
         Examples to keep of each class.
@@ -156,17 +156,17 @@ def step(ratio: float, *, counts: list[int]) -> list[int]:
     _check_ratio("step", ratio)
     half, largest = len(counts) // 2, max(counts)
     sizes = [largest if place < half else int(largest / ratio) for place in range(len(counts))]
-    return _possible(sizes, counts)
+    return _clamp_sizes(sizes, counts)
 
 
 def symmetric(rate: float, *, labels: Tensor, num_classes: int, seed: int) -> Tensor:
-    """``round(rate * N)`` labels become another class, all others being as likely.
+    """Replace ``round(rate * N)`` labels by another class, uniformly.
 
     Args:
         rate: share of wrong labels, in [0, 1].
-        labels: the right ones, shape ``(N,)``.
+        labels: true labels, shape ``(N,)``.
         num_classes: number of classes.
-        seed: of the draws.
+        seed: seed of the draws.
 
     Returns:
         All labels, shape ``(N,)``.
@@ -184,21 +184,21 @@ def asymmetric(
     classes: Sequence[str],
     seed: int,
 ) -> Tensor:
-    """Labels become the one class that theirs is confused with: ``round(rate * n)`` of ``n``.
+    """Replace ``round(rate * n)`` labels of each class by the class it is confused with.
 
-    That is counted in each class that is confused with another; the other classes keep their
-    labels. So the share of wrong labels among all is below ``rate`` where only some classes are.
+    Classes without a confusion keep their labels, so the overall share of wrong labels is below
+    ``rate`` if only some classes have one.
 
     Args:
         rate: share of wrong labels in each class of the mapping, in [0, 1].
-        mapping: which class is taken for which, ``{"cat": "dog"}`` or ``[("cat", "dog")]``. None
-            takes the usual one, for data whose classes have the names of those of CIFAR-10
+        mapping: confused class of each class, ``{"cat": "dog"}`` or ``[("cat", "dog")]``. None
+            uses the usual one, for data with the class names of CIFAR-10
             (truck to automobile, bird to airplane, deer to horse, cat and dog to each other), of
             CIFAR-100 (each to the next of its superclass, the last to the first) or of MNIST
             (7 to 1, 2 to 7, 3 to 8, 5 and 6 to each other).
-        labels: the right ones, shape ``(N,)``.
+        labels: true labels, shape ``(N,)``.
         classes: names of the classes.
-        seed: of the draws.
+        seed: seed of the draws.
 
     Returns:
         All labels, shape ``(N,)``.
@@ -212,30 +212,30 @@ def asymmetric(
         pairs = _usual_confusions(classes)
         if pairs is None:
             raise ValueError(
-                "asymmetric: which class is taken for which is known for the classes of cifar10, "
+                "asymmetric: the usual confusions are known for the classes of cifar10, "
                 f"cifar100 and mnist only; use pair({rate}) or symmetric({rate}), or give "
                 "mapping=[('cat', 'dog')]"
             )
     else:
         pairs = _given_confusions(mapping, classes)
-    place = {name: number for number, name in enumerate(classes)}
-    taken_for = torch.arange(len(classes))
+    numbers = {name: number for number, name in enumerate(classes)}
+    confused = torch.arange(len(classes))
     for name, other in pairs.items():
-        taken_for[place[name]] = place[other]
+        confused[numbers[name]] = numbers[other]
     counts = labels.bincount(minlength=len(classes)).tolist()
     sizes = torch.tensor([round(rate * count) for count in counts])
     wrong = rank_in_class(labels, seed, "noise") < sizes[labels]
-    return torch.where(wrong, taken_for[labels], labels)
+    return torch.where(wrong, confused[labels], labels)
 
 
 def pair(rate: float, *, labels: Tensor, num_classes: int, seed: int) -> Tensor:
-    """``round(rate * N)`` labels become the next class, the last class the first.
+    """Replace ``round(rate * N)`` labels by the next class, the last class by the first.
 
     Args:
         rate: share of wrong labels, in [0, 1].
-        labels: the right ones, shape ``(N,)``.
+        labels: true labels, shape ``(N,)``.
         num_classes: number of classes.
-        seed: of the draws.
+        seed: seed of the draws.
 
     Returns:
         All labels, shape ``(N,)``.
@@ -245,13 +245,13 @@ def pair(rate: float, *, labels: Tensor, num_classes: int, seed: int) -> Tensor:
 
 
 IMBALANCE: dict[str, Callable[..., list[int]]] = {"long_tail": long_tail, "step": step}
-"""Ways to thin classes out, by name."""
+"""Imbalance profiles by name."""
 NOISE: dict[str, Callable[..., Tensor]] = {
     "symmetric": symmetric,
     "asymmetric": asymmetric,
     "pair": pair,
 }
-"""Ways to get labels wrong, by name."""
+"""Kinds of label noise by name."""
 
 
 def _is_none(text: str) -> bool:
@@ -259,7 +259,7 @@ def _is_none(text: str) -> bool:
 
 
 def _wrong(who: str, rate: Any, labels: Tensor, num_classes: int, seed: int) -> Tensor:
-    """Which labels are to be wrong."""
+    """Choose the labels to replace; true where a label becomes wrong."""
     _check_rate(who, rate)
     if num_classes < 2:
         raise ValueError(f"{who} expects at least 2 classes, got {num_classes}")
@@ -270,7 +270,7 @@ def _wrong(who: str, rate: Any, labels: Tensor, num_classes: int, seed: int) -> 
 
 
 def _usual_confusions(classes: Sequence[str]) -> dict[str, str] | None:
-    """The known mapping for classes of these names, if there is one."""
+    """Return the usual confusions for these class names, or None."""
     own = {}
     for name in classes:
         plain = name.lower().replace(" ", "_").replace("-", "_")
@@ -282,7 +282,7 @@ def _usual_confusions(classes: Sequence[str]) -> dict[str, str] | None:
 
 
 def _given_confusions(mapping: Any, classes: Sequence[str]) -> dict[str, str]:
-    """The mapping a user gave, checked."""
+    """Validate the mapping of the user."""
     listed = list(mapping.items()) if isinstance(mapping, Mapping) else mapping
     if not (isinstance(listed, list | tuple) and listed and all(map(_is_pair, listed))):
         raise ValueError(
@@ -296,17 +296,16 @@ def _given_confusions(mapping: Any, classes: Sequence[str]) -> dict[str, str]:
                 hint = did_you_mean(each, classes)
                 raise ValueError(f"asymmetric: there is no class {each!r} to map{hint}")
         if name == other or name in pairs:
-            twice = "itself" if name == other else f"{pairs[name]!r} and for {other!r}"
+            twice = "itself" if name == other else f"{pairs[name]!r} and to {other!r}"
             raise ValueError(
-                f"asymmetric expects a class to be taken for one other, {name!r} is taken for "
-                f"{twice}"
+                f"asymmetric expects each class to map to one other class, {name!r} maps to {twice}"
             )
         pairs[name] = other
     return pairs
 
 
 def _is_pair(each: Any) -> bool:
-    # Classes without names are called by their numbers.
+    # Classes without names are named by their numbers.
     return (
         isinstance(each, list | tuple)
         and len(each) == 2
@@ -324,11 +323,11 @@ def _check_ratio(who: str, ratio: Any) -> None:
         raise ValueError(f"{who} expects the largest class over the smallest, got {ratio!r}")
 
 
-def _possible(sizes: list[int], counts: list[int]) -> list[int]:
+def _clamp_sizes(sizes: list[int], counts: list[int]) -> list[int]:
     return [min(max(size, 1), count) for size, count in zip(sizes, counts, strict=True)]
 
 
 def _thin_out(labels: Tensor, sizes: list[int], seed: int) -> Tensor:
-    """Positions of as many examples of each class."""
+    """Return positions of the given number of examples of each class."""
     rank = rank_in_class(labels, seed, "imbalance")
     return (rank < torch.tensor(sizes)[labels]).nonzero().squeeze(1)

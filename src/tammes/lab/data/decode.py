@@ -1,9 +1,9 @@
-"""Images from their bytes.
+"""Decode images from bytes.
 
-Small images spend more time in Python than in their decoder, so threads do not help; processes do.
-This file is also the program of those processes. It imports nothing of Tammes: they start in a
-tenth of a second, where torch alone takes seconds, and whoever calls :func:`load
-<tammes.lab.data.load>` needs no ``if __name__ == "__main__"``.
+Small images spend more time in Python than in the decoder, so processes help and threads do not.
+This file is also the program of those processes. It imports nothing of Tammes, so they start in a
+tenth of a second instead of the seconds that torch takes, and callers of :func:`load
+<tammes.lab.data.load>` need no ``if __name__ == "__main__"``.
 """
 
 import io
@@ -18,63 +18,63 @@ from typing import IO, Any, NamedTuple, TypeAlias
 
 Shape: TypeAlias = tuple[int, int, int]
 Fetch: TypeAlias = Callable[[int], bytes | str]
-"""The bytes of the image at a row, or the path of its file."""
+"""Returns the bytes of the image at a row, or the path of its file."""
 
 CHUNK = 256
-"""Images that are handed to a process at a time."""
-_WORTH = 1.5
-"""Seconds of decoding from which processes pay."""
+"""Images per request to a process."""
+_MIN_SECONDS = 1.5
+"""Estimated seconds of decoding from which processes are used."""
 _GREY = frozenset({"1", "L", "LA", "La", "I", "I;16", "I;16L", "I;16B", "I;16N"})
 _ALPHA = frozenset({"LA", "La", "PA", "RGBA", "RGBa"})
 
 
-class Look(NamedTuple):
-    """What an image says of itself: whether it is grey, and its size as it is shown."""
+class ImageInfo(NamedTuple):
+    """Whether an image is grey, and its size after EXIF rotation."""
 
     grey: bool
     width: int
     height: int
 
 
-Found: TypeAlias = Look | str
-"""What an image is, or why it cannot be read."""
+DecodeResult: TypeAlias = ImageInfo | str
+"""Info of an image, or the reason why it is unreadable."""
 
 
-def look(data: bytes | str) -> Look:
-    """Colour and size of an image, from its first bytes."""
+def read_info(data: bytes | str) -> ImageInfo:
+    """Read colour and size of an image from its header."""
     with _open(data) as image:
-        return _seen(image, _orientation(image))
+        return _info(image, _orientation(image))
 
 
-def decode(data: bytes | str, shape: Shape) -> tuple[Look, Any]:
-    """An image in a given shape.
+def decode(data: bytes | str, shape: Shape) -> tuple[ImageInfo, Any]:
+    """Decode an image to a given shape.
 
-    It is turned as its EXIF data say; transparent parts become white; 16 bits become 8. Where its
-    size is another, it is shrunk or enlarged, antialiased, until it just covers the shape, and the
-    middle is cut out.
+    It is rotated as EXIF says; transparent parts become white; 16 bits become 8. An image of
+    another size is resized with antialiasing to just cover the shape, and cropped to the centre.
 
     Args:
         data: bytes, or the path of a file.
         shape: ``(channels, height, width)``, one channel or three.
 
     Returns:
-        What the image was, and its pixels: uint8 ``(channels, height, width)``, a numpy array.
+        Info of the original image, and its pixels: a uint8 numpy array
+        ``(channels, height, width)``.
     """
     import numpy
     from PIL import Image
 
     channels, height, width = shape
     with _open(data) as image:
-        turn = _orientation(image)
-        found = _seen(image, turn)
-        reduce = min(found.width / width, found.height / height)
+        orientation = _orientation(image)
+        info = _info(image, orientation)
+        reduce = min(info.width / width, info.height / height)
         if image.format == "JPEG" and reduce >= 4:
-            # The decoder can leave out what would only be averaged away.
+            # The decoder can skip detail that resizing would average away.
             image.draft(None, tuple(int(2 * side / reduce) for side in image.size))
         image.load()
         plain = _eight_bits(image, "L" if channels == 1 else "RGB")
-        if turn in _TURNS:
-            plain = plain.transpose(getattr(Image.Transpose, _TURNS[turn]))
+        if orientation in _TURNS:
+            plain = plain.transpose(getattr(Image.Transpose, _TURNS[orientation]))
         if plain.size != (width, height):
             reduce = min(plain.width / width, plain.height / height)
             left = (plain.width - width * reduce) / 2
@@ -82,14 +82,14 @@ def decode(data: bytes | str, shape: Shape) -> tuple[Look, Any]:
             box = (left, upper, left + width * reduce, upper + height * reduce)
             plain = plain.resize((width, height), Image.Resampling.BILINEAR, box=box)
         pixels = numpy.asarray(plain)
-    return found, pixels[None] if channels == 1 else pixels.transpose(2, 0, 1)
+    return info, pixels[None] if channels == 1 else pixels.transpose(2, 0, 1)
 
 
 _TURNS = {
     2: "FLIP_LEFT_RIGHT", 3: "ROTATE_180", 4: "FLIP_TOP_BOTTOM", 5: "TRANSPOSE",
     6: "ROTATE_270", 7: "TRANSVERSE", 8: "ROTATE_90",
 }  # fmt: skip
-"""What undoes an EXIF orientation."""
+"""Operation that undoes each EXIF orientation."""
 
 
 def _open(data: bytes | str) -> Any:
@@ -99,7 +99,7 @@ def _open(data: bytes | str) -> Any:
 
 
 def _orientation(image: Any) -> int:
-    # Asking for EXIF data that are not there may decode the image. Pillow turns TIFF by itself.
+    # Reading missing EXIF data may decode the image. Pillow rotates TIFF by itself.
     if "exif" not in image.info:
         return 1
     try:
@@ -109,21 +109,21 @@ def _orientation(image: Any) -> int:
         return 1
 
 
-def _seen(image: Any, orientation: int) -> Look:
+def _info(image: Any, orientation: int) -> ImageInfo:
     width, height = image.size
     if orientation in (5, 6, 7, 8):
-        # Turned by a quarter: the sides change places.
+        # Rotated by 90 degrees: the sides are swapped.
         width, height = height, width
-    return Look(image.mode in _GREY, width, height)
+    return ImageInfo(image.mode in _GREY, width, height)
 
 
 def _eight_bits(image: Any, mode: str) -> Any:
-    """An image as 8-bit grey or colour without transparency."""
+    """Convert an image to 8-bit grey or colour without transparency."""
     import numpy
     from PIL import Image
 
     if image.mode == "F":
-        raise ValueError("its pixels are floating-point numbers, 8 or 16 bits can be read")
+        raise ValueError("pixels of 8 or 16 bits are expected, got floating-point numbers")
     if image.mode.startswith("I"):
         wide = numpy.asarray(image).astype("int64").clip(0, 65535)
         image = Image.fromarray(((wide * 255 + 32767) // 65535).astype("uint8"))
@@ -135,40 +135,42 @@ def _eight_bits(image: Any, mode: str) -> Any:
 
 
 def reason(error: Exception) -> str:
-    """Why an image cannot be read, in a few words."""
-    said = str(error).strip().split("\n")[0]
+    """Describe in a few words why an image cannot be read."""
+    message = str(error).strip().split("\n")[0]
     if type(error).__name__ == "UnidentifiedImageError":
         return "not an image"
     if isinstance(error, OSError) and error.strerror:
         return error.strerror.lower()
-    return said[:160] or type(error).__name__
+    return message[:160] or type(error).__name__
 
 
-def decode_some(items: Sequence[bytes | str], shape: Shape | None, out: Any | None) -> list[Found]:
-    """Decode images, or look at them.
+def decode_some(
+    items: Sequence[bytes | str], shape: Shape | None, out: Any | None
+) -> list[DecodeResult]:
+    """Decode images, or read their headers.
 
     Args:
         items: each the bytes of an image, or the path of its file.
-        shape: to decode to; None looks at the headers only.
-        out: uint8 array ``(len(items), *shape)`` for the pixels; None throws them away. What
-            cannot be read is 0.
+        shape: shape to decode to; None reads the headers only.
+        out: uint8 array ``(len(items), *shape)`` for the pixels, 0 for unreadable images; None
+            discards them.
 
     Returns:
-        What was found, for each image.
+        The result for each image.
     """
-    found: list[Found] = []
-    for place, item in enumerate(items):
+    results: list[DecodeResult] = []
+    for position, item in enumerate(items):
         try:
             if shape is None:
-                found.append(look(item))
+                results.append(read_info(item))
                 continue
-            seen, pixels = decode(item, shape)
-            found.append(seen)
+            info, pixels = decode(item, shape)
+            results.append(info)
             if out is not None:
-                out[place] = pixels
+                out[position] = pixels
         except Exception as error:
-            found.append(reason(error))
-    return found
+            results.append(reason(error))
+    return results
 
 
 def decode_all(
@@ -178,51 +180,51 @@ def decode_all(
     out: Any | None,
     *,
     processes: int | None = None,
-) -> list[Found]:
-    """Decode many images, in processes where that is faster.
+) -> list[DecodeResult]:
+    """Decode many images, in several processes if that is faster.
 
     Args:
-        fetch: gives the bytes or the path of an image; called in this process, in order.
-        rows: which.
-        shape: to decode to; None looks at the headers only.
-        out: uint8 array ``(len(rows), *shape)`` for the pixels; None throws them away.
-        processes: how many; as many as pay by default, 0 for this one only.
+        fetch: returns the bytes or the path of an image; called in this process, in order.
+        rows: rows to decode.
+        shape: shape to decode to; None reads the headers only.
+        out: uint8 array ``(len(rows), *shape)`` for the pixels; None discards them.
+        processes: number of processes; chosen automatically by default, 0 for this process only.
 
     Returns:
-        What was found, for each row.
+        The result for each row.
     """
     started = time.perf_counter()
     first = rows[:CHUNK]
-    found = decode_some([fetch(row) for row in first], shape, _part(out, 0, len(first)))
+    results = decode_some([fetch(row) for row in first], shape, _part(out, 0, len(first)))
     if processes is None:
         seconds = (time.perf_counter() - started) / max(len(first), 1) * len(rows)
-        processes = min(_cores(), 32) if seconds > _WORTH else 0
+        processes = min(_cores(), 32) if seconds > _MIN_SECONDS else 0
     chunks = [range(low, min(low + CHUNK, len(rows))) for low in range(CHUNK, len(rows), CHUNK)]
     if not chunks:
-        return found
+        return results
     if processes < 2:
         for chunk in chunks:
-            items = [fetch(rows[place]) for place in chunk]
-            found += decode_some(items, shape, _part(out, chunk.start, chunk.stop))
-        return found
+            items = [fetch(rows[position]) for position in chunk]
+            results += decode_some(items, shape, _part(out, chunk.start, chunk.stop))
+        return results
     with ThreadPoolExecutor(processes) as pool:
         workers = [_Worker() for _ in range(processes)]
         idle = list(workers)
         try:
-            waiting: list[Future[list[Found]]] = []
+            waiting: list[Future[list[DecodeResult]]] = []
             for number, chunk in enumerate(chunks):
-                # A few chunks ahead are enough, and the encoded images stay few.
+                # Prefetch a few chunks only, to keep few encoded images in memory.
                 if number >= 2 * processes:
                     waiting[number - 2 * processes].result()
-                items = [fetch(rows[place]) for place in chunk]
+                items = [fetch(rows[position]) for position in chunk]
                 part = _part(out, chunk.start, chunk.stop)
                 waiting.append(pool.submit(_on_a_worker, idle, items, shape, part))
             for future in waiting:
-                found += future.result()
+                results += future.result()
         finally:
             for worker in workers:
                 worker.close()
-    return found
+    return results
 
 
 def _cores() -> int:
@@ -237,8 +239,8 @@ def _part(out: Any | None, start: int, stop: int) -> Any | None:
 
 def _on_a_worker(
     idle: "list[_Worker]", items: list[bytes | str], shape: Shape | None, out: Any | None
-) -> list[Found]:
-    # There are as many threads as workers, so one is always free.
+) -> list[DecodeResult]:
+    # There are as many threads as workers, so one is always idle.
     worker = idle.pop()
     try:
         return worker.decode(items, shape, out)
@@ -247,13 +249,13 @@ def _on_a_worker(
 
 
 class _Worker:
-    """A process that decodes; where it fails, this one does its work."""
+    """A decoding process; if it fails, this process takes over its work."""
 
     def __init__(self) -> None:
         self.process: subprocess.Popen[bytes] | None = None
         try:
             self.process = subprocess.Popen(
-                # Without -P the folder of this file would come first among those to import from.
+                # Without -P the folder of this file would come first on the import path.
                 [sys.executable, "-P", os.path.abspath(__file__)],
                 stdin=subprocess.PIPE,
                 stdout=subprocess.PIPE,
@@ -263,7 +265,9 @@ class _Worker:
         except (OSError, ValueError):
             self.process = None
 
-    def decode(self, items: list[bytes | str], shape: Shape | None, out: Any | None) -> list[Found]:
+    def decode(
+        self, items: list[bytes | str], shape: Shape | None, out: Any | None
+    ) -> list[DecodeResult]:
         if self.process is not None and self.process.stdin and self.process.stdout:
             try:
                 _send(self.process.stdin, items, shape, out is not None)
@@ -288,7 +292,7 @@ def _send(pipe: IO[bytes], items: Sequence[bytes | str], shape: Shape | None, pi
     pipe.flush()
 
 
-def _receive(pipe: IO[bytes], out: Any | None) -> list[Found]:
+def _receive(pipe: IO[bytes], out: Any | None) -> list[DecodeResult]:
     line = pipe.readline()
     if not line.endswith(b"\n"):
         raise EOFError
@@ -299,7 +303,7 @@ def _receive(pipe: IO[bytes], out: Any | None) -> list[Found]:
             if not got:
                 raise EOFError
             view = view[got:]
-    return [each if isinstance(each, str) else Look(*each) for each in json.loads(line)]
+    return [each if isinstance(each, str) else ImageInfo(*each) for each in json.loads(line)]
 
 
 def _requests(pipe: IO[bytes]) -> Iterator[tuple[list[bytes | str], Shape | None, bool]]:
@@ -316,8 +320,8 @@ def _serve() -> None:
         out = None
         if pixels and shape is not None:
             out = numpy.zeros((len(items), *shape), dtype="uint8")
-        found = decode_some(items, shape, out)
-        sys.stdout.buffer.write(json.dumps(found).encode() + b"\n")
+        results = decode_some(items, shape, out)
+        sys.stdout.buffer.write(json.dumps(results).encode() + b"\n")
         if out is not None:
             sys.stdout.buffer.write(out.tobytes())
         sys.stdout.buffer.flush()

@@ -1,4 +1,4 @@
-"""Images with their labels: in memory, or read one by one."""
+"""Images with labels, in memory or read one by one."""
 
 import hashlib
 from collections.abc import Sequence
@@ -12,7 +12,7 @@ from torch import Tensor
 from tammes.optional import require
 
 _SAMPLE = 10_000
-"""Images that mean and deviation are taken from where all of them would have to be read."""
+"""Number of images for mean and deviation if all would have to be read."""
 _CHUNK = 256
 
 
@@ -21,27 +21,27 @@ class DataError(ValueError):
 
 
 class ImageReader(Protocol):
-    """Reads the images of a split; it travels to worker processes."""
+    """Reads the images of a partition; picklable for worker processes."""
 
     def read(self, row: int) -> Tensor:
-        """The image at a row of the split, uint8 ``(channels, height, width)``."""
+        """Read the image at a row of the partition, uint8 ``(channels, height, width)``."""
 
 
 @dataclass(frozen=True, eq=False)
 class Images:
-    """Images of one split, or some of them.
+    """Images of a partition, or a subset of them.
 
     Args:
-        labels: class of each, shape ``(N,)``, int64.
-        index: which example of its source split each is, shape ``(N,)``, int64. It stays with the
-            example in :meth:`subset`; augmentation is keyed by it.
-        classes: their names.
+        labels: class of each image, shape ``(N,)``, int64.
+        index: index of each image in its source partition, shape ``(N,)``, int64. :meth:`subset`
+            keeps it; augmentation is keyed by it.
+        classes: class names.
         shape: ``(channels, height, width)`` of every image.
-        pixels: all of them, uint8 ``(N, channels, height, width)``; None: they are read one by one.
-        source: where they are from, as the user named it.
-        digest: a few letters that stand for which images with which labels; computed if empty.
-        reader: reads them where there are no pixels.
-        origin: names and sizes of the files, as a few letters; part of the digest.
+        pixels: all images, uint8 ``(N, channels, height, width)``; None if read one by one.
+        source: name of the source.
+        digest: hash of images and labels; computed if empty.
+        reader: reads images if there are no pixels.
+        origin: hash of names and sizes of the files; part of the digest.
     """
 
     labels: Tensor
@@ -71,20 +71,20 @@ class Images:
         return len(self.labels)
 
     def read(self, position: int) -> Tensor:
-        """The image at a position, uint8 ``(channels, height, width)``."""
+        """Return the image at a position, uint8 ``(channels, height, width)``."""
         if self.pixels is not None:
             return self.pixels[position]
         assert self.reader is not None
         return self.reader.read(int(self.index[position]))
 
     def subset(self, positions: Tensor, labels: Tensor | None = None) -> "Images":
-        """Some of the images, in the order of ``positions``.
+        """Select images, in the order of ``positions``.
 
         Args:
-            positions: which, shape ``(M,)``.
-            labels: their labels, if they are not to keep their own, shape ``(M,)``.
+            positions: positions of the images, shape ``(M,)``.
+            labels: new labels, shape ``(M,)``; the old ones by default.
         """
-        # A copy of all pixels would only cost memory.
+        # Do not copy the pixels if all images are selected.
         everything = len(positions) == len(self) and bool(
             (positions == torch.arange(len(self))).all()
         )
@@ -101,19 +101,19 @@ class Images:
         )
 
     def counts(self) -> list[int]:
-        """Examples of each class."""
-        found: list[int] = self.labels.bincount(minlength=len(self.classes)).tolist()
-        return found
+        """Return the number of examples of each class."""
+        counts: list[int] = self.labels.bincount(minlength=len(self.classes)).tolist()
+        return counts
 
     def mean_std(self) -> tuple[list[float], list[float]]:
-        """Mean and standard deviation of each channel, pixels being in [0, 1].
+        """Compute mean and standard deviation of each channel, for pixels in [0, 1].
 
-        Computed from counts of the 256 values, so they are the same on every machine. Images that
-        are not in memory are represented by at most 10,000 of them, evenly spread. A channel that
-        is the same everywhere has deviation 1: it can be divided by. Computed when first asked for.
+        Computed once, from exact counts of the 256 values, so they are the same on every machine.
+        Of images that are not in memory at most 10,000 evenly spaced ones are read. A constant
+        channel has deviation 1, so that it can be divided by.
         """
         mean, std = self._mean_std
-        # Lists of the caller's own: what is kept stays as it is.
+        # Copies: the caller cannot change the cached values.
         return list(mean), list(std)
 
     @cached_property
@@ -128,7 +128,7 @@ class Images:
         numpy = require("numpy", extra="lab")
         histogram = numpy.zeros((self.shape[0], 256), dtype="int64")
         for chunk in chunks:
-            # Not torch: on busy cores its threads wait for each other longer than they work.
+            # numpy, since the threads of torch mostly wait for each other on busy cores.
             for row, channel in zip(histogram, chunk.transpose(0, 1).numpy(), strict=True):
                 row += numpy.bincount(channel.ravel(), minlength=256)
         value = numpy.arange(256)
@@ -144,18 +144,18 @@ class Images:
         return mean, tuple(value**0.5 / 255 if value > 0 else 1.0 for value in variance)
 
     def match(self, classes: Sequence[str]) -> "Images":
-        """The same images with labels that mean these classes, found by name.
+        """Relabel the images to index into ``classes``, matched by name.
 
         Args:
-            classes: names, those of the training images.
+            classes: class names of the training images.
 
         Raises:
-            DataError: where an image is of another class.
+            DataError: an image has another class.
         """
         if tuple(classes) == self.classes:
             return self
-        place = {name: number for number, name in enumerate(classes)}
-        lookup = torch.tensor([place.get(name, -1) for name in self.classes])
+        numbers = {name: number for number, name in enumerate(classes)}
+        lookup = torch.tensor([numbers.get(name, -1) for name in self.classes])
         labels = lookup[self.labels]
         if bool((labels < 0).any()):
             unknown = [self.classes[label] for label in self.labels[labels < 0].unique().tolist()]
@@ -178,10 +178,10 @@ class Images:
 
 
 def unknown_classes(names: Sequence[str], known: int) -> str:
-    """What is said of classes that occur in the test images only."""
+    """Return the message about classes that occur in the test images only."""
     shown = ", ".join(map(repr, names[:4])) + (" and others" if len(names) > 4 else "")
-    what = "class" if len(names) == 1 else "classes"
+    noun = "class" if len(names) == 1 else "classes"
     return (
-        f"{len(names)} {what} of the test images, {shown}, "
+        f"{len(names)} {noun} of the test images, {shown}, "
         f"{'is' if len(names) == 1 else 'are'} not among the {known} of the training images"
     )

@@ -1,8 +1,8 @@
-"""Random numbers that are looked up instead of drawn.
+"""Counter-based random numbers, keyed by seed, epoch, example and draw.
 
-A generator gives what is next, so its numbers depend on who asked before. Here a number is a hash
-of what it is for: a seed, an epoch, an example and the number of the draw. An example gets the same
-ones in any batch, order or process, on any device, and nothing has to be saved to go on with them.
+The numbers of a generator depend on all earlier draws. Here a number is a hash of its key, so an
+example gets the same ones in any batch, order or process, on any device, and resuming needs no
+state.
 
 The hash is the finaliser of SplitMix64 (Steele, Lea and Flood 2014). PyTorch has no unsigned
 64-bit shifts: signed ones are masked, and products wrap as unsigned ones do.
@@ -12,13 +12,13 @@ import torch
 from torch import Tensor
 
 BITS = 24
-"""Random bits of a number: as many as a float32 holds exactly."""
+"""Bits of a random number, as many as a float32 holds exactly."""
 
 _MASK = (1 << 64) - 1
 
 
 def _signed(word: int) -> int:
-    """The same 64 bits as a signed number."""
+    """Reinterpret 64 bits as a signed integer."""
     word &= _MASK
     return word - (1 << 64) if word >> 63 else word
 
@@ -34,7 +34,7 @@ def mix(words: Tensor) -> Tensor:
         words: int64, any shape.
 
     Returns:
-        Scrambled words, one for each, no two the same.
+        Scrambled words; different words stay different.
     """
     words = (words ^ ((words >> 30) & ((1 << 34) - 1))) * _FIRST
     words = (words ^ ((words >> 27) & ((1 << 37) - 1))) * _SECOND
@@ -42,7 +42,7 @@ def mix(words: Tensor) -> Tensor:
 
 
 def mix_int(word: int) -> int:
-    """:func:`mix` of one Python number, in 64 bits.
+    """Apply :func:`mix` to one Python integer.
 
     Example:
         >>> mix_int(1) == int(mix(torch.tensor(1)))
@@ -55,12 +55,12 @@ def mix_int(word: int) -> int:
 
 
 def keys(seed: int, epoch: int | Tensor, index: Tensor) -> Tensor:
-    """A word for each example, from which its draws follow.
+    """Compute the key of each example, which determines its draws.
 
     Args:
-        seed: of the run, scrambled by :func:`mix_int`.
-        epoch: a number, or an int64 tensor without dimensions on the device of ``index``.
-        index: identity of each example, int64, shape ``(N,)``.
+        seed: seed of the run, scrambled by :func:`mix_int`.
+        epoch: an integer, or a scalar int64 tensor on the device of ``index``.
+        index: index of each example, int64, shape ``(N,)``.
 
     Returns:
         Keys, int64, shape ``(N,)``.
@@ -71,10 +71,10 @@ def keys(seed: int, epoch: int | Tensor, index: Tensor) -> Tensor:
 
 
 def bits(key: Tensor, draws: Tensor) -> Tensor:
-    """Random numbers of 24 bits.
+    """Draw random numbers of 24 bits.
 
     Args:
-        key: of each example, shape ``(N,)``.
+        key: key of each example, shape ``(N,)``.
         draws: numbers of the draws, int64, shape ``(D,)``.
 
     Returns:
@@ -85,13 +85,13 @@ def bits(key: Tensor, draws: Tensor) -> Tensor:
 
 
 def uniform(bits: Tensor) -> Tensor:
-    """Numbers in ``[0, 1)`` from random bits: float32, exactly the same on every device."""
+    """Convert random bits to float32 numbers in ``[0, 1)``, the same on every device."""
     return bits.float() * 2.0**-BITS
 
 
 def below(bits: Tensor, count: int | Tensor) -> Tensor:
-    """Whole numbers in ``[0, count)`` from random bits; no division, so no rounding.
+    """Convert random bits to integers in ``[0, count)``, without division or rounding.
 
-    The chances of two numbers differ by at most ``count / 2**24`` of themselves.
+    The probabilities of two numbers differ by at most a factor of ``1 + count / 2**24``.
     """
     return (bits * count) >> BITS

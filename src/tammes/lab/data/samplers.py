@@ -1,9 +1,9 @@
-"""Which examples make a batch.
+"""Batch samplers.
 
-A sampler yields positions, one tensor for each batch. With several processes each gets its part of
-the same batch: put together in the order of the ranks, the parts are what one process would get.
-What is drawn depends on the seed, the epoch and the number of the batch only, so a run goes on in
-the middle of an epoch exactly as if it had not stopped.
+A sampler yields positions, one tensor for each batch. With several processes every rank gets its
+share of the global batch; concatenated in rank order, the shares are the batch of one process.
+Draws depend on seed, epoch and batch number only, so a run resumes exactly in the middle of an
+epoch.
 """
 
 from collections.abc import Callable, Iterator, Mapping
@@ -14,34 +14,34 @@ from torch import Tensor
 
 from tammes.lab.data import seeded_draws
 
-__all__ = ["PK", "TABLE", "Balanced", "BatchSampler", "EpisodeSampler", "Random", "share"]
+__all__ = ["PK", "TABLE", "Balanced", "BatchSampler", "EpisodeSampler", "Random", "rank_share"]
 
 
-def share(whole: Tensor, rank: int, world_size: int) -> Tensor:
-    """The part of a batch that one of several processes has; together they are the batch.
+def rank_share(whole: Tensor, rank: int, world_size: int) -> Tensor:
+    """Return the share of a rank in a global batch.
 
     Example:
-        >>> [share(torch.arange(5), rank, 2).tolist() for rank in range(2)]
+        >>> [rank_share(torch.arange(5), rank, 2).tolist() for rank in range(2)]
         [[0, 1], [2, 3, 4]]
     """
-    low, high = (len(whole) * place // world_size for place in (rank, rank + 1))
+    low, high = (len(whole) * edge // world_size for edge in (rank, rank + 1))
     return whole[low:high]
 
 
 class BatchSampler:
-    """What the samplers have in common: an epoch, a position in it, a part of each batch.
+    """Base of the samplers: the epoch, a position in it, and the rank's share of each batch.
 
     Args:
         labels: class of each example, shape ``(N,)``.
-        batch_size: examples in a batch, over all processes.
-        seed: of the draws.
-        rank: which process this is.
-        world_size: how many there are.
+        batch_size: size of the global batch.
+        seed: seed of the draws.
+        rank: rank of this process.
+        world_size: number of processes.
 
     Attributes:
-        epoch: which the batches are of.
-        position: batches of it that were yielded already.
-        batch_size: examples in a batch, over all processes.
+        epoch: current epoch.
+        position: batches of the epoch already yielded.
+        batch_size: size of the global batch.
     """
 
     def __init__(
@@ -63,24 +63,24 @@ class BatchSampler:
         self.epoch = self.position = 0
 
     def __len__(self) -> int:
-        """Batches in an epoch."""
+        """Number of batches in an epoch."""
         raise NotImplementedError
 
     def draw(self, epoch: int) -> Callable[[int], Tensor]:
-        """What gives the positions of a whole batch of an epoch by its number."""
+        """Return a function from batch number to the positions of the global batch."""
         raise NotImplementedError
 
     def set_epoch(self, epoch: int) -> None:
-        """Go to the start of an epoch; one that was begun already goes on where it was."""
+        """Move to the start of an epoch; does nothing if it is the current one."""
         if epoch != self.epoch:
             self.epoch, self.position = epoch, 0
 
     def __iter__(self) -> Iterator[Tensor]:
-        for whole in self.whole():
-            yield share(whole, self.rank, self.world_size)
+        for whole in self.global_batches():
+            yield rank_share(whole, self.rank, self.world_size)
 
-    def whole(self) -> Iterator[Tensor]:
-        """The batches that are left of the epoch, each as a whole."""
+    def global_batches(self) -> Iterator[Tensor]:
+        """Yield the remaining global batches of the epoch."""
         batch = self.draw(self.epoch)
         while self.position < len(self):
             self.position += 1
@@ -88,27 +88,27 @@ class BatchSampler:
         self.set_epoch(self.epoch + 1)
 
     def state_dict(self) -> dict[str, int]:
-        """Where it is: after the last batch of an epoch, at the start of the next."""
+        """Return epoch and position; after the last batch, the start of the next epoch."""
         return {"epoch": self.epoch, "position": self.position}
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        """Go to where a sampler was."""
+        """Restore epoch and position."""
         self.epoch, self.position = int(state["epoch"]), int(state["position"])
 
 
 class Random(BatchSampler):
-    """Every example once, in random order; the last batch may be smaller.
+    """Draws every example once, in random order; the last batch may be smaller.
 
-    One that is smaller than an eighth, or a single example, joins the batch before it: the
-    statistics of so few would spoil a network that normalises by batches.
+    A last batch of one example, or of less than an eighth of a batch, is merged with the batch
+    before it: the statistics of so few examples would spoil batch normalisation.
 
     Args:
-        drop_last: leave out the last batch if it is smaller.
+        drop_last: drop the last batch if it is smaller.
         labels: class of each example.
         batch_size: examples in a batch.
-        seed: of the draws.
-        rank: which process this is.
-        world_size: how many there are.
+        seed: seed of the draws.
+        rank: rank of this process.
+        world_size: number of processes.
 
     Example:
         >>> sampler = Random(labels=torch.zeros(5), batch_size=2, seed=0)
@@ -131,8 +131,8 @@ class Random(BatchSampler):
         )
         if drop_last and len(labels) < batch_size:
             raise ValueError(
-                f"sampler: without its last batch an epoch of {len(labels)} examples has none of "
-                f"{batch_size}"
+                f"sampler expects at least one full batch of {batch_size} with drop_last, got "
+                f"{len(labels)} examples"
             )
         self.drop_last = drop_last
 
@@ -144,7 +144,7 @@ class Random(BatchSampler):
         return max(full, 1) if few else full + 1
 
     def draw(self, epoch: int) -> Callable[[int], Tensor]:
-        """One order of all examples for each epoch."""
+        """Draw one order of all examples for the epoch."""
         order = seeded_draws.permutation(len(self.labels), self.seed, "random", epoch)
         last = len(self) - 1
         whole = len(self.labels) // self.batch_size * self.batch_size
@@ -158,13 +158,13 @@ class Random(BatchSampler):
 
 
 class _Classes:
-    """The examples of each class; classes without any do not take part.
+    """Examples by class; classes without examples are left out.
 
     Attributes:
         order: positions of all examples, class after class.
-        present: the classes, ascending.
-        counts: examples of each of them.
-        starts: where each of them starts in ``order``.
+        present: classes with examples, ascending.
+        counts: number of examples of each class.
+        starts: start of each class in ``order``.
     """
 
     def __init__(self, labels: Tensor) -> None:
@@ -175,33 +175,32 @@ class _Classes:
     def __len__(self) -> int:
         return len(self.present)
 
-    def some(self, places: Tensor, count: int, *names: int | str) -> Tensor:
-        """Some examples of each class at some places, class after class, at random.
+    def draw_examples(self, classes: Tensor, count: int, *names: int | str) -> Tensor:
+        """Draw ``count`` examples of each class, class after class.
 
-        No example comes twice, unless its class has fewer: then each comes as often as any other,
-        give or take one.
+        Examples repeat only if a class has fewer: then their counts differ by at most one.
         """
-        sizes = self.counts[places][:, None]
+        sizes = self.counts[classes][:, None]
         widest = int(sizes.max())
-        # The smallest numbers of a row are a draw without replacement.
-        keys = seeded_draws.numbers(len(places) * widest, *names).view(len(places), widest)
+        # The positions of the smallest keys of a row are a draw without replacement.
+        keys = seeded_draws.numbers(len(classes) * widest, *names).view(len(classes), widest)
         keys = keys.masked_fill(torch.arange(widest) >= sizes, torch.iinfo(torch.int64).max)
         drawn = keys.topk(min(count, widest), largest=False).indices
         drawn = drawn.gather(1, torch.arange(count) % sizes)
-        return self.order[self.starts[places][:, None] + drawn].flatten()
+        return self.order[self.starts[classes][:, None] + drawn].flatten()
 
 
 class Balanced(BatchSampler):
-    """Every class as often as every other: draws a class, then an example of it, with replacement.
+    """Draws a class uniformly, then an example of it, with replacement.
 
     An epoch has as many draws as there are examples.
 
     Args:
         labels: class of each example.
         batch_size: examples in a batch.
-        seed: of the draws.
-        rank: which process this is.
-        world_size: how many there are.
+        seed: seed of the draws.
+        rank: rank of this process.
+        world_size: number of processes.
     """
 
     def __init__(
@@ -216,7 +215,7 @@ class Balanced(BatchSampler):
         return -(-len(self.labels) // self.batch_size)
 
     def draw(self, epoch: int) -> Callable[[int], Tensor]:
-        """All draws of an epoch at once."""
+        """Draw all examples of the epoch at once."""
         count = len(self.labels)
         members = self.members
         drawn = seeded_draws.below(len(members), count, self.seed, "class", epoch)
@@ -226,17 +225,17 @@ class Balanced(BatchSampler):
 
 
 class EpisodeSampler(BatchSampler):
-    """Batches of ``way`` classes with ``shot`` examples each, as few-shot training uses them.
+    """Draws batches of ``way`` classes with ``shot`` examples each, for few-shot training.
 
-    Neither a class nor an example comes twice in a batch. An epoch has N // (way * shot) batches.
+    Neither a class nor an example repeats in a batch. An epoch has N // (way * shot) batches.
 
     Args:
         way: classes in a batch.
         shot: examples of each.
         labels: class of each example.
-        seed: of the draws.
-        rank: which process this is.
-        world_size: how many there are.
+        seed: seed of the draws.
+        rank: rank of this process.
+        world_size: number of processes.
 
     Example:
         >>> labels = torch.arange(3).repeat(4)
@@ -273,29 +272,29 @@ class EpisodeSampler(BatchSampler):
         return len(self.labels) // self.batch_size
 
     def draw(self, epoch: int) -> Callable[[int], Tensor]:
-        """Each batch by itself."""
+        """Draw each batch independently."""
 
         def batch(number: int) -> Tensor:
             names = (self.seed, "episode", epoch, number)
             chosen = seeded_draws.permutation(len(self.members), *names)[: self.way]
-            return self.members.some(chosen, self.shot, *names, "examples")
+            return self.members.draw_examples(chosen, self.shot, *names, "examples")
 
         return batch
 
 
 class PK(BatchSampler):
-    """PK: batches of ``classes`` classes with ``images`` images each, as re-identification uses.
+    """Draws batches of ``classes`` classes with ``images`` images each (PK), for re-identification.
 
-    An epoch goes through the classes once, in random order; its last batch is filled up with
-    classes that were there before. An image is repeated in a batch only where its class has fewer.
+    An epoch visits each class once, in random order; its last batch is filled up with classes of
+    the first. An image repeats in a batch only if its class has fewer.
 
     Args:
         classes: classes in a batch (P).
         images: images of each (K).
         labels: class of each example.
-        seed: of the draws.
-        rank: which process this is.
-        world_size: how many there are.
+        seed: seed of the draws.
+        rank: rank of this process.
+        world_size: number of processes.
     """
 
     def __init__(
@@ -320,14 +319,14 @@ class PK(BatchSampler):
         return -(-len(self.members) // self.classes)
 
     def draw(self, epoch: int) -> Callable[[int], Tensor]:
-        """One order of the classes for each epoch; the images for each batch."""
+        """Draw one order of the classes for the epoch, and images for each batch."""
         order = seeded_draws.permutation(len(self.members), self.seed, "pk", epoch)
-        # The last batch goes on at the front: with at least P classes it has no class twice.
+        # The last batch wraps around: with at least P classes it has no class twice.
         order = torch.cat([order, order[: self.classes]])
 
         def batch(number: int) -> Tensor:
             chosen = order[number * self.classes : (number + 1) * self.classes]
-            return self.members.some(chosen, self.images, self.seed, "pk", epoch, number)
+            return self.members.draw_examples(chosen, self.images, self.seed, "pk", epoch, number)
 
         return batch
 
@@ -349,4 +348,4 @@ TABLE: dict[str, Callable[..., BatchSampler]] = {
     "episodes": EpisodeSampler,
     "pk": PK,
 }
-"""Samplers by the name they have in a configuration."""
+"""Samplers by their name in a configuration."""

@@ -1,7 +1,7 @@
-"""Draws of whole data sets that are a function of what they are for.
+"""Random draws keyed by names, for whole data sets.
 
-The same names give the same numbers on every machine and in every version of torch, and nobody
-else's draws change them. The hash is that of :mod:`.keyed`, where each example has its own numbers.
+The same names give the same numbers on every machine and in every version of torch, independent of
+other draws. The hash is that of :mod:`.keyed_random`, which keys single examples.
 """
 
 import hashlib
@@ -16,14 +16,14 @@ _STEP = -0x61C8864680B583EB
 
 
 def numbers(count: int, *names: int | str) -> Tensor:
-    """Whole numbers in [0, 2^63), uniform.
+    """Draw uniform integers in [0, 2^63).
 
     Args:
-        count: how many.
-        names: what they are for, such as a seed, a word and an epoch.
+        count: number of draws.
+        names: key of the draws, such as a seed, a word and an epoch.
 
     Returns:
-        Shape ``(count,)``, int64; a longer row begins with a shorter one.
+        Shape ``(count,)``, int64; a longer result begins with a shorter one.
 
     Example:
         >>> numbers(3, 0, "order")[:2].equal(numbers(2, 0, "order"))
@@ -35,7 +35,7 @@ def numbers(count: int, *names: int | str) -> Tensor:
 
 
 def permutation(count: int, *names: int | str) -> Tensor:
-    """0 to ``count - 1`` in random order.
+    """Draw a permutation of 0 to ``count - 1``.
 
     Example:
         >>> permutation(5, 0, "order").sort().values
@@ -45,5 +45,5 @@ def permutation(count: int, *names: int | str) -> Tensor:
 
 
 def below(high: int | Tensor, count: int, *names: int | str) -> Tensor:
-    """Whole numbers from 0 to ``high - 1``, uniform; ``high`` may differ from place to place."""
+    """Draw uniform integers from 0 to ``high - 1``; ``high`` may be a tensor of bounds."""
     return numbers(count, *names) % high

@@ -1,1 +1,1 @@
-"""Few-shot recognition: class splits, episodes, classifiers, margin analysis, recipe cells."""
+"""Few-shot recognition: class lists, episodes, classifiers, margin analysis, recipe cells."""

@@ -1,7 +1,7 @@
-"""Classes to learn from, to choose with, and to recognise later: splits of a set by class.
+"""Lists of base, validation and novel classes for few-shot recognition.
 
 The lists of CIFAR-FS, FC100, mini-ImageNet, CUB and Omniglot are in ``class_lists.json``; others
-come from a file of the user's own.
+come from a file of the user.
 """
 
 import dataclasses
@@ -28,21 +28,21 @@ _ALIASES: dict[str, Part] = {
     "validation": "validation", "val": "validation", "valid": "validation",
     "novel": "novel", "test": "novel",
 }  # fmt: skip
-"""Under which names lists give the three parts."""
+"""Names of the three lists in files."""
 _KEYS = (*_ALIASES, "source", "classes")
-"""What a file of lists may hold."""
+"""Keys that a file of lists may have."""
 
 
 @dataclass(frozen=True)
 class ClassLists:
-    """Names of the classes of each part; no class is in two of them.
+    """Base, validation and novel classes; no class is in two of the lists.
 
     Attributes:
-        name: how it is called.
+        name: name of the lists.
         base: classes to train on.
-        validation: classes to choose margins, epochs and batches with; may be none.
+        validation: classes for choosing margins, epochs and batches; may be empty.
         novel: classes that are recognised from a few images.
-        source: the set that they are classes of, as :func:`.load` knows it; empty if unknown.
+        source: data set of the classes, as :func:`.load` knows it; empty if unknown.
     """
 
     name: str
@@ -64,7 +64,7 @@ class ClassLists:
                 where[each] = part
 
     def part(self, name: str) -> tuple[str, ...]:
-        """Classes of a part, which must have some.
+        """Return the classes of a list, which must not be empty.
 
         Args:
             name: ``base``, ``validation`` or ``novel``; ``train``, ``val`` and ``test`` are known.
@@ -74,21 +74,21 @@ class ClassLists:
                 f"{self.name}: there is no part {name!r}"
                 f"{did_you_mean(name, _ALIASES)}; the parts are base, validation and novel"
             )
-        found: tuple[str, ...] = getattr(self, _ALIASES[name])
-        if not found:
+        classes: tuple[str, ...] = getattr(self, _ALIASES[name])
+        if not classes:
             raise DataError(f"{self.name}: there is no class in its part {_ALIASES[name]}")
-        return found
+        return classes
 
 
 @cache
 def _shipped() -> dict[str, dict[str, Any]]:
     text = Path(__file__).with_name("class_lists.json").read_text(encoding="utf-8")
-    found: dict[str, dict[str, Any]] = json.loads(text)
-    return found
+    lists: dict[str, dict[str, Any]] = json.loads(text)
+    return lists
 
 
 def names() -> list[str]:
-    """Splits that are known by name.
+    """Return the names of the shipped class lists.
 
     Example:
         >>> names()
@@ -98,7 +98,7 @@ def names() -> list[str]:
 
 
 def read(name: str | os.PathLike[str]) -> ClassLists:
-    """A split of classes.
+    """Read class lists.
 
     Args:
         name: one of :func:`names`; a JSON file of three lists ``base``, ``validation`` and
@@ -110,13 +110,13 @@ def read(name: str | os.PathLike[str]) -> ClassLists:
         DataError: in one sentence.
 
     Example:
-        >>> split = read("cifar-fs")
-        >>> len(split.base), len(split.validation), len(split.novel)
+        >>> lists = read("cifar-fs")
+        >>> len(lists.base), len(lists.validation), len(lists.novel)
         (64, 16, 20)
     """
     title = os.fspath(name)
     if not title:
-        raise DataError("a split of classes is expected, such as cifar-fs, got none")
+        raise DataError("class lists are expected, such as cifar-fs, got none")
     if title in _shipped():
         return _from_lists(title, _shipped()[title])
     path = Path(title).expanduser()
@@ -127,7 +127,7 @@ def read(name: str | os.PathLike[str]) -> ClassLists:
     found = next((place for place in places if place.is_file()), None)
     if found is None:
         raise DataError(
-            f"{title}: there is no such file, folder or known split of classes"
+            f"{title}: there is no such file, folder or known class list"
             f"{did_you_mean(title, names(), otherwise='the known ones are')}"
         )
     try:
@@ -138,24 +138,24 @@ def read(name: str | os.PathLike[str]) -> ClassLists:
 
 
 def parse(text: str, default: Part = "novel") -> tuple[ClassLists, Part]:
-    """A split and one of its parts.
+    """Parse class lists and one of their parts.
 
     Args:
         text: such as ``cifar-fs:novel`` or ``lists.json:validation``.
-        default: the part where none is named.
+        default: the part if none is named.
 
     Example:
-        >>> split, part = parse("cub:val")
-        >>> part, split.part(part)[0]
+        >>> lists, part = parse("cub:val")
+        >>> part, lists.part(part)[0]
         ('validation', '002.Laysan_Albatross')
     """
     name, colon, part = text.rpartition(":")
-    # A path may have a colon in it.
+    # A path may contain a colon.
     if not colon or "/" in part or os.sep in part or Path(text).exists():
         name, part = text, default
-    split = read(name)
-    split.part(part)
-    return split, _ALIASES[part]
+    lists = read(name)
+    lists.part(part)
+    return lists, _ALIASES[part]
 
 
 def _text_files(folder: Path) -> dict[str, list[str]]:
@@ -171,25 +171,25 @@ def _text_files(folder: Path) -> dict[str, list[str]]:
 
 
 def _from_lists(title: str, lists: Any) -> ClassLists:
-    """Lists under any of the known names, checked."""
+    """Build class lists from a mapping with any of the known keys."""
     if not isinstance(lists, Mapping) or not any(key in _ALIASES for key in lists):
         raise DataError(f"{title}: lists base, validation and novel are expected, got none of them")
-    found: dict[Part, list[str]] = {part: [] for part in PARTS}
+    parts: dict[Part, list[str]] = {part: [] for part in PARTS}
     for key, value in lists.items():
         if key not in _KEYS:
             hint = did_you_mean(key, _KEYS, otherwise="it may have")
             raise DataError(f"{title}: lists of classes are expected, got {key!r}{hint}")
         if key in _ALIASES:
-            if found[_ALIASES[key]]:
+            if parts[_ALIASES[key]]:
                 raise DataError(f"{title}: {_ALIASES[key]} is given twice, once as {key!r}")
-            found[_ALIASES[key]] = list(_flat(title, value, lists.get("classes")))
+            parts[_ALIASES[key]] = list(_flat(title, value, lists.get("classes")))
     source = lists.get("source", "")
-    parts = {part: tuple(classes) for part, classes in found.items()}
-    return ClassLists(title, **parts, source=source if isinstance(source, str) else "")
+    tuples = {part: tuple(classes) for part, classes in parts.items()}
+    return ClassLists(title, **tuples, source=source if isinstance(source, str) else "")
 
 
 def _flat(title: str, value: Any, classes: Any, above: str = "") -> Iterator[str]:
-    """Names of classes: texts, places in a list of them, or a level of names above them."""
+    """Yield class names given as strings, as indices into ``classes``, or nested under a name."""
     if isinstance(value, Mapping):
         for key, below in value.items():
             yield from _flat(title, below, classes, key)
@@ -197,7 +197,7 @@ def _flat(title: str, value: Any, classes: Any, above: str = "") -> Iterator[str
     if not isinstance(value, list):
         raise DataError(f"{title}: a list of classes is expected, got {value!r}")
     if above and len(value) == 2 and all(isinstance(each, int) for each in value):
-        # Of an alphabet: the first and the last character.
+        # The first and the last character of an alphabet.
         yield from (f"{above}/character{number:02d}" for number in range(value[0], value[1] + 1))
         return
     for each in value:
@@ -211,34 +211,31 @@ def _flat(title: str, value: Any, classes: Any, above: str = "") -> Iterator[str
             raise DataError(f"{title}: names of classes are expected, got {each!r}")
 
 
-# ------------------------------------------------------------------------------- images of them
-
-
-def take(images: Images, classes: Sequence[str]) -> Images:
-    """The images of some classes; their labels count these classes, in this order.
+def select_classes(images: Images, classes: Sequence[str]) -> Images:
+    """Select the images of some classes, relabelled in the order of ``classes``.
 
     Args:
-        images: of these classes and others.
-        classes: their names.
+        images: images of these classes and others.
+        classes: class names.
 
     Raises:
-        DataError: a class is none of theirs.
+        DataError: a class is not among those of the images.
 
     Example:
-        >>> some = take(load("digits", "train"), ["7", "3"])
+        >>> some = select_classes(load("digits", "train"), ["7", "3"])
         >>> some.classes, some.labels.unique()
         (('7', '3'), tensor([0, 1]))
     """
-    place = {name: number for number, name in enumerate(images.classes)}
-    missing = [name for name in classes if name not in place]
+    numbers = {name: number for number, name in enumerate(images.classes)}
+    missing = [name for name in classes if name not in numbers]
     if missing:
         others = f" and {len(missing) - 1} more" if len(missing) > 1 else ""
         raise DataError(
             f"{images.source}: there is no class {missing[0]!r}{others} among its "
-            f"{len(place)}{did_you_mean(missing[0], place)}"
+            f"{len(numbers)}{did_you_mean(missing[0], numbers)}"
         )
-    lookup = torch.full((len(place),), -1)
-    lookup[[place[name] for name in classes]] = torch.arange(len(classes))
+    lookup = torch.full((len(numbers),), -1)
+    lookup[[numbers[name] for name in classes]] = torch.arange(len(classes))
     labels = lookup[images.labels]
     kept = (labels >= 0).nonzero().squeeze(1)
     some = images.subset(kept, labels[kept])
@@ -252,33 +249,32 @@ def load_classes(
     size: int | None = None,
     report: Callable[[str], None] = say,
 ) -> Images:
-    """All images of some classes, whichever split of the source they are in.
+    """Load all images of some classes, from the training and test partitions of a source.
 
-    A split by class goes across that into training and test images: CIFAR-FS has all 600 of every
-    class.
+    Class lists cut across these partitions: CIFAR-FS has all 600 images of every class.
 
     Args:
-        source: as :func:`.load` takes it.
-        classes: their names; all of them by default.
+        source: source, as in :func:`.load`.
+        classes: class names; all by default.
         size: side of the square images.
-        report: is told what the user should know.
+        report: called with one-line messages.
     """
     parts: list[Images] = []
-    for split in ("train", "test"):
-        images = load(source, split, size=size or None, whole=True, report=report)
-        # Without a test split both are everything there is.
+    for partition in ("train", "test"):
+        images = load(source, partition, size=size or None, whole=True, report=report)
+        # Without a test partition both are the whole source.
         if all(images.digest != before.digest for before in parts):
             parts.append(images)
     if len({part.shape for part in parts}) > 1:
         shapes = " and ".join("×".join(map(str, part.shape)) for part in parts)
         raise DataError(f"{os.fspath(source)}: images of one size are expected, got {shapes}")
     wanted = parts[0].classes if classes is None else classes
-    return _join([take(part, wanted) for part in parts])
+    return _join([select_classes(part, wanted) for part in parts])
 
 
 @dataclass(frozen=True)
 class _InTurn:
-    """Reads the images of several splits, counted through."""
+    """Reads the images of several partitions as one sequence."""
 
     readers: tuple[ImageReader, ...]
     starts: tuple[int, ...]
@@ -289,18 +285,18 @@ class _InTurn:
 
 
 class _Pixels:
-    """Reads images that are in memory, by their identity."""
+    """Reads images in memory by their index."""
 
     def __init__(self, images: Images) -> None:
         self.images = images
-        self.place = {row: place for place, row in enumerate(images.index.tolist())}
+        self.positions = {row: position for position, row in enumerate(images.index.tolist())}
 
     def read(self, row: int) -> Tensor:
-        return self.images.read(self.place[row])
+        return self.images.read(self.positions[row])
 
 
 def _join(parts: Sequence[Images]) -> Images:
-    """Images one after the other; identities are counted on."""
+    """Concatenate images; their indices are renumbered consecutively."""
     if len(parts) == 1:
         return parts[0]
     starts, index = [0], [parts[0].index]

@@ -20,7 +20,7 @@ from tammes.lab.measure import files
 from tammes.lab.measure.formats import FileError
 from tammes.lab.records.run_folder import RecordError, Run, write_tensors
 from tammes.lab.training.datasets import prepare_data
-from tammes.lab.training.loader import Feed
+from tammes.lab.training.loader import ImageLoader
 from tammes.lab.training.model import Model, load_model
 from tammes.terms import Loss
 
@@ -61,22 +61,22 @@ def from_file(
     title = os.fspath(path)
     if classes is None:
         return LabelledFeatures(features, labels, names, base_mean, title)
-    split, part = class_lists.parse(classes) if isinstance(classes, str) else classes
-    wanted = split.part(part)
+    lists, part = class_lists.parse(classes) if isinstance(classes, str) else classes
+    wanted = lists.part(part)
     if base is not None and part != "base":
         # A file without class names uses the numbers of the labels.
         named = [base_names[label] for label in base_labels.unique().tolist()]
         check_disjoint(os.fspath(base), named, wanted)
-    if base is None and split.base and set(split.base) <= set(names):
-        base_mean = features[_positions(labels, names, split.base) >= 0].mean(0)
+    if base is None and lists.base and set(lists.base) <= set(names):
+        base_mean = features[_positions(labels, names, lists.base) >= 0].mean(0)
     missing = [name for name in wanted if name not in names]
     if missing and _are_numbers(names):
         raise FileError(
-            f"{title}: class_names are expected to find {split.name}:{part} by, got numbers alone"
+            f"{title}: class_names are expected to find {lists.name}:{part} by, got numbers alone"
         )
     if missing:
         raise FileError(
-            f"{title}: there is no class {missing[0]!r} of {split.name}:{part} among its "
+            f"{title}: there is no class {missing[0]!r} of {lists.name}:{part} among its "
             f"{len(names)}{did_you_mean(missing[0], names)}"
         )
     own = _positions(labels, names, wanted)
@@ -181,12 +181,12 @@ def _prototypes(run: Run) -> Tensor:
     return run.tensors("model")["criterion.head.weight"]
 
 
-def check_way(way: int, split: ClassLists, part: str) -> None:
+def check_way(way: int, lists: ClassLists, part: str) -> None:
     """Reject class lists with too few classes for an episode."""
-    count = len(split.part(part))
+    count = len(lists.part(part))
     if count < way:
         raise ValueError(
-            f"{way}-way episodes expect at least {way} classes, got {count} of {split.name}:{part}"
+            f"{way}-way episodes expect at least {way} classes, got {count} of {lists.name}:{part}"
         )
 
 
@@ -202,7 +202,7 @@ def _held_out(run: Run, source: str | None, classes: Sequence[str]) -> Images:
             f"{run.folder}: base classes are expected in the images that it held out of "
             f"{run.config.data}, got {source}"
         )
-    return class_lists.take(prepare_data(run.config, lambda text: None)[2], classes)
+    return class_lists.select_classes(prepare_data(run.config, lambda text: None)[2], classes)
 
 
 def _novel_images(
@@ -211,11 +211,11 @@ def _novel_images(
     """Load images of classes that a run was not trained on."""
     who, own, trained = str(run.folder), run.config.data, run.data["classes"]
     if classes is not None:
-        split, part = classes
-        check_disjoint(who, trained, split.part(part))
-        # A run on base classes of the split has the novel classes in the same data set.
-        same = run.config.classes and set(trained) <= set(split.base)
-        return _load(run, source or (not same and split.source) or own, split.part(part), report)
+        lists, part = classes
+        check_disjoint(who, trained, lists.part(part))
+        # A run on base classes of the lists has the novel classes in the same data set.
+        same = run.config.classes and set(trained) <= set(lists.base)
+        return _load(run, source or (not same and lists.source) or own, lists.part(part), report)
     where = source or own
     images = _load(run, where, None, report)
     apart = Path(where).resolve() != Path(own).resolve()
@@ -264,7 +264,7 @@ def model_features(model: Model, images: Images) -> Tensor:
     with torch.no_grad():
         parts = [
             model.features(pixels).float().cpu()
-            for pixels, _, _ in Feed(images, device).in_order(_ROWS)
+            for pixels, _, _ in ImageLoader(images, device).in_order(_ROWS)
         ]
     return torch.cat(parts) if parts else torch.zeros(0, size)
 

@@ -107,15 +107,15 @@ class FewShotSettings:
         from tammes.lab.training.datasets import classes_of
 
         try:
-            split = class_lists.read(self.split)
+            lists = class_lists.read(self.split)
             trained = classes_of(config.classes) if config.classes else ()
         except DataError:
             # The lists may exist only on the machine that runs the cells; checked again there.
             return
         for part in self.parts:
-            check_way(self.way, split, part)
+            check_way(self.way, lists, part)
             if part != "base":
-                check_disjoint(config.classes, trained, split.part(part))
+                check_disjoint(config.classes, trained, lists.part(part))
 
 
 def evaluate_run(
@@ -157,10 +157,10 @@ def _classes_digest(shots: FewShotSettings) -> str:
     from tammes.lab.fewshot import class_lists
 
     try:
-        split = class_lists.read(shots.split)
+        lists = class_lists.read(shots.split)
     except DataError:
         return ""
-    return digest_of([split.base, split.validation, split.novel])
+    return digest_of([lists.base, lists.validation, lists.novel])
 
 
 def _read_results(run: Run) -> dict[str, Any]:

@@ -1,4 +1,4 @@
-"""Classification: accuracy and margins of features against the prototypes of a head."""
+"""Accuracy and margins of features against the prototypes of a head."""
 
 import math
 import warnings
@@ -22,21 +22,21 @@ from tammes.terms import Loss
 _BLOCK = 1 << 24
 """Scores in memory at once."""
 MEASURED = 20_000
-"""Classes up to which margins are measured while training; beyond, they cost too much."""
+"""Largest number of classes for which margins are measured during training."""
 _CONFUSED = 12
-"""Confused pairs of classes of which examples are kept."""
+"""Number of confused class pairs whose examples are kept."""
 _EXAMPLES = 4
-"""Examples of each of them."""
+"""Examples of each confused pair."""
 
 
-class Examined(NamedTuple):
-    """What is known of each example, all of shape ``(N,)``.
+class ExampleMetrics(NamedTuple):
+    """Metrics of each example, all of shape ``(N,)``.
 
     Attributes:
         predictions: class with the highest score.
-        correct: whether the own class scores higher than every other.
-        margins: cosine to the own prototype minus that to the nearest other, whatever the head.
-        bias: the softmax bias of the head's scores.
+        correct: whether the true class scores higher than every other.
+        margins: cosine to the true class minus that to the nearest wrong class, for any head.
+        bias: softmax bias of the scores.
     """
 
     predictions: Tensor
@@ -46,24 +46,24 @@ class Examined(NamedTuple):
 
 
 @torch.no_grad()
-def examine(head: Head, features: Tensor, labels: Tensor) -> Examined:
-    """Look at each example.
+def example_metrics(head: Head, features: Tensor, labels: Tensor) -> ExampleMetrics:
+    """Compute prediction, correctness, margin and softmax bias of each example.
 
     Args:
-        head: whose prototypes and scores. Where it is spread over processes, all of them must look
-            at the same examples together.
+        head: head with prototypes. All processes of a sharded head must call this together, with
+            the same examples.
         features: shape ``(N, D)``.
         labels: class of each example, shape ``(N,)``.
     """
     if isinstance(head, ShardedHead) and head.is_sharded:
-        return _examine_together(head, features, labels)
+        return _sharded_example_metrics(head, features, labels)
     problem = head.problem(features)
     similarity = similarity_matrix(problem)
     own = cosines = _split(problem, similarity, labels)
     if not head.similarity.is_cosine or head.bias is not None:
         plain = cosines_of(problem)
         cosines = _split(plain, similarity_matrix(plain), labels)
-    return Examined(
+    return ExampleMetrics(
         similarity.argmax(1),
         own.target > own.hardest,
         cosines.target - cosines.hardest,
@@ -77,14 +77,14 @@ def _split(problem: Problem, similarity: Tensor, labels: Tensor) -> Split:
     return split_matrix(similarity, labels, problem.scale, problem.there, {}, reads)
 
 
-def _examine_together(head: ShardedHead, features: Tensor, labels: Tensor) -> Examined:
+def _sharded_example_metrics(head: ShardedHead, features: Tensor, labels: Tensor) -> ExampleMetrics:
     reads = ("target", "others", "hardest")
     problem = head.problem(features, labels)
     own = dispatch.split(problem, labels, reads, head.implementation)
     cosines = own
     if not head.similarity.is_cosine or head.bias is not None:
         cosines = dispatch.split(cosines_of(problem), labels, reads, head.implementation)
-    return Examined(
+    return ExampleMetrics(
         head.top(features, shared=True).classes[:, 0],
         own.target > own.hardest,
         cosines.target - cosines.hardest,
@@ -97,36 +97,36 @@ def _bias(own: Split, classes: int) -> Tensor:
     return bias.clamp(0.0, math.log(classes - 1))
 
 
-def examine_all(head: Head, features: Tensor, labels: Tensor) -> Examined:
-    """:func:`examine` in blocks, for any number of examples; the results are on the CPU."""
+def example_metrics_in_blocks(head: Head, features: Tensor, labels: Tensor) -> ExampleMetrics:
+    """Compute :func:`example_metrics` block by block; the results are on the CPU."""
     rows = max(1, _BLOCK // head.num_classes)
     parts = [
-        examine(head, some.to(head.weight.device), own.to(head.weight.device))
-        for some, own in zip(features.split(rows), labels.split(rows), strict=True)
+        example_metrics(head, block.to(head.weight.device), own.to(head.weight.device))
+        for block, own in zip(features.split(rows), labels.split(rows), strict=True)
     ]
-    return Examined(
+    return ExampleMetrics(
         *(torch.cat([part.cpu() for part in column]) for column in zip(*parts, strict=True))
     )
 
 
-def summarise(seen: Examined) -> dict[str, float]:
-    """Means over the examples, as a line of ``metrics.jsonl`` has them."""
+def summarise(examples: ExampleMetrics) -> dict[str, float]:
+    """Return means over the examples, as in a line of ``metrics.jsonl``."""
     return {
-        "accuracy": seen.correct.double().mean().item(),
-        "sample_margin": seen.margins.double().mean().item(),
-        "bias": seen.bias.double().mean().item(),
+        "accuracy": examples.correct.double().mean().item(),
+        "sample_margin": examples.margins.double().mean().item(),
+        "bias": examples.bias.double().mean().item(),
     }
 
 
 @torch.no_grad()
 def mean_loss(criterion: Criterion, features: Tensor, labels: Tensor) -> float | None:
-    """Mean of the criterion over the examples; none where it compares examples with each other."""
+    """Return the mean loss over the examples; None if it compares examples with each other."""
     if not by_example(criterion.loss):
         return None
     device, total = criterion.head.weight.device, 0.0
     rows = max(1, _BLOCK // criterion.head.num_classes)
-    for some, own in zip(features.split(rows), labels.split(rows), strict=True):
-        total += float(criterion(some.to(device), own.to(device))) * len(some)
+    for block, own in zip(features.split(rows), labels.split(rows), strict=True):
+        total += float(criterion(block.to(device), own.to(device))) * len(block)
     mean = total / len(features)
     return mean if math.isfinite(mean) else None
 
@@ -137,24 +137,24 @@ def by_example(loss: Loss) -> bool:
 
 
 def measure_prototypes(head: Head, *, margin: bool = True) -> dict[str, float]:
-    """Class margin and norms of the prototypes, as a line of ``metrics.jsonl`` has them.
+    """Return class margin and norms of the prototypes, as in a line of ``metrics.jsonl``.
 
     Args:
-        head: whose prototypes.
-        margin: the class margin too, whose time grows with the square of the number of classes.
+        head: head with prototypes.
+        margin: include the class margin, whose time is quadratic in the number of classes.
     """
-    prototypes, found = ShardedRows.of_head(head).all_gather(head.weight.detach()), {}
+    prototypes, measures = ShardedRows.of_head(head).all_gather(head.weight.detach()), {}
     with warnings.catch_warnings():
-        # Prototypes of zero length have no direction; they are what the norms are there to show.
+        # Prototypes of zero length have no direction; the norms show them.
         warnings.simplefilter("ignore")
         if margin:
             closest = functional.class_margin(prototypes)
-            found["class_margin"] = float(closest.angle)
-            found["class_margin_ratio"] = float(closest.ratio)
+            measures["class_margin"] = float(closest.angle)
+            measures["class_margin_ratio"] = float(closest.ratio)
         norms = functional.prototype_norms(prototypes)
     if math.isfinite(norms.ratio):
-        found["norm_ratio"] = float(norms.ratio)
-    return found | {
+        measures["norm_ratio"] = float(norms.ratio)
+    return measures | {
         "norm_mean": float(norms.mean),
         "norm_min": float(norms.smallest),
         "norm_max": float(norms.largest),
@@ -162,7 +162,7 @@ def measure_prototypes(head: Head, *, margin: bool = True) -> dict[str, float]:
 
 
 def optimum(classes: int, size: int) -> dict[str, Any]:
-    """The best class margin, in degrees, and sample margin there can be."""
+    """Return the largest possible class margin, in degrees, and sample margin."""
     from tammes.geometry import largest_class_margin
 
     best = largest_class_margin(classes, size)
@@ -173,40 +173,42 @@ def optimum(classes: int, size: int) -> dict[str, Any]:
     }
 
 
-def per_class_accuracy(seen: Examined, labels: Tensor, classes: int) -> list[float | None]:
-    """Share of right answers in each class; none where a class has no example."""
+def per_class_accuracy(
+    examples: ExampleMetrics, labels: Tensor, classes: int
+) -> list[float | None]:
+    """Return the accuracy of each class; None for a class without examples."""
     counts = torch.bincount(labels, minlength=classes)
-    right = torch.bincount(labels[seen.correct], minlength=classes)
+    right = torch.bincount(labels[examples.correct], minlength=classes)
     return [
         None if not count else good / count
         for good, count in zip(right.tolist(), counts.tolist(), strict=True)
     ]
 
 
-def telling_examples(seen: Examined, labels: Tensor, classes: int) -> Tensor:
-    """Examples to look at: of the classes most often confused, the clearest mistakes.
+def confused_examples(examples: ExampleMetrics, labels: Tensor, classes: int) -> Tensor:
+    """Select the clearest mistakes of the most confused class pairs.
 
     Args:
-        seen: of the test set.
+        examples: metrics of the test set.
         labels: shape ``(N,)``.
         classes: number of classes.
 
     Returns:
-        Positions: for each confused pair, most frequent first, some wrong examples with the lowest
-        margin; then, for every class among them, the right example with the largest.
+        Positions: for each confused pair, most frequent first, the wrong examples with the lowest
+        margins; then, for every class among them, the correct example with the largest margin.
     """
-    wrong = (~seen.correct & (seen.predictions != labels)).nonzero().flatten()
-    pairs = labels[wrong] * classes + seen.predictions[wrong]
+    wrong = (~examples.correct & (examples.predictions != labels)).nonzero().flatten()
+    pairs = labels[wrong] * classes + examples.predictions[wrong]
     kinds, counts = pairs.unique(return_counts=True)
     frequent = kinds[counts.argsort(descending=True, stable=True)][:_CONFUSED]
     chosen: list[int] = []
     shown: dict[int, None] = {}
     for pair in frequent.tolist():
         own = wrong[pairs == pair]
-        chosen += own[seen.margins[own].argsort(stable=True)[:_EXAMPLES]].tolist()
+        chosen += own[examples.margins[own].argsort(stable=True)[:_EXAMPLES]].tolist()
         shown.update(dict.fromkeys(divmod(pair, classes)))
-    for place in shown or range(min(classes, _CONFUSED)):
-        own = ((labels == place) & seen.correct).nonzero().flatten()
+    for label in shown or range(min(classes, _CONFUSED)):
+        own = ((labels == label) & examples.correct).nonzero().flatten()
         if len(own):
-            chosen.append(int(own[seen.margins[own].argmax()]))
+            chosen.append(int(own[examples.margins[own].argmax()]))
     return torch.tensor(chosen, dtype=torch.long)

@@ -13,7 +13,7 @@ from torch import Tensor
 from tammes.lab.measure.formats import FileError, load
 
 IGNORED = -100
-"""Examples with this label count for nothing."""
+"""Label of ignored examples."""
 
 KEYS: dict[str, tuple[str, ...]] = {
     "prototypes": (
@@ -30,22 +30,22 @@ KEYS: dict[str, tuple[str, ...]] = {
     "labels": ("labels", "label", "targets", "target", "y"),
     "names": ("class_names", "names", "classes", "name"),
 }
-"""Under which key each thing is looked for, best first."""
+"""Keys of each kind of array, in order of preference."""
 _ALONE = {"weight", "W", "kernel", "X", "y", "name", "names", "classes", "target", "feature"}
-"""Keys that say too little to be found at the end of a longer one."""
+"""Keys too generic to match as the last part of a dotted key."""
 
 
 @dataclass(frozen=True, eq=False)
-class Given:
-    """What a set of files holds.
+class MeasureInput:
+    """Prototypes, embeddings and labels read from files.
 
     Attributes:
         prototypes: shape ``(C, D)``, or None.
         embeddings: shape ``(N, D)``, or None.
         labels: class of each embedding, shape ``(N,)``, or None.
-        names: of the classes; empty where nothing names them.
-        sources: where each of them was found, in words.
-        ignored: examples left out because their label is -100.
+        names: class names; empty if the files have none.
+        sources: file and key of each array, as text.
+        ignored: number of examples dropped because their label is -100.
     """
 
     prototypes: Tensor | None
@@ -57,15 +57,15 @@ class Given:
 
     @property
     def examples(self) -> tuple[Tensor, Tensor] | None:
-        """Embeddings and labels, or None: there is never one without the other."""
+        """Embeddings and labels, or None; they always come together."""
         if self.embeddings is None or self.labels is None:
             return None
         return self.embeddings, self.labels
 
 
 @dataclass
-class _Found:
-    """What was found so far, each with the file it came from."""
+class _Arrays:
+    """Arrays read so far, each with its file."""
 
     prototypes: list[tuple[Path, Tensor]] = field(default_factory=list)
     embeddings: list[tuple[Path, Tensor]] = field(default_factory=list)
@@ -79,63 +79,63 @@ def read(
     *,
     keys: Mapping[str, str | None] | None = None,
     transpose: bool = False,
-) -> Given:
+) -> MeasureInput:
     """Read prototypes and/or embeddings with labels from one file or several.
 
-    Embeddings and labels of several files are put one after the other, in the order of the files.
+    Embeddings and labels of several files are concatenated in the order of the files.
 
     Args:
         paths: ``.npz``, ``.npy``, ``.safetensors``, ``.pt``, ``.pth`` (weights only) or
-            ``.parquet``. A file that holds a single array is known by its own name.
-        keys: the key of ``"prototypes"``, ``"embeddings"`` or ``"labels"`` where it is not one of
+            ``.parquet``. The key of a single array is the name of its file.
+        keys: key of ``"prototypes"``, ``"embeddings"`` or ``"labels"`` if it is not one of
             :data:`KEYS`.
-        transpose: prototypes are stored ``(D, C)``.
+        transpose: whether prototypes are stored as ``(D, C)``.
 
     Returns:
-        What was found, checked: finite, of matching shapes, labels within the classes.
+        The arrays, checked: finite, of matching shapes, labels within the classes.
 
     Raises:
         FileError: one sentence that names the file.
     """
     wanted = {kind: key for kind, key in (keys or {}).items() if key is not None}
     known = {name for names in KEYS.values() for name in names} | set(wanted.values())
-    found = _Found()
+    arrays = _Arrays()
     for path in map(Path, paths):
-        arrays = load(path, known)
-        chosen = {kind: _choose(path, kind, arrays, wanted) for kind in KEYS}
+        content = load(path, known)
+        chosen = {kind: _find_key(path, kind, content, wanted) for kind in KEYS}
         if not any(chosen[kind] for kind in ("prototypes", "embeddings", "labels")):
-            shown = ", ".join(map(repr, itertools.islice(arrays, 8))) or "nothing"
+            shown = ", ".join(map(repr, itertools.islice(content, 8))) or "nothing"
             raise FileError(
-                f"{path}: neither prototypes, embeddings nor labels are in it, only {shown}; "
+                f"{path}: no prototypes, embeddings or labels in it, only {shown}; "
                 "name the right key with --prototypes, --embeddings or --labels"
             )
         for kind, key in chosen.items():
             if key is not None:
-                value = _as_kind(path, kind, key, arrays[key])
-                getattr(found, kind).append((path, value))
+                value = _as_kind(path, kind, key, content[key])
+                getattr(arrays, kind).append((path, value))
                 shape = " × ".join(map(str, getattr(value, "shape", (len(value),))))
-                found.sources.append(f"{kind} {shape} from {path} ({key})")
-        # Within one file the two belong together; across files only their totals can be compared.
+                arrays.sources.append(f"{kind} {shape} from {path} ({key})")
+        # Within a file the counts must match; across files only the totals.
         if chosen["embeddings"] and chosen["labels"]:
-            _check_count(path, len(found.embeddings[-1][1]), len(found.labels[-1][1]))
-    return _combine(found, transpose)
+            _check_count(path, len(arrays.embeddings[-1][1]), len(arrays.labels[-1][1]))
+    return _combine(arrays, transpose)
 
 
-def _choose(
-    path: Path, kind: str, arrays: Mapping[str, Any], wanted: Mapping[str, str]
+def _find_key(
+    path: Path, kind: str, content: Mapping[str, Any], wanted: Mapping[str, str]
 ) -> str | None:
-    """The key that holds a kind of thing, or None."""
+    """Return the key of a kind of array, or None."""
     if kind in wanted:
-        return wanted[kind] if wanted[kind] in arrays else None
-    taken = set(wanted.values())
+        return wanted[kind] if wanted[kind] in content else None
+    reserved = set(wanted.values())
     for name in KEYS[kind]:
-        if name in arrays and name not in taken:
+        if name in content and name not in reserved:
             return name
     for name in KEYS[kind]:
         matches = [
             key
-            for key, value in arrays.items()
-            if key.endswith(f".{name}") and key not in taken and _fits(kind, value)
+            for key, value in content.items()
+            if key.endswith(f".{name}") and key not in reserved and _fits(kind, value)
         ]
         if name in _ALONE or not matches:
             continue
@@ -153,7 +153,7 @@ def _fits(kind: str, value: Any) -> bool:
 
 
 def _as_kind(path: Path, kind: str, key: str, value: Any) -> Any:
-    """A loaded value as what it is meant to be: rows of numbers, classes, or texts."""
+    """Convert a loaded value to a matrix, labels or strings."""
     if kind == "names" or (kind == "labels" and _is_text(value)):
         if not _is_text(value):
             raise FileError(f"{path}: {key!r} is expected to hold texts, got something else")
@@ -212,52 +212,52 @@ def _check_count(path: Path, embeddings: int, labels: int) -> None:
         raise FileError(f"{path}: {embeddings} embeddings do not go with {labels} labels")
 
 
-def _combine(found: _Found, transpose: bool) -> Given:
-    if len(found.prototypes) > 1:
-        files = " and ".join(str(path) for path, _ in found.prototypes[:2])
+def _combine(arrays: _Arrays, transpose: bool) -> MeasureInput:
+    if len(arrays.prototypes) > 1:
+        files = " and ".join(str(path) for path, _ in arrays.prototypes[:2])
         raise FileError(f"{files}: only one file may hold prototypes")
     prototypes = None
-    if found.prototypes:
-        where, prototypes = found.prototypes[0]
+    if arrays.prototypes:
+        where, prototypes = arrays.prototypes[0]
         prototypes = prototypes.T.contiguous() if transpose else prototypes
         if len(prototypes) < 2:
             raise FileError(f"{where}: prototypes of 2 classes or more are needed, got 1")
-    names = _names(found, prototypes)
-    if not found.embeddings and not found.labels:
-        return Given(prototypes, None, None, names, tuple(found.sources))
-    if not found.labels:
-        raise FileError(f"{found.embeddings[0][0]}: embeddings without labels cannot be measured")
-    if not found.embeddings:
-        raise FileError(f"{found.labels[0][0]}: labels without embeddings cannot be measured")
-    embeddings = _join_embeddings(found, prototypes)
-    labels, names = _join_labels(found, names, prototypes)
-    _check_count(found.labels[0][0], len(embeddings), len(labels))
+    names = _names(arrays, prototypes)
+    if not arrays.embeddings and not arrays.labels:
+        return MeasureInput(prototypes, None, None, names, tuple(arrays.sources))
+    if not arrays.labels:
+        raise FileError(f"{arrays.embeddings[0][0]}: embeddings without labels cannot be measured")
+    if not arrays.embeddings:
+        raise FileError(f"{arrays.labels[0][0]}: labels without embeddings cannot be measured")
+    embeddings = _join_embeddings(arrays, prototypes)
+    labels, names = _join_labels(arrays, names, prototypes)
+    _check_count(arrays.labels[0][0], len(embeddings), len(labels))
     known = labels != IGNORED
     ignored = int((~known).sum())
     if ignored:
         embeddings, labels = embeddings[known], labels[known]
-    where = found.labels[0][0]
+    where = arrays.labels[0][0]
     if not len(labels):
         raise FileError(f"{where}: no example has a label")
-    _check_labels(found, labels, prototypes, names)
-    return Given(prototypes, embeddings, labels, names, tuple(found.sources), ignored)
+    _check_labels(arrays, labels, prototypes, names)
+    return MeasureInput(prototypes, embeddings, labels, names, tuple(arrays.sources), ignored)
 
 
-def _names(found: _Found, prototypes: Tensor | None) -> tuple[str, ...]:
-    if not found.names:
+def _names(arrays: _Arrays, prototypes: Tensor | None) -> tuple[str, ...]:
+    if not arrays.names:
         return ()
-    where, names = found.names[0]
-    # A table of examples may name the class of each; only names of classes are names here.
+    where, names = arrays.names[0]
+    # A table of examples may hold a class name per row, which are no names of classes.
     if prototypes is not None and len(names) != len(prototypes):
-        if found.labels and found.labels[0][0] == where:
+        if arrays.labels and arrays.labels[0][0] == where:
             return ()
         raise FileError(f"{where}: {len(names)} names do not go with {len(prototypes)} prototypes")
     return tuple(names) if len(set(names)) == len(names) else ()
 
 
-def _join_embeddings(found: _Found, prototypes: Tensor | None) -> Tensor:
-    first, head = found.embeddings[0]
-    for path, rows in found.embeddings:
+def _join_embeddings(arrays: _Arrays, prototypes: Tensor | None) -> Tensor:
+    first, head = arrays.embeddings[0]
+    for path, rows in arrays.embeddings:
         if rows.shape[1] != head.shape[1]:
             raise FileError(
                 f"{path}: embeddings of {rows.shape[1]} dimensions do not go with the "
@@ -267,59 +267,59 @@ def _join_embeddings(found: _Found, prototypes: Tensor | None) -> Tensor:
         hint = "; with --transpose they would" if prototypes.shape[0] == head.shape[1] else ""
         raise FileError(
             f"{first}: embeddings of {head.shape[1]} dimensions do not go with prototypes of "
-            f"{prototypes.shape[1]} in {found.prototypes[0][0]}{hint}"
+            f"{prototypes.shape[1]} in {arrays.prototypes[0][0]}{hint}"
         )
-    return torch.cat([rows for _, rows in found.embeddings])
+    return torch.cat([rows for _, rows in arrays.embeddings])
 
 
 def _join_labels(
-    found: _Found, names: tuple[str, ...], prototypes: Tensor | None
+    arrays: _Arrays, names: tuple[str, ...], prototypes: Tensor | None
 ) -> tuple[Tensor, tuple[str, ...]]:
-    """Labels as classes; texts become the place of their name."""
-    texts = [isinstance(values, list) for _, values in found.labels]
-    where = found.labels[0][0]
+    """Concatenate labels; strings become the index of their class name."""
+    texts = [isinstance(values, list) for _, values in arrays.labels]
+    where = arrays.labels[0][0]
     if not any(texts):
-        labels = torch.cat([values for _, values in found.labels])
+        labels = torch.cat([values for _, values in arrays.labels])
         return (labels, names) if prototypes is not None else _dense(labels, names)
     if not all(texts):
         raise FileError(f"{where}: some labels are texts and some are numbers")
-    said = [text for _, values in found.labels for text in values]
+    strings = [text for _, values in arrays.labels for text in values]
     if not names:
         if prototypes is not None:
             raise FileError(
-                f"{where}: labels are texts, and no class_names say which prototype is whose"
+                f"{where}: labels are strings, and no class_names map them to prototypes"
             )
-        names = tuple(sorted(set(said)))
-    place = {name: index for index, name in enumerate(names)}
-    unknown = next((text for text in said if text not in place), None)
+        names = tuple(sorted(set(strings)))
+    indices = {name: index for index, name in enumerate(names)}
+    unknown = next((text for text in strings if text not in indices), None)
     if unknown is not None:
         raise FileError(f"{where}: label {unknown!r} is not among the class names")
-    return torch.tensor([place[text] for text in said]), names
+    return torch.tensor([indices[text] for text in strings]), names
 
 
 def _dense(labels: Tensor, names: tuple[str, ...]) -> tuple[Tensor, tuple[str, ...]]:
-    """Without prototypes a label is a name only: classes are those that occur, in order."""
+    """Renumber labels without prototypes: the classes are those that occur, in order."""
     known = labels[labels != IGNORED]
     if names and len(known) and int(known.max()) >= len(names):
         return labels, names
-    present, places = known.unique(return_inverse=True)
+    present, dense = known.unique(return_inverse=True)
     renamed = labels.clone()
-    renamed[labels != IGNORED] = places
+    renamed[labels != IGNORED] = dense
     return renamed, tuple(names[label] if names else str(label) for label in present.tolist())
 
 
 def _check_labels(
-    found: _Found, labels: Tensor, prototypes: Tensor | None, names: Sequence[str]
+    arrays: _Arrays, labels: Tensor, prototypes: Tensor | None, names: Sequence[str]
 ) -> None:
     largest = int(labels.max())
     where = next(
-        (path for path, values in found.labels if largest in set(_plain(values))),
-        found.labels[0][0],
+        (path for path, values in arrays.labels if largest in set(_plain(values))),
+        arrays.labels[0][0],
     )
     if prototypes is not None and largest >= len(prototypes):
         raise FileError(
             f"{where}: label {largest} is beyond the {len(prototypes)} prototypes of "
-            f"{found.prototypes[0][0]}, whose classes are 0 to {len(prototypes) - 1}"
+            f"{arrays.prototypes[0][0]}, whose classes are 0 to {len(prototypes) - 1}"
         )
     if prototypes is None and len(labels.unique()) < 2:
         raise FileError(f"{where}: examples of 2 classes or more are needed, got 1")

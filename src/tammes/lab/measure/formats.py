@@ -1,4 +1,4 @@
-"""File formats: everything a file holds, by key, or one sentence on why not."""
+"""Read the arrays of a file by key, in the supported formats."""
 
 import zipfile
 from collections.abc import Callable, Collection, Iterable, Mapping
@@ -15,16 +15,16 @@ class FileError(ValueError):
 
 
 def load(path: Path, columns: Collection[str]) -> dict[str, Any]:
-    """Everything a file holds, by key.
+    """Load all arrays of a file, by key.
 
     Args:
-        path: the file; its suffix says how to read it.
-        columns: which columns of a table to read; it may hold images beside. If it has none of
-            them, all its columns are named, without their values.
+        path: path of the file; its suffix is the format.
+        columns: columns of a table to read, which may hold images too. If it has none of them, all
+            column names are returned without values.
 
     Returns:
-        Arrays and lists by key; nested keys are joined by a dot. The single array of a file is
-        called by the file's own name.
+        Arrays and lists by key; nested keys are joined by a dot. The key of a single array is the
+        name of the file.
 
     Raises:
         FileError: one sentence that names the file.
@@ -43,11 +43,11 @@ def load(path: Path, columns: Collection[str]) -> dict[str, Any]:
     except (FileError, ImportError):
         raise
     except Exception as error:
-        # Readers raise whatever their format suggests, and some explain themselves at length.
-        said = str(error).strip().split("\n")[0].rstrip(".:;")
+        # Readers raise many types of errors, some with long messages.
+        message = str(error).strip().split("\n")[0].rstrip(".:;")
         if suffix in (".pt", ".pth") and "weights_only" in str(error).lower().replace(" ", "_"):
-            said = "it holds more than tensors, and only weights are loaded"
-        reason = f"{type(error).__name__}: {said[:160]}" if said else type(error).__name__
+            message = "it holds more than tensors, and only weights are loaded"
+        reason = f"{type(error).__name__}: {message[:160]}" if message else type(error).__name__
         raise FileError(f"{path}: damaged, or not a {suffix} file ({reason})") from error
     return arrays
 
@@ -96,7 +96,7 @@ def _read_parquet(path: Path, columns: Collection[str]) -> dict[str, Any]:
 
 
 def _column(path: Path, name: str, chunked: Any) -> Any:
-    """A column as numbers, or as a list of texts."""
+    """Convert a column to an array, or to a list of strings."""
     types = require("pyarrow.types", extra="lab")
     if chunked.null_count:
         raise FileError(f"{path}: column {name!r} has {chunked.null_count} empty rows")

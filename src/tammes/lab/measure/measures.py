@@ -1,4 +1,4 @@
-"""What ``tammes measure`` computes: every margin, and how large it could be."""
+"""Measures of ``tammes measure``: every margin, and its optimum."""
 
 import math
 import warnings
@@ -12,7 +12,7 @@ import tammes
 from tammes.geometry import largest_class_margin, largest_sample_margin
 from tammes.kernels.dense import similarity_matrix
 from tammes.kernels.problem import Problem
-from tammes.lab.measure.files import Given
+from tammes.lab.measure.files import MeasureInput
 from tammes.metrics import functional
 from tammes.metrics.functional import AnglesResult, SampleMarginResult
 from tammes.similarity import Cosine, InnerProduct, Similarity, unit
@@ -20,26 +20,26 @@ from tammes.split import Split, split
 
 QUANTILES = (0.01, 0.05, 0.25, 0.5, 0.75, 0.95, 0.99)
 _BLOCK = 1 << 24
-"""Similarities in memory at once."""
+"""Largest number of similarities in memory."""
 _HULL = 300
-"""Classes up to which the best margin for the given prototypes is computed."""
+"""Largest number of classes for which the best margin of given prototypes is computed."""
 _PAIRS = 5000
-"""Classes up to which the closest pairs are listed."""
+"""Largest number of classes for which the closest pairs are listed."""
 
 
 @dataclass(frozen=True)
 class Measure:
-    """A number against the best it could be.
+    """A measured number and its optimum.
 
     Attributes:
-        key: its name in JSON.
-        name: its name in words.
-        value: what was measured.
-        optimum: the best possible value, where there is one.
-        bound: whether the optimum is only bounded by that number.
-        unit: ``"°"``, ``"%"`` or nothing.
-        note: what else there is to know.
-        share: whether value over optimum says how good it is.
+        key: name in JSON.
+        name: name in tables.
+        value: measured value.
+        optimum: best possible value, if there is one.
+        bound: whether ``optimum`` is only a bound.
+        unit: ``"°"``, ``"%"`` or empty.
+        note: remark for the reader.
+        share: whether the ratio of value to optimum is meaningful.
     """
 
     key: str
@@ -53,37 +53,37 @@ class Measure:
 
     @property
     def of_optimum(self) -> float | None:
-        """Value over optimum, where that means something."""
+        """Ratio of value to optimum, or None if it is not meaningful."""
         return self.value / self.optimum if self.share and self.optimum else None
 
     def shown(self) -> str:
-        """The value in words."""
-        return number(self.value, self.unit)
+        """Format the value."""
+        return format_number(self.value, self.unit)
 
     def shown_optimum(self) -> str:
-        """The optimum in words."""
+        """Format the optimum; empty if there is none."""
         if self.optimum is None:
             return ""
-        return f"{'at most ' if self.bound else ''}{number(self.optimum, self.unit)}"
+        return f"{'at most ' if self.bound else ''}{format_number(self.optimum, self.unit)}"
 
 
 @dataclass(frozen=True, eq=False)
 class Measured:
-    """Everything that was measured, and what plots of it need.
+    """All measures, and the data of their plots.
 
     Attributes:
-        given: what was measured.
-        groups: measures under the headings they belong to.
-        notes: what a reader has to know to read them right.
-        scale: of the cosines, or None where scores are inner products.
-        directions: the prototypes, or the class means that stand for them, of unit length.
-        split: cosines of the examples, split by their labels; None without examples.
-        angles: histograms of the examples' angles.
+        given: measured arrays.
+        groups: measures by heading.
+        notes: remarks for the reader.
+        scale: scale of the cosines, or None if scores are inner products.
+        directions: unit prototypes, or unit class means in their place.
+        split: :class:`tammes.Split` of the cosines of the examples; None without examples.
+        angles: histograms of the angles of the examples.
         margins: sample margins by class.
-        pairs: the closest classes: angle in degrees and the two.
+        pairs: closest class pairs: angle in degrees and both classes.
     """
 
-    given: Given
+    given: MeasureInput
     groups: tuple[tuple[str, tuple[Measure, ...]], ...]
     notes: tuple[str, ...]
     scale: float | None
@@ -94,23 +94,23 @@ class Measured:
     pairs: tuple[tuple[float, int, int], ...]
 
     def measure(self, key: str) -> Measure | None:
-        """A measure by its key."""
+        """Return a measure by its key, or None."""
         return next((m for _, group in self.groups for m in group if m.key == key), None)
 
-    def name(self, place: int) -> str:
-        """Name of a class, its number if it has none."""
-        return self.given.names[place] if self.given.names else str(place)
+    def name(self, label: int) -> str:
+        """Return the name of a class, or its number if it has none."""
+        return self.given.names[label] if self.given.names else str(label)
 
 
-def measure(given: Given, *, scale: float | None = None) -> Measured:
+def measure(given: MeasureInput, *, scale: float | None = None) -> Measured:
     """Measure prototypes, embeddings with labels, or both.
 
-    Without prototypes the class means of the unit embeddings stand for them.
+    Without prototypes the class means of the unit embeddings take their place.
 
     Args:
-        given: from :func:`tammes.lab.measure.files.read`.
+        given: arrays from :func:`tammes.lab.measure.files.read`.
         scale: inverse temperature of a cosine head, for the softmax bias; without it the bias is
-            that of the inner products, as a linear head has them.
+            that of inner products, as in a linear head.
 
     Returns:
         The :class:`Measured`.
@@ -118,7 +118,7 @@ def measure(given: Given, *, scale: float | None = None) -> Measured:
     notes: list[str] = []
     prototypes = given.prototypes
     if given.ignored:
-        notes.append(f"{given.ignored} examples labelled -100 are left out.")
+        notes.append(f"{given.ignored} examples labelled -100 are ignored.")
     with warnings.catch_warnings(record=True) as caught:
         warnings.simplefilter("always")
         if prototypes is None:
@@ -126,7 +126,7 @@ def measure(given: Given, *, scale: float | None = None) -> Measured:
             prototypes = _class_means(*given.examples)
             notes.append(
                 "No prototypes were given: the means of the unit embeddings of each class "
-                "stand for them."
+                "take their place."
             )
         groups = [("prototypes", _of_prototypes(given, prototypes))]
         examples, angles, margins = None, None, None
@@ -163,7 +163,7 @@ def _class_means(embeddings: Tensor, labels: Tensor) -> Tensor:
 def _split(
     embeddings: Tensor, labels: Tensor, prototypes: Tensor, similarity: Similarity, scale: float
 ) -> tuple[Split, Tensor]:
-    """Split all examples, a block of rows at a time, and the class that wins each."""
+    """Compute the :class:`tammes.Split` and the prediction of all examples, block by block."""
     reads = frozenset(("target", "others", "hardest", "length", "norm", "gap"))
     parts, answers = [], []
     block = max(1, _BLOCK // len(prototypes))
@@ -179,7 +179,7 @@ def _split(
     return parts[0]._replace(**whole), torch.cat(answers)
 
 
-def _of_prototypes(given: Given, prototypes: Tensor) -> list[Measure]:
+def _of_prototypes(given: MeasureInput, prototypes: Tensor) -> list[Measure]:
     margin = functional.class_margin(prototypes)
     best = largest_class_margin(*prototypes.shape)
     first, second = margin.pair.tolist()
@@ -211,7 +211,7 @@ def _of_prototypes(given: Given, prototypes: Tensor) -> list[Measure]:
 
 
 def _of_examples(
-    given: Given,
+    given: MeasureInput,
     prototypes: Tensor,
     examples: Split,
     angles: AnglesResult,
@@ -224,14 +224,16 @@ def _of_examples(
     bound = classes > prototypes.shape[1] + 1
     right = float((examples.target > examples.hardest).double().mean())
     counts = margins.counts.double()
-    reachable, mean_note, least_note = None, "", ""
+    attainable, mean_note, least_note = None, "", ""
     if classes <= _HULL:
-        reachable = largest_sample_margin(unit(prototypes.double())).margin
+        attainable = largest_sample_margin(unit(prototypes.double())).margin
         present = counts > 0
-        mean_note = f"these prototypes allow {float((reachable * counts).sum() / counts.sum()):.4g}"
-        least_note = f"these prototypes allow {float(reachable[present].min()):.4g}"
+        mean_note = (
+            f"these prototypes allow {float((attainable * counts).sum() / counts.sum()):.4g}"
+        )
+        least_note = f"these prototypes allow {float(attainable[present].min()):.4g}"
     if not bool((counts == counts[0]).all()):
-        mean_note += f"{'; ' if mean_note else ''}the optimum is that of classes of equal size"
+        mean_note += f"{'; ' if mean_note else ''}the optimum assumes classes of equal size"
     measures = [
         Measure("accuracy", "accuracy, nearest prototype", 100 * right, 100.0, unit="%"),
         Measure(
@@ -263,15 +265,15 @@ def _of_examples(
     widest = largest_class_margin(*prototypes.shape)
     measures += [
         Measure(
-            "angles.own", "angle to the own class, mean", float(angles.own_mean), 0.0, unit="°"
+            "angles.own", "angle to the true class, mean", float(angles.own_mean), 0.0, unit="°"
         ),
         Measure(
             "angles.hardest",
-            "angle to the hardest other class, mean",
+            "angle to the nearest wrong class, mean",
             float(angles.hardest_mean),
             unit="°",
-            note=f"{'at most ' if not widest.exact else ''}{widest.degrees:.4g}° where all "
-            "examples are at the best prototypes",
+            note=f"{'at most ' if not widest.exact else ''}{widest.degrees:.4g}° if all "
+            "examples lie on optimal prototypes",
         ),
     ]
     scored = examples
@@ -280,7 +282,7 @@ def _of_examples(
             return measures
         scored, _ = _split(*given.examples, prototypes, InnerProduct(), 1.0)
     bias = functional.softmax_bias(scored)
-    note = "of the inner products; --scale S takes S times the cosine"
+    note = "of inner products; --scale S uses S times the cosine"
     note = note if scale is None else f"of {scale:g} times the cosine"
     mean, most = float(bias.mean), float(bias.bound)
     measures.append(
@@ -292,47 +294,52 @@ def _of_examples(
 def _of_features(
     prototypes: Tensor | None, embeddings: Tensor, labels: Tensor, answers: Tensor
 ) -> list[Measure]:
-    apart = functional.discriminability(embeddings, labels).base
+    distances = functional.discriminability(embeddings, labels).base
     present = len(labels.unique())
     collapse = functional.neural_collapse(
         embeddings, labels, prototypes=prototypes, predictions=answers
     )
     measures = [
         Measure(
-            "discriminability.intra", "distance within classes, D_intra", float(apart.intra), 0.0
+            "discriminability.intra",
+            "distance within classes, D_intra",
+            float(distances.intra),
+            0.0,
         ),
         Measure(
             "discriminability.inter",
             "distance between classes, D_inter",
-            float(apart.inter),
+            float(distances.inter),
             present / (present - 1) if present > 1 else None,
             share=True,
         ),
         Measure(
             "discriminability.ratio",
             "discriminability, D_inter over D_intra",
-            float(apart.ratio),
-            note="the larger, the better",
+            float(distances.ratio),
+            note="larger is better",
         ),
-        Measure("collapse.nc1", "NC1: spread within against between", float(collapse.nc1), 0.0),
+        Measure(
+            "collapse.nc1", "NC1: within over between class variability", float(collapse.nc1), 0.0
+        ),
     ]
     of_simplex = {
-        "equinorm": "spread of the norms",
-        "equiangular": "spread of the cosines",
+        "equinorm": "deviation of the norms",
+        "equiangular": "deviation of the cosines",
         "widest": "cosines off the simplex",
     }
-    for key, what, result in (
+    for key, subject, result in (
         ("nc2", "class means", collapse.nc2),
         ("nc2_prototypes", "prototypes", collapse.nc2_prototypes),
     ):
         if result is not None:
             for field, words in of_simplex.items():
                 value = float(getattr(result, field))
-                name = f"NC2: {what}, {words}"
+                name = f"NC2: {subject}, {words}"
                 measures.append(Measure(f"collapse.{key}.{field}", name, value, 0.0))
     for key, name in (
         ("nc3", "NC3: prototypes against class means"),
-        ("nc4", "NC4: answers other than the nearest class mean"),
+        ("nc4", "NC4: disagreement with the nearest class mean"),
     ):
         value = getattr(collapse, key)
         if value is not None:
@@ -341,29 +348,29 @@ def _of_features(
 
 
 def closest_pairs(prototypes: Tensor, count: int = 10) -> tuple[tuple[float, int, int], ...]:
-    """The closest pairs of classes, nearest first; none where there are too many classes."""
+    """Return the closest pairs of classes, nearest first; empty with too many classes."""
     classes = len(prototypes)
     if classes > _PAIRS:
         return ()
     rows = unit(prototypes.double())
-    found: list[tuple[float, int, int]] = []
+    pairs: list[tuple[float, int, int]] = []
     for start in range(0, classes, 1000):
         cosine = rows[start : start + 1000] @ rows.T
         cosine.masked_fill_(torch.ones_like(cosine, dtype=torch.bool).tril(start), -2.0)
         top = cosine.flatten().topk(min(count, cosine.numel()))
-        for value, place in zip(top.values.tolist(), top.indices.tolist(), strict=True):
+        for value, position in zip(top.values.tolist(), top.indices.tolist(), strict=True):
             if value > -1.5:
-                i, j = start + place // classes, place % classes
+                i, j = start + position // classes, position % classes
                 near = torch.dist(rows[i], rows[j])
                 far = torch.dist(rows[i], -rows[j])
-                found.append((math.degrees(2 * float(torch.atan2(near, far))), i, j))
-    return tuple(sorted(found)[:count])
+                pairs.append((math.degrees(2 * float(torch.atan2(near, far))), i, j))
+    return tuple(sorted(pairs)[:count])
 
 
-def number(value: float, unit: str = "") -> str:
-    """A number in words."""
+def format_number(value: float, unit: str = "") -> str:
+    """Format a number with its unit."""
     if not math.isfinite(value):
         return {math.inf: "infinite", -math.inf: "minus infinite"}.get(value, "undefined")
-    # What only rounding keeps from zero is shown as zero.
+    # Rounding errors are shown as zero.
     digits = f"{value:.2f}" if unit else f"{0.0 if abs(value) < 1e-12 else value:.4g}"
     return f"{digits}{' %' if unit == '%' else unit}"

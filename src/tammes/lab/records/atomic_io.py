@@ -1,4 +1,4 @@
-"""Write files so that a reader never sees half of one, and folders so that only one does."""
+"""Write files atomically, and lock folders."""
 
 import contextlib
 import os
@@ -9,17 +9,17 @@ from typing import IO
 
 
 def write_atomically(path: str | os.PathLike[str], data: bytes) -> None:
-    """Write a file in one step: it is there as a whole, or as it was before.
+    """Write a file in one step: readers see the old content or all of the new one.
 
     Args:
-        path: where to; missing folders are made.
-        data: what to write.
+        path: path of the file; missing folders are created.
+        data: content.
 
     Raises:
-        OSError: with nothing left behind, folders included.
+        OSError: the write failed; no file and no new folder is left behind.
     """
     path = Path(path)
-    made = _missing(path.parent)
+    created = _missing(path.parent)
     temporary: Path | None = None
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
@@ -27,49 +27,49 @@ def write_atomically(path: str | os.PathLike[str], data: bytes) -> None:
             temporary = Path(file.name)
             file.write(data)
             file.flush()
-            # Only what has reached the disk may take the place of what was there.
+            # Only content that has reached the disk may replace the old file.
             os.fsync(file.fileno())
         os.replace(temporary, path)
     except BaseException as error:
         if temporary is not None:
             temporary.unlink(missing_ok=True)
-        _take_away(made)
+        _remove_empty(created)
         if isinstance(error, OSError) and error.filename is None:
-            # A full disk does not say which file it was full for.
+            # The error of a full disk does not name the file.
             raise OSError(error.errno, error.strerror, str(path)) from error
         raise
 
 
 def _missing(folder: Path) -> list[Path]:
-    """The folders that have to be made for one to be there, the innermost first."""
+    """Return the folders that have to be created for a folder, innermost first."""
     return [path for path in (folder, *folder.parents) if not path.exists()]
 
 
-def _take_away(folders: list[Path]) -> None:
-    """Remove folders that were made in vain; one that somebody else uses meanwhile stays."""
+def _remove_empty(folders: list[Path]) -> None:
+    """Remove folders that stayed empty; one that is in use by now stays."""
     for folder in folders:
         with contextlib.suppress(OSError):
             folder.rmdir()
 
 
 def clear_leftovers(folder: Path) -> None:
-    """Take away what processes that were killed had begun to write to a folder."""
+    """Delete unfinished files of killed processes from a folder."""
     for path in folder.glob(".*.????????"):
         path.unlink(missing_ok=True)
 
 
 def writable(folder: Path, *, flag: str) -> Path:
-    """A folder that can be written to; one that has to be made for the trial is taken away again.
+    """Check that a folder can be written to, and return it; nothing is left behind.
 
     Args:
-        folder: that need not be there yet.
-        flag: how the user says which one.
+        folder: need not exist.
+        flag: command-line flag that names the folder, for the message.
 
     Raises:
-        ValueError: a sentence that says why not.
+        ValueError: the folder is not writable, and why.
     """
     probe = folder / f".{secrets.token_hex(4)}"
-    made = _missing(folder)
+    created = _missing(folder)
     try:
         folder.mkdir(parents=True, exist_ok=True)
         probe.touch()
@@ -80,46 +80,45 @@ def writable(folder: Path, *, flag: str) -> Path:
             f"choose another folder with {flag}"
         ) from None
     finally:
-        _take_away(made)
+        _remove_empty(created)
     return folder
 
 
 @contextlib.contextmanager
-def alone(folder: Path, otherwise: str) -> Iterator[None]:
-    """Have a folder to oneself; the lock goes with the process, however that ends.
+def locked(folder: Path, otherwise: str) -> Iterator[None]:
+    """Hold an exclusive lock on a folder; the lock ends with the process.
 
-    A folder that was made for it, and that nothing was written to, is taken away again.
+    A folder that was created for the lock and stayed empty is removed again.
 
     Args:
-        folder: made if it is missing.
-        otherwise: what is said where another process has it.
+        folder: created if it is missing.
+        otherwise: message if another process holds the lock.
 
     Raises:
-        ValueError: another process has it.
+        ValueError: another process holds the lock.
     """
-    made = _missing(folder)
+    created = _missing(folder)
     folder.mkdir(parents=True, exist_ok=True)
     lock = folder / ".lock"
     try:
         with open(lock, "w") as file:
-            if not _locked(file):
+            if not _try_lock(file):
                 raise ValueError(f"{folder}: {otherwise}")
             yield
     finally:
-        if made and [*folder.iterdir()] == [lock]:
-            # Nothing came of it.
+        if created and [*folder.iterdir()] == [lock]:
             lock.unlink(missing_ok=True)
-            _take_away(made)
+            _remove_empty(created)
 
 
-def _locked(file: IO[str]) -> bool:
+def _try_lock(file: IO[str]) -> bool:
     try:
         import fcntl
     except ImportError:
-        # No such locks on this system.
+        # This system has no such locks.
         return True
     try:
-        # Of this kind a process that is forked off inherits none.
+        # A forked process does not inherit this kind of lock.
         fcntl.lockf(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
     except OSError:
         return False

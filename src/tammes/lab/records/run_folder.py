@@ -1,4 +1,4 @@
-"""A run as a folder of plain files: what was asked, what happened, what came out.
+"""A run as a folder of plain files: configuration, metrics and results.
 
 ======================  ==========================================================================
 ``config.json``         the configuration as it was given
@@ -7,18 +7,18 @@
 ``metrics.jsonl``       a line for each epoch; the same for the same configuration on the same
                         machine, however often the run was interrupted
 ``timing.jsonl``        a line for each epoch: seconds and images per second
-``subset.safetensors``  which training examples were used, with which labels
+``subset.safetensors``  indices and labels of the training examples
 ``final.json``          measures of the finished model; only a finished run has it
-``failure.json``        why a run stopped, if it did
+``failure.json``        reason of a failure
 ``prototypes.safetensors``, ``embeddings.safetensors``, ``examples.safetensors``
                         prototypes, features of the test images, and some of the images
 ``model.safetensors``   backbone and criterion
-``fewshot*``            features and accuracies of few-shot episodes, where they were asked for
-``checkpoints/``        to go on from; see :mod:`.training.checkpoint`
+``fewshot*``            features and accuracies of few-shot episodes, if evaluated
+``checkpoints/``        checkpoints to resume from; see :mod:`tammes.lab.training.checkpoints`
 ======================  ==========================================================================
 
-Every file is written in one step. Checkpoints are read with ``weights_only``; no other file could
-hold code at all.
+Every file is written atomically. Checkpoints are read with ``weights_only``; no other file can hold
+code.
 """
 
 import json
@@ -40,22 +40,22 @@ Status = Literal["done", "failed", "unfinished"]
 
 
 class RecordError(ValueError):
-    """A folder is not a run, or a file of it is damaged; the message is one sentence."""
+    """A folder is not a run, or one of its files is damaged; the message is one sentence."""
 
 
 @dataclass(frozen=True)
 class Run:
-    """A run that is read from its folder; its files are read when they are asked for.
+    """A run, read lazily from its folder.
 
     Attributes:
-        folder: where it is.
+        folder: run folder.
     """
 
     folder: Path
 
     @cached_property
     def config(self) -> Config:
-        """The configuration it was run with."""
+        """The configuration of the run."""
         values = self._json("config.json")
         try:
             return Config.from_dict(values)
@@ -64,7 +64,7 @@ class Run:
 
     @property
     def status(self) -> Status:
-        """Whether it finished, stopped with a reason, or is still to go on."""
+        """Whether the run is done, failed, or unfinished."""
         if (self.folder / "final.json").exists():
             return "done"
         return "failed" if (self.folder / "failure.json").exists() else "unfinished"
@@ -86,24 +86,24 @@ class Run:
 
     @cached_property
     def failure(self) -> dict[str, Any]:
-        """Why it stopped: ``kind``, ``message``, and what else is known."""
+        """Reason of a failure: ``kind``, ``message`` and details."""
         return self._json("failure.json")
 
     @cached_property
     def metrics(self) -> list[dict[str, Any]]:
-        """One entry for each epoch; empty before the first."""
+        """Metrics of each epoch; empty before the first."""
         return self._lines("metrics.jsonl")
 
     @cached_property
     def timing(self) -> list[dict[str, Any]]:
-        """Seconds and images per second of each epoch, as far as they were measured."""
+        """Seconds and images per second of each epoch, as far as measured."""
         return self._lines("timing.jsonl")
 
     def tensors(self, name: str) -> dict[str, Tensor]:
-        """Tensors of one of its safetensors files: ``prototypes``, ``embeddings``, ``examples``...
+        """Load a safetensors file: ``prototypes``, ``embeddings``, ``examples``...
 
         Args:
-            name: of the file, without its suffix.
+            name: name of the file, without its suffix.
         """
         path = self.folder / f"{name}.safetensors"
         if not path.exists():
@@ -116,7 +116,7 @@ class Run:
         return loaded
 
     def has(self, name: str) -> bool:
-        """Whether there is a safetensors file of that name."""
+        """Whether the run has a safetensors file of that name."""
         return (self.folder / f"{name}.safetensors").exists()
 
     def _json(self, name: str) -> dict[str, Any]:
@@ -142,38 +142,37 @@ class Run:
 
 
 def find(paths: Sequence[str | os.PathLike[str]]) -> list[Run]:
-    """Runs in folders, and in folders of runs, sorted by path.
+    """Find runs in folders, sorted by path.
 
     Args:
-        paths: each a run, or a folder with runs somewhere below.
+        paths: run folders, or folders with runs anywhere below.
 
     Raises:
-        RecordError: where a path is missing or has no run.
+        RecordError: a path is missing or has no run.
     """
-    found: dict[Path, Run] = {}
-    for given in paths:
-        path = Path(given)
+    runs: dict[Path, Run] = {}
+    for path in map(Path, paths):
         if not path.exists():
             raise RecordError(f"{path}: there is no such folder")
         configs = sorted(path.rglob("config.json"))
         if not configs:
             raise RecordError(f"{path}: there is no run in it")
-        found.update({config.parent: Run(config.parent) for config in configs})
-    return [found[path] for path in sorted(found)]
+        runs.update({config.parent: Run(config.parent) for config in configs})
+    return [runs[path] for path in sorted(runs)]
 
 
 def write_json(path: Path, value: Mapping[str, Any]) -> None:
-    """Write an object; a number that is not finite is an error of ours."""
+    """Write an object as JSON; a non-finite number raises ValueError."""
     try:
         data = json.dumps(value, indent=2, ensure_ascii=False, allow_nan=False).encode()
     except UnicodeEncodeError:
-        # The name of a folder need not be text in any encoding.
+        # A folder name need not be valid text in any encoding.
         data = json.dumps(value, indent=2, allow_nan=False).encode()
     write_atomically(path, data + b"\n")
 
 
 def write_lines(path: Path, rows: Sequence[Mapping[str, Any]]) -> None:
-    """Write one object a line, all of them in one step."""
+    """Write one JSON object per line, atomically."""
     lines = [json.dumps(row, ensure_ascii=False, allow_nan=False) + "\n" for row in rows]
     write_atomically(path, "".join(lines).encode())
 
@@ -185,8 +184,8 @@ def write_tensors(path: Path, tensors: Mapping[str, Tensor]) -> None:
     write_atomically(path, safetensors.save(plain))
 
 
-def same_run(run: Run, config: Config) -> bool:
-    """Whether the folder holds a run of this configuration; an error if it holds another."""
+def holds_run(run: Run, config: Config) -> bool:
+    """Whether the folder holds a run of this configuration; raises if it holds another."""
     if not (run.folder / "config.json").exists():
         return False
     theirs, ours = run.config.identity(), config.identity()
@@ -194,25 +193,25 @@ def same_run(run: Run, config: Config) -> bool:
         if theirs[key] != value:
             raise RecordError(
                 f"{run.folder}: holds a run with {key} {theirs[key]!r}, got {value!r}; "
-                "give this one a folder of its own"
+                "choose another folder"
             )
     return True
 
 
-def same_data(run: Run, described: dict[str, Any]) -> None:
-    """Refuse to go on with other images than a run was begun with."""
+def check_same_data(run: Run, described: dict[str, Any]) -> None:
+    """Reject resuming a run with different images."""
     if not (run.folder / "data.json").exists():
         return
     for key in ("digest", "test_digest"):
         if run.data.get(key) != described[key]:
             raise RecordError(
-                f"{run.folder}: was begun with other images of {described['source']} than are "
-                "there now; give this run a folder of its own"
+                f"{run.folder}: the images of {described['source']} have changed since this run "
+                "started; choose another folder"
             )
 
 
 def number(row: Any, path: Sequence[str]) -> float | None:
-    """A number within nested objects; None where it is not there or not finite."""
+    """Return a number within nested objects; None if it is missing or not finite."""
     for part in path:
         row = row.get(part) if isinstance(row, Mapping) else None
     if isinstance(row, bool) or not isinstance(row, int | float) or not math.isfinite(row):

@@ -16,7 +16,7 @@ from tammes.lab.reproduce.judge import Verdict, judge
 from tammes.lab.reproduce.ledger import Entry, Ledger
 from tammes.lab.reproduce.recipes import Published, Recipe
 from tammes.lab.stats.paired import Summary
-from tammes.lab.stats.seed_groups import Quantity, spread
+from tammes.lab.stats.seed_groups import Quantity, format_mean
 
 ON_REQUEST = "on request"
 """State of a cell that is run only if its column is named."""
@@ -102,7 +102,7 @@ class ComparedCell:
                 theirs = self.paper if head == "paper" else self.released
                 return Value(published(quantity, theirs), theirs.mean if theirs else None)
             case "ours":
-                return Value(spread(quantity, ours), ours.mean if ours else None)
+                return Value(format_mean(quantity, ours), ours.mean if ours else None)
             case "ours or missing":
                 own = self.value("ours")
                 both = f"{own.text} ({self.state})" if own.text and self.state else ""
@@ -140,7 +140,7 @@ def published(quantity: Quantity, number: Published | None) -> str:
         >>> published(KNOWN["error"], Published(28.6, 0.24)), published(KNOWN["error"], None)
         ('28.60 ± 0.24', '')
     """
-    return "" if number is None else spread(quantity, Summary(1, number.mean, number.std))
+    return "" if number is None else format_mean(quantity, Summary(1, number.mean, number.std))
 
 
 class ResultRow(NamedTuple):

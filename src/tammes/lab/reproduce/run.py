@@ -17,14 +17,14 @@ from tammes.lab.data import DataError
 from tammes.lab.data.sources.loading import say
 from tammes.lab.fewshot import class_lists
 from tammes.lab.fewshot.recipe_cells import FewShotSettings, evaluate_run
-from tammes.lab.records.atomic_io import alone, writable
+from tammes.lab.records.atomic_io import locked, writable
 from tammes.lab.records.run_folder import RecordError, Run, write_json
 from tammes.lab.reproduce.collect import CELL, collect_entry, failed, lacks, score
 from tammes.lab.reproduce.ledger import Ledger, tuning_digests
 from tammes.lab.reproduce.recipe import PlannedCell, Recipe
-from tammes.lab.runner import Cell, Emit, Event, Result, places, run_cells
-from tammes.lab.runner.progress_table import Board
-from tammes.lab.runner.sweep import check, is_open, note_failures, prepare, train_cell
+from tammes.lab.runner import Cell, Emit, Event, Result, plan_resources, run_cells
+from tammes.lab.runner.progress_table import ProgressTable
+from tammes.lab.runner.sweep import check, is_open, prepare, record_failures, train_cell
 from tammes.lab.training.provenance import command, environment
 
 EngineName: TypeAlias = Literal["local", "ray"]
@@ -101,7 +101,7 @@ def reproduce(
     session = _Session(
         base, quick, sources or {}, engine or RunnerSettings(), retry_failed, report or say
     )
-    with alone(base, "another reproduction is running in it"):
+    with locked(base, "another reproduction is running in it"):
         tables = [_Table(each, session) for each in selections]
         missing = [reason for table in tables for reason in table.drop_unavailable_columns()]
         if missing and not any(table.places for table in tables):
@@ -159,9 +159,9 @@ class _Session:
         left = list(cells)
         for attempt in range(self.engine.retries + 1):
             crashed = []
-            with Board(left) as board:
+            with ProgressTable(left) as board:
 
-                def seen(event: Event, board: Board = board) -> None:
+                def seen(event: Event, board: ProgressTable = board) -> None:
                     board(event)
                     if event.kind == "done":
                         note(event.cell.folder)
@@ -171,7 +171,7 @@ class _Session:
                         crashed.append(result.cell)
                         self.report(f"{result.cell.name}: retrying, as {result.reason}")
                     elif not result.ok:
-                        note_failures([result])
+                        record_failures([result])
                         note(result.cell.folder)
             left = crashed
             if not left:
@@ -180,7 +180,7 @@ class _Session:
     def _results(
         self, cells: Sequence[Cell], several: int, seen: Callable[[Event], None]
     ) -> list[Result]:
-        at = places(several, self.engine.workers)
+        at = plan_resources(several, self.engine.workers)
         if self.engine.name == "ray":
             from tammes.lab.runner.ray_pool import run_cells_on_ray
 

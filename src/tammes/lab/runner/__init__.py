@@ -1,6 +1,14 @@
-"""Many pieces of work, each in a process of its own."""
+"""Run many cells, each in its own process: on this machine or on a Ray cluster."""
 
-from tammes.lab.runner.process_pool import PER_GPU, Cell, Event, Places, Result, places, run_cells
+from tammes.lab.runner.process_pool import (
+    PER_GPU,
+    Cell,
+    Event,
+    Resources,
+    Result,
+    plan_resources,
+    run_cells,
+)
 from tammes.lab.runner.ray_pool import run_cells_on_ray
 from tammes.lab.runner.worker import Emit
 
@@ -9,9 +17,9 @@ __all__ = [
     "Cell",
     "Emit",
     "Event",
-    "Places",
+    "Resources",
     "Result",
-    "places",
+    "plan_resources",
     "run_cells",
     "run_cells_on_ray",
 ]

@@ -1,6 +1,6 @@
 """NVIDIA's Multi-Process Service: several processes compute on one GPU at the same time.
 
-Without it they take turns. It is used where it is there and works; nothing fails for want of it.
+Without it they take turns. The service is used if it is installed and works, and is never required.
 """
 
 import contextlib
@@ -23,7 +23,7 @@ steps = (
 )
 sys.exit(any(step() for step in steps))
 """
-"""Whether a process can use the GPU, said by the driver alone: quicker than to import torch."""
+"""Program that checks GPU access through the driver alone, which is faster than importing torch."""
 
 
 @contextlib.contextmanager
@@ -31,17 +31,17 @@ def shared_gpu(*, wanted: bool) -> Iterator[Mapping[str, str]]:
     """Start the service and stop it afterwards.
 
     Args:
-        wanted: whether it is of any use.
+        wanted: whether processes share a GPU.
 
     Yields:
-        Environment variables for the processes that are to share a GPU; none where there is no
-        service, where it does not work, or where one is running already.
+        Environment variables for the processes that share a GPU; empty if the service is missing,
+        does not work, or is running already.
     """
     control = shutil.which(_CONTROL) if wanted else None
     if control is None or "CUDA_MPS_PIPE_DIRECTORY" in os.environ:
         yield {}
         return
-    # A short path: that of a socket may have about 100 letters.
+    # A short path: socket paths are limited to about 100 characters.
     with tempfile.TemporaryDirectory(prefix="mps", ignore_cleanup_errors=True) as folder:
         variables = {"CUDA_MPS_PIPE_DIRECTORY": folder, "CUDA_MPS_LOG_DIRECTORY": folder}
         started = _run([control, "-d"], variables)
@@ -53,12 +53,12 @@ def shared_gpu(*, wanted: bool) -> Iterator[Mapping[str, str]]:
                 _run([control], variables, "quit\n")
 
 
-def _run(command: list[str], variables: Mapping[str, str], said: str = "") -> bool:
+def _run(command: list[str], variables: Mapping[str, str], stdin: str = "") -> bool:
     try:
         done = subprocess.run(
             command,
             env={**os.environ, **variables},
-            input=said,
+            input=stdin,
             text=True,
             stdout=subprocess.DEVNULL,
             stderr=subprocess.DEVNULL,

@@ -1,14 +1,13 @@
-"""Run many pieces of work in processes of this machine, one at a time in each.
+"""Run cells in worker processes of this machine, one cell at a time in each.
 
 A cell is a name, a folder and plain values; the work is a function of a module, called as
-``function(payload, folder, emit)``. Whatever happens to its process, an error, a lack of memory,
-``kill -9``, is the failure of that cell, and the others go on in theirs. What the work emits comes
-back as events while it runs.
+``function(payload, folder, emit)``. An error, a lack of memory or ``kill -9`` in a worker fails its
+cell only; the other workers continue. Values that the work emits arrive as events while it runs.
 
-A process reads cells from its stdin and writes events to its stdout, a line of JSON each; what the
-work prints goes to stderr, whose end is kept for the reason of a failure. It takes another cell
-after one that went well, since importing all there is takes longer than a small run, but not after
-a long time. It ends when its stdin does, so that nothing is left running when the parent is gone.
+A worker reads cells from its stdin and writes events to its stdout, one line of JSON each; output
+of the work goes to stderr, whose tail explains a failure. A worker is reused after a successful
+cell, since imports take longer than a small run, but it is replaced after some minutes. It exits
+when its stdin closes, so no worker outlives the parent.
 """
 
 import contextlib
@@ -33,23 +32,23 @@ from tammes.lab.runner.gpu_sharing import shared_gpu
 Kind: TypeAlias = Literal["started", "progress", "done", "failed", "stopped"]
 
 PER_GPU = 6
-"""Cells at the same time on one GPU."""
+"""Concurrent cells on one GPU."""
 _LIFETIME = 300.0
-"""Seconds after which a process gets no other cell; a new one costs little then."""
+"""Seconds after which a worker gets no further cell."""
 _PATIENCE = 10.0
-"""Seconds a process is given to end before it is killed."""
+"""Seconds a process has to exit before it is killed."""
 _TAIL = 2000
-"""Characters of stderr that are looked at."""
+"""Characters of stderr that are read for the reason of a failure."""
 
 
 @dataclass(frozen=True)
 class Cell:
-    """A piece of work.
+    """A unit of work.
 
     Attributes:
-        name: how it is called.
-        folder: where its results go.
-        payload: what the work is given; plain values.
+        name: name in messages.
+        folder: folder of its results.
+        payload: arguments of the work; plain values.
     """
 
     name: str
@@ -59,12 +58,12 @@ class Cell:
 
 @dataclass(frozen=True)
 class Event:
-    """What happened to a cell.
+    """An event of a cell.
 
     Attributes:
-        cell: which one.
-        kind: ``progress`` is something the work has emitted.
-        values: what it has emitted; for ``failed`` the ``reason``.
+        cell: the cell.
+        kind: ``progress`` for values that the work emitted.
+        values: emitted values; for ``failed`` the ``reason``.
     """
 
     cell: Cell
@@ -74,14 +73,14 @@ class Event:
 
 @dataclass(frozen=True)
 class Result:
-    """How a cell ended.
+    """Result of a cell.
 
     Attributes:
-        cell: which one.
+        cell: the cell.
         ok: whether the work returned.
-        reason: why not, in a sentence.
-        crashed: whether the process ended without saying why, as one that was killed does.
-        seconds: how long it took.
+        reason: reason of the failure, in a sentence.
+        crashed: whether the process ended without a reason, for example because it was killed.
+        seconds: duration.
     """
 
     cell: Cell
@@ -92,57 +91,59 @@ class Result:
 
 
 @dataclass(frozen=True)
-class Places:
-    """Where cells run: how many at a time, with how many threads, on which GPUs."""
+class Resources:
+    """Resources for running cells: number of workers, threads of each, GPUs."""
 
     workers: int
     threads: int
     gpus: tuple[str, ...] = ()
 
 
-def places(cells: int, workers: int | None = None, *, accelerator: str = "auto") -> Places:
-    """How many cells run at a time: one for each core, or :data:`PER_GPU` on each GPU.
+def plan_resources(
+    cells: int, workers: int | None = None, *, accelerator: str = "auto"
+) -> Resources:
+    """Choose the number of workers: one per core, or :data:`PER_GPU` per GPU.
 
     Args:
-        cells: how many there are in all. Those that are left of an interrupted study are not
-            what counts: how the last bit of a sum is rounded may depend on the threads.
-        workers: how many at a time, if it is decided.
+        cells: number of all cells, not of those left after an interruption: the number of threads
+            follows from it, and the rounding of sums may depend on that.
+        workers: number of workers; chosen automatically by default.
         accelerator: ``auto``, ``cpu`` or ``cuda``.
     """
     if workers is not None and workers < 1:
         raise ValueError(f"workers is expected to be at least 1, got {workers}")
     gpus = () if accelerator == "cpu" else _gpus()
     cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count()
-    most = workers or (PER_GPU * len(gpus) if gpus else cores or 1)
-    most = max(1, min(most, cells))
-    return Places(most, max(1, (cores or 1) // most), gpus)
+    wanted = workers or (PER_GPU * len(gpus) if gpus else cores or 1)
+    count = max(1, min(wanted, cells))
+    return Resources(workers=count, threads=max(1, (cores or 1) // count), gpus=gpus)
 
 
 def run_cells(
     cells: Sequence[Cell],
     work: str,
     *,
-    at: Places | None = None,
+    at: Resources | None = None,
     on_event: Callable[[Event], None] | None = None,
 ) -> list[Result]:
     """Run all cells, several at a time.
 
     Args:
-        cells: what to do.
+        cells: cells to run.
         work: ``"module:function"``.
-        at: where; see :func:`places`.
-        on_event: called in this thread with whatever happens.
+        at: workers, threads and GPUs; see :func:`plan_resources`.
+        on_event: called in this thread with every event.
 
     Returns:
-        How each cell ended, in the order of the cells.
+        The results, in the order of the cells.
 
     Raises:
-        KeyboardInterrupt: when the user interrupts; all processes have ended then.
+        KeyboardInterrupt: the user interrupted; all processes have ended.
     """
-    at = at or places(len(cells))
-    tell = on_event or (lambda event: None)
+    at = at or plan_resources(len(cells))
+    notify = on_event or (lambda event: None)
     several = at.workers > max(len(at.gpus), 1)
-    happened: _Happened = queue.SimpleQueue()
+    events: _EventQueue = queue.SimpleQueue()
     waiting, results = list(enumerate(cells))[::-1], dict[int, Result]()
     processes: dict[int, _Process] = {}
     retired: list[_Process] = []
@@ -153,25 +154,25 @@ def run_cells(
                     if waiting and (slot not in processes or processes[slot].cell is None):
                         number, cell = waiting.pop()
                         if slot not in processes:
-                            processes[slot] = _Process(slot, at, variables, happened)
+                            processes[slot] = _Process(slot, at, variables, events)
                         processes[slot].begin(number, cell, work)
-                        tell(Event(cell, "started"))
-                process, said = happened.get()
-                if said is not None and said.get("event") == "progress":
+                        notify(Event(cell, "started"))
+                process, message = events.get()
+                if message is not None and message.get("event") == "progress":
                     if process.cell is not None:
-                        tell(Event(process.cell, "progress", said["values"]))
+                        notify(Event(process.cell, "progress", message["values"]))
                     continue
-                if said is not None and said.get("event") == "failed":
-                    # It is going to end by itself, and is then heard of once more.
-                    process.reason = str(said.get("reason"))
+                if message is not None and message.get("event") == "failed":
+                    # The process exits by itself; its end arrives as another message.
+                    process.reason = str(message.get("reason"))
                     continue
-                result = process.result(ended=said is None)
+                result = process.result(ended=message is None)
                 if processes.get(process.slot) is process and process.over:
                     retired.append(processes.pop(process.slot))
                 if result is not None:
                     results[process.number] = result
                     values = {} if result.ok else {"reason": result.reason}
-                    tell(Event(result.cell, "done" if result.ok else "failed", values))
+                    notify(Event(result.cell, "done" if result.ok else "failed", values))
         finally:
             retired += processes.values()
             for process in retired:
@@ -180,7 +181,7 @@ def run_cells(
                 process.wait_or_kill()
             for process in retired:
                 if process.cell is not None:
-                    tell(Event(process.cell, "stopped"))
+                    notify(Event(process.cell, "stopped"))
     return [results[number] for number in range(len(cells))]
 
 
@@ -193,15 +194,15 @@ sys.exit(main())
 
 
 class _Process:
-    """A process that works on cells, one after the other.
+    """A worker process, which runs cells one after another.
 
     Attributes:
-        cell: what it works on, if it does.
-        over: whether it gets no other.
+        cell: current cell, or None.
+        over: whether the worker gets no further cell.
     """
 
     def __init__(
-        self, slot: int, at: Places, variables: Mapping[str, str], happened: "_Happened"
+        self, slot: int, at: Resources, variables: Mapping[str, str], events: "_EventQueue"
     ) -> None:
         self.slot, self.threads = slot, at.threads
         self.born = time.monotonic()
@@ -217,24 +218,24 @@ class _Process:
         if at.gpus:
             environment["CUDA_VISIBLE_DEVICES"] = at.gpus[slot % len(at.gpus)]
         self.process = subprocess.Popen(
-            # With the parent's path and no other: -c would put the current folder first.
+            # Exactly the path of the parent: -c would put the current folder first.
             [sys.executable, "-P", "-c", _BEGIN, json.dumps(sys.path)],
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
             stderr=self.errors,
             env=environment,
-            # Ctrl-C is for the parent, which then ends its children in order.
+            # Ctrl-C goes to the parent, which then stops its workers.
             start_new_session=True,
         )
-        self.listener = threading.Thread(target=self._listen, args=(happened,), daemon=True)
-        self.watcher = threading.Thread(target=self._watch, args=(happened,), daemon=True)
+        self.listener = threading.Thread(target=self._listen, args=(events,), daemon=True)
+        self.watcher = threading.Thread(target=self._watch, args=(events,), daemon=True)
         self.listener.start()
         self.watcher.start()
 
     def begin(self, number: int, cell: Cell, work: str) -> None:
-        """Hand it a cell."""
+        """Start a cell."""
         self.number, self.cell, self.reason = number, cell, ""
-        self.began, self.said = time.monotonic(), self.errors.seek(0, os.SEEK_END)
+        self.began, self.errors_start = time.monotonic(), self.errors.seek(0, os.SEEK_END)
         task = {
             "work": work,
             "payload": dict(cell.payload),
@@ -244,32 +245,32 @@ class _Process:
         }
         assert self.process.stdin is not None
         with contextlib.suppress(OSError):
-            # A process that is gone already is noticed when it is waited for.
+            # A process that has already exited is noticed by the watcher.
             self.process.stdin.write(json.dumps(task).encode() + b"\n")
             self.process.stdin.flush()
 
-    def _watch(self, happened: "_Happened") -> None:
-        """Hand on what it says, then that it has ended."""
+    def _watch(self, events: "_EventQueue") -> None:
+        """Wait for the process to exit, then report it."""
         if hasattr(os, "waitid"):
             with contextlib.suppress(ChildProcessError):
                 os.waitid(os.P_PID, self.process.pid, os.WEXITED | os.WNOWAIT)
-                # What it has left running, such as workers that read images. It is not reaped yet:
-                # the number of its group cannot be anybody else's.
+                # Kill its children, such as data loader workers. The process is not reaped yet, so
+                # its group id cannot be reused.
                 self._signal(signal.SIGKILL)
         self.process.wait()
         self.listener.join(_PATIENCE)
-        happened.put((self, None))
+        events.put((self, None))
 
-    def _listen(self, happened: "_Happened") -> None:
+    def _listen(self, events: "_EventQueue") -> None:
         assert self.process.stdout is not None
         for line in self.process.stdout:
             with contextlib.suppress(ValueError):
-                said = json.loads(line)
-                if isinstance(said, dict):
-                    happened.put((self, said))
+                message = json.loads(line)
+                if isinstance(message, dict):
+                    events.put((self, message))
 
     def result(self, *, ended: bool) -> Result | None:
-        """How its cell went: the process has ended, or has said that it is done."""
+        """Return the result of the cell, after the process exited or reported that it is done."""
         cell, self.cell = self.cell, None
         now = time.monotonic()
         self.over = ended or now - self.born > _LIFETIME
@@ -287,7 +288,7 @@ class _Process:
         return Result(cell, False, _died(code, tail), crashed=True, seconds=seconds)
 
     def stop(self) -> None:
-        """Ask it to end."""
+        """Ask the process to exit."""
         if self.cell is None:
             self._end_input()
         else:
@@ -299,7 +300,7 @@ class _Process:
             self.process.stdin.close()
 
     def wait_or_kill(self) -> None:
-        """Make sure it has ended."""
+        """Wait for the process to exit, and kill it if it does not."""
         try:
             self.process.wait(_PATIENCE)
         except subprocess.TimeoutExpired:
@@ -316,7 +317,7 @@ class _Process:
                 self.process.terminate()
 
     def _close(self) -> str:
-        """Close its files; the end of what it said on stderr about its last cell."""
+        """Close the pipes, and return the tail of stderr of the last cell."""
         self._end_input()
         if self.errors.closed:
             return ""
@@ -324,32 +325,32 @@ class _Process:
             assert self.process.stdout is not None
             self.process.stdout.close()
         size = self.errors.seek(0, os.SEEK_END)
-        self.errors.seek(max(self.said, size - _TAIL))
+        self.errors.seek(max(self.errors_start, size - _TAIL))
         text = self.errors.read().decode(errors="replace")
         self.errors.close()
         return text
 
 
-_Happened: TypeAlias = queue.SimpleQueue[tuple[_Process, dict[str, Any] | None]]
-"""A process and what it said; nothing where it has ended."""
+_EventQueue: TypeAlias = queue.SimpleQueue[tuple[_Process, dict[str, Any] | None]]
+"""Pairs of a process and its message; None when the process exited."""
 
 
 def _died(code: int, tail: str) -> str:
-    """Why a process is gone that could not say so itself."""
+    """Describe why a process exited without reporting a reason."""
     lines = [line.strip() for line in tail.splitlines() if line.strip()]
-    last = f"; the last it said was {lines[-1][:200]!r}" if lines else ""
+    last = f"; its last output was {lines[-1][:200]!r}" if lines else ""
     if code < 0:
         with contextlib.suppress(ValueError):
             name = signal.Signals(-code).name
-            memory = ", as the system does where memory runs out" if name == "SIGKILL" else ""
-            return f"its process was ended by {name}{memory}{last}"
-    return f"its process ended with code {code}{last}"
+            memory = ", as happens when memory runs out" if name == "SIGKILL" else ""
+            return f"its process was killed by {name}{memory}{last}"
+    return f"its process exited with code {code}{last}"
 
 
 def _gpus() -> tuple[str, ...]:
-    """What each GPU is called in ``CUDA_VISIBLE_DEVICES``."""
+    """Return the names of the GPUs in ``CUDA_VISIBLE_DEVICES``."""
     if not torch.cuda.is_available():
         return ()
-    count, named = torch.cuda.device_count(), os.environ.get("CUDA_VISIBLE_DEVICES")
-    names = named.split(",") if named else [str(number) for number in range(count)]
+    count, visible = torch.cuda.device_count(), os.environ.get("CUDA_VISIBLE_DEVICES")
+    names = visible.split(",") if visible else [str(number) for number in range(count)]
     return tuple(names[:count])

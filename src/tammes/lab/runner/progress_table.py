@@ -1,4 +1,4 @@
-"""How far many runs are: a table on a terminal, plain lines elsewhere."""
+"""Progress of many runs: a table on a terminal, plain lines elsewhere."""
 
 import sys
 import time
@@ -10,14 +10,14 @@ from tammes.lab.runner import Cell, Event
 from tammes.optional import require
 
 _ROWS = 24
-"""Rows a table has at most; what is at work comes first."""
+"""Largest number of rows; running cells come first."""
 _PAUSE = 10.0
-"""Seconds between two lines about the same run, where there is no table."""
+"""Seconds between two lines about the same run, without a table."""
 
 
 @dataclass
 class CellStatus:
-    """What is known of a run."""
+    """State and progress of a cell."""
 
     name: str
     state: str = "waiting"
@@ -27,19 +27,19 @@ class CellStatus:
     accuracy: float | None = None
     reason: str = ""
     began: float = 0.0
-    said: float = 0.0
+    printed: float = 0.0
     seconds: float = 0.0
 
     @property
     def left(self) -> float | None:
-        """Seconds until it is done, after its first epoch."""
+        """Estimated remaining seconds, after the first epoch."""
         done = self.epoch - self.first
         if self.state != "running" or done < 1:
             return None
         return self.seconds / done * (self.epochs - self.epoch)
 
-    def take(self, values: Mapping[str, Any], now: float) -> None:
-        """Take in what the run has emitted: ``begin`` or ``epoch``."""
+    def update(self, values: Mapping[str, Any], now: float) -> None:
+        """Update from values that the run emitted: ``begin`` or ``epoch``."""
         if values.get("what") == "begin":
             self.epochs, self.epoch = values["epochs"], values["done"]
             self.first, self.began = values["done"], now
@@ -48,21 +48,21 @@ class CellStatus:
             self.accuracy = values.get("accuracy", self.accuracy)
 
 
-class Board:
-    """Shows the events of :func:`.run_cells`; a context to be within while they come.
+class ProgressTable:
+    """Shows the events of :func:`.run_cells`; a context manager around the call.
 
     Args:
-        cells: that are going to run.
-        stream: where to; stderr by default, so that stdout holds results only.
+        cells: cells to show.
+        stream: output; stderr by default, so that stdout holds results only.
     """
 
     def __init__(self, cells: Sequence[Cell], stream: TextIO | None = None) -> None:
         self.stream = stream or sys.stderr
         self.rows = {id(cell): CellStatus(cell.name) for cell in cells}
         self.live: Any = None
-        self.said: set[str] = set()
+        self.printed: set[str] = set()
 
-    def __enter__(self) -> "Board":
+    def __enter__(self) -> "ProgressTable":
         if self.stream.isatty():
             console = require("rich.console", extra="lab").Console(file=self.stream)
             self.live = require("rich.live", extra="lab").Live(
@@ -79,20 +79,20 @@ class Board:
         """Show an event."""
         row, now = self.rows[id(event.cell)], time.monotonic()
         if event.kind == "progress":
-            row.take(event.values, now)
+            row.update(event.values, now)
             text = event.values.get("say")
-            if text is not None and text not in self.said:
-                # What is to be known of the data would come from every run.
-                self.said.add(text)
+            if text is not None and text not in self.printed:
+                # Every run reports the same messages about the data.
+                self.printed.add(text)
                 self._say(f"{row.name}: {text}")
-            if event.values.get("what") == "epoch" and now - row.said > _PAUSE:
-                row.said = now
+            if event.values.get("what") == "epoch" and now - row.printed > _PAUSE:
+                row.printed = now
                 self._line(row)
             return
         row.state = "running" if event.kind == "started" else event.kind
         row.reason = str(event.values.get("reason", ""))
         if event.kind == "started":
-            row.began = row.said = now
+            row.began = row.printed = now
         self._line(row)
 
     def _say(self, text: str) -> None:
@@ -102,10 +102,10 @@ class Board:
             print(text, file=self.stream, flush=True)
 
     def _line(self, row: CellStatus) -> None:
-        """One line about a run, where there is no table; a failure is said in any case."""
+        """Print a line about a cell if there is no table; failures are always printed."""
         if self.live is None or row.state == "failed":
             ended = sum(each.state in ("done", "failed") for each in self.rows.values())
-            self._say(f"[{ended}/{len(self.rows)}] {row.name}: {described(row)}")
+            self._say(f"[{ended}/{len(self.rows)}] {row.name}: {status_line(row)}")
 
     def _table(self) -> Any:
         table = require("rich.table", extra="lab").Table(box=None, pad_edge=False)
@@ -127,8 +127,8 @@ class Board:
         return table
 
 
-def described(row: CellStatus) -> str:
-    """A run in a line."""
+def status_line(row: CellStatus) -> str:
+    """Format the status of a cell as a line."""
     if row.state == "failed":
         return f"failed: {row.reason}"
     parts = [row.state]

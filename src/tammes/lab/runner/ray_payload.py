@@ -1,17 +1,17 @@
-"""What :mod:`.cluster` sends to the nodes of a cluster as code.
+"""Functions that :mod:`.ray_pool` sends to the nodes of a cluster as code.
 
-Tammes may be missing there, or be another one, and that is to be said in a sentence. So these are
-functions within functions, which Ray sends as they are and does not look up by name.
+Tammes may be missing on a node, or have another version, which is reported in a sentence. So these
+are nested functions, which Ray serialises by value and does not import by name.
 """
 
 from collections.abc import Callable
 from typing import Any
 
 
-def begin() -> Callable[..., Any]:
-    """What a process of the cluster does with a task: see that it can, then work on it."""
+def run_task() -> Callable[..., Any]:
+    """Return the function that checks the version of Tammes on a node and runs a task."""
 
-    def _begin(task, told):  # type: ignore[no-untyped-def]  # noqa: ANN001, ANN202
+    def _run_task(task, events):  # type: ignore[no-untyped-def]  # noqa: ANN001, ANN202
         import os
         import platform
         import sys
@@ -21,7 +21,7 @@ def begin() -> Callable[..., Any]:
         if task.get("path"):
             sys.path[:] = task["path"]
             os.chdir(task["cwd"])
-        # Read when torch is imported, which is below.
+        # Read when torch is imported below.
         os.environ.update(task.get("variables", {}))
         os.environ["OMP_NUM_THREADS"] = os.environ["MKL_NUM_THREADS"] = str(task["threads"])
         name = platform.node()
@@ -36,34 +36,34 @@ def begin() -> Callable[..., Any]:
             }
         from tammes.lab.runner.ray_remote import work
 
-        return {**work(task, told), "node": ray.get_runtime_context().get_node_id()}
+        return {**work(task, events), "node": ray.get_runtime_context().get_node_id()}
 
-    return _begin
+    return _run_task
 
 
-def told() -> type:
-    """The actor that keeps what cells say until it is asked for."""
+def event_queue() -> type:
+    """Return the actor that holds the events of cells until they are read."""
 
-    class Told:
+    class EventQueue:
         def __init__(self):  # type: ignore[no-untyped-def]  # noqa: ANN204
-            self.said = []
+            self.events = []
 
-        def put(self, said):  # type: ignore[no-untyped-def]  # noqa: ANN001, ANN202
-            self.said += said
+        def put(self, events):  # type: ignore[no-untyped-def]  # noqa: ANN001, ANN202
+            self.events += events
 
-        def take(self):  # type: ignore[no-untyped-def]  # noqa: ANN202
-            said, self.said = self.said, []
-            return said
+        def drain(self):  # type: ignore[no-untyped-def]  # noqa: ANN202
+            events, self.events = self.events, []
+            return events
 
-    return Told
+    return EventQueue
 
 
-def forget() -> Callable[..., Any]:
-    """Takes away a folder on a node."""
+def remove_folder() -> Callable[..., Any]:
+    """Return the function that deletes a folder on a node."""
 
-    def _forget(folder):  # type: ignore[no-untyped-def]  # noqa: ANN001, ANN202
+    def _remove_folder(folder):  # type: ignore[no-untyped-def]  # noqa: ANN001, ANN202
         import shutil
 
         shutil.rmtree(folder, ignore_errors=True)
 
-    return _forget
+    return _remove_folder

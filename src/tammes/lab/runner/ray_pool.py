@@ -1,9 +1,9 @@
-"""Run many pieces of work on a Ray cluster; the same cells, events and results as in :mod:`.local`.
+"""Run cells on a Ray cluster, with the cells, events and results of :mod:`.process_pool`.
 
-A cluster is started on this machine and stopped in the end, or one that is there is used. Its nodes
-need not see the folders of the cells: what the work writes, but for its checkpoints, comes back as
-bytes and is written here. A cell whose process or node is lost is a crashed one; whether it is
-tried again is for the caller to say, so Ray itself tries nothing twice.
+A cluster is started on this machine and stopped at the end, or an existing one is used. Its nodes
+need not see the folders of the cells: files that the work writes, except checkpoints, come back as
+bytes and are written here. A cell whose process or node is lost has crashed; the caller decides
+about retries, so Ray itself retries nothing.
 """
 
 import contextlib
@@ -25,23 +25,23 @@ import tammes
 from tammes.lab.records.atomic_io import write_atomically
 from tammes.lab.runner import ray_payload
 from tammes.lab.runner.gpu_sharing import shared_gpu
-from tammes.lab.runner.process_pool import PER_GPU, Cell, Event, Places, Result, places
+from tammes.lab.runner.process_pool import PER_GPU, Cell, Event, Resources, Result, plan_resources
 from tammes.optional import require
 
 _POLL = 0.2
-"""Seconds between two looks at what has been said."""
+"""Seconds between two polls for events."""
 _PATIENCE = 10.0
-"""Seconds a task is given to end."""
+"""Seconds a task has to end."""
 _WAIT = 60.0
-"""Seconds without any cell at work, after which it is said what they wait for."""
+"""Seconds without a started cell after which a message says what they wait for."""
 _STORE = 100 * 2**20
-"""Bytes for results on their way in a local cluster, which needs few: folders are seen there."""
+"""Size of the object store of a local cluster, in bytes; small, since nodes see the folders."""
 _BEGUN = ("config.json", "data.json")
-"""Files that say which run a folder holds."""
+"""Files that identify the run in a folder."""
 _LAST = ("final.json", "cell.json")
-"""Files that say that a cell is finished; they are written after the others, in this order."""
+"""Files that mark a cell as finished; written after the others, in this order."""
 _VARIABLES = {"RAY_USAGE_STATS_ENABLED": "0", "RAY_ACCEL_ENV_VAR_OVERRIDE_ON_ZERO": "0"}
-"""Ray is to report nothing to its makers, and to warn of nothing that is not the user's doing."""
+"""Disable usage statistics, and warnings that do not concern the user."""
 
 
 def run_cells_on_ray(
@@ -49,43 +49,42 @@ def run_cells_on_ray(
     work: str,
     *,
     address: str | None = None,
-    at: Places | None = None,
+    at: Resources | None = None,
     per_cell: Mapping[str, float] | None = None,
     on_event: Callable[[Event], None] | None = None,
 ) -> list[Result]:
-    """Run all cells on a Ray cluster, as many at a time as it has room for.
+    """Run all cells on a Ray cluster, as many at a time as its resources allow.
 
-    On a cluster that is there, Tammes of the same version is installed on every node, and the data
-    are found under the same names.
+    On an existing cluster, every node needs the same version of Tammes and finds the data under the
+    same names.
 
     Args:
-        cells: what to do.
+        cells: cells to run.
         work: ``"module:function"``.
-        address: of a cluster: ``"auto"``, ``"host:port"`` or ``"ray://host:port"``. By default that
-            of ``$RAY_ADDRESS``, or that which this program is connected to; where there is none, a
-            cluster is started on this machine and stopped in the end.
-        at: how many run at a time, with how many threads, in a cluster that is started; see
-            :func:`.places`.
-        per_cell: what a cell takes of a node, such as ``{"CPU": 2, "GPU": 0.5}``. By default its
-            share of a cluster that is started; of another one a CPU, and where it has GPUs, a sixth
-            of one (:data:`.PER_GPU`). As many threads as CPUs.
-        on_event: called in this thread with whatever happens.
+        address: address of a cluster: ``"auto"``, ``"host:port"`` or ``"ray://host:port"``. By
+            default ``$RAY_ADDRESS``, or the cluster this program is connected to; if there is none,
+            a cluster is started on this machine and stopped at the end.
+        at: workers and threads of a cluster that is started; see :func:`.plan_resources`.
+        per_cell: resources of a cell, such as ``{"CPU": 2, "GPU": 0.5}``. By default an equal share
+            of a started cluster; on an existing one a CPU and, if it has GPUs, a sixth of one
+            (:data:`.PER_GPU`). A cell has as many threads as CPUs.
+        on_event: called in this thread with every event.
 
     Returns:
-        How each cell ended, in the order of the cells.
+        The results, in the order of the cells.
 
     Raises:
         ImportError: Ray is not installed.
         ValueError: the cluster cannot be reached.
-        KeyboardInterrupt: when the user interrupts; nothing of ours is running then.
+        KeyboardInterrupt: the user interrupted; all tasks have ended.
     """
     ray = require("ray", extra="ray")
     if not cells:
         return []
-    tell = on_event or (lambda event: None)
+    notify = on_event or (lambda event: None)
     address = address or os.environ.get("RAY_ADDRESS") or None
     local = address is None and not ray.is_initialized()
-    at = at or places(len(cells))
+    at = at or plan_resources(len(cells))
     common: dict[str, Any] = {"work": work, "argv": sys.argv, "version": tammes.__version__}
     with contextlib.ExitStack() as stack:
         if local:
@@ -97,203 +96,206 @@ def run_cells_on_ray(
             stack.enter_context(_started(ray, at))
         elif not ray.is_initialized():
             stack.enter_context(_connected(ray, str(address)))
-        per_cell = per_cell or _usual_share(ray)
+        per_cell = per_cell or _default_resources(ray)
         common["threads"] = max(1, int(per_cell.get("CPU", 1)))
         beacons = stack.enter_context(_beacons(cells))
-        study = _Study(ray, cells, per_cell, tell)
-        stack.callback(study.stop)
-        study.begin([{**common, **_task(cell, beacons)} for cell in cells])
-        return study.results()
+        run = _RayRun(ray, cells, per_cell, notify)
+        stack.callback(run.stop)
+        run.begin([{**common, **_task(cell, beacons)} for cell in cells])
+        return run.results()
 
 
-class _Study:
-    """Cells at work on a cluster."""
+class _RayRun:
+    """Cells running on a cluster."""
 
     def __init__(
         self,
         ray: Any,
         cells: Sequence[Cell],
         per_cell: Mapping[str, float],
-        tell: Callable[[Event], None],
+        notify: Callable[[Event], None],
     ) -> None:
-        self.ray, self.cells, self.per_cell, self.tell = ray, cells, per_cell, tell
-        self.told = ray.remote(num_cpus=0, max_restarts=-1)(ray_payload.told()).remote()
+        self.ray, self.cells, self.per_cell, self.notify = ray, cells, per_cell, notify
+        self.events = ray.remote(num_cpus=0, max_restarts=-1)(ray_payload.event_queue()).remote()
         self.running: dict[Any, int] = {}
         self.started: dict[int, float] = {}
-        self.forgotten: list[Any] = []
+        self.removals: list[Any] = []
 
     def begin(self, tasks: Sequence[Mapping[str, Any]]) -> None:
-        """Hand all tasks to the cluster, which starts each when there is room for it."""
-        asked = dict(self.per_cell)
-        # Ray counts in ten-thousandths: six sixths must not be more than one.
-        gpus = math.floor(1e4 * asked.pop("GPU", 0)) / 1e4
-        begin = self.ray.remote(ray_payload.begin()).options(
-            num_cpus=asked.pop("CPU", 1), num_gpus=gpus, resources=asked or None, max_retries=0
+        """Submit all tasks; the cluster starts each when it has resources for it."""
+        resources = dict(self.per_cell)
+        # Ray counts in ten-thousandths: six sixths must not exceed one.
+        gpus = math.floor(1e4 * resources.pop("GPU", 0)) / 1e4
+        run_task = self.ray.remote(ray_payload.run_task()).options(
+            num_cpus=resources.pop("CPU", 1),
+            num_gpus=gpus,
+            resources=resources or None,
+            max_retries=0,
         )
         for number, task in enumerate(tasks):
-            self.running[begin.remote({**task, "number": number}, self.told)] = number
+            self.running[run_task.remote({**task, "number": number}, self.events)] = number
 
     def results(self) -> list[Result]:
         """Wait for all cells."""
-        found: dict[int, Result] = {}
+        results: dict[int, Result] = {}
         began = time.monotonic()
         while self.running:
             ready, _ = self.ray.wait([*self.running], timeout=_POLL)
             self._listen()
             if not self.started and began and time.monotonic() - began > _WAIT:
-                self._say(self.cells[0], self._waited())
+                self._say(self.cells[0], self._waiting_message())
                 began = 0.0
             for task in ready:
                 number = self.running[task]
                 result = self._result(number, task)
                 del self.running[task]
-                found[number] = result
+                results[number] = result
                 values = {} if result.ok else {"reason": result.reason}
-                self.tell(Event(result.cell, "done" if result.ok else "failed", values))
-        return [found[number] for number in range(len(self.cells))]
+                self.notify(Event(result.cell, "done" if result.ok else "failed", values))
+        return [results[number] for number in range(len(self.cells))]
 
     def stop(self) -> None:
-        """End what is still at work."""
+        """Cancel the running tasks."""
         for task in self.running:
             self.ray.cancel(task, force=True)
-        for tasks in ([*self.running], self.forgotten):
+        for tasks in ([*self.running], self.removals):
             if tasks:
                 self.ray.wait(tasks, num_returns=len(tasks), timeout=_PATIENCE)
-        self.ray.kill(self.told)
+        self.ray.kill(self.events)
         for number in self.running.values():
             if number in self.started:
-                self.tell(Event(self.cells[number], "stopped"))
+                self.notify(Event(self.cells[number], "stopped"))
 
     def _listen(self) -> None:
-        """Hand on what was said since the last time; nothing where the actor is lost for now."""
-        said: list[tuple[int, dict[str, Any]]] = []
+        """Pass on new events; none while the actor is unavailable."""
+        received: list[tuple[int, dict[str, Any]]] = []
         with contextlib.suppress(self.ray.exceptions.RayError):
-            said = self.ray.get(self.told.take.remote(), timeout=_PATIENCE)
-        for number, each in said:
-            if each["event"] == "started":
+            received = self.ray.get(self.events.drain.remote(), timeout=_PATIENCE)
+        for number, event in received:
+            if event["event"] == "started":
                 self._start(number)
             else:
-                self.tell(Event(self.cells[number], "progress", each["values"]))
+                self.notify(Event(self.cells[number], "progress", event["values"]))
 
     def _start(self, number: int) -> None:
         if number not in self.started:
             self.started[number] = time.monotonic()
-            self.tell(Event(self.cells[number], "started"))
+            self.notify(Event(self.cells[number], "started"))
 
     def _say(self, cell: Cell, text: str) -> None:
-        self.tell(Event(cell, "progress", {"say": text}))
+        self.notify(Event(cell, "progress", {"say": text}))
 
-    def _waited(self) -> str:
-        room = {name: self.ray.cluster_resources().get(name, 0) for name in self.per_cell}
+    def _waiting_message(self) -> str:
+        available = {name: self.ray.cluster_resources().get(name, 0) for name in self.per_cell}
         return (
             f"no cell has started after {_WAIT:.0f} s; each takes {_in_words(self.per_cell)}, and "
-            f"the cluster has {_in_words(room)} in all"
+            f"the cluster has {_in_words(available)} in all"
         )
 
     def _result(self, number: int, task: Any) -> Result:
-        """How a cell went, after what it wrote has been brought here."""
-        # Where a process was lost at once, this is the first that is heard of it.
+        """Return the result of a cell, after writing its files here."""
+        # A process that was lost at once has sent no event yet.
         self._start(number)
         cell, seconds = self.cells[number], time.monotonic() - self.started[number]
         errors = self.ray.exceptions
         try:
-            ended = self.ray.get(task)
+            outcome = self.ray.get(task)
         except errors.RayTaskError as error:
             text = " ".join(f"{type(error.cause).__name__}: {error.cause}".split())
-            return Result(cell, False, f"its node could not begin it ({text})", seconds=seconds)
+            return Result(cell, False, f"its node could not start it ({text})", seconds=seconds)
         except errors.RayError as error:
             return Result(cell, False, _lost(errors, error), crashed=True, seconds=seconds)
-        if "files" in ended:
-            bring(cell.folder, ended["files"])
-            if ended["left"]:
-                names = ", ".join(ended["left"])
-                self._say(cell, f"too large to come back: {names}, see {ended['folder']}")
-            elif "reason" not in ended:
-                self._forget(ended)
-        seconds = ended.get("seconds", seconds)
-        return Result(cell, "reason" not in ended, ended.get("reason", ""), seconds=seconds)
+        if "files" in outcome:
+            write_files(cell.folder, outcome["files"])
+            if outcome["left"]:
+                names = ", ".join(outcome["left"])
+                self._say(cell, f"too large to copy back: {names}, see {outcome['folder']}")
+            elif "reason" not in outcome:
+                self._remove_remote(outcome)
+        seconds = outcome.get("seconds", seconds)
+        return Result(cell, "reason" not in outcome, outcome.get("reason", ""), seconds=seconds)
 
-    def _forget(self, ended: Mapping[str, Any]) -> None:
-        """Take away the folder on a node, now that all that was in it is here."""
-        place = self.ray.util.scheduling_strategies.NodeAffinitySchedulingStrategy(
-            ended["node"], soft=False
+    def _remove_remote(self, outcome: Mapping[str, Any]) -> None:
+        """Delete the folder on a node after its files were copied."""
+        node = self.ray.util.scheduling_strategies.NodeAffinitySchedulingStrategy(
+            outcome["node"], soft=False
         )
-        forget = self.ray.remote(ray_payload.forget()).options(
-            num_cpus=0, max_retries=0, scheduling_strategy=place
+        remove = self.ray.remote(ray_payload.remove_folder()).options(
+            num_cpus=0, max_retries=0, scheduling_strategy=node
         )
-        self.forgotten.append(forget.remote(ended["folder"]))
+        self.removals.append(remove.remote(outcome["folder"]))
 
 
-def bring(folder: Path, files: Mapping[str, bytes]) -> None:
-    """Write files to a folder; those that say that it is finished come last.
+def write_files(folder: Path, files: Mapping[str, bytes]) -> None:
+    """Write files to a folder; those that mark it as finished come last.
 
     Args:
-        folder: what is in it and has another name stays.
-        files: what is in them, by their paths in the folder.
+        folder: other files in it stay.
+        files: contents by relative path.
     """
     for name in sorted(files, key=lambda name: (name in _LAST and 1 + _LAST.index(name), name)):
         write_atomically(folder / name, files[name])
 
 
 @contextlib.contextmanager
-def _started(ray: Any, at: Places) -> Iterator[None]:
-    """A cluster on this machine; it ends with this process, however that ends."""
-    # A short path: that of a socket may have about 100 letters.
+def _started(ray: Any, at: Resources) -> Iterator[None]:
+    """Start a cluster on this machine; it ends with this process."""
+    # A short path: socket paths are limited to about 100 characters.
     base = "/tmp" if os.path.isdir("/tmp") else None
     with tempfile.TemporaryDirectory(prefix="ray", dir=base, ignore_cleanup_errors=True) as folder:
-        how = {
+        options = {
             "num_cpus": at.workers * at.threads,
             "num_gpus": len(at.gpus),
             "include_dashboard": False,
             "object_store_memory": _STORE,
             "_temp_dir": folder,
         }
-        with _connection(ray, "local", **how):
+        with _connection(ray, "local", **options):
             yield
 
 
 @contextlib.contextmanager
 def _connected(ray: Any, address: str) -> Iterator[None]:
-    """A cluster that is there, and goes on without us."""
+    """Connect to an existing cluster, which keeps running afterwards."""
     with contextlib.ExitStack() as stack:
         try:
-            _knock(address)
+            _check_reachable(address)
             stack.enter_context(_connection(ray, address))
         except (ImportError, OSError, RuntimeError, ValueError) as error:
-            said = [type(error).__name__, *str(error).strip().splitlines()][-1].strip()
+            message = [type(error).__name__, *str(error).strip().splitlines()][-1].strip()
             raise ValueError(
                 f"address is expected to be that of a running Ray cluster, got {address!r} "
-                f"({said}); one that wants a token expects RAY_AUTH_MODE=token here too"
+                f"({message}); with token authentication set RAY_AUTH_MODE=token here too"
             ) from error
         yield
 
 
-def _knock(address: str) -> None:
-    """See that somebody listens at a host and port; Ray would try for minutes."""
+def _check_reachable(address: str) -> None:
+    """Check that something listens at a host and port; Ray would retry for minutes."""
     host, _, port = address.removeprefix("ray://").rpartition(":")
     if host and port.isdigit():
         socket.create_connection((host.strip("[]"), int(port)), timeout=_PATIENCE).close()
 
 
 @contextlib.contextmanager
-def _connection(ray: Any, address: str, **how: Any) -> Iterator[None]:
+def _connection(ray: Any, address: str, **options: Any) -> Iterator[None]:
     before = {name: os.environ.get(name) for name in (*_VARIABLES, "RAY_AUTH_MODE")}
     first = threading.current_thread() is threading.main_thread()
     handler = signal.getsignal(signal.SIGTERM)
     os.environ.update({k: v for k, v in _VARIABLES.items() if before[k] is None})
     try:
-        ray.init(address, log_to_driver=False, logging_level=logging.ERROR, **how)
-        # It would still say on stdout, at length, that a process was lost. We say so ourselves.
+        ray.init(address, log_to_driver=False, logging_level=logging.ERROR, **options)
+        # Ray would still print lost processes on stdout; results report them.
         ray._private.worker._worker_logs_enabled = False
         if first:
-            # Ray's own prints a trace and ends in an abort.
+            # Ray's own handler prints a traceback and aborts.
             signal.signal(signal.SIGTERM, _end)
         yield
     finally:
         ray.shutdown()
         ray._private.worker._worker_logs_enabled = True
         for name, value in before.items():
-            # Ray too sets one, where it starts a cluster.
+            # Ray sets one of them when it starts a cluster.
             if value is None:
                 os.environ.pop(name, None)
         if first:
@@ -301,18 +303,18 @@ def _connection(ray: Any, address: str, **how: Any) -> Iterator[None]:
 
 
 def _end(number: int, frame: object) -> None:
-    """End this process in order: what it has started is ended on the way out."""
+    """Exit in order, so that everything this process started is stopped."""
     sys.exit(128 + number)
 
 
-def _usual_share(ray: Any) -> dict[str, float]:
+def _default_resources(ray: Any) -> dict[str, float]:
     gpus = ray.cluster_resources().get("GPU", 0)
     return {"CPU": 1, "GPU": 1 / PER_GPU} if gpus else {"CPU": 1}
 
 
 @contextlib.contextmanager
 def _beacons(cells: Sequence[Cell]) -> Iterator[dict[Path, Path]]:
-    """A file beside the folders of the cells: who sees it, sees them."""
+    """Create a file next to the folders of the cells: a node that sees it also sees them."""
     beacons = {parent: parent / f".beacon.{secrets.token_hex(4)}"
                for parent in {cell.folder.absolute().parent for cell in cells}}  # fmt: skip
     try:
@@ -337,14 +339,13 @@ def _task(cell: Cell, beacons: Mapping[Path, Path]) -> dict[str, Any]:
 
 
 def _lost(errors: Any, error: Exception) -> str:
-    """Why a task is gone that could not say so itself."""
+    """Describe why a task was lost."""
     if isinstance(error, errors.OutOfMemoryError):
-        return "its node ran out of memory, and Ray ended its process"
+        return "its node ran out of memory, and Ray killed its process"
     if isinstance(error, errors.NodeDiedError):
         return "its node was lost"
     return (
-        "its process was lost, as one is that is killed or whose node goes "
-        f"({type(error).__name__})"
+        f"its process was lost, as when it is killed or its node goes down ({type(error).__name__})"
     )
 
 

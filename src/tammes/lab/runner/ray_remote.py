@@ -1,7 +1,7 @@
-"""The other end of :mod:`.cluster`: what a process of a Ray cluster does with a cell.
+"""Remote side of :mod:`.ray_pool`: run a cell in a process of a Ray cluster.
 
-A node that sees the cell's folder, as one of a local cluster or with a common file system does,
-works in it. Another one works in a folder of its own, and hands back what is in it.
+A node that sees the folder of the cell, on this machine or through a shared file system, works in
+it. Another node works in a local folder and returns its files.
 """
 
 import contextlib
@@ -21,59 +21,58 @@ from tammes.lab.runner.worker import Emit
 from tammes.optional import require
 
 LARGEST = 64 * 2**20
-"""Bytes of the largest file that is handed back."""
+"""Size limit of a returned file, in bytes."""
 _CHECKPOINTS = "checkpoints"
-"""The folder that stays where the work is done."""
+"""Folder that is not returned."""
 
 
-def work(task: Mapping[str, Any], told: Any) -> dict[str, Any]:
-    """Work on a cell.
+def work(task: Mapping[str, Any], events: Any) -> dict[str, Any]:
+    """Run a cell.
 
     Args:
         task: ``work``, ``payload``, ``folder``, ``threads`` and ``argv`` as for a process of this
-            machine; ``number`` of the cell; ``beacon``, a file that is seen by those who see the
-            folder; ``begun``, texts of files that are in the folder and say which run it holds.
-        told: the actor that takes in events.
+            machine; ``number`` of the cell; ``beacon``, a file that is visible to nodes that see
+            the folder; ``begun``, content of the files that identify the run in the folder.
+        events: actor that collects events.
 
     Returns:
-        ``seconds`` it took; the ``reason``, where it failed; where the work was done in a folder of
-        its own also ``folder``, the ``files`` in it and the names of those ``left`` there, which
-        are too large.
+        ``seconds``; the ``reason`` of a failure; if the work was done in a local folder, also that
+        ``folder``, its ``files`` and the names of those ``left`` there because of their size.
     """
-    apart = not Path(task["beacon"]).exists()
-    folder = _own_folder(task) if apart else Path(task["folder"])
+    remote = not Path(task["beacon"]).exists()
+    folder = _own_folder(task) if remote else Path(task["folder"])
     reasons: list[str] = []
     began = time.monotonic()
-    with _telling(told, task["number"]) as tell:
+    with _sender(events, task["number"]) as send:
 
-        def emit(said: Mapping[str, Any]) -> None:
-            if said["event"] == "failed":
-                reasons.append(said["reason"])
-            elif said["event"] == "progress":
-                tell(said)
+        def emit(event: Mapping[str, Any]) -> None:
+            if event["event"] == "failed":
+                reasons.append(event["reason"])
+            elif event["event"] == "progress":
+                send(event)
 
-        if apart:
+        if remote:
             for name, text in task["begun"].items():
                 if not (folder / name).exists():
                     write_atomically(folder / name, text.encode())
         worker.work({**task, "folder": str(folder)}, emit)
-    ended: dict[str, Any] = {"reason": reasons[0]} if reasons else {}
-    ended["seconds"] = time.monotonic() - began
-    if apart:
+    outcome: dict[str, Any] = {"reason": reasons[0]} if reasons else {}
+    outcome["seconds"] = time.monotonic() - began
+    if remote:
         files, left = collect(folder)
-        ended |= {"folder": str(folder), "files": files, "left": left}
-    return ended
+        outcome |= {"folder": str(folder), "files": files, "left": left}
+    return outcome
 
 
 def collect(folder: Path, largest: int = LARGEST) -> tuple[dict[str, bytes], list[str]]:
-    """Files of a folder, without its checkpoints and what begins with a dot.
+    """Read the files of a folder, without checkpoints and hidden files.
 
     Args:
-        folder: need not be there.
-        largest: bytes that a file may have.
+        folder: need not exist.
+        largest: size limit of a file, in bytes.
 
     Returns:
-        What is in them, by their paths in the folder; and the paths of those that are larger.
+        Contents by relative path, and the paths of larger files.
     """
     files, left = dict[str, bytes](), list[str]()
     for path in sorted(folder.rglob("*")):
@@ -89,39 +88,39 @@ def collect(folder: Path, largest: int = LARGEST) -> tuple[dict[str, bytes], lis
 
 
 def _own_folder(task: Mapping[str, Any]) -> Path:
-    """The same one for the same cell of the same reproduction: a retry goes on in it."""
+    """Return the local folder of a cell, the same at every try, so that a retry resumes."""
     digest = digest_of([task["work"], task["folder"], task["payload"]], 16)
     return cache.folder() / "cells" / f"{Path(task['folder']).name}-{digest}"
 
 
 @contextlib.contextmanager
-def _telling(told: Any, number: int) -> Iterator[Emit]:
-    """Hand on that it has started, then what is said; all of it has arrived at the end."""
+def _sender(events: Any, number: int) -> Iterator[Emit]:
+    """Send that the cell started, then its events; all have arrived when the context ends."""
     ray = require("ray", extra="ray")
     waiting: queue.SimpleQueue[dict[str, Any] | None] = queue.SimpleQueue()
 
-    def put(said: list[dict[str, Any]]) -> None:
-        # A cell is not to fail because nobody hears of it. While ray.get waits, Ray would give the
-        # share of this cell to another one; a future is waited for without its knowing.
+    def put(batch: list[dict[str, Any]]) -> None:
+        # A lost event must not fail the cell. During ray.get Ray would lend the resources of this
+        # cell to another one; waiting for a future does not.
         with contextlib.suppress(ray.exceptions.RayError):
-            told.put.remote([(number, each) for each in said]).future().result()
+            events.put.remote([(number, event) for event in batch]).future().result()
 
-    def send() -> None:
+    def forward() -> None:
         over = False
         while not over:
-            said = [waiting.get()]
+            batch = [waiting.get()]
             with contextlib.suppress(queue.Empty):
                 while True:
-                    said.append(waiting.get_nowait())
-            over = said[-1] is None
-            put([each for each in said if each is not None])
+                    batch.append(waiting.get_nowait())
+            over = batch[-1] is None
+            put([event for event in batch if event is not None])
 
     put([{"event": "started"}])
-    thread = threading.Thread(target=send, daemon=True)
+    thread = threading.Thread(target=forward, daemon=True)
     thread.start()
     try:
-        # As JSON, so that what arrives is what arrives from a process of this machine.
-        yield lambda said: waiting.put(json.loads(json.dumps(said)))
+        # Through JSON, so that events equal those of a process of this machine.
+        yield lambda event: waiting.put(json.loads(json.dumps(event)))
     finally:
         waiting.put(None)
         thread.join()

@@ -1,7 +1,7 @@
 """Train with several losses and seeds, to compare them.
 
-A cell is a loss and a seed, and has a folder of its own; one that is finished is not run again, one
-that was interrupted goes on, and one that fails does not stop the others.
+A cell is a loss and a seed, with its own run folder. Finished cells are not run again, interrupted
+cells resume, and a failed cell does not stop the others.
 """
 
 import contextlib
@@ -15,14 +15,14 @@ import torch
 from tammes.lab.config import normal, split_list
 from tammes.lab.config.schema import Config
 from tammes.lab.data.sources.loading import say
-from tammes.lab.records.atomic_io import alone, writable
+from tammes.lab.records.atomic_io import locked, writable
 from tammes.lab.records.run_folder import Run, write_json
-from tammes.lab.runner import Cell, Emit, Result, places, run_cells
-from tammes.lab.runner.progress_table import Board
+from tammes.lab.runner import Cell, Emit, Result, plan_resources, run_cells
+from tammes.lab.runner.progress_table import ProgressTable
 from tammes.lab.training.progress import Progress
 
 _WORK = "tammes.lab.runner.sweep:train_cell"
-"""What a process does with a cell."""
+"""Work function of a cell."""
 
 
 def compare(
@@ -37,32 +37,31 @@ def compare(
 ) -> list[Run]:
     """Train with every loss and every seed.
 
-    Everything that can be wrong with the texts or the data is found before the first run starts.
-    What happens meanwhile is shown on stderr.
+    Expressions and data are checked before the first run starts. Progress is shown on stderr.
 
     Args:
-        config: what all runs have in common.
-        losses: texts of losses, or one text with commas between them.
-        seeds: how many, counted from that of the configuration, or which.
-        out: folder of the runs.
-        workers: how many run at a time; by default one for each core, or six on a GPU.
-        retry_failed: try those again whose loss was not finite; runs that failed for another
-            reason are always tried again.
-        report: is told what is worth knowing; prints to stderr by default.
+        config: configuration that all runs share.
+        losses: expressions of losses, or one string with commas between them.
+        seeds: number of seeds, counted from that of the configuration, or a list of seeds.
+        out: parent folder of the runs.
+        workers: number of concurrent runs; by default one per core, or six on a GPU.
+        retry_failed: also retry runs whose loss was not finite; runs that failed for another reason
+            are always retried.
+        report: called with one-line messages; prints to stderr by default.
 
     Returns:
-        All runs, loss by loss; those that failed too, see :attr:`.Run.status`.
+        All runs, loss by loss, including failed ones; see :attr:`.Run.status`.
 
     Raises:
-        ValueError: nothing was trained, and the sentence says why.
+        ValueError: nothing was trained; the message says why.
     """
     report = report or say
-    configs = cells_of(config, losses, seeds)
+    configs = plan_configs(config, losses, seeds)
     folder = writable(Path(out), flag="--out")
     if int(os.environ.get("WORLD_SIZE", 1)) > 1:
-        raise ValueError("compare starts its own processes, and is not to be run by torchrun")
-    at = places(len(configs), workers, accelerator=config.accelerator)
-    with alone(folder, "another comparison is at work in it"):
+        raise ValueError("compare starts its own processes and cannot run under torchrun")
+    at = plan_resources(len(configs), workers, accelerator=config.accelerator)
+    with locked(folder, "another comparison is running in this folder"):
         for text, head in check(configs, report).items():
             report(f"{text}: {head}")
         cells = [Cell(_name(each), folder / each.folder, {"config": each.to_dict()})
@@ -72,25 +71,25 @@ def compare(
         for cell in cells:
             if cell not in waiting and Run(cell.folder).status == "failed":
                 reason = Run(cell.folder).failure.get("message")
-                report(f"{cell.name}: left as it is, --retry-failed tries it again: {reason}")
+                report(f"{cell.name}: failed before, --retry-failed retries it: {reason}")
         report(
-            f"{len(cells)} runs in {folder}, {len(cells) - len(waiting)} of them there already; "
+            f"{len(cells)} runs in {folder}, {len(cells) - len(waiting)} of them finished before; "
             f"{at.workers} at a time, {at.threads} thread{'s' * (at.threads > 1)} each"
         )
         if waiting:
             prepare(waiting)
-            with Board(waiting) as board:
-                note_failures(run_cells(waiting, _WORK, at=at, on_event=board))
+            with ProgressTable(waiting) as board:
+                record_failures(run_cells(waiting, _WORK, at=at, on_event=board))
     return [Run(cell.folder) for cell in cells]
 
 
-def cells_of(
+def plan_configs(
     config: Config, losses: str | Sequence[str], seeds: int | Sequence[int]
 ) -> list[Config]:
-    """The configuration of every cell.
+    """Return the configuration of every cell.
 
     Example:
-        >>> [(c.loss, c.seed) for c in cells_of(Config(), "softmax, cosface(margin=0.2)", [7])]
+        >>> [(c.loss, c.seed) for c in plan_configs(Config(), "softmax, cosface(margin=0.2)", [7])]
         [('softmax', 7), ('cosface(margin=0.2)', 7)]
     """
     texts = split_list(losses, what="losses") if isinstance(losses, str) else list(losses)
@@ -103,7 +102,7 @@ def cells_of(
             raise ValueError(f"losses is expected to name each loss once, got {text!r} twice")
     if config.name and len(texts) > 1:
         raise ValueError(
-            f"compare calls runs by their losses, so a name is for one loss only, "
+            f"compare names runs by their losses, so name works with one loss only, "
             f"got {config.name!r} for {len(texts)}"
         )
     if isinstance(seeds, int):
@@ -116,16 +115,16 @@ def cells_of(
 
 
 def check(configs: Sequence[Config], report: Callable[[str], None]) -> dict[str, str]:
-    """Read the data and build every model once; what is wrong is found here.
+    """Load the data and build every model once, to find errors early.
 
-    It also fills the cache of decoded images, so that the runs need not do it side by side.
+    This also fills the cache of decoded images, so that runs do not decode concurrently.
 
     Args:
-        configs: of all cells, which share their images.
-        report: is told what is worth knowing about the data.
+        configs: configurations of all cells, which share their images.
+        report: called with one-line messages about the data.
 
     Returns:
-        The head of each loss, in words.
+        The expression of the head of each loss.
     """
     from tammes.lab.training.datasets import make_sampler, prepare_data
     from tammes.lab.training.fabric import check_machine
@@ -148,14 +147,14 @@ def check(configs: Sequence[Config], report: Callable[[str], None]) -> dict[str,
 
 
 def train_cell(payload: Mapping[str, Any], folder: Path, emit: Emit) -> None:
-    """Train one cell; called in a process of its own."""
+    """Train one cell; runs in a worker process."""
     from tammes.lab.training.loop import train
 
-    train(Config.from_dict(payload["config"]), folder, progress=_Emitted(emit))
+    train(Config.from_dict(payload["config"]), folder, progress=_EmitProgress(emit))
 
 
-class _Emitted(Progress):
-    """Hands on how far a run is."""
+class _EmitProgress(Progress):
+    """Emits the progress of a run as events."""
 
     def __init__(self, emit: Emit) -> None:
         self.emit = emit
@@ -173,44 +172,44 @@ class _Emitted(Progress):
 
 
 def _check_images(cells: Sequence[Cell]) -> None:
-    """Refuse to put runs beside each other that were trained on different images."""
+    """Reject existing runs that were trained on different images."""
     from tammes.lab.training.datasets import prepare_data
 
-    now: dict[int, tuple[str, str]] = {}
+    current: dict[int, tuple[str, str]] = {}
     for cell in cells:
         if not (cell.folder / "data.json").exists():
             continue
         config = Config.from_dict(cell.payload["config"])
-        if config.seed not in now:
+        if config.seed not in current:
             training, _, testing = prepare_data(config, lambda text: None)
-            now[config.seed] = (training.digest, testing.digest)
-        then = Run(cell.folder).data
-        if (then.get("digest"), then.get("test_digest")) != now[config.seed]:
+            current[config.seed] = (training.digest, testing.digest)
+        recorded = Run(cell.folder).data
+        if (recorded.get("digest"), recorded.get("test_digest")) != current[config.seed]:
             raise ValueError(
-                f"{cell.folder}: was trained on other images of {config.data} than are there now; "
+                f"{cell.folder}: the images of {config.data} have changed since this run; "
                 "choose another folder with --out, or remove it"
             )
 
 
 def is_open(run: Run, retry_failed: bool) -> bool:
-    """Whether a cell is to be run: it is not finished, and there is hope that it will be."""
+    """Whether a cell has to run: it is unfinished, or failed in a way worth retrying."""
     if run.status == "failed":
-        # The same numbers would end in the same place.
+        # A deterministic run would fail in the same way.
         return retry_failed or run.failure.get("kind") != "not finite"
     return run.status != "done"
 
 
 def prepare(cells: Sequence[Cell]) -> None:
-    """Make the folders of cells ready for another try."""
+    """Prepare the folders of cells for a run."""
     for cell in cells:
-        # Before it starts, so that a run that is killed at once is one all the same.
+        # Before the start, so that a run that is killed at once is recognised as one.
         if "config" in cell.payload and not (cell.folder / "config.json").exists():
             write_json(cell.folder / "config.json", cell.payload["config"])
         (cell.folder / "failure.json").unlink(missing_ok=True)
 
 
-def note_failures(results: Sequence[Result]) -> None:
-    """Write why cells failed where they could not do it themselves."""
+def record_failures(results: Sequence[Result]) -> None:
+    """Write ``failure.json`` of failed cells that did not write it themselves."""
     for result in results:
         path = result.cell.folder / "failure.json"
         if not result.ok and not path.exists():

@@ -1,4 +1,4 @@
-"""The other end of :mod:`.local`: a process that works on cells as they come in on its stdin."""
+"""Worker side of :mod:`.process_pool`: run the cells that arrive on stdin."""
 
 import contextlib
 import gc
@@ -15,14 +15,14 @@ from typing import Any, TypeAlias
 import torch
 
 Emit: TypeAlias = Callable[[Mapping[str, Any]], None]
-"""Tells the parent something; plain values."""
+"""Sends plain values to the parent."""
 
 _REASON = 500
-"""Characters a reason may have; the frameworks below can say a lot."""
+"""Largest length of a reason, in characters."""
 
 
 def main() -> int:
-    """Work on cells as they come in."""
+    """Run cells until stdin closes or one fails."""
     tasks: queue.SimpleQueue[bytes] = queue.SimpleQueue()
     with _events() as emit:
         threading.Thread(target=_read, args=(tasks,), daemon=True).start()
@@ -32,9 +32,9 @@ def main() -> int:
 
 
 def _read(tasks: "queue.SimpleQueue[bytes]") -> None:
-    """Take in tasks; the end of them is the end of the process, whatever it is at.
+    """Read tasks; exit the process when stdin closes, even during a task.
 
-    Either there is nothing left to do, or the parent is gone and nothing is to go on without it.
+    Either there is nothing left to do, or the parent is gone and its workers must not outlive it.
     """
     for line in sys.stdin.buffer:
         tasks.put(line)
@@ -42,7 +42,7 @@ def _read(tasks: "queue.SimpleQueue[bytes]") -> None:
 
 
 def work(task: Mapping[str, Any], emit: Emit) -> bool:
-    """Work on a cell; whether it went well."""
+    """Run a cell, and return whether it succeeded."""
     sys.argv = task["argv"]
     torch.set_num_threads(task["threads"])
     try:
@@ -65,7 +65,7 @@ def work(task: Mapping[str, Any], emit: Emit) -> bool:
 
 @contextlib.contextmanager
 def _events() -> Iterator[Emit]:
-    """A way to the parent that nothing the work prints gets into."""
+    """Open a channel to the parent that output of the work cannot get into."""
     sys.stdout.flush()
     own = os.fdopen(os.dup(1), "wb", buffering=0)
     os.dup2(2, 1)

@@ -1,4 +1,4 @@
-"""Mean and spread of a few numbers, and of the differences of two that belong together."""
+"""Mean and deviation over seeds, and paired differences with a confidence interval."""
 
 import math
 import statistics
@@ -28,13 +28,13 @@ class Summary:
 
 @dataclass(frozen=True)
 class Difference:
-    """Mean of the differences over common seeds, and its 95 % interval.
+    """Mean of paired differences over common seeds, and its 95 % interval.
 
     Attributes:
-        seeds: that both groups have.
-        mean: of the differences.
-        low: end of the interval; None for a single seed.
-        high: the other end.
+        seeds: seeds that both groups have.
+        mean: mean difference.
+        low: lower end of the interval; None for a single seed.
+        high: upper end of the interval.
     """
 
     seeds: tuple[int, ...]
@@ -46,8 +46,8 @@ class Difference:
     def clear(self) -> bool:
         """Whether the interval excludes zero.
 
-        Not for a single seed, and not where all differences are the same number: then there is no
-        spread to judge by.
+        False for a single seed, and if all differences are equal: there is then no deviation to
+        judge by.
         """
         return (
             self.low is not None
@@ -61,8 +61,8 @@ def t_quantile(degrees: int, confidence: float = CONFIDENCE) -> float:
     """Return the t with ``P(|T| <= t) = confidence`` of Student's t distribution.
 
     Args:
-        degrees: of freedom, at least 1.
-        confidence: how large the middle part is, in (0, 1).
+        degrees: degrees of freedom, at least 1.
+        confidence: probability of the interval, in (0, 1).
 
     Example:
         >>> round(t_quantile(1), 3), round(t_quantile(2), 3), round(t_quantile(9), 3)
@@ -77,30 +77,31 @@ def t_quantile(degrees: int, confidence: float = CONFIDENCE) -> float:
 
 
 def summary(values: Iterable[float]) -> Summary | None:
-    """Return mean and standard deviation, that of a sample (n - 1); None of nothing."""
-    known = list(values)
-    if not known:
+    """Return mean and sample standard deviation (n - 1); None without values."""
+    numbers = list(values)
+    if not numbers:
         return None
-    std = statistics.stdev(known) if len(known) > 1 else None
-    return Summary(len(known), statistics.fmean(known), std)
+    std = statistics.stdev(numbers) if len(numbers) > 1 else None
+    return Summary(len(numbers), statistics.fmean(numbers), std)
 
 
 def difference(values: Mapping[int, float], baseline: Mapping[int, float]) -> Difference | None:
     """Compare values with those of a baseline, over the seeds both have.
 
     Example:
-        >>> found = difference({0: 3.0, 1: 4.0, 7: 9.0}, {0: 1.0, 1: 1.0})
-        >>> found.seeds, found.mean, round(found.low, 2), round(found.high, 2)
+        >>> result = difference({0: 3.0, 1: 4.0, 7: 9.0}, {0: 1.0, 1: 1.0})
+        >>> result.seeds, result.mean, round(result.low, 2), round(result.high, 2)
         ((0, 1), 2.5, -3.85, 8.85)
     """
     seeds = tuple(sorted(set(values) & set(baseline)))
-    found = summary(values[seed] - baseline[seed] for seed in seeds)
-    if found is None:
+    differences = summary(values[seed] - baseline[seed] for seed in seeds)
+    if differences is None:
         return None
-    half = found.half
+    half = differences.half
     if half is None:
-        return Difference(seeds, found.mean, None, None)
-    # Shares of a whole number of examples often differ by the same; rounding is no spread.
+        return Difference(seeds, differences.mean, None, None)
+    # Accuracies are multiples of 1/N and often differ equally; rounding is no deviation.
     if half < 1e-9 * max(abs(values[seed]) + abs(baseline[seed]) for seed in seeds):
         half = 0.0
-    return Difference(seeds, found.mean, found.mean - half, found.mean + half)
+    mean = differences.mean
+    return Difference(seeds, mean, mean - half, mean + half)

@@ -1,8 +1,8 @@
-"""Groups of runs that differ only in their seed, and what can be said of their differences.
+"""Groups of runs that differ only in their seed, and their paired differences.
 
 A group has a mean and a standard deviation over its seeds. Two groups are compared seed by seed:
-the differences over the seeds they have in common have a mean and a 95 % interval (Student t).
-From a single seed nothing is claimed.
+the differences over their common seeds have a mean and a 95 % interval (Student t). A single seed
+has no interval.
 """
 
 import math
@@ -25,14 +25,14 @@ class Quantity:
     """A number of a finished run.
 
     Attributes:
-        key: its name in JSON.
-        name: its name in words.
-        path: where ``final.json`` has it.
-        unit: ``"%"``, ``"°"``, ``"s"`` or nothing.
-        factor: from the record to the unit.
-        offset: added to that.
-        digits: shown behind the point.
-        better: 1 where more is better, -1 where less is, 0 where neither is.
+        key: name in JSON.
+        name: name in tables.
+        path: keys that lead to it in ``final.json``.
+        unit: ``"%"``, ``"°"``, ``"s"`` or empty.
+        factor: conversion from the record to the unit.
+        offset: added after the conversion.
+        digits: decimal places shown.
+        better: 1 if more is better, -1 if less is, 0 if neither.
     """
 
     key: str
@@ -50,19 +50,19 @@ class Quantity:
         return f"{self.name} {self.unit}".rstrip()
 
     def read(self, final: Mapping[str, Any]) -> float | None:
-        """The number in a ``final.json``; None where it is not there or not finite."""
+        """Read the number from ``final.json``; None if it is missing or not finite."""
         value = number(final, self.path)
         return None if value is None else self.offset + self.factor * value
 
     def shown(self, value: float, *, sign: bool = False) -> str:
-        """A value in words, without its unit.
+        """Format a value, without its unit.
 
         Example:
             >>> QUANTITIES[0].shown(97.123), QUANTITIES[0].shown(0.4, sign=True)
             ('97.12', '+0.40')
         """
         digits = 0 if self.unit == "s" and abs(value) >= 100 else self.digits
-        # What rounds to zero has no sign.
+        # A value that rounds to zero has no sign.
         rounded = round(value, digits) + 0.0
         return f"{rounded:{'+' if sign and rounded else ''}.{digits}f}"
 
@@ -76,12 +76,12 @@ QUANTITIES = (
     Quantity("bias", "softmax bias", ("test", "bias")),
     Quantity("seconds", "time", ("seconds",), "s", digits=1, better=-1),
 )
-"""What a table shows of every group."""
+"""Columns of the table of groups."""
 
 
 @dataclass(frozen=True)
 class Trouble:
-    """A run that is not in the numbers, or only in part, and why."""
+    """A run that is missing from the means, wholly or in part, and why."""
 
     run: Run
     label: str
@@ -95,11 +95,11 @@ class Group:
     """Runs that differ only in their seed.
 
     Attributes:
-        label: how the group is called; no two are called the same.
-        config: of its first run.
-        runs: the finished ones by seed.
-        stopped: those that failed or are not finished.
-        values: of each quantity by seed, as far as they are known.
+        label: unique name of the group.
+        config: configuration of its first run.
+        runs: finished runs by seed.
+        stopped: failed and unfinished runs.
+        values: known values of each quantity by seed.
     """
 
     label: str
@@ -109,43 +109,41 @@ class Group:
     values: Mapping[str, Mapping[int, float]]
 
     def summary(self, key: str) -> Summary | None:
-        """Mean and deviation of a quantity, None where no run has it."""
+        """Return mean and deviation of a quantity; None if no run has it."""
         return summary(self.values[key].values())
 
 
 @dataclass(frozen=True, eq=False)
 class Study:
-    """Groups in the order of their first runs, the baseline first, and what went wrong."""
+    """Groups in the order of their first runs, the baseline first, and excluded runs."""
 
     groups: tuple[Group, ...]
     troubles: tuple[Trouble, ...]
 
     @property
     def baseline(self) -> Group | None:
-        """What the others are compared with."""
+        """The group that the others are compared with."""
         return self.groups[0] if self.groups else None
 
     def difference(self, group: Group, key: str) -> Difference | None:
-        """A group minus the baseline; None where they have no seed in common."""
+        """Compare a group with the baseline; None without a common seed."""
         return difference(group.values[key], self.groups[0].values[key])
 
     @cached_property
     def quantities(self) -> tuple[Quantity, ...]:
-        """Those that some run has."""
+        """Quantities that at least one run has."""
         return tuple(q for q in QUANTITIES if any(group.values[q.key] for group in self.groups))
 
     def remarks(self) -> list[str]:
-        """What a reader must know before believing a difference."""
+        """Return caveats about the differences."""
         if len(self.groups) < 2:
             return []
-        found = [self.difference(group, "accuracy") for group in self.groups[1:]]
-        counts = [0 if each is None else len(each.seeds) for each in found]
+        differences = [self.difference(group, "accuracy") for group in self.groups[1:]]
+        counts = [0 if each is None else len(each.seeds) for each in differences]
         remarks = []
         if 1 in counts:
-            which = "With one seed" if max(counts) == 1 else "Where there is one common seed"
-            remarks.append(
-                f"{which} nothing is known of the spread: no winner is claimed from n = 1."
-            )
+            which = "One seed" if max(counts) == 1 else "One common seed in some groups"
+            remarks.append(f"{which}: no interval and no winner for n = 1.")
         if 0 in counts:
             remarks.append("Groups without a common seed are not compared.")
         several = sum(count > 1 for count in counts)
@@ -158,19 +156,19 @@ class Study:
 
 
 def summarise(runs: Sequence[Run]) -> list[Group]:
-    """Groups of runs that differ only in their seed, in the order of their first runs."""
+    """Group runs that differ only in their seed, in the order of their first runs."""
     return list(study(runs).groups)
 
 
 def study(runs: Sequence[Run], baseline: str | None = None) -> Study:
-    """Group runs and find what is wrong with them.
+    """Group runs, and list those that are excluded.
 
     Args:
-        runs: in any state; a damaged one is named among the troubles.
+        runs: runs in any state; a damaged one is listed among the troubles.
         baseline: label of the group that the others are compared with; the first by default.
 
     Raises:
-        RecordError: where no group is called like the baseline.
+        RecordError: no group has the label of the baseline.
     """
     troubles: list[Trouble] = []
     members: dict[str, list[Run]] = {}
@@ -186,8 +184,7 @@ def study(runs: Sequence[Run], baseline: str | None = None) -> Study:
     labels = _labels([part[0].config for part in parts])
     groups = [_group(*pair, troubles) for pair in zip(labels, parts, strict=True)]
     if baseline is not None and groups:
-        place = _place(baseline, labels)
-        groups.insert(0, groups.pop(place))
+        groups.insert(0, groups.pop(_index(baseline, labels)))
     return Study(tuple(groups), tuple(troubles))
 
 
@@ -206,26 +203,26 @@ def _group(label: str, runs: Sequence[Run], troubles: list[Trouble]) -> Group:
                 stopped.append(run)
                 trouble(run, run.status, why_stopped(run))
                 continue
-            found = {quantity.key: quantity.read(run.final) for quantity in QUANTITIES}
-            if found["seconds"] is None:
-                found["seconds"] = _seconds(run)
-            if found["accuracy"] is None:
-                raise RecordError(f"{run.folder / 'final.json'}: damaged (no test accuracy in it)")
+            measured = {quantity.key: quantity.read(run.final) for quantity in QUANTITIES}
+            if measured["seconds"] is None:
+                measured["seconds"] = _seconds(run)
+            if measured["accuracy"] is None:
+                raise RecordError(f"{run.folder / 'final.json'}: damaged (it has no test accuracy)")
         except RecordError as error:
             trouble(run, "damaged", str(error))
             continue
         if seed in finished:
-            trouble(run, "left out", f"seed {seed} is there already, in {finished[seed].folder}")
+            trouble(run, "left out", f"duplicate of seed {seed} in {finished[seed].folder}")
             continue
         finished[seed] = run
-        for key, value in found.items():
+        for key, value in measured.items():
             if value is not None:
                 values[key][seed] = value
     return Group(label, runs[0].config, finished, tuple(stopped), values)
 
 
 def _seconds(run: Run) -> float | None:
-    """How long all epochs took; None where one of them is not known."""
+    """Return the total time of all epochs; None if one of them is unknown."""
     try:
         return math.fsum(row["seconds"] for row in run.timing) if run.timing else None
     except (RecordError, LookupError, TypeError):
@@ -233,7 +230,7 @@ def _seconds(run: Run) -> float | None:
 
 
 def why_stopped(run: Run) -> str:
-    """Why a run has no result, in a sentence."""
+    """Describe in a sentence why a run has no result."""
     if run.status == "failed":
         failure = run.failure
         kind, message = failure.get("kind"), failure.get("message")
@@ -245,20 +242,20 @@ def why_stopped(run: Run) -> str:
 
 
 def _labels(configs: Sequence[Config]) -> list[str]:
-    """Labels of groups; where two are the same, what differs is added."""
+    """Return unique labels of groups; equal labels get the settings that differ."""
     labels = [config.label for config in configs]
     unique = list(labels)
     for label in {label for label in labels if labels.count(label) > 1}:
-        places = [place for place, each in enumerate(labels) if each == label]
-        parts = [configs[place].group() for place in places]
-        keys = [key for key in parts[0] if len({repr(part[key]) for part in parts}) > 1]
-        for place, part in zip(places, parts, strict=True):
-            shown = ", ".join(f"{key}={part[key]}" for key in keys)
-            unique[place] = f"{label} [{shown}]"
+        indices = [index for index, each in enumerate(labels) if each == label]
+        settings = [configs[index].group() for index in indices]
+        keys = [key for key in settings[0] if len({repr(each[key]) for each in settings}) > 1]
+        for index, values in zip(indices, settings, strict=True):
+            shown = ", ".join(f"{key}={values[key]}" for key in keys)
+            unique[index] = f"{label} [{shown}]"
     return unique
 
 
-def _place(baseline: str, labels: Sequence[str]) -> int:
+def _index(baseline: str, labels: Sequence[str]) -> int:
     if baseline in labels:
         return labels.index(baseline)
     written = [normal(label) for label in labels]
@@ -269,78 +266,80 @@ def _place(baseline: str, labels: Sequence[str]) -> int:
 
 
 def table(runs: Sequence[Run], baseline: str | None = None, *, width: int = 100) -> str:
-    """Groups of runs as a table for a terminal.
+    """Format groups of runs as a table for a terminal.
 
     Args:
-        runs: in any state.
+        runs: runs in any state.
         baseline: label of the group that the others are compared with; the first by default.
-        width: letters in a line; long labels are broken.
+        width: characters in a line; long labels are wrapped.
     """
-    found = study(runs, baseline)
+    result = study(runs, baseline)
     lines: list[str] = []
-    if found.quantities:
-        heads = ["", "n", *(quantity.heading for quantity in found.quantities)]
+    if result.quantities:
+        heads = ["", "n", *(quantity.heading for quantity in result.quantities)]
         rows = [
-            [group.label, str(len(group.runs)), *_means(found, group)] for group in found.groups
+            [group.label, str(len(group.runs)), *_means(result, group)] for group in result.groups
         ]
         lines += [*_aligned([heads, *rows], width), "", "  mean ± standard deviation over n seeds"]
-    compared = [quantity for quantity in found.quantities if quantity.better > 0]
-    if compared and len(found.groups) > 1:
-        heads = [f"difference from {found.groups[0].label}", "n", *(q.heading for q in compared)]
-        rows = [[group.label, *_differences(found, group, compared)] for group in found.groups[1:]]
+    compared = [quantity for quantity in result.quantities if quantity.better > 0]
+    if compared and len(result.groups) > 1:
+        heads = [f"difference from {result.groups[0].label}", "n", *(q.heading for q in compared)]
+        rows = [
+            [group.label, *_differences(result, group, compared)] for group in result.groups[1:]
+        ]
         lines += ["", *_aligned([heads, *rows], width), ""]
         lines.append(
             f"  mean difference over n common seeds [{CONFIDENCE:.0%} interval], * excludes 0"
         )
-        lines += [line for text in found.remarks() for line in _wrapped(text, width)]
-    if found.troubles:
-        lines += ["", "not in the numbers, or only in part"]
-        for each in found.troubles:
+        lines += [line for text in result.remarks() for line in _wrapped(text, width)]
+    if result.troubles:
+        lines += ["", "excluded from the means, wholly or in part"]
+        for each in result.troubles:
             seed = "" if each.seed is None else f", seed {each.seed}"
             lines += _wrapped(f"{each.label}{seed}: {each.state}: {each.reason}", width)
     return "\n".join(line.rstrip() for line in lines).strip("\n")
 
 
-def _means(found: Study, group: Group) -> list[str]:
-    return [spread(q, group.summary(q.key)) for q in found.quantities]
+def _means(result: Study, group: Group) -> list[str]:
+    return [format_mean(q, group.summary(q.key)) for q in result.quantities]
 
 
-def _differences(found: Study, group: Group, compared: Sequence[Quantity]) -> list[str]:
-    parts = [found.difference(group, quantity.key) for quantity in compared]
+def _differences(result: Study, group: Group, compared: Sequence[Quantity]) -> list[str]:
+    parts = [result.difference(group, quantity.key) for quantity in compared]
     count = max((len(part.seeds) for part in parts if part is not None), default=0)
-    return [str(count), *map(interval, compared, parts)]
+    return [str(count), *map(format_difference, compared, parts)]
 
 
-def spread(quantity: Quantity, found: Summary | None) -> str:
-    """A mean and its deviation in words."""
-    if found is None:
+def format_mean(quantity: Quantity, values: Summary | None) -> str:
+    """Format a mean and its standard deviation; empty without values."""
+    if values is None:
         return ""
-    deviation = "" if found.std is None else f" ± {quantity.shown(found.std)}"
-    return f"{quantity.shown(found.mean)}{deviation}"
+    deviation = "" if values.std is None else f" ± {quantity.shown(values.std)}"
+    return f"{quantity.shown(values.mean)}{deviation}"
 
 
-def interval(quantity: Quantity, found: Difference | None) -> str:
-    """A difference and its interval in words."""
-    if found is None:
+def format_difference(quantity: Quantity, paired: Difference | None) -> str:
+    """Format a difference and its interval; empty without common seeds."""
+    if paired is None:
         return ""
-    mean = quantity.shown(found.mean, sign=True)
-    if found.low is None or found.high is None:
+    mean = quantity.shown(paired.mean, sign=True)
+    if paired.low is None or paired.high is None:
         return mean
-    ends = f"{quantity.shown(found.low, sign=True)}, {quantity.shown(found.high, sign=True)}"
-    return f"{mean} [{ends}]{'*' if found.clear else ' '}"
+    ends = f"{quantity.shown(paired.low, sign=True)}, {quantity.shown(paired.high, sign=True)}"
+    return f"{mean} [{ends}]{'*' if paired.clear else ' '}"
 
 
 def _aligned(rows: Sequence[Sequence[str]], width: int) -> list[str]:
-    """Columns under their heads, the first to the left; a long label has a line of its own."""
+    """Align columns, the first to the left; a long label has its own line."""
     widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
-    room = max(0, min(widths[0], width - sum(widths[1:]) - 2 * len(widths)))
+    label_width = max(0, min(widths[0], width - sum(widths[1:]) - 2 * len(widths)))
     lines = []
     for label, *cells in rows:
-        if len(label) > room:
+        if len(label) > label_width:
             lines += _wrapped(label, width)
             label = ""
         numbers = "".join(f"  {cell:>{size}}" for cell, size in zip(cells, widths[1:], strict=True))
-        lines.append(f"  {label:<{room}}{numbers}")
+        lines.append(f"  {label:<{label_width}}{numbers}")
     return lines
 
 
@@ -349,13 +348,13 @@ def _wrapped(text: str, width: int) -> list[str]:
 
 
 def as_json(runs: Sequence[Run], baseline: str | None = None) -> dict[str, Any]:
-    """Everything that :func:`table` shows, as plain values."""
-    found = study(runs, baseline)
+    """Return everything that :func:`table` shows as plain values."""
+    result = study(runs, baseline)
 
     def numbers(group: Group) -> dict[str, Any]:
         values: dict[str, Any] = {}
-        for quantity in found.quantities:
-            mean, less = group.summary(quantity.key), found.difference(group, quantity.key)
+        for quantity in result.quantities:
+            mean, paired = group.summary(quantity.key), result.difference(group, quantity.key)
             if mean is None:
                 continue
             own = group.values[quantity.key]
@@ -366,20 +365,20 @@ def as_json(runs: Sequence[Run], baseline: str | None = None) -> dict[str, Any]:
                 "std": mean.std,
                 "seeds": {str(seed): value for seed, value in own.items()},
             }
-            if group is not found.baseline and less is not None:
+            if group is not result.baseline and paired is not None:
                 values[quantity.key]["difference"] = {
-                    "seeds": list(less.seeds),
-                    "mean": less.mean,
-                    "interval": None if less.low is None else [less.low, less.high],
-                    "clear": less.clear,
+                    "seeds": list(paired.seeds),
+                    "mean": paired.mean,
+                    "interval": None if paired.low is None else [paired.low, paired.high],
+                    "clear": paired.clear,
                 }
         return values
 
     return {
-        "baseline": None if found.baseline is None else found.baseline.label,
+        "baseline": None if result.baseline is None else result.baseline.label,
         "groups": [
             {"label": g.label, "seeds": list(g.runs), "quantities": numbers(g)}
-            for g in found.groups
+            for g in result.groups
         ],
         "troubles": [
             {
@@ -389,7 +388,7 @@ def as_json(runs: Sequence[Run], baseline: str | None = None) -> dict[str, Any]:
                 "state": each.state,
                 "reason": each.reason,
             }
-            for each in found.troubles
+            for each in result.troubles
         ],
-        "remarks": found.remarks(),
+        "remarks": result.remarks(),
     }

@@ -1,7 +1,7 @@
-"""Checkpoints that survive: written in one step, checked when read, the one before kept.
+"""Checkpoints of a run: written atomically, verified when read, the previous one kept.
 
-The name of a file holds the step and a checksum of its content, so a file that was cut off or
-altered is noticed, and nothing has to be written beside it. ``torch.load(path)`` reads it.
+The file name holds the step and a checksum of the content, so a truncated or altered file is
+detected without a second file. ``torch.load(path)`` reads it.
 """
 
 import hashlib
@@ -24,27 +24,27 @@ from tammes.lab.training.model import Model
 
 _NAME = re.compile(r"(last|best)-(\d{9})-([0-9a-f]{16})\.pt")
 KEPT = 2
-"""Checkpoints to go on from that are kept: the last, and one in case it is damaged."""
+"""Number of kept checkpoints to resume from: the last, and one in case it is damaged."""
 
 
 class Checkpoints:
     """The checkpoints of one run.
 
     Args:
-        folder: where they are; made when the first is saved.
-        report: is told of damage in a sentence.
+        folder: folder of the checkpoints; created by the first save.
+        report: called with a sentence about a damaged checkpoint.
     """
 
     def __init__(self, folder: Path, report: Callable[[str], None] = print) -> None:
         self.folder, self.report = folder, report
 
     def save(self, kind: str, step: int, state: dict[str, Any]) -> None:
-        """Save a state; the older ones go only after it is there.
+        """Save a state, then delete older ones.
 
         Args:
             kind: ``"last"``, of which two are kept, or ``"best"``.
-            step: how many steps of training it has behind it.
-            state: tensors, numbers, texts, and lists and dictionaries of them.
+            step: number of training steps done.
+            state: tensors, numbers, strings, and lists and dictionaries of them.
         """
         buffer = io.BytesIO()
         torch.save(state, buffer)
@@ -56,7 +56,7 @@ class Checkpoints:
                 path.unlink()
 
     def load_last(self) -> dict[str, Any] | None:
-        """The newest state that is intact, or none; a damaged one is reported and put aside."""
+        """Load the newest intact state, or None; a damaged file is reported and renamed."""
         clear_leftovers(self.folder)
         for path in self._saved("last"):
             state = _read(path)
@@ -64,13 +64,13 @@ class Checkpoints:
                 return state
             self.report(
                 f"{path}: this checkpoint is damaged (its checksum does not match); "
-                "going on from the one before it"
+                "resuming from the previous one"
             )
             path.rename(path.with_suffix(".damaged"))
         return None
 
     def load_best(self, step: int) -> dict[str, Any] | None:
-        """The best state, saved at a step; none where it is missing or damaged."""
+        """Load the best state, saved at ``step``; None if it is missing or damaged."""
         for path in self._saved("best"):
             state = _read(path) if _step(path) == step else None
             if state is not None:
@@ -78,28 +78,28 @@ class Checkpoints:
         return None
 
     def keep_best(self, step: int | None) -> None:
-        """Drop all best states but the one saved at a step."""
+        """Delete all best states but the one saved at ``step``."""
         for path in self._saved("best"):
             if _step(path) != step:
                 path.unlink()
 
     def _saved(self, kind: str) -> list[Path]:
-        """Files of a kind, the newest first."""
+        """Return the files of a kind, newest first."""
         paths = [path for path in self.folder.glob(f"{kind}-*.pt") if _NAME.fullmatch(path.name)]
         return sorted(paths, key=lambda path: (_step(path), path.stat().st_mtime_ns), reverse=True)
 
 
-class SharedCheckpoints:
-    """The checkpoints of a run whose head is spread over processes.
+class ShardedCheckpoints:
+    """The checkpoints of a run with a sharded head.
 
-    Each is a folder, see :mod:`tammes.checkpoint`. All processes save and load together, and it is
-    of no matter how many there are.
+    Each is a folder, see :mod:`tammes.checkpoint`. All processes save and load together; their
+    number may change between saving and loading.
 
     Args:
-        folder: where they are; made when the first is saved.
-        criterion: of the run.
-        optimizer: of the run.
-        report: is told of damage in a sentence.
+        folder: folder of the checkpoints; created by the first save.
+        criterion: criterion of the run.
+        optimizer: optimizer of the run.
+        report: called with a sentence about a damaged checkpoint.
     """
 
     def __init__(
@@ -113,65 +113,67 @@ class SharedCheckpoints:
         self.criterion, self.optimizer = criterion, optimizer
 
     @property
-    def _first(self) -> bool:
-        """Whether this is the process that takes folders away."""
+    def _is_main(self) -> bool:
+        """Whether this process deletes and renames folders."""
         return RankGroup().rank == 0
 
     def save(self, kind: str, step: int, state: dict[str, Any]) -> None:
-        """See :meth:`Checkpoints.save`; criterion and optimizer are saved as they are."""
+        """Save like :meth:`Checkpoints.save`; criterion and optimizer are read directly."""
         beside = {key: value for key, value in state.items() if key not in ("model", "optimizer")}
         optimizer = self.optimizer if "optimizer" in state else None
-        where = self.folder / f"{kind}-{step:09d}"
-        checkpoint.save(where, self.criterion, optimizer, beside=beside, model=_others(state))
-        if kind == "last" and self._first:
+        path = self.folder / f"{kind}-{step:09d}"
+        checkpoint.save(
+            path, self.criterion, optimizer, beside=beside, model=_without_criterion(state)
+        )
+        if kind == "last" and self._is_main:
             for path in self._saved("last")[KEPT:]:
                 shutil.rmtree(path)
 
     def load_last(self) -> dict[str, Any] | None:
-        """The newest state that is intact, or none; criterion and optimizer have theirs already."""
+        """Load the newest intact state, or None; criterion and optimizer are restored in place."""
         rates = [group["lr"] for group in self.optimizer.param_groups]
         for path in self._saved("last"):
             try:
-                more = checkpoint.load(path, self.criterion, self.optimizer)
+                loaded = checkpoint.load(path, self.criterion, self.optimizer)
             except checkpoint.CheckpointError as error:
                 if _intact(path):
-                    # Of something else than this run: no reason to lose it.
+                    # An intact checkpoint of another run: keep it.
                     raise
-                self.report(f"{error}; going on from the one before it")
-                if self._first:
+                self.report(f"{error}; resuming from the previous one")
+                if self._is_main:
                     path.rename(path.with_suffix(".damaged"))
                 continue
             for group, rate in zip(self.optimizer.param_groups, rates, strict=True):
                 group["lr"] = rate
-            return {**more["beside"], **self._together(more), "optimizer": None}
+            return {**loaded["beside"], **self._model_state(loaded), "optimizer": None}
         return None
 
     def load_best(self, step: int) -> dict[str, Any] | None:
-        """See :meth:`Checkpoints.load_best`."""
+        """Load like :meth:`Checkpoints.load_best`."""
         path = self.folder / f"best-{step:09d}"
         try:
-            return self._together(checkpoint.load(path, self.criterion))
+            return self._model_state(checkpoint.load(path, self.criterion))
         except checkpoint.CheckpointError:
             return None
 
     def keep_best(self, step: int | None) -> None:
-        """Drop all best states but the one saved at a step."""
-        for path in self._saved("best") if self._first else []:
+        """Delete all best states but the one saved at ``step``."""
+        for path in self._saved("best") if self._is_main else []:
             if path.name != f"best-{step or 0:09d}":
                 shutil.rmtree(path)
 
-    def _together(self, more: dict[str, Any]) -> dict[str, Any]:
+    def _model_state(self, loaded: dict[str, Any]) -> dict[str, Any]:
         own = {f"criterion.{name}": value for name, value in self.criterion.state_dict().items()}
-        return {"model": {**more["model"], **own}}
+        return {"model": {**loaded["model"], **own}}
 
     def _saved(self, kind: str) -> list[Path]:
-        """Folders of a kind that were finished, the newest first."""
-        found = self.folder.glob(f"{kind}-{'[0-9]' * 9}/index.json")
-        return sorted((path.parent for path in found), reverse=True)
+        """Return the complete folders of a kind, newest first."""
+        manifests = self.folder.glob(f"{kind}-{'[0-9]' * 9}/index.json")
+        return sorted((path.parent for path in manifests), reverse=True)
 
 
 def _intact(folder: Path) -> bool:
-    """Whether all parts of a checkpoint are there, as they were written."""
+    """Whether all parts of a checkpoint are present and unchanged."""
     try:
         check_parts(folder, read(folder))
     except checkpoint.CheckpointError:
@@ -185,15 +187,15 @@ def make_checkpoints(
     model: Model,
     optimizer: torch.optim.Optimizer,
     report: Callable[[str], None],
-) -> Checkpoints | SharedCheckpoints:
-    """The checkpoints of a run, as its head asks for them."""
+) -> Checkpoints | ShardedCheckpoints:
+    """Build the checkpoints of a run, sharded or not."""
     if config.shard:
-        return SharedCheckpoints(folder, model.criterion, optimizer, report)
+        return ShardedCheckpoints(folder, model.criterion, optimizer, report)
     return Checkpoints(folder, report)
 
 
-def _others(state: dict[str, Any]) -> dict[str, Any]:
-    """What a model has beside its criterion."""
+def _without_criterion(state: dict[str, Any]) -> dict[str, Any]:
+    """Return the model state without that of the criterion."""
     return {name: v for name, v in state["model"].items() if not name.startswith("criterion.")}
 
 
@@ -208,7 +210,7 @@ def _checksum(data: bytes) -> str:
 
 
 def _read(path: Path) -> dict[str, Any] | None:
-    """The state in a file, or none where the file is not what was written."""
+    """Read the state of a file, or None if its checksum does not match."""
     match = _NAME.fullmatch(path.name)
     data = path.read_bytes()
     if match is None or _checksum(data) != match[3]:
@@ -216,9 +218,9 @@ def _read(path: Path) -> dict[str, Any] | None:
     try:
         state: dict[str, Any] = torch.load(io.BytesIO(data), map_location="cpu", weights_only=True)
     except Exception as error:
-        # Nobody's accident: it is what was written, and we write nothing of the kind.
+        # The checksum matches, so this is no damage, and we never write such content.
         raise ValueError(
-            f"{path}: this checkpoint is refused, it holds more than tensors, numbers and texts "
+            f"{path}: checkpoint rejected, it holds more than tensors, numbers and strings "
             f"({type(error).__name__})"
         ) from error
     return state

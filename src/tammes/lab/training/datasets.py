@@ -1,4 +1,4 @@
-"""The images of a run: to train on, to choose the best epoch on, to test on."""
+"""Training, validation and test images of a run, and its sampler."""
 
 from collections.abc import Callable
 from typing import Any
@@ -13,35 +13,38 @@ from tammes.lab.fewshot import class_lists
 def prepare_data(
     config: Config, report: Callable[[str], None] = print
 ) -> tuple[Images, Images | None, Images]:
-    """Images to train on, to choose the best epoch on, and to test on.
+    """Load the training, validation and test images of a run.
 
-    The corruptions of the configuration are applied to those to train on only. With ``whole`` those
-    to test on are among them.
+    Noise, imbalance and fraction are applied to the training images only. With ``whole`` the
+    training images include the test images.
 
     Args:
-        config: of the run.
-        report: is told what is worth knowing about the data.
+        config: configuration of the run.
+        report: called with one-line messages about the data.
     """
     options: dict[str, Any] = {
         "size": config.image_size,
         "skip_corrupt": config.skip_corrupt,
         "memory": int(config.memory * 2**30),
-        # With a source of its own to test on, nothing is set aside of the other.
+        # With a separate test source, nothing is held out of the training source.
         "whole": config.whole or config.test is not None,
-        "report": _once(report),
+        "report": _without_repeats(report),
     }
     chosen = classes_of(config.classes) if config.classes else None
     if config.whole:
-        report(f"{config.data}: trained on the test images too, so no accuracy on them is a test")
-        size, tell = config.image_size, options["report"]
-        training = class_lists.load_classes(config.data, chosen, size=size, report=tell)
+        report(f"{config.data}: training includes the test images, so test accuracies mean nothing")
+        training = class_lists.load_classes(
+            config.data, chosen, size=config.image_size, report=options["report"]
+        )
     else:
         training = data.load(config.data, "train", **options)
-    # Those of the chosen classes alone would refuse the others, which are left out below.
+    # Matching the chosen classes alone would reject the others, which are dropped below.
     like = None if config.whole else training
     testing = data.load(config.test or config.data, "test", like=like, **options)
     if chosen is not None:
-        training, testing = (class_lists.take(images, chosen) for images in (training, testing))
+        training, testing = (
+            class_lists.select_classes(images, chosen) for images in (training, testing)
+        )
     if config.limit:
         training, testing = (
             data.limit(images, config.limit, seed=config.seed) for images in (training, testing)
@@ -60,43 +63,43 @@ def prepare_data(
 
 
 def classes_of(text: str) -> tuple[str, ...]:
-    """Names of the classes that ``classes`` of a configuration stands for.
+    """Return the class names that ``classes`` of a configuration stands for.
 
     Args:
-        text: a part of a split of classes; the base classes where no part is named.
+        text: class lists and a part, such as ``cifar-fs:base``; the base classes by default.
 
     Example:
         >>> classes_of("cifar-fs")[:2]
         ('apple', 'aquarium_fish')
     """
-    split, part = class_lists.parse(text, default="base")
-    return split.part(part)
+    lists, part = class_lists.parse(text, default="base")
+    return lists.part(part)
 
 
-def _once(report: Callable[[str], None]) -> Callable[[str], None]:
-    """Says everything once: what is to be known of a source is the same for its splits."""
-    said: set[str] = set()
+def _without_repeats(report: Callable[[str], None]) -> Callable[[str], None]:
+    """Return ``report`` without repeats: the partitions of a source repeat its messages."""
+    reported: set[str] = set()
 
-    def tell(text: str) -> None:
-        if text not in said:
-            said.add(text)
+    def report_once(text: str) -> None:
+        if text not in reported:
+            reported.add(text)
             report(text)
 
-    return tell
+    return report_once
 
 
 def make_sampler(
     config: Config, training: Images, *, rank: int = 0, world_size: int = 1
 ) -> samplers.BatchSampler:
-    """What draws the batches of a run.
+    """Build the batch sampler of a run.
 
     Args:
-        config: of the run.
-        training: images to train on.
-        rank: which process this is.
-        world_size: how many there are.
+        config: configuration of the run.
+        training: training images.
+        rank: rank of this process.
+        world_size: number of processes.
     """
-    made: samplers.BatchSampler = build(
+    sampler: samplers.BatchSampler = build(
         config.sampler,
         samplers.TABLE,
         what="sampler",
@@ -106,19 +109,19 @@ def make_sampler(
         rank=rank,
         world_size=world_size,
     )
-    return made
+    return sampler
 
 
 def describe_data(
     training: Images, held_out: Images | None, testing: Images, *, whole: bool = False
 ) -> dict[str, Any]:
-    """What ``data.json`` says.
+    """Return the content of ``data.json``.
 
     Args:
-        training: images to train on.
-        held_out: to choose the best epoch on.
-        testing: to test on.
-        whole: whether those are among the images to train on, which is then said.
+        training: training images.
+        held_out: validation images.
+        testing: test images.
+        whole: whether the training images include the test images; recorded if so.
     """
     mean, std = training.mean_std()
     return {

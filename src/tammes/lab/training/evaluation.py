@@ -1,4 +1,4 @@
-"""What became of a model: measured on images it was not trained on, and written down."""
+"""Evaluate a model on validation and test images, and write the results of a run."""
 
 from collections.abc import Mapping
 from pathlib import Path
@@ -10,96 +10,96 @@ from torch import Tensor
 
 from tammes.lab.data import Images
 from tammes.lab.measure.classification import (
-    Examined,
-    examine_all,
+    ExampleMetrics,
+    confused_examples,
+    example_metrics_in_blocks,
     mean_loss,
     measure_prototypes,
     optimum,
     per_class_accuracy,
     summarise,
-    telling_examples,
 )
 from tammes.lab.records.run_folder import write_json, write_tensors
-from tammes.lab.training.loader import Feed
+from tammes.lab.training.loader import ImageLoader
 from tammes.lab.training.model import Model
 
-_ROWS = 512
-"""Images in a batch without gradients."""
-_PICTURE = 64
-"""Pixels of a side of an example that is kept."""
+_BATCH = 512
+"""Images in an evaluation batch."""
+_THUMBNAIL = 64
+"""Longest side of a stored example, in pixels."""
 
 
-class Outcome(NamedTuple):
-    """What a model makes of a set of images.
+class Evaluation(NamedTuple):
+    """Features and measures of a model on a set of images.
 
     Attributes:
         features: shape ``(N, D)``, on the CPU.
         labels: shape ``(N,)``.
-        seen: each of them.
-        measures: in a line of ``metrics.jsonl``.
+        examples: prediction and margin of each example.
+        measures: means, as in a line of ``metrics.jsonl``.
     """
 
     features: Tensor
     labels: Tensor
-    seen: Examined
+    examples: ExampleMetrics
     measures: dict[str, float]
 
 
 @torch.no_grad()
-def evaluate(fabric: Any, model: Model, source: Feed) -> Outcome:
-    """Features, predictions and margins of images, without augmentation.
+def evaluate(fabric: Any, model: Model, loader: ImageLoader) -> Evaluation:
+    """Compute features, predictions and margins of images, without augmentation.
 
     Args:
-        fabric: precision and processes; each of them looks at its share of the images.
-        model: put into evaluation mode; whoever trains puts it back.
-        source: of the images.
+        fabric: precision and processes; every rank evaluates its share of the images.
+        model: left in evaluation mode.
+        loader: images to evaluate.
     """
     model.eval()
     if fabric.world_size > 1:
-        # Each process has running statistics of its own; those of the first are kept.
+        # Every rank has its own running statistics; those of rank 0 are kept.
         for buffer in model.backbone.buffers():
             torch.distributed.broadcast(buffer, 0)
-    rank, count = fabric.global_rank, fabric.world_size
+    rank, world_size = fabric.global_rank, fabric.world_size
     parts = []
-    for pixels, _, index in source.in_order(_ROWS, rank=rank, world_size=count):
+    for pixels, _, index in loader.in_order(_BATCH, rank=rank, world_size=world_size):
         with fabric.autocast():
             parts.append(model.features(pixels, index, 0).float())
     size = model.criterion.head.embedding_size
     features = torch.cat(parts) if parts else torch.zeros(0, size, device=fabric.device)
-    total = len(source.images)
-    if count > 1:
-        # Every process has one row more or less than another.
-        features = F.pad(features, (0, 0, 0, -(-total // count) - len(features)))
+    total = len(loader.images)
+    if world_size > 1:
+        # Ranks differ by at most one row.
+        features = F.pad(features, (0, 0, 0, -(-total // world_size) - len(features)))
         features = fabric.all_gather(features).transpose(0, 1).flatten(0, 1)[:total]
-    labels = source.images.labels
-    seen = examine_all(model.criterion.head, features, labels)
-    measures = summarise(seen)
+    labels = loader.images.labels
+    examples = example_metrics_in_blocks(model.criterion.head, features, labels)
+    measures = summarise(examples)
     loss = mean_loss(model.criterion, features, labels)
     if loss is not None:
         measures["loss"] = loss
-    return Outcome(features.cpu(), labels, seen, measures)
+    return Evaluation(features.cpu(), labels, examples, measures)
 
 
-def finish(
+def write_results(
     folder: Path,
     model: Model,
     testing: Images,
-    outcomes: Mapping[str, Outcome],
+    evaluations: Mapping[str, Evaluation],
     last: Mapping[str, Any],
     *,
     chosen: str,
 ) -> None:
-    """Write down a finished run; ``final.json`` comes last, so that it says that all is there.
+    """Write the results of a finished run; ``final.json`` comes last and marks it complete.
 
     Args:
-        folder: of the run.
-        model: the one that is kept.
-        testing: images it was tested on.
-        outcomes: on the test images, and on the validation images if there are any.
-        last: the line of ``metrics.jsonl`` of the epoch that is kept.
+        folder: run folder.
+        model: model of the chosen epoch.
+        testing: test images.
+        evaluations: results on the test images, and on the validation images if there are any.
+        last: line of ``metrics.jsonl`` of the chosen epoch.
         chosen: how that epoch was chosen.
     """
-    head, tested = model.criterion.head, outcomes["test"]
+    head, tested = model.criterion.head, evaluations["test"]
     kept = {"prototypes": head.weight, "scale": torch.as_tensor(head.scale).float()}
     if head.bias is not None:
         kept["bias"] = head.bias
@@ -107,7 +107,7 @@ def finish(
     embeddings = {
         "features": tested.features,
         "labels": tested.labels,
-        "predictions": tested.seen.predictions,
+        "predictions": tested.examples.predictions,
         "index": testing.index,
     }
     write_tensors(folder / "embeddings.safetensors", embeddings)
@@ -126,31 +126,31 @@ def finish(
         "prototypes": measure_prototypes(head),
         "optimum": optimum(head.num_classes, head.embedding_size),
     }
-    for name, outcome in outcomes.items():
+    for name, result in evaluations.items():
         final[name] = {
-            **outcome.measures,
-            "sample_margin_min": float(outcome.seen.margins.min()),
+            **result.measures,
+            "sample_margin_min": float(result.examples.margins.min()),
             "per_class_accuracy": per_class_accuracy(
-                outcome.seen, outcome.labels, head.num_classes
+                result.examples, result.labels, head.num_classes
             ),
         }
     write_json(folder / "final.json", final)
 
 
-def _examples(testing: Images, tested: Outcome) -> dict[str, Tensor]:
-    """Some test images, small: the clearest mistakes, and right ones beside them."""
-    chosen = telling_examples(tested.seen, tested.labels, len(testing.classes))
+def _examples(testing: Images, tested: Evaluation) -> dict[str, Tensor]:
+    """Return thumbnails of the clearest mistakes, and of correct examples beside them."""
+    chosen = confused_examples(tested.examples, tested.labels, len(testing.classes))
     channels, height, width = testing.shape
     pictures = torch.zeros(0, channels, height, width, dtype=torch.uint8)
     if len(chosen):
-        pictures = torch.stack([testing.read(place) for place in chosen.tolist()])
-    if max(height, width) > _PICTURE and len(chosen):
-        share = _PICTURE / max(height, width)
+        pictures = torch.stack([testing.read(position) for position in chosen.tolist()])
+    if max(height, width) > _THUMBNAIL and len(chosen):
+        share = _THUMBNAIL / max(height, width)
         small = F.interpolate(pictures.float(), scale_factor=share, mode="bilinear", antialias=True)
         pictures = small.round().clamp(0, 255).byte()
     return {
         "images": pictures,
         "labels": tested.labels[chosen],
-        "predictions": tested.seen.predictions[chosen],
+        "predictions": tested.examples.predictions[chosen],
         "index": testing.index[chosen],
     }

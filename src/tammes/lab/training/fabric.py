@@ -1,4 +1,4 @@
-"""What a run is carried out on: device, precision, processes, loggers; by ``lightning.fabric``."""
+"""Device, precision, processes and loggers of a run, through ``lightning.fabric``."""
 
 import logging
 import os
@@ -15,21 +15,21 @@ _PRECISION = {"fp32": "32-true", "bf16": "bf16-mixed", "fp16": "16-mixed"}
 
 
 def check_machine(config: Config) -> str:
-    """Refuse what this machine cannot do, before anything is begun.
+    """Reject a configuration that this machine cannot run.
 
     Args:
-        config: of a run.
+        config: configuration of a run.
 
     Returns:
-        What it runs on: ``"cuda"`` or ``"cpu"``.
+        The device type: ``"cuda"`` or ``"cpu"``.
 
     Raises:
-        ValueError: with a sentence on what cannot be.
+        ValueError: one sentence on what is not possible.
     """
-    there = torch.cuda.is_available()
-    if config.accelerator == "cuda" and not there:
-        raise ValueError("accelerator cuda is asked for, but torch finds no CUDA device")
-    on_cpu = config.accelerator == "cpu" or not there
+    has_cuda = torch.cuda.is_available()
+    if config.accelerator == "cuda" and not has_cuda:
+        raise ValueError("accelerator cuda expects a CUDA device, but torch finds none")
+    on_cpu = config.accelerator == "cpu" or not has_cuda
     if on_cpu and config.precision == "fp16":
         raise ValueError("precision fp16 needs a GPU; bf16 and fp32 work on a CPU")
     if on_cpu and config.graphs == "on":
@@ -38,8 +38,8 @@ def check_machine(config: Config) -> str:
         raise ValueError("graphs work with one process and with precision fp32 or bf16")
     if config.shard and _processes() > 1 and config.precision == "fp16":
         raise ValueError(
-            "shard expects precision fp32 or bf16, got fp16: its steps are left out one by one, "
-            "and the processes would not leave out the same"
+            "shard expects precision fp32 or bf16, got fp16: its gradient scaler skips steps, "
+            "and the processes would not skip the same ones"
         )
     for name in _logger_names(config):
         if name not in LOGGERS:
@@ -49,7 +49,7 @@ def check_machine(config: Config) -> str:
 
 
 def _processes() -> int:
-    """How many processes ``torchrun`` has started."""
+    """Return the number of processes that ``torchrun`` started."""
     return int(os.environ.get("WORLD_SIZE", 1))
 
 
@@ -57,15 +57,15 @@ def _logger_names(config: Config) -> list[str]:
     return [name.strip() for name in config.loggers.split(",") if name.strip()]
 
 
-def start(config: Config, folder: Path) -> Any:
-    """Device, precision and processes: those that ``torchrun`` has started, or one.
+def launch(config: Config, folder: Path) -> Any:
+    """Launch Fabric on the processes that ``torchrun`` started, or on one.
 
     Args:
-        config: of the run.
-        folder: of the run, for what loggers write.
+        config: configuration of the run.
+        folder: run folder, for the files of loggers.
 
     Returns:
-        A ``lightning.fabric.Fabric`` that is launched.
+        A launched ``lightning.fabric.Fabric``.
     """
     fabric_module = require("lightning.fabric", extra="lab")
     accelerator = check_machine(config)
@@ -80,10 +80,10 @@ def start(config: Config, folder: Path) -> Any:
     strategy: Any = "auto"
     if processes > 1:
         strategy = require("lightning.fabric.strategies", extra="lab").DDPStrategy(
-            # A loss between examples alone leaves the prototypes without a gradient.
+            # A loss of metric terms alone gives the prototypes no gradient.
             find_unused_parameters=True
         )
-    # It says which precision it would rather have, each time.
+    # Lightning prints a hint about precision at every start.
     for name in ("lightning.fabric", "lightning.pytorch"):
         logging.getLogger(name).setLevel(logging.WARNING)
     local = int(os.environ.get("LOCAL_WORLD_SIZE", processes))
@@ -108,7 +108,7 @@ def uses_graphs(config: Config, fabric: Any) -> bool:
 
 
 def make_loggers(config: Config, folder: Path) -> list[Any]:
-    """The loggers a configuration names."""
+    """Build the loggers that a configuration names."""
     return [LOGGERS[name](folder) for name in _logger_names(config)]
 
 
@@ -119,9 +119,9 @@ def _tensorboard(folder: Path) -> Any:
 
 def _mlflow(folder: Path) -> Any:
     loggers = require("lightning.pytorch.loggers", extra="lab")
-    # A file beside the runs, unless the user has a server.
-    beside = f"sqlite:///{folder.parent.resolve() / 'mlflow.db'}"
-    uri = os.environ.get("MLFLOW_TRACKING_URI", beside)
+    # A file next to the runs, unless the user has a server.
+    local = f"sqlite:///{folder.parent.resolve() / 'mlflow.db'}"
+    uri = os.environ.get("MLFLOW_TRACKING_URI", local)
     return loggers.MLFlowLogger("tammes", run_name=folder.name, tracking_uri=uri)
 
 
@@ -135,4 +135,4 @@ LOGGERS: dict[str, Callable[[Path], Any]] = {
     "mlflow": _mlflow,
     "wandb": _wandb,
 }
-"""What can be told of every epoch, by name; each is a package of that name."""
+"""Loggers by name; each needs the package of that name."""

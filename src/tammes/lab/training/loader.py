@@ -1,4 +1,4 @@
-"""Batches of images on the device they are needed on."""
+"""Load batches of images to the device."""
 
 from collections.abc import Iterable, Iterator
 from typing import TypeAlias
@@ -8,18 +8,17 @@ from torch import Tensor
 from torch.utils.data import DataLoader, Dataset
 
 from tammes.lab.data import Images
-from tammes.lab.data.samplers import share
+from tammes.lab.data.samplers import rank_share
 from tammes.lab.training.model import IGNORED
 
 Batch: TypeAlias = tuple[Tensor, Tensor, Tensor]
-"""Pixels, labels, identities."""
+"""Pixels, labels and image indices."""
 
 
-class _Reader(Dataset[Tensor | ValueError]):
-    """Images one by one, for the processes that read them.
+class _ImageDataset(Dataset[Tensor | ValueError]):
+    """Single images for the workers of a ``DataLoader``.
 
-    What is wrong with an image is handed on: raised in another process, it would come back as a
-    page of text.
+    Errors are returned, not raised: raised in a worker they would come back as a page of traceback.
     """
 
     def __init__(self, images: Images) -> None:
@@ -35,13 +34,13 @@ class _Reader(Dataset[Tensor | ValueError]):
         return len(self.images)
 
 
-class Feed:
-    """Images in batches: from memory of the device where they fit, else read as they are needed.
+class ImageLoader:
+    """Loads images in batches: from device memory where they fit, else by worker processes.
 
     Args:
-        images: what to feed.
-        device: where to.
-        workers: processes that read.
+        images: images to load.
+        device: device of the batches.
+        workers: number of worker processes.
     """
 
     def __init__(self, images: Images, device: torch.device, *, workers: int = 0) -> None:
@@ -52,38 +51,38 @@ class Feed:
     def __call__(
         self, batches: Iterable[Tensor], *, rank: int = 0, world_size: int = 1
     ) -> Iterator[Batch]:
-        """The batches at some positions, or the share of each that one process has.
+        """Yield the batches at the given positions, or the share of one rank in each.
 
         Args:
             batches: positions, one tensor for each batch.
-            rank: which process this is.
-            world_size: how many there are. Their shares are equally long: where one is short, an
-                image of the batch is in it that counts for nothing.
+            rank: rank of this process.
+            world_size: number of processes. All shares have the same length: a short one is padded
+                with an image of the batch whose label is ignored.
         """
-        shares = [_filled_share(whole, rank, world_size) for whole in batches]
+        shares = [_padded_share(whole, rank, world_size) for whole in batches]
         if not shares:
             return
         positions = [share for share, _ in shares]
-        # One copy for all of them; each then is a view.
-        together = torch.cat(positions).to(self.device)
-        places = together.split([len(some) for some in positions])
-        sources = zip(shares, places, self._pixels(positions, places), strict=True)
-        for (_, own), place, pixels in sources:
-            labels = self.labels[place]
+        # One transfer for all of them; each batch is then a view.
+        transferred = torch.cat(positions).to(self.device)
+        on_device = transferred.split([len(batch) for batch in positions])
+        sources = zip(shares, on_device, self._pixels(positions, on_device), strict=True)
+        for (_, own), chosen, pixels in sources:
+            labels = self.labels[chosen]
             labels[own:] = IGNORED
-            yield pixels, labels, self.index[place]
+            yield pixels, labels, self.index[chosen]
 
-    def _pixels(self, positions: list[Tensor], places: Iterable[Tensor]) -> Iterator[Tensor]:
+    def _pixels(self, positions: list[Tensor], on_device: Iterable[Tensor]) -> Iterator[Tensor]:
         if self.pixels is not None:
-            for place in places:
-                yield self.pixels[place]
+            for chosen in on_device:
+                yield self.pixels[chosen]
             return
         cuda = self.device.type == "cuda"
         loader = DataLoader(
-            _Reader(self.images),
-            batch_sampler=[some.tolist() for some in positions],
+            _ImageDataset(self.images),
+            batch_sampler=[batch.tolist() for batch in positions],
             num_workers=self.workers,
-            collate_fn=_stacked,
+            collate_fn=_stack,
             pin_memory=cuda,
         )
         for pixels in loader:
@@ -92,18 +91,18 @@ class Feed:
             yield pixels.to(self.device, non_blocking=cuda)
 
     def in_order(self, size: int, *, rank: int = 0, world_size: int = 1) -> Iterator[Batch]:
-        """All images once, in order: the share of one process, every ``world_size``-th."""
+        """Yield all images once, in order; each rank gets every ``world_size``-th."""
         yield from self(torch.arange(rank, len(self.images), world_size).split(size))
 
 
-def _stacked(images: list[Tensor | ValueError]) -> Tensor | ValueError:
-    """Images as one tensor, or what is wrong with the first that cannot be read."""
-    wrong = next((image for image in images if isinstance(image, ValueError)), None)
-    return wrong or torch.stack([image for image in images if isinstance(image, Tensor)])
+def _stack(images: list[Tensor | ValueError]) -> Tensor | ValueError:
+    """Stack images, or return the error of the first that cannot be read."""
+    error = next((image for image in images if isinstance(image, ValueError)), None)
+    return error or torch.stack([image for image in images if isinstance(image, Tensor)])
 
 
-def _filled_share(whole: Tensor, rank: int, world_size: int) -> tuple[Tensor, int]:
-    """Positions of one process, as many as any has, and how many of them are its own."""
-    own = share(whole, rank, world_size)
+def _padded_share(whole: Tensor, rank: int, world_size: int) -> tuple[Tensor, int]:
+    """Return the positions of one rank, padded to the longest share, and the count of its own."""
+    own = rank_share(whole, rank, world_size)
     longest = -(-len(whole) // world_size)
     return torch.cat([own, whole[: longest - len(own)]]), len(own)

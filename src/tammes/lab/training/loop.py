@@ -1,9 +1,9 @@
 """Train one model: data, network, criterion, a loop, a record.
 
-Read it from top to bottom: :func:`train` is the course of a run. A run that was interrupted,
-however roughly, goes on from its last checkpoint and ends in the same weights and the same record
-as one that was not: order and augmentation are keyed by seed, epoch and image, dropout by seed and
-step, and everything else is in the checkpoint.
+Read from top to bottom: :func:`train` is the whole course of a run. An interrupted run resumes from
+its last checkpoint and ends in the same weights and the same record as an uninterrupted one: order
+and augmentation are keyed by seed, epoch and image, dropout by seed and step, and everything else
+is in the checkpoint.
 """
 
 import json
@@ -21,52 +21,52 @@ from tammes.distributed.process_group import RankGroup
 from tammes.lab.config.schema import Config
 from tammes.lab.data.samplers import BatchSampler
 from tammes.lab.measure.classification import MEASURED, measure_prototypes
-from tammes.lab.records.atomic_io import alone, clear_leftovers
+from tammes.lab.records.atomic_io import clear_leftovers, locked
 from tammes.lab.records.run_folder import (
     Run,
-    same_data,
-    same_run,
+    check_same_data,
+    holds_run,
     write_json,
     write_lines,
     write_tensors,
 )
-from tammes.lab.training.checkpoints import Checkpoints, SharedCheckpoints, make_checkpoints
+from tammes.lab.training.checkpoints import Checkpoints, ShardedCheckpoints, make_checkpoints
 from tammes.lab.training.datasets import describe_data, make_sampler, prepare_data
-from tammes.lab.training.evaluation import Outcome, evaluate, finish
-from tammes.lab.training.fabric import start, uses_graphs
-from tammes.lab.training.gradient_angles import Gradients, make_watch
-from tammes.lab.training.loader import Feed
+from tammes.lab.training.evaluation import Evaluation, evaluate, write_results
+from tammes.lab.training.fabric import launch, uses_graphs
+from tammes.lab.training.gradient_angles import GradientAngles, make_gradient_probe
+from tammes.lab.training.loader import ImageLoader
 from tammes.lab.training.lr_schedules import learning_rate
 from tammes.lab.training.model import Model, build_model
 from tammes.lab.training.progress import Progress
 from tammes.lab.training.provenance import environment
-from tammes.lab.training.sharded_head import gather_head, leave_to_itself
+from tammes.lab.training.sharded_head import exclude_from_ddp, gather_head
 from tammes.lab.training.step import Step, make_optimizer
 
-_LOOK = 50
-"""Steps between two looks at what a GPU has done; each one waits for it."""
+_CHECK_EVERY = 50
+"""Steps between two checks of the loss on a GPU; each check synchronises with the device."""
 
 
 class TrainingError(ValueError):
-    """Training cannot go on; the message is one sentence, and the last checkpoint is kept."""
+    """Training stopped; the message is one sentence, and the last checkpoint is kept."""
 
 
 def train(
     config: Config, folder: str | os.PathLike[str], *, progress: Progress | None = None
 ) -> Run:
-    """Train a model and write its record, or go on with one that was interrupted.
+    """Train a model and write its run folder, or resume an interrupted run.
 
     Args:
-        config: of the run.
-        folder: of its record; a finished run there is returned as it is.
-        progress: is told how far it is.
+        config: configuration of the run.
+        folder: run folder; a finished run in it is returned unchanged.
+        progress: receives the progress of the run.
 
     Returns:
         The finished run.
 
     Raises:
-        TrainingError: a loss was not finite, or memory ran out. ``failure.json`` says more.
-        ValueError: something in the configuration cannot be.
+        TrainingError: a loss was not finite, or memory ran out. ``failure.json`` has the details.
+        ValueError: the configuration is invalid.
 
     Example:
         >>> from tempfile import TemporaryDirectory
@@ -77,26 +77,26 @@ def train(
     """
     folder = Path(folder)
     run = Run(folder)
-    if same_run(run, config) and run.status == "done":
+    if holds_run(run, config) and run.status == "done":
         if progress is not None:
-            progress.say(f"{folder}: this run is finished, nothing is trained again")
+            progress.say(f"{folder}: already finished, nothing to train")
         return run
     before = torch.are_deterministic_algorithms_enabled()
-    fabric = start(config, folder)
+    fabric = launch(config, folder)
     first = fabric.is_global_zero
     progress = progress if progress is not None and first else Progress()
     try:
-        with alone(folder, "another process is training this run") if first else nullcontext():
+        with locked(folder, "another process is training this run") if first else nullcontext():
             work = _set_up(fabric, config, folder, progress)
             progress.begin(epochs=config.epochs, steps=len(work.sampler), done=work.epoch)
             while work.epoch < config.epochs:
                 _train_epoch(work)
-                _close_epoch(work)
-            _conclude(work)
+                _end_epoch(work)
+            _finish(work)
     except torch.OutOfMemoryError as error:
         message = (
-            "the GPU has too little memory for this run; a smaller batch_size or precision bf16 "
-            f"may do ({str(error).split('. ')[0]})"
+            "the GPU ran out of memory; try a smaller batch_size or precision bf16 "
+            f"({str(error).split('. ')[0]})"
         )
         raise _failed(folder, first, "out of memory", message) from error
     finally:
@@ -105,19 +105,22 @@ def train(
     return Run(folder)
 
 
-@dataclass
-class _Work:
-    """What a run works with, and where it is.
+@dataclass(kw_only=True)
+class _TrainingState:
+    """Everything one run needs, and its position in the training.
 
     Attributes:
-        epoch: epochs that are over.
-        position: batches of the current epoch that are over.
-        steps: batches that are over in all.
-        seconds: spent on the current epoch.
+        rate: learning rate of a step.
+        loader: training images.
+        eval_loaders: test images, and validation images if there are any.
+        epoch: finished epochs.
+        position: finished batches of the current epoch.
+        steps: finished batches in all.
+        seconds: time spent on the current epoch.
         history: lines of ``metrics.jsonl``.
-        best: accuracy on the validation images and step of the best epoch so far.
-        outcomes: of the last epoch that was tested.
-        watched: what is looked at after every epoch.
+        best: validation accuracy and step of the best epoch so far.
+        evaluations: results of the last evaluated epoch.
+        gradient_angles: probe that runs after every epoch.
     """
 
     fabric: Any
@@ -129,9 +132,9 @@ class _Work:
     model: Model
     optimizer: Any
     step: Step
-    feed: Feed
-    tests: dict[str, Feed]
-    checkpoints: Checkpoints | SharedCheckpoints
+    loader: ImageLoader
+    eval_loaders: dict[str, ImageLoader]
+    checkpoints: Checkpoints | ShardedCheckpoints
     epoch: int = 0
     position: int = 0
     steps: int = 0
@@ -139,21 +142,21 @@ class _Work:
     history: list[dict[str, Any]] = field(default_factory=list)
     timing: list[dict[str, Any]] = field(default_factory=list)
     best: tuple[float, int] | None = None
-    outcomes: dict[str, Outcome] = field(default_factory=dict)
-    watched: Gradients | None = None
+    evaluations: dict[str, Evaluation] = field(default_factory=dict)
+    gradient_angles: GradientAngles | None = None
 
     @property
     def writes(self) -> bool:
-        """Whether this is the process that writes."""
+        """Whether this process writes the run folder."""
         return bool(self.fabric.is_global_zero)
 
     @property
     def saves(self) -> bool:
-        """Whether this is a process that saves: the first, or all where each has some classes."""
+        """Whether this process saves checkpoints: rank 0, or every rank of a sharded head."""
         return self.writes or self.config.shard
 
     def save(self) -> None:
-        """Write a checkpoint of a state that is known to be sound."""
+        """Write a checkpoint, after checking that the loss is finite."""
         _stop_if_not_finite(self)
         if self.saves:
             self.checkpoints.save("last", self.steps, self.snapshot())
@@ -161,7 +164,7 @@ class _Work:
         self.fabric.barrier()
 
     def snapshot(self) -> dict[str, Any]:
-        """What a checkpoint holds."""
+        """Return the content of a checkpoint."""
         return {
             "epoch": self.epoch,
             "position": self.position,
@@ -177,13 +180,13 @@ class _Work:
         }
 
     def restore(self, saved: dict[str, Any]) -> None:
-        """Go to where a checkpoint was written."""
+        """Resume from the content of a checkpoint."""
         self.model.load_state_dict(saved["model"])
         rates = [group["lr"] for group in self.optimizer.param_groups]
         if saved["optimizer"] is not None:
             self.optimizer.load_state_dict(saved["optimizer"])
         for group, rate in zip(self.optimizer.param_groups, rates, strict=True):
-            # The rate of a graph stays where it is; its value is set before every step.
+            # A CUDA graph reads the rate from this tensor; its value is set before every step.
             group["lr"] = rate
         self.fabric.strategy.precision.load_state_dict(saved["precision"])
         self.step.sums.copy_(torch.tensor(saved["sums"], dtype=torch.double))
@@ -192,65 +195,83 @@ class _Work:
         self.seconds = saved["seconds"]
         self.best = None if saved["best"] is None else tuple(saved["best"])
         self.progress.say(
-            f"{self.folder}: going on at epoch {self.epoch + 1}, step {self.steps + 1}"
+            f"{self.folder}: resuming at epoch {self.epoch + 1}, step {self.steps + 1}"
         )
 
 
-def _set_up(fabric: Any, config: Config, folder: Path, progress: Progress) -> _Work:
-    """Everything that is there before the first step, or before the next one."""
+def _set_up(fabric: Any, config: Config, folder: Path, progress: Progress) -> _TrainingState:
+    """Prepare data, model, optimizer and folder; resume from a checkpoint if there is one."""
     with fabric.rank_zero_first(local=True):
-        # One process decodes the images, the others find them decoded.
+        # One process decodes the images; the others read them from the cache.
         sets = training, held_out, testing = prepare_data(config, progress.say)
     described = describe_data(*sets, whole=config.whole)
-    same_data(Run(folder), described)
+    check_same_data(Run(folder), described)
     sampler = make_sampler(config, training, rank=fabric.global_rank, world_size=fabric.world_size)
     rate = learning_rate(config, len(sampler))
     parts = build_model(config, training, steps_per_epoch=len(sampler))
     model = parts.model
     if model.needs_batches and sampler.batch_size < 2 * fabric.world_size:
         raise ValueError(
-            f"{parts.backbone} normalises batches, and expects 2 images in each on every process, "
-            f"got {sampler.batch_size} on {fabric.world_size}; norm='group' does without"
+            f"{parts.backbone} uses batch normalisation and expects 2 images per process in each "
+            f"batch, got {sampler.batch_size} on {fabric.world_size}; norm='group' has no limit"
         )
     if fabric.device.type == "cuda":
-        # Convolutions on a GPU are faster with the channels last.
+        # Convolutions on a GPU are faster with channels last.
         model.backbone.to(memory_format=torch.channels_last)  # type: ignore[call-overload]
         model.channels_last = True
     graphs = uses_graphs(config, fabric)
     optimizer: Any = make_optimizer(model.to(fabric.device), config, fabric.device, graphs=graphs)
     if config.shard:
-        leave_to_itself(model, model.criterion.head)
+        exclude_from_ddp(model, model.criterion.head)
     module: Any = model
     if config.compile and graphs:
         model.compile_backbone(sampler.batch_size)
     elif config.compile:
         module = torch.compile(model, dynamic=False)
     module, optimizer = fabric.setup(module, optimizer)
-    around = environment(fabric.device, fabric.world_size) | parts.described()
+    provenance = environment(fabric.device, fabric.world_size) | parts.described()
 
     def without_graphs(reason: str) -> None:
         progress.say(reason)
-        # One process: graphs are not for several.
-        write_json(folder / "environment.json", around | {"graphs": reason})
+        # CUDA graphs are used with one process only.
+        write_json(folder / "environment.json", provenance | {"graphs": reason})
 
-    step = Step(fabric, module, model, optimizer, config, graphs=graphs, report=without_graphs)
+    step = Step(
+        fabric=fabric,
+        module=module,
+        model=model,
+        optimizer=optimizer,
+        config=config,
+        graphs=graphs,
+        report=without_graphs,
+    )
 
-    def feed(images: Any) -> Feed:
-        return Feed(images, fabric.device, workers=config.workers)
+    def loader(images: Any) -> ImageLoader:
+        return ImageLoader(images, fabric.device, workers=config.workers)
 
-    tests = {"test": feed(testing)}
+    eval_loaders = {"test": loader(testing)}
     if held_out is not None:
-        tests = {"validation": feed(held_out), **tests}
+        eval_loaders = {"validation": loader(held_out), **eval_loaders}
     checkpoints = make_checkpoints(
         folder / "checkpoints", config, model, optimizer.optimizer, progress.say
     )
-    work = _Work(
-        fabric, config, folder, progress, sampler, rate, model, optimizer, step,
-        feed(training), tests, checkpoints,
-    )  # fmt: skip
-    work.watched = make_watch(config.watch, model, work.feed, sampler)
+    work = _TrainingState(
+        fabric=fabric,
+        config=config,
+        folder=folder,
+        progress=progress,
+        sampler=sampler,
+        rate=rate,
+        model=model,
+        optimizer=optimizer,
+        step=step,
+        loader=loader(training),
+        eval_loaders=eval_loaders,
+        checkpoints=checkpoints,
+    )
+    work.gradient_angles = make_gradient_probe(config.watch, model, work.loader, sampler)
     with nullcontext() if config.shard else fabric.rank_zero_first():
-        # The first process puts a damaged one aside, before the others look; or all read together.
+        # Rank 0 renames a damaged checkpoint before the others read; a sharded head is read by all.
         saved = checkpoints.load_last()
     if saved is not None:
         work.restore(saved)
@@ -259,26 +280,28 @@ def _set_up(fabric: Any, config: Config, folder: Path, progress: Progress) -> _W
         (folder / "failure.json").unlink(missing_ok=True)
         write_json(folder / "config.json", config.to_dict())
         write_json(folder / "data.json", described)
-        write_json(folder / "environment.json", around)
+        write_json(folder / "environment.json", provenance)
         used = {"index": training.index, "labels": training.labels}
         write_tensors(folder / "subset.safetensors", used)
         write_lines(folder / "metrics.jsonl", work.history)
     return work
 
 
-def _train_epoch(work: _Work) -> None:
-    """All batches of an epoch, or those that are left of it."""
+def _train_epoch(work: _TrainingState) -> None:
+    """Train on the remaining batches of the epoch."""
     step, sampler, config = work.step, work.sampler, work.config
-    look = 1 if work.fabric.device.type == "cpu" else _LOOK
+    check_every = 1 if work.fabric.device.type == "cpu" else _CHECK_EVERY
     began = time.perf_counter() - work.seconds
     work.model.train()
     sampler.load_state_dict({"epoch": work.epoch, "position": work.position})
-    for batch in work.feed(sampler.whole(), rank=sampler.rank, world_size=sampler.world_size):
+    for batch in work.loader(
+        sampler.global_batches(), rank=sampler.rank, world_size=sampler.world_size
+    ):
         step.set_rate(work.rate(work.steps))
         step(batch, epoch=work.epoch, step=work.steps)
         work.steps += 1
         work.position += 1
-        if work.steps % look == 0:
+        if work.steps % check_every == 0:
             _stop_if_not_finite(work)
             work.seconds = time.perf_counter() - began
             values, _ = step.means()
@@ -291,11 +314,11 @@ def _train_epoch(work: _Work) -> None:
     work.seconds = time.perf_counter() - began
     sound = all(bool(torch.isfinite(weight).all()) for weight in work.model.parameters())
     if RankGroup().all_gather_ints(sound=sound)["sound"].count(0):
-        raise _broken(work, "weights")
+        raise _not_finite(work, "weights")
 
 
-def _close_epoch(work: _Work) -> None:
-    """Measure, write down, save."""
+def _end_epoch(work: _TrainingState) -> None:
+    """Evaluate, write the line of metrics and save."""
     config, model, folder = work.config, work.model, work.folder
     head = model.criterion.head
     last = work.epoch + 1 == config.epochs
@@ -310,10 +333,10 @@ def _close_epoch(work: _Work) -> None:
         "prototypes": measure_prototypes(head, margin=tested and head.num_classes <= MEASURED),
     }
     if tested:
-        work.outcomes = _evaluate(work)
-        row |= {name: outcome.measures for name, outcome in work.outcomes.items()}
-    if work.watched is not None:
-        row["gradients"] = work.watched()
+        work.evaluations = _evaluate(work)
+        row |= {name: result.measures for name, result in work.evaluations.items()}
+    if work.gradient_angles is not None:
+        row["gradients"] = work.gradient_angles()
     rate = float(work.step.sums[0]) / work.seconds
     timing = {"seconds": work.seconds, "images_per_second": rate, "ended": time.time()}
     work.timing.append({"epoch": work.epoch + 1, **timing})
@@ -334,41 +357,42 @@ def _close_epoch(work: _Work) -> None:
         work.save()
 
 
-def _conclude(work: _Work) -> None:
-    """Take the epoch that is to be kept, measure it and write down what came of it."""
+def _finish(work: _TrainingState) -> None:
+    """Choose the epoch to keep, evaluate it and write the results."""
     chosen, row = "last epoch", work.history[-1]
     if work.best is not None and work.best[1] != work.steps:
         best = work.checkpoints.load_best(work.best[1])
         if best is None:
-            chosen = "last epoch, as the checkpoint of the best one is missing or damaged"
-            work.progress.say(f"{work.folder}: the {chosen}")
+            chosen = "last epoch, because the checkpoint of the best one is missing or damaged"
+            work.progress.say(f"{work.folder}: keeping the {chosen}")
         else:
             work.model.load_state_dict(best["model"])
             row = next(row for row in work.history if row["step"] == work.best[1])
-            work.outcomes = {}
+            work.evaluations = {}
     if row["step"] == (work.best or (0.0, 0))[1]:
         chosen = "best epoch on the validation images"
-    outcomes = work.outcomes or _evaluate(work)
+    evaluations = work.evaluations or _evaluate(work)
     work.model.criterion.head = gather_head(work.model.criterion.head)
     if work.writes:
-        testing = work.tests["test"].images
-        finish(work.folder, work.model, testing, outcomes, row, chosen=chosen)
+        testing = work.eval_loaders["test"].images
+        write_results(work.folder, work.model, testing, evaluations, row, chosen=chosen)
     work.fabric.barrier()
 
 
-def _evaluate(work: _Work) -> dict[str, Outcome]:
-    """What the model makes of the images it is not trained on."""
-    outcomes = {
-        name: evaluate(work.fabric, work.model, source) for name, source in work.tests.items()
+def _evaluate(work: _TrainingState) -> dict[str, Evaluation]:
+    """Evaluate the model on the validation and test images."""
+    evaluations = {
+        name: evaluate(work.fabric, work.model, loader)
+        for name, loader in work.eval_loaders.items()
     }
-    for name, outcome in outcomes.items():
-        if not bool(torch.isfinite(outcome.features).all()):
-            raise _broken(work, f"features of the {name} images")
-    return outcomes
+    for name, result in evaluations.items():
+        if not bool(torch.isfinite(result.features).all()):
+            raise _not_finite(work, f"features of the {name} images")
+    return evaluations
 
 
-def _is_best(row: dict[str, Any], work: _Work) -> bool:
-    """Whether no epoch before did better on the validation images; if so, it is noted."""
+def _is_best(row: dict[str, Any], work: _TrainingState) -> bool:
+    """Whether this is the best epoch on the validation images so far; records it if so."""
     if "validation" not in row:
         return False
     accuracy = row["validation"]["accuracy"]
@@ -378,25 +402,25 @@ def _is_best(row: dict[str, Any], work: _Work) -> bool:
     return True
 
 
-def _stop_if_not_finite(work: _Work) -> None:
-    """Stop where a loss was not finite, and say at which step, in which term, on which images."""
-    fault = work.step.fault_found()
-    if fault is None:
+def _stop_if_not_finite(work: _TrainingState) -> None:
+    """Raise if a loss was not finite, with its step, terms and images."""
+    nonfinite = work.step.first_nonfinite()
+    if nonfinite is None:
         return
-    number, terms = fault
+    number, terms = nonfinite
     epoch, position = divmod(number, len(work.sampler))
-    batch = work.feed.images.index[work.sampler.draw(epoch)(position)].tolist()
-    named = ", ".join(terms) or "the sum"
+    batch = work.loader.images.index[work.sampler.draw(epoch)(position)].tolist()
+    names = ", ".join(terms) or "the sum"
     message = (
-        f"the loss was not finite at step {number + 1}, epoch {epoch + 1}, in {named}; the last "
-        f"checkpoint is from before it, and failure.json in {work.folder} names the images"
+        f"the loss was not finite at step {number + 1}, epoch {epoch + 1}, in {names}; the last "
+        f"checkpoint is from before it, and failure.json in {work.folder} lists the images"
     )
     where = {"step": number + 1, "epoch": epoch + 1, "terms": terms, "batch": batch}
     raise _failed(work.folder, work.writes, "not finite", message, **where)
 
 
-def _broken(work: _Work, what: str) -> TrainingError:
-    """The last step has left something that is not finite."""
+def _not_finite(work: _TrainingState, what: str) -> TrainingError:
+    """Return the error for weights or features that are not finite after a finite loss."""
     message = (
         f"the {what} are not finite after step {work.steps}, epoch {work.epoch + 1}, though the "
         "loss was; the last checkpoint is from before it"
@@ -406,7 +430,7 @@ def _broken(work: _Work, what: str) -> TrainingError:
 
 
 def _failed(folder: Path, writes: bool, kind: str, message: str, **known: Any) -> TrainingError:
-    """Write down why a run stops; what comes back is to be raised."""
+    """Write ``failure.json`` and return the error to raise."""
     if writes:
         write_json(folder / "failure.json", {"kind": kind, "message": message, **known})
     return TrainingError(message)

@@ -15,25 +15,25 @@ from tammes.lab.config import head_text, parse_head, parse_loss, parse_schedules
 from tammes.lab.config.schema import Config
 from tammes.lab.data import Images
 from tammes.lab.data.augment import Augment
-from tammes.lab.measure.classification import MEASURED, examine
+from tammes.lab.measure.classification import MEASURED, example_metrics
 from tammes.lab.records.run_folder import Run
-from tammes.lab.training.sharded_head import is_spread, spread
+from tammes.lab.training.sharded_head import is_sharded, shard_head
 from tammes.terms import Loss
 
 IGNORED = -100
-"""Label of rows that only fill up a batch."""
-SEEN = ("count", "loss", "accuracy", "sample_margin", "bias")
-"""What :class:`Model` returns sums of, beside its loss; the first two alone with many classes."""
+"""Label of rows that only pad a batch."""
+BATCH_SUMS = ("count", "loss", "accuracy", "sample_margin", "bias")
+"""Metrics that :meth:`Model.forward` sums over a batch; the first two alone with many classes."""
 
 
 class Model(nn.Module):
-    """What is compiled, wrapped for several processes, and saved.
+    """Augmentation, backbone and criterion: the module that is compiled, distributed and saved.
 
     Args:
-        augment: pixels to images.
-        backbone: images to features.
-        criterion: features to a loss.
-        channels_last: how images lie in memory.
+        augment: maps pixels to images.
+        backbone: maps images to features.
+        criterion: maps features to a loss.
+        channels_last: memory format of the images.
     """
 
     def __init__(
@@ -52,27 +52,27 @@ class Model(nn.Module):
 
     @property
     def needs_batches(self) -> bool:
-        """Whether an image alone cannot be trained on."""
+        """Whether training needs at least two images in a batch."""
         return any(isinstance(part, _BatchNorm) for part in self.backbone.modules())
 
     def compile_backbone(self, rows: int) -> None:
-        """Compile the network for batches of so many images in training; others go as they are.
+        """Compile the network for training batches of ``rows`` images; others run eagerly.
 
-        Losses and seeds then have one compiled network between them, which is made once and found
-        again on disk; a CUDA graph makes up for the rest.
+        All losses and seeds then share one compiled network, which is cached on disk; a CUDA graph
+        saves the remaining launches.
         """
         self._compiled = torch.compile(self.backbone, dynamic=False), rows
 
     def features(
         self, pixels: Tensor, index: Tensor | None = None, epoch: Tensor | int = 0
     ) -> Tensor:
-        """Features of images, shape ``(N, D)``.
+        """Compute features of images, shape ``(N, D)``.
 
         Args:
             pixels: uint8, shape ``(N, C, H, W)``.
-            index: identity of each image, which its augmentation is keyed by, shape ``(N,)``.
-                Nothing is augmented in evaluation mode, and none is needed.
-            epoch: likewise.
+            index: index of each image in its data set, shape ``(N,)``; keys the augmentation. Not
+                needed in evaluation mode, which does not augment.
+            epoch: current epoch, which keys the augmentation too.
         """
         if index is None:
             index = torch.zeros(len(pixels), dtype=torch.long, device=pixels.device)
@@ -88,45 +88,45 @@ class Model(nn.Module):
     def forward(
         self, pixels: Tensor, labels: Tensor, index: Tensor, epoch: Tensor | int
     ) -> tuple[Tensor, Tensor]:
-        """Loss of a batch, and the sums of :data:`SEEN` over it, both of all processes.
+        """Return the loss of the global batch, and the sums of :data:`BATCH_SUMS` over it.
 
         Args:
             pixels: uint8, shape ``(N, C, H, W)``.
-            labels: shape ``(N,)``; :data:`IGNORED` where a row only fills up.
+            labels: shape ``(N,)``; :data:`IGNORED` for padding.
             index: see :meth:`features`.
             epoch: see :meth:`features`.
         """
         features = self.features(pixels, index, epoch)
         loss: Tensor = self.criterion(features, labels)
-        return loss, self._seen(loss.detach(), features.detach(), labels)
+        return loss, self._batch_sums(loss.detach(), features.detach(), labels)
 
-    def _seen(self, loss: Tensor, features: Tensor, labels: Tensor) -> Tensor:
+    def _batch_sums(self, loss: Tensor, features: Tensor, labels: Tensor) -> Tensor:
         group, head = RankGroup(), self.criterion.head
-        if is_spread(head):
-            # Each process has some of the classes: they look at all examples together.
+        if is_sharded(head):
+            # Every rank has some of the classes, so all ranks measure all examples together.
             features = group.all_gather_rows(features, len(features))
             labels = group.all_gather_rows(labels, len(labels))
         counts = labels != IGNORED
         sums = [counts.sum().to(loss)]
         if self.measures:
-            seen = examine(head, features, labels.clamp(min=0))
-            sums.append((seen.correct & counts).sum().to(loss))
-            sums.append(torch.where(counts, seen.margins, 0.0).sum().to(loss))
-            sums.append(torch.where(counts, seen.bias, 0.0).sum().to(loss))
-        together = torch.stack(sums)
-        count, *measured = together if is_spread(head) else group.all_reduce(together)
-        return torch.stack([count, loss * count, *measured])
+            measured = example_metrics(head, features, labels.clamp(min=0))
+            sums.append((measured.correct & counts).sum().to(loss))
+            sums.append(torch.where(counts, measured.margins, 0.0).sum().to(loss))
+            sums.append(torch.where(counts, measured.bias, 0.0).sum().to(loss))
+        local = torch.stack(sums)
+        count, *others = local if is_sharded(head) else group.all_reduce(local)
+        return torch.stack([count, loss * count, *others])
 
 
-class Parts(NamedTuple):
-    """A model and what the texts of its configuration became.
+class BuiltModel(NamedTuple):
+    """A model, and the texts that its configuration resolved to.
 
     Attributes:
         model: on the CPU.
         backbone: name and settings of the backbone.
-        augment: what is done to the pixels.
-        head: the head in words.
-        loss: the loss in words.
+        augment: expression of the augmentation.
+        head: expression of the head.
+        loss: expression of the loss.
     """
 
     model: Model
@@ -136,7 +136,7 @@ class Parts(NamedTuple):
     loss: str
 
     def described(self) -> dict[str, Any]:
-        """What ``environment.json`` says of it."""
+        """Return the entries of ``environment.json`` about the model."""
         backbone = self.model.backbone
         return {
             "backbone": {
@@ -150,13 +150,13 @@ class Parts(NamedTuple):
         }
 
 
-def build_model(config: Config, images: Images, *, steps_per_epoch: int) -> Parts:
-    """A fresh model for a set of training images; its weights depend on the seed alone.
+def build_model(config: Config, images: Images, *, steps_per_epoch: int) -> BuiltModel:
+    """Build a new model for a set of training images; its weights depend on the seed alone.
 
     Args:
-        config: of the run.
-        images: to train on: their shape, counts of classes, mean and deviation are read.
-        steps_per_epoch: for schedules that are given in epochs.
+        config: configuration of the run.
+        images: training images: their shape, class counts, mean and deviation are read.
+        steps_per_epoch: for schedules given in epochs.
     """
     mean, std = images.mean_std()
     return _build(
@@ -170,20 +170,20 @@ def build_model(config: Config, images: Images, *, steps_per_epoch: int) -> Part
 
 
 def load_model(run: Run) -> Model:
-    """The model of a finished run, on the CPU and ready to use; its images are not needed.
+    """Load the model of a finished run on the CPU; the images of the run are not needed.
 
     Args:
-        run: that finished.
+        run: a finished run.
 
     Returns:
         The model in evaluation mode: ``model.features(pixels)``, and
         ``model.criterion.logits(features)`` for the scores of ``run.data["classes"]``.
     """
-    about = run.data
-    known = {key: about[key] for key in ("counts", "mean", "std")}
-    # On whichever number of processes it was trained, this is one.
+    data = run.data
+    statistics = {key: data[key] for key in ("counts", "mean", "std")}
+    # Loaded in one process, however many it was trained on.
     config = run.config.replace(shard=False)
-    parts = _build(config, shape=tuple(about["image"]), **known, steps_per_epoch=1)
+    parts = _build(config, shape=tuple(data["image"]), **statistics, steps_per_epoch=1)
     parts.model.load_state_dict(run.tensors("model"))
     return parts.model.eval()
 
@@ -196,7 +196,7 @@ def _build(
     mean: list[float],
     std: list[float],
     steps_per_epoch: int,
-) -> Parts:
+) -> BuiltModel:
     augment_text = resolve_augment(config.augment, shape)
     augment = Augment(augment_text, mean=mean, std=std, shape=shape, seed=config.seed)
     torch.manual_seed(config.seed)
@@ -210,7 +210,7 @@ def _build(
         loss,
         ignore_index=IGNORED,
         validate=None,
-        # One batch of all processes, of which each is fed an equal share.
+        # One global batch, of which every rank gets an equal share.
         group=True,
         even=True,
     )
@@ -218,30 +218,30 @@ def _build(
         config.schedules, steps_per_epoch=steps_per_epoch, counts=counts
     ).items():
         criterion.schedule(by_hand=None, **{name: schedule})
-    return Parts(
-        Model(augment, backbone, criterion),
-        backbone_text,
-        augment_text,
-        head_as_text,
-        repr(loss),
+    return BuiltModel(
+        model=Model(augment, backbone, criterion),
+        backbone=backbone_text,
+        augment=augment_text,
+        head=head_as_text,
+        loss=repr(loss),
     )
 
 
 def _make_head(config: Config, loss: Loss, size: int, classes: int) -> tuple[Head, str]:
-    """The head of a run, and how it is written."""
+    """Build the head of a run, and its expression."""
     if not config.shard:
         head: Head = parse_head(config.head, loss, size, classes)
         return head, head_text(head)
     if config.head.strip().startswith("simplex"):
         raise ValueError("shard expects a cosine, linear or gaussian head, got simplex")
     with torch.device("meta"):
-        # Nobody needs memory for all classes.
+        # No process needs memory for all classes.
         head = parse_head(config.head, loss, size, classes)
-    return spread(head), head_text(head)
+    return shard_head(head), head_text(head)
 
 
 def resolve_augment(text: str, shape: tuple[int, int, int]) -> str:
-    """What ``auto`` is: nothing for small grey images, crops and flips for photographs."""
+    """Resolve ``auto``: no augmentation for grey images, crops and flips for colour images."""
     if text.strip() != "auto":
         return text
     channels, height, _ = shape
@@ -249,7 +249,7 @@ def resolve_augment(text: str, shape: tuple[int, int, int]) -> str:
 
 
 def parameter_groups(model: Model, config: Config) -> list[dict[str, object]]:
-    """What the optimizer holds, with rates and decays."""
+    """Return the parameter groups of the optimizer, with learning rates and weight decays."""
     groups = model.criterion.param_groups(
         model.backbone,
         lr=config.lr,
@@ -260,11 +260,11 @@ def parameter_groups(model: Model, config: Config) -> list[dict[str, object]]:
     if config.decay_norms:
         return groups
     backbone = {id(parameter) for parameter in model.backbone.parameters()}
-    kept: list[dict[str, object]] = []
+    result: list[dict[str, object]] = []
     for group in groups:
         flat = [p for p in group["params"] if id(p) in backbone and p.ndim <= 1]
         chosen = {id(p) for p in flat}
         rest = [p for p in group["params"] if id(p) not in chosen]
-        kept += [{**group, "params": rest}] if rest else []
-        kept += [{**group, "params": flat, "weight_decay": 0.0}] if flat else []
-    return kept
+        result += [{**group, "params": rest}] if rest else []
+        result += [{**group, "params": flat, "weight_decay": 0.0}] if flat else []
+    return result

@@ -1,4 +1,4 @@
-"""How far a run is, for whoever watches: a bar on a terminal, plain lines elsewhere."""
+"""Progress of a run: a bar on a terminal, plain lines elsewhere."""
 
 import sys
 import time
@@ -9,51 +9,51 @@ from tammes.optional import require
 
 
 class Progress:
-    """Says nothing; the others override what they show."""
+    """Shows nothing; subclasses override the events they show."""
 
     def say(self, text: str) -> None:
-        """A line worth reading."""
+        """Show a message."""
 
     def begin(self, *, epochs: int, steps: int, done: int) -> None:
-        """Training starts: ``epochs`` of ``steps`` each, of which ``done`` epochs are behind."""
+        """Start training: ``epochs`` of ``steps`` each, of which ``done`` epochs are finished."""
 
     def step(self, *, epoch: int, step: int, values: Mapping[str, float]) -> None:
-        """Now and then within an epoch: running means, and images per second."""
+        """Update within an epoch: running means and images per second."""
 
     def epoch(self, row: Mapping[str, Any], *, images_per_second: float) -> None:
-        """An epoch is over; ``row`` is its line of ``metrics.jsonl``."""
+        """Finish an epoch; ``row`` is its line of ``metrics.jsonl``."""
 
     def end(self) -> None:
-        """Training is over, or was interrupted."""
+        """End, after training is finished or interrupted."""
 
 
 class Lines(Progress):
-    """A line for each epoch, with the time that is left.
+    """Prints a line for each epoch, with the remaining time.
 
     Args:
-        stream: where to; stderr by default, so that stdout holds results only.
+        stream: output; stderr by default, so that stdout holds results only.
     """
 
     def __init__(self, stream: TextIO | None = None) -> None:
         self.stream = stream or sys.stderr
 
     def say(self, text: str) -> None:
-        """Print it."""
+        """Print a message."""
         print(text, file=self.stream, flush=True)
 
     def begin(self, *, epochs: int, steps: int, done: int) -> None:
-        """Remember when."""
+        """Store the start time."""
         self.total, self.first, self.started = epochs, done, time.monotonic()
 
     def epoch(self, row: Mapping[str, Any], *, images_per_second: float) -> None:
-        """Print its numbers."""
+        """Print the metrics of an epoch."""
         done = row["epoch"] - self.first
         left = (time.monotonic() - self.started) / max(done, 1) * (self.total - row["epoch"])
-        self.say(f"epoch {row['epoch']}/{self.total}  {described(row, images_per_second, left)}")
+        self.say(f"epoch {row['epoch']}/{self.total}  {epoch_line(row, images_per_second, left)}")
 
 
 class Bar(Progress):
-    """A bar that moves within the epoch, and a line for each epoch that is over."""
+    """Shows a bar that moves within the epoch, and a line for each finished epoch."""
 
     def __init__(self) -> None:
         rich = require("rich.progress", extra="lab")
@@ -68,7 +68,7 @@ class Bar(Progress):
         )
 
     def say(self, text: str) -> None:
-        """Print it above the bar."""
+        """Print a message above the bar."""
         self.console.print(text, highlight=False, markup=False, soft_wrap=True)
 
     def begin(self, *, epochs: int, steps: int, done: int) -> None:
@@ -78,7 +78,7 @@ class Bar(Progress):
         self.bar.start()
 
     def step(self, *, epoch: int, step: int, values: Mapping[str, float]) -> None:
-        """Move it."""
+        """Move the bar."""
         shown = f"loss {values['loss']:.4f}"
         if "accuracy" in values:
             shown += f"  accuracy {100 * values['accuracy']:.1f} %"
@@ -92,24 +92,24 @@ class Bar(Progress):
         )
 
     def epoch(self, row: Mapping[str, Any], *, images_per_second: float) -> None:
-        """Print its numbers above the bar."""
+        """Print the metrics of an epoch above the bar."""
         self.bar.update(self.task, completed=row["epoch"] * self.steps)
-        self.say(f"epoch {row['epoch']}/{self.epochs}  {described(row, images_per_second)}")
+        self.say(f"epoch {row['epoch']}/{self.epochs}  {epoch_line(row, images_per_second)}")
 
     def end(self) -> None:
-        """Take it away."""
+        """Remove the bar."""
         self.bar.stop()
 
 
-def described(
+def epoch_line(
     row: Mapping[str, Any], images_per_second: float, seconds_left: float | None = None
 ) -> str:
-    """The numbers of an epoch in a line.
+    """Format the metrics of an epoch as a line.
 
     Args:
         row: a line of ``metrics.jsonl``.
-        images_per_second: while training.
-        seconds_left: until the end, if it is to be said.
+        images_per_second: training throughput.
+        seconds_left: estimated time to the end; left out if None.
     """
     parts = [f"loss {row['train']['loss']:.4f}"]
     if "accuracy" in row["train"]:
@@ -127,6 +127,6 @@ def described(
     return "  ".join(parts)
 
 
-def choose() -> Progress:
-    """A bar on a terminal, lines elsewhere."""
+def default_progress() -> Progress:
+    """Return a bar on a terminal, lines elsewhere."""
     return Bar() if sys.stderr.isatty() else Lines()

@@ -1,4 +1,4 @@
-"""What a run ran on: versions, commit, machine, command."""
+"""Provenance of a run: versions, commit, machine, command."""
 
 import os
 import platform
@@ -15,10 +15,10 @@ import tammes
 
 
 def environment(device: torch.device, world_size: int) -> dict[str, Any]:
-    """Everything about the surroundings that a result may depend on.
+    """Collect versions, hardware, commit and command that a result may depend on.
 
     Args:
-        device: what is computed on.
+        device: device of the run.
         world_size: number of processes.
     """
     return {
@@ -36,7 +36,7 @@ def environment(device: torch.device, world_size: int) -> dict[str, Any]:
 
 
 def command() -> str:
-    """What this process was started with, as somebody would type it."""
+    """Return the command line of this process, quoted for a shell."""
     path = Path(sys.argv[0])
     script = path.suffix == ".py" and path.name != "__main__.py"
     name = "tammes" if path.name == "__main__.py" else path.name
@@ -50,7 +50,7 @@ def _device(device: torch.device) -> str:
 
 
 def _commit() -> str | None:
-    """Commit of the checkout this package is in, marked where files differ from it."""
+    """Return the commit of the checkout of this package, marked if files differ from it."""
     folder = Path(tammes.__file__).parent
 
     def git(*arguments: str) -> str | None:
@@ -62,7 +62,7 @@ def _commit() -> str | None:
             return None
         return done.stdout.strip() if done.returncode == 0 else None
 
-    # An installed package may lie inside of somebody else's checkout.
+    # An installed package may lie inside another project's checkout.
     top = git("rev-parse", "--show-toplevel")
     if top is None or not (Path(top) / "src" / "tammes" / "__init__.py").exists():
         return None

@@ -1,4 +1,4 @@
-"""A head whose prototypes are spread over the processes of a run."""
+"""Heads whose prototypes are sharded over the processes of a run."""
 
 from typing import Any
 
@@ -15,17 +15,17 @@ from tammes.heads.sharded_init import KINDS
 from tammes.similarity import Cosine
 
 
-def spread(head: Head) -> ShardedHead:
-    """The same head, made anew and spread over the processes there are.
+def shard_head(head: Head) -> ShardedHead:
+    """Build a sharded head of the same kind and settings.
 
     Args:
-        head: its kind and settings count, not its prototypes; it may be without memory.
+        head: its prototypes are not read, so it may be on the meta device.
     """
     kind = type(head)
     if kind not in KINDS:
         raise ValueError(
             f"shard expects a cosine, linear or gaussian head, got {kind.__name__}, "
-            "whose prototypes are not drawn one by one"
+            "whose prototypes cannot be drawn class by class"
         )
     options: dict[str, Any] = {
         "scale": "learnable" if head.log_scale is not None else head.scale,
@@ -38,13 +38,13 @@ def spread(head: Head) -> ShardedHead:
     return ShardedHead(kind, head.embedding_size, head.num_classes, **options)
 
 
-def is_spread(head: Head) -> bool:
-    """Whether a head's prototypes are on several processes."""
+def is_sharded(head: Head) -> bool:
+    """Whether the prototypes of a head are on several processes."""
     return head.is_sharded
 
 
 def gather_head(head: Head) -> Head:
-    """A plain head with the prototypes of all processes, on each of them."""
+    """Gather a sharded head into a plain one, on every process."""
     if not isinstance(head, ShardedHead):
         return head
     whole = head.kind(head.embedding_size, head.num_classes, **head.options)
@@ -55,36 +55,36 @@ def gather_head(head: Head) -> Head:
     }
     whole.load_state_dict(state)
     if head.log_scale is None:
-        # Not what it was made with: somebody may have set another.
+        # The current scale, which may differ from the initial one.
         whole.scale = head._scale
     whole.implementation = head.implementation
     return whole.to(head.weight.device)
 
 
-def leave_to_itself(model: nn.Module, head: Head) -> None:
-    """Let ``DistributedDataParallel`` pass by what differs between the processes."""
-    own = {id(tensor) for tensor in (head.weight, head.bias, getattr(head, "place", None))}
+def exclude_from_ddp(model: nn.Module, head: Head) -> None:
+    """Exclude the sharded tensors of a head from ``DistributedDataParallel``."""
+    shards = {id(tensor) for tensor in (head.weight, head.bias, getattr(head, "place", None))}
     named: list[tuple[str, Tensor]] = [*model.named_parameters(), *model.named_buffers()]
-    names = [name for name, tensor in named if id(tensor) in own]
-    # A compiled module has its names with a prefix.
+    names = [name for name, tensor in named if id(tensor) in shards]
+    # A compiled module prefixes its names.
     names += [f"_orig_mod.{name}" for name in names]
     DistributedDataParallel._set_params_and_buffers_to_ignore_for_model(model, names)
 
 
-def clip_together(model: nn.Module, head: Head, largest: float) -> None:
-    """Clip the norm of the gradient of all processes, as one process would.
+def clip_global_norm(model: nn.Module, head: Head, max_norm: float) -> None:
+    """Clip the gradient norm over all processes, as one process would.
 
     Args:
-        model: with gradients.
-        head: whose prototypes are on several processes.
-        largest: norm to clip to.
+        model: model with gradients.
+        head: sharded head of the model.
+        max_norm: norm to clip to.
     """
-    own = {id(head.weight), id(head.bias)}
-    gradients = [(id(p) in own, p.grad) for p in model.parameters() if p.grad is not None]
+    shards = {id(head.weight), id(head.bias)}
+    gradients = [(id(p) in shards, p.grad) for p in model.parameters() if p.grad is not None]
     squares = head.weight.new_zeros(2, dtype=torch.double)
-    for here_alone, gradient in gradients:
-        squares[int(here_alone)] += gradient.detach().double().square().sum()
+    for is_shard, gradient in gradients:
+        squares[int(is_shard)] += gradient.detach().double().square().sum()
     total = squares[0] + RankGroup().all_reduce(squares[1:])[0]
-    factor = (largest / (total.sqrt() + 1e-6)).clamp(max=1.0)
+    factor = (max_norm / (total.sqrt() + 1e-6)).clamp(max=1.0)
     for _, gradient in gradients:
         gradient.mul_(factor.to(gradient))

@@ -1,4 +1,4 @@
-"""One step of training: from a batch to new weights, and what was seen on the way."""
+"""One training step: from a batch to updated weights and running sums of metrics."""
 
 import math
 from collections.abc import Callable
@@ -11,23 +11,23 @@ from torch import Tensor, nn
 from tammes.cuda_graphs import Recording
 from tammes.lab.config.schema import Config
 from tammes.lab.data.keyed_random import mix_int
-from tammes.lab.training.model import SEEN, Model, parameter_groups
-from tammes.lab.training.sharded_head import clip_together, is_spread
+from tammes.lab.training.model import BATCH_SUMS, Model, parameter_groups
+from tammes.lab.training.sharded_head import clip_global_norm, is_sharded
 
-_WARM = 3
-"""Steps before a CUDA graph is recorded, so that whatever is made once is made."""
+_WARM_UP = 3
+"""Eager steps before a CUDA graph is recorded, so that lazily created state exists."""
 
 
 def make_optimizer(
     model: Model, config: Config, device: torch.device, *, graphs: bool
 ) -> torch.optim.Optimizer:
-    """The optimizer of a configuration; on a GPU one kernel for all parameters.
+    """Build the optimizer of a configuration, fused on a GPU.
 
     Args:
         model: on the device.
-        config: of the run.
-        device: of the model.
-        graphs: whether a CUDA graph is to hold its steps.
+        config: configuration of the run.
+        device: device of the model.
+        graphs: whether its steps are captured in a CUDA graph.
     """
     groups: Any = parameter_groups(model, config)
     fused = device.type == "cuda"
@@ -47,30 +47,30 @@ def make_optimizer(
 
 
 class Step:
-    """Call it with a batch; it trains, and keeps sums of what it saw.
+    """Train on a batch per call, and accumulate sums of the metrics.
 
-    Nothing in it waits for a GPU. A loss that is not finite is noted where it happens, and found
-    when somebody asks.
+    Nothing here synchronises with the GPU. The first non-finite loss is recorded on the device and
+    read by :meth:`first_nonfinite`.
 
     Args:
         fabric: precision, device and processes.
         module: the model as Fabric has set it up.
-        model: the same without its wrapping.
+        model: the same without its wrapper.
         optimizer: as Fabric has set it up.
-        config: of the run.
-        graphs: record the step as a CUDA graph. Where that fails, whatever the reason, training
-            goes on without.
-        report: is told of that.
+        config: configuration of the run.
+        graphs: record the step as a CUDA graph. If that fails for any reason, training continues
+            without one.
+        report: called with a message if the recording fails.
     """
 
     def __init__(
         self,
+        *,
         fabric: Any,
         module: nn.Module,
         model: Model,
         optimizer: Any,
         config: Config,
-        *,
         graphs: bool,
         report: Callable[[str], None],
     ) -> None:
@@ -78,23 +78,23 @@ class Step:
         self.config, self.graphs, self.report = config, graphs, report
         self.terms = [*model.criterion.settings.named]
         device = fabric.device
-        self.seen = SEEN if model.measures else SEEN[:2]
-        count = len(self.seen) + len(self.terms)
+        self.metrics = BATCH_SUMS if model.measures else BATCH_SUMS[:2]
+        count = len(self.metrics) + len(self.terms)
         self.sums = torch.zeros(count, dtype=torch.double, device=device)
         self.epoch = torch.zeros((), dtype=torch.long, device=device)
         self.count = torch.zeros((), dtype=torch.long, device=device)
-        self.fault = torch.full((), -1, dtype=torch.long, device=device)
-        self.fault_terms = torch.zeros(len(self.terms), device=device)
+        self.nonfinite_step = torch.full((), -1, dtype=torch.long, device=device)
+        self.nonfinite_terms = torch.zeros(len(self.terms), device=device)
         self.ratios = [group["lr"] / config.lr for group in optimizer.param_groups]
         self.recording: Recording | None = None
-        # A routine that fails while it is recorded may be broken for the thread that called it
-        # (cuSOLVER is); this one has nothing else to do.
+        # A routine that fails during recording may stay broken for the calling thread (cuSOLVER
+        # does), so recording has a thread of its own.
         self.thread = ThreadPoolExecutor(1)
         self.inputs: list[Tensor] = []
         self.eager = 0
         if graphs:
             for group in optimizer.param_groups:
-                # A graph reads the rate from where it was recorded.
+                # A graph reads the rate from the tensor it was recorded with.
                 group["lr"] = torch.tensor(float(group["lr"]), device=device)
 
     def __call__(self, batch: tuple[Tensor, Tensor, Tensor], *, epoch: int, step: int) -> None:
@@ -105,116 +105,118 @@ class Step:
             epoch: counted from 0.
             step: counted from 0 over the whole training.
         """
-        # Dropout depends on the step alone, so a run that goes on needs no state of a generator.
+        # Dropout depends on the step alone, so a resumed run needs no generator state.
         torch.manual_seed(_key(self.config.seed, step, self.fabric.global_rank))
         self.epoch.fill_(epoch)
         self.count.fill_(step)
         if not self.graphs:
-            self._work(*batch)
+            self._step(*batch)
         elif self.recording is not None and batch[0].shape == self.inputs[0].shape:
             self._replay(batch)
         else:
-            self._record_or_work(batch)
+            self._warm_up_or_record(batch)
 
     def set_rate(self, rate: float) -> None:
-        """Set the learning rate: that of the backbone; the others keep their ratio to it."""
+        """Set the learning rate of the backbone; other groups keep their ratio to it."""
         for group, ratio in zip(self.optimizer.param_groups, self.ratios, strict=True):
             if isinstance(group["lr"], Tensor):
                 group["lr"].fill_(rate * ratio)
             else:
                 group["lr"] = rate * ratio
 
-    def _work(self, pixels: Tensor, labels: Tensor, index: Tensor) -> None:
+    def _step(self, pixels: Tensor, labels: Tensor, index: Tensor) -> None:
         self.optimizer.zero_grad(set_to_none=True)
-        loss, seen = self.module(pixels, labels, index, self.epoch)
+        loss, sums = self.module(pixels, labels, index, self.epoch)
         self.fabric.backward(loss)
-        if self.config.clip and is_spread(self.model.criterion.head):
-            clip_together(self.model, self.model.criterion.head, self.config.clip)
+        if self.config.clip and is_sharded(self.model.criterion.head):
+            clip_global_norm(self.model, self.model.criterion.head, self.config.clip)
         elif self.config.clip:
             self.fabric.clip_gradients(
                 self.module, self.optimizer, max_norm=self.config.clip, error_if_nonfinite=False
             )
         self.optimizer.step()
-        self._note(loss.detach(), seen)
+        self._accumulate(loss.detach(), sums)
 
-    def _note(self, loss: Tensor, seen: Tensor) -> None:
-        terms = [value.to(self.fault_terms) for value in self.model.criterion.terms.values()]
+    def _accumulate(self, loss: Tensor, sums: Tensor) -> None:
+        terms = [value.to(self.nonfinite_terms) for value in self.model.criterion.terms.values()]
         values = torch.stack(terms)
-        self.sums += torch.cat([seen.double(), values.double() * seen[0]])
-        first = ~torch.isfinite(loss) & (self.fault < 0)
-        self.fault.copy_(torch.where(first, self.count, self.fault))
-        self.fault_terms.copy_(torch.where(first, values, self.fault_terms))
+        self.sums += torch.cat([sums.double(), values.double() * sums[0]])
+        first = ~torch.isfinite(loss) & (self.nonfinite_step < 0)
+        self.nonfinite_step.copy_(torch.where(first, self.count, self.nonfinite_step))
+        self.nonfinite_terms.copy_(torch.where(first, values, self.nonfinite_terms))
 
-    def _record_or_work(self, batch: tuple[Tensor, Tensor, Tensor]) -> None:
-        """The first steps as they are, on a stream of their own; then record one."""
+    def _warm_up_or_record(self, batch: tuple[Tensor, Tensor, Tensor]) -> None:
+        """Run the first steps eagerly on a side stream, then record one."""
         if self.recording is not None:
-            self._work_aside(batch)
-        elif self.eager < _WARM:
+            self._step_on_side_stream(batch)
+        elif self.eager < _WARM_UP:
             self.eager += 1
-            self.thread.submit(self._work_aside, batch).result()
+            self.thread.submit(self._step_on_side_stream, batch).result()
         else:
             self._record(batch)
 
-    def _work_aside(self, batch: tuple[Tensor, Tensor, Tensor]) -> None:
+    def _step_on_side_stream(self, batch: tuple[Tensor, Tensor, Tensor]) -> None:
         side = torch.cuda.Stream(self.fabric.device)
         side.wait_stream(torch.cuda.current_stream(self.fabric.device))
         with torch.cuda.stream(side):
-            self._work(*batch)
+            self._step(*batch)
         torch.cuda.current_stream(self.fabric.device).wait_stream(side)
 
     def _record(self, batch: tuple[Tensor, Tensor, Tensor]) -> None:
-        """Record a step and do it; or, where that fails, do it and go on without."""
+        """Record a step and replay it; if recording fails, run it eagerly from now on."""
         self.inputs = [tensor.clone() for tensor in batch]
         recording = Recording(self.fabric.device)
-        # Recording runs nothing; gradients must not be there, or it would add to them.
+        # Recording runs nothing; existing gradients would be accumulated into.
         self.optimizer.zero_grad(set_to_none=True)
         try:
-            self.thread.submit(self._work_recorded, recording).result()
+            self.thread.submit(self._capture, recording).result()
         except Exception as error:
             if self.config.graphs == "on":
                 raise ValueError(f"graphs cannot record this step: {_reason(error)}") from error
             self.graphs = False
-            self.report(f"no CUDA graph can hold this step, going on without: {_reason(error)}")
-            self._work(*batch)
+            self.report(
+                f"a CUDA graph cannot record this step, continuing without: {_reason(error)}"
+            )
+            self._step(*batch)
             return
         self.recording = recording
         recording.replay()
 
-    def _work_recorded(self, recording: Recording) -> None:
+    def _capture(self, recording: Recording) -> None:
         with recording.record():
-            self._work(*self.inputs)
+            self._step(*self.inputs)
 
     def _replay(self, batch: tuple[Tensor, Tensor, Tensor]) -> None:
         assert self.recording is not None
-        for place, tensor in zip(self.inputs, batch, strict=True):
-            place.copy_(tensor)
+        for static, tensor in zip(self.inputs, batch, strict=True):
+            static.copy_(tensor)
         self.recording.replay()
 
     def means(self) -> tuple[dict[str, float], dict[str, float]]:
-        """Means since the epoch began, of what was measured and of the terms; waits for the GPU."""
+        """Return means of metrics and terms over the epoch; synchronises with the GPU."""
         count, *sums = self.sums.tolist()
         means = [value / max(count, 1.0) for value in sums]
-        measured = dict(zip(self.seen[1:], means, strict=False))
+        measured = dict(zip(self.metrics[1:], means, strict=False))
         return measured, dict(zip(self.terms, means[len(measured) :], strict=True))
 
-    def fault_found(self) -> tuple[int, list[str]] | None:
-        """Step and terms of the first loss that was not finite, or none; waits for the GPU."""
-        step = int(self.fault)
+    def first_nonfinite(self) -> tuple[int, list[str]] | None:
+        """Return step and terms of the first non-finite loss or None; synchronises with the GPU."""
+        step = int(self.nonfinite_step)
         if step < 0:
             return None
-        values = zip(self.terms, self.fault_terms.tolist(), strict=True)
+        values = zip(self.terms, self.nonfinite_terms.tolist(), strict=True)
         return step, [name for name, value in values if not math.isfinite(value)]
 
 
 def _reason(error: BaseException) -> str:
-    """What went wrong first; an error while recording causes another when recording ends."""
+    """Return the message of the first error; one during recording causes another at its end."""
     while error.__context__ is not None:
         error = error.__context__
     return str(error).strip().split("\n")[0]
 
 
 def _key(*numbers: int) -> int:
-    """One number that stands for several."""
+    """Hash several integers to one."""
     word = 0
     for number in numbers:
         word = mix_int(word + number)

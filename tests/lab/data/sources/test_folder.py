@@ -29,24 +29,22 @@ def test_folders_of_a_split_are_read(image_folder, picture, said):
 def test_a_validation_folder_is_used_to_test_where_there_is_no_other(image_folder, said, name):
     root = image_folder({"train/a": 2, "train/b": 2, f"{name}/a": 1, f"{name}/b": 1})
     assert len(load(root, "test", report=said.append)) == 2
-    assert said[0] == f"{root}: there is no test split, so {name.lower()} is used to test"
+    assert said[0] == f"{root}: no test partition, so {name.lower()} is used for testing"
     assert len(load(root, "train", report=said.append)) == 4
     assert len(load(root, "validation", report=said.append)) == 2
 
 
 def test_class_folders_alone_are_split_the_same_way_every_time(image_folder, said):
     root = image_folder({"a": 10, "b": 20})
-    train, test = (load(root, split, report=said.append) for split in ("train", "test"))
+    train, test = (load(root, partition, report=said.append) for partition in ("train", "test"))
     assert train.counts() == [8, 16]
     assert test.counts() == [2, 4]
     assert torch.cat([train.index, test.index]).sort().values.tolist() == list(range(30))
     assert load(root, "test", report=said.append).index.equal(test.index)
-    assert said[0] == (
-        f"{root}: there is no test split, so 20% of every class are held out to test"
-    )
+    assert said[0] == (f"{root}: no test partition, so 20% of every class is held out for testing")
 
 
-def test_a_training_split_alone_gives_a_test_split(image_folder, said):
+def test_a_training_partition_alone_gives_a_test_partition(image_folder, said):
     root = image_folder({"train/a": 10, "train/b": 10})
     assert len(load(root, "train", report=said.append)) == 16
     assert len(load(root, "test", report=said.append)) == 4
@@ -119,7 +117,10 @@ def test_images_of_different_sizes_are_made_64_and_it_is_said(image_folder, pict
     Image.fromarray(picture(5, width=12)).save(root / "a" / "006.png")
     images = load(root, "train", whole=True, report=said.append)
     assert images.shape == (3, 64, 64)
-    line = f"{root}: the images differ in size, so all are made 64×64; image_size sets another"
+    line = (
+        f"{root}: the images differ in size, so all are resized to 64×64; "
+        "image_size sets another size"
+    )
     assert said.count(line) == 1
     load(root, "train", whole=True, report=said.append)
     assert said.count(line) == 2
@@ -184,7 +185,7 @@ def test_where_no_image_can_be_read_nothing_is_left_to_skip(image_folder, said):
 
 
 @pytest.mark.parametrize(
-    ("layout", "split", "message"),
+    ("layout", "partition", "message"),
     [
         ({"a": 3, "b": 0}, "train", "a class folder is expected to have images, '.*/b' has none"),
         ({"train/a": 1, "train/b": 1, "test/a": 0, "test/b": 1}, "test", "'.*/test/a' has none"),
@@ -192,11 +193,15 @@ def test_where_no_image_can_be_read_nothing_is_left_to_skip(image_folder, said):
         ({"a": 0, "b": 0}, "train", r"there is no image in it \(\.bmp, .*\.webp\)"),
         ({"": 4}, "train", r"one folder for each class .*, got 4 images directly in it"),
         ({"": 0}, "train", "one folder for each class .*, got nothing like that"),
-        ({"a": 3, "b": 3}, "query", "no split 'query', it has none, so train and test are made"),
+        (
+            {"a": 3, "b": 3},
+            "query",
+            "no partition 'query', it has none, so train and test are made",
+        ),
         (
             {"train/a": 1, "train/b": 1, "test/a": 1},
             "novel",
-            "there is no split 'novel', it has test, train",
+            "there is no partition 'novel', it has test, train",
         ),
         (
             {"train/a": 1, "train/b": 1, "test/a": 1, "test/c": 1},
@@ -205,10 +210,10 @@ def test_where_no_image_can_be_read_nothing_is_left_to_skip(image_folder, said):
         ),
     ],
 )
-def test_a_folder_that_cannot_be_used_says_why(image_folder, said, layout, split, message):
+def test_a_folder_that_cannot_be_used_says_why(image_folder, said, layout, partition, message):
     root = image_folder(layout)
     with pytest.raises(DataError, match=message) as raised:
-        load(root, split, report=said.append)
+        load(root, partition, report=said.append)
     assert "\n" not in str(raised.value)
 
 
@@ -256,7 +261,7 @@ def test_a_size_below_one_is_refused(image_folder):
 def test_what_is_said_goes_to_stderr_by_default(image_folder, capsys):
     load(image_folder({"a": 5, "b": 5}), "train")
     captured = capsys.readouterr()
-    assert "20% of every class are held out" in captured.err
+    assert "20% of every class is held out" in captured.err
     assert captured.out == ""
 
 

@@ -66,7 +66,7 @@ def test_a_path_with_a_slip_in_it_is_said_to_be_looked_for_on_the_hub(
     (tmp_path / "owner").mkdir()
     monkeypatch.chdir(tmp_path)
     load("owner/name", "train", report=said.append)
-    assert said[0] == "owner/name: no such folder here, looking on the Hugging Face hub"
+    assert said[0] == "owner/name: no such local folder, trying the Hugging Face hub"
 
 
 def test_a_hub_name_may_have_a_configuration(hub_folder, said):
@@ -128,7 +128,7 @@ def test_without_tammes_data_no_folder_beside_the_checkout_is_searched(
 
 def test_a_set_without_a_known_copy_says_so(tmp_path, monkeypatch, said):
     monkeypatch.setenv("TAMMES_DATA", str(tmp_path))
-    with pytest.raises(DataError, match=r"market1501: there are no files of it in .*; give its"):
+    with pytest.raises(DataError, match=r"market1501: no files in .*; give its"):
         load("market1501", "train", report=said.append)
 
 
@@ -149,7 +149,7 @@ def test_what_the_hub_cannot_load_is_one_sentence(monkeypatch, said):
     with pytest.raises(DataError) as raised:
         load("owner/name", "train", report=said.append)
     assert str(raised.value) == (
-        "owner/name: it is no file or folder here, and the Hugging Face hub could not load it "
+        "owner/name: not a local file or folder, and the Hugging Face hub could not load it "
         "(ConnectionError: Couldn't reach 'owner/name')"
     )
 

@@ -1,4 +1,4 @@
-"""Parquet: layouts of Hugging Face, splits, random access, what is refused."""
+"""Parquet: layouts of Hugging Face, partitions, random access, what is refused."""
 
 import multiprocessing
 import pickle
@@ -55,7 +55,7 @@ def test_the_split_is_in_the_name_of_file_or_folder(tmp_path, rows, write_table,
     assert len(load(tmp_path, "test", report=said.append)) == 2
 
 
-def test_parts_of_one_set_are_put_together_and_split(tmp_path, rows, write_table, said):
+def test_parts_of_one_set_are_put_together_and_held_out(tmp_path, rows, write_table, said):
     for part in range(2):
         columns = {"image": rows(5), "label": [0, 1, 0, 1, 0]}
         write_table(tmp_path / f"part-{part}.parquet", columns)
@@ -68,7 +68,7 @@ def test_files_whose_name_tells_no_split_are_left_out_and_named(tmp_path, rows, 
     write_table(tmp_path / "test.parquet", {"image": rows(4), "label": [0, 1, 0, 1]})
     write_table(tmp_path / "other.parquet", {"image": rows(4), "label": [0, 1, 0, 1]})
     assert len(load(tmp_path, "train", report=said.append)) == 4
-    assert said[0] == "left out, as the name tells no split: other.parquet"
+    assert said[0] == "left out, as the name contains no partition: other.parquet"
 
 
 def test_a_single_file_is_split_whatever_its_name(tmp_path, rows, write_table, said):
@@ -80,7 +80,7 @@ def test_a_single_file_is_split_whatever_its_name(tmp_path, rows, write_table, s
 
 def test_a_test_file_alone_is_not_trained_on(tmp_path, rows, write_table, said):
     write_table(tmp_path / "test.parquet", {"image": rows(4), "label": [0, 1, 0, 1]})
-    with pytest.raises(DataError, match="there is no split 'train', it has test"):
+    with pytest.raises(DataError, match="there is no partition 'train', it has test"):
         load(tmp_path, "train", report=said.append)
 
 
@@ -95,13 +95,13 @@ def test_columns_of_splits_are_used(tmp_path, rows, write_table, said):
         },
         names=["a", "b", "c", "d"],
     )
-    train, test = (load(path, split, report=said.append) for split in ("train", "test"))
+    train, test = (load(path, partition, report=said.append) for partition in ("train", "test"))
     assert (len(train), len(test)) == (4, 4)
     assert test.classes == ("a", "b", "c", "d")
     novel = load(path, "novel", report=said.append)
     assert novel.classes == ("c", "d")
     assert novel.labels.tolist() == [0, 1, 0, 1]
-    with pytest.raises(DataError, match="no split 'x', it has base, novel, test, train"):
+    with pytest.raises(DataError, match="no partition 'x', it has base, novel, test, train"):
         load(path, "x", report=said.append)
 
 
@@ -250,7 +250,7 @@ def test_a_streamed_image_that_cannot_be_read_is_named_when_it_is_needed(
 
 
 def test_a_second_look_at_what_is_streamed_takes_no_time(streamed, tmp_path, said):
-    assert any("looking at" in line for line in said)
+    assert any("checking" in line for line in said)
     said.clear()
     load(tmp_path / "x.parquet", "train", whole=True, memory=100, report=said.append)
     assert said == []

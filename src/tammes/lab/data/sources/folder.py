@@ -1,4 +1,4 @@
-"""Image folders: a folder for each class."""
+"""Image folders: one folder per class."""
 
 import os
 from collections.abc import Iterator
@@ -8,26 +8,26 @@ from pathlib import Path
 import torch
 
 from tammes.lab.data.images import DataError
-from tammes.lab.data.listing import EVERYTHING, Entries, Partitions, letters
+from tammes.lab.data.listing import EVERYTHING, Entries, Partitions, hash_of
 
 SUFFIXES = frozenset(
     {".jpg", ".jpeg", ".png", ".webp", ".bmp", ".gif", ".tif", ".tiff", ".ppm", ".pgm", ".pbm"}
 )
-"""Files that are taken for images."""
+"""Suffixes of image files."""
 PARTITION_WORDS = frozenset(
     {"train", "training", "test", "testing", "val", "valid", "validation", "dev", "eval"}
     | {"query", "gallery", "base", "novel", "background", "evaluation"}
 )
-"""Names that mean a split."""
+"""Names of partitions."""
 
 
 @dataclass(frozen=True)
-class Files:
-    """Images that are files.
+class ImageFiles:
+    """Image files.
 
     Attributes:
-        root: their folder.
-        paths: of each, from there.
+        root: common folder.
+        paths: paths relative to it.
     """
 
     root: str
@@ -37,29 +37,29 @@ class Files:
         return len(self.paths)
 
     def fetch(self, row: int) -> str:
-        """The path of an image."""
+        """Return the path of an image."""
         return os.path.join(self.root, self.paths[row])
 
     def name(self, row: int) -> str:
-        """The path of an image."""
+        """Return the path of an image."""
         return self.fetch(row)
 
 
 def partitions(folder: Path) -> Partitions:
-    """Splits of an image folder.
+    """Return the partitions of an image folder.
 
-    ``FOLDER/train/CLASS/...`` has those its subfolders name; ``FOLDER/CLASS/...`` has none.
+    ``FOLDER/train/CLASS/...`` has those that its subfolders name; ``FOLDER/CLASS/...`` has none.
     """
     inside = _subfolders(folder)
     own = {name.lower(): folder / name for name in inside if name.lower() in PARTITION_WORDS}
-    # A class may be called "train" too; its folder has images in it, not folders.
+    # A class may also be named "train"; its folder then holds images, not folders.
     if any(name in own and _subfolders(own[name]) for name in ("train", "training")):
         return {name: lambda path=path: list_classes(path) for name, path in own.items()}  # type: ignore[misc]
     return {EVERYTHING: lambda: list_classes(folder)}
 
 
 def list_classes(folder: Path) -> Entries:
-    """All images of a folder of class folders, sorted by class and path."""
+    """List all images of a folder of class folders, sorted by class and path."""
     names = _subfolders(folder)
     if not names:
         loose = sum(Path(entry.name).suffix.lower() in SUFFIXES for entry in os.scandir(folder))
@@ -73,12 +73,12 @@ def list_classes(folder: Path) -> Entries:
     stats: list[tuple[int, int]] = []
     empty: list[str] = []
     for label, name in enumerate(names):
-        found = sorted(_images(folder, name, set()))
-        if not found:
+        images = sorted(_images(folder, name, set()))
+        if not images:
             empty.append(name)
-        paths += [path for path, _, _ in found]
-        stats += [(size, changed) for _, size, changed in found]
-        labels += [label] * len(found)
+        paths += [path for path, _, _ in images]
+        stats += [(size, changed) for _, size, changed in images]
+        labels += [label] * len(images)
     if not paths:
         raise DataError(f"{folder}: there is no image in it ({_suffixes()})")
     if empty:
@@ -87,36 +87,36 @@ def list_classes(folder: Path) -> Entries:
         raise DataError(f"a class folder is expected to have images, {shown}{more} has none")
     posix = [path.replace(os.sep, "/") for path in paths]
     return Entries(
-        items=Files(str(folder), tuple(paths)),
+        items=ImageFiles(str(folder), tuple(paths)),
         labels=torch.tensor(labels, dtype=torch.int64),
         names=tuple(map(_readable, names)),
-        stamp=letters((str(folder.absolute()), paths, stats)),
-        origin=letters((posix, [size for size, _ in stats])),
+        stamp=hash_of((str(folder.absolute()), paths, stats)),
+        origin=hash_of((posix, [size for size, _ in stats])),
     )
 
 
 def _subfolders(folder: Path) -> list[str]:
     with os.scandir(folder) as inside:
-        return sorted(entry.name for entry in inside if entry.is_dir() and _counts(entry.name))
+        return sorted(entry.name for entry in inside if entry.is_dir() and _is_visible(entry.name))
 
 
-def _counts(name: str) -> bool:
-    """Hidden files are no data, nor is what archives of a Mac bring along."""
+def _is_visible(name: str) -> bool:
+    """Whether a name is neither hidden nor metadata of a macOS archive."""
     return not name.startswith(".") and name != "__MACOSX"
 
 
 def _images(root: Path, below: str, seen: set[str]) -> Iterator[tuple[str, int, int]]:
-    """Path from the root, size and time of change of every image below a folder."""
+    """Yield relative path, size and modification time of every image below a folder."""
     real = os.path.realpath(root / below)
     if real in seen:
-        # A link that leads back to a folder above it.
+        # A link back to a parent folder.
         return
     seen.add(real)
     with os.scandir(root / below) as inside:
         entries = sorted(inside, key=lambda entry: entry.name)
     for entry in entries:
         path = os.path.join(below, entry.name)
-        if not _counts(entry.name):
+        if not _is_visible(entry.name):
             continue
         if entry.is_dir():
             yield from _images(root, path, seen)
@@ -125,12 +125,12 @@ def _images(root: Path, below: str, seen: set[str]) -> Iterator[tuple[str, int, 
                 stat = entry.stat()
                 yield path, stat.st_size, stat.st_mtime_ns
             except OSError:
-                # A link to nowhere; it is named with what else cannot be read.
+                # A broken link; it is reported with the unreadable images.
                 yield path, -1, -1
 
 
 def _readable(name: str) -> str:
-    """A file name as text, also where its bytes are none."""
+    """Decode a file name, also if its bytes are not valid text."""
     return os.fsencode(name).decode("utf-8", "replace")
 
 

@@ -9,20 +9,20 @@ from tammes.lab.data.listing import (
     Entries,
     Partitions,
     as_labels,
+    hash_of,
     image_column,
     label_columns,
-    letters,
 )
 from tammes.optional import require
 
 
-class HubRows:
+class HubImages:
     """Images in a column of a data set.
 
     Args:
-        dataset: of ``datasets``.
-        column: of the images.
-        title: what it is called.
+        dataset: data set of ``datasets``.
+        column: column of the images.
+        title: name of the data set, for messages.
     """
 
     def __init__(self, dataset: Any, column: str, title: str) -> None:
@@ -32,35 +32,35 @@ class HubRows:
         return len(self.dataset)
 
     def fetch(self, row: int) -> bytes | str:
-        """The bytes of an image, or the path of its file."""
+        """Return the bytes of an image, or the path of its file."""
         value = self.dataset[row][self.column] or b""
         if isinstance(value, dict):
             value = value.get("bytes") or value.get("path") or b""
         return value if isinstance(value, str) else bytes(value)
 
     def name(self, row: int) -> str:
-        """Data set and row of an image."""
+        """Return data set and row of an image."""
         return f"{self.title} row {row}"
 
 
 def partitions(name: str, config: str | None) -> Partitions:
-    """Splits of a data set on the hub; it is downloaded where it is not there yet.
+    """Return the splits of a data set on the hub, which is downloaded if needed.
 
     Args:
         name: ``OWNER/NAME``.
-        config: which of its configurations.
+        config: configuration of the data set.
     """
     datasets = require("datasets", extra="lab")
-    # It would say of every try that it failed; what counts is said below, once.
+    # It would log every failed try; the error below is raised once.
     logging.getLogger("huggingface_hub").setLevel(logging.ERROR)
     try:
         loaded = datasets.load_dataset(name, config)
     except Exception as error:
-        # Whatever the network, the hub and the reader of the format come up with.
-        said = str(error).strip().split("\n")[0].rstrip(".")[:200]
+        # Network, hub and format readers raise many types of errors.
+        message = str(error).strip().split("\n")[0].rstrip(".")[:200]
         raise DataError(
-            f"{name}: it is no file or folder here, and the Hugging Face hub could not load it "
-            f"({type(error).__name__}: {said})"
+            f"{name}: not a local file or folder, and the Hugging Face hub could not load it "
+            f"({type(error).__name__}: {message})"
         ) from error
     return {
         split.lower(): lambda split=split: _entries(f"{name} {split}", loaded[split])  # type: ignore[misc]
@@ -89,11 +89,11 @@ def _entries(title: str, dataset: Any) -> Entries:
     sizes = [(os.path.basename(file), os.stat(file).st_size) for file in files]
     times = [os.stat(file).st_mtime_ns for file in files]
     return Entries(
-        items=HubRows(encoded, image, title),
+        items=HubImages(encoded, image, title),
         labels=labels,
         names=names,
-        stamp=letters((title, dataset._fingerprint, files, sizes, times, image, columns)),
-        origin=letters((title, len(dataset), image, columns)),
+        stamp=hash_of((title, dataset._fingerprint, files, sizes, times, image, columns)),
+        origin=hash_of((title, len(dataset), image, columns)),
     )
 
 

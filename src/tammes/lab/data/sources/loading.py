@@ -1,4 +1,4 @@
-"""Where images come from: one name, one split, one way to ask."""
+"""Load images of a source by name and partition."""
 
 import os
 import re
@@ -9,7 +9,7 @@ from pathlib import Path
 import torch
 
 from tammes.lab.config.expressions import did_you_mean
-from tammes.lab.data.decode_partition import gather
+from tammes.lab.data.decode_partition import decode_entries
 from tammes.lab.data.images import DataError, Images, unknown_classes
 from tammes.lab.data.listing import EVERYTHING, Partitions
 from tammes.lab.data.sources import folder as folders
@@ -32,27 +32,27 @@ KNOWN: dict[str, tuple[str, str | None]] = {
     "tiered-imagenet": ("", None),
     "inat2017": ("", None),
 }
-"""Name and configuration on the hub of each set with a short name; empty where none is known."""
+"""Name and configuration on the hub of each data set with a short name; empty if unknown."""
 _FILES = {"cub": ("cub", "cub200", "cub_200_2011"), "fashion_mnist": ("fashion_mnist", "fashion")}
-"""How the files of a set begin in ``$TAMMES_DATA``, where that is not its name alone."""
+"""Prefixes of the files of a data set in ``$TAMMES_DATA``, if not its name alone."""
 
 _TRAIN = ("train", "training")
 _VALIDATION = ("validation", "val", "valid", "dev")
 _TEST = ("test", "testing", *_VALIDATION, "eval")
 _ALIASES = {"train": _TRAIN, "test": _TEST, "validation": _VALIDATION, "val": _VALIDATION}
-"""Under which names a split is looked for, best first."""
+"""Names of each partition, in order of preference."""
 _HELD_OUT = 0.2
-"""Share that becomes the test split of a source without one."""
+"""Share held out as the test partition of a source without one."""
 
 
 def say(text: str) -> None:
-    """Tell the user something in one line."""
+    """Print a message to stderr."""
     print(text, file=sys.stderr)
 
 
 def load(
     source: str | os.PathLike[str],
-    split: str,
+    partition: str,
     *,
     size: int | None = None,
     skip_corrupt: bool = False,
@@ -61,24 +61,24 @@ def load(
     whole: bool = False,
     report: Callable[[str], None] = say,
 ) -> Images:
-    """Images of one split of a source.
+    """Load the images of one partition of a source.
 
     Args:
         source: ``digits``, a name of :data:`KNOWN`, a folder of class folders, a parquet file, a
             folder of them, or ``OWNER/NAME`` (``OWNER/NAME:CONFIG``) on the Hugging Face hub.
-        split: ``train``, ``test``, or another one the source has. Of a source without a test
-            split a fifth of every class is held out, always the same (a quarter of ``digits``).
-        size: side of the square images; their own if they all have one, else 64. The shorter side
-            is resized to it, and the middle is cut out.
-        skip_corrupt: leave out images that cannot be read, instead of stopping.
-        memory: most bytes of pixels to hold; where there are more, images are read one by one.
-        like: the training images: these are to have their shape and their classes.
-        whole: take a source without a test split as it is; for one that is all training images,
-            or all test images, of another.
-        report: is told in one line each what the user should know.
+        partition: ``train``, ``test``, or another one the source has. If there is no test
+            partition, a fixed fifth of every class is held out (a quarter of ``digits``).
+        size: side of the square images; by default their own if it is the same for all, else 64.
+            The shorter side is resized to it, and the centre is cropped.
+        skip_corrupt: leave out unreadable images instead of raising.
+        memory: largest size of the pixels in bytes; larger sets are read image by image.
+        like: training images, whose shape and classes the result gets.
+        whole: hold nothing out of a source without a test partition; for sources that are all
+            training images, or all test images of another.
+        report: called with one-line messages.
 
     Returns:
-        The images. Their classes are those of the training split.
+        The images. Their classes are those of the training partition.
 
     Raises:
         DataError: one sentence on what cannot be used.
@@ -91,15 +91,15 @@ def load(
     if size is not None and size < 1:
         raise ValueError(f"load expects a size of at least 1, got {size}")
     if title == "digits":
-        if split not in ("train", "test"):
-            raise DataError(f"digits: there is no split {split!r}, it has train and test")
+        if partition not in ("train", "test"):
+            raise DataError(f"digits: there is no partition {partition!r}, it has train and test")
         images = _digits(like.shape if like is not None else (1, size or 8, size or 8))
-        part = hold_out(images, 0.25, seed=0)[split == "test"]
+        part = hold_out(images, 0.25, seed=0)[partition == "test"]
         return part if like is None else part.match(like.classes)
-    found = _find(title, report)
-    name, held_out = _choose(title, found, split, whole=whole, report=report)
-    entries = found[name]()
-    images = gather(
+    available = _find(title, report)
+    name, held_out = _pick(title, available, partition, whole=whole, report=report)
+    entries = available[name]()
+    images = decode_entries(
         title,
         entries,
         size=size,
@@ -108,15 +108,17 @@ def load(
         memory=memory,
         report=report,
     )
-    classes = like.classes if like is not None else _classes(title, found, name, entries.present())
+    classes = (
+        like.classes if like is not None else _classes(title, available, name, entries.present())
+    )
     images = images.match(classes)
     if held_out:
-        images = hold_out(images, _HELD_OUT, seed=0)[split == "test"]
+        images = hold_out(images, _HELD_OUT, seed=0)[partition == "test"]
     return images
 
 
 def _digits(shape: tuple[int, int, int]) -> Images:
-    """The 1,797 handwritten digits that come with scikit-learn, 8×8 grey."""
+    """Load the 1,797 handwritten digits of scikit-learn, 8×8 grey."""
     values = require("sklearn.datasets", extra="lab").load_digits()
     grey = torch.from_numpy(values.images).float().mul(255 / 16)[:, None]
     if shape[1:] != (8, 8):
@@ -136,13 +138,13 @@ def _digits(shape: tuple[int, int, int]) -> Images:
 
 
 def data_folder() -> Path | None:
-    """Folder of the user's copies of data sets, ``$TAMMES_DATA``, or none."""
-    given = os.environ.get("TAMMES_DATA")
-    return Path(given).expanduser() if given else None
+    """Return the folder of local data sets, ``$TAMMES_DATA``, or None."""
+    folder = os.environ.get("TAMMES_DATA")
+    return Path(folder).expanduser() if folder else None
 
 
 def _find(title: str, report: Callable[[str], None]) -> Partitions:
-    """What a name means, and the splits it has."""
+    """Resolve the name of a source to its partitions."""
     if title in KNOWN:
         return _known(title, report)
     path = Path(title).expanduser()
@@ -160,82 +162,80 @@ def _find(title: str, report: Callable[[str], None]) -> Partitions:
     name, _, config = title.partition(":")
     if re.fullmatch(r"[A-Za-z0-9][\w.-]*/[\w.-]+", name) and path.suffix.lower() != ".parquet":
         if path.parent.is_dir():
-            # A path with a slip in it looks like a name on the hub, and a network may be slow.
-            report(f"{title}: no such folder here, looking on the Hugging Face hub")
+            # A mistyped path looks like a name on the hub, and a network may be slow.
+            report(f"{title}: no such local folder, trying the Hugging Face hub")
         return hub.partitions(name, config or None)
     hint = did_you_mean(title, ["digits", *KNOWN]) or "; a name on the hub is OWNER/NAME"
     raise DataError(f"{title}: there is no such file, folder or known name{hint}")
 
 
 def _parquet(folder: Path) -> list[Path]:
-    found: list[Path] = []
+    paths: list[Path] = []
     for root, inside, files in os.walk(folder):
         inside[:] = [name for name in inside if not name.startswith(".")]
-        # Names alone: a folder may hold a million images.
-        found += [
+        # By name only: a folder may hold a million images.
+        paths += [
             Path(root, name)
             for name in files
             if name.lower().endswith(".parquet") and not name.startswith(".")
         ]
-    return found
+    return paths
 
 
 def _known(title: str, report: Callable[[str], None]) -> Partitions:
-    """A set with a short name: files or a folder of that name, else the hub."""
-    place = data_folder()
-    for begin in _FILES.get(title, (title,)):
-        if place is None:
+    """Resolve a short name: local files or a folder of that name, else the hub."""
+    local = data_folder()
+    for prefix in _FILES.get(title, (title,)):
+        if local is None:
             break
-        if (place / begin).is_dir():
-            return _find(str(place / begin), report)
-        pattern = re.compile(rf"{re.escape(begin)}(?![a-z0-9]).*\.parquet", re.IGNORECASE)
-        files = [file for file in place.glob("*.parquet") if pattern.fullmatch(file.name)]
+        if (local / prefix).is_dir():
+            return _find(str(local / prefix), report)
+        pattern = re.compile(rf"{re.escape(prefix)}(?![a-z0-9]).*\.parquet", re.IGNORECASE)
+        files = [file for file in local.glob("*.parquet") if pattern.fullmatch(file.name)]
         if files:
-            return parquet.partitions(files, root=place, report=report)
+            return parquet.partitions(files, root=local, report=report)
     name, config = KNOWN[title]
     if not name:
-        where = place or "$TAMMES_DATA, which is not set"
+        where = local or "$TAMMES_DATA, which is not set"
         raise DataError(
-            f"{title}: there are no files of it in {where}, and no copy on the hub is known; "
+            f"{title}: no files in {where}, and no copy on the hub is known; "
             "give its folder, or OWNER/NAME on the hub"
         )
     return hub.partitions(name, config)
 
 
-def _choose(
-    title: str, found: Partitions, split: str, *, whole: bool, report: Callable[[str], None]
+def _pick(
+    title: str, available: Partitions, partition: str, *, whole: bool, report: Callable[[str], None]
 ) -> tuple[str, bool]:
-    """The split of the source to read, and whether a part of it is to be held out."""
-    wanted = split.lower()
+    """Return the partition of the source to read, and whether to hold out a share of it."""
+    wanted = partition.lower()
     train, test, own = (
-        next((name for name in _ALIASES.get(word, (word,)) if name in found), None)
+        next((name for name in _ALIASES.get(word, (word,)) if name in available), None)
         for word in ("train", "test", wanted)
     )
     if own is not None and (wanted != "train" or test is not None or whole):
         if wanted == "test" and own not in ("test", "testing"):
-            report(f"{title}: there is no test split, so {own} is used to test")
+            report(f"{title}: no test partition, so {own} is used for testing")
         return own, False
-    everything = train or (EVERYTHING if EVERYTHING in found else None)
-    if everything is None and test is None and len(found) == 1:
-        # The only split, under a name such as "full".
-        everything = next(iter(found))
+    everything = train or (EVERYTHING if EVERYTHING in available else None)
+    if everything is None and test is None and len(available) == 1:
+        # The only partition, under a name such as "full".
+        everything = next(iter(available))
     if wanted not in ("train", "test") or everything is None:
-        there = ", ".join(sorted(filter(None, found))) or "none, so train and test are made"
-        raise DataError(f"{title}: there is no split {split!r}, it has {there}")
+        names = ", ".join(sorted(filter(None, available))) or "none, so train and test are made"
+        raise DataError(f"{title}: there is no partition {partition!r}, it has {names}")
     if whole:
         return everything, False
-    report(
-        f"{title}: there is no test split, so {_HELD_OUT:.0%} of every class are held out to test"
-    )
+    report(f"{title}: no test partition, so {_HELD_OUT:.0%} of every class is held out for testing")
     return everything, True
 
 
-def _classes(title: str, found: Partitions, name: str, present: list[str]) -> list[str]:
-    """Classes of the training split; what is tested on may have no others."""
-    train = next((word for word in _TRAIN if word in found), None)
+def _classes(title: str, available: Partitions, name: str, present: list[str]) -> list[str]:
+    """Return the classes of the training partition; test images may have no others."""
+    train = next((word for word in _TRAIN if word in available), None)
     classes = present
-    if name in _TEST and train is not None and name in found:
-        classes = found[train]().present()
+    if name in _TEST and train is not None and name in available:
+        classes = available[train]().present()
         known = set(classes)
         unknown = [each for each in present if each not in known]
         if unknown:

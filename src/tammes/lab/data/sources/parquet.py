@@ -17,26 +17,26 @@ from tammes.lab.data.listing import (
     Entries,
     Partitions,
     as_labels,
+    hash_of,
     image_column,
     label_columns,
-    letters,
 )
 from tammes.lab.data.sources.folder import PARTITION_WORDS
 from tammes.optional import require
 
 _KEPT = 256 << 20
-"""Bytes of encoded images that a process keeps."""
+"""Bytes of encoded images that a process caches."""
 
 
 class ParquetImages:
     """Images in a column of parquet files.
 
-    A group of rows is read as a whole, and some groups are kept: all of a small set.
+    Row groups are read as a whole, and recent ones are cached: all of a small set.
 
     Args:
-        paths: of the files.
-        column: of the images.
-        rows: which, counted through all files, shape ``(N,)``.
+        paths: paths of the files.
+        column: column of the images.
+        rows: row of each image, counted through all files, shape ``(N,)``.
     """
 
     def __init__(self, paths: Sequence[str], column: str, rows: Tensor) -> None:
@@ -51,7 +51,7 @@ class ParquetImages:
                 self.groups.append((number, group))
                 starts.append(starts[-1] + metadata.row_group(group).num_rows)
         self.starts = torch.tensor(starts)
-        self._forget()
+        self._clear_cache()
 
     def __len__(self) -> int:
         return len(self.rows)
@@ -62,28 +62,28 @@ class ParquetImages:
 
     def __setstate__(self, state: dict[str, Any]) -> None:
         self.__dict__.update(state)
-        self._forget()
+        self._clear_cache()
 
-    def _forget(self) -> None:
+    def _clear_cache(self) -> None:
         self.files: dict[int, Any] = {}
         self.kept: OrderedDict[int, Any] = OrderedDict()
         self.bytes = 0
         self.process = os.getpid()
 
     def fetch(self, row: int) -> bytes | str:
-        """The bytes of an image, or the path of its file where the table has only that."""
+        """Return the bytes of an image, or the path of its file if the table has only that."""
         if self.process != os.getpid():
             # Open files do not survive a fork.
-            self._forget()
-        place = int(self.rows[row])
-        number = int(torch.searchsorted(self.starts, place, right=True)) - 1
-        value: Any = self._group(number)[place - int(self.starts[number])].as_py()
+            self._clear_cache()
+        position = int(self.rows[row])
+        number = int(torch.searchsorted(self.starts, position, right=True)) - 1
+        value: Any = self._group(number)[position - int(self.starts[number])].as_py()
         path = None
         if isinstance(value, dict):
             path, value = value.get("path"), value.get("bytes")
         if value is not None:
             return bytes(value)
-        # No bytes at all is not an image, and is said to be none.
+        # Empty bytes are reported as no image.
         folder = os.path.dirname(self.paths[self.groups[number][0]])
         return os.path.join(folder, path) if path else b""
 
@@ -103,22 +103,22 @@ class ParquetImages:
         return column
 
     def name(self, row: int) -> str:
-        """File and row of an image."""
-        place = int(self.rows[row])
-        number = next(n for n in reversed(range(len(self.paths))) if self.first[n] <= place)
-        return f"{self.paths[number]} row {place - self.first[number]}"
+        """Return file and row of an image."""
+        position = int(self.rows[row])
+        number = next(n for n in reversed(range(len(self.paths))) if self.first[n] <= position)
+        return f"{self.paths[number]} row {position - self.first[number]}"
 
 
 def partitions(
     paths: Sequence[Path], *, root: Path | None, report: Callable[[str], None]
 ) -> Partitions:
-    """Splits of parquet files: by their names, or else by a column.
+    """Return the partitions of parquet files: by file name, or else by a column.
 
     Args:
-        paths: of the files.
-        root: the folder they were found in; folders below it may name a split too. None for a file
-            that was asked for by itself: its name does not matter.
-        report: is told which files are left out.
+        paths: paths of the files.
+        root: folder of the files; subfolders may name a partition too. None for a single file,
+            whose name does not matter.
+        report: called with a message about files that are left out.
     """
     groups: dict[str, list[Path]] = {}
     for path in sorted(paths):
@@ -129,7 +129,9 @@ def partitions(
         return _by_column(groups[EVERYTHING])
     left = groups.pop(EVERYTHING, [])
     if left:
-        report(f"left out, as the name tells no split: {', '.join(path.name for path in left)}")
+        report(
+            f"left out, as the name contains no partition: {', '.join(path.name for path in left)}"
+        )
     return {
         name: lambda some=some: _entries(some, None)  # type: ignore[misc]
         for name, some in groups.items()
@@ -137,7 +139,7 @@ def partitions(
 
 
 def _partition_of(path: Path, root: Path) -> str:
-    # SPLIT-00000-of-00002 is how the hub names the parts of a split.
+    # The hub names the shards of a split SPLIT-00000-of-00002.
     shard = re.fullmatch(r"(\w+)-\d+-of-\d+.*", path.stem)
     if shard:
         return shard[1].lower()
@@ -150,10 +152,10 @@ def _partition_of(path: Path, root: Path) -> str:
 
 
 def _by_column(paths: list[Path]) -> Partitions:
-    """Splits that a column such as ``split`` or ``official_split`` names, and everything."""
+    """Return partitions named by a column such as ``split`` or ``official_split``."""
     schema = _open(paths[0]).schema_arrow
     types = require("pyarrow.types", extra="lab")
-    found: dict[str, Callable[[], Entries]] = {EVERYTHING: lambda: _entries(paths, None)}
+    named: dict[str, Callable[[], Entries]] = {EVERYTHING: lambda: _entries(paths, None)}
     for column in schema.names:
         if column != "split" and not column.endswith("_split"):
             continue
@@ -164,52 +166,52 @@ def _by_column(paths: list[Path]) -> Partitions:
         values = _column(paths, column)
         for value in sorted({value for value in values if value}):
             rows = [row for row, each in enumerate(values) if each == value]
-            found.setdefault(
+            named.setdefault(
                 value.lower(),
                 lambda rows=rows: _entries(paths, torch.tensor(rows)),  # type: ignore[misc]
             )
-    return found
+    return named
 
 
 def _entries(paths: Sequence[Path], rows: Tensor | None) -> Entries:
-    """The images of some rows of files that have the same columns."""
-    where = str(paths[0])
+    """List the images of some rows of files with the same columns."""
+    first = str(paths[0])
     schema = _open(paths[0]).schema_arrow
     for path in paths[1:]:
         if set(_open(path).schema_arrow.names) != set(schema.names):
-            raise DataError(f"{path}: the columns are expected to be those of {where}")
+            raise DataError(f"{path}: the columns are expected to be those of {first}")
     types = require("pyarrow.types", extra="lab")
     image = image_column(
-        where, [f.name for f in schema if _holds_images(f.type, types)], schema.names
+        first, [f.name for f in schema if _holds_images(f.type, types)], schema.names
     )
     classes = _class_names(schema)
-    could = [f.name for f in schema if f.name != image and _holds_labels(f.type, types)]
-    named = [name for name in could if name in classes]
-    columns = label_columns(where, could, named, schema.names)
+    candidates = [f.name for f in schema if f.name != image and _holds_labels(f.type, types)]
+    named = [name for name in candidates if name in classes]
+    columns = label_columns(first, candidates, named, schema.names)
     values = _column(paths, columns[0])
     if len(columns) > 1:
         values = list(map("/".join, zip(*(_column(paths, c) for c in columns), strict=True)))
     if rows is None:
         rows = torch.arange(len(values))
-    column = f"{where}: column {' and '.join(map(repr, columns))}"
+    column = f"{first}: column {' and '.join(map(repr, columns))}"
     chosen = [values[row] for row in rows.tolist()]
     labels, names = as_labels(column, chosen, classes.get(columns[0]))
     if not len(labels):
-        raise DataError(f"{where}: there is no image in it")
+        raise DataError(f"{first}: there is no image in it")
     stats = [os.stat(path) for path in paths]
-    which = letters((image, columns, rows.tolist()))
+    which = hash_of((image, columns, rows.tolist()))
     return Entries(
         items=ParquetImages([str(path) for path in paths], image, rows),
         labels=labels,
         names=names,
-        stamp=letters(
+        stamp=hash_of(
             (
                 [str(path.absolute()) for path in paths],
                 [(stat.st_size, stat.st_mtime_ns) for stat in stats],
                 which,
             )
         ),
-        origin=letters(([(p.name, s.st_size) for p, s in zip(paths, stats, strict=True)], which)),
+        origin=hash_of(([(p.name, s.st_size) for p, s in zip(paths, stats, strict=True)], which)),
     )
 
 
@@ -220,8 +222,8 @@ def _open(path: str | Path) -> Any:
     except (FileNotFoundError, PermissionError, IsADirectoryError):
         raise
     except Exception as error:
-        said = str(error).strip().split("\n")[0][:160]
-        raise DataError(f"{path}: damaged, or not a parquet file ({said})") from error
+        message = str(error).strip().split("\n")[0][:160]
+        raise DataError(f"{path}: damaged, or not a parquet file ({message})") from error
 
 
 def _column(paths: Iterable[Path], name: str) -> list[Any]:
@@ -230,13 +232,13 @@ def _column(paths: Iterable[Path], name: str) -> list[Any]:
         try:
             values += _open(path).read(columns=[name]).column(name).to_pylist()
         except (OSError, ValueError) as error:
-            said = str(error).strip().split("\n")[0][:160]
-            raise DataError(f"{path}: column {name!r} cannot be read ({said})") from error
+            message = str(error).strip().split("\n")[0][:160]
+            raise DataError(f"{path}: column {name!r} cannot be read ({message})") from error
     return values
 
 
 def _class_names(schema: Any) -> dict[str, list[str]]:
-    """Names of the classes of each column that has them, as Hugging Face writes them."""
+    """Return the class names of each column, from the Hugging Face metadata."""
     try:
         written = json.loads((schema.metadata or {}).get(b"huggingface", b"{}"))
         features = written["info"]["features"]

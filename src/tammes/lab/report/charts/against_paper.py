@@ -10,7 +10,7 @@ from tammes.lab.reproduce.claims import Better, Bound, Course, Near, Peak
 from tammes.lab.reproduce.judge import Comparison
 from tammes.lab.reproduce.quantities import KNOWN
 from tammes.lab.stats.paired import Difference, t_quantile
-from tammes.lab.stats.seed_groups import Quantity, interval, spread
+from tammes.lab.stats.seed_groups import Quantity, format_difference, format_mean
 
 OUTCOMES = {"holds": 2, "leans": 4, "fails": 1, "open": None}
 """Palette places by outcome."""
@@ -68,7 +68,7 @@ def _claim_panel(
                  if less.low is not None and less.high is not None]  # fmt: skip
         lows, highs = ([low for low, _ in spans], [high for _, high in spans])
         texts = [
-            f"{rows[row]}: {interval(quantity, less).rstrip(' *')}{_unit(quantity)}, "
+            f"{rows[row]}: {format_difference(quantity, less).rstrip(' *')}{_unit(quantity)}, "
             f"n = {len(less.seeds)}, {outcome}"
             for row, less in zip(places, each, strict=True)
         ]
@@ -164,5 +164,5 @@ def _paper_half(cell: ComparedCell) -> float | None:
 
 def _named(comparison: PaperComparison, cell: ComparedCell) -> str:
     quantity = cell.quantity
-    ours, paper = spread(quantity, cell.ours), published(quantity, cell.paper)
+    ours, paper = format_mean(quantity, cell.ours), published(quantity, cell.paper)
     return f"{comparison.labels[cell.row]}: ours {ours}, paper {paper}"

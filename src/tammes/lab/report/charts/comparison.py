@@ -23,7 +23,7 @@ from tammes.lab.report.charts.chart import (
 from tammes.lab.report.charts.training_curves import Drawing, class_count, optimum
 from tammes.lab.report.load_runs import InspectedRun, LoadedRuns
 from tammes.lab.stats.paired import summary
-from tammes.lab.stats.seed_groups import QUANTITIES, Group, Quantity, interval, spread
+from tammes.lab.stats.seed_groups import QUANTITIES, Group, Quantity, format_difference, format_mean
 from tammes.metrics.functional import margins as sample_margins
 
 BALLS_SHOWN = 8
@@ -68,7 +68,7 @@ def _means(groups: Sequence[Group], loaded: LoadedRuns, quantity: Quantity, titl
         if mean is None:
             continue
         half = mean.std
-        text = f"{group.label}: {spread(quantity, mean)} {quantity.unit}, n = {mean.count}"
+        text = f"{group.label}: {format_mean(quantity, mean)} {quantity.unit}, n = {mean.count}"
         ends = ([mean.mean - half], [mean.mean + half]) if half else ((), ())
         if len(values) > 1:
             texts = [f"seed {seed}: {quantity.shown(v)}" for seed, v in values.items()]
@@ -86,7 +86,7 @@ def _differences(loaded: LoadedRuns, groups: Sequence[Group], quantity: Quantity
         less = None if group is base else loaded.study.difference(group, quantity.key)
         if less is None:
             continue
-        text = f"{group.label}: {interval(quantity, less).rstrip(' *')} {quantity.unit}, "
+        text = f"{group.label}: {format_difference(quantity, less).rstrip(' *')} {quantity.unit}, "
         text += f"n = {len(less.seeds)}"
         ends = ((), ()) if less.low is None or less.high is None else ([less.low], [less.high])
         hollow = less.low is None
@@ -115,7 +115,7 @@ def margins(loaded: LoadedRuns) -> list[Drawing]:
         bars = HorizontalBars(
             [None if mean is None else mean.mean for mean in means],
             [_place(loaded, group) for group in groups],
-            [f"{g.label}: {spread(quantity, m)}" for g, m in zip(groups, means, strict=True)],
+            [f"{g.label}: {format_mean(quantity, m)}" for g, m in zip(groups, means, strict=True)],
         )
         labels = [group.label for group in groups]
         unit = "degrees" if quantity.unit else "cosine"

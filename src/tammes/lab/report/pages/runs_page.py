@@ -17,7 +17,7 @@ from tammes.lab.report.confusions import pair_blocks
 from tammes.lab.report.load_runs import LoadedRuns, load_runs
 from tammes.lab.report.render import html_page as page
 from tammes.lab.report.rerun import configuration, data_and_machines, rerun
-from tammes.lab.stats.seed_groups import Group, Quantity, interval, spread
+from tammes.lab.stats.seed_groups import Group, Quantity, format_difference, format_mean
 
 _GALLERIES = 8
 """Largest number of groups with images of confused classes."""
@@ -219,7 +219,7 @@ def _best(loaded: LoadedRuns) -> str:
 
 def _mean(group: Group, quantity: Quantity) -> page.Cell:
     found = group.summary(quantity.key)
-    return None if found is None else page.Value(spread(quantity, found), found.mean)
+    return None if found is None else page.Value(format_mean(quantity, found), found.mean)
 
 
 def _difference_table(loaded: LoadedRuns) -> list[page.Block]:
@@ -235,7 +235,9 @@ def _difference_table(loaded: LoadedRuns) -> list[page.Block]:
         less = [(q, study.difference(group, q.key)) for q in compared_with]
         seeds = max((len(each.seeds) for _, each in less if each is not None), default=0)
         cells: list[page.Cell] = [
-            None if each is None else page.Value(interval(quantity, each).rstrip(), each.mean)
+            None
+            if each is None
+            else page.Value(format_difference(quantity, each).rstrip(), each.mean)
             for quantity, each in less
         ]
         rows.append([page.Value(group.label, color=place), seeds, *cells, _verdict(loaded, group)])
