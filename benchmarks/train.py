@@ -23,7 +23,7 @@ import torch.nn.functional as F
 from tammes.lab import backbones, data
 from tammes.lab.config.schema import Config
 from tammes.lab.records.run_folder import Run
-from tammes.lab.runner import Cell, places, run_cells
+from tammes.lab.runner import Cell, plan_resources, run_cells
 from tammes.lab.training.loop import train
 
 WORK = "tammes.lab.runner.sweep:train_cell"
@@ -159,7 +159,7 @@ def main():
             # Enough epochs for the first cells to still run when the last ones start.
             longer = config.replace(**best, epochs=5 * config.epochs)
             cells = [cell(longer.replace(seed=seed), folder) for seed in seeds]
-            at = places(arguments.cells, arguments.cells, accelerator=device.type)
+            at = plan_resources(arguments.cells, arguments.cells, accelerator=device.type)
             failed = [done for done in run_cells(cells, WORK, at=at) if not done.ok]
             assert not failed, failed
             total = results[f"{arguments.cells} cells"] = together([each.folder for each in cells])

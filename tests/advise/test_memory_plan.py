@@ -14,7 +14,7 @@ from tammes.advise import kernel_costs
 from tammes.advise.memory_plan import plan, size
 from tammes.advise.workload import DTYPES, OPTIMIZERS, UNFUSED, WIDEST, Machine, Workload
 from tammes.heads.class_sampling import sample_size
-from tammes.kernels import dispatch
+from tammes.kernels import dispatch, tiling
 from tammes.kernels.tiling import fused_blocks, longest
 from tammes.similarity import InnerProduct
 from tammes.split import REDUCED, SUMMED
@@ -237,11 +237,11 @@ def test_the_total_is_the_sum_and_says_whether_it_fits():
 
 def test_the_streamed_plan_follows_the_blocks_of_the_kernel(monkeypatch):
     before = costs(100_000, 64, 4096, device="cpu")["streamed"].scores
-    monkeypatch.setitem(dispatch.plan.SCORES, "cpu", dispatch.plan.SCORES["cpu"] * 4)
+    monkeypatch.setitem(tiling.SCORES, "cpu", tiling.SCORES["cpu"] * 4)
     after = costs(100_000, 64, 4096, device="cpu")["streamed"].scores
     # Of 4096 rows, 335 and 1342 fit into a block: 13 blocks of 316 become 4 of 1024.
     assert after - before == (1024 - 316) * 100_000 * 4
-    monkeypatch.setitem(dispatch.plan.SCORES, "cuda", 2**26)
+    monkeypatch.setitem(tiling.SCORES, "cuda", 2**26)
     assert costs(100_000, 64, 4096)["streamed"].scores < after
 
 
@@ -300,9 +300,9 @@ def test_fused_plan_holds_half_precision_prototypes_and_one_block():
 def test_the_fused_plan_knows_the_limits_of_the_kernel(monkeypatch):
     fused = pytest.importorskip("tammes.kernels.fused.engine", exc_type=ImportError)
     assert fused._WIDEST == WIDEST
-    assert fused.tiles.tile_of(torch.bfloat16).classes == kernel_costs._TILE
+    assert fused.launch.tile_of(torch.bfloat16).classes == kernel_costs._TILE
     # It would refuse a device that is not there, but for the interpreter.
-    monkeypatch.setattr(fused.tiles, "INTERPRETED", True)
+    monkeypatch.setattr(fused.launch, "INTERPRETED", True)
     for change in (
         *({"reads": frozenset({"target", "others", field})} for field in REDUCED + SUMMED),
         *({"dtype": dtype} for dtype in DTYPES),

@@ -323,10 +323,7 @@ def compare_with_plain(head, loss, **settings):
         if gradient is None:
             assert parameter.grad is None or not parameter.grad.to_dense().any()
             continue
-        if name == "log_scale":
-            # One number, of which only a plain head's has a dimension.
-            gradient = gradient.view(())
-        else:
+        if name != "log_scale":
             place = torch.arange(len(index)).repeat_interleave(counts)
             gradient = torch.zeros_like(parameter).index_add_(0, index[place], gradient)
         assert_close(parameter.grad.to_dense(), gradient, rtol=1e-9, atol=1e-12)
@@ -497,7 +494,7 @@ def fresh_process(monkeypatch):
     module = importlib.import_module("torch.optim.optimizer")
 
     def forget():
-        monkeypatch.setattr(sparse_rows, "_listening", False)
+        monkeypatch.setattr(sparse_rows, "_hooks_registered", False)
         for name in ("_global_optimizer_pre_hooks", "_global_optimizer_post_hooks"):
             monkeypatch.setattr(module, name, OrderedDict())
 

@@ -95,7 +95,7 @@ def test_a_run_that_is_interrupted_says_how_to_go_on_and_does_so(
     printed = capsys.readouterr()
     said = printed.err.splitlines()[-1]
     assert said.startswith("interrupted; resume with ")
-    assert said.endswith(" goes on")
+    assert said.endswith(f"--resume {shlex.quote(str(folder))}")
     assert printed.out == ""
     assert Run(folder).status == "unfinished"
     monkeypatch.undo()

@@ -63,7 +63,7 @@ def test_the_whole_of_a_set_is_trained_on_with_its_test_images(lists):
     assert testing.pixels.equal(same.pixels)
     # Augmentation is keyed by the index: no two images have the same.
     assert len(training.index.unique()) == len(training)
-    assert said == ["digits: trained on the test images too, so no accuracy on them is a test"]
+    assert said == ["digits: training includes the test images, so test accuracies mean nothing"]
 
 
 def test_the_whole_of_a_set_without_a_test_split_is_each_of_its_images_once(tmp_path):

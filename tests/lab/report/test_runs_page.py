@@ -78,7 +78,7 @@ def test_the_summary_has_means_deviations_and_paired_intervals(tmp_path):
 
 def test_from_one_seed_no_winner_is_claimed(tmp_path):
     text = body(runs_page(make_study(tmp_path, seeds=1, pictures=False)))
-    assert "no winner is claimed from n\u00a0=\u00a01" in text
+    assert "no interval and no winner for n\u00a0=\u00a01" in text
     assert text.count(">not decided (n = 1)</td>") == 2
     assert ">higher</td>" not in text
 

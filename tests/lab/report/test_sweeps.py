@@ -238,7 +238,7 @@ def test_a_sentence_says_whether_12_tells_which_margin_wins(charts):
     right = len(of(charts["figure-2-inequality-1"].panels[0], Points)[0].x)
     novel = lines(charts["figure-2"].panels[3])
     said, best = (MARGINS[novel[x].y.index(max(novel[x].y))] for x in ("by (11)", "novel"))
-    assert f"(12) is right in {right} of 30." in text
+    assert f"(12) is right in {right} of 30 cases." in text
     assert f"largest at {said:g} by (11), and at {best:g} as measured" in text
     assert "1-shot accuracy is best at -0.2." in text
 

@@ -39,7 +39,7 @@ def test_a_cell_that_fails_leaves_the_others_alone(tmp_path):
         "its process was killed by SIGKILL, as happens when memory runs out"
     )
     assert reasons[1].endswith("; its last output was 'a last word'")
-    assert reasons[2].startswith("its process ended with code 7")
+    assert reasons[2].startswith("its process exited with code 7")
     assert reasons[3] == "KeyError: 'somewhere'"
     assert reasons[4].startswith("RuntimeError: word word")
     assert len(reasons[4]) == 500

@@ -88,7 +88,7 @@ def test_a_cell_is_a_loss_and_a_seed():
         ("bce", 0, "", "seeds is expected to be at least 1, got 0"),
         ("bce", [1, 1], "", r"seeds is expected to name each seed once, got \[1, 1\]"),
         ("bce", [], "", r"seeds is expected to name each seed once, got \[\]"),
-        ("bce,softmax", 1, "mine", "a name is for one loss only, got 'mine' for 2"),
+        ("bce,softmax", 1, "mine", "name works with one loss only, got 'mine' for 2"),
         (
             "bce,(softmax",
             1,

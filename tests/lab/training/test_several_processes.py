@@ -15,7 +15,7 @@ from tammes.lab.training.model import build_model
 SCRIPT = """
 import json, sys, torch
 from pathlib import Path
-from tammes.lab.config import Config
+from tammes.lab.config.schema import Config
 from tammes.lab.training.loop import train
 torch.set_num_threads(1)
 train(Config.from_dict(json.loads(Path(sys.argv[1]).read_text())), Path(sys.argv[2]))
