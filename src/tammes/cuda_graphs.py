@@ -24,11 +24,13 @@ class Recording:
 
     Args:
         device: a CUDA device.
+        stream: to record on; that of the warm-up, where there was one.
     """
 
-    def __init__(self, device: torch.device) -> None:
+    def __init__(self, device: torch.device, stream: torch.cuda.Stream | None = None) -> None:
         self.device = device
         self.pieces: list[torch.cuda.CUDAGraph | _EagerCall] = []
+        self.stream = torch.cuda.Stream(device) if stream is None else stream
         self.side = torch.cuda.Stream(device)
         self.open = False
 
@@ -39,7 +41,7 @@ class Recording:
         torch.cuda.synchronize(self.device)
         gc.collect()
         torch.cuda.empty_cache()
-        with torch.cuda.stream(torch.cuda.Stream(self.device)):
+        with torch.cuda.stream(self.stream):
             self._begin()
             _recording = self
             try:

@@ -12,7 +12,7 @@ import torch
 from torch import Tensor
 
 from tammes._buffers import ExactBuffers
-from tammes.states import snapshot
+from tammes.states import read, snapshot
 
 
 class Schedule(ExactBuffers):
@@ -40,7 +40,10 @@ class Schedule(ExactBuffers):
     @property
     def value(self) -> Tensor:
         """Current value: a scalar, or one value per class."""
-        # A step may follow in the same compiled graph.
+        # A step may follow in the same compiled graph. Counting is all that the usual one changes;
+        # torch 2.11 cannot trace a snapshot.
+        if type(self).step is Schedule.step:
+            return self.at(read(self.steps).to(torch.get_default_dtype()))
         now = snapshot(self)
         return now.at(now.steps.to(torch.get_default_dtype()))
 

@@ -1,6 +1,6 @@
 """Margins that adapt to the quality of an example, estimated by the norm of its feature."""
 
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, NamedTuple
 
 import torch
 from torch import Tensor
@@ -8,11 +8,18 @@ from torch import Tensor
 from tammes.losses.angular import target_score
 from tammes.similarity import norm
 from tammes.split import Split, softplus
-from tammes.states import State
+from tammes.states import State, read
 from tammes.terms import Batch, Setting, Term, term
 
 if TYPE_CHECKING:
     from tammes.heads.head import Head
+
+
+class NormReading(NamedTuple):
+    """Mean and standard deviation of feature norms, as one call reads them."""
+
+    mean: Tensor
+    std: Tensor
 
 
 class NormStatistics(State):
@@ -26,6 +33,10 @@ class NormStatistics(State):
         self.momentum = momentum
         self.register_buffer("mean", torch.tensor([20.0]))
         self.register_buffer("std", torch.tensor([100.0]))
+
+    def reading(self, batch: Batch) -> "NormReading":
+        """Copy the averages."""
+        return NormReading(read(self.mean), read(self.std))
 
     def before(self, batch: Batch) -> None:
         """Update the running averages with this batch."""
@@ -61,7 +72,7 @@ def adaface(
     margin: Setting = 0.4,
     concentration: float = 0.333,
     momentum: float = 0.01,
-    state: NormStatistics | None = None,
+    state: NormReading | None = None,
 ) -> Tensor:
     r"""AdaFace: the feature norm, as a measure of quality, interpolates between two margins.
 

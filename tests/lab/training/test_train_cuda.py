@@ -114,13 +114,13 @@ def test_adam_works_in_a_graph(tmp_path, optimizer):
 def test_a_loss_that_waits_for_the_gpu_trains_without_a_graph(tmp_path, monkeypatch):
     from tammes.lab.training.model import Model
 
-    seen = Model._seen
+    seen = Model._batch_sums
 
     def waiting(self, loss, features, labels):
         float(loss)
         return seen(self, loss, features, labels)
 
-    monkeypatch.setattr(Model, "_seen", waiting)
+    monkeypatch.setattr(Model, "_batch_sums", waiting)
     said = []
     progress = Progress()
     progress.say = said.append
@@ -134,14 +134,14 @@ def test_a_loss_that_waits_for_the_gpu_trains_without_a_graph(tmp_path, monkeypa
 def test_a_routine_that_breaks_while_it_is_recorded_is_not_broken_afterwards(tmp_path, monkeypatch):
     from tammes.lab.training.model import Model
 
-    seen = Model._seen
+    seen = Model._batch_sums
 
     def decomposing(self, loss, features, labels):
         # cuSOLVER cannot be recorded, and does not work again for a thread that has tried.
         torch.linalg.svd(features.double(), driver="gesvd")
         return seen(self, loss, features, labels)
 
-    monkeypatch.setattr(Model, "_seen", decomposing)
+    monkeypatch.setattr(Model, "_batch_sums", decomposing)
     said = []
     progress = Progress()
     progress.say = said.append

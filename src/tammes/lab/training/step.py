@@ -1,6 +1,7 @@
 """One training step: from a batch to updated weights and running sums of metrics."""
 
 import math
+import traceback
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any
@@ -90,6 +91,7 @@ class Step:
         # A routine that fails during recording may stay broken for the calling thread (cuSOLVER
         # does), so recording has a thread of its own.
         self.thread = ThreadPoolExecutor(1)
+        self.stream: torch.cuda.Stream | None = None
         self.inputs: list[Tensor] = []
         self.eager = 0
         if graphs:
@@ -156,7 +158,8 @@ class Step:
             self._record(batch)
 
     def _step_on_side_stream(self, batch: tuple[Tensor, Tensor, Tensor]) -> None:
-        side = torch.cuda.Stream(self.fabric.device)
+        # One stream for warm-up and recording: nodes that accumulate gradients remember theirs.
+        self.stream = side = self.stream or torch.cuda.Stream(self.fabric.device)
         side.wait_stream(torch.cuda.current_stream(self.fabric.device))
         with torch.cuda.stream(side):
             self._step(*batch)
@@ -165,7 +168,7 @@ class Step:
     def _record(self, batch: tuple[Tensor, Tensor, Tensor]) -> None:
         """Record a step and replay it; if recording fails, run it eagerly from now on."""
         self.inputs = [tensor.clone() for tensor in batch]
-        recording = Recording(self.fabric.device)
+        recording = Recording(self.fabric.device, self.stream)
         # Recording runs nothing; existing gradients would be accumulated into.
         self.optimizer.zero_grad(set_to_none=True)
         try:
@@ -174,6 +177,8 @@ class Step:
             if self.config.graphs == "on":
                 raise ValueError(f"graphs cannot record this step: {_reason(error)}") from error
             self.graphs = False
+            # The frames of the failed recording hold its autograd graph.
+            traceback.clear_frames(error.__traceback__)
             self.report(
                 f"a CUDA graph cannot record this step, continuing without: {_reason(error)}"
             )
