@@ -24,13 +24,11 @@ class Recording:
 
     Args:
         device: a CUDA device.
-        stream: to record on; that of the warm-up, where there was one.
     """
 
-    def __init__(self, device: torch.device, stream: torch.cuda.Stream | None = None) -> None:
+    def __init__(self, device: torch.device) -> None:
         self.device = device
         self.pieces: list[torch.cuda.CUDAGraph | _EagerCall] = []
-        self.stream = torch.cuda.Stream(device) if stream is None else stream
         self.side = torch.cuda.Stream(device)
         self.open = False
 
@@ -41,7 +39,7 @@ class Recording:
         torch.cuda.synchronize(self.device)
         gc.collect()
         torch.cuda.empty_cache()
-        with torch.cuda.stream(self.stream):
+        with torch.cuda.stream(torch.cuda.Stream(self.device)):
             self._begin()
             _recording = self
             try:

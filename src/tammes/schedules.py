@@ -12,7 +12,7 @@ import torch
 from torch import Tensor
 
 from tammes._buffers import ExactBuffers
-from tammes.states import read, snapshot
+from tammes.states import read
 
 
 class Schedule(ExactBuffers):
@@ -24,6 +24,26 @@ class Schedule(ExactBuffers):
     Example:
         >>> class Halving(tammes.schedules.Schedule):
         ...     def at(self, step):
+        ...         return 0.5**step
+        >>> halving = Halving()
+        >>> halving.step()
+        >>> halving.value
+        tensor(0.5000)
+    """
+
+    steps: Tensor
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.register_buffer("steps", torch.zeros((), dtype=torch.long))
+
+    @property
+    def value(self) -> Tensor:
+        """Current value: a scalar, or one value per class."""
+        # A step may follow in the same compiled graph.
+        return read(self.at(self.steps.to(torch.get_default_dtype())))
+
+    def at(self, step):
         ...         return 0.5**step
         >>> halving = Halving()
         >>> halving.step()

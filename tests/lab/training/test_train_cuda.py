@@ -8,7 +8,11 @@ from tammes.lab.config.schema import Config
 from tammes.lab.training.loop import train
 from tammes.lab.training.progress import Progress
 
-pytestmark = pytest.mark.gpu
+pytestmark = [
+    pytest.mark.gpu,
+    # Warm-up steps run on streams of their own, which torch remarks upon.
+    pytest.mark.filterwarnings("ignore:The AccumulateGrad node's stream:UserWarning"),
+]
 
 SMALL = Config(
     data="digits",

@@ -1,5 +1,6 @@
 """One training step: from a batch to updated weights and running sums of metrics."""
 
+import gc
 import math
 import traceback
 from collections.abc import Callable
@@ -91,7 +92,6 @@ class Step:
         # A routine that fails during recording may stay broken for the calling thread (cuSOLVER
         # does), so recording has a thread of its own.
         self.thread = ThreadPoolExecutor(1)
-        self.stream: torch.cuda.Stream | None = None
         self.inputs: list[Tensor] = []
         self.eager = 0
         if graphs:
@@ -158,8 +158,7 @@ class Step:
             self._record(batch)
 
     def _step_on_side_stream(self, batch: tuple[Tensor, Tensor, Tensor]) -> None:
-        # One stream for warm-up and recording: nodes that accumulate gradients remember theirs.
-        self.stream = side = self.stream or torch.cuda.Stream(self.fabric.device)
+        side = torch.cuda.Stream(self.fabric.device)
         side.wait_stream(torch.cuda.current_stream(self.fabric.device))
         with torch.cuda.stream(side):
             self._step(*batch)
@@ -168,7 +167,7 @@ class Step:
     def _record(self, batch: tuple[Tensor, Tensor, Tensor]) -> None:
         """Record a step and replay it; if recording fails, run it eagerly from now on."""
         self.inputs = [tensor.clone() for tensor in batch]
-        recording = Recording(self.fabric.device, self.stream)
+        recording = Recording(self.fabric.device)
         # Recording runs nothing; existing gradients would be accumulated into.
         self.optimizer.zero_grad(set_to_none=True)
         try:
@@ -179,6 +178,7 @@ class Step:
             self.graphs = False
             # The frames of the failed recording hold its autograd graph.
             traceback.clear_frames(error.__traceback__)
+            gc.collect()
             self.report(
                 f"a CUDA graph cannot record this step, continuing without: {_reason(error)}"
             )
