@@ -43,30 +43,6 @@ class Schedule(ExactBuffers):
         # A step may follow in the same compiled graph.
         return read(self.at(self.steps.to(torch.get_default_dtype())))
 
-    def at(self, step):
-        ...         return 0.5**step
-        >>> halving = Halving()
-        >>> halving.step()
-        >>> halving.value
-        tensor(0.5000)
-    """
-
-    steps: Tensor
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.register_buffer("steps", torch.zeros((), dtype=torch.long))
-
-    @property
-    def value(self) -> Tensor:
-        """Current value: a scalar, or one value per class."""
-        # A step may follow in the same compiled graph. Counting is all that the usual one changes;
-        # torch 2.11 cannot trace a snapshot.
-        if type(self).step is Schedule.step:
-            return self.at(read(self.steps).to(torch.get_default_dtype()))
-        now = snapshot(self)
-        return now.at(now.steps.to(torch.get_default_dtype()))
-
     def at(self, step: Tensor) -> Tensor:
         """Compute the value after a number of steps."""
         raise NotImplementedError
