@@ -331,6 +331,6 @@ def test_some_rows_run_end_to_end_in_quick_form(name, small_sets, tmp_path):
     for cell in ledger.cells:
         check(name, cell)
     tuned = {place for place in recipe.places(rows, columns) if recipe.trials(*place)}
-    assert {*ledger.chosen()} == tuned
+    assert {*ledger.tuned_settings()} == tuned
     for row, column in tuned:
         assert len(ledger.tuned[f"{row}/{column}"]["tried"]) == len(recipe.trials(row, column))
