@@ -202,18 +202,18 @@ def test_a_cell_that_was_lost_goes_on_from_its_checkpoint_on_the_node(tmp_path, 
     config = CONFIG.replace(save_every=1).to_dict()
     payload = {"config": config, "mark": str(tmp_path / "mark")}
     whole, lost = (Cell(name, tmp_path / name, payload) for name in ("whole", "lost"))
-    first = run_cells_on_ray([lost], "test_cluster:train_and_die")[0]
+    first = run_cells_on_ray([lost], "test_ray_pool:train_and_die")[0]
     assert (first.ok, first.crashed) == (False, True)
     assert not lost.folder.exists()
     begun = []
     again = run_cells_on_ray(
         [lost],
-        "test_cluster:train_and_die",
+        "test_ray_pool:train_and_die",
         on_event=lambda e: begun.extend([e.values["done"]] if "done" in e.values else []),
     )
     assert again[0].ok
     assert begun[0] >= 1, "it did not start from the beginning"
-    assert run_cells_on_ray([whole], "test_cluster:train_and_die")[0].ok
+    assert run_cells_on_ray([whole], "test_ray_pool:train_and_die")[0].ok
     name = "metrics.jsonl"
     assert (lost.folder / name).read_bytes() == (whole.folder / name).read_bytes()
 
