@@ -203,7 +203,7 @@ def test_a_cell_that_diverges_is_recorded_with_its_step_and_is_no_number(tmp_pat
     program = start(recipe, tmp_path, "--rows", "softmax,cosface")
     out, said = program.communicate(timeout=300)
     assert "the loss was not finite at step" in said
-    assert "tried again" not in said
+    assert "retrying" not in said
     ledger = Ledger.read(tmp_path / "diverges.json")
     by_row = {entry.row: entry for entry in ledger.cells}
     assert by_row["softmax"].status == "done"

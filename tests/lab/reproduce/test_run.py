@@ -286,7 +286,7 @@ def test_a_cell_whose_process_is_killed_is_tried_again(tmp_path, monkeypatch):
     (ledger,) = reproduce.reproduce(
         [Selection(recipe)], tmp_path, engine=RunnerSettings(workers=2), report=said.append
     )
-    again = [text for text in said if "tried again" in text]
+    again = [text for text in said if "retrying" in text]
     assert len(again) == 1
     assert again[0].startswith("some, digits, seed 0: retrying, as its process was killed by SIG")
     assert {cell.row: cell.status for cell in ledger.cells} == {"none": "done", "some": "done"}
