@@ -14,7 +14,7 @@ from tammes.kernels.streamed.prototype_blocks import Keys
 from tammes.split import SUMMED, softplus
 
 NUMBERS = ("others", "expected", "mean", *SUMMED)
-"""What a kernel reduces scores to. The hardest class is only found by it: see ``place``."""
+"""Numbers that a kernel reduces scores to; of the hardest class it finds only the ``place``."""
 
 
 class Block:
