@@ -66,7 +66,7 @@ def test_the_wheel_has_every_file_of_the_package_and_nothing_else(wheel):
         for path in (ROOT / "src" / "tammes").rglob("*")
         if path.is_file() and "__pycache__" not in path.parts
     }
-    assert {"tammes/py.typed", "tammes/lab/report/templates/page.html"} <= package
+    assert {"tammes/py.typed", "tammes/lab/report/render/templates/page.html"} <= package
     inside, beside = {name for name in names if name in package}, names - package
     assert inside == package
     assert all(".dist-info/" in name for name in beside), sorted(beside)

@@ -128,10 +128,10 @@ def test_a_spectral_sum_is_orthogonal_only_up_to_its_exponent(few):
 
 
 @pytest.mark.slow
-def test_the_example_of_ten_lines_recognises_new_characters_of_omniglot(shared_data, tmp_path):
+def test_the_example_recognises_new_characters_of_omniglot(shared_data, tmp_path):
     path = Path(__file__).resolve().parents[3] / "examples" / "fewshot_omniglot.py"
     lines = path.read_text().split('"""')[2].splitlines()
-    assert len([line for line in lines if line]) == 10
+    assert len([line for line in lines if line]) <= 10
     done = subprocess.run(
         [sys.executable, str(path)], cwd=tmp_path, capture_output=True, text=True, check=False,
         env={**os.environ, "TAMMES_DATA": str(shared_data), "OMP_NUM_THREADS": "1"},

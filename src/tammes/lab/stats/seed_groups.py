@@ -283,11 +283,12 @@ def table(runs: Sequence[Run], baseline: str | None = None, *, width: int = 100)
         lines += [*_aligned([heads, *rows], width), "", "  mean ± standard deviation over n seeds"]
     compared = [quantity for quantity in result.quantities if quantity.better > 0]
     if compared and len(result.groups) > 1:
-        heads = [f"difference from {result.groups[0].label}", "n", *(q.heading for q in compared)]
+        heads = ["", "n", *(quantity.heading for quantity in compared)]
         rows = [
             [group.label, *_differences(result, group, compared)] for group in result.groups[1:]
         ]
-        lines += ["", *_aligned([heads, *rows], width), ""]
+        lines += ["", *_wrapped(f"difference from {result.groups[0].label}", width)]
+        lines += [*_aligned([heads, *rows], width), ""]
         lines.append(
             f"  mean difference over n common seeds [{CONFIDENCE:.0%} interval], * excludes 0"
         )
