@@ -15,6 +15,12 @@ def check_quantiles(name: str, quantiles: Sequence[float]) -> Tensor:
     return levels
 
 
+def check_limits(name: str, limits: tuple[float, float]) -> None:
+    """Raise ``ValueError`` for a histogram without width."""
+    if not limits[0] < limits[1]:
+        raise ValueError(f"{name} expects limits (low, high) with low < high, got {limits}")
+
+
 def _ranks(levels: Tensor, counts: Tensor) -> Tensor:
     """Rank of each level's quantile among the sorted examples, from 1."""
     # A product that rounding raised just above an integer means that integer.
