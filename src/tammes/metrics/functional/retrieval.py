@@ -123,7 +123,7 @@ def retrieval(
 
     Ties: a wrong item is ahead of a match of equal similarity, so that the order of the gallery has
     no effect and constant features do not score. Equal means within ``2**-40`` (1e-12) of the
-    product of the norms; similarities are computed in float64.
+    largest product of norms; similarities are computed in float64.
 
     Queries are processed in blocks of at most 128 MiB of similarities, beside a float64 copy of the
     gallery; no full matrix is stored.
@@ -317,7 +317,7 @@ def rank_gallery(
     start = torch.searchsorted(gallery_ids, search.query_ids)
     count = torch.searchsorted(gallery_ids, search.query_ids, right=True) - start
     width = max(int(count.max()), 1)
-    scores, ties = _similarities(name, search, similarity, columns)
+    scores, tie = _similarities(name, search, similarity, columns)
     blocks = []
     for rows in torch.arange(len(search.query), device=start.device).split(
         max(BUDGET // (16 * len(columns) + 64 * width), 1)
@@ -327,13 +327,13 @@ def rank_gallery(
         match = own
         if cameras is not None and search.query_cameras is not None:
             match = own & (cameras[places] != search.query_cameras[rows, None])
-        blocks.append(_rank_block(scores(rows), ties[rows], places, own, match, ap))
+        blocks.append(_rank_block(scores(rows), tie, places, own, match, ap))
     return QueryValues(*(torch.cat(part) for part in zip(*blocks, strict=True)))
 
 
 def _rank_block(
     similarity: Tensor,
-    tie: Tensor,
+    tie: float,
     places: Tensor,
     own: Tensor,
     match: Tensor,
@@ -343,7 +343,7 @@ def _rank_block(
 
     Args:
         similarity: shape ``(B, G)``.
-        tie: largest difference of equal similarities, shape ``(B,)``.
+        tie: largest difference of equal similarities.
         places: columns of the items of the query's identity, shape ``(B, W)``.
         own: which of the places are used, shape ``(B, W)``.
         match: those that are matches, shape ``(B, W)``.
@@ -354,7 +354,7 @@ def _rank_block(
     similarity[own.nonzero(as_tuple=True)[0], places[own]] = -math.inf
     wrong = similarity.amax(1)
     # The number of matches that a wrong item is ahead of, counted in each row.
-    ahead = torch.searchsorted(levels - tie[:, None], similarity, right=True)
+    ahead = torch.searchsorted(levels - tie, similarity, right=True)
     rows, width = places.shape
     ahead += torch.arange(rows, device=ahead.device)[:, None] * (width + 1)
     counts = torch.bincount(ahead.view(-1), minlength=rows * (width + 1)).view(rows, -1)
@@ -372,6 +372,11 @@ def _rank_block(
         before = ((nth - 1) / (ranks - 1).double()).where(ranks > 1, 1.0)
         gains = (precision + before) / 2
     top = (matches - 1).clamp_min(0)[:, None]
+
+    def rounded(values: Tensor) -> Tensor:
+        # So that equal similarities of two queries are equal.
+        return (values / tie).round() * tie if tie else values
+
     return QueryValues(
         matches=matches,
         first_rank=ranks.gather(1, top).squeeze(1),
@@ -379,15 +384,15 @@ def _rank_block(
         average_precision=gains.where(real, 0.0).sum(1) / matches,
         r_precision=first_r.sum(1).double() / matches,
         average_precision_at_r=precision.where(first_r, 0.0).sum(1) / matches,
-        best_match=levels.gather(1, top).squeeze(1).where(matches > 0, -math.inf),
-        best_wrong=wrong,
+        best_match=rounded(levels.gather(1, top).squeeze(1)).where(matches > 0, -math.inf),
+        best_wrong=rounded(wrong),
     )
 
 
 def _similarities(
     name: str, search: Search, similarity: str | Tensor, columns: Tensor
-) -> tuple[Callable[[Tensor], Tensor], Tensor]:
-    """Return a function from rows of queries to similarities of columns, and what makes a tie."""
+) -> tuple[Callable[[Tensor], Tensor], float]:
+    """Return a function from rows of queries to similarities of columns, and a tie's difference."""
     query, gallery = search.query, search.gallery
     if isinstance(similarity, Tensor):
         shape = (len(query), len(gallery))
@@ -398,28 +403,31 @@ def _similarities(
         if not bool(similarity.isfinite().all()):
             raise ValueError(f"{name} expects finite similarities, got NaN or infinity")
         table = similarity.detach()
-        ties = torch.zeros(len(query), dtype=torch.double, device=query.device)
-        return lambda rows: table[rows[:, None], columns].double(), ties
+        return lambda rows: table[rows[:, None], columns].double(), 0.0
     if similarity in ("cosine", "k_reciprocal"):
         _warn_zeros(name, query, gallery)
         query, gallery = directions(query.double()), directions(gallery.double())
-        ties = query.new_full((len(query),), TIE)
         if similarity == "k_reciprocal":
             blocks = k_reciprocal_blocks(query, gallery)
-            return lambda rows: blocks(rows)[:, columns], ties
+            return lambda rows: blocks(rows)[:, columns], TIE
         gallery = gallery[columns]
-        return lambda rows: query[rows] @ gallery.T, ties
+        return lambda rows: query[rows] @ gallery.T, TIE
     query, gallery = query.double(), gallery[columns].double()
-    lengths, longest = norm(query), norm(gallery).amax()
+    lengths = float(norm(query).amax()), float(norm(gallery).amax())
     if similarity == "dot":
-        return lambda rows: query[rows] @ gallery.T, TIE * lengths * longest
+        return lambda rows: query[rows] @ gallery.T, _tie(lengths[0] * lengths[1])
     squares = gallery.square().sum(1)
 
     def euclidean(rows: Tensor) -> Tensor:
         block = query[rows]
         return torch.addmm(-squares, block, gallery.T, alpha=2).sub_(block.square().sum(1)[:, None])
 
-    return euclidean, TIE * (lengths + longest).square()
+    return euclidean, _tie(sum(lengths) ** 2)
+
+
+def _tie(largest: float) -> float:
+    """Difference of equal similarities of at most this size; a power of two."""
+    return math.ldexp(TIE, math.frexp(largest)[1]) if largest else 0.0
 
 
 def _warn_zeros(name: str, query: Tensor, gallery: Tensor) -> None:
@@ -449,7 +457,7 @@ def _summary(
     points = rank_scores(best, values.first_rank == 1).points(weights)
     return RetrievalResult(
         mean_average_precision=mean(values.average_precision),
-        minp=mean(values.matches / values.last_rank),
+        minp=mean(values.matches.double() / values.last_rank),
         map_at_r=mean(values.average_precision_at_r),
         r_precision=mean(values.r_precision),
         precision_at_1=cmc[0],
