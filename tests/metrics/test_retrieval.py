@@ -1,5 +1,6 @@
-"""Retrieval against a plain ranking in numpy, written from the definitions; faults of other code."""
+"""Retrieval against a plain ranking in numpy, from the definitions; faults of other code."""
 
+import sys
 import warnings
 
 import numpy as np
@@ -10,9 +11,9 @@ from torch.testing import assert_close
 
 from tammes import metrics
 from tammes.metrics import functional as F
-from tammes.metrics.functional import retrieval as _  # noqa: F401
 
-CORE = __import__("sys").modules["tammes.metrics.functional.retrieval"]
+# The name in the package is the function.
+CORE = sys.modules["tammes.metrics.functional.retrieval"]
 
 
 def normal(*shape, seed=0):
@@ -217,9 +218,7 @@ def test_without_a_gallery_a_query_does_not_find_itself():
     result = F.retrieval(features, None, ids, None)
     cosine = plain_similarity(features, features, "cosine")
     np.fill_diagonal(cosine, -2)
-    assert_close(
-        float(result.recall_at(1)), float((ids[cosine.argmax(1)] == ids).double().mean())
-    )
+    assert_close(float(result.recall_at(1)), float((ids[cosine.argmax(1)] == ids).double().mean()))
     # Itself in the gallery, everyone is found at once.
     assert float(F.retrieval(features, features, ids, ids).recall_at(1)) == 1
 
@@ -293,7 +292,10 @@ def plain_k_reciprocal(query, gallery, k1, k2, weight):
     v = np.stack([v[rank[i, :k2]].mean(0) for i in range(size)])
     count = len(query)
     jaccard = [
-        [1 - np.minimum(v[i], v[j]).sum() / np.maximum(v[i], v[j]).sum() for j in range(count, size)]
+        [
+            1 - np.minimum(v[i], v[j]).sum() / np.maximum(v[i], v[j]).sum()
+            for j in range(count, size)
+        ]
         for i in range(count)
     ]
     return -((1 - weight) * np.array(jaccard) + weight * distance[:count, count:])
@@ -427,20 +429,40 @@ EYE = torch.eye(3)
 @pytest.mark.parametrize(
     ("args", "kwargs", "kind", "message"),
     [
-        ((EYE, torch.eye(4), [1, 2, 3], [1] * 4), {}, ValueError, "one dimension .* 3 on cpu and 4"),
+        (
+            (EYE, torch.eye(4), [1, 2, 3], [1] * 4),
+            {},
+            ValueError,
+            "one dimension .* 3 on cpu and 4",
+        ),
         ((EYE, EYE[:0], [1, 2, 3], []), {}, ValueError, r"with a row or more, got \(0, 3\)"),
         ((NAN, EYE, [1, 2], [1] * 3), {}, ValueError, "infinity in 2 of 2 rows of the query"),
         ((EYE, NAN, [1] * 3, [1] * 2), {}, ValueError, "infinity in 2 of 2 rows of the gallery"),
         ((EYE, EYE, [1, 2], [1] * 3), {}, ValueError, r"query_ids of shape \(3,\), got \(2,\)"),
         ((EYE, EYE, [1] * 3, ["1"] * 3), {}, TypeError, "strings and integers, which never match"),
-        ((EYE, EYE, [1, "2", 3], [1] * 3), {}, TypeError, "all integers or all strings, got int, str"),
+        (
+            (EYE, EYE, [1, "2", 3], [1] * 3),
+            {},
+            TypeError,
+            "all integers or all strings, got int, str",
+        ),
         ((EYE, EYE, [0.5] * 3, [1] * 3), {}, TypeError, "all integers or all strings, got float"),
         ((EYE, EYE, EYE[0], [1] * 3), {}, TypeError, "integers or strings, got torch.float32"),
         ((EYE.long(), EYE, [1] * 3, [1] * 3), {}, TypeError, "floating type, got torch.int64"),
         ((EYE, EYE, [1] * 3, None), {}, ValueError, "gallery_ids with a gallery, got none"),
         ((EYE, EYE, [1] * 3, [1] * 3), {"query_cameras": [1] * 3}, ValueError, "or of neither"),
-        ((EYE, EYE, [1] * 3, [1] * 3), {"similarity": "cos"}, ValueError, "'euclidean' or .* 'cos'"),
-        ((EYE, EYE, [1] * 3, [1] * 3), {"similarity": NAN}, ValueError, r"shape \(3, 3\), got \(2, 3\)"),
+        (
+            (EYE, EYE, [1] * 3, [1] * 3),
+            {"similarity": "cos"},
+            ValueError,
+            "'euclidean' or .* 'cos'",
+        ),
+        (
+            (EYE, EYE, [1] * 3, [1] * 3),
+            {"similarity": NAN},
+            ValueError,
+            r"shape \(3, 3\), got \(2, 3\)",
+        ),
         ((EYE, EYE, [1] * 3, [1] * 3), {"ap": "mean"}, ValueError, "ap 'step' or 'trapezoid'"),
         (
             (EYE, EYE, [1] * 3, [1] * 3),

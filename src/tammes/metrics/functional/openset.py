@@ -282,7 +282,12 @@ def finish_open_set_sums(
                 f"{name} expects correct in all updates or in none, got it for "
                 f"{int(sums.judged):,} of {examples:,} examples"
             )
-        classified = accumulated(edges, right, unknown)._replace(all_positives=known.double().sum())
+        wrong = (known - right).sum().view(1)
+        classified = accumulated(
+            torch.cat([edges, edges.new_full((1,), -torch.inf)]),
+            torch.cat([right, wrong]),
+            torch.cat([unknown, torch.zeros_like(wrong)]),
+        )
     return finish_open_set(name, accumulated(edges, known, unknown), classified)
 
 

@@ -9,22 +9,28 @@ from torch import Tensor
 class OperatingPoints(NamedTuple):
     """Weights of accepted examples as the threshold falls: a score is accepted at or above it.
 
-    Equal scores are accepted together. The first point accepts nothing. Examples with a score of
-    -inf are never accepted; they count in the totals only.
+    Equal scores are accepted together. The first point accepts nothing, the last everything. An
+    example with a score of -inf is accepted by no threshold; it counts in the totals only.
 
     Attributes:
         thresholds: infinity, then the distinct scores, falling, shape ``(T + 1,)``.
         positives: accepted positives, shape ``(T + 1,)``.
         negatives: accepted negatives, shape ``(T + 1,)``.
-        all_positives: all positives, shape ``()``.
-        all_negatives: all negatives, shape ``()``.
     """
 
     thresholds: Tensor
     positives: Tensor
     negatives: Tensor
-    all_positives: Tensor
-    all_negatives: Tensor
+
+    @property
+    def all_positives(self) -> Tensor:
+        """Weight of all positives, shape ``()``."""
+        return self.positives[-1]
+
+    @property
+    def all_negatives(self) -> Tensor:
+        """Weight of all negatives, shape ``()``."""
+        return self.negatives[-1]
 
 
 class RankedScores(NamedTuple):
@@ -58,14 +64,11 @@ def rank_scores(scores: Tensor, positive: Tensor) -> RankedScores:
 
 def accumulated(thresholds: Tensor, positives: Tensor, negatives: Tensor) -> OperatingPoints:
     """Points of positives and negatives that are counted at falling thresholds."""
-    accepted = thresholds > -torch.inf
     start = thresholds.new_zeros(1)
     return OperatingPoints(
-        torch.cat([start + torch.inf, thresholds[accepted]]),
-        torch.cat([start, positives[accepted].double().cumsum(0)]),
-        torch.cat([start, negatives[accepted].double().cumsum(0)]),
-        positives.double().sum(),
-        negatives.double().sum(),
+        torch.cat([start + torch.inf, thresholds]),
+        torch.cat([start, positives.double().cumsum(0)]),
+        torch.cat([start, negatives.double().cumsum(0)]),
     )
 
 
@@ -76,8 +79,6 @@ def mirrored(points: OperatingPoints) -> OperatingPoints:
         torch.cat([start, -points.thresholds[1:].flip(0)]),
         points.all_negatives - points.negatives.flip(0),
         points.all_positives - points.positives.flip(0),
-        points.all_negatives,
-        points.all_positives,
     )
 
 
@@ -88,14 +89,14 @@ def extremes(points: OperatingPoints) -> tuple[OperatingPoints, OperatingPoints]
     ROC curve of the scores themselves is between the two, and so are all rates.
     """
     thresholds = torch.cat([points.thresholds[:1], points.thresholds[1:].repeat_interleave(2)])
-    before = [part[:-1] for part in points[1:3]]
-    after = [part[1:] for part in points[1:3]]
+    before = [part[:-1] for part in points[1:]]
+    after = [part[1:] for part in points[1:]]
 
     def path(positives: Tensor, negatives: Tensor) -> OperatingPoints:
         corners = ((positives, after[0]), (negatives, after[1]))
         start = thresholds.new_zeros(1)
         paths = [torch.cat([start, torch.stack(corner, 1).flatten()]) for corner in corners]
-        return points._replace(thresholds=thresholds, positives=paths[0], negatives=paths[1])
+        return OperatingPoints(thresholds, *paths)
 
     return path(before[0], after[1]), path(after[0], before[1])
 
@@ -130,7 +131,8 @@ def smallest_threshold(points: OperatingPoints, share: float) -> int:
     """Index of the smallest threshold that accepts at most this share of the negatives."""
     # A product that rounding lowered just below an integer means that integer.
     allowed = share * points.all_negatives * (1 + 1e-12)
-    return int(torch.searchsorted(points.negatives, allowed, right=True)) - 1
+    possible = points.negatives[points.thresholds > -torch.inf]
+    return int(torch.searchsorted(possible, allowed, right=True)) - 1
 
 
 def largest_threshold(points: OperatingPoints, share: float) -> int:
