@@ -170,7 +170,7 @@ def test_constant_features_do_not_score():
     # A stable sort of equal similarities would rank the matches first here.
     ids = torch.tensor([1] * 5 + [2] * 20)
     result = F.retrieval(torch.ones(3, 4), torch.ones(25, 4), [1, 1, 1], ids)
-    assert float(result.precision_at_1) == 0
+    assert float(result.precision_at_1) == float(result.gap) == 0
     assert result.per_query.first_rank.tolist() == [21, 21, 21]
 
 

@@ -108,11 +108,16 @@ def area(points: OperatingPoints) -> Tensor:
     return area / (points.all_positives * points.all_negatives)
 
 
-def average_precision(points: OperatingPoints) -> Tensor:
-    """Mean over the positives of the precision at their scores."""
+def precision_sum(points: OperatingPoints) -> Tensor:
+    """Sum over the positives of the precision at their scores."""
     gains = points.positives.diff()
     precision = points.positives[1:] / (points.positives + points.negatives)[1:]
-    return torch.where(gains > 0, gains * precision, 0.0).sum() / points.all_positives
+    return torch.where(gains > 0, gains * precision, 0.0).sum()
+
+
+def average_precision(points: OperatingPoints) -> Tensor:
+    """Mean over the positives of the precision at their scores."""
+    return precision_sum(points) / points.all_positives
 
 
 def equal_error_rate(points: OperatingPoints) -> Tensor:
@@ -159,8 +164,9 @@ def check_scores(name: str, scores: Tensor, flags: Tensor, what: str) -> Tensor:
         raise TypeError(f"{name} expects scores of a floating type, got {kind}")
     if scores.ndim != 1:
         raise ValueError(f"{name} expects scores of shape (N,), got {tuple(scores.shape)}")
-    wrong = int((~scores.isfinite()).sum())
-    if wrong:
+    # The ends of scores with a NaN are NaN.
+    if len(scores) and not all(bool(end.isfinite()) for end in scores.aminmax()):
+        wrong = int((~scores.isfinite()).sum())
         raise ValueError(
             f"{name} expects finite scores, got NaN or infinity in {wrong:,} of {len(scores):,}"
         )
@@ -177,6 +183,8 @@ def check_flags(name: str, flags: Tensor, rows: Tensor, what: str) -> Tensor:
             f"{name} expects {what} of shape ({len(rows)},) on {rows.device}, "
             f"got {tuple(flags.shape)} on {flags.device}"
         )
+    if flags.dtype == torch.bool:
+        return flags
     wrong = flags[(flags != 0) & (flags != 1)]
     if len(wrong):
         raise ValueError(f"{name} expects {what} of 0 and 1, got {int(wrong[0])}")

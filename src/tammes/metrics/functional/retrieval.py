@@ -9,7 +9,7 @@ from torch import Tensor
 
 from tammes.metrics.functional.identities import Codes, Identities, check_kinds, encode_identities
 from tammes.metrics.functional.inputs import warn_undefined
-from tammes.metrics.functional.operating_points import average_precision, check_flags, rank_scores
+from tammes.metrics.functional.operating_points import check_flags, precision_sum, rank_scores
 from tammes.metrics.functional.reranking import k_reciprocal_blocks
 from tammes.similarity import directions, norm
 
@@ -461,7 +461,7 @@ def _summary(
         map_at_r=mean(values.average_precision_at_r),
         r_precision=mean(values.r_precision),
         precision_at_1=cmc[0],
-        gap=average_precision(points) * points.all_positives / total,
+        gap=precision_sum(points) / total,
         cmc=cmc,
         queries=len(values.matches),
         queries_without_match=int((~some).sum()),

@@ -20,7 +20,7 @@ from tammes.metrics.functional.operating_points import (
     rank_scores,
     smallest_threshold,
 )
-from tammes.metrics.functional.quantiles import histogram
+from tammes.metrics.functional.quantiles import bin_places
 
 ScoreNorm = Literal["z", "s", "as"]
 
@@ -236,8 +236,9 @@ class ScoreSums(NamedTuple):
 
 def score_sums(scores: Tensor, same: Tensor, limits: tuple[float, float], bins: int) -> ScoreSums:
     """Count scores of same and of different pairs in bins."""
-    counts = histogram(scores, limits, bins), histogram(scores[same], limits, bins)
-    return ScoreSums(counts[1], counts[0] - counts[1])
+    place = bin_places(scores, limits, bins).add_(same, alpha=bins + 2)
+    different, alike = torch.bincount(place, minlength=2 * (bins + 2)).view(2, -1)
+    return ScoreSums(alike, different)
 
 
 def bin_edges(limits: tuple[float, float], bins: int, device: torch.device) -> Tensor:
