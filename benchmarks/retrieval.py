@@ -35,8 +35,7 @@ import torch
 import torch.nn.functional as F
 from process_memory import extra_memory, processor
 
-import tammes
-from tammes.metrics import Verification
+import tammes.metrics
 from tammes.metrics.functional import retrieval
 
 SIZES = {"cpu": (3_368, 19_732, 512), "cuda": (100_000, 1_000_000, 512)}
@@ -169,7 +168,7 @@ def blocks_of_scores(count, block):
 
 
 def verify(blocks):
-    metric = Verification()
+    metric = tammes.metrics.Verification()
     for scores, same in blocks:
         metric.update(scores, same)
     result = metric.compute()

@@ -42,6 +42,7 @@ BENCHMARKS = {
         "criterion": "--quick",
         "episodes": "--episodes 200 --tuned 20 --their-episodes 20",
         "head": "--quick",
+        "retrieval": "--device cuda --quick",
         "sampling": "--device cuda --only cost --rates 1.0 0.1",
         "subspace": "--device cuda --repeats 5",
         "train": "--quick --epochs 1",

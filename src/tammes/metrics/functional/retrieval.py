@@ -17,7 +17,7 @@ AveragePrecision = Literal["step", "trapezoid"]
 TIE = 2.0**-40
 """Similarities that differ by less than this share of their largest possible value are equal."""
 BUDGET = 128 * 2**20
-"""Bytes of the similarities of a block of queries and of their places among the matches."""
+"""Bytes of a block's similarities and of their places among the matches; 16 times on a GPU."""
 
 
 class QueryValues(NamedTuple):
@@ -125,8 +125,8 @@ def retrieval(
     no effect and constant features do not score. Equal means within ``2**-40`` (1e-12) of the
     largest product of norms; similarities are computed in float64.
 
-    Queries are processed in blocks of at most 128 MiB of similarities, beside a float64 copy of the
-    gallery; no full matrix is stored.
+    Queries are processed in blocks of at most 128 MiB (on a GPU 2 GiB), or of one query, beside a
+    float64 copy of the gallery; similarities of all queries and items are never stored.
 
     Args:
         query: features of the queries, shape ``(Q, D)``.
@@ -318,10 +318,10 @@ def rank_gallery(
     count = torch.searchsorted(gallery_ids, search.query_ids, right=True) - start
     width = max(int(count.max()), 1)
     scores, tie = _similarities(name, search, similarity, columns)
+    budget = BUDGET if start.device.type == "cpu" else 16 * BUDGET
+    size = max(budget // (16 * len(columns) + 64 * width), 1)
     blocks = []
-    for rows in torch.arange(len(search.query), device=start.device).split(
-        max(BUDGET // (16 * len(columns) + 64 * width), 1)
-    ):
+    for rows in torch.arange(len(search.query), device=start.device).split(size):
         own = torch.arange(width, device=start.device) < count[rows, None]
         places = (start[rows, None] + torch.arange(width, device=start.device)).where(own, 0)
         match = own
