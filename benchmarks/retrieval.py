@@ -144,10 +144,9 @@ def compare(size, device, names, repeat):
             row["processor_seconds_of_each_turn"].append(processor_seconds)
             print(f"turn {turn + 1}, {name}: {seconds:.2f} s", flush=True)
     for row in rows.values():
-        row["seconds"] = statistics.median(row["seconds_of_each_turn"])
-        fastest = min(row["seconds_of_each_turn"])
-        row["times_ours"] = row["seconds"] / rows["Tammes"]["seconds"]
-        row["times_ours_fastest"] = fastest / min(rows["Tammes"]["seconds_of_each_turn"])
+        for kind in ("seconds", "processor_seconds"):
+            row[kind] = statistics.median(row[f"{kind}_of_each_turn"])
+            row[f"{kind}_over_ours"] = row[kind] / rows["Tammes"][kind]
     if "plain" in rows:
         for number in ("mAP", "rank 1"):
             both = [rows[name]["numbers"][number] for name in ("Tammes", "plain")]

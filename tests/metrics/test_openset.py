@@ -291,6 +291,10 @@ def test_baks_and_baus_are_balanced_accuracies():
     rejected = [(~accepted[actual == c]).double().mean() for c in range(6, 9)]
     assert_close(result.baus, torch.stack(rejected).mean())
     assert (result.known, result.unknown) == (6, 3)
+    again = result.weighted(torch.tensor([2.0, 1, 0, 0, 0, 0, 0, 3, 1]))
+    assert_close(again.baks, (2 * recalls[0] + recalls[1]) / 3)
+    assert_close(again.baus, (3 * rejected[1] + rejected[2]) / 4)
+    assert set(F.intervals(result, resamples=5)) == {"baks", "baus"}
 
 
 # -------------------------------------------------------------------------------------- bad input

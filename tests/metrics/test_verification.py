@@ -169,6 +169,18 @@ def test_fold_accuracy_is_the_plain_search_over_all_thresholds(ties):
     assert_close(named, result)
 
 
+def test_fold_accuracy_has_intervals_too():
+    scores, same, names = pairs_of_identities(12, 7, seed=0)
+    folds = torch.randint(4, (len(scores),), generator=torch.Generator().manual_seed(0))
+    result = F.fold_accuracy(scores, same, folds=folds, identities=names)
+    counts = torch.arange(len(scores)) % 3
+    rows = torch.arange(len(scores)).repeat_interleave(counts)
+    repeated = F.fold_accuracy(scores[rows], same[rows], folds=folds[rows])
+    assert_close(result.weighted(counts.double()).accuracies, repeated.accuracies)
+    interval = F.intervals(result, resamples=30)["mean"]
+    assert interval.low < float(result.mean) < interval.high
+
+
 def test_equal_error_rate_of_a_toy_is_what_it_is_by_hand():
     # voxceleb_trainer #11: two codes gave 0.2 and 0.4 for one list of ten scores.
     scores = torch.tensor([0.9, 0.8, 0.7, 0.4, 0.2, 0.75, 0.5, 0.3, 0.1, 0.05])

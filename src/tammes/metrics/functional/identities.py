@@ -104,8 +104,9 @@ def intervals(
     quantiles of the resamples (percentile bootstrap).
 
     Args:
-        result: a result that knows the identities of its examples: of ``retrieval`` or
-            ``identification``, of ``verification`` or ``openset`` if they were given identities.
+        result: a result that knows the identities of its examples: of ``retrieval``,
+            ``identification`` or ``open_set_accuracy``; of ``verification``, ``fold_accuracy`` or
+            ``openset`` if they were given identities.
         measure: function of such a result that returns numbers by name; by default all scalars.
         resamples: number of resamples.
         level: share of the resamples that the interval contains.

@@ -165,12 +165,24 @@ class OpenSetAccuracy(NamedTuple):
         baus: mean over the unknown identities of the share that is rejected.
         known: number of known identities among the examples.
         unknown: number of unknown identities among the examples.
+        rates: share of each identity that is right, shape ``(I,)``.
+        is_known: whether each identity is known, shape ``(I,)``.
+        identities: code of each identity, for intervals.
     """
 
     baks: Tensor
     baus: Tensor
     known: int
     unknown: int
+    rates: Tensor
+    is_known: Tensor
+    identities: tuple[Tensor]
+
+    def weighted(self, weights: Tensor) -> "OpenSetAccuracy":
+        """Count each identity as often as its weight says, shape ``(I,)``."""
+        sides = (weights * self.is_known, weights * ~self.is_known)
+        baks, baus = ((side * self.rates).sum() / side.sum() for side in sides)
+        return self._replace(baks=baks, baus=baus)
 
 
 @torch.no_grad()
@@ -466,5 +478,11 @@ def open_set_accuracy(
             "over none is NaN",
         )
     return OpenSetAccuracy(
-        rates[known].mean(), rates[~known].mean(), int(known.sum()), int((~known).sum())
+        rates[known].mean(),
+        rates[~known].mean(),
+        int(known.sum()),
+        int((~known).sum()),
+        rates,
+        known,
+        (everyone,),
     )

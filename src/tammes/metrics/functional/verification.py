@@ -157,12 +157,20 @@ class FoldAccuracy(NamedTuple):
         standard_error: standard deviation over the folds, divided by the root of their number.
         accuracies: accuracy of each fold, shape ``(F,)``.
         thresholds: threshold of each fold, from the other folds, shape ``(F,)``.
+        pairs: scores, same and fold of each pair.
+        identities: codes of the identities of the first and of the second of each pair, or None.
     """
 
     mean: Tensor
     standard_error: Tensor
     accuracies: Tensor
     thresholds: Tensor
+    pairs: tuple[Tensor, Tensor, Tensor]
+    identities: tuple[Tensor, Tensor] | None
+
+    def weighted(self, weights: Tensor) -> "FoldAccuracy":
+        """Count each pair as often as its weight says, shape ``(N,)``."""
+        return _fold_accuracy(self.pairs, weights, self.identities)
 
 
 @torch.no_grad()
@@ -203,28 +211,34 @@ def verification(
         NIST 2016 Speaker Recognition Evaluation Plan, Section 3 (normalised cost).
     """
     same = check_scores("verification", scores, same, "same")
-    codes = None
-    if identities is not None:
-        if len(identities) != 2:
-            raise ValueError(
-                "verification expects identities of the first and of the second of each pair, "
-                f"got {len(identities)}"
-            )
-        first, second = (
-            encode_identities("verification", "identities", side, len(scores), scores.device)
-            for side in identities
-        )
-        check_kinds("verification", first, second)
-        wrong = int(((first.values == second.values) != same).sum())
-        if wrong:
-            raise ValueError(
-                "verification expects same where the identities of a pair are equal, got "
-                f"{wrong:,} pairs of {len(scores):,} where they disagree"
-            )
-        codes = first.values, second.values
+    codes = _pair_codes("verification", identities, same)
     pairs = rank_scores(scores, same)
     result = finish_verification("verification", pairs.points())
     return result._replace(pairs=pairs, identities=codes)
+
+
+def _pair_codes(
+    name: str, identities: Sequence[Identities] | None, same: Tensor
+) -> tuple[Tensor, Tensor] | None:
+    """Check the identities of both sides of pairs, and convert them to integers."""
+    if identities is None:
+        return None
+    if len(identities) != 2:
+        raise ValueError(
+            f"{name} expects identities of the first and of the second of each pair, "
+            f"got {len(identities)}"
+        )
+    first, second = (
+        encode_identities(name, "identities", side, len(same), same.device) for side in identities
+    )
+    check_kinds(name, first, second)
+    wrong = int(((first.values == second.values) != same).sum())
+    if wrong:
+        raise ValueError(
+            f"{name} expects same where the identities of a pair are equal, got {wrong:,} pairs of "
+            f"{len(same):,} where they disagree"
+        )
+    return first.values, second.values
 
 
 class ScoreSums(NamedTuple):
@@ -273,7 +287,13 @@ def finish_verification(name: str, points: OperatingPoints) -> VerificationResul
 
 
 @torch.no_grad()
-def fold_accuracy(scores: Tensor, same: Tensor, *, folds: int | Tensor = 10) -> FoldAccuracy:
+def fold_accuracy(
+    scores: Tensor,
+    same: Tensor,
+    *,
+    folds: int | Tensor = 10,
+    identities: Sequence[Identities] | None = None,
+) -> FoldAccuracy:
     """Accuracy of each fold of pairs at the threshold that is best for the other folds.
 
     The threshold is exact: of all halfway points between two successive scores of the other folds,
@@ -284,6 +304,7 @@ def fold_accuracy(scores: Tensor, same: Tensor, *, folds: int | Tensor = 10) -> 
         same: whether a pair is of one identity, shape ``(N,)``.
         folds: number of folds, cut from the pairs in their order; or the fold of each pair, shape
             ``(N,)``. The files of LFW list the pairs fold by fold.
+        identities: identities of the first and of the second of each pair, for :func:`intervals`.
 
     Returns:
         The :class:`FoldAccuracy`.
@@ -315,20 +336,31 @@ def fold_accuracy(scores: Tensor, same: Tensor, *, folds: int | Tensor = 10) -> 
             f"fold_accuracy expects 2 folds or more and a pair in each, got {len(parts)} folds of "
             f"{len(scores)} pairs"
         )
+    codes = _pair_codes("fold_accuracy", identities, same)
+    return _fold_accuracy((scores, same, member), torch.ones_like(scores), codes)
+
+
+def _fold_accuracy(
+    pairs: tuple[Tensor, Tensor, Tensor],
+    weights: Tensor,
+    identities: tuple[Tensor, Tensor] | None,
+) -> FoldAccuracy:
+    scores, same, member = pairs
     accuracies, thresholds = [], []
-    for fold in parts:
+    for fold in member.unique():
         inside = member == fold
-        threshold = _best_threshold(scores[~inside], same[~inside])
-        thresholds.append(threshold)
-        accuracies.append(((scores[inside] >= threshold) == same[inside]).double().mean())
+        others = ~inside & (weights > 0)
+        points = rank_scores(scores[others], same[others]).points(weights[others])
+        thresholds.append(_best_threshold(points))
+        right = (scores[inside] >= thresholds[-1]) == same[inside]
+        accuracies.append((weights[inside] * right).sum() / weights[inside].sum())
     rates = torch.stack(accuracies)
-    return FoldAccuracy(
-        rates.mean(), rates.std() / len(rates) ** 0.5, rates, torch.stack(thresholds)
-    )
+    error = rates.std() / len(rates) ** 0.5
+    return FoldAccuracy(rates.mean(), error, rates, torch.stack(thresholds), pairs, identities)
 
 
-def _best_threshold(scores: Tensor, same: Tensor) -> Tensor:
-    points = rank_scores(scores, same).points()
+def _best_threshold(points: OperatingPoints) -> Tensor:
+    """Halfway below the score that accepts the most pairs correctly; of several, the highest."""
     right = points.positives + (points.all_negatives - points.negatives)
     best = int(right.argmax())
     below = torch.cat([points.thresholds[1:], points.thresholds.new_tensor([-torch.inf])])
