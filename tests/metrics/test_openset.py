@@ -317,13 +317,16 @@ def test_no_unknown_is_a_defined_result_with_a_warning():
         (lambda: F.openset(*examples()).fpr_at(positive="id"), "'known' or 'unknown'"),
         (lambda: F.energy_score(LOGITS, temperature=0), "temperature above 0, got 0"),
         (lambda: F.softmax_score(LOGITS * torch.nan), "infinity in 7 of 7 rows"),
-        (lambda: F.knn_score(torch.eye(2), torch.eye(2), k=3), "k from 1 to their number"),
-        (lambda: F.prototype_score(torch.eye(2), torch.eye(3)), "dimension 2 .* got"),
+        (lambda: F.knn_score(torch.eye(2), torch.eye(2), k=3), "k from 1 to 2, got 3"),
+        (
+            lambda: F.prototype_score(torch.eye(2), torch.eye(3)),
+            "query and prototypes of one dimension .* got 2 .* and 3",
+        ),
         (
             lambda: F.mahalanobis_score(
                 torch.eye(2), F.gaussian_classes(torch.eye(3), torch.arange(3))
             ),
-            "features of dimension 3, got 2",
+            "query and classes of one dimension .* got 2 .* and 3",
         ),
         (lambda: metrics.Identification(similarity="x"), "Identification expects similarity"),
     ],

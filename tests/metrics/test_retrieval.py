@@ -310,6 +310,19 @@ def test_k_reciprocal_is_the_dense_form(k1, k2, weight):
     assert_close(found.numpy(), expected, rtol=0, atol=1e-9)
 
 
+@pytest.mark.parametrize(
+    ("gallery", "settings", "message"),
+    [
+        (torch.eye(4), {}, "one dimension and device, got 3 .* and 4"),
+        (torch.eye(3), {"k1": 0}, "k1 and k2 of 1 or more .* got 0, 6 and 0.3"),
+        (torch.eye(3), {"weight": 2}, "a weight from 0 to 1, got 20, 6 and 2"),
+    ],
+)
+def test_k_reciprocal_says_what_is_wrong(gallery, settings, message):
+    with pytest.raises(ValueError, match=message):
+        F.k_reciprocal(torch.eye(3), gallery, **settings)
+
+
 def test_retrieval_knows_k_reciprocal_by_name():
     data = market()
     found = F.retrieval(**data, similarity="k_reciprocal")

@@ -7,6 +7,7 @@ import torch
 from torch import Tensor
 
 from tammes.metrics.functional.identities import Identities, encode_identities
+from tammes.metrics.functional.inputs import check_features
 from tammes.metrics.functional.operating_points import check_flags
 from tammes.metrics.functional.retrieval import (
     AveragePrecision,
@@ -14,7 +15,6 @@ from tammes.metrics.functional.retrieval import (
     Search,
     check_ap,
     check_cameras,
-    check_features,
     check_similarity,
     finish_retrieval,
 )

@@ -5,8 +5,13 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from tammes.metrics.functional.inputs import as_examples, as_prototypes, count_classes, wide
-from tammes.metrics.functional.retrieval import check_features
+from tammes.metrics.functional.inputs import (
+    as_examples,
+    check_features,
+    check_one_space,
+    count_classes,
+    wide,
+)
 from tammes.similarity import directions
 
 _ROWS = 1024
@@ -213,11 +218,7 @@ def mahalanobis_score(features: Tensor, classes: GaussianClasses) -> Tensor:
         Adversarial Attacks, NeurIPS 2018, eq. 2.
     """
     check_features("mahalanobis_score", "query", features)
-    if features.shape[1] != classes.means.shape[1]:
-        raise ValueError(
-            f"mahalanobis_score expects features of dimension {classes.means.shape[1]}, "
-            f"got {features.shape[1]}"
-        )
+    check_one_space("mahalanobis_score", features, classes.means, "classes")
     # Distances are Euclidean after a linear map whose square is the precision.
     values, vectors = torch.linalg.eigh(classes.precision)
     whiten = vectors * values.clamp_min(0).sqrt()
@@ -236,12 +237,10 @@ def _logits(name: str, logits: Tensor) -> Tensor:
 
 def _cosine_to_nearest(name: str, features: Tensor, others: Tensor, what: str, k: int) -> Tensor:
     check_features(name, "query", features)
-    check_features(name, what, as_prototypes(name, others))
-    if features.shape[1] != others.shape[1] or not 1 <= k <= len(others):
-        raise ValueError(
-            f"{name} expects {what} of dimension {features.shape[1]} and k from 1 to their number, "
-            f"got {tuple(others.shape)} and k={k}"
-        )
+    check_features(name, what, others)
+    check_one_space(name, features, others, what)
+    if not 1 <= k <= len(others):
+        raise ValueError(f"{name} expects k from 1 to {len(others)}, got {k}")
     keys = directions(others.double())
     rows = directions(features.double()).split(_ROWS)
     return torch.cat([(block @ keys.T).topk(k).values[:, -1] for block in rows])

@@ -5,6 +5,7 @@ from collections.abc import Callable
 import torch
 from torch import Tensor
 
+from tammes.metrics.functional.inputs import check_features, check_one_space
 from tammes.similarity import directions
 
 _ROWS = 512
@@ -53,9 +54,13 @@ def k_reciprocal(
         Zhong et al., Re-ranking Person Re-identification with k-reciprocal Encoding, CVPR 2017,
         eq. 3-12.
     """
+    for what, features in (("query", query), ("gallery", gallery)):
+        check_features("k_reciprocal", what, features)
+    check_one_space("k_reciprocal", query, gallery, "gallery")
     query, gallery = directions(query.double()), directions(gallery.double())
     blocks = k_reciprocal_blocks(query, gallery, k1=k1, k2=k2, weight=weight)
-    return torch.cat([blocks(rows) for rows in torch.arange(len(query)).split(_ROWS)])
+    rows = torch.arange(len(query), device=query.device)
+    return torch.cat([blocks(part) for part in rows.split(_ROWS)])
 
 
 def k_reciprocal_blocks(

@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 
 from tammes.metrics.functional.identities import Codes, Identities, check_kinds, encode_identities
-from tammes.metrics.functional.inputs import warn_undefined
+from tammes.metrics.functional.inputs import check_features, check_one_space, warn_undefined
 from tammes.metrics.functional.operating_points import check_flags, precision_sum, rank_scores
 from tammes.metrics.functional.reranking import k_reciprocal_blocks
 from tammes.similarity import directions, norm
@@ -216,11 +216,7 @@ def as_search(
         query_cameras = torch.arange(len(query)) if query_cameras is None else query_cameras
         gallery_cameras = query_cameras
     check_features(name, "gallery", gallery)
-    if gallery.shape[1] != query.shape[1] or gallery.device != query.device:
-        raise ValueError(
-            f"{name} expects query and gallery of one dimension and device, got {query.shape[1]} "
-            f"on {query.device} and {gallery.shape[1]} on {gallery.device}"
-        )
+    check_one_space(name, query, gallery, "gallery")
     if gallery_ids is None:
         raise ValueError(f"{name} expects gallery_ids with a gallery, got none")
     check_cameras(name, query_cameras, gallery_cameras)
@@ -265,24 +261,6 @@ def check_ap(name: str, ap: str) -> None:
     """Raise ``ValueError`` for an unknown form of the average precision."""
     if ap not in ("step", "trapezoid"):
         raise ValueError(f"{name} expects ap 'step' or 'trapezoid', got {ap!r}")
-
-
-def check_features(name: str, what: str, features: Tensor) -> None:
-    """Raise an error unless there are rows of finite features."""
-    if not isinstance(features, Tensor) or not features.is_floating_point():
-        kind = features.dtype if isinstance(features, Tensor) else type(features).__name__
-        raise TypeError(f"{name} expects {what} features of a floating type, got {kind}")
-    if features.ndim != 2 or 0 in features.shape:
-        raise ValueError(
-            f"{name} expects {what} features of shape (N, D) with a row or more, "
-            f"got {tuple(features.shape)}"
-        )
-    wrong = int((~features.isfinite()).any(1).sum())
-    if wrong:
-        raise ValueError(
-            f"{name} expects finite features, got NaN or infinity in {wrong:,} of "
-            f"{len(features):,} rows of the {what}"
-        )
 
 
 def finish_retrieval(
