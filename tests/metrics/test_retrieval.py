@@ -510,3 +510,12 @@ def test_updates_that_do_not_fit_are_refused(updates, kind, message):
         metric.update(EYE, ids, **kwargs)
     with pytest.raises(kind, match=message):
         metric.compute()
+
+
+def test_updates_of_two_dimensions_are_refused():
+    # 2 rows of 2 and 2 rows of 4 are as many numbers as 4 rows of 3.
+    metric = metrics.Retrieval()
+    metric.update(torch.ones(2, 2), [1, 2])
+    metric.update(torch.ones(2, 4), [1, 2])
+    with pytest.raises(ValueError, match=r"features of one dimension, got \[2, 4\]"):
+        metric.compute()

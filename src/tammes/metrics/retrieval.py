@@ -21,8 +21,8 @@ from tammes.metrics.functional.retrieval import (
 from tammes.metrics.streaming import Metric, gather_all_tensors
 
 _QUERY, _GALLERY, _JUNK = 1, 2, 4
-_COLUMNS = 5
-"""Of the table of names: role, identity, whether it is a string, group, whether there is one."""
+_COLUMNS = 6
+"""Of the table of names: role, identity, whether it is a string, group, whether there is one, D."""
 
 
 class GalleryMetric(Metric):
@@ -72,17 +72,23 @@ class GalleryMetric(Metric):
             role = role + _JUNK * check_flags(name, junk, features, "junk")
         group = torch.zeros_like(role)
         if groups is not None:
-            group = encode_identities(name, "cameras", groups, count, features.device).values
-        strings, grouped = (torch.full_like(role, f) for f in (codes.strings, groups is not None))
-        table = torch.stack([role, codes.values, strings, group, grouped], 1)
-        self.features = [*self.features, features.detach().double().flatten()]
-        self.names = [*self.names, table.flatten()]
+            group = encode_identities(name, "groups", groups, count, features.device).values
+        constants = (codes.strings, groups is not None, features.shape[1])
+        strings, grouped, size = (torch.full_like(role, value) for value in constants)
+        table = torch.stack([role, codes.values, strings, group, grouped, size], 1)
+        self.features.append(features.detach().double().flatten())
+        self.names.append(table.flatten())
 
     def _search(self, name: str) -> Search:
         """Queries and gallery of all updates."""
         if not len(self.names):
             raise ValueError(f"{name} expects an update before compute, got none")
-        role, identity, strings, group, grouped = _joined(self.names).view(-1, _COLUMNS).unbind(1)
+        table = _joined(self.names).view(-1, _COLUMNS)
+        role, identity, strings, group, grouped, size = table.unbind(1)
+        if len(size.unique()) > 1:
+            raise ValueError(
+                f"{name} expects features of one dimension, got {size.unique().tolist()}"
+            )
         features = _joined(self.features).view(len(role), -1)
         query, gallery = (role & _QUERY) > 0, (role & _GALLERY) > 0
         if bool((query & gallery).any()) and not bool(grouped.any()):
