@@ -158,7 +158,8 @@ def check_values(
     """
     none_ignored = check_classes(name, labels, classes, masked, ignore)
     # One sum is cheaper than a test of every element, and is not finite if an element is not.
-    if not math.isfinite(features.detach().sum(dtype=torch.float64).item()):
+    wide = torch.float32 if features.dtype.itemsize < 4 else features.dtype
+    if not math.isfinite(features.detach().sum(dtype=wide).item()):
         broken = int((~features.detach().isfinite().all(1) & (labels != ignore)).sum())
         if broken:
             raise ValueError(

@@ -283,10 +283,9 @@ class Cosine(Similarity):
 
     is_closed = True
 
-    @property
-    def is_cosine(self) -> bool:  # type: ignore[override]
-        """Bounded by one only where the features are normalised too."""
-        return self.normalize_features
+    def __post_init__(self) -> None:
+        # Bounded by one only where the features are normalised too.
+        object.__setattr__(self, "is_cosine", self.normalize_features)
 
     def query(self, features: Tensor) -> tuple[Tensor, Tensor | None]:
         """Unit features, unless they keep their length."""
@@ -381,7 +380,7 @@ class Cosine(Similarity):
         """Return gradients along the difference of the rows, and along their sum."""
         if not self.normalize_features:
             return super().paired_gradient(left, right, wanted)
-        target, gap, opposite = (wanted.get(name) for name in ("target", "gap", "opposite"))
+        target, gap, opposite = wanted.get("target"), wanted.get("gap"), wanted.get("opposite")
         if gap is not None:
             gap = gap if target is None else gap - target
             d_left = (left - right).mul_(gap.unsqueeze(1))

@@ -16,6 +16,9 @@ SUMMED = ("excess", "softplus")
 """Further sums over the other classes, for the few losses that need them."""
 
 
+_KEPT = ("target", "others", "hardest", "expected", *ALONGSIDE)
+
+
 class Split(NamedTuple):
     r"""Each example's own class against the rest.
 
@@ -249,10 +252,8 @@ def assemble(
     """Build a split from merged numbers; missing ones hold NaN."""
     unread = like.new_full(labels.shape, float("nan"))
     rivals: Tensor | int = numbers.get("rivals", classes - 1)
-    fields = {name: numbers.get(name, unread) for name in ("target", "others", "hardest")}
-    fields |= {name: numbers.get(name, unread) for name in ("expected", *ALONGSIDE)}
     return Split(
-        **fields,
+        **{name: numbers.get(name, unread) for name in _KEPT},
         mean=numbers["mean"] / rivals if "mean" in numbers else unread,
         labels=labels,
         scale=scale,

@@ -194,7 +194,10 @@ class Criterion(nn.Module):
         tracing, head, scope = transforming(), self.head, self._scope()
         # A head with all classes here collects its problem without looking at labels.
         problem = head.problem(features) if head.group is None else None
-        masked = head.masked() if problem is None else problem.masked
+        if problem is None:
+            masked = head.masked()
+        else:
+            masked = None if problem.there is None else ~problem.there
         changing = len(self.states) > 0 or len(self.schedules) > 0
         none_ignored = False
         if scope is None:

@@ -19,8 +19,8 @@ from torch.autograd import forward_ad
 
 from tammes._validation import transforming
 from tammes.kernels.problem import Problem
-from tammes.kernels.reference import reference_split, to_working_dtype
-from tammes.similarity import InnerProduct, Operand, Similarity, full_precision
+from tammes.kernels.reference import reference_split
+from tammes.similarity import InnerProduct, Operand, Similarity, full_precision, working_dtype
 from tammes.split import ALONGSIDE, Split, assemble, softplus
 
 _OWN = ("target", "gap", "opposite")
@@ -48,8 +48,12 @@ def dense_split(
     if not _has_closed_form(problem, reads):
         return reference_split(problem, labels, reads, threshold)
     with full_precision(problem.features.device):
-        problem = to_working_dtype(problem)
         features, prototypes, bias, scale, similarity, *_ = problem
+        # Cast once, so that the parts of a gradient meet in the working dtype.
+        dtype = working_dtype(features, prototypes)
+        features, prototypes = features.to(dtype), prototypes.to(dtype)
+        bias = None if bias is None else bias.to(dtype)
+        similarity = similarity.bind(prototypes)
         classes = len(prototypes)
         names, beside = _outputs(similarity.is_cosine, reads)
         known: dict[str, Any] = {}
@@ -295,9 +299,9 @@ def _gradient_of_scores(
         The gradient, shape ``(N, C)``, and the factor, shape ``(N,)``, or none. It is left for the
         short side of the products, where the smallest gradients keep their digits.
     """
-    others, expected, hardest = (wanted.get(n) for n in ("others", "expected", "hardest"))
+    others, expected, hardest = wanted.get("others"), wanted.get("expected"), wanted.get("hardest")
     target = None if saved.target is None else wanted.get("target")
-    added = {name: value for name in _ADDED if (value := wanted.get(name)) is not None}
+    added = {name: value for name, value in wanted.items() if name in _ADDED and value is not None}
     if saved.softmax is None or (others is None and expected is None):
         result = saved.query.new_zeros(len(saved.query), len(saved.keys))
     else:
@@ -366,7 +370,7 @@ def _in_closed_form(
         gradient.mul_(scale if saved.factor is None else saved.factor)
 
     left = right = None
-    own = {name: value for name in _OWN if (value := wanted.get(name)) is not None}
+    own = {name: value for name, value in wanted.items() if name in _OWN and value is not None}
     if own and saved.own is not None:
         if saved.directed is not None:
             own = {name: torch.where(saved.directed, value, 0.0) for name, value in own.items()}

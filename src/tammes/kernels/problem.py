@@ -57,11 +57,6 @@ class Problem(NamedTuple):
     share: Share | None = None
     there: Tensor | None = None
 
-    @property
-    def masked(self) -> Tensor | None:
-        """Which classes are masked, shape ``(C,)``, or none where none can be."""
-        return None if self.there is None else ~self.there
-
 
 def unmasked(bias: Tensor | None) -> tuple[Tensor | None, Tensor | None]:
     """A finite bias, and which classes are there: all but those whose bias is ``-inf``.

@@ -19,7 +19,7 @@ def score_matrix(problem: Problem) -> Tensor:
 
 def similarity_matrix(problem: Problem) -> Tensor:
     """Similarity of every example to every class, shape ``(N, C)``; ``-inf`` for a masked class."""
-    problem = to_working_dtype(problem)
+    problem = _working(problem)
     with full_precision(problem.features.device):
         query, row_offset = problem.similarity.query(problem.features)
         return _masked(_products(problem, query, row_offset), problem.there)
@@ -29,7 +29,7 @@ def _masked(matrix: Tensor, there: Tensor | None) -> Tensor:
     return matrix if there is None else matrix.masked_fill(~there, -torch.inf)
 
 
-def to_working_dtype(problem: Problem) -> Problem:
+def _working(problem: Problem) -> Problem:
     """Cast once, so that the parts of a gradient meet in the working dtype; bind the similarity."""
     dtype = working_dtype(problem.features, problem.prototypes)
     return problem._replace(
@@ -66,7 +66,7 @@ def reference_split(
         threshold: of the ``excess``, as a function of the split without it.
     """
     with full_precision(problem.features.device):
-        problem = to_working_dtype(problem)
+        problem = _working(problem)
         query, row_offset = problem.similarity.query(problem.features)
         own_prototypes = problem.prototypes.index_select(0, labels)
         own = problem.similarity.own(problem.features, own_prototypes, reads, query)
