@@ -4,9 +4,10 @@ import argparse
 import shlex
 import sys
 from collections.abc import Sequence
+from functools import partial
 from pathlib import Path
 
-from tammes.lab.cli.arguments import seeds
+from tammes.lab.cli.arguments import add_argument, seeds
 from tammes.lab.config import flags, normal, split_list
 from tammes.lab.data.sources.loading import say
 from tammes.lab.records.atomic_io import writable
@@ -20,52 +21,22 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         "Train several losses with several seeds and compare them. Repeating the command resumes "
         "an interrupted comparison. The exit code is 1 if a run failed."
     )
-    parser.add_argument(
-        "--losses",
-        required=True,
-        metavar="TEXT",
-        help='losses, separated by commas: "softmax, cosface(margin=0.2), lm_softmax"',
-    )
-    parser.add_argument(
-        "--seeds", type=seeds, default=3, metavar="N", help="number of seeds, or a list: 0,1,5 [3]"
-    )
-    parser.add_argument("--out", default="runs", metavar="DIR", help="directory of the runs [runs]")
-    parser.add_argument(
-        "--parallel",
-        type=int,
-        default=None,
-        metavar="N",
-        help="number of concurrent runs; by default one per core, or six on a GPU",
-    )
-    parser.add_argument(
-        "--page",
-        metavar="FILE",
-        default=None,
-        help="page to write [report.html in the directory of the runs]",
-    )
-    parser.add_argument(
-        "--baseline",
-        metavar="LOSS",
-        default=None,
-        help="loss that the others are compared with; by default the first",
-    )
-    parser.add_argument(
-        "--retry-failed",
-        action="store_true",
-        help="also retry runs whose loss was not finite (other failures are always retried)",
-    )
+    add = partial(add_argument, parser)
+    losses = 'losses, separated by commas: "softmax, cosface(margin=0.2), lm_softmax"'
+    add("--losses TEXT", losses, required=True)
+    add("--seeds N", "number of seeds, or a list: 0,1,5 [3]", 3, type=seeds)
+    add("--out DIR", "directory of the runs [runs]", "runs")
+    parallel = "number of concurrent runs; by default one per core, or six on a GPU"
+    add("--parallel N", parallel, type=int)
+    add("--page FILE", "page to write [report.html in the directory of the runs]")
+    add("--baseline LOSS", "loss that the others are compared with; by default the first")
+    retry = "also retry runs whose loss was not finite (other failures are always retried)"
+    add("--retry-failed", retry)
     flags.add_config(parser, leave_out=("loss",))
 
 
 def run(arguments: argparse.Namespace) -> int:
-    """Run ``tammes compare``.
-
-    Args:
-        arguments: parsed with :func:`add_arguments`.
-
-    Returns:
-        The exit code: 0; 1 if a run failed; 130 if it was interrupted.
-    """
+    """Run ``tammes compare``; return 0, 1 if a run failed, 130 if it was interrupted."""
     config = flags.read_config(arguments)
     if arguments.page is not None:
         writable(Path(arguments.page).parent, flag="--page")

@@ -10,12 +10,14 @@ import re
 import textwrap
 from collections.abc import Callable, Iterator
 from dataclasses import asdict, dataclass
+from functools import partial
 from typing import Any
 
 import tammes
 from tammes import losses
 from tammes.advise.feasibility import builder
 from tammes.advise.text import WIDTH, paragraph
+from tammes.lab.cli.arguments import add_argument
 from tammes.lab.cli.latex_to_text import docstring, first_formula
 from tammes.losses.subspace import direct_sum, spectral_sum
 from tammes.terms import Definition, Term
@@ -192,27 +194,15 @@ def description(name: str) -> str:
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Add the arguments of ``tammes losses`` to a parser."""
     parser.description = "List all losses, or show one in full."
-    parser.add_argument(
-        "name", nargs="?", default=None, metavar="NAME", help="loss to show in full"
-    )
-    parser.add_argument("--json", action="store_true", help="print JSON instead of text")
-    parser.add_argument(
-        "--plot",
-        metavar="FILE",
-        default=None,
-        help="plot psi(theta), loss and gradient of NAME to a .png, .svg, .pdf or .html file",
-    )
+    add = partial(add_argument, parser)
+    add("name NAME", "loss to show in full", nargs="?")
+    add("--json", "print JSON instead of text")
+    plot = "plot psi(theta), loss and gradient of NAME to a .png, .svg, .pdf or .html file"
+    add("--plot FILE", plot)
 
 
 def run(arguments: argparse.Namespace) -> int:
-    """Run ``tammes losses``.
-
-    Args:
-        arguments: parsed with :func:`add_arguments`.
-
-    Returns:
-        The exit code.
-    """
+    """Run ``tammes losses`` and return the exit code."""
     name = arguments.name
     if arguments.plot is not None:
         if name is None:

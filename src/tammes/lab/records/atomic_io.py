@@ -8,12 +8,13 @@ from pathlib import Path
 from typing import IO
 
 
-def write_atomically(path: str | os.PathLike[str], data: bytes) -> None:
+def write_atomically(path: str | os.PathLike[str], data: bytes, *, what: str = "") -> None:
     """Write a file in one step: readers see the old content or all of the new one.
 
     Args:
         path: path of the file; missing folders are created.
         data: content.
+        what: kind of file, such as "page", for the message of an error.
 
     Raises:
         OSError: the write failed; no file and no new folder is left behind.
@@ -34,6 +35,9 @@ def write_atomically(path: str | os.PathLike[str], data: bytes) -> None:
         if temporary is not None:
             temporary.unlink(missing_ok=True)
         _remove_empty(created)
+        if isinstance(error, OSError) and what:
+            reason = error.strerror or error
+            raise OSError(f"{path}: the {what} cannot be written ({reason})") from error
         if isinstance(error, OSError) and error.filename is None:
             # The error of a full disk does not name the file.
             raise OSError(error.errno, error.strerror, str(path)) from error

@@ -88,7 +88,7 @@ def save(figure: Any, path: str | os.PathLike[str], *, dpi: int = 200) -> None:
         # Names may be in any script; a character missing from the font is drawn as a box.
         warnings.filterwarnings("ignore", "Glyph .* missing from font")
         figure.savefig(buffer, format=kind, dpi=dpi, metadata=dates.get(kind))
-    write_atomically(path, buffer.getvalue())
+    write_atomically(path, buffer.getvalue(), what="figure")
 
 
 def _height(panel: Panel) -> float:
