@@ -12,7 +12,10 @@ from tammes.lab.config import flags, normal, split_list
 from tammes.lab.data.sources.loading import say
 from tammes.lab.records.atomic_io import writable
 from tammes.lab.records.run_folder import Run
+from tammes.lab.report.pages.runs_page import runs_page
+from tammes.lab.report.render.html_page import write
 from tammes.lab.runner.sweep import compare
+from tammes.lab.stats.seed_groups import table
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -72,10 +75,6 @@ def show(
     Returns:
         0, or 1 if a run is not finished.
     """
-    from tammes.lab.report.pages.runs_page import runs_page
-    from tammes.lab.report.render.html_page import write
-    from tammes.lab.stats.seed_groups import table
-
     print(table(runs, baseline), flush=True)
     command = shlex.join(["tammes", *sys.argv[1:]])
     write(page, runs_page(runs, baseline=baseline, title=title, command=command))

@@ -5,13 +5,14 @@ import json
 from collections.abc import Mapping, Sequence
 from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from tammes.lab.cli.arguments import add_argument
-
-if TYPE_CHECKING:
-    from tammes.lab.fewshot.features import ClassPart
-    from tammes.lab.fewshot.protocol import FewShotResult, LabelledFeatures, Method
+from tammes.lab.data.sources.loading import say
+from tammes.lab.fewshot import class_lists, protocol
+from tammes.lab.fewshot.episodes import check_numbers
+from tammes.lab.fewshot.features import ClassPart, check_way, from_file, from_run, on_device
+from tammes.lab.fewshot.protocol import FewShotResult, LabelledFeatures, Method
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -58,11 +59,6 @@ def _add_fewshot(parser: argparse.ArgumentParser) -> None:
 
 def run(arguments: argparse.Namespace) -> int:
     """Run ``tammes evaluate`` and return the exit code."""
-    from tammes.lab.data.sources.loading import say
-    from tammes.lab.fewshot import protocol
-    from tammes.lab.fewshot.episodes import check_numbers
-    from tammes.lab.fewshot.features import check_way
-
     # Invalid settings are reported before anything is computed.
     methods = protocol.methods(arguments.method)
     shots = _parse_shots(arguments.shot)
@@ -97,21 +93,16 @@ def run(arguments: argparse.Namespace) -> int:
     return 0
 
 
-def _split_part(arguments: argparse.Namespace) -> "ClassPart | None":
-    from tammes.lab.fewshot import class_lists
-
+def _split_part(arguments: argparse.Namespace) -> ClassPart | None:
     return None if arguments.split is None else class_lists.parse(arguments.split)
 
 
 def _examples(
     model: str,
     arguments: argparse.Namespace,
-    split_part: "ClassPart | None",
-    methods: "Mapping[str, Method]",
-) -> "LabelledFeatures":
-    from tammes.lab.fewshot import protocol
-    from tammes.lab.fewshot.features import from_file, from_run, on_device
-
+    split_part: ClassPart | None,
+    methods: Mapping[str, Method],
+) -> LabelledFeatures:
     path = Path(model)
     if not model or not path.exists():
         raise ValueError(f"{model or repr(model)}: there is no such run or file")
@@ -145,7 +136,7 @@ def _parse_shots(text: str) -> list[int]:
 
 
 def as_text(
-    rows: "Sequence[FewShotResult]", examples: "LabelledFeatures", arguments: argparse.Namespace
+    rows: Sequence[FewShotResult], examples: LabelledFeatures, arguments: argparse.Namespace
 ) -> str:
     """Format accuracies as a table for a terminal."""
     settings = _settings(rows, examples, arguments)
@@ -183,14 +174,14 @@ def _counted(count: int, one: str, several: str) -> str:
 
 
 def as_json(
-    rows: "Sequence[FewShotResult]", examples: "LabelledFeatures", arguments: argparse.Namespace
+    rows: Sequence[FewShotResult], examples: LabelledFeatures, arguments: argparse.Namespace
 ) -> dict[str, Any]:
     """Return accuracies and settings as plain values."""
     return {**_settings(rows, examples, arguments), "rows": [row.as_dict() for row in rows]}
 
 
 def _settings(
-    rows: "Sequence[FewShotResult]", examples: "LabelledFeatures", arguments: argparse.Namespace
+    rows: Sequence[FewShotResult], examples: LabelledFeatures, arguments: argparse.Namespace
 ) -> dict[str, Any]:
     split_part = _split_part(arguments)
     return {

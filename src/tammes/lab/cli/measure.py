@@ -11,6 +11,8 @@ from tammes.lab.cli.arguments import add_argument
 from tammes.lab.measure.files import read
 from tammes.lab.measure.formats import FileError
 from tammes.lab.measure.measures import Measured, measure
+from tammes.lab.report.pages.measure_page import margins_page
+from tammes.lab.report.render.html_page import write
 
 
 def as_json(measured: Measured, page: Path | None = None) -> dict[str, Any]:
@@ -84,9 +86,6 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 def run(arguments: argparse.Namespace) -> int:
     """Run ``tammes measure`` and return the exit code; after an error nothing is written."""
-    from tammes.lab.report.pages.measure_page import margins_page
-    from tammes.lab.report.render.html_page import write
-
     if arguments.scale is not None and not 0 < arguments.scale < math.inf:
         raise FileError(f"--scale is expected to be above 0, got {arguments.scale:g}")
     keys = {kind: getattr(arguments, kind) for kind in ("prototypes", "embeddings", "labels")}

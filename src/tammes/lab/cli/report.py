@@ -5,13 +5,15 @@ import shlex
 from collections.abc import Mapping
 from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 from tammes.lab.cli.arguments import add_argument
 from tammes.lab.records.run_folder import find
-
-if TYPE_CHECKING:
-    from tammes.lab.report.charts.chart import Chart
+from tammes.lab.report.charts.chart import Chart
+from tammes.lab.report.load_runs import load_runs
+from tammes.lab.report.pages.runs_page import charts_of_runs, render_runs_page
+from tammes.lab.report.render.html_page import write
+from tammes.lab.report.render.matplotlib_charts import draw, save
+from tammes.lab.stats.seed_groups import table
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -31,11 +33,6 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 def run(arguments: argparse.Namespace) -> int:
     """Run ``tammes report`` and return the exit code."""
-    from tammes.lab.report.load_runs import load_runs
-    from tammes.lab.report.pages.runs_page import charts_of_runs, render_runs_page
-    from tammes.lab.report.render.html_page import write
-    from tammes.lab.stats.seed_groups import table
-
     runs = find(arguments.runs)
     loaded = load_runs(runs, arguments.baseline)
     page = Path(arguments.out)
@@ -49,10 +46,8 @@ def run(arguments: argparse.Namespace) -> int:
     return 0
 
 
-def write_figures(charts: "Mapping[str, Chart]", folder: Path) -> int:
+def write_figures(charts: Mapping[str, Chart], folder: Path) -> int:
     """Write charts as PNG and SVG to a folder, by file name; return their number."""
-    from tammes.lab.report.render.matplotlib_charts import draw, save
-
     for name, chart in charts.items():
         figure = draw(chart)
         for suffix in ("png", "svg"):

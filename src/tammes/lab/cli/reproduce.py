@@ -7,8 +7,12 @@ from functools import partial
 from pathlib import Path
 
 from tammes.lab.cli.arguments import add_argument, seeds
+from tammes.lab.cli.report import write_figures
 from tammes.lab.config.expressions import did_you_mean
-from tammes.lab.data.sources.loading import say
+from tammes.lab.data.sources.loading import KNOWN, say
+from tammes.lab.report.pages.reproduction_page import reproduction_figures, reproduction_page
+from tammes.lab.report.paper_comparison_writers import print_table
+from tammes.lab.report.render.html_page import write
 from tammes.lab.reproduce import recipes
 from tammes.lab.reproduce.ledger import Entry, Ledger
 from tammes.lab.reproduce.recipes import Recipe
@@ -119,11 +123,6 @@ def listing() -> str:
 
 def _show(recipe: Recipe, ledger: Ledger, out: Path, arguments: argparse.Namespace) -> None:
     """Print the table of a recipe and write its page."""
-    from tammes.lab.cli.report import write_figures
-    from tammes.lab.report.pages.reproduction_page import reproduction_figures, reproduction_page
-    from tammes.lab.report.paper_comparison_writers import print_table
-    from tammes.lab.report.render.html_page import write
-
     print(print_table(recipe, ledger), flush=True)
     page = _path(out, recipe, arguments.quick).with_suffix(".html")
     write(page, reproduction_page(recipe, ledger, command=ledger.command))
@@ -203,8 +202,6 @@ def _check_cells(selection: Selection) -> None:
 
 def _sources(texts: Sequence[str]) -> dict[str, str]:
     """Return folders of data sets by name; a folder alone becomes ``$TAMMES_DATA``."""
-    from tammes.lab.data.sources.loading import KNOWN
-
     places: dict[str, str] = {}
     for text in texts:
         name, sign, place = text.partition("=")

@@ -81,7 +81,7 @@ def read_config(arguments: argparse.Namespace, **defaults: Any) -> Config:
             values[name] = from_text(text, kind, f"--{name}")
     config = Config.from_dict(values)
     if arguments.print_config:
-        print(to_yaml(config), end="")
+        print(write_yaml(config.to_dict()), end="")
         raise SystemExit(0)
     return config
 
@@ -112,11 +112,6 @@ def _typed(value: Any, kind: Any, what: str) -> Any:
     if isinstance(value, str):
         return from_text(value, kind, what)
     return float(value) if type(fit(value, kind, what)) is int and float in members(kind) else value
-
-
-def to_yaml(config: Config) -> str:
-    """Format a configuration as YAML that :func:`read_file` reads."""
-    return write_yaml(config.to_dict())
 
 
 def field_help() -> dict[str, str]:

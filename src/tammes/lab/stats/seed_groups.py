@@ -155,11 +155,6 @@ class Study:
         return remarks
 
 
-def summarise(runs: Sequence[Run]) -> list[Group]:
-    """Group runs that differ only in their seed, in the order of their first runs."""
-    return list(study(runs).groups)
-
-
 def study(runs: Sequence[Run], baseline: str | None = None) -> Study:
     """Group runs, and list those that are excluded.
 

@@ -297,20 +297,18 @@ def _measured(
 
 def _analysed(values: Mapping[str, float]) -> MarginAnalysis | None:
     """Return the margin analysis of a cell; None if it was not measured."""
-    keys = ("d_intra_base", "d_inter_base", "d_intra_novel", "d_inter_novel")
-    distances = [values.get(key, math.nan) for key in keys]
+    keys = {
+        "base_intra": "d_intra_base",
+        "base_inter": "d_inter_base",
+        "novel_intra": "d_intra_novel",
+        "novel_inter": "d_inter_novel",
+    }
+    distances = {name: values.get(key, math.nan) for name, key in keys.items()}
     share = values.get("p_same", math.nan)
     # Collapsed classes have no ratio.
-    if not all(0 < each < math.inf for each in distances) or not math.isfinite(share):
+    if not all(0 < each < math.inf for each in distances.values()) or not math.isfinite(share):
         return None
-    base_intra, base_inter, novel_intra, novel_inter = distances
-    return MarginAnalysis.from_distances(
-        base_intra=base_intra,
-        base_inter=base_inter,
-        novel_intra=novel_intra,
-        novel_inter=novel_inter,
-        same_base_class=share,
-    )
+    return MarginAnalysis.from_distances(**distances, same_base_class=share)
 
 
 _PAIRS = (

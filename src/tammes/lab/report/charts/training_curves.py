@@ -55,6 +55,12 @@ def drawing(
     return [Drawing(name, chart, caption=caption, tall=tall, legend=legend)] if panels else []
 
 
+def legend(drawings: Sequence[Drawing], labels: Sequence[str]) -> list[Block]:
+    """Return the legend that drawings share, if there is more than one label to tell apart."""
+    shared = len(labels) > 1 and not all(each.legend for each in drawings)
+    return [Legend(labels)] if shared else []
+
+
 def figure_blocks(drawings: Sequence[Drawing], labels: Sequence[str] = ()) -> list[Block]:
     """Return the blocks of a page that show some drawings.
 
@@ -62,8 +68,7 @@ def figure_blocks(drawings: Sequence[Drawing], labels: Sequence[str] = ()) -> li
         drawings: the drawings.
         labels: groups of their shared legend, which is shown if some plot has none of its own.
     """
-    shared = len(labels) > 1 and not all(each.legend for each in drawings)
-    blocks: list[Block] = [Legend(labels)] if shared else []
+    blocks = legend(drawings, labels)
     for each in drawings:
         look = {"title": each.title, "caption": each.caption}
         blocks += pictures(each.chart, **look, tall=each.tall, legend=each.legend)
