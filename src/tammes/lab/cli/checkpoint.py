@@ -56,11 +56,7 @@ def run(arguments: argparse.Namespace) -> int:
 
 
 def inspect(folder: Path) -> dict[str, Any]:
-    """Return the contents of a checkpoint as plain values.
-
-    Raises:
-        CheckpointError: the checkpoint is missing or damaged.
-    """
+    """Return the contents of a checkpoint as plain values; raises if it is missing or damaged."""
     index = read(folder)
     check_parts(folder, index)
     locate_chunks(folder, index)

@@ -64,17 +64,7 @@ def run(arguments: argparse.Namespace) -> int:
 def show(
     runs: Sequence[Run], page: Path, *, baseline: str | None = None, title: str | None = None
 ) -> int:
-    """Print the table of runs and write their page.
-
-    Args:
-        runs: runs in any state.
-        page: file to write.
-        baseline: label of the group that the others are compared with.
-        title: title of the page.
-
-    Returns:
-        0, or 1 if a run is not finished.
-    """
+    """Print the table of runs and write their page; return 1 if a run is not finished, else 0."""
     print(table(runs, baseline), flush=True)
     command = shlex.join(["tammes", *sys.argv[1:]])
     write(page, runs_page(runs, baseline=baseline, title=title, command=command))

@@ -85,10 +85,7 @@ def _builder(name: str) -> Callable[..., Any]:
 
 
 def loss_info(name: str) -> LossInfo:
-    """Describe one loss.
-
-    Args:
-        name: name of the builder or of its ready-made criterion.
+    """Describe a loss, by the name of its builder or of its ready-made criterion.
 
     Example:
         >>> loss_info("CosFace").settings

@@ -112,9 +112,6 @@ def measure(given: MeasureInput, *, scale: float | None = None) -> Measured:
         given: arrays from :func:`tammes.lab.measure.files.read`.
         scale: inverse temperature of a cosine head, for the softmax bias; without it the bias is
             that of inner products, as in a linear head.
-
-    Returns:
-        The :class:`Measured`.
     """
     notes: list[str] = []
     prototypes = given.prototypes

@@ -63,14 +63,9 @@ def clear_leftovers(folder: Path) -> None:
 
 
 def writable(folder: Path, *, flag: str) -> Path:
-    """Check that a folder can be written to, and return it; nothing is left behind.
+    """Check that a folder, which need not exist, can be written to, and return it.
 
-    Args:
-        folder: need not exist.
-        flag: command-line flag that names the folder, for the message.
-
-    Raises:
-        ValueError: the folder is not writable, and why.
+    Nothing is left behind. Otherwise a ValueError says why, and that ``flag`` chooses another.
     """
     probe = folder / f".{secrets.token_hex(4)}"
     created = _missing(folder)
@@ -92,14 +87,8 @@ def writable(folder: Path, *, flag: str) -> Path:
 def locked(folder: Path, otherwise: str) -> Iterator[None]:
     """Hold an exclusive lock on a folder; the lock ends with the process.
 
-    A folder that was created for the lock and stayed empty is removed again.
-
-    Args:
-        folder: created if it is missing.
-        otherwise: message if another process holds the lock.
-
-    Raises:
-        ValueError: another process holds the lock.
+    A folder that was created for the lock and stayed empty is removed again. If another process
+    holds the lock, a ValueError says ``otherwise``.
     """
     created = _missing(folder)
     folder.mkdir(parents=True, exist_ok=True)

@@ -34,12 +34,7 @@ class Pair:
 
 
 def pairs(seen: InspectedRun, count: int) -> list[Pair]:
-    """Return the most confused and the closest pairs of classes, the most confused first.
-
-    Args:
-        seen: a run.
-        count: pairs of each kind.
-    """
+    """Return the ``count`` most confused and the ``count`` closest pairs, most confused first."""
     confused: Counter[tuple[int, int]] = Counter()
     for (label, prediction), number in seen.confused.items():
         confused[min(label, prediction), max(label, prediction)] += number
@@ -66,12 +61,7 @@ def _angle(prototypes: Tensor, first: int, second: int) -> float:
 
 
 def pair_blocks(seen: InspectedRun, count: int) -> list[Block]:
-    """Show a table of pairs, and images of them if the record has some.
-
-    Args:
-        seen: a run.
-        count: pairs of each kind.
-    """
+    """Show a table of :func:`pairs`, and images of them if the record has some."""
     found = pairs(seen, count)
     if not found:
         return []
@@ -132,10 +122,7 @@ def _right(seen: InspectedRun, kinds: Sequence[tuple[int, int]], name: int) -> l
 
 
 def png(pixels: Tensor) -> str:
-    """Encode an image as a data URL.
-
-    Args:
-        pixels: uint8, shape ``(1 or 3, height, width)``.
+    """Encode an image, uint8 of shape ``(1 or 3, height, width)``, as a data URL.
 
     Example:
         >>> png(torch.zeros(3, 2, 2, dtype=torch.uint8))[:22]

@@ -261,12 +261,9 @@ def _index(baseline: str, labels: Sequence[str]) -> int:
 
 
 def table(runs: Sequence[Run], baseline: str | None = None, *, width: int = 100) -> str:
-    """Format groups of runs as a table for a terminal.
+    """Format groups of runs as a table for a terminal, in lines of ``width`` characters.
 
-    Args:
-        runs: runs in any state.
-        baseline: label of the group that the others are compared with; the first by default.
-        width: characters in a line; long labels are wrapped.
+    The baseline is that of :func:`study`.
     """
     result = study(runs, baseline)
     lines: list[str] = []

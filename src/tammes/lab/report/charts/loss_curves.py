@@ -71,7 +71,7 @@ def split_at(
     norm: float = 1.0,
     distance: bool = False,
 ) -> Split:
-    r"""Split of unit examples at given angles to the prototype of their class.
+    r"""Split, with ``rest``, of unit examples at given angles to the prototype of their class.
 
     Args:
         theta: angles to the true class prototype in radians, shape ``(N,)``.
@@ -82,9 +82,6 @@ def split_at(
         label: the true class.
         norm: norm of the features; similarities use their directions.
         distance: use :math:`-\tfrac12\lVert x-w\rVert^2 = \cos\theta - 1` instead of the cosine.
-
-    Returns:
-        The :class:`tammes.Split`, with ``rest``.
     """
     if others is None:
         others = theta.new_zeros(classes - 1)

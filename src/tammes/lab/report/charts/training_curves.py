@@ -62,12 +62,7 @@ def legend(drawings: Sequence[Drawing], labels: Sequence[str]) -> list[Block]:
 
 
 def figure_blocks(drawings: Sequence[Drawing], labels: Sequence[str] = ()) -> list[Block]:
-    """Return the blocks of a page that show some drawings.
-
-    Args:
-        drawings: the drawings.
-        labels: groups of their shared legend, which is shown if some plot has none of its own.
-    """
+    """Return the blocks of a page that show some drawings, with the legend they share."""
     blocks = legend(drawings, labels)
     for each in drawings:
         look = {"title": each.title, "caption": each.caption}

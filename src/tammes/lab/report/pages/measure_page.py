@@ -23,15 +23,7 @@ _HEADLINES = (
 
 
 def margins_page(measured: "Measured", files: Sequence[str]) -> str:
-    """Return the page of the measurements.
-
-    Args:
-        measured: result of :func:`tammes.lab.measure.measures.measure`.
-        files: files that were measured, for the title and the command.
-
-    Returns:
-        The HTML.
-    """
+    """Return the page of the measurements of some files, as self-contained HTML."""
     given = measured.given
     classes, size = measured.directions.shape
     what = f"{classes:,} classes in {size:,} dimensions"

@@ -17,15 +17,9 @@ _MACHINE = ("device", "torch", "python", "tammes", "commit", "platform")
 
 
 def reproduction_page(recipe: Recipe, ledger: Ledger, *, command: str | None = None) -> str:
-    """Return the page of a reproduction, from its recipe and its ledger alone.
+    """Return the page of a reproduction as self-contained HTML, from recipe and ledger alone.
 
-    Args:
-        recipe: recipe that was reproduced.
-        ledger: ledger of its cells.
-        command: command that continues the reproduction; by default the last one in the ledger.
-
-    Returns:
-        Self-contained HTML.
+    The ``command`` continues the reproduction; by default it is the last one in the ledger.
     """
     comparison = PaperComparison(recipe, ledger)
     drawn = dict(_drawings(comparison))
@@ -52,12 +46,7 @@ def reproduction_page(recipe: Recipe, ledger: Ledger, *, command: str | None = N
 
 
 def reproduction_figures(recipe: Recipe, ledger: Ledger) -> dict[str, Chart]:
-    """Return every chart of the page of a reproduction, by file name.
-
-    Args:
-        recipe: recipe that was reproduced.
-        ledger: ledger of its cells.
-    """
+    """Return every chart of the page of a reproduction, by file name."""
     comparison = PaperComparison(recipe, ledger)
     return {each.name: each.chart for _, drawings in _drawings(comparison) for each in drawings}
 

@@ -35,16 +35,13 @@ def runs_page(
     title: str | None = None,
     command: str | None = None,
 ) -> str:
-    """Return the page about runs, from their records alone.
+    """Return the page about runs as self-contained HTML, from their records alone.
 
     Args:
         runs: runs in any state; unreadable ones are listed with the reason.
         baseline: label of the group that the others are compared with; the first by default.
         title: title of the page.
         command: command that writes this page, to be shown on it.
-
-    Returns:
-        Self-contained HTML.
 
     Raises:
         RecordError: no run can be read, or no group has the label of the baseline.
@@ -53,12 +50,7 @@ def runs_page(
 
 
 def run_figures(runs: Sequence[Run], *, baseline: str | None = None) -> dict[str, Chart]:
-    """Return every chart of the page about runs, by file name.
-
-    Args:
-        runs: runs in any state.
-        baseline: label of the group that the others are compared with; the first by default.
-    """
+    """Return every chart of :func:`runs_page`, by file name."""
     return charts_of_runs(load_runs(runs, baseline))
 
 

@@ -215,15 +215,7 @@ def _height(panel: Panel) -> int | None:
 
 
 def render(title: str, sections: Sequence[Section], *, lead: Sequence[str] = ()) -> str:
-    """Render a page as HTML.
-
-    Args:
-        title: title of the page.
-        sections: sections of the page.
-        lead: paragraphs under the title.
-
-    Returns:
-        Self-contained HTML.
+    """Render a page as self-contained HTML; the lead is the paragraphs under its title.
 
     Example:
         >>> from tammes.lab.report.render.html_page import Section, Text, render
