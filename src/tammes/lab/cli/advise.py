@@ -2,6 +2,7 @@
 
 import argparse
 import json
+from dataclasses import replace
 from functools import partial
 
 from tammes.advise.advice import advise
@@ -45,12 +46,7 @@ def run(arguments: argparse.Namespace) -> int:
     """Run ``tammes advise`` and return the exit code."""
     settings = vars(arguments).copy()
     as_json = settings.pop("json")
-    machine = _machine(
-        settings["device"],
-        memory=settings.pop("memory"),
-        tflops=settings.pop("tflops"),
-        bandwidth=settings.pop("bandwidth"),
-    )
+    machine = _machine(settings["device"], *map(settings.pop, ("memory", "tflops", "bandwidth")))
     advice = advise(**settings, machine=machine)
     if as_json:
         print(json.dumps(advice.to_dict(), indent=2, ensure_ascii=False, allow_nan=False))
@@ -60,7 +56,7 @@ def run(arguments: argparse.Namespace) -> int:
 
 
 def _machine(
-    device: str, *, memory: float | None, tflops: float | None, bandwidth: float | None
+    device: str, memory: float | None, tflops: float | None, bandwidth: float | None
 ) -> Machine:
     given = {"--memory": memory, "--tflops": tflops, "--bandwidth": bandwidth}
     for name, value in given.items():
@@ -71,12 +67,11 @@ def _machine(
         return usual
     # There is no flag for half precision: it keeps its ratio to float32.
     flops = usual.flops if tflops is None else tflops * 1e12
-    return Machine(
+    return replace(
+        usual,
         name="CPU" if device == "cpu" else "GPU",
         memory=usual.memory if memory is None else memory * 2**30,
         flops=flops,
         half_flops=flops * usual.half_flops / usual.flops,
         bandwidth=usual.bandwidth if bandwidth is None else bandwidth * 1e9,
-        link=usual.link,
-        launch=usual.launch,
     )

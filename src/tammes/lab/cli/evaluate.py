@@ -86,7 +86,7 @@ def run(arguments: argparse.Namespace) -> int:
         against=against,
     )
     if arguments.json:
-        found = as_json(rows, examples, arguments)
+        found = _settings(rows, examples, arguments) | {"rows": [row.as_dict() for row in rows]}
         print(json.dumps(found, indent=2, ensure_ascii=False, allow_nan=False))
     else:
         print(as_text(rows, examples, arguments))
@@ -171,13 +171,6 @@ def as_text(
 
 def _counted(count: int, one: str, several: str) -> str:
     return f"{count:,} {one if count == 1 else several}"
-
-
-def as_json(
-    rows: Sequence[FewShotResult], examples: LabelledFeatures, arguments: argparse.Namespace
-) -> dict[str, Any]:
-    """Return accuracies and settings as plain values."""
-    return {**_settings(rows, examples, arguments), "rows": [row.as_dict() for row in rows]}
 
 
 def _settings(

@@ -70,10 +70,6 @@ class LossInfo:
     criterion: str
     source: list[str]
 
-    def to_dict(self) -> dict[str, Any]:
-        """Return all fields as plain values."""
-        return asdict(self)
-
 
 def _builder(name: str) -> Callable[..., Any]:
     """Return a builder or one of the two sums; the name of its criterion class works too."""
@@ -210,11 +206,7 @@ def run(arguments: argparse.Namespace) -> int:
         plot_loss(known, arguments.plot)
         print(arguments.plot)
     elif arguments.json:
-        found = (
-            [each.to_dict() for each in all_loss_info()]
-            if name is None
-            else loss_info(name).to_dict()
-        )
+        found = [*map(asdict, all_loss_info())] if name is None else asdict(loss_info(name))
         print(json.dumps(found, indent=2, ensure_ascii=False, allow_nan=False))
     else:
         print(listing() if name is None else description(name))

@@ -1,6 +1,5 @@
 """Charts of a reproduction: differences against claims, and paper against ours."""
 
-import math
 from collections.abc import Sequence
 
 from tammes.lab.report.charts.chart import Layer, Line, Panel, Points, Rule
@@ -9,7 +8,7 @@ from tammes.lab.report.paper_comparison import ComparedCell, PaperComparison, pu
 from tammes.lab.reproduce.claims import Better, Bound, Course, Near, Peak
 from tammes.lab.reproduce.judge import Comparison
 from tammes.lab.reproduce.quantities import KNOWN
-from tammes.lab.stats.paired import Difference, t_quantile
+from tammes.lab.stats.paired import Difference, Summary
 from tammes.lab.stats.seed_groups import Quantity, format_difference, format_mean
 
 OUTCOMES = {"holds": 2, "leans": 4, "fails": 1, "open": None}
@@ -159,7 +158,7 @@ def _paper_half(cell: ComparedCell) -> float | None:
     """Return half the width of the 95 % interval of the paper's mean."""
     if cell.paper is None or not cell.paper.std or cell.paper_seeds < 2:
         return None
-    return t_quantile(cell.paper_seeds - 1) * cell.paper.std / math.sqrt(cell.paper_seeds)
+    return Summary(cell.paper_seeds, cell.paper.mean, cell.paper.std).half
 
 
 def _named(comparison: PaperComparison, cell: ComparedCell) -> str:
