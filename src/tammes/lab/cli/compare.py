@@ -44,7 +44,10 @@ def run(arguments: argparse.Namespace) -> int:
     if arguments.page is not None:
         writable(Path(arguments.page).parent, flag="--page")
     if arguments.baseline is not None:
-        _check_baseline(arguments.baseline, arguments.losses)
+        texts = [normal(text) for text in split_list(arguments.losses, what="losses")]
+        if normal(arguments.baseline) not in texts:
+            given = arguments.baseline
+            raise ValueError(f"baseline is expected to be one of the losses, got {given!r}")
     try:
         runs = compare(
             config,
@@ -70,9 +73,3 @@ def show(
     write(page, runs_page(runs, baseline=baseline, title=title, command=command))
     print(f"\n  page: {page.resolve()}")
     return 0 if all(run.status == "done" for run in runs) else 1
-
-
-def _check_baseline(baseline: str, losses: str) -> None:
-    texts = [normal(text) for text in split_list(losses, what="losses")]
-    if normal(baseline) not in texts:
-        raise ValueError(f"baseline is expected to be one of the losses, got {baseline!r}")

@@ -285,6 +285,12 @@ def _of_features(
             yield _measure(f"collapse.{key}", name, value, 0.0)
 
 
+def degrees_between(first: Tensor, second: Tensor) -> float:
+    """Return the angle between two unit vectors, accurate for small ones too."""
+    apart, together = (first - second).norm(), (first + second).norm()
+    return math.degrees(2 * float(torch.atan2(apart, together)))
+
+
 def closest_pairs(prototypes: Tensor, count: int = 10) -> tuple[tuple[float, int, int], ...]:
     """Return the closest pairs of classes, nearest first; empty with too many classes."""
     classes = len(prototypes)
@@ -299,9 +305,7 @@ def closest_pairs(prototypes: Tensor, count: int = 10) -> tuple[tuple[float, int
         for value, position in zip(top.values.tolist(), top.indices.tolist(), strict=True):
             if value > -1.5:
                 i, j = start + position // classes, position % classes
-                near = torch.dist(rows[i], rows[j])
-                far = torch.dist(rows[i], -rows[j])
-                pairs.append((math.degrees(2 * float(torch.atan2(near, far))), i, j))
+                pairs.append((degrees_between(rows[i], rows[j]), i, j))
     return tuple(sorted(pairs)[:count])
 
 
