@@ -21,7 +21,7 @@ from tammes.lab.report.charts.chart import (
     plot,
 )
 from tammes.lab.report.charts.loss_curves import split_at
-from tammes.losses.angular import target_score
+from tammes.losses.angular import target_similarity
 from tammes.split import split
 
 _ANGLE = "angle to the true class prototype θ (degrees)"
@@ -125,7 +125,7 @@ def psi(margins: Sequence[float] = (1, 2, 3, 4)) -> Chart:
     """
     degrees = _grid(0, 180)
     at = split_at(torch.deg2rad(degrees))
-    lines = _lines(degrees, {f"m = {m:g}": target_score(at, m1=m) for m in margins})
+    lines = _lines(degrees, {f"m = {m:g}": target_similarity(at, m1=m) for m in margins})
     return Chart([Panel(lines, "ψ(θ) of L-Softmax", _ANGLE, "ψ(θ)", x_step=45)])
 
 
@@ -143,8 +143,8 @@ def extensions(margin: float = 0.5) -> Chart:
     lines = [
         Line(x, numbers(theta.cos()), "cos θ", "dotted", None),
         Line(x, numbers((theta + margin).cos()), "cos(θ + m)", "dashed", None),
-        Line(x, numbers(target_score(at, m2=margin)), "monotone", color=0),
-        Line(x, numbers(target_score(at, m2=margin, extension="linear")), "linear", color=1),
+        Line(x, numbers(target_similarity(at, m2=margin)), "monotone", color=0),
+        Line(x, numbers(target_similarity(at, m2=margin, extension="linear")), "linear", color=1),
     ]
     rule = Rule(180 - math.degrees(margin), "π − m")
     title = f"past π, m = {margin:g}"
@@ -185,7 +185,7 @@ def boundaries(
         # Score of a class minus that of the other.
         to_own, to_other = abs(direction - angle / 2), abs(direction + angle / 2)
         at = split_at(torch.tensor([to_own], dtype=torch.double))
-        return own * float(target_score(at, m1=bend)) - other * math.cos(to_other)
+        return own * float(target_similarity(at, m1=bend)) - other * math.cos(to_other)
 
     def solve(own: float, other: float, bend: float) -> float:
         low, high = -angle / 2, angle / 2
