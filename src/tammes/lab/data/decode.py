@@ -147,16 +147,13 @@ def reason(error: Exception) -> str:
 def decode_some(
     items: Sequence[bytes | str], shape: Shape | None, out: Any | None
 ) -> list[DecodeResult]:
-    """Decode images, or read their headers.
+    """Decode images, or read their headers if ``shape`` is None.
 
     Args:
         items: each the bytes of an image, or the path of its file.
-        shape: shape to decode to; None reads the headers only.
+        shape: shape to decode to.
         out: uint8 array ``(len(items), *shape)`` for the pixels, 0 for unreadable images; None
             discards them.
-
-    Returns:
-        The result for each image.
     """
     results: list[DecodeResult] = []
     for position, item in enumerate(items):
@@ -181,17 +178,14 @@ def decode_all(
     *,
     processes: int | None = None,
 ) -> list[DecodeResult]:
-    """Decode many images, in several processes if that is faster.
+    """Decode many images as :func:`decode_some` does, in several processes if that is faster.
 
     Args:
         fetch: returns the bytes or the path of an image; called in this process, in order.
         rows: rows to decode.
         shape: shape to decode to; None reads the headers only.
-        out: uint8 array ``(len(rows), *shape)`` for the pixels; None discards them.
+        out: array for the pixels; None discards them.
         processes: number of processes; chosen automatically by default, 0 for this process only.
-
-    Returns:
-        The result for each row.
     """
     started = time.perf_counter()
     first = rows[:CHUNK]

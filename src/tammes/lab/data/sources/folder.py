@@ -23,12 +23,7 @@ PARTITION_WORDS = frozenset(
 
 @dataclass(frozen=True)
 class ImageFiles:
-    """Image files.
-
-    Attributes:
-        root: common folder.
-        paths: paths relative to it.
-    """
+    """Image files: their common folder, and their paths relative to it."""
 
     root: str
     paths: tuple[str, ...]
