@@ -214,10 +214,6 @@ def _flat(title: str, value: Any, classes: Any, above: str = "") -> Iterator[str
 def select_classes(images: Images, classes: Sequence[str]) -> Images:
     """Select the images of some classes, relabelled in the order of ``classes``.
 
-    Args:
-        images: images of these classes and others.
-        classes: class names.
-
     Raises:
         DataError: a class is not among those of the images.
 
@@ -251,13 +247,8 @@ def load_classes(
 ) -> Images:
     """Load all images of some classes, from the training and test partitions of a source.
 
-    Class lists cut across these partitions: CIFAR-FS has all 600 images of every class.
-
-    Args:
-        source: source, as in :func:`.load`.
-        classes: class names; all by default.
-        size: side of the square images.
-        report: called with one-line messages.
+    Class lists cut across these partitions: CIFAR-FS has all 600 images of every class. The
+    arguments are those of :func:`.load`; without ``classes`` all classes are loaded.
     """
     parts: list[Images] = []
     for partition in ("train", "test"):
@@ -309,13 +300,12 @@ def _join(parts: Sequence[Images]) -> Images:
     if not in_memory:
         readers = tuple(part.reader if part.pixels is None else _Pixels(part) for part in parts)
         reader = _InTurn(readers, tuple(starts))  # type: ignore[arg-type]
-    return Images(
+    return dataclasses.replace(
+        parts[0],
         labels=torch.cat([part.labels for part in parts]),
         index=torch.cat(index),
-        classes=parts[0].classes,
-        shape=parts[0].shape,
         pixels=torch.cat(pixels) if in_memory else None,
-        source=parts[0].source,
         reader=reader,
         origin=" ".join(part.origin for part in parts),
+        digest="",
     )

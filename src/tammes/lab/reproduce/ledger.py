@@ -139,10 +139,6 @@ class Ledger:
     def current(self, recipe: Recipe, *, quick: bool = False) -> "Ledger":
         """Move entries that do not belong to the current version of a recipe to ``former``.
 
-        Args:
-            recipe: recipe of the ledger.
-            quick: whether the quick form is meant.
-
         Raises:
             RecordError: the ledger belongs to another recipe, or to the other form of it.
         """
@@ -213,11 +209,7 @@ class Ledger:
         return self.machines.index(about)
 
     def tuned_settings(self, recipe: Recipe | None = None) -> dict[Place, dict[str, Any]]:
-        """Return the tuned settings by row and column.
-
-        Args:
-            recipe: leave out settings tuned by other runs than this recipe plans.
-        """
+        """Return the tuned settings by place; with a recipe, only those of runs that it plans."""
         found = {}
         for name, values in self.tuned.items():
             row, _, column = name.partition("/")
@@ -228,12 +220,7 @@ class Ledger:
         return found
 
     def open(self, recipe: Recipe, seeds: int | None = None) -> list[tuple[str, str, int]]:
-        """Return row, column and seed of all cells without an entry.
-
-        Args:
-            recipe: recipe of the ledger.
-            seeds: number of seeds per cell; by default that of the recipe.
-        """
+        """Return row, column and seed of all cells without an entry."""
         known = {(entry.row, entry.column, entry.seed) for entry in self.cells}
         return [
             (row, column, seed)
