@@ -67,29 +67,10 @@ class GradientAngles:
         return {"cosine": math.fsum(totals) / count, "largest": max(maxima), "examples": count}
 
 
-def make_gradient_probe(
-    text: str, model: Model, loader: ImageLoader, sampler: BatchSampler
-) -> GradientAngles | None:
-    """Build the probe that ``watch`` of a configuration names; None if it is empty.
-
-    Args:
-        text: ``gradients``, or empty.
-        model: model in training.
-        loader: training images.
-        sampler: sampler of the batches.
-    """
-    if text not in ("", "gradients"):
-        raise ValueError(f"watch is expected to be gradients or nothing, got {text!r}")
-    return GradientAngles(model, loader, sampler) if text else None
-
-
 def split_loss(loss: Loss) -> tuple[Loss, Loss]:
     """Split a loss into its classification terms and its metric terms, with their weights.
 
     Regularisers of the prototypes are in neither: they have no gradient for features.
-
-    Args:
-        loss: loss of a criterion.
 
     Example:
         >>> split_loss(tammes.direct_sum(tammes.softmax(), 0.5 * tammes.nca()))[1].parts[0][0]
