@@ -83,6 +83,7 @@ def read(
         report: called with a message about a damaged entry.
         shape: required shape of the images; other entries are ignored.
     """
+    safetensors = require("safetensors.torch", extra="lab")
     path = folder() / f"{name}.json"
     try:
         text = path.read_bytes()
@@ -100,7 +101,10 @@ def read(
         if parts and rows * own[0] * own[1] * own[2] <= memory:
             pixels = torch.empty((rows, *own), dtype=torch.uint8)
             for part, (start, stop) in enumerate(_parts(rows, own)):
-                pixels[start:stop] = _read_part(_part_path(name, part), parts[part])
+                data = _part_path(name, part).read_bytes()
+                if _checksum(data) != parts[part]:
+                    raise ValueError("checksum")
+                pixels[start:stop] = safetensors.load(data)["pixels"]
         unreadable = {int(row): str(why) for row, why in header["unreadable"]}
         checked, mixed = bool(header["checked"]), bool(header["mixed"])
         return CachedImages(own, rows, unreadable, checked, mixed, pixels)
@@ -155,14 +159,6 @@ def _parts(rows: int, shape: tuple[int, int, int]) -> Iterator[tuple[int, int]]:
 
 def _part_path(name: str, part: int) -> Path:
     return folder() / f"{name}-{part}.safetensors"
-
-
-def _read_part(path: Path, checksum: str) -> Tensor:
-    data = path.read_bytes()
-    if _checksum(data) != checksum:
-        raise ValueError("checksum")
-    pixels: Tensor = require("safetensors.torch", extra="lab").load(data)["pixels"]
-    return pixels
 
 
 def _checksum(data: bytes) -> str:

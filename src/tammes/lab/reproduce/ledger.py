@@ -165,17 +165,14 @@ class Ledger:
 
     def of(self, row: str, column: str) -> list[Entry]:
         """Return the finished entries of a cell, ordered by seed."""
-        found = [
-            entry
-            for entry in self.cells
-            if (entry.row, entry.column, entry.status) == (row, column, "done")
-        ]
-        return sorted(found, key=lambda entry: entry.seed)
+        return sorted(self._ended(row, column, "done"), key=lambda entry: entry.seed)
 
     def diverged(self, row: str, column: str) -> int:
         """Return the number of seeds of a cell whose loss was not finite."""
-        place = (row, column, "diverged")
-        return sum((entry.row, entry.column, entry.status) == place for entry in self.cells)
+        return len(self._ended(row, column, "diverged"))
+
+    def _ended(self, *key: str) -> list[Entry]:
+        return [e for e in self.cells if (e.row, e.column, e.status) == key]
 
     def values(self, row: str, column: str, quantity: str) -> dict[int, float]:
         """Return a quantity of a cell by seed."""

@@ -29,11 +29,6 @@ class GradientAngles:
     clearly positive in a plain sum, and in between in a spectral sum. Measuring changes no weight,
     no statistics and no random state.
 
-    Args:
-        model: model in training, on its device.
-        loader: training images.
-        sampler: draws the batch; every rank has its share of it.
-
     Raises:
         ValueError: the loss does not have both parts.
     """
@@ -113,14 +108,9 @@ def _gradient(criterion: tammes.Criterion, features: Tensor, labels: Tensor) -> 
 
 
 def cosines(one: Tensor, two: Tensor) -> Tensor:
-    """Compute the absolute cosine between rows of two tensors, where both have a direction.
+    """Compute the absolute cosine between rows of two tensors of shape ``(N, D)``.
 
-    Args:
-        one: shape ``(N, D)``.
-        two: shape ``(N, D)``.
-
-    Returns:
-        Shape ``(M,)``, for the M rows in which neither tensor is (nearly) zero.
+    The result has shape ``(M,)``, for the M rows in which neither tensor is (nearly) zero.
 
     Example:
         >>> cosines(torch.tensor([[3.0, 4.0], [1.0, 0.0]]), torch.tensor([[1.0, 0.0], [0.0, 0.0]]))

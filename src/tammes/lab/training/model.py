@@ -119,15 +119,7 @@ class Model(nn.Module):
 
 
 class BuiltModel(NamedTuple):
-    """A model, and the texts that its configuration resolved to.
-
-    Attributes:
-        model: on the CPU.
-        backbone: name and settings of the backbone.
-        augment: expression of the augmentation.
-        head: expression of the head.
-        loss: expression of the loss.
-    """
+    """A model on the CPU, and the expressions that its configuration resolved to."""
 
     model: Model
     backbone: str

@@ -107,7 +107,9 @@ class Step:
         if not self.graphs:
             self._step(*batch)
         elif self.recording is not None and batch[0].shape == self.inputs[0].shape:
-            self._replay(batch)
+            for static, tensor in zip(self.inputs, batch, strict=True):
+                static.copy_(tensor)
+            self.recording.replay()
         else:
             self._warm_up_or_record(batch)
 
@@ -184,12 +186,6 @@ class Step:
     def _capture(self, recording: Recording) -> None:
         with recording.record():
             self._step(*self.inputs)
-
-    def _replay(self, batch: tuple[Tensor, Tensor, Tensor]) -> None:
-        assert self.recording is not None
-        for static, tensor in zip(self.inputs, batch, strict=True):
-            static.copy_(tensor)
-        self.recording.replay()
 
     def means(self) -> tuple[dict[str, float], dict[str, float]]:
         """Return means of metrics and terms over the epoch; synchronises with the GPU."""
