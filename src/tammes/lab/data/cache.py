@@ -83,7 +83,6 @@ def read(
         report: called with a message about a damaged entry.
         shape: required shape of the images; other entries are ignored.
     """
-    safetensors = require("safetensors.torch", extra="lab")
     path = folder() / f"{name}.json"
     try:
         text = path.read_bytes()
@@ -104,7 +103,8 @@ def read(
                 data = _part_path(name, part).read_bytes()
                 if _checksum(data) != parts[part]:
                     raise ValueError("checksum")
-                pixels[start:stop] = safetensors.load(data)["pixels"]
+                loaded = require("safetensors.torch", extra="lab").load(data)
+                pixels[start:stop] = loaded["pixels"]
         unreadable = {int(row): str(why) for row, why in header["unreadable"]}
         checked, mixed = bool(header["checked"]), bool(header["mixed"])
         return CachedImages(own, rows, unreadable, checked, mixed, pixels)
