@@ -57,6 +57,11 @@ class Problem(NamedTuple):
     share: Share | None = None
     there: Tensor | None = None
 
+    @property
+    def masked(self) -> Tensor | None:
+        """Which classes are masked, shape ``(C,)``, or none where none can be."""
+        return None if self.there is None else ~self.there
+
 
 def unmasked(bias: Tensor | None) -> tuple[Tensor | None, Tensor | None]:
     """A finite bias, and which classes are there: all but those whose bias is ``-inf``.
@@ -66,9 +71,11 @@ def unmasked(bias: Tensor | None) -> tuple[Tensor | None, Tensor | None]:
     """
     if bias is None:
         return None, None
+    if bias.device.type == "cpu" and not transforming() and len(bias):
+        lowest = bias.detach().amin().item()
+        if lowest > -torch.inf:
+            return bias, None
     there = bias != -torch.inf
-    if bias.device.type == "cpu" and not transforming() and there.all():
-        return bias, None
     return torch.where(there, bias, 0.0), there
 
 
