@@ -16,6 +16,9 @@ SUMMED = ("excess", "softplus")
 """Further sums over the other classes, for the few losses that need them."""
 
 
+_KEPT = ("target", "others", "hardest", "expected", *ALONGSIDE)
+
+
 class Split(NamedTuple):
     r"""Each example's own class against the rest.
 
@@ -48,6 +51,7 @@ class Split(NamedTuple):
             reads it, shape ``(N,)``.
         softplus: :math:`\sum_{c\ne y}\log(1 + e^{f_c})`, shape ``(N,)``; both only where a term
             asked for them.
+        unit: whether the length is known to be 1, so that nobody needs to multiply by it.
 
     A class whose score is ``-inf`` is masked: it counts in none of these numbers, as if it were not
     there. An example's own class cannot be. A number that no term reads is not computed and holds
@@ -76,6 +80,7 @@ class Split(NamedTuple):
     rest: Tensor | None = None
     excess: Tensor | None = None
     softplus: Tensor | None = None
+    unit: bool = False
 
     @property
     def cosine(self) -> Tensor:
@@ -86,9 +91,27 @@ class Split(NamedTuple):
 def softplus(value: Tensor) -> Tensor:
     """``log(1 + exp(value))``, exact on both sides, with an exact gradient.
 
-    torch's own is linear above a threshold, which a gradient check in double precision sees.
+    torch's own is linear above a threshold. At 80 no digit of a double shows that, and the
+    exponential is finite in single precision.
     """
-    return -torch.nn.functional.logsigmoid(-value)
+    return torch.nn.functional.softplus(value, 1.0, 80.0)
+
+
+def cross_entropy(split: Split, similarity: Tensor, margin: Tensor | float = 0.0) -> Tensor:
+    r"""Cross entropy with the own class at a given similarity less a margin.
+
+    .. math:: \log\bigl(1 + e^{\Lambda - s(a - m)}\bigr)
+
+    Args:
+        split: similarities of N examples, split by their labels.
+        similarity: :math:`a`, shape ``(N,)``.
+        margin: :math:`m`.
+    """
+    if isinstance(margin, Tensor) or margin:
+        similarity = similarity - margin
+    if isinstance(split.scale, Tensor):
+        return softplus(split.others - split.scale * similarity)
+    return softplus(torch.sub(split.others, similarity, alpha=split.scale))
 
 
 def with_sums(split: Split, reads: frozenset[str], threshold: Tensor | None = None) -> Split:
@@ -227,14 +250,14 @@ def assemble(
     scale: Tensor | float,
     classes: int,
     like: Tensor,
+    *,
+    unit: bool = False,
 ) -> Split:
     """Build a split from merged numbers; missing ones hold NaN."""
-    unread = torch.full_like(like, float("nan"))
+    unread = like.new_full(labels.shape, float("nan"))
     rivals: Tensor | int = numbers.get("rivals", classes - 1)
-    fields = {name: numbers.get(name, unread) for name in ("target", "others", "hardest")}
-    fields |= {name: numbers.get(name, unread) for name in ("expected", *ALONGSIDE)}
     return Split(
-        **fields,
+        **{name: numbers.get(name, unread) for name in _KEPT},
         mean=numbers["mean"] / rivals if "mean" in numbers else unread,
         labels=labels,
         scale=scale,
@@ -242,4 +265,5 @@ def assemble(
         rivals=rivals,
         excess=numbers.get("excess"),
         softplus=numbers.get("softplus"),
+        unit=unit,
     )

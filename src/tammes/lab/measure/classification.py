@@ -13,8 +13,8 @@ from tammes.distributed.sharded_rows import ShardedRows
 from tammes.heads.head import Head
 from tammes.heads.sharded import ShardedHead
 from tammes.kernels import dispatch
-from tammes.kernels.dense import similarity_matrix
 from tammes.kernels.problem import Problem, cosines_of
+from tammes.kernels.reference import similarity_matrix
 from tammes.metrics import functional
 from tammes.split import Split, split_matrix
 from tammes.terms import Loss
@@ -139,9 +139,7 @@ def by_example(loss: Loss) -> bool:
 def measure_prototypes(head: Head, *, margin: bool = True) -> dict[str, float]:
     """Return class margin and norms of the prototypes, as in a line of ``metrics.jsonl``.
 
-    Args:
-        head: head with prototypes.
-        margin: include the class margin, whose time is quadratic in the number of classes.
+    The class margin, whose time is quadratic in the number of classes, can be left out.
     """
     prototypes, measures = ShardedRows.of_head(head).all_gather(head.weight.detach()), {}
     with warnings.catch_warnings():
@@ -187,11 +185,6 @@ def per_class_accuracy(
 
 def confused_examples(examples: ExampleMetrics, labels: Tensor, classes: int) -> Tensor:
     """Select the clearest mistakes of the most confused class pairs.
-
-    Args:
-        examples: metrics of the test set.
-        labels: shape ``(N,)``.
-        classes: number of classes.
 
     Returns:
         Positions: for each confused pair, most frequent first, the wrong examples with the lowest
