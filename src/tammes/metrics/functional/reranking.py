@@ -119,32 +119,37 @@ def _encode(items: Tensor, nearest: Tensor, farthest: Tensor, half: int) -> tupl
     reciprocal = _reciprocal(nearest)
     short = nearest[:, : half + 1]
     short_reciprocal = _reciprocal(short)
-    places = []
+    known = _places(nearest)[reciprocal].sort().values
+    places = [known]
     for rows in torch.arange(size, device=items.device).split(_ROWS):
-        own, valid = nearest[rows], reciprocal[rows]
-        theirs, theirs_valid = short[own], short_reciprocal[own]
-        inside = (theirs[..., None] == own[:, None, None]) & valid[:, None, None]
-        shared = (inside.any(-1) & theirs_valid).sum(-1)
-        joined = valid & (3 * shared > 2 * theirs_valid.sum(-1))
-        added = theirs_valid & joined[..., None]
+        theirs, valid = short[nearest[rows]], short_reciprocal[nearest[rows]]
         place = rows[:, None, None] * size + theirs
-        places += [(rows[:, None] * size + own)[valid], place[added]]
+        shared = (_contains(known, place) & valid).sum(-1)
+        joined = reciprocal[rows] & (3 * shared > 2 * valid.sum(-1))
+        places.append(place[valid & joined[..., None]])
     index = torch.cat(places).unique()
     row, column = index // size, index % size
-    value = torch.cat(
-        [
-            (items[some] * items[other]).sum(1)
-            for some, other in zip(row.split(2**16), column.split(2**16), strict=True)
-        ]
-    )
+    pairs = zip(row.split(_ROWS), column.split(_ROWS), strict=True)
+    value = torch.cat([torch.linalg.vecdot(items[some], items[other]) for some, other in pairs])
     value = torch.exp(-(2 - 2 * value) / farthest[row])
     return index, value / value.new_zeros(size).index_add(0, row, value)[row]
 
 
 def _reciprocal(nearest: Tensor) -> Tensor:
     """Whether each neighbour has the item among its own."""
-    rows = torch.arange(len(nearest), device=nearest.device).split(_ROWS)
-    return torch.cat([(nearest[nearest[r]] == r[:, None, None]).any(-1) for r in rows])
+    rows = torch.arange(len(nearest), device=nearest.device)[:, None]
+    return _contains(_places(nearest).view(-1).sort().values, nearest * len(nearest) + rows)
+
+
+def _places(nearest: Tensor) -> Tensor:
+    """Places ``row * N + column`` of neighbours, shape ``(N, k)``."""
+    return torch.arange(len(nearest), device=nearest.device)[:, None] * len(nearest) + nearest
+
+
+def _contains(known: Tensor, places: Tensor) -> Tensor:
+    """Whether each place is among the sorted known ones."""
+    found = torch.searchsorted(known, places).clamp_max(len(known) - 1)
+    return known[found] == places
 
 
 def _average(index: Tensor, value: Tensor, nearest: Tensor, size: int) -> tuple[Tensor, Tensor]:
