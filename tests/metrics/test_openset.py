@@ -342,3 +342,14 @@ def test_correct_is_given_in_all_updates_or_in_none():
     metric.update(torch.rand(3), torch.tensor([1, 0, 1]))
     with pytest.raises(ValueError, match="correct in all updates or in none, got it for 3 of 6"):
         metric.compute()
+
+
+@pytest.mark.gpu
+def test_a_gpu_gives_what_a_cpu_gives():
+    scores, known, right = examples(ties=True)
+    found = F.openset(scores.cuda(), known.cuda(), right.cuda())
+    assert F.scalars(found) == pytest.approx(F.scalars(F.openset(scores, known, right)), abs=1e-9)
+    query, gallery, ids, names = searched()
+    found = F.identification(query.cuda(), gallery.cuda(), ids, names)
+    expected = F.identification(query, gallery, ids, names)
+    assert_close(found.tpir(0.2).cpu(), expected.tpir(0.2))

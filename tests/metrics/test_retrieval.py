@@ -411,6 +411,19 @@ def test_a_mask_says_which_rows_are_queries():
     assert_close(metric.compute().cmc, expected.cmc)
 
 
+@pytest.mark.gpu
+@pytest.mark.parametrize("kind", ["cosine", "dot", "euclidean", "k_reciprocal"])
+def test_a_gpu_ranks_as_a_cpu_does(kind):
+    data = market()
+    moved = {name: value.cuda() for name, value in data.items()}
+    found = F.retrieval(**moved, similarity=kind)
+    expected = F.retrieval(**data, similarity=kind)
+    for name, value in F.scalars(expected).items():
+        assert_close(F.scalars(found)[name], value, rtol=0, atol=1e-9, msg=name)
+    assert found.cmc.is_cuda
+    assert "gap" in F.intervals(found, resamples=3)
+
+
 # -------------------------------------------------------------------------------------- bad input
 
 

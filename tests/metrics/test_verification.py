@@ -418,3 +418,16 @@ def test_a_histogram_has_no_pairs_to_weight():
     metric.update(*scores_of_pairs())
     with pytest.raises(ValueError, match="scores in memory, got a histogram"):
         metric.compute().weighted(torch.ones(830))
+
+
+@pytest.mark.gpu
+def test_a_gpu_verifies_as_a_cpu_does():
+    scores, same = scores_of_pairs(ties=True)
+    metric = metrics.Verification().cuda()
+    metric.update(scores.cuda(), same.cuda())
+    exact, found = F.verification(scores, same), F.verification(scores.cuda(), same.cuda())
+    assert_close(found.roc, type(exact.roc)(*(part.cuda() for part in exact.roc)))
+    assert_close(found.tar(0.01).cpu(), exact.tar(0.01))
+    assert_close(metric.compute().eer.cpu(), exact.eer)
+    folds = F.fold_accuracy(scores.cuda(), same.cuda())
+    assert_close(folds.accuracies.cpu(), F.fold_accuracy(scores, same).accuracies)

@@ -108,7 +108,7 @@ def _neighbours(items: Tensor, k: int) -> tuple[Tensor, Tensor]:
     for rows in torch.arange(len(items), device=items.device).split(_ROWS):
         distance = 2 - 2 * (items[rows] @ items.T)
         farthest.append(distance.amax(1))
-        distance[torch.arange(len(rows)), rows] = -1
+        distance[torch.arange(len(rows), device=rows.device), rows] = -1
         nearest.append(distance.topk(min(k, len(items)), largest=False).indices)
     return torch.cat(nearest), torch.cat(farthest).clamp_min(torch.finfo(items.dtype).tiny)
 
