@@ -47,7 +47,7 @@ class OpenSet(Metric):
 
     References:
         Liang et al., Enhancing the Reliability of Out-of-distribution Image Detection (ODIN), ICLR
-        2018, Section 4.2; Dhamija et al., Reducing Network Agnostophobia, NeurIPS 2018, Section 3.
+        2018; Dhamija et al., Reducing Network Agnostophobia, NeurIPS 2018.
     """
 
     is_differentiable = False
@@ -105,8 +105,8 @@ class Identification(GalleryMetric):
         1.0
 
     References:
-        Grother and Ngan, Face Recognition Vendor Test, NIST IR 8009, 2014, Section 2; Whitelam et
-        al., IARPA Janus Benchmark-B, CVPRW 2017, Section 4.
+        Grother and Ngan, Face Recognition Vendor Test, NIST IR 8009, 2014; Whitelam et
+        al., IARPA Janus Benchmark-B, CVPRW 2017.
     """
 
     def update(

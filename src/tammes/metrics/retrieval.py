@@ -156,8 +156,8 @@ class Retrieval(GalleryMetric):
 
     References:
         Zheng et al., Scalable Person Re-identification: A Benchmark, ICCV 2015; Ye et al., Deep
-        Learning for Person Re-identification, PAMI 2021, eq. 9; Musgrave et al., A Metric Learning
-        Reality Check, ECCV 2020, eq. 2 and 3.
+        Learning for Person Re-identification, PAMI 2021; Musgrave et al., A Metric Learning
+        Reality Check, ECCV 2020.
     """
 
     def __init__(

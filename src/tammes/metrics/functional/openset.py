@@ -226,8 +226,8 @@ def openset(
 
     References:
         Liang et al., Enhancing the Reliability of Out-of-distribution Image Detection (ODIN), ICLR
-        2018, Section 4.2 (FPR95, AUPR); Dhamija et al., Reducing Network Agnostophobia, NeurIPS
-        2018, Section 3 (OSCR).
+        2018 (FPR95, AUPR); Dhamija et al., Reducing Network Agnostophobia, NeurIPS
+        2018 (OSCR).
     """
     known = check_scores("openset", scores, known, "known")
     examples = rank_scores(scores, known)
@@ -374,8 +374,8 @@ def identification(
         (1.0, 1.0)
 
     References:
-        Grother and Ngan, Face Recognition Vendor Test, NIST IR 8009, 2014, Section 2; Whitelam et
-        al., IARPA Janus Benchmark-B, CVPRW 2017, Section 4.
+        Grother and Ngan, Face Recognition Vendor Test, NIST IR 8009, 2014; Whitelam et
+        al., IARPA Janus Benchmark-B, CVPRW 2017.
     """
     check_similarity("identification", similarity)
     search = as_search("identification", query, gallery, query_ids, gallery_ids)
@@ -453,7 +453,7 @@ def open_set_accuracy(
         (0.25, 1.0)
 
     References:
-        Adam et al., WildlifeReID-10k, CVPRW 2025, Section 4.
+        The metrics of wildlife-datasets and of AnimalCLEF 2025.
     """
     name, count = "open_set_accuracy", len(identities)
     accepted = check_flags(name, accepted, torch.empty(count, device=accepted.device), "accepted")

@@ -38,7 +38,7 @@ def softmax_score(logits: Tensor) -> Tensor:
 
     References:
         Hendrycks and Gimpel, A Baseline for Detecting Misclassified and Out-of-Distribution
-        Examples, ICLR 2017, Section 3.
+        Examples, ICLR 2017.
     """
     logits = _logits("softmax_score", logits)
     return (logits.amax(1) - logits.logsumexp(1)).exp()
@@ -63,8 +63,7 @@ def logit_score(logits: Tensor) -> Tensor:
         tensor([1., 9.])
 
     References:
-        Hendrycks et al., Scaling Out-of-Distribution Detection for Real-World Settings, ICML 2022,
-        Section 3.
+        Hendrycks et al., Scaling Out-of-Distribution Detection for Real-World Settings, ICML 2022.
     """
     return _logits("logit_score", logits).amax(1)
 
@@ -89,7 +88,7 @@ def energy_score(logits: Tensor, *, temperature: float = 1.0) -> Tensor:
         tensor([0.6931, 9.0001])
 
     References:
-        Liu et al., Energy-based Out-of-distribution Detection, NeurIPS 2020, eq. 4.
+        Liu et al., Energy-based Out-of-distribution Detection, NeurIPS 2020.
     """
     if not temperature > 0:
         raise ValueError(f"energy_score expects a temperature above 0, got {temperature}")
@@ -139,7 +138,7 @@ def knn_score(features: Tensor, training: Tensor, *, k: int = 50) -> Tensor:
         tensor([-1.4142], dtype=torch.float64)
 
     References:
-        Sun et al., Out-of-Distribution Detection with Deep Nearest Neighbors, ICML 2022, Section 3.
+        Sun et al., Out-of-Distribution Detection with Deep Nearest Neighbors, ICML 2022.
     """
     cosine = _cosine_to_nearest("knn_score", features, training, "training", k)
     return -(2 - 2 * cosine).clamp_min(0).sqrt()
@@ -179,7 +178,7 @@ def gaussian_classes(features: Tensor, labels: Tensor) -> GaussianClasses:
 
     References:
         Lee et al., A Simple Unified Framework for Detecting Out-of-Distribution Samples and
-        Adversarial Attacks, NeurIPS 2018, eq. 1.
+        Adversarial Attacks, NeurIPS 2018.
     """
     check_features("gaussian_classes", "training", features)
     classes = count_classes(labels)
@@ -215,7 +214,7 @@ def mahalanobis_score(features: Tensor, classes: GaussianClasses) -> Tensor:
 
     References:
         Lee et al., A Simple Unified Framework for Detecting Out-of-Distribution Samples and
-        Adversarial Attacks, NeurIPS 2018, eq. 2.
+        Adversarial Attacks, NeurIPS 2018.
     """
     check_features("mahalanobis_score", "query", features)
     check_one_space("mahalanobis_score", features, classes.means, "classes")

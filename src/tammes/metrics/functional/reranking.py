@@ -51,8 +51,7 @@ def k_reciprocal(
         tensor([[0, 1, 2]])
 
     References:
-        Zhong et al., Re-ranking Person Re-identification with k-reciprocal Encoding, CVPR 2017,
-        eq. 3-12.
+        Zhong et al., Re-ranking Person Re-identification with k-reciprocal Encoding, CVPR 2017.
     """
     for what, features in (("query", query), ("gallery", gallery)):
         check_features("k_reciprocal", what, features)

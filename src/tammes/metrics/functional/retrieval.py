@@ -155,9 +155,9 @@ def retrieval(
 
     References:
         Zheng et al., Scalable Person Re-identification: A Benchmark, ICCV 2015 (mAP, CMC, junk); Ye
-        et al., Deep Learning for Person Re-identification, PAMI 2021, eq. 9 (mINP); Musgrave et
-        al., A Metric Learning Reality Check, ECCV 2020, eq. 2 and 3 (MAP@R); Weyand et al., Google
-        Landmarks Dataset v2, CVPR 2020, eq. 1 (GAP).
+        et al., Deep Learning for Person Re-identification, PAMI 2021 (mINP); Musgrave et
+        al., A Metric Learning Reality Check, ECCV 2020 (MAP@R); Weyand et al., Google
+        Landmarks Dataset v2, CVPR 2020 (GAP).
     """
     check_similarity("retrieval", similarity)
     check_ap("retrieval", ap)

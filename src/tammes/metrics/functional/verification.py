@@ -208,7 +208,7 @@ def verification(
 
     References:
         Martin et al., The DET Curve in Assessment of Detection Task Performance, Eurospeech 1997;
-        NIST 2016 Speaker Recognition Evaluation Plan, Section 3 (normalised cost).
+        NIST 2016 Speaker Recognition Evaluation Plan (normalised cost).
     """
     same = check_scores("verification", scores, same, "same")
     codes = _pair_codes("verification", identities, same)
@@ -317,7 +317,7 @@ def fold_accuracy(
         tensor(1., dtype=torch.float64)
 
     References:
-        Huang et al., Labeled Faces in the Wild, 2007, Section IV.
+        Huang et al., Labeled Faces in the Wild, 2007.
     """
     same = check_scores("fold_accuracy", scores, same, "same")
     scores = scores.detach().double()
@@ -407,7 +407,7 @@ def normalize_scores(
 
     References:
         Matejka et al., Analysis of Score Normalization in Multilingual Speaker Recognition,
-        Interspeech 2017, eq. 1-5 (AS-norm1).
+        Interspeech 2017 (AS-norm1).
     """
     if norm not in ("z", "s", "as"):
         raise ValueError(f"normalize_scores expects norm 'z', 's' or 'as', got {norm!r}")
