@@ -1,6 +1,7 @@
 """Entries of a source: encoded images with labels."""
 
 import hashlib
+import os
 from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Protocol
@@ -32,6 +33,25 @@ class Items(Protocol):
 
     def name(self, row: int) -> str:
         """Return the name of an image, for messages."""
+
+
+@dataclass(frozen=True)
+class Files:
+    """Files: their common folder, and their paths relative to it."""
+
+    root: str
+    paths: tuple[str, ...]
+
+    def __len__(self) -> int:
+        return len(self.paths)
+
+    def fetch(self, row: int) -> str:
+        """Return the path of a file."""
+        return os.path.join(self.root, self.paths[row])
+
+    def name(self, row: int) -> str:
+        """Return the path of a file."""
+        return self.fetch(row)
 
 
 @dataclass(frozen=True, eq=False)

@@ -2,13 +2,12 @@
 
 import os
 from collections.abc import Iterator
-from dataclasses import dataclass
 from pathlib import Path
 
 import torch
 
 from tammes.lab.data.images import DataError
-from tammes.lab.data.listing import EVERYTHING, Entries, Partitions, hash_of
+from tammes.lab.data.listing import EVERYTHING, Entries, Files, Partitions, hash_of
 
 SUFFIXES = frozenset(
     {".jpg", ".jpeg", ".png", ".webp", ".bmp", ".gif", ".tif", ".tiff", ".ppm", ".pgm", ".pbm"}
@@ -19,25 +18,6 @@ PARTITION_WORDS = frozenset(
     | {"query", "gallery", "base", "novel", "background", "evaluation"}
 )
 """Names of partitions."""
-
-
-@dataclass(frozen=True)
-class ImageFiles:
-    """Image files: their common folder, and their paths relative to it."""
-
-    root: str
-    paths: tuple[str, ...]
-
-    def __len__(self) -> int:
-        return len(self.paths)
-
-    def fetch(self, row: int) -> str:
-        """Return the path of an image."""
-        return os.path.join(self.root, self.paths[row])
-
-    def name(self, row: int) -> str:
-        """Return the path of an image."""
-        return self.fetch(row)
 
 
 def partitions(folder: Path) -> Partitions:
@@ -82,7 +62,7 @@ def list_classes(folder: Path) -> Entries:
         raise DataError(f"a class folder is expected to have images, {shown}{more} has none")
     posix = [path.replace(os.sep, "/") for path in paths]
     return Entries(
-        items=ImageFiles(str(folder), tuple(paths)),
+        items=Files(str(folder), tuple(paths)),
         labels=torch.tensor(labels, dtype=torch.int64),
         # The bytes of a file name may not be valid text.
         names=tuple(os.fsencode(name).decode("utf-8", "replace") for name in names),

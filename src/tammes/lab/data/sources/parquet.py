@@ -45,7 +45,7 @@ class ParquetImages:
         self.first: list[int] = []
         for number, path in enumerate(self.paths):
             self.first.append(starts[-1])
-            metadata = _open(path).metadata
+            metadata = open_parquet(path).metadata
             for group in range(metadata.num_row_groups):
                 self.groups.append((number, group))
                 starts.append(starts[-1] + metadata.row_group(group).num_rows)
@@ -92,7 +92,7 @@ class ParquetImages:
             return self.kept[number]
         file, group = self.groups[number]
         if file not in self.files:
-            self.files[file] = _open(self.paths[file])
+            self.files[file] = open_parquet(self.paths[file])
         table = self.files[file].read_row_group(group, columns=[self.column], use_threads=False)
         column = table.column(self.column)
         self.kept[number] = column
@@ -152,7 +152,7 @@ def _partition_of(path: Path, root: Path) -> str:
 
 def _by_column(paths: list[Path]) -> Partitions:
     """Return partitions named by a column such as ``split`` or ``official_split``."""
-    schema = _open(paths[0]).schema_arrow
+    schema = open_parquet(paths[0]).schema_arrow
     types = require("pyarrow.types", extra="lab")
     named: dict[str, Callable[[], Entries]] = {EVERYTHING: lambda: _entries(paths, None)}
     for column in schema.names:
@@ -162,7 +162,7 @@ def _by_column(paths: list[Path]) -> Partitions:
         kind = kind.value_type if types.is_dictionary(kind) else kind
         if not (types.is_string(kind) or types.is_large_string(kind)):
             continue
-        values = _column(paths, column)
+        values = read_column(paths, column)
         for value in sorted({value for value in values if value}):
             rows = [row for row, each in enumerate(values) if each == value]
             named.setdefault(
@@ -175,18 +175,18 @@ def _by_column(paths: list[Path]) -> Partitions:
 def _entries(paths: Sequence[Path], rows: Tensor | None) -> Entries:
     """List the images of some rows of files with the same columns."""
     first = str(paths[0])
-    schema = _open(paths[0]).schema_arrow
+    schema = open_parquet(paths[0]).schema_arrow
     for path in paths[1:]:
-        if set(_open(path).schema_arrow.names) != set(schema.names):
+        if set(open_parquet(path).schema_arrow.names) != set(schema.names):
             raise DataError(f"{path}: the columns are expected to be those of {first}")
     types = require("pyarrow.types", extra="lab")
     image = image_column(
-        first, [f.name for f in schema if _holds_images(f.type, types)], schema.names
+        first, [f.name for f in schema if holds_images(f.type, types)], schema.names
     )
     candidates = [f.name for f in schema if f.name != image and _holds_labels(f.type, types)]
 
     def read(column: str) -> list[Any]:
-        values = _column(paths, column)
+        values = read_column(paths, column)
         return values if rows is None else [values[row] for row in rows.tolist()]
 
     columns, labels, names = read_labels(
@@ -212,7 +212,8 @@ def _entries(paths: Sequence[Path], rows: Tensor | None) -> Entries:
     )
 
 
-def _open(path: str | Path) -> Any:
+def open_parquet(path: str | Path) -> Any:
+    """Open a parquet file; a damaged one is a ``DataError``."""
     parquet = require("pyarrow.parquet", extra="lab")
     try:
         return parquet.ParquetFile(path, memory_map=True)
@@ -223,11 +224,12 @@ def _open(path: str | Path) -> Any:
         raise DataError(f"{path}: damaged, or not a parquet file ({message})") from error
 
 
-def _column(paths: Iterable[Path], name: str) -> list[Any]:
+def read_column(paths: Iterable[Path], name: str) -> list[Any]:
+    """Read a column of files one after the other."""
     values: list[Any] = []
     for path in paths:
         try:
-            values += _open(path).read(columns=[name]).column(name).to_pylist()
+            values += open_parquet(path).read(columns=[name]).column(name).to_pylist()
         except (OSError, ValueError) as error:
             message = str(error).strip().split("\n")[0][:160]
             raise DataError(f"{path}: column {name!r} cannot be read ({message})") from error
@@ -248,7 +250,8 @@ def _class_names(schema: Any) -> dict[str, list[str]]:
         return {}
 
 
-def _holds_images(kind: Any, types: Any) -> bool:
+def holds_images(kind: Any, types: Any) -> bool:
+    """Whether a column of an arrow type holds encoded images: bytes, or ``{bytes, path}``."""
     if types.is_struct(kind):
         return any(kind.field(number).name == "bytes" for number in range(kind.num_fields))
     return bool(types.is_binary(kind) or types.is_large_binary(kind))

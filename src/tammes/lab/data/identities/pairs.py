@@ -1,0 +1,162 @@
+"""Lists of pairs: ``pairs.txt`` of LFW, trial lists of VoxCeleb."""
+
+import os
+import re
+from pathlib import Path
+
+import torch
+
+from tammes.lab.config.expressions import short
+from tammes.lab.data.identities.examples import (
+    IdentityPairs,
+    existing_file,
+    existing_files,
+    existing_folder,
+)
+from tammes.lab.data.images import DataError
+
+_SUFFIXES = (".jpg", ".png", ".jpeg", ".webp", ".bmp")
+"""Suffixes of copies of LFW, in order of preference."""
+
+
+def read_lfw(
+    pairs: str | os.PathLike[str], folder: str | os.PathLike[str] | None = None
+) -> IdentityPairs:
+    """Read pairs of Labeled Faces in the Wild: ``NAME 1 4`` or ``NAME 1 OTHER 2``.
+
+    The first line is the number of folds, 10, and the number n of pairs of each kind in a fold:
+    each fold lists n pairs of one person, then n of two. ``pairsDevTrain.txt`` and
+    ``pairsDevTest.txt``, which have one fold, give n alone.
+
+    Args:
+        pairs: path of ``pairs.txt``.
+        folder: folder with the images, ``NAME/NAME_0001.jpg`` (or .png); by default the folder of
+            ``pairs``.
+
+    Returns:
+        The pairs, with their folds and the names of the persons.
+
+    References:
+        Huang et al., Labeled Faces in the Wild, 2007.
+    """
+    source = existing_file(pairs, "pairs")
+    root = existing_folder(source.parent if folder is None else folder, "images")
+    lines = _read_lines(source)
+    line, header = lines[0]
+    if not (len(header) in (1, 2) and all(map(_is_count, header))):
+        raise DataError(_malformed(source, line, header, "FOLDS PAIRS, such as 10 300"))
+    each = int(header[-1])
+    wanted = 2 * each * (int(header[0]) if len(header) == 2 else 1)
+    rows = lines[1:]
+    if len(rows) != wanted:
+        raise DataError(
+            f"{source}: {wanted:,} pairs are expected after the line {' '.join(header)!r}, "
+            f"got {len(rows):,}"
+        )
+    named: list[tuple[str, int]] = []
+    people: dict[str, str] = {}
+    for place, (line, words) in enumerate(rows):
+        same = place % (2 * each) < each
+        form = "NAME N N" if same else "NAME N OTHER N"
+        if len(words) != (3 if same else 4) or not (_is_count(words[1]) and _is_count(words[-1])):
+            raise DataError(_malformed(source, line, words, form))
+        left, right = words[0], words[0 if same else 2]
+        if same and int(words[1]) == int(words[2]):
+            raise DataError(_malformed(source, line, words, f"{form} of two images"))
+        if not same and left == right:
+            raise DataError(_malformed(source, line, words, f"{form} of two names"))
+        for name, number in ((left, words[1]), (right, words[-1])):
+            path = _image_of(root, name, int(number))
+            named.append((path, line))
+            people[path] = name
+    hint = "images are expected as NAME/NAME_0001.jpg in the folder"
+    items, known = existing_files(source, root, named, hint)
+    sides = torch.tensor([known[path] for path, _ in named]).view(-1, 2)
+    order = torch.arange(len(rows))
+    return IdentityPairs(
+        items=items,
+        left=sides[:, 0],
+        right=sides[:, 1],
+        same=order % (2 * each) < each,
+        folds=order // (2 * each),
+        identities=[people[path] for path in known],
+    )
+
+
+def _image_of(root: Path, name: str, number: int) -> str:
+    paths = [f"{name}/{name}_{number:04d}{suffix}" for suffix in _SUFFIXES]
+    return next((path for path in paths if (root / path).is_file()), paths[0])
+
+
+def read_trials(
+    trials: str | os.PathLike[str], folder: str | os.PathLike[str] | None = None
+) -> IdentityPairs:
+    """Read a trial list of VoxCeleb: ``1 FIRST SECOND`` for one speaker, ``0`` for two.
+
+    Paths that begin with the speaker, as ``id10270/GWXujl-xAVM/00017.wav`` does, name the
+    identities, and a trial that contradicts them is an error.
+
+    Args:
+        trials: path of the list.
+        folder: folder that its paths are relative to; by default the folder of the list.
+
+    Returns:
+        The pairs, without folds.
+
+    References:
+        Nagrani, Chung and Zisserman, VoxCeleb: A Large-scale Speaker Identification Dataset,
+        Interspeech 2017.
+    """
+    source = existing_file(trials, "trials")
+    root = existing_folder(source.parent if folder is None else folder, "recordings")
+    named: list[tuple[str, int]] = []
+    same = []
+    for line, words in _read_lines(source):
+        if len(words) != 3 or words[0] not in ("0", "1"):
+            raise DataError(_malformed(source, line, words, "1 FIRST SECOND or 0 FIRST SECOND"))
+        same.append(words[0] == "1")
+        named += [(path, line) for path in words[1:]]
+        speakers = [_speaker_of(path) for path in words[1:]]
+        if None not in speakers and (speakers[0] == speakers[1]) != same[-1]:
+            raise DataError(
+                f"{source} line {line}: 1 is expected for one speaker and 0 for two, "
+                f"got {words[0]} for {speakers[0]} and {speakers[1]}"
+            )
+    hint = "the paths of a list are relative to the folder"
+    items, known = existing_files(source, root, named, hint)
+    sides = torch.tensor([known[path] for path, _ in named]).view(-1, 2)
+    speakers = [_speaker_of(path) for path in known]
+    identities = [speaker for speaker in speakers if speaker is not None]
+    return IdentityPairs(
+        items=items,
+        left=sides[:, 0],
+        right=sides[:, 1],
+        same=torch.tensor(same),
+        identities=identities if len(identities) == len(known) else None,
+    )
+
+
+def _speaker_of(path: str) -> str | None:
+    match = re.match(r"(id\d+)/", path)
+    return match[1] if match else None
+
+
+def _read_lines(path: Path) -> list[tuple[int, list[str]]]:
+    """Return number and words of each line that is not blank."""
+    try:
+        text = path.read_text(encoding="utf-8-sig")
+    except UnicodeDecodeError as error:
+        raise DataError(f"{path}: text in UTF-8 is expected, got byte {error.start}") from error
+    lines = [(number, line.split()) for number, line in enumerate(text.split("\n"), 1)]
+    lines = [(number, words) for number, words in lines if words]
+    if not lines:
+        raise DataError(f"{path}: a list of pairs is expected, got an empty file")
+    return lines
+
+
+def _is_count(word: str) -> bool:
+    return re.fullmatch(r"0*[1-9][0-9]{0,8}", word) is not None
+
+
+def _malformed(path: Path, line: int, words: list[str], form: str) -> str:
+    return f"{path} line {line}: {form} is expected, got {short(' '.join(words))!r}"
