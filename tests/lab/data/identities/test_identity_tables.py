@@ -109,6 +109,10 @@ def test_missing_files_are_counted(wildlife):
         read_table(path.parent / "no.csv")
 
 
+def test_a_table_of_excel_begins_with_a_mark(wildlife):
+    assert read_table(wildlife("\ufeffpath,identity\nimages/1.jpg,a\n")).identities == ["a"]
+
+
 def test_a_line_is_counted_as_an_editor_does(wildlife):
     text = TABLE.replace("Ann, the old", "Ann,\nthe old").replace("3,a4", "\n3,a4") + "x\n"
     with pytest.raises(DataError, match="line 8: 6 values"):

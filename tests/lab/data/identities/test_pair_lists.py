@@ -82,7 +82,7 @@ def test_metrics_take_what_is_read(lfw):
 
 
 def test_lists_for_development_have_one_fold(lfw):
-    pairs = read_lfw(lfw("1\r\nBob 1 3\r\nBob 1 Cid 2\r\n\r\n"))
+    pairs = read_lfw(lfw("\ufeff1\r\nBob 1 3\r\nBob 1 Cid 2\r\n\r\n"))
     assert (pairs.same.tolist(), pairs.folds.tolist()) == ([True, False], [0, 0])
 
 
