@@ -56,7 +56,7 @@ class Snapshot:
         feature_cosine: mean cosine of two features.
         zero_features: share of features that are exactly zero.
         live_dimensions: number of dimensions that are not zero in every feature.
-        company: share of examples whose class has another example in the batch.
+        company: share of examples whose class has another one in the batch; None if unknown.
         examples_per_class: mean number of training examples per class, if known.
         lr: learning rate of the next step, if known.
         adaptive: whether the optimizer divides a gradient by its size, as Adam does.
@@ -80,7 +80,7 @@ class Snapshot:
     feature_cosine: float
     zero_features: float
     live_dimensions: int
-    company: float
+    company: float | None
     examples_per_class: float | None = None
     lr: float | None = None
     adaptive: bool = False
@@ -102,7 +102,7 @@ class Snapshot:
 
     def measured(self) -> dict[str, Any]:
         """Return the measured numbers by name."""
-        left_out = ("terms", "losses", "trial", "scheduled", "posterior", "adaptive", "held")
+        left_out = ("terms", "losses", "scheduled", "posterior", "adaptive", "held")
         numbers = {k: v for k, v in vars(self).items() if k not in left_out and v is not None}
         terms = {t.name: {"value": t.value, "gradient": t.gradient} for t in self.terms}
         return {**numbers, "terms": terms}
@@ -166,9 +166,8 @@ def take_snapshot(criterion: Criterion, features: Tensor, labels: Tensor, **know
             feature_cosine=_mean_cosine(features[norms > 0]),
             zero_features=float((norms == 0).float().mean()),
             live_dimensions=int((features != 0).any(0).sum()),
-            company=company,
             scheduled=len(criterion.schedules) > 0,
-            **known,
+            **{"company": company, **known},
         )
 
 

@@ -14,6 +14,7 @@ from tammes.lab.report.charts.training_curves import (
     training,
 )
 from tammes.lab.report.confusions import pair_blocks
+from tammes.lab.report.health import health_blocks
 from tammes.lab.report.load_runs import LoadedRuns, load_runs
 from tammes.lab.report.render import html_page as page
 from tammes.lab.report.rerun import configuration, data_and_machines, rerun
@@ -73,6 +74,7 @@ def render_runs_page(
     drawn = dict(_drawings(loaded))
     labels = [group.label for group in loaded.groups]
     sections = [
+        page.Section("Health", health_blocks(loaded)),
         page.Section("Results", [*_summary(loaded), *figure_blocks(drawn["results"])]),
         page.Section(
             "Margins", [*_legend(labels, drawn["margins"]), *figure_blocks(drawn["margins"])]
