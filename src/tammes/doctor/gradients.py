@@ -49,16 +49,17 @@ def first_gradient(snapshot: Snapshot) -> Finding | None:
     The measure is the gradient of a softmax on the same features with a new linear head, whose
     rows have the norm :math:`1/\sqrt3`: :math:`\sqrt{(1 - 1/C)/3}` per example. Losses of the
     cosine are left out: their gradient is at a right angle to the feature, whose norm grows until
-    a step is small.
+    a step is small. So are distances to prototypes, which move to the features: on digits a warm-up
+    makes no difference to ``large_margin_gaussian`` (4 seeds), whose gradient is 30 times as large.
     """
     if snapshot.started or snapshot.lr is None or snapshot.adaptive:
         return None
-    candidates = [t for t in snapshot.terms if not _on_cosines(snapshot, t)]
+    candidates = [t for t in snapshot.terms if not _limits_itself(snapshot, t)]
     if not candidates:
         return None
     largest = max(candidates, key=lambda each: each.gradient)
     ratio = largest.gradient / math.sqrt((1 - 1 / snapshot.classes) / 3)
-    if ratio * snapshot.lr <= RATIO * USUAL_RATE:
+    if ratio <= RATIO or ratio * snapshot.lr <= RATIO * USUAL_RATE:
         return None
     return Finding(
         f"the gradient of {largest.name} is {ratio:.3g} times that of a softmax on the same "
@@ -70,8 +71,9 @@ def first_gradient(snapshot: Snapshot) -> Finding | None:
     )
 
 
-def _on_cosines(snapshot: Snapshot, reading: TermReading) -> bool:
+def _limits_itself(snapshot: Snapshot, reading: TermReading) -> bool:
+    """Whether the steps of a term get small by themselves."""
     needs = reading.term.definition
     if needs.on == "features":
         return bool(reading.term.settings.get("normalize", False))
-    return needs.on == "prototypes" or snapshot.is_cosine or needs.cosines
+    return needs.on == "prototypes" or needs.cosines or snapshot.is_cosine or not snapshot.has_angle

@@ -45,6 +45,9 @@ def _with_margins(snapshot: Snapshot) -> list[TermReading]:
 def negative_margin(snapshot: Snapshot) -> Finding | None:
     """Find a negative margin that satisfies the loss before training."""
     limit = math.log(snapshot.classes)
+    if not snapshot.is_cosine:
+        # Inner products have no bound, and outgrow any margin.
+        return None
     for each in _with_margins(snapshot):
         # Score that the margin adds to an untrained example, at a right angle to its prototype.
         gain = snapshot.scale * bent(math.pi / 2, margins_of(each.term))

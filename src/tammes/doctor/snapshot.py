@@ -45,6 +45,7 @@ class Snapshot:
         dim: size D of a feature.
         scale: scale of the head.
         learned_scale: whether the scale is learned.
+        has_angle: whether similarities are a length times a cosine, not distances.
         is_cosine: whether features and prototypes are compared by their cosine.
         terms: the terms of the loss, in order.
         loss: mean loss.
@@ -71,6 +72,7 @@ class Snapshot:
     dim: int
     scale: float
     learned_scale: bool
+    has_angle: bool
     is_cosine: bool
     terms: tuple[TermReading, ...]
     loss: float
@@ -157,6 +159,7 @@ def take_snapshot(criterion: Criterion, features: Tensor, labels: Tensor, **know
             dim=head.embedding_size,
             scale=float(torch.as_tensor(head.scale).detach()),
             learned_scale=head.log_scale is not None,
+            has_angle=head.similarity.has_angle,
             is_cosine=head.similarity.is_cosine,
             terms=readings,
             loss=loss,

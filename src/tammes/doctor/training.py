@@ -1,14 +1,15 @@
 """Illnesses of the course of a training: no start, no progress, no gradient, jumps."""
 
 import math
+from statistics import fmean
 
 from tammes.advise.feasibility import KINDS, bent
 from tammes.doctor.finding import Finding, check
 from tammes.doctor.settings import margins_of
 from tammes.doctor.snapshot import Snapshot
 
-NEAR = 0.05
-"""Relative distance from the loss of chance, and largest relative change, of a resting loss. The
+REST = 0.05
+"""Largest relative change of a resting loss, and its distance from the levels of chance. The
 collapse of ArcFace with s = 64 rests 3 % above log C; a healthy loss falls by more in an epoch."""
 LOW = 0.1
 """Share of the way from chance to 1 below which an accuracy is low."""
@@ -52,23 +53,27 @@ def prototypes_not_trained(snapshot: Snapshot) -> Finding | None:
 
 @check("loss-at-chance")
 def loss_at_chance(snapshot: Snapshot) -> Finding | None:
-    """Find a loss that rests where all classes have the same score."""
+    """Find a loss that rests where all classes have the same score.
+
+    That is log C, and up to what the margin takes from the score at an angle between 0 and 90°.
+    """
     main, losses = snapshot.main, snapshot.losses
     known = main.term.name in KINDS or main.term.name in ("softmax", "normface")
     if not known or len(losses) < RESTING or not _is_low(snapshot):
         return None
     chance = math.log(snapshot.classes)
-    # In one place the own class still pays for the margin.
-    paid = snapshot.scale * (1 - bent(0.0, margins_of(main.term)))
-    levels = (chance, math.log1p((snapshot.classes - 1) * math.exp(min(paid, 500.0))))
+    margins = margins_of(main.term)
+    paid = snapshot.scale * max(1 - bent(0.0, margins), -bent(math.pi / 2, margins), 0.0)
+    is_chance = (1 - REST) * chance <= main.value <= (1 + REST) * (chance + paid)
     last = losses[-max(2, len(losses) // 2) :]
-    moved = max(last) - min(last) > NEAR * abs(last[-1])
-    if moved or all(abs(main.value - level) > NEAR * level for level in levels):
+    before, after = fmean(last[: len(last) // 2]), fmean(last[len(last) // 2 :])
+    if not is_chance or abs(after - before) > REST * abs(before):
         return None
     return Finding(
-        f"the loss of {main.name} rests at {main.value:.3f}, where log C is {chance:.3f}, with an "
-        f"accuracy of {100 * (snapshot.accuracy or 0):.1f} %",
-        "this is the loss of guessing: all classes have the same score",
+        f"the loss of {main.name} rests at {main.value:.3g} with an accuracy of "
+        f"{100 * (snapshot.accuracy or 0):.1f} %; guessing costs log C = {chance:.3g}"
+        + (f", and up to {chance + paid:.3g} with the margin" if paid > 0 else ""),
+        "all classes have the same score, so nothing is learned",
         "lower the learning rate or warm it up; if it does not help, check labels and images",
     )
 
