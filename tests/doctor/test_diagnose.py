@@ -72,12 +72,13 @@ def live(count):
 
 
 def at_chance(accuracy):
-    """All features in one place, or at the prototypes of their classes."""
+    """Features and prototypes all in one place, or features at the prototypes of their classes."""
     criterion = cosine(tammes.arcface(margin=0.1), scale=8.0)
     features, labels = batch()
-    own = criterion.head.weight.detach()[labels]
-    middle = criterion.head.weight.detach().mean(0)
-    return criterion, own if accuracy else middle + 0.001 * features, labels
+    if accuracy:
+        return criterion, criterion.head.weight.detach()[labels], labels
+    collapsed = 1 + 0.01 * torch.randn(CLASSES, DIM)
+    return with_prototypes(criterion, collapsed), 1 + 0.01 * features, labels
 
 
 CASES = {

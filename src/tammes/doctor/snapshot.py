@@ -105,7 +105,8 @@ class Snapshot:
     def measured(self) -> dict[str, Any]:
         """Return the measured numbers by name."""
         left_out = ("terms", "losses", "scheduled", "posterior", "adaptive", "held")
-        numbers = {k: v for k, v in vars(self).items() if k not in left_out and v is not None}
+        kept = {key: value for key, value in vars(self).items() if key not in left_out}
+        numbers = {key: value for key, value in kept.items() if value not in (None, ())}
         terms = {t.name: {"value": t.value, "gradient": t.gradient} for t in self.terms}
         return {**numbers, "terms": terms}
 
