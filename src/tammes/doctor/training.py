@@ -106,12 +106,12 @@ def learning_rate(snapshot: Snapshot) -> Finding | None:
         if not first or not later or (snapshot.scheduled and kind == "first losses"):
             # A scheduled margin raises the loss by itself.
             continue
-        allowed = first[0] + JUMP * max(abs(first[0]), 1.0)
-        if max(later) <= allowed:
+        highest = max(loss if math.isfinite(loss) else math.inf for loss in later)
+        if highest <= first[0] + JUMP * max(abs(first[0]), 1.0):
             continue
         rate = "" if snapshot.lr is None else f" at a learning rate of {snapshot.lr:g}"
         return Finding(
-            f"the loss rises from {first[0]:.3g} to {max(later):.3g} in the {kind}{rate}",
+            f"the loss rises from {first[0]:.3g} to {highest:.3g} in the {kind}{rate}",
             "the first steps destroy more than they learn, and a network may never recover",
             "use a third of the learning rate, or warm it up over the first epochs",
         )

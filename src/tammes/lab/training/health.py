@@ -30,7 +30,8 @@ class HealthLooks:
     """Looks at a run and records its findings in ``health.json``.
 
     A look passes one batch through the network as training does, and leaves weights, statistics,
-    gradients and random state as they were. A resumed run repeats the looks after its checkpoint.
+    gradients and random state as they were. A resumed run repeats the looks after its checkpoint,
+    and catches up on one that was due at it.
     The classes of a sharded head are not in one process, so such a run is not looked at.
 
     Args:
@@ -77,7 +78,8 @@ class HealthLooks:
             step: finished steps.
             history: lines of ``metrics.jsonl``.
         """
-        if not self.due(epoch) or (epoch == 0 and step > 0):
+        if not self.due(epoch) or step != epoch * len(self.sampler):
+            # A run that is resumed within an epoch was looked at before.
             return
         first = [look["measured"]["loss"] for look in self.looks if look["epoch"] == 0]
         losses = [*first, *(row["train"]["loss"] for row in history)]

@@ -367,10 +367,10 @@ def _end_epoch(work: _TrainingState) -> None:
     if work.writes:
         write_lines(folder / "metrics.jsonl", work.history)
         write_lines(folder / "timing.jsonl", work.timing)
-    if work.health is not None:
-        work.health.look(work.epoch, work.steps, work.history)
     if last or work.epoch % config.save_every == 0:
         work.save()
+    if work.health is not None:
+        work.health.look(work.epoch, work.steps, work.history)
 
 
 def _finish(work: _TrainingState) -> None:
