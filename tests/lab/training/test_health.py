@@ -219,6 +219,9 @@ def test_health_is_on_top_of_the_page(healthy, ill):
 # --------------------------------------------------------------------------- healthy runs
 
 
+OMNIGLOT = {"limit": 3000, "image_size": 28, "backbone": "conv4", "epochs": 2}
+
+
 @pytest.mark.slow
 @pytest.mark.parametrize(
     "changes",
@@ -229,10 +232,10 @@ def test_health_is_on_top_of_the_page(healthy, ill):
         {"data": "digits", "loss": "lm_softmax()", "epochs": 3},
         {"data": "digits", "loss": "softmax() + 0.5*sample_margin()", "epochs": 3},
         {"data": "digits", "loss": "large_margin_gaussian()", "epochs": 3},
-        {"data": "mnist", "limit": 2000, "loss": "softmax()", "epochs": 2},
-        {"data": "mnist", "limit": 2000, "loss": "cosface()", "epochs": 2},
-        {"data": "omniglot", "limit": 3000, "backbone": "conv4", "loss": "softmax()", "epochs": 2},
-        {"data": "omniglot", "limit": 3000, "backbone": "conv4", "loss": "cosface()", "epochs": 2},
+        {"data": "mnist", "limit": 1000, "loss": "softmax()", "epochs": 2},
+        {"data": "mnist", "limit": 1000, "loss": "cosface()", "epochs": 2},
+        {"data": "omniglot", "loss": "softmax()", **OMNIGLOT},
+        {"data": "omniglot", "loss": "cosface()", **OMNIGLOT},
     ],
     ids=lambda changes: f"{changes['data']} {changes['loss']}",
 )
