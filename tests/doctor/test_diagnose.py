@@ -269,6 +269,15 @@ def test_a_loss_that_a_schedule_raises_is_no_jump():
     assert "learning-rate" not in found(criterion, losses=rising)
 
 
+def test_a_loss_may_rest_in_the_first_steps():
+    case = at_chance(False)
+    for steps, expected in ((46, False), (400, True)):
+        assert (
+            "loss-at-chance" in found(*case, losses=[3.04, 3.03, 3.02], steps=steps)
+        ) == expected
+    assert "loss-at-chance" not in found(*case, losses=[3.6, 3.4, 3.04])
+
+
 def test_ignored_examples_do_not_count():
     criterion = cosine(tammes.cosface())
     features, labels = batch()

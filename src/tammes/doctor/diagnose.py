@@ -107,12 +107,13 @@ def diagnose(
         labels: class of each example, shape ``(N,)``.
         optimizer: optimizer of the training, for its learning rate and whether it holds the
             prototypes.
-        losses: losses so far, oldest first. Before the first step there are none, and checks of
-            a training that has begun are left out.
+        losses: mean losses so far, oldest first, one for each call or epoch. Before the first step
+            there are none, and checks of a training that has begun are left out.
         counts: number of training examples of each class.
         mute: names of illnesses that are not to be reported, see :data:`tammes.doctor.NAMES`.
         **known: other fields of :class:`tammes.doctor.snapshot.Snapshot`: ``lr`` of the next step,
-            ``posterior`` that an example on its prototype should have (0.9), ``trial`` steps.
+            ``steps`` taken so far, ``posterior`` that an example on its prototype should have
+            (0.9), losses of ``trial`` steps.
 
     Returns:
         The :class:`tammes.doctor.Diagnosis`.

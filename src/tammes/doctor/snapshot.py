@@ -62,7 +62,8 @@ class Snapshot:
         lr: learning rate of the next step, if known.
         adaptive: whether the optimizer divides a gradient by its size, as Adam does.
         held: whether the optimizer holds the prototypes; None if unknown, or if they are frozen.
-        losses: losses so far, oldest first; empty before the first step.
+        losses: mean losses of the looks or epochs so far, oldest first; empty before the first.
+        steps: steps taken so far, if known.
         trial: losses of one batch before and after trial steps.
         scheduled: whether a setting of the loss follows a schedule.
         posterior: posterior that an example on its prototype should have.
@@ -88,6 +89,7 @@ class Snapshot:
     adaptive: bool = False
     held: bool | None = None
     losses: tuple[float, ...] = ()
+    steps: int | None = None
     trial: tuple[float, ...] = ()
     scheduled: bool = False
     posterior: float = 0.9

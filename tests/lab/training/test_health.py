@@ -219,7 +219,7 @@ def test_health_is_on_top_of_the_page(healthy, ill):
 # --------------------------------------------------------------------------- healthy runs
 
 
-OMNIGLOT = {"limit": 3000, "image_size": 28, "backbone": "conv4", "epochs": 2}
+OMNIGLOT = {"limit": 2000, "image_size": 28, "backbone": "conv4", "epochs": 2}
 
 
 @pytest.mark.slow

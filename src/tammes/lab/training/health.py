@@ -93,6 +93,7 @@ class HealthLooks:
                 losses=[loss for loss in losses if loss is not None],
                 counts=self.loader.images.counts(),
                 lr=self.rate(step),
+                steps=step,
                 adaptive=self.config.optimizer != "sgd",
                 trial=self._trial() if epoch == 0 else (),
                 mute=self.muted,
@@ -198,6 +199,7 @@ def diagnose_run(run: Run, muted: Sequence[str] = ()) -> Diagnosis:
         embeddings["features"][chosen],
         embeddings["labels"][chosen],
         losses=[row["train"]["loss"] for row in run.metrics],
+        steps=run.final["step"],
         counts=run.data["counts"],
         # Batches of the training are not known.
         company=None,
