@@ -167,8 +167,8 @@ def panels() -> Iterator[tuple[str, str, str, bool, list[Curve]]]:
         curve("m = -0.5, s = 64", flat, "accuracy"), curve("m = -0.02, s = 64", good, "accuracy"),
     ]  # fmt: skip
     both, even = tammes.softmax() + tammes.nca(), tammes.softmax() + 0.02 * tammes.nca()
-    drowned = course("softmax + nca", digits, both, linear, lr=0.1)
-    evened = course("softmax + 0.02 nca", digits, even, linear, lr=0.1)
+    drowned = course("softmax + nca", clusters, both, linear, lr=0.1)
+    evened = course("softmax + 0.02 nca", clusters, even, linear, lr=0.1)
     yield "gradient-ratio", "gradient of the term", step, True, [
         curve("nca", drowned, "gradient", "nca"),
         curve("softmax", drowned, "gradient", "softmax"),

@@ -22,8 +22,8 @@ _EARLY = (0, 1, 2)
 """Epochs after which a run is looked at, besides the last."""
 _ROWS = 256
 """Largest number of images that a look passes through the network."""
-_TRIAL = 2
-"""Trial steps before the first step."""
+_TRIAL, _TRIAL_ROWS = 2, 128
+"""Trial steps before the first step, and the largest number of images in them."""
 
 
 class HealthLooks:
@@ -108,15 +108,15 @@ class HealthLooks:
             if finding.name not in known:
                 self.say(f"doctor, {moment(epoch, self.config.epochs)}: {finding}")
 
-    def _batch(self) -> tuple[Tensor, Tensor, Tensor]:
+    def _batch(self, rows: int) -> tuple[Tensor, Tensor, Tensor]:
         rank, world_size = self.sampler.rank, self.sampler.world_size
-        positions = self.sampler.draw(0)(0)[: _ROWS * world_size]
+        positions = self.sampler.draw(0)(0)[: rows * world_size]
         (batch,) = self.loader([positions], rank=rank, world_size=world_size)
         return batch
 
     def _features(self) -> tuple[Tensor, Tensor]:
         """Compute features as training does, on copies of the running statistics."""
-        pixels, labels, index = self._batch()
+        pixels, labels, index = self._batch(_ROWS)
         model, backbone = self.model, self.model.backbone
         was_training = model.training
         model.train()
@@ -140,7 +140,7 @@ class HealthLooks:
         try:
             model = Model(self.model.augment, *copy.deepcopy(parts), channels_last=channels_last)
             optimizer = make_optimizer(model, self.config, self.fabric.device, graphs=False)
-            batch = self._batch()
+            batch = self._batch(_TRIAL_ROWS)
             for step in range(_TRIAL + 1):
                 with self.fabric.autocast():
                     loss, _ = model(*batch, 0)
