@@ -40,6 +40,7 @@ LIMIT = 420
 BENCHMARKS = {
     "cuda": {
         "criterion": "--quick",
+        "everyday": "--device cuda --quick",
         "episodes": "--episodes 200 --tuned 20 --their-episodes 20",
         "head": "--quick",
         "sampling": "--device cuda --only cost --rates 1.0 0.1",

@@ -80,15 +80,27 @@ def transforming() -> bool:
     return torch.compiler.is_compiling() or torch._C._are_functorch_transforms_active()
 
 
-def check_range(name: str, labels: Tensor, classes: int, ignore: int | None = None) -> None:
-    """Raise ``ValueError`` for labels out of range; synchronizes on a GPU."""
+def check_range(name: str, labels: Tensor, classes: int, ignore: int | None = None) -> bool:
+    """Raise ``ValueError`` for labels out of range; synchronizes on a GPU.
+
+    Returns:
+        Whether no label is the ignored one.
+    """
+    if not labels.numel():
+        return True
+    low, high = map(int, torch.aminmax(labels))
+    within = low >= 0 and high < classes
+    if within and (ignore is None or not 0 <= ignore < classes):
+        return True
     known = labels if ignore is None else labels[labels != ignore]
-    if known.numel() and (int(known.min()) < 0 or int(known.max()) >= classes):
-        or_ignored = "" if ignore is None else f" or ignore_index={ignore}"
-        raise ValueError(
-            f"{name} expects labels from 0 to {classes - 1}{or_ignored}, "
-            f"got {int(known.min())} to {int(known.max())}"
-        )
+    if known.numel() and not within:
+        low, high = map(int, torch.aminmax(known))
+        if low < 0 or high >= classes:
+            or_ignored = "" if ignore is None else f" or ignore_index={ignore}"
+            raise ValueError(
+                f"{name} expects labels from 0 to {classes - 1}{or_ignored}, got {low} to {high}"
+            )
+    return len(known) == len(labels)
 
 
 def check_unmasked(name: str, masked: Tensor, labels: Tensor) -> None:
@@ -108,7 +120,7 @@ def check_unmasked(name: str, masked: Tensor, labels: Tensor) -> None:
 
 def check_classes(
     name: str, labels: Tensor, classes: int, masked: Tensor | None, ignore: int | None = None
-) -> None:
+) -> bool:
     """Raise ``ValueError`` for labels out of range or masked; synchronizes on a GPU.
 
     Args:
@@ -117,15 +129,19 @@ def check_classes(
         classes: number of classes C.
         masked: mask of the classes, shape ``(C,)``, or ``None``.
         ignore: label of examples that do not count.
+
+    Returns:
+        Whether no label is the ignored one.
     """
-    check_range(name, labels, classes, ignore)
+    none_ignored = check_range(name, labels, classes, ignore)
     if masked is None or not masked.any():
-        return
+        return none_ignored
     left = classes - int(masked.sum())
     if left < 2:
         raise ValueError(f"{name} expects at least 2 classes that are not masked, got {left}")
     counts = torch.ones_like(labels, dtype=torch.bool) if ignore is None else labels != ignore
     check_unmasked(name, masked[torch.where(counts, labels, 0)] & counts, labels)
+    return none_ignored
 
 
 def check_values(
@@ -135,17 +151,19 @@ def check_values(
     classes: int,
     masked: Tensor | None,
     ignore: int,
-) -> None:
+) -> bool:
     """Raise ``ValueError`` for labels out of range or masked, and for non-finite features.
 
-    Synchronizes on a GPU; see :func:`check_classes` for the arguments.
+    Synchronizes on a GPU; see :func:`check_classes` for the arguments and the result.
     """
-    check_classes(name, labels, classes, masked, ignore)
+    none_ignored = check_classes(name, labels, classes, masked, ignore)
     # One sum is cheaper than a test of every element, and is not finite if an element is not.
-    if not math.isfinite(features.detach().sum(dtype=torch.float64).item()):
+    wide = torch.float32 if features.dtype.itemsize < 4 else features.dtype
+    if not math.isfinite(features.detach().sum(dtype=wide).item()):
         broken = int((~features.detach().isfinite().all(1) & (labels != ignore)).sum())
         if broken:
             raise ValueError(
                 f"{name} expects finite features, "
                 f"got NaN or infinity in {broken} of {len(features)} rows"
             )
+    return none_ignored

@@ -6,9 +6,10 @@ made alone), and what an example has to do with its own prototype. The last is c
 the products, in full precision: it is what margins act on.
 """
 
+from collections.abc import Collection, Mapping
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, replace
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
@@ -28,13 +29,14 @@ def working_dtype(*tensors: Tensor) -> torch.dtype:
     """Dtype of scores and losses: single precision, or wider where an input is."""
     dtype = torch.float32
     for tensor in tensors:
-        dtype = torch.promote_types(dtype, tensor.dtype)
+        if tensor.dtype is not dtype:
+            dtype = torch.promote_types(dtype, tensor.dtype)
     return dtype
 
 
 def full_precision(device: torch.device) -> AbstractContextManager[Any]:
-    """Disable autocast where the device has it: scores and losses stay in the working dtype."""
-    if device.type not in _AUTOCAST:
+    """Disable autocast where it is on: scores and losses stay in the working dtype."""
+    if device.type not in _AUTOCAST or not torch.is_autocast_enabled(device.type):
         return nullcontext()
     return torch.autocast(device.type, enabled=False)
 
@@ -112,16 +114,63 @@ def angle_gaps(
     }
 
 
+class Operand(NamedTuple):
+    """Features or prototypes as they enter products, for gradients in closed form.
+
+    Attributes:
+        values: rows of the product, shape ``(n, D)``.
+        inverse: inverse lengths of rows that are compared by their direction, 0 for a row without
+            one, shape ``(n, 1)``. Features are unit rows in ``values``, prototypes are left as they
+            are: it is their products that are to be multiplied.
+        offset: what is added to the products, shape ``(n,)``.
+        directed: whether every row is known to have a direction.
+    """
+
+    values: Tensor
+    inverse: Tensor | None = None
+    offset: Tensor | None = None
+    directed: bool = True
+
+
+def inverse_norm(vectors: Tensor) -> tuple[Tensor, bool]:
+    """Inverse length of each row, shape ``(n, 1)``, and whether all rows are known to have one.
+
+    A row without a direction has 0. On a CPU, where nothing waits for it, a look at the lengths
+    saves the care that zero rows and huge rows need.
+
+    Example:
+        >>> inverse_norm(torch.tensor([[3.0, 4.0], [0.0, 0.0]]))
+        (tensor([[0.2000],
+                [0.0000]]), False)
+    """
+    if vectors.device.type == "cpu" and len(vectors):
+        length = torch.linalg.vector_norm(vectors, dim=1, keepdim=True)
+        shortest, longest = torch.aminmax(length)
+        if shortest.item() > TINY and longest.item() < _HUGE:
+            return length.reciprocal_(), True
+    largest = vectors.abs().amax(1, keepdim=True)
+    shrink = torch.where(largest > _HUGE, 2.0**-80, 1.0).to(vectors.dtype)
+    length = torch.linalg.vector_norm(vectors * shrink, dim=1, keepdim=True)
+    return torch.where(length > TINY, length.clamp_min(TINY).reciprocal(), 0.0) * shrink, False
+
+
 class Similarity:
-    """Interface of a similarity to kernels and heads; every method is pure and differentiable.
+    """Interface of a similarity to kernels and heads.
+
+    It has two forms. The plain one (``query``, ``keys``, ``own``) is pure and differentiable any
+    number of times. The closed one (``features_operand`` and what follows) has its gradients
+    written down, for kernels that compute them without a graph; a similarity without it is left to
+    autograd.
 
     Attributes:
         has_angle: whether the target is ``length * cosine``, so that angular margins make sense.
         is_cosine: whether it is bounded by one: unit features and unit prototypes.
+        is_closed: whether the closed form is there.
     """
 
     has_angle: bool = True
     is_cosine: bool = False
+    is_closed: bool = False
 
     def bind(self, prototypes: Tensor) -> "Similarity":
         """Fix what depends on all prototypes at once, before they are cut into blocks."""
@@ -169,9 +218,61 @@ class Similarity:
             known |= angle_gaps(features, prototypes)
         return known
 
+    def features_operand(self, features: Tensor) -> Operand:
+        """Return the features as they enter products."""
+        return Operand(features)
+
+    def features_gradient(
+        self, operand: Operand, d_values: Tensor, d_offset: Tensor | None
+    ) -> Tensor:
+        """Return the gradient of the features, in the memory of ``d_values``."""
+        return d_values
+
+    def prototypes_operand(self, prototypes: Tensor) -> Operand:
+        """Return the prototypes as they enter products."""
+        return Operand(prototypes)
+
+    def prototypes_gradient(
+        self, operand: Operand, d_values: Tensor, d_offset: Tensor | None
+    ) -> Tensor:
+        """Return the gradient of the prototypes, in the memory of ``d_values``.
+
+        Args:
+            operand: as :meth:`prototypes_operand` returned it.
+            d_values: gradient of the rows that products were made of, shape ``(C, D)``.
+            d_offset: gradient of the offset, shape ``(C,)``.
+        """
+        return d_values
+
+    def paired(
+        self, left: Tensor, right: Tensor, reads: Collection[str], directed: Tensor | None
+    ) -> dict[str, Tensor]:
+        """Compute the requested numbers of features and their own prototypes, in closed form.
+
+        Args:
+            left: features, as unit rows where the similarity is a cosine, shape ``(N, D)``.
+            right: prototypes, as unit rows where they are compared by direction, shape ``(N, D)``.
+            reads: ``target``; of cosines also ``gap`` and ``opposite``.
+            directed: which pairs have a direction, shape ``(N,)``, or none where all have.
+        """
+        return {"target": torch.linalg.vecdot(left, right)}
+
+    def paired_gradient(
+        self, left: Tensor, right: Tensor, wanted: Mapping[str, Tensor | None]
+    ) -> tuple[Tensor, Tensor | None]:
+        """Return the gradients of both rows by those of the numbers, shape ``(N, D)`` each.
+
+        None in place of the second, where it is minus the first.
+        """
+        target = wanted["target"]
+        assert target is not None
+        return target.unsqueeze(1) * right, target.unsqueeze(1) * left
+
 
 class InnerProduct(Similarity):
     """``x . w``: a linear classifier."""
+
+    is_closed = True
 
 
 @dataclass(frozen=True)
@@ -180,10 +281,11 @@ class Cosine(Similarity):
 
     normalize_features: bool = True
 
-    @property
-    def is_cosine(self) -> bool:  # type: ignore[override]
-        """Bounded by one only where the features are normalised too."""
-        return self.normalize_features
+    is_closed = True
+
+    def __post_init__(self) -> None:
+        # Bounded by one only where the features are normalised too.
+        object.__setattr__(self, "is_cosine", self.normalize_features)
 
     def query(self, features: Tensor) -> tuple[Tensor, Tensor | None]:
         """Unit features, unless they keep their length."""
@@ -201,8 +303,9 @@ class Cosine(Similarity):
 
     def length(self, features: Tensor, prototypes: Tensor) -> Tensor:
         """One, or the norm of the feature."""
-        length = norm(features)
-        return torch.ones_like(length) if self.normalize_features else length
+        if self.normalize_features:
+            return features.new_ones(features.shape[:-1])
+        return norm(features)
 
     def own(
         self,
@@ -222,6 +325,74 @@ class Cosine(Similarity):
             known["target"] = 1 - found["gap"]
         return known
 
+    def features_operand(self, features: Tensor) -> Operand:
+        """Return unit rows, unless features keep their length."""
+        if not self.normalize_features:
+            return Operand(features)
+        inverse, directed = inverse_norm(features)
+        return Operand(features * inverse, inverse, directed=directed)
+
+    def features_gradient(
+        self, operand: Operand, d_values: Tensor, d_offset: Tensor | None
+    ) -> Tensor:
+        """Return the part of the gradient across the direction, divided by the length."""
+        rows, inverse, *_ = operand
+        if inverse is None:
+            return d_values
+        along = (rows * d_values).sum(1, keepdim=True)
+        return d_values.addcmul_(rows, along, value=-1).mul_(inverse)
+
+    def prototypes_operand(self, prototypes: Tensor) -> Operand:
+        """Return the rows as they are, and their inverse lengths."""
+        inverse, directed = inverse_norm(prototypes)
+        return Operand(prototypes, inverse, directed=directed)
+
+    def prototypes_gradient(
+        self, operand: Operand, d_values: Tensor, d_offset: Tensor | None
+    ) -> Tensor:
+        """Return the part of the gradient across the direction."""
+        rows, inverse, *_ = operand
+        assert inverse is not None
+        along = (rows * d_values).sum(1, keepdim=True).mul_(inverse).mul_(inverse)
+        return d_values.addcmul_(rows, along, value=-1)
+
+    def paired(
+        self, left: Tensor, right: Tensor, reads: Collection[str], directed: Tensor | None
+    ) -> dict[str, Tensor]:
+        """Compute distances of unit rows, and of one from the opposite of the other."""
+        if not self.normalize_features:
+            return super().paired(left, right, reads, directed)
+        apart = right - left
+        squares = {"gap": torch.linalg.vecdot(apart, apart)}
+        if "opposite" in reads:
+            along = right + left
+            squares["opposite"] = torch.linalg.vecdot(along, along)
+        if directed is not None:
+            squares = {name: torch.where(directed, value, 2.0) for name, value in squares.items()}
+        found = {name: value * 0.5 for name, value in squares.items() if name in reads}
+        if "target" in reads:
+            found["target"] = torch.rsub(squares["gap"], 1, alpha=0.5)
+        return found
+
+    def paired_gradient(
+        self, left: Tensor, right: Tensor, wanted: Mapping[str, Tensor | None]
+    ) -> tuple[Tensor, Tensor | None]:
+        """Return gradients along the difference of the rows, and along their sum."""
+        if not self.normalize_features:
+            return super().paired_gradient(left, right, wanted)
+        target, gap, opposite = wanted.get("target"), wanted.get("gap"), wanted.get("opposite")
+        if gap is not None:
+            gap = gap if target is None else gap - target
+            d_left = (left - right).mul_(gap.unsqueeze(1))
+        elif target is not None:
+            d_left = (right - left).mul_(target.unsqueeze(1))
+        else:
+            d_left = torch.zeros_like(left)
+        if opposite is None:
+            return d_left, None
+        along = (right + left).mul_(opposite.unsqueeze(1))
+        return d_left + along, along.sub_(d_left)
+
 
 @dataclass(frozen=True, eq=False)
 class SquaredDistance(Similarity):
@@ -230,6 +401,7 @@ class SquaredDistance(Similarity):
     centre: Tensor | None = None
 
     has_angle = False
+    is_closed = True
 
     def bind(self, prototypes: Tensor) -> "SquaredDistance":
         """Measure from the mean prototype, so that the expanded square keeps its digits.
@@ -256,6 +428,38 @@ class SquaredDistance(Similarity):
     def length(self, features: Tensor, prototypes: Tensor) -> Tensor:
         """Return one: a distance keeps no norm."""
         return torch.ones_like(norm(features))
+
+    def features_operand(self, features: Tensor) -> Operand:
+        """Return the rows from the centre, and minus half their squared norm."""
+        rows, offset = self._with_half_square(features)
+        return Operand(rows, offset=offset)
+
+    def prototypes_operand(self, prototypes: Tensor) -> Operand:
+        """Return the same of the prototypes."""
+        return self.features_operand(prototypes)
+
+    def features_gradient(
+        self, operand: Operand, d_values: Tensor, d_offset: Tensor | None
+    ) -> Tensor:
+        """Add the gradient that comes through the offset."""
+        assert d_offset is not None
+        return d_values.addcmul_(operand.values, d_offset.unsqueeze(1), value=-1)
+
+    prototypes_gradient = features_gradient
+
+    def paired(
+        self, left: Tensor, right: Tensor, reads: Collection[str], directed: Tensor | None
+    ) -> dict[str, Tensor]:
+        """Compute minus half the squared distance of paired rows."""
+        return {"target": self.target(left, right)}
+
+    def paired_gradient(
+        self, left: Tensor, right: Tensor, wanted: Mapping[str, Tensor | None]
+    ) -> tuple[Tensor, Tensor | None]:
+        """Return the gradient that pulls paired rows together."""
+        target = wanted["target"]
+        assert target is not None
+        return (right - left).mul_(target.unsqueeze(1)), None
 
     def _with_half_square(self, vectors: Tensor) -> tuple[Tensor, Tensor]:
         if self.centre is not None:

@@ -1,7 +1,7 @@
 """Split: an example reduced to the five numbers that a margin loss reads, instead of C scores."""
 
 from collections.abc import Iterable, Mapping
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
@@ -14,6 +14,9 @@ ALONGSIDE = ("length", "norm", "gap", "opposite")
 """Numbers of the example and its own class alone, which travel along."""
 SUMMED = ("excess", "softplus")
 """Further sums over the other classes, for the few losses that need them."""
+
+
+_KEPT = ("target", "others", "hardest", "expected", *ALONGSIDE)
 
 
 class Split(NamedTuple):
@@ -33,7 +36,7 @@ class Split(NamedTuple):
         labels: class of each example, shape ``(N,)``.
         scale: inverse temperature :math:`s`; a number, or a tensor that broadcasts with ``(N,)``.
         length: norm of the feature times norm of the own prototype, as far as the head leaves
-            them in the similarity: 1 on a cosine head. Shape ``(N,)``.
+            them in the similarity, shape ``(N,)``; on a cosine head 1, there also as a number.
         norm: norm of the feature, shape ``(N,)``.
         gap: one minus the cosine to the own prototype, as half a squared distance of unit
             vectors, so that it keeps its digits where the cosine has none left. Shape ``(N,)``.
@@ -67,7 +70,7 @@ class Split(NamedTuple):
     mean: Tensor
     labels: Tensor
     scale: Tensor | float
-    length: Tensor
+    length: Tensor | float
     norm: Tensor
     gap: Tensor
     opposite: Tensor
@@ -86,9 +89,27 @@ class Split(NamedTuple):
 def softplus(value: Tensor) -> Tensor:
     """``log(1 + exp(value))``, exact on both sides, with an exact gradient.
 
-    torch's own is linear above a threshold, which a gradient check in double precision sees.
+    torch's own is linear above a threshold. At 80 no digit of a double shows that, and the
+    exponential is finite in single precision.
     """
-    return -torch.nn.functional.logsigmoid(-value)
+    return torch.nn.functional.softplus(value, 1.0, 80.0)
+
+
+def cross_entropy(split: Split, similarity: Tensor, margin: Tensor | float = 0.0) -> Tensor:
+    r"""Cross entropy with the own class at a given similarity less a margin.
+
+    .. math:: \log\bigl(1 + e^{\Lambda - s(a - m)}\bigr)
+
+    Args:
+        split: similarities of N examples, split by their labels.
+        similarity: :math:`a`, shape ``(N,)``.
+        margin: :math:`m`.
+    """
+    if isinstance(margin, Tensor) or margin:
+        similarity = similarity - margin
+    if isinstance(split.scale, Tensor):
+        return softplus(split.others - split.scale * similarity)
+    return softplus(torch.sub(split.others, similarity, alpha=split.scale))
 
 
 def with_sums(split: Split, reads: frozenset[str], threshold: Tensor | None = None) -> Split:
@@ -222,19 +243,17 @@ def split_matrix(
 
 
 def assemble(
-    numbers: Mapping[str, Tensor],
+    numbers: Mapping[str, Any],
     labels: Tensor,
     scale: Tensor | float,
     classes: int,
     like: Tensor,
 ) -> Split:
     """Build a split from merged numbers; missing ones hold NaN."""
-    unread = torch.full_like(like, float("nan"))
+    unread = like.new_full(labels.shape, float("nan"))
     rivals: Tensor | int = numbers.get("rivals", classes - 1)
-    fields = {name: numbers.get(name, unread) for name in ("target", "others", "hardest")}
-    fields |= {name: numbers.get(name, unread) for name in ("expected", *ALONGSIDE)}
     return Split(
-        **fields,
+        **{name: numbers.get(name, unread) for name in _KEPT},
         mean=numbers["mean"] / rivals if "mean" in numbers else unread,
         labels=labels,
         scale=scale,

@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 from torch.testing import assert_close
 
 import tammes
-from tammes.losses.angular import angle, target_score
+from tammes.losses.angular import angle, target_similarity
 from tammes.losses.softmax import softplus
 
 LOG4 = math.log(4)
@@ -211,7 +211,7 @@ def binomial(cosine, margin):
 @pytest.mark.parametrize("margin", [2, 3, 4, 5])
 def test_the_bent_cosine_of_a_whole_margin_is_a_polynomial(margin):
     s = at_angles(grid())
-    bent = target_score(s, m1=margin)
+    bent = target_similarity(s, m1=margin)
     assert_close(bent, chebyshev(s.cosine, margin), rtol=1e-9, atol=1e-11)
     first_arc = grid() <= PI / margin
     assert_close(bent[first_arc], binomial(s.cosine, margin)[first_arc], rtol=1e-9, atol=1e-11)
@@ -223,12 +223,12 @@ def test_the_bent_cosine_is_as_exact_as_a_polynomial_in_single_precision(margin,
     cosine = torch.linspace(-1, 1, 20001)
     s = tammes.split(torch.stack([cosine, cosine], 1), torch.zeros(len(cosine), dtype=torch.long))
     exact = chebyshev(1 - s.gap.double(), margin)
-    assert (target_score(s, m1=margin).double() - exact).abs().max() < error
+    assert (target_similarity(s, m1=margin).double() - exact).abs().max() < error
 
 
 @pytest.mark.parametrize("margin", [1, 2, 3, 4])
 def test_bent_cosine_of_margin_m_runs_from_one_to_one_minus_twice_m(margin):
-    ends = target_score(at_angles(grid(2)), m1=margin)
+    ends = target_similarity(at_angles(grid(2)), m1=margin)
     assert_close(ends, torch.tensor([1.0, 1 - 2 * margin], dtype=torch.double))
 
 
@@ -236,7 +236,7 @@ def test_bent_cosine_of_margin_m_runs_from_one_to_one_minus_twice_m(margin):
 @pytest.mark.parametrize("m2", [0.0, 0.2, 0.5, PI / 3])
 def test_the_bent_cosine_falls_and_stays_below_cos_m2_times_the_cosine(m1, m2):
     s = at_angles(grid())
-    bent = target_score(s, m1=m1, m2=m2)
+    bent = target_similarity(s, m1=m1, m2=m2)
     assert (bent.diff() < 0).all()
     assert (bent <= math.cos(m2) * s.cosine + 1e-11).all()
 
@@ -247,7 +247,7 @@ def test_the_bent_cosine_has_no_jump_and_no_corner_where_its_arcs_meet(m1, m2):
     for joint in (joint for joint in joints if joint < PI - 1e-6):
         around = torch.tensor([joint - 1e-7, joint + 1e-7], dtype=torch.double)
         theta = around.clone().requires_grad_()
-        bent = target_score(at_angles(theta), m1=m1, m2=m2)
+        bent = target_similarity(at_angles(theta), m1=m1, m2=m2)
         (slope,) = torch.autograd.grad(bent.sum(), theta)
         assert abs(bent[1] - bent[0]) < 1e-12
         assert slope.abs().max() < 1e-5
@@ -282,7 +282,7 @@ def test_the_linear_extension_jumps_by_hand():
     # Most copies of ArcFace have it; the jump at pi is part of what they compute.
     margin, eps = 0.5, 1e-9
     theta = torch.tensor([PI - margin - eps, PI - margin + eps, PI], dtype=torch.double)
-    score = target_score(at_angles(theta), m2=margin, extension="linear")
+    score = target_similarity(at_angles(theta), m2=margin, extension="linear")
     past = math.cos(PI - margin) - margin * math.sin(margin)
     want = torch.tensor([-1, past, -1 - margin * math.sin(margin)], dtype=torch.double)
     assert_close(score, want, rtol=0, atol=1e-8)
@@ -293,17 +293,17 @@ def test_the_linear_extension_jumps_by_hand():
 
 
 @pytest.mark.parametrize("gradient", ["exact", "detached"])
-def test_the_slope_of_the_target_score_in_the_cosine(gradient):
-    theta, margin, scale = torch.tensor([0.05, 0.6, 1.5, 2.4]).double(), 0.5, 30.0
+def test_the_slope_of_the_target_similarity_in_the_cosine(gradient):
+    theta, margin = torch.tensor([0.05, 0.6, 1.5, 2.4]).double(), 0.5
     cosine = theta.cos()[:, None].expand(-1, 2).clone().requires_grad_()
-    s = tammes.split(cosine, torch.zeros(4, dtype=torch.long), scale=scale)
-    score = target_score(s, m2=margin, gradient=gradient)
-    assert_close(score, scale * (theta + margin).cos())
-    (grad,) = torch.autograd.grad(score.sum(), cosine)
+    s = tammes.split(cosine, torch.zeros(4, dtype=torch.long), scale=30.0)
+    bent = target_similarity(s, m2=margin, gradient=gradient)
+    assert_close(bent, (theta + margin).cos())
+    (grad,) = torch.autograd.grad(bent.sum(), cosine)
     if gradient == "detached":
-        assert grad[:, 0].tolist() == [scale] * 4
+        assert grad[:, 0].tolist() == [1.0] * 4
     else:
-        assert_close(grad[:, 0], scale * (theta + margin).sin() / theta.sin())
+        assert_close(grad[:, 0], (theta + margin).sin() / theta.sin())
 
 
 @pytest.mark.parametrize("margin", [2, 3, 4])
@@ -311,7 +311,7 @@ def test_the_slope_of_a_whole_margin_in_the_cosine_is_a_polynomial(margin):
     theta = torch.linspace(0.01, PI - 0.01, 301, dtype=torch.double)
     cosine = theta.cos()[:, None].expand(-1, 2).clone().requires_grad_()
     s = tammes.split(cosine, torch.zeros(301, dtype=torch.long))
-    (grad,) = torch.autograd.grad(target_score(s, m1=margin).sum(), cosine)
+    (grad,) = torch.autograd.grad(target_similarity(s, m1=margin).sum(), cosine)
     sign = 1 - 2 * (margin * theta / PI).floor().remainder(2)
     assert_close(grad[:, 0], sign * margin * (margin * theta).sin() / theta.sin())
 

@@ -6,7 +6,7 @@ the margins of a loss if its own class wins after they are applied,
 
 .. math:: \Phi(m_1\theta + m_2) - m_3 \ge \cos(A - \theta),
 
-with the monotone :math:`\Phi` of :func:`tammes.losses.angular.target_score`. The left side
+with the monotone :math:`\Phi` of :func:`tammes.losses.angular.target_similarity`. The left side
 decreases and the right side increases with :math:`\theta`, so a solution exists only if
 :math:`\Phi(m_2) - m_3 \ge \cos A`, and then up to one angle, the radius of a class.
 """

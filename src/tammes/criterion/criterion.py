@@ -125,6 +125,7 @@ class Criterion(nn.Module):
         self.schedules = nn.ModuleDict()
         self._noted: dict[str, Noted] = {}
         self._noted_total: Tensor | float | None = None
+        self._even: tuple[tuple[int, torch.dtype, float], Tensor, Tensor] | None = None
         self._step_by_hand = False
         self._watch = UpdateWatch()
         self._compose(loss, class_weights)
@@ -191,10 +192,16 @@ class Criterion(nn.Module):
             A scalar, or with ``reduction="none"`` the weighted losses, shape ``(N,)``.
         """
         tracing, head, scope = transforming(), self.head, self._scope()
-        masked = None if head.bias is None else head.masked()
+        # A head with all classes here collects its problem without looking at labels.
+        problem = head.problem(features) if head.group is None else None
+        if problem is None:
+            masked = head.masked()
+        else:
+            masked = None if problem.there is None else ~problem.there
         changing = len(self.states) > 0 or len(self.schedules) > 0
+        none_ignored = False
         if scope is None:
-            self._check(features, labels, weights, settings, masked, tracing)
+            none_ignored = self._check(features, labels, weights, settings, masked, tracing)
         else:
             max_rows = scope.validate(
                 type(self).__name__,
@@ -206,13 +213,19 @@ class Criterion(nn.Module):
             )
         # Before it is compared: a small integer type would wrap the ignored label round.
         labels = labels.long()
-        valid = labels != self.ignore_index
+        dtype = working_dtype(features, head.weight)
+        even = None
+        if none_ignored:
+            even, valid = self._every_example(labels, dtype)
+        else:
+            valid = labels != self.ignore_index
+            none_ignored = not tracing and labels.device.type == "cpu" and bool(valid.all())
         batch = Batch(features, labels, valid)
-        whole_batch_counts = not tracing and labels.device.type == "cpu" and bool(valid.all())
-        if not whole_batch_counts:
+        if not none_ignored:
             # What an ignored example holds must not leak, not even as 0 times NaN.
             kept = torch.where(valid[:, None], features, 0.0)
             batch = Batch(kept, torch.where(valid, labels, 0), valid)
+            problem = None if problem is None else problem._replace(features=kept)
         own = whole = WeightedBatch(batch, weights, settings)
         mine = slice(None)
         if scope is not None:
@@ -220,7 +233,6 @@ class Criterion(nn.Module):
         # A rank splits its own examples; all of them, if it has only some of the prototypes.
         part = whole if scope is not None and scope.sharded else own
 
-        dtype = working_dtype(features, head.weight)
         arguments: Arguments = self.settings.arguments
         groups, class_weights = self._groups, self.settings.class_weights
         if changing or settings or self._per_class:
@@ -235,9 +247,8 @@ class Criterion(nn.Module):
 
         total = None
         plain = weights is None and class_weights is None and masked is None and scope is None
-        if plain and whole_batch_counts and len(labels):
-            share = 1 / len(labels) if self.reduction == "mean" else 1.0
-            weights = torch.full(labels.shape, share, dtype=dtype, device=labels.device)
+        if plain and even is not None:
+            weights = even
         else:
             weights = self._weigh(whole, class_weights, masked, dtype)
             total = weights.sum()
@@ -246,7 +257,11 @@ class Criterion(nn.Module):
                 weights = weights / total
         rowwise = self.reduction == "none"
         some = weights if part is whole else weights[mine]
-        loss, noted = split_terms(head, groups, arguments, part.batch, some, rowwise=rowwise)
+        if problem is None and groups:
+            problem = head.problem(part.batch.features, part.batch.labels)
+        loss, noted = split_terms(
+            head, problem, groups, arguments, part.batch, some, rowwise=rowwise
+        )
         if self._others:
             batch = whole.batch
             if scope is not None:
@@ -277,6 +292,16 @@ class Criterion(nn.Module):
             if learning and not self._step_by_hand:
                 self.step()
         return loss
+
+    def _every_example(self, labels: Tensor, dtype: torch.dtype) -> tuple[Tensor, Tensor]:
+        """Weights and validity of a batch in which every example counts alike; made once a size."""
+        share = 1 / len(labels) if self.reduction == "mean" else 1.0
+        if self._even is None or self._even[0] != (len(labels), dtype, share):
+            with torch.inference_mode(False):
+                weights = torch.full(labels.shape, share, dtype=dtype)
+                valid = torch.ones(labels.shape, dtype=torch.bool)
+            self._even = (len(labels), dtype, share), weights, valid
+        return self._even[1:]
 
     def logits(self, features: Tensor) -> Tensor:
         """Scores without any margin, for inference, shape ``(N, C)``."""
@@ -341,8 +366,12 @@ class Criterion(nn.Module):
         settings: Mapping[str, Setting],
         masked: Tensor | None,
         tracing: bool,
-    ) -> None:
-        """Reject a call with wrong shapes, types, devices or, where they are known, values."""
+    ) -> bool:
+        """Reject a call with wrong shapes, types, devices or, where they are known, values.
+
+        Returns:
+            Whether it is known, on a CPU, that there are examples and none is ignored.
+        """
         name, prototypes = type(self).__name__, self.head.weight
         check_features(type(self.head).__name__, features, prototypes.shape[1])
         check_labels(name, labels, features)
@@ -355,13 +384,15 @@ class Criterion(nn.Module):
             )
         # Values are read in plain eager mode only, and where that does not wait for a GPU.
         wanted = self.validate or features.device.type == "cpu"
+        none_ignored = False
         if not tracing and wanted and self.validate is not None:
-            classes = self.settings.num_classes
-            check_values(name, features, labels.long(), classes, masked, self.ignore_index)
+            classes, ignored = self.settings.num_classes, self.ignore_index
+            none_ignored = check_values(name, features, labels.long(), classes, masked, ignored)
         if settings or self.schedules:
             valid = labels.long() != self.ignore_index
             values = None if tracing else self.validate
             self.settings.check(self._scheduled(), settings, valid, values=values)
+        return none_ignored and labels.device.type == "cpu" and len(labels) > 0
 
     def _remember(self, hook: Hook, batch: Batch, tracing: bool) -> None:
         if self.training and not _transformed(tracing):

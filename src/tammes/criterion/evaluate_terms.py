@@ -15,7 +15,7 @@ from tammes.kernels.problem import Problem, cosines_of
 from tammes.kernels.streamed.functions import streamed_split, weighted_loss
 from tammes.kernels.tiling import Plan, Threshold
 from tammes.similarity import full_precision, product_dtype, working_dtype
-from tammes.split import Split, with_sums
+from tammes.split import Split
 from tammes.terms import Batch, Setting, Term
 
 Named = Mapping[str, tuple[float, Term]]
@@ -100,6 +100,7 @@ def group_terms(head: Head, named: Named, arguments: Arguments) -> list[SplitGro
 
 def split_terms(
     head: Head,
+    problem: Problem | None,
     groups: Sequence[SplitGroup],
     arguments: Arguments,
     batch: Batch,
@@ -111,15 +112,15 @@ def split_terms(
 
     Args:
         head: the head that makes the split.
+        problem: its features and prototypes; none only without terms.
         groups: the terms, as :func:`group_terms` returns them.
         arguments: arguments of each term.
         batch: features and labels.
         weights: weights of the examples, shape ``(N,)``.
         rowwise: return the weighted loss of each example instead of their sum.
     """
-    if not groups:
+    if problem is None or not groups:
         return (torch.zeros_like(weights) if rowwise else weights.new_zeros(())), {}
-    problem = head.problem(batch.features, batch.labels)
     first, *more = (
         _evaluate_group(head, problem, group, arguments, batch, weights, rowwise)
         for group in groups
@@ -144,13 +145,13 @@ def _evaluate_group(
     kernel = choose_kernel(head.implementation, problem, group.reads)
     if kernel == "dense":
         with full_precision(weights.device):
-            split = dense_split(problem, batch.labels, group.reads)
-            if "excess" in group.reads:
-                split = with_sums(
-                    split, group.reads, _threshold(group, arguments)(split, slice(None))
-                )
-            elif "softplus" in group.reads:
-                split = with_sums(split, group.reads)
+            over = _threshold(group, arguments) if "excess" in group.reads else None
+            split = dense_split(
+                problem,
+                batch.labels,
+                group.reads,
+                None if over is None else lambda split: over(split, slice(None)),
+            )
             return _weigh(group, evaluate_rows(group, arguments, split), weights, rowwise)
     plan = Plan(
         reads=group.reads,
@@ -189,9 +190,9 @@ def _weigh(
     group: SplitGroup, values: list[Tensor], weights: Tensor, rowwise: bool
 ) -> tuple[Tensor, dict[str, Noted]]:
     """Sum the terms and weigh the examples."""
+    fixed = weights.detach() if weights.requires_grad else weights
     noted: dict[str, Noted] = {
-        name: (value.detach(), weights.detach())
-        for name, value in zip(group.names, values, strict=True)
+        name: (value.detach(), fixed) for name, value in zip(group.names, values, strict=True)
     }
     first, *more = (
         value if coefficient == 1 else coefficient * value

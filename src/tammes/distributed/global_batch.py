@@ -60,7 +60,7 @@ class GlobalBatch:
 
     @uncompiled
     def validate(
-        self, caller: str, check: Callable[[], None], features: Tensor, **numbers: int
+        self, caller: str, check: Callable[[], object], features: Tensor, **numbers: int
     ) -> int:
         """Check this rank's batch, and return the largest number of rows on any rank.
 

@@ -8,9 +8,9 @@ import torch
 from torch import Tensor, nn
 
 from tammes._validation import INTEGERS, check_classes, check_features, transforming
-from tammes.kernels.dense import score_matrix
 from tammes.kernels.dispatch import Implementation, check_implementation, split
 from tammes.kernels.problem import Problem, unmasked
+from tammes.kernels.reference import score_matrix
 from tammes.optim.state_transfer import carry_over, find_param_group
 from tammes.similarity import Similarity, unit, working_dtype
 from tammes.split import ALONGSIDE, REDUCED, Split

@@ -20,9 +20,9 @@ from tammes.distributed.resharding import (
 from tammes.heads.class_sampling import Sampler, sample_size
 from tammes.heads.head import Head
 from tammes.heads.sharded_init import KINDS, Kind, draw, draw_from
-from tammes.kernels.dense import score_matrix
 from tammes.kernels.dispatch import Implementation
 from tammes.kernels.problem import Problem, Share, unmasked
+from tammes.kernels.reference import score_matrix
 from tammes.optim.sparse_rows import select_rows
 from tammes.optim.state_transfer import find_param_group, initial_state, replace_parameter
 from tammes.split import ALONGSIDE, REDUCED, Split

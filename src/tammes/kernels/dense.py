@@ -1,62 +1,451 @@
-"""The plain way from features to a split: every score in memory, gradients by autograd."""
+"""Dense kernel: the split of a batch with its scores in memory, gradients in closed form.
+
+Forward makes the scores of all classes, reduces them to the numbers that terms read, and keeps one
+N x C buffer, the softmax of the other classes. Backward turns it into the gradient of the scores
+
+    d loss / d f_c = q_c (d_others + d_expected (1 + f_c - expected)) + d_mean + ...
+
+in place, and two products carry that to features and prototypes. Losses, weights and reductions
+are plain autograd on numbers of shape ``(N,)``.
+"""
+
+from collections.abc import Callable, Mapping, Sequence
+from functools import cache
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
+from torch.autograd import forward_ad
 
+from tammes._validation import transforming
 from tammes.kernels.problem import Problem
-from tammes.similarity import full_precision, working_dtype
-from tammes.split import Split, split_matrix
+from tammes.kernels.reference import reference_split
+from tammes.similarity import InnerProduct, Operand, Similarity, full_precision, working_dtype
+from tammes.split import ALONGSIDE, Split, assemble, softplus
+
+_OWN = ("target", "gap", "opposite")
+_OTHERS = ("others", "hardest", "expected", "mean", "excess", "softplus")
+_OF_SCORES = frozenset(("expected", "excess", "softplus"))
+"""Numbers whose gradient is made of the scores, which are then kept beside their softmax."""
+_ADDED = ("mean", "excess", "softplus")
+"""Numbers that are sums over the other classes."""
 
 
-def score_matrix(problem: Problem) -> Tensor:
-    """Score of every example for every class, shape ``(N, C)``; ``-inf`` for a masked class."""
-    # Masked after scaling: a scale that is learned must not meet the infinity.
-    scaled = problem.scale * similarity_matrix(problem._replace(there=None))
-    return _masked(scaled, problem.there)
+def dense_split(
+    problem: Problem,
+    labels: Tensor,
+    reads: frozenset[str],
+    threshold: Callable[[Split], Tensor] | None = None,
+) -> Split:
+    """Split a batch; differentiable any number of times.
 
-
-def similarity_matrix(problem: Problem) -> Tensor:
-    """Similarity of every example to every class, shape ``(N, C)``; ``-inf`` for a masked class."""
-    problem = _working(problem)
+    Args:
+        problem: features and prototypes.
+        labels: class of each example, shape ``(N,)``.
+        reads: names of the fields to compute.
+        threshold: of the ``excess``, as a function of the split without it.
+    """
+    if not _has_closed_form(problem, reads):
+        return reference_split(problem, labels, reads, threshold)
     with full_precision(problem.features.device):
-        query, row_offset = problem.similarity.query(problem.features)
-        return _masked(_products(problem, query, row_offset), problem.there)
+        features, prototypes, bias, scale, similarity, *_ = problem
+        # Cast once, so that the parts of a gradient meet in the working dtype.
+        dtype = working_dtype(features, prototypes)
+        features, prototypes = features.to(dtype), prototypes.to(dtype)
+        bias = None if bias is None else bias.to(dtype)
+        similarity = similarity.bind(prototypes)
+        classes = len(prototypes)
+        names, beside = _outputs(similarity.is_cosine, reads)
+        known: dict[str, Any] = {}
+        if similarity.is_cosine:
+            known["length"], beside = 1.0, beside - {"length"}
+        if beside:
+            known |= similarity.own(features, prototypes.index_select(0, labels), beside)
+            if bias is not None and "target" in known:
+                known["target"] = known["target"] + bias.index_select(0, labels)
+        over = None
+        if "excess" in reads and threshold is not None:
+            over = threshold(assemble(known, labels, scale, classes, features))
+        found = _DenseSplit.apply(
+            features, prototypes, bias, scale, over, labels, similarity, names
+        )
+        numbers = known | dict(zip(names, found, strict=True))
+        return assemble(numbers, labels, scale, classes, features)
 
 
-def _masked(matrix: Tensor, there: Tensor | None) -> Tensor:
-    return matrix if there is None else matrix.masked_fill(~there, -torch.inf)
-
-
-def _working(problem: Problem) -> Problem:
-    """In the working dtype, cast once so that the parts of a gradient meet in it; bound."""
-    dtype = working_dtype(problem.features, problem.prototypes)
-    return problem._replace(
-        features=problem.features.to(dtype),
-        prototypes=problem.prototypes.to(dtype),
-        similarity=problem.similarity.bind(problem.prototypes),
+def _has_closed_form(problem: Problem, reads: frozenset[str]) -> bool:
+    """Whether gradients in closed form are there, and wanted: no transform, no forward mode."""
+    return (
+        problem.similarity.is_closed
+        and problem.there is None
+        and "rest" not in reads
+        and len(problem.features) > 0
+        and not transforming()
+        and forward_ad._current_level < 0
     )
 
 
-def _products(problem: Problem, query: Tensor, row_offset: Tensor | None) -> Tensor:
-    keys, class_offset = problem.similarity.keys(problem.prototypes)
-    matrix = query @ keys.T
-    for offset in (class_offset, problem.bias):
-        matrix = matrix if offset is None else matrix + offset
-    return matrix if row_offset is None else matrix + row_offset[:, None]
+@cache
+def _outputs(is_cosine: bool, reads: frozenset[str]) -> tuple[tuple[str, ...], frozenset[str]]:
+    """Return the numbers that the function computes, and those of the own class left to autograd.
 
-
-def dense_split(problem: Problem, labels: Tensor, reads: frozenset[str]) -> Split:
-    """Split a batch with its whole score matrix in memory.
-
-    The reference for every other kernel; differentiable any number of times, and under
-    ``torch.compile`` and ``torch.func``.
+    A threshold is a term's own function of the target, so autograd needs that.
     """
-    with full_precision(problem.features.device):
-        problem = _working(problem)
-        query, row_offset = problem.similarity.query(problem.features)
-        own_prototypes = problem.prototypes.index_select(0, labels)
-        own = problem.similarity.own(problem.features, own_prototypes, reads, query)
-        if problem.bias is not None and "target" in own:
-            own["target"] = own["target"] + problem.bias.index_select(0, labels)
-        matrix = _products(problem, query, row_offset)
-        return split_matrix(matrix, labels, problem.scale, problem.there, own, reads)
+    wanted = reads | {"opposite"} if "gap" in reads else reads
+    closed = {*_OWN} if is_cosine else {"target"}
+    own = [n for n in _OWN if n in wanted & closed and "excess" not in reads]
+    beside = (reads & {"target", *ALONGSIDE}) - {*own}
+    return (*own, *(name for name in _OTHERS if name in reads)), beside
+
+
+class _Saved(NamedTuple):
+    """Tensors from forward to backward: inputs, operands, own class, and the other classes."""
+
+    features: Tensor
+    prototypes: Tensor
+    bias: Tensor | None
+    scale: Tensor | None
+    threshold: Tensor | None
+    labels: Tensor
+    query: Tensor
+    query_inverse: Tensor | None
+    query_offset: Tensor | None
+    keys: Tensor
+    keys_inverse: Tensor | None
+    keys_offset: Tensor | None
+    factor: Tensor | None
+    own: Tensor | None
+    own_inverse: Tensor | None
+    directed: Tensor | None
+    softmax: Tensor | None
+    scores: Tensor | None
+    target: Tensor | None
+    expected: Tensor | None
+    hardest: Tensor | None
+    place: Tensor | None
+    active: Tensor | None
+
+
+class _DenseSplit(torch.autograd.Function):
+    """From features, prototypes, bias, scale and threshold to the numbers of a split."""
+
+    @staticmethod
+    def forward(
+        ctx: Any,
+        features: Tensor,
+        prototypes: Tensor,
+        bias: Tensor | None,
+        scale: Tensor | float,
+        threshold: Tensor | None,
+        labels: Tensor,
+        similarity: Similarity,
+        names: tuple[str, ...],
+    ) -> tuple[Tensor, ...]:
+        numbers, saved = _evaluate(
+            features, prototypes, bias, scale, threshold, labels, similarity, names
+        )
+        ctx.save_for_backward(*saved)
+        # A number is no tensor to save.
+        ctx.scale = None if isinstance(scale, Tensor) else scale
+        ctx.similarity, ctx.names, ctx.spent = similarity, names, False
+        ctx.set_materialize_grads(False)
+        return tuple(numbers[name] for name in names)
+
+    @staticmethod
+    def backward(ctx: Any, *gradients: Tensor | None) -> tuple[Tensor | None, ...]:
+        # Read once: activation checkpointing hands them out once.
+        saved = _Saved(*ctx.saved_tensors)
+        wanted = dict(zip(ctx.names, gradients, strict=True))
+        scale = ctx.scale if saved.scale is None else saved.scale
+        with full_precision(saved.features.device):
+            if torch.is_grad_enabled():
+                return *_by_reference(saved, scale, ctx.similarity, wanted), None, None, None
+            if ctx.spent:
+                # A second backward: the first has overwritten the softmax.
+                features, prototypes, bias, _, threshold, labels, *_ = saved
+                _, saved = _evaluate(
+                    features, prototypes, bias, scale, threshold, labels, ctx.similarity, ctx.names
+                )
+            ctx.spent = True
+            needs = ctx.needs_input_grad[:5]
+            found = _in_closed_form(saved, scale, ctx.similarity, wanted, needs)
+            return *found, None, None, None
+
+
+def _evaluate(
+    features: Tensor,
+    prototypes: Tensor,
+    bias: Tensor | None,
+    scale: Tensor | float,
+    threshold: Tensor | None,
+    labels: Tensor,
+    similarity: Similarity,
+    names: tuple[str, ...],
+) -> tuple[dict[str, Tensor], _Saved]:
+    """Compute the numbers of a split, and what their gradients are made of."""
+    query = similarity.features_operand(features)
+    keys = similarity.prototypes_operand(prototypes)
+    numbers: dict[str, Tensor] = {}
+    own = own_inverse = directed = None
+    if names[0] in _OWN and not _target_in_scores(similarity, features):
+        own = prototypes.index_select(0, labels)
+        if keys.inverse is not None:
+            own_inverse = keys.inverse.index_select(0, labels)
+            own.mul_(own_inverse)
+            if query.inverse is not None and not (query.directed and keys.directed):
+                directed = (query.inverse * own_inverse).squeeze(1) > 0
+        left = query.values if similarity.is_cosine else features
+        numbers = similarity.paired(left, own, names, directed)
+        if bias is not None:
+            numbers["target"] += bias.index_select(0, labels)
+
+    factor = scale if keys.inverse is None else keys.inverse.view(-1) * scale
+    scores = _make_scores(query, keys, bias, scale, factor)
+    column = labels.unsqueeze(1)
+    if "target" in names and own is None:
+        target = scores.gather(1, column).squeeze(1)
+        numbers["target"] = target if _is_one(scale) else target / scale
+    softmax = place = active = None
+    if "mean" in names:
+        numbers["mean"] = scores.scatter_(1, column, 0.0).sum(1)
+    # Masked, not subtracted from a sum over all: where the own class dominates, the
+    # subtraction would leave nothing of the others.
+    scores.scatter_(1, column, -torch.inf)
+    if "hardest" in names:
+        # max, unlike amax, gives the whole gradient to the first of several equal classes.
+        top, place = scores.max(1)
+        numbers["hardest"] = top / scale
+    if "others" in names or "expected" in names:
+        softmax = scores.softmax(1)
+    if "others" in names:
+        assert softmax is not None
+        top = scores.amax(1) if place is None else top
+        numbers["others"] = top - softmax.amax(1).log_()
+    if "softplus" in names:
+        numbers["softplus"] = softplus(scores).sum(1)
+    if "excess" in names:
+        assert threshold is not None
+        above = scores - threshold.unsqueeze(1)
+        active = (above > 0).sum(1)
+        numbers["excess"] = above.relu_().sum(1)
+    if "expected" in names:
+        assert softmax is not None
+        numbers["expected"] = torch.linalg.vecdot(softmax, scores.scatter_(1, column, 0.0))
+
+    saved = _Saved(
+        features=features,
+        prototypes=prototypes,
+        bias=bias,
+        scale=scale if isinstance(scale, Tensor) else None,
+        threshold=threshold,
+        labels=labels,
+        query=query.values,
+        query_inverse=query.inverse,
+        query_offset=query.offset,
+        keys=keys.values,
+        keys_inverse=keys.inverse,
+        keys_offset=keys.offset,
+        factor=factor if isinstance(factor, Tensor) else None,
+        own=own,
+        own_inverse=own_inverse,
+        directed=directed,
+        softmax=softmax,
+        scores=None if _OF_SCORES.isdisjoint(names) else scores,
+        target=numbers.get("target") if own is None else None,
+        expected=numbers.get("expected"),
+        hardest=numbers.get("hardest"),
+        place=place,
+        active=active,
+    )
+    return numbers, saved
+
+
+def _is_one(scale: Tensor | float) -> bool:
+    return isinstance(scale, float) and scale == 1
+
+
+def _target_in_scores(similarity: Similarity, features: Tensor) -> bool:
+    """Whether products are as exact as a sum over paired rows, so that the target is in them."""
+    exact = features.dtype == torch.float64 or torch.get_float32_matmul_precision() == "highest"
+    return isinstance(similarity, InnerProduct) and exact
+
+
+def _make_scores(
+    query: Operand,
+    keys: Operand,
+    bias: Tensor | None,
+    scale: Tensor | float,
+    factor: Tensor | float,
+) -> Tensor:
+    """Scores of every example for every class, shape ``(N, C)``."""
+    if bias is not None and keys.inverse is None and keys.offset is None and _is_one(scale):
+        return torch.addmm(bias, query.values, keys.values.t())
+    scores = query.values @ keys.values.t()
+    scores = scores if _is_one(factor) else scores.mul_(factor)
+    for offset in (keys.offset, bias):
+        if offset is not None:
+            scores.add_(offset * scale)
+    if query.offset is not None:
+        scores.add_((query.offset * scale).unsqueeze(1))
+    return scores
+
+
+def _gradient_of_scores(
+    saved: _Saved, scale: Tensor | float, wanted: Mapping[str, Tensor | None]
+) -> tuple[Tensor, Tensor | None]:
+    """Overwrite the softmax with the gradient of the scores, up to a factor of each row.
+
+    Returns:
+        The gradient, shape ``(N, C)``, and the factor, shape ``(N,)``, or none. It is left for the
+        short side of the products, where the smallest gradients keep their digits.
+    """
+    others, expected, hardest = wanted.get("others"), wanted.get("expected"), wanted.get("hardest")
+    target = None if saved.target is None else wanted.get("target")
+    added = {name: value for name, value in wanted.items() if name in _ADDED and value is not None}
+    if saved.softmax is None or (others is None and expected is None):
+        result = saved.query.new_zeros(len(saved.query), len(saved.keys))
+    else:
+        # Not through its version counter: a second backward is told by ``spent``.
+        result = saved.softmax.data
+        if expected is None and hardest is None and target is None and not added:
+            return result, others
+        if expected is None:
+            assert others is not None
+            result.mul_(others.unsqueeze(1))
+        else:
+            assert saved.scores is not None
+            assert saved.expected is not None
+            slope = expected * (1 - saved.expected)
+            slope = slope if others is None else slope + others
+            tilt = saved.scores * expected.unsqueeze(1)
+            result.mul_(tilt.add_(slope.unsqueeze(1)))
+    if added:
+        for name, value in added.items():
+            column = value.unsqueeze(1)
+            if name == "mean":
+                result.add_(column)
+            elif name == "softplus":
+                assert saved.scores is not None
+                result.addcmul_(saved.scores.sigmoid(), column)
+            else:
+                assert saved.scores is not None
+                assert saved.threshold is not None
+                result.addcmul_((saved.scores > saved.threshold.unsqueeze(1)).to(value), column)
+        result.scatter_(1, saved.labels.unsqueeze(1), 0.0)
+    if target is not None:
+        own = target if _is_one(scale) else target / scale
+        result.scatter_(1, saved.labels.unsqueeze(1), own.unsqueeze(1))
+    if hardest is not None:
+        assert saved.place is not None
+        result.scatter_add_(1, saved.place.unsqueeze(1), (hardest / scale).unsqueeze(1))
+    return result, None
+
+
+def _in_closed_form(
+    saved: _Saved,
+    scale: Tensor | float,
+    similarity: Similarity,
+    wanted: Mapping[str, Tensor | None],
+    needs: Sequence[bool],
+) -> list[Tensor | None]:
+    """Gradients of features, prototypes, bias, scale and threshold."""
+    need_features, need_prototypes, need_bias, need_scale, need_threshold = needs
+    query = Operand(saved.query, saved.query_inverse, saved.query_offset)
+    keys = Operand(saved.keys, saved.keys_inverse, saved.keys_offset)
+    gradient, factor = _gradient_of_scores(saved, scale, wanted)
+    column = None if factor is None else factor.unsqueeze(1)
+    d_threshold = d_bias = d_scale = d_features = d_prototypes = d_rows = d_classes = None
+    excess = wanted.get("excess")
+    if need_threshold and excess is not None and saved.active is not None:
+        d_threshold = -excess * saved.active
+
+    # What similarities add to the products, and their own gradients.
+    if query.offset is not None or keys.offset is not None or saved.bias is not None:
+        d_classes = gradient.sum(0) if factor is None else factor @ gradient
+        d_classes = d_classes if _is_one(scale) else d_classes * scale
+    if query.offset is not None:
+        d_rows = gradient.sum(1) * scale
+        d_rows = d_rows if factor is None else d_rows * factor
+    if not (saved.factor is None and _is_one(scale)):
+        gradient.mul_(scale if saved.factor is None else saved.factor)
+
+    left = right = None
+    own = {name: value for name, value in wanted.items() if name in _OWN and value is not None}
+    if own and saved.own is not None:
+        if saved.directed is not None:
+            own = {name: torch.where(saved.directed, value, 0.0) for name, value in own.items()}
+        rows = saved.query if similarity.is_cosine else saved.features
+        left, right = similarity.paired_gradient(rows, saved.own, own)
+    if need_features or need_scale:
+        d_query = gradient @ keys.values
+        d_query = d_query if column is None else d_query.mul_(column)
+        if need_scale:
+            d_scale = _gradient_of_scale(saved, scale, wanted, d_query, d_rows, d_classes)
+        d_query = d_query if left is None else d_query.add_(left)
+        d_features = similarity.features_gradient(query, d_query, d_rows)
+    if need_prototypes:
+        weighted = query.values if column is None else query.values * column
+        d_keys = gradient.t() @ weighted
+        if left is not None:
+            rows, sign = (left, -1) if right is None else (right, 1)
+            rows = rows if saved.own_inverse is None else rows * saved.own_inverse
+            d_keys.index_add_(0, saved.labels, rows, alpha=sign)
+        d_prototypes = similarity.prototypes_gradient(keys, d_keys, d_classes)
+    if need_bias and d_classes is not None:
+        d_bias = d_classes
+        if "target" in own and saved.own is not None:
+            d_bias = d_bias.index_add(0, saved.labels, own["target"])
+    return [d_features, d_prototypes, d_bias, d_scale, d_threshold]
+
+
+def _gradient_of_scale(
+    saved: _Saved,
+    scale: Tensor | float,
+    wanted: Mapping[str, Tensor | None],
+    d_query: Tensor,
+    d_rows: Tensor | None,
+    d_classes: Tensor | None,
+) -> Tensor:
+    """Gradient of the scale: each score times its gradient, summed up without the scores."""
+    total = (saved.query * d_query).sum()
+    if d_rows is not None and saved.query_offset is not None:
+        total = total + saved.query_offset @ d_rows
+    for offset in (saved.keys_offset, saved.bias):
+        if d_classes is not None and offset is not None:
+            total = total + offset @ d_classes
+    for name, value in (("target", saved.target), ("hardest", saved.hardest)):
+        gradient = wanted.get(name)
+        if gradient is not None and value is not None:
+            # These are similarities, which the scale does not change.
+            total = total - gradient @ value
+    return total / scale
+
+
+def _by_reference(
+    saved: _Saved,
+    scale: Tensor | float,
+    similarity: Similarity,
+    wanted: Mapping[str, Tensor | None],
+) -> list[Tensor | None]:
+    """Gradients as the reference has them, differentiable again under ``create_graph``."""
+    inputs = (saved.features, saved.prototypes, saved.bias, saved.scale, saved.threshold)
+    again, reads = torch.is_grad_enabled(), frozenset(wanted)
+    with torch.enable_grad():
+        problem = Problem(saved.features, saved.prototypes, saved.bias, scale, similarity)
+        threshold = saved.threshold
+        split = reference_split(
+            problem, saved.labels, reads, None if threshold is None else lambda _: threshold
+        )
+        numbers = split._asdict() | {"mean": split.mean * split.rivals}
+    pairs = [(numbers[name], value) for name, value in wanted.items() if value is not None]
+    needed = [tensor for tensor in inputs if tensor is not None and tensor.requires_grad]
+    found = iter(
+        torch.autograd.grad(
+            [number for number, _ in pairs],
+            needed,
+            [value for _, value in pairs],
+            create_graph=again,
+            allow_unused=True,
+        )
+    )
+    return [next(found) if t is not None and t.requires_grad else None for t in inputs]

@@ -14,10 +14,12 @@ from tammes.kernels.problem import Problem
 from tammes.kernels.streamed.functions import streamed_split
 from tammes.kernels.tiling import Plan, most_prototypes
 from tammes.similarity import product_dtype
-from tammes.split import Split, with_sums
+from tammes.split import Split
 
 Implementation = Literal["auto", "dense", "streamed", "fused"]
 Way = Literal["dense", "streamed", "fused"]
+
+_IMPLEMENTATIONS = frozenset(get_args(Implementation))
 
 _SMALL = 1 << 20
 """Scores below which the plain form is at least as fast, and small anyway."""
@@ -26,7 +28,7 @@ _log = logging.getLogger("tammes")
 
 def check_implementation(name: str, implementation: str) -> None:
     """Reject an unknown implementation."""
-    if implementation not in get_args(Implementation):
+    if implementation not in _IMPLEMENTATIONS:
         raise ValueError(
             f"{name} expects implementation 'auto', 'dense', 'streamed' or 'fused', "
             f"got {implementation!r}"
@@ -92,7 +94,9 @@ def split(
     """
     reads = frozenset(reads)
     if choose_kernel(implementation, problem, reads) == "dense":
-        return with_sums(dense_split(problem, labels, reads), reads)
+        made = dense_split(problem, labels, reads)
+        ones = torch.ones_like(labels, dtype=made.target.dtype)
+        return made._replace(length=ones) if isinstance(made.length, float) else made
     if "excess" in reads:
         raise ValueError(
             "a streamed split expects reads without excess, whose threshold belongs to a term, "

@@ -66,9 +66,11 @@ def unmasked(bias: Tensor | None) -> tuple[Tensor | None, Tensor | None]:
     """
     if bias is None:
         return None, None
+    if bias.device.type == "cpu" and not transforming() and len(bias):
+        lowest = bias.detach().amin().item()
+        if lowest > -torch.inf:
+            return bias, None
     there = bias != -torch.inf
-    if bias.device.type == "cpu" and not transforming() and there.all():
-        return bias, None
     return torch.where(there, bias, 0.0), there
 
 

@@ -5,9 +5,9 @@ from typing import TYPE_CHECKING, NamedTuple
 import torch
 from torch import Tensor
 
-from tammes.losses.angular import target_score
+from tammes.losses.angular import target_similarity
 from tammes.similarity import norm
-from tammes.split import Split, softplus
+from tammes.split import Split, cross_entropy
 from tammes.states import State, read
 from tammes.terms import Batch, Setting, Term, term
 
@@ -109,5 +109,5 @@ def adaface(
         raise ValueError("adaface expects the running averages of a criterion, got none")
     norms = split.norm.detach().clamp(1e-3, 100.0)
     quality = ((norms - state.mean) / (state.std + 1e-3) * concentration).clamp(-1, 1)
-    score = target_score(split, m2=-margin * quality, m3=margin * (1 + quality))
-    return softplus(split.others - score)
+    similarity = target_similarity(split, m2=-margin * quality, m3=margin * (1 + quality))
+    return cross_entropy(split, similarity)

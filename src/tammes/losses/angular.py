@@ -1,8 +1,8 @@
 r"""Angular margins: the own prototype must be nearer than the others by a margin.
 
-All of them lower the score of the target before the softmax,
+All of them lower the similarity to the own class before the softmax,
 
-.. math:: \ell = \log\bigl(1 + e^{\Lambda - t}\bigr),\qquad t = s\,(r\,\Phi(\theta) - m_3),
+.. math:: \ell = \log\bigl(1 + e^{\Lambda - s\,t}\bigr),\qquad t = r\,\Phi(\theta) - m_3,
 
 with :math:`\theta` the angle to the own prototype, :math:`r` the norms that the head keeps, and
 :math:`\Phi` the cosine of :math:`\varphi = m_1\theta + m_2`, continued past :math:`\pi`. They
@@ -18,7 +18,7 @@ import math
 import torch
 from torch import Tensor
 
-from tammes.split import Split, softplus
+from tammes.split import Split, cross_entropy
 from tammes.terms import Setting, term
 
 
@@ -42,12 +42,15 @@ def angle(gap: Tensor, opposite: Tensor) -> Tensor:
 
 
 def _root(half_square: Tensor) -> Tensor:
-    """Square root, zero with a zero gradient where unit vectors differ by their rounding only."""
+    """Square root, zero with a zero gradient where unit vectors differ by their rounding only.
+
+    Not quite zero: so its derivatives, which that gradient replaces, are finite.
+    """
     rounding = (8 * torch.finfo(half_square.dtype).eps) ** 2
-    return torch.where(half_square < rounding, 0.0, half_square.clamp_min(rounding).sqrt())
+    return torch.nn.functional.threshold(half_square, rounding, 1e-30).sqrt()
 
 
-def target_score(
+def target_similarity(
     split: Split,
     *,
     m1: Setting = 1.0,
@@ -56,7 +59,7 @@ def target_score(
     extension: str = "monotone",
     gradient: str = "exact",
 ) -> Tensor:
-    r"""Score of the own class after the margins, :math:`s\,(r\,\Phi(\theta) - m_3)`.
+    r"""Similarity to the own class after the margins, :math:`r\,\Phi(\theta) - m_3`.
 
     Args:
         split: similarities of N examples, split by their labels.
@@ -68,14 +71,17 @@ def target_score(
             circle and once differentiable; ``"linear"``: :math:`\cos\theta - m_2\sin m_2` past
             :math:`\pi`, as in most ArcFace code, with a jump there.
         gradient: ``"exact"``; or ``"detached"``, the gradient of the plain
-            :math:`s\,r\cos\theta`, as in code that adds the margin without tracking gradients.
+            :math:`r\cos\theta`, as in code that adds the margin without tracking gradients.
 
     Returns:
-        Score of each example's own class, shape ``(N,)``.
+        Similarity of each example to its own class, shape ``(N,)``.
     """
     cosine = split.cosine
-    if isinstance(m1, (int, float)) and m1 == int(m1) and isinstance(m2, (int, float)) and m2 == 0:
+    numbers = isinstance(m1, (int, float)) and isinstance(m2, (int, float))
+    if numbers and m1 == int(m1) and m2 == 0:
         bent = _whole_multiple(cosine, int(m1))
+    elif numbers and m1 == 1 and extension == "monotone":
+        bent = _shifted(cosine, _root(split.gap * split.opposite), m2)
     else:
         theta = angle(split.gap, split.opposite)
         phi = m1 * theta + m2
@@ -86,10 +92,24 @@ def target_score(
             # A number is not made a tensor: that would copy it to a GPU, which no graph can hold.
             shift = m2 * (m2.sin() if isinstance(m2, Tensor) else math.sin(m2))
             bent = torch.where(phi <= math.pi, phi.cos(), cosine - shift)
-    plain, similarity = split.length * cosine, split.length * bent - m3
+    similarity = bent if isinstance(split.length, float) else split.length * bent
+    if isinstance(m3, Tensor) or m3:
+        similarity = similarity - m3
     if gradient == "detached":
+        plain = split.length * cosine
         similarity = plain + (similarity - plain).detach()
-    return split.scale * similarity
+    return similarity
+
+
+def _shifted(cosine: Tensor, sine: Tensor, m: float) -> Tensor:
+    r"""Monotone :math:`\Phi` of :math:`\theta + m` by the addition theorem, without an angle.
+
+    Past :math:`\pi`, or below 0 for a negative m, it is mirrored at -1, or at 1.
+    """
+    bent = torch.sub(cosine * math.cos(m), sine, alpha=math.sin(m))
+    if m > 0:
+        return (bent + 1) * (cosine.detach() + math.cos(m)).sign() - 1
+    return (bent - 1) * (math.cos(m) - cosine.detach()).sign() + 1
 
 
 def _whole_multiple(cosine: Tensor, m: int) -> Tensor:
@@ -147,7 +167,7 @@ def normface(split: Split) -> Tensor:
     References:
         Wang et al., NormFace: L2 Hypersphere Embedding for Face Verification, ACM MM 2017.
     """
-    return softplus(split.others - split.scale * split.target)
+    return cross_entropy(split, split.target)
 
 
 @term(reads="target others")
@@ -176,7 +196,7 @@ def cosface(split: Split, *, margin: Setting = 0.35) -> Tensor:
         Wang et al., CosFace: Large Margin Cosine Loss for Deep Face Recognition, CVPR 2018, eq. 4.
         Liu et al., Negative Margin Matters, ECCV 2020, eq. 8.
     """
-    return softplus(split.others - split.scale * (split.target - margin))
+    return cross_entropy(split, split.target, margin)
 
 
 def _check_arcface(margin: float, **others: Setting) -> None:
@@ -197,7 +217,8 @@ def arcface(
         margin: angle :math:`m` in radians by which the own class must win.
         extension: continuation of :math:`\Phi` past :math:`\pi`: ``"monotone"`` as
             :math:`-2 - \cos(\theta + m)`, or ``"linear"`` as :math:`\cos\theta - m\sin m`.
-        gradient: ``"exact"`` or ``"detached"``, see :func:`tammes.losses.angular.target_score`.
+        gradient: ``"exact"`` or ``"detached"``, see
+            :func:`tammes.losses.angular.target_similarity`.
 
     Returns:
         Loss of each example, shape ``(N,)``.
@@ -211,9 +232,8 @@ def arcface(
         Deng et al., ArcFace: Additive Angular Margin Loss for Deep Face Recognition, CVPR 2019,
         eq. 3.
     """
-    return softplus(
-        split.others - target_score(split, m2=margin, extension=extension, gradient=gradient)
-    )
+    similarity = target_similarity(split, m2=margin, extension=extension, gradient=gradient)
+    return cross_entropy(split, similarity)
 
 
 @term(reads="gap length others", requires="angle", check=_check)
@@ -240,7 +260,8 @@ def combined_margin(
         m2: radians added to the angle.
         m3: cosine subtracted.
         extension: continuation of :math:`\Phi` past :math:`\pi`, see :func:`tammes.arcface`.
-        gradient: ``"exact"`` or ``"detached"``, see :func:`tammes.losses.angular.target_score`.
+        gradient: ``"exact"`` or ``"detached"``, see
+            :func:`tammes.losses.angular.target_similarity`.
 
     Returns:
         Loss of each example, shape ``(N,)``.
@@ -255,15 +276,16 @@ def combined_margin(
         Deng et al., ArcFace, CVPR 2019, eq. 4; Zhou et al., Learning Towards the Largest Margins,
         ICLR 2022.
     """
-    score = target_score(split, m1=m1, m2=m2, m3=m3, extension=extension, gradient=gradient)
-    return softplus(split.others - score)
+    similarity = target_similarity(
+        split, m1=m1, m2=m2, m3=m3, extension=extension, gradient=gradient
+    )
+    return cross_entropy(split, similarity)
 
 
 def _multiplied_angle(split: Split, margin: Setting, blend: Setting, gradient: str) -> Tensor:
     """Loss of L-Softmax and SphereFace, which differ only in their heads."""
-    bent = target_score(split, m1=margin, gradient=gradient)
-    score = (blend * split.scale * split.target + bent) / (1 + blend)
-    return softplus(split.others - score)
+    bent = target_similarity(split, m1=margin, gradient=gradient)
+    return cross_entropy(split, (blend * split.target + bent) / (1 + blend))
 
 
 def _check_multiple(margin: float, blend: float, gradient: str) -> None:
@@ -293,7 +315,8 @@ def l_softmax(
         margin: factor :math:`m` of the angle; need not be an integer.
         blend: :math:`\lambda`, weight of the plain cosine; anneal it from about 1000 down with
             :class:`tammes.schedules.LambdaAnnealing`.
-        gradient: ``"exact"`` or ``"detached"``, see :func:`tammes.losses.angular.target_score`.
+        gradient: ``"exact"`` or ``"detached"``, see
+            :func:`tammes.losses.angular.target_similarity`.
 
     Returns:
         Loss of each example, shape ``(N,)``.
@@ -327,7 +350,8 @@ def sphereface(
         split: similarities of N examples to unit prototypes, split by their labels.
         margin: factor :math:`m` of the angle; need not be an integer.
         blend: :math:`\lambda`, weight of the plain cosine; see :func:`tammes.l_softmax`.
-        gradient: ``"exact"`` or ``"detached"``, see :func:`tammes.losses.angular.target_score`.
+        gradient: ``"exact"`` or ``"detached"``, see
+            :func:`tammes.losses.angular.target_similarity`.
 
     Returns:
         Loss of each example, shape ``(N,)``.

@@ -2,7 +2,7 @@
 
 from torch import Tensor
 
-from tammes.split import Split, softplus
+from tammes.split import Split, cross_entropy
 from tammes.terms import Setting, term
 
 
@@ -44,4 +44,4 @@ def ldam(split: Split, counts: Setting, *, max_margin: Setting = 0.5) -> Tensor:
         Cao et al., Learning Imbalanced Datasets with Label-Distribution-Aware Margin Loss,
         NeurIPS 2019, eq. 13.
     """
-    return softplus(split.others - split.scale * (split.target - max_margin * counts**-0.25))
+    return cross_entropy(split, split.target, max_margin * counts**-0.25)

@@ -4,7 +4,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from tammes.split import Split, softplus
+from tammes.split import Split, cross_entropy, softplus
 from tammes.terms import Setting, term
 
 
@@ -47,9 +47,9 @@ def softmax(split: Split, *, smoothing: float = 0.0, margin: Setting = 0.0) -> T
         Kobayashi, Large Margin in Softmax Cross-Entropy Loss, BMVC 2019, eq. 2, 3, 13, 15.
         Liu et al., Negative Margin Matters, ECCV 2020, eq. 7.
     """
-    target = split.scale * (split.target - margin)
-    loss = softplus(split.others - target)
+    loss = cross_entropy(split, split.target, margin)
     if isinstance(smoothing, Tensor) or smoothing:
+        target = split.scale * (split.target - margin)
         loss = loss + smoothing * split.rivals / (split.rivals + 1) * (target - split.mean)
     return loss
 

@@ -8,6 +8,7 @@ from torch import Tensor
 
 from tammes.kernels.matmul import halved, multiply
 from tammes.kernels.problem import Problem
+from tammes.similarity import Operand
 
 
 class Needs(NamedTuple):
@@ -31,9 +32,9 @@ def take(tensor: Tensor, places: Tensor, dtype: torch.dtype) -> Tensor:
 class Keys:
     """Scores of a block of classes, ``query . key + scale * offset``, and the way back.
 
-    Keys are made of prototypes where they are used, so no copy of all of them is made. But in half
-    precision one is kept: on a GPU, making them again for every block of rows takes longer than
-    the products.
+    Products are made with the prototypes as they are, and scaled where directions are compared, so
+    no copy of all of them is made. But in half precision one of unit rows is kept: on a GPU, making
+    it again for every block of rows takes longer than the products.
 
     Args:
         problem: its scale is a tensor in the working dtype, its similarity bound.
@@ -58,25 +59,40 @@ class Keys:
         like = torch.zeros((), dtype=self.dtype, device=features.device)
         self.d_offsets = like.expand(len(self.prototypes)).clone()
         self.written = False
-        self.kept: dict[int, tuple[Tensor, Tensor | None]] = {}
+        self.inverses: dict[int, Tensor] = {}
+        self.kept: dict[int, Operand] = {}
 
-    def make(self, block: slice) -> tuple[Tensor, Tensor | None]:
-        """Keys of a block of classes, and what is added to their similarities."""
+    def make(self, block: slice) -> Operand:
+        """Operand of a block of classes; its offset has the bias in it."""
         if block.start in self.kept:
             return self.kept[block.start]
-        keys, offset = self.similarity.keys(self.prototypes[block].to(self.dtype))
+        rows, inverse, offset, _ = self._operand(block)
         if self.bias is not None:
             offset = self.bias[block] if offset is None else offset + self.bias[block]
-        if self.low is not None:
-            self.kept[block.start] = keys, offset = keys.to(self.low), offset
-        return keys, offset
+        if self.low is None:
+            return Operand(rows, inverse, offset)
+        rows = rows if inverse is None else rows * inverse
+        self.kept[block.start] = Operand(rows.to(self.low), None, offset)
+        return self.kept[block.start]
+
+    def _operand(self, block: slice) -> Operand:
+        """Prototypes of a block as they enter products; their lengths are taken once."""
+        rows, known = self.prototypes[block].to(self.dtype), self.inverses.get(block.start)
+        if known is not None:
+            return Operand(rows, known)
+        operand = self.similarity.prototypes_operand(rows)
+        if operand.inverse is not None:
+            self.inverses[block.start] = operand.inverse
+        return operand
 
     def fill(
         self, scores: Tensor, query: Tensor, row_offset: Tensor | None, block: slice
     ) -> Tensor | None:
         """Write the scores of a block of classes; returns its offsets."""
-        keys, offset = self.make(block)
+        keys, inverse, offset, _ = self.make(block)
         self.product(query, keys.T, out=scores)
+        if inverse is not None:
+            scores *= inverse.view(-1)
         if offset is not None:
             scores += self.scale * offset
         if row_offset is not None:
@@ -89,14 +105,16 @@ class Keys:
         """Multiply the scores' gradient with keys and queries.
 
         Args:
-            gradient: of the scores up to a factor of each row, shape ``(n, k)``.
+            gradient: of the scores up to a factor of each row, shape ``(n, k)``; overwritten.
             heavy: queries times that factor and the weight of the row, shape ``(n, D)``.
             block: slice of the classes.
             d_query: is added to, without the factor, shape ``(n, D)``.
             add: whether other rows have given the keys a gradient before.
         """
+        keys, inverse, *_ = self.make(block)
+        if inverse is not None:
+            gradient *= inverse.view(-1)
         if d_query is not None:
-            keys, _ = self.make(block)
             self.product(gradient, keys, out=d_query, add=True)
         if self.gradient is not None:
             self.product(gradient.T, heavy, out=self.gradient[block], add=add)
@@ -131,15 +149,9 @@ class Keys:
         return self.gradient, self.d_offsets
 
     def _through(self, block: slice) -> None:
-        """Turn the gradient of a block of keys, in place, into that of its prototypes."""
+        """Turn the gradient of a block of operands, in place, into that of its prototypes."""
         assert self.gradient is not None
-        with torch.enable_grad():
-            prototypes = self.prototypes[block].detach().to(self.dtype).requires_grad_()
-            keys, offset = self.similarity.keys(prototypes)
-        if keys is prototypes:
-            return
-        outputs, d_outputs = [keys], [self.gradient[block]]
-        if offset is not None:
-            outputs.append(offset)
-            d_outputs.append(self.d_offsets[block])
-        (self.gradient[block],) = torch.autograd.grad(outputs, prototypes, d_outputs)
+        gradient, operand = self.gradient[block], self._operand(block)
+        if self.low is not None and operand.inverse is not None:
+            gradient *= operand.inverse
+        self.similarity.prototypes_gradient(operand, gradient, self.d_offsets[block])

@@ -13,8 +13,8 @@ from tammes.distributed.sharded_rows import ShardedRows
 from tammes.heads.head import Head
 from tammes.heads.sharded import ShardedHead
 from tammes.kernels import dispatch
-from tammes.kernels.dense import similarity_matrix
 from tammes.kernels.problem import Problem, cosines_of
+from tammes.kernels.reference import similarity_matrix
 from tammes.metrics import functional
 from tammes.split import Split, split_matrix
 from tammes.terms import Loss

@@ -10,8 +10,8 @@ from torch import Tensor
 
 import tammes
 from tammes.geometry import largest_class_margin, largest_sample_margin
-from tammes.kernels.dense import similarity_matrix
 from tammes.kernels.problem import Problem
+from tammes.kernels.reference import similarity_matrix
 from tammes.lab.measure.files import MeasureInput
 from tammes.metrics import functional
 from tammes.metrics.functional import AnglesResult, SampleMarginResult

@@ -9,8 +9,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from tammes.kernels.dense import similarity_matrix
 from tammes.kernels.problem import Problem
+from tammes.kernels.reference import similarity_matrix
 from tammes.lab.fewshot.recipe_cells import FewShotSettings, find
 from tammes.lab.records.run_folder import Run, number
 from tammes.lab.reproduce.ledger import Entry, Ledger

@@ -1,0 +1,77 @@
+"""The plain form of a split: every score in memory, gradients by autograd."""
+
+from collections.abc import Callable
+
+import torch
+from torch import Tensor
+
+from tammes.kernels.problem import Problem
+from tammes.similarity import full_precision, working_dtype
+from tammes.split import Split, split_matrix, with_sums
+
+
+def score_matrix(problem: Problem) -> Tensor:
+    """Score of every example for every class, shape ``(N, C)``; ``-inf`` for a masked class."""
+    # Masked after scaling: a scale that is learned must not meet the infinity.
+    scaled = problem.scale * similarity_matrix(problem._replace(there=None))
+    return _masked(scaled, problem.there)
+
+
+def similarity_matrix(problem: Problem) -> Tensor:
+    """Similarity of every example to every class, shape ``(N, C)``; ``-inf`` for a masked class."""
+    problem = _working(problem)
+    with full_precision(problem.features.device):
+        query, row_offset = problem.similarity.query(problem.features)
+        return _masked(_products(problem, query, row_offset), problem.there)
+
+
+def _masked(matrix: Tensor, there: Tensor | None) -> Tensor:
+    return matrix if there is None else matrix.masked_fill(~there, -torch.inf)
+
+
+def _working(problem: Problem) -> Problem:
+    """Cast once, so that the parts of a gradient meet in the working dtype; bind the similarity."""
+    dtype = working_dtype(problem.features, problem.prototypes)
+    return problem._replace(
+        features=problem.features.to(dtype),
+        prototypes=problem.prototypes.to(dtype),
+        bias=None if problem.bias is None else problem.bias.to(dtype),
+        similarity=problem.similarity.bind(problem.prototypes),
+    )
+
+
+def _products(problem: Problem, query: Tensor, row_offset: Tensor | None) -> Tensor:
+    keys, class_offset = problem.similarity.keys(problem.prototypes)
+    matrix = query @ keys.T
+    for offset in (class_offset, problem.bias):
+        matrix = matrix if offset is None else matrix + offset
+    return matrix if row_offset is None else matrix + row_offset[:, None]
+
+
+def reference_split(
+    problem: Problem,
+    labels: Tensor,
+    reads: frozenset[str],
+    threshold: Callable[[Split], Tensor] | None = None,
+) -> Split:
+    """Split a batch in plain torch operations.
+
+    The reference for every kernel; differentiable any number of times, and under
+    ``torch.compile`` and ``torch.func``.
+
+    Args:
+        problem: features and prototypes.
+        labels: class of each example, shape ``(N,)``.
+        reads: names of the fields to compute.
+        threshold: of the ``excess``, as a function of the split without it.
+    """
+    with full_precision(problem.features.device):
+        problem = _working(problem)
+        query, row_offset = problem.similarity.query(problem.features)
+        own_prototypes = problem.prototypes.index_select(0, labels)
+        own = problem.similarity.own(problem.features, own_prototypes, reads, query)
+        if problem.bias is not None and "target" in own:
+            own["target"] = own["target"] + problem.bias.index_select(0, labels)
+        matrix = _products(problem, query, row_offset)
+        split = split_matrix(matrix, labels, problem.scale, problem.there, own, reads)
+        return with_sums(split, reads, None if threshold is None else threshold(split))
