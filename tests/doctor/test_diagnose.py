@@ -232,10 +232,14 @@ def test_metric_losses_need_company():
 
 
 def test_a_metric_loss_has_no_accuracy_and_no_prototypes_to_judge():
-    criterion = with_prototypes(linear(tammes.nca()), torch.ones(CLASSES, DIM))
-    diagnosis = diagnose(criterion, *batch())
-    assert not {"accuracy", "prototype_cosine"} & set(diagnosis.measured)
-    assert diagnosis.healthy
+    for loss in (tammes.nca(), 0.1 * tammes.nca() + tammes.zero_centroid()):
+        criterion = with_prototypes(cosine(loss), torch.ones(CLASSES, DIM))
+        # Satisfied examples, far apart.
+        labels = torch.arange(EXAMPLES) % CLASSES
+        features = 100 * F.one_hot(labels, DIM).float()
+        diagnosis = diagnose(criterion, features, labels, losses=FALLING)
+        assert not {"accuracy", "prototype_cosine"} & set(diagnosis.measured)
+        assert diagnosis.healthy
 
 
 def test_infeasible_margins_say_the_largest():

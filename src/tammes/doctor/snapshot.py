@@ -15,6 +15,8 @@ from tammes.terms import Term
 
 ROWS = 512
 """Largest number of examples that are looked at."""
+_BLOCK = 1 << 16
+"""Prototypes that are normalised at once."""
 
 
 @dataclass(frozen=True)
@@ -51,9 +53,8 @@ class Snapshot:
         loss: mean loss.
         sensitivity: mean of the norm of an example's gradient times that of its feature: the change
             of the loss by a relative change of the feature.
-        accuracy: share of examples whose class has the highest score; None if no term of the loss
-            reads the prototypes.
-        prototype_cosine: mean cosine of two prototypes; None where directions mean nothing.
+        accuracy: share of examples whose class has the highest score; None if no term classifies.
+        prototype_cosine: mean cosine of two prototypes; None if no term classifies, or by distance.
         feature_cosine: mean cosine of two features.
         zero_features: share of features that are exactly zero.
         live_dimensions: number of dimensions that are not zero in every feature.
@@ -148,15 +149,15 @@ def take_snapshot(criterion: Criterion, features: Tensor, labels: Tensor, **know
         features = features.to(torch.promote_types(features.dtype, torch.float))
         readings, loss, gradient = _read_terms(criterion, head, features, labels)
         prototypes = head.weight.detach()
-        reads_prototypes = any(t.term.definition.on != "features" for t in readings)
+        classifies = any(t.term.definition.on == "split" for t in readings)
         accuracy = None
-        if reads_prototypes:
+        if classifies:
             with torch.no_grad():
                 own = head.split(features, labels, ("target", "hardest"))
             accuracy = float((own.target > own.hardest).float().mean())
         norms = torch.linalg.vector_norm(features, dim=1)
         sensitivity = (torch.linalg.vector_norm(gradient, dim=1) * norms).mean()
-        angular = reads_prototypes and head.similarity.has_angle
+        angular = classifies and head.similarity.has_angle
         return Snapshot(
             classes=head.num_classes,
             dim=head.embedding_size,
@@ -234,8 +235,9 @@ def _mean_cosine(rows: Tensor) -> float:
     count = len(rows)
     if count < 2:
         return 0.0
-    mean = unit(rows.float()).mean(0)
-    return float((count * mean.square().sum() - 1) / (count - 1))
+    # In blocks: of a million prototypes no copy is made.
+    total = sum(unit(block.float()).sum(0) for block in rows.split(_BLOCK))
+    return float((torch.as_tensor(total / count).square().sum() * count - 1) / (count - 1))
 
 
 def optimizer_state(
