@@ -9,7 +9,7 @@ import torch.nn.functional as F
 from torch.testing import assert_close
 
 import tammes
-from tammes.losses.angular import target_score
+from tammes.losses.angular import target_similarity
 from tammes.schedules import LambdaAnnealing
 
 IMPLEMENTATIONS = ("dense", "streamed")
@@ -119,7 +119,7 @@ def test_the_exact_gradient_of_arcface_is_that_of_its_formula(theta):
     # Fault d: set in place without autograd, d target / d cos is s everywhere.
     scale, margin = 64.0, 0.5
     cosine, labels = cosine_of(theta)
-    score = target_score(tammes.split(cosine, labels, scale=scale), m2=margin)
+    score = target_similarity(tammes.split(cosine, labels, scale=scale), m2=margin)
     score.sum().backward()
     # Past pi, here at theta = 2.8, the monotone continuation turns the sign of the formula.
     sign = 1 if theta + margin <= math.pi else -1
@@ -133,10 +133,10 @@ def test_the_detached_gradient_of_arcface_is_the_scale(theta):
     # Fault d again: the same behaviour, but asked for by name, and with the same value.
     cosine, labels = cosine_of(theta)
     split = tammes.split(cosine, labels, scale=64.0)
-    score = target_score(split, m2=0.5, gradient="detached")
+    score = target_similarity(split, m2=0.5, gradient="detached")
     score.sum().backward()
     assert cosine.grad[0, 0].item() == pytest.approx(64.0, rel=1e-12)
-    assert_close(score, target_score(split, m2=0.5))
+    assert_close(score, target_similarity(split, m2=0.5))
 
 
 @pytest.mark.parametrize("implementation", IMPLEMENTATIONS)
@@ -200,9 +200,11 @@ def test_the_combined_margin_uses_all_three():
     # Fault e: with m3 > 0 the faulty code leaves out m2 and has 0.300 for the target.
     cosine = torch.tensor([[0.5, 0.0]], dtype=torch.double)
     split = tammes.split(cosine, torch.tensor([0]))
-    assert target_score(split, m2=0.3, m3=0.2).item() == pytest.approx(0.022, abs=5e-4)
+    assert target_similarity(split, m2=0.3, m3=0.2).item() == pytest.approx(0.022, abs=5e-4)
     expected = math.cos(1.2 * math.acos(0.5) + 0.3) - 0.2
-    assert target_score(split, m1=1.2, m2=0.3, m3=0.2).item() == pytest.approx(expected, rel=1e-9)
+    assert target_similarity(split, m1=1.2, m2=0.3, m3=0.2).item() == pytest.approx(
+        expected, rel=1e-9
+    )
 
 
 @pytest.mark.parametrize(

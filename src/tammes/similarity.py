@@ -159,18 +159,15 @@ class Similarity:
 
     It has two forms. The plain one (``query``, ``keys``, ``own``) is pure and differentiable any
     number of times. The closed one (``features_operand`` and what follows) has its gradients
-    written down, for kernels that compute them without a graph; a similarity without it is left to
-    autograd.
+    written down, for kernels that compute them without a graph.
 
     Attributes:
         has_angle: whether the target is ``length * cosine``, so that angular margins make sense.
         is_cosine: whether it is bounded by one: unit features and unit prototypes.
-        is_closed: whether the closed form is there.
     """
 
     has_angle: bool = True
     is_cosine: bool = False
-    is_closed: bool = False
 
     def bind(self, prototypes: Tensor) -> "Similarity":
         """Fix what depends on all prototypes at once, before they are cut into blocks."""
@@ -272,16 +269,12 @@ class Similarity:
 class InnerProduct(Similarity):
     """``x . w``: a linear classifier."""
 
-    is_closed = True
-
 
 @dataclass(frozen=True)
 class Cosine(Similarity):
     """``cos(x, w)``, or ``|x| cos(x, w)`` where the features keep their length."""
 
     normalize_features: bool = True
-
-    is_closed = True
 
     def __post_init__(self) -> None:
         # Bounded by one only where the features are normalised too.
@@ -401,7 +394,6 @@ class SquaredDistance(Similarity):
     centre: Tensor | None = None
 
     has_angle = False
-    is_closed = True
 
     def bind(self, prototypes: Tensor) -> "SquaredDistance":
         """Measure from the mean prototype, so that the expanded square keeps its digits.

@@ -1,7 +1,7 @@
 """Split: an example reduced to the five numbers that a margin loss reads, instead of C scores."""
 
 from collections.abc import Iterable, Mapping
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import torch
 from torch import Tensor
@@ -36,7 +36,7 @@ class Split(NamedTuple):
         labels: class of each example, shape ``(N,)``.
         scale: inverse temperature :math:`s`; a number, or a tensor that broadcasts with ``(N,)``.
         length: norm of the feature times norm of the own prototype, as far as the head leaves
-            them in the similarity, shape ``(N,)``; on a cosine head 1, there also as a number.
+            them in the similarity: 1 on a cosine head. Shape ``(N,)``.
         norm: norm of the feature, shape ``(N,)``.
         gap: one minus the cosine to the own prototype, as half a squared distance of unit
             vectors, so that it keeps its digits where the cosine has none left. Shape ``(N,)``.
@@ -51,6 +51,7 @@ class Split(NamedTuple):
             reads it, shape ``(N,)``.
         softplus: :math:`\sum_{c\ne y}\log(1 + e^{f_c})`, shape ``(N,)``; both only where a term
             asked for them.
+        unit: whether the length is known to be 1, so that nobody needs to multiply by it.
 
     A class whose score is ``-inf`` is masked: it counts in none of these numbers, as if it were not
     there. An example's own class cannot be. A number that no term reads is not computed and holds
@@ -70,7 +71,7 @@ class Split(NamedTuple):
     mean: Tensor
     labels: Tensor
     scale: Tensor | float
-    length: Tensor | float
+    length: Tensor
     norm: Tensor
     gap: Tensor
     opposite: Tensor
@@ -79,6 +80,7 @@ class Split(NamedTuple):
     rest: Tensor | None = None
     excess: Tensor | None = None
     softplus: Tensor | None = None
+    unit: bool = False
 
     @property
     def cosine(self) -> Tensor:
@@ -243,11 +245,13 @@ def split_matrix(
 
 
 def assemble(
-    numbers: Mapping[str, Any],
+    numbers: Mapping[str, Tensor],
     labels: Tensor,
     scale: Tensor | float,
     classes: int,
     like: Tensor,
+    *,
+    unit: bool = False,
 ) -> Split:
     """Build a split from merged numbers; missing ones hold NaN."""
     unread = like.new_full(labels.shape, float("nan"))
@@ -261,4 +265,5 @@ def assemble(
         rivals=rivals,
         excess=numbers.get("excess"),
         softplus=numbers.get("softplus"),
+        unit=unit,
     )

@@ -28,7 +28,7 @@ from tammes.geometry import (
     orthoplex,
     simplex,
 )
-from tammes.losses.angular import target_score
+from tammes.losses.angular import target_similarity
 
 SHARP = 1e4
 """A scale at which a margin missed by a hundredth costs a hundred nats."""
@@ -81,7 +81,7 @@ def test_the_bent_cosine_is_the_score_the_losses_compute(m1, m2):
     theta = torch.linspace(0.01, math.pi - 0.01, 50, dtype=torch.double)
     cosine = theta.cos()
     rows = tammes.split(torch.stack([cosine, cosine], 1), torch.zeros(50, dtype=torch.long))
-    expected = target_score(rows, m1=m1, m2=m2, m3=0.2)
+    expected = target_similarity(rows, m1=m1, m2=m2, m3=0.2)
     ours = torch.tensor([bent(t, (m1, m2, 0.2)) for t in theta.tolist()], dtype=torch.double)
     assert_close(ours, expected)
 

@@ -9,7 +9,7 @@ import numpy as np
 import torch
 from records import make_run, make_study
 
-from tammes.lab.cli.measure import main as measure
+from tammes.lab.cli.main import main
 from tammes.lab.records.run_folder import Run
 from tammes.lab.report.pages.reproduction_page import reproduction_page
 from tammes.lab.report.pages.runs_page import runs_page
@@ -58,7 +58,7 @@ def write_measure_page(folder):
         labels=labels.numpy(),
         class_names=np.array(NAMES),
     )
-    assert measure([str(folder / "<i>file.npz"), "--out", str(folder)]) == 0
+    assert main(["measure", str(folder / "<i>file.npz"), "--out", str(folder)]) == 0
     return folder / "measure.html"
 
 

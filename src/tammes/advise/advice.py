@@ -101,21 +101,12 @@ class Advice:
 
     def to_dict(self) -> dict[str, Any]:
         """Convert to plain numbers, strings, lists and dictionaries; infinity becomes None."""
-        work = {k: v for k, v in vars(self.work).items() if k not in ("similarity", "reads")}
-        margin = {**asdict(self.class_margin), "degrees": self.class_margin.degrees}
-        return _plain(
-            {
-                **vars(self),
-                "work": {**work, "reads": sorted(self.work.reads)},
-                "machine": asdict(self.machine),
-                "class_margin": margin,
-                "margins": [asdict(row) for row in self.margins],
-                "scales": asdict(self.scales),
-                "recommendations": [asdict(row) for row in self.recommendations],
-                "cautions": [asdict(row) for row in self.cautions],
-                "costs": [cost.to_dict() for cost in self.costs],
-            }
-        )
+        plain = asdict(self)
+        work = {k: v for k, v in plain["work"].items() if k not in ("similarity", "reads")}
+        plain["work"] = {**work, "reads": sorted(self.work.reads)}
+        plain["class_margin"]["degrees"] = self.class_margin.degrees
+        plain["costs"] = [cost.to_dict() for cost in self.costs]
+        return _plain(plain)
 
     def __str__(self) -> str:
         from tammes.advise.text import text

@@ -55,6 +55,15 @@ def bent(theta: float, margins: Margins = (1.0, 0.0, 0.0)) -> float:
     return (-1) ** (turns % 2) * math.cos(phi) - 2 * turns - m3
 
 
+def largest_where(holds: Callable[[float], bool], high: float) -> float:
+    """Find the largest number from 0 to ``high`` where a condition still holds, by bisection."""
+    low = 0.0
+    for _ in range(60):
+        middle = (low + high) / 2
+        low, high = (middle, high) if holds(middle) else (low, middle)
+    return low
+
+
 def class_radius(angle: float, margins: Margins = (1.0, 0.0, 0.0)) -> float | None:
     r"""Largest angle to its prototype at which an example meets the margins, in radians.
 
@@ -75,26 +84,12 @@ def class_radius(angle: float, margins: Margins = (1.0, 0.0, 0.0)) -> float | No
     """
     if bent(0.0, margins) < math.cos(angle) - 1e-12:
         return None
-    low, high = 0.0, angle
-    for _ in range(60):
-        middle = (low + high) / 2
-        if bent(middle, margins) >= math.cos(angle - middle):
-            low = middle
-        else:
-            high = middle
-    return low
+    return largest_where(lambda theta: bent(theta, margins) >= math.cos(angle - theta), angle)
 
 
 def _largest_adaface(angle: float) -> float:
     """Root of ``2 - cos(m) - 2 m = cos(angle)``: the largest margins of AdaFace, at k = 1."""
-    low, high = 0.0, math.pi
-    for _ in range(60):
-        middle = (low + high) / 2
-        if bent(0.0, (1.0, -middle, 2 * middle)) >= math.cos(angle):
-            low = middle
-        else:
-            high = middle
-    return low
+    return largest_where(lambda m: bent(0.0, (1.0, -m, 2 * m)) >= math.cos(angle), math.pi)
 
 
 def _gap(angle: float) -> float:

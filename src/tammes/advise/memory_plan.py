@@ -100,7 +100,7 @@ def plan(work: Workload, machine: Machine | None = None) -> tuple[Cost, ...]:
     if work.fusable:
         ways["fused"] = kernel_costs.fused(work, work.rows, work.classes)
     every = [estimate.replicated(mode, inside) for mode, inside in ways.items()]
-    return (*every, estimate.sharded(), estimate.sampled())
+    return (*every, estimate.sharded(), estimate.sharded(sampled=True))
 
 
 class _Estimate:
@@ -120,17 +120,7 @@ class _Estimate:
         exchange: float,
         note: str = "",
     ) -> Cost:
-        """Add the costs that all implementations share.
-
-        Args:
-            mode: name of the implementation.
-            inside: work of its kernel.
-            classes: number of classes on the rank.
-            trained: number of them that get a gradient.
-            features: bytes of features.
-            exchange: seconds of communication.
-            note: additional remark.
-        """
+        """Add the costs that all implementations share; ``trained`` classes get a gradient."""
         work, machine = self.work, self.machine
         row = work.dim * work.stored
         parts = {
@@ -170,48 +160,28 @@ class _Estimate:
             note=note,
         )
 
-    def sharded(self) -> Cost:
-        """Cost with a shard of the classes on each rank, and the features of all ranks."""
+    def sharded(self, *, sampled: bool = False) -> Cost:
+        """Cost with a shard of the classes on each rank, of which a step may sample some."""
         work = self.work
-        way, inside = kernel_costs.shared(work, work.batch, work.shard)
+        trained = sample_size(work.batch, work.shard, work.sample_rate) if sampled else work.shard
+        way, inside = kernel_costs.shared(work, work.batch, trained)
+        note = f"{way} on each rank" if work.gpus > 1 else ""
+        if sampled:
+            # The sampled rows are copied.
+            inside = inside._replace(scores=inside.scores + trained * work.dim * work.stored)
+            note = f"approximate: {trained:,} of {work.shard:,} classes"
+        # Features of this rank and, if there are others, of all ranks, with their gradients.
+        rows = work.rows + (work.batch if work.gpus > 1 else 0)
+        received = sum(messages(work).values())
         return self.cost(
-            "sharded",
-            inside,
-            classes=work.shard,
-            trained=work.shard,
-            features=self.gathered(),
-            exchange=self.communication(inside.blocks),
-            note=f"{way} on each rank" if work.gpus > 1 else "",
-        )
-
-    def sampled(self) -> Cost:
-        """Cost of sharded classes of which each step samples some."""
-        work = self.work
-        trained = sample_size(work.batch, work.shard, work.sample_rate)
-        _, inside = kernel_costs.shared(work, work.batch, trained)
-        # The sampled rows are copied.
-        inside = inside._replace(scores=inside.scores + trained * work.dim * work.stored)
-        return self.cost(
-            "sampled",
+            "sampled" if sampled else "sharded",
             inside,
             classes=work.shard,
             trained=trained,
-            features=self.gathered(),
-            exchange=self.communication(inside.blocks),
-            note=f"approximate: {trained:,} of {work.shard:,} classes",
+            features=2 * rows * work.dim * work.working,
+            exchange=exchange(work, self.machine, received, COLLECTIVES + inside.blocks),
+            note=note,
         )
-
-    def gathered(self) -> int:
-        """Bytes of the features of this rank and of all ranks, with their gradients."""
-        work = self.work
-        own = 2 * work.rows * work.dim * work.working
-        return own + (2 * work.batch * work.dim * work.working if work.gpus > 1 else 0)
-
-    def communication(self, blocks: int) -> float:
-        """Seconds of communication of a sharded step."""
-        work = self.work
-        received = sum(messages(work).values())
-        return exchange(work, self.machine, received, COLLECTIVES + blocks)
 
 
 def messages(work: Workload) -> dict[str, float]:

@@ -3,7 +3,14 @@
 import math
 from dataclasses import dataclass
 
-from tammes.advise.feasibility import KINDS, LINEAR, bent, definition, scale_for
+from tammes.advise.feasibility import (
+    KINDS,
+    LINEAR,
+    bent,
+    definition,
+    largest_where,
+    scale_for,
+)
 from tammes.advise.memory_plan import Cost, size
 from tammes.advise.warnings import FEW, METRIC, Choice
 from tammes.advise.workload import UNFUSED, WIDEST
@@ -65,17 +72,13 @@ def best_margin(
         return default
     margin = min(default, largest / 2)
     margin = margin / 2 if _few(samples) else margin
-    if (
-        scale is not None
-        and scale_for(odds, bent(0.0, kind.place(margin)), math.cos(angle)) > scale
-    ):
+
+    def needed(margin: float) -> float:
+        return scale_for(odds, bent(0.0, kind.place(margin)), math.cos(angle))
+
+    if scale is not None and needed(margin) > scale:
         # Largest margin at this scale; none, if the scale is too small even without one.
-        low, high = 0.0, margin
-        for _ in range(50):
-            middle = (low + high) / 2
-            enough = scale_for(odds, bent(0.0, kind.place(middle)), math.cos(angle)) <= scale
-            low, high = (middle, high) if enough else (low, middle)
-        margin = low
+        margin = largest_where(lambda margin: needed(margin) <= scale, margin)
     return float(f"{margin:.3g}")
 
 

@@ -99,7 +99,27 @@ class Workload:
     device: str = "cuda"
 
     def __post_init__(self) -> None:
-        _check(self)
+        for name, least in (("classes", 2), ("dim", 1), ("batch", 1), ("gpus", 1)):
+            value = getattr(self, name)
+            if not isinstance(value, int) or value < least:
+                raise ValueError(
+                    f"advise expects {name} to be a whole number from {least}, got {value}"
+                )
+        for name, known in (
+            ("dtype", (*DTYPES,)),
+            ("autocast", (None, "bfloat16", "float16")),
+            ("optimizer", (*OPTIMIZERS,)),
+            ("device", ("cuda", "cpu")),
+        ):
+            if getattr(self, name) not in known:
+                names = ", ".join(str(value) for value in known if value is not None)
+                raise ValueError(
+                    f"advise expects {name} to be one of {names}, got {getattr(self, name)}"
+                )
+        if not 0 < self.sample_rate <= 1:
+            raise ValueError(
+                f"advise expects sample_rate above 0 and up to 1, got {self.sample_rate}"
+            )
 
     @property
     def rows(self) -> int:
@@ -162,25 +182,3 @@ class Workload:
         # The kernels know only the current machine, which may have no GPU, so they cannot decide
         # here whether the fused kernel would be chosen.
         return choose_kernel("auto", self.problem(rows, classes), self.reads)
-
-
-def _check(work: Workload) -> None:
-    for name, least in (("classes", 2), ("dim", 1), ("batch", 1), ("gpus", 1)):
-        value = getattr(work, name)
-        if not isinstance(value, int) or value < least:
-            raise ValueError(
-                f"advise expects {name} to be a whole number from {least}, got {value}"
-            )
-    for name, known in (
-        ("dtype", (*DTYPES,)),
-        ("autocast", (None, "bfloat16", "float16")),
-        ("optimizer", (*OPTIMIZERS,)),
-        ("device", ("cuda", "cpu")),
-    ):
-        if getattr(work, name) not in known:
-            names = ", ".join(str(value) for value in known if value is not None)
-            raise ValueError(
-                f"advise expects {name} to be one of {names}, got {getattr(work, name)}"
-            )
-    if not 0 < work.sample_rate <= 1:
-        raise ValueError(f"advise expects sample_rate above 0 and up to 1, got {work.sample_rate}")

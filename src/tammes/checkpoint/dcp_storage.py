@@ -3,8 +3,9 @@
 Torch's own storage keeps its index as a pickle, which can execute code when it is read.
 """
 
+import contextlib
 import os
-from collections.abc import Callable
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -46,7 +47,27 @@ from tammes.checkpoint.safetensors_io import (
 )
 
 
-class CheckpointWriter(StorageWriter):
+class _Unchanged:
+    """Steps of a storage that do nothing here: the plans of torch are used as they are."""
+
+    def reset(self, checkpoint_id: str | os.PathLike[str] | None = None) -> None:
+        """Do nothing: there is no state to reset."""
+
+    def prepare_local_plan(self, plan: Any) -> Any:
+        """Return the plan unchanged."""
+        return plan
+
+    def prepare_global_plan(self, plans: list[Any]) -> list[Any]:
+        """Return the plans unchanged."""
+        return plans
+
+    @classmethod
+    def validate_checkpoint_id(cls, checkpoint_id: str | os.PathLike[str]) -> bool:
+        """Accept every path."""
+        return True
+
+
+class CheckpointWriter(_Unchanged, StorageWriter):
     """Writes one file per rank; the first rank writes the index once all files are there.
 
     Args:
@@ -61,20 +82,9 @@ class CheckpointWriter(StorageWriter):
         self.folder, self.index = folder, index
         self.path = folder / part_name(rank, world_size, token)
 
-    def reset(self, checkpoint_id: str | os.PathLike[str] | None = None) -> None:
-        """Do nothing: there is no state to reset."""
-
     def set_up_storage_writer(self, is_coordinator: bool, *args: Any, **kwargs: Any) -> None:
         """Create the folder."""
         self.folder.mkdir(parents=True, exist_ok=True)
-
-    def prepare_local_plan(self, plan: SavePlan) -> SavePlan:
-        """Return the plan unchanged."""
-        return plan
-
-    def prepare_global_plan(self, plans: list[SavePlan]) -> list[SavePlan]:
-        """Return the plans unchanged."""
-        return plans
 
     def write_data(self, plan: SavePlan, planner: SavePlanner) -> Future[list[WriteResult]]:
         """Write the tensors that the plan assigns to this rank."""
@@ -122,17 +132,12 @@ class CheckpointWriter(StorageWriter):
                 )
         self.index.write(self.folder)
 
-    @classmethod
-    def validate_checkpoint_id(cls, checkpoint_id: str | os.PathLike[str]) -> bool:
-        """Accept every path."""
-        return True
-
     def storage_meta(self) -> StorageMeta | None:
         """Return ``None``: the index holds all metadata."""
         return None
 
 
-class CheckpointReader(StorageReader):
+class CheckpointReader(_Unchanged, StorageReader):
     """Reads rows from the files of a checkpoint.
 
     Args:
@@ -143,9 +148,6 @@ class CheckpointReader(StorageReader):
     def __init__(self, folder: Path, index: Index) -> None:
         self.index = index
         self.chunks = locate_chunks(folder, index)
-
-    def reset(self, checkpoint_id: str | os.PathLike[str] | None = None) -> None:
-        """Do nothing: there is no state to reset."""
 
     def read_metadata(self, *args: Any, **kwargs: Any) -> Metadata:
         """Convert the index to torch's metadata."""
@@ -167,14 +169,6 @@ class CheckpointReader(StorageReader):
         self, metadata: Metadata, is_coordinator: bool, *args: Any, **kwargs: Any
     ) -> None:
         """Do nothing: the index has been read already."""
-
-    def prepare_local_plan(self, plan: LoadPlan) -> LoadPlan:
-        """Return the plan unchanged."""
-        return plan
-
-    def prepare_global_plan(self, plans: list[LoadPlan]) -> list[LoadPlan]:
-        """Return the plans unchanged."""
-        return plans
 
     def read_data(self, plan: LoadPlan, planner: LoadPlanner) -> Future[None]:
         """Read the tensors that the plan assigns to this rank."""
@@ -199,16 +193,12 @@ class CheckpointReader(StorageReader):
         future.set_result(None)
         return future
 
-    @classmethod
-    def validate_checkpoint_id(cls, checkpoint_id: str | os.PathLike[str]) -> bool:
-        """Accept every path."""
-        return True
 
-
-def translate_errors(work: Callable[[], Any], failed: str) -> Any:
-    """Run ``work``, and turn an error of ``torch.distributed.checkpoint`` into one sentence."""
+@contextlib.contextmanager
+def translate_errors(failed: str) -> Iterator[None]:
+    """Turn an error of ``torch.distributed.checkpoint`` into one sentence."""
     try:
-        return work()
+        yield
     except CheckpointException as error:
         rank, (cause, _) = next(iter(error.failures.items()))
         if not isinstance(cause, Exception):

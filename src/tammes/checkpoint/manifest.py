@@ -8,7 +8,7 @@ import re
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any
 
 from tammes.checkpoint.safetensors_io import (
     DTYPES,
@@ -26,7 +26,8 @@ _LEFT_OVER = re.compile(r"\.index\.json\.[0-9a-f]{8}")
 _FORMAT = "tammes checkpoint 1"
 
 
-class Chunk(NamedTuple):
+@dataclass(frozen=True)
+class Chunk:
     """Position of a piece in its tensor.
 
     Attributes:
@@ -88,11 +89,6 @@ class Index:
         content["tensors"] = {
             name: {"dtype": info.dtype, "shape": info.shape} for name, info in self.tensors.items()
         }
-        for part in content["parts"].values():
-            part["holds"] = {
-                name: {"offset": chunk[0], "shape": chunk[1]}
-                for name, chunk in part["holds"].items()
-            }
         content["checksum"] = _checksum(content)
         with atomic_write(folder / FILE) as file:
             file.write(json.dumps(content, indent=1).encode())

@@ -128,16 +128,13 @@ def save(
     )
     token = all_gather_strings(group, secrets.token_hex(4), device)[0]
     writer = CheckpointWriter(folder, token, group.rank, group.world_size, index)
-
-    def work() -> None:
-        # Tensors that all ranks have are written by the first rank.
-        planner = DefaultSavePlanner(flatten_state_dict=False, dedup_save_to_lowest_rank=True)
-        _run_dcp(state_dict_saver.save, whole, group, storage_writer=writer, planner=planner)
-
+    # Tensors that all ranks have are written by the first rank.
+    planner = DefaultSavePlanner(flatten_state_dict=False, dedup_save_to_lowest_rank=True)
     try:
-        translate_errors(
-            work, f"{folder}: the checkpoint could not be saved, the previous one stays"
-        )
+        with translate_errors(
+            f"{folder}: the checkpoint could not be saved, the previous one stays"
+        ):
+            _run_dcp(state_dict_saver.save, whole, group, storage_writer=writer, planner=planner)
     except BaseException:
         with contextlib.suppress(CheckpointError, OSError):
             if not (folder / FILE).exists() or writer.path.name not in read(folder).parts:
@@ -184,7 +181,10 @@ def load(
         reader = CheckpointReader(folder, index)
     except (CheckpointError, OSError) as error:
         error_text = str(error) or type(error).__name__
-    _raise_on_all_ranks(group, error_text, head.weight.device)
+    # All ranks raise the error of any.
+    for text in all_gather_strings(group, error_text, head.weight.device):
+        if text:
+            raise CheckpointError(text)
 
     def allocate(name: str) -> Tensor:
         info = index.tensors[name]
@@ -200,12 +200,9 @@ def load(
         name: _as_dtensor(group, tensor, index.tensors[name].shape[0]) if name in rows else tensor
         for name, tensor in read_in.items()
     }
-
-    def work() -> None:
-        planner = DefaultLoadPlanner(flatten_state_dict=False)
+    planner = DefaultLoadPlanner(flatten_state_dict=False)
+    with translate_errors(f"{folder}: the checkpoint could not be read, nothing was changed"):
         _run_dcp(state_dict_loader.load, whole, group, storage_reader=reader, planner=planner)
-
-    translate_errors(work, f"{folder}: the checkpoint could not be read, nothing was changed")
     target: torch.nn.Module = module
     state = {name: read_in[name] for name in own}
     if isinstance(head, ShardedHead):
@@ -368,10 +365,3 @@ def _run_dcp(work: Any, tensors: dict[str, Tensor], group: RankGroup, **options:
         work(
             tensors, process_group=None if alone else group.process_group, no_dist=alone, **options
         )
-
-
-def _raise_on_all_ranks(group: RankGroup, error_text: str, device: torch.device) -> None:
-    """Raise the error of any rank on all ranks."""
-    for text in all_gather_strings(group, error_text, device):
-        if text:
-            raise CheckpointError(text)

@@ -12,6 +12,7 @@ from tammes.heads.head import Head
 from tammes.kernels.dense import dense_split
 from tammes.kernels.dispatch import choose_kernel
 from tammes.kernels.problem import Problem, cosines_of
+from tammes.kernels.reference import reference_split
 from tammes.kernels.streamed.functions import streamed_split, weighted_loss
 from tammes.kernels.tiling import Plan, Threshold
 from tammes.similarity import full_precision, product_dtype, working_dtype
@@ -143,10 +144,10 @@ def _evaluate_group(
     """Evaluate one group of terms, see :func:`split_terms`."""
     problem = cosines_of(problem) if group.cosines else problem
     kernel = choose_kernel(head.implementation, problem, group.reads)
-    if kernel == "dense":
+    if kernel in ("dense", "reference"):
         with full_precision(weights.device):
             over = _threshold(group, arguments) if "excess" in group.reads else None
-            split = dense_split(
+            split = (dense_split if kernel == "dense" else reference_split)(
                 problem,
                 batch.labels,
                 group.reads,

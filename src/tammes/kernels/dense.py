@@ -15,9 +15,7 @@ from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
-from torch.autograd import forward_ad
 
-from tammes._validation import transforming
 from tammes.kernels.problem import Problem
 from tammes.kernels.reference import reference_split
 from tammes.similarity import InnerProduct, Operand, Similarity, full_precision, working_dtype
@@ -37,52 +35,36 @@ def dense_split(
     reads: frozenset[str],
     threshold: Callable[[Split], Tensor] | None = None,
 ) -> Split:
-    """Split a batch; differentiable any number of times.
+    """Split a batch, outside of autocast; differentiable any number of times.
 
     Args:
-        problem: features and prototypes.
+        problem: features and prototypes, of at least one example and without masked classes.
         labels: class of each example, shape ``(N,)``.
         reads: names of the fields to compute.
         threshold: of the ``excess``, as a function of the split without it.
     """
-    if not _has_closed_form(problem, reads):
-        return reference_split(problem, labels, reads, threshold)
-    with full_precision(problem.features.device):
-        features, prototypes, bias, scale, similarity, *_ = problem
-        # Cast once, so that the parts of a gradient meet in the working dtype.
-        dtype = working_dtype(features, prototypes)
-        features, prototypes = features.to(dtype), prototypes.to(dtype)
-        bias = None if bias is None else bias.to(dtype)
-        similarity = similarity.bind(prototypes)
-        classes = len(prototypes)
-        names, beside = _outputs(similarity.is_cosine, reads)
-        known: dict[str, Any] = {}
-        if similarity.is_cosine:
-            known["length"], beside = 1.0, beside - {"length"}
-        if beside:
-            known |= similarity.own(features, prototypes.index_select(0, labels), beside)
-            if bias is not None and "target" in known:
-                known["target"] = known["target"] + bias.index_select(0, labels)
-        over = None
-        if "excess" in reads and threshold is not None:
-            over = threshold(assemble(known, labels, scale, classes, features))
-        found = _DenseSplit.apply(
-            features, prototypes, bias, scale, over, labels, similarity, names
-        )
-        numbers = known | dict(zip(names, found, strict=True))
-        return assemble(numbers, labels, scale, classes, features)
-
-
-def _has_closed_form(problem: Problem, reads: frozenset[str]) -> bool:
-    """Whether gradients in closed form are there, and wanted: no transform, no forward mode."""
-    return (
-        problem.similarity.is_closed
-        and problem.there is None
-        and "rest" not in reads
-        and len(problem.features) > 0
-        and not transforming()
-        and forward_ad._current_level < 0
-    )
+    features, prototypes, bias, scale, similarity, *_ = problem
+    # Cast once, so that the parts of a gradient meet in the working dtype.
+    dtype = working_dtype(features, prototypes)
+    features, prototypes = features.to(dtype), prototypes.to(dtype)
+    bias = None if bias is None else bias.to(dtype)
+    similarity = similarity.bind(prototypes)
+    names, beside = _outputs(similarity.is_cosine, reads)
+    classes = prototypes.shape[0]
+    known: dict[str, Tensor] = {}
+    if beside:
+        # Length and norm of a cosine are of the features alone.
+        alone = similarity.is_cosine and beside <= {"length", "norm"}
+        own = features if alone else prototypes.index_select(0, labels)
+        known = similarity.own(features, own, beside)
+        if bias is not None and "target" in known:
+            known["target"] = known["target"] + bias.index_select(0, labels)
+    over = None
+    if "excess" in reads and threshold is not None:
+        over = threshold(assemble(known, labels, scale, classes, features))
+    found = _DenseSplit.apply(features, prototypes, bias, scale, over, labels, similarity, names)
+    numbers = known | dict(zip(names, found, strict=True))
+    return assemble(numbers, labels, scale, classes, features, unit=similarity.is_cosine)
 
 
 @cache
@@ -183,11 +165,12 @@ def _evaluate(
     names: tuple[str, ...],
 ) -> tuple[dict[str, Tensor], _Saved]:
     """Compute the numbers of a split, and what their gradients are made of."""
+    apart = names[0] in _OWN and not _target_in_scores(similarity, features)
     query = similarity.features_operand(features)
     keys = similarity.prototypes_operand(prototypes)
     numbers: dict[str, Tensor] = {}
     own = own_inverse = directed = None
-    if names[0] in _OWN and not _target_in_scores(similarity, features):
+    if apart:
         own = prototypes.index_select(0, labels)
         if keys.inverse is not None:
             own_inverse = keys.inverse.index_select(0, labels)

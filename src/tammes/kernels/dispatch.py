@@ -7,17 +7,19 @@ from typing import Literal, get_args
 
 import torch
 from torch import Tensor
+from torch.autograd import forward_ad
 
 from tammes._validation import transforming
 from tammes.kernels.dense import dense_split
 from tammes.kernels.problem import Problem
+from tammes.kernels.reference import reference_split
 from tammes.kernels.streamed.functions import streamed_split
 from tammes.kernels.tiling import Plan, most_prototypes
-from tammes.similarity import product_dtype
+from tammes.similarity import full_precision, product_dtype
 from tammes.split import Split
 
 Implementation = Literal["auto", "dense", "streamed", "fused"]
-Way = Literal["dense", "streamed", "fused"]
+Way = Literal["dense", "reference", "streamed", "fused"]
 
 _IMPLEMENTATIONS = frozenset(get_args(Implementation))
 
@@ -36,12 +38,13 @@ def check_implementation(name: str, implementation: str) -> None:
 
 
 def choose_kernel(implementation: Implementation, problem: Problem, reads: frozenset[str]) -> Way:
-    """Choose the kernel of one call; a compiler or a transform gets the dense one."""
+    """Choose the kernel of one call; a compiler or a transform gets the reference."""
     check_implementation("a head", implementation)
     if problem.share is None:
-        small = implementation == "auto" and _scores(problem) < _SMALL
-        if small or implementation == "dense" or "rest" in reads or transforming():
-            return "dense"
+        if "rest" in reads or transforming() or forward_ad._current_level >= 0:
+            return "reference"
+        if implementation == "dense" or (implementation == "auto" and _scores(problem) < _SMALL):
+            return "dense" if problem.there is None and len(problem.features) else "reference"
     elif "rest" in reads:
         raise ValueError(
             "a head that has only some of the classes expects terms without rest, "
@@ -93,10 +96,12 @@ def split(
         implementation: how; the fused kernel is for losses, a split alone is streamed.
     """
     reads = frozenset(reads)
-    if choose_kernel(implementation, problem, reads) == "dense":
-        made = dense_split(problem, labels, reads)
-        ones = torch.ones_like(labels, dtype=made.target.dtype)
-        return made._replace(length=ones) if isinstance(made.length, float) else made
+    kernel = choose_kernel(implementation, problem, reads)
+    if kernel == "reference":
+        return reference_split(problem, labels, reads)
+    if kernel == "dense":
+        with full_precision(problem.features.device):
+            return dense_split(problem, labels, reads)
     if "excess" in reads:
         raise ValueError(
             "a streamed split expects reads without excess, whose threshold belongs to a term, "

@@ -76,12 +76,11 @@ def target_similarity(
     Returns:
         Similarity of each example to its own class, shape ``(N,)``.
     """
-    cosine = split.cosine
     numbers = isinstance(m1, (int, float)) and isinstance(m2, (int, float))
     if numbers and m1 == int(m1) and m2 == 0:
-        bent = _whole_multiple(cosine, int(m1))
+        bent = _whole_multiple(split.cosine, int(m1))
     elif numbers and m1 == 1 and extension == "monotone":
-        bent = _shifted(cosine, _root(split.gap * split.opposite), m2)
+        bent = _shifted(split.gap, split.opposite, m2)
     else:
         theta = angle(split.gap, split.opposite)
         phi = m1 * theta + m2
@@ -91,25 +90,28 @@ def target_similarity(
         else:
             # A number is not made a tensor: that would copy it to a GPU, which no graph can hold.
             shift = m2 * (m2.sin() if isinstance(m2, Tensor) else math.sin(m2))
-            bent = torch.where(phi <= math.pi, phi.cos(), cosine - shift)
-    similarity = bent if isinstance(split.length, float) else split.length * bent
+            bent = torch.where(phi <= math.pi, phi.cos(), split.cosine - shift)
+    similarity = bent if split.unit else split.length * bent
     if isinstance(m3, Tensor) or m3:
         similarity = similarity - m3
     if gradient == "detached":
-        plain = split.length * cosine
+        plain = split.length * split.cosine
         similarity = plain + (similarity - plain).detach()
     return similarity
 
 
-def _shifted(cosine: Tensor, sine: Tensor, m: float) -> Tensor:
+def _shifted(gap: Tensor, opposite: Tensor, m: float) -> Tensor:
     r"""Monotone :math:`\Phi` of :math:`\theta + m` by the addition theorem, without an angle.
 
-    Past :math:`\pi`, or below 0 for a negative m, it is mirrored at -1, or at 1.
+    Past :math:`\pi`, or below 0 for a negative m, the cosine is mirrored at -1, or at 1.
     """
-    bent = torch.sub(cosine * math.cos(m), sine, alpha=math.sin(m))
+    cosine = torch.rsub(gap, math.cos(m), alpha=math.cos(m))
+    bent = torch.sub(cosine, _root(gap * opposite), alpha=math.sin(m))
     if m > 0:
-        return (bent + 1) * (cosine.detach() + math.cos(m)).sign() - 1
-    return (bent - 1) * (math.cos(m) - cosine.detach()).sign() + 1
+        side = (1 + math.cos(m) - gap.detach()).sign()
+        return torch.addcmul(side - 1, side, bent)
+    side = (gap.detach() - 1 + math.cos(m)).sign()
+    return torch.addcmul(1 - side, side, bent)
 
 
 def _whole_multiple(cosine: Tensor, m: int) -> Tensor:

@@ -13,8 +13,9 @@ from messages import pattern
 from update_docs import BEGIN, with_fields
 
 from tammes.lab.cli.main import _Parser
-from tammes.lab.config.flags import add_config, field_help, read_config, read_file, to_yaml
+from tammes.lab.config.flags import add_config, field_help, read_config, read_file
 from tammes.lab.config.schema import Config
+from tammes.lab.config.yaml_file import write_yaml
 
 DOCUMENT = Path(__file__).parents[3] / "docs" / "configuration.md"
 FIELDS = {field.name: field for field in dataclasses.fields(Config)}
@@ -65,7 +66,7 @@ def test_every_field_is_a_flag_and_a_line_of_yaml(name, tmp_path):
     assert expected != Config()
     assert read(f"--{name}", shown) == expected
     assert read(f"--{name.replace('_', '-')}={shown}") == expected
-    assert read("--config", yaml(tmp_path, to_yaml(expected))) == expected
+    assert read("--config", yaml(tmp_path, write_yaml(expected.to_dict()))) == expected
 
 
 def test_a_switch_needs_no_value():
@@ -136,7 +137,7 @@ def test_what_is_printed_is_read_back(capsys, tmp_path):
 def test_any_text_survives_yaml(tmp_path_factory, text, lr):
     config = Config(name=text, lr=lr)
     path = tmp_path_factory.getbasetemp() / "any.yaml"
-    path.write_text(to_yaml(config), encoding="utf-8")
+    path.write_text(write_yaml(config.to_dict()), encoding="utf-8")
     assert Config.from_dict(read_file(str(path))) == config
 
 

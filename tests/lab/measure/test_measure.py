@@ -11,7 +11,8 @@ import torch
 from torch.testing import assert_close
 
 import tammes
-from tammes.lab.cli.measure import as_json, as_text, main
+from tammes.lab.cli.main import main
+from tammes.lab.cli.measure import as_json, as_text
 from tammes.lab.measure import files, measures
 from tammes.lab.measure.files import read
 from tammes.lab.measure.formats import FileError
@@ -345,7 +346,7 @@ def test_the_closest_pairs_are_the_closest(tmp_path, arrays):
 
 def test_the_command_prints_a_table_and_writes_a_page(tmp_path, arrays, capsys):
     path = save(tmp_path / "a.npz", arrays)
-    assert main([str(path), "--out", str(tmp_path / "new" / "out")]) == 0
+    assert main(["measure", str(path), "--out", str(tmp_path / "new" / "out")]) == 0
     out, err = capsys.readouterr()
     assert err == ""
     measured = measure(read([path]))
@@ -363,7 +364,7 @@ def test_the_command_prints_a_table_and_writes_a_page(tmp_path, arrays, capsys):
 
 def test_json_holds_every_measure_as_a_plain_number(tmp_path, arrays, capsys):
     path = save(tmp_path / "a.npz", arrays)
-    assert main([str(path), "--out", str(tmp_path), "--json", "--scale", "30"]) == 0
+    assert main(["measure", str(path), "--out", str(tmp_path), "--json", "--scale", "30"]) == 0
     found = json.loads(capsys.readouterr().out)
     measured = measure(read([path]), scale=30.0)
     assert found["measures"] == as_json(measured)["measures"]
@@ -484,7 +485,7 @@ def test_a_broken_file_is_refused_in_one_sentence_and_nothing_is_written(
     path = tmp_path / f"broken{suffix}"
     make(path, arrays)
     before = sorted(tmp_path.iterdir())
-    assert main([str(path), "--out", str(tmp_path / "out")]) == 2
+    assert main(["measure", str(path), "--out", str(tmp_path / "out")]) == 2
     out, err = capsys.readouterr()
     assert out == ""
     assert err.count("\n") == 1
@@ -496,21 +497,21 @@ def test_a_broken_file_is_refused_in_one_sentence_and_nothing_is_written(
 def test_the_second_file_is_named_where_it_is_the_broken_one(tmp_path, arrays, capsys):
     good = save(tmp_path / "good.npz", arrays)
     bad = save(tmp_path / "bad.npz", {"embeddings": torch.ones(4, 3), "labels": torch.arange(4)})
-    assert main([str(good), str(bad), "--out", str(tmp_path / "out")]) == 2
+    assert main(["measure", str(good), str(bad), "--out", str(tmp_path / "out")]) == 2
     err = capsys.readouterr().err
     assert f"{bad}: embeddings of 3 dimensions do not go with the 6 of {good}" in err
 
 
 def test_prototypes_in_two_files_are_refused(tmp_path, arrays, capsys):
     paths = [str(save(tmp_path / f"{name}.npz", arrays)) for name in "ab"]
-    assert main([*paths, "--out", str(tmp_path / "out")]) == 2
+    assert main(["measure", *paths, "--out", str(tmp_path / "out")]) == 2
     assert "only one file may hold prototypes" in capsys.readouterr().err
 
 
 @pytest.mark.parametrize("scale", ["0", "-3", "nan", "inf"])
 def test_a_scale_that_is_none_is_refused(tmp_path, arrays, capsys, scale):
     path = save(tmp_path / "a.npz", arrays)
-    assert main([str(path), "--out", str(tmp_path / "out"), f"--scale={scale}"]) == 2
+    assert main(["measure", str(path), "--out", str(tmp_path / "out"), f"--scale={scale}"]) == 2
     assert "--scale is expected to be above 0" in capsys.readouterr().err
     assert not (tmp_path / "out").exists()
 
@@ -518,7 +519,7 @@ def test_a_scale_that_is_none_is_refused(tmp_path, arrays, capsys, scale):
 def test_an_output_that_cannot_be_written_is_refused_in_one_sentence(tmp_path, arrays, capsys):
     path = save(tmp_path / "a.npz", arrays)
     (tmp_path / "out").write_text("in the way")
-    assert main([str(path), "--out", str(tmp_path / "out" / "deeper")]) == 2
+    assert main(["measure", str(path), "--out", str(tmp_path / "out" / "deeper")]) == 2
     out, err = capsys.readouterr()
     assert out == ""
     assert err.count("\n") == 1
@@ -538,10 +539,10 @@ def test_where_writing_fails_the_old_page_stays_and_nothing_is_left(
         raise OSError(28, "No space left on device")
 
     monkeypatch.setattr(os, "replace", full)
-    assert main([str(path), "--out", str(out)]) == 2
+    assert main(["measure", str(path), "--out", str(out)]) == 2
     assert "No space left on device" in capsys.readouterr().err
     assert [(file.name, file.read_text()) for file in out.iterdir()] == [("measure.html", "old")]
-    assert main([str(path), "--out", str(tmp_path / "new" / "deep")]) == 2
+    assert main(["measure", str(path), "--out", str(tmp_path / "new" / "deep")]) == 2
     assert not (tmp_path / "new").exists()
 
 
@@ -552,7 +553,7 @@ def test_a_package_that_is_missing_is_named(tmp_path, arrays, capsys, monkeypatc
         raise ImportError(f"{name} could not be imported; install it with: pip install {extra}")
 
     monkeypatch.setattr("tammes.lab.measure.formats.require", missing)
-    assert main([str(path), "--out", str(tmp_path / "out")]) == 2
+    assert main(["measure", str(path), "--out", str(tmp_path / "out")]) == 2
     assert "safetensors.torch could not be imported" in capsys.readouterr().err
 
 

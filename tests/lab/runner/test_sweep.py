@@ -266,7 +266,7 @@ def test_command_prints_a_table_writes_a_page_and_tells_success(tmp_path, capsys
         pages.append((list(runs), options))
         return "<html>"
 
-    monkeypatch.setattr("tammes.lab.report.pages.runs_page.runs_page", page)
+    monkeypatch.setattr("tammes.lab.cli.compare.runs_page", page)
     words = ["compare", "--losses", LOSSES, "--seeds", "0,2", "--epochs", "2", "--lr", "0.05"]
     words += ["--out", str(tmp_path / "out"), "--parallel", "1", "--baseline", "softmax"]
     assert main(words) == 0

@@ -8,7 +8,7 @@ from records import make_run, make_study
 
 from tammes.lab.records.run_folder import RecordError, Run
 from tammes.lab.stats.paired import difference, summary, t_quantile
-from tammes.lab.stats.seed_groups import QUANTITIES, as_json, study, summarise, table
+from tammes.lab.stats.seed_groups import QUANTITIES, as_json, study, table
 
 
 def accuracies(root, by_loss, **how):
@@ -109,7 +109,7 @@ def test_rounding_is_no_spread():
 
 
 def test_runs_that_differ_only_in_their_seed_are_a_group(tmp_path):
-    groups = summarise(make_study(tmp_path, seeds=2))
+    groups = study(make_study(tmp_path, seeds=2)).groups
     assert [group.label for group in groups] == [
         "softmax()",
         "cosface(margin=0.2)",
@@ -120,7 +120,7 @@ def test_runs_that_differ_only_in_their_seed_are_a_group(tmp_path):
 
 def test_how_a_run_is_carried_out_makes_no_group(tmp_path):
     runs = [make_run(tmp_path / str(n), seed=n, workers=n, pictures=False) for n in range(3)]
-    assert len(summarise(runs)) == 1
+    assert len(study(runs).groups) == 1
 
 
 def test_groups_of_the_same_label_are_told_apart_by_what_differs(tmp_path):
@@ -129,7 +129,7 @@ def test_groups_of_the_same_label_are_told_apart_by_what_differs(tmp_path):
         make_run(tmp_path / "b", lr=0.01, optimizer="adam", pictures=False),
         make_run(tmp_path / "c", name="mine", lr=0.1, pictures=False),
     ]
-    labels = [group.label for group in summarise(runs)]
+    labels = [group.label for group in study(runs).groups]
     assert labels == [
         "softmax() [optimizer=sgd, lr=0.1]",
         "softmax() [optimizer=adam, lr=0.01]",
@@ -139,7 +139,7 @@ def test_groups_of_the_same_label_are_told_apart_by_what_differs(tmp_path):
 
 def test_a_group_has_mean_and_deviation_over_its_seeds(tmp_path):
     runs = accuracies(tmp_path, {"softmax()": {0: 0.90, 1: 0.92, 2: 0.97}})
-    (group,) = summarise(runs)
+    (group,) = study(runs).groups
     found = group.summary("accuracy")
     assert found.mean == pytest.approx(93.0)
     assert found.std == pytest.approx(math.sqrt((9 + 1 + 16) / 2))
@@ -151,7 +151,7 @@ def test_time_is_that_of_all_epochs_where_the_record_does_not_say(tmp_path):
     final = json.loads((tmp_path / "final.json").read_text())
     del final["seconds"]
     (tmp_path / "final.json").write_text(json.dumps(final))
-    (group,) = summarise([run])
+    (group,) = study([run]).groups
     assert group.summary("seconds").mean == 4 * 1.5
 
 

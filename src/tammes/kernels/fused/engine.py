@@ -317,15 +317,8 @@ class FusedRows:
         if self.inverses is not None:
             launch.through_unit(gradient, self.prototypes, self.inverses, factor)
             return gradient, d_offsets * factor
-        with torch.enable_grad():
-            leaf = self.prototypes.detach().float().requires_grad_()
-            keys, offset = self.similarity.keys(leaf)
-        if keys is not leaf:
-            outputs, d_outputs = [keys], [gradient]
-            if offset is not None:
-                outputs.append(offset)
-                d_outputs.append(d_offsets)
-            (gradient,) = torch.autograd.grad(outputs, leaf, d_outputs)
+        operand = self.similarity.prototypes_operand(self.prototypes.float())
+        gradient = self.similarity.prototypes_gradient(operand, gradient, d_offsets)
         return gradient.mul_(factor), d_offsets * factor
 
 

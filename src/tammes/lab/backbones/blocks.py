@@ -2,9 +2,10 @@
 
 import functools
 import inspect
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
+from itertools import pairwise
 from typing import Annotated, Any, Literal
 
 from torch import Tensor, nn
@@ -119,10 +120,11 @@ class Blocks:
         stride: int = 1,
         padding: int | None = None,
         bias: bool = False,
+        groups: int = 1,
     ) -> nn.Conv2d:
         """Build a convolution that keeps the size of the map by default."""
         padding = kernel // 2 if padding is None else padding
-        return nn.Conv2d(inputs, outputs, kernel, stride=stride, padding=padding, bias=bias)
+        return nn.Conv2d(inputs, outputs, kernel, stride, padding, groups=groups, bias=bias)
 
     def unit(
         self,
@@ -130,35 +132,47 @@ class Blocks:
         outputs: int,
         kernel: int = 3,
         *,
-        stride: int = 1,
-        padding: int | None = None,
-        bias: bool = False,
         activation: Callable[[], nn.Module] | None = RELU,
+        **options: Any,
     ) -> list[nn.Module]:
-        """Build convolution, normalisation and activation, in this order."""
-        layers: list[nn.Module] = [
-            self.conv(inputs, outputs, kernel, stride=stride, padding=padding, bias=bias),
-            self.norm_layer(outputs),
-        ]
+        """Build convolution (with the options of :meth:`conv`), normalisation and activation."""
+        conv = self.conv(inputs, outputs, kernel, **options)
+        layers: list[nn.Module] = [conv, self.norm_layer(outputs)]
         return layers if activation is None else [*layers, activation()]
 
-    def chain(
+    def chain(self, inputs: int, outputs: int, repeats: int, **options: Any) -> list[nn.Module]:
+        """Build several units in a row, with the options of :meth:`unit`."""
+        sizes = [inputs, *[outputs] * repeats]
+        return [layer for pair in pairwise(sizes) for layer in self.unit(*pair, **options)]
+
+    def stages(
         self,
-        inputs: int,
-        outputs: int,
-        repeats: int,
-        kernel: int = 3,
+        channels: Sequence[int],
+        layers: Callable[[int, int, int, int], list[nn.Module]],
         *,
-        bias: bool = False,
-        activation: Callable[[], nn.Module] | None = RELU,
-    ) -> list[nn.Module]:
-        """Build several units in a row."""
-        layers: list[nn.Module] = []
-        for number in range(repeats):
-            layers += self.unit(
-                outputs if number else inputs, outputs, kernel, bias=bias, activation=activation
-            )
-        return layers
+        inputs: int | None = None,
+        depths: Sequence[int] | None = None,
+        strides: Sequence[int] | None = None,
+    ) -> dict[str, nn.Module]:
+        """Build ``stage1``, ``stage2`` and so on, each of one or more blocks in a row.
+
+        Args:
+            channels: outputs of each stage.
+            layers: returns a block for its inputs, outputs, stride and the number of its stage.
+            inputs: channels before the first stage; those of the images by default.
+            depths: blocks of each stage, 1 by default.
+            strides: stride of the first block of each stage, 1 by default.
+        """
+        before, ones = inputs or self.shape[0], [1] * len(channels)
+        parts: dict[str, nn.Module] = {}
+        sizes = zip(channels, depths or ones, strides or ones, strict=True)
+        for stage, (outputs, depth, first) in enumerate(sizes, 1):
+            blocks = layers(before, outputs, first, stage)
+            for _ in range(1, depth):
+                blocks += layers(outputs, outputs, 1, stage)
+            parts[f"stage{stage}"] = nn.Sequential(*blocks)
+            before = outputs
+        return parts
 
     def embedding(self, inputs: int, features: int, relu: bool | None) -> nn.Sequential:
         """Build a linear layer, normalisation and, by default from 64 features on, ReLU.
@@ -174,6 +188,13 @@ class Blocks:
         if features >= _WIDE if relu is None else relu:
             layers.append(RELU())
         return nn.Sequential(*layers)
+
+    def embed(
+        self, parts: Mapping[str, nn.Module], inputs: int, default: int, relu: bool | None = None
+    ) -> Backbone:
+        """Build the network, ending in an :meth:`embedding` of ``features`` or a default size."""
+        size = self.features or default
+        return Backbone({**parts, "embedding": self.embedding(inputs, size, relu)}, size)
 
     def finish(self, parts: Mapping[str, nn.Module], channels: int) -> Backbone:
         """Build the network, with a final linear layer if ``features`` is set."""

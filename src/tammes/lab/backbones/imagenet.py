@@ -8,7 +8,6 @@ from torch import nn
 from tammes.lab.backbones.blocks import (
     FAN_IN,
     FAN_OUT,
-    RELU,
     Backbone,
     Blocks,
     GlobalAverage,
@@ -16,23 +15,19 @@ from tammes.lab.backbones.blocks import (
 )
 from tammes.lab.backbones.resnet import large_stem, residual
 
-_VGG16 = ((64, 2), (128, 2), (256, 3), (512, 3), (512, 3))
-"""Channels and number of the convolutions of each stage."""
 _SMALL = partial(nn.init.normal_, std=0.01)
 _CARDINALITY = 32
 
 
 def _vgg_stages(blocks: Blocks) -> tuple[dict[str, nn.Module], int]:
     """Build the 13 convolutions of VGG-16 without final pooling; also returns the channels."""
-    parts: dict[str, nn.Module] = {}
-    inputs = blocks.shape[0]
-    for number, (plain, repeats) in enumerate(_VGG16, 1):
-        outputs = blocks.scale(plain)
-        pool: list[nn.Module] = [] if number == 1 else [nn.MaxPool2d(2)]
-        layers = blocks.chain(inputs, outputs, repeats, bias=True)
-        parts[f"stage{number}"] = nn.Sequential(*pool, *layers)
-        inputs = outputs
-    return parts, inputs
+    channels, repeats = blocks.scaled(64, 128, 256, 512, 512), (2, 2, 3, 3, 3)
+
+    def layers(inputs: int, outputs: int, _: int, stage: int) -> list[nn.Module]:
+        chain = blocks.chain(inputs, outputs, repeats[stage - 1], bias=True)
+        return chain if stage == 1 else [nn.MaxPool2d(2), *chain]
+
+    return blocks.stages(channels, layers), channels[-1]
 
 
 @network(32, conv=_SMALL, linear=_SMALL)
@@ -52,12 +47,10 @@ def vgg16(blocks: Blocks) -> Backbone:
     """
     parts, channels = _vgg_stages(blocks)
     hidden = blocks.scale(4096)
-    size = blocks.features or hidden
     parts["pool"] = nn.MaxPool2d(2)
     parts["flatten"] = nn.Flatten()
     parts["hidden"] = blocks.embedding(blocks.flat_size(channels, 5), hidden, relu=True)
-    parts["embedding"] = blocks.embedding(hidden, size, relu=None)
-    return Backbone(parts, size)
+    return blocks.embed(parts, hidden, hidden)
 
 
 @network(16, conv=_SMALL, linear=_SMALL)
@@ -74,19 +67,9 @@ def vgg16_mod(blocks: Blocks) -> Backbone:
     """
     parts, channels = _vgg_stages(blocks)
     hidden = blocks.scale(4096)
-    size = blocks.features or hidden
     parts["hidden"] = nn.Sequential(*blocks.unit(channels, hidden, 1, bias=True))
     parts["pool"] = GlobalAverage()
-    parts["embedding"] = blocks.embedding(hidden, size, relu=None)
-    return Backbone(parts, size)
-
-
-def _grouped(
-    blocks: Blocks, inputs: int, outputs: int, groups: int, *, stride: int
-) -> list[nn.Module]:
-    """Build a grouped 3 x 3 convolution, normalisation and ReLU."""
-    conv = nn.Conv2d(inputs, outputs, 3, stride=stride, padding=1, groups=groups, bias=False)
-    return [conv, blocks.norm_layer(outputs), RELU()]
+    return blocks.embed(parts, hidden, hidden)
 
 
 # By fan-in, which counts the inputs of one output value.
@@ -96,21 +79,16 @@ def mobilenet(blocks: Blocks) -> Backbone:
 
     Each is a depthwise 3 x 3 convolution and a 1 x 1 convolution over all channels.
     """
-    inputs = blocks.scale(32)
-    parts: dict[str, nn.Module] = {
-        "stem": nn.Sequential(*blocks.unit(blocks.shape[0], inputs, stride=2))
-    }
-    depths = ((64, 1, 1), (128, 2, 2), (256, 2, 2), (512, 6, 2), (1024, 2, 2))
-    for stage, (plain, repeats, first) in enumerate(depths, 1):
-        layers: list[nn.Module] = []
-        for number in range(repeats):
-            outputs, stride = blocks.scale(plain), 1 if number else first
-            layers += _grouped(blocks, inputs, inputs, inputs, stride=stride)
-            layers += blocks.unit(inputs, outputs, 1)
-            inputs = outputs
-        parts[f"stage{stage}"] = nn.Sequential(*layers)
-    parts["pool"] = GlobalAverage()
-    return blocks.finish(parts, inputs)
+    first, *channels = blocks.scaled(32, 64, 128, 256, 512, 1024)
+
+    def separable(inputs: int, outputs: int, stride: int, _: int) -> list[nn.Module]:
+        depthwise = blocks.unit(inputs, inputs, stride=stride, groups=inputs)
+        return [*depthwise, *blocks.unit(inputs, outputs, 1)]
+
+    stem = nn.Sequential(*blocks.unit(blocks.shape[0], first, stride=2))
+    depths, strides = (1, 2, 2, 6, 2), (1, 2, 2, 2, 2)
+    parts = blocks.stages(channels, separable, inputs=first, depths=depths, strides=strides)
+    return blocks.finish({"stem": stem, **parts, "pool": GlobalAverage()}, channels[-1])
 
 
 @network(32, conv=FAN_OUT)
@@ -134,6 +112,6 @@ def _grouped_bottleneck(blocks: Blocks, inputs: int, outputs: int, stride: int) 
     groups = math.gcd(_CARDINALITY, inside)
     return nn.Sequential(
         *blocks.unit(inputs, inside, 1),
-        *_grouped(blocks, inside, inside, groups, stride=stride),
+        *blocks.unit(inside, inside, stride=stride, groups=groups),
         *blocks.unit(inside, outputs, 1, activation=None),
     )

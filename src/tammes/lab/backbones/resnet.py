@@ -102,16 +102,15 @@ def residual(
 ) -> Backbone:
     """Build a residual network; ``drop`` gives the drop layers after each block of a stage."""
     inputs = stem_channels or channels[0]
-    parts: dict[str, nn.Module] = {"stem": stem(blocks, inputs)}
-    for stage, (outputs, depth, first) in enumerate(zip(channels, depths, strides, strict=True), 1):
-        layers: list[nn.Module] = []
-        for number in range(depth):
-            dims = (inputs, outputs, 1 if number else first)
-            block = Residual(branch(blocks, *dims), shortcut(blocks, *dims), after())
-            layers += [block, *drop(stage)]
-            inputs = outputs
-        parts[f"stage{stage}"] = nn.Sequential(*layers)
-    return blocks.finish({**parts, "pool": GlobalAverage()}, inputs)
+
+    def layers(inputs: int, outputs: int, stride: int, stage: int) -> list[nn.Module]:
+        dims = (inputs, outputs, stride)
+        block = Residual(branch(blocks, *dims), shortcut(blocks, *dims), after())
+        return [block, *drop(stage)]
+
+    parts = {"stem": stem(blocks, inputs)}
+    parts |= blocks.stages(channels, layers, inputs=inputs, depths=depths, strides=strides)
+    return blocks.finish({**parts, "pool": GlobalAverage()}, channels[-1])
 
 
 @network(8, conv=UNIFORM, linear=nn.init.xavier_uniform_)

@@ -31,10 +31,9 @@ def resnet12(blocks: Blocks, *, drop_rate: float = 0.0, block_size: int = 5) -> 
         80
     """
     drop = drop_layers(blocks.name, drop_rate, block_size)
-    parts: dict[str, nn.Module] = {}
-    inputs = blocks.shape[0]
-    for stage, plain in enumerate((64, 160, 320, 640), 1):
-        outputs = blocks.scale(plain)
+    channels = blocks.scaled(64, 160, 320, 640)
+
+    def layers(inputs: int, outputs: int, _: int, stage: int) -> list[nn.Module]:
         branch = nn.Sequential(
             *blocks.unit(inputs, outputs, activation=_LEAKY),
             *blocks.unit(outputs, outputs, activation=_LEAKY),
@@ -42,9 +41,7 @@ def resnet12(blocks: Blocks, *, drop_rate: float = 0.0, block_size: int = 5) -> 
         )
         # The shortcut has a convolution even if the number of channels does not change.
         shortcut = nn.Sequential(*blocks.unit(inputs, outputs, 1, activation=None))
-        parts[f"stage{stage}"] = nn.Sequential(
-            Residual(branch, shortcut, _LEAKY()), nn.MaxPool2d(2), *drop(stage)
-        )
-        inputs = outputs
-    parts["pool"] = GlobalAverage()
-    return blocks.finish(parts, inputs)
+        return [Residual(branch, shortcut, _LEAKY()), nn.MaxPool2d(2), *drop(stage)]
+
+    parts = blocks.stages(channels, layers)
+    return blocks.finish({**parts, "pool": GlobalAverage()}, channels[-1])

@@ -47,16 +47,14 @@ def wrn28_10(blocks: Blocks, *, drop_rate: float = 0.0) -> Backbone:
     """
     if not 0 <= drop_rate < 1:
         raise ValueError(f"wrn28_10 expects drop_rate in [0, 1), got {drop_rate!r}")
-    inputs = blocks.scale(16)
-    parts: dict[str, nn.Module] = {"stem": blocks.conv(blocks.shape[0], inputs)}
-    for stage, (plain, first) in enumerate(((160, 1), (320, 2), (640, 2)), 1):
-        outputs = blocks.scale(plain)
-        layers = []
-        for number in range(4):
-            stride = 1 if number else first
-            layers.append(PreActivation(blocks, inputs, outputs, stride, drop_rate))
-            inputs = outputs
-        parts[f"stage{stage}"] = nn.Sequential(*layers)
-    parts["last"] = nn.Sequential(blocks.norm_layer(inputs), RELU())
-    parts["pool"] = GlobalAverage()
-    return blocks.finish(parts, inputs)
+    inputs, *channels = blocks.scaled(16, 160, 320, 640)
+
+    def layers(inputs: int, outputs: int, stride: int, _: int) -> list[nn.Module]:
+        return [PreActivation(blocks, inputs, outputs, stride, drop_rate)]
+
+    stem: dict[str, nn.Module] = {"stem": blocks.conv(blocks.shape[0], inputs)}
+    parts = stem | blocks.stages(
+        channels, layers, inputs=inputs, depths=(4, 4, 4), strides=(1, 2, 2)
+    )
+    parts["last"] = nn.Sequential(blocks.norm_layer(channels[-1]), RELU())
+    return blocks.finish({**parts, "pool": GlobalAverage()}, channels[-1])

@@ -2,9 +2,12 @@
 
 import argparse
 import json
+from dataclasses import replace
+from functools import partial
 
 from tammes.advise.advice import advise
 from tammes.advise.workload import CPU, DTYPES, OPTIMIZERS, Machine
+from tammes.lab.cli.arguments import add_argument
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -13,92 +16,37 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         "For a number of classes and dimensions: the feasible margins and scales, settings to "
         "start from, settings that cannot train, and the memory and time of a step."
     )
-    add = parser.add_argument
-    add("--classes", type=int, required=True, metavar="C", help="number of classes")
-    add("--dim", type=int, required=True, metavar="D", help="dimension of the features")
-    add(
-        "--batch",
-        type=int,
-        default=256,
-        metavar="N",
-        help="batch size, summed over all GPUs (%(default)s)",
-    )
-    add("--gpus", type=int, default=1, metavar="G", help="number of GPUs (%(default)s)")
-    add(
-        "--dtype",
-        choices=[*DTYPES],
-        default="float32",
-        help="dtype of the prototypes (%(default)s)",
-    )
-    add(
-        "--autocast",
-        choices=["bfloat16", "float16"],
-        help="dtype of matrix products under autocast",
-    )
-    add(
-        "--optimizer",
-        choices=[*OPTIMIZERS],
-        default="momentum",
-        help="optimizer of the head; momentum is SGD with momentum (%(default)s)",
-    )
-    add("--lr", type=float, metavar="X", help="learning rate of the head")
-    add("--samples-per-class", type=float, metavar="X", help="training examples per class")
-    add(
-        "--imbalance",
-        type=float,
-        default=1.0,
-        metavar="X",
-        help="size of the largest class over the smallest (%(default)s)",
-    )
-    add("--loss", metavar="NAME", help="one loss, or several joined by +, the main one first")
-    add("--scale", type=float, metavar="X", help="scale, if already fixed")
-    add("--margin", type=float, metavar="X", help="margin, if already fixed; in radians for angles")
-    add("--annealing", action="store_true", help="anneal the blend of l_softmax or sphereface")
-    add(
-        "--posterior",
-        type=float,
-        default=0.9,
-        metavar="P",
-        help="target posterior of a feature at its prototype (%(default)s)",
-    )
-    add(
-        "--sample-rate",
-        type=float,
-        default=0.1,
-        metavar="R",
-        help="share of the classes sampled per step (%(default)s)",
-    )
-    add(
-        "--device", choices=["cuda", "cpu"], default="cuda", help="device to plan for (%(default)s)"
-    )
-    add("--memory", type=float, metavar="GIB", help="memory of one GPU; an H200 by default")
-    add(
-        "--tflops",
-        type=float,
-        metavar="X",
-        help="float32 throughput, in 10^12 operations per second",
-    )
-    add("--bandwidth", type=float, metavar="GB", help="memory bandwidth, in 10^9 bytes per second")
-    add("--json", action="store_true", help="print JSON instead of text")
+    add = partial(add_argument, parser)
+    add("--classes C", "number of classes", type=int, required=True)
+    add("--dim D", "dimension of the features", type=int, required=True)
+    add("--batch N", "batch size, summed over all GPUs (%(default)s)", 256)
+    add("--gpus G", "number of GPUs (%(default)s)", 1)
+    add("--dtype", "dtype of the prototypes (%(default)s)", "float32", choices=[*DTYPES])
+    autocast = ["bfloat16", "float16"]
+    add("--autocast", "dtype of matrix products under autocast", choices=autocast)
+    momentum = "optimizer of the head; momentum is SGD with momentum (%(default)s)"
+    add("--optimizer", momentum, "momentum", choices=[*OPTIMIZERS])
+    add("--lr X", "learning rate of the head", type=float)
+    add("--samples-per-class X", "training examples per class", type=float)
+    add("--imbalance X", "size of the largest class over the smallest (%(default)s)", 1.0)
+    add("--loss NAME", "one loss, or several joined by +, the main one first")
+    add("--scale X", "scale, if already fixed", type=float)
+    add("--margin X", "margin, if already fixed; in radians for angles", type=float)
+    add("--annealing", "anneal the blend of l_softmax or sphereface")
+    add("--posterior P", "target posterior of a feature at its prototype (%(default)s)", 0.9)
+    add("--sample-rate R", "share of the classes sampled per step (%(default)s)", 0.1)
+    add("--device", "device to plan for (%(default)s)", "cuda", choices=["cuda", "cpu"])
+    add("--memory GIB", "memory of one GPU; an H200 by default", type=float)
+    add("--tflops X", "float32 throughput, in 10^12 operations per second", type=float)
+    add("--bandwidth GB", "memory bandwidth, in 10^9 bytes per second", type=float)
+    add("--json", "print JSON instead of text")
 
 
 def run(arguments: argparse.Namespace) -> int:
-    """Run ``tammes advise``.
-
-    Args:
-        arguments: parsed with :func:`add_arguments`.
-
-    Returns:
-        The exit code.
-    """
+    """Run ``tammes advise`` and return the exit code."""
     settings = vars(arguments).copy()
     as_json = settings.pop("json")
-    machine = _machine(
-        settings["device"],
-        memory=settings.pop("memory"),
-        tflops=settings.pop("tflops"),
-        bandwidth=settings.pop("bandwidth"),
-    )
+    machine = _machine(settings["device"], *map(settings.pop, ("memory", "tflops", "bandwidth")))
     advice = advise(**settings, machine=machine)
     if as_json:
         print(json.dumps(advice.to_dict(), indent=2, ensure_ascii=False, allow_nan=False))
@@ -108,7 +56,7 @@ def run(arguments: argparse.Namespace) -> int:
 
 
 def _machine(
-    device: str, *, memory: float | None, tflops: float | None, bandwidth: float | None
+    device: str, memory: float | None, tflops: float | None, bandwidth: float | None
 ) -> Machine:
     given = {"--memory": memory, "--tflops": tflops, "--bandwidth": bandwidth}
     for name, value in given.items():
@@ -119,12 +67,11 @@ def _machine(
         return usual
     # There is no flag for half precision: it keeps its ratio to float32.
     flops = usual.flops if tflops is None else tflops * 1e12
-    return Machine(
+    return replace(
+        usual,
         name="CPU" if device == "cpu" else "GPU",
         memory=usual.memory if memory is None else memory * 2**30,
         flops=flops,
         half_flops=flops * usual.half_flops / usual.flops,
         bandwidth=usual.bandwidth if bandwidth is None else bandwidth * 1e9,
-        link=usual.link,
-        launch=usual.launch,
     )

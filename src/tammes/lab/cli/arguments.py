@@ -1,6 +1,32 @@
-"""Argument types shared by several commands."""
+"""Arguments of commands, in one line each, and argument types that several commands share."""
 
 import argparse
+from typing import Any
+
+
+def add_argument(
+    parser: argparse.ArgumentParser, flag: str, text: str, default: Any = None, **options: Any
+) -> None:
+    """Add an argument, such as ``"--way N"``, to the parser of a command.
+
+    Args:
+        parser: parser of the command.
+        flag: name of the argument, and the placeholder of its value; a flag with nothing but its
+            name and text is a switch.
+        text: help.
+        default: default, whose type is that of the argument if it is a number.
+        **options: further options of :meth:`argparse.ArgumentParser.add_argument`.
+    """
+    name, _, metavar = flag.partition(" ")
+    if not metavar and default is None and not options:
+        options["action"] = "store_true"
+    else:
+        options["default"] = default
+    if metavar:
+        options["metavar"] = metavar
+    if isinstance(default, int | float):
+        options.setdefault("type", type(default))
+    parser.add_argument(name, help=text, **options)
 
 
 def seeds(text: str) -> int | list[int]:

@@ -3,6 +3,7 @@
 import argparse
 import json
 import math
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -10,6 +11,7 @@ from tammes.checkpoint import CheckpointError, divide, export
 from tammes.checkpoint.json_tree import from_json
 from tammes.checkpoint.manifest import Index, check_parts, locate_chunks, read
 from tammes.checkpoint.safetensors_io import DTYPES, read_header
+from tammes.lab.cli.arguments import add_argument
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -19,36 +21,23 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         "file, or split such a file into a checkpoint."
     )
     actions = parser.add_subparsers(dest="action", required=True, metavar="ACTION")
-    add = actions.add_parser(
-        "inspect", help="show the contents of a checkpoint and verify its files"
-    )
-    add.add_argument("folder", metavar="FOLDER", help="checkpoint folder")
-    add.add_argument("--json", action="store_true", help="print JSON instead of a table")
-    add = actions.add_parser("merge", help="write the prototypes to a single file")
-    add.add_argument("folder", metavar="FOLDER", help="checkpoint folder")
-    add.add_argument("file", metavar="FILE.safetensors", help="file to write")
-    add = actions.add_parser("split", help="make a checkpoint from a single file")
-    add.add_argument(
-        "file", metavar="FILE.safetensors", help="file with the prototypes as 'weight'"
-    )
-    add.add_argument("folder", metavar="FOLDER", help="checkpoint folder to write")
-    add.add_argument(
-        "--parts", type=int, default=1, metavar="N", help="number of files (%(default)s)"
-    )
+    inside = "show the contents of a checkpoint and verify its files"
+    add = partial(add_argument, actions.add_parser("inspect", help=inside))
+    add("folder FOLDER", "checkpoint folder")
+    add("--json", "print JSON instead of a table")
+    merge = actions.add_parser("merge", help="write the prototypes to a single file")
+    add = partial(add_argument, merge)
+    add("folder FOLDER", "checkpoint folder")
+    add("file FILE.safetensors", "file to write")
+    split = actions.add_parser("split", help="make a checkpoint from a single file")
+    add = partial(add_argument, split)
+    add("file FILE.safetensors", "file with the prototypes as 'weight'")
+    add("folder FOLDER", "checkpoint folder to write")
+    add("--parts N", "number of files (%(default)s)", 1)
 
 
 def run(arguments: argparse.Namespace) -> int:
-    """Run ``tammes checkpoint``.
-
-    Args:
-        arguments: parsed with :func:`add_arguments`.
-
-    Returns:
-        The exit code.
-
-    Raises:
-        CheckpointError: something is missing or damaged.
-    """
+    """Run ``tammes checkpoint`` and return the exit code."""
     if arguments.action == "inspect":
         contents = inspect(Path(arguments.folder))
         as_json = arguments.json
@@ -67,11 +56,7 @@ def run(arguments: argparse.Namespace) -> int:
 
 
 def inspect(folder: Path) -> dict[str, Any]:
-    """Return the contents of a checkpoint as plain values.
-
-    Raises:
-        CheckpointError: the checkpoint is missing or damaged.
-    """
+    """Return the contents of a checkpoint as plain values; raises if it is missing or damaged."""
     index = read(folder)
     check_parts(folder, index)
     locate_chunks(folder, index)

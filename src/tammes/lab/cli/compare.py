@@ -4,14 +4,18 @@ import argparse
 import shlex
 import sys
 from collections.abc import Sequence
+from functools import partial
 from pathlib import Path
 
-from tammes.lab.cli.arguments import seeds
+from tammes.lab.cli.arguments import add_argument, seeds
 from tammes.lab.config import flags, normal, split_list
 from tammes.lab.data.sources.loading import say
 from tammes.lab.records.atomic_io import writable
 from tammes.lab.records.run_folder import Run
+from tammes.lab.report.pages.runs_page import runs_page
+from tammes.lab.report.render.html_page import write
 from tammes.lab.runner.sweep import compare
+from tammes.lab.stats.seed_groups import table
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -20,57 +24,30 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         "Train several losses with several seeds and compare them. Repeating the command resumes "
         "an interrupted comparison. The exit code is 1 if a run failed."
     )
-    parser.add_argument(
-        "--losses",
-        required=True,
-        metavar="TEXT",
-        help='losses, separated by commas: "softmax, cosface(margin=0.2), lm_softmax"',
-    )
-    parser.add_argument(
-        "--seeds", type=seeds, default=3, metavar="N", help="number of seeds, or a list: 0,1,5 [3]"
-    )
-    parser.add_argument("--out", default="runs", metavar="DIR", help="directory of the runs [runs]")
-    parser.add_argument(
-        "--parallel",
-        type=int,
-        default=None,
-        metavar="N",
-        help="number of concurrent runs; by default one per core, or six on a GPU",
-    )
-    parser.add_argument(
-        "--page",
-        metavar="FILE",
-        default=None,
-        help="page to write [report.html in the directory of the runs]",
-    )
-    parser.add_argument(
-        "--baseline",
-        metavar="LOSS",
-        default=None,
-        help="loss that the others are compared with; by default the first",
-    )
-    parser.add_argument(
-        "--retry-failed",
-        action="store_true",
-        help="also retry runs whose loss was not finite (other failures are always retried)",
-    )
+    add = partial(add_argument, parser)
+    losses = 'losses, separated by commas: "softmax, cosface(margin=0.2), lm_softmax"'
+    add("--losses TEXT", losses, required=True)
+    add("--seeds N", "number of seeds, or a list: 0,1,5 [3]", 3, type=seeds)
+    add("--out DIR", "directory of the runs [runs]", "runs")
+    parallel = "number of concurrent runs; by default one per core, or six on a GPU"
+    add("--parallel N", parallel, type=int)
+    add("--page FILE", "page to write [report.html in the directory of the runs]")
+    add("--baseline LOSS", "loss that the others are compared with; by default the first")
+    retry = "also retry runs whose loss was not finite (other failures are always retried)"
+    add("--retry-failed", retry)
     flags.add_config(parser, leave_out=("loss",))
 
 
 def run(arguments: argparse.Namespace) -> int:
-    """Run ``tammes compare``.
-
-    Args:
-        arguments: parsed with :func:`add_arguments`.
-
-    Returns:
-        The exit code: 0; 1 if a run failed; 130 if it was interrupted.
-    """
+    """Run ``tammes compare``; return 0, 1 if a run failed, 130 if it was interrupted."""
     config = flags.read_config(arguments)
     if arguments.page is not None:
         writable(Path(arguments.page).parent, flag="--page")
     if arguments.baseline is not None:
-        _check_baseline(arguments.baseline, arguments.losses)
+        texts = [normal(text) for text in split_list(arguments.losses, what="losses")]
+        if normal(arguments.baseline) not in texts:
+            given = arguments.baseline
+            raise ValueError(f"baseline is expected to be one of the losses, got {given!r}")
     try:
         runs = compare(
             config,
@@ -90,29 +67,9 @@ def run(arguments: argparse.Namespace) -> int:
 def show(
     runs: Sequence[Run], page: Path, *, baseline: str | None = None, title: str | None = None
 ) -> int:
-    """Print the table of runs and write their page.
-
-    Args:
-        runs: runs in any state.
-        page: file to write.
-        baseline: label of the group that the others are compared with.
-        title: title of the page.
-
-    Returns:
-        0, or 1 if a run is not finished.
-    """
-    from tammes.lab.report.pages.runs_page import runs_page
-    from tammes.lab.report.render.html_page import write
-    from tammes.lab.stats.seed_groups import table
-
+    """Print the table of runs and write their page; return 1 if a run is not finished, else 0."""
     print(table(runs, baseline), flush=True)
     command = shlex.join(["tammes", *sys.argv[1:]])
     write(page, runs_page(runs, baseline=baseline, title=title, command=command))
     print(f"\n  page: {page.resolve()}")
     return 0 if all(run.status == "done" for run in runs) else 1
-
-
-def _check_baseline(baseline: str, losses: str) -> None:
-    texts = [normal(text) for text in split_list(losses, what="losses")]
-    if normal(baseline) not in texts:
-        raise ValueError(f"baseline is expected to be one of the losses, got {baseline!r}")

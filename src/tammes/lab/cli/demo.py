@@ -2,8 +2,10 @@
 
 import argparse
 import textwrap
+from functools import partial
 from pathlib import Path
 
+from tammes.lab.cli.arguments import add_argument
 from tammes.lab.cli.compare import show
 from tammes.lab.config.schema import Config
 from tammes.lab.runner.sweep import compare
@@ -34,28 +36,13 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         "Train a few losses on 8 x 8 digits with three-dimensional features, print a comparison "
         "and write a page. Takes about a minute on two cores; needs no GPU and no internet."
     )
-    parser.add_argument(
-        "--out",
-        default="out/demo",
-        metavar="DIR",
-        help="directory of the runs and the page [%(default)s]",
-    )
-    parser.add_argument(
-        "--list",
-        action="store_true",
-        help="list the losses, heads, networks, data sets and so on, and exit",
-    )
+    add = partial(add_argument, parser)
+    add("--out DIR", "directory of the runs and the page [%(default)s]", "out/demo")
+    add("--list", "list the losses, heads, networks, data sets and so on, and exit")
 
 
 def run(arguments: argparse.Namespace) -> int:
-    """Run ``tammes demo``.
-
-    Args:
-        arguments: parsed with :func:`add_arguments`.
-
-    Returns:
-        The exit code.
-    """
+    """Run ``tammes demo`` and return the exit code."""
     if arguments.list:
         print(listing())
         return 0

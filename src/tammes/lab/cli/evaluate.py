@@ -3,12 +3,16 @@
 import argparse
 import json
 from collections.abc import Mapping, Sequence
+from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
-if TYPE_CHECKING:
-    from tammes.lab.fewshot.features import ClassPart
-    from tammes.lab.fewshot.protocol import FewShotResult, LabelledFeatures, Method
+from tammes.lab.cli.arguments import add_argument
+from tammes.lab.data.sources.loading import say
+from tammes.lab.fewshot import class_lists, protocol
+from tammes.lab.fewshot.episodes import check_numbers
+from tammes.lab.fewshot.features import ClassPart, check_way, from_file, from_run, on_device
+from tammes.lab.fewshot.protocol import FewShotResult, LabelledFeatures, Method
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -25,73 +29,36 @@ def _add_fewshot(parser: argparse.ArgumentParser) -> None:
         "Recognise classes that were not trained on from a few images of each, over many "
         "few-shot episodes."
     )
-    parser.add_argument(
-        "model",
-        metavar="RUN|FILE",
-        help="directory of a finished run, or a file of embeddings and labels in a format of "
+    add = partial(add_argument, parser)
+    add(
+        "model RUN|FILE",
+        "directory of a finished run, or a file of embeddings and labels in a format of "
         "`tammes measure`",
     )
-    parser.add_argument(
-        "--against", metavar="RUN|FILE", help="second model, compared on the same episodes"
-    )
-    parser.add_argument(
-        "--split",
-        metavar="NAME:PART",
-        help="classes to recognise: a class split (cifar-fs, fc100, mini-imagenet, cub, omniglot, "
+    add("--against RUN|FILE", "second model, compared on the same episodes")
+    add(
+        "--split NAME:PART",
+        "classes to recognise: a class split (cifar-fs, fc100, mini-imagenet, cub, omniglot, "
         "or your own JSON file or folder of lists) and its part :novel, :validation or :base",
     )
-    parser.add_argument(
-        "--data",
-        metavar="DATA",
-        help="data set with the novel classes, for a run (default: that of the split)",
-    )
-    parser.add_argument(
-        "--base", metavar="FILE", help="features of the base classes, if cl2n is used with a file"
-    )
-    parser.add_argument(
-        "--way", type=int, default=5, metavar="N", help="classes per episode (%(default)s)"
-    )
-    parser.add_argument(
-        "--shot", default="1,5", metavar="K,...", help="labelled images per class (%(default)s)"
-    )
-    parser.add_argument(
-        "--queries",
-        type=int,
-        default=15,
-        metavar="Q",
-        help="images to recognise per class (%(default)s)",
-    )
-    parser.add_argument(
-        "--episodes", type=int, default=10_000, metavar="E", help="number of episodes (%(default)s)"
-    )
-    parser.add_argument(
-        "--method",
-        default="centroid,l2",
-        metavar="TEXT",
-        help="classifiers, separated by commas: centroid, l2, cl2n, complement, linear, cosine; "
+    add("--data DATA", "data set with the novel classes, for a run (default: that of the split)")
+    add("--base FILE", "features of the base classes, if cl2n is used with a file")
+    add("--way N", "classes per episode (%(default)s)", 5)
+    add("--shot K,...", "labelled images per class (%(default)s)", "1,5")
+    add("--queries Q", "images to recognise per class (%(default)s)", 15)
+    add("--episodes E", "number of episodes (%(default)s)", 10_000)
+    add(
+        "--method TEXT",
+        "classifiers, separated by commas: centroid, l2, cl2n, complement, linear, cosine; "
         "the last two take settings, as in cosine(scale=10) (%(default)s)",
+        "centroid,l2",
     )
-    parser.add_argument("--seed", type=int, default=0, help="seed of the episodes (%(default)s)")
-    parser.add_argument("--json", action="store_true", help="print JSON instead of a table")
+    add("--seed", "seed of the episodes (%(default)s)", 0)
+    add("--json", "print JSON instead of a table")
 
 
 def run(arguments: argparse.Namespace) -> int:
-    """Run ``tammes evaluate``.
-
-    Args:
-        arguments: parsed with :func:`add_arguments`.
-
-    Returns:
-        The exit code.
-
-    Raises:
-        ValueError: an argument is invalid.
-    """
-    from tammes.lab.data.sources.loading import say
-    from tammes.lab.fewshot import protocol
-    from tammes.lab.fewshot.episodes import check_numbers
-    from tammes.lab.fewshot.features import check_way
-
+    """Run ``tammes evaluate`` and return the exit code."""
     # Invalid settings are reported before anything is computed.
     methods = protocol.methods(arguments.method)
     shots = _parse_shots(arguments.shot)
@@ -119,28 +86,23 @@ def run(arguments: argparse.Namespace) -> int:
         against=against,
     )
     if arguments.json:
-        found = as_json(rows, examples, arguments)
+        found = _settings(rows, examples, arguments) | {"rows": [row.as_dict() for row in rows]}
         print(json.dumps(found, indent=2, ensure_ascii=False, allow_nan=False))
     else:
         print(as_text(rows, examples, arguments))
     return 0
 
 
-def _split_part(arguments: argparse.Namespace) -> "ClassPart | None":
-    from tammes.lab.fewshot import class_lists
-
+def _split_part(arguments: argparse.Namespace) -> ClassPart | None:
     return None if arguments.split is None else class_lists.parse(arguments.split)
 
 
 def _examples(
     model: str,
     arguments: argparse.Namespace,
-    split_part: "ClassPart | None",
-    methods: "Mapping[str, Method]",
-) -> "LabelledFeatures":
-    from tammes.lab.fewshot import protocol
-    from tammes.lab.fewshot.features import from_file, from_run, on_device
-
+    split_part: ClassPart | None,
+    methods: Mapping[str, Method],
+) -> LabelledFeatures:
     path = Path(model)
     if not model or not path.exists():
         raise ValueError(f"{model or repr(model)}: there is no such run or file")
@@ -174,7 +136,7 @@ def _parse_shots(text: str) -> list[int]:
 
 
 def as_text(
-    rows: "Sequence[FewShotResult]", examples: "LabelledFeatures", arguments: argparse.Namespace
+    rows: Sequence[FewShotResult], examples: LabelledFeatures, arguments: argparse.Namespace
 ) -> str:
     """Format accuracies as a table for a terminal."""
     settings = _settings(rows, examples, arguments)
@@ -211,15 +173,8 @@ def _counted(count: int, one: str, several: str) -> str:
     return f"{count:,} {one if count == 1 else several}"
 
 
-def as_json(
-    rows: "Sequence[FewShotResult]", examples: "LabelledFeatures", arguments: argparse.Namespace
-) -> dict[str, Any]:
-    """Return accuracies and settings as plain values."""
-    return {**_settings(rows, examples, arguments), "rows": [row.as_dict() for row in rows]}
-
-
 def _settings(
-    rows: "Sequence[FewShotResult]", examples: "LabelledFeatures", arguments: argparse.Namespace
+    rows: Sequence[FewShotResult], examples: LabelledFeatures, arguments: argparse.Namespace
 ) -> dict[str, Any]:
     split_part = _split_part(arguments)
     return {

@@ -10,12 +10,14 @@ import re
 import textwrap
 from collections.abc import Callable, Iterator
 from dataclasses import asdict, dataclass
+from functools import partial
 from typing import Any
 
 import tammes
 from tammes import losses
 from tammes.advise.feasibility import builder
 from tammes.advise.text import WIDTH, paragraph
+from tammes.lab.cli.arguments import add_argument
 from tammes.lab.cli.latex_to_text import docstring, first_formula
 from tammes.losses.subspace import direct_sum, spectral_sum
 from tammes.terms import Definition, Term
@@ -68,10 +70,6 @@ class LossInfo:
     criterion: str
     source: list[str]
 
-    def to_dict(self) -> dict[str, Any]:
-        """Return all fields as plain values."""
-        return asdict(self)
-
 
 def _builder(name: str) -> Callable[..., Any]:
     """Return a builder or one of the two sums; the name of its criterion class works too."""
@@ -83,10 +81,7 @@ def _builder(name: str) -> Callable[..., Any]:
 
 
 def loss_info(name: str) -> LossInfo:
-    """Describe one loss.
-
-    Args:
-        name: name of the builder or of its ready-made criterion.
+    """Describe a loss, by the name of its builder or of its ready-made criterion.
 
     Example:
         >>> loss_info("CosFace").settings
@@ -192,27 +187,15 @@ def description(name: str) -> str:
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Add the arguments of ``tammes losses`` to a parser."""
     parser.description = "List all losses, or show one in full."
-    parser.add_argument(
-        "name", nargs="?", default=None, metavar="NAME", help="loss to show in full"
-    )
-    parser.add_argument("--json", action="store_true", help="print JSON instead of text")
-    parser.add_argument(
-        "--plot",
-        metavar="FILE",
-        default=None,
-        help="plot psi(theta), loss and gradient of NAME to a .png, .svg, .pdf or .html file",
-    )
+    add = partial(add_argument, parser)
+    add("name NAME", "loss to show in full", nargs="?")
+    add("--json", "print JSON instead of text")
+    plot = "plot psi(theta), loss and gradient of NAME to a .png, .svg, .pdf or .html file"
+    add("--plot FILE", plot)
 
 
 def run(arguments: argparse.Namespace) -> int:
-    """Run ``tammes losses``.
-
-    Args:
-        arguments: parsed with :func:`add_arguments`.
-
-    Returns:
-        The exit code.
-    """
+    """Run ``tammes losses`` and return the exit code."""
     name = arguments.name
     if arguments.plot is not None:
         if name is None:
@@ -223,11 +206,7 @@ def run(arguments: argparse.Namespace) -> int:
         plot_loss(known, arguments.plot)
         print(arguments.plot)
     elif arguments.json:
-        found = (
-            [each.to_dict() for each in all_loss_info()]
-            if name is None
-            else loss_info(name).to_dict()
-        )
+        found = [*map(asdict, all_loss_info())] if name is None else asdict(loss_info(name))
         print(json.dumps(found, indent=2, ensure_ascii=False, allow_nan=False))
     else:
         print(listing() if name is None else description(name))

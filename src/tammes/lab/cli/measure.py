@@ -3,14 +3,16 @@
 import argparse
 import json
 import math
-import sys
-from collections.abc import Iterable, Sequence
+from functools import partial
 from pathlib import Path
 from typing import Any
 
+from tammes.lab.cli.arguments import add_argument
 from tammes.lab.measure.files import read
 from tammes.lab.measure.formats import FileError
 from tammes.lab.measure.measures import Measured, measure
+from tammes.lab.report.pages.measure_page import margins_page
+from tammes.lab.report.render.html_page import write
 
 
 def as_json(measured: Measured, page: Path | None = None) -> dict[str, Any]:
@@ -70,72 +72,33 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         "Measure the margins of prototypes, of labelled embeddings, or of both, compare them "
         "with the optimum, and write a page with plots."
     )
-    parser.add_argument(
-        "files",
-        nargs="+",
-        metavar="FILE",
-        help=".npz, .npy, .safetensors, .pt, .pth (weights only) or .parquet; files are combined",
-    )
-    parser.add_argument(
-        "--out", default="out", metavar="DIR", help="directory of the page (%(default)s)"
-    )
-    parser.add_argument(
-        "--scale",
-        type=float,
-        metavar="S",
-        help="scale of a cosine head, for the softmax bias (default: logits are inner products)",
-    )
-    parser.add_argument("--json", action="store_true", help="print JSON instead of a table")
+    add = partial(add_argument, parser)
+    formats = ".npz, .npy, .safetensors, .pt, .pth (weights only) or .parquet; files are combined"
+    add("files FILE", formats, nargs="+")
+    add("--out DIR", "directory of the page (%(default)s)", "out")
+    scale = "scale of a cosine head, for the softmax bias (default: logits are inner products)"
+    add("--scale S", scale, type=float)
+    add("--json", "print JSON instead of a table")
     for kind in ("prototypes", "embeddings", "labels"):
-        parser.add_argument(f"--{kind}", metavar="KEY", help=f"key of the {kind} in the files")
-    parser.add_argument(
-        "--transpose", action="store_true", help="read prototypes of shape (dimensions, classes)"
-    )
+        add(f"--{kind} KEY", f"key of the {kind} in the files")
+    add("--transpose", "read prototypes of shape (dimensions, classes)")
 
 
 def run(arguments: argparse.Namespace) -> int:
-    """Run ``tammes measure``.
-
-    Args:
-        arguments: parsed with :func:`add_arguments`.
-
-    Returns:
-        The exit code: 0, or 2 after an error explained on stderr, with nothing written.
-    """
-    page = Path(arguments.out) / "measure.html"
+    """Run ``tammes measure`` and return the exit code; after an error nothing is written."""
+    if arguments.scale is not None and not 0 < arguments.scale < math.inf:
+        raise FileError(f"--scale is expected to be above 0, got {arguments.scale:g}")
+    keys = {kind: getattr(arguments, kind) for kind in ("prototypes", "embeddings", "labels")}
+    given = read(arguments.files, keys=keys, transpose=arguments.transpose)
     try:
-        if arguments.scale is not None and not 0 < arguments.scale < math.inf:
-            raise FileError(f"--scale is expected to be above 0, got {arguments.scale:g}")
-        keys = {kind: getattr(arguments, kind) for kind in ("prototypes", "embeddings", "labels")}
-        given = read(arguments.files, keys=keys, transpose=arguments.transpose)
         measured = measure(given, scale=arguments.scale)
-        _write(measured, page, arguments.files)
-    except OSError as error:
-        return _refuse(f"{page}: the page cannot be written ({error.strerror or error})")
-    except (ValueError, TypeError, ImportError) as error:
-        return _refuse(str(error))
+    except TypeError as error:
+        raise FileError(str(error)) from error
+    page = Path(arguments.out) / "measure.html"
+    write(page, margins_page(measured, arguments.files))
     if arguments.json:
         print(json.dumps(as_json(measured, page), indent=2, allow_nan=False))
     else:
         print(as_text(measured))
         print(f"\n  page: {page}")
     return 0
-
-
-def _write(measured: Measured, page: Path, files: Sequence[str]) -> None:
-    from tammes.lab.report.pages.measure_page import margins_page
-    from tammes.lab.report.render.html_page import write
-
-    write(page, margins_page(measured, files))
-
-
-def _refuse(sentence: str) -> int:
-    print(f"tammes measure: {' '.join(sentence.split())}", file=sys.stderr)
-    return 2
-
-
-def main(arguments: Iterable[str] | None = None) -> int:
-    """Run ``tammes measure`` from a list of arguments."""
-    parser = argparse.ArgumentParser(prog="tammes measure")
-    add_arguments(parser)
-    return run(parser.parse_args(None if arguments is None else list(arguments)))

@@ -3,11 +3,16 @@
 import argparse
 import os
 from collections.abc import Mapping, Sequence
+from functools import partial
 from pathlib import Path
 
-from tammes.lab.cli.arguments import seeds
+from tammes.lab.cli.arguments import add_argument, seeds
+from tammes.lab.cli.report import write_figures
 from tammes.lab.config.expressions import did_you_mean
-from tammes.lab.data.sources.loading import say
+from tammes.lab.data.sources.loading import KNOWN, say
+from tammes.lab.report.pages.reproduction_page import reproduction_figures, reproduction_page
+from tammes.lab.report.paper_comparison_writers import print_table
+from tammes.lab.report.render.html_page import write
 from tammes.lab.reproduce import recipes
 from tammes.lab.reproduce.ledger import Entry, Ledger
 from tammes.lab.reproduce.recipes import Recipe
@@ -22,87 +27,43 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         "reproduction and runs only the cells that are missing. The exit code is 1 if some still "
         "are."
     )
-    parser.add_argument(
-        "recipes",
-        nargs="*",
-        metavar="RECIPE",
-        help="recipe such as kobayashi2019/table2, or your own YAML file",
+    add = partial(add_argument, parser)
+    own = "recipe such as kobayashi2019/table2, or your own YAML file"
+    add("recipes RECIPE", own, nargs="*")
+    add("--rows NAMES", "only these rows, separated by commas")
+    add(
+        "--columns NAMES",
+        "only these columns, separated by commas; columns with large data run only if named",
     )
-    parser.add_argument("--rows", metavar="NAMES", help="only these rows, separated by commas")
-    parser.add_argument(
-        "--columns",
-        metavar="NAMES",
-        help="only these columns, separated by commas; columns with large data run only if named",
-    )
-    parser.add_argument(
-        "--seeds",
-        type=seeds,
-        metavar="N",
-        help="number of seeds, or a list: 0,1,5 [as in the recipe]",
-    )
-    parser.add_argument(
-        "--data",
-        action="append",
-        default=[],
-        metavar="PLACE",
-        help="folder of data sets under their short names, or the folder of one data set: "
+    add("--seeds N", "number of seeds, or a list: 0,1,5 [as in the recipe]", type=seeds)
+    add(
+        "--data PLACE",
+        "folder of data sets under their short names, or the folder of one data set: "
         "cifar10=FOLDER; may be repeated [$TAMMES_DATA, or the Hugging Face hub]",
+        [],
+        action="append",
     )
-    parser.add_argument(
-        "--out",
-        default="reproductions",
-        metavar="DIR",
-        help="directory of ledgers, runs and pages [reproductions]",
-    )
-    parser.add_argument(
+    add("--out DIR", "directory of ledgers, runs and pages [reproductions]", "reproductions")
+    add(
         "--quick",
-        action="store_true",
-        help="smoke test with few images, narrow networks and two epochs; its numbers mean nothing",
+        "smoke test with few images, narrow networks and two epochs; its numbers mean nothing",
     )
-    parser.add_argument(
-        "--plan", action="store_true", help="list the cells that are done and open, and exit"
+    add("--plan", "list the cells that are done and open, and exit")
+    engine = "run cells in processes on this machine, or on a Ray cluster [local]"
+    add("--engine", engine, "local", choices=("local", "ray"))
+    add(
+        "--address HOST:PORT",
+        "address of a Ray cluster; without one, a cluster is started on this machine",
     )
-    parser.add_argument(
-        "--engine",
-        choices=("local", "ray"),
-        default="local",
-        help="run cells in processes on this machine, or on a Ray cluster [local]",
-    )
-    parser.add_argument(
-        "--address",
-        metavar="HOST:PORT",
-        help="address of a Ray cluster; without one, a cluster is started on this machine",
-    )
-    parser.add_argument(
-        "--parallel",
-        type=int,
-        metavar="N",
-        help="number of concurrent cells; by default one per core, or six on a GPU",
-    )
-    parser.add_argument(
-        "--retries",
-        type=int,
-        default=2,
-        metavar="N",
-        help="retries of a cell whose process was killed [2]",
-    )
-    parser.add_argument(
-        "--retry-failed", action="store_true", help="retry cells whose loss was not finite"
-    )
-    parser.add_argument(
-        "--figures", metavar="DIR", help="also write every chart as PNG and SVG to this directory"
-    )
+    parallel = "number of concurrent cells; by default one per core, or six on a GPU"
+    add("--parallel N", parallel, type=int)
+    add("--retries N", "retries of a cell whose process was killed [2]", 2)
+    add("--retry-failed", "retry cells whose loss was not finite")
+    add("--figures DIR", "also write every chart as PNG and SVG to this directory")
 
 
 def run(arguments: argparse.Namespace) -> int:
-    """Run ``tammes reproduce``.
-
-    Args:
-        arguments: parsed with :func:`add_arguments`.
-
-    Returns:
-        The exit code: 0; 1 if cells are missing; 130 if it was interrupted.
-    """
+    """Run ``tammes reproduce``; return 0, 1 if cells are missing, 130 if it was interrupted."""
     if not arguments.recipes:
         print(listing())
         return 0
@@ -162,11 +123,6 @@ def listing() -> str:
 
 def _show(recipe: Recipe, ledger: Ledger, out: Path, arguments: argparse.Namespace) -> None:
     """Print the table of a recipe and write its page."""
-    from tammes.lab.cli.report import write_figures
-    from tammes.lab.report.pages.reproduction_page import reproduction_figures, reproduction_page
-    from tammes.lab.report.paper_comparison_writers import print_table
-    from tammes.lab.report.render.html_page import write
-
     print(print_table(recipe, ledger), flush=True)
     page = _path(out, recipe, arguments.quick).with_suffix(".html")
     write(page, reproduction_page(recipe, ledger, command=ledger.command))
@@ -246,8 +202,6 @@ def _check_cells(selection: Selection) -> None:
 
 def _sources(texts: Sequence[str]) -> dict[str, str]:
     """Return folders of data sets by name; a folder alone becomes ``$TAMMES_DATA``."""
-    from tammes.lab.data.sources.loading import KNOWN
-
     places: dict[str, str] = {}
     for text in texts:
         name, sign, place = text.partition("=")

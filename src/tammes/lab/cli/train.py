@@ -4,8 +4,10 @@ import argparse
 import json
 import os
 import shlex
+from functools import partial
 from pathlib import Path
 
+from tammes.lab.cli.arguments import add_argument
 from tammes.lab.config.flags import add_config, read_config
 from tammes.lab.records.atomic_io import writable
 from tammes.lab.records.run_folder import Run
@@ -18,28 +20,16 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         "Train one model and write its record to a run directory. Repeating the command resumes "
         "an interrupted run. Under torchrun all processes train one model together."
     )
-    parser.add_argument(
-        "--out", default="runs", metavar="DIR", help="parent directory of the runs (%(default)s)"
-    )
-    parser.add_argument("--folder", metavar="DIR", help="run directory, instead of one under --out")
-    parser.add_argument(
-        "--resume",
-        metavar="RUN",
-        help="run directory to resume; its configuration replaces the defaults",
-    )
-    parser.add_argument("--json", action="store_true", help="print the final measures as JSON")
+    add = partial(add_argument, parser)
+    add("--out DIR", "parent directory of the runs (%(default)s)", "runs")
+    add("--folder DIR", "run directory, instead of one under --out")
+    add("--resume RUN", "run directory to resume; its configuration replaces the defaults")
+    add("--json", "print the final measures as JSON")
     add_config(parser)
 
 
 def run(arguments: argparse.Namespace) -> int:
-    """Run ``tammes train``.
-
-    Args:
-        arguments: parsed with :func:`add_arguments`.
-
-    Returns:
-        The exit code.
-    """
+    """Run ``tammes train`` and return the exit code."""
     if arguments.resume is not None:
         folder = Path(arguments.resume)
         config = read_config(arguments, **Run(folder).config.to_dict())

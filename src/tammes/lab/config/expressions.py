@@ -164,11 +164,7 @@ class Source:
 
 
 def parse_call(text: str, *, what: str) -> Call:
-    """Read one call.
-
-    Args:
-        text: such as ``"cosine(scale=30)"`` or ``"cosine"``.
-        what: name of the setting, for messages.
+    """Read one call; ``what`` names the setting in messages.
 
     Example:
         >>> parse_call("pad_crop(4, fill='zero')", what="augment")
@@ -259,7 +255,7 @@ def split_list(text: str, *, what: str = "list") -> list[str]:
 def build(
     call: "str | Call", table: Mapping[str, Callable[..., Any]], *, what: str, **context: Any
 ) -> Any:
-    """Call the function that a text names.
+    """Call the function of a table that a text names.
 
     Args:
         call: such as ``"resnet18(width=0.5)"``, or a parsed call.
@@ -267,9 +263,6 @@ def build(
         what: kind of object that is built, for messages.
         **context: arguments that the text cannot set; those that the function does not take are
             dropped.
-
-    Returns:
-        The result of ``table[name]`` with these settings.
 
     Raises:
         ValueError: a name or setting is unknown, missing or invalid; the message suggests a near

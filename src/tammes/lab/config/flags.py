@@ -19,12 +19,7 @@ _PREFIX = "config_"
 
 
 def add_config(parser: argparse.ArgumentParser, *, leave_out: Sequence[str] = ()) -> None:
-    """Add ``--config``, ``--print_config`` and a flag for each field of :class:`.Config`.
-
-    Args:
-        parser: parser of a command.
-        leave_out: fields that the command sets itself.
-    """
+    """Add ``--config``, ``--print_config`` and flags for all fields but those in ``leave_out``."""
     group = parser.add_argument_group(
         "configuration",
         "Every field is also a key of the YAML file; flags override the file.",
@@ -62,15 +57,12 @@ def add_config(parser: argparse.ArgumentParser, *, leave_out: Sequence[str] = ()
 def read_config(arguments: argparse.Namespace, **defaults: Any) -> Config:
     """Return the configuration given by flags and files.
 
+    With ``--print_config`` it is printed and the program exits. An invalid value raises ValueError,
+    which names the file or the field.
+
     Args:
         arguments: result of a parser prepared by :func:`add_config`.
         **defaults: defaults of the command, where they differ from those of :class:`.Config`.
-
-    Returns:
-        The configuration. With ``--print_config`` it is printed and the program exits.
-
-    Raises:
-        ValueError: a value is invalid; the message names the file or the field.
     """
     values = dict(defaults)
     for path in arguments.config:
@@ -81,20 +73,13 @@ def read_config(arguments: argparse.Namespace, **defaults: Any) -> Config:
             values[name] = from_text(text, kind, f"--{name}")
     config = Config.from_dict(values)
     if arguments.print_config:
-        print(to_yaml(config), end="")
+        print(write_yaml(config.to_dict()), end="")
         raise SystemExit(0)
     return config
 
 
 def read_file(path: str) -> dict[str, Any]:
-    """Read configuration fields from a YAML file and check their types.
-
-    Args:
-        path: path of the file.
-
-    Raises:
-        ValueError: a value is invalid; the message names the file.
-    """
+    """Read configuration fields from a YAML file and check their types; errors name the file."""
     found = read_yaml(Path(path))
     if found is None:
         return {}
@@ -112,11 +97,6 @@ def _typed(value: Any, kind: Any, what: str) -> Any:
     if isinstance(value, str):
         return from_text(value, kind, what)
     return float(value) if type(fit(value, kind, what)) is int and float in members(kind) else value
-
-
-def to_yaml(config: Config) -> str:
-    """Format a configuration as YAML that :func:`read_file` reads."""
-    return write_yaml(config.to_dict())
 
 
 def field_help() -> dict[str, str]:

@@ -32,7 +32,7 @@ def parse_head(
     *,
     scale: float | None = None,
 ) -> Head:
-    """Build a head from text.
+    """Build a head from text, such that a criterion accepts it for the loss.
 
     Args:
         text: such as ``"cosine(scale=30)"``; ``"auto"`` is the default head of the loss.
@@ -41,9 +41,6 @@ def parse_head(
         num_classes: number of classes C.
         scale: scale, unless the text sets one; by default :func:`recommended_scale` for unit
             features, and 1 otherwise.
-
-    Returns:
-        A head that a criterion accepts for the loss.
 
     Example:
         >>> import tammes
@@ -133,12 +130,7 @@ def _main_term(loss: Loss) -> Term | None:
 
 
 def recommended_scale(loss: Loss, embedding_size: int, num_classes: int) -> float:
-    """Return the initial scale that ``tammes advise`` recommends at the margin of the loss.
-
-    Args:
-        loss: loss, of which the main term matters.
-        embedding_size: size D of a feature.
-        num_classes: number of classes C.
+    """Return the initial scale that ``tammes advise`` recommends at the margin of the main term.
 
     Example:
         >>> import tammes

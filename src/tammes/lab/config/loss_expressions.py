@@ -57,9 +57,6 @@ def parse_loss(text: str, *, counts: Sequence[int] | None = None) -> Loss:
         counts: training examples of each class, for terms such as ``ldam`` that need ``counts``
             and do not set them.
 
-    Returns:
-        The loss.
-
     Raises:
         ValueError: the text is invalid; the message names the place.
 

@@ -78,10 +78,7 @@ def fit(value: Any, kind: Any, what: str) -> Any:
     Args:
         value: a number, text, boolean, None, list or table.
         kind: type of one of these, a union, a literal, or any of them annotated.
-        what: name of the value, for messages.
-
-    Raises:
-        ValueError: the value does not fit; the message says what is expected.
+        what: name of the value, for the message of the ValueError if it does not fit.
 
     Example:
         >>> fit([1, 2], tuple[int, ...], "shots")

@@ -16,11 +16,7 @@ _NUMBER = (
 
 
 def read_yaml(path: Path) -> Any:
-    """Read a YAML file; duplicate keys are rejected.
-
-    Raises:
-        ValueError: the file cannot be read or parsed; the message begins with the path.
-    """
+    """Read a YAML file and reject duplicate keys; a ValueError begins with the path."""
     yaml = require("yaml", extra="lab")
 
     class Strict(yaml.SafeLoader):  # type: ignore[name-defined]

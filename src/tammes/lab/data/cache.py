@@ -100,15 +100,14 @@ def read(
         if parts and rows * own[0] * own[1] * own[2] <= memory:
             pixels = torch.empty((rows, *own), dtype=torch.uint8)
             for part, (start, stop) in enumerate(_parts(rows, own)):
-                pixels[start:stop] = _read_part(_part_path(name, part), parts[part])
-        return CachedImages(
-            shape=own,
-            rows=rows,
-            unreadable={int(row): str(why) for row, why in header["unreadable"]},
-            checked=bool(header["checked"]),
-            mixed=bool(header["mixed"]),
-            pixels=pixels,
-        )
+                data = _part_path(name, part).read_bytes()
+                if _checksum(data) != parts[part]:
+                    raise ValueError("checksum")
+                loaded = require("safetensors.torch", extra="lab").load(data)
+                pixels[start:stop] = loaded["pixels"]
+        unreadable = {int(row): str(why) for row, why in header["unreadable"]}
+        checked, mixed = bool(header["checked"]), bool(header["mixed"])
+        return CachedImages(own, rows, unreadable, checked, mixed, pixels)
     except (OSError, ValueError, KeyError, IndexError, TypeError, AttributeError, RuntimeError):
         report(f"{path}: the cached images are damaged and are decoded again")
         return None
@@ -125,14 +124,8 @@ def write(name: str, stored: CachedImages, *, report: Callable[[str], None]) -> 
                 data = safetensors.save({"pixels": stored.pixels[start:stop].contiguous()})
                 checksums.append(_checksum(data))
                 write_atomically(_part_path(name, part), data)
-        header = {
-            "shape": stored.shape,
-            "rows": stored.rows,
-            "unreadable": list(stored.unreadable.items()),
-            "checked": stored.checked,
-            "mixed": stored.mixed,
-            "parts": checksums,
-        }
+        header = {**vars(stored), "unreadable": [*stored.unreadable.items()], "parts": checksums}
+        del header["pixels"]
         header["checksum"] = _checksum(_plain(header))
         write_atomically(folder() / f"{name}.json", _plain(header))
     except OSError as error:
@@ -166,14 +159,6 @@ def _parts(rows: int, shape: tuple[int, int, int]) -> Iterator[tuple[int, int]]:
 
 def _part_path(name: str, part: int) -> Path:
     return folder() / f"{name}-{part}.safetensors"
-
-
-def _read_part(path: Path, checksum: str) -> Tensor:
-    data = path.read_bytes()
-    if _checksum(data) != checksum:
-        raise ValueError("checksum")
-    pixels: Tensor = require("safetensors.torch", extra="lab").load(data)["pixels"]
-    return pixels
 
 
 def _checksum(data: bytes) -> str:

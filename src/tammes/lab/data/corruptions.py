@@ -45,13 +45,7 @@ _SUPERCLASSES = (
 _CONFUSIONS: tuple[tuple[frozenset[str], dict[str, str]], ...] = (
     (
         frozenset(_CIFAR10.split()),
-        {
-            "truck": "automobile",
-            "bird": "airplane",
-            "deer": "horse",
-            "cat": "dog",
-            "dog": "cat",
-        },
+        dict(truck="automobile", bird="airplane", deer="horse", cat="dog", dog="cat"),
     ),
     (
         frozenset(" ".join(_SUPERCLASSES).split()),
@@ -99,7 +93,8 @@ def corrupt(
         images = images.subset(kept.nonzero().squeeze(1))
     if not _is_none(imbalance):
         sizes = build(imbalance, IMBALANCE, what="imbalance", counts=images.counts())
-        images = images.subset(_thin_out(images.labels, sizes, seed))
+        kept = rank_in_class(images.labels, seed, "imbalance") < torch.tensor(sizes)[images.labels]
+        images = images.subset(kept.nonzero().squeeze(1))
     if not _is_none(noise):
         labels = build(
             noise,
@@ -142,12 +137,7 @@ def long_tail(ratio: float, *, counts: list[int]) -> list[int]:
 def step(ratio: float, *, counts: list[int]) -> list[int]:
     """Compute two class sizes: the largest for the first half, that over ``ratio`` for the rest.
 
-    Args:
-        ratio: largest over smallest, at least 1.
-        counts: examples of each class; a class keeps at most these and at least one.
-
-    Returns:
-        Examples to keep of each class.
+    The arguments and the result are those of :func:`long_tail`.
 
     Example:
         >>> step(10, counts=[50] * 4)
@@ -229,16 +219,9 @@ def asymmetric(
 
 
 def pair(rate: float, *, labels: Tensor, num_classes: int, seed: int) -> Tensor:
-    """Replace ``round(rate * N)`` labels by the next class, the last class by the first.
+    """Replace ``round(rate * N)`` labels by the next class, the last by the first.
 
-    Args:
-        rate: share of wrong labels, in [0, 1].
-        labels: true labels, shape ``(N,)``.
-        num_classes: number of classes.
-        seed: seed of the draws.
-
-    Returns:
-        All labels, shape ``(N,)``.
+    The arguments and the result are those of :func:`symmetric`.
     """
     wrong = _wrong("pair", rate, labels, num_classes, seed)
     return torch.where(wrong, (labels + 1) % num_classes, labels)
@@ -325,9 +308,3 @@ def _check_ratio(who: str, ratio: Any) -> None:
 
 def _clamp_sizes(sizes: list[int], counts: list[int]) -> list[int]:
     return [min(max(size, 1), count) for size, count in zip(sizes, counts, strict=True)]
-
-
-def _thin_out(labels: Tensor, sizes: list[int], seed: int) -> Tensor:
-    """Return positions of the given number of examples of each class."""
-    rank = rank_in_class(labels, seed, "imbalance")
-    return (rank < torch.tensor(sizes)[labels]).nonzero().squeeze(1)

@@ -12,7 +12,7 @@ import os
 import subprocess
 import sys
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from typing import IO, Any, NamedTuple, TypeAlias
 
@@ -147,16 +147,13 @@ def reason(error: Exception) -> str:
 def decode_some(
     items: Sequence[bytes | str], shape: Shape | None, out: Any | None
 ) -> list[DecodeResult]:
-    """Decode images, or read their headers.
+    """Decode images, or read their headers if ``shape`` is None.
 
     Args:
         items: each the bytes of an image, or the path of its file.
-        shape: shape to decode to; None reads the headers only.
+        shape: shape to decode to.
         out: uint8 array ``(len(items), *shape)`` for the pixels, 0 for unreadable images; None
             discards them.
-
-    Returns:
-        The result for each image.
     """
     results: list[DecodeResult] = []
     for position, item in enumerate(items):
@@ -181,17 +178,14 @@ def decode_all(
     *,
     processes: int | None = None,
 ) -> list[DecodeResult]:
-    """Decode many images, in several processes if that is faster.
+    """Decode many images as :func:`decode_some` does, in several processes if that is faster.
 
     Args:
         fetch: returns the bytes or the path of an image; called in this process, in order.
         rows: rows to decode.
         shape: shape to decode to; None reads the headers only.
-        out: uint8 array ``(len(rows), *shape)`` for the pixels; None discards them.
+        out: array for the pixels; None discards them.
         processes: number of processes; chosen automatically by default, 0 for this process only.
-
-    Returns:
-        The result for each row.
     """
     started = time.perf_counter()
     first = rows[:CHUNK]
@@ -210,6 +204,15 @@ def decode_all(
     with ThreadPoolExecutor(processes) as pool:
         workers = [_Worker() for _ in range(processes)]
         idle = list(workers)
+
+        def on_a_worker(items: list[bytes | str], out: Any | None) -> list[DecodeResult]:
+            # There are as many threads as workers, so one is always idle.
+            worker = idle.pop()
+            try:
+                return worker.decode(items, shape, out)
+            finally:
+                idle.append(worker)
+
         try:
             waiting: list[Future[list[DecodeResult]]] = []
             for number, chunk in enumerate(chunks):
@@ -218,7 +221,7 @@ def decode_all(
                     waiting[number - 2 * processes].result()
                 items = [fetch(rows[position]) for position in chunk]
                 part = _part(out, chunk.start, chunk.stop)
-                waiting.append(pool.submit(_on_a_worker, idle, items, shape, part))
+                waiting.append(pool.submit(on_a_worker, items, part))
             for future in waiting:
                 results += future.result()
         finally:
@@ -235,17 +238,6 @@ def _cores() -> int:
 
 def _part(out: Any | None, start: int, stop: int) -> Any | None:
     return None if out is None else out[start:stop]
-
-
-def _on_a_worker(
-    idle: "list[_Worker]", items: list[bytes | str], shape: Shape | None, out: Any | None
-) -> list[DecodeResult]:
-    # There are as many threads as workers, so one is always idle.
-    worker = idle.pop()
-    try:
-        return worker.decode(items, shape, out)
-    finally:
-        idle.append(worker)
 
 
 class _Worker:
@@ -306,17 +298,13 @@ def _receive(pipe: IO[bytes], out: Any | None) -> list[DecodeResult]:
     return [each if isinstance(each, str) else ImageInfo(*each) for each in json.loads(line)]
 
 
-def _requests(pipe: IO[bytes]) -> Iterator[tuple[list[bytes | str], Shape | None, bool]]:
-    while line := pipe.readline():
-        kinds, shape, pixels = json.loads(line)
-        items = [pipe.read(kind) if isinstance(kind, int) else kind for kind in kinds]
-        yield items, None if shape is None else tuple(shape), pixels
-
-
 def _serve() -> None:
     import numpy
 
-    for items, shape, pixels in _requests(sys.stdin.buffer):
+    pipe = sys.stdin.buffer
+    while line := pipe.readline():
+        kinds, shape, pixels = json.loads(line)
+        items = [pipe.read(kind) if isinstance(kind, int) else kind for kind in kinds]
         out = None
         if pixels and shape is not None:
             out = numpy.zeros((len(items), *shape), dtype="uint8")

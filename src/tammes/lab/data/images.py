@@ -2,7 +2,7 @@
 
 import hashlib
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import cached_property
 from typing import Protocol
 
@@ -89,16 +89,9 @@ class Images:
             (positions == torch.arange(len(self))).all()
         )
         pixels = self.pixels if self.pixels is None or everything else self.pixels[positions]
-        return Images(
-            labels=self.labels[positions] if labels is None else labels.long(),
-            index=self.index[positions],
-            classes=self.classes,
-            shape=self.shape,
-            pixels=pixels,
-            source=self.source,
-            reader=self.reader,
-            origin=self.origin,
-        )
+        labels = self.labels[positions] if labels is None else labels.long()
+        index = self.index[positions]
+        return replace(self, labels=labels, index=index, pixels=pixels, digest="")
 
     def counts(self) -> list[int]:
         """Return the number of examples of each class."""
@@ -146,9 +139,6 @@ class Images:
     def match(self, classes: Sequence[str]) -> "Images":
         """Relabel the images to index into ``classes``, matched by name.
 
-        Args:
-            classes: class names of the training images.
-
         Raises:
             DataError: an image has another class.
         """
@@ -160,16 +150,7 @@ class Images:
         if bool((labels < 0).any()):
             unknown = [self.classes[label] for label in self.labels[labels < 0].unique().tolist()]
             raise DataError(f"{self.source}: {unknown_classes(unknown, len(classes))}")
-        return Images(
-            labels=labels,
-            index=self.index,
-            classes=tuple(classes),
-            shape=self.shape,
-            pixels=self.pixels,
-            source=self.source,
-            reader=self.reader,
-            origin=self.origin,
-        )
+        return replace(self, labels=labels, classes=tuple(classes), digest="")
 
     def _digest(self) -> str:
         text = repr((self.origin, self.classes, self.shape)).encode("utf-8", "backslashreplace")

@@ -24,18 +24,11 @@ def _signed(word: int) -> int:
 
 
 _FIRST, _SECOND = _signed(0xBF58476D1CE4E5B9), _signed(0x94D049BB133111EB)
-_GOLDEN, _EPOCH = _signed(0x9E3779B97F4A7C15), _signed(0xD1B54A32D192ED03)
+GOLDEN, _EPOCH = _signed(0x9E3779B97F4A7C15), _signed(0xD1B54A32D192ED03)
 
 
 def mix(words: Tensor) -> Tensor:
-    """Scramble int64 words so that every bit of a word depends on all of its bits.
-
-    Args:
-        words: int64, any shape.
-
-    Returns:
-        Scrambled words; different words stay different.
-    """
+    """Scramble int64 words: each bit depends on all bits, and different words stay different."""
     words = (words ^ ((words >> 30) & ((1 << 34) - 1))) * _FIRST
     words = (words ^ ((words >> 27) & ((1 << 37) - 1))) * _SECOND
     return words ^ ((words >> 31) & ((1 << 33) - 1))
@@ -67,7 +60,7 @@ def keys(seed: int, epoch: int | Tensor, index: Tensor) -> Tensor:
     """
     if isinstance(epoch, int):
         epoch = torch.full((), epoch, dtype=torch.int64, device=index.device)
-    return mix(index * _GOLDEN + (epoch * _EPOCH + seed))
+    return mix(index * GOLDEN + (epoch * _EPOCH + seed))
 
 
 def bits(key: Tensor, draws: Tensor) -> Tensor:
@@ -80,7 +73,7 @@ def bits(key: Tensor, draws: Tensor) -> Tensor:
     Returns:
         Numbers in ``[0, 2**24)``, int64, shape ``(N, D)``; the same on every device.
     """
-    words = mix(key[:, None] + (draws + 1) * _GOLDEN)
+    words = mix(key[:, None] + (draws + 1) * GOLDEN)
     return (words >> (64 - BITS)) & ((1 << BITS) - 1)
 
 

@@ -1,7 +1,7 @@
 """Entries of a source: encoded images with labels."""
 
 import hashlib
-from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Protocol
 
@@ -66,35 +66,41 @@ def hash_of(values: Any) -> str:
     return hashlib.sha256(repr(values).encode("utf-8", "backslashreplace")).hexdigest()[:32]
 
 
-def label_columns(
-    table: str, labels: Collection[str], named: Collection[str], columns: Collection[str]
-) -> tuple[str, ...]:
-    """Return the columns of a table that hold the labels.
+def read_labels(
+    table: str,
+    candidates: Collection[str],
+    classes: Mapping[str, Sequence[str]],
+    columns: Collection[str],
+    read: Callable[[str], list[Any]],
+) -> tuple[tuple[str, ...], Tensor, tuple[str, ...]]:
+    """Read the labels of a table.
 
     Args:
         table: name of the table, for messages.
-        labels: candidate columns.
-        named: candidates whose classes have names.
+        candidates: columns that may hold them.
+        classes: class names of columns that have some.
         columns: all columns.
+        read: returns the values of a column.
+
+    Returns:
+        The columns of the labels, the labels and the class names.
     """
-    for wanted in LABEL_COLUMNS:
-        if set(wanted) <= set(labels):
-            return wanted
-    if len(named) == 1:
-        return tuple(named)
-    raise DataError(
-        f"{table}: a column of labels is expected, such as label, {_got_columns(columns)}"
-    )
+    named = tuple(name for name in candidates if name in classes)
+    known = [wanted for wanted in LABEL_COLUMNS if set(wanted) <= set(candidates)]
+    if not known and len(named) != 1:
+        raise DataError(
+            f"{table}: a column of labels is expected, such as label, {_got_columns(columns)}"
+        )
+    chosen = known[0] if known else named
+    values = read(chosen[0])
+    if len(chosen) > 1:
+        values = list(map("/".join, zip(*map(read, chosen), strict=True)))
+    where = f"{table}: column {' and '.join(map(repr, chosen))}"
+    return chosen, *_as_labels(where, values, classes.get(chosen[0]))
 
 
 def image_column(table: str, images: Sequence[str], columns: Collection[str]) -> str:
-    """Return the column of a table that holds the images.
-
-    Args:
-        table: name of the table, for messages.
-        images: candidate columns.
-        columns: all columns.
-    """
+    """Return the column of a table that holds the images, one of the candidates ``images``."""
     for wanted in IMAGE_COLUMNS:
         if wanted in images:
             return wanted
@@ -110,20 +116,13 @@ def _got_columns(columns: Collection[str]) -> str:
     return f"got the columns {shown}{' and others' if len(columns) > 8 else ''}"
 
 
-def as_labels(
-    column: str, values: Iterable[Any], names: Sequence[str] | None
+def _as_labels(
+    column: str, values: list[Any], names: Sequence[str] | None
 ) -> tuple[Tensor, tuple[str, ...]]:
-    """Convert the values of a column to labels.
+    """Convert integers or strings to labels and class names: the given ones, or all that occur.
 
-    Args:
-        column: name of the column, for messages.
-        values: integers or strings.
-        names: class names of the integers; without them an integer is its own name.
-
-    Returns:
-        Labels and class names: the given ones, or all that occur, sorted.
+    Without names an integer is its own name.
     """
-    values = list(values)
     empty = sum(value is None for value in values)
     if empty:
         raise DataError(f"{column} has {empty} empty rows")

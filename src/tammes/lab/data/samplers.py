@@ -6,7 +6,10 @@ Draws depend on seed, epoch and batch number only, so a run resumes exactly in t
 epoch.
 """
 
+import math
 from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass, field
+from functools import cached_property
 from typing import Any
 
 import torch
@@ -28,6 +31,7 @@ def rank_share(whole: Tensor, rank: int, world_size: int) -> Tensor:
     return whole[low:high]
 
 
+@dataclass(eq=False, repr=False, kw_only=True)
 class BatchSampler:
     """Base of the samplers: the epoch, a position in it, and the rank's share of each batch.
 
@@ -41,26 +45,32 @@ class BatchSampler:
     Attributes:
         epoch: current epoch.
         position: batches of the epoch already yielded.
-        batch_size: size of the global batch.
     """
 
-    def __init__(
-        self, *, labels: Tensor, batch_size: int, seed: int, rank: int, world_size: int
-    ) -> None:
-        if not 0 <= rank < world_size:
-            raise ValueError(f"sampler expects a rank below {world_size}, got {rank}")
-        if batch_size < world_size:
+    labels: Tensor
+    batch_size: int
+    seed: int
+    rank: int = 0
+    world_size: int = 1
+    epoch: int = field(default=0, init=False)
+    position: int = field(default=0, init=False)
+
+    def __post_init__(self) -> None:
+        if not 0 <= self.rank < self.world_size:
+            raise ValueError(f"sampler expects a rank below {self.world_size}, got {self.rank}")
+        if self.batch_size < self.world_size:
             raise ValueError(
-                f"sampler expects a batch of at least one example for each of {world_size} "
-                f"processes, got {batch_size}"
+                f"sampler expects a batch of at least one example for each of {self.world_size} "
+                f"processes, got {self.batch_size}"
             )
-        if not len(labels):
+        if not len(self.labels):
             raise ValueError("sampler expects at least one example, got none")
-        self.labels = labels.cpu()
-        self.batch_size = batch_size
-        self.seed = seed
-        self.rank, self.world_size = rank, world_size
-        self.epoch = self.position = 0
+        self.labels = self.labels.cpu()
+
+    @cached_property
+    def members(self) -> "_Classes":
+        """Examples by class."""
+        return _Classes(self.labels)
 
     def __len__(self) -> int:
         """Number of batches in an epoch."""
@@ -96,6 +106,7 @@ class BatchSampler:
         self.epoch, self.position = int(state["epoch"]), int(state["position"])
 
 
+@dataclass(eq=False, repr=False, kw_only=True)
 class Random(BatchSampler):
     """Draws every example once, in random order; the last batch may be smaller.
 
@@ -104,11 +115,6 @@ class Random(BatchSampler):
 
     Args:
         drop_last: drop the last batch if it is smaller.
-        labels: class of each example.
-        batch_size: examples in a batch.
-        seed: seed of the draws.
-        rank: rank of this process.
-        world_size: number of processes.
 
     Example:
         >>> sampler = Random(labels=torch.zeros(5), batch_size=2, seed=0)
@@ -116,25 +122,15 @@ class Random(BatchSampler):
         [2, 3]
     """
 
-    def __init__(
-        self,
-        *,
-        drop_last: bool = False,
-        labels: Tensor,
-        batch_size: int,
-        seed: int,
-        rank: int = 0,
-        world_size: int = 1,
-    ) -> None:
-        super().__init__(
-            labels=labels, batch_size=batch_size, seed=seed, rank=rank, world_size=world_size
-        )
-        if drop_last and len(labels) < batch_size:
+    drop_last: bool = False
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        if self.drop_last and len(self.labels) < self.batch_size:
             raise ValueError(
-                f"sampler expects at least one full batch of {batch_size} with drop_last, got "
-                f"{len(labels)} examples"
+                f"sampler expects at least one full batch of {self.batch_size} with drop_last, got "
+                f"{len(self.labels)} examples"
             )
-        self.drop_last = drop_last
 
     def __len__(self) -> int:
         full, rest = divmod(len(self.labels), self.batch_size)
@@ -194,22 +190,7 @@ class Balanced(BatchSampler):
     """Draws a class uniformly, then an example of it, with replacement.
 
     An epoch has as many draws as there are examples.
-
-    Args:
-        labels: class of each example.
-        batch_size: examples in a batch.
-        seed: seed of the draws.
-        rank: rank of this process.
-        world_size: number of processes.
     """
-
-    def __init__(
-        self, *, labels: Tensor, batch_size: int, seed: int, rank: int = 0, world_size: int = 1
-    ) -> None:
-        super().__init__(
-            labels=labels, batch_size=batch_size, seed=seed, rank=rank, world_size=world_size
-        )
-        self.members = _Classes(self.labels)
 
     def __len__(self) -> int:
         return -(-len(self.labels) // self.batch_size)
@@ -224,7 +205,30 @@ class Balanced(BatchSampler):
         return lambda number: chosen[number * self.batch_size : (number + 1) * self.batch_size]
 
 
-class EpisodeSampler(BatchSampler):
+@dataclass(eq=False, repr=False, kw_only=True)
+class _ClassBatches(BatchSampler):
+    """Base of samplers that draw some classes, and as many examples of each."""
+
+    batch_size: int = field(init=False)
+
+    def _set_sizes(self, who: str, **sizes: Any) -> None:
+        """Check and set the number of classes in a batch and of examples of each."""
+        for name, value in sizes.items():
+            if isinstance(value, bool) or not isinstance(value, int) or value < 1:
+                raise ValueError(
+                    f"{who} expects {name} to be a whole number above 0, got {value!r}"
+                )
+        self.batch_size, (wanted, _) = math.prod(sizes.values()), sizes.values()
+        super().__post_init__()
+        self.title = f"{who}({', '.join(f'{name}={value}' for name, value in sizes.items())})"
+        if len(self.members) < wanted:
+            raise ValueError(
+                f"{self.title} expects at least {wanted} classes, got {len(self.members)}"
+            )
+
+
+@dataclass(eq=False, repr=False)
+class EpisodeSampler(_ClassBatches):
     """Draws batches of ``way`` classes with ``shot`` examples each, for few-shot training.
 
     Neither a class nor an example repeats in a batch. An epoch has N // (way * shot) batches.
@@ -232,10 +236,6 @@ class EpisodeSampler(BatchSampler):
     Args:
         way: classes in a batch.
         shot: examples of each.
-        labels: class of each example.
-        seed: seed of the draws.
-        rank: rank of this process.
-        world_size: number of processes.
 
     Example:
         >>> labels = torch.arange(3).repeat(4)
@@ -244,29 +244,17 @@ class EpisodeSampler(BatchSampler):
         [[3, 3], [3, 3]]
     """
 
-    def __init__(
-        self,
-        way: int,
-        shot: int,
-        *,
-        labels: Tensor,
-        seed: int,
-        rank: int = 0,
-        world_size: int = 1,
-    ) -> None:
-        _check_whole("episodes", way=way, shot=shot)
-        super().__init__(
-            labels=labels, batch_size=way * shot, seed=seed, rank=rank, world_size=world_size
-        )
-        self.members = _Classes(self.labels)
-        _check_classes(f"episodes(way={way}, shot={shot})", way, len(self.members))
+    way: int
+    shot: int
+
+    def __post_init__(self) -> None:
+        self._set_sizes("episodes", way=self.way, shot=self.shot)
         fewest = int(self.members.counts.argmin())
-        if int(self.members.counts[fewest]) < shot:
+        if int(self.members.counts[fewest]) < self.shot:
             raise ValueError(
-                f"episodes(way={way}, shot={shot}) expects {shot} examples of every class, got "
+                f"{self.title} expects {self.shot} examples of every class, got "
                 f"{int(self.members.counts[fewest])} of class {int(self.members.present[fewest])}"
             )
-        self.way, self.shot = way, shot
 
     def __len__(self) -> int:
         return len(self.labels) // self.batch_size
@@ -282,7 +270,8 @@ class EpisodeSampler(BatchSampler):
         return batch
 
 
-class PK(BatchSampler):
+@dataclass(eq=False, repr=False)
+class PK(_ClassBatches):
     """Draws batches of ``classes`` classes with ``images`` images each (PK), for re-identification.
 
     An epoch visits each class once, in random order; its last batch is filled up with classes of
@@ -291,29 +280,13 @@ class PK(BatchSampler):
     Args:
         classes: classes in a batch (P).
         images: images of each (K).
-        labels: class of each example.
-        seed: seed of the draws.
-        rank: rank of this process.
-        world_size: number of processes.
     """
 
-    def __init__(
-        self,
-        classes: int,
-        images: int,
-        *,
-        labels: Tensor,
-        seed: int,
-        rank: int = 0,
-        world_size: int = 1,
-    ) -> None:
-        _check_whole("pk", classes=classes, images=images)
-        super().__init__(
-            labels=labels, batch_size=classes * images, seed=seed, rank=rank, world_size=world_size
-        )
-        self.members = _Classes(self.labels)
-        _check_classes(f"pk(classes={classes}, images={images})", classes, len(self.members))
-        self.classes, self.images = classes, images
+    classes: int
+    images: int
+
+    def __post_init__(self) -> None:
+        self._set_sizes("pk", classes=self.classes, images=self.images)
 
     def __len__(self) -> int:
         return -(-len(self.members) // self.classes)
@@ -329,17 +302,6 @@ class PK(BatchSampler):
             return self.members.draw_examples(chosen, self.images, self.seed, "pk", epoch, number)
 
         return batch
-
-
-def _check_whole(who: str, **settings: Any) -> None:
-    for name, value in settings.items():
-        if isinstance(value, bool) or not isinstance(value, int) or value < 1:
-            raise ValueError(f"{who} expects {name} to be a whole number above 0, got {value!r}")
-
-
-def _check_classes(who: str, wanted: int, present: int) -> None:
-    if present < wanted:
-        raise ValueError(f"{who} expects at least {wanted} classes, got {present}")
 
 
 TABLE: dict[str, Callable[..., BatchSampler]] = {

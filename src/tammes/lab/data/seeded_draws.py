@@ -9,10 +9,7 @@ import hashlib
 import torch
 from torch import Tensor
 
-from tammes.lab.data.keyed_random import mix
-
-_STEP = -0x61C8864680B583EB
-"""The golden ratio in 64 bits, signed."""
+from tammes.lab.data.keyed_random import GOLDEN, mix
 
 
 def numbers(count: int, *names: int | str) -> Tensor:
@@ -31,7 +28,7 @@ def numbers(count: int, *names: int | str) -> Tensor:
     """
     digest = hashlib.sha256(repr(names).encode()).digest()
     start = int.from_bytes(digest[:8], "little", signed=True)
-    return mix(torch.arange(1, count + 1) * _STEP + start) & 0x7FFF_FFFF_FFFF_FFFF
+    return mix(torch.arange(1, count + 1) * GOLDEN + start) & 0x7FFF_FFFF_FFFF_FFFF
 
 
 def permutation(count: int, *names: int | str) -> Tensor:

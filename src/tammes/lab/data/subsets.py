@@ -8,12 +8,9 @@ from tammes.lab.data.images import Images
 
 
 def limit(images: Images, most: int, *, seed: int) -> Images:
-    """Keep at most ``most`` images, evenly of all classes; a class keeps at least one.
+    """Keep at most ``most`` images, evenly of all classes.
 
-    Args:
-        images: original images.
-        most: number of images to keep; more if there are more classes.
-        seed: seed of the draws.
+    A class keeps at least one, so more are kept if there are more classes.
     """
     if most < 1:
         raise ValueError(f"limit is expected to be at least 1, got {most}")
@@ -30,12 +27,7 @@ def limit(images: Images, most: int, *, seed: int) -> Images:
 
 
 def hold_out(images: Images, share: float, *, seed: int) -> tuple[Images, Images]:
-    """Hold out a share of every class.
-
-    Args:
-        images: original images.
-        share: share to hold out, in [0, 1). A class keeps at least one image.
-        seed: seed of the draws.
+    """Hold out a share of every class, in [0, 1); a class keeps at least one image.
 
     Returns:
         The rest and the held-out images, both in their original order.

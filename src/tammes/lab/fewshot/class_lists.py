@@ -18,7 +18,7 @@ import torch
 from torch import Tensor
 
 from tammes.lab.config.expressions import did_you_mean
-from tammes.lab.data.images import DataError, ImageReader, Images
+from tammes.lab.data.images import DataError, Images
 from tammes.lab.data.sources.loading import data_folder, load, say
 
 Part = Literal["base", "validation", "novel"]
@@ -214,10 +214,6 @@ def _flat(title: str, value: Any, classes: Any, above: str = "") -> Iterator[str
 def select_classes(images: Images, classes: Sequence[str]) -> Images:
     """Select the images of some classes, relabelled in the order of ``classes``.
 
-    Args:
-        images: images of these classes and others.
-        classes: class names.
-
     Raises:
         DataError: a class is not among those of the images.
 
@@ -251,13 +247,8 @@ def load_classes(
 ) -> Images:
     """Load all images of some classes, from the training and test partitions of a source.
 
-    Class lists cut across these partitions: CIFAR-FS has all 600 images of every class.
-
-    Args:
-        source: source, as in :func:`.load`.
-        classes: class names; all by default.
-        size: side of the square images.
-        report: called with one-line messages.
+    Class lists cut across these partitions: CIFAR-FS has all 600 images of every class. The
+    arguments are those of :func:`.load`; without ``classes`` all classes are loaded.
     """
     parts: list[Images] = []
     for partition in ("train", "test"):
@@ -274,25 +265,15 @@ def load_classes(
 
 @dataclass(frozen=True)
 class _InTurn:
-    """Reads the images of several partitions as one sequence."""
+    """Reads the images of several partitions, in memory or not, as one sequence."""
 
-    readers: tuple[ImageReader, ...]
+    parts: tuple[Images, ...]
     starts: tuple[int, ...]
 
     def read(self, row: int) -> Tensor:
         number = max(n for n, start in enumerate(self.starts) if start <= row)
-        return self.readers[number].read(row - self.starts[number])
-
-
-class _Pixels:
-    """Reads images in memory by their index."""
-
-    def __init__(self, images: Images) -> None:
-        self.images = images
-        self.positions = {row: position for position, row in enumerate(images.index.tolist())}
-
-    def read(self, row: int) -> Tensor:
-        return self.images.read(self.positions[row])
+        part, index = self.parts[number], row - self.starts[number]
+        return part.read(int((part.index == index).nonzero()))
 
 
 def _join(parts: Sequence[Images]) -> Images:
@@ -305,17 +286,12 @@ def _join(parts: Sequence[Images]) -> Images:
         index.append(part.index + starts[-1])
     pixels = [part.pixels for part in parts if part.pixels is not None]
     in_memory = len(pixels) == len(parts)
-    reader = None
-    if not in_memory:
-        readers = tuple(part.reader if part.pixels is None else _Pixels(part) for part in parts)
-        reader = _InTurn(readers, tuple(starts))  # type: ignore[arg-type]
-    return Images(
+    return dataclasses.replace(
+        parts[0],
         labels=torch.cat([part.labels for part in parts]),
         index=torch.cat(index),
-        classes=parts[0].classes,
-        shape=parts[0].shape,
         pixels=torch.cat(pixels) if in_memory else None,
-        source=parts[0].source,
-        reader=reader,
+        reader=None if in_memory else _InTurn(tuple(parts), tuple(starts)),
         origin=" ".join(part.origin for part in parts),
+        digest="",
     )

@@ -121,12 +121,7 @@ def check_numbers(*, way: int, shot: int, queries: int, episodes: int) -> None:
 
 
 def check_labels(who: str, labels: Tensor) -> None:
-    """Reject labels that are not one non-negative integer per example.
-
-    Args:
-        who: beginning of the message, with its verb.
-        labels: shape ``(N,)``.
-    """
+    """Reject labels that are not one non-negative integer each; ``who`` begins the message."""
     if (
         not isinstance(labels, Tensor)
         or labels.is_floating_point()
@@ -142,19 +137,11 @@ def check_labels(who: str, labels: Tensor) -> None:
 
 
 def _sample_without_replacement(sizes: Tensor, count: int, *names: int | str) -> Tensor:
-    """Draw from 0 to ``sizes - 1`` without replacement, independently for each row.
+    """Draw ``count`` numbers from 0 to ``sizes - 1`` in each row, without replacement.
 
     Floyd's algorithm: each draw has one more candidate than the last and takes the newest candidate
     if it hits one that was drawn before. Its cost does not depend on the size of a class. The set
     is uniform but its order is not, so it is shuffled.
-
-    Args:
-        sizes: number of candidates of each row, shape ``(R,)``, at least ``count``.
-        count: number of draws per row.
-        names: key of the random numbers.
-
-    Returns:
-        Shape ``(R, count)``.
     """
     rows = len(sizes)
     numbers = seeded_draws.numbers(rows * count, *names, "members").view(rows, count)

@@ -253,12 +253,7 @@ def _load(
 
 
 def model_features(model: Model, images: Images) -> Tensor:
-    """Compute features of images, shape ``(N, D)``, float32, on the CPU.
-
-    Args:
-        model: model in evaluation mode, on any device.
-        images: images, used without augmentation.
-    """
+    """Compute features of images in evaluation mode, shape ``(N, D)``, float32, on the CPU."""
     device = model.criterion.head.weight.device
     size = model.criterion.head.embedding_size
     with torch.no_grad():
@@ -269,27 +264,21 @@ def model_features(model: Model, images: Images) -> Tensor:
     return torch.cat(parts) if parts else torch.zeros(0, size)
 
 
-def _model_on_device(run: Run) -> Model:
-    return load_model(run).to(_device())
-
-
 def _features(run: Run, images: Images, report: Callable[[str], None]) -> Tensor:
     def compute() -> Tensor:
         report(f"{run.folder}: features of {len(images):,} images of {len(images.classes)} classes")
-        return model_features(_model_on_device(run), images)
+        return model_features(load_model(run).to(_device()), images)
 
     return _cached(run, "fewshot", images.digest, compute, report, rows=len(images))
 
 
 def _base_mean(run: Run, report: Callable[[str], None]) -> Tensor:
-    digest = run.data["digest"]
-
     def compute() -> Tensor:
         training = prepare_data(run.config, report)[0]
         report(f"{run.folder}: features of the {len(training):,} images it was trained on")
-        return model_features(_model_on_device(run), training).mean(0, keepdim=True)
+        return model_features(load_model(run).to(_device()), training).mean(0, keepdim=True)
 
-    return _cached(run, "fewshot-base", digest, compute, report, rows=1)[0]
+    return _cached(run, "fewshot-base", run.data["digest"], compute, report, rows=1)[0]
 
 
 def _cached(
@@ -303,15 +292,8 @@ def _cached(
 ) -> Tensor:
     """Return features from the cache in the run folder, or compute and cache them.
 
-    The key holds a digest of the weights, so features of another model are never used.
-
-    Args:
-        run: run whose folder is the cache.
-        kind: prefix of the file name.
-        images: digest of the images.
-        compute: computes the features on a miss.
-        report: called with a message if the cache is damaged or not writable.
-        rows: expected number of features.
+    The key holds a digest of the images and of the weights, so features of another model are never
+    used, and neither are those of another number of ``rows``.
     """
     weights = hashlib.sha256((run.folder / "model.safetensors").read_bytes()).hexdigest()
     name = f"{kind}-{hashlib.sha256(f'{images} {weights}'.encode()).hexdigest()[:16]}"

@@ -97,10 +97,7 @@ def initial_heads(
         numbers: indices of the episodes, int64, shape ``(E,)``.
         way: classes per episode.
         size: dimension of the features.
-        dtype: dtype of the result.
-
-    Returns:
-        Shape ``(E, way, size)``, on the device of ``numbers``; the same on every device.
+        dtype: dtype of the result, of shape ``(E, way, size)``; the same on every device.
     """
     key = keyed_random.keys(keyed_random.mix_int(seed), _HEADS, numbers)
     draws = torch.arange(way * size, device=numbers.device)
@@ -118,37 +115,6 @@ def orders(seed: int, numbers: Tensor, passes: int, count: int) -> Tensor:
     draws = torch.arange(passes * count, device=numbers.device)
     numbered = keyed_random.bits(key, draws).view(len(numbers), passes, count)
     return numbered.argsort(dim=2, stable=True)
-
-
-@torch.no_grad()
-def fine_tune(support: Tensor, heads: Tensor, order: Tensor, settings: FineTuning) -> Tensor:
-    """Train a head in each episode.
-
-    Args:
-        support: features grouped by class, shape ``(E, way, shot, D)``.
-        heads: initial prototypes, shape ``(E, way, D)``.
-        order: order of the examples in each pass, shape ``(E, passes, way * shot)``.
-        settings: training settings.
-
-    Returns:
-        Prototypes, shape ``(E, way, D)``.
-    """
-    way, shot, size = support.shape[1:]
-    features = support.flatten(1, 2)
-    if settings.cosine:
-        features = unit(features)
-    count = way * shot
-    # Every step stays in the span of the support and the initial prototypes: in coordinates of
-    # this small subspace all inner products are the same.
-    basis = None
-    if 2 * (count + way) <= size:
-        together = torch.cat([features, heads], 1).transpose(1, 2)
-        basis, coordinates = torch.linalg.qr(together)
-        coordinates = coordinates.transpose(1, 2)
-        features, heads = coordinates[:, :count], coordinates[:, count:]
-    with one_thread(features.device):
-        trained = _descend(features.contiguous(), heads, shot, order, settings)
-    return trained if basis is None else trained @ basis.transpose(1, 2)
 
 
 @contextlib.contextmanager
@@ -191,11 +157,7 @@ def _descend(
 def _gradient(batch: Tensor, target: Tensor, weight: Tensor, settings: FineTuning) -> Tensor:
     """Gradient of the mean loss of a batch by the prototypes, shape ``(E, way, D)``.
 
-    Args:
-        batch: features, unit vectors for cosines, shape ``(E, B, D)``.
-        target: one-hot labels, shape ``(E, B, way)``.
-        weight: prototypes, shape ``(E, way, D)``.
-        settings: training settings.
+    For features ``(E, B, D)``, unit vectors for cosines, and one-hot labels ``(E, B, way)``.
     """
     if not settings.cosine:
         similarity = batch @ weight.transpose(1, 2)
@@ -215,6 +177,7 @@ def _gradient(batch: Tensor, target: Tensor, weight: Tensor, settings: FineTunin
     return gradient
 
 
+@torch.no_grad()
 def finetune_heads(
     features: Tensor, episodes: Episodes, numbers: Tensor, settings: FineTuning
 ) -> Tensor:
@@ -230,10 +193,18 @@ def finetune_heads(
         Prototypes, shape ``(E, way, D)``; those of an episode do not depend on the others.
     """
     places = episodes.support[numbers.cpu()].to(features.device)
-    support = features[places]
-    count = episodes.way * episodes.shot
-    heads = initial_heads(
-        episodes.seed, numbers, episodes.way, features.shape[1], dtype=features.dtype
-    )
+    own, way, size = features[places].flatten(1, 2), episodes.way, features.shape[1]
+    own = unit(own) if settings.cosine else own
+    count = way * episodes.shot
+    heads = initial_heads(episodes.seed, numbers, way, size, dtype=features.dtype)
     order = orders(episodes.seed, numbers, settings.passes, count)
-    return fine_tune(support, heads, order, settings)
+    # Every step stays in the span of the support and the initial prototypes: in coordinates of
+    # this small subspace all inner products are the same.
+    basis = None
+    if 2 * (count + way) <= size:
+        basis, coordinates = torch.linalg.qr(torch.cat([own, heads], 1).transpose(1, 2))
+        coordinates = coordinates.transpose(1, 2)
+        own, heads = coordinates[:, :count], coordinates[:, count:]
+    with one_thread(features.device):
+        trained = _descend(own.contiguous(), heads, episodes.shot, order, settings)
+    return trained if basis is None else trained @ basis.transpose(1, 2)

@@ -66,17 +66,10 @@ class MarginAnalysis:
         """Compute all quantities from the four distances and :math:`P^s`."""
         base, novel = _values(base_intra, base_inter), _values(novel_intra, novel_inter)
         predicted = geometry.novel_ratio(same_base_class, DiscriminabilityResult(base, novel))
-        return cls(
-            base_intra=base_intra,
-            base_inter=base_inter,
-            base_ratio=float(base.ratio),
-            novel_intra=novel_intra,
-            novel_inter=novel_inter,
-            novel_ratio=float(novel.ratio),
-            psi=float(novel.inter / base.inter),
-            same_base_class=same_base_class,
-            predicted_ratio=predicted,
-        )
+        on_base = (base_intra, base_inter, float(base.ratio))
+        on_novel = (novel_intra, novel_inter, float(novel.ratio))
+        psi = float(novel.inter / base.inter)
+        return cls(*on_base, *on_novel, psi, same_base_class, predicted)
 
     def measures(self) -> dict[str, float]:
         """Return the measurements by the quantity names of recipes."""

@@ -68,9 +68,6 @@ def methods(text: str) -> dict[str, Method]:
 def needs_base_mean(methods: Mapping[str, Method]) -> bool:
     """Return whether a method needs :attr:`LabelledFeatures.base_mean`.
 
-    Args:
-        methods: as :func:`methods` gives them.
-
     Example:
         >>> needs_base_mean(methods("l2, cl2n")), needs_base_mean(methods("l2, cosine"))
         (True, False)
@@ -80,9 +77,6 @@ def needs_base_mean(methods: Mapping[str, Method]) -> bool:
 
 def needs_prototypes(methods: Mapping[str, Method]) -> bool:
     """Return whether a method needs :attr:`LabelledFeatures.prototypes`.
-
-    Args:
-        methods: as :func:`methods` gives them.
 
     Example:
         >>> needs_prototypes(methods("complement")), needs_prototypes(methods("l2, cosine"))
@@ -225,11 +219,7 @@ class Interval:
         return f"{100 * self.mean:{'+' if sign else ''}.2f}{half}"
 
     def as_dict(self, name: str = "mean") -> dict[str, Any]:
-        """Return plain values; a single episode has no interval.
-
-        Args:
-            name: key of the mean.
-        """
+        """Return plain values, the mean under ``name``; a single episode has no interval."""
         half = self.half if math.isfinite(self.half) else None
         return {name: self.mean, "half": half, "episodes": self.count}
 

@@ -82,12 +82,12 @@ class FewShotSettings:
         return replace(self, **less, images=max(self.shots) + less["queries"])
 
     def check(self, config: Config, *, tried: bool = False) -> None:
-        """Reject a run that cannot be evaluated with these settings.
+        """Reject a run that cannot be evaluated, or ``tried`` in tuning, with these settings."""
+        from tammes.lab.data import DataError
+        from tammes.lab.fewshot import class_lists
+        from tammes.lab.fewshot.features import check_disjoint, check_way
+        from tammes.lab.training.datasets import classes_of
 
-        Args:
-            config: configuration of the run.
-            tried: whether settings are tuned by the result.
-        """
         if tried and ("validation" not in self.parts or 1 not in self.shots):
             raise ValueError(
                 "fewshot expects the part validation and 1 among its shots where something is "
@@ -98,14 +98,6 @@ class FewShotSettings:
                 "fewshot expects images held out of training for its part base and to analyse, "
                 "got a run with whole"
             )
-        self._check_classes(config)
-
-    def _check_classes(self, config: Config) -> None:
-        from tammes.lab.data import DataError
-        from tammes.lab.fewshot import class_lists
-        from tammes.lab.fewshot.features import check_disjoint, check_way
-        from tammes.lab.training.datasets import classes_of
-
         try:
             lists = class_lists.read(self.split)
             trained = classes_of(config.classes) if config.classes else ()
@@ -121,15 +113,7 @@ class FewShotSettings:
 def evaluate_run(
     run: Run, several: Sequence[FewShotSettings], report: Callable[[str], None]
 ) -> None:
-    """Evaluate the model of a run and write the results to its folder.
-
-    Results that exist already are kept.
-
-    Args:
-        run: finished run.
-        several: settings of each evaluation.
-        report: called with progress messages.
-    """
+    """Evaluate the model of a finished run with each of the settings that has no results yet."""
     for shots in several:
         if find(run, shots) is None:
             found = _evaluate(run, shots, report)
@@ -179,16 +163,10 @@ def _evaluate(run: Run, shots: FewShotSettings, report: Callable[[str], None]) -
     intervals: dict[str, float] = {}
     rows: dict[str, list[dict[str, Any]]] = {}
     first = next(iter(protocol.methods(shots.method)))
+    names = ("way", "shots", "queries", "episodes", "method", "seed")
+    settings: dict[str, Any] = {name: getattr(shots, name) for name in names}
     for part in shots.parts:
-        found = protocol.evaluate(
-            _examples(run, shots, part, report),
-            way=shots.way,
-            shots=shots.shots,
-            queries=shots.queries,
-            episodes=shots.episodes,
-            method=shots.method,
-            seed=shots.seed,
-        )
+        found = protocol.evaluate(_examples(run, shots, part, report), **settings)
         rows[part] = [row.as_dict() for row in found]
         for row in (each for each in found if each.method == first):
             key = f"{_PREFIX[part]}shot{row.shot}"

@@ -139,9 +139,7 @@ def by_example(loss: Loss) -> bool:
 def measure_prototypes(head: Head, *, margin: bool = True) -> dict[str, float]:
     """Return class margin and norms of the prototypes, as in a line of ``metrics.jsonl``.
 
-    Args:
-        head: head with prototypes.
-        margin: include the class margin, whose time is quadratic in the number of classes.
+    The class margin, whose time is quadratic in the number of classes, can be left out.
     """
     prototypes, measures = ShardedRows.of_head(head).all_gather(head.weight.detach()), {}
     with warnings.catch_warnings():
@@ -187,11 +185,6 @@ def per_class_accuracy(
 
 def confused_examples(examples: ExampleMetrics, labels: Tensor, classes: int) -> Tensor:
     """Select the clearest mistakes of the most confused class pairs.
-
-    Args:
-        examples: metrics of the test set.
-        labels: shape ``(N,)``.
-        classes: number of classes.
 
     Returns:
         Positions: for each confused pair, most frequent first, the wrong examples with the lowest

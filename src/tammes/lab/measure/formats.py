@@ -15,7 +15,7 @@ class FileError(ValueError):
 
 
 def load(path: Path, columns: Collection[str]) -> dict[str, Any]:
-    """Load all arrays of a file, by key.
+    """Load all arrays of a file, by key; raises FileError in one sentence that names the file.
 
     Args:
         path: path of the file; its suffix is the format.
@@ -25,9 +25,6 @@ def load(path: Path, columns: Collection[str]) -> dict[str, Any]:
     Returns:
         Arrays and lists by key; nested keys are joined by a dot. The key of a single array is the
         name of the file.
-
-    Raises:
-        FileError: one sentence that names the file.
     """
     suffix = path.suffix.lower()
     if suffix not in _READERS:

@@ -2,6 +2,7 @@
 
 import math
 import warnings
+from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Any
 
@@ -111,9 +112,6 @@ def measure(given: MeasureInput, *, scale: float | None = None) -> Measured:
         given: arrays from :func:`tammes.lab.measure.files.read`.
         scale: inverse temperature of a cosine head, for the softmax bias; without it the bias is
             that of inner products, as in a linear head.
-
-    Returns:
-        The :class:`Measured`.
     """
     notes: list[str] = []
     prototypes = given.prototypes
@@ -128,22 +126,22 @@ def measure(given: MeasureInput, *, scale: float | None = None) -> Measured:
                 "No prototypes were given: the means of the unit embeddings of each class "
                 "take their place."
             )
-        groups = [("prototypes", _of_prototypes(given, prototypes))]
+        groups = [("prototypes", tuple(_of_prototypes(given, prototypes)))]
         examples, angles, margins = None, None, None
         if given.examples is not None:
             examples, answers = _split(*given.examples, prototypes, Cosine(), scale or 1.0)
             margins = functional.sample_margin(examples, quantiles=QUANTILES)
             angles = functional.angles(examples, bins=90)
-            groups.append(
-                ("examples", _of_examples(given, prototypes, examples, angles, margins, scale))
-            )
-            groups.append(("features", _of_features(given.prototypes, *given.examples, answers)))
+            measured = _of_examples(given, prototypes, examples, angles, margins, scale)
+            groups.append(("examples", tuple(measured)))
+            measured = _of_features(given.prototypes, *given.examples, answers)
+            groups.append(("features", tuple(measured)))
     notes += dict.fromkeys(
         f"{warning.message}." for warning in caught if warning.category is UserWarning
     )
     return Measured(
         given=given,
-        groups=tuple((name, tuple(group)) for name, group in groups),
+        groups=tuple(groups),
         notes=tuple(notes),
         scale=scale,
         directions=unit(prototypes),
@@ -179,35 +177,25 @@ def _split(
     return parts[0]._replace(**whole), torch.cat(answers)
 
 
-def _of_prototypes(given: MeasureInput, prototypes: Tensor) -> list[Measure]:
-    margin = functional.class_margin(prototypes)
-    best = largest_class_margin(*prototypes.shape)
+def _measure(
+    key: str, name: str, value: Tensor | float, optimum: float | None = None, **more: Any
+) -> Measure:
+    return Measure(key, name, float(value), optimum, **more)
+
+
+def _of_prototypes(given: MeasureInput, prototypes: Tensor) -> Iterator[Measure]:
+    margin, best = functional.class_margin(prototypes), largest_class_margin(*prototypes.shape)
+    norms = functional.prototype_norms(prototypes)
     first, second = margin.pair.tolist()
     name = given.names.__getitem__ if given.names else str
-    norms = functional.prototype_norms(prototypes)
-    measures = [
-        Measure(
-            "class_margin.angle",
-            "class margin",
-            float(margin.angle),
-            best.degrees,
-            not best.exact,
-            "°",
-            f"closest: {name(first)} and {name(second)}; optimum: {best.bound} ({best.source})",
-            share=True,
-        ),
-        Measure(
-            "centroid",
-            "squared norm of the mean direction",
-            float(tammes.zero_centroid()(prototypes.double())),
-            0.0,
-        ),
-    ]
+    note = f"closest: {name(first)} and {name(second)}; optimum: {best.bound} ({best.source})"
+    limit = {"optimum": best.degrees, "bound": not best.exact, "share": True}
+    yield _measure("class_margin.angle", "class margin", margin.angle, unit="°", note=note, **limit)
+    centroid = tammes.zero_centroid()(prototypes.double())
+    yield _measure("centroid", "squared norm of the mean direction", centroid, 0.0)
     if given.prototypes is not None:
         note = f"from {float(norms.smallest):.4g} to {float(norms.largest):.4g}"
-        ratio = float(norms.ratio)
-        measures.append(Measure("norms.ratio", "longest over shortest", ratio, 1.0, note=note))
-    return measures
+        yield _measure("norms.ratio", "longest over shortest", norms.ratio, 1.0, note=note)
 
 
 def _of_examples(
@@ -217,134 +205,90 @@ def _of_examples(
     angles: AnglesResult,
     margins: SampleMarginResult,
     scale: float | None,
-) -> list[Measure]:
+) -> Iterator[Measure]:
     classes = len(prototypes)
-    best = classes / (classes - 1)
     # Reached at the simplex; in fewer dimensions it is a bound only.
-    bound = classes > prototypes.shape[1] + 1
-    right = float((examples.target > examples.hardest).double().mean())
+    best = {
+        "optimum": classes / (classes - 1),
+        "bound": classes > prototypes.shape[1] + 1,
+        "share": True,
+    }
     counts = margins.counts.double()
-    attainable, mean_note, least_note = None, "", ""
+    mean_note, least_note = "", ""
     if classes <= _HULL:
         attainable = largest_sample_margin(unit(prototypes.double())).margin
-        present = counts > 0
-        mean_note = (
-            f"these prototypes allow {float((attainable * counts).sum() / counts.sum()):.4g}"
-        )
-        least_note = f"these prototypes allow {float(attainable[present].min()):.4g}"
+        mean = float((attainable * counts).sum() / counts.sum())
+        mean_note = f"these prototypes allow {mean:.4g}"
+        least_note = f"these prototypes allow {float(attainable[counts > 0].min()):.4g}"
     if not bool((counts == counts[0]).all()):
         mean_note += f"{'; ' if mean_note else ''}the optimum assumes classes of equal size"
-    measures = [
-        Measure("accuracy", "accuracy, nearest prototype", 100 * right, 100.0, unit="%"),
-        Measure(
-            "sample_margin.mean",
-            "sample margin, mean",
-            float(margins.mean),
-            best,
-            bound,
-            note=mean_note,
-            share=True,
-        ),
-        Measure(
-            "sample_margin.minimum",
-            "sample margin, smallest",
-            float(margins.minimum),
-            best,
-            bound,
-            note=least_note,
-            share=True,
-        ),
-    ]
-    for level, value in zip(QUANTILES, margins.quantiles.tolist(), strict=True):
-        percent = f"{100 * level:g}"
-        measures.append(
-            Measure(
-                f"sample_margin.quantile_{percent}", f"sample margin, {percent} % quantile", value
-            )
-        )
+    right = 100 * (examples.target > examples.hardest).double().mean()
+    yield _measure("accuracy", "accuracy, nearest prototype", right, 100.0, unit="%")
+    for key, words, value, note in (
+        ("mean", "mean", margins.mean, mean_note),
+        ("minimum", "smallest", margins.minimum, least_note),
+    ):
+        yield _measure(f"sample_margin.{key}", f"sample margin, {words}", value, note=note, **best)
+    for level, value in zip(QUANTILES, margins.quantiles, strict=True):
+        name = f"sample margin, {100 * level:g} % quantile"
+        yield _measure(f"sample_margin.quantile_{100 * level:g}", name, value)
+    yield _measure("angles.own", "angle to the true class, mean", angles.own_mean, 0.0, unit="°")
     widest = largest_class_margin(*prototypes.shape)
-    measures += [
-        Measure(
-            "angles.own", "angle to the true class, mean", float(angles.own_mean), 0.0, unit="°"
-        ),
-        Measure(
-            "angles.hardest",
-            "angle to the nearest wrong class, mean",
-            float(angles.hardest_mean),
-            unit="°",
-            note=f"{'at most ' if not widest.exact else ''}{widest.degrees:.4g}° if all "
-            "examples lie on optimal prototypes",
-        ),
-    ]
-    scored = examples
+    note = f"{'at most ' if not widest.exact else ''}{widest.degrees:.4g}° if all examples lie on "
+    note += "optimal prototypes"
+    name = "angle to the nearest wrong class, mean"
+    yield _measure("angles.hardest", name, angles.hardest_mean, unit="°", note=note)
+    scored, note = examples, f"of {scale:g} times the cosine" if scale is not None else ""
     if scale is None:
         if given.prototypes is None or given.examples is None:
-            return measures
+            return
         scored, _ = _split(*given.examples, prototypes, InnerProduct(), 1.0)
+        note = "of inner products; --scale S uses S times the cosine"
     bias = functional.softmax_bias(scored)
-    note = "of inner products; --scale S uses S times the cosine"
-    note = note if scale is None else f"of {scale:g} times the cosine"
-    mean, most = float(bias.mean), float(bias.bound)
-    measures.append(
-        Measure("softmax_bias.mean", "softmax bias, mean", mean, most, True, note=note, share=True)
-    )
-    return measures
+    limit = {"optimum": float(bias.bound), "bound": True, "share": True}
+    yield _measure("softmax_bias.mean", "softmax bias, mean", bias.mean, note=note, **limit)
 
 
 def _of_features(
     prototypes: Tensor | None, embeddings: Tensor, labels: Tensor, answers: Tensor
-) -> list[Measure]:
+) -> Iterator[Measure]:
     distances = functional.discriminability(embeddings, labels).base
-    present = len(labels.unique())
     collapse = functional.neural_collapse(
         embeddings, labels, prototypes=prototypes, predictions=answers
     )
-    measures = [
-        Measure(
-            "discriminability.intra",
-            "distance within classes, D_intra",
-            float(distances.intra),
-            0.0,
-        ),
-        Measure(
-            "discriminability.inter",
-            "distance between classes, D_inter",
-            float(distances.inter),
-            present / (present - 1) if present > 1 else None,
-            share=True,
-        ),
-        Measure(
-            "discriminability.ratio",
-            "discriminability, D_inter over D_intra",
-            float(distances.ratio),
-            note="larger is better",
-        ),
-        Measure(
-            "collapse.nc1", "NC1: within over between class variability", float(collapse.nc1), 0.0
-        ),
-    ]
+    name = "distance within classes, D_intra"
+    yield _measure("discriminability.intra", name, distances.intra, 0.0)
+    present = len(labels.unique())
+    best = present / (present - 1) if present > 1 else None
+    name = "distance between classes, D_inter"
+    yield _measure("discriminability.inter", name, distances.inter, best, share=True)
+    name = "discriminability, D_inter over D_intra"
+    yield _measure("discriminability.ratio", name, distances.ratio, note="larger is better")
+    name = "NC1: within over between class variability"
+    yield _measure("collapse.nc1", name, collapse.nc1, 0.0)
     of_simplex = {
         "equinorm": "deviation of the norms",
         "equiangular": "deviation of the cosines",
         "widest": "cosines off the simplex",
     }
-    for key, subject, result in (
-        ("nc2", "class means", collapse.nc2),
-        ("nc2_prototypes", "prototypes", collapse.nc2_prototypes),
-    ):
-        if result is not None:
-            for field, words in of_simplex.items():
-                value = float(getattr(result, field))
-                name = f"NC2: {subject}, {words}"
-                measures.append(Measure(f"collapse.{key}.{field}", name, value, 0.0))
+    for key, subject in (("nc2", "class means"), ("nc2_prototypes", "prototypes")):
+        result = getattr(collapse, key)
+        for field, words in of_simplex.items() if result is not None else ():
+            name = f"NC2: {subject}, {words}"
+            yield _measure(f"collapse.{key}.{field}", name, getattr(result, field), 0.0)
     for key, name in (
         ("nc3", "NC3: prototypes against class means"),
         ("nc4", "NC4: disagreement with the nearest class mean"),
     ):
         value = getattr(collapse, key)
         if value is not None:
-            measures.append(Measure(f"collapse.{key}", name, float(value), 0.0))
-    return measures
+            yield _measure(f"collapse.{key}", name, value, 0.0)
+
+
+def degrees_between(first: Tensor, second: Tensor) -> float:
+    """Return the angle between two unit vectors, accurate for small ones too."""
+    apart, together = (first - second).norm(), (first + second).norm()
+    return math.degrees(2 * float(torch.atan2(apart, together)))
 
 
 def closest_pairs(prototypes: Tensor, count: int = 10) -> tuple[tuple[float, int, int], ...]:
@@ -361,9 +305,7 @@ def closest_pairs(prototypes: Tensor, count: int = 10) -> tuple[tuple[float, int
         for value, position in zip(top.values.tolist(), top.indices.tolist(), strict=True):
             if value > -1.5:
                 i, j = start + position // classes, position % classes
-                near = torch.dist(rows[i], rows[j])
-                far = torch.dist(rows[i], -rows[j])
-                pairs.append((math.degrees(2 * float(torch.atan2(near, far))), i, j))
+                pairs.append((degrees_between(rows[i], rows[j]), i, j))
     return tuple(sorted(pairs)[:count])
 
 

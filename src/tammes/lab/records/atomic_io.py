@@ -8,12 +8,13 @@ from pathlib import Path
 from typing import IO
 
 
-def write_atomically(path: str | os.PathLike[str], data: bytes) -> None:
+def write_atomically(path: str | os.PathLike[str], data: bytes, *, what: str = "") -> None:
     """Write a file in one step: readers see the old content or all of the new one.
 
     Args:
         path: path of the file; missing folders are created.
         data: content.
+        what: kind of file, such as "page", for the message of an error.
 
     Raises:
         OSError: the write failed; no file and no new folder is left behind.
@@ -34,6 +35,9 @@ def write_atomically(path: str | os.PathLike[str], data: bytes) -> None:
         if temporary is not None:
             temporary.unlink(missing_ok=True)
         _remove_empty(created)
+        if isinstance(error, OSError) and what:
+            reason = error.strerror or error
+            raise OSError(f"{path}: the {what} cannot be written ({reason})") from error
         if isinstance(error, OSError) and error.filename is None:
             # The error of a full disk does not name the file.
             raise OSError(error.errno, error.strerror, str(path)) from error
@@ -59,14 +63,9 @@ def clear_leftovers(folder: Path) -> None:
 
 
 def writable(folder: Path, *, flag: str) -> Path:
-    """Check that a folder can be written to, and return it; nothing is left behind.
+    """Check that a folder, which need not exist, can be written to, and return it.
 
-    Args:
-        folder: need not exist.
-        flag: command-line flag that names the folder, for the message.
-
-    Raises:
-        ValueError: the folder is not writable, and why.
+    Nothing is left behind. Otherwise a ValueError says why, and that ``flag`` chooses another.
     """
     probe = folder / f".{secrets.token_hex(4)}"
     created = _missing(folder)
@@ -88,14 +87,8 @@ def writable(folder: Path, *, flag: str) -> Path:
 def locked(folder: Path, otherwise: str) -> Iterator[None]:
     """Hold an exclusive lock on a folder; the lock ends with the process.
 
-    A folder that was created for the lock and stayed empty is removed again.
-
-    Args:
-        folder: created if it is missing.
-        otherwise: message if another process holds the lock.
-
-    Raises:
-        ValueError: another process holds the lock.
+    A folder that was created for the lock and stayed empty is removed again. If another process
+    holds the lock, a ValueError says ``otherwise``.
     """
     created = _missing(folder)
     folder.mkdir(parents=True, exist_ok=True)

@@ -46,11 +46,7 @@ class RecordError(ValueError):
 
 @dataclass(frozen=True)
 class Run:
-    """A run, read lazily from its folder.
-
-    Attributes:
-        folder: run folder.
-    """
+    """A run, read lazily from its folder."""
 
     folder: Path
 
@@ -111,11 +107,7 @@ class Run:
         return looks
 
     def tensors(self, name: str) -> dict[str, Tensor]:
-        """Load a safetensors file: ``prototypes``, ``embeddings``, ``examples``...
-
-        Args:
-            name: name of the file, without its suffix.
-        """
+        """Load a safetensors file by its name: ``prototypes``, ``embeddings``, ``examples``..."""
         path = self.folder / f"{name}.safetensors"
         if not path.exists():
             raise RecordError(f"{self.folder}: the run has no {path.name}")
@@ -153,10 +145,7 @@ class Run:
 
 
 def find(paths: Sequence[str | os.PathLike[str]]) -> list[Run]:
-    """Find runs in folders, sorted by path.
-
-    Args:
-        paths: run folders, or folders with runs anywhere below.
+    """Find runs in run folders, or anywhere below folders, sorted by path.
 
     Raises:
         RecordError: a path is missing or has no run.

@@ -2,15 +2,13 @@
 
 import base64
 import io
-import math
 from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-import torch
 from torch import Tensor
 
-from tammes.lab.measure.measures import closest_pairs
+from tammes.lab.measure.measures import closest_pairs, degrees_between
 from tammes.lab.report.load_runs import InspectedRun
 from tammes.lab.report.render.html_page import Block, Cell, Gallery, Image, Table, Text, Value
 from tammes.optional import require
@@ -34,12 +32,7 @@ class Pair:
 
 
 def pairs(seen: InspectedRun, count: int) -> list[Pair]:
-    """Return the most confused and the closest pairs of classes, the most confused first.
-
-    Args:
-        seen: a run.
-        count: pairs of each kind.
-    """
+    """Return the ``count`` most confused and the ``count`` closest pairs, most confused first."""
     confused: Counter[tuple[int, int]] = Counter()
     for (label, prediction), number in seen.confused.items():
         confused[min(label, prediction), max(label, prediction)] += number
@@ -47,11 +40,12 @@ def pairs(seen: InspectedRun, count: int) -> list[Pair]:
     often = sorted(confused, key=lambda pair: (-confused[pair], pair))[:count]
     close = [] if seen.prototypes is None else closest_pairs(seen.prototypes, count)
     chosen = dict.fromkeys([*often, *((i, j) for _, i, j in close)])
+    rows = None if seen.prototypes is None else unit(seen.prototypes.double())
     found = [
         Pair(
             i,
             j,
-            None if seen.prototypes is None else _angle(seen.prototypes, i, j),
+            None if rows is None else degrees_between(rows[i], rows[j]),
             seen.confused.get((i, j), 0),
             seen.confused.get((j, i), 0),
         )
@@ -60,18 +54,8 @@ def pairs(seen: InspectedRun, count: int) -> list[Pair]:
     return sorted(found, key=lambda pair: (-pair.confused, pair.degrees or 0.0))
 
 
-def _angle(prototypes: Tensor, first: int, second: int) -> float:
-    one, two = unit(prototypes[[first, second]].double())
-    return math.degrees(2 * float(torch.atan2((one - two).norm(), (one + two).norm())))
-
-
 def pair_blocks(seen: InspectedRun, count: int) -> list[Block]:
-    """Show a table of pairs, and images of them if the record has some.
-
-    Args:
-        seen: a run.
-        count: pairs of each kind.
-    """
+    """Show a table of :func:`pairs`, and images of them if the record has some."""
     found = pairs(seen, count)
     if not found:
         return []
@@ -132,12 +116,10 @@ def _right(seen: InspectedRun, kinds: Sequence[tuple[int, int]], name: int) -> l
 
 
 def png(pixels: Tensor) -> str:
-    """Encode an image as a data URL.
-
-    Args:
-        pixels: uint8, shape ``(1 or 3, height, width)``.
+    """Encode an image, uint8 of shape ``(1 or 3, height, width)``, as a data URL.
 
     Example:
+        >>> import torch
         >>> png(torch.zeros(3, 2, 2, dtype=torch.uint8))[:22]
         'data:image/png;base64,'
     """

@@ -83,15 +83,7 @@ class LoadedRuns:
 
 
 def load_runs(runs: Sequence[Run], baseline: str | None = None) -> LoadedRuns:
-    """Load everything that a page needs.
-
-    Args:
-        runs: runs in any state.
-        baseline: label of the group that the others are compared with; the first by default.
-
-    Raises:
-        RecordError: no run can be read.
-    """
+    """Load everything that a page needs; raises RecordError if no run can be read."""
     grouped = study(runs, baseline)
     if not grouped.groups:
         first = grouped.troubles[0].reason if grouped.troubles else "no run was given"

@@ -144,14 +144,7 @@ def published(quantity: Quantity, number: Published | None) -> str:
 
 
 class ResultRow(NamedTuple):
-    """Row of a table of results.
-
-    Attributes:
-        name: name of the row in the recipe.
-        label: title of the row.
-        column: title of the column in the recipe.
-        values: cells of the table.
-    """
+    """Row of a table of results: name in the recipe, titles of row and column, cells."""
 
     name: str
     label: str
@@ -161,13 +154,9 @@ class ResultRow(NamedTuple):
 
 @dataclass(frozen=True)
 class ResultTable:
-    """Table of results, ready to be written.
+    """Table of results, ready to be written, with its rows ordered by column of the recipe.
 
-    Attributes:
-        title: quantity that the rows show.
-        heads: column titles.
-        rows: rows, ordered by column of the recipe.
-        shared: whether it combines several quantities without published numbers.
+    A ``shared`` one combines several quantities without published numbers.
     """
 
     title: str
@@ -269,8 +258,7 @@ class PaperComparison:
     def quantities(self, *, begun: bool = False) -> Iterator[Shown]:
         """Yield each quantity with the columns that have something to show for it.
 
-        Args:
-            begun: only columns with a cell that was run, if there are any.
+        With ``begun``, only columns with a cell that was run count, if there are any.
         """
         run = self._begun & set(self.columns)
         shown = [name for name in self.columns if name in run or not (begun and run)]
@@ -287,12 +275,7 @@ class PaperComparison:
                 yield quantity, columns
 
     def tables(self, heads: Sequence[Head], *, begun: bool = False) -> Iterator[ResultTable]:
-        """Yield the tables of all quantities; unpublished quantities share the last one.
-
-        Args:
-            heads: columns to show.
-            begun: see :meth:`quantities`.
-        """
+        """Yield the tables of all :meth:`quantities`; unpublished ones share the last table."""
         known = {place[1:] for place in (*self.recipe.paper, *self.recipe.released)}
         unpublished: list[Shown] = []
         every = [*self.quantities(begun=begun)]

@@ -39,16 +39,7 @@ _BESIDE = 4
 
 
 def print_table(recipe: Recipe, ledger: Ledger, *, width: int = 120) -> str:
-    """Format the comparison as plain text for a terminal.
-
-    Args:
-        recipe: recipe that was reproduced.
-        ledger: ledger of its cells.
-        width: width of a line in characters.
-
-    Returns:
-        The text, without a line break at its end.
-    """
+    """Format the comparison as plain text for a terminal, in lines of ``width`` characters."""
     comparison = PaperComparison(recipe, ledger)
     stream = io.StringIO()
     console = require("rich.console", extra="lab").Console(

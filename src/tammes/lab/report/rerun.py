@@ -107,12 +107,7 @@ def _distinct(runs: Sequence[Run], name: str) -> list[dict[str, Any]]:
 
 
 def rerun(loaded: LoadedRuns, command: str | None) -> list[Block]:
-    """Show the commands that repeat every run and write this page.
-
-    Args:
-        loaded: the runs.
-        command: command that wrote this page.
-    """
+    """Show the commands that repeat every run, and the one that wrote this page."""
     runs = [
         run
         for group in loaded.groups

@@ -16,95 +16,91 @@ def _check_pairs(pairs: Pairs) -> Pairs:
 
 
 @dataclass(frozen=True, kw_only=True)
-class Better:
-    """Claim that rows are better than others by at least a margin.
+class _Claim:
+    """Base of all claims.
 
     Attributes:
         says: the claim in a sentence.
-        quantity: quantity to compare; it defines whether larger or smaller is better.
-        columns: columns of the claim; by default all that have the rows.
+        columns: columns of the claim; by default all that have the rows, or for :class:`Near` all
+            that are run by default.
+    """
+
+    says: str
+    columns: tuple[str, ...] = ()
+
+
+@dataclass(frozen=True, kw_only=True)
+class _QuantityClaim(_Claim):
+    """Claim about a quantity, which defines whether larger or smaller is better."""
+
+    quantity: str
+
+
+@dataclass(frozen=True, kw_only=True)
+class Better(_QuantityClaim):
+    """Claim that rows are better than others by at least a margin.
+
+    Attributes:
         pairs: pairs of the better row and the worse row.
         by: smallest difference, in the unit of the quantity.
         where_below_optimum: restrict to pairs whose second row is more than this below the optimum.
     """
 
-    says: str
-    quantity: str
-    columns: tuple[str, ...] = ()
     pairs: Annotated[Pairs, _check_pairs]
     by: float = 0.0
     where_below_optimum: float | None = None
 
 
 @dataclass(frozen=True, kw_only=True)
-class Near:
+class Near(_QuantityClaim):
     """Claim that rows come close to the published numbers.
 
     Attributes:
-        says: the claim in a sentence.
-        quantity: quantity to compare.
-        columns: columns of the claim; by default all that are run by default.
         rows: rows of the claim; by default all that have a published number.
         near: source of the numbers: the paper, or the code its authors released.
         within: largest deviation, in the unit of the quantity.
     """
 
-    says: str
-    quantity: str
-    columns: tuple[str, ...] = ()
     rows: tuple[str, ...] = ()
     near: NumberSource
     within: Annotated[float, at_least(0)]
 
 
 @dataclass(frozen=True, kw_only=True)
-class Bound:
+class Bound(_QuantityClaim):
     """Claim that a quantity is at least, or at most, a number.
 
     Attributes:
-        says: the claim in a sentence.
-        quantity: quantity to compare.
-        columns: columns of the claim; by default all that have the rows.
         rows: rows of the claim.
         at_least: lower bound.
         at_most: upper bound; a claim has either one.
     """
 
-    says: str
-    quantity: str
-    columns: tuple[str, ...] = ()
     rows: tuple[str, ...]
     at_least: float | None = None
     at_most: float | None = None
 
 
 @dataclass(frozen=True, kw_only=True)
-class Course:
+class Course(_Claim):
     """Claim about the shape of a training curve.
 
     Attributes:
-        says: the claim in a sentence.
         curve: path in the lines of ``metrics.jsonl``.
-        columns: columns of the claim; by default all that have the rows.
         falls: rows whose curve is lowest at the end, within a tolerance.
         falls_then_rises: rows whose curve is lowest in between.
     """
 
-    says: str
     curve: str
-    columns: tuple[str, ...] = ()
     falls: tuple[str, ...] = ()
     falls_then_rises: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True, kw_only=True)
-class Peak:
+class Peak(_QuantityClaim):
     """Claim about the location of the best value, among rows that differ in one setting.
 
     Attributes:
-        says: the claim in a sentence.
-        quantity: quantity whose peak is located.
-        columns: columns of the claim; by default all that have the rows.
         rows: rows that differ in the setting.
         peak: name of the setting, such as ``margin``.
         at_least: smallest claimed location of the peak.
@@ -112,9 +108,6 @@ class Peak:
         not_before: another quantity, whose peak is claimed to be at the same place or before.
     """
 
-    says: str
-    quantity: str
-    columns: tuple[str, ...] = ()
     rows: tuple[str, ...]
     peak: str
     at_least: float | None = None
@@ -132,12 +125,7 @@ _KINDS: dict[str, type[Claim]] = {
 
 
 def read_claim(plain: Any, what: str, *, main: str) -> Claim:
-    """Read a claim from plain values.
-
-    Args:
-        plain: values from YAML.
-        what: name of the claim, for messages.
-        main: default quantity.
+    """Read the claim ``what`` from plain values; ``main`` is the default quantity.
 
     Raises:
         ValueError: it is none of the five kinds, or a field is invalid.

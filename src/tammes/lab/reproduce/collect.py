@@ -30,14 +30,7 @@ _POINTS = 1000
 def collect_entry(
     recipe: Recipe, planned: PlannedCell, folder: Path, ledger: Ledger
 ) -> Entry | None:
-    """Return the entry of a cell, or None if it has not ended; note its machine in the ledger.
-
-    Args:
-        recipe: recipe, which lists the curves and extras to keep.
-        planned: the cell.
-        folder: folder of its run.
-        ledger: ledger that the entry is for.
-    """
+    """Return the entry of a cell, or None if it has not ended; note its machine in the ledger."""
     about = _cell_key(planned)
     if planned.kind == "sphere":
         path = folder / CELL
@@ -83,21 +76,14 @@ def collect_entry(
         step=int(final["step"]),
         seconds=round(math.fsum(row["seconds"] for row in run.timing), 1),
         chosen=str(final["chosen"]),
-        curves=_curves(
-            run, [path for path in (*ALWAYS, *recipe.curves) if _is_valid_curve(run, path)]
-        ),
+        curves=_curves(run, [*ALWAYS, *recipe.curves]),
         kept=kept | {what: found for what in recipe.keep if (found := _KEEP[what](run))},
     )
 
 
 def _cell_key(planned: PlannedCell) -> dict[str, Any]:
     """Return the fields that identify an entry."""
-    return {
-        "row": planned.row,
-        "column": planned.column,
-        "seed": planned.seed,
-        "digest": planned.digest,
-    }
+    return {name: getattr(planned, name) for name in ("row", "column", "seed", "digest")}
 
 
 def failed(planned: PlannedCell, reason: str) -> Entry:
@@ -115,10 +101,6 @@ def lacks(recipe: Recipe, entry: Entry) -> bool:
 
 def score(trial: PlannedCell, run: Run) -> dict[str, Any] | None:
     """Return the validation score of a tuning run, or None if it has not ended.
-
-    Args:
-        trial: the tuning run as planned.
-        run: its record.
 
     Returns:
         ``accuracy`` in percent, on held-out training images or in 1-shot episodes of the validation
@@ -138,11 +120,6 @@ def score(trial: PlannedCell, run: Run) -> dict[str, Any] | None:
     return {"failed": run.failure.get("kind", "error")}
 
 
-def _is_valid_curve(run: Run, path: str) -> bool:
-    """Return whether a curve is meaningful: a test curve on training images is not."""
-    return not (run.config.whole and path.startswith("test."))
-
-
 def _machine_and_command(around: Mapping[str, Any], ledger: Ledger) -> dict[str, Any]:
     """Return the number of the machine in the ledger, and the command."""
     machine = {key: around[key] for key in _MACHINE if key in around}
@@ -154,6 +131,9 @@ def _curves(run: Run, paths: Sequence[str]) -> dict[str, list[float | None]]:
     rows = [row for row in run.metrics if "test" in row] or run.metrics
     found: dict[str, list[float | None]] = {"epoch": [row["epoch"] for row in rows]}
     for path in dict.fromkeys(paths):
+        if run.config.whole and path.startswith("test."):
+            # The test images were trained on.
+            continue
         values = (number(row, path.split(".")) for row in rows)
         found[path] = [None if value is None else _significant(value, 5) for value in values]
     return found

@@ -6,7 +6,7 @@ leans at most, and so do seeds with identical differences. A diverged seed count
 about its row. A claim of several comparisons is as good as the worst of them.
 """
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Literal, TypeAlias, cast
 
@@ -76,27 +76,12 @@ class Verdict:
 
 
 def judge(recipe: Recipe, ledger: Ledger) -> list[Verdict]:
-    """Judge all claims of a recipe.
-
-    Args:
-        recipe: recipe with the claims.
-        ledger: ledger of its cells.
-    """
+    """Judge all claims of a recipe by the ledger of its cells."""
     return [_judge(claim, recipe, ledger) for claim in recipe.claims]
 
 
 def _judge(claim: Claim, recipe: Recipe, ledger: Ledger) -> Verdict:
-    match claim:
-        case Better():
-            parts = tuple(_better(claim, recipe, ledger))
-        case Near():
-            parts = tuple(_near(claim, recipe, ledger))
-        case Bound():
-            parts = tuple(_bound(claim, recipe, ledger))
-        case Course():
-            parts = tuple(_course(claim, recipe, ledger))
-        case Peak():
-            parts = tuple(_peak(claim, recipe, ledger))
+    parts = tuple(_KINDS[type(claim)](claim, recipe, ledger))
     outcomes = {part.outcome for part in parts}
     if not outcomes or outcomes == {"open"}:
         return Verdict(claim, "open", parts)
@@ -267,15 +252,7 @@ def _without_diverged(
     counts_against: str | None = None,
     counts_for: str | None = None,
 ) -> Comparison:
-    """Take diverged seeds, which have no number, into account.
-
-    Args:
-        part: comparison of the other seeds.
-        ledger: ledger of all cells.
-        recipe: recipe of the rows.
-        counts_against: row whose divergence counts against the claim.
-        counts_for: row whose divergence counts for it.
-    """
+    """Take seeds into account whose divergence counts against a claim, or for it."""
     for row, outcome in ((counts_against, "fails"), (counts_for, "leans")):
         count = 0 if row is None else ledger.diverged(row, part.column)
         if row is not None and count:
@@ -333,3 +310,12 @@ def _shown(diff: Difference, quantity: Quantity, *, sign: bool = False) -> str:
 def _unit(value: float, quantity: Quantity, *, sign: bool = False) -> str:
     unit = {"%": " points", "°": "°"}.get(quantity.unit, "")
     return f"{quantity.shown(value, sign=sign)}{unit}"
+
+
+_KINDS: dict[type, Callable[..., Iterator[Comparison]]] = {
+    Better: _better,
+    Near: _near,
+    Bound: _bound,
+    Course: _course,
+    Peak: _peak,
+}

@@ -139,10 +139,6 @@ class Ledger:
     def current(self, recipe: Recipe, *, quick: bool = False) -> "Ledger":
         """Move entries that do not belong to the current version of a recipe to ``former``.
 
-        Args:
-            recipe: recipe of the ledger.
-            quick: whether the quick form is meant.
-
         Raises:
             RecordError: the ledger belongs to another recipe, or to the other form of it.
         """
@@ -169,17 +165,14 @@ class Ledger:
 
     def of(self, row: str, column: str) -> list[Entry]:
         """Return the finished entries of a cell, ordered by seed."""
-        found = [
-            entry
-            for entry in self.cells
-            if (entry.row, entry.column, entry.status) == (row, column, "done")
-        ]
-        return sorted(found, key=lambda entry: entry.seed)
+        return sorted(self._ended(row, column, "done"), key=lambda entry: entry.seed)
 
     def diverged(self, row: str, column: str) -> int:
         """Return the number of seeds of a cell whose loss was not finite."""
-        place = (row, column, "diverged")
-        return sum((entry.row, entry.column, entry.status) == place for entry in self.cells)
+        return len(self._ended(row, column, "diverged"))
+
+    def _ended(self, *key: str) -> list[Entry]:
+        return [e for e in self.cells if (e.row, e.column, e.status) == key]
 
     def values(self, row: str, column: str, quantity: str) -> dict[int, float]:
         """Return a quantity of a cell by seed."""
@@ -213,11 +206,7 @@ class Ledger:
         return self.machines.index(about)
 
     def tuned_settings(self, recipe: Recipe | None = None) -> dict[Place, dict[str, Any]]:
-        """Return the tuned settings by row and column.
-
-        Args:
-            recipe: leave out settings tuned by other runs than this recipe plans.
-        """
+        """Return the tuned settings by place; with a recipe, only those of runs that it plans."""
         found = {}
         for name, values in self.tuned.items():
             row, _, column = name.partition("/")
@@ -228,12 +217,7 @@ class Ledger:
         return found
 
     def open(self, recipe: Recipe, seeds: int | None = None) -> list[tuple[str, str, int]]:
-        """Return row, column and seed of all cells without an entry.
-
-        Args:
-            recipe: recipe of the ledger.
-            seeds: number of seeds per cell; by default that of the recipe.
-        """
+        """Return row, column and seed of all cells without an entry."""
         known = {(entry.row, entry.column, entry.seed) for entry in self.cells}
         return [
             (row, column, seed)

@@ -12,11 +12,7 @@ _SHOT = 2
 
 
 def quick_config(config: Config, overrides: Mapping[str, Any]) -> Config:
-    """Return a configuration in quick form.
-
-    Args:
-        config: full configuration.
-        overrides: fields of the recipe's own quick form.
+    """Return a configuration in quick form, with the fields of the recipe's own quick form.
 
     Example:
         >>> full = Config(backbone="layer13", epochs=50, lr_schedule="steps([25, 40], 0.1)")

@@ -52,55 +52,48 @@ class Published:
 
 
 @dataclass(frozen=True, kw_only=True)
-class Row:
-    """Row of a table.
+class _RowOrColumn:
+    """Settings that the cells of a row or column share.
 
     Attributes:
         name: name on the command line.
         title: name in the paper.
         config: fields of the configuration.
-        overrides: further fields by column.
         values: values of the placeholders in braces.
         tune: placeholders to tune, with their candidates.
-        columns: columns that have this row; by default all.
-        kind: kind of the cells: ``train``, ``fewshot`` (training and few-shot evaluation), or
-            ``sphere`` (the toy on the sphere).
         settings: settings of the episodes or of the toy.
-        note: remark for the page.
     """
 
     name: str
     title: Text
     config: Fields = field(default_factory=dict)
-    overrides: Mapping[str, Fields] = field(default_factory=dict)
     values: Values = field(default_factory=dict)
     tune: Tune = field(default_factory=dict)
+    settings: Values = field(default_factory=dict)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Row(_RowOrColumn):
+    """Row of a table.
+
+    Attributes:
+        overrides: further fields of the configuration, by column.
+        columns: columns that have this row; by default all.
+        kind: kind of the cells: ``train``, ``fewshot`` (training and few-shot evaluation), or
+            ``sphere`` (the toy on the sphere).
+        note: remark for the page.
+    """
+
+    overrides: Mapping[str, Fields] = field(default_factory=dict)
     columns: tuple[str, ...] = ()
     kind: Kind = "train"
-    settings: Values = field(default_factory=dict)
     note: Text = ""
 
 
 @dataclass(frozen=True, kw_only=True)
-class Column:
-    """Column of a table.
+class Column(_RowOrColumn):
+    """Column of a table; ``on_request`` if it is run only when named, as its data are large."""
 
-    Attributes:
-        name: name on the command line.
-        title: name in the paper.
-        config: fields of the configuration.
-        values: values of the placeholders in braces.
-        tune: placeholders to tune in this column, with their candidates.
-        settings: further settings of its episodes.
-        on_request: whether it is run only if named, as its data are large.
-    """
-
-    name: str
-    title: Text
-    config: Fields = field(default_factory=dict)
-    values: Values = field(default_factory=dict)
-    tune: Tune = field(default_factory=dict)
-    settings: Values = field(default_factory=dict)
     on_request: bool = False
 
 
@@ -237,14 +230,9 @@ class Recipe:
         quick: bool = False,
         tuned: Mapping[Place, Values] | None = None,
     ) -> list[PlannedCell]:
-        """Plan all selected cells with all seeds, except cells that are not tuned yet.
+        """Plan the cells of :meth:`places` with all seeds, except cells that are not tuned yet.
 
-        Args:
-            rows: names of rows; by default all.
-            columns: names of columns; by default all but those that are run on request.
-            seeds: number of seeds, or a list of them.
-            quick: plan the quick form.
-            tuned: tuned settings by row and column.
+        ``seeds`` is their number or a list; ``tuned`` has the tuned settings by row and column.
         """
         which = self.seed_numbers(seeds, quick=quick)
         chosen = tuned or {}
@@ -274,11 +262,6 @@ class Recipe:
 
         They train on a part of the training images and are compared on the rest. Few-shot cells
         train on all images and are compared on the validation classes.
-
-        Args:
-            row: name of the row.
-            column: name of the column.
-            quick: plan the quick form.
         """
         runs: list[Values] = [{}]
         for name, tried in self.tune(row, column).items():
@@ -343,11 +326,6 @@ class Recipe:
 
 def fill(fields: Values, values: Values, where: str) -> dict[str, Any]:
     """Replace placeholders in braces; a text that is a single placeholder becomes the value itself.
-
-    Args:
-        fields: fields, of which the texts are filled in.
-        values: values of the placeholders.
-        where: owner of the fields, for messages.
 
     Example:
         >>> fill({"loss": "{r}*{k}*zero_centroid()", "lr": "{lr}"}, {"r": 5, "k": 9, "lr": 0.1}, "")

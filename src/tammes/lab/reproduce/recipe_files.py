@@ -28,11 +28,7 @@ def names() -> list[str]:
 
 
 def find(name: str | Path) -> tuple[Path, str]:
-    """Return the file of a recipe and its name.
-
-    Args:
-        name: such as ``kobayashi2019/table2``, or a path that ends in ``.yaml``.
-    """
+    """Return the file and the name of a recipe, given its name or a path that ends in ``.yaml``."""
     path = Path(name)
     if path.suffix in (".yaml", ".yml"):
         # The relative path is the name: files of one name in two folders are two recipes.
@@ -50,12 +46,8 @@ def inherit(
     """Merge the values of a recipe with those of the recipe it is ``like``.
 
     Configuration, settings, quick form and protocol are inherited. ``null`` removes a key, and a
-    protocol line with nothing but ``what`` removes that line.
-
-    Args:
-        values: values of the recipe itself.
-        folder: folder that a relative path in ``like`` refers to.
-        before: files that led here, to detect cycles.
+    protocol line with nothing but ``what`` removes that line. A relative path in ``like`` refers to
+    ``folder``; the files ``before`` led here.
     """
     own = dict(values)
     name = own.pop("like", None)

@@ -46,12 +46,9 @@ def load(name: str | Path) -> Recipe:
 
 
 def read(plain: Any, name: str, folder: Path = Path()) -> Recipe:
-    """Read a recipe from plain values and plan every cell once, as a check.
+    """Read a recipe from the values of YAML and plan every cell once, as a check.
 
-    Args:
-        plain: values from YAML.
-        name: name of the recipe.
-        folder: folder that a relative path in ``like`` refers to.
+    A relative path in ``like`` refers to ``folder``.
     """
     values = dict(inherit(as_table(plain, "the recipe"), folder))
     check_names(values, [each.name for each in fields(Recipe)[1:]], "the recipe has no")

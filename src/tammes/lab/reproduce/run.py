@@ -205,14 +205,9 @@ class _Table:
 
     def planned(self) -> list[PlannedCell]:
         """Plan the selected cells whose settings are known."""
-        tuned = self.ledger.tuned_settings(self.recipe)
-        given = self.selection.seeds
+        tuned, given = self.ledger.tuned_settings(self.recipe), self.selection
         found = self.recipe.planned(
-            self.selection.rows,
-            self.selection.columns,
-            given,
-            quick=self.session.quick,
-            tuned=tuned,
+            given.rows, given.columns, given.seeds, quick=self.session.quick, tuned=tuned
         )
         cells = [self._with_local_data(cell) for cell in found if cell.place in self.places]
         for cell in cells:
@@ -345,12 +340,7 @@ class _Table:
 
 
 def with_local_data(cell: PlannedCell, sources: Mapping[str, str]) -> PlannedCell:
-    """Replace the data source of a cell by the user's own.
-
-    Args:
-        cell: cell as planned by its recipe.
-        sources: folders of data sets, by their names in recipes.
-    """
+    """Replace the data source of a cell by the user's own, if ``sources`` has one for its name."""
     config = cell.config
     if config is None or config.data not in sources:
         return cell

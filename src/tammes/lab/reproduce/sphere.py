@@ -79,9 +79,7 @@ def run_sphere(settings: Mapping[str, Any], seed: int) -> dict[str, Any]:
             "class_margin": round(float(class_margin(prototypes).angle), _DIGITS),
             "sample_margin": round(float((own.target - own.hardest).mean()), _DIGITS),
         },
-        "optimum": {
-            name: round(float(best[name]), _DIGITS) for name in ("class_margin", "sample_margin")
-        },
+        "optimum": {k: round(float(best[k]), _DIGITS) for k in ("class_margin", "sample_margin")},
         "sphere": {
             "prototypes": _plain(prototypes),
             "features": _plain(features),
@@ -106,7 +104,9 @@ def _train(toy: SphereSettings, seed: int) -> tuple[Tensor, Tensor, Tensor]:
     features = nn.Parameter(drawn[toy.classes :].clone())
     labels = torch.arange(toy.classes).repeat_interleave(toy.features)
     points = [head.weight, features]
-    optimizer = _optimizer(toy, points)
+    optimizer: torch.optim.Optimizer = torch.optim.SGD(points, lr=toy.lr, momentum=0.9)
+    if toy.optimizer == "adam":
+        optimizer = torch.optim.Adam(points, lr=toy.lr)
     schedule = torch.optim.lr_scheduler.CosineAnnealingLR(optimizer, toy.steps)
     for _ in range(toy.steps):
         optimizer.zero_grad()
@@ -120,12 +120,6 @@ def _train(toy: SphereSettings, seed: int) -> tuple[Tensor, Tensor, Tensor]:
     if not all(bool(torch.isfinite(point).all()) for point in points):
         raise ValueError(f"sphere: points are not finite after training with {toy.loss}")
     return unit(head.weight.detach()), unit(features.detach()), labels
-
-
-def _optimizer(toy: SphereSettings, points: list[Tensor]) -> torch.optim.Optimizer:
-    if toy.optimizer == "adam":
-        return torch.optim.Adam(points, lr=toy.lr)
-    return torch.optim.SGD(points, lr=toy.lr, momentum=0.9)
 
 
 def _plain(points: Tensor) -> list[list[float]]:

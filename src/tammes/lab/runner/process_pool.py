@@ -43,13 +43,7 @@ _TAIL = 2000
 
 @dataclass(frozen=True)
 class Cell:
-    """A unit of work.
-
-    Attributes:
-        name: name in messages.
-        folder: folder of its results.
-        payload: arguments of the work; plain values.
-    """
+    """A unit of work: its name in messages, the folder of its results, and plain arguments."""
 
     name: str
     folder: Path
@@ -60,10 +54,7 @@ class Cell:
 class Event:
     """An event of a cell.
 
-    Attributes:
-        cell: the cell.
-        kind: ``progress`` for values that the work emitted.
-        values: emitted values; for ``failed`` the ``reason``.
+    ``values`` are those that the work emitted (``progress``), or the ``reason`` of a failure.
     """
 
     cell: Cell

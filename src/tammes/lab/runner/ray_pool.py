@@ -96,7 +96,9 @@ def run_cells_on_ray(
             stack.enter_context(_started(ray, at))
         elif not ray.is_initialized():
             stack.enter_context(_connected(ray, str(address)))
-        per_cell = per_cell or _default_resources(ray)
+        if not per_cell:
+            gpus = ray.cluster_resources().get("GPU", 0)
+            per_cell = {"CPU": 1, "GPU": 1 / PER_GPU} if gpus else {"CPU": 1}
         common["threads"] = max(1, int(per_cell.get("CPU", 1)))
         beacons = stack.enter_context(_beacons(cells))
         run = _RayRun(ray, cells, per_cell, notify)
@@ -227,12 +229,7 @@ class _RayRun:
 
 
 def write_files(folder: Path, files: Mapping[str, bytes]) -> None:
-    """Write files to a folder; those that mark it as finished come last.
-
-    Args:
-        folder: other files in it stay.
-        files: contents by relative path.
-    """
+    """Write files by relative path to a folder; those that mark it as finished come last."""
     for name in sorted(files, key=lambda name: (name in _LAST and 1 + _LAST.index(name), name)):
         write_atomically(folder / name, files[name])
 
@@ -305,11 +302,6 @@ def _connection(ray: Any, address: str, **options: Any) -> Iterator[None]:
 def _end(number: int, frame: object) -> None:
     """Exit in order, so that everything this process started is stopped."""
     sys.exit(128 + number)
-
-
-def _default_resources(ray: Any) -> dict[str, float]:
-    gpus = ray.cluster_resources().get("GPU", 0)
-    return {"CPU": 1, "GPU": 1 / PER_GPU} if gpus else {"CPU": 1}
 
 
 @contextlib.contextmanager

@@ -65,14 +65,10 @@ def work(task: Mapping[str, Any], events: Any) -> dict[str, Any]:
 
 
 def collect(folder: Path, largest: int = LARGEST) -> tuple[dict[str, bytes], list[str]]:
-    """Read the files of a folder, without checkpoints and hidden files.
-
-    Args:
-        folder: need not exist.
-        largest: size limit of a file, in bytes.
+    """Read the files of a folder, which need not exist, without checkpoints and hidden files.
 
     Returns:
-        Contents by relative path, and the paths of larger files.
+        Contents by relative path, and the paths of files larger than ``largest`` bytes.
     """
     files, left = dict[str, bytes](), list[str]()
     for path in sorted(folder.rglob("*")):

@@ -64,8 +64,10 @@ def compare(
     with locked(folder, "another comparison is running in this folder"):
         for text, head in check(configs, report).items():
             report(f"{text}: {head}")
-        cells = [Cell(_name(each), folder / each.folder, {"config": each.to_dict()})
-                 for each in configs]  # fmt: skip
+        cells = []
+        for each in configs:
+            name = f"{each.label}, seed {each.seed}"
+            cells.append(Cell(name, folder / each.folder, {"config": each.to_dict()}))
         _check_images(cells)
         waiting = [cell for cell in cells if is_open(Run(cell.folder), retry_failed)]
         for cell in cells:
@@ -117,11 +119,8 @@ def plan_configs(
 def check(configs: Sequence[Config], report: Callable[[str], None]) -> dict[str, str]:
     """Load the data and build every model once, to find errors early.
 
-    This also fills the cache of decoded images, so that runs do not decode concurrently.
-
-    Args:
-        configs: configurations of all cells, which share their images.
-        report: called with one-line messages about the data.
+    This also fills the cache of decoded images, so that runs do not decode concurrently. All
+    configurations share their images.
 
     Returns:
         The expression of the head of each loss.
@@ -216,7 +215,3 @@ def record_failures(results: Sequence[Result]) -> None:
             kind = "interrupted" if result.crashed else "error"
             with contextlib.suppress(OSError):
                 write_json(path, {"kind": kind, "message": result.reason})
-
-
-def _name(config: Config) -> str:
-    return f"{config.label}, seed {config.seed}"

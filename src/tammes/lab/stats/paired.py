@@ -60,10 +60,6 @@ class Difference:
 def t_quantile(degrees: int, confidence: float = CONFIDENCE) -> float:
     """Return the t with ``P(|T| <= t) = confidence`` of Student's t distribution.
 
-    Args:
-        degrees: degrees of freedom, at least 1.
-        confidence: probability of the interval, in (0, 1).
-
     Example:
         >>> round(t_quantile(1), 3), round(t_quantile(2), 3), round(t_quantile(9), 3)
         (12.706, 4.303, 2.262)

@@ -155,11 +155,6 @@ class Study:
         return remarks
 
 
-def summarise(runs: Sequence[Run]) -> list[Group]:
-    """Group runs that differ only in their seed, in the order of their first runs."""
-    return list(study(runs).groups)
-
-
 def study(runs: Sequence[Run], baseline: str | None = None) -> Study:
     """Group runs, and list those that are excluded.
 
@@ -266,29 +261,28 @@ def _index(baseline: str, labels: Sequence[str]) -> int:
 
 
 def table(runs: Sequence[Run], baseline: str | None = None, *, width: int = 100) -> str:
-    """Format groups of runs as a table for a terminal.
+    """Format groups of runs as a table for a terminal, in lines of ``width`` characters.
 
-    Args:
-        runs: runs in any state.
-        baseline: label of the group that the others are compared with; the first by default.
-        width: characters in a line; long labels are wrapped.
+    The baseline is that of :func:`study`.
     """
     result = study(runs, baseline)
     lines: list[str] = []
-    if result.quantities:
-        heads = ["", "n", *(quantity.heading for quantity in result.quantities)]
-        rows = [
-            [group.label, str(len(group.runs)), *_means(result, group)] for group in result.groups
-        ]
-        lines += [*_aligned([heads, *rows], width), "", "  mean ± standard deviation over n seeds"]
-    compared = [quantity for quantity in result.quantities if quantity.better > 0]
+    shown = result.quantities
+    if shown:
+        rows = [["", "n", *(quantity.heading for quantity in shown)]]
+        for group in result.groups:
+            means = (format_mean(q, group.summary(q.key)) for q in shown)
+            rows.append([group.label, str(len(group.runs)), *means])
+        lines += [*_aligned(rows, width), "", "  mean ± standard deviation over n seeds"]
+    compared = [quantity for quantity in shown if quantity.better > 0]
     if compared and len(result.groups) > 1:
-        heads = ["", "n", *(quantity.heading for quantity in compared)]
-        rows = [
-            [group.label, *_differences(result, group, compared)] for group in result.groups[1:]
-        ]
+        rows = [["", "n", *(quantity.heading for quantity in compared)]]
+        for group in result.groups[1:]:
+            parts = [result.difference(group, quantity.key) for quantity in compared]
+            count = max((len(part.seeds) for part in parts if part is not None), default=0)
+            rows.append([group.label, str(count), *map(format_difference, compared, parts)])
         lines += ["", *_wrapped(f"difference from {result.groups[0].label}", width)]
-        lines += [*_aligned([heads, *rows], width), ""]
+        lines += [*_aligned(rows, width), ""]
         lines.append(
             f"  mean difference over n common seeds [{CONFIDENCE:.0%} interval], * excludes 0"
         )
@@ -299,16 +293,6 @@ def table(runs: Sequence[Run], baseline: str | None = None, *, width: int = 100)
             seed = "" if each.seed is None else f", seed {each.seed}"
             lines += _wrapped(f"{each.label}{seed}: {each.state}: {each.reason}", width)
     return "\n".join(line.rstrip() for line in lines).strip("\n")
-
-
-def _means(result: Study, group: Group) -> list[str]:
-    return [format_mean(q, group.summary(q.key)) for q in result.quantities]
-
-
-def _differences(result: Study, group: Group, compared: Sequence[Quantity]) -> list[str]:
-    parts = [result.difference(group, quantity.key) for quantity in compared]
-    count = max((len(part.seeds) for part in parts if part is not None), default=0)
-    return [str(count), *map(format_difference, compared, parts)]
 
 
 def format_mean(quantity: Quantity, values: Summary | None) -> str:

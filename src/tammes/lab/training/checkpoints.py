@@ -18,9 +18,7 @@ from tammes import checkpoint
 from tammes.checkpoint.manifest import check_parts, read
 from tammes.criterion.criterion import Criterion
 from tammes.distributed.process_group import RankGroup
-from tammes.lab.config.schema import Config
 from tammes.lab.records.atomic_io import clear_leftovers, write_atomically
-from tammes.lab.training.model import Model
 
 _NAME = re.compile(r"(last|best)-(\d{9})-([0-9a-f]{16})\.pt")
 KEPT = 2
@@ -120,11 +118,10 @@ class ShardedCheckpoints:
     def save(self, kind: str, step: int, state: dict[str, Any]) -> None:
         """Save like :meth:`Checkpoints.save`; criterion and optimizer are read directly."""
         beside = {key: value for key, value in state.items() if key not in ("model", "optimizer")}
+        model = {k: v for k, v in state["model"].items() if not k.startswith("criterion.")}
         optimizer = self.optimizer if "optimizer" in state else None
         path = self.folder / f"{kind}-{step:09d}"
-        checkpoint.save(
-            path, self.criterion, optimizer, beside=beside, model=_without_criterion(state)
-        )
+        checkpoint.save(path, self.criterion, optimizer, beside=beside, model=model)
         if kind == "last" and self._is_main:
             for path in self._saved("last")[KEPT:]:
                 shutil.rmtree(path)
@@ -179,24 +176,6 @@ def _intact(folder: Path) -> bool:
     except checkpoint.CheckpointError:
         return False
     return True
-
-
-def make_checkpoints(
-    folder: Path,
-    config: Config,
-    model: Model,
-    optimizer: torch.optim.Optimizer,
-    report: Callable[[str], None],
-) -> Checkpoints | ShardedCheckpoints:
-    """Build the checkpoints of a run, sharded or not."""
-    if config.shard:
-        return ShardedCheckpoints(folder, model.criterion, optimizer, report)
-    return Checkpoints(folder, report)
-
-
-def _without_criterion(state: dict[str, Any]) -> dict[str, Any]:
-    """Return the model state without that of the criterion."""
-    return {name: v for name, v in state["model"].items() if not name.startswith("criterion.")}
 
 
 def _step(path: Path) -> int:

@@ -17,10 +17,6 @@ def prepare_data(
 
     Noise, imbalance and fraction are applied to the training images only. With ``whole`` the
     training images include the test images.
-
-    Args:
-        config: configuration of the run.
-        report: called with one-line messages about the data.
     """
     options: dict[str, Any] = {
         "size": config.image_size,
@@ -63,10 +59,7 @@ def prepare_data(
 
 
 def classes_of(text: str) -> tuple[str, ...]:
-    """Return the class names that ``classes`` of a configuration stands for.
-
-    Args:
-        text: class lists and a part, such as ``cifar-fs:base``; the base classes by default.
+    """Return the classes of class lists and a part, such as ``cifar-fs:base``, the default part.
 
     Example:
         >>> classes_of("cifar-fs")[:2]
@@ -91,14 +84,7 @@ def _without_repeats(report: Callable[[str], None]) -> Callable[[str], None]:
 def make_sampler(
     config: Config, training: Images, *, rank: int = 0, world_size: int = 1
 ) -> samplers.BatchSampler:
-    """Build the batch sampler of a run.
-
-    Args:
-        config: configuration of the run.
-        training: training images.
-        rank: rank of this process.
-        world_size: number of processes.
-    """
+    """Build the batch sampler of a run, for one of its processes."""
     sampler: samplers.BatchSampler = build(
         config.sampler,
         samplers.TABLE,
@@ -115,14 +101,7 @@ def make_sampler(
 def describe_data(
     training: Images, held_out: Images | None, testing: Images, *, whole: bool = False
 ) -> dict[str, Any]:
-    """Return the content of ``data.json``.
-
-    Args:
-        training: training images.
-        held_out: validation images.
-        testing: test images.
-        whole: whether the training images include the test images; recorded if so.
-    """
+    """Return the content of ``data.json``; ``whole`` if the test images were trained on too."""
     mean, std = training.mean_std()
     return {
         **({"test_is_trained_on": True} if whole else {}),

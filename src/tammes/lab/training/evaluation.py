@@ -49,10 +49,7 @@ class Evaluation(NamedTuple):
 def evaluate(fabric: Any, model: Model, loader: ImageLoader) -> Evaluation:
     """Compute features, predictions and margins of images, without augmentation.
 
-    Args:
-        fabric: precision and processes; every rank evaluates its share of the images.
-        model: left in evaluation mode.
-        loader: images to evaluate.
+    Every rank evaluates its share of the images. The model is left in evaluation mode.
     """
     model.eval()
     if fabric.world_size > 1:

@@ -15,17 +15,7 @@ _PRECISION = {"fp32": "32-true", "bf16": "bf16-mixed", "fp16": "16-mixed"}
 
 
 def check_machine(config: Config) -> str:
-    """Reject a configuration that this machine cannot run.
-
-    Args:
-        config: configuration of a run.
-
-    Returns:
-        The device type: ``"cuda"`` or ``"cpu"``.
-
-    Raises:
-        ValueError: one sentence on what is not possible.
-    """
+    """Reject a configuration that this machine cannot run; return ``"cuda"`` or ``"cpu"``."""
     has_cuda = torch.cuda.is_available()
     if config.accelerator == "cuda" and not has_cuda:
         raise ValueError("accelerator cuda expects a CUDA device, but torch finds none")
@@ -58,14 +48,9 @@ def _logger_names(config: Config) -> list[str]:
 
 
 def launch(config: Config, folder: Path) -> Any:
-    """Launch Fabric on the processes that ``torchrun`` started, or on one.
+    """Launch ``lightning.fabric.Fabric`` on the processes that ``torchrun`` started, or on one.
 
-    Args:
-        config: configuration of the run.
-        folder: run folder, for the files of loggers.
-
-    Returns:
-        A launched ``lightning.fabric.Fabric``.
+    Files of loggers are written to the run folder.
     """
     fabric_module = require("lightning.fabric", extra="lab")
     accelerator = check_machine(config)
@@ -93,7 +78,7 @@ def launch(config: Config, folder: Path) -> Any:
         num_nodes=processes // local,
         strategy=strategy,
         precision=_PRECISION[config.precision],
-        loggers=make_loggers(config, folder),
+        loggers=[LOGGERS[name](folder) for name in _logger_names(config)],
     )
     fabric.launch()
     return fabric
@@ -105,11 +90,6 @@ def uses_graphs(config: Config, fabric: Any) -> bool:
         fabric.device.type == "cuda" and fabric.world_size == 1 and config.precision != "fp16"
     )
     return config.graphs == "on" or (config.graphs == "auto" and possible)
-
-
-def make_loggers(config: Config, folder: Path) -> list[Any]:
-    """Build the loggers that a configuration names."""
-    return [LOGGERS[name](folder) for name in _logger_names(config)]
 
 
 def _tensorboard(folder: Path) -> Any:

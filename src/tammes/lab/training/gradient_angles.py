@@ -29,11 +29,6 @@ class GradientAngles:
     clearly positive in a plain sum, and in between in a spectral sum. Measuring changes no weight,
     no statistics and no random state.
 
-    Args:
-        model: model in training, on its device.
-        loader: training images.
-        sampler: draws the batch; every rank has its share of it.
-
     Raises:
         ValueError: the loss does not have both parts.
     """
@@ -67,29 +62,10 @@ class GradientAngles:
         return {"cosine": math.fsum(totals) / count, "largest": max(maxima), "examples": count}
 
 
-def make_gradient_probe(
-    text: str, model: Model, loader: ImageLoader, sampler: BatchSampler
-) -> GradientAngles | None:
-    """Build the probe that ``watch`` of a configuration names; None if it is empty.
-
-    Args:
-        text: ``gradients``, or empty.
-        model: model in training.
-        loader: training images.
-        sampler: sampler of the batches.
-    """
-    if text not in ("", "gradients"):
-        raise ValueError(f"watch is expected to be gradients or nothing, got {text!r}")
-    return GradientAngles(model, loader, sampler) if text else None
-
-
 def split_loss(loss: Loss) -> tuple[Loss, Loss]:
     """Split a loss into its classification terms and its metric terms, with their weights.
 
     Regularisers of the prototypes are in neither: they have no gradient for features.
-
-    Args:
-        loss: loss of a criterion.
 
     Example:
         >>> split_loss(tammes.direct_sum(tammes.softmax(), 0.5 * tammes.nca()))[1].parts[0][0]
@@ -132,14 +108,9 @@ def _gradient(criterion: tammes.Criterion, features: Tensor, labels: Tensor) -> 
 
 
 def cosines(one: Tensor, two: Tensor) -> Tensor:
-    """Compute the absolute cosine between rows of two tensors, where both have a direction.
+    """Compute the absolute cosine between rows of two tensors of shape ``(N, D)``.
 
-    Args:
-        one: shape ``(N, D)``.
-        two: shape ``(N, D)``.
-
-    Returns:
-        Shape ``(M,)``, for the M rows in which neither tensor is (nearly) zero.
+    The result has shape ``(M,)``, for the M rows in which neither tensor is (nearly) zero.
 
     Example:
         >>> cosines(torch.tensor([[3.0, 4.0], [1.0, 0.0]]), torch.tensor([[1.0, 0.0], [0.0, 0.0]]))

@@ -15,7 +15,6 @@ from tammes.lab.data.samplers import BatchSampler
 from tammes.lab.records.run_folder import Run, write_json
 from tammes.lab.training.loader import ImageLoader
 from tammes.lab.training.model import Model, load_model
-from tammes.lab.training.sharded_head import is_sharded
 from tammes.lab.training.step import make_optimizer
 
 _EARLY = (0, 1, 2)
@@ -66,7 +65,7 @@ class HealthLooks:
 
     def due(self, epoch: int) -> bool:
         """Whether this process looks at the run after ``epoch`` epochs."""
-        looks = self.fabric.is_global_zero and not is_sharded(self.model.criterion.head)
+        looks = self.fabric.is_global_zero and not self.model.criterion.head.is_sharded
         done = any(look["epoch"] == epoch for look in self.looks)
         return looks and not done and epoch in (*_EARLY, self.config.epochs)
 

@@ -30,11 +30,11 @@ from tammes.lab.records.run_folder import (
     write_lines,
     write_tensors,
 )
-from tammes.lab.training.checkpoints import Checkpoints, ShardedCheckpoints, make_checkpoints
+from tammes.lab.training.checkpoints import Checkpoints, ShardedCheckpoints
 from tammes.lab.training.datasets import describe_data, make_sampler, prepare_data
 from tammes.lab.training.evaluation import Evaluation, evaluate, write_results
 from tammes.lab.training.fabric import launch, uses_graphs
-from tammes.lab.training.gradient_angles import GradientAngles, make_gradient_probe
+from tammes.lab.training.gradient_angles import GradientAngles
 from tammes.lab.training.health import HealthLooks
 from tammes.lab.training.loader import ImageLoader
 from tammes.lab.training.lr_schedules import learning_rate
@@ -254,9 +254,10 @@ def _set_up(fabric: Any, config: Config, folder: Path, progress: Progress) -> _T
     eval_loaders = {"test": loader(testing)}
     if held_out is not None:
         eval_loaders = {"validation": loader(held_out), **eval_loaders}
-    checkpoints = make_checkpoints(
-        folder / "checkpoints", config, model, optimizer.optimizer, progress.say
-    )
+    saves, say = folder / "checkpoints", progress.say
+    checkpoints: Checkpoints | ShardedCheckpoints = Checkpoints(saves, say)
+    if config.shard:
+        checkpoints = ShardedCheckpoints(saves, model.criterion, optimizer.optimizer, say)
     work = _TrainingState(
         fabric=fabric,
         config=config,
@@ -271,7 +272,10 @@ def _set_up(fabric: Any, config: Config, folder: Path, progress: Progress) -> _T
         eval_loaders=eval_loaders,
         checkpoints=checkpoints,
     )
-    work.gradient_angles = make_gradient_probe(config.watch, model, work.loader, sampler)
+    if config.watch not in ("", "gradients"):
+        raise ValueError(f"watch is expected to be gradients or nothing, got {config.watch!r}")
+    if config.watch:
+        work.gradient_angles = GradientAngles(model, work.loader, sampler)
     with nullcontext() if config.shard else fabric.rank_zero_first():
         # Rank 0 renames a damaged checkpoint before the others read; a sharded head is read by all.
         saved = checkpoints.load_last()

@@ -17,7 +17,7 @@ from tammes.lab.data import Images
 from tammes.lab.data.augment import Augment
 from tammes.lab.measure.classification import MEASURED, example_metrics
 from tammes.lab.records.run_folder import Run
-from tammes.lab.training.sharded_head import is_sharded, shard_head
+from tammes.lab.training.sharded_head import shard_head
 from tammes.terms import Loss
 
 IGNORED = -100
@@ -102,7 +102,7 @@ class Model(nn.Module):
 
     def _batch_sums(self, loss: Tensor, features: Tensor, labels: Tensor) -> Tensor:
         group, head = RankGroup(), self.criterion.head
-        if is_sharded(head):
+        if head.is_sharded:
             # Every rank has some of the classes, so all ranks measure all examples together.
             features = group.all_gather_rows(features, len(features))
             labels = group.all_gather_rows(labels, len(labels))
@@ -114,20 +114,12 @@ class Model(nn.Module):
             sums.append(torch.where(counts, measured.margins, 0.0).sum().to(loss))
             sums.append(torch.where(counts, measured.bias, 0.0).sum().to(loss))
         local = torch.stack(sums)
-        count, *others = local if is_sharded(head) else group.all_reduce(local)
+        count, *others = local if head.is_sharded else group.all_reduce(local)
         return torch.stack([count, loss * count, *others])
 
 
 class BuiltModel(NamedTuple):
-    """A model, and the texts that its configuration resolved to.
-
-    Attributes:
-        model: on the CPU.
-        backbone: name and settings of the backbone.
-        augment: expression of the augmentation.
-        head: expression of the head.
-        loss: expression of the loss.
-    """
+    """A model on the CPU, and the expressions that its configuration resolved to."""
 
     model: Model
     backbone: str
@@ -153,20 +145,10 @@ class BuiltModel(NamedTuple):
 def build_model(config: Config, images: Images, *, steps_per_epoch: int) -> BuiltModel:
     """Build a new model for a set of training images; its weights depend on the seed alone.
 
-    Args:
-        config: configuration of the run.
-        images: training images: their shape, class counts, mean and deviation are read.
-        steps_per_epoch: for schedules given in epochs.
+    Of the images, shape, class counts, mean and deviation are read.
     """
     mean, std = images.mean_std()
-    return _build(
-        config,
-        shape=images.shape,
-        counts=images.counts(),
-        mean=mean,
-        std=std,
-        steps_per_epoch=steps_per_epoch,
-    )
+    return _build(config, images.shape, images.counts(), mean, std, steps_per_epoch)
 
 
 def load_model(run: Run) -> Model:
@@ -180,17 +162,15 @@ def load_model(run: Run) -> Model:
         ``model.criterion.logits(features)`` for the scores of ``run.data["classes"]``.
     """
     data = run.data
-    statistics = {key: data[key] for key in ("counts", "mean", "std")}
     # Loaded in one process, however many it was trained on.
     config = run.config.replace(shard=False)
-    parts = _build(config, shape=tuple(data["image"]), **statistics, steps_per_epoch=1)
+    parts = _build(config, tuple(data["image"]), data["counts"], data["mean"], data["std"], 1)
     parts.model.load_state_dict(run.tensors("model"))
     return parts.model.eval()
 
 
 def _build(
     config: Config,
-    *,
     shape: tuple[int, int, int],
     counts: list[int],
     mean: list[float],
@@ -205,26 +185,16 @@ def _build(
     backbone = backbones.build(backbone_text, shape=augment.output_shape)
     loss = parse_loss(config.loss, counts=counts)
     head, head_as_text = _make_head(config, loss, int(backbone.num_features), len(counts))
+    # One global batch, of which every rank gets an equal share.
     criterion = tammes.Criterion(
-        head,
-        loss,
-        ignore_index=IGNORED,
-        validate=None,
-        # One global batch, of which every rank gets an equal share.
-        group=True,
-        even=True,
+        head, loss, ignore_index=IGNORED, validate=None, group=True, even=True
     )
     for name, schedule in parse_schedules(
         config.schedules, steps_per_epoch=steps_per_epoch, counts=counts
     ).items():
         criterion.schedule(by_hand=None, **{name: schedule})
-    return BuiltModel(
-        model=Model(augment, backbone, criterion),
-        backbone=backbone_text,
-        augment=augment_text,
-        head=head_as_text,
-        loss=repr(loss),
-    )
+    model = Model(augment, backbone, criterion)
+    return BuiltModel(model, backbone_text, augment_text, head_as_text, repr(loss))
 
 
 def _make_head(config: Config, loss: Loss, size: int, classes: int) -> tuple[Head, str]:

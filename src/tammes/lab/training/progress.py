@@ -104,13 +104,7 @@ class Bar(Progress):
 def epoch_line(
     row: Mapping[str, Any], images_per_second: float, seconds_left: float | None = None
 ) -> str:
-    """Format the metrics of an epoch as a line.
-
-    Args:
-        row: a line of ``metrics.jsonl``.
-        images_per_second: training throughput.
-        seconds_left: estimated time to the end; left out if None.
-    """
+    """Format a line of ``metrics.jsonl``, with the throughput and, if known, the remaining time."""
     parts = [f"loss {row['train']['loss']:.4f}"]
     if "accuracy" in row["train"]:
         parts.append(f"train {100 * row['train']['accuracy']:.2f} %")

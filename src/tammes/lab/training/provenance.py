@@ -15,12 +15,7 @@ import tammes
 
 
 def environment(device: torch.device, world_size: int) -> dict[str, Any]:
-    """Collect versions, hardware, commit and command that a result may depend on.
-
-    Args:
-        device: device of the run.
-        world_size: number of processes.
-    """
+    """Collect versions, hardware, commit and command that a result may depend on."""
     return {
         "tammes": tammes.__version__,
         "torch": torch.__version__,

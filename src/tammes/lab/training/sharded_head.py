@@ -18,8 +18,7 @@ from tammes.similarity import Cosine
 def shard_head(head: Head) -> ShardedHead:
     """Build a sharded head of the same kind and settings.
 
-    Args:
-        head: its prototypes are not read, so it may be on the meta device.
+    The prototypes of ``head`` are not read, so it may be on the meta device.
     """
     kind = type(head)
     if kind not in KINDS:
@@ -36,11 +35,6 @@ def shard_head(head: Head) -> ShardedHead:
     if kind is LinearHead:
         options["bias"] = head.bias is not None
     return ShardedHead(kind, head.embedding_size, head.num_classes, **options)
-
-
-def is_sharded(head: Head) -> bool:
-    """Whether the prototypes of a head are on several processes."""
-    return head.is_sharded
 
 
 def gather_head(head: Head) -> Head:
@@ -72,13 +66,7 @@ def exclude_from_ddp(model: nn.Module, head: Head) -> None:
 
 
 def clip_global_norm(model: nn.Module, head: Head, max_norm: float) -> None:
-    """Clip the gradient norm over all processes, as one process would.
-
-    Args:
-        model: model with gradients.
-        head: sharded head of the model.
-        max_norm: norm to clip to.
-    """
+    """Clip the gradient norm over all processes, as one process would, with a sharded head."""
     shards = {id(head.weight), id(head.bias)}
     gradients = [(id(p) in shards, p.grad) for p in model.parameters() if p.grad is not None]
     squares = head.weight.new_zeros(2, dtype=torch.double)

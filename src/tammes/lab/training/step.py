@@ -14,7 +14,7 @@ from tammes.cuda_graphs import Recording
 from tammes.lab.config.schema import Config
 from tammes.lab.data.keyed_random import mix_int
 from tammes.lab.training.model import BATCH_SUMS, Model, parameter_groups
-from tammes.lab.training.sharded_head import clip_global_norm, is_sharded
+from tammes.lab.training.sharded_head import clip_global_norm
 
 _WARM_UP = 3
 """Eager steps before a CUDA graph is recorded, so that lazily created state exists."""
@@ -25,11 +25,7 @@ def make_optimizer(
 ) -> torch.optim.Optimizer:
     """Build the optimizer of a configuration, fused on a GPU.
 
-    Args:
-        model: on the device.
-        config: configuration of the run.
-        device: device of the model.
-        graphs: whether its steps are captured in a CUDA graph.
+    ``graphs`` if its steps are captured in a CUDA graph.
     """
     groups: Any = parameter_groups(model, config)
     fused = device.type == "cuda"
@@ -100,21 +96,20 @@ class Step:
                 group["lr"] = torch.tensor(float(group["lr"]), device=device)
 
     def __call__(self, batch: tuple[Tensor, Tensor, Tensor], *, epoch: int, step: int) -> None:
-        """Train on a batch.
-
-        Args:
-            batch: pixels, labels and identities, on the device.
-            epoch: counted from 0.
-            step: counted from 0 over the whole training.
-        """
+        """Train on a batch on the device; ``step`` counts from 0 over the whole training."""
         # Dropout depends on the step alone, so a resumed run needs no generator state.
-        torch.manual_seed(_key(self.config.seed, step, self.fabric.global_rank))
+        key = 0
+        for number in (self.config.seed, step, self.fabric.global_rank):
+            key = mix_int(key + number)
+        torch.manual_seed(key)
         self.epoch.fill_(epoch)
         self.count.fill_(step)
         if not self.graphs:
             self._step(*batch)
         elif self.recording is not None and batch[0].shape == self.inputs[0].shape:
-            self._replay(batch)
+            for static, tensor in zip(self.inputs, batch, strict=True):
+                static.copy_(tensor)
+            self.recording.replay()
         else:
             self._warm_up_or_record(batch)
 
@@ -130,8 +125,9 @@ class Step:
         self.optimizer.zero_grad(set_to_none=True)
         loss, sums = self.module(pixels, labels, index, self.epoch)
         self.fabric.backward(loss)
-        if self.config.clip and is_sharded(self.model.criterion.head):
-            clip_global_norm(self.model, self.model.criterion.head, self.config.clip)
+        head = self.model.criterion.head
+        if self.config.clip and head.is_sharded:
+            clip_global_norm(self.model, head, self.config.clip)
         elif self.config.clip:
             self.fabric.clip_gradients(
                 self.module, self.optimizer, max_norm=self.config.clip, error_if_nonfinite=False
@@ -191,12 +187,6 @@ class Step:
         with recording.record():
             self._step(*self.inputs)
 
-    def _replay(self, batch: tuple[Tensor, Tensor, Tensor]) -> None:
-        assert self.recording is not None
-        for static, tensor in zip(self.inputs, batch, strict=True):
-            static.copy_(tensor)
-        self.recording.replay()
-
     def means(self) -> tuple[dict[str, float], dict[str, float]]:
         """Return means of metrics and terms over the epoch; synchronises with the GPU."""
         count, *sums = self.sums.tolist()
@@ -218,11 +208,3 @@ def _reason(error: BaseException) -> str:
     while error.__context__ is not None:
         error = error.__context__
     return str(error).strip().split("\n")[0]
-
-
-def _key(*numbers: int) -> int:
-    """Hash several integers to one."""
-    word = 0
-    for number in numbers:
-        word = mix_int(word + number)
-    return word

@@ -23,12 +23,7 @@ PARTITION_WORDS = frozenset(
 
 @dataclass(frozen=True)
 class ImageFiles:
-    """Image files.
-
-    Attributes:
-        root: common folder.
-        paths: paths relative to it.
-    """
+    """Image files: their common folder, and their paths relative to it."""
 
     root: str
     paths: tuple[str, ...]
@@ -80,7 +75,7 @@ def list_classes(folder: Path) -> Entries:
         stats += [(size, changed) for _, size, changed in images]
         labels += [label] * len(images)
     if not paths:
-        raise DataError(f"{folder}: there is no image in it ({_suffixes()})")
+        raise DataError(f"{folder}: there is no image in it ({', '.join(sorted(SUFFIXES))})")
     if empty:
         shown = ", ".join(repr(str(folder / name)) for name in empty[:4])
         more = f" and {len(empty) - 4} more" if len(empty) > 4 else ""
@@ -89,7 +84,8 @@ def list_classes(folder: Path) -> Entries:
     return Entries(
         items=ImageFiles(str(folder), tuple(paths)),
         labels=torch.tensor(labels, dtype=torch.int64),
-        names=tuple(map(_readable, names)),
+        # The bytes of a file name may not be valid text.
+        names=tuple(os.fsencode(name).decode("utf-8", "replace") for name in names),
         stamp=hash_of((str(folder.absolute()), paths, stats)),
         origin=hash_of((posix, [size for size, _ in stats])),
     )
@@ -127,12 +123,3 @@ def _images(root: Path, below: str, seen: set[str]) -> Iterator[tuple[str, int, 
             except OSError:
                 # A broken link; it is reported with the unreadable images.
                 yield path, -1, -1
-
-
-def _readable(name: str) -> str:
-    """Decode a file name, also if its bytes are not valid text."""
-    return os.fsencode(name).decode("utf-8", "replace")
-
-
-def _suffixes() -> str:
-    return ", ".join(sorted(SUFFIXES))

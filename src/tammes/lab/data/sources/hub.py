@@ -5,25 +5,12 @@ import os
 from typing import Any
 
 from tammes.lab.data.images import DataError
-from tammes.lab.data.listing import (
-    Entries,
-    Partitions,
-    as_labels,
-    hash_of,
-    image_column,
-    label_columns,
-)
+from tammes.lab.data.listing import Entries, Partitions, hash_of, image_column, read_labels
 from tammes.optional import require
 
 
 class HubImages:
-    """Images in a column of a data set.
-
-    Args:
-        dataset: data set of ``datasets``.
-        column: column of the images.
-        title: name of the data set, for messages.
-    """
+    """Images in a column of a data set of ``datasets``, which messages call by a title."""
 
     def __init__(self, dataset: Any, column: str, title: str) -> None:
         self.dataset, self.column, self.title = dataset, column, title
@@ -44,12 +31,7 @@ class HubImages:
 
 
 def partitions(name: str, config: str | None) -> Partitions:
-    """Return the splits of a data set on the hub, which is downloaded if needed.
-
-    Args:
-        name: ``OWNER/NAME``.
-        config: configuration of the data set.
-    """
+    """Return the splits of a data set on the hub, ``OWNER/NAME``, downloaded if needed."""
     datasets = require("datasets", extra="lab")
     # It would log every failed try; the error below is raised once.
     logging.getLogger("huggingface_hub").setLevel(logging.ERROR)
@@ -74,14 +56,10 @@ def _entries(title: str, dataset: Any) -> Entries:
     images = [key for key, value in features.items() if _holds_images(value, datasets)]
     image = image_column(title, images, list(features))
     could = [key for key, value in features.items() if key != image and _holds_labels(value)]
-    classes = {key: list(getattr(features[key], "names", None) or ()) for key in could}
-    named = [key for key in could if classes[key]]
-    columns = label_columns(title, could, named, list(features))
-    values = list(dataset[columns[0]])
-    if len(columns) > 1:
-        values = list(map("/".join, zip(*(dataset[column] for column in columns), strict=True)))
-    where = f"{title}: column {' and '.join(map(repr, columns))}"
-    labels, names = as_labels(where, values, classes[columns[0]] or None)
+    classes = {key: names for key in could if (names := getattr(features[key], "names", None))}
+    columns, labels, names = read_labels(
+        title, could, classes, list(features), lambda column: list(dataset[column])
+    )
     encoded = dataset.select_columns([image])
     if isinstance(features[image], datasets.Image):
         encoded = encoded.cast_column(image, datasets.Image(decode=False))

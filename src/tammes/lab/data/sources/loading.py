@@ -9,7 +9,7 @@ from pathlib import Path
 import torch
 
 from tammes.lab.config.expressions import did_you_mean
-from tammes.lab.data.decode_partition import decode_entries
+from tammes.lab.data.decode_partition import PartitionDecoder
 from tammes.lab.data.images import DataError, Images, unknown_classes
 from tammes.lab.data.listing import EVERYTHING, Partitions
 from tammes.lab.data.sources import folder as folders
@@ -99,18 +99,16 @@ def load(
     available = _find(title, report)
     name, held_out = _pick(title, available, partition, whole=whole, report=report)
     entries = available[name]()
-    images = decode_entries(
-        title,
-        entries,
+    images = PartitionDecoder(
+        source=title,
+        entries=entries,
         size=size,
         shape=None if like is None else like.shape,
         skip_corrupt=skip_corrupt,
         memory=memory,
         report=report,
-    )
-    classes = (
-        like.classes if like is not None else _classes(title, available, name, entries.present())
-    )
+    ).images()
+    classes = _classes(title, available, name, entries.present()) if like is None else like.classes
     images = images.match(classes)
     if held_out:
         images = hold_out(images, _HELD_OUT, seed=0)[partition == "test"]

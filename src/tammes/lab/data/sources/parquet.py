@@ -16,10 +16,9 @@ from tammes.lab.data.listing import (
     EVERYTHING,
     Entries,
     Partitions,
-    as_labels,
     hash_of,
     image_column,
-    label_columns,
+    read_labels,
 )
 from tammes.lab.data.sources.folder import PARTITION_WORDS
 from tammes.optional import require
@@ -184,21 +183,19 @@ def _entries(paths: Sequence[Path], rows: Tensor | None) -> Entries:
     image = image_column(
         first, [f.name for f in schema if _holds_images(f.type, types)], schema.names
     )
-    classes = _class_names(schema)
     candidates = [f.name for f in schema if f.name != image and _holds_labels(f.type, types)]
-    named = [name for name in candidates if name in classes]
-    columns = label_columns(first, candidates, named, schema.names)
-    values = _column(paths, columns[0])
-    if len(columns) > 1:
-        values = list(map("/".join, zip(*(_column(paths, c) for c in columns), strict=True)))
-    if rows is None:
-        rows = torch.arange(len(values))
-    column = f"{first}: column {' and '.join(map(repr, columns))}"
-    chosen = [values[row] for row in rows.tolist()]
-    labels, names = as_labels(column, chosen, classes.get(columns[0]))
+
+    def read(column: str) -> list[Any]:
+        values = _column(paths, column)
+        return values if rows is None else [values[row] for row in rows.tolist()]
+
+    columns, labels, names = read_labels(
+        first, candidates, _class_names(schema), schema.names, read
+    )
     if not len(labels):
         raise DataError(f"{first}: there is no image in it")
     stats = [os.stat(path) for path in paths]
+    rows = torch.arange(len(labels)) if rows is None else rows
     which = hash_of((image, columns, rows.tolist()))
     return Entries(
         items=ParquetImages([str(path) for path in paths], image, rows),

@@ -1,15 +1,14 @@
 """Charts of a reproduction: differences against claims, and paper against ours."""
 
-import math
 from collections.abc import Sequence
 
 from tammes.lab.report.charts.chart import Layer, Line, Panel, Points, Rule
 from tammes.lab.report.charts.training_curves import Drawing, drawing
-from tammes.lab.report.paper_comparison import ComparedCell, PaperComparison, published
+from tammes.lab.report.paper_comparison import PaperComparison, published
 from tammes.lab.reproduce.claims import Better, Bound, Course, Near, Peak
 from tammes.lab.reproduce.judge import Comparison
 from tammes.lab.reproduce.quantities import KNOWN
-from tammes.lab.stats.paired import Difference, t_quantile
+from tammes.lab.stats.paired import Difference, Summary
 from tammes.lab.stats.seed_groups import Quantity, format_difference, format_mean
 
 OUTCOMES = {"holds": 2, "leans": 4, "fails": 1, "open": None}
@@ -126,11 +125,15 @@ def _against(
         for cell in comparison.cells(quantity, column):
             if cell.paper is None or cell.ours is None:
                 continue
-            ours, paper, half = cell.ours.mean, cell.paper.mean, _paper_half(cell)
+            ours, paper, half = cell.ours.mean, cell.paper.mean, None
+            if cell.paper.std and cell.paper_seeds > 1:
+                half = Summary(cell.paper_seeds, paper, cell.paper.std).half
             if half:
                 both = [paper - half, paper + half]
                 layers.append(Line([ours] * 2, both, "", color=place, group=name, thin=True))
-            points.append((ours, paper, cell.ours.half or 0.0, _named(comparison, cell)))
+            shown = f"{comparison.labels[cell.row]}: ours {format_mean(quantity, cell.ours)}, "
+            shown += f"paper {published(quantity, cell.paper)}"
+            points.append((ours, paper, cell.ours.half or 0.0, shown))
         if points:
             xs, ys, halves, texts = zip(*points, strict=True)
             lows, highs = zip(*((x - half, x + half) for x, _, half, _ in points), strict=True)
@@ -153,16 +156,3 @@ def _against(
         y_range=(low, high),
         equal=True,
     )
-
-
-def _paper_half(cell: ComparedCell) -> float | None:
-    """Return half the width of the 95 % interval of the paper's mean."""
-    if cell.paper is None or not cell.paper.std or cell.paper_seeds < 2:
-        return None
-    return t_quantile(cell.paper_seeds - 1) * cell.paper.std / math.sqrt(cell.paper_seeds)
-
-
-def _named(comparison: PaperComparison, cell: ComparedCell) -> str:
-    quantity = cell.quantity
-    ours, paper = format_mean(quantity, cell.ours), published(quantity, cell.paper)
-    return f"{comparison.labels[cell.row]}: ours {ours}, paper {paper}"

@@ -267,6 +267,5 @@ class Plot(Generic[P]):
         return draw(self.chart(*args, **kwargs))
 
 
-def plot(build: Callable[P, Chart]) -> Plot[P]:
-    """Turn a function that returns a chart into a :class:`Plot`."""
-    return Plot(build)
+plot = Plot
+"""Decorator that turns a function that returns a chart into a :class:`Plot`."""

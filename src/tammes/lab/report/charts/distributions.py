@@ -327,13 +327,7 @@ def bias_during_training(
 ) -> Chart:
     r"""Training curves of the softmax bias :math:`\hat\rho`, bounded by :math:`\log(C-1)`.
 
-    Kobayashi 2019, Fig. 3.
-
-    Args:
-        series: mean bias by the name of the run.
-        classes: number of classes C.
-        steps: x values; by default 1, 2, 3 and so on.
-        unit_of_steps: label of the x axis.
+    Kobayashi 2019, Fig. 3; ``classes`` is C, and the rest as in :func:`during_training`.
     """
     return during_training.chart(
         series,

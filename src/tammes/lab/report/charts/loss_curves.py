@@ -1,10 +1,11 @@
 """Curves of a loss over the angle, computed by the term itself."""
 
-import difflib
+import inspect
 import math
 import os
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -12,7 +13,7 @@ import torch
 from torch import Tensor
 
 import tammes
-from tammes import losses
+from tammes.advise.feasibility import builder
 from tammes.lab.report.charts.chart import Chart, Line, Panel, numbers, plot
 from tammes.losses.adaptive import NormStatistics
 from tammes.losses.pairwise import Centers
@@ -49,29 +50,15 @@ class Curve:
 def term_named(name: str, **settings: Setting) -> Term:
     """Build a term by name, with default class counts if it needs them.
 
-    Args:
-        name: name of a loss, such as ``"cosface"``.
-        settings: replace the defaults.
-
-    Returns:
-        The term.
-
     Example:
         >>> from tammes.lab.report.charts.loss_curves import term_named
         >>> term_named("cosface", margin=0.2)
         cosface(margin=0.2)
     """
-    builders = {key: getattr(losses, key) for key in losses.__all__}
-    builders = {key: value for key, value in builders.items() if hasattr(value, "definition")}
-    if name not in builders:
-        near = difflib.get_close_matches(name, builders, n=1)
-        hint = f"did you mean {near[0]!r}?" if near else f"known are {', '.join(sorted(builders))}"
-        raise ValueError(f"there is no loss called {name!r}: {hint}")
-    builder = builders[name]
-    if "counts" in builder.definition.signature.parameters:
+    build = builder(name)
+    if "counts" in inspect.signature(build).parameters:
         settings = {"counts": COUNTS, **settings}
-    term: Term = builder(**settings)
-    return term
+    return build(**settings)
 
 
 def split_at(
@@ -84,7 +71,7 @@ def split_at(
     norm: float = 1.0,
     distance: bool = False,
 ) -> Split:
-    r"""Split of unit examples at given angles to the prototype of their class.
+    r"""Split, with ``rest``, of unit examples at given angles to the prototype of their class.
 
     Args:
         theta: angles to the true class prototype in radians, shape ``(N,)``.
@@ -95,9 +82,6 @@ def split_at(
         label: the true class.
         norm: norm of the features; similarities use their directions.
         distance: use :math:`-\tfrac12\lVert x-w\rVert^2 = \cos\theta - 1` instead of the cosine.
-
-    Returns:
-        The :class:`tammes.Split`, with ``rest``.
     """
     if others is None:
         others = theta.new_zeros(classes - 1)
@@ -150,21 +134,22 @@ def over_angle(term: Term, theta: Tensor, *, scale: float = 30.0) -> list[Curve]
     distance = term.name == "large_margin_gaussian"
     curves = []
     for name, options, arguments in _variants(term):
-
-        def loss_against(
-            angle: Tensor,
-            others: Tensor | None = None,
-            options: dict[str, Any] = options,
-            arguments: dict[str, Any] = arguments,
-        ) -> tuple[Tensor, Tensor]:
-            at = split_at(angle, scale=scale, others=others, distance=distance, **options)
-            return term(at, **arguments), at.others
-
-        curve = _curve(name, theta, lambda angle, loss=loss_against: loss(angle)[0])  # type: ignore[misc]
-        count = options.get("classes", CLASSES)
-        score = None if distance else _score(loss_against, theta, scale, count)
-        curves.append(Curve(name, curve.loss, curve.gradient, score))
+        evaluate = partial(
+            _loss_and_others, term, arguments, scale=scale, distance=distance, **options
+        )
+        curve = _curve(name, theta, lambda angle, run=evaluate: run(angle)[0])  # type: ignore[misc]
+        if not distance:
+            score = _score(evaluate, theta, scale, options.get("classes", CLASSES))
+            curve = replace(curve, score=score)
+        curves.append(curve)
     return curves
+
+
+def _loss_and_others(
+    term: Term, arguments: dict[str, Any], theta: Tensor, **options: Any
+) -> tuple[Tensor, Tensor]:
+    at = split_at(theta, **options)
+    return term(at, **arguments), at.others
 
 
 def _variants(term: Term) -> list[tuple[str, dict[str, Any], dict[str, Any]]]:
@@ -195,7 +180,7 @@ def _curve(name: str, theta: Tensor, loss: Callable[[Tensor], Tensor]) -> Curve:
 
 
 def _score(
-    loss_against: Callable[[Tensor, Tensor], tuple[Tensor, Tensor]],
+    loss_and_others: Callable[..., tuple[Tensor, Tensor]],
     theta: Tensor,
     scale: float,
     classes: int,
@@ -205,7 +190,7 @@ def _score(
     for degrees in (60.0, 90.0):
         others = theta.new_full((classes - 1,), ABSENT)
         others[0] = math.cos(math.radians(degrees))
-        loss, lifted = loss_against(theta, others)
+        loss, lifted = loss_and_others(theta, others=others)
         # The softplus solved for its argument.
         excess = loss + (-torch.expm1(-loss)).log()
         found.append((lifted - excess) / scale)
@@ -253,32 +238,24 @@ def loss(term: Term | str, *, scale: float = 30.0, points: int = 359) -> Chart:
     curves = over_angle(term, theta, scale=scale)
     x = numbers(degrees)
 
-    def panel(title: str, field: str, y: str, *first: Line) -> Panel:
-        lines = [
-            Line(x, numbers(getattr(curve, field)), curve.name or term.name, color=place)
-            for place, curve in enumerate(curves)
-        ]
-        return Panel([*first, *lines], title=title, x=_AXIS[term.definition.on], y=y, x_step=45)
-
-    panels = []
-    softmax: list[tuple[Line, ...]] = [(), (), ()]
+    plain: dict[str, Line] = {}
     if term.definition.on == "split" and term.name not in ("softmax", "normface"):
-        (plain,) = over_angle(tammes.normface(), theta, scale=scale)
-        assert plain.score is not None
-        softmax = [
-            (Line(x, numbers(values), name, "dashed", None),)
-            for values, name in (
-                (plain.score, "cos θ"),
-                (plain.loss, "softmax"),
-                (plain.gradient, "softmax"),
-            )
-        ]
+        (softmax,) = over_angle(tammes.normface(), theta, scale=scale)
+        for field, name in (("score", "cos θ"), ("loss", "softmax"), ("gradient", "softmax")):
+            if field == "score" or term.name not in _NO_SOFTMAX:
+                values = numbers(getattr(softmax, field))
+                plain[field] = Line(x, values, name, "dashed", None)
+
+    def panel(field: str, y: str, title: str = "") -> Panel:
+        lines = [plain[field]] if field in plain else []
+        for place, curve in enumerate(curves):
+            values = numbers(getattr(curve, field))
+            lines.append(Line(x, values, curve.name or term.name, color=place))
+        return Panel(lines, title or field, _AXIS[term.definition.on], y, x_step=45)
+
+    panels = [panel("loss", "ℓ"), panel("gradient", "dℓ/dθ (per radian)")]
     if all(curve.score is not None for curve in curves):
-        panels.append(panel("target score", "score", "ψ(θ)", *softmax[0]))
-    if term.name in _NO_SOFTMAX:
-        softmax = [(), (), ()]
-    panels.append(panel("loss", "loss", "ℓ", *softmax[1]))
-    panels.append(panel("gradient", "gradient", "dℓ/dθ (per radian)", *softmax[2]))
+        panels.insert(0, panel("score", "ψ(θ)", "target score"))
     where = f", s = {scale:g}" if term.definition.on == "split" else ""
     return Chart(panels, title=f"{_short(term)}{where}")
 

@@ -1,7 +1,7 @@
 """Figures of the papers that follow from formulas alone."""
 
 import math
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 
 import torch
 from torch import Tensor
@@ -21,7 +21,7 @@ from tammes.lab.report.charts.chart import (
     plot,
 )
 from tammes.lab.report.charts.loss_curves import split_at
-from tammes.losses.angular import target_score
+from tammes.losses.angular import target_similarity
 from tammes.split import split
 
 _ANGLE = "angle to the true class prototype θ (degrees)"
@@ -29,6 +29,12 @@ _ANGLE = "angle to the true class prototype θ (degrees)"
 
 def _grid(low: float, high: float, count: int = 401) -> Tensor:
     return torch.linspace(low, high, count, dtype=torch.double)
+
+
+def _lines(x: Tensor, curves: Mapping[str, Tensor]) -> list[Line]:
+    """Return curves over the same x values, by name."""
+    named = enumerate(curves.items())
+    return [Line(numbers(x), numbers(y), name, color=place) for place, (name, y) in named]
 
 
 @plot
@@ -44,13 +50,10 @@ def hinge_and_softplus(*, reach: float = 4.0) -> Chart:
     excess = _grid(-reach, reach)
     scores = torch.stack([torch.zeros_like(excess), excess], 1)
     both = split(scores, torch.zeros(len(excess), dtype=torch.long))
-    lines = [
-        Line(numbers(excess), numbers(tammes.crammer_singer(margin=0.0)(both)), "hinge", color=0),
-        Line(numbers(excess), numbers(tammes.hard_bias(margin=0.0)(both)), "softplus", color=1),
-    ]
-    return Chart(
-        [Panel(lines, "hinge and softplus", "biased margin ξ = f_c* − f_y + ρ", "loss L(ξ)")]
-    )
+    terms = {"hinge": tammes.crammer_singer(margin=0.0), "softplus": tammes.hard_bias(margin=0.0)}
+    lines = _lines(excess, {name: term(both) for name, term in terms.items()})
+    axis = "biased margin ξ = f_c* − f_y + ρ"
+    return Chart([Panel(lines, "hinge and softplus", axis, "loss L(ξ)")])
 
 
 @plot
@@ -122,10 +125,7 @@ def psi(margins: Sequence[float] = (1, 2, 3, 4)) -> Chart:
     """
     degrees = _grid(0, 180)
     at = split_at(torch.deg2rad(degrees))
-    lines = [
-        Line(numbers(degrees), numbers(target_score(at, m1=margin)), f"m = {margin:g}", color=place)
-        for place, margin in enumerate(margins)
-    ]
+    lines = _lines(degrees, {f"m = {m:g}": target_similarity(at, m1=m) for m in margins})
     return Chart([Panel(lines, "ψ(θ) of L-Softmax", _ANGLE, "ψ(θ)", x_step=45)])
 
 
@@ -143,8 +143,8 @@ def extensions(margin: float = 0.5) -> Chart:
     lines = [
         Line(x, numbers(theta.cos()), "cos θ", "dotted", None),
         Line(x, numbers((theta + margin).cos()), "cos(θ + m)", "dashed", None),
-        Line(x, numbers(target_score(at, m2=margin)), "monotone", color=0),
-        Line(x, numbers(target_score(at, m2=margin, extension="linear")), "linear", color=1),
+        Line(x, numbers(target_similarity(at, m2=margin)), "monotone", color=0),
+        Line(x, numbers(target_similarity(at, m2=margin, extension="linear")), "linear", color=1),
     ]
     rule = Rule(180 - math.degrees(margin), "π − m")
     title = f"past π, m = {margin:g}"
@@ -185,7 +185,7 @@ def boundaries(
         # Score of a class minus that of the other.
         to_own, to_other = abs(direction - angle / 2), abs(direction + angle / 2)
         at = split_at(torch.tensor([to_own], dtype=torch.double))
-        return own * float(target_score(at, m1=bend)) - other * math.cos(to_other)
+        return own * float(target_similarity(at, m1=bend)) - other * math.cos(to_other)
 
     def solve(own: float, other: float, bend: float) -> float:
         low, high = -angle / 2, angle / 2
@@ -270,18 +270,9 @@ def divergences() -> Chart:
     logits = torch.stack([torch.zeros_like(share), share.log(), (1 - share).log()], 1)
     at = split(logits, torch.zeros(len(share), dtype=torch.long))
     kinds = {"symmetric": "D̃(q)", "q_u": "D(q‖u)", "u_q": "D(u‖q)"}
-    lines = [
-        Line(numbers(share), numbers(tammes.logit_divergence(kind=kind)(at)), name, color=place)
-        for place, (kind, name) in enumerate(kinds.items())
-    ]
-    panel = Panel(
-        lines,
-        "divergence from uniform, two categories {q, 1 − q}",
-        "q",
-        "divergence",
-        y_range=(0.0, 2.0),
-    )
-    return Chart([panel])
+    curves = {name: tammes.logit_divergence(kind=kind)(at) for kind, name in kinds.items()}
+    title = "divergence from uniform, two categories {q, 1 − q}"
+    return Chart([Panel(_lines(share, curves), title, "q", "divergence", y_range=(0.0, 2.0))])
 
 
 @plot
@@ -297,18 +288,12 @@ def spectral_overlap(powers: Sequence[float] = (0.0, 0.1, 0.3, 0.5, 1.0, 2.0)) -
     if min(powers) < 0:
         raise ValueError(f"spectral_overlap expects powers of 0 or more, got {tuple(powers)}")
     share = _grid(0.0, 1.0)
-    lines, tops = [], []
-    for place, power in enumerate(powers):
-        # At zero the power is taken as zero, so that p = 0 keeps the null space.
-        weight = torch.where(share > 0, share**power, 0.0)
-        lines.append(
-            Line(numbers(share), numbers(share * (1 - weight)), f"p = {power:g}", color=place)
-        )
-        if power > 0:
-            top = (1 + power) ** (-1 / power)
-            tops.append((top, top * (1 - top**power)))
+    # At zero the power is taken as zero, so that p = 0 keeps the null space.
+    weights = {f"p = {power:g}": torch.where(share > 0, share**power, 0.0) for power in powers}
+    lines = _lines(share, {name: share * (1 - weight) for name, weight in weights.items()})
+    tops = [((1 + power) ** (-1 / power), power) for power in powers if power > 0]
     layers: list[Layer] = [*lines]
     if tops:
-        xs, ys = zip(*tops, strict=True)
+        xs, ys = zip(*((top, top * (1 - top**power)) for top, power in tops), strict=True)
         layers.append(Points(xs, ys, "largest", None, 6, hollow=True))
     return Chart([Panel(layers, "overlap λ(1 − λᵖ)", "normalised singular value λ", "λ(1 − λᵖ)")])

@@ -50,14 +50,15 @@ def requested_figures(comparison: PaperComparison) -> list[Drawing]:
 def other_curves(comparison: PaperComparison) -> list[Drawing]:
     """Draw all other curves in the ledger."""
     shown = {figure.get("of") for figure in comparison.recipe.figures if figure["draw"] == "curves"}
-    rows, columns = list(comparison.recipe.rows), comparison.columns
-    return [
-        each
+    figures = {
+        path: {"of": path, "title": _ALWAYS.get(path, path), "columns": comparison.columns}
         for path in dict.fromkeys((*_ALWAYS, *comparison.recipe.curves))
         if path not in shown
-        for each in _during(
-            comparison, path, path.replace(".", "-"), _ALWAYS.get(path, path), rows, columns
-        )
+    }
+    return [
+        each
+        for path, figure in figures.items()
+        for each in _curves(comparison, figure, path.replace(".", "-"))
     ]
 
 
@@ -65,22 +66,10 @@ def other_curves(comparison: PaperComparison) -> list[Drawing]:
 
 
 def _curves(comparison: PaperComparison, figure: Mapping[str, Any], name: str) -> list[Drawing]:
+    """Draw a quantity over the epochs, one panel per column and one curve per row."""
     path = str(figure["of"])
     title = str(figure.get("title", path.replace(".", " ").replace("_", " ")))
-    return _during(
-        comparison, path, name, title, rows_of(comparison, figure), columns_of(comparison, figure)
-    )
-
-
-def _during(
-    comparison: PaperComparison,
-    path: str,
-    name: str,
-    title: str,
-    rows: Sequence[str],
-    columns: Sequence[str],
-) -> list[Drawing]:
-    """Draw a quantity over the epochs, one panel per column and one curve per row."""
+    rows, columns = rows_of(comparison, figure), columns_of(comparison, figure)
     last = path.rpartition(".")[2]
     unit, factor = _AXES.get(last, (last.replace("_", " "), 1.0))
     marks: list[Layer] = []

@@ -268,7 +268,12 @@ def analysis(comparison: PaperComparison, figure: Mapping[str, Any], name: str) 
             verdicts = list(_verdicts(own, axis))
             if verdicts:
                 panel = _pairs(verdicts, ", ".join(called))
-                shots = _means(comparison, column, "shot1", _series(comparison, x, rows)[line])
+                points = _series(comparison, x, rows)[line]
+                shots = {
+                    at: shot.mean
+                    for at, row in points
+                    if (shot := comparison.ledger.summary(row, column, "shot1")) is not None
+                }
                 caption = f"{_PAIRS} {_inequality_caption(own, verdicts, shots)}"
                 number = f"{name}-inequality-{len(judged) + 1}"
                 judged.append(Drawing(number, Chart([panel]), caption=caption, legend=True))
@@ -297,20 +302,18 @@ def _measured(
 
 def _analysed(values: Mapping[str, float]) -> MarginAnalysis | None:
     """Return the margin analysis of a cell; None if it was not measured."""
-    keys = ("d_intra_base", "d_inter_base", "d_intra_novel", "d_inter_novel")
-    distances = [values.get(key, math.nan) for key in keys]
+    keys = {
+        "base_intra": "d_intra_base",
+        "base_inter": "d_inter_base",
+        "novel_intra": "d_intra_novel",
+        "novel_inter": "d_inter_novel",
+    }
+    distances = {name: values.get(key, math.nan) for name, key in keys.items()}
     share = values.get("p_same", math.nan)
     # Collapsed classes have no ratio.
-    if not all(0 < each < math.inf for each in distances) or not math.isfinite(share):
+    if not all(0 < each < math.inf for each in distances.values()) or not math.isfinite(share):
         return None
-    base_intra, base_inter, novel_intra, novel_inter = distances
-    return MarginAnalysis.from_distances(
-        base_intra=base_intra,
-        base_inter=base_inter,
-        novel_intra=novel_intra,
-        novel_inter=novel_inter,
-        same_base_class=share,
-    )
+    return MarginAnalysis.from_distances(**distances, same_base_class=share)
 
 
 _PAIRS = (
@@ -341,13 +344,6 @@ def _pairs(verdicts: Sequence[_Verdict], heading: str) -> Panel:
             layers.append(Points(xs, ys, f"(12) is {words}", place, 6, not right, texts))
     title = titled("Prediction of (12) and measurement", heading, bool(heading))
     return Panel(layers, title, "predicted: t − P^s Δ", "measured: φ(m₁) − φ(m₂)")
-
-
-def _means(
-    comparison: PaperComparison, column: str, key: str, points: Sequence[tuple[float, str]]
-) -> dict[float, float]:
-    summaries = {at: comparison.ledger.summary(row, column, key) for at, row in points}
-    return {at: each.mean for at, each in summaries.items() if each is not None}
 
 
 def _inequality_caption(

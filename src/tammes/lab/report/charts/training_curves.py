@@ -9,7 +9,7 @@ from typing import Any
 from tammes.lab.records.run_folder import Run, number
 from tammes.lab.report.charts.chart import DASHES, Chart, Layer, Line, Panel, Rule, palette_wraps
 from tammes.lab.report.load_runs import LoadedRuns
-from tammes.lab.report.render.html_page import Block, pictures
+from tammes.lab.report.render.html_page import Block, Legend, pictures
 from tammes.lab.stats.seed_groups import Group
 
 SEEDS_SHOWN = 8
@@ -55,19 +55,19 @@ def drawing(
     return [Drawing(name, chart, caption=caption, tall=tall, legend=legend)] if panels else []
 
 
-def figure_blocks(drawings: Sequence[Drawing]) -> list[Block]:
-    """Return the blocks of a page that show some drawings."""
-    return [
-        figure
-        for each in drawings
-        for figure in pictures(
-            each.chart,
-            title=each.title,
-            caption=each.caption,
-            tall=each.tall,
-            legend=each.legend,
-        )
-    ]
+def legend(drawings: Sequence[Drawing], labels: Sequence[str]) -> list[Block]:
+    """Return the legend that drawings share, if there is more than one label to tell apart."""
+    shared = len(labels) > 1 and not all(each.legend for each in drawings)
+    return [Legend(labels)] if shared else []
+
+
+def figure_blocks(drawings: Sequence[Drawing], labels: Sequence[str] = ()) -> list[Block]:
+    """Return the blocks of a page that show some drawings, with the legend they share."""
+    blocks = legend(drawings, labels)
+    for each in drawings:
+        look = {"title": each.title, "caption": each.caption}
+        blocks += pictures(each.chart, **look, tall=each.tall, legend=each.legend)
+    return blocks
 
 
 @dataclass(frozen=True)

@@ -3,14 +3,12 @@
 import shlex
 from collections.abc import Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
+from tammes.lab.measure.measures import Measured
 from tammes.lab.report.charts import distributions
 from tammes.lab.report.charts.chart import Chart, sentence
-from tammes.lab.report.render import html_page
-
-if TYPE_CHECKING:
-    from tammes.lab.measure.measures import Measured
+from tammes.lab.report.render import html_page as page
 
 _HEADLINES = (
     ("class_margin.angle", "class margin"),
@@ -22,40 +20,30 @@ _HEADLINES = (
 )
 
 
-def margins_page(measured: "Measured", files: Sequence[str]) -> str:
-    """Return the page of the measurements.
-
-    Args:
-        measured: result of :func:`tammes.lab.measure.measures.measure`.
-        files: files that were measured, for the title and the command.
-
-    Returns:
-        The HTML.
-    """
+def margins_page(measured: Measured, files: Sequence[str]) -> str:
+    """Return the page of the measurements of some files, as self-contained HTML."""
     given = measured.given
     classes, size = measured.directions.shape
     what = f"{classes:,} classes in {size:,} dimensions"
     if given.labels is not None:
         what += f", {len(given.labels):,} examples"
-    sections = [
-        html_page.Section("", [_cards(measured)]),
-        html_page.Section("Pictures", _pictures(measured)),
-        html_page.Section("All measures", [_all(measured)]),
-    ]
-    if tables := _tables(measured):
-        sections.append(html_page.Section("Smallest margins", tables))
     scale = "" if measured.scale is None else f" --scale {measured.scale:g}"
     command = f"tammes measure {' '.join(map(shlex.quote, files))}{scale}"
-    read = "\n".join([command, "", *given.sources])
-    sections.append(
-        html_page.Section("How to repeat this", [html_page.Details("Command and files", read)])
-    )
+    sections: dict[str, list[page.Block]] = {
+        "": [_cards(measured)],
+        "Pictures": _pictures(measured),
+        "All measures": [_all(measured)],
+        "Smallest margins": _tables(measured),
+        "How to repeat this": [
+            page.Details("Command and files", "\n".join([command, "", *given.sources]))
+        ],
+    }
     names = ", ".join(Path(file).name for file in files[:3])
-    more = f" and {len(files) - 3} more" if len(files) > 3 else ""
-    return html_page.render(f"Margins: {names}{more}", sections, lead=[f"{what}.", *measured.notes])
+    title = f"Margins: {names}{f' and {len(files) - 3} more' if len(files) > 3 else ''}"
+    return page.render(title, page.sections(sections), lead=[f"{what}.", *measured.notes])
 
 
-def _cards(measured: "Measured") -> html_page.Cards:
+def _cards(measured: Measured) -> page.Cards:
     cards = []
     for key, label in _HEADLINES:
         found = measured.measure(key)
@@ -63,17 +51,17 @@ def _cards(measured: "Measured") -> html_page.Cards:
             best = found.shown_optimum()
             best = best if found.bound or not best else f"optimum {best}"
             detail = best or found.note
-            cards.append(html_page.Card(label, found.shown(), detail, found.of_optimum))
-    return html_page.Cards(cards)
+            cards.append(page.Card(label, found.shown(), detail, found.of_optimum))
+    return page.Cards(cards)
 
 
-def _pictures(measured: "Measured") -> list[html_page.Block]:
+def _pictures(measured: Measured) -> list[page.Block]:
     given, found = measured.given, measured.split
-    blocks: list[html_page.Block] = []
+    blocks: list[page.Block] = []
     size = measured.directions.shape[1]
 
     def show(chart: Chart, title: str, caption: str, *, tall: bool = False) -> None:
-        blocks.extend(html_page.pictures(chart, title=title, caption=caption, tall=tall))
+        blocks.extend(page.pictures(chart, title=title, caption=caption, tall=tall))
 
     if size == 3:
         ball = distributions.sphere.chart(
@@ -99,47 +87,36 @@ def _pictures(measured: "Measured") -> list[html_page.Block]:
     optimum = None if margin is None else margin.optimum
     caption = "Cosine to the true class minus the nearest wrong class; negative values are errors."
     show(distributions.margin_histogram.chart(found, optimum=optimum), "Sample margins", caption)
-    caption = "Degrees to the true class and to the nearest wrong class."
-    show(
-        distributions.angle_histogram.chart(angles.own, angles.hardest, angles.edges),
-        "Angles",
-        caption,
-    )
+    counts = distributions.angle_histogram.chart(angles.own, angles.hardest, angles.edges)
+    show(counts, "Angles", "Degrees to the true class and to the nearest wrong class.")
     return blocks
 
 
-def _all(measured: "Measured") -> html_page.Table:
+def _all(measured: Measured) -> page.Table:
     rows: list[Any] = []
     for heading, group in measured.groups:
         rows.append(sentence(heading))
-        for found in group:
-            share = "" if found.of_optimum is None else f"{100 * found.of_optimum:.1f}"
-            row = (found.name, found.shown(), found.shown_optimum(), share, found.note)
-            rows.append(row)
-    return html_page.Table(("measure", "value", "optimum", "% of optimum", "note"), rows)
+        for m in group:
+            share = "" if m.of_optimum is None else f"{100 * m.of_optimum:.1f}"
+            rows.append((m.name, m.shown(), m.shown_optimum(), share, m.note))
+    return page.Table(("measure", "value", "optimum", "% of optimum", "note"), rows)
 
 
-def _tables(measured: "Measured") -> list[html_page.Block]:
-    blocks: list[html_page.Block] = []
+def _tables(measured: Measured) -> list[page.Block]:
+    blocks: list[page.Block] = []
     if measured.pairs:
         closest = [(measured.name(i), measured.name(j), angle) for angle, i, j in measured.pairs]
-        blocks.append(html_page.Text("The closest classes, by the angle between their prototypes:"))
-        blocks.append(html_page.Table(("class", "and class", "degrees"), closest))
-    margins = measured.margins
-    if margins is not None:
-        known = margins.counts.nonzero().flatten()
-        worst = known[margins.class_mean[known].argsort()[:10]].tolist()
-        rows = [
-            (
-                measured.name(place),
-                int(margins.counts[place]),
-                float(margins.class_mean[place]),
-                float(margins.class_minimum[place]),
-            )
-            for place in worst
-        ]
-        blocks.append(html_page.Text("The classes with the smallest mean sample margin:"))
-        blocks.append(
-            html_page.Table(("class", "examples", "mean margin", "smallest margin"), rows)
+        blocks.append(page.Text("The closest classes, by the angle between their prototypes:"))
+        blocks.append(page.Table(("class", "and class", "degrees"), closest))
+    if measured.margins is not None:
+        counts, mean, least = (
+            getattr(measured.margins, name) for name in ("counts", "class_mean", "class_minimum")
         )
+        known = counts.nonzero().flatten()
+        rows = [
+            (measured.name(place), int(counts[place]), float(mean[place]), float(least[place]))
+            for place in known[mean[known].argsort()[:10]].tolist()
+        ]
+        blocks.append(page.Text("The classes with the smallest mean sample margin:"))
+        blocks.append(page.Table(("class", "examples", "mean margin", "smallest margin"), rows))
     return blocks

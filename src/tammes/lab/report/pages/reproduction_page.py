@@ -1,6 +1,5 @@
 """Page of a reproduction: claims, comparison with the paper, figures, and differences."""
 
-from collections.abc import Sequence
 from typing import Any
 
 from tammes.lab.config.yaml_file import write_yaml
@@ -18,51 +17,36 @@ _MACHINE = ("device", "torch", "python", "tammes", "commit", "platform")
 
 
 def reproduction_page(recipe: Recipe, ledger: Ledger, *, command: str | None = None) -> str:
-    """Return the page of a reproduction, from its recipe and its ledger alone.
+    """Return the page of a reproduction as self-contained HTML, from recipe and ledger alone.
 
-    Args:
-        recipe: recipe that was reproduced.
-        ledger: ledger of its cells.
-        command: command that continues the reproduction; by default the last one in the ledger.
-
-    Returns:
-        Self-contained HTML.
+    The ``command`` continues the reproduction; by default it is the last one in the ledger.
     """
     comparison = PaperComparison(recipe, ledger)
     drawn = dict(_drawings(comparison))
-    sections = [
-        page.Section(
-            "", [*_cards(comparison), *[page.Text(recipe.summary)] * bool(recipe.summary)]
-        ),
-        page.Section("Claims", [*_claims(comparison), *figure_blocks(drawn["claims"])]),
-        page.Section(
-            "Paper and ours", [*comparison_blocks(comparison), *figure_blocks(drawn["paper"])]
-        ),
-        page.Section(
-            "Figures",
-            [*_legend(comparison, drawn["requested"]), *figure_blocks(drawn["requested"])],
-        ),
-        page.Section(
-            "Differences from the paper",
-            [*_protocol(comparison), *_tuned(comparison), *_notes(comparison)],
-        ),
-        page.Section("Open, diverged and failed", _missing(comparison)),
-        page.Section("Training", _training(comparison, drawn["training"])),
-        page.Section("Configuration", [*_configuration(comparison), *_machines(comparison)]),
-        page.Section("How to continue", _command(comparison, command)),
-    ]
-    shown = [section for section in sections if section.blocks]
+    labels = list(comparison.labels.values())
+    training = figure_blocks(drawn["training"], labels)
+    sections: dict[str, list[page.Block]] = {
+        "": [*_cards(comparison), *[page.Text(recipe.summary)] * bool(recipe.summary)],
+        "Claims": [*_claims(comparison), *figure_blocks(drawn["claims"])],
+        "Paper and ours": [*comparison_blocks(comparison), *figure_blocks(drawn["paper"])],
+        "Figures": figure_blocks(drawn["requested"], labels),
+        "Differences from the paper": _protocol(comparison),
+        "Open, diverged and failed": _missing(comparison),
+        "Training": [page.Fold("Training curves", training)] if training else [],
+        "Configuration": [*_configuration(comparison), *_machines(comparison)],
+        "How to continue": _command(comparison, command),
+    }
     title = f"Quick form, no result: {recipe.title}" if ledger.quick else recipe.title
-    return page.render(title, shown, lead=_lead(comparison))
+    lead = [
+        *[QUICK] * ledger.quick,
+        f"{recipe.source}. Recipe {recipe.name}.",
+        f"{comparison.summary}.",
+    ]
+    return page.render(title, page.sections(sections), lead=lead)
 
 
 def reproduction_figures(recipe: Recipe, ledger: Ledger) -> dict[str, Chart]:
-    """Return every chart of the page of a reproduction, by file name.
-
-    Args:
-        recipe: recipe that was reproduced.
-        ledger: ledger of its cells.
-    """
+    """Return every chart of the page of a reproduction, by file name."""
     comparison = PaperComparison(recipe, ledger)
     return {each.name: each.chart for _, drawings in _drawings(comparison) for each in drawings}
 
@@ -73,33 +57,6 @@ def _drawings(comparison: PaperComparison) -> list[tuple[str, list[Drawing]]]:
         ("paper", paper_against_ours(comparison)),
         ("requested", requested_figures(comparison)),
         ("training", other_curves(comparison)),
-    ]
-
-
-def _legend(comparison: PaperComparison, drawings: Sequence[Drawing]) -> list[page.Block]:
-    """Return one legend for all rows, if some plot has none of its own."""
-    shared = any(not each.legend for each in drawings)
-    return (
-        [page.Legend(list(comparison.labels.values()))]
-        if shared and len(comparison.labels) > 1
-        else []
-    )
-
-
-def _training(comparison: PaperComparison, drawings: Sequence[Drawing]) -> list[page.Block]:
-    inside = [*_legend(comparison, drawings), *figure_blocks(drawings)]
-    return [page.Fold("Training curves", inside)] if inside else []
-
-
-# ------------------------------------------------------------------------------------ the lead
-
-
-def _lead(comparison: PaperComparison) -> list[str]:
-    quick = [QUICK] if comparison.ledger.quick else []
-    return [
-        *quick,
-        f"{comparison.recipe.source}. Recipe {comparison.recipe.name}.",
-        f"{comparison.summary}.",
     ]
 
 
@@ -122,28 +79,19 @@ def _cards(comparison: PaperComparison) -> list[page.Block]:
     return [page.Cards(cards)] if cards else []
 
 
-# --------------------------------------------------------------------------------- the tables
-
-
 def _claims(comparison: PaperComparison) -> list[page.Block]:
-    if not comparison.verdicts:
-        return []
-    rows: list[list[page.Cell]] = [
-        [verdict.claim.says, _verdict(verdict.outcome), verdict.sentence]
-        for verdict in comparison.verdicts
-    ]
-    blocks: list[page.Block] = [
-        page.Table(("claim", "verdict", "what was found"), rows, caption=VERDICTS),
-    ]
-    for verdict in comparison.verdicts:
-        if len(verdict.parts) < 2:
-            continue
-        parts: list[list[page.Cell]] = [
-            [part.text, comparison.headings[part.column], _verdict(part.outcome)]
+    verdicts = comparison.verdicts
+    rows = ((each.claim.says, _verdict(each.outcome), each.sentence) for each in verdicts)
+    blocks = page.table(("claim", "verdict", "what was found"), rows, VERDICTS)
+    for verdict in verdicts:
+        parts = [
+            (part.text, comparison.headings[part.column], _verdict(part.outcome))
             for part in verdict.parts
         ]
-        table = page.Table(("what was found", "column", "verdict"), parts)
-        blocks.append(page.Fold(f"All {len(parts)} comparisons: {verdict.claim.says}", [table]))
+        if len(parts) > 1:
+            title = f"All {len(parts)} comparisons: {verdict.claim.says}"
+            table = page.table(("what was found", "column", "verdict"), parts)
+            blocks.append(page.Fold(title, table))
     return blocks
 
 
@@ -151,23 +99,15 @@ def _verdict(outcome: str) -> page.Value:
     return page.Value(outcome, color=OUTCOMES[outcome])
 
 
-# ------------------------------------------------------------- protocol, what is missing, origin
-
-
 def _protocol(comparison: PaperComparison) -> list[page.Block]:
+    """Show where the protocol differs from the paper's, tuned settings, and notes on rows."""
     keys = ("what", "paper", "ours", "why")
-    rows: list[list[page.Cell]] = [
-        [str(each.get(key, "")) for key in keys] for each in comparison.recipe.protocol
-    ]
-    return [page.Table(("", "paper", "ours", "why"), rows)] if rows else []
-
-
-def _tuned(comparison: PaperComparison) -> list[page.Block]:
-    rows: list[list[page.Cell]] = []
+    protocol = ([str(each.get(key, "")) for key in keys] for each in comparison.recipe.protocol)
+    tuned = []
     for where, chosen in comparison.ledger.tuned.items():
-        tried = chosen.get("tried", [])
         values = {key: v for key, v in chosen.items() if key not in ("tried", "trials")}
-        rows.append([_place(comparison, where), _assigned(values), "; ".join(map(_trial, tried))])
+        tried = "; ".join(map(_trial, chosen.get("tried", [])))
+        tuned.append([_place(comparison, where), _assigned(values), tried])
     heads = (
         "cell",
         "chosen",
@@ -177,7 +117,13 @@ def _tuned(comparison: PaperComparison) -> list[page.Block]:
         "Tuned with seed 0 on a held-out tenth of the training images; the final runs train on all "
         "of them. Few-shot rows are tuned on the validation classes, with nothing held out."
     )
-    return [page.Table(heads, rows, caption)] if rows else []
+    rows = comparison.recipe.rows.items()
+    notes = ([comparison.labels[name], row.note] for name, row in rows if row.note)
+    return [
+        *page.table(("", "paper", "ours", "why"), protocol),
+        *page.table(heads, tuned, caption),
+        *page.table(("row", "note"), notes),
+    ]
 
 
 def _place(comparison: PaperComparison, where: str) -> str:
@@ -198,27 +144,16 @@ def _trial(tried: dict[str, Any]) -> str:
     return f"{_assigned(values)}: {shown}"
 
 
-def _notes(comparison: PaperComparison) -> list[page.Block]:
-    rows: list[list[page.Cell]] = [
-        [comparison.labels[name], row.note]
-        for name, row in comparison.recipe.rows.items()
-        if row.note
-    ]
-    return [page.Table(("row", "note"), rows)] if rows else []
-
-
 def _missing(comparison: PaperComparison) -> list[page.Block]:
-    blocks: list[page.Block] = []
-    stopped: list[list[page.Cell]] = [
-        [*cell[:4], cell[4] or "no reason recorded"] for cell in comparison.stopped_in_words()
+    stopped = (
+        (*cell[:4], cell[4] or "no reason recorded") for cell in comparison.stopped_in_words()
+    )
+    heads = ("row", "column", "seed", "what happened", "reason")
+    opened = comparison.open_in_words()
+    return [
+        *page.table(heads, stopped, "These seeds are in none of the numbers above."),
+        *page.table(("column", "open"), opened, "Cells that have not been run yet."),
     ]
-    if stopped:
-        heads = ("row", "column", "seed", "what happened", "reason")
-        blocks.append(page.Table(heads, stopped, "These seeds are in none of the numbers above."))
-    opened = [*comparison.open_in_words()]
-    if opened:
-        blocks.append(page.Table(("column", "open"), opened, "Cells that have not been run yet."))
-    return blocks
 
 
 def _configuration(comparison: PaperComparison) -> list[page.Block]:
@@ -231,15 +166,13 @@ def _configuration(comparison: PaperComparison) -> list[page.Block]:
         for key, value in first.items()
         if key != "seed" and all(key in each and each[key] == value for each in others)
     }
-    blocks: list[page.Block] = [
-        page.Details("Settings that all cells share (YAML)", write_yaml(common))
-    ]
+    rows = []
     for where, config in configs.items():
         own = {key: value for key, value in config.items() if key not in (*common, "seed")}
-        blocks.append(
-            page.Details(_place(comparison, where), write_yaml(own) if own else "none of its own")
-        )
-    return [blocks[0], page.Fold("Settings of every row", blocks[1:])]
+        text = write_yaml(own) if own else "none of its own"
+        rows.append(page.Details(_place(comparison, where), text))
+    shared = page.Details("Settings that all cells share (YAML)", write_yaml(common))
+    return [shared, page.Fold("Settings of every row", rows)]
 
 
 def _machines(comparison: PaperComparison) -> list[page.Block]:

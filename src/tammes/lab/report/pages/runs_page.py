@@ -10,6 +10,7 @@ from tammes.lab.report.charts.training_curves import (
     SEEDS_SHOWN,
     Drawing,
     figure_blocks,
+    legend,
     optimum,
     training,
 )
@@ -35,16 +36,13 @@ def runs_page(
     title: str | None = None,
     command: str | None = None,
 ) -> str:
-    """Return the page about runs, from their records alone.
+    """Return the page about runs as self-contained HTML, from their records alone.
 
     Args:
         runs: runs in any state; unreadable ones are listed with the reason.
         baseline: label of the group that the others are compared with; the first by default.
         title: title of the page.
         command: command that writes this page, to be shown on it.
-
-    Returns:
-        Self-contained HTML.
 
     Raises:
         RecordError: no run can be read, or no group has the label of the baseline.
@@ -53,12 +51,7 @@ def runs_page(
 
 
 def run_figures(runs: Sequence[Run], *, baseline: str | None = None) -> dict[str, Chart]:
-    """Return every chart of the page about runs, by file name.
-
-    Args:
-        runs: runs in any state.
-        baseline: label of the group that the others are compared with; the first by default.
-    """
+    """Return every chart of :func:`runs_page`, by file name."""
     return charts_of_runs(load_runs(runs, baseline))
 
 
@@ -73,35 +66,22 @@ def render_runs_page(
     """Render the page about loaded runs."""
     drawn = dict(_drawings(loaded))
     labels = [group.label for group in loaded.groups]
-    sections = [
-        page.Section("Health", health_blocks(loaded)),
-        page.Section("Results", [*_summary(loaded), *figure_blocks(drawn["results"])]),
-        page.Section(
-            "Margins", [*_legend(labels, drawn["margins"]), *figure_blocks(drawn["margins"])]
-        ),
-        page.Section("Features", _features(loaded, drawn["features"])),
-        page.Section(
-            "Training",
-            [
-                *_legend(labels, drawn["training"]),
-                *_seed_note(loaded),
-                *figure_blocks(drawn["training"]),
-            ],
-        ),
-        page.Section(
-            "Classes",
-            [
-                *_legend(labels, drawn["classes"]),
-                *figure_blocks(drawn["classes"]),
-                *_class_table(loaded),
-            ],
-        ),
-        page.Section("Confused and close classes", _confusion(loaded)),
-        page.Section("Configuration", [*configuration(loaded), *data_and_machines(loaded)]),
-        page.Section("How to run it again", rerun(loaded, command)),
-    ]
-    shown = [section for section in sections if section.blocks]
-    return page.render(title or _title(loaded), shown, lead=_lead(loaded))
+    sections: dict[str, list[page.Block]] = {
+        "Health": health_blocks(loaded),
+        "Results": [*_summary(loaded), *figure_blocks(drawn["results"])],
+        "Margins": figure_blocks(drawn["margins"], labels),
+        "Features": _features(loaded, drawn["features"]),
+        "Training": [
+            *legend(drawn["training"], labels),
+            *_seed_note(loaded),
+            *figure_blocks(drawn["training"]),
+        ],
+        "Classes": [*figure_blocks(drawn["classes"], labels), *_class_table(loaded)],
+        "Confused and close classes": _confusion(loaded),
+        "Configuration": [*configuration(loaded), *data_and_machines(loaded)],
+        "How to run it again": rerun(loaded, command),
+    }
+    return page.render(title or _title(loaded), page.sections(sections), lead=_lead(loaded))
 
 
 def _drawings(loaded: LoadedRuns) -> list[tuple[str, list[Drawing]]]:
@@ -112,10 +92,6 @@ def _drawings(loaded: LoadedRuns) -> list[tuple[str, list[Drawing]]]:
         ("training", training(loaded)),
         ("classes", comparison.classes(loaded)),
     ]
-
-
-def _legend(labels: Sequence[str], drawings: Sequence[Drawing]) -> list[page.Block]:
-    return [page.Legend(labels)] if len(labels) > 1 and drawings else []
 
 
 def _seed_note(loaded: LoadedRuns) -> list[page.Block]:
@@ -129,16 +105,11 @@ def _seed_note(loaded: LoadedRuns) -> list[page.Block]:
 
 
 def _title(loaded: LoadedRuns) -> str:
-    sources = dict.fromkeys(group.config.data for group in loaded.groups)
-    where = ", ".join(sources)
+    where = ", ".join(dict.fromkeys(group.config.data for group in loaded.groups))
     if len(loaded.groups) == 1:
         return f"{loaded.groups[0].label} on {where}"
-    return f"{len(loaded.groups)} losses on {where}" if _losses(loaded) else f"Runs on {where}"
-
-
-def _losses(loaded: LoadedRuns) -> bool:
-    losses = [group.config.loss for group in loaded.groups]
-    return len(set(losses)) == len(losses)
+    count = len({group.config.loss for group in loaded.groups})
+    return f"{count} losses on {where}" if count == len(loaded.groups) else f"Runs on {where}"
 
 
 def _lead(loaded: LoadedRuns) -> list[str]:
@@ -177,34 +148,26 @@ def _data(loaded: LoadedRuns) -> dict[str, Any] | None:
 
 
 def _summary(loaded: LoadedRuns) -> list[page.Block]:
-    blocks: list[page.Block] = []
     study = loaded.study
-    if len(loaded.groups) == 1:
-        blocks += _cards(loaded)
-    if study.quantities:
-        rows: list[list[page.Cell]] = [
-            [
-                page.Value(group.label, color=place),
-                len(group.runs),
-                *(_mean(group, quantity) for quantity in study.quantities),
-            ]
-            for place, group in enumerate(loaded.groups)
-        ]
-        heads = ["group", "seeds", *(quantity.heading for quantity in study.quantities)]
-        blocks.append(
-            page.Table(heads, rows, caption=f"Mean ± standard deviation over seeds.{_best(loaded)}")
-        )
-    blocks += _difference_table(loaded)
-    if loaded.troubles:
-        states = {each.state for each in loaded.troubles}
-        words = [w for w in ("failed", "unfinished", "damaged", "left out") if w in states]
-        troubles: list[list[page.Cell]] = [
-            [each.label, each.seed, each.state, each.reason, str(each.run.folder)]
-            for each in loaded.troubles
-        ]
-        caption = f"Runs that are {' or '.join(words)}, and why."
-        blocks.append(page.Table(("group", "seed", "state", "reason", "folder"), troubles, caption))
-    return blocks
+    rows: list[list[page.Cell]] = [
+        [page.Value(group.label, color=place), len(group.runs), *_means(group, study.quantities)]
+        for place, group in enumerate(loaded.groups)
+    ]
+    heads = ["group", "seeds", *(quantity.heading for quantity in study.quantities)]
+    caption = f"Mean ± standard deviation over seeds.{_best(loaded)}"
+    states = {each.state for each in loaded.troubles}
+    words = [w for w in ("failed", "unfinished", "damaged", "left out") if w in states]
+    troubles = (
+        (each.label, each.seed, each.state, each.reason, str(each.run.folder))
+        for each in loaded.troubles
+    )
+    why = f"Runs that are {' or '.join(words)}, and why."
+    return [
+        *(_cards(loaded) if len(loaded.groups) == 1 else ()),
+        *(page.table(heads, rows, caption) if study.quantities else ()),
+        *_difference_table(loaded),
+        *page.table(("group", "seed", "state", "reason", "folder"), troubles, why),
+    ]
 
 
 def _best(loaded: LoadedRuns) -> str:
@@ -219,53 +182,42 @@ def _best(loaded: LoadedRuns) -> str:
     return f" Largest possible: {', '.join(parts)}." if parts else ""
 
 
-def _mean(group: Group, quantity: Quantity) -> page.Cell:
-    found = group.summary(quantity.key)
-    return None if found is None else page.Value(format_mean(quantity, found), found.mean)
+def _means(group: Group, quantities: Sequence[Quantity]) -> list[page.Cell]:
+    known = [(quantity, group.summary(quantity.key)) for quantity in quantities]
+    return [
+        None if mean is None else page.Value(format_mean(q, mean), mean.mean) for q, mean in known
+    ]
 
 
 def _difference_table(loaded: LoadedRuns) -> list[page.Block]:
-    study = loaded.study
+    study, base = loaded.study, loaded.groups[0]
     compared_with = [quantity for quantity in study.quantities if quantity.better > 0]
     if len(loaded.groups) < 2 or not compared_with:
         return []
-    base = loaded.groups[0]
     rows: list[list[page.Cell]] = []
-    for place, group in enumerate(loaded.groups):
-        if group is base:
-            continue
+    for place, group in enumerate(loaded.groups[1:], 1):
         less = [(q, study.difference(group, q.key)) for q in compared_with]
         seeds = max((len(each.seeds) for _, each in less if each is not None), default=0)
         cells: list[page.Cell] = [
-            None
-            if each is None
-            else page.Value(format_difference(quantity, each).rstrip(), each.mean)
-            for quantity, each in less
+            None if each is None else page.Value(format_difference(q, each).rstrip(), each.mean)
+            for q, each in less
         ]
         rows.append([page.Value(group.label, color=place), seeds, *cells, _verdict(loaded, group)])
     heads = ["group", "n", *(q.heading for q in compared_with), "accuracy is"]
     caption = f"Difference from {base.label}, paired over n common seeds: mean [95 % interval, "
     caption += "Student t]; * where the interval excludes zero."
-    return [
-        page.Table(heads, rows, caption),
-        *(page.Text(_held(remark)) for remark in study.remarks()),
-    ]
-
-
-def _held(text: str) -> str:
-    """Keep ``n = 1`` on one line."""
-    return text.replace("n = 1", "n\u00a0=\u00a01")
+    # A no-break space keeps "n = 1" on one line.
+    remarks = [each.replace("n = 1", "n\u00a0=\u00a01") for each in study.remarks()]
+    return [page.Table(heads, rows, caption), *map(page.Text, remarks)]
 
 
 def _verdict(loaded: LoadedRuns, group: Group) -> str:
     less = loaded.study.difference(group, "accuracy")
     if less is None:
         return "not compared"
-    if less.low is None:
-        return "not decided (n = 1)"
-    if not less.clear:
-        return "not decided"
-    return "higher" if less.mean > 0 else "lower"
+    if less.clear:
+        return "higher" if less.mean > 0 else "lower"
+    return "not decided (n = 1)" if less.low is None else "not decided"
 
 
 def _cards(loaded: LoadedRuns) -> list[page.Block]:

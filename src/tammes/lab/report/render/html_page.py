@@ -6,7 +6,7 @@ The templates escape all text, so a class named ``<script>`` is harmless.
 
 import json
 import os
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cache, cached_property
 from itertools import groupby
@@ -174,6 +174,19 @@ class Section:
     blocks: Sequence[Block]
 
 
+def sections(blocks: Mapping[str, Sequence[Block]]) -> list[Section]:
+    """Return sections by their titles; those without blocks are left out."""
+    return [Section(title, inside) for title, inside in blocks.items() if inside]
+
+
+def table(
+    columns: Sequence[str], rows: Iterable[Sequence[Cell] | str], caption: str = ""
+) -> list[Block]:
+    """Return a table as a block of a page, and nothing without rows."""
+    listed = list(rows)
+    return [Table(columns, listed, caption)] if listed else []
+
+
 def pictures(
     chart: Chart, *, title: str = "", caption: str = "", tall: bool = False, legend: bool = True
 ) -> list[Figure]:
@@ -202,15 +215,7 @@ def _height(panel: Panel) -> int | None:
 
 
 def render(title: str, sections: Sequence[Section], *, lead: Sequence[str] = ()) -> str:
-    """Render a page as HTML.
-
-    Args:
-        title: title of the page.
-        sections: sections of the page.
-        lead: paragraphs under the title.
-
-    Returns:
-        Self-contained HTML.
+    """Render a page as self-contained HTML; the lead is the paragraphs under its title.
 
     Example:
         >>> from tammes.lab.report.render.html_page import Section, Text, render
@@ -238,7 +243,7 @@ def render(title: str, sections: Sequence[Section], *, lead: Sequence[str] = ())
 def write(path: str | os.PathLike[str], text: str) -> None:
     """Write a page atomically; nothing is left behind if that fails."""
     # A file name may contain a lone surrogate.
-    write_atomically(path, text.encode(errors="replace"))
+    write_atomically(path, text.encode(errors="replace"), what="page")
 
 
 @cache

@@ -24,13 +24,7 @@ _INSIDE = 30
 
 
 def draw(chart: Chart) -> Any:
-    """Draw a chart as a ``matplotlib.figure.Figure``.
-
-    Args:
-        chart: the chart.
-
-    Returns:
-        The figure; ``figure.savefig(path)`` or :func:`save` writes it.
+    """Draw a chart as a ``matplotlib.figure.Figure``, which :func:`save` writes.
 
     Example:
         >>> from tammes.lab.report.charts import paper_figures
@@ -69,14 +63,9 @@ def draw(chart: Chart) -> Any:
 
 
 def save(figure: Any, path: str | os.PathLike[str], *, dpi: int = 200) -> None:
-    """Write a matplotlib figure in the format of the suffix.
+    """Write a figure as a ``.png`` of ``dpi`` pixels per inch, a ``.svg`` or a ``.pdf``.
 
     Nothing is left behind if writing fails, and the file contains no date.
-
-    Args:
-        figure: result of :func:`draw`.
-        path: path that ends in ``.png``, ``.svg`` or ``.pdf``.
-        dpi: pixels per inch of a PNG.
     """
     path = Path(path)
     kind = path.suffix.lower().lstrip(".")
@@ -88,7 +77,7 @@ def save(figure: Any, path: str | os.PathLike[str], *, dpi: int = 200) -> None:
         # Names may be in any script; a character missing from the font is drawn as a box.
         warnings.filterwarnings("ignore", "Glyph .* missing from font")
         figure.savefig(buffer, format=kind, dpi=dpi, metadata=dates.get(kind))
-    write_atomically(path, buffer.getvalue())
+    write_atomically(path, buffer.getvalue(), what="figure")
 
 
 def _height(panel: Panel) -> float:

@@ -26,12 +26,6 @@ def draw(chart: Chart) -> Any:
 
     The page sets the colours of text, axes and background, as it may be light or dark.
 
-    Args:
-        chart: the chart.
-
-    Returns:
-        The figure.
-
     Example:
         >>> from tammes.lab.report.charts import paper_figures
         >>> figure = paper_figures.psi.interactive(margins=(1, 2, 3))
