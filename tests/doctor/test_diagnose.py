@@ -7,6 +7,7 @@ import math
 import pytest
 import torch
 import torch.nn.functional as F
+from catalogue import HEADS, TERMS, fits
 from messages import pattern
 from torch import nn
 from torch.testing import assert_close
@@ -346,6 +347,31 @@ def test_half_precision_features_are_measured_in_full():
     seen = diagnose(criterion, features.bfloat16(), labels).measured
     assert_close(seen["loss"], diagnose(criterion, features, labels).measured["loss"], rtol=1e-2,
                  atol=0)  # fmt: skip
+
+
+@pytest.mark.parametrize("head", HEADS)
+@pytest.mark.parametrize("name", TERMS)
+def test_every_term_on_every_head_is_read(name, head):
+    """The value of a term is that of the criterion itself, and a diagnosis never fails."""
+    head = HEADS[head](6, 9)
+    if not fits(TERMS[name], head):
+        return
+    criterion = tammes.Criterion(head, 2.0 * TERMS[name]).eval()
+    features, labels = torch.randn(20, 6), torch.arange(20) % 9
+    diagnosis = diagnose(criterion, features, labels, losses=FALLING)
+    assert_close(
+        diagnosis.measured["loss"], criterion(features, labels).item(), rtol=1e-5, atol=1e-6
+    )
+    assert [*diagnosis.measured["terms"]] == [*criterion.terms]
+    json.dumps(diagnosis.to_dict(), allow_nan=False)
+
+
+@pytest.mark.parametrize("mix", [tammes.direct_sum, tammes.spectral_sum])
+def test_sums_of_subspaces_are_read(mix):
+    criterion = linear(mix(tammes.softmax(), 0.5 * tammes.nca()), bias=False)
+    features, labels = batch()
+    measured = diagnose(criterion, features, labels).measured
+    assert_close(measured["loss"], criterion(features, labels).item(), rtol=1e-5, atol=0)
 
 
 # ------------------------------------------------------------------------------ the result
