@@ -90,10 +90,14 @@ def diagnose(
     labels: Tensor,
     *,
     optimizer: torch.optim.Optimizer | None = None,
+    lr: float | None = None,
+    steps: int | None = None,
     losses: Sequence[float] = (),
+    trial: Sequence[float] = (),
     counts: Sequence[int] | None = None,
+    company: float | None = None,
+    posterior: float = 0.9,
     mute: Iterable[str] = (),
-    **known: Any,
 ) -> Diagnosis:
     """Say what is wrong with a training, why, and what to change.
 
@@ -107,13 +111,16 @@ def diagnose(
         labels: class of each example, shape ``(N,)``.
         optimizer: optimizer of the training, for its learning rate and whether it holds the
             prototypes.
+        lr: learning rate of the next step, if it is not that of the optimizer.
+        steps: steps taken so far.
         losses: mean losses so far, oldest first, one for each call or epoch. Before the first step
             there are none, and checks of a training that has begun are left out.
+        trial: losses of one batch before and after trial steps on it.
         counts: number of training examples of each class.
+        company: share of a training batch whose class has another example in it, if these examples
+            are not a training batch.
+        posterior: posterior that an example on its prototype should have.
         mute: names of illnesses that are not to be reported, see :data:`tammes.doctor.NAMES`.
-        **known: other fields of :class:`tammes.doctor.snapshot.Snapshot`: ``lr`` of the next step,
-            ``steps`` taken so far, ``posterior`` that an example on its prototype should have
-            (0.9), losses of ``trial`` steps.
 
     Returns:
         The :class:`tammes.doctor.Diagnosis`.
@@ -127,10 +134,20 @@ def diagnose(
     """
     muted = (mute,) if isinstance(mute, str) else tuple(mute)
     check_muted("diagnose", muted)
-    known = {**optimizer_state(criterion, optimizer), **known}
-    if counts is not None:
-        known["examples_per_class"] = sum(counts) / max(len(counts), 1)
-    snapshot = take_snapshot(criterion, features, labels, losses=tuple(losses), **known)
+    known = optimizer_state(criterion, optimizer)
+    known |= {"lr": lr} if lr is not None else {}
+    known |= {"company": company} if company is not None else {}
+    snapshot = take_snapshot(
+        criterion,
+        features,
+        labels,
+        **known,
+        steps=steps,
+        losses=tuple(losses),
+        trial=tuple(trial),
+        examples_per_class=None if counts is None else sum(counts) / max(len(counts), 1),
+        posterior=posterior,
+    )
     findings = [check(snapshot) for check in CHECKS if check.name not in muted]
     found = [finding for finding in findings if finding is not None]
     found.sort(key=lambda finding: finding.severity != "warning")

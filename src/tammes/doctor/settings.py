@@ -118,7 +118,7 @@ def scale_small(snapshot: Snapshot) -> Finding | None:
 def few_examples(snapshot: Snapshot) -> Finding | None:
     """Find classes with too few examples, in the training set or in a batch."""
     metric = [t.name for t in snapshot.terms if t.term.definition.on == "features"]
-    if metric and snapshot.company is not None and snapshot.company < COMPANY:
+    if metric and snapshot.company < COMPANY:
         return Finding(
             f"{100 * snapshot.company:.0f} % of the batch share their class with another example",
             f"{' and '.join(metric)} learns from those alone",

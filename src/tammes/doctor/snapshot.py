@@ -58,7 +58,7 @@ class Snapshot:
         feature_cosine: mean cosine of two features.
         zero_features: share of features that are exactly zero.
         live_dimensions: number of dimensions that are not zero in every feature.
-        company: share of examples whose class has another one in the batch; None if unknown.
+        company: share of examples whose class has another one in the batch.
         examples_per_class: mean number of training examples per class, if known.
         lr: learning rate of the next step, if known.
         adaptive: whether the optimizer divides a gradient by its size, as Adam does.
@@ -84,7 +84,7 @@ class Snapshot:
     feature_cosine: float
     zero_features: float
     live_dimensions: int
-    company: float | None
+    company: float
     examples_per_class: float | None = None
     lr: float | None = None
     adaptive: bool = False

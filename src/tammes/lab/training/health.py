@@ -38,6 +38,7 @@ class HealthLooks:
         folder: run folder.
         fabric: device, precision and processes; only the first process looks.
         model: model in training, on its device.
+        optimizer: optimizer of the training.
         loader: training images.
         sampler: draws the batch: the first of the training.
         rate: learning rate of a step.
@@ -52,6 +53,7 @@ class HealthLooks:
         *,
         fabric: Any,
         model: Model,
+        optimizer: torch.optim.Optimizer,
         loader: ImageLoader,
         sampler: BatchSampler,
         rate: Callable[[int], float],
@@ -59,7 +61,8 @@ class HealthLooks:
         say: Callable[[str], None],
     ) -> None:
         self.config, self.folder, self.fabric, self.model = config, folder, fabric, model
-        self.loader, self.sampler, self.rate, self.say = loader, sampler, rate, say
+        self.optimizer, self.loader, self.sampler = optimizer, loader, sampler
+        self.rate, self.say = rate, say
         self.muted = muted_names(config.mute)
         self.looks = [look for look in Run(folder).health if look["step"] <= steps]
 
@@ -89,11 +92,11 @@ class HealthLooks:
                 self.model.criterion,
                 features,
                 labels,
+                optimizer=self.optimizer,
                 losses=[loss for loss in losses if loss is not None],
                 counts=self.loader.images.counts(),
                 lr=self.rate(step),
                 steps=step,
-                adaptive=self.config.optimizer != "sgd",
                 trial=self._trial() if epoch == 0 else (),
                 mute=self.muted,
             )
@@ -201,6 +204,6 @@ def diagnose_run(run: Run, muted: Sequence[str] = ()) -> Diagnosis:
         steps=run.final["step"],
         counts=run.data["counts"],
         # Batches of the training are not known.
-        company=None,
+        company=1.0,
         mute=muted,
     )

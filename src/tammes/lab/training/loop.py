@@ -295,6 +295,7 @@ def _set_up(fabric: Any, config: Config, folder: Path, progress: Progress) -> _T
         folder,
         fabric=fabric,
         model=model,
+        optimizer=optimizer.optimizer,
         loader=work.loader,
         sampler=sampler,
         rate=rate,
