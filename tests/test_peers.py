@@ -119,8 +119,8 @@ def test_the_exact_gradient_of_arcface_is_that_of_its_formula(theta):
     # Fault d: set in place without autograd, d target / d cos is s everywhere.
     scale, margin = 64.0, 0.5
     cosine, labels = cosine_of(theta)
-    score = target_similarity(tammes.split(cosine, labels, scale=scale), m2=margin)
-    score.sum().backward()
+    bent = target_similarity(tammes.split(cosine, labels, scale=scale), m2=margin)
+    (scale * bent).sum().backward()
     # Past pi, here at theta = 2.8, the monotone continuation turns the sign of the formula.
     sign = 1 if theta + margin <= math.pi else -1
     expected = sign * scale * math.sin(theta + margin) / math.sin(theta)
@@ -133,10 +133,10 @@ def test_the_detached_gradient_of_arcface_is_the_scale(theta):
     # Fault d again: the same behaviour, but asked for by name, and with the same value.
     cosine, labels = cosine_of(theta)
     split = tammes.split(cosine, labels, scale=64.0)
-    score = target_similarity(split, m2=0.5, gradient="detached")
-    score.sum().backward()
+    bent = target_similarity(split, m2=0.5, gradient="detached")
+    (split.scale * bent).sum().backward()
     assert cosine.grad[0, 0].item() == pytest.approx(64.0, rel=1e-12)
-    assert_close(score, target_similarity(split, m2=0.5))
+    assert_close(bent, target_similarity(split, m2=0.5))
 
 
 @pytest.mark.parametrize("implementation", IMPLEMENTATIONS)

@@ -132,11 +132,15 @@ class Operand(NamedTuple):
     directed: bool = True
 
 
-def inverse_norm(vectors: Tensor) -> tuple[Tensor, bool]:
+def inverse_norm(vectors: Tensor, *, large: bool = False) -> tuple[Tensor, bool]:
     """Inverse length of each row, shape ``(n, 1)``, and whether all rows are known to have one.
 
     A row without a direction has 0. On a CPU, where nothing waits for it, a look at the lengths
-    saves the care that zero rows and huge rows need.
+    saves the care that zero rows and large rows need.
+
+    Args:
+        vectors: rows of any length.
+        large: take care of rows whose squares overflow, at the price of a copy.
 
     Example:
         >>> inverse_norm(torch.tensor([[3.0, 4.0], [0.0, 0.0]]))
@@ -148,9 +152,12 @@ def inverse_norm(vectors: Tensor) -> tuple[Tensor, bool]:
         shortest, longest = torch.aminmax(length)
         if shortest.item() > TINY and longest.item() < _HUGE:
             return length.reciprocal_(), True
-    largest = vectors.abs().amax(1, keepdim=True)
-    shrink = torch.where(largest > _HUGE, 2.0**-80, 1.0).to(vectors.dtype)
-    length = torch.linalg.vector_norm(vectors * shrink, dim=1, keepdim=True)
+    shrink: Tensor | float = 1.0
+    if large:
+        largest = vectors.abs().amax(1, keepdim=True)
+        shrink = torch.where(largest > _HUGE, 2.0**-80, 1.0).to(vectors.dtype)
+        vectors = vectors * shrink
+    length = torch.linalg.vector_norm(vectors, dim=1, keepdim=True)
     return torch.where(length > TINY, length.clamp_min(TINY).reciprocal(), 0.0) * shrink, False
 
 
@@ -322,7 +329,7 @@ class Cosine(Similarity):
         """Return unit rows, unless features keep their length."""
         if not self.normalize_features:
             return Operand(features)
-        inverse, directed = inverse_norm(features)
+        inverse, directed = inverse_norm(features, large=True)
         return Operand(features * inverse, inverse, directed=directed)
 
     def features_gradient(

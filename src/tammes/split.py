@@ -1,7 +1,7 @@
 """Split: an example reduced to the five numbers that a margin loss reads, instead of C scores."""
 
 from collections.abc import Iterable, Mapping
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
@@ -229,6 +229,7 @@ def split_matrix(
             expected = (rest.softmax(1) * finite).sum(1)
         if "mean" in reads:
             mean = finite.sum(1) / rivals
+    alongside: dict[str, Any] = {name: own.get(name, unread) for name in ALONGSIDE}
     return Split(
         target=own.get("target", unread),
         others=others,
@@ -237,7 +238,7 @@ def split_matrix(
         mean=mean,
         labels=labels,
         scale=scale,
-        **{name: own.get(name, unread) for name in ALONGSIDE},
+        **alongside,
         classes=similarity.shape[1],
         rivals=rivals,
         rest=rest if keeps else None,
@@ -256,8 +257,9 @@ def assemble(
     """Build a split from merged numbers; missing ones hold NaN."""
     unread = like.new_full(labels.shape, float("nan"))
     rivals: Tensor | int = numbers.get("rivals", classes - 1)
+    fields: dict[str, Any] = {name: numbers.get(name, unread) for name in _KEPT}
     return Split(
-        **{name: numbers.get(name, unread) for name in _KEPT},
+        **fields,
         mean=numbers["mean"] / rivals if "mean" in numbers else unread,
         labels=labels,
         scale=scale,

@@ -124,18 +124,10 @@ def test_a_step_on_the_cpu_takes_what_was_planned(case, measured):
 
 H200 = [
     # mode, classes, dim, rows, autocast, MiB above what was there, ms of a step. cosface, float32
-    # prototypes; torch 2.11.0+cu130, torch.cuda.max_memory_allocated, median of 5 steps.
-    ("dense", 85_742, 512, 512, None, 844.1, 6.72),
-    ("dense", 1_000_000, 512, 512, None, 9785.4, 57.87),
-    ("dense", 125_000, 512, 4096, None, 8085.9, 45.9),
-    ("dense", 1_000_000, 128, 64, None, 1481.2, 7.88),
-    ("dense", 10_000, 512, 256, None, 60.3, 4.39),
-    ("streamed", 85_742, 512, 512, None, 843.1, 6.74),
+    # prototypes; torch 2.11.0+cu130, torch.cuda.max_memory_allocated, median of 5 steps. Dense and
+    # small streamed steps were measured before their gradients had a closed form, and are left out.
     ("streamed", 1_000_000, 512, 512, None, 3184.5, 64.75),
     ("streamed", 125_000, 512, 4096, None, 1506.6, 39.87),
-    ("streamed", 1_000_000, 128, 64, None, 1473.0, 9.05),
-    ("streamed", 10_000, 512, 256, None, 98.8, 5.22),
-    ("streamed", 85_742, 512, 512, "bfloat16", 843.1, 6.11),
     ("streamed", 1_000_000, 512, 512, "bfloat16", 4221.4, 33.98),
     ("streamed", 125_000, 512, 4096, "bfloat16", 2354.1, 12.95),
     ("streamed", 1_000_000, 128, 512, "bfloat16", 2202.4, 16.58),

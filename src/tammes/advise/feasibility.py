@@ -15,6 +15,7 @@ import difflib
 import math
 from collections.abc import Callable
 from dataclasses import dataclass
+from typing import Any
 
 import torch
 
@@ -303,7 +304,7 @@ def random_start(classes: int, dim: int, scale: float) -> Split:
     }
     labels = torch.zeros(_ANGLES, dtype=torch.long)
     rows = split(torch.stack([cosine, cosine], 1), labels, scale=scale)
-    tensors = {name: value.expand_as(cosine) for name, value in filled.items()}
+    tensors: dict[str, Any] = {n: value.expand_as(cosine) for n, value in filled.items()}
     return rows._replace(**tensors, norm=share, classes=classes, rivals=count)
 
 

@@ -11,13 +11,15 @@ import torch
 from tammes.advise.workload import Workload
 from tammes.kernels.dispatch import Way
 from tammes.kernels.tiling import Plan, class_blocks, fits_in_gradient, fused_blocks, longest
-from tammes.similarity import InnerProduct
+from tammes.similarity import InnerProduct, SquaredDistance
 
-_DENSE_MATRICES = 4
-"""N x C matrices alive at once in the dense implementation: scores and their gradients."""
-_MORE_BLOCKS = {"expected": 2, "excess": 3, "softplus": 4}
+_DENSE_MATRICES = 2
+"""N x C matrices alive at once in the dense implementation: scores and their softmax."""
+_REFERENCE_MATRICES = 5
+"""The same where autograd makes the gradients: for losses that read all scores."""
+_MORE_BLOCKS = {"expected": 2, "excess": 3, "softplus": 3}
 """Additional blocks of scores in the streamed implementation, by the fields read."""
-_KEY_BLOCKS = 4
+_KEY_BLOCKS = 1
 """Blocks of keys alive at once while their gradient is converted to that of prototypes."""
 _ROWS = 5
 """Copies of the features: queries, own prototypes, and their gradients."""
@@ -67,13 +69,14 @@ class Inside(NamedTuple):
 
 
 def dense(work: Workload) -> Inside:
-    """Cost with all scores in memory and gradients by autograd."""
+    """Cost with all scores in memory."""
     matrix = work.rows * work.classes * work.working
     prototypes = work.classes * work.dim * work.working
     copy = prototypes if work.rounds else 0
-    keys = 0 if isinstance(work.similarity, InnerProduct) else prototypes
+    keys = prototypes if isinstance(work.similarity, SquaredDistance) else 0
     forward = dense_matrices(work.reads) * matrix + keys + copy
-    backward = 3 * prototypes + copy
+    # The gradient of the prototypes, and a product with it.
+    backward = matrix + 2 * prototypes + keys + copy
     return Inside(
         scores=max(0, max(forward, backward) - work.classes * work.dim * work.stored),
         products=6 * work.rows * work.classes * work.dim,
@@ -83,8 +86,9 @@ def dense(work: Workload) -> Inside:
 
 def dense_matrices(reads: frozenset[str]) -> int:
     """Number of N x C matrices alive at once in the dense implementation, by fields read."""
-    more = {"expected", "mean", "softplus", "rest"} & reads or {"hardest", "others"} <= reads
-    return _DENSE_MATRICES + (1 if more else 0)
+    if "rest" in reads:
+        return _REFERENCE_MATRICES
+    return _DENSE_MATRICES + (0 if reads.isdisjoint(("expected", "excess", "softplus")) else 1)
 
 
 def streamed(work: Workload, rows: int, classes: int) -> Inside:

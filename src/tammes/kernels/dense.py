@@ -280,7 +280,8 @@ def _gradient_of_scores(
 
     Returns:
         The gradient, shape ``(N, C)``, and the factor, shape ``(N,)``, or none. It is left for the
-        short side of the products, where the smallest gradients keep their digits.
+        short side of the products, where the smallest gradients keep their digits and fewer
+        numbers are multiplied.
     """
     others, expected, hardest = wanted.get("others"), wanted.get("expected"), wanted.get("hardest")
     target = None if saved.target is None else wanted.get("target")
@@ -290,7 +291,8 @@ def _gradient_of_scores(
     else:
         # Not through its version counter: a second backward is told by ``spent``.
         result = saved.softmax.data
-        if expected is None and hardest is None and target is None and not added:
+        only = expected is None and hardest is None and target is None and not added
+        if only and saved.keys.shape[0] > saved.keys.shape[1]:
             return result, others
         if expected is None:
             assert others is not None
@@ -320,7 +322,9 @@ def _gradient_of_scores(
         result.scatter_(1, saved.labels.unsqueeze(1), own.unsqueeze(1))
     if hardest is not None:
         assert saved.place is not None
-        result.scatter_add_(1, saved.place.unsqueeze(1), (hardest / scale).unsqueeze(1))
+        # Not scatter_add_, which has no deterministic form on a GPU.
+        place = saved.place.unsqueeze(1)
+        result.scatter_(1, place, result.gather(1, place) + (hardest / scale).unsqueeze(1))
     return result, None
 
 

@@ -42,12 +42,23 @@ def angle(gap: Tensor, opposite: Tensor) -> Tensor:
 
 
 def _root(half_square: Tensor) -> Tensor:
-    """Square root, zero with a zero gradient where unit vectors differ by their rounding only.
+    """Square root, zero with a zero gradient where unit vectors differ by their rounding only."""
+    rounding = _rounding(half_square)
+    return torch.where(half_square < rounding, 0.0, half_square.clamp_min(rounding).sqrt())
 
-    Not quite zero: so its derivatives, which that gradient replaces, are finite.
+
+def _sine(gap: Tensor, opposite: Tensor) -> Tensor:
+    """Sine of the angle, with a zero gradient where :func:`angle` has one.
+
+    There it is not quite zero, so that the derivatives which that gradient replaces are finite.
     """
-    rounding = (8 * torch.finfo(half_square.dtype).eps) ** 2
-    return torch.nn.functional.threshold(half_square, rounding, 1e-30).sqrt()
+    square = torch.nn.functional.threshold(gap * opposite, _rounding(gap), 1e-30)
+    return square.sqrt()
+
+
+def _rounding(half_square: Tensor) -> float:
+    """Half the squared distance of unit vectors that are equal but for their rounding."""
+    return float((8 * torch.finfo(half_square.dtype).eps) ** 2)
 
 
 def target_similarity(
@@ -106,7 +117,7 @@ def _shifted(gap: Tensor, opposite: Tensor, m: float) -> Tensor:
     Past :math:`\pi`, or below 0 for a negative m, the cosine is mirrored at -1, or at 1.
     """
     cosine = torch.rsub(gap, math.cos(m), alpha=math.cos(m))
-    bent = torch.sub(cosine, _root(gap * opposite), alpha=math.sin(m))
+    bent = torch.sub(cosine, _sine(gap, opposite), alpha=math.sin(m))
     if m > 0:
         side = (1 + math.cos(m) - gap.detach()).sign()
         return torch.addcmul(side - 1, side, bent)
