@@ -418,6 +418,13 @@ def test_bad_input_is_refused_in_a_sentence(call, sentence):
         call()
 
 
+def test_a_head_on_several_processes_is_refused(monkeypatch):
+    criterion = linear(tammes.softmax())
+    monkeypatch.setattr(type(criterion.head), "is_sharded", True)
+    with pytest.raises(ValueError, match=pattern("diagnose expects ... sharded over several")):
+        diagnose(criterion, *batch())
+
+
 # ------------------------------------------------------------------------- real trainings
 
 
