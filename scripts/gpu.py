@@ -43,6 +43,7 @@ BENCHMARKS = {
         "everyday": "--device cuda --quick",
         "episodes": "--episodes 200 --tuned 20 --their-episodes 20",
         "head": "--quick",
+        "retrieval": "--device cuda --quick",
         "sampling": "--device cuda --only cost --rates 1.0 0.1",
         "subspace": "--device cuda --repeats 5",
         "train": "--quick --epochs 1",

@@ -151,6 +151,46 @@ def test_a_rank_without_examples_has_all_signs_of_collapse_too():
         assert_close(found, expected)
 
 
+def recognise(group, parts):
+    """Recognition where each rank has its part of the examples, and one has none."""
+    features, labels, _, cosine = data()
+    rows = torch.tensor(parts[dist.get_rank(group)] if group else parts, dtype=torch.long)
+    build = {
+        "Verification": metrics.Verification(process_group=group),
+        "OpenSet": metrics.OpenSet(process_group=group),
+        "Retrieval": metrics.Retrieval(process_group=group),
+        "Identification": metrics.Identification(process_group=group),
+    }
+    if len(rows):
+        build["Verification"].update(cosine[rows, 0], labels[rows] == 0)
+        build["OpenSet"].update(cosine[rows, 1], labels[rows] < 3, labels[rows] < 2)
+        names = [f"name {label}" for label in labels[rows].tolist()]
+        build["Retrieval"].update(features[rows], names)
+        build["Identification"].update(features[rows], labels[rows], query=rows % 2 == 0)
+    with warnings.catch_warnings():
+        # torchmetrics says that a metric has had no update.
+        warnings.simplefilter("ignore")
+        found = {name: metric.compute() for name, metric in build.items()}
+    values = {name: F.scalars(result) for name, result in found.items()}
+    values["curves"] = {"cmc": found["Retrieval"].cmc, "roc": found["Verification"].roc.tar}
+    return values
+
+
+def test_recognition_on_three_ranks_agrees_with_one_process():
+    order = torch.arange(EXAMPLES).tolist()
+    expected = recognise(None, order)
+    assert {name: len(values) for name, values in expected.items()} == {
+        "Verification": 5,
+        "OpenSet": 7,
+        "Retrieval": 9,
+        "Identification": 3,
+        "curves": 2,
+    }
+    for found in everywhere(3, recognise, [order[:CUT], [], order[CUT:]]):
+        for name, values in expected.items():
+            assert_close(found[name], values, rtol=1e-12, atol=1e-12, msg=name)
+
+
 def test_one_process_agrees_with_the_functions(alone):
     # What the ranks are held against is itself held against the functional core.
     features, labels, prototypes, cosine = data()

@@ -1,4 +1,4 @@
-"""Metrics of margins, angles, prototypes and neural collapse.
+"""Metrics of margins, angles, prototypes, neural collapse and recognition.
 
 :mod:`tammes.metrics.functional` has the metrics as functions and needs torch only. The classes here
 accumulate over batches and ranks; they are torchmetrics metrics, and torchmetrics is imported when
@@ -15,7 +15,10 @@ if TYPE_CHECKING:
     from tammes.metrics.discriminability import Discriminability
     from tammes.metrics.groups import Calibration, GroupAccuracy
     from tammes.metrics.margins import Angles, HardMarginLoss, SampleMargin, SoftmaxBias
+    from tammes.metrics.openset import Identification, OpenSet
     from tammes.metrics.prototypes import ClassMargin, PrototypeNorms
+    from tammes.metrics.retrieval import Retrieval
+    from tammes.metrics.verification import Verification
 
 __all__ = [
     "Angles",
@@ -24,14 +27,27 @@ __all__ = [
     "Discriminability",
     "GroupAccuracy",
     "HardMarginLoss",
+    "Identification",
     "NeuralCollapse",
+    "OpenSet",
     "PrototypeNorms",
+    "Retrieval",
     "SampleMargin",
     "SoftmaxBias",
+    "Verification",
     "functional",
 ]
 
-_MODULES = ("collapse", "discriminability", "groups", "margins", "prototypes")
+_MODULES = (
+    "collapse",
+    "discriminability",
+    "groups",
+    "margins",
+    "openset",
+    "prototypes",
+    "retrieval",
+    "verification",
+)
 
 
 def __getattr__(name: str) -> Any:

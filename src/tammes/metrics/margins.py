@@ -32,6 +32,7 @@ from tammes.metrics.functional.margins import (
     margin_sums,
 )
 from tammes.metrics.functional.quantiles import (
+    check_limits,
     check_quantiles,
     histogram,
     histogram_quantiles,
@@ -89,10 +90,7 @@ class SampleMargin(Metric):
         super().__init__(**kwargs)
         _check_classes("SampleMargin", num_classes)
         check_bins("SampleMargin", bins)
-        if not limits[0] < limits[1]:
-            raise ValueError(
-                f"SampleMargin expects limits (low, high) with low < high, got {limits}"
-            )
+        check_limits("SampleMargin", limits)
         self.num_classes = num_classes
         self.levels = check_quantiles("SampleMargin", quantiles)
         self.limits = limits

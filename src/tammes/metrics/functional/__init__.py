@@ -19,6 +19,7 @@ from tammes.metrics.functional.groups import (
     confidence,
     group_accuracy,
 )
+from tammes.metrics.functional.identities import Interval, intervals
 from tammes.metrics.functional.margins import (
     HardMarginLossResult,
     SampleMarginResult,
@@ -28,12 +29,39 @@ from tammes.metrics.functional.margins import (
     sample_margin,
     softmax_bias,
 )
+from tammes.metrics.functional.openset import (
+    IdentificationResult,
+    OpenSetAccuracy,
+    OpenSetResult,
+    identification,
+    open_set_accuracy,
+    openset,
+)
+from tammes.metrics.functional.openset_scores import (
+    GaussianClasses,
+    energy_score,
+    gaussian_classes,
+    knn_score,
+    logit_score,
+    mahalanobis_score,
+    prototype_score,
+    softmax_score,
+)
 from tammes.metrics.functional.outputs import scalars
 from tammes.metrics.functional.prototypes import (
     ClassMarginResult,
     PrototypeNormsResult,
     class_margin,
     prototype_norms,
+)
+from tammes.metrics.functional.reranking import k_reciprocal
+from tammes.metrics.functional.retrieval import QueryValues, RetrievalResult, retrieval
+from tammes.metrics.functional.verification import (
+    FoldAccuracy,
+    VerificationResult,
+    fold_accuracy,
+    normalize_scores,
+    verification,
 )
 
 __all__ = [
@@ -42,25 +70,50 @@ __all__ = [
     "Confidence",
     "DiscriminabilityResult",
     "DiscriminabilityValues",
+    "FoldAccuracy",
+    "GaussianClasses",
     "GroupAccuracyResult",
     "HardMarginLossResult",
+    "IdentificationResult",
+    "Interval",
     "NeuralCollapseResult",
+    "OpenSetAccuracy",
+    "OpenSetResult",
     "PrototypeNormsResult",
+    "QueryValues",
+    "RetrievalResult",
     "SampleMarginResult",
     "SimplexDeviation",
     "SoftmaxBiasResult",
+    "VerificationResult",
     "angles",
     "class_margin",
     "confidence",
     "discriminability",
+    "energy_score",
+    "fold_accuracy",
+    "gaussian_classes",
     "group_accuracy",
     "hard_margin_loss",
+    "identification",
+    "intervals",
+    "k_reciprocal",
+    "knn_score",
+    "logit_score",
+    "mahalanobis_score",
     "margins",
     "nearest_mean",
     "neural_collapse",
+    "normalize_scores",
+    "open_set_accuracy",
+    "openset",
     "prototype_norms",
+    "prototype_score",
+    "retrieval",
     "sample_margin",
     "scalars",
     "simplex_deviation",
     "softmax_bias",
+    "softmax_score",
+    "verification",
 ]

@@ -97,6 +97,33 @@ def as_examples(
     return features.detach().double(), labels
 
 
+def check_features(name: str, what: str, features: Tensor) -> None:
+    """Raise an error unless there are rows of finite features."""
+    if not isinstance(features, Tensor) or not features.is_floating_point():
+        kind = features.dtype if isinstance(features, Tensor) else type(features).__name__
+        raise TypeError(f"{name} expects {what} features of a floating type, got {kind}")
+    if features.ndim != 2 or 0 in features.shape:
+        raise ValueError(
+            f"{name} expects {what} features of shape (N, D) with a row or more, "
+            f"got {tuple(features.shape)}"
+        )
+    wrong = int((~features.isfinite()).any(1).sum())
+    if wrong:
+        raise ValueError(
+            f"{name} expects finite features, got NaN or infinity in {wrong:,} of "
+            f"{len(features):,} rows of the {what}"
+        )
+
+
+def check_one_space(name: str, query: Tensor, others: Tensor, what: str) -> None:
+    """Raise ``ValueError`` for features of different dimensions or on different devices."""
+    if others.shape[1] != query.shape[1] or others.device != query.device:
+        raise ValueError(
+            f"{name} expects query and {what} of one dimension and device, got {query.shape[1]} "
+            f"on {query.device} and {others.shape[1]} on {others.device}"
+        )
+
+
 def count_classes(labels: Tensor) -> int:
     """Return one more than the largest label."""
     return int(labels.max()) + 1 if bool((labels >= 0).any()) else 1

@@ -15,6 +15,12 @@ def check_quantiles(name: str, quantiles: Sequence[float]) -> Tensor:
     return levels
 
 
+def check_limits(name: str, limits: tuple[float, float]) -> None:
+    """Raise ``ValueError`` for a histogram without width."""
+    if not limits[0] < limits[1]:
+        raise ValueError(f"{name} expects limits (low, high) with low < high, got {limits}")
+
+
 def _ranks(levels: Tensor, counts: Tensor) -> Tensor:
     """Rank of each level's quantile among the sorted examples, from 1."""
     # A product that rounding raised just above an integer means that integer.
@@ -31,9 +37,15 @@ def exact_quantiles(values: Tensor, levels: Tensor) -> Tensor:
 
 def histogram(values: Tensor, limits: tuple[float, float], bins: int) -> Tensor:
     """Count values in equal bins, with an extra bin at each end for values beyond the limits."""
+    return torch.bincount(bin_places(values, limits, bins), minlength=bins + 2)
+
+
+def bin_places(values: Tensor, limits: tuple[float, float], bins: int) -> Tensor:
+    """Bin of each value in a :func:`histogram`."""
     low, high = limits
-    place = ((values.double() - low) * (bins / (high - low))).floor() + 1
-    return torch.bincount(place.clamp(0, bins + 1).long(), minlength=bins + 2)
+    # In place: there are hundreds of millions of scores of pairs.
+    place = torch.sub(values.double(), low).mul_(bins / (high - low))
+    return place.floor_().clamp_(-1, bins).long().add_(1)
 
 
 def histogram_quantiles(

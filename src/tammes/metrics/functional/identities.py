@@ -1,0 +1,166 @@
+"""Identities as integer codes, and bootstrap intervals over identities."""
+
+import hashlib
+from collections.abc import Callable, Mapping, Sequence
+from numbers import Integral
+from typing import Any, NamedTuple
+
+import torch
+from torch import Tensor
+
+from tammes._validation import INTEGERS
+
+Identities = Sequence[int] | Sequence[str] | Tensor
+"""Identities, cameras and other names: integers or strings, one for each row."""
+
+
+class Interval(NamedTuple):
+    """Bootstrap interval of a number.
+
+    Attributes:
+        value: the number of the data themselves.
+        low: lower end.
+        high: upper end.
+        undefined: resamples in which the number is undefined (NaN); the interval leaves them out.
+    """
+
+    value: float
+    low: float
+    high: float
+    undefined: int
+
+
+class Codes(NamedTuple):
+    """Identities as integers: equal identities have equal codes, on every rank.
+
+    Attributes:
+        values: the codes, shape ``(N,)``.
+        strings: whether the identities are strings.
+    """
+
+    values: Tensor
+    strings: bool
+
+
+def encode_identities(
+    name: str, what: str, identities: Identities, count: int, device: torch.device | None = None
+) -> Codes:
+    """Check identities and convert them to integers; strings become 64 bits of a hash.
+
+    Args:
+        name: name that messages begin with.
+        what: name of the argument in messages.
+        identities: integers or strings: a tensor, a list or a numpy array.
+        count: expected number of identities.
+        device: device of the codes.
+    """
+    if isinstance(identities, Tensor) and identities.dtype not in INTEGERS:
+        raise TypeError(f"{name} expects {what} to be integers or strings, got {identities.dtype}")
+    shape = tuple(getattr(identities, "shape", (len(identities),)))
+    if shape != (count,):
+        raise ValueError(f"{name} expects {what} of shape ({count},), got {shape}")
+    if isinstance(identities, Tensor):
+        return Codes(identities.detach().to(device, torch.long), strings=False)
+    kinds = {str if isinstance(value, str) else type(value) for value in identities}
+    strings = kinds == {str}
+    if not strings and not all(issubclass(kind, Integral) for kind in kinds):
+        names = ", ".join(sorted(kind.__name__ for kind in kinds))
+        raise TypeError(f"{name} expects {what} to be all integers or all strings, got {names}")
+    code: Callable[[Any], int] = _hash if strings else int
+    known = {value: code(value) for value in set(identities)}
+    codes = [known[value] for value in identities]
+    return Codes(torch.tensor(codes, dtype=torch.long, device=device), strings)
+
+
+def _hash(text: str) -> int:
+    digest = hashlib.blake2b(text.encode(), digest_size=8).digest()
+    return int.from_bytes(digest, "little", signed=True)
+
+
+def check_kinds(name: str, first: Codes, second: Codes) -> None:
+    """Raise ``TypeError`` if strings would be compared with integers."""
+    if first.strings != second.strings and len(first.values) and len(second.values):
+        raise TypeError(
+            f"{name} expects identities of one kind, got strings and integers, which never match"
+        )
+
+
+def intervals(
+    result: Any,
+    measure: Callable[[Any], Mapping[str, Any]] | None = None,
+    *,
+    resamples: int = 1000,
+    level: float = 0.95,
+    generator: torch.Generator | None = None,
+) -> dict[str, Interval]:
+    r"""Bootstrap intervals over identities, for any number of a result.
+
+    Examples of one identity are not independent, so identities are resampled, not queries or pairs.
+    A resample draws as many identities as there are, with replacement; identity :math:`a` is drawn
+    :math:`n_a` times. An example of :math:`a` then counts :math:`n_a` times. A pair of two examples
+    of :math:`a` counts :math:`n_a` times, a pair of :math:`a` and :math:`b` counts :math:`n_a n_b`
+    times: as often as it occurs among the drawn identities, where two draws of one identity make
+    no pair. Of a retrieval the queries are resampled and the gallery stays. The interval is between
+    quantiles of the resamples (percentile bootstrap).
+
+    Args:
+        result: a result that knows the identities of its examples: of ``retrieval``,
+            ``identification`` or ``open_set_accuracy``; of ``verification``, ``fold_accuracy`` or
+            ``openset`` if they were given identities.
+        measure: function of such a result that returns numbers by name; by default all scalars.
+        resamples: number of resamples.
+        level: share of the resamples that the interval contains.
+        generator: of the CPU; by default torch's global one.
+
+    Returns:
+        An :class:`Interval` for each name.
+
+    Example:
+        >>> import torch
+        >>> from tammes.metrics.functional import intervals, verification
+        >>> scores, same = torch.tensor([0.9, 0.4, 0.3, 0.5]), torch.tensor([1, 1, 0, 0])
+        >>> result = verification(scores, same, identities=([1, 2, 1, 2], [1, 2, 2, 3]))
+        >>> found = intervals(result, lambda r: {"auc": r.auc}, resamples=100)
+        >>> found["auc"].value, found["auc"].low <= 0.75 <= found["auc"].high
+        (0.75, True)
+
+    References:
+        Efron and Tibshirani, An Introduction to the Bootstrap, 1993, Chapter 13; Poh, Martin and
+        Bengio, Performance Generalization in Biometric Authentication Using Joint User-Specific and
+        Sample Bootstraps, PAMI 2007.
+    """
+    if getattr(result, "identities", None) is None:
+        raise ValueError(
+            "intervals expects a result that knows the identities of its examples, got "
+            f"{type(result).__name__} without identities"
+        )
+    if not 0 < level < 1 or resamples < 1:
+        raise ValueError(
+            f"intervals expects 0 < level < 1 and 1 resample or more, got {level} and {resamples}"
+        )
+    measure = _scalar_tensors if measure is None else measure
+    everyone, places = torch.cat(result.identities).unique(return_inverse=True)
+    sides = places.view(len(result.identities), -1)
+    rows = []
+    for _ in range(resamples):
+        drawn = torch.randint(len(everyone), (len(everyone),), generator=generator)
+        counts = torch.bincount(drawn, minlength=len(everyone)).double().to(sides.device)
+        weights = counts[sides[0]]
+        if len(sides) == 2:
+            weights = torch.where(sides[0] == sides[1], weights, weights * counts[sides[1]])
+        rows.append([float(number) for number in measure(result.weighted(weights)).values()])
+    values = torch.tensor(rows, dtype=torch.double)
+    ends = torch.tensor([(1 - level) / 2, (1 + level) / 2], dtype=torch.double)
+    low, high = values.nanquantile(ends, dim=0)
+    undefined = values.isnan().sum(0)
+    numbers = measure(result)
+    return {
+        name: Interval(float(number), float(low[i]), float(high[i]), int(undefined[i]))
+        for i, (name, number) in enumerate(numbers.items())
+    }
+
+
+def _scalar_tensors(result: Any) -> dict[str, Tensor]:
+    """Scalars that are measured; counts are integers."""
+    fields = result._asdict().items()
+    return {name: value for name, value in fields if isinstance(value, Tensor) and value.ndim == 0}
