@@ -65,6 +65,7 @@ from tammes.terms import Batch, Loss, Sum, Term, term
 
 if TYPE_CHECKING:
     from tammes import advise as advise
+    from tammes.doctor import diagnose as diagnose
 
 __version__ = "0.1.0.dev0"
 
@@ -102,6 +103,7 @@ __all__ = [
     "convert",
     "cosface",
     "crammer_singer",
+    "diagnose",
     "direct_sum",
     "focal",
     "geometry",
@@ -135,4 +137,6 @@ if not TYPE_CHECKING:
     def __getattr__(name: str) -> Any:
         if name == "advise":
             return import_module("tammes.advise")
+        if name == "diagnose":
+            return import_module("tammes.doctor").diagnose
         raise AttributeError(f"module 'tammes' has no attribute {name!r}")

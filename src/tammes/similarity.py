@@ -152,13 +152,14 @@ def inverse_norm(vectors: Tensor, *, large: bool = False) -> tuple[Tensor, bool]
         shortest, longest = torch.aminmax(length)
         if shortest.item() > TINY and longest.item() < _HUGE:
             return length.reciprocal_(), True
-    shrink: Tensor | float = 1.0
+    shrink = None
     if large:
         largest = vectors.abs().amax(1, keepdim=True)
         shrink = torch.where(largest > _HUGE, 2.0**-80, 1.0).to(vectors.dtype)
         vectors = vectors * shrink
     length = torch.linalg.vector_norm(vectors, dim=1, keepdim=True)
-    return torch.where(length > TINY, length.clamp_min(TINY).reciprocal(), 0.0) * shrink, False
+    inverse = torch.where(length > TINY, length.clamp_min(TINY).reciprocal(), 0.0)
+    return inverse if shrink is None else inverse * shrink, False
 
 
 class Similarity:

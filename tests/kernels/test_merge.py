@@ -85,3 +85,12 @@ def test_nothing_is_halved_into_nothing():
         low, size = halved(tensor, torch.float16)
         assert_close(low, tensor.half())
         assert size.item() == 1
+
+
+def test_the_expectation_of_large_scores_keeps_its_digits():
+    others = 1000 + torch.randn(8, 200, dtype=torch.double)
+    expected = others - torch.rand(8, 200, dtype=torch.double)
+    exact = merge({"others": others, "expected": expected})["expected"]
+    found = merge({"others": others.float(), "expected": expected.float()})["expected"]
+    # A few units in the last place of 1000, not of 1000 squared.
+    assert (found - exact).abs().max() < 1e-3

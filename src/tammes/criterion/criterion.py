@@ -242,8 +242,9 @@ class Criterion(nn.Module):
                 arguments[name]["state"] = state
             groups = group_terms(head, self.settings.named, arguments)
             class_weights = now.class_weights
-        if self.training and not tracing and self._uses_prototypes:
-            self._watch.notice(head.weight, features)
+        watch = self._watch
+        if self.training and not tracing and watch.noticed != watch.steps_taken:
+            watch.notice(head.weight, features, used=self._uses_prototypes)
 
         total = None
         plain = weights is None and class_weights is None and masked is None and scope is None

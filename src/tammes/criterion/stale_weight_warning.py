@@ -8,13 +8,11 @@ from torch import Tensor
 from torch.optim import Optimizer
 from torch.optim.optimizer import register_optimizer_step_post_hook
 
-_steps_taken = 0
 _listening = False
 
 
 def _count_step(*_: object) -> None:
-    global _steps_taken
-    _steps_taken += 1
+    UpdateWatch.steps_taken += 1
 
 
 def _held(prototypes: Tensor) -> bool:
@@ -40,16 +38,25 @@ class UpdateWatch:
     """
 
     patience = 3
+    steps_taken = 0
+    """Steps of all optimizers; there is nothing to notice before the next one."""
 
     def __init__(self) -> None:
         self.done = False
         self.idle = 0
+        self.noticed = -1
         self.seen: tuple[int, int] | None = None
         self.sample: Tensor | None = None
 
-    def notice(self, prototypes: Tensor, features: Tensor) -> None:
-        """Compare the prototypes with the last call, at the start of a call in training mode."""
-        if self.done or not (prototypes.requires_grad and features.requires_grad):
+    def notice(self, prototypes: Tensor, features: Tensor, *, used: bool = True) -> None:
+        """Compare the prototypes with the last call, at the start of a call in training mode.
+
+        Args:
+            prototypes: shape ``(C, D)``.
+            features: shape ``(N, D)``.
+            used: whether the loss reads the prototypes.
+        """
+        if self.done or not (used and prototypes.requires_grad and features.requires_grad):
             return
         if not torch.is_grad_enabled() or not len(prototypes):
             # Of a sharded head's prototypes this rank may have none.
@@ -61,7 +68,8 @@ class UpdateWatch:
         if not _listening:
             register_optimizer_step_post_hook(_count_step)
             _listening = True
-        now = (prototypes._version, _steps_taken)
+        self.noticed = self.steps_taken
+        now = (prototypes._version, self.steps_taken)
         if self.seen is None:
             self.seen, self.sample = now, prototypes.detach()[:1].clone()
         elif now[0] != self.seen[0]:

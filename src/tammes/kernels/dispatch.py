@@ -43,8 +43,9 @@ def choose_kernel(implementation: Implementation, problem: Problem, reads: froze
     if problem.share is None:
         if "rest" in reads or transforming() or forward_ad._current_level >= 0:
             return "reference"
-        if implementation == "dense" or (implementation == "auto" and _scores(problem) < _SMALL):
-            return "dense" if problem.there is None and len(problem.features) else "reference"
+        rows, classes = problem.features.shape[0], problem.prototypes.shape[0]
+        if implementation == "dense" or (implementation == "auto" and rows * classes < _SMALL):
+            return "dense" if problem.there is None and rows else "reference"
     elif "rest" in reads:
         raise ValueError(
             "a head that has only some of the classes expects terms without rest, "

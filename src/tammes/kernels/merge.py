@@ -34,8 +34,10 @@ def merge(parts: Mapping[str, Tensor]) -> dict[str, Tensor]:
     if "others" in parts:
         merged["others"] = parts["others"].logsumexp(0)
     if "expected" in parts:
+        # From the total: shares that miss one by their rounding must not multiply large scores.
         total = torch.where(merged["others"] > float("-inf"), merged["others"], 0.0)
-        merged["expected"] = ((parts["others"] - total).exp() * parts["expected"]).sum(0)
+        share = (parts["others"] - total).exp()
+        merged["expected"] = total + (share * (parts["expected"] - total)).sum(0)
     return merged
 
 

@@ -45,6 +45,7 @@ def test_the_digest_forgets_how_a_run_is_carried_out_and_nothing_else():
     digests = {name: usual.replace(**{name: value}).digest for name, value in changed.items()}
     same = {name for name, digest in digests.items() if digest == usual.digest}
     how = {"name", "accelerator", "memory", "workers", "save_every", "save_steps", "loggers"}
+    how.add("mute")
     assert same == how
 
 

@@ -19,6 +19,7 @@ from tammes.lab.data.augment import Augment
 from tammes.lab.training import loop as training
 from tammes.lab.training.checkpoints import Checkpoints
 from tammes.lab.training.datasets import prepare_data
+from tammes.lab.training.health import HealthLooks
 from tammes.lab.training.loader import ImageLoader
 from tammes.lab.training.loop import train
 from tammes.lab.training.lr_schedules import learning_rate
@@ -38,6 +39,12 @@ SMALL = Config(
 )
 STEPS = 7
 """Of an epoch: 1348 images, 200 at a time."""
+
+
+@pytest.fixture(autouse=True)
+def _unlooked(monkeypatch):
+    """Looks of the doctor take steps and batches of their own, which these tests would count."""
+    monkeypatch.setattr(HealthLooks, "look", lambda *_: None)
 
 
 class Stop(Exception):

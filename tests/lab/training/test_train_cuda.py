@@ -166,7 +166,8 @@ def test_a_routine_that_breaks_while_it_is_recorded_is_not_broken_afterwards(tmp
 )
 @pytest.mark.parametrize("changes", [{}, {"precision": "bf16"}], ids=str)
 def test_direct_and_spectral_sums_train_in_graphs_as_without(tmp_path, steps, loss, changes):
-    config = SMALL.replace(loss=loss, epochs=2, lr=0.01, **changes)
+    # Deterministic: in bf16 the order of atomic additions alone moves the second epoch by percents.
+    config = SMALL.replace(loss=loss, epochs=2, lr=0.01, deterministic=True, **changes)
     plain = train(config, tmp_path / "plain")
     fast = train(config.replace(graphs="on"), tmp_path / "fast")
     # A graph, the decomposition, and a graph.

@@ -3,7 +3,7 @@
 Every command is a module with ``add_arguments(parser)`` and ``run(arguments)``, imported only when
 it is called: ``advise``, ``losses`` and ``checkpoint`` need torch alone, the others name a missing
 package. Exit codes: 0 for success, 2 for an error of the user, 1 where ``compare`` or ``reproduce``
-ends with results missing, 130 after an interruption.
+ends with results missing or ``doctor`` finds something, 130 after an interruption.
 """
 
 import argparse
@@ -22,6 +22,7 @@ COMMANDS = {
     "compare": "train several losses with several seeds and compare them",
     "reproduce": "reproduce tables and figures of the papers, next to the published numbers",
     "report": "write a page about finished runs",
+    "doctor": "say what is wrong with runs, why, and what to change",
     "advise": "feasible margins and scales, settings that cannot train, costs of a step",
     "losses": "every loss with its formula, settings, heads and references",
     "measure": "measure the margins of prototypes and embeddings from files",

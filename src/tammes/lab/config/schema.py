@@ -21,7 +21,7 @@ Choice = Literal["auto", "on", "off"]
 Accelerator = Literal["auto", "cpu", "cuda"]
 
 _NOT_IN_DIGEST = frozenset(
-    {"name", "accelerator", "memory", "workers", "save_every", "save_steps", "loggers"}
+    {"name", "accelerator", "memory", "workers", "save_every", "save_steps", "loggers", "mute"}
 )
 """Fields that do not affect the result of a run."""
 _ADDED_LATER: dict[str, Any] = {"limit": 0, "classes": "", "whole": False, "watch": ""}
@@ -90,6 +90,7 @@ class Config:
         watch: ``gradients`` records after every epoch how far the gradients of the classification
             part and of the metric part of the loss are from orthogonal.
         loggers: ``tensorboard``, ``mlflow`` or ``wandb``, separated by commas.
+        mute: findings of the doctor that are not reported, by name, separated by commas.
         seed: seed of initial weights, data order, augmentation and corruption.
         name: label of the run; by default its loss.
     """
@@ -142,6 +143,7 @@ class Config:
     save_steps: int = 0
     watch: str = ""
     loggers: str = ""
+    mute: str = ""
     seed: int = 0
     name: str = ""
 

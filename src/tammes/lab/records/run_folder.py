@@ -7,6 +7,7 @@
 ``metrics.jsonl``       a line for each epoch; the same for the same configuration on the same
                         machine, however often the run was interrupted
 ``timing.jsonl``        a line for each epoch: seconds and images per second
+``health.json``         findings of the looks during training, see :mod:`tammes.doctor`
 ``subset.safetensors``  indices and labels of the training examples
 ``final.json``          measures of the finished model; only a finished run has it
 ``failure.json``        reason of a failure
@@ -94,6 +95,16 @@ class Run:
     def timing(self) -> list[dict[str, Any]]:
         """Seconds and images per second of each epoch, as far as measured."""
         return self._lines("timing.jsonl")
+
+    @cached_property
+    def health(self) -> list[dict[str, Any]]:
+        """Looks during training: ``epoch``, ``step``, ``findings``, ``measured``; may be none."""
+        if not (self.folder / "health.json").exists():
+            return []
+        looks = self._json("health.json").get("looks")
+        if not isinstance(looks, list):
+            raise RecordError(f"{self.folder / 'health.json'}: damaged (a list is expected)")
+        return looks
 
     def tensors(self, name: str) -> dict[str, Tensor]:
         """Load a safetensors file by its name: ``prototypes``, ``embeddings``, ``examples``..."""

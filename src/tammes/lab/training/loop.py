@@ -35,6 +35,7 @@ from tammes.lab.training.datasets import describe_data, make_sampler, prepare_da
 from tammes.lab.training.evaluation import Evaluation, evaluate, write_results
 from tammes.lab.training.fabric import launch, uses_graphs
 from tammes.lab.training.gradient_angles import GradientAngles
+from tammes.lab.training.health import HealthLooks
 from tammes.lab.training.loader import ImageLoader
 from tammes.lab.training.lr_schedules import learning_rate
 from tammes.lab.training.model import Model, build_model
@@ -135,6 +136,7 @@ class _TrainingState:
     loader: ImageLoader
     eval_loaders: dict[str, ImageLoader]
     checkpoints: Checkpoints | ShardedCheckpoints
+    health: HealthLooks | None = None
     epoch: int = 0
     position: int = 0
     steps: int = 0
@@ -288,6 +290,19 @@ def _set_up(fabric: Any, config: Config, folder: Path, progress: Progress) -> _T
         used = {"index": training.index, "labels": training.labels}
         write_tensors(folder / "subset.safetensors", used)
         write_lines(folder / "metrics.jsonl", work.history)
+    work.health = HealthLooks(
+        config,
+        folder,
+        fabric=fabric,
+        model=model,
+        optimizer=optimizer.optimizer,
+        loader=work.loader,
+        sampler=sampler,
+        rate=rate,
+        steps=work.steps,
+        say=progress.say,
+    )
+    work.health.look(work.epoch, work.steps, work.history)
     return work
 
 
@@ -359,6 +374,8 @@ def _end_epoch(work: _TrainingState) -> None:
         write_lines(folder / "timing.jsonl", work.timing)
     if last or work.epoch % config.save_every == 0:
         work.save()
+    if work.health is not None:
+        work.health.look(work.epoch, work.steps, work.history)
 
 
 def _finish(work: _TrainingState) -> None:

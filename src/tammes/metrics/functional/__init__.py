@@ -19,7 +19,7 @@ from tammes.metrics.functional.groups import (
     confidence,
     group_accuracy,
 )
-from tammes.metrics.functional.identities import Interval, intervals
+from tammes.metrics.functional.identities import BootstrapInterval, intervals
 from tammes.metrics.functional.margins import (
     HardMarginLossResult,
     SampleMarginResult,
@@ -66,6 +66,7 @@ from tammes.metrics.functional.verification import (
 
 __all__ = [
     "AnglesResult",
+    "BootstrapInterval",
     "ClassMarginResult",
     "Confidence",
     "DiscriminabilityResult",
@@ -75,7 +76,6 @@ __all__ = [
     "GroupAccuracyResult",
     "HardMarginLossResult",
     "IdentificationResult",
-    "Interval",
     "NeuralCollapseResult",
     "OpenSetAccuracy",
     "OpenSetResult",

@@ -14,7 +14,7 @@ Identities = Sequence[int] | Sequence[str] | Tensor
 """Identities, cameras and other names: integers or strings, one for each row."""
 
 
-class Interval(NamedTuple):
+class BootstrapInterval(NamedTuple):
     """Bootstrap interval of a number.
 
     Attributes:
@@ -92,7 +92,7 @@ def intervals(
     resamples: int = 1000,
     level: float = 0.95,
     generator: torch.Generator | None = None,
-) -> dict[str, Interval]:
+) -> dict[str, BootstrapInterval]:
     r"""Bootstrap intervals over identities, for any number of a result.
 
     Examples of one identity are not independent, so identities are resampled, not queries or pairs.
@@ -113,7 +113,7 @@ def intervals(
         generator: of the CPU; by default torch's global one.
 
     Returns:
-        An :class:`Interval` for each name.
+        An :class:`BootstrapInterval` for each name.
 
     Example:
         >>> import torch
@@ -155,7 +155,7 @@ def intervals(
     undefined = values.isnan().sum(0)
     numbers = measure(result)
     return {
-        name: Interval(float(number), float(low[i]), float(high[i]), int(undefined[i]))
+        name: BootstrapInterval(float(number), float(low[i]), float(high[i]), int(undefined[i]))
         for i, (name, number) in enumerate(numbers.items())
     }
 

@@ -15,6 +15,7 @@ from tammes.lab.report.charts.training_curves import (
     training,
 )
 from tammes.lab.report.confusions import pair_blocks
+from tammes.lab.report.health import health_blocks
 from tammes.lab.report.load_runs import LoadedRuns, load_runs
 from tammes.lab.report.render import html_page as page
 from tammes.lab.report.rerun import configuration, data_and_machines, rerun
@@ -66,6 +67,7 @@ def render_runs_page(
     drawn = dict(_drawings(loaded))
     labels = [group.label for group in loaded.groups]
     sections: dict[str, list[page.Block]] = {
+        "Health": health_blocks(loaded),
         "Results": [*_summary(loaded), *figure_blocks(drawn["results"])],
         "Margins": figure_blocks(drawn["margins"], labels),
         "Features": _features(loaded, drawn["features"]),

@@ -1,0 +1,101 @@
+"""The command ``tammes doctor``."""
+
+import argparse
+import json
+from collections.abc import Sequence
+from typing import Any
+
+from tammes.lab.records.run_folder import RecordError, Run, find
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    """Add the arguments of ``tammes doctor`` to a parser."""
+    parser.description = (
+        "Say what is wrong with runs, why, and what to change: the findings of the looks during "
+        "training, and a diagnosis of the finished model. Exit code 0 if all runs are healthy, 1 "
+        "if there is a warning. docs/doctor.md explains every illness."
+    )
+    parser.add_argument(
+        "runs",
+        nargs="+",
+        metavar="RUN",
+        help="run directories, or directories that contain runs at any depth",
+    )
+    parser.add_argument("--json", action="store_true", help="print the findings as JSON")
+    parser.add_argument(
+        "--mute",
+        default="",
+        metavar="NAMES",
+        help="illnesses not to report, separated by commas, besides those that the runs mute",
+    )
+
+
+def run(arguments: argparse.Namespace) -> int:
+    """Run ``tammes doctor``.
+
+    Args:
+        arguments: parsed with :func:`add_arguments`.
+
+    Returns:
+        0 if all runs are healthy, 1 if one has a warning.
+    """
+    from tammes.lab.training.health import muted_names
+
+    muted = muted_names(arguments.mute)
+    examined = [_examine(each, muted) for each in find(arguments.runs)]
+    if arguments.json:
+        print(json.dumps(examined, indent=2, ensure_ascii=False, allow_nan=False))
+    else:
+        print("\n".join(line for each in examined for line in _lines(each)))
+    return int(not all(each["healthy"] for each in examined))
+
+
+def _examine(run: Run, muted: Sequence[str]) -> dict[str, Any]:
+    """Return status and findings of a run, each with the moment it was first found."""
+    from tammes.lab.training.health import diagnose_run, moment, muted_names
+
+    muted = (*muted, *muted_names(run.config.mute))
+    found: dict[str, dict[str, Any]] = {}
+    for look in run.health:
+        when = moment(look["epoch"], run.config.epochs)
+        for finding in look["findings"]:
+            if finding["name"] not in muted:
+                found.setdefault(finding["name"], {"when": when, **finding})
+    unread = ""
+    if run.status == "failed":
+        found["failed"] = {
+            "when": "at its end",
+            "name": "failed",
+            "measured": run.failure["message"],
+            "why": "the run has no result",
+            "change": "see the findings before it, if there are any",
+            "severity": "warning",
+        }
+    elif run.status == "done":
+        try:
+            for finding in diagnose_run(run, muted).findings:
+                found.setdefault(finding.name, {"when": "finished model", **finding.to_dict()})
+        except RecordError as error:
+            # A record without weights still has its looks.
+            unread = str(error)
+    findings = list(found.values())
+    return {
+        "run": str(run.folder),
+        "status": run.status,
+        "healthy": all(each["severity"] != "warning" for each in findings),
+        "findings": findings,
+        **({"unread": unread} if unread else {}),
+    }
+
+
+def _lines(examined: dict[str, Any]) -> list[str]:
+    state = "healthy" if examined["healthy"] else "ill"
+    lines = [f"{examined['run']}: {state} ({examined['status']})"]
+    for each in examined["findings"]:
+        name = f"{each['name']}, {each['when']}"
+        if each["severity"] == "note":
+            name = f"note, {name}"
+        lines.append(f"  {name}: {each['measured']}; {each['why']}; {each['change']}")
+    if "unread" in examined:
+        lines.append(f"  the finished model was not examined: {examined['unread']}")
+    return lines

@@ -1,0 +1,209 @@
+"""Health of a run: looks before the first step, after the first epochs and at the end."""
+
+import copy
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.func import functional_call
+
+from tammes.doctor import Diagnosis, check_muted, diagnose
+from tammes.lab.config.schema import Config
+from tammes.lab.data.samplers import BatchSampler
+from tammes.lab.records.run_folder import Run, write_json
+from tammes.lab.training.loader import ImageLoader
+from tammes.lab.training.model import Model, load_model
+from tammes.lab.training.step import make_optimizer
+
+_EARLY = (0, 1, 2)
+"""Epochs after which a run is looked at, besides the last."""
+_ROWS = 256
+"""Largest number of images that a look passes through the network."""
+_TRIAL, _TRIAL_ROWS = 2, 128
+"""Trial steps before the first step, and the largest number of images in them."""
+
+
+class HealthLooks:
+    """Looks at a run and records its findings in ``health.json``.
+
+    A look passes one batch through the network as training does, and leaves weights, statistics,
+    gradients and random state as they were. A resumed run repeats the looks after its checkpoint,
+    and catches up on one that was due at it.
+    The classes of a sharded head are not in one process, so such a run is not looked at.
+
+    Args:
+        config: configuration of the run; ``mute`` names illnesses that are not reported.
+        folder: run folder.
+        fabric: device, precision and processes; only the first process looks.
+        model: model in training, on its device.
+        optimizer: optimizer of the training.
+        loader: training images.
+        sampler: draws the batch: the first of the training.
+        rate: learning rate of a step.
+        steps: finished steps; recorded looks after them are dropped.
+        say: receives each finding once.
+    """
+
+    def __init__(
+        self,
+        config: Config,
+        folder: Path,
+        *,
+        fabric: Any,
+        model: Model,
+        optimizer: torch.optim.Optimizer,
+        loader: ImageLoader,
+        sampler: BatchSampler,
+        rate: Callable[[int], float],
+        steps: int,
+        say: Callable[[str], None],
+    ) -> None:
+        self.config, self.folder, self.fabric, self.model = config, folder, fabric, model
+        self.optimizer, self.loader, self.sampler = optimizer, loader, sampler
+        self.rate, self.say = rate, say
+        self.muted = muted_names(config.mute)
+        self.looks = [look for look in Run(folder).health if look["step"] <= steps]
+
+    def due(self, epoch: int) -> bool:
+        """Whether this process looks at the run after ``epoch`` epochs."""
+        looks = self.fabric.is_global_zero and not self.model.criterion.head.is_sharded
+        done = any(look["epoch"] == epoch for look in self.looks)
+        return looks and not done and epoch in (*_EARLY, self.config.epochs)
+
+    def look(self, epoch: int, step: int, history: Sequence[dict[str, Any]]) -> None:
+        """Look at the run if it is time to.
+
+        Args:
+            epoch: finished epochs.
+            step: finished steps.
+            history: lines of ``metrics.jsonl``.
+        """
+        if not self.due(epoch) or step != epoch * len(self.sampler):
+            # A run that is resumed within an epoch was looked at before.
+            return
+        first = [look["measured"]["loss"] for look in self.looks if look["epoch"] == 0]
+        losses = [*first, *(row["train"]["loss"] for row in history)]
+        devices = [self.fabric.device] if self.fabric.device.type == "cuda" else []
+        with torch.random.fork_rng(devices=devices):
+            features, labels = self._features()
+            diagnosis = diagnose(
+                self.model.criterion,
+                features,
+                labels,
+                optimizer=self.optimizer,
+                losses=[loss for loss in losses if loss is not None],
+                counts=self.loader.images.counts(),
+                lr=self.rate(step),
+                steps=step,
+                trial=self._trial() if epoch == 0 else (),
+                mute=self.muted,
+            )
+        self._report(epoch, diagnosis)
+        self.looks.append({"epoch": epoch, "step": step, **diagnosis.to_dict()})
+        write_json(self.folder / "health.json", {"looks": self.looks})
+
+    def _report(self, epoch: int, diagnosis: Diagnosis) -> None:
+        known = {finding["name"] for look in self.looks for finding in look["findings"]}
+        for finding in diagnosis.findings:
+            if finding.name not in known:
+                self.say(f"doctor, {moment(epoch, self.config.epochs)}: {finding}")
+
+    def _batch(self, rows: int) -> tuple[Tensor, Tensor, Tensor]:
+        rank, world_size = self.sampler.rank, self.sampler.world_size
+        positions = self.sampler.draw(0)(0)[: rows * world_size]
+        (batch,) = self.loader([positions], rank=rank, world_size=world_size)
+        return batch
+
+    def _features(self) -> tuple[Tensor, Tensor]:
+        """Compute features as training does, on copies of the running statistics."""
+        pixels, labels, index = self._batch(_ROWS)
+        model, backbone = self.model, self.model.backbone
+        was_training = model.training
+        model.train()
+        buffers = {name: buffer.clone() for name, buffer in backbone.named_buffers()}
+        with torch.no_grad(), self.fabric.autocast():
+            images = model.augment(pixels, index, 0)
+            if model.channels_last:
+                images = images.contiguous(memory_format=torch.channels_last)
+            features: Tensor = functional_call(backbone, buffers, (images,))
+        model.train(was_training)
+        return features.float(), labels
+
+    def _trial(self) -> list[float]:
+        """Return the losses of the batch before and after trial steps of a copy of the model."""
+        if self.fabric.world_size > 1 or self.config.precision == "fp16":
+            # Other processes and the scaling of gradients belong to the real steps.
+            return []
+        parts = (self.model.backbone, self.model.criterion)
+        channels_last = self.model.channels_last
+        losses = []
+        try:
+            model = Model(self.model.augment, *copy.deepcopy(parts), channels_last=channels_last)
+            optimizer = make_optimizer(model, self.config, self.fabric.device, graphs=False)
+            batch = self._batch(_TRIAL_ROWS)
+            for step in range(_TRIAL + 1):
+                with self.fabric.autocast():
+                    loss, _ = model(*batch, 0)
+                losses.append(float(loss.detach()))
+                if step == _TRIAL:
+                    break
+                optimizer.zero_grad()
+                loss.backward()
+                if self.config.clip:
+                    torch.nn.utils.clip_grad_norm_(model.parameters(), self.config.clip)
+                for group in optimizer.param_groups:
+                    ratio = group.setdefault("ratio", group["lr"] / self.config.lr)
+                    group["lr"] = self.rate(step) * ratio
+                optimizer.step()
+        except torch.OutOfMemoryError:
+            return []
+        return losses
+
+
+def moment(epoch: int, epochs: int) -> str:
+    """Say when a look was taken.
+
+    Example:
+        >>> moment(0, 20), moment(2, 20), moment(20, 20)
+        ('before the first step', 'after epoch 2', 'at the end')
+    """
+    if epoch == epochs:
+        return "at the end"
+    return "before the first step" if epoch == 0 else f"after epoch {epoch}"
+
+
+def muted_names(text: str) -> tuple[str, ...]:
+    """Return the names of illnesses in a text, separated by commas.
+
+    Example:
+        >>> muted_names("scale-small, learning-rate")
+        ('scale-small', 'learning-rate')
+    """
+    names = tuple(name.strip() for name in text.split(",") if name.strip())
+    check_muted("mute", names)
+    return names
+
+
+def diagnose_run(run: Run, muted: Sequence[str] = ()) -> Diagnosis:
+    """Diagnose the model of a finished run on features of its test images.
+
+    Args:
+        run: a finished run, also one that was recorded without a look.
+        muted: names of illnesses that are not reported.
+    """
+    criterion = load_model(run).criterion
+    embeddings = run.tensors("embeddings")
+    chosen = torch.linspace(0, len(embeddings["labels"]) - 1, 2 * _ROWS).long().unique()
+    return diagnose(
+        criterion,
+        embeddings["features"][chosen],
+        embeddings["labels"][chosen],
+        losses=[row["train"]["loss"] for row in run.metrics],
+        steps=run.final["step"],
+        counts=run.data["counts"],
+        # Batches of the training are not known.
+        company=1.0,
+        mute=muted,
+    )
