@@ -103,8 +103,8 @@ def _read_plain_pickle(title: str, data: bytes) -> Any:
             _follow(opcode.name, argument, stack, marks, memo)
     except _RefusedError as error:
         raise DataError(
-            f"{title}: bytes, lists and booleans are expected, got {error}, which could run code "
-            "and is not read; write the file again from lists, with protocol 4"
+            f"{title}: bytes, lists and booleans are expected, got {error}, which is not read, as "
+            "a pickle can run code; write the file again from lists, with protocol 4"
         ) from error
     except (ValueError, IndexError, KeyError, AttributeError, TypeError) as error:
         message = str(error).split("\n")[0][:160]
