@@ -85,7 +85,7 @@ def test_nothing_is_run(write, tmp_path, protocol):
     ],
 )  # fmt: skip
 def test_other_kinds_of_values_are_refused(write, content):
-    with pytest.raises(DataError, match="which is not read, .*; write the file again from lists"):
+    with pytest.raises(DataError, match=r"which is not read, .*; write the file again from lists"):
         read_insightface(write(pickle.dumps(content)))
 
 
