@@ -225,7 +225,7 @@ class Similarity:
 
     def features_operand(self, features: Tensor) -> Operand:
         """Return the features as they enter products."""
-        return Operand(features)
+        raise NotImplementedError
 
     def features_gradient(
         self, operand: Operand, d_values: Tensor, d_offset: Tensor | None
@@ -235,7 +235,7 @@ class Similarity:
 
     def prototypes_operand(self, prototypes: Tensor) -> Operand:
         """Return the prototypes as they enter products."""
-        return Operand(prototypes)
+        raise NotImplementedError
 
     def prototypes_gradient(
         self, operand: Operand, d_values: Tensor, d_offset: Tensor | None
@@ -276,6 +276,14 @@ class Similarity:
 
 class InnerProduct(Similarity):
     """``x . w``: a linear classifier."""
+
+    def features_operand(self, features: Tensor) -> Operand:
+        """Return the features."""
+        return Operand(features)
+
+    def prototypes_operand(self, prototypes: Tensor) -> Operand:
+        """Return the prototypes."""
+        return Operand(prototypes)
 
 
 @dataclass(frozen=True)

@@ -11,6 +11,7 @@ from torch.utils.checkpoint import checkpoint
 import tammes
 from tammes.kernels import dense
 from tammes.kernels.reference import reference_split
+from tammes.similarity import Similarity
 from tammes.split import ALONGSIDE, REDUCED
 
 HEADS = {
@@ -184,3 +185,99 @@ def test_tiny_weights_keep_their_digits():
     exact = gradient(torch.double)
     error = (gradient(torch.float) - exact).norm(dim=1) / exact.norm(dim=1)
     assert error.max() < 1e-4
+
+
+def test_a_precision_of_one_backend_does_not_stop_a_linear_head():
+    before = torch.backends.mkldnn.matmul.fp32_precision
+    criterion, labels = tammes.Criterion(HEADS["linear"](1.0), tammes.softmax()), torch.tensor([0])
+    try:
+        torch.backends.mkldnn.matmul.fp32_precision = "bf16"
+        assert criterion(torch.randn(1, 6), labels).isfinite()
+    finally:
+        torch.backends.mkldnn.matmul.fp32_precision = before
+
+
+@pytest.mark.parametrize("kind", HEADS)
+@pytest.mark.parametrize("reads", [[], ["norm"], ["gap", "length"], ["gap", "others"]], ids=str)
+def test_any_fields_can_be_read_alone(kind, reads):
+    head, features, labels = HEADS[kind](2.0), torch.randn(2, 6), torch.tensor([0, 8])
+    found = head.split(features, labels, reads)
+    expected = reference_split(head.problem(features), labels, frozenset(reads))
+    for name in reads:
+        assert_close(getattr(found, name), getattr(expected, name))
+
+
+@pytest.mark.parametrize("kind", HEADS)
+def test_many_gradients_at_once_are_those_one_by_one(kind):
+    head, labels = HEADS[kind](2.0).double(), torch.tensor([0, 8, 3])
+    criterion = tammes.Criterion(head, tammes.softmax(), reduction="none")
+    features = torch.randn(3, 6, dtype=torch.double, requires_grad=True)
+    every = torch.eye(3, dtype=torch.double)
+    rows = [torch.autograd.grad(criterion(features, labels), features, row)[0] for row in every]
+    values = criterion(features, labels)
+    (found,) = torch.autograd.grad(values, features, every, is_grads_batched=True)
+    assert_close(found, torch.stack(rows))
+
+
+def test_a_second_derivative_by_a_scale_that_is_learned_alone():
+    head = HEADS["cosine"]("learnable").double()
+    head.weight.requires_grad_(False)
+    loss = tammes.Criterion(head, tammes.cosface())(torch.randn(3, 6).double(), torch.arange(3))
+    (first,) = torch.autograd.grad(loss, head.log_scale, create_graph=True)
+    (second,) = torch.autograd.grad(first.sum(), head.log_scale)
+    assert second.isfinite().all()
+
+
+def test_a_default_device_is_not_that_of_the_batch():
+    criterion, features = tammes.CosFace(6, 9), torch.randn(2, 6)
+    with torch.device("meta"):
+        loss = criterion(features, torch.tensor([0, 8], device="cpu"))
+    assert loss.device.type == "cpu"
+
+
+def test_what_a_term_does_to_its_batch_ends_with_the_call():
+    seen = []
+
+    @tammes.term(on="features", reads="")
+    def careless(batch):
+        seen.append(batch.valid.clone())
+        batch.valid.zero_()
+        return batch.features.sum(1), torch.ones_like(batch.labels, dtype=torch.bool)
+
+    criterion = tammes.Criterion(tammes.CosineHead(6, 9), tammes.cosface() + careless())
+    for _ in range(2):
+        criterion(torch.randn(2, 6), torch.tensor([0, 8]))
+    assert all(valid.all() for valid in seen)
+
+
+def test_a_bias_beside_cosines_has_the_gradient_of_the_reference():
+    head, features = tammes.CosineHead(6, 9, scale=4.0), torch.randn(3, 6)
+    head.bias = torch.nn.Parameter(torch.randn(9))
+    features[1] = 0.0
+    arguments = head, features, torch.tensor([0, 1, 8]), frozenset(["target", "others", "gap"])
+    found = numbers_of(dense.dense_split, *arguments)
+    assert_same(found, numbers_of(reference_split, *arguments), rtol=1e-4, atol=1e-5)
+
+
+def test_long_features_and_long_prototypes_have_a_direction():
+    head, labels = tammes.CosineHead(6, 9), torch.tensor([0, 8, 3])
+    head.weight.data.mul_(1e8)
+    features = torch.nn.functional.normalize(head.weight.detach()[labels]) * 2e38
+    assert_close(head.split(features, labels, ["target"]).target, torch.ones(3))
+
+
+def test_a_similarity_of_ones_own_is_not_taken_for_an_inner_product():
+    class Doubled(Similarity):
+        def keys(self, prototypes):
+            return 2 * prototypes, None
+
+    problem = tammes.LinearHead(6, 9, bias=False).problem(torch.randn(2, 6))
+    with pytest.raises(NotImplementedError):
+        dense.dense_split(
+            problem._replace(similarity=Doubled()), torch.tensor([0, 8]), frozenset(["others"])
+        )
+
+
+def test_a_split_alone_has_no_excess():
+    with pytest.raises(ValueError, match="use a criterion"):
+        HEADS["linear"](1.0).split(torch.randn(1, 6), torch.tensor([0]), ["target", "excess"])

@@ -125,7 +125,7 @@ class Criterion(nn.Module):
         self.schedules = nn.ModuleDict()
         self._noted: dict[str, Noted] = {}
         self._noted_total: Tensor | float | None = None
-        self._even: tuple[tuple[int, torch.dtype, float], Tensor, Tensor] | None = None
+        self._even: tuple[tuple[int, torch.dtype, float], Tensor] | None = None
         self._step_by_hand = False
         self._watch = UpdateWatch()
         self._compose(loss, class_weights)
@@ -215,10 +215,10 @@ class Criterion(nn.Module):
         labels = labels.long()
         dtype = working_dtype(features, head.weight)
         even = None
+        valid = labels != self.ignore_index
         if none_ignored:
-            even, valid = self._every_example(labels, dtype)
+            even = self._even_weights(labels, dtype)
         else:
-            valid = labels != self.ignore_index
             none_ignored = not tracing and labels.device.type == "cpu" and bool(valid.all())
         batch = Batch(features, labels, valid)
         if not none_ignored:
@@ -294,15 +294,14 @@ class Criterion(nn.Module):
                 self.step()
         return loss
 
-    def _every_example(self, labels: Tensor, dtype: torch.dtype) -> tuple[Tensor, Tensor]:
-        """Weights and validity of a batch in which every example counts alike; made once a size."""
+    def _even_weights(self, labels: Tensor, dtype: torch.dtype) -> Tensor:
+        """Weights of a batch in which every example counts alike, made once for each size."""
         share = 1 / len(labels) if self.reduction == "mean" else 1.0
         if self._even is None or self._even[0] != (len(labels), dtype, share):
             with torch.inference_mode(False):
-                weights = torch.full(labels.shape, share, dtype=dtype)
-                valid = torch.ones(labels.shape, dtype=torch.bool)
-            self._even = (len(labels), dtype, share), weights, valid
-        return self._even[1:]
+                weights = torch.full(labels.shape, share, dtype=dtype, device=labels.device)
+            self._even = (len(labels), dtype, share), weights
+        return self._even[1]
 
     def logits(self, features: Tensor) -> Tensor:
         """Scores without any margin, for inference, shape ``(N, C)``."""

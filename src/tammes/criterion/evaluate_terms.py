@@ -168,7 +168,7 @@ def _evaluate_group(
     # take a gradient themselves, need the split as a tensor of its own.
     summed = not (rowwise or weights.requires_grad or _take_gradient(arguments, group.names))
     if summed and not plan.too_thin(problem):
-        # Of heads that have all classes, a compiler sees the dense form.
+        # Of heads that have all classes, a compiler sees the reference.
         run = weighted_loss if problem.share is None else outside_compile(weighted_loss)
         loss, sums = run(problem, batch.labels, weights, plan)
         return loss, {name: (total, None) for name, total in zip(group.names, sums, strict=True)}

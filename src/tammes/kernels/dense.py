@@ -1,7 +1,8 @@
 """Dense kernel: the split of a batch with its scores in memory, gradients in closed form.
 
-Forward makes the scores of all classes, reduces them to the numbers that terms read, and keeps one
-N x C buffer, the softmax of the other classes. Backward turns it into the gradient of the scores
+Forward makes the scores of all classes, reduces them to the numbers that terms read, and keeps the
+softmax of the other classes (and the scores, for the few numbers that need them). Backward turns it
+into the gradient of the scores
 
     d loss / d f_c = q_c (d_others + d_expected (1 + f_c - expected)) + d_mean + ...
 
@@ -16,6 +17,7 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
+from tammes._validation import transforming
 from tammes.kernels.problem import Problem
 from tammes.kernels.reference import reference_split
 from tammes.similarity import InnerProduct, Operand, Similarity, full_precision, working_dtype
@@ -62,7 +64,11 @@ def dense_split(
     over = None
     if "excess" in reads and threshold is not None:
         over = threshold(assemble(known, labels, scale, classes, features))
-    found = _DenseSplit.apply(features, prototypes, bias, scale, over, labels, similarity, names)
+    found = ()
+    if names:
+        found = _DenseSplit.apply(
+            features, prototypes, bias, scale, over, labels, similarity, names
+        )
     numbers = known | dict(zip(names, found, strict=True))
     return assemble(numbers, labels, scale, classes, features, unit=similarity.is_cosine)
 
@@ -140,7 +146,7 @@ class _DenseSplit(torch.autograd.Function):
         wanted = dict(zip(ctx.names, gradients, strict=True))
         scale = ctx.scale if saved.scale is None else saved.scale
         with full_precision(saved.features.device):
-            if torch.is_grad_enabled():
+            if torch.is_grad_enabled() or _batched(gradients):
                 return *_by_reference(saved, scale, ctx.similarity, wanted), None, None, None
             if ctx.spent:
                 # A second backward: the first has overwritten the softmax.
@@ -152,6 +158,14 @@ class _DenseSplit(torch.autograd.Function):
             needs = ctx.needs_input_grad[:5]
             found = _in_closed_form(saved, scale, ctx.similarity, wanted, needs)
             return *found, None, None, None
+
+
+def _batched(gradients: Sequence[Tensor | None]) -> bool:
+    """Whether many gradients are asked for at once, which nothing in place can serve."""
+    return transforming() or any(
+        gradient is not None and torch._C._functorch.is_legacy_batchedtensor(gradient)
+        for gradient in gradients
+    )
 
 
 def _evaluate(
@@ -176,10 +190,10 @@ def _evaluate(
             own_inverse = keys.inverse.index_select(0, labels)
             own.mul_(own_inverse)
             if query.inverse is not None and not (query.directed and keys.directed):
-                directed = (query.inverse * own_inverse).squeeze(1) > 0
+                directed = ((query.inverse > 0) & (own_inverse > 0)).squeeze(1)
         left = query.values if similarity.is_cosine else features
         numbers = similarity.paired(left, own, names, directed)
-        if bias is not None:
+        if bias is not None and "target" in numbers:
             numbers["target"] += bias.index_select(0, labels)
 
     factor = scale if keys.inverse is None else keys.inverse.view(-1) * scale
@@ -249,8 +263,13 @@ def _is_one(scale: Tensor | float) -> bool:
 
 def _target_in_scores(similarity: Similarity, features: Tensor) -> bool:
     """Whether products are as exact as a sum over paired rows, so that the target is in them."""
-    exact = features.dtype == torch.float64 or torch.get_float32_matmul_precision() == "highest"
-    return isinstance(similarity, InnerProduct) and exact
+    if not isinstance(similarity, InnerProduct):
+        return False
+    try:
+        return features.dtype == torch.float64 or torch.get_float32_matmul_precision() == "highest"
+    except RuntimeError:
+        # It cannot be asked once a backend has a precision of its own.
+        return False
 
 
 def _make_scores(
@@ -380,8 +399,9 @@ def _in_closed_form(
         d_prototypes = similarity.prototypes_gradient(keys, d_keys, d_classes)
     if need_bias and d_classes is not None:
         d_bias = d_classes
-        if "target" in own and saved.own is not None:
-            d_bias = d_bias.index_add(0, saved.labels, own["target"])
+        own_target = wanted.get("target")
+        if own_target is not None and saved.own is not None:
+            d_bias = d_bias.index_add(0, saved.labels, own_target)
     return [d_features, d_prototypes, d_bias, d_scale, d_threshold]
 
 
@@ -414,7 +434,7 @@ def _by_reference(
     similarity: Similarity,
     wanted: Mapping[str, Tensor | None],
 ) -> list[Tensor | None]:
-    """Gradients as the reference has them, differentiable again under ``create_graph``."""
+    """Gradients as the reference has them: batched, or differentiable under ``create_graph``."""
     inputs = (saved.features, saved.prototypes, saved.bias, saved.scale, saved.threshold)
     again, reads = torch.is_grad_enabled(), frozenset(wanted)
     with torch.enable_grad():
@@ -424,7 +444,11 @@ def _by_reference(
             problem, saved.labels, reads, None if threshold is None else lambda _: threshold
         )
         numbers = split._asdict() | {"mean": split.mean * split.rivals}
-    pairs = [(numbers[name], value) for name, value in wanted.items() if value is not None]
+    pairs = [
+        (numbers[name], value)
+        for name, value in wanted.items()
+        if value is not None and numbers[name].requires_grad
+    ]
     needed = [tensor for tensor in inputs if tensor is not None and tensor.requires_grad]
     found = iter(
         torch.autograd.grad(

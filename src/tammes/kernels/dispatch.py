@@ -24,7 +24,7 @@ Way = Literal["dense", "reference", "streamed", "fused"]
 _IMPLEMENTATIONS = frozenset(get_args(Implementation))
 
 _SMALL = 1 << 20
-"""Scores below which the plain form is at least as fast, and small anyway."""
+"""Scores below which the dense kernel is at least as fast, and its matrices small anyway."""
 _log = logging.getLogger("tammes")
 
 
@@ -97,17 +97,17 @@ def split(
         implementation: how; the fused kernel is for losses, a split alone is streamed.
     """
     reads = frozenset(reads)
+    if "excess" in reads:
+        raise ValueError(
+            "a split expects reads without excess, whose threshold belongs to a term, got it: "
+            "use a criterion"
+        )
     kernel = choose_kernel(implementation, problem, reads)
     if kernel == "reference":
         return reference_split(problem, labels, reads)
     if kernel == "dense":
         with full_precision(problem.features.device):
             return dense_split(problem, labels, reads)
-    if "excess" in reads:
-        raise ValueError(
-            "a streamed split expects reads without excess, whose threshold belongs to a term, "
-            "got it: use a criterion, or implementation='dense'"
-        )
     low = product_dtype(problem.features.device)
     plan = Plan(reads, _never, (), product_dtype=low)
     return streamed_split(problem, labels, plan)
