@@ -200,7 +200,8 @@ def test_table_of_files_has_every_file_and_says_which_are_reproducible(trained):
     files = {path.name for path in (trained / "runs" / "softmax").iterdir()}
     # A lock may be taken away with the process that held it.
     assert listed - {"failure.json", ".lock"} == files - {".lock"}
-    assert {name for name, same in rows if same == "yes"} == {*SAME, "checkpoints/"}
+    same_again = {*SAME, "health.json", "checkpoints/"}
+    assert {name for name, same in rows if same == "yes"} == same_again
 
 
 def test_the_code_of_the_page_on_training_makes_the_model_again(trained, monkeypatch, capsys):

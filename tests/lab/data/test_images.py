@@ -168,6 +168,8 @@ def test_images_that_do_not_go_with_their_labels_are_refused(few):
 
 def test_the_code_on_the_page_runs(capsys):
     page = (Path(__file__).parents[3] / "docs" / "data.md").read_text()
-    (block,) = re.findall(r"^```python\n(.*?)^```", page, re.DOTALL | re.MULTILINE)
-    exec(compile(block, "data.md", "exec"), {})
+    # The second block reads data sets that are not at hand.
+    first, second = re.findall(r"^```python\n(.*?)^```", page, re.DOTALL | re.MULTILINE)
+    compile(second, "data.md", "exec")
+    exec(compile(first, "data.md", "exec"), {})
     assert "(1, 8, 8)" in capsys.readouterr().out
