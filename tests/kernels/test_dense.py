@@ -215,8 +215,15 @@ def test_many_gradients_at_once_are_those_one_by_one(kind):
     every = torch.eye(3, dtype=torch.double)
     rows = [torch.autograd.grad(criterion(features, labels), features, row)[0] for row in every]
     values = criterion(features, labels)
-    (found,) = torch.autograd.grad(values, features, every, is_grads_batched=True)
+    (found,) = torch.autograd.grad(
+        values, features, every, is_grads_batched=True, retain_graph=True
+    )
     assert_close(found, torch.stack(rows))
+
+    def gradient(row):
+        return torch.autograd.grad(values, features, row, retain_graph=True)[0]
+
+    assert_close(torch.func.vmap(gradient)(every), torch.stack(rows))
 
 
 def test_a_second_derivative_by_a_scale_that_is_learned_alone():

@@ -27,8 +27,6 @@ _OWN = ("target", "gap", "opposite")
 _OTHERS = ("others", "hardest", "expected", "mean", "excess", "softplus")
 _OF_SCORES = frozenset(("expected", "excess", "softplus"))
 """Numbers whose gradient is made of the scores, which are then kept beside their softmax."""
-_ADDED = ("mean", "excess", "softplus")
-"""Numbers that are sums over the other classes."""
 
 
 def dense_split(
@@ -129,9 +127,8 @@ class _DenseSplit(torch.autograd.Function):
         similarity: Similarity,
         names: tuple[str, ...],
     ) -> tuple[Tensor, ...]:
-        numbers, saved = _evaluate(
-            features, prototypes, bias, scale, threshold, labels, similarity, names
-        )
+        problem = Problem(features, prototypes, bias, scale, similarity)
+        numbers, saved = _evaluate(problem, threshold, labels, names)
         ctx.save_for_backward(*saved)
         # A number is no tensor to save.
         ctx.scale = None if isinstance(scale, Tensor) else scale
@@ -145,18 +142,15 @@ class _DenseSplit(torch.autograd.Function):
         saved = _Saved(*ctx.saved_tensors)
         wanted = dict(zip(ctx.names, gradients, strict=True))
         scale = ctx.scale if saved.scale is None else saved.scale
+        problem = Problem(saved.features, saved.prototypes, saved.bias, scale, ctx.similarity)
         with full_precision(saved.features.device):
             if torch.is_grad_enabled() or _batched(gradients):
-                return *_by_reference(saved, scale, ctx.similarity, wanted), None, None, None
+                return *_by_reference(problem, saved, wanted), None, None, None
             if ctx.spent:
                 # A second backward: the first has overwritten the softmax.
-                features, prototypes, bias, _, threshold, labels, *_ = saved
-                _, saved = _evaluate(
-                    features, prototypes, bias, scale, threshold, labels, ctx.similarity, ctx.names
-                )
+                _, saved = _evaluate(problem, saved.threshold, saved.labels, ctx.names)
             ctx.spent = True
-            needs = ctx.needs_input_grad[:5]
-            found = _in_closed_form(saved, scale, ctx.similarity, wanted, needs)
+            found = _in_closed_form(problem, saved, wanted, ctx.needs_input_grad[:5])
             return *found, None, None, None
 
 
@@ -169,16 +163,10 @@ def _batched(gradients: Sequence[Tensor | None]) -> bool:
 
 
 def _evaluate(
-    features: Tensor,
-    prototypes: Tensor,
-    bias: Tensor | None,
-    scale: Tensor | float,
-    threshold: Tensor | None,
-    labels: Tensor,
-    similarity: Similarity,
-    names: tuple[str, ...],
+    problem: Problem, threshold: Tensor | None, labels: Tensor, names: tuple[str, ...]
 ) -> tuple[dict[str, Tensor], _Saved]:
     """Compute the numbers of a split, and what their gradients are made of."""
+    features, prototypes, bias, scale, similarity, *_ = problem
     apart = names[0] in _OWN and not _target_in_scores(similarity, features)
     query = similarity.features_operand(features)
     keys = similarity.prototypes_operand(prototypes)
@@ -304,7 +292,8 @@ def _gradient_of_scores(
     """
     others, expected, hardest = wanted.get("others"), wanted.get("expected"), wanted.get("hardest")
     target = None if saved.target is None else wanted.get("target")
-    added = {name: value for name, value in wanted.items() if name in _ADDED and value is not None}
+    mean, smooth, excess = wanted.get("mean"), wanted.get("softplus"), wanted.get("excess")
+    added = not (mean is None and smooth is None and excess is None)
     if saved.softmax is None or (others is None and expected is None):
         result = saved.query.new_zeros(len(saved.query), len(saved.keys))
     else:
@@ -323,18 +312,17 @@ def _gradient_of_scores(
             slope = slope if others is None else slope + others
             tilt = saved.scores * expected.unsqueeze(1)
             result.mul_(tilt.add_(slope.unsqueeze(1)))
+    if mean is not None:
+        result.add_(mean.unsqueeze(1))
+    if smooth is not None:
+        assert saved.scores is not None
+        result.addcmul_(saved.scores.sigmoid(), smooth.unsqueeze(1))
+    if excess is not None:
+        assert saved.scores is not None
+        assert saved.threshold is not None
+        active = (saved.scores > saved.threshold.unsqueeze(1)).to(excess)
+        result.addcmul_(active, excess.unsqueeze(1))
     if added:
-        for name, value in added.items():
-            column = value.unsqueeze(1)
-            if name == "mean":
-                result.add_(column)
-            elif name == "softplus":
-                assert saved.scores is not None
-                result.addcmul_(saved.scores.sigmoid(), column)
-            else:
-                assert saved.scores is not None
-                assert saved.threshold is not None
-                result.addcmul_((saved.scores > saved.threshold.unsqueeze(1)).to(value), column)
         result.scatter_(1, saved.labels.unsqueeze(1), 0.0)
     if target is not None:
         own = target if _is_one(scale) else target / scale
@@ -348,13 +336,13 @@ def _gradient_of_scores(
 
 
 def _in_closed_form(
+    problem: Problem,
     saved: _Saved,
-    scale: Tensor | float,
-    similarity: Similarity,
     wanted: Mapping[str, Tensor | None],
     needs: Sequence[bool],
 ) -> list[Tensor | None]:
     """Gradients of features, prototypes, bias, scale and threshold."""
+    scale, similarity = problem.scale, problem.similarity
     need_features, need_prototypes, need_bias, need_scale, need_threshold = needs
     query = Operand(saved.query, saved.query_inverse, saved.query_offset)
     keys = Operand(saved.keys, saved.keys_inverse, saved.keys_offset)
@@ -387,6 +375,7 @@ def _in_closed_form(
         d_query = d_query if column is None else d_query.mul_(column)
         if need_scale:
             d_scale = _gradient_of_scale(saved, scale, wanted, d_query, d_rows, d_classes)
+    if need_features:
         d_query = d_query if left is None else d_query.add_(left)
         d_features = similarity.features_gradient(query, d_query, d_rows)
     if need_prototypes:
@@ -429,16 +418,12 @@ def _gradient_of_scale(
 
 
 def _by_reference(
-    saved: _Saved,
-    scale: Tensor | float,
-    similarity: Similarity,
-    wanted: Mapping[str, Tensor | None],
+    problem: Problem, saved: _Saved, wanted: Mapping[str, Tensor | None]
 ) -> list[Tensor | None]:
     """Gradients as the reference has them: batched, or differentiable under ``create_graph``."""
     inputs = (saved.features, saved.prototypes, saved.bias, saved.scale, saved.threshold)
     again, reads = torch.is_grad_enabled(), frozenset(wanted)
     with torch.enable_grad():
-        problem = Problem(saved.features, saved.prototypes, saved.bias, scale, similarity)
         threshold = saved.threshold
         split = reference_split(
             problem, saved.labels, reads, None if threshold is None else lambda _: threshold
