@@ -13,10 +13,12 @@ from tammes.lab.training.datasets import prepare_data
 from tammes.lab.training.model import build_model
 
 SCRIPT = """
-import json, sys, torch
+import atexit, json, sys, torch
 from pathlib import Path
 from tammes.lab.config.schema import Config
 from tammes.lab.training.loop import train
+# Registered first, so called last: threads of a group that is still there can abort the process.
+atexit.register(lambda: print("in a group:", torch.distributed.is_initialized()))
 torch.set_num_threads(1)
 train(Config.from_dict(json.loads(Path(sys.argv[1]).read_text())), Path(sys.argv[2]))
 """
@@ -49,6 +51,7 @@ def run_with(processes, config, folder):
         timeout=300,
     )
     assert done.returncode == 0, done.stderr[-3000:]
+    assert done.stdout.count("in a group: False") == processes, done.stdout
     return Run(out)
 
 

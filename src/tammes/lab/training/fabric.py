@@ -1,5 +1,7 @@
 """Device, precision, processes and loggers of a run, through ``lightning.fabric``."""
 
+import atexit
+import gc
 import logging
 import os
 from collections.abc import Callable
@@ -81,7 +83,21 @@ def launch(config: Config, folder: Path) -> Any:
         loggers=[LOGGERS[name](folder) for name in _logger_names(config)],
     )
     fabric.launch()
+    if processes > 1:
+        atexit.register(_leave_group)
     return fabric
+
+
+def _leave_group() -> None:
+    """Destroy the process group while Python still runs.
+
+    Threads of gloo may hold tensors a moment longer than the last collective; one that lets go of
+    them while the interpreter ends aborts the process.
+    """
+    # The group's threads end when nothing refers to it any more.
+    gc.collect()
+    if torch.distributed.is_initialized():
+        torch.distributed.destroy_process_group()
 
 
 def uses_graphs(config: Config, fabric: Any) -> bool:
