@@ -27,6 +27,8 @@ COMMANDS = {
     "losses": "every loss with its formula, settings, heads and references",
     "measure": "measure the margins of prototypes and embeddings from files",
     "evaluate": "evaluate a trained model on few-shot episodes",
+    "predict": "predict the classes of images with a trained model",
+    "export": "write a trained model to an ONNX or a torch.export file",
     "checkpoint": "inspect, merge or split the checkpoint of a head",
 }
 """Commands and their summaries; each is a module of this package."""
