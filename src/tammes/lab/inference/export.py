@@ -32,7 +32,7 @@ from tammes.optional import require
 
 ONNX, TORCH = ".onnx", ".pt2"
 """Suffixes of the files."""
-METADATA = "tammes.json"
+METADATA = "metadata.json"
 """Name of the metadata in a file of ``torch.export``."""
 BATCH_SIZES = (1, 7)
 """Batch sizes at which a file is compared with the model."""
