@@ -38,12 +38,12 @@ def dense_split(
     """Split a batch, outside of autocast; differentiable any number of times.
 
     Args:
-        problem: features and prototypes, of at least one example and without masked classes.
+        problem: features and prototypes, of at least one example.
         labels: class of each example, shape ``(N,)``.
         reads: names of the fields to compute.
         threshold: of the ``excess``, as a function of the split without it.
     """
-    features, prototypes, bias, scale, similarity, *_ = problem
+    features, prototypes, bias, scale, similarity, _, there = problem
     # Cast once, so that the parts of a gradient meet in the working dtype.
     dtype = working_dtype(features, prototypes)
     features, prototypes = features.to(dtype), prototypes.to(dtype)
@@ -52,11 +52,14 @@ def dense_split(
     names, beside = _outputs(similarity.is_cosine, reads)
     classes = prototypes.shape[0]
     known: dict[str, Tensor] = {}
+    if there is not None:
+        # Counted in whole numbers.
+        known["rivals"] = (there.sum() - there.index_select(0, labels).long()).to(dtype)
     if beside:
         # Length and norm of a cosine are of the features alone.
         alone = similarity.is_cosine and beside <= {"length", "norm"}
         own = features if alone else prototypes.index_select(0, labels)
-        known = similarity.own(features, own, beside)
+        known |= similarity.own(features, own, beside)
         if bias is not None and "target" in known:
             known["target"] = known["target"] + bias.index_select(0, labels)
     over = None
@@ -65,7 +68,7 @@ def dense_split(
     found = ()
     if names:
         found = _DenseSplit.apply(
-            features, prototypes, bias, scale, over, labels, similarity, names
+            features, prototypes, bias, scale, over, labels, there, similarity, names
         )
     numbers = known | dict(zip(names, found, strict=True))
     return assemble(numbers, labels, scale, classes, features, unit=similarity.is_cosine)
@@ -93,6 +96,7 @@ class _Saved(NamedTuple):
     scale: Tensor | None
     threshold: Tensor | None
     labels: Tensor
+    there: Tensor | None
     query: Tensor
     query_inverse: Tensor | None
     query_offset: Tensor | None
@@ -124,10 +128,11 @@ class _DenseSplit(torch.autograd.Function):
         scale: Tensor | float,
         threshold: Tensor | None,
         labels: Tensor,
+        there: Tensor | None,
         similarity: Similarity,
         names: tuple[str, ...],
     ) -> tuple[Tensor, ...]:
-        problem = Problem(features, prototypes, bias, scale, similarity)
+        problem = Problem(features, prototypes, bias, scale, similarity, there=there)
         numbers, saved = _evaluate(problem, threshold, labels, names)
         ctx.save_for_backward(*saved)
         # A number is no tensor to save.
@@ -142,16 +147,18 @@ class _DenseSplit(torch.autograd.Function):
         saved = _Saved(*ctx.saved_tensors)
         wanted = dict(zip(ctx.names, gradients, strict=True))
         scale = ctx.scale if saved.scale is None else saved.scale
-        problem = Problem(saved.features, saved.prototypes, saved.bias, scale, ctx.similarity)
+        problem = Problem(
+            saved.features, saved.prototypes, saved.bias, scale, ctx.similarity, there=saved.there
+        )
         with full_precision(saved.features.device):
             if torch.is_grad_enabled() or _batched(gradients):
-                return *_by_reference(problem, saved, wanted), None, None, None
+                return *_by_reference(problem, saved, wanted), None, None, None, None
             if ctx.spent:
                 # A second backward: the first has overwritten the softmax.
                 _, saved = _evaluate(problem, saved.threshold, saved.labels, ctx.names)
             ctx.spent = True
             found = _in_closed_form(problem, saved, wanted, ctx.needs_input_grad[:5])
-            return *found, None, None, None
+            return *found, None, None, None, None
 
 
 def _batched(gradients: Sequence[Tensor | None]) -> bool:
@@ -166,7 +173,7 @@ def _evaluate(
     problem: Problem, threshold: Tensor | None, labels: Tensor, names: tuple[str, ...]
 ) -> tuple[dict[str, Tensor], _Saved]:
     """Compute the numbers of a split, and what their gradients are made of."""
-    features, prototypes, bias, scale, similarity, *_ = problem
+    features, prototypes, bias, scale, similarity, _, there = problem
     apart = names[0] in _OWN and not _target_in_scores(similarity, features)
     query = similarity.features_operand(features)
     keys = similarity.prototypes_operand(prototypes)
@@ -185,14 +192,21 @@ def _evaluate(
             numbers["target"] += bias.index_select(0, labels)
 
     factor = scale if keys.inverse is None else keys.inverse.view(-1) * scale
-    scores = _make_scores(query, keys, bias, scale, factor)
+    shift = bias
+    if there is not None:
+        shift = torch.where(there, features.new_zeros(()) if bias is None else bias, -torch.inf)
+    scores = _make_scores(query, keys, shift, scale, factor)
     column = labels.unsqueeze(1)
     if "target" in names and own is None:
         target = scores.gather(1, column).squeeze(1)
+        if there is not None:
+            # An ignored example may stand for a masked class.
+            target = torch.where(there.index_select(0, labels), target, 0.0)
         numbers["target"] = target if _is_one(scale) else target / scale
     softmax = place = active = None
     if "mean" in names:
-        numbers["mean"] = scores.scatter_(1, column, 0.0).sum(1)
+        scores.scatter_(1, column, 0.0)
+        numbers["mean"] = (scores if there is None else torch.where(there, scores, 0.0)).sum(1)
     # Masked, not subtracted from a sum over all: where the own class dominates, the
     # subtraction would leave nothing of the others.
     scores.scatter_(1, column, -torch.inf)
@@ -215,7 +229,9 @@ def _evaluate(
         numbers["excess"] = above.relu_().sum(1)
     if "expected" in names:
         assert softmax is not None
-        numbers["expected"] = torch.linalg.vecdot(softmax, scores.scatter_(1, column, 0.0))
+        scores.scatter_(1, column, 0.0)
+        scores = scores if there is None else scores.masked_fill_(~there, 0.0)
+        numbers["expected"] = torch.linalg.vecdot(softmax, scores)
 
     saved = _Saved(
         features=features,
@@ -224,6 +240,7 @@ def _evaluate(
         scale=scale if isinstance(scale, Tensor) else None,
         threshold=threshold,
         labels=labels,
+        there=there,
         query=query.values,
         query_inverse=query.inverse,
         query_offset=query.offset,
@@ -324,6 +341,7 @@ def _gradient_of_scores(
         result.addcmul_(active, excess.unsqueeze(1))
     if added:
         result.scatter_(1, saved.labels.unsqueeze(1), 0.0)
+        result = result if saved.there is None else result.masked_fill_(~saved.there, 0.0)
     if target is not None:
         own = target if _is_one(scale) else target / scale
         result.scatter_(1, saved.labels.unsqueeze(1), own.unsqueeze(1))
