@@ -20,7 +20,14 @@ from torch import Tensor
 from tammes._validation import transforming
 from tammes.kernels.problem import Problem
 from tammes.kernels.reference import reference_split
-from tammes.similarity import InnerProduct, Operand, Similarity, full_precision, working_dtype
+from tammes.similarity import (
+    InnerProduct,
+    Operand,
+    Similarity,
+    Weighted,
+    full_precision,
+    working_dtype,
+)
 from tammes.split import ALONGSIDE, Split, assemble, softplus
 
 _OWN = ("target", "gap", "opposite")
@@ -104,9 +111,10 @@ class _Saved(NamedTuple):
     keys_inverse: Tensor | None
     keys_offset: Tensor | None
     factor: Tensor | None
-    own: Tensor | None
     own_inverse: Tensor | None
     directed: Tensor | None
+    pair: Tensor | None
+    second_pair: Tensor | None
     softmax: Tensor | None
     scores: Tensor | None
     target: Tensor | None
@@ -178,16 +186,16 @@ def _evaluate(
     query = similarity.features_operand(features)
     keys = similarity.prototypes_operand(prototypes)
     numbers: dict[str, Tensor] = {}
-    own = own_inverse = directed = None
+    rows: tuple[Tensor, ...] = ()
+    own_inverse = directed = None
     if apart:
         own = prototypes.index_select(0, labels)
         if keys.inverse is not None:
             own_inverse = keys.inverse.index_select(0, labels)
-            own.mul_(own_inverse)
             if query.inverse is not None and not (query.directed and keys.directed):
                 directed = ((query.inverse > 0) & (own_inverse > 0)).squeeze(1)
         left = query.values if similarity.is_cosine else features
-        numbers = similarity.paired(left, own, names, directed)
+        numbers, rows = similarity.paired(left, own, own_inverse, names, directed)
         if bias is not None and "target" in numbers:
             numbers["target"] += bias.index_select(0, labels)
 
@@ -197,7 +205,7 @@ def _evaluate(
         shift = torch.where(there, features.new_zeros(()) if bias is None else bias, -torch.inf)
     scores = _make_scores(query, keys, shift, scale, factor)
     column = labels.unsqueeze(1)
-    if "target" in names and own is None:
+    if "target" in names and not apart:
         target = scores.gather(1, column).squeeze(1)
         if there is not None:
             # An ignored example may stand for a masked class.
@@ -248,12 +256,13 @@ def _evaluate(
         keys_inverse=keys.inverse,
         keys_offset=keys.offset,
         factor=factor if isinstance(factor, Tensor) else None,
-        own=own,
         own_inverse=own_inverse,
         directed=directed,
+        pair=rows[0] if rows else None,
+        second_pair=rows[1] if len(rows) > 1 else None,
         softmax=softmax,
         scores=None if _OF_SCORES.isdisjoint(names) else scores,
-        target=numbers.get("target") if own is None else None,
+        target=None if apart else numbers.get("target"),
         expected=numbers.get("expected"),
         hardest=numbers.get("hardest"),
         place=place,
@@ -381,35 +390,45 @@ def _in_closed_form(
     if not (saved.factor is None and _is_one(scale)):
         gradient.mul_(scale if saved.factor is None else saved.factor)
 
-    left = right = None
+    left: Weighted = []
+    right: Weighted = []
     own = {name: value for name, value in wanted.items() if name in _OWN and value is not None}
-    if own and saved.own is not None:
+    if own and saved.pair is not None:
         if saved.directed is not None:
             own = {name: torch.where(saved.directed, value, 0.0) for name, value in own.items()}
-        rows = saved.query if similarity.is_cosine else saved.features
-        left, right = similarity.paired_gradient(rows, saved.own, own)
+        rows = [row for row in (saved.pair, saved.second_pair) if row is not None]
+        left, right = similarity.paired_gradient(rows, own)
     if need_features or need_scale:
         d_query = gradient @ keys.values
         d_query = d_query if column is None else d_query.mul_(column)
         if need_scale:
             d_scale = _gradient_of_scale(saved, scale, wanted, d_query, d_rows, d_classes)
     if need_features:
-        d_query = d_query if left is None else d_query.add_(left)
+        for row, weight in left:
+            d_query.addcmul_(row, weight.unsqueeze(1))
         d_features = similarity.features_gradient(query, d_query, d_rows)
     if need_prototypes:
         weighted = query.values if column is None else query.values * column
         d_keys = gradient.t() @ weighted
-        if left is not None:
-            rows, sign = (left, -1) if right is None else (right, 1)
-            rows = rows if saved.own_inverse is None else rows * saved.own_inverse
-            d_keys.index_add_(0, saved.labels, rows, alpha=sign)
+        if right:
+            d_keys.index_add_(0, saved.labels, _add_up(right, saved.own_inverse))
         d_prototypes = similarity.prototypes_gradient(keys, d_keys, d_classes)
     if need_bias and d_classes is not None:
         d_bias = d_classes
         own_target = wanted.get("target")
-        if own_target is not None and saved.own is not None:
+        if own_target is not None and saved.pair is not None:
             d_bias = d_bias.index_add(0, saved.labels, own_target)
     return [d_features, d_prototypes, d_bias, d_scale, d_threshold]
+
+
+def _add_up(weighted: Weighted, factor: Tensor | None) -> Tensor:
+    """Sum of weighted rows, each multiplied with a factor of shape ``(N, 1)``."""
+    total = None
+    for rows, weight in weighted:
+        column = weight.unsqueeze(1) if factor is None else weight.unsqueeze(1) * factor
+        total = rows * column if total is None else total.addcmul_(rows, column)
+    assert total is not None
+    return total
 
 
 def _gradient_of_scale(
