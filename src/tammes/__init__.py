@@ -66,6 +66,7 @@ from tammes.terms import Batch, Loss, Sum, Term, term
 if TYPE_CHECKING:
     from tammes import advise as advise
     from tammes.doctor import diagnose as diagnose
+    from tammes.gallery import Gallery as Gallery
 
 __version__ = "0.1.0.dev0"
 
@@ -78,6 +79,7 @@ __all__ = [
     "CosineHead",
     "Criterion",
     "GMSoftmax",
+    "Gallery",
     "GaussianHead",
     "Head",
     "LMSoftmax",
@@ -139,4 +141,6 @@ if not TYPE_CHECKING:
             return import_module("tammes.advise")
         if name == "diagnose":
             return import_module("tammes.doctor").diagnose
+        if name == "Gallery":
+            return import_module("tammes.gallery").Gallery
         raise AttributeError(f"module 'tammes' has no attribute {name!r}")
