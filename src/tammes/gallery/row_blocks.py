@@ -28,18 +28,19 @@ class RowBlocks:
 
     def extend(self, count: int) -> None:
         """Append rows of zeros."""
-        last = self._count + count
-        self[self._count : min(last, len(self._blocks) * self.step)] = 0.0
+        first, last = self._count, self._count + count
         while len(self._blocks) * self.step < last:
-            self._blocks.append(torch.zeros(self.step, self.size, device=self.device))
+            # Not zeros: the memory of a block is used as it is filled.
+            self._blocks.append(torch.empty(self.step, self.size, device=self.device))
         self._count = last
+        self[first:last] = 0.0
 
     def append(self, block: Tensor) -> None:
         """Append a block of rows, the last of which may be shorter; it is not copied."""
         if self._count % self.step or len(block) > self.step:
             raise ValueError(f"append expects full blocks of {self.step} rows before the last")
         if len(block) < self.step:
-            whole = torch.zeros(self.step, self.size, device=self.device)
+            whole = torch.empty(self.step, self.size, device=self.device)
             whole[: len(block)] = block
         else:
             whole = block.to(self.device)
