@@ -65,8 +65,9 @@ from tammes.terms import Batch, Loss, Sum, Term, term
 
 if TYPE_CHECKING:
     from tammes import advise as advise
-    from tammes.doctor import diagnose as diagnose
-    from tammes.gallery import Gallery as Gallery
+    from tammes.doctor.diagnose import diagnose as diagnose
+    from tammes.gallery.gallery import Gallery as Gallery
+    from tammes.lab.inference.trained_model import load as load
 
 __version__ = "0.1.0.dev0"
 
@@ -116,6 +117,7 @@ __all__ = [
     "large_margin_gaussian",
     "ldam",
     "lm_softmax",
+    "load",
     "logit_divergence",
     "metrics",
     "nca",
@@ -134,13 +136,18 @@ __all__ = [
 ]
 
 
+_LAZY = {
+    "Gallery": "tammes.gallery",
+    "diagnose": "tammes.doctor",
+    "load": "tammes.lab.inference.trained_model",
+}
+"""Modules of the names that are imported on first use."""
+
 if not TYPE_CHECKING:
 
     def __getattr__(name: str) -> Any:
         if name == "advise":
             return import_module("tammes.advise")
-        if name == "diagnose":
-            return import_module("tammes.doctor").diagnose
-        if name == "Gallery":
-            return import_module("tammes.gallery").Gallery
+        if name in _LAZY:
+            return getattr(import_module(_LAZY[name]), name)
         raise AttributeError(f"module 'tammes' has no attribute {name!r}")

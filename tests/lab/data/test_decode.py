@@ -56,6 +56,12 @@ def test_exif_orientation_is_undone(kind, orientation):
     # The middle of the blocks: formats that lose something blur their edges.
     off = abs(pixels.transpose(1, 2, 0).astype(int) - shown)
     assert off[[[8], [24], [40], [56]], [[6, 10, 22, 26]]].max() < 25
+    # An image that Pillow has opened is decoded alike, and stays as it is.
+    opened = Image.open(io.BytesIO(data))
+    again, same = decode(opened, (3, 64, 32))
+    assert again == found
+    assert (same == pixels).all()
+    opened.load()
 
 
 T = Image.Transpose

@@ -8,7 +8,7 @@ Consecutive crops and flips are one lookup, consecutive rotations and resized cr
 """
 
 import math
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
 import torch
@@ -158,11 +158,21 @@ class Augment(nn.Module):
     def _eval_transform(self, pixels: Tensor) -> Tensor:
         """Apply the deterministic part: the centre crop in the size of training."""
         images = self._centred(pixels)
+        for step, crop in self._evaluation_crops():
+            images = _resample(images, [step], None, reach=1 / crop.zoom)
+        return images
+
+    def _evaluation_crops(self) -> Iterator[tuple[_Step, ResizedCrop]]:
         for step in (step for stage in self.stages for step in stage):
             operation = step.operation
             if isinstance(operation, ResizedCrop) and operation.acts_in_evaluation(step.size):
-                images = _resample(images, [step], None, reach=1 / operation.zoom)
-        return images
+                yield step, operation
+
+    def evaluation_crops(self) -> list[tuple[float, Size]]:
+        """Centre crops of evaluation mode: the share of each side, and the size of the result."""
+        return [
+            (1 / crop.zoom, _size_after(crop, step.size)) for step, crop in self._evaluation_crops()
+        ]
 
     def _centred(self, images: Tensor) -> Tensor:
         return images.float() - self.mean if images.dtype == torch.uint8 else images

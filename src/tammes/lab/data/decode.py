@@ -46,14 +46,14 @@ def read_info(data: bytes | str) -> ImageInfo:
         return _info(image, _orientation(image))
 
 
-def decode(data: bytes | str, shape: Shape) -> tuple[ImageInfo, Any]:
+def decode(data: Any, shape: Shape) -> tuple[ImageInfo, Any]:
     """Decode an image to a given shape.
 
     It is rotated as EXIF says; transparent parts become white; 16 bits become 8. An image of
     another size is resized with antialiasing to just cover the shape, and cropped to the centre.
 
     Args:
-        data: bytes, or the path of a file.
+        data: bytes, the path of a file, or an image of Pillow, which is not changed.
         shape: ``(channels, height, width)``, one channel or three.
 
     Returns:
@@ -92,9 +92,11 @@ _TURNS = {
 """Operation that undoes each EXIF orientation."""
 
 
-def _open(data: bytes | str) -> Any:
+def _open(data: Any) -> Any:
     from PIL import Image
 
+    if isinstance(data, Image.Image):
+        return data.copy()
     return Image.open(io.BytesIO(data) if isinstance(data, bytes) else data)
 
 

@@ -17,12 +17,12 @@ from tammes.lab.fewshot import class_lists
 from tammes.lab.fewshot.class_lists import ClassLists, Part
 from tammes.lab.fewshot.protocol import LabelledFeatures
 from tammes.lab.measure import files
+from tammes.lab.measure.classification import classifies
 from tammes.lab.measure.formats import FileError
-from tammes.lab.records.run_folder import RecordError, Run, write_tensors
+from tammes.lab.records.run_folder import RecordError, Run, finished_run, write_tensors
 from tammes.lab.training.datasets import prepare_data
 from tammes.lab.training.loader import ImageLoader
 from tammes.lab.training.model import Model, load_model
-from tammes.terms import Loss
 
 _ROWS = 512
 """Batch size."""
@@ -127,11 +127,7 @@ def from_run(
     Raises:
         ValueError: the run has no model, or was trained on these classes or images.
     """
-    run = Run(Path(folder))
-    if not run.has("model"):
-        # Reading the configuration first gives a clearer error for a folder that is no run.
-        status = run.config and run.status
-        raise RecordError(f"{run.folder}: the run has no model.safetensors, it is {status}")
+    run = finished_run(folder)
     if source is None and classes is None:
         raise ValueError(
             f"{run.folder}: images of new classes are expected, named by --split or --data"
@@ -164,11 +160,6 @@ def check_disjoint(who: str, trained: Collection[str], wanted: Sequence[str]) ->
             f"{who}: novel classes are expected to be other than the base classes, "
             f"got {len(both)} of {len(wanted)} that are both, such as {both[0]!r}"
         )
-
-
-def classifies(loss: Loss) -> bool:
-    """Return whether a loss trains the prototypes of the head as a classifier."""
-    return any(term.definition.on == "split" for _, term in loss.leaves())
 
 
 def _prototypes(run: Run) -> Tensor:

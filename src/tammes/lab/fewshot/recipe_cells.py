@@ -214,8 +214,8 @@ def _margin_analysis(
     """Measure distances on test images of base classes and on novel classes, and P^s."""
     import torch
 
-    from tammes.lab.fewshot.features import classifies
     from tammes.lab.fewshot.margin_analysis import analyse
+    from tammes.lab.measure.classification import classifies
     from tammes.lab.training.model import load_model
 
     base, novel = (_examples(run, shots, part, report) for part in ("base", "novel"))

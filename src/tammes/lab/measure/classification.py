@@ -136,6 +136,11 @@ def by_example(loss: Loss) -> bool:
     return all(term.definition.on != "features" for _, term in loss.leaves())
 
 
+def classifies(loss: Loss) -> bool:
+    """Whether a loss trains the prototypes of the head as a classifier."""
+    return any(term.definition.on == "split" for _, term in loss.leaves())
+
+
 def measure_prototypes(head: Head, *, margin: bool = True) -> dict[str, float]:
     """Return class margin and norms of the prototypes, as in a line of ``metrics.jsonl``.
 

@@ -161,6 +161,20 @@ def find(paths: Sequence[str | os.PathLike[str]]) -> list[Run]:
     return [runs[path] for path in sorted(runs)]
 
 
+def finished_run(folder: str | os.PathLike[str]) -> Run:
+    """Return the run in a folder, which is expected to have a trained model.
+
+    Raises:
+        RecordError: the folder is not a run, or the run is unfinished or failed.
+    """
+    run = Run(Path(folder))
+    if not run.has("model"):
+        # Reading the configuration first gives a clearer error for a folder that is no run.
+        status = run.config and run.status
+        raise RecordError(f"{run.folder}: the run has no model.safetensors, it is {status}")
+    return run
+
+
 def write_json(path: Path, value: Mapping[str, Any]) -> None:
     """Write an object as JSON; a non-finite number raises ValueError."""
     try:

@@ -71,6 +71,12 @@ def list_classes(folder: Path) -> Entries:
     )
 
 
+def walk_images(folder: Path) -> Iterator[str]:
+    """Yield the path of every image in or below a folder, sorted, one directory at a time."""
+    for path, _, _ in _images(folder, "", set()):
+        yield os.path.join(folder, path)
+
+
 def _subfolders(folder: Path) -> list[str]:
     with os.scandir(folder) as inside:
         return sorted(entry.name for entry in inside if entry.is_dir() and _is_visible(entry.name))

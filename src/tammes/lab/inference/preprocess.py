@@ -1,0 +1,204 @@
+"""Preprocessing of a trained model: from paths, Pillow images, arrays or tensors to pixels.
+
+Files are decoded by :func:`tammes.lab.data.decode.decode` and pixels are normalised by
+:class:`tammes.lab.data.augment.Augment`, as in the evaluation of a run.
+"""
+
+import os
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from tammes.lab.data.augment import Augment
+from tammes.lab.data.decode import Shape, decode, reason
+from tammes.lab.data.images import DataError
+from tammes.lab.data.sources.folder import SUFFIXES, walk_images
+from tammes.optional import require
+
+
+class UnreadableImage(DataError):
+    """An image cannot be used; the message is one sentence.
+
+    Args:
+        name: path of the image, or its position.
+        why: the reason, in a few words.
+    """
+
+    def __init__(self, name: str, why: str) -> None:
+        super().__init__(f"{name} cannot be read ({why})")
+        self.name, self.why = name, why
+
+
+@dataclass(frozen=True)
+class Preprocess:
+    """Preprocessing of a model: decodes an image to pixels, and states what follows.
+
+    A file is rotated as EXIF says, its transparent parts become white, and it is resized with
+    antialiasing to just cover ``shape`` and cropped to the centre. The model itself normalises
+    the pixels.
+
+    Args:
+        shape: channels, height and width of the pixels.
+        mean: mean of each channel, for values in [0, 1].
+        std: standard deviation of each channel.
+        crops: centre crops after normalisation: the share of each side, and the resulting size.
+    """
+
+    shape: Shape
+    mean: tuple[float, ...]
+    std: tuple[float, ...]
+    crops: tuple[tuple[float, tuple[int, int]], ...] = ()
+
+    @classmethod
+    def of(cls, augment: Augment, *, mean: Iterable[float], std: Iterable[float]) -> "Preprocess":
+        """Return the preprocessing of a model with this augmentation."""
+        return cls(augment.shape, tuple(mean), tuple(std), tuple(augment.evaluation_crops()))
+
+    def __call__(self, image: Any, name: str = "the image") -> Tensor:
+        """Convert one image to pixels, uint8 ``(channels, height, width)``.
+
+        Args:
+            image: path, encoded bytes, Pillow image, array ``(height, width[, channels])`` or
+                tensor ``([channels, ]height, width)``; numbers are uint8, or floating in [0, 1].
+            name: name of the image in messages.
+
+        Raises:
+            UnreadableImage: the image cannot be used.
+        """
+        try:
+            if isinstance(image, Tensor):
+                tensor = _bytes(image.detach().cpu())
+                if tuple(tensor.shape) == self.shape:
+                    return tensor
+                image = _from_pixels(tensor[None] if tensor.ndim == 2 else tensor)
+            elif _is_array(image):
+                image = _from_array(image)
+            elif isinstance(image, os.PathLike):
+                image = os.fspath(image)
+            elif not isinstance(image, str | bytes) and not _is_pillow(image):
+                raise TypeError(
+                    "a path, a Pillow image, an array or a tensor is expected, "
+                    f"got {type(image).__name__}"
+                )
+            _, pixels = decode(image, self.shape)
+        except Exception as error:
+            raise UnreadableImage(name, reason(error)) from error
+        return torch.from_numpy(pixels.copy())
+
+    def __str__(self) -> str:
+        channels, height, width = self.shape
+        colour = "grey" if channels == 1 else "RGB"
+        steps = [
+            "rotate as EXIF says",
+            f"{colour}, transparent parts white",
+            f"resize (bilinear, antialiased) to just cover {height}×{width} and crop the centre",
+            f"divide by 255, subtract mean {_numbers(self.mean)}, divide by std "
+            f"{_numbers(self.std)}",
+        ]
+        steps += [
+            f"crop the centre, {share:.4g} of each side, resized to {size[0]}×{size[1]}"
+            for share, size in self.crops
+        ]
+        return "; ".join(steps)
+
+    def as_dict(self) -> dict[str, Any]:
+        """Return the preprocessing as plain values."""
+        return {
+            "shape": list(self.shape),
+            "mean": list(self.mean),
+            "std": list(self.std),
+            "crops": [[share, list(size)] for share, size in self.crops],
+            "steps": str(self),
+        }
+
+
+def named_images(images: Any) -> Iterator[tuple[str, Any]]:
+    """Yield the name of each image and the image; one at a time, however many there are.
+
+    Args:
+        images: one image as :class:`Preprocess` takes it, a folder (all images in and below it,
+            sorted by path), an array or a tensor of four dimensions, or any iterable of these.
+    """
+    for position, image in enumerate(_each(images)):
+        yield image if isinstance(image, str) else f"image {position}", image
+
+
+def _each(images: Any) -> Iterator[Any]:
+    if isinstance(images, str | os.PathLike):
+        path = Path(images)
+        if not path.is_dir():
+            yield os.fspath(images)
+            return
+        inside = walk_images(path)
+        first = next(inside, None)
+        if first is None:
+            raise DataError(f"{path}: there is no image in it ({', '.join(sorted(SUFFIXES))})")
+        yield first
+        yield from inside
+    elif _is_one(images):
+        yield images
+    else:
+        for image in images:
+            yield from _each(image)
+
+
+def _is_one(images: Any) -> bool:
+    """Whether an object other than a path is one image."""
+    if isinstance(images, Tensor) or _is_array(images):
+        return bool(images.ndim != 4)
+    return isinstance(images, bytes) or _is_pillow(images) or not isinstance(images, Iterable)
+
+
+def _is_array(image: Any) -> bool:
+    return isinstance(image, require("numpy", extra="lab").ndarray)
+
+
+def _is_pillow(image: Any) -> bool:
+    return isinstance(image, require("PIL.Image", extra="lab").Image)
+
+
+def _from_array(array: Any) -> Any:
+    if array.ndim == 2 and array.dtype == "uint16":
+        return require("PIL.Image", extra="lab").fromarray(array)
+    if array.ndim not in (2, 3):
+        raise ValueError(
+            f"an array of shape (height, width[, channels]) is expected, got {array.shape}"
+        )
+    tensor = _bytes(torch.from_numpy(array.copy()))
+    return _from_pixels(tensor[None] if array.ndim == 2 else tensor.permute(2, 0, 1))
+
+
+def _from_pixels(pixels: Tensor) -> Any:
+    """Return pixels ``(channels, height, width)`` as an image of Pillow."""
+    if pixels.ndim != 3 or 0 in pixels.shape:
+        raise ValueError(
+            f"a tensor of shape ([channels, ]height, width) is expected, got {tuple(pixels.shape)}"
+        )
+    if pixels.shape[0] not in (1, 3, 4):
+        order = "height, width, channels" if pixels.shape[2] in (1, 3, 4) else None
+        raise ValueError(
+            f"1, 3 or 4 channels are expected, got {pixels.shape[0]}"
+            + (f"; are the dimensions {order}?" if order else "")
+        )
+    array = pixels[0] if len(pixels) == 1 else pixels.permute(1, 2, 0).contiguous()
+    return require("PIL.Image", extra="lab").fromarray(array.numpy())
+
+
+def _bytes(values: Tensor) -> Tensor:
+    """Convert pixels to uint8; floating-point ones are expected in [0, 1]."""
+    if values.dtype == torch.uint8:
+        return values
+    if not values.is_floating_point():
+        raise ValueError(f"pixels are expected as uint8 or in [0, 1], got {values.dtype}")
+    if not bool(((values >= 0) & (values <= 1)).all()):
+        low, high = float(values.min()), float(values.max())
+        raise ValueError(f"floating-point pixels are expected in [0, 1], got {low:g} to {high:g}")
+    return (values * 255).round().byte()
+
+
+def _numbers(values: Iterable[float]) -> str:
+    return "(" + ", ".join(f"{value:.4g}" for value in values) + ")"
