@@ -53,7 +53,7 @@ def score_blocks(query: Tensor, blocks: Iterable[Tensor]) -> Iterator[tuple[int,
     The memory of the products is used again for the next block.
     """
     budget = _SCORES if query.device.type == "cpu" else 16 * _SCORES
-    width = max(budget // (4 * len(query)), 1)
+    width = max(budget // (4 * max(len(query), 1)), 1)
     memory, begin = query.new_empty(0), 0
     with full_precision(query.device):
         for block in blocks:

@@ -27,6 +27,7 @@ COMMANDS = {
     "losses": "every loss with its formula, settings, heads and references",
     "measure": "measure the margins of prototypes and embeddings from files",
     "evaluate": "evaluate a trained model on few-shot episodes",
+    "gallery": "enrol individuals, and recognise them in images",
     "checkpoint": "inspect, merge or split the checkpoint of a head",
 }
 """Commands and their summaries; each is a module of this package."""
