@@ -28,6 +28,8 @@ COMMANDS = {
     "measure": "measure the margins of prototypes and embeddings from files",
     "evaluate": "evaluate a trained model on few-shot episodes",
     "gallery": "enrol individuals, and recognise them in images",
+    "predict": "predict the classes of images with a trained model",
+    "export": "write a trained model to an ONNX or a torch.export file",
     "checkpoint": "inspect, merge or split the checkpoint of a head",
 }
 """Commands and their summaries; each is a module of this package."""

@@ -245,7 +245,8 @@ def _resample(
         assert isinstance(step.operation, (Rotate, ResizedCrop))
         own = None if bits is None else bits[:, step.bits]
         x, y = step.operation.warp(x, y, step.size, own)
-    shape = (len(images), height * finer, width * finer)
+    # len() would make the batch size a constant of an exported program.
+    shape = (images.shape[0], height * finer, width * finer)
     grid = torch.stack([x.expand(shape), y.expand(shape)], 3)
     sampled = F.grid_sample(images, grid, padding_mode="border", align_corners=False)
     inside = (grid.abs() <= 1).all(3)[:, None]

@@ -214,13 +214,17 @@ class TrainedModel:
         if isinstance(batch_size, bool) or not isinstance(batch_size, int) or batch_size < 1:
             raise ValueError(f"embed expects batch_size to be 1 or more, got {batch_size!r}")
         for chunk in self._decoded(enumerate(named_images(images)), batch_size):
-            positions, names, pixels = [], [], []
+            positions: list[int] = []
+            names: list[str] = []
+            pixels: list[Tensor] = []
+            failure = None
             for position, name, waiting in chunk:
                 try:
                     pixels.append(waiting.result())
                 except UnreadableImage as error:
                     if unreadable is None:
-                        raise
+                        failure = error
+                        break
                     unreadable(error)
                     continue
                 positions.append(position)
@@ -229,6 +233,9 @@ class TrainedModel:
                 with torch.no_grad():
                     features = self.model.features(torch.stack(pixels).to(self.device))
                 yield positions, names, features.float()
+            if failure is not None:
+                # After the results of all images before it.
+                raise failure
 
     def _decoded(
         self, images: Iterator[tuple[int, tuple[str, Any]]], size: int

@@ -1,0 +1,293 @@
+"""Export of a trained model to one file: ONNX, or a program of ``torch.export``.
+
+The input ``pixels`` is uint8 ``(batch, channels, height, width)``, as
+:class:`~tammes.lab.inference.preprocess.Preprocess` returns it; the model normalises them itself.
+The outputs are ``embedding`` ``(batch, D)`` and ``logits`` ``(batch, C)``. The batch size is free.
+
+The file is compared with the model before it is kept. Its metadata are strings: ``classes`` and
+``preprocessing`` as JSON, ``scale``, ``loss``, ``digest``, ``threshold`` if one is given.
+"""
+
+import contextlib
+import copy
+import io
+import json
+import logging
+import math
+import os
+import warnings
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import NamedTuple
+
+import torch
+from torch import Tensor, nn
+
+import tammes
+from tammes.lab.inference.trained_model import TrainedModel
+from tammes.lab.measure.classification import classifies
+from tammes.lab.records.atomic_io import write_atomically
+from tammes.lab.training.model import Model
+from tammes.optional import require
+
+ONNX, TORCH = ".onnx", ".pt2"
+"""Suffixes of the files."""
+METADATA = "tammes.json"
+"""Name of the metadata in a file of ``torch.export``."""
+BATCH_SIZES = (1, 7)
+"""Batch sizes at which a file is compared with the model."""
+TOLERANCE = 1e-4
+"""Largest deviation of an embedding, as a share of the largest number in it or of 1."""
+_LIMIT = 2**31 - 2**20
+"""Largest size of an ONNX file in bytes, less some room for the graph."""
+
+Outputs = tuple[Tensor, ...]
+Compute = Callable[[Tensor], Outputs]
+"""Returns embeddings and, if the file has them, logits."""
+
+
+class ExportedFile(NamedTuple):
+    """A file that was written, and how well it agrees with the model.
+
+    Attributes:
+        path: path of the file.
+        size: its size in bytes.
+        outputs: names of the outputs.
+        deviation: largest deviation of an embedding from that of the model.
+    """
+
+    path: Path
+    size: int
+    outputs: tuple[str, ...]
+    deviation: float
+
+
+class ExportedNetwork(nn.Module):
+    """A model as a function of pixels alone.
+
+    Args:
+        model: model in evaluation mode.
+        logits: whether to return the scores of the classes too.
+    """
+
+    def __init__(self, model: Model, *, logits: bool) -> None:
+        super().__init__()
+        self.model, self.logits = model, logits
+
+    @property
+    def output_names(self) -> tuple[str, ...]:
+        """Names of the outputs."""
+        return ("embedding", "logits") if self.logits else ("embedding",)
+
+    def forward(self, pixels: Tensor) -> Outputs:
+        """Return embeddings and logits of pixels, uint8 ``(N, channels, height, width)``."""
+        # Not from the length of the batch, which would be a constant of the program.
+        index = torch.zeros_like(pixels[:, 0, 0, 0], dtype=torch.int64)
+        embedding = self.model.features(pixels, index).float()
+        return (embedding, self.model.criterion.logits(embedding)) if self.logits else (embedding,)
+
+
+def export_onnx(
+    model: TrainedModel,
+    path: str | os.PathLike[str],
+    *,
+    logits: bool | None = None,
+    threshold: float | None = None,
+) -> ExportedFile:
+    """Write a model to an ONNX file, after comparing both in ONNX Runtime.
+
+    Args:
+        model: model to export.
+        path: path of the file, which is replaced only by one that agrees with the model.
+        logits: whether to include the scores of the classes; by default if the loss trains them.
+        threshold: similarity below which a user of the file is to answer "unknown"; stored only.
+
+    Raises:
+        ValueError: the model cannot be exported, or the file would not agree with it.
+    """
+    for name in ("onnx", "onnxscript"):
+        require(name, extra="export")
+    runtime = require("onnxruntime", extra="export")
+    network, metadata = _prepare(model, path, ONNX, logits, threshold)
+    needed = sum(each.nbytes for each in network.state_dict().values())
+    if needed > _LIMIT:
+        hint = "; --no-logits leaves out the classes" if network.logits else ""
+        raise ValueError(
+            f"{model.run.folder}: an ONNX file holds at most 2 GiB, and the model has "
+            f"{needed / 2**30:.1f} GiB{hint}"
+        )
+    outputs = network.output_names
+    with _quiet():
+        program = torch.onnx.export(
+            _program(model, network),
+            dynamo=True,
+            input_names=["pixels"],
+            output_names=list(outputs),
+            dynamic_shapes={"pixels": {0: "batch"}},
+            external_data=False,
+            verbose=False,
+        )
+    assert program is not None
+    program.model.metadata_props.update(metadata)
+    data: bytes = program.model_proto.SerializeToString()
+    options = runtime.SessionOptions()
+    options.log_severity_level = 3
+    session = runtime.InferenceSession(data, options, providers=["CPUExecutionProvider"])
+
+    def compute(pixels: Tensor) -> Outputs:
+        found = session.run(list(outputs), {"pixels": pixels.numpy()})
+        return tuple(torch.from_numpy(each) for each in found)
+
+    return write_checked(path, data, network, compute)
+
+
+def export_torch(
+    model: TrainedModel,
+    path: str | os.PathLike[str],
+    *,
+    logits: bool | None = None,
+    threshold: float | None = None,
+) -> ExportedFile:
+    """Write a model to a file of ``torch.export``, after comparing both.
+
+    ``torch.export.load(path).module()`` reads it without Tammes; the metadata are the extra file
+    :data:`METADATA`.
+
+    Args:
+        model: model to export.
+        path: path of the file, which is replaced only by one that agrees with the model.
+        logits: whether to include the scores of the classes; by default if the loss trains them.
+        threshold: similarity below which a user of the file is to answer "unknown"; stored only.
+
+    Raises:
+        ValueError: the model cannot be exported, or the file would not agree with it.
+    """
+    network, metadata = _prepare(model, path, TORCH, logits, threshold)
+    buffer = io.BytesIO()
+    with _quiet():
+        program = _program(model, network)
+        torch.export.save(program, buffer, extra_files={METADATA: json.dumps(metadata)})
+        buffer.seek(0)
+        loaded = torch.export.load(buffer).module()
+    return write_checked(path, buffer.getvalue(), network, loaded)
+
+
+def check_suffix(path: str | os.PathLike[str], suffix: str) -> None:
+    """Reject a file name with another suffix."""
+    if Path(path).suffix != suffix:
+        raise ValueError(f"{path}: a file name that ends in {suffix} is expected")
+
+
+def _prepare(
+    model: TrainedModel,
+    path: str | os.PathLike[str],
+    suffix: str,
+    logits: bool | None,
+    threshold: float | None,
+) -> tuple[ExportedNetwork, dict[str, str]]:
+    """Return the network on the CPU and the metadata."""
+    check_suffix(path, suffix)
+    if threshold is not None and not math.isfinite(threshold):
+        raise ValueError(f"export expects threshold to be a finite number, got {threshold}")
+    if logits:
+        model.check_classifies("export with logits")
+    logits = classifies(model.loss) if logits is None else logits
+    own: Model = copy.deepcopy(model.model).cpu()
+    network = ExportedNetwork(own, logits=logits).eval()
+    shape = ", ".join(map(str, model.preprocess.shape))
+    metadata = {
+        "tammes": tammes.__version__,
+        "digest": model.digest,
+        "input": f"pixels, uint8, (batch, {shape}); normalised by the model",
+        "preprocessing": json.dumps(model.preprocess.as_dict(), ensure_ascii=False),
+        "classes": json.dumps(list(model.classes), ensure_ascii=False),
+        "loss": repr(model.loss),
+        "scale": repr(float(own.criterion.head.scale)),
+    }
+    if threshold is not None:
+        metadata["threshold"] = repr(float(threshold))
+    return network, metadata
+
+
+def _program(model: TrainedModel, network: ExportedNetwork) -> torch.export.ExportedProgram:
+    batch = torch.export.Dim("batch", min=1)
+    try:
+        with torch.no_grad():
+            return torch.export.export(
+                network, (_pixels(network, 2),), dynamic_shapes={"pixels": {0: batch}}
+            )
+    except Exception as error:
+        first = str(error).strip().split("\n")[0]
+        raise ValueError(
+            f"{model.run.folder}: torch.export cannot export the network "
+            f"{model.run.config.backbone} ({type(error).__name__}: {first})"
+        ) from error
+
+
+def _pixels(network: ExportedNetwork, count: int) -> Tensor:
+    """Return images of noise."""
+    generator = torch.Generator().manual_seed(count)
+    shape = (count, *network.model.augment.shape)
+    return torch.randint(256, shape, dtype=torch.uint8, generator=generator)
+
+
+def write_checked(
+    path: str | os.PathLike[str], data: bytes, network: ExportedNetwork, compute: Compute
+) -> ExportedFile:
+    """Write a file that computes what a network computes, up to rounding.
+
+    Args:
+        path: path of the file.
+        data: its content.
+        network: network that was exported.
+        compute: runs the content of the file.
+
+    Raises:
+        ValueError: the results differ; an existing file stays as it is.
+    """
+    deviation = 0.0
+    for count in BATCH_SIZES:
+        pixels = _pixels(network, count)
+        with torch.no_grad():
+            expected, found = network(pixels), compute(pixels)
+        off = float((found[0] - expected[0]).abs().max())
+        # False also for NaN.
+        close = off <= TOLERANCE * max(1.0, float(expected[0].abs().max()))
+        if not close or (network.logits and not same_ranking(found[1], expected[1])):
+            raise ValueError(
+                f"{path}: the exported file was not kept, as it does not agree with the model "
+                f"(embeddings of {count} images deviate by up to {off:.2g})"
+            )
+        deviation = max(deviation, off)
+    write_atomically(path, data, what="exported file")
+    return ExportedFile(Path(path), len(data), network.output_names, deviation)
+
+
+def same_ranking(found: Tensor, expected: Tensor) -> bool:
+    """Whether scores rank the classes alike; equal up to rounding, two classes may change places.
+
+    Args:
+        found: shape ``(N, C)``.
+        expected: shape ``(N, C)``.
+    """
+    if found.shape != expected.shape or not bool((found.isfinite() == expected.isfinite()).all()):
+        return False
+    expected = expected.nan_to_num(neginf=torch.finfo(expected.dtype).min)
+    order = found.sort(dim=1, descending=True, stable=True).indices
+    falling = expected.gather(1, order)
+    rounding = TOLERANCE * expected[expected > torch.finfo(expected.dtype).min].abs().max()
+    return bool((falling.diff(dim=1) <= rounding.clamp(min=TOLERANCE)).all())
+
+
+@contextlib.contextmanager
+def _quiet() -> Iterator[None]:
+    """Silence the exporters, which tell of packages that are not needed and of their own plans."""
+    logger = logging.getLogger("torch.onnx")
+    level = logger.level
+    logger.setLevel(logging.ERROR)
+    try:
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")
+            yield
+    finally:
+        logger.setLevel(level)

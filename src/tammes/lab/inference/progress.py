@@ -1,0 +1,71 @@
+"""Progress over images: a bar on a terminal, a line every few seconds elsewhere."""
+
+import sys
+import time
+from types import TracebackType
+from typing import Any, TextIO
+
+from tammes.optional import require
+
+_PAUSE = 10.0
+"""Seconds between two lines."""
+
+
+class ImageProgress:
+    """Shows how many images are done; a context manager.
+
+    Args:
+        total: number of images.
+        stream: output; stderr by default, so that stdout holds results only.
+    """
+
+    def __init__(self, total: int, stream: TextIO | None = None) -> None:
+        self.total, self.done = total, 0
+        self.stream = stream or sys.stderr
+        self.started = self.printed = time.monotonic()
+        self.bar: Any = None
+
+    def __enter__(self) -> "ImageProgress":
+        if self.stream.isatty():
+            rich = require("rich.progress", extra="lab")
+            self.bar = rich.Progress(
+                rich.BarColumn(),
+                rich.MofNCompleteColumn(),
+                rich.TextColumn("images"),
+                rich.TimeRemainingColumn(),
+                console=require("rich.console", extra="lab").Console(file=self.stream),
+                transient=True,
+                # Results in a file or a pipe must not be printed above the bar.
+                redirect_stdout=sys.stdout.isatty(),
+            )
+            self.task = self.bar.add_task("", total=self.total)
+            self.bar.start()
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        traceback: TracebackType | None,
+    ) -> None:
+        if self.bar is not None:
+            self.bar.stop()
+
+    def advance(self) -> None:
+        """Count an image."""
+        self.done += 1
+        if self.bar is not None:
+            self.bar.update(self.task, completed=self.done)
+            return
+        now = time.monotonic()
+        if now - self.printed > _PAUSE:
+            self.printed = now
+            speed = self.done / (now - self.started)
+            self.say(f"{self.done:,} of {self.total:,} images, {speed:,.0f} images/s")
+
+    def say(self, text: str) -> None:
+        """Show a message."""
+        if self.bar is not None:
+            self.bar.console.print(text, highlight=False, markup=False, soft_wrap=True)
+        else:
+            print(text, file=self.stream, flush=True)
