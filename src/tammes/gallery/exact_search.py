@@ -50,19 +50,20 @@ def _search(query: Tensor, blocks: Iterable[Tensor], top: int) -> tuple[Tensor, 
 def score_blocks(query: Tensor, blocks: Iterable[Tensor]) -> Iterator[tuple[int, Tensor]]:
     """Yield the first row of a block and its inner products, shape ``(Q, n)``.
 
-    The memory of the products is used again for the next block.
+    Blocks are joined until their products fill the memory, which is used again for the next ones.
     """
     budget = _SCORES if query.device.type == "cpu" else 16 * _SCORES
     width = max(budget // (4 * max(len(query), 1)), 1)
-    memory, begin = query.new_empty(0), 0
+    memory = query.new_empty(len(query), width)
+    begin = filled = 0
     with full_precision(query.device):
-        for block in blocks:
-            for part in block.split(width):
-                count = len(query) * len(part)
-                memory = memory if len(memory) >= count else query.new_empty(count)
-                scores = memory[:count].view(len(query), len(part))
-                yield begin, torch.mm(query, part.T, out=scores)
-                begin += len(part)
+        for part in (part for block in blocks for part in block.split(width)):
+            if filled + len(part) > width:
+                yield begin, memory[:, :filled]
+                begin, filled = begin + filled, 0
+            torch.mm(query, part.T, out=memory[:, filled : filled + len(part)])
+            filled += len(part)
+    yield begin, memory[:, :filled]
 
 
 def largest(scores: Tensor, top: int) -> tuple[Tensor, Tensor]:

@@ -16,6 +16,7 @@ from tammes.checkpoint.safetensors_io import (
     atomic_write,
     blocks,
     byte_view,
+    copy_rows,
     read_header,
     read_rows,
     write,
@@ -100,12 +101,11 @@ def _read(
 
         count, size = entries["rows"].shape
         rows = RowBlocks(size, device)
-        for first in range(0, count, rows.step):
-            last = min(first + rows.step, count)
-            block = read_rows(file, entries["rows"], first, last)
+        rows.extend(count)
+        for number, block in enumerate(rows.blocks()):
+            copy_rows(file, entries["rows"], number * rows.step, block)
             if not bool(block.sum(dtype=torch.double).isfinite()):
                 raise ValueError("it holds NaN or infinity")
-            rows.append(block)
         sources = unpack_strings(whole("sources"), whole("source_ends"))
         if "id_ends" in entries:
             ids: Sequence[Id] = unpack_strings(whole("ids"), whole("id_ends"))

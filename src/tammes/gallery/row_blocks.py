@@ -35,18 +35,6 @@ class RowBlocks:
         self._count = last
         self[first:last] = 0.0
 
-    def append(self, block: Tensor) -> None:
-        """Append a block of rows, the last of which may be shorter; it is not copied."""
-        if self._count % self.step or len(block) > self.step:
-            raise ValueError(f"append expects full blocks of {self.step} rows before the last")
-        if len(block) < self.step:
-            whole = torch.empty(self.step, self.size, device=self.device)
-            whole[: len(block)] = block
-        else:
-            whole = block.to(self.device)
-        self._blocks.append(whole)
-        self._count += len(block)
-
     def truncate(self, count: int) -> None:
         """Drop the rows from ``count`` on."""
         self._count = count
