@@ -2,6 +2,8 @@
 
     python benchmarks/gallery.py                         a million identities, two CPU threads
     python benchmarks/gallery.py --write results/gallery_cpu.json
+    python benchmarks/gallery.py --only many --write results/gallery_cpu.json
+                                                         one part; the others in the file are kept
     python benchmarks/gallery.py --quick                 small sizes, as a smoke test
 
 One query: ``Gallery.identify`` with the five best identities next to ``rows @ query`` with the same
@@ -37,6 +39,7 @@ import tammes
 
 SIZES = {"identities": 1_000_000, "dimension": 512, "queries": 10_000, "approximate": 20_000}
 QUICK = {"identities": 3_000, "dimension": 32, "queries": 700, "approximate": 500}
+PARTS = ("memory", "one", "many", "approximate")
 SLICE, TOP, BLOCK = 512, 5, 65_536
 SHAPES = ((512, 2_048), (512, 8_192), (512, 65_536), (256, 8_192))
 """Queries and rows of the blocks that the bare product tries."""
@@ -59,6 +62,15 @@ def filled(count, dimension):
         last = min(first + BLOCK, count)
         gallery.enrol(embeddings(first, last, dimension), names(first, last))
     return gallery
+
+
+def one_tensor(count, dimension):
+    """Return the rows of the gallery in one tensor."""
+    rows = torch.empty(count, dimension)
+    for first in range(0, count, BLOCK):
+        block = embeddings(first, min(first + BLOCK, count), dimension)
+        rows[first : first + BLOCK] = torch.nn.functional.normalize(block)
+    return rows
 
 
 def timed(work):
@@ -200,6 +212,7 @@ def main():
     add = parser.add_argument
     add("--threads", type=int, default=2)
     add("--repeat", type=int, default=15, help="turns of one query (15)")
+    add("--only", nargs="+", choices=PARTS, default=list(PARTS), help="parts (all)")
     add("--queries", type=int, help="number of queries (10,000)")
     add("--quick", action="store_true", help="small sizes, to see that it runs")
     add("--write", type=Path, metavar="PATH", help="write JSON")
@@ -214,38 +227,44 @@ def main():
         return
 
     given = [f"results/{Path(a).name}" if a == str(arguments.write) else a for a in sys.argv[1:]]
-    found = {
-        "command": shlex.join(["python", "benchmarks/gallery.py", *given]),
-        "machine": {
-            "device": processor(),
-            "cores": os.cpu_count(),
-            "threads": arguments.threads,
-            "python": platform.python_version(),
-            "torch": torch.__version__,
-            "tammes": tammes.__version__,
-        },
-        "load_average_before": os.getloadavg(),
-        "size": size,
-        "memory": measured_memory(arguments),
+    command = shlex.join(["python", "benchmarks/gallery.py", *given])
+    machine = {
+        "device": processor(),
+        "cores": os.cpu_count(),
+        "threads": arguments.threads,
+        "python": platform.python_version(),
+        "torch": torch.__version__,
+        "tammes": tammes.__version__,
     }
-    print(json.dumps(found["memory"]), flush=True)
-    gallery = filled(count, dimension)
-    rows = torch.cat(
-        [
-            torch.nn.functional.normalize(embeddings(first, min(first + BLOCK, count), dimension))
-            for first in range(0, count, BLOCK)
-        ]
-    )
-    found["one_query"] = one_query(gallery, rows, arguments.repeat)
-    print(json.dumps(found["one_query"]), flush=True)
-    found["many_queries"] = many_queries(gallery, rows, size["queries"])
-    del gallery, rows
-    found["approximate"] = approximate(size["approximate"], dimension)
-    found["load_average_after"] = os.getloadavg()
-    print(json.dumps(found, indent=2))
-    if arguments.write:
-        arguments.write.parent.mkdir(parents=True, exist_ok=True)
-        arguments.write.write_text(json.dumps(found, indent=2) + "\n")
+    found = {}
+    if arguments.write and arguments.write.exists():
+        found = json.loads(arguments.write.read_text())
+
+    def part(name, work):
+        before = os.getloadavg()
+        result = work()
+        found[name] = {
+            "command": command,
+            "machine": machine,
+            "size": size,
+            "load_average": [before, os.getloadavg()],
+            **result,
+        }
+        print(json.dumps({name: found[name]}, indent=2), flush=True)
+        if arguments.write:
+            arguments.write.parent.mkdir(parents=True, exist_ok=True)
+            arguments.write.write_text(json.dumps(found, indent=2) + "\n")
+
+    if "memory" in arguments.only:
+        part("memory", lambda: measured_memory(arguments))
+    if "one" in arguments.only or "many" in arguments.only:
+        gallery, rows = filled(count, dimension), one_tensor(count, dimension)
+        if "one" in arguments.only:
+            part("one_query", lambda: one_query(gallery, rows, arguments.repeat))
+        if "many" in arguments.only:
+            part("many_queries", lambda: many_queries(gallery, rows, size["queries"]))
+    if "approximate" in arguments.only:
+        part("approximate", lambda: approximate(size["approximate"], dimension))
 
 
 if __name__ == "__main__":

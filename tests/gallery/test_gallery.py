@@ -84,6 +84,14 @@ def test_the_largest_scores_are_found_group_by_group():
         assert all(len(set(row)) == top for row in columns.tolist())
 
 
+def test_an_identity_that_grows_does_not_hide_the_others():
+    known = tammes.Gallery(template="nearest")
+    known.enrol(torch.eye(3)[:2], ["a", "b"])
+    assert known.identify(torch.eye(3)[0], 2).ids == [["a", "b"]]
+    known.enrol(torch.eye(3)[[0, 0, 0]] + 0.01, ["a", "a", "a"], existing="add")
+    assert known.identify(torch.eye(3)[0], 2).ids == [["a", "b"]]
+
+
 def test_a_single_query_and_integers_as_ids():
     known = tammes.Gallery()
     known.enrol(torch.eye(3).numpy(), torch.tensor([7, 5, 6]))

@@ -9,8 +9,8 @@ from tammes.similarity import full_precision
 
 _QUERIES = 512
 """Queries whose products with a block of rows are computed at once."""
-_SCORES = 16 * 2**20
-"""Bytes of the scores of a block, so that they stay in the cache; 16 times on a GPU."""
+_SCORES = 32 * 2**20
+"""Bytes of the scores of a block, about as many as a cache holds; 16 times on a GPU."""
 _GROUP = 64
 """Neighbouring scores of which the largest is looked at first."""
 
