@@ -219,18 +219,22 @@ def test_unreadable_images_are_left_out_on_request(model, test_files, tmp_path):
 
 
 BAD = [
-    (lambda: torch.zeros(2, 9, 9), "image 0 cannot be read (1, 3 or 4 channels ... got 2)"),
     (
-        lambda: torch.zeros(9, 9, 3),
-        "image 0 cannot be read (1, 3 or 4 channels are expected, got 9; are the dimensions "
-        "height, width, channels?)",
+        lambda: torch.zeros(2, 9, 9),
+        "image 0 cannot be read (a tensor of shape ([channels, ]height, width) with 1, 3 or 4 "
+        "channels is expected, got (2, 9, 9))",
     ),
-    (lambda: numpy.zeros((9, 9, 5), "uint8"), "image 0 ... channels ... got 5)"),
-    (
-        lambda: numpy.zeros(9, "uint8"),
-        "image 0 ... array ... (height, width[, channels]) ... (9,))",
-    ),
+    (lambda: torch.zeros(9, 9, 3), "image 0 ... tensor ... got (9, 9, 3))"),
     (lambda: torch.zeros(2, 1, 3, 4, 4), "image 0 ... tensor ... got (2, 1, 3, 4, 4))"),
+    (
+        lambda: numpy.zeros((9, 9, 5), "uint8"),
+        "image 0 cannot be read (an array of shape (height, width[, channels]) with 1, 3 or 4 "
+        "channels is expected, got (9, 9, 5))",
+    ),
+    (lambda: numpy.zeros((3, 9, 9), "uint8"), "image 0 ... array ... got (3, 9, 9))"),
+    (lambda: numpy.zeros(9, "uint8"), "image 0 ... array ... got (9,))"),
+    (lambda: torch.zeros(3, 0, 9), "image 0 cannot be read (it has no pixels)"),
+    (lambda: Image.new("RGB", (0, 9)), "image 0 cannot be read (it has no pixels)"),
     (lambda: torch.full((3, 9, 9), 255.0), "image 0 ... in [0, 1], got 255 to 255)"),
     (lambda: torch.full((3, 9, 9), torch.nan), "image 0 ... in [0, 1], got nan to nan)"),
     (lambda: torch.zeros(3, 9, 9, dtype=torch.int32), "image 0 ... got torch.int32)"),

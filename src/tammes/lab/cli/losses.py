@@ -130,8 +130,9 @@ def _heads(build: Callable[..., Term]) -> list[str]:
 
 def _criterion(name: str) -> str:
     plain = name.replace("_", "")
-    classes = (value for value in tammes.__all__ if inspect.isclass(getattr(tammes, value, None)))
-    return next((known for known in classes if known.lower() == plain), "")
+    # By name first: other names may import the lab.
+    alike = (known for known in tammes.__all__ if known.lower() == plain)
+    return next((known for known in alike if inspect.isclass(getattr(tammes, known))), "")
 
 
 def _references(text: str) -> list[str]:

@@ -33,6 +33,13 @@ COMMANDS = {
     "checkpoint": "inspect, merge or split the checkpoint of a head",
 }
 """Commands and their summaries; each is a module of this package."""
+SECTIONS = {
+    "Train": ("demo", "train", "compare", "reproduce"),
+    "Look at results": ("report", "doctor", "measure", "evaluate"),
+    "Use a trained model": ("predict", "export", "checkpoint"),
+    "Choose a loss": ("advise", "losses"),
+}
+"""Sections of ``tammes --help``."""
 
 
 class _Mistake(Exception):
@@ -104,8 +111,9 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
 
 def _usage() -> str:
-    lines = ["usage: tammes COMMAND ...", ""]
-    lines += [f"  {name:<12}{text}" for name, text in COMMANDS.items()]
+    lines = ["usage: tammes COMMAND ..."]
+    for heading, names in SECTIONS.items():
+        lines += ["", f"{heading}:", *(f"  {name:<12}{COMMANDS[name]}" for name in names)]
     return "\n".join([*lines, "", "`tammes COMMAND --help` explains one."])
 
 

@@ -67,6 +67,8 @@ def decode(data: Any, shape: Shape) -> tuple[ImageInfo, Any]:
     with _open(data) as image:
         orientation = _orientation(image)
         info = _info(image, orientation)
+        if not info.width or not info.height:
+            raise ValueError("it has no pixels")
         reduce = min(info.width / width, info.height / height)
         if image.format == "JPEG" and reduce >= 4:
             # The decoder can skip detail that resizing would average away.

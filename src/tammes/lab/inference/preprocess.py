@@ -19,6 +19,9 @@ from tammes.lab.data.images import DataError
 from tammes.lab.data.sources.folder import SUFFIXES, walk_images
 from tammes.optional import require
 
+_CHANNELS = ((), (1,), (3,), (4,))
+"""Shapes of a pixel: grey, colour, colour with transparency."""
+
 
 class UnreadableImage(DataError):
     """An image cannot be used; the message is one sentence.
@@ -74,7 +77,7 @@ class Preprocess:
                 tensor = _bytes(image.detach().cpu())
                 if tuple(tensor.shape) == self.shape:
                     return tensor
-                image = _from_pixels(tensor[None] if tensor.ndim == 2 else tensor)
+                image = _from_tensor(tensor)
             elif _is_array(image):
                 image = _from_array(image)
             elif isinstance(image, os.PathLike):
@@ -162,30 +165,31 @@ def _is_pillow(image: Any) -> bool:
 
 
 def _from_array(array: Any) -> Any:
+    """Return an array ``(height, width[, channels])`` as an image of Pillow."""
     if array.ndim == 2 and array.dtype == "uint16":
         return require("PIL.Image", extra="lab").fromarray(array)
-    if array.ndim not in (2, 3):
+    if array.ndim not in (2, 3) or array.shape[2:] not in _CHANNELS:
         raise ValueError(
-            f"an array of shape (height, width[, channels]) is expected, got {array.shape}"
+            "an array of shape (height, width[, channels]) with 1, 3 or 4 channels is expected, "
+            f"got {array.shape}"
         )
-    tensor = _bytes(torch.from_numpy(array.copy()))
-    return _from_pixels(tensor[None] if array.ndim == 2 else tensor.permute(2, 0, 1))
+    return _from_pixels(_bytes(torch.from_numpy(array.copy())))
+
+
+def _from_tensor(pixels: Tensor) -> Any:
+    """Return a tensor ``([channels, ]height, width)`` as an image of Pillow."""
+    if pixels.ndim not in (2, 3) or tuple(pixels.shape[:-2]) not in _CHANNELS:
+        raise ValueError(
+            "a tensor of shape ([channels, ]height, width) with 1, 3 or 4 channels is expected, "
+            f"got {tuple(pixels.shape)}"
+        )
+    return _from_pixels(pixels if pixels.ndim == 2 else pixels.permute(1, 2, 0))
 
 
 def _from_pixels(pixels: Tensor) -> Any:
-    """Return pixels ``(channels, height, width)`` as an image of Pillow."""
-    if pixels.ndim != 3 or 0 in pixels.shape:
-        raise ValueError(
-            f"a tensor of shape ([channels, ]height, width) is expected, got {tuple(pixels.shape)}"
-        )
-    if pixels.shape[0] not in (1, 3, 4):
-        order = "height, width, channels" if pixels.shape[2] in (1, 3, 4) else None
-        raise ValueError(
-            f"1, 3 or 4 channels are expected, got {pixels.shape[0]}"
-            + (f"; are the dimensions {order}?" if order else "")
-        )
-    array = pixels[0] if len(pixels) == 1 else pixels.permute(1, 2, 0).contiguous()
-    return require("PIL.Image", extra="lab").fromarray(array.numpy())
+    grey = pixels.ndim == 3 and pixels.shape[2] == 1
+    array = (pixels[:, :, 0] if grey else pixels).contiguous().numpy()
+    return require("PIL.Image", extra="lab").fromarray(array)
 
 
 def _bytes(values: Tensor) -> Tensor:

@@ -37,7 +37,7 @@ def list_classes(folder: Path) -> Entries:
     """List all images of a folder of class folders, sorted by class and path."""
     names = _subfolders(folder)
     if not names:
-        loose = sum(Path(entry.name).suffix.lower() in SUFFIXES for entry in os.scandir(folder))
+        loose = sum(is_image(entry.name) for entry in os.scandir(folder))
         got = f"{loose} image{'s' * (loose > 1)} directly in it" if loose else "nothing like that"
         raise DataError(
             f"{folder}: images are expected in one folder for each class (CLASS/IMAGE.png), "
@@ -48,7 +48,7 @@ def list_classes(folder: Path) -> Entries:
     stats: list[tuple[int, int]] = []
     empty: list[str] = []
     for label, name in enumerate(names):
-        images = sorted(_images(folder, name, set()))
+        images = sorted(_images(folder, name))
         if not images:
             empty.append(name)
         paths += [path for path, _, _ in images]
@@ -73,7 +73,7 @@ def list_classes(folder: Path) -> Entries:
 
 def walk_images(folder: Path) -> Iterator[str]:
     """Yield the path of every image in or below a folder, sorted, one directory at a time."""
-    for path, _, _ in _images(folder, "", set()):
+    for path in _walk(folder, "", set()):
         yield os.path.join(folder, path)
 
 
@@ -87,25 +87,42 @@ def _is_visible(name: str) -> bool:
     return not name.startswith(".") and name != "__MACOSX"
 
 
-def _images(root: Path, below: str, seen: set[str]) -> Iterator[tuple[str, int, int]]:
+def _images(root: Path, below: str) -> Iterator[tuple[str, int, int]]:
     """Yield relative path, size and modification time of every image below a folder."""
+    for path in _walk(root, below, set()):
+        try:
+            stat = os.stat(root / path)
+            yield path, stat.st_size, stat.st_mtime_ns
+        except OSError:
+            # A broken link; it is reported with the unreadable images.
+            yield path, -1, -1
+
+
+def _walk(root: Path, below: str, seen: set[str]) -> Iterator[str]:
+    """Yield the relative path of every image below a folder."""
     real = os.path.realpath(root / below)
     if real in seen:
         # A link back to a parent folder.
         return
     seen.add(real)
+    folders, names = set(), []
     with os.scandir(root / below) as inside:
-        entries = sorted(inside, key=lambda entry: entry.name)
-    for entry in entries:
-        path = os.path.join(below, entry.name)
-        if not _is_visible(entry.name):
-            continue
-        if entry.is_dir():
-            yield from _images(root, path, seen)
-        elif os.path.splitext(entry.name)[1].lower() in SUFFIXES:
-            try:
-                stat = entry.stat()
-                yield path, stat.st_size, stat.st_mtime_ns
-            except OSError:
-                # A broken link; it is reported with the unreadable images.
-                yield path, -1, -1
+        for entry in inside:
+            # Names only: a folder may hold a million images.
+            if _is_visible(entry.name) and entry.is_dir():
+                folders.add(entry.name)
+                names.append(entry.name)
+            elif _is_visible(entry.name) and is_image(entry.name):
+                names.append(entry.name)
+    names.sort()
+    for name in names:
+        path = os.path.join(below, name)
+        if name in folders:
+            yield from _walk(root, path, seen)
+        else:
+            yield path
+
+
+def is_image(name: str) -> bool:
+    """Whether a file name has the suffix of an image."""
+    return os.path.splitext(name)[1].lower() in SUFFIXES
