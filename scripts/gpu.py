@@ -42,6 +42,7 @@ BENCHMARKS = {
         "criterion": "--quick",
         "everyday": "--device cuda --quick",
         "episodes": "--episodes 200 --tuned 20 --their-episodes 20",
+        "gallery": "--quick",
         "head": "--quick",
         "retrieval": "--device cuda --quick",
         "sampling": "--device cuda --only cost --rates 1.0 0.1",

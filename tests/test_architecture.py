@@ -41,6 +41,8 @@ FORBIDDEN = {
         "tammes.advise",
     ),
     "tammes.metrics": ("tammes.heads", "tammes.kernels", "tammes.criterion", "tammes.losses"),
+    # A gallery searches embeddings, wherever they come from.
+    "tammes.gallery": ("tammes.heads", "tammes.kernels", "tammes.criterion", "tammes.losses"),
     # The lab uses the core as a user does: no private module of it.
     "tammes.lab": ("tammes._",),
 }

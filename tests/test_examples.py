@@ -133,3 +133,12 @@ def test_hugging_face_learns_and_its_model_holds_the_prototypes(tmp_path):
     assert accuracy > CHANCE + 0.7
     saved = load_file(tmp_path / "model.safetensors")
     assert saved["criterion.head.weight"].shape == (10, 32)
+
+
+@pytest.mark.slow
+def test_gallery_recognises_digits_that_were_not_trained_on(one_thread, tmp_path):
+    known, unknown = main_of("gallery.py")(folder=tmp_path, epochs=5)
+    # Chance is a third of those that are accepted.
+    assert known > 0.4
+    assert unknown > 0.4
+    assert len(tammes.Gallery.load(tmp_path / "gallery.safetensors")) == 3

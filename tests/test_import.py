@@ -10,6 +10,7 @@ import tammes
 OPTIONAL = [
     "accelerate",
     "datasets",
+    "faiss",
     "hypothesis",
     "kornia",
     "lightning",
@@ -32,6 +33,7 @@ OPTIONAL = [
     "torchvision",
     "transformers",
     "triton",
+    "usearch",
 ]
 
 BLOCKER = """

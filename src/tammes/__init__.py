@@ -66,6 +66,7 @@ from tammes.terms import Batch, Loss, Sum, Term, term
 if TYPE_CHECKING:
     from tammes import advise as advise
     from tammes.doctor.diagnose import diagnose as diagnose
+    from tammes.gallery.gallery import Gallery as Gallery
     from tammes.lab.inference.trained_model import load as load
 
 __version__ = "0.1.0.dev0"
@@ -79,6 +80,7 @@ __all__ = [
     "CosineHead",
     "Criterion",
     "GMSoftmax",
+    "Gallery",
     "GaussianHead",
     "Head",
     "LMSoftmax",
@@ -135,6 +137,7 @@ __all__ = [
 
 
 _LAZY = {
+    "Gallery": "tammes.gallery",
     "diagnose": "tammes.doctor",
     "load": "tammes.lab.inference.trained_model",
 }

@@ -305,7 +305,7 @@ checkpoint.save(folder, head, step=1)
 with torch.no_grad():
     head.weight.fill_(2)
 # At the first byte, after the file, before the index takes its place, and right after it.
-points = [(safetensors_io, "_memory"), (os, "fsync"), (os, "replace"), (manifest.Path, "iterdir")]
+points = [(safetensors_io, "byte_view"), (os, "fsync"), (os, "replace"), (manifest.Path, "iterdir")]
 for module, name in points:
     child = os.fork()
     if child == 0:
@@ -333,7 +333,7 @@ def test_a_save_that_is_killed_leaves_the_checkpoint_before_it(tmp_path):
     )
     assert done.returncode == 0, done.stderr
     # Only when the index is there does the new one count; what was left over is taken away.
-    assert done.stdout.split("\n") == ["_memory 1", "fsync 1", "replace 1", "iterdir 2", "2", ""]
+    assert done.stdout.split("\n") == ["byte_view 1", "fsync 1", "replace 1", "iterdir 2", "2", ""]
 
 
 RANK_KILLED = """
@@ -353,7 +353,7 @@ checkpoint.save(f"{folder}/saved", head)
 with torch.no_grad():
     head.weight.fill_(2)
 if rank == 1:
-    safetensors_io.blocks.__globals__["_memory"] = lambda tensor: os.kill(os.getpid(), 9)
+    safetensors_io.blocks.__globals__["byte_view"] = lambda tensor: os.kill(os.getpid(), 9)
 checkpoint.save(f"{folder}/saved", head)
 """
 

@@ -119,7 +119,7 @@ def write(
         for block in tensors[name][1]:
             # Keep a reference: the memoryview does not own the memory.
             contiguous = block.detach().cpu().contiguous()
-            put(_memory(contiguous))
+            put(byte_view(contiguous))
     file.flush()
     os.fsync(file.fileno())
     assert length == 8 + len(text) + end
@@ -159,7 +159,7 @@ def read_rows(file: IO[bytes], info: TensorInfo, first: int, last: int) -> Tenso
     """Read rows of a tensor in a file, shape ``(last - first, ...)``."""
     rows = torch.empty((last - first, *info.shape[1:]), dtype=DTYPES[info.dtype])
     file.seek(info.begin + first * info.row_bytes)
-    memory, done = _memory(rows), 0
+    memory, done = byte_view(rows), 0
     assert isinstance(file, io.BufferedIOBase)
     while done < len(memory):
         got = file.readinto(memory[done:])
@@ -229,7 +229,7 @@ def _step(info: TensorInfo) -> int:
     return max(_BLOCK // max(info.row_bytes, 1), 1)
 
 
-def _memory(tensor: Tensor) -> memoryview:
+def byte_view(tensor: Tensor) -> memoryview:
     """View of the bytes of a CPU tensor, without numpy."""
     size = tensor.numel() * tensor.element_size()
     if size == 0:

@@ -27,6 +27,7 @@ COMMANDS = {
     "losses": "every loss with its formula, settings, heads and references",
     "measure": "measure the margins of prototypes and embeddings from files",
     "evaluate": "evaluate a trained model on few-shot episodes",
+    "gallery": "enrol individuals, and recognise them in images",
     "predict": "predict the classes of images with a trained model",
     "export": "write a trained model to an ONNX or a torch.export file",
     "checkpoint": "inspect, merge or split the checkpoint of a head",

@@ -1,0 +1,72 @@
+"""Approximate search of the most similar rows, with FAISS or usearch (extra ``search``)."""
+
+from collections.abc import Iterable
+from typing import Any, Literal, Protocol
+
+import torch
+from torch import Tensor
+
+from tammes.optional import require
+
+Engine = Literal["faiss", "usearch"]
+_NEIGHBOURS = 32
+"""Edges of a node of the graph."""
+_VISITED = 128
+"""Candidates that a search keeps."""
+
+
+class Index(Protocol):
+    """Index of unit rows."""
+
+    def search(self, query: Tensor, top: int) -> tuple[Tensor, Tensor]:
+        """Return inner products, falling, and rows, both of shape ``(Q, top)``."""
+
+
+class FaissIndex:
+    """Graph of neighbours (HNSW) of FAISS."""
+
+    def __init__(self, blocks: Iterable[Tensor], size: int) -> None:
+        faiss: Any = require("faiss", extra="search")
+        self.index = faiss.IndexHNSWFlat(size, _NEIGHBOURS, faiss.METRIC_INNER_PRODUCT)
+        for block in blocks:
+            self.index.add(block.cpu().numpy())
+
+    def search(self, query: Tensor, top: int) -> tuple[Tensor, Tensor]:
+        """Return inner products, falling, and rows, both of shape ``(Q, top)``."""
+        self.index.hnsw.efSearch = max(_VISITED, top)
+        scores, rows = self.index.search(query.cpu().numpy(), top)
+        return torch.from_numpy(scores), torch.from_numpy(rows)
+
+
+class UsearchIndex:
+    """Graph of neighbours (HNSW) of usearch."""
+
+    def __init__(self, blocks: Iterable[Tensor], size: int) -> None:
+        usearch: Any = require("usearch.index", extra="search")
+        self.index = usearch.Index(
+            ndim=size,
+            metric="ip",
+            dtype="f32",
+            connectivity=_NEIGHBOURS,
+            expansion_search=_VISITED,
+        )
+        begin = 0
+        for block in blocks:
+            keys = torch.arange(begin, begin + len(block))
+            self.index.add(keys.numpy(), block.cpu().numpy())
+            begin += len(block)
+
+    def search(self, query: Tensor, top: int) -> tuple[Tensor, Tensor]:
+        """Return inner products, falling, and rows, both of shape ``(Q, top)``."""
+        self.index.expansion_search = max(_VISITED, top)
+        found = self.index.search(query.cpu().numpy(), top)
+        rows = torch.from_numpy(found.keys.astype("int64")).view(len(query), -1)
+        # Its distance is one minus the inner product.
+        return 1 - torch.from_numpy(found.distances).view(len(query), -1), rows
+
+
+ENGINES: dict[str, type[FaissIndex] | type[UsearchIndex]] = {
+    "faiss": FaissIndex,
+    "usearch": UsearchIndex,
+}
+"""Classes of indices by the name of their package."""

@@ -1,0 +1,150 @@
+"""Gallery as a safetensors file, written and read by blocks of rows."""
+
+import json
+import os
+from array import array
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import torch
+from torch import Tensor
+
+from tammes.checkpoint.safetensors_io import (
+    CheckpointError,
+    TensorInfo,
+    atomic_write,
+    blocks,
+    byte_view,
+    copy_rows,
+    read_header,
+    read_rows,
+    write,
+)
+from tammes.gallery.ids import Id, pack_strings, unpack_strings
+from tammes.gallery.row_blocks import RowBlocks
+
+_FORMAT = "tammes gallery 1"
+
+
+class StoredGallery(NamedTuple):
+    """Content of the file.
+
+    Attributes:
+        rows: unit templates.
+        ids: identities.
+        images: number of images of each identity.
+        lengths: norm of the sum of the unit embeddings of each identity; empty without means.
+        owners: identity of each row; empty if row and identity are one.
+        sources: source of each row.
+        settings: template, model and threshold.
+    """
+
+    rows: RowBlocks
+    ids: list[Id]
+    images: "array[int]"
+    lengths: "array[float]"
+    owners: "array[int]"
+    sources: list[str]
+    settings: dict[str, Any]
+
+
+def write_gallery(path: str | os.PathLike[str], gallery: StoredGallery) -> None:
+    """Write a gallery to a file, which is replaced only if everything was written."""
+    small = {
+        "images": torch.tensor(gallery.images, dtype=torch.long),
+        "lengths": torch.tensor(gallery.lengths, dtype=torch.float32),
+        "owners": torch.tensor(gallery.owners, dtype=torch.long),
+    }
+    small["sources"], small["source_ends"] = pack_strings(gallery.sources)
+    if isinstance(gallery.ids[0], str):
+        small["ids"], small["id_ends"] = pack_strings([str(each) for each in gallery.ids])
+    else:
+        small["ids"] = torch.tensor(gallery.ids, dtype=torch.long)
+    tensors: dict[str, Any] = {
+        name: (TensorInfo.from_tensor(tensor), blocks(tensor)) for name, tensor in small.items()
+    }
+    shape = (len(gallery.rows), gallery.rows.size)
+    tensors["rows"] = (TensorInfo("F32", shape), gallery.rows.blocks())
+    Path(path).parent.mkdir(parents=True, exist_ok=True)
+    metadata = {"format": _FORMAT, "gallery": json.dumps(gallery.settings)}
+    with atomic_write(Path(path)) as file:
+        write(file, tensors, metadata)
+
+
+def read_gallery(path: str | os.PathLike[str], device: torch.device | str = "cpu") -> StoredGallery:
+    """Read a gallery from a file.
+
+    Raises:
+        CheckpointError: the file is missing, damaged, or not a gallery.
+    """
+    file = Path(path)
+    entries, metadata = read_header(file)
+    if metadata.get("format") != _FORMAT:
+        got = metadata.get("format", "a safetensors file without its mark")
+        raise CheckpointError(f"{file}: a gallery ({_FORMAT}) is expected, got {got}")
+    try:
+        return _read(file, entries, json.loads(metadata["gallery"]), device)
+    except (KeyError, TypeError, ValueError) as error:
+        if isinstance(error, CheckpointError):
+            raise
+        raise CheckpointError(f"{file}: the gallery is damaged ({error})") from error
+
+
+def _read(
+    path: Path, entries: dict[str, TensorInfo], settings: dict[str, Any], device: Any
+) -> StoredGallery:
+    with open(path, "rb") as file:
+
+        def whole(name: str) -> Tensor:
+            return read_rows(file, entries[name], 0, entries[name].rows)
+
+        count, size = entries["rows"].shape
+        rows = RowBlocks(size, device)
+        rows.extend(count)
+        for number, block in enumerate(rows.blocks()):
+            copy_rows(file, entries["rows"], number * rows.step, block)
+            if not bool(block.sum(dtype=torch.double).isfinite()):
+                raise ValueError("it holds NaN or infinity")
+        sources = unpack_strings(whole("sources"), whole("source_ends"))
+        if "id_ends" in entries:
+            ids: Sequence[Id] = unpack_strings(whole("ids"), whole("id_ends"))
+        else:
+            ids = whole("ids").tolist()
+        stored = StoredGallery(
+            rows,
+            list(ids),
+            _array("q", whole("images")),
+            _array("f", whole("lengths")),
+            _array("q", whole("owners")),
+            sources,
+            settings,
+        )
+    _check(stored)
+    return stored
+
+
+def _check(stored: StoredGallery) -> None:
+    """Raise ``ValueError`` if the parts of a gallery do not belong together."""
+    rows, identities = len(stored.rows), len(stored.ids)
+    mean = stored.settings["template"] == "mean"
+    expected = {
+        "sources": (len(stored.sources), rows),
+        "images": (len(stored.images), identities),
+        "lengths": (len(stored.lengths), identities if mean else 0),
+        "owners": (len(stored.owners), 0 if mean else rows),
+        "rows": (rows, identities if mean else sum(stored.images)),
+        "different ids": (len(set(stored.ids)), identities),
+        "ids": (min(identities, 1), 1),
+    }
+    for name, (got, wanted) in expected.items():
+        if got != wanted:
+            raise ValueError(f"{wanted} {name} are expected, got {got}")
+    if stored.owners and not 0 <= min(stored.owners) <= max(stored.owners) < identities:
+        raise ValueError("a row belongs to no identity")
+
+
+def _array(kind: str, values: Tensor) -> "array[Any]":
+    filled = array(kind)
+    filled.frombytes(byte_view(values))
+    return filled
