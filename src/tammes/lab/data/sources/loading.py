@@ -14,6 +14,7 @@ from tammes.lab.data.images import DataError, Images, unknown_classes
 from tammes.lab.data.listing import EVERYTHING, Partitions
 from tammes.lab.data.sources import folder as folders
 from tammes.lab.data.sources import hub, parquet
+from tammes.lab.data.sources.class_split import split_by_class
 from tammes.lab.data.subsets import hold_out
 from tammes.optional import require
 
@@ -31,9 +32,17 @@ KNOWN: dict[str, tuple[str, str | None]] = {
     "mini-imagenet": ("", None),
     "tiered-imagenet": ("", None),
     "inat2017": ("", None),
+    "chimpanzees": ("", None),
+    "audiomnist": ("", None),
 }
 """Name and configuration on the hub of each data set with a short name; empty if unknown."""
-_FILES = {"cub": ("cub", "cub200", "cub_200_2011"), "fashion_mnist": ("fashion_mnist", "fashion")}
+CLASS_SPLITS: dict[str, tuple[str, int]] = {"cub:retrieval": ("cub", 100)}
+"""Data set and number of training classes, the first ones, of each class-disjoint split."""
+_FILES = {
+    "cub": ("cub", "cub200", "cub_200_2011"),
+    "fashion_mnist": ("fashion_mnist", "fashion"),
+    "chimpanzees": ("chimpanzees", "chimpanzee-faces"),
+}
 """Prefixes of the files of a data set in ``$TAMMES_DATA``, if not its name alone."""
 
 _TRAIN = ("train", "training")
@@ -59,13 +68,15 @@ def load(
     memory: int = 4 << 30,
     like: Images | None = None,
     whole: bool = False,
+    novel: bool = False,
     report: Callable[[str], None] = say,
 ) -> Images:
     """Load the images of one partition of a source.
 
     Args:
-        source: ``digits``, a name of :data:`KNOWN`, a folder of class folders, a parquet file, a
-            folder of them, or ``OWNER/NAME`` (``OWNER/NAME:CONFIG``) on the Hugging Face hub.
+        source: ``digits``, a name of :data:`KNOWN` or :data:`CLASS_SPLITS`, a folder of class
+            folders, a parquet file, a folder of them, or ``OWNER/NAME`` (``OWNER/NAME:CONFIG``) on
+            the Hugging Face hub.
         partition: ``train``, ``test``, or another one the source has. If there is no test
             partition, a fixed fifth of every class is held out (a quarter of ``digits``).
         size: side of the square images; by default their own if it is the same for all, else 64.
@@ -75,10 +86,12 @@ def load(
         like: training images, whose shape and classes the result gets.
         whole: hold nothing out of a source without a test partition; for sources that are all
             training images, or all test images of another.
+        novel: test images are of classes that are not trained, and keep them; they are in a
+            partition ``novel`` or else in the test partition.
         report: called with one-line messages.
 
     Returns:
-        The images. Their classes are those of the training partition.
+        The images. Their classes are those of the training partition, unless they are novel.
 
     Raises:
         DataError: one sentence on what cannot be used.
@@ -97,7 +110,7 @@ def load(
         part = hold_out(images, 0.25, seed=0)[partition == "test"]
         return part if like is None else part.match(like.classes)
     available = _find(title, report)
-    name, held_out = _pick(title, available, partition, whole=whole, report=report)
+    name, held_out = _pick(title, available, partition, whole=whole, novel=novel, report=report)
     entries = available[name]()
     images = PartitionDecoder(
         source=title,
@@ -108,7 +121,10 @@ def load(
         memory=memory,
         report=report,
     ).images()
-    classes = _classes(title, available, name, entries.present()) if like is None else like.classes
+    if like is None or novel:
+        classes = _classes(title, available, name, entries.present(), novel=novel)
+    else:
+        classes = [*like.classes]
     images = images.match(classes)
     if held_out:
         images = hold_out(images, _HELD_OUT, seed=0)[partition == "test"]
@@ -145,6 +161,9 @@ def _find(title: str, report: Callable[[str], None]) -> Partitions:
     """Resolve the name of a source to its partitions."""
     if title in KNOWN:
         return _known(title, report)
+    if title in CLASS_SPLITS:
+        name, trained = CLASS_SPLITS[title]
+        return split_by_class(title, _known(name, report), trained)
     path = Path(title).expanduser()
     if path.is_dir():
         files = _parquet(path)
@@ -163,7 +182,10 @@ def _find(title: str, report: Callable[[str], None]) -> Partitions:
             # A mistyped path looks like a name on the hub, and a network may be slow.
             report(f"{title}: no such local folder, trying the Hugging Face hub")
         return hub.partitions(name, config or None)
-    hint = did_you_mean(title, ["digits", *KNOWN]) or "; a name on the hub is OWNER/NAME"
+    hint = (
+        did_you_mean(title, ["digits", *KNOWN, *CLASS_SPLITS])
+        or "; a name on the hub is OWNER/NAME"
+    )
     raise DataError(f"{title}: there is no such file, folder or known name{hint}")
 
 
@@ -203,10 +225,18 @@ def _known(title: str, report: Callable[[str], None]) -> Partitions:
 
 
 def _pick(
-    title: str, available: Partitions, partition: str, *, whole: bool, report: Callable[[str], None]
+    title: str,
+    available: Partitions,
+    partition: str,
+    *,
+    whole: bool,
+    novel: bool,
+    report: Callable[[str], None],
 ) -> tuple[str, bool]:
     """Return the partition of the source to read, and whether to hold out a share of it."""
     wanted = partition.lower()
+    if novel and wanted == "test" and "novel" in available:
+        return "novel", False
     train, test, own = (
         next((name for name in _ALIASES.get(word, (word,)) if name in available), None)
         for word in ("train", "test", wanted)
@@ -228,11 +258,13 @@ def _pick(
     return everything, True
 
 
-def _classes(title: str, available: Partitions, name: str, present: list[str]) -> list[str]:
-    """Return the classes of the training partition; test images may have no others."""
+def _classes(
+    title: str, available: Partitions, name: str, present: list[str], *, novel: bool
+) -> list[str]:
+    """Return the classes of the training partition; only ``novel`` images may have others."""
     train = next((word for word in _TRAIN if word in available), None)
     classes = present
-    if name in _TEST and train is not None and name in available:
+    if name in _TEST and train is not None and name in available and not novel:
         classes = available[train]().present()
         known = set(classes)
         unknown = [each for each in present if each not in known]
