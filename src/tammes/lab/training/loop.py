@@ -34,6 +34,7 @@ from tammes.lab.training.checkpoints import Checkpoints, ShardedCheckpoints
 from tammes.lab.training.datasets import describe_data, make_sampler, prepare_data
 from tammes.lab.training.evaluation import Evaluation, evaluate, write_results
 from tammes.lab.training.fabric import launch, uses_graphs
+from tammes.lab.training.fine_tuning import start_from
 from tammes.lab.training.gradient_angles import GradientAngles
 from tammes.lab.training.health import HealthLooks
 from tammes.lab.training.loader import ImageLoader
@@ -206,7 +207,7 @@ def _set_up(fabric: Any, config: Config, folder: Path, progress: Progress) -> _T
     with fabric.rank_zero_first(local=True):
         # One process decodes the images; the others read them from the cache.
         sets = training, held_out, testing = prepare_data(config, progress.say)
-    described = describe_data(*sets, whole=config.whole)
+    described = describe_data(*sets, whole=config.whole, identities=config.identities)
     check_same_data(Run(folder), described)
     sampler = make_sampler(config, training, rank=fabric.global_rank, world_size=fabric.world_size)
     rate = learning_rate(config, len(sampler))
@@ -281,6 +282,8 @@ def _set_up(fabric: Any, config: Config, folder: Path, progress: Progress) -> _T
         saved = checkpoints.load_last()
     if saved is not None:
         work.restore(saved)
+    elif config.start:
+        start_from(model, Run(Path(config.start)), described["classes"])
     if work.writes:
         clear_leftovers(folder)
         (folder / "failure.json").unlink(missing_ok=True)
@@ -402,8 +405,15 @@ def _finish(work: _TrainingState) -> None:
 
 def _evaluate(work: _TrainingState) -> dict[str, Evaluation]:
     """Evaluate the model on the validation and test images."""
+    config = work.config
     evaluations = {
-        name: evaluate(work.fabric, work.model, loader)
+        name: evaluate(
+            work.fabric,
+            work.model,
+            loader,
+            flip=config.flip_test,
+            identities=config.identities and name == "test",
+        )
         for name, loader in work.eval_loaders.items()
     }
     for name, result in evaluations.items():
