@@ -120,6 +120,29 @@ def write_images(folder):
                     Image.fromarray(array).save(place / f"{image}.png")
 
 
+IDENTITIES = {
+    "cub": {"": 104},
+    "chimpanzees": {"train": 6, "novel": 5},
+    "audiomnist": {"train": 5, "novel": 4},
+}
+"""Sets of identities, with the number of identities in each partition."""
+
+
+def write_identities(folder):
+    """Image folders under the short names of sets of identities, 4 images of each identity."""
+    generator = torch.Generator().manual_seed(0)
+    for name, parts in IDENTITIES.items():
+        shape = (32, 32) if name == "audiomnist" else (32, 32, 3)
+        for part, count in parts.items():
+            for number in range(count):
+                place = folder / name / part / f"{part}{number:03d}"
+                place.mkdir(parents=True)
+                colour = torch.randint(60, 196, shape[2:], generator=generator)
+                for image in range(4):
+                    pixels = colour + torch.randint(-60, 60, shape, generator=generator)
+                    Image.fromarray(pixels.to(torch.uint8).numpy()).save(place / f"{image}.png")
+
+
 def run_quickly(recipe, rows, columns, folder):
     """The ledger of some cells in quick form with one seed, all of which must have run."""
     said = []

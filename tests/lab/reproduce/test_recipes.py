@@ -47,6 +47,9 @@ def test_published_numbers_are_of_recipes_that_are_there():
     }
     assert sum(counts.values()) == 1022
     assert [name for name, count in counts.items() if not count] == [
+        "identities/audiomnist",
+        "identities/chimpanzees",
+        "identities/cub",
         "kobayashi2019/fig4",
         "kobayashi2024/mini",
         "kobayashi2024/spectral",
@@ -185,8 +188,12 @@ LARGE = {
     "imagenet": ((3, 64, 64), 12),
     "places365": ((3, 64, 64), 12),
     "omniglot": ((1, 28, 28), 64),
+    "audiomnist": ((1, 32, 32), 12),
 }
 TRAINED = {
+    "identities/audiomnist": 9,
+    "identities/chimpanzees": 9,
+    "identities/cub": 9,
     "kobayashi2019/table1": 3,
     "kobayashi2019/table2": 8,
     "kobayashi2019/table3a": 2,
@@ -265,6 +272,9 @@ def test_every_kind_of_cell_trains_a_few_steps_and_stays_finite(name):
 # ----------------------------------------------------------------------------- the quick form
 
 CHOSEN = {
+    "identities/audiomnist": (["softmax", "lm_softmax"], None),
+    "identities/chimpanzees": (["softmax_sm", "arcface"], None),
+    "identities/cub": (["cosface", "normface_sm"], None),
     "kobayashi2019/table1": (["u_q_0.1", "symmetric_0.3"], ["cifar100"]),
     "kobayashi2019/table2": (["super_symmetry", "divergence"], ["cifar100", "cifar10"]),
     "kobayashi2019/table3a": (["softmax", "divergence_1"], ["fraction_0.5"]),
@@ -285,6 +295,14 @@ CHOSEN = {
     "zhou2022/fig9": (["cosface_20", "cosface_20_sm"], ["cifar100"]),
     "zhou2022/unstable": (["rsm", "ce_sm"], ["mnist", "cifar100"]),
 }
+
+
+def check_identities(name, cell):
+    assert {"map", "rank_1", "map_at_r", "eer", "auc", "identification"} <= cell.values.keys()
+    assert "accuracy" not in cell.values
+    low, high = cell.kept["identities"]["intervals"]["eer"]
+    assert 0 <= low <= cell.values["eer"] <= high <= 100
+    assert len(cell.curves["test.mean_average_precision"]) == len(cell.curves["epoch"]) == 2
 
 
 def check_kobayashi2019(name, cell):
