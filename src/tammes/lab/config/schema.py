@@ -30,6 +30,7 @@ _ADDED_LATER: dict[str, Any] = {
     "whole": False,
     "watch": "",
     "identities": False,
+    "image_width": None,
     "flip_test": False,
     "start": "",
 }
@@ -54,6 +55,7 @@ class Config:
         identities: test on identities that are not trained classes, by retrieval, verification and
             1:N search; they are a partition ``novel`` or ``test`` of the data.
         image_size: side of the square images in pixels; by default the images' own size.
+        image_width: width of images that are not square; their height is then ``image_size``.
         validation: share of the training images held out to choose the best epoch; with 0 the last
             epoch is kept.
         limit: largest number of images per partition, balanced over the classes, for quick trials;
@@ -114,6 +116,7 @@ class Config:
     whole: bool = False
     identities: bool = False
     image_size: int | None = None
+    image_width: int | None = None
     validation: float = 0.0
     limit: int = 0
     fraction: float = 1.0
@@ -184,6 +187,8 @@ class Config:
                 "identities expects test images that are not trained on, in a partition of their "
                 f"own, got {other}"
             )
+        if self.image_width is not None and self.image_size is None:
+            raise ValueError("image_width expects the height to be given by image_size, got none")
         if self.start and self.shard:
             raise ValueError("start expects a head in one piece, got shard")
         if self.whole and self.skip_corrupt:
@@ -262,7 +267,8 @@ def digest_of(value: Any, letters: int = 8) -> str:
 
 
 _AT_LEAST = {
-    "limit": 0, "image_size": 1, "batch_size": 1, "epochs": 1, "momentum": 0, "weight_decay": 0,
+    "limit": 0, "image_size": 1, "image_width": 1, "batch_size": 1, "epochs": 1, "momentum": 0,
+    "weight_decay": 0,
     "head_weight_decay": 0, "warmup": 0, "warmup_start": 0, "clip": 0, "memory": 0, "workers": 0,
     "evaluate_every": 1, "save_every": 1, "save_steps": 0, "seed": 0,
 }  # fmt: skip

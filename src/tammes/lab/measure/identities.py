@@ -8,13 +8,13 @@ is there, in the other it is not.
 
 import math
 from collections.abc import Callable
-from dataclasses import dataclass
 from typing import Any
 
 import torch
 from torch import Tensor
 
 from tammes.lab.data import seeded_draws
+from tammes.lab.data.identities.protocol import IdentityProtocol
 from tammes.lab.data.images import DataError
 from tammes.lab.data.subsets import rank_in_class
 from tammes.metrics import functional
@@ -30,33 +30,6 @@ _BLOCK = 1 << 14
 """Pairs whose features are in memory at once."""
 RATES = (1e-2, 1e-3)
 """False acceptance rates of TAR; the first is the FPIR of TPIR too."""
-
-
-@dataclass(frozen=True, eq=False)
-class IdentityProtocol:
-    """Comparison of test images, where the data set prescribes it.
-
-    Attributes:
-        cameras: camera of each image, shape ``(N,)``, or None.
-        query: whether an image is a query, else in the gallery, shape ``(N,)``; None if each is
-            searched among all others.
-        pairs: rows of the pairs to verify, shape ``(P, 2)``; None for all pairs.
-        folds: fold of each pair, shape ``(P,)``, or None.
-    """
-
-    cameras: Tensor | None = None
-    query: Tensor | None = None
-    pairs: Tensor | None = None
-    folds: Tensor | None = None
-
-    def tensors(self, labels: Tensor) -> dict[str, Tensor]:
-        """Return what a run folder keeps beside features and labels."""
-        found = {"camera": self.cameras, "pairs": self.pairs, "fold": self.folds}
-        if self.query is not None:
-            found["query"] = self.query.byte()
-        if self.pairs is not None:
-            found["same"] = (labels[self.pairs[:, 0]] == labels[self.pairs[:, 1]]).byte()
-        return {name: tensor for name, tensor in found.items() if tensor is not None}
 
 
 def check_identities(source: str, labels: Tensor) -> None:

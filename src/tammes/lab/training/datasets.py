@@ -20,7 +20,7 @@ def prepare_data(
     training images include the test images.
     """
     options: dict[str, Any] = {
-        "size": config.image_size,
+        "size": _size(config),
         "skip_corrupt": config.skip_corrupt,
         "memory": int(config.memory * 2**30),
         # With a separate test source or other classes, nothing is held out of the training source.
@@ -31,7 +31,7 @@ def prepare_data(
     if config.whole:
         report(f"{config.data}: training includes the test images, so test accuracies mean nothing")
         training = class_lists.load_classes(
-            config.data, chosen, size=config.image_size, report=options["report"]
+            config.data, chosen, size=options["size"], report=options["report"]
         )
     else:
         training = data.load(config.data, "train", **options)
@@ -61,6 +61,13 @@ def prepare_data(
         seed=config.seed,
     )
     return training, held_out, testing
+
+
+def _size(config: Config) -> int | tuple[int, int] | None:
+    """Return the side of the images, or their height and width."""
+    if config.image_size is None or config.image_width is None:
+        return config.image_size
+    return config.image_size, config.image_width
 
 
 def _check_novel(

@@ -9,6 +9,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from tammes.lab.data import Images
+from tammes.lab.data.identities.protocol import IdentityProtocol
 from tammes.lab.measure.classification import (
     ExampleMetrics,
     confused_examples,
@@ -38,12 +39,14 @@ class Evaluation(NamedTuple):
         labels: shape ``(N,)``.
         examples: prediction and margin of each example; None if their classes were not trained.
         measures: means, as in a line of ``metrics.jsonl``.
+        protocol: comparison of identities that were not trained.
     """
 
     features: Tensor
     labels: Tensor
     examples: ExampleMetrics | None
     measures: dict[str, float]
+    protocol: IdentityProtocol = IdentityProtocol()
 
 
 @torch.no_grad()
@@ -53,7 +56,7 @@ def evaluate(
     loader: ImageLoader,
     *,
     flip: bool = False,
-    identities: bool = False,
+    protocol: IdentityProtocol | None = None,
 ) -> Evaluation:
     """Compute features, predictions and margins of images, without augmentation.
 
@@ -64,7 +67,7 @@ def evaluate(
         model: the model.
         loader: the images.
         flip: average the features of an image and of its mirror image.
-        identities: the images are of identities that are not trained classes.
+        protocol: comparison of the images, if they are of identities that are not trained.
     """
     model.eval()
     if fabric.world_size > 1:
@@ -87,9 +90,10 @@ def evaluate(
         features = F.pad(features, (0, 0, 0, -(-total // world_size) - len(features)))
         features = fabric.all_gather(features).transpose(0, 1).flatten(0, 1)[:total]
     labels = loader.images.labels
-    if identities:
-        measures = measure_identities(features, labels) if bool(features.isfinite().all()) else {}
-        return Evaluation(features.cpu(), labels, None, measures)
+    if protocol is not None:
+        finite = bool(features.isfinite().all())
+        measures = measure_identities(features, labels, protocol) if finite else {}
+        return Evaluation(features.cpu(), labels, None, measures, protocol)
     examples = example_metrics_in_blocks(model.criterion.head, features, labels)
     measures = summarise(examples)
     loss = mean_loss(model.criterion, features, labels)
@@ -126,6 +130,7 @@ def write_results(
         "features": tested.features,
         "labels": tested.labels,
         "index": testing.index,
+        **tested.protocol.tensors(tested.labels),
     }
     if tested.examples is not None:
         embeddings["predictions"] = tested.examples.predictions
@@ -154,7 +159,7 @@ def write_results(
 def _details(result: Evaluation, classes: int) -> dict[str, Any]:
     """Return what only the final measures have."""
     if result.examples is None:
-        return {"intervals": identity_intervals(result.features, result.labels)}
+        return {"intervals": identity_intervals(result.features, result.labels, result.protocol)}
     return {
         "sample_margin_min": float(result.examples.margins.min()),
         "per_class_accuracy": per_class_accuracy(result.examples, result.labels, classes),

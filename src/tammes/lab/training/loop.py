@@ -19,7 +19,9 @@ import torch
 
 from tammes.distributed.process_group import RankGroup
 from tammes.lab.config.schema import Config
+from tammes.lab.data.identities.protocol import IdentityProtocol
 from tammes.lab.data.samplers import BatchSampler
+from tammes.lab.data.sources.loading import identity_protocol
 from tammes.lab.measure.classification import MEASURED, measure_prototypes
 from tammes.lab.records.atomic_io import clear_leftovers, locked
 from tammes.lab.records.run_folder import (
@@ -123,6 +125,7 @@ class _TrainingState:
         best: validation accuracy and step of the best epoch so far.
         evaluations: results of the last evaluated epoch.
         gradient_angles: probe that runs after every epoch.
+        protocol: comparison of the test images, if they are of identities that are not trained.
     """
 
     fabric: Any
@@ -147,6 +150,7 @@ class _TrainingState:
     best: tuple[float, int] | None = None
     evaluations: dict[str, Evaluation] = field(default_factory=dict)
     gradient_angles: GradientAngles | None = None
+    protocol: IdentityProtocol | None = None
 
     @property
     def writes(self) -> bool:
@@ -273,6 +277,8 @@ def _set_up(fabric: Any, config: Config, folder: Path, progress: Progress) -> _T
         eval_loaders=eval_loaders,
         checkpoints=checkpoints,
     )
+    if config.identities:
+        work.protocol = identity_protocol(config.test or config.data, testing)
     if config.watch not in ("", "gradients"):
         raise ValueError(f"watch is expected to be gradients or nothing, got {config.watch!r}")
     if config.watch:
@@ -412,7 +418,7 @@ def _evaluate(work: _TrainingState) -> dict[str, Evaluation]:
             work.model,
             loader,
             flip=config.flip_test,
-            identities=config.identities and name == "test",
+            protocol=work.protocol if name == "test" else None,
         )
         for name, loader in work.eval_loaders.items()
     }

@@ -10,10 +10,11 @@ import torch
 
 from tammes.lab.config.expressions import did_you_mean
 from tammes.lab.data.decode_partition import PartitionDecoder
+from tammes.lab.data.identities.protocol import IdentityProtocol
 from tammes.lab.data.images import DataError, Images, unknown_classes
 from tammes.lab.data.listing import EVERYTHING, Partitions
 from tammes.lab.data.sources import folder as folders
-from tammes.lab.data.sources import hub, parquet
+from tammes.lab.data.sources import hub, identity_folders, parquet
 from tammes.lab.data.sources.class_split import split_by_class
 from tammes.lab.data.subsets import hold_out
 from tammes.optional import require
@@ -34,6 +35,9 @@ KNOWN: dict[str, tuple[str, str | None]] = {
     "inat2017": ("", None),
     "chimpanzees": ("", None),
     "audiomnist": ("", None),
+    "dukemtmc": ("", None),
+    "lfw": ("", None),
+    "webface": ("", None),
 }
 """Name and configuration on the hub of each data set with a short name; empty if unknown."""
 CLASS_SPLITS: dict[str, tuple[str, int]] = {"cub:retrieval": ("cub", 100)}
@@ -63,7 +67,7 @@ def load(
     source: str | os.PathLike[str],
     partition: str,
     *,
-    size: int | None = None,
+    size: int | tuple[int, int] | None = None,
     skip_corrupt: bool = False,
     memory: int = 4 << 30,
     like: Images | None = None,
@@ -79,8 +83,9 @@ def load(
             the Hugging Face hub.
         partition: ``train``, ``test``, or another one the source has. If there is no test
             partition, a fixed fifth of every class is held out (a quarter of ``digits``).
-        size: side of the square images; by default their own if it is the same for all, else 64.
-            The shorter side is resized to it, and the centre is cropped.
+        size: side of the square images, or their height and width; by default their own if it is
+            the same for all, else 64. Images are resized to just cover it, and the centre is
+            cropped.
         skip_corrupt: leave out unreadable images instead of raising.
         memory: largest size of the pixels in bytes; larger sets are read image by image.
         like: training images, whose shape and classes the result gets.
@@ -101,12 +106,13 @@ def load(
         (1, 8, 8)
     """
     title = os.fspath(source)
-    if size is not None and size < 1:
+    sides = (size, size) if isinstance(size, int) else size
+    if sides is not None and min(sides) < 1:
         raise ValueError(f"load expects a size of at least 1, got {size}")
     if title == "digits":
         if partition not in ("train", "test"):
             raise DataError(f"digits: there is no partition {partition!r}, it has train and test")
-        images = _digits(like.shape if like is not None else (1, size or 8, size or 8))
+        images = _digits(like.shape if like is not None else (1, *(sides or (8, 8))))
         part = hold_out(images, 0.25, seed=0)[partition == "test"]
         return part if like is None else part.match(like.classes)
     available = _find(title, report)
@@ -151,6 +157,15 @@ def _digits(shape: tuple[int, int, int]) -> Images:
     )
 
 
+def identity_protocol(source: str, testing: Images) -> IdentityProtocol:
+    """Return the protocol that a folder prescribes for its novel images, or an empty one."""
+    local = data_folder()
+    path = Path(source).expanduser()
+    if source in KNOWN and local is not None:
+        path = local / source
+    return identity_folders.read_protocol(path).select(testing.index)
+
+
 def data_folder() -> Path | None:
     """Return the folder of local data sets, ``$TAMMES_DATA``, or None."""
     folder = os.environ.get("TAMMES_DATA")
@@ -169,7 +184,7 @@ def _find(title: str, report: Callable[[str], None]) -> Partitions:
         files = _parquet(path)
         if files:
             return parquet.partitions(files, root=path, report=report)
-        return folders.partitions(path)
+        return identity_folders.partitions(path) or folders.partitions(path)
     if path.is_file():
         if path.suffix.lower() != ".parquet":
             raise DataError(
