@@ -8,6 +8,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
+from tammes.heads.head import Head
 from tammes.lab.data import Images
 from tammes.lab.data.identities.protocol import IdentityProtocol
 from tammes.lab.measure.classification import (
@@ -152,17 +153,18 @@ def write_results(
         "optimum": optimum(head.num_classes, head.embedding_size),
     }
     for name, result in evaluations.items():
-        final[name] = {**result.measures, **_details(result, head.num_classes)}
+        final[name] = {**result.measures, **_details(result, head)}
     write_json(folder / "final.json", final)
 
 
-def _details(result: Evaluation, classes: int) -> dict[str, Any]:
+def _details(result: Evaluation, head: Head) -> dict[str, Any]:
     """Return what only the final measures have."""
     if result.examples is None:
-        return {"intervals": identity_intervals(result.features, result.labels, result.protocol)}
+        features = result.features.to(head.weight.device)
+        return {"intervals": identity_intervals(features, result.labels, result.protocol)}
     return {
         "sample_margin_min": float(result.examples.margins.min()),
-        "per_class_accuracy": per_class_accuracy(result.examples, result.labels, classes),
+        "per_class_accuracy": per_class_accuracy(result.examples, result.labels, head.num_classes),
     }
 
 

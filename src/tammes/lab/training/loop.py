@@ -289,7 +289,7 @@ def _set_up(fabric: Any, config: Config, folder: Path, progress: Progress) -> _T
     if saved is not None:
         work.restore(saved)
     elif config.start:
-        start_from(model, Run(Path(config.start)), described["classes"])
+        start_from(model, Run(Path(config.start).expanduser()), described["classes"])
     if work.writes:
         clear_leftovers(folder)
         (folder / "failure.json").unlink(missing_ok=True)
