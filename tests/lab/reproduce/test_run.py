@@ -17,7 +17,7 @@ from tammes.lab.reproduce import run as reproduce
 from tammes.lab.reproduce.judge import judge
 from tammes.lab.reproduce.ledger import Ledger
 from tammes.lab.reproduce.recipe_yaml import read
-from tammes.lab.reproduce.run import RunnerSettings, Selection
+from tammes.lab.reproduce.run import RunnerSettings, Selection, with_local_data
 from tammes.lab.runner import Result
 
 TINY = {
