@@ -1,0 +1,184 @@
+"""Result of an evaluation: numbers with intervals, tables, curves, ranked examples."""
+
+import math
+import warnings
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from typing import Any, NamedTuple
+
+import torch
+from torch import Tensor
+
+from tammes.metrics.functional import BootstrapInterval, intervals
+from tammes.metrics.functional.operating_points import OperatingPoints
+
+LEVEL = 0.95
+"""Share of the resamples that an interval contains."""
+
+
+class Number(NamedTuple):
+    """A number with its interval over identities; rates are shares, shown in percent."""
+
+    key: str
+    name: str
+    value: float
+    low: float | None
+    high: float | None
+    percent: bool = True
+
+    def shown(self) -> str:
+        """Format the value."""
+        return format_rate(self.value) if self.percent else f"{self.value:.4g}"
+
+    def shown_interval(self) -> str:
+        """Format the interval; empty if there is none."""
+        if self.low is None or self.high is None:
+            return ""
+        ends = (self.low, self.high)
+        low, high = (f"{100 * end:.2f}" if self.percent else f"{end:.4g}" for end in ends)
+        return f"{low} to {high}"
+
+
+def format_rate(share: float) -> str:
+    """Format a rate in percent."""
+    return "undefined" if not math.isfinite(share) else f"{100 * share:.2f} %"
+
+
+class Listing(NamedTuple):
+    """Table of plain values, for a terminal, a page and JSON."""
+
+    columns: tuple[str, ...]
+    rows: list[tuple[Any, ...]]
+    caption: str = ""
+
+
+class Curve(NamedTuple):
+    """Curve with a band, all of shape ``(P,)``; a band is None without identities."""
+
+    x: Tensor
+    y: Tensor
+    low: Tensor | None
+    high: Tensor | None
+
+
+class RankedItem(NamedTuple):
+    """Gallery item of a ranking: its row, similarity, and whether it is a match."""
+
+    row: int
+    similarity: float
+    match: bool
+
+
+class Ranking(NamedTuple):
+    """A query and the first items of its ranking, with a remark."""
+
+    query: int
+    items: tuple[RankedItem, ...]
+    remark: str
+
+
+@dataclass(frozen=True, eq=False)
+class Recognition:
+    """Result of an evaluation.
+
+    Attributes:
+        protocol: ``retrieval``, ``verification`` or ``openset``.
+        title: run or files.
+        summary: sentences on what was evaluated.
+        counts: number of examples, identities, queries, pairs...
+        notes: sentences about what was left out or may surprise.
+        numbers: the measured numbers.
+        thresholds: thresholds to deploy, or None.
+        failing: identities that fail most.
+        curves: curves by name.
+        scores: scores by the name of their group.
+        rankings: ranked examples by heading.
+    """
+
+    protocol: str
+    title: str
+    summary: tuple[str, ...]
+    counts: dict[str, int]
+    notes: tuple[str, ...]
+    numbers: tuple[Number, ...]
+    failing: Listing
+    thresholds: Listing | None = None
+    curves: dict[str, Curve] = field(default_factory=dict)
+    scores: dict[str, Tensor] = field(default_factory=dict)
+    rankings: dict[str, list[Ranking]] = field(default_factory=dict)
+
+    def number(self, key: str) -> Number:
+        """Return a number by its key."""
+        return next(number for number in self.numbers if number.key == key)
+
+
+@contextmanager
+def warnings_as(notes: list[str]) -> Iterator[None]:
+    """Collect warnings as notes, each once."""
+    with warnings.catch_warnings(record=True) as caught:
+        warnings.simplefilter("always")
+        yield
+    for warning in caught:
+        if str(warning.message) not in notes:
+            notes.append(str(warning.message))
+
+
+Measure = Callable[[Any], Mapping[str, Any]]
+
+
+def measured(
+    result: Any, measure: Measure, *, resamples: int, seed: int
+) -> dict[str, BootstrapInterval | float]:
+    """Measure numbers of a result, with intervals over identities if it knows them."""
+    if result.identities is None:
+        return {name: float(value) for name, value in measure(result).items()}
+    generator = torch.Generator().manual_seed(seed)
+    return dict(
+        intervals(result, measure, resamples=resamples, level=LEVEL, generator=generator)
+    )
+
+
+def as_number(
+    key: str, name: str, value: BootstrapInterval | float, *, percent: bool = True
+) -> Number:
+    """Return a number with its name."""
+    if isinstance(value, float):
+        return Number(key, name, value, None, None, percent)
+    return Number(key, name, value.value, value.low, value.high, percent)
+
+
+def as_curve(x: Tensor, values: Sequence[BootstrapInterval | float]) -> Curve:
+    """Return a curve through measured numbers."""
+    rows = [(v, v, v) if isinstance(v, float) else v[:3] for v in values]
+    y, low, high = torch.tensor(rows, dtype=torch.double).T
+    banded = bool(values) and not isinstance(values[0], float)
+    return Curve(x, y, low if banded else None, high if banded else None)
+
+
+def grid(negatives: int, points: int = 80) -> Tensor:
+    """Rates from the smallest that so many negatives can measure up to 1, evenly in logarithms."""
+    return torch.logspace(-math.log10(max(negatives, 2)), 0, points, dtype=torch.double)
+
+
+def places_at(points: OperatingPoints, rates: Tensor) -> Tensor:
+    """Index of the smallest threshold of each rate: it accepts at most that share of negatives."""
+    possible = points.negatives[points.thresholds > -torch.inf]
+    # A product that rounding lowered just below an integer means that integer.
+    allowed = rates * points.all_negatives * (1 + 1e-12)
+    return torch.searchsorted(possible, allowed, right=True) - 1
+
+
+def positives_at(points: OperatingPoints, rates: Tensor) -> Tensor:
+    """Share of the positives that is accepted at each rate of accepted negatives."""
+    return points.positives[places_at(points, rates)] / points.all_positives
+
+
+def measurable(rates: Sequence[float], negatives: int) -> list[float]:
+    """Return the rates that so many negatives can measure."""
+    return [rate for rate in rates if negatives * rate >= 1 - 1e-9]
+
+
+def counted(count: int, one: str, several: str | None = None) -> str:
+    """Format a number with its noun."""
+    return f"{count:,} {one if count == 1 else several or one + 's'}"
