@@ -26,7 +26,7 @@ COMMANDS = {
     "advise": "feasible margins and scales, settings that cannot train, costs of a step",
     "losses": "every loss with its formula, settings, heads and references",
     "measure": "measure the margins of prototypes and embeddings from files",
-    "evaluate": "evaluate a trained model on few-shot episodes",
+    "evaluate": "retrieval, verification, open sets or few-shot episodes, of a run or of files",
     "checkpoint": "inspect, merge or split the checkpoint of a head",
 }
 """Commands and their summaries; each is a module of this package."""

@@ -144,10 +144,10 @@ def read_embeddings(
     first = _read_files(paths, wanted, partition, need_identities)
     if gallery:
         second = _read_files(gallery, wanted, partition, need_identities)
-        for side, is_query in ((first, True), (second, False)):
-            if side.query is not None and bool((side.query != is_query).any()):
+        for given, is_query in ((first, True), (second, False)):
+            if given.query is not None and bool((given.query != is_query).any()):
                 raise FileError(
-                    f"{side.title}: {'queries' if is_query else 'a gallery'} alone is expected "
+                    f"{given.title}: {'queries' if is_query else 'a gallery'} alone is expected "
                     "with --gallery, got a split column with the other too; leave --gallery out"
                 )
         first = _join(first, second)
@@ -160,7 +160,9 @@ def read_embeddings(
     zeros = int((norm(first.features.double()) == 0).sum())
     notes = list(first.notes)
     if zeros:
-        notes.append(f"{zeros:,} of {len(first):,} embeddings are zero, with cosine 0 to all others")
+        notes.append(
+            f"{zeros:,} of {len(first):,} embeddings are zero, with cosine 0 to all others"
+        )
     folder = Path(paths[0]).parent if images is None else Path(images)
     if images is not None and not folder.is_dir():
         raise FileError(f"{folder}: a folder of images is expected by --images, got no such folder")
@@ -424,7 +426,8 @@ def run_embeddings(folder: str | os.PathLike[str]) -> IdentityEmbeddings:
     query, cameras = tensors.get("query"), tensors.get("camera")
     pairs = None
     if "pairs" in tensors:
-        pairs = PairRows(*tensors["pairs"].T, tensors["same"].bool(), tensors.get("fold"))
+        left, right = tensors["pairs"].T
+        pairs = PairRows(left, right, tensors["same"].bool(), tensors.get("fold"))
     return IdentityEmbeddings(
         str(run.folder),
         features,

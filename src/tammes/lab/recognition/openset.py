@@ -277,9 +277,7 @@ def _part(search: Search, inside: Tensor) -> Search:
     )
 
 
-def _failing(
-    names: list[Any], searches: _Searches, thresholds: Tensor, fpir: float
-) -> Listing:
+def _failing(names: list[Any], searches: _Searches, thresholds: Tensor, fpir: float) -> Listing:
     """List the identities with the largest share of wrong decisions at a threshold."""
     accepted = searches.top >= thresholds[:, None]
     known = searches.rank > 0
@@ -320,7 +318,7 @@ def _rankings(
     unknown = searches.top.masked_fill(searches.rank > 0, -torch.inf)
     behind = searches.behind.masked_fill(searches.rank < 2, -torch.inf)
     size = len(probes)
-    found = {}
+    found: dict[str, list[Ranking]] = {}
     for heading, badness in (
         ("Unknown, most similar to someone", unknown),
         ("Known, furthest behind a wrong item", behind),

@@ -29,20 +29,28 @@ class Number(NamedTuple):
 
     def shown(self) -> str:
         """Format the value."""
-        return format_rate(self.value) if self.percent else f"{self.value:.4g}"
+        return f"{percent(self.value)} %" if self.percent else f"{self.value:.4g}"
 
     def shown_interval(self) -> str:
         """Format the interval; empty if there is none."""
         if self.low is None or self.high is None:
             return ""
         ends = (self.low, self.high)
-        low, high = (f"{100 * end:.2f}" if self.percent else f"{end:.4g}" for end in ends)
+        low, high = (percent(end) if self.percent else f"{end:.4g}" for end in ends)
         return f"{low} to {high}"
 
 
-def format_rate(share: float) -> str:
-    """Format a rate in percent."""
-    return "undefined" if not math.isfinite(share) else f"{100 * share:.2f} %"
+def percent(share: float) -> str:
+    """Format a rate in percent without the sign, a small one with two digits that count.
+
+    Example:
+        >>> percent(0.12345), percent(0.0000123)
+        ('12.35', '0.0012')
+    """
+    if not math.isfinite(share):
+        return "undefined"
+    value = 100 * share
+    return f"{value:.2f}" if value >= 0.1 or value == 0 else f"{value:.2g}"
 
 
 class Listing(NamedTuple):
@@ -51,6 +59,17 @@ class Listing(NamedTuple):
     columns: tuple[str, ...]
     rows: list[tuple[Any, ...]]
     caption: str = ""
+
+    def texts(self, row: tuple[Any, ...]) -> list[str]:
+        """Format the values of a row; columns that end with a percent sign hold percentages."""
+        return [
+            str(value)
+            if not isinstance(value, float)
+            else percent(value / 100)
+            if column.endswith("%")
+            else f"{value:.4g}"
+            for column, value in zip(self.columns, row, strict=True)
+        ]
 
 
 class Curve(NamedTuple):
@@ -134,9 +153,7 @@ def measured(
     if result.identities is None:
         return {name: float(value) for name, value in measure(result).items()}
     generator = torch.Generator().manual_seed(seed)
-    return dict(
-        intervals(result, measure, resamples=resamples, level=LEVEL, generator=generator)
-    )
+    return dict(intervals(result, measure, resamples=resamples, level=LEVEL, generator=generator))
 
 
 def as_number(

@@ -194,9 +194,7 @@ def _search(examples: IdentityEmbeddings, query: Tensor, gallery: Tensor) -> Sea
     )
 
 
-def _check_matches(
-    examples: IdentityEmbeddings, search: Search, result: RetrievalResult
-) -> None:
+def _check_matches(examples: IdentityEmbeddings, search: Search, result: RetrievalResult) -> None:
     """Raise ``ValueError`` if no query has a match, and say why."""
     if result.queries_without_match < result.queries:
         return
@@ -238,10 +236,9 @@ def _extremes(result: RetrievalResult) -> dict[str, Tensor]:
 def _remark(result: RetrievalResult, place: int) -> str:
     values = result.per_query
     precision = 100 * float(values.average_precision[place])
-    return (
-        f"average precision {precision:.1f} %, first match at rank "
-        f"{int(values.first_rank[place]):,} of {counted(int(values.matches[place]), 'match', 'matches')}"
-    )
+    matches = counted(int(values.matches[place]), "match", "matches")
+    rank = int(values.first_rank[place])
+    return f"average precision {precision:.1f} %; {matches}, the first at rank {rank:,}"
 
 
 def _failing_queries(
@@ -250,7 +247,7 @@ def _failing_queries(
     """Return the identities with the lowest mAP, and their queries whose first item is wrong."""
     values = result.per_query
     places = (values.matches > 0).nonzero().squeeze(1)
-    codes, member = result.identities[0][places].unique(return_inverse=True)
+    member = result.identities[0][places].unique(return_inverse=True)[1]
     counts = torch.bincount(member)
     first = (values.first_rank[places] == 1).double()
     means = torch.bincount(member, values.average_precision[places]) / counts

@@ -204,9 +204,7 @@ def _scores(features: Tensor, pairs: PairRows, similarity: str) -> Tensor:
     return torch.cat([score(left, right) for left, right in blocks])
 
 
-def _folds(
-    scores: Tensor, pairs: PairRows, sides: Any, resamples: int, seed: int
-) -> Number:
+def _folds(scores: Tensor, pairs: PairRows, sides: Any, resamples: int, seed: int) -> Number:
     assert pairs.folds is not None
     result = fold_accuracy(scores, pairs.same, folds=pairs.folds, identities=sides)
     found = measured(result, lambda r: {"mean": r.mean}, resamples=resamples, seed=seed)
