@@ -17,7 +17,7 @@ from tammes.lab.recognition.embeddings import (
 )
 from tammes.lab.recognition.openset import evaluate_openset
 from tammes.lab.recognition.pairs import read_pairs
-from tammes.lab.recognition.results import Listing, Recognition
+from tammes.lab.recognition.results import Listing, Number, Recognition
 from tammes.lab.recognition.retrieval import evaluate_retrieval
 from tammes.lab.recognition.verification import evaluate_verification
 from tammes.lab.report.pages.recognition_page import recognition_page
@@ -167,27 +167,31 @@ def as_json(found: Recognition, page: Path | None = None) -> dict[str, Any]:
     def plain(value: Any) -> Any:
         return None if isinstance(value, float) and not math.isfinite(value) else value
 
-    def rows(listing: Listing | None) -> list[dict[str, Any]]:
-        if listing is None:
-            return []
-        return [dict(zip(listing.columns, map(plain, row), strict=True)) for row in listing.rows]
+    def interval(number: Number) -> dict[str, Any]:
+        ends = {"value": number.value, "low": number.low, "high": number.high}
+        return {key: plain(value) for key, value in ends.items()}
 
+    columns = found.failing.columns
     return {
         "protocol": found.protocol,
         "source": found.title,
         "counts": found.counts,
         "notes": list(found.notes),
         "numbers": {
-            number.key: {
-                "name": number.name,
-                "value": plain(number.value),
-                "low": plain(number.low),
-                "high": plain(number.high),
-            }
-            for number in found.numbers
+            number.key: {"name": number.name, **interval(number)} for number in found.numbers
         },
-        "thresholds": rows(found.thresholds),
-        "failing_identities": rows(found.failing),
+        "thresholds": [
+            {
+                "target": point.target,
+                "thresholds": [plain(value) for value in point.thresholds],
+                found.rates[0]: interval(point.reached),
+                found.rates[1]: interval(point.accepted),
+            }
+            for point in found.thresholds
+        ],
+        "failing_identities": [
+            dict(zip(columns, map(plain, row), strict=True)) for row in found.failing.rows
+        ],
         "curves": {
             name: {
                 key: None if values is None else [plain(value) for value in values.tolist()]
@@ -205,8 +209,8 @@ def as_text(found: Recognition) -> str:
     lines += [f"  note: {note}" for note in found.notes]
     numbers = [(number.name, number.shown(), number.shown_interval()) for number in found.numbers]
     lines += ["", *_table(Listing(("", "value", "95 % over identities"), numbers))]
-    if found.thresholds is not None:
-        lines += ["", "  thresholds", *_table(found.thresholds)]
+    if found.thresholds:
+        lines += ["", "  thresholds", *_table(found.threshold_listing())]
     if found.failing.rows:
         some = found.failing._replace(rows=found.failing.rows[:_SHOWN])
         lines += ["", "  identities that fail most", *_table(some)]

@@ -10,6 +10,7 @@ from tammes.lab.recognition.embeddings import IdentityEmbeddings
 from tammes.lab.recognition.ranking import first_items, one_of_each
 from tammes.lab.recognition.results import (
     Listing,
+    OperatingPoint,
     Ranking,
     Recognition,
     as_curve,
@@ -18,6 +19,7 @@ from tammes.lab.recognition.results import (
     grid,
     measurable,
     measured,
+    places_at,
     positives_at,
     warnings_as,
 )
@@ -96,16 +98,22 @@ def evaluate_openset(
         rank_scores(score.where(rank <= 1, -torch.inf), rank > 0) for score, rank in result.searches
     ]
 
-    def tpir(weights: Tensor, at: Tensor) -> list[float]:
-        each = [positives_at(gallery.points(weights), at) for gallery in ranked]
-        return torch.stack(each).mean(0).tolist()
+    fixed = [places_at(each.points(), rates) for each in ranked]
 
     def measure(result: IdentificationResult) -> dict[str, Any]:
-        return {
-            "rank_1": result.rank_1,
-            **{f"tpir.{i}": value for i, value in enumerate(tpir(result.weights, rates))},
-            **{f"curve.{i}": value for i, value in enumerate(tpir(result.weights, curve))},
+        points = [each.points(result.weights) for each in ranked]
+        reached = [
+            each.negatives[place] / each.all_negatives
+            for each, place in zip(points, fixed, strict=True)
+        ]
+        rows = {
+            "tpir": [positives_at(each, rates) for each in points],
+            "fpir": reached,
+            "curve": [positives_at(each, curve) for each in points],
         }
+        means = {name: torch.stack(each).mean(0).tolist() for name, each in rows.items()}
+        numbers = {f"{name}.{i}": v for name, row in means.items() for i, v in enumerate(row)}
+        return {"rank_1": result.rank_1, **numbers}
 
     def measure_separation(result: OpenSetResult) -> dict[str, Any]:
         return {
@@ -117,9 +125,8 @@ def evaluate_openset(
             **{f"roc.{i}": v for i, v in enumerate(positives_at(result.points, curve).tolist())},
         }
 
-    found = measured(result, measure, resamples=resamples, seed=seed)
-    found |= measured(separated, measure_separation, resamples=resamples, seed=seed)
-    limits = {fpir: result.threshold(fpir).tolist() for fpir in targets}
+    found = measured(result, measure, notes, resamples=resamples, seed=seed)
+    found |= measured(separated, measure_separation, notes, resamples=resamples, seed=seed)
     working = min(targets, key=lambda fpir: abs(fpir - 0.1)) if targets else 1.0
     parts = len(result.searches)
     known = separated.known
@@ -158,24 +165,15 @@ def evaluate_openset(
             ),
         ),
         _failing(names[0], searches, result.threshold(working), working),
-        Listing(
-            ("FPIR %", "threshold", "TPIR %", "interval"),
-            [
-                (
-                    100 * fpir,
-                    ", ".join(f"{value:.4g}" for value in limits[fpir])
-                    if parts > 1
-                    else limits[fpir][0],
-                    100 * tpir.value,
-                    tpir.shown_interval(),
-                )
-                for i, fpir in enumerate(targets)
-                for tpir in (as_number("", "", found[f"tpir.{i}"]),)
-            ],
-            "Accept the first item if its similarity is at or above the threshold"
-            + (" of its gallery" if parts > 1 else "")
-            + ". TPIR: known probes whose first item is right and accepted. FPIR: unknown probes "
-            "that are accepted.",
+        ("FPIR", "TPIR"),
+        tuple(
+            OperatingPoint(
+                fpir,
+                tuple(result.threshold(fpir).tolist()),
+                as_number(f"fpir_at_{fpir:g}", "FPIR", found[f"fpir.{i}"]),
+                as_number(f"tpir_at_{fpir:g}", "TPIR", found[f"tpir.{i}"]),
+            )
+            for i, fpir in enumerate(targets)
         ),
         {
             "tpir": as_curve(curve, [found[f"curve.{i}"] for i in range(len(curve))]),
@@ -292,12 +290,13 @@ def _failing(names: list[Any], searches: _Searches, thresholds: Tensor, fpir: fl
     asked = total(known), total(~known)
     wrong = total(missed), total(~known & accepted)
     rates = [w / count.clamp_min(1) for w, count in zip(wrong, asked, strict=True)]
-    order = sorted(range(len(everyone)), key=lambda i: -float(rates[0][i] + rates[1][i]))
+    badness = (rates[0] + rates[1]).tolist()
+    order = sorted(filter(badness.__getitem__, range(len(everyone))), key=lambda i: -badness[i])
     return Listing(
         ("identity", "known searches", "missed %", "unknown searches", "accepted %"),
         [
             (
-                everyone[i],
+                str(everyone[i]),
                 int(asked[0][i]),
                 100 * float(rates[0][i]),
                 int(asked[1][i]),

@@ -63,13 +63,31 @@ class Listing(NamedTuple):
     def texts(self, row: tuple[Any, ...]) -> list[str]:
         """Format the values of a row; columns that end with a percent sign hold percentages."""
         return [
-            str(value)
+            f"{value:,}"
+            if isinstance(value, int)
+            else str(value)
             if not isinstance(value, float)
             else percent(value / 100)
             if column.endswith("%")
             else f"{value:.4g}"
             for column, value in zip(self.columns, row, strict=True)
         ]
+
+
+class OperatingPoint(NamedTuple):
+    """Threshold to deploy for a rate of false acceptances.
+
+    Attributes:
+        target: largest rate of false acceptances.
+        thresholds: smallest threshold that keeps it, of each gallery or of all pairs.
+        reached: rate of false acceptances at these thresholds.
+        accepted: rate of true acceptances at the smallest threshold that keeps the target.
+    """
+
+    target: float
+    thresholds: tuple[float, ...]
+    reached: Number
+    accepted: Number
 
 
 class Curve(NamedTuple):
@@ -108,7 +126,8 @@ class Recognition:
         counts: number of examples, identities, queries, pairs...
         notes: sentences about what was left out or may surprise.
         numbers: the measured numbers.
-        thresholds: thresholds to deploy, or None.
+        rates: names of the rates of false and of true acceptances.
+        thresholds: thresholds to deploy.
         failing: identities that fail most.
         curves: curves by name.
         scores: scores by the name of their group.
@@ -122,7 +141,8 @@ class Recognition:
     notes: tuple[str, ...]
     numbers: tuple[Number, ...]
     failing: Listing
-    thresholds: Listing | None = None
+    rates: tuple[str, str] = ("FAR", "TAR")
+    thresholds: tuple[OperatingPoint, ...] = ()
     curves: dict[str, Curve] = field(default_factory=dict)
     scores: dict[str, Tensor] = field(default_factory=dict)
     rankings: dict[str, list[Ranking]] = field(default_factory=dict)
@@ -130,6 +150,29 @@ class Recognition:
     def number(self, key: str) -> Number:
         """Return a number by its key."""
         return next(number for number in self.numbers if number.key == key)
+
+    def threshold_listing(self) -> Listing:
+        """Return the thresholds as a table."""
+        false, true = self.rates
+        several = any(len(point.thresholds) > 1 for point in self.thresholds)
+        columns = ("for", "threshold", f"{false} %", "interval", f"{true} %", f"interval of {true}")
+        rows = [
+            (
+                f"{false} {100 * point.target:g} %",
+                ", ".join(f"{value:.4g}" for value in point.thresholds)
+                if several
+                else point.thresholds[0],
+                100 * point.reached.value,
+                point.reached.shown_interval(),
+                100 * point.accepted.value,
+                point.accepted.shown_interval(),
+            )
+            for point in self.thresholds
+        ]
+        caption = f"Accept at or above the threshold{' of the gallery' if several else ''}. The "
+        caption += f"interval of {false} is at this threshold; that of {true} is at a threshold "
+        caption += f"chosen anew for the {false}."
+        return Listing(columns, rows, caption)
 
 
 @contextmanager
@@ -147,13 +190,23 @@ Measure = Callable[[Any], Mapping[str, Any]]
 
 
 def measured(
-    result: Any, measure: Measure, *, resamples: int, seed: int
+    result: Any, measure: Measure, notes: list[str], *, resamples: int, seed: int
 ) -> dict[str, BootstrapInterval | float]:
-    """Measure numbers of a result, with intervals over identities if it knows them."""
+    """Measure numbers of a result, with intervals over identities if it knows them.
+
+    Resamples in which a number is undefined are counted in a note.
+    """
     if result.identities is None:
         return {name: float(value) for name, value in measure(result).items()}
     generator = torch.Generator().manual_seed(seed)
-    return dict(intervals(result, measure, resamples=resamples, level=LEVEL, generator=generator))
+    found = intervals(result, measure, resamples=resamples, level=LEVEL, generator=generator)
+    undefined = max(interval.undefined for interval in found.values())
+    if undefined:
+        notes.append(
+            f"{undefined:,} of {resamples:,} resamples leave a number undefined, and are left out "
+            "of its interval: there are few identities"
+        )
+    return dict(found)
 
 
 def as_number(
@@ -173,9 +226,14 @@ def as_curve(x: Tensor, values: Sequence[BootstrapInterval | float]) -> Curve:
     return Curve(x, y, low if banded else None, high if banded else None)
 
 
-def grid(negatives: int, points: int = 80) -> Tensor:
-    """Rates from the smallest that so many negatives can measure up to 1, evenly in logarithms."""
-    return torch.logspace(-math.log10(max(negatives, 2)), 0, points, dtype=torch.double)
+def grid(negatives: int) -> Tensor:
+    """Rates from the smallest that so many negatives can measure up to 1, for a curve.
+
+    They are even in logarithms, and even between 0.1 and 1.
+    """
+    smallest = -math.log10(max(negatives, 2))
+    small = torch.logspace(smallest, 0, 60, dtype=torch.double)
+    return torch.cat([small, torch.linspace(0.1, 1, 37, dtype=torch.double)]).unique()
 
 
 def places_at(points: OperatingPoints, rates: Tensor) -> Tensor:

@@ -81,7 +81,7 @@ def evaluate_retrieval(
             **{f"cmc.{k}": value for k, value in zip(cmc, result.cmc.tolist(), strict=False)},
         }
 
-    found = measured(result, measure, resamples=resamples, seed=seed)
+    found = measured(result, measure, notes, resamples=resamples, seed=seed)
     names = {
         "map": "mAP",
         **{f"rank_{k}": f"rank-{k}" for k in ranks},
@@ -243,7 +243,7 @@ def _remark(result: RetrievalResult, place: int) -> str:
 
 def _failing_queries(
     examples: IdentityEmbeddings, query: Tensor, result: RetrievalResult
-) -> list[tuple[Any, int, float, float, Tensor]]:
+) -> list[tuple[str, int, float, float, Tensor]]:
     """Return the identities with the lowest mAP, and their queries whose first item is wrong."""
     values = result.per_query
     places = (values.matches > 0).nonzero().squeeze(1)
@@ -253,11 +253,11 @@ def _failing_queries(
     means = torch.bincount(member, values.average_precision[places]) / counts
     rates = torch.bincount(member, first) / counts
     found = []
-    for code in means.argsort(stable=True)[:FAILING].tolist():
+    for code in means.argsort(stable=True)[: min(FAILING, int((means < 1).sum()))].tolist():
         own = places[member == code]
         (name,) = examples.of(query[own[:1]])
         wrong = own[values.first_rank[own] > 1]
-        found.append((name, int(counts[code]), float(means[code]), float(rates[code]), wrong))
+        found.append((str(name), int(counts[code]), float(means[code]), float(rates[code]), wrong))
     return found
 
 

@@ -11,6 +11,7 @@ from tammes.lab.recognition.pairs import sample_pairs
 from tammes.lab.recognition.results import (
     Listing,
     Number,
+    OperatingPoint,
     RankedItem,
     Ranking,
     Recognition,
@@ -114,7 +115,7 @@ def evaluate_verification(
             **{f"roc.{i}": v for i, v in enumerate(positives_at(points, curve).tolist())},
         }
 
-    found = measured(result, measure, resamples=resamples, seed=seed)
+    found = measured(result, measure, notes, resamples=resamples, seed=seed)
     numbers = [
         as_number("eer", "EER", found["eer"]),
         as_number("auc", "AUC", found["auc"]),
@@ -125,7 +126,7 @@ def evaluate_verification(
         as_number("min_dcf", f"minDCF (p = {p_target:g})", found["min_dcf"], percent=False),
     ]
     if pairs.folds is not None:
-        numbers.append(_folds(scores, pairs, sides, resamples, seed))
+        numbers.append(_folds(scores, pairs, sides, notes, resamples, seed))
     limits = result.points.thresholds[fixed]
     kinds = counted(same, "pair") + " of one identity, " + counted(different, "pair") + " of two"
     working = min(targets, key=lambda far: abs(far - 0.01)) if targets else 1.0
@@ -138,23 +139,15 @@ def evaluate_verification(
         tuple(notes),
         tuple(numbers),
         _failing(sides, scores, pairs.same, threshold, working),
-        Listing(
-            ("FAR %", "threshold", "FAR reached %", "interval of it", "TAR %", "interval"),
-            [
-                (
-                    100 * far,
-                    float(limits[place]),
-                    100 * reached.value,
-                    reached.shown_interval(),
-                    100 * tar.value,
-                    tar.shown_interval(),
-                )
-                for place, far in enumerate(targets)
-                for reached in (as_number("", "", found[f"far.{place}"]),)
-                for tar in (as_number("", "", found[f"tar.{place}"]),)
-            ],
-            "Accept a pair if its score is at or above the threshold. Intervals are over "
-            "identities: of the FAR at this threshold, and of the TAR at a threshold for this FAR.",
+        ("FAR", "TAR"),
+        tuple(
+            OperatingPoint(
+                far,
+                (float(limits[place]),),
+                as_number(f"far_at_{far:g}", "FAR", found[f"far.{place}"]),
+                as_number(f"tar_at_{far:g}", "TAR", found[f"tar.{place}"]),
+            )
+            for place, far in enumerate(targets)
         ),
         {"roc": as_curve(curve, [found[f"roc.{place}"] for place in range(len(curve))])},
         {"one identity": scores[pairs.same], "two identities": scores[~pairs.same]},
@@ -204,10 +197,12 @@ def _scores(features: Tensor, pairs: PairRows, similarity: str) -> Tensor:
     return torch.cat([score(left, right) for left, right in blocks])
 
 
-def _folds(scores: Tensor, pairs: PairRows, sides: Any, resamples: int, seed: int) -> Number:
+def _folds(
+    scores: Tensor, pairs: PairRows, sides: Any, notes: list[str], resamples: int, seed: int
+) -> Number:
     assert pairs.folds is not None
     result = fold_accuracy(scores, pairs.same, folds=pairs.folds, identities=sides)
-    found = measured(result, lambda r: {"mean": r.mean}, resamples=resamples, seed=seed)
+    found = measured(result, lambda r: {"mean": r.mean}, notes, resamples=resamples, seed=seed)
     name = f"{len(result.accuracies)}-fold accuracy"
     return as_number("fold_accuracy", name, found["mean"])
 
@@ -236,12 +231,13 @@ def _failing(
     alike, other = total(same), total(~same)
     rejected, wrong = total(same & ~accepted), total(~same & accepted)
     rates = rejected / alike.clamp_min(1), wrong / other.clamp_min(1)
-    order = sorted(range(size), key=lambda place: -float(rates[0][place] + rates[1][place]))
+    badness = (rates[0] + rates[1]).tolist()
+    order = sorted(filter(badness.__getitem__, range(size)), key=lambda place: -badness[place])
     return Listing(
         columns,
         [
             (
-                names[place],
+                str(names[place]),
                 int(alike[place]),
                 100 * float(rates[0][place]),
                 int(other[place]),
@@ -254,14 +250,17 @@ def _failing(
 
 
 def _extremes(scores: Tensor, pairs: PairRows, *, highest: bool) -> list[Ranking]:
-    """Return the pairs that a threshold finds hardest."""
+    """Return the pairs that a threshold finds hardest, at most one of each example."""
     places = (~pairs.same if highest else pairs.same).nonzero().squeeze(1)
-    order = places[scores[places].argsort(descending=highest, stable=True)][:_SHOWN]
-    return [
-        Ranking(
-            int(pairs.left[place]),
-            (RankedItem(int(pairs.right[place]), float(scores[place]), not highest),),
-            f"score {float(scores[place]):.4g}",
-        )
-        for place in order
-    ]
+    order = places[scores[places].argsort(descending=highest, stable=True)]
+    found: list[Ranking] = []
+    seen: set[int] = set()
+    for place in order.tolist():
+        left, right, score = int(pairs.left[place]), int(pairs.right[place]), float(scores[place])
+        if left in seen or right in seen:
+            continue
+        seen |= {left, right}
+        found.append(Ranking(left, (RankedItem(right, score, not highest),), f"score {score:.4g}"))
+        if len(found) == _SHOWN:
+            break
+    return found

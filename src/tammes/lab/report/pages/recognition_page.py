@@ -9,6 +9,8 @@ from tammes.lab.report.charts.chart import Chart, sentence
 from tammes.lab.report.render import html_page as page
 
 _TITLES = {"retrieval": "Retrieval", "verification": "Verification", "openset": "Open set"}
+_ERRORS = ("eer", "fpr95")
+"""Rates that are better if smaller, which have no bar."""
 _HEADLINES = 6
 """Largest number of cards."""
 
@@ -27,16 +29,18 @@ def recognition_page(found: Recognition, examples: IdentityEmbeddings, command: 
     notes = list(found.notes)
     if examples.pictures is not None:
         notes += examples.pictures.notes()
-    interval = "Intervals are 95 % bootstrap intervals over identities: identities are drawn "
-    interval += "with replacement, not images or pairs."
-    banded = any(number.low is not None for number in found.numbers)
+    if any(number.low is not None for number in found.numbers):
+        notes.append(
+            "ranges and bands are 95 % bootstrap intervals over identities: identities are drawn "
+            "with replacement, not images or pairs"
+        )
     sections: dict[str, list[page.Block]] = {
         "": [_cards(found)],
-        "Thresholds to deploy": _listing(found.thresholds),
+        "Thresholds to deploy": _listing(found.threshold_listing()),
         "Curves": _curves(found),
         "Identities that fail most": _listing(found.failing),
         **ranked,
-        "All numbers": [_numbers(found), *([page.Text(interval)] if banded else [])],
+        "All numbers": [_numbers(found)],
         "Counts": [page.Table(("what", "number"), _counts(found))],
         "How to repeat this": [page.Details("Command", command)],
     }
@@ -48,9 +52,8 @@ def recognition_page(found: Recognition, examples: IdentityEmbeddings, command: 
 def _cards(found: Recognition) -> page.Cards:
     cards = []
     for number in found.numbers[:_HEADLINES]:
-        interval = number.shown_interval()
-        share = number.value if number.percent else None
-        cards.append(page.Card(number.name, number.shown(), interval, share))
+        share = number.value if number.percent and number.key not in _ERRORS else None
+        cards.append(page.Card(number.name, number.shown(), number.shown_interval(), share))
     return page.Cards(cards)
 
 
@@ -69,9 +72,7 @@ def _counts(found: Recognition) -> list[tuple[str, page.Value]]:
     ]
 
 
-def _listing(listing: Listing | None) -> list[page.Block]:
-    if listing is None:
-        return []
+def _listing(listing: Listing) -> list[page.Block]:
     rows = [
         [
             page.Value(text, value) if isinstance(value, int | float) else text
@@ -130,24 +131,25 @@ def _rankings(examples: IdentityEmbeddings, rankings: Sequence[Ranking]) -> list
 
 def _gallery(examples: IdentityEmbeddings, ranking: Ranking) -> page.Gallery | None:
     """Show an example and its ranked items as images; None if one is not at hand."""
-    rows = [ranking.query, *(item.row for item in ranking.items)]
-    sources = [examples.pictures.show(row) if examples.pictures else None for row in rows]
-    images = [
-        page.Image(source, caption, wrong)
-        for source, caption, wrong in zip(
-            sources,
-            [
-                _identity(examples, ranking.query),
-                *(_caption(examples, item, place) for place, item in enumerate(ranking.items, 1)),
-            ],
-            [False, *(not item.match for item in ranking.items)],
-            strict=True,
-        )
-        if source is not None
-    ]
-    if len(images) < len(rows):
+    if examples.pictures is None:
         return None
-    return page.Gallery(examples.names[ranking.query], images, ranking.remark)
+    first = examples.pictures.show(ranking.query)
+    others = [examples.pictures.show(item.row) for item in ranking.items]
+    shown = [source for source in others if source is not None]
+    if first is None or len(shown) < len(others):
+        return None
+    name, rows = examples.names[ranking.query], [item.row for item in ranking.items]
+    if len(rows) == 1:
+        # A pair, which has no ranks.
+        texts = [_identity(examples, row) or examples.names[row] for row in (ranking.query, *rows)]
+        images = [
+            page.Image(source, text) for source, text in zip((first, *shown), texts, strict=True)
+        ]
+        return page.Gallery(f"{name} and {examples.names[rows[0]]}", images, ranking.remark)
+    images = [page.Image(first, f"query {_identity(examples, ranking.query)}")]
+    for place, (source, item) in enumerate(zip(shown, ranking.items, strict=True), 1):
+        images.append(page.Image(source, _caption(examples, item, place), not item.match))
+    return page.Gallery(name, images, ranking.remark)
 
 
 def _identity(examples: IdentityEmbeddings, row: int) -> str:

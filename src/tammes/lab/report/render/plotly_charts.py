@@ -127,7 +127,7 @@ def _axes(panel: Panel, suffix: str, domain: Domain) -> tuple[dict[str, Any], di
     for axis, is_log in ((x, panel.x_log), (y, panel.y_log)):
         if is_log:
             ends = None if axis["range"] is None else [math.log10(end) for end in axis["range"]]
-            axis |= {"type": "log", "range": ends, "dtick": 1, "tickformat": ".6~g"}
+            axis |= {"type": "log", "range": ends, "dtick": 1, "exponentformat": "power"}
     if panel.rows:
         last = len(panel.rows) - 1
         y |= {"visible": not panel.above, "automargin": True, "showgrid": False, "fixedrange": True}
