@@ -13,6 +13,9 @@ from tammes.lab.data.identities.pairs import holds_lfw, lfw_rows, trial_rows
 from tammes.lab.measure.formats import FileError
 from tammes.lab.recognition.embeddings import IdentityEmbeddings, PairRows
 
+_COMPARED = 20_000
+"""Largest number of names that a missing one is compared with."""
+
 
 def read_pairs(path: str, examples: IdentityEmbeddings) -> PairRows:
     """Read a list of pairs: ``pairs.txt`` of LFW, or trials ``1 FIRST SECOND``, ``0 ...``.
@@ -46,11 +49,15 @@ def _find_rows(
     source: Path, names: Sequence[tuple[str, int]], examples: IdentityEmbeddings
 ) -> Tensor:
     known = _names(examples)
-    missing = {name: line for name, line in names if name not in known}
+    missing: dict[str, int] = {}
+    for name, line in names:
+        if name not in known:
+            missing.setdefault(name, line)
     if missing:
         name, line = next(iter(missing.items()))
         lost = sum(name in missing for name, _ in names)
-        hint = did_you_mean(name, known)
+        # Comparing a name with a great many others takes minutes.
+        hint = did_you_mean(name, known) if len(known) <= _COMPARED else ""
         if not hint and not examples.named:
             hint = "; without a column of paths, pairs name rows from 0; --paths KEY names one"
         raise FileError(
