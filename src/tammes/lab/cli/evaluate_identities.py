@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from tammes.lab.cli.arguments import add_argument
+from tammes.lab.data.sources.loading import say
 from tammes.lab.recognition.embeddings import (
     KEYS,
     IdentityEmbeddings,
@@ -99,6 +100,8 @@ def run(arguments: argparse.Namespace) -> int:
         found = evaluate_openset(examples, enrol=arguments.enrol, fpirs=rates, **common)
     page = Path(arguments.out) / f"{arguments.protocol}.html"
     write(page, recognition_page(found, examples, _command(arguments)))
+    for note in [] if examples.pictures is None else examples.pictures.notes():
+        say(note)
     if arguments.json:
         print(json.dumps(as_json(found, page), indent=2, ensure_ascii=False, allow_nan=False))
     else:

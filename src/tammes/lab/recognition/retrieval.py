@@ -24,6 +24,7 @@ from tammes.metrics.functional.retrieval import (
     AveragePrecision,
     Search,
     as_search,
+    check_ap,
     check_similarity,
     finish_retrieval,
 )
@@ -61,6 +62,7 @@ def evaluate_retrieval(
         ValueError: there is no query or no gallery, or no query has a match.
     """
     check_similarity("retrieval", similarity)
+    check_ap("retrieval", ap)
     query, gallery = examples.sides()
     check_sides(examples, query, gallery)
     notes = list(examples.notes)
