@@ -133,3 +133,16 @@ def test_hugging_face_learns_and_its_model_holds_the_prototypes(tmp_path):
     assert accuracy > CHANCE + 0.7
     saved = load_file(tmp_path / "model.safetensors")
     assert saved["criterion.head.weight"].shape == (10, 32)
+
+
+def test_choose_threshold_prints_thresholds_that_rise_as_the_rate_falls(
+    one_thread, tmp_path, capsys
+):
+    found = main_of("choose_threshold.py")(out=str(tmp_path), count=150)
+    assert list(found) == [0.1, 0.01, 0.001]
+    assert list(found.values()) == sorted(found.values())
+    lines = capsys.readouterr().out.splitlines()
+    assert all(
+        line.startswith(f"accept at {t:.3f}") for line, t in zip(lines, found.values(), strict=True)
+    )
+    assert (tmp_path / "verification.html").exists()

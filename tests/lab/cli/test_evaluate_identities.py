@@ -33,7 +33,7 @@ def file(tmp_path):
 @pytest.fixture(scope="module")
 def trained(tmp_path_factory):
     folder = tmp_path_factory.mktemp("run") / "digits"
-    train(Config(data="digits", epochs=1), folder)
+    train(Config(data="digits", epochs=1, backbone="mnist_cnn(features=3)", augment="none"), folder)
     return folder
 
 

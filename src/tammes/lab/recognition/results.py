@@ -201,11 +201,12 @@ def measured(
     generator = torch.Generator().manual_seed(seed)
     found = intervals(result, measure, resamples=resamples, level=LEVEL, generator=generator)
     undefined = max(interval.undefined for interval in found.values())
-    if undefined:
-        notes.append(
-            f"{undefined:,} of {resamples:,} resamples leave a number undefined, and are left out "
-            "of its interval: there are few identities"
-        )
+    note = (
+        f"{undefined:,} of {resamples:,} resamples leave a number undefined, and are left out of "
+        "its interval: there are few identities"
+    )
+    if undefined and note not in notes:
+        notes.append(note)
     return dict(found)
 
 
