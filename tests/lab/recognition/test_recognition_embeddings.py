@@ -90,13 +90,6 @@ def test_junk_is_given_by_a_column_or_by_the_identity_of_market(tmp_path):
     assert found.sides()[0].tolist() == [0, 1, 3, 4]
 
 
-def test_zero_embeddings_are_counted(tmp_path):
-    file = npz(tmp_path / "a.npz", embeddings=FEATURES * (np.arange(6) > 1)[:, None])
-    assert (
-        "2 of 6 embeddings are zero, with cosine 0 to all others" in read_embeddings([file]).notes
-    )
-
-
 def test_named_keys_come_first(tmp_path):
     file = npz(tmp_path / "a.npz", pose=np.array([5, 5, 6, 6, 7, 7]))
     assert read_embeddings([file], keys={"identities": "pose"}).identities == [5, 5, 6, 6, 7, 7]

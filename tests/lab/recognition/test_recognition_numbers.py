@@ -445,3 +445,12 @@ def test_contradicting_pairs_are_refused():
     pairs = all_pairs(given)
     with pytest.raises(ValueError, match="got 2,016 pairs of 2,016 where they disagree"):
         evaluate_verification(given, pairs=pairs._replace(same=~pairs.same), **QUICK)
+
+
+@pytest.mark.parametrize("evaluate", [evaluate_retrieval, evaluate_verification, evaluate_openset])
+def test_zero_embeddings_are_counted_in_one_note(evaluate):
+    given = examples()
+    zeros = given.features * (torch.arange(64) > 8)[:, None]
+    found = evaluate(dataclasses.replace(given, features=zeros), **QUICK)
+    notes = [note for note in found.notes if "zero" in note]
+    assert notes == ["9 of 64 embeddings are zero, with cosine 0 to all others"]

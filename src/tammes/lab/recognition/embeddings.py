@@ -101,6 +101,14 @@ class IdentityEmbeddings:
         """Return the cameras of some rows, or None."""
         return None if self.cameras is None else [self.cameras[row] for row in rows.tolist()]
 
+    def first_notes(self) -> list[str]:
+        """Return the notes, and one about embeddings that are zero."""
+        zeros = int((norm(self.features.double()) == 0).sum())
+        if not zeros:
+            return list(self.notes)
+        note = f"{zeros:,} of {len(self):,} embeddings are zero, with cosine 0 to all others"
+        return [*self.notes, note]
+
     def without_cameras(self) -> "IdentityEmbeddings":
         """Forget the cameras."""
         return replace(self, cameras=None)
@@ -157,12 +165,6 @@ def read_embeddings(
             f"{first.title}: queries and a gallery are expected in the split column, got "
             f"{len(first):,} rows of {side} and none of {other}; --gallery FILE reads another file"
         )
-    zeros = int((norm(first.features.double()) == 0).sum())
-    notes = list(first.notes)
-    if zeros:
-        notes.append(
-            f"{zeros:,} of {len(first):,} embeddings are zero, with cosine 0 to all others"
-        )
     folder = Path(paths[0]).parent if images is None else Path(images)
     if images is not None and not folder.is_dir():
         raise FileError(f"{folder}: a folder of images is expected by --images, got no such folder")
@@ -172,7 +174,7 @@ def read_embeddings(
             f"{first.title}: a column of paths is expected with --images, got none; name it with "
             "--paths KEY"
         )
-    return replace(first, notes=tuple(notes), pictures=pictures)
+    return replace(first, pictures=pictures)
 
 
 def _read_files(

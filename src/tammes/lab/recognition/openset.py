@@ -21,7 +21,7 @@ from tammes.lab.recognition.results import (
     measured,
     places_at,
     positives_at,
-    warnings_as,
+    without_warnings,
 )
 from tammes.lab.recognition.retrieval import FAILING, ITEMS, SHOWN, check_sides, example_counts
 from tammes.metrics.functional import (
@@ -42,6 +42,7 @@ RATES = (0.3, 0.1, 0.01, 1e-3, 1e-4)
 """False positive identification rates of the table of thresholds, as far as measurable."""
 
 
+@without_warnings
 def evaluate_openset(
     examples: IdentityEmbeddings,
     *,
@@ -69,16 +70,15 @@ def evaluate_openset(
         ValueError: every probe is known, or none is; or there are too few for a rate.
     """
     check_similarity("openset", similarity)
-    notes = list(examples.notes)
+    notes = examples.first_notes()
     if examples.cameras is not None:
         notes.append("cameras are not used: every item of the gallery is searched")
     probes, gallery, member = _galleries(examples, enrol, seed, notes)
     check_sides(examples, probes, gallery)
     asked = examples.features[probes], examples.features[gallery]
     names = examples.of(probes), examples.of(gallery)
-    with warnings_as(notes):
-        result = identification(*asked, *names, galleries=member, similarity=similarity)
-        search = as_search("openset", *asked, *names)
+    result = identification(*asked, *names, galleries=member, similarity=similarity)
+    search = as_search("openset", *asked, *names)
     nonmated = min(int((each.rank == 0).sum()) for each in result.searches)
     _check_kinds(examples.title, result, nonmated)
     searches = _search_all(search, member, similarity)

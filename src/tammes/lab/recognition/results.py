@@ -1,11 +1,11 @@
 """Result of an evaluation: numbers with intervals, tables, curves, ranked examples."""
 
+import functools
 import math
 import warnings
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, ParamSpec
 
 import torch
 from torch import Tensor
@@ -13,6 +13,7 @@ from torch import Tensor
 from tammes.metrics.functional import BootstrapInterval, intervals
 from tammes.metrics.functional.operating_points import OperatingPoints
 
+P = ParamSpec("P")
 LEVEL = 0.95
 """Share of the resamples that an interval contains."""
 
@@ -175,15 +176,16 @@ class Recognition:
         return Listing(columns, rows, caption)
 
 
-@contextmanager
-def warnings_as(notes: list[str]) -> Iterator[None]:
-    """Collect warnings as notes, each once."""
-    with warnings.catch_warnings(record=True) as caught:
-        warnings.simplefilter("always")
-        yield
-    for warning in caught:
-        if str(warning.message) not in notes:
-            notes.append(str(warning.message))
+def without_warnings(evaluate: Callable[P, Recognition]) -> Callable[P, Recognition]:
+    """Silence the warnings of the metrics: each of them is a note or an error of an evaluation."""
+
+    @functools.wraps(evaluate)
+    def quiet(*args: P.args, **kwargs: P.kwargs) -> Recognition:
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")
+            return evaluate(*args, **kwargs)
+
+    return quiet
 
 
 Measure = Callable[[Any], Mapping[str, Any]]

@@ -23,7 +23,7 @@ from tammes.lab.recognition.results import (
     measured,
     places_at,
     positives_at,
-    warnings_as,
+    without_warnings,
 )
 from tammes.lab.recognition.retrieval import FAILING, example_counts
 from tammes.metrics.functional import VerificationResult, fold_accuracy, verification
@@ -38,6 +38,7 @@ _BLOCK = 1 << 16
 """Pairs whose features are in memory at once."""
 
 
+@without_warnings
 def evaluate_verification(
     examples: IdentityEmbeddings,
     *,
@@ -68,7 +69,7 @@ def evaluate_verification(
         raise ValueError(
             f"verification expects similarity 'cosine', 'dot' or 'euclidean', got {similarity!r}"
         )
-    notes = list(examples.notes)
+    notes = examples.first_notes()
     counts = {} if examples.identities is None else example_counts(examples)
     counts["junk"] = int(examples.junk.sum())
     pairs = examples.pairs if pairs is None else pairs
@@ -93,8 +94,7 @@ def evaluate_verification(
     else:
         notes.append("identities are not known: no intervals")
     scores = _scores(examples.features, pairs, similarity)
-    with warnings_as(notes):
-        result = verification(scores, pairs.same, identities=sides)
+    result = verification(scores, pairs.same, identities=sides)
     targets = measurable(RATES, different) if fars is None else list(fars)
     for far in targets:
         result.tar(far)
