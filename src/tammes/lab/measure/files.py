@@ -191,7 +191,8 @@ def as_matrix(path: Path, kind: str, key: str, value: Any) -> Tensor:
     broken = int((~tensor.isfinite().all(1)).sum())
     if broken:
         raise FileError(
-            f"{path}: {kind} ({key!r}) hold NaN or infinity in {broken} of {len(tensor)} rows"
+            f"{path}: {kind} ({key!r}) hold NaN or infinity in {broken:,} of {len(tensor):,} rows; "
+            "leave these rows out, or look at the network that wrote them"
         )
     return tensor
 
