@@ -163,7 +163,7 @@ def test_the_page_names_the_command_that_wrote_it(file, tmp_path, capsys):
         (["verification", "{file}", "--far", "1e-9"], "verification expects 1,000,000,000 ..."),
         (["verification", "{file}", "--p-target", "2"], "min_dcf expects 0 < p_target < 1 ..."),
         (["verification", "{file}", "--similarity", "k_reciprocal"], "... similarity 'cosine' ..."),
-        (["openset", "{file}", "--fpir", "0.001"], "identification expects 1,000 non-mated ..."),
+        (["openset", "{file}", "--fpir", "0.001"], "openset expects 1,000 unknown probes ..."),
         (["openset", "{file}", "--enrol", "0"], "--enrol is expected to be 1 or more, got 0"),
         (["openset", "{file}", "--enrol", "6"], "... got 0 of 12; --gallery FILE names a gallery"),
         (["retrieval", "{folder}"], "{folder}: not a run, it has no config.json"),

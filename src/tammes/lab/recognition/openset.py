@@ -1,6 +1,7 @@
 """Open sets: search probes in a gallery that need not have their identity (1:N)."""
 
 from collections.abc import Sequence
+from dataclasses import replace
 from typing import Any, NamedTuple
 
 import torch
@@ -24,13 +25,8 @@ from tammes.lab.recognition.results import (
     without_warnings,
 )
 from tammes.lab.recognition.retrieval import FAILING, ITEMS, SHOWN, check_sides, example_counts
-from tammes.metrics.functional import (
-    IdentificationResult,
-    OpenSetResult,
-    identification,
-    openset,
-)
-from tammes.metrics.functional.operating_points import rank_scores
+from tammes.metrics.functional import BootstrapInterval, OpenSetResult, openset
+from tammes.metrics.functional.operating_points import check_rate, rank_scores
 from tammes.metrics.functional.retrieval import (
     Search,
     as_search,
@@ -40,6 +36,19 @@ from tammes.metrics.functional.retrieval import (
 
 RATES = (0.3, 0.1, 0.01, 1e-3, 1e-4)
 """False positive identification rates of the table of thresholds, as far as measurable."""
+_FAILING = ("identity", "known searches", "missed %", "unknown searches", "accepted %")
+
+
+class Searches(NamedTuple):
+    """Searches of all probes in each gallery, both of shape ``(galleries, Q)``.
+
+    Attributes:
+        top: similarity of the first item.
+        rank: rank of the best match; 0 for an unknown identity.
+    """
+
+    top: Tensor
+    rank: Tensor
 
 
 @without_warnings
@@ -75,82 +84,110 @@ def evaluate_openset(
         notes.append("cameras are not used: every item of the gallery is searched")
     probes, gallery, member = _galleries(examples, enrol, seed, notes)
     check_sides(examples, probes, gallery)
-    asked = examples.features[probes], examples.features[gallery]
-    names = examples.of(probes), examples.of(gallery)
-    result = identification(*asked, *names, galleries=member, similarity=similarity)
-    search = as_search("openset", *asked, *names)
-    nonmated = min(int((each.rank == 0).sum()) for each in result.searches)
-    _check_kinds(examples.title, result, nonmated)
-    searches = _search_all(search, member, similarity)
-    separated = openset(
-        searches.top.flatten(),
-        (searches.rank > 0).flatten(),
-        (searches.rank == 1).flatten(),
-        identities=names[0] * len(result.searches),
+    names, enrolled = examples.of(probes), examples.of(gallery)
+    features = examples.features[probes], examples.features[gallery]
+    search = as_search("openset", *features, names, enrolled)
+    galleries = torch.stack([member == part for part in member.unique()])
+    searches, behind = _search_all(search, galleries, similarity)
+    _check_kinds(examples.title, searches)
+    parts = len(searches.rank)
+    summary = (
+        f"{counted(len(probes), 'probe')} of {counted(len(set(names)), 'identity', 'identities')}, "
+        f"{counted(len(gallery), 'gallery item')} of "
+        f"{counted(len(set(enrolled)), 'identity', 'identities')}"
+        + (f" in {parts} disjoint galleries" if parts > 1 else "")
     )
-    targets = measurable(RATES, nonmated) if fpirs is None else list(fpirs)
+    counts = {
+        **example_counts(examples),
+        "probes": len(probes),
+        "gallery": len(gallery),
+        "galleries": parts,
+        "junk": int(examples.junk.sum()),
+    }
+    found = report_searches(
+        examples.title, names, searches, notes, fpirs=fpirs, resamples=resamples, seed=seed
+    )
+
+    def rankings(badness: Tensor) -> list[Ranking]:
+        """Return the first items of the searches with the largest badness."""
+        order = badness.flatten().argsort(descending=True, stable=True)
+        order = order[badness.flatten()[order] > -torch.inf]
+        shown = []
+        for place in one_of_each(order, search.query_ids.repeat(parts), SHOWN).tolist():
+            part, probe = divmod(place, len(probes))
+            inside, rank = galleries[part], int(searches.rank[part, probe])
+            items = first_items(
+                _part(search, inside), torch.tensor([probe]), gallery[inside], similarity, ITEMS
+            )
+            remark = f"first match at rank {rank:,}" if rank else "not in the gallery"
+            shown.append(Ranking(int(probes[probe]), items[probe], remark))
+        return shown
+
+    return replace(
+        found,
+        summary=(f"{summary}; {found.summary[0]}",),
+        counts=counts | found.counts,
+        rankings={
+            "Unknown, most similar to someone": rankings(
+                searches.top.masked_fill(searches.rank > 0, -torch.inf)
+            ),
+            "Known, furthest behind a wrong item": rankings(
+                behind.masked_fill(searches.rank < 2, -torch.inf)
+            ),
+        },
+    )
+
+
+class _Probes(NamedTuple):
+    """Probes with weights, for :func:`tammes.metrics.functional.intervals`."""
+
+    identities: tuple[Tensor] | None
+    weights: Tensor
+
+    def weighted(self, weights: Tensor) -> "_Probes":
+        return self._replace(weights=weights)
+
+
+def report_searches(
+    title: str,
+    names: Sequence[Any] | None,
+    searches: Searches,
+    notes: list[str],
+    *,
+    fpirs: Sequence[float] | None,
+    resamples: int,
+    seed: int,
+) -> Recognition:
+    """Report searches of known and unknown probes: separation, TPIR, thresholds.
+
+    Args:
+        title: run or files.
+        names: identity of each probe, or None if unknown.
+        searches: searches of all probes in each gallery.
+        notes: notes, to which some are added.
+        fpirs: false positive identification rates; by default those that can be measured.
+        resamples: resamples of the intervals over identities.
+        seed: seed of the resamples.
+    """
+    known = searches.rank > 0
+    unknown = int((~known).sum(1).min())
+    targets = measurable(RATES, unknown) if fpirs is None else list(fpirs)
     for fpir in targets:
-        result.tpir(fpir)
+        check_rate("openset", "FPIR", fpir, unknown, "unknown probes of a gallery")
     if fpirs is None:
-        notes.append(f"a FPIR below {1 / nonmated:.2g} cannot be measured with so few probes")
-    rates, curve = torch.tensor(targets, dtype=torch.double), grid(nonmated)
-    ranked = [
-        rank_scores(score.where(rank <= 1, -torch.inf), rank > 0) for score, rank in result.searches
-    ]
-
-    fixed = [places_at(each.points(), rates) for each in ranked]
-
-    def measure(result: IdentificationResult) -> dict[str, Any]:
-        points = [each.points(result.weights) for each in ranked]
-        reached = [
-            each.negatives[place] / each.all_negatives
-            for each, place in zip(points, fixed, strict=True)
-        ]
-        rows = {
-            "tpir": [positives_at(each, rates) for each in points],
-            "fpir": reached,
-            "curve": [positives_at(each, curve) for each in points],
-        }
-        means = {name: torch.stack(each).mean(0).tolist() for name, each in rows.items()}
-        numbers = {f"{name}.{i}": v for name, row in means.items() for i, v in enumerate(row)}
-        return {"rank_1": result.rank_1, **numbers}
-
-    def measure_separation(result: OpenSetResult) -> dict[str, Any]:
-        return {
-            "auroc": result.auroc,
-            "fpr95": result.fpr95,
-            "aupr_in": result.aupr_in,
-            "aupr_out": result.aupr_out,
-            "oscr": result.oscr,
-            **{f"roc.{i}": v for i, v in enumerate(positives_at(result.points, curve).tolist())},
-        }
-
-    found = measured(result, measure, notes, resamples=resamples, seed=seed)
-    found |= measured(separated, measure_separation, notes, resamples=resamples, seed=seed)
-    working = min(targets, key=lambda fpir: abs(fpir - 0.1)) if targets else 1.0
-    parts = len(result.searches)
-    known = separated.known
+        notes.append(f"a FPIR below {1 / unknown:.2g} cannot be measured with so few probes")
+    found, thresholds = _measure(searches, names, targets, notes, resamples, seed)
+    curve = grid(unknown)
+    working = min(range(len(targets)), key=lambda i: abs(targets[i] - 0.1), default=None)
+    counts = {"known": int(known.sum()), "unknown": int((~known).sum())}
     return Recognition(
         "openset",
-        examples.title,
+        title,
         (
-            f"{counted(len(probes), 'probe')} of "
-            f"{counted(len(set(names[0])), 'identity', 'identities')}, "
-            f"{counted(len(gallery), 'gallery item')} of "
-            f"{counted(len(set(names[1])), 'identity', 'identities')}"
-            + (f" in {parts} disjoint galleries" if parts > 1 else "")
-            + f"; {counted(known, 'search', 'searches')} of known and {separated.unknown:,} of "
-            "unknown identities",
+            f"{counted(counts['known'], 'search', 'searches')} of known and "
+            f"{counts['unknown']:,} of unknown identities",
         ),
-        {
-            **example_counts(examples),
-            "probes": len(probes),
-            "gallery": len(gallery),
-            "galleries": parts,
-            "junk": int(examples.junk.sum()),
-            "known": known,
-            "unknown": separated.unknown,
-        },
+        counts,
         tuple(notes),
         (
             as_number("auroc", "AUROC", found["auroc"]),
@@ -164,12 +201,14 @@ def evaluate_openset(
                 for i, fpir in enumerate(targets)
             ),
         ),
-        _failing(names[0], searches, result.threshold(working), working),
+        Listing(_FAILING, [])
+        if names is None or working is None
+        else _failing(list(names), searches, thresholds[:, working], targets[working]),
         ("FPIR", "TPIR"),
         tuple(
             OperatingPoint(
                 fpir,
-                tuple(result.threshold(fpir).tolist()),
+                tuple(thresholds[:, i].tolist()),
                 as_number(f"fpir_at_{fpir:g}", "FPIR", found[f"fpir.{i}"]),
                 as_number(f"tpir_at_{fpir:g}", "TPIR", found[f"tpir.{i}"]),
             )
@@ -180,12 +219,74 @@ def evaluate_openset(
             "known": as_curve(curve, [found[f"roc.{i}"] for i in range(len(curve))]),
         },
         {
-            "known, first item right": searches.top[searches.rank == 1],
-            "known, first item wrong": searches.top[searches.rank > 1],
+            "known, right": searches.top[searches.rank == 1],
+            "known, wrong": searches.top[searches.rank > 1],
             "unknown": searches.top[searches.rank == 0],
         },
-        _rankings(search, probes, gallery, searches, similarity),
     )
+
+
+def _measure(
+    searches: Searches,
+    names: Sequence[Any] | None,
+    targets: Sequence[float],
+    notes: list[str],
+    resamples: int,
+    seed: int,
+) -> tuple[dict[str, BootstrapInterval | float], Tensor]:
+    """Measure all numbers and curves; return them, and the thresholds of each gallery."""
+    top, rank = searches.top, searches.rank
+    parts, size = rank.shape
+    separated = openset(
+        top.flatten(),
+        (rank > 0).flatten(),
+        (rank == 1).flatten(),
+        identities=None if names is None else list(names) * parts,
+    )
+    rates = torch.tensor(targets, dtype=torch.double)
+    curve = grid(int((rank == 0).sum(1).min()))
+    # A probe whose match is not first is never accepted.
+    ranked = [
+        rank_scores(score.where(place <= 1, -torch.inf), place > 0)
+        for score, place in zip(top, rank, strict=True)
+    ]
+    fixed = [places_at(each.points(), rates) for each in ranked]
+    thresholds = torch.stack(
+        [each.points().thresholds[place] for each, place in zip(ranked, fixed, strict=True)]
+    )
+    identities = None if separated.identities is None else (separated.identities[0][:size],)
+    probes = _Probes(identities, torch.ones(size, dtype=torch.double))
+
+    def measure(probes: _Probes) -> dict[str, Any]:
+        points = [each.points(probes.weights) for each in ranked]
+        first = (probes.weights * (rank == 1)).sum(1) / (probes.weights * (rank > 0)).sum(1)
+        rows = {
+            "rank": [rate.view(1) for rate in first],
+            "tpir": [positives_at(each, rates) for each in points],
+            "fpir": [
+                each.negatives[place] / each.all_negatives
+                for each, place in zip(points, fixed, strict=True)
+            ],
+            "curve": [positives_at(each, curve) for each in points],
+        }
+        means = {name: torch.stack(each).mean(0).tolist() for name, each in rows.items()}
+        numbers = {f"{name}.{i}": v for name, row in means.items() for i, v in enumerate(row)}
+        return {"rank_1": numbers.pop("rank.0"), **numbers}
+
+    def measure_separation(result: OpenSetResult) -> dict[str, Any]:
+        accepted = positives_at(result.points, curve).tolist()
+        return {
+            "auroc": result.auroc,
+            "fpr95": result.fpr95,
+            "aupr_in": result.aupr_in,
+            "aupr_out": result.aupr_out,
+            "oscr": result.oscr,
+            **{f"roc.{i}": value for i, value in enumerate(accepted)},
+        }
+
+    found = measured(probes, measure, notes, resamples=resamples, seed=seed)
+    found |= measured(separated, measure_separation, notes, resamples=resamples, seed=seed)
+    return found, thresholds
 
 
 def _galleries(
@@ -227,10 +328,11 @@ def _galleries(
     return query[~torch.isin(query, gallery)], gallery, torch.cat(member)
 
 
-def _check_kinds(title: str, result: IdentificationResult, nonmated: int) -> None:
-    if result.mated and nonmated:
+def _check_kinds(title: str, searches: Searches) -> None:
+    mated = searches.rank > 0
+    if bool(mated.any()) and bool((~mated).any(1).all()):
         return
-    if result.mated:
+    if bool(mated.any()):
         why = "every probe has an identity of the gallery, so that none is unknown"
         hint = "leave some identities out of the gallery"
     else:
@@ -239,32 +341,12 @@ def _check_kinds(title: str, result: IdentificationResult, nonmated: int) -> Non
     raise ValueError(f"{title}: known and unknown probes are expected, but {why}; {hint}")
 
 
-class _Searches(NamedTuple):
-    """Searches of all probes in each gallery, all of shape ``(galleries, Q)``.
-
-    Attributes:
-        top: similarity of the first item.
-        rank: rank of the best match; 0 for an unknown identity.
-        behind: how far the best match is behind the nearest wrong item; negative if it is ahead.
-        galleries: which gallery items are in each gallery, shape ``(galleries, G)``.
-    """
-
-    top: Tensor
-    rank: Tensor
-    behind: Tensor
-    galleries: Tensor
-
-
-def _search_all(search: Search, member: Tensor, similarity: str) -> _Searches:
-    """Search all probes in each gallery."""
-    galleries = torch.stack([member == part for part in member.unique()])
+def _search_all(search: Search, galleries: Tensor, similarity: str) -> tuple[Searches, Tensor]:
+    """Search all probes in each gallery; also return how far a match is behind a wrong item."""
     values = [rank_gallery("openset", _part(search, inside), similarity) for inside in galleries]
-    return _Searches(
-        torch.stack([torch.maximum(each.best_match, each.best_wrong) for each in values]),
-        torch.stack([each.first_rank for each in values]),
-        torch.stack([each.best_wrong - each.best_match for each in values]),
-        galleries,
-    )
+    top = [torch.maximum(each.best_match, each.best_wrong) for each in values]
+    behind = torch.stack([each.best_wrong - each.best_match for each in values])
+    return Searches(torch.stack(top), torch.stack([each.first_rank for each in values])), behind
 
 
 def _part(search: Search, inside: Tensor) -> Search:
@@ -275,7 +357,7 @@ def _part(search: Search, inside: Tensor) -> Search:
     )
 
 
-def _failing(names: list[Any], searches: _Searches, thresholds: Tensor, fpir: float) -> Listing:
+def _failing(names: list[Any], searches: Searches, thresholds: Tensor, fpir: float) -> Listing:
     """List the identities with the largest share of wrong decisions at a threshold."""
     accepted = searches.top >= thresholds[:, None]
     known = searches.rank > 0
@@ -293,7 +375,7 @@ def _failing(names: list[Any], searches: _Searches, thresholds: Tensor, fpir: fl
     badness = (rates[0] + rates[1]).tolist()
     order = sorted(filter(badness.__getitem__, range(len(everyone))), key=lambda i: -badness[i])
     return Listing(
-        ("identity", "known searches", "missed %", "unknown searches", "accepted %"),
+        _FAILING,
         [
             (
                 str(everyone[i]),
@@ -308,31 +390,3 @@ def _failing(names: list[Any], searches: _Searches, thresholds: Tensor, fpir: fl
         if len(thresholds) > 1
         else f"At the threshold {float(thresholds[0]):.4g} of a FPIR of {100 * fpir:g} %.",
     )
-
-
-def _rankings(
-    search: Search, probes: Tensor, gallery: Tensor, searches: _Searches, similarity: str
-) -> dict[str, list[Ranking]]:
-    """Return unknown probes with the most similar items, and known ones whose match is behind."""
-    unknown = searches.top.masked_fill(searches.rank > 0, -torch.inf)
-    behind = searches.behind.masked_fill(searches.rank < 2, -torch.inf)
-    size = len(probes)
-    found: dict[str, list[Ranking]] = {}
-    for heading, badness in (
-        ("Unknown, most similar to someone", unknown),
-        ("Known, furthest behind a wrong item", behind),
-    ):
-        order = badness.flatten().argsort(descending=True, stable=True)
-        order = order[badness.flatten()[order] > -torch.inf]
-        chosen = one_of_each(order, search.query_ids.repeat(len(searches.rank)), SHOWN)
-        found[heading] = []
-        for place in chosen.tolist():
-            number, probe = divmod(place, size)
-            inside = searches.galleries[number]
-            items = first_items(
-                _part(search, inside), torch.tensor([probe]), gallery[inside], similarity, ITEMS
-            )
-            rank = int(searches.rank[number, probe])
-            remark = f"first match at rank {rank:,}" if rank else "not in the gallery"
-            found[heading].append(Ranking(int(probes[probe]), items[probe], remark))
-    return found
