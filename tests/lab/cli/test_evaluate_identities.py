@@ -9,6 +9,7 @@ import pytest
 import torch
 from messages import pattern
 from pages import body
+from PIL import Image
 from safetensors.torch import load_file, save_file
 
 from tammes.lab.cli.main import main
@@ -184,3 +185,28 @@ def test_flags_of_files_are_refused_with_a_run(trained, capsys):
     said = refused(capsys, "retrieval", trained, "--cameras", "x")
     assert said == "--cameras is expected with files; a run has its own"
     assert "one run is expected, got 2 paths" in refused(capsys, "retrieval", trained, trained)
+
+
+def test_a_run_tells_its_classes_from_another_data_set(trained, tmp_path, capsys):
+    for name in "xy":
+        (tmp_path / "letters" / name).mkdir(parents=True)
+        for number in range(20):
+            pixels = np.random.default_rng(number).integers(0, 256, (8, 8), dtype=np.uint8)
+            Image.fromarray(pixels).save(tmp_path / "letters" / name / f"{number}.png")
+    words = ["evaluate", "openset", str(trained), "--unknown", str(tmp_path / "letters")]
+    assert main([*words, "--out", str(tmp_path), "--json", *QUICK]) == 0
+    found = json.loads(capsys.readouterr().out)
+    assert (found["counts"]["known"], found["counts"]["unknown"]) == (449, 40)
+    right = json.loads((trained / "final.json").read_text())["test"]["accuracy"]
+    assert found["numbers"]["rank_1"]["value"] == pytest.approx(right)
+    assert [row["score"] for row in found["tables"]["Scores"]] == [
+        "prototype",
+        "softmax",
+        "logit",
+        "energy",
+    ]
+    assert "taken for" in body((tmp_path / "openset.html").read_text())
+    said = refused(capsys, *words[1:], "--gallery", trained)
+    assert said == "--gallery is expected without --unknown, whose classes are known"
+    said = refused(capsys, *words[1:], "--scale", "2")
+    assert "one run and one data set are expected with --unknown, and no --scale" in said

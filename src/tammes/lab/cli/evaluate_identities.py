@@ -20,6 +20,13 @@ from tammes.lab.recognition.openset import evaluate_openset
 from tammes.lab.recognition.pairs import read_pairs
 from tammes.lab.recognition.results import Listing, Number, Recognition
 from tammes.lab.recognition.retrieval import evaluate_retrieval
+from tammes.lab.recognition.unknown_classes import (
+    SCORES,
+    ClassifiedExamples,
+    classified_by_files,
+    classified_by_run,
+    evaluate_unknown,
+)
 from tammes.lab.recognition.verification import evaluate_verification
 from tammes.lab.report.pages.recognition_page import recognition_page
 from tammes.lab.report.render.html_page import write
@@ -60,6 +67,15 @@ def add_arguments(parser: argparse.ArgumentParser, protocol: str) -> None:
             "--enrol K", "examples of each identity in a gallery, if none is given (%(default)s)", 1
         )
         add("--fpir RATE,...", "false positive rates (default: 0.3, 0.1, ... if measurable)")
+        add(
+            "--unknown DATA|FILE",
+            "examples of no known class, to be told from the test images of a run that classifies, "
+            "or from a file with prototypes",
+            nargs="+",
+        )
+        add("--score NAME", f"with --unknown: {', '.join(SCORES)} (%(default)s)", "prototype")
+        scale = "with --unknown: scale of a cosine head (default: logits are inner products)"
+        add("--scale S", scale, type=float)
     others = "" if protocol == "verification" else ", k_reciprocal"
     add("--similarity NAME", f"cosine, dot, euclidean{others} (%(default)s)", "cosine")
     if protocol != "openset":
@@ -82,6 +98,17 @@ def run(arguments: argparse.Namespace) -> int:
     }
     if arguments.resamples < 1:
         raise ValueError(f"--resamples is expected to be 1 or more, got {arguments.resamples}")
+    if arguments.protocol == "openset" and arguments.unknown is not None:
+        given = _classified(arguments)
+        examples = given.examples
+        found = evaluate_unknown(
+            given,
+            score=arguments.score,
+            fpirs=_rates("--fpir", arguments.fpir),
+            resamples=arguments.resamples,
+            seed=arguments.seed,
+        )
+        return _report(arguments, found, examples)
     examples = _examples(arguments)
     if arguments.protocol == "retrieval":
         ranks = [int(rank) for rank in _numbers("--ranks", arguments.ranks, "1,5,10", int)]
@@ -98,6 +125,11 @@ def run(arguments: argparse.Namespace) -> int:
     else:
         rates = _rates("--fpir", arguments.fpir)
         found = evaluate_openset(examples, enrol=arguments.enrol, fpirs=rates, **common)
+    return _report(arguments, found, examples)
+
+
+def _report(arguments: argparse.Namespace, found: Recognition, examples: IdentityEmbeddings) -> int:
+    """Write the page, and print text or JSON."""
     page = Path(arguments.out) / f"{arguments.protocol}.html"
     write(page, recognition_page(found, examples, _command(arguments)))
     for note in [] if examples.pictures is None else examples.pictures.notes():
@@ -108,6 +140,21 @@ def run(arguments: argparse.Namespace) -> int:
         print(as_text(found))
         print(f"\n  page: {page}")
     return 0
+
+
+def _classified(arguments: argparse.Namespace) -> ClassifiedExamples:
+    """Classify the examples of a run or of files, and the unknown ones."""
+    for flag in ("gallery", "partition", "images", *_COLUMNS):
+        if getattr(arguments, flag) is not None:
+            raise ValueError(f"--{flag} is expected without --unknown, whose classes are known")
+    if Path(arguments.model[0]).is_dir():
+        if len(arguments.model) + len(arguments.unknown) > 2 or arguments.scale is not None:
+            raise ValueError(
+                f"{arguments.model[0]}: one run and one data set are expected with --unknown, and "
+                "no --scale, as a run has its own"
+            )
+        return classified_by_run(arguments.model[0], arguments.unknown[0])
+    return classified_by_files(arguments.model, arguments.unknown, scale=arguments.scale)
 
 
 def _examples(arguments: argparse.Namespace) -> IdentityEmbeddings:
@@ -174,7 +221,9 @@ def as_json(found: Recognition, page: Path | None = None) -> dict[str, Any]:
         ends = {"value": number.value, "low": number.low, "high": number.high}
         return {key: plain(value) for key, value in ends.items()}
 
-    columns = found.failing.columns
+    def rows(listing: Listing) -> list[dict[str, Any]]:
+        return [dict(zip(listing.columns, map(plain, row), strict=True)) for row in listing.rows]
+
     return {
         "protocol": found.protocol,
         "source": found.title,
@@ -192,9 +241,8 @@ def as_json(found: Recognition, page: Path | None = None) -> dict[str, Any]:
             }
             for point in found.thresholds
         ],
-        "failing_identities": [
-            dict(zip(columns, map(plain, row), strict=True)) for row in found.failing.rows
-        ],
+        "failing_identities": rows(found.failing),
+        "tables": {heading: rows(table) for heading, table in found.tables.items()},
         "curves": {
             name: {
                 key: None if values is None else [plain(value) for value in values.tolist()]
@@ -212,6 +260,8 @@ def as_text(found: Recognition) -> str:
     lines += [f"  note: {note}" for note in found.notes]
     numbers = [(number.name, number.shown(), number.shown_interval()) for number in found.numbers]
     lines += ["", *_table(Listing(("", "value", "95 % over identities"), numbers))]
+    for heading, table in found.tables.items():
+        lines += ["", f"  {heading.lower()}", *_table(table)]
     if found.thresholds:
         lines += ["", "  thresholds", *_table(found.threshold_listing())]
     if found.failing.rows:

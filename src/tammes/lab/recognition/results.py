@@ -133,6 +133,7 @@ class Recognition:
         curves: curves by name.
         scores: scores by the name of their group.
         rankings: ranked examples by heading.
+        tables: further tables by heading.
     """
 
     protocol: str
@@ -147,6 +148,7 @@ class Recognition:
     curves: dict[str, Curve] = field(default_factory=dict)
     scores: dict[str, Tensor] = field(default_factory=dict)
     rankings: dict[str, list[Ranking]] = field(default_factory=dict)
+    tables: dict[str, Listing] = field(default_factory=dict)
 
     def number(self, key: str) -> Number:
         """Return a number by its key."""

@@ -36,6 +36,7 @@ def recognition_page(found: Recognition, examples: IdentityEmbeddings, command: 
         )
     sections: dict[str, list[page.Block]] = {
         "": [_cards(found)],
+        **{heading: _listing(table) for heading, table in found.tables.items()},
         "Thresholds to deploy": _listing(found.threshold_listing()),
         "Curves": _curves(found),
         "Identities that fail most": _listing(found.failing),
@@ -117,16 +118,15 @@ def _rankings(examples: IdentityEmbeddings, rankings: Sequence[Ranking]) -> list
     galleries = [gallery for each in rankings if (gallery := _gallery(examples, each)) is not None]
     if len(galleries) == len(rankings):
         return [*galleries]
-    rows = [
-        (
-            examples.names[each.query],
-            _identity(examples, each.query),
-            each.remark,
-            ", ".join(_caption(examples, item, place) for place, item in enumerate(each.items, 1)),
-        )
-        for each in rankings
-    ]
-    return [*page.table(("example", "identity", "remark", "ranked items"), rows), *galleries]
+    columns, rows = ["example", "identity", "remark"], []
+    if any(each.items for each in rankings):
+        columns.append("ranked items")
+    for each in rankings:
+        items = [_caption(examples, item, place) for place, item in enumerate(each.items, 1)]
+        name = examples.names[each.query]
+        row = [name, _identity(examples, each.query), each.remark, ", ".join(items)]
+        rows.append(row[: len(columns)])
+    return [*page.table(columns, rows), *galleries]
 
 
 def _gallery(examples: IdentityEmbeddings, ranking: Ranking) -> page.Gallery | None:
