@@ -199,7 +199,7 @@ def test_a_run_tells_its_classes_from_another_data_set(trained, tmp_path, capsys
     assert (found["counts"]["known"], found["counts"]["unknown"]) == (449, 40)
     right = json.loads((trained / "final.json").read_text())["test"]["accuracy"]
     assert found["numbers"]["rank_1"]["value"] == pytest.approx(right)
-    assert [row["score"] for row in found["tables"]["Scores"]] == [
+    assert [row["score"] for row in found["tables"]["Scores compared"]] == [
         "prototype",
         "softmax",
         "logit",

@@ -44,7 +44,7 @@ def test_all_scores_are_those_of_the_metrics(known, unknown, scale):
         "logit": logit_score(logits),
         "energy": energy_score(logits),
     }
-    table = {row[0]: row[1:] for row in found.tables["Scores"].rows}
+    table = {row[0]: row[1:] for row in found.tables["Scores compared"].rows}
     assert list(table) == list(scores)
     for name, score in scores.items():
         expected = openset(score, is_known, right)

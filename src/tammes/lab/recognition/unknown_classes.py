@@ -228,7 +228,9 @@ def evaluate_unknown(
             "classes": len(given.classes),
             **found.counts,
         },
-        tables={"Scores": Listing(columns, rows, "All scores are higher for known examples.")},
+        tables={
+            "Scores compared": Listing(columns, rows, "All scores are higher for known examples.")
+        },
         rankings={
             "Unknown, accepted most easily": [
                 Ranking(

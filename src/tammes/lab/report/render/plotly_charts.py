@@ -128,6 +128,7 @@ def _axes(panel: Panel, suffix: str, domain: Domain) -> tuple[dict[str, Any], di
         if is_log:
             ends = None if axis["range"] is None else [math.log10(end) for end in axis["range"]]
             axis |= {"type": "log", "range": ends, "dtick": 1, "exponentformat": "power"}
+            axis |= {"automargin": True}
     if panel.rows:
         last = len(panel.rows) - 1
         y |= {"visible": not panel.above, "automargin": True, "showgrid": False, "fixedrange": True}
