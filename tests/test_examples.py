@@ -142,3 +142,16 @@ def test_gallery_recognises_digits_that_were_not_trained_on(one_thread, tmp_path
     assert known > 0.4
     assert unknown > 0.4
     assert len(tammes.Gallery.load(tmp_path / "gallery.safetensors")) == 3
+
+
+def test_choose_threshold_prints_thresholds_that_rise_as_the_rate_falls(
+    one_thread, tmp_path, capsys
+):
+    found = main_of("choose_threshold.py")(out=str(tmp_path), count=150)
+    assert list(found) == [0.1, 0.01, 0.001]
+    assert list(found.values()) == sorted(found.values())
+    lines = capsys.readouterr().out.splitlines()
+    assert all(
+        line.startswith(f"accept at {t:.3f}") for line, t in zip(lines, found.values(), strict=True)
+    )
+    assert (tmp_path / "verification.html").exists()

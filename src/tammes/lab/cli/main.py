@@ -26,7 +26,7 @@ COMMANDS = {
     "advise": "feasible margins and scales, settings that cannot train, costs of a step",
     "losses": "every loss with its formula, settings, heads and references",
     "measure": "measure the margins of prototypes and embeddings from files",
-    "evaluate": "evaluate a trained model on few-shot episodes",
+    "evaluate": "retrieval, verification, open sets or few-shot episodes, of a run or of files",
     "gallery": "enrol individuals, and recognise them in images",
     "predict": "predict the classes of images with a trained model",
     "export": "write a trained model to an ONNX or a torch.export file",

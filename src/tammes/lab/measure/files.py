@@ -102,7 +102,7 @@ def read(
     arrays = _Arrays()
     for path in map(Path, paths):
         content = load(path, known)
-        chosen = {kind: _find_key(path, kind, content, wanted) for kind in KEYS}
+        chosen = {kind: find_key(path, kind, content, wanted) for kind in KEYS}
         if not any(chosen[kind] for kind in ("prototypes", "embeddings", "labels")):
             shown = ", ".join(map(repr, itertools.islice(content, 8))) or "nothing"
             raise FileError(
@@ -121,17 +121,21 @@ def read(
     return _combine(arrays, transpose)
 
 
-def _find_key(
-    path: Path, kind: str, content: Mapping[str, Any], wanted: Mapping[str, str]
+def find_key(
+    path: Path,
+    kind: str,
+    content: Mapping[str, Any],
+    wanted: Mapping[str, str],
+    keys: Mapping[str, Sequence[str]] = KEYS,
 ) -> str | None:
-    """Return the key of a kind of array, or None."""
+    """Return the key of a kind of array, or None; ``wanted`` are keys that the user has named."""
     if kind in wanted:
         return wanted[kind] if wanted[kind] in content else None
     reserved = set(wanted.values())
-    for name in KEYS[kind]:
+    for name in keys[kind]:
         if name in content and name not in reserved:
             return name
-    for name in KEYS[kind]:
+    for name in keys[kind]:
         matches = [
             key
             for key, value in content.items()
@@ -149,23 +153,33 @@ def _find_key(
 
 
 def _fits(kind: str, value: Any) -> bool:
-    return kind in ("labels", "names") or getattr(value, "ndim", 0) == 2
+    return kind not in ("prototypes", "embeddings") or getattr(value, "ndim", 0) == 2
 
 
 def _as_kind(path: Path, kind: str, key: str, value: Any) -> Any:
     """Convert a loaded value to a matrix, labels or strings."""
-    if kind == "names" or (kind == "labels" and _is_text(value)):
-        if not _is_text(value):
+    if kind == "names" or (kind == "labels" and is_text(value)):
+        if not is_text(value):
             raise FileError(f"{path}: {key!r} is expected to hold texts, got something else")
         return [str(text) for text in value]
+    if kind == "labels":
+        return _as_labels(path, key, as_tensor(path, key, value))
+    return as_matrix(path, kind, key, value)
+
+
+def as_tensor(path: Path, key: str, value: Any) -> Tensor:
+    """Convert a loaded value to a tensor."""
     try:
-        tensor = value.detach() if isinstance(value, Tensor) else torch.as_tensor(value)
+        return value.detach() if isinstance(value, Tensor) else torch.as_tensor(value)
     except (TypeError, ValueError, RuntimeError):
         raise FileError(
             f"{path}: {key!r} is expected to hold numbers, got something else"
         ) from None
-    if kind == "labels":
-        return _as_labels(path, key, tensor)
+
+
+def as_matrix(path: Path, kind: str, key: str, value: Any) -> Tensor:
+    """Convert a loaded value to a matrix of finite numbers."""
+    tensor = as_tensor(path, key, value)
     if tensor.ndim != 2 or 0 in tensor.shape:
         raise FileError(
             f"{path}: {kind} ({key!r}) are expected to be a matrix of rows, "
@@ -177,12 +191,14 @@ def _as_kind(path: Path, kind: str, key: str, value: Any) -> Any:
     broken = int((~tensor.isfinite().all(1)).sum())
     if broken:
         raise FileError(
-            f"{path}: {kind} ({key!r}) hold NaN or infinity in {broken} of {len(tensor)} rows"
+            f"{path}: {kind} ({key!r}) hold NaN or infinity in {broken:,} of {len(tensor):,} rows; "
+            "leave these rows out, or look at the network that wrote them"
         )
     return tensor
 
 
-def _is_text(value: Any) -> bool:
+def is_text(value: Any) -> bool:
+    """Return whether a loaded value is a list of strings."""
     if isinstance(value, list | tuple):
         return bool(value) and all(isinstance(text, str) for text in value)
     return getattr(getattr(value, "dtype", None), "kind", "") == "U"

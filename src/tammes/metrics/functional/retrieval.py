@@ -295,7 +295,7 @@ def rank_gallery(
     start = torch.searchsorted(gallery_ids, search.query_ids)
     count = torch.searchsorted(gallery_ids, search.query_ids, right=True) - start
     width = max(int(count.max()), 1)
-    scores, tie = _similarities(name, search, similarity, columns)
+    scores, tie = similarity_blocks(name, search, similarity, columns)
     budget = BUDGET if start.device.type == "cpu" else 16 * BUDGET
     size = max(budget // (16 * len(columns) + 64 * width), 1)
     blocks = []
@@ -367,7 +367,7 @@ def _rank_block(
     )
 
 
-def _similarities(
+def similarity_blocks(
     name: str, search: Search, similarity: str | Tensor, columns: Tensor
 ) -> tuple[Callable[[Tensor], Tensor], float]:
     """Return a function from rows of queries to similarities of columns, and a tie's difference."""

@@ -3,6 +3,7 @@
 import os
 import re
 from pathlib import Path
+from typing import NamedTuple
 
 import torch
 
@@ -41,6 +42,39 @@ def read_lfw(
     """
     source = existing_file(pairs, "pairs")
     root = existing_folder(source.parent if folder is None else folder, "images")
+    rows = lfw_rows(source)
+    named: list[tuple[str, int]] = []
+    people: dict[str, str] = {}
+    for row in rows:
+        for name, number in (row.left, row.right):
+            path = _image_of(root, name, number)
+            named.append((path, row.line))
+            people[path] = name
+    hint = "images are expected as NAME/NAME_0001.jpg in the folder"
+    items, known = existing_files(source, root, named, hint)
+    sides = torch.tensor([known[path] for path, _ in named]).view(-1, 2)
+    return IdentityPairs(
+        items=items,
+        left=sides[:, 0],
+        right=sides[:, 1],
+        same=torch.tensor([row.same for row in rows]),
+        folds=torch.tensor([row.fold for row in rows]),
+        identities=[people[path] for path in known],
+    )
+
+
+class LfwPair(NamedTuple):
+    """Line of ``pairs.txt``: two images by name and number, of one person or of two."""
+
+    line: int
+    left: tuple[str, int]
+    right: tuple[str, int]
+    same: bool
+    fold: int
+
+
+def lfw_rows(source: Path) -> list[LfwPair]:
+    """Read the lines of ``pairs.txt``."""
     lines = _read_lines(source)
     line, header = lines[0]
     if not (len(header) in (1, 2) and all(map(_is_count, header))):
@@ -53,34 +87,20 @@ def read_lfw(
             f"{source}: {wanted:,} pairs are expected after the line {' '.join(header)!r}, "
             f"got {len(rows):,}"
         )
-    named: list[tuple[str, int]] = []
-    people: dict[str, str] = {}
+    pairs = []
     for place, (line, words) in enumerate(rows):
         same = place % (2 * each) < each
         form = "NAME N N" if same else "NAME N OTHER N"
         if len(words) != (3 if same else 4) or not (_is_count(words[1]) and _is_count(words[-1])):
             raise DataError(_malformed(source, line, words, form))
-        left, right = words[0], words[0 if same else 2]
-        if same and int(words[1]) == int(words[2]):
+        left = words[0], int(words[1])
+        right = words[0 if same else 2], int(words[-1])
+        if left == right:
             raise DataError(_malformed(source, line, words, f"{form} of two images"))
-        if not same and left == right:
+        if not same and left[0] == right[0]:
             raise DataError(_malformed(source, line, words, f"{form} of two names"))
-        for name, number in ((left, words[1]), (right, words[-1])):
-            path = _image_of(root, name, int(number))
-            named.append((path, line))
-            people[path] = name
-    hint = "images are expected as NAME/NAME_0001.jpg in the folder"
-    items, known = existing_files(source, root, named, hint)
-    sides = torch.tensor([known[path] for path, _ in named]).view(-1, 2)
-    order = torch.arange(len(rows))
-    return IdentityPairs(
-        items=items,
-        left=sides[:, 0],
-        right=sides[:, 1],
-        same=order % (2 * each) < each,
-        folds=order // (2 * each),
-        identities=[people[path] for path in known],
-    )
+        pairs.append(LfwPair(line, left, right, same, place // (2 * each)))
+    return pairs
 
 
 def _image_of(root: Path, name: str, number: int) -> str:
@@ -109,31 +129,52 @@ def read_trials(
     """
     source = existing_file(trials, "trials")
     root = existing_folder(source.parent if folder is None else folder, "recordings")
-    named: list[tuple[str, int]] = []
-    same = []
-    for line, words in _read_lines(source):
-        if len(words) != 3 or words[0] not in ("0", "1"):
-            raise DataError(_malformed(source, line, words, "1 FIRST SECOND or 0 FIRST SECOND"))
-        same.append(words[0] == "1")
-        named += [(path, line) for path in words[1:]]
-        speakers = [_speaker_of(path) for path in words[1:]]
-        if None not in speakers and (speakers[0] == speakers[1]) != same[-1]:
+    rows = trial_rows(source)
+    for row in rows:
+        sides = _speaker_of(row.left), _speaker_of(row.right)
+        if None not in sides and (sides[0] == sides[1]) != row.same:
             raise DataError(
-                f"{source} line {line}: 1 is expected for one speaker and 0 for two, "
-                f"got {words[0]} for {speakers[0]} and {speakers[1]}"
+                f"{source} line {row.line}: 1 is expected for one speaker and 0 for two, "
+                f"got {int(row.same)} for {sides[0]} and {sides[1]}"
             )
+    named = [(path, row.line) for row in rows for path in (row.left, row.right)]
     hint = "the paths of a list are relative to the folder"
     items, known = existing_files(source, root, named, hint)
-    sides = torch.tensor([known[path] for path, _ in named]).view(-1, 2)
+    places = torch.tensor([known[path] for path, _ in named]).view(-1, 2)
     speakers = [_speaker_of(path) for path in known]
     identities = [speaker for speaker in speakers if speaker is not None]
     return IdentityPairs(
         items=items,
-        left=sides[:, 0],
-        right=sides[:, 1],
-        same=torch.tensor(same),
+        left=places[:, 0],
+        right=places[:, 1],
+        same=torch.tensor([row.same for row in rows]),
         identities=identities if len(identities) == len(known) else None,
     )
+
+
+class Trial(NamedTuple):
+    """Line of a trial list: two names, of one identity or of two."""
+
+    line: int
+    left: str
+    right: str
+    same: bool
+
+
+def trial_rows(source: Path) -> list[Trial]:
+    """Read the lines of a trial list."""
+    rows = []
+    for line, words in _read_lines(source):
+        if len(words) != 3 or words[0] not in ("0", "1"):
+            raise DataError(_malformed(source, line, words, "1 FIRST SECOND or 0 FIRST SECOND"))
+        rows.append(Trial(line, words[1], words[2], words[0] == "1"))
+    return rows
+
+
+def holds_lfw(source: Path) -> bool:
+    """Return whether a file begins as ``pairs.txt`` does, with one or two numbers."""
+    _, words = _read_lines(source)[0]
+    return len(words) < 3 and all(map(_is_count, words))
 
 
 def _speaker_of(path: str) -> str | None:

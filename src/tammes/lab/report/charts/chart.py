@@ -206,7 +206,8 @@ Layer: TypeAlias = (
 class Panel:
     """Layers on common axes.
 
-    ``x_step`` is the distance between ticks, ``equal`` gives both axes the same scale, and ``bare``
+    ``x_step`` is the distance between ticks, ``x_log`` and ``y_log`` give an axis a logarithmic
+    scale (its range is not in logarithms), ``equal`` gives both axes the same scale, and ``bare``
     hides them. With ``rows`` the y axis has names instead of numbers, with y = 0 as the first at
     the top; ``above`` puts long names above their rows, where they take no width.
     """
@@ -218,6 +219,8 @@ class Panel:
     x_range: tuple[float, float] | None = None
     x_step: float | None = None
     y_range: tuple[float, float] | None = None
+    x_log: bool = False
+    y_log: bool = False
     equal: bool = False
     bare: bool = False
     rows: Sequence[str] = ()

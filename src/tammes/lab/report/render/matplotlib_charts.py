@@ -102,6 +102,10 @@ def _draw_panel(figure: Any, axes: Any, panel: Panel) -> None:
     axes.set_xlabel(_plain(panel.x), fontsize=9)
     axes.set_ylabel(_plain(panel.y), fontsize=9)
     axes.tick_params(labelsize=_SMALL)
+    if panel.x_log:
+        axes.set_xscale("log")
+    if panel.y_log:
+        axes.set_yscale("log")
     if panel.x_range is not None:
         axes.set_xlim(*panel.x_range)
     if panel.y_range is not None:
@@ -118,9 +122,9 @@ def _draw_panel(figure: Any, axes: Any, panel: Panel) -> None:
         elif not panel.y:
             axes.spines["left"].set_visible(False)
             axes.set_yticks([])
-        if panel.x_step is None:
+        if panel.x_step is None and not panel.x_log:
             axes.locator_params(axis="x", nbins=6)
-        else:
+        elif panel.x_step is not None:
             axes.xaxis.set_major_locator(
                 require("matplotlib.ticker", extra="lab").MultipleLocator(panel.x_step)
             )

@@ -124,6 +124,11 @@ def _axes(panel: Panel, suffix: str, domain: Domain) -> tuple[dict[str, Any], di
         "range": panel.y_range, "visible": not panel.bare and (bool(panel.y) or heat),
         "zeroline": False,
     }  # fmt: skip
+    for axis, is_log in ((x, panel.x_log), (y, panel.y_log)):
+        if is_log:
+            ends = None if axis["range"] is None else [math.log10(end) for end in axis["range"]]
+            axis |= {"type": "log", "range": ends, "dtick": 1, "exponentformat": "power"}
+            axis |= {"automargin": True}
     if panel.rows:
         last = len(panel.rows) - 1
         y |= {"visible": not panel.above, "automargin": True, "showgrid": False, "fixedrange": True}

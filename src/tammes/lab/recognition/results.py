@@ -1,0 +1,264 @@
+"""Result of an evaluation: numbers with intervals, tables, curves, ranked examples."""
+
+import functools
+import math
+import warnings
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any, NamedTuple, ParamSpec
+
+import torch
+from torch import Tensor
+
+from tammes.metrics.functional import BootstrapInterval, intervals
+from tammes.metrics.functional.operating_points import OperatingPoints
+
+P = ParamSpec("P")
+LEVEL = 0.95
+"""Share of the resamples that an interval contains."""
+
+
+class Number(NamedTuple):
+    """A number with its interval over identities; rates are shares, shown in percent."""
+
+    key: str
+    name: str
+    value: float
+    low: float | None
+    high: float | None
+    percent: bool = True
+
+    def shown(self) -> str:
+        """Format the value."""
+        return f"{percent(self.value)} %" if self.percent else f"{self.value:.4g}"
+
+    def shown_interval(self) -> str:
+        """Format the interval; empty if there is none."""
+        if self.low is None or self.high is None:
+            return ""
+        ends = (self.low, self.high)
+        low, high = (percent(end) if self.percent else f"{end:.4g}" for end in ends)
+        return f"{low} to {high}"
+
+
+def percent(share: float) -> str:
+    """Format a rate in percent without the sign, a small one with two digits that count.
+
+    Example:
+        >>> percent(0.12345), percent(0.0000123)
+        ('12.35', '0.0012')
+    """
+    if not math.isfinite(share):
+        return "undefined"
+    value = 100 * share
+    return f"{value:.2f}" if value >= 0.1 or value == 0 else f"{value:.2g}"
+
+
+class Listing(NamedTuple):
+    """Table of plain values, for a terminal, a page and JSON."""
+
+    columns: tuple[str, ...]
+    rows: list[tuple[Any, ...]]
+    caption: str = ""
+
+    def texts(self, row: tuple[Any, ...]) -> list[str]:
+        """Format the values of a row; columns that end with a percent sign hold percentages."""
+        return [
+            f"{value:,}"
+            if isinstance(value, int)
+            else str(value)
+            if not isinstance(value, float)
+            else percent(value / 100)
+            if column.endswith("%")
+            else f"{value:.4g}"
+            for column, value in zip(self.columns, row, strict=True)
+        ]
+
+
+class OperatingPoint(NamedTuple):
+    """Threshold to deploy for a rate of false acceptances.
+
+    Attributes:
+        target: largest rate of false acceptances.
+        thresholds: smallest threshold that keeps it, of each gallery or of all pairs.
+        reached: rate of false acceptances at these thresholds.
+        accepted: rate of true acceptances at the smallest threshold that keeps the target.
+    """
+
+    target: float
+    thresholds: tuple[float, ...]
+    reached: Number
+    accepted: Number
+
+
+class Curve(NamedTuple):
+    """Curve with a band, all of shape ``(P,)``; a band is None without identities."""
+
+    x: Tensor
+    y: Tensor
+    low: Tensor | None
+    high: Tensor | None
+
+
+class RankedItem(NamedTuple):
+    """Gallery item of a ranking: its row, similarity, and whether it is a match."""
+
+    row: int
+    similarity: float
+    match: bool
+
+
+class Ranking(NamedTuple):
+    """A query and the first items of its ranking, with a remark."""
+
+    query: int
+    items: tuple[RankedItem, ...]
+    remark: str
+
+
+@dataclass(frozen=True, eq=False)
+class Recognition:
+    """Result of an evaluation.
+
+    Attributes:
+        protocol: ``retrieval``, ``verification`` or ``openset``.
+        title: run or files.
+        summary: sentences on what was evaluated.
+        counts: number of examples, identities, queries, pairs...
+        notes: sentences about what was left out or may surprise.
+        numbers: the measured numbers.
+        rates: names of the rates of false and of true acceptances.
+        thresholds: thresholds to deploy.
+        failing: identities that fail most.
+        curves: curves by name.
+        scores: scores by the name of their group.
+        rankings: ranked examples by heading.
+        tables: further tables by heading.
+    """
+
+    protocol: str
+    title: str
+    summary: tuple[str, ...]
+    counts: dict[str, int]
+    notes: tuple[str, ...]
+    numbers: tuple[Number, ...]
+    failing: Listing
+    rates: tuple[str, str] = ("FAR", "TAR")
+    thresholds: tuple[OperatingPoint, ...] = ()
+    curves: dict[str, Curve] = field(default_factory=dict)
+    scores: dict[str, Tensor] = field(default_factory=dict)
+    rankings: dict[str, list[Ranking]] = field(default_factory=dict)
+    tables: dict[str, Listing] = field(default_factory=dict)
+
+    def number(self, key: str) -> Number:
+        """Return a number by its key."""
+        return next(number for number in self.numbers if number.key == key)
+
+    def threshold_listing(self) -> Listing:
+        """Return the thresholds as a table."""
+        false, true = self.rates
+        several = any(len(point.thresholds) > 1 for point in self.thresholds)
+        columns = ("for", "threshold", f"{false} %", "interval", f"{true} %", f"interval of {true}")
+        rows = [
+            (
+                f"{false} {100 * point.target:g} %",
+                ", ".join(f"{value:.4g}" for value in point.thresholds)
+                if several
+                else point.thresholds[0],
+                100 * point.reached.value,
+                point.reached.shown_interval(),
+                100 * point.accepted.value,
+                point.accepted.shown_interval(),
+            )
+            for point in self.thresholds
+        ]
+        caption = f"Accept at or above the threshold{' of the gallery' if several else ''}. The "
+        caption += f"interval of {false} is at this threshold; that of {true} is at a threshold "
+        caption += f"chosen anew for the {false}."
+        return Listing(columns, rows, caption)
+
+
+def without_warnings(evaluate: Callable[P, Recognition]) -> Callable[P, Recognition]:
+    """Silence the warnings of the metrics: each of them is a note or an error of an evaluation."""
+
+    @functools.wraps(evaluate)
+    def quiet(*args: P.args, **kwargs: P.kwargs) -> Recognition:
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")
+            return evaluate(*args, **kwargs)
+
+    return quiet
+
+
+Measure = Callable[[Any], Mapping[str, Any]]
+
+
+def measured(
+    result: Any, measure: Measure, notes: list[str], *, resamples: int, seed: int
+) -> dict[str, BootstrapInterval | float]:
+    """Measure numbers of a result, with intervals over identities if it knows them.
+
+    Resamples in which a number is undefined are counted in a note.
+    """
+    if result.identities is None:
+        return {name: float(value) for name, value in measure(result).items()}
+    generator = torch.Generator().manual_seed(seed)
+    found = intervals(result, measure, resamples=resamples, level=LEVEL, generator=generator)
+    undefined = max(interval.undefined for interval in found.values())
+    note = (
+        f"{undefined:,} of {resamples:,} resamples leave a number undefined, and are left out of "
+        "its interval: there are few identities"
+    )
+    if undefined and note not in notes:
+        notes.append(note)
+    return dict(found)
+
+
+def as_number(
+    key: str, name: str, value: BootstrapInterval | float, *, percent: bool = True
+) -> Number:
+    """Return a number with its name."""
+    if isinstance(value, float):
+        return Number(key, name, value, None, None, percent)
+    return Number(key, name, value.value, value.low, value.high, percent)
+
+
+def as_curve(x: Tensor, values: Sequence[BootstrapInterval | float]) -> Curve:
+    """Return a curve through measured numbers."""
+    rows = [(v, v, v) if isinstance(v, float) else v[:3] for v in values]
+    y, low, high = torch.tensor(rows, dtype=torch.double).T
+    banded = bool(values) and not isinstance(values[0], float)
+    return Curve(x, y, low if banded else None, high if banded else None)
+
+
+def grid(negatives: int) -> Tensor:
+    """Rates from the smallest that so many negatives can measure up to 1, for a curve.
+
+    They are even in logarithms, and even between 0.1 and 1.
+    """
+    smallest = -math.log10(max(negatives, 2))
+    small = torch.logspace(smallest, 0, 60, dtype=torch.double)
+    return torch.cat([small, torch.linspace(0.1, 1, 37, dtype=torch.double)]).unique()
+
+
+def places_at(points: OperatingPoints, rates: Tensor) -> Tensor:
+    """Index of the smallest threshold of each rate: it accepts at most that share of negatives."""
+    possible = points.negatives[points.thresholds > -torch.inf]
+    # A product that rounding lowered just below an integer means that integer.
+    allowed = rates * points.all_negatives * (1 + 1e-12)
+    return torch.searchsorted(possible, allowed, right=True) - 1
+
+
+def positives_at(points: OperatingPoints, rates: Tensor) -> Tensor:
+    """Share of the positives that is accepted at each rate of accepted negatives."""
+    return points.positives[places_at(points, rates)] / points.all_positives
+
+
+def measurable(rates: Sequence[float], negatives: int) -> list[float]:
+    """Return the rates that so many negatives can measure."""
+    return [rate for rate in rates if negatives * rate >= 1 - 1e-9]
+
+
+def counted(count: int, one: str, several: str | None = None) -> str:
+    """Format a number with its noun."""
+    return f"{count:,} {one if count == 1 else several or one + 's'}"

@@ -1,0 +1,266 @@
+"""Verification: accept pairs whose score is at or above a threshold."""
+
+from collections.abc import Sequence
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from tammes.lab.recognition.embeddings import IdentityEmbeddings, PairRows
+from tammes.lab.recognition.pairs import sample_pairs
+from tammes.lab.recognition.results import (
+    Listing,
+    Number,
+    OperatingPoint,
+    RankedItem,
+    Ranking,
+    Recognition,
+    as_curve,
+    as_number,
+    counted,
+    grid,
+    measurable,
+    measured,
+    places_at,
+    positives_at,
+    without_warnings,
+)
+from tammes.lab.recognition.retrieval import FAILING, example_counts
+from tammes.metrics.functional import VerificationResult, fold_accuracy, verification
+from tammes.similarity import directions
+
+RATES = (0.1, 0.01, 1e-3, 1e-4, 1e-5, 1e-6)
+"""False acceptance rates of the table of thresholds, as far as they can be measured."""
+SIMILARITIES = ("cosine", "dot", "euclidean")
+_SHOWN = 8
+"""Pairs of each kind that are shown."""
+_BLOCK = 1 << 16
+"""Pairs whose features are in memory at once."""
+
+
+@without_warnings
+def evaluate_verification(
+    examples: IdentityEmbeddings,
+    *,
+    pairs: PairRows | None = None,
+    max_pairs: int = 250_000,
+    fars: Sequence[float] | None = None,
+    p_target: float = 0.01,
+    similarity: str = "cosine",
+    resamples: int = 200,
+    seed: int = 0,
+) -> Recognition:
+    """Verify pairs of examples: ROC, TAR at a FAR, EER, minDCF.
+
+    Args:
+        examples: the examples.
+        pairs: pairs to verify; by default those of the data set, or else all pairs.
+        max_pairs: largest number of pairs of each kind; of more, a sample is drawn.
+        fars: false acceptance rates; by default those of 0.1, 0.01, ... that can be measured.
+        p_target: prior probability of a same pair, for minDCF.
+        similarity: ``"cosine"``, ``"dot"`` or ``"euclidean"`` (minus the squared distance).
+        resamples: resamples of the intervals over identities.
+        seed: seed of the resamples and of the sample of pairs.
+
+    Raises:
+        ValueError: there are no pairs of one identity or none of two, or too few for a rate.
+    """
+    if similarity not in SIMILARITIES:
+        raise ValueError(
+            f"verification expects similarity 'cosine', 'dot' or 'euclidean', got {similarity!r}"
+        )
+    notes = examples.first_notes()
+    counts = {} if examples.identities is None else example_counts(examples)
+    counts["junk"] = int(examples.junk.sum())
+    pairs = examples.pairs if pairs is None else pairs
+    if pairs is None:
+        if examples.identities is None:
+            raise ValueError(
+                f"{examples.title}: identities or a list of pairs (--pairs FILE) are expected, "
+                "got neither"
+            )
+        sampled = sample_pairs(examples, max_pairs, seed)
+        pairs = sampled.rows
+        counts |= {"all_same": sampled.same, "all_different": sampled.different}
+        notes += _sampling_notes(sampled.same, sampled.different, sampled.one_camera, max_pairs)
+        if counts["junk"]:
+            notes.append(f"{counted(counts['junk'], 'junk example')} ignored")
+    same, different = int(pairs.same.sum()), int((~pairs.same).sum())
+    _check_kinds(examples.title, same, different)
+    counts |= {"same": same, "different": different}
+    sides = None
+    if examples.identities is not None:
+        sides = examples.of(pairs.left), examples.of(pairs.right)
+    else:
+        notes.append("identities are not known: no intervals")
+    scores = _scores(examples.features, pairs, similarity)
+    result = verification(scores, pairs.same, identities=sides)
+    targets = measurable(RATES, different) if fars is None else list(fars)
+    for far in targets:
+        result.tar(far)
+    if fars is None:
+        notes.append(f"a FAR below {1 / different:.2g} cannot be measured with so few pairs")
+    rates, curve = torch.tensor(targets, dtype=torch.double), grid(different)
+    fixed = places_at(result.points, rates)
+
+    def measure(result: VerificationResult) -> dict[str, Any]:
+        points = result.points
+        tar, far = positives_at(points, rates), points.negatives[fixed] / points.all_negatives
+        return {
+            "eer": result.eer,
+            "auc": result.auc,
+            "min_dcf": result.min_dcf(p_target),
+            **{f"tar.{place}": value for place, value in enumerate(tar.tolist())},
+            **{f"far.{place}": value for place, value in enumerate(far.tolist())},
+            **{f"roc.{i}": v for i, v in enumerate(positives_at(points, curve).tolist())},
+        }
+
+    found = measured(result, measure, notes, resamples=resamples, seed=seed)
+    numbers = [
+        as_number("eer", "EER", found["eer"]),
+        as_number("auc", "AUC", found["auc"]),
+        *(
+            as_number(f"tar_at_{far:g}", f"TAR at FAR {100 * far:g} %", found[f"tar.{place}"])
+            for place, far in enumerate(targets)
+        ),
+        as_number("min_dcf", f"minDCF (p = {p_target:g})", found["min_dcf"], percent=False),
+    ]
+    if pairs.folds is not None:
+        numbers.append(_folds(scores, pairs, sides, notes, resamples, seed))
+    limits = result.points.thresholds[fixed]
+    kinds = counted(same, "pair") + " of one identity, " + counted(different, "pair") + " of two"
+    working = min(targets, key=lambda far: abs(far - 0.01)) if targets else 1.0
+    threshold = float(result.threshold(working))
+    return Recognition(
+        "verification",
+        examples.title,
+        (f"{counted(len(examples), 'embedding')}; {kinds}, scored by {similarity}",),
+        counts,
+        tuple(notes),
+        tuple(numbers),
+        _failing(sides, scores, pairs.same, threshold, working),
+        ("FAR", "TAR"),
+        tuple(
+            OperatingPoint(
+                far,
+                (float(limits[place]),),
+                as_number(f"far_at_{far:g}", "FAR", found[f"far.{place}"]),
+                as_number(f"tar_at_{far:g}", "TAR", found[f"tar.{place}"]),
+            )
+            for place, far in enumerate(targets)
+        ),
+        {"roc": as_curve(curve, [found[f"roc.{place}"] for place in range(len(curve))])},
+        {"one identity": scores[pairs.same], "two identities": scores[~pairs.same]},
+        {
+            "One identity, lowest scores": _extremes(scores, pairs, highest=False),
+            "Two identities, highest scores": _extremes(scores, pairs, highest=True),
+        },
+    )
+
+
+def _sampling_notes(same: int, different: int, one_camera: int, limit: int) -> list[str]:
+    notes = []
+    for count, kind in ((same, "one identity"), (different, "two identities")):
+        if count > limit:
+            notes.append(
+                f"{limit:,} of {count:,} pairs of {kind} are drawn at random; --max-pairs N "
+                "changes it"
+            )
+    if one_camera:
+        notes.append(
+            f"{counted(one_camera, 'pair')} of one identity and one camera left out; "
+            "--ignore-cameras counts them"
+        )
+    return notes
+
+
+def _check_kinds(title: str, same: int, different: int) -> None:
+    if same and different:
+        return
+    hint = "does every identity have one example?" if not same else "are all of one identity?"
+    raise ValueError(
+        f"{title}: pairs of one identity and pairs of two are expected, got {same:,} and "
+        f"{different:,}, so that no error rate is defined; {hint}"
+    )
+
+
+def _scores(features: Tensor, pairs: PairRows, similarity: str) -> Tensor:
+    """Compute the score of each pair in float64, a block at a time."""
+    rows = directions(features.double()) if similarity == "cosine" else features.double()
+
+    def score(left: Tensor, right: Tensor) -> Tensor:
+        if similarity == "euclidean":
+            return -(rows[left] - rows[right]).square().sum(1)
+        return (rows[left] * rows[right]).sum(1)
+
+    blocks = zip(pairs.left.split(_BLOCK), pairs.right.split(_BLOCK), strict=True)
+    return torch.cat([score(left, right) for left, right in blocks])
+
+
+def _folds(
+    scores: Tensor, pairs: PairRows, sides: Any, notes: list[str], resamples: int, seed: int
+) -> Number:
+    assert pairs.folds is not None
+    result = fold_accuracy(scores, pairs.same, folds=pairs.folds, identities=sides)
+    found = measured(result, lambda r: {"mean": r.mean}, notes, resamples=resamples, seed=seed)
+    name = f"{len(result.accuracies)}-fold accuracy"
+    return as_number("fold_accuracy", name, found["mean"])
+
+
+def _failing(
+    sides: tuple[list[Any], list[Any]] | None,
+    scores: Tensor,
+    same: Tensor,
+    threshold: float,
+    far: float,
+) -> Listing:
+    """List the identities with the largest share of wrong decisions at a threshold."""
+    columns = ("identity", "same pairs", "rejected %", "different pairs", "accepted %")
+    if sides is None:
+        return Listing(columns, [])
+    names = list(dict.fromkeys((*sides[0], *sides[1])))
+    places = {name: place for place, name in enumerate(names)}
+    left, right = (torch.tensor([places[name] for name in side]) for side in sides)
+    accepted, size = scores >= threshold, len(names)
+
+    def total(flags: Tensor) -> Tensor:
+        # A pair of two identities counts for both.
+        counts = torch.bincount(left[flags], minlength=size)
+        return counts + torch.bincount(right[flags & ~same], minlength=size)
+
+    alike, other = total(same), total(~same)
+    rejected, wrong = total(same & ~accepted), total(~same & accepted)
+    rates = rejected / alike.clamp_min(1), wrong / other.clamp_min(1)
+    badness = (rates[0] + rates[1]).tolist()
+    order = sorted(filter(badness.__getitem__, range(size)), key=lambda place: -badness[place])
+    return Listing(
+        columns,
+        [
+            (
+                str(names[place]),
+                int(alike[place]),
+                100 * float(rates[0][place]),
+                int(other[place]),
+                100 * float(rates[1][place]),
+            )
+            for place in order[:FAILING]
+        ],
+        f"At the threshold {threshold:.4g} of a FAR of {100 * far:g} %.",
+    )
+
+
+def _extremes(scores: Tensor, pairs: PairRows, *, highest: bool) -> list[Ranking]:
+    """Return the pairs that a threshold finds hardest, at most one of each example."""
+    places = (~pairs.same if highest else pairs.same).nonzero().squeeze(1)
+    order = places[scores[places].argsort(descending=highest, stable=True)]
+    found: list[Ranking] = []
+    seen: set[int] = set()
+    for place in order.tolist():
+        left, right, score = int(pairs.left[place]), int(pairs.right[place]), float(scores[place])
+        if left in seen or right in seen:
+            continue
+        seen |= {left, right}
+        found.append(Ranking(left, (RankedItem(right, score, not highest),), f"score {score:.4g}"))
+        if len(found) == _SHOWN:
+            break
+    return found
