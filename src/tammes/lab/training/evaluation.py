@@ -51,6 +51,25 @@ def evaluate(fabric: Any, model: Model, loader: ImageLoader) -> Evaluation:
 
     Every rank evaluates its share of the images. The model is left in evaluation mode.
     """
+    features = gather_features(fabric, model, loader)
+    labels = loader.images.labels
+    examples = example_metrics_in_blocks(model.criterion.head, features, labels)
+    measures = summarise(examples)
+    loss = mean_loss(model.criterion, features, labels)
+    if loss is not None:
+        measures["loss"] = loss
+    return Evaluation(features.cpu(), labels, examples, measures)
+
+
+@torch.no_grad()
+def gather_features(
+    fabric: Any, model: Model, loader: ImageLoader, *, projected: bool = True
+) -> Tensor:
+    """Compute features of all images, without augmentation, each rank those of its share.
+
+    The model is left in evaluation mode. Without ``projected`` they are those of the network, in
+    front of the projection that the training uses.
+    """
     model.eval()
     if fabric.world_size > 1:
         # Every rank has its own running statistics; those of rank 0 are kept.
@@ -60,21 +79,15 @@ def evaluate(fabric: Any, model: Model, loader: ImageLoader) -> Evaluation:
     parts = []
     for pixels, _, index in loader.in_order(_BATCH, rank=rank, world_size=world_size):
         with fabric.autocast():
-            parts.append(model.features(pixels, index, 0).float())
-    size = model.criterion.head.embedding_size
+            parts.append(model.features(pixels, index, 0, projected=projected).float())
+    size = model.num_features(projected=projected)
     features = torch.cat(parts) if parts else torch.zeros(0, size, device=fabric.device)
     total = len(loader.images)
     if world_size > 1:
         # Ranks differ by at most one row.
         features = F.pad(features, (0, 0, 0, -(-total // world_size) - len(features)))
         features = fabric.all_gather(features).transpose(0, 1).flatten(0, 1)[:total]
-    labels = loader.images.labels
-    examples = example_metrics_in_blocks(model.criterion.head, features, labels)
-    measures = summarise(examples)
-    loss = mean_loss(model.criterion, features, labels)
-    if loss is not None:
-        measures["loss"] = loss
-    return Evaluation(features.cpu(), labels, examples, measures)
+    return features
 
 
 def write_results(
