@@ -51,7 +51,8 @@ def _add_fewshot(parser: argparse.ArgumentParser) -> None:
     add("--episodes E", "number of episodes (%(default)s)", 10_000)
     add(
         "--method TEXT",
-        f"classifiers, separated by commas: {', '.join(protocol.TABLE)}; the last two take settings, as in cosine(scale=10) (%(default)s)",
+        f"classifiers, separated by commas: {', '.join(protocol.TABLE)}; "
+        "the last two take settings, as in cosine(scale=10) (%(default)s)",
         "centroid,l2",
     )
     add("--seed", "seed of the episodes (%(default)s)", 0)
