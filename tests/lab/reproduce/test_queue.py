@@ -1,12 +1,13 @@
 """The queue: next open cells in their order, call after call, and how much is left."""
 
 import importlib.util
-import json
+import signal
 from dataclasses import replace
 from pathlib import Path
 
 import pytest
 from ledgers import MACHINE, entry
+from reproduce_work import in_this_process
 
 from tammes.lab.reproduce import queue
 from tammes.lab.reproduce import run as reproduction
@@ -14,6 +15,7 @@ from tammes.lab.reproduce.ledger import Ledger
 from tammes.lab.reproduce.queue import QueueLine, Remaining, remaining, run_queue, take_over
 from tammes.lab.reproduce.recipe_yaml import read
 from tammes.lab.reproduce.run import RunnerSettings, Selection
+from tammes.lab.training import loop
 
 ROOT = Path(__file__).parents[3]
 ONE = RunnerSettings(workers=1)
@@ -124,38 +126,70 @@ def test_no_more_lines_are_prepared_than_there_is_time_for(tmp_path, called):
 # -------------------------------------------------------------------------------- the runs
 
 
-def test_a_queue_goes_on_where_it_stopped_and_passes_by_what_has_no_data(tmp_path):
+@pytest.fixture
+def ran(monkeypatch):
+    """Names of the cells that are run; nothing is trained."""
+    log = []
+    monkeypatch.setattr(reproduction, "run_cells", in_this_process(log))
+    return log
+
+
+def test_a_queue_goes_on_where_it_stopped_and_passes_by_what_has_no_data(tmp_path, ran):
     said = []
-    lines = [line(columns=["gone"]), line(seeds=2), line(columns=["long"])]
-    left = run_queue(lines[:1], tmp_path, seconds=600, engine=ONE, report=said.append)
+    lines = [line(columns=["gone"]), line(rows=["b"], seeds=2), line(columns=["long"])]
+
+    def call(*chosen):
+        ran.clear()
+        return run_queue(chosen, tmp_path, seconds=600, engine=ONE, report=said.append).cells
+
+    assert call(lines[0]) == 1
     assert any("/nowhere/at/all" in text for text in said)
-    assert left.cells == 1
-    assert run_queue(lines[1:2], tmp_path, seconds=600, engine=ONE, report=said.append).cells == 0
-    before = json.loads((tmp_path / "made/small.json").read_text())["cells"]
-    left = run_queue(lines, tmp_path, seconds=600, engine=ONE, report=said.append)
-    assert left.cells == 1
+    assert call(*lines[:2]) == 1
+    assert ran == [
+        "b, short, m = 0.1, seed 0", "b, short, m = 0.2, seed 0", "b, short, seed 0",
+        "b, short, seed 1",
+    ]  # fmt: skip
+    assert call(*lines) == 1
+    assert ran == ["a, long, seed 0"]
+    assert call(*lines) == 1
+    assert ran == []
     ledger = Ledger.at(tmp_path / "made/small.json", RECIPE)
-    assert {(e.column, e.seed) for e in ledger.cells} == {("short", 0), ("short", 1), ("long", 0)}
-    after = json.loads((tmp_path / "made/small.json").read_text())["cells"]
-    assert all(cell in after for cell in before)
+    assert len(ledger.cells) == 3
 
 
-def test_when_time_is_up_checkpoints_are_left_and_the_next_call_resumes(tmp_path, monkeypatch):
-    large = {**PLAIN["columns"], "long": {"config": {"data": "digits", "epochs": 2000}}}
-    recipe = read({**PLAIN, "columns": large}, "made/small")
-    monkeypatch.setattr(reproduction, "_SAVE_SECONDS", 0.1)
-    said, chosen = [], [line(columns=["long"], recipe=recipe)]
-    left = run_queue(chosen, tmp_path, seconds=25, engine=ONE, report=said.append)
+def test_when_time_is_up_the_next_call_resumes_from_the_checkpoint(tmp_path, monkeypatch):
+    # As often as the clock can tell.
+    monkeypatch.setattr(reproduction, "_SAVE_SECONDS", 1e-9)
+    monkeypatch.setattr(reproduction, "run_cells", in_this_process([], reproduction.run_cell))
+    save, saved, said = loop._TrainingState.save, [], []
+
+    def stop_within_an_epoch(work):
+        save(work)
+        saved.append(work.steps)
+        if len(saved) == 10:
+            # What the alarm does.
+            raise KeyboardInterrupt
+
+    monkeypatch.setattr(loop._TrainingState, "save", stop_within_an_epoch)
+    chosen = [line(columns=["long"])]
+    assert run_queue(chosen, tmp_path, seconds=600, report=said.append).cells == 1
     assert said[-1] == "time is up; call again to go on"
-    assert left.cells == 1
-    (folder,) = (tmp_path / "runs").iterdir()
-    config = json.loads((folder / "config.json").read_text())
-    assert config["save_seconds"] == 0.1
-    assert list(folder.glob("checkpoints/last-*.pt"))
-    assert (
-        not (tmp_path / "made/small.json").exists()
-        or not Ledger.read(tmp_path / "made/small.json").cells
-    )
+    assert run_queue(chosen, tmp_path, seconds=600, report=said.append).cells == 0
+    # An epoch has 7 steps, and is saved once more at its end.
+    assert saved[:10] == [1, 2, 3, 4, 5, 6, 7, 7, 8, 9]
+    assert saved[10:12] == [10, 11]
+    (cell,) = Ledger.at(tmp_path / "made/small.json", RECIPE).cells
+    assert (cell.status, cell.step) == ("done", 28)
+
+
+def test_time_is_up_after_so_many_seconds_and_not_later():
+    before = signal.getsignal(signal.SIGALRM)
+    with pytest.raises(KeyboardInterrupt), queue._time_limit(0.01):
+        signal.pause()
+    with queue._time_limit(600):
+        pass
+    assert signal.getitimer(signal.ITIMER_REAL) == (0, 0)
+    assert signal.getsignal(signal.SIGALRM) == before
 
 
 def test_a_cell_saves_a_checkpoint_within_a_minute():
@@ -199,12 +233,13 @@ def script():
     return module
 
 
+@pytest.mark.slow
 def test_every_line_of_the_script_selects_cells(script):
-    for lines in (script.QUEUE, *script.PHASES.values()):
-        for each in script.queue_lines(lines):
-            selection = each.selection
-            assert [*selection.recipe.places(selection.rows, selection.columns)], selection
-            assert each.minutes > 0
+    lines = [line for several in (script.QUEUE, *script.PHASES.values()) for line in several]
+    for each in script.queue_lines(lines):
+        selection = each.selection
+        assert [*selection.recipe.places(selection.rows, selection.columns)], selection
+        assert each.minutes > 0
 
 
 def test_the_queue_begins_with_the_sums_on_cifar(script):
