@@ -1,96 +1,131 @@
 """Fill the ledgers in this folder on a machine with one H200.
 
-``python results/reproduce_h200.py PHASE... --out DIR --seconds 560 [--parallel 6]`` runs the
-cells of the given phases until they are done or time is up; repeat the call to resume. Unlike
-``tammes reproduce``, all recipes share one queue, so that the GPU is never idle. Needs only torch,
-Lightning, pyarrow and Pillow.
+``python results/reproduce_h200.py next --seconds 560 [--parallel 6] [--out DIR]`` takes the next
+open cells of the queue below and says how many minutes remain; repeat the call to go on.
+``next --plan`` says it without running anything. All recipes share one queue, so that the GPU is
+never idle. ``--out`` is this folder by default; into another one the entries of this folder are
+taken over first, and its ledgers are to be copied back. Data are read from ``$TAMMES_DATA``.
+
+Other phases than ``next`` repeat the sessions that the ledgers name. Needs only torch, Lightning,
+pyarrow and Pillow.
 """
 
 import argparse
-import signal
+from collections.abc import Sequence
+from pathlib import Path
 
 from tammes.lab.report.paper_comparison_writers import print_table
 from tammes.lab.reproduce import recipes
-from tammes.lab.reproduce.run import RunnerSettings, Selection, reproduce
+from tammes.lab.reproduce.ledger import Ledger
+from tammes.lab.reproduce.queue import QueueLine, remaining, run_queue
+from tammes.lab.reproduce.run import RunnerSettings, Selection
 
+HERE = Path(__file__).parent
 CIFAR, TAILS = ["cifar100"], ["cifar100_lt100", "cifar100_lt10"]
-SIDES = [f"{name}_{s}" for name in ("normface", "cosface", "arcface") for s in (64, 20, 10)]
 LOSSES = ["normface", "lm_softmax", "cosface", "arcface", "ldam"]
 SUMS = ["sce+nca", "sce+proto", "bce+nca", "sce_direct_nca", "sce_direct_proto", "bce_direct_nca"]
-CROPS = ["way32", "way32_crop8", "way32_crop30"]
+SINGLE, CROPS = ["sce", "bce", "nca", "proto"], ["way32_cold", "way32_crop8", "way32_crop30"]
+FOUR = ["softmax", "divergence", "lsr_0.1", "super_symmetry"]
 PAIR = ["sce", "nca", "sce+nca", "sce_direct_nca"]
-PHASES = {
-    # Recipe, rows, columns, seeds.
+INNER = [f"inner_{m}" for m in ("-0.5", "-0.3", "-0.1", "-0.05", "0", "+0.1", "+0.3")]
+Line = tuple[str, Sequence[str] | None, Sequence[str] | None, int, float]
+"""Recipe, rows, columns, seeds, and a guess of the minutes of a cell."""
+QUEUE: list[Line] = [
+    ("kobayashi2024/cifar", None, ["way32", "way16"], 3, 2.5),
+    ("zhou2022/table1", None, CIFAR, 1, 9),
+    ("zhou2022/unstable", None, CIFAR, 1, 9),
+    ("zhou2022/table2", [r for each in LOSSES for r in (each, f"{each}_zc")], TAILS, 1, 4),
+    ("kobayashi2019/table4", None, CIFAR, 1, 4),
+    ("kobayashi2019/table1", None, CIFAR, 1, 4),
+    ("kobayashi2019/table3a", None, None, 1, 4),
+    ("kobayashi2019/table3b", None, None, 1, 4),
+    ("kobayashi2019/discussion", None, CIFAR, 1, 4),
+    ("liu2016/cifar", None, CIFAR, 1, 5),
+    ("liu2016/fig6", None, CIFAR, 1, 5),
+    ("liu2016/fig7", None, CIFAR, 1, 5),
+    ("liu2020/table6", None, ["cifar"], 3, 2.5),
+    ("liu2020/fig9", None, ["inner"], 3, 2.5),
+    ("liu2020/sweep", [*INNER, "negative_softmax"], ["cifar"], 3, 2.5),
+    ("liu2020/cub", None, ["resnet12"], 1, 10),
+    ("kobayashi2024/cub", PAIR, ["way32"], 1, 5),
+    ("kobayashi2024/cifar", PAIR, ["way32_84"], 1, 35),
+    ("kobayashi2024/cifar", ["sce_direct_nca"], ["way32_sibling"], 1, 35),
+    ("kobayashi2024/cifar", None, ["random"], 1, 2.5),
+    ("kobayashi2024/spectral", None, ["d64"], 1, 2.5),
+    ("zhou2022/table1", None, ["mnist"], 3, 0.5),
+    ("liu2016/mnist", None, None, 3, 0.5),
+    # Further seeds of what has one by then.
+    ("kobayashi2019/table4", None, CIFAR, 3, 4),
+    ("kobayashi2019/table2", None, CIFAR, 3, 4),
+    ("liu2016/cifar", None, CIFAR, 3, 5),
+    ("kobayashi2024/cub", PAIR, ["way32"], 3, 5),
+    ("zhou2022/table1", None, CIFAR, 3, 9),
+]
+PHASES: dict[str, list[Line]] = {
     "divergence": [
-        ("kobayashi2019/table2", ["softmax", "divergence", "lsr_0.1", "super_symmetry"], CIFAR, 3),
-        ("kobayashi2019/fig3", None, CIFAR, 3),
+        ("kobayashi2019/table2", FOUR, CIFAR, 3, 4),
+        ("kobayashi2019/fig3", None, CIFAR, 3, 4),
     ],
-    "mnist": [("zhou2022/table1", None, ["mnist"], 1)],
-    "plane": [("liu2016/mnist", None, None, 1)],
-    "margins": [
-        ("zhou2022/table1", [r for e in ("ce", *SIDES) for r in (e, f"{e}_sm")], CIFAR, 1),
-        ("zhou2022/fig9", None, CIFAR, 1),
-        ("zhou2022/fig1", None, CIFAR, 1),
-    ],
-    "tails": [("zhou2022/table2", [r for e in LOSSES for r in (e, f"{e}_zc")], TAILS, 1)],
-    "losses": [
-        ("kobayashi2019/table4", None, CIFAR, 1),
-        ("kobayashi2019/discussion", None, CIFAR, 1),
-    ],
-    "degraded": [
-        ("kobayashi2019/table3a", None, ["fraction_0.5", "fraction_0.7"], 1),
-        ("kobayashi2019/table3b", None, ["noise_0.2", "noise_0.4"], 1),
-    ],
-    "weights": [("kobayashi2019/table1", None, CIFAR, 1)],
-    "cifar": [("liu2016/cifar", None, CIFAR, 1), ("liu2016/fig6", None, CIFAR, 1)],
+    "mnist": [("zhou2022/table1", None, ["mnist"], 1, 0.5)],
+    "plane": [("liu2016/mnist", None, None, 1, 0.5)],
     "crops": [
-        ("kobayashi2024/cifar", ["sce", "nca"], CROPS, 1),
+        ("kobayashi2024/cifar", ["sce", "nca"], CROPS, 1, 2.5),
     ],
     "sweep": [
-        ("liu2020/sweep", None, ["cifar"], 1),
-        ("liu2020/table6", None, ["cifar"], 1),
-        ("liu2020/fig9", None, ["cifar"], 1),
+        ("liu2020/sweep", None, ["cifar"], 1, 2.5),
+        ("liu2020/table6", ["cosine", "smoothing", "negative"], ["cifar"], 1, 2.5),
+        ("liu2020/fig9", None, ["cifar"], 1, 2.5),
     ],
     "sums": [
-        ("kobayashi2024/cifar", ["sce", "bce", "nca", "proto", *SUMS], ["way32", "way16"], 1),
+        ("kobayashi2024/cifar", [*SINGLE, *SUMS], ["way32_cold", "way16_cold"], 1, 2.5),
     ],
-    "ends": [("liu2020/sweep", ["cosine_-0.3", "cosine_+0.2"], ["cifar"], 3)],
+    "ends": [("liu2020/sweep", ["cosine_-0.3", "cosine_+0.2"], ["cifar"], 3, 2.5)],
     "birds": [
-        ("kobayashi2024/cub", PAIR, ["way32"], 1),
-        ("liu2020/cub", ["cosine", "negative_cosine"], ["resnet12"], 1),
+        ("kobayashi2024/cub", PAIR, ["way32_former"], 1, 5),
+        ("liu2020/cub", ["cosine", "negative_cosine"], ["resnet12_adam"], 1, 4),
     ],
-    "long": [("kobayashi2024/cifar", ["nca", "sce_direct_nca"], ["way32_long"], 1)],
-    "large": [("kobayashi2024/cifar", ["sce", "sce_direct_nca"], ["way32_84"], 1)],
-    "spectral": [("kobayashi2024/spectral", None, ["d64"], 1)],
-}
+    "long": [("kobayashi2024/cifar", ["nca", "sce_direct_nca"], ["way32_long"], 1, 5)],
+}  # fmt: skip
 
 
-def main() -> None:
-    """Run the phases that are named."""
+def queue_lines(chosen: Sequence[Line]) -> list[QueueLine]:
+    """Load the recipes of some lines."""
+    loaded = {name: recipes.load(name) for name, *_ in chosen}
+    return [
+        QueueLine(Selection(loaded[name], rows, columns, seeds), minutes)
+        for name, rows, columns, seeds, minutes in chosen
+    ]
+
+
+def main(words: Sequence[str] | None = None) -> int:
+    """Run the phases that are named; return 0 if nothing is open."""
     parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("phases", nargs="+", choices=PHASES)
-    parser.add_argument("--out", required=True)
-    parser.add_argument("--seconds", type=int, default=560)
+    parser.add_argument("phases", nargs="+", choices=["next", *PHASES])
+    parser.add_argument("--out", default=HERE, type=Path)
+    parser.add_argument("--seconds", type=float, default=560)
     parser.add_argument("--parallel", type=int, default=None)
     parser.add_argument("--quick", action="store_true")
-    arguments = parser.parse_args()
-    selections = [
-        Selection(recipes.load(name), rows, columns, seeds)
-        for phase in arguments.phases
-        for name, rows, columns, seeds in PHASES[phase]
-    ]
-    # As Ctrl-C would: all processes end in order, and the ledgers have what was done.
-    signal.signal(signal.SIGALRM, signal.default_int_handler)
-    signal.alarm(arguments.seconds)
-    try:
+    parser.add_argument("--plan", action="store_true")
+    arguments = parser.parse_args(words)
+    out, quick = arguments.out, arguments.quick
+    named = [line for name in arguments.phases for line in PHASES.get(name, QUEUE)]
+    lines = queue_lines(named)
+    if arguments.plan:
+        left = remaining(lines, out, quick=quick, workers=arguments.parallel)
+    else:
         engine = RunnerSettings(workers=arguments.parallel)
-        ledgers = reproduce(selections, arguments.out, quick=arguments.quick, engine=engine)
-    except KeyboardInterrupt:
-        print(f"time is up; the ledgers are in {arguments.out}")
-        return
-    for selection, ledger in zip(selections, ledgers, strict=True):
-        print(print_table(selection.recipe, ledger))
+        left = run_queue(
+            lines, out, seconds=arguments.seconds, known=HERE, quick=quick, engine=engine
+        )
+        for recipe in {
+            line.selection.recipe.name: line.selection.recipe for line in lines
+        }.values():
+            path = out / ("quick" if quick else "") / f"{recipe.name}.json"
+            if path.exists():
+                print(print_table(recipe, Ledger.at(path, recipe, quick=quick)))
+    print(left)
+    return 1 if left.cells else 0
 
 
 if __name__ == "__main__":
-    main()
+    raise SystemExit(main())

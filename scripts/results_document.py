@@ -1,14 +1,20 @@
-"""Write ``docs/results.md`` from the ledgers under ``results/``.
+"""Write ``docs/results.md``, ``results/results.csv`` and the figures from the ledgers.
+
+The ledgers are under ``results/``, the words of the front page in ``results/findings.yaml``.
 
 Run by ``make docs`` at the root of the repository.
 """
 
+import csv
+import io
 import re
 import sys
 from collections import Counter
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
+from typing import Any
 
+from tammes.lab.config.yaml_file import read_yaml
 from tammes.lab.records.atomic_io import write_atomically
 from tammes.lab.report.pages.reproduction_page import reproduction_figures
 from tammes.lab.report.paper_comparison import DAGGER, ERRORS, VERDICTS, PaperComparison
@@ -16,6 +22,8 @@ from tammes.lab.report.paper_comparison_writers import markdown_section, markdow
 from tammes.lab.report.render.matplotlib_charts import draw, save
 from tammes.lab.reproduce import recipes
 from tammes.lab.reproduce.ledger import Ledger
+from tammes.lab.reproduce.quantities import KNOWN
+from tammes.lab.stats.seed_groups import format_mean
 
 _PICTURE = re.compile(r"figure-\d+")
 """Names of the figures that a recipe requests."""
@@ -24,10 +32,20 @@ _HEAD = """\
 # Results
 
 Results of `tammes reproduce`, next to the published numbers. `make docs` writes this page from the
-ledgers under [results/](../results/README.md); do not edit it by hand.
-Our numbers are means ± standard deviations over seeds, of the last epoch, never of the epoch that
-is best on the test images.
+ledgers under [results/](../results/README.md), with its figures and with
+[results.csv](../results/results.csv), in which every number of every cell is a line; do not edit it
+by hand.
 """
+_TERMS = """\
+Our numbers are means ± standard deviations over seeds, of the last epoch unless a recipe says
+otherwise, never of the epoch that is best on the test images.
+"""
+_FINDINGS = "findings.yaml"
+_NUMBER = re.compile(r"\{(\S+) (\S+) (\S+) (\S+)\}")
+"""Recipe, row, column and quantity of a number in the words of the front page."""
+_COLUMNS = ("recipe", "row", "column", "seed", "quantity", "value", "paper", "commit", "machine")
+"""Columns of ``results.csv``."""
+_OUTCOMES = ("holds", "leans", "fails", "open")
 
 
 def results_document(folder: Path) -> str:
@@ -45,7 +63,9 @@ def results_document(folder: Path) -> str:
     comparisons = [_read(path) for path in sorted(Path(folder).glob("*/*.json"))]
     if not comparisons:
         return f"{_HEAD}\nNothing has been reproduced yet.\n"
-    parts = [f"{_HEAD}\n{ERRORS} {DAGGER}\n{VERDICTS}\n", "\n".join(_contents(comparisons)) + "\n"]
+    front = _front_page(comparisons, folder)
+    terms = f"## All recipes\n\n{_TERMS}\n{ERRORS} {DAGGER}\n{VERDICTS}\n"
+    parts = [_HEAD, *front, terms, "\n".join(_contents(comparisons)) + "\n"]
     for each in comparisons:
         lines = [f"## {each.recipe.name}", "", *markdown_section(each), *_pictures(each, folder)]
         parts.append("\n".join(lines) + "\n")
@@ -64,13 +84,102 @@ def _read(path: Path) -> PaperComparison:
     return PaperComparison(recipe, ledger.current(recipe))
 
 
+def _front_page(comparisons: Sequence[PaperComparison], folder: Path) -> list[str]:
+    """Return the parts of the page that say per paper what came out, and the main findings."""
+    if not (folder / _FINDINGS).exists():
+        return []
+    given = read_yaml(folder / _FINDINGS)
+    ledgers = {each.recipe.name: each.ledger for each in comparisons}
+    lines = ["## In a minute", "", _counts(comparisons), ""]
+    lines += [
+        "| paper | claims | what holds | what fails | what is open |",
+        "|---|---|---|---|---|",
+    ]
+    for paper, words in given["papers"].items():
+        outcomes: Counter[str] = Counter()
+        for each in comparisons:
+            if each.recipe.name.startswith(f"{paper}/"):
+                outcomes.update(verdict.outcome for verdict in each.verdicts)
+        claims = ", ".join(f"{outcomes[kind]} {kind}" for kind in _OUTCOMES if outcomes[kind])
+        said = (_with_numbers(words[key], ledgers) for key in ("holds", "fails", "open"))
+        lines.append(f"| {words['title']} | {claims} | {' | '.join(said)} |")
+    parts = ["\n".join(lines) + "\n"]
+    for number, finding in enumerate(given["findings"], 1):
+        text = _with_numbers(finding["text"], ledgers)
+        title, figure = finding["title"], f"../results/{finding['figure']}"
+        parts.append(f"### {number}. {title}\n\n{text}\n\n![{title}]({figure})\n")
+    return parts
+
+
+def _counts(comparisons: Sequence[PaperComparison]) -> str:
+    papers = len({each.recipe.name.partition("/")[0] for each in comparisons})
+    done = sum(each.counts["done"] for each in comparisons)
+    outcomes = Counter(v.outcome for each in comparisons for v in each.verdicts)
+    claims = ", ".join(f"{outcomes[kind]} {kind}" for kind in _OUTCOMES)
+    return (
+        f"{done} cells (a row, a column and a seed) are done, of {len(comparisons)} tables and "
+        f"figures in {papers} papers. Their claims, judged over seeds: {claims}."
+    )
+
+
+def _with_numbers(text: str, ledgers: Mapping[str, Ledger]) -> str:
+    """Replace places such as ``{RECIPE ROW COLUMN QUANTITY}`` by our numbers.
+
+    Raises:
+        ValueError: there is no such number.
+    """
+
+    def number(found: re.Match[str]) -> str:
+        name, row, column, quantity = found.groups()
+        known = ledgers[name].summary(row, column, quantity) if name in ledgers else None
+        if known is None:
+            raise ValueError(f"{_FINDINGS} expects a number of a ledger, got {found[0]}")
+        return format_mean(KNOWN[quantity], known)
+
+    return _NUMBER.sub(number, " ".join(text.split()))
+
+
+def results_csv(folder: Path) -> str:
+    """Return every number of every cell as a line of CSV.
+
+    A cell that diverged or failed has one line, with its state as the value.
+
+    Args:
+        folder: folder with the ledgers, as ``PAPER/TABLE.json``.
+    """
+    stream = io.StringIO()
+    writer = csv.writer(stream, lineterminator="\n")
+    writer.writerow(_COLUMNS)
+    for path in sorted(folder.glob("*/*.json")):
+        writer.writerows(_lines(_read(path)))
+    return stream.getvalue()
+
+
+def _lines(comparison: PaperComparison) -> Iterator[tuple[Any, ...]]:
+    recipe, ledger = comparison.recipe, comparison.ledger
+    rows, columns = [*recipe.rows], [*recipe.columns]
+    for entry in sorted(
+        ledger.cells, key=lambda e: (rows.index(e.row), columns.index(e.column), e.seed)
+    ):
+        machine = {} if entry.machine is None else ledger.machines[entry.machine]
+        about = machine.get("commit") or "", machine.get("device") or ""
+        keys = [each.key for each in recipe.quantities]
+        for key in keys if entry.status == "done" else keys[:1]:
+            value = entry.values.get(key) if entry.status == "done" else entry.status
+            if value is None:
+                continue
+            published = recipe.paper.get((entry.row, entry.column, key))
+            paper = "" if published is None else published.mean
+            yield (recipe.name, entry.row, entry.column, entry.seed, key, value, paper, *about)
+
+
 def _contents(comparisons: Sequence[PaperComparison]) -> Iterator[str]:
     yield "| recipe | source | cells | claims |"
     yield "|---|---|---|---|"
     for each in comparisons:
         name, source = each.recipe.name, markdown_text(each.recipe.source)
         outcomes = Counter(verdict.outcome for verdict in each.verdicts)
-        claims = {kind: outcomes[kind] for kind in ("holds", "leans", "fails", "open")}
+        claims = {kind: outcomes[kind] for kind in _OUTCOMES}
         counts = (", ".join(f"{count} {what}" for what, count in some.items() if count)
                   for some in (each.counts, claims))  # fmt: skip
         # Anchors of headings are lower case, without punctuation but hyphens.
@@ -87,7 +196,7 @@ def _pictures(comparison: PaperComparison, folder: Path) -> Iterator[str]:
 
 
 def main(folder: Path = Path("results"), page: Path = Path("docs/results.md")) -> int:
-    """Write the page, and the requested figures beside the ledgers.
+    """Write the page, and the figures and ``results.csv`` beside the ledgers.
 
     Args:
         folder: folder of the ledgers.
@@ -105,6 +214,7 @@ def main(folder: Path = Path("results"), page: Path = Path("docs/results.md")) -
         charts = reproduction_figures(comparison.recipe, comparison.ledger)
         for name in filter(_PICTURE.fullmatch, charts):
             save(draw(charts[name]), path.with_suffix("") / f"{name}.png", dpi=_DPI)
+    write_atomically(folder / "results.csv", results_csv(folder).encode())
     write_atomically(page, results_document(folder).encode())
     print(page)
     return 0

@@ -258,7 +258,7 @@ def test_base_features_that_no_method_needs_are_said_to_be_so(tmp_path, capsys):
     words = [path, "--against", path, *QUICK, "--base", tmp_path / "gone.safetensors"]
     assert main(["evaluate", "fewshot", *map(str, words), "--method", "l2"]) == 0
     (line,) = capsys.readouterr().err.splitlines()
-    assert line.endswith("gone.safetensors: not used, as cl2n is not among the methods")
+    assert line.endswith("gone.safetensors: not used, as no method subtracts the base mean")
 
 
 def test_one_is_not_written_as_several(tmp_path, capsys):

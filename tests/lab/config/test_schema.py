@@ -27,6 +27,11 @@ def test_a_configuration_survives_the_way_through_plain_values():
         ({"head_lr": -1.0}, "head_lr ... -1.0"),
         ({"fraction": 0.0}, "fraction is expected in (0, 1], got 0.0"),
         ({"validation": 1.0}, "validation ... 1.0"),
+        ({"projection": -1}, "projection is expected to be at least 0, got -1"),
+        (
+            {"validation": 0.1, "select_epoch": "fewshot('cub')"},
+            "select_epoch ... without validation, which chooses the epoch too, got validation 0.1",
+        ),
         ({"optimizer": "lion"}, "optimizer ... 'lion'"),
         ({"precision": "fp8"}, "precision ... 'fp8'"),
     ],
@@ -45,7 +50,7 @@ def test_the_digest_forgets_how_a_run_is_carried_out_and_nothing_else():
     digests = {name: usual.replace(**{name: value}).digest for name, value in changed.items()}
     same = {name for name, digest in digests.items() if digest == usual.digest}
     how = {"name", "accelerator", "memory", "workers", "save_every", "save_steps", "loggers"}
-    how.add("mute")
+    how |= {"mute", "save_seconds"}
     assert same == how
 
 

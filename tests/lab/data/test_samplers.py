@@ -15,6 +15,7 @@ CALLS = [
     "random(drop_last=True)",
     "balanced()",
     "episodes(way=3, shot=2)",
+    "episodes(way=3, shot=2, repeat=False)",
     "pk(classes=3, images=4)",
 ]
 
@@ -144,6 +145,41 @@ def test_episodes_repeat_neither_class_nor_example_in_a_batch(way, shot, seed, d
         assert labels[batch].unique(return_counts=True)[1].tolist() == [shot] * way
 
 
+@settings(deadline=None, max_examples=40)
+@given(st.integers(1, 4), st.integers(1, 4), st.integers(0, 9), st.data())
+def test_episodes_without_repeats_have_an_example_once_in_as_many_batches_as_there_can_be(
+    way, shot, seed, data
+):
+    counts = data.draw(st.lists(st.integers(shot, 30), min_size=way, max_size=way + 4))
+    labels = torch.arange(len(counts)).repeat_interleave(torch.tensor(counts))
+    sampler = make(f"episodes(way={way}, shot={shot}, repeat=False)", labels, seed=seed)
+    batches = list(sampler)
+    everything = torch.cat(batches)
+    assert len(everything.unique()) == len(everything) == len(batches) * way * shot
+    for batch in batches:
+        assert labels[batch].unique(return_counts=True)[1].tolist() == [shot] * way
+    # One batch more would need more groups of `shot` than the classes have.
+    more = len(batches) + 1
+    assert sum(min(count // shot, more) for count in counts) < way * more
+
+
+def test_episodes_without_repeats_visit_classes_of_one_size_in_turn():
+    labels = torch.arange(8).repeat_interleave(25)
+    sampler = make("episodes(way=4, shot=3, repeat=False)", labels)
+    batches = list(sampler)
+    assert len(batches) == 16
+    turns = [
+        labels[torch.cat(pair)].unique().tolist()
+        for pair in zip(batches[::2], batches[1::2], strict=True)
+    ]
+    assert turns == [list(range(8))] * 8
+    # The first class has 25 images, of which another one is left out in another epoch.
+    left = {tuple(set(range(25)) - set(torch.cat(batches).tolist()))}
+    sampler.set_epoch(1)
+    left.add(tuple(set(range(25)) - set(torch.cat(list(sampler)).tolist())))
+    assert len(left) == 2
+
+
 def test_episodes_draw_all_classes_alike():
     labels = torch.arange(10).repeat_interleave(40)
     sampler = make("episodes(way=2, shot=2)", labels)
@@ -195,6 +231,7 @@ def test_the_size_of_a_batch_follows_from_the_settings(labels):
         ("episodes(way=6, shot=2)", {}, "expects at least 6 classes, got 5"),
         ("episodes(way=2, shot=3)", {}, "expects 3 examples of every class, got 2 of class 0"),
         ("episodes(way=0, shot=3)", {}, "expects way to be a whole number above 0, got 0"),
+        ("episodes(way=2, shot=2, repeat=2)", {}, "expects repeat to be True or False, got 2"),
         ("episodes(way=2, shot=1.5)", {}, "expects shot to be a whole number above 0, got 1.5"),
         ("pk(classes=6, images=2)", {}, "expects at least 6 classes, got 5"),
         ("pk(classes=2, images=True)", {}, "images to be a whole number above 0, got True"),

@@ -58,6 +58,28 @@ def test_the_nearest_centroid_is_the_nearest(name, change, shot):
     assert 0.3 < float(expected.mean()) < 0.95
 
 
+@pytest.mark.parametrize("shot", [1, 5])
+def test_the_centred_cosine_is_with_the_mean_of_centred_features(shot):
+    features, labels = made(spread=2.0)
+    mean = features[::3].mean(0)
+    episodes = draw(labels, way=4, shot=shot, queries=6, episodes=40)
+    expected = []
+    for support, queries in zip(episodes.support, episodes.queries, strict=True):
+        centroids = torch.stack([(features[places] - mean).mean(0) for places in support])
+        cosines = torch.cosine_similarity(
+            (features[queries] - mean)[:, :, None], centroids[None, None], dim=3
+        )
+        own = torch.arange(4)[:, None]
+        expected.append(float((cosines.argmax(2) == own).double().mean()))
+    (method,) = methods("centred_cosine").values()
+    found = accuracies(features, episodes, method, base_mean=mean)
+    assert_close(found, torch.tensor(expected, dtype=torch.double), atol=1e-12, rtol=0)
+    assert protocol.needs_base_mean({"": method})
+    same = found.equal(accuracies(features, episodes, protocol.cl2n(), base_mean=mean))
+    # One support image is its own mean: only with several do lengths matter.
+    assert same == (shot == 1)
+
+
 def test_the_complement_is_what_is_outside_the_span_of_the_prototypes():
     features, labels = made(spread=2.0)
     prototypes, _ = made(classes=12, each=1, seed=1)
@@ -70,7 +92,9 @@ def test_the_complement_is_what_is_outside_the_span_of_the_prototypes():
     assert not found.equal(accuracies(features, episodes, protocol.l2()))
 
 
-@pytest.mark.parametrize("name", ["centroid", "l2", "cl2n", "complement", "cosine(passes=50)"])
+@pytest.mark.parametrize(
+    "name", ["centroid", "l2", "cl2n", "centred_cosine", "complement", "cosine(passes=50)"]
+)
 @pytest.mark.parametrize("factor", [2.0**100, 2.0**-100])
 def test_a_common_factor_of_all_features_changes_nothing(name, factor):
     # A power of two, so that not even rounding differs; their squares are beyond single precision.

@@ -407,7 +407,10 @@ def test_episodes_of_a_batch_are_smaller_in_the_quick_form(lists):
             "a part of parts of fewshot is expected to be novel, validation or base, got 'novell'",
         ),
         ({"split": "cub", "analyse": "yes"}, "analyse of fewshot is expected to be true or false"),
-        ({"split": "cub", "method": "l3"}, "there is no method 'l3'; there are centroid, cl2n"),
+        (
+            {"split": "cub", "method": "l3"},
+            "there is no method 'l3'; there are centred_cosine, centroid",
+        ),
         ({"split": "cub", "method": 3}, "method of fewshot is expected to be text, got 3"),
     ],
 )

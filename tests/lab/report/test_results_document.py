@@ -3,6 +3,8 @@
 ``.venv/bin/make docs`` writes it.
 """
 
+import csv
+import io
 import itertools
 import re
 from pathlib import Path
@@ -10,7 +12,7 @@ from pathlib import Path
 import ledgers
 import pytest
 from ledgers import EVIL
-from results_document import main, results_document
+from results_document import main, results_csv, results_document
 
 from tammes.lab.records.run_folder import RecordError
 from tammes.lab.reproduce import recipes
@@ -39,6 +41,88 @@ def section(text, name):
 def test_the_page_is_what_comes_out_of_the_ledgers():
     page = (ROOT / "docs" / "results.md").read_text(encoding="utf-8")
     assert page == results_document(ROOT / "results"), "make docs"
+
+
+def test_the_file_of_all_numbers_is_what_comes_out_of_the_ledgers():
+    written = (ROOT / "results" / "results.csv").read_text(encoding="utf-8")
+    assert written == results_csv(ROOT / "results"), "make docs"
+
+
+def test_the_figures_of_the_page_are_those_that_its_recipes_request():
+    page = (ROOT / "docs" / "results.md").read_text(encoding="utf-8")
+    linked = {*re.findall(r"\]\(\.\./results/(\S+\.png)\)", page)}
+    there = {
+        path.relative_to(ROOT / "results").as_posix()
+        for path in (ROOT / "results").glob("*/*/figure-*.png")
+    }
+    assert linked == there
+    for path in (ROOT / "results").glob("*/*.json"):
+        recipe = recipes.load(Ledger.read(path).recipe)
+        own = {name for name in there if name.startswith(f"{recipe.name}/")}
+        assert len(own) <= len(recipe.figures)
+
+
+def test_every_number_of_every_cell_is_a_line(folder):
+    lines = [*csv.DictReader(io.StringIO(results_csv(folder)))]
+    assert [*lines[0]] == [
+        "recipe", "row", "column", "seed", "quantity", "value", "paper", "commit", "machine",
+    ]  # fmt: skip
+    for recipe, ledger in (ledgers.several_seeds(), ledgers.stopped()):
+        own = [line for line in lines if line["recipe"] == recipe.name]
+        keys = {quantity.key for quantity in recipe.quantities}
+        for cell in ledger.cells:
+            place = (cell.row, cell.column, str(cell.seed))
+            here = [x for x in own if (x["row"], x["column"], x["seed"]) == place]
+            if cell.status != "done":
+                assert [line["value"] for line in here] == [cell.status]
+                continue
+            found = {line["quantity"]: float(line["value"]) for line in here}
+            assert found == {key: cell.values[key] for key in keys & cell.values.keys()}
+            assert {line["machine"] for line in here} == {ledgers.MACHINE["device"]}
+            assert {line["commit"] for line in here} == {ledgers.MACHINE["commit"] or ""}
+    softmax = next(
+        x for x in lines if (x["recipe"], x["row"]) == ("somebody2019/table2", "softmax")
+    )
+    assert float(softmax["paper"]) == 28.62
+
+
+FRONT = """
+papers:
+  somebody2019:
+    title: Somebody 2019
+    holds: An error of {somebody2019/table2 divergence cifar100 error} %.
+    fails: Nothing.
+    open: The rest.
+findings:
+  - title: Less is more
+    text: It is {somebody2019/table2 softmax cifar100 error}.
+    figure: a/b.png
+"""
+
+
+def test_the_front_page_says_what_the_ledgers_say(folder):
+    (folder / "findings.yaml").write_text(FRONT)
+    text = results_document(folder)
+    front = section(text, "In a minute")
+    line = "An error of 27.80 ± 0.10 %. | Nothing. | The rest. |"
+    assert f"| Somebody 2019 | 2 holds, 1 leans, 1 fails | {line}" in front
+    assert (
+        "### 1. Less is more\n\nIt is 29.50 ± 0.20.\n\n![Less is more](../results/a/b.png)" in front
+    )
+    assert text.index("## In a minute") < text.index("## All recipes")
+    (folder / "findings.yaml").write_text(FRONT.replace("table2 softmax", "table2 gone"))
+    with pytest.raises(ValueError, match=r"a number of a ledger, got \{somebody2019/table2 gone"):
+        results_document(folder)
+
+
+def test_the_front_page_has_every_paper_and_three_findings_with_figures():
+    text = section((ROOT / "docs" / "results.md").read_text(encoding="utf-8"), "In a minute")
+    papers = {path.parent.name for path in (ROOT / "results").glob("*/*.json")}
+    assert text.count("\n| ") == 1 + len(papers)
+    figures = re.findall(r"\n### \d\. .+\n\n.+\n\n!\[.+\]\(\.\./results/(.+)\)", text)
+    assert len(figures) == 3
+    for figure in figures:
+        assert (ROOT / "results" / figure).exists()
 
 
 def test_without_ledgers_it_says_so(tmp_path):
@@ -72,7 +156,7 @@ def test_what_is_missing_is_named(folder):
 
 def test_a_list_at_the_top_leads_to_every_recipe(folder):
     text = results_document(folder)
-    top = text.partition("\n## ")[0]
+    top = section(text, "All recipes")
     for name, anchor in (
         ("somebody2019/table2", "somebody2019table2"),
         ("somebody/figures", "somebodyfigures"),
@@ -117,6 +201,7 @@ def test_it_is_written_and_a_missing_folder_is_said(folder, tmp_path, capsys):
     page = tmp_path / "docs" / "results.md"
     assert main(folder, page) == 0
     assert page.read_text() == results_document(folder)
+    assert (folder / "results.csv").read_text() == results_csv(folder)
     assert main(tmp_path / "nowhere", page) == 2
     assert "there is no such folder" in capsys.readouterr().err
 

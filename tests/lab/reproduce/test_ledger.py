@@ -217,6 +217,34 @@ def test_cells_of_an_earlier_form_of_the_recipe_do_not_count_and_are_not_lost(pa
     assert len(ledger.cells) == 6
 
 
+def test_an_entry_moves_with_its_cell_to_another_row_or_column():
+    given = {"title": "T", "source": "s", "rows": {"a": {}, "b": {"config": {"lr": 0.2}}},
+             "columns": {"left": {"config": {"epochs": 3}}}}  # fmt: skip
+    before = read(given, "small")
+    cells = [before.cell(row, "left", seed) for row in "ab" for seed in (0, 1)]
+    kept = [entry(c.row, c.column, c.seed, {"error": 5.0}, digest=c.digest) for c in cells]
+    configs = {f"{c.row}/left": c.config.group() for c in cells}
+    ledger = Ledger("small", cells=kept, configs=configs)
+    columns = {"left": {"config": {"epochs": 4}}, "short": {"config": {"epochs": 3}}}
+    changed = read({**given, "columns": columns}, "small")
+    now = ledger.current(changed)
+    assert now.former == []
+    assert {(e.row, e.column, e.seed) for e in now.cells} == {
+        (row, "short", seed) for row in "ab" for seed in (0, 1)
+    }
+    assert now.values("b", "short", "error") == {0: 5.0, 1: 5.0}
+    assert now.values("b", "left", "error") == {}
+    assert now.configs == {f"{row}/short": configs[f"{row}/left"] for row in "ab"}
+    for cell in changed.planned(columns=["short"], seeds=2):
+        assert now.find(cell) is not None
+    # One that was run twice has one place.
+    twice = Ledger("small", cells=[kept[0]], former=[kept[0]])
+    assert (len(twice.current(changed).cells), len(twice.current(changed).former)) == (1, 1)
+    # The ledger that was read is as it was.
+    assert ledger.cells == kept
+    assert ledger.configs == configs
+
+
 def test_a_tuned_cell_counts_while_its_settings_are_those_that_were_chosen():
     cell = RECIPE.cell("b", "right", 0, values={"m": 0.2})
     entries = [entry("b", "right", 0, {}, digest=cell.digest)]

@@ -151,6 +151,15 @@ def test_a_column_on_request_is_planned_only_where_it_is_named():
     recipe = small(columns=columns, seeds=1)
     assert places(recipe) == [("a", "left", 0), ("b", "left", 0)]
     assert places(recipe, ["a"], ["large"]) == [("a", "large", 0)]
+    assert recipe.all_places() == [("a", "left"), ("a", "large"), ("b", "left"), ("b", "large")]
+
+
+def test_a_row_on_request_is_planned_only_where_it_is_named():
+    recipe = small(rows={"a": {}, "b": {"on_request": True}}, columns={"left": {}}, seeds=1)
+    assert places(recipe) == [("a", "left", 0)]
+    assert places(recipe, ["b"]) == [("b", "left", 0)]
+    assert recipe.all_places() == [("a", "left"), ("b", "left")]
+    assert (recipe.on_request("a", "left"), recipe.on_request("b", "left")) == (False, True)
 
 
 def test_a_row_is_in_the_columns_it_names_and_no_other():

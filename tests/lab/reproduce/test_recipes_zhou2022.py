@@ -80,6 +80,17 @@ def test_the_weight_of_zero_centroid_is_that_of_the_sum_form(column, classes, lo
         assert weights["zero_centroid"] == r * classes**2
 
 
+def test_the_dash_at_arcface_is_claimed_to_be_a_collapse(loaded):
+    for name in ("table1", "unstable"):
+        (claim,) = [c for c in loaded[name].claims if getattr(c, "rows", ()) == ("arcface_64",)]
+        assert (claim.quantity, claim.columns, claim.at_most) == ("class_margin", ("cifar100",), 5)
+        assert "collapses" in claim.says
+        assert not any("trains on CIFAR" in each.says for each in loaded[name].claims)
+    recipe = loaded["unstable"]
+    assert {"draw": "curves", "of": "prototypes.class_margin"}.items() <= recipe.figures[1].items()
+    assert "arcface_64" in recipe.rows
+
+
 def test_scales_are_chosen_but_that_of_ldam(loaded):
     for name, row in loaded["table2"].rows.items():
         plain_or_ldam = name in ("ce", "focal", "ldam", "ldam_zc")

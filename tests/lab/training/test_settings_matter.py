@@ -1,7 +1,10 @@
 """Every setting of a run does what it says: seen from outside, in runs of a second."""
 
+import itertools
+import time
 from contextlib import contextmanager
 from dataclasses import dataclass, field
+from types import SimpleNamespace
 
 import pytest
 import torch
@@ -486,6 +489,7 @@ def test_a_run_is_tested_every_so_many_epochs_and_after_the_last(tmp_path):
         ({"save_every": 2}, [14, 28, 35]),
         ({"save_every": 9}, [35]),
         ({"save_every": 2, "save_steps": 10}, [10, 14, 20, 28, 30, 35]),
+        ({"save_every": 2, "save_seconds": 60.0}, [6, 12, 14, 20, 26, 28, 34, 35]),
     ],
     ids=str,
 )
@@ -499,5 +503,11 @@ def test_checkpoints_are_written_every_few_epochs_and_steps_and_last(
         save(self, kind, step, state)
 
     monkeypatch.setattr(Checkpoints, "save", spy)
+    # A clock that goes on by ten seconds with each look at it.
+    ticks = itertools.count(0.0, 10.0)
+    clock = SimpleNamespace(
+        monotonic=lambda: next(ticks), perf_counter=time.perf_counter, time=time.time
+    )
+    monkeypatch.setattr(training, "time", clock)
     train(SMALL.replace(epochs=5, **settings), tmp_path / "run")
     assert saved == [("last", step) for step in steps]

@@ -34,14 +34,16 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         "or your own JSON file or folder of lists) and its part :novel, :validation or :base",
     )
     add("--data DATA", "data set with the novel classes, for a run (default: that of the split)")
-    add("--base FILE", "features of the base classes, if cl2n is used with a file")
+    add(
+        "--base FILE", "features of the base classes, if cl2n or centred_cosine is used with a file"
+    )
     add("--way N", "classes per episode (%(default)s)", 5)
     add("--shot K,...", "labelled images per class (%(default)s)", "1,5")
     add("--queries Q", "images to recognise per class (%(default)s)", 15)
     add("--episodes E", "number of episodes (%(default)s)", 10_000)
     add(
         "--method TEXT",
-        "classifiers, separated by commas: centroid, l2, cl2n, complement, linear, cosine; "
+        f"classifiers, separated by commas: {', '.join(protocol.TABLE)}; "
         "the last two take settings, as in cosine(scale=10) (%(default)s)",
         "centroid,l2",
     )
@@ -62,7 +64,7 @@ def run(arguments: argparse.Namespace) -> int:
     if split_part is not None:
         check_way(arguments.way, *split_part)
     if arguments.base is not None and not protocol.needs_base_mean(methods):
-        say(f"--base {arguments.base}: not used, as cl2n is not among the methods")
+        say(f"--base {arguments.base}: not used, as no method subtracts the base mean")
     examples = _examples(arguments.model, arguments, split_part, methods)
     against = None
     if arguments.against is not None:
@@ -113,8 +115,9 @@ def _examples(
         raise ValueError(f"{model}: complement expects a run, whose head has prototypes")
     found = from_file(path, classes=split_part, base=arguments.base if centred else None)
     if centred and found.base_mean is None:
+        name = next(each for each, own in methods.items() if protocol.needs_base_mean({each: own}))
         raise ValueError(
-            f"{model}: cl2n expects features of the base classes, given by --base FILE or by "
+            f"{model}: {name} expects features of the base classes, given by --base FILE or by "
             "a --split whose base classes are in the file too"
         )
     return on_device(found)

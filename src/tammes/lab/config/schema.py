@@ -21,8 +21,11 @@ Choice = Literal["auto", "on", "off"]
 Accelerator = Literal["auto", "cpu", "cuda"]
 
 _NOT_IN_DIGEST = frozenset(
-    {"name", "accelerator", "memory", "workers", "save_every", "save_steps", "loggers", "mute"}
-)
+    {
+        "name", "accelerator", "memory", "workers", "save_every", "save_steps", "save_seconds",
+        "loggers", "mute",
+    }
+)  # fmt: skip
 """Fields that do not affect the result of a run."""
 _ADDED_LATER: dict[str, Any] = {
     "limit": 0,
@@ -33,10 +36,15 @@ _ADDED_LATER: dict[str, Any] = {
     "image_width": None,
     "flip_test": False,
     "start": "",
+    "projection": 0,
+    "select_epoch": "",
 }
 """Fields added after digests were in use, with their neutral values: a field at its neutral value
 leaves the digest unchanged. A new field must be added here."""
-_CALLS = ("loss", "head", "backbone", "augment", "sampler", "lr_schedule", "imbalance", "noise")
+_CALLS = (
+    "loss", "head", "backbone", "augment", "sampler", "lr_schedule", "imbalance", "noise",
+    "select_epoch",
+)  # fmt: skip
 """Fields written as calls."""
 
 
@@ -58,6 +66,8 @@ class Config:
         image_width: width of images that are not square; their height is then ``image_size``.
         validation: share of the training images held out to choose the best epoch; with 0 the last
             epoch is kept.
+        select_epoch: such as ``fewshot('cifar-fs:validation', shot=1, method='l2')``: keep the
+            epoch with the best accuracy in episodes of classes that are not trained on.
         limit: largest number of images per partition, balanced over the classes, for quick trials;
             0 uses all.
         fraction: share of the training images to use, the same for every class.
@@ -70,10 +80,12 @@ class Config:
         backbone: network that computes the features; ``auto`` chooses a small one.
         start: folder of a finished run on the same classes whose weights training starts from, as
             in large-margin fine-tuning.
+        projection: size of a linear layer between network and head that few-shot evaluation leaves
+            out; 0 for none.
         schedules: scheduled settings of the loss, such as ``margin=WarmUp(0, 0.35, epochs=5)``.
         augment: augmentation such as ``pad_crop(4) + flip()``, ``none``, or ``auto``.
-        sampler: ``random()``, ``balanced()``, ``episodes(way=16, shot=8)`` or
-            ``pk(classes=16, images=4)``.
+        sampler: ``random()``, ``balanced()``, ``episodes(way=16, shot=8)`` (with ``repeat=False``
+            no image comes twice in an epoch) or ``pk(classes=16, images=4)``.
         batch_size: examples per step, summed over all processes.
         epochs: number of training epochs.
         optimizer: ``sgd``, ``adam`` (decay added to the gradient) or ``adamw``.
@@ -85,7 +97,8 @@ class Config:
         head_weight_decay: weight decay of the prototypes; by default ``weight_decay``.
         decay_norms: apply weight decay to biases and normalisation layers too.
         lr_schedule: ``cosine()``, ``log(1e-4)``, ``steps([60, 120], 0.2)`` or ``constant()``.
-        warmup: epochs of linear learning rate warm-up, before the schedule begins.
+        warmup: epochs of linear learning rate warm-up; ``cosine`` and ``log`` run over the epochs
+            after it, the epochs of ``steps`` count from the start of training, warm-up included.
         warmup_start: share of the learning rate at which the warm-up begins.
         clip: gradient norm to clip at; 0 disables clipping.
         precision: precision of matrix products.
@@ -102,6 +115,7 @@ class Config:
         flip_test: average the features of a test image and of its mirror image.
         save_every: epochs between two checkpoints.
         save_steps: steps between two checkpoints within an epoch; 0 for none.
+        save_seconds: seconds between two checkpoints, looked at within an epoch too; 0 for none.
         watch: ``gradients`` records after every epoch how far the gradients of the classification
             part and of the metric part of the loss are from orthogonal.
         loggers: ``tensorboard``, ``mlflow`` or ``wandb``, separated by commas.
@@ -118,6 +132,7 @@ class Config:
     image_size: int | None = None
     image_width: int | None = None
     validation: float = 0.0
+    select_epoch: str = ""
     limit: int = 0
     fraction: float = 1.0
     imbalance: str = "none"
@@ -128,6 +143,7 @@ class Config:
     head: str = "auto"
     backbone: str = "auto"
     start: str = ""
+    projection: int = 0
     schedules: str = ""
     augment: str = "auto"
     sampler: str = "random()"
@@ -160,6 +176,7 @@ class Config:
     flip_test: bool = False
     save_every: int = 1
     save_steps: int = 0
+    save_seconds: float = 0.0
     watch: str = ""
     loggers: str = ""
     mute: str = ""
@@ -195,6 +212,11 @@ class Config:
             raise ValueError("whole expects images that can all be read, got skip_corrupt")
         if not 0 <= self.validation < 1:
             raise ValueError(f"validation is expected in [0, 1), got {self.validation}")
+        if self.validation and self.select_epoch:
+            raise ValueError(
+                "select_epoch is expected without validation, which chooses the epoch too, "
+                f"got validation {self.validation}"
+            )
         if not 0 < self.fraction <= 1:
             raise ValueError(f"fraction is expected in (0, 1], got {self.fraction}")
 
@@ -270,5 +292,6 @@ _AT_LEAST = {
     "limit": 0, "image_size": 1, "image_width": 1, "batch_size": 1, "epochs": 1, "momentum": 0,
     "weight_decay": 0,
     "head_weight_decay": 0, "warmup": 0, "warmup_start": 0, "clip": 0, "memory": 0, "workers": 0,
-    "evaluate_every": 1, "save_every": 1, "save_steps": 0, "seed": 0,
+    "evaluate_every": 1, "save_every": 1, "save_steps": 0, "save_seconds": 0, "seed": 0,
+    "projection": 0,
 }  # fmt: skip

@@ -6,6 +6,7 @@ Draws depend on seed, epoch and batch number only, so a run resumes exactly in t
 epoch.
 """
 
+import bisect
 import math
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field
@@ -231,11 +232,13 @@ class _ClassBatches(BatchSampler):
 class EpisodeSampler(_ClassBatches):
     """Draws batches of ``way`` classes with ``shot`` examples each, for few-shot training.
 
-    Neither a class nor an example repeats in a batch. An epoch has N // (way * shot) batches.
+    Neither a class nor an example repeats in a batch. An epoch has N // (way * shot) batches that
+    are drawn independently, or without ``repeat`` as many as can be made of different examples.
 
     Args:
         way: classes in a batch.
         shot: examples of each.
+        repeat: whether an example may come again in another batch of the same epoch.
 
     Example:
         >>> labels = torch.arange(3).repeat(4)
@@ -246,8 +249,11 @@ class EpisodeSampler(_ClassBatches):
 
     way: int
     shot: int
+    repeat: bool = True
 
     def __post_init__(self) -> None:
+        if not isinstance(self.repeat, bool):
+            raise ValueError(f"episodes expects repeat to be True or False, got {self.repeat!r}")
         self._set_sizes("episodes", way=self.way, shot=self.shot)
         fewest = int(self.members.counts.argmin())
         if int(self.members.counts[fewest]) < self.shot:
@@ -256,11 +262,28 @@ class EpisodeSampler(_ClassBatches):
                 f"{int(self.members.counts[fewest])} of class {int(self.members.present[fewest])}"
             )
 
+    @cached_property
+    def _count(self) -> int:
+        """Number of batches in an epoch."""
+        if self.repeat:
+            return len(self.labels) // self.batch_size
+        groups = self.members.counts // self.shot
+
+        def too_many(batches: int) -> bool:
+            # A class is in a batch once at most.
+            return int(groups.clamp(max=batches).sum()) < self.way * batches
+
+        return (
+            bisect.bisect_left(range(len(self.labels) // self.batch_size + 1), 1, key=too_many) - 1
+        )
+
     def __len__(self) -> int:
-        return len(self.labels) // self.batch_size
+        return self._count
 
     def draw(self, epoch: int) -> Callable[[int], Tensor]:
-        """Draw each batch independently."""
+        """Draw each batch independently, or without ``repeat`` all batches of the epoch."""
+        if not self.repeat:
+            return self._draw_without_repeats(epoch)
 
         def batch(number: int) -> Tensor:
             names = (self.seed, "episode", epoch, number)
@@ -268,6 +291,24 @@ class EpisodeSampler(_ClassBatches):
             return self.members.draw_examples(chosen, self.shot, *names, "examples")
 
         return batch
+
+    def _draw_without_repeats(self, epoch: int) -> Callable[[int], Tensor]:
+        """Draw the batches of an epoch from shuffled classes, the fullest classes first.
+
+        With classes of one size all of them come in turn, each time in another order.
+        """
+        members, names = self.members, (self.seed, "class-aware", epoch)
+        shuffled = seeded_draws.permutation(len(self.labels), *names)
+        shuffled = shuffled[self.labels[shuffled].argsort(stable=True)]
+        left = members.counts // self.shot
+        batches = []
+        for number in range(len(self)):
+            order = seeded_draws.permutation(len(members), *names, number)
+            chosen = order[left[order].argsort(descending=True, stable=True)[: self.way]]
+            left[chosen] -= 1
+            first = members.starts[chosen] + left[chosen] * self.shot
+            batches.append(shuffled[first[:, None] + torch.arange(self.shot)].flatten())
+        return batches.__getitem__
 
 
 @dataclass(eq=False, repr=False)

@@ -164,6 +164,11 @@ def check_disjoint(who: str, trained: Collection[str], wanted: Sequence[str]) ->
 
 def _prototypes(run: Run) -> Tensor:
     """Return the prototypes of the head, if the loss trains them."""
+    if run.config.projection:
+        raise ValueError(
+            f"{run.folder}: prototypes among the features of the network are expected, got those "
+            f"of a run with projection {run.config.projection}"
+        )
     if not classifies(parse_loss(run.config.loss)):
         raise ValueError(
             f"{run.folder}: a run with trained prototypes is expected, got the loss "
@@ -244,15 +249,17 @@ def _load(
 
 
 def model_features(model: Model, images: Images) -> Tensor:
-    """Compute features of images in evaluation mode, shape ``(N, D)``, float32, on the CPU."""
+    """Compute features of images in evaluation mode, shape ``(N, D)``, float32, on the CPU.
+
+    They are those of the network: a projection belongs to the training.
+    """
     device = model.criterion.head.weight.device
-    size = model.criterion.head.embedding_size
     with torch.no_grad():
         parts = [
-            model.features(pixels).float().cpu()
+            model.features(pixels, projected=False).float().cpu()
             for pixels, _, _ in ImageLoader(images, device).in_order(_ROWS)
         ]
-    return torch.cat(parts) if parts else torch.zeros(0, size)
+    return torch.cat(parts) if parts else torch.zeros(0, model.num_features(projected=False))
 
 
 def _features(run: Run, images: Images, report: Callable[[str], None]) -> Tensor:

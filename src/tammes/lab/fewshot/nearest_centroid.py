@@ -18,11 +18,13 @@ class NearestCentroid:
         normalize: scale features to unit length (L2).
         centre: before that, subtract the mean of the base features (CL2N).
         outside: before that, project onto the orthogonal complement of the prototypes' span.
+        cosine: compare by the cosine with the mean, not by the distance from it.
     """
 
     normalize: bool = False
     centre: bool = False
     outside: bool = False
+    cosine: bool = False
 
 
 def centroid() -> NearestCentroid:
@@ -38,6 +40,14 @@ def l2() -> NearestCentroid:
 def cl2n() -> NearestCentroid:
     """Return the nearest centroid of features centred by the base mean and normalized."""
     return NearestCentroid(normalize=True, centre=True)
+
+
+def centred_cosine() -> NearestCentroid:
+    """Return the largest cosine with the centroid of features centred by the base mean.
+
+    With one support image per class it is :func:`cl2n`; with several, long features weigh more.
+    """
+    return NearestCentroid(centre=True, cosine=True)
 
 
 def complement() -> NearestCentroid:
@@ -58,11 +68,13 @@ def preprocess(
     Args:
         features: shape ``(N, D)``, float32 or wider.
         method: the classifier.
-        base_mean: mean of the base features, shape ``(D,)``; ``cl2n`` needs it.
+        base_mean: mean of the base features, shape ``(D,)``; ``cl2n`` and ``centred_cosine`` need
+            it.
         prototypes: prototypes of the trained head, shape ``(C, D)``; ``complement`` needs them.
     """
     if method.centre:
-        who = "cl2n expects the mean of the base features"
+        name = "centred_cosine" if method.cosine else "cl2n"
+        who = f"{name} expects the mean of the base features"
         features = features - _needed(who, base_mean, features)
     if method.outside:
         who = "complement expects the prototypes of the head that was trained"
@@ -94,7 +106,7 @@ def _needed(sentence: str, value: Tensor | None, features: Tensor) -> Tensor:
 
 
 def centroid_classifiers(
-    features: Tensor, episodes: Episodes, numbers: Tensor
+    features: Tensor, episodes: Episodes, numbers: Tensor, *, cosine: bool = False
 ) -> tuple[Tensor, Tensor]:
     """Compute the weights and offsets of linear classifiers that pick the nearest centroid.
 
@@ -102,12 +114,16 @@ def centroid_classifiers(
         features: preprocessed features of all examples, shape ``(N, D)``.
         episodes: episodes drawn from them.
         numbers: indices of the episodes, shape ``(E,)``.
+        cosine: whether the nearest centroid is that of the largest cosine.
 
     Returns:
         Shapes ``(E, way, D)`` and ``(E, way)``; the largest score is that of the nearest centroid.
     """
     places = episodes.support[numbers.cpu()].to(features.device)
     centroids = features[places].mean(2)
+    if cosine:
+        # The length of a query does not change which class scores highest.
+        return directions(centroids), centroids.new_zeros(centroids.shape[:2])
     # |q - c|^2 relative to the mean of the centroids: a common part would only cost precision.
     middle = centroids.mean(1, keepdim=True)
     weight = centroids - middle

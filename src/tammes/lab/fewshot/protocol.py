@@ -24,6 +24,7 @@ from tammes.lab.fewshot.finetuned_heads import (
 )
 from tammes.lab.fewshot.nearest_centroid import (
     NearestCentroid,
+    centred_cosine,
     centroid,
     centroid_classifiers,
     cl2n,
@@ -42,6 +43,7 @@ TABLE: dict[str, Callable[..., Method]] = {
     "centroid": centroid,
     "l2": l2,
     "cl2n": cl2n,
+    "centred_cosine": centred_cosine,
     "complement": complement,
     "linear": LinearTuning,
     "cosine": CosineTuning,
@@ -57,7 +59,7 @@ def methods(text: str) -> dict[str, Method]:
 
     Example:
         >>> methods("l2, cosine(margin=-0.1)")["l2"]
-        NearestCentroid(normalize=True, centre=False, outside=False)
+        NearestCentroid(normalize=True, centre=False, outside=False, cosine=False)
     """
     found = {each: build(each, TABLE, what="method") for each in split_list(text, what="method")}
     if not found:
@@ -119,7 +121,7 @@ def accuracies(
             computation runs on their device.
         episodes: the episodes.
         method: the classifier.
-        base_mean: mean of the base features, for ``cl2n``.
+        base_mean: mean of the base features, for ``cl2n`` and ``centred_cosine``.
         prototypes: prototypes of the trained head, for ``complement``.
 
     Returns:
@@ -181,7 +183,7 @@ def _classifiers(
 ) -> tuple[Tensor, Tensor]:
     """Return the weights and offsets of the classifiers of some episodes."""
     if not isinstance(method, FineTuning):
-        return centroid_classifiers(features, episodes, numbers)
+        return centroid_classifiers(features, episodes, numbers, cosine=method.cosine)
     weight = finetune_heads(features, episodes, numbers, method)
     # The length of a query does not change which class scores highest.
     weight = directions(weight) if method.cosine else weight

@@ -219,10 +219,10 @@ def _margin_analysis(
     from tammes.lab.training.model import load_model
 
     base, novel = (_examples(run, shots, part, report) for part in ("base", "novel"))
-    criterion = load_model(run).criterion.to(novel.features.device)
+    model = load_model(run).to(novel.features.device)
     assigned = None
-    if classifies(criterion.loss):
+    if classifies(model.criterion.loss):
         with torch.no_grad():
-            assigned = criterion.logits(novel.features).argmax(1).cpu()
+            assigned = model.criterion.logits(model.project(novel.features)).argmax(1).cpu()
     on_base, on_novel = ((each.features.cpu(), each.labels) for each in (base, novel))
     return analyse(on_base, on_novel, assigned).measures()

@@ -19,7 +19,7 @@ from tammes.lab.stats.paired import Summary
 from tammes.lab.stats.seed_groups import Quantity, format_mean
 
 ON_REQUEST = "on request"
-"""State of a cell that is run only if its column is named."""
+"""State of a cell that is run only if its row or column is named."""
 QUICK = "Quick form: few images and a narrow network. A smoke test; its numbers mean nothing."
 ERRORS = (
     "Differences are ours minus the paper's, also in standard errors: those of both combined where "
@@ -195,11 +195,14 @@ class PaperComparison:
 
     @cached_property
     def open(self) -> list[tuple[str, str, int]]:
-        """Cells still to be run; in columns on request, those of rows that were begun."""
+        """Cells still to be run; of those on request, only cells that were begun."""
         begun = {(entry.row, entry.column) for entry in self.ledger.cells}
         missing = self.ledger.open(self.recipe, 1 if self.ledger.quick else None)
-        usual = {name for name, each in self.recipe.columns.items() if not each.on_request}
-        return [place for place in missing if place[1] in usual or place[:2] in begun]
+        return [
+            (row, column, seed)
+            for row, column, seed in missing
+            if (row, column) in begun or not self.recipe.on_request(row, column)
+        ]
 
     @cached_property
     def labels(self) -> dict[str, str]:
@@ -325,9 +328,8 @@ class PaperComparison:
                 found.setdefault("open", []).append(seed)
         done = self.ledger.of(row, column)
         if not found:
-            on_request = self.recipe.columns[column].on_request
-            there = on_request and not done and self.recipe.has(row, column)
-            return ON_REQUEST if there else ""
+            there = self.recipe.has(row, column) and self.recipe.on_request(row, column)
+            return ON_REQUEST if there and not done else ""
         if len(found) == 1 and not done:
             return next(iter(found))
         return "; ".join(f"{seeds_in_words(seeds)} {words}" for words, seeds in found.items())

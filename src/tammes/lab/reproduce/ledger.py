@@ -6,7 +6,7 @@ folder is gone: the ledger has everything that a page shows.
 
 import json
 import os
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import asdict, dataclass, field, fields, replace
 from pathlib import Path
 from typing import Any, Literal, TypeAlias, get_args
@@ -139,6 +139,9 @@ class Ledger:
     def current(self, recipe: Recipe, *, quick: bool = False) -> "Ledger":
         """Move entries that do not belong to the current version of a recipe to ``former``.
 
+        An entry belongs to the cell that has its digest: if the recipe has that cell under another
+        row or column by now, the entry moves there.
+
         Raises:
             RecordError: the ledger belongs to another recipe, or to the other form of it.
         """
@@ -161,7 +164,19 @@ class Ledger:
 
         entries = [*self.cells, *self.former]
         cells = [entry for entry in entries if counts(entry)]
-        return replace(self, cells=cells, former=[e for e in entries if e not in cells])
+        former = [entry for entry in entries if entry not in cells]
+        free = _places_without(cells, recipe, {entry.seed for entry in former}, chosen, quick=quick)
+        configs, lost = dict(self.configs), []
+        for entry in former:
+            place = free.pop((entry.digest, entry.seed), None)
+            if place is None:
+                lost.append(entry)
+                continue
+            cells.append(replace(entry, row=place[0], column=place[1]))
+            config = configs.pop(f"{entry.row}/{entry.column}", None)
+            if config is not None:
+                configs["/".join(place)] = config
+        return replace(self, cells=cells, former=lost, configs=configs)
 
     def of(self, row: str, column: str) -> list[Entry]:
         """Return the finished entries of a cell, ordered by seed."""
@@ -221,10 +236,31 @@ class Ledger:
         known = {(entry.row, entry.column, entry.seed) for entry in self.cells}
         return [
             (row, column, seed)
-            for row, column in recipe.places(columns=[*recipe.columns] or None)
+            for row, column in recipe.all_places()
             for seed in range(seeds or recipe.seeds)
             if (row, column, seed) not in known
         ]
+
+
+def _places_without(
+    cells: Sequence[Entry],
+    recipe: Recipe,
+    seeds: Collection[int],
+    chosen: Mapping[Place, Mapping[str, Any]],
+    *,
+    quick: bool,
+) -> dict[tuple[str, int], Place]:
+    """Return the places that have no entry yet, by digest and seed of the cell."""
+    taken = {(entry.row, entry.column, entry.seed) for entry in cells}
+    found: dict[tuple[str, int], Place] = {}
+    for place in recipe.all_places() if seeds else ():
+        if recipe.tune(*place) and place not in chosen:
+            continue
+        for seed in seeds:
+            if (*place, seed) not in taken:
+                planned = recipe.cell(*place, seed, quick=quick, values=chosen.get(place))
+                found.setdefault((planned.digest, seed), place)
+    return found
 
 
 def tuning_digests(recipe: Recipe, row: str, column: str, *, quick: bool) -> list[str]:

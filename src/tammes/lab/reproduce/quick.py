@@ -7,8 +7,8 @@ from typing import Any
 from tammes.lab.config.expressions import Call, parse_call, parse_keywords
 from tammes.lab.config.schema import Config
 
-IMAGES, EPOCHS, BATCH, WIDTH, STEPS = 300, 2, 50, 0.125, 50
-_SHOT = 2
+IMAGES, EPOCHS, BATCH, WIDTH, STEPS, EPISODES = 300, 2, 50, 0.125, 50, 20
+_SHOT, _QUERIES = 2, 4
 
 
 def quick_config(config: Config, overrides: Mapping[str, Any]) -> Config:
@@ -28,6 +28,7 @@ def quick_config(config: Config, overrides: Mapping[str, Any]) -> Config:
             "batch_size": min(BATCH, config.batch_size),
             "backbone": _narrow_backbone(config.backbone),
             "sampler": _small_episodes(config.sampler),
+            "select_epoch": _few_episodes(config.select_epoch),
             "warmup": config.warmup * share,
             "lr_schedule": _shorten_lr_schedule(config.lr_schedule, share),
             "schedules": _shorten_schedules(config.schedules, share),
@@ -59,6 +60,15 @@ def _small_episodes(sampler: str) -> str:
         return sampler
     way = min(call.kwargs["way"], BATCH // _SHOT)
     return str(dataclasses.replace(call, kwargs={**call.kwargs, "way": way, "shot": _SHOT}))
+
+
+def _few_episodes(selection: str) -> str:
+    """Reduce the episodes that choose an epoch."""
+    if not selection:
+        return ""
+    call = parse_call(selection, what="select_epoch")
+    few = {"episodes": EPISODES, "queries": _QUERIES}
+    return str(dataclasses.replace(call, kwargs={**call.kwargs, **few}))
 
 
 def _shorten_lr_schedule(schedule: str, share: float) -> str:

@@ -62,6 +62,7 @@ class _RowOrColumn:
         values: values of the placeholders in braces.
         tune: placeholders to tune, with their candidates.
         settings: settings of the episodes or of the toy.
+        on_request: whether its cells are run only if it is named.
     """
 
     name: str
@@ -70,6 +71,7 @@ class _RowOrColumn:
     values: Values = field(default_factory=dict)
     tune: Tune = field(default_factory=dict)
     settings: Values = field(default_factory=dict)
+    on_request: bool = False
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -92,9 +94,7 @@ class Row(_RowOrColumn):
 
 @dataclass(frozen=True, kw_only=True)
 class Column(_RowOrColumn):
-    """Column of a table; ``on_request`` if it is run only when named, as its data are large."""
-
-    on_request: bool = False
+    """Column of a table."""
 
 
 @dataclass(frozen=True)
@@ -206,20 +206,29 @@ class Recipe:
         only = self.rows[row].columns
         return not only or column in only
 
+    def on_request(self, row: str, column: str) -> bool:
+        """Return whether a cell is run only if its row or column is named."""
+        return self.rows[row].on_request or self.columns[column].on_request
+
+    def all_places(self) -> list[Place]:
+        """Return row and column of all cells, also of those that are run on request."""
+        return [(row, each) for row in self.rows for each in self.columns if self.has(row, each)]
+
     def places(
         self, rows: Sequence[str] | None = None, columns: Sequence[str] | None = None
     ) -> Iterator[Place]:
         """Yield row and column of the selected cells.
 
         Args:
-            rows: names of rows; by default all.
-            columns: names of columns; by default all but those that are run on request.
+            rows: names of rows; by default all but those that are run on request.
+            columns: names of columns; likewise.
         """
         check_names(rows or (), self.rows, f"{self.name} has no row")
         check_names(columns or (), self.columns, f"{self.name} has no column")
-        usual = [name for name, column in self.columns.items() if not column.on_request]
-        for row in rows or self.rows:
-            yield from ((row, each) for each in columns or usual if self.has(row, each))
+        usual_rows = [name for name, row in self.rows.items() if not row.on_request]
+        usual_columns = [name for name, each in self.columns.items() if not each.on_request]
+        for row in rows or usual_rows:
+            yield from ((row, each) for each in columns or usual_columns if self.has(row, each))
 
     def planned(
         self,

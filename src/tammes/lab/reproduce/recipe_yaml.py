@@ -147,7 +147,7 @@ def _check_figure(figure: Mapping[str, Any], recipe: Recipe) -> None:
 
 def _build_all(recipe: Recipe) -> None:
     """Check that every cell has a valid configuration."""
-    for row, column in recipe.places(columns=[*recipe.columns] or None):
+    for row, column in recipe.all_places():
         tried = recipe.trials(row, column)
         cells = tried or [recipe.cell(row, column, 0)]
         recipe.cell(row, column, 0, quick=True, values=tried[0].tried if tried else None)

@@ -31,7 +31,13 @@ EngineName: TypeAlias = Literal["local", "ray"]
 _WORK = "tammes.lab.reproduce.run:run_cell"
 """Import path of the function that runs a cell in a worker process."""
 _SAVED = 20
-"""Approximate number of checkpoints per run."""
+"""Approximate number of checkpoints per run, at least."""
+_SAVE_SECONDS = 45.0
+"""Seconds between two checkpoints, so that an interrupted cell loses less than a minute."""
+
+
+class NothingToRun(ValueError):
+    """No cell can be run, as no data are available; the message is one sentence."""
 
 
 @dataclass(frozen=True)
@@ -93,7 +99,7 @@ def reproduce(
         The ledger of each recipe, complete or not.
 
     Raises:
-        ValueError: no cell can be run.
+        NothingToRun: no cell can be run, as no data are available.
     """
     if int(os.environ.get("WORLD_SIZE", 1)) > 1:
         raise ValueError("reproduce starts its own processes and cannot run under torchrun")
@@ -105,7 +111,7 @@ def reproduce(
         tables = [_Table(each, session) for each in selections]
         missing = [reason for table in tables for reason in table.drop_unavailable_columns()]
         if missing and not any(table.places for table in tables):
-            raise ValueError(missing[0])
+            raise NothingToRun(missing[0])
         session.run([(table, trial) for table in tables for trial in table.trials()])
         for table in tables:
             table.select_tuned_settings()
@@ -372,7 +378,9 @@ def _cell(folder: Path, several: Sequence[PlannedCell]) -> Cell:
     payload: dict[str, Any] = {"kind": planned.kind, "seed": planned.seed}
     if planned.config is None:
         return Cell(name, folder, payload | {"settings": dict(planned.settings)})
-    config = planned.config.replace(save_every=max(1, planned.config.epochs // _SAVED))
+    config = planned.config.replace(
+        save_every=max(1, planned.config.epochs // _SAVED), save_seconds=_SAVE_SECONDS
+    )
     episodes = [dict(each.settings) for each in several if each.kind == "fewshot"]
     return Cell(name, folder, payload | {"config": config.to_dict(), "episodes": episodes})
 

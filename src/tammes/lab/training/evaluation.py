@@ -70,26 +70,7 @@ def evaluate(
         flip: average the features of an image and of its mirror image.
         protocol: comparison of the images, if they are of identities that are not trained.
     """
-    model.eval()
-    if fabric.world_size > 1:
-        # Every rank has its own running statistics; those of rank 0 are kept.
-        for buffer in model.backbone.buffers():
-            torch.distributed.broadcast(buffer, 0)
-    rank, world_size = fabric.global_rank, fabric.world_size
-    parts = []
-    for pixels, _, index in loader.in_order(_BATCH, rank=rank, world_size=world_size):
-        with fabric.autocast():
-            own = model.features(pixels, index, 0).float()
-            if flip:
-                own = (own + model.features(pixels.flip(3), index, 0).float()) / 2
-        parts.append(own)
-    size = model.criterion.head.embedding_size
-    features = torch.cat(parts) if parts else torch.zeros(0, size, device=fabric.device)
-    total = len(loader.images)
-    if world_size > 1:
-        # Ranks differ by at most one row.
-        features = F.pad(features, (0, 0, 0, -(-total // world_size) - len(features)))
-        features = fabric.all_gather(features).transpose(0, 1).flatten(0, 1)[:total]
+    features = gather_features(fabric, model, loader, flip=flip)
     labels = loader.images.labels
     if protocol is not None:
         finite = bool(features.isfinite().all())
@@ -101,6 +82,45 @@ def evaluate(
     if loss is not None:
         measures["loss"] = loss
     return Evaluation(features.cpu(), labels, examples, measures)
+
+
+@torch.no_grad()
+def gather_features(
+    fabric: Any, model: Model, loader: ImageLoader, *, projected: bool = True, flip: bool = False
+) -> Tensor:
+    """Compute features of all images, without augmentation, each rank those of its share.
+
+    The model is left in evaluation mode.
+
+    Args:
+        fabric: precision, device and processes.
+        model: the model.
+        loader: the images.
+        projected: compute them behind the projection that the training uses, not in front of it.
+        flip: average the features of an image and of its mirror image.
+    """
+    model.eval()
+    if fabric.world_size > 1:
+        # Every rank has its own running statistics; those of rank 0 are kept.
+        for buffer in model.backbone.buffers():
+            torch.distributed.broadcast(buffer, 0)
+    rank, world_size = fabric.global_rank, fabric.world_size
+    parts = []
+    for pixels, _, index in loader.in_order(_BATCH, rank=rank, world_size=world_size):
+        with fabric.autocast():
+            own = model.features(pixels, index, 0, projected=projected).float()
+            if flip:
+                mirrored = model.features(pixels.flip(3), index, 0, projected=projected)
+                own = (own + mirrored.float()) / 2
+        parts.append(own)
+    size = model.num_features(projected=projected)
+    features = torch.cat(parts) if parts else torch.zeros(0, size, device=fabric.device)
+    total = len(loader.images)
+    if world_size > 1:
+        # Ranks differ by at most one row.
+        features = F.pad(features, (0, 0, 0, -(-total // world_size) - len(features)))
+        features = fabric.all_gather(features).transpose(0, 1).flatten(0, 1)[:total]
+    return features
 
 
 def write_results(

@@ -22,6 +22,7 @@ from tammes.lab.config.schema import Config
 from tammes.lab.data.identities.protocol import IdentityProtocol
 from tammes.lab.data.samplers import BatchSampler
 from tammes.lab.data.sources.loading import identity_protocol
+from tammes.lab.fewshot.epoch_selection import ValidationEpisodes, parse_selection
 from tammes.lab.measure.classification import MEASURED, measure_prototypes
 from tammes.lab.records.atomic_io import clear_leftovers, locked
 from tammes.lab.records.run_folder import (
@@ -34,7 +35,7 @@ from tammes.lab.records.run_folder import (
 )
 from tammes.lab.training.checkpoints import Checkpoints, ShardedCheckpoints
 from tammes.lab.training.datasets import describe_data, make_sampler, prepare_data
-from tammes.lab.training.evaluation import Evaluation, evaluate, write_results
+from tammes.lab.training.evaluation import Evaluation, evaluate, gather_features, write_results
 from tammes.lab.training.fabric import launch, uses_graphs
 from tammes.lab.training.fine_tuning import start_from
 from tammes.lab.training.gradient_angles import GradientAngles
@@ -122,6 +123,8 @@ class _TrainingState:
         steps: finished batches in all.
         seconds: time spent on the current epoch.
         history: lines of ``metrics.jsonl``.
+        selection: episodes that choose the epoch, and the images to draw them from.
+        saved: time of the last checkpoint.
         best: validation accuracy and step of the best epoch so far.
         evaluations: results of the last evaluated epoch.
         gradient_angles: probe that runs after every epoch.
@@ -140,7 +143,9 @@ class _TrainingState:
     loader: ImageLoader
     eval_loaders: dict[str, ImageLoader]
     checkpoints: Checkpoints | ShardedCheckpoints
+    selection: tuple[ValidationEpisodes, ImageLoader] | None = None
     health: HealthLooks | None = None
+    saved: float = 0.0
     epoch: int = 0
     position: int = 0
     steps: int = 0
@@ -168,7 +173,15 @@ class _TrainingState:
         if self.saves:
             self.checkpoints.save("last", self.steps, self.snapshot())
             self.checkpoints.keep_best(None if self.best is None else self.best[1])
+        self.saved = time.monotonic()
         self.fabric.barrier()
+
+    def is_due(self) -> bool:
+        """Whether ``save_seconds`` have passed since the last save, by the clock of rank 0."""
+        if not self.config.save_seconds:
+            return False
+        due = time.monotonic() - self.saved >= self.config.save_seconds
+        return bool(RankGroup().all_gather_ints(due=due)["due"][0])
 
     def snapshot(self) -> dict[str, Any]:
         """Return the content of a checkpoint."""
@@ -259,6 +272,10 @@ def _set_up(fabric: Any, config: Config, folder: Path, progress: Progress) -> _T
     eval_loaders = {"test": loader(testing)}
     if held_out is not None:
         eval_loaders = {"validation": loader(held_out), **eval_loaders}
+    selection = None
+    if chosen := parse_selection(config.select_epoch):
+        with fabric.rank_zero_first(local=True):
+            selection = chosen, loader(chosen.load(config, training, progress.say))
     saves, say = folder / "checkpoints", progress.say
     checkpoints: Checkpoints | ShardedCheckpoints = Checkpoints(saves, say)
     if config.shard:
@@ -276,6 +293,8 @@ def _set_up(fabric: Any, config: Config, folder: Path, progress: Progress) -> _T
         loader=loader(training),
         eval_loaders=eval_loaders,
         checkpoints=checkpoints,
+        selection=selection,
+        saved=time.monotonic(),
     )
     if config.identities:
         work.protocol = identity_protocol(config.test or config.data, testing)
@@ -325,6 +344,7 @@ def _train_epoch(work: _TrainingState) -> None:
     for batch in work.loader(
         sampler.global_batches(), rank=sampler.rank, world_size=sampler.world_size
     ):
+        due = False
         step.set_rate(work.rate(work.steps))
         step(batch, epoch=work.epoch, step=work.steps)
         work.steps += 1
@@ -335,7 +355,8 @@ def _train_epoch(work: _TrainingState) -> None:
             values, _ = step.means()
             values["images_per_second"] = float(step.sums[0]) / work.seconds
             work.progress.step(epoch=work.epoch + 1, step=work.position, values=values)
-        if config.save_steps and work.steps % config.save_steps == 0:
+            due = work.is_due()
+        if due or (config.save_steps and work.steps % config.save_steps == 0):
             work.seconds = time.perf_counter() - began
             work.save()
     _stop_if_not_finite(work)
@@ -363,6 +384,8 @@ def _end_epoch(work: _TrainingState) -> None:
     if tested:
         work.evaluations = _evaluate(work)
         row |= {name: result.measures for name, result in work.evaluations.items()}
+        if work.selection is not None:
+            row["fewshot"] = _select(work, *work.selection)
     if work.gradient_angles is not None:
         row["gradients"] = work.gradient_angles()
     rate = float(work.step.sums[0]) / work.seconds
@@ -400,7 +423,8 @@ def _finish(work: _TrainingState) -> None:
             row = next(row for row in work.history if row["step"] == work.best[1])
             work.evaluations = {}
     if row["step"] == (work.best or (0.0, 0))[1]:
-        chosen = "best epoch on the validation images"
+        kind = "images" if work.selection is None else "classes, in few-shot episodes"
+        chosen = f"best epoch on the validation {kind}"
     evaluations = work.evaluations or _evaluate(work)
     work.model.criterion.head = gather_head(work.model.criterion.head)
     if work.writes:
@@ -428,11 +452,24 @@ def _evaluate(work: _TrainingState) -> dict[str, Evaluation]:
     return evaluations
 
 
+def _select(
+    work: _TrainingState, episodes: ValidationEpisodes, loader: ImageLoader
+) -> dict[str, float]:
+    """Measure the accuracy that chooses the epoch, as an entry of ``metrics.jsonl``."""
+
+    def features(loader: ImageLoader) -> torch.Tensor:
+        return gather_features(work.fabric, work.model, loader, projected=False)
+
+    base_mean = features(work.loader).mean(0) if episodes.needs_base_mean else None
+    return {"accuracy": episodes.accuracy(features(loader), loader.images, base_mean)}
+
+
 def _is_best(row: dict[str, Any], work: _TrainingState) -> bool:
-    """Whether this is the best epoch on the validation images so far; records it if so."""
-    if "validation" not in row:
+    """Whether this is the best epoch on validation images or classes so far; records it if so."""
+    measured = row.get("validation" if work.selection is None else "fewshot")
+    if measured is None:
         return False
-    accuracy = row["validation"]["accuracy"]
+    accuracy = measured["accuracy"]
     if work.best is not None and accuracy <= work.best[0]:
         return False
     work.best = (accuracy, work.steps)

@@ -11,6 +11,7 @@ import tammes
 from tammes.distributed.process_group import RankGroup
 from tammes.heads.head import Head
 from tammes.lab import backbones
+from tammes.lab.backbones.projection import Projected
 from tammes.lab.config import head_text, parse_head, parse_loss, parse_schedules
 from tammes.lab.config.schema import Config
 from tammes.lab.data import Images
@@ -64,7 +65,12 @@ class Model(nn.Module):
         self._compiled = torch.compile(self.backbone, dynamic=False), rows
 
     def features(
-        self, pixels: Tensor, index: Tensor | None = None, epoch: Tensor | int = 0
+        self,
+        pixels: Tensor,
+        index: Tensor | None = None,
+        epoch: Tensor | int = 0,
+        *,
+        projected: bool = True,
     ) -> Tensor:
         """Compute features of images, shape ``(N, D)``.
 
@@ -73,6 +79,8 @@ class Model(nn.Module):
             index: index of each image in its data set, shape ``(N,)``; keys the augmentation. Not
                 needed in evaluation mode, which does not augment.
             epoch: current epoch, which keys the augmentation too.
+            projected: whether to apply the projection that the training uses, if there is one; the
+                head needs projected features.
         """
         if index is None:
             index = torch.zeros(len(pixels), dtype=torch.long, device=pixels.device)
@@ -82,8 +90,24 @@ class Model(nn.Module):
         compiled, rows = self._compiled or (None, 0)
         if compiled is not None and self.training and len(images) == rows:
             return compiled(images)
-        features: Tensor = self.backbone(images)
+        network = self.backbone
+        if isinstance(network, Projected) and not projected:
+            network = network.network
+        features: Tensor = network(images)
         return features
+
+    def num_features(self, *, projected: bool = True) -> int:
+        """Return the dimension of :meth:`features`."""
+        if projected or not isinstance(self.backbone, Projected):
+            return self.criterion.head.embedding_size
+        return self.backbone.network.num_features
+
+    def project(self, features: Tensor) -> Tensor:
+        """Apply the projection of the training to features, if there is one."""
+        if not isinstance(self.backbone, Projected):
+            return features
+        projected: Tensor = self.backbone.layer(features)
+        return projected
 
     def forward(
         self, pixels: Tensor, labels: Tensor, index: Tensor, epoch: Tensor | int
@@ -182,7 +206,8 @@ def _build(
     torch.manual_seed(config.seed)
     # A crop may have changed the size.
     backbone_text = backbones.resolve(config.backbone, augment.output_shape)
-    backbone = backbones.build(backbone_text, shape=augment.output_shape)
+    network = backbones.build(backbone_text, shape=augment.output_shape)
+    backbone = Projected(network, config.projection) if config.projection else network
     loss = parse_loss(config.loss, counts=counts)
     head, head_as_text = _make_head(config, loss, int(backbone.num_features), len(counts))
     # One global batch, of which every rank gets an equal share.
