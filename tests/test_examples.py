@@ -133,3 +133,15 @@ def test_hugging_face_learns_and_its_model_holds_the_prototypes(tmp_path):
     assert accuracy > CHANCE + 0.7
     saved = load_file(tmp_path / "model.safetensors")
     assert saved["criterion.head.weight"].shape == (10, 32)
+
+
+@pytest.mark.slow
+def test_out_of_scope_queries_are_rejected_with_scikit_learn(shared_data, tmp_path):
+    path = tmp_path / "measured.json"
+    results = main_of("sklearn_out_of_scope.py")(
+        shared_data, path, epochs=2, seeds=1, training=3000
+    )
+    assert json.loads(path.read_text())["results"] == results
+    for name, measured in results.items():
+        # Of 30 intents with 100 queries each; the other 120 are not known.
+        assert 0.15 < measured["accuracy"][0] < 0.21, name
