@@ -10,6 +10,7 @@ import tammes
 OPTIONAL = [
     "accelerate",
     "datasets",
+    "huggingface_hub",
     "hypothesis",
     "kornia",
     "lightning",
