@@ -15,6 +15,8 @@ def sections():
         yield name, re.findall(r"^```python\n(.*?)^```", section, re.DOTALL | re.MULTILINE)
 
 
+@pytest.mark.filterwarnings("ignore:.*does not have many workers")
+@pytest.mark.filterwarnings("ignore:.*isinstance.treespec, LeafSpec:FutureWarning")
 @pytest.mark.parametrize(("name", "blocks"), [*sections()], ids=lambda value: str(value)[:20])
 def test_the_code_of_a_section_runs(name, blocks, tmp_path, monkeypatch):
     assert blocks
