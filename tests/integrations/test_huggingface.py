@@ -9,6 +9,7 @@ from pathlib import Path
 
 import pytest
 import torch
+from accelerate import Accelerator
 from safetensors.torch import load_file
 from torch import nn
 from transformers import (
@@ -225,6 +226,59 @@ def test_accumulated_gradients_are_those_of_the_whole_batch(tmp_path, steps):
     torch.testing.assert_close(
         model.criterion.head.weight, expected.criterion.head.weight, rtol=1e-4, atol=1e-5
     )
+
+
+@pytest.mark.parametrize(
+    ("settings", "tolerance"),
+    [
+        ({"gradient_checkpointing": True}, 1e-6),
+        ({"bf16": True}, 1e-2),
+        pytest.param(
+            {"torch_compile": True, "torch_compile_backend": "aot_eager"},
+            1e-5,
+            marks=pytest.mark.slow,
+        ),
+    ],
+    ids=["checkpointing", "bf16", "compile"],
+)
+def test_options_of_trainer_change_the_training_no_more_than_they_should(
+    tmp_path, settings, tolerance
+):
+    def train(folder, **settings):
+        model = model_of_images()
+        options = {"max_steps": 3, "save_strategy": "steps", "save_steps": 3, "optim": "sgd"}
+        trainer = Trainer(
+            model,
+            arguments(folder, **options, **settings),
+            train_dataset=images(),
+            callbacks=[MarginCallback()],
+        )
+        trainer.train()
+        return MarginModel.from_pretrained(folder / "checkpoint-3").criterion.head.weight
+
+    plain, other = train(tmp_path / "plain"), train(tmp_path / "other", **settings)
+    start = model_of_images().criterion.head.weight
+    assert (plain - start).norm() > 0
+    assert (other - plain).norm() <= tolerance * (plain - start).norm()
+
+
+def test_accelerate_trains_it_as_any_module():
+    accelerator = Accelerator(cpu=True)
+    model = model_of_images()
+    optimizer = torch.optim.AdamW(model.parameters(), lr=3e-3)
+    before = model.criterion.head.weight.clone()
+    loader = torch.utils.data.DataLoader(images(), batch_size=8)
+    model, optimizer, loader = accelerator.prepare(model, optimizer, loader)
+    losses = []
+    for _ in range(5):
+        for batch in loader:
+            loss = model(**batch).loss
+            optimizer.zero_grad()
+            accelerator.backward(loss)
+            optimizer.step()
+            losses.append(float(loss.detach()))
+    assert sum(losses[-4:]) < sum(losses[:4])
+    assert (accelerator.unwrap_model(model).criterion.head.weight != before).any()
 
 
 def test_the_callback_steps_schedules_once_for_each_optimizer_step(tmp_path):
