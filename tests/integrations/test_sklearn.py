@@ -195,6 +195,9 @@ def test_the_threshold_keeps_the_share_that_is_asked_for_and_rejects_the_unknown
     assert 0.9 <= kept < 0.9 + 1 / len(known)
     assert (model.predict(unknown, reject=threshold) == -1).mean() > 0.5
     assert model.known_score(known).mean() > model.known_score(unknown).mean()
+    # A share of 0.55 of 100 is 55, though 0.55 * 100 is a little more.
+    threshold = model.rejection_threshold(known[:100], recall=0.55)
+    assert (model.known_score(known[:100]) >= threshold).sum() == 55
     # All of them, at the lowest score.
     assert model.rejection_threshold(known, recall=1.0) == model.known_score(known).min()
 
@@ -233,6 +236,8 @@ def test_the_label_of_the_unknown_suits_the_classes():
     [
         ({"epochs": 0}, ValueError, "expects epochs to be a whole number of 1 or more, got 0"),
         ({"batch_size": 2.5}, ValueError, "expects batch_size to be a whole number .* got 2.5"),
+        ({"hidden_layer_sizes": 5}, ValueError, r"hidden_layer_sizes .* of 1 or more, got 5"),
+        ({"hidden_layer_sizes": (8, 0)}, ValueError, r"of 1 or more, got \(8, 0\)"),
         ({"loss": 3}, TypeError, "expects a loss as text or made of terms, .* got int"),
         ({"loss": "nca()"}, ValueError, r"a term that classifies, .* got nca\("),
         ({"loss": "cosfase()"}, ValueError, "there is no 'cosfase' .* cosface"),

@@ -162,11 +162,17 @@ class MarginClassifier(
     def _check_settings(self) -> None:
         for name in ("embedding_size", "epochs", "batch_size"):
             value = getattr(self, name)
-            if not isinstance(value, int | np.integer) or value < 1:
+            if not _is_count(value):
                 raise ValueError(
                     f"MarginClassifier expects {name} to be a whole number of 1 or more, "
                     f"got {value!r}"
                 )
+        layers = self.hidden_layer_sizes
+        if not isinstance(layers, Sequence | np.ndarray) or not all(map(_is_count, layers)):
+            raise ValueError(
+                "MarginClassifier expects hidden_layer_sizes to be a sequence of whole numbers of "
+                f"1 or more, got {layers!r}"
+            )
         if not isinstance(self.loss, str | Loss):
             raise TypeError(
                 "MarginClassifier expects a loss as text or made of terms, such as "
@@ -306,13 +312,19 @@ class MarginClassifier(
         if not 0 < recall <= 1:
             raise ValueError(f"rejection_threshold expects 0 < recall <= 1, got {recall}")
         scores = np.sort(self.known_score(X))[::-1]
-        return float(scores[int(np.ceil(recall * len(scores))) - 1])
+        # 0.55 * 100 is a little above 55.
+        kept = max(int(np.ceil(recall * len(scores) * (1 - 1e-9))), 1)
+        return float(scores[kept - 1])
 
     def __sklearn_tags__(self) -> Any:
         """Declare that sparse matrices are accepted."""
         tags = super().__sklearn_tags__()
         tags.input_tags.sparse = True
         return tags
+
+
+def _is_count(value: Any) -> bool:
+    return isinstance(value, int | np.integer) and value >= 1
 
 
 class _Rows:
