@@ -269,8 +269,10 @@ CHANGING = {
 }
 
 
-def assert_compiled_changes_as_eager_does(make, backend):
-    eager = make()
+def assert_compiled_changes_as_eager_does(name, backend):
+    if name == "own state" and torch.__version__.startswith("2.11."):
+        pytest.skip("torch 2.11 cannot trace the copy of a whole module (State.reading says so)")
+    eager = CHANGING[name]()
     compiled = copy.deepcopy(eager)
     call = torch.compile(compiled, fullgraph=True, backend=backend)
     held = {key: tensor.data_ptr() for key, tensor in compiled.state_dict().items()}
@@ -297,9 +299,10 @@ def assert_compiled_changes_as_eager_does(make, backend):
         assert compiled.state_dict()[name].data_ptr() == held[name], name
 
 
+@pytest.mark.torch_version
 @pytest.mark.parametrize("name", CHANGING)
 def test_a_compiled_criterion_has_the_gradient_of_the_state_it_read(name):
-    assert_compiled_changes_as_eager_does(CHANGING[name], "aot_eager")
+    assert_compiled_changes_as_eager_does(name, "aot_eager")
 
 
 # Importing inductor makes torch warn of its own use of torch.jit.
@@ -307,7 +310,7 @@ def test_a_compiled_criterion_has_the_gradient_of_the_state_it_read(name):
 @pytest.mark.slow
 @pytest.mark.parametrize("name", ["arcface margin", "deferred weights", "center", "own state"])
 def test_inductor_gradient_is_that_of_the_state_the_criterion_read(name):
-    assert_compiled_changes_as_eager_does(CHANGING[name], "inductor")
+    assert_compiled_changes_as_eager_does(name, "inductor")
 
 
 def test_a_state_keeps_its_storage_where_its_hook_binds_new_tensors():

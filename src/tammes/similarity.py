@@ -6,7 +6,7 @@ made alone), and what an example has to do with its own prototype. The last is c
 the products, in full precision: it is what margins act on.
 """
 
-from collections.abc import Collection, Mapping
+from collections.abc import Collection, Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, replace
 from typing import Any, NamedTuple
@@ -112,6 +112,10 @@ def angle_gaps(
         name: torch.where(directed, vectors.square().sum(-1) / 2, 1.0)
         for name, vectors in sums.items()
     }
+
+
+Weighted = list[tuple[Tensor, Tensor]]
+"""Rows of shape ``(N, D)`` and their weights ``(N,)``, to be added up."""
 
 
 class Operand(NamedTuple):
@@ -250,28 +254,40 @@ class Similarity:
         return d_values
 
     def paired(
-        self, left: Tensor, right: Tensor, reads: Collection[str], directed: Tensor | None
-    ) -> dict[str, Tensor]:
+        self,
+        left: Tensor,
+        right: Tensor,
+        inverse: Tensor | None,
+        reads: Collection[str],
+        directed: Tensor | None,
+    ) -> tuple[dict[str, Tensor], tuple[Tensor, ...]]:
         """Compute the requested numbers of features and their own prototypes, in closed form.
 
         Args:
             left: features, as unit rows where the similarity is a cosine, shape ``(N, D)``.
-            right: prototypes, as unit rows where they are compared by direction, shape ``(N, D)``.
+            right: prototypes, shape ``(N, D)``.
+            inverse: of their lengths, shape ``(N, 1)``, where they are compared by direction.
             reads: ``target``; of cosines also ``gap`` and ``opposite``.
             directed: which pairs have a direction, shape ``(N,)``, or none where all have.
+
+        Returns:
+            The numbers, shape ``(N,)`` each, and the rows that their gradients are made of.
         """
-        return {"target": torch.linalg.vecdot(left, right)}
+        right = right if inverse is None else right * inverse
+        return {"target": torch.linalg.vecdot(left, right)}, (right, left)
 
     def paired_gradient(
-        self, left: Tensor, right: Tensor, wanted: Mapping[str, Tensor | None]
-    ) -> tuple[Tensor, Tensor | None]:
-        """Return the gradients of both rows by those of the numbers, shape ``(N, D)`` each.
+        self, rows: Sequence[Tensor], wanted: Mapping[str, Tensor | None]
+    ) -> tuple[Weighted, Weighted]:
+        """Return the gradients of features and of their own prototypes as weighted sums of rows.
 
-        None in place of the second, where it is minus the first.
+        Args:
+            rows: as :meth:`paired` returns them.
+            wanted: gradients of the numbers.
         """
-        target = wanted["target"]
+        target, (right, left) = wanted["target"], rows
         assert target is not None
-        return target.unsqueeze(1) * right, target.unsqueeze(1) * left
+        return [(right, target)], [(left, target)]
 
 
 class InnerProduct(Similarity):
@@ -366,41 +382,45 @@ class Cosine(Similarity):
         return d_values.addcmul_(rows, along, value=-1)
 
     def paired(
-        self, left: Tensor, right: Tensor, reads: Collection[str], directed: Tensor | None
-    ) -> dict[str, Tensor]:
+        self,
+        left: Tensor,
+        right: Tensor,
+        inverse: Tensor | None,
+        reads: Collection[str],
+        directed: Tensor | None,
+    ) -> tuple[dict[str, Tensor], tuple[Tensor, ...]]:
         """Compute distances of unit rows, and of one from the opposite of the other."""
         if not self.normalize_features:
-            return super().paired(left, right, reads, directed)
-        apart = right - left
-        squares = {"gap": torch.linalg.vecdot(apart, apart)}
+            return super().paired(left, right, inverse, reads, directed)
+        assert inverse is not None
+        rows = {"gap": torch.addcmul(left, right, inverse, value=-1)}
         if "opposite" in reads:
-            along = right + left
-            squares["opposite"] = torch.linalg.vecdot(along, along)
+            rows["opposite"] = torch.addcmul(left, right, inverse)
+        squares = {name: torch.linalg.vecdot(row, row) for name, row in rows.items()}
         if directed is not None:
             squares = {name: torch.where(directed, value, 2.0) for name, value in squares.items()}
         found = {name: value * 0.5 for name, value in squares.items() if name in reads}
         if "target" in reads:
             found["target"] = torch.rsub(squares["gap"], 1, alpha=0.5)
-        return found
+        return found, tuple(rows.values())
 
     def paired_gradient(
-        self, left: Tensor, right: Tensor, wanted: Mapping[str, Tensor | None]
-    ) -> tuple[Tensor, Tensor | None]:
+        self, rows: Sequence[Tensor], wanted: Mapping[str, Tensor | None]
+    ) -> tuple[Weighted, Weighted]:
         """Return gradients along the difference of the rows, and along their sum."""
         if not self.normalize_features:
-            return super().paired_gradient(left, right, wanted)
+            return super().paired_gradient(rows, wanted)
         target, gap, opposite = wanted.get("target"), wanted.get("gap"), wanted.get("opposite")
-        if gap is not None:
-            gap = gap if target is None else gap - target
-            d_left = (left - right).mul_(gap.unsqueeze(1))
-        elif target is not None:
-            d_left = (right - left).mul_(target.unsqueeze(1))
-        else:
-            d_left = torch.zeros_like(left)
-        if opposite is None:
-            return d_left, None
-        along = (right + left).mul_(opposite.unsqueeze(1))
-        return d_left + along, along.sub_(d_left)
+        left: Weighted = []
+        right: Weighted = []
+        if target is not None:
+            closer = target if gap is None else target - gap
+            left, right = [(rows[0], -closer)], [(rows[0], closer)]
+        elif gap is not None:
+            left, right = [(rows[0], gap)], [(rows[0], -gap)]
+        if opposite is not None:
+            left, right = [*left, (rows[1], opposite)], [*right, (rows[1], opposite)]
+        return left, right
 
 
 @dataclass(frozen=True, eq=False)
@@ -456,18 +476,24 @@ class SquaredDistance(Similarity):
     prototypes_gradient = features_gradient
 
     def paired(
-        self, left: Tensor, right: Tensor, reads: Collection[str], directed: Tensor | None
-    ) -> dict[str, Tensor]:
+        self,
+        left: Tensor,
+        right: Tensor,
+        inverse: Tensor | None,
+        reads: Collection[str],
+        directed: Tensor | None,
+    ) -> tuple[dict[str, Tensor], tuple[Tensor, ...]]:
         """Compute minus half the squared distance of paired rows."""
-        return {"target": self.target(left, right)}
+        apart = left - right
+        return {"target": torch.linalg.vecdot(apart, apart) * -0.5}, (apart,)
 
     def paired_gradient(
-        self, left: Tensor, right: Tensor, wanted: Mapping[str, Tensor | None]
-    ) -> tuple[Tensor, Tensor | None]:
+        self, rows: Sequence[Tensor], wanted: Mapping[str, Tensor | None]
+    ) -> tuple[Weighted, Weighted]:
         """Return the gradient that pulls paired rows together."""
         target = wanted["target"]
         assert target is not None
-        return (right - left).mul_(target.unsqueeze(1)), None
+        return [(rows[0], -target)], [(rows[0], target)]
 
     def _with_half_square(self, vectors: Tensor) -> tuple[Tensor, Tensor]:
         if self.centre is not None:

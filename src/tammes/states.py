@@ -63,7 +63,8 @@ class State(ExactBuffers):
         """Copy the value that the term receives as ``state=`` for a batch: by default all of it.
 
         Override it if the term reads a small part of large buffers, and pass that part through
-        :func:`tammes.states.read`.
+        :func:`tammes.states.read`; or for ``torch.compile`` with torch 2.11, which cannot trace the
+        copy of a whole module.
         """
         return snapshot(self)
 
@@ -118,7 +119,8 @@ def read(value: Tensor) -> Tensor:
         >>> now
         tensor(0)
     """
-    if torch.compiler.is_compiling() and not torch.compiler.is_exporting():
+    # Not is_exporting(), which torch 2.11 takes for true in every compilation.
+    if torch.compiler.is_dynamo_compiling():
         copied: Tensor = torch.ops.tammes.read(value)
         return copied
     return value.clone()

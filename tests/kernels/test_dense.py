@@ -14,6 +14,16 @@ from tammes.kernels.reference import reference_split
 from tammes.similarity import Similarity
 from tammes.split import ALONGSIDE, REDUCED
 
+
+def masked_head(scale):
+    """A head with three classes that are not there, one of which would win."""
+    head = tammes.LinearHead(6, 9, scale=scale)
+    with torch.no_grad():
+        head.weight[4] *= 50.0
+        head.bias[[2, 4, 6]] = -torch.inf
+    return head
+
+
 HEADS = {
     "linear": lambda scale: tammes.LinearHead(6, 9, scale=scale),
     "linear without bias": lambda scale: tammes.LinearHead(6, 9, bias=False, scale=scale),
@@ -22,6 +32,7 @@ HEADS = {
         6, 9, scale=scale, normalize_features=False
     ),
     "gaussian": lambda scale: tammes.GaussianHead(6, 9, scale=scale),
+    "masked": masked_head,
 }
 READS = [
     frozenset(["target"]),

@@ -192,8 +192,8 @@ class Criterion(nn.Module):
             A scalar, or with ``reduction="none"`` the weighted losses, shape ``(N,)``.
         """
         tracing, head, scope = transforming(), self.head, self._scope()
-        # A head with all classes here collects its problem without looking at labels.
-        problem = head.problem(features) if head.group is None else None
+        # In one process a head collects its problem without looking at labels.
+        problem = head.problem(features) if scope is None and head.group is None else None
         if problem is None:
             masked = head.masked()
         else:

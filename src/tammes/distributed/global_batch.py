@@ -126,13 +126,15 @@ class GlobalBatch:
             [column.to(batch.labels.device, torch.double) for column in columns], 1
         )
         gathered = self.for_replicated_loss(self.group.all_gather_rows(packed, max_rows))
-        labels, valid, *more = gathered.unbind(1)
-        if weights is not None:
-            weights = more.pop().to(weights.dtype)
+        # Sliced: compiled by torch 2.11, a starred name behind a graph break is no list.
+        columns = list(gathered.unbind(1))
+        labels, valid = columns[:2]
         gathered_settings = {
-            key: column.to(per_example[key].dtype)
-            for key, column in zip(per_example, more, strict=True)
+            key: column.to(value.dtype)
+            for (key, value), column in zip(per_example.items(), columns[2:], strict=False)
         }
+        if weights is not None:
+            weights = columns[-1].to(weights.dtype)
         if features or self.sharded:
             rows = self.group.all_gather_rows(batch.features, max_rows)
         else:

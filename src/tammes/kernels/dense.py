@@ -20,7 +20,14 @@ from torch import Tensor
 from tammes._validation import transforming
 from tammes.kernels.problem import Problem
 from tammes.kernels.reference import reference_split
-from tammes.similarity import InnerProduct, Operand, Similarity, full_precision, working_dtype
+from tammes.similarity import (
+    InnerProduct,
+    Operand,
+    Similarity,
+    Weighted,
+    full_precision,
+    working_dtype,
+)
 from tammes.split import ALONGSIDE, Split, assemble, softplus
 
 _OWN = ("target", "gap", "opposite")
@@ -38,12 +45,12 @@ def dense_split(
     """Split a batch, outside of autocast; differentiable any number of times.
 
     Args:
-        problem: features and prototypes, of at least one example and without masked classes.
+        problem: features and prototypes, of at least one example.
         labels: class of each example, shape ``(N,)``.
         reads: names of the fields to compute.
         threshold: of the ``excess``, as a function of the split without it.
     """
-    features, prototypes, bias, scale, similarity, *_ = problem
+    features, prototypes, bias, scale, similarity, _, there = problem
     # Cast once, so that the parts of a gradient meet in the working dtype.
     dtype = working_dtype(features, prototypes)
     features, prototypes = features.to(dtype), prototypes.to(dtype)
@@ -52,11 +59,14 @@ def dense_split(
     names, beside = _outputs(similarity.is_cosine, reads)
     classes = prototypes.shape[0]
     known: dict[str, Tensor] = {}
+    if there is not None:
+        # Counted in whole numbers.
+        known["rivals"] = (there.sum() - there.index_select(0, labels).long()).to(dtype)
     if beside:
         # Length and norm of a cosine are of the features alone.
         alone = similarity.is_cosine and beside <= {"length", "norm"}
         own = features if alone else prototypes.index_select(0, labels)
-        known = similarity.own(features, own, beside)
+        known |= similarity.own(features, own, beside)
         if bias is not None and "target" in known:
             known["target"] = known["target"] + bias.index_select(0, labels)
     over = None
@@ -65,7 +75,7 @@ def dense_split(
     found = ()
     if names:
         found = _DenseSplit.apply(
-            features, prototypes, bias, scale, over, labels, similarity, names
+            features, prototypes, bias, scale, over, labels, there, similarity, names
         )
     numbers = known | dict(zip(names, found, strict=True))
     return assemble(numbers, labels, scale, classes, features, unit=similarity.is_cosine)
@@ -93,6 +103,7 @@ class _Saved(NamedTuple):
     scale: Tensor | None
     threshold: Tensor | None
     labels: Tensor
+    there: Tensor | None
     query: Tensor
     query_inverse: Tensor | None
     query_offset: Tensor | None
@@ -100,9 +111,10 @@ class _Saved(NamedTuple):
     keys_inverse: Tensor | None
     keys_offset: Tensor | None
     factor: Tensor | None
-    own: Tensor | None
     own_inverse: Tensor | None
     directed: Tensor | None
+    pair: Tensor | None
+    second_pair: Tensor | None
     softmax: Tensor | None
     scores: Tensor | None
     target: Tensor | None
@@ -124,10 +136,11 @@ class _DenseSplit(torch.autograd.Function):
         scale: Tensor | float,
         threshold: Tensor | None,
         labels: Tensor,
+        there: Tensor | None,
         similarity: Similarity,
         names: tuple[str, ...],
     ) -> tuple[Tensor, ...]:
-        problem = Problem(features, prototypes, bias, scale, similarity)
+        problem = Problem(features, prototypes, bias, scale, similarity, there=there)
         numbers, saved = _evaluate(problem, threshold, labels, names)
         ctx.save_for_backward(*saved)
         # A number is no tensor to save.
@@ -142,16 +155,18 @@ class _DenseSplit(torch.autograd.Function):
         saved = _Saved(*ctx.saved_tensors)
         wanted = dict(zip(ctx.names, gradients, strict=True))
         scale = ctx.scale if saved.scale is None else saved.scale
-        problem = Problem(saved.features, saved.prototypes, saved.bias, scale, ctx.similarity)
+        problem = Problem(
+            saved.features, saved.prototypes, saved.bias, scale, ctx.similarity, there=saved.there
+        )
         with full_precision(saved.features.device):
             if torch.is_grad_enabled() or _batched(gradients):
-                return *_by_reference(problem, saved, wanted), None, None, None
+                return *_by_reference(problem, saved, wanted), None, None, None, None
             if ctx.spent:
                 # A second backward: the first has overwritten the softmax.
                 _, saved = _evaluate(problem, saved.threshold, saved.labels, ctx.names)
             ctx.spent = True
             found = _in_closed_form(problem, saved, wanted, ctx.needs_input_grad[:5])
-            return *found, None, None, None
+            return *found, None, None, None, None
 
 
 def _batched(gradients: Sequence[Tensor | None]) -> bool:
@@ -166,33 +181,40 @@ def _evaluate(
     problem: Problem, threshold: Tensor | None, labels: Tensor, names: tuple[str, ...]
 ) -> tuple[dict[str, Tensor], _Saved]:
     """Compute the numbers of a split, and what their gradients are made of."""
-    features, prototypes, bias, scale, similarity, *_ = problem
+    features, prototypes, bias, scale, similarity, _, there = problem
     apart = names[0] in _OWN and not _target_in_scores(similarity, features)
     query = similarity.features_operand(features)
     keys = similarity.prototypes_operand(prototypes)
     numbers: dict[str, Tensor] = {}
-    own = own_inverse = directed = None
+    rows: tuple[Tensor, ...] = ()
+    own_inverse = directed = None
     if apart:
         own = prototypes.index_select(0, labels)
         if keys.inverse is not None:
             own_inverse = keys.inverse.index_select(0, labels)
-            own.mul_(own_inverse)
             if query.inverse is not None and not (query.directed and keys.directed):
                 directed = ((query.inverse > 0) & (own_inverse > 0)).squeeze(1)
         left = query.values if similarity.is_cosine else features
-        numbers = similarity.paired(left, own, names, directed)
+        numbers, rows = similarity.paired(left, own, own_inverse, names, directed)
         if bias is not None and "target" in numbers:
             numbers["target"] += bias.index_select(0, labels)
 
     factor = scale if keys.inverse is None else keys.inverse.view(-1) * scale
-    scores = _make_scores(query, keys, bias, scale, factor)
+    shift = bias
+    if there is not None:
+        shift = torch.where(there, features.new_zeros(()) if bias is None else bias, -torch.inf)
+    scores = _make_scores(query, keys, shift, scale, factor)
     column = labels.unsqueeze(1)
-    if "target" in names and own is None:
+    if "target" in names and not apart:
         target = scores.gather(1, column).squeeze(1)
+        if there is not None:
+            # An ignored example may stand for a masked class.
+            target = torch.where(there.index_select(0, labels), target, 0.0)
         numbers["target"] = target if _is_one(scale) else target / scale
     softmax = place = active = None
     if "mean" in names:
-        numbers["mean"] = scores.scatter_(1, column, 0.0).sum(1)
+        scores.scatter_(1, column, 0.0)
+        numbers["mean"] = (scores if there is None else torch.where(there, scores, 0.0)).sum(1)
     # Masked, not subtracted from a sum over all: where the own class dominates, the
     # subtraction would leave nothing of the others.
     scores.scatter_(1, column, -torch.inf)
@@ -215,7 +237,9 @@ def _evaluate(
         numbers["excess"] = above.relu_().sum(1)
     if "expected" in names:
         assert softmax is not None
-        numbers["expected"] = torch.linalg.vecdot(softmax, scores.scatter_(1, column, 0.0))
+        scores.scatter_(1, column, 0.0)
+        scores = scores if there is None else scores.masked_fill_(~there, 0.0)
+        numbers["expected"] = torch.linalg.vecdot(softmax, scores)
 
     saved = _Saved(
         features=features,
@@ -224,6 +248,7 @@ def _evaluate(
         scale=scale if isinstance(scale, Tensor) else None,
         threshold=threshold,
         labels=labels,
+        there=there,
         query=query.values,
         query_inverse=query.inverse,
         query_offset=query.offset,
@@ -231,12 +256,13 @@ def _evaluate(
         keys_inverse=keys.inverse,
         keys_offset=keys.offset,
         factor=factor if isinstance(factor, Tensor) else None,
-        own=own,
         own_inverse=own_inverse,
         directed=directed,
+        pair=rows[0] if rows else None,
+        second_pair=rows[1] if len(rows) > 1 else None,
         softmax=softmax,
         scores=None if _OF_SCORES.isdisjoint(names) else scores,
-        target=numbers.get("target") if own is None else None,
+        target=None if apart else numbers.get("target"),
         expected=numbers.get("expected"),
         hardest=numbers.get("hardest"),
         place=place,
@@ -324,6 +350,7 @@ def _gradient_of_scores(
         result.addcmul_(active, excess.unsqueeze(1))
     if added:
         result.scatter_(1, saved.labels.unsqueeze(1), 0.0)
+        result = result if saved.there is None else result.masked_fill_(~saved.there, 0.0)
     if target is not None:
         own = target if _is_one(scale) else target / scale
         result.scatter_(1, saved.labels.unsqueeze(1), own.unsqueeze(1))
@@ -363,35 +390,45 @@ def _in_closed_form(
     if not (saved.factor is None and _is_one(scale)):
         gradient.mul_(scale if saved.factor is None else saved.factor)
 
-    left = right = None
+    left: Weighted = []
+    right: Weighted = []
     own = {name: value for name, value in wanted.items() if name in _OWN and value is not None}
-    if own and saved.own is not None:
+    if own and saved.pair is not None:
         if saved.directed is not None:
             own = {name: torch.where(saved.directed, value, 0.0) for name, value in own.items()}
-        rows = saved.query if similarity.is_cosine else saved.features
-        left, right = similarity.paired_gradient(rows, saved.own, own)
+        rows = [row for row in (saved.pair, saved.second_pair) if row is not None]
+        left, right = similarity.paired_gradient(rows, own)
     if need_features or need_scale:
         d_query = gradient @ keys.values
         d_query = d_query if column is None else d_query.mul_(column)
         if need_scale:
             d_scale = _gradient_of_scale(saved, scale, wanted, d_query, d_rows, d_classes)
     if need_features:
-        d_query = d_query if left is None else d_query.add_(left)
+        for row, weight in left:
+            d_query.addcmul_(row, weight.unsqueeze(1))
         d_features = similarity.features_gradient(query, d_query, d_rows)
     if need_prototypes:
         weighted = query.values if column is None else query.values * column
         d_keys = gradient.t() @ weighted
-        if left is not None:
-            rows, sign = (left, -1) if right is None else (right, 1)
-            rows = rows if saved.own_inverse is None else rows * saved.own_inverse
-            d_keys.index_add_(0, saved.labels, rows, alpha=sign)
+        if right:
+            d_keys.index_add_(0, saved.labels, _add_up(right, saved.own_inverse))
         d_prototypes = similarity.prototypes_gradient(keys, d_keys, d_classes)
     if need_bias and d_classes is not None:
         d_bias = d_classes
         own_target = wanted.get("target")
-        if own_target is not None and saved.own is not None:
+        if own_target is not None and saved.pair is not None:
             d_bias = d_bias.index_add(0, saved.labels, own_target)
     return [d_features, d_prototypes, d_bias, d_scale, d_threshold]
+
+
+def _add_up(weighted: Weighted, factor: Tensor | None) -> Tensor:
+    """Sum of weighted rows, each multiplied with a factor of shape ``(N, 1)``."""
+    total = None
+    for rows, weight in weighted:
+        column = weight.unsqueeze(1) if factor is None else weight.unsqueeze(1) * factor
+        total = rows * column if total is None else total.addcmul_(rows, column)
+    assert total is not None
+    return total
 
 
 def _gradient_of_scale(

@@ -45,7 +45,7 @@ def choose_kernel(implementation: Implementation, problem: Problem, reads: froze
             return "reference"
         rows, classes = problem.features.shape[0], problem.prototypes.shape[0]
         if implementation == "dense" or (implementation == "auto" and rows * classes < _SMALL):
-            return "dense" if problem.there is None and rows else "reference"
+            return "dense" if rows else "reference"
     elif "rest" in reads:
         raise ValueError(
             "a head that has only some of the classes expects terms without rest, "
