@@ -324,7 +324,7 @@ class MarginClassifier(
 
 
 def _is_count(value: Any) -> bool:
-    return isinstance(value, int | np.integer) and value >= 1
+    return isinstance(value, int | np.integer) and bool(value >= 1)
 
 
 class _Rows:
