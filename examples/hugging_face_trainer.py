@@ -1,64 +1,20 @@
-"""Use a criterion with the Hugging Face Trainer: the model contains it and returns its loss.
+"""Train an image encoder with the Hugging Face Trainer and a margin loss.
 
     python examples/hugging_face_trainer.py
 
-As part of the model, the prototypes are trained, moved and saved with all other parameters.
+``MarginModel`` joins backbone and criterion, so that the prototypes are trained, moved and saved
+with all other parameters. The encoder here is small and starts from scratch; with
+``AutoModel.from_pretrained("microsoft/resnet-18")`` nothing else changes but the sizes.
 """
 
 import tempfile
-from dataclasses import dataclass
 
 import torch
 from sklearn.datasets import load_digits
-from torch import nn
-from transformers import PretrainedConfig, PreTrainedModel, Trainer, TrainingArguments
-from transformers.modeling_outputs import ModelOutput
+from transformers import AutoModel, ResNetConfig, Trainer, TrainingArguments
 
 import tammes
-
-
-@dataclass
-class Scores(ModelOutput):
-    """Output for the Trainer: the loss if labels are given, and logits without margin."""
-
-    loss: torch.Tensor | None = None
-    logits: torch.Tensor | None = None
-
-
-class DigitsConfig(PretrainedConfig):
-    """Sizes of the model."""
-
-    model_type = "tammes_digits"
-
-    def __init__(self, embedding_size=32, num_classes=10, margin=0.35, scale=16.0, **rest):
-        super().__init__(**rest)
-        self.embedding_size, self.num_classes = embedding_size, num_classes
-        self.margin, self.scale = margin, scale
-
-
-class DigitsModel(PreTrainedModel):
-    """A small network and a CosFace criterion."""
-
-    config_class = DigitsConfig
-
-    def __init__(self, config):
-        super().__init__(config)
-        self.network = nn.Sequential(
-            nn.Linear(64, 128), nn.ReLU(), nn.Linear(128, config.embedding_size)
-        )
-        self.criterion = tammes.CosFace(
-            config.embedding_size, config.num_classes, margin=config.margin, scale=config.scale
-        )
-        self.post_init()
-
-    def _init_weights(self, module):
-        """Do nothing: every submodule initialises itself."""
-
-    def forward(self, images, labels=None):
-        """Return the logits of a batch, and the loss if labels are given."""
-        features = self.network(images)
-        loss = None if labels is None else self.criterion(features, labels)
-        return Scores(loss=loss, logits=self.criterion.logits(features))
+from tammes.integrations.huggingface import MarginCallback, MarginModel
 
 
 def accuracy(prediction):
@@ -70,27 +26,38 @@ def main(epochs=10, path=None):
     torch.manual_seed(0)
     data = load_digits()
     examples = [
-        {"images": torch.tensor(image).float() / 16, "labels": int(label)}
-        for image, label in zip(data.data, data.target, strict=True)
+        {"pixel_values": torch.tensor(image).float()[None] / 16, "labels": int(label)}
+        for image, label in zip(data.images, data.target, strict=True)
     ]
+    config = ResNetConfig(
+        num_channels=1,
+        embedding_size=16,
+        hidden_sizes=[16, 32],
+        depths=[1, 1],
+        layer_type="basic",
+    )
+    criterion = tammes.CosFace(embedding_size=32, num_classes=10, margin=0.2, scale=16.0)
+    model = MarginModel(AutoModel.from_config(config), criterion)
     with tempfile.TemporaryDirectory() as folder:
-        model = DigitsModel(DigitsConfig())
         options = TrainingArguments(
             output_dir=folder,
             num_train_epochs=epochs,
-            per_device_train_batch_size=64,
+            per_device_train_batch_size=32,
             per_device_eval_batch_size=397,
-            learning_rate=3e-3,
+            learning_rate=5e-3,
             use_cpu=True,
             save_strategy="no",
+            logging_strategy="epoch",
             report_to=[],
             disable_tqdm=True,
             seed=0,
         )
-        Trainer(model, options, train_dataset=examples[:1400]).train()
+        trainer = Trainer(model, options, train_dataset=examples[:1400])
+        MarginCallback().add_to(trainer)
+        trainer.train()
         model.save_pretrained(path or folder)
 
-        loaded = DigitsModel.from_pretrained(path or folder)
+        loaded = MarginModel.from_pretrained(path or folder)
         trainer = Trainer(loaded, options, compute_metrics=accuracy)
         result = trainer.evaluate(examples[1400:])["eval_accuracy"]
     print(f"test accuracy {result:.3f}")

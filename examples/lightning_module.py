@@ -1,6 +1,10 @@
-"""Use a criterion with Lightning: as a submodule it is trained, moved and saved automatically.
+"""Train with Lightning: a module that holds backbone and criterion, and a callback for margins.
 
-python examples/lightning_module.py
+    python examples/lightning_module.py
+
+In a ``LightningModule`` of your own, set the criterion as an attribute in ``__init__``, return
+``self.criterion(features, labels)`` from ``training_step``, and take the parameter groups from
+``self.criterion.param_groups(...)``.
 """
 
 import tempfile
@@ -12,35 +16,7 @@ from torch import nn
 from torch.utils.data import DataLoader, TensorDataset
 
 import tammes
-
-
-class Classifier(lightning.LightningModule):
-    """A small network and an ArcFace criterion."""
-
-    def __init__(self, size=32, classes=10, lr=0.01):
-        super().__init__()
-        self.lr = lr
-        self.network = nn.Sequential(nn.Linear(64, 128), nn.ReLU(), nn.Linear(128, size))
-        # As an attribute set in __init__, Lightning finds its parameters.
-        self.criterion = tammes.ArcFace(size, classes, margin=0.3, scale=16.0)
-
-    def training_step(self, batch, index):
-        """Return the loss of a batch and log every term."""
-        images, labels = batch
-        loss = self.criterion(self.network(images), labels)
-        self.log_dict(self.criterion.terms)
-        return loss
-
-    def test_step(self, batch, index):
-        """Log the accuracy of the logits without margin."""
-        images, labels = batch
-        predicted = self.criterion.logits(self.network(images)).argmax(1)
-        self.log("accuracy", (predicted == labels).float().mean())
-
-    def configure_optimizers(self):
-        """Use a larger learning rate for the prototypes than for the network."""
-        groups = self.criterion.param_groups(self.network, lr=self.lr, head_lr=10 * self.lr)
-        return torch.optim.SGD(groups, momentum=0.9)
+from tammes.integrations.lightning import MarginCallback, MarginModule
 
 
 def main(epochs=10, path=None):
@@ -51,11 +27,19 @@ def main(epochs=10, path=None):
     training = TensorDataset(images[:1400], labels[:1400])
     testing = TensorDataset(images[1400:], labels[1400:])
 
-    model = Classifier()
+    model = MarginModule(
+        nn.Sequential(nn.Linear(64, 128), nn.ReLU(), nn.Linear(128, 32)),
+        tammes.ArcFace(32, 10, margin=0.3, scale=16.0),
+        lr=0.01,
+        # A larger learning rate for the prototypes than for the network.
+        head_lr=0.1,
+        optimizer=lambda groups: torch.optim.SGD(groups, momentum=0.9),
+    )
     with tempfile.TemporaryDirectory() as folder:
         trainer = lightning.Trainer(
             max_epochs=epochs,
             accelerator="cpu",
+            callbacks=[MarginCallback()],
             logger=False,
             enable_checkpointing=False,
             enable_progress_bar=False,
@@ -63,10 +47,11 @@ def main(epochs=10, path=None):
             default_root_dir=folder,
         )
         trainer.fit(model, DataLoader(training, batch_size=64, shuffle=True))
+        margin = float(trainer.callback_metrics["class_margin"])
         (result,) = trainer.test(model, DataLoader(testing, batch_size=397), verbose=False)
         trainer.save_checkpoint(path or f"{folder}/model.ckpt")
-    print(f"test accuracy {result['accuracy']:.3f}")
-    return result["accuracy"]
+    print(f"test accuracy {result['test_accuracy']:.3f}, class margin {margin:.1f}°")
+    return result["test_accuracy"]
 
 
 if __name__ == "__main__":

@@ -13,8 +13,8 @@ ROOT = Path(tammes.__file__).parent
 PAGE = Path(__file__).parents[1] / "docs" / "architecture.md"
 
 FORBIDDEN = {
-    # The core does not know the lab.
-    "tammes": ("tammes.lab",),
+    # The core does not know the lab, nor what stands on both.
+    "tammes": ("tammes.lab", "tammes.integrations"),
     # A loss is a function of a split, of prototypes or of features, and knows nothing else.
     "tammes.losses": (
         "tammes.heads",
@@ -44,8 +44,18 @@ FORBIDDEN = {
     # A gallery searches embeddings, wherever they come from.
     "tammes.gallery": ("tammes.heads", "tammes.kernels", "tammes.criterion", "tammes.losses"),
     # The lab uses the core as a user does: no private module of it.
-    "tammes.lab": ("tammes._",),
+    "tammes.lab": ("tammes._", "tammes.integrations"),
+    # They read losses and heads written as text, and nothing else of the lab.
+    "tammes.integrations": (
+        "tammes._",
+        *(
+            f"tammes.lab.{room.name}"
+            for room in (ROOT / "lab").iterdir()
+            if room.is_dir() and room.name != "config"
+        ),
+    ),
 }
+ABOVE_THE_CORE = ("tammes.lab", "tammes.integrations")
 EXEMPT = ("tammes.__main__",)
 """``python -m tammes`` is the lab's command."""
 
@@ -86,7 +96,7 @@ def test_imports_respect_the_rules(package):
         if (
             not inside(module, package)
             or module in EXEMPT
-            or (package == "tammes" and inside(module, "tammes.lab"))
+            or (package == "tammes" and any(inside(module, one) for one in ABOVE_THE_CORE))
         ):
             continue
         for imported in imports_of(path):

@@ -155,3 +155,15 @@ def test_choose_threshold_prints_thresholds_that_rise_as_the_rate_falls(
         line.startswith(f"accept at {t:.3f}") for line, t in zip(lines, found.values(), strict=True)
     )
     assert (tmp_path / "verification.html").exists()
+
+
+@pytest.mark.slow
+def test_out_of_scope_queries_are_rejected_with_scikit_learn(shared_data, tmp_path):
+    path = tmp_path / "measured.json"
+    results = main_of("sklearn_out_of_scope.py")(
+        shared_data, path, epochs=2, seeds=1, training=3000
+    )
+    assert json.loads(path.read_text())["results"] == results
+    for name, measured in results.items():
+        # Of 30 intents with 100 queries each; the other 120 are not known.
+        assert 0.15 < measured["accuracy"][0] < 0.21, name

@@ -11,6 +11,7 @@ OPTIONAL = [
     "accelerate",
     "datasets",
     "faiss",
+    "huggingface_hub",
     "hypothesis",
     "kornia",
     "lightning",

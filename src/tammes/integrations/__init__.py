@@ -1,0 +1,7 @@
+"""Margin losses inside other libraries' training: one module for each, imported on its own.
+
+:mod:`tammes.integrations.sklearn` is a classifier for scikit-learn,
+:mod:`tammes.integrations.huggingface` a model for Hugging Face's Trainer and hub,
+:mod:`tammes.integrations.lightning` a module for Lightning. Importing one imports the library that
+it is named after; ``import tammes`` imports none of them.
+"""
