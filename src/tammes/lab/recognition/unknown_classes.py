@@ -9,8 +9,9 @@ import torch
 from torch import Tensor
 
 from tammes.lab.config import parse_loss
-from tammes.lab.fewshot.features import classifies, from_run
+from tammes.lab.fewshot.features import from_run
 from tammes.lab.measure import files
+from tammes.lab.measure.classification import classifies
 from tammes.lab.measure.formats import FileError
 from tammes.lab.recognition.embeddings import IdentityEmbeddings, read_embeddings, run_embeddings
 from tammes.lab.recognition.openset import Searches, report_searches
