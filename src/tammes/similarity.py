@@ -114,8 +114,8 @@ def angle_gaps(
     }
 
 
-Weighted = list[tuple[Tensor, Tensor]]
-"""Rows of shape ``(N, D)`` and their weights ``(N,)``, to be added up."""
+Weighted = list[tuple[int, Tensor, Tensor]]
+"""Signs, weights of shape ``(N,)`` and rows ``(N, D)``, to be multiplied and added up."""
 
 
 class Operand(NamedTuple):
@@ -254,26 +254,19 @@ class Similarity:
         return d_values
 
     def paired(
-        self,
-        left: Tensor,
-        right: Tensor,
-        inverse: Tensor | None,
-        reads: Collection[str],
-        directed: Tensor | None,
+        self, left: Tensor, right: Tensor, reads: Collection[str], directed: Tensor | None
     ) -> tuple[dict[str, Tensor], tuple[Tensor, ...]]:
         """Compute the requested numbers of features and their own prototypes, in closed form.
 
         Args:
             left: features, as unit rows where the similarity is a cosine, shape ``(N, D)``.
-            right: prototypes, shape ``(N, D)``.
-            inverse: of their lengths, shape ``(N, 1)``, where they are compared by direction.
+            right: prototypes, as unit rows where they are compared by direction, shape ``(N, D)``.
             reads: ``target``; of cosines also ``gap`` and ``opposite``.
             directed: which pairs have a direction, shape ``(N,)``, or none where all have.
 
         Returns:
             The numbers, shape ``(N,)`` each, and the rows that their gradients are made of.
         """
-        right = right if inverse is None else right * inverse
         return {"target": torch.linalg.vecdot(left, right)}, (right, left)
 
     def paired_gradient(
@@ -287,7 +280,7 @@ class Similarity:
         """
         target, (right, left) = wanted["target"], rows
         assert target is not None
-        return [(right, target)], [(left, target)]
+        return [(1, target, right)], [(1, target, left)]
 
 
 class InnerProduct(Similarity):
@@ -382,20 +375,14 @@ class Cosine(Similarity):
         return d_values.addcmul_(rows, along, value=-1)
 
     def paired(
-        self,
-        left: Tensor,
-        right: Tensor,
-        inverse: Tensor | None,
-        reads: Collection[str],
-        directed: Tensor | None,
+        self, left: Tensor, right: Tensor, reads: Collection[str], directed: Tensor | None
     ) -> tuple[dict[str, Tensor], tuple[Tensor, ...]]:
         """Compute distances of unit rows, and of one from the opposite of the other."""
         if not self.normalize_features:
-            return super().paired(left, right, inverse, reads, directed)
-        assert inverse is not None
-        rows = {"gap": torch.addcmul(left, right, inverse, value=-1)}
+            return super().paired(left, right, reads, directed)
+        rows = {"gap": left - right}
         if "opposite" in reads:
-            rows["opposite"] = torch.addcmul(left, right, inverse)
+            rows["opposite"] = left + right
         squares = {name: torch.linalg.vecdot(row, row) for name, row in rows.items()}
         if directed is not None:
             squares = {name: torch.where(directed, value, 2.0) for name, value in squares.items()}
@@ -415,11 +402,11 @@ class Cosine(Similarity):
         right: Weighted = []
         if target is not None:
             closer = target if gap is None else target - gap
-            left, right = [(rows[0], -closer)], [(rows[0], closer)]
+            left, right = [(-1, closer, rows[0])], [(1, closer, rows[0])]
         elif gap is not None:
-            left, right = [(rows[0], gap)], [(rows[0], -gap)]
+            left, right = [(1, gap, rows[0])], [(-1, gap, rows[0])]
         if opposite is not None:
-            left, right = [*left, (rows[1], opposite)], [*right, (rows[1], opposite)]
+            left, right = [*left, (1, opposite, rows[1])], [*right, (1, opposite, rows[1])]
         return left, right
 
 
@@ -476,12 +463,7 @@ class SquaredDistance(Similarity):
     prototypes_gradient = features_gradient
 
     def paired(
-        self,
-        left: Tensor,
-        right: Tensor,
-        inverse: Tensor | None,
-        reads: Collection[str],
-        directed: Tensor | None,
+        self, left: Tensor, right: Tensor, reads: Collection[str], directed: Tensor | None
     ) -> tuple[dict[str, Tensor], tuple[Tensor, ...]]:
         """Compute minus half the squared distance of paired rows."""
         apart = left - right
@@ -493,7 +475,7 @@ class SquaredDistance(Similarity):
         """Return the gradient that pulls paired rows together."""
         target = wanted["target"]
         assert target is not None
-        return [(rows[0], -target)], [(rows[0], target)]
+        return [(-1, target, rows[0])], [(1, target, rows[0])]
 
     def _with_half_square(self, vectors: Tensor) -> tuple[Tensor, Tensor]:
         if self.centre is not None:

@@ -192,10 +192,11 @@ def _evaluate(
         own = prototypes.index_select(0, labels)
         if keys.inverse is not None:
             own_inverse = keys.inverse.index_select(0, labels)
+            own.mul_(own_inverse)
             if query.inverse is not None and not (query.directed and keys.directed):
                 directed = ((query.inverse > 0) & (own_inverse > 0)).squeeze(1)
         left = query.values if similarity.is_cosine else features
-        numbers, rows = similarity.paired(left, own, own_inverse, names, directed)
+        numbers, rows = similarity.paired(left, own, names, directed)
         if bias is not None and "target" in numbers:
             numbers["target"] += bias.index_select(0, labels)
 
@@ -404,14 +405,15 @@ def _in_closed_form(
         if need_scale:
             d_scale = _gradient_of_scale(saved, scale, wanted, d_query, d_rows, d_classes)
     if need_features:
-        for row, weight in left:
-            d_query.addcmul_(row, weight.unsqueeze(1))
+        for sign, weight, row in left:
+            d_query.addcmul_(row, weight.unsqueeze(1), value=sign)
         d_features = similarity.features_gradient(query, d_query, d_rows)
     if need_prototypes:
         weighted = query.values if column is None else query.values * column
         d_keys = gradient.t() @ weighted
         if right:
-            d_keys.index_add_(0, saved.labels, _add_up(right, saved.own_inverse))
+            first = right[0][0]
+            d_keys.index_add_(0, saved.labels, _add_up(right, saved.own_inverse), alpha=first)
         d_prototypes = similarity.prototypes_gradient(keys, d_keys, d_classes)
     if need_bias and d_classes is not None:
         d_bias = d_classes
@@ -422,12 +424,12 @@ def _in_closed_form(
 
 
 def _add_up(weighted: Weighted, factor: Tensor | None) -> Tensor:
-    """Sum of weighted rows, each multiplied with a factor of shape ``(N, 1)``."""
-    total = None
-    for rows, weight in weighted:
+    """Sum of weighted rows up to the sign of the first, times a factor of shape ``(N, 1)``."""
+    first, weight, rows = weighted[0]
+    total = rows * (weight.unsqueeze(1) if factor is None else weight.unsqueeze(1) * factor)
+    for sign, weight, rows in weighted[1:]:
         column = weight.unsqueeze(1) if factor is None else weight.unsqueeze(1) * factor
-        total = rows * column if total is None else total.addcmul_(rows, column)
-    assert total is not None
+        total.addcmul_(rows, column, value=sign * first)
     return total
 
 
