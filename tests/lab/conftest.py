@@ -18,10 +18,11 @@ def processes():
 
 @pytest.fixture(scope="module")
 def written_sets(tmp_path_factory):
-    from recipe_cells import write_images
+    from recipe_cells import write_identities, write_images
 
     folder = tmp_path_factory.mktemp("data")
     write_images(folder)
+    write_identities(folder)
     return folder
 
 

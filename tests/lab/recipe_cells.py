@@ -120,6 +120,70 @@ def write_images(folder):
                     Image.fromarray(array).save(place / f"{image}.png")
 
 
+IDENTITIES = {
+    "cub": {"": 104},
+    "chimpanzees": {"train": 6, "novel": 5},
+    "audiomnist": {"train": 5, "novel": 4},
+}
+"""Sets of identities, with the number of identities in each partition."""
+
+
+def write_identities(folder):
+    """Image folders under the short names of sets of identities, 4 images of each identity."""
+    write_boxes(folder / "market1501", "{person:04d}_c{camera}s1_000451_03.png")
+    write_boxes(folder / "dukemtmc", "{person:04d}_c{camera}_f0046182.png")
+    write_faces(folder)
+    generator = torch.Generator().manual_seed(0)
+    for name, parts in IDENTITIES.items():
+        shape = (32, 32) if name == "audiomnist" else (32, 32, 3)
+        for part, count in parts.items():
+            for number in range(count):
+                place = folder / name / part / f"{part}{number:03d}"
+                place.mkdir(parents=True)
+                colour = torch.randint(60, 196, shape[2:], generator=generator)
+                for image in range(4):
+                    pixels = colour + torch.randint(-60, 60, shape, generator=generator)
+                    Image.fromarray(pixels.to(torch.uint8).numpy()).save(place / f"{image}.png")
+
+
+def write_boxes(folder, form):
+    """Boxes of persons in the layout of Market-1501 or DukeMTMC: 18 to train on, 6 to test on."""
+    generator = torch.Generator().manual_seed(0)
+    parts = {"bounding_box_train": range(1, 19), "query": range(30, 36)}
+    parts["bounding_box_test"] = range(30, 36)
+    for part, persons in parts.items():
+        (folder / part).mkdir(parents=True)
+        for person in persons:
+            colour = 60 + 37 * person % 130
+            for camera in (1,) if part == "query" else (1, 2, 3):
+                pixels = colour + torch.randint(-40, 40, (32, 16, 3), generator=generator)
+                name = form.format(person=person, camera=camera)
+                Image.fromarray(pixels.to(torch.uint8).numpy()).save(folder / part / name)
+
+
+def write_faces(folder):
+    """Faces to train on in a folder for each person, and LFW with its pairs."""
+    generator = torch.Generator().manual_seed(0)
+    names = [f"Person_{number}" for number in range(8)]
+    for place, persons, form in (
+        ("webface", range(70), "{number}.png"),
+        ("lfw", names, "{person}_{number:04d}.png"),
+    ):
+        for person in persons:
+            (folder / place / str(person)).mkdir(parents=True)
+            colour = torch.randint(60, 196, (3,), generator=generator)
+            for number in range(1, 4):
+                pixels = colour + torch.randint(-60, 60, (32, 32, 3), generator=generator)
+                path = folder / place / str(person) / form.format(person=person, number=number)
+                Image.fromarray(pixels.to(torch.uint8).numpy()).save(path)
+    lines = ["2 4"]
+    for fold in (names[:4], names[4:]):
+        others = [*fold[1:], fold[0]]
+        lines += [f"{name} 1 2" for name in fold]
+        lines += [f"{name} 1 {other} 3" for name, other in zip(fold, others, strict=True)]
+    (folder / "lfw" / "pairs.txt").write_text("\n".join(lines) + "\n")
+
+
 def run_quickly(recipe, rows, columns, folder):
     """The ledger of some cells in quick form with one seed, all of which must have run."""
     said = []

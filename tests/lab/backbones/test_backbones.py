@@ -785,6 +785,14 @@ def test_settings_of_timm_networks(timm):
     assert network(torch.randn(2, 3, 8, 8)).shape == (2, 3)
 
 
+def test_a_neck_normalises_the_features_of_a_timm_network(timm):
+    network = backbones.build("timm:resnet50(features=4, neck=True)", shape=(1, 8, 8)).train()
+    assert network.num_features == 4
+    features = network(torch.randn(64, 1, 8, 8))
+    torch.testing.assert_close(features.mean(0), torch.zeros(4), atol=1e-5, rtol=0)
+    assert not network.neck.bias.requires_grad
+
+
 def test_features_are_those_of_the_layer_before_the_classifier(timm):
     create = timm.create_model
 

@@ -208,7 +208,7 @@ def test_a_class_to_test_on_that_was_not_trained_is_named(refuse, tmp_path):
     digit_folder(root, ["one", "three", "zero"], each=2, split="test")
     said = refuse("--data", root)
     expected = "1 class of the test images, 'three', is not among the 3 of the training images"
-    assert said == f"{root}: {expected}"
+    assert said == f"{root}: {expected}; identities tests on classes that are not trained"
 
 
 def test_a_folder_to_test_on_with_other_classes_is_named(refuse, pictures, tmp_path):

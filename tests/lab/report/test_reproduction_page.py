@@ -46,6 +46,21 @@ def cells(text, column):
 # ------------------------------------------------------------------------------- the numbers
 
 
+def test_intervals_over_identities_are_shown_as_means_over_seeds():
+    recipe = recipes.load("identities/chimpanzees")
+    ends = ([10.0, 20.0], [12.0, 24.0])
+    kept = [{"identities": {"intervals": {"eer": pair}}} for pair in ends]
+    done = [
+        entry("softmax", "chimpanzees", seed, {"map": 40.0, "eer": 15.0}, kept=each)
+        for seed, each in enumerate(kept)
+    ]
+    text = reproduction_page(recipe, Ledger(recipe.name, machines=[ledgers.MACHINE], cells=done))
+    assert "Intervals over identities" in text
+    assert "11.00 to 22.00" in text
+    plain = reproduction_page(*ledgers.several_seeds())
+    assert "Intervals over identities" not in plain
+
+
 def test_a_difference_is_told_in_standard_errors_of_both():
     found = PaperComparison(*ledgers.several_seeds()).cell("softmax", "cifar100", ERROR)
     # Ours 29.5 ± 0.2 and the paper's 28.62 ± 0.24, three seeds each.

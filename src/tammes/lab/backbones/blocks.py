@@ -24,6 +24,13 @@ FAN_OUT = partial(nn.init.kaiming_normal_, mode="fan_out", nonlinearity="relu")
 UNIFORM = partial(nn.init.kaiming_uniform_, mode="fan_in", nonlinearity="relu")
 
 
+def bnneck(size: int, norm: str = "batch") -> nn.Module:
+    """Return the neck of Luo et al. 2019: normalises features, with a scale but without a shift."""
+    neck = nn.BatchNorm1d(size) if norm == "batch" else nn.GroupNorm(1, size)
+    neck.bias.requires_grad_(False)
+    return neck
+
+
 class Backbone(nn.Module):
     """A sequence of named parts, from images to features.
 

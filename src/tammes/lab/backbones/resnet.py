@@ -13,6 +13,7 @@ from tammes.lab.backbones.blocks import (
     Backbone,
     Blocks,
     GlobalAverage,
+    bnneck,
     network,
 )
 from tammes.lab.backbones.dropout import drop_layers
@@ -192,6 +193,4 @@ def resnet50_bnneck(blocks: Blocks) -> Backbone:
         stem=large_stem, stem_channels=blocks.scale(64), branch=_bottleneck,
     )  # fmt: skip
     size = body.num_features
-    neck = nn.BatchNorm1d(size) if blocks.norm == "batch" else nn.GroupNorm(1, size)
-    neck.bias.requires_grad_(False)
-    return Backbone({"body": body, "neck": neck}, size)
+    return Backbone({"body": body, "neck": bnneck(size, blocks.norm)}, size)

@@ -1,6 +1,6 @@
 """Networks from timm."""
 
-from tammes.lab.backbones.blocks import Backbone, Blocks, Shape
+from tammes.lab.backbones.blocks import Backbone, Blocks, Shape, bnneck
 from tammes.lab.config.expressions import did_you_mean
 from tammes.optional import require
 
@@ -11,6 +11,7 @@ def from_timm(
     shape: Shape,
     pretrained: bool = False,
     features: int | None = None,
+    neck: bool = False,
 ) -> Backbone:
     """Build a network of timm without its classifier.
 
@@ -21,6 +22,7 @@ def from_timm(
         shape: channels, height and width of the images.
         pretrained: download and use the weights of timm; random weights otherwise.
         features: adds a linear layer of this size.
+        neck: adds a batch normalisation without shift after the features (BNNeck).
 
     Raises:
         ImportError: timm cannot be imported.
@@ -42,4 +44,7 @@ def from_timm(
     body = timm.create_model(name, pretrained=pretrained, num_classes=0, in_chans=shape[0])
     # Some networks have a layer between their features and the classifier.
     size = int(getattr(body, "head_hidden_size", None) or body.num_features)
-    return blocks.finish({"body": body}, size)
+    network = blocks.finish({"body": body}, size)
+    if not neck:
+        return network
+    return Backbone({"body": network, "neck": bnneck(network.num_features)}, network.num_features)

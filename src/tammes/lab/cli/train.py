@@ -61,10 +61,18 @@ def run(arguments: argparse.Namespace) -> int:
 def _summary(done: Run) -> str:
     final, tested = done.final, done.final["test"]
     best = final["optimum"]
-    return "\n".join(
-        [
+    lines = []
+    if "accuracy" in tested:
+        lines += [
             f"test accuracy   {100 * tested['accuracy']:.2f} %  ({final['chosen']})",
             f"sample margin   {tested['sample_margin']:.4f}  (at most {best['sample_margin']:.4f})",
+        ]
+    for name, (low, high) in tested.get("intervals", {}).items():
+        ends = f"[{100 * low:.2f}, {100 * high:.2f}]"
+        lines.append(f"{name:<23} {100 * tested[name]:.2f} %  {ends}, 95 % over identities")
+    return "\n".join(
+        [
+            *lines,
             f"class margin    {final['prototypes']['class_margin']:.2f}°  "
             f"(at most {best['class_margin']:.2f}°)",
             f"run             {done.folder}",

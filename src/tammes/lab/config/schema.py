@@ -24,7 +24,16 @@ _NOT_IN_DIGEST = frozenset(
     {"name", "accelerator", "memory", "workers", "save_every", "save_steps", "loggers", "mute"}
 )
 """Fields that do not affect the result of a run."""
-_ADDED_LATER: dict[str, Any] = {"limit": 0, "classes": "", "whole": False, "watch": ""}
+_ADDED_LATER: dict[str, Any] = {
+    "limit": 0,
+    "classes": "",
+    "whole": False,
+    "watch": "",
+    "identities": False,
+    "image_width": None,
+    "flip_test": False,
+    "start": "",
+}
 """Fields added after digests were in use, with their neutral values: a field at its neutral value
 leaves the digest unchanged. A new field must be added here."""
 _CALLS = ("loss", "head", "backbone", "augment", "sampler", "lr_schedule", "imbalance", "noise")
@@ -43,7 +52,10 @@ class Config:
             ``cifar-fs:base``; all classes by default.
         whole: also train on the test partition, as few-shot tables do; test accuracies are then on
             training images.
+        identities: test on identities that are not trained classes, by retrieval, verification and
+            1:N search; they are a partition ``novel`` or ``test`` of the data.
         image_size: side of the square images in pixels; by default the images' own size.
+        image_width: width of images that are not square; their height is then ``image_size``.
         validation: share of the training images held out to choose the best epoch; with 0 the last
             epoch is kept.
         limit: largest number of images per partition, balanced over the classes, for quick trials;
@@ -56,6 +68,8 @@ class Config:
         loss: loss expression, such as ``cosface(margin=0.35) + 0.5*sample_margin()``.
         head: such as ``cosine(scale=30)``; ``auto`` chooses the head that the loss is designed for.
         backbone: network that computes the features; ``auto`` chooses a small one.
+        start: folder of a finished run on the same classes whose weights training starts from, as
+            in large-margin fine-tuning.
         schedules: scheduled settings of the loss, such as ``margin=WarmUp(0, 0.35, epochs=5)``.
         augment: augmentation such as ``pad_crop(4) + flip()``, ``none``, or ``auto``.
         sampler: ``random()``, ``balanced()``, ``episodes(way=16, shot=8)`` or
@@ -85,6 +99,7 @@ class Config:
             one.
         workers: number of processes that read such images.
         evaluate_every: epochs between two evaluations on the test data.
+        flip_test: average the features of a test image and of its mirror image.
         save_every: epochs between two checkpoints.
         save_steps: steps between two checkpoints within an epoch; 0 for none.
         watch: ``gradients`` records after every epoch how far the gradients of the classification
@@ -99,7 +114,9 @@ class Config:
     test: str | None = None
     classes: str = ""
     whole: bool = False
+    identities: bool = False
     image_size: int | None = None
+    image_width: int | None = None
     validation: float = 0.0
     limit: int = 0
     fraction: float = 1.0
@@ -110,6 +127,7 @@ class Config:
     loss: str = "softmax()"
     head: str = "auto"
     backbone: str = "auto"
+    start: str = ""
     schedules: str = ""
     augment: str = "auto"
     sampler: str = "random()"
@@ -139,6 +157,7 @@ class Config:
     workers: int = 4
 
     evaluate_every: int = 1
+    flip_test: bool = False
     save_every: int = 1
     save_steps: int = 0
     watch: str = ""
@@ -162,6 +181,16 @@ class Config:
             raise ValueError(
                 f"whole expects the test images to be a partition of data, got test {self.test!r}"
             )
+        if self.identities and (self.whole or self.classes):
+            other = "whole" if self.whole else f"classes {self.classes!r}"
+            raise ValueError(
+                "identities expects test images that are not trained on, in a partition of their "
+                f"own, got {other}"
+            )
+        if self.image_width is not None and self.image_size is None:
+            raise ValueError("image_width expects the height to be given by image_size, got none")
+        if self.start and self.shard:
+            raise ValueError("start expects a head in one piece, got shard")
         if self.whole and self.skip_corrupt:
             raise ValueError("whole expects images that can all be read, got skip_corrupt")
         if not 0 <= self.validation < 1:
@@ -238,7 +267,8 @@ def digest_of(value: Any, letters: int = 8) -> str:
 
 
 _AT_LEAST = {
-    "limit": 0, "image_size": 1, "batch_size": 1, "epochs": 1, "momentum": 0, "weight_decay": 0,
+    "limit": 0, "image_size": 1, "image_width": 1, "batch_size": 1, "epochs": 1, "momentum": 0,
+    "weight_decay": 0,
     "head_weight_decay": 0, "warmup": 0, "warmup_start": 0, "clip": 0, "memory": 0, "workers": 0,
     "evaluate_every": 1, "save_every": 1, "save_steps": 0, "seed": 0,
 }  # fmt: skip

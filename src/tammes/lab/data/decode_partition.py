@@ -46,7 +46,8 @@ class PartitionDecoder:
     Args:
         source: name of the source, for messages.
         entries: entries of the partition.
-        size: side of the square images; by default their own if it is the same for all, else 64.
+        size: side of the square images, or height and width; by default their own if it is the same
+            for all, else 64.
         shape: exact shape, if known; takes precedence over ``size``.
         skip_corrupt: leave out unreadable images.
         memory: largest size of the pixels in bytes; larger sets are decoded image by image.
@@ -55,7 +56,7 @@ class PartitionDecoder:
 
     source: str
     entries: Entries
-    size: int | None
+    size: int | tuple[int, int] | None
     shape: Shape | None
     skip_corrupt: bool
     memory: int
@@ -96,12 +97,13 @@ class PartitionDecoder:
             origin=entries.origin,
         )
 
-    def _key(self, size: Shape | int | None) -> str:
+    def _key(self, size: Shape | tuple[int, int] | int | None) -> str:
         return cache.key(self.entries.stamp, len(self.entries.items), size)
 
     def _cached(self) -> cache.CachedImages | None:
         """Return the cached images if they suffice, else None."""
-        shape, sizes = self.shape, [self.shape or self.size]
+        shape = self.shape
+        sizes: list[Shape | tuple[int, int] | int | None] = [self.shape or self.size]
         if shape is not None:
             # Pixels depend on the shape alone. If the same images were loaded for training before,
             # the shape was not known yet, and they are cached under their size or none.
@@ -163,8 +165,9 @@ class PartitionDecoder:
             return self.shape, mixed
         channels = 1 if all(each.grey for each in infos) else 3
         one = next(iter(infos))
-        side = self.size or (_SIDE if mixed else None)
-        return (channels, side or one.height, side or one.width), mixed
+        size = self.size or (_SIDE if mixed else (one.height, one.width))
+        height, width = (size, size) if isinstance(size, int) else size
+        return (channels, height, width), mixed
 
     def _report_unreadable(self, stored: cache.CachedImages) -> None:
         unreadable, count = stored.unreadable, len(stored.unreadable)

@@ -164,5 +164,6 @@ def unknown_classes(names: Sequence[str], known: int) -> str:
     noun = "class" if len(names) == 1 else "classes"
     return (
         f"{len(names)} {noun} of the test images, {shown}, "
-        f"{'is' if len(names) == 1 else 'are'} not among the {known} of the training images"
+        f"{'is' if len(names) == 1 else 'are'} not among the {known} of the training images; "
+        "identities tests on classes that are not trained"
     )

@@ -242,7 +242,7 @@ def load_classes(
     source: str | os.PathLike[str],
     classes: Sequence[str] | None = None,
     *,
-    size: int | None = None,
+    size: int | tuple[int, int] | None = None,
     report: Callable[[str], None] = say,
 ) -> Images:
     """Load all images of some classes, from the training and test partitions of a source.

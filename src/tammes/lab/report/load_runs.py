@@ -144,7 +144,7 @@ def _inspect(group: Group, seed: int, reader: _RunReader) -> InspectedRun:
     prototypes = reader.read(group, run, _prototypes)
     names = reader.read(group, run, lambda run: _names(run, prototypes)) or []
     values: dict[str, Any] = {"prototypes": prototypes}
-    if run.has("embeddings"):
+    if run.has("embeddings") and not run.config.identities:
         values |= reader.read(group, run, lambda run: _embeddings(run, prototypes)) or {}
     if run.has("examples"):
         values |= reader.read(group, run, _images) or {}

@@ -14,7 +14,7 @@ from tammes.kernels.reference import similarity_matrix
 from tammes.lab.fewshot.recipe_cells import FewShotSettings, find
 from tammes.lab.records.run_folder import Run, number
 from tammes.lab.reproduce.ledger import Entry, Ledger
-from tammes.lab.reproduce.quantities import read_all
+from tammes.lab.reproduce.quantities import read_all, read_intervals
 from tammes.lab.reproduce.recipe import ALWAYS, PlannedCell, Recipe
 from tammes.similarity import Cosine
 from tammes.split import split
@@ -63,6 +63,11 @@ def collect_entry(
         halves = {key: _significant(value, 4) for key, value in shots["intervals"].items()}
         kept["fewshot"] = {**shots, "intervals": halves}
         del kept["fewshot"]["measures"]
+    if run.config.identities:
+        ends = read_intervals(final).items()
+        kept["identities"] = {
+            "intervals": {key: [_significant(end, 5) for end in pair] for key, pair in ends}
+        }
     if run.config.whole:
         # The test images were trained on.
         final = {key: value for key, value in final.items() if key != "test"}

@@ -25,6 +25,18 @@ _ANALYSED = {
     "p_same": "P^s",
 }
 """Distances between and within classes; probability that two novel images share a base class."""
+_IDENTITIES = {
+    "rank_5": ("rank 5", "recall_at_5"),
+    "map_at_r": ("MAP@R", "map_at_r"),
+    "minp": ("mINP", "minp"),
+    "auc": ("AUC", "auc"),
+    "tar_far_1e-2": ("TAR at FAR 1 %", "tar_at_far_1e-2"),
+    "tar_far_1e-3": ("TAR at FAR 0.1 %", "tar_at_far_1e-3"),
+    "verification_accuracy": ("verification accuracy", "verification_accuracy"),
+    "identification": ("rank 1 in 1:N", "identification_rank_1"),
+    "tpir_fpir_1e-2": ("TPIR at FPIR 1 %", "tpir_at_fpir_1e-2"),
+}
+"""Name and key in ``final.json`` of measures of identities that were not trained."""
 
 KNOWN: dict[str, Quantity] = {
     **{quantity.key: quantity for quantity in QUANTITIES if quantity.key != "seconds"},
@@ -40,8 +52,27 @@ KNOWN: dict[str, Quantity] = {
         for key, name in _FEWSHOT.items()
     },
     **{key: Quantity(key, name, ("fewshot", key)) for key, name in _ANALYSED.items()},
+    **{
+        key: Quantity(key, name, ("test", path), "%", 100.0, 2, 1)
+        for key, (name, path) in _IDENTITIES.items()
+    },
 }
 """Quantities by their names in recipes."""
+
+
+def read_intervals(final: Mapping[str, Any]) -> dict[str, list[float]]:
+    """Read the intervals over identities of a ``final.json``, in the units of the quantities.
+
+    Example:
+        >>> read_intervals({"test": {"eer": 0.1, "intervals": {"eer": [0.0625, 0.125]}}})
+        {'eer': [6.25, 12.5]}
+    """
+    intervals = final.get("test", {}).get("intervals", {})
+    return {
+        key: [quantity.offset + quantity.factor * end for end in intervals[quantity.path[1]]]
+        for key, quantity in KNOWN.items()
+        if quantity.path[0] == "test" and quantity.path[1] in intervals
+    }
 
 
 def read_all(final: Mapping[str, Any]) -> dict[str, float]:

@@ -342,9 +342,10 @@ class _Table:
 def with_local_data(cell: PlannedCell, sources: Mapping[str, str]) -> PlannedCell:
     """Replace the data source of a cell by the user's own, if ``sources`` has one for its name."""
     config = cell.config
-    if config is None or config.data not in sources:
+    if config is None or not {config.data, config.test} & sources.keys():
         return cell
-    moved = config.replace(data=sources[config.data])
+    test = None if config.test is None else sources.get(config.test, config.test)
+    moved = config.replace(data=sources.get(config.data, config.data), test=test)
     return replace(cell, config=moved, known_as=cell.digest)
 
 

@@ -69,6 +69,9 @@ class Quantity:
 
 QUANTITIES = (
     Quantity("accuracy", "accuracy", ("test", "accuracy"), "%", 100.0, 2, 1),
+    Quantity("map", "mAP", ("test", "mean_average_precision"), "%", 100.0, 2, 1),
+    Quantity("rank_1", "rank 1", ("test", "recall_at_1"), "%", 100.0, 2, 1),
+    Quantity("eer", "EER", ("test", "eer"), "%", 100.0, 2, -1),
     Quantity(
         "class_margin", "class margin", ("prototypes", "class_margin"), "°", digits=2, better=1
     ),
@@ -76,7 +79,7 @@ QUANTITIES = (
     Quantity("bias", "softmax bias", ("test", "bias")),
     Quantity("seconds", "time", ("seconds",), "s", digits=1, better=-1),
 )
-"""Columns of the table of groups."""
+"""Columns of the table of groups; the first that runs have is their main one."""
 
 
 @dataclass(frozen=True)
@@ -134,11 +137,16 @@ class Study:
         """Quantities that at least one run has."""
         return tuple(q for q in QUANTITIES if any(group.values[q.key] for group in self.groups))
 
+    @property
+    def main(self) -> Quantity:
+        """Quantity that groups are judged by: accuracy, or of identities that of their test."""
+        return self.quantities[0] if self.quantities else QUANTITIES[0]
+
     def remarks(self) -> list[str]:
         """Return caveats about the differences."""
         if len(self.groups) < 2:
             return []
-        differences = [self.difference(group, "accuracy") for group in self.groups[1:]]
+        differences = [self.difference(group, self.main.key) for group in self.groups[1:]]
         counts = [0 if each is None else len(each.seeds) for each in differences]
         remarks = []
         if 1 in counts:
@@ -201,7 +209,7 @@ def _group(label: str, runs: Sequence[Run], troubles: list[Trouble]) -> Group:
             measured = {quantity.key: quantity.read(run.final) for quantity in QUANTITIES}
             if measured["seconds"] is None:
                 measured["seconds"] = _seconds(run)
-            if measured["accuracy"] is None:
+            if measured["accuracy"] is None and not run.config.identities:
                 raise RecordError(f"{run.folder / 'final.json'}: damaged (it has no test accuracy)")
         except RecordError as error:
             trouble(run, "damaged", str(error))

@@ -6,8 +6,9 @@ from typing import Any
 from tammes.lab import data
 from tammes.lab.config import build
 from tammes.lab.config.schema import Config
-from tammes.lab.data import Images, samplers
+from tammes.lab.data import DataError, Images, samplers
 from tammes.lab.fewshot import class_lists
+from tammes.lab.measure.identities import check_identities
 
 
 def prepare_data(
@@ -19,24 +20,28 @@ def prepare_data(
     training images include the test images.
     """
     options: dict[str, Any] = {
-        "size": config.image_size,
+        "size": _size(config),
         "skip_corrupt": config.skip_corrupt,
         "memory": int(config.memory * 2**30),
-        # With a separate test source, nothing is held out of the training source.
-        "whole": config.whole or config.test is not None,
+        # With a separate test source or other classes, nothing is held out of the training source.
+        "whole": config.whole or config.test is not None or config.identities,
         "report": _without_repeats(report),
     }
     chosen = classes_of(config.classes) if config.classes else None
     if config.whole:
         report(f"{config.data}: training includes the test images, so test accuracies mean nothing")
         training = class_lists.load_classes(
-            config.data, chosen, size=config.image_size, report=options["report"]
+            config.data, chosen, size=options["size"], report=options["report"]
         )
     else:
         training = data.load(config.data, "train", **options)
     # Matching the chosen classes alone would reject the others, which are dropped below.
     like = None if config.whole else training
-    testing = data.load(config.test or config.data, "test", like=like, **options)
+    testing = data.load(
+        config.test or config.data, "test", like=like, novel=config.identities, **options
+    )
+    if config.identities:
+        _check_novel(config, training, testing, report)
     if chosen is not None:
         training, testing = (
             class_lists.select_classes(images, chosen) for images in (training, testing)
@@ -56,6 +61,31 @@ def prepare_data(
         seed=config.seed,
     )
     return training, held_out, testing
+
+
+def _size(config: Config) -> int | tuple[int, int] | None:
+    """Return the side of the images, or their height and width."""
+    if config.image_size is None or config.image_width is None:
+        return config.image_size
+    return config.image_size, config.image_width
+
+
+def _check_novel(
+    config: Config, training: Images, testing: Images, report: Callable[[str], None]
+) -> None:
+    """Reject test identities that are trained classes, or too few to measure."""
+    check_identities(testing.source, testing.labels)
+    both = [name for name in testing.classes if name in set(training.classes)]
+    if both and config.test is None:
+        raise DataError(
+            f"{testing.source}: identities to test on are expected to be no classes of training, "
+            f"got {len(both)} of {len(testing.classes)} that are both, such as {both[0]!r}"
+        )
+    if both:
+        report(
+            f"{testing.source}: {len(both)} of {len(testing.classes)} identities have the name of "
+            f"a trained class of {training.source}, such as {both[0]!r}, and are taken for others"
+        )
 
 
 def classes_of(text: str) -> tuple[str, ...]:
@@ -99,12 +129,21 @@ def make_sampler(
 
 
 def describe_data(
-    training: Images, held_out: Images | None, testing: Images, *, whole: bool = False
+    training: Images,
+    held_out: Images | None,
+    testing: Images,
+    *,
+    whole: bool = False,
+    identities: bool = False,
 ) -> dict[str, Any]:
-    """Return the content of ``data.json``; ``whole`` if the test images were trained on too."""
+    """Return the content of ``data.json``.
+
+    ``whole`` if the test images were trained on too; ``identities`` if their classes were not.
+    """
     mean, std = training.mean_std()
     return {
         **({"test_is_trained_on": True} if whole else {}),
+        **({"identities": list(testing.classes)} if identities else {}),
         "source": training.source,
         "test_source": testing.source,
         "classes": list(training.classes),

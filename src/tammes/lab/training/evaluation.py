@@ -8,7 +8,9 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
+from tammes.heads.head import Head
 from tammes.lab.data import Images
+from tammes.lab.data.identities.protocol import IdentityProtocol
 from tammes.lab.measure.classification import (
     ExampleMetrics,
     confused_examples,
@@ -19,6 +21,7 @@ from tammes.lab.measure.classification import (
     per_class_accuracy,
     summarise,
 )
+from tammes.lab.measure.identities import identity_intervals, measure_identities
 from tammes.lab.records.run_folder import write_json, write_tensors
 from tammes.lab.training.loader import ImageLoader
 from tammes.lab.training.model import Model
@@ -35,21 +38,37 @@ class Evaluation(NamedTuple):
     Attributes:
         features: shape ``(N, D)``, on the CPU.
         labels: shape ``(N,)``.
-        examples: prediction and margin of each example.
+        examples: prediction and margin of each example; None if their classes were not trained.
         measures: means, as in a line of ``metrics.jsonl``.
+        protocol: comparison of identities that were not trained.
     """
 
     features: Tensor
     labels: Tensor
-    examples: ExampleMetrics
+    examples: ExampleMetrics | None
     measures: dict[str, float]
+    protocol: IdentityProtocol = IdentityProtocol()
 
 
 @torch.no_grad()
-def evaluate(fabric: Any, model: Model, loader: ImageLoader) -> Evaluation:
+def evaluate(
+    fabric: Any,
+    model: Model,
+    loader: ImageLoader,
+    *,
+    flip: bool = False,
+    protocol: IdentityProtocol | None = None,
+) -> Evaluation:
     """Compute features, predictions and margins of images, without augmentation.
 
     Every rank evaluates its share of the images. The model is left in evaluation mode.
+
+    Args:
+        fabric: precision, device and processes.
+        model: the model.
+        loader: the images.
+        flip: average the features of an image and of its mirror image.
+        protocol: comparison of the images, if they are of identities that are not trained.
     """
     model.eval()
     if fabric.world_size > 1:
@@ -60,7 +79,10 @@ def evaluate(fabric: Any, model: Model, loader: ImageLoader) -> Evaluation:
     parts = []
     for pixels, _, index in loader.in_order(_BATCH, rank=rank, world_size=world_size):
         with fabric.autocast():
-            parts.append(model.features(pixels, index, 0).float())
+            own = model.features(pixels, index, 0).float()
+            if flip:
+                own = (own + model.features(pixels.flip(3), index, 0).float()) / 2
+        parts.append(own)
     size = model.criterion.head.embedding_size
     features = torch.cat(parts) if parts else torch.zeros(0, size, device=fabric.device)
     total = len(loader.images)
@@ -69,6 +91,10 @@ def evaluate(fabric: Any, model: Model, loader: ImageLoader) -> Evaluation:
         features = F.pad(features, (0, 0, 0, -(-total // world_size) - len(features)))
         features = fabric.all_gather(features).transpose(0, 1).flatten(0, 1)[:total]
     labels = loader.images.labels
+    if protocol is not None:
+        finite = bool(features.isfinite().all())
+        measures = measure_identities(features, labels, protocol) if finite else {}
+        return Evaluation(features.cpu(), labels, None, measures, protocol)
     examples = example_metrics_in_blocks(model.criterion.head, features, labels)
     measures = summarise(examples)
     loss = mean_loss(model.criterion, features, labels)
@@ -104,11 +130,14 @@ def write_results(
     embeddings = {
         "features": tested.features,
         "labels": tested.labels,
-        "predictions": tested.examples.predictions,
         "index": testing.index,
+        **tested.protocol.tensors(tested.labels),
     }
+    if tested.examples is not None:
+        embeddings["predictions"] = tested.examples.predictions
+        pictures = _examples(testing, tested.labels, tested.examples)
+        write_tensors(folder / "examples.safetensors", pictures)
     write_tensors(folder / "embeddings.safetensors", embeddings)
-    write_tensors(folder / "examples.safetensors", _examples(testing, tested))
     weights = {
         name: tensor
         for name, tensor in model.state_dict().items()
@@ -124,19 +153,24 @@ def write_results(
         "optimum": optimum(head.num_classes, head.embedding_size),
     }
     for name, result in evaluations.items():
-        final[name] = {
-            **result.measures,
-            "sample_margin_min": float(result.examples.margins.min()),
-            "per_class_accuracy": per_class_accuracy(
-                result.examples, result.labels, head.num_classes
-            ),
-        }
+        final[name] = {**result.measures, **_details(result, head)}
     write_json(folder / "final.json", final)
 
 
-def _examples(testing: Images, tested: Evaluation) -> dict[str, Tensor]:
+def _details(result: Evaluation, head: Head) -> dict[str, Any]:
+    """Return what only the final measures have."""
+    if result.examples is None:
+        features = result.features.to(head.weight.device)
+        return {"intervals": identity_intervals(features, result.labels, result.protocol)}
+    return {
+        "sample_margin_min": float(result.examples.margins.min()),
+        "per_class_accuracy": per_class_accuracy(result.examples, result.labels, head.num_classes),
+    }
+
+
+def _examples(testing: Images, labels: Tensor, examples: ExampleMetrics) -> dict[str, Tensor]:
     """Return thumbnails of the clearest mistakes, and of correct examples beside them."""
-    chosen = confused_examples(tested.examples, tested.labels, len(testing.classes))
+    chosen = confused_examples(examples, labels, len(testing.classes))
     channels, height, width = testing.shape
     pictures = torch.zeros(0, channels, height, width, dtype=torch.uint8)
     if len(chosen):
@@ -147,7 +181,7 @@ def _examples(testing: Images, tested: Evaluation) -> dict[str, Tensor]:
         pictures = small.round().clamp(0, 255).byte()
     return {
         "images": pictures,
-        "labels": tested.labels[chosen],
-        "predictions": tested.examples.predictions[chosen],
+        "labels": labels[chosen],
+        "predictions": examples.predictions[chosen],
         "index": testing.index[chosen],
     }

@@ -12,7 +12,7 @@ from torch.func import functional_call
 from tammes.doctor import Diagnosis, check_muted, diagnose
 from tammes.lab.config.schema import Config
 from tammes.lab.data.samplers import BatchSampler
-from tammes.lab.records.run_folder import Run, write_json
+from tammes.lab.records.run_folder import RecordError, Run, write_json
 from tammes.lab.training.loader import ImageLoader
 from tammes.lab.training.model import Model, load_model
 from tammes.lab.training.step import make_optimizer
@@ -193,6 +193,11 @@ def diagnose_run(run: Run, muted: Sequence[str] = ()) -> Diagnosis:
         run: a finished run, also one that was recorded without a look.
         muted: names of illnesses that are not reported.
     """
+    if run.config.identities:
+        raise RecordError(
+            f"{run.folder}: test images of trained classes are expected, got identities that were "
+            "not trained; its health.json has the findings during training"
+        )
     criterion = load_model(run).criterion
     embeddings = run.tensors("embeddings")
     chosen = torch.linspace(0, len(embeddings["labels"]) - 1, 2 * _ROWS).long().unique()

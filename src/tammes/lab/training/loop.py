@@ -19,7 +19,9 @@ import torch
 
 from tammes.distributed.process_group import RankGroup
 from tammes.lab.config.schema import Config
+from tammes.lab.data.identities.protocol import IdentityProtocol
 from tammes.lab.data.samplers import BatchSampler
+from tammes.lab.data.sources.loading import identity_protocol
 from tammes.lab.measure.classification import MEASURED, measure_prototypes
 from tammes.lab.records.atomic_io import clear_leftovers, locked
 from tammes.lab.records.run_folder import (
@@ -34,6 +36,7 @@ from tammes.lab.training.checkpoints import Checkpoints, ShardedCheckpoints
 from tammes.lab.training.datasets import describe_data, make_sampler, prepare_data
 from tammes.lab.training.evaluation import Evaluation, evaluate, write_results
 from tammes.lab.training.fabric import launch, uses_graphs
+from tammes.lab.training.fine_tuning import start_from
 from tammes.lab.training.gradient_angles import GradientAngles
 from tammes.lab.training.health import HealthLooks
 from tammes.lab.training.loader import ImageLoader
@@ -122,6 +125,7 @@ class _TrainingState:
         best: validation accuracy and step of the best epoch so far.
         evaluations: results of the last evaluated epoch.
         gradient_angles: probe that runs after every epoch.
+        protocol: comparison of the test images, if they are of identities that are not trained.
     """
 
     fabric: Any
@@ -146,6 +150,7 @@ class _TrainingState:
     best: tuple[float, int] | None = None
     evaluations: dict[str, Evaluation] = field(default_factory=dict)
     gradient_angles: GradientAngles | None = None
+    protocol: IdentityProtocol | None = None
 
     @property
     def writes(self) -> bool:
@@ -206,7 +211,7 @@ def _set_up(fabric: Any, config: Config, folder: Path, progress: Progress) -> _T
     with fabric.rank_zero_first(local=True):
         # One process decodes the images; the others read them from the cache.
         sets = training, held_out, testing = prepare_data(config, progress.say)
-    described = describe_data(*sets, whole=config.whole)
+    described = describe_data(*sets, whole=config.whole, identities=config.identities)
     check_same_data(Run(folder), described)
     sampler = make_sampler(config, training, rank=fabric.global_rank, world_size=fabric.world_size)
     rate = learning_rate(config, len(sampler))
@@ -272,6 +277,8 @@ def _set_up(fabric: Any, config: Config, folder: Path, progress: Progress) -> _T
         eval_loaders=eval_loaders,
         checkpoints=checkpoints,
     )
+    if config.identities:
+        work.protocol = identity_protocol(config.test or config.data, testing)
     if config.watch not in ("", "gradients"):
         raise ValueError(f"watch is expected to be gradients or nothing, got {config.watch!r}")
     if config.watch:
@@ -281,6 +288,8 @@ def _set_up(fabric: Any, config: Config, folder: Path, progress: Progress) -> _T
         saved = checkpoints.load_last()
     if saved is not None:
         work.restore(saved)
+    elif config.start:
+        start_from(model, Run(Path(config.start).expanduser()), described["classes"])
     if work.writes:
         clear_leftovers(folder)
         (folder / "failure.json").unlink(missing_ok=True)
@@ -402,8 +411,15 @@ def _finish(work: _TrainingState) -> None:
 
 def _evaluate(work: _TrainingState) -> dict[str, Evaluation]:
     """Evaluate the model on the validation and test images."""
+    config = work.config
     evaluations = {
-        name: evaluate(work.fabric, work.model, loader)
+        name: evaluate(
+            work.fabric,
+            work.model,
+            loader,
+            flip=config.flip_test,
+            protocol=work.protocol if name == "test" else None,
+        )
         for name, loader in work.eval_loaders.items()
     }
     for name, result in evaluations.items():

@@ -110,8 +110,7 @@ def epoch_line(
         parts.append(f"train {100 * row['train']['accuracy']:.2f} %")
     for kind in ("validation", "test"):
         if kind in row:
-            parts.append(f"{kind} {100 * row[kind]['accuracy']:.2f} %")
-            parts.append(f"margin {row[kind]['sample_margin']:.3f}")
+            parts += _tested(kind, row[kind])
     if "class_margin" in row["prototypes"]:
         parts.append(f"class margin {row['prototypes']['class_margin']:.1f}°")
     parts.append(f"{images_per_second:,.0f} images/s")
@@ -119,6 +118,17 @@ def epoch_line(
         minutes, seconds = divmod(round(seconds_left), 60)
         parts.append(f"{minutes}:{seconds:02} left")
     return "  ".join(parts)
+
+
+def _tested(kind: str, measured: Mapping[str, float]) -> list[str]:
+    """Format measures on test or validation images, of trained classes or of other identities."""
+    if "accuracy" in measured:
+        return [
+            f"{kind} {100 * measured['accuracy']:.2f} %",
+            f"margin {measured['sample_margin']:.3f}",
+        ]
+    named = (("mean_average_precision", "mAP"), ("recall_at_1", "R@1"), ("eer", "EER"))
+    return [f"{word} {100 * measured[key]:.2f} %" for key, word in named if key in measured]
 
 
 def default_progress() -> Progress:

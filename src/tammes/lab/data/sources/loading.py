@@ -10,10 +10,12 @@ import torch
 
 from tammes.lab.config.expressions import did_you_mean
 from tammes.lab.data.decode_partition import PartitionDecoder
+from tammes.lab.data.identities.protocol import IdentityProtocol
 from tammes.lab.data.images import DataError, Images, unknown_classes
 from tammes.lab.data.listing import EVERYTHING, Partitions
 from tammes.lab.data.sources import folder as folders
-from tammes.lab.data.sources import hub, parquet
+from tammes.lab.data.sources import hub, identity_folders, parquet
+from tammes.lab.data.sources.class_split import split_by_class
 from tammes.lab.data.subsets import hold_out
 from tammes.optional import require
 
@@ -31,9 +33,20 @@ KNOWN: dict[str, tuple[str, str | None]] = {
     "mini-imagenet": ("", None),
     "tiered-imagenet": ("", None),
     "inat2017": ("", None),
+    "chimpanzees": ("", None),
+    "audiomnist": ("", None),
+    "dukemtmc": ("", None),
+    "lfw": ("", None),
+    "webface": ("", None),
 }
 """Name and configuration on the hub of each data set with a short name; empty if unknown."""
-_FILES = {"cub": ("cub", "cub200", "cub_200_2011"), "fashion_mnist": ("fashion_mnist", "fashion")}
+CLASS_SPLITS: dict[str, tuple[str, int]] = {"cub:retrieval": ("cub", 100)}
+"""Data set and number of training classes, the first ones, of each class-disjoint split."""
+_FILES = {
+    "cub": ("cub", "cub200", "cub_200_2011"),
+    "fashion_mnist": ("fashion_mnist", "fashion"),
+    "chimpanzees": ("chimpanzees", "chimpanzee-faces"),
+}
 """Prefixes of the files of a data set in ``$TAMMES_DATA``, if not its name alone."""
 
 _TRAIN = ("train", "training")
@@ -54,31 +67,36 @@ def load(
     source: str | os.PathLike[str],
     partition: str,
     *,
-    size: int | None = None,
+    size: int | tuple[int, int] | None = None,
     skip_corrupt: bool = False,
     memory: int = 4 << 30,
     like: Images | None = None,
     whole: bool = False,
+    novel: bool = False,
     report: Callable[[str], None] = say,
 ) -> Images:
     """Load the images of one partition of a source.
 
     Args:
-        source: ``digits``, a name of :data:`KNOWN`, a folder of class folders, a parquet file, a
-            folder of them, or ``OWNER/NAME`` (``OWNER/NAME:CONFIG``) on the Hugging Face hub.
+        source: ``digits``, a name of :data:`KNOWN` or :data:`CLASS_SPLITS`, a folder of class
+            folders, a parquet file, a folder of them, or ``OWNER/NAME`` (``OWNER/NAME:CONFIG``) on
+            the Hugging Face hub.
         partition: ``train``, ``test``, or another one the source has. If there is no test
             partition, a fixed fifth of every class is held out (a quarter of ``digits``).
-        size: side of the square images; by default their own if it is the same for all, else 64.
-            The shorter side is resized to it, and the centre is cropped.
+        size: side of the square images, or their height and width; by default their own if it is
+            the same for all, else 64. Images are resized to just cover it, and the centre is
+            cropped.
         skip_corrupt: leave out unreadable images instead of raising.
         memory: largest size of the pixels in bytes; larger sets are read image by image.
         like: training images, whose shape and classes the result gets.
         whole: hold nothing out of a source without a test partition; for sources that are all
             training images, or all test images of another.
+        novel: test images are of classes that are not trained, and keep them; they are in a
+            partition ``novel`` or else in the test partition.
         report: called with one-line messages.
 
     Returns:
-        The images. Their classes are those of the training partition.
+        The images. Their classes are those of the training partition, unless they are novel.
 
     Raises:
         DataError: one sentence on what cannot be used.
@@ -88,16 +106,17 @@ def load(
         (1, 8, 8)
     """
     title = os.fspath(source)
-    if size is not None and size < 1:
+    sides = (size, size) if isinstance(size, int) else size
+    if sides is not None and min(sides) < 1:
         raise ValueError(f"load expects a size of at least 1, got {size}")
     if title == "digits":
         if partition not in ("train", "test"):
             raise DataError(f"digits: there is no partition {partition!r}, it has train and test")
-        images = _digits(like.shape if like is not None else (1, size or 8, size or 8))
+        images = _digits(like.shape if like is not None else (1, *(sides or (8, 8))))
         part = hold_out(images, 0.25, seed=0)[partition == "test"]
         return part if like is None else part.match(like.classes)
     available = _find(title, report)
-    name, held_out = _pick(title, available, partition, whole=whole, report=report)
+    name, held_out = _pick(title, available, partition, whole=whole, novel=novel, report=report)
     entries = available[name]()
     images = PartitionDecoder(
         source=title,
@@ -108,7 +127,10 @@ def load(
         memory=memory,
         report=report,
     ).images()
-    classes = _classes(title, available, name, entries.present()) if like is None else like.classes
+    if like is None or novel:
+        classes = _classes(title, available, name, entries.present(), novel=novel)
+    else:
+        classes = [*like.classes]
     images = images.match(classes)
     if held_out:
         images = hold_out(images, _HELD_OUT, seed=0)[partition == "test"]
@@ -135,6 +157,15 @@ def _digits(shape: tuple[int, int, int]) -> Images:
     )
 
 
+def identity_protocol(source: str, testing: Images) -> IdentityProtocol:
+    """Return the protocol that a folder prescribes for its novel images, or an empty one."""
+    local = data_folder()
+    path = Path(source).expanduser()
+    if source in KNOWN and local is not None:
+        path = local / source
+    return identity_folders.read_protocol(path).select(testing.index)
+
+
 def data_folder() -> Path | None:
     """Return the folder of local data sets, ``$TAMMES_DATA``, or None."""
     folder = os.environ.get("TAMMES_DATA")
@@ -145,12 +176,15 @@ def _find(title: str, report: Callable[[str], None]) -> Partitions:
     """Resolve the name of a source to its partitions."""
     if title in KNOWN:
         return _known(title, report)
+    if title in CLASS_SPLITS:
+        name, trained = CLASS_SPLITS[title]
+        return split_by_class(title, _known(name, report), trained)
     path = Path(title).expanduser()
     if path.is_dir():
         files = _parquet(path)
         if files:
             return parquet.partitions(files, root=path, report=report)
-        return folders.partitions(path)
+        return identity_folders.partitions(path) or folders.partitions(path)
     if path.is_file():
         if path.suffix.lower() != ".parquet":
             raise DataError(
@@ -163,7 +197,10 @@ def _find(title: str, report: Callable[[str], None]) -> Partitions:
             # A mistyped path looks like a name on the hub, and a network may be slow.
             report(f"{title}: no such local folder, trying the Hugging Face hub")
         return hub.partitions(name, config or None)
-    hint = did_you_mean(title, ["digits", *KNOWN]) or "; a name on the hub is OWNER/NAME"
+    hint = (
+        did_you_mean(title, ["digits", *KNOWN, *CLASS_SPLITS])
+        or "; a name on the hub is OWNER/NAME"
+    )
     raise DataError(f"{title}: there is no such file, folder or known name{hint}")
 
 
@@ -203,10 +240,18 @@ def _known(title: str, report: Callable[[str], None]) -> Partitions:
 
 
 def _pick(
-    title: str, available: Partitions, partition: str, *, whole: bool, report: Callable[[str], None]
+    title: str,
+    available: Partitions,
+    partition: str,
+    *,
+    whole: bool,
+    novel: bool,
+    report: Callable[[str], None],
 ) -> tuple[str, bool]:
     """Return the partition of the source to read, and whether to hold out a share of it."""
     wanted = partition.lower()
+    if novel and wanted == "test" and "novel" in available:
+        return "novel", False
     train, test, own = (
         next((name for name in _ALIASES.get(word, (word,)) if name in available), None)
         for word in ("train", "test", wanted)
@@ -228,11 +273,13 @@ def _pick(
     return everything, True
 
 
-def _classes(title: str, available: Partitions, name: str, present: list[str]) -> list[str]:
-    """Return the classes of the training partition; test images may have no others."""
+def _classes(
+    title: str, available: Partitions, name: str, present: list[str], *, novel: bool
+) -> list[str]:
+    """Return the classes of the training partition; only ``novel`` images may have others."""
     train = next((word for word in _TRAIN if word in available), None)
     classes = present
-    if name in _TEST and train is not None and name in available:
+    if name in _TEST and train is not None and name in available and not novel:
         classes = available[train]().present()
         known = set(classes)
         unknown = [each for each in present if each not in known]

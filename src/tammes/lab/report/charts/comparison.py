@@ -37,22 +37,23 @@ _BY_KEY = {quantity.key: quantity for quantity in QUANTITIES}
 
 
 def results(loaded: LoadedRuns) -> list[Drawing]:
-    """Chart the accuracy of every group, and its difference from the first."""
-    groups = [group for group in loaded.groups if group.values["accuracy"]]
+    """Chart the main quantity of every group, and its difference from the first."""
+    main = loaded.study.main
+    groups = [group for group in loaded.groups if group.values[main.key]]
     if not groups:
         return []
     drawings = [
         Drawing(
-            "accuracy",
-            Chart([_means(groups, loaded, _BY_KEY["accuracy"], "Test accuracy")]),
+            main.key,
+            Chart([_means(groups, loaded, main, f"Test {main.name}")]),
             caption="Filled: mean ± standard deviation; hollow: single seeds.",
         )
     ]
-    panel = _differences(loaded, groups, _BY_KEY["accuracy"])
+    panel = _differences(loaded, groups, main)
     if panel is not None:
         caption = "Paired over common seeds: mean and 95 % interval (Student t). "
         caption += "Without bars: one seed, no interval."
-        drawings.append(Drawing("accuracy-differences", Chart([panel]), caption=caption))
+        drawings.append(Drawing(f"{main.key}-differences", Chart([panel]), caption=caption))
     return drawings
 
 
@@ -97,7 +98,7 @@ def _differences(loaded: LoadedRuns, groups: Sequence[Group], quantity: Quantity
         rows.append(group.label)
     if not rows:
         return None
-    title = f"Difference in accuracy from {base.label}"
+    title = f"Difference in {quantity.name} from {base.label}"
     return Panel([*layers, Rule(0.0)], title, f"{quantity.unit} points", rows=rows, above=True)
 
 

@@ -84,6 +84,10 @@ class _Curve:
 
 _CURVES = (
     _Curve("test-accuracy", ("test", "accuracy"), "Test accuracy", "%", factor=100),
+    _Curve("test-map", ("test", "mean_average_precision"), "Test mAP", "%",
+           "Of identities that are not trained.", 100),
+    _Curve("test-eer", ("test", "eer"), "Test EER", "%",
+           "Of pairs of identities that are not trained.", 100),
     _Curve("validation-accuracy", ("validation", "accuracy"), "Validation accuracy", "%",
            "Selects the best epoch.", 100),
     _Curve("train-accuracy", ("train", "accuracy"), "Training accuracy", "%",

@@ -29,6 +29,7 @@ def reproduction_page(recipe: Recipe, ledger: Ledger, *, command: str | None = N
         "": [*_cards(comparison), *[page.Text(recipe.summary)] * bool(recipe.summary)],
         "Claims": [*_claims(comparison), *figure_blocks(drawn["claims"])],
         "Paper and ours": [*comparison_blocks(comparison), *figure_blocks(drawn["paper"])],
+        "Intervals over identities": _identity_intervals(comparison),
         "Figures": figure_blocks(drawn["requested"], labels),
         "Differences from the paper": _protocol(comparison),
         "Open, diverged and failed": _missing(comparison),
@@ -49,6 +50,36 @@ def reproduction_figures(recipe: Recipe, ledger: Ledger) -> dict[str, Chart]:
     """Return every chart of the page of a reproduction, by file name."""
     comparison = PaperComparison(recipe, ledger)
     return {each.name: each.chart for _, drawings in _drawings(comparison) for each in drawings}
+
+
+def _identity_intervals(comparison: PaperComparison) -> list[page.Block]:
+    """Return a table of the intervals over identities, or nothing if no cell has any."""
+    recipe = comparison.recipe
+    rows: list[list[page.Cell]] = []
+    shown: set[str] = set()
+    found: dict[tuple[str, str], list[dict[str, list[float]]]] = {}
+    for cell in comparison.ledger.cells:
+        intervals = cell.kept.get("identities", {}).get("intervals", {})
+        if cell.status == "done" and intervals:
+            found.setdefault((cell.row, cell.column), []).append(intervals)
+            shown |= intervals.keys()
+    quantities = [each for each in recipe.quantities if each.key in shown]
+    for (row, column), several in found.items():
+        cells: list[page.Cell] = [
+            recipe.rows[row].title,
+            recipe.columns[column].title,
+            len(several),
+        ]
+        for quantity in quantities:
+            pairs = [each[quantity.key] for each in several if quantity.key in each]
+            ends = [quantity.shown(sum(each) / len(pairs)) for each in zip(*pairs, strict=True)]
+            cells.append(" to ".join(ends))
+        rows.append(cells)
+    if not rows:
+        return []
+    heads = ["", "", "n", *(quantity.heading for quantity in quantities)]
+    caption = "95 % bootstrap over the test identities of each run; mean of both ends over n seeds."
+    return [page.Table(heads, rows, caption)]
 
 
 def _drawings(comparison: PaperComparison) -> list[tuple[str, list[Drawing]]]:

@@ -203,7 +203,7 @@ def _difference_table(loaded: LoadedRuns) -> list[page.Block]:
             for q, each in less
         ]
         rows.append([page.Value(group.label, color=place), seeds, *cells, _verdict(loaded, group)])
-    heads = ["group", "n", *(q.heading for q in compared_with), "accuracy is"]
+    heads = ["group", "n", *(q.heading for q in compared_with), f"{study.main.name} is"]
     caption = f"Difference from {base.label}, paired over n common seeds: mean [95 % interval, "
     caption += "Student t]; * where the interval excludes zero."
     # A no-break space keeps "n = 1" on one line.
@@ -212,7 +212,7 @@ def _difference_table(loaded: LoadedRuns) -> list[page.Block]:
 
 
 def _verdict(loaded: LoadedRuns, group: Group) -> str:
-    less = loaded.study.difference(group, "accuracy")
+    less = loaded.study.difference(group, loaded.study.main.key)
     if less is None:
         return "not compared"
     if less.clear:

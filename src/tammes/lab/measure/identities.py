@@ -1,0 +1,221 @@
+"""Measures of features of identities that were not trained: retrieval, verification, 1:N search.
+
+Retrieval searches each image among all others. Verification compares pairs: all of them, or a fixed
+sample of each kind. Identification enrols some images of each identity as one template, half of the
+identities in either of two galleries, and searches every other image in both: in one its identity
+is there, in the other it is not.
+"""
+
+import math
+from collections.abc import Callable
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from tammes.lab.data import seeded_draws
+from tammes.lab.data.identities.protocol import IdentityProtocol
+from tammes.lab.data.images import DataError
+from tammes.lab.data.subsets import rank_in_class
+from tammes.metrics import functional
+from tammes.similarity import directions
+
+PAIRS = 100_000
+"""Largest number of pairs of each kind."""
+ENROLLED = 5
+"""Images of a template; at most half of those of an identity."""
+RESAMPLES = 300
+"""Resamples of the intervals."""
+_BLOCK = 1 << 14
+"""Pairs whose features are in memory at once."""
+RATES = (1e-2, 1e-3)
+"""False acceptance rates of TAR; the first is the FPIR of TPIR too."""
+
+
+def check_identities(source: str, labels: Tensor) -> None:
+    """Reject test images that cannot be measured: no identity has two images, or there is one."""
+    counts = labels.bincount()
+    if int((counts > 0).sum()) < 2 or int(counts.max()) < 2:
+        raise DataError(
+            f"{source}: two identities or more are expected to test on, one of them with two "
+            f"images or more, got {int((counts > 0).sum())} with at most {int(counts.max())}"
+        )
+
+
+def measure_identities(
+    features: Tensor, labels: Tensor, protocol: IdentityProtocol | None = None
+) -> dict[str, float]:
+    """Measure features of identities, as in a line of ``metrics.jsonl``.
+
+    Args:
+        features: shape ``(N, D)``.
+        labels: identity of each, shape ``(N,)``.
+        protocol: what is compared, if the data set prescribes it.
+
+    Returns:
+        Shares by name: ``mean_average_precision``, ``recall_at_1``, ``eer``... Those that too few
+        images are there for are left out.
+    """
+    results = _results(features, labels, protocol or IdentityProtocol())
+    return {
+        name: value for result, read in results for name, value in _finite(read(result)).items()
+    }
+
+
+def identity_intervals(
+    features: Tensor, labels: Tensor, protocol: IdentityProtocol | None = None
+) -> dict[str, list[float]]:
+    """Return 95 % bootstrap intervals over identities of :func:`measure_identities`."""
+    found: dict[str, list[float]] = {}
+    for result, read in _results(features, labels, protocol or IdentityProtocol()):
+        generator = torch.Generator().manual_seed(0)
+        drawn = functional.intervals(result, read, resamples=RESAMPLES, generator=generator)
+        ends = {name: [each.low, each.high] for name, each in drawn.items()}
+        found |= {name: pair for name, pair in ends.items() if all(map(math.isfinite, pair))}
+    return found
+
+
+Read = Callable[[Any], dict[str, Any]]
+
+
+def _results(
+    features: Tensor, labels: Tensor, protocol: IdentityProtocol
+) -> list[tuple[Any, Read]]:
+    """Compute the results of all protocols, each with a function that reads its numbers."""
+    labels = labels.to(features.device)
+    units = directions(features.double())
+    found: list[tuple[Any, Read]] = []
+    if protocol.pairs is None:
+        found.append((_retrieval(units, labels, protocol), _read_retrieval))
+    pairs = sample_pairs(labels, protocol) if protocol.pairs is None else protocol.pairs
+    pairs = pairs.to(features.device)
+    left, right = pairs[:, 0], pairs[:, 1]
+    same = labels[left] == labels[right]
+    if bool(same.any()) and not bool(same.all()):
+        blocks = zip(left.split(_BLOCK), right.split(_BLOCK), strict=True)
+        scores = torch.cat([(units[a] * units[b]).sum(1) for a, b in blocks])
+        sides = (labels[left], labels[right])
+        known = functional.verification(scores, same, identities=sides)
+        found.append((known, _read_verification))
+        if protocol.folds is not None:
+            folds = protocol.folds.to(features.device)
+            accuracy = functional.fold_accuracy(scores, same, folds=folds, identities=sides)
+            found.append((accuracy, lambda each: {"verification_accuracy": each.mean}))
+    if protocol.pairs is None and protocol.query is None:
+        search = _identification(units, labels)
+        if search is not None:
+            found.append((search, _read_identification))
+    return found
+
+
+def _retrieval(units: Tensor, labels: Tensor, protocol: IdentityProtocol) -> Any:
+    cameras = None if protocol.cameras is None else protocol.cameras.to(labels.device)
+    if protocol.query is None:
+        return functional.retrieval(units, None, labels, None, cameras)
+    query = protocol.query.to(labels.device)
+    own, other = (None, None) if cameras is None else (cameras[query], cameras[~query])
+    return functional.retrieval(
+        units[query], units[~query], labels[query], labels[~query], own, other
+    )
+
+
+def _read_retrieval(result: Any) -> dict[str, Any]:
+    return {
+        "mean_average_precision": result.mean_average_precision,
+        "recall_at_1": result.recall_at(1),
+        "recall_at_5": result.recall_at(5),
+        "map_at_r": result.map_at_r,
+        "minp": result.minp,
+    }
+
+
+def _read_verification(result: Any) -> dict[str, Any]:
+    rates = {
+        f"tar_at_far_{_power(far)}": result.tar(far) for far in RATES if result.different * far >= 1
+    }
+    return {"eer": result.eer, "auc": result.auc, **rates}
+
+
+def _read_identification(result: Any) -> dict[str, Any]:
+    fewest = min(int((search.rank == 0).sum()) for search in result.searches)
+    found = {"identification_rank_1": result.rank_1}
+    if fewest * RATES[0] >= 1:
+        found[f"tpir_at_fpir_{_power(RATES[0])}"] = result.tpir(RATES[0])
+    return found
+
+
+def _power(rate: float) -> str:
+    return f"1e{round(math.log10(rate))}"
+
+
+def _finite(values: dict[str, Any]) -> dict[str, float]:
+    plain = {name: float(value) for name, value in values.items()}
+    return {name: value for name, value in plain.items() if math.isfinite(value)}
+
+
+def sample_pairs(labels: Tensor, protocol: IdentityProtocol, limit: int = PAIRS) -> Tensor:
+    """Return all pairs of test images, or a fixed sample of each kind, shape ``(P, 2)``.
+
+    Pairs are of a query and a gallery image if there are such sides, else of any two images. Pairs
+    of one identity and one camera are left out, as in retrieval.
+
+    Args:
+        labels: identity of each image, shape ``(N,)``.
+        protocol: sides and cameras.
+        limit: largest number of pairs of one identity, and of two.
+    """
+    labels, query = labels.cpu(), protocol.query
+    first = second = torch.arange(len(labels))
+    if query is not None:
+        first, second = (side.cpu().nonzero().squeeze(1) for side in (query, ~query))
+    same = torch.cat(
+        [
+            torch.cartesian_prod(first[labels[first] == label], second[labels[second] == label])
+            for label in labels[first].unique()
+        ]
+    )
+    if len(first) * len(second) <= 4 * limit:
+        different = torch.cartesian_prod(first, second)
+    else:
+        # More than needed, as some are of one identity, in the other order or drawn twice.
+        draws = [
+            side[seeded_draws.below(len(side), 4 * limit, 0, word)]
+            for side, word in ((first, "first of a pair"), (second, "second of a pair"))
+        ]
+        different = torch.stack(draws, 1).unique(dim=0)
+    different = different[labels[different[:, 0]] != labels[different[:, 1]]]
+    if protocol.cameras is not None:
+        cameras = protocol.cameras.cpu()
+        same = same[cameras[same[:, 0]] != cameras[same[:, 1]]]
+    kinds = []
+    for word, pairs in (("same", same), ("different", different)):
+        # Without sides each pair is there in both orders.
+        pairs = pairs if query is not None else pairs[pairs[:, 0] < pairs[:, 1]]
+        chosen = seeded_draws.permutation(len(pairs), 0, word)[:limit]
+        kinds.append(pairs[chosen.sort().values])
+    return torch.cat(kinds)
+
+
+def _identification(units: Tensor, labels: Tensor) -> Any | None:
+    """Search all images that are not enrolled in two galleries of half of the identities each."""
+    labels = labels.cpu()
+    counts = labels.bincount()
+    known = (counts >= 2).nonzero().squeeze(1)
+    if len(known) < 2:
+        return None
+    known = known[seeded_draws.permutation(len(known), 0, "galleries")]
+    template = torch.full((len(counts),), -1)
+    template[known] = torch.arange(len(known))
+    enrolled = rank_in_class(labels, 0, "enrolled") < (counts // 2).clamp(max=ENROLLED)[labels]
+    probes, rows = ((~enrolled).nonzero().squeeze(1), enrolled.nonzero().squeeze(1))
+    device = units.device
+    templates = units.new_zeros(len(known), units.shape[1]).index_add(
+        0, template[labels[rows]].to(device), units[rows.to(device)]
+    )
+    return functional.identification(
+        units[probes.to(device)],
+        templates,
+        labels[probes].to(device),
+        known.to(device),
+        galleries=(torch.arange(len(known)) % 2).to(device),
+    )
