@@ -50,6 +50,23 @@ class Evaluation(NamedTuple):
     protocol: IdentityProtocol = IdentityProtocol()
 
 
+def evaluation_features(
+    model: Model, pixels: Tensor, index: Tensor | None = None, *, flip: bool = False
+) -> Tensor:
+    """Compute features as a run is evaluated, float32 ``(N, D)``.
+
+    Args:
+        model: model in evaluation mode.
+        pixels: uint8, shape ``(N, C, H, W)``.
+        index: index of each image, shape ``(N,)``; not used in evaluation mode.
+        flip: average the features of an image and of its mirror image.
+    """
+    features = model.features(pixels, index, 0).float()
+    if flip:
+        features = (features + model.features(pixels.flip(3), index, 0).float()) / 2
+    return features
+
+
 @torch.no_grad()
 def evaluate(
     fabric: Any,
@@ -79,10 +96,7 @@ def evaluate(
     parts = []
     for pixels, _, index in loader.in_order(_BATCH, rank=rank, world_size=world_size):
         with fabric.autocast():
-            own = model.features(pixels, index, 0).float()
-            if flip:
-                own = (own + model.features(pixels.flip(3), index, 0).float()) / 2
-        parts.append(own)
+            parts.append(evaluation_features(model, pixels, index, flip=flip))
     size = model.criterion.head.embedding_size
     features = torch.cat(parts) if parts else torch.zeros(0, size, device=fabric.device)
     total = len(loader.images)
