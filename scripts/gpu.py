@@ -140,13 +140,13 @@ def environment() -> dict[str, str]:
 
 
 def start_tests(logs: Path) -> Child:
-    """Start every test marked ``gpu``, ``kernel`` or ``compiler``."""
-    marked = re.compile(r"mark\.(gpu|kernel|compiler)\b")
+    """Start every test marked ``gpu``, ``kernel`` or ``torch_version``."""
+    marked = re.compile(r"mark\.(gpu|kernel|torch_version)\b")
     files = [p for p in sorted((ROOT / "tests").rglob("test_*.py")) if marked.search(p.read_text())]
     options = [
         "-q",
         "-m",
-        "gpu or kernel or compiler",
+        "gpu or kernel or torch_version",
         "-p",
         "no:cacheprovider",
         "--durations=10",

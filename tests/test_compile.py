@@ -299,7 +299,7 @@ def assert_compiled_changes_as_eager_does(name, backend):
         assert compiled.state_dict()[name].data_ptr() == held[name], name
 
 
-@pytest.mark.compiler
+@pytest.mark.torch_version
 @pytest.mark.parametrize("name", CHANGING)
 def test_a_compiled_criterion_has_the_gradient_of_the_state_it_read(name):
     assert_compiled_changes_as_eager_does(name, "aot_eager")

@@ -12,6 +12,7 @@ import tammes
 from tammes.heads.class_sampling import Sampler
 from tammes.schedules import DeferredReweighting, WarmUp
 
+pytestmark = pytest.mark.torch_version
 SIZE, CLASSES, ROWS = 6, 5, 8
 
 

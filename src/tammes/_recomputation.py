@@ -103,7 +103,8 @@ def _second_pass() -> Any:
     frame = _find("CheckpointFunction.backward", "_checkpoint_hook.__init__.<locals>.unpack_hook")
     if frame is None:
         return None
-    return frame.f_locals["ctx" if "ctx" in frame.f_locals else "frame"]
+    # The hook of torch 2.11 has a variable ctx too.
+    return frame.f_locals["frame" if "frame" in frame.f_locals else "ctx"]
 
 
 def _find(*names: str) -> FrameType | None:

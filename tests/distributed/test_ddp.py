@@ -461,6 +461,7 @@ def compiled(group, name):
 
 
 @pytest.mark.parametrize("name", ["cosface", "everything"])
+@pytest.mark.torch_version
 def test_a_compiled_model_has_the_loss_and_the_gradients_of_one_process(name):
     model = make(LOSSES[name])
     inputs, labels, weights = examples(1)
