@@ -17,7 +17,7 @@ from tammes.lab.reproduce import run as reproduce
 from tammes.lab.reproduce.judge import judge
 from tammes.lab.reproduce.ledger import Ledger
 from tammes.lab.reproduce.recipe_yaml import read
-from tammes.lab.reproduce.run import RunnerSettings, Selection
+from tammes.lab.reproduce.run import RunnerSettings, Selection, with_local_data
 from tammes.lab.runner import Result
 
 TINY = {
@@ -809,3 +809,11 @@ def test_a_real_reproduction_that_is_complete_runs_nothing(trained, monkeypatch)
         ledger.cells, key=lambda cell: cell.row
     )
     assert again.tuned == ledger.tuned
+
+
+def test_a_test_set_of_its_own_is_read_from_elsewhere_too():
+    cell = recipes.load("liu2016/lfw").cell("softmax", "lfw", 0)
+    moved = with_local_data(cell, {"lfw": "/disk/lfw"})
+    assert (moved.config.data, moved.config.test) == ("webface", "/disk/lfw")
+    assert moved.digest == cell.digest
+    assert with_local_data(cell, {"cub": "/disk/cub"}) is cell
