@@ -59,7 +59,8 @@ def _other(value, name):
         return not value
     if isinstance(value, int | float):
         return value + (0.25 if isinstance(value, float) else 1)
-    return "other" if isinstance(value, str) else {"test": "x", "image_size": 9}.get(name, 0.5)
+    numbers = {"test": "x", "image_size": 9, "image_width": 9}
+    return "other" if isinstance(value, str) else numbers.get(name, 0.5)
 
 
 @pytest.mark.parametrize(

@@ -55,7 +55,7 @@ class Config:
         identities: test on identities that are not trained classes, by retrieval, verification and
             1:N search; they are a partition ``novel`` or ``test`` of the data.
         image_size: side of the square images in pixels; by default the images' own size.
-        image_width: width of images that are not square; their height is then ``image_size``.
+        image_width: width of images that are not square; ``image_size`` is then their height.
         validation: share of the training images held out to choose the best epoch; with 0 the last
             epoch is kept.
         limit: largest number of images per partition, balanced over the classes, for quick trials;
@@ -187,8 +187,6 @@ class Config:
                 "identities expects test images that are not trained on, in a partition of their "
                 f"own, got {other}"
             )
-        if self.image_width is not None and self.image_size is None:
-            raise ValueError("image_width expects the height to be given by image_size, got none")
         if self.start and self.shard:
             raise ValueError("start expects a head in one piece, got shard")
         if self.whole and self.skip_corrupt:

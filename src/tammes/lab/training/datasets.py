@@ -65,9 +65,9 @@ def prepare_data(
 
 def _size(config: Config) -> int | tuple[int, int] | None:
     """Return the side of the images, or their height and width."""
-    if config.image_size is None or config.image_width is None:
+    if config.image_width is None:
         return config.image_size
-    return config.image_size, config.image_width
+    return config.image_size or config.image_width, config.image_width
 
 
 def _check_novel(
