@@ -30,6 +30,7 @@ HEADS = {
     "gaussian": {"head": "gaussian()", "loss": "large_margin_gaussian()"},
     "simplex": {"head": "simplex()", "loss": "softmax()"},
     "sharded": {"head": "cosine(scale=16)", "loss": "cosface()", "shard": True},
+    "mirror images": {"head": "cosine(scale=16)", "loss": "cosface()", "flip_test": True},
     "masked": {"head": "linear(bias=True)", "loss": "softmax()"},
 }
 EXPORT = {".onnx": export_onnx, ".pt2": export_torch}

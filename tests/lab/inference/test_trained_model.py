@@ -12,6 +12,7 @@ from PIL import Image
 import tammes
 from tammes.lab.config.schema import Config
 from tammes.lab.data import load as load_images
+from tammes.lab.inference.export import ExportedNetwork
 from tammes.lab.inference.preprocess import UnreadableImage
 from tammes.lab.records.run_folder import Run
 from tammes.lab.training.datasets import prepare_data
@@ -302,6 +303,18 @@ def test_a_run_in_bf16_is_embedded_in_float32(tmp_path):
     assert found.dtype == torch.float32
     off = (found - stored["features"]).norm(dim=1) / stored["features"].norm(dim=1)
     assert 0 < off.max() < 0.02
+
+
+def test_a_run_tested_on_mirror_images_is_embedded_alike(tmp_path):
+    config = Config(data="digits", backbone="mnist_cnn(features=8)", epochs=1, limit=100)
+    run = train(config.replace(flip_test=True), tmp_path)
+    model = tammes.load(run, device="cpu")
+    pixels = prepare_data(run.config, lambda text: None)[2].pixels
+    close(model.embed(pixels), run.tensors("embeddings")["features"])
+    close(model.embed(pixels.flip(3)), model.embed(pixels))
+    assert str(model.preprocess).endswith("of the image and of its mirror image")
+    network = ExportedNetwork(model.model, logits=True, flip=model.preprocess.flip)
+    close(network(pixels)[0].detach(), model.embed(pixels))
 
 
 @pytest.mark.gpu

@@ -27,6 +27,7 @@ import tammes
 from tammes.lab.inference.trained_model import TrainedModel
 from tammes.lab.measure.classification import classifies
 from tammes.lab.records.atomic_io import write_atomically
+from tammes.lab.training.evaluation import evaluation_features
 from tammes.lab.training.model import Model
 from tammes.optional import require
 
@@ -68,10 +69,12 @@ class ExportedNetwork(nn.Module):
     Args:
         model: model in evaluation mode, of which a copy is made.
         logits: whether to return the scores of the classes too.
+        flip: whether to average the embeddings of an image and of its mirror image.
     """
 
-    def __init__(self, model: Model, *, logits: bool) -> None:
+    def __init__(self, model: Model, *, logits: bool, flip: bool = False) -> None:
         super().__init__()
+        self.flip = flip
         self.model = copy.deepcopy(model).cpu().requires_grad_(False)
         self.head = self.model.criterion.head if logits else None
         # What the loss keeps beside the prototypes is no part of the file.
@@ -86,7 +89,7 @@ class ExportedNetwork(nn.Module):
         """Return embeddings and logits of pixels, uint8 ``(N, channels, height, width)``."""
         # Not from the length of the batch, which would be a constant of the program.
         index = torch.zeros_like(pixels[:, 0, 0, 0], dtype=torch.int64)
-        embedding = self.model.features(pixels, index).float()
+        embedding = evaluation_features(self.model, pixels, index, flip=self.flip)
         return (embedding,) if self.head is None else (embedding, self.head.logits(embedding))
 
 
@@ -197,7 +200,7 @@ def _prepare(
     if logits:
         model.check_classifies("export with logits")
     logits = classifies(model.loss) if logits is None else logits
-    network = ExportedNetwork(model.model, logits=logits).eval()
+    network = ExportedNetwork(model.model, logits=logits, flip=model.preprocess.flip).eval()
     shape = ", ".join(map(str, model.preprocess.shape))
     metadata = {
         "tammes": tammes.__version__,

@@ -49,17 +49,22 @@ class Preprocess:
         mean: mean of each channel, for values in [0, 1].
         std: standard deviation of each channel.
         crops: centre crops after normalisation: the share of each side, and the resulting size.
+        flip: whether embeddings of an image and of its mirror image are averaged.
     """
 
     shape: Shape
     mean: tuple[float, ...]
     std: tuple[float, ...]
     crops: tuple[tuple[float, tuple[int, int]], ...] = ()
+    flip: bool = False
 
     @classmethod
-    def of(cls, augment: Augment, *, mean: Iterable[float], std: Iterable[float]) -> "Preprocess":
+    def of(
+        cls, augment: Augment, *, mean: Iterable[float], std: Iterable[float], flip: bool
+    ) -> "Preprocess":
         """Return the preprocessing of a model with this augmentation."""
-        return cls(augment.shape, tuple(mean), tuple(std), tuple(augment.evaluation_crops()))
+        crops = tuple(augment.evaluation_crops())
+        return cls(augment.shape, tuple(mean), tuple(std), crops, flip)
 
     def __call__(self, image: Any, name: str = "the image") -> Tensor:
         """Convert one image to pixels, uint8 ``(channels, height, width)``.
@@ -106,6 +111,8 @@ class Preprocess:
             f"crop the centre, {share:.4g} of each side, resized to {size[0]}×{size[1]}"
             for share, size in self.crops
         ]
+        if self.flip:
+            steps.append("average the embeddings of the image and of its mirror image")
         return "; ".join(steps)
 
     def as_dict(self) -> dict[str, Any]:
@@ -115,6 +122,7 @@ class Preprocess:
             "mean": list(self.mean),
             "std": list(self.std),
             "crops": [[share, list(size)] for share, size in self.crops],
+            "flip": self.flip,
             "steps": str(self),
         }
 

@@ -17,6 +17,7 @@ from torch import Tensor
 from tammes.lab.inference.preprocess import Preprocess, UnreadableImage, named_images
 from tammes.lab.measure.classification import classifies
 from tammes.lab.records.run_folder import Run, finished_run
+from tammes.lab.training.evaluation import evaluation_features
 from tammes.lab.training.model import Model, load_model
 from tammes.terms import Loss
 
@@ -96,7 +97,10 @@ class TrainedModel:
         self.classes: tuple[str, ...] = tuple(run.data["classes"])
         self.loss: Loss = self.model.criterion.loss
         self.preprocess = Preprocess.of(
-            self.model.augment, mean=run.data["mean"], std=run.data["std"]
+            self.model.augment,
+            mean=run.data["mean"],
+            std=run.data["std"],
+            flip=run.config.flip_test,
         )
 
     @property
@@ -231,8 +235,9 @@ class TrainedModel:
                 names.append(name)
             if pixels:
                 with torch.no_grad():
-                    features = self.model.features(torch.stack(pixels).to(self.device))
-                yield positions, names, features.float()
+                    batch = torch.stack(pixels).to(self.device)
+                    features = evaluation_features(self.model, batch, flip=self.preprocess.flip)
+                yield positions, names, features
             if failure is not None:
                 # After the results of all images before it.
                 raise failure

@@ -50,6 +50,30 @@ class Evaluation(NamedTuple):
     protocol: IdentityProtocol = IdentityProtocol()
 
 
+def evaluation_features(
+    model: Model,
+    pixels: Tensor,
+    index: Tensor | None = None,
+    *,
+    projected: bool = True,
+    flip: bool = False,
+) -> Tensor:
+    """Compute features as a run is evaluated, float32 ``(N, D)``.
+
+    Args:
+        model: model in evaluation mode.
+        pixels: uint8, shape ``(N, C, H, W)``.
+        index: index of each image, shape ``(N,)``; not used in evaluation mode.
+        projected: compute them behind the projection that the training uses, not in front of it.
+        flip: average the features of an image and of its mirror image.
+    """
+    features = model.features(pixels, index, 0, projected=projected).float()
+    if flip:
+        mirrored = model.features(pixels.flip(3), index, 0, projected=projected)
+        features = (features + mirrored.float()) / 2
+    return features
+
+
 @torch.no_grad()
 def evaluate(
     fabric: Any,
@@ -108,10 +132,7 @@ def gather_features(
     parts = []
     for pixels, _, index in loader.in_order(_BATCH, rank=rank, world_size=world_size):
         with fabric.autocast():
-            own = model.features(pixels, index, 0, projected=projected).float()
-            if flip:
-                mirrored = model.features(pixels.flip(3), index, 0, projected=projected)
-                own = (own + mirrored.float()) / 2
+            own = evaluation_features(model, pixels, index, projected=projected, flip=flip)
         parts.append(own)
     size = model.num_features(projected=projected)
     features = torch.cat(parts) if parts else torch.zeros(0, size, device=fabric.device)
