@@ -54,7 +54,7 @@ def test_the_accuracy_of_an_epoch_is_that_of_its_model(small, tmp_path, method):
     )
     episodes = parse_selection(config.select_epoch)
     # The images are a share of those that from_run takes, so that only the way there is compared.
-    images = episodes.load(config, few_shot.prepare_data(config, print)[0], print)
+    images = episodes.load_images(config, few_shot.prepare_data(config, print)[0], print)
     model = load_model(run)
     features = few_shot.model_features(model, images)
     found = episodes.accuracy(features, images, examples.base_mean)

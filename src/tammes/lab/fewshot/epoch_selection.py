@@ -51,7 +51,9 @@ class ValidationEpisodes:
         """Whether the method subtracts the mean of the training features."""
         return needs_base_mean(methods(self.method))
 
-    def load(self, config: Config, training: Images, report: Callable[[str], None]) -> Images:
+    def load_images(
+        self, config: Config, training: Images, report: Callable[[str], None]
+    ) -> Images:
         """Load the images of the classes, in the size of the training images."""
         lists, part = class_lists.parse(self.classes, default="validation")
         wanted = lists.part(part)
@@ -76,7 +78,7 @@ class ValidationEpisodes:
 
         Args:
             features: features of the images, shape ``(N, D)``.
-            images: images of :meth:`load`.
+            images: images of :meth:`load_images`.
             base_mean: mean of the training features, shape ``(D,)``, if the method needs it.
         """
         (method,) = methods(self.method).values()

@@ -275,7 +275,7 @@ def _set_up(fabric: Any, config: Config, folder: Path, progress: Progress) -> _T
     selection = None
     if chosen := parse_selection(config.select_epoch):
         with fabric.rank_zero_first(local=True):
-            selection = chosen, loader(chosen.load(config, training, progress.say))
+            selection = chosen, loader(chosen.load_images(config, training, progress.say))
     saves, say = folder / "checkpoints", progress.say
     checkpoints: Checkpoints | ShardedCheckpoints = Checkpoints(saves, say)
     if config.shard:
