@@ -36,7 +36,7 @@ COMMANDS = {
 SECTIONS = {
     "Train": ("demo", "train", "compare", "reproduce"),
     "Look at results": ("report", "doctor", "measure", "evaluate"),
-    "Use a trained model": ("predict", "export", "checkpoint"),
+    "Use a trained model": ("predict", "gallery", "export", "checkpoint"),
     "Choose a loss": ("advise", "losses"),
 }
 """Sections of ``tammes --help``."""
