@@ -10,7 +10,7 @@ ifneq ($(wildcard ../shared/data),)
 export TAMMES_DATA ?= $(abspath ../shared/data)
 endif
 
-.PHONY: setup demo test check docs bench gpu clean
+.PHONY: setup demo test check docs bench gpu floor clean
 
 # The constraint takes the CPU build of torch where one is on disk; users are not bound by it.
 $(VENV)/installed: pyproject.toml constraints.txt
@@ -47,5 +47,12 @@ bench: setup
 gpu:
 	PYTHONPATH=src $(PYTHON) scripts/gpu.py
 
+# The oldest torch that pyproject.toml allows (some 3 GB), where tests lean on its internals.
+floor:
+	$(PYTHON) -m venv .venv-floor
+	.venv-floor/bin/python -m pip install --quiet 'torch==2.11.*' --editable '.[lab]' \
+		hypothesis pytest pytest-xdist
+	.venv-floor/bin/python -m pytest -n auto -m torch_version tests/test_*.py tests/distributed
+
 clean:
-	rm -rf $(VENV) .mypy_cache .ruff_cache .pytest_cache .hypothesis
+	rm -rf $(VENV) .venv-floor .mypy_cache .ruff_cache .pytest_cache .hypothesis
