@@ -1,6 +1,5 @@
 """Files of trained models for other programs: ONNX and ``torch.export``."""
 
-import copy
 import json
 import sys
 import warnings
@@ -143,7 +142,7 @@ def test_a_loss_that_does_not_classify_has_no_logits(tmp_path, pixels):
 
 @pytest.fixture
 def network(model):
-    return ExportedNetwork(copy.deepcopy(model.model), logits=True).eval()
+    return ExportedNetwork(model.model, logits=True).eval()
 
 
 def test_a_network_of_pixels_is_the_model(model, network, pixels):
@@ -153,18 +152,18 @@ def test_a_network_of_pixels_is_the_model(model, network, pixels):
 
 
 @pytest.mark.parametrize(
-    "change",
+    ("change", "reason"),
     [
-        lambda embedding, logits: (embedding + 2e-3, logits),
-        lambda embedding, logits: (embedding * torch.nan, logits),
-        lambda embedding, logits: (embedding, logits.flip(1)),
-        lambda embedding, logits: (embedding, logits[:, :4]),
+        (lambda embedding, logits: (embedding + 2e-3, logits), "embeddings deviate by up to 0.002"),
+        (lambda embedding, logits: (embedding * torch.nan, logits), "deviate by up to nan"),
+        (lambda embedding, logits: (embedding, logits.flip(1)), "ranks the classes differently"),
+        (lambda embedding, logits: (embedding, logits[:, :4]), "ranks the classes differently"),
     ],
 )
-def test_a_file_that_does_not_agree_is_not_kept(network, tmp_path, change):
+def test_a_file_that_does_not_agree_is_not_kept(network, tmp_path, change, reason):
     path = tmp_path / "model.onnx"
     path.write_bytes(b"before")
-    with pytest.raises(ValueError, match=r"model.onnx: the exported file was not kept"):
+    with pytest.raises(ValueError, match=rf"model.onnx: the exported file was not kept.*{reason}"):
         write_checked(path, b"after", network, lambda pixels: change(*network(pixels)))
     assert path.read_bytes() == b"before"
     assert [*tmp_path.iterdir()] == [path]
@@ -181,7 +180,7 @@ def test_the_smallest_batch_is_compared_too(network, tmp_path):
         embedding, logits = network(pixels)
         return (embedding + 1, logits) if len(pixels) == 1 else (embedding, logits)
 
-    with pytest.raises(ValueError, match="embeddings of 1 images deviate by up to 1"):
+    with pytest.raises(ValueError, match=r"for a batch of 1 \(embeddings deviate by up to 1\)"):
         write_checked(tmp_path / "model.onnx", b"after", network, compute)
 
 
@@ -213,6 +212,15 @@ def test_a_model_beyond_two_gib_is_refused(model, tmp_path, monkeypatch):
     assert not [*tmp_path.iterdir()]
 
 
+def test_without_logits_the_prototypes_are_left_out(model):
+    with_head, alone = (ExportedNetwork(model.model, logits=each) for each in (True, False))
+    kept = {name for name in with_head.state_dict() if not name.startswith("head.")}
+    assert {*alone.state_dict()} == kept < {*with_head.state_dict()}
+    assert not any("criterion" in name for name in kept)
+    # The model that was given still has them.
+    assert model.model.criterion.head.weight.shape == (10, 8)
+
+
 @pytest.mark.parametrize("suffix", EXPORT)
 def test_bad_arguments_are_refused(model, tmp_path, suffix):
     message = pattern(f"{tmp_path}/model.bin: a file name that ends in {suffix} is expected")
@@ -230,13 +238,24 @@ def test_a_missing_package_is_named(model, tmp_path, monkeypatch, package):
         export_onnx(model, tmp_path / "model.onnx")
 
 
-def test_a_network_that_cannot_be_exported_is_named(model, tmp_path, monkeypatch):
+@pytest.mark.parametrize(
+    ("where", "suffix", "kind"),
+    [(torch.export, ".pt2", "torch.export"), (torch.onnx, ".onnx", "ONNX")],
+)
+def test_a_network_that_cannot_be_exported_is_named(
+    model, tmp_path, monkeypatch, where, suffix, kind
+):
     def fails(*_, **__):
-        raise RuntimeError("no such thing\nand much more")
+        raise ValueError("a page of advice") from RuntimeError("no such thing\nand much more")
 
-    monkeypatch.setattr(torch.export, "export", fails)
+    if kind == "ONNX":
+        # What comes before has succeeded.
+        monkeypatch.setattr(export, "_program", lambda *_: None)
+    monkeypatch.setattr(where, "export", fails)
     message = (
-        "torch.export cannot export the network mnist_cnn(features=8) (RuntimeError: no such thing)"
+        f"{model.run.folder}: the network mnist_cnn(features=8) cannot be exported by {kind} "
+        "(RuntimeError: no such thing)"
     )
-    with pytest.raises(ValueError, match=pattern(f"{model.run.folder}: {message}")):
-        export_torch(model, tmp_path / "model.pt2")
+    with pytest.raises(ValueError, match=pattern(message)):
+        EXPORT[suffix](model, tmp_path / f"model{suffix}")
+    assert not [*tmp_path.iterdir()]

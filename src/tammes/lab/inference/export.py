@@ -63,28 +63,31 @@ class ExportedFile(NamedTuple):
 
 
 class ExportedNetwork(nn.Module):
-    """A model as a function of pixels alone.
+    """A model as a function of pixels alone, on the CPU; without prototypes if they are not used.
 
     Args:
-        model: model in evaluation mode.
+        model: model in evaluation mode, of which a copy is made.
         logits: whether to return the scores of the classes too.
     """
 
     def __init__(self, model: Model, *, logits: bool) -> None:
         super().__init__()
-        self.model, self.logits = model, logits
+        self.model = copy.deepcopy(model).cpu().requires_grad_(False)
+        self.head = self.model.criterion.head if logits else None
+        # What the loss keeps beside the prototypes is no part of the file.
+        del self.model.criterion
 
     @property
     def output_names(self) -> tuple[str, ...]:
         """Names of the outputs."""
-        return ("embedding", "logits") if self.logits else ("embedding",)
+        return ("embedding",) if self.head is None else ("embedding", "logits")
 
     def forward(self, pixels: Tensor) -> Outputs:
         """Return embeddings and logits of pixels, uint8 ``(N, channels, height, width)``."""
         # Not from the length of the batch, which would be a constant of the program.
         index = torch.zeros_like(pixels[:, 0, 0, 0], dtype=torch.int64)
         embedding = self.model.features(pixels, index).float()
-        return (embedding, self.model.criterion.logits(embedding)) if self.logits else (embedding,)
+        return (embedding,) if self.head is None else (embedding, self.head.logits(embedding))
 
 
 def export_onnx(
@@ -111,28 +114,31 @@ def export_onnx(
     network, metadata = _prepare(model, path, ONNX, logits, threshold)
     needed = sum(each.nbytes for each in network.state_dict().values())
     if needed > _LIMIT:
-        hint = "; --no-logits leaves out the classes" if network.logits else ""
+        hint = "" if network.head is None else "; --no-logits leaves out the classes"
         raise ValueError(
             f"{model.run.folder}: an ONNX file holds at most 2 GiB, and the model has "
             f"{needed / 2**30:.1f} GiB{hint}"
         )
-    outputs = network.output_names
-    with _quiet():
-        program = torch.onnx.export(
-            _program(model, network),
-            dynamo=True,
-            input_names=["pixels"],
-            output_names=list(outputs),
-            dynamic_shapes={"pixels": {0: "batch"}},
-            external_data=False,
-            verbose=False,
-        )
-    assert program is not None
-    program.model.metadata_props.update(metadata)
-    data: bytes = program.model_proto.SerializeToString()
-    options = runtime.SessionOptions()
-    options.log_severity_level = 3
-    session = runtime.InferenceSession(data, options, providers=["CPUExecutionProvider"])
+    outputs, program = network.output_names, _program(model, network)
+    try:
+        with _quiet():
+            converted = torch.onnx.export(
+                program,
+                dynamo=True,
+                input_names=["pixels"],
+                output_names=list(outputs),
+                dynamic_shapes={"pixels": {0: "batch"}},
+                external_data=False,
+                verbose=False,
+            )
+        assert converted is not None
+        converted.model.metadata_props.update(metadata)
+        data: bytes = converted.model_proto.SerializeToString()
+        options = runtime.SessionOptions()
+        options.log_severity_level = 3
+        session = runtime.InferenceSession(data, options, providers=["CPUExecutionProvider"])
+    except Exception as error:
+        raise _cannot_export(model, "ONNX", error) from error
 
     def compute(pixels: Tensor) -> Outputs:
         found = session.run(list(outputs), {"pixels": pixels.numpy()})
@@ -163,9 +169,8 @@ def export_torch(
         ValueError: the model cannot be exported, or the file would not agree with it.
     """
     network, metadata = _prepare(model, path, TORCH, logits, threshold)
-    buffer = io.BytesIO()
+    buffer, program = io.BytesIO(), _program(model, network)
     with _quiet():
-        program = _program(model, network)
         torch.export.save(program, buffer, extra_files={METADATA: json.dumps(metadata)})
         buffer.seek(0)
         loaded = torch.export.load(buffer).module()
@@ -192,8 +197,7 @@ def _prepare(
     if logits:
         model.check_classifies("export with logits")
     logits = classifies(model.loss) if logits is None else logits
-    own: Model = copy.deepcopy(model.model).cpu().requires_grad_(False)
-    network = ExportedNetwork(own, logits=logits).eval()
+    network = ExportedNetwork(model.model, logits=logits).eval()
     shape = ", ".join(map(str, model.preprocess.shape))
     metadata = {
         "tammes": tammes.__version__,
@@ -202,7 +206,7 @@ def _prepare(
         "preprocessing": json.dumps(model.preprocess.as_dict(), ensure_ascii=False),
         "classes": json.dumps(list(model.classes), ensure_ascii=False),
         "loss": repr(model.loss),
-        "scale": repr(float(own.criterion.head.scale)),
+        "scale": repr(float(torch.as_tensor(model.model.criterion.head.scale).detach())),
     }
     if threshold is not None:
         metadata["threshold"] = repr(float(threshold))
@@ -212,15 +216,22 @@ def _prepare(
 def _program(model: TrainedModel, network: ExportedNetwork) -> torch.export.ExportedProgram:
     batch = torch.export.Dim("batch", min=1)
     try:
-        return torch.export.export(
-            network, (_pixels(network, 2),), dynamic_shapes={"pixels": {0: batch}}
-        )
+        with _quiet():
+            return torch.export.export(
+                network, (_pixels(network, 2),), dynamic_shapes={"pixels": {0: batch}}
+            )
     except Exception as error:
-        first = str(error).strip().split("\n")[0]
-        raise ValueError(
-            f"{model.run.folder}: torch.export cannot export the network "
-            f"{model.run.config.backbone} ({type(error).__name__}: {first})"
-        ) from error
+        raise _cannot_export(model, "torch.export", error) from error
+
+
+def _cannot_export(model: TrainedModel, kind: str, error: Exception) -> ValueError:
+    # An exporter wraps the error in a page of advice.
+    error = error.__cause__ if isinstance(error.__cause__, Exception) else error
+    first = str(error).strip().split("\n")[0]
+    return ValueError(
+        f"{model.run.folder}: the network {model.run.config.backbone} cannot be exported by {kind} "
+        f"({type(error).__name__}: {first})"
+    )
 
 
 def _pixels(network: ExportedNetwork, count: int) -> Tensor:
@@ -252,10 +263,13 @@ def write_checked(
         off = float((found[0] - expected[0]).abs().max())
         # False also for NaN.
         close = off <= TOLERANCE * float(expected[0].abs().max())
-        if not close or (network.logits and not same_ranking(found[1], expected[1])):
+        wrong = "" if close else f"embeddings deviate by up to {off:.2g}"
+        if close and network.head is not None and not same_ranking(found[1], expected[1]):
+            wrong = "it ranks the classes differently"
+        if wrong:
             raise ValueError(
-                f"{path}: the exported file was not kept, as it does not agree with the model "
-                f"(embeddings of {count} images deviate by up to {off:.2g})"
+                f"{path}: the exported file was not kept, as it does not agree with the model for "
+                f"a batch of {count} ({wrong})"
             )
         deviation = max(deviation, off)
     write_atomically(path, data, what="exported file")
