@@ -39,11 +39,6 @@ def test_the_memory_is_that_of_the_embeddings(measured):
     assert f"at most {peak:.2f} GiB" in PAGE
 
 
-def test_the_recall_is_the_measured_one(measured):
-    for engine, found in measured["approximate"]["engines"].items():
-        assert rows(PAGE)[f"`{engine}`"][0] == f"{100 * found['recall_at_10']:.1f} %"
-
-
 def test_the_tutorial_has_the_accuracy_on_chimpanzees():
     measured = json.loads((ROOT / "results" / "gallery_chimpanzees.json").read_text())
     assert (measured["counts"]["enrolled"], measured["counts"]["unknown"]) == (20, 9)
