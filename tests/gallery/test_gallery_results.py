@@ -24,12 +24,16 @@ def measured():
 
 
 @pytest.mark.parametrize("part", ["one_query", "many_queries"])
-def test_identifying_costs_little_more_than_the_bare_product(measured, part):
+def test_the_page_has_the_ratios_to_the_bare_product(measured, part):
     found = measured[part]
-    ratio = found["processor_seconds"]["ratio"]
-    assert ratio <= 1.3
     name = {"one_query": "one query", "many_queries": f"{found['size']['queries']:,} queries"}[part]
-    assert rows(PAGE)[name] == [f"{ratio:.2f}", f"{found['seconds']['ratio']:.2f}"]
+    ratios = [found[kind]["ratio"] for kind in ("processor_seconds", "seconds")]
+    assert rows(PAGE)[name] == [f"{ratio:.2f}" for ratio in ratios]
+
+
+def test_identifying_one_query_costs_little_more_than_the_bare_product(measured):
+    found = measured["one_query"]
+    assert max(found["processor_seconds"]["ratio"], found["seconds"]["ratio"]) <= 1.3
 
 
 def test_the_memory_is_that_of_the_embeddings(measured):
