@@ -58,7 +58,7 @@ def test_a_source_that_is_all_for_testing_is_taken_whole(image_folder, said):
     assert test.classes == ("a", "b", "c")
     assert test.labels.tolist() == [0, 2, 2]
     assert test.shape == train.shape
-    assert not any("64" in line for line in said)
+    assert not any("64×64" in line for line in said)
 
 
 def test_a_class_may_be_called_train(image_folder, said):
