@@ -27,8 +27,8 @@ COMMANDS = {
     "losses": "every loss with its formula, settings, heads and references",
     "measure": "measure the margins of prototypes and embeddings from files",
     "evaluate": "evaluate a trained model on few-shot episodes",
-    "gallery": "enrol individuals, and recognise them in images",
     "predict": "predict the classes of images with a trained model",
+    "gallery": "enrol individuals, and recognise them in images",
     "export": "write a trained model to an ONNX or a torch.export file",
     "checkpoint": "inspect, merge or split the checkpoint of a head",
 }
@@ -36,7 +36,7 @@ COMMANDS = {
 SECTIONS = {
     "Train": ("demo", "train", "compare", "reproduce"),
     "Look at results": ("report", "doctor", "measure", "evaluate"),
-    "Use a trained model": ("predict", "export", "checkpoint"),
+    "Use a trained model": ("predict", "gallery", "export", "checkpoint"),
     "Choose a loss": ("advise", "losses"),
 }
 """Sections of ``tammes --help``."""
