@@ -27,8 +27,8 @@ COMMANDS = {
     "losses": "every loss with its formula, settings, heads and references",
     "measure": "measure the margins of prototypes and embeddings from files",
     "evaluate": "retrieval, verification, open sets or few-shot episodes, of a run or of files",
-    "gallery": "enrol individuals, and recognise them in images",
     "predict": "predict the classes of images with a trained model",
+    "gallery": "enrol individuals, and recognise them in images",
     "export": "write a trained model to an ONNX or a torch.export file",
     "checkpoint": "inspect, merge or split the checkpoint of a head",
 }
