@@ -10,7 +10,7 @@ from tammes.lab.measure.identities import (
     check_identities,
     identity_intervals,
     measure_identities,
-    sample_pairs,
+    protocol_pairs,
 )
 from tammes.metrics import functional
 
@@ -67,19 +67,19 @@ def test_a_probe_is_mated_in_one_of_the_two_galleries(monkeypatch):
 
 def test_more_pairs_than_the_limit_are_a_fixed_sample_of_each_kind():
     _, labels = examples([60, 50, 40])
-    pairs = sample_pairs(labels, IdentityProtocol(), 500)
+    pairs = protocol_pairs(labels, IdentityProtocol(), 500)
     same = labels[pairs[:, 0]] == labels[pairs[:, 1]]
     assert (int(same.sum()), int((~same).sum())) == (500, 500)
     assert len(pairs.unique(dim=0)) == 1000
     assert bool((pairs[:, 0] < pairs[:, 1]).all())
-    assert pairs.equal(sample_pairs(labels, IdentityProtocol(), 500))
+    assert pairs.equal(protocol_pairs(labels, IdentityProtocol(), 500))
 
 
 def test_sides_and_cameras_decide_what_is_compared():
     labels = torch.tensor([0, 0, 0, 1, 1, 1])
     query = torch.tensor([1, 0, 0, 1, 0, 0]).bool()
     cameras = torch.tensor([0, 0, 1, 0, 1, 1])
-    found = sample_pairs(labels, IdentityProtocol(cameras=cameras, query=query))
+    found = protocol_pairs(labels, IdentityProtocol(cameras=cameras, query=query))
     # 0 and 1 are of one identity and one camera.
     expected = [[0, 2], [3, 4], [3, 5], [0, 4], [0, 5], [3, 1], [3, 2]]
     assert sorted(found.tolist()) == sorted(expected)
@@ -95,7 +95,7 @@ def test_sides_and_cameras_decide_what_is_compared():
 
 def test_prescribed_pairs_are_verified_in_their_folds():
     features, labels = examples([10, 10, 10, 10], noise=0.6)
-    pairs = sample_pairs(labels, IdentityProtocol(), 60)
+    pairs = protocol_pairs(labels, IdentityProtocol(), 60)
     folds = torch.arange(len(pairs)) % 4
     protocol = IdentityProtocol(pairs=pairs, folds=folds)
     found = measure_identities(features, labels, protocol)

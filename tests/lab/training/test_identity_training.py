@@ -1,5 +1,6 @@
 """Runs whose test identities are no classes of training: trained, measured, kept, fine-tuned."""
 
+import json
 import shutil
 
 import pytest
@@ -114,6 +115,23 @@ def test_the_command_prints_numbers_with_their_intervals(run, capsys):
     assert main(["train", "--resume", str(run.folder)]) == 0
     (line,) = [line for line in capsys.readouterr().out.splitlines() if line.startswith("eer")]
     assert "95 % over identities" in line
+
+
+def test_tammes_evaluate_has_the_numbers_of_the_run(run, capsys, monkeypatch, tmp_path):
+    # Fewer pairs than there are: both draw the same ones.
+    features, labels = (run.tensors("embeddings")[name] for name in ("features", "labels"))
+    pairs = identities.protocol_pairs(labels, identities.IdentityProtocol(), 50)
+    monkeypatch.setattr(identities, "protocol_pairs", lambda *_: pairs)
+    expected = measure_identities(features, labels)
+    for protocol, names, words in (
+        ("verification", {"eer": "eer", "auc": "auc"}, ["--max-pairs", "50"]),
+        ("retrieval", {"mean_average_precision": "map"}, []),
+    ):
+        words = ["evaluate", protocol, str(run.folder), "--json", "--out", str(tmp_path), *words]
+        assert main(words) == 0
+        found = json.loads(capsys.readouterr().out)
+        for name, key in names.items():
+            assert found["numbers"][key]["value"] == pytest.approx(expected[name])
 
 
 def test_trained_identities_are_not_tested_on(config, faces, tmp_path):

@@ -10,6 +10,7 @@ from typing import Any
 
 from tammes.lab.cli.arguments import add_argument
 from tammes.lab.data.sources.loading import say
+from tammes.lab.measure.identity_pairs import MAX_PAIRS
 from tammes.lab.recognition.embeddings import (
     KEYS,
     IdentityEmbeddings,
@@ -59,7 +60,7 @@ def add_arguments(parser: argparse.ArgumentParser, protocol: str) -> None:
         add("--ap FORM", "average precision: step, or trapezoid as in the Matlab code", "step")
     if protocol == "verification":
         add("--pairs FILE", "pairs: pairs.txt of LFW, or lines `1 FIRST SECOND`, `0 FIRST SECOND`")
-        add("--max-pairs N", "largest number of pairs of each kind (%(default)s)", 250_000)
+        add("--max-pairs N", "largest number of pairs of each kind (%(default)s)", MAX_PAIRS)
         add("--far RATE,...", "false acceptance rates (default: 0.1, 0.01, ... if measurable)")
         add("--p-target P", "prior of a same pair, for minDCF (%(default)s)", 0.01)
     if protocol == "openset":

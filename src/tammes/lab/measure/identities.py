@@ -17,11 +17,10 @@ from tammes.lab.data import seeded_draws
 from tammes.lab.data.identities.protocol import IdentityProtocol
 from tammes.lab.data.images import DataError
 from tammes.lab.data.subsets import rank_in_class
+from tammes.lab.measure.identity_pairs import MAX_PAIRS, sample_pairs
 from tammes.metrics import functional
 from tammes.similarity import directions
 
-PAIRS = 100_000
-"""Largest number of pairs of each kind."""
 ENROLLED = 5
 """Images of a template; at most half of those of an identity."""
 RESAMPLES = 300
@@ -87,7 +86,7 @@ def _results(
     found: list[tuple[Any, Read]] = []
     if protocol.pairs is None:
         found.append((_retrieval(units, labels, protocol), _read_retrieval))
-    pairs = sample_pairs(labels, protocol) if protocol.pairs is None else protocol.pairs
+    pairs = protocol_pairs(labels, protocol) if protocol.pairs is None else protocol.pairs
     pairs = pairs.to(features.device)
     left, right = pairs[:, 0], pairs[:, 1]
     same = labels[left] == labels[right]
@@ -153,47 +152,19 @@ def _finite(values: dict[str, Any]) -> dict[str, float]:
     return {name: value for name, value in plain.items() if math.isfinite(value)}
 
 
-def sample_pairs(labels: Tensor, protocol: IdentityProtocol, limit: int = PAIRS) -> Tensor:
-    """Return all pairs of test images, or a fixed sample of each kind, shape ``(P, 2)``.
-
-    Pairs are of a query and a gallery image if there are such sides, else of any two images. Pairs
-    of one identity and one camera are left out, as in retrieval.
+def protocol_pairs(labels: Tensor, protocol: IdentityProtocol, limit: int = MAX_PAIRS) -> Tensor:
+    """Return pairs of test images as a protocol has them, always the same ones, shape ``(P, 2)``.
 
     Args:
         labels: identity of each image, shape ``(N,)``.
         protocol: sides and cameras.
         limit: largest number of pairs of one identity, and of two.
     """
-    labels, query = labels.cpu(), protocol.query
-    first = second = torch.arange(len(labels))
-    if query is not None:
-        first, second = (side.cpu().nonzero().squeeze(1) for side in (query, ~query))
-    same = torch.cat(
-        [
-            torch.cartesian_prod(first[labels[first] == label], second[labels[second] == label])
-            for label in labels[first].unique()
-        ]
-    )
-    if len(first) * len(second) <= 4 * limit:
-        different = torch.cartesian_prod(first, second)
-    else:
-        # More than needed, as some are of one identity, in the other order or drawn twice.
-        draws = [
-            side[seeded_draws.below(len(side), 4 * limit, 0, word)]
-            for side, word in ((first, "first of a pair"), (second, "second of a pair"))
-        ]
-        different = torch.stack(draws, 1).unique(dim=0)
-    different = different[labels[different[:, 0]] != labels[different[:, 1]]]
-    if protocol.cameras is not None:
-        cameras = protocol.cameras.cpu()
-        same = same[cameras[same[:, 0]] != cameras[same[:, 1]]]
-    kinds = []
-    for word, pairs in (("same", same), ("different", different)):
-        # Without sides each pair is there in both orders.
-        pairs = pairs if query is not None else pairs[pairs[:, 0] < pairs[:, 1]]
-        chosen = seeded_draws.permutation(len(pairs), 0, word)[:limit]
-        kinds.append(pairs[chosen.sort().values])
-    return torch.cat(kinds)
+    sides = []
+    if protocol.query is not None:
+        sides = [side.cpu().nonzero().squeeze(1) for side in (protocol.query, ~protocol.query)]
+    cameras = None if protocol.cameras is None else protocol.cameras.cpu()
+    return sample_pairs(labels.cpu(), *sides, camera=cameras, limit=limit).rows
 
 
 def _identification(units: Tensor, labels: Tensor) -> Any | None:

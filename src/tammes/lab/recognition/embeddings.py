@@ -123,6 +123,26 @@ class IdentityEmbeddings:
             return rows[~self.junk], rows[~self.junk]
         return rows[self.query & ~self.junk], rows[~self.query]
 
+    def compared(self) -> tuple[Tensor, Tensor | None]:
+        """Return the rows of queries and of the gallery without junk; no gallery if no sides."""
+        first, second = self.sides()
+        return first, None if self.query is None else second[~self.junk[second]]
+
+    def identity_numbers(self) -> Tensor:
+        """Return a number for each example's identity, shape ``(N,)``."""
+        assert self.identities is not None
+        return _numbers(self.identities)
+
+    def camera_numbers(self) -> Tensor | None:
+        """Return a number for each example's camera, shape ``(N,)``, or none."""
+        return None if self.cameras is None else _numbers(self.cameras)
+
+
+def _numbers(values: Sequence[int] | Sequence[str]) -> Tensor:
+    """Number values in the order in which they appear."""
+    known = {value: number for number, value in enumerate(dict.fromkeys(values))}
+    return torch.tensor([known[value] for value in values])
+
 
 def read_embeddings(
     paths: Sequence[str | os.PathLike[str]],

@@ -6,8 +6,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from tammes.lab.measure.identity_pairs import MAX_PAIRS, sample_pairs
 from tammes.lab.recognition.embeddings import IdentityEmbeddings, PairRows
-from tammes.lab.recognition.pairs import sample_pairs
 from tammes.lab.recognition.results import (
     Listing,
     Number,
@@ -43,7 +43,7 @@ def evaluate_verification(
     examples: IdentityEmbeddings,
     *,
     pairs: PairRows | None = None,
-    max_pairs: int = 250_000,
+    max_pairs: int = MAX_PAIRS,
     fars: Sequence[float] | None = None,
     p_target: float = 0.01,
     similarity: str = "cosine",
@@ -79,8 +79,15 @@ def evaluate_verification(
                 f"{examples.title}: identities or a list of pairs (--pairs FILE) are expected, "
                 "got neither"
             )
-        sampled = sample_pairs(examples, max_pairs, seed)
-        pairs = sampled.rows
+        sampled = sample_pairs(
+            examples.identity_numbers(),
+            *examples.compared(),
+            camera=examples.camera_numbers(),
+            limit=max_pairs,
+            seed=seed,
+        )
+        left, right = sampled.rows.unbind(1)
+        pairs = PairRows(left, right, sampled.is_same)
         counts |= {"all_same": sampled.same, "all_different": sampled.different}
         notes += _sampling_notes(sampled.same, sampled.different, sampled.one_camera, max_pairs)
         if counts["junk"]:
