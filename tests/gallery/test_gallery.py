@@ -1,6 +1,7 @@
 """A gallery finds what a search through everything finds, and refuses what it cannot keep."""
 
 import json
+from pathlib import Path
 from typing import NamedTuple
 
 import pytest
@@ -99,6 +100,38 @@ def test_a_single_query_and_integers_as_ids():
     assert 5 in known
     assert 4 not in known
     assert len(known) == 3
+
+
+@pytest.mark.parametrize("template", ["mean", "nearest"])
+def test_no_queries_have_no_answers(template):
+    found = enrolled(template=template).identify(embeddings(0), 2)
+    assert (found.ids, found.sources, found.best) == ([], [], [])
+    assert (found.scores.shape, found.known.shape) == ((0, 2), (0,))
+
+
+@pytest.mark.parametrize("template", ["mean", "nearest"])
+@pytest.mark.parametrize(
+    ("dtype", "length"),
+    [(torch.half, 1e-3), (torch.float, 1e-42), (torch.float, 1e37)]
+    + [(torch.double, length) for length in (1e-320, 1e-200, 1e200, 1e307)],
+)
+def test_the_length_of_an_embedding_does_not_matter(template, dtype, length):
+    """Not even if float32 cannot hold it."""
+    x, ids = torch.tensor([[3.0, 4.0], [-1.0, 0.0], [0.0, -1.0]]), ["a", "b", "b"]
+    usual, unusual = tammes.Gallery(template=template), tammes.Gallery(template=template)
+    usual.enrol(x, ids)
+    unusual.enrol(x.to(dtype) * length, ids)
+    for query in (x, x.to(dtype) * length):
+        found = unusual.identify(query)
+        assert found.ids == usual.identify(x).ids
+        torch.testing.assert_close(found.scores, usual.identify(x).scores, atol=2e-3, rtol=0)
+
+
+def test_one_id_may_be_a_number_of_any_kind():
+    known = tammes.Gallery()
+    for one in (torch.tensor(3), torch.tensor(4).numpy(), torch.tensor([5]).numpy()[0], 6):
+        known.enrol(embeddings(1)[0], one)
+    assert known.ids == [3, 4, 5, 6]
 
 
 @pytest.mark.parametrize("template", ["mean", "nearest"])
@@ -269,6 +302,19 @@ def test_a_damaged_file_is_refused(tmp_path, change):
         tammes.Gallery.load(path)
 
 
+def test_settings_that_are_missing_are_damage(tmp_path):
+    known, path = enrolled(), tmp_path / "gallery.safetensors"
+    known.save(path)
+    path.write_bytes(path.read_bytes().replace(b"accept_at", b"accepts_a"))
+    with pytest.raises(CheckpointError, match="the gallery is damaged .its settings are incompl"):
+        tammes.Gallery.load(path)
+
+
+def test_a_folder_is_not_a_gallery(tmp_path):
+    with pytest.raises(CheckpointError, match="damaged, or not a safetensors file"):
+        tammes.Gallery.load(tmp_path)
+
+
 def test_a_file_of_something_else_is_refused(tmp_path):
     from safetensors.torch import save_file
 
@@ -412,7 +458,7 @@ REFUSED = {
     ),
     "no results": (
         lambda g: g.identify(embeddings(1), top=0),
-        "Gallery.identify expects top of 1 or more, got 0",
+        "Gallery.identify expects top to be an integer of 1 or more, got 0",
     ),
     "no pairs": (
         lambda g: g.threshold(0.01),
@@ -426,6 +472,35 @@ REFUSED = {
     "an unknown way": (
         lambda g: g.enrol(embeddings(1), ["x"], existing="keep"),
         "Gallery.enrol expects existing 'refuse', 'add' or 'replace', got 'keep'",
+    ),
+    "ids of nothing": (
+        lambda g: g.enrol(embeddings(1), None),
+        "Gallery.enrol expects ids to be strings or integers, got NoneType",
+    ),
+    "an id of 70 bits": (
+        lambda g: g.remove([2**70]),
+        "Gallery.remove expects integers of 64 bits as ids, got 1180591620717411303424",
+    ),
+    "a fraction as top": (
+        lambda g: g.identify(embeddings(1), 2.5),
+        "Gallery.identify expects top to be an integer of 1 or more, got 2.5",
+    ),
+    "top of nothing for the recall": (
+        lambda g: g.search_with("exact", top=0),
+        "Gallery.search_with expects top to be an integer of 1 or more, got 0",
+    ),
+    "a threshold that is not a number": (
+        lambda g: g.identify(embeddings(1), threshold=float("nan")),
+        "Gallery.identify expects threshold to be a number, got nan",
+    ),
+    "a threshold as text": (
+        lambda g: g.identify(embeddings(1), threshold="0.5"),
+        "Gallery.identify expects threshold to be a number, got '0.5'",
+    ),
+    "a path as model": (
+        lambda g: g.use_model(Path("runs/faces")),
+        "Gallery expects model to be a model that tammes.load returns, or its digest, got "
+        "PosixPath",
     ),
     "an unknown engine": (
         lambda g: g.search_with("annoy"),
@@ -459,6 +534,12 @@ def test_an_empty_gallery_says_so(call, tmp_path):
     with pytest.raises(ValueError, match=rf"Gallery.{call} expects an enrolled identity, got an e"):
         getattr(tammes.Gallery(), call)(*arguments)
     assert not [*tmp_path.iterdir()]
+
+
+@pytest.mark.parametrize("model", [Path("runs/faces"), torch.nn.Linear(2, 2)])
+def test_an_object_that_embeds_nothing_is_no_model(model):
+    with pytest.raises(TypeError, match="Gallery expects model to be a model that"):
+        tammes.Gallery(model)
 
 
 def test_an_unknown_template_is_refused():
@@ -536,6 +617,23 @@ def test_an_index_that_finds_too_few_identities_leaves_places_empty(monkeypatch)
     found = known.identify(embeddings(1, seed=2), 2)
     assert found.ids == [["a"]]
     assert found.scores[0, 1] == -torch.inf
+
+
+@pytest.mark.parametrize("engine", ["faiss", "usearch"])
+@pytest.mark.parametrize("template", ["mean", "nearest"])
+@pytest.mark.parametrize("queries", [1, 2])
+def test_rows_that_an_index_does_not_reach_are_nobody(engine, template, queries):
+    """Many equal rows make a graph whose parts are not connected."""
+    pytest.importorskip(engine)
+    known, count = tammes.Gallery(template=template), 1_000
+    known.enrol(torch.ones(count, SIZE), range(count))
+    known.search_with(engine)
+    found = known.identify(torch.ones(queries, SIZE), count)
+    assert found.scores.shape == (queries, count)
+    for ids, sources, scores in zip(found.ids, found.sources, found.scores, strict=True):
+        assert 0 < len(ids) == len({*ids}) == len(sources) < count
+        torch.testing.assert_close(scores[: len(ids)], torch.ones(len(ids)))
+        assert (scores[len(ids) :] == -torch.inf).all()
 
 
 def test_a_package_that_is_missing_leaves_the_exact_search(monkeypatch):

@@ -196,7 +196,7 @@ def read_header(path: Path) -> tuple[dict[str, TensorInfo], dict[str, str]]:
             entries[name] = info
     except FileNotFoundError:
         raise CheckpointError(f"{path}: there is no such file") from None
-    except (ValueError, KeyError, TypeError, AttributeError) as error:
+    except (IsADirectoryError, ValueError, KeyError, TypeError, AttributeError) as error:
         raise CheckpointError(
             f"{path}: damaged, or not a safetensors file ({' '.join(str(error).split())[:160]})"
         ) from error

@@ -19,7 +19,10 @@ class Index(Protocol):
     """Index of unit rows."""
 
     def search(self, query: Tensor, top: int) -> tuple[Tensor, Tensor]:
-        """Return inner products, falling, and rows, both of shape ``(Q, top)``."""
+        """Return inner products, falling, and rows, both of shape ``(Q, top)``.
+
+        A row that the graph does not lead to is not found: -1, and its product is -inf.
+        """
 
 
 class FaissIndex:
@@ -35,7 +38,8 @@ class FaissIndex:
         """Return inner products, falling, and rows, both of shape ``(Q, top)``."""
         self.index.hnsw.efSearch = max(_VISITED, top)
         scores, rows = self.index.search(query.cpu().numpy(), top)
-        return torch.from_numpy(scores), torch.from_numpy(rows)
+        scores, rows = torch.from_numpy(scores), torch.from_numpy(rows)
+        return scores.masked_fill_(rows < 0, -torch.inf), rows
 
 
 class UsearchIndex:
@@ -59,10 +63,18 @@ class UsearchIndex:
     def search(self, query: Tensor, top: int) -> tuple[Tensor, Tensor]:
         """Return inner products, falling, and rows, both of shape ``(Q, top)``."""
         self.index.expansion_search = max(_VISITED, top)
+        scores = torch.full((len(query), top), -torch.inf)
+        rows = torch.full((len(query), top), -1)
         found = self.index.search(query.cpu().numpy(), top)
-        rows = torch.from_numpy(found.keys.astype("int64")).view(len(query), -1)
+        width = found.keys.shape[-1]
+        # One query has as many results as were found; several are filled up, with any numbers.
+        counts = torch.tensor(getattr(found, "counts", [width]))
+        reached = torch.arange(width) < counts[:, None]
+        places = reached.nonzero(as_tuple=True)
+        rows[places] = torch.from_numpy(found.keys.astype("int64")).view(-1, width)[reached]
         # Its distance is one minus the inner product.
-        return 1 - torch.from_numpy(found.distances).view(len(query), -1), rows
+        scores[places] = 1 - torch.from_numpy(found.distances).view(-1, width)[reached]
+        return scores, rows
 
 
 ENGINES: dict[str, type[FaissIndex] | type[UsearchIndex]] = {

@@ -1,9 +1,11 @@
 """Enrol identities, identify queries among them, and reject the unknown."""
 
 import heapq
+import math
 import os
 from array import array
 from collections.abc import Callable, Iterable, Iterator, Sequence
+from numbers import Integral, Real
 from typing import Any, Literal, NamedTuple, Protocol, get_args
 
 import torch
@@ -80,9 +82,11 @@ class Identified(NamedTuple):
 
     Attributes:
         ids: identities of each query, the most similar first.
-        scores: their cosine similarities, shape ``(Q, K)``.
+        scores: their cosine similarities, shape ``(Q, K)``; -inf in the last places if an
+            approximate search found fewer.
         known: whether the first is similar enough, shape ``(Q,)``; True without a threshold.
-        sources: source of the most similar enrolled image of each identity, empty if not given.
+        sources: source of the most similar enrolled image of each identity, with template
+            ``"mean"`` of its first one; empty if not given.
     """
 
     ids: list[list[Id]]
@@ -172,7 +176,7 @@ class Gallery:
         if template not in get_args(Template):
             raise ValueError(f"Gallery expects template 'mean' or 'nearest', got {template!r}")
         self.model = None if isinstance(model, str) else model
-        self.digest = model if isinstance(model, str) else getattr(model, "digest", None)
+        self.digest = None if model is None else _digest(model)
         self.template, self.device = template, torch.device(device)
         self.accept_at: float | None = None
         self._rows: RowBlocks | None = None
@@ -291,7 +295,7 @@ class Gallery:
         assert self._rows is not None
         for first in range(0, len(names), _ROWS):
             part = slice(first, first + _ROWS)
-            rows = directions(embeddings[part].detach().to(self.device, torch.float32))
+            rows = _unit_rows(embeddings[part], self.device)
             places = [self._placed(identity) for identity in names[part]]
             for place in places:
                 self._images[place] += 1
@@ -379,25 +383,25 @@ class Gallery:
             digest: digest of the model of the embeddings, to be compared with the gallery's.
         """
         name = "Gallery.identify"
-        if top < 1:
-            raise ValueError(f"{name} expects top of 1 or more, got {top}")
+        top = _check_top(name, top)
+        threshold = _check_threshold(name, self.accept_at if threshold is None else threshold)
         query = self._queries(name, x, digest)
         top = min(top, len(self))
         scores, rows = self._search(query, self._rows_for(top))
-        places, listed = rows.tolist(), rows.tolist()
+        # An approximate search may find too few rows; the others are -1.
+        listed = places = [[row for row in found if row >= 0] for found in rows.tolist()]
         if self.template == "nearest":
             chosen = [_first_of_each([self._owners[row] for row in found], top) for found in listed]
             listed = [[found[k] for k in ks] for found, ks in zip(listed, chosen, strict=True)]
             places = [[self._owners[row] for row in found] for found in listed]
-            # An approximate search may find too few identities.
-            scores = scores.gather(1, torch.tensor([(ks + [0] * top)[:top] for ks in chosen]))
-            found = torch.tensor([len(ks) for ks in chosen])[:, None]
-            scores[torch.arange(top) >= found] = -torch.inf
-        threshold = self.accept_at if threshold is None else threshold
+            columns = [(ks + [0] * top)[:top] for ks in chosen]
+            scores = scores.gather(1, torch.tensor(columns, dtype=torch.long).view(-1, top))
+        counts = torch.tensor([len(found) for found in listed])
+        scores[torch.arange(top) >= counts[:, None]] = -torch.inf
         return Identified(
             [[self._ids[place] for place in found] for found in places],
             scores,
-            scores[:, 0] >= (-torch.inf if threshold is None else threshold),
+            (scores[:, 0] >= threshold) & (counts > 0),
             [[self._sources[row] for row in found] for found in listed],
         )
 
@@ -441,6 +445,7 @@ class Gallery:
         name = "Gallery.search_with"
         if engine not in ("exact", *ENGINES):
             raise ValueError(f"{name} expects engine 'exact', 'faiss' or 'usearch', got {engine!r}")
+        top = _check_top(name, top)
         if queries is None:
             self._check_enrolled(name)
             assert self._rows is not None
@@ -598,7 +603,7 @@ class Gallery:
 
     def use_model(self, model: Embedder | str) -> None:
         """Embed images with this model from now on; it must be the model of the gallery."""
-        digest = model if isinstance(model, str) else model.digest
+        digest = _digest(model)
         if self._ids or self.digest is not None:
             self._check_digest("Gallery", digest)
         self.model, self.digest = (None if isinstance(model, str) else model), digest
@@ -638,7 +643,8 @@ class Gallery:
         blocks = self._embedded(name, x, digest).blocks
         if not blocks:
             return torch.empty(0, self.size or 0, device=self.device)
-        return directions(torch.cat(blocks).to(self.device, torch.float32))
+        parts = (part for block in blocks for part in block.split(_ROWS))
+        return torch.cat([_unit_rows(part, self.device) for part in parts])
 
     def _embedded(
         self,
@@ -677,7 +683,7 @@ class Gallery:
         return found._replace(given=len(found.positions) + skipped)
 
     def _check(self, name: str, embeddings: Tensor, size: int | None) -> None:
-        """Raise ``ValueError`` for embeddings of another dimension, NaN, infinity or zeros."""
+        """Raise ``ValueError`` for embeddings of another dimension, NaN or infinity."""
         if embeddings.ndim != 2 or embeddings.shape[1] != (size or embeddings.shape[1] or -1):
             hint = "" if size is None else "; were they made by another model?"
             raise ValueError(
@@ -709,6 +715,43 @@ class Gallery:
                 f"{name} expects embeddings other than zero, got {zeros:,} of {count:,} that are "
                 "zero and have no direction"
             )
+
+
+def _digest(model: Embedder | str) -> str:
+    """Return the digest of a model, which may be given instead of it."""
+    if isinstance(model, str):
+        return model
+    if not callable(getattr(model, "embed_batches", None)):
+        raise TypeError(
+            "Gallery expects model to be a model that tammes.load returns, or its digest, got "
+            f"{type(model).__name__}"
+        )
+    return model.digest
+
+
+def _check_top(name: str, top: int) -> int:
+    """Return a number of results, which may be an integer of numpy."""
+    if isinstance(top, bool) or not isinstance(top, Integral) or top < 1:
+        raise ValueError(f"{name} expects top to be an integer of 1 or more, got {top!r}")
+    return int(top)
+
+
+def _check_threshold(name: str, threshold: Any) -> float:
+    """Return a threshold as a number; without one every query is known."""
+    if threshold is None:
+        return -math.inf
+    if not isinstance(threshold, Real | Tensor) or math.isnan(threshold):
+        raise ValueError(f"{name} expects threshold to be a number, got {threshold!r}")
+    return float(threshold)
+
+
+def _unit_rows(embeddings: Tensor, device: torch.device) -> Tensor:
+    """Return the directions of rows in float32, also where float32 cannot hold their lengths."""
+    rows = embeddings.detach().to(device, torch.double)
+    largest = rows.abs().amax(1, keepdim=True)
+    rows = rows / torch.where(largest > 0, largest, 1.0)
+    # A row is at least as long as its largest number, which is one now; or it is zero.
+    return (rows / rows.norm(dim=1, keepdim=True).clamp_min(1)).float()
 
 
 def _is_float_array(x: Any) -> bool:

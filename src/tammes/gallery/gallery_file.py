@@ -126,6 +126,9 @@ def _read(
 
 def _check(stored: StoredGallery) -> None:
     """Raise ``ValueError`` if the parts of a gallery do not belong together."""
+    missing = {"template", "model", "accept_at"} - {*stored.settings}
+    if missing or stored.settings["template"] not in ("mean", "nearest"):
+        raise ValueError("its settings are incomplete or wrong")
     rows, identities = len(stored.rows), len(stored.ids)
     mean = stored.settings["template"] == "mean"
     expected = {

@@ -22,9 +22,12 @@ def as_ids(name: str, ids: Any, known: Sequence[Id] = ()) -> list[Id]:
         ids: a sequence, a tensor or a numpy array of strings or integers; or a single one.
         known: identities that they must be of one kind with.
     """
+    ids = ids.tolist() if hasattr(ids, "tolist") else ids
     if isinstance(ids, str | Integral):
         ids = [ids]
-    values = list(ids.tolist() if isinstance(ids, Tensor) else ids)
+    if isinstance(ids, bytes) or not isinstance(ids, Iterable):
+        raise TypeError(f"{name} expects ids to be strings or integers, got {type(ids).__name__}")
+    values = list(ids)
     kinds = {_kind(value) for value in values}
     if not kinds <= {"str", "int"} or len(kinds) > 1:
         raise TypeError(
@@ -36,7 +39,11 @@ def as_ids(name: str, ids: Any, known: Sequence[Id] = ()) -> list[Id]:
             f"{name} expects ids that are {had}, as those enrolled before, got {got}; "
             f"{known[0]!r} and {values[0]!r} never match"
         )
-    return [str(value) if isinstance(value, str) else int(value) for value in values]
+    checked = [str(value) if isinstance(value, str) else int(value) for value in values]
+    for value in checked:
+        if isinstance(value, int) and not -(2**63) <= value < 2**63:
+            raise ValueError(f"{name} expects integers of 64 bits as ids, got {value}")
+    return checked
 
 
 def _kind(value: Any) -> str:
