@@ -306,7 +306,7 @@ def test_settings_that_are_missing_are_damage(tmp_path):
     known, path = enrolled(), tmp_path / "gallery.safetensors"
     known.save(path)
     path.write_bytes(path.read_bytes().replace(b"accept_at", b"accepts_a"))
-    with pytest.raises(CheckpointError, match="the gallery is damaged .its settings are incompl"):
+    with pytest.raises(CheckpointError, match=r"the gallery is damaged .its settings are incompl"):
         tammes.Gallery.load(path)
 
 

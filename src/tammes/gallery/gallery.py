@@ -747,9 +747,12 @@ def _check_threshold(name: str, threshold: Any) -> float:
 
 def _unit_rows(embeddings: Tensor, device: torch.device) -> Tensor:
     """Return the directions of rows in float32, also where float32 cannot hold their lengths."""
-    rows = embeddings.detach().to(device, torch.double)
-    largest = rows.abs().amax(1, keepdim=True)
-    rows = rows / torch.where(largest > 0, largest, 1.0)
+    rows = embeddings.detach().to(device)
+    largest = rows.abs().amax(1, keepdim=True).double()
+    usual = (largest == 0) | ((largest > 2.0**-60) & (largest < 2.0**60))
+    if bool(usual.all()):
+        return directions(rows.float())
+    rows = rows.double() / torch.where(largest > 0, largest, 1.0)
     # A row is at least as long as its largest number, which is one now; or it is zero.
     return (rows / rows.norm(dim=1, keepdim=True).clamp_min(1)).float()
 

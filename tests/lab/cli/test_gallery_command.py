@@ -96,6 +96,21 @@ def test_the_page_shows_the_query_and_the_ranked_images(
     assert "tammes gallery query" in text
 
 
+def test_the_page_states_the_threshold_and_the_command_that_were_used(
+    photograph_run, built, photographs, tmp_path
+):
+    known = tammes.Gallery.load(built)
+    known.accept_at = 0.25
+    known.save(built)
+    words = ["query", built, photograph_run.folder, photographs / "test" / "bee", "--skip-corrupt"]
+    for more, used in (([], "0.250"), (["--threshold", 0.75], "0.750")):
+        page = tmp_path / "page.html"
+        assert gallery(*words, *more, "--page", page) == 0
+        text = page.read_text()
+        assert f"Individuals are known from a similarity of {used} on." in text
+        assert "--skip-corrupt" in text
+
+
 def test_images_that_are_gone_are_grey_on_the_page(
     photograph_run, built, folder, photographs, tmp_path
 ):
@@ -210,7 +225,9 @@ def test_strangers_cannot_be_removed(built, capsys):
 
 def test_a_gallery_does_not_become_empty(built, capsys):
     said = refused(capsys, built, "remove", built, "ape", "bee", "cat")
-    assert said == "Gallery.save expects an enrolled identity, got an empty gallery"
+    assert said == (
+        f"{built}: these are all its individuals, and a gallery needs one; delete the file instead"
+    )
 
 
 def test_a_rate_that_cannot_be_measured_is_refused(photograph_run, folder, path, capsys):
@@ -219,6 +236,27 @@ def test_a_rate_that_cannot_be_measured_is_refused(photograph_run, folder, path,
         "Gallery.threshold expects 100 pairs of different identities or more to measure at a FAR "
         "of 0.01, got 6"
     )
+
+
+@pytest.mark.parametrize("far", [0.01, 2, "nan"])
+def test_a_rate_is_refused_before_any_image_is_embedded(
+    photograph_run, folder, path, capsys, monkeypatch, far
+):
+    def embed(*_, **__):
+        raise AssertionError("images were embedded")
+
+    monkeypatch.setattr(TrainedModel, "embed_batches", embed)
+    said = refused(capsys, path, "build", photograph_run.folder, folder, path, "--far", far)
+    assert said.startswith("Gallery.threshold expects ")
+
+
+def test_one_individual_is_not_several(photograph_run, folder, path, capsys):
+    for name in ("bee", "cat"):
+        shutil.rmtree(folder / name)
+    for each in sorted((folder / "ape").iterdir())[1:]:
+        each.unlink()
+    assert gallery("build", photograph_run.folder, folder, path) == 0
+    assert capsys.readouterr().out == f"  {path}: 1 individual, 1 image, template mean\n"
 
 
 def test_individuals_with_one_image_cannot_calibrate(photograph_run, folder, path, capsys):

@@ -270,6 +270,18 @@ def test_a_batch_size_below_one_is_refused(model, size):
         model.embed([], batch_size=size)
 
 
+@pytest.mark.skipif(torch.cuda.is_available(), reason="there is a GPU")
+def test_a_device_that_is_not_there_is_refused(photograph_run):
+    with pytest.raises(ValueError, match="load expects a device that torch finds, got 'cuda'"):
+        tammes.load(photograph_run, device="cuda")
+
+
+@pytest.mark.parametrize("device", ["gpu", 1.5])
+def test_a_device_that_does_not_exist_is_refused(photograph_run, device):
+    with pytest.raises(ValueError, match=f"load expects a device that torch finds, got {device!r}"):
+        tammes.load(photograph_run, device=device)
+
+
 def test_an_unfinished_run_is_refused(photograph_run, tmp_path):
     with pytest.raises(ValueError, match=r"not a run, it has no config.json"):
         tammes.load(tmp_path)

@@ -18,8 +18,10 @@ from tammes.lab.data.sources.folder import list_classes
 from tammes.lab.inference.preprocess import UnreadableImage, named_images
 from tammes.lab.inference.progress import ImageProgress
 from tammes.lab.inference.trained_model import EmbeddedBatch, load
+from tammes.lab.recognition.results import counted
 from tammes.lab.report.pages.gallery_page import SHOWN, Answer, render_gallery_page
 from tammes.lab.report.render.html_page import write
+from tammes.metrics.functional.operating_points import check_rate
 
 _CALIBRATED = 2_000
 """Largest number of images that are held out for a calibration."""
@@ -115,13 +117,16 @@ def _build(arguments: argparse.Namespace) -> int:
         raise DataError(f"{path}: a new file is expected; `tammes gallery add` adds to a gallery")
     listed = _list(arguments.images)
     rest, probes = (listed, _Listed([], [])) if arguments.far is None else _hold_out(listed)
+    if arguments.far is not None:
+        # Before the images are embedded, which may take hours.
+        _check_far(arguments.far, len(probes.ids), len({*rest.ids}))
     model = load(arguments.model)
     gallery = Gallery(model, template=arguments.template)
     calibration = None
-    with _embedding(len(listed.paths), skip=arguments.skip_corrupt) as (counted, unreadable):
-        gallery.enrol(counted(rest.paths), rest.ids, unreadable=unreadable)
+    with _embedding(len(listed.paths), skip=arguments.skip_corrupt) as (watched, unreadable):
+        gallery.enrol(watched(rest.paths), rest.ids, unreadable=unreadable)
         if arguments.far is not None:
-            batches = list(model.embed_batches(counted(probes.paths), unreadable=unreadable))
+            batches = list(model.embed_batches(watched(probes.paths), unreadable=unreadable))
             calibration = _calibrate(gallery, batches, probes.ids, arguments.far)
     gallery.save(path)
     print(f"  {path}: {_contents(gallery)}")
@@ -146,16 +151,23 @@ def _hold_out(listed: _Listed) -> tuple[_Listed, _Listed]:
     return part(False), part(True)
 
 
+def _check_far(far: float, probes: int, individuals: int) -> None:
+    """Reject a rate that held-out images of these numbers cannot measure."""
+    if not probes:
+        raise DataError(
+            "--far expects individuals with two images or more, of which one is held out, got none"
+        )
+    different = probes * (individuals - 1)
+    check_rate("Gallery.threshold", "FAR", far, different, "pairs of different identities")
+
+
 def _calibrate(
     gallery: Gallery, batches: Sequence[EmbeddedBatch], ids: Sequence[str], far: float
 ) -> Calibration:
     """Calibrate on images that are not enrolled, then enrol them too."""
-    if not batches:
-        raise DataError(
-            "--far expects individuals with two images or more, of which one is held out, got none"
-        )
-    embeddings = torch.cat([batch.embeddings for batch in batches])
     own = [ids[position] for batch in batches for position in batch.positions]
+    _check_far(far, len(own), len(gallery))
+    embeddings = torch.cat([batch.embeddings for batch in batches])
     calibration = gallery.threshold(far, embeddings, own)
     names = [name for batch in batches for name in batch.names]
     gallery.enrol(embeddings, own, existing="add", sources=names)
@@ -166,9 +178,9 @@ def _add(arguments: argparse.Namespace) -> int:
     path = _gallery_path(arguments.gallery)
     listed = _list(arguments.images)
     gallery = Gallery.load(path, load(arguments.model))
-    with _embedding(len(listed.paths), skip=arguments.skip_corrupt) as (counted, unreadable):
+    with _embedding(len(listed.paths), skip=arguments.skip_corrupt) as (watched, unreadable):
         gallery.enrol(
-            counted(listed.paths), listed.ids, existing=arguments.existing, unreadable=unreadable
+            watched(listed.paths), listed.ids, existing=arguments.existing, unreadable=unreadable
         )
     gallery.save(path)
     print(f"  {path}: {_contents(gallery)}")
@@ -181,6 +193,11 @@ def _remove(arguments: argparse.Namespace) -> int:
     # A gallery that was made in Python may have integers as ids.
     known = {str(identity): identity for identity in gallery.ids}
     gallery.remove([known.get(text, text) for text in arguments.ids])
+    if not len(gallery):
+        raise DataError(
+            f"{path}: these are all its individuals, and a gallery needs one; "
+            "delete the file instead"
+        )
     gallery.save(path)
     print(f"  {path}: {_contents(gallery)}")
     return 0
@@ -195,18 +212,22 @@ def _query(arguments: argparse.Namespace) -> int:
     total = sum(1 for _ in named_images(arguments.images))
     shown: list[Answer] = []
     answered = 0
-    with _embedding(total, skip=arguments.skip_corrupt) as (counted, unreadable):
-        images = counted(image for _, image in named_images(arguments.images))
+    with _embedding(total, skip=arguments.skip_corrupt) as (watched, unreadable):
+        images = watched(image for _, image in named_images(arguments.images))
         for batch in model.embed_batches(images, unreadable=unreadable):
             for answer in _answers(gallery, batch, arguments):
-                print(json.dumps(answer.as_dict()) if arguments.json else as_text(answer))
+                line = json.dumps(answer.as_dict()) if arguments.json else as_text(answer)
+                print(line, flush=True)
                 answered += 1
                 if len(shown) < SHOWN:
                     shown.append(answer)
     if not answered:
         raise DataError(f"none of the {total:,} images can be read")
     if arguments.page is not None:
-        write(arguments.page, render_gallery_page(shown, answered, gallery, _command(arguments)))
+        threshold = gallery.accept_at if arguments.threshold is None else arguments.threshold
+        command = _command(arguments)
+        text = render_gallery_page(shown, answered, gallery, threshold, command)
+        write(arguments.page, text)
         if not arguments.json:
             print(f"\n  page: {arguments.page}")
     return 0
@@ -236,7 +257,8 @@ def as_text(answer: Answer) -> str:
 
 def _contents(gallery: Gallery) -> str:
     images = sum(gallery.images(identity) for identity in gallery.ids)
-    return f"{len(gallery):,} individuals, {images:,} images, template {gallery.template}"
+    individuals = counted(len(gallery), "individual")
+    return f"{individuals}, {counted(images, 'image')}, template {gallery.template}"
 
 
 def _threshold(calibration: Calibration, far: float) -> str:
@@ -260,7 +282,7 @@ def _embedding(
     """
     with ImageProgress(total) as progress:
 
-        def counted(images: Iterable[Any]) -> Iterator[Any]:
+        def watched(images: Iterable[Any]) -> Iterator[Any]:
             for image in images:
                 yield image
                 progress.advance()
@@ -269,7 +291,7 @@ def _embedding(
             progress.say(f"{error}, it is left out")
 
         try:
-            yield counted, leave_out if skip else None
+            yield watched, leave_out if skip else None
         except UnreadableImage as error:
             raise DataError(f"{error}; --skip-corrupt leaves such images out") from error
 
@@ -286,6 +308,8 @@ def _command(arguments: argparse.Namespace) -> str:
     words += ["--top", str(arguments.top), "--page", arguments.page]
     if arguments.threshold is not None:
         words += ["--threshold", str(arguments.threshold)]
+    if arguments.skip_corrupt:
+        words.append("--skip-corrupt")
     return shlex.join(words)
 
 

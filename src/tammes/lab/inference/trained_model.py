@@ -90,9 +90,7 @@ class TrainedModel:
     """
 
     def __init__(self, run: Run, device: torch.device | str | None = None) -> None:
-        if device is None:
-            device = "cuda" if torch.cuda.is_available() else "cpu"
-        self.run, self.device = run, torch.device(device)
+        self.run, self.device = run, _device(device)
         self.model: Model = load_model(run).to(self.device)
         self.classes: tuple[str, ...] = tuple(run.data["classes"])
         self.loss: Loss = self.model.criterion.loss
@@ -267,6 +265,17 @@ class TrainedModel:
             f"TrainedModel({str(self.run.folder)!r}, {len(self.classes)} classes, "
             f"embedding_size={self.embedding_size}, loss={self.loss!r})"
         )
+
+
+def _device(device: torch.device | str | None) -> torch.device:
+    """Return a device of this machine; a GPU if there is one by default."""
+    if device is None:
+        return torch.device("cuda" if torch.cuda.is_available() else "cpu")
+    try:
+        # A device is missed only where something is put on it.
+        return torch.empty(0, device=device).device
+    except (RuntimeError, AssertionError, TypeError) as error:
+        raise ValueError(f"load expects a device that torch finds, got {device!r}") from error
 
 
 def load(

@@ -49,7 +49,7 @@ class Answer(NamedTuple):
 
 
 def render_gallery_page(
-    answers: Sequence[Answer], total: int, gallery: Gallery, command: str
+    answers: Sequence[Answer], total: int, gallery: Gallery, threshold: float | None, command: str
 ) -> str:
     """Return a page of queries, as self-contained HTML.
 
@@ -57,14 +57,15 @@ def render_gallery_page(
         answers: the queries to show.
         total: number of all queries.
         gallery: the gallery that was searched.
+        threshold: smallest similarity of a known individual; None if all are known.
         command: command that repeats it.
     """
     unknown = sum(not answer.known for answer in answers)
     lead = [f"{total:,} images searched among {len(gallery):,} individuals."]
     if len(answers) < total:
         lead.append(f"The first {len(answers):,} are shown.")
-    if gallery.accept_at is not None:
-        lead.append(f"The gallery accepts a similarity of {gallery.accept_at:.3f} or more.")
+    if threshold is not None:
+        lead.append(f"Individuals are known from a similarity of {threshold:.3f} on.")
     lead.append(f"{unknown:,} of the {len(answers):,} shown are unknown.")
     sections: dict[str, Sequence[page.Block]] = {
         "": [_row(answer) for answer in answers],
