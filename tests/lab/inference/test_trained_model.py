@@ -2,6 +2,7 @@
 
 import io
 import shutil
+import sys
 
 import numpy
 import pytest
@@ -280,6 +281,14 @@ def test_a_device_that_is_not_there_is_refused(photograph_run):
 def test_a_device_that_does_not_exist_is_refused(photograph_run, device):
     with pytest.raises(ValueError, match=f"load expects a device that torch finds, got {device!r}"):
         tammes.load(photograph_run, device=device)
+
+
+@pytest.mark.parametrize("unreadable", [None, print])
+def test_a_missing_package_is_not_an_unreadable_image(model, test_files, monkeypatch, unreadable):
+    for name in ("PIL", "PIL.Image"):
+        monkeypatch.setitem(sys.modules, name, None)
+    with pytest.raises(ImportError, match=r"install it with: pip install 'tammes\[lab\]'"):
+        list(model.embed_batches(test_files[0].parent, unreadable=unreadable))
 
 
 def test_an_unfinished_run_is_refused(photograph_run, tmp_path):

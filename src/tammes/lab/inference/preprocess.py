@@ -94,6 +94,10 @@ class Preprocess:
                 )
             _, pixels = decode(image, self.shape)
         except Exception as error:
+            if isinstance(error, ImportError):
+                # Without them no image is read, and none of them is at fault.
+                for package in ("numpy", "PIL.Image"):
+                    require(package, extra="lab")
             raise UnreadableImage(name, reason(error)) from error
         return torch.from_numpy(pixels.copy())
 
