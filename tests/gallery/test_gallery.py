@@ -656,3 +656,11 @@ def test_settings_in_the_file_are_readable(tmp_path):
         "model": "abc",
         "accept_at": None,
     }
+
+
+def test_a_source_may_be_a_path_of_any_kind(tmp_path):
+    known = tammes.Gallery()
+    known.enrol(embeddings(3), range(3), sources=["a.png", Path("b.png"), b"c.png"])
+    known.save(tmp_path / "gallery.safetensors")
+    found = tammes.Gallery.load(tmp_path / "gallery.safetensors").identify(embeddings(3), 1)
+    assert found.sources == [["a.png"], ["b.png"], ["c.png"]]

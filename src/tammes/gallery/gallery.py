@@ -271,7 +271,7 @@ class Gallery:
         if sources is None:
             listed = embedded.names
         else:
-            listed = [os.fspath(sources[position]) for position in embedded.positions]
+            listed = [os.fsdecode(sources[position]) for position in embedded.positions]
         if existing == "replace":
             self.remove([each for each in dict.fromkeys(names) if each in self._place])
         if self._rows is None:
