@@ -47,6 +47,10 @@ LOADS = {
     "recipes": {},
     # Our own checkpoints, of numbers and texts: tests/test_sharded_checkpoint.py sees to it.
     "checkpoint": {},
+    # Our own file of a gallery, safetensors too.
+    "Gallery": {},
+    # What the line before has written, from memory.
+    "torch.export": {},
     # What a Triton kernel reads from the GPU's memory.
     "tl": {},
     "query": {},

@@ -482,7 +482,7 @@ def test_every_figure_of_a_shipped_recipe_is_drawn_once_it_has_run(name):
     kept = {key: value for cell in full.cells for key, value in cell.kept.items()}
     values = dict.fromkeys(KNOWN, 0.5) | {"accuracy": 70.0, "error": 30.0, "class_margin": 80.0}
     ledger = Ledger(recipe.name)
-    for row, column in recipe.places():
+    for row, column in recipe.all_places():
         curves = {path: [0.3, 0.2, 0.4] for path in (*recipe.curves, "test.accuracy")}
         curves["epoch"] = [1, 2, 3]
         asked = ("sphere",) if recipe.rows[row].kind == "sphere" else recipe.keep
