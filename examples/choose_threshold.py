@@ -12,7 +12,7 @@ import numpy as np
 from sklearn.datasets import load_digits
 
 from tammes.lab.recognition.embeddings import read_embeddings
-from tammes.lab.recognition.verification import evaluate_verification
+from tammes.lab.recognition.evaluate_verification import evaluate_verification
 from tammes.lab.report.pages.recognition_page import recognition_page
 from tammes.lab.report.render.html_page import write
 

@@ -12,7 +12,7 @@ from pathlib import Path
 import tammes
 from tammes.lab import Config, train
 from tammes.lab.data import load as load_images
-from tammes.lab.inference.export import export_torch
+from tammes.lab.inference.exported_files import export_torch
 
 
 def main(run=None, images=None, out="out/use_model"):

@@ -118,6 +118,16 @@ Weighted = list[tuple[int, Tensor, Tensor]]
 """Signs, weights of shape ``(N,)`` and rows ``(N, D)``, to be multiplied and added up."""
 
 
+def add_up(weighted: Weighted, factor: Tensor | None) -> Tensor:
+    """Sum of weighted rows up to the sign of the first, times a factor of shape ``(N, 1)``."""
+    first, weight, rows = weighted[0]
+    total = rows * (weight.unsqueeze(1) if factor is None else weight.unsqueeze(1) * factor)
+    for sign, weight, rows in weighted[1:]:
+        column = weight.unsqueeze(1) if factor is None else weight.unsqueeze(1) * factor
+        total.addcmul_(rows, column, value=sign * first)
+    return total
+
+
 class Operand(NamedTuple):
     """Features or prototypes as they enter products, for gradients in closed form.
 

@@ -1,5 +1,5 @@
 """Gallery of known identities: enrol, identify, reject the unknown, save and load."""
 
-from tammes.gallery.gallery import Calibration, Gallery, Identified, Recall
+from tammes.gallery.gallery import CalibratedThreshold, Gallery, Identified, Recall
 
-__all__ = ["Calibration", "Gallery", "Identified", "Recall"]
+__all__ = ["CalibratedThreshold", "Gallery", "Identified", "Recall"]

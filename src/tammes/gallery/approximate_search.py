@@ -15,7 +15,7 @@ _VISITED = 128
 """Candidates that a search keeps."""
 
 
-class Index(Protocol):
+class SearchIndex(Protocol):
     """Index of unit rows."""
 
     def search(self, query: Tensor, top: int) -> tuple[Tensor, Tensor]:

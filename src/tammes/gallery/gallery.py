@@ -11,7 +11,7 @@ from typing import Any, Literal, NamedTuple, Protocol, get_args
 import torch
 from torch import Tensor
 
-from tammes.gallery.approximate_search import ENGINES, Engine, Index
+from tammes.gallery.approximate_search import ENGINES, Engine, SearchIndex
 from tammes.gallery.exact_search import score_blocks, search_rows
 from tammes.gallery.gallery_file import StoredGallery, read_gallery, write_gallery
 from tammes.gallery.ids import Id, as_ids, shown
@@ -101,7 +101,7 @@ class Identified(NamedTuple):
         return [ids[0] if known else None for ids, known in pairs]
 
 
-class Calibration(NamedTuple):
+class CalibratedThreshold(NamedTuple):
     """Result of :meth:`Gallery.threshold`.
 
     Attributes:
@@ -188,7 +188,7 @@ class Gallery:
         self._owners = array("q")
         self._sources: list[str] = []
         self._engine: Engine | None = None
-        self._index: Index | None = None
+        self._index: SearchIndex | None = None
         self._needed: dict[int, int] = {}
 
     def __len__(self) -> int:
@@ -475,7 +475,7 @@ class Gallery:
         *,
         pairs: tuple[Tensor, Tensor] | None = None,
         digest: str | None = None,
-    ) -> Calibration:
+    ) -> CalibratedThreshold:
         """Set :attr:`accept_at` to the smallest threshold whose FAR does not exceed a target.
 
         The pairs are of a query and an identity of the gallery. At a FAR of 1 % a query that nobody
@@ -492,8 +492,8 @@ class Gallery:
             digest: digest of the model of the embeddings, to be compared with the gallery's.
 
         Returns:
-            The :class:`Calibration`. Its threshold is the edge of one of 65,536 bins between -1 and
-            1; of given pairs it is one of the scores.
+            The :class:`CalibratedThreshold`: the edge of one of 65,536 bins from -1 to 1, or, of
+            given pairs, one of the scores.
         """
         name = "Gallery.threshold"
         if (x is None) != (ids is None) or (x is None) == (pairs is None):
@@ -509,7 +509,7 @@ class Gallery:
         check_rate(name, "FAR", far, different, "pairs of different identities")
         place = smallest_threshold(points, far)
         self.accept_at = float(points.thresholds[place])
-        return Calibration(
+        return CalibratedThreshold(
             self.accept_at,
             float(points.negatives[place] / points.all_negatives),
             float(points.positives[place] / points.all_positives),

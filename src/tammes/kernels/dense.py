@@ -25,6 +25,7 @@ from tammes.similarity import (
     Operand,
     Similarity,
     Weighted,
+    add_up,
     full_precision,
     working_dtype,
 )
@@ -413,7 +414,7 @@ def _in_closed_form(
         d_keys = gradient.t() @ weighted
         if right:
             first = right[0][0]
-            d_keys.index_add_(0, saved.labels, _add_up(right, saved.own_inverse), alpha=first)
+            d_keys.index_add_(0, saved.labels, add_up(right, saved.own_inverse), alpha=first)
         d_prototypes = similarity.prototypes_gradient(keys, d_keys, d_classes)
     if need_bias and d_classes is not None:
         d_bias = d_classes
@@ -421,16 +422,6 @@ def _in_closed_form(
         if own_target is not None and saved.pair is not None:
             d_bias = d_bias.index_add(0, saved.labels, own_target)
     return [d_features, d_prototypes, d_bias, d_scale, d_threshold]
-
-
-def _add_up(weighted: Weighted, factor: Tensor | None) -> Tensor:
-    """Sum of weighted rows up to the sign of the first, times a factor of shape ``(N, 1)``."""
-    first, weight, rows = weighted[0]
-    total = rows * (weight.unsqueeze(1) if factor is None else weight.unsqueeze(1) * factor)
-    for sign, weight, rows in weighted[1:]:
-        column = weight.unsqueeze(1) if factor is None else weight.unsqueeze(1) * factor
-        total.addcmul_(rows, column, value=sign * first)
-    return total
 
 
 def _gradient_of_scale(

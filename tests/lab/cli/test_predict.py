@@ -10,8 +10,8 @@ from test_bad_input import sentence
 
 import tammes
 from tammes.lab.cli.main import main
-from tammes.lab.inference import progress
-from tammes.lab.inference.progress import ImageProgress
+from tammes.lab.inference import progress_bar as progress
+from tammes.lab.inference.progress_bar import ImageProgress
 
 
 @pytest.fixture

@@ -11,8 +11,8 @@ from messages import pattern
 import tammes
 from tammes.lab.config.schema import Config
 from tammes.lab.data import load as load_images
-from tammes.lab.inference import export
-from tammes.lab.inference.export import (
+from tammes.lab.inference import exported_files as export
+from tammes.lab.inference.exported_files import (
     METADATA,
     ExportedNetwork,
     export_onnx,

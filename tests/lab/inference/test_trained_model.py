@@ -13,7 +13,7 @@ from PIL import Image
 import tammes
 from tammes.lab.config.schema import Config
 from tammes.lab.data import load as load_images
-from tammes.lab.inference.export import ExportedNetwork
+from tammes.lab.inference.exported_files import ExportedNetwork
 from tammes.lab.inference.preprocess import UnreadableImage
 from tammes.lab.records.run_folder import Run
 from tammes.lab.training.datasets import prepare_data

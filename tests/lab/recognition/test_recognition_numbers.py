@@ -10,9 +10,9 @@ from sklearn.metrics import roc_auc_score
 from torch.testing import assert_close
 
 from tammes.lab.recognition.embeddings import IdentityEmbeddings, PairRows
-from tammes.lab.recognition.openset import evaluate_openset
-from tammes.lab.recognition.retrieval import evaluate_retrieval
-from tammes.lab.recognition.verification import evaluate_verification
+from tammes.lab.recognition.evaluate_openset import evaluate_openset
+from tammes.lab.recognition.evaluate_retrieval import evaluate_retrieval
+from tammes.lab.recognition.evaluate_verification import evaluate_verification
 from tammes.metrics.functional import (
     fold_accuracy,
     identification,

@@ -8,7 +8,7 @@ import torch
 from tammes.lab.measure.formats import FileError
 from tammes.lab.measure.identity_pairs import sample_pairs
 from tammes.lab.recognition.embeddings import IdentityEmbeddings
-from tammes.lab.recognition.pairs import read_pairs
+from tammes.lab.recognition.pair_lists import read_pairs
 
 
 def examples(identities, *, cameras=None, query=None, junk=None, names=None):

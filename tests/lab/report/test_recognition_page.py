@@ -6,7 +6,7 @@ import torch
 from pages import EVIL, NAMES, body, escaped, plots
 
 from tammes.lab.cli.main import main
-from tammes.lab.recognition.results import Curve
+from tammes.lab.recognition.results import MeasuredCurve
 from tammes.lab.report.charts import recognition as charts
 
 pytest.importorskip("plotly", reason="pages need plotly")
@@ -124,7 +124,7 @@ def test_without_images_rankings_are_rows_and_missing_files_are_counted(tmp_path
 
 def test_figures_for_papers_have_the_same_axes_and_curves():
     x = torch.logspace(-3, 0, 20, dtype=torch.double)
-    curve = Curve(x, x.sqrt(), 0.9 * x.sqrt(), (1.1 * x.sqrt()).clamp_max(1))
+    curve = MeasuredCurve(x, x.sqrt(), 0.9 * x.sqrt(), (1.1 * x.sqrt()).clamp_max(1))
     roc, det = (charts.roc(curve).axes[0], charts.det(curve, 100).axes[0])
     assert (roc.get_xscale(), roc.get_yscale()) == ("log", "linear")
     assert (det.get_xscale(), det.get_yscale()) == ("log", "log")

@@ -17,10 +17,11 @@ from tammes.lab.recognition.embeddings import (
     read_embeddings,
     run_embeddings,
 )
-from tammes.lab.recognition.openset import evaluate_openset
-from tammes.lab.recognition.pairs import read_pairs
+from tammes.lab.recognition.evaluate_openset import evaluate_openset
+from tammes.lab.recognition.evaluate_retrieval import evaluate_retrieval
+from tammes.lab.recognition.evaluate_verification import evaluate_verification
+from tammes.lab.recognition.pair_lists import read_pairs
 from tammes.lab.recognition.results import Listing, Number, Recognition
-from tammes.lab.recognition.retrieval import evaluate_retrieval
 from tammes.lab.recognition.unknown_classes import (
     SCORES,
     ClassifiedExamples,
@@ -28,7 +29,6 @@ from tammes.lab.recognition.unknown_classes import (
     classified_by_run,
     evaluate_unknown,
 )
-from tammes.lab.recognition.verification import evaluate_verification
 from tammes.lab.report.pages.recognition_page import recognition_page
 from tammes.lab.report.render.html_page import write
 

@@ -4,7 +4,7 @@ import argparse
 from functools import partial
 
 from tammes.lab.cli.arguments import add_argument
-from tammes.lab.inference.export import (
+from tammes.lab.inference.exported_files import (
     ONNX,
     TORCH,
     ExportedFile,

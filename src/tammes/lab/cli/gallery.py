@@ -11,12 +11,12 @@ from typing import Any, NamedTuple
 
 import torch
 
-from tammes.gallery import Calibration, Gallery
+from tammes.gallery import CalibratedThreshold, Gallery
 from tammes.lab.cli.arguments import add_argument
 from tammes.lab.data.images import DataError
 from tammes.lab.data.sources.folder import list_classes
 from tammes.lab.inference.preprocess import UnreadableImage, named_images
-from tammes.lab.inference.progress import ImageProgress
+from tammes.lab.inference.progress_bar import ImageProgress
 from tammes.lab.inference.trained_model import EmbeddedBatch, load
 from tammes.lab.recognition.results import counted
 from tammes.lab.report.pages.gallery_page import SHOWN, Answer, render_gallery_page
@@ -163,7 +163,7 @@ def _check_far(far: float, probes: int, individuals: int) -> None:
 
 def _calibrate(
     gallery: Gallery, batches: Sequence[EmbeddedBatch], ids: Sequence[str], far: float
-) -> Calibration:
+) -> CalibratedThreshold:
     """Calibrate on images that are not enrolled, then enrol them too."""
     own = [ids[position] for batch in batches for position in batch.positions]
     _check_far(far, len(own), len(gallery))
@@ -261,7 +261,7 @@ def _contents(gallery: Gallery) -> str:
     return f"{individuals}, {counted(images, 'image')}, template {gallery.template}"
 
 
-def _threshold(calibration: Calibration, far: float) -> str:
+def _threshold(calibration: CalibratedThreshold, far: float) -> str:
     return (
         f"threshold {calibration.threshold:.3f} for a FAR of {100 * far:g} %: accepts "
         f"{100 * calibration.far:.2f} % of {calibration.different:,} pairs of different "

@@ -8,7 +8,7 @@ from pathlib import Path
 from tammes.lab.cli.arguments import add_argument
 from tammes.lab.data.images import DataError
 from tammes.lab.inference.preprocess import UnreadableImage, named_images
-from tammes.lab.inference.progress import ImageProgress
+from tammes.lab.inference.progress_bar import ImageProgress
 from tammes.lab.inference.trained_model import Prediction, load
 
 

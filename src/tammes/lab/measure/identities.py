@@ -14,7 +14,7 @@ import torch
 from torch import Tensor
 
 from tammes.lab.data import seeded_draws
-from tammes.lab.data.identities.protocol import IdentityProtocol
+from tammes.lab.data.identities.identity_protocol import IdentityProtocol
 from tammes.lab.data.images import DataError
 from tammes.lab.data.subsets import rank_in_class
 from tammes.lab.measure.identity_pairs import MAX_PAIRS, sample_pairs

@@ -91,7 +91,7 @@ class OperatingPoint(NamedTuple):
     accepted: Number
 
 
-class Curve(NamedTuple):
+class MeasuredCurve(NamedTuple):
     """Curve with a band, all of shape ``(P,)``; a band is None without identities."""
 
     x: Tensor
@@ -145,7 +145,7 @@ class Recognition:
     failing: Listing
     rates: tuple[str, str] = ("FAR", "TAR")
     thresholds: tuple[OperatingPoint, ...] = ()
-    curves: dict[str, Curve] = field(default_factory=dict)
+    curves: dict[str, MeasuredCurve] = field(default_factory=dict)
     scores: dict[str, Tensor] = field(default_factory=dict)
     rankings: dict[str, list[Ranking]] = field(default_factory=dict)
     tables: dict[str, Listing] = field(default_factory=dict)
@@ -223,12 +223,12 @@ def as_number(
     return Number(key, name, value.value, value.low, value.high, percent)
 
 
-def as_curve(x: Tensor, values: Sequence[BootstrapInterval | float]) -> Curve:
+def as_curve(x: Tensor, values: Sequence[BootstrapInterval | float]) -> MeasuredCurve:
     """Return a curve through measured numbers."""
     rows = [(v, v, v) if isinstance(v, float) else v[:3] for v in values]
     y, low, high = torch.tensor(rows, dtype=torch.double).T
     banded = bool(values) and not isinstance(values[0], float)
-    return Curve(x, y, low if banded else None, high if banded else None)
+    return MeasuredCurve(x, y, low if banded else None, high if banded else None)
 
 
 def grid(negatives: int) -> Tensor:

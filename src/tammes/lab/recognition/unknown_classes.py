@@ -14,9 +14,9 @@ from tammes.lab.measure import files
 from tammes.lab.measure.classification import classifies
 from tammes.lab.measure.formats import FileError
 from tammes.lab.recognition.embeddings import IdentityEmbeddings, read_embeddings, run_embeddings
-from tammes.lab.recognition.openset import Searches, report_searches
+from tammes.lab.recognition.evaluate_openset import Searches, report_searches
+from tammes.lab.recognition.evaluate_retrieval import SHOWN
 from tammes.lab.recognition.results import Listing, Ranking, Recognition, counted, without_warnings
-from tammes.lab.recognition.retrieval import SHOWN
 from tammes.lab.records.run_folder import Run
 from tammes.lab.training.model import load_model
 from tammes.metrics.functional import (

@@ -10,7 +10,7 @@ from torch import Tensor
 
 from tammes.lab.measure.measures import closest_pairs, degrees_between
 from tammes.lab.report.load_runs import InspectedRun
-from tammes.lab.report.render.html_page import Block, Cell, Gallery, Image, Table, Text, Value
+from tammes.lab.report.render.html_page import Block, Cell, Image, ImageGallery, Table, Text, Value
 from tammes.optional import require
 from tammes.similarity import unit
 
@@ -89,7 +89,7 @@ def pair_blocks(seen: InspectedRun, count: int) -> list[Block]:
     return [*blocks, *galleries]
 
 
-def _gallery(seen: InspectedRun, pair: Pair) -> Gallery | None:
+def _gallery(seen: InspectedRun, pair: Pair) -> ImageGallery | None:
     """Show the errors of a pair between a correct example of each; None without errors."""
     if seen.images is None:
         return None
@@ -106,7 +106,7 @@ def _gallery(seen: InspectedRun, pair: Pair) -> Gallery | None:
         images.append(Image(png(seen.images[place]), text, wrong=True))
     images += _right(seen, kinds, pair.second)
     detail = "" if pair.degrees is None else f"{pair.degrees:.1f}° apart"
-    return Gallery(f"{first} and {second}", images, detail)
+    return ImageGallery(f"{first} and {second}", images, detail)
 
 
 def _right(seen: InspectedRun, kinds: Sequence[tuple[int, int]], name: int) -> list[Image]:

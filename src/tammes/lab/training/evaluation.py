@@ -10,7 +10,7 @@ from torch import Tensor
 
 from tammes.heads.head import Head
 from tammes.lab.data import Images
-from tammes.lab.data.identities.protocol import IdentityProtocol
+from tammes.lab.data.identities.identity_protocol import IdentityProtocol
 from tammes.lab.measure.classification import (
     ExampleMetrics,
     confused_examples,

@@ -19,7 +19,7 @@ import torch
 
 from tammes.distributed.process_group import RankGroup
 from tammes.lab.config.schema import Config
-from tammes.lab.data.identities.protocol import IdentityProtocol
+from tammes.lab.data.identities.identity_protocol import IdentityProtocol
 from tammes.lab.data.samplers import BatchSampler
 from tammes.lab.data.sources.loading import identity_protocol
 from tammes.lab.fewshot.epoch_selection import ValidationEpisodes, parse_selection

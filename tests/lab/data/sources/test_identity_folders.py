@@ -6,7 +6,7 @@ from recipe_cells import write_boxes, write_faces
 
 from tammes.lab.config.schema import Config
 from tammes.lab.data import DataError, load
-from tammes.lab.data.identities.protocol import IdentityProtocol
+from tammes.lab.data.identities.identity_protocol import IdentityProtocol
 from tammes.lab.data.sources.identity_folders import partitions, read_protocol
 from tammes.lab.data.sources.loading import identity_protocol
 from tammes.lab.training.datasets import prepare_data

@@ -9,9 +9,9 @@ from typing import Any
 import torch
 
 from tammes.lab.data.identities.examples import IdentityExamples
+from tammes.lab.data.identities.identity_protocol import IdentityProtocol
 from tammes.lab.data.identities.layouts import PARTITIONS, read_dukemtmc, read_market1501
 from tammes.lab.data.identities.pairs import read_lfw
-from tammes.lab.data.identities.protocol import IdentityProtocol
 from tammes.lab.data.listing import EVERYTHING, Entries, Files, Partitions, hash_of
 from tammes.lab.data.sources.folder import list_classes
 

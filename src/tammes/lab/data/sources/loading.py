@@ -10,7 +10,7 @@ import torch
 
 from tammes.lab.config.expressions import did_you_mean
 from tammes.lab.data.decode_partition import PartitionDecoder
-from tammes.lab.data.identities.protocol import IdentityProtocol
+from tammes.lab.data.identities.identity_protocol import IdentityProtocol
 from tammes.lab.data.images import DataError, Images, unknown_classes
 from tammes.lab.data.listing import EVERYTHING, Partitions
 from tammes.lab.data.sources import folder as folders

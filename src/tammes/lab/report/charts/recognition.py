@@ -5,14 +5,14 @@ from collections.abc import Mapping
 import torch
 from torch import Tensor
 
-from tammes.lab.recognition.results import LEVEL, Curve
+from tammes.lab.recognition.results import LEVEL, MeasuredCurve
 from tammes.lab.report.charts.chart import Chart, Layer, Line, Panel, Region, numbers, plot
 from tammes.lab.report.charts.distributions import histogram
 
 BAND = f"{100 * LEVEL:.0f} % interval over identities"
 
 
-def _banded(curve: Curve, name: str, place: int, floor: float = 0.0) -> list[Layer]:
+def _banded(curve: MeasuredCurve, name: str, place: int, floor: float = 0.0) -> list[Layer]:
     """Return a curve on its band; values below the floor are raised to it."""
     layers: list[Layer] = []
     if curve.low is not None and curve.high is not None:
@@ -25,7 +25,7 @@ def _banded(curve: Curve, name: str, place: int, floor: float = 0.0) -> list[Lay
 
 @plot
 def roc(
-    curve: Curve, *, x: str = "false acceptance rate", y: str = "true acceptance rate"
+    curve: MeasuredCurve, *, x: str = "false acceptance rate", y: str = "true acceptance rate"
 ) -> Chart:
     """Curve of accepted positives over accepted negatives, on a logarithmic scale.
 
@@ -40,14 +40,14 @@ def roc(
 
 
 @plot
-def det(curve: Curve, same: int) -> Chart:
+def det(curve: MeasuredCurve, same: int) -> Chart:
     """DET curve: false rejections over false acceptances, both on logarithmic scales.
 
     Args:
         curve: true acceptance rates at false acceptance rates.
         same: number of pairs of one identity; rates below half of one in so many are drawn there.
     """
-    swapped = Curve(
+    swapped = MeasuredCurve(
         curve.x,
         1 - curve.y,
         None if curve.high is None else 1 - curve.high,
@@ -74,7 +74,7 @@ def det(curve: Curve, same: int) -> Chart:
 
 
 @plot
-def cmc(curve: Curve) -> Chart:
+def cmc(curve: MeasuredCurve) -> Chart:
     """CMC curve: share of queries with a match among the first k items.
 
     Args:

@@ -74,12 +74,12 @@ def render_gallery_page(
     return page.render("Gallery", page.sections(sections), lead=[" ".join(lead)])
 
 
-def _row(answer: Answer) -> page.Gallery:
+def _row(answer: Answer) -> page.ImageGallery:
     images = [page.Image(_thumbnail(answer.image), "query", wrong=not answer.known)]
     for each, score, source in zip(answer.ids, answer.scores, answer.sources, strict=False):
         images.append(page.Image(_thumbnail(source), f"{each}, {score:.3f}"))
     title = str(answer.ids[0]) if answer.known else "unknown"
-    return page.Gallery(title, images, answer.image)
+    return page.ImageGallery(title, images, answer.image)
 
 
 @cache

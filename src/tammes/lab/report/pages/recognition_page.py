@@ -129,7 +129,7 @@ def _rankings(examples: IdentityEmbeddings, rankings: Sequence[Ranking]) -> list
     return [*page.table(columns, rows), *galleries]
 
 
-def _gallery(examples: IdentityEmbeddings, ranking: Ranking) -> page.Gallery | None:
+def _gallery(examples: IdentityEmbeddings, ranking: Ranking) -> page.ImageGallery | None:
     """Show an example and its ranked items as images; None if one is not at hand."""
     if examples.pictures is None:
         return None
@@ -145,11 +145,11 @@ def _gallery(examples: IdentityEmbeddings, ranking: Ranking) -> page.Gallery | N
         images = [
             page.Image(source, text) for source, text in zip((first, *shown), texts, strict=True)
         ]
-        return page.Gallery(f"{name} and {examples.names[rows[0]]}", images, ranking.remark)
+        return page.ImageGallery(f"{name} and {examples.names[rows[0]]}", images, ranking.remark)
     images = [page.Image(first, f"query {_identity(examples, ranking.query)}")]
     for place, (source, item) in enumerate(zip(shown, ranking.items, strict=True), 1):
         images.append(page.Image(source, _caption(examples, item, place), not item.match))
-    return page.Gallery(name, images, ranking.remark)
+    return page.ImageGallery(name, images, ranking.remark)
 
 
 def _identity(examples: IdentityEmbeddings, row: int) -> str:

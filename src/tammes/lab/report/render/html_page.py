@@ -138,7 +138,7 @@ class Image:
 
 
 @dataclass(frozen=True)
-class Gallery:
+class ImageGallery:
     """Images in a row under a heading."""
 
     title: str
@@ -163,7 +163,7 @@ class Fold:
     open: bool = False
 
 
-Block: TypeAlias = Text | Cards | Table | Figure | Legend | Gallery | Details | Fold
+Block: TypeAlias = Text | Cards | Table | Figure | Legend | ImageGallery | Details | Fold
 
 
 @dataclass(frozen=True)

@@ -8,6 +8,13 @@ import torch
 from torch import Tensor
 
 from tammes.lab.recognition.embeddings import IdentityEmbeddings
+from tammes.lab.recognition.evaluate_retrieval import (
+    FAILING,
+    ITEMS,
+    SHOWN,
+    check_sides,
+    example_counts,
+)
 from tammes.lab.recognition.ranking import first_items, one_of_each
 from tammes.lab.recognition.results import (
     Listing,
@@ -24,7 +31,6 @@ from tammes.lab.recognition.results import (
     positives_at,
     without_warnings,
 )
-from tammes.lab.recognition.retrieval import FAILING, ITEMS, SHOWN, check_sides, example_counts
 from tammes.metrics.functional import BootstrapInterval, OpenSetResult, openset
 from tammes.metrics.functional.operating_points import check_rate, rank_scores
 from tammes.metrics.functional.retrieval import (

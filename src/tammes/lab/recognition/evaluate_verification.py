@@ -8,6 +8,7 @@ from torch import Tensor
 
 from tammes.lab.measure.identity_pairs import MAX_PAIRS, sample_pairs
 from tammes.lab.recognition.embeddings import IdentityEmbeddings, PairRows
+from tammes.lab.recognition.evaluate_retrieval import FAILING, example_counts
 from tammes.lab.recognition.results import (
     Listing,
     Number,
@@ -25,7 +26,6 @@ from tammes.lab.recognition.results import (
     positives_at,
     without_warnings,
 )
-from tammes.lab.recognition.retrieval import FAILING, example_counts
 from tammes.metrics.functional import VerificationResult, fold_accuracy, verification
 from tammes.similarity import directions
 
