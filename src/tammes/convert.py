@@ -20,6 +20,8 @@ from tammes.heads import CosineHead, Head, LinearHead
 from tammes.losses import arcface, cosface, l_softmax, normface, sphereface
 from tammes.terms import Loss
 
+__all__ = ["from_insightface", "from_pytorch_metric_learning"]
+
 StateDict: TypeAlias = Mapping[str, Any]
 """Result of ``torch.load``: tensors by name, possibly among other entries."""
 
