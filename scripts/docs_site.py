@@ -37,10 +37,11 @@ NODE = re.compile(r"(\w+)(?:\[\"(.+?)\"\])?")
 
 def on_config(config: MkDocsConfig) -> None:
     """Add the pages of the reference to the navigation."""
-    entries = [{page.rpartition("/")[2].removesuffix(".md"): page} for page in sorted(reference())]
-    for section in config.nav or ():
-        if isinstance(section, dict) and "Reference" in section:
-            section["Reference"] += [entry for entry in entries if "index" not in entry]
+    (section,) = (part for part in config.nav or () if "Reference" in part)
+    section["Reference"] = [
+        page if page == "api/index.md" else {page[len("api/") : -len(".md")]: page}
+        for page in reference()
+    ]
 
 
 def on_files(files: Files, config: MkDocsConfig) -> Files:
@@ -137,7 +138,10 @@ def tree(mermaid: str) -> str:
 def mathml(latex: str, *, display: bool) -> str:
     """Convert a formula of a docstring."""
     latex = latex.replace("&amp;", "&").replace("&lt;", "<").replace("&gt;", ">")
-    return latex2mathml.converter.convert(latex, display="block" if display else "inline")
+    if not display:
+        return latex2mathml.converter.convert(latex)
+    formula = latex2mathml.converter.convert(latex, display="block")
+    return f'<div class="formula">{formula}</div>'
 
 
 # --------------------------------------------------------------------------------- the reference
@@ -195,9 +199,8 @@ def _modules(package: griffe.Module) -> Iterator[griffe.Module]:
 
 @functools.cache
 def reference() -> dict[str, str]:
-    """Pages of the reference by place: one for each module, and the list of all."""
-    pages = {}
-    rows = []
+    """Pages of the reference by place: the list of all names, and one page for each module."""
+    pages, rows = {}, []
     for module, names in public_modules().items():
         short = module.removeprefix("tammes.")
         shown = [_directive(name, names[name]) for name in sorted(names, key=str.lower)]
@@ -206,8 +209,7 @@ def reference() -> dict[str, str]:
         listed = ", ".join(f"[`{name.rpartition('.')[2]}`][{name}]" for name in names)
         rows.append(f"| [`{module}`]({short}.md) | {listed} |")
     table = "\n".join(("| module | names |", "|---|---|", *rows))
-    pages["api/index.md"] = f"# Reference\n\nEvery public name, by module.\n\n{table}\n"
-    return pages
+    return {"api/index.md": f"# Reference\n\nEvery public name, by module.\n\n{table}\n", **pages}
 
 
 def _directive(name: str, definition: str) -> str:
