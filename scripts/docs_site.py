@@ -7,7 +7,7 @@ the links of ``docs/*.md`` lead to the same place on GitHub and on the site.
 """
 
 import functools
-import itertools
+import os
 import posixpath
 import re
 from collections.abc import Iterable, Iterator
@@ -79,7 +79,7 @@ def on_page_markdown(markdown: str, page: Page, config: MkDocsConfig, files: Fil
 
 
 def on_page_content(html: str, page: Page, config: MkDocsConfig, files: Files) -> str:
-    r"""Replace ``\(...\)`` and ``\[...\]`` of formulas by MathML, which browsers draw themselves."""
+    """Replace the formulas by MathML, which browsers draw without a script."""
     return re.sub(
         r'<(span|div) class="arithmatex">\\[(\[](.*?)\\[)\]]</\1>',
         lambda found: mathml(found[2], display=found[1] == "div"),
@@ -176,12 +176,10 @@ def _definition(path: str, package: griffe.Module) -> str:
 
 def _home(path: str, modules: Iterable[str]) -> str:
     """Module that shares most of a path; of several the highest."""
-    parts = path.split(".")
 
     def nearness(module: str) -> tuple[int, int]:
         own = module.split(".")
-        shared = sum(1 for _ in itertools.takewhile(lambda pair: pair[0] == pair[1], zip(own, parts)))
-        return shared, -len(own)
+        return len(os.path.commonprefix([own, path.split(".")])), -len(own)
 
     return max(modules, key=nearness)
 
@@ -205,7 +203,9 @@ def reference() -> dict[str, str]:
         short = module.removeprefix("tammes.")
         shown = [_directive(name, names[name]) for name in sorted(names, key=str.lower)]
         head = f"::: {module}\n    options:\n      members: false\n      heading_level: 1\n"
-        pages[f"api/{short}.md"] = "\n".join([f"---\ntitle: {module}\n---\n", head, *shown])
+        pages[f"api/{short}.md"] = "\n".join(
+            [f"---\ntitle: {module}\nsearch:\n  boost: 2\n---\n", head, *shown]
+        )
         listed = ", ".join(f"[`{name.rpartition('.')[2]}`][{name}]" for name in names)
         rows.append(f"| [`{module}`]({short}.md) | {listed} |")
     table = "\n".join(("| module | names |", "|---|---|", *rows))
