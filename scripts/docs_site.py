@@ -7,7 +7,6 @@ the links of ``docs/*.md`` lead to the same place on GitHub and on the site.
 """
 
 import functools
-import os
 import posixpath
 import re
 from collections.abc import Iterable, Iterator
@@ -176,10 +175,10 @@ def _definition(path: str, package: griffe.Module) -> str:
 
 def _home(path: str, modules: Iterable[str]) -> str:
     """Module that shares most of a path; of several the highest."""
+    target = path.replace(".", "/")
 
     def nearness(module: str) -> tuple[int, int]:
-        own = module.split(".")
-        return len(os.path.commonprefix([own, path.split(".")])), -len(own)
+        return len(posixpath.commonpath([module.replace(".", "/"), target])), -len(module)
 
     return max(modules, key=nearness)
 
@@ -230,6 +229,10 @@ class TammesDocstrings(griffe.Extension):
             _show_builder(obj)
         if obj.docstring is not None:
             obj.docstring.value = markdown(obj.docstring.value, obj)
+
+    def on_package(self, *, pkg: griffe.Module, **_: object) -> None:
+        """Turn the docstring of the package itself to Markdown."""
+        self.on_object(obj=pkg)
 
 
 def _show_builder(term: griffe.Function) -> None:

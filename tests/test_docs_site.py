@@ -131,6 +131,13 @@ def test_every_public_name_is_in_the_reference(pages):
 
 
 @pytest.mark.slow
+def test_no_markup_of_docstrings_is_left(site):
+    left = re.compile(r":(?:attr|class|data|func|math|meth|mod):<?|\.\. math|arithmatex|^====", re.M)
+    for page in (site / "api").glob("*.html"):
+        assert not left.findall(page.read_text(encoding="utf-8")), page.name
+
+
+@pytest.mark.slow
 def test_every_link_within_the_site_leads_somewhere(site, pages):
     broken = []
     for page, tags in pages.items():
