@@ -7,6 +7,7 @@ the links of ``docs/*.md`` lead to the same place on GitHub and on the site.
 """
 
 import functools
+import json
 import posixpath
 import re
 from collections.abc import Iterable, Iterator
@@ -15,7 +16,7 @@ from pathlib import Path
 import griffe
 import latex2mathml.converter
 from mkdocs.config.defaults import MkDocsConfig
-from mkdocs.structure.files import File, Files
+from mkdocs.structure.files import File, Files, InclusionLevel
 from mkdocs.structure.pages import Page
 
 ROOT = Path(__file__).parents[1]
@@ -44,17 +45,17 @@ def on_config(config: MkDocsConfig) -> None:
 
 
 def on_files(files: Files, config: MkDocsConfig) -> Files:
-    """Add the pages that are not in ``docs/`` and every file that one of them links to."""
-    sources = [Path(file.abs_src_path) for file in files.documentation_pages()]
-    sources += [ROOT / path for path in PAGES]
+    """Add the pages that are not in ``docs/`` and, from page to page, every file they link to."""
     for path, uri in PAGES.items():
         files.append(File.generated(config, uri, abs_src_path=str(ROOT / path)))
+    sources = [Path(file.abs_src_path) for file in files.documentation_pages()]
     for path in sources:
         for target in links(path.read_text(encoding="utf-8")):
             linked = (path.parent / target).resolve()
-            place = site_path(linked)
-            if linked.is_file() and files.get_file_from_path(place) is None:
-                files.append(_linked_file(config, linked, place))
+            if linked.is_file() and files.get_file_from_path(site_path(linked)) is None:
+                files.append(_linked_file(config, linked))
+                if linked.suffix == ".md":
+                    sources.append(linked)
     for uri, text in reference().items():
         files.append(File.generated(config, uri, content=text))
     return files
@@ -62,15 +63,15 @@ def on_files(files: Files, config: MkDocsConfig) -> Files:
 
 def on_page_markdown(markdown: str, page: Page, config: MkDocsConfig, files: Files) -> str:
     """Point links to where their targets are on the site, and write out diagrams."""
-    uri = page.file.src_uri
-    places = {place: ROOT / path for path, place in PAGES.items()}
-    source = places.get(uri, ROOT / "docs" / uri)
+    if page.file.abs_src_path is None:
+        return markdown
+    source, folder = Path(page.file.abs_src_path), posixpath.dirname(page.file.src_uri) or "."
 
     def relative(link: re.Match[str]) -> str:
         place = site_path((source.parent / link[2]).resolve())
         if files.get_file_from_path(place) is None:
             return link[0]
-        return link[1] + posixpath.relpath(place, posixpath.dirname(uri) or ".") + link[3]
+        return link[1] + posixpath.relpath(place, folder) + link[3]
 
     parts = re.split(f"({FENCE.pattern})", markdown, flags=FENCE.flags)
     parts[::2] = [LINK.sub(relative, part) for part in parts[::2]]
@@ -99,17 +100,30 @@ def site_path(path: Path) -> str:
     name = path.relative_to(ROOT).as_posix()
     if name.startswith("docs/"):
         return name.removeprefix("docs/")
-    page = name + ".md" if path.suffix in (".py", ".yaml") else name
+    page = name + ".md" if path.suffix in (".ipynb", ".py", ".yaml") else name
     return PAGES.get(name, page)
 
 
-def _linked_file(config: MkDocsConfig, path: Path, place: str) -> File:
-    """Copy an asset; show source text on a page."""
-    if not place.endswith(".md"):
-        return File.generated(config, place, abs_src_path=str(path))
-    name, text = path.relative_to(ROOT).as_posix(), path.read_text(encoding="utf-8")
-    options = "---\nsearch:\n  exclude: true\n---\n"
-    return File.generated(config, place, content=f"{options}# {name}\n\n````python\n{text}````\n")
+def _linked_file(config: MkDocsConfig, path: Path) -> File:
+    """Show a program or a notebook on a page; copy anything else."""
+    place = site_path(path)
+    if path.suffix == ".md" or not place.endswith(".md"):
+        file = File.generated(config, place, abs_src_path=str(path))
+    else:
+        options = "---\nsearch:\n  exclude: true\n---\n"
+        file = File.generated(config, place, content=options + source_page(path))
+    file.inclusion = InclusionLevel.NOT_IN_NAV
+    return file
+
+
+def source_page(path: Path) -> str:
+    """Markdown of a program, or of the cells of a notebook."""
+    text = path.read_text(encoding="utf-8")
+    if path.suffix != ".ipynb":
+        return f"# {path.relative_to(ROOT).as_posix()}\n\n````{path.suffix[1:]}\n{text}````\n"
+    cells = [(cell["cell_type"], "".join(cell["source"])) for cell in json.loads(text)["cells"]]
+    parts = [f"````python\n{code}\n````" if kind == "code" else code for kind, code in cells]
+    return "\n\n".join(parts) + "\n"
 
 
 def tree(mermaid: str) -> str:

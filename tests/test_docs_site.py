@@ -2,6 +2,7 @@
 
 import html.parser
 import importlib
+import json
 import os
 import pkgutil
 import re
@@ -103,6 +104,19 @@ def test_files_have_one_place_on_the_site():
     assert {name: docs_site.site_path(ROOT / name) for name in places} == places
 
 
+def test_a_program_and_a_notebook_become_pages(tmp_path, monkeypatch):
+    monkeypatch.setattr(docs_site, "ROOT", tmp_path)
+    (tmp_path / "a.py").write_text("x = 1\n")
+    assert docs_site.source_page(tmp_path / "a.py") == "# a.py\n\n````py\nx = 1\n````\n"
+    cells = [
+        {"cell_type": "markdown", "source": ["# Title\n", "text"]},
+        {"cell_type": "code", "source": ["x = 1\n", "y = 2"]},
+    ]
+    (tmp_path / "b.ipynb").write_text(json.dumps({"cells": cells}))
+    shown = "# Title\ntext\n\n````python\nx = 1\ny = 2\n````\n"
+    assert docs_site.source_page(tmp_path / "b.ipynb") == shown
+
+
 # --------------------------------------------------------------------------------------- the site
 
 
@@ -132,7 +146,9 @@ def test_every_public_name_is_in_the_reference(pages):
 
 @pytest.mark.slow
 def test_no_markup_of_docstrings_is_left(site):
-    left = re.compile(r":(?:attr|class|data|func|math|meth|mod):<?|\.\. math|arithmatex|^====", re.M)
+    left = re.compile(
+        r":(?:attr|class|data|func|math|meth|mod):<?|\.\. math|arithmatex|^====", re.M
+    )
     for page in (site / "api").glob("*.html"):
         assert not left.findall(page.read_text(encoding="utf-8")), page.name
 
