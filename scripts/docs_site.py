@@ -29,7 +29,8 @@ PAGES = {
 """Pages outside of ``docs/``, and where they are on the site."""
 LINK = re.compile(r"(\]\()([^)\s#:]+)((?:#[^)\s]*)?\))")
 FENCE = re.compile(r"^```.*?^```", re.DOTALL | re.MULTILINE)
-NODE = re.compile(r"(\w+)(?:\[\"(.+?)\"\])?")
+NODE = r"(\w+)(?:[\[{]\"(.+?)\"[\]}])?"
+EDGE = re.compile(rf"^ *{NODE} -->(?:\|\"?(.+?)\"?\|)? {NODE}$", re.MULTILINE)
 
 
 # ------------------------------------------------------------------------------------- the pages
@@ -129,23 +130,23 @@ def source_page(path: Path) -> str:
 def tree(mermaid: str) -> str:
     """Write a Mermaid flow chart that is a tree as a nested list: Mermaid needs a script."""
     texts: dict[str, str] = {}
-    children: dict[str, list[str]] = {}
-    for line in mermaid.splitlines():
-        if " --> " in line:
-            ends = [NODE.fullmatch(end.strip()) for end in line.split(" --> ")]
-            parent, child = (end[1] for end in ends if end)
-            texts |= {end[1]: end[2] for end in ends if end and end[2]}
-            children.setdefault(parent, []).append(child)
-    below = {child for group in children.values() for child in group}
+    children: dict[str, list[tuple[str, str]]] = {}
+    for edge in EDGE.finditer(mermaid):
+        for name, text in ((edge[1], edge[2]), (edge[4], edge[5])):
+            if text:
+                texts[name] = text
+        children.setdefault(edge[1], []).append((edge[3] or "", edge[4]))
+    below = {child for group in children.values() for _, child in group}
     (root,) = children.keys() - below
 
-    def items(name: str, depth: int) -> Iterator[str]:
+    def items(condition: str, name: str, depth: int) -> Iterator[str]:
         path, colon, text = texts[name].partition(": ")
-        yield f"{'    ' * depth}- `{path}`{colon}{text}"
+        shown = f"`{path}`" if "/" in path or path.endswith(".py") else path
+        yield f"{'    ' * depth}- {f'*{condition}:* ' if condition else ''}{shown}{colon}{text}"
         for child in children.get(name, ()):
-            yield from items(child, depth + 1)
+            yield from items(*child, depth + 1)
 
-    return "\n".join(('<div class="tree" markdown>\n', *items(root, 0), "\n</div>"))
+    return "\n".join(('<div class="tree" markdown>\n', *items("", root, 0), "\n</div>"))
 
 
 def mathml(latex: str, *, display: bool) -> str:
