@@ -29,8 +29,8 @@ PAGES = {
 """Pages outside of ``docs/``, and where they are on the site."""
 LINK = re.compile(r"(\]\()([^)\s#:]+)((?:#[^)\s]*)?\))")
 FENCE = re.compile(r"^```.*?^```", re.DOTALL | re.MULTILINE)
-NODE = r"(\w+)(?:[\[{]\"(.+?)\"[\]}])?"
-EDGE = re.compile(rf"^ *{NODE} -->(?:\|\"?(.+?)\"?\|)? {NODE}$", re.MULTILINE)
+NODE = re.compile(r"(\w+)[\[{]\"(.+?)\"[\]}]")
+EDGE = re.compile(r"^ *(\w+) -->(?:\|\"?(.+?)\"?\|)? (\w+)$", re.MULTILINE)
 
 
 # ------------------------------------------------------------------------------------- the pages
@@ -129,13 +129,10 @@ def source_page(path: Path) -> str:
 
 def tree(mermaid: str) -> str:
     """Write a Mermaid flow chart that is a tree as a nested list: Mermaid needs a script."""
-    texts: dict[str, str] = {}
+    texts = dict(NODE.findall(mermaid))
     children: dict[str, list[tuple[str, str]]] = {}
-    for edge in EDGE.finditer(mermaid):
-        for name, text in ((edge[1], edge[2]), (edge[4], edge[5])):
-            if text:
-                texts[name] = text
-        children.setdefault(edge[1], []).append((edge[3] or "", edge[4]))
+    for parent, condition, child in EDGE.findall(NODE.sub(r"\1", mermaid)):
+        children.setdefault(parent, []).append((condition, child))
     below = {child for group in children.values() for _, child in group}
     (root,) = children.keys() - below
 

@@ -82,7 +82,7 @@ def test_roles_and_formulas_of_a_docstring_become_markdown():
 
 
 def test_a_flow_chart_becomes_a_list_of_its_tree():
-    chart = 'flowchart TD\n  a["x.py: first"] --> b["y/: second"]\n'
+    chart = 'flowchart TD\n  a["x.py: first"]\n  a --> b["y/: second"]\n'
     chart += '  b -->|"if so, z"| c{"Which?"}\n  a -->|no| d["w"]\n'
     lines = docs_site.tree(f"```mermaid\n{chart}```").splitlines()
     assert lines[2:-2] == [
