@@ -90,6 +90,7 @@ def test_code_of_the_geometry_page_runs():
     assert names["packing"].degrees == pytest.approx(43.691, abs=1e-3)
 
 
+@pytest.mark.slow
 def test_code_of_the_metrics_page_runs(capsys):
     features, ids = torch.randn(400, 8), torch.arange(400) % 20
     first, second = torch.randint(7, (2, 2000))
@@ -151,6 +152,7 @@ def test_code_of_the_page_on_reproducing_calls_it_as_it_is(monkeypatch):
     assert len(calls) == 1
 
 
+@pytest.mark.slow
 def test_the_measure_page_shows_what_its_code_and_command_print(capsys):
     text = TEXTS["docs/measure.md"]
     first, *others = PYTHON["docs/measure.md"]
