@@ -72,7 +72,12 @@ def test_the_code_of_every_page_has_a_test():
 
 
 @pytest.mark.parametrize(
-    "page", ["docs/coming_from.md", "docs/configuration.md", "docs/sampling.md"]
+    "page",
+    [
+        pytest.param("docs/coming_from.md", marks=pytest.mark.slow),
+        "docs/configuration.md",
+        "docs/sampling.md",
+    ],
 )
 def test_code_that_needs_nothing_runs(page):
     run(page, {})
