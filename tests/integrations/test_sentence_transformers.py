@@ -61,7 +61,7 @@ def test_it_says_what_is_wrong(monkeypatch):
 
 def test_a_checkpoint_without_the_criterion_is_not_resumed_in_silence(tmp_path):
     with pytest.raises(ValueError, match=r"expects .*criterion.safetensors, which is not there; "):
-        CriterionCheckpoint(criterion()).load(tmp_path)
+        CriterionCheckpoint(criterion()).restore(tmp_path)
 
 
 # ------------------------------------------------- sentence-transformers itself, where installed

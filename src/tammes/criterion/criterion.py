@@ -1,7 +1,7 @@
 """Criterion: a head and a loss, the object that a training loop calls."""
 
 from collections.abc import Mapping, Sequence
-from typing import Any, Literal, cast
+from typing import TYPE_CHECKING, Any, Literal, Self, cast
 
 import torch
 from torch import Tensor, nn
@@ -294,6 +294,10 @@ class Criterion(nn.Module):
                 self.step()
         return loss
 
+    if TYPE_CHECKING:
+        # A call has the type of forward; torch's own is Any.
+        __call__ = forward
+
     def _even_weights(self, labels: Tensor, dtype: torch.dtype) -> Tensor:
         """Weights of a batch in which every example counts alike, made once for each size."""
         share = 1 / len(labels) if self.reduction == "mean" else 1.0
@@ -398,7 +402,7 @@ class Criterion(nn.Module):
         if self.training and not _transformed(tracing):
             self.states.run_hook(hook, batch)
 
-    def schedule(self, *, by_hand: bool | None = None, **schedules: Schedule) -> "Criterion":
+    def schedule(self, *, by_hand: bool | None = None, **schedules: Schedule) -> Self:
         """Attach schedules to settings, by the name of the setting.
 
         A schedule is part of the criterion: saved in its ``state_dict``, it resumes where it

@@ -129,14 +129,14 @@ class CriterionCheckpoint(TrainerCallback):
     def on_train_begin(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
         """Load the criterion of the checkpoint that the trainer resumes."""
         if state.global_step:
-            self.load(_folder(args, state))
+            self.restore(_folder(args, state))
 
     def on_train_end(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
         """Load the criterion of the best checkpoint where the trainer loads its model."""
         if args.load_best_model_at_end and state.best_model_checkpoint:
-            self.load(state.best_model_checkpoint)
+            self.restore(state.best_model_checkpoint)
 
-    def load(self, folder: str | Path) -> None:
+    def restore(self, folder: str | Path) -> None:
         """Load the criterion of a checkpoint.
 
         Args:
