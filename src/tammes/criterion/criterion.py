@@ -1,7 +1,7 @@
 """Criterion: a head and a loss, the object that a training loop calls."""
 
 from collections.abc import Mapping, Sequence
-from typing import Any, Literal, cast
+from typing import TYPE_CHECKING, Any, Literal, Self, cast
 
 import torch
 from torch import Tensor, nn
@@ -311,6 +311,10 @@ class Criterion(nn.Module):
                 self.step()
         return loss
 
+    if TYPE_CHECKING:
+        # A call has the type of forward; torch's own is Any.
+        __call__ = forward
+
     def _raw_problem(self, features: Tensor, settings: Mapping[str, Setting]) -> Problem | None:
         """Collect a problem for kernels that mask examples and classes themselves, or none."""
         head = self.head
@@ -450,7 +454,7 @@ class Criterion(nn.Module):
         if self.training and not _transformed(tracing):
             self.states.run_hook(hook, batch)
 
-    def schedule(self, *, by_hand: bool | None = None, **schedules: Schedule) -> "Criterion":
+    def schedule(self, *, by_hand: bool | None = None, **schedules: Schedule) -> Self:
         """Attach schedules to settings, by the name of the setting.
 
         A schedule is part of the criterion: saved in its ``state_dict``, it resumes where it
