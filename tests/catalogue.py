@@ -31,6 +31,10 @@ SPLIT_TERMS = {
     "logit_divergence_u_q": tammes.logit_divergence(kind="u_q"),
     "sample_margin": tammes.sample_margin(),
     "adaface": tammes.adaface(),
+    "magface": tammes.magface(min_norm=0.5, max_norm=2.0, norm_weight=0.5),
+    "magface_linear": tammes.magface(min_norm=1.0, max_norm=9.0, extension="linear"),
+    "elasticface": tammes.elasticface(std=0.1),
+    "elasticface_cos": tammes.elasticface(margin=0.35, std=0.1, kind="cos", seed=1),
     "hinge": tammes.hinge(),
     "bce": tammes.bce(),
 }

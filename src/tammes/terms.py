@@ -44,6 +44,7 @@ class Batch(NamedTuple):
         features: shape ``(N, D)``.
         labels: class of each example, shape ``(N,)``.
         valid: which examples count, shape ``(N,)``; the others are to be left out entirely.
+        first: how many that count come before these in the batch of all ranks.
 
     Example:
         >>> labels = torch.tensor([0, 0, -100])
@@ -54,6 +55,7 @@ class Batch(NamedTuple):
     features: Tensor
     labels: Tensor
     valid: Tensor
+    first: Tensor | int = 0
 
 
 class Loss:

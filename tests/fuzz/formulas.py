@@ -6,6 +6,7 @@ angle of 0 or pi has gradient zero.
 """
 
 import math
+import statistics
 from typing import NamedTuple
 
 import torch
@@ -226,6 +227,39 @@ def adaface(view, margin, concentration, momentum, state):
     return cross_entropy(view, view.scale * (bent - margin * (1 + quality)))
 
 
+def magface(view, min_margin, max_margin, min_norm, max_norm, norm_weight, extension):
+    size = norm(view.features).clamp_min(min_norm).clamp_max(max_norm)
+    margin = min_margin + (max_margin - min_margin) * (size - min_norm) / (max_norm - min_norm)
+    score = view.scale * view.length * _bent(view, 1.0, margin, extension)
+    return cross_entropy(view, score) + norm_weight * (1 / size + size / max_norm**2)
+
+
+def elasticface(view, margin, std, kind, seed, state):
+    if state["training"]:
+        steps = int(state["steps"])
+        drawn = [_normal(seed, steps, 1 + place) for place in range(len(view.features))]
+        margin = margin + std * torch.tensor(drawn, dtype=view.features.dtype)
+    if kind == "arc":
+        return arcface(view, margin, "monotone", "exact")
+    return combined_margin(view, m3=margin)
+
+
+def _normal(seed, steps, place):
+    """The standard normal number of an example, counted from one, in a step."""
+    golden = 0x9E3779B97F4A7C15
+    key = _mix(_mix(seed + golden) + steps)
+    bits = _mix(place * golden + key) >> 41
+    return statistics.NormalDist().inv_cdf((bits + 0.5) / 2**23)
+
+
+def _mix(word):
+    """The finaliser of SplitMix64 in whole numbers."""
+    word &= 2**64 - 1
+    word = (word ^ (word >> 30)) * 0xBF58476D1CE4E5B9 % 2**64
+    word = (word ^ (word >> 27)) * 0x94D049BB133111EB % 2**64
+    return word ^ (word >> 31)
+
+
 # -------------------------------------------------------------------------- terms on prototypes
 
 
@@ -320,7 +354,7 @@ ON_SCORES = {
     for f in (
         *(softmax, hard_bias, crammer_singer, focal, hinge, bce, large_margin_gaussian, normface),
         *(cosface, ldam, arcface, combined_margin, l_softmax, gm_softmax, lm_softmax),
-        *(logit_divergence, sample_margin, adaface),
+        *(logit_divergence, sample_margin, adaface, magface, elasticface),
     )
 } | {"sphereface": l_softmax}
 ON_PROTOTYPES = {f.__name__: f for f in (zero_centroid, super_symmetry)}

@@ -104,6 +104,20 @@ SETTINGS = {
         "concentration": Number(0.0, 1.0),
         "momentum": Number(0.0, 1.0, per_class=False, at_call=False),
     },
+    "magface": {
+        "min_margin": _ANGLE,
+        "max_margin": _ANGLE,
+        "min_norm": Number(0.125, 1.0, per_class=False, at_call=False),
+        "max_norm": Number(1.5, 8.0, per_class=False, at_call=False),
+        "norm_weight": Number(0.0, 4.0),
+        "extension": _EXTENSION,
+    },
+    "elasticface": {
+        "margin": _ANGLE,
+        "std": Number(0.0, 0.5),
+        "kind": Choice(("arc", "cos")),
+        "seed": Choice((0, 7)),
+    },
     "zero_centroid": {"normalize": _UNIT},
     "super_symmetry": {},
     "nca": {"scale": _SCALE, "normalize": _UNIT},
@@ -116,9 +130,12 @@ SETTINGS = {
 
 FEATURE_TERMS = ("nca", "proto", "triplet", "contrastive", "center")
 PROTOTYPE_TERMS = ("zero_centroid", "super_symmetry")
-STATEFUL_TERMS = ("adaface", "center")
+STATEFUL_TERMS = ("adaface", "elasticface", "center")
 COSINE_TERMS = ("normface", "lm_softmax")
-ANGLE_TERMS = ("arcface", "combined_margin", "l_softmax", "sphereface", "adaface")
+ANGLE_TERMS = (
+    *("arcface", "combined_margin", "l_softmax", "sphereface"),
+    *("adaface", "magface", "elasticface"),
+)
 
 COSINE_HEADS = ("cosine", "simplex")
 ANGLE_HEADS = ("linear_no_bias", "cosine", "cosine_raw", "simplex")

@@ -270,7 +270,7 @@ def advise(
 def _names(loss: str) -> tuple[str, ...]:
     """Names of the builders of the losses in a sum."""
     names = tuple(
-        part.strip() if part.strip() in SUMS else builder(part).__name__ for part in loss.split("+")
+        part.strip() if part.strip() in SUMS else definition(part).name for part in loss.split("+")
     )
     if all(name in SUMS for name in names):
         raise ValueError(

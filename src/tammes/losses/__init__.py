@@ -1,6 +1,6 @@
 """Losses, each a builder of terms."""
 
-from tammes.losses.adaptive import adaface
+from tammes.losses.adaptive import adaface, elasticface, magface
 from tammes.losses.angular import (
     arcface,
     combined_margin,
@@ -37,6 +37,7 @@ __all__ = [
     "contrastive",
     "cosface",
     "crammer_singer",
+    "elasticface",
     "focal",
     "gm_softmax",
     "hard_bias",
@@ -46,6 +47,7 @@ __all__ = [
     "ldam",
     "lm_softmax",
     "logit_divergence",
+    "magface",
     "nca",
     "normface",
     "proto",
