@@ -265,6 +265,12 @@ PLAIN = {
     "gm_softmax_without_target": lambda e: e.s * lm_softmax(e),
     "lm_softmax": lm_softmax,
     "ldam": lambda e: cross_entropy(e, e.f_y - 0.5 * e.s * (2 / COUNTS[e.y]) ** 0.25),
+    "logit_adjustment": lambda e: F.cross_entropy(
+        e.f + 1.5 * (COUNTS / 164).log(), e.y, reduction="none"
+    ),
+    "vs_softmax": lambda e: F.cross_entropy(
+        e.f / (50 / COUNTS) ** 0.3 + (COUNTS / 164).log(), e.y, reduction="none"
+    ),
     "logit_divergence": lambda e: sum(divergences(e)) / 2,
     "logit_divergence_q_u": lambda e: divergences(e)[0],
     "logit_divergence_u_q": lambda e: divergences(e)[1],

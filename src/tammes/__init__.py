@@ -49,6 +49,7 @@ from tammes.losses import (
     large_margin_gaussian,
     ldam,
     lm_softmax,
+    logit_adjustment,
     logit_divergence,
     magface,
     nca,
@@ -59,18 +60,20 @@ from tammes.losses import (
     sphereface,
     super_symmetry,
     triplet,
+    vs_softmax,
     zero_centroid,
 )
 from tammes.losses.aliases import (
     a_softmax,
     aam_softmax,
     am_softmax,
+    balanced_softmax,
     lmcl,
     proxy_nca,
     proxy_nca_pp,
     sphereface_r,
 )
-from tammes.losses.imbalance import margins_from_counts
+from tammes.losses.imbalance import adjust_logits, margins_from_counts
 from tammes.losses.subspace import direct_sum, spectral_sum
 from tammes.split import Split, split
 from tammes.terms import Batch, Loss, Sum, Term, term
@@ -111,8 +114,10 @@ __all__ = [
     "a_softmax",
     "aam_softmax",
     "adaface",
+    "adjust_logits",
     "am_softmax",
     "arcface",
+    "balanced_softmax",
     "bce",
     "carry_over",
     "center",
@@ -135,6 +140,7 @@ __all__ = [
     "lm_softmax",
     "lmcl",
     "load",
+    "logit_adjustment",
     "logit_divergence",
     "magface",
     "margins_from_counts",
@@ -154,6 +160,7 @@ __all__ = [
     "super_symmetry",
     "term",
     "triplet",
+    "vs_softmax",
     "zero_centroid",
 ]
 

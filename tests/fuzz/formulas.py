@@ -30,6 +30,7 @@ class View(NamedTuple):
         scale: a scalar.
         length: factor of the cosine in the similarity to the own class, shape ``(n,)``.
         prototypes: of all classes, shape ``(C, D)``.
+        there: which of all classes are not masked, shape ``(C,)``.
         rounding: distance of unit vectors below which their angle has gradient zero.
     """
 
@@ -42,6 +43,7 @@ class View(NamedTuple):
     scale: Tensor
     length: Tensor
     prototypes: Tensor
+    there: Tensor
     rounding: float
 
     @property
@@ -159,6 +161,17 @@ def ldam(view, counts, max_margin):
     counts = torch.tensor(counts, dtype=view.similarity.dtype)
     margin = max_margin * (counts.min() / counts[view.classes]) ** 0.25
     return cosface(view, margin)
+
+
+def logit_adjustment(view, counts, tau):
+    return vs_softmax(view, counts, 0.0, tau)
+
+
+def vs_softmax(view, counts, gamma, tau):
+    counts = torch.tensor(counts, dtype=view.similarity.dtype)
+    scores = view.scale * view.similarity * ((counts / counts.max()) ** gamma)[view.there]
+    scores = scores + (tau * (counts / counts.sum()).log())[view.there]
+    return scores.logsumexp(1) - scores.gather(1, view.labels[:, None])[:, 0]
 
 
 def _bent(view, m1, m2, extension="monotone"):
@@ -353,7 +366,17 @@ ON_SCORES = {
     f.__name__: f
     for f in (
         *(softmax, hard_bias, crammer_singer, focal, hinge, bce, large_margin_gaussian, normface),
-        *(cosface, ldam, arcface, combined_margin, l_softmax, gm_softmax, lm_softmax),
+        *(
+            cosface,
+            ldam,
+            logit_adjustment,
+            vs_softmax,
+            arcface,
+            combined_margin,
+            l_softmax,
+            gm_softmax,
+            lm_softmax,
+        ),
         *(logit_divergence, sample_margin, adaface, magface, elasticface),
     )
 } | {"sphereface": l_softmax}

@@ -66,6 +66,7 @@ _MULTIPLE = {
     "blend": Number(0.0, 8.0, usual=(0.0, 1.0), zero=0.4),
     "gradient": _GRADIENT,
 }
+_STRENGTH = Number(-1.0, 2.0, usual=(0.0, 1.0), per_class=False, at_call=False)
 _SCALE = Number(0.125, 3.0, per_class=False)
 _DISTANCE = Number(-1.0, 3.0, usual=(0.0, 1.0), per_class=False)
 
@@ -97,6 +98,8 @@ SETTINGS = {
     },
     "lm_softmax": {},
     "ldam": {"counts": Counts(), "max_margin": Number(0.0, 1.0, per_class=False)},
+    "logit_adjustment": {"counts": Counts(), "tau": _STRENGTH},
+    "vs_softmax": {"counts": Counts(), "gamma": _STRENGTH, "tau": _STRENGTH},
     "logit_divergence": {"kind": Choice(("symmetric", "q_u", "u_q"))},
     "sample_margin": {},
     "adaface": {
@@ -146,4 +149,6 @@ def fits(term, head):
     """Whether a term has a meaning on a head."""
     if term in COSINE_TERMS:
         return head in COSINE_HEADS
+    if term == "vs_softmax":
+        return head != "gaussian"
     return term not in ANGLE_TERMS or head in ANGLE_HEADS

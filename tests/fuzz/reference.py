@@ -174,6 +174,7 @@ def _view(case, leaves, features, classes):
         scale=scale,
         length=length(case.head, features, own),
         prototypes=unit(weight) if case.head in unit_heads else weight,
+        there=there,
         rounding=8 * torch.finfo(case.working_dtype).eps,
     )
 

@@ -317,7 +317,7 @@ def starting_loss(term: Term, classes: int, dim: int, scale: float) -> float | N
     needs = term.definition
     if dim < 2 or needs.on != "split" or needs.state is not None:
         return None
-    if not needs.reads.isdisjoint(("rest", *SUMMED)):
+    if needs.adjust is not None or not needs.reads.isdisjoint(("rest", *SUMMED)):
         return None
     rows = random_start(classes, dim, scale)
     return float(term(rows) @ rows.norm)

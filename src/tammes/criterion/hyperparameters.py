@@ -180,6 +180,11 @@ class Settings(ExactBuffers):
             if looked_at:
                 term.check(**looked_at)
 
+    def adjustment(self, name: str, dtype: torch.dtype) -> tuple[Tensor, Tensor | None]:
+        """Offset and gain that a term gives to the scores of every class, shape ``(C,)`` each."""
+        _, term = self.named[name]
+        return term.adjustment(lambda key: self.get_buffer(f"{name}_{key}").to(dtype))
+
     def resolve(
         self,
         batch: Batch,

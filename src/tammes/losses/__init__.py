@@ -9,7 +9,7 @@ from tammes.losses.angular import (
     normface,
     sphereface,
 )
-from tammes.losses.imbalance import ldam
+from tammes.losses.imbalance import ldam, logit_adjustment, vs_softmax
 from tammes.losses.largest_margin import gm_softmax, lm_softmax
 from tammes.losses.pairwise import center, contrastive, nca, proto, triplet
 from tammes.losses.regularizers import (
@@ -46,6 +46,7 @@ __all__ = [
     "large_margin_gaussian",
     "ldam",
     "lm_softmax",
+    "logit_adjustment",
     "logit_divergence",
     "magface",
     "nca",
@@ -56,5 +57,6 @@ __all__ = [
     "sphereface",
     "super_symmetry",
     "triplet",
+    "vs_softmax",
     "zero_centroid",
 ]

@@ -3,10 +3,13 @@
 A name that stands for a loss is the same builder, so its term is called what the library calls it.
 """
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import TypeVar
 
+from torch import Tensor
+
 from tammes.losses.angular import arcface, cosface, normface, sphereface
+from tammes.losses.imbalance import logit_adjustment
 from tammes.losses.largest_margin import gm_softmax
 from tammes.terms import Setting, Term
 
@@ -27,6 +30,30 @@ am_softmax = lmcl = cosface
 aam_softmax = arcface
 a_softmax = sphereface
 proxy_nca_pp = normface
+
+
+@_variant_of(logit_adjustment)
+def balanced_softmax(counts: Sequence[float] | Tensor) -> Term:
+    r"""Balanced softmax: the softmax with each class as heavy as it is in the training set.
+
+    .. math:: \ell = -\log\frac{n_y e^{f_y}}{\sum_c n_c e^{f_c}}
+
+    It is ``logit_adjustment(counts, tau=1)``.
+
+    Args:
+        counts: number of training examples of each class, C of them.
+
+    Returns:
+        A term named ``logit_adjustment``.
+
+    Example:
+        >>> tammes.balanced_softmax([500, 50, 5])
+        logit_adjustment(counts=(500, 50, 5), tau=1.0)
+
+    References:
+        Ren et al., Balanced Meta-Softmax for Long-Tailed Visual Recognition, NeurIPS 2020, eq. 3.
+    """
+    return logit_adjustment(counts, tau=1.0)
 
 
 @_variant_of(gm_softmax)
@@ -82,6 +109,7 @@ ALIASES: dict[str, Callable[..., Term]] = {
     "a_softmax": a_softmax,
     "aam_softmax": aam_softmax,
     "am_softmax": am_softmax,
+    "balanced_softmax": balanced_softmax,
     "lmcl": lmcl,
     "proxy_nca": proxy_nca,
     "proxy_nca_pp": proxy_nca_pp,
