@@ -24,6 +24,7 @@ SAME = {
 VARIANTS = {
     "proxy_nca": tammes.gm_softmax(beta2=-math.inf),
     "sphereface_r": tammes.sphereface(margin=1.7, gradient="detached"),
+    "balanced_softmax": tammes.logit_adjustment([5.0, 3.0, 2.0]),
 }
 
 
@@ -42,8 +43,10 @@ def test_a_name_for_the_same_loss_is_its_builder(name):
 
 @pytest.mark.parametrize("name", VARIANTS)
 def test_a_variant_is_a_loss_with_other_settings(name):
-    term = getattr(tammes, name)()
-    assert term == VARIANTS[name] == parse_loss(name) == pickle.loads(pickle.dumps(term))
+    counts = [5.0, 3.0, 2.0]
+    term = getattr(tammes, name)(*([counts] if name == "balanced_softmax" else []))
+    assert term == VARIANTS[name] == pickle.loads(pickle.dumps(term))
+    assert parse_loss(name, counts=counts) == term
     found = loss_info(name)
     assert found.name == name
     assert found.source
