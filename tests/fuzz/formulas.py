@@ -169,8 +169,9 @@ def logit_adjustment(view, counts, tau):
 
 def vs_softmax(view, counts, gamma, tau):
     counts = torch.tensor(counts, dtype=view.similarity.dtype)
-    scores = view.scale * view.similarity * ((counts / counts.max()) ** gamma)[view.there]
-    scores = scores + (tau * (counts / counts.sum()).log())[view.there]
+    counts = counts[view.there]
+    scores = view.scale * view.similarity * (counts / counts.max()) ** gamma
+    scores = scores + tau * (counts / counts.sum()).log()
     return scores.logsumexp(1) - scores.gather(1, view.labels[:, None])[:, 0]
 
 

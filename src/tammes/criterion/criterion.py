@@ -264,7 +264,15 @@ class Criterion(nn.Module):
         if problem is None and groups:
             problem = head.problem(part.batch.features, part.batch.labels)
         loss, noted = split_terms(
-            head, problem, groups, self.settings, arguments, part.batch, some, rowwise=rowwise
+            head,
+            problem,
+            groups,
+            self.settings,
+            arguments,
+            part.batch,
+            masked,
+            some,
+            rowwise=rowwise,
         )
         if self._others:
             batch = whole.batch

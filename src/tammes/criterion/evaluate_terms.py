@@ -119,6 +119,7 @@ def split_terms(
     settings: Settings,
     arguments: Arguments,
     batch: Batch,
+    masked: Tensor | None,
     weights: Tensor,
     *,
     rowwise: bool,
@@ -132,13 +133,14 @@ def split_terms(
         settings: of all terms.
         arguments: arguments of each term.
         batch: features and labels.
+        masked: which classes are masked, shape ``(C,)``, or none where none can be.
         weights: weights of the examples, shape ``(N,)``.
         rowwise: return the weighted loss of each example instead of their sum.
     """
     if problem is None or not groups:
         return (torch.zeros_like(weights) if rowwise else weights.new_zeros(())), {}
     first, *more = (
-        _evaluate_group(head, problem, group, settings, arguments, batch, weights, rowwise)
+        _evaluate_group(head, problem, group, settings, arguments, batch, masked, weights, rowwise)
         for group in groups
     )
     loss, noted = first
@@ -154,6 +156,7 @@ def _evaluate_group(
     settings: Settings,
     arguments: Arguments,
     batch: Batch,
+    masked: Tensor | None,
     weights: Tensor,
     rowwise: bool,
 ) -> tuple[Tensor, dict[str, Noted]]:
@@ -161,7 +164,8 @@ def _evaluate_group(
     problem = cosines_of(problem) if group.cosines else problem
     if group.terms[0].definition.adjust is not None:
         with full_precision(weights.device):
-            problem = adjusted(problem, *settings.adjustment(group.names[0], weights.dtype))
+            change = settings.adjustment(group.names[0], weights.dtype, masked)
+            problem = adjusted(problem, *change)
     kernel = choose_kernel(head.implementation, problem, group.reads)
     if kernel in ("dense", "reference"):
         with full_precision(weights.device):
