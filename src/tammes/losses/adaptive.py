@@ -171,7 +171,7 @@ def magface(
 
     References:
         Meng et al., MagFace: A Universal Representation for Face Recognition and Quality
-        Assessment, CVPR 2021, eq. 3-5.
+        Assessment, CVPR 2021.
     """
     size = split.norm.clamp_min(min_norm).clamp_max(max_norm)
     share = (size - min_norm) / (max_norm - min_norm)
@@ -267,7 +267,7 @@ def elasticface(
 
     References:
         Boutros et al., ElasticFace: Elastic Margin Loss for Deep Face Recognition, CVPR Workshops
-        2022, eq. 5-7.
+        2022.
     """
     drawn = margin
     if state is not None:

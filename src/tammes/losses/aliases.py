@@ -51,7 +51,7 @@ def balanced_softmax(counts: Sequence[float] | Tensor) -> Term:
         logit_adjustment(counts=(500, 50, 5), tau=1.0)
 
     References:
-        Ren et al., Balanced Meta-Softmax for Long-Tailed Visual Recognition, NeurIPS 2020, eq. 3.
+        Ren et al., Balanced Meta-Softmax for Long-Tailed Visual Recognition, NeurIPS 2020.
     """
     return logit_adjustment(counts, tau=1.0)
 
@@ -75,7 +75,7 @@ def proxy_nca() -> Term:
         tensor([-6.9514, -1.8731])
 
     References:
-        Movshovitz-Attias et al., No Fuss Distance Metric Learning using Proxies, ICCV 2017, eq. 4.
+        Movshovitz-Attias et al., No Fuss Distance Metric Learning using Proxies, ICCV 2017.
     """
     return gm_softmax(beta2=float("-inf"))
 

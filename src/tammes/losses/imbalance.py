@@ -101,7 +101,7 @@ def logit_adjustment(split: Split, counts: Setting, *, tau: float = 1.0) -> Tens
         >>> loss = criterion(torch.randn(4, 8), torch.tensor([0, 1, 2, 0]))
 
     References:
-        Menon et al., Long-Tail Learning via Logit Adjustment, ICLR 2021, eq. 10.
+        Menon et al., Long-Tail Learning via Logit Adjustment, ICLR 2021.
     """
     return cross_entropy(split, split.target)
 
@@ -143,7 +143,7 @@ def vs_softmax(split: Split, counts: Setting, *, gamma: float = 0.3, tau: float 
 
     References:
         Kini et al., Label-Imbalanced and Group-Sensitive Classification under Overparameterization,
-        NeurIPS 2021, eq. 5; Ye et al., Identifying and Compensating for Feature Deviation in
+        NeurIPS 2021; Ye et al., Identifying and Compensating for Feature Deviation in
         Imbalanced Deep Learning, 2020 (CDT).
     """
     return cross_entropy(split, split.target)
@@ -171,7 +171,7 @@ def adjust_logits(logits: Tensor, counts: Sequence[float] | Tensor, *, tau: floa
         tensor([1])
 
     References:
-        Menon et al., Long-Tail Learning via Logit Adjustment, ICLR 2021, eq. 9.
+        Menon et al., Long-Tail Learning via Logit Adjustment, ICLR 2021.
     """
     numbers = normalize_setting("adjust_logits", "counts", counts, ())
     _check_adjustment("adjust_logits", numbers, tau)
