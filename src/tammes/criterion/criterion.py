@@ -328,13 +328,8 @@ class Criterion(nn.Module):
 
     def _raw_problem(self, features: Tensor, settings: Mapping[str, Setting]) -> Problem | None:
         """Collect a problem for kernels that mask examples and classes themselves, or none."""
-        head = self.head
-        if (
-            not (features.is_cuda or dense_gpu.ANYWHERE)
-            or self._plain is None
-            or settings
-            or self.validate
-        ):
+        head, on_gpu = self.head, dense_gpu.ANYWHERE or getattr(features, "is_cuda", False)
+        if not on_gpu or self._plain is None or settings or self.validate:
             return None
         if len(self.states) or len(self.schedules) or not len(features):
             return None
