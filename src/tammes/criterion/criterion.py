@@ -249,7 +249,10 @@ class Criterion(nn.Module):
         arguments: Arguments = self.settings.arguments
         groups, class_weights = self._groups, self.settings.class_weights
         if changing or settings or self._per_class:
-            now = self._read(whole.batch, part.batch, tracing)
+            here = part.batch
+            if part is not whole and len(self.states) > 0:
+                here = here._replace(first=whole.batch.valid[: mine.start].sum())
+            now = self._read(whole.batch, here, tracing)
             arguments = self.settings.resolve(part.batch, now.scheduled, part.settings, dtype)
             for name, state in now.states.items():
                 arguments[name]["state"] = state
@@ -278,7 +281,15 @@ class Criterion(nn.Module):
         if problem is None and groups:
             problem = head.problem(part.batch.features, part.batch.labels)
         loss, noted = split_terms(
-            head, problem, groups, arguments, part.batch, some, rowwise=rowwise
+            head,
+            problem,
+            groups,
+            self.settings,
+            arguments,
+            part.batch,
+            masked,
+            some,
+            rowwise=rowwise,
         )
         if self._others:
             batch = whole.batch
