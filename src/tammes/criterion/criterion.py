@@ -1,7 +1,8 @@
 """Criterion: a head and a loss, the object that a training loop calls."""
 
 from collections.abc import Mapping, Sequence
-from typing import Any, Literal, cast
+from inspect import signature
+from typing import Any, Literal, Never, cast
 
 import torch
 from torch import Tensor, nn
@@ -14,7 +15,9 @@ from tammes._validation import (
     check_reduction,
     check_values,
     check_weights,
+    describe,
     transforming,
+    unknown_setting,
 )
 from tammes.criterion.evaluate_terms import (
     Arguments,
@@ -102,10 +105,19 @@ class Criterion(nn.Module):
         group: Any = None,
         averaged: bool = True,
         even: bool = False,
+        **unknown: Never,
     ) -> None:
         super().__init__()
+        if unknown:
+            known = {*signature(type(self)).parameters, *signature(Criterion).parameters}
+            raise unknown_setting(
+                type(self).__name__, next(iter(unknown)), known - {"options", "unknown"}
+            )
         if not isinstance(head, Head):
-            raise TypeError(f"Criterion expects a head, got {type(head).__name__}")
+            raise TypeError(
+                "Criterion expects a head, such as tammes.CosineHead(embedding_size, num_classes), "
+                f"got {describe(head)}"
+            )
         if not isinstance(loss, Loss):
             raise TypeError(
                 "Criterion expects a loss made of terms, such as tammes.cosface(), "

@@ -1,5 +1,6 @@
 """Evaluate the terms of a loss: those on the split through a kernel, the others directly."""
 
+import math
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any, NamedTuple
 
@@ -7,6 +8,7 @@ import torch
 from torch import Tensor
 
 from tammes._compile import outside_compile
+from tammes._setting_values import extremes
 from tammes.distributed.sharded_rows import ShardedRows
 from tammes.heads.head import Head
 from tammes.kernels.dense import dense_split
@@ -57,6 +59,15 @@ def check_fit(head: Head, term: Term) -> None:
             f"{term.name} expects a head whose similarity is an angle, without bias, "
             f"got {kind}{'' if head.bias is None else ' with bias'}"
         )
+    key = term.definition.in_cosines
+    if key and head.similarity.is_cosine:
+        worst = max(extremes(term.settings[key]), key=abs)
+        if abs(worst) > 2:
+            angle = math.radians(worst)
+            raise ValueError(
+                f"{term.name} expects {key} to be a difference of cosines, at most 2 either way, "
+                f"got {worst:g}; as an angle in degrees it is arcface(margin={angle:.4g})"
+            )
     if "rest" in term.definition.reads and head.group is not None and head.is_sharded:
         raise ValueError(
             f"{term.name} expects a head that has all classes, since it reads rest, "

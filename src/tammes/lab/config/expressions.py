@@ -5,7 +5,6 @@ anything is built.
 """
 
 import ast
-import difflib
 import inspect
 import math
 import re
@@ -13,6 +12,8 @@ import warnings
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field
 from typing import Any
+
+from tammes._setting_values import nearest_name
 
 MAX_LENGTH = 10_000
 """Largest length of a text, in characters."""
@@ -321,14 +322,11 @@ def bind(call: Call, parameters: Iterable[inspect.Parameter], *, what: str) -> d
 
 def did_you_mean(name: str, known: Iterable[str], *, otherwise: str = "") -> str:
     """End a sentence with the nearest known name, or with all of them after ``otherwise``."""
-    plain = {each.lower().replace("_", ""): each for each in known}
-    wanted = name[:100].lower().replace("_", "").replace("-", "")
-    near = difflib.get_close_matches(wanted, plain, n=1)
-    if near:
-        return f"; did you mean {plain[near[0]]}?"
-    if otherwise and plain:
-        return f"; {otherwise} {', '.join(sorted(plain.values()))}"
-    return ""
+    known = list(known)
+    near = nearest_name(name, known)
+    if near is not None:
+        return f"; did you mean {near}?"
+    return f"; {otherwise} {', '.join(sorted(known))}" if otherwise and known else ""
 
 
 def short(text: str) -> str:
