@@ -22,6 +22,7 @@ from tammes._validation import (
 from tammes.criterion.evaluate_terms import (
     Arguments,
     Noted,
+    check_cosine_margin,
     check_fit,
     group_terms,
     other_terms,
@@ -171,6 +172,7 @@ class Criterion(nn.Module):
         """Prepare the terms of a loss once, so that a call only evaluates them."""
         for _, term in loss.leaves():
             check_fit(self.head, term)
+            check_cosine_margin(self.head, term)
         self.loss = loss
         self.settings = Settings(loss, self.head.num_classes, self.head.weight, class_weights)
         named = self.settings.named

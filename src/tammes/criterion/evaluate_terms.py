@@ -59,6 +59,17 @@ def check_fit(head: Head, term: Term) -> None:
             f"{term.name} expects a head whose similarity is an angle, without bias, "
             f"got {kind}{'' if head.bias is None else ' with bias'}"
         )
+    if "rest" in term.definition.reads and head.group is not None and head.is_sharded:
+        raise ValueError(
+            f"{term.name} expects a head that has all classes, since it reads rest, "
+            f"got {kind} over {head.group.name}"
+        )
+    if term.within is not None:
+        term.within.check(head.embedding_size, head.num_classes)
+
+
+def check_cosine_margin(head: Head, term: Term) -> None:
+    """Reject a margin beyond any difference of two cosines, on a head that has cosines."""
     key = term.definition.in_cosines
     if key and head.similarity.is_cosine:
         worst = max(extremes(term.settings[key]), key=abs)
@@ -68,13 +79,6 @@ def check_fit(head: Head, term: Term) -> None:
                 f"{term.name} expects {key} to be a difference of cosines, at most 2 either way, "
                 f"got {worst:g}; as an angle in degrees it is arcface(margin={angle:.4g})"
             )
-    if "rest" in term.definition.reads and head.group is not None and head.is_sharded:
-        raise ValueError(
-            f"{term.name} expects a head that has all classes, since it reads rest, "
-            f"got {kind} over {head.group.name}"
-        )
-    if term.within is not None:
-        term.within.check(head.embedding_size, head.num_classes)
 
 
 def group_terms(head: Head, named: Named, arguments: Arguments) -> list[SplitGroup]:

@@ -4,6 +4,7 @@ import argparse
 import dataclasses
 import inspect
 import re
+import sys
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any, Literal, get_args, get_origin
@@ -71,6 +72,8 @@ def read_config(arguments: argparse.Namespace, **defaults: Any) -> Config:
         text = getattr(arguments, f"{_PREFIX}{name}", None)
         if text is not None:
             values[name] = from_text(text, kind, f"--{name}")
+    if "data" not in values and not arguments.print_config:
+        print(f"data: {Config.data}, the default; --data names your own", file=sys.stderr)
     config = Config.from_dict(values)
     if arguments.print_config:
         print(write_yaml(config.to_dict()), end="")

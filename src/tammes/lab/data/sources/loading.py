@@ -236,7 +236,7 @@ def _known(title: str, report: Callable[[str], None]) -> Partitions:
             f"{title}: no files in {where}, and no copy on the hub is known; "
             "give its folder, or OWNER/NAME on the hub"
         )
-    return hub.partitions(name, config)
+    return hub.partitions(name, config, title=title)
 
 
 def _pick(
