@@ -87,6 +87,7 @@ def train(
         if progress is not None:
             progress.say(f"{folder}: already finished, nothing to train")
         return run
+    check_expressions(config)
     before = torch.are_deterministic_algorithms_enabled()
     fabric = launch(config, folder)
     first = fabric.is_global_zero
@@ -222,7 +223,6 @@ class _TrainingState:
 
 def _set_up(fabric: Any, config: Config, folder: Path, progress: Progress) -> _TrainingState:
     """Prepare data, model, optimizer and folder; resume from a checkpoint if there is one."""
-    check_expressions(config)
     with fabric.rank_zero_first(local=True):
         # One process decodes the images; the others read them from the cache.
         sets = training, held_out, testing = prepare_data(config, progress.say)
