@@ -7,7 +7,7 @@ from tammes.lab.backbones import convnets, imagenet, resnet, resnet12, wide
 from tammes.lab.backbones.blocks import Backbone, Shape
 from tammes.lab.backbones.timm_models import from_timm, import_timm, offered_by_timm
 from tammes.lab.config import build as build_call
-from tammes.lab.config.expressions import Call, check_call, did_you_mean, parse_call
+from tammes.lab.config.expressions import Call, check_call, parse_call
 
 TABLE: dict[str, Callable[..., Backbone]] = {
     "mnist_cnn": convnets.mnist_cnn,
@@ -100,8 +100,5 @@ def _look_up(text: str) -> tuple[Call, dict[str, Callable[..., Backbone]]]:
         return call, {"timm": partial(from_timm, name.strip())}
     call = parse_call(text, what="backbone")
     if call.name not in TABLE and offered_by_timm(call.name):
-        here = did_you_mean(call.name, TABLE)
-        raise ValueError(
-            f"there is no backbone {call.name!r} of our own; timm:{call.name} is that of timm{here}"
-        )
+        raise ValueError(f"there is no backbone {call.name!r}; timm:{call.name} is that of timm")
     return call, TABLE
