@@ -90,6 +90,11 @@ IN_PYTHON = {
         TypeError,
         "cosface has no setting 'm'; did you mean margin?",
     ),
+    "an option that there is not": (
+        lambda: tammes.NormFace(8, 3, zzz=1),
+        TypeError,
+        "it has averaged, class_weights, embedding_size, even, group,",
+    ),
     "a size from a division": (
         lambda: tammes.CosFace(16 / 2, 3),
         TypeError,

@@ -110,10 +110,10 @@ class Criterion(nn.Module):
     ) -> None:
         super().__init__()
         if unknown:
-            known = {*signature(type(self)).parameters, *signature(Criterion).parameters}
-            raise unknown_setting(
-                type(self).__name__, next(iter(unknown)), known - {"options", "unknown"}
-            )
+            own, shared = (signature(kind).parameters.values() for kind in (type(self), Criterion))
+            known = {p.name for p in own if p.kind is not p.VAR_KEYWORD}
+            known |= {p.name for p in shared if p.kind is p.KEYWORD_ONLY}
+            raise unknown_setting(type(self).__name__, next(iter(unknown)), known)
         if not isinstance(head, Head):
             raise TypeError(
                 "Criterion expects a head, such as tammes.CosineHead(embedding_size, num_classes), "

@@ -44,6 +44,7 @@ def write_source(
 
     Example:
         >>> import numpy, tempfile
+        >>> from tammes.lab.data import load
         >>> pixels = numpy.random.default_rng(0).random((10, 8, 8))
         >>> with tempfile.TemporaryDirectory() as folder:
         ...     path = write_source(f"{folder}/mine.parquet", pixels, ["cat", "dog"] * 5)
