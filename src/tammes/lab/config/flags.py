@@ -3,6 +3,7 @@
 import argparse
 import dataclasses
 import inspect
+import os
 import re
 import sys
 from collections.abc import Sequence
@@ -72,7 +73,8 @@ def read_config(arguments: argparse.Namespace, **defaults: Any) -> Config:
         text = getattr(arguments, f"{_PREFIX}{name}", None)
         if text is not None:
             values[name] = from_text(text, kind, f"--{name}")
-    if "data" not in values and not arguments.print_config:
+    first = os.environ.get("RANK", "0") == "0"
+    if "data" not in values and not arguments.print_config and first:
         print(f"data: {Config.data}, the default; --data names your own", file=sys.stderr)
     config = Config.from_dict(values)
     if arguments.print_config:
