@@ -1,14 +1,10 @@
 """Values of settings: normalize, format and inspect them."""
 
-import difflib
 import math
-from collections.abc import Iterable, Sequence, Sized
+from collections.abc import Sequence
 from typing import Any
 
 from torch import Tensor
-
-_SYMBOLS = {"s": "scale", "m": "margin", "infeatures": "embeddingsize", "outfeatures": "numclasses"}
-"""Names of settings in papers and other libraries, and ours."""
 
 
 def format_number(weight: float) -> str:
@@ -19,8 +15,6 @@ def format_number(weight: float) -> str:
 
 def format_setting(value: Any) -> str:
     """Format a setting; of many values only the first are shown."""
-    if isinstance(value, tuple) and any(isinstance(each, Sized) for each in value):
-        return f"{len(value)} sequences"
     if isinstance(value, tuple) and len(value) > 10:
         head = ", ".join(map(repr, value[:3]))
         return f"({head}, ... {len(value)} values)"
@@ -30,20 +24,6 @@ def format_setting(value: Any) -> str:
 def is_number(value: Any) -> bool:
     """Whether a setting is a number; booleans are not."""
     return isinstance(value, (int, float)) and not isinstance(value, bool)
-
-
-def nearest_name(name: str, known: Iterable[str]) -> str | None:
-    """Return the known name that was probably meant, or None.
-
-    Example:
-        >>> nearest_name("m", ["margin", "scale"]), nearest_name("marign", ["margin", "scale"])
-        ('margin', 'margin')
-    """
-    plain = {each.lower().replace("_", ""): each for each in known}
-    wanted = name[:100].lower().replace("_", "").replace("-", "")
-    wanted = _SYMBOLS.get(wanted, wanted)
-    near = difflib.get_close_matches(wanted, plain, n=1)
-    return plain[near[0]] if near else None
 
 
 def on_host(value: Any) -> bool:
@@ -63,7 +43,8 @@ def normalize_setting(name: str, key: str, value: Any, default: Any) -> Any:
     if is_number(default) and any(
         not isinstance(v, (int, float)) or math.isnan(v) for v in numbers
     ):
-        shown = format_setting(value)
+        nested = isinstance(value, tuple) and any(isinstance(v, Sequence | Tensor) for v in value)
+        shown = f"{len(value)} sequences" if nested else format_setting(value)
         raise ValueError(f"{name} expects {key} to be a number or one per class, got {shown}")
     if isinstance(default, str) and not isinstance(value, str):
         raise ValueError(f"{name} expects {key} to be a string, got {format_setting(value)}")

@@ -7,7 +7,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from tammes._setting_values import nearest_name
+from tammes.spelling import nearest_name
 
 INTEGERS = (torch.uint8, torch.int8, torch.int16, torch.int32, torch.int64)
 

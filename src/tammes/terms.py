@@ -273,11 +273,10 @@ def _rebuild(
 
 def _not_a_loss(name: str, given: Any) -> TypeError:
     """Build the error for a term that is called as if it were a loss of features and labels."""
-    from tammes.criterion import presets
+    import tammes
 
-    ready = {key.lower(): key for key in vars(presets) if key[0].isupper()}.get(
-        name.replace("_", "")
-    )
+    offered = {key.lower(): key for key in tammes.__all__ if key[0].isupper()}
+    ready = offered.get(name.replace("_", ""))
     criterion = (
         f"tammes.{ready}(embedding_size, num_classes)"
         if ready

@@ -13,7 +13,7 @@ from collections.abc import Callable, Collection, Iterable, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
-from tammes._setting_values import nearest_name
+from tammes.spelling import nearest_name
 
 MAX_LENGTH = 10_000
 """Largest length of a text, in characters."""

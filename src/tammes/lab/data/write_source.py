@@ -10,7 +10,6 @@ from typing import Any
 
 from torch import Tensor
 
-from tammes._validation import describe
 from tammes.lab.data.array_images import as_uint8, from_array, from_tensor, is_array, is_pillow
 from tammes.lab.data.images import DataError
 from tammes.lab.records.atomic_io import write_atomically
@@ -91,7 +90,7 @@ def _rows(
             hint = "; if it is one-hot, use argmax(1)" if getattr(label, "ndim", 0) == 1 else ""
             raise DataError(
                 "write_source expects labels that are class numbers or class names, got "
-                f"{describe(label)} at position {position}{hint}"
+                f"{type(label).__name__} at position {position}{hint}"
             )
         if names is not None and isinstance(label, int):
             if not 0 <= label < len(names):
