@@ -10,6 +10,7 @@ from PIL import Image, ImageDraw
 
 import tammes
 from tammes.lab.cli.main import main
+from tammes.lab.config.flags import DEFAULT_DATA
 from tammes.lab.data import decode_partition
 from tammes.lab.measure.files import read
 from tammes.lab.measure.formats import scale_of_run
@@ -319,6 +320,18 @@ def test_the_default_data_set_is_announced_in_the_first_line(at_desk, tmp_path, 
     assert first == "data: digits, the default; --data names your own"
     assert main([*words[:-1], str(tmp_path / "again"), "--data", "digits"]) == 0
     assert "the default" not in capsys.readouterr().err
+
+
+def test_a_comparison_announces_the_default_data_set_before_its_first_message(monkeypatch, capsys):
+    def stop(*given, report, **options):
+        report("a message")
+        raise ValueError("enough")
+
+    monkeypatch.setattr("tammes.lab.cli.compare.compare", stop)
+    for words, opening in (([], [DEFAULT_DATA]), (["--data", "digits"], [])):
+        assert main(["compare", "--losses", "softmax", *words]) == 2
+        said = capsys.readouterr().err.splitlines()
+        assert said == [*opening, "a message", "tammes compare: enough"]
 
 
 def accuracy(folder):
