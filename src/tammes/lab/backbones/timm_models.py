@@ -17,8 +17,6 @@ def from_timm(
 ) -> Backbone:
     """Build a network of timm without its classifier.
 
-    timm depends on torchvision, so Tammes does not install it: ``pip install timm``.
-
     Args:
         name: name in timm, such as ``resnet50`` or ``vit_small_patch16_224.dino``.
         shape: channels, height and width of the images.
@@ -43,15 +41,7 @@ def from_timm(
 
 def import_timm(name: str) -> Any:
     """Import timm and check that it has a network; see :func:`from_timm` for the errors."""
-    try:
-        timm = require("timm", extra="lab")
-    except ImportError as cause:
-        raise ImportError(
-            f"timm:{name} needs timm, which could not be imported "
-            f"({type(cause.__cause__).__name__}: {cause.__cause__}); "
-            "install it with: pip install timm",
-            name="timm",
-        ) from cause
+    timm = require("timm", extra="timm")
     if not timm.is_model(name.partition(".")[0]):
         hint = did_you_mean(f"timm:{name}", [f"timm:{each}" for each in timm.list_models()])
         raise ValueError(f"timm has no network {name!r}{hint}")
@@ -65,6 +55,6 @@ _FAMILIES = ("resnet", "vit_", "convnext", "efficientnet", "mobilenetv", "densen
 def offered_by_timm(name: str) -> bool:
     """Whether timm has a network of this name; without timm, whether it probably has."""
     try:
-        return bool(require("timm", extra="lab").is_model(name))
+        return bool(require("timm", extra="timm").is_model(name))
     except ImportError:
         return name.startswith(_FAMILIES)
