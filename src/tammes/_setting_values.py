@@ -43,9 +43,11 @@ def normalize_setting(name: str, key: str, value: Any, default: Any) -> Any:
     if is_number(default) and any(
         not isinstance(v, (int, float)) or math.isnan(v) for v in numbers
     ):
-        raise ValueError(f"{name} expects {key} to be a number or one per class, got {value!r}")
+        nested = isinstance(value, tuple) and any(isinstance(v, Sequence | Tensor) for v in value)
+        shown = f"{len(value)} sequences" if nested else format_setting(value)
+        raise ValueError(f"{name} expects {key} to be a number or one per class, got {shown}")
     if isinstance(default, str) and not isinstance(value, str):
-        raise ValueError(f"{name} expects {key} to be a string, got {value!r}")
+        raise ValueError(f"{name} expects {key} to be a string, got {format_setting(value)}")
     return value
 
 

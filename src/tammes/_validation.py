@@ -1,20 +1,51 @@
 """Validate inputs; each error names the caller, the expected and the received value."""
 
 import math
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
+from typing import Any
 
 import torch
 from torch import Tensor
 
+from tammes.spelling import nearest_name
+
 INTEGERS = (torch.uint8, torch.int8, torch.int16, torch.int32, torch.int64)
 
 
+def describe(value: Any) -> str:
+    """Describe an argument by its type and shape, never by its values.
+
+    Example:
+        >>> describe(torch.zeros(2, 3)), describe([1, 2])
+        ('a tensor of shape (2, 3)', 'list')
+    """
+    shape = getattr(value, "shape", None)
+    kind = "a tensor" if isinstance(value, Tensor) else type(value).__name__
+    return kind if shape is None else f"{kind} of shape {tuple(shape)}"
+
+
 def check_sizes(name: str, embedding_size: int, num_classes: int) -> None:
-    """Raise ``ValueError`` unless there are two classes and one dimension."""
+    """Raise an error unless there are whole numbers of classes, two, and of dimensions, one."""
+    for key, size in (("embedding_size", embedding_size), ("num_classes", num_classes)):
+        if isinstance(size, Tensor) and size.ndim:
+            raise TypeError(
+                f"{name} expects {key} to be a whole number, got {describe(size)}; "
+                "features and labels go to the criterion when it is called"
+            )
+        if not hasattr(size, "__index__"):
+            raise TypeError(f"{name} expects {key} to be a whole number, got {size!r}")
     if num_classes < 2:
         raise ValueError(f"{name} expects at least 2 classes, got num_classes={num_classes}")
     if embedding_size < 1:
         raise ValueError(f"{name} expects embedding_size of 1 or more, got {embedding_size}")
+
+
+def unknown_setting(name: str, key: str, known: Iterable[str]) -> TypeError:
+    """Build the error for a keyword that is none of the known ones."""
+    known = sorted(known)
+    near = nearest_name(key, known)
+    hint = f"did you mean {near}?" if near else f"it has {', '.join(known) or 'none'}"
+    return TypeError(f"{name} has no setting {key!r}; {hint}")
 
 
 def check_reduction(reduction: str) -> None:
@@ -25,28 +56,61 @@ def check_reduction(reduction: str) -> None:
 
 def check_features(name: str, features: Tensor, size: int) -> None:
     """Raise an error for features of the wrong type or shape."""
-    if not isinstance(features, Tensor) or not features.is_floating_point():
-        kind = features.dtype if isinstance(features, Tensor) else type(features).__name__
-        raise TypeError(f"{name} expects features of a floating type, got {kind}")
+    if not isinstance(features, Tensor):
+        raise TypeError(
+            f"{name} expects features to be a tensor, got {type(features).__name__}; "
+            "torch.as_tensor makes one"
+        )
+    if not features.is_floating_point():
+        hint = "features.float() converts them"
+        if features.ndim < 2:
+            hint = "features come first and labels second: criterion(features, labels)"
+        raise TypeError(f"{name} expects features of a floating type, got {features.dtype}; {hint}")
     if features.ndim != 2 or features.shape[1] != size:
+        hint = "; images go through a network first" if features.ndim == 4 else ""
         raise ValueError(
-            f"{name} expects features of shape (N, {size}), got {tuple(features.shape)}"
+            f"{name} expects features of shape (N, {size}), got {tuple(features.shape)}{hint}"
         )
 
 
 def check_labels(name: str, labels: Tensor, features: Tensor) -> None:
     """Raise an error for labels of the wrong type or shape, or on another device."""
-    if not isinstance(labels, Tensor) or labels.dtype not in INTEGERS:
-        kind = labels.dtype if isinstance(labels, Tensor) else type(labels).__name__
-        raise TypeError(f"{name} expects labels of an integer type, got {kind}")
+    if not isinstance(labels, Tensor):
+        hint = "torch.as_tensor makes one"
+        if _are_names(labels):
+            hint = "number class names first: names = sorted(set(labels)), then names.index(label)"
+        raise TypeError(
+            f"{name} expects labels to be a tensor of integers, got {type(labels).__name__}; {hint}"
+        )
+    if labels.dtype not in INTEGERS:
+        hint = _label_hint(labels) or "; labels.long() converts them"
+        raise TypeError(f"{name} expects labels of an integer type, got {labels.dtype}{hint}")
     if labels.shape != features.shape[:1]:
         raise ValueError(
             f"{name} expects labels of shape ({len(features)},), got {tuple(labels.shape)}"
+            f"{_label_hint(labels)}"
         )
     if labels.device != features.device:
         raise ValueError(
             f"{name} expects labels on the features' device {features.device}, got {labels.device}"
         )
+
+
+def _are_names(labels: Any) -> bool:
+    """Whether labels are class names: texts, in a sequence or an array."""
+    dtype = getattr(labels, "dtype", None)
+    if dtype is not None:
+        return getattr(dtype, "kind", "") in "UOS"
+    return isinstance(labels, Sequence) and any(isinstance(label, str) for label in labels)
+
+
+def _label_hint(labels: Tensor) -> str:
+    """End a sentence with the way from labels in rows to one label for each example."""
+    if labels.ndim != 2:
+        return ""
+    if labels.shape[1] == 1:
+        return "; labels.squeeze(1) drops the second dimension"
+    return "; if the rows are one-hot, use labels.argmax(1)"
 
 
 def check_weights(name: str, weights: Tensor, labels: Tensor) -> None:
@@ -105,8 +169,10 @@ def check_range(name: str, labels: Tensor, classes: int, ignore: int | None = No
         low, high = map(int, torch.aminmax(known))
         if low < 0 or high >= classes:
             or_ignored = "" if ignore is None else f" or ignore_index={ignore}"
+            hint = "; classes count from 0" if (low, high) == (1, classes) else ""
             raise ValueError(
-                f"{name} expects labels from 0 to {classes - 1}{or_ignored}, got {low} to {high}"
+                f"{name} expects labels from 0 to {classes - 1}{or_ignored}, "
+                f"got {low} to {high}{hint}"
             )
     return len(known) == len(labels)
 

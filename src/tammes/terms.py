@@ -23,7 +23,7 @@ from tammes._setting_values import (
     normalize_setting,
     on_host,
 )
-from tammes._validation import transforming
+from tammes._validation import describe, transforming, unknown_setting
 from tammes.split import ALONGSIDE, REDUCED, SUMMED, Split, adjust_split, with_sums
 from tammes.states import State
 
@@ -145,6 +145,7 @@ class Definition:
     reads: frozenset[str]
     requires: Literal["", "angle", "cosine", "product"] = ""
     cosines: bool = False
+    in_cosines: str = ""
     unless_zero: Mapping[str, str] = field(default_factory=dict)
     fixed: frozenset[str] = frozenset()
     threshold: Callable[..., Tensor] | None = None
@@ -244,7 +245,7 @@ class Term(Loss):
         if not transforming():
             self.check(**{k: v for k, v in arguments.items() if k in self.settings and on_host(v)})
         merged = {**self.arguments, **arguments}
-        if inputs and isinstance(inputs[0], Split):
+        if isinstance(inputs[0], Split):
             like = inputs[0].target
             if self.definition.adjust is not None:
                 inputs = (self._adjusted(inputs[0]), *inputs[1:])
@@ -257,6 +258,8 @@ class Term(Loss):
                 over = None if threshold is None else threshold(inputs[0], **merged)
                 filled = with_sums(inputs[0], self.definition.reads, over)
                 inputs = (filled, *inputs[1:])
+        elif self.definition.on != "prototypes" and isinstance(inputs[0], Tensor):
+            raise _not_a_loss(self.name, inputs[0])
         return self.definition.function(*inputs, **merged)
 
     def adjustment(self, per_class: Callable[[str], Tensor]) -> tuple[Tensor, Tensor | None]:
@@ -296,12 +299,30 @@ def _rebuild(
     return replace(builder(**settings), within=within)
 
 
+def _not_a_loss(name: str, given: Any) -> TypeError:
+    """Build the error for a term that is called as if it were a loss of features and labels."""
+    import tammes
+
+    offered = {key.lower(): key for key in tammes.__all__ if key[0].isupper()}
+    ready = offered.get(name.replace("_", ""))
+    criterion = (
+        f"tammes.{ready}(embedding_size, num_classes)"
+        if ready
+        else f"tammes.Criterion(tammes.CosineHead(embedding_size, num_classes), {name}())"
+    )
+    return TypeError(
+        f"{name} builds a term from settings, got {describe(given)}; for a loss of features and "
+        f"labels build criterion = {criterion} once and call criterion(features, labels)"
+    )
+
+
 def term(
     *,
     reads: str = " ".join((*REDUCED, *ALONGSIDE)),
     on: Literal["split", "prototypes", "features"] = "split",
     requires: Literal["", "angle", "cosine", "product"] = "",
     cosines: bool = False,
+    in_cosines: str = "",
     unless_zero: Mapping[str, str] | None = None,
     fixed: str = "",
     threshold: Callable[..., Tensor] | None = None,
@@ -326,6 +347,7 @@ def term(
             where it must be bounded, ``"product"`` where it must be that of a feature and a
             prototype.
         cosines: the split is that of the cosines, with scale 1, whatever the head's own is.
+        in_cosines: setting that is a difference of cosines on a cosine head, so at most 2.
         unless_zero: fields that are read only where a setting is not zero, by field.
         fixed: settings that are what they are from the beginning, separated by blanks: neither a
             call nor a schedule can change them.
@@ -373,9 +395,18 @@ def term(
             try:
                 bound = signature.bind(*args, **kwargs)
             except TypeError as error:
+                unknown = next((key for key in kwargs if key not in signature.parameters), None)
+                if unknown is not None:
+                    raise unknown_setting(name, unknown, signature.parameters) from None
+                if any(isinstance(value, Tensor) for value in args):
+                    raise _not_a_loss(name, args[0]) from None
                 raise TypeError(
                     f"{name}{signature.replace(return_annotation=signature.empty)}: {error}"
                 ) from None
+            for key, value in bound.arguments.items():
+                scalar = isinstance(signature.parameters[key].default, (int, float, str))
+                if scalar and getattr(value, "ndim", 0) > 1:
+                    raise _not_a_loss(name, value)
             bound.apply_defaults()
             values = tuple(
                 (key, normalize_setting(name, key, value, signature.parameters[key].default))
@@ -397,6 +428,7 @@ def term(
             reads=frozenset(reads.split()),
             requires=requires,
             cosines=cosines,
+            in_cosines=in_cosines,
             unless_zero=unless_zero or {},
             fixed=frozenset(fixed.split()),
             threshold=threshold,

@@ -106,7 +106,8 @@ REFUSED = {
     "a label too high": (
         lambda: criterion()(FEATURES, LABELS + 1),
         ValueError,
-        "Criterion expects labels from 0 to 8 or ignore_index=-100, got 1 to 9",
+        "Criterion expects labels from 0 to 8 or ignore_index=-100, got 1 to 9; "
+        "classes count from 0",
     ),
     "a label below zero": (
         lambda: criterion()(FEATURES, LABELS - 1),
@@ -313,7 +314,7 @@ REFUSED = {
     "a setting by an unknown name": (
         lambda: tammes.cosface(m=0.3),
         TypeError,
-        "cosface(margin: Any = 0.35): got an unexpected keyword argument 'm'",
+        "cosface has no setting 'm'; did you mean margin?",
     ),
     "an unknown extension": (
         lambda: tammes.arcface(extension="cut"),

@@ -1,7 +1,8 @@
 """Criterion: a head and a loss, the object that a training loop calls."""
 
 from collections.abc import Mapping, Sequence
-from typing import TYPE_CHECKING, Any, Literal, Self, cast
+from inspect import signature
+from typing import TYPE_CHECKING, Any, Literal, Never, Self, cast
 
 import torch
 from torch import Tensor, nn
@@ -14,11 +15,14 @@ from tammes._validation import (
     check_reduction,
     check_values,
     check_weights,
+    describe,
     transforming,
+    unknown_setting,
 )
 from tammes.criterion.evaluate_terms import (
     Arguments,
     Noted,
+    check_cosine_margin,
     check_fit,
     group_terms,
     other_terms,
@@ -106,10 +110,19 @@ class Criterion(nn.Module):
         group: Any = None,
         averaged: bool = True,
         even: bool = False,
+        **unknown: Never,
     ) -> None:
         super().__init__()
+        if unknown:
+            own, shared = (signature(kind).parameters.values() for kind in (type(self), Criterion))
+            known = {p.name for p in own if p.kind is not p.VAR_KEYWORD}
+            known |= {p.name for p in shared if p.kind is p.KEYWORD_ONLY}
+            raise unknown_setting(type(self).__name__, next(iter(unknown)), known)
         if not isinstance(head, Head):
-            raise TypeError(f"Criterion expects a head, got {type(head).__name__}")
+            raise TypeError(
+                "Criterion expects a head, such as tammes.CosineHead(embedding_size, num_classes), "
+                f"got {describe(head)}"
+            )
         if not isinstance(loss, Loss):
             raise TypeError(
                 "Criterion expects a loss made of terms, such as tammes.cosface(), "
@@ -163,6 +176,7 @@ class Criterion(nn.Module):
         """Prepare the terms of a loss once, so that a call only evaluates them."""
         for _, term in loss.leaves():
             check_fit(self.head, term)
+            check_cosine_margin(self.head, term)
         self.loss = loss
         self.settings = Settings(loss, self.head.num_classes, self.head.weight, class_weights)
         named = self.settings.named

@@ -1,5 +1,6 @@
 """Evaluate the terms of a loss: those on the split through a kernel, the others directly."""
 
+import math
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any, NamedTuple
 
@@ -7,6 +8,7 @@ import torch
 from torch import Tensor
 
 from tammes._compile import outside_compile
+from tammes._setting_values import extremes
 from tammes.criterion.hyperparameters import Settings
 from tammes.distributed.sharded_rows import ShardedRows
 from tammes.heads.head import Head
@@ -70,6 +72,19 @@ def check_fit(head: Head, term: Term) -> None:
         )
     if term.within is not None:
         term.within.check(head.embedding_size, head.num_classes)
+
+
+def check_cosine_margin(head: Head, term: Term) -> None:
+    """Reject a margin beyond any difference of two cosines, on a head that has cosines."""
+    key = term.definition.in_cosines
+    if key and head.similarity.is_cosine:
+        worst = max(extremes(term.settings[key]), key=abs)
+        if abs(worst) > 2:
+            angle = math.radians(worst)
+            raise ValueError(
+                f"{term.name} expects {key} to be a difference of cosines, at most 2 either way, "
+                f"got {worst:g}; as an angle in degrees it is arcface(margin={angle:.4g})"
+            )
 
 
 def group_terms(head: Head, named: Named, arguments: Arguments) -> list[SplitGroup]:

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any, Literal
 import torch
 from torch import Tensor, nn
 
-from tammes._validation import INTEGERS, check_classes, check_features, transforming
+from tammes._validation import INTEGERS, check_classes, check_features, check_labels, transforming
 from tammes.kernels.dispatch import Implementation, check_implementation, split
 from tammes.kernels.problem import Problem, unmasked
 from tammes.kernels.reference import score_matrix
@@ -111,6 +111,10 @@ class Head(nn.Module):
 
     @scale.setter
     def scale(self, value: float) -> None:
+        if not hasattr(value, "__float__"):
+            raise TypeError(
+                f"{type(self).__name__} expects scale to be a number or 'learnable', got {value!r}"
+            )
         if not 0 < value < math.inf:
             raise ValueError(f"{type(self).__name__} expects scale above 0, got {value}")
         if self.log_scale is None:
@@ -170,6 +174,7 @@ class Head(nn.Module):
             The :class:`tammes.Split` of the batch.
         """
         self.check(features)
+        check_labels(type(self).__name__, labels, features)
         if not transforming() and labels.device.type == "cpu":
             check_classes(type(self).__name__, labels, self.num_classes, self.masked())
         return split(self.problem(features, labels), labels, reads, self.implementation)

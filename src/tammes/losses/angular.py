@@ -149,7 +149,10 @@ def check_margins(
     if m1 <= 0:
         raise ValueError(f"a margin expects m1 above 0, got {m1}")
     if abs(m2) > math.pi:
-        raise ValueError(f"a margin expects radians, at most pi either way, got {m2}")
+        raise ValueError(
+            f"a margin expects radians, at most pi either way, got {m2}; "
+            f"{m2:g} degrees are {math.radians(m2):.4g}"
+        )
     if extension not in ("monotone", "linear"):
         raise ValueError(f"a margin expects extension 'monotone' or 'linear', got {extension!r}")
     if gradient not in ("exact", "detached"):
@@ -184,7 +187,7 @@ def normface(split: Split) -> Tensor:
     return cross_entropy(split, split.target)
 
 
-@term(reads="target others")
+@term(reads="target others", in_cosines="margin")
 def cosface(split: Split, *, margin: Setting = 0.35) -> Tensor:
     r"""CosFace: softmax cross entropy with an additive cosine margin.
 
@@ -250,7 +253,7 @@ def arcface(
     return cross_entropy(split, similarity)
 
 
-@term(reads="gap length others", requires="angle", check=check_margins)
+@term(reads="gap length others", requires="angle", in_cosines="m3", check=check_margins)
 def combined_margin(
     split: Split,
     m1: Setting = 1.0,

@@ -25,7 +25,13 @@ def _relative_to_rarest(counts: tuple[float, ...], max_margin: float) -> dict[st
     return {"counts": tuple(count / min(counts) for count in counts)}
 
 
-@term(reads="target others", fixed="counts", check=_check_ldam, prepare=_relative_to_rarest)
+@term(
+    reads="target others",
+    in_cosines="max_margin",
+    fixed="counts",
+    check=_check_ldam,
+    prepare=_relative_to_rarest,
+)
 def ldam(split: Split, counts: Setting, *, max_margin: Setting = 0.5) -> Tensor:
     r"""LDAM: a cosine margin that is larger for rarer classes.
 

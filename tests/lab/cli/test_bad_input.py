@@ -20,6 +20,7 @@ from records import make_run
 from test_whole_way import SHORT, digit_folder, interrupt
 
 from tammes.lab.cli.main import main
+from tammes.lab.data.sources import hub
 from tammes.lab.records.run_folder import Run
 from tammes.lab.training.progress import Lines
 
@@ -104,6 +105,7 @@ def test_a_path_that_could_be_on_the_hub_and_is_not_is_named(refuse, monkeypatch
 
     fake = types.SimpleNamespace(load_dataset=unreachable)
     monkeypatch.setitem(sys.modules, "datasets", fake)
+    monkeypatch.setattr(hub, "is_reachable", lambda: True)
     said = refuse("--data", "my/pictures")
     assert matches("my/pictures: ... Hugging Face hub ... (ConnectionError: the hub) ...", said)
 

@@ -429,7 +429,7 @@ def trapped(path, _):
 
 BROKEN = {
     "missing": (".npz", lambda path, arrays: None, "there is no such file"),
-    "a folder": (".npz", lambda path, arrays: path.mkdir(), "this is not a file"),
+    "a folder": (".npz", lambda path, arrays: path.mkdir(), "the folder of a finished run is"),
     "empty": (".npz", lambda path, arrays: path.touch(), "damaged, or not a .npz file"),
     "no npz": (".npz", lambda path, arrays: path.write_text("x"), "damaged, or not a .npz file"),
     "truncated npz": (".npz", truncated, "damaged, or not a .npz file"),

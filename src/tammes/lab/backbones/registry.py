@@ -5,8 +5,9 @@ from functools import partial
 
 from tammes.lab.backbones import convnets, imagenet, resnet, resnet12, wide
 from tammes.lab.backbones.blocks import Backbone, Shape
-from tammes.lab.backbones.timm_models import from_timm
+from tammes.lab.backbones.timm_models import from_timm, import_timm, offered_by_timm
 from tammes.lab.config import build as build_call
+from tammes.lab.config.expressions import Call, check_call, parse_call
 
 TABLE: dict[str, Callable[..., Backbone]] = {
     "mnist_cnn": convnets.mnist_cnn,
@@ -76,15 +77,28 @@ def build(text: str, *, shape: Sequence[int]) -> Backbone:
         >>> network(torch.zeros(2, 3, 32, 32)).shape == (2, network.num_features)
         True
     """
-    text = resolve(text, shape)
     channels, height, width = shape
     fixed: Shape = (int(channels), int(height), int(width))
-    if text.strip().startswith(_TIMM):
-        name, bracket, settings = text.strip()[len(_TIMM) :].partition("(")
-        table = {"timm": partial(from_timm, name.strip())}
-        network: Backbone = build_call(
-            f"timm{bracket}{settings}", table, what="backbone", shape=fixed
-        )
-    else:
-        network = build_call(text, TABLE, what="backbone", shape=fixed)
+    call, table = _look_up(resolve(text, shape))
+    network: Backbone = build_call(call, table, what="backbone", shape=fixed)
     return network
+
+
+def check(text: str) -> None:
+    """Reject an expression with an unknown name or setting, for images of whatever shape."""
+    call, table = _look_up(resolve(text, (3, 32, 32)))
+    check_call(call, table, what="backbone", context=("shape",))
+
+
+def _look_up(text: str) -> tuple[Call, dict[str, Callable[..., Backbone]]]:
+    """Return the call of an expression, and the table that has its name."""
+    text = text.strip()
+    if text.startswith(_TIMM):
+        name, bracket, settings = text[len(_TIMM) :].partition("(")
+        import_timm(name.strip())
+        call = parse_call(f"timm{bracket}{settings}", what="backbone")
+        return call, {"timm": partial(from_timm, name.strip())}
+    call = parse_call(text, what="backbone")
+    if call.name not in TABLE and offered_by_timm(call.name):
+        raise ValueError(f"there is no backbone {call.name!r}; timm:{call.name} is that of timm")
+    return call, TABLE

@@ -3,7 +3,7 @@
 import argparse
 import shlex
 import sys
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from functools import partial
 from pathlib import Path
 
@@ -56,12 +56,25 @@ def run(arguments: argparse.Namespace) -> int:
             arguments.out,
             workers=arguments.parallel,
             retry_failed=arguments.retry_failed,
+            report=_after(flags.DEFAULT_DATA) if arguments.uses_default_data else say,
         )
     except KeyboardInterrupt:
         say("interrupted; repeat the command to resume")
         return 130
     page = Path(arguments.page or Path(arguments.out) / "report.html")
     return show(runs, page, baseline=arguments.baseline)
+
+
+def _after(opening: str) -> Callable[[str], None]:
+    """Return a function that says messages, and an opening before the first of them."""
+    waiting = [opening]
+
+    def report(text: str) -> None:
+        while waiting:
+            say(waiting.pop())
+        say(text)
+
+    return report
 
 
 def show(

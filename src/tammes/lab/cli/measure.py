@@ -9,7 +9,7 @@ from typing import Any
 
 from tammes.lab.cli.arguments import add_argument
 from tammes.lab.measure.files import read
-from tammes.lab.measure.formats import FileError
+from tammes.lab.measure.formats import FileError, scale_of_run
 from tammes.lab.measure.measures import Measured, measure
 from tammes.lab.report.pages.measure_page import margins_page
 from tammes.lab.report.render.html_page import write
@@ -73,10 +73,13 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         "with the optimum, and write a page with plots."
     )
     add = partial(add_argument, parser)
-    formats = ".npz, .npy, .safetensors, .pt, .pth (weights only) or .parquet; files are combined"
-    add("files FILE", formats, nargs="+")
+    formats = "folder of a run, .npz, .npy, .safetensors, .pt, .pth (weights only) or .parquet; "
+    add("files FILE", formats + "files are combined", nargs="+")
     add("--out DIR", "directory of the page (%(default)s)", "out")
-    scale = "scale of a cosine head, for the softmax bias (default: logits are inner products)"
+    scale = (
+        "scale of a cosine head, for the softmax bias (default: that of the run, or else logits "
+        "are inner products)"
+    )
     add("--scale S", scale, type=float)
     add("--json", "print JSON instead of a table")
     for kind in ("prototypes", "embeddings", "labels"):
@@ -90,8 +93,10 @@ def run(arguments: argparse.Namespace) -> int:
         raise FileError(f"--scale is expected to be above 0, got {arguments.scale:g}")
     keys = {kind: getattr(arguments, kind) for kind in ("prototypes", "embeddings", "labels")}
     given = read(arguments.files, keys=keys, transpose=arguments.transpose)
+    scales = {scale_of_run(Path(path)) for path in arguments.files}
+    scale = scales.pop() if len(scales) == 1 else None
     try:
-        measured = measure(given, scale=arguments.scale)
+        measured = measure(given, scale=scale if arguments.scale is None else arguments.scale)
     except TypeError as error:
         raise FileError(str(error)) from error
     page = Path(arguments.out) / "measure.html"

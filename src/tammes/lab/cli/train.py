@@ -8,10 +8,11 @@ from functools import partial
 from pathlib import Path
 
 from tammes.lab.cli.arguments import add_argument
-from tammes.lab.config.flags import add_config, read_config
+from tammes.lab.config.flags import DEFAULT_DATA, add_config, read_config
 from tammes.lab.records.atomic_io import writable
 from tammes.lab.records.run_folder import Run
 from tammes.lab.training.progress import default_progress
+from tammes.optional import require
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -40,9 +41,17 @@ def run(arguments: argparse.Namespace) -> int:
         else:
             folder = writable(Path(arguments.out), flag="--out") / config.folder
 
+    from tammes.lab.training.check_expressions import check_expressions
+    from tammes.lab.training.fabric import check_machine
     from tammes.lab.training.loop import train
 
     progress = default_progress()
+    if arguments.uses_default_data and int(os.environ.get("RANK", 0)) == 0:
+        # After the checks, so that the sentence about a mistake stays alone.
+        check_expressions(config)
+        require("lightning.fabric", extra="lab")
+        check_machine(config)
+        progress.say(DEFAULT_DATA)
     try:
         done = train(config, folder, progress=progress)
     except KeyboardInterrupt:

@@ -5,14 +5,15 @@ anything is built.
 """
 
 import ast
-import difflib
 import inspect
 import math
 import re
 import warnings
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Collection, Iterable, Mapping
 from dataclasses import dataclass, field
 from typing import Any
+
+from tammes.spelling import nearest_name
 
 MAX_LENGTH = 10_000
 """Largest length of a text, in characters."""
@@ -273,24 +274,39 @@ def build(
         8
     """
     call = parse_call(call, what=what) if isinstance(call, str) else call
-    if call.name not in table:
-        raise ValueError(
-            f"there is no {what} {short(call.name)!r}"
-            f"{did_you_mean(call.name, table, otherwise='there are')}"
-        )
+    settings = check_call(call, table, what=what, context=context)
     make = table[call.name]
     parameters = inspect.signature(make).parameters
     takes_any = any(p.kind is p.VAR_KEYWORD for p in parameters.values())
-    own = [
-        p for p in parameters.values() if p.kind is not p.VAR_POSITIONAL and p.name not in context
-    ]
-    settings = bind(call, own, what=what)
     fitting = {key: value for key, value in context.items() if takes_any or key in parameters}
     try:
         return make(**settings, **fitting)
     except TypeError as error:
         # The text has a string where a number belongs, or the like.
         raise ValueError(f"{what}: {short(str(call))}: {error}") from error
+
+
+def check_call(
+    call: "str | Call",
+    table: Mapping[str, Callable[..., Any]],
+    *,
+    what: str,
+    context: Collection[str] = (),
+) -> dict[str, Any]:
+    """Return the settings of a call for :func:`build`, which ``context`` adds to; build nothing.
+
+    Raises:
+        ValueError: a name or setting is unknown, repeated or missing.
+    """
+    call = parse_call(call, what=what) if isinstance(call, str) else call
+    if call.name not in table:
+        raise ValueError(
+            f"there is no {what} {short(call.name)!r}"
+            f"{did_you_mean(call.name, table, otherwise='there are')}"
+        )
+    parameters = inspect.signature(table[call.name]).parameters.values()
+    own = [p for p in parameters if p.kind is not p.VAR_POSITIONAL and p.name not in context]
+    return bind(call, own, what=what)
 
 
 def bind(call: Call, parameters: Iterable[inspect.Parameter], *, what: str) -> dict[str, Any]:
@@ -321,14 +337,11 @@ def bind(call: Call, parameters: Iterable[inspect.Parameter], *, what: str) -> d
 
 def did_you_mean(name: str, known: Iterable[str], *, otherwise: str = "") -> str:
     """End a sentence with the nearest known name, or with all of them after ``otherwise``."""
-    plain = {each.lower().replace("_", ""): each for each in known}
-    wanted = name[:100].lower().replace("_", "").replace("-", "")
-    near = difflib.get_close_matches(wanted, plain, n=1)
-    if near:
-        return f"; did you mean {plain[near[0]]}?"
-    if otherwise and plain:
-        return f"; {otherwise} {', '.join(sorted(plain.values()))}"
-    return ""
+    known = list(known)
+    near = nearest_name(name, known)
+    if near is not None:
+        return f"; did you mean {near}?"
+    return f"; {otherwise} {', '.join(sorted(known))}" if otherwise and known else ""
 
 
 def short(text: str) -> str:

@@ -14,6 +14,8 @@ from tammes.lab.config.yaml_file import read_yaml, write_yaml
 
 _TYPES = {field.name: field.type for field in dataclasses.fields(Config)}
 
+DEFAULT_DATA = f"data: {Config.data}, the default; --data names your own"
+"""Announcement of the data set if none was given; see ``uses_default_data`` of the arguments."""
 _PREFIX = "config_"
 """Prefix of the fields among the parsed arguments, apart from the command's own arguments."""
 
@@ -58,7 +60,7 @@ def read_config(arguments: argparse.Namespace, **defaults: Any) -> Config:
     """Return the configuration given by flags and files.
 
     With ``--print_config`` it is printed and the program exits. An invalid value raises ValueError,
-    which names the file or the field.
+    which names the file or the field. ``arguments.uses_default_data`` is set.
 
     Args:
         arguments: result of a parser prepared by :func:`add_config`.
@@ -71,6 +73,7 @@ def read_config(arguments: argparse.Namespace, **defaults: Any) -> Config:
         text = getattr(arguments, f"{_PREFIX}{name}", None)
         if text is not None:
             values[name] = from_text(text, kind, f"--{name}")
+    arguments.uses_default_data = "data" not in values
     config = Config.from_dict(values)
     if arguments.print_config:
         print(write_yaml(config.to_dict()), end="")

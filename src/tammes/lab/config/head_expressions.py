@@ -9,7 +9,7 @@ import torch
 from tammes import losses
 from tammes.advise.feasibility import KINDS, LINEAR, Margins, bent, log_odds, scale_for
 from tammes.advise.recommend import best_scale
-from tammes.criterion.evaluate_terms import check_fit
+from tammes.criterion.evaluate_terms import check_cosine_margin, check_fit
 from tammes.geometry.bounds import largest_class_margin
 from tammes.heads import CosineHead, GaussianHead, Head, LinearHead, SimplexHead
 from tammes.lab.config.expressions import Call, build, parse_call
@@ -62,6 +62,7 @@ def parse_head(
     assert isinstance(head, Head)
     for _, term in loss.leaves():
         check_fit(head, term)
+        check_cosine_margin(head, term)
     return head
 
 

@@ -54,7 +54,8 @@ class Config:
 
     Args:
         data: training data: ``digits``, a known name such as ``cifar100``, a folder with one
-            subfolder per class, a parquet file or folder, or a name on the Hugging Face hub.
+            subfolder per class, a CSV file of paths and labels, a pattern such as
+            ``photos/{label}_*.jpg``, a parquet file or folder, or a name on the Hugging Face hub.
         test: test data, if they are not a partition of ``data``.
         classes: restrict training and testing to one part of class lists, such as
             ``cifar-fs:base``; all classes by default.

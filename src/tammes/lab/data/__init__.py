@@ -1,8 +1,8 @@
 """Images of the lab: sources, optional noise and imbalance, batch samplers, augmentation.
 
-:func:`load` reads a partition of a source, :func:`limit` keeps a few images, :func:`corrupt` adds
-imbalance and label noise, :func:`hold_out` separates a share, :mod:`.samplers` compose batches, and
-:mod:`.augment` augments on the device.
+:func:`load` reads a partition of a source, :func:`write_source` writes images of a program to one,
+:func:`limit` keeps a few images, :func:`corrupt` adds imbalance and label noise, :func:`hold_out`
+separates a share, :mod:`.samplers` compose batches, and :mod:`.augment` augments on the device.
 """
 
 from tammes.lab.data import samplers
@@ -10,5 +10,15 @@ from tammes.lab.data.corruptions import corrupt
 from tammes.lab.data.images import DataError, Images
 from tammes.lab.data.sources.loading import load
 from tammes.lab.data.subsets import hold_out, limit
+from tammes.lab.data.write_source import write_source
 
-__all__ = ["DataError", "Images", "corrupt", "hold_out", "limit", "load", "samplers"]
+__all__ = [
+    "DataError",
+    "Images",
+    "corrupt",
+    "hold_out",
+    "limit",
+    "load",
+    "samplers",
+    "write_source",
+]

@@ -116,7 +116,7 @@ def read_labels(
     if len(chosen) > 1:
         values = list(map("/".join, zip(*map(read, chosen), strict=True)))
     where = f"{table}: column {' and '.join(map(repr, chosen))}"
-    return chosen, *_as_labels(where, values, classes.get(chosen[0]))
+    return chosen, *as_labels(where, values, classes.get(chosen[0]))
 
 
 def image_column(table: str, images: Sequence[str], columns: Collection[str]) -> str:
@@ -136,7 +136,7 @@ def _got_columns(columns: Collection[str]) -> str:
     return f"got the columns {shown}{' and others' if len(columns) > 8 else ''}"
 
 
-def _as_labels(
+def as_labels(
     column: str, values: list[Any], names: Sequence[str] | None
 ) -> tuple[Tensor, tuple[str, ...]]:
     """Convert integers or strings to labels and class names: the given ones, or all that occur.

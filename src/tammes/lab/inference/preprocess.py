@@ -13,14 +13,12 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from tammes.lab.data.array_images import as_uint8, from_array, from_tensor, is_array, is_pillow
 from tammes.lab.data.augment import Augment
 from tammes.lab.data.decode import Shape, decode, reason
 from tammes.lab.data.images import DataError
 from tammes.lab.data.sources.folder import SUFFIXES, walk_images
 from tammes.optional import require
-
-_CHANNELS = ((), (1,), (3,), (4,))
-"""Shapes of a pixel: grey, colour, colour with transparency."""
 
 
 class UnreadableImage(DataError):
@@ -79,15 +77,15 @@ class Preprocess:
         """
         try:
             if isinstance(image, Tensor):
-                tensor = _bytes(image.detach().cpu())
+                tensor = as_uint8(image.detach().cpu())
                 if tuple(tensor.shape) == self.shape:
                     return tensor
-                image = _from_tensor(tensor)
-            elif _is_array(image):
-                image = _from_array(image)
+                image = from_tensor(tensor)
+            elif is_array(image):
+                image = from_array(image)
             elif isinstance(image, os.PathLike):
                 image = os.fspath(image)
-            elif not isinstance(image, str | bytes) and not _is_pillow(image):
+            elif not isinstance(image, str | bytes) and not is_pillow(image):
                 raise TypeError(
                     "a path, a Pillow image, an array or a tensor is expected, "
                     f"got {type(image).__name__}"
@@ -163,57 +161,9 @@ def _each(images: Any) -> Iterator[Any]:
 
 def _is_one(images: Any) -> bool:
     """Whether an object other than a path is one image."""
-    if isinstance(images, Tensor) or _is_array(images):
+    if isinstance(images, Tensor) or is_array(images):
         return bool(images.ndim != 4)
-    return isinstance(images, bytes) or _is_pillow(images) or not isinstance(images, Iterable)
-
-
-def _is_array(image: Any) -> bool:
-    return isinstance(image, require("numpy", extra="lab").ndarray)
-
-
-def _is_pillow(image: Any) -> bool:
-    return isinstance(image, require("PIL.Image", extra="lab").Image)
-
-
-def _from_array(array: Any) -> Any:
-    """Return an array ``(height, width[, channels])`` as an image of Pillow."""
-    if array.ndim == 2 and array.dtype == "uint16":
-        return require("PIL.Image", extra="lab").fromarray(array)
-    if array.ndim not in (2, 3) or array.shape[2:] not in _CHANNELS:
-        raise ValueError(
-            "an array of shape (height, width[, channels]) with 1, 3 or 4 channels is expected, "
-            f"got {array.shape}"
-        )
-    return _from_pixels(_bytes(torch.from_numpy(array.copy())))
-
-
-def _from_tensor(pixels: Tensor) -> Any:
-    """Return a tensor ``([channels, ]height, width)`` as an image of Pillow."""
-    if pixels.ndim not in (2, 3) or tuple(pixels.shape[:-2]) not in _CHANNELS:
-        raise ValueError(
-            "a tensor of shape ([channels, ]height, width) with 1, 3 or 4 channels is expected, "
-            f"got {tuple(pixels.shape)}"
-        )
-    return _from_pixels(pixels if pixels.ndim == 2 else pixels.permute(1, 2, 0))
-
-
-def _from_pixels(pixels: Tensor) -> Any:
-    grey = pixels.ndim == 3 and pixels.shape[2] == 1
-    array = (pixels[:, :, 0] if grey else pixels).contiguous().numpy()
-    return require("PIL.Image", extra="lab").fromarray(array)
-
-
-def _bytes(values: Tensor) -> Tensor:
-    """Convert pixels to uint8; floating-point ones are expected in [0, 1]."""
-    if values.dtype == torch.uint8:
-        return values
-    if not values.is_floating_point():
-        raise ValueError(f"pixels are expected as uint8 or in [0, 1], got {values.dtype}")
-    if not bool(((values >= 0) & (values <= 1)).all()):
-        low, high = float(values.min()), float(values.max())
-        raise ValueError(f"floating-point pixels are expected in [0, 1], got {low:g} to {high:g}")
-    return (values * 255).round().byte()
+    return isinstance(images, bytes) or is_pillow(images) or not isinstance(images, Iterable)
 
 
 def _numbers(values: Iterable[float]) -> str:

@@ -7,6 +7,7 @@ from typing import Any
 
 import torch
 
+from tammes.lab.records.run_folder import Run
 from tammes.optional import require
 
 
@@ -18,7 +19,7 @@ def load(path: Path, columns: Collection[str]) -> dict[str, Any]:
     """Load all arrays of a file, by key; raises FileError in one sentence that names the file.
 
     Args:
-        path: path of the file; its suffix is the format.
+        path: path of the file; its suffix is the format. A folder is one of a finished run.
         columns: columns of a table to read, which may hold images too. If it has none of them, all
             column names are returned without values.
 
@@ -26,6 +27,8 @@ def load(path: Path, columns: Collection[str]) -> dict[str, Any]:
         Arrays and lists by key; nested keys are joined by a dot. The key of a single array is the
         name of the file.
     """
+    if path.is_dir():
+        return _read_run(path)
     suffix = path.suffix.lower()
     if suffix not in _READERS:
         raise FileError(
@@ -47,6 +50,28 @@ def load(path: Path, columns: Collection[str]) -> dict[str, Any]:
         reason = f"{type(error).__name__}: {message[:160]}" if message else type(error).__name__
         raise FileError(f"{path}: damaged, or not a {suffix} file ({reason})") from error
     return arrays
+
+
+def _read_run(path: Path) -> dict[str, Any]:
+    """Read prototypes, test embeddings, labels and class names of a finished run."""
+    run = Run(path)
+    if run.status != "done":
+        state = "the run is not finished" if (path / "config.json").exists() else "it is no run"
+        raise FileError(f"{path}: a file or the folder of a finished run is expected, {state}")
+    embeddings = run.tensors("embeddings")
+    arrays: dict[str, Any] = {key: embeddings[key] for key in ("features", "labels")}
+    if "identities" in run.data:
+        # The test identities are other classes than those of the prototypes.
+        return arrays | {"class_names": run.data["identities"]}
+    prototypes = run.tensors("prototypes")["prototypes"]
+    return arrays | {"prototypes": prototypes, "class_names": run.data["classes"]}
+
+
+def scale_of_run(path: Path) -> float | None:
+    """Return the scale of the cosine head of a run; None for another head or another file."""
+    if not path.is_dir() or not str(Run(path).environment["head"]).startswith("cosine"):
+        return None
+    return float(Run(path).tensors("prototypes")["scale"])
 
 
 def _read_npz(path: Path, columns: Collection[str]) -> dict[str, Any]:

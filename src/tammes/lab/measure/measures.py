@@ -3,7 +3,7 @@
 import math
 import warnings
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import torch
@@ -20,6 +20,8 @@ from tammes.similarity import Cosine, InnerProduct, Similarity, unit
 from tammes.split import Split, split
 
 QUANTILES = (0.01, 0.05, 0.25, 0.5, 0.75, 0.95, 0.99)
+_MEANS = "class_means"
+"""Beginning of the keys of measures whose prototypes are class means."""
 _BLOCK = 1 << 24
 """Largest number of similarities in memory."""
 _HULL = 300
@@ -95,8 +97,9 @@ class Measured:
     pairs: tuple[tuple[float, int, int], ...]
 
     def measure(self, key: str) -> Measure | None:
-        """Return a measure by its key, or None."""
-        return next((m for _, group in self.groups for m in group if m.key == key), None)
+        """Return a measure by its key, or None; with class means in place of prototypes, theirs."""
+        keys = (key, f"{_MEANS}.{key}")
+        return next((m for _, group in self.groups for m in group if m.key in keys), None)
 
     def name(self, label: int) -> str:
         """Return the name of a class, or its number if it has none."""
@@ -126,14 +129,16 @@ def measure(given: MeasureInput, *, scale: float | None = None) -> Measured:
                 "No prototypes were given: the means of the unit embeddings of each class "
                 "take their place."
             )
-        groups = [("prototypes", tuple(_of_prototypes(given, prototypes)))]
+        named = _as_given if given.prototypes is not None else _of_means
+        heading = "prototypes" if given.prototypes is not None else "class means"
+        groups = [(heading, tuple(map(named, _of_prototypes(given, prototypes))))]
         examples, angles, margins = None, None, None
         if given.examples is not None:
             examples, answers = _split(*given.examples, prototypes, Cosine(), scale or 1.0)
             margins = functional.sample_margin(examples, quantiles=QUANTILES)
             angles = functional.angles(examples, bins=90)
             measured = _of_examples(given, prototypes, examples, angles, margins, scale)
-            groups.append(("examples", tuple(measured)))
+            groups.append(("examples", tuple(map(named, measured))))
             measured = _of_features(given.prototypes, *given.examples, answers)
             groups.append(("features", tuple(measured)))
     notes += dict.fromkeys(
@@ -150,6 +155,18 @@ def measure(given: MeasureInput, *, scale: float | None = None) -> Measured:
         margins=margins,
         pairs=closest_pairs(prototypes),
     )
+
+
+def _as_given(measure: Measure) -> Measure:
+    return measure
+
+
+def _of_means(measure: Measure) -> Measure:
+    """Name a measure after the class means that stand for the prototypes."""
+    name = measure.name.replace(" prototype", " class mean")
+    if name == measure.name:
+        name = f"{name} (class means)"
+    return replace(measure, key=f"{_MEANS}.{measure.key}", name=name)
 
 
 def _class_means(embeddings: Tensor, labels: Tensor) -> Tensor:
@@ -192,10 +209,12 @@ def _of_prototypes(given: MeasureInput, prototypes: Tensor) -> Iterator[Measure]
     limit = {"optimum": best.degrees, "bound": not best.exact, "share": True}
     yield _measure("class_margin.angle", "class margin", margin.angle, unit="°", note=note, **limit)
     centroid = tammes.zero_centroid()(prototypes.double())
-    yield _measure("centroid", "squared norm of the mean direction", centroid, 0.0)
+    yield _measure("centroid", "squared norm of the mean of unit prototypes", centroid, 0.0)
     if given.prototypes is not None:
         note = f"from {float(norms.smallest):.4g} to {float(norms.largest):.4g}"
-        yield _measure("norms.ratio", "longest over shortest", norms.ratio, 1.0, note=note)
+        yield _measure(
+            "norms.ratio", "longest over shortest prototype", norms.ratio, 1.0, note=note
+        )
 
 
 def _of_examples(

@@ -125,12 +125,15 @@ def check(configs: Sequence[Config], report: Callable[[str], None]) -> dict[str,
     Returns:
         The expression of the head of each loss.
     """
+    from tammes.lab.training.check_expressions import check_expressions
     from tammes.lab.training.datasets import make_sampler, prepare_data
     from tammes.lab.training.fabric import check_machine
     from tammes.lab.training.lr_schedules import learning_rate
     from tammes.lab.training.model import build_model
 
     check_machine(configs[0])
+    for config in configs:
+        check_expressions(config)
     training, _, _ = prepare_data(configs[0], report)
     heads: dict[str, str] = {}
     built: set[str] = set()

@@ -33,6 +33,7 @@ from tammes.lab.records.run_folder import (
     write_lines,
     write_tensors,
 )
+from tammes.lab.training.check_expressions import check_expressions
 from tammes.lab.training.checkpoints import Checkpoints, ShardedCheckpoints
 from tammes.lab.training.datasets import describe_data, make_sampler, prepare_data
 from tammes.lab.training.evaluation import Evaluation, evaluate, gather_features, write_results
@@ -86,6 +87,7 @@ def train(
         if progress is not None:
             progress.say(f"{folder}: already finished, nothing to train")
         return run
+    check_expressions(config)
     before = torch.are_deterministic_algorithms_enabled()
     fabric = launch(config, folder)
     first = fabric.is_global_zero
@@ -298,8 +300,6 @@ def _set_up(fabric: Any, config: Config, folder: Path, progress: Progress) -> _T
     )
     if config.identities:
         work.protocol = identity_protocol(config.test or config.data, testing)
-    if config.watch not in ("", "gradients"):
-        raise ValueError(f"watch is expected to be gradients or nothing, got {config.watch!r}")
     if config.watch:
         work.gradient_angles = GradientAngles(model, work.loader, sampler)
     with nullcontext() if config.shard else fabric.rank_zero_first():

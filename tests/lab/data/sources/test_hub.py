@@ -1,11 +1,17 @@
 """Names of the hub go through `datasets`; here it reads a folder, and no network."""
 
 import sys
+import threading
 
 import pytest
 
 from tammes.lab.data import DataError, load
 from tammes.lab.data.sources import hub, loading
+
+
+@pytest.fixture(autouse=True)
+def reachable(monkeypatch):
+    monkeypatch.setattr(hub, "is_reachable", lambda: True)
 
 
 @pytest.fixture
@@ -134,7 +140,7 @@ def test_a_set_without_a_known_copy_says_so(tmp_path, monkeypatch, said):
 
 def test_the_only_split_is_everything(hub_folder, monkeypatch, said):
     real = hub.partitions
-    monkeypatch.setattr(hub, "partitions", lambda *names: {"full": real(*names)["train"]})
+    monkeypatch.setattr(hub, "partitions", lambda *names, **more: {"full": real(*names)["train"]})
     assert len(load("owner/name", "train", report=said.append)) == 5
     assert "held out" in said[0]
 
@@ -152,6 +158,36 @@ def test_what_the_hub_cannot_load_is_one_sentence(monkeypatch, said):
         "owner/name: not a local file or folder, and the Hugging Face hub could not load it "
         "(ConnectionError: Couldn't reach 'owner/name')"
     )
+
+
+def test_a_hub_out_of_reach_is_said_at_once_with_the_name_as_typed(monkeypatch, said, tmp_path):
+    # Nobody listens on this port, and datasets, which would retry, must not be imported.
+    monkeypatch.undo()
+    monkeypatch.setenv("HF_ENDPOINT", "http://127.0.0.1:9")
+    monkeypatch.setenv("HF_HOME", str(tmp_path))
+    monkeypatch.setenv("TAMMES_DATA", str(tmp_path))
+    monkeypatch.delenv("https_proxy", raising=False)
+    monkeypatch.delenv("HTTPS_PROXY", raising=False)
+    monkeypatch.setitem(sys.modules, "datasets", None)
+    with pytest.raises(DataError, match=r"^owner/name: .* the Hugging Face hub cannot be reached;"):
+        load("owner/name", "train", report=said.append)
+    with pytest.raises(
+        DataError, match=r"^mnist: .* hub \(ylecun/mnist\) cannot be reached; check"
+    ):
+        load("mnist", "train", report=said.append)
+
+
+def test_a_name_that_never_resolves_is_not_waited_for(monkeypatch):
+    monkeypatch.undo()
+    waiting = threading.Event()
+
+    def resolve(*_):
+        waiting.wait()
+        raise OSError
+
+    monkeypatch.setattr(hub.socket, "create_connection", resolve)
+    assert not hub.is_reachable(0.01)
+    waiting.set()
 
 
 def test_without_datasets_it_is_said_what_to_install(monkeypatch, said):

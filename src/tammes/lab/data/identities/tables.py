@@ -1,15 +1,14 @@
 """Tables with a column of identities: ``metadata.csv`` of wildlife-datasets, parquet files."""
 
-import csv
 import os
 from collections import Counter
 from collections.abc import Callable, Collection, Sequence
-from pathlib import Path
 from typing import Any
 
 import torch
 
 from tammes.lab.config.expressions import did_you_mean
+from tammes.lab.data.csv_rows import read_csv
 from tammes.lab.data.identities.examples import (
     IdentityExamples,
     existing_file,
@@ -56,7 +55,7 @@ def read_table(
     """
     source = existing_file(path, "rows")
     root = existing_folder(source.parent if folder is None else folder, "images")
-    names, rows = _read_csv(source)
+    names, rows = read_csv(source)
 
     def read(column: str) -> list[str]:
         place = names.index(column)
@@ -194,34 +193,3 @@ class _Selection:
 
 def _junk(identities: list[Any], unknown: str | None) -> torch.Tensor:
     return torch.tensor([unknown is not None and value == unknown for value in identities])
-
-
-def _read_csv(path: Path) -> tuple[list[str], list[tuple[int, list[str]]]]:
-    """Return the columns of a table, and line and values of each row."""
-    rows = []
-    line = 1
-    try:
-        with open(path, encoding="utf-8-sig", newline="") as lines:
-            reader = csv.reader(lines, strict=True)
-            for values in reader:
-                if values:
-                    rows.append((line, values))
-                line = reader.line_num + 1
-    except (UnicodeDecodeError, csv.Error) as error:
-        message = str(error)[:160]
-        raise DataError(
-            f"{path} line {line}: values separated by commas, in UTF-8, are expected ({message})"
-        ) from error
-    if not rows:
-        raise DataError(f"{path}: a line of column names is expected, got an empty table")
-    names = rows.pop(0)[1]
-    twice = [name for name in names if names.count(name) > 1]
-    if twice:
-        raise DataError(f"{path}: columns of different names are expected, got {twice[0]!r} twice")
-    for line, values in rows:
-        if len(values) != len(names):
-            raise DataError(
-                f"{path} line {line}: {len(names)} values are expected, one for each column, "
-                f"got {len(values)}"
-            )
-    return names, rows

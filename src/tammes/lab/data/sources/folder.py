@@ -33,6 +33,12 @@ def partitions(folder: Path) -> Partitions:
     return {EVERYTHING: lambda: list_classes(folder)}
 
 
+def label_table(folder: Path) -> Path | None:
+    """Return the CSV table of a folder that has one, and no folders of classes."""
+    tables = [path for path in folder.iterdir() if path.suffix.lower() == ".csv"]
+    return tables[0] if len(tables) == 1 and len(_subfolders(folder)) < 2 else None
+
+
 def list_classes(folder: Path) -> Entries:
     """List all images of a folder of class folders, sorted by class and path."""
     names = _subfolders(folder)
@@ -41,7 +47,8 @@ def list_classes(folder: Path) -> Entries:
         got = f"{loose} image{'s' * (loose > 1)} directly in it" if loose else "nothing like that"
         raise DataError(
             f"{folder}: images are expected in one folder for each class (CLASS/IMAGE.png), "
-            f"got {got}"
+            f"got {got}; labels can also be in a CSV file with the columns path and label, or in "
+            f"the file names, as in '{folder}/{{label}}_*.png'"
         )
     paths: list[str] = []
     labels: list[int] = []

@@ -2,7 +2,13 @@
 
 import logging
 import os
+import socket
+import threading
+from contextlib import suppress
+from pathlib import Path
 from typing import Any
+from urllib.parse import urlsplit
+from urllib.request import getproxies
 
 from tammes.lab.data.images import DataError
 from tammes.lab.data.listing import Entries, Partitions, hash_of, image_column, read_labels
@@ -30,8 +36,22 @@ class HubImages:
         return f"{self.title} row {row}"
 
 
-def partitions(name: str, config: str | None) -> Partitions:
-    """Return the splits of a data set on the hub, ``OWNER/NAME``, downloaded if needed."""
+def partitions(name: str, config: str | None, *, title: str = "") -> Partitions:
+    """Return the splits of a data set on the hub, ``OWNER/NAME``, downloaded if needed.
+
+    Args:
+        name: name on the hub.
+        config: configuration on the hub, or None.
+        title: name that the user has given, if it is another one.
+    """
+    title = title or name
+    on_hub = "the Hugging Face hub" if title == name else f"the Hugging Face hub ({name})"
+    if not (_is_downloaded(name) or is_reachable()):
+        # Asked before the import, which takes seconds, as do the retries of datasets.
+        raise DataError(
+            f"{title}: not a local file or folder, and {on_hub} cannot be reached; check the "
+            "spelling of a path, or the network"
+        )
     datasets = require("datasets", extra="lab")
     # It would log every failed try; the error below is raised once.
     logging.getLogger("huggingface_hub").setLevel(logging.ERROR)
@@ -41,13 +61,44 @@ def partitions(name: str, config: str | None) -> Partitions:
         # Network, hub and format readers raise many types of errors.
         message = str(error).strip().split("\n")[0].rstrip(".")[:200]
         raise DataError(
-            f"{name}: not a local file or folder, and the Hugging Face hub could not load it "
+            f"{title}: not a local file or folder, and {on_hub} could not load it "
             f"({type(error).__name__}: {message})"
         ) from error
     return {
         split.lower(): lambda split=split: _entries(f"{name} {split}", loaded[split])  # type: ignore[misc]
         for split in loaded
     }
+
+
+def is_reachable(seconds: float = 2.0) -> bool:
+    """Whether the hub, or the proxy on the way to it, accepts a connection in time."""
+    endpoint = os.environ.get("HF_ENDPOINT", "https://huggingface.co")
+    address = urlsplit(getproxies().get("https") or endpoint)
+    port = address.port or {"http": 80}.get(address.scheme, 443)
+    reached = threading.Event()
+
+    def connect() -> None:
+        with suppress(OSError), socket.create_connection((address.hostname, port), seconds):
+            reached.set()
+
+    # In a thread, since the look-up of a name has no time limit.
+    thread = threading.Thread(target=connect, daemon=True)
+    thread.start()
+    thread.join(seconds)
+    return reached.is_set()
+
+
+def _is_downloaded(name: str) -> bool:
+    """Whether a cache of datasets has a folder of this data set."""
+    home = Path(os.environ.get("HF_HOME", "~/.cache/huggingface"))
+    hub = Path(os.environ.get("HF_HUB_CACHE", home / "hub"))
+    prepared = Path(os.environ.get("HF_DATASETS_CACHE", home / "datasets"))
+    folders = (
+        hub / f"datasets--{name.replace('/', '--')}",
+        prepared / name.replace("/", "___"),
+        prepared / name.replace("/", "___").lower(),
+    )
+    return any(folder.expanduser().is_dir() for folder in folders)
 
 
 def _entries(title: str, dataset: Any) -> Entries:

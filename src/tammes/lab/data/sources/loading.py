@@ -14,7 +14,7 @@ from tammes.lab.data.identities.identity_protocol import IdentityProtocol
 from tammes.lab.data.images import DataError, Images, unknown_classes
 from tammes.lab.data.listing import EVERYTHING, Partitions
 from tammes.lab.data.sources import folder as folders
-from tammes.lab.data.sources import hub, identity_folders, parquet
+from tammes.lab.data.sources import hub, identity_folders, labelled_files, parquet
 from tammes.lab.data.sources.class_split import split_by_class
 from tammes.lab.data.subsets import hold_out
 from tammes.optional import require
@@ -79,8 +79,9 @@ def load(
 
     Args:
         source: ``digits``, a name of :data:`KNOWN` or :data:`CLASS_SPLITS`, a folder of class
-            folders, a parquet file, a folder of them, or ``OWNER/NAME`` (``OWNER/NAME:CONFIG``) on
-            the Hugging Face hub.
+            folders, a CSV table of paths and labels, a folder of images with such a table, a
+            pattern of file names such as ``photos/{label}_*.jpg``, a parquet file, a folder of
+            them, or ``OWNER/NAME`` (``OWNER/NAME:CONFIG``) on the Hugging Face hub.
         partition: ``train``, ``test``, or another one the source has. If there is no test
             partition, a fixed fifth of every class is held out (a quarter of ``digits``).
         size: side of the square images, or their height and width; by default their own if it is
@@ -132,9 +133,23 @@ def load(
     else:
         classes = [*like.classes]
     images = images.match(classes)
+    if partition == "train" and like is None:
+        _report_imbalance(images, report)
     if held_out:
         images = hold_out(images, _HELD_OUT, seed=0)[partition == "test"]
     return images
+
+
+def _report_imbalance(images: Images, report: Callable[[str], None]) -> None:
+    """Report the smallest and the largest class if their sizes differ ten times or more."""
+    counts = images.counts()
+    least, most = min(counts), max(counts)
+    if most >= 10 * least:
+        small, large = (images.classes[counts.index(count)] for count in (least, most))
+        report(
+            f"{images.source}: the classes differ in size, from {least:,} of {small!r} to "
+            f"{most:,} of {large!r}; sampler balanced() or the loss ldam() may help"
+        )
 
 
 def _digits(shape: tuple[int, int, int]) -> Images:
@@ -180,15 +195,24 @@ def _find(title: str, report: Callable[[str], None]) -> Partitions:
         name, trained = CLASS_SPLITS[title]
         return split_by_class(title, _known(name, report), trained)
     path = Path(title).expanduser()
+    if re.search(r"\{\w+\}", title) and not path.exists():
+        return labelled_files.pattern_partitions(title, report)
     if path.is_dir():
         files = _parquet(path)
         if files:
             return parquet.partitions(files, root=path, report=report)
+        table = folders.label_table(path)
+        if table is not None:
+            report(f"{title}: the labels are in {table.name}")
+            return labelled_files.table_partitions(table)
         return identity_folders.partitions(path) or folders.partitions(path)
     if path.is_file():
+        if path.suffix.lower() == ".csv":
+            return labelled_files.table_partitions(path)
         if path.suffix.lower() != ".parquet":
             raise DataError(
-                f"{title}: a folder or a .parquet file is expected, got {path.suffix or 'a file'}"
+                f"{title}: a folder, a .csv or a .parquet file is expected, "
+                f"got {path.suffix or 'a file'}"
             )
         return parquet.partitions([path], root=None, report=report)
     name, _, config = title.partition(":")
@@ -236,7 +260,7 @@ def _known(title: str, report: Callable[[str], None]) -> Partitions:
             f"{title}: no files in {where}, and no copy on the hub is known; "
             "give its folder, or OWNER/NAME on the hub"
         )
-    return hub.partitions(name, config)
+    return hub.partitions(name, config, title=title)
 
 
 def _pick(

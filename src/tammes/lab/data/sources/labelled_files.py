@@ -1,0 +1,144 @@
+"""Image files with labels in a CSV table, or in the names of the files."""
+
+import os
+import re
+from collections.abc import Callable, Sequence
+from pathlib import Path
+
+import torch
+from torch import Tensor
+
+from tammes.lab.data.csv_rows import read_csv
+from tammes.lab.data.images import DataError
+from tammes.lab.data.listing import (
+    EVERYTHING,
+    IMAGE_COLUMNS,
+    Entries,
+    Files,
+    Partitions,
+    as_labels,
+    hash_of,
+    read_labels,
+)
+from tammes.lab.data.sources.folder import walk_images
+
+PATH_COLUMNS = ("path", "file", "filename", "file_name", "filepath", "image_path", *IMAGE_COLUMNS)
+"""Names of columns of paths, in order of preference."""
+_FIELDS = {
+    "{label}": r"(?P<label>[^/]+?)",
+    "{split}": r"(?P<split>[^/]+?)",
+    "{number}": r"\d+",
+    "*": r"[^/]*",
+}
+"""Fields of a pattern, and the regular expression of each."""
+_FIELD = re.compile("|".join(map(re.escape, _FIELDS)))
+
+
+def table_partitions(table: Path) -> Partitions:
+    """Return the partitions of a CSV table of paths and labels.
+
+    Paths are relative to the folder of the table. Each value of a column ``split`` is a partition.
+    """
+    names, rows = read_csv(table)
+    columns = {name: [row[place] for _, row in rows] for place, name in enumerate(names)}
+    file = next((name for name in PATH_COLUMNS if name in columns), None)
+    if file is None:
+        raise DataError(
+            f"{table}: columns of paths and of labels are expected, such as path and label, got "
+            f"{', '.join(map(repr, names))}"
+        )
+    paths, splits = columns.pop(file), columns.pop("split", None)
+    if "" in paths:
+        line = rows[paths.index("")][0]
+        raise DataError(f"{table} line {line}: a path is expected in column {file!r}, got none")
+    if len(columns) == 1:
+        # The only other column, whatever its name.
+        columns = {"label": next(iter(columns.values()))}
+    _, labels, classes = read_labels(
+        str(table), list(columns), {}, names, lambda name: _values(columns[name])
+    )
+    if not any((table.parent / path).exists() for path in paths):
+        raise DataError(
+            f"{table}: none of its {len(paths):,} files is there, such as {paths[0]!r}; its paths "
+            f"are expected to be relative to {table.absolute().parent}"
+        )
+    return _partitions(table.parent, paths, labels, classes, splits)
+
+
+def pattern_partitions(pattern: str, report: Callable[[str], None]) -> Partitions:
+    """Return the partitions of files whose names have their labels.
+
+    Args:
+        pattern: path with the fields ``{label}`` and optionally ``{split}`` (as short as possible),
+            ``{number}`` (digits) and ``*`` (anything but a slash), ``photos/{label}_*.jpg``.
+        report: called with the classes that were found, and with what does not match.
+    """
+    parts = re.split(f"({_FIELD.pattern})", Path(pattern).expanduser().as_posix())
+    once = parts.count("{label}") == 1 and parts.count("{split}") < 2
+    if not once or "{" in "".join(parts[::2]):
+        raise DataError(
+            f"{pattern}: a pattern is expected to have {{label}} once, and {{split}}, {{number}} "
+            "and * where needed, as in photos/{label}_*.png"
+        )
+    folder, slash, parts[0] = parts[0].rpartition("/")
+    root = Path(folder or slash or ".")
+    if not root.is_dir():
+        raise DataError(f"{pattern}: there is no folder {str(root)!r}")
+    expression = re.compile("".join(_FIELDS.get(part) or re.escape(part) for part in parts))
+    files = [os.path.relpath(path, root) for path in walk_images(root)]
+    found = [(path, expression.fullmatch(path.replace(os.sep, "/"))) for path in files]
+    matches = [(path, match) for path, match in found if match is not None]
+    if not matches:
+        got = f"such as {files[0]!r}" if files else "since there is none"
+        raise DataError(f"{pattern}: no image in {str(root)!r} matches, {got}")
+    labels, classes = as_labels(pattern, _values([match["label"] for _, match in matches]), None)
+    shown = ", ".join(classes[:5]) + (", ..." if len(classes) > 5 else "")
+    rest = len(files) - len(matches)
+    left = f"; {rest:,} do not match and are left out" if rest else ""
+    report(f"{pattern}: {len(matches):,} images of {len(classes)} classes, {shown}{left}")
+    splits = [match["split"] for _, match in matches] if "{split}" in parts else None
+    return _partitions(root, [path for path, _ in matches], labels, classes, splits)
+
+
+def _values(texts: Sequence[str]) -> list[str | int | None]:
+    """Return whole numbers as such if all values are, so that class 10 comes after class 2."""
+    if all(text.isdecimal() and str(int(text)) == text for text in texts):
+        return [int(text) for text in texts]
+    return [text or None for text in texts]
+
+
+def _partitions(
+    root: Path,
+    paths: Sequence[str],
+    labels: Tensor,
+    classes: tuple[str, ...],
+    splits: Sequence[str] | None,
+) -> Partitions:
+    """Return the partitions of labelled files below a folder, by the split of each file."""
+
+    def entries(rows: Sequence[int]) -> Entries:
+        chosen = tuple(paths[row] for row in rows)
+        stats = [_size_and_time(root / path) for path in chosen]
+        own = labels[torch.tensor(rows)]
+        posix = [path.replace(os.sep, "/") for path in chosen]
+        return Entries(
+            items=Files(str(root), chosen),
+            labels=own,
+            names=classes,
+            stamp=hash_of((str(root.absolute()), chosen, stats)),
+            origin=hash_of((posix, [size for size, _ in stats])),
+        )
+
+    rows = {EVERYTHING: list(range(len(paths)))}
+    for row, name in enumerate(splits or ()):
+        rows.setdefault(name.strip().lower(), []).extend([row] if name.strip() else [])
+    return {name: lambda some=some: entries(some) for name, some in rows.items()}  # type: ignore[misc]
+
+
+def _size_and_time(path: Path) -> tuple[int, int]:
+    try:
+        stat = os.stat(path)
+    except OSError:
+        # Reported with the unreadable images.
+        return -1, -1
+    return stat.st_size, stat.st_mtime_ns

@@ -1,0 +1,21 @@
+"""Guess the name that was meant by another."""
+
+import difflib
+from collections.abc import Iterable
+
+_SYMBOLS = {"s": "scale", "m": "margin", "infeatures": "embeddingsize", "outfeatures": "numclasses"}
+"""Names of settings in papers and other libraries, and ours."""
+
+
+def nearest_name(name: str, known: Iterable[str]) -> str | None:
+    """Return the known name that was probably meant, or None.
+
+    Example:
+        >>> nearest_name("m", ["margin", "scale"]), nearest_name("marign", ["margin", "scale"])
+        ('margin', 'margin')
+    """
+    plain = {each.lower().replace("_", ""): each for each in known}
+    wanted = name[:100].lower().replace("_", "").replace("-", "")
+    wanted = _SYMBOLS.get(wanted, wanted)
+    near = difflib.get_close_matches(wanted, plain, n=1)
+    return plain[near[0]] if near else None
