@@ -19,6 +19,7 @@ from tammes.lab.report.health import health_blocks
 from tammes.lab.report.load_runs import LoadedRuns, load_runs
 from tammes.lab.report.render import html_page as page
 from tammes.lab.report.rerun import configuration, data_and_machines, rerun
+from tammes.lab.report.verdicts import verdict_on_runs
 from tammes.lab.stats.seed_groups import Group, Quantity, format_difference, format_mean
 
 _GALLERIES = 8
@@ -81,7 +82,12 @@ def render_runs_page(
         "Configuration": [*configuration(loaded), *data_and_machines(loaded)],
         "How to run it again": rerun(loaded, command),
     }
-    return page.render(title or _title(loaded), page.sections(sections), lead=_lead(loaded))
+    return page.render(
+        title or _title(loaded),
+        page.sections(sections),
+        verdict=verdict_on_runs(loaded),
+        lead=_lead(loaded),
+    )
 
 
 def _drawings(loaded: LoadedRuns) -> list[tuple[str, list[Drawing]]]:

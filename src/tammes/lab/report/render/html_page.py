@@ -214,8 +214,20 @@ def _height(panel: Panel) -> int | None:
     return 96 + (46 if panel.above else 20) * len(panel.rows) if panel.rows else None
 
 
-def render(title: str, sections: Sequence[Section], *, lead: Sequence[str] = ()) -> str:
-    """Render a page as self-contained HTML; the lead is the paragraphs under its title.
+def render(
+    title: str,
+    sections: Sequence[Section],
+    *,
+    verdict: Sequence[str] = (),
+    lead: Sequence[str] = (),
+) -> str:
+    """Render a page as self-contained HTML.
+
+    Args:
+        title: title of the page.
+        sections: its sections.
+        verdict: sentences under the title that say what follows from the page.
+        lead: paragraphs under them.
 
     Example:
         >>> from tammes.lab.report.render.html_page import Section, Text, render
@@ -230,6 +242,7 @@ def render(title: str, sections: Sequence[Section], *, lead: Sequence[str] = ())
         _template().render(
             title=title,
             version=tammes.__version__,
+            verdict=verdict,
             lead=lead,
             sections=sections,
             contents=titles if len(titles) >= _CONTENTS else (),
