@@ -167,7 +167,7 @@ def test_every_page_has_a_verdict_on_top(write, tmp_path):
     assert text.index("<h1>") < verdict_at < text.index("<main>")
     inside = text[verdict_at:].split("</p>")[0]
     assert "<script" not in inside
-    assert (escaped(EVIL) in inside) == (write is write_runs_page)
+    assert (escaped(EVIL) in inside) == (write is not write_measure_page)
 
 
 # ------------------------------------------------------------------------------ evaluations

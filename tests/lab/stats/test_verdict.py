@@ -209,12 +209,23 @@ def test_a_rising_curve_asks_for_longer_training():
     [
         FLAT,
         {1: 60.0, 2: 70.0, 3: 80.0},
-        {epoch: 60.0 + 20 * (epoch > 12) for epoch in range(1, 16)},
+        {epoch: 60.0 + 20 * (epoch > 25) + 0.001 * epoch for epoch in range(1, 31)},
+        dict(enumerate([*[90.0] * 10, 92.0, 90.0, 93.0, 91.5, 94.0])),
+        {epoch: 70.0 + epoch for epoch in range(1, 31)},
         {epoch: 95.0 + 0.3 * (-1) ** epoch for epoch in range(1, 31)},
         {epoch: 95 + 0.01 * epoch for epoch in range(1, 31)},
         {epoch: 95 - epoch for epoch in range(1, 31)},
     ],
-    ids=["flat", "three points", "a step of the learning rate", "noise", "slowly", "falling"],
+    ids=[
+        "flat",
+        "three points",
+        "a step of the learning rate",
+        "up and down",
+        "to 100",
+        "noise",
+        "slowly",
+        "falling",
+    ],
 )
 def test_these_curves_do_not_rise(curve):
     assert rise(curve) is None
@@ -240,6 +251,8 @@ def test_curves_that_crossed_late_or_will_cross_are_told():
     assert "slow is catching up with early: at this rate it takes about 1 more epoch." in text
     assert crossing(ahead, early) is None
     assert crossing({}, early) is None
+    dips = {epoch: value + (2.0 if epoch != 13 else -2.0) for epoch, value in early.items()}
+    assert crossing(dips, early) is None
 
 
 def test_the_mean_of_curves_is_over_common_epochs():
