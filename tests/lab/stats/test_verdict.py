@@ -94,6 +94,23 @@ def test_who_is_clearly_behind_is_named_though_there_is_no_winner():
     assert "Clearly behind: lm (5.27 points)." in text
 
 
+def test_close_prototypes_explain_who_is_behind():
+    def margins(degrees):
+        return {"class_margin": dict.fromkeys(range(3), degrees)}
+
+    groups = [
+        group("softmax", 95.0, 95.4, 95.1, margins=margins(50.0)),
+        group("cosface", 95.4, 95.3, 95.5, margins=margins(58.0)),
+    ]
+    far = group("lm", 90.0, 90.3, 90.1, margins=margins(26.0))
+    assert "lm (5.27 points; its closest classes are 26° apart, the leader's 58°)." in said(
+        *groups, far
+    )
+    near = group("lm", 90.0, 90.3, 90.1, margins=margins(45.0))
+    assert "lm (5.27 points)." in said(*groups, near)
+    assert "above lm; its closest classes are 26° apart" in said(groups[1], far)
+
+
 def test_one_group_is_compared_with_nothing():
     assert said(group("softmax", 95.0, 95.4)) == (
         "softmax: accuracy 95.20 % ± 0.28 over 2 seeds; there is nothing to compare it with."
@@ -265,7 +282,7 @@ def test_the_page_has_the_rule_behind_each_sentence():
     sentences = (
         "is ahead, No winner, are level, one seed cannot decide, Clearly behind, Diverged, "
         "Collapsed, Did not learn, Margins grew, Still rising, was ahead of, is catching up, "
-        "The doctor warns, would decide"
+        "The doctor warns, would decide, its closest classes"
     )
     for phrase in sentences.split(", "):
         assert re.search(rf"^\| .*{phrase}.* \| .+ \|$", text, re.MULTILINE), phrase

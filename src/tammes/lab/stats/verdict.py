@@ -16,6 +16,8 @@ _POWER = 0.8
 """Probability with which the advised number of seeds decides a difference of the measured size."""
 _MANY_SEEDS = 30
 """Groups that this many more seeds would not tell apart are level."""
+_CLOSE = 2 / 3
+"""Share of the leader's class margin below which it explains why a group is behind."""
 _LISTED = 3
 """Largest number of groups named in a sentence."""
 
@@ -204,17 +206,28 @@ def _standing(found: Standing, quantity: Quantity) -> str:
         closest = found.behind[0]
         paired = found.differences[closest.label]
         assert paired is not None
-        by = f"{quantity.difference(paired.mean)} {side} {closest.label}"
+        why = _why(closest, leader)
+        by = f"{quantity.difference(paired.mean)} {side} {closest.label}{why}"
         return f"{leader.label} is ahead: {name} {value}, {by} ({interval(paired, quantity)})."
     text = _undecided(found, quantity, value, side)
     if found.behind:
         parts = [
-            f"{each.label} ({quantity.difference(paired.mean)})"
+            f"{each.label} ({quantity.difference(paired.mean)}{_why(each, leader)})"
             for each in found.behind
             if (paired := found.differences[each.label]) is not None
         ]
         text += f" Clearly behind: {listed(parts)}."
     return text
+
+
+def _why(each: Contender, leader: Contender) -> str:
+    """Explain a group that is behind by prototypes that are closer than the leader's."""
+    own, best = (
+        summary(group.margins.get("class_margin", {}).values()) for group in (each, leader)
+    )
+    if own is None or best is None or own.mean > _CLOSE * best.mean:
+        return ""
+    return f"; its closest classes are {own.mean:.0f}° apart, the leader's {best.mean:.0f}°"
 
 
 def _undecided(found: Standing, quantity: Quantity, value: str, side: str) -> str:
