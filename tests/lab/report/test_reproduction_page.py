@@ -173,6 +173,7 @@ def test_the_page_has_a_part_for_everything():
         "Training",
         "Configuration",
         "How to continue",
+        "Glossary",
     ]
 
 

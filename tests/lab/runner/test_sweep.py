@@ -8,11 +8,12 @@ import sys
 import pytest
 import torch
 from lab_runs import held_by_another_process
+from records import make_run
 
 from tammes.lab.cli import demo
 from tammes.lab.cli.main import main
 from tammes.lab.config.schema import Config
-from tammes.lab.records.run_folder import Run
+from tammes.lab.records.run_folder import Run, find, write_tensors
 from tammes.lab.runner import Event, Result
 from tammes.lab.runner import sweep as command
 from tammes.lab.runner.sweep import check, compare, plan_configs
@@ -374,3 +375,16 @@ def test_the_demo_ends_by_naming_its_page(tmp_path, capsys, monkeypatch):
     runs = [Run(path.parent) for path in (tmp_path / "out" / "demo").glob("*/final.json")]
     assert len(runs) == 2
     assert all(run.final["test"]["accuracy"] > 0.7 for run in runs)
+
+
+def test_the_demo_says_which_loss_tells_digits_apart(tmp_path):
+    features = torch.nn.functional.one_hot(torch.arange(40) % 10, 10).float()
+    noise = torch.randn(40, 10, generator=torch.Generator().manual_seed(0))
+    for seed in range(2):
+        for loss, size in (("softmax()", 1.0 + seed / 10), ("cosface()", 0.01)):
+            run = make_run(tmp_path / f"{loss}{seed}", loss=loss, seed=seed, size=10, examples=40)
+            tensors = run.tensors("embeddings") | {"features": features + size * noise}
+            write_tensors(run.folder / "embeddings.safetensors", tensors)
+    (sentence,) = demo.verified(find([tmp_path]))
+    assert sentence.startswith("Do two test images show the same digit, by the cosine of their")
+    assert "cosface() is ahead: EER 0.00 %, " in sentence

@@ -67,16 +67,30 @@ def run(arguments: argparse.Namespace) -> int:
 
 
 def show(
-    runs: Sequence[Run], page: Path, *, baseline: str | None = None, title: str | None = None
+    runs: Sequence[Run],
+    page: Path,
+    *,
+    baseline: str | None = None,
+    title: str | None = None,
+    more: Sequence[str] = (),
 ) -> int:
     """Print the table of runs and the verdict, and write their page.
 
-    Returns 1 if a run is not finished, else 0.
+    Args:
+        runs: the runs.
+        page: file of the page.
+        baseline: label of the group that the others are compared with; the first by default.
+        title: title of the page.
+        more: further sentences of the verdict.
+
+    Returns:
+        1 if a run is not finished, else 0.
     """
     print(table(runs, baseline), flush=True)
     command = shlex.join(["tammes", *sys.argv[1:]])
     loaded = load_runs(runs, baseline)
-    write(page, render_runs_page(loaded, title=title, command=command))
-    print(f"\n{as_text(verdict_on_runs(loaded))}")
+    verdict = [*verdict_on_runs(loaded), *more]
+    write(page, render_runs_page(loaded, title=title, command=command, verdict=verdict))
+    print(f"\n{as_text(verdict)}")
     print(f"\n  page: {page.resolve()}")
     return 0 if all(run.status == "done" for run in runs) else 1
