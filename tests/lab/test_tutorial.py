@@ -39,7 +39,7 @@ def words(text):
     # A folder's name has a digest of the configuration, and a path says where it was run.
     text = re.sub(r"-[0-9a-f]{8}\b|/\S*/", "", text)
     # A verdict follows from the numbers.
-    text = re.sub(r"verdict: .*?\n\n", "verdict: \n\n", text, flags=re.DOTALL)
+    text = re.sub(r"verdict: .*?(\n\n|\Z)", r"verdict: \1", text, flags=re.DOTALL)
     text = re.sub(r"\[[^]%]*\]\*?|[-+]?\d[\d.,]*\*?|±", "", text)
     return [" ".join(line.split()) for line in text.strip().splitlines()]
 

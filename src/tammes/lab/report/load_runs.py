@@ -148,8 +148,8 @@ def _inspect(group: Group, seed: int, reader: _RunReader) -> InspectedRun:
     values: dict[str, Any] = {"prototypes": prototypes}
     if run.has("embeddings") and not run.config.identities:
         values |= reader.read(group, run, lambda run: _embeddings(run, prototypes)) or {}
+    known = values.pop("margins", {})
     if run.has("examples"):
-        known = values.pop("margins", {})
         values |= reader.read(group, run, lambda run: _images(run, known)) or {}
     return InspectedRun(seed, names, **values)
 
