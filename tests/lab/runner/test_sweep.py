@@ -263,11 +263,11 @@ def test_a_file_where_the_folder_should_be_is_said(log, tmp_path, capsys):
 def test_command_prints_a_table_writes_a_page_and_tells_success(tmp_path, capsys, monkeypatch):
     pages = []
 
-    def page(runs, **options):
-        pages.append((list(runs), options))
+    def page(loaded, **options):
+        pages.append(loaded.groups)
         return "<html>"
 
-    monkeypatch.setattr("tammes.lab.cli.compare.runs_page", page)
+    monkeypatch.setattr("tammes.lab.cli.compare.render_runs_page", page)
     words = ["compare", "--losses", LOSSES, "--seeds", "0,2", "--epochs", "2", "--lr", "0.05"]
     words += ["--out", str(tmp_path / "out"), "--parallel", "1", "--baseline", "softmax"]
     assert main(words) == 0
@@ -276,10 +276,11 @@ def test_command_prints_a_table_writes_a_page_and_tells_success(tmp_path, capsys
     assert "cosface(margin=0.2)" in printed
     assert printed.splitlines()[-1] == f"  page: {tmp_path / 'out' / 'report.html'}"
     assert (tmp_path / "out" / "report.html").read_text() == "<html>"
-    runs, options = pages[0]
+    assert "  verdict: " in printed
+    runs = [run for group in pages[0] for run in group.runs.values()]
     assert [run.config.seed for run in runs] == [0, 2, 0, 2]
     assert {run.config.lr for run in runs} == {0.05}
-    assert options["baseline"] == "softmax"
+    assert pages[0][0].label == "softmax"
     monkeypatch.setenv("CELL_STOP", json.dumps({"bce-seed2": "out of luck"}))
     words[2] = f"{LOSSES}, bce"
     assert main([*words, "--page", str(tmp_path / "page.html")]) == 1
@@ -379,9 +380,9 @@ def test_the_demo_ends_by_naming_its_page(tmp_path, capsys, monkeypatch):
 
 def test_the_demo_says_which_loss_tells_digits_apart(tmp_path):
     features = torch.nn.functional.one_hot(torch.arange(40) % 10, 10).float()
-    noise = torch.randn(40, 10, generator=torch.Generator().manual_seed(0))
-    for seed in range(2):
-        for loss, size in (("softmax()", 1.0 + seed / 10), ("cosface()", 0.01)):
+    for seed in range(4):
+        noise = torch.randn(40, 10, generator=torch.Generator().manual_seed(seed))
+        for loss, size in (("softmax()", 0.5), ("cosface()", 0.01)):
             run = make_run(tmp_path / f"{loss}{seed}", loss=loss, seed=seed, size=10, examples=40)
             tensors = run.tensors("embeddings") | {"features": features + size * noise}
             write_tensors(run.folder / "embeddings.safetensors", tensors)
