@@ -222,7 +222,7 @@ def _why(choice: Choice, way: str) -> str:
     if "rest" in work.reads:
         return "the loss needs all scores at once"
     if way == "dense":
-        return f"only {scores:,} scores"
+        return f"{scores:,} scores fit in memory, where it is the fastest"
     if way == "fused":
         return f"products are in {work.autocast}, where the fused kernels are faster"
     if work.device == "cpu":
