@@ -38,6 +38,8 @@ def words(text):
     """Lines without numbers, which differ with the images, and without how they are aligned."""
     # A folder's name has a digest of the configuration, and a path says where it was run.
     text = re.sub(r"-[0-9a-f]{8}\b|/\S*/", "", text)
+    # A verdict follows from the numbers.
+    text = re.sub(r"verdict: .*?(\n\n|\Z)", r"verdict: \1", text, flags=re.DOTALL)
     text = re.sub(r"\[[^]%]*\]\*?|[-+]?\d[\d.,]*\*?|±", "", text)
     return [" ".join(line.split()) for line in text.strip().splitlines()]
 

@@ -163,8 +163,9 @@ def test_the_table_has_a_line_for_each_method_and_shot(place, capsys):
     lines = printed.splitlines()
     assert "896 images of 5 classes; 3-way, 6 queries, 60 episodes, seed 0" in lines[2]
     assert lines[4].split() == ["method", "shots", "accuracy", "%", "against", "%", "difference"]
-    assert len(lines) == 15
-    assert all(line.count("±") == 3 for line in lines[5:])
+    assert lines[15] == ""
+    assert lines[16].startswith("  verdict: ")
+    assert all(line.count("±") == 3 for line in lines[5:15])
 
 
 def test_base_classes_of_a_run_are_recognised_in_images_it_held_out(place, capsys):

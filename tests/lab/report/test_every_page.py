@@ -6,6 +6,7 @@ import ledgers
 import pytest
 from pages import (
     EVIL,
+    LOSSES,
     NAMES,
     body,
     escaped,
@@ -91,6 +92,19 @@ def test_the_page_names_the_version_that_wrote_it(written):
     assert f"tammes {tammes.__version__}" in written.read_text()
 
 
+def test_columns_are_defined_on_the_page(written, name):
+    heads = re.findall(r"<th( [^>]*)?><button[^>]*>([^<]*)</button>", body(written.read_text()))
+    undefined = {text for attributes, text in heads if "title=" not in attributes}
+    # What a recipe, a file or a loss names is not a word of ours.
+    if name == "runs":
+        known = {"what", "value", "meaning", "term"}
+        assert undefined - known <= {*map(escaped, (EVIL, *LOSSES)), "name", "backbone", "loss"}
+    assert any("title=" in attributes for attributes, _ in heads)
+    glossary = body(written.read_text()).split('id="glossary"')[1]
+    for attributes, text in heads:
+        assert "title=" not in attributes or f">{text}</td>" in glossary
+
+
 # ------------------------------------------------------------------------------- in a browser
 
 
@@ -119,6 +133,13 @@ def test_every_plot_is_drawn(opened, screen, written, name):
     assert name != "measure" or min(sizes) > 200
     images = opened.run("[...document.images].map(image => image.naturalWidth)")
     assert set(images) == ({8} if name == "runs" else set())
+
+
+def test_the_last_plot_is_as_wide_as_the_others(desktop):
+    rows = "[...document.querySelectorAll('.plots')].filter(row => row.clientWidth)"
+    widths = desktop.run(f"{rows}.map(row => [...row.children].map(each => each.clientWidth))")
+    assert any(len(row) % 2 for row in widths)
+    assert all(len({*row}) == 1 and row[0] < 1180 / 2 for row in widths)
 
 
 @both_screens
@@ -183,7 +204,7 @@ def test_the_sphere_turns_when_it_is_dragged(desktop):
     desktop.wait_for(f"{eye} !== {before!r}", seconds=20)
 
 
-SORTED = {"runs": (0, 2, 3), "reproduction": (2, 1, 2), "measure": (-1, 3, 8)}
+SORTED = {"runs": (0, 2, 3), "reproduction": (2, 1, 2), "measure": (-2, 3, 8)}
 """A table of the page, one of its columns, and how many numbers there are."""
 
 

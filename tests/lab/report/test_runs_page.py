@@ -4,6 +4,7 @@ import math
 import re
 import shlex
 import xml.etree.ElementTree as ElementTree
+from dataclasses import replace
 
 import pytest
 import torch
@@ -17,6 +18,7 @@ from tammes.lab.records.run_folder import Run, write_tensors
 from tammes.lab.report.charts.chart import (
     Bars,
     Chart,
+    HeatMap,
     HorizontalBars,
     Line,
     Panel,
@@ -24,7 +26,7 @@ from tammes.lab.report.charts.chart import (
     Rule,
     short,
 )
-from tammes.lab.report.confusions import pairs, png
+from tammes.lab.report.confusions import pairs, png, worst_mistakes
 from tammes.lab.report.load_runs import load_runs, representative_seeds
 from tammes.lab.report.pages.runs_page import charts_of_runs, run_figures, runs_page
 from tammes.lab.report.render import html_page
@@ -63,6 +65,7 @@ def test_the_page_has_a_part_for_everything(written):
         "Confused and close classes",
         "Configuration",
         "How to run it again",
+        "Glossary",
     ]
 
 
@@ -184,6 +187,7 @@ def test_pairs_are_the_most_confused_and_the_closest(tmp_path):
 def test_a_confused_pair_has_its_images_between_right_ones(tmp_path):
     text = body(runs_page([make_run(tmp_path, channels=3, side=32)]))
     galleries = re.findall(r'<div class="gallery">(.*?)</div></div>', text, re.DOTALL)
+    assert galleries.pop(0).startswith("<h3>Worst mistakes</h3>")
     assert galleries
     for gallery in galleries:
         one, two = re.search("<h3>(.*?) and (.*?)</h3>", gallery).groups()
@@ -192,6 +196,54 @@ def test_a_confused_pair_has_its_images_between_right_ones(tmp_path):
         assert shown[-1] == two
         assert set(shown[1:-1]) <= {f"{one}, predicted as {two}", f"{two}, predicted as {one}"}
         assert len(re.findall('<img src="data:image/png;base64,', gallery)) == len(shown)
+
+
+def test_the_confusion_matrix_has_the_mistakes_of_each_class(tmp_path):
+    make_run(tmp_path, classes=("a", "b", "c"), size=2, examples=6, pictures=False)
+    labels = torch.tensor([0, 0, 0, 0, 1, 2])
+    predictions = torch.tensor([0, 2, 2, 1, 1, 0])
+    known = {"features": torch.ones(6, 2), "labels": labels, "predictions": predictions}
+    write_tensors(tmp_path / "embeddings.safetensors", known)
+    chart = run_figures([Run(tmp_path)])["confusion-1"]
+    (heat,) = layers(chart, HeatMap)
+    assert heat.values == [[None, 25.0, 50.0], [None] * 3, [100.0, None, None]]
+    assert heat.names == ["a", "b", "c"]
+    assert (chart.panels[0].x, chart.panels[0].y) == ("predicted class", "true class")
+
+
+def test_of_many_classes_the_matrix_has_those_with_the_most_mistakes(tmp_path):
+    names = [f"c{place}" for place in range(40)]
+    make_run(tmp_path, classes=names, size=2, examples=80, pictures=False)
+    labels = torch.arange(80) % 40
+    predictions = labels.clone()
+    predictions[[3, 43, 5]] = 7
+    known = {"features": torch.ones(80, 2), "labels": labels, "predictions": predictions}
+    write_tensors(tmp_path / "embeddings.safetensors", known)
+    (heat,) = layers(run_figures([Run(tmp_path)])["confusion-1"], HeatMap)
+    assert heat.names == ["c3", "c5", "c7"]
+    assert heat.values == [[None, None, 100.0], [None, None, 50.0], [None] * 3]
+
+
+def test_the_worst_mistakes_come_first(tmp_path):
+    make_run(tmp_path, classes=("a", "b"), size=2, examples=4)
+    directions = torch.tensor([[1.0, 0.0], [0.0, 1.0]])
+    write_tensors(tmp_path / "prototypes.safetensors", {"prototypes": 2 * directions})
+    features = torch.tensor([[0.6, 0.8], [0.0, 3.0], [1.0, 0.0], [0.0, 1.0]])
+    labels, predictions = torch.tensor([0, 0, 1, 1]), torch.tensor([1, 1, 0, 1])
+    index = torch.tensor([7, 3, 9, 4])
+    known = {"features": features, "labels": labels, "predictions": predictions, "index": index}
+    write_tensors(tmp_path / "embeddings.safetensors", known)
+    # In another order than the embeddings.
+    order = [3, 0, 1, 2]
+    pictures = {key: value[order] for key, value in known.items() if key != "features"}
+    pictures["images"] = torch.zeros(4, 1, 8, 8, dtype=torch.uint8)
+    write_tensors(tmp_path / "examples.safetensors", pictures)
+    seen = load_runs([Run(tmp_path)]).seen["softmax()"]
+    assert seen.image_margins == [None, *map(pytest.approx, (-0.2, -1.0, -1.0))]
+    (gallery,) = worst_mistakes(seen)
+    captions = [image.caption for image in gallery.images]
+    assert captions == ["a as b, -1.00", "b as a, -1.00", "a as b, -0.20"]
+    assert worst_mistakes(replace(seen, image_margins=())) == []
 
 
 @pytest.mark.parametrize("channels", [1, 3])

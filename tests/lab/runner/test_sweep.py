@@ -8,11 +8,12 @@ import sys
 import pytest
 import torch
 from lab_runs import held_by_another_process
+from records import make_run
 
 from tammes.lab.cli import demo
 from tammes.lab.cli.main import main
 from tammes.lab.config.schema import Config
-from tammes.lab.records.run_folder import Run
+from tammes.lab.records.run_folder import Run, find, write_tensors
 from tammes.lab.runner import Event, Result
 from tammes.lab.runner import sweep as command
 from tammes.lab.runner.sweep import check, compare, plan_configs
@@ -262,11 +263,11 @@ def test_a_file_where_the_folder_should_be_is_said(log, tmp_path, capsys):
 def test_command_prints_a_table_writes_a_page_and_tells_success(tmp_path, capsys, monkeypatch):
     pages = []
 
-    def page(runs, **options):
-        pages.append((list(runs), options))
+    def page(loaded, **options):
+        pages.append(loaded.groups)
         return "<html>"
 
-    monkeypatch.setattr("tammes.lab.cli.compare.runs_page", page)
+    monkeypatch.setattr("tammes.lab.cli.compare.render_runs_page", page)
     words = ["compare", "--losses", LOSSES, "--seeds", "0,2", "--epochs", "2", "--lr", "0.05"]
     words += ["--out", str(tmp_path / "out"), "--parallel", "1", "--baseline", "softmax"]
     assert main(words) == 0
@@ -275,10 +276,11 @@ def test_command_prints_a_table_writes_a_page_and_tells_success(tmp_path, capsys
     assert "cosface(margin=0.2)" in printed
     assert printed.splitlines()[-1] == f"  page: {tmp_path / 'out' / 'report.html'}"
     assert (tmp_path / "out" / "report.html").read_text() == "<html>"
-    runs, options = pages[0]
+    assert "  verdict: " in printed
+    runs = [run for group in pages[0] for run in group.runs.values()]
     assert [run.config.seed for run in runs] == [0, 2, 0, 2]
     assert {run.config.lr for run in runs} == {0.05}
-    assert options["baseline"] == "softmax"
+    assert pages[0][0].label == "softmax"
     monkeypatch.setenv("CELL_STOP", json.dumps({"bce-seed2": "out of luck"}))
     words[2] = f"{LOSSES}, bce"
     assert main([*words, "--page", str(tmp_path / "page.html")]) == 1
@@ -374,3 +376,16 @@ def test_the_demo_ends_by_naming_its_page(tmp_path, capsys, monkeypatch):
     runs = [Run(path.parent) for path in (tmp_path / "out" / "demo").glob("*/final.json")]
     assert len(runs) == 2
     assert all(run.final["test"]["accuracy"] > 0.7 for run in runs)
+
+
+def test_the_demo_says_which_loss_tells_digits_apart(tmp_path):
+    features = torch.nn.functional.one_hot(torch.arange(40) % 10, 10).float()
+    for seed in range(4):
+        noise = torch.randn(40, 10, generator=torch.Generator().manual_seed(seed))
+        for loss, size in (("softmax()", 0.5), ("cosface()", 0.01)):
+            run = make_run(tmp_path / f"{loss}{seed}", loss=loss, seed=seed, size=10, examples=40)
+            tensors = run.tensors("embeddings") | {"features": features + size * noise}
+            write_tensors(run.folder / "embeddings.safetensors", tensors)
+    (sentence,) = demo.verified(find([tmp_path]))
+    assert sentence.startswith("Do two test images show the same digit, by the cosine of their")
+    assert "cosface() is ahead: EER 0.00 %, " in sentence

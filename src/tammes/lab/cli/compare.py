@@ -12,8 +12,10 @@ from tammes.lab.config import flags, normal, split_list
 from tammes.lab.data.sources.loading import say
 from tammes.lab.records.atomic_io import writable
 from tammes.lab.records.run_folder import Run
-from tammes.lab.report.pages.runs_page import runs_page
+from tammes.lab.report.load_runs import load_runs
+from tammes.lab.report.pages.runs_page import render_runs_page
 from tammes.lab.report.render.html_page import write
+from tammes.lab.report.verdicts import as_text, verdict_on_runs
 from tammes.lab.runner.sweep import compare
 from tammes.lab.stats.seed_groups import table
 
@@ -78,11 +80,30 @@ def _after(opening: str) -> Callable[[str], None]:
 
 
 def show(
-    runs: Sequence[Run], page: Path, *, baseline: str | None = None, title: str | None = None
+    runs: Sequence[Run],
+    page: Path,
+    *,
+    baseline: str | None = None,
+    title: str | None = None,
+    more: Sequence[str] = (),
 ) -> int:
-    """Print the table of runs and write their page; return 1 if a run is not finished, else 0."""
+    """Print the table of runs and the verdict, and write their page.
+
+    Args:
+        runs: the runs.
+        page: file of the page.
+        baseline: label of the group that the others are compared with; the first by default.
+        title: title of the page.
+        more: further sentences of the verdict.
+
+    Returns:
+        1 if a run is not finished, else 0.
+    """
     print(table(runs, baseline), flush=True)
     command = shlex.join(["tammes", *sys.argv[1:]])
-    write(page, runs_page(runs, baseline=baseline, title=title, command=command))
+    loaded = load_runs(runs, baseline)
+    verdict = [*verdict_on_runs(loaded), *more]
+    write(page, render_runs_page(loaded, title=title, command=command, verdict=verdict))
+    print(f"\n{as_text(verdict)}")
     print(f"\n  page: {page.resolve()}")
     return 0 if all(run.status == "done" for run in runs) else 1

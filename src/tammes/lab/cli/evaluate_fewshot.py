@@ -13,6 +13,8 @@ from tammes.lab.fewshot import class_lists, protocol
 from tammes.lab.fewshot.episodes import check_numbers
 from tammes.lab.fewshot.features import ClassPart, check_way, from_file, from_run, on_device
 from tammes.lab.fewshot.protocol import FewShotResult, LabelledFeatures, Method
+from tammes.lab.report.verdicts import as_text as verdict_text
+from tammes.lab.report.verdicts import verdict_on_fewshot
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -79,11 +81,13 @@ def run(arguments: argparse.Namespace) -> int:
         seed=arguments.seed,
         against=against,
     )
+    verdict = verdict_on_fewshot(rows, arguments.model, arguments.against)
     if arguments.json:
         found = _settings(rows, examples, arguments) | {"rows": [row.as_dict() for row in rows]}
+        found["verdict"] = verdict
         print(json.dumps(found, indent=2, ensure_ascii=False, allow_nan=False))
     else:
-        print(as_text(rows, examples, arguments))
+        print(f"{as_text(rows, examples, arguments)}\n\n{verdict_text(verdict)}")
     return 0
 
 

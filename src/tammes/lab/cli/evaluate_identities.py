@@ -31,6 +31,8 @@ from tammes.lab.recognition.unknown_classes import (
 )
 from tammes.lab.report.pages.recognition_page import recognition_page
 from tammes.lab.report.render.html_page import write
+from tammes.lab.report.verdicts import as_text as verdict_text
+from tammes.lab.report.verdicts import verdict_on_recognition
 
 _DESCRIPTIONS = {
     "retrieval": "Rank a gallery for each query, with the rules of Market-1501.",
@@ -132,13 +134,16 @@ def run(arguments: argparse.Namespace) -> int:
 def _report(arguments: argparse.Namespace, found: Recognition, examples: IdentityEmbeddings) -> int:
     """Write the page, and print text or JSON."""
     page = Path(arguments.out) / f"{arguments.protocol}.html"
-    write(page, recognition_page(found, examples, _command(arguments)))
+    model = Path(arguments.model[0])
+    verdict = verdict_on_recognition(found, model if model.is_dir() else None)
+    write(page, recognition_page(found, examples, _command(arguments), verdict=verdict))
     for note in [] if examples.pictures is None else examples.pictures.notes():
         say(note)
     if arguments.json:
-        print(json.dumps(as_json(found, page), indent=2, ensure_ascii=False, allow_nan=False))
+        plain = as_json(found, page) | {"verdict": verdict}
+        print(json.dumps(plain, indent=2, ensure_ascii=False, allow_nan=False))
     else:
-        print(as_text(found))
+        print(f"{as_text(found)}\n\n{verdict_text(verdict)}")
         print(f"\n  page: {page}")
     return 0
 

@@ -13,6 +13,8 @@ from tammes.lab.measure.formats import FileError, scale_of_run
 from tammes.lab.measure.measures import Measured, measure
 from tammes.lab.report.pages.measure_page import margins_page
 from tammes.lab.report.render.html_page import write
+from tammes.lab.report.verdicts import as_text as verdict_text
+from tammes.lab.report.verdicts import verdict_on_margins
 
 
 def as_json(measured: Measured, page: Path | None = None) -> dict[str, Any]:
@@ -104,6 +106,6 @@ def run(arguments: argparse.Namespace) -> int:
     if arguments.json:
         print(json.dumps(as_json(measured, page), indent=2, allow_nan=False))
     else:
-        print(as_text(measured))
+        print(f"{as_text(measured)}\n\n{verdict_text(verdict_on_margins(measured))}")
         print(f"\n  page: {page}")
     return 0

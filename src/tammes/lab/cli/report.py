@@ -13,6 +13,7 @@ from tammes.lab.report.load_runs import load_runs
 from tammes.lab.report.pages.runs_page import charts_of_runs, render_runs_page
 from tammes.lab.report.render.html_page import write
 from tammes.lab.report.render.matplotlib_charts import draw, save
+from tammes.lab.report.verdicts import as_text, verdict_on_runs
 from tammes.lab.stats.seed_groups import table
 
 
@@ -40,6 +41,7 @@ def run(arguments: argparse.Namespace) -> int:
     if arguments.figures is not None:
         count = write_figures(charts_of_runs(loaded), Path(arguments.figures))
     print(table(runs, arguments.baseline))
+    print(f"\n{as_text(verdict_on_runs(loaded))}")
     print(f"\n  page: {page}")
     if arguments.figures is not None:
         print(f"  figures: {count} as PNG and SVG in {arguments.figures}")

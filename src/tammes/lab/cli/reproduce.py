@@ -11,8 +11,10 @@ from tammes.lab.cli.report import write_figures
 from tammes.lab.config.expressions import did_you_mean
 from tammes.lab.data.sources.loading import KNOWN, say
 from tammes.lab.report.pages.reproduction_page import reproduction_figures, reproduction_page
+from tammes.lab.report.paper_comparison import PaperComparison
 from tammes.lab.report.paper_comparison_writers import print_table
 from tammes.lab.report.render.html_page import write
+from tammes.lab.report.verdicts import as_text, verdict_on_reproduction
 from tammes.lab.reproduce import recipes
 from tammes.lab.reproduce.ledger import Entry, Ledger
 from tammes.lab.reproduce.recipes import Recipe
@@ -124,6 +126,8 @@ def listing() -> str:
 def _show(recipe: Recipe, ledger: Ledger, out: Path, arguments: argparse.Namespace) -> None:
     """Print the table of a recipe and write its page."""
     print(print_table(recipe, ledger), flush=True)
+    found = verdict_on_reproduction(PaperComparison(recipe, ledger))
+    print(f"\n{as_text(found, width=120)}", flush=True)
     page = _path(out, recipe, arguments.quick).with_suffix(".html")
     write(page, reproduction_page(recipe, ledger, command=ledger.command))
     print(f"\n  page: {page.resolve()}")

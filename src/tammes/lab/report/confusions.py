@@ -14,6 +14,9 @@ from tammes.lab.report.render.html_page import Block, Cell, Image, ImageGallery,
 from tammes.optional import require
 from tammes.similarity import unit
 
+_WORST = 12
+"""Largest number of images among the worst mistakes."""
+
 
 @dataclass(frozen=True)
 class Pair:
@@ -87,6 +90,22 @@ def pair_blocks(seen: InspectedRun, count: int) -> list[Block]:
             Text("Dashed: predicted as the other class. Plain: a correct one of each class.")
         )
     return [*blocks, *galleries]
+
+
+def worst_mistakes(seen: InspectedRun) -> list[Block]:
+    """Show the images that are farthest on the wrong side, the worst first."""
+    if seen.images is None:
+        return []
+    known = [
+        (margin, place) for place, margin in enumerate(seen.image_margins) if margin is not None
+    ]
+    images = []
+    for margin, place in sorted(known)[:_WORST]:
+        kinds = (seen.image_labels[place], seen.image_predictions[place])
+        text = f"{' as '.join(map(seen.name, kinds))}, {margin:+.2f}"
+        images.append(Image(png(seen.images[place]), text))
+    detail = "Cosine to the true class minus that to the predicted one."
+    return [ImageGallery("Worst mistakes", images, detail)] if images else []
 
 
 def _gallery(seen: InspectedRun, pair: Pair) -> ImageGallery | None:

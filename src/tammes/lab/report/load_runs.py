@@ -38,6 +38,7 @@ class InspectedRun:
         images: some of the images, uint8, shape ``(M, channels, height, width)``.
         image_labels: their labels.
         image_predictions: their predicted classes.
+        image_margins: cosine to their true class minus that to the predicted one, of mistakes.
     """
 
     seed: int
@@ -52,6 +53,7 @@ class InspectedRun:
     images: Tensor | None = None
     image_labels: Sequence[int] = ()
     image_predictions: Sequence[int] = ()
+    image_margins: Sequence[float | None] = ()
 
     def name(self, place: int) -> str:
         """Return the name of a class, or its number if it has none."""
@@ -146,8 +148,9 @@ def _inspect(group: Group, seed: int, reader: _RunReader) -> InspectedRun:
     values: dict[str, Any] = {"prototypes": prototypes}
     if run.has("embeddings") and not run.config.identities:
         values |= reader.read(group, run, lambda run: _embeddings(run, prototypes)) or {}
+    known = values.pop("margins", {})
     if run.has("examples"):
-        values |= reader.read(group, run, _images) or {}
+        values |= reader.read(group, run, lambda run: _images(run, known)) or {}
     return InspectedRun(seed, names, **values)
 
 
@@ -158,8 +161,10 @@ def _names(run: Run, prototypes: Tensor | None) -> list[str]:
     return [str(name) for name in names]
 
 
-def _tensors(run: Run, name: str, *keys: str) -> list[Tensor]:
+def _tensors(run: Run, name: str, *keys: str, optional: str = "") -> list[Tensor]:
+    """Return tensors of a file; the ``optional`` one is the last, if it is there."""
     found = run.tensors(name)
+    keys += (optional,) * (optional in found)
     for key in keys:
         if key not in found:
             path = run.folder / f"{name}.safetensors"
@@ -183,7 +188,9 @@ def _prototypes(run: Run) -> Tensor | None:
 
 
 def _embeddings(run: Run, prototypes: Tensor | None) -> dict[str, Any]:
-    features, labels, predictions = _tensors(run, "embeddings", "features", "labels", "predictions")
+    features, labels, predictions, *index = _tensors(
+        run, "embeddings", "features", "labels", "predictions", optional="index"
+    )
     right = features.ndim == 2 and labels.shape == predictions.shape == features.shape[:1]
     _check(run, "embeddings", right, "features, labels and predictions do not belong together")
     labels, predictions = labels.long(), predictions.long()
@@ -200,6 +207,10 @@ def _embeddings(run: Run, prototypes: Tensor | None) -> dict[str, Any]:
         "counts": torch.bincount(labels, minlength=classes),
         "confused": {(i, j): n for (i, j), n in zip(pairs.tolist(), counts.tolist(), strict=True)},
     }
+    if index and prototypes is not None and features.shape[1] == prototypes.shape[1]:
+        values["margins"] = _margins_of_mistakes(
+            features, labels, predictions, prototypes, index[0]
+        )
     chosen = selection(len(labels), max(1, min(EXAMPLES_SHOWN, _COSINES // classes)))
     features, labels = features[chosen].float(), labels[chosen]
     finite = bool(features.isfinite().all())
@@ -210,8 +221,22 @@ def _embeddings(run: Run, prototypes: Tensor | None) -> dict[str, Any]:
     return values
 
 
-def _images(run: Run) -> dict[str, Any]:
-    images, labels, predictions = _tensors(run, "examples", "images", "labels", "predictions")
+def _margins_of_mistakes(
+    features: Tensor, labels: Tensor, predictions: Tensor, prototypes: Tensor, index: Tensor
+) -> dict[int, float]:
+    """Return how much closer a mistake is to its class than to the predicted one, by its index."""
+    wrong = (labels != predictions).nonzero().flatten()
+    directions = unit(prototypes)
+    between = directions[labels[wrong]] - directions[predictions[wrong]]
+    margins = (unit(features[wrong].float()) * between).sum(1)
+    return dict(zip(index[wrong].tolist(), margins.tolist(), strict=True))
+
+
+def _images(run: Run, margins: Mapping[int, float]) -> dict[str, Any]:
+    """Return images, and the margins of those whose margin is known by their index."""
+    images, labels, predictions, *index = _tensors(
+        run, "examples", "images", "labels", "predictions", optional="index"
+    )
     right = images.ndim == 4 and images.dtype == torch.uint8 and images.shape[1] in (1, 3)
     right = right and labels.shape == predictions.shape == images.shape[:1]
     _check(run, "examples", right, "images, labels and predictions do not belong together")
@@ -219,4 +244,5 @@ def _images(run: Run) -> dict[str, Any]:
         "images": images,
         "image_labels": labels.tolist(),
         "image_predictions": predictions.tolist(),
+        "image_margins": [margins.get(each) for each in index[0].tolist()] if index else [],
     }

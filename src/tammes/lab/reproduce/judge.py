@@ -109,7 +109,7 @@ def _better(claim: Better, recipe: Recipe, ledger: Ledger) -> Iterator[Compariso
                 text = f"{first}: {quantity.name} {shown} against {second}"
                 if claim.by:
                     word = "claimed" if claim.by > 0 else "allowed"
-                    text += f", {_unit(way * claim.by, quantity, sign=True)} {word}"
+                    text += f", {quantity.difference(way * claim.by, sign=True)} {word}"
                 diff = diff if way > 0 else _negated(diff)
                 outcome = _outcome(diff, claim.by)
                 part = replace(part, text=text, outcome=outcome, difference=diff)
@@ -138,7 +138,7 @@ def _near(claim: Near, recipe: Recipe, ledger: Ledger) -> Iterator[Comparison]:
             outcome = "holds" if inside and diff.low != diff.high else outside
             shown = _shown(diff, quantity, sign=True)
             text = f"{title}: {shown} against {quantity.shown(number.mean)}, "
-            text += f"{_unit(claim.within, quantity)} allowed"
+            text += f"{quantity.difference(claim.within)} allowed"
             part = replace(part, text=text, outcome=outcome, difference=diff)
         yield _without_diverged(part, ledger, counts_against=row, recipe=recipe)
 
@@ -148,7 +148,7 @@ def _bound(claim: Bound, recipe: Recipe, ledger: Ledger) -> Iterator[Comparison]
     low = claim.at_least is not None
     bound = claim.at_least if claim.at_least is not None else claim.at_most
     assert bound is not None
-    claimed = f"at {'least' if low else 'most'} {_unit(bound, quantity)} claimed"
+    claimed = f"at {'least' if low else 'most'} {quantity.difference(bound)} claimed"
     # A claim that training goes wrong is supported by divergence.
     wrong = quantity.better != 0 and low == (quantity.better < 0)
     for row in claim.rows:
@@ -157,7 +157,7 @@ def _bound(claim: Bound, recipe: Recipe, ledger: Ledger) -> Iterator[Comparison]
             part = Comparison((row,), column, f"{title}: open", "open")
             diff = difference(values, dict.fromkeys(values, bound))
             if diff is not None:
-                text = f"{title}: {_unit(diff.mean + bound, quantity)}, {claimed}"
+                text = f"{title}: {quantity.difference(diff.mean + bound)}, {claimed}"
                 diff = diff if low else _negated(diff)
                 part = replace(part, text=text, outcome=_outcome(diff, 0.0), difference=diff)
             which = {"counts_for": row} if wrong else {"counts_against": row}
@@ -300,16 +300,11 @@ def _negated(diff: Difference) -> Difference:
 
 
 def _shown(diff: Difference, quantity: Quantity, *, sign: bool = False) -> str:
-    text = _unit(diff.mean, quantity, sign=sign)
+    text = quantity.difference(diff.mean, sign=sign)
     if diff.low is None or diff.high is None:
         return f"{text} (one seed)"
     ends = (quantity.shown(end, sign=sign) for end in (diff.low, diff.high))
     return f"{text} (95 % interval {' to '.join(ends)})"
-
-
-def _unit(value: float, quantity: Quantity, *, sign: bool = False) -> str:
-    unit = {"%": " points", "°": "°"}.get(quantity.unit, "")
-    return f"{quantity.shown(value, sign=sign)}{unit}"
 
 
 _KINDS: dict[type, Callable[..., Iterator[Comparison]]] = {

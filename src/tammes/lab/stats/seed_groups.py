@@ -66,6 +66,16 @@ class Quantity:
         rounded = round(value, digits) + 0.0
         return f"{rounded:{'+' if sign and rounded else ''}.{digits}f}"
 
+    def difference(self, value: float, *, sign: bool = False) -> str:
+        """Format a difference with its unit: that of percentages is in points.
+
+        Example:
+            >>> QUANTITIES[0].difference(0.4), QUANTITIES[4].difference(3.0, sign=True)
+            ('0.40 points', '+3.00°')
+        """
+        unit = {"%": " points", "°": "°"}.get(self.unit, "")
+        return f"{self.shown(value, sign=sign)}{unit}"
+
 
 QUANTITIES = (
     Quantity("accuracy", "accuracy", ("test", "accuracy"), "%", 100.0, 2, 1),

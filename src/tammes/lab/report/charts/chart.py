@@ -177,11 +177,15 @@ class Region:
 
 @dataclass(frozen=True)
 class HeatMap:
-    """Square matrix as colours, with names of its rows and columns; None leaves a cell empty."""
+    """Square matrix as colours, with names of its rows and columns; None leaves a cell empty.
+
+    ``low`` is the value of the first colour; by default the smallest one.
+    """
 
     values: Sequence[Sequence[float | None]]
     names: Sequence[str]
     unit: str = ""
+    low: float | None = None
 
 
 @dataclass(frozen=True)

@@ -2,6 +2,7 @@
 
 import itertools
 import math
+from collections import Counter
 from collections.abc import Iterable, Sequence
 from typing import Any
 
@@ -12,6 +13,7 @@ from tammes.lab.report.charts import distributions
 from tammes.lab.report.charts.chart import (
     DASHES,
     Chart,
+    HeatMap,
     HorizontalBars,
     Layer,
     Line,
@@ -32,7 +34,9 @@ POINTS_SHOWN = 1500
 HISTOGRAMS_SHOWN = 6
 """Largest number of groups with separate histograms of similarities."""
 CLASSES_SHOWN = 30
-"""Largest number of classes in the chart of class accuracies."""
+"""Largest number of classes in the chart of class accuracies and in a confusion matrix."""
+MATRICES_SHOWN = 4
+"""Largest number of groups with a confusion matrix."""
 _BY_KEY = {quantity.key: quantity for quantity in QUANTITIES}
 
 
@@ -271,6 +275,38 @@ def classes(loaded: LoadedRuns) -> list[Drawing]:
     rows = [names[each] for each in shown]
     panel = Panel(layers, title, "%", x_range=x_range, rows=rows)
     return [Drawing("class-accuracy", Chart([panel]), caption=caption)]
+
+
+def confusion(loaded: LoadedRuns) -> list[Drawing]:
+    """Chart the confusion matrix of each group, without its diagonal."""
+    drawings = []
+    known = [(g, s) for g, s in _seen(loaded) if s.confused and s.counts is not None]
+    for group, seen in known[:MATRICES_SHOWN]:
+        assert seen.counts is not None
+        errors: Counter[int] = Counter()
+        for (label, prediction), count in seen.confused.items():
+            errors[label] += count
+            errors[prediction] += count
+        # Ties are broken by class number, so that the page is deterministic.
+        most = sorted(errors, key=lambda each: (-errors[each], each))[:CLASSES_SHOWN]
+        shown = sorted(most) if len(seen.counts) > CLASSES_SHOWN else range(len(seen.counts))
+        values = [
+            [
+                100 * count / int(seen.counts[label])
+                if (count := seen.confused.get((label, prediction), 0))
+                else None
+                for prediction in shown
+            ]
+            for label in shown
+        ]
+        heat = HeatMap(values, [seen.name(each) for each in shown], "%", low=0.0)
+        panel = Panel([heat], group.label, "predicted class", "true class", equal=True)
+        caption = f"Mistakes as a share of the images of the true class. Seed {seen.seed}."
+        if len(shown) < len(seen.counts):
+            caption += f" The {len(shown)} classes with the most mistakes."
+        name = f"confusion-{_place(loaded, group) + 1}"
+        drawings.append(Drawing(name, Chart([panel]), caption=caption, tall=True, legend=True))
+    return drawings
 
 
 def class_names(loaded: LoadedRuns, count: int) -> list[str]:

@@ -66,12 +66,13 @@ def render_gallery_page(
         lead.append(f"The first {len(answers):,} are shown.")
     if threshold is not None:
         lead.append(f"Individuals are known from a similarity of {threshold:.3f} on.")
-    lead.append(f"{unknown:,} of the {len(answers):,} shown are unknown.")
+    verdict = f"{len(answers) - unknown:,} of the {len(answers):,} images shown are of a known "
+    verdict += f"individual, {unknown:,} of an unknown one."
     sections: dict[str, Sequence[page.Block]] = {
         "": [_row(answer) for answer in answers],
         "How to repeat this": [page.Details("Command", command)],
     }
-    return page.render("Gallery", page.sections(sections), lead=[" ".join(lead)])
+    return page.render("Gallery", page.sections(sections), verdict=[verdict], lead=[" ".join(lead)])
 
 
 def _row(answer: Answer) -> page.ImageGallery:

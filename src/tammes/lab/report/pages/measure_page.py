@@ -9,6 +9,7 @@ from tammes.lab.measure.measures import Measured
 from tammes.lab.report.charts import distributions
 from tammes.lab.report.charts.chart import Chart, sentence
 from tammes.lab.report.render import html_page as page
+from tammes.lab.report.verdicts import verdict_on_margins
 
 _HEADLINES = (
     ("class_margin.angle", "class margin"),
@@ -40,7 +41,12 @@ def margins_page(measured: Measured, files: Sequence[str]) -> str:
     }
     names = ", ".join(Path(file).name for file in files[:3])
     title = f"Margins: {names}{f' and {len(files) - 3} more' if len(files) > 3 else ''}"
-    return page.render(title, page.sections(sections), lead=[f"{what}.", *measured.notes])
+    return page.render(
+        title,
+        page.sections(sections),
+        verdict=verdict_on_margins(measured),
+        lead=[f"{what}.", *measured.notes],
+    )
 
 
 def _cards(measured: Measured) -> page.Cards:

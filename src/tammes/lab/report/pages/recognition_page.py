@@ -7,6 +7,7 @@ from tammes.lab.recognition.results import Listing, RankedItem, Ranking, Recogni
 from tammes.lab.report.charts import recognition as charts
 from tammes.lab.report.charts.chart import Chart, sentence
 from tammes.lab.report.render import html_page as page
+from tammes.lab.report.verdicts import verdict_on_recognition
 
 _TITLES = {"retrieval": "Retrieval", "verification": "Verification", "openset": "Open set"}
 _ERRORS = ("eer", "fpr95")
@@ -15,13 +16,20 @@ _HEADLINES = 6
 """Largest number of cards."""
 
 
-def recognition_page(found: Recognition, examples: IdentityEmbeddings, command: str) -> str:
+def recognition_page(
+    found: Recognition,
+    examples: IdentityEmbeddings,
+    command: str,
+    *,
+    verdict: Sequence[str] | None = None,
+) -> str:
     """Return the page of an evaluation as self-contained HTML.
 
     Args:
         found: the result.
         examples: the examples, for their names and images.
         command: command that writes this page.
+        verdict: sentences on top; by default the verdict on the result alone.
     """
     ranked = {
         heading: _rankings(examples, rankings) for heading, rankings in found.rankings.items()
@@ -47,7 +55,9 @@ def recognition_page(found: Recognition, examples: IdentityEmbeddings, command: 
     }
     title = f"{_TITLES[found.protocol]}: {found.title}"
     lead = [f"{sentence(text)}." for text in (*found.summary, *notes)]
-    return page.render(title, page.sections(sections), lead=lead)
+    if verdict is None:
+        verdict = verdict_on_recognition(found)
+    return page.render(title, page.sections(sections), verdict=verdict, lead=lead)
 
 
 def _cards(found: Recognition) -> page.Cards:

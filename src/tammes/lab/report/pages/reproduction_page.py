@@ -10,6 +10,7 @@ from tammes.lab.report.charts.training_curves import Drawing, figure_blocks
 from tammes.lab.report.paper_comparison import QUICK, VERDICTS, PaperComparison
 from tammes.lab.report.paper_comparison_writers import comparison_blocks
 from tammes.lab.report.render import html_page as page
+from tammes.lab.report.verdicts import verdict_on_reproduction
 from tammes.lab.reproduce.ledger import Ledger
 from tammes.lab.reproduce.recipes import Recipe
 
@@ -43,7 +44,8 @@ def reproduction_page(recipe: Recipe, ledger: Ledger, *, command: str | None = N
         f"{recipe.source}. Recipe {recipe.name}.",
         f"{comparison.summary}.",
     ]
-    return page.render(title, page.sections(sections), lead=lead)
+    verdict = verdict_on_reproduction(comparison)
+    return page.render(title, page.sections(sections), verdict=verdict, lead=lead)
 
 
 def reproduction_figures(recipe: Recipe, ledger: Ledger) -> dict[str, Chart]:

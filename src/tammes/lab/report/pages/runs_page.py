@@ -14,11 +14,12 @@ from tammes.lab.report.charts.training_curves import (
     optimum,
     training,
 )
-from tammes.lab.report.confusions import pair_blocks
+from tammes.lab.report.confusions import pair_blocks, worst_mistakes
 from tammes.lab.report.health import health_blocks
 from tammes.lab.report.load_runs import LoadedRuns, load_runs
 from tammes.lab.report.render import html_page as page
 from tammes.lab.report.rerun import configuration, data_and_machines, rerun
+from tammes.lab.report.verdicts import verdict_on_runs
 from tammes.lab.stats.seed_groups import Group, Quantity, format_difference, format_mean
 
 _GALLERIES = 8
@@ -61,9 +62,13 @@ def charts_of_runs(loaded: LoadedRuns) -> dict[str, Chart]:
 
 
 def render_runs_page(
-    loaded: LoadedRuns, *, title: str | None = None, command: str | None = None
+    loaded: LoadedRuns,
+    *,
+    title: str | None = None,
+    command: str | None = None,
+    verdict: Sequence[str] | None = None,
 ) -> str:
-    """Render the page about loaded runs."""
+    """Render the page about loaded runs; its verdict is by default that on the runs."""
     drawn = dict(_drawings(loaded))
     labels = [group.label for group in loaded.groups]
     sections: dict[str, list[page.Block]] = {
@@ -77,11 +82,19 @@ def render_runs_page(
             *figure_blocks(drawn["training"]),
         ],
         "Classes": [*figure_blocks(drawn["classes"], labels), *_class_table(loaded)],
-        "Confused and close classes": _confusion(loaded),
+        "Confused and close classes": [
+            *figure_blocks(drawn["confusion"]),
+            *_confusion(loaded),
+        ],
         "Configuration": [*configuration(loaded), *data_and_machines(loaded)],
         "How to run it again": rerun(loaded, command),
     }
-    return page.render(title or _title(loaded), page.sections(sections), lead=_lead(loaded))
+    return page.render(
+        title or _title(loaded),
+        page.sections(sections),
+        verdict=verdict_on_runs(loaded) if verdict is None else verdict,
+        lead=_lead(loaded),
+    )
 
 
 def _drawings(loaded: LoadedRuns) -> list[tuple[str, list[Drawing]]]:
@@ -91,6 +104,7 @@ def _drawings(loaded: LoadedRuns) -> list[tuple[str, list[Drawing]]]:
         ("features", comparison.features(loaded)),
         ("training", training(loaded)),
         ("classes", comparison.classes(loaded)),
+        ("confusion", comparison.confusion(loaded)),
     ]
 
 
@@ -275,7 +289,7 @@ def _confusion(loaded: LoadedRuns) -> list[page.Block]:
         seen = loaded.seen.get(group.label)
         if seen is None or len(blocks) >= _GALLERIES:
             continue
-        inside = pair_blocks(seen, 3 if many else 5)
+        inside = [*worst_mistakes(seen), *pair_blocks(seen, 3 if many else 5)]
         if inside:
             blocks.append(page.Fold(group.label, inside, open=not blocks))
     if len(blocks) == 1:

@@ -15,6 +15,7 @@ from typing import Any, NamedTuple, TypeAlias, get_args
 import tammes
 from tammes.lab.records.atomic_io import write_atomically
 from tammes.lab.report.charts.chart import DASHES, Chart, Panel, color, palette_wraps
+from tammes.lab.report.glossary import definition
 from tammes.lab.report.render.plotly_charts import draw
 from tammes.optional import require
 
@@ -32,10 +33,11 @@ class Value:
 
 
 class _Head(NamedTuple):
-    """Column of a table; numbers are aligned to the right."""
+    """Column of a table; numbers are aligned to the right, and a definition is a tooltip."""
 
     name: str
     is_number: bool
+    definition: str
 
 
 Cell: TypeAlias = str | int | float | Value | None
@@ -88,7 +90,7 @@ class Table:
         cells = [row for row in self.rows if not isinstance(row, str)]
         columns = zip(*cells, strict=True) if cells else ([""] for _ in self.columns)
         numbers = (all(map(_is_number, column)) for column in columns)
-        return list(map(_Head, self.columns, numbers))
+        return list(map(_Head, self.columns, numbers, map(definition, self.columns)))
 
     def cells(self, row: Sequence[Cell]) -> Iterator[tuple[_Head, Value]]:
         """Yield the cells of a row with their columns."""
@@ -214,8 +216,20 @@ def _height(panel: Panel) -> int | None:
     return 96 + (46 if panel.above else 20) * len(panel.rows) if panel.rows else None
 
 
-def render(title: str, sections: Sequence[Section], *, lead: Sequence[str] = ()) -> str:
-    """Render a page as self-contained HTML; the lead is the paragraphs under its title.
+def render(
+    title: str,
+    sections: Sequence[Section],
+    *,
+    verdict: Sequence[str] = (),
+    lead: Sequence[str] = (),
+) -> str:
+    """Render a page as self-contained HTML.
+
+    Args:
+        title: title of the page.
+        sections: its sections.
+        verdict: sentences under the title that say what follows from the page.
+        lead: paragraphs under them.
 
     Example:
         >>> from tammes.lab.report.render.html_page import Section, Text, render
@@ -223,13 +237,16 @@ def render(title: str, sections: Sequence[Section], *, lead: Sequence[str] = ())
         >>> "a &lt;b&gt; title" in text, "1 &lt; 2" in text
         (True, True)
     """
-    figures = [*_figures(block for section in sections for block in section.blocks)]
+    blocks = [*_unfolded(block for section in sections for block in section.blocks)]
+    figures = [block for block in blocks if isinstance(block, Figure)]
+    sections = [*sections, *_glossary(block for block in blocks if isinstance(block, Table))]
     numbers = {id(figure): number for number, figure in enumerate(figures)}
     titles = [section.title for section in sections if section.title]
     return str(
         _template().render(
             title=title,
             version=tammes.__version__,
+            verdict=verdict,
             lead=lead,
             sections=sections,
             contents=titles if len(titles) >= _CONTENTS else (),
@@ -270,12 +287,21 @@ def _by_kind(blocks: Sequence[Block]) -> Iterator[tuple[str, Iterator[Block]]]:
         yield kind.__name__, alike
 
 
-def _figures(blocks: Iterable[Block]) -> Iterator[Figure]:
+def _unfolded(blocks: Iterable[Block]) -> Iterator[Block]:
+    """Yield blocks, and those inside of folds."""
     for block in blocks:
-        if isinstance(block, Figure):
+        if isinstance(block, Fold):
+            yield from _unfolded(block.blocks)
+        else:
             yield block
-        elif isinstance(block, Fold):
-            yield from _figures(block.blocks)
+
+
+def _glossary(tables: Iterable[Table]) -> list[Section]:
+    """Return a section that defines the columns of tables."""
+    heads = {head.name: head.definition for each in tables for head in each.heads}
+    rows = [(name, text) for name, text in sorted(heads.items()) if text]
+    folded = [Fold("Columns and what they mean", table(("term", "meaning"), rows))]
+    return [Section("Glossary", folded)] if rows else []
 
 
 def _plot(figure: Figure) -> dict[str, Any]:

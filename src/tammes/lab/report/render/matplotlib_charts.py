@@ -205,7 +205,7 @@ def _draw_rule(axes: Any, rule: charts.Rule) -> None:
 
 def _draw_heat(figure: Any, axes: Any, heat: charts.HeatMap) -> None:
     values = [[math.nan if value is None else value for value in row] for row in heat.values]
-    image = axes.imshow(values, cmap="viridis", interpolation="nearest")
+    image = axes.imshow(values, cmap="viridis", interpolation="nearest", vmin=heat.low)
     bar = figure.colorbar(image, ax=axes, fraction=0.046)
     bar.ax.tick_params(labelsize=_SMALL)
     bar.ax.set_title(heat.unit, fontsize=9)

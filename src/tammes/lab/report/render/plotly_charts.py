@@ -190,7 +190,10 @@ def _trace(layer: charts.Layer) -> dict[str, Any]:
                 "type": "heatmap", "x": names, "y": names, "hoverongaps": False,
                 "z": [[None if v is None else round(v, 2) for v in row] for row in layer.values],
                 "hovertemplate": f"%{{y}} – %{{x}}: %{{z:.2f}}{layer.unit}<extra></extra>",
-                "colorscale": "Viridis",
+                "colorscale": "Viridis", "zmin": layer.low,
+                "zmax": None if layer.low is None else max(
+                    (v for row in layer.values for v in row if v is not None), default=None
+                ),
                 "colorbar": {"title": {"text": layer.unit}, "thickness": 12},
             }  # fmt: skip
     raise TypeError(f"no trace for {type(layer).__name__}")
