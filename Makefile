@@ -34,6 +34,7 @@ check: setup
 
 # Tables and outputs in docs/ that the code prints or measures.
 docs: setup
+	$(RUN) scripts/advice_evidence.py --write
 	$(RUN) scripts/update_docs.py
 	$(RUN) tests/test_contract.py
 	$(RUN) scripts/results_document.py
