@@ -60,28 +60,48 @@ def compare(
     folder = writable(Path(out), flag="--out")
     if int(os.environ.get("WORLD_SIZE", 1)) > 1:
         raise ValueError("compare starts its own processes and cannot run under torchrun")
-    at = plan_resources(len(configs), workers, accelerator=config.accelerator)
     with locked(folder, "another comparison is running in this folder"):
         for text, head in check(configs, report).items():
             report(f"{text}: {head}")
-        cells = []
-        for each in configs:
-            name = f"{each.label}, seed {each.seed}"
-            cells.append(Cell(name, folder / each.folder, {"config": each.to_dict()}))
-        _check_images(cells)
-        waiting = [cell for cell in cells if is_open(Run(cell.folder), retry_failed)]
-        for cell in cells:
-            if cell not in waiting and Run(cell.folder).status == "failed":
-                reason = Run(cell.folder).failure.get("message")
-                report(f"{cell.name}: failed before, --retry-failed retries it: {reason}")
-        report(
-            f"{len(cells)} runs in {folder}, {len(cells) - len(waiting)} of them finished before; "
-            f"{at.workers} at a time, {at.threads} thread{'s' * (at.threads > 1)} each"
-        )
-        if waiting:
-            prepare(waiting)
-            with ProgressTable(waiting) as board:
-                record_failures(run_cells(waiting, _WORK, at=at, on_event=board))
+        return train_all(configs, folder, workers=workers, retry_failed=retry_failed, report=report)
+
+
+def train_all(
+    configs: Sequence[Config],
+    folder: Path,
+    *,
+    workers: int | None = None,
+    retry_failed: bool = False,
+    report: Callable[[str], None],
+) -> list[Run]:
+    """Train all configurations that are not finished, several at a time; return all runs.
+
+    Args:
+        configs: configurations on the same images.
+        folder: parent folder of the runs.
+        workers: number of concurrent runs; see :func:`compare`.
+        retry_failed: also retry runs whose loss was not finite.
+        report: called with one-line messages.
+    """
+    at = plan_resources(len(configs), workers, accelerator=configs[0].accelerator)
+    cells = []
+    for each in configs:
+        name = f"{each.label}, seed {each.seed}"
+        cells.append(Cell(name, folder / each.folder, {"config": each.to_dict()}))
+    _check_images(cells)
+    waiting = [cell for cell in cells if is_open(Run(cell.folder), retry_failed)]
+    for cell in cells:
+        if cell not in waiting and Run(cell.folder).status == "failed":
+            reason = Run(cell.folder).failure.get("message")
+            report(f"{cell.name}: failed before, --retry-failed retries it: {reason}")
+    report(
+        f"{len(cells)} runs in {folder}, {len(cells) - len(waiting)} of them finished before; "
+        f"{at.workers} at a time, {at.threads} thread{'s' * (at.threads > 1)} each"
+    )
+    if waiting:
+        prepare(waiting)
+        with ProgressTable(waiting) as board:
+            record_failures(run_cells(waiting, _WORK, at=at, on_event=board))
     return [Run(cell.folder) for cell in cells]
 
 
