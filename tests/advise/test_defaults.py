@@ -131,6 +131,13 @@ def test_a_setting_loses_by_more_than_a_point_and_more_than_the_error():
         assert made.loses(made.trials[1]) is loses
 
 
+def test_what_a_change_did_is_said_with_the_number_of_data_sets():
+    said = evidence.effect(", adamw")
+    assert said.endswith(f"on {len(GRIDS)} data sets")
+    assert said in {row.setting: row.reason for row in advise(10, 64).recommendations}["optimizer"]
+    assert evidence.effect(", lion") == "not measured"
+
+
 def test_the_advice_says_on_how_much_it_stands():
     said = str(advise(50_000, 512, loss="arcface"))
     most = max(grid.classes for grid in GRIDS)

@@ -95,8 +95,8 @@ def default_scale(
     Example:
         >>> default_scale("cosface", (1.0, 0.0, 0.35), 1000, 128)
         30.0
-        >>> default_scale("cosface", (1.0, 0.0, 0.1), 100, 3)
-        64.0
+        >>> default_scale("cosface", (1.0, 0.0, 0.01), 100, 3)
+        110.0
     """
     if name in LINEAR:
         return 1.0

@@ -97,3 +97,25 @@ def grids(path: Path = FILE) -> tuple[Grid, ...]:
         for each in values
     ]
     return tuple(sorted(found, key=lambda grid: grid.classes))
+
+
+def effect(change: str) -> str:
+    """Say what a change to the defaults did, over all grids.
+
+    Args:
+        change: a change as :attr:`Trial.beyond_defaults` writes it.
+
+    Example:
+        >>> effect(", lion")
+        'not measured'
+    """
+    differences = []
+    for grid in grids():
+        for trial in grid.trials:
+            plain = grid.find(trial.loss, trial.scale, trial.margin)
+            if plain is not None and trial.beyond_defaults == change:
+                differences.append(trial.mean - plain.mean)
+    if not differences:
+        return "not measured"
+    low, high = min(differences), max(differences)
+    return f"{low:+.1f} to {high:+.1f} points on {len(differences)} data sets"

@@ -4,6 +4,7 @@ import math
 from dataclasses import dataclass
 
 from tammes.advise import defaults
+from tammes.advise.evidence import effect
 from tammes.advise.feasibility import (
     KINDS,
     LINEAR,
@@ -165,13 +166,13 @@ def _recommend_training(choice: Choice) -> list[Recommendation]:
             "optimizer",
             f"SGD, momentum {defaults.MOMENTUM:g}",
             f"learning rate {defaults.LEARNING_RATES['sgd']:g}, cosine decay; AdamW at "
-            f"{defaults.LEARNING_RATES['adamw']:g} trains too",
+            f"{defaults.LEARNING_RATES['adamw']:g} instead: {effect(', adamw')}",
             "measured",
         ),
         Recommendation(
             "head learning rate",
             "that of the network",
-            "ten times as much was no better on the data measured",
+            f"ten times as much: {effect(', head rate × 10')}",
             "measured",
         ),
         Recommendation(
