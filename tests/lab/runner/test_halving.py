@@ -19,7 +19,7 @@ def made(monkeypatch, accuracy, head="cosine(scale=30.0)"):
     """Replace training: a run has the accuracy of a function of its configuration."""
     trained = []
 
-    def train_all(configs, folder, *, workers, report):
+    def train_all(configs, folder, *, at, report):
         trained.append(configs)
         runs = []
         for each in configs:
@@ -161,9 +161,16 @@ def test_a_setting_is_replaced_within_an_expression(loss, term, name, expected):
     assert with_setting(loss, term, name, 0.1) == expected
 
 
-def test_numbers_that_are_none_are_refused(capsys):
-    assert main(["tune", "--scales", "16,many"]) == 2
-    assert "numbers separated by commas are expected" in capsys.readouterr().err
+@pytest.mark.parametrize(
+    ("words", "sentence"),
+    [
+        (["--scales", "16,many"], "numbers separated by commas are expected"),
+        (["--parallel", "0"], "workers is expected to be at least 1, got 0"),
+    ],
+)
+def test_what_cannot_be_searched_is_refused_in_a_sentence(capsys, words, sentence):
+    assert main(["tune", *words]) == 2
+    assert sentence in capsys.readouterr().err
 
 
 @pytest.mark.slow

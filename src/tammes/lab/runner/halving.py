@@ -24,6 +24,7 @@ from tammes.lab.config.shorten import shortened
 from tammes.lab.data.sources.loading import say
 from tammes.lab.records.atomic_io import locked, writable
 from tammes.lab.records.run_folder import Run
+from tammes.lab.runner import plan_resources
 from tammes.lab.runner.sweep import check, train_all
 
 HELD_OUT = 0.1
@@ -133,9 +134,12 @@ def tune(
         ValueError: there is nothing to tune, or no run trained.
     """
     report = report or say
+    if int(os.environ.get("WORLD_SIZE", 1)) > 1:
+        raise ValueError("tune starts its own processes and cannot run under torchrun")
     if config.identities or config.select_epoch:
         other = "identities" if config.identities else "select_epoch"
         raise ValueError(f"tune compares on held-out images of trained classes, got {other}")
+    plan_resources(1, workers, accelerator=config.accelerator)
     folder = writable(Path(out), flag="--out")
     config = config.replace(validation=config.validation or HELD_OUT, name="")
     with locked(folder, "another search is running in this folder"):
@@ -148,7 +152,8 @@ def tune(
             count = len(settings)
             report(f"round {number} of {len(epochs)}: {count} settings, {length} epochs each")
             configs = [search.config(setting, length) for setting in settings]
-            runs = train_all(configs, folder, workers=workers, report=report)
+            at = plan_resources(count, workers, accelerator=config.accelerator)
+            runs = train_all(configs, folder, at=at, report=report)
             done = dict(zip(settings, runs, strict=True))
             scores = {s: _accuracy(run) for s, run in done.items() if run.status == "done"}
             if not scores:

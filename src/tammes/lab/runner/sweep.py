@@ -17,7 +17,7 @@ from tammes.lab.config.schema import Config
 from tammes.lab.data.sources.loading import say
 from tammes.lab.records.atomic_io import locked, writable
 from tammes.lab.records.run_folder import Run, write_json
-from tammes.lab.runner import Cell, Emit, Result, plan_resources, run_cells
+from tammes.lab.runner import Cell, Emit, Resources, Result, plan_resources, run_cells
 from tammes.lab.runner.progress_table import ProgressTable
 from tammes.lab.training.progress import Progress
 
@@ -60,17 +60,18 @@ def compare(
     folder = writable(Path(out), flag="--out")
     if int(os.environ.get("WORLD_SIZE", 1)) > 1:
         raise ValueError("compare starts its own processes and cannot run under torchrun")
+    at = plan_resources(len(configs), workers, accelerator=config.accelerator)
     with locked(folder, "another comparison is running in this folder"):
         for text, head in check(configs, report).items():
             report(f"{text}: {head}")
-        return train_all(configs, folder, workers=workers, retry_failed=retry_failed, report=report)
+        return train_all(configs, folder, at=at, retry_failed=retry_failed, report=report)
 
 
 def train_all(
     configs: Sequence[Config],
     folder: Path,
     *,
-    workers: int | None = None,
+    at: Resources,
     retry_failed: bool = False,
     report: Callable[[str], None],
 ) -> list[Run]:
@@ -79,11 +80,10 @@ def train_all(
     Args:
         configs: configurations on the same images.
         folder: parent folder of the runs.
-        workers: number of concurrent runs; see :func:`compare`.
+        at: workers, threads and GPUs.
         retry_failed: also retry runs whose loss was not finite.
         report: called with one-line messages.
     """
-    at = plan_resources(len(configs), workers, accelerator=configs[0].accelerator)
     cells = []
     for each in configs:
         name = f"{each.label}, seed {each.seed}"
