@@ -32,12 +32,14 @@ check: setup
 	$(RUN) -m mypy
 	$(PYTEST)
 
-# Tables and outputs in docs/ that the code prints or measures.
+# Tables and outputs in docs/ that the code prints or measures, then the site: site/index.html.
+docs: export NO_MKDOCS_2_WARNING := 1
 docs: setup
 	$(RUN) scripts/advice_evidence.py --write
 	$(RUN) scripts/update_docs.py
 	$(RUN) tests/test_contract.py
 	$(RUN) scripts/results_document.py
+	$(RUN) -m mkdocs build --quiet
 
 bench: setup
 	$(RUN) benchmarks/criterion.py
@@ -56,4 +58,4 @@ floor:
 	.venv-floor/bin/python -m pytest -n auto -m torch_version tests/test_*.py tests/distributed
 
 clean:
-	rm -rf $(VENV) .venv-floor .mypy_cache .ruff_cache .pytest_cache .hypothesis
+	rm -rf $(VENV) .venv-floor site .mypy_cache .ruff_cache .pytest_cache .hypothesis

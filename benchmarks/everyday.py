@@ -3,11 +3,12 @@
     python benchmarks/everyday.py                 CPU, one and two threads, prints a table
     python benchmarks/everyday.py --write         and writes results/everyday_cpu.json
     python benchmarks/everyday.py --device cuda   GPU, float32 and bf16 autocast
+    python benchmarks/everyday.py --only Tammes   that contestant, beside the code by hand
     python benchmarks/everyday.py --quick         the smallest size, as a smoke test
 
 Contestants, on the same features and labels: Tammes as it is built by default, the same loss
-written by hand in a few lines of torch, and pytorch-metric-learning. On a GPU also Tammes and the
-code by hand under ``torch.compile``.
+written by hand in a few lines of torch, and pytorch-metric-learning. On a GPU also Tammes by its
+CUDA graphs (``criterion.graphed``), and Tammes and the code by hand under ``torch.compile``.
 
 Time: forward and backward, gradients set to None beforehand. All contestants of a size take turns
 in one process, so that a change in the machine's load affects all of them. On a CPU with one
@@ -35,6 +36,7 @@ SIZES = {
     "cpu": [(128, 100), (128, 1_000), (128, 10_000), (1024, 100), (1024, 1_000), (1024, 10_000)],
     "cuda": [(128, 100), (1024, 10_000), (1024, 100_000), (512, 1_000_000), (4096, 1_000_000)],
 }
+CONTESTANTS = ["PML", "Tammes", "Tammes, graphed", "Tammes, compiled", "by hand, compiled"]
 ENTRIES = 2_500_000_000
 """Scores above which only CosFace runs, in bf16: others keep too many copies of the matrix."""
 RESULTS = Path(__file__).resolve().parent.parent / "results"
@@ -105,25 +107,31 @@ def peers(name, classes):
     return None
 
 
-def contestants(name, classes, device):
+def contestants(name, classes, device, only):
     """Modules that take features and labels and return a loss, by name."""
     by_hand, build = LOSSES[name]
     found = {
-        "by hand": ByHand(by_hand, classes, bias=name == "softmax"),
-        "PML": peers(name, classes),
-        "Tammes": build(classes),
+        "by hand": lambda: ByHand(by_hand, classes, bias=name == "softmax"),
+        "PML": lambda: peers(name, classes),
+        "Tammes": lambda: build(classes),
     }
-    if device == "cuda" and name in ("softmax", "CosFace"):
-        found["by hand, compiled"] = torch.compile(ByHand(by_hand, classes, bias=name == "softmax"))
-        found["Tammes, compiled"] = torch.compile(build(classes))
-    return {key: module.to(device) for key, module in found.items() if module is not None}
+    if device == "cuda":
+        found["Tammes, graphed"] = found["Tammes"]
+        if name in ("softmax", "CosFace"):
+            found["by hand, compiled"] = lambda: torch.compile(found["by hand"]())
+            found["Tammes, compiled"] = lambda: torch.compile(found["Tammes"]())
+    wanted = {key: build() for key, build in found.items() if key == "by hand" or key in only}
+    return {key: module.to(device) for key, module in wanted.items() if module is not None}
 
 
 # --------------------------------------------------------------------------------- measurement
 
 
-def step_of(module, features, labels, autocast):
+def step_of(module, features, labels, autocast, graphed):
     parameters = [*module.parameters()]
+    if graphed:
+        with torch.autocast(features.device.type, torch.bfloat16, enabled=autocast):
+            module = module.graphed(features, labels)
 
     def step():
         features.grad = None
@@ -157,13 +165,16 @@ def take_turns(steps, budget, device, clock):
     return turns
 
 
-def measure(name, n, classes, device, autocast, budget, clock):
+def measure(name, n, classes, device, autocast, budget, clock, only):
     """Milliseconds of each contestant, and its ratio to the code by hand."""
     generator = torch.Generator().manual_seed(0)
     features = torch.randn(n, DIMENSION, generator=generator).to(device).requires_grad_()
     labels = torch.randint(classes, (n,), generator=generator).to(device)
-    made = contestants(name, classes, device)
-    steps = {key: step_of(module, features, labels, autocast) for key, module in made.items()}
+    made = contestants(name, classes, device, only)
+    steps = {
+        key: step_of(module, features, labels, autocast, key.endswith("graphed"))
+        for key, module in made.items()
+    }
     turns = take_turns(steps, budget, device, clock)
     return {
         key: {
@@ -196,14 +207,17 @@ def main():
     parser.add_argument("--quick", action="store_true", help="the smallest size, few turns")
     parser.add_argument("--losses", nargs="+", default=[*LOSSES], choices=LOSSES)
     parser.add_argument("--seconds", type=float, default=3.0, help="for each row of the table")
+    parser.add_argument("--largest", type=int, default=1_000_000, help="number of classes")
     parser.add_argument("--threads", type=int, nargs="+", default=[1, 2])
+    parser.add_argument("--only", nargs="+", default=CONTESTANTS, choices=CONTESTANTS)
     parser.add_argument("--write", action="store_true", help="write results/everyday_DEVICE.json")
     arguments = parser.parse_args()
     warnings.simplefilter("ignore")
     torch.manual_seed(0)
 
     device, say = arguments.device, progress()
-    sizes = SIZES[device][:1] if arguments.quick else SIZES[device]
+    sizes = [size for size in SIZES[device] if size[1] <= arguments.largest]
+    sizes = sizes[:1] if arguments.quick else sizes
     budget = 0.2 if arguments.quick else arguments.seconds
     settings = [str(t) for t in arguments.threads] if device == "cpu" else ["fp32", "bf16"]
     rows = []
@@ -216,7 +230,10 @@ def main():
                 say(f"{setting}: {name} at {n} x {classes}")
                 if n * classes > ENTRIES and (setting == "fp32" or name != "CosFace"):
                     continue
-                found = measure(name, n, classes, device, setting == "bf16", budget, clock)
+                found = measure(
+                    *(name, n, classes, device, setting == "bf16", budget, clock),
+                    arguments.only,
+                )
                 rows.append(
                     {"loss": name, "n": n, "c": classes, "setting": setting, "contestants": found}
                 )

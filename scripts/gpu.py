@@ -34,6 +34,8 @@ from typing import Any
 ROOT = Path(__file__).resolve().parents[1]
 RECORD = ROOT / "results" / "gpu.json"
 PARTS = ("tests", "benchmarks", "training", "steps")
+MARKERS = ("gpu", "kernel", "timm", "torch_version")
+"""Markers of the tests that run here."""
 LIMIT = 420
 """Time limit of a part that runs in a separate process, in seconds."""
 
@@ -141,13 +143,13 @@ def environment() -> dict[str, str]:
 
 
 def start_tests(logs: Path) -> Child:
-    """Start every test marked ``gpu``, ``kernel`` or ``torch_version``."""
-    marked = re.compile(r"mark\.(gpu|kernel|torch_version)\b")
+    """Start every test with one of the markers."""
+    marked = re.compile(rf"mark\.({'|'.join(MARKERS)})\b")
     files = [p for p in sorted((ROOT / "tests").rglob("test_*.py")) if marked.search(p.read_text())]
     options = [
         "-q",
         "-m",
-        "gpu or kernel or torch_version",
+        " or ".join(MARKERS),
         "-p",
         "no:cacheprovider",
         "--durations=10",

@@ -103,15 +103,19 @@ def test_sharded_learns_alone_with_a_fifth_of_the_classes_in_a_step(one_thread, 
     check_sharded(tmp_path)
 
 
-@pytest.mark.slow
-def test_sharded_learns_on_two_processes(tmp_path):
+def accuracy_on_two_processes(name, *arguments):
+    """Accuracy that an example prints last."""
     command = [sys.executable, "-m", "torch.distributed.run", "--standalone"]
-    command += ["--nproc-per-node", "2", str(EXAMPLES / "sharded.py")]
-    command += ["--epochs", "2", "--path", str(tmp_path)]
+    command += ["--nproc-per-node", "2", str(EXAMPLES / name), *arguments]
     environment = {**os.environ, "OMP_NUM_THREADS": "1"}
     done = subprocess.run(command, capture_output=True, text=True, env=environment, check=False)
     assert done.returncode == 0, done.stderr
-    assert float(done.stdout.split()[-1]) > 0.5
+    return float(done.stdout.split()[-1])
+
+
+@pytest.mark.slow
+def test_sharded_learns_on_two_processes(tmp_path):
+    assert accuracy_on_two_processes("sharded.py", "--epochs", "2", "--path", str(tmp_path)) > 0.5
     assert len(list(tmp_path.glob("*.safetensors"))) == 2
     check_sharded(tmp_path)
 
@@ -133,6 +137,15 @@ def test_hugging_face_learns_and_its_model_holds_the_prototypes(tmp_path):
     assert accuracy > CHANCE + 0.7
     saved = load_file(tmp_path / "model.safetensors")
     assert saved["criterion.head.weight"].shape == (10, 32)
+
+
+@pytest.mark.slow
+def test_accelerate_learns_alone_and_on_two_processes_and_saves_the_prototypes(tmp_path):
+    accuracy = run_elsewhere("accelerate_loop.py", epochs=4, path=str(tmp_path))
+    assert accuracy > CHANCE + 0.7
+    saved = load_file(tmp_path / "model.safetensors")
+    assert saved["criterion.head.weight"].shape == (10, 32)
+    assert accuracy_on_two_processes("accelerate_loop.py") > CHANCE + 0.7
 
 
 @pytest.mark.slow

@@ -18,6 +18,15 @@ def script():
     return module
 
 
+def test_tests_of_gpus_kernels_and_timm_are_started(script, monkeypatch, tmp_path):
+    monkeypatch.setattr(script, "Child", lambda command, log: command)
+    command = script.start_tests(tmp_path)
+    assert command[command.index("-m", 3) + 1] == "gpu or kernel or timm or torch_version"
+    names = {Path(word).name for word in command if word.endswith(".py")}
+    assert {"test_cuda.py", "test_timm.py", "test_compile.py"} <= names
+    assert "test_docs.py" not in names
+
+
 @pytest.fixture
 def sources(tmp_path):
     (tmp_path / "a").mkdir()

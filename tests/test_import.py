@@ -28,6 +28,7 @@ OPTIONAL = [
     "rich",
     "safetensors",
     "scipy",
+    "sentence_transformers",
     "sklearn",
     "timm",
     "torchmetrics",

@@ -69,7 +69,7 @@ if TYPE_CHECKING:
     from tammes.gallery.gallery import Gallery as Gallery
     from tammes.lab.inference.trained_model import load as load
 
-__version__ = "0.1.0.dev0"
+__version__ = "0.1.0"
 
 __all__ = [
     "LDAM",

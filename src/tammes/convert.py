@@ -20,6 +20,8 @@ from tammes.heads import CosineHead, Head, LinearHead
 from tammes.losses import arcface, cosface, l_softmax, normface, sphereface
 from tammes.terms import Loss
 
+__all__ = ["from_insightface", "from_pytorch_metric_learning"]
+
 StateDict: TypeAlias = Mapping[str, Any]
 """Result of ``torch.load``: tensors by name, possibly among other entries."""
 
@@ -90,15 +92,11 @@ def from_pytorch_metric_learning(
 
     Scores, loss and gradient are the same:
 
-    ========================== =============================================== ==================
-    theirs                     head here                                       term here
-    ========================== =============================================== ==================
-    ``ArcFaceLoss``            ``CosineHead``                                  ``arcface``, linear
-    ``CosFaceLoss``            ``CosineHead``                                  ``cosface``
-    ``NormalizedSoftmaxLoss``  ``CosineHead``, scale :math:`1/T`               ``normface``
-    ``SphereFaceLoss``         ``CosineHead(..., normalize_features=False)``   ``sphereface``
-    ``LargeMarginSoftmaxLoss`` ``LinearHead(..., bias=False)``                 ``l_softmax``
-    ========================== =============================================== ==================
+    - ``ArcFaceLoss``: ``arcface``, continued linearly, on ``CosineHead``
+    - ``CosFaceLoss``: ``cosface`` on ``CosineHead``
+    - ``NormalizedSoftmaxLoss``: ``normface`` on ``CosineHead``, scale :math:`1/T`
+    - ``SphereFaceLoss``: ``sphereface`` on ``CosineHead(..., normalize_features=False)``
+    - ``LargeMarginSoftmaxLoss``: ``l_softmax`` on ``LinearHead(..., bias=False)``
 
     Their weight ``W`` has shape ``(D, C)`` and is transposed. Half precision, to which version 2
     casts its weights under autocast, is converted to float32.

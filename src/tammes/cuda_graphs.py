@@ -24,10 +24,12 @@ class Recording:
 
     Args:
         device: a CUDA device.
+        stream: where calls are captured; a backward pass takes that of its forward pass.
     """
 
-    def __init__(self, device: torch.device) -> None:
+    def __init__(self, device: torch.device, stream: torch.cuda.Stream | None = None) -> None:
         self.device = device
+        self.stream = torch.cuda.Stream(device) if stream is None else stream
         self.pieces: list[torch.cuda.CUDAGraph | _EagerCall] = []
         self.side = torch.cuda.Stream(device)
         self.open = False
@@ -39,7 +41,7 @@ class Recording:
         torch.cuda.synchronize(self.device)
         gc.collect()
         torch.cuda.empty_cache()
-        with torch.cuda.stream(torch.cuda.Stream(self.device)):
+        with torch.cuda.stream(self.stream):
             self._begin()
             _recording = self
             try:
@@ -61,6 +63,9 @@ class Recording:
 
     def replay(self) -> None:
         """Replay the graphs and the eager calls."""
+        if len(self.pieces) == 1 and isinstance(self.pieces[0], torch.cuda.CUDAGraph):
+            self.pieces[0].replay()
+            return
         current = torch.cuda.current_stream(self.device)
         self.side.wait_stream(current)
         for piece in self.pieces:

@@ -14,6 +14,8 @@ from torch import Tensor
 from tammes._buffers import ExactBuffers
 from tammes.states import read
 
+__all__ = ["DeferredReweighting", "LambdaAnnealing", "LambdaDecay", "Schedule", "WarmUp"]
+
 
 class Schedule(ExactBuffers):
     """Value that depends on the number of steps taken.

@@ -16,7 +16,7 @@ from torch import Tensor
 
 TINY = 1e-12
 """A vector shorter than this has no direction."""
-_HUGE = 2.0**56
+HUGE = 2.0**56
 """Largest number of a row whose square can be summed up in single precision, in any dimension."""
 
 
@@ -81,7 +81,7 @@ def directions(features: Tensor) -> Tensor:
                 [0.6000, 0.8000]])
     """
     largest = features.detach().abs().amax(-1, keepdim=True)
-    return unit(features * torch.where(largest > _HUGE, 2.0**-80, 1.0).to(features.dtype))
+    return unit(features * torch.where(largest > HUGE, 2.0**-80, 1.0).to(features.dtype))
 
 
 def angle_gaps(
@@ -164,12 +164,12 @@ def inverse_norm(vectors: Tensor, *, large: bool = False) -> tuple[Tensor, bool]
     if vectors.device.type == "cpu" and len(vectors):
         length = torch.linalg.vector_norm(vectors, dim=1, keepdim=True)
         shortest, longest = torch.aminmax(length)
-        if shortest.item() > TINY and longest.item() < _HUGE:
+        if shortest.item() > TINY and longest.item() < HUGE:
             return length.reciprocal_(), True
     shrink = None
     if large:
         largest = vectors.abs().amax(1, keepdim=True)
-        shrink = torch.where(largest > _HUGE, 2.0**-80, 1.0).to(vectors.dtype)
+        shrink = torch.where(largest > HUGE, 2.0**-80, 1.0).to(vectors.dtype)
         vectors = vectors * shrink
     length = torch.linalg.vector_norm(vectors, dim=1, keepdim=True)
     inverse = torch.where(length > TINY, length.clamp_min(TINY).reciprocal(), 0.0)

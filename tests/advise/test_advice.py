@@ -146,7 +146,7 @@ def test_the_reason_says_why_auto_takes_what_it_takes():
     assert "for CUDA" in reason(device="cpu")
     assert "sample_rate=0.1" in reason(machine=Machine(memory=6 * 2**30), autocast="bfloat16")
     few = advise(100, 8).recommendations
-    assert "only 25,600 scores" in few[-1].reason
+    assert "25,600 scores fit in memory" in few[-1].reason
 
 
 def test_several_ranks_share_the_classes_where_that_is_faster_or_all_that_fits():

@@ -228,7 +228,7 @@ def test_a_gpu_is_known_by_its_name(name, known):
 
 def test_times_are_told_apart_though_a_step_takes_its_calls():
     advice = advise(10_000, 512, machine="h200")
-    assert {cost.seconds for cost in advice.costs} == {workload.H200.launch}
+    assert all(cost.work < cost.seconds for cost in advice.costs)
     shown = str(advice).split("Cost on")[1].split("Evidence")[0]
     assert len({f"{cost.work * 1e3:.3g}" for cost in advice.costs}) >= 3
     assert all(f"{cost.work * 1e3:.3g}" in shown for cost in advice.costs)

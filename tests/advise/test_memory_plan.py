@@ -124,19 +124,28 @@ def test_a_step_on_the_cpu_takes_what_was_planned(case, measured):
 
 H200 = [
     # mode, classes, dim, rows, autocast, MiB above what was there, ms of a step. cosface, float32
-    # prototypes; torch 2.11.0+cu130, torch.cuda.max_memory_allocated, median of 5 steps. Dense and
-    # small streamed steps were measured before their gradients had a closed form, and are left out.
-    ("streamed", 1_000_000, 512, 512, None, 3184.5, 64.75),
-    ("streamed", 125_000, 512, 4096, None, 1506.6, 39.87),
-    ("streamed", 1_000_000, 512, 512, "bfloat16", 4221.4, 33.98),
-    ("streamed", 125_000, 512, 4096, "bfloat16", 2354.1, 12.95),
-    ("streamed", 1_000_000, 128, 512, "bfloat16", 2202.4, 16.58),
-    ("fused", 85_742, 512, 512, "bfloat16", 344.1, 5.44),
-    ("fused", 1_000_000, 512, 512, "bfloat16", 3919.0, 6.24),
-    ("fused", 1_000_000, 512, 4096, "bfloat16", 4757.0, 27.53),
-    ("fused", 125_000, 512, 4096, "bfloat16", 1409.1, 4.58),
-    ("fused", 1_000_000, 128, 512, "bfloat16", 1714.8, 4.65),
-    ("fused", 125_000, 512, 1024, "bfloat16", 627.0, 5.72),
+    # prototypes; torch 2.11.0+cu130, torch.cuda.max_memory_allocated, median of 5 steps. Of steps
+    # below 100 MiB one measures how the allocator rounds.
+    ("dense", 100_000, 256, 256, None, 197.4, 3.01),
+    ("dense", 100_000, 256, 256, "bfloat16", 196.9, 3.16),
+    ("dense", 100_000, 512, 1024, None, 595.0, 8.36),
+    ("dense", 100_000, 512, 1024, "bfloat16", 688.0, 3.35),
+    ("dense", 1_000_000, 512, 512, None, 3915.8, 37.21),
+    ("dense", 125_000, 512, 4096, None, 2230.7, 35.78),
+    ("dense", 125_000, 512, 4096, "bfloat16", 3065.2, 5.86),
+    ("dense", 1_000_000, 512, 512, "bfloat16", 3914.5, 7.66),
+    ("streamed", 1_000_000, 512, 512, None, 2945.3, 54.21),
+    ("streamed", 125_000, 512, 4096, None, 1285.4, 42.45),
+    ("streamed", 1_000_000, 512, 512, "bfloat16", 4227.2, 27.51),
+    ("streamed", 125_000, 512, 4096, "bfloat16", 2370.5, 13.99),
+    ("streamed", 1_000_000, 128, 512, "bfloat16", 2206.8, 15.89),
+    ("fused", 85_742, 512, 512, "bfloat16", 346.4, 6.75),
+    ("fused", 1_000_000, 512, 512, "bfloat16", 3921.0, 8.76),
+    ("fused", 1_000_000, 512, 4096, "bfloat16", 4773.4, 27.57),
+    ("fused", 125_000, 512, 4096, "bfloat16", 1425.1, 7.14),
+    ("fused", 1_000_000, 128, 512, "bfloat16", 1715.3, 6.77),
+    ("fused", 125_000, 512, 1024, "bfloat16", 631.0, 7.86),
+    ("fused", 100_000, 512, 1024, "bfloat16", 510.5, 7.11),
 ]
 
 
@@ -239,9 +248,13 @@ def test_the_streamed_plan_follows_the_blocks_of_the_kernel(monkeypatch):
 
 def test_the_plan_knows_what_a_head_chooses_by_itself(monkeypatch):
     assert Workload(1000, 8, 100).automatic() == "dense"
-    assert Workload(1_000_000, 8, 100).automatic() == "streamed"
-    monkeypatch.setattr(dispatch, "_SMALL", 10)
-    assert Workload(1000, 8, 100).automatic() == "streamed"
+    # On a GPU scores in blocks take longer, wherever all of them fit.
+    assert Workload(1_000_000, 8, 100).automatic() == "dense"
+    assert Workload(10_000_000, 8, 100).automatic() == "streamed"
+    assert Workload(1000, 8, 100, device="cpu").automatic() == "dense"
+    assert Workload(1_000_000, 8, 100, device="cpu").automatic() == "streamed"
+    monkeypatch.setattr(dispatch, "SMALL", 10)
+    assert Workload(1000, 8, 100, device="cpu").automatic() == "streamed"
 
 
 def test_a_loss_that_reads_every_score_is_dense_only():
@@ -251,12 +264,15 @@ def test_a_loss_that_reads_every_score_is_dense_only():
 
 
 def test_products_in_half_precision_are_fused_and_others_streamed():
-    assert Workload(1_000_000, 8, 100, autocast="bfloat16").automatic() == "fused"
-    assert Workload(1000, 8, 100, autocast="bfloat16").automatic() == "dense"
+    assert Workload(10_000_000, 8, 100, autocast="bfloat16").automatic() == "fused"
+    assert Workload(1_000_000, 8, 100, autocast="bfloat16").automatic() == "dense"
     assert Workload(1_000_000, 8, 100, autocast="bfloat16", device="cpu").automatic() == "streamed"
+    # What the dense kernel has no kernels of its own for is fused earlier.
+    reads = frozenset({"target", "others", "mean"})
+    assert Workload(100_000, 8, 100, autocast="bfloat16", reads=reads).automatic() == "fused"
     for field in UNFUSED - {"rest"}:
         reads = frozenset({"target", "others", field})
-        work = Workload(1_000_000, 8, 100, autocast="bfloat16", reads=reads)
+        work = Workload(10_000_000, 8, 100, autocast="bfloat16", reads=reads)
         assert work.automatic() == "streamed"
         assert "fused" not in [cost.mode for cost in plan(work)]
 
@@ -382,13 +398,14 @@ def test_time_is_three_products_and_four_where_scores_are_made_twice():
 
 
 def test_no_step_is_faster_than_the_calls_that_start_it():
-    assert costs(10, 4, 2)["dense"].seconds == Machine().launch
+    assert costs(10, 4, 2)["streamed"].seconds == Machine().launch
+    assert costs(10, 4, 2)["dense"].seconds == Machine().launch / 2
 
 
 @pytest.mark.parametrize("autocast", [None, "bfloat16"])
 def test_shards_and_samples_take_less_memory_than_all_classes_on_every_rank(autocast):
     every = costs(1_000_000, 512, 4096, gpus=8, autocast=autocast)
-    assert every["dense"].total > every["streamed"].total > every["sharded"].total
+    assert min(every["dense"].total, every["streamed"].total) > every["sharded"].total
     assert every["fused"].total > every["sharded"].total > every["sampled"].total
 
 

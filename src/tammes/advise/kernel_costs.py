@@ -10,13 +10,18 @@ import torch
 
 from tammes.advise.workload import Workload
 from tammes.kernels.dispatch import Way
-from tammes.kernels.tiling import Plan, class_blocks, fits_in_gradient, fused_blocks, longest
-from tammes.similarity import InnerProduct, SquaredDistance
+from tammes.kernels.tiling import (
+    Plan,
+    class_blocks,
+    dense_matrices,
+    fits_in_gradient,
+    fused_blocks,
+    longest,
+)
+from tammes.similarity import Cosine, InnerProduct, SquaredDistance
 
-_DENSE_MATRICES = 2
-"""N x C matrices alive at once in the dense implementation: scores and their softmax."""
-_REFERENCE_MATRICES = 5
-"""The same where autograd makes the gradients: for losses that read all scores."""
+_KEPT = frozenset(("expected", "excess", "softplus"))
+"""Fields for which the dense implementation keeps scores beside their softmax."""
 _MORE_BLOCKS = {"expected": 2, "excess": 3, "softplus": 3}
 """Additional blocks of scores in the streamed implementation, by the fields read."""
 _KEY_BLOCKS = 1
@@ -44,6 +49,8 @@ class Passes(NamedTuple):
 
 
 DENSE = Passes(scores=25, prototypes=26)
+DENSE_GPU = Passes(scores=6, prototypes=5)
+"""With kernels of its own, in numbers of the working precision, also where products are in half."""
 STREAMED = Passes(scores=11, prototypes=33, again=10)
 STREAMED_HALF = Passes(scores=15, prototypes=38, again=4.7)
 """Streamed with products in half precision: more copies, but the keys are kept."""
@@ -60,35 +67,44 @@ class Inside(NamedTuple):
         products: additions and multiplications.
         passes: bytes of memory traffic.
         blocks: number of blocks of rows, processed one after the other.
+        launches: number of kernels to launch, in units of the streamed and the fused step.
     """
 
     scores: int
     products: int
     passes: float
     blocks: int = 1
+    launches: float = 1.0
 
 
 def dense(work: Workload) -> Inside:
     """Cost with all scores in memory."""
-    matrix = work.rows * work.classes * work.working
-    prototypes = work.classes * work.dim * work.working
-    copy = prototypes if work.rounds else 0
-    keys = prototypes if isinstance(work.similarity, SquaredDistance) else 0
-    forward = dense_matrices(work.reads) * matrix + keys + copy
-    # The gradient of the prototypes, and a product with it.
-    backward = matrix + 2 * prototypes + keys + copy
+    scores, prototypes = work.rows * work.classes, work.classes * work.dim
+    copy = prototypes * work.working if work.rounds else 0
+    if work.on_gpu:
+        # One matrix, of scores and then of their softmax; in half precision a second one, and a
+        # copy of the prototypes.
+        half = 2 if work.half else 0
+        rows, number = work.rows * work.dim, half or work.working
+        forward = scores * (work.working + half) + rows * number
+        backward = scores * number + (prototypes + (_ROWS - 1) * rows) * work.working
+        copy += prototypes * half
+    else:
+        matrix = scores * work.working
+        keys = prototypes * work.working if isinstance(work.similarity, SquaredDistance) else 0
+        forward = dense_matrices(work.reads) * matrix + keys
+        # Kept scores beside the gradient of the scores; the gradient of the prototypes, which of
+        # cosines is multiplied with them.
+        kept = 1 if _KEPT.isdisjoint(work.reads) else 2
+        product = prototypes if isinstance(work.similarity, Cosine) else 0
+        backward = kept * matrix + (prototypes + product) * work.working + keys
     return Inside(
-        scores=max(0, max(forward, backward) - work.classes * work.dim * work.stored),
-        products=6 * work.rows * work.classes * work.dim,
-        passes=DENSE.over(work.rows, work.classes, work.dim) * work.working,
+        scores=max(0, max(forward, backward) + copy - prototypes * work.stored),
+        products=6 * scores * work.dim,
+        passes=(DENSE_GPU if work.on_gpu else DENSE).over(work.rows, work.classes, work.dim)
+        * work.working,
+        launches=0.5,
     )
-
-
-def dense_matrices(reads: frozenset[str]) -> int:
-    """Number of N x C matrices alive at once in the dense implementation, by fields read."""
-    if "rest" in reads:
-        return _REFERENCE_MATRICES
-    return _DENSE_MATRICES + (0 if reads.isdisjoint(("expected", "excess", "softplus")) else 1)
 
 
 def streamed(work: Workload, rows: int, classes: int) -> Inside:
@@ -117,10 +133,10 @@ def _streamed_bytes(
     """Bytes of temporaries for blocks of rows and keys of ``width`` classes."""
     height, prototypes = longest(blocks), classes * work.dim
     block = height * classes
-    # A linear head needs no keys but the prototypes themselves. In half precision all keys are
-    # kept, and a product is computed from a copy of the block before it is added.
+    # Of distances, keys are a copy of a block of prototypes. In half precision all keys are kept,
+    # and a product is computed from a copy of the block before it is added.
     tile, linear = width * work.dim, isinstance(work.similarity, InnerProduct)
-    beside = 0 if linear else tile
+    beside = tile if isinstance(work.similarity, SquaredDistance) else 0
     if work.half:
         beside = max(height * width, height * width // 2 + tile)
     elif shared:

@@ -135,7 +135,7 @@ class _Estimate:
             "scores": inside.scores,
             "features": features,
         }
-        half = work.half and mode != "dense"
+        half = work.half and (mode != "dense" or work.on_gpu)
         products = inside.products / (machine.half_flops if half else machine.flops)
         traffic = inside.passes / machine.bandwidth
         return Cost(
@@ -144,7 +144,7 @@ class _Estimate:
             products=products,
             traffic=traffic,
             exchange=exchange,
-            seconds=max(products + traffic + exchange, machine.launch),
+            seconds=max(products + traffic + exchange, machine.launch * inside.launches),
             fits=sum(parts.values()) <= machine.memory,
             note=note,
         )

@@ -19,8 +19,6 @@ from tammes.advise.workload import UNFUSED, WIDEST
 
 _LARGE_SCORE = 15.0
 """Scale times margin from which the margin is warmed up."""
-_PLAN_ERROR = 0.1
-"""Share by which planned bytes may be wrong, as measured: less is no difference."""
 _REPLICATED = "the same on every rank"
 
 
@@ -205,22 +203,9 @@ def _recommend_mode(choice: Choice, costs: tuple[Cost, ...]) -> list[Recommendat
         reason = f"chosen automatically by a sharded head: {_why(choice, way)}"
         value = "none" if rows[0].value == "none" else way
         return [*rows, Recommendation("implementation", value, reason, "formula")]
-    dense = by_mode["dense"]
-    if (
-        dense.fits
-        and dense.total < (1 - _PLAN_ERROR) * whole.total
-        and dense.seconds <= whole.seconds
-    ):
-        reason = (
-            f"no slower, and {size(dense.total)} per rank instead of {size(whole.total)}; "
-            f"{whole.mode} is chosen automatically"
-        )
-        return [*rows, Recommendation("implementation", "dense", reason, "formula")]
     if whole.fits:
         reason = f"chosen automatically: {_why(choice, whole.mode)}; "
         reason += f"{size(whole.total)} per rank"
-        if whole.mode != "dense" and dense.total < whole.total:
-            reason += f", about as much as dense, {size(dense.total)}"
         return [*rows, Recommendation("implementation", whole.mode, reason, "formula")]
     # Prefer exact implementations, then fast ones.
     small = min(
@@ -244,7 +229,7 @@ def _why(choice: Choice, way: str) -> str:
     if "rest" in work.reads:
         return "the loss needs all scores at once"
     if way == "dense":
-        return f"only {scores:,} scores"
+        return f"{scores:,} scores fit in memory, where it is the fastest"
     if way == "fused":
         return f"products are in {work.autocast}, where the fused kernels are faster"
     if work.device == "cpu":

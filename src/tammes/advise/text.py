@@ -123,8 +123,8 @@ def _costs(advice: "Advice") -> Iterator[str]:
         f"{size(machine.memory)}"
     )
     yield (
-        "  ms: estimated work of the device; launching it takes "
-        f"{machine.launch * 1e3:g} ms, and a step at least that"
+        "  ms: estimated work of the device; a step takes at least its calls, "
+        f"{machine.launch * 1e3:g} ms, or half of that if dense"
     )
     rows = [
         ["mode", "weights", "gradient", "optimizer", "scores", "features", "total", "ms", ""],

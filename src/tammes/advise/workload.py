@@ -6,7 +6,8 @@ from dataclasses import dataclass, replace
 
 import torch
 
-from tammes.kernels.dispatch import Way, choose_kernel
+from tammes.kernels.dense_gpu import supports
+from tammes.kernels.dispatch import SMALL, Way, in_memory
 from tammes.kernels.problem import Problem
 from tammes.similarity import Cosine, Similarity, working_dtype
 
@@ -32,7 +33,8 @@ class Machine:
         half_flops: the same in half precision.
         bandwidth: bytes per second to and from memory.
         link: bytes per second from one accelerator to another of the same node.
-        launch: minimum seconds of a step, for launching its kernels.
+        launch: minimum seconds of a streamed or fused step, for launching its kernels; a dense one
+            has half as many.
         network: bytes per second of an accelerator to those of other nodes.
         node: number of accelerators of a node.
         latency: seconds of the shortest message; a collective of G ranks takes log2 G times that.
@@ -48,7 +50,7 @@ class Machine:
     half_flops: float = 7e14
     bandwidth: float = 4e12
     link: float = 2e11
-    launch: float = 5e-3
+    launch: float = 6.5e-3
     network: float = 4e10
     node: int = 8
     latency: float = 1e-5
@@ -234,6 +236,11 @@ class Workload:
         return self.autocast is not None and self.device == "cuda"
 
     @property
+    def on_gpu(self) -> bool:
+        """Whether the dense implementation has kernels of its own for the fields and precision."""
+        return self.device == "cuda" and supports(self.problem(1, 2), self.reads)
+
+    @property
     def fusable(self) -> bool:
         """Whether the fused kernel supports the fields, precision and size."""
         small = self.dim <= WIDEST and self.dtype != "float64"
@@ -241,18 +248,12 @@ class Workload:
 
     def automatic(self) -> Way:
         """Choice of ``implementation="auto"`` for this loss, with all classes on every rank."""
-        if "rest" in self.reads:
-            return "dense"
-        if self._dispatched(self.rows, self.classes) == "dense":
+        problem = self.problem(self.rows, self.classes)
+        if "rest" in self.reads or in_memory(problem, self.reads, self.half, self.fusable):
             return "dense"
         return self.within(self.rows, self.classes)
 
     def within(self, rows: int, classes: int) -> Way:
         """Choice of ``implementation="auto"`` for rows of all ranks and a shard of the classes."""
-        large = self._dispatched(rows, classes) != "dense"
+        large = rows * classes >= SMALL
         return "fused" if large and self.half and self.fusable else "streamed"
-
-    def _dispatched(self, rows: int, classes: int) -> Way:
-        # The kernels know only the current machine, which may have no GPU, so they cannot decide
-        # here whether the fused kernel would be chosen.
-        return choose_kernel("auto", self.problem(rows, classes), self.reads)

@@ -1,7 +1,7 @@
 """Criterion: a head and a loss, the object that a training loop calls."""
 
 from collections.abc import Mapping, Sequence
-from typing import Any, Literal, cast
+from typing import TYPE_CHECKING, Any, Literal, Self, cast
 
 import torch
 from torch import Tensor, nn
@@ -24,6 +24,7 @@ from tammes.criterion.evaluate_terms import (
     other_terms,
     split_terms,
 )
+from tammes.criterion.graphed import GraphedCriterion
 from tammes.criterion.hyperparameters import Settings, named_schedules
 from tammes.criterion.param_groups import param_groups
 from tammes.criterion.resize import check_new_values, check_resizable, follow
@@ -35,7 +36,10 @@ from tammes.distributed.global_batch import (
     per_example_settings,
 )
 from tammes.heads.head import Head
-from tammes.kernels.dispatch import Implementation
+from tammes.kernels import dense_gpu
+from tammes.kernels.dense import takes_raw
+from tammes.kernels.dispatch import Implementation, choose_kernel
+from tammes.kernels.problem import Problem
 from tammes.schedules import Schedule
 from tammes.similarity import working_dtype
 from tammes.states import Hook, Reading, States
@@ -169,6 +173,10 @@ class Criterion(nn.Module):
         self._uses_prototypes = self.settings.uses_prototypes
         values = [value for own in self.settings.arguments.values() for value in own.values()]
         self._per_class = any(isinstance(value, tuple) for value in values)
+        # Where one kernel is all there is to a call: what it reads.
+        plain = len(self._groups) == 1 and not self._others and not self._groups[0].cosines
+        plain = plain and type(self.head).problem is Head.problem
+        self._plain = self._groups[0].reads if plain else None
 
     def forward(
         self,
@@ -192,8 +200,11 @@ class Criterion(nn.Module):
             A scalar, or with ``reduction="none"`` the weighted losses, shape ``(N,)``.
         """
         tracing, head, scope = transforming(), self.head, self._scope()
-        # In one process a head collects its problem without looking at labels.
-        problem = head.problem(features) if scope is None and head.group is None else None
+        problem = None if tracing or scope is not None else self._raw_problem(features, settings)
+        raw = problem is not None
+        if problem is None and scope is None and head.group is None:
+            # In one process a head collects its problem without looking at labels.
+            problem = head.problem(features)
         if problem is None:
             masked = head.masked()
         else:
@@ -223,9 +234,11 @@ class Criterion(nn.Module):
         batch = Batch(features, labels, valid)
         if not none_ignored:
             # What an ignored example holds must not leak, not even as 0 times NaN.
-            kept = torch.where(valid[:, None], features, 0.0)
-            batch = Batch(kept, torch.where(valid, labels, 0), valid)
-            problem = None if problem is None else problem._replace(features=kept)
+            ignored = ~valid
+            kept = features if raw else features.masked_fill(ignored.unsqueeze(1), 0.0)
+            batch = Batch(kept, labels.masked_fill(ignored, 0), valid)
+            if problem is not None:
+                problem = problem._replace(features=kept, valid=valid if raw else None)
         own = whole = WeightedBatch(batch, weights, settings)
         mine = slice(None)
         if scope is not None:
@@ -253,7 +266,11 @@ class Criterion(nn.Module):
         else:
             weights = self._weigh(whole, class_weights, masked, dtype)
             total = weights.sum()
-            total = torch.where(total == 0, torch.ones_like(total), total)
+            if whole.weights is None and class_weights is None:
+                # Whole numbers.
+                total = total.clamp_min(1)
+            else:
+                total = torch.where(total == 0, torch.ones_like(total), total)
             if self.reduction == "mean":
                 weights = weights / total
         rowwise = self.reduction == "none"
@@ -294,6 +311,26 @@ class Criterion(nn.Module):
                 self.step()
         return loss
 
+    if TYPE_CHECKING:
+        # A call has the type of forward; torch's own is Any.
+        __call__ = forward
+
+    def _raw_problem(self, features: Tensor, settings: Mapping[str, Setting]) -> Problem | None:
+        """Collect a problem for kernels that mask examples and classes themselves, or none."""
+        head = self.head
+        if (
+            not (features.is_cuda or dense_gpu.ANYWHERE)
+            or self._plain is None
+            or settings
+            or self.validate
+        ):
+            return None
+        if len(self.states) or len(self.schedules) or not len(features):
+            return None
+        problem = Problem(features, head.weight, head.bias, head.scale, head.similarity)
+        way = choose_kernel(head.implementation, problem, self._plain)
+        return problem if way == "dense" and takes_raw(problem, self._plain) else None
+
     def _even_weights(self, labels: Tensor, dtype: torch.dtype) -> Tensor:
         """Weights of a batch in which every example counts alike, made once for each size."""
         share = 1 / len(labels) if self.reduction == "mean" else 1.0
@@ -306,6 +343,25 @@ class Criterion(nn.Module):
     def logits(self, features: Tensor) -> Tensor:
         """Scores without any margin, for inference, shape ``(N, C)``."""
         return self.head.logits(features)
+
+    def graphed(self, features: Tensor, labels: Tensor) -> GraphedCriterion:
+        """Record a call and its gradient as CUDA graphs; returns a callable used like this one.
+
+        At everyday sizes a GPU waits for its launches; a replay has one. Schedules, states, and
+        changes of the loss are followed, batches of another shape run as plain calls, and where
+        nothing can be recorded every call does, with a warning.
+
+        Args:
+            features: a batch as it will be, shape ``(N, D)``.
+            labels: shape ``(N,)``.
+
+        Example:
+            >>> criterion = tammes.CosFace(8, 3)
+            >>> features = torch.randn(4, 8, requires_grad=True)
+            >>> fast = criterion.graphed(features, torch.tensor([0, 1, 2, 0]))
+            >>> loss = fast(features, torch.tensor([2, 1, 0, 0]))
+        """
+        return GraphedCriterion(self, features, labels)
 
     def _scope(self) -> GlobalBatch | None:
         """Return the global batch of the process group, or ``None`` in a single process."""
@@ -398,7 +454,7 @@ class Criterion(nn.Module):
         if self.training and not _transformed(tracing):
             self.states.run_hook(hook, batch)
 
-    def schedule(self, *, by_hand: bool | None = None, **schedules: Schedule) -> "Criterion":
+    def schedule(self, *, by_hand: bool | None = None, **schedules: Schedule) -> Self:
         """Attach schedules to settings, by the name of the setting.
 
         A schedule is part of the criterion: saved in its ``state_dict``, it resumes where it

@@ -144,21 +144,21 @@ def _evaluate_group(
     """Evaluate one group of terms, see :func:`split_terms`."""
     problem = cosines_of(problem) if group.cosines else problem
     kernel = choose_kernel(head.implementation, problem, group.reads)
+    low = product_dtype(weights.device) if weights.is_cuda else None
     if kernel in ("dense", "reference"):
         with full_precision(weights.device):
             over = _threshold(group, arguments) if "excess" in group.reads else None
-            split = (dense_split if kernel == "dense" else reference_split)(
-                problem,
-                batch.labels,
-                group.reads,
-                None if over is None else lambda split: over(split, slice(None)),
-            )
+            threshold = None if over is None else lambda split: over(split, slice(None))
+            if kernel == "dense":
+                split = dense_split(problem, batch.labels, group.reads, threshold, low)
+            else:
+                split = reference_split(problem, batch.labels, group.reads, threshold)
             return _weigh(group, evaluate_rows(group, arguments, split), weights, rowwise)
     plan = Plan(
         reads=group.reads,
         evaluate=lambda split, rows: torch.stack(evaluate_rows(group, arguments, split, rows)),
         coefficients=group.coefficients,
-        product_dtype=product_dtype(weights.device) if weights.is_cuda else None,
+        product_dtype=low,
         threshold=_threshold(group, arguments) if "excess" in group.reads else None,
         bound=_largest_score(problem) if kernel == "fused" else None,
         fused=kernel == "fused",

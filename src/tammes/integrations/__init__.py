@@ -2,6 +2,8 @@
 
 :mod:`tammes.integrations.sklearn` is a classifier for scikit-learn,
 :mod:`tammes.integrations.huggingface` a model for Hugging Face's Trainer and hub,
-:mod:`tammes.integrations.lightning` a module for Lightning. Importing one imports the library that
-it is named after; ``import tammes`` imports none of them.
+:mod:`tammes.integrations.sentence_transformers` a loss for Sentence Transformers,
+:mod:`tammes.integrations.timm` timm's networks with a criterion as classifier,
+:mod:`tammes.integrations.lightning` a module for Lightning. Each needs the library that it is named
+after; ``import tammes`` imports none of them.
 """

@@ -17,9 +17,9 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
-from tammes._validation import transforming
+from tammes.kernels.dense_gpu import split_on_gpu, takes
 from tammes.kernels.problem import Problem
-from tammes.kernels.reference import reference_split
+from tammes.kernels.reference import batched, gradients_by_reference
 from tammes.similarity import (
     InnerProduct,
     Operand,
@@ -42,6 +42,7 @@ def dense_split(
     labels: Tensor,
     reads: frozenset[str],
     threshold: Callable[[Split], Tensor] | None = None,
+    low: torch.dtype | None = None,
 ) -> Split:
     """Split a batch, outside of autocast; differentiable any number of times.
 
@@ -50,8 +51,9 @@ def dense_split(
         labels: class of each example, shape ``(N,)``.
         reads: names of the fields to compute.
         threshold: of the ``excess``, as a function of the split without it.
+        low: dtype of autocast, for products on a GPU.
     """
-    features, prototypes, bias, scale, similarity, _, there = problem
+    features, prototypes, bias, scale, similarity, _, there, valid = problem
     # Cast once, so that the parts of a gradient meet in the working dtype.
     dtype = working_dtype(features, prototypes)
     features, prototypes = features.to(dtype), prototypes.to(dtype)
@@ -73,13 +75,21 @@ def dense_split(
     over = None
     if "excess" in reads and threshold is not None:
         over = threshold(assemble(known, labels, scale, classes, features))
-    found = ()
-    if names:
+    numbers = known
+    problem = Problem(features, prototypes, bias, scale, similarity, None, there, valid)
+    if takes(problem, names):
+        numbers = split_on_gpu(problem, labels, names, low) | known
+    elif names:
         found = _DenseSplit.apply(
             features, prototypes, bias, scale, over, labels, there, similarity, names
         )
-    numbers = known | dict(zip(names, found, strict=True))
+        numbers = known | dict(zip(names, found, strict=True))
     return assemble(numbers, labels, scale, classes, features, unit=similarity.is_cosine)
+
+
+def takes_raw(problem: Problem, reads: frozenset[str]) -> bool:
+    """Whether a problem may come with ``valid``: kernels of their own look at everything."""
+    return takes(problem, reads) and not _outputs(problem.similarity.is_cosine, reads)[1]
 
 
 @cache
@@ -160,8 +170,9 @@ class _DenseSplit(torch.autograd.Function):
             saved.features, saved.prototypes, saved.bias, scale, ctx.similarity, there=saved.there
         )
         with full_precision(saved.features.device):
-            if torch.is_grad_enabled() or _batched(gradients):
-                return *_by_reference(problem, saved, wanted), None, None, None, None
+            if torch.is_grad_enabled() or batched(gradients):
+                found = gradients_by_reference(problem, saved.labels, wanted, saved.threshold)
+                return *found, None, None, None, None
             if ctx.spent:
                 # A second backward: the first has overwritten the softmax.
                 _, saved = _evaluate(problem, saved.threshold, saved.labels, ctx.names)
@@ -170,19 +181,11 @@ class _DenseSplit(torch.autograd.Function):
             return *found, None, None, None, None
 
 
-def _batched(gradients: Sequence[Tensor | None]) -> bool:
-    """Whether many gradients are asked for at once, which nothing in place can serve."""
-    return transforming() or any(
-        gradient is not None and torch._C._functorch.is_legacy_batchedtensor(gradient)
-        for gradient in gradients
-    )
-
-
 def _evaluate(
     problem: Problem, threshold: Tensor | None, labels: Tensor, names: tuple[str, ...]
 ) -> tuple[dict[str, Tensor], _Saved]:
     """Compute the numbers of a split, and what their gradients are made of."""
-    features, prototypes, bias, scale, similarity, _, there = problem
+    features, prototypes, bias, scale, similarity, _, there, _ = problem
     apart = names[0] in _OWN and not _target_in_scores(similarity, features)
     query = similarity.features_operand(features)
     keys = similarity.prototypes_operand(prototypes)
@@ -445,33 +448,3 @@ def _gradient_of_scale(
             # These are similarities, which the scale does not change.
             total = total - gradient @ value
     return total / scale
-
-
-def _by_reference(
-    problem: Problem, saved: _Saved, wanted: Mapping[str, Tensor | None]
-) -> list[Tensor | None]:
-    """Gradients as the reference has them: batched, or differentiable under ``create_graph``."""
-    inputs = (saved.features, saved.prototypes, saved.bias, saved.scale, saved.threshold)
-    again, reads = torch.is_grad_enabled(), frozenset(wanted)
-    with torch.enable_grad():
-        threshold = saved.threshold
-        split = reference_split(
-            problem, saved.labels, reads, None if threshold is None else lambda _: threshold
-        )
-        numbers = split._asdict() | {"mean": split.mean * split.rivals}
-    pairs = [
-        (numbers[name], value)
-        for name, value in wanted.items()
-        if value is not None and numbers[name].requires_grad
-    ]
-    needed = [tensor for tensor in inputs if tensor is not None and tensor.requires_grad]
-    found = iter(
-        torch.autograd.grad(
-            [number for number, _ in pairs],
-            needed,
-            [value for _, value in pairs],
-            create_graph=again,
-            allow_unused=True,
-        )
-    )
-    return [next(found) if t is not None and t.requires_grad else None for t in inputs]

@@ -11,11 +11,12 @@ from torch.autograd import forward_ad
 
 from tammes._validation import transforming
 from tammes.kernels.dense import dense_split
+from tammes.kernels.dense_gpu import supports
 from tammes.kernels.problem import Problem
 from tammes.kernels.reference import reference_split
 from tammes.kernels.streamed.functions import streamed_split
-from tammes.kernels.tiling import Plan, most_prototypes
-from tammes.similarity import full_precision, product_dtype
+from tammes.kernels.tiling import Plan, dense_matrices, most_prototypes
+from tammes.similarity import full_precision, product_dtype, working_dtype
 from tammes.split import Split
 
 Implementation = Literal["auto", "dense", "streamed", "fused"]
@@ -23,8 +24,14 @@ Way = Literal["dense", "reference", "streamed", "fused"]
 
 _IMPLEMENTATIONS = frozenset(get_args(Implementation))
 
-_SMALL = 1 << 20
+SMALL = 1 << 20
 """Scores below which the dense kernel is at least as fast, and its matrices small anyway."""
+_FUSED = 1 << 27
+"""Scores above which the fused kernel is faster on a GPU, in half precision: below, a step takes as
+long as its launches, of which it has more. Measured by benchmarks/everyday.py on an H200."""
+_ROOM = 4 << 30
+"""Bytes that dense matrices may take on a GPU, at most, and at most an eighth of its memory. Within
+it, scores in blocks take longer."""
 _log = logging.getLogger("tammes")
 
 
@@ -43,9 +50,12 @@ def choose_kernel(implementation: Implementation, problem: Problem, reads: froze
     if problem.share is None:
         if "rest" in reads or transforming() or forward_ad._current_level >= 0:
             return "reference"
-        rows, classes = problem.features.shape[0], problem.prototypes.shape[0]
-        if implementation == "dense" or (implementation == "auto" and rows * classes < _SMALL):
-            return "dense" if rows else "reference"
+        half = product_dtype(problem.features.device) is not None
+        if implementation == "dense" or (
+            implementation == "auto"
+            and in_memory(problem, reads, half, half and why_not_fused(problem, reads) is None)
+        ):
+            return "dense" if len(problem.features) else "reference"
     elif "rest" in reads:
         raise ValueError(
             "a head that has only some of the classes expects terms without rest, "
@@ -65,9 +75,38 @@ def _scores(problem: Problem) -> int:
     return len(problem.features) * most_prototypes(problem)
 
 
+def in_memory(problem: Problem, reads: frozenset[str], half: bool, fusable: bool) -> bool:
+    """Whether the dense kernel is the fastest, and its matrices are small.
+
+    Args:
+        problem: of all classes; on the device ``meta`` it stands for one on a GPU.
+        reads: fields of the split.
+        half: whether products take half precision.
+        fusable: whether the fused kernel could run.
+    """
+    scores, device = _scores(problem), problem.features.device
+    if scores < SMALL:
+        return True
+    if device.type not in ("cuda", "meta"):
+        return False
+    lean = supports(problem, reads)
+    if half and fusable and scores > (_FUSED if lean else 0):
+        return False
+    item = working_dtype(problem.features, problem.prototypes).itemsize
+    matrices = 1.5 if lean else dense_matrices(reads)
+    return scores * item * matrices <= _room(device)
+
+
+@cache
+def _room(device: torch.device) -> int:
+    if device.type != "cuda":
+        return _ROOM
+    return min(_ROOM, torch.cuda.get_device_properties(device).total_memory // 8)
+
+
 def _pays(problem: Problem) -> bool:
     """Whether the fused kernel is faster: where products take half precision."""
-    return product_dtype(problem.features.device) is not None and _scores(problem) >= _SMALL
+    return product_dtype(problem.features.device) is not None and _scores(problem) >= SMALL
 
 
 def why_not_fused(problem: Problem, reads: frozenset[str]) -> str | None:
@@ -105,10 +144,10 @@ def split(
     kernel = choose_kernel(implementation, problem, reads)
     if kernel == "reference":
         return reference_split(problem, labels, reads)
+    low = product_dtype(problem.features.device)
     if kernel == "dense":
         with full_precision(problem.features.device):
-            return dense_split(problem, labels, reads)
-    low = product_dtype(problem.features.device)
+            return dense_split(problem, labels, reads, low=low)
     plan = Plan(reads, _never, (), product_dtype=low)
     return streamed_split(problem, labels, plan)
 

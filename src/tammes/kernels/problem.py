@@ -47,6 +47,8 @@ class Problem(NamedTuple):
         similarity: how a feature is compared with a prototype.
         share: set where these prototypes are not all there are.
         there: which classes are not masked, shape ``(C,)``, or none where none can be.
+        valid: which examples count, shape ``(N,)``, where features of the others may hold anything
+            and a bias of ``-inf`` masks a class; none after :meth:`masked`.
     """
 
     features: Tensor
@@ -56,6 +58,15 @@ class Problem(NamedTuple):
     similarity: Similarity
     share: Share | None = None
     there: Tensor | None = None
+    valid: Tensor | None = None
+
+    def masked(self) -> "Problem":
+        """The same with zeros for examples that do not count, and a finite bias."""
+        if self.valid is None:
+            return self
+        kept = self.features.masked_fill(~self.valid.unsqueeze(1), 0.0)
+        bias, there = unmasked(self.bias)
+        return self._replace(features=kept, bias=bias, there=there, valid=None)
 
 
 def unmasked(bias: Tensor | None) -> tuple[Tensor | None, Tensor | None]:

@@ -1,10 +1,11 @@
 """The plain form of a split: every score in memory, gradients by autograd."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping, Sequence
 
 import torch
 from torch import Tensor
 
+from tammes._validation import transforming
 from tammes.kernels.problem import Problem
 from tammes.similarity import full_precision, working_dtype
 from tammes.split import Split, split_matrix, with_sums
@@ -75,3 +76,54 @@ def reference_split(
         matrix = _products(problem, query, row_offset)
         split = split_matrix(matrix, labels, problem.scale, problem.there, own, reads)
         return with_sums(split, reads, None if threshold is None else threshold(split))
+
+
+def batched(gradients: Sequence[Tensor | None]) -> bool:
+    """Whether many gradients are asked for at once, which nothing in place can serve."""
+    return transforming() or any(
+        gradient is not None and torch._C._functorch.is_legacy_batchedtensor(gradient)
+        for gradient in gradients
+    )
+
+
+def gradients_by_reference(
+    problem: Problem,
+    labels: Tensor,
+    wanted: Mapping[str, Tensor | None],
+    threshold: Tensor | None = None,
+) -> list[Tensor | None]:
+    """Gradients of a split's numbers, batched or differentiable under ``create_graph``.
+
+    Args:
+        problem: features and prototypes.
+        labels: class of each example, shape ``(N,)``.
+        wanted: gradients of the numbers, by name; ``mean`` is the sum over the classes.
+        threshold: of the ``excess``.
+
+    Returns:
+        Gradients of features, prototypes, bias, scale and threshold.
+    """
+    scale = problem.scale if isinstance(problem.scale, Tensor) else None
+    inputs = (problem.features, problem.prototypes, problem.bias, scale, threshold)
+    again, reads = torch.is_grad_enabled(), frozenset(wanted)
+    with torch.enable_grad():
+        split = reference_split(
+            problem, labels, reads, None if threshold is None else lambda _: threshold
+        )
+        numbers = split._asdict() | {"mean": split.mean * split.rivals}
+    pairs = [
+        (numbers[name], value)
+        for name, value in wanted.items()
+        if value is not None and numbers[name].requires_grad
+    ]
+    needed = [tensor for tensor in inputs if tensor is not None and tensor.requires_grad]
+    found = iter(
+        torch.autograd.grad(
+            [number for number, _ in pairs],
+            needed,
+            [value for _, value in pairs],
+            create_graph=again,
+            allow_unused=True,
+        )
+    )
+    return [next(found) if t is not None and t.requires_grad else None for t in inputs]

@@ -80,6 +80,15 @@ class Plan:
         return not self.fused and len(blocks) > 1 and longest(blocks) < FEWEST
 
 
+def dense_matrices(reads: frozenset[str]) -> int:
+    """Count the N x C matrices alive at once in the dense kernel, by the fields read."""
+    if "rest" in reads:
+        # Autograd makes the gradients.
+        return 5
+    # Scores and their softmax; and what is made beside them where both are multiplied.
+    return 2 + (0 if reads.isdisjoint(("expected", "excess", "softplus")) else 1)
+
+
 def most_prototypes(problem: Problem) -> int:
     """Count the prototypes of the rank that has most of them, so that all ranks cut rows alike."""
     here = len(problem.prototypes)
@@ -126,9 +135,12 @@ def padded(classes: int) -> int:
 
 
 def fits_in_gradient(problem: Problem, row_blocks: Sequence[slice]) -> bool:
-    """Whether the scores are one block of no more rows than a feature has numbers."""
+    """Whether the scores are one block of no more rows than a feature has numbers.
+
+    On a GPU they stay apart: sums along rows that lie across memory take more room than that saves.
+    """
     count, size = problem.features.shape
-    return len(row_blocks) <= 1 and count <= size
+    return problem.features.device.type == "cpu" and len(row_blocks) <= 1 and count <= size
 
 
 def cut(total: int, most: int, multiple: int = 1) -> list[slice]:

@@ -820,7 +820,7 @@ def test_a_wrong_name_or_setting_of_timm_is_refused(text, message):
 
 def test_without_timm_it_says_how_to_install_it(monkeypatch):
     monkeypatch.setitem(sys.modules, "timm", None)
-    with pytest.raises(ImportError, match=r"^timm:resnet50 needs timm, .* pip install timm$"):
+    with pytest.raises(ImportError, match=r"^timm could not .* pip install 'tammes\[timm\]'$"):
         backbones.build("timm:resnet50", shape=(3, 8, 8))
 
 

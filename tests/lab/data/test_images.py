@@ -1,8 +1,6 @@
 """Images in memory, and the embedded digits."""
 
 import pickle
-import re
-from pathlib import Path
 
 import pytest
 import torch
@@ -164,12 +162,3 @@ def test_images_that_do_not_go_with_their_labels_are_refused(few):
         Images(few.labels[:3], few.index, few.classes, few.shape, few.pixels)
     with pytest.raises(ValueError, match="pixels or a reader, got neither"):
         Images(few.labels, few.index, few.classes, few.shape, None)
-
-
-def test_the_code_on_the_page_runs(capsys):
-    page = (Path(__file__).parents[3] / "docs" / "data.md").read_text()
-    # The second block reads data sets that are not at hand.
-    first, second = re.findall(r"^```python\n(.*?)^```", page, re.DOTALL | re.MULTILINE)
-    compile(second, "data.md", "exec")
-    exec(compile(first, "data.md", "exec"), {})
-    assert "(1, 8, 8)" in capsys.readouterr().out

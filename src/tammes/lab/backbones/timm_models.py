@@ -15,8 +15,6 @@ def from_timm(
 ) -> Backbone:
     """Build a network of timm without its classifier.
 
-    timm depends on torchvision, so Tammes does not install it: ``pip install timm``.
-
     Args:
         name: name in timm, such as ``resnet50`` or ``vit_small_patch16_224.dino``.
         shape: channels, height and width of the images.
@@ -28,15 +26,7 @@ def from_timm(
         ImportError: timm cannot be imported.
         ValueError: timm has no network of this name.
     """
-    try:
-        timm = require("timm", extra="lab")
-    except ImportError as cause:
-        raise ImportError(
-            f"timm:{name} needs timm, which could not be imported "
-            f"({type(cause.__cause__).__name__}: {cause.__cause__}); "
-            "install it with: pip install timm",
-            name="timm",
-        ) from cause
+    timm = require("timm", extra="timm")
     blocks = Blocks(f"timm:{name}", shape, 1, features, 1.0, "batch")
     if not timm.is_model(name.partition(".")[0]):
         hint = did_you_mean(f"timm:{name}", [f"timm:{each}" for each in timm.list_models()])

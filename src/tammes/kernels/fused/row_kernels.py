@@ -1,0 +1,249 @@
+"""Triton kernels of the dense split on a GPU: what surrounds its three matrix products.
+
+Each takes one row per program, in single precision whatever the tensors hold, and replaces some ten
+launches of torch. :mod:`tammes.kernels.dense_gpu` says what they are for.
+"""
+
+import triton
+import triton.language as tl
+
+
+@triton.jit
+def pair(
+    features,
+    prototypes,
+    labels,
+    valid,
+    bias,
+    queries,
+    units,
+    inverses,
+    own_inverses,
+    class_inverses,
+    targets,
+    gaps,
+    opposites,
+    count,
+    size,
+    UNIT: tl.constexpr,
+    ANGLES: tl.constexpr,
+    HAS_VALID: tl.constexpr,
+    HAS_BIAS: tl.constexpr,
+    WRITE: tl.constexpr,
+    TINY: tl.constexpr,
+    HUGE: tl.constexpr,
+    BLOCK: tl.constexpr,
+):
+    """A feature and its own prototype: the query, and their similarity apart from the products.
+
+    With UNIT the query has length one and the target is a cosine, as half a squared distance; with
+    ANGLES that distance and that of the opposite are written too. Else the target is a product. A
+    row that is not valid counts as zero, whatever it holds; a valid one whose class is masked by a
+    bias of minus infinity gets a target that is no number. Programs from ``count`` on write the
+    inverse length of a prototype, and with WRITE the prototype of length one.
+    """
+    row = tl.program_id(0).to(tl.int64)
+    place = tl.arange(0, BLOCK)
+    inside = place < size
+    if row < count:
+        label = tl.load(labels + row)
+        x = tl.load(features + row * size + place, mask=inside, other=0.0).to(tl.float32)
+        w = tl.load(prototypes + label * size + place, mask=inside, other=0.0).to(tl.float32)
+        counts = True
+        if HAS_VALID:
+            counts = tl.load(valid + row) != 0
+            x = tl.where(counts, x, 0.0)
+        if UNIT:
+            # Shortened by a power of two where squares would overflow.
+            shrink = tl.where(tl.max(tl.abs(x), 0) > HUGE, 8.271806125530277e-25, 1.0)
+            length = tl.sqrt(tl.sum((x * shrink) * (x * shrink), 0))
+            inverse = tl.where(length > TINY, 1.0 / tl.maximum(length, TINY), 0.0) * shrink
+            own_length = tl.sqrt(tl.sum(w * w, 0))
+            own_inverse = tl.where(own_length > TINY, 1.0 / tl.maximum(own_length, TINY), 0.0)
+            x *= inverse
+            w *= own_inverse
+            directed = (inverse > 0) & (own_inverse > 0)
+            gap = tl.where(directed, tl.sum((x - w) * (x - w), 0) * 0.5, 1.0)
+            tl.store(inverses + row, inverse)
+            tl.store(own_inverses + row, own_inverse)
+            tl.store(targets + row, 1.0 - gap)
+            if ANGLES:
+                tl.store(gaps + row, gap)
+                opposite = tl.where(directed, tl.sum((x + w) * (x + w), 0) * 0.5, 1.0)
+                tl.store(opposites + row, opposite)
+        else:
+            target = tl.sum(x * w, 0)
+            if HAS_BIAS:
+                shift = tl.load(bias + label)
+                hidden = tl.where(counts, float("nan"), 0.0)
+                target = tl.where(shift == float("-inf"), hidden, target + shift)
+            tl.store(targets + row, target)
+        tl.store(queries + row * size + place, x.to(queries.dtype.element_ty), mask=inside)
+    else:
+        at = (row - count) * size + place
+        w = tl.load(prototypes + at, mask=inside, other=0.0).to(tl.float32)
+        length = tl.sqrt(tl.sum(w * w, 0))
+        inverse = tl.where(length > TINY, 1.0 / tl.maximum(length, TINY), 0.0)
+        tl.store(class_inverses + row - count, inverse)
+        if WRITE:
+            tl.store(units + at, (w * inverse).to(units.dtype.element_ty), mask=inside)
+
+
+@triton.jit
+def softmax_of_others(
+    products,
+    factors,
+    shifts,
+    labels,
+    softmax,
+    others,
+    rivals,
+    classes,
+    scale,
+    lift,
+    HAS_FACTORS: tl.constexpr,
+    HAS_SHIFTS: tl.constexpr,
+    BLOCK: tl.constexpr,
+):
+    """Log-sum-exp of the other classes' scores, and their softmax times ``lift`` and the factors.
+
+    A score is ``scale (product factor + shift)``; a shift of minus infinity masks a class, and the
+    others that are not masked are counted. The softmax may lie in the memory of the products.
+    """
+    row = tl.program_id(0).to(tl.int64)
+    label = tl.load(labels + row)
+    top = tl.full((BLOCK,), float("-inf"), tl.float32)
+    total = tl.zeros((BLOCK,), tl.float32)
+    many = tl.zeros((BLOCK,), tl.float32)
+    for start in range(0, classes, BLOCK):
+        column = start + tl.arange(0, BLOCK)
+        known = column < classes
+        f = tl.load(products + row * classes + column, mask=known, other=0.0) * scale
+        if HAS_FACTORS:
+            f *= tl.load(factors + column, mask=known, other=0.0)
+        if HAS_SHIFTS:
+            shift = tl.load(shifts + column, mask=known, other=float("-inf"))
+            many += tl.where((shift > float("-inf")) & (column != label), 1.0, 0.0)
+            f += shift * scale
+        f = tl.where(known & (column != label), f, float("-inf"))
+        # A number that is none must show, which a maximum may hide.
+        higher = tl.where(f > top, f, top)
+        base = tl.where(higher > float("-inf"), higher, 0.0)
+        total = total * tl.exp(tl.where(top > float("-inf"), top - base, float("-inf")))
+        total += tl.exp(f - base)
+        top = higher
+    if HAS_SHIFTS:
+        tl.store(rivals + row, tl.sum(many, 0))
+    best = tl.max(top, 0)
+    base = tl.where(best > float("-inf"), best, 0.0)
+    whole = tl.sum(total * tl.exp(top - base), 0)
+    tl.store(others + row, base + tl.log(whole))
+    # Not through the logarithm, which has lost digits to the shift.
+    lift = tl.where(whole == 0, 0.0, lift / whole)
+    for start in range(0, classes, BLOCK):
+        column = start + tl.arange(0, BLOCK)
+        known = column < classes
+        f = tl.load(products + row * classes + column, mask=known, other=0.0) * scale
+        value = lift
+        if HAS_FACTORS:
+            factor = tl.load(factors + column, mask=known, other=0.0)
+            f *= factor
+            value = lift * factor
+        if HAS_SHIFTS:
+            f += tl.load(shifts + column, mask=known, other=0.0) * scale
+        value = tl.where(column != label, tl.exp(f - base), 0.0) * value
+        at = softmax + row * classes + column
+        tl.store(at, value.to(softmax.dtype.element_ty), mask=known)
+
+
+@triton.jit
+def pair_back(
+    features,
+    prototypes,
+    labels,
+    valid,
+    inverses,
+    own_inverses,
+    d_query,
+    d_others,
+    d_target,
+    d_gap,
+    d_opposite,
+    weighted,
+    own_rows,
+    size,
+    factor,
+    UNIT: tl.constexpr,
+    ANGLES: tl.constexpr,
+    HAS_VALID: tl.constexpr,
+    SCALED: tl.constexpr,
+    HAS_QUERY: tl.constexpr,
+    BLOCK: tl.constexpr,
+):
+    """From the gradients of a row's numbers to those of its feature and its own prototype.
+
+    In the memory of ``d_query``, which comes without the row's part ``d_others factor``, the
+    gradient of the feature is written; ``weighted`` is the query times that part, the left side of
+    the next product; ``own_rows`` is to be added to the gradient of the own class. With SCALED that
+    is the gradient of prototypes as they are, else of unit ones.
+    """
+    row = tl.program_id(0).to(tl.int64)
+    place = tl.arange(0, BLOCK)
+    inside = place < size
+    at = row * size + place
+    label = tl.load(labels + row)
+    x = tl.load(features + at, mask=inside, other=0.0).to(tl.float32)
+    w = tl.load(prototypes + label * size + place, mask=inside, other=0.0).to(tl.float32)
+    if HAS_VALID:
+        x = tl.where(tl.load(valid + row) != 0, x, 0.0)
+    part = tl.load(d_others + row) * factor
+    closer = tl.load(d_target + row)
+    inverse = 1.0
+    if UNIT:
+        inverse = tl.load(inverses + row)
+        own_inverse = tl.load(own_inverses + row)
+        x *= inverse
+        w *= own_inverse
+        apart = w - x
+        directed = (inverse > 0) & (own_inverse > 0)
+        if ANGLES:
+            closer -= tl.load(d_gap + row)
+            closer = tl.where(directed, closer, 0.0)
+            across = tl.where(directed, tl.load(d_opposite + row), 0.0) * (x + w)
+            d_x = closer * apart + across
+            d_w = across - closer * apart
+        else:
+            closer = tl.where(directed, closer, 0.0)
+            d_x = closer * apart
+            d_w = -d_x
+        if SCALED:
+            d_w *= own_inverse
+    else:
+        d_x = closer * w
+        d_w = closer * x
+    tl.store(own_rows + at, d_w, mask=inside)
+    tl.store(weighted + at, (x * part).to(weighted.dtype.element_ty), mask=inside)
+    if HAS_QUERY:
+        d_x += tl.load(d_query + at, mask=inside, other=0.0) * part
+        if UNIT:
+            d_x = (d_x - x * tl.sum(d_x * x, 0)) * inverse
+        tl.store(d_query + at, d_x, mask=inside)
+
+
+@triton.jit
+def through_lengths(gradient, vectors, inverses, size, SCALED: tl.constexpr, BLOCK: tl.constexpr):
+    """Leave of a gradient, in place, the part across each row's direction.
+
+    With SCALED it is already that of rows as they are, else of unit rows.
+    """
+    row = tl.program_id(0).to(tl.int64)
+    place = tl.arange(0, BLOCK)
+    inside = place < size
+    at = row * size + place
+    inverse = tl.load(inverses + row)
+    unit = tl.load(vectors + at, mask=inside, other=0.0).to(tl.float32) * inverse
+    g = tl.load(gradient + at, mask=inside, other=0.0)
+    g -= unit * tl.sum(g * unit, 0)
+    if not SCALED:
+        g *= inverse
+    tl.store(gradient + at, g, mask=inside)

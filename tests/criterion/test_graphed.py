@@ -1,0 +1,151 @@
+"""A graphed criterion gives what the criterion gives; without a GPU it is the criterion."""
+
+import copy
+import logging
+
+import pytest
+import torch
+from torch.testing import assert_close
+
+import tammes
+from tammes.schedules import WarmUp
+
+
+def test_without_a_gpu_calls_run_as_they_are(caplog):
+    criterion = tammes.CosFace(5, 4)
+    features, labels = torch.randn(3, 5, requires_grad=True), torch.tensor([0, 1, 2])
+    with caplog.at_level(logging.WARNING, logger="tammes"):
+        fast = criterion.graphed(features, labels)
+    assert "without CUDA graphs: it needs features on a CUDA device, got them on cpu" in caplog.text
+    assert not fast.recorded
+    assert_close(fast(features, labels), criterion(features, labels))
+    assert fast.terms.keys() == {"cosface"}
+    assert fast.head is criterion.head
+    weighted = fast(features, labels, weights=torch.tensor([1.0, 0.0, 0.0]), margin=0.1)
+    assert_close(
+        weighted, criterion(features, labels, weights=torch.tensor([1.0, 0.0, 0.0]), margin=0.1)
+    )
+
+
+LOSSES = {
+    "softmax": lambda: tammes.Softmax(16, 10),
+    "arcface": lambda: tammes.ArcFace(16, 10),
+    "scheduled": lambda: tammes.CosFace(16, 10).schedule(margin=WarmUp(0.0, 0.35, steps=5)),
+    "center": lambda: tammes.Criterion(
+        tammes.CosineHead(16, 10), tammes.cosface() + 0.1 * tammes.center()
+    ),
+    "direct_sum": lambda: tammes.Criterion(
+        tammes.LinearHead(16, 10, bias=False), tammes.direct_sum(tammes.softmax(), tammes.nca())
+    ),
+    "learned": lambda: tammes.CosFace(16, 10, scale="learnable"),
+}
+
+
+def make_batch(count=32):
+    features = torch.randn(count, 16).cuda().requires_grad_()
+    return features, torch.randint(10, (count,)).cuda()
+
+
+def step(call, criterion, features, labels):
+    criterion.zero_grad()
+    features.grad = None
+    loss = call(features, labels)
+    loss.backward()
+    found = [loss.detach().clone(), features.grad.clone()]
+    return found + [p.grad.clone() for p in criterion.parameters() if p.grad is not None]
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("name", LOSSES)
+@pytest.mark.parametrize("autocast", [False, True])
+def test_graphed_calls_give_what_plain_calls_give(name, autocast):
+    plain = LOSSES[name]().cuda()
+    graphed = copy.deepcopy(plain)
+    with torch.autocast("cuda", torch.bfloat16, enabled=autocast):
+        fast = graphed.graphed(*make_batch())
+        assert fast.recorded
+        for _ in range(7):
+            features, labels = make_batch()
+            assert_close(
+                step(fast, graphed, features, labels), step(plain, plain, features, labels)
+            )
+            assert_close(fast.terms, plain.terms)
+    assert_close(graphed.state_dict(), plain.state_dict())
+
+
+@pytest.mark.gpu
+def test_the_last_batch_of_an_epoch_and_evaluation_run_without_a_graph():
+    criterion = LOSSES["arcface"]().cuda()
+    fast = criterion.graphed(*make_batch())
+    features, labels = make_batch(7)
+    assert_close(
+        step(fast, criterion, features, labels), step(criterion, criterion, features, labels)
+    )
+    with torch.no_grad():
+        assert_close(fast(features, labels), criterion(features, labels))
+    weights = torch.rand(7).cuda()
+    assert_close(
+        fast(features, labels, weights=weights), criterion(features, labels, weights=weights)
+    )
+
+
+@pytest.mark.gpu
+def test_two_calls_before_the_backward_pass():
+    criterion = LOSSES["arcface"]().cuda()
+    fast = criterion.graphed(*make_batch())
+    first, second = make_batch(), make_batch()
+    (fast(*first) + fast(*second)).backward()
+    expected = [first[0].grad.clone(), second[0].grad.clone()]
+    first[0].grad = second[0].grad = None
+    (criterion(*first) + criterion(*second)).backward()
+    assert_close([first[0].grad, second[0].grad], expected)
+
+
+@pytest.mark.gpu
+def test_gradients_accumulate():
+    criterion = LOSSES["arcface"]().cuda()
+    fast, batches = criterion.graphed(*make_batch()), [make_batch(), make_batch()]
+    for call in (criterion, fast):
+        criterion.zero_grad()
+        for features, labels in batches:
+            call(features, labels).backward()
+        if call is criterion:
+            expected = criterion.head.weight.grad.clone()
+    assert_close(criterion.head.weight.grad, expected)
+
+
+@pytest.mark.gpu
+def test_a_second_backward_pass_is_refused():
+    criterion = LOSSES["arcface"]().cuda()
+    loss = criterion.graphed(*make_batch())(*make_batch())
+    loss.backward(retain_graph=True)
+    with pytest.raises(RuntimeError, match="expects one backward pass"):
+        loss.backward()
+    features, labels = make_batch()
+    loss = criterion.graphed(features, labels)(features, labels)
+    with pytest.raises(RuntimeError, match="none to be differentiated again"):
+        torch.autograd.grad(loss, features, create_graph=True)
+
+
+@pytest.mark.gpu
+def test_a_change_is_followed():
+    criterion = LOSSES["arcface"]().cuda()
+    fast = criterion.graphed(*make_batch())
+    criterion.class_weights = torch.rand(10)
+    features, labels = make_batch()
+    assert_close(
+        step(fast, criterion, features, labels), step(criterion, criterion, features, labels)
+    )
+    with torch.autocast("cuda", torch.bfloat16):
+        assert_close(
+            step(fast, criterion, features, labels), step(criterion, criterion, features, labels)
+        )
+
+
+@pytest.mark.gpu
+def test_recording_steps_no_schedule_and_leaves_no_gradient():
+    criterion = LOSSES["scheduled"]().cuda()
+    before = copy.deepcopy(criterion.state_dict())
+    criterion.graphed(*make_batch())
+    assert_close(criterion.state_dict(), before)
+    assert criterion.head.weight.grad is None

@@ -1,0 +1,247 @@
+"""Kernels of the dense split on a GPU, there or by Triton's interpreter, against the reference."""
+
+import copy
+
+import pytest
+import torch
+from catalogue import CLASSES, HEADS, SPLIT_TERMS, fits
+from torch.testing import assert_close
+
+import tammes
+from tammes.kernels import dense, dense_gpu
+from tammes.kernels.dense import dense_split
+from tammes.kernels.problem import Problem
+from tammes.similarity import Cosine, InnerProduct
+
+launch = pytest.importorskip(
+    "tammes.kernels.fused.launch", reason="no triton", exc_type=ImportError
+)
+
+DEVICE = "cuda" if torch.cuda.is_available() else "cpu"
+pytestmark = [
+    pytest.mark.kernel,
+    pytest.mark.skipif(
+        DEVICE == "cpu" and not launch.INTERPRETED, reason="neither a GPU nor TRITON_INTERPRET=1"
+    ),
+    # By design: a row without other classes, and numbers beyond half precision.
+    pytest.mark.filterwarnings("ignore:(divide by zero|overflow|invalid value):RuntimeWarning"),
+]
+LEAN = {
+    name: term
+    for name, term in SPLIT_TERMS.items()
+    if "others" in term.definition.reads and dense_gpu._OTHERWISE.isdisjoint(term.definition.reads)
+}
+
+
+@pytest.fixture(autouse=True)
+def used(monkeypatch):
+    """Names of the numbers that the kernels were asked for."""
+    seen = []
+    original = dense.split_on_gpu
+
+    def spy(problem, labels, names, low):
+        seen.append(names)
+        return original(problem, labels, names, low)
+
+    monkeypatch.setattr(dense, "split_on_gpu", spy)
+    monkeypatch.setattr(dense_gpu, "ANYWHERE", True)
+    return seen
+
+
+def results(criterion, features, labels):
+    """Loss, terms and gradients of one call, in double precision on the CPU."""
+    criterion = copy.deepcopy(criterion).to(DEVICE)
+    features = features.to(DEVICE).clone().requires_grad_()
+    loss = criterion(features, labels.to(DEVICE))
+    (1.5 * loss.sum()).backward()
+    found = {"loss": loss.detach(), "features": features.grad, **criterion.terms}
+    found |= {name: parameter.grad for name, parameter in criterion.named_parameters()}
+    return {name: tensor.double().cpu() for name, tensor in found.items()}
+
+
+def exact(criterion, features, labels):
+    """The same in double precision, which these kernels leave to others."""
+    return results(copy.deepcopy(criterion).double(), features.double(), labels)
+
+
+@pytest.mark.parametrize("name", LEAN)
+@pytest.mark.parametrize("head", ["linear", "cosine"])
+@pytest.mark.parametrize("reduction", ["mean", "none"])
+def test_values_and_gradients_are_those_of_double_precision(name, head, reduction, used):
+    head = HEADS[head](6, CLASSES, scale=3.0)
+    if not fits(LEAN[name], head):
+        pytest.skip("the term does not fit this head")
+    criterion = tammes.Criterion(head, LEAN[name], reduction=reduction)
+    features, labels = torch.randn(13, 6), torch.randint(CLASSES, (13,))
+    found = results(criterion, features, labels)
+    assert len(used) == 1
+    assert_close(found, exact(criterion, features, labels), rtol=2e-5, atol=2e-6)
+
+
+@pytest.mark.parametrize(
+    ("make", "shape"),
+    [
+        *(
+            (make, shape)
+            for make in (tammes.Softmax, tammes.ArcFace)
+            for shape in ((1, 3, 2), (5, 64, 70))
+        ),
+        # More classes than a block; a program for each prototype would take the interpreter long.
+        (tammes.Softmax, (2, 9, 4100)),
+        (tammes.LMSoftmax, (3, 40, 33)),
+    ],
+)
+def test_any_shape_will_do(make, shape, used):
+    count, size, classes = shape
+    criterion = make(size, classes)
+    features, labels = torch.randn(count, size), torch.randint(classes, (count,))
+    found = results(criterion, features, labels)
+    assert used
+    assert_close(found, exact(criterion, features, labels), rtol=1e-4, atol=1e-5)
+
+
+def test_rows_without_a_direction_and_rows_that_are_huge(used):
+    criterion = tammes.ArcFace(5, 4, scale=8.0)
+    with torch.no_grad():
+        criterion.head.weight[2] = 0
+    features, labels = torch.randn(6, 5), torch.tensor([0, 1, 2, 3, 0, 1])
+    features[0], features[1] = 0, features[1] * 1e30
+    assert_close(
+        results(criterion, features, labels),
+        exact(criterion, features, labels),
+        rtol=1e-4,
+        atol=1e-5,
+    )
+    assert used
+
+
+@pytest.mark.parametrize("make", [tammes.Softmax, tammes.CosFace])
+def test_ignored_examples_may_hold_anything(make, used):
+    criterion = make(5, 4, validate=None)
+    features, labels = torch.randn(6, 5), torch.tensor([0, 1, -100, 3, 0, -100])
+    expected = exact(criterion, features, labels)
+    features[2], features[5] = torch.nan, torch.inf
+    assert_close(results(criterion, features, labels), expected, rtol=1e-4, atol=1e-6)
+    assert used
+
+
+def test_masked_classes_are_not_there(used):
+    criterion = tammes.Softmax(5, 6, validate=None)
+    with torch.no_grad():
+        criterion.head.bias.copy_(torch.tensor([-torch.inf, 0.3, 0.1, -torch.inf, -0.2, 0.0]))
+    features, labels = torch.randn(5, 5), torch.tensor([1, 2, 4, 5, -100])
+    found = results(criterion, features, labels)
+    assert used
+    assert_close(found, exact(criterion, features, labels), rtol=1e-5, atol=1e-6)
+    assert found["head.bias"][0] == found["head.bias"][3] == 0
+    split = dense_split(
+        Problem(
+            features.to(DEVICE),
+            criterion.head.weight.detach().to(DEVICE),
+            criterion.head.bias.detach().to(DEVICE),
+            1.0,
+            InnerProduct(),
+            valid=(labels >= 0).to(DEVICE),
+        ),
+        labels.clamp_min(1).to(DEVICE),
+        frozenset(("target", "others")),
+    )
+    assert split.rivals.tolist() == [3.0] * 5
+
+
+def test_an_example_of_a_masked_class_shows(used):
+    criterion = tammes.Softmax(5, 3, validate=None).to(DEVICE)
+    with torch.no_grad():
+        criterion.head.bias[1] = -torch.inf
+    features = torch.randn(2, 5, device=DEVICE)
+    assert criterion(features, torch.tensor([0, 1], device=DEVICE)).isnan()
+    assert criterion(features, torch.tensor([0, 2], device=DEVICE)).isfinite()
+    assert used
+
+
+@pytest.mark.parametrize("similarity", [InnerProduct(), Cosine()])
+@pytest.mark.parametrize("low", [torch.float16, torch.bfloat16])
+def test_products_in_half_precision_lose_no_more_than_their_inputs(similarity, low):
+    # Gradients as small as in a batch of thousands.
+    features = torch.randn(9, 32, device=DEVICE, requires_grad=True)
+    prototypes = torch.randn(50, 32, device=DEVICE, requires_grad=True)
+    labels = torch.randint(50, (9,), device=DEVICE)
+    found = []
+    for dtype, half in ((torch.float64, None), (torch.float32, low)):
+        problem = Problem(
+            features.to(dtype), prototypes.to(dtype), None, 4.0, similarity, None, None, None
+        )
+        split = dense_split(problem, labels, frozenset(("target", "others")), low=half)
+        loss = 1e-6 * (split.others - 4.0 * split.target).exp().log1p().sum()
+        found.append((loss, *torch.autograd.grad(loss, (features, prototypes))))
+    for expected, value in zip(*found, strict=True):
+        apart = (value - expected).norm() / expected.norm()
+        assert apart < (2e-3 if low is torch.float16 else 1.5e-2)
+
+
+@pytest.mark.parametrize("frozen", ["features", "prototypes"])
+def test_only_gradients_that_are_needed(frozen, used):
+    criterion = tammes.CosFace(5, 4).to(DEVICE)
+    features = torch.randn(3, 5, device=DEVICE, requires_grad=frozen != "features")
+    criterion.head.weight.requires_grad_(frozen != "prototypes")
+    labels = torch.tensor([0, 1, 2], device=DEVICE)
+    criterion(features, labels).backward()
+    other = copy.deepcopy(criterion).double()
+    expected = features.detach().double().requires_grad_(frozen != "features")
+    other.zero_grad()
+    other(expected, labels).backward()
+    for mine, theirs in ((features, expected), (criterion.head.weight, other.head.weight)):
+        assert (mine.grad is None) == (theirs.grad is None)
+        if mine.grad is not None:
+            assert_close(mine.grad.double(), theirs.grad, rtol=1e-5, atol=1e-6)
+    assert used
+
+
+def test_a_second_backward_pass_and_a_second_derivative(used):
+    criterion = tammes.ArcFace(5, 4, scale=4.0).to(DEVICE)
+    features = torch.randn(3, 5, device=DEVICE, requires_grad=True)
+    labels = torch.tensor([0, 1, 2], device=DEVICE)
+    loss = criterion(features, labels)
+    (first,) = torch.autograd.grad(loss, features, retain_graph=True)
+    (second,) = torch.autograd.grad(loss, features, create_graph=True)
+    assert_close(second, first, rtol=1e-4, atol=1e-6)
+    (curved,) = torch.autograd.grad(second.square().sum(), features)
+    exactly = features.detach().double().requires_grad_()
+    other = copy.deepcopy(criterion).double()
+    (slope,) = torch.autograd.grad(other(exactly, labels), exactly, create_graph=True)
+    (expected,) = torch.autograd.grad(slope.square().sum(), exactly)
+    assert_close(curved.double(), expected, rtol=1e-3, atol=1e-5)
+    assert used
+
+
+def test_what_it_does_not_take_is_left_to_others(used):
+    size, labels = 5, torch.tensor([0, 1, 2], device=DEVICE)
+    features = torch.randn(3, size, device=DEVICE)
+    for criterion in (
+        tammes.CosFace(size, 4, scale="learnable"),
+        tammes.CosFace(size, 4).double(),
+        tammes.Criterion(tammes.GaussianHead(size, 4), tammes.softmax()),
+        tammes.Criterion(tammes.CosineHead(size, 4), tammes.softmax(smoothing=0.1)),
+    ):
+        criterion = criterion.to(DEVICE)
+        criterion(features.to(criterion.head.weight.dtype), labels).backward()
+    assert not used
+
+
+@pytest.mark.gpu
+@pytest.mark.filterwarnings("ignore:Warning. Profiler clears events")
+@pytest.mark.parametrize(("make", "most"), [(tammes.Softmax, 30), (tammes.CosFace, 30)])
+def test_a_step_takes_few_launches(make, most):
+    criterion = make(512, 100).cuda()
+    features = torch.randn(128, 512, device="cuda", requires_grad=True)
+    labels = torch.randint(100, (128,), device="cuda")
+    for _ in range(3):
+        criterion(features, labels).backward()
+    features.grad = None
+    criterion.zero_grad()
+    kinds = [torch.profiler.ProfilerActivity.CUDA]
+    with torch.profiler.profile(activities=kinds) as profile:
+        criterion(features, labels).backward()
+        torch.cuda.synchronize()
+    launches = [e.name for e in profile.events() if e.device_type == torch.autograd.DeviceType.CUDA]
+    assert len(launches) <= most, launches
