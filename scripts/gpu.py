@@ -218,7 +218,8 @@ def every_loss() -> dict[str, str]:
         # Alone it would give the network no gradient.
         texts[name] = f"softmax() + 0.1*{texts[name]}"
     texts["cosface_per_class"] = f"cosface(margin={[0.05 * c for c in range(10)]})"
-    texts["ldam"] = f"ldam(counts={[60 - 5 * c for c in range(10)]})"
+    for name in ("ldam", "logit_adjustment", "vs_softmax"):
+        texts[name] = f"{name}(counts={[60 - 5 * c for c in range(10)]})"
     return texts | {text: text for text in SUMS}
 
 

@@ -26,11 +26,17 @@ SPLIT_TERMS = {
     "gm_softmax_without_target": tammes.gm_softmax(beta2=float("-inf")),
     "lm_softmax": tammes.lm_softmax(),
     "ldam": tammes.ldam(counts=[50, 40, 30, 20, 10, 5, 4, 3, 2]),
+    "logit_adjustment": tammes.logit_adjustment(counts=[50, 40, 30, 20, 10, 5, 4, 3, 2], tau=1.5),
+    "vs_softmax": tammes.vs_softmax(counts=[50, 40, 30, 20, 10, 5, 4, 3, 2]),
     "logit_divergence": tammes.logit_divergence(),
     "logit_divergence_q_u": tammes.logit_divergence(kind="q_u"),
     "logit_divergence_u_q": tammes.logit_divergence(kind="u_q"),
     "sample_margin": tammes.sample_margin(),
     "adaface": tammes.adaface(),
+    "magface": tammes.magface(min_norm=0.5, max_norm=2.0, norm_weight=0.5),
+    "magface_linear": tammes.magface(min_norm=1.0, max_norm=9.0, extension="linear"),
+    "elasticface": tammes.elasticface(std=0.1),
+    "elasticface_cos": tammes.elasticface(margin=0.35, std=0.1, kind="cos", seed=1),
     "hinge": tammes.hinge(),
     "bce": tammes.bce(),
 }
@@ -73,6 +79,8 @@ def fits(term, head):
     requires = term.definition.requires
     if requires == "cosine":
         return head.similarity.is_cosine
+    if requires == "product":
+        return head.similarity.has_angle
     return requires != "angle" or head.has_angle
 
 

@@ -128,7 +128,9 @@ def trial(term_name, head_name, implementation, precision, case):
         elif not gradient.isfinite().all():
             wrong.append(f"gradient of {name} is not finite")
     for name, tensor in criterion.state_dict().items():
-        if tensor.dtype != torch.float32 or not tensor.isfinite().all():
+        # Steps are counted in whole numbers.
+        wanted = torch.int64 if name.endswith(".steps") else torch.float32
+        if tensor.dtype != wanted or not tensor.isfinite().all():
             wrong.append(f"{name} is {tensor.dtype}, or not finite")
     for name, parameter in criterion.named_parameters():
         if parameter.grad is not None and parameter.grad.dtype != parameter.dtype:
@@ -230,6 +232,7 @@ def test_the_document_says_what_was_measured():
 WHY_NOT = {
     "cosine": "needs a similarity bounded by one: unit features and unit prototypes",
     "angle": "needs a length times a cosine: no bias, no distance",
+    "product": "needs a product of feature and prototype: no distance",
 }
 
 

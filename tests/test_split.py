@@ -203,6 +203,17 @@ def adaface(e):
     return cross_entropy(e, e.s * score)
 
 
+def magface(e, lowest, highest, weight, extend):
+    a = e.norm.clamp(lowest, highest)
+    m = 0.45 + (0.8 - 0.45) * (a - lowest) / (highest - lowest)
+    if extend == "linear":
+        past = e.theta + m > math.pi
+        value = torch.where(past, e.theta.cos() - m * m.sin(), (e.theta + m).cos())
+    else:
+        value = bent(e.theta + m)
+    return cross_entropy(e, e.s * e.r * value) + weight * (1 / a + a / highest**2)
+
+
 def sample_margin(e):
     """Of the cosines, whatever the scores are."""
     own = F.one_hot(e.y, CLASSES).bool()
@@ -254,11 +265,22 @@ PLAIN = {
     "gm_softmax_without_target": lambda e: e.s * lm_softmax(e),
     "lm_softmax": lm_softmax,
     "ldam": lambda e: cross_entropy(e, e.f_y - 0.5 * e.s * (2 / COUNTS[e.y]) ** 0.25),
+    "logit_adjustment": lambda e: F.cross_entropy(
+        e.f + 1.5 * (COUNTS / 164).log(), e.y, reduction="none"
+    ),
+    "vs_softmax": lambda e: F.cross_entropy(
+        e.f / (50 / COUNTS) ** 0.3 + (COUNTS / 164).log(), e.y, reduction="none"
+    ),
     "logit_divergence": lambda e: sum(divergences(e)) / 2,
     "logit_divergence_q_u": lambda e: divergences(e)[0],
     "logit_divergence_u_q": lambda e: divergences(e)[1],
     "sample_margin": sample_margin,
     "adaface": adaface,
+    "magface": lambda e: magface(e, 0.5, 2.0, 0.5, "monotone"),
+    "magface_linear": lambda e: magface(e, 1.0, 9.0, 35.0, "linear"),
+    # In evaluation mode nothing is drawn.
+    "elasticface": lambda e: cross_entropy(e, e.s * e.r * bent(e.theta + 0.5)),
+    "elasticface_cos": lambda e: cross_entropy(e, e.s * (e.r * e.theta.cos() - 0.35)),
     "hinge": lambda e: (e.rest - e.f_y[:, None] + 1).clamp_min(0).mean(1),
     "bce": lambda e: F.binary_cross_entropy_with_logits(
         e.f, F.one_hot(e.y, CLASSES).to(e.f), reduction="none"

@@ -80,6 +80,14 @@ def transforming() -> bool:
     return torch.compiler.is_compiling() or torch._C._are_functorch_transforms_active()
 
 
+def batched(gradients: Sequence[Tensor | None]) -> bool:
+    """Whether many gradients are asked for at once, which nothing in place can serve."""
+    return transforming() or any(
+        gradient is not None and torch._C._functorch.is_legacy_batchedtensor(gradient)
+        for gradient in gradients
+    )
+
+
 def check_range(name: str, labels: Tensor, classes: int, ignore: int | None = None) -> bool:
     """Raise ``ValueError`` for labels out of range; synchronizes on a GPU.
 

@@ -124,6 +124,24 @@ def with_sums(split: Split, reads: frozenset[str], threshold: Tensor | None = No
     return split._replace(softplus=softplus(rest).sum(1)) if "softplus" in reads else split
 
 
+def adjust_split(split: Split, offset: Tensor, gain: Tensor | None = None) -> Split:
+    """Split the scores ``gain * score + offset`` of a split that has kept its scores in ``rest``.
+
+    Args:
+        split: with ``rest``.
+        offset: of all classes, shape ``(C,)``.
+        gain: of all classes, shape ``(C,)``.
+    """
+    assert split.rest is not None
+    column, scale = split.labels[:, None], split.scale
+    there = (split.rest != -torch.inf).scatter(1, column, True)
+    scores = split.rest.scatter(1, column, (scale * split.target)[:, None])
+    scores = torch.where(there, scores, 0.0)
+    scores = (scores if gain is None else scores * gain) + offset
+    reads = frozenset((*REDUCED, "rest"))
+    return split_matrix(scores / scale, split.labels, scale, there, {}, reads)
+
+
 def split(
     similarity: Tensor,
     labels: Tensor,

@@ -24,7 +24,7 @@ from tammes._setting_values import (
     on_host,
 )
 from tammes._validation import transforming
-from tammes.split import ALONGSIDE, REDUCED, SUMMED, Split, with_sums
+from tammes.split import ALONGSIDE, REDUCED, SUMMED, Split, adjust_split, with_sums
 from tammes.states import State
 
 if TYPE_CHECKING:
@@ -44,6 +44,7 @@ class Batch(NamedTuple):
         features: shape ``(N, D)``.
         labels: class of each example, shape ``(N,)``.
         valid: which examples count, shape ``(N,)``; the others are to be left out entirely.
+        first: how many that count come before these in the batch of all ranks.
 
     Example:
         >>> labels = torch.tensor([0, 0, -100])
@@ -54,6 +55,7 @@ class Batch(NamedTuple):
     features: Tensor
     labels: Tensor
     valid: Tensor
+    first: Tensor | int = 0
 
 
 class Loss:
@@ -141,7 +143,7 @@ class Definition:
     function: Callable[..., Any]
     on: Literal["split", "prototypes", "features"]
     reads: frozenset[str]
-    requires: Literal["", "angle", "cosine"] = ""
+    requires: Literal["", "angle", "cosine", "product"] = ""
     cosines: bool = False
     unless_zero: Mapping[str, str] = field(default_factory=dict)
     fixed: frozenset[str] = frozenset()
@@ -149,6 +151,7 @@ class Definition:
     check: Callable[..., None] | None = None
     prepare: Callable[..., dict[str, Setting]] | None = None
     state: Callable[..., State] | None = None
+    adjust: Callable[..., tuple[Tensor, Tensor | None]] | None = None
     signature: inspect.Signature = field(default_factory=inspect.Signature)
     builder: Callable[..., "Term"] | None = None
     takes_shards: bool = False
@@ -243,6 +246,8 @@ class Term(Loss):
         merged = {**self.arguments, **arguments}
         if inputs and isinstance(inputs[0], Split):
             like = inputs[0].target
+            if self.definition.adjust is not None:
+                inputs = (self._adjusted(inputs[0]), *inputs[1:])
             for name, value in merged.items():
                 if isinstance(value, tuple):
                     per_class = torch.tensor(value, dtype=like.dtype, device=like.device)
@@ -253,6 +258,29 @@ class Term(Loss):
                 filled = with_sums(inputs[0], self.definition.reads, over)
                 inputs = (filled, *inputs[1:])
         return self.definition.function(*inputs, **merged)
+
+    def adjustment(self, per_class: Callable[[str], Tensor]) -> tuple[Tensor, Tensor | None]:
+        """Offset and gain of the scores of every class, shape ``(C,)`` each.
+
+        Args:
+            per_class: looks up a setting that has one value per class.
+        """
+        assert self.definition.adjust is not None
+        return self.definition.adjust(
+            **{k: per_class(k) if isinstance(v, tuple) else v for k, v in self.arguments.items()}
+        )
+
+    def _adjusted(self, split: Split) -> Split:
+        like, given = split.target, self.arguments
+        if split.rest is None:
+            raise ValueError(
+                f"{self.name} expects a split with rest, since it changes the scores of all "
+                "classes, got one without: ask for it in reads, or use a criterion"
+            )
+        offset, gain = self.adjustment(
+            lambda key: torch.tensor(given[key], dtype=like.dtype, device=like.device)
+        )
+        return adjust_split(split, offset, gain)
 
     def __repr__(self) -> str:
         return f"{self.name}({', '.join(f'{k}={format_setting(v)}' for k, v in self.values)})"
@@ -272,7 +300,7 @@ def term(
     *,
     reads: str = " ".join((*REDUCED, *ALONGSIDE)),
     on: Literal["split", "prototypes", "features"] = "split",
-    requires: Literal["", "angle", "cosine"] = "",
+    requires: Literal["", "angle", "cosine", "product"] = "",
     cosines: bool = False,
     unless_zero: Mapping[str, str] | None = None,
     fixed: str = "",
@@ -280,6 +308,7 @@ def term(
     check: Callable[..., None] | None = None,
     prepare: Callable[..., dict[str, Setting]] | None = None,
     state: Callable[..., State] | None = None,
+    adjust: Callable[..., tuple[Tensor, Tensor | None]] | None = None,
 ) -> Callable[[Callable[Concatenate[Any, _P], Any]], Callable[_P, Term]]:
     """Make a loss of a function: its keyword arguments become the settings of a term.
 
@@ -294,7 +323,8 @@ def term(
             prototypes that has an argument ``shards`` is given only those of this rank, and a
             :class:`tammes.distributed.sharded_rows.ShardedRows` to ask for the others.
         requires: ``"angle"`` where the similarity must be a length times a cosine, ``"cosine"``
-            where it must be bounded.
+            where it must be bounded, ``"product"`` where it must be that of a feature and a
+            prototype.
         cosines: the split is that of the cosines, with scale 1, whatever the head's own is.
         unless_zero: fields that are read only where a setting is not zero, by field.
         fixed: settings that are what they are from the beginning, separated by blanks: neither a
@@ -307,6 +337,11 @@ def term(
         prepare: called with the settings, returns those the function is given in another form.
         state: called with the term and a head, returns the memory of a stateful term, of which
             the function is given a copy as ``state=``.
+        adjust: where the split is to be that of other scores, ``gain * score + offset``: called
+            with the settings, those of one value per class as tensors of shape ``(C,)``, returns
+            offset and gain in that shape, the gain or none. All settings must then be ``fixed``,
+            and fields of the feature and its own prototype alone cannot be read. A gain requires
+            a ``"product"``.
 
     Returns:
         A decorator for a module-level function.
@@ -324,6 +359,8 @@ def term(
 
     def decorate(function: Callable[..., Any]) -> Callable[_P, Term]:
         name = function.__name__
+        if adjust is not None and not {*reads.split()}.isdisjoint(ALONGSIDE):
+            raise ValueError(f"{name} expects reads without {ALONGSIDE} beside adjust, got {reads}")
         _, *parameters = inspect.signature(function).parameters.values()
         supplied = ("state", "shards")
         signature = inspect.Signature(
@@ -366,6 +403,7 @@ def term(
             check=check,
             prepare=prepare,
             state=state,
+            adjust=adjust,
             signature=signature,
             builder=cast(Callable[..., Term], build),
             takes_shards=any(p.name == "shards" for p in parameters),

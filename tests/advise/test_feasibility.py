@@ -56,6 +56,8 @@ def term(loss, margin, classes):
         return tammes.gm_softmax(beta1=-margin, beta2=-margin)
     if loss == "combined_margin":
         return tammes.combined_margin(m2=0.3, m3=margin)
+    if loss == "magface":
+        return tammes.magface(max_margin=margin, norm_weight=0.0)
     return builder(loss)(margin=margin)
 
 
@@ -72,6 +74,9 @@ def losses_at(loss, margin, prototypes, features, labels):
         features = 100 * features
         criterion.states["adaface"].mean.fill_(1.0)
         criterion.states["adaface"].std.fill_(0.1)
+    if loss == "magface":
+        # So long that the margin is largest.
+        features = 1000 * features
     return criterion.eval()(features, labels).detach()
 
 

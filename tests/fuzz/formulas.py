@@ -6,6 +6,7 @@ angle of 0 or pi has gradient zero.
 """
 
 import math
+import statistics
 from typing import NamedTuple
 
 import torch
@@ -29,6 +30,7 @@ class View(NamedTuple):
         scale: a scalar.
         length: factor of the cosine in the similarity to the own class, shape ``(n,)``.
         prototypes: of all classes, shape ``(C, D)``.
+        there: which of all classes are not masked, shape ``(C,)``.
         rounding: distance of unit vectors below which their angle has gradient zero.
     """
 
@@ -41,6 +43,7 @@ class View(NamedTuple):
     scale: Tensor
     length: Tensor
     prototypes: Tensor
+    there: Tensor
     rounding: float
 
     @property
@@ -160,6 +163,18 @@ def ldam(view, counts, max_margin):
     return cosface(view, margin)
 
 
+def logit_adjustment(view, counts, tau):
+    return vs_softmax(view, counts, 0.0, tau)
+
+
+def vs_softmax(view, counts, gamma, tau):
+    counts = torch.tensor(counts, dtype=view.similarity.dtype)
+    counts = counts[view.there]
+    scores = view.scale * view.similarity * (counts / counts.max()) ** gamma
+    scores = scores + tau * (counts / counts.sum()).log()
+    return scores.logsumexp(1) - scores.gather(1, view.labels[:, None])[:, 0]
+
+
 def _bent(view, m1, m2, extension="monotone"):
     """The continued cosine of ``m1 * theta + m2``."""
     theta = view.theta
@@ -224,6 +239,39 @@ def adaface(view, margin, concentration, momentum, state):
     quality = ((norms - state["mean"]) / (state["std"] + 1e-3) * concentration).clamp(-1, 1)
     bent = view.length * _bent(view, 1.0, -margin * quality)
     return cross_entropy(view, view.scale * (bent - margin * (1 + quality)))
+
+
+def magface(view, min_margin, max_margin, min_norm, max_norm, norm_weight, extension):
+    size = norm(view.features).clamp_min(min_norm).clamp_max(max_norm)
+    margin = min_margin + (max_margin - min_margin) * (size - min_norm) / (max_norm - min_norm)
+    score = view.scale * view.length * _bent(view, 1.0, margin, extension)
+    return cross_entropy(view, score) + norm_weight * (1 / size + size / max_norm**2)
+
+
+def elasticface(view, margin, std, kind, seed, state):
+    if state["training"]:
+        steps = int(state["steps"])
+        drawn = [_normal(seed, steps, 1 + place) for place in range(len(view.features))]
+        margin = margin + std * torch.tensor(drawn, dtype=view.features.dtype)
+    if kind == "arc":
+        return arcface(view, margin, "monotone", "exact")
+    return combined_margin(view, m3=margin)
+
+
+def _normal(seed, steps, place):
+    """The standard normal number of an example, counted from one, in a step."""
+    golden = 0x9E3779B97F4A7C15
+    key = _mix(_mix(seed + golden) + steps)
+    bits = _mix(place * golden + key) >> 41
+    return statistics.NormalDist().inv_cdf((bits + 0.5) / 2**23)
+
+
+def _mix(word):
+    """The finaliser of SplitMix64 in whole numbers."""
+    word &= 2**64 - 1
+    word = (word ^ (word >> 30)) * 0xBF58476D1CE4E5B9 % 2**64
+    word = (word ^ (word >> 27)) * 0x94D049BB133111EB % 2**64
+    return word ^ (word >> 31)
 
 
 # -------------------------------------------------------------------------- terms on prototypes
@@ -319,8 +367,18 @@ ON_SCORES = {
     f.__name__: f
     for f in (
         *(softmax, hard_bias, crammer_singer, focal, hinge, bce, large_margin_gaussian, normface),
-        *(cosface, ldam, arcface, combined_margin, l_softmax, gm_softmax, lm_softmax),
-        *(logit_divergence, sample_margin, adaface),
+        *(
+            cosface,
+            ldam,
+            logit_adjustment,
+            vs_softmax,
+            arcface,
+            combined_margin,
+            l_softmax,
+            gm_softmax,
+            lm_softmax,
+        ),
+        *(logit_divergence, sample_margin, adaface, magface, elasticface),
     )
 } | {"sphereface": l_softmax}
 ON_PROTOTYPES = {f.__name__: f for f in (zero_centroid, super_symmetry)}

@@ -66,6 +66,7 @@ _MULTIPLE = {
     "blend": Number(0.0, 8.0, usual=(0.0, 1.0), zero=0.4),
     "gradient": _GRADIENT,
 }
+_STRENGTH = Number(-1.0, 2.0, usual=(0.0, 1.0), per_class=False, at_call=False)
 _SCALE = Number(0.125, 3.0, per_class=False)
 _DISTANCE = Number(-1.0, 3.0, usual=(0.0, 1.0), per_class=False)
 
@@ -97,12 +98,28 @@ SETTINGS = {
     },
     "lm_softmax": {},
     "ldam": {"counts": Counts(), "max_margin": Number(0.0, 1.0, per_class=False)},
+    "logit_adjustment": {"counts": Counts(), "tau": _STRENGTH},
+    "vs_softmax": {"counts": Counts(), "gamma": _STRENGTH, "tau": _STRENGTH},
     "logit_divergence": {"kind": Choice(("symmetric", "q_u", "u_q"))},
     "sample_margin": {},
     "adaface": {
         "margin": Number(-1.0, 1.0, usual=(0.0, 0.5)),
         "concentration": Number(0.0, 1.0),
         "momentum": Number(0.0, 1.0, per_class=False, at_call=False),
+    },
+    "magface": {
+        "min_margin": _ANGLE,
+        "max_margin": _ANGLE,
+        "min_norm": Number(0.125, 1.0, per_class=False, at_call=False),
+        "max_norm": Number(1.5, 8.0, per_class=False, at_call=False),
+        "norm_weight": Number(0.0, 4.0),
+        "extension": _EXTENSION,
+    },
+    "elasticface": {
+        "margin": _ANGLE,
+        "std": Number(0.0, 0.5),
+        "kind": Choice(("arc", "cos")),
+        "seed": Choice((0, 7)),
     },
     "zero_centroid": {"normalize": _UNIT},
     "super_symmetry": {},
@@ -116,9 +133,12 @@ SETTINGS = {
 
 FEATURE_TERMS = ("nca", "proto", "triplet", "contrastive", "center")
 PROTOTYPE_TERMS = ("zero_centroid", "super_symmetry")
-STATEFUL_TERMS = ("adaface", "center")
+STATEFUL_TERMS = ("adaface", "elasticface", "center")
 COSINE_TERMS = ("normface", "lm_softmax")
-ANGLE_TERMS = ("arcface", "combined_margin", "l_softmax", "sphereface", "adaface")
+ANGLE_TERMS = (
+    *("arcface", "combined_margin", "l_softmax", "sphereface"),
+    *("adaface", "magface", "elasticface"),
+)
 
 COSINE_HEADS = ("cosine", "simplex")
 ANGLE_HEADS = ("linear_no_bias", "cosine", "cosine_raw", "simplex")
@@ -129,4 +149,6 @@ def fits(term, head):
     """Whether a term has a meaning on a head."""
     if term in COSINE_TERMS:
         return head in COSINE_HEADS
+    if term == "vs_softmax":
+        return head != "gaussian"
     return term not in ANGLE_TERMS or head in ANGLE_HEADS

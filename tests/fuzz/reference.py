@@ -86,6 +86,8 @@ def _fresh_state(case, term, dtype):
             "mean": torch.tensor([20.0], dtype=dtype),
             "std": torch.tensor([100.0], dtype=dtype),
         }
+    if term == "elasticface":
+        return {"steps": torch.zeros(1, dtype=torch.int64)}
     return {}
 
 
@@ -122,6 +124,8 @@ def _step(case, parameters, memory, step, dtype, noise) -> dict[str, Any]:
     for (factor, term, settings), name in zip(case.ordered, case.names, strict=True):
         own = {key: _select(changes.get(key, v), classes, counted) for key, v in settings.items()}
         state = {k.split(".")[1]: v for k, v in memory.items() if k.split(".")[0] == name}
+        if term == "elasticface":
+            state["training"] = case.training
         values = _values(case, term, view, own | ({"state": state} if state else {}), weights)
         rows = rows + factor * values
         terms[name] = ((weights * values).sum() / total).detach()
@@ -134,6 +138,7 @@ def _step(case, parameters, memory, step, dtype, noise) -> dict[str, Any]:
     )
     if case.training:
         _move_centers(case, memory, features.detach(), classes)
+        memory |= {key: value + 1 for key, value in memory.items() if key.endswith(".steps")}
     found = {"loss": loss.detach()}
     found |= {f"grad {name}": g for name, g in zip(leaves, gradients, strict=True)}
     found |= {f"term {name}": value for name, value in terms.items()}
@@ -169,6 +174,7 @@ def _view(case, leaves, features, classes):
         scale=scale,
         length=length(case.head, features, own),
         prototypes=unit(weight) if case.head in unit_heads else weight,
+        there=there,
         rounding=8 * torch.finfo(case.working_dtype).eps,
     )
 

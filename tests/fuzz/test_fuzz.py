@@ -129,7 +129,7 @@ def test_a_case_is_drawn_from_its_seed_alone_and_is_printed_as_code():
 
 
 def test_draws_reach_everything_there_is():
-    cases = [draw(seed) for seed in range(600)]
+    cases = [draw(seed) for seed in range(1200)]
     assert {name for case in cases for _, name, _ in case.terms} == set(SETTINGS)
     assert {case.head for case in cases} == set(paths.KINDS)
     assert {case.reduction for case in cases} == {"mean", "sum", "none"}

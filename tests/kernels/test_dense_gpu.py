@@ -74,7 +74,9 @@ def test_values_and_gradients_are_those_of_double_precision(name, head, reductio
     criterion = tammes.Criterion(head, LEAN[name], reduction=reduction)
     features, labels = torch.randn(13, 6), torch.randint(CLASSES, (13,))
     found = results(criterion, features, labels)
-    assert len(used) == 1
+    # An offset of the scores is a bias, which on cosines is left to the plain form.
+    left = name == "logit_adjustment" and head.similarity.is_cosine
+    assert len(used) == (0 if left else 1)
     assert_close(found, exact(criterion, features, labels), rtol=2e-5, atol=2e-6)
 
 

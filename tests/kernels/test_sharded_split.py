@@ -11,7 +11,6 @@ from torch.testing import assert_close
 
 import tammes
 from tammes.kernels import dispatch, tiling
-from tammes.losses import ldam
 from tammes.split import ALONGSIDE, REDUCED
 
 SIZE, BATCH = 6, 11
@@ -32,8 +31,9 @@ def terms(classes):
     """Every term on a split, for a number of classes."""
     per_class = {
         "cosface_per_class": tammes.cosface(margin=[0.1 * c for c in range(classes)]),
-        "ldam": ldam(counts=[50 - c for c in range(classes)]),
     }
+    for name in ("ldam", "logit_adjustment", "vs_softmax"):
+        per_class[name] = SPLIT_TERMS[name].altered(counts=[50 - c for c in range(classes)])
     return SPLIT_TERMS | per_class
 
 

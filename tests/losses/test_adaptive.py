@@ -1,4 +1,4 @@
-"""AdaFace: the norm of a feature decides between the two margins."""
+"""Margins of each example: AdaFace and MagFace by the norm of its feature, ElasticFace drawn."""
 
 import math
 
@@ -124,3 +124,136 @@ def test_adaface_says_what_it_misses():
         tammes.adaface()(split_with_norms([1.0]))
     with pytest.raises(ValueError, match=r"momentum between 0 and 1, got 1\.5"):
         tammes.adaface(momentum=1.5)
+
+
+# ---------------------------------------------------------------------------------- MagFace
+
+
+def magface_as_published(x, w, y, scale, lowest, highest, weight):
+    """Scores by sines and cosines of the margin, as the authors' code has them."""
+    norms = x.norm(dim=1).clamp(lowest, highest)
+    margin = (0.8 - 0.45) / (highest - lowest) * (norms - lowest) + 0.45
+    cosine = F.normalize(x) @ F.normalize(w).T
+    own = cosine.gather(1, y[:, None])[:, 0]
+    shifted = own * margin.cos() - (1 - own**2).sqrt() * margin.sin()
+    shifted = torch.where(
+        own > (math.pi - margin).cos(), shifted, own - (math.pi - margin).sin() * margin
+    )
+    scores = scale * cosine.scatter(1, y[:, None], shifted[:, None])
+    return F.cross_entropy(scores, y) + weight * (norms / highest**2 + 1 / norms).mean()
+
+
+def test_magface_is_that_of_the_authors_code_in_value_and_gradient():
+    criterion = tammes.Criterion(
+        tammes.CosineHead(6, 5, scale=16.0), tammes.magface(extension="linear")
+    ).double()
+    x = 60 * torch.randn(40, 6, dtype=torch.double)
+    x[:5] *= 0.01
+    x, y = x.requires_grad_(), torch.arange(40) % 5
+    w = criterion.head.weight
+    loss = criterion(x, y)
+    published = magface_as_published(x, w, y, 16.0, 10.0, 110.0, 35.0)
+    assert_close(loss, published, rtol=1e-9, atol=1e-9)
+    for got, want in zip(
+        torch.autograd.grad(loss, (x, w)), torch.autograd.grad(published, (x, w)), strict=True
+    ):
+        assert_close(got, want, rtol=1e-8, atol=1e-10)
+        assert got.abs().sum() > 0
+
+
+def test_magface_with_equal_margins_and_no_weight_is_arcface():
+    s = split_with_norms([0.0, 5.0, 50.0, 500.0])
+    flat = tammes.magface(min_margin=0.3, max_margin=0.3, norm_weight=0.0)
+    assert_close(flat(s), tammes.arcface(margin=0.3)(s))
+
+
+def test_magface_at_the_ends_of_the_norms():
+    short, long = (split_with_norms([norm] * 4) for norm in (1.0, 1000.0))
+    for s, margin, norm in ((short, 0.2, 10.0), (long, 0.9, 50.0)):
+        loss = tammes.magface(min_margin=0.2, max_margin=0.9, max_norm=50.0, norm_weight=2.0)(s)
+        assert_close(loss, tammes.arcface(margin=margin)(s) + 2 * (1 / norm + norm / 2500))
+
+
+def test_magface_says_which_norms_it_cannot_take():
+    for norms in ({"min_norm": 0.0}, {"max_norm": 10.0}):
+        with pytest.raises(ValueError, match="magface expects 0 < min_norm < max_norm, got"):
+            tammes.magface(**norms)
+
+
+# ------------------------------------------------------------------------------ ElasticFace
+
+
+def elastic(**settings):
+    head = tammes.CosineHead(6, 5, scale=16.0)
+    return tammes.Criterion(head, tammes.elasticface(**settings), reduction="none").double()
+
+
+@pytest.mark.parametrize(("kind", "plain"), [("arc", tammes.arcface), ("cos", tammes.cosface)])
+def test_elasticface_without_deviation_or_in_evaluation_is_the_plain_loss(kind, plain):
+    x, y = torch.randn(20, 6, dtype=torch.double), torch.arange(20) % 5
+    criterion = elastic(margin=0.3, std=0.0, kind=kind)
+    expected = plain(margin=0.3)(criterion.head.split(x, y))
+    assert_close(criterion(x, y), expected)
+    drawing = elastic(margin=0.3, std=0.2, kind=kind)
+    drawing.load_state_dict(criterion.state_dict())
+    assert not torch.allclose(drawing(x, y), expected)
+    assert_close(drawing.eval()(x, y), expected)
+    s = criterion.head.split(x, y)
+    assert_close(tammes.elasticface(margin=0.3, kind=kind)(s), plain(margin=0.3)(s))
+
+
+def drawn(criterion, n):
+    """Margins of the next step, from the loss itself."""
+    w = F.normalize(torch.eye(5, 6, dtype=torch.double))
+    criterion.head.weight.data.copy_(w)
+    y = torch.arange(n) % 5
+    # At a right angle to all others: the loss is log(1 + 4 e^-score).
+    loss = criterion(w[y], y).detach()
+    return 1 - (math.log(4) - loss.expm1().log()) / 16
+
+
+def test_elasticface_draws_normal_margins_that_differ_by_example_step_and_seed():
+    criterion = elastic(margin=0.35, std=0.05, kind="cos")
+    first, second = drawn(criterion, 4000), drawn(criterion, 4000)
+    for margins in (first, second):
+        assert margins.unique().numel() > 3990
+        standard = ((margins - 0.35) / 0.05).sort().values
+        quantiles = (torch.arange(4000, dtype=torch.double) + 0.5) / 4000
+        normal = torch.distributions.Normal(0.0, 1.0).icdf(quantiles)
+        assert (standard - normal)[200:-200].abs().max() < 0.1
+    other = drawn(elastic(margin=0.35, std=0.05, kind="cos", seed=1), 4000)
+    for left, right in ((first, second), (first, other)):
+        assert abs(torch.corrcoef(torch.stack([left, right]))[0, 1]) < 0.06
+
+
+def test_elasticface_goes_on_with_its_draws_after_resuming():
+    criterion, resumed = elastic(std=0.1), elastic(std=0.1)
+    x, y = torch.randn(20, 6, dtype=torch.double), torch.arange(20) % 5
+    losses = [criterion(x, y)]
+    resumed.load_state_dict(criterion.state_dict())
+    losses.append(criterion(x, y))
+    assert not torch.equal(*losses)
+    assert torch.equal(resumed(x, y), losses[1])
+
+
+def test_elasticface_draws_nothing_for_an_ignored_example():
+    x, y = torch.randn(6, 6, dtype=torch.double), torch.arange(6) % 5
+    some = torch.tensor([0, 2, 3, 5])
+    criterion = elastic(std=0.1)
+    alone = elastic(std=0.1)
+    alone.load_state_dict(criterion.state_dict())
+    ignored = torch.full_like(y, -100).index_copy(0, some, y[some])
+    assert_close(criterion(x, ignored)[some], alone(x[some], y[some]))
+
+
+@pytest.mark.parametrize(
+    ("settings", "message"),
+    [
+        ({"kind": "both"}, "kind 'arc' or 'cos', got 'both'"),
+        ({"std": -1.0}, "std of 0 or more, got -1.0"),
+        ({"seed": 1.5}, "a whole number as seed, got 1.5"),
+    ],
+)
+def test_elasticface_refuses_in_a_sentence(settings, message):
+    with pytest.raises(ValueError, match=message):
+        tammes.elasticface(**settings)

@@ -8,6 +8,7 @@ import torch.nn.functional as F
 from torch.testing import assert_close
 
 import tammes
+from tammes.lab.config import parse_loss
 
 COUNTS = [1600, 100, 6250, 100]
 
@@ -65,3 +66,38 @@ def test_ldam_refuses_counts_that_are_not_one_positive_number_per_class(counts):
 def test_ldam_refuses_another_number_of_counts_than_classes():
     with pytest.raises(ValueError, match="ldam expects one counts for each of 3 classes, got 4"):
         tammes.Criterion(tammes.CosineHead(2, 3), tammes.ldam(COUNTS))
+
+
+# ------------------------------------------------------------------------ margins from counts
+
+
+def test_margins_from_counts_are_those_of_the_landmark_solution():
+    counts = torch.tensor([5000.0, 7, 120, 33, 2])
+    root = (1 / counts.double().sqrt()).sqrt()
+    expected = (root - root.min()) / (root.max() - root.min()) * 0.45 + 0.05
+    for given in (counts, counts.numpy(), [*counts.tolist()], tuple(counts.int().tolist())):
+        assert_close(torch.tensor(tammes.margins_from_counts(given)).double(), expected)
+
+
+def test_margins_from_counts_reach_their_ends_and_are_level_for_equal_counts():
+    margins = tammes.margins_from_counts([1, 10, 100], smallest=-0.1, largest=0.3, power=1.0)
+    assert margins[0] == pytest.approx(0.3)
+    assert margins[1] == pytest.approx(-0.1 + 0.4 * 0.09 / 0.99)
+    assert margins[2] == -0.1
+    assert tammes.margins_from_counts([7, 7], smallest=0.1, largest=0.3) == (0.2, 0.2)
+
+
+@pytest.mark.parametrize("counts", [[3], [3, 0], [], 5])
+def test_margins_from_counts_expect_a_count_of_each_class(counts):
+    with pytest.raises(ValueError, match="margins_from_counts expects a positive count for each"):
+        tammes.margins_from_counts(counts)
+
+
+def test_a_loss_written_as_text_takes_its_margins_from_the_counts():
+    counts = [100, 10, 1]
+    found = parse_loss("arcface(margin=margins_from_counts(largest=0.4))", counts=counts)
+    assert found == tammes.arcface(margin=tammes.margins_from_counts(counts, largest=0.4))
+    given = parse_loss("arcface(margin=margins_from_counts([5, 6, 7]))", counts=counts)
+    assert given == tammes.arcface(margin=tammes.margins_from_counts([5, 6, 7]))
+    with pytest.raises(ValueError, match="margins_from_counts has no setting 'most'"):
+        parse_loss("arcface(margin=margins_from_counts(most=0.4))", counts=counts)

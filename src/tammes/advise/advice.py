@@ -333,7 +333,7 @@ def defaults_of(
 def _names(loss: str) -> tuple[str, ...]:
     """Names of the builders of the losses in a sum."""
     names = tuple(
-        part.strip() if part.strip() in SUMS else builder(part).__name__ for part in loss.split("+")
+        part.strip() if part.strip() in SUMS else definition(part).name for part in loss.split("+")
     )
     if all(name in SUMS for name in names):
         raise ValueError(
@@ -351,8 +351,10 @@ def _similarity(name: str) -> Similarity:
 
 def _term(name: str, margin: float | None) -> Term:
     """Build a loss with the margin in its setting."""
-    # The rarest class has the largest margin.
-    name = "cosface" if name == "ldam" else name
+    # The rarest class has the largest margin, and equal counts adjust nothing.
+    name = {"ldam": "cosface", "logit_adjustment": "softmax", "vs_softmax": "softmax"}.get(
+        name, name
+    )
     kind = KINDS.get(name)
     settings: dict[str, float] = {}
     if kind is not None and margin is not None:

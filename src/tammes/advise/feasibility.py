@@ -20,6 +20,7 @@ from typing import Any
 import torch
 
 from tammes import losses
+from tammes.losses.aliases import ALIASES
 from tammes.split import SUMMED, Split, split
 from tammes.terms import Definition, Term
 
@@ -28,19 +29,20 @@ Margins = tuple[float, float, float]
 
 
 def builder(name: str) -> Callable[..., Term]:
-    """Find the builder of a loss by its name or by the name of its class.
+    """Find the builder of a loss by its name, another that it is known by, or that of its class.
 
     Example:
         >>> builder("CosFace")()
         cosface(margin=0.35)
     """
-    plain = {known.replace("_", ""): known for known in losses.__all__}
+    found = {name: getattr(losses, name) for name in losses.__all__} | ALIASES
+    plain = {known.replace("_", ""): known for known in found}
     wanted = name.strip().lower().replace("_", "").replace("-", "")
     if wanted not in plain:
         near = difflib.get_close_matches(wanted, plain, n=1)
         hint = f"; did you mean {plain[near[0]]}?" if near else "; `tammes losses` lists them"
         raise ValueError(f"there is no loss {name!r}{hint}")
-    return getattr(losses, plain[wanted])
+    return found[plain[wanted]]
 
 
 def definition(name: str) -> Definition:
@@ -131,6 +133,8 @@ KINDS = {
     for kind in (
         Kind("cosface", "margin", lambda m: (1.0, 0.0, m), _gap, _COSINE_RULE),
         Kind("arcface", "margin", lambda m: (1.0, m, 0.0), lambda angle: angle, "m <= A"),
+        Kind("elasticface", "margin", lambda m: (1.0, m, 0.0), lambda angle: angle, "m <= A"),
+        Kind("magface", "max_margin", lambda m: (1.0, m, 0.0), lambda angle: angle, "m <= A"),
         Kind("sphereface", "margin", lambda m: (m, 0.0, 0.0), _unlimited, "any m >= 1"),
         Kind("l_softmax", "margin", lambda m: (m, 0.0, 0.0), _unlimited, "any m >= 1"),
         Kind(
@@ -183,7 +187,7 @@ CHORDS = ("triplet", "contrastive")
 
 LINEAR = (
     *("softmax", "focal", "hard_bias", "crammer_singer", "hinge", "bce", "l_softmax"),
-    "large_margin_gaussian",
+    *("large_margin_gaussian", "logit_adjustment", "vs_softmax"),
 )
 """Losses for unnormalized features, whose norms grow until any margin is met."""
 
@@ -335,7 +339,7 @@ def starting_loss(term: Term, classes: int, dim: int, scale: float) -> float | N
     needs = term.definition
     if dim < 2 or needs.on != "split" or needs.state is not None:
         return None
-    if not needs.reads.isdisjoint(("rest", *SUMMED)):
+    if needs.adjust is not None or not needs.reads.isdisjoint(("rest", *SUMMED)):
         return None
     rows = random_start(classes, dim, scale)
     return float(term(rows) @ rows.norm)

@@ -92,7 +92,7 @@ def plan(work: Workload, machine: Machine | None = None) -> tuple[Cost, ...]:
     Example:
         >>> costs = plan(Workload(classes=1_000_000, dim=512, batch=4096, gpus=8))
         >>> [(cost.mode, round(cost.total / 2**30, 1)) for cost in costs]
-        [('dense', 11.4), ('streamed', 8.8), ('fused', 11.5), ('sharded', 2.0), ('sampled', 0.8)]
+        [('dense', 9.5), ('streamed', 8.6), ('fused', 11.5), ('sharded', 1.7), ('sampled', 0.8)]
     """
     estimate = _Estimate(work, machine or Machine())
     if "rest" in work.reads:

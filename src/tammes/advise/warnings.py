@@ -30,7 +30,10 @@ SUMS = ("direct_sum", "spectral_sum")
 """Combinations of a classification and a metric loss, which appear as a name in a sum."""
 BOUNDED = ("normface", "cosface", "arcface", "sphereface", "combined_margin", "gm_softmax")
 """Losses with a known lower bound of the risk for balanced classes."""
-ANGULAR = ("arcface", "combined_margin", "sphereface", "l_softmax", "adaface")
+ANGULAR = (
+    *("arcface", "combined_margin", "sphereface", "l_softmax"),
+    *("adaface", "elasticface", "magface"),
+)
 """Losses with a function of the angle, whose gradient grows near the prototype."""
 
 

@@ -156,7 +156,7 @@ class Workload:
         device: ``"cuda"`` or ``"cpu"``.
 
     Example:
-        >>> Workload(classes=1_000_000, dim=512, batch=4096, gpus=8).automatic()
+        >>> Workload(classes=1_000_000, dim=512, batch=4096).automatic()
         'streamed'
         >>> Workload(classes=1_000_000, dim=512, batch=4096, autocast="bfloat16").automatic()
         'fused'

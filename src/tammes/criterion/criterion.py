@@ -249,7 +249,10 @@ class Criterion(nn.Module):
         arguments: Arguments = self.settings.arguments
         groups, class_weights = self._groups, self.settings.class_weights
         if changing or settings or self._per_class:
-            now = self._read(whole.batch, part.batch, tracing)
+            here = part.batch
+            if part is not whole and len(self.states) > 0:
+                here = here._replace(first=whole.batch.valid[: mine.start].sum())
+            now = self._read(whole.batch, here, tracing)
             arguments = self.settings.resolve(part.batch, now.scheduled, part.settings, dtype)
             for name, state in now.states.items():
                 arguments[name]["state"] = state
@@ -278,7 +281,15 @@ class Criterion(nn.Module):
         if problem is None and groups:
             problem = head.problem(part.batch.features, part.batch.labels)
         loss, noted = split_terms(
-            head, problem, groups, arguments, part.batch, some, rowwise=rowwise
+            head,
+            problem,
+            groups,
+            self.settings,
+            arguments,
+            part.batch,
+            masked,
+            some,
+            rowwise=rowwise,
         )
         if self._others:
             batch = whole.batch
@@ -317,13 +328,8 @@ class Criterion(nn.Module):
 
     def _raw_problem(self, features: Tensor, settings: Mapping[str, Setting]) -> Problem | None:
         """Collect a problem for kernels that mask examples and classes themselves, or none."""
-        head = self.head
-        if (
-            not (features.is_cuda or dense_gpu.ANYWHERE)
-            or self._plain is None
-            or settings
-            or self.validate
-        ):
+        head, on_gpu = self.head, dense_gpu.ANYWHERE or getattr(features, "is_cuda", False)
+        if not on_gpu or self._plain is None or settings or self.validate:
             return None
         if len(self.states) or len(self.schedules) or not len(features):
             return None

@@ -7,11 +7,12 @@ import torch
 from torch import Tensor
 
 from tammes._compile import outside_compile
+from tammes.criterion.hyperparameters import Settings
 from tammes.distributed.sharded_rows import ShardedRows
 from tammes.heads.head import Head
 from tammes.kernels.dense import dense_split
 from tammes.kernels.dispatch import choose_kernel
-from tammes.kernels.problem import Problem, cosines_of
+from tammes.kernels.problem import Problem, adjusted, cosines_of
 from tammes.kernels.reference import reference_split
 from tammes.kernels.streamed.functions import streamed_split, weighted_loss
 from tammes.kernels.tiling import Plan, Threshold
@@ -57,6 +58,11 @@ def check_fit(head: Head, term: Term) -> None:
             f"{term.name} expects a head whose similarity is an angle, without bias, "
             f"got {kind}{'' if head.bias is None else ' with bias'}"
         )
+    if requires == "product" and not head.similarity.has_angle:
+        raise ValueError(
+            f"{term.name} expects a head whose similarity is a product of feature and prototype, "
+            f"got {kind}"
+        )
     if "rest" in term.definition.reads and head.group is not None and head.is_sharded:
         raise ValueError(
             f"{term.name} expects a head that has all classes, since it reads rest, "
@@ -69,7 +75,8 @@ def check_fit(head: Head, term: Term) -> None:
 def group_terms(head: Head, named: Named, arguments: Arguments) -> list[SplitGroup]:
     """Group the terms on the split by what a kernel can evaluate together.
 
-    A kernel sees either the head's scores or its cosines, and takes one threshold of ``excess``.
+    A kernel sees either the head's scores or its cosines, or those that one term has adjusted, and
+    takes one threshold of ``excess``.
 
     Args:
         head: the head that makes the split.
@@ -84,9 +91,15 @@ def group_terms(head: Head, named: Named, arguments: Arguments) -> list[SplitGro
         names = [
             n for n in on_split if (named[n][1].definition.cosines and not one_view) == cosines
         ]
-        thresholds = [name for name in names if "excess" in named[name][1].definition.reads]
-        first = [name for name in names if name not in thresholds[1:]]
-        for some in ([first] if first else []) + [[name] for name in thresholds[1:]]:
+        adjusting = [name for name in names if named[name][1].definition.adjust is not None]
+        thresholds = [
+            name
+            for name in names
+            if "excess" in named[name][1].definition.reads and name not in adjusting
+        ]
+        alone = [*thresholds[1:], *adjusting]
+        first = [name for name in names if name not in alone]
+        for some in ([first] if first else []) + [[name] for name in alone]:
             terms = tuple(named[name][1] for name in some)
             reads = frozenset(
                 field
@@ -103,8 +116,10 @@ def split_terms(
     head: Head,
     problem: Problem | None,
     groups: Sequence[SplitGroup],
+    settings: Settings,
     arguments: Arguments,
     batch: Batch,
+    masked: Tensor | None,
     weights: Tensor,
     *,
     rowwise: bool,
@@ -115,15 +130,17 @@ def split_terms(
         head: the head that makes the split.
         problem: its features and prototypes; none only without terms.
         groups: the terms, as :func:`group_terms` returns them.
+        settings: of all terms.
         arguments: arguments of each term.
         batch: features and labels.
+        masked: which classes are masked, shape ``(C,)``, or none where none can be.
         weights: weights of the examples, shape ``(N,)``.
         rowwise: return the weighted loss of each example instead of their sum.
     """
     if problem is None or not groups:
         return (torch.zeros_like(weights) if rowwise else weights.new_zeros(())), {}
     first, *more = (
-        _evaluate_group(head, problem, group, arguments, batch, weights, rowwise)
+        _evaluate_group(head, problem, group, settings, arguments, batch, masked, weights, rowwise)
         for group in groups
     )
     loss, noted = first
@@ -136,13 +153,19 @@ def _evaluate_group(
     head: Head,
     problem: Problem,
     group: SplitGroup,
+    settings: Settings,
     arguments: Arguments,
     batch: Batch,
+    masked: Tensor | None,
     weights: Tensor,
     rowwise: bool,
 ) -> tuple[Tensor, dict[str, Noted]]:
     """Evaluate one group of terms, see :func:`split_terms`."""
     problem = cosines_of(problem) if group.cosines else problem
+    if group.terms[0].definition.adjust is not None:
+        with full_precision(weights.device):
+            change = settings.adjustment(group.names[0], weights.dtype, masked)
+            problem = adjusted(problem, *change)
     kernel = choose_kernel(head.implementation, problem, group.reads)
     low = product_dtype(weights.device) if weights.is_cuda else None
     if kernel in ("dense", "reference"):

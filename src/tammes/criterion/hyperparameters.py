@@ -180,6 +180,27 @@ class Settings(ExactBuffers):
             if looked_at:
                 term.check(**looked_at)
 
+    def adjustment(
+        self, name: str, dtype: torch.dtype, masked: Tensor | None
+    ) -> tuple[Tensor, Tensor | None]:
+        """Offset and gain that a term gives to the scores of every class, shape ``(C,)`` each.
+
+        Args:
+            name: name of the term.
+            dtype: of the scores.
+            masked: which classes are not there, shape ``(C,)``: they have the smallest value of
+                the others, so that no other class can tell.
+        """
+
+        def per_class(key: str) -> Tensor:
+            values = self.get_buffer(f"{name}_{key}").to(dtype)
+            if masked is None:
+                return values
+            return torch.where(masked, values.masked_fill(masked, torch.inf).amin(), values)
+
+        _, term = self.named[name]
+        return term.adjustment(per_class)
+
     def resolve(
         self,
         batch: Batch,

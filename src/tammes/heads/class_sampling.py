@@ -13,6 +13,7 @@ from torch import Tensor
 
 from tammes._buffers import ExactBuffers
 from tammes._compile import outside_compile
+from tammes._keyed_draws import GOLDEN, mix, step_key
 from tammes._recomputation import once
 from tammes.optim.sparse_rows import register_hooks
 
@@ -84,7 +85,7 @@ def sample(
     present = torch.zeros(classes + 1, dtype=torch.bool, device=device)
     present = present.index_fill(0, torch.where(own < 0, classes, own), True)[:classes]
     number = torch.arange(start, start + classes, device=device)
-    words = _mix(number * _GOLDEN + key) & _POSITIVE
+    words = mix(number * GOLDEN + key) & _POSITIVE
     there = present.sum()
     absent, drawn = classes - there, size - there
     if masked is not None:
@@ -165,7 +166,7 @@ class Sampler(ExactBuffers):
     @property
     def key(self) -> Tensor:
         """Key of the next sample."""
-        return _mix(_mix(self.seed + _GOLDEN) + self.steps)
+        return step_key(self.seed, self.steps)
 
     def extra_repr(self) -> str:
         """The rate."""
@@ -173,16 +174,3 @@ class Sampler(ExactBuffers):
 
 
 _POSITIVE = (1 << 63) - 1
-_GOLDEN = -0x61C8864680B583EB
-_FIRST, _SECOND = -0x40A7B892E31B1A47, -0x6B2FB644ECCEEE15
-
-
-def _mix(words: Tensor) -> Tensor:
-    """Scramble int64 words, no two to the same: the finaliser of SplitMix64.
-
-    Signed shifts are masked, and products wrap as unsigned ones do. (The lab has the same for its
-    images, :mod:`tammes.lab.data.keyed_random`.)
-    """
-    words = (words ^ ((words >> 30) & ((1 << 34) - 1))) * _FIRST
-    words = (words ^ ((words >> 27) & ((1 << 37) - 1))) * _SECOND
-    return words ^ ((words >> 31) & ((1 << 33) - 1))

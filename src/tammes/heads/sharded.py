@@ -184,6 +184,7 @@ class ShardedHead(Head):
         own = labels - self.start
         own = torch.where((own >= 0) & (own < len(self.weight)), own, -1)
         weight, bias, counts, most = self.weight, self.bias, None, self._count(0)
+        classes: Tensor | slice = slice(self.start, self.stop)
         if sampler is not None:
             # A compiled graph ends here. Problem and Share are made after it, as torch 2.11 cannot
             # carry a named tuple from one graph to the next.
@@ -192,6 +193,7 @@ class ShardedHead(Head):
             weight = select_rows(weight, index)
             bias = None if bias is None else select_rows(bias, index)
             most = sample_size(len(own), most, sampler.rate)
+            classes = index + self.start
         bias, there = unmasked(bias)
         share = Share(
             own,
@@ -200,6 +202,7 @@ class ShardedHead(Head):
             counts=counts if self.correct else None,
             factor=float(self.group.world_size) if self.averaged else 1.0,
             most=most,
+            here=classes,
         )
         return Problem(
             features, weight, bias, self.scale, self.similarity, share=share, there=there

@@ -17,9 +17,11 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
+from tammes._validation import batched
+from tammes.kernels import dense_gpu
 from tammes.kernels.dense_gpu import split_on_gpu, takes
 from tammes.kernels.problem import Problem
-from tammes.kernels.reference import batched, gradients_by_reference
+from tammes.kernels.reference import gradients_by_reference
 from tammes.similarity import (
     InnerProduct,
     Operand,
@@ -77,7 +79,7 @@ def dense_split(
         over = threshold(assemble(known, labels, scale, classes, features))
     numbers = known
     problem = Problem(features, prototypes, bias, scale, similarity, None, there, valid)
-    if takes(problem, names):
+    if (features.is_cuda or dense_gpu.ANYWHERE) and takes(problem, names):
         numbers = split_on_gpu(problem, labels, names, low) | known
     elif names:
         found = _DenseSplit.apply(

@@ -15,9 +15,10 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch import Tensor
 
+from tammes._validation import batched
 from tammes.kernels.matmul import halved, multiply
 from tammes.kernels.problem import Problem
-from tammes.kernels.reference import batched, gradients_by_reference
+from tammes.kernels.reference import gradients_by_reference
 from tammes.similarity import (
     HUGE,
     TINY,
@@ -42,9 +43,8 @@ ANYWHERE = False
 
 
 def takes(problem: Problem, names: Collection[str]) -> bool:
-    """Whether these kernels are here, and compute numbers of a problem; see :func:`supports`."""
-    here = problem.features.is_cuda or ANYWHERE
-    return here and supports(problem, names) and _kernels() is not None
+    """Whether these kernels can be imported, and support a problem on a GPU."""
+    return supports(problem, names) and _kernels() is not None
 
 
 def supports(problem: Problem, names: Collection[str]) -> bool:

@@ -6,7 +6,8 @@ import torch
 from torch import Tensor
 
 from tammes._validation import transforming
-from tammes.similarity import Cosine, Similarity
+from tammes.kernels.merge import sum_gradient
+from tammes.similarity import Cosine, InnerProduct, Similarity, working_dtype
 
 if TYPE_CHECKING:
     from tammes.distributed.process_group import RankGroup
@@ -26,6 +27,7 @@ class Share(NamedTuple):
         factor: what the gradient of the features is multiplied with, so that it is right once a
             wrapper has averaged the ranks' gradients.
         most: prototypes on the rank that has most of them, so that all cut their rows alike.
+        here: which of all the classes the prototypes are.
     """
 
     own: Tensor
@@ -34,6 +36,7 @@ class Share(NamedTuple):
     counts: Tensor | None = None
     factor: float = 1.0
     most: int = 0
+    here: Tensor | slice = slice(None)
 
 
 class Problem(NamedTuple):
@@ -88,3 +91,28 @@ def unmasked(bias: Tensor | None) -> tuple[Tensor | None, Tensor | None]:
 def cosines_of(problem: Problem) -> Problem:
     """The same features and prototypes by their directions alone."""
     return problem._replace(bias=None, scale=1.0, similarity=Cosine())
+
+
+def adjusted(problem: Problem, offset: Tensor, gain: Tensor | None = None) -> Problem:
+    """The same problem with the scores ``gain * score + offset``.
+
+    Args:
+        problem: features and prototypes; with a gain their similarity must be a product.
+        offset: of all classes, shape ``(C,)``.
+        gain: of all classes, shape ``(C,)``.
+    """
+    share, scale, bias = problem.share, problem.scale, problem.bias
+    here = slice(None) if share is None else share.here
+    if gain is not None:
+        gain, dtype = gain[here], working_dtype(problem.features, problem.prototypes)
+        query, _ = problem.similarity.query(problem.features.to(dtype))
+        keys, _ = problem.similarity.keys(problem.prototypes.to(dtype))
+        problem = problem._replace(
+            features=query, prototypes=keys * gain[:, None], similarity=InnerProduct()
+        )
+        bias = None if bias is None else bias * gain
+    if share is not None and isinstance(scale, Tensor):
+        # Each rank knows the gradient of its own classes only.
+        scale = sum_gradient(scale, share.group)
+    shift = offset[here] / scale
+    return problem._replace(bias=shift if bias is None else bias + shift)

@@ -1,11 +1,10 @@
 """The plain form of a split: every score in memory, gradients by autograd."""
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping
 
 import torch
 from torch import Tensor
 
-from tammes._validation import transforming
 from tammes.kernels.problem import Problem
 from tammes.similarity import full_precision, working_dtype
 from tammes.split import Split, split_matrix, with_sums
@@ -76,14 +75,6 @@ def reference_split(
         matrix = _products(problem, query, row_offset)
         split = split_matrix(matrix, labels, problem.scale, problem.there, own, reads)
         return with_sums(split, reads, None if threshold is None else threshold(split))
-
-
-def batched(gradients: Sequence[Tensor | None]) -> bool:
-    """Whether many gradients are asked for at once, which nothing in place can serve."""
-    return transforming() or any(
-        gradient is not None and torch._C._functorch.is_legacy_batchedtensor(gradient)
-        for gradient in gradients
-    )
 
 
 def gradients_by_reference(

@@ -1,6 +1,6 @@
 """Losses, each a builder of terms."""
 
-from tammes.losses.adaptive import adaface
+from tammes.losses.adaptive import adaface, elasticface, magface
 from tammes.losses.angular import (
     arcface,
     combined_margin,
@@ -9,7 +9,7 @@ from tammes.losses.angular import (
     normface,
     sphereface,
 )
-from tammes.losses.imbalance import ldam
+from tammes.losses.imbalance import ldam, logit_adjustment, vs_softmax
 from tammes.losses.largest_margin import gm_softmax, lm_softmax
 from tammes.losses.pairwise import center, contrastive, nca, proto, triplet
 from tammes.losses.regularizers import (
@@ -37,6 +37,7 @@ __all__ = [
     "contrastive",
     "cosface",
     "crammer_singer",
+    "elasticface",
     "focal",
     "gm_softmax",
     "hard_bias",
@@ -45,7 +46,9 @@ __all__ = [
     "large_margin_gaussian",
     "ldam",
     "lm_softmax",
+    "logit_adjustment",
     "logit_divergence",
+    "magface",
     "nca",
     "normface",
     "proto",
@@ -54,5 +57,6 @@ __all__ = [
     "sphereface",
     "super_symmetry",
     "triplet",
+    "vs_softmax",
     "zero_centroid",
 ]

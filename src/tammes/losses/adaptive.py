@@ -1,11 +1,12 @@
-"""Margins that adapt to the quality of an example, estimated by the norm of its feature."""
+"""Margins of each example: from the norm of its feature, a measure of quality, or drawn."""
 
 from typing import TYPE_CHECKING, NamedTuple
 
 import torch
 from torch import Tensor
 
-from tammes.losses.angular import target_similarity
+from tammes._keyed_draws import step_key, uniform
+from tammes.losses.angular import check_margins, target_similarity
 from tammes.similarity import norm
 from tammes.split import Split, cross_entropy
 from tammes.states import State, read
@@ -111,3 +112,166 @@ def adaface(
     quality = ((norms - state.mean) / (state.std + 1e-3) * concentration).clamp(-1, 1)
     similarity = target_similarity(split, m2=-margin * quality, m3=margin * (1 + quality))
     return cross_entropy(split, similarity)
+
+
+def _check_magface(
+    min_margin: float,
+    max_margin: float,
+    min_norm: float,
+    max_norm: float,
+    norm_weight: float,
+    extension: str,
+) -> None:
+    check_margins(m2=min_margin, extension=extension)
+    check_margins(m2=max_margin)
+    if not 0 < min_norm < max_norm:
+        raise ValueError(f"magface expects 0 < min_norm < max_norm, got {min_norm} and {max_norm}")
+
+
+@term(reads="gap length norm others", requires="angle", check=_check_magface)
+def magface(
+    split: Split,
+    *,
+    min_margin: Setting = 0.45,
+    max_margin: Setting = 0.8,
+    min_norm: Setting = 10.0,
+    max_norm: Setting = 110.0,
+    norm_weight: Setting = 35.0,
+    extension: str = "monotone",
+) -> Tensor:
+    r"""MagFace: the longer a feature, the larger its angular margin; long features are rewarded.
+
+    .. math::
+        \ell = \log\bigl(1 + e^{\Lambda - s\,\Phi(\theta_y)}\bigr)
+        + \lambda\Bigl(\frac{1}{a} + \frac{a}{u_a^2}\Bigr),\qquad
+        \Phi(\theta) = \cos(\theta + m(a)),\qquad
+        m(a) = l_m + (u_m - l_m)\frac{a - l_a}{u_a - l_a}
+
+    with :math:`a` the norm of the feature, clipped to :math:`[l_a, u_a]`. Gradients flow through
+    it: the margin makes an easy example longer no more than the second term allows, and the norm
+    becomes a measure of quality. With equal margins and :math:`\lambda = 0` it is
+    :func:`tammes.arcface`.
+
+    Args:
+        split: cosines of N examples, split by their labels.
+        min_margin: margin :math:`l_m` of the shortest features, in radians.
+        max_margin: margin :math:`u_m` of the longest features.
+        min_norm: :math:`l_a`, norm of the shortest features that are told apart.
+        max_norm: :math:`u_a`, norm of the longest.
+        norm_weight: :math:`\lambda`.
+        extension: continuation of :math:`\Phi` past :math:`\pi`, see :func:`tammes.arcface`;
+            ``"linear"`` is that of the authors' code with ``easy_margin=False``.
+
+    Returns:
+        Loss of each example, shape ``(N,)``.
+
+    Example:
+        >>> criterion = tammes.Criterion(tammes.CosineHead(4, 3), tammes.magface())
+        >>> loss = criterion(20 * torch.randn(8, 4), torch.randint(3, (8,)))
+
+    References:
+        Meng et al., MagFace: A Universal Representation for Face Recognition and Quality
+        Assessment, CVPR 2021.
+    """
+    size = split.norm.clamp_min(min_norm).clamp_max(max_norm)
+    share = (size - min_norm) / (max_norm - min_norm)
+    margin = min_margin + (max_margin - min_margin) * share
+    loss = cross_entropy(split, target_similarity(split, m2=margin, extension=extension))
+    return loss + norm_weight * (1 / size + size / max_norm**2)
+
+
+class MarginDraws(State):
+    """Random numbers for :func:`elasticface`, keyed by a seed, the step and the example.
+
+    Those of a step do not depend on how the batch is spread over ranks, and a resumed run goes on
+    with the draws that it would have had.
+    """
+
+    steps: Tensor
+
+    def __init__(self, seed: int) -> None:
+        super().__init__()
+        self.seed = seed
+        self.register_buffer("steps", torch.zeros(1, dtype=torch.int64))
+
+    def reading(self, batch: Batch) -> Tensor:
+        """Draw a number from -1 to 1 for each example; in evaluation mode all are zero."""
+        places = batch.first + batch.valid.cumsum(0)
+        if not self.training:
+            return torch.zeros_like(places, dtype=torch.float32)
+        key = step_key(torch.full_like(self.steps, self.seed), self.steps)
+        return uniform(read(key), places)
+
+    def after(self, batch: Batch) -> None:
+        """Count the step."""
+        self.steps += 1
+
+
+def _elasticface_state(term: Term, head: "Head") -> MarginDraws:
+    return MarginDraws(term.settings["seed"])
+
+
+def _check_elasticface(margin: float, std: float, kind: str, seed: int) -> None:
+    if kind not in ("arc", "cos"):
+        raise ValueError(f"elasticface expects kind 'arc' or 'cos', got {kind!r}")
+    if std < 0:
+        raise ValueError(f"elasticface expects std of 0 or more, got {std}")
+    if not isinstance(seed, int):
+        raise ValueError(f"elasticface expects a whole number as seed, got {seed!r}")
+    check_margins(m2=margin if kind == "arc" else 0.0)
+
+
+@term(
+    reads="gap length others",
+    requires="angle",
+    fixed="seed",
+    state=_elasticface_state,
+    check=_check_elasticface,
+)
+def elasticface(
+    split: Split,
+    *,
+    margin: Setting = 0.5,
+    std: Setting = 0.0125,
+    kind: str = "arc",
+    seed: int = 0,
+    state: Tensor | None = None,
+) -> Tensor:
+    r"""ElasticFace: a margin that is drawn anew for each example of each batch.
+
+    .. math::
+        \ell = \log\bigl(1 + e^{\Lambda - s\,t}\bigr),\qquad
+        t = \cos(\theta_y + E)\ \text{or}\ \cos\theta_y - E,\qquad
+        E \sim \mathcal{N}(m, \sigma^2)
+
+    A class need not keep the same distance to all others. ``std=0``, and any in evaluation mode,
+    is :func:`tammes.arcface` or :func:`tammes.cosface`. The variant that sorts the drawn margins
+    by the cosines of the batch (ElasticFace+) is not here.
+
+    Args:
+        split: cosines of N examples, split by their labels.
+        margin: mean :math:`m`, in radians or, for ``"cos"``, a cosine: 0.35 in the paper.
+        std: standard deviation :math:`\sigma`.
+        kind: ``"arc"`` adds to the angle, ``"cos"`` subtracts from the cosine.
+        seed: of the draws, which are functions of it, the step and the place in the batch.
+        state: the draws; the criterion supplies them.
+
+    Returns:
+        Loss of each example, shape ``(N,)``.
+
+    Example:
+        >>> criterion = tammes.Criterion(tammes.CosineHead(4, 3), tammes.elasticface())
+        >>> _ = criterion(torch.randn(8, 4), torch.randint(3, (8,)))
+        >>> criterion.states["elasticface"].steps
+        tensor([1])
+
+    References:
+        Boutros et al., ElasticFace: Elastic Margin Loss for Deep Face Recognition, CVPR Workshops
+        2022.
+    """
+    drawn = margin
+    if state is not None:
+        normal = 2**0.5 * state.to(split.gap.dtype).erfinv()
+        drawn = margin + std * normal
+    place = {"m2": drawn} if kind == "arc" else {"m3": drawn}
+    return cross_entropy(split, target_similarity(split, **place))

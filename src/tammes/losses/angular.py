@@ -138,13 +138,14 @@ def _whole_multiple(cosine: Tensor, m: int) -> Tensor:
     return (1 - 2 * turns.remainder(2)) * now - 2 * turns
 
 
-def _check(
+def check_margins(
     extension: str = "monotone",
     gradient: str = "exact",
     m1: float = 1.0,
     m2: float = 0.0,
     **_: Setting,
 ) -> None:
+    """Hold the margins and options of :func:`target_similarity` to what they can be."""
     if m1 <= 0:
         raise ValueError(f"a margin expects m1 above 0, got {m1}")
     if abs(m2) > math.pi:
@@ -213,7 +214,7 @@ def cosface(split: Split, *, margin: Setting = 0.35) -> Tensor:
 
 
 def _check_arcface(margin: float, **others: Setting) -> None:
-    _check(m2=margin, **others)
+    check_margins(m2=margin, **others)
 
 
 @term(reads="gap length others", requires="angle", check=_check_arcface)
@@ -249,7 +250,7 @@ def arcface(
     return cross_entropy(split, similarity)
 
 
-@term(reads="gap length others", requires="angle", check=_check)
+@term(reads="gap length others", requires="angle", check=check_margins)
 def combined_margin(
     split: Split,
     m1: Setting = 1.0,
@@ -306,7 +307,7 @@ def _check_multiple(margin: float, blend: float, gradient: str) -> None:
         raise ValueError(f"a multiplicative margin is expected to be 1 or more, got {margin}")
     if blend < 0:
         raise ValueError(f"blend is expected to be 0 or more, got {blend}")
-    _check(gradient=gradient)
+    check_margins(gradient=gradient)
 
 
 @term(reads="target gap length others", requires="angle", check=_check_multiple)

@@ -96,6 +96,12 @@ def test_prototypes_are_those_of_the_head(run, place):
     assert of(run, place, images=2).prototypes is None
 
 
+def test_prototypes_of_a_loss_that_takes_counts_are_those_of_the_head(run, place):
+    about = json.loads((run.folder / "config.json").read_bytes())
+    (run.folder / "config.json").write_text(json.dumps({**about, "loss": "logit_adjustment()"}))
+    assert of(Run(run.folder), place, images=2, prototypes=True).prototypes is not None
+
+
 def test_prototypes_that_no_loss_has_trained_are_refused(run, place):
     about = json.loads((run.folder / "config.json").read_bytes())
     (run.folder / "config.json").write_text(json.dumps({**about, "loss": "nca()"}))

@@ -59,6 +59,7 @@ def test_published_numbers_are_of_recipes_that_are_there():
         "liu2016/fig7",
         "liu2020/fig9",
         "liu2020/sweep",
+        "losses/longtail",
     ]
 
 
@@ -232,6 +233,7 @@ TRAINED = {
     "zhou2022/fig1": 3,
     "zhou2022/fig9": 4,
     "zhou2022/unstable": 8,
+    "losses/longtail": 7,
 }
 """Kinds of runs of a recipe."""
 EXACT = ("liu2016/", "zhou2022/")
@@ -316,6 +318,7 @@ CHOSEN = {
     "zhou2022/fig1": (["ce", "lm_softmax"], ["mnist", "sphere"]),
     "zhou2022/fig9": (["cosface_20", "cosface_20_sm"], ["cifar100"]),
     "zhou2022/unstable": (["rsm", "ce_sm"], ["mnist", "cifar100"]),
+    "losses/longtail": (["ldam_drw", "vs_softmax", "arcface_counts"], None),
 }
 
 
@@ -365,6 +368,10 @@ def check_liu2020(name, cell):
     if name == "liu2020/sweep":
         further = {"phi_base", "phi_novel", "p_same"}
     assert further <= cell.values.keys()
+
+
+def check_losses(name, cell):
+    assert 0 <= cell.values["accuracy"] <= 100
 
 
 def check_zhou2022(name, cell):

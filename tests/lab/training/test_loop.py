@@ -95,6 +95,8 @@ def test_the_measures_follow_from_the_embeddings_and_prototypes(whole):
     assert whole.final["test"]["accuracy"] == pytest.approx(float(right.mean()))
     by_class = [float(right[kept["labels"] == label].mean()) for label in range(10)]
     assert whole.final["test"]["per_class_accuracy"] == pytest.approx(by_class)
+    # All classes have as many training examples.
+    assert "accuracy_many" not in whole.final["test"]
 
 
 def test_the_model_comes_back_without_its_images_and_makes_the_kept_features(whole):
@@ -105,12 +107,32 @@ def test_the_model_comes_back_without_its_images_and_makes_the_kept_features(who
     assert torch.equal(model.criterion.logits(features).argmax(1), kept["predictions"])
 
 
-@pytest.mark.parametrize("loss", ["ldam()", "large_margin_gaussian()", "center() + softmax()"])
+@pytest.mark.parametrize(
+    "loss",
+    [
+        "ldam()",
+        "large_margin_gaussian()",
+        "center() + softmax()",
+        "elasticface(std=0.1) + 0.1*vs_softmax()",
+        "arcface(margin=margins_from_counts()) + logit_adjustment()",
+    ],
+)
 def test_a_model_with_counts_or_a_memory_comes_back_too(tmp_path, loss):
     config = SMALL.replace(
-        loss=loss, epochs=1, imbalance="long_tail(5)", augment="resized_crop(0.5, 1.0, size=12)"
+        loss=loss, epochs=1, imbalance="long_tail(15)", augment="resized_crop(0.5, 1.0, size=12)"
     )
     run = train(config, tmp_path / "run")
+    tested, counts = run.final["test"], run.data["counts"]
+    groups = {
+        "many": [n > 100 for n in counts],
+        "medium": [20 <= n <= 100 for n in counts],
+        "few": [n < 20 for n in counts],
+    }
+    for name, chosen in groups.items():
+        accuracies = [
+            a for a, is_in in zip(tested["per_class_accuracy"], chosen, strict=True) if is_in
+        ]
+        assert tested[f"accuracy_{name}"] == pytest.approx(sum(accuracies) / len(accuracies))
     features = load_model(run).features(data.load("digits", "test").pixels)
     assert torch.allclose(features, run.tensors("embeddings")["features"], atol=1e-4)
 

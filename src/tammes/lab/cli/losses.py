@@ -19,6 +19,7 @@ from tammes.advise.feasibility import builder
 from tammes.advise.text import WIDTH, paragraph
 from tammes.lab.cli.arguments import add_argument
 from tammes.lab.cli.latex_to_text import docstring, first_formula
+from tammes.losses.aliases import ALIASES
 from tammes.losses.subspace import direct_sum, spectral_sum
 from tammes.terms import Definition, Term
 
@@ -57,6 +58,7 @@ class LossInfo:
         dense: whether it needs the whole logit matrix in memory.
         criterion: name of the ready-made criterion, or an empty string.
         source: references.
+        also: other names of the same loss.
     """
 
     name: str
@@ -69,10 +71,11 @@ class LossInfo:
     dense: bool
     criterion: str
     source: list[str]
+    also: list[str]
 
 
 def _builder(name: str) -> Callable[..., Any]:
-    """Return a builder or one of the two sums; the name of its criterion class works too."""
+    """Return a builder or one of the two sums; aliases and names of criterion classes work too."""
     wanted = name.strip().lower().replace("_", "").replace("-", "")
     for known, function in _SUMS.items():
         if wanted == known.replace("_", ""):
@@ -103,6 +106,11 @@ def loss_info(name: str) -> LossInfo:
         dense=definition is not None and "rest" in definition.reads,
         criterion=_criterion(function.__name__),
         source=[] if references is None else _references(references[1]),
+        also=[
+            other
+            for other, build in ALIASES.items()
+            if build is function and other != function.__name__
+        ],
     )
 
 
@@ -162,6 +170,7 @@ def listing() -> str:
         heads = _heads_text(info) + ("; needs the whole logit matrix" if info.dense else "")
         lines.append(paragraph("heads", heads, 12))
         lines.append(paragraph("source", " ".join(info.source), 12))
+        lines += [paragraph("also", ", ".join(info.also), 12)] if info.also else []
         blocks.append("\n".join(lines))
     blocks.append(
         "`tammes losses NAME` shows one in full, `--plot FILE` plots it, `--json` prints JSON."
@@ -176,6 +185,8 @@ def description(name: str) -> str:
     lines = [f"tammes.{_call(info)}", ""]
     lines += docstring(text)
     lines += ["", paragraph("heads", _heads_text(info), 12)]
+    if info.also:
+        lines.append(paragraph("also", ", ".join(info.also), 12))
     if info.criterion:
         ready = f"tammes.{info.criterion}(embedding_size, num_classes, ...)"
         lines.append(paragraph("criterion", ready, 12))

@@ -19,6 +19,8 @@ from tammes.lab.config.expressions import (
     parse_keywords,
     short,
 )
+from tammes.losses.aliases import ALIASES
+from tammes.losses.imbalance import margins_from_counts
 from tammes.losses.subspace import direct_sum, spectral_sum
 from tammes.terms import Loss
 
@@ -26,6 +28,7 @@ TERMS: dict[str, Callable[..., Loss]] = {name: getattr(losses, name) for name in
 """Builders of terms by name."""
 
 _SUMS: dict[str, Callable[..., Loss]] = {"direct_sum": direct_sum, "spectral_sum": spectral_sum}
+_LOSSES: dict[str, Callable[..., Loss]] = {**TERMS, **ALIASES, **_SUMS}
 
 SCHEDULES: dict[str, type[schedules.Schedule]] = {
     name: value
@@ -55,7 +58,7 @@ def parse_loss(text: str, *, counts: Sequence[int] | None = None) -> Loss:
         text: weighted sum of terms, such as ``"softmax() + 0.5*spectral_sum(...)"``. A bare name
             is a term with its defaults.
         counts: training examples of each class, for terms such as ``ldam`` that need ``counts``
-            and do not set them.
+            and do not set them, and for ``margin=margins_from_counts()``.
 
     Raises:
         ValueError: the text is invalid; the message names the place.
@@ -108,9 +111,9 @@ class _LossParser:
 
     def read_term(self, node: ast.Call | ast.Name) -> Loss:
         name, args, kwargs = self.source.parts(node)
-        make = TERMS.get(name) or _SUMS.get(name)
+        make = _LOSSES.get(name)
         if make is None:
-            hint = did_you_mean(name, (*TERMS, *_SUMS)) or "; `tammes losses` lists them"
+            hint = did_you_mean(name, _LOSSES) or "; `tammes losses` lists them"
             text = short(self.source.text)
             raise ValueError(f"loss: there is no {short(name)!r} in {text!r}{hint}")
         parameters = inspect.signature(make).parameters
@@ -118,7 +121,9 @@ class _LossParser:
         of_losses = [*parameters][:2] if name in _SUMS else []
 
         def setting(key: str, part: ast.expr) -> Any:
-            return self.read(part) if key in of_losses else self.source.value(part)
+            if key in of_losses:
+                return self.read(part)
+            return self.read_margins(part) if _is_helper(part) else self.source.value(part)
 
         names = [*parameters, *[""] * len(args)]
         places = tuple(setting(key, part) for key, part in zip(names, args, strict=False))
@@ -131,6 +136,19 @@ class _LossParser:
             return make(**settings)
         except (TypeError, OverflowError) as error:
             raise ValueError(f"loss: {short(str(call))}: {error}") from error
+
+    def read_margins(self, node: ast.expr) -> tuple[float, ...]:
+        """Read ``margins_from_counts(...)`` as the value of a setting."""
+        call = self.source.call(node)
+        if self.counts is not None and not call.args:
+            call = Call(call.name, call.args, {"counts": tuple(self.counts), **call.kwargs})
+        parameters = inspect.signature(margins_from_counts).parameters.values()
+        return margins_from_counts(**bind(call, parameters, what="loss"))
+
+
+def _is_helper(node: ast.expr) -> bool:
+    name = node.func if isinstance(node, ast.Call) else node
+    return isinstance(name, ast.Name) and name.id == margins_from_counts.__name__
 
 
 def parse_schedules(

@@ -169,7 +169,7 @@ def _prototypes(run: Run) -> Tensor:
             f"{run.folder}: prototypes among the features of the network are expected, got those "
             f"of a run with projection {run.config.projection}"
         )
-    if not classifies(parse_loss(run.config.loss)):
+    if not classifies(parse_loss(run.config.loss, counts=run.data["counts"])):
         raise ValueError(
             f"{run.folder}: a run with trained prototypes is expected, got the loss "
             f"{run.config.loss}, which has no part that classifies"

@@ -2,6 +2,7 @@
 
 import math
 import warnings
+from collections.abc import Sequence
 from typing import Any, NamedTuple
 
 import torch
@@ -16,6 +17,7 @@ from tammes.kernels import dispatch
 from tammes.kernels.problem import Problem, cosines_of
 from tammes.kernels.reference import similarity_matrix
 from tammes.metrics import functional
+from tammes.metrics.functional.groups import GROUPS, class_groups
 from tammes.split import Split, split_matrix
 from tammes.terms import Loss
 
@@ -186,6 +188,21 @@ def per_class_accuracy(
         None if not count else good / count
         for good, count in zip(right.tolist(), counts.tolist(), strict=True)
     ]
+
+
+def accuracy_by_count(per_class: Sequence[float | None], counts: Sequence[int]) -> dict[str, float]:
+    """Return the mean accuracy of classes with many, medium and few training examples.
+
+    Where all classes are of one kind, nothing is to be told apart.
+    """
+    kinds = class_groups("accuracy_by_count", counts, many=100, few=20).tolist()
+    found: dict[str, list[float]] = {}
+    for kind, accuracy in zip(kinds, per_class, strict=True):
+        if accuracy is not None:
+            found.setdefault(GROUPS[kind], []).append(accuracy)
+    if len(found) < 2:
+        return {}
+    return {f"accuracy_{name}": sum(some) / len(some) for name, some in found.items()}
 
 
 def confused_examples(examples: ExampleMetrics, labels: Tensor, classes: int) -> Tensor:

@@ -67,7 +67,9 @@ def classified_by_run(folder: str | os.PathLike[str], unknown: str) -> Classifie
     """
     run = Run(Path(folder))
     known = run_embeddings(folder)
-    if "identities" in run.data or not classifies(parse_loss(run.config.loss)):
+    if "identities" in run.data or not classifies(
+        parse_loss(run.config.loss, counts=run.data["counts"])
+    ):
         raise ValueError(
             f"{folder}: --unknown expects a run that classifies its test images, got one whose "
             "test identities are not its classes; leave --unknown out"

@@ -4,6 +4,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from tammes.lab.stats.seed_groups import QUANTITIES, Quantity
+from tammes.metrics.functional.groups import GROUPS
 
 _FEWSHOT = {
     "shot1": "1-shot accuracy",
@@ -47,6 +48,10 @@ KNOWN: dict[str, Quantity] = {
     "norm_ratio": Quantity(
         "norm_ratio", "ratio of prototype norms", ("prototypes", "norm_ratio"), better=-1
     ),
+    **{
+        key: Quantity(key, f"accuracy, {key}", ("test", f"accuracy_{key}"), "%", 100.0, 2, 1)
+        for key in GROUPS
+    },
     **{
         key: Quantity(key, name, ("fewshot", key), "%", 100.0, 2, 1)
         for key, name in _FEWSHOT.items()

@@ -1,6 +1,6 @@
 """Evaluate a model on validation and test images, and write the results of a run."""
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -13,6 +13,7 @@ from tammes.lab.data import Images
 from tammes.lab.data.identities.identity_protocol import IdentityProtocol
 from tammes.lab.measure.classification import (
     ExampleMetrics,
+    accuracy_by_count,
     confused_examples,
     example_metrics_in_blocks,
     mean_loss,
@@ -152,6 +153,7 @@ def write_results(
     last: Mapping[str, Any],
     *,
     chosen: str,
+    counts: Sequence[int],
 ) -> None:
     """Write the results of a finished run; ``final.json`` comes last and marks it complete.
 
@@ -162,6 +164,7 @@ def write_results(
         evaluations: results on the test images, and on the validation images if there are any.
         last: line of ``metrics.jsonl`` of the chosen epoch.
         chosen: how that epoch was chosen.
+        counts: training examples of each class.
     """
     head, tested = model.criterion.head, evaluations["test"]
     kept = {"prototypes": head.weight, "scale": torch.as_tensor(head.scale).float()}
@@ -194,18 +197,20 @@ def write_results(
         "optimum": optimum(head.num_classes, head.embedding_size),
     }
     for name, result in evaluations.items():
-        final[name] = {**result.measures, **_details(result, head)}
+        final[name] = {**result.measures, **_details(result, head, counts)}
     write_json(folder / "final.json", final)
 
 
-def _details(result: Evaluation, head: Head) -> dict[str, Any]:
+def _details(result: Evaluation, head: Head, counts: Sequence[int]) -> dict[str, Any]:
     """Return what only the final measures have."""
     if result.examples is None:
         features = result.features.to(head.weight.device)
         return {"intervals": identity_intervals(features, result.labels, result.protocol)}
+    per_class = per_class_accuracy(result.examples, result.labels, head.num_classes)
     return {
         "sample_margin_min": float(result.examples.margins.min()),
-        "per_class_accuracy": per_class_accuracy(result.examples, result.labels, head.num_classes),
+        "per_class_accuracy": per_class,
+        **accuracy_by_count(per_class, counts),
     }
 
 

@@ -430,7 +430,10 @@ def _finish(work: _TrainingState) -> None:
     work.model.criterion.head = gather_head(work.model.criterion.head)
     if work.writes:
         testing = work.eval_loaders["test"].images
-        write_results(work.folder, work.model, testing, evaluations, row, chosen=chosen)
+        counts = work.loader.images.counts()
+        write_results(
+            work.folder, work.model, testing, evaluations, row, chosen=chosen, counts=counts
+        )
     work.fabric.barrier()
 
 

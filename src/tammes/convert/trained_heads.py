@@ -231,7 +231,7 @@ def from_insightface(
         arcface(margin=0.5, extension='monotone', gradient='detached')
     """
     caller = "from_insightface"
-    loss = _insightface_loss(caller, margins, gradient)
+    loss = insightface_loss(caller, margins, gradient)
     if isinstance(state_dicts, (Mapping, Tensor)):
         state_dicts = [state_dicts]
     shards = []
@@ -270,7 +270,8 @@ def from_insightface(
     return Criterion(_build_head(_cosine, prototypes, scale), loss, **options)
 
 
-def _insightface_loss(caller: str, margins: Sequence[float], gradient: str) -> Loss:
+def insightface_loss(caller: str, margins: Sequence[float], gradient: str) -> Loss:
+    """Return the loss of three margins, as InsightFace's ``CombinedMarginLoss`` takes them."""
     if not isinstance(margins, Sequence) or len(margins) != 3:
         raise ValueError(f"{caller} expects three margins (m1, m2, m3), got {margins!r}")
     m1, m2, m3 = margins

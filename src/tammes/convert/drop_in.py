@@ -1,0 +1,285 @@
+"""Classes with the constructor and the call of other libraries', for a change of one import.
+
+:class:`PartialFC_V2` is InsightFace's, :class:`ArcMarginProduct` and :class:`AddMarginProduct` are
+WeSpeaker's, :class:`AdditiveAngularMargin` and :class:`AngularMargin` SpeechBrain's. Their weights
+load as they are. Values are the same; gradients are finite where a feature meets its prototype.
+"""
+
+import math
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from tammes.convert.trained_heads import insightface_loss
+from tammes.criterion.criterion import Criterion
+from tammes.heads import CosineHead, ShardedHead
+from tammes.kernels.problem import Problem
+from tammes.kernels.reference import similarity_matrix
+from tammes.losses.angular import target_similarity
+from tammes.similarity import Cosine
+from tammes.split import split
+
+
+class PartialFC_V2(Criterion):
+    """InsightFace's ``PartialFC_V2`` as a criterion: classes sharded over ranks, or sampled.
+
+    The loss is that of its ``CombinedMarginLoss``, see
+    :func:`tammes.convert.from_insightface`; a margin in the gradient is ignored as there. Unlike
+    the original it also runs without ``torch.distributed``, on a CPU, with batches of any size,
+    and without all scores in memory.
+
+    A state dict of the original is loaded by the rank that saved it, where the classes divide
+    evenly over the ranks, or with the classes of all ranks joined by any.
+
+    Args:
+        margin_loss: an object with the settings of InsightFace's: ``s``, ``m1``, ``m2`` and ``m3``
+            as ``CombinedMarginLoss`` has them, or ``s`` and ``m`` as ``CosFace``.
+        embedding_size: size of a feature.
+        num_classes: number of classes of all ranks.
+        sample_rate: share of the classes that a step compares with.
+        fp16: products of features and prototypes in half precision.
+
+    Example:
+        >>> from types import SimpleNamespace
+        >>> margin_loss = SimpleNamespace(s=64.0, m1=1.0, m2=0.5, m3=0.0)
+        >>> module = tammes.convert.PartialFC_V2(margin_loss, embedding_size=8, num_classes=5)
+        >>> _ = module.load_state_dict({"weight": torch.randn(5, 8)})
+        >>> loss = module(torch.randn(4, 8), torch.tensor([[0], [1], [2], [4]]))
+    """
+
+    def __init__(
+        self,
+        margin_loss: Any,
+        embedding_size: int,
+        num_classes: int,
+        sample_rate: float = 1.0,
+        fp16: bool = False,
+    ) -> None:
+        scale, margins = _settings_of(margin_loss)
+        loss = insightface_loss("PartialFC_V2", margins, "detached")
+        head = ShardedHead(
+            CosineHead, embedding_size, num_classes, scale=scale, sample_rate=sample_rate
+        )
+        with torch.no_grad():
+            # Of the length that the original starts with, on which the rate of turning depends.
+            head.weight.mul_(0.01 * embedding_size**0.5)
+        super().__init__(head, loss)
+        self.fp16 = fp16
+
+    def forward(  # type: ignore[override]
+        self, local_embeddings: Tensor, local_labels: Tensor, **settings: Any
+    ) -> Tensor:
+        """Loss of the batches of all ranks.
+
+        Args:
+            local_embeddings: features of this rank, shape ``(N, D)``.
+            local_labels: class of each example, shape ``(N,)`` or ``(N, 1)``.
+            **settings: see :meth:`tammes.Criterion.forward`.
+        """
+        labels, kind = local_labels.flatten(), local_embeddings.device.type
+        if not self.fp16:
+            return super().forward(local_embeddings, labels, **settings)
+        with torch.autocast(kind, dtype=torch.float16):
+            return super().forward(local_embeddings, labels, **settings)
+
+    def _load_from_state_dict(
+        self, state_dict: dict[str, Any], prefix: str, *args: Any, **kwargs: Any
+    ) -> None:
+        weight, head = state_dict.pop(f"{prefix}weight", None), self.head
+        if weight is not None:
+            assert isinstance(head, ShardedHead)
+            state_dict[f"{prefix}head.weight"] = weight
+            even = head.num_classes % head.group.world_size == 0
+            if head.is_sharded and even and len(weight) == len(head.weight):
+                # That of this rank, as the original divides the classes.
+                state_dict[f"{prefix}head.place"] = head.place
+        super()._load_from_state_dict(state_dict, prefix, *args, **kwargs)
+
+
+def _settings_of(margin_loss: Any) -> tuple[float, tuple[float, float, float]]:
+    """Scale and margins of a loss of InsightFace's."""
+    if getattr(margin_loss, "interclass_filtering_threshold", 0) > 0:
+        raise ValueError(
+            "PartialFC_V2 expects a margin_loss with interclass_filtering_threshold 0, "
+            f"got {margin_loss.interclass_filtering_threshold}"
+        )
+    for names in (("m1", "m2", "m3"), ("m",)):
+        if all(hasattr(margin_loss, name) for name in ("s", *names)):
+            *before, last = (float(getattr(margin_loss, name)) for name in names)
+            first, second = before or (1.0, 0.0)
+            return float(margin_loss.s), (first, second, last)
+    raise TypeError(
+        "PartialFC_V2 expects a margin_loss with s, m1, m2 and m3, as CombinedMarginLoss has them, "
+        f"or with s and m, got {type(margin_loss).__name__}"
+    )
+
+
+def _with_angle_margin(
+    cosine: Tensor, labels: Tensor, margin: float, easy_margin: bool, past: float
+) -> Tensor:
+    """Cosines with a margin added to the own angle.
+
+    Args:
+        cosine: shape ``(N, C)``.
+        labels: class of each example, shape ``(N,)``.
+        margin: in radians.
+        easy_margin: leave cosines of 0 and less as they are.
+        past: what is subtracted where the angle would be past pi.
+    """
+    rows = split(cosine, labels, reads=("target", "gap", "length"))
+    own, shifted = rows.target, target_similarity(rows, m2=margin)
+    if easy_margin:
+        shifted = torch.where(own > 0, shifted, own)
+    else:
+        shifted = torch.where(own > -math.cos(margin), shifted, own - past)
+    return cosine.scatter(1, labels[:, None], shifted[:, None])
+
+
+class _Product(nn.Module):
+    """Prototypes and a margin of WeSpeaker's projections."""
+
+    def __init__(self, in_features: int, out_features: int, scale: float, margin: float) -> None:
+        super().__init__()
+        self.in_features, self.out_features = in_features, out_features
+        self.scale, self.margin = scale, margin
+        self.weight = nn.Parameter(torch.empty(out_features, in_features))
+        nn.init.xavier_uniform_(self.weight)
+
+    def update(self, margin: float = 0.2) -> None:
+        """Set the margin, as WeSpeaker's scheduler does in every step."""
+        self.margin = margin
+
+    def _cosines(self, features: Tensor) -> Tensor:
+        return similarity_matrix(Problem(features, self.weight, None, 1.0, Cosine()))
+
+    def extra_repr(self) -> str:
+        """Sizes, scale and margin."""
+        return f"{self.in_features}, {self.out_features}, scale={self.scale}, margin={self.margin}"
+
+
+class ArcMarginProduct(_Product):
+    r"""WeSpeaker's ``ArcMarginProduct``: scores with ArcFace's margin, for a cross entropy.
+
+    .. math:: s\cos(\theta_y + m)\ \text{up to}\ \pi,\ \text{then}\ s(\cos\theta_y - 1 + \cos m)
+
+    Its ``state_dict`` is that of the original. ``tammes.ArcFace(in_features, out_features, ...)``
+    with the same ``weight`` in its head has the loss without all scores in memory.
+
+    Args:
+        in_features: size of a feature.
+        out_features: number of classes.
+        scale: factor of the cosines.
+        margin: angle in radians; :meth:`update` changes it.
+        easy_margin: leave cosines of 0 and less as they are.
+
+    Example:
+        >>> projection = tammes.convert.ArcMarginProduct(8, 5, scale=32.0, margin=0.2)
+        >>> logits = projection(torch.randn(4, 8), torch.tensor([0, 1, 2, 4]))
+        >>> loss = torch.nn.functional.cross_entropy(logits, torch.tensor([0, 1, 2, 4]))
+    """
+
+    def __init__(
+        self,
+        in_features: int,
+        out_features: int,
+        scale: float = 32.0,
+        margin: float = 0.2,
+        easy_margin: bool = False,
+    ) -> None:
+        super().__init__(in_features, out_features, scale, margin)
+        self.easy_margin = easy_margin
+
+    def forward(self, input: Tensor, label: Tensor) -> Tensor:
+        """Scores with the margin, shape ``(N, C)``, of features ``(N, D)`` and their classes."""
+        past = 1 - math.cos(self.margin)
+        cosine = self._cosines(input)
+        return self.scale * _with_angle_margin(
+            cosine, label.flatten().long(), self.margin, self.easy_margin, past
+        )
+
+
+class AddMarginProduct(_Product):
+    r"""WeSpeaker's ``AddMarginProduct``: scores with CosFace's margin, for a cross entropy.
+
+    .. math:: s(\cos\theta_y - m)
+
+    Its ``state_dict`` is that of the original. ``tammes.CosFace(in_features, out_features, ...)``
+    with the same ``weight`` in its head has the loss without all scores in memory.
+
+    Args:
+        in_features: size of a feature.
+        out_features: number of classes.
+        scale: factor of the cosines.
+        margin: cosine by which the own class must win; :meth:`update` changes it.
+
+    Example:
+        >>> projection = tammes.convert.AddMarginProduct(8, 5, scale=32.0, margin=0.2)
+        >>> projection(torch.randn(4, 8), torch.tensor([0, 1, 2, 4])).shape
+        torch.Size([4, 5])
+    """
+
+    def __init__(
+        self, in_features: int, out_features: int, scale: float = 32.0, margin: float = 0.2
+    ) -> None:
+        super().__init__(in_features, out_features, scale, margin)
+
+    def forward(self, input: Tensor, label: Tensor) -> Tensor:
+        """Scores with the margin, shape ``(N, C)``, of features ``(N, D)`` and their classes."""
+        cosine, column = self._cosines(input), label.reshape(-1, 1).long()
+        return self.scale * cosine.scatter(1, column, cosine.gather(1, column) - self.margin)
+
+
+class AngularMargin(nn.Module):
+    r"""SpeechBrain's ``AngularMargin``: cosines in, scores with CosFace's margin out.
+
+    .. math:: s(\cos\theta_y - m)
+
+    Args:
+        margin: cosine by which the own class must win.
+        scale: factor of the cosines.
+
+    Example:
+        >>> cosines, targets = torch.tensor([[0.9, 0.1]]), torch.tensor([[1.0, 0.0]])
+        >>> tammes.convert.AngularMargin(margin=0.2, scale=30.0)(cosines, targets)
+        tensor([[21.,  3.]])
+    """
+
+    def __init__(self, margin: float = 0.0, scale: float = 1.0) -> None:
+        super().__init__()
+        self.margin, self.scale = margin, scale
+
+    def forward(self, outputs: Tensor, targets: Tensor) -> Tensor:
+        """Scores of cosines ``(N, C)`` whose own class is one in ``targets``, of the same shape."""
+        return self.scale * (outputs - self.margin * targets)
+
+
+class AdditiveAngularMargin(AngularMargin):
+    r"""SpeechBrain's ``AdditiveAngularMargin``: cosines in, scores with ArcFace's margin out.
+
+    .. math:: s\cos(\theta_y + m)\ \text{up to}\ \pi,\ \text{then}\ s(\cos\theta_y - m\sin m)
+
+    It goes into SpeechBrain's ``LogSoftmaxWrapper`` as the original does.
+
+    Args:
+        margin: angle in radians by which the own class must win.
+        scale: factor of the cosines.
+        easy_margin: leave cosines of 0 and less as they are.
+
+    Example:
+        >>> cosines, targets = torch.tensor([[0.9, 0.1]]), torch.tensor([[1.0, 0.0]])
+        >>> tammes.convert.AdditiveAngularMargin(margin=0.2, scale=30.0)(cosines, targets)
+        tensor([[23.8639,  3.0000]])
+    """
+
+    def __init__(self, margin: float = 0.0, scale: float = 1.0, easy_margin: bool = False) -> None:
+        super().__init__(margin, scale)
+        self.easy_margin = easy_margin
+
+    def forward(self, outputs: Tensor, targets: Tensor) -> Tensor:
+        """Scores of cosines ``(N, C)`` whose own class is one in ``targets``, of the same shape."""
+        cosine = outputs.to(torch.promote_types(outputs.dtype, torch.float32))
+        past = self.margin * math.sin(self.margin)
+        return self.scale * _with_angle_margin(
+            cosine, targets.argmax(1), self.margin, self.easy_margin, past
+        )
