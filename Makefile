@@ -35,6 +35,7 @@ check: setup
 # Tables and outputs in docs/ that the code prints or measures, then the site: site/index.html.
 docs: export NO_MKDOCS_2_WARNING := 1
 docs: setup
+	$(RUN) scripts/advice_evidence.py --write
 	$(RUN) scripts/update_docs.py
 	$(RUN) tests/test_contract.py
 	$(RUN) scripts/results_document.py

@@ -62,6 +62,10 @@ QUEUE: list[Line] = [
     ("zhou2022/table1", None, CIFAR, 3, 9),
 ]
 PHASES: dict[str, list[Line]] = {
+    "advice": [
+        ("advice/classes", None, ["omniglot", "cifar100"], 2, 1.5),
+        ("advice/identities", None, None, 2, 1.5),
+    ],
     "divergence": [
         ("kobayashi2019/table2", FOUR, CIFAR, 3, 4),
         ("kobayashi2019/fig3", None, CIFAR, 3, 4),

@@ -112,7 +112,8 @@ def _front_page(comparisons: Sequence[PaperComparison], folder: Path) -> list[st
 
 
 def _counts(comparisons: Sequence[PaperComparison]) -> str:
-    papers = len({each.recipe.name.partition("/")[0] for each in comparisons})
+    published = [each.recipe for each in comparisons if not each.recipe.source.startswith("Ours")]
+    papers = len({recipe.name.partition("/")[0] for recipe in published})
     done = sum(each.counts["done"] for each in comparisons)
     outcomes = Counter(v.outcome for each in comparisons for v in each.verdicts)
     claims = ", ".join(f"{outcomes[kind]} {kind}" for kind in _OUTCOMES)

@@ -1,7 +1,8 @@
 """Regenerate the parts of ``docs/`` that quote the code; tests fail if a page is out of date.
 
-These are the table of fields in configuration.md, and outputs of commands in scaling.md and
-advise.md. ``make docs`` runs this, and the scripts that write docs/contract.md and docs/results.md.
+These are the table of fields in configuration.md, and outputs of commands in scaling.md, advise.md
+and choosing.md. ``make docs`` runs this, and the scripts that write docs/contract.md and
+docs/results.md.
 """
 
 import contextlib
@@ -9,8 +10,10 @@ import dataclasses
 import io
 import re
 import shlex
+from collections.abc import Callable
 from pathlib import Path
 
+import advice_evidence
 import scaling_table
 
 from tammes.lab.cli.main import main
@@ -19,6 +22,11 @@ from tammes.lab.config.schema import Config
 from tammes.lab.config.typecheck import type_name
 
 DOCS = Path(__file__).parents[1] / "docs"
+SCRIPTS: dict[str, Callable[[list[str]], object]] = {
+    "scripts/scaling_table.py": scaling_table.main,
+    "scripts/advice_evidence.py": advice_evidence.main,
+}
+"""Scripts whose output pages quote."""
 BEGIN, END = "<!-- fields: made by scripts/update_docs.py -->", "<!-- end of fields -->"
 
 
@@ -30,8 +38,7 @@ def printed(command: str) -> str:
         if words[0] == "tammes":
             main(words[1:])
         else:
-            assert words[:2] == ["python", "scripts/scaling_table.py"]
-            scaling_table.main(words[2:])
+            SCRIPTS[words[1]](words[2:])
     return output.getvalue().rstrip("\n")
 
 
@@ -71,7 +78,12 @@ def _fields() -> str:
     return "\n".join(rows)
 
 
-UPDATES = {"configuration": with_fields, "scaling": with_outputs, "advise": with_outputs}
+UPDATES = {
+    "configuration": with_fields,
+    "scaling": with_outputs,
+    "advise": with_outputs,
+    "choosing": with_outputs,
+}
 """Update functions by page."""
 
 if __name__ == "__main__":

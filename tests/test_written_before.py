@@ -57,6 +57,17 @@ def test_a_finished_run_loads():
     assert_close(model.criterion.head.weight.detach(), run.tensors("prototypes")["prototypes"])
 
 
+def test_a_finished_run_has_the_head_it_was_trained_with():
+    pytest.importorskip("safetensors")
+    from tammes.lab import load_model
+    from tammes.lab.records.run_folder import Run
+
+    run = Run(BEFORE / "finished")
+    assert run.config.head == "auto"
+    assert run.environment["head"] == "cosine(scale=8.0)"
+    assert load_model(run).criterion.head.scale == 8.0
+
+
 def test_an_interrupted_run_goes_on_to_the_same_end(tmp_path):
     pytest.importorskip("lightning.fabric")
     pytest.importorskip("sklearn")

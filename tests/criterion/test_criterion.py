@@ -10,6 +10,12 @@ from torch import nn
 from torch.testing import assert_close
 
 import tammes
+from tammes.advise.defaults import (
+    FEW_CLASSES_SCALE,
+    MANY_CLASSES,
+    MANY_CLASSES_SCALE,
+    recommended_scale,
+)
 from tammes.heads import Head
 
 SIZE = 12
@@ -71,21 +77,17 @@ def test_a_ready_made_criterion_is_its_head_and_its_term(name):
     assert_close(criterion(features, labels), expected)
 
 
-def test_the_defaults_are_those_of_the_literature():
+def test_default_scales_are_those_of_the_one_table():
     scales = {name: make(SIZE, CLASSES, **o).head.scale for name, (make, o, _, _) in READY.items()}
+    raw = ("Softmax", "LSoftmax", "SphereFace", "LargeMarginGaussian")
+    losses = {name: loss for name, (_, _, _, loss) in READY.items()}
     assert scales == {
-        "Softmax": 1.0,
-        "LSoftmax": 1.0,
-        "SphereFace": 1.0,
-        "NormFace": 20.0,
-        "CosFace": 64.0,
-        "ArcFace": 64.0,
-        "CombinedMargin": 64.0,
-        "GMSoftmax": 64.0,
-        "LMSoftmax": 64.0,
-        "LDAM": 30.0,
-        "LargeMarginGaussian": 1.0,
+        name: 1.0 if name in raw else recommended_scale(losses[name], SIZE, CLASSES)
+        for name in READY
     }
+    assert scales["LMSoftmax"] == MANY_CLASSES_SCALE.value
+    assert tammes.ArcFace(64, MANY_CLASSES).head.scale == MANY_CLASSES_SCALE.value
+    assert tammes.ArcFace(64, MANY_CLASSES - 1).head.scale == FEW_CLASSES_SCALE.value
 
 
 # ------------------------------------------------------------------------------- reduction

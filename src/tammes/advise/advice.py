@@ -6,9 +6,12 @@ docs/advise.md, and in :mod:`tammes.advise.feasibility`, :mod:`tammes.advise.war
 """
 
 import math
+from collections.abc import Iterator
 from dataclasses import asdict, dataclass
 from typing import Any
 
+from tammes.advise.defaults import NO_MARGINS, POSTERIOR, default_scale
+from tammes.advise.evidence import Trial, grids
 from tammes.advise.feasibility import (
     KINDS,
     LINEAR,
@@ -24,9 +27,10 @@ from tammes.advise.feasibility import (
     starting_loss,
 )
 from tammes.advise.memory_plan import Cost, plan
-from tammes.advise.recommend import Recommendation, best_margin, best_scale, recommendations
+from tammes.advise.recommend import Recommendation, best_margin, recommendations
+from tammes.advise.snippet import Snippet
 from tammes.advise.warnings import SUMS, Caution, Choice, cautions
-from tammes.advise.workload import CPU, Machine, Workload
+from tammes.advise.workload import Machine, Workload, choose_machine
 from tammes.geometry.bounds import LargestClassMargin, largest_class_margin
 from tammes.similarity import Cosine, InnerProduct, Similarity, SquaredDistance
 from tammes.terms import Term
@@ -56,6 +60,29 @@ class Scales:
 
 
 @dataclass(frozen=True)
+class Evidence:
+    """Default setting of a loss in a grid of trainings.
+
+    Attributes:
+        data: data set.
+        classes: number of its classes.
+        images: training images of a class.
+        quantity: what was measured, in %.
+        advised: the default setting.
+        best: the best setting of the grid.
+        seeds: seeds of each setting.
+    """
+
+    data: str
+    classes: int
+    images: int
+    quantity: str
+    advised: Trial
+    best: Trial
+    seeds: int
+
+
+@dataclass(frozen=True)
 class Advice:
     """Result of :func:`advise`; ``print`` it, or call :meth:`to_dict`.
 
@@ -76,11 +103,12 @@ class Advice:
         cautions: warnings about the settings.
         costs: bytes and seconds of every implementation.
         implementation: the one that a head chooses by default, or ``""`` without a head.
+        evidence: trainings with the default settings of this loss, next to the best of their grid.
 
     Example:
         >>> advice = advise(1000, 128, loss="cosface")
         >>> advice.margin, advice.scale, advice.cautions
-        (0.35, 16.0, ())
+        (0.35, 30.0, ())
     """
 
     work: Workload
@@ -98,6 +126,17 @@ class Advice:
     cautions: tuple[Caution, ...]
     costs: tuple[Cost, ...]
     implementation: str
+    evidence: tuple[Evidence, ...]
+
+    @property
+    def code(self) -> str:
+        """Lines of Python that build the criterion and its optimizer."""
+        return Snippet(self).code()
+
+    @property
+    def command(self) -> str:
+        """Command that trains with the same settings on a folder of images."""
+        return Snippet(self).command()
 
     def to_dict(self) -> dict[str, Any]:
         """Convert to plain numbers, strings, lists and dictionaries; infinity becomes None."""
@@ -106,6 +145,7 @@ class Advice:
         plain["work"] = {**work, "reads": sorted(self.work.reads)}
         plain["class_margin"]["degrees"] = self.class_margin.degrees
         plain["costs"] = [cost.to_dict() for cost in self.costs]
+        plain |= {"code": self.code, "command": self.command}
         return _plain(plain)
 
     def __str__(self) -> str:
@@ -138,10 +178,10 @@ def advise(
     scale: float | None = None,
     margin: float | None = None,
     annealing: bool = False,
-    posterior: float = 0.9,
+    posterior: float = POSTERIOR,
     sample_rate: float = 0.1,
-    device: str = "cuda",
-    machine: Machine | None = None,
+    device: str | None = None,
+    machine: Machine | str | None = None,
 ) -> Advice:
     """Advise on feasible margins and scales, initial settings, problems in training, and cost.
 
@@ -164,8 +204,9 @@ def advise(
         annealing: whether ``blend`` of L-Softmax or SphereFace will be annealed.
         posterior: desired posterior of an example at its prototype.
         sample_rate: fraction of the classes per step with sampled classes.
-        device: ``"cuda"`` or ``"cpu"``.
-        machine: one accelerator; an H200 by default, or a small CPU.
+        device: ``"cuda"`` or ``"cpu"``; that of the machine by default.
+        machine: one accelerator, or its name in :data:`tammes.advise.workload.MACHINES`; by default
+            the machine at hand.
 
     Returns:
         The :class:`Advice`.
@@ -197,6 +238,7 @@ def advise(
             f"advise expects a margin in radians, up to pi, got {margin:g}; "
             f"{margin:g} degrees are {math.radians(margin):.4g}"
         )
+    machine, device = choose_machine(machine, device, gpus)
     parts = [definition(name) for name in names if name not in SUMS]
     reads = frozenset(field for part in parts if part.on == "split" for field in part.reads)
     work = Workload(
@@ -212,16 +254,15 @@ def advise(
         sample_rate=sample_rate,
         device=device,
     )
-    machine = machine or (CPU if device == "cpu" else Machine())
     odds = log_odds(posterior, classes)
     limit = largest_class_margin(classes, dim)
     suggested = best_margin(main, limit.angle, odds, scale, samples_per_class)
     used_margin = suggested if margin is None else margin
     kind = KINDS.get(main)
-    placed = (1.0, 0.0, 0.0) if kind is None or used_margin is None else kind.place(used_margin)
+    placed = NO_MARGINS if kind is None or used_margin is None else kind.place(used_margin)
     target, reach = bent(0.0, placed), math.cos(limit.angle)
     about = scale_for(odds, target, reach)
-    used_scale = best_scale(main, about) if scale is None else scale
+    used_scale = default_scale(main, placed, classes, dim, posterior) if scale is None else scale
     term = _term(main, used_margin)
     start = None if main in LINEAR else starting_loss(term, classes, dim, used_scale)
     choice = Choice(
@@ -264,7 +305,29 @@ def advise(
         cautions=cautions(choice),
         costs=costs,
         implementation=work.automatic() if reads else "",
+        evidence=tuple(_evidence(main)),
     )
+
+
+def _evidence(loss: str) -> Iterator[Evidence]:
+    """Compare the default settings of a loss with the best of every grid that trained them."""
+    for grid in grids():
+        scale, margin = defaults_of(loss, grid.classes, grid.dim, grid.images)
+        trial = grid.find(loss, scale, margin)
+        if trial is not None:
+            yield Evidence(
+                grid.data, grid.classes, grid.images, grid.quantity, trial, grid.best, grid.seeds
+            )
+
+
+def defaults_of(
+    loss: str, classes: int, dim: int, samples: float | None
+) -> tuple[float, float | None]:
+    """Return the scale and the margin that are recommended for a loss."""
+    angle = largest_class_margin(classes, dim).angle
+    margin = best_margin(loss, angle, log_odds(POSTERIOR, classes), None, samples)
+    placed = NO_MARGINS if margin is None else KINDS[loss].place(margin)
+    return default_scale(loss, placed, classes, dim), margin
 
 
 def _names(loss: str) -> tuple[str, ...]:

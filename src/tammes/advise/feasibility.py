@@ -160,6 +160,28 @@ KINDS = {
 }
 """Losses with a margin on the sphere."""
 
+
+def margins_of(term: Term) -> Margins:
+    """Return factor of the angle, radians added to it and cosine subtracted, of any term.
+
+    Margins per class count with the largest.
+
+    Example:
+        >>> import tammes
+        >>> margins_of(tammes.arcface(margin=0.5)), margins_of(tammes.softmax(margin=-1.0))
+        ((1.0, 0.5, 0.0), (1.0, 0.0, -1.0))
+    """
+    settings = {key: max(v) if isinstance(v, tuple) else v for key, v in term.settings.items()}
+    if term.name == "combined_margin":
+        return settings["m1"], settings["m2"], settings["m3"]
+    if term.name == "gm_softmax":
+        return 1.0, 0.0, -settings["beta1"]
+    if term.name == "softmax":
+        return 1.0, 0.0, settings["margin"]
+    kind = KINDS.get(term.name)
+    return (1.0, 0.0, 0.0) if kind is None else kind.place(float(settings[kind.setting]))
+
+
 CHORDS = ("triplet", "contrastive")
 """Losses whose margin is a distance between unit features: at most ``2 sin(A/2)``."""
 

@@ -64,6 +64,11 @@ class Cost:
     note: str = ""
 
     @property
+    def work(self) -> float:
+        """Estimated seconds of the device, without the overhead of the calls."""
+        return self.products + self.traffic + self.exchange
+
+    @property
     def total(self) -> int:
         """Total bytes."""
         return self.weights + self.gradient + self.optimizer + self.scores + self.features

@@ -3,6 +3,8 @@
 import math
 from dataclasses import dataclass
 
+from tammes.advise import defaults
+from tammes.advise.evidence import effect
 from tammes.advise.feasibility import (
     KINDS,
     LINEAR,
@@ -15,7 +17,8 @@ from tammes.advise.memory_plan import Cost, size
 from tammes.advise.warnings import FEW, METRIC, Choice
 from tammes.advise.workload import UNFUSED, WIDEST
 
-_USUAL_SCALES = (8.0, 16.0, 20.0, 30.0, 64.0)
+_LARGE_SCORE = 15.0
+"""Scale times margin from which the margin is warmed up."""
 _REPLICATED = "the same on every rank"
 
 
@@ -27,7 +30,8 @@ class Recommendation:
         setting: name of the setting.
         value: a number or a word.
         reason: reason for the value.
-        basis: ``"formula"``, ``"literature"``, ``"reports"`` of users, or ``"rule of thumb"``.
+        basis: ``"formula"``, ``"measured"`` by trainings of our own, ``"literature"``,
+            ``"reports"`` of users, or ``"rule of thumb"``.
     """
 
     setting: str
@@ -82,15 +86,6 @@ def best_margin(
     return float(f"{margin:.3g}")
 
 
-def best_scale(name: str, about: float) -> float:
-    """Smallest usual scale above the one that the posterior requires."""
-    if name in LINEAR:
-        return 1.0
-    if name == "lm_softmax" or math.isinf(about):
-        return 64.0
-    return next((usual for usual in _USUAL_SCALES if usual >= about), float(math.ceil(about)))
-
-
 def recommendations(
     choice: Choice, margin: float | None, costs: tuple[Cost, ...], *, free: bool
 ) -> tuple[Recommendation, ...]:
@@ -102,34 +97,40 @@ def recommendations(
         costs: cost of every implementation.
         free: whether the loss was left open.
     """
-    name, work = choice.main, choice.work
-    placed = (1.0, 0.0, 0.0) if margin is None else KINDS[name].place(margin)
-    about = scale_for(choice.odds, bent(0.0, placed), math.cos(choice.angle))
-    scale = best_scale(name, about)
     rows = []
     if free:
         reason = "simplest margin: it shifts the score; trains where arcface is reported not to"
         rows.append(Recommendation("loss", "cosface", reason, "reports"))
+    scale = _recommend_scale(choice, margin)
     if margin is not None:
-        rows += _recommend_margin(choice, margin, scale)
-    if name in LINEAR:
-        rows.append(
-            Recommendation("scale", scale, "the norms of the features act as scale", "formula")
-        )
-    elif name == "lm_softmax":
-        gap = math.log(work.classes - 1) / scale
-        reason = f"hardly matters; the loss is within {gap:.3g} of minus the sample margin"
-        rows.append(Recommendation("scale", scale, reason, "formula"))
-    elif choice.spherical:
-        reason = (
-            f"smallest usual scale above {about:.3g}, which a posterior of {choice.posterior:g} "
-            "requires at this margin; larger scales saturate earlier"
-        )
-        rows.append(Recommendation("scale", scale, reason, "formula"))
+        rows += _recommend_margin(choice, margin, float(scale.value))
+    if choice.spherical or choice.main in LINEAR:
+        rows.append(scale)
     rows += _recommend_training(choice)
     if costs:
         rows += _recommend_mode(choice, costs)
     return tuple(rows)
+
+
+def _recommend_scale(choice: Choice, margin: float | None) -> Recommendation:
+    name, work = choice.main, choice.work
+    placed = defaults.NO_MARGINS if margin is None else KINDS[name].place(margin)
+    scale = defaults.default_scale(name, placed, work.classes, work.dim, choice.posterior)
+    if name in LINEAR:
+        return Recommendation("scale", scale, "the norms of the features act as scale", "formula")
+    if name == "lm_softmax":
+        gap = math.log(work.classes - 1) / scale
+        reason = f"hardly matters; the loss is within {gap:.3g} of minus the sample margin"
+        return Recommendation("scale", scale, reason, "formula")
+    usual = defaults.usual_scale(name, work.classes)
+    if scale == usual.value:
+        return Recommendation("scale", scale, f"the default: {usual.evidence}", usual.basis)
+    about = scale_for(choice.odds, bent(0.0, placed), math.cos(choice.angle))
+    reason = (
+        f"the default of {usual.value:g} is too small here: a posterior of {choice.posterior:g} "
+        f"requires {about:.3g} at this margin"
+    )
+    return Recommendation("scale", scale, reason, "formula")
 
 
 def _recommend_margin(choice: Choice, margin: float, scale: float) -> list[Recommendation]:
@@ -145,26 +146,32 @@ def _recommend_margin(choice: Choice, margin: float, scale: float) -> list[Recom
         how = "from 1000 down (tammes.schedules.LambdaAnnealing)"
         why = "training is reported not to start with the full margin"
         rows.append(Recommendation("blend", how, why, "literature"))
-    elif few or scale * margin > 15:
+    elif warm_up(choice, margin, scale):
         how = "0 for the first tenth of the training, then up (tammes.schedules.WarmUp)"
         why = "training is reported not to start with a large margin"
         rows.append(Recommendation("margin warm-up", how, why, "reports"))
     return rows
 
 
+def warm_up(choice: Choice, margin: float, scale: float) -> bool:
+    """Return whether the margin should be warmed up: few examples, or a large score to win by."""
+    return _few(choice.samples_per_class) or scale * margin > _LARGE_SCORE
+
+
 def _recommend_training(choice: Choice) -> list[Recommendation]:
     rows = [
         Recommendation(
             "optimizer",
-            "SGD, momentum 0.9",
-            "prototypes are directions; Adam is reported to end in NaN with angular margins",
-            "reports",
+            f"SGD, momentum {defaults.MOMENTUM:g}",
+            f"learning rate {defaults.LEARNING_RATES['sgd']:g}, cosine decay; AdamW at "
+            f"{defaults.LEARNING_RATES['adamw']:g} instead: {effect(', adamw')}",
+            "measured",
         ),
         Recommendation(
             "head learning rate",
-            "10 times the backbone's",
-            "criterion.param_groups(backbone, lr=..., head_lr=...)",
-            "literature",
+            "that of the network",
+            f"ten times as much: {effect(', head rate × 10')}",
+            "measured",
         ),
         Recommendation(
             "precision",

@@ -47,7 +47,10 @@ def number(value: float | str | None) -> str:
 
 def text(advice: "Advice") -> str:
     """Format all of the advice."""
-    blocks = (_geometry, _margins, _scales, _recommendations, _cautions, _costs)
+    blocks = (
+        *(_geometry, _margins, _scales, _recommendations, _cautions, _costs),
+        *(_evidence, _code, _command),
+    )
     return "\n\n".join("\n".join(block(advice)) for block in blocks)
 
 
@@ -117,7 +120,11 @@ def _costs(advice: "Advice") -> Iterator[str]:
     unit, name = (2**30, "GiB") if large else (2**20, "MiB")
     yield (
         f"Cost on each rank in {name}, without the backbone; {machine.name} with "
-        f"{size(machine.memory)}; time is an estimate"
+        f"{size(machine.memory)}"
+    )
+    yield (
+        "  ms: estimated work of the device; a step takes at least its calls, "
+        f"{machine.launch * 1e3:g} ms, or half of that if dense"
     )
     rows = [
         ["mode", "weights", "gradient", "optimizer", "scores", "features", "total", "ms", ""],
@@ -128,5 +135,40 @@ def _costs(advice: "Advice") -> Iterator[str]:
         remarks += [] if cost.fits else ["does not fit"]
         remarks += [cost.note] if cost.note else []
         gib = [f"{part / unit:.2f}" for part in (*parts, cost.total)]
-        rows.append([cost.mode, *gib, f"{cost.seconds * 1e3:.1f}", ", ".join(remarks)])
+        rows.append([cost.mode, *gib, f"{cost.work * 1e3:.3g}", ", ".join(remarks)])
     yield from table(rows, right=frozenset(range(1, 8)))
+
+
+def _evidence(advice: "Advice") -> Iterator[str]:
+    rows = [["trained on", "classes", "images each", "", "default", "best", "with"]]
+    for each in advice.evidence:
+        best, name = each.best, each.quantity
+        how = f"{best.loss}, scale {best.scale:g}, margin {best.margin:g}{best.beyond_defaults}"
+        numbers = [f"{each.advised.mean:.1f} %", f"{best.mean:.1f} %"]
+        rows.append([each.data, f"{each.classes:,}", str(each.images), name, *numbers, how])
+    main, classes = advice.loss.partition("+")[0], advice.work.classes
+    if len(rows) == 1:
+        yield f"Evidence: no training of ours behind scale and margin of {main}, only its paper"
+        return
+    seeds = min(each.seeds for each in advice.evidence)
+    yield f"Evidence: the defaults of {main}, and the best of 12 settings; {seeds} seeds each"
+    yield from table(rows, right=frozenset({1, 2, 4, 5}))
+    most = max(each.classes for each in advice.evidence)
+    if classes > most:
+        yield f"  Yours has {classes:,} classes, more than any of these: tammes tune checks it."
+
+
+def _code(advice: "Advice") -> Iterator[str]:
+    yield "Code"
+    yield textwrap.indent(advice.code, "  ")
+
+
+def _command(advice: "Advice") -> Iterator[str]:
+    yield "Command"
+    line = " "
+    for part in advice.command.replace(" --", "\n--").split("\n"):
+        if len(line) + len(part) > WIDTH - 3:
+            yield f"{line} \\"
+            line = "     "
+        line += f" {part}"
+    yield line

@@ -7,6 +7,7 @@ import math
 from collections.abc import Iterator
 from dataclasses import dataclass
 
+from tammes.advise.defaults import LEARNING_RATES
 from tammes.advise.feasibility import (
     CHORDS,
     KINDS,
@@ -186,23 +187,16 @@ def _training(choice: Choice) -> Iterator[Caution]:
             "with margin 0 and a smaller scale, and warm the margin up (tammes.schedules.WarmUp)",
             "pytorch-metric-learning #351, #186",
         )
-    bends = main in ANGULAR
-    if bends and work.optimizer in ("adam", "adamw"):
-        yield Caution(
-            "risk",
-            "optimizer",
-            f"{main} with {work.optimizer} is reported to end in NaN or to stand still; SGD with "
-            "momentum trains it, or give the head a smaller learning rate than the backbone",
-            "pytorch-metric-learning #209, #530",
-        )
-    high = 1e-3 if work.optimizer in ("adam", "adamw", "adagrad", "rmsprop") else 0.1
-    if choice.lr is not None and choice.lr >= high and bends:
+    # Rates of the trainings in results/advice, where ArcFace trained with either optimizer.
+    high = LEARNING_RATES.get(work.optimizer, LEARNING_RATES["adam"])
+    if choice.lr is not None and choice.lr > high and main in ANGULAR:
         yield Caution(
             "risk",
             "learning-rate",
-            f"a learning rate of {choice.lr:g} with {main} is reported to diverge or to stay at "
-            f"its first loss; try {high * 0.3:g}, clip gradients, or use cosface",
-            "insightface #2144, #2200, #1555",
+            f"a learning rate of {choice.lr:g} with {main} is reported to diverge, to end in NaN "
+            f"or to stay at its first loss; {high:g} trained with {work.optimizer}: use at most "
+            "that, clip gradients, or use cosface",
+            "insightface #2144, #2200, #1555; pytorch-metric-learning #209, #530",
         )
     if main in ("l_softmax", "sphereface") and margin > 1 and not choice.annealing:
         fall = bent(math.pi / 2, (margin, 0.0, 0.0))

@@ -1,6 +1,8 @@
 """Sizes of a training job, and the machine it runs on."""
 
-from dataclasses import dataclass
+import os
+import re
+from dataclasses import dataclass, replace
 
 import torch
 
@@ -36,6 +38,7 @@ class Machine:
         network: bytes per second of an accelerator to those of other nodes.
         node: number of accelerators of a node.
         latency: seconds of the shortest message; a collective of G ranks takes log2 G times that.
+        device: ``"cuda"`` or ``"cpu"``.
 
     Example:
         >>> small = Machine("24 GiB", memory=24 * 2**30, flops=2e13, bandwidth=8e11)
@@ -51,10 +54,81 @@ class Machine:
     network: float = 4e10
     node: int = 8
     latency: float = 1e-5
+    device: str = "cuda"
 
 
-CPU = Machine("CPU", 16 * 2**30, 1e11, 1e11, 2e10, 1e9, 1e-3, network=1e9, latency=1e-4)
+CPU = Machine(
+    "CPU", 16 * 2**30, 1e11, 1e11, 2e10, 1e9, 1e-3, network=1e9, latency=1e-4, device="cpu"
+)
 """A small CPU; its memory is measured, its times are a guess."""
+H200 = Machine()
+"""The only GPU that the times were measured on."""
+
+
+def _like_the_h200(name: str, gib: float, tflops: float, half: float, gb: float) -> Machine:
+    """Return a GPU that reaches the same share of its data sheet as the H200: 3/4, 0.7 and 5/6."""
+    return Machine(name, gib * 2**30, tflops * 0.75e12, half * 0.7e12, gb * 1e9 / 1.2)
+
+
+MACHINES = {
+    "h200": H200,
+    "h100": _like_the_h200("H100", 79, 67, 989, 3350),
+    "a100": _like_the_h200("A100", 79, 19.5, 312, 2039),
+    "v100": _like_the_h200("V100", 31, 15.7, 125, 900),
+    "l4": _like_the_h200("L4", 22, 30.3, 121, 300),
+    "t4": _like_the_h200("T4", 14.5, 8.1, 65, 320),
+    "rtx4090": _like_the_h200("RTX 4090", 23.5, 82.6, 165, 1008),
+    "rtx3090": _like_the_h200("RTX 3090", 23.5, 35.6, 71, 936),
+    "cpu": CPU,
+}
+"""Machines by name. Of all but the H200 and the CPU, rates are those of the data sheet (TFLOP/s in
+float32 and half precision, GB/s), times the share of it that the H200 reaches."""
+
+
+def machine_at_hand() -> Machine:
+    """Return the machine this process runs on: its GPU, or else its CPU."""
+    if torch.cuda.is_available():
+        properties = torch.cuda.get_device_properties(0)
+        return gpu_named(properties.name, float(properties.total_memory))
+    memory = CPU.memory
+    if hasattr(os, "sysconf") and "SC_PHYS_PAGES" in os.sysconf_names:
+        memory = float(os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES"))
+    return replace(CPU, name="this machine's CPU", memory=memory)
+
+
+def gpu_named(name: str, memory: float) -> Machine:
+    """Return a GPU with its own memory and the rates of its kind, those of an L4 if unknown.
+
+    Example:
+        >>> gpu_named("NVIDIA A100-SXM4-40GB", 40 * 2**30).flops == MACHINES["a100"].flops
+        True
+    """
+    words = re.split(r"[^a-z0-9]+", name.lower().replace("rtx ", "rtx"))
+    known = next((key for key in MACHINES if key in words), None)
+    if known is None:
+        return replace(MACHINES["l4"], name=f"{name} (rates of an L4)", memory=memory)
+    return replace(MACHINES[known], name=name, memory=memory)
+
+
+def choose_machine(
+    machine: Machine | str | None, device: str | None, gpus: int = 1
+) -> tuple[Machine, str]:
+    """Return the machine to plan for and its device; by default the one at hand.
+
+    A GPU, or several, where there is none at hand is an H200.
+    """
+    if isinstance(machine, str):
+        if machine not in MACHINES:
+            known = ", ".join(MACHINES)
+            raise ValueError(f"advise expects machine to be one of {known}, got {machine}")
+        machine = MACHINES[machine]
+    if machine is None:
+        machine = machine_at_hand()
+        wanted = device or ("cuda" if gpus > 1 else machine.device)
+        if machine.device != wanted:
+            machine = CPU if wanted == "cpu" else H200
+    return machine, device or machine.device
+
 
 UNFUSED = frozenset({"excess", "softplus", "rest"})
 """Fields of a split that the fused kernel does not compute."""

@@ -526,7 +526,7 @@ class Criterion(nn.Module):
             backbone: what makes the features; parameters it shares with the criterion count as
                 the criterion's.
             lr: learning rate of the backbone.
-            head_lr: learning rate of the criterion, ``lr`` by default; ten times ``lr`` is usual.
+            head_lr: learning rate of the criterion, ``lr`` by default.
             weight_decay: of the backbone.
             head_weight_decay: of the prototypes, ``weight_decay`` by default. Bias and scale have
                 none.

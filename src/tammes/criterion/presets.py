@@ -1,5 +1,8 @@
-"""Ready-made criteria: a head and a loss with the defaults of the literature, in one line.
+"""Ready-made criteria: a head and a loss with their defaults, in one line.
 
+Margins are those of the papers. A scale on unit features that is not given is the default of
+:mod:`tammes.advise.defaults` for the loss, its margin and the number of classes: the same one that
+``tammes advise`` recommends and the lab takes.
 Each is a :class:`tammes.Criterion` and takes its options too: ``reduction``, ``ignore_index``,
 ``class_weights``, ``validate``, ``implementation``, ``group``, ``averaged``, ``even``.
 """
@@ -9,6 +12,7 @@ from typing import Any, TypedDict, Unpack
 
 from torch import Tensor
 
+from tammes._validation import check_sizes
 from tammes.criterion.criterion import Criterion, Reduction
 from tammes.heads import CosineHead, GaussianHead, LinearHead
 from tammes.heads.head import Scale
@@ -26,7 +30,7 @@ from tammes.losses import (
     softmax,
     sphereface,
 )
-from tammes.terms import Setting
+from tammes.terms import Loss, Setting
 
 
 class Options(TypedDict, total=False):
@@ -40,6 +44,19 @@ class Options(TypedDict, total=False):
     group: Any
     averaged: bool
     even: bool
+
+
+def _cosine_head(
+    embedding_size: int, num_classes: int, scale: Scale | None, loss: Loss
+) -> CosineHead:
+    """Build a cosine head, by default with the scale that is recommended for a loss."""
+    check_sizes("CosineHead", embedding_size, num_classes)
+    if scale is None:
+        # Imported on first use: importing tammes does not import the advice.
+        from tammes.advise.defaults import recommended_scale
+
+        scale = recommended_scale(loss, embedding_size, num_classes)
+    return CosineHead(embedding_size, num_classes, scale=scale)
 
 
 class Softmax(Criterion):
@@ -142,7 +159,8 @@ class NormFace(Criterion):
     Args:
         embedding_size: size D of a feature.
         num_classes: number of classes C.
-        scale: one over the temperature; 20 is a temperature of 0.05.
+        scale: one over the temperature; 20 is a temperature of 0.05, and the default except on
+            crowded spheres.
         **options: of :class:`tammes.Criterion`.
 
     Example:
@@ -154,11 +172,12 @@ class NormFace(Criterion):
         embedding_size: int,
         num_classes: int,
         *,
-        scale: Scale = 20.0,
+        scale: Scale | None = None,
         **options: Unpack[Options],
     ) -> None:
-        head = CosineHead(embedding_size, num_classes, scale=scale)
-        super().__init__(head, normface(), **options)
+        loss = normface()
+        head = _cosine_head(embedding_size, num_classes, scale, loss)
+        super().__init__(head, loss, **options)
 
 
 class CosFace(Criterion):
@@ -168,7 +187,7 @@ class CosFace(Criterion):
         embedding_size: size D of a feature.
         num_classes: number of classes C.
         margin: cosine by which the own class must win; negative for few-shot pre-training.
-        scale: factor of the cosines.
+        scale: factor of the cosines; :func:`tammes.advise.defaults.recommended_scale` by default.
         **options: of :class:`tammes.Criterion`.
 
     Example:
@@ -182,11 +201,12 @@ class CosFace(Criterion):
         num_classes: int,
         *,
         margin: Setting = 0.35,
-        scale: Scale = 64.0,
+        scale: Scale | None = None,
         **options: Unpack[Options],
     ) -> None:
-        head = CosineHead(embedding_size, num_classes, scale=scale)
-        super().__init__(head, cosface(margin=margin), **options)
+        loss = cosface(margin=margin)
+        head = _cosine_head(embedding_size, num_classes, scale, loss)
+        super().__init__(head, loss, **options)
 
 
 class ArcFace(Criterion):
@@ -196,7 +216,7 @@ class ArcFace(Criterion):
         embedding_size: size D of a feature.
         num_classes: number of classes C.
         margin: angle in radians by which the own class must win.
-        scale: factor of the cosines.
+        scale: factor of the cosines; :func:`tammes.advise.defaults.recommended_scale` by default.
         extension: ``"monotone"`` or ``"linear"`` past pi.
         gradient: ``"exact"`` or ``"detached"``.
         **options: of :class:`tammes.Criterion`.
@@ -211,13 +231,13 @@ class ArcFace(Criterion):
         num_classes: int,
         *,
         margin: Setting = 0.5,
-        scale: Scale = 64.0,
+        scale: Scale | None = None,
         extension: str = "monotone",
         gradient: str = "exact",
         **options: Unpack[Options],
     ) -> None:
-        head = CosineHead(embedding_size, num_classes, scale=scale)
         loss = arcface(margin=margin, extension=extension, gradient=gradient)
+        head = _cosine_head(embedding_size, num_classes, scale, loss)
         super().__init__(head, loss, **options)
 
 
@@ -230,7 +250,7 @@ class CombinedMargin(Criterion):
         m1: factor of the angle.
         m2: radians added to it.
         m3: cosine taken off.
-        scale: factor of the cosines.
+        scale: factor of the cosines; :func:`tammes.advise.defaults.recommended_scale` by default.
         extension: ``"monotone"`` or ``"linear"`` past pi.
         gradient: ``"exact"`` or ``"detached"``.
         **options: of :class:`tammes.Criterion`.
@@ -247,13 +267,13 @@ class CombinedMargin(Criterion):
         m1: Setting = 1.0,
         m2: Setting = 0.3,
         m3: Setting = 0.2,
-        scale: Scale = 64.0,
+        scale: Scale | None = None,
         extension: str = "monotone",
         gradient: str = "exact",
         **options: Unpack[Options],
     ) -> None:
-        head = CosineHead(embedding_size, num_classes, scale=scale)
         loss = combined_margin(m1=m1, m2=m2, m3=m3, extension=extension, gradient=gradient)
+        head = _cosine_head(embedding_size, num_classes, scale, loss)
         super().__init__(head, loss, **options)
 
 
@@ -267,7 +287,7 @@ class GMSoftmax(Criterion):
         beta1: what is added to it.
         alpha2: factor of the own cosine in the denominator.
         beta2: what is added to it.
-        scale: factor of the cosines.
+        scale: factor of the cosines; :func:`tammes.advise.defaults.recommended_scale` by default.
         **options: of :class:`tammes.Criterion`.
 
     Example:
@@ -283,11 +303,11 @@ class GMSoftmax(Criterion):
         beta1: Setting = 0.0,
         alpha2: Setting = 1.0,
         beta2: Setting = 0.0,
-        scale: Scale = 64.0,
+        scale: Scale | None = None,
         **options: Unpack[Options],
     ) -> None:
-        head = CosineHead(embedding_size, num_classes, scale=scale)
         loss = gm_softmax(alpha1=alpha1, beta1=beta1, alpha2=alpha2, beta2=beta2)
+        head = _cosine_head(embedding_size, num_classes, scale, loss)
         super().__init__(head, loss, **options)
 
 
@@ -297,7 +317,7 @@ class LMSoftmax(Criterion):
     Args:
         embedding_size: size D of a feature.
         num_classes: number of classes C.
-        scale: factor of the cosines; the loss is hardly sensitive to it.
+        scale: factor of the cosines, 64 by default; the loss is hardly sensitive to it.
         **options: of :class:`tammes.Criterion`.
 
     Example:
@@ -309,11 +329,12 @@ class LMSoftmax(Criterion):
         embedding_size: int,
         num_classes: int,
         *,
-        scale: Scale = 64.0,
+        scale: Scale | None = None,
         **options: Unpack[Options],
     ) -> None:
-        head = CosineHead(embedding_size, num_classes, scale=scale)
-        super().__init__(head, lm_softmax(), **options)
+        loss = lm_softmax()
+        head = _cosine_head(embedding_size, num_classes, scale, loss)
+        super().__init__(head, loss, **options)
 
 
 class LDAM(Criterion):
@@ -324,7 +345,7 @@ class LDAM(Criterion):
         num_classes: number of classes C.
         counts: number of training examples of each class.
         max_margin: margin of the rarest class.
-        scale: factor of the cosines.
+        scale: factor of the cosines; 30 by default, more on a crowded sphere.
         **options: of :class:`tammes.Criterion`.
 
     Example:
@@ -338,11 +359,12 @@ class LDAM(Criterion):
         *,
         counts: Sequence[float] | Tensor,
         max_margin: Setting = 0.5,
-        scale: Scale = 30.0,
+        scale: Scale | None = None,
         **options: Unpack[Options],
     ) -> None:
-        head = CosineHead(embedding_size, num_classes, scale=scale)
-        super().__init__(head, ldam(counts, max_margin=max_margin), **options)
+        loss = ldam(counts, max_margin=max_margin)
+        head = _cosine_head(embedding_size, num_classes, scale, loss)
+        super().__init__(head, loss, **options)
 
 
 class LargeMarginGaussian(Criterion):

@@ -2,39 +2,24 @@
 
 import math
 
-from tammes.advise.feasibility import KINDS, Margins, bent, class_radius, log_odds, scale_for
+from tammes.advise.feasibility import (
+    KINDS,
+    bent,
+    class_radius,
+    log_odds,
+    margins_of,
+    scale_for,
+)
 from tammes.advise.warnings import FEW
 from tammes.doctor.finding import Finding, check
 from tammes.doctor.snapshot import Snapshot, TermReading
 from tammes.geometry.bounds import largest_class_margin
-from tammes.terms import Term
 
 STRONG_SCALE, STRONG_MARGIN = 30.0, 0.3
 """Scale and margin from which few examples per class are reported not to train: see
 :mod:`tammes.advise.warnings`."""
 COMPANY = 0.5
 """Share of a batch whose class has another example in it, for a loss between examples."""
-
-
-def margins_of(term: Term) -> Margins:
-    """Return factor of the angle, radians added to it and cosine subtracted, of any term.
-
-    Margins per class count with the largest.
-
-    Example:
-        >>> import tammes
-        >>> margins_of(tammes.arcface(margin=0.5)), margins_of(tammes.softmax(margin=-1.0))
-        ((1.0, 0.5, 0.0), (1.0, 0.0, -1.0))
-    """
-    settings = {key: max(v) if isinstance(v, tuple) else v for key, v in term.settings.items()}
-    if term.name == "combined_margin":
-        return settings["m1"], settings["m2"], settings["m3"]
-    if term.name == "gm_softmax":
-        return 1.0, 0.0, -settings["beta1"]
-    if term.name == "softmax":
-        return 1.0, 0.0, settings["margin"]
-    kind = KINDS.get(term.name)
-    return (1.0, 0.0, 0.0) if kind is None else kind.place(float(settings[kind.setting]))
 
 
 def _with_margins(snapshot: Snapshot) -> list[TermReading]:

@@ -3,9 +3,8 @@
 import math
 from statistics import fmean
 
-from tammes.advise.feasibility import KINDS, bent
+from tammes.advise.feasibility import KINDS, bent, margins_of
 from tammes.doctor.finding import Finding, check
-from tammes.doctor.settings import margins_of
 from tammes.doctor.snapshot import Snapshot
 
 NEAR = 0.05

@@ -1,9 +1,8 @@
 """Largest possible class margin: known optima, and proven bounds where none is known."""
 
 import math
+from collections.abc import Sequence
 from dataclasses import dataclass
-
-import torch
 
 _SCHUETTE = "Schütte and van der Waerden 1951"
 _DANZER = "Danzer 1963"
@@ -220,16 +219,32 @@ def _last_root(degree: int, size: int) -> float:
     count = degree // 2
     alpha = (size - 1) / 2
     beta = alpha if degree % 2 else alpha - 1
-    # The roots of orthogonal polynomials are the eigenvalues of their recurrence (Golub, Welsch).
-    i = torch.arange(count, dtype=torch.double)
-    total = 2 * i + alpha + beta
-    diagonal = (beta**2 - alpha**2) / (total * (total + 2))
-    diagonal[0] = (beta - alpha) / (alpha + beta + 2)
-    i, total = i[1:], total[1:]
-    below = 4 * i * (i + alpha) * (i + beta) * (i + alpha + beta)
-    below = (below / (total.square() * (total.square() - 1))).sqrt()
-    matrix = diagonal.diag() + below.diag(1) + below.diag(-1)
-    return float(torch.linalg.eigvalsh(matrix)[-1])
+    # The roots of orthogonal polynomials are the eigenvalues of their recurrence (Golub, Welsch);
+    # in plain Python, since criteria are also built on the meta device.
+    diagonal, below = [(beta - alpha) / (alpha + beta + 2)], [0.0]
+    for i in range(1, count):
+        total = 2 * i + alpha + beta
+        diagonal.append((beta**2 - alpha**2) / (total * (total + 2)))
+        product = 4 * i * (i + alpha) * (i + beta) * (i + alpha + beta)
+        below.append(product / (total**2 * (total**2 - 1)))
+    low, high = -1.0, 1.0
+    for _ in range(60):
+        middle = (low + high) / 2
+        if _all_below(middle, diagonal, below):
+            high = middle
+        else:
+            low = middle
+    return high
+
+
+def _all_below(value: float, diagonal: Sequence[float], squares: Sequence[float]) -> bool:
+    """Whether all eigenvalues of a symmetric tridiagonal matrix are below a value (Sturm)."""
+    pivot = 1.0
+    for entry, square in zip(diagonal, squares, strict=True):
+        pivot = entry - value - square / pivot
+        if pivot >= 0:
+            return False
+    return True
 
 
 def _levenshtein_count(degree: int, size: int, cosine: float) -> float:

@@ -13,6 +13,7 @@ from messages import pattern
 import tammes
 from tammes import losses
 from tammes.advise.advice import advise
+from tammes.advise.defaults import recommended_scale
 from tammes.lab import config
 from tammes.lab.config import (
     Call,
@@ -23,7 +24,6 @@ from tammes.lab.config import (
     parse_head,
     parse_loss,
     parse_schedules,
-    recommended_scale,
     split_list,
 )
 
@@ -401,14 +401,14 @@ def test_auto_is_the_head_of_the_ready_made_criterion(kind):
     [
         ("direct_sum(softmax, nca)", "linear(bias=False, scale=1.0)"),
         ("spectral_sum(softmax, nca)", "linear(bias=False, scale=1.0)"),
-        ("spectral_sum(cosface, nca)", "cosine(scale=8.0)"),
-        ("spectral_sum(normface, nca)", "cosine(scale=8.0)"),
+        ("spectral_sum(cosface, nca)", "cosine(scale=30.0)"),
+        ("spectral_sum(normface, nca)", "cosine(scale=20.0)"),
         ("nca", "linear(bias=False, scale=1.0)"),
         ("zero_centroid", "linear(bias=False, scale=1.0)"),
         ("softmax + 0.3*logit_divergence", "linear(bias=True, scale=1.0)"),
-        ("softmax + lm_softmax", "cosine(scale=8.0)"),
+        ("softmax + lm_softmax", "cosine(scale=20.0)"),
         ("softmax + 0.1*l_softmax(margin=2)", "linear(bias=False, scale=1.0)"),
-        ("sample_margin() + cosface(margin=0.1)", "cosine(scale=8.0)"),
+        ("sample_margin() + cosface(margin=0.1)", "cosine(scale=30.0)"),
         ("sphereface + sample_margin", "cosine(scale=1.0, normalize_features=False)"),
     ],
 )
@@ -488,7 +488,7 @@ def test_asking_for_a_head_draws_numbers_for_that_head_only():
         ("cosine(scal=30)", "head: cosine ... 'scal' ... scale ..."),
         ("cosine(scale=-1)", "CosineHead ... scale ... -1"),
         ("cosine(3, 4)", "head: cosine takes keyword settings only, such as scale, "
-            "got 'cosine(3, 4, scale=8.0)'"),
+            "got 'cosine(3, 4, scale=20.0)'"),
         ("linear()", "lm_softmax ... head ... LinearHead"),
     ],
 )  # fmt: skip

@@ -47,6 +47,8 @@ def test_published_numbers_are_of_recipes_that_are_there():
     }
     assert sum(counts.values()) == 1206
     assert [name for name, count in counts.items() if not count] == [
+        "advice/classes",
+        "advice/identities",
         "identities/audiomnist",
         "identities/chimpanzees",
         "identities/cub",
@@ -203,6 +205,8 @@ LARGE = {
     "audiomnist": ((1, 32, 32), 12),
 }
 TRAINED = {
+    "advice/classes": 28,
+    "advice/identities": 7,
     "liu2016/lfw": 5,
     "zhou2022/table3": 13,
     "identities/audiomnist": 9,
@@ -288,6 +292,8 @@ def test_every_kind_of_cell_trains_a_few_steps_and_stays_finite(name):
 # ----------------------------------------------------------------------------- the quick form
 
 CHOSEN = {
+    "advice/classes": (["cosface_30", "arcface_30_warm"], ["mnist", "cifar100"]),
+    "advice/identities": (["arcface_30_adamw", "arcface_30_head"], None),
     "liu2016/lfw": (["softmax", "contrastive"], ["lfw"]),
     "zhou2022/table3": (["ce", "lm_softmax_20"], ["market", "duke"]),
     "identities/audiomnist": (["softmax", "lm_softmax"], None),
@@ -322,6 +328,13 @@ def check_identities(name, cell):
     low, high = cell.kept["identities"]["intervals"]["eer"]
     assert 0 <= low <= cell.values["eer"] <= high <= 100
     assert len(cell.curves["test.mean_average_precision"]) == len(cell.curves["epoch"]) == 2
+
+
+def check_advice(name, cell):
+    if name == "advice/identities":
+        assert {"rank_1", "map", "eer"} <= cell.values.keys()
+    else:
+        assert 0 <= cell.values["accuracy"] <= 100
 
 
 def check_kobayashi2019(name, cell):

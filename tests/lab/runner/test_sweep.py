@@ -328,7 +328,7 @@ def test_real_runs_are_trained_compared_and_resumed(tmp_path, capsys):
     words += ["--backbone", "mnist_cnn(features=3)", "--batch_size", "64"]
     assert main(words) == 0
     first = capsys.readouterr()
-    assert "cosface(margin=0.2): cosine(scale=16.0)" in first.err
+    assert "cosface(margin=0.2): cosine(scale=30.0)" in first.err
     page = (tmp_path / "report.html").read_text()
     assert "cosface(margin=0.2)" in page
     runs = sorted(tmp_path.glob("*-seed*"))

@@ -6,7 +6,7 @@ from dataclasses import replace
 from functools import partial
 
 from tammes.advise.advice import advise
-from tammes.advise.workload import CPU, DTYPES, OPTIMIZERS, Machine
+from tammes.advise.workload import DTYPES, MACHINES, OPTIMIZERS, Machine, choose_machine
 from tammes.lab.cli.arguments import add_argument
 
 
@@ -35,8 +35,10 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     add("--annealing", "anneal the blend of l_softmax or sphereface")
     add("--posterior P", "target posterior of a feature at its prototype (%(default)s)", 0.9)
     add("--sample-rate R", "share of the classes sampled per step (%(default)s)", 0.1)
-    add("--device", "device to plan for (%(default)s)", "cuda", choices=["cuda", "cpu"])
-    add("--memory GIB", "memory of one GPU; an H200 by default", type=float)
+    machine = "machine to plan for; by default the one at hand"
+    add("--machine", machine, choices=[*MACHINES])
+    add("--device", "device to plan for; by default that of the machine", choices=["cuda", "cpu"])
+    add("--memory GIB", "memory of one GPU, or of the machine", type=float)
     add("--tflops X", "float32 throughput, in 10^12 operations per second", type=float)
     add("--bandwidth GB", "memory bandwidth, in 10^9 bytes per second", type=float)
     add("--json", "print JSON instead of text")
@@ -46,8 +48,12 @@ def run(arguments: argparse.Namespace) -> int:
     """Run ``tammes advise`` and return the exit code."""
     settings = vars(arguments).copy()
     as_json = settings.pop("json")
-    machine = _machine(settings["device"], *map(settings.pop, ("memory", "tflops", "bandwidth")))
-    advice = advise(**settings, machine=machine)
+    rates = [settings.pop(name) for name in ("memory", "tflops", "bandwidth")]
+    if any(rate is not None for rate in rates):
+        named = (settings[name] for name in ("machine", "device", "gpus"))
+        usual, settings["device"] = choose_machine(*named)
+        settings["machine"] = _with_rates(usual, *rates)
+    advice = advise(**settings)
     if as_json:
         print(json.dumps(advice.to_dict(), indent=2, ensure_ascii=False, allow_nan=False))
     else:
@@ -55,21 +61,18 @@ def run(arguments: argparse.Namespace) -> int:
     return 0
 
 
-def _machine(
-    device: str, memory: float | None, tflops: float | None, bandwidth: float | None
+def _with_rates(
+    usual: Machine, memory: float | None, tflops: float | None, bandwidth: float | None
 ) -> Machine:
     given = {"--memory": memory, "--tflops": tflops, "--bandwidth": bandwidth}
     for name, value in given.items():
         if value is not None and not 0 < value < float("inf"):
             raise ValueError(f"{name} is expected to be above 0, got {value:g}")
-    usual = CPU if device == "cpu" else Machine()
-    if all(value is None for value in given.values()):
-        return usual
     # There is no flag for half precision: it keeps its ratio to float32.
     flops = usual.flops if tflops is None else tflops * 1e12
     return replace(
         usual,
-        name="CPU" if device == "cpu" else "GPU",
+        name="CPU" if usual.device == "cpu" else "GPU",
         memory=usual.memory if memory is None else memory * 2**30,
         flops=flops,
         half_flops=flops * usual.half_flops / usual.flops,

@@ -20,6 +20,7 @@ COMMANDS = {
     "demo": "compare a few losses on digits in a minute, and write a page",
     "train": "train one model on your data",
     "compare": "train several losses with several seeds and compare them",
+    "tune": "search for scale, margin and learning rate of a loss on held-out images",
     "reproduce": "reproduce tables and figures of the papers, next to the published numbers",
     "report": "write a page about finished runs",
     "doctor": "say what is wrong with runs, why, and what to change",
@@ -34,7 +35,7 @@ COMMANDS = {
 }
 """Commands and their summaries; each is a module of this package."""
 SECTIONS = {
-    "Train": ("demo", "train", "compare", "reproduce"),
+    "Train": ("demo", "train", "compare", "tune", "reproduce"),
     "Look at results": ("report", "doctor", "measure", "evaluate"),
     "Use a trained model": ("predict", "gallery", "export", "checkpoint"),
     "Choose a loss": ("advise", "losses"),

@@ -1,7 +1,7 @@
 """Configuration of runs: losses, heads and networks written as text, parsed without ``eval``."""
 
 from tammes.lab.config.expressions import Call, build, normal, parse_call, parse_calls, split_list
-from tammes.lab.config.head_expressions import HEADS, head_text, parse_head, recommended_scale
+from tammes.lab.config.head_expressions import HEADS, head_text, parse_head
 from tammes.lab.config.loss_expressions import SCHEDULES, TERMS, parse_loss, parse_schedules
 
 __all__ = [
@@ -17,6 +17,5 @@ __all__ = [
     "parse_head",
     "parse_loss",
     "parse_schedules",
-    "recommended_scale",
     "split_list",
 ]

@@ -1,19 +1,16 @@
 """Heads written as text, and the default head of a loss."""
 
-import math
 from collections.abc import Callable, Iterator
 from typing import Any
 
 import torch
 
-from tammes import losses
-from tammes.advise.feasibility import KINDS, LINEAR, Margins, bent, log_odds, scale_for
-from tammes.advise.recommend import best_scale
+from tammes.advise.defaults import main_term, recommended_scale
+from tammes.advise.feasibility import LINEAR
 from tammes.criterion.evaluate_terms import check_cosine_margin, check_fit
-from tammes.geometry.bounds import largest_class_margin
 from tammes.heads import CosineHead, GaussianHead, Head, LinearHead, SimplexHead
 from tammes.lab.config.expressions import Call, build, parse_call
-from tammes.terms import Loss, Term
+from tammes.terms import Loss
 
 HEADS: dict[str, Callable[..., Head]] = {
     "linear": LinearHead,
@@ -45,7 +42,7 @@ def parse_head(
     Example:
         >>> import tammes
         >>> parse_head("auto", tammes.cosface(margin=0.2), 3, 10)
-        CosineHead(3, 10, scale=16)
+        CosineHead(3, 10, scale=30)
     """
     if text.strip() == "auto":
         call = _default_head(loss, embedding_size, num_classes)
@@ -104,7 +101,7 @@ def _default_head(loss: Loss, embedding_size: int, num_classes: int) -> Call:
 
 
 def _candidates(loss: Loss) -> Iterator[Call]:
-    main = _main_term(loss)
+    main = main_term(loss)
     terms = [term for _, term in loss.leaves()]
     with_bias, without_bias = Call("linear"), Call("linear", (), {"bias": False})
     cosine = Call("cosine")
@@ -120,38 +117,3 @@ def _candidates(loss: Loss) -> Iterator[Call]:
         # The two losses divide the feature space by the span of the prototypes, without a bias.
         yield without_bias
     yield from (with_bias, without_bias, cosine)
-
-
-def _main_term(loss: Loss) -> Term | None:
-    """Return the classifying term: the first term on the split that is not a regularizer."""
-    on_split = [term for _, term in loss.leaves() if term.definition.on == "split"]
-    regularizers = losses.regularizers.__name__
-    learning = [t for t in on_split if t.definition.function.__module__ != regularizers]
-    return next(iter(learning or on_split), None)
-
-
-def recommended_scale(loss: Loss, embedding_size: int, num_classes: int) -> float:
-    """Return the initial scale that ``tammes advise`` recommends at the margin of the main term.
-
-    Example:
-        >>> import tammes
-        >>> recommended_scale(tammes.cosface(margin=0.35), 128, 1000)
-        16.0
-    """
-    term = _main_term(loss)
-    name = "normface" if term is None or term.name in LINEAR else term.name
-    angle = largest_class_margin(num_classes, embedding_size).angle
-    target = bent(0.0, (1.0, 0.0, 0.0) if term is None else _margins(term))
-    about = scale_for(log_odds(0.9, num_classes), target, math.cos(angle))
-    return best_scale(name, about)
-
-
-def _margins(term: Term) -> Margins:
-    """Return the largest margins m1, m2 and m3 that a term applies to the target angle."""
-    largest = {key: max(v) if isinstance(v, tuple) else v for key, v in term.values}
-    if term.name == "combined_margin":
-        return largest["m1"], largest["m2"], largest["m3"]
-    if term.name == "gm_softmax":
-        return 1.0, 0.0, -largest["beta1"]
-    kind = KINDS.get(term.name)
-    return (1.0, 0.0, 0.0) if kind is None else kind.place(largest[kind.setting])

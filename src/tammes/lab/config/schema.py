@@ -12,6 +12,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any, Literal
 
+from tammes.advise import defaults
 from tammes.lab.config.expressions import normal
 from tammes.lab.config.typecheck import check_names, fit
 
@@ -151,12 +152,12 @@ class Config:
 
     batch_size: int = 128
     epochs: int = 20
-    optimizer: Optimizer = "sgd"
-    lr: float = 0.1
+    optimizer: Optimizer = defaults.OPTIMIZER
+    lr: float = defaults.LEARNING_RATES[defaults.OPTIMIZER]
     head_lr: float | None = None
-    momentum: float = 0.9
+    momentum: float = defaults.MOMENTUM
     nesterov: bool = False
-    weight_decay: float = 5e-4
+    weight_decay: float = defaults.WEIGHT_DECAY
     head_weight_decay: float | None = None
     decay_norms: bool = True
     lr_schedule: str = "cosine()"

@@ -17,7 +17,7 @@ from tammes.lab.config.schema import Config
 from tammes.lab.data.sources.loading import say
 from tammes.lab.records.atomic_io import locked, writable
 from tammes.lab.records.run_folder import Run, write_json
-from tammes.lab.runner import Cell, Emit, Result, plan_resources, run_cells
+from tammes.lab.runner import Cell, Emit, Resources, Result, plan_resources, run_cells
 from tammes.lab.runner.progress_table import ProgressTable
 from tammes.lab.training.progress import Progress
 
@@ -64,24 +64,44 @@ def compare(
     with locked(folder, "another comparison is running in this folder"):
         for text, head in check(configs, report).items():
             report(f"{text}: {head}")
-        cells = []
-        for each in configs:
-            name = f"{each.label}, seed {each.seed}"
-            cells.append(Cell(name, folder / each.folder, {"config": each.to_dict()}))
-        _check_images(cells)
-        waiting = [cell for cell in cells if is_open(Run(cell.folder), retry_failed)]
-        for cell in cells:
-            if cell not in waiting and Run(cell.folder).status == "failed":
-                reason = Run(cell.folder).failure.get("message")
-                report(f"{cell.name}: failed before, --retry-failed retries it: {reason}")
-        report(
-            f"{len(cells)} runs in {folder}, {len(cells) - len(waiting)} of them finished before; "
-            f"{at.workers} at a time, {at.threads} thread{'s' * (at.threads > 1)} each"
-        )
-        if waiting:
-            prepare(waiting)
-            with ProgressTable(waiting) as board:
-                record_failures(run_cells(waiting, _WORK, at=at, on_event=board))
+        return train_all(configs, folder, at=at, retry_failed=retry_failed, report=report)
+
+
+def train_all(
+    configs: Sequence[Config],
+    folder: Path,
+    *,
+    at: Resources,
+    retry_failed: bool = False,
+    report: Callable[[str], None],
+) -> list[Run]:
+    """Train all configurations that are not finished, several at a time; return all runs.
+
+    Args:
+        configs: configurations on the same images.
+        folder: parent folder of the runs.
+        at: workers, threads and GPUs.
+        retry_failed: also retry runs whose loss was not finite.
+        report: called with one-line messages.
+    """
+    cells = []
+    for each in configs:
+        name = f"{each.label}, seed {each.seed}"
+        cells.append(Cell(name, folder / each.folder, {"config": each.to_dict()}))
+    _check_images(cells)
+    waiting = [cell for cell in cells if is_open(Run(cell.folder), retry_failed)]
+    for cell in cells:
+        if cell not in waiting and Run(cell.folder).status == "failed":
+            reason = Run(cell.folder).failure.get("message")
+            report(f"{cell.name}: failed before, --retry-failed retries it: {reason}")
+    report(
+        f"{len(cells)} runs in {folder}, {len(cells) - len(waiting)} of them finished before; "
+        f"{at.workers} at a time, {at.threads} thread{'s' * (at.threads > 1)} each"
+    )
+    if waiting:
+        prepare(waiting)
+        with ProgressTable(waiting) as board:
+            record_failures(run_cells(waiting, _WORK, at=at, on_event=board))
     return [Run(cell.folder) for cell in cells]
 
 

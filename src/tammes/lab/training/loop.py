@@ -43,7 +43,7 @@ from tammes.lab.training.gradient_angles import GradientAngles
 from tammes.lab.training.health import HealthLooks
 from tammes.lab.training.loader import ImageLoader
 from tammes.lab.training.lr_schedules import learning_rate
-from tammes.lab.training.model import Model, build_model
+from tammes.lab.training.model import Model, build_model, with_recorded_head
 from tammes.lab.training.progress import Progress
 from tammes.lab.training.provenance import environment
 from tammes.lab.training.sharded_head import exclude_from_ddp, gather_head
@@ -230,7 +230,8 @@ def _set_up(fabric: Any, config: Config, folder: Path, progress: Progress) -> _T
     check_same_data(Run(folder), described)
     sampler = make_sampler(config, training, rank=fabric.global_rank, world_size=fabric.world_size)
     rate = learning_rate(config, len(sampler))
-    parts = build_model(config, training, steps_per_epoch=len(sampler))
+    built_as = with_recorded_head(config, Run(folder))
+    parts = build_model(built_as, training, steps_per_epoch=len(sampler))
     model = parts.model
     if model.needs_batches and sampler.batch_size < 2 * fabric.world_size:
         raise ValueError(

@@ -17,7 +17,7 @@ from tammes.lab.config.schema import Config
 from tammes.lab.data import Images
 from tammes.lab.data.augment import Augment
 from tammes.lab.measure.classification import MEASURED, example_metrics
-from tammes.lab.records.run_folder import Run
+from tammes.lab.records.run_folder import RecordError, Run
 from tammes.lab.training.sharded_head import shard_head
 from tammes.terms import Loss
 
@@ -187,10 +187,23 @@ def load_model(run: Run) -> Model:
     """
     data = run.data
     # Loaded in one process, however many it was trained on.
-    config = run.config.replace(shard=False)
+    config = with_recorded_head(run.config, run).replace(shard=False)
     parts = _build(config, tuple(data["image"]), data["counts"], data["mean"], data["std"], 1)
     parts.model.load_state_dict(run.tensors("model"))
     return parts.model.eval()
+
+
+def with_recorded_head(config: Config, run: Run) -> Config:
+    """Return a configuration with the head that a run began with, if it has begun.
+
+    The defaults behind ``auto`` may have changed since.
+    """
+    try:
+        head = run.environment.get("head")
+    except RecordError:
+        # The run has not begun, or the file is damaged and will be written again.
+        return config
+    return config.replace(head=head) if isinstance(head, str) else config
 
 
 def _build(

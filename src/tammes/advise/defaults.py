@@ -1,0 +1,131 @@
+"""Default scales, optimizer and rates: the one table behind criteria, lab and advice.
+
+The ready-made criteria (:mod:`tammes.criterion.presets`), the lab (``head: auto``, the fields of
+its configuration) and ``tammes advise`` all read it, so none can contradict another. Margins are
+the defaults of the losses themselves. Every number names its evidence; the trainings are in
+:mod:`tammes.advise.evidence`, and a test holds the table to them.
+"""
+
+import math
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Final
+
+from tammes import losses
+from tammes.advise.feasibility import (
+    LINEAR,
+    Margins,
+    bent,
+    log_odds,
+    margins_of,
+    scale_for,
+)
+from tammes.geometry.bounds import largest_class_margin
+from tammes.terms import Loss, Term
+
+POSTERIOR = 0.9
+"""Posterior that an example at its prototype has to reach."""
+NO_MARGINS: Margins = (1.0, 0.0, 0.0)
+
+
+@dataclass(frozen=True)
+class Default:
+    """Default value of a setting.
+
+    Attributes:
+        value: the value.
+        evidence: where it comes from.
+        basis: ``"measured"`` by trainings of our own, or ``"literature"``.
+    """
+
+    value: float
+    evidence: str
+    basis: str = "measured"
+
+
+MANY_CLASSES = 10_000
+"""Number of classes from which the papers' scale is the default."""
+FEW_CLASSES_SCALE = Default(
+    30.0,
+    "between 16, too small for ArcFace on Omniglot (53.2 % against 62.0), and 64 (57.1)",
+)
+MANY_CLASSES_SCALE = Default(
+    64.0,
+    f"the papers' value, from {MANY_CLASSES:,} classes as theirs; no training of ours has as many",
+    "literature",
+)
+SCALES: Mapping[str, Default] = {
+    "normface": Default(20.0, "a temperature of 0.05, as in Wang 2017", "literature"),
+    "lm_softmax": Default(64.0, "Zhou 2022; the loss hardly depends on it", "literature"),
+    "ldam": Default(30.0, "Cao 2019", "literature"),
+}
+"""Scales of losses that do not take the two above."""
+_LARGER = (20.0, 30.0, 64.0)
+"""Usual scales, for spheres on which the default is too small."""
+
+OPTIMIZER: Final = "sgd"
+LEARNING_RATES: Final = {"sgd": 0.1, "momentum": 0.1, "adam": 0.001, "adamw": 0.001}
+"""Learning rates by optimizer, as in the trainings; ``momentum`` is SGD with momentum."""
+MOMENTUM: Final = 0.9
+WEIGHT_DECAY: Final = 5e-4
+HEAD_RATE: Final = 1.0
+"""Learning rate of the head over that of the network."""
+
+
+def usual_scale(name: str, classes: int) -> Default:
+    """Return the default scale of a loss on unit features, whatever the sphere."""
+    by_size = MANY_CLASSES_SCALE if classes >= MANY_CLASSES else FEW_CLASSES_SCALE
+    return SCALES.get(name, by_size)
+
+
+def default_scale(
+    name: str, margins: Margins, classes: int, dim: int, posterior: float = POSTERIOR
+) -> float:
+    """Return the default scale of a loss, or a larger one where the sphere requires it.
+
+    Losses on raw features have a scale of 1.
+
+    Args:
+        name: name of the loss.
+        margins: its factor of the angle, radians added to it, and cosine subtracted.
+        classes: number of classes.
+        dim: size of a feature.
+        posterior: posterior that an example at its prototype has to reach.
+
+    Example:
+        >>> default_scale("cosface", (1.0, 0.0, 0.35), 1000, 128)
+        30.0
+        >>> default_scale("cosface", (1.0, 0.0, 0.01), 100, 3)
+        110.0
+    """
+    if name in LINEAR:
+        return 1.0
+    usual = usual_scale(name, classes).value
+    reach = math.cos(largest_class_margin(classes, dim).angle)
+    about = scale_for(log_odds(posterior, classes), bent(0.0, margins), reach)
+    if usual >= about or math.isinf(about):
+        # No scale meets a margin that the sphere has no room for.
+        return usual
+    return next((each for each in _LARGER if each >= about), float(math.ceil(about)))
+
+
+def main_term(loss: Loss) -> Term | None:
+    """Return the classifying term: the first term on the split that is not a regularizer."""
+    on_split = [term for _, term in loss.leaves() if term.definition.on == "split"]
+    regularizers = losses.regularizers.__name__
+    learning = [t for t in on_split if t.definition.function.__module__ != regularizers]
+    return next(iter(learning or on_split), None)
+
+
+def recommended_scale(loss: Loss, embedding_size: int, num_classes: int) -> float:
+    """Return the default scale on unit features for the main term of a loss, at its margin.
+
+    Example:
+        >>> import tammes
+        >>> recommended_scale(tammes.cosface(margin=0.35), 128, 1000)
+        30.0
+    """
+    term = main_term(loss)
+    if term is None or term.name in LINEAR:
+        return default_scale("normface", NO_MARGINS, num_classes, embedding_size)
+    return default_scale(term.name, margins_of(term), num_classes, embedding_size)

@@ -1,0 +1,121 @@
+"""Trainings behind the defaults: grids over scale, margin, head rate, optimizer and warm-up.
+
+``evidence.json`` is written by ``scripts/advice_evidence.py`` from the ledgers of the recipes
+``advice/classes`` and ``advice/identities`` under ``results/advice``.
+"""
+
+import json
+import math
+from dataclasses import dataclass
+from functools import cache
+from pathlib import Path
+
+FILE = Path(__file__).with_name("evidence.json")
+
+
+@dataclass(frozen=True)
+class Trial:
+    """One setting of a grid.
+
+    Attributes:
+        loss: name of the loss.
+        scale: scale of the head.
+        margin: margin of the loss.
+        mean: main quantity in %, averaged over seeds.
+        error: its standard error.
+        optimizer: optimizer.
+        head_rate: learning rate of the head over that of the network.
+        warm_up: share of the training in which the margin rises from 0.
+    """
+
+    loss: str
+    scale: float
+    margin: float
+    mean: float
+    error: float
+    optimizer: str = "sgd"
+    head_rate: float = 1.0
+    warm_up: float = 0.0
+
+    @property
+    def beyond_defaults(self) -> str:
+        """Optimizer, head rate and warm-up in words, as far as they are not the defaults."""
+        words = f", {self.optimizer}" if self.optimizer != "sgd" else ""
+        words += f", head rate × {self.head_rate:g}" if self.head_rate != 1 else ""
+        return words + (", margin warmed up" if self.warm_up else "")
+
+
+@dataclass(frozen=True)
+class Grid:
+    """All settings trained on one data set.
+
+    Attributes:
+        data: name of the data set.
+        classes: number of classes.
+        dim: size of a feature.
+        images: training images of a class.
+        quantity: main quantity, in %; more is better.
+        seeds: number of seeds of each setting.
+        device: device it ran on.
+        trials: the settings.
+    """
+
+    data: str
+    classes: int
+    dim: int
+    images: int
+    quantity: str
+    seeds: int
+    device: str
+    trials: tuple[Trial, ...]
+
+    @property
+    def best(self) -> Trial:
+        """Setting with the best mean."""
+        return max(self.trials, key=lambda trial: trial.mean)
+
+    def find(self, loss: str, scale: float, margin: float | None) -> Trial | None:
+        """Return the trial of a loss with the default optimizer, head rate and no warm-up."""
+        wanted = (loss, scale, margin, "")
+        for each in self.trials:
+            if (each.loss, each.scale, each.margin, each.beyond_defaults) == wanted:
+                return each
+        return None
+
+    def loses(self, trial: Trial) -> bool:
+        """Whether a trial is worse than the best one by more than a point and a standard error."""
+        error = math.hypot(trial.error, self.best.error)
+        return self.best.mean - trial.mean > max(1.0, error)
+
+
+@cache
+def grids(path: Path = FILE) -> tuple[Grid, ...]:
+    """Read all grids, the one with the fewest classes first."""
+    values = json.loads(path.read_text(encoding="utf-8"))
+    found = [
+        Grid(**{**each, "trials": tuple(Trial(**trial) for trial in each["trials"])})
+        for each in values
+    ]
+    return tuple(sorted(found, key=lambda grid: grid.classes))
+
+
+def effect(change: str) -> str:
+    """Say what a change to the defaults did, over all grids.
+
+    Args:
+        change: a change as :attr:`Trial.beyond_defaults` writes it.
+
+    Example:
+        >>> effect(", lion")
+        'not measured'
+    """
+    differences = []
+    for grid in grids():
+        for trial in grid.trials:
+            plain = grid.find(trial.loss, trial.scale, trial.margin)
+            if plain is not None and trial.beyond_defaults == change:
+                differences.append(trial.mean - plain.mean)
+    if not differences:
+        return "not measured"
+    low, high = min(differences), max(differences)
+    return f"{low:+.1f} to {high:+.1f} points on {len(differences)} data sets"
