@@ -328,10 +328,16 @@ def test_a_cpu_without_interpreter_is_streamed(monkeypatch, caplog):
 
 
 @on_cuda
-def test_auto_is_fused_under_autocast_where_it_is_large():
+def test_auto_is_dense_where_that_is_faster_and_fused_under_autocast_where_it_is_large(monkeypatch):
     head = tammes.CosineHead(8, 5000).cuda()
     features, reads = torch.randn(300, 8).cuda(), frozenset(("target", "others"))
-    assert dispatch.choose_kernel("auto", head.problem(features), reads) == "streamed"
+    problem, more = head.problem(features), reads | {"mean"}
+    assert dispatch.choose_kernel("auto", problem, reads) == "dense"
     with torch.autocast("cuda", dtype=torch.bfloat16):
-        assert dispatch.choose_kernel("auto", head.problem(features), reads) == "fused"
-        assert dispatch.choose_kernel("auto", head.problem(features[:8]), reads) == "dense"
+        assert dispatch.choose_kernel("auto", problem, reads) == "dense"
+        # Kernels of the dense split do not make a mean.
+        assert dispatch.choose_kernel("auto", problem, more) == "fused"
+        monkeypatch.setattr(dispatch, "_FUSED", 1_000_000)
+        assert dispatch.choose_kernel("auto", problem, reads) == "fused"
+    monkeypatch.setattr(dispatch, "_room", lambda device: 1_000_000)
+    assert dispatch.choose_kernel("auto", problem, reads) == "streamed"
