@@ -17,6 +17,9 @@ pytestmark = [
 SMALL = Config(
     data="digits",
     loss="cosface(margin=0.2) + 0.5*sample_margin()",
+    # At the default of 30, training amplifies the rounding of TF32 convolutions: a rate changed by
+    # 0.1 % moves these losses by 6 %, here by 0.6 %.
+    head="cosine(scale=8.0)",
     backbone="mnist_cnn(width=0.5)",
     augment="pad_crop(1)",
     epochs=4,
