@@ -7,6 +7,8 @@ import shlex
 import shutil
 from pathlib import Path
 
+import numpy as np
+import PIL.Image
 import pytest
 import torch
 
@@ -128,7 +130,18 @@ def test_code_of_the_data_page_runs(place, capsys):
             (place / "lfw" / name / f"{name}_000{number}.jpg").touch()
     lines += ["a\t1\t2", "a\t1\tb\t1", "c\t1\t2", "c\t1\td\t1"]
     (place / "pairs.txt").write_text("\n".join(lines) + "\n")
-    names = run("docs/data.md", {"torch": torch, "embed": lambda items: torch.randn(len(items), 8)})
+    paths = [str(place / f"{number}.png") for number in range(4)]
+    for path in paths:
+        PIL.Image.new("RGB", (8, 8)).save(path)
+    labels, pixels = [0, 1, 0, 1], np.zeros((4, 8, 8, 3), np.uint8)
+    dataset = [(pixels[0], 0), (pixels[1], 1)]
+    own = {"paths": paths, "labels": labels, "pixels": pixels, "dataset": dataset}
+    names = run(
+        "docs/data.md",
+        own | {"torch": torch, "embed": lambda items: torch.randn(len(items), 8)},
+    )
+    assert (place / "mine.csv").exists()
+    assert (place / "mine" / "test.parquet").exists()
     assert names["result"].queries_without_match == 0
     assert "(1, 8, 8)" in capsys.readouterr().out
 
