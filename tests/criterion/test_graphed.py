@@ -8,6 +8,7 @@ import torch
 from torch.testing import assert_close
 
 import tammes
+from tammes.criterion.graphed import _Conditions
 from tammes.schedules import WarmUp
 
 
@@ -25,6 +26,50 @@ def test_without_a_gpu_calls_run_as_they_are(caplog):
     assert_close(
         weighted, criterion(features, labels, weights=torch.tensor([1.0, 0.0, 0.0]), margin=0.1)
     )
+
+
+def test_attributes_are_those_of_the_criterion():
+    criterion = tammes.CosFace(5, 4)
+    fast = criterion.graphed(torch.randn(3, 5, requires_grad=True), torch.tensor([0, 1, 2]))
+    fast.class_weights = torch.rand(4)
+    assert fast.class_weights is criterion.class_weights is not None
+    copied = copy.deepcopy(fast)
+    assert copied.criterion is not criterion
+
+
+def test_conditions_tell_every_change_of_a_criterion():
+    criterion = tammes.CosFace(5, 4)
+    features, labels = torch.randn(3, 5), torch.tensor([0, 1, 2])
+
+    def now():
+        return _Conditions.now(criterion, features, labels)
+
+    def change_scale():
+        criterion.head.scale = 5.0
+
+    def change_ignored():
+        criterion.ignore_index = 2
+
+    def change_weights():
+        # Twice, so that the first object is freed and its place may be taken.
+        for _ in range(2):
+            criterion.class_weights = torch.rand(4)
+
+    def replace_prototypes():
+        criterion.head.weight = torch.nn.Parameter(criterion.head.weight.detach())
+
+    changes = [
+        change_scale,
+        change_ignored,
+        *[change_weights] * 20,
+        replace_prototypes,
+        lambda: criterion.schedule(margin=WarmUp(0.0, 0.1, steps=3)),
+    ]
+    for change in changes:
+        before = now()
+        assert now() == before
+        change()
+        assert now() != before, change
 
 
 LOSSES = {
@@ -132,6 +177,7 @@ def test_a_change_is_followed():
     criterion = LOSSES["arcface"]().cuda()
     fast = criterion.graphed(*make_batch())
     criterion.class_weights = torch.rand(10)
+    assert fast.recorded
     features, labels = make_batch()
     assert_close(
         step(fast, criterion, features, labels), step(criterion, criterion, features, labels)

@@ -216,6 +216,88 @@ def test_a_second_backward_pass_and_a_second_derivative(used):
     assert used
 
 
+def masked_first(criterion):
+    """The criterion with its first class masked, which ignored examples stand for."""
+    with torch.no_grad():
+        criterion.head.bias[0] = -torch.inf
+    return criterion
+
+
+@pytest.mark.parametrize(
+    "make",
+    [
+        lambda: tammes.Softmax(5, 3, validate=None),
+        lambda: tammes.Criterion(
+            tammes.LinearHead(5, 3), tammes.softmax() + 0.1 * tammes.center(), validate=None
+        ),
+        lambda: tammes.Softmax(5, 3, validate=None).schedule(
+            margin=tammes.schedules.WarmUp(0.0, 0.2, steps=4)
+        ),
+        lambda: tammes.Criterion(
+            tammes.LinearHead(5, 3), tammes.vs_softmax(counts=[200, 5, 1]), validate=None
+        ),
+    ],
+    ids=["alone", "with a state", "scheduled", "adjusted"],
+)
+def test_an_ignored_example_may_stand_for_a_masked_class(make):
+    criterion = masked_first(make())
+    features, labels = torch.randn(4, 5), torch.tensor([1, 2, -100, 1])
+    found = results(criterion, features, labels)
+    expected = exact(criterion, features, labels)
+    assert found["loss"].isfinite()
+    assert_close(found, expected, rtol=1e-4, atol=1e-5)
+
+
+@pytest.mark.parametrize(
+    "loss", [tammes.logit_adjustment(counts=[9, 3, 1]), tammes.vs_softmax(counts=[9, 3, 1])]
+)
+def test_adjusted_scores_of_ignored_examples(loss):
+    criterion = tammes.Criterion(tammes.CosineHead(5, 3, scale=4.0), loss, validate=None)
+    features, labels = torch.randn(4, 5), torch.tensor([1, 2, -100, 1])
+    expected = exact(criterion, features, labels)
+    features[2] = torch.nan
+    assert_close(results(criterion, features, labels), expected, rtol=1e-4, atol=1e-5)
+
+
+@pytest.mark.parametrize("make", [tammes.Softmax, tammes.CosFace])
+def test_features_that_are_not_contiguous_are_differentiated_again(make, used):
+    criterion = make(5, 4).to(DEVICE)
+    wide = torch.randn(3, 10, device=DEVICE, requires_grad=True)
+    labels = torch.tensor([0, 1, 2], device=DEVICE)
+    (slope,) = torch.autograd.grad(criterion(wide[:, ::2], labels), wide, create_graph=True)
+    (curved,) = torch.autograd.grad(slope.square().sum(), wide)
+    assert used
+    assert curved.abs().sum() > 0
+    assert_close(curved[:, 1::2], torch.zeros_like(curved[:, 1::2]))
+
+
+def test_many_gradients_at_once():
+    criterion = tammes.Softmax(5, 4, reduction="none", validate=None).to(DEVICE)
+    features = torch.randn(3, 5, device=DEVICE, requires_grad=True)
+    labels = torch.tensor([0, -100, 2], device=DEVICE)
+    inputs = (features, criterion.head.weight, criterion.head.bias)
+    rows = criterion(features, labels)
+    each = [torch.autograd.grad(row, inputs, retain_graph=True) for row in rows]
+    at_once = torch.autograd.grad(rows, inputs, torch.eye(3, device=DEVICE), is_grads_batched=True)
+    expected = [torch.stack(some) for some in zip(*each, strict=True)]
+    assert_close([*at_once], expected, rtol=1e-4, atol=1e-6)
+
+
+@pytest.mark.parametrize("make", [tammes.Softmax, tammes.ArcFace])
+@pytest.mark.parametrize("wrong", [4, -1])
+def test_a_label_that_names_no_class_shows(make, wrong, used):
+    criterion = make(5, 4, validate=None).to(DEVICE)
+    features = torch.randn(2, 5, device=DEVICE)
+    assert criterion(features, torch.tensor([0, wrong], device=DEVICE)).isnan()
+    assert used
+
+
+@pytest.mark.parametrize("shape", [(5,), ()])
+def test_features_without_rows_are_refused_in_a_sentence(shape):
+    with pytest.raises(ValueError, match="expects features of shape"):
+        tammes.Softmax(5, 4)(torch.randn(shape), torch.tensor(0))
+
+
 def test_what_it_does_not_take_is_left_to_others(used):
     size, labels = 5, torch.tensor([0, 1, 2], device=DEVICE)
     features = torch.randn(3, size, device=DEVICE)

@@ -168,7 +168,8 @@ class Criterion(nn.Module):
         total = self._noted_total
         means = {}
         for name, (values, weights) in self._noted.items():
-            mean = values if weights is None else (values * weights).sum()
+            # Copied, as a graphed call writes the next values to the same memory.
+            mean = values.clone() if weights is None else (values * weights).sum()
             means[name] = mean if total is None else mean / total
         return means
 
@@ -190,6 +191,8 @@ class Criterion(nn.Module):
         # Where one kernel is all there is to a call: what it reads.
         plain = len(self._groups) == 1 and not self._others and not self._groups[0].cosines
         plain = plain and type(self.head).problem is Head.problem
+        # An adjustment adds to the scores after the problem is made.
+        plain = plain and all(t.definition.adjust is None for t in self._groups[0].terms)
         self._plain = self._groups[0].reads if plain else None
 
     def forward(
@@ -246,7 +249,7 @@ class Criterion(nn.Module):
         else:
             none_ignored = not tracing and labels.device.type == "cpu" and bool(valid.all())
         batch = Batch(features, labels, valid)
-        if not none_ignored:
+        if raw or not none_ignored:
             # What an ignored example holds must not leak, not even as 0 times NaN.
             ignored = ~valid
             kept = features if raw else features.masked_fill(ignored.unsqueeze(1), 0.0)
@@ -345,7 +348,7 @@ class Criterion(nn.Module):
         head, on_gpu = self.head, dense_gpu.ANYWHERE or getattr(features, "is_cuda", False)
         if not on_gpu or self._plain is None or settings or self.validate:
             return None
-        if len(self.states) or len(self.schedules) or not len(features):
+        if len(self.states) or len(self.schedules) or features.ndim != 2 or not len(features):
             return None
         problem = Problem(features, head.weight, head.bias, head.scale, head.similarity)
         way = choose_kernel(head.implementation, problem, self._plain)

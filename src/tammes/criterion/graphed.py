@@ -4,11 +4,13 @@ import gc
 import logging
 import traceback
 import weakref
-from typing import TYPE_CHECKING, Any, NamedTuple
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import Tensor, nn
 
+from tammes._recomputation import checkpointing, recomputing
 from tammes.cuda_graphs import Recording
 
 if TYPE_CHECKING:
@@ -26,7 +28,8 @@ class GraphedCriterion:
     It is called like the criterion, and shares everything with it: parameters, schedules, states
     and ``terms``. What a graph cannot do runs as a plain call of the criterion: a batch of another
     shape, weights or settings for one call, evaluation, a second call before the backward pass of
-    the first. After a change of the loss, the device or autocast it records anew.
+    the first, a call inside an activation checkpoint. After a change of the loss, its settings, the
+    device or autocast it records anew. Hooks of the criterion run when it records, not in replays.
 
     Args:
         criterion: with its prototypes on a CUDA device.
@@ -34,16 +37,18 @@ class GraphedCriterion:
         labels: shape ``(N,)``.
 
     Attributes:
-        criterion: the criterion.
+        criterion: the criterion; its attributes are read and set here too.
         recorded: whether there are graphs to replay.
     """
 
+    criterion: "Criterion"
+    _graphs: "_Graphs | None"
+    _failed: "_Conditions | None"
+    _last: "weakref.ref[_Call] | None"
+
     def __init__(self, criterion: "Criterion", features: Tensor, labels: Tensor) -> None:
-        self.criterion = criterion
-        self._graphs: _Graphs | None = None
-        self._failed: _Conditions | None = None
-        self._last: weakref.ref[_Call] | None = None
-        self._record(features, labels, _conditions(criterion, features, labels))
+        vars(self).update(criterion=criterion, _graphs=None, _failed=None, _last=None)
+        self._record(features, labels, _Conditions.now(criterion, features, labels))
 
     @property
     def recorded(self) -> bool:
@@ -56,25 +61,35 @@ class GraphedCriterion:
         """Loss of a batch, see :meth:`Criterion.forward`."""
         criterion = self.criterion
         plain = weights is not None or settings or not torch.is_grad_enabled()
-        if plain or not features.is_cuda or torch.cuda.is_current_stream_capturing():
+        plain = plain or not features.is_cuda or torch.cuda.is_current_stream_capturing()
+        if plain or recomputing() or checkpointing():
             return criterion(features, labels, weights=weights, **settings)
-        now = _conditions(criterion, features, labels)
-        if self._graphs is None or now.of_criterion != self._graphs.conditions.of_criterion:
-            if now == self._failed or self._pending():
-                return criterion(features, labels)
+        now = _Conditions.now(criterion, features, labels)
+        if self._is_stale(now):
             self._record(features, labels, now)
         graphs = self._graphs
         if graphs is None or now != graphs.conditions or self._pending():
             return criterion(features, labels)
         call = _Call()
-        self._last = weakref.ref(call)
+        vars(self)["_last"] = weakref.ref(call)
         loss: Tensor = _Replay.apply(graphs, call, features, labels, *graphs.parameters)
         criterion._noted, criterion._noted_total = graphs.noted
         return loss
 
     def __getattr__(self, name: str) -> Any:
-        # Only what this object does not have itself.
-        return getattr(self.__dict__["criterion"], name)
+        # Only what this object does not have itself; while it is copied it has nothing yet.
+        if name.startswith("__") or "criterion" not in vars(self):
+            raise AttributeError(name)
+        return getattr(self.criterion, name)
+
+    def __setattr__(self, name: str, value: Any) -> None:
+        setattr(self.criterion, name, value)
+
+    def _is_stale(self, now: "_Conditions") -> bool:
+        """Whether to record anew: the criterion has changed, the shape of batches has not."""
+        known = self._failed if self._graphs is None else self._graphs.conditions
+        changed = known is None or now.of_criterion != known.of_criterion
+        return changed and (known is None or now.of_batch == known.of_batch) and not self._pending()
 
     def _pending(self) -> bool:
         """Whether a call may still be differentiated, so that its numbers must stay."""
@@ -83,42 +98,68 @@ class GraphedCriterion:
 
     def _record(self, features: Tensor, labels: Tensor, conditions: "_Conditions") -> None:
         """Record both graphs, or tell why that is not possible."""
-        self._graphs = None
-        kept = {name: buffer.clone() for name, buffer in self.criterion.named_buffers()}
+        criterion, graphs = self.criterion, None
+        kept = [(buffer, buffer._version, buffer.clone()) for buffer in _changing(criterion)]
+        noted = criterion._noted, criterion._noted_total
         try:
-            self._graphs = _Graphs(self.criterion, features, labels, conditions)
+            graphs = _Graphs(criterion, features, labels, conditions)
         except Exception as error:
-            self._failed = conditions
             traceback.clear_frames(error.__traceback__)
             gc.collect()
             reason = str(error).strip().split("\n")[0]
             _log.warning("tammes: graphed() runs without CUDA graphs: %s", reason)
+        vars(self).update(_graphs=graphs, _failed=None if graphs else conditions)
         # The calls that warmed up have stepped schedules and states.
+        criterion._noted, criterion._noted_total = noted
         with torch.no_grad():
-            for name, buffer in self.criterion.named_buffers():
-                buffer.copy_(kept[name])
+            for buffer, version, value in kept:
+                if buffer._version != version:
+                    buffer.copy_(value)
 
 
-class _Conditions(NamedTuple):
-    """What holds for a recording: of the criterion, and of the batch."""
+def _changing(criterion: "Criterion") -> list[Tensor]:
+    """Buffers that a call may change: all but prototypes that are not trained."""
+    frozen = criterion.head.weight
+    return [buffer for buffer in criterion.buffers() if buffer is not frozen]
+
+
+@dataclass(frozen=True)
+class _Conditions:
+    """What holds for a recording: of the criterion, and of the batch.
+
+    Objects are told apart by their ids, so they are kept alive.
+    """
 
     of_criterion: tuple[Any, ...]
     of_batch: tuple[Any, ...]
+    alive: tuple[Any, ...] = field(compare=False)
 
-
-def _conditions(criterion: "Criterion", features: Tensor, labels: Tensor) -> _Conditions:
-    head = criterion.head
-    autocast = torch.is_autocast_enabled("cuda") and torch.get_autocast_dtype("cuda")
-    # Not criterion.parameters(), which takes as long as a replay.
-    own = (p for p in head._parameters.values() if p is not None)
-    parameters = tuple((p.data_ptr(), p.requires_grad) for p in own)
-    return _Conditions(
-        (id(criterion.settings), head.implementation, criterion.reduction, autocast, parameters),
-        (
-            *(features.shape, features.dtype, features.device, features.requires_grad),
-            *(labels.shape, labels.dtype, labels.device, criterion.training),
-        ),
-    )
+    @classmethod
+    def now(cls, criterion: "Criterion", features: Tensor, labels: Tensor) -> "_Conditions":
+        """Conditions of a call."""
+        head = criterion.head
+        autocast = torch.is_autocast_enabled("cuda") and torch.get_autocast_dtype("cuda")
+        # Not criterion.parameters(), which takes as long as a replay.
+        found = (*head._parameters.values(), *head._buffers.values())
+        tensors = tuple(tensor for tensor in found if tensor is not None)
+        scale = head.scale
+        if len(criterion.states):
+            tensors += tuple(criterion.states.buffers())
+        schedules = tuple(criterion.schedules.modules()) if len(criterion.schedules) else ()
+        return cls(
+            (
+                *(id(criterion.settings), autocast, tuple(map(id, schedules))),
+                *(head.implementation, None if isinstance(scale, Tensor) else scale),
+                *(criterion.reduction, criterion.ignore_index, criterion.validate),
+                criterion._step_by_hand,
+                tuple((id(t), t.data_ptr(), t.requires_grad) for t in tensors),
+            ),
+            (
+                *(features.shape, features.dtype, features.device, features.requires_grad),
+                *(labels.shape, labels.dtype, labels.device, criterion.training),
+            ),
+            (criterion.settings, schedules, tensors),
+        )
 
 
 class _Call:
@@ -193,6 +234,7 @@ class _Replay(torch.autograd.Function):
         graphs.labels.copy_(labels)
         graphs.forward.replay()
         ctx.graphs, ctx.call = graphs, call
+        ctx.save_for_backward(*parameters)
         return graphs.loss.clone()
 
     @staticmethod
@@ -202,6 +244,8 @@ class _Replay(torch.autograd.Function):
                 "a graphed call expects one backward pass, and none to be differentiated again: "
                 "for more, call the criterion itself"
             )
+        # Reading them raises an error where a parameter was changed since.
+        _ = ctx.saved_tensors
         graphs, ctx.call.done = ctx.graphs, True
         graphs.d_loss.copy_(d_loss)
         graphs.backward.replay()

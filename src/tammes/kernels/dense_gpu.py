@@ -1,4 +1,4 @@
-"""Dense kernel on a GPU: three matrix products, and six launches of our own around them.
+"""Dense kernel on a GPU: three matrix products, and four Triton kernels around them.
 
 The function of :mod:`tammes.kernels.dense` for the losses that read the own class and ``others``
 alone, which are nearly all: inner products and cosines, with a scale that is a number. At everyday
@@ -8,7 +8,9 @@ precision. The softmax is kept in the dtype of the products, times all factors o
 is the gradient of the products as it is: the factor of each row goes to the short side.
 """
 
+import logging
 from collections.abc import Collection
+from contextlib import AbstractContextManager, nullcontext
 from functools import cache
 from typing import TYPE_CHECKING, Any
 
@@ -31,6 +33,7 @@ from tammes.similarity import (
 if TYPE_CHECKING:
     from types import ModuleType
 
+_log = logging.getLogger("tammes")
 _NUMBERS = ("target", "gap", "opposite", "others")
 _OTHERWISE = frozenset(("hardest", "expected", "mean", "excess", "softplus", "rest"))
 """Numbers that are left to the other kernels."""
@@ -68,10 +71,17 @@ def supports(problem: Problem, names: Collection[str]) -> bool:
 
 @cache
 def _kernels() -> "ModuleType | None":
-    """The Triton kernels, where Triton can be imported."""
+    """The Triton kernels, where Triton can be imported and can compile one for this machine."""
     try:
         from tammes.kernels.fused import row_kernels
-    except Exception:
+
+        if torch.cuda.is_available():
+            vectors = torch.ones(1, 16, device="cuda")
+            row_kernels.through_lengths[(1,)](vectors, vectors, vectors[0], 16, True, BLOCK=16)
+    except Exception as error:
+        _log.warning(
+            "tammes: dense calls on a GPU run without Triton: %s", str(error).split("\n")[0]
+        )
         return None
     return row_kernels
 
@@ -90,9 +100,13 @@ def split_on_gpu(
     features, prototypes, bias, scale, similarity, _, there, valid = problem
     if there is not None:
         bias = torch.where(there, 0.0 if bias is None else bias, -torch.inf)
-    *found, rivals = _Split.apply(
-        features, prototypes, bias, labels, valid, scale, similarity, names, low
-    )
+    # Copied here, where it has a gradient: saved tensors are differentiated again.
+    features, prototypes = features.contiguous(), prototypes.contiguous()
+    labels = labels.contiguous()
+    with _on(features.device):
+        *found, rivals = _Split.apply(
+            features, prototypes, bias, labels, valid, scale, similarity, names, low
+        )
     numbers = dict(zip(names, found, strict=True))
     return numbers if bias is None else numbers | {"rivals": rivals}
 
@@ -115,8 +129,6 @@ class _Split(torch.autograd.Function):
     ) -> tuple[Tensor | None, ...]:
         kernels, unit = _kernels(), similarity.is_cosine
         assert kernels is not None
-        features, prototypes = features.contiguous(), prototypes.contiguous()
-        labels = labels.contiguous()
         (count, size), classes = features.shape, len(prototypes)
         block = _power_of_two(size)
         row = {"BLOCK": block, "num_warps": _warps(block)}
@@ -140,7 +152,16 @@ class _Split(torch.autograd.Function):
             labels if valid is None else valid,
             target if bias is None else bias,
             *(query, keys, inverse, own_inverse, class_inverses, target, gap, opposite),
-            *(count, size, unit, angles, valid is not None, bias is not None, low is not None),
+            *(
+                count,
+                classes,
+                size,
+                unit,
+                angles,
+                valid is not None,
+                bias is not None,
+                low is not None,
+            ),
             *(TINY, HUGE),
             **row,
         )
@@ -155,10 +176,8 @@ class _Split(torch.autograd.Function):
             BLOCK=block,
             num_warps=_warps(block),
         )
-        ctx.save_for_backward(
-            *(features, prototypes, bias, labels, valid),
-            *(inverse, own_inverse, class_inverses, keys, softmax),
-        )
+        lengths = (inverse, own_inverse, class_inverses) if unit else (None, None, None)
+        ctx.save_for_backward(features, prototypes, bias, labels, valid, *lengths, keys, softmax)
         ctx.row, ctx.names, ctx.angles, ctx.low = row, names, angles, low
         ctx.scale, ctx.factor, ctx.similarity = scale, scale / lift, similarity
         ctx.set_materialize_grads(False)
@@ -172,7 +191,7 @@ class _Split(torch.autograd.Function):
         # Read once: activation checkpointing hands them out once.
         saved = ctx.saved_tensors
         wanted = dict(zip(ctx.names, gradients[:-1], strict=True))
-        with full_precision(saved[0].device):
+        with full_precision(saved[0].device), _on(saved[0].device):
             if torch.is_grad_enabled() or batched(gradients):
                 return *_by_reference(ctx, saved, wanted), *[None] * 6
             return *_in_closed_form(ctx, saved, wanted), *[None] * 6
@@ -184,7 +203,10 @@ def _by_reference(
     """Gradients of features, prototypes and bias, batched or to be differentiated again."""
     features, prototypes, bias, labels, valid, *_ = saved
     problem = Problem(features, prototypes, bias, ctx.scale, ctx.similarity, valid=valid)
-    return gradients_by_reference(problem.masked(), labels, wanted)[:3]
+    if bias is not None and valid is None:
+        # Of the mask only the infinities of the bias are left.
+        problem = problem._replace(valid=torch.ones_like(labels, dtype=torch.bool))
+    return gradients_by_reference(problem, labels, wanted)[:3]
 
 
 def _in_closed_form(
@@ -204,6 +226,8 @@ def _in_closed_form(
     )
     d_features = multiply(softmax, keys) if need_features else None
     own_rows = torch.empty_like(features)
+    if inverse is None:
+        inverse = own_inverse = own_rows
     # Half precision may not hold what a row of a large batch amounts to.
     weighted = torch.empty_like(features, dtype=None if low is torch.float16 else low)
     kernels.pair_back[(len(features),)](
@@ -211,7 +235,7 @@ def _in_closed_form(
         own_rows if d_features is None else d_features,
         *(d_others, d_target),
         *((d_gap, d_opposite) if ctx.angles else (d_others, d_others)),
-        *(weighted, own_rows, features.shape[1], ctx.factor),
+        *(weighted, own_rows, len(prototypes), features.shape[1], ctx.factor),
         *(unit, ctx.angles, valid is not None, low is None, need_features),
         **ctx.row,
     )
@@ -235,6 +259,11 @@ def _in_closed_form(
         d_bias = d_bias if size is None else d_bias * size
         d_bias.index_add_(0, labels, d_target)
     return d_features, d_prototypes, d_bias
+
+
+def _on(device: torch.device) -> AbstractContextManager[Any]:
+    """Make a device current, where Triton launches."""
+    return torch.cuda.device(device) if device.type == "cuda" else nullcontext()
 
 
 def _power_of_two(number: int) -> int:

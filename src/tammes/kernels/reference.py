@@ -99,7 +99,7 @@ def gradients_by_reference(
     again, reads = torch.is_grad_enabled(), frozenset(wanted)
     with torch.enable_grad():
         split = reference_split(
-            problem, labels, reads, None if threshold is None else lambda _: threshold
+            problem.masked(), labels, reads, None if threshold is None else lambda _: threshold
         )
         numbers = split._asdict() | {"mean": split.mean * split.rivals}
     pairs = [

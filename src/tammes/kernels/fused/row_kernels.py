@@ -24,6 +24,7 @@ def pair(
     gaps,
     opposites,
     count,
+    classes,
     size,
     UNIT: tl.constexpr,
     ANGLES: tl.constexpr,
@@ -39,20 +40,26 @@ def pair(
     With UNIT the query has length one and the target is a cosine, as half a squared distance; with
     ANGLES that distance and that of the opposite are written too. Else the target is a product. A
     row that is not valid counts as zero, whatever it holds; a valid one whose class is masked by a
-    bias of minus infinity gets a target that is no number. Programs from ``count`` on write the
-    inverse length of a prototype, and with WRITE the prototype of length one.
+    bias of minus infinity gets a target that is no number, as does a row without a class. Programs
+    from ``count`` on write the inverse length of a prototype, and with WRITE the prototype of
+    length one.
     """
     row = tl.program_id(0).to(tl.int64)
     place = tl.arange(0, BLOCK)
     inside = place < size
     if row < count:
-        label = tl.load(labels + row)
+        label = tl.load(labels + row).to(tl.int64)
+        # A label that names no class must not read what is not there, and has to show.
+        known = (label >= 0) & (label < classes)
+        own = tl.where(known, label, 0)
         x = tl.load(features + row * size + place, mask=inside, other=0.0).to(tl.float32)
-        w = tl.load(prototypes + label * size + place, mask=inside, other=0.0).to(tl.float32)
-        counts = True
+        w = tl.load(prototypes + own * size + place, mask=inside, other=0.0).to(tl.float32)
+        # Without the mask, whoever weighs examples shows that one's own class is masked.
+        hidden = 0.0
         if HAS_VALID:
             counts = tl.load(valid + row) != 0
             x = tl.where(counts, x, 0.0)
+            hidden = tl.where(counts, float("nan"), 0.0)
         if UNIT:
             # Shortened by a power of two where squares would overflow.
             shrink = tl.where(tl.max(tl.abs(x), 0) > HUGE, 8.271806125530277e-25, 1.0)
@@ -64,6 +71,7 @@ def pair(
             w *= own_inverse
             directed = (inverse > 0) & (own_inverse > 0)
             gap = tl.where(directed, tl.sum((x - w) * (x - w), 0) * 0.5, 1.0)
+            gap = tl.where(known, gap, float("nan"))
             tl.store(inverses + row, inverse)
             tl.store(own_inverses + row, own_inverse)
             tl.store(targets + row, 1.0 - gap)
@@ -74,10 +82,9 @@ def pair(
         else:
             target = tl.sum(x * w, 0)
             if HAS_BIAS:
-                shift = tl.load(bias + label)
-                hidden = tl.where(counts, float("nan"), 0.0)
+                shift = tl.load(bias + own)
                 target = tl.where(shift == float("-inf"), hidden, target + shift)
-            tl.store(targets + row, target)
+            tl.store(targets + row, tl.where(known, target, float("nan")))
         tl.store(queries + row * size + place, x.to(queries.dtype.element_ty), mask=inside)
     else:
         at = (row - count) * size + place
@@ -171,6 +178,7 @@ def pair_back(
     d_opposite,
     weighted,
     own_rows,
+    classes,
     size,
     factor,
     UNIT: tl.constexpr,
@@ -191,7 +199,8 @@ def pair_back(
     place = tl.arange(0, BLOCK)
     inside = place < size
     at = row * size + place
-    label = tl.load(labels + row)
+    label = tl.load(labels + row).to(tl.int64)
+    label = tl.where((label >= 0) & (label < classes), label, 0)
     x = tl.load(features + at, mask=inside, other=0.0).to(tl.float32)
     w = tl.load(prototypes + label * size + place, mask=inside, other=0.0).to(tl.float32)
     if HAS_VALID:
