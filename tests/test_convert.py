@@ -125,7 +125,8 @@ def test_half_precision_is_widened_and_double_is_kept():
 
 def test_the_converted_criterion_saves_loads_and_trains(batch):
     ours = from_pytorch_metric_learning(live_loss("ArcFaceLoss"))
-    fresh = tammes.ArcFace(SIZE, CLASSES, margin=math.radians(28.6), extension="linear")
+    # Their default scale, which no state_dict holds.
+    fresh = tammes.ArcFace(SIZE, CLASSES, margin=math.radians(28.6), scale=64.0, extension="linear")
     fresh.load_state_dict(ours.state_dict())
     assert_close(fresh(*batch), ours(*batch))
     assert [p.is_leaf and p.requires_grad for p in ours.parameters()] == [True]

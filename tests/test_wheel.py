@@ -168,4 +168,4 @@ def test_the_installed_demo_ends_by_naming_a_page_that_is_there(installed, tmp_p
     last = printed.splitlines()[-1]
     page = tmp_path / last.partition("page: ")[2]
     assert page.is_relative_to(tmp_path)
-    assert "cosface(margin=0.2)" in page.read_text(encoding="utf-8")
+    assert "cosface(margin=0.3)" in page.read_text(encoding="utf-8")

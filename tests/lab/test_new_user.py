@@ -106,7 +106,7 @@ IN_PYTHON = {
         TypeError,
         "num_classes to be a whole number, got '3'",
     ),
-    "a scale of None": (lambda: tammes.CosFace(8, 3, scale=None), TypeError, "'learnable'"),
+    "a scale of None": (lambda: tammes.CosineHead(8, 3, scale=None), TypeError, "'learnable'"),
     "a term called with tensors": (
         lambda: tammes.arcface(FEATURES, LABELS),
         TypeError,

@@ -176,7 +176,7 @@ def _training(choice: Choice) -> Iterator[Caution]:
     main, work = choice.main, choice.work
     margin = choice.margin or 0.0
     samples = choice.samples_per_class
-    strong = choice.spherical and main in KINDS and choice.scale >= 30 and margin >= 0.3
+    strong = choice.spherical and main in KINDS and choice.scale >= 64 and margin >= 0.3
     if samples is not None and samples <= FEW and strong:
         begins = "" if choice.start is None else f" starts at a loss of {choice.start:.0f} and"
         yield Caution(

@@ -15,7 +15,7 @@ from tammes.doctor.finding import Finding, check
 from tammes.doctor.snapshot import Snapshot, TermReading
 from tammes.geometry.bounds import largest_class_margin
 
-STRONG_SCALE, STRONG_MARGIN = 30.0, 0.3
+STRONG_SCALE, STRONG_MARGIN = 64.0, 0.3
 """Scale and margin from which few examples per class are reported not to train: see
 :mod:`tammes.advise.warnings`."""
 COMPANY = 0.5
