@@ -13,7 +13,7 @@ from typing import Any
 
 from tammes.advise import evidence
 from tammes.advise.advice import defaults_of
-from tammes.advise.evidence import Grid, Trial
+from tammes.advise.evidence import Grid, GridTrial
 from tammes.lab.records.atomic_io import write_atomically
 from tammes.lab.reproduce import recipes
 from tammes.lab.reproduce.ledger import Ledger
@@ -62,7 +62,7 @@ def collect(results: Path) -> Iterator[dict[str, Any]]:
                 }
 
 
-def advised(grid: Grid, loss: str) -> Trial | None:
+def advised(grid: Grid, loss: str) -> GridTrial | None:
     """Return the trial of the setting that is advised for a grid."""
     return grid.find(loss, *defaults_of(loss, grid.classes, grid.dim, grid.images))
 
@@ -89,7 +89,7 @@ def table(grids: tuple[Grid, ...]) -> str:
     return "\n".join(lines)
 
 
-def _number(trial: Trial | None) -> str:
+def _number(trial: GridTrial | None) -> str:
     return "-" if trial is None else f"{trial.mean:.2f} ± {trial.error:.2f}"
 
 

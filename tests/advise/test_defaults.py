@@ -121,8 +121,8 @@ def test_the_advice_is_never_below_the_default_of_the_criterion(grid, loss):
 
 def test_a_setting_loses_by_more_than_a_point_and_more_than_the_error():
     def grid(mean, error):
-        trials = [evidence.Trial("cosface", 30, 0.35, 90.0, error)]
-        trials.append(evidence.Trial("cosface", 16, 0.35, mean, error))
+        trials = [evidence.GridTrial("cosface", 30, 0.35, 90.0, error)]
+        trials.append(evidence.GridTrial("cosface", 16, 0.35, mean, error))
         return evidence.Grid("made", 10, 8, 5, "accuracy", 2, "CPU", tuple(trials))
 
     for mean, error, loses in ((89.1, 0.1, False), (88.5, 0.1, True), (88.5, 1.5, False)):

@@ -12,10 +12,10 @@ import torch
 import tammes
 from tammes.advise import kernel_costs
 from tammes.advise.memory_plan import plan, size
-from tammes.advise.workload import DTYPES, OPTIMIZERS, UNFUSED, WIDEST, Machine, Workload
+from tammes.advise.workload import DTYPES, OPTIMIZERS, UNFUSED, Machine, Workload
 from tammes.heads.class_sampling import sample_size
 from tammes.kernels import dispatch, tiling
-from tammes.kernels.tiling import fused_blocks, longest
+from tammes.kernels.tiling import WIDEST, fused_blocks, longest
 from tammes.similarity import InnerProduct
 from tammes.split import REDUCED, SUMMED
 
@@ -307,7 +307,6 @@ def test_fused_plan_holds_half_precision_prototypes_and_one_block():
 
 def test_the_fused_plan_knows_the_limits_of_the_kernel(monkeypatch):
     fused = pytest.importorskip("tammes.kernels.fused.engine", exc_type=ImportError)
-    assert fused._WIDEST == WIDEST
     assert fused.launch.tile_of(torch.bfloat16).classes == kernel_costs._TILE
     # It would refuse a device that is not there, but for the interpreter.
     monkeypatch.setattr(fused.launch, "INTERPRETED", True)

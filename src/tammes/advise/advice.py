@@ -11,7 +11,7 @@ from dataclasses import asdict, dataclass
 from typing import Any
 
 from tammes.advise.defaults import NO_MARGINS, POSTERIOR, default_scale
-from tammes.advise.evidence import Trial, grids
+from tammes.advise.evidence import GridTrial, grids
 from tammes.advise.feasibility import (
     KINDS,
     LINEAR,
@@ -77,8 +77,8 @@ class Evidence:
     classes: int
     images: int
     quantity: str
-    advised: Trial
-    best: Trial
+    advised: GridTrial
+    best: GridTrial
     seeds: int
 
 

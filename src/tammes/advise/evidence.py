@@ -14,7 +14,7 @@ FILE = Path(__file__).with_name("evidence.json")
 
 
 @dataclass(frozen=True)
-class Trial:
+class GridTrial:
     """One setting of a grid.
 
     Attributes:
@@ -67,14 +67,14 @@ class Grid:
     quantity: str
     seeds: int
     device: str
-    trials: tuple[Trial, ...]
+    trials: tuple[GridTrial, ...]
 
     @property
-    def best(self) -> Trial:
+    def best(self) -> GridTrial:
         """Setting with the best mean."""
         return max(self.trials, key=lambda trial: trial.mean)
 
-    def find(self, loss: str, scale: float, margin: float | None) -> Trial | None:
+    def find(self, loss: str, scale: float, margin: float | None) -> GridTrial | None:
         """Return the trial of a loss with the default optimizer, head rate and no warm-up."""
         wanted = (loss, scale, margin, "")
         for each in self.trials:
@@ -82,7 +82,7 @@ class Grid:
                 return each
         return None
 
-    def loses(self, trial: Trial) -> bool:
+    def loses(self, trial: GridTrial) -> bool:
         """Whether a trial is worse than the best one by more than a point and a standard error."""
         error = math.hypot(trial.error, self.best.error)
         return self.best.mean - trial.mean > max(1.0, error)
@@ -93,7 +93,7 @@ def grids(path: Path = FILE) -> tuple[Grid, ...]:
     """Read all grids, the one with the fewest classes first."""
     values = json.loads(path.read_text(encoding="utf-8"))
     found = [
-        Grid(**{**each, "trials": tuple(Trial(**trial) for trial in each["trials"])})
+        Grid(**{**each, "trials": tuple(GridTrial(**trial) for trial in each["trials"])})
         for each in values
     ]
     return tuple(sorted(found, key=lambda grid: grid.classes))
@@ -103,7 +103,7 @@ def effect(change: str) -> str:
     """Say what a change to the defaults did, over all grids.
 
     Args:
-        change: a change as :attr:`Trial.beyond_defaults` writes it.
+        change: a change as :attr:`GridTrial.beyond_defaults` writes it.
 
     Example:
         >>> effect(", lion")

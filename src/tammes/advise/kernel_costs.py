@@ -11,6 +11,7 @@ import torch
 from tammes.advise.workload import Workload
 from tammes.kernels.dispatch import Way
 from tammes.kernels.tiling import (
+    OF_SCORES,
     Plan,
     class_blocks,
     dense_matrices,
@@ -20,8 +21,6 @@ from tammes.kernels.tiling import (
 )
 from tammes.similarity import Cosine, InnerProduct, SquaredDistance
 
-_KEPT = frozenset(("expected", "excess", "softplus"))
-"""Fields for which the dense implementation keeps scores beside their softmax."""
 _MORE_BLOCKS = {"expected": 2, "excess": 3, "softplus": 3}
 """Additional blocks of scores in the streamed implementation, by the fields read."""
 _KEY_BLOCKS = 1
@@ -95,7 +94,7 @@ def dense(work: Workload) -> Inside:
         forward = dense_matrices(work.reads) * matrix + keys
         # Kept scores beside the gradient of the scores; the gradient of the prototypes, which of
         # cosines is multiplied with them.
-        kept = 1 if _KEPT.isdisjoint(work.reads) else 2
+        kept = 1 if OF_SCORES.isdisjoint(work.reads) else 2
         product = prototypes if isinstance(work.similarity, Cosine) else 0
         backward = kept * matrix + (prototypes + product) * work.working + keys
     return Inside(

@@ -15,7 +15,8 @@ from tammes.advise.feasibility import (
 )
 from tammes.advise.memory_plan import Cost, size
 from tammes.advise.warnings import FEW, METRIC, Choice
-from tammes.advise.workload import UNFUSED, WIDEST
+from tammes.advise.workload import UNFUSED
+from tammes.kernels.tiling import WIDEST
 
 _LARGE_SCORE = 15.0
 """Scale times margin from which the margin is warmed up."""

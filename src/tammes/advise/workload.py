@@ -9,6 +9,7 @@ import torch
 from tammes.kernels.dense_gpu import supports
 from tammes.kernels.dispatch import SMALL, Way, in_memory
 from tammes.kernels.problem import Problem
+from tammes.kernels.tiling import WIDEST
 from tammes.similarity import Cosine, Similarity, working_dtype
 
 OPTIMIZERS = {"sgd": 0, "momentum": 1, "adagrad": 1, "rmsprop": 1, "adam": 2, "adamw": 2}
@@ -132,8 +133,6 @@ def choose_machine(
 
 UNFUSED = frozenset({"excess", "softplus", "rest"})
 """Fields of a split that the fused kernel does not compute."""
-WIDEST = 4096
-"""Largest embedding size of the fused kernel."""
 
 _COSINE = Cosine()
 

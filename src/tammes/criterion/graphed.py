@@ -99,6 +99,8 @@ class GraphedCriterion:
     def _record(self, features: Tensor, labels: Tensor, conditions: "_Conditions") -> None:
         """Record both graphs, or tell why that is not possible."""
         criterion, graphs = self.criterion, None
+        # The former ones free their memory first.
+        vars(self)["_graphs"] = None
         kept = [(buffer, buffer._version, buffer.clone()) for buffer in _changing(criterion)]
         noted = criterion._noted, criterion._noted_total
         try:
@@ -125,7 +127,7 @@ def _changing(criterion: "Criterion") -> list[Tensor]:
 
 @dataclass(frozen=True)
 class _Conditions:
-    """What holds for a recording: of the criterion, and of the batch.
+    """Conditions that a recording holds for, of the criterion and of the batch.
 
     Objects are told apart by their ids, so they are kept alive.
     """

@@ -22,6 +22,7 @@ from tammes.kernels import dense_gpu
 from tammes.kernels.dense_gpu import split_on_gpu, takes
 from tammes.kernels.problem import Problem
 from tammes.kernels.reference import gradients_by_reference
+from tammes.kernels.tiling import OF_SCORES
 from tammes.similarity import (
     InnerProduct,
     Operand,
@@ -35,8 +36,6 @@ from tammes.split import ALONGSIDE, Split, assemble, softplus
 
 _OWN = ("target", "gap", "opposite")
 _OTHERS = ("others", "hardest", "expected", "mean", "excess", "softplus")
-_OF_SCORES = frozenset(("expected", "excess", "softplus"))
-"""Numbers whose gradient is made of the scores, which are then kept beside their softmax."""
 
 
 def dense_split(
@@ -268,7 +267,7 @@ def _evaluate(
         pair=rows[0] if rows else None,
         second_pair=rows[1] if len(rows) > 1 else None,
         softmax=softmax,
-        scores=None if _OF_SCORES.isdisjoint(names) else scores,
+        scores=None if OF_SCORES.isdisjoint(names) else scores,
         target=None if apart else numbers.get("target"),
         expected=numbers.get("expected"),
         hardest=numbers.get("hardest"),

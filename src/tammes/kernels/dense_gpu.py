@@ -21,6 +21,7 @@ from tammes._validation import batched
 from tammes.kernels.matmul import halved, multiply
 from tammes.kernels.problem import Problem
 from tammes.kernels.reference import gradients_by_reference
+from tammes.kernels.tiling import OF_SCORES, WIDEST
 from tammes.similarity import (
     HUGE,
     TINY,
@@ -35,12 +36,10 @@ if TYPE_CHECKING:
 
 _log = logging.getLogger("tammes")
 _NUMBERS = ("target", "gap", "opposite", "others")
-_OTHERWISE = frozenset(("hardest", "expected", "mean", "excess", "softplus", "rest"))
+_OTHERWISE = OF_SCORES | {"hardest", "mean", "rest"}
 """Numbers that are left to the other kernels."""
-_WIDEST = 4096
-"""Numbers in the longest feature."""
 _HALF = 2.0**14
-"""What a softmax in float16 is multiplied with, so that small ones keep their digits."""
+"""Factor of a softmax in float16, with which small ones keep their digits."""
 ANYWHERE = False
 """Whether to run on any device, which tests do by Triton's interpreter."""
 
@@ -65,7 +64,7 @@ def supports(problem: Problem, names: Collection[str]) -> bool:
         and (isinstance(similarity, InnerProduct) or (similarity.is_cosine and bias is None))
         and not isinstance(scale, Tensor)
         and share is None
-        and features.shape[1] <= _WIDEST
+        and features.shape[1] <= WIDEST
     )
 
 
@@ -152,17 +151,8 @@ class _Split(torch.autograd.Function):
             labels if valid is None else valid,
             target if bias is None else bias,
             *(query, keys, inverse, own_inverse, class_inverses, target, gap, opposite),
-            *(
-                count,
-                classes,
-                size,
-                unit,
-                angles,
-                valid is not None,
-                bias is not None,
-                low is not None,
-            ),
-            *(TINY, HUGE),
+            *(count, classes, size, unit, angles),
+            *(valid is not None, bias is not None, low is not None, TINY, HUGE),
             **row,
         )
         products = multiply(query, keys.t())

@@ -8,13 +8,17 @@ from torch import Tensor
 
 from tammes.kernels.problem import Problem
 from tammes.similarity import working_dtype
-from tammes.split import Split
+from tammes.split import SUMMED, Split
 
 Evaluate = Callable[[Split, slice], Tensor]
 """Values of the T terms, shape ``(T, n)``, on the split of a slice of the batch."""
 Threshold = Callable[[Split, slice], Tensor]
 """Threshold of the ``excess`` that is read, shape ``(n,)``, likewise."""
 
+OF_SCORES = frozenset(("expected", *SUMMED))
+"""Fields whose gradient is made of the scores, which are then kept beside their softmax."""
+WIDEST = 4096
+"""Numbers in the longest feature of a Triton kernel."""
 SCORES = {"cpu": 128 << 20, "cuda": 1 << 30}
 """Bytes of one block of scores, by kind of device."""
 KEYS = {"cpu": 1 << 20, "cuda": 256 << 20}
@@ -72,7 +76,7 @@ class Plan:
     @property
     def copies(self) -> int:
         """Blocks of scores: a second is kept where more than the exponentials are read."""
-        return 1 if self.reads.isdisjoint(("expected", "excess", "softplus")) else 2
+        return 1 if self.reads.isdisjoint(OF_SCORES) else 2
 
     def too_thin(self, problem: Problem) -> bool:
         """Whether even a block of few rows against all classes is too large."""
@@ -86,7 +90,7 @@ def dense_matrices(reads: frozenset[str]) -> int:
         # Autograd makes the gradients.
         return 5
     # Scores and their softmax; and what is made beside them where both are multiplied.
-    return 2 + (0 if reads.isdisjoint(("expected", "excess", "softplus")) else 1)
+    return 2 if reads.isdisjoint(OF_SCORES) else 3
 
 
 def most_prototypes(problem: Problem) -> int:

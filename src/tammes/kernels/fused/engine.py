@@ -28,7 +28,15 @@ from tammes.kernels.matmul import add_product, halved, multiply
 from tammes.kernels.problem import Problem
 from tammes.kernels.streamed.prototype_blocks import Needs
 from tammes.kernels.streamed.score_blocks import Back, Found, Rows, nothing_here
-from tammes.kernels.tiling import Plan, class_counts, fused_blocks, longest, most_prototypes, padded
+from tammes.kernels.tiling import (
+    WIDEST,
+    Plan,
+    class_counts,
+    fused_blocks,
+    longest,
+    most_prototypes,
+    padded,
+)
 from tammes.similarity import Cosine
 
 _REACH = 64.0
@@ -39,8 +47,6 @@ _SAMPLE = 256
 """Classes from which a shift is estimated."""
 _HALF_SUM = 14.0
 """Exponentials in float16 sum up to two to this power, so that the small ones keep their digits."""
-_WIDEST = 4096
-"""Numbers in the longest feature."""
 
 
 def why_not(problem: Problem, reads: frozenset[str]) -> str | None:
@@ -52,8 +58,8 @@ def why_not(problem: Problem, reads: frozenset[str]) -> str | None:
         return "losses that sum over all classes by themselves, hinge and bce, are streamed"
     if torch.float64 in (features.dtype, prototypes.dtype):
         return "it computes in single precision, and an input is in double"
-    if prototypes.shape[1] > _WIDEST:
-        return f"it takes features of up to {_WIDEST} numbers, and these have {prototypes.shape[1]}"
+    if prototypes.shape[1] > WIDEST:
+        return f"it takes features of up to {WIDEST} numbers, and these have {prototypes.shape[1]}"
     return None
 
 

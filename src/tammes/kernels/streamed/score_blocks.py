@@ -11,6 +11,7 @@ from torch import Tensor
 
 from tammes.kernels.merge import merge
 from tammes.kernels.streamed.prototype_blocks import Keys
+from tammes.kernels.tiling import OF_SCORES
 from tammes.split import SUMMED, softplus
 
 NUMBERS = ("others", "expected", "mean", *SUMMED)
@@ -70,7 +71,7 @@ class Block:
         # Where there is no other class, there is nothing to shift by.
         self.shift = torch.where(self.top > float("-inf"), self.top, 0.0)
         # Kept beside the exponentials that take their place.
-        keep = not reads.isdisjoint(("expected", *SUMMED))
+        keep = not reads.isdisjoint(OF_SCORES)
         self.raw = scores.clone() if keep else None
         if self.raw is not None:
             self._sum_up(self.raw, reads)
