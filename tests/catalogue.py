@@ -37,6 +37,10 @@ SPLIT_TERMS = {
     "magface_linear": tammes.magface(min_norm=1.0, max_norm=9.0, extension="linear"),
     "elasticface": tammes.elasticface(std=0.1),
     "elasticface_cos": tammes.elasticface(margin=0.35, std=0.1, kind="cos", seed=1),
+    "mv_softmax": tammes.mv_softmax(),
+    "mv_softmax_arc_fixed": tammes.mv_softmax(
+        margin=0.3, emphasis=0.4, kind="arc", adaptive=False
+    ),
     "hinge": tammes.hinge(),
     "bce": tammes.bce(),
 }

@@ -258,6 +258,28 @@ def elasticface(view, margin, std, kind, seed, state):
     return combined_margin(view, m3=margin)
 
 
+def _raised_entropy(view, similarity, raised):
+    """Loss of a target similarity against mapped ones, where they are larger than it."""
+    rest = _without(view.similarity, view.labels)
+    mapped = torch.where(rest > similarity[:, None], raised(rest), rest)
+    return softplus((view.scale * mapped).logsumexp(1) - view.scale * similarity)
+
+
+def _margin_target(view, margin, kind):
+    if kind == "arc":
+        return view.length * _bent(view, 1.0, margin)
+    return view.target - margin
+
+
+def mv_softmax(view, margin, emphasis, kind, adaptive):
+    emphasis = _column(emphasis)
+    return _raised_entropy(
+        view,
+        _margin_target(view, margin, kind),
+        lambda a: (1 + emphasis * adaptive) * a + emphasis,
+    )
+
+
 def _normal(seed, steps, place):
     """The standard normal number of an example, counted from one, in a step."""
     golden = 0x9E3779B97F4A7C15
@@ -378,7 +400,7 @@ ON_SCORES = {
             gm_softmax,
             lm_softmax,
         ),
-        *(logit_divergence, sample_margin, adaface, magface, elasticface),
+        *(logit_divergence, sample_margin, adaface, magface, elasticface, mv_softmax),
     )
 } | {"sphereface": l_softmax}
 ON_PROTOTYPES = {f.__name__: f for f in (zero_centroid, super_symmetry)}

@@ -57,6 +57,8 @@ def on_grid(random, low, high):
 
 
 _MARGIN = Number(-1.5, 1.5, usual=(-0.5, 0.6))
+_JUMP = Number(0.125, 1.5, usual=(0.125, 0.6), zero=0.0)
+"""Margin of a loss that jumps where another class is as near as it: none are so in a batch."""
 _ANGLE = Number(-3.125, 3.125, usual=(-0.5, 0.8))
 _GRADIENT = Choice(("exact", "exact", "detached"))
 _EXTENSION = Choice(("monotone", "monotone", "linear"))
@@ -121,6 +123,12 @@ SETTINGS = {
         "kind": Choice(("arc", "cos")),
         "seed": Choice((0, 7)),
     },
+    "mv_softmax": {
+        "margin": _JUMP,
+        "emphasis": Number(0.0, 1.0),
+        "kind": Choice(("am", "arc")),
+        "adaptive": Choice((False, True)),
+    },
     "zero_centroid": {"normalize": _UNIT},
     "super_symmetry": {},
     "nca": {"scale": _SCALE, "normalize": _UNIT},
@@ -134,7 +142,7 @@ SETTINGS = {
 FEATURE_TERMS = ("nca", "proto", "triplet", "contrastive", "center")
 PROTOTYPE_TERMS = ("zero_centroid", "super_symmetry")
 STATEFUL_TERMS = ("adaface", "elasticface", "center")
-COSINE_TERMS = ("normface", "lm_softmax")
+COSINE_TERMS = ("normface", "lm_softmax", "mv_softmax")
 ANGLE_TERMS = (
     *("arcface", "combined_margin", "l_softmax", "sphereface"),
     *("adaface", "magface", "elasticface"),

@@ -33,7 +33,7 @@ pytestmark = [
 FUSED = {
     name: term
     for name, term in SPLIT_TERMS.items()
-    if term.definition.reads.isdisjoint(("rest", "excess", "softplus"))
+    if term.definition.reads.isdisjoint(("rest", "mapped", "softplus"))
 }
 EVERYTHING = tammes.softmax(smoothing=0.2) + 0.3 * tammes.logit_divergence() + tammes.hard_bias()
 
@@ -303,7 +303,8 @@ def a_problem(size=8, dtype=torch.float32):
 @pytest.mark.parametrize(
     ("problem", "reads", "reason"),
     [
-        ({}, "target excess", "hinge and bce"),
+        ({}, "target mean mapped", "map the other scores"),
+        ({}, "target softplus", "such as bce"),
         ({"dtype": torch.double}, "target others", "double"),
         ({"size": 4104}, "target others", "up to 4096 numbers"),
     ],

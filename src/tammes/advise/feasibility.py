@@ -134,6 +134,7 @@ KINDS = {
         Kind("cosface", "margin", lambda m: (1.0, 0.0, m), _gap, _COSINE_RULE),
         Kind("arcface", "margin", lambda m: (1.0, m, 0.0), lambda angle: angle, "m <= A"),
         Kind("elasticface", "margin", lambda m: (1.0, m, 0.0), lambda angle: angle, "m <= A"),
+        Kind("mv_softmax", "margin", lambda m: (1.0, 0.0, m), _gap, _COSINE_RULE),
         Kind("magface", "max_margin", lambda m: (1.0, m, 0.0), lambda angle: angle, "m <= A"),
         Kind("sphereface", "margin", lambda m: (m, 0.0, 0.0), _unlimited, "any m >= 1"),
         Kind("l_softmax", "margin", lambda m: (m, 0.0, 0.0), _unlimited, "any m >= 1"),
@@ -339,7 +340,7 @@ def starting_loss(term: Term, classes: int, dim: int, scale: float) -> float | N
     needs = term.definition
     if dim < 2 or needs.on != "split" or needs.state is not None:
         return None
-    if needs.adjust is not None or not needs.reads.isdisjoint(("rest", *SUMMED)):
+    if needs.has_own_scores or not needs.reads.isdisjoint(("rest", *SUMMED)):
         return None
     rows = random_start(classes, dim, scale)
     return float(term(rows) @ rows.norm)

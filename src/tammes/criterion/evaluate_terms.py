@@ -17,7 +17,7 @@ from tammes.kernels.dispatch import choose_kernel
 from tammes.kernels.problem import Problem, adjusted, cosines_of
 from tammes.kernels.reference import reference_split
 from tammes.kernels.streamed.functions import streamed_split, weighted_loss
-from tammes.kernels.tiling import Plan, Threshold
+from tammes.kernels.tiling import Plan, RowNumbers
 from tammes.similarity import full_precision, product_dtype, working_dtype
 from tammes.split import Split
 from tammes.terms import Batch, Setting, Term
@@ -90,8 +90,8 @@ def check_cosine_margin(head: Head, term: Term) -> None:
 def group_terms(head: Head, named: Named, arguments: Arguments) -> list[SplitGroup]:
     """Group the terms on the split by what a kernel can evaluate together.
 
-    A kernel sees either the head's scores or its cosines, or those that one term has adjusted, and
-    takes one threshold of ``excess``.
+    A kernel sees either the head's scores or its cosines, or those that one term has adjusted or
+    maps.
 
     Args:
         head: the head that makes the split.
@@ -106,13 +106,7 @@ def group_terms(head: Head, named: Named, arguments: Arguments) -> list[SplitGro
         names = [
             n for n in on_split if (named[n][1].definition.cosines and not one_view) == cosines
         ]
-        adjusting = [name for name in names if named[name][1].definition.adjust is not None]
-        thresholds = [
-            name
-            for name in names
-            if "excess" in named[name][1].definition.reads and name not in adjusting
-        ]
-        alone = [*thresholds[1:], *adjusting]
+        alone = [name for name in names if named[name][1].definition.has_own_scores]
         first = [name for name in names if name not in alone]
         for some in ([first] if first else []) + [[name] for name in alone]:
             terms = tuple(named[name][1] for name in some)
@@ -183,21 +177,21 @@ def _evaluate_group(
             problem = adjusted(problem, *change)
     kernel = choose_kernel(head.implementation, problem, group.reads)
     low = product_dtype(weights.device) if weights.is_cuda else None
+    map_others, row_numbers = group.terms[0].definition.map_others, _row_numbers(group, arguments)
     if kernel in ("dense", "reference"):
         with full_precision(weights.device):
-            over = _threshold(group, arguments) if "excess" in group.reads else None
-            threshold = None if over is None else lambda split: over(split, slice(None))
             if kernel == "dense":
-                split = dense_split(problem, batch.labels, group.reads, threshold, low)
+                split = dense_split(problem, batch.labels, group.reads, low)
             else:
-                split = reference_split(problem, batch.labels, group.reads, threshold)
+                split = reference_split(problem, batch.labels, group.reads, map_others, row_numbers)
             return _weigh(group, evaluate_rows(group, arguments, split), weights, rowwise)
     plan = Plan(
         reads=group.reads,
         evaluate=lambda split, rows: torch.stack(evaluate_rows(group, arguments, split, rows)),
         coefficients=group.coefficients,
         product_dtype=low,
-        threshold=_threshold(group, arguments) if "excess" in group.reads else None,
+        map_others=map_others,
+        row_numbers=row_numbers,
         bound=_largest_score(problem) if kernel == "fused" else None,
         fused=kernel == "fused",
         itemsize=weights.itemsize,
@@ -273,17 +267,10 @@ def _prototypes(head: Head) -> Tensor:
     return head.similarity.keys(head.weight.to(working_dtype(head.weight)))[0]
 
 
-def _threshold(group: SplitGroup, arguments: Arguments) -> Threshold:
-    """Return the threshold of the group's one term that reads ``excess``."""
-    name, term = next(
-        (name, term)
-        for name, term in zip(group.names, group.terms, strict=True)
-        if "excess" in term.definition.reads
-    )
-    threshold = term.definition.threshold
-    if threshold is None:
-        raise ValueError(f"{name} expects a threshold where it reads excess, got none: see term()")
-    return lambda split, rows: threshold(split, **_of_rows(arguments[name], rows))
+def _row_numbers(group: SplitGroup, arguments: Arguments) -> RowNumbers | None:
+    """Return the numbers of the rows that the map of the group's one term takes, if it has any."""
+    make, own = group.terms[0].definition.row_numbers, arguments[group.names[0]]
+    return None if make is None else lambda split: make(split, **own)
 
 
 def _largest_score(problem: Problem) -> float | None:

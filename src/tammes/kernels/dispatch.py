@@ -17,7 +17,7 @@ from tammes.kernels.reference import reference_split
 from tammes.kernels.streamed.functions import streamed_split
 from tammes.kernels.tiling import Plan, dense_matrices, most_prototypes
 from tammes.similarity import full_precision, product_dtype, working_dtype
-from tammes.split import Split
+from tammes.split import MAPPED, Split
 
 Implementation = Literal["auto", "dense", "streamed", "fused"]
 Way = Literal["dense", "reference", "streamed", "fused"]
@@ -56,7 +56,7 @@ def choose_kernel(implementation: Implementation, problem: Problem, reads: froze
             implementation == "auto"
             and in_memory(problem, reads, half, half and why_not_fused(problem, reads) is None)
         ):
-            return "dense" if len(problem.features) else "reference"
+            return "dense" if len(problem.features) and MAPPED not in reads else "reference"
     elif "rest" in reads:
         raise ValueError(
             "a head that has only some of the classes expects terms without rest, "
@@ -137,11 +137,6 @@ def split(
         implementation: how; the fused kernel is for losses, a split alone is streamed.
     """
     reads = frozenset(reads)
-    if "excess" in reads:
-        raise ValueError(
-            "a split expects reads without excess, whose threshold belongs to a term, got it: "
-            "use a criterion"
-        )
     kernel = choose_kernel(implementation, problem, reads)
     if kernel == "reference":
         return reference_split(problem, labels, reads)

@@ -1,13 +1,14 @@
 """The plain form of a split: every score in memory, gradients by autograd."""
 
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 
 import torch
 from torch import Tensor
 
 from tammes.kernels.problem import Problem
+from tammes.kernels.tiling import RowNumbers
 from tammes.similarity import full_precision, working_dtype
-from tammes.split import Split, split_matrix, with_sums
+from tammes.split import OthersMap, Split, assemble, columns, split_matrix, with_sums
 
 
 def score_matrix(problem: Problem) -> Tensor:
@@ -52,7 +53,8 @@ def reference_split(
     problem: Problem,
     labels: Tensor,
     reads: frozenset[str],
-    threshold: Callable[[Split], Tensor] | None = None,
+    map_others: OthersMap | None = None,
+    row_numbers: RowNumbers | None = None,
 ) -> Split:
     """Split a batch in plain torch operations.
 
@@ -63,7 +65,8 @@ def reference_split(
         problem: features and prototypes.
         labels: class of each example, shape ``(N,)``.
         reads: names of the fields to compute.
-        threshold: of the ``excess``, as a function of the split without it.
+        map_others: map of the other scores, or none.
+        row_numbers: numbers of the rows that it takes.
     """
     with full_precision(problem.features.device):
         problem = _working(problem)
@@ -73,15 +76,19 @@ def reference_split(
         if problem.bias is not None and "target" in own:
             own["target"] = own["target"] + problem.bias.index_select(0, labels)
         matrix = _products(problem, query, row_offset)
+        if map_others is not None:
+            known = assemble(own, labels, problem.scale, matrix.shape[1], matrix)
+            numbers = () if row_numbers is None else row_numbers(known)
+            # The own class is not mapped: nothing may come of it, not even 0 times infinity.
+            matrix = map_others(matrix.scatter(1, labels[:, None], 0.0), *columns(numbers))
         split = split_matrix(matrix, labels, problem.scale, problem.there, own, reads)
-        return with_sums(split, reads, None if threshold is None else threshold(split))
+        return with_sums(split, reads)
 
 
 def gradients_by_reference(
     problem: Problem,
     labels: Tensor,
     wanted: Mapping[str, Tensor | None],
-    threshold: Tensor | None = None,
 ) -> list[Tensor | None]:
     """Gradients of a split's numbers, batched or differentiable under ``create_graph``.
 
@@ -89,18 +96,15 @@ def gradients_by_reference(
         problem: features and prototypes.
         labels: class of each example, shape ``(N,)``.
         wanted: gradients of the numbers, by name; ``mean`` is the sum over the classes.
-        threshold: of the ``excess``.
 
     Returns:
-        Gradients of features, prototypes, bias, scale and threshold.
+        Gradients of features, prototypes, bias and scale.
     """
     scale = problem.scale if isinstance(problem.scale, Tensor) else None
-    inputs = (problem.features, problem.prototypes, problem.bias, scale, threshold)
+    inputs = (problem.features, problem.prototypes, problem.bias, scale)
     again, reads = torch.is_grad_enabled(), frozenset(wanted)
     with torch.enable_grad():
-        split = reference_split(
-            problem.masked(), labels, reads, None if threshold is None else lambda _: threshold
-        )
+        split = reference_split(problem.masked(), labels, reads)
         numbers = split._asdict() | {"mean": split.mean * split.rivals}
     pairs = [
         (numbers[name], value)

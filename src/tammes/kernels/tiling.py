@@ -8,14 +8,14 @@ from torch import Tensor
 
 from tammes.kernels.problem import Problem
 from tammes.similarity import working_dtype
-from tammes.split import SUMMED, Split
+from tammes.split import MAPPED, SUMMED, OthersMap, Split
 
 Evaluate = Callable[[Split, slice], Tensor]
 """Values of the T terms, shape ``(T, n)``, on the split of a slice of the batch."""
-Threshold = Callable[[Split, slice], Tensor]
-"""Threshold of the ``excess`` that is read, shape ``(n,)``, likewise."""
+RowNumbers = Callable[[Split], Sequence[Tensor | float]]
+"""Numbers of the rows that a map takes, from a split of which the own class is known."""
 
-OF_SCORES = frozenset(("expected", *SUMMED))
+OF_SCORES = frozenset(("expected", *SUMMED, MAPPED))
 """Fields whose gradient is made of the scores, which are then kept beside their softmax."""
 WIDEST = 4096
 """Numbers in the longest feature of a Triton kernel."""
@@ -40,7 +40,8 @@ class Plan:
         evaluate: the terms.
         coefficients: weight of each term.
         product_dtype: of the inputs of products, where it is not the working one.
-        threshold: of the ``excess`` that is read.
+        map_others: map of the other scores, or none.
+        row_numbers: numbers of the rows that it takes.
         bound: largest score there can be, where that is known.
         fused: whether Triton kernels go over the scores.
         itemsize: bytes of a score.
@@ -51,7 +52,8 @@ class Plan:
     evaluate: Evaluate
     coefficients: tuple[float, ...]
     product_dtype: torch.dtype | None = None
-    threshold: Threshold | None = None
+    map_others: OthersMap | None = None
+    row_numbers: RowNumbers | None = None
     bound: float | None = None
     fused: bool = False
     itemsize: int = 4
@@ -68,14 +70,14 @@ class Plan:
             self.cuts.append((cut(count, rows), cut(classes, tile)))
         return self.cuts[0]
 
-    def threshold_of(self, block: slice) -> Callable[[Split], Tensor] | None:
-        """The threshold of some rows, as a function of their split."""
-        threshold = self.threshold
-        return None if threshold is None else lambda split: threshold(split, block)
-
     @property
     def copies(self) -> int:
-        """Blocks of scores: a second is kept where more than the exponentials are read."""
+        """Blocks of scores: a second is kept where more than the exponentials are read.
+
+        Autograd differentiates a map, which takes a few more.
+        """
+        if MAPPED in self.reads:
+            return 6
         return 1 if self.reads.isdisjoint(OF_SCORES) else 2
 
     def too_thin(self, problem: Problem) -> bool:
@@ -89,6 +91,8 @@ def dense_matrices(reads: frozenset[str]) -> int:
     if "rest" in reads:
         # Autograd makes the gradients.
         return 5
+    if MAPPED in reads:
+        return 8
     # Scores and their softmax; and what is made beside them where both are multiplied.
     return 2 if reads.isdisjoint(OF_SCORES) else 3
 

@@ -9,6 +9,7 @@ from tammes.losses.angular import (
     normface,
     sphereface,
 )
+from tammes.losses.hard_negatives import mv_softmax
 from tammes.losses.imbalance import ldam, logit_adjustment, vs_softmax
 from tammes.losses.largest_margin import gm_softmax, lm_softmax
 from tammes.losses.pairwise import center, contrastive, nca, proto, triplet
@@ -49,6 +50,7 @@ __all__ = [
     "logit_adjustment",
     "logit_divergence",
     "magface",
+    "mv_softmax",
     "nca",
     "normface",
     "proto",

@@ -38,6 +38,7 @@ from tammes.kernels.tiling import (
     padded,
 )
 from tammes.similarity import Cosine
+from tammes.split import MAPPED
 
 _REACH = 64.0
 """Largest bound on the scores for which one shift is right for all rows, whatever they are."""
@@ -54,8 +55,10 @@ def why_not(problem: Problem, reads: frozenset[str]) -> str | None:
     features, prototypes = problem.features, problem.prototypes
     if features.device.type != "cuda" and not launch.INTERPRETED:
         return f"it runs on CUDA, and the features are on {features.device.type}"
-    if not reads.isdisjoint(("excess", "softplus")):
-        return "losses that sum over all classes by themselves, hinge and bce, are streamed"
+    if MAPPED in reads:
+        return "losses that map the other scores are streamed"
+    if "softplus" in reads:
+        return "losses that sum over all classes by themselves, such as bce, are streamed"
     if torch.float64 in (features.dtype, prototypes.dtype):
         return "it computes in single precision, and an input is in double"
     if prototypes.shape[1] > WIDEST:
@@ -163,7 +166,7 @@ class FusedRows:
         if "mean" in self.reads:
             numbers["mean"] = self._sum_of_scores(rows)
         place = launch.hardest(self.work, parts["tops"]) if "hardest" in self.reads else None
-        return Found(numbers, place, None)
+        return Found(numbers, place)
 
     def _work(self, rows: Rows) -> Work:
         """The rows in units of log 2, and a shift for each."""
@@ -279,7 +282,7 @@ class FusedRows:
     def _mean_back(self, back: Back, d_mean: Tensor, rows: Rows, weights: Tensor) -> Back:
         """Every class gets the same of a sum over all of them, but for the own."""
         assert self.total is not None
-        d_query, d_row, d_scale = back
+        d_query, d_row, d_scale, _ = back
         own, mine = rows.own.clamp_min(0), torch.where(rows.own >= 0, d_mean, 0.0)
         own_keys = self.keys.index_select(0, own).float()
         d_query = d_query + d_mean[:, None] * self.total - mine[:, None] * own_keys

@@ -13,9 +13,9 @@ from torch import Tensor
 from tammes.kernels.merge import exchange, scale_gradient
 from tammes.kernels.problem import Problem
 from tammes.kernels.streamed.prototype_blocks import Needs, take
-from tammes.kernels.streamed.score_blocks import Back, Engine, Rows
-from tammes.kernels.tiling import Plan, class_counts
-from tammes.split import Split, assemble
+from tammes.kernels.streamed.score_blocks import Back, Engine, MappedRows, Rows
+from tammes.kernels.tiling import Plan, RowNumbers, class_counts
+from tammes.split import OthersMap, Split, assemble
 
 Take = Callable[[str, Tensor], tuple[Tensor, Tensor | None]]
 """Prototypes at some places, under a name, and their bias where there is one."""
@@ -32,7 +32,8 @@ class RowGraph:
         labels: shape ``(n,)``.
         own: place of the own class among the prototypes here, shape ``(n,)``.
         reads: fields of the split that are wanted.
-        threshold: of the ``excess`` that is read.
+        map_others: map of the other scores, or none.
+        row_numbers: numbers of the rows that it takes.
         take: takes rows of the prototypes.
         alike: whether every rank makes the same of the split.
     """
@@ -47,7 +48,8 @@ class RowGraph:
         labels: Tensor,
         own: Tensor,
         reads: frozenset[str],
-        threshold: Callable[[Split], Tensor] | None,
+        map_others: OthersMap | None,
+        row_numbers: RowNumbers | None,
         take: Take,
         alike: bool,
     ) -> None:
@@ -57,13 +59,21 @@ class RowGraph:
         self.query = query * (scale[:, None] if scale.ndim else scale)
         self.offset = None if offset is None else offset * scale
         self.known = self._own_numbers(query, reads)
-        self.threshold: Tensor | None = None
-        if "excess" in reads and threshold is not None:
-            known = self._everywhere(self.known)
-            self.threshold = threshold(self._split(known, slice(None), shown))
+        self.mapped: MappedRows | None = None
+        if map_others is not None:
+            known = self._split(self._everywhere(self.known), slice(None), shown)
+            numbers = [shown, *(() if row_numbers is None else row_numbers(known))]
+            rows = [self._row_number(number) for number in numbers]
             if problem.share is not None and not alike:
-                # What each rank wants of it, for its classes, adds up; the exchange averages.
-                self.threshold = scale_gradient(self.threshold, problem.share.group.world_size)
+                # What each rank wants of them, for its classes, adds up; the exchange averages.
+                size = problem.share.group.world_size
+                rows = [scale_gradient(number, size) for number in rows]
+            self.mapped = MappedRows(map_others, tuple(rows))
+
+    def _row_number(self, number: Tensor | float) -> Tensor:
+        """A number of the rows in the working dtype, shape ``(n,)``."""
+        like = self.query
+        return torch.as_tensor(number, dtype=like.dtype, device=like.device).expand(len(like))
 
     def rows(self, block: slice) -> Rows:
         """Return the part of some rows that an engine needs."""
@@ -71,7 +81,7 @@ class RowGraph:
             self.query[block].detach(),
             None if self.offset is None else self.offset[block].detach(),
             self.own[block],
-            None if self.threshold is None else self.threshold[block].detach(),
+            None if self.mapped is None else self.mapped.take(block),
         )
 
     def hardest(self, features: Tensor, rows: Tensor, bias: Tensor | None) -> Tensor:
@@ -231,7 +241,8 @@ class OnePass:
             labels=self.labels,
             own=self.own,
             reads=plan.reads,
-            threshold=None if plan.threshold is None else plan.threshold_of(slice(None)),
+            map_others=plan.map_others,
+            row_numbers=plan.row_numbers,
             take=partial(self._take, leaves),
             alike=True,
         )
@@ -270,8 +281,6 @@ class OnePass:
         d_leaves = leaves.gradients([loss], [torch.ones_like(loss)])
         back = self.engine.backward(rows, {n: d_leaves[n] for n in found.numbers}, weights)
         wanted.note(block, {name: d_leaves[name] for name in known}, back)
-        if graph.threshold is not None and found.active is not None:
-            wanted.note_threshold(block, d_leaves["excess"], found.active)
         if found.place is not None:
             wanted.note_features(block, d_leaves["features"])
             self._note_rows("hard rows", found.place, d_leaves, weights)
@@ -282,8 +291,8 @@ class OnePass:
 
     def _through_rows(self, leaves: _Leaves, wanted: "_Wanted") -> None:
         """Backpropagate the collected gradients through the graph of the rows."""
-        if wanted.threshold is not None and self.share is not None:
-            wanted.threshold = self.share.group.all_reduce(wanted.threshold)
+        if wanted.mapped is not None and self.share is not None:
+            wanted.mapped = self.share.group.all_reduce(wanted.mapped)
         found = leaves.gradients(*wanted.pairs(self.graph))
         self._note_rows("own", self.own, found, self.weights)
         if self.needs.features:
@@ -340,7 +349,9 @@ class _Wanted:
         self.query = torch.zeros_like(graph.query)
         self.known = {name: torch.zeros_like(value) for name, value in graph.known.items()}
         self.offset = None if graph.offset is None else torch.zeros_like(graph.offset)
-        self.threshold = None if graph.threshold is None else torch.zeros_like(graph.threshold)
+        self.mapped: Tensor | None = None
+        if graph.mapped is not None:
+            self.mapped = torch.zeros_like(torch.stack(graph.mapped.numbers).detach())
         self.features: Tensor | None = None
 
     def note(self, block: slice, known: dict[str, Tensor | None], back: Back) -> None:
@@ -351,11 +362,9 @@ class _Wanted:
         for name, gradient in known.items():
             if gradient is not None:
                 self.known[name][block] = gradient
-
-    def note_threshold(self, block: slice, d_excess: Tensor | None, active: Tensor) -> None:
-        """Store the gradient of the threshold: minus one for every class above it."""
-        if self.threshold is not None and d_excess is not None:
-            self.threshold[block] = -d_excess * active
+        for place, gradient in enumerate(back.mapped):
+            if gradient is not None and self.mapped is not None:
+                self.mapped[place, block] = gradient
 
     def note_features(self, block: slice, gradient: Tensor | None) -> None:
         """Store the gradient of the features through the hardest class."""
@@ -367,8 +376,10 @@ class _Wanted:
     def pairs(self, graph: RowGraph) -> tuple[list[Tensor], list[Tensor]]:
         """Pair outputs of the row graph with their gradients."""
         outputs, wanted = [graph.query], [self.query]
-        for output, gradient in ((graph.offset, self.offset), (graph.threshold, self.threshold)):
-            if output is not None and gradient is not None:
-                outputs.append(output)
-                wanted.append(gradient)
+        if graph.offset is not None and self.offset is not None:
+            outputs.append(graph.offset)
+            wanted.append(self.offset)
+        if graph.mapped is not None and self.mapped is not None:
+            outputs += graph.mapped.numbers
+            wanted += self.mapped
         return [*outputs, *graph.known.values()], [*wanted, *self.known.values()]
