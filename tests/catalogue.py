@@ -38,13 +38,19 @@ SPLIT_TERMS = {
     "elasticface": tammes.elasticface(std=0.1),
     "elasticface_cos": tammes.elasticface(margin=0.35, std=0.1, kind="cos", seed=1),
     "mv_softmax": tammes.mv_softmax(),
-    "mv_softmax_arc_fixed": tammes.mv_softmax(
-        margin=0.3, emphasis=0.4, kind="arc", adaptive=False
-    ),
+    "mv_softmax_arc_fixed": tammes.mv_softmax(margin=0.3, emphasis=0.4, kind="arc", adaptive=False),
+    "curricularface": tammes.curricularface(momentum=0.3),
+    "inter_topk": tammes.inter_topk(top_k=2, penalty=0.3),
+    "circle": tammes.circle(),
+    "sface": tammes.sface(steepness=8.0),
+    "interclass_filter": tammes.interclass_filter(threshold=0.3),
     "hinge": tammes.hinge(),
     "bce": tammes.bce(),
 }
 """Every term on a split, with the settings that take another way through the code."""
+
+DETACHED = ("arcface_detached", "circle", "sface")
+"""Terms whose gradient is not that of their value, since some factors have none."""
 
 PROTOTYPE_TERMS = {
     "zero_centroid": tammes.zero_centroid(),

@@ -52,6 +52,9 @@ class Split(NamedTuple):
         softplus: :math:`\sum_{c\ne y}\log(1 + e^{f_c})`, shape ``(N,)``; only where a term asked
             for it.
         unit: whether the length is known to be 1, so that nobody needs to multiply by it.
+        cutoff: similarity halfway between the k-th and the next largest of the other classes, above
+            which there are k of them; without gradient, ``-inf`` where there are no more than k,
+            shape ``(N,)``. Only for the numbers of a map that ask for it.
 
     A class whose score is ``-inf`` is masked: it counts in none of these numbers, as if it were not
     there. An example's own class cannot be. A number that no term reads is not computed and holds
@@ -80,6 +83,7 @@ class Split(NamedTuple):
     rest: Tensor | None = None
     softplus: Tensor | None = None
     unit: bool = False
+    cutoff: Tensor | None = None
 
     @property
     def cosine(self) -> Tensor:
@@ -118,6 +122,18 @@ def with_sums(split: Split, reads: frozenset[str]) -> Split:
     if split.rest is None or "softplus" not in reads:
         return split
     return split._replace(softplus=softplus(split.rest).sum(1))
+
+
+def cutoff_of(largest: Tensor, top: int) -> Tensor:
+    """Halfway between the k-th and the next of the largest numbers, so that rounding does not tell.
+
+    Args:
+        largest: in order, the rest ``-inf``, shape ``(N, K)``.
+        top: k.
+    """
+    if largest.shape[1] <= top:
+        return largest.new_full(largest.shape[:1], -torch.inf)
+    return (largest[:, top - 1] + largest[:, top]) / 2
 
 
 OthersMap: TypeAlias = Callable[..., Tensor]

@@ -32,6 +32,7 @@ from tammes.split import (
     OthersMap,
     Split,
     adjust_split,
+    cutoff_of,
     map_split,
     with_sums,
 )
@@ -55,6 +56,8 @@ class Batch(NamedTuple):
         labels: class of each example, shape ``(N,)``.
         valid: which examples count, shape ``(N,)``; the others are to be left out entirely.
         first: how many that count come before these in the batch of all ranks.
+        split: for a state that asks for it, the numbers of the own class, see
+            :attr:`tammes.states.State.sees`.
 
     Example:
         >>> labels = torch.tensor([0, 0, -100])
@@ -66,6 +69,7 @@ class Batch(NamedTuple):
     labels: Tensor
     valid: Tensor
     first: Tensor | int = 0
+    split: Split | None = None
 
 
 class Loss:
@@ -160,6 +164,7 @@ class Definition:
     fixed: frozenset[str] = frozenset()
     map_others: OthersMap | None = None
     row_numbers: Callable[..., Sequence[Tensor | float]] | None = None
+    cutoff: str = ""
     check: Callable[..., None] | None = None
     prepare: Callable[..., dict[str, Setting]] | None = None
     state: Callable[..., State] | None = None
@@ -275,7 +280,11 @@ class Term(Loss):
                     per_class = torch.tensor(value, dtype=like.dtype, device=like.device)
                     merged[name] = per_class[inputs[0].labels]
             if self.definition.map_others is not None:
-                make = self.definition.row_numbers
+                make, top = self.definition.row_numbers, merged.get(self.definition.cutoff, 0)
+                if top:
+                    largest = inputs[0].rest.detach().sort(descending=True).values
+                    edge = cutoff_of(largest / inputs[0].scale, top)
+                    inputs = (inputs[0]._replace(cutoff=edge), *inputs[1:])
                 numbers = () if make is None else make(inputs[0], **merged)
                 mapped = map_split(inputs[0], self.definition.map_others, numbers)
                 inputs = (mapped, *inputs[1:])
@@ -345,6 +354,7 @@ def term(
     fixed: str = "",
     map_others: OthersMap | None = None,
     row_numbers: Callable[..., Sequence[Tensor | float]] | None = None,
+    cutoff: str = "",
     check: Callable[..., None] | None = None,
     prepare: Callable[..., dict[str, Setting]] | None = None,
     state: Callable[..., State] | None = None,
@@ -378,6 +388,9 @@ def term(
         row_numbers: those numbers: called like the function, with a split of which ``target`` and
             what travels along are known where they are read, returns tensors of shape ``(N,)`` or
             numbers.
+        cutoff: setting that is a whole number k, where those numbers are made of ``split.cutoff``:
+            above it there are k other classes. Finding it takes a product of its own. Such a
+            setting must be ``fixed``.
         check: called with the settings, raises ``ValueError``: when a term is built, and with what
             a call or a schedule changes, wherever values are looked at. It is given numbers: of
             values per class or per example the smallest and the largest.
@@ -465,6 +478,7 @@ def term(
             fixed=frozenset(fixed.split()),
             map_others=map_others,
             row_numbers=row_numbers,
+            cutoff=cutoff,
             check=check,
             prepare=prepare,
             state=state,

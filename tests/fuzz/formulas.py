@@ -262,7 +262,7 @@ def _raised_entropy(view, similarity, raised):
     """Loss of a target similarity against mapped ones, where they are larger than it."""
     rest = _without(view.similarity, view.labels)
     mapped = torch.where(rest > similarity[:, None], raised(rest), rest)
-    return softplus((view.scale * mapped).logsumexp(1) - view.scale * similarity)
+    return _mapped_entropy(view, similarity, mapped)
 
 
 def _margin_target(view, margin, kind):
@@ -278,6 +278,48 @@ def mv_softmax(view, margin, emphasis, kind, adaptive):
         _margin_target(view, margin, kind),
         lambda a: (1 + emphasis * adaptive) * a + emphasis,
     )
+
+
+def curricularface(view, margin, momentum, state):
+    target = _margin_target(view, margin, "arc")
+    return _raised_entropy(view, target, lambda a: a * (state["mean"] + a))
+
+
+def _mapped_entropy(view, similarity, mapped):
+    return softplus((view.scale * mapped).logsumexp(1) - view.scale * similarity)
+
+
+def inter_topk(view, margin, top_k, penalty):
+    rest = _without(view.similarity, view.labels)
+    kth = rest.topk(min(top_k, rest.shape[1])).values[:, -1:]
+    theta = 2 * torch.atan2((1 - rest).clamp_min(1e-30).sqrt(), (1 + rest).clamp_min(1e-30).sqrt())
+    nearer = (theta - _column(penalty)).cos()
+    return _mapped_entropy(
+        view, _margin_target(view, margin, "arc"), torch.where(rest >= kth, nearer, rest)
+    )
+
+
+def circle(view, margin):
+    rest, target = _without(view.similarity, view.labels), view.target
+    weight = (1 + margin - target.detach()).relu()
+    column = _column(margin)
+    mapped = (rest.detach() + column).relu() * (rest - column)
+    return _mapped_entropy(view, weight * (target - 1 + margin), mapped)
+
+
+def sface(view, own_angle, other_angle, steepness):
+    rest = _without(view.similarity, view.labels)
+    pull = torch.sigmoid(steepness * (view.theta.detach() - own_angle))
+    away = _column(other_angle) - rest.detach().clamp(-1, 1).acos()
+    push = torch.sigmoid(_column(steepness) * away)
+    return view.scale * ((push * rest).sum(1) - pull * view.target)
+
+
+def interclass_filter(view, threshold, m1, m2, m3, extension):
+    rest = _without(view.similarity, view.labels)
+    mapped = torch.where(rest > _column(threshold), 0.0, rest)
+    similarity = view.length * _bent(view, m1, m2, extension) - m3
+    return _mapped_entropy(view, similarity, mapped)
 
 
 def _normal(seed, steps, place):
@@ -401,6 +443,7 @@ ON_SCORES = {
             lm_softmax,
         ),
         *(logit_divergence, sample_margin, adaface, magface, elasticface, mv_softmax),
+        *(curricularface, inter_topk, circle, sface, interclass_filter),
     )
 } | {"sphereface": l_softmax}
 ON_PROTOTYPES = {f.__name__: f for f in (zero_centroid, super_symmetry)}

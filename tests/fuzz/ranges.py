@@ -129,6 +129,28 @@ SETTINGS = {
         "kind": Choice(("am", "arc")),
         "adaptive": Choice((False, True)),
     },
+    "curricularface": {
+        "margin": _JUMP,
+        "momentum": Number(0.0, 1.0, per_class=False, at_call=False),
+    },
+    "inter_topk": {
+        "margin": _ANGLE,
+        "top_k": Choice((1, 2, 5)),
+        "penalty": Number(0.0, 0.5, per_class=False),
+    },
+    "circle": {"margin": _MARGIN},
+    "sface": {
+        "own_angle": Number(0.25, 2.5),
+        "other_angle": Number(0.25, 2.5),
+        "steepness": Number(1.0, 16.0),
+    },
+    "interclass_filter": {
+        "threshold": Number(0.0625, 0.9375, usual=(0.1875, 0.6), zero=0.0),
+        "m1": Number(0.25, 4.0, usual=(0.75, 2.0)),
+        "m2": _ANGLE,
+        "m3": _MARGIN,
+        "extension": _EXTENSION,
+    },
     "zero_centroid": {"normalize": _UNIT},
     "super_symmetry": {},
     "nca": {"scale": _SCALE, "normalize": _UNIT},
@@ -141,8 +163,11 @@ SETTINGS = {
 
 FEATURE_TERMS = ("nca", "proto", "triplet", "contrastive", "center")
 PROTOTYPE_TERMS = ("zero_centroid", "super_symmetry")
-STATEFUL_TERMS = ("adaface", "elasticface", "center")
-COSINE_TERMS = ("normface", "lm_softmax", "mv_softmax")
+STATEFUL_TERMS = ("adaface", "curricularface", "elasticface", "center")
+COSINE_TERMS = (
+    *("normface", "lm_softmax", "mv_softmax", "curricularface", "inter_topk"),
+    *("circle", "sface", "interclass_filter"),
+)
 ANGLE_TERMS = (
     *("arcface", "combined_margin", "l_softmax", "sphereface"),
     *("adaface", "magface", "elasticface"),

@@ -178,12 +178,15 @@ def _evaluate_group(
     kernel = choose_kernel(head.implementation, problem, group.reads)
     low = product_dtype(weights.device) if weights.is_cuda else None
     map_others, row_numbers = group.terms[0].definition.map_others, _row_numbers(group, arguments)
+    top = arguments[group.names[0]].get(group.terms[0].definition.cutoff, 0)
     if kernel in ("dense", "reference"):
         with full_precision(weights.device):
             if kernel == "dense":
                 split = dense_split(problem, batch.labels, group.reads, low)
             else:
-                split = reference_split(problem, batch.labels, group.reads, map_others, row_numbers)
+                split = reference_split(
+                    problem, batch.labels, group.reads, map_others, row_numbers, top
+                )
             return _weigh(group, evaluate_rows(group, arguments, split), weights, rowwise)
     plan = Plan(
         reads=group.reads,
@@ -192,6 +195,7 @@ def _evaluate_group(
         product_dtype=low,
         map_others=map_others,
         row_numbers=row_numbers,
+        top=top,
         bound=_largest_score(problem) if kernel == "fused" else None,
         fused=kernel == "fused",
         itemsize=weights.itemsize,

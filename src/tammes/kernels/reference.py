@@ -8,7 +8,7 @@ from torch import Tensor
 from tammes.kernels.problem import Problem
 from tammes.kernels.tiling import RowNumbers
 from tammes.similarity import full_precision, working_dtype
-from tammes.split import OthersMap, Split, assemble, columns, split_matrix, with_sums
+from tammes.split import OthersMap, Split, assemble, columns, cutoff_of, split_matrix, with_sums
 
 
 def score_matrix(problem: Problem) -> Tensor:
@@ -55,6 +55,7 @@ def reference_split(
     reads: frozenset[str],
     map_others: OthersMap | None = None,
     row_numbers: RowNumbers | None = None,
+    top: int = 0,
 ) -> Split:
     """Split a batch in plain torch operations.
 
@@ -67,6 +68,7 @@ def reference_split(
         reads: names of the fields to compute.
         map_others: map of the other scores, or none.
         row_numbers: numbers of the rows that it takes.
+        top: k, where they ask for the cutoff above which there are k other classes, else 0.
     """
     with full_precision(problem.features.device):
         problem = _working(problem)
@@ -78,6 +80,12 @@ def reference_split(
         matrix = _products(problem, query, row_offset)
         if map_others is not None:
             known = assemble(own, labels, problem.scale, matrix.shape[1], matrix)
+            if top:
+                rest = _masked(matrix.detach(), problem.there).scatter(
+                    1, labels[:, None], -torch.inf
+                )
+                largest = rest.topk(min(top + 1, rest.shape[1])).values
+                known = known._replace(cutoff=cutoff_of(largest, top))
             numbers = () if row_numbers is None else row_numbers(known)
             # The own class is not mapped: nothing may come of it, not even 0 times infinity.
             matrix = map_others(matrix.scatter(1, labels[:, None], 0.0), *columns(numbers))

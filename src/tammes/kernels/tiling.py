@@ -42,6 +42,7 @@ class Plan:
         product_dtype: of the inputs of products, where it is not the working one.
         map_others: map of the other scores, or none.
         row_numbers: numbers of the rows that it takes.
+        top: k, where they ask for the cutoff above which there are k other classes, else 0.
         bound: largest score there can be, where that is known.
         fused: whether Triton kernels go over the scores.
         itemsize: bytes of a score.
@@ -54,6 +55,7 @@ class Plan:
     product_dtype: torch.dtype | None = None
     map_others: OthersMap | None = None
     row_numbers: RowNumbers | None = None
+    top: int = 0
     bound: float | None = None
     fused: bool = False
     itemsize: int = 4

@@ -9,7 +9,14 @@ from tammes.losses.angular import (
     normface,
     sphereface,
 )
-from tammes.losses.hard_negatives import mv_softmax
+from tammes.losses.hard_negatives import (
+    circle,
+    curricularface,
+    inter_topk,
+    interclass_filter,
+    mv_softmax,
+    sface,
+)
 from tammes.losses.imbalance import ldam, logit_adjustment, vs_softmax
 from tammes.losses.largest_margin import gm_softmax, lm_softmax
 from tammes.losses.pairwise import center, contrastive, nca, proto, triplet
@@ -34,15 +41,19 @@ __all__ = [
     "arcface",
     "bce",
     "center",
+    "circle",
     "combined_margin",
     "contrastive",
     "cosface",
     "crammer_singer",
+    "curricularface",
     "elasticface",
     "focal",
     "gm_softmax",
     "hard_bias",
     "hinge",
+    "inter_topk",
+    "interclass_filter",
     "l_softmax",
     "large_margin_gaussian",
     "ldam",
@@ -55,6 +66,7 @@ __all__ = [
     "normface",
     "proto",
     "sample_margin",
+    "sface",
     "softmax",
     "sphereface",
     "super_symmetry",

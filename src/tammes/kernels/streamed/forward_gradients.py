@@ -12,10 +12,10 @@ from torch import Tensor
 
 from tammes.kernels.merge import exchange, scale_gradient
 from tammes.kernels.problem import Problem
-from tammes.kernels.streamed.prototype_blocks import Needs, take
+from tammes.kernels.streamed.prototype_blocks import Keys, Needs, take
 from tammes.kernels.streamed.score_blocks import Back, Engine, MappedRows, Rows
-from tammes.kernels.tiling import Plan, RowNumbers, class_counts
-from tammes.split import OthersMap, Split, assemble
+from tammes.kernels.tiling import Plan, RowNumbers, class_blocks, class_counts
+from tammes.split import OthersMap, Split, assemble, cutoff_of
 
 Take = Callable[[str, Tensor], tuple[Tensor, Tensor | None]]
 """Prototypes at some places, under a name, and their bias where there is one."""
@@ -32,10 +32,12 @@ class RowGraph:
         labels: shape ``(n,)``.
         own: place of the own class among the prototypes here, shape ``(n,)``.
         reads: fields of the split that are wanted.
-        map_others: map of the other scores, or none.
-        row_numbers: numbers of the rows that it takes.
         take: takes rows of the prototypes.
         alike: whether every rank makes the same of the split.
+        map_others: map of the other scores, or none.
+        row_numbers: numbers of the rows that it takes.
+        top: k, where they ask for the cutoff above which there are k other classes, else 0.
+        product_dtype: of the products that it is found by.
     """
 
     def __init__(
@@ -48,10 +50,12 @@ class RowGraph:
         labels: Tensor,
         own: Tensor,
         reads: frozenset[str],
-        map_others: OthersMap | None,
-        row_numbers: RowNumbers | None,
         take: Take,
         alike: bool,
+        map_others: OthersMap | None = None,
+        row_numbers: RowNumbers | None = None,
+        top: int = 0,
+        product_dtype: torch.dtype | None = None,
     ) -> None:
         self.problem, self.features = problem, features
         self.labels, self.own, self.take, self.alike = labels, own, take, alike
@@ -61,7 +65,9 @@ class RowGraph:
         self.known = self._own_numbers(query, reads)
         self.mapped: MappedRows | None = None
         if map_others is not None:
-            known = self._split(self._everywhere(self.known), slice(None), shown)
+            known = self.own_split(shown)
+            if top:
+                known = known._replace(cutoff=self._cutoff(top, product_dtype))
             numbers = [shown, *(() if row_numbers is None else row_numbers(known))]
             rows = [self._row_number(number) for number in numbers]
             if problem.share is not None and not alike:
@@ -69,6 +75,33 @@ class RowGraph:
                 size = problem.share.group.world_size
                 rows = [scale_gradient(number, size) for number in rows]
             self.mapped = MappedRows(map_others, tuple(rows))
+
+    def own_split(self, shown: Tensor | float) -> Split:
+        """The split of all rows of which nothing but the own class is known."""
+        return self._split(self._everywhere(self.known), slice(None), shown)
+
+    @torch.no_grad()
+    def _cutoff(self, top: int, low: torch.dtype | None) -> Tensor:
+        """Find the cutoff in a pass of its own over the scores, shape ``(n,)``."""
+        query, share, there = self.query, self.problem.share, self.problem.there
+        scale = torch.as_tensor(self.problem.scale, dtype=query.dtype, device=query.device)
+        problem = self.problem._replace(scale=scale.detach())
+        blocks = class_blocks(problem)
+        keys = Keys(problem, Needs(False, False, False, False), blocks, low)
+        largest = query.new_full((len(query), top + 1), -torch.inf)
+        for block in blocks:
+            scores = query.new_empty(len(query), block.stop - block.start)
+            keys.fill(scores, query, self.offset, block)
+            if there is not None:
+                scores.masked_fill_(~there[block], -torch.inf)
+            own = torch.arange(block.start, block.stop, device=query.device) == self.own[:, None]
+            scores.masked_fill_(own, -torch.inf)
+            best = scores.topk(min(top + 1, scores.shape[1])).values
+            largest = torch.cat([largest, best], 1).topk(top + 1).values
+        if share is not None and share.group.world_size > 1:
+            every = share.group.all_gather(largest)
+            largest = torch.cat([*every], 1).topk(top + 1).values
+        return cutoff_of(largest / scale, top)
 
     def _row_number(self, number: Tensor | float) -> Tensor:
         """A number of the rows in the working dtype, shape ``(n,)``."""
@@ -243,6 +276,8 @@ class OnePass:
             reads=plan.reads,
             map_others=plan.map_others,
             row_numbers=plan.row_numbers,
+            top=plan.top,
+            product_dtype=plan.product_dtype,
             take=partial(self._take, leaves),
             alike=True,
         )

@@ -27,7 +27,7 @@ from torch import Tensor
 
 from tammes.kernels.merge import scale_gradient, sum_gradient
 from tammes.kernels.problem import Problem
-from tammes.kernels.streamed.forward_gradients import OnePass, RowGraph
+from tammes.kernels.streamed.forward_gradients import OnePass, RowGraph, Take
 from tammes.kernels.streamed.prototype_blocks import Keys, Needs, take
 from tammes.kernels.streamed.score_blocks import ClassBlocks, Engine, MappedRows, Rows, WholeRows
 from tammes.kernels.tiling import Plan, class_blocks, class_counts, fits_in_gradient, longest
@@ -166,11 +166,7 @@ def streamed_split(problem: Problem, labels: Tensor, plan: Plan) -> Split:
             features = scale_gradient(features, share.factor)
             scale = sum_gradient(scale, share.group)
         problem = _bound(problem)
-
-        def rows_at(_: str, places: Tensor) -> tuple[Tensor, Tensor | None]:
-            bias = None if problem.bias is None else take(problem.bias, places, dtype)
-            return take(problem.prototypes, places, dtype), bias
-
+        rows_at = _rows_of(problem, dtype)
         everything, terms_see = slice(None), problem.scale
         if share is not None:
             # Terms of other examples see it on other ranks.
@@ -186,6 +182,8 @@ def streamed_split(problem: Problem, labels: Tensor, plan: Plan) -> Split:
             reads=plan.reads,
             map_others=plan.map_others,
             row_numbers=plan.row_numbers,
+            top=plan.top,
+            product_dtype=plan.product_dtype,
             take=rows_at,
             alike=False,
         )
@@ -204,6 +202,42 @@ def streamed_split(problem: Problem, labels: Tensor, plan: Plan) -> Split:
         if job.place is not None:
             numbers["hardest"] = graph.hardest(features, *rows_at("hardest", job.place))
         return graph.split(numbers, everything, terms_see)
+
+
+def _rows_of(problem: Problem, dtype: torch.dtype) -> Take:
+    """Return a function that takes rows of the prototypes and of the bias."""
+
+    def rows_at(_: str, places: Tensor) -> tuple[Tensor, Tensor | None]:
+        bias = None if problem.bias is None else take(problem.bias, places, dtype)
+        return take(problem.prototypes, places, dtype), bias
+
+    return rows_at
+
+
+@torch.no_grad()
+def own_split(problem: Problem, labels: Tensor, reads: frozenset[str]) -> Split:
+    """Split of which the own class alone is known, without gradient; the same on all ranks.
+
+    Args:
+        problem: features and prototypes.
+        labels: class of each example, shape ``(N,)``.
+        reads: names of the fields to compute.
+    """
+    with full_precision(problem.features.device):
+        dtype, share = working_dtype(problem.features, problem.prototypes), problem.share
+        problem, scale = _bound(problem), tensor_scale(problem, dtype)
+        graph = RowGraph(
+            problem=problem,
+            features=problem.features.to(dtype),
+            scale=scale,
+            shown=scale,
+            labels=labels,
+            own=labels if share is None else share.own,
+            reads=reads,
+            take=_rows_of(problem, dtype),
+            alike=True,
+        )
+        return graph.own_split(scale)
 
 
 class _Job:
