@@ -124,16 +124,22 @@ def with_sums(split: Split, reads: frozenset[str]) -> Split:
     return split._replace(softplus=softplus(split.rest).sum(1))
 
 
-def cutoff_of(largest: Tensor, top: int) -> Tensor:
+def cutoff_of(largest: Tensor, top: int, counts: Tensor | None = None) -> Tensor:
     """Halfway between the k-th and the next of the largest numbers, so that rounding does not tell.
 
+    Where the two are equal up to rounding, just below them.
+
     Args:
-        largest: in order, the rest ``-inf``, shape ``(N, K)``.
+        largest: in order, ``-inf`` where there are no more, shape ``(N, K)``.
         top: k.
+        counts: how often each counts, shape ``(N, K)``, or once.
     """
-    if largest.shape[1] <= top:
-        return largest.new_full(largest.shape[:1], -torch.inf)
-    return (largest[:, top - 1] + largest[:, top]) / 2
+    if counts is None:
+        counts = torch.ones_like(largest)
+    place = (counts.cumsum(1) < top).sum(1, keepdim=True)
+    padded = torch.nn.functional.pad(largest, (0, 2), value=-torch.inf)
+    middle = (padded.gather(1, place) + padded.gather(1, place + 1)).squeeze(1) / 2
+    return middle - 16 * torch.finfo(middle.dtype).eps * (1 + middle.abs())
 
 
 OthersMap: TypeAlias = Callable[..., Tensor]

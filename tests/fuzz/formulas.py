@@ -315,11 +315,13 @@ def sface(view, own_angle, other_angle, steepness):
     return view.scale * ((push * rest).sum(1) - pull * view.target)
 
 
-def interclass_filter(view, threshold, m1, m2, m3, extension):
+def interclass_filter(
+    view, threshold, m1=1.0, m2=0.0, m3=0.0, extension="monotone", gradient="exact"
+):
     rest = _without(view.similarity, view.labels)
     mapped = torch.where(rest > _column(threshold), 0.0, rest)
-    similarity = view.length * _bent(view, m1, m2, extension) - m3
-    return _mapped_entropy(view, similarity, mapped)
+    score = _angular_score(view, m1, m2, m3, extension, gradient)
+    return softplus((view.scale * mapped).logsumexp(1) - score)
 
 
 def _normal(seed, steps, place):

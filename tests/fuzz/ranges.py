@@ -150,6 +150,7 @@ SETTINGS = {
         "m2": _ANGLE,
         "m3": _MARGIN,
         "extension": _EXTENSION,
+        "gradient": _GRADIENT,
     },
     "zero_centroid": {"normalize": _UNIT},
     "super_symmetry": {},

@@ -341,8 +341,8 @@ def test_what_a_map_cannot_serve_is_refused():
         tammes.mv_softmax()(tammes.split(torch.eye(3), torch.arange(3)))
     with pytest.raises(ValueError, match="mv_softmax expects a head with unit features"):
         tammes.Criterion(tammes.LinearHead(4, 3), tammes.mv_softmax())
+    rows = tammes.split(torch.eye(3), torch.arange(3), reads=["gap", "length", "rest"])
     with pytest.raises(ValueError, match="expects the running mean of a criterion"):
-        rows = tammes.split(torch.eye(3), torch.arange(3), reads=["gap", "length", "rest"])
         tammes.curricularface()(rows)
 
 

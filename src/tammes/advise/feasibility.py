@@ -135,8 +135,6 @@ KINDS = {
         Kind("arcface", "margin", lambda m: (1.0, m, 0.0), lambda angle: angle, "m <= A"),
         Kind("elasticface", "margin", lambda m: (1.0, m, 0.0), lambda angle: angle, "m <= A"),
         Kind("mv_softmax", "margin", lambda m: (1.0, 0.0, m), _gap, _COSINE_RULE),
-        Kind("curricularface", "margin", lambda m: (1.0, m, 0.0), lambda angle: angle, "m <= A"),
-        Kind("inter_topk", "margin", lambda m: (1.0, m, 0.0), lambda angle: angle, "m <= A"),
         Kind("magface", "max_margin", lambda m: (1.0, m, 0.0), lambda angle: angle, "m <= A"),
         Kind("sphereface", "margin", lambda m: (m, 0.0, 0.0), _unlimited, "any m >= 1"),
         Kind("l_softmax", "margin", lambda m: (m, 0.0, 0.0), _unlimited, "any m >= 1"),

@@ -17,9 +17,9 @@ from tammes.kernels.dispatch import choose_kernel
 from tammes.kernels.problem import Problem, adjusted, cosines_of
 from tammes.kernels.reference import reference_split
 from tammes.kernels.streamed.functions import streamed_split, weighted_loss
-from tammes.kernels.tiling import Plan, RowNumbers
+from tammes.kernels.tiling import Plan, ScoreMap
 from tammes.similarity import full_precision, product_dtype, working_dtype
-from tammes.split import Split
+from tammes.split import MAPPED, Split
 from tammes.terms import Batch, Setting, Term
 
 Named = Mapping[str, tuple[float, Term]]
@@ -177,25 +177,20 @@ def _evaluate_group(
             problem = adjusted(problem, *change)
     kernel = choose_kernel(head.implementation, problem, group.reads)
     low = product_dtype(weights.device) if weights.is_cuda else None
-    map_others, row_numbers = group.terms[0].definition.map_others, _row_numbers(group, arguments)
-    top = arguments[group.names[0]].get(group.terms[0].definition.cutoff, 0)
+    mapping = _score_map(group, arguments) if MAPPED in group.reads else None
     if kernel in ("dense", "reference"):
         with full_precision(weights.device):
             if kernel == "dense":
                 split = dense_split(problem, batch.labels, group.reads, low)
             else:
-                split = reference_split(
-                    problem, batch.labels, group.reads, map_others, row_numbers, top
-                )
+                split = reference_split(problem, batch.labels, group.reads, mapping)
             return _weigh(group, evaluate_rows(group, arguments, split), weights, rowwise)
     plan = Plan(
         reads=group.reads,
         evaluate=lambda split, rows: torch.stack(evaluate_rows(group, arguments, split, rows)),
         coefficients=group.coefficients,
         product_dtype=low,
-        map_others=map_others,
-        row_numbers=row_numbers,
-        top=top,
+        mapping=mapping,
         bound=_largest_score(problem) if kernel == "fused" else None,
         fused=kernel == "fused",
         itemsize=weights.itemsize,
@@ -271,10 +266,13 @@ def _prototypes(head: Head) -> Tensor:
     return head.similarity.keys(head.weight.to(working_dtype(head.weight)))[0]
 
 
-def _row_numbers(group: SplitGroup, arguments: Arguments) -> RowNumbers | None:
-    """Return the numbers of the rows that the map of the group's one term takes, if it has any."""
-    make, own = group.terms[0].definition.row_numbers, arguments[group.names[0]]
-    return None if make is None else lambda split: make(split, **own)
+def _score_map(group: SplitGroup, arguments: Arguments) -> ScoreMap:
+    """Return the map of the group's one term."""
+    definition, own = group.terms[0].definition, arguments[group.names[0]]
+    function, make = definition.map_others, definition.row_numbers
+    assert function is not None
+    numbers = None if make is None else lambda split: make(split, **own)
+    return ScoreMap(function, numbers, own.get(definition.cutoff, 0))
 
 
 def _largest_score(problem: Problem) -> float | None:

@@ -6,9 +6,9 @@ import torch
 from torch import Tensor
 
 from tammes.kernels.problem import Problem
-from tammes.kernels.tiling import RowNumbers
+from tammes.kernels.tiling import ScoreMap
 from tammes.similarity import full_precision, working_dtype
-from tammes.split import OthersMap, Split, assemble, columns, cutoff_of, split_matrix, with_sums
+from tammes.split import Split, assemble, columns, cutoff_of, split_matrix, with_sums
 
 
 def score_matrix(problem: Problem) -> Tensor:
@@ -53,9 +53,7 @@ def reference_split(
     problem: Problem,
     labels: Tensor,
     reads: frozenset[str],
-    map_others: OthersMap | None = None,
-    row_numbers: RowNumbers | None = None,
-    top: int = 0,
+    mapping: ScoreMap | None = None,
 ) -> Split:
     """Split a batch in plain torch operations.
 
@@ -66,9 +64,7 @@ def reference_split(
         problem: features and prototypes.
         labels: class of each example, shape ``(N,)``.
         reads: names of the fields to compute.
-        map_others: map of the other scores, or none.
-        row_numbers: numbers of the rows that it takes.
-        top: k, where they ask for the cutoff above which there are k other classes, else 0.
+        mapping: map of the other scores, or none.
     """
     with full_precision(problem.features.device):
         problem = _working(problem)
@@ -78,17 +74,17 @@ def reference_split(
         if problem.bias is not None and "target" in own:
             own["target"] = own["target"] + problem.bias.index_select(0, labels)
         matrix = _products(problem, query, row_offset)
-        if map_others is not None:
+        if mapping is not None:
+            column = labels[:, None]
             known = assemble(own, labels, problem.scale, matrix.shape[1], matrix)
-            if top:
-                rest = _masked(matrix.detach(), problem.there).scatter(
-                    1, labels[:, None], -torch.inf
-                )
-                largest = rest.topk(min(top + 1, rest.shape[1])).values
-                known = known._replace(cutoff=cutoff_of(largest, top))
-            numbers = () if row_numbers is None else row_numbers(known)
+            if mapping.top:
+                rest = _masked(matrix.detach(), problem.there).scatter(1, column, -torch.inf)
+                largest = rest.topk(min(mapping.top + 1, rest.shape[1])).values
+                known = known._replace(cutoff=cutoff_of(largest, mapping.top))
             # The own class is not mapped: nothing may come of it, not even 0 times infinity.
-            matrix = map_others(matrix.scatter(1, labels[:, None], 0.0), *columns(numbers))
+            matrix = mapping.function(
+                matrix.scatter(1, column, 0.0), *columns(mapping.numbers(known))
+            )
         split = split_matrix(matrix, labels, problem.scale, problem.there, own, reads)
         return with_sums(split, reads)
 

@@ -2,6 +2,7 @@
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
+from typing import NamedTuple
 
 import torch
 from torch import Tensor
@@ -12,8 +13,26 @@ from tammes.split import MAPPED, SUMMED, OthersMap, Split
 
 Evaluate = Callable[[Split, slice], Tensor]
 """Values of the T terms, shape ``(T, n)``, on the split of a slice of the batch."""
-RowNumbers = Callable[[Split], Sequence[Tensor | float]]
-"""Numbers of the rows that a map takes, from a split of which the own class is known."""
+
+
+class ScoreMap(NamedTuple):
+    """Map of the other scores, as one term has it.
+
+    Attributes:
+        function: maps similarities.
+        row_numbers: makes the numbers of the rows that it takes, of a split of which the own class
+            is known, or none.
+        top: k, where these ask for the cutoff above which there are k other classes, else 0.
+    """
+
+    function: OthersMap
+    row_numbers: Callable[[Split], Sequence[Tensor | float]] | None
+    top: int = 0
+
+    def numbers(self, known: Split) -> Sequence[Tensor | float]:
+        """Numbers of the rows."""
+        return () if self.row_numbers is None else self.row_numbers(known)
+
 
 OF_SCORES = frozenset(("expected", *SUMMED, MAPPED))
 """Fields whose gradient is made of the scores, which are then kept beside their softmax."""
@@ -40,9 +59,7 @@ class Plan:
         evaluate: the terms.
         coefficients: weight of each term.
         product_dtype: of the inputs of products, where it is not the working one.
-        map_others: map of the other scores, or none.
-        row_numbers: numbers of the rows that it takes.
-        top: k, where they ask for the cutoff above which there are k other classes, else 0.
+        mapping: map of the other scores, or none.
         bound: largest score there can be, where that is known.
         fused: whether Triton kernels go over the scores.
         itemsize: bytes of a score.
@@ -53,9 +70,7 @@ class Plan:
     evaluate: Evaluate
     coefficients: tuple[float, ...]
     product_dtype: torch.dtype | None = None
-    map_others: OthersMap | None = None
-    row_numbers: RowNumbers | None = None
-    top: int = 0
+    mapping: ScoreMap | None = None
     bound: float | None = None
     fused: bool = False
     itemsize: int = 4
@@ -90,11 +105,9 @@ class Plan:
 
 def dense_matrices(reads: frozenset[str]) -> int:
     """Count the N x C matrices alive at once in the dense kernel, by the fields read."""
-    if "rest" in reads:
+    if not reads.isdisjoint(("rest", MAPPED)):
         # Autograd makes the gradients.
         return 5
-    if MAPPED in reads:
-        return 8
     # Scores and their softmax; and what is made beside them where both are multiplied.
     return 2 if reads.isdisjoint(OF_SCORES) else 3
 

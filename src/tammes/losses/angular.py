@@ -47,7 +47,7 @@ def _root(half_square: Tensor) -> Tensor:
     return torch.where(half_square < rounding, 0.0, half_square.clamp_min(rounding).sqrt())
 
 
-def sine(gap: Tensor, opposite: Tensor) -> Tensor:
+def _sine(gap: Tensor, opposite: Tensor) -> Tensor:
     """Sine of the angle, with a zero gradient where :func:`angle` has one.
 
     There it is not quite zero, so that the derivatives which that gradient replaces are finite.
@@ -117,7 +117,7 @@ def _shifted(gap: Tensor, opposite: Tensor, m: float) -> Tensor:
     Past :math:`\pi`, or below 0 for a negative m, the cosine is mirrored at -1, or at 1.
     """
     cosine = torch.rsub(gap, math.cos(m), alpha=math.cos(m))
-    bent = torch.sub(cosine, sine(gap, opposite), alpha=math.sin(m))
+    bent = torch.sub(cosine, _sine(gap, opposite), alpha=math.sin(m))
     if m > 0:
         side = (1 + math.cos(m) - gap.detach()).sign()
         return torch.addcmul(side - 1, side, bent)

@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING
 import torch
 from torch import Tensor
 
-from tammes.losses.angular import angle, check_margins, sine, target_similarity
+from tammes.losses.angular import angle, check_margins, target_similarity
 from tammes.split import Split, cross_entropy
 from tammes.states import State, read
 from tammes.terms import Batch, Setting, Term, term
@@ -203,9 +203,12 @@ def _inter_topk_numbers(
     return split.cutoff, math.cos(penalty), math.sin(penalty)
 
 
-def _turned(similarity: Tensor, cutoff: Tensor, cosine: Tensor, sine_of: Tensor) -> Tensor:
-    nearer = similarity * cosine + sine(1 - similarity, 1 + similarity) * sine_of
-    return torch.where(similarity >= cutoff, nearer, similarity)
+def _turned(similarity: Tensor, cutoff: Tensor, cosine: Tensor, sine: Tensor) -> Tensor:
+    square = (1 - similarity) * (1 + similarity)
+    # Of a cosine next to one only its rounding is left: there is no angle to tell.
+    known = square > 4 * torch.finfo(square.dtype).eps
+    root = torch.where(known, torch.where(known, square, 1.0).sqrt(), 0.0)
+    return torch.where(similarity >= cutoff, similarity * cosine + root * sine, similarity)
 
 
 @term(
@@ -350,10 +353,6 @@ def sface(
     return split.mean * split.rivals - split.scale * pull * split.target
 
 
-def _check_filter(threshold: float, m1: float, m2: float, m3: float, extension: str) -> None:
-    check_margins(m1=m1, m2=m2, extension=extension)
-
-
 def _filter_numbers(split: Split, threshold: Setting, **_: Setting) -> tuple[Setting]:
     return (threshold,)
 
@@ -365,7 +364,7 @@ def _filtered(similarity: Tensor, threshold: Tensor) -> Tensor:
 @term(
     reads="gap length others",
     requires="cosine",
-    check=_check_filter,
+    check=check_margins,
     map_others=_filtered,
     row_numbers=_filter_numbers,
 )
@@ -377,6 +376,7 @@ def interclass_filter(
     m2: Setting = 0.5,
     m3: Setting = 0.0,
     extension: str = "monotone",
+    gradient: str = "exact",
 ) -> Tensor:
     r"""Combined margins without the classes that are too near to be others: wrong labels.
 
@@ -395,6 +395,8 @@ def interclass_filter(
         m2: radians added to it.
         m3: cosine subtracted.
         extension: continuation past :math:`\pi`, see :func:`tammes.arcface`.
+        gradient: of the own class, see :func:`tammes.arcface`; ``"detached"`` is that of the
+            original code.
 
     Returns:
         Loss of each example, shape ``(N,)``.
@@ -410,4 +412,5 @@ def interclass_filter(
         An et al., Killing Two Birds with One Stone: Efficient and Robust Training of Face
         Recognition CNNs by Partial FC, CVPR 2022 (code of InsightFace).
     """
-    return cross_entropy(split, target_similarity(split, m1=m1, m2=m2, m3=m3, extension=extension))
+    target = target_similarity(split, m1=m1, m2=m2, m3=m3, extension=extension, gradient=gradient)
+    return cross_entropy(split, target)

@@ -14,8 +14,8 @@ from tammes.kernels.merge import exchange, scale_gradient
 from tammes.kernels.problem import Problem
 from tammes.kernels.streamed.prototype_blocks import Keys, Needs, take
 from tammes.kernels.streamed.score_blocks import Back, Engine, MappedRows, Rows
-from tammes.kernels.tiling import Plan, RowNumbers, class_blocks, class_counts
-from tammes.split import OthersMap, Split, assemble, cutoff_of
+from tammes.kernels.tiling import Plan, ScoreMap, class_blocks, class_counts
+from tammes.split import Split, assemble, cutoff_of
 
 Take = Callable[[str, Tensor], tuple[Tensor, Tensor | None]]
 """Prototypes at some places, under a name, and their bias where there is one."""
@@ -34,10 +34,8 @@ class RowGraph:
         reads: fields of the split that are wanted.
         take: takes rows of the prototypes.
         alike: whether every rank makes the same of the split.
-        map_others: map of the other scores, or none.
-        row_numbers: numbers of the rows that it takes.
-        top: k, where they ask for the cutoff above which there are k other classes, else 0.
-        product_dtype: of the products that it is found by.
+        mapping: map of the other scores, or none.
+        product_dtype: of the products by which a cutoff is found.
     """
 
     def __init__(
@@ -52,9 +50,7 @@ class RowGraph:
         reads: frozenset[str],
         take: Take,
         alike: bool,
-        map_others: OthersMap | None = None,
-        row_numbers: RowNumbers | None = None,
-        top: int = 0,
+        mapping: ScoreMap | None = None,
         product_dtype: torch.dtype | None = None,
     ) -> None:
         self.problem, self.features = problem, features
@@ -64,17 +60,16 @@ class RowGraph:
         self.offset = None if offset is None else offset * scale
         self.known = self._own_numbers(query, reads)
         self.mapped: MappedRows | None = None
-        if map_others is not None:
+        if mapping is not None:
             known = self.own_split(shown)
-            if top:
-                known = known._replace(cutoff=self._cutoff(top, product_dtype))
-            numbers = [shown, *(() if row_numbers is None else row_numbers(known))]
-            rows = [self._row_number(number) for number in numbers]
+            if mapping.top:
+                known = known._replace(cutoff=self._cutoff(mapping.top, product_dtype))
+            rows = [self._row_number(number) for number in (shown, *mapping.numbers(known))]
             if problem.share is not None and not alike:
                 # What each rank wants of them, for its classes, adds up; the exchange averages.
                 size = problem.share.group.world_size
                 rows = [scale_gradient(number, size) for number in rows]
-            self.mapped = MappedRows(map_others, tuple(rows))
+            self.mapped = MappedRows(mapping.function, tuple(rows))
 
     def own_split(self, shown: Tensor | float) -> Split:
         """The split of all rows of which nothing but the own class is known."""
@@ -86,9 +81,11 @@ class RowGraph:
         query, share, there = self.query, self.problem.share, self.problem.there
         scale = torch.as_tensor(self.problem.scale, dtype=query.dtype, device=query.device)
         problem = self.problem._replace(scale=scale.detach())
-        blocks = class_blocks(problem)
+        blocks, counts = class_blocks(problem), class_counts(problem)
         keys = Keys(problem, Needs(False, False, False, False), blocks, low)
-        largest = query.new_full((len(query), top + 1), -torch.inf)
+        # Scores, and how many classes each stands for.
+        found = query.new_zeros(2, len(query), top + 1)
+        found[0] = -torch.inf
         for block in blocks:
             scores = query.new_empty(len(query), block.stop - block.start)
             keys.fill(scores, query, self.offset, block)
@@ -96,12 +93,11 @@ class RowGraph:
                 scores.masked_fill_(~there[block], -torch.inf)
             own = torch.arange(block.start, block.stop, device=query.device) == self.own[:, None]
             scores.masked_fill_(own, -torch.inf)
-            best = scores.topk(min(top + 1, scores.shape[1])).values
-            largest = torch.cat([largest, best], 1).topk(top + 1).values
+            many = torch.ones_like(scores) if counts is None else counts[block].expand_as(scores)
+            found = _largest(torch.cat([found, torch.stack([scores, many.to(scores)])], 2), top)
         if share is not None and share.group.world_size > 1:
-            every = share.group.all_gather(largest)
-            largest = torch.cat([*every], 1).topk(top + 1).values
-        return cutoff_of(largest / scale, top)
+            found = _largest(torch.cat([*share.group.all_gather(found)], 2), top)
+        return cutoff_of(found[0] / scale, top, found[1])
 
     def _row_number(self, number: Tensor | float) -> Tensor:
         """A number of the rows in the working dtype, shape ``(n,)``."""
@@ -171,6 +167,12 @@ class RowGraph:
         classes = len(self.problem.prototypes) if share is None else share.classes
         like = self.query.detach()[block, 0]
         return assemble(numbers, self.labels[block], shown, classes, like)
+
+
+def _largest(found: Tensor, top: int) -> Tensor:
+    """Keep the largest scores, one more than k, with their counts, shape ``(2, n, k + 1)``."""
+    places = found[0].topk(top + 1).indices
+    return found.gather(2, places.expand(2, -1, -1))
 
 
 def combine(coefficients: Sequence[float], values: Tensor) -> Tensor:
@@ -274,9 +276,7 @@ class OnePass:
             labels=self.labels,
             own=self.own,
             reads=plan.reads,
-            map_others=plan.map_others,
-            row_numbers=plan.row_numbers,
-            top=plan.top,
+            mapping=plan.mapping,
             product_dtype=plan.product_dtype,
             take=partial(self._take, leaves),
             alike=True,

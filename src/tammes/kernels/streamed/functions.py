@@ -180,9 +180,7 @@ def streamed_split(problem: Problem, labels: Tensor, plan: Plan) -> Split:
             labels=labels,
             own=labels if share is None else share.own,
             reads=plan.reads,
-            map_others=plan.map_others,
-            row_numbers=plan.row_numbers,
-            top=plan.top,
+            mapping=plan.mapping,
             product_dtype=plan.product_dtype,
             take=rows_at,
             alike=False,
@@ -253,8 +251,8 @@ class _Job:
 
     def rows(self, query: Tensor, offset: Tensor | None, of_map: Sequence[Tensor]) -> Rows:
         """All rows, as an engine takes them."""
-        function = self.plan.map_others
-        mapped = None if function is None else MappedRows(function, tuple(of_map))
+        mapping = self.plan.mapping
+        mapped = None if mapping is None else MappedRows(mapping.function, tuple(of_map))
         return Rows(query, offset, self.own, mapped)
 
     def engine(self, tensors: Sequence[Tensor | None], needs: Needs) -> ClassBlocks:
