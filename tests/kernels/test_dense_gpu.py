@@ -329,3 +329,28 @@ def test_a_step_takes_few_launches(make, most):
         torch.cuda.synchronize()
     launches = [e.name for e in profile.events() if e.device_type == torch.autograd.DeviceType.CUDA]
     assert len(launches) <= most, launches
+
+
+@pytest.mark.parametrize("mean", [True, False])
+@pytest.mark.parametrize("count", [1, 5, 1024, 1500])
+@pytest.mark.parametrize("share", [0.0, 0.4, 1.0])
+def test_examples_that_count_are_weighed_alike(count, share, mean):
+    labels = torch.randint(7, (2 * count,), device=DEVICE)[::2]
+    ignored = torch.rand(count, device=DEVICE) < share
+    labels = labels.masked_fill(ignored, -100)
+    kept, valid, weights, total = dense_gpu.weigh_examples(labels, -100, mean=mean)
+    assert torch.equal(valid, ~ignored)
+    assert torch.equal(kept, labels.masked_fill(ignored, 0))
+    assert total.item() == max(1, valid.sum().item())
+    assert_close(weights, valid / total if mean else valid.float(), rtol=1e-7, atol=0)
+
+
+def test_more_examples_than_one_program_weighs_are_left_to_torch(monkeypatch, used):
+    criterion = tammes.CosFace(5, 4)
+    features, labels = torch.randn(20, 5), torch.randint(4, (20,))
+    labels[3], features[3] = -100, torch.nan
+    found = results(criterion, features, labels)
+    monkeypatch.setattr(dense_gpu, "_AT_ONCE", 19)
+    assert dense_gpu.weigh_examples(labels.to(DEVICE), -100, mean=True) is None
+    assert_close(results(criterion, features, labels), found, rtol=0, atol=0)
+    assert len(used) == 2

@@ -78,7 +78,8 @@ def dense_split(
         over = threshold(assemble(known, labels, scale, classes, features))
     numbers = known
     problem = Problem(features, prototypes, bias, scale, similarity, None, there, valid)
-    if (features.is_cuda or dense_gpu.ANYWHERE) and takes(problem, names):
+    on_gpu = features.is_cuda or dense_gpu.ANYWHERE
+    if valid is not None or (on_gpu and takes(problem, names)):
         numbers = split_on_gpu(problem, labels, names, low) | known
     elif names:
         found = _DenseSplit.apply(

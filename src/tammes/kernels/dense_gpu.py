@@ -22,14 +22,7 @@ from tammes.kernels.matmul import halved, multiply
 from tammes.kernels.problem import Problem
 from tammes.kernels.reference import gradients_by_reference
 from tammes.kernels.tiling import OF_SCORES, WIDEST
-from tammes.similarity import (
-    HUGE,
-    TINY,
-    InnerProduct,
-    Similarity,
-    full_precision,
-    working_dtype,
-)
+from tammes.similarity import InnerProduct, Similarity, full_precision, working_dtype
 
 if TYPE_CHECKING:
     from types import ModuleType
@@ -40,6 +33,8 @@ _OTHERWISE = OF_SCORES | {"hardest", "mean", "rest"}
 """Numbers that are left to the other kernels."""
 _HALF = 2.0**14
 """Factor of a softmax in float16, with which small ones keep their digits."""
+_AT_ONCE = 1 << 14
+"""Examples up to which one program weighs them sooner than torch launches its kernels."""
 ANYWHERE = False
 """Whether to run on any device, which tests do by Triton's interpreter."""
 
@@ -83,6 +78,33 @@ def _kernels() -> "ModuleType | None":
         )
         return None
     return row_kernels
+
+
+def weigh_examples(
+    labels: Tensor, ignored: int, *, mean: bool
+) -> tuple[Tensor, Tensor, Tensor, Tensor] | None:
+    """Labels with class 0 for ignored examples, which count, weights, and the number that count.
+
+    None where the batch is so large that torch is as fast.
+
+    Args:
+        labels: in 64 bits, of at least one example, shape ``(N,)``.
+        ignored: label of examples that do not count.
+        mean: let the weights sum to one.
+    """
+    kernels, count = _kernels(), len(labels)
+    if kernels is None or count > _AT_ONCE:
+        return None
+    kept, valid = torch.empty_like(labels), torch.empty_like(labels, dtype=torch.bool)
+    weights = torch.empty_like(labels, dtype=torch.float32)
+    total = weights.new_empty(())
+    with _on(labels.device):
+        kernels.weigh[(1,)](
+            *(labels.contiguous(), kept, valid, weights, total, ignored, count),
+            MEAN=mean,
+            BLOCK=min(1024, _power_of_two(count)),
+        )
+    return kept, valid, weights, total
 
 
 def split_on_gpu(
@@ -152,7 +174,7 @@ class _Split(torch.autograd.Function):
             target if bias is None else bias,
             *(query, keys, inverse, own_inverse, class_inverses, target, gap, opposite),
             *(count, classes, size, unit, angles),
-            *(valid is not None, bias is not None, low is not None, TINY, HUGE),
+            *(valid is not None, bias is not None, low is not None),
             **row,
         )
         products = multiply(query, keys.t())
@@ -253,7 +275,9 @@ def _in_closed_form(
 
 def _on(device: torch.device) -> AbstractContextManager[Any]:
     """Make a device current, where Triton launches."""
-    return torch.cuda.device(device) if device.type == "cuda" else nullcontext()
+    if device.type != "cuda" or torch.cuda.current_device() == device.index:
+        return nullcontext()
+    return torch.cuda.device(device)
 
 
 def _power_of_two(number: int) -> int:
