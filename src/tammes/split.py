@@ -275,7 +275,8 @@ def assemble(
     unit: bool = False,
 ) -> Split:
     """Build a split from merged numbers; missing ones hold NaN."""
-    if type(like) is Tensor and like.is_cuda and not torch.cuda.is_current_stream_capturing():
+    plain = type(like) is Tensor and like.is_cuda and not transforming()
+    if plain and not torch.cuda.is_current_stream_capturing():
         # Made once: at everyday sizes a step on a GPU is its launches.
         unread = _nan(like.device, like.dtype).expand(labels.shape)
     else:

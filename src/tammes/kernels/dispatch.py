@@ -10,6 +10,7 @@ from torch import Tensor
 from torch.autograd import forward_ad
 
 from tammes._validation import transforming
+from tammes.kernels import dense_gpu
 from tammes.kernels.dense import dense_split
 from tammes.kernels.dense_gpu import supports
 from tammes.kernels.problem import Problem
@@ -46,11 +47,14 @@ def check_implementation(name: str, implementation: str) -> None:
 
 
 def choose_kernel(implementation: Implementation, problem: Problem, reads: frozenset[str]) -> Way:
-    """Choose the kernel of one call; a compiler or a transform gets the reference."""
+    """Choose the kernel of one call; a transform gets the reference, a compiler if it must."""
     check_implementation("a head", implementation)
     if problem.share is None:
-        if "rest" in reads or transforming() or forward_ad._current_level >= 0:
+        if "rest" in reads or forward_ad._current_level >= 0:
             return "reference"
+        if transforming():
+            compiling = torch.compiler.is_compiling()
+            return "dense" if compiling and compiles(problem, reads) else "reference"
         half = product_dtype(problem.features.device) is not None
         if implementation == "dense" or (
             implementation == "auto"
@@ -70,6 +74,17 @@ def choose_kernel(implementation: Implementation, problem: Problem, reads: froze
         if implementation == "fused":
             _tell(reason)
     return "streamed"
+
+
+def compiles(problem: Problem, reads: frozenset[str]) -> bool:
+    """Whether a compiler meets the dense kernel of a GPU as an operator."""
+    on_gpu = problem.features.is_cuda or dense_gpu.ANYWHERE
+    if not on_gpu or torch._C._are_functorch_transforms_active() or not supports(problem, reads):
+        return False
+    # Here: it would import the compiler along with tammes.
+    from tammes.kernels.compiled_split import is_available
+
+    return is_available()
 
 
 def _scores(problem: Problem) -> int:
