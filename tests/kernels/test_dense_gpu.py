@@ -8,7 +8,7 @@ from catalogue import CLASSES, HEADS, SPLIT_TERMS, fits
 from torch.testing import assert_close
 
 import tammes
-from tammes.kernels import compiled_split, dense, dense_gpu
+from tammes.kernels import compiled_split, dense, dense_gpu, dispatch
 from tammes.kernels.dense import dense_split
 from tammes.kernels.problem import Problem
 from tammes.similarity import Cosine, InnerProduct
@@ -366,6 +366,7 @@ def operator(monkeypatch):
         return forward_pass(features, *arguments)
 
     monkeypatch.setattr(compiled_split, "forward_pass", spy)
+    monkeypatch.setattr(dispatch, "_OPERATOR", 0)
     torch._dynamo.reset()
     yield seen
     torch._dynamo.reset()
