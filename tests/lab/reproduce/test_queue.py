@@ -243,19 +243,23 @@ def test_every_line_of_the_script_selects_cells(script):
 
 
 def test_the_queue_begins_with_the_sums_on_cifar(script):
-    names = [*dict.fromkeys(name for name, *_ in script.QUEUE)]
+    lines = [line for line in script.QUEUE if line not in script.SEEDS]
+    names = [*dict.fromkeys(name for name, *_ in lines)]
     assert names[:4] == [
         "kobayashi2024/cifar", "zhou2022/table1", "zhou2022/unstable", "zhou2022/table2",
     ]  # fmt: skip
-    first = script.queue_lines(script.QUEUE[:1])[0].selection
-    assert len([*first.recipe.places(first.rows, first.columns)]) == 24
-    assert first.seeds == 3
+    first = [each.selection for each in script.queue_lines(lines[:3])]
+    places = [{*each.recipe.places(each.rows, each.columns)} for each in first]
+    assert [len(each) for each in places] == [6, 12, 12]
+    assert len(set.union(*places)) == 24
+    assert {each.seeds for each in first} == {3}
 
 
 def test_the_script_says_how_much_is_open_without_running_anything(script, capsys, tmp_path):
     assert script.main(["mnist", "--plan", "--out", str(tmp_path), "--parallel", "1"]) == 1
     said = capsys.readouterr().out
-    assert said == "about 12 minutes remain: 23 cells; the time of 23 is a guess\n"
+    left = "about 12 minutes remain: 23 cells; the time of 23 is a guess\n"
+    assert said == f"zhou2022/table1, mnist: {left}{left}"
     assert script.main(["mnist", "--plan"]) == 0
-    assert capsys.readouterr().out == "nothing is open\n"
+    assert capsys.readouterr().out == "zhou2022/table1, mnist: nothing is open\nnothing is open\n"
     assert not [*tmp_path.iterdir()]

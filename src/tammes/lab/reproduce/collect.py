@@ -2,6 +2,7 @@
 
 import json
 import math
+import statistics
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -206,4 +207,20 @@ def _significant(value: float, digits: int) -> float:
     return float(f"{value:.{digits}g}")
 
 
-_KEEP = {"histograms": _histograms, "scatter": _scatter}
+def _health(run: Run) -> dict[str, Any]:
+    """Return findings, main numbers and duration of each look, and the duration of an epoch."""
+    kept = ("loss", "accuracy", "prototype_cosine", "feature_cosine")
+    looks = [
+        {
+            "epoch": look["epoch"],
+            "findings": [finding["name"] for finding in look["findings"]],
+            **{k: _significant(v, 4) for k, v in look["measured"].items() if k in kept},
+            "seconds": run.look_seconds.get(str(look["epoch"])),
+        }
+        for look in run.health
+    ]
+    epoch = statistics.median(row["seconds"] for row in run.timing)
+    return {"looks": looks, "epoch_seconds": _significant(epoch, 4)}
+
+
+_KEEP = {"health": _health, "histograms": _histograms, "scatter": _scatter}

@@ -38,7 +38,8 @@ class Entry:
         seconds: training time.
         chosen: epoch that the values are from, in words.
         curves: ``epoch``, and values at these epochs by path.
-        kept: extras that the recipe keeps: ``histograms``, ``scatter``, ``sphere``, ``fewshot``.
+        kept: extras that the recipe keeps: ``health``, ``histograms``, ``scatter``, ``sphere``,
+            ``fewshot``, ``identities``.
         reason: why it is not done.
         machine: index into the machines of the ledger.
         command: command that ran the cell.
