@@ -168,6 +168,28 @@ def test_looks_are_kept_with_their_findings_and_their_duration(tmp_path):
     }
 
 
+# ----------------------------------------------------------------------------------- identities
+
+
+def test_resamples_of_identities_are_kept_for_the_quantities_of_the_recipe(tmp_path):
+    make_run(tmp_path)
+    config = json.loads((tmp_path / "config.json").read_bytes())
+    write_json(tmp_path / "config.json", {**config, "identities": True})
+    recipe = read({**GIVEN, "quantities": ["map", "eer", "tar_far_1e-2"]}, "small")
+    assert "resamples" not in taken_from(tmp_path, recipe=recipe)[0].kept["identities"]
+    nan = float("nan")
+    drawn = {
+        "mean_average_precision": [0.5, 0.123456],
+        "eer": [0.1, 0.2],
+        "minp": [0.1, 0.1],
+        "tar_at_far_1e-2": [0.1, nan],
+    }
+    tensors = {name: torch.tensor(each, dtype=torch.double) for name, each in drawn.items()}
+    write_tensors(tmp_path / "resamples.safetensors", tensors)
+    kept = taken_from(tmp_path, recipe=recipe)[0].kept["identities"]
+    assert kept["resamples"] == {"map": [50.0, 12.35], "eer": [10.0, 20.0]}
+
+
 # ------------------------------------------------------------------------------ histograms by hand
 
 

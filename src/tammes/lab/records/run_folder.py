@@ -13,6 +13,8 @@
 ``failure.json``        reason of a failure
 ``prototypes.safetensors``, ``embeddings.safetensors``, ``examples.safetensors``
                         prototypes, features of the test images, and some of the images
+``resamples.safetensors``
+                        measures of each resample of the test identities, if there are any
 ``model.safetensors``   backbone and criterion
 ``fewshot*``            features and accuracies of few-shot episodes, if evaluated
 ``checkpoints/``        checkpoints to resume from; see :mod:`tammes.lab.training.checkpoints`

@@ -67,7 +67,8 @@ def collect_entry(
     if run.config.identities:
         ends = read_intervals(final).items()
         kept["identities"] = {
-            "intervals": {key: [_significant(end, 5) for end in pair] for key, pair in ends}
+            "intervals": {key: [_significant(end, 5) for end in pair] for key, pair in ends},
+            **_resamples(recipe, run),
         }
     if run.config.whole:
         # The test images were trained on.
@@ -143,6 +144,20 @@ def _curves(run: Run, paths: Sequence[str]) -> dict[str, list[float | None]]:
         values = (number(row, path.split(".")) for row in rows)
         found[path] = [None if value is None else _significant(value, 5) for value in values]
     return found
+
+
+def _resamples(recipe: Recipe, run: Run) -> dict[str, Any]:
+    """Return the resamples of identities for the quantities of the recipe, if the run has them."""
+    if not run.has("resamples"):
+        return {}
+    drawn = run.tensors("resamples")
+    found = {}
+    for quantity in recipe.quantities:
+        values = drawn.get(quantity.path[-1])
+        if values is not None and bool(values.isfinite().all()):
+            shown = quantity.offset + quantity.factor * values
+            found[quantity.key] = [_significant(value, 4) for value in shown.tolist()]
+    return {"resamples": found}
 
 
 def _histograms(run: Run) -> dict[str, list[float]]:

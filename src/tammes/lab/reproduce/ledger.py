@@ -198,6 +198,12 @@ class Ledger:
             if quantity in entry.values
         }
 
+    def resamples(self, row: str, column: str, quantity: str) -> dict[int, list[float]]:
+        """Return a quantity of a cell in every resample of the test identities, by seed."""
+        kept = {e.seed: e.kept.get("identities", {}) for e in self.of(row, column)}
+        found = {seed: each.get("resamples", {}).get(quantity) for seed, each in kept.items()}
+        return {seed: drawn for seed, drawn in found.items() if drawn}
+
     def summary(self, row: str, column: str, quantity: str) -> Summary | None:
         """Return mean and standard deviation over the seeds of a cell; None if none is done."""
         return summary(self.values(row, column, quantity).values())
