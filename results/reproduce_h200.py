@@ -46,8 +46,8 @@ QUEUE: list[Line] = [
     *SEEDS,
     ("kobayashi2024/cifar", None, ["way32"], 3, 2.5),
     ("kobayashi2024/cifar", None, ["way16"], 3, 2.5),
-    ("zhou2022/table1", None, CIFAR, 1, 9),
-    ("zhou2022/unstable", None, CIFAR, 1, 9),
+    ("zhou2022/table1", None, CIFAR, 1, 5),
+    ("zhou2022/unstable", None, CIFAR, 1, 5),
     ("zhou2022/table2", [r for each in LOSSES for r in (each, f"{each}_zc")], TAILS, 1, 4),
     ("kobayashi2019/table4", None, CIFAR, 1, 4),
     ("kobayashi2019/table1", None, CIFAR, 1, 4),
@@ -71,7 +71,7 @@ QUEUE: list[Line] = [
     ("kobayashi2019/table2", None, CIFAR, 3, 4),
     ("liu2016/cifar", None, CIFAR, 3, 5),
     ("kobayashi2024/cub", PAIR, ["way32"], 3, 5),
-    ("zhou2022/table1", None, CIFAR, 3, 9),
+    ("zhou2022/table1", None, CIFAR, 3, 5),
 ]
 PHASES: dict[str, list[Line]] = {
     "start": START,
