@@ -1,8 +1,8 @@
 """Regenerate the parts of ``docs/`` that quote the code; tests fail if a page is out of date.
 
 These are the table of fields in configuration.md, and outputs of commands in scaling.md, advise.md,
-choosing.md and doctor.md. ``make docs`` runs this, and the scripts that write docs/contract.md and
-docs/results.md.
+choosing.md, doctor.md and fewshot.md. ``make docs`` runs this, and the scripts that write
+docs/contract.md and docs/results.md.
 """
 
 import contextlib
@@ -15,6 +15,7 @@ from pathlib import Path
 
 import advice_evidence
 import doctor_table
+import fewshot_table
 import scaling_table
 
 from tammes.lab.cli.main import main
@@ -27,6 +28,7 @@ SCRIPTS: dict[str, Callable[[list[str]], object]] = {
     "scripts/scaling_table.py": scaling_table.main,
     "scripts/advice_evidence.py": advice_evidence.main,
     "scripts/doctor_table.py": doctor_table.main,
+    "scripts/fewshot_table.py": fewshot_table.main,
 }
 """Scripts whose output pages quote."""
 BEGIN, END = "<!-- fields: made by scripts/update_docs.py -->", "<!-- end of fields -->"
@@ -86,6 +88,7 @@ UPDATES = {
     "advise": with_outputs,
     "choosing": with_outputs,
     "doctor": with_outputs,
+    "fewshot": with_outputs,
 }
 """Update functions by page."""
 

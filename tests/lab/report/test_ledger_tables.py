@@ -1,4 +1,4 @@
-"""The table of docs/doctor.md is what the ledger says."""
+"""Tables of docs/doctor.md and docs/fewshot.md are what the ledgers say."""
 
 import sys
 from pathlib import Path
@@ -10,6 +10,7 @@ from tammes.lab.reproduce.ledger import Ledger
 
 sys.path.insert(0, str(Path(__file__).parents[3] / "scripts"))
 import doctor_table
+import fewshot_table
 from update_docs import DOCS, with_outputs
 
 
@@ -23,9 +24,10 @@ def cell(row, findings, seconds=(0.5, 0.02, 0.03, 0.04), accuracy=70.0):
     return entry(row, "short", 0, values, epochs=20, machine=0, kept={"health": health})
 
 
-def test_the_page_has_the_table_of_the_ledger():
-    page = (DOCS / "doctor.md").read_text(encoding="utf-8")
-    assert "<!-- python scripts/doctor_table.py -->" in page
+@pytest.mark.parametrize("name", ["doctor", "fewshot"])
+def test_the_page_has_the_table_of_the_ledger(name):
+    page = (DOCS / f"{name}.md").read_text(encoding="utf-8")
+    assert f"<!-- python scripts/{name}_table.py -->" in page
     assert with_outputs(page) == page, "run make docs"
 
 
@@ -47,3 +49,25 @@ def test_findings_are_named_with_the_first_look_that_had_them():
 def test_without_such_cells_it_says_so(cells):
     said = doctor_table.table(Ledger(doctor_table.NAME, machines=[MACHINE], cells=cells))
     assert said == "It was not run on a GPU yet."
+
+
+def episodes(row, column, seed, accuracies):
+    rows = [
+        {"method": method, "shot": shot, "accuracy": accuracy + (0.1 if method == "l2" else 0.0)}
+        for shot, accuracy in zip((1, 5), accuracies, strict=True)
+        for method in ("l2", "cl2n")
+    ]
+    return entry(row, column, seed, {"shot1": 9.0}, kept={"fewshot": {"rows": {"novel": rows}}})
+
+
+def test_a_number_by_hand_gives_way_to_that_of_the_ledger():
+    cells = [episodes("nca", "way32_cold", 0, (0.68, 0.81))]
+    name = fewshot_table.NAME
+    said = fewshot_table.table(Ledger(name, machines=[MACHINE], cells=cells))
+    assert "| NCA | 68.0 / 81.0 | 70.1 / 83.0 \\* | 70.53 / 83.57 |" in said
+    assert said.endswith("\\* By hand, one seed, not in a ledger.")
+    cells += [episodes("nca", "way32", seed, (0.70 + seed / 100, 0.83)) for seed in range(3)]
+    said = fewshot_table.table(Ledger(name, machines=[MACHINE], cells=cells))
+    mean = "71.0 ± 1.0 / 83.0 ± 0.0 (3 seeds)"
+    assert f"| NCA | 68.0 / 81.0 | {mean} | 70.53 / 83.57 |" in said
+    assert "| BCE+Proto |" not in said
