@@ -157,6 +157,13 @@ def test_a_queue_goes_on_where_it_stopped_and_passes_by_what_has_no_data(tmp_pat
     assert len(ledger.cells) == 3
 
 
+def test_lines_of_one_recipe_that_run_together_have_one_ledger(tmp_path, ran):
+    lines = [line(), line(columns=["long"]), line(seeds=2)]
+    run_queue(lines, tmp_path, seconds=600, engine=ONE)
+    assert ran == ["a, short, seed 0", "a, long, seed 0", "a, short, seed 1"]
+    assert len(Ledger.at(tmp_path / "made/small.json", RECIPE).cells) == 3
+
+
 def test_when_time_is_up_the_next_call_resumes_from_the_checkpoint(tmp_path, monkeypatch):
     # As often as the clock can tell.
     monkeypatch.setattr(reproduction, "_SAVE_SECONDS", 1e-9)
