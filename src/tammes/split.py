@@ -17,6 +17,8 @@ SUMMED = ("softplus",)
 """Further sums over the other classes, for the few losses that need them."""
 MAPPED = "mapped"
 """Among the fields that a term reads: those of the other classes are made of mapped scores."""
+FREE_MAP = "free_map"
+"""Beside it: the map is another than :func:`quadratic_above`, which fused kernels know."""
 
 
 _KEPT = ("target", "others", "hardest", "expected", *ALONGSIDE)
@@ -146,6 +148,32 @@ def cutoff_of(largest: Tensor, top: int, counts: Tensor | None = None) -> Tensor
 
 OthersMap: TypeAlias = Callable[..., Tensor]
 """Elementwise map of similarities ``(N, C)`` and numbers of the row, which come as columns."""
+
+
+def quadratic_above(
+    similarity: Tensor,
+    threshold: Tensor | float,
+    constant: Tensor | float,
+    linear: Tensor | float,
+    quadratic: Tensor | float,
+) -> Tensor:
+    """Map similarities above a threshold to a quadratic polynomial of them, and leave the others.
+
+    A map of a term (``map_others=``) that fused kernels know too.
+
+    Args:
+        similarity: shape ``(N, C)``.
+        threshold: shape ``(N, 1)``, or a number, as the coefficients.
+        constant: what is added.
+        linear: factor of the similarity.
+        quadratic: factor of its square.
+
+    Example:
+        >>> quadratic_above(torch.tensor([[0.1, 0.5]]), 0.3, 0.2, 1.2, 0.0)
+        tensor([[0.1000, 0.8000]])
+    """
+    raised = constant + (linear + quadratic * similarity) * similarity
+    return torch.where(similarity > threshold, raised, similarity)
 
 
 def columns(numbers: Iterable[Tensor | float]) -> list[Tensor | float]:

@@ -26,6 +26,7 @@ from tammes._setting_values import (
 from tammes._validation import describe, transforming, unknown_setting
 from tammes.split import (
     ALONGSIDE,
+    FREE_MAP,
     MAPPED,
     REDUCED,
     SUMMED,
@@ -34,6 +35,7 @@ from tammes.split import (
     adjust_split,
     cutoff_of,
     map_split,
+    quadratic_above,
     with_sums,
 )
 from tammes.states import State
@@ -384,7 +386,8 @@ def term(
             summed up: an elementwise function of them, shape ``(N, C)``, and of numbers of the
             row, shape ``(N, 1)`` each. ``others``, ``expected``, ``mean`` and ``softplus`` are
             then those of the scores ``scale * map``. It may be given any part of the classes, and
-            is differentiated by autograd. ``hardest`` and ``rest`` cannot be read.
+            is differentiated by autograd. ``hardest`` and ``rest`` cannot be read. With
+            :func:`tammes.split.quadratic_above` and numbers for it, fused kernels serve the term.
         row_numbers: those numbers: called like the function, with a split of which ``target`` and
             what travels along are known where they are read, returns tensors of shape ``(N,)`` or
             numbers.
@@ -427,7 +430,7 @@ def term(
                 raise ValueError(
                     f"{name} expects reads without hardest and rest beside map_others, got {reads}"
                 )
-            fields.add(MAPPED)
+            fields |= {MAPPED} if map_others is quadratic_above else {MAPPED, FREE_MAP}
         _, *parameters = inspect.signature(function).parameters.values()
         supplied = ("state", "shards")
         signature = inspect.Signature(

@@ -17,7 +17,7 @@ from tammes.heads.class_sampling import sample_size
 from tammes.kernels import dispatch, tiling
 from tammes.kernels.tiling import WIDEST, fused_blocks, longest
 from tammes.similarity import InnerProduct
-from tammes.split import MAPPED, REDUCED, SUMMED
+from tammes.split import FREE_MAP, MAPPED, REDUCED, SUMMED
 
 GIB, MIB = 2**30, 2**20
 
@@ -315,7 +315,7 @@ def test_the_fused_plan_knows_the_limits_of_the_kernel(monkeypatch):
     for change in (
         *(
             {"reads": frozenset({"target", "others", field})}
-            for field in (*REDUCED, *SUMMED, MAPPED)
+            for field in (*REDUCED, *SUMMED, MAPPED, FREE_MAP)
         ),
         *({"dtype": dtype} for dtype in DTYPES),
         *({"dim": dim} for dim in (1, WIDEST, WIDEST + 1)),

@@ -194,7 +194,7 @@ def _evaluate_group(
         coefficients=group.coefficients,
         product_dtype=low,
         mapping=mapping,
-        bound=_largest_score(problem) if kernel == "fused" else None,
+        bound=_largest_score(problem, mapping is not None) if kernel == "fused" else None,
         fused=kernel == "fused",
         itemsize=weights.itemsize,
     )
@@ -278,10 +278,11 @@ def _score_map(group: SplitGroup, arguments: Arguments) -> ScoreMap:
     return ScoreMap(function, numbers, own.get(definition.cutoff, 0))
 
 
-def _largest_score(problem: Problem) -> float | None:
+def _largest_score(problem: Problem, mapped: bool) -> float | None:
     """Bound the scores, where that is possible without reading a tensor."""
     scale, bias = problem.scale, problem.bias
     bounded = problem.similarity.is_cosine and bias is None and not isinstance(scale, Tensor)
+    bounded = bounded and not mapped
     return scale if bounded else None  # type: ignore[return-value]
 
 

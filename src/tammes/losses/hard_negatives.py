@@ -7,7 +7,7 @@ import torch
 from torch import Tensor
 
 from tammes.losses.angular import angle, check_margins, target_similarity
-from tammes.split import Split, cross_entropy
+from tammes.split import Split, cross_entropy, quadratic_above
 from tammes.states import State, read
 from tammes.terms import Batch, Setting, Term, term
 
@@ -34,19 +34,15 @@ def _check_mv(margin: float, emphasis: float, kind: str, adaptive: bool) -> None
 
 def _mv_numbers(
     split: Split, margin: Setting, emphasis: Setting, kind: str, adaptive: bool
-) -> tuple[Tensor | float, ...]:
-    return _margin_target(split, margin, kind), 1 + emphasis * adaptive, emphasis
-
-
-def _raised(similarity: Tensor, threshold: Tensor, factor: Tensor, more: Tensor) -> Tensor:
-    return torch.where(similarity > threshold, factor * similarity + more, similarity)
+) -> tuple[Setting, ...]:
+    return _margin_target(split, margin, kind), emphasis, 1 + emphasis * adaptive, 0.0
 
 
 @term(
     reads="gap length others",
     requires="cosine",
     check=_check_mv,
-    map_others=_raised,
+    map_others=quadratic_above,
     row_numbers=_mv_numbers,
 )
 def mv_softmax(
@@ -127,14 +123,10 @@ def _check_curricular(margin: float, momentum: float) -> None:
 
 def _curricular_numbers(
     split: Split, margin: Setting, momentum: float, state: Tensor | None = None
-) -> tuple[Tensor, Tensor]:
+) -> tuple[Setting, ...]:
     if state is None:
         raise ValueError("curricularface expects the running mean of a criterion, got none")
-    return _margin_target(split, margin, "arc"), state.to(split.gap.dtype)
-
-
-def _bent(similarity: Tensor, threshold: Tensor, level: Tensor) -> Tensor:
-    return torch.where(similarity > threshold, similarity * (level + similarity), similarity)
+    return _margin_target(split, margin, "arc"), 0.0, state.to(split.gap.dtype), 1.0
 
 
 @term(
@@ -143,7 +135,7 @@ def _bent(similarity: Tensor, threshold: Tensor, level: Tensor) -> Tensor:
     fixed="momentum",
     check=_check_curricular,
     state=_curricular_state,
-    map_others=_bent,
+    map_others=quadratic_above,
     row_numbers=_curricular_numbers,
 )
 def curricularface(
@@ -353,19 +345,15 @@ def sface(
     return split.mean * split.rivals - split.scale * pull * split.target
 
 
-def _filter_numbers(split: Split, threshold: Setting, **_: Setting) -> tuple[Setting]:
-    return (threshold,)
-
-
-def _filtered(similarity: Tensor, threshold: Tensor) -> Tensor:
-    return torch.where(similarity > threshold, 0.0, similarity)
+def _filter_numbers(split: Split, threshold: Setting, **_: Setting) -> tuple[Setting, ...]:
+    return threshold, 0.0, 0.0, 0.0
 
 
 @term(
     reads="gap length others",
     requires="cosine",
     check=check_margins,
-    map_others=_filtered,
+    map_others=quadratic_above,
     row_numbers=_filter_numbers,
 )
 def interclass_filter(
