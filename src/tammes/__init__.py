@@ -81,7 +81,7 @@ from tammes.losses.aliases import (
 )
 from tammes.losses.imbalance import adjust_logits, margins_from_counts
 from tammes.losses.subspace import direct_sum, spectral_sum
-from tammes.split import Split, split
+from tammes.split import Split, quadratic_above, split
 from tammes.terms import Batch, Loss, Sum, Term, term
 
 if TYPE_CHECKING:
@@ -161,6 +161,7 @@ __all__ = [
     "proto",
     "proxy_nca",
     "proxy_nca_pp",
+    "quadratic_above",
     "sample_margin",
     "schedules",
     "sface",

@@ -169,7 +169,7 @@ def quadratic_above(
         quadratic: factor of its square.
 
     Example:
-        >>> quadratic_above(torch.tensor([[0.1, 0.5]]), 0.3, 0.2, 1.2, 0.0)
+        >>> tammes.quadratic_above(torch.tensor([[0.1, 0.5]]), 0.3, 0.2, 1.2, 0.0)
         tensor([[0.1000, 0.8000]])
     """
     raised = constant + (linear + quadratic * similarity) * similarity

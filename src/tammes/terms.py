@@ -387,7 +387,7 @@ def term(
             row, shape ``(N, 1)`` each. ``others``, ``expected``, ``mean`` and ``softplus`` are
             then those of the scores ``scale * map``. It may be given any part of the classes, and
             is differentiated by autograd. ``hardest`` and ``rest`` cannot be read. With
-            :func:`tammes.split.quadratic_above` and numbers for it, fused kernels serve the term.
+            :func:`tammes.quadratic_above` and numbers for it, fused kernels serve the term.
         row_numbers: those numbers: called like the function, with a split of which ``target`` and
             what travels along are known where they are read, returns tensors of shape ``(N,)`` or
             numbers.

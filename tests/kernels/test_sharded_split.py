@@ -173,6 +173,7 @@ def test_so_has_every_loss_without_reduction(head):
 @pytest.mark.parametrize("head", ["linear", "cosine"])
 def test_fused_shards_are_one_process_too(ranks, classes, head):
     names = ["softmax_smoothed_margin", "arcface", "logit_divergence", "sample_margin"]
+    names += ["mv_softmax", "curricularface"]
     compare(
         ranks, head, "learnable", classes, "mean", "fused", torch.float32, names,
         rtol=1e-4, atol=2e-5,
