@@ -173,8 +173,10 @@ def margins_of(term: Term) -> Margins:
         ((1.0, 0.5, 0.0), (1.0, 0.0, -1.0))
     """
     settings = {key: max(v) if isinstance(v, tuple) else v for key, v in term.settings.items()}
-    if term.name == "combined_margin":
+    if term.name in ("combined_margin", "interclass_filter"):
         return settings["m1"], settings["m2"], settings["m3"]
+    if term.name in ("curricularface", "inter_topk"):
+        return 1.0, settings["margin"], 0.0
     if term.name == "gm_softmax":
         return 1.0, 0.0, -settings["beta1"]
     if term.name == "softmax":

@@ -20,14 +20,10 @@ def _margin_target(split: Split, margin: Setting, kind: str) -> Tensor:
     return target_similarity(split, **({"m2": margin} if kind == "arc" else {"m3": margin}))
 
 
-def _check_kind(caller: str, margin: float, kind: str, kinds: tuple[str, ...]) -> None:
-    if kind not in kinds:
-        raise ValueError(f"{caller} expects kind {' or '.join(map(repr, kinds))}, got {kind!r}")
-    check_margins(m2=margin if kind == "arc" else 0.0)
-
-
 def _check_mv(margin: float, emphasis: float, kind: str, adaptive: bool) -> None:
-    _check_kind("mv_softmax", margin, kind, ("am", "arc"))
+    if kind not in ("am", "arc"):
+        raise ValueError(f"mv_softmax expects kind 'am' or 'arc', got {kind!r}")
+    check_margins(m2=margin if kind == "arc" else 0.0)
     if emphasis < 0:
         raise ValueError(f"mv_softmax expects emphasis of 0 or more, got {emphasis}")
 

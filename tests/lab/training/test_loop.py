@@ -113,7 +113,7 @@ def test_the_model_comes_back_without_its_images_and_makes_the_kept_features(who
         "ldam()",
         "large_margin_gaussian()",
         "center() + softmax()",
-        "elasticface(std=0.1) + 0.1*vs_softmax()",
+        "elasticface(std=0.1) + 0.1*vs_softmax() + curricularface()",
         "arcface(margin=margins_from_counts()) + logit_adjustment()",
     ],
 )

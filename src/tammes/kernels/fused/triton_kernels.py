@@ -86,22 +86,23 @@ def exponentials(
             known = column < classes
             if HAS_OFFSETS:
                 z += tl.load(offsets + column, mask=known, other=0.0)[None, :]
-            if MAPPED:
-                plain = z
-                edge = tl.load(threshold + row, mask=there, other=0.0)
-                zeroth = tl.load(constant + row, mask=there, other=0.0)
-                first_order = tl.load(linear + row, mask=there, other=0.0)
-                second = tl.load(quadratic + row, mask=there, other=0.0)
-                hard = plain > edge[:, None]
-                steepness = first_order[:, None] + second[:, None] * plain
-                z = tl.where(hard, zeroth[:, None] + steepness * plain, plain)
-                z -= tl.load(shift + row, mask=there, other=0.0)[:, None]
             mine = tl.load(own + row, mask=there, other=-1)
             # Few tiles have somebody's own class in them, or are the last one.
             inside = (mine >= first) & (mine < first + BLOCK_CLASSES)
             if (tl.max(inside.to(tl.int32), 0) > 0) | (first + BLOCK_CLASSES > classes):
                 other = known[None, :] & (column[None, :] != mine[:, None])
                 z = tl.where(other, z, float("-inf"))
+            if MAPPED:
+                # After the branch: beside their exponentials there is no room to keep the scores.
+                edge = tl.load(threshold + row, mask=there, other=0.0)[:, None]
+                zeroth = tl.load(constant + row, mask=there, other=0.0)[:, None]
+                first_order = tl.load(linear + row, mask=there, other=0.0)[:, None]
+                second = tl.load(quadratic + row, mask=there, other=0.0)[:, None]
+                hard = z > edge
+                # Finite, which the own class and masked ones are not.
+                plain = tl.where(hard, z, 0.0)
+                z = tl.where(hard, zeroth + (first_order + second * plain) * plain, z)
+                z -= tl.load(shift + row, mask=there, other=0.0)[:, None]
             e = tl.exp2(z)
             if HAS_COUNTS:
                 e *= tl.load(counts + column, mask=known, other=0.0)[None, :]
@@ -109,18 +110,17 @@ def exponentials(
             if SUMS:
                 tl.store(sums + partial, tl.sum(e, 1), mask=there)
             if HARD:
-                weight = tl.where(hard & (e > 0), e, 0.0)
-                score = tl.where(weight > 0, plain, 0.0)
+                weight = tl.where(hard, e, 0.0)
                 tl.store(hard_sums + partial, tl.sum(weight, 1), mask=there)
-                tl.store(hard_scores + partial, tl.sum(weight * score, 1), mask=there)
-                tl.store(hard_squares + partial, tl.sum(weight * score * score, 1), mask=there)
+                tl.store(hard_scores + partial, tl.sum(weight * plain, 1), mask=there)
+                tl.store(hard_squares + partial, tl.sum(weight * plain * plain, 1), mask=there)
             if TILTS:
                 tl.store(tilts + partial, tl.sum(e * tl.where(e > 0, z, 0.0), 1), mask=there)
             if TOPS:
                 tl.store(tops + partial, tl.max(z, 1), mask=there)
             if WRITE:
                 if MAPPED:
-                    e *= tl.where(hard & (e > 0), steepness + second[:, None] * plain, 1.0)
+                    e *= tl.where(hard, first_order + 2 * second * plain, 1.0)
                 if BENT:
                     high = tl.load(level + row, mask=there, other=0.0)
                     steep = tl.load(slope + row, mask=there, other=0.0)
