@@ -425,6 +425,10 @@ def term(
         fields = {*reads.split()}
         if adjust is not None and not fields.isdisjoint(ALONGSIDE):
             raise ValueError(f"{name} expects reads without {ALONGSIDE} beside adjust, got {reads}")
+        if map_others is None and (row_numbers is not None or cutoff):
+            raise ValueError(f"{name} expects map_others beside row_numbers and cutoff, got none")
+        if cutoff and cutoff not in fixed.split():
+            raise ValueError(f"{name} expects its cutoff {cutoff} among fixed, got {fixed!r}")
         if map_others is not None:
             if not fields.isdisjoint(("hardest", "rest")):
                 raise ValueError(

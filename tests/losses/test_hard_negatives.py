@@ -330,13 +330,17 @@ def test_a_map_may_be_without_numbers_and_its_numbers_may_take_a_gradient():
 
 
 def test_what_a_map_cannot_serve_is_refused():
-    for reads in ("target hardest", "others rest"):
-        with pytest.raises(ValueError, match="without hardest and rest beside map_others"):
+    def wrong(split, *, k=3):
+        return split.target
 
-            @tammes.term(reads=reads, map_others=torch.square)
-            def wrong(split):
-                return split.target
-
+    for options, message in (
+        ({"reads": "target hardest", "map_others": torch.square}, "without hardest and rest"),
+        ({"reads": "others rest", "map_others": torch.square}, "without hardest and rest"),
+        ({"row_numbers": lambda split, k: ()}, "wrong expects map_others beside row_numbers"),
+        ({"map_others": torch.square, "cutoff": "k", "reads": "others"}, "cutoff k among fixed"),
+    ):
+        with pytest.raises(ValueError, match=message):
+            tammes.term(**options)(wrong)
     with pytest.raises(ValueError, match="mv_softmax expects a split with rest"):
         tammes.mv_softmax()(tammes.split(torch.eye(3), torch.arange(3)))
     with pytest.raises(ValueError, match="mv_softmax expects a head with unit features"):
