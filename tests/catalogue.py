@@ -68,6 +68,9 @@ HEADS = {
     "cosine_raw_features": lambda size, classes, **kw: tammes.CosineHead(
         size, classes, normalize_features=False, **{"scale": 2.0} | kw
     ),
+    "cosine_subcenters": lambda size, classes, **kw: tammes.CosineHead(
+        size, classes, subcenters=3, **{"scale": 8.0} | kw
+    ),
     "gaussian": lambda size, classes, **kw: tammes.GaussianHead(size, classes, **kw),
     "simplex": lambda size, classes, **kw: tammes.SimplexHead(size, classes, **{"scale": 8.0} | kw),
 }
@@ -80,7 +83,7 @@ def fits(term, head):
     if requires == "cosine":
         return head.similarity.is_cosine
     if requires == "product":
-        return head.similarity.has_angle
+        return head.similarity.is_product
     return requires != "angle" or head.has_angle
 
 
