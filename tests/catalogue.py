@@ -46,6 +46,7 @@ PROTOTYPE_TERMS = {
     "zero_centroid": tammes.zero_centroid(),
     "zero_centroid_raw": tammes.zero_centroid(normalize=False),
     "super_symmetry": tammes.super_symmetry(),
+    "subcenter_spread": tammes.subcenter_spread(),
 }
 
 FEATURE_TERMS = {

@@ -15,6 +15,7 @@ from tammes.losses.pairwise import center, contrastive, nca, proto, triplet
 from tammes.losses.regularizers import (
     logit_divergence,
     sample_margin,
+    subcenter_spread,
     super_symmetry,
     zero_centroid,
 )
@@ -55,6 +56,7 @@ __all__ = [
     "sample_margin",
     "softmax",
     "sphereface",
+    "subcenter_spread",
     "super_symmetry",
     "triplet",
     "vs_softmax",
