@@ -37,7 +37,9 @@ def live_loss(name, **settings):
 
 def named_here(settings):
     names = {"sub_centers": "subcenters", "centers_per_class": "subcenters"}
-    return {(names | {"la": "scale", "gamma": "temperature"}).get(k, k): v for k, v in settings.items()}
+    return {
+        (names | {"la": "scale", "gamma": "temperature"}).get(k, k): v for k, v in settings.items()
+    }
 
 
 @pytest.fixture

@@ -262,5 +262,3 @@ def test_a_gain_of_each_class_is_one_of_the_largest_but_not_of_an_average():
 def test_a_pooled_head_says_what_is_wrong(options, error, message):
     with pytest.raises(error, match=message):
         tammes.CosineHead(4, 3, **options)
-
-

@@ -6,8 +6,9 @@ as their average weighted towards the near ones (SoftTriple, ``soft``):
 .. math:: a_c = \max_k a_{ck} \qquad\text{or}\qquad
           a_c = \sum_k p_{ck}\,a_{ck},\quad p_{ck} = \operatorname{softmax}_k(a_{ck} / \gamma).
 
-Pooling belongs to the similarity, so losses, splits and criteria know nothing of it. Prototypes have
-the shape ``(C, K, D)``: a block, a shard or a sample of the classes keeps their centres together.
+Pooling belongs to the similarity, so losses, splits and criteria know nothing of it. Prototypes
+have the shape ``(C, K, D)``: a block, a shard or a sample of the classes keeps the centres of a
+class together.
 """
 
 import math
@@ -62,6 +63,11 @@ def pooled(
     if centers == 1:
         return inner
     return Pooled(inner, centers, None if pooling == "max" else float(temperature))
+
+
+def to_nearest(inner: Similarity, prototypes: Tensor) -> Similarity:
+    """Compare with prototypes of shape ``(C, D)``, or with the nearest of ``(C, K, D)``."""
+    return inner if prototypes.ndim == 2 else Pooled(inner, prototypes.shape[1])
 
 
 @dataclass(frozen=True)
