@@ -123,6 +123,7 @@ SETTINGS = {
     },
     "zero_centroid": {"normalize": _UNIT},
     "super_symmetry": {},
+    "subcenter_spread": {},
     "nca": {"scale": _SCALE, "normalize": _UNIT},
     "proto": {"scale": _SCALE, "normalize": _UNIT},
     "triplet": {"margin": _DISTANCE, "normalize": _UNIT},
@@ -132,7 +133,7 @@ SETTINGS = {
 """Settings of every term by name."""
 
 FEATURE_TERMS = ("nca", "proto", "triplet", "contrastive", "center")
-PROTOTYPE_TERMS = ("zero_centroid", "super_symmetry")
+PROTOTYPE_TERMS = ("zero_centroid", "super_symmetry", "subcenter_spread")
 STATEFUL_TERMS = ("adaface", "elasticface", "center")
 COSINE_TERMS = ("normface", "lm_softmax")
 ANGLE_TERMS = (
@@ -140,9 +141,14 @@ ANGLE_TERMS = (
     *("adaface", "magface", "elasticface"),
 )
 
-COSINE_HEADS = ("cosine", "simplex")
-ANGLE_HEADS = ("linear_no_bias", "cosine", "cosine_raw", "simplex")
-HEADS = ("linear", "linear_no_bias", "cosine", "cosine_raw", "gaussian", "simplex")
+COSINE_HEADS = ("cosine", "cosine_subcenters", "simplex")
+ANGLE_HEADS = ("linear_no_bias", "cosine", "cosine_raw", "cosine_subcenters", "simplex")
+HEADS = (
+    *("linear", "linear_no_bias", "cosine", "cosine_raw"),
+    *("cosine_subcenters", "gaussian", "simplex"),
+)
+CENTERS = {"cosine_subcenters": 2}
+"""Prototypes per class, where there are several."""
 
 
 def fits(term, head):

@@ -71,7 +71,7 @@ def check_fit(head: Head, term: Term) -> None:
             f"got {kind} over {head.group.name}"
         )
     if term.within is not None:
-        term.within.check(head.embedding_size, head.num_classes)
+        term.within.check(head.embedding_size, head.num_classes * head.similarity.centers)
 
 
 def check_cosine_margin(head: Head, term: Term) -> None:

@@ -60,6 +60,7 @@ def test_published_numbers_are_of_recipes_that_are_there():
         "liu2020/fig9",
         "liu2020/sweep",
         "losses/longtail",
+        "losses/noise",
     ]
 
 
@@ -234,6 +235,7 @@ TRAINED = {
     "zhou2022/fig9": 4,
     "zhou2022/unstable": 8,
     "losses/longtail": 7,
+    "losses/noise": 5,
 }
 """Kinds of runs of a recipe."""
 EXACT = ("liu2016/", "zhou2022/")
@@ -319,6 +321,7 @@ CHOSEN = {
     "zhou2022/fig9": (["cosface_20", "cosface_20_sm"], ["cifar100"]),
     "zhou2022/unstable": (["rsm", "ce_sm"], ["mnist", "cifar100"]),
     "losses/longtail": (["ldam_drw", "vs_softmax", "arcface_counts"], None),
+    "losses/noise": (["arcface", "subcenter_arcface", "soft_triple"], ["symmetric"]),
 }
 
 

@@ -11,6 +11,10 @@ from tammes.pooling import Pooled
 from tammes.similarity import Cosine, angle_gaps
 
 
+_BLOCK = 1 << 24
+"""Numbers of own prototypes in memory at once."""
+
+
 class SubcenterUsageResult(NamedTuple):
     """Result of :func:`subcenter_usage`.
 
@@ -70,8 +74,13 @@ def subcenter_usage(features: Tensor, labels: Tensor, prototypes: Tensor) -> Sub
         )
     check_labels("subcenter_usage", labels, features)
     check_range("subcenter_usage", labels, classes)
-    labels, rows = labels.long(), wide(features)
-    center = Pooled(Cosine(), count).nearest(rows, wide(prototypes)[labels])
+    labels, similarity, centers = labels.long(), Pooled(Cosine(), count), wide(prototypes)
+    block = max(1, _BLOCK // (count * size))
+    parts = [
+        similarity.nearest(wide(rows), centers[own])
+        for rows, own in zip(features.split(block), labels.split(block), strict=True)
+    ]
+    center = torch.cat(parts)
     counts = torch.bincount(labels * count + center, minlength=classes * count)
     counts = counts.view(classes, count)
     # Of equally many the first, as of equally near ones.
