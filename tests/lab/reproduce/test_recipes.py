@@ -183,6 +183,7 @@ ON_REQUEST = {
     "kobayashi2024/tiered": SIX,
     "liu2016/lfw": ["lfw"],
     "liu2020/cub": ["resnet12_adam", "resnet18"],
+    "losses/noise": ["clean"],
     "liu2020/fig9": ["cifar"],
     "liu2020/table6": ["mini"],
     "zhou2022/table3": ["market", "duke"],
@@ -235,7 +236,7 @@ TRAINED = {
     "zhou2022/fig9": 4,
     "zhou2022/unstable": 8,
     "losses/longtail": 7,
-    "losses/noise": 5,
+    "losses/noise": 6,
 }
 """Kinds of runs of a recipe."""
 EXACT = ("liu2016/", "zhou2022/")

@@ -10,7 +10,6 @@ from tammes.metrics.functional.inputs import as_prototypes, wide
 from tammes.pooling import Pooled
 from tammes.similarity import Cosine, angle_gaps
 
-
 _BLOCK = 1 << 24
 """Numbers of own prototypes in memory at once."""
 
