@@ -91,7 +91,7 @@ class Pooled(Similarity):
 
     @property
     def options(self) -> dict[str, Any]:
-        """Those of the inner one, and of pooling."""
+        """Options of the inner similarity, and of pooling."""
         own: dict[str, Any] = {"subcenters": self.centers}
         if self.temperature is not None:
             own |= {"pooling": "soft", "temperature": self.temperature}
