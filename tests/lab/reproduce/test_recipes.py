@@ -186,6 +186,7 @@ ON_REQUEST = {
     "losses/noise": ["clean"],
     "liu2020/fig9": ["cifar"],
     "liu2020/table6": ["mini"],
+    "zhou2022/unstable": ["short"],
     "zhou2022/table3": ["market", "duke"],
 }  # fmt: skip
 ROWS_ON_REQUEST = {"liu2020/table6": ["cosine", "smoothing", "negative"]}
@@ -234,7 +235,7 @@ TRAINED = {
     "zhou2022/table2": 32,
     "zhou2022/fig1": 3,
     "zhou2022/fig9": 4,
-    "zhou2022/unstable": 8,
+    "zhou2022/unstable": 10,
     "losses/longtail": 7,
     "losses/noise": 6,
 }
