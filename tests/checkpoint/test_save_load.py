@@ -900,7 +900,11 @@ def test_several_prototypes_per_class_are_saved_by_some_ranks_and_loaded_by_one(
     checkpoint.load(tmp_path / "again", again)
     assert torch.equal(again.weight, weight)
     soft = tammes.CosineHead(4, 7, subcenters=3, pooling="soft")
-    with pytest.raises(checkpoint.CheckpointError, match="the head has pooling max there and soft here"):
+    with pytest.raises(
+        checkpoint.CheckpointError, match="the head has pooling max there and soft here"
+    ):
         checkpoint.load(tmp_path / "folder", soft)
-    with pytest.raises(checkpoint.CheckpointError, match=r"head.weight has shape \(7, 3, 4\), expected"):
+    with pytest.raises(
+        checkpoint.CheckpointError, match=r"head.weight has shape \(7, 3, 4\), expected"
+    ):
         checkpoint.load(tmp_path / "folder", tammes.CosineHead(4, 7))
