@@ -56,6 +56,7 @@ PROTOTYPE_TERMS = {
     "zero_centroid": tammes.zero_centroid(),
     "zero_centroid_raw": tammes.zero_centroid(normalize=False),
     "super_symmetry": tammes.super_symmetry(),
+    "subcenter_spread": tammes.subcenter_spread(),
 }
 
 FEATURE_TERMS = {
@@ -78,6 +79,9 @@ HEADS = {
     "cosine_raw_features": lambda size, classes, **kw: tammes.CosineHead(
         size, classes, normalize_features=False, **{"scale": 2.0} | kw
     ),
+    "cosine_subcenters": lambda size, classes, **kw: tammes.CosineHead(
+        size, classes, subcenters=3, **{"scale": 8.0} | kw
+    ),
     "gaussian": lambda size, classes, **kw: tammes.GaussianHead(size, classes, **kw),
     "simplex": lambda size, classes, **kw: tammes.SimplexHead(size, classes, **{"scale": 8.0} | kw),
 }
@@ -90,7 +94,7 @@ def fits(term, head):
     if requires == "cosine":
         return head.similarity.is_cosine
     if requires == "product":
-        return head.similarity.has_angle
+        return head.similarity.is_product
     return requires != "angle" or head.has_angle
 
 

@@ -150,11 +150,16 @@ def plain_problem(name, head, x, w, b, y):
         similarity = -(x[:, None] - w).square().sum(-1) / 2
     elif name.startswith("linear"):
         similarity = x @ w.T + (0 if b is None else b)
+    elif name == "cosine_subcenters":
+        each = torch.einsum("nd,ckd->nck", F.normalize(x), F.normalize(w, dim=-1))
+        similarity, winners = each.max(-1)
     else:
         query = x if name == "cosine_raw_features" else F.normalize(x)
         similarity = query @ F.normalize(w).T
+    # Of several prototypes of a class the nearest stands for it.
+    own_w = w[y] if w.ndim == 2 else w[y, winners[torch.arange(len(y)), y]]
     lengths = {
-        "linear_no_bias": x.norm(dim=1) * w[y].norm(dim=1),
+        "linear_no_bias": x.norm(dim=1) * own_w.norm(dim=-1),
         "cosine_raw_features": x.norm(dim=1),
     }
     column = y[:, None]
@@ -166,8 +171,8 @@ def plain_problem(name, head, x, w, b, y):
         rest=f[~own].view(len(f), -1),
         y=y,
         s=head.scale,
-        cosines=F.normalize(x) @ F.normalize(w).T,
-        theta=F.cosine_similarity(x, w[y]).acos(),
+        cosines=F.normalize(x) @ F.normalize(w).T if w.ndim == 2 else similarity,
+        theta=F.cosine_similarity(x, own_w).acos(),
         r=lengths.get(name, torch.ones(len(x), dtype=x.dtype)),
         norm=x.norm(dim=1),
     )
@@ -346,7 +351,8 @@ def problem(term, name, n, size):
     head.weight.requires_grad_()
     labels = torch.arange(n) * 4 % CLASSES
     toward = torch.linspace(2.5, -2.5, n, dtype=torch.double)[:, None]
-    features = toward * F.normalize(head.weight.detach()[labels])
+    first = head.weight.detach().view(CLASSES, -1, head.embedding_size)[labels, 0]
+    features = toward * F.normalize(first)
     features = features + 0.3 * torch.randn_like(features)
     return criterion, features.requires_grad_(), labels
 

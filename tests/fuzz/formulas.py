@@ -344,10 +344,24 @@ def _mix(word):
 
 
 def zero_centroid(prototypes, normalize):
+    prototypes = prototypes.flatten(0, -2)
     return (unit(prototypes) if normalize else prototypes).mean(0).square().sum()
 
 
+def subcenter_spread(prototypes):
+    if prototypes.ndim == 2:
+        return 0 * prototypes.sum()
+    classes, centers, _ = prototypes.shape
+    total = 0
+    for own in unit(prototypes):
+        for t in range(centers):
+            for u in range(t):
+                total = total + norm(own[t] - own[u])
+    return total / (classes * centers * (centers - 1))
+
+
 def super_symmetry(prototypes):
+    prototypes = prototypes.flatten(0, -2)
     count = len(prototypes)
     power = prototypes.square().sum(1).mean()
     simplex = torch.eye(count, dtype=prototypes.dtype) - 1 / count
@@ -448,7 +462,7 @@ ON_SCORES = {
         *(curricularface, inter_topk, circle, sface, interclass_filter),
     )
 } | {"sphereface": l_softmax}
-ON_PROTOTYPES = {f.__name__: f for f in (zero_centroid, super_symmetry)}
+ON_PROTOTYPES = {f.__name__: f for f in (zero_centroid, super_symmetry, subcenter_spread)}
 ON_FEATURES = {f.__name__: f for f in (nca, proto, triplet, contrastive, center)}
 TERMS = {**ON_SCORES, **ON_PROTOTYPES, **ON_FEATURES}
 """Every term of the library by name."""
@@ -464,6 +478,8 @@ def similarity(head, features, weight, bias):
         return scores if bias is None else scores + bias
     if head == "gaussian":
         return (features[:, None] - weight[None]).square().sum(2) / -2
+    if weight.ndim == 3:
+        return torch.einsum("nd,ckd->nck", unit(features), unit(weight)).max(2).values
     return (features if head == "cosine_raw" else unit(features)) @ unit(weight).T
 
 
@@ -477,7 +493,7 @@ def length(head, features, own):
 def project(features, prototypes, within):
     """Features on the complement of the prototypes, formulas 6.4 and 6.5."""
     kind, number, detach = within
-    prototypes = prototypes.detach() if detach else prototypes
+    prototypes = (prototypes.detach() if detach else prototypes).flatten(0, -2)
     if kind == "direct_sum":
         if number is None:
             return features - features @ torch.linalg.pinv(prototypes) @ prototypes

@@ -154,6 +154,7 @@ SETTINGS = {
     },
     "zero_centroid": {"normalize": _UNIT},
     "super_symmetry": {},
+    "subcenter_spread": {},
     "nca": {"scale": _SCALE, "normalize": _UNIT},
     "proto": {"scale": _SCALE, "normalize": _UNIT},
     "triplet": {"margin": _DISTANCE, "normalize": _UNIT},
@@ -163,7 +164,7 @@ SETTINGS = {
 """Settings of every term by name."""
 
 FEATURE_TERMS = ("nca", "proto", "triplet", "contrastive", "center")
-PROTOTYPE_TERMS = ("zero_centroid", "super_symmetry")
+PROTOTYPE_TERMS = ("zero_centroid", "super_symmetry", "subcenter_spread")
 STATEFUL_TERMS = ("adaface", "curricularface", "elasticface", "center")
 COSINE_TERMS = (
     *("normface", "lm_softmax", "mv_softmax", "curricularface", "inter_topk"),
@@ -174,9 +175,14 @@ ANGLE_TERMS = (
     *("adaface", "magface", "elasticface"),
 )
 
-COSINE_HEADS = ("cosine", "simplex")
-ANGLE_HEADS = ("linear_no_bias", "cosine", "cosine_raw", "simplex")
-HEADS = ("linear", "linear_no_bias", "cosine", "cosine_raw", "gaussian", "simplex")
+COSINE_HEADS = ("cosine", "cosine_subcenters", "simplex")
+ANGLE_HEADS = ("linear_no_bias", "cosine", "cosine_raw", "cosine_subcenters", "simplex")
+HEADS = (
+    *("linear", "linear_no_bias", "cosine", "cosine_raw"),
+    *("cosine_subcenters", "gaussian", "simplex"),
+)
+CENTERS = {"cosine_subcenters": 2}
+"""Prototypes per class, where there are several."""
 
 
 def fits(term, head):

@@ -162,11 +162,15 @@ def _view(case, leaves, features, classes):
     place = there.cumsum(0) - 1
     some = None if bias is None else bias[there]
     own = weight[classes]
+    if own.ndim == 3:
+        # The nearest centre stands for the class.
+        each = (unit(features)[:, None] * unit(own)).sum(2)
+        own = own[torch.arange(len(own)), each.argmax(1)]
     if "log_scale" in leaves:
         scale = leaves["log_scale"].exp().squeeze()
     else:
         scale = torch.tensor(case.scale, dtype=weight.dtype)
-    unit_heads = ("cosine", "cosine_raw", "simplex")
+    unit_heads = ("cosine", "cosine_raw", "cosine_subcenters", "simplex")
     return View(
         features=features,
         own=own,

@@ -20,6 +20,7 @@ KINDS = {
     "linear_no_bias": (tammes.LinearHead, {"bias": False}),
     "cosine": (tammes.CosineHead, {"scale": 8.0}),
     "cosine_raw_features": (tammes.CosineHead, {"scale": 2.0, "normalize_features": False}),
+    "cosine_subcenters": (tammes.CosineHead, {"scale": 8.0, "subcenters": 3}),
     "gaussian": (tammes.GaussianHead, {}),
 }
 SPREADS = [(1, 9), (2, 9), (3, 9), (4, 7), (4, 5)]

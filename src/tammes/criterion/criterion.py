@@ -465,7 +465,7 @@ class Criterion(nn.Module):
             Whether it is known, on a CPU, that there are examples and none is ignored.
         """
         name, prototypes = type(self).__name__, self.head.weight
-        check_features(type(self.head).__name__, features, prototypes.shape[1])
+        check_features(type(self.head).__name__, features, prototypes.shape[-1])
         check_labels(name, labels, features)
         if weights is not None:
             check_weights(name, weights, labels)

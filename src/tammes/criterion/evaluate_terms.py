@@ -60,7 +60,7 @@ def check_fit(head: Head, term: Term) -> None:
             f"{term.name} expects a head whose similarity is an angle, without bias, "
             f"got {kind}{'' if head.bias is None else ' with bias'}"
         )
-    if requires == "product" and not head.similarity.has_angle:
+    if requires == "product" and not head.similarity.is_product:
         raise ValueError(
             f"{term.name} expects a head whose similarity is a product of feature and prototype, "
             f"got {kind}"
@@ -71,7 +71,7 @@ def check_fit(head: Head, term: Term) -> None:
             f"got {kind} over {head.group.name}"
         )
     if term.within is not None:
-        term.within.check(head.embedding_size, head.num_classes)
+        term.within.check(head.embedding_size, head.num_classes * head.similarity.centers)
 
 
 def check_cosine_margin(head: Head, term: Term) -> None:
@@ -265,8 +265,8 @@ def other_terms(
 
 
 def _prototypes(head: Head) -> Tensor:
-    """Return the prototypes in the working dtype, normalised in it where the head normalises."""
-    return head.similarity.keys(head.weight.to(working_dtype(head.weight)))[0]
+    """Return all prototypes as rows in the working dtype, normalised where the head normalises."""
+    return head.similarity.keys(head.weight.to(working_dtype(head.weight)))[0].flatten(0, -2)
 
 
 def _score_map(group: SplitGroup, arguments: Arguments) -> ScoreMap:

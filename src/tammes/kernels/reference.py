@@ -43,7 +43,7 @@ def _working(problem: Problem) -> Problem:
 
 def _products(problem: Problem, query: Tensor, row_offset: Tensor | None) -> Tensor:
     keys, class_offset = problem.similarity.keys(problem.prototypes)
-    matrix = query @ keys.T
+    matrix = problem.similarity.products(query, keys)
     for offset in (class_offset, problem.bias):
         matrix = matrix if offset is None else matrix + offset
     return matrix if row_offset is None else matrix + row_offset[:, None]

@@ -1,5 +1,6 @@
 """Sizes of blocks: how the work of one call is cut."""
 
+import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from typing import NamedTuple
@@ -8,6 +9,7 @@ import torch
 from torch import Tensor
 
 from tammes.kernels.problem import Problem
+from tammes.pooling import Pooled
 from tammes.similarity import working_dtype
 from tammes.split import MAPPED, SUMMED, OthersMap, Split
 
@@ -79,11 +81,16 @@ class Plan:
     def blocks(self, problem: Problem) -> tuple[list[slice], list[slice]]:
         """Cut rows and classes into slices for one pass, once for each call."""
         if not self.cuts:
-            count, (classes, size) = len(problem.features), problem.prototypes.shape
-            width = self.itemsize
+            count, (classes, *size) = len(problem.features), problem.prototypes.shape
+            width, similarity = self.itemsize, problem.similarity
             most = max(most_prototypes(problem), 1)
-            rows = max(1, _of(SCORES, problem) // (width * most * self.copies))
-            tile = max(64, _of(KEYS, problem) // (width * size))
+            tile = max(64, _of(KEYS, problem) // (width * math.prod(size)))
+            row = width * most * self.copies
+            if isinstance(similarity, Pooled):
+                # Products of a block of classes, and what pooling keeps of them.
+                row += width * min(tile, most) * similarity.centers
+                row += similarity.kept_bytes(width) * most
+            rows = max(1, _of(SCORES, problem) // row)
             self.cuts.append((cut(count, rows), cut(classes, tile)))
         return self.cuts[0]
 
@@ -126,8 +133,9 @@ def class_counts(problem: Problem) -> Tensor | None:
 def class_blocks(problem: Problem) -> list[slice]:
     """Slices of the classes, against which all rows fit at once."""
     width = 2 * working_dtype(problem.features, problem.prototypes).itemsize
-    rows = max(len(problem.features), problem.prototypes.shape[1], 1)
-    return cut(len(problem.prototypes), max(64, _of(SCORES, problem) // (width * rows)))
+    rows = max(len(problem.features), problem.prototypes.shape[-1], 1)
+    row = width * rows * problem.similarity.centers
+    return cut(len(problem.prototypes), max(64, _of(SCORES, problem) // row))
 
 
 def tile_rows(width: int) -> int:

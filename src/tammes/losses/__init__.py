@@ -23,6 +23,7 @@ from tammes.losses.pairwise import center, contrastive, nca, proto, triplet
 from tammes.losses.regularizers import (
     logit_divergence,
     sample_margin,
+    subcenter_spread,
     super_symmetry,
     zero_centroid,
 )
@@ -69,6 +70,7 @@ __all__ = [
     "sface",
     "softmax",
     "sphereface",
+    "subcenter_spread",
     "super_symmetry",
     "triplet",
     "vs_softmax",

@@ -63,6 +63,8 @@ def why_not(problem: Problem, reads: frozenset[str]) -> str | None:
         return "losses that sum over all classes by themselves, such as bce, are streamed"
     if torch.float64 in (features.dtype, prototypes.dtype):
         return "it computes in single precision, and an input is in double"
+    if problem.similarity.centers > 1:
+        return "classes of several prototypes are streamed"
     if prototypes.shape[1] > WIDEST:
         return f"it takes features of up to {WIDEST} numbers, and these have {prototypes.shape[1]}"
     return None

@@ -351,7 +351,7 @@ class OnePass:
         places = places.clamp_min(0)
         rows, bias = found.get(name), found.get(f"{name} bias")
         if rows is not None:
-            self.d_rows.append((places, rows * weights[:, None]))
+            self.d_rows.append((places, rows * weights.view(-1, *(1 for _ in rows.shape[1:]))))
         if bias is not None:
             self.d_bias.append((places, bias * weights))
 

@@ -282,7 +282,7 @@ class WholeRows:
         self.keys, self.reads, self.shared = keys, reads, shared
         self.counts, self.there = counts, there
         if shared and keys.gradient is not None:
-            self.scratch = keys.gradient[:, :longest].T
+            self.scratch = keys.gradient.flatten(1)[:, :longest].T
         else:
             like = keys.d_offsets
             self.scratch = torch.empty(longest, len(like), dtype=like.dtype, device=like.device)
@@ -323,7 +323,8 @@ class WholeRows:
         heavy_query, add = rows.query * heavy[:, None], keys.written
         for block in keys.blocks:
             piece = gradient[:, block].clone() if self.shared else gradient[:, block]
-            keys.back(piece, heavy_query, block, d_query if needs_query else None, add=add)
+            more = keys.back(piece, heavy_query, block, d_query if needs_query else None, add=add)
+            d_scale = added(d_scale, more, factor)
         return Back(d_query.mul_(factor[:, None]), d_row, d_scale, self.block.d_numbers)
 
     def close(self) -> None:
@@ -396,7 +397,8 @@ class ClassBlocks:
                 d_scale += factor * (gradient @ offset)
                 keys.d_offsets[block] += keys.scale * (heavy @ gradient)
             d_part = torch.zeros_like(rows.query)
-            keys.back(gradient, rows.query * heavy[:, None], block, d_part, add=False)
+            more = keys.back(gradient, rows.query * heavy[:, None], block, d_part, add=False)
+            d_scale = added(d_scale, more, factor)
             d_query += d_part * factor[:, None]
             del part, gradient
         return Back(d_query, d_row, d_scale, d_mapped)
@@ -434,6 +436,13 @@ def add_gradients(
     """Add gradients pairwise; none is zero."""
     pairs = zip(some, more, strict=True)
     return [b if a is None else a if b is None else a + b for a, b in pairs]
+
+
+def added(total: Tensor | None, more: Tensor | None, factor: Tensor) -> Tensor | None:
+    """Add a part times a factor, where there is one."""
+    if more is None:
+        return total
+    return factor * more if total is None else total + factor * more
 
 
 def nothing_here(rows: Rows, reads: frozenset[str]) -> Found:
