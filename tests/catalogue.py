@@ -39,6 +39,7 @@ SPLIT_TERMS = {
     "elasticface_cos": tammes.elasticface(margin=0.35, std=0.1, kind="cos", seed=1),
     "hinge": tammes.hinge(),
     "bce": tammes.bce(),
+    "uniface": tammes.uniface(),
 }
 """Every term on a split, with the settings that take another way through the code."""
 

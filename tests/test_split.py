@@ -214,6 +214,11 @@ def magface(e, lowest, highest, weight, extend):
     return cross_entropy(e, e.s * e.r * value) + weight * (1 / a + a / highest**2)
 
 
+def uniface(e, threshold):
+    own = (1 + (threshold - e.f_y + 0.4 * e.s).exp()).log()
+    return own + (1 + (e.rest - threshold).exp()).log().sum(1)
+
+
 def sample_margin(e):
     """Of the cosines, whatever the scores are."""
     own = F.one_hot(e.y, CLASSES).bool()
@@ -281,6 +286,8 @@ PLAIN = {
     # In evaluation mode nothing is drawn.
     "elasticface": lambda e: cross_entropy(e, e.s * e.r * bent(e.theta + 0.5)),
     "elasticface_cos": lambda e: cross_entropy(e, e.s * (e.r * e.theta.cos() - 0.35)),
+    # The threshold is a parameter in single precision.
+    "uniface": lambda e: uniface(e, torch.tensor(math.log(10 * CLASSES)).item()),
     "hinge": lambda e: (e.rest - e.f_y[:, None] + 1).clamp_min(0).mean(1),
     "bce": lambda e: F.binary_cross_entropy_with_logits(
         e.f, F.one_hot(e.y, CLASSES).to(e.f), reduction="none"

@@ -60,6 +60,7 @@ from tammes.losses import (
     sphereface,
     super_symmetry,
     triplet,
+    uniface,
     vs_softmax,
     zero_centroid,
 )
@@ -160,6 +161,7 @@ __all__ = [
     "super_symmetry",
     "term",
     "triplet",
+    "uniface",
     "vs_softmax",
     "zero_centroid",
 ]

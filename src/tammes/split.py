@@ -129,7 +129,7 @@ def adjust_split(split: Split, offset: Tensor, gain: Tensor | None = None) -> Sp
 
     Args:
         split: with ``rest``.
-        offset: of all classes, shape ``(C,)``.
+        offset: of all classes, shape ``(C,)``, or one number for all.
         gain: of all classes, shape ``(C,)``.
     """
     assert split.rest is not None

@@ -248,7 +248,7 @@ class Term(Loss):
         if isinstance(inputs[0], Split):
             like = inputs[0].target
             if self.definition.adjust is not None:
-                inputs = (self._adjusted(inputs[0]), *inputs[1:])
+                inputs = (self._adjusted(inputs[0], merged.pop("state", None)), *inputs[1:])
             for name, value in merged.items():
                 if isinstance(value, tuple):
                     per_class = torch.tensor(value, dtype=like.dtype, device=like.device)
@@ -262,18 +262,24 @@ class Term(Loss):
             raise _not_a_loss(self.name, inputs[0])
         return self.definition.function(*inputs, **merged)
 
-    def adjustment(self, per_class: Callable[[str], Tensor]) -> tuple[Tensor, Tensor | None]:
+    def adjustment(
+        self, per_class: Callable[[str], Tensor], state: Any = None
+    ) -> tuple[Tensor, Tensor | None]:
         """Offset and gain of the scores of every class, shape ``(C,)`` each.
 
         Args:
             per_class: looks up a setting that has one value per class.
+            state: of a term that has one.
         """
         assert self.definition.adjust is not None
-        return self.definition.adjust(
-            **{k: per_class(k) if isinstance(v, tuple) else v for k, v in self.arguments.items()}
-        )
+        given = {k: per_class(k) if isinstance(v, tuple) else v for k, v in self.arguments.items()}
+        if self.definition.state is not None:
+            if state is None:
+                raise ValueError(f"{self.name} expects its state from a criterion, got none")
+            given["state"] = state
+        return self.definition.adjust(**given)
 
-    def _adjusted(self, split: Split) -> Split:
+    def _adjusted(self, split: Split, state: Any) -> Split:
         like, given = split.target, self.arguments
         if split.rest is None:
             raise ValueError(
@@ -281,7 +287,7 @@ class Term(Loss):
                 "classes, got one without: ask for it in reads, or use a criterion"
             )
         offset, gain = self.adjustment(
-            lambda key: torch.tensor(given[key], dtype=like.dtype, device=like.device)
+            lambda key: torch.tensor(given[key], dtype=like.dtype, device=like.device), state
         )
         return adjust_split(split, offset, gain)
 
@@ -358,12 +364,13 @@ def term(
             values per class or per example the smallest and the largest.
         prepare: called with the settings, returns those the function is given in another form.
         state: called with the term and a head, returns the memory of a stateful term, of which
-            the function is given a copy as ``state=``.
+            the function is given a copy as ``state=``; or ``adjust``, where there is one. A number
+            to be learned is a :class:`tammes.states.LearnedNumber`.
         adjust: where the split is to be that of other scores, ``gain * score + offset``: called
             with the settings, those of one value per class as tensors of shape ``(C,)``, returns
-            offset and gain in that shape, the gain or none. All settings must then be ``fixed``,
-            and fields of the feature and its own prototype alone cannot be read. A gain requires
-            a ``"product"``.
+            offset and gain in that shape, or an offset without dimensions for all classes; the
+            gain or none. The settings it uses must be ``fixed``, and fields of the feature and its
+            own prototype alone cannot be read. A gain requires a ``"product"``.
 
     Returns:
         A decorator for a module-level function.

@@ -235,6 +235,8 @@ def _sizes(case, step):
     }
     for name in case.names:
         sizes[f"term {name}"] = value / (1 + scores)
+        # A learned number may act on the score of every class.
+        sizes[f"grad states.{name}.value"] = share * total * case.classes
     for key, kind in case.at_call.items():
         if kind == "learned":
             sizes[f"grad {key}"] = share * largest * scale

@@ -145,6 +145,12 @@ def bce(view, average):
     return loss / view.similarity.shape[1] if average else loss
 
 
+def uniface(view, margin, negative_weight, state):
+    threshold = state["value"]
+    own = softplus(threshold - view.scale * (view.target - margin))
+    return own + negative_weight * softplus(view.rest - threshold).sum(1)
+
+
 def large_margin_gaussian(view, margin, likelihood):
     return cross_entropy(view, (1 + margin) * view.score) - likelihood * view.score
 
@@ -378,7 +384,7 @@ ON_SCORES = {
             gm_softmax,
             lm_softmax,
         ),
-        *(logit_divergence, sample_margin, adaface, magface, elasticface),
+        *(logit_divergence, sample_margin, adaface, magface, elasticface, uniface),
     )
 } | {"sphereface": l_softmax}
 ON_PROTOTYPES = {f.__name__: f for f in (zero_centroid, super_symmetry)}

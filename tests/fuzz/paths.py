@@ -192,7 +192,7 @@ def fused(case):
 
 def can_be_fused(case):
     """Whether the fused kernels take this case, and no other path in their place."""
-    summed = {"hinge", "bce"}
+    summed = {"hinge", "bce", "uniface"}
     if case.dtype == case.parameter_dtype == "bfloat16" and not torch.cuda.is_available():
         # Triton's interpreter multiplies the bits of bfloat16 as if they were integers.
         return False

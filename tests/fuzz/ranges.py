@@ -77,6 +77,7 @@ SETTINGS = {
     "focal": {"gamma": Number(0.0, 4.0), "margin": _MARGIN},
     "hinge": {"margin": _MARGIN},
     "bce": {"average": Choice((False, True))},
+    "uniface": {"margin": _MARGIN, "negative_weight": Number(0.0, 2.0)},
     "large_margin_gaussian": {"margin": Number(-0.5, 1.0), "likelihood": Number(0.0, 1.0)},
     "normface": {},
     "cosface": {"margin": _MARGIN},

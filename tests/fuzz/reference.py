@@ -70,12 +70,25 @@ def run(case, dtype=torch.float64, noise=None):
         for name, value in case.parameters()._asdict().items()
         if value is not None
     }
+    parameters |= {
+        f"states.{name}.value": _noisy(torch.tensor([start], dtype=dtype), noise)
+        for (_, term, _), name in zip(case.ordered, case.names, strict=True)
+        if (start := _learned(case, term)) is not None
+    }
     memory = {
         f"{name}.{key}": value
         for (_, term, _), name in zip(case.ordered, case.names, strict=True)
         for key, value in _fresh_state(case, term, dtype).items()
     }
     return [_step(case, parameters, memory, step, dtype, noise) for step in range(case.steps)]
+
+
+def _learned(case, term):
+    """Initial value of the number that a term learns, as the library rounds it, or none."""
+    if term != "uniface":
+        return None
+    kept = torch.promote_types(case.torch_parameter_dtype, torch.float32)
+    return torch.tensor(math.log(10 * case.classes), dtype=kept).item()
 
 
 def _fresh_state(case, term, dtype):
@@ -124,6 +137,8 @@ def _step(case, parameters, memory, step, dtype, noise) -> dict[str, Any]:
     for (factor, term, settings), name in zip(case.ordered, case.names, strict=True):
         own = {key: _select(changes.get(key, v), classes, counted) for key, v in settings.items()}
         state = {k.split(".")[1]: v for k, v in memory.items() if k.split(".")[0] == name}
+        if f"states.{name}.value" in leaves:
+            state["value"] = leaves[f"states.{name}.value"]
         if term == "elasticface":
             state["training"] = case.training
         values = _values(case, term, view, own | ({"state": state} if state else {}), weights)

@@ -394,7 +394,7 @@ class Criterion(nn.Module):
     @property
     def _compares_features(self) -> bool:
         """Whether a term or a state reads features of other examples than its own."""
-        return len(self.states) > 0 or any(
+        return self.states.read_features or any(
             term.definition.on == "features" for _, term in self._others.values()
         )
 

@@ -178,9 +178,12 @@ def _evaluate_group(
     """Evaluate one group of terms, see :func:`split_terms`."""
     problem = cosines_of(problem) if group.cosines else problem
     if group.terms[0].definition.adjust is not None:
+        name = group.names[0]
+        own = dict(arguments[name])
         with full_precision(weights.device):
-            change = settings.adjustment(group.names[0], weights.dtype, masked)
+            change = settings.adjustment(name, weights.dtype, masked, own.pop("state", None))
             problem = adjusted(problem, *change)
+        arguments = {name: own}
     kernel = choose_kernel(head.implementation, problem, group.reads)
     low = product_dtype(weights.device) if weights.is_cuda else None
     if kernel in ("dense", "reference"):

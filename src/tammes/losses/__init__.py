@@ -11,6 +11,7 @@ from tammes.losses.angular import (
 )
 from tammes.losses.imbalance import ldam, logit_adjustment, vs_softmax
 from tammes.losses.largest_margin import gm_softmax, lm_softmax
+from tammes.losses.one_against_all import uniface
 from tammes.losses.pairwise import center, contrastive, nca, proto, triplet
 from tammes.losses.regularizers import (
     logit_divergence,
@@ -57,6 +58,7 @@ __all__ = [
     "sphereface",
     "super_symmetry",
     "triplet",
+    "uniface",
     "vs_softmax",
     "zero_centroid",
 ]

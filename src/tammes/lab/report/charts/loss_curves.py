@@ -18,6 +18,7 @@ from tammes.lab.report.charts.chart import Chart, Line, Panel, numbers, plot
 from tammes.losses.adaptive import NormStatistics
 from tammes.losses.pairwise import Centers
 from tammes.split import REDUCED, Split, split
+from tammes.states import LearnedNumber
 from tammes.terms import Batch, Setting, Term
 
 CLASSES = 10
@@ -160,6 +161,9 @@ def _variants(term: Term) -> list[tuple[str, dict[str, Any], dict[str, Any]]]:
         state.std.fill_(1.0)
         kinds = {"short feature": 1.0, "average feature": 20.0, "long feature": 100.0}
         return [(name, {"norm": norm}, {"state": state}) for name, norm in kinds.items()]
+    learned = term.make_state(tammes.CosineHead(2, CLASSES).double())
+    if isinstance(learned, LearnedNumber):
+        return [("", {}, {"state": learned.value.detach().squeeze()})]
     for key, values in term.settings.items():
         if isinstance(values, tuple):
             # A setting per class: the first and the last class represent all.
