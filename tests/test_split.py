@@ -148,6 +148,10 @@ def plain_problem(name, head, x, w, b, y):
     """Scores, and angle and length to the own prototype, as a textbook has them."""
     if name == "gaussian":
         similarity = -(x[:, None] - w).square().sum(-1) / 2
+    elif name == "distance":
+        similarity = -(x[:, None] - w).square().sum(-1).sqrt()
+    elif name == "reciprocal":
+        similarity = (x[:, None] - w).square().mean(-1) - x @ w.T
     elif name.startswith("linear"):
         similarity = x @ w.T + (0 if b is None else b)
     else:
@@ -170,7 +174,17 @@ def plain_problem(name, head, x, w, b, y):
         theta=F.cosine_similarity(x, w[y]).acos(),
         r=lengths.get(name, torch.ones(len(x), dtype=x.dtype)),
         norm=x.norm(dim=1),
+        distance=distance(name, x, w[y]),
     )
+
+
+def distance(name, x, w):
+    """Distance to the own prototype, as the head compares them."""
+    if name == "reciprocal":
+        return (x - w).square().mean(1)
+    if name in ("cosine", "simplex", "cosine_raw_features"):
+        w = F.normalize(w)
+    return ((F.normalize(x) if name in ("cosine", "simplex") else x) - w).norm(dim=1)
 
 
 def cross_entropy(e, score, **options):
@@ -286,6 +300,8 @@ PLAIN = {
     # In evaluation mode nothing is drawn.
     "elasticface": lambda e: cross_entropy(e, e.s * e.r * bent(e.theta + 0.5)),
     "elasticface_cos": lambda e: cross_entropy(e, e.s * (e.r * e.theta.cos() - 0.35)),
+    "cac": lambda e: cross_entropy(e, e.f_y) + 0.1 * e.distance,
+    "arpl": lambda e: cross_entropy(e, e.f_y) + 0.1 * (e.distance + 1).clamp_min(0),
     # The threshold is a parameter in single precision.
     "uniface": lambda e: uniface(e, torch.tensor(math.log(10 * CLASSES)).item()),
     "hinge": lambda e: (e.rest - e.f_y[:, None] + 1).clamp_min(0).mean(1),

@@ -141,7 +141,7 @@ class Definition:
 
     name: str
     function: Callable[..., Any]
-    on: Literal["split", "prototypes", "features"]
+    on: Literal["split", "prototypes", "features", "proxies"]
     reads: frozenset[str]
     requires: Literal["", "angle", "cosine", "product"] = ""
     cosines: bool = False
@@ -325,7 +325,7 @@ def _not_a_loss(name: str, given: Any) -> TypeError:
 def term(
     *,
     reads: str = " ".join((*REDUCED, *ALONGSIDE)),
-    on: Literal["split", "prototypes", "features"] = "split",
+    on: Literal["split", "prototypes", "features", "proxies"] = "split",
     requires: Literal["", "angle", "cosine", "product"] = "",
     cosines: bool = False,
     in_cosines: str = "",
@@ -345,9 +345,10 @@ def term(
         reads: the fields of the split that the function uses, separated by blanks. All of them
             by default, which is right but computes more than most losses need.
         on: what the function is given: a :class:`Split` and returns ``(N,)``; the ``prototypes``
-            and returns a scalar; or a :class:`Batch` of ``features`` and returns the values
-            ``(N,)`` and which of the examples could be anchors ``(N,)``. A function of the
-            prototypes that has an argument ``shards`` is given only those of this rank, and a
+            and returns a scalar; a :class:`Batch` of ``features`` and returns the values
+            ``(N,)`` and which of the examples could be anchors ``(N,)``; or, as ``proxies``, a
+            batch and the prototypes and returns a scalar. A function of the prototypes that has an
+            argument ``shards`` is given only those of this rank, and a
             :class:`tammes.distributed.sharded_rows.ShardedRows` to ask for the others.
         requires: ``"angle"`` where the similarity must be a length times a cosine, ``"cosine"``
             where it must be bounded, ``"product"`` where it must be that of a feature and a
@@ -390,7 +391,9 @@ def term(
         name = function.__name__
         if adjust is not None and not {*reads.split()}.isdisjoint(ALONGSIDE):
             raise ValueError(f"{name} expects reads without {ALONGSIDE} beside adjust, got {reads}")
-        _, *parameters = inspect.signature(function).parameters.values()
+        # Behind what it is a function of.
+        inputs = 2 if on == "proxies" else 1
+        parameters = [*inspect.signature(function).parameters.values()][inputs:]
         supplied = ("state", "shards")
         signature = inspect.Signature(
             [p.replace(kind=p.POSITIONAL_OR_KEYWORD) for p in parameters if p.name not in supplied],

@@ -78,6 +78,8 @@ SETTINGS = {
     "hinge": {"margin": _MARGIN},
     "bce": {"average": Choice((False, True))},
     "uniface": {"margin": _MARGIN, "negative_weight": Number(0.0, 2.0)},
+    "cac": {"anchor": Number(0.0, 1.0)},
+    "arpl": {"bound": Number(0.0, 1.0), "margin": _MARGIN},
     "large_margin_gaussian": {"margin": Number(-0.5, 1.0), "likelihood": Number(0.0, 1.0)},
     "normface": {},
     "cosface": {"margin": _MARGIN},
@@ -124,6 +126,10 @@ SETTINGS = {
     },
     "zero_centroid": {"normalize": _UNIT},
     "super_symmetry": {},
+    "proxy_anchor": {
+        "scale": Number(0.5, 32.0, per_class=False),
+        "margin": Number(-0.5, 0.5, per_class=False),
+    },
     "nca": {"scale": _SCALE, "normalize": _UNIT},
     "proto": {"scale": _SCALE, "normalize": _UNIT},
     "triplet": {"margin": _DISTANCE, "normalize": _UNIT},
@@ -133,6 +139,7 @@ SETTINGS = {
 """Settings of every term by name."""
 
 FEATURE_TERMS = ("nca", "proto", "triplet", "contrastive", "center")
+PROXY_TERMS = ("proxy_anchor",)
 PROTOTYPE_TERMS = ("zero_centroid", "super_symmetry")
 STATEFUL_TERMS = ("adaface", "elasticface", "center")
 COSINE_TERMS = ("normface", "lm_softmax")
@@ -143,7 +150,11 @@ ANGLE_TERMS = (
 
 COSINE_HEADS = ("cosine", "simplex")
 ANGLE_HEADS = ("linear_no_bias", "cosine", "cosine_raw", "simplex")
-HEADS = ("linear", "linear_no_bias", "cosine", "cosine_raw", "gaussian", "simplex")
+DISTANCE_HEADS = ("distance", "reciprocal")
+HEADS = (
+    *("linear", "linear_no_bias", "cosine", "cosine_raw", "gaussian", "simplex"),
+    *DISTANCE_HEADS,
+)
 
 
 def fits(term, head):
@@ -151,5 +162,5 @@ def fits(term, head):
     if term in COSINE_TERMS:
         return head in COSINE_HEADS
     if term == "vs_softmax":
-        return head != "gaussian"
+        return head not in ("gaussian", *DISTANCE_HEADS)
     return term not in ANGLE_TERMS or head in ANGLE_HEADS

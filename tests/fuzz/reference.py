@@ -13,8 +13,10 @@ from torch import Tensor
 from fuzz.formulas import (
     ON_FEATURES,
     ON_PROTOTYPES,
+    ON_PROXIES,
     ON_SCORES,
     View,
+    distance,
     length,
     norm,
     project,
@@ -85,10 +87,9 @@ def run(case, dtype=torch.float64, noise=None):
 
 def _learned(case, term):
     """Initial value of the number that a term learns, as the library rounds it, or none."""
-    if term != "uniface":
-        return None
+    start = {"uniface": math.log(10 * case.classes), "arpl": 0.0}.get(term)
     kept = torch.promote_types(case.torch_parameter_dtype, torch.float32)
-    return torch.tensor(math.log(10 * case.classes), dtype=kept).item()
+    return None if start is None else torch.tensor(start, dtype=kept).item()
 
 
 def _fresh_state(case, term, dtype):
@@ -188,6 +189,7 @@ def _view(case, leaves, features, classes):
         cosines=similarity("cosine", features, weight[there], None),
         scale=scale,
         length=length(case.head, features, own),
+        distance=distance(case.head, features, own),
         prototypes=unit(weight) if case.head in unit_heads else weight,
         there=there,
         rounding=8 * torch.finfo(case.working_dtype).eps,
@@ -205,6 +207,8 @@ def _values(case, term, view, settings, weights):
         return ON_SCORES[term](view, **settings)
     if term in ON_PROTOTYPES:
         return ON_PROTOTYPES[term](view.prototypes, **settings).expand(len(weights))
+    if term in ON_PROXIES:
+        return ON_PROXIES[term](view, **settings).expand(len(weights))
     features = view.features
     if case.within is not None:
         features = project(features, view.prototypes, case.within)

@@ -395,7 +395,7 @@ class Criterion(nn.Module):
     def _compares_features(self) -> bool:
         """Whether a term or a state reads features of other examples than its own."""
         return self.states.read_features or any(
-            term.definition.on == "features" for _, term in self._others.values()
+            term.definition.on in ("features", "proxies") for _, term in self._others.values()
         )
 
     @staticmethod

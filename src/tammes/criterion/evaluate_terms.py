@@ -247,19 +247,23 @@ def _weigh(
 def other_terms(
     head: Head, named: Named, arguments: Arguments, batch: Batch, weights: Tensor
 ) -> Iterator[tuple[str, Tensor]]:
-    """Evaluate terms on prototypes or features: yield names and weighted rows ``(N,)``."""
+    """Evaluate terms on prototypes, features or both: yield names and weighted rows ``(N,)``."""
     projected: dict[Any, Tensor] = {None: batch.features}
     shards = ShardedRows.of_head(head)
     with full_precision(weights.device):
         for name, (_, term) in named.items():
             function, within = term.definition.function, term.within
-            if term.definition.on == "prototypes":
-                prototypes = _prototypes(head)
-                if term.definition.takes_shards:
-                    value = function(prototypes, shards=shards, **arguments[name])
-                else:
-                    value = function(shards.all_gather(prototypes), **arguments[name])
-                yield name, value * weights
+            if term.definition.on in ("prototypes", "proxies"):
+                local = term.definition.takes_shards
+                given: tuple[Any, ...] = (_prototypes(head),)
+                if not local:
+                    given = (shards.all_gather(*given),)
+                if term.definition.on == "proxies":
+                    features = batch.features.to(weights.dtype)
+                    features = shards.for_local_rows(features) if local else features
+                    given = (batch._replace(features=features), given[0].to(weights.dtype))
+                more = {"shards": shards} if local else {}
+                yield name, function(*given, **more, **arguments[name]) * weights
             elif term.definition.on == "features":
                 if within is not None and within not in projected:
                     projected[within] = within.project(batch.features, _prototypes(head), shards)

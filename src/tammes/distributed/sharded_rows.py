@@ -5,6 +5,8 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch import Tensor
 
+from tammes.kernels.merge import scale_gradient
+
 if TYPE_CHECKING:
     from tammes.distributed.process_group import RankGroup
     from tammes.heads.head import Head
@@ -23,6 +25,7 @@ class ShardedRows:
     Args:
         group: ranks that hold the rows, or ``None`` if this process holds them all.
         classes: number of rows of all ranks.
+        start: number of the first row of this rank among those of all.
 
     Example:
         >>> shards, rows = ShardedRows(), torch.eye(2)
@@ -30,17 +33,28 @@ class ShardedRows:
         tensor([0.5000, 0.5000])
     """
 
-    def __init__(self, group: "RankGroup | None" = None, classes: int | None = None) -> None:
-        self.group, self.classes = group, classes
+    def __init__(
+        self, group: "RankGroup | None" = None, classes: int | None = None, start: int = 0
+    ) -> None:
+        self.group, self.classes, self.start = group, classes, start
 
     @classmethod
     def of_head(cls, head: "Head") -> "ShardedRows":
         """Shards of the prototypes of a head."""
-        return cls(head.group, head.num_classes) if head.is_sharded else ALL_ROWS_LOCAL
+        if not head.is_sharded:
+            return ALL_ROWS_LOCAL
+        return cls(head.group, head.num_classes, head.start)  # type: ignore[arg-type]
 
     def count(self, rows: Tensor) -> int:
         """Number of rows of all ranks."""
         return len(rows) if self.classes is None else self.classes
+
+    def for_local_rows(self, features: Tensor) -> Tensor:
+        """Prepare gathered features, of which each rank adds to the gradient for its own rows.
+
+        Gathering adds up the gradients of the ranks, and takes them for copies of the whole.
+        """
+        return features if self.group is None else scale_gradient(features, self.group.world_size)
 
     def all_reduce(self, part: Tensor) -> Tensor:
         """Sum over the ranks of a tensor that each rank computed from its own rows."""

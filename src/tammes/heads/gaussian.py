@@ -45,7 +45,3 @@ class GaussianHead(Head):
 
     def _initial(self, n: int) -> Tensor:
         return torch.randn(n, self.embedding_size)
-
-    def _new_rows(self, n: int, from_features: Tensor | None) -> Tensor:
-        # A mean of features is where a Gaussian belongs, length and all.
-        return super()._new_rows(n, None) if from_features is None else from_features

@@ -251,9 +251,14 @@ class Head(nn.Module):
         return keep.nonzero().flatten()
 
     def _new_rows(self, n: int, from_features: Tensor | None) -> Tensor:
-        """Prototypes of new classes: in the given direction, with the mean length of the others."""
+        """Prototypes of new classes: in the given direction, with the mean length of the others.
+
+        Where distances count, at the mean of the features, length and all.
+        """
         if from_features is None:
             return self._initial(n).to(self.weight)
+        if not self.similarity.has_angle:
+            return from_features
         length = torch.linalg.vector_norm(self.weight.detach(), dim=1).mean()
         return unit(from_features) * length
 

@@ -12,7 +12,9 @@ from tammes.losses.angular import (
 from tammes.losses.imbalance import ldam, logit_adjustment, vs_softmax
 from tammes.losses.largest_margin import gm_softmax, lm_softmax
 from tammes.losses.one_against_all import uniface
+from tammes.losses.open_set import arpl, cac
 from tammes.losses.pairwise import center, contrastive, nca, proto, triplet
+from tammes.losses.proxies import proxy_anchor
 from tammes.losses.regularizers import (
     logit_divergence,
     sample_margin,
@@ -32,7 +34,9 @@ from tammes.losses.softmax import (
 __all__ = [
     "adaface",
     "arcface",
+    "arpl",
     "bce",
+    "cac",
     "center",
     "combined_margin",
     "contrastive",
@@ -53,6 +57,7 @@ __all__ = [
     "nca",
     "normface",
     "proto",
+    "proxy_anchor",
     "sample_margin",
     "softmax",
     "sphereface",

@@ -101,6 +101,7 @@ def split_at(
             "gap": gap,
             "length": torch.ones_like(theta),
             "norm": torch.full_like(theta, norm),
+            "distance": 2 * (theta / 2).sin(),
         },
         reads=(*REDUCED, "rest"),
     )
@@ -212,6 +213,11 @@ def _one_by_one(term: Term, theta: Tensor) -> Tensor:
         if term.definition.on == "prototypes":
             values.append(term(torch.stack([fixed, turned])))
             continue
+        if term.definition.on == "proxies":
+            one = torch.ones(1, dtype=torch.bool)
+            batch = Batch(turned[None], torch.zeros(1, dtype=torch.long), one)
+            values.append(term(batch, torch.stack([fixed, theta.new_tensor([0.0, 0.0, 1.0])])))
+            continue
         away = theta.new_tensor([0.0, 0.0, 1.0])
         batch = Batch(
             features=torch.stack([turned, fixed, away, away]),
@@ -268,6 +274,7 @@ _AXIS = {
     "split": "angle to the true class prototype θ (degrees)",
     "prototypes": "angle between two prototypes θ (degrees)",
     "features": "angle to the true class θ (degrees)",
+    "proxies": "angle to the true class prototype θ (degrees)",
 }
 _NO_SOFTMAX = ("lm_softmax", "sample_margin", "logit_divergence", "large_margin_gaussian")
 """Losses of another magnitude than the softmax, which is not drawn beside them."""
