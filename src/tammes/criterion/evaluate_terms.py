@@ -184,7 +184,10 @@ def _evaluate_group(
             change = settings.adjustment(name, weights.dtype, masked, own.pop("state", None))
             problem = adjusted(problem, *change)
         arguments = {name: own}
-    kernel = choose_kernel(head.implementation, problem, group.reads)
+    kernel = "dense"
+    if problem.valid is None:
+        # Else the criterion has chosen already.
+        kernel = choose_kernel(head.implementation, problem, group.reads)
     low = product_dtype(weights.device) if weights.is_cuda else None
     if kernel in ("dense", "reference"):
         with full_precision(weights.device):

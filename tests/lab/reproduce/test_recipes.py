@@ -184,6 +184,7 @@ ON_REQUEST = {
     "liu2020/cub": ["resnet12_adam", "resnet18"],
     "liu2020/fig9": ["cifar"],
     "liu2020/table6": ["mini"],
+    "zhou2022/unstable": ["short"],
     "zhou2022/table3": ["market", "duke"],
 }  # fmt: skip
 ROWS_ON_REQUEST = {"liu2020/table6": ["cosine", "smoothing", "negative"]}
@@ -232,7 +233,7 @@ TRAINED = {
     "zhou2022/table2": 32,
     "zhou2022/fig1": 3,
     "zhou2022/fig9": 4,
-    "zhou2022/unstable": 8,
+    "zhou2022/unstable": 10,
     "losses/longtail": 7,
 }
 """Kinds of runs of a recipe."""

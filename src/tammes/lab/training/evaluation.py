@@ -22,7 +22,11 @@ from tammes.lab.measure.classification import (
     per_class_accuracy,
     summarise,
 )
-from tammes.lab.measure.identities import identity_intervals, measure_identities
+from tammes.lab.measure.identities import (
+    identity_intervals,
+    identity_resamples,
+    measure_identities,
+)
 from tammes.lab.records.run_folder import write_json, write_tensors
 from tammes.lab.training.loader import ImageLoader
 from tammes.lab.training.model import Model
@@ -182,6 +186,11 @@ def write_results(
         pictures = _examples(testing, tested.labels, tested.examples)
         write_tensors(folder / "examples.safetensors", pictures)
     write_tensors(folder / "embeddings.safetensors", embeddings)
+    resamples: dict[str, Tensor] = {}
+    if tested.examples is None:
+        features = tested.features.to(head.weight.device)
+        resamples = identity_resamples(features, tested.labels, tested.protocol)
+        write_tensors(folder / "resamples.safetensors", resamples)
     weights = {
         name: tensor
         for name, tensor in model.state_dict().items()
@@ -198,14 +207,15 @@ def write_results(
     }
     for name, result in evaluations.items():
         final[name] = {**result.measures, **_details(result, head, counts)}
+    if resamples:
+        final["test"]["intervals"] = identity_intervals(resamples)
     write_json(folder / "final.json", final)
 
 
 def _details(result: Evaluation, head: Head, counts: Sequence[int]) -> dict[str, Any]:
     """Return what only the final measures have."""
     if result.examples is None:
-        features = result.features.to(head.weight.device)
-        return {"intervals": identity_intervals(features, result.labels, result.protocol)}
+        return {}
     per_class = per_class_accuracy(result.examples, result.labels, head.num_classes)
     return {
         "sample_margin_min": float(result.examples.margins.min()),
