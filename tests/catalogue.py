@@ -60,7 +60,11 @@ FEATURE_TERMS = {
     "center": tammes.center(),
 }
 
-PROXY_TERMS = {"proxy_anchor": tammes.proxy_anchor(scale=8.0)}
+PROXY_TERMS = {
+    "proxy_anchor": tammes.proxy_anchor(scale=8.0),
+    "multi_positive": tammes.multi_positive(scale=8.0),
+    "multi_positive_cos": tammes.multi_positive(scale=8.0, margin=0.2, kind="cos"),
+}
 
 TERMS = {**SPLIT_TERMS, **PROTOTYPE_TERMS, **FEATURE_TERMS, **PROXY_TERMS}
 

@@ -42,7 +42,8 @@ class Batch(NamedTuple):
 
     Attributes:
         features: shape ``(N, D)``.
-        labels: class of each example, shape ``(N,)``.
+        labels: class of each example, shape ``(N,)``; for a term that takes several positives also
+            ``(N, P)``, with -1 where an example has fewer.
         valid: which examples count, shape ``(N,)``; the others are to be left out entirely.
         first: how many that count come before these in the batch of all ranks.
 
@@ -156,6 +157,7 @@ class Definition:
     signature: inspect.Signature = field(default_factory=inspect.Signature)
     builder: Callable[..., "Term"] | None = None
     takes_shards: bool = False
+    several_positives: bool = False
 
     @property
     def defaults(self) -> dict[str, Setting]:
@@ -336,6 +338,7 @@ def term(
     prepare: Callable[..., dict[str, Setting]] | None = None,
     state: Callable[..., State] | None = None,
     adjust: Callable[..., tuple[Tensor, Tensor | None]] | None = None,
+    several_positives: bool = False,
 ) -> Callable[[Callable[Concatenate[Any, _P], Any]], Callable[_P, Term]]:
     """Make a loss of a function: its keyword arguments become the settings of a term.
 
@@ -347,8 +350,8 @@ def term(
         on: what the function is given: a :class:`Split` and returns ``(N,)``; the ``prototypes``
             and returns a scalar; a :class:`Batch` of ``features`` and returns the values
             ``(N,)`` and which of the examples could be anchors ``(N,)``; or, as ``proxies``, a
-            batch and the prototypes and returns a scalar. A function of the prototypes that has an
-            argument ``shards`` is given only those of this rank, and a
+            batch and the prototypes and returns a scalar or ``(N,)``. A function of the prototypes
+            that has an argument ``shards`` is given only those of this rank, and a
             :class:`tammes.distributed.sharded_rows.ShardedRows` to ask for the others.
         requires: ``"angle"`` where the similarity must be a length times a cosine, ``"cosine"``
             where it must be bounded, ``"product"`` where it must be that of a feature and a
@@ -372,6 +375,7 @@ def term(
             offset and gain in that shape, or an offset without dimensions for all classes; the
             gain or none. The settings it uses must be ``fixed``, and fields of the feature and its
             own prototype alone cannot be read. A gain requires a ``"product"``.
+        several_positives: whether examples may have several labels, shape ``(N, P)``.
 
     Returns:
         A decorator for a module-level function.
@@ -449,6 +453,7 @@ def term(
             signature=signature,
             builder=cast(Callable[..., Term], build),
             takes_shards=any(p.name == "shards" for p in parameters),
+            several_positives=several_positives,
         )
         build.definition = definition  # type: ignore[attr-defined]
         return build

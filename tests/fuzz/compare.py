@@ -216,7 +216,7 @@ def _sizes(case, step):
         scores, by_x = max(scores, 12 * x * x), max(by_x, 12 * x)
     if "super_symmetry" in names:
         by_w = max(by_w, 4 * case.classes * w**3)
-    if "proxy_anchor" in names:
+    if any(name in PROXY_TERMS for name in names):
         scores, by_x = max(scores, 48.0), max(by_x, 32 / shortest_x)
         by_w = max(by_w, 32 / shortest_w)
     if "sample_margin" in names:

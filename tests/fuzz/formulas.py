@@ -317,6 +317,18 @@ def proxy_anchor(view, scale, margin):
     return pulled / max(present, 1) + pushed / len(view.prototypes)
 
 
+def multi_positive(view, scale, margin, kind):
+    cosine = unit(view.features) @ unit(view.prototypes).T
+    others = scale * _without(cosine, view.classes)
+    if kind == "arc":
+        phi = view.theta + margin
+        turns = (phi / math.pi).floor().detach()
+        target = torch.where(turns % 2 == 0, 1.0, -1.0) * phi.cos() - 2 * turns
+    else:
+        target = view.theta.cos() - margin
+    return softplus(others.logsumexp(1) - scale * target)
+
+
 # ---------------------------------------------------------------------------- terms on features
 
 
@@ -410,7 +422,7 @@ ON_SCORES = {
     )
 } | {"sphereface": l_softmax}
 ON_PROTOTYPES = {f.__name__: f for f in (zero_centroid, super_symmetry)}
-ON_PROXIES = {"proxy_anchor": proxy_anchor}
+ON_PROXIES = {"proxy_anchor": proxy_anchor, "multi_positive": multi_positive}
 ON_FEATURES = {f.__name__: f for f in (nca, proto, triplet, contrastive, center)}
 TERMS = {**ON_SCORES, **ON_PROTOTYPES, **ON_PROXIES, **ON_FEATURES}
 """Every term of the library by name."""

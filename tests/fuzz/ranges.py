@@ -126,6 +126,11 @@ SETTINGS = {
     },
     "zero_centroid": {"normalize": _UNIT},
     "super_symmetry": {},
+    "multi_positive": {
+        "scale": Number(0.5, 32.0, per_class=False),
+        "margin": Number(-0.5, 0.75, per_class=False),
+        "kind": Choice(("arc", "cos")),
+    },
     "proxy_anchor": {
         "scale": Number(0.5, 32.0, per_class=False),
         "margin": Number(-0.5, 0.5, per_class=False),
@@ -139,7 +144,7 @@ SETTINGS = {
 """Settings of every term by name."""
 
 FEATURE_TERMS = ("nca", "proto", "triplet", "contrastive", "center")
-PROXY_TERMS = ("proxy_anchor",)
+PROXY_TERMS = ("proxy_anchor", "multi_positive")
 PROTOTYPE_TERMS = ("zero_centroid", "super_symmetry")
 STATEFUL_TERMS = ("adaface", "elasticface", "center")
 COSINE_TERMS = ("normface", "lm_softmax")

@@ -14,7 +14,7 @@ from tammes.losses.largest_margin import gm_softmax, lm_softmax
 from tammes.losses.one_against_all import uniface
 from tammes.losses.open_set import arpl, cac
 from tammes.losses.pairwise import center, contrastive, nca, proto, triplet
-from tammes.losses.proxies import proxy_anchor
+from tammes.losses.proxies import multi_positive, proxy_anchor
 from tammes.losses.regularizers import (
     logit_divergence,
     sample_margin,
@@ -54,6 +54,7 @@ __all__ = [
     "logit_adjustment",
     "logit_divergence",
     "magface",
+    "multi_positive",
     "nca",
     "normface",
     "proto",
