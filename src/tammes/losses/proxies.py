@@ -8,7 +8,6 @@ from torch.utils.checkpoint import checkpoint
 
 from tammes._validation import transforming
 from tammes.distributed.sharded_rows import ALL_ROWS_LOCAL, ShardedRows
-from tammes.kernels.tiling import cut
 from tammes.losses.angular import check_margins, target_similarity
 from tammes.similarity import angle_gaps, directions, unit
 from tammes.split import assemble, softplus
@@ -29,12 +28,12 @@ def _by_blocks(
         checkpoint(
             function,
             features,
-            proxies[block],
-            block.start,
+            proxies[first : first + most],
+            first,
             use_reentrant=False,
             preserve_rng_state=False,
         )
-        for block in cut(len(proxies), most)
+        for first in range(0, len(proxies), most)
     ]
 
 

@@ -110,8 +110,8 @@ def cac_score(logits: Tensor) -> Tensor:
     Example:
         >>> import torch
         >>> from tammes.metrics.functional import cac_score
-        >>> cac_score(-torch.tensor([[0.5, 14.0], [10.0, 10.0]]))
-        tensor([-6.8549e-07, -5.0000e+00])
+        >>> cac_score(-torch.tensor([[1.0, 3.0], [2.0, 2.0]]))
+        tensor([-0.1192, -1.0000])
 
     References:
         Miller et al., Class Anchor Clustering: A Loss for Distance-Based Open Set Recognition,
