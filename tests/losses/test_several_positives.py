@@ -139,6 +139,13 @@ def test_on_several_ranks_it_is_the_same(sharded):
     assert_close(whole, made.head.weight.grad, rtol=1e-10, atol=1e-12)
 
 
+def test_a_label_that_nobody_has_shows_where_values_are_not_checked():
+    made, x = criterion(validate=None, reduction="none"), features()
+    labels = LABELS.clone()
+    labels[1, 2] = CLASSES
+    assert made(x, labels).isnan().tolist() == [False, True, False, False, False, False]
+
+
 def test_it_is_written_as_text():
     assert parse_loss("multi_positive(kind='cos')") == tammes.multi_positive(kind="cos")
 

@@ -69,8 +69,8 @@ _PEERS = {
 _WITHOUT_COUNTERPART = {
     "SubCenterArcFaceLoss": "it has several prototypes per class, and every head here has one",
     "ProxyNCALoss": "its proxies are the head.weight of a NormFace of scale 2 * softmax_scale",
-    "ProxyAnchorLoss": "its log-sum-exp runs over the examples, and that of every loss here "
-    "over the classes",
+    "ProxyAnchorLoss": "its proxies are the head.weight of a CosineHead with "
+    "proxy_anchor(scale=alpha, margin=margin)",
     "SoftTripleLoss": "it has several prototypes per class, and every head here has one",
 }
 

@@ -185,6 +185,8 @@ def multi_positive(
     others = torch.stack(_by_blocks(negatives, features, proxies)).logsumexp(0)
     others = shards.all_gather(others[None]).logsumexp(0)
     losses = softplus(others[:, None] - scale * target)
+    # Where values are not checked: nobody has such a class, and the loss is to show it.
+    losses = losses.masked_fill(labels >= shards.count(proxies), torch.nan)
     return torch.where(counts, losses, 0.0).sum(1) / counts.sum(1).clamp_min(1)
 
 
