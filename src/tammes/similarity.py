@@ -1,9 +1,9 @@
-"""The three ways a feature is compared with a prototype, each as products of rows.
+"""The ways a feature is compared with a prototype, nearly all as products of rows.
 
-Every one of them has the form ``query(x) . key(w) + offset``. So a kernel needs to know only how
-to make queries of features, keys of prototypes (row by row, so that any block of classes can be
-made alone), and what an example has to do with its own prototype. The last is computed apart from
-the products, in full precision: it is what margins act on.
+All but :class:`Distance` have the form ``query(x) . key(w) + offset``. So a kernel needs to know
+only how to make queries of features, keys of prototypes (row by row, so that any block of classes
+can be made alone), and what an example has to do with its own prototype. The last is computed apart
+from the products, in full precision: it is what margins act on.
 """
 
 from collections.abc import Collection, Mapping, Sequence
@@ -189,12 +189,14 @@ class Similarity:
         is_product: whether a factor of a prototype, or of its direction, is one of the similarity.
         centers: prototypes of a class, which are then of shape ``(C, K, D)`` and pooled, see
             :mod:`tammes.pooling`.
+        has_kernels: whether it has the closed form; without, all scores are made in plain torch.
     """
 
     has_angle: bool = True
     is_cosine: bool = False
     is_product: bool = True
     centers: int = 1
+    has_kernels: bool = True
 
     @property
     def options(self) -> dict[str, Any]:
@@ -221,9 +223,20 @@ class Similarity:
         """Multiply queries with keys, shape ``(N, C)``."""
         return query @ keys.T
 
+    def matrix(self, query: Tensor, row_offset: Tensor | None, prototypes: Tensor) -> Tensor:
+        """Similarity of every query, of :meth:`query`, to every prototype, shape ``(N, C)``."""
+        keys, class_offset = self.keys(prototypes)
+        matrix = self.products(query, keys)
+        matrix = matrix if class_offset is None else matrix + class_offset
+        return matrix if row_offset is None else matrix + row_offset[:, None]
+
     def target(self, features: Tensor, prototypes: Tensor) -> Tensor:
         """Similarity of paired rows, shape ``(N,)``."""
         return (features * prototypes).sum(-1)
+
+    def distance(self, features: Tensor, prototypes: Tensor) -> Tensor:
+        """Euclidean distance of paired rows as they are compared, shape ``(N,)``."""
+        return norm(self.query(features)[0] - self.keys(prototypes)[0])
 
     def length(self, features: Tensor, prototypes: Tensor) -> Tensor:
         """Factor of the norms that the similarity of paired rows keeps, shape ``(N,)``."""
@@ -251,6 +264,8 @@ class Similarity:
             known["length"] = self.length(features, prototypes)
         if "norm" in reads:
             known["norm"] = norm(features)
+        if "distance" in reads:
+            known["distance"] = self.distance(features, prototypes)
         if "gap" in reads:
             known |= angle_gaps(features, prototypes)
         return known
@@ -515,3 +530,51 @@ class SquaredDistance(Similarity):
         if self.centre is not None:
             vectors = vectors - self.centre.to(vectors.dtype)
         return vectors, vectors.square().sum(-1) / -2
+
+
+class Distance(Similarity):
+    """``-|x - w|``: the Euclidean distance, which is no product of rows."""
+
+    has_angle = False
+    is_product = False
+    has_kernels = False
+
+    def matrix(self, query: Tensor, row_offset: Tensor | None, prototypes: Tensor) -> Tensor:
+        """Distances from differences: an expanded square would leave no digits of small ones."""
+        return -torch.cdist(query, prototypes, compute_mode="donot_use_mm_for_euclid_dist")
+
+    def target(self, features: Tensor, prototypes: Tensor) -> Tensor:
+        """Distances of paired rows."""
+        return -norm(features - prototypes)
+
+    def length(self, features: Tensor, prototypes: Tensor) -> Tensor:
+        """Return one: a distance keeps no norm."""
+        return torch.ones_like(norm(features))
+
+
+class Reciprocal(Similarity):
+    """``|x - w|^2 / D - x . w``: the farther from a prototype, the more similar."""
+
+    has_angle = False
+    is_product = False
+    has_kernels = False
+
+    def query(self, features: Tensor) -> tuple[Tensor, Tensor | None]:
+        """Features, turned round, and their mean square."""
+        return -(1 + 2 / features.shape[-1]) * features, features.square().mean(-1)
+
+    def keys(self, prototypes: Tensor) -> tuple[Tensor, Tensor | None]:
+        """Prototypes, and their mean square."""
+        return prototypes, prototypes.square().mean(-1)
+
+    def target(self, features: Tensor, prototypes: Tensor) -> Tensor:
+        """Mean squared difference of paired rows less their product."""
+        return self.distance(features, prototypes) - (features * prototypes).sum(-1)
+
+    def distance(self, features: Tensor, prototypes: Tensor) -> Tensor:
+        """Mean squared difference of paired rows."""
+        return (features - prototypes).square().mean(-1)
+
+    def length(self, features: Tensor, prototypes: Tensor) -> Tensor:
+        """Return one: a distance keeps no norm."""
+        return torch.ones_like(norm(features))
