@@ -1,6 +1,7 @@
 """Split: an example reduced to the five numbers that a margin loss reads, instead of C scores."""
 
 from collections.abc import Iterable, Mapping
+from functools import cache
 from typing import Any, NamedTuple
 
 import torch
@@ -111,7 +112,8 @@ def cross_entropy(split: Split, similarity: Tensor, margin: Tensor | float = 0.0
         similarity = similarity - margin
     if isinstance(split.scale, Tensor):
         return softplus(split.others - split.scale * similarity)
-    return softplus(torch.sub(split.others, similarity, alpha=split.scale))
+    # Added: the gradient of a difference takes one operation more.
+    return softplus(torch.add(split.others, similarity, alpha=-split.scale))
 
 
 def with_sums(split: Split, reads: frozenset[str], threshold: Tensor | None = None) -> Split:
@@ -273,7 +275,12 @@ def assemble(
     unit: bool = False,
 ) -> Split:
     """Build a split from merged numbers; missing ones hold NaN."""
-    unread = like.new_full(labels.shape, float("nan"))
+    plain = type(like) is Tensor and like.is_cuda and not transforming()
+    if plain and not torch.cuda.is_current_stream_capturing():
+        # Made once: at everyday sizes a step on a GPU is its launches.
+        unread = _nan(like.device, like.dtype).expand(labels.shape)
+    else:
+        unread = like.new_full(labels.shape, float("nan"))
     rivals: Tensor | int = numbers.get("rivals", classes - 1)
     fields: dict[str, Any] = {name: numbers.get(name, unread) for name in _KEPT}
     return Split(
@@ -287,3 +294,9 @@ def assemble(
         softplus=numbers.get("softplus"),
         unit=unit,
     )
+
+
+@cache
+def _nan(device: torch.device, dtype: torch.dtype) -> Tensor:
+    with torch.inference_mode(False):
+        return torch.full((), float("nan"), device=device, dtype=dtype)

@@ -242,20 +242,27 @@ class Criterion(nn.Module):
         # Before it is compared: a small integer type would wrap the ignored label round.
         labels = labels.long()
         dtype = working_dtype(features, head.weight)
-        even = None
-        valid = labels != self.ignore_index
-        if none_ignored:
-            even = self._even_weights(labels, dtype)
+        even = total = weighed = None
+        if raw and weights is None and self.class_weights is None:
+            mean = self.reduction == "mean"
+            weighed = dense_gpu.weigh_examples(labels, self.ignore_index, mean=mean)
+        if weighed is not None:
+            labels, valid, even, total = weighed
+            batch = Batch(features, labels, valid)
         else:
-            none_ignored = not tracing and labels.device.type == "cpu" and bool(valid.all())
-        batch = Batch(features, labels, valid)
-        if raw or not none_ignored:
-            # What an ignored example holds must not leak, not even as 0 times NaN.
-            ignored = ~valid
-            kept = features if raw else features.masked_fill(ignored.unsqueeze(1), 0.0)
-            batch = Batch(kept, labels.masked_fill(ignored, 0), valid)
-            if problem is not None:
-                problem = problem._replace(features=kept, valid=valid if raw else None)
+            valid = labels != self.ignore_index
+            if none_ignored:
+                even = self._even_weights(labels, dtype)
+            else:
+                none_ignored = not tracing and labels.device.type == "cpu" and bool(valid.all())
+            batch = Batch(features, labels, valid)
+            if raw or not none_ignored:
+                # What an ignored example holds must not leak, not even as 0 times NaN.
+                ignored = ~valid
+                kept = features if raw else features.masked_fill(ignored.unsqueeze(1), 0.0)
+                batch = Batch(kept, labels.masked_fill(ignored, 0), valid)
+        if problem is not None and (raw or not none_ignored):
+            problem = problem._replace(features=batch.features, valid=valid if raw else None)
         own = whole = WeightedBatch(batch, weights, settings)
         mine = slice(None)
         if scope is not None:
@@ -279,7 +286,6 @@ class Criterion(nn.Module):
         if self.training and not tracing and watch.noticed != watch.steps_taken:
             watch.notice(head.weight, features, used=self._uses_prototypes)
 
-        total = None
         plain = weights is None and class_weights is None and masked is None and scope is None
         if plain and even is not None:
             weights = even

@@ -181,7 +181,10 @@ def _evaluate_group(
         with full_precision(weights.device):
             change = settings.adjustment(group.names[0], weights.dtype, masked)
             problem = adjusted(problem, *change)
-    kernel = choose_kernel(head.implementation, problem, group.reads)
+    kernel = "dense"
+    if problem.valid is None:
+        # Else the criterion has chosen already.
+        kernel = choose_kernel(head.implementation, problem, group.reads)
     low = product_dtype(weights.device) if weights.is_cuda else None
     if kernel in ("dense", "reference"):
         with full_precision(weights.device):

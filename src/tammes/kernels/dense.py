@@ -60,7 +60,9 @@ def dense_split(
     features, prototypes = features.to(dtype), prototypes.to(dtype)
     bias = None if bias is None else bias.to(dtype)
     similarity = similarity.bind(prototypes)
-    names, beside = _outputs(similarity.is_cosine, reads)
+    compiling = torch.compiler.is_compiling()
+    # A compiler traces what is cached, and warns of it.
+    names, beside = (_outputs.__wrapped__ if compiling else _outputs)(similarity.is_cosine, reads)
     classes = prototypes.shape[0]
     known: dict[str, Tensor] = {}
     if there is not None:
@@ -78,7 +80,8 @@ def dense_split(
         over = threshold(assemble(known, labels, scale, classes, features))
     numbers = known
     problem = Problem(features, prototypes, bias, scale, similarity, None, there, valid)
-    if (features.is_cuda or dense_gpu.ANYWHERE) and takes(problem, names):
+    on_gpu = features.is_cuda or dense_gpu.ANYWHERE
+    if compiling or valid is not None or (on_gpu and takes(problem, names)):
         numbers = split_on_gpu(problem, labels, names, low) | known
     elif names:
         found = _DenseSplit.apply(
