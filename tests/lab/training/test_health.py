@@ -89,6 +89,21 @@ def test_the_duration_of_every_look_is_recorded_beside_the_looks(healthy):
     assert Run(OLD).look_seconds == {}
 
 
+def test_a_look_does_not_let_cudnn_time_its_algorithms(tmp_path, monkeypatch):
+    seen, batch = [], HealthLooks._batch
+
+    def spy(self, rows):
+        seen.append(torch.backends.cudnn.benchmark)
+        return batch(self, rows)
+
+    monkeypatch.setattr(HealthLooks, "_batch", spy)
+    # On a GPU it is on in training.
+    monkeypatch.setattr(torch.backends.cudnn, "benchmark", True)
+    train(SMALL.replace(epochs=1), tmp_path)
+    assert seen == [False] * 3
+    assert torch.backends.cudnn.benchmark
+
+
 @pytest.mark.parametrize("stop_at", [3, 5, 7, 10])
 def test_an_interrupted_run_has_the_same_looks(healthy, tmp_path, stop_at):
     class Stop(Progress):

@@ -1,8 +1,9 @@
 """Health of a run: looks before the first step, after the first epochs and at the end."""
 
+import contextlib
 import copy
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -90,7 +91,7 @@ class HealthLooks:
         first = [look["measured"]["loss"] for look in self.looks if look["epoch"] == 0]
         losses = [*first, *(row["train"]["loss"] for row in history)]
         devices = [self.fabric.device] if self.fabric.device.type == "cuda" else []
-        with torch.random.fork_rng(devices=devices):
+        with torch.random.fork_rng(devices=devices), _untuned_convolutions():
             features, labels = self._features()
             diagnosis = diagnose(
                 self.model.criterion,
@@ -166,6 +167,17 @@ class HealthLooks:
         except torch.OutOfMemoryError:
             return []
         return losses
+
+
+@contextlib.contextmanager
+def _untuned_convolutions() -> Iterator[None]:
+    """Let cuDNN not time its algorithms, which for the few batches of a look takes seconds."""
+    before = torch.backends.cudnn.benchmark
+    torch.backends.cudnn.benchmark = False
+    try:
+        yield
+    finally:
+        torch.backends.cudnn.benchmark = before
 
 
 def moment(epoch: int, epochs: int) -> str:
