@@ -89,7 +89,7 @@ def margin_histogram(
 
 def margin_panel(layers: Sequence[Layer], top: float, title: str) -> Panel:
     """Return a panel of sample margins, with room above the bars for the labels of rules."""
-    axis = "cosine to the true class − nearest wrong class"
+    axis = "cosine, true − nearest wrong class"
     return Panel(layers, title, axis, SHARE, y_range=(0.0, 1.35 * top))
 
 
