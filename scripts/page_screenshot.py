@@ -8,19 +8,13 @@ import base64
 import sys
 import tempfile
 from pathlib import Path
-from typing import Any
 
 from tammes.lab.cli.main import main
 
 ROOT = Path(__file__).parents[1]
 IMAGES = ROOT / "docs" / "images"
-DESKTOP, PHONE = {"width": 1280, "height": 1060}, {"width": 390, "height": 844, "dark": True}
-SHOTS: dict[str, tuple[dict[str, Any], str]] = {
-    "page": (DESKTOP, ""),
-    "page_features": (DESKTOP, "features"),
-    "page_phone": (PHONE, ""),
-}
-"""Screen and section of every picture; the top of the page without a section."""
+SHOTS = {"page": (1060, ""), "page_features": (662, "features")}
+"""Height in pixels and section of every picture; the top of the page without a section."""
 
 
 def draw(page: Path, folder: Path = IMAGES) -> None:
@@ -29,8 +23,8 @@ def draw(page: Path, folder: Path = IMAGES) -> None:
     import browser
 
     with browser.Browser(browser.find()) as chromium:
-        for name, (screen, section) in SHOTS.items():
-            with chromium.open(page, **screen) as opened:
+        for name, (height, section) in SHOTS.items():
+            with chromium.open(page, width=1280, height=height) as opened:
                 opened.wait_for("document.documentElement.dataset.drawn")
                 # Spheres are drawn a moment later.
                 opened.run("new Promise(done => setTimeout(done, 2000))")
