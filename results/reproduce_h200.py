@@ -2,12 +2,13 @@
 
 ``python results/reproduce_h200.py next --seconds 560 [--parallel 6] [--out DIR]`` takes the next
 open cells of the queue below and says how many minutes remain; repeat the call to go on.
-``next --plan`` says it without running anything. All recipes share one queue, so that the GPU is
-never idle. ``--out`` is this folder by default; into another one the entries of this folder are
-taken over first, and its ledgers are to be copied back. Data are read from ``$TAMMES_DATA``.
+``next --plan`` says it without running anything, line by line. All recipes share one queue, so that
+the GPU is never idle. ``--out`` is this folder by default; into another one the entries of this
+folder are taken over first, and its ledgers are to be copied back. Data are read from
+``$TAMMES_DATA``.
 
-Other phases than ``next`` repeat the sessions that the ledgers name. Needs only torch, Lightning,
-pyarrow and Pillow.
+Other phases than ``next`` are parts of the queue, cells that are not in it, and repetitions of the
+sessions that the ledgers name. Needs only torch, Lightning, pyarrow and Pillow.
 """
 
 import argparse
@@ -27,13 +28,26 @@ SUMS = ["sce+nca", "sce+proto", "bce+nca", "sce_direct_nca", "sce_direct_proto",
 SINGLE, CROPS = ["sce", "bce", "nca", "proto"], ["way32_cold", "way32_crop8", "way32_crop30"]
 FOUR = ["softmax", "divergence", "lsr_0.1", "super_symmetry"]
 PAIR = ["sce", "nca", "sce+nca", "sce_direct_nca"]
+MAIN = [*SINGLE, "sce+nca", "sce_direct_nca"]
+LOST = ["arcface_64", "cosface_64", "ce", "arcface_64_fifth"]
+FOUND = ["arcface_30", "arcface_64_margin", "arcface_64_warm"]
+IDENTITY_LOSSES = ["softmax", "cosface", "arcface", "lm_softmax"]
 INNER = [f"inner_{m}" for m in ("-0.5", "-0.3", "-0.1", "-0.05", "0", "+0.1", "+0.3")]
 Line = tuple[str, Sequence[str] | None, Sequence[str] | None, int, float]
 """Recipe, rows, columns, seeds, and a guess of the minutes of a cell."""
+START: list[Line] = [("kobayashi2024/cifar", MAIN, ["way32"], 3, 2.5)]
+SEEDS: list[Line] = [
+    ("zhou2022/table1", None, ["mnist"], 3, 0.5),
+    ("liu2016/mnist", None, None, 3, 1.5),
+]
 QUEUE: list[Line] = [
-    ("kobayashi2024/cifar", None, ["way32", "way16"], 3, 2.5),
-    ("zhou2022/table1", None, CIFAR, 1, 9),
-    ("zhou2022/unstable", None, CIFAR, 1, 9),
+    *START,
+    # Further seeds on MNIST, some seconds each.
+    *SEEDS,
+    ("kobayashi2024/cifar", None, ["way32"], 3, 2.5),
+    ("kobayashi2024/cifar", None, ["way16"], 3, 2.5),
+    ("zhou2022/table1", None, CIFAR, 1, 5),
+    ("zhou2022/unstable", None, CIFAR, 1, 5),
     ("zhou2022/table2", [r for each in LOSSES for r in (each, f"{each}_zc")], TAILS, 1, 4),
     ("kobayashi2019/table4", None, CIFAR, 1, 4),
     ("kobayashi2019/table1", None, CIFAR, 1, 4),
@@ -52,19 +66,26 @@ QUEUE: list[Line] = [
     ("kobayashi2024/cifar", ["sce_direct_nca"], ["way32_sibling"], 1, 35),
     ("kobayashi2024/cifar", None, ["random"], 1, 2.5),
     ("kobayashi2024/spectral", None, ["d64"], 1, 2.5),
-    ("zhou2022/table1", None, ["mnist"], 3, 0.5),
-    ("liu2016/mnist", None, None, 3, 0.5),
     # Further seeds of what has one by then.
     ("kobayashi2019/table4", None, CIFAR, 3, 4),
     ("kobayashi2019/table2", None, CIFAR, 3, 4),
     ("liu2016/cifar", None, CIFAR, 3, 5),
     ("kobayashi2024/cub", PAIR, ["way32"], 3, 5),
-    ("zhou2022/table1", None, CIFAR, 3, 9),
+    ("zhou2022/table1", None, CIFAR, 3, 5),
 ]
 PHASES: dict[str, list[Line]] = {
+    "start": START,
+    "seeds": SEEDS,
+    "doctor": [("zhou2022/unstable", [*LOST, *FOUND], ["short"], 1, 1.5)],
     "advice": [
-        ("advice/classes", None, ["omniglot", "cifar100"], 2, 1.5),
-        ("advice/identities", None, None, 2, 1.5),
+        ("advice/classes", None, ["cifar100"], 2, 0.7),
+        ("advice/classes", None, ["omniglot"], 2, 0.4),
+        ("advice/identities", None, None, 2, 0.4),
+    ],
+    "identities": [
+        ("identities/audiomnist", IDENTITY_LOSSES, None, 3, 0.5),
+        ("identities/chimpanzees", IDENTITY_LOSSES, None, 3, 1),
+        ("identities/cub", IDENTITY_LOSSES, None, 3, 1.2),
     ],
     "divergence": [
         ("kobayashi2019/table2", FOUR, CIFAR, 3, 4),
@@ -115,6 +136,9 @@ def main(words: Sequence[str] | None = None) -> int:
     named = [line for name in arguments.phases for line in PHASES.get(name, QUEUE)]
     lines = queue_lines(named)
     if arguments.plan:
+        for (name, _, columns, *_), line in zip(named, lines, strict=True):
+            own = remaining([line], out, quick=quick, workers=arguments.parallel)
+            print(f"{name}, {', '.join(columns or ['all columns'])}: {own}")
         left = remaining(lines, out, quick=quick, workers=arguments.parallel)
     else:
         engine = RunnerSettings(workers=arguments.parallel)

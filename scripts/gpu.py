@@ -38,6 +38,8 @@ MARKERS = ("gpu", "kernel", "timm", "torch_version")
 """Markers of the tests that run here."""
 LIMIT = 420
 """Time limit of a part that runs in a separate process, in seconds."""
+SHARES = 4
+"""Processes that share the tests, each running every fourth one."""
 
 BENCHMARKS = {
     "cuda": {
@@ -117,11 +119,12 @@ def tree_digest(folder: Path = ROOT / "src") -> str:
 class Child:
     """Child process whose output goes to a file, killed at the time limit."""
 
-    def __init__(self, command: list[str], log: Path) -> None:
+    def __init__(self, command: list[str], log: Path, **variables: str) -> None:
         self.log, self.began = log, time.monotonic()
+        known = environment() | variables
         with log.open("w") as output:
             self.process = subprocess.Popen(
-                command, stdout=output, stderr=subprocess.STDOUT, cwd=ROOT, env=environment()
+                command, stdout=output, stderr=subprocess.STDOUT, cwd=ROOT, env=known
             )
 
     def wait(self) -> tuple[int | None, str, float]:
@@ -142,39 +145,43 @@ def environment() -> dict[str, str]:
     return {**os.environ, "PYTHONPATH": os.pathsep.join(known)}
 
 
-def start_tests(logs: Path) -> Child:
-    """Start every test with one of the markers."""
+def start_tests(logs: Path) -> list[Child]:
+    """Start every test with one of the markers, in several processes."""
     marked = re.compile(rf"mark\.({'|'.join(MARKERS)})\b")
     files = [p for p in sorted((ROOT / "tests").rglob("test_*.py")) if marked.search(p.read_text())]
-    options = [
-        "-q",
-        "-m",
-        " or ".join(MARKERS),
-        "-p",
-        "no:cacheprovider",
-        "--durations=10",
-        "--tb=short",
-    ]
     # Installed pytest plugins may be broken on such a machine.
-    options += ["-p", "no:benchmark"]
-    return Child([sys.executable, "-m", "pytest", *options, *map(str, files)], logs / "tests.txt")
+    options = ["-q", "-p", "no:cacheprovider", "-p", "no:benchmark", "--durations=10", "--tb=short"]
+    command = [sys.executable, "-m", "pytest", *options, "-m", " or ".join(MARKERS)]
+    return [
+        Child(
+            [*command, *map(str, files)],
+            logs / f"tests{number}.txt",
+            TAMMES_TEST_SHARE=f"{number}/{SHARES}",
+        )
+        for number in range(SHARES)
+    ]
 
 
-def end_tests(child: Child) -> Part:
+def end_tests(children: list[Child]) -> Part:
     """Wait for the tests and return their result."""
-    code, output, seconds = child.wait()
-    part = Part(seconds=seconds)
-    last = output.strip().splitlines()[-1] if output.strip() else ""
-    part.count = sum(int(n) for n in re.findall(r"(\d+) (?:passed|failed|error)", last))
-    part.failures = [line for line in output.splitlines() if line.startswith(("FAILED ", "ERROR "))]
-    part.notes = [line.strip() for line in re.findall(r"^.*s call .*$", output, re.MULTILINE)][:10]
-    part.notes.append(last)
-    if code is None:
-        part.failures.append(f"tests: not done after {LIMIT} s")
-    elif code and not part.failures:
-        part.failures.append(f"tests: pytest ended with {code}: {output[-800:]}")
-    if part.failures:
-        print(output[-12000:])
+    part, slowest = Part(), []
+    for child in children:
+        code, output, seconds = child.wait()
+        last = output.strip().splitlines()[-1] if output.strip() else ""
+        failures = [line for line in output.splitlines() if line.startswith(("FAILED ", "ERROR "))]
+        if code is None:
+            failures.append(f"tests: not done after {LIMIT} s")
+        elif code and not failures:
+            failures.append(f"tests: pytest ended with {code}: {output[-800:]}")
+        if failures:
+            print(output[-12000:])
+        part.seconds = max(part.seconds, seconds)
+        part.count += sum(int(n) for n in re.findall(r"(\d+) (?:passed|failed|error)", last))
+        part.failures += failures
+        part.notes.append(last)
+        slowest += re.findall(r"^\s*([\d.]+)s call +(.*)$", output, re.MULTILINE)
+    slowest.sort(key=lambda found: -float(found[0]))
+    part.notes += [f"{seconds} s: {name}" for seconds, name in slowest[:10]]
     return part
 
 

@@ -1,8 +1,8 @@
 """Regenerate the parts of ``docs/`` that quote the code; tests fail if a page is out of date.
 
 These are the table of fields in configuration.md, that of columns in glossary.md, and outputs of
-commands in scaling.md, advise.md and choosing.md. ``make docs`` runs this, and the scripts that
-write docs/contract.md and docs/results.md.
+commands in scaling.md, advise.md, choosing.md, doctor.md and fewshot.md. ``make docs`` runs this,
+and the scripts that write docs/contract.md and docs/results.md.
 """
 
 import contextlib
@@ -14,6 +14,8 @@ from collections.abc import Callable
 from pathlib import Path
 
 import advice_evidence
+import doctor_table
+import fewshot_table
 import scaling_table
 
 from tammes.lab.cli.main import main
@@ -26,6 +28,8 @@ DOCS = Path(__file__).parents[1] / "docs"
 SCRIPTS: dict[str, Callable[[list[str]], object]] = {
     "scripts/scaling_table.py": scaling_table.main,
     "scripts/advice_evidence.py": advice_evidence.main,
+    "scripts/doctor_table.py": doctor_table.main,
+    "scripts/fewshot_table.py": fewshot_table.main,
 }
 """Scripts whose output pages quote."""
 
@@ -102,6 +106,8 @@ UPDATES = {
     "scaling": with_outputs,
     "advise": with_outputs,
     "choosing": with_outputs,
+    "doctor": with_outputs,
+    "fewshot": with_outputs,
 }
 """Update functions by page."""
 

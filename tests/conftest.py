@@ -24,6 +24,14 @@ if _BESIDE.is_dir():
     os.environ.setdefault("TAMMES_DATA", str(_BESIDE))
 
 
+@pytest.hookimpl(trylast=True)
+def pytest_collection_modifyitems(items):
+    """Keep the share of the tests that this process runs (``make gpu`` has several processes)."""
+    if "TAMMES_TEST_SHARE" in os.environ:
+        number, count = map(int, os.environ["TAMMES_TEST_SHARE"].split("/"))
+        items[:] = items[number::count]
+
+
 def pytest_runtest_setup(item):
     if item.get_closest_marker("gpu") and not torch.cuda.is_available():
         pytest.skip("no CUDA device")

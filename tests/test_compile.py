@@ -152,7 +152,6 @@ def test_a_copied_criterion_compiles_too(again):
 
 
 # Importing inductor makes torch warn of its own use of torch.jit.
-@pytest.mark.filterwarnings("ignore:`torch.jit.script_method` is deprecated:DeprecationWarning")
 @pytest.mark.slow
 @pytest.mark.parametrize("name", ["softmax", "arcface", "logit_divergence"])
 def test_a_criterion_compiles_with_inductor(name):
@@ -306,7 +305,6 @@ def test_a_compiled_criterion_has_the_gradient_of_the_state_it_read(name):
 
 
 # Importing inductor makes torch warn of its own use of torch.jit.
-@pytest.mark.filterwarnings("ignore:`torch.jit.script_method` is deprecated:DeprecationWarning")
 @pytest.mark.slow
 @pytest.mark.parametrize("name", ["arcface margin", "deferred weights", "center", "own state"])
 def test_inductor_gradient_is_that_of_the_state_the_criterion_read(name):

@@ -1,9 +1,11 @@
 """The script that tries everything on a GPU, and what it has written down."""
 
 import importlib.util
+import itertools
 import json
 from pathlib import Path
 
+import conftest
 import pytest
 
 ROOT = Path(__file__).resolve().parents[1]
@@ -18,13 +20,46 @@ def script():
     return module
 
 
-def test_tests_of_gpus_kernels_and_timm_are_started(script, monkeypatch, tmp_path):
-    monkeypatch.setattr(script, "Child", lambda command, log: command)
-    command = script.start_tests(tmp_path)
-    assert command[command.index("-m", 3) + 1] == "gpu or kernel or timm or torch_version"
-    names = {Path(word).name for word in command if word.endswith(".py")}
-    assert {"test_cuda.py", "test_timm.py", "test_compile.py"} <= names
-    assert "test_docs.py" not in names
+def test_tests_of_gpus_kernels_and_timm_are_started_in_shares(script, monkeypatch, tmp_path):
+    monkeypatch.setattr(script, "Child", lambda command, log, **variables: (command, variables))
+    started = script.start_tests(tmp_path)
+    assert [variables["TAMMES_TEST_SHARE"] for _, variables in started] == [
+        "0/4", "1/4", "2/4", "3/4"
+    ]  # fmt: skip
+    for command, _ in started:
+        assert command[command.index("-m", 3) + 1] == "gpu or kernel or timm or torch_version"
+        names = {Path(word).name for word in command if word.endswith(".py")}
+        assert {"test_cuda.py", "test_timm.py", "test_compile.py"} <= names
+        assert "test_docs.py" not in names
+
+
+def test_shares_are_disjoint_and_leave_out_no_test(monkeypatch):
+    marked = [f"test {number}" for number in range(10)]
+    shares = []
+    for number in range(3):
+        monkeypatch.setenv("TAMMES_TEST_SHARE", f"{number}/3")
+        shares.append(list(marked))
+        conftest.pytest_collection_modifyitems(shares[-1])
+    assert sorted(itertools.chain(*shares)) == marked
+    assert max(map(len, shares)) - min(map(len, shares)) <= 1
+
+
+def test_results_of_all_shares_are_added(script, capsys):
+    class Ended:
+        def __init__(self, *result):
+            self.wait = lambda: result
+
+    part = script.end_tests(
+        [
+            Ended(0, "1.50s call     tests/a.py::one\n3 passed, 1 skipped in 4s\n", 5.0),
+            Ended(1, "2.50s call     tests/b.py::two\nFAILED b\n1 failed, 2 passed in 3s\n", 4.0),
+            Ended(None, "half a", 420.0),
+        ]
+    )
+    assert (part.count, part.seconds) == (6, 420.0)
+    assert part.failures == ["FAILED b", "tests: not done after 420 s"]
+    assert part.notes[-2:] == ["2.50 s: tests/b.py::two", "1.50 s: tests/a.py::one"]
+    assert "half a" in capsys.readouterr().out
 
 
 @pytest.fixture

@@ -186,10 +186,24 @@ class Similarity:
     Attributes:
         has_angle: whether the target is ``length * cosine``, so that angular margins make sense.
         is_cosine: whether it is bounded by one: unit features and unit prototypes.
+        is_product: whether a factor of a prototype, or of its direction, is one of the similarity.
+        centers: prototypes of a class, which are then of shape ``(C, K, D)`` and pooled, see
+            :mod:`tammes.pooling`.
     """
 
     has_angle: bool = True
     is_cosine: bool = False
+    is_product: bool = True
+    centers: int = 1
+
+    @property
+    def options(self) -> dict[str, Any]:
+        """Options of a head that say how it compares, where they are not the default."""
+        return {}
+
+    def over(self, inner: "Similarity") -> "Similarity":
+        """Another similarity that is pooled as this one is."""
+        return inner
 
     def bind(self, prototypes: Tensor) -> "Similarity":
         """Fix what depends on all prototypes at once, before they are cut into blocks."""
@@ -202,6 +216,10 @@ class Similarity:
     def keys(self, prototypes: Tensor) -> tuple[Tensor, Tensor | None]:
         """Rows to multiply with queries, shape ``(C, D)``, and what to add for each class."""
         return prototypes, None
+
+    def products(self, query: Tensor, keys: Tensor) -> Tensor:
+        """Multiply queries with keys, shape ``(N, C)``."""
+        return query @ keys.T
 
     def target(self, features: Tensor, prototypes: Tensor) -> Tensor:
         """Similarity of paired rows, shape ``(N,)``."""
@@ -315,6 +333,11 @@ class Cosine(Similarity):
         # Bounded by one only where the features are normalised too.
         object.__setattr__(self, "is_cosine", self.normalize_features)
 
+    @property
+    def options(self) -> dict[str, Any]:
+        """Whether features keep their length."""
+        return {} if self.normalize_features else {"normalize_features": False}
+
     def query(self, features: Tensor) -> tuple[Tensor, Tensor | None]:
         """Unit features, unless they keep their length."""
         return (directions(features) if self.normalize_features else features), None
@@ -427,6 +450,7 @@ class SquaredDistance(Similarity):
     centre: Tensor | None = None
 
     has_angle = False
+    is_product = False
 
     def bind(self, prototypes: Tensor) -> "SquaredDistance":
         """Measure from the mean prototype, so that the expanded square keeps its digits.

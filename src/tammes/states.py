@@ -1,7 +1,7 @@
 """State of terms from batch to batch, and copies of buffers that a step changes later."""
 
 from collections.abc import Mapping
-from typing import TYPE_CHECKING, Any, Literal, NamedTuple, TypeAlias, TypeVar
+from typing import TYPE_CHECKING, Any, Literal, NamedTuple, TypeAlias, TypeVar, cast
 
 import torch
 from torch import Tensor, nn
@@ -24,7 +24,13 @@ class State(ExactBuffers):
     receives the result of :meth:`reading`, so a hook may write to a buffer in place. Give a number
     the shape ``(1,)``: ``torch.compile`` drops writes to float64 tensors without dimensions on a
     CPU (torch 2.13).
+
+    Attributes:
+        sees: fields of the own class, such as ``"target"``, that :meth:`before` finds in
+            ``batch.split``, without gradient: of all examples, and the same on all ranks.
     """
+
+    sees: frozenset[str] = frozenset()
 
     def _load_from_state_dict(
         self, state_dict: dict[str, Any], prefix: str, *args: Any, **kwargs: Any
@@ -74,6 +80,11 @@ class State(ExactBuffers):
 
 class States(nn.ModuleDict):
     """States of a criterion's terms, by name."""
+
+    @property
+    def sees(self) -> frozenset[str]:
+        """Fields of the own class that any of them asks for."""
+        return frozenset(field for state in self.values() for field in cast(State, state).sees)
 
     @torch.no_grad()
     def run_hook(self, hook: Hook, batch: "Batch") -> None:

@@ -196,7 +196,7 @@ def _sizes(case, step):
     shortest_w = widths[widths > 1e-12].min().item()
     if case.head == "gaussian":
         scores, by_x, by_w = (x + w) ** 2 / 2, x + w, x + w
-    elif case.head in ("cosine", "simplex"):
+    elif case.head in ("cosine", "cosine_subcenters", "simplex"):
         scores, by_x, by_w = 1.0, 1 / shortest_x, 1 / shortest_w
     elif case.head == "cosine_raw":
         scores, by_x, by_w = x, 1.0, x / shortest_w

@@ -8,7 +8,7 @@ from catalogue import CLASSES, HEADS, SPLIT_TERMS, fits
 from torch.testing import assert_close
 
 import tammes
-from tammes.kernels import dense, dense_gpu
+from tammes.kernels import compiled_split, dense, dense_gpu, dispatch
 from tammes.kernels.dense import dense_split
 from tammes.kernels.problem import Problem
 from tammes.similarity import Cosine, InnerProduct
@@ -329,3 +329,105 @@ def test_a_step_takes_few_launches(make, most):
         torch.cuda.synchronize()
     launches = [e.name for e in profile.events() if e.device_type == torch.autograd.DeviceType.CUDA]
     assert len(launches) <= most, launches
+
+
+@pytest.mark.parametrize("mean", [True, False])
+@pytest.mark.parametrize("count", [1, 5, 1024, 1500])
+@pytest.mark.parametrize("share", [0.0, 0.4, 1.0])
+def test_examples_that_count_are_weighed_alike(count, share, mean):
+    labels = torch.randint(7, (2 * count,), device=DEVICE)[::2]
+    ignored = torch.rand(count, device=DEVICE) < share
+    labels = labels.masked_fill(ignored, -100)
+    kept, valid, weights, total = dense_gpu.weigh_examples(labels, -100, mean=mean)
+    assert torch.equal(valid, ~ignored)
+    assert torch.equal(kept, labels.masked_fill(ignored, 0))
+    assert total.item() == max(1, valid.sum().item())
+    assert_close(weights, valid / total if mean else valid.float(), rtol=1e-7, atol=0)
+
+
+def test_more_examples_than_one_program_weighs_are_left_to_torch(monkeypatch, used):
+    criterion = tammes.CosFace(5, 4)
+    features, labels = torch.randn(20, 5), torch.randint(4, (20,))
+    labels[3], features[3] = -100, torch.nan
+    found = results(criterion, features, labels)
+    monkeypatch.setattr(dense_gpu, "_AT_ONCE", 19)
+    assert dense_gpu.weigh_examples(labels.to(DEVICE), -100, mean=True) is None
+    assert_close(results(criterion, features, labels), found, rtol=0, atol=0)
+    assert len(used) == 2
+
+
+@pytest.fixture
+def operator(monkeypatch):
+    """Shapes of the batches that the operator was called with."""
+    seen, forward_pass = [], compiled_split.forward_pass
+
+    def spy(features, *arguments):
+        seen.append(tuple(features.shape))
+        return forward_pass(features, *arguments)
+
+    monkeypatch.setattr(compiled_split, "forward_pass", spy)
+    monkeypatch.setattr(dispatch, "_OPERATOR", 0)
+    torch._dynamo.reset()
+    yield seen
+    torch._dynamo.reset()
+
+
+@pytest.mark.parametrize("make", [tammes.Softmax, tammes.CosFace, tammes.ArcFace, tammes.LMSoftmax])
+@pytest.mark.parametrize("reduction", ["mean", "none"])
+def test_a_compiler_calls_the_same_kernels(make, reduction, operator):
+    criterion = make(6, 5, reduction=reduction)
+    features, labels = torch.randn(7, 6), torch.tensor([0, 4, 2, -100, 1, 3, 3])
+    if criterion.head.bias is not None:
+        with torch.no_grad():
+            criterion.head.bias.normal_()
+            # Masked: no example is of it.
+            criterion.head.bias[2], labels[2] = -torch.inf, 0
+    features[3] = 0
+
+    def compiled(criterion, features, labels):
+        backend = "inductor" if DEVICE == "cuda" else "aot_eager"
+        call = torch.compile(criterion, backend=backend, fullgraph=True)
+        features = features.to(DEVICE).requires_grad_()
+        loss = call(features, labels.to(DEVICE))
+        (1.5 * loss.sum()).backward()
+        found = {"loss": loss.detach(), "features": features.grad, **criterion.terms}
+        found |= {name: parameter.grad for name, parameter in criterion.named_parameters()}
+        return {name: tensor.double().cpu() for name, tensor in found.items()}
+
+    found = compiled(copy.deepcopy(criterion).to(DEVICE), features.clone(), labels)
+    assert operator == [(7, 6)]
+    assert_close(found, exact(criterion, features, labels), rtol=1e-4, atol=1e-5)
+
+
+def test_a_compiler_traces_what_the_kernels_do_not_take(operator):
+    head = tammes.CosineHead(6, 5, scale="learnable").to(DEVICE)
+    for term in (tammes.cosface(), tammes.softmax() + tammes.logit_divergence()):
+        criterion = tammes.Criterion(head, term)
+        features, labels = torch.randn(4, 6).to(DEVICE), torch.tensor([0, 1, 2, 3]).to(DEVICE)
+        loss = torch.compile(criterion, backend="eager", fullgraph=True)(features, labels)
+        assert_close(loss, criterion(features, labels))
+    assert not operator
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("low", [torch.bfloat16, torch.float16])
+@pytest.mark.parametrize("make", [tammes.Softmax, tammes.CosFace])
+def test_compiled_products_take_half_precision(make, low, operator):
+    criterion = make(64, 300).cuda()
+    features, labels = torch.randn(96, 64).cuda(), torch.randint(300, (96,)).cuda()
+    gradients = {}
+    for name, call in {"eager": criterion, "compiled": torch.compile(criterion)}.items():
+        own = features.clone().requires_grad_()
+        with torch.autocast("cuda", low):
+            loss = call(own, labels)
+        loss.backward()
+        gradients[name] = {
+            "loss": loss.detach(),
+            "features": own.grad,
+            "weight": criterion.head.weight.grad,
+        }
+        criterion.zero_grad()
+    assert operator
+    for name, expected in gradients["eager"].items():
+        error = (gradients["compiled"][name] - expected).norm() / expected.norm()
+        assert error < 5e-3, name

@@ -22,7 +22,8 @@ class ShardedRows:
 
     Args:
         group: ranks that hold the rows, or ``None`` if this process holds them all.
-        classes: number of rows of all ranks.
+        classes: number of classes of all ranks.
+        centers: rows of a class.
 
     Example:
         >>> shards, rows = ShardedRows(), torch.eye(2)
@@ -30,17 +31,26 @@ class ShardedRows:
         tensor([0.5000, 0.5000])
     """
 
-    def __init__(self, group: "RankGroup | None" = None, classes: int | None = None) -> None:
-        self.group, self.classes = group, classes
+    def __init__(
+        self, group: "RankGroup | None" = None, classes: int | None = None, centers: int = 1
+    ) -> None:
+        self.group, self.classes, self.centers = group, classes, centers
 
     @classmethod
     def of_head(cls, head: "Head") -> "ShardedRows":
         """Shards of the prototypes of a head."""
-        return cls(head.group, head.num_classes) if head.is_sharded else ALL_ROWS_LOCAL
+        centers = head.similarity.centers
+        if not head.is_sharded:
+            return ALL_ROWS_LOCAL if centers == 1 else cls(centers=centers)
+        return cls(head.group, head.num_classes, centers)
 
     def count(self, rows: Tensor) -> int:
         """Number of rows of all ranks."""
-        return len(rows) if self.classes is None else self.classes
+        return len(rows) if self.classes is None else self.classes * self.centers
+
+    def by_class(self, rows: Tensor) -> Tensor:
+        """The rows of this rank by class, shape ``(c, K, D)``."""
+        return rows.unflatten(0, (-1, self.centers))
 
     def all_reduce(self, part: Tensor) -> Tensor:
         """Sum over the ranks of a tensor that each rank computed from its own rows."""

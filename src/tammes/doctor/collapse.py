@@ -44,8 +44,8 @@ def prototypes_collapsed(snapshot: Snapshot) -> Finding | None:
     return Finding(
         f"the mean angle between two prototypes is {angle:.2f}°, where random ones have 90°",
         why,
-        "use cosface, whose margin costs the same everywhere, or start again with a fifth of the "
-        "learning rate",
+        "use cosface, whose margin costs the same everywhere, or start again with half the scale "
+        "or a fifth of the learning rate",
     )
 
 

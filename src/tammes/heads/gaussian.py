@@ -46,6 +46,6 @@ class GaussianHead(Head):
     def _initial(self, n: int) -> Tensor:
         return torch.randn(n, self.embedding_size)
 
-    def _new_rows(self, n: int, from_features: Tensor | None) -> Tensor:
+    def _from_features(self, features: Tensor) -> Tensor:
         # A mean of features is where a Gaussian belongs, length and all.
-        return super()._new_rows(n, None) if from_features is None else from_features
+        return features

@@ -10,6 +10,7 @@ from torch import Tensor
 from torch.autograd import forward_ad
 
 from tammes._validation import transforming
+from tammes.kernels import dense_gpu
 from tammes.kernels.dense import dense_split
 from tammes.kernels.dense_gpu import supports
 from tammes.kernels.problem import Problem
@@ -17,7 +18,7 @@ from tammes.kernels.reference import reference_split
 from tammes.kernels.streamed.functions import streamed_split
 from tammes.kernels.tiling import Plan, dense_matrices, most_prototypes
 from tammes.similarity import full_precision, product_dtype, working_dtype
-from tammes.split import Split
+from tammes.split import MAPPED, Split
 
 Implementation = Literal["auto", "dense", "streamed", "fused"]
 Way = Literal["dense", "reference", "streamed", "fused"]
@@ -33,6 +34,9 @@ takes 0.8 to 1.2 times as long, by how fast Python is there, and up to half the 
 _ROOM = 4 << 30
 """Bytes that dense matrices may take on a GPU, at most, and at most an eighth of its memory. Within
 it, scores in blocks take longer."""
+_OPERATOR = 1 << 25
+"""Scores above which a compiler calls the dense kernel in half precision, whose plain form has
+products in single precision: on an H200 it takes 0.57 times as long at 10^8, and 1.2 at 10^7."""
 _log = logging.getLogger("tammes")
 
 
@@ -46,17 +50,22 @@ def check_implementation(name: str, implementation: str) -> None:
 
 
 def choose_kernel(implementation: Implementation, problem: Problem, reads: frozenset[str]) -> Way:
-    """Choose the kernel of one call; a compiler or a transform gets the reference."""
+    """Choose the kernel of one call; a transform gets the reference, a compiler if it must."""
     check_implementation("a head", implementation)
     if problem.share is None:
-        if "rest" in reads or transforming() or forward_ad._current_level >= 0:
+        if "rest" in reads or forward_ad._current_level >= 0:
             return "reference"
+        if transforming():
+            compiling = torch.compiler.is_compiling()
+            return "dense" if compiling and compiles(problem, reads) else "reference"
         half = product_dtype(problem.features.device) is not None
         if implementation == "dense" or (
             implementation == "auto"
             and in_memory(problem, reads, half, half and why_not_fused(problem, reads) is None)
         ):
-            return "dense" if len(problem.features) else "reference"
+            # The closed form of the dense kernel has one prototype per class, and no map.
+            plain = problem.similarity.centers == 1 and MAPPED not in reads
+            return "dense" if plain and len(problem.features) else "reference"
     elif "rest" in reads:
         raise ValueError(
             "a head that has only some of the classes expects terms without rest, "
@@ -72,8 +81,21 @@ def choose_kernel(implementation: Implementation, problem: Problem, reads: froze
     return "streamed"
 
 
+def compiles(problem: Problem, reads: frozenset[str]) -> bool:
+    """Whether a compiler meets the dense kernel of a GPU as an operator."""
+    half = product_dtype(problem.features.device) is not None or dense_gpu.ANYWHERE
+    if not half or _scores(problem) < _OPERATOR or not supports(problem, reads):
+        return False
+    if torch._C._are_functorch_transforms_active():
+        return False
+    # Here: it would import the compiler along with tammes.
+    from tammes.kernels.compiled_split import is_available
+
+    return is_available()
+
+
 def _scores(problem: Problem) -> int:
-    return len(problem.features) * most_prototypes(problem)
+    return len(problem.features) * most_prototypes(problem) * problem.similarity.centers
 
 
 def in_memory(problem: Problem, reads: frozenset[str], half: bool, fusable: bool) -> bool:
@@ -91,10 +113,14 @@ def in_memory(problem: Problem, reads: frozenset[str], half: bool, fusable: bool
     if device.type not in ("cuda", "meta"):
         return False
     lean = supports(problem, reads)
+    if half and problem.similarity.centers > 1:
+        # The reference multiplies in single precision.
+        return False
     if half and fusable and scores > (_FUSED if lean else 0):
         return False
     item = working_dtype(problem.features, problem.prototypes).itemsize
-    matrices = 1.5 if lean else dense_matrices(reads)
+    pooled = problem.similarity.centers > 1
+    matrices = 1.5 if lean else dense_matrices(reads | {"rest"} if pooled else reads)
     return scores * item * matrices <= _room(device)
 
 
@@ -137,11 +163,6 @@ def split(
         implementation: how; the fused kernel is for losses, a split alone is streamed.
     """
     reads = frozenset(reads)
-    if "excess" in reads:
-        raise ValueError(
-            "a split expects reads without excess, whose threshold belongs to a term, got it: "
-            "use a criterion"
-        )
     kernel = choose_kernel(implementation, problem, reads)
     if kernel == "reference":
         return reference_split(problem, labels, reads)

@@ -9,12 +9,21 @@ from tammes.losses.angular import (
     normface,
     sphereface,
 )
+from tammes.losses.hard_negatives import (
+    circle,
+    curricularface,
+    inter_topk,
+    interclass_filter,
+    mv_softmax,
+    sface,
+)
 from tammes.losses.imbalance import ldam, logit_adjustment, vs_softmax
 from tammes.losses.largest_margin import gm_softmax, lm_softmax
 from tammes.losses.pairwise import center, contrastive, nca, proto, triplet
 from tammes.losses.regularizers import (
     logit_divergence,
     sample_margin,
+    subcenter_spread,
     super_symmetry,
     zero_centroid,
 )
@@ -33,15 +42,19 @@ __all__ = [
     "arcface",
     "bce",
     "center",
+    "circle",
     "combined_margin",
     "contrastive",
     "cosface",
     "crammer_singer",
+    "curricularface",
     "elasticface",
     "focal",
     "gm_softmax",
     "hard_bias",
     "hinge",
+    "inter_topk",
+    "interclass_filter",
     "l_softmax",
     "large_margin_gaussian",
     "ldam",
@@ -49,12 +62,15 @@ __all__ = [
     "logit_adjustment",
     "logit_divergence",
     "magface",
+    "mv_softmax",
     "nca",
     "normface",
     "proto",
     "sample_margin",
+    "sface",
     "softmax",
     "sphereface",
+    "subcenter_spread",
     "super_symmetry",
     "triplet",
     "vs_softmax",

@@ -9,6 +9,7 @@ from tammes.lab.measure.identities import (
     IdentityProtocol,
     check_identities,
     identity_intervals,
+    identity_resamples,
     measure_identities,
     protocol_pairs,
 )
@@ -113,11 +114,13 @@ def test_prescribed_pairs_are_verified_in_their_folds():
 def test_intervals_are_over_identities_and_around_the_numbers(monkeypatch):
     monkeypatch.setattr(identities, "RESAMPLES", 40)
     features, labels = examples([30] * 8, noise=2.0)
-    found, ends = measure_identities(features, labels), identity_intervals(features, labels)
+    found, drawn = measure_identities(features, labels), identity_resamples(features, labels)
+    ends = identity_intervals(drawn)
     assert ends.keys() == found.keys()
     for name, (low, high) in ends.items():
         assert low <= found[name] <= high
-    assert ends == identity_intervals(features, labels)
+    assert all(len(each) == 40 for each in drawn.values())
+    assert ends == identity_intervals(identity_resamples(features, labels))
     assert ends["eer"][1] - ends["eer"][0] > 0.01
 
 

@@ -1,4 +1,4 @@
-"""What a ledger takes from the folder of a cell: numbers, curves, histograms, points."""
+"""What a ledger takes from the folder of a cell: numbers, curves, looks, histograms, points."""
 
 import json
 from dataclasses import replace
@@ -141,6 +141,53 @@ def test_a_run_that_was_never_tested_on_the_way_has_curves_all_the_same(tmp_path
     assert curves["epoch"] == [1, 2]
     assert curves["train.loss"] == [2.0, None]
     assert curves["test.accuracy"] == [None, None]
+
+
+# --------------------------------------------------------------------------------------- looks
+
+
+def test_looks_are_kept_with_their_findings_and_their_duration(tmp_path):
+    make_run(tmp_path)
+    found = {"name": "prototypes-collapsed", "severity": "warning", "measured": "0.5 degrees"}
+    measured = {"loss": 4.751234, "prototype_cosine": 0.97, "terms": {}}
+    looks = [
+        {"epoch": epoch, "step": epoch, "findings": [found] * epoch, "measured": measured}
+        for epoch in (0, 1)
+    ]
+    write_json(tmp_path / "health.json", {"looks": looks, "seconds": {"0": 0.5}})
+    timing = [{"epoch": e, "seconds": s} for e, s in ((1, 9.0), (2, 2.0), (3, 4.0))]
+    write_lines(tmp_path / "timing.jsonl", timing)
+    entry, _ = taken_from(tmp_path, recipe=replace(RECIPE, keep=("health",)))
+    numbers = {"loss": 4.751, "prototype_cosine": 0.97}
+    assert entry.kept["health"] == {
+        "looks": [
+            {"epoch": 0, "findings": [], **numbers, "seconds": 0.5},
+            {"epoch": 1, "findings": ["prototypes-collapsed"], **numbers, "seconds": None},
+        ],
+        "epoch_seconds": 4.0,
+    }
+
+
+# ----------------------------------------------------------------------------------- identities
+
+
+def test_resamples_of_identities_are_kept_for_the_quantities_of_the_recipe(tmp_path):
+    make_run(tmp_path)
+    config = json.loads((tmp_path / "config.json").read_bytes())
+    write_json(tmp_path / "config.json", {**config, "identities": True})
+    recipe = read({**GIVEN, "quantities": ["map", "eer", "tar_far_1e-2"]}, "small")
+    assert "resamples" not in taken_from(tmp_path, recipe=recipe)[0].kept["identities"]
+    nan = float("nan")
+    drawn = {
+        "mean_average_precision": [0.5, 0.123456],
+        "eer": [0.1, 0.2],
+        "minp": [0.1, 0.1],
+        "tar_at_far_1e-2": [0.1, nan],
+    }
+    tensors = {name: torch.tensor(each, dtype=torch.double) for name, each in drawn.items()}
+    write_tensors(tmp_path / "resamples.safetensors", tensors)
+    kept = taken_from(tmp_path, recipe=recipe)[0].kept["identities"]
+    assert kept["resamples"] == {"map": [50.0, 12.35], "eer": [10.0, 20.0]}
 
 
 # ------------------------------------------------------------------------------ histograms by hand

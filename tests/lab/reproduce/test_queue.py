@@ -157,6 +157,13 @@ def test_a_queue_goes_on_where_it_stopped_and_passes_by_what_has_no_data(tmp_pat
     assert len(ledger.cells) == 3
 
 
+def test_lines_of_one_recipe_that_run_together_have_one_ledger(tmp_path, ran):
+    lines = [line(), line(columns=["long"]), line(seeds=2)]
+    run_queue(lines, tmp_path, seconds=600, engine=ONE)
+    assert ran == ["a, short, seed 0", "a, long, seed 0", "a, short, seed 1"]
+    assert len(Ledger.at(tmp_path / "made/small.json", RECIPE).cells) == 3
+
+
 def test_when_time_is_up_the_next_call_resumes_from_the_checkpoint(tmp_path, monkeypatch):
     # As often as the clock can tell.
     monkeypatch.setattr(reproduction, "_SAVE_SECONDS", 1e-9)
@@ -243,19 +250,23 @@ def test_every_line_of_the_script_selects_cells(script):
 
 
 def test_the_queue_begins_with_the_sums_on_cifar(script):
-    names = [*dict.fromkeys(name for name, *_ in script.QUEUE)]
+    lines = [line for line in script.QUEUE if line not in script.SEEDS]
+    names = [*dict.fromkeys(name for name, *_ in lines)]
     assert names[:4] == [
         "kobayashi2024/cifar", "zhou2022/table1", "zhou2022/unstable", "zhou2022/table2",
     ]  # fmt: skip
-    first = script.queue_lines(script.QUEUE[:1])[0].selection
-    assert len([*first.recipe.places(first.rows, first.columns)]) == 24
-    assert first.seeds == 3
+    first = [each.selection for each in script.queue_lines(lines[:3])]
+    places = [{*each.recipe.places(each.rows, each.columns)} for each in first]
+    assert [len(each) for each in places] == [6, 12, 12]
+    assert len(set.union(*places)) == 24
+    assert {each.seeds for each in first} == {3}
 
 
 def test_the_script_says_how_much_is_open_without_running_anything(script, capsys, tmp_path):
     assert script.main(["mnist", "--plan", "--out", str(tmp_path), "--parallel", "1"]) == 1
     said = capsys.readouterr().out
-    assert said == "about 12 minutes remain: 23 cells; the time of 23 is a guess\n"
+    left = "about 12 minutes remain: 23 cells; the time of 23 is a guess\n"
+    assert said == f"zhou2022/table1, mnist: {left}{left}"
     assert script.main(["mnist", "--plan"]) == 0
-    assert capsys.readouterr().out == "nothing is open\n"
+    assert capsys.readouterr().out == "zhou2022/table1, mnist: nothing is open\nnothing is open\n"
     assert not [*tmp_path.iterdir()]

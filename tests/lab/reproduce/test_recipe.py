@@ -417,7 +417,7 @@ MISTAKES = [
      "a claim is about numbers of paper, which has none"),
     ({"figures": [{"draw": "curves"}]}, "... figure ... curves ... of ... none"),
     ({"keep": ["histogram"]},
-     "a part of keep of the recipe is expected to be histograms or scatter, got 'histogram'"),
+     "a part of keep ... is expected to be health, histograms or scatter, got 'histogram'"),
     ({"keep": "scatter"}, "keep ... list ... 'scatter'"),
     ({"curves": "train.bias"}, "curves ... list ... 'train.bias'"),
     ({"figures": [{"draw": "curve"}]},

@@ -83,6 +83,27 @@ def test_looking_changes_no_bit_of_a_run(healthy, tmp_path, monkeypatch):
         assert (alone.folder / name).read_bytes() == (healthy.folder / name).read_bytes(), name
 
 
+def test_the_duration_of_every_look_is_recorded_beside_the_looks(healthy):
+    assert [*healthy.look_seconds] == ["0", "1", "2", "4"]
+    assert all(seconds > 0 for seconds in healthy.look_seconds.values())
+    assert Run(OLD).look_seconds == {}
+
+
+def test_a_look_does_not_let_cudnn_time_its_algorithms(tmp_path, monkeypatch):
+    seen, batch = [], HealthLooks._batch
+
+    def spy(self, rows):
+        seen.append(torch.backends.cudnn.benchmark)
+        return batch(self, rows)
+
+    monkeypatch.setattr(HealthLooks, "_batch", spy)
+    # On a GPU it is on in training.
+    monkeypatch.setattr(torch.backends.cudnn, "benchmark", True)
+    train(SMALL.replace(epochs=1), tmp_path)
+    assert seen == [False] * 3
+    assert torch.backends.cudnn.benchmark
+
+
 @pytest.mark.parametrize("stop_at", [3, 5, 7, 10])
 def test_an_interrupted_run_has_the_same_looks(healthy, tmp_path, stop_at):
     class Stop(Progress):
@@ -96,7 +117,9 @@ def test_an_interrupted_run_has_the_same_looks(healthy, tmp_path, stop_at):
     config = SMALL.replace(save_steps=2)
     with pytest.raises(KeyboardInterrupt):
         train(config, tmp_path, progress=Stop())
-    assert train(config, tmp_path).health == healthy.health
+    resumed = train(config, tmp_path)
+    assert resumed.health == healthy.health
+    assert resumed.look_seconds.keys() == healthy.look_seconds.keys()
 
 
 def test_a_look_that_was_due_at_the_checkpoint_is_caught_up_on(healthy, tmp_path, monkeypatch):

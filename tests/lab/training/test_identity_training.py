@@ -10,7 +10,11 @@ from PIL import Image
 from tammes.lab.cli.main import main
 from tammes.lab.config.schema import Config
 from tammes.lab.measure import identities
-from tammes.lab.measure.identities import identity_intervals, measure_identities
+from tammes.lab.measure.identities import (
+    identity_intervals,
+    identity_resamples,
+    measure_identities,
+)
 from tammes.lab.records.run_folder import RecordError, Run
 from tammes.lab.stats.seed_groups import table
 from tammes.lab.training.datasets import prepare_data
@@ -75,9 +79,13 @@ def test_test_identities_are_measured_and_kept(run):
     assert sorted(kept) == ["features", "index", "labels"]
     assert kept["labels"].bincount().tolist() == [12] * 6
     measured = measure_identities(kept["features"], kept["labels"])
+    drawn = identity_resamples(kept["features"], kept["labels"])
     assert run.final["test"] == {
         **{name: pytest.approx(value) for name, value in measured.items()},
-        "intervals": identity_intervals(kept["features"], kept["labels"]),
+        "intervals": identity_intervals(drawn),
+    }
+    assert {name: each.tolist() for name, each in run.tensors("resamples").items()} == {
+        name: each.tolist() for name, each in drawn.items()
     }
     for row in run.metrics:
         assert row["test"].keys() == measured.keys()

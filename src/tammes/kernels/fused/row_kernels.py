@@ -7,6 +7,40 @@ launches of torch. :mod:`tammes.kernels.dense_gpu` says what they are for.
 import triton
 import triton.language as tl
 
+from tammes import similarity
+
+TINY = tl.constexpr(similarity.TINY)
+HUGE = tl.constexpr(similarity.HUGE)
+
+
+@triton.jit
+def weigh(
+    labels, kept, valid, weights, total, ignored, count, MEAN: tl.constexpr, BLOCK: tl.constexpr
+):
+    """Weights of examples that count alike, and labels with class 0 for those that do not count.
+
+    One program for the whole batch: with MEAN its weights sum to one.
+    """
+    number = tl.zeros((BLOCK,), tl.float32)
+    for start in range(0, count, BLOCK):
+        row = start + tl.arange(0, BLOCK)
+        inside = row < count
+        label = tl.load(labels + row, mask=inside, other=0)
+        counts = inside & (label != ignored)
+        number += counts.to(tl.float32)
+        tl.store(kept + row, tl.where(counts, label, 0), mask=inside)
+        tl.store(valid + row, counts, mask=inside)
+        if not MEAN:
+            tl.store(weights + row, counts.to(tl.float32), mask=inside)
+    whole = tl.maximum(tl.sum(number, 0), 1.0)
+    tl.store(total, whole)
+    if MEAN:
+        for start in range(0, count, BLOCK):
+            row = start + tl.arange(0, BLOCK)
+            inside = row < count
+            counts = tl.load(labels + row, mask=inside, other=0) != ignored
+            tl.store(weights + row, counts.to(tl.float32) / whole, mask=inside)
+
 
 @triton.jit
 def pair(
@@ -31,8 +65,6 @@ def pair(
     HAS_VALID: tl.constexpr,
     HAS_BIAS: tl.constexpr,
     WRITE: tl.constexpr,
-    TINY: tl.constexpr,
-    HUGE: tl.constexpr,
     BLOCK: tl.constexpr,
 ):
     """A feature and its own prototype: the query, and their similarity apart from the products.

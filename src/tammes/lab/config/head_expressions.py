@@ -75,8 +75,7 @@ def head_text(head: Head) -> str:
     if name == "linear":
         settings["bias"] = head.bias is not None
     settings["scale"] = "learnable" if head.log_scale is not None else float(head.scale)
-    if name == "cosine" and not head.similarity.is_cosine:
-        settings["normalize_features"] = False
+    settings |= head.similarity.options
     if head.implementation != "auto":
         settings["implementation"] = head.implementation
     return str(Call(name, (), settings))

@@ -7,7 +7,7 @@ is there, in the other it is not.
 """
 
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from typing import Any
 
 import torch
@@ -19,6 +19,7 @@ from tammes.lab.data.images import DataError
 from tammes.lab.data.subsets import rank_in_class
 from tammes.lab.measure.identity_pairs import MAX_PAIRS, sample_pairs
 from tammes.metrics import functional
+from tammes.metrics.functional.identities import resample_identities
 from tammes.similarity import directions
 
 ENROLLED = 5
@@ -61,17 +62,25 @@ def measure_identities(
     }
 
 
-def identity_intervals(
+def identity_resamples(
     features: Tensor, labels: Tensor, protocol: IdentityProtocol | None = None
-) -> dict[str, list[float]]:
-    """Return 95 % bootstrap intervals over identities of :func:`measure_identities`."""
-    found: dict[str, list[float]] = {}
+) -> dict[str, Tensor]:
+    """Return :func:`measure_identities` of bootstrap resamples of the identities.
+
+    Models that are tested on the same images have the same identities in a resample.
+    """
+    found: dict[str, Tensor] = {}
     for result, read in _results(features, labels, protocol or IdentityProtocol()):
         generator = torch.Generator().manual_seed(0)
-        drawn = functional.intervals(result, read, resamples=RESAMPLES, generator=generator)
-        ends = {name: [each.low, each.high] for name, each in drawn.items()}
-        found |= {name: pair for name, pair in ends.items() if all(map(math.isfinite, pair))}
+        found |= resample_identities(result, read, resamples=RESAMPLES, generator=generator)
     return found
+
+
+def identity_intervals(resamples: Mapping[str, Tensor]) -> dict[str, list[float]]:
+    """Return the 95 % intervals over identities of :func:`identity_resamples`."""
+    sides = torch.tensor([0.025, 0.975], dtype=torch.double)
+    ends = {name: drawn.nanquantile(sides).tolist() for name, drawn in resamples.items()}
+    return {name: pair for name, pair in ends.items() if all(map(math.isfinite, pair))}
 
 
 Read = Callable[[Any], dict[str, Any]]

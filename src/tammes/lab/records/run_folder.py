@@ -13,6 +13,8 @@
 ``failure.json``        reason of a failure
 ``prototypes.safetensors``, ``embeddings.safetensors``, ``examples.safetensors``
                         prototypes, features of the test images, and some of the images
+``resamples.safetensors``
+                        measures of each resample of the test identities, if there are any
 ``model.safetensors``   backbone and criterion
 ``fewshot*``            features and accuracies of few-shot episodes, if evaluated
 ``checkpoints/``        checkpoints to resume from; see :mod:`tammes.lab.training.checkpoints`
@@ -99,12 +101,19 @@ class Run:
     @cached_property
     def health(self) -> list[dict[str, Any]]:
         """Looks during training: ``epoch``, ``step``, ``findings``, ``measured``; may be none."""
-        if not (self.folder / "health.json").exists():
-            return []
-        looks = self._json("health.json").get("looks")
+        looks = self._health.get("looks", [])
         if not isinstance(looks, list):
             raise RecordError(f"{self.folder / 'health.json'}: damaged (a list is expected)")
         return looks
+
+    @property
+    def look_seconds(self) -> dict[str, float]:
+        """Duration of each look, by its epoch; runs of earlier versions have none."""
+        return dict(self._health.get("seconds", {}))
+
+    @cached_property
+    def _health(self) -> dict[str, Any]:
+        return self._json("health.json") if (self.folder / "health.json").exists() else {}
 
     def tensors(self, name: str) -> dict[str, Tensor]:
         """Load a safetensors file by its name: ``prototypes``, ``embeddings``, ``examples``..."""

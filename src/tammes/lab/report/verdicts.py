@@ -1,5 +1,6 @@
 """Verdicts of pages and commands: their numbers, handed to :mod:`tammes.lab.stats.verdict`."""
 
+import itertools
 import textwrap
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -14,6 +15,7 @@ from tammes.lab.report.charts.chart import sentence
 from tammes.lab.report.load_runs import LoadedRuns
 from tammes.lab.report.paper_comparison import PaperComparison
 from tammes.lab.reproduce.judge import Comparison
+from tammes.lab.stats.paired import resampled_difference
 from tammes.lab.stats.seed_groups import Group, Quantity
 from tammes.lab.stats.trends import Curve, mean_curve
 from tammes.lab.stats.verdict import (
@@ -28,6 +30,8 @@ from tammes.lab.stats.verdict import (
 
 _MARGINS = {"sample_margin": "sample margin", "class_margin": "class margin"}
 """Margins that may grow without the accuracy, the more telling one first."""
+_RECOGNISED = ("map", "eer")
+"""Quantities whose winner is named, of retrieval and of verification."""
 _WIDE = 2.0
 """Half the width of an interval over identities, in points, from which more are recommended."""
 _QUOTED = 100
@@ -111,7 +115,7 @@ def verdict_on_reproduction(comparison: PaperComparison) -> list[str]:
         return ["Nothing can be concluded from the quick form."]
     if recipe.rows and not ledger.cells:
         return ["Nothing can be said yet: no cell was run."]
-    sentences = [*_claims(comparison)]
+    sentences = [*_claims(comparison), *_over_identities(comparison)]
     if not recipe.rows:
         return sentences or ["There is nothing to train and no claim to judge."]
     main = next((each for each in recipe.quantities if each.better), None)
@@ -197,6 +201,35 @@ def _claims(comparison: PaperComparison) -> Iterator[str]:
         seeds = "1 more seed" if min(known) == 1 else f"{min(known)} more seeds"
         which = "the one that leans" if len(more) == 1 else "the closest of those that lean"
         yield f"About {seeds} would decide {which}."
+
+
+def _over_identities(comparison: PaperComparison) -> Iterator[str]:
+    """Say who wins retrieval and who verification, and whether other identities would agree."""
+    ledger = comparison.ledger
+    asked = [each for each in comparison.recipe.quantities if each.key in _RECOGNISED]
+    for quantity, column in itertools.product(asked, comparison.columns):
+        means = {
+            row: quantity.better * found.mean
+            for row in comparison.labels
+            if ledger.resamples(row, column, quantity.key)
+            and (found := ledger.summary(row, column, quantity.key)) is not None
+        }
+        best, *others = sorted(means, key=lambda row: -means[row]) or [""]
+        if not others:
+            continue
+        first, second = comparison.labels[best], comparison.labels[others[0]]
+        drawn = (ledger.resamples(row, column, quantity.key) for row in (best, others[0]))
+        ends = resampled_difference(*drawn)
+        if ends is None:
+            continue
+        by = quantity.difference(means[best] - means[others[0]])
+        low, high = sorted(quantity.better * end for end in ends)
+        between = f"{quantity.shown(low, sign=True)} to {quantity.shown(high, sign=True)}"
+        word = "as other identities would say too" if low > 0 else "other identities may disagree"
+        yield (
+            f"In {quantity.name} {first} is best, by {by} over {second}: {word} "
+            f"(95 % over identities {between})."
+        )
 
 
 def _seeds_missing(parts: Sequence[Comparison]) -> int | None:

@@ -2,6 +2,7 @@
 
 import json
 import math
+import statistics
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -66,7 +67,8 @@ def collect_entry(
     if run.config.identities:
         ends = read_intervals(final).items()
         kept["identities"] = {
-            "intervals": {key: [_significant(end, 5) for end in pair] for key, pair in ends}
+            "intervals": {key: [_significant(end, 5) for end in pair] for key, pair in ends},
+            **_resamples(recipe, run),
         }
     if run.config.whole:
         # The test images were trained on.
@@ -144,6 +146,20 @@ def _curves(run: Run, paths: Sequence[str]) -> dict[str, list[float | None]]:
     return found
 
 
+def _resamples(recipe: Recipe, run: Run) -> dict[str, Any]:
+    """Return the resamples of identities for the quantities of the recipe, if the run has them."""
+    if not run.has("resamples"):
+        return {}
+    drawn = run.tensors("resamples")
+    found = {}
+    for quantity in recipe.quantities:
+        values = drawn.get(quantity.path[-1])
+        if values is not None and bool(values.isfinite().all()):
+            shown = quantity.offset + quantity.factor * values
+            found[quantity.key] = [_significant(value, 4) for value in shown.tolist()]
+    return {"resamples": found}
+
+
 def _histograms(run: Run) -> dict[str, list[float]]:
     """Return histograms of target cosines, hardest other cosines and margins of the test images."""
     kept, prototypes = run.tensors("embeddings"), run.tensors("prototypes")["prototypes"]
@@ -206,4 +222,20 @@ def _significant(value: float, digits: int) -> float:
     return float(f"{value:.{digits}g}")
 
 
-_KEEP = {"histograms": _histograms, "scatter": _scatter}
+def _health(run: Run) -> dict[str, Any]:
+    """Return findings, main numbers and duration of each look, and the duration of an epoch."""
+    kept = ("loss", "accuracy", "prototype_cosine", "feature_cosine")
+    looks = [
+        {
+            "epoch": look["epoch"],
+            "findings": [finding["name"] for finding in look["findings"]],
+            **{k: _significant(v, 4) for k, v in look["measured"].items() if k in kept},
+            "seconds": run.look_seconds.get(str(look["epoch"])),
+        }
+        for look in run.health
+    ]
+    epoch = statistics.median(row["seconds"] for row in run.timing)
+    return {"looks": looks, "epoch_seconds": _significant(epoch, 4)}
+
+
+_KEEP = {"health": _health, "histograms": _histograms, "scatter": _scatter}

@@ -3,7 +3,9 @@
 Rows are compared paired by seed. A claim *holds* if the whole 95 % interval of the difference is on
 the claimed side, and *leans* that way if only the mean is. A single seed has no interval, so it
 leans at most, and so do seeds with identical differences. A diverged seed counts against the claim
-about its row. A claim of several comparisons is as good as the worst of them.
+about its row. A claim of several comparisons is as good as the worst of them. Where the cells were
+tested on identities, the interval over these is quoted beside that over seeds: seeds say whether a
+row is better on these identities, identities whether it would be on others.
 """
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -14,7 +16,7 @@ from tammes.lab.reproduce.claims import Better, Bound, Claim, Course, Near, Peak
 from tammes.lab.reproduce.ledger import Entry, Ledger
 from tammes.lab.reproduce.quantities import KNOWN
 from tammes.lab.reproduce.recipe import Recipe
-from tammes.lab.stats.paired import Difference, difference
+from tammes.lab.stats.paired import Difference, difference, resampled_difference
 from tammes.lab.stats.seed_groups import Quantity
 
 Outcome: TypeAlias = Literal["holds", "leans", "fails", "open"]
@@ -110,6 +112,11 @@ def _better(claim: Better, recipe: Recipe, ledger: Ledger) -> Iterator[Compariso
                 if claim.by:
                     word = "claimed" if claim.by > 0 else "allowed"
                     text += f", {quantity.difference(way * claim.by, sign=True)} {word}"
+                drawn = (ledger.resamples(row, column, claim.quantity) for row in rows)
+                over = resampled_difference(*drawn)
+                if over is not None:
+                    ends = " to ".join(quantity.shown(end, sign=True) for end in over)
+                    text += f"; over identities {ends}"
                 diff = diff if way > 0 else _negated(diff)
                 outcome = _outcome(diff, claim.by)
                 part = replace(part, text=text, outcome=outcome, difference=diff)

@@ -38,7 +38,8 @@ class Entry:
         seconds: training time.
         chosen: epoch that the values are from, in words.
         curves: ``epoch``, and values at these epochs by path.
-        kept: extras that the recipe keeps: ``histograms``, ``scatter``, ``sphere``, ``fewshot``.
+        kept: extras that the recipe keeps: ``health``, ``histograms``, ``scatter``, ``sphere``,
+            ``fewshot``, ``identities``.
         reason: why it is not done.
         machine: index into the machines of the ledger.
         command: command that ran the cell.
@@ -196,6 +197,12 @@ class Ledger:
             for entry in self.of(row, column)
             if quantity in entry.values
         }
+
+    def resamples(self, row: str, column: str, quantity: str) -> dict[int, list[float]]:
+        """Return a quantity of a cell in every resample of the test identities, by seed."""
+        kept = {e.seed: e.kept.get("identities", {}) for e in self.of(row, column)}
+        found = {seed: each.get("resamples", {}).get(quantity) for seed, each in kept.items()}
+        return {seed: drawn for seed, drawn in found.items() if drawn}
 
     def summary(self, row: str, column: str, quantity: str) -> Summary | None:
         """Return mean and standard deviation over the seeds of a cell; None if none is done."""

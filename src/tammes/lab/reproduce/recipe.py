@@ -168,7 +168,7 @@ class Recipe:
         released_title: heading of the released numbers in tables.
         claims: claims to judge.
         curves: paths in the lines of ``metrics.jsonl`` that the ledger keeps.
-        keep: extras that the ledger keeps: ``histograms``, ``scatter``.
+        keep: extras that the ledger keeps: ``health``, ``histograms``, ``scatter``.
         figures: figures on the page.
         protocol: differences from the paper, with reasons.
         quick: configuration fields of the quick form.
@@ -190,7 +190,7 @@ class Recipe:
     released_title: Text = "released code"
     claims: tuple[Claim, ...] = ()
     curves: tuple[str, ...] = ()
-    keep: tuple[Literal["histograms", "scatter"], ...] = ()
+    keep: tuple[Literal["health", "histograms", "scatter"], ...] = ()
     figures: tuple[Values, ...] = ()
     protocol: tuple[Mapping[str, Text], ...] = ()
     quick: Fields = field(default_factory=dict)

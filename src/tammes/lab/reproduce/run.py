@@ -131,6 +131,20 @@ class _Session:
     report: Callable[[str], None]
     known: dict[str, str | None] = field(default_factory=dict)
     """Reason why a data source is not available, or None if it is."""
+    ledgers: dict[Path, Ledger] = field(default_factory=dict)
+    """Ledgers by path: selections of one recipe write to the same one."""
+
+    def ledger(self, path: Path, recipe: Recipe) -> Ledger:
+        """Return the ledger of a recipe, read once."""
+        if path not in self.ledgers:
+            self.ledgers[path] = ledger = Ledger.at(path, recipe, quick=self.quick)
+            ledger.command = command()
+            if ledger.former:
+                self.report(
+                    f"{path}: {len(ledger.former)} cells are from an earlier version of the "
+                    "recipe and are ignored"
+                )
+        return self.ledgers[path]
 
     def folder(self, planned: PlannedCell) -> Path:
         """Return the run folder of a cell."""
@@ -200,13 +214,7 @@ class _Table:
     def __init__(self, selection: Selection, session: _Session) -> None:
         self.selection, self.recipe, self.session = selection, selection.recipe, session
         self.path = session.base / f"{self.recipe.name}.json"
-        self.ledger = Ledger.at(self.path, self.recipe, quick=session.quick)
-        if self.ledger.former:
-            session.report(
-                f"{self.path}: {len(self.ledger.former)} cells are from an earlier version of the "
-                "recipe and are ignored"
-            )
-        self.ledger.command = command()
+        self.ledger = session.ledger(self.path, self.recipe)
         self.places = [*self.recipe.places(selection.rows, selection.columns)]
 
     def planned(self) -> list[PlannedCell]:

@@ -2,8 +2,10 @@
 
 import math
 import statistics
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
+
+import torch
 
 from tammes.optional import require
 
@@ -101,3 +103,26 @@ def difference(values: Mapping[int, float], baseline: Mapping[int, float]) -> Di
         half = 0.0
     mean = differences.mean
     return Difference(seeds, mean, mean - half, mean + half)
+
+
+def resampled_difference(
+    drawn: Mapping[int, Sequence[float]], baseline: Mapping[int, Sequence[float]]
+) -> tuple[float, float] | None:
+    """Return the 95 % interval of a difference over resamples that both groups share.
+
+    The difference in a resample is the mean over the seeds both have; None without a common seed,
+    or if the numbers of resamples differ.
+
+    Example:
+        >>> resampled_difference({0: [1.0, 2.0, 3.0]}, {0: [0.5, 1.5, 2.5]})
+        (0.5, 0.5)
+    """
+    seeds = sorted(set(drawn) & set(baseline))
+    pairs = [(drawn[seed], baseline[seed]) for seed in seeds]
+    if len({len(each) for pair in pairs for each in pair}) != 1:
+        return None
+    ours, theirs = (torch.tensor(side, dtype=torch.double) for side in zip(*pairs, strict=True))
+    tail = (1 - CONFIDENCE) / 2
+    ends = torch.tensor([tail, 1 - tail], dtype=torch.double)
+    low, high = (ours - theirs).mean(0).quantile(ends).tolist()
+    return low, high

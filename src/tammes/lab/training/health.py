@@ -1,7 +1,9 @@
 """Health of a run: looks before the first step, after the first epochs and at the end."""
 
+import contextlib
 import copy
-from collections.abc import Callable, Sequence
+import time
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -64,7 +66,9 @@ class HealthLooks:
         self.optimizer, self.loader, self.sampler = optimizer, loader, sampler
         self.rate, self.say = rate, say
         self.muted = muted_names(config.mute)
-        self.looks = [look for look in Run(folder).health if look["step"] <= steps]
+        run = Run(folder)
+        self.looks = [look for look in run.health if look["step"] <= steps]
+        self.seconds = run.look_seconds
 
     def due(self, epoch: int) -> bool:
         """Whether this process looks at the run after ``epoch`` epochs."""
@@ -83,10 +87,11 @@ class HealthLooks:
         if not self.due(epoch) or step != epoch * len(self.sampler):
             # A run that is resumed within an epoch was looked at before.
             return
+        began = time.perf_counter()
         first = [look["measured"]["loss"] for look in self.looks if look["epoch"] == 0]
         losses = [*first, *(row["train"]["loss"] for row in history)]
         devices = [self.fabric.device] if self.fabric.device.type == "cuda" else []
-        with torch.random.fork_rng(devices=devices):
+        with torch.random.fork_rng(devices=devices), _untuned_convolutions():
             features, labels = self._features()
             diagnosis = diagnose(
                 self.model.criterion,
@@ -102,7 +107,9 @@ class HealthLooks:
             )
         self._report(epoch, diagnosis)
         self.looks.append({"epoch": epoch, "step": step, **diagnosis.to_dict()})
-        write_json(self.folder / "health.json", {"looks": self.looks})
+        # The numbers of a diagnosis have waited for the device.
+        self.seconds[str(epoch)] = round(time.perf_counter() - began, 4)
+        write_json(self.folder / "health.json", {"looks": self.looks, "seconds": self.seconds})
 
     def _report(self, epoch: int, diagnosis: Diagnosis) -> None:
         known = {finding["name"] for look in self.looks for finding in look["findings"]}
@@ -160,6 +167,17 @@ class HealthLooks:
         except torch.OutOfMemoryError:
             return []
         return losses
+
+
+@contextlib.contextmanager
+def _untuned_convolutions() -> Iterator[None]:
+    """Let cuDNN not time its algorithms, which for the few batches of a look takes seconds."""
+    before = torch.backends.cudnn.benchmark
+    torch.backends.cudnn.benchmark = False
+    try:
+        yield
+    finally:
+        torch.backends.cudnn.benchmark = before
 
 
 def moment(epoch: int, epochs: int) -> str:

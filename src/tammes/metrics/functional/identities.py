@@ -139,6 +139,28 @@ def intervals(
             f"intervals expects 0 < level < 1 and 1 resample or more, got {level} and {resamples}"
         )
     measure = _scalar_tensors if measure is None else measure
+    drawn = resample_identities(result, measure, resamples=resamples, generator=generator)
+    ends = torch.tensor([(1 - level) / 2, (1 + level) / 2], dtype=torch.double)
+    found = {}
+    for name, number in measure(result).items():
+        low, high = drawn[name].nanquantile(ends).tolist()
+        undefined = int(drawn[name].isnan().sum())
+        found[name] = BootstrapInterval(float(number), low, high, undefined)
+    return found
+
+
+def resample_identities(
+    result: Any,
+    measure: Callable[[Any], Mapping[str, Any]],
+    *,
+    resamples: int,
+    generator: torch.Generator | None = None,
+) -> dict[str, Tensor]:
+    """Return the numbers of every resample of :func:`intervals` by name, each of shape ``(R,)``.
+
+    Results on the same examples have the same identities in a resample if the generators have the
+    same state, so that their numbers are paired.
+    """
     everyone, places = torch.cat(result.identities).unique(return_inverse=True)
     sides = places.view(len(result.identities), -1)
     rows = []
@@ -148,16 +170,8 @@ def intervals(
         weights = counts[sides[0]]
         if len(sides) == 2:
             weights = torch.where(sides[0] == sides[1], weights, weights * counts[sides[1]])
-        rows.append([float(number) for number in measure(result.weighted(weights)).values()])
-    values = torch.tensor(rows, dtype=torch.double)
-    ends = torch.tensor([(1 - level) / 2, (1 + level) / 2], dtype=torch.double)
-    low, high = values.nanquantile(ends, dim=0)
-    undefined = values.isnan().sum(0)
-    numbers = measure(result)
-    return {
-        name: BootstrapInterval(float(number), float(low[i]), float(high[i]), int(undefined[i]))
-        for i, (name, number) in enumerate(numbers.items())
-    }
+        rows.append({name: float(n) for name, n in measure(result.weighted(weights)).items()})
+    return {name: torch.tensor([row[name] for row in rows], dtype=torch.double) for name in rows[0]}
 
 
 def _scalar_tensors(result: Any) -> dict[str, Tensor]:

@@ -17,7 +17,8 @@ AveragePrecision = Literal["step", "trapezoid"]
 TIE = 2.0**-40
 """Similarities that differ by less than this share of their largest possible value are equal."""
 BUDGET = 128 * 2**20
-"""Bytes of a block's similarities and of their places among the matches; 16 times on a GPU."""
+"""Bytes of a block's similarities, their places among the matches and those that count; 16 times on
+a GPU."""
 
 
 class QueryValues(NamedTuple):
@@ -297,7 +298,7 @@ def rank_gallery(
     width = max(int(count.max()), 1)
     scores, tie = similarity_blocks(name, search, similarity, columns)
     budget = BUDGET if start.device.type == "cpu" else 16 * BUDGET
-    size = max(budget // (16 * len(columns) + 64 * width), 1)
+    size = max(budget // (25 * len(columns) + 64 * width), 1)
     blocks = []
     for rows in torch.arange(len(search.query), device=start.device).split(size):
         own = torch.arange(width, device=start.device) < count[rows, None]
@@ -334,9 +335,11 @@ def _rank_block(
     # The number of matches that a wrong item is ahead of, counted in each row.
     ahead = torch.searchsorted(levels - tie, similarity, right=True)
     rows, width = places.shape
+    some = ahead > 0
+    # Most are ahead of none, and on a GPU all of those would wait for one counter.
     ahead += torch.arange(rows, device=ahead.device)[:, None] * (width + 1)
-    counts = torch.bincount(ahead.view(-1), minlength=rows * (width + 1)).view(rows, -1)
-    wrong_ahead = similarity.shape[1] - counts.cumsum(1)[:, :-1]
+    counts = torch.bincount(ahead.masked_select(some), minlength=rows * (width + 1)).view(rows, -1)
+    wrong_ahead = counts.flip(1).cumsum(1).flip(1)[:, 1:]
 
     matches = match.sum(1)
     index = torch.arange(width, device=places.device)

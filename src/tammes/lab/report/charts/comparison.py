@@ -220,10 +220,15 @@ def sample_note(known: Sequence[tuple[Group, InspectedRun]]) -> str:
     return words
 
 
+def can_draw_features(seen: InspectedRun) -> bool:
+    """Return whether a run has features, and one prototype per class to draw with them."""
+    return seen.cosines is not None and seen.prototypes is not None and seen.prototypes.ndim == 2
+
+
 def features(loaded: LoadedRuns) -> list[Drawing]:
     """Draw the features of each group on the sphere, in the plane or projected."""
     drawings = []
-    known = [(group, seen) for group, seen in _seen(loaded) if seen.cosines is not None]
+    known = [(group, seen) for group, seen in _seen(loaded) if can_draw_features(seen)]
     for group, seen in known[:FEATURES_SHOWN]:
         assert seen.prototypes is not None
         assert seen.features is not None

@@ -25,7 +25,7 @@ _HEADLINES = (
 def margins_page(measured: Measured, files: Sequence[str]) -> str:
     """Return the page of the measurements of some files, as self-contained HTML."""
     given = measured.given
-    classes, size = measured.directions.shape
+    classes, *_, size = measured.directions.shape
     what = f"{classes:,} classes in {size:,} dimensions"
     if given.labels is not None:
         what += f", {len(given.labels):,} examples"
@@ -65,23 +65,24 @@ def _cards(measured: Measured) -> page.Cards:
 def _pictures(measured: Measured) -> list[page.Block]:
     given, found = measured.given, measured.split
     blocks: list[page.Block] = []
+    single = measured.directions.ndim == 2
 
     def show(chart: Chart, title: str, caption: str, *, tall: bool = False) -> None:
         blocks.extend(page.pictures(chart, title=title, caption=caption, tall=tall))
 
     names, titles = given.names, {"sphere": "On the sphere", "umap": "Features, by UMAP"}
-    if given.examples is not None:
+    charts: dict[str, Chart] = {}
+    if single and given.examples is not None:
         charts = feature_charts(measured.directions, *given.examples, names)
-    elif measured.directions.shape[1] == 3:
+    elif single and measured.directions.shape[1] == 3:
         charts = {"sphere": distributions.sphere.chart(measured.directions, names=names)}
-    else:
-        charts = {}
     for kind, chart in charts.items():
         show(chart, titles.get(kind, "Features"), CAPTIONS[kind], tall=True)
     closest = measured.pairs[0][1:] if measured.pairs else ()
-    heat = distributions.angle_heat_map.chart(measured.directions, given.names, always=closest)
-    title = sentence(heat.panels[0].title)
-    show(heat, title, "In degrees; the darkest pairs are closest.", tall=True)
+    if single:
+        heat = distributions.angle_heat_map.chart(measured.directions, given.names, always=closest)
+        title = sentence(heat.panels[0].title)
+        show(heat, title, "In degrees; the darkest pairs are closest.", tall=True)
     if found is None or measured.angles is None:
         return blocks
     margin, angles = measured.measure("sample_margin.mean"), measured.angles
