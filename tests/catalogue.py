@@ -37,6 +37,13 @@ SPLIT_TERMS = {
     "magface_linear": tammes.magface(min_norm=1.0, max_norm=9.0, extension="linear"),
     "elasticface": tammes.elasticface(std=0.1),
     "elasticface_cos": tammes.elasticface(margin=0.35, std=0.1, kind="cos", seed=1),
+    "mv_softmax": tammes.mv_softmax(),
+    "mv_softmax_arc_fixed": tammes.mv_softmax(margin=0.3, emphasis=0.4, kind="arc", adaptive=False),
+    "curricularface": tammes.curricularface(momentum=0.3),
+    "inter_topk": tammes.inter_topk(top_k=2, penalty=0.3),
+    "circle": tammes.circle(),
+    "sface": tammes.sface(steepness=8.0),
+    "interclass_filter": tammes.interclass_filter(threshold=0.3),
     "hinge": tammes.hinge(),
     "bce": tammes.bce(),
     "uniface": tammes.uniface(),
@@ -45,10 +52,14 @@ SPLIT_TERMS = {
 }
 """Every term on a split, with the settings that take another way through the code."""
 
+DETACHED = ("arcface_detached", "circle", "sface")
+"""Terms whose gradient is not that of their value, since some factors have none."""
+
 PROTOTYPE_TERMS = {
     "zero_centroid": tammes.zero_centroid(),
     "zero_centroid_raw": tammes.zero_centroid(normalize=False),
     "super_symmetry": tammes.super_symmetry(),
+    "subcenter_spread": tammes.subcenter_spread(),
 }
 
 FEATURE_TERMS = {
@@ -77,6 +88,9 @@ HEADS = {
     "cosine_raw_features": lambda size, classes, **kw: tammes.CosineHead(
         size, classes, normalize_features=False, **{"scale": 2.0} | kw
     ),
+    "cosine_subcenters": lambda size, classes, **kw: tammes.CosineHead(
+        size, classes, subcenters=3, **{"scale": 8.0} | kw
+    ),
     "gaussian": lambda size, classes, **kw: tammes.GaussianHead(size, classes, **kw),
     "distance": lambda size, classes, **kw: tammes.DistanceHead(size, classes, **kw),
     "reciprocal": lambda size, classes, **kw: tammes.DistanceHead(
@@ -95,10 +109,12 @@ KERNEL_HEADS = [name for name in HEADS if name not in ("simplex", *DENSE_HEADS)]
 def fits(term, head):
     """Whether a criterion accepts this term on this head."""
     requires = term.definition.requires
+    if term.definition.on == "proxies" and head.similarity.centers > 1:
+        return False
     if requires == "cosine":
         return head.similarity.is_cosine
     if requires == "product":
-        return head.similarity.has_angle
+        return head.similarity.is_product
     return requires != "angle" or head.has_angle
 
 

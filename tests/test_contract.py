@@ -53,7 +53,10 @@ def make_head(name, case, implementation):
     generator = torch.Generator().manual_seed(0)
     with torch.no_grad():
         if isinstance(head.weight, torch.nn.Parameter):
-            head.weight.copy_(on_grid(torch.randn(classes, SIZE, generator=generator)))
+            head.weight.copy_(on_grid(torch.randn(head.weight.shape, generator=generator)))
+            if case in ("cos = −1", "s = 1000", "learned s") and head.weight.ndim == 3:
+                # Behind all centres of its class.
+                head.weight.copy_(head.weight[:, :1].clone())
         if head.bias is not None:
             head.bias.normal_(generator=generator)
         if case == "zero prototype":
@@ -66,7 +69,7 @@ def make_head(name, case, implementation):
 def make_input(head, labels, case):
     """What the backbone, which changes nothing, is given: the features the case asks for."""
     features = on_grid(torch.randn(len(labels), SIZE, generator=torch.Generator().manual_seed(1)))
-    own = head.weight.detach()[labels]
+    own = head.weight.detach().view(head.num_classes, -1, SIZE)[labels, 0]
     if case == "cos = +1":
         features = own.clone()
     elif case == "cos = −1":

@@ -6,7 +6,7 @@ from types import SimpleNamespace
 import pytest
 import torch
 import torch.nn.functional as F
-from catalogue import CLASSES, HEADS, SPLIT_TERMS, fits
+from catalogue import CLASSES, DETACHED, HEADS, SPLIT_TERMS, fits
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch.func import functional_call
@@ -154,11 +154,16 @@ def plain_problem(name, head, x, w, b, y):
         similarity = (x[:, None] - w).square().mean(-1) - x @ w.T
     elif name.startswith("linear"):
         similarity = x @ w.T + (0 if b is None else b)
+    elif name == "cosine_subcenters":
+        each = torch.einsum("nd,ckd->nck", F.normalize(x), F.normalize(w, dim=-1))
+        similarity, winners = each.max(-1)
     else:
         query = x if name == "cosine_raw_features" else F.normalize(x)
         similarity = query @ F.normalize(w).T
+    # Of several prototypes of a class the nearest stands for it.
+    own_w = w[y] if w.ndim == 2 else w[y, winners[torch.arange(len(y)), y]]
     lengths = {
-        "linear_no_bias": x.norm(dim=1) * w[y].norm(dim=1),
+        "linear_no_bias": x.norm(dim=1) * own_w.norm(dim=-1),
         "cosine_raw_features": x.norm(dim=1),
     }
     column = y[:, None]
@@ -170,11 +175,11 @@ def plain_problem(name, head, x, w, b, y):
         rest=f[~own].view(len(f), -1),
         y=y,
         s=head.scale,
-        cosines=F.normalize(x) @ F.normalize(w).T,
-        theta=F.cosine_similarity(x, w[y]).acos(),
+        cosines=F.normalize(x) @ F.normalize(w).T if w.ndim == 2 else similarity,
+        theta=F.cosine_similarity(x, own_w).acos(),
         r=lengths.get(name, torch.ones(len(x), dtype=x.dtype)),
         norm=x.norm(dim=1),
-        distance=distance(name, x, w[y]),
+        distance=distance(name, x, own_w),
     )
 
 
@@ -182,9 +187,9 @@ def distance(name, x, w):
     """Distance to the own prototype, as the head compares them."""
     if name == "reciprocal":
         return (x - w).square().mean(1)
-    if name in ("cosine", "simplex", "cosine_raw_features"):
-        w = F.normalize(w)
-    return ((F.normalize(x) if name in ("cosine", "simplex") else x) - w).norm(dim=1)
+    both = ("cosine", "cosine_subcenters", "simplex")
+    w = F.normalize(w) if name in (*both, "cosine_raw_features") else w
+    return ((F.normalize(x) if name in both else x) - w).norm(dim=1)
 
 
 def cross_entropy(e, score, **options):
@@ -260,6 +265,40 @@ def gm_softmax(e):
 
 COUNTS = torch.tensor([50, 40, 30, 20, 10, 5, 4, 3, 2], dtype=torch.double)
 
+
+def against(e, score, mapped):
+    """Cross entropy of a target score against mapped similarities, shape ``(N, C - 1)``."""
+    return torch.logaddexp(score, (e.s * mapped).logsumexp(1)) - score
+
+
+def raised(e, similarity, change):
+    """The same where those above the target similarity are changed."""
+    a = e.rest / e.s
+    mapped = torch.where(a > similarity[:, None], change(a), a)
+    return against(e, e.s * similarity, mapped)
+
+
+def inter_topk(e):
+    a = e.rest / e.s
+    places = a.topk(2).indices
+    nearer = (a.gather(1, places).acos() - 0.3).cos()
+    return against(e, e.s * bent(e.theta + 0.2), a.scatter(1, places, nearer))
+
+
+def circle(e):
+    a, own = e.rest / e.s, e.f_y / e.s
+    weight = (1.25 - own.detach()).clamp_min(0)
+    score = e.s * weight * (own - 0.75)
+    return against(e, score, (a.detach() + 0.25).clamp_min(0) * (a - 0.25))
+
+
+def sface(e):
+    a = e.rest / e.s
+    pull = 1 / (1 + (-8 * (e.theta.detach() - 0.8)).exp())
+    push = 1 / (1 + (8 * (a.detach().acos() - 1.23)).exp())
+    return e.s * ((push * a).sum(1) - pull * e.theta.cos())
+
+
 PLAIN = {
     "softmax": lambda e: F.cross_entropy(e.f, e.y, reduction="none"),
     "softmax_smoothed_margin": lambda e: cross_entropy(e, e.f_y - 0.2 * e.s, label_smoothing=0.1),
@@ -304,6 +343,16 @@ PLAIN = {
     "arpl": lambda e: cross_entropy(e, e.f_y) + 0.1 * (e.distance + 1).clamp_min(0),
     # The threshold is a parameter in single precision.
     "uniface": lambda e: uniface(e, torch.tensor(math.log(10 * CLASSES)).item()),
+    "mv_softmax": lambda e: raised(e, e.f_y / e.s - 0.35, lambda a: 1.2 * a + 0.2),
+    "mv_softmax_arc_fixed": lambda e: raised(e, bent(e.theta + 0.3), lambda a: a + 0.4),
+    # In evaluation mode its mean is where it began.
+    "curricularface": lambda e: raised(e, bent(e.theta + 0.5), lambda a: a * (0.0 + a)),
+    "inter_topk": inter_topk,
+    "circle": circle,
+    "sface": sface,
+    "interclass_filter": lambda e: against(
+        e, e.s * bent(e.theta + 0.5), (e.rest / e.s) * (e.rest / e.s <= 0.3)
+    ),
     "hinge": lambda e: (e.rest - e.f_y[:, None] + 1).clamp_min(0).mean(1),
     "bce": lambda e: F.binary_cross_entropy_with_logits(
         e.f, F.one_hot(e.y, CLASSES).to(e.f), reduction="none"
@@ -325,7 +374,8 @@ def problem(term, name, n, size):
     head.weight.requires_grad_()
     labels = torch.arange(n) * 4 % CLASSES
     toward = torch.linspace(2.5, -2.5, n, dtype=torch.double)[:, None]
-    features = toward * F.normalize(head.weight.detach()[labels])
+    first = head.weight.detach().view(CLASSES, -1, head.embedding_size)[labels, 0]
+    features = toward * F.normalize(first)
     features = features + 0.3 * torch.randn_like(features)
     return criterion, features.requires_grad_(), labels
 
@@ -352,7 +402,7 @@ def test_a_term_on_a_head_has_the_value_and_the_gradients_of_its_plain_formula(t
 
 
 @pytest.mark.parametrize(
-    ("term", "name"), [pair for pair in PAIRS if pair.values[0] != "arcface_detached"]
+    ("term", "name"), [pair for pair in PAIRS if pair.values[0] not in DETACHED]
 )
 def test_the_gradients_of_a_term_on_a_head_are_those_of_finite_differences(term, name):
     criterion, features, labels = problem(term, name, n=3, size=3)

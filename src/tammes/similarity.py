@@ -187,11 +187,25 @@ class Similarity:
         has_angle: whether the target is ``length * cosine``, so that angular margins make sense.
         is_cosine: whether it is bounded by one: unit features and unit prototypes.
         has_kernels: whether it has the closed form; without, all scores are made in plain torch.
+        is_product: whether a factor of a prototype, or of its direction, is one of the similarity.
+        centers: prototypes of a class, which are then of shape ``(C, K, D)`` and pooled, see
+            :mod:`tammes.pooling`.
     """
 
     has_angle: bool = True
     is_cosine: bool = False
     has_kernels: bool = True
+    is_product: bool = True
+    centers: int = 1
+
+    @property
+    def options(self) -> dict[str, Any]:
+        """Options of a head that say how it compares, where they are not the default."""
+        return {}
+
+    def over(self, inner: "Similarity") -> "Similarity":
+        """Another similarity that is pooled as this one is."""
+        return inner
 
     def bind(self, prototypes: Tensor) -> "Similarity":
         """Fix what depends on all prototypes at once, before they are cut into blocks."""
@@ -205,12 +219,9 @@ class Similarity:
         """Rows to multiply with queries, shape ``(C, D)``, and what to add for each class."""
         return prototypes, None
 
-    def matrix(self, query: Tensor, row_offset: Tensor | None, prototypes: Tensor) -> Tensor:
-        """Similarity of every query, of :meth:`query`, to every prototype, shape ``(N, C)``."""
-        keys, class_offset = self.keys(prototypes)
-        matrix = query @ keys.T
-        matrix = matrix if class_offset is None else matrix + class_offset
-        return matrix if row_offset is None else matrix + row_offset[:, None]
+    def products(self, query: Tensor, keys: Tensor) -> Tensor:
+        """Multiply queries with keys, shape ``(N, C)``."""
+        return query @ keys.T
 
     def target(self, features: Tensor, prototypes: Tensor) -> Tensor:
         """Similarity of paired rows, shape ``(N,)``."""
@@ -330,6 +341,11 @@ class Cosine(Similarity):
         # Bounded by one only where the features are normalised too.
         object.__setattr__(self, "is_cosine", self.normalize_features)
 
+    @property
+    def options(self) -> dict[str, Any]:
+        """Whether features keep their length."""
+        return {} if self.normalize_features else {"normalize_features": False}
+
     def query(self, features: Tensor) -> tuple[Tensor, Tensor | None]:
         """Unit features, unless they keep their length."""
         return (directions(features) if self.normalize_features else features), None
@@ -442,6 +458,7 @@ class SquaredDistance(Similarity):
     centre: Tensor | None = None
 
     has_angle = False
+    is_product = False
 
     def bind(self, prototypes: Tensor) -> "SquaredDistance":
         """Measure from the mean prototype, so that the expanded square keeps its digits.
@@ -513,10 +530,11 @@ class Distance(Similarity):
 
     has_angle = False
     has_kernels = False
+    is_product = False
 
-    def matrix(self, query: Tensor, row_offset: Tensor | None, prototypes: Tensor) -> Tensor:
+    def products(self, query: Tensor, keys: Tensor) -> Tensor:
         """Distances from differences: an expanded square would leave no digits of small ones."""
-        return -torch.cdist(query, prototypes, compute_mode="donot_use_mm_for_euclid_dist")
+        return -torch.cdist(query, keys, compute_mode="donot_use_mm_for_euclid_dist")
 
     def target(self, features: Tensor, prototypes: Tensor) -> Tensor:
         """Distances of paired rows."""
@@ -532,6 +550,12 @@ class Reciprocal(Similarity):
 
     has_angle = False
     has_kernels = False
+    is_product = False
+
+    @property
+    def options(self) -> dict[str, Any]:
+        """Option that makes it of distances."""
+        return {"reciprocal": True}
 
     def query(self, features: Tensor) -> tuple[Tensor, Tensor | None]:
         """Features, turned round, and their mean square."""

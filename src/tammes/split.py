@@ -1,8 +1,8 @@
 """Split: an example reduced to the five numbers that a margin loss reads, instead of C scores."""
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from functools import cache
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, TypeAlias
 
 import torch
 from torch import Tensor
@@ -13,8 +13,12 @@ REDUCED = ("target", "others", "hardest", "expected", "mean")
 """The five numbers, each of which combines over shards of the classes."""
 ALONGSIDE = ("length", "norm", "gap", "opposite", "distance")
 """Numbers of the example and its own class alone, which travel along."""
-SUMMED = ("excess", "softplus")
+SUMMED = ("softplus",)
 """Further sums over the other classes, for the few losses that need them."""
+MAPPED = "mapped"
+"""Among the fields that a term reads: those of the other classes are made of mapped scores."""
+FREE_MAP = "free_map"
+"""Beside it: the map is another than :func:`quadratic_above`, which fused kernels know."""
 
 
 _KEPT = ("target", "others", "hardest", "expected", *ALONGSIDE)
@@ -51,11 +55,12 @@ class Split(NamedTuple):
             shape ``(N,)``.
         rest: scores of the other classes with ``-inf`` at the own, shape ``(N, C)``; only where
             a dense term asked for them.
-        excess: :math:`\sum_{c\ne y}\max(0, f_c - t)` over the threshold :math:`t` of the term that
-            reads it, shape ``(N,)``.
-        softplus: :math:`\sum_{c\ne y}\log(1 + e^{f_c})`, shape ``(N,)``; both only where a term
-            asked for them.
+        softplus: :math:`\sum_{c\ne y}\log(1 + e^{f_c})`, shape ``(N,)``; only where a term asked
+            for it.
         unit: whether the length is known to be 1, so that nobody needs to multiply by it.
+        cutoff: similarity halfway between the k-th and the next largest of the other classes, above
+            which there are k of them; without gradient, ``-inf`` where there are no more than k,
+            shape ``(N,)``. Only for the numbers of a map that ask for it.
 
     A class whose score is ``-inf`` is masked: it counts in none of these numbers, as if it were not
     there. An example's own class cannot be. A number that no term reads is not computed and holds
@@ -83,9 +88,9 @@ class Split(NamedTuple):
     classes: int
     rivals: Tensor | int
     rest: Tensor | None = None
-    excess: Tensor | None = None
     softplus: Tensor | None = None
     unit: bool = False
+    cutoff: Tensor | None = None
 
     @property
     def cosine(self) -> Tensor:
@@ -120,14 +125,82 @@ def cross_entropy(split: Split, similarity: Tensor, margin: Tensor | float = 0.0
     return softplus(torch.add(split.others, similarity, alpha=-split.scale))
 
 
-def with_sums(split: Split, reads: frozenset[str], threshold: Tensor | None = None) -> Split:
-    """Compute ``softplus`` and ``excess``, where they are read, from all scores."""
-    rest = split.rest
-    if rest is None:
+def with_sums(split: Split, reads: frozenset[str]) -> Split:
+    """Compute ``softplus``, where it is read, from all scores."""
+    if split.rest is None or "softplus" not in reads:
         return split
-    if "excess" in reads and threshold is not None:
-        split = split._replace(excess=(rest - threshold[:, None]).relu().sum(1))
-    return split._replace(softplus=softplus(rest).sum(1)) if "softplus" in reads else split
+    return split._replace(softplus=softplus(split.rest).sum(1))
+
+
+def cutoff_of(largest: Tensor, top: int, counts: Tensor | None = None) -> Tensor:
+    """Halfway between the k-th and the next of the largest numbers, so that rounding does not tell.
+
+    Where the two are equal up to rounding, just below them.
+
+    Args:
+        largest: in order, ``-inf`` where there are no more, shape ``(N, K)``.
+        top: k.
+        counts: how often each counts, shape ``(N, K)``, or once.
+    """
+    if counts is None:
+        counts = torch.ones_like(largest)
+    place = (counts.cumsum(1) < top).sum(1, keepdim=True)
+    padded = torch.nn.functional.pad(largest, (0, 2), value=-torch.inf)
+    middle = (padded.gather(1, place) + padded.gather(1, place + 1)).squeeze(1) / 2
+    return middle - 16 * torch.finfo(middle.dtype).eps * (1 + middle.abs())
+
+
+OthersMap: TypeAlias = Callable[..., Tensor]
+"""Elementwise map of similarities ``(N, C)`` and numbers of the row, which come as columns."""
+
+
+def quadratic_above(
+    similarity: Tensor,
+    threshold: Tensor | float,
+    constant: Tensor | float,
+    linear: Tensor | float,
+    quadratic: Tensor | float,
+) -> Tensor:
+    """Map similarities above a threshold to a quadratic polynomial of them, and leave the others.
+
+    A map of a term (``map_others=``) that fused kernels know too.
+
+    Args:
+        similarity: shape ``(N, C)``.
+        threshold: shape ``(N, 1)``, or a number, as the coefficients.
+        constant: what is added.
+        linear: factor of the similarity.
+        quadratic: factor of its square.
+
+    Example:
+        >>> tammes.quadratic_above(torch.tensor([[0.1, 0.5]]), 0.3, 0.2, 1.2, 0.0)
+        tensor([[0.1000, 0.8000]])
+    """
+    raised = constant + (linear + quadratic * similarity) * similarity
+    return torch.where(similarity > threshold, raised, similarity)
+
+
+def columns(numbers: Iterable[Tensor | float]) -> list[Tensor | float]:
+    """Numbers of the rows in the shape ``(N, 1)``, in which they meet the scores of a row."""
+    return [n[:, None] if isinstance(n, Tensor) and n.ndim else n for n in numbers]
+
+
+def map_split(split: Split, function: OthersMap, numbers: Iterable[Tensor | float]) -> Split:
+    """Map the other scores of a split that has kept them in ``rest``.
+
+    Args:
+        split: with ``rest``.
+        function: maps similarities.
+        numbers: of the rows, shape ``(N,)``, or of all of them.
+    """
+    assert split.rest is not None
+    there = split.rest != -torch.inf
+    similarity = torch.where(there, split.rest, 0.0) / split.scale
+    mapped = function(similarity, *columns(numbers))
+    own = {name: getattr(split, name) for name in ("target", *ALONGSIDE)}
+    there = there.scatter(1, split.labels[:, None], True)
+    reads = frozenset((*REDUCED, "rest"))
+    return split_matrix(mapped, split.labels, split.scale, there, own, reads)
 
 
 def adjust_split(split: Split, offset: Tensor, gain: Tensor | None = None) -> Split:
@@ -167,8 +240,8 @@ def split(
             the matrix tells: any of ``target``, ``length``, ``norm``, ``gap`` and ``opposite``,
             each of shape ``(N,)``. For the rest, similarities are taken for cosines of unit
             vectors.
-        reads: names of the fields to compute; ``"rest"`` keeps the masked scores, and so do
-            ``"excess"`` and ``"softplus"``, which are made of them.
+        reads: names of the fields to compute; ``"rest"`` keeps the masked scores, and so does
+            ``"softplus"``, which is made of them.
 
     Returns:
         The :class:`Split` of the N rows.
@@ -294,7 +367,6 @@ def assemble(
         scale=scale,
         classes=classes,
         rivals=rivals,
-        excess=numbers.get("excess"),
         softplus=numbers.get("softplus"),
         unit=unit,
     )

@@ -1,7 +1,7 @@
 """State of terms from batch to batch, and copies of buffers that a step changes later."""
 
 from collections.abc import Mapping
-from typing import TYPE_CHECKING, Any, Literal, NamedTuple, TypeAlias, TypeVar
+from typing import TYPE_CHECKING, Any, Literal, NamedTuple, TypeAlias, TypeVar, cast
 
 import torch
 from torch import Tensor, nn
@@ -26,9 +26,12 @@ class State(ExactBuffers):
     CPU (torch 2.13). A state may have parameters too, see :class:`LearnedNumber`.
 
     Attributes:
+        sees: fields of the own class, such as ``"target"``, that :meth:`before` finds in
+            ``batch.split``, without gradient: of all examples, and the same on all ranks.
         reads_features: whether a hook or :meth:`reading` looks at the features of a batch.
     """
 
+    sees: frozenset[str] = frozenset()
     reads_features: bool = True
 
     def _load_from_state_dict(
@@ -106,7 +109,12 @@ class States(nn.ModuleDict):
     @property
     def read_features(self) -> bool:
         """Whether any state looks at features."""
-        return any(state.reads_features for state in self.values())
+        return any(cast(State, state).reads_features for state in self.values())
+
+    @property
+    def sees(self) -> frozenset[str]:
+        """Fields of the own class that any of them asks for."""
+        return frozenset(field for state in self.values() for field in cast(State, state).sees)
 
     @torch.no_grad()
     def run_hook(self, hook: Hook, batch: "Batch") -> None:

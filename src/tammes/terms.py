@@ -8,7 +8,7 @@ import functools
 import inspect
 import itertools
 import math
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any, Concatenate, Literal, NamedTuple, ParamSpec, TypeAlias, cast
 
@@ -24,7 +24,20 @@ from tammes._setting_values import (
     on_host,
 )
 from tammes._validation import describe, transforming, unknown_setting
-from tammes.split import ALONGSIDE, REDUCED, SUMMED, Split, adjust_split, with_sums
+from tammes.split import (
+    ALONGSIDE,
+    FREE_MAP,
+    MAPPED,
+    REDUCED,
+    SUMMED,
+    OthersMap,
+    Split,
+    adjust_split,
+    cutoff_of,
+    map_split,
+    quadratic_above,
+    with_sums,
+)
 from tammes.states import State
 
 if TYPE_CHECKING:
@@ -46,6 +59,8 @@ class Batch(NamedTuple):
             ``(N, P)``, with -1 where an example has fewer.
         valid: which examples count, shape ``(N,)``; the others are to be left out entirely.
         first: how many that count come before these in the batch of all ranks.
+        split: for a state that asks for it, the numbers of the own class, see
+            :attr:`tammes.states.State.sees`.
 
     Example:
         >>> labels = torch.tensor([0, 0, -100])
@@ -57,6 +72,7 @@ class Batch(NamedTuple):
     labels: Tensor
     valid: Tensor
     first: Tensor | int = 0
+    split: Split | None = None
 
 
 class Loss:
@@ -149,7 +165,9 @@ class Definition:
     in_cosines: str = ""
     unless_zero: Mapping[str, str] = field(default_factory=dict)
     fixed: frozenset[str] = frozenset()
-    threshold: Callable[..., Tensor] | None = None
+    map_others: OthersMap | None = None
+    row_numbers: Callable[..., Sequence[Tensor | float]] | None = None
+    cutoff: str = ""
     check: Callable[..., None] | None = None
     prepare: Callable[..., dict[str, Setting]] | None = None
     state: Callable[..., State] | None = None
@@ -158,6 +176,11 @@ class Definition:
     builder: Callable[..., "Term"] | None = None
     takes_shards: bool = False
     several_positives: bool = False
+
+    @property
+    def has_own_scores(self) -> bool:
+        """Whether it reads a split of other scores than the head's: adjusted or mapped ones."""
+        return self.adjust is not None or self.map_others is not None
 
     @property
     def defaults(self) -> dict[str, Setting]:
@@ -249,17 +272,28 @@ class Term(Loss):
         merged = {**self.arguments, **arguments}
         if isinstance(inputs[0], Split):
             like = inputs[0].target
+            if self.definition.has_own_scores and inputs[0].rest is None:
+                raise ValueError(
+                    f"{self.name} expects a split with rest, since it changes the scores of all "
+                    "classes, got one without: ask for it in reads, or use a criterion"
+                )
             if self.definition.adjust is not None:
                 inputs = (self._adjusted(inputs[0], merged.pop("state", None)), *inputs[1:])
             for name, value in merged.items():
                 if isinstance(value, tuple):
                     per_class = torch.tensor(value, dtype=like.dtype, device=like.device)
                     merged[name] = per_class[inputs[0].labels]
+            if self.definition.map_others is not None:
+                make, top = self.definition.row_numbers, merged.get(self.definition.cutoff, 0)
+                if top:
+                    largest = inputs[0].rest.detach().sort(descending=True).values
+                    edge = cutoff_of(largest / inputs[0].scale, top)
+                    inputs = (inputs[0]._replace(cutoff=edge), *inputs[1:])
+                numbers = () if make is None else make(inputs[0], **merged)
+                mapped = map_split(inputs[0], self.definition.map_others, numbers)
+                inputs = (mapped, *inputs[1:])
             if not self.definition.reads.isdisjoint(SUMMED):
-                threshold = self.definition.threshold
-                over = None if threshold is None else threshold(inputs[0], **merged)
-                filled = with_sums(inputs[0], self.definition.reads, over)
-                inputs = (filled, *inputs[1:])
+                inputs = (with_sums(inputs[0], self.definition.reads), *inputs[1:])
         elif self.definition.on != "prototypes" and isinstance(inputs[0], Tensor):
             raise _not_a_loss(self.name, inputs[0])
         return self.definition.function(*inputs, **merged)
@@ -283,11 +317,6 @@ class Term(Loss):
 
     def _adjusted(self, split: Split, state: Any) -> Split:
         like, given = split.target, self.arguments
-        if split.rest is None:
-            raise ValueError(
-                f"{self.name} expects a split with rest, since it changes the scores of all "
-                "classes, got one without: ask for it in reads, or use a criterion"
-            )
         offset, gain = self.adjustment(
             lambda key: torch.tensor(given[key], dtype=like.dtype, device=like.device), state
         )
@@ -333,7 +362,9 @@ def term(
     in_cosines: str = "",
     unless_zero: Mapping[str, str] | None = None,
     fixed: str = "",
-    threshold: Callable[..., Tensor] | None = None,
+    map_others: OthersMap | None = None,
+    row_numbers: Callable[..., Sequence[Tensor | float]] | None = None,
+    cutoff: str = "",
     check: Callable[..., None] | None = None,
     prepare: Callable[..., dict[str, Setting]] | None = None,
     state: Callable[..., State] | None = None,
@@ -361,8 +392,18 @@ def term(
         unless_zero: fields that are read only where a setting is not zero, by field.
         fixed: settings that are what they are from the beginning, separated by blanks: neither a
             call nor a schedule can change them.
-        threshold: where ``excess`` is read, over what: called like the function, with a split
-            of which ``target`` and what travels along are known, returns ``(N,)``.
+        map_others: where the similarities of the other classes are to be mapped before they are
+            summed up: an elementwise function of them, shape ``(N, C)``, and of numbers of the
+            row, shape ``(N, 1)`` each. ``others``, ``expected``, ``mean`` and ``softplus`` are
+            then those of the scores ``scale * map``. It may be given any part of the classes, and
+            is differentiated by autograd. ``hardest`` and ``rest`` cannot be read. With
+            :func:`tammes.quadratic_above` and numbers for it, fused kernels serve the term.
+        row_numbers: those numbers: called like the function, with a split of which ``target`` and
+            what travels along are known where they are read, returns tensors of shape ``(N,)`` or
+            numbers.
+        cutoff: setting that is a whole number k, where those numbers are made of ``split.cutoff``:
+            above it there are k other classes. Finding it takes a product of its own. Such a
+            setting must be ``fixed``.
         check: called with the settings, raises ``ValueError``: when a term is built, and with what
             a call or a schedule changes, wherever values are looked at. It is given numbers: of
             values per class or per example the smallest and the largest.
@@ -393,8 +434,19 @@ def term(
 
     def decorate(function: Callable[..., Any]) -> Callable[_P, Term]:
         name = function.__name__
-        if adjust is not None and not {*reads.split()}.isdisjoint(ALONGSIDE):
+        fields = {*reads.split()}
+        if adjust is not None and not fields.isdisjoint(ALONGSIDE):
             raise ValueError(f"{name} expects reads without {ALONGSIDE} beside adjust, got {reads}")
+        if map_others is None and (row_numbers is not None or cutoff):
+            raise ValueError(f"{name} expects map_others beside row_numbers and cutoff, got none")
+        if cutoff and cutoff not in fixed.split():
+            raise ValueError(f"{name} expects its cutoff {cutoff} among fixed, got {fixed!r}")
+        if map_others is not None:
+            if not fields.isdisjoint(("hardest", "rest")):
+                raise ValueError(
+                    f"{name} expects reads without hardest and rest beside map_others, got {reads}"
+                )
+            fields |= {MAPPED} if map_others is quadratic_above else {MAPPED, FREE_MAP}
         # Behind what it is a function of.
         inputs = 2 if on == "proxies" else 1
         parameters = [*inspect.signature(function).parameters.values()][inputs:]
@@ -439,13 +491,15 @@ def term(
             name=name,
             function=function,
             on=on,
-            reads=frozenset(reads.split()),
+            reads=frozenset(fields),
             requires=requires,
             cosines=cosines,
             in_cosines=in_cosines,
             unless_zero=unless_zero or {},
             fixed=frozenset(fixed.split()),
-            threshold=threshold,
+            map_others=map_others,
+            row_numbers=row_numbers,
+            cutoff=cutoff,
             check=check,
             prepare=prepare,
             state=state,

@@ -17,7 +17,7 @@ from tammes.heads.class_sampling import sample_size
 from tammes.kernels import dispatch, tiling
 from tammes.kernels.tiling import WIDEST, fused_blocks, longest
 from tammes.similarity import InnerProduct
-from tammes.split import REDUCED, SUMMED
+from tammes.split import FREE_MAP, MAPPED, REDUCED, SUMMED
 
 GIB, MIB = 2**30, 2**20
 
@@ -83,6 +83,8 @@ CASES = [
     ("logit_divergence()", "streamed", 25_000, 64, 256, "float32"),
     ("bce()", "streamed", 25_000, 64, 256, "float32"),
     ("hinge()", "streamed", 25_000, 64, 256, "float32"),
+    ("mv_softmax()", "streamed", 25_000, 64, 256, "float32"),
+    ("mv_softmax()", "dense", 25_000, 16, 128, "float32"),
     # So many classes that only few rows of scores would fit.
     ("cosface()", "streamed", 1_200_000, 8, 64, "float32"),
     ("cosface()", "sharded", 50_000, 128, 64, "float32"),
@@ -311,7 +313,10 @@ def test_the_fused_plan_knows_the_limits_of_the_kernel(monkeypatch):
     # It would refuse a device that is not there, but for the interpreter.
     monkeypatch.setattr(fused.launch, "INTERPRETED", True)
     for change in (
-        *({"reads": frozenset({"target", "others", field})} for field in REDUCED + SUMMED),
+        *(
+            {"reads": frozenset({"target", "others", field})}
+            for field in (*REDUCED, *SUMMED, MAPPED, FREE_MAP)
+        ),
         *({"dtype": dtype} for dtype in DTYPES),
         *({"dim": dim} for dim in (1, WIDEST, WIDEST + 1)),
     ):

@@ -877,3 +877,34 @@ def test_the_command_says_what_is_wrong_in_a_sentence(intact, capsys, words, mes
     said = capsys.readouterr().err
     assert message in said
     assert said.count("\n") == 1
+
+
+def save_pooled(group, folder):
+    torch.manual_seed(4)
+    whole = tammes.CosineHead(4, 7, subcenters=3)
+    head = tammes.ShardedHead(tammes.CosineHead, 4, 7, group=group, subcenters=3)
+    head.load_state_dict(whole.state_dict())
+    checkpoint.save(folder, head)
+    return whole.weight.detach().numpy()
+
+
+def test_several_prototypes_per_class_are_saved_by_some_ranks_and_loaded_by_one(tmp_path):
+    weight = torch.from_numpy(everywhere(3, save_pooled, tmp_path / "folder")[0])
+    assert read(tmp_path / "folder").tensors["head.weight"].shape == (7, 3, 4)
+    head = tammes.CosineHead(4, 7, subcenters=3)
+    checkpoint.load(tmp_path / "folder", head)
+    assert torch.equal(head.weight, weight)
+    checkpoint.export(tmp_path / "folder", tmp_path / "one.safetensors")
+    checkpoint.divide(tmp_path / "one.safetensors", tmp_path / "again", parts=2)
+    again = tammes.CosineHead(4, 7, subcenters=3)
+    checkpoint.load(tmp_path / "again", again)
+    assert torch.equal(again.weight, weight)
+    soft = tammes.CosineHead(4, 7, subcenters=3, pooling="soft")
+    with pytest.raises(
+        checkpoint.CheckpointError, match="the head has pooling max there and soft here"
+    ):
+        checkpoint.load(tmp_path / "folder", soft)
+    with pytest.raises(
+        checkpoint.CheckpointError, match=r"head.weight has shape \(7, 3, 4\), expected"
+    ):
+        checkpoint.load(tmp_path / "folder", tammes.CosineHead(4, 7))

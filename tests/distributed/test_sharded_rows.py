@@ -36,6 +36,7 @@ LOSSES = {
     "zero_centroid": PLAIN + 5.0 * tammes.zero_centroid(),
     "zero_centroid_raw": PLAIN + 5.0 * tammes.zero_centroid(normalize=False),
     "super_symmetry": PLAIN + tammes.super_symmetry(),
+    "subcenters": tammes.cosface() + tammes.subcenter_spread() + tammes.zero_centroid(),
     "largest_prototype": PLAIN + largest_prototype(),
     "nca": PLAIN + tammes.nca(),
     "triplet": PLAIN + 0.5 * tammes.triplet(),
@@ -67,9 +68,10 @@ def make(name, size, head=None, **options):
     """A backbone, prototypes of all classes, and a criterion on them or on a given head."""
     torch.manual_seed(0)
     loss = LOSSES[name]
-    angular = name in ("adaface", "per_class", "everything")
+    angular = name in ("adaface", "per_class", "subcenters", "everything")
     kind, settings = (tammes.CosineHead, {"scale": 8.0}) if angular else (tammes.LinearHead, {})
     settings |= {} if angular else {"bias": name == "nca"}
+    settings |= {"subcenters": 3} if name == "subcenters" else {}
     whole = kind(size, CLASSES, **settings).double()
     if head is not None:
         sharded = tammes.ShardedHead(

@@ -8,7 +8,7 @@ from typing import Any, NamedTuple
 
 import torch
 
-from fuzz.ranges import FEATURE_TERMS, PROXY_TERMS, SETTINGS, STATEFUL_TERMS, Number
+from fuzz.ranges import CENTERS, FEATURE_TERMS, PROXY_TERMS, SETTINGS, STATEFUL_TERMS, Number
 
 
 class Batch(NamedTuple):
@@ -33,7 +33,7 @@ class Parameters(NamedTuple):
     """Parameters of the head.
 
     Attributes:
-        weight: shape ``(C, D)``.
+        weight: shape ``(C, D)``, or ``(C, K, D)`` with several prototypes per class.
         bias: shape ``(C,)``, or none.
         log_scale: shape ``(1,)``, or none where the scale is a number.
     """
@@ -173,6 +173,8 @@ class Case:
         """Parameters of the head, in its dtype."""
         random = torch.Generator().manual_seed(self.seed)
         dtype, shape = self.torch_parameter_dtype, (self.classes, self.size)
+        if self.head in CENTERS:
+            shape = (self.classes, CENTERS[self.head], self.size)
         weight = torch.randn(shape, generator=random, dtype=torch.float64)
         if self.head != "gaussian":
             weight = weight / self.size**0.5
@@ -192,7 +194,7 @@ class Case:
     def batch(self, step=0):
         """Inputs of one call."""
         random = torch.Generator().manual_seed(1000 * self.seed + 7 + step)
-        weight = self.parameters().weight.double()
+        weight = self.parameters().weight.double().view(self.classes, -1, self.size)[:, 0]
         allowed = (~self.masked_classes()).nonzero().flatten()
         if 0 <= self.ignore_index < self.classes:
             allowed = allowed[allowed != self.ignore_index]

@@ -202,7 +202,7 @@ def _sizes(case, step):
         scores, by_x, by_w = x + w, 1.0, 1.0
     elif case.head == "reciprocal":
         scores, by_x, by_w = (x + w) ** 2 / case.size + x * w, 2 * x + 3 * w, 3 * x + 2 * w
-    elif case.head in ("cosine", "simplex"):
+    elif case.head in ("cosine", "cosine_subcenters", "simplex"):
         scores, by_x, by_w = 1.0, 1 / shortest_x, 1 / shortest_w
     elif case.head == "cosine_raw":
         scores, by_x, by_w = x, 1.0, x / shortest_w

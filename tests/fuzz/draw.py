@@ -3,7 +3,7 @@
 import random as python_random
 
 from fuzz.case import Case
-from fuzz.ranges import HEADS, SETTINGS, Choice, Counts, fits, on_grid
+from fuzz.ranges import CENTERS, HEADS, SETTINGS, Choice, Counts, fits, on_grid
 
 
 def draw(seed):
@@ -47,7 +47,7 @@ def draw(seed):
     )
     if case.classification and case.metric and chance(0.5):
         options = [("spectral_sum", random.choice((0.25, 0.5, 1.0, 2.0)), chance(0.7))]
-        if case.size > case.classes:
+        if case.size > case.classes * CENTERS.get(head, 1):
             options.append(("direct_sum", random.choice((None, 0.125)), chance(0.7)))
         case.within = random.choice(options)
     in_span = case.within is not None and any(s.get("normalize") for _, _, s in case.metric)

@@ -275,6 +275,72 @@ def elasticface(view, margin, std, kind, seed, state):
     return combined_margin(view, m3=margin)
 
 
+def _raised_entropy(view, similarity, raised):
+    """Loss of a target similarity against mapped ones, where they are larger than it."""
+    rest = _without(view.similarity, view.labels)
+    mapped = torch.where(rest > similarity[:, None], raised(rest), rest)
+    return _mapped_entropy(view, similarity, mapped)
+
+
+def _margin_target(view, margin, kind):
+    if kind == "arc":
+        return view.length * _bent(view, 1.0, margin)
+    return view.target - margin
+
+
+def mv_softmax(view, margin, emphasis, kind, adaptive):
+    emphasis = _column(emphasis)
+    return _raised_entropy(
+        view,
+        _margin_target(view, margin, kind),
+        lambda a: (1 + emphasis * adaptive) * a + emphasis,
+    )
+
+
+def curricularface(view, margin, momentum, state):
+    target = _margin_target(view, margin, "arc")
+    return _raised_entropy(view, target, lambda a: a * (state["mean"] + a))
+
+
+def _mapped_entropy(view, similarity, mapped):
+    return softplus((view.scale * mapped).logsumexp(1) - view.scale * similarity)
+
+
+def inter_topk(view, margin, top_k, penalty):
+    rest = _without(view.similarity, view.labels)
+    kth = rest.topk(min(top_k, rest.shape[1])).values[:, -1:]
+    theta = 2 * torch.atan2((1 - rest).clamp_min(1e-30).sqrt(), (1 + rest).clamp_min(1e-30).sqrt())
+    nearer = (theta - _column(penalty)).cos()
+    return _mapped_entropy(
+        view, _margin_target(view, margin, "arc"), torch.where(rest >= kth, nearer, rest)
+    )
+
+
+def circle(view, margin):
+    rest, target = _without(view.similarity, view.labels), view.target
+    weight = (1 + margin - target.detach()).relu()
+    column = _column(margin)
+    mapped = (rest.detach() + column).relu() * (rest - column)
+    return _mapped_entropy(view, weight * (target - 1 + margin), mapped)
+
+
+def sface(view, own_angle, other_angle, steepness):
+    rest = _without(view.similarity, view.labels)
+    pull = torch.sigmoid(steepness * (view.theta.detach() - own_angle))
+    away = _column(other_angle) - rest.detach().clamp(-1, 1).acos()
+    push = torch.sigmoid(_column(steepness) * away)
+    return view.scale * ((push * rest).sum(1) - pull * view.target)
+
+
+def interclass_filter(
+    view, threshold, m1=1.0, m2=0.0, m3=0.0, extension="monotone", gradient="exact"
+):
+    rest = _without(view.similarity, view.labels)
+    mapped = torch.where(rest > _column(threshold), 0.0, rest)
+    score = _angular_score(view, m1, m2, m3, extension, gradient)
+    return softplus((view.scale * mapped).logsumexp(1) - score)
+
+
 def _normal(seed, steps, place):
     """The standard normal number of an example, counted from one, in a step."""
     golden = 0x9E3779B97F4A7C15
@@ -295,10 +361,24 @@ def _mix(word):
 
 
 def zero_centroid(prototypes, normalize):
+    prototypes = prototypes.flatten(0, -2)
     return (unit(prototypes) if normalize else prototypes).mean(0).square().sum()
 
 
+def subcenter_spread(prototypes):
+    if prototypes.ndim == 2:
+        return 0 * prototypes.sum()
+    classes, centers, _ = prototypes.shape
+    total = 0
+    for own in unit(prototypes):
+        for t in range(centers):
+            for u in range(t):
+                total = total + norm(own[t] - own[u])
+    return total / (classes * centers * (centers - 1))
+
+
 def super_symmetry(prototypes):
+    prototypes = prototypes.flatten(0, -2)
     count = len(prototypes)
     power = prototypes.square().sum(1).mean()
     simplex = torch.eye(count, dtype=prototypes.dtype) - 1 / count
@@ -419,9 +499,10 @@ ON_SCORES = {
             lm_softmax,
         ),
         *(logit_divergence, sample_margin, adaface, magface, elasticface, uniface, cac, arpl),
+        *(mv_softmax, curricularface, inter_topk, circle, sface, interclass_filter),
     )
 } | {"sphereface": l_softmax}
-ON_PROTOTYPES = {f.__name__: f for f in (zero_centroid, super_symmetry)}
+ON_PROTOTYPES = {f.__name__: f for f in (zero_centroid, super_symmetry, subcenter_spread)}
 ON_PROXIES = {"proxy_anchor": proxy_anchor, "multi_positive": multi_positive}
 ON_FEATURES = {f.__name__: f for f in (nca, proto, triplet, contrastive, center)}
 TERMS = {**ON_SCORES, **ON_PROTOTYPES, **ON_PROXIES, **ON_FEATURES}
@@ -442,6 +523,8 @@ def similarity(head, features, weight, bias):
         return -norm(features[:, None] - weight[None])
     if head == "reciprocal":
         return (features[:, None] - weight[None]).square().mean(2) - features @ weight.T
+    if weight.ndim == 3:
+        return torch.einsum("nd,ckd->nck", unit(features), unit(weight)).max(2).values
     return (features if head == "cosine_raw" else unit(features)) @ unit(weight).T
 
 
@@ -456,14 +539,15 @@ def distance(head, features, own):
     """Distance to the own prototype, of what the head compares."""
     if head == "reciprocal":
         return (features - own).square().mean(1)
-    own = unit(own) if head in ("cosine", "cosine_raw", "simplex") else own
-    return norm((unit(features) if head in ("cosine", "simplex") else features) - own)
+    both = ("cosine", "cosine_subcenters", "simplex")
+    own = unit(own) if head in (*both, "cosine_raw") else own
+    return norm((unit(features) if head in both else features) - own)
 
 
 def project(features, prototypes, within):
     """Features on the complement of the prototypes, formulas 6.4 and 6.5."""
     kind, number, detach = within
-    prototypes = prototypes.detach() if detach else prototypes
+    prototypes = (prototypes.detach() if detach else prototypes).flatten(0, -2)
     if kind == "direct_sum":
         if number is None:
             return features - features @ torch.linalg.pinv(prototypes) @ prototypes

@@ -12,7 +12,7 @@ from torch.utils.checkpoint import checkpoint
 
 import tammes
 from fuzz.case import Batch
-from fuzz.ranges import DISTANCE_HEADS, PROTOTYPE_TERMS, PROXY_TERMS
+from fuzz.ranges import CENTERS, DISTANCE_HEADS, PROTOTYPE_TERMS, PROXY_TERMS
 from tammes.kernels import tiling
 from tammes.kernels.streamed import functions
 
@@ -21,6 +21,7 @@ KINDS = {
     "linear_no_bias": (tammes.LinearHead, {"bias": False}),
     "cosine": (tammes.CosineHead, {}),
     "cosine_raw": (tammes.CosineHead, {"normalize_features": False}),
+    "cosine_subcenters": (tammes.CosineHead, {"subcenters": CENTERS["cosine_subcenters"]}),
     "gaussian": (tammes.GaussianHead, {}),
     "distance": (tammes.DistanceHead, {}),
     "reciprocal": (tammes.DistanceHead, {"reciprocal": True}),

@@ -57,6 +57,8 @@ def on_grid(random, low, high):
 
 
 _MARGIN = Number(-1.5, 1.5, usual=(-0.5, 0.6))
+_JUMP = Number(0.125, 1.5, usual=(0.125, 0.6), zero=0.0)
+"""Margin of a loss that jumps where another class is as near as it: none are so in a batch."""
 _ANGLE = Number(-3.125, 3.125, usual=(-0.5, 0.8))
 _GRADIENT = Choice(("exact", "exact", "detached"))
 _EXTENSION = Choice(("monotone", "monotone", "linear"))
@@ -124,6 +126,35 @@ SETTINGS = {
         "kind": Choice(("arc", "cos")),
         "seed": Choice((0, 7)),
     },
+    "mv_softmax": {
+        "margin": _JUMP,
+        "emphasis": Number(0.0, 1.0),
+        "kind": Choice(("am", "arc")),
+        "adaptive": Choice((False, True)),
+    },
+    "curricularface": {
+        "margin": _JUMP,
+        "momentum": Number(0.0, 1.0, per_class=False, at_call=False),
+    },
+    "inter_topk": {
+        "margin": _ANGLE,
+        "top_k": Choice((1, 2, 5)),
+        "penalty": Number(0.0, 0.5, per_class=False),
+    },
+    "circle": {"margin": _MARGIN},
+    "sface": {
+        "own_angle": Number(0.25, 2.5),
+        "other_angle": Number(0.25, 2.5),
+        "steepness": Number(1.0, 16.0),
+    },
+    "interclass_filter": {
+        "threshold": Number(0.0625, 0.9375, usual=(0.1875, 0.6), zero=0.0),
+        "m1": Number(0.25, 4.0, usual=(0.75, 2.0)),
+        "m2": _ANGLE,
+        "m3": _MARGIN,
+        "extension": _EXTENSION,
+        "gradient": _GRADIENT,
+    },
     "zero_centroid": {"normalize": _UNIT},
     "super_symmetry": {},
     "multi_positive": {
@@ -135,6 +166,7 @@ SETTINGS = {
         "scale": Number(0.5, 32.0, per_class=False),
         "margin": Number(-0.5, 0.5, per_class=False),
     },
+    "subcenter_spread": {},
     "nca": {"scale": _SCALE, "normalize": _UNIT},
     "proto": {"scale": _SCALE, "normalize": _UNIT},
     "triplet": {"margin": _DISTANCE, "normalize": _UNIT},
@@ -145,21 +177,27 @@ SETTINGS = {
 
 FEATURE_TERMS = ("nca", "proto", "triplet", "contrastive", "center")
 PROXY_TERMS = ("proxy_anchor", "multi_positive")
-PROTOTYPE_TERMS = ("zero_centroid", "super_symmetry")
-STATEFUL_TERMS = ("adaface", "elasticface", "center")
-COSINE_TERMS = ("normface", "lm_softmax")
+PROTOTYPE_TERMS = ("zero_centroid", "super_symmetry", "subcenter_spread")
+STATEFUL_TERMS = ("adaface", "curricularface", "elasticface", "center")
+COSINE_TERMS = (
+    *("normface", "lm_softmax", "mv_softmax", "curricularface", "inter_topk"),
+    *("circle", "sface", "interclass_filter"),
+)
 ANGLE_TERMS = (
     *("arcface", "combined_margin", "l_softmax", "sphereface"),
     *("adaface", "magface", "elasticface"),
 )
 
-COSINE_HEADS = ("cosine", "simplex")
-ANGLE_HEADS = ("linear_no_bias", "cosine", "cosine_raw", "simplex")
+COSINE_HEADS = ("cosine", "cosine_subcenters", "simplex")
+ANGLE_HEADS = ("linear_no_bias", "cosine", "cosine_raw", "cosine_subcenters", "simplex")
 DISTANCE_HEADS = ("distance", "reciprocal")
 HEADS = (
-    *("linear", "linear_no_bias", "cosine", "cosine_raw", "gaussian", "simplex"),
+    *("linear", "linear_no_bias", "cosine", "cosine_raw"),
+    *("cosine_subcenters", "gaussian", "simplex"),
     *DISTANCE_HEADS,
 )
+CENTERS = {"cosine_subcenters": 2}
+"""Prototypes per class, where there are several."""
 
 
 def fits(term, head):
@@ -168,4 +206,6 @@ def fits(term, head):
         return head in COSINE_HEADS
     if term == "vs_softmax":
         return head not in ("gaussian", *DISTANCE_HEADS)
+    if term in PROXY_TERMS and head in CENTERS:
+        return False
     return term not in ANGLE_TERMS or head in ANGLE_HEADS

@@ -100,6 +100,8 @@ def _fresh_state(case, term, dtype):
             "mean": torch.tensor([20.0], dtype=dtype),
             "std": torch.tensor([100.0], dtype=dtype),
         }
+    if term == "curricularface":
+        return {"mean": torch.zeros(1, dtype=dtype)}
     if term == "elasticface":
         return {"steps": torch.zeros(1, dtype=torch.int64)}
     return {}
@@ -134,6 +136,7 @@ def _step(case, parameters, memory, step, dtype, noise) -> dict[str, Any]:
     view = _view(case, leaves, features, classes)
     if case.training:
         _update_norms(case, memory, features)
+        _update_targets(case, memory, view)
     rows, terms = torch.zeros(len(classes), dtype=dtype), {}
     for (factor, term, settings), name in zip(case.ordered, case.names, strict=True):
         own = {key: _select(changes.get(key, v), classes, counted) for key, v in settings.items()}
@@ -175,11 +178,15 @@ def _view(case, leaves, features, classes):
     place = there.cumsum(0) - 1
     some = None if bias is None else bias[there]
     own = weight[classes]
+    if own.ndim == 3:
+        # The nearest centre stands for the class.
+        each = (unit(features)[:, None] * unit(own)).sum(2)
+        own = own[torch.arange(len(own)), each.argmax(1)]
     if "log_scale" in leaves:
         scale = leaves["log_scale"].exp().squeeze()
     else:
         scale = torch.tensor(case.scale, dtype=weight.dtype)
-    unit_heads = ("cosine", "cosine_raw", "simplex")
+    unit_heads = ("cosine", "cosine_raw", "cosine_subcenters", "simplex")
     return View(
         features=features,
         own=own,
@@ -231,6 +238,14 @@ def _update_norms(case, memory, features):
         if len(norms) > 1:
             std = memory[f"{name}.std"]
             memory[f"{name}.std"] = (1 - momentum) * std + momentum * norms.std()
+
+
+def _update_targets(case, memory, view):
+    for (_, term, settings), name in zip(case.ordered, case.names, strict=True):
+        if term == "curricularface" and len(view.labels):
+            mean, momentum = memory[f"{name}.mean"], settings["momentum"]
+            now = view.target.detach().mean()
+            memory[f"{name}.mean"] = (1 - momentum) * mean + momentum * now
 
 
 def _move_centers(case, memory, features, classes):

@@ -18,6 +18,7 @@ from tammes.kernels.problem import Problem
 KINDS = {
     "cosine": (tammes.CosineHead, {"scale": 8.0}),
     "raw": (tammes.CosineHead, {"scale": 8.0, "normalize_features": False}),
+    "subcenters": (tammes.CosineHead, {"scale": 8.0, "subcenters": 3}),
     "linear": (tammes.LinearHead, {}),
     "gaussian": (tammes.GaussianHead, {}),
 }
@@ -467,7 +468,12 @@ def compare_with_plain(group, name):
     for each in (plain, head):
         each.remove_classes([1, 6])
         each.add_classes(3, from_features=features)
-    assert_close(head.weight, plain.weight[head.start : head.stop])
+    weight, whole = head.weight, plain.weight
+    if name == "subcenters":
+        # Those beyond the first are drawn.
+        assert (weight != 0).any(2).all()
+        weight, whole = weight[:, 0], whole[:, 0]
+    assert_close(weight, whole[head.start : head.stop])
     if plain.bias is not None:
         assert_close(head.bias, plain.bias[head.start : head.stop])
 
@@ -477,18 +483,21 @@ def test_new_prototypes_stand_where_those_of_a_plain_head_would(name):
     everywhere(3, compare_with_plain, name)
 
 
-def grown(group):
+def grown(group, subcenters):
     torch.manual_seed(5)
-    head = tammes.ShardedHead(tammes.CosineHead, 3, 4, group=group)
-    head.add_classes(5)
+    head = tammes.ShardedHead(tammes.CosineHead, 3, 4, group=group, subcenters=subcenters)
+    head.add_classes(5, from_features=None if subcenters == 1 else torch.ones(5, 3))
     return head.weight.detach().numpy()
 
 
-def test_new_prototypes_at_random_are_the_same_on_any_number_of_ranks():
-    (whole,) = everywhere(1, grown)
-    assert len({tuple(row) for row in whole.tolist()}) == 9
+@pytest.mark.parametrize("subcenters", [1, 2])
+def test_new_prototypes_at_random_are_the_same_on_any_number_of_ranks(subcenters):
+    (whole,) = everywhere(1, grown, subcenters)
+    rows = {tuple(row) for row in torch.from_numpy(whole).view(9, -1, 3)[:, -1].tolist()}
+    assert len(rows) == 9
     for size in SIZES[1:]:
-        parts = torch.cat([torch.from_numpy(rows) for rows in everywhere(size, grown)])
+        parts = everywhere(size, grown, subcenters)
+        parts = torch.cat([torch.from_numpy(rows) for rows in parts])
         assert torch.equal(parts, torch.from_numpy(whole))
 
 

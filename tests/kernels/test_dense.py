@@ -43,21 +43,15 @@ READS = [
     frozenset(["gap", "length", "norm", "others"]),
     frozenset(["target", "opposite", "gap", "expected"]),
     frozenset(["target", "softplus"]),
-    frozenset(["target", "excess"]),
-    frozenset([*REDUCED, *ALONGSIDE, "excess", "softplus"]),
+    frozenset([*REDUCED, *ALONGSIDE, "softplus"]),
 ]
 SCALES = [1.0, 7.0, "learnable"]
-
-
-def hinge_threshold(split):
-    return split.scale * split.target - 1
 
 
 def numbers_of(made, head, features, labels, reads):
     """Numbers that are read, and gradients of a sum of them with different weights."""
     head, features = copy.deepcopy(head), features.clone().requires_grad_()
-    threshold = hinge_threshold if "excess" in reads else None
-    split = made(head.problem(features), labels, reads, threshold)
+    split = made(head.problem(features), labels, reads)
     fields = sorted(reads | {"opposite"} if "gap" in reads else reads)
     like = features.detach()[:, 0]
     values = {name: like.new_ones(()) * getattr(split, name) for name in fields}
@@ -294,8 +288,3 @@ def test_a_similarity_of_ones_own_is_not_taken_for_an_inner_product():
         dense.dense_split(
             problem._replace(similarity=Doubled()), torch.tensor([0, 8]), frozenset(["others"])
         )
-
-
-def test_a_split_alone_has_no_excess():
-    with pytest.raises(ValueError, match="use a criterion"):
-        HEADS["linear"](1.0).split(torch.randn(1, 6), torch.tensor([0]), ["target", "excess"])

@@ -13,6 +13,7 @@ import tammes
 from tammes.distributed.process_group import RankGroup
 from tammes.kernels import dispatch
 from tammes.kernels.problem import Share
+from tammes.split import quadratic_above
 
 fused = pytest.importorskip(
     "tammes.kernels.fused.engine", reason="no triton here", exc_type=ImportError
@@ -33,7 +34,7 @@ pytestmark = [
 FUSED = {
     name: term
     for name, term in SPLIT_TERMS.items()
-    if term.definition.reads.isdisjoint(("rest", "excess", "softplus"))
+    if term.definition.reads.isdisjoint(("rest", "free_map", "softplus"))
 }
 EVERYTHING = tammes.softmax(smoothing=0.2) + 0.3 * tammes.logit_divergence() + tammes.hard_bias()
 
@@ -295,6 +296,52 @@ def test_a_fused_call_does_not_wait_for_the_device(unwaited):
             criterion(features, labels).backward()
 
 
+@tammes.term(
+    reads="target others",
+    map_others=quadratic_above,
+    row_numbers=lambda split, slope: (
+        split.target - 0.1,
+        (1 - slope) * (split.target - 0.1),
+        slope,
+        0.3 * split.target,
+    ),
+)
+def bent_above(split, *, slope=0.5):
+    """A map whose coefficients have a gradient of their own."""
+    return split.others - split.scale * split.target
+
+
+MAPS = {
+    "mv": tammes.mv_softmax(margin=0.1),
+    "curricular": tammes.curricularface(momentum=0.5),
+    "filter": tammes.interclass_filter(threshold=0.1),
+    "gradients of coefficients": bent_above(),
+}
+
+
+@pytest.mark.parametrize("scale", [4.0, 200.0, "learnable"])
+@pytest.mark.parametrize("name", MAPS)
+def test_a_quadratic_map_is_fused(name, scale):
+    # With a scale of 200 the shift that was guessed is wrong, and rows are done again.
+    head = tammes.CosineHead(6, 70, scale=scale)
+    features, labels = torch.randn(13, 6), torch.randint(70, (13,))
+    problem = head.problem(features.to(DEVICE))._replace(prototypes=head.weight.to(DEVICE))
+    reads = MAPS[name].definition.reads
+    assert dispatch.choose_kernel("fused", problem, reads) == "fused"
+    agree(head, MAPS[name], features, labels, rtol=2e-4, atol=2e-4)
+
+
+@pytest.mark.parametrize("dtype", [torch.float16, pytest.param(torch.bfloat16, marks=on_cuda)])
+@pytest.mark.parametrize("name", ["curricular", "gradients of coefficients"])
+def test_a_quadratic_map_is_fused_in_half_precision(name, dtype):
+    head = tammes.CosineHead(16, 70, scale=8.0).to(dtype)
+    features, labels = torch.randn(13, 16).to(dtype), torch.randint(70, (13,))
+    found = everything(head, MAPS[name], features, labels, "fused")
+    exact = everything(head.double(), MAPS[name], features.double(), labels, "dense")
+    for key, value in found.items():
+        assert (value - exact[key]).norm() <= 0.02 * exact[key].norm(), key
+
+
 def a_problem(size=8, dtype=torch.float32):
     head = tammes.CosineHead(size, 5).to(DEVICE, dtype)
     return head.problem(torch.randn(3, size, dtype=dtype, device=DEVICE))
@@ -303,7 +350,9 @@ def a_problem(size=8, dtype=torch.float32):
 @pytest.mark.parametrize(
     ("problem", "reads", "reason"),
     [
-        ({}, "target excess", "hinge and bce"),
+        ({}, "target others mapped free_map", "but by quadratic_above, are streamed"),
+        ({}, "target mean mapped", "the log-sum-exp alone"),
+        ({}, "target softplus", "such as bce"),
         ({"dtype": torch.double}, "target others", "double"),
         ({"size": 4104}, "target others", "up to 4096 numbers"),
     ],

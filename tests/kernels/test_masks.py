@@ -23,7 +23,7 @@ needs_fused = pytest.mark.skipif(not FUSED_HERE, reason="neither a GPU nor TRITO
 MASKED = [0, 4, 6]
 """The first of them is the class that an ignored example is given."""
 KEPT = [c for c in range(CLASSES) if c not in MASKED]
-FUSED = {n for n, t in SPLIT_TERMS.items() if not t.definition.reads & {"excess", "softplus"}}
+FUSED = {n for n, t in SPLIT_TERMS.items() if not t.definition.reads & {"free_map", "softplus"}}
 LABELS = torch.tensor([1, 2, 3, -100, 5, 8, 7, 7, 1, -100, 2])
 
 

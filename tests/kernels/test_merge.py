@@ -10,19 +10,24 @@ from torch.testing import assert_close
 
 from tammes.kernels.matmul import add_product, halved
 from tammes.kernels.merge import merge
-from tammes.kernels.streamed.score_blocks import Block
+from tammes.kernels.streamed.score_blocks import Block, MappedRows
 from tammes.kernels.tiling import cut
 
-READS = frozenset(("others", "expected", "mean", "excess", "softplus", "hardest"))
+READS = frozenset(("others", "expected", "mean", "softplus", "hardest"))
 NOWHERE = -1
 
 
+def over(similarity, threshold):
+    return similarity + (similarity - threshold).relu()
+
+
 def numbers(scores, own, threshold, columns=slice(None)):
-    """Those of some columns of a matrix of scores."""
+    """Those of some columns of a matrix of scores, which are mapped."""
     part = scores[:, columns].clone()
     first = columns.start or 0
     here = (own >= first) & (own < first + part.shape[1])
-    block = Block(part, torch.where(here, own - first, NOWHERE), READS, None, threshold)
+    mapped = MappedRows(over, (torch.full_like(threshold, 2.0), threshold))
+    block = Block(part, torch.where(here, own - first, NOWHERE), READS, None, mapped)
     return block.numbers | {"hardest": block.top}
 
 
@@ -62,7 +67,7 @@ def test_a_part_that_holds_only_the_own_class_adds_nothing():
     own, threshold = torch.tensor([0]), torch.zeros(1, dtype=torch.double)
     alone = numbers(scores, own, threshold, slice(0, 1))
     assert alone["others"].item() == float("-inf")
-    assert alone["expected"].item() == alone["mean"].item() == alone["excess"].item() == 0
+    assert alone["expected"].item() == alone["mean"].item() == alone["softplus"].item() == 0
     rest = numbers(scores, own, threshold, slice(1, 4))
     assert_close(merged([alone, rest]), rest)
     assert merged([alone, alone])["others"].item() == float("-inf")

@@ -13,7 +13,7 @@ from tammes.criterion import evaluate_terms
 from tammes.distributed.process_group import RankGroup
 from tammes.kernels import dispatch, tiling
 from tammes.kernels.problem import Share
-from tammes.kernels.streamed.score_blocks import Block
+from tammes.kernels.streamed.score_blocks import Block, MappedRows
 from tammes.kernels.tiling import Plan
 
 try:
@@ -32,7 +32,7 @@ WAYS = ["streamed", pytest.param("fused", marks=needs_fused)]
 SMOOTHED = tammes.softmax(smoothing=0.2) + 0.3 * tammes.logit_divergence()
 EVERYTHING = SMOOTHED + tammes.hard_bias()
 SUMS = tammes.hinge(margin=0.5) + 0.7 * tammes.bce()
-ALL = frozenset(("others", "expected", "mean", "excess", "softplus"))
+ALL = frozenset(("others", "expected", "mean", "softplus"))
 
 
 def everything(head, loss, features, labels, implementation, weights=None, **options):
@@ -55,7 +55,7 @@ def everything(head, loss, features, labels, implementation, weights=None, **opt
     return {name: tensor.double().cpu() for name, tensor in found.items()}
 
 
-def plain_numbers(scores, own, counts, threshold):
+def plain_numbers(scores, own, counts):
     """The numbers of a block by their definitions."""
     other = torch.ones_like(scores).scatter(1, own.clamp_min(0)[:, None], 0.0)
     other = torch.where((own >= 0)[:, None], other, 1.0) * counts
@@ -65,27 +65,31 @@ def plain_numbers(scores, own, counts, threshold):
         "others": others,
         "expected": (softmax * scores).sum(1),
         "mean": (other * scores).sum(1),
-        "excess": (other * (scores - threshold[:, None]).relu()).sum(1),
         "softplus": (other * (1 + scores.exp()).log()).sum(1),
     }
 
 
 @pytest.mark.parametrize("wanted", [*([name] for name in sorted(ALL)), sorted(ALL)])
 @pytest.mark.parametrize("counted", [False, True])
-def test_the_gradient_of_a_block_is_that_of_its_numbers(wanted, counted):
+@pytest.mark.parametrize("maps", [False, True])
+def test_the_gradient_of_a_block_is_that_of_its_numbers(wanted, counted, maps):
     scores = torch.randn(4, 5, dtype=torch.double)
-    own, threshold = torch.tensor([0, 3, -1, -1]), torch.randn(4, dtype=torch.double)
+    own = torch.tensor([0, 3, -1, -1])
     counts = torch.tensor([1.0, 2.5, 4.0, 1.0, 3.0], dtype=torch.double)
     counts = counts if counted else torch.ones_like(counts)
     leaf = scores.clone().requires_grad_()
-    numbers = plain_numbers(leaf, own, counts, threshold)
+    of_rows = (2 + torch.rand(2, 4, dtype=torch.double)).requires_grad_().unbind()
+    mapped = MappedRows(lambda a, factor: a * (factor + a), of_rows) if maps else None
+    numbers = plain_numbers(mapped(leaf) if maps else leaf, own, counts)
     d_numbers = {name: torch.randn(4, dtype=torch.double) for name in wanted}
-    sum((numbers[n] * d).sum() for n, d in d_numbers.items()).backward()
-    block = Block(scores.clone(), own, frozenset(wanted), counts if counted else None, threshold)
+    total = sum((numbers[n] * d).sum() for n, d in d_numbers.items())
+    d_scores, *d_rows = torch.autograd.grad(total, [leaf, *(of_rows if maps else ())])
+    block = Block(scores.clone(), own, frozenset(wanted), counts if counted else None, mapped)
     for name in wanted:
         assert_close(block.numbers[name], numbers[name].detach())
     factor = block.overwrite_with_gradient(d_numbers)
-    assert_close(block.scores * factor[:, None], leaf.grad)
+    assert_close(block.scores * factor[:, None], d_scores)
+    assert_close(block.d_numbers, d_rows)
 
 
 def test_a_block_of_which_nobody_wants_anything_gives_nothing():

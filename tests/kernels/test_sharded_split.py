@@ -20,6 +20,7 @@ KINDS = {
     "linear_no_bias": (tammes.LinearHead, {"bias": False}),
     "cosine": (tammes.CosineHead, {"scale": 8.0}),
     "cosine_raw_features": (tammes.CosineHead, {"scale": 2.0, "normalize_features": False}),
+    "cosine_subcenters": (tammes.CosineHead, {"scale": 8.0, "subcenters": 3}),
     "gaussian": (tammes.GaussianHead, {}),
 }
 SPREADS = [(1, 9), (2, 9), (3, 9), (4, 7), (4, 5)]
@@ -173,6 +174,7 @@ def test_so_has_every_loss_without_reduction(head):
 @pytest.mark.parametrize("head", ["linear", "cosine"])
 def test_fused_shards_are_one_process_too(ranks, classes, head):
     names = ["softmax_smoothed_margin", "arcface", "logit_divergence", "sample_margin"]
+    names += ["mv_softmax", "curricularface"]
     compare(
         ranks, head, "learnable", classes, "mean", "fused", torch.float32, names,
         rtol=1e-4, atol=2e-5,

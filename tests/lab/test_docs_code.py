@@ -79,6 +79,7 @@ def test_the_code_of_every_page_has_a_test():
         pytest.param("docs/coming_from.md", marks=pytest.mark.slow),
         "docs/configuration.md",
         "docs/kernels.md",
+        "docs/losses.md",
         "docs/sampling.md",
     ],
 )

@@ -221,3 +221,18 @@ def test_no_tensor_is_as_large_as_all_pairs():
     with LargestTensor() as seen:
         class_margin(prototypes)
     assert 1024**2 <= seen.largest <= 4096**2 < 9000**2
+
+
+@pytest.mark.parametrize("centers", [1, 2, 3, 5])
+def test_several_prototypes_of_a_class_are_not_compared_with_each_other(small_blocks, centers):
+    for seed in range(5):
+        prototypes = normal(11, centers, 3, seed=seed)
+        rows = prototypes.flatten(0, 1)
+        cosines = 1 - distance.squareform(distance.pdist(rows.numpy(), "cosine"))
+        own = np.arange(len(rows)) // centers
+        cosines[own[:, None] == own] = -2
+        place = divmod(int(cosines.argmax()), len(rows))
+        result = class_margin(prototypes)
+        assert_close(float(result.angle), math.degrees(math.acos(cosines.max())))
+        assert result.pair.tolist() == [own[i] for i in place]
+        assert_close(result.optimum, class_margin(prototypes[:, 0]).optimum)

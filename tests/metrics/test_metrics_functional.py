@@ -570,7 +570,11 @@ def test_a_class_masked_with_minus_infinity_is_not_there(cosine, labels):
             "gamma to be a number or 2 numbers",
         ),
         (lambda: F.class_margin(torch.zeros(1, 3)), ValueError, "2 prototypes or more, got 1"),
-        (lambda: F.class_margin(torch.zeros(3)), ValueError, r"shape \(C, D\), got \(3,\)"),
+        (
+            lambda: F.class_margin(torch.zeros(3)),
+            ValueError,
+            r"shape \(C, D\) or \(C, K, D\), got \(3,\)",
+        ),
         (
             lambda: F.class_margin(torch.tensor([[1.0, 0.0], [math.nan, 1.0], [0.0, 1.0]])),
             ValueError,

@@ -134,6 +134,7 @@ KINDS = {
         Kind("cosface", "margin", lambda m: (1.0, 0.0, m), _gap, _COSINE_RULE),
         Kind("arcface", "margin", lambda m: (1.0, m, 0.0), lambda angle: angle, "m <= A"),
         Kind("elasticface", "margin", lambda m: (1.0, m, 0.0), lambda angle: angle, "m <= A"),
+        Kind("mv_softmax", "margin", lambda m: (1.0, 0.0, m), _gap, _COSINE_RULE),
         Kind("magface", "max_margin", lambda m: (1.0, m, 0.0), lambda angle: angle, "m <= A"),
         Kind("sphereface", "margin", lambda m: (m, 0.0, 0.0), _unlimited, "any m >= 1"),
         Kind("l_softmax", "margin", lambda m: (m, 0.0, 0.0), _unlimited, "any m >= 1"),
@@ -172,8 +173,10 @@ def margins_of(term: Term) -> Margins:
         ((1.0, 0.5, 0.0), (1.0, 0.0, -1.0))
     """
     settings = {key: max(v) if isinstance(v, tuple) else v for key, v in term.settings.items()}
-    if term.name == "combined_margin":
+    if term.name in ("combined_margin", "interclass_filter"):
         return settings["m1"], settings["m2"], settings["m3"]
+    if term.name in ("curricularface", "inter_topk"):
+        return 1.0, settings["margin"], 0.0
     if term.name == "gm_softmax":
         return 1.0, 0.0, -settings["beta1"]
     if term.name == "softmax":
@@ -339,7 +342,7 @@ def starting_loss(term: Term, classes: int, dim: int, scale: float) -> float | N
     needs = term.definition
     if dim < 2 or needs.on != "split" or needs.state is not None:
         return None
-    if needs.adjust is not None or not needs.reads.isdisjoint(("rest", *SUMMED)):
+    if needs.has_own_scores or not needs.reads.isdisjoint(("rest", *SUMMED)):
         return None
     rows = random_start(classes, dim, scale)
     return float(term(rows) @ rows.norm)

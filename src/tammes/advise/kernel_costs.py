@@ -21,7 +21,7 @@ from tammes.kernels.tiling import (
 )
 from tammes.similarity import Cosine, InnerProduct, SquaredDistance
 
-_MORE_BLOCKS = {"expected": 2, "excess": 3, "softplus": 3}
+_MORE_BLOCKS = {"expected": 2, "softplus": 3, "mapped": 7}
 """Additional blocks of scores in the streamed implementation, by the fields read."""
 _KEY_BLOCKS = 1
 """Blocks of keys alive at once while their gradient is converted to that of prototypes."""

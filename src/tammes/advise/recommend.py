@@ -17,6 +17,7 @@ from tammes.advise.memory_plan import Cost, size
 from tammes.advise.warnings import FEW, METRIC, Choice
 from tammes.advise.workload import UNFUSED
 from tammes.kernels.tiling import WIDEST
+from tammes.split import FREE_MAP
 
 _LARGE_SCORE = 15.0
 """Scale times margin from which the margin is warmed up."""
@@ -236,7 +237,8 @@ def _why(choice: Choice, way: str) -> str:
     if work.device == "cpu":
         return "the fused kernels are for CUDA"
     if not work.fusable:
-        missing = " and ".join(sorted(UNFUSED & work.reads))
+        words = {FREE_MAP: "this map of the other scores"}
+        missing = " and ".join(sorted(words.get(name, name) for name in UNFUSED & work.reads))
         if missing:
             return f"the fused kernels do not compute {missing}, which the loss reads"
         return f"the fused kernels need float32 and at most {WIDEST} dimensions"

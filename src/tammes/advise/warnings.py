@@ -32,7 +32,7 @@ BOUNDED = ("normface", "cosface", "arcface", "sphereface", "combined_margin", "g
 """Losses with a known lower bound of the risk for balanced classes."""
 ANGULAR = (
     *("arcface", "combined_margin", "sphereface", "l_softmax"),
-    *("adaface", "elasticface", "magface"),
+    *("adaface", "curricularface", "elasticface", "inter_topk", "magface"),
 )
 """Losses with a function of the angle, whose gradient grows near the prototype."""
 

@@ -11,6 +11,7 @@ from tammes.kernels.dispatch import SMALL, Way, in_memory
 from tammes.kernels.problem import Problem
 from tammes.kernels.tiling import WIDEST
 from tammes.similarity import Cosine, Similarity, working_dtype
+from tammes.split import FREE_MAP
 
 OPTIMIZERS = {"sgd": 0, "momentum": 1, "adagrad": 1, "rmsprop": 1, "adam": 2, "adamw": 2}
 """Copies of the weights in the optimizer state; ``momentum`` is SGD with momentum."""
@@ -131,7 +132,7 @@ def choose_machine(
     return machine, device or machine.device
 
 
-UNFUSED = frozenset({"excess", "softplus", "rest"})
+UNFUSED = frozenset({"softplus", "rest", FREE_MAP})
 """Fields of a split that the fused kernel does not compute."""
 
 _COSINE = Cosine()

@@ -318,9 +318,9 @@ def _read_head_file(file: Path) -> tuple[dict[str, TensorInfo], dict[str, Any]]:
         if plain in _HEAD_TENSORS and tensors.setdefault(plain, info) is not info:
             raise CheckpointError(f"{file}: it has more than one {plain}")
     weight = tensors.get("weight")
-    if weight is None or len(weight.shape) != 2:
+    if weight is None or len(weight.shape) not in (2, 3):
         raise CheckpointError(f"{file}: it has no prototypes of shape (C, D) under 'weight'")
-    classes, size = weight.shape
+    classes, *_, size = weight.shape
     for name, shape in (("bias", (classes,)), ("log_scale", (1,))):
         if name in tensors and not same_shape(tensors[name].shape, shape):
             raise CheckpointError(

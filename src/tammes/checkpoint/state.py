@@ -68,7 +68,9 @@ def describe_head(head: Head) -> dict[str, Any]:
     }
     if isinstance(head.similarity, Cosine):
         known["normalize_features"] = head.similarity.normalize_features
-    return known
+    if head.similarity.centers > 1:
+        known["pooling"] = "max"
+    return known | head.similarity.options
 
 
 def describe_loss(criterion: Criterion) -> dict[str, Any]:

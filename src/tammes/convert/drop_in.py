@@ -17,6 +17,7 @@ from tammes.heads import CosineHead, ShardedHead
 from tammes.kernels.problem import Problem
 from tammes.kernels.reference import similarity_matrix
 from tammes.losses.angular import target_similarity
+from tammes.losses.hard_negatives import interclass_filter
 from tammes.similarity import Cosine
 from tammes.split import split
 
@@ -34,7 +35,8 @@ class PartialFC_V2(Criterion):
 
     Args:
         margin_loss: an object with the settings of InsightFace's: ``s``, ``m1``, ``m2`` and ``m3``
-            as ``CombinedMarginLoss`` has them, or ``s`` and ``m`` as ``CosFace``.
+            as ``CombinedMarginLoss`` has them, with or without
+            ``interclass_filtering_threshold``, or ``s`` and ``m`` as ``CosFace``.
         embedding_size: size of a feature.
         num_classes: number of classes of all ranks.
         sample_rate: share of the classes that a step compares with.
@@ -58,6 +60,10 @@ class PartialFC_V2(Criterion):
     ) -> None:
         scale, margins = _settings_of(margin_loss)
         loss = insightface_loss("PartialFC_V2", margins, "detached")
+        threshold = getattr(margin_loss, "interclass_filtering_threshold", 0)
+        if threshold > 0:
+            m1, m2, m3 = margins
+            loss = interclass_filter(threshold=threshold, m1=m1, m2=m2, m3=m3, gradient="detached")
         head = ShardedHead(
             CosineHead, embedding_size, num_classes, scale=scale, sample_rate=sample_rate
         )
@@ -99,11 +105,6 @@ class PartialFC_V2(Criterion):
 
 def _settings_of(margin_loss: Any) -> tuple[float, tuple[float, float, float]]:
     """Scale and margins of a loss of InsightFace's."""
-    if getattr(margin_loss, "interclass_filtering_threshold", 0) > 0:
-        raise ValueError(
-            "PartialFC_V2 expects a margin_loss with interclass_filtering_threshold 0, "
-            f"got {margin_loss.interclass_filtering_threshold}"
-        )
     for names in (("m1", "m2", "m3"), ("m",)):
         if all(hasattr(margin_loss, name) for name in ("s", *names)):
             *before, last = (float(getattr(margin_loss, name)) for name in names)

@@ -8,7 +8,9 @@ import difflib
 import math
 import warnings
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
+from functools import partial
+from operator import attrgetter
 from typing import Any, NoReturn, TypeAlias, Unpack
 
 import torch
@@ -28,16 +30,30 @@ StateDict: TypeAlias = Mapping[str, Any]
 
 @dataclass(frozen=True)
 class _Peer:
-    """Loss of pytorch-metric-learning: defaults of its constructor, and its head and loss here."""
+    """Loss of pytorch-metric-learning, and its head and loss here.
+
+    Attributes:
+        defaults: of its constructor, by the names they have here.
+        head: makes the head of a size, a number of classes and a scale; with ``subcenters`` also
+            of that number.
+        loss: makes the loss of a margin.
+        read: settings of a live loss that have another name or form there.
+        weight: name of its prototypes.
+        degrees: whether its margin is given in degrees.
+        whole_margin: whether its margin is a whole number.
+    """
 
     defaults: Mapping[str, float]
-    head: Callable[[int, int, float], Head]
+    head: Callable[..., Head]
     loss: Callable[[float], Loss]
+    read: Mapping[str, Callable[[Any], float]] = field(default_factory=dict)
+    weight: str = "W"
+    degrees: bool = False
     whole_margin: bool = False
 
 
-def _cosine(size: int, classes: int, scale: float) -> Head:
-    return CosineHead(size, classes, scale=scale)
+def _cosine(size: int, classes: int, scale: float, **options: Any) -> Head:
+    return CosineHead(size, classes, scale=scale, **options)
 
 
 _PEERS = {
@@ -45,6 +61,25 @@ _PEERS = {
         {"margin": 28.6, "scale": 64.0},
         _cosine,
         lambda margin: arcface(margin=margin, extension="linear"),
+        degrees=True,
+    ),
+    "SubCenterArcFaceLoss": _Peer(
+        {"margin": 28.6, "scale": 64.0, "subcenters": 3},
+        _cosine,
+        lambda margin: arcface(margin=margin, extension="linear"),
+        read={"subcenters": lambda live: live.sub_centers},
+        degrees=True,
+    ),
+    "SoftTripleLoss": _Peer(
+        {"margin": 0.01, "scale": 20.0, "temperature": 0.1, "subcenters": 10},
+        partial(_cosine, pooling="soft"),
+        lambda margin: cosface(margin=margin),
+        read={
+            "scale": lambda live: live.la,
+            "temperature": lambda live: 1 / live.gamma,
+            "subcenters": lambda live: live.centers_per_class,
+        },
+        weight="fc",
     ),
     "CosFaceLoss": _Peer(
         {"margin": 0.35, "scale": 64.0}, _cosine, lambda margin: cosface(margin=margin)
@@ -67,11 +102,9 @@ _PEERS = {
 }
 
 _WITHOUT_COUNTERPART = {
-    "SubCenterArcFaceLoss": "it has several prototypes per class, and every head here has one",
     "ProxyNCALoss": "its proxies are the head.weight of a NormFace of scale 2 * softmax_scale",
     "ProxyAnchorLoss": "its proxies are the head.weight of a CosineHead with "
     "proxy_anchor(scale=alpha, margin=margin)",
-    "SoftTripleLoss": "it has several prototypes per class, and every head here has one",
 }
 
 _REDUCTIONS = {"MeanReducer": "mean", "SumReducer": "sum"}
@@ -84,6 +117,7 @@ def from_pytorch_metric_learning(
     margin: float | None = None,
     scale: float | None = None,
     temperature: float | None = None,
+    subcenters: int | None = None,
     num_classes: int | None = None,
     key: str | None = None,
     **options: Unpack[Options],
@@ -93,12 +127,15 @@ def from_pytorch_metric_learning(
     Scores, loss and gradient are the same:
 
     - ``ArcFaceLoss``: ``arcface``, continued linearly, on ``CosineHead``
+    - ``SubCenterArcFaceLoss``: the same on ``CosineHead(..., subcenters=K)``
+    - ``SoftTripleLoss``: ``cosface`` on ``CosineHead(..., subcenters=K, pooling="soft")``
     - ``CosFaceLoss``: ``cosface`` on ``CosineHead``
     - ``NormalizedSoftmaxLoss``: ``normface`` on ``CosineHead``, scale :math:`1/T`
     - ``SphereFaceLoss``: ``sphereface`` on ``CosineHead(..., normalize_features=False)``
     - ``LargeMarginSoftmaxLoss``: ``l_softmax`` on ``LinearHead(..., bias=False)``
 
-    Their weight ``W`` has shape ``(D, C)`` and is transposed. Half precision, to which version 2
+    Their weight ``W`` (``fc`` of ``SoftTripleLoss``) has shape ``(D, C)``, or ``(D, C K)`` with K
+    prototypes per class, and is transposed. Half precision, to which version 2
     casts its weights under autocast, is converted to float32.
 
     Args:
@@ -107,10 +144,14 @@ def from_pytorch_metric_learning(
             live loss is checked for features without a counterpart: regularizers, other reducers,
             other distances.
         loss: name of the class the state dict is from, such as ``"ArcFaceLoss"``.
-        margin: as their constructor took it: degrees for ``ArcFaceLoss``, a cosine for
-            ``CosFaceLoss``, a whole number for the other two. Their default if not given.
-        scale: as their constructor took it; their default if not given.
-        temperature: :math:`T` of ``NormalizedSoftmaxLoss``; their default if not given.
+        margin: as their constructor took it: degrees for ``ArcFaceLoss`` and
+            ``SubCenterArcFaceLoss``, a cosine for ``CosFaceLoss`` and ``SoftTripleLoss``, a whole
+            number for the other two. Their default if not given.
+        scale: as their constructor took it, ``la`` of ``SoftTripleLoss``; their default if not
+            given.
+        temperature: :math:`T` of ``NormalizedSoftmaxLoss``, ``gamma`` of ``SoftTripleLoss``; their
+            default if not given.
+        subcenters: ``sub_centers`` or ``centers_per_class``; their default if not given.
         num_classes: expected number of classes; another number raises an error.
         key: name of the weight in the state dict, if ``W`` is ambiguous.
         **options: options of :class:`tammes.Criterion`.
@@ -130,7 +171,10 @@ def from_pytorch_metric_learning(
     """
     caller = "from_pytorch_metric_learning"
     given: dict[str, float] = {}
-    for setting, number in (("margin", margin), ("scale", scale), ("temperature", temperature)):
+    for setting, number in (
+        *(("margin", margin), ("scale", scale)),
+        *(("temperature", temperature), ("subcenters", subcenters)),
+    ):
         if number is not None:
             given[setting] = number
     if isinstance(source, nn.Module):
@@ -141,9 +185,12 @@ def from_pytorch_metric_learning(
                 f"{caller} expects only options together with a live {name}, got settings"
             )
         options = _options_of(caller, source, options)
-        weight = _matrix(caller, "W", getattr(source, "W", None), "(D, C)")
+        weight = _matrix(caller, peer.weight, getattr(source, peer.weight, None), "(D, C)")
         # A live ArcFaceLoss has already converted degrees to radians.
-        settings = {setting: float(getattr(source, setting)) for setting in peer.defaults}
+        settings = {
+            setting: float(peer.read.get(setting, attrgetter(setting))(source))
+            for setting in peer.defaults
+        }
     elif isinstance(source, Mapping):
         if loss is None:
             raise ValueError(
@@ -155,20 +202,27 @@ def from_pytorch_metric_learning(
         unknown = sorted(set(given) - set(peer.defaults))
         if unknown:
             raise ValueError(f"{name} has {' and '.join(peer.defaults)}, got {', '.join(unknown)}")
-        weight = _matrix(caller, *_find(caller, source, "W", key), "(D, C)")
+        weight = _matrix(caller, *_find(caller, source, peer.weight, key), "(D, C)")
         settings = {**peer.defaults, **given}
-        if name == "ArcFaceLoss":
-            settings["margin"] = _radians(caller, settings["margin"])
+        if peer.degrees:
+            settings["margin"] = _radians(caller, name, settings["margin"])
     else:
         raise TypeError(
             f"{caller} expects a state dict or a live loss, got {type(source).__name__}"
         )
 
-    if num_classes is not None and weight.shape[1] != num_classes:
-        transposed = ": is it transposed?" if weight.shape[0] == num_classes else ""
+    centers = int(settings.get("subcenters", 1))
+    columns = None if num_classes is None else num_classes * centers
+    if columns is not None and weight.shape[1] != columns:
+        transposed = ": is it transposed?" if weight.shape[0] == columns else ""
         raise ValueError(
-            f"{caller} expects a weight of shape (D, {num_classes}), "
+            f"{caller} expects a weight of shape (D, {columns}), "
             f"got {tuple(weight.shape)}{transposed}"
+        )
+    if centers < 1 or weight.shape[1] % centers:
+        raise ValueError(
+            f"{name} expects a weight of shape (D, C * {centers}), {centers} prototypes per class, "
+            f"got {tuple(weight.shape)}"
         )
     if peer.whole_margin and settings["margin"] % 1:
         raise ValueError(f"{name} expects a whole number as margin, got {settings['margin']}")
@@ -177,7 +231,12 @@ def from_pytorch_metric_learning(
     factor = settings["scale"] if "scale" in settings else 1 / settings["temperature"]
     # A copy, so that training does not change the source.
     prototypes = weight.T.clone(memory_format=torch.contiguous_format)
-    head = _build_head(peer.head, prototypes, factor)
+    pooled: dict[str, Any] = {}
+    if "subcenters" in settings:
+        pooled = {"subcenters": centers, "temperature": settings.get("temperature", 0.1)}
+        if centers > 1:
+            prototypes = prototypes.unflatten(0, (-1, centers))
+    head = _build_head(partial(peer.head, **pooled), prototypes, factor)
     return Criterion(head, peer.loss(settings.get("margin", 0.0)), **options)
 
 
@@ -362,19 +421,19 @@ def _matrix(caller: str, name: str, value: object, layout: str) -> Tensor:
     return value.detach().to(torch.promote_types(value.dtype, torch.float32))
 
 
-def _radians(caller: str, degrees: float) -> float:
+def _radians(caller: str, name: str, degrees: float) -> float:
     if 0 < abs(degrees) <= math.pi / 2:
         warnings.warn(
-            f"{caller} takes the margin of ArcFaceLoss in degrees, as its constructor does, "
+            f"{caller} takes the margin of {name} in degrees, as its constructor does, "
             f"got {degrees}: 0.5 radians are 28.6 degrees",
             stacklevel=3,
         )
     return math.radians(degrees)
 
 
-def _build_head(make: Callable[[int, int, float], Head], prototypes: Tensor, scale: float) -> Head:
+def _build_head(make: Callable[..., Head], prototypes: Tensor, scale: float) -> Head:
     """Build a head with these prototypes; on the meta device none are initialized first."""
-    classes, size = prototypes.shape
+    classes, *_, size = prototypes.shape
     with torch.device("meta"):
         head = make(size, classes, scale)
     head.weight = nn.Parameter(prototypes)

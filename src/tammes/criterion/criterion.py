@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Any, Literal, Never, Self, cast
 import torch
 from torch import Tensor, nn
 
+from tammes._compile import outside_compile
 from tammes._recomputation import checkpointing, once
 from tammes._validation import (
     check_class_weights,
@@ -44,6 +45,7 @@ from tammes.kernels import dense_gpu
 from tammes.kernels.dense import takes_raw
 from tammes.kernels.dispatch import Implementation, choose_kernel
 from tammes.kernels.problem import Problem
+from tammes.kernels.streamed.functions import own_split
 from tammes.schedules import Schedule
 from tammes.similarity import working_dtype
 from tammes.states import Hook, Reading, States
@@ -276,13 +278,15 @@ class Criterion(nn.Module):
         # A rank splits its own examples; all of them, if it has only some of the prototypes.
         part = whole if scope is not None and scope.sharded else own
 
+        if problem is None and self._groups:
+            problem = head.problem(part.batch.features, part.batch.labels)
         arguments: Arguments = self.settings.arguments
         groups, class_weights = self._groups, self.settings.class_weights
         if changing or settings or self._per_class:
             here = part.batch
             if part is not whole and len(self.states) > 0:
                 here = here._replace(first=whole.batch.valid[: mine.start].sum())
-            now = self._read(whole.batch, here, tracing)
+            now = self._read(whole.batch, here, problem, tracing)
             arguments = self.settings.resolve(part.batch, now.scheduled, part.settings, dtype)
             for name, state in now.states.items():
                 arguments[name]["state"] = state
@@ -307,8 +311,6 @@ class Criterion(nn.Module):
                 weights = weights / total
         rowwise = self.reduction == "none"
         some = weights if part is whole else weights[mine]
-        if problem is None and groups:
-            problem = head.problem(part.batch.features, part.batch.labels)
         loss, noted = split_terms(
             head,
             problem,
@@ -443,16 +445,21 @@ class Criterion(nn.Module):
         schedules = named_schedules(self.schedules)
         return {key: schedule() for key, schedule in schedules.items() if key != "class_weights"}
 
-    def _read(self, whole: Batch, part: Batch, tracing: bool) -> Reading:
+    def _read(self, whole: Batch, part: Batch, problem: Problem | None, tracing: bool) -> Reading:
         """Read the states and schedules of this call, which later calls change."""
 
         def make() -> Reading:
-            self._remember("before", whole, tracing)
+            seen = whole
+            if self.training and self.states.sees and problem is not None:
+                run = own_split if problem.share is None else outside_compile(own_split)
+                every = problem._replace(features=whole.features)
+                seen = whole._replace(split=run(every, whole.labels, self.states.sees))
+            self._remember("before", seen, tracing)
             weights = self.schedules["class_weights"]() if deferred else self.class_weights
             named = self.settings.named
             on_features = {name for name in named if named[name][1].definition.on == "features"}
-            seen = {name: whole if name in on_features else part for name in self.states}
-            return Reading(self._scheduled(), weights, self.states.reading(seen))
+            read = {name: whole if name in on_features else part for name in self.states}
+            return Reading(self._scheduled(), weights, self.states.reading(read))
 
         deferred = "class_weights" in self.schedules
         changes = self.training and (len(self.states) > 0 or len(self.schedules) > 0)
@@ -473,7 +480,7 @@ class Criterion(nn.Module):
             Whether it is known, on a CPU, that there are examples and none is ignored.
         """
         name, prototypes = type(self).__name__, self.head.weight
-        check_features(type(self.head).__name__, features, prototypes.shape[1])
+        check_features(type(self.head).__name__, features, prototypes.shape[-1])
         check_labels(name, labels, features, several=self._several)
         if labels.ndim == 2 and self.class_weights is not None:
             raise ValueError(

@@ -17,9 +17,9 @@ from tammes.kernels.dispatch import choose_kernel
 from tammes.kernels.problem import Problem, adjusted, cosines_of
 from tammes.kernels.reference import reference_split
 from tammes.kernels.streamed.functions import streamed_split, weighted_loss
-from tammes.kernels.tiling import Plan, Threshold
+from tammes.kernels.tiling import Plan, ScoreMap
 from tammes.similarity import full_precision, product_dtype, working_dtype
-from tammes.split import Split
+from tammes.split import MAPPED, Split
 from tammes.terms import Batch, Setting, Term
 
 Named = Mapping[str, tuple[float, Term]]
@@ -60,7 +60,7 @@ def check_fit(head: Head, term: Term) -> None:
             f"{term.name} expects a head whose similarity is an angle, without bias, "
             f"got {kind}{'' if head.bias is None else ' with bias'}"
         )
-    if requires == "product" and not head.similarity.has_angle:
+    if requires == "product" and not head.similarity.is_product:
         raise ValueError(
             f"{term.name} expects a head whose similarity is a product of feature and prototype, "
             f"got {kind}"
@@ -70,8 +70,13 @@ def check_fit(head: Head, term: Term) -> None:
             f"{term.name} expects a head that has all classes, since it reads rest, "
             f"got {kind} over {head.group.name}"
         )
+    if term.definition.on == "proxies" and head.similarity.centers > 1:
+        raise ValueError(
+            f"{term.name} expects a head with one prototype per class, "
+            f"got {kind} with subcenters={head.similarity.centers}"
+        )
     if term.within is not None:
-        term.within.check(head.embedding_size, head.num_classes)
+        term.within.check(head.embedding_size, head.num_classes * head.similarity.centers)
 
 
 def check_cosine_margin(head: Head, term: Term) -> None:
@@ -90,8 +95,8 @@ def check_cosine_margin(head: Head, term: Term) -> None:
 def group_terms(head: Head, named: Named, arguments: Arguments) -> list[SplitGroup]:
     """Group the terms on the split by what a kernel can evaluate together.
 
-    A kernel sees either the head's scores or its cosines, or those that one term has adjusted, and
-    takes one threshold of ``excess``.
+    A kernel sees either the head's scores or its cosines, or those that one term has adjusted or
+    maps.
 
     Args:
         head: the head that makes the split.
@@ -106,13 +111,7 @@ def group_terms(head: Head, named: Named, arguments: Arguments) -> list[SplitGro
         names = [
             n for n in on_split if (named[n][1].definition.cosines and not one_view) == cosines
         ]
-        adjusting = [name for name in names if named[name][1].definition.adjust is not None]
-        thresholds = [
-            name
-            for name in names
-            if "excess" in named[name][1].definition.reads and name not in adjusting
-        ]
-        alone = [*thresholds[1:], *adjusting]
+        alone = [name for name in names if named[name][1].definition.has_own_scores]
         first = [name for name in names if name not in alone]
         for some in ([first] if first else []) + [[name] for name in alone]:
             terms = tuple(named[name][1] for name in some)
@@ -189,22 +188,21 @@ def _evaluate_group(
         # Else the criterion has chosen already.
         kernel = choose_kernel(head.implementation, problem, group.reads)
     low = product_dtype(weights.device) if weights.is_cuda else None
+    mapping = _score_map(group, arguments) if MAPPED in group.reads else None
     if kernel in ("dense", "reference"):
         with full_precision(weights.device):
-            over = _threshold(group, arguments) if "excess" in group.reads else None
-            threshold = None if over is None else lambda split: over(split, slice(None))
             if kernel == "dense":
-                split = dense_split(problem, batch.labels, group.reads, threshold, low)
+                split = dense_split(problem, batch.labels, group.reads, low)
             else:
-                split = reference_split(problem, batch.labels, group.reads, threshold)
+                split = reference_split(problem, batch.labels, group.reads, mapping)
             return _weigh(group, evaluate_rows(group, arguments, split), weights, rowwise)
     plan = Plan(
         reads=group.reads,
         evaluate=lambda split, rows: torch.stack(evaluate_rows(group, arguments, split, rows)),
         coefficients=group.coefficients,
         product_dtype=low,
-        threshold=_threshold(group, arguments) if "excess" in group.reads else None,
-        bound=_largest_score(problem) if kernel == "fused" else None,
+        mapping=mapping,
+        bound=_largest_score(problem, mapping is not None) if kernel == "fused" else None,
         fused=kernel == "fused",
         itemsize=weights.itemsize,
     )
@@ -279,27 +277,24 @@ def other_terms(
 
 
 def _prototypes(head: Head) -> Tensor:
-    """Return the prototypes in the working dtype, normalised in it where the head normalises."""
-    return head.similarity.keys(head.weight.to(working_dtype(head.weight)))[0]
+    """Return all prototypes as rows in the working dtype, normalised where the head normalises."""
+    return head.similarity.keys(head.weight.to(working_dtype(head.weight)))[0].flatten(0, -2)
 
 
-def _threshold(group: SplitGroup, arguments: Arguments) -> Threshold:
-    """Return the threshold of the group's one term that reads ``excess``."""
-    name, term = next(
-        (name, term)
-        for name, term in zip(group.names, group.terms, strict=True)
-        if "excess" in term.definition.reads
-    )
-    threshold = term.definition.threshold
-    if threshold is None:
-        raise ValueError(f"{name} expects a threshold where it reads excess, got none: see term()")
-    return lambda split, rows: threshold(split, **_of_rows(arguments[name], rows))
+def _score_map(group: SplitGroup, arguments: Arguments) -> ScoreMap:
+    """Return the map of the group's one term."""
+    definition, own = group.terms[0].definition, arguments[group.names[0]]
+    function, make = definition.map_others, definition.row_numbers
+    assert function is not None
+    numbers = None if make is None else lambda split: make(split, **own)
+    return ScoreMap(function, numbers, own.get(definition.cutoff, 0))
 
 
-def _largest_score(problem: Problem) -> float | None:
+def _largest_score(problem: Problem, mapped: bool) -> float | None:
     """Bound the scores, where that is possible without reading a tensor."""
     scale, bias = problem.scale, problem.bias
     bounded = problem.similarity.is_cosine and bias is None and not isinstance(scale, Tensor)
+    bounded = bounded and not mapped
     return scale if bounded else None  # type: ignore[return-value]
 
 

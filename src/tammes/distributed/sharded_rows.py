@@ -24,8 +24,9 @@ class ShardedRows:
 
     Args:
         group: ranks that hold the rows, or ``None`` if this process holds them all.
-        classes: number of rows of all ranks.
-        start: number of the first row of this rank among those of all.
+        classes: number of classes of all ranks.
+        centers: rows of a class.
+        start: first class of this rank.
 
     Example:
         >>> shards, rows = ShardedRows(), torch.eye(2)
@@ -34,20 +35,30 @@ class ShardedRows:
     """
 
     def __init__(
-        self, group: "RankGroup | None" = None, classes: int | None = None, start: int = 0
+        self,
+        group: "RankGroup | None" = None,
+        classes: int | None = None,
+        centers: int = 1,
+        start: int = 0,
     ) -> None:
-        self.group, self.classes, self.start = group, classes, start
+        self.group, self.classes, self.centers, self.start = group, classes, centers, start
 
     @classmethod
     def of_head(cls, head: "Head") -> "ShardedRows":
         """Shards of the prototypes of a head."""
+        centers = head.similarity.centers
         if not head.is_sharded:
-            return ALL_ROWS_LOCAL
-        return cls(head.group, head.num_classes, head.start)  # type: ignore[arg-type]
+            return ALL_ROWS_LOCAL if centers == 1 else cls(centers=centers)
+        start: int = head.start  # type: ignore[assignment]
+        return cls(head.group, head.num_classes, centers, start)
 
     def count(self, rows: Tensor) -> int:
         """Number of rows of all ranks."""
-        return len(rows) if self.classes is None else self.classes
+        return len(rows) if self.classes is None else self.classes * self.centers
+
+    def by_class(self, rows: Tensor) -> Tensor:
+        """The rows of this rank by class, shape ``(c, K, D)``."""
+        return rows.unflatten(0, (-1, self.centers))
 
     def for_local_rows(self, features: Tensor) -> Tensor:
         """Prepare gathered features, of which each rank adds to the gradient for its own rows.

@@ -148,7 +148,7 @@ def take_snapshot(criterion: Criterion, features: Tensor, labels: Tensor, **know
         features, labels = features[:ROWS], labels[:ROWS]
         features = features.to(torch.promote_types(features.dtype, torch.float))
         readings, loss, gradient = _read_terms(criterion, head, features, labels)
-        prototypes = head.weight.detach()
+        prototypes = head.weight.detach().flatten(0, -2)
         classifies = any(t.term.definition.on == "split" for t in readings)
         accuracy = None
         if classifies:

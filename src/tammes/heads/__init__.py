@@ -7,6 +7,7 @@ from tammes.heads.head import Head
 from tammes.heads.linear import LinearHead
 from tammes.heads.sharded import ShardedHead, Top
 from tammes.heads.simplex import SimplexHead
+from tammes.heads.subcenters import drop_subcenters
 from tammes.optim.state_transfer import carry_over
 
 __all__ = [
@@ -19,4 +20,5 @@ __all__ = [
     "SimplexHead",
     "Top",
     "carry_over",
+    "drop_subcenters",
 ]

@@ -6,6 +6,7 @@ from torch import Tensor, nn
 from tammes._validation import check_sizes
 from tammes.heads.head import Head, Scale
 from tammes.kernels.dispatch import Implementation
+from tammes.pooling import Pooling, pooled
 from tammes.similarity import Cosine
 
 
@@ -15,12 +16,20 @@ class CosineHead(Head):
     The head of NormFace, CosFace, ArcFace, LM-Softmax. The stored ``weight`` need not have unit
     rows; ``prototypes`` has.
 
+    With ``subcenters`` a class has K prototypes, for classes with several modes or wrong labels:
+    :math:`\cos\theta_c` is the cosine to the nearest (sub-centre ArcFace), or their average with
+    weights :math:`\operatorname{softmax}_k(\cos\theta_{ck} / \gamma)` (SoftTriple). ``weight``
+    then has the shape ``(C, K, D)``; every loss, and everything else, stays as it is.
+
     Args:
         embedding_size: size D of a feature.
         num_classes: number of classes C.
         scale: factor of the cosines, or ``"learnable"``.
         normalize_features: with ``False`` features keep their length, :math:`f_c = s\,\lVert x
             \rVert\cos\theta_c`, as SphereFace has it.
+        subcenters: number K of prototypes per class.
+        pooling: ``"max"``, the nearest of them, or ``"soft"``, all by their nearness.
+        temperature: :math:`\gamma` of soft pooling; 0.1 in SoftTriple.
         implementation: ``"auto"``, ``"dense"`` or ``"streamed"``.
 
     Example:
@@ -28,6 +37,14 @@ class CosineHead(Head):
         >>> split = head.split(torch.randn(2, 4), torch.tensor([0, 2]))
         >>> bool((split.target.abs() <= 1).all())
         True
+        >>> tammes.CosineHead(4, 3, subcenters=2).weight.shape
+        torch.Size([3, 2, 4])
+
+    References:
+        Deng et al., Sub-center ArcFace: Boosting Face Recognition by Large-scale Noisy Web Faces,
+        ECCV 2020, eq. 3.
+        Qian et al., SoftTriple Loss: Deep Metric Learning Without Triplet Sampling, ICCV 2019,
+        eq. 5. https://arxiv.org/abs/1909.05235
     """
 
     def __init__(
@@ -37,20 +54,27 @@ class CosineHead(Head):
         *,
         scale: Scale = 64.0,
         normalize_features: bool = True,
+        subcenters: int = 1,
+        pooling: Pooling = "max",
+        temperature: float = 0.1,
         implementation: Implementation = "auto",
     ) -> None:
         check_sizes("CosineHead", embedding_size, num_classes)
+        similarity = pooled(
+            "CosineHead", Cosine(normalize_features), subcenters, pooling, temperature
+        )
+        shape = (embedding_size,) if subcenters == 1 else (subcenters, embedding_size)
         super().__init__(
-            nn.Parameter(_random_directions(num_classes, embedding_size)),
-            Cosine(normalize_features),
+            nn.Parameter(_random_directions(num_classes, *shape)),
+            similarity,
             scale=scale,
             implementation=implementation,
         )
 
     def _initial(self, n: int) -> Tensor:
-        return _random_directions(n, self.embedding_size)
+        return _random_directions(n, *self.weight.shape[1:])
 
 
-def _random_directions(n: int, size: int) -> Tensor:
+def _random_directions(*shape: int) -> Tensor:
     """Rows of length about one, so that an optimizer turns them at its usual rate."""
-    return torch.randn(n, size) / size**0.5
+    return torch.randn(shape) / shape[-1] ** 0.5

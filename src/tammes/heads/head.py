@@ -25,7 +25,8 @@ class Head(nn.Module):
     r"""Prototypes and a scale: scores are :math:`f_c = s\,(a(x, w_c) + b_c)`.
 
     Attributes:
-        weight: the prototypes as they are stored, shape ``(C, D)``.
+        weight: the prototypes as they are stored, shape ``(C, D)``; ``(C, K, D)`` where a class has
+            several.
         bias: added to the similarities, shape ``(C,)``, or none. A class whose bias is ``-inf`` is
             masked: no loss counts it, and it gets no gradient.
         similarity: how a feature is compared with a prototype.
@@ -99,7 +100,7 @@ class Head(nn.Module):
     @property
     def embedding_size(self) -> int:
         """Size D of a feature."""
-        return self.weight.shape[1]
+        return self.weight.shape[-1]
 
     @property
     def scale(self) -> Tensor | float:
@@ -125,7 +126,7 @@ class Head(nn.Module):
 
     @property
     def prototypes(self) -> Tensor:
-        """Prototypes as they are compared, shape ``(C, D)``; unit rows on a cosine head."""
+        """Prototypes as they are compared, shape as ``weight``; unit rows on a cosine head."""
         return self.similarity.keys(self.weight)[0]
 
     @property
@@ -199,7 +200,8 @@ class Head(nn.Module):
         Args:
             n: how many.
             from_features: features of each new class, shape ``(n, D)`` or ``(n, K, D)``: the new
-                prototypes start at their mean. By default they start as a new head's do.
+                prototypes start at their mean. By default they start as a new head's do, and
+                so do all but the first of several prototypes of a class.
             optimizer: its state for the old prototypes is carried over to the new parameter.
         """
         if n < 1:
@@ -251,16 +253,24 @@ class Head(nn.Module):
         return keep.nonzero().flatten()
 
     def _new_rows(self, n: int, from_features: Tensor | None) -> Tensor:
-        """Prototypes of new classes: in the given direction, with the mean length of the others.
-
-        Where distances count, at the mean of the features, length and all.
-        """
+        """Prototypes of new classes, of which the first of each may be given a direction."""
         if from_features is None:
             return self._initial(n).to(self.weight)
+        given = self._from_features(from_features)
+        if self.similarity.centers == 1:
+            return given
+        rows = self._new_rows(n, None)
+        rows[:, 0] = given
+        return rows
+
+    def _from_features(self, features: Tensor) -> Tensor:
+        """Prototypes in the given directions, with the mean length of the others.
+
+        Where distances count, at the features, length and all.
+        """
         if not self.similarity.has_angle:
-            return from_features
-        length = torch.linalg.vector_norm(self.weight.detach(), dim=1).mean()
-        return unit(from_features) * length
+            return features
+        return unit(features) * torch.linalg.vector_norm(self.weight.detach(), dim=-1).mean()
 
     def _initial(self, n: int) -> Tensor:
         """Prototypes a new head starts with."""
@@ -298,7 +308,8 @@ class Head(nn.Module):
         super()._load_from_state_dict(state_dict, prefix, *args, **kwargs)
 
     def extra_repr(self) -> str:
-        """Sizes, scale and bias."""
+        """Sizes, scale, bias and how it compares."""
         scale = "learnable" if self.log_scale is not None else f"{self._scale:g}"
         bias = ", bias=True" if self.bias is not None else ""
-        return f"{self.embedding_size}, {self.num_classes}, scale={scale}{bias}"
+        options = "".join(f", {key}={value!r}" for key, value in self.similarity.options.items())
+        return f"{self.embedding_size}, {self.num_classes}, scale={scale}{bias}{options}"

@@ -390,15 +390,17 @@ class ShardedHead(Head):
             state_dict[prefix + "place"] = torch.tensor(here, device=device)
         super()._load_from_state_dict(state_dict, prefix, *args, **kwargs)
 
-    def _new_rows(self, n: int, from_features: Tensor | None) -> Tensor:
+    def _initial(self, n: int) -> Tensor:
         """Prototypes of new classes, all of them on every rank."""
-        if from_features is None:
-            seed = shared_seed(self.group)
-            rows = draw(self.kind, self.embedding_size, self.options, seed, 0, n)[1]
-            return rows.to(self.weight)
-        lengths = torch.linalg.vector_norm(self.weight.detach().double(), dim=1)
-        length = self.group.all_reduce(lengths.sum().view(1)) / self.num_classes
-        return draw_from(self.kind, self.options, from_features, length)
+        seed = shared_seed(self.group)
+        return draw(self.kind, self.embedding_size, self.options, seed, 0, n)[1]
+
+    def _from_features(self, features: Tensor) -> Tensor:
+        """Prototypes of new classes from features, all of them on every rank."""
+        lengths = torch.linalg.vector_norm(self.weight.detach().double(), dim=-1)
+        total = self.group.all_reduce(lengths.sum().view(1))
+        length = total / (self.num_classes * self.similarity.centers)
+        return draw_from(self.kind, self.options, features, length)
 
     def _replace(self, keep: Tensor, rows: Tensor, optimizer: torch.optim.Optimizer | None) -> None:
         if self.sampler is not None and self.sampler.proposal is not None:

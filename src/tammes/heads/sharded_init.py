@@ -44,8 +44,8 @@ def draw_from(kind: Kind, options: dict[str, Any], features: Tensor, length: Ten
         like = kind(features.shape[1], 2, **options).to(features)
     with torch.no_grad():
         # What the kind would do, if it had all classes: of them only the mean length matters.
-        like.weight.zero_()[:, 0] = length.to(like.weight)
-    return like._new_rows(len(features), features)
+        like.weight.zero_()[..., 0] = length.to(like.weight)
+    return like._from_features(features)
 
 
 @contextlib.contextmanager

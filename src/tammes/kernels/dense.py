@@ -10,7 +10,7 @@ in place, and two products carry that to features and prototypes. Losses, weight
 are plain autograd on numbers of shape ``(N,)``.
 """
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from functools import cache
 from typing import Any, NamedTuple
 
@@ -35,14 +35,13 @@ from tammes.similarity import (
 from tammes.split import ALONGSIDE, Split, assemble, softplus
 
 _OWN = ("target", "gap", "opposite")
-_OTHERS = ("others", "hardest", "expected", "mean", "excess", "softplus")
+_OTHERS = ("others", "hardest", "expected", "mean", "softplus")
 
 
 def dense_split(
     problem: Problem,
     labels: Tensor,
     reads: frozenset[str],
-    threshold: Callable[[Split], Tensor] | None = None,
     low: torch.dtype | None = None,
 ) -> Split:
     """Split a batch, outside of autocast; differentiable any number of times.
@@ -51,7 +50,6 @@ def dense_split(
         problem: features and prototypes, of at least one example.
         labels: class of each example, shape ``(N,)``.
         reads: names of the fields to compute.
-        threshold: of the ``excess``, as a function of the split without it.
         low: dtype of autocast, for products on a GPU.
     """
     features, prototypes, bias, scale, similarity, _, there, valid = problem
@@ -75,9 +73,6 @@ def dense_split(
         known |= similarity.own(features, own, beside)
         if bias is not None and "target" in known:
             known["target"] = known["target"] + bias.index_select(0, labels)
-    over = None
-    if "excess" in reads and threshold is not None:
-        over = threshold(assemble(known, labels, scale, classes, features))
     numbers = known
     problem = Problem(features, prototypes, bias, scale, similarity, None, there, valid)
     on_gpu = features.is_cuda or dense_gpu.ANYWHERE
@@ -85,7 +80,7 @@ def dense_split(
         numbers = split_on_gpu(problem, labels, names, low) | known
     elif names:
         found = _DenseSplit.apply(
-            features, prototypes, bias, scale, over, labels, there, similarity, names
+            features, prototypes, bias, scale, labels, there, similarity, names
         )
         numbers = known | dict(zip(names, found, strict=True))
     return assemble(numbers, labels, scale, classes, features, unit=similarity.is_cosine)
@@ -98,13 +93,10 @@ def takes_raw(problem: Problem, reads: frozenset[str]) -> bool:
 
 @cache
 def _outputs(is_cosine: bool, reads: frozenset[str]) -> tuple[tuple[str, ...], frozenset[str]]:
-    """Return the numbers that the function computes, and those of the own class left to autograd.
-
-    A threshold is a term's own function of the target, so autograd needs that.
-    """
+    """Return the numbers that the function computes, and those that are left to autograd."""
     wanted = reads | {"opposite"} if "gap" in reads else reads
     closed = {*_OWN} if is_cosine else {"target"}
-    own = [n for n in _OWN if n in wanted & closed and "excess" not in reads]
+    own = [n for n in _OWN if n in wanted & closed]
     beside = (reads & {"target", *ALONGSIDE}) - {*own}
     return (*own, *(name for name in _OTHERS if name in reads)), beside
 
@@ -116,7 +108,6 @@ class _Saved(NamedTuple):
     prototypes: Tensor
     bias: Tensor | None
     scale: Tensor | None
-    threshold: Tensor | None
     labels: Tensor
     there: Tensor | None
     query: Tensor
@@ -136,11 +127,10 @@ class _Saved(NamedTuple):
     expected: Tensor | None
     hardest: Tensor | None
     place: Tensor | None
-    active: Tensor | None
 
 
 class _DenseSplit(torch.autograd.Function):
-    """From features, prototypes, bias, scale and threshold to the numbers of a split."""
+    """From features, prototypes, bias and scale to the numbers of a split."""
 
     @staticmethod
     def forward(
@@ -149,14 +139,13 @@ class _DenseSplit(torch.autograd.Function):
         prototypes: Tensor,
         bias: Tensor | None,
         scale: Tensor | float,
-        threshold: Tensor | None,
         labels: Tensor,
         there: Tensor | None,
         similarity: Similarity,
         names: tuple[str, ...],
     ) -> tuple[Tensor, ...]:
         problem = Problem(features, prototypes, bias, scale, similarity, there=there)
-        numbers, saved = _evaluate(problem, threshold, labels, names)
+        numbers, saved = _evaluate(problem, labels, names)
         ctx.save_for_backward(*saved)
         # A number is no tensor to save.
         ctx.scale = None if isinstance(scale, Tensor) else scale
@@ -175,18 +164,18 @@ class _DenseSplit(torch.autograd.Function):
         )
         with full_precision(saved.features.device):
             if torch.is_grad_enabled() or batched(gradients):
-                found = gradients_by_reference(problem, saved.labels, wanted, saved.threshold)
+                found = gradients_by_reference(problem, saved.labels, wanted)
                 return *found, None, None, None, None
             if ctx.spent:
                 # A second backward: the first has overwritten the softmax.
-                _, saved = _evaluate(problem, saved.threshold, saved.labels, ctx.names)
+                _, saved = _evaluate(problem, saved.labels, ctx.names)
             ctx.spent = True
-            found = _in_closed_form(problem, saved, wanted, ctx.needs_input_grad[:5])
+            found = _in_closed_form(problem, saved, wanted, ctx.needs_input_grad[:4])
             return *found, None, None, None, None
 
 
 def _evaluate(
-    problem: Problem, threshold: Tensor | None, labels: Tensor, names: tuple[str, ...]
+    problem: Problem, labels: Tensor, names: tuple[str, ...]
 ) -> tuple[dict[str, Tensor], _Saved]:
     """Compute the numbers of a split, and what their gradients are made of."""
     features, prototypes, bias, scale, similarity, _, there, _ = problem
@@ -220,7 +209,7 @@ def _evaluate(
             # An ignored example may stand for a masked class.
             target = torch.where(there.index_select(0, labels), target, 0.0)
         numbers["target"] = target if _is_one(scale) else target / scale
-    softmax = place = active = None
+    softmax = place = None
     if "mean" in names:
         scores.scatter_(1, column, 0.0)
         numbers["mean"] = (scores if there is None else torch.where(there, scores, 0.0)).sum(1)
@@ -239,11 +228,6 @@ def _evaluate(
         numbers["others"] = top - softmax.amax(1).log_()
     if "softplus" in names:
         numbers["softplus"] = softplus(scores).sum(1)
-    if "excess" in names:
-        assert threshold is not None
-        above = scores - threshold.unsqueeze(1)
-        active = (above > 0).sum(1)
-        numbers["excess"] = above.relu_().sum(1)
     if "expected" in names:
         assert softmax is not None
         scores.scatter_(1, column, 0.0)
@@ -255,7 +239,6 @@ def _evaluate(
         prototypes=prototypes,
         bias=bias,
         scale=scale if isinstance(scale, Tensor) else None,
-        threshold=threshold,
         labels=labels,
         there=there,
         query=query.values,
@@ -275,7 +258,6 @@ def _evaluate(
         expected=numbers.get("expected"),
         hardest=numbers.get("hardest"),
         place=place,
-        active=active,
     )
     return numbers, saved
 
@@ -327,8 +309,8 @@ def _gradient_of_scores(
     """
     others, expected, hardest = wanted.get("others"), wanted.get("expected"), wanted.get("hardest")
     target = None if saved.target is None else wanted.get("target")
-    mean, smooth, excess = wanted.get("mean"), wanted.get("softplus"), wanted.get("excess")
-    added = not (mean is None and smooth is None and excess is None)
+    mean, smooth = wanted.get("mean"), wanted.get("softplus")
+    added = not (mean is None and smooth is None)
     if saved.softmax is None or (others is None and expected is None):
         result = saved.query.new_zeros(len(saved.query), len(saved.keys))
     else:
@@ -352,11 +334,6 @@ def _gradient_of_scores(
     if smooth is not None:
         assert saved.scores is not None
         result.addcmul_(saved.scores.sigmoid(), smooth.unsqueeze(1))
-    if excess is not None:
-        assert saved.scores is not None
-        assert saved.threshold is not None
-        active = (saved.scores > saved.threshold.unsqueeze(1)).to(excess)
-        result.addcmul_(active, excess.unsqueeze(1))
     if added:
         result.scatter_(1, saved.labels.unsqueeze(1), 0.0)
         result = result if saved.there is None else result.masked_fill_(~saved.there, 0.0)
@@ -377,17 +354,14 @@ def _in_closed_form(
     wanted: Mapping[str, Tensor | None],
     needs: Sequence[bool],
 ) -> list[Tensor | None]:
-    """Gradients of features, prototypes, bias, scale and threshold."""
+    """Gradients of features, prototypes, bias and scale."""
     scale, similarity = problem.scale, problem.similarity
-    need_features, need_prototypes, need_bias, need_scale, need_threshold = needs
+    need_features, need_prototypes, need_bias, need_scale = needs
     query = Operand(saved.query, saved.query_inverse, saved.query_offset)
     keys = Operand(saved.keys, saved.keys_inverse, saved.keys_offset)
     gradient, factor = _gradient_of_scores(saved, scale, wanted)
     column = None if factor is None else factor.unsqueeze(1)
-    d_threshold = d_bias = d_scale = d_features = d_prototypes = d_rows = d_classes = None
-    excess = wanted.get("excess")
-    if need_threshold and excess is not None and saved.active is not None:
-        d_threshold = -excess * saved.active
+    d_bias = d_scale = d_features = d_prototypes = d_rows = d_classes = None
 
     # What similarities add to the products, and their own gradients.
     if query.offset is not None or keys.offset is not None or saved.bias is not None:
@@ -428,7 +402,7 @@ def _in_closed_form(
         own_target = wanted.get("target")
         if own_target is not None and saved.pair is not None:
             d_bias = d_bias.index_add(0, saved.labels, own_target)
-    return [d_features, d_prototypes, d_bias, d_scale, d_threshold]
+    return [d_features, d_prototypes, d_bias, d_scale]
 
 
 def _gradient_of_scale(

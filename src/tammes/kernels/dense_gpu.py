@@ -57,6 +57,7 @@ def supports(problem: Problem, names: Collection[str]) -> bool:
         and _OTHERWISE.isdisjoint(names)
         and working_dtype(features, prototypes) == torch.float32
         and (isinstance(similarity, InnerProduct) or (similarity.is_cosine and bias is None))
+        and similarity.centers == 1
         and not isinstance(scale, Tensor)
         and share is None
         and features.shape[1] <= WIDEST

@@ -18,7 +18,7 @@ from tammes.kernels.reference import reference_split
 from tammes.kernels.streamed.functions import streamed_split
 from tammes.kernels.tiling import Plan, dense_matrices, most_prototypes
 from tammes.similarity import full_precision, product_dtype, working_dtype
-from tammes.split import Split
+from tammes.split import MAPPED, Split
 
 Implementation = Literal["auto", "dense", "streamed", "fused"]
 Way = Literal["dense", "reference", "streamed", "fused"]
@@ -75,7 +75,9 @@ def choose_kernel(implementation: Implementation, problem: Problem, reads: froze
             implementation == "auto"
             and in_memory(problem, reads, half, half and why_not_fused(problem, reads) is None)
         ):
-            return "dense" if len(problem.features) else "reference"
+            # The closed form of the dense kernel has one prototype per class, and no map.
+            plain = problem.similarity.centers == 1 and MAPPED not in reads
+            return "dense" if plain and len(problem.features) else "reference"
     elif "rest" in reads:
         raise ValueError(
             "a head that has only some of the classes expects terms without rest, "
@@ -105,7 +107,7 @@ def compiles(problem: Problem, reads: frozenset[str]) -> bool:
 
 
 def _scores(problem: Problem) -> int:
-    return len(problem.features) * most_prototypes(problem)
+    return len(problem.features) * most_prototypes(problem) * problem.similarity.centers
 
 
 def in_memory(problem: Problem, reads: frozenset[str], half: bool, fusable: bool) -> bool:
@@ -123,10 +125,14 @@ def in_memory(problem: Problem, reads: frozenset[str], half: bool, fusable: bool
     if device.type not in ("cuda", "meta"):
         return False
     lean = supports(problem, reads)
+    if half and problem.similarity.centers > 1:
+        # The reference multiplies in single precision.
+        return False
     if half and fusable and scores > (_FUSED if lean else 0):
         return False
     item = working_dtype(problem.features, problem.prototypes).itemsize
-    matrices = 1.5 if lean else dense_matrices(reads)
+    pooled = problem.similarity.centers > 1
+    matrices = 1.5 if lean else dense_matrices(reads | {"rest"} if pooled else reads)
     return scores * item * matrices <= _room(device)
 
 
@@ -169,11 +175,6 @@ def split(
         implementation: how; the fused kernel is for losses, a split alone is streamed.
     """
     reads = frozenset(reads)
-    if "excess" in reads:
-        raise ValueError(
-            "a split expects reads without excess, whose threshold belongs to a term, got it: "
-            "use a criterion"
-        )
     kernel = choose_kernel(implementation, problem, reads)
     if kernel == "reference":
         return reference_split(problem, labels, reads)

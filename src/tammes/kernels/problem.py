@@ -44,7 +44,7 @@ class Problem(NamedTuple):
 
     Attributes:
         features: shape ``(N, D)``.
-        prototypes: shape ``(C, D)``.
+        prototypes: shape ``(C, D)``, or ``(C, K, D)`` where the similarity pools K of a class.
         bias: added to the similarities, shape ``(C,)``, or none.
         scale: similarity times scale is the score; a number or a scalar tensor.
         similarity: how a feature is compared with a prototype.
@@ -90,7 +90,7 @@ def unmasked(bias: Tensor | None) -> tuple[Tensor | None, Tensor | None]:
 
 def cosines_of(problem: Problem) -> Problem:
     """The same features and prototypes by their directions alone."""
-    return problem._replace(bias=None, scale=1.0, similarity=Cosine())
+    return problem._replace(bias=None, scale=1.0, similarity=problem.similarity.over(Cosine()))
 
 
 def adjusted(problem: Problem, offset: Tensor, gain: Tensor | None = None) -> Problem:
@@ -108,7 +108,9 @@ def adjusted(problem: Problem, offset: Tensor, gain: Tensor | None = None) -> Pr
         query, _ = problem.similarity.query(problem.features.to(dtype))
         keys, _ = problem.similarity.keys(problem.prototypes.to(dtype))
         problem = problem._replace(
-            features=query, prototypes=keys * gain[:, None], similarity=InnerProduct()
+            features=query,
+            prototypes=keys * gain.view(-1, *(1 for _ in keys.shape[1:])),
+            similarity=problem.similarity.over(InnerProduct()),
         )
         bias = None if bias is None else bias * gain
     if share is not None and isinstance(scale, Tensor):

@@ -1,13 +1,14 @@
 """The plain form of a split: every score in memory, gradients by autograd."""
 
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 
 import torch
 from torch import Tensor
 
 from tammes.kernels.problem import Problem
+from tammes.kernels.tiling import ScoreMap
 from tammes.similarity import full_precision, working_dtype
-from tammes.split import Split, split_matrix, with_sums
+from tammes.split import Split, assemble, columns, cutoff_of, split_matrix, with_sums
 
 
 def score_matrix(problem: Problem) -> Tensor:
@@ -41,15 +42,18 @@ def _working(problem: Problem) -> Problem:
 
 
 def _products(problem: Problem, query: Tensor, row_offset: Tensor | None) -> Tensor:
-    matrix = problem.similarity.matrix(query, row_offset, problem.prototypes)
-    return matrix if problem.bias is None else matrix + problem.bias
+    keys, class_offset = problem.similarity.keys(problem.prototypes)
+    matrix = problem.similarity.products(query, keys)
+    for offset in (class_offset, problem.bias):
+        matrix = matrix if offset is None else matrix + offset
+    return matrix if row_offset is None else matrix + row_offset[:, None]
 
 
 def reference_split(
     problem: Problem,
     labels: Tensor,
     reads: frozenset[str],
-    threshold: Callable[[Split], Tensor] | None = None,
+    mapping: ScoreMap | None = None,
 ) -> Split:
     """Split a batch in plain torch operations.
 
@@ -60,7 +64,7 @@ def reference_split(
         problem: features and prototypes.
         labels: class of each example, shape ``(N,)``.
         reads: names of the fields to compute.
-        threshold: of the ``excess``, as a function of the split without it.
+        mapping: map of the other scores, or none.
     """
     with full_precision(problem.features.device):
         problem = _working(problem)
@@ -70,15 +74,25 @@ def reference_split(
         if problem.bias is not None and "target" in own:
             own["target"] = own["target"] + problem.bias.index_select(0, labels)
         matrix = _products(problem, query, row_offset)
+        if mapping is not None:
+            column = labels[:, None]
+            known = assemble(own, labels, problem.scale, matrix.shape[1], matrix)
+            if mapping.top:
+                rest = _masked(matrix.detach(), problem.there).scatter(1, column, -torch.inf)
+                largest = rest.topk(min(mapping.top + 1, rest.shape[1])).values
+                known = known._replace(cutoff=cutoff_of(largest, mapping.top))
+            # The own class is not mapped: nothing may come of it, not even 0 times infinity.
+            matrix = mapping.function(
+                matrix.scatter(1, column, 0.0), *columns(mapping.numbers(known))
+            )
         split = split_matrix(matrix, labels, problem.scale, problem.there, own, reads)
-        return with_sums(split, reads, None if threshold is None else threshold(split))
+        return with_sums(split, reads)
 
 
 def gradients_by_reference(
     problem: Problem,
     labels: Tensor,
     wanted: Mapping[str, Tensor | None],
-    threshold: Tensor | None = None,
 ) -> list[Tensor | None]:
     """Gradients of a split's numbers, batched or differentiable under ``create_graph``.
 
@@ -86,18 +100,15 @@ def gradients_by_reference(
         problem: features and prototypes.
         labels: class of each example, shape ``(N,)``.
         wanted: gradients of the numbers, by name; ``mean`` is the sum over the classes.
-        threshold: of the ``excess``.
 
     Returns:
-        Gradients of features, prototypes, bias, scale and threshold.
+        Gradients of features, prototypes, bias and scale.
     """
     scale = problem.scale if isinstance(problem.scale, Tensor) else None
-    inputs = (problem.features, problem.prototypes, problem.bias, scale, threshold)
+    inputs = (problem.features, problem.prototypes, problem.bias, scale)
     again, reads = torch.is_grad_enabled(), frozenset(wanted)
     with torch.enable_grad():
-        split = reference_split(
-            problem.masked(), labels, reads, None if threshold is None else lambda _: threshold
-        )
+        split = reference_split(problem.masked(), labels, reads)
         numbers = split._asdict() | {"mean": split.mean * split.rivals}
     pairs = [
         (numbers[name], value)

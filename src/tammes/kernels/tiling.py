@@ -1,21 +1,42 @@
 """Sizes of blocks: how the work of one call is cut."""
 
+import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
+from typing import NamedTuple
 
 import torch
 from torch import Tensor
 
 from tammes.kernels.problem import Problem
+from tammes.pooling import Pooled
 from tammes.similarity import working_dtype
-from tammes.split import SUMMED, Split
+from tammes.split import MAPPED, SUMMED, OthersMap, Split
 
 Evaluate = Callable[[Split, slice], Tensor]
 """Values of the T terms, shape ``(T, n)``, on the split of a slice of the batch."""
-Threshold = Callable[[Split, slice], Tensor]
-"""Threshold of the ``excess`` that is read, shape ``(n,)``, likewise."""
 
-OF_SCORES = frozenset(("expected", *SUMMED))
+
+class ScoreMap(NamedTuple):
+    """Map of the other scores, as one term has it.
+
+    Attributes:
+        function: maps similarities.
+        row_numbers: makes the numbers of the rows that it takes, of a split of which the own class
+            is known, or none.
+        top: k, where these ask for the cutoff above which there are k other classes, else 0.
+    """
+
+    function: OthersMap
+    row_numbers: Callable[[Split], Sequence[Tensor | float]] | None
+    top: int = 0
+
+    def numbers(self, known: Split) -> Sequence[Tensor | float]:
+        """Numbers of the rows."""
+        return () if self.row_numbers is None else self.row_numbers(known)
+
+
+OF_SCORES = frozenset(("expected", *SUMMED, MAPPED))
 """Fields whose gradient is made of the scores, which are then kept beside their softmax."""
 WIDEST = 4096
 """Numbers in the longest feature of a Triton kernel."""
@@ -40,7 +61,7 @@ class Plan:
         evaluate: the terms.
         coefficients: weight of each term.
         product_dtype: of the inputs of products, where it is not the working one.
-        threshold: of the ``excess`` that is read.
+        mapping: map of the other scores, or none.
         bound: largest score there can be, where that is known.
         fused: whether Triton kernels go over the scores.
         itemsize: bytes of a score.
@@ -51,7 +72,7 @@ class Plan:
     evaluate: Evaluate
     coefficients: tuple[float, ...]
     product_dtype: torch.dtype | None = None
-    threshold: Threshold | None = None
+    mapping: ScoreMap | None = None
     bound: float | None = None
     fused: bool = False
     itemsize: int = 4
@@ -60,22 +81,27 @@ class Plan:
     def blocks(self, problem: Problem) -> tuple[list[slice], list[slice]]:
         """Cut rows and classes into slices for one pass, once for each call."""
         if not self.cuts:
-            count, (classes, size) = len(problem.features), problem.prototypes.shape
-            width = self.itemsize
+            count, (classes, *size) = len(problem.features), problem.prototypes.shape
+            width, similarity = self.itemsize, problem.similarity
             most = max(most_prototypes(problem), 1)
-            rows = max(1, _of(SCORES, problem) // (width * most * self.copies))
-            tile = max(64, _of(KEYS, problem) // (width * size))
+            tile = max(64, _of(KEYS, problem) // (width * math.prod(size)))
+            row = width * most * self.copies
+            if isinstance(similarity, Pooled):
+                # Products of a block of classes, and what pooling keeps of them.
+                row += width * min(tile, most) * similarity.centers
+                row += similarity.kept_bytes(width) * most
+            rows = max(1, _of(SCORES, problem) // row)
             self.cuts.append((cut(count, rows), cut(classes, tile)))
         return self.cuts[0]
 
-    def threshold_of(self, block: slice) -> Callable[[Split], Tensor] | None:
-        """The threshold of some rows, as a function of their split."""
-        threshold = self.threshold
-        return None if threshold is None else lambda split: threshold(split, block)
-
     @property
     def copies(self) -> int:
-        """Blocks of scores: a second is kept where more than the exponentials are read."""
+        """Blocks of scores: a second is kept where more than the exponentials are read.
+
+        Autograd differentiates a map, which takes a few more.
+        """
+        if MAPPED in self.reads:
+            return 6
         return 1 if self.reads.isdisjoint(OF_SCORES) else 2
 
     def too_thin(self, problem: Problem) -> bool:
@@ -86,7 +112,7 @@ class Plan:
 
 def dense_matrices(reads: frozenset[str]) -> int:
     """Count the N x C matrices alive at once in the dense kernel, by the fields read."""
-    if "rest" in reads:
+    if not reads.isdisjoint(("rest", MAPPED)):
         # Autograd makes the gradients.
         return 5
     # Scores and their softmax; and what is made beside them where both are multiplied.
@@ -107,8 +133,9 @@ def class_counts(problem: Problem) -> Tensor | None:
 def class_blocks(problem: Problem) -> list[slice]:
     """Slices of the classes, against which all rows fit at once."""
     width = 2 * working_dtype(problem.features, problem.prototypes).itemsize
-    rows = max(len(problem.features), problem.prototypes.shape[1], 1)
-    return cut(len(problem.prototypes), max(64, _of(SCORES, problem) // (width * rows)))
+    rows = max(len(problem.features), problem.prototypes.shape[-1], 1)
+    row = width * rows * problem.similarity.centers
+    return cut(len(problem.prototypes), max(64, _of(SCORES, problem) // row))
 
 
 def tile_rows(width: int) -> int:

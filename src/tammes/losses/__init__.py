@@ -9,6 +9,14 @@ from tammes.losses.angular import (
     normface,
     sphereface,
 )
+from tammes.losses.hard_negatives import (
+    circle,
+    curricularface,
+    inter_topk,
+    interclass_filter,
+    mv_softmax,
+    sface,
+)
 from tammes.losses.imbalance import ldam, logit_adjustment, vs_softmax
 from tammes.losses.largest_margin import gm_softmax, lm_softmax
 from tammes.losses.one_against_all import uniface
@@ -18,6 +26,7 @@ from tammes.losses.proxies import multi_positive, proxy_anchor
 from tammes.losses.regularizers import (
     logit_divergence,
     sample_margin,
+    subcenter_spread,
     super_symmetry,
     zero_centroid,
 )
@@ -38,15 +47,19 @@ __all__ = [
     "bce",
     "cac",
     "center",
+    "circle",
     "combined_margin",
     "contrastive",
     "cosface",
     "crammer_singer",
+    "curricularface",
     "elasticface",
     "focal",
     "gm_softmax",
     "hard_bias",
     "hinge",
+    "inter_topk",
+    "interclass_filter",
     "l_softmax",
     "large_margin_gaussian",
     "ldam",
@@ -55,13 +68,16 @@ __all__ = [
     "logit_divergence",
     "magface",
     "multi_positive",
+    "mv_softmax",
     "nca",
     "normface",
     "proto",
     "proxy_anchor",
     "sample_margin",
+    "sface",
     "softmax",
     "sphereface",
+    "subcenter_spread",
     "super_symmetry",
     "triplet",
     "uniface",

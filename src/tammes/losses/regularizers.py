@@ -4,7 +4,7 @@ import torch
 from torch import Tensor
 
 from tammes.distributed.sharded_rows import ALL_ROWS_LOCAL, ShardedRows
-from tammes.similarity import unit
+from tammes.similarity import norm, unit
 from tammes.split import Split
 from tammes.terms import term
 
@@ -109,6 +109,38 @@ def zero_centroid(
     """
     rows = unit(prototypes) if normalize else prototypes
     return (shards.all_reduce(rows.sum(0)) / shards.count(rows)).square().sum()
+
+
+@term(on="prototypes", reads="")
+def subcenter_spread(prototypes: Tensor, *, shards: ShardedRows = ALL_ROWS_LOCAL) -> Tensor:
+    r"""Distance of the prototypes of a class from each other, on a head with several.
+
+    .. math:: R = \frac{1}{CK(K-1)}\sum_c\sum_{t<u}\lVert\hat w_{ct} - \hat w_{cu}\rVert
+
+    The regulariser of SoftTriple, with weight 0.2 there: a sum of distances that are not squared
+    merges the centres that a class does not need. Zero with one prototype per class.
+
+    Args:
+        prototypes: all prototypes of a class one after the other, shape ``(C K, D)``.
+        shards: number K of prototypes per class, and access to those of other ranks; the criterion
+            supplies it.
+
+    Returns:
+        The penalty, a scalar.
+
+    Example:
+        >>> head = tammes.CosineHead(4, 3, subcenters=2, pooling="soft", scale=20.0)
+        >>> loss = tammes.cosface(margin=0.01) + 0.2 * tammes.subcenter_spread()
+        >>> criterion = tammes.Criterion(head, loss)
+
+    References:
+        Qian et al., SoftTriple Loss: Deep Metric Learning Without Triplet Sampling, ICCV 2019,
+        Section 3.3. https://arxiv.org/abs/1909.05235
+    """
+    centers, count = shards.by_class(unit(prototypes)), shards.centers
+    first, second = torch.triu_indices(count, count, 1, device=prototypes.device)
+    apart = norm(centers[:, first] - centers[:, second]).sum()
+    return shards.all_reduce(apart) / (shards.count(prototypes) * max(count - 1, 1))
 
 
 @term(on="prototypes", reads="")

@@ -143,11 +143,15 @@ def focal(split: Split, *, gamma: Setting = 2.0, margin: Setting = 0.0) -> Tenso
     return torch.exp(gamma * F.logsigmoid(excess)) * softplus(excess)
 
 
-def _hinge_threshold(split: Split, *, margin: Setting) -> Tensor:
-    return split.scale * split.target - margin
+def _hinge_threshold(split: Split, *, margin: Setting) -> tuple[Tensor]:
+    return (split.target - margin / split.scale,)
 
 
-@term(reads="target excess", threshold=_hinge_threshold)
+def _over(similarity: Tensor, threshold: Tensor) -> Tensor:
+    return (similarity - threshold).relu()
+
+
+@term(reads="target mean", map_others=_over, row_numbers=_hinge_threshold)
 def hinge(split: Split, *, margin: Setting = 1.0) -> Tensor:
     r"""Dense multi-class hinge: every class within the margin counts.
 
@@ -156,7 +160,7 @@ def hinge(split: Split, *, margin: Setting = 1.0) -> Tensor:
     It is :math:`C/(C-1)` times ``torch.nn.functional.multi_margin_loss``, which divides by C.
 
     Args:
-        split: similarities of N examples, split by their labels, with ``rest`` or the sum.
+        split: excesses :math:`\max(0, f_c - f_y + m)` of N examples, split by their labels.
         margin: score :math:`m` by which the own class must win over each other class.
 
     Returns:
@@ -170,13 +174,7 @@ def hinge(split: Split, *, margin: Setting = 1.0) -> Tensor:
     References:
         Kobayashi, Large Margin in Softmax Cross-Entropy Loss, BMVC 2019, eq. 14.
     """
-    return _there(split.excess) / split.rivals
-
-
-def _there(value: Tensor | None) -> Tensor:
-    if value is None:
-        raise ValueError("this term expects a split with rest, got one without: add it to reads")
-    return value
+    return split.mean
 
 
 @term(reads="target softplus")
@@ -200,7 +198,9 @@ def bce(split: Split, *, average: bool = False) -> Tensor:
     References:
         Named as a classification loss in Kobayashi, Direct-Sum of losses, 2024.
     """
-    loss = softplus(-split.scale * split.target) + _there(split.softplus)
+    if split.softplus is None:
+        raise ValueError("bce expects a split with rest, got one without: add it to reads")
+    loss = softplus(-split.scale * split.target) + split.softplus
     return loss / (split.rivals + 1) if average else loss
 
 

@@ -57,8 +57,8 @@ class ClassMargin(Metric):
         self.add_state("prototypes", [], dist_reduce_fx="cat")
 
     def update(self, prototypes: Tensor) -> None:
-        """Set the prototypes of all classes, or of those of this rank, shape ``(C, D)``."""
-        self.prototypes = [as_prototypes("ClassMargin", prototypes)]
+        """Set the prototypes of all classes or of this rank's, ``(C, D)`` or ``(C, K, D)``."""
+        self.prototypes = [as_prototypes("ClassMargin", prototypes, several=True)]
 
     def compute(self) -> ClassMarginResult:
         """Compute the metric of the prototypes of the last update."""
@@ -105,8 +105,8 @@ class PrototypeNorms(Metric):
         register_sums(self, NormSums(zero, zero.long(), zero + torch.inf, zero - torch.inf))
 
     def update(self, prototypes: Tensor) -> None:
-        """Measure the prototypes, shape ``(C, D)``, replacing the previous ones."""
-        sums = norm_sums(as_prototypes("PrototypeNorms", prototypes))
+        """Measure prototypes of shape ``(C, D)`` or ``(C, K, D)``, replacing the previous ones."""
+        sums = norm_sums(as_prototypes("PrototypeNorms", prototypes, several=True))
         for name, value in sums._asdict().items():
             setattr(self, name, value)
 

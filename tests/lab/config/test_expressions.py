@@ -429,6 +429,11 @@ def test_auto_says_why_no_head_fits():
         ("cosine(scale=30)", "cosine(scale=30.0)"),
         ("cosine(scale='learnable')", "cosine(scale='learnable')"),
         ("cosine(normalize_features=False)", "cosine(scale=1.0, normalize_features=False)"),
+        ("cosine(subcenters=3, scale=8)", "cosine(scale=8.0, subcenters=3)"),
+        (
+            "cosine(scale=8, subcenters=2, pooling='soft', temperature=0.2)",
+            "cosine(scale=8.0, subcenters=2, pooling='soft', temperature=0.2)",
+        ),
         ("simplex(scale=8, implementation='dense')", "simplex(scale=8.0, implementation='dense')"),
         ("gaussian()", "gaussian(scale=1.0)"),
     ],

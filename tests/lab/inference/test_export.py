@@ -26,6 +26,7 @@ HEADS = {
     "linear": {"head": "linear(bias=True)", "loss": "softmax()"},
     "cosine": {"head": "cosine(scale=16)", "loss": "cosface()"},
     "learned scale": {"head": "cosine(scale='learnable')", "loss": "arcface()"},
+    "subcenters": {"head": "cosine(scale=16, subcenters=2)", "loss": "cosface()"},
     "length and angle": {"head": "cosine(normalize_features=False)", "loss": "sphereface()"},
     "gaussian": {"head": "gaussian()", "loss": "large_margin_gaussian()"},
     "simplex": {"head": "simplex()", "loss": "softmax()"},

@@ -344,6 +344,27 @@ def test_the_closest_pairs_are_the_closest(tmp_path, arrays):
         assert found[1:] == expected[1:]
 
 
+def test_of_several_prototypes_of_a_class_the_nearest_counts(tmp_path, arrays, generator):
+    first = arrays["prototypes"]
+    several = torch.stack([torch.randn(10, 6, generator=generator), first], 1)
+    given = read([save(tmp_path / "a.npz", {**arrays, "prototypes": several})])
+    measured = measure(given, scale=16.0)
+    unit = torch.nn.functional.normalize
+    cosines = torch.einsum("nd,ckd->nck", unit(arrays["embeddings"]), unit(several, dim=2)).amax(2)
+    expected = 100 * (cosines.argmax(1) == arrays["labels"]).double().mean()
+    assert value_of(measured, "accuracy") == pytest.approx(float(expected))
+    angles = torch.einsum("ikd,jld->ijkl", unit(several, dim=2), unit(several, dim=2))
+    angles = torch.rad2deg(angles.amax((2, 3)).clamp(-1, 1).acos())
+    pairs = sorted((angles[i, j].item(), i, j) for i in range(10) for j in range(i + 1, 10))[:10]
+    for found, wanted in zip(measured.pairs, pairs, strict=True):
+        assert found[0] == pytest.approx(wanted[0], abs=1e-3)
+        assert found[1:] == wanted[1:]
+    assert value_of(measured, "class_margin.angle") == pytest.approx(pairs[0][0], abs=1e-3)
+    assert main(["measure", str(tmp_path / "a.npz"), "--out", str(tmp_path / "out")]) == 0
+    with pytest.raises(FileError, match=r"--transpose expects prototypes of shape \(D, C\)"):
+        read([tmp_path / "a.npz"], transpose=True)
+
+
 def test_the_command_prints_a_table_and_writes_a_page(tmp_path, arrays, capsys):
     path = save(tmp_path / "a.npz", arrays)
     assert main(["measure", str(path), "--out", str(tmp_path / "new" / "out")]) == 0

@@ -60,6 +60,7 @@ def test_published_numbers_are_of_recipes_that_are_there():
         "liu2020/fig9",
         "liu2020/sweep",
         "losses/longtail",
+        "losses/noise",
     ]
 
 
@@ -182,6 +183,7 @@ ON_REQUEST = {
     "kobayashi2024/tiered": SIX,
     "liu2016/lfw": ["lfw"],
     "liu2020/cub": ["resnet12_adam", "resnet18"],
+    "losses/noise": ["clean"],
     "liu2020/fig9": ["cifar"],
     "liu2020/table6": ["mini"],
     "zhou2022/unstable": ["short"],
@@ -235,6 +237,7 @@ TRAINED = {
     "zhou2022/fig9": 4,
     "zhou2022/unstable": 10,
     "losses/longtail": 7,
+    "losses/noise": 6,
 }
 """Kinds of runs of a recipe."""
 EXACT = ("liu2016/", "zhou2022/")
@@ -320,6 +323,7 @@ CHOSEN = {
     "zhou2022/fig9": (["cosface_20", "cosface_20_sm"], ["cifar100"]),
     "zhou2022/unstable": (["rsm", "ce_sm"], ["mnist", "cifar100"]),
     "losses/longtail": (["ldam_drw", "vs_softmax", "arcface_counts"], None),
+    "losses/noise": (["arcface", "subcenter_arcface", "soft_triple"], ["symmetric"]),
 }
 
 

@@ -113,7 +113,7 @@ def test_the_model_comes_back_without_its_images_and_makes_the_kept_features(who
         "ldam()",
         "large_margin_gaussian()",
         "center() + softmax()",
-        "elasticface(std=0.1) + 0.1*vs_softmax()",
+        "elasticface(std=0.1) + 0.1*vs_softmax() + curricularface()",
         "arcface(margin=margins_from_counts()) + logit_adjustment()",
         "arpl() + 0.1*uniface()",
         "proxy_anchor()",
@@ -137,6 +137,21 @@ def test_a_model_with_counts_or_a_memory_comes_back_too(tmp_path, loss):
         assert tested[f"accuracy_{name}"] == pytest.approx(sum(accuracies) / len(accuracies))
     features = load_model(run).features(data.load("digits", "test").pixels)
     assert torch.allclose(features, run.tensors("embeddings")["features"], atol=1e-4)
+
+
+def test_a_run_with_several_prototypes_per_class_says_which_ones_its_images_use(tmp_path):
+    head = "cosine(scale=16, subcenters=3)"
+    run = train(SMALL.replace(head=head, epochs=1, noise="symmetric(0.4)"), tmp_path / "run")
+    kept, weight = run.tensors("embeddings"), run.tensors("prototypes")["prototypes"]
+    assert weight.shape == (10, 3, kept["features"].shape[1])
+    own = torch.cosine_similarity(kept["features"][:, None], weight[kept["labels"]], dim=2)
+    assert torch.equal(kept["subcenters"], own.argmax(1))
+    model = load_model(run)
+    assert torch.equal(model.criterion.logits(kept["features"]).argmax(1), kept["predictions"])
+    assert model.criterion.head.weight.shape == weight.shape
+    assert 1 / 3 <= run.final["subcenters"]["share_dominant"] <= 1
+    assert 1 <= run.final["subcenters"]["used"] <= 3
+    assert 0 <= run.final["test"]["accuracy_dominant"] <= 1
 
 
 def test_the_same_configuration_gives_the_same_bits(whole, tmp_path):

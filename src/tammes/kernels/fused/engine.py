@@ -27,7 +27,7 @@ from tammes.kernels.fused.launch import LOG2E, Work
 from tammes.kernels.matmul import add_product, halved, multiply
 from tammes.kernels.problem import Problem
 from tammes.kernels.streamed.prototype_blocks import Needs
-from tammes.kernels.streamed.score_blocks import Back, Found, Rows, nothing_here
+from tammes.kernels.streamed.score_blocks import Back, Found, MappedRows, Rows, nothing_here
 from tammes.kernels.tiling import (
     WIDEST,
     Plan,
@@ -38,6 +38,7 @@ from tammes.kernels.tiling import (
     padded,
 )
 from tammes.similarity import Cosine
+from tammes.split import FREE_MAP, MAPPED
 
 _REACH = 64.0
 """Largest bound on the scores for which one shift is right for all rows, whatever they are."""
@@ -54,10 +55,16 @@ def why_not(problem: Problem, reads: frozenset[str]) -> str | None:
     features, prototypes = problem.features, problem.prototypes
     if features.device.type != "cuda" and not launch.INTERPRETED:
         return f"it runs on CUDA, and the features are on {features.device.type}"
-    if not reads.isdisjoint(("excess", "softplus")):
-        return "losses that sum over all classes by themselves, hinge and bce, are streamed"
+    if FREE_MAP in reads:
+        return "losses that map the other scores, but by quadratic_above, are streamed"
+    if MAPPED in reads and not reads.isdisjoint(("expected", "mean")):
+        return "of mapped scores it computes the log-sum-exp alone"
+    if "softplus" in reads:
+        return "losses that sum over all classes by themselves, such as bce, are streamed"
     if torch.float64 in (features.dtype, prototypes.dtype):
         return "it computes in single precision, and an input is in double"
+    if problem.similarity.centers > 1:
+        return "classes of several prototypes are streamed"
     if prototypes.shape[1] > WIDEST:
         return f"it takes features of up to {WIDEST} numbers, and these have {prototypes.shape[1]}"
     return None
@@ -145,6 +152,8 @@ class FusedRows:
         softmax = not self.reads.isdisjoint(("others", "expected"))
         if softmax:
             names |= {"sums", "tilts"} if "expected" in self.reads else {"sums"}
+        if self.work.wants_sums:
+            names |= {*launch.HARD}
         self.written = softmax and self.dtype != torch.float16 and any(self.needs)
         parts = launch.parts(self.work, names)
         if parts:
@@ -156,6 +165,7 @@ class FusedRows:
                 self._mend(parts)
             self.sum = parts["sums"].sum(0)
             numbers["others"] = (self.shift + self.sum.log2()) / LOG2E
+            self.hard = [parts[name].sum(0) for name in launch.HARD if name in parts]
         if "expected" in self.reads:
             below = torch.where(self.sum > 0, parts["tilts"].sum(0) / self.sum, 0.0)
             self.expected = (self.shift + below) / LOG2E
@@ -163,7 +173,7 @@ class FusedRows:
         if "mean" in self.reads:
             numbers["mean"] = self._sum_of_scores(rows)
         place = launch.hardest(self.work, parts["tops"]) if "hardest" in self.reads else None
-        return Found(numbers, place, None)
+        return Found(numbers, place)
 
     def _work(self, rows: Rows) -> Work:
         """The rows in units of log 2, and a shift for each."""
@@ -174,10 +184,14 @@ class FusedRows:
         if self.absent is not None:
             scaled = self.absent if scaled is None else scaled + self.absent
         work = Work(query, self.wide_keys, rows.own.int(), offset, scaled, self.counts)
+        if rows.mapped is not None:
+            work = _mapped_work(work, rows.mapped)
         self.shift = self.scale * (LOG2E / 4) + zero if self.one_shift else _estimate(work)
         return work
 
     def _shifted(self) -> Work:
+        if self.work.mapped is not None:
+            return self.work._replace(shift=self.shift)
         return self.work._replace(row_offset=self.work.row_offset - self.shift)
 
     def _mend(self, parts: dict[str, Tensor]) -> None:
@@ -221,6 +235,8 @@ class FusedRows:
         if factor is not None and self.scratch is not None:
             e = self.scratch[: len(weights), : len(self.keys)]
             back = self._products(e, factor, rows, weights)
+            if rows.mapped is not None:
+                back = back._replace(mapped=self._of_map(rows.mapped, wanted["others"]))
         d_mean = wanted.get("mean")
         return back if d_mean is None else self._mean_back(back, d_mean, rows, weights)
 
@@ -248,6 +264,18 @@ class FusedRows:
         size = ((level + _HALF_SUM * slope).abs() + slope.abs()).clamp_min(1e-30)
         launch.exponentials(self._shifted(), {}, self.scratch, bent=(level / size, slope / size))
         return size * 2.0**-_HALF_SUM
+
+    def _of_map(self, mapped: MappedRows, d_others: Tensor | None) -> list[Tensor | None]:
+        """Gradients of scale, threshold and coefficients of the map."""
+        scale, _, constant, _, quadratic = mapped.numbers
+        found: list[Tensor | None] = [None for _ in mapped.numbers]
+        if self.work.wants_sums and d_others is not None:
+            share = d_others * torch.where(self.sum > 0, self.sum.reciprocal(), 0.0)
+            zeroth, first, second = (share * total for total in self.hard)
+            first, second = first / LOG2E, second / (LOG2E**2 * scale)
+            found[0] = zeroth * constant - second * quadratic / scale
+            found[2:] = zeroth * scale, first, second
+        return found
 
     def _bent(self, others: Tensor, expected: Tensor) -> tuple[Tensor, Tensor]:
         """``d_others + d_expected (1 + f - expected)`` as level + slope z, f = (z + shift) ln 2."""
@@ -279,7 +307,7 @@ class FusedRows:
     def _mean_back(self, back: Back, d_mean: Tensor, rows: Rows, weights: Tensor) -> Back:
         """Every class gets the same of a sum over all of them, but for the own."""
         assert self.total is not None
-        d_query, d_row, d_scale = back
+        d_query, d_row, d_scale, _ = back
         own, mine = rows.own.clamp_min(0), torch.where(rows.own >= 0, d_mean, 0.0)
         own_keys = self.keys.index_select(0, own).float()
         d_query = d_query + d_mean[:, None] * self.total - mine[:, None] * own_keys
@@ -326,6 +354,16 @@ class FusedRows:
         operand = self.similarity.prototypes_operand(self.prototypes.float())
         gradient = self.similarity.prototypes_gradient(operand, gradient, d_offsets)
         return gradient.mul_(factor), d_offsets * factor
+
+
+def _mapped_work(work: Work, mapped: MappedRows) -> Work:
+    """Add the threshold and the coefficients of a map in units of log 2."""
+    scale, threshold, *coefficients = (number.detach().float() for number in mapped.numbers)
+    constant, linear, quadratic = coefficients
+    size = scale * LOG2E
+    parts = (threshold * size, constant * size, linear.contiguous(), quadratic / size)
+    wanted = any(n.requires_grad for place, n in enumerate(mapped.numbers) if place != 1)
+    return work._replace(mapped=parts, shift=torch.zeros_like(work.row_offset), wants_sums=wanted)
 
 
 def _estimate(work: Work) -> Tensor:

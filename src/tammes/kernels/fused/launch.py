@@ -48,6 +48,11 @@ class Work(NamedTuple):
         row_offset: added to all scores of a row, shape ``(n,)``.
         offsets: added to all scores of a class, shape ``(C,)``, or none.
         counts: how many classes each stands for, shape ``(C,)``, or none.
+        mapped: threshold, above which scores are mapped, and coefficients of the quadratic
+            polynomial that they are mapped to, shape ``(n,)`` each, or none.
+        shift: subtracted from scores once they are mapped, shape ``(n,)``, where there is a map;
+            else it is part of the row offset.
+        wants_sums: whether the coefficients take a gradient.
     """
 
     query: Tensor
@@ -56,6 +61,13 @@ class Work(NamedTuple):
     row_offset: Tensor
     offsets: Tensor | None
     counts: Tensor | None
+    mapped: tuple[Tensor, Tensor, Tensor, Tensor] | None = None
+    shift: Tensor | None = None
+    wants_sums: bool = False
+
+
+HARD = ("hard", "hard_scores", "hard_squares")
+"""Sums over the classes above the threshold of a map: of exponentials, alone and with scores."""
 
 
 def parts(work: Work, names: set[str]) -> dict[str, Tensor]:
@@ -76,7 +88,7 @@ def exponentials(
 
     Args:
         work: what is multiplied.
-        into: those of ``sums``, ``tilts`` and ``tops`` that are wanted.
+        into: those of ``sums``, ``tilts``, ``tops`` and :data:`HARD` that are wanted.
         out: where exponentials are written, shape ``(n or more, C or more)``.
         gate: for each block of rows whether to work on it, or on all.
         bent: level and slope of each row, see ``triton_kernels.exponentials``.
@@ -100,6 +112,9 @@ def exponentials(
         level,
         slope,
         none if gate is None else gate,
+        none if work.shift is None else work.shift,
+        *(work.mapped or (none,) * 4),
+        *(into.get(name, none) for name in HARD),
         len(work.own),
         len(work.keys),
         work.keys.shape[1],
@@ -111,6 +126,8 @@ def exponentials(
         HAS_OFFSETS=work.offsets is not None,
         HAS_COUNTS=work.counts is not None,
         GATED=gate is not None,
+        MAPPED=work.mapped is not None,
+        HARD=HARD[0] in into,
         PRECISION=_precision(work.keys.dtype),
         PROGRAMS=programs,
         BLOCK_ROWS=tile.rows,

@@ -23,6 +23,14 @@ def exponentials(
     level,
     slope,
     gate,
+    shift,
+    threshold,
+    constant,
+    linear,
+    quadratic,
+    hard_sums,
+    hard_scores,
+    hard_squares,
     rows,
     classes,
     size,
@@ -34,6 +42,8 @@ def exponentials(
     HAS_OFFSETS: tl.constexpr,
     HAS_COUNTS: tl.constexpr,
     GATED: tl.constexpr,
+    MAPPED: tl.constexpr,
+    HARD: tl.constexpr,
     PRECISION: tl.constexpr,
     PROGRAMS: tl.constexpr,
     BLOCK_ROWS: tl.constexpr,
@@ -48,6 +58,10 @@ def exponentials(
     ``z``. ``query``, ``keys`` and ``out`` are descriptors, which read zero and write nothing where
     their tensors end. Each program takes many tiles, so that the loads of one hide behind the
     exponentials of the one before; with GATED only blocks of rows whose gate is open are worked on.
+
+    With MAPPED, ``z`` above a threshold becomes a quadratic polynomial of itself, and what is
+    written is multiplied with its derivative; a shift of the row is subtracted after that, not as
+    part of ``row_offset``. HARD adds up what the gradients of the coefficients are made of.
     """
     # Rows run fastest: the programs at work at one time share a few blocks of keys.
     row_blocks = tl.cdiv(rows, BLOCK_ROWS)
@@ -78,17 +92,35 @@ def exponentials(
             if (tl.max(inside.to(tl.int32), 0) > 0) | (first + BLOCK_CLASSES > classes):
                 other = known[None, :] & (column[None, :] != mine[:, None])
                 z = tl.where(other, z, float("-inf"))
+            if MAPPED:
+                # After the branch: beside their exponentials there is no room to keep the scores.
+                edge = tl.load(threshold + row, mask=there, other=0.0)[:, None]
+                zeroth = tl.load(constant + row, mask=there, other=0.0)[:, None]
+                first_order = tl.load(linear + row, mask=there, other=0.0)[:, None]
+                second = tl.load(quadratic + row, mask=there, other=0.0)[:, None]
+                hard = z > edge
+                # Finite, which the own class and masked ones are not.
+                plain = tl.where(hard, z, 0.0)
+                z = tl.where(hard, zeroth + (first_order + second * plain) * plain, z)
+                z -= tl.load(shift + row, mask=there, other=0.0)[:, None]
             e = tl.exp2(z)
             if HAS_COUNTS:
                 e *= tl.load(counts + column, mask=known, other=0.0)[None, :]
             partial = part.to(tl.int64) * rows + row
             if SUMS:
                 tl.store(sums + partial, tl.sum(e, 1), mask=there)
+            if HARD:
+                weight = tl.where(hard, e, 0.0)
+                tl.store(hard_sums + partial, tl.sum(weight, 1), mask=there)
+                tl.store(hard_scores + partial, tl.sum(weight * plain, 1), mask=there)
+                tl.store(hard_squares + partial, tl.sum(weight * plain * plain, 1), mask=there)
             if TILTS:
                 tl.store(tilts + partial, tl.sum(e * tl.where(e > 0, z, 0.0), 1), mask=there)
             if TOPS:
                 tl.store(tops + partial, tl.max(z, 1), mask=there)
             if WRITE:
+                if MAPPED:
+                    e *= tl.where(hard, first_order + 2 * second * plain, 1.0)
                 if BENT:
                     high = tl.load(level + row, mask=there, other=0.0)
                     steep = tl.load(slope + row, mask=there, other=0.0)

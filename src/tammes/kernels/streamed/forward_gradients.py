@@ -12,10 +12,10 @@ from torch import Tensor
 
 from tammes.kernels.merge import exchange, scale_gradient
 from tammes.kernels.problem import Problem
-from tammes.kernels.streamed.prototype_blocks import Needs, take
-from tammes.kernels.streamed.score_blocks import Back, Engine, Rows
-from tammes.kernels.tiling import Plan, class_counts
-from tammes.split import Split, assemble
+from tammes.kernels.streamed.prototype_blocks import Keys, Needs, take
+from tammes.kernels.streamed.score_blocks import Back, Engine, MappedRows, Rows
+from tammes.kernels.tiling import Plan, ScoreMap, class_blocks, class_counts
+from tammes.split import Split, assemble, cutoff_of
 
 Take = Callable[[str, Tensor], tuple[Tensor, Tensor | None]]
 """Prototypes at some places, under a name, and their bias where there is one."""
@@ -32,9 +32,10 @@ class RowGraph:
         labels: shape ``(n,)``.
         own: place of the own class among the prototypes here, shape ``(n,)``.
         reads: fields of the split that are wanted.
-        threshold: of the ``excess`` that is read.
         take: takes rows of the prototypes.
         alike: whether every rank makes the same of the split.
+        mapping: map of the other scores, or none.
+        product_dtype: of the products by which a cutoff is found.
     """
 
     def __init__(
@@ -47,9 +48,10 @@ class RowGraph:
         labels: Tensor,
         own: Tensor,
         reads: frozenset[str],
-        threshold: Callable[[Split], Tensor] | None,
         take: Take,
         alike: bool,
+        mapping: ScoreMap | None = None,
+        product_dtype: torch.dtype | None = None,
     ) -> None:
         self.problem, self.features = problem, features
         self.labels, self.own, self.take, self.alike = labels, own, take, alike
@@ -57,13 +59,50 @@ class RowGraph:
         self.query = query * (scale[:, None] if scale.ndim else scale)
         self.offset = None if offset is None else offset * scale
         self.known = self._own_numbers(query, reads)
-        self.threshold: Tensor | None = None
-        if "excess" in reads and threshold is not None:
-            known = self._everywhere(self.known)
-            self.threshold = threshold(self._split(known, slice(None), shown))
+        self.mapped: MappedRows | None = None
+        if mapping is not None:
+            known = self.own_split(shown)
+            if mapping.top:
+                known = known._replace(cutoff=self._cutoff(mapping.top, product_dtype))
+            rows = [self._row_number(number) for number in (shown, *mapping.numbers(known))]
             if problem.share is not None and not alike:
-                # What each rank wants of it, for its classes, adds up; the exchange averages.
-                self.threshold = scale_gradient(self.threshold, problem.share.group.world_size)
+                # What each rank wants of them, for its classes, adds up; the exchange averages.
+                size = problem.share.group.world_size
+                rows = [scale_gradient(number, size) for number in rows]
+            self.mapped = MappedRows(mapping.function, tuple(rows))
+
+    def own_split(self, shown: Tensor | float) -> Split:
+        """The split of all rows of which nothing but the own class is known."""
+        return self._split(self._everywhere(self.known), slice(None), shown)
+
+    @torch.no_grad()
+    def _cutoff(self, top: int, low: torch.dtype | None) -> Tensor:
+        """Find the cutoff in a pass of its own over the scores, shape ``(n,)``."""
+        query, share, there = self.query, self.problem.share, self.problem.there
+        scale = torch.as_tensor(self.problem.scale, dtype=query.dtype, device=query.device)
+        problem = self.problem._replace(scale=scale.detach())
+        blocks, counts = class_blocks(problem), class_counts(problem)
+        keys = Keys(problem, Needs(False, False, False, False), blocks, low)
+        # Scores, and how many classes each stands for.
+        found = query.new_zeros(2, len(query), top + 1)
+        found[0] = -torch.inf
+        for block in blocks:
+            scores = query.new_empty(len(query), block.stop - block.start)
+            keys.fill(scores, query, self.offset, block)
+            if there is not None:
+                scores.masked_fill_(~there[block], -torch.inf)
+            own = torch.arange(block.start, block.stop, device=query.device) == self.own[:, None]
+            scores.masked_fill_(own, -torch.inf)
+            many = torch.ones_like(scores) if counts is None else counts[block].expand_as(scores)
+            found = _largest(torch.cat([found, torch.stack([scores, many.to(scores)])], 2), top)
+        if share is not None and share.group.world_size > 1:
+            found = _largest(torch.cat([*share.group.all_gather(found)], 2), top)
+        return cutoff_of(found[0] / scale, top, found[1])
+
+    def _row_number(self, number: Tensor | float) -> Tensor:
+        """A number of the rows in the working dtype, shape ``(n,)``."""
+        like = self.query
+        return torch.as_tensor(number, dtype=like.dtype, device=like.device).expand(len(like))
 
     def rows(self, block: slice) -> Rows:
         """Return the part of some rows that an engine needs."""
@@ -71,7 +110,7 @@ class RowGraph:
             self.query[block].detach(),
             None if self.offset is None else self.offset[block].detach(),
             self.own[block],
-            None if self.threshold is None else self.threshold[block].detach(),
+            None if self.mapped is None else self.mapped.take(block),
         )
 
     def hardest(self, features: Tensor, rows: Tensor, bias: Tensor | None) -> Tensor:
@@ -128,6 +167,12 @@ class RowGraph:
         classes = len(self.problem.prototypes) if share is None else share.classes
         like = self.query.detach()[block, 0]
         return assemble(numbers, self.labels[block], shown, classes, like)
+
+
+def _largest(found: Tensor, top: int) -> Tensor:
+    """Keep the largest scores, one more than k, with their counts, shape ``(2, n, k + 1)``."""
+    places = found[0].topk(top + 1).indices
+    return found.gather(2, places.expand(2, -1, -1))
 
 
 def combine(coefficients: Sequence[float], values: Tensor) -> Tensor:
@@ -231,7 +276,8 @@ class OnePass:
             labels=self.labels,
             own=self.own,
             reads=plan.reads,
-            threshold=None if plan.threshold is None else plan.threshold_of(slice(None)),
+            mapping=plan.mapping,
+            product_dtype=plan.product_dtype,
             take=partial(self._take, leaves),
             alike=True,
         )
@@ -270,8 +316,6 @@ class OnePass:
         d_leaves = leaves.gradients([loss], [torch.ones_like(loss)])
         back = self.engine.backward(rows, {n: d_leaves[n] for n in found.numbers}, weights)
         wanted.note(block, {name: d_leaves[name] for name in known}, back)
-        if graph.threshold is not None and found.active is not None:
-            wanted.note_threshold(block, d_leaves["excess"], found.active)
         if found.place is not None:
             wanted.note_features(block, d_leaves["features"])
             self._note_rows("hard rows", found.place, d_leaves, weights)
@@ -282,8 +326,8 @@ class OnePass:
 
     def _through_rows(self, leaves: _Leaves, wanted: "_Wanted") -> None:
         """Backpropagate the collected gradients through the graph of the rows."""
-        if wanted.threshold is not None and self.share is not None:
-            wanted.threshold = self.share.group.all_reduce(wanted.threshold)
+        if wanted.mapped is not None and self.share is not None:
+            wanted.mapped = self.share.group.all_reduce(wanted.mapped)
         found = leaves.gradients(*wanted.pairs(self.graph))
         self._note_rows("own", self.own, found, self.weights)
         if self.needs.features:
@@ -307,7 +351,7 @@ class OnePass:
         places = places.clamp_min(0)
         rows, bias = found.get(name), found.get(f"{name} bias")
         if rows is not None:
-            self.d_rows.append((places, rows * weights[:, None]))
+            self.d_rows.append((places, rows * weights.view(-1, *(1 for _ in rows.shape[1:]))))
         if bias is not None:
             self.d_bias.append((places, bias * weights))
 
@@ -340,7 +384,9 @@ class _Wanted:
         self.query = torch.zeros_like(graph.query)
         self.known = {name: torch.zeros_like(value) for name, value in graph.known.items()}
         self.offset = None if graph.offset is None else torch.zeros_like(graph.offset)
-        self.threshold = None if graph.threshold is None else torch.zeros_like(graph.threshold)
+        self.mapped: Tensor | None = None
+        if graph.mapped is not None:
+            self.mapped = torch.zeros_like(torch.stack(graph.mapped.numbers).detach())
         self.features: Tensor | None = None
 
     def note(self, block: slice, known: dict[str, Tensor | None], back: Back) -> None:
@@ -351,11 +397,9 @@ class _Wanted:
         for name, gradient in known.items():
             if gradient is not None:
                 self.known[name][block] = gradient
-
-    def note_threshold(self, block: slice, d_excess: Tensor | None, active: Tensor) -> None:
-        """Store the gradient of the threshold: minus one for every class above it."""
-        if self.threshold is not None and d_excess is not None:
-            self.threshold[block] = -d_excess * active
+        for place, gradient in enumerate(back.mapped):
+            if gradient is not None and self.mapped is not None:
+                self.mapped[place, block] = gradient
 
     def note_features(self, block: slice, gradient: Tensor | None) -> None:
         """Store the gradient of the features through the hardest class."""
@@ -367,8 +411,10 @@ class _Wanted:
     def pairs(self, graph: RowGraph) -> tuple[list[Tensor], list[Tensor]]:
         """Pair outputs of the row graph with their gradients."""
         outputs, wanted = [graph.query], [self.query]
-        for output, gradient in ((graph.offset, self.offset), (graph.threshold, self.threshold)):
-            if output is not None and gradient is not None:
-                outputs.append(output)
-                wanted.append(gradient)
+        if graph.offset is not None and self.offset is not None:
+            outputs.append(graph.offset)
+            wanted.append(self.offset)
+        if graph.mapped is not None and self.mapped is not None:
+            outputs += graph.mapped.numbers
+            wanted += self.mapped
         return [*outputs, *graph.known.values()], [*wanted, *self.known.values()]

@@ -27,9 +27,9 @@ from torch import Tensor
 
 from tammes.kernels.merge import scale_gradient, sum_gradient
 from tammes.kernels.problem import Problem
-from tammes.kernels.streamed.forward_gradients import OnePass, RowGraph
+from tammes.kernels.streamed.forward_gradients import OnePass, RowGraph, Take
 from tammes.kernels.streamed.prototype_blocks import Keys, Needs, take
-from tammes.kernels.streamed.score_blocks import ClassBlocks, Engine, Rows, WholeRows
+from tammes.kernels.streamed.score_blocks import ClassBlocks, Engine, MappedRows, Rows, WholeRows
 from tammes.kernels.tiling import Plan, class_blocks, class_counts, fits_in_gradient, longest
 from tammes.similarity import full_precision, working_dtype
 from tammes.split import Split
@@ -166,11 +166,7 @@ def streamed_split(problem: Problem, labels: Tensor, plan: Plan) -> Split:
             features = scale_gradient(features, share.factor)
             scale = sum_gradient(scale, share.group)
         problem = _bound(problem)
-
-        def rows_at(_: str, places: Tensor) -> tuple[Tensor, Tensor | None]:
-            bias = None if problem.bias is None else take(problem.bias, places, dtype)
-            return take(problem.prototypes, places, dtype), bias
-
+        rows_at = _rows_of(problem, dtype)
         everything, terms_see = slice(None), problem.scale
         if share is not None:
             # Terms of other examples see it on other ranks.
@@ -184,18 +180,62 @@ def streamed_split(problem: Problem, labels: Tensor, plan: Plan) -> Split:
             labels=labels,
             own=labels if share is None else share.own,
             reads=plan.reads,
-            threshold=None if plan.threshold is None else plan.threshold_of(everything),
+            mapping=plan.mapping,
+            product_dtype=plan.product_dtype,
             take=rows_at,
             alike=False,
         )
         job = _Job(problem._replace(scale=scale), plan, graph.own)
+        numbers_of_map = () if graph.mapped is None else graph.mapped.numbers
         found = _Numbers.apply(
-            graph.query, graph.offset, graph.threshold, problem.prototypes, problem.bias, scale, job
+            graph.query,
+            graph.offset,
+            problem.prototypes,
+            problem.bias,
+            scale,
+            job,
+            *numbers_of_map,
         )
         numbers = graph.known | dict(zip(job.names, found, strict=True))
         if job.place is not None:
             numbers["hardest"] = graph.hardest(features, *rows_at("hardest", job.place))
         return graph.split(numbers, everything, terms_see)
+
+
+def _rows_of(problem: Problem, dtype: torch.dtype) -> Take:
+    """Return a function that takes rows of the prototypes and of the bias."""
+
+    def rows_at(_: str, places: Tensor) -> tuple[Tensor, Tensor | None]:
+        bias = None if problem.bias is None else take(problem.bias, places, dtype)
+        return take(problem.prototypes, places, dtype), bias
+
+    return rows_at
+
+
+@torch.no_grad()
+def own_split(problem: Problem, labels: Tensor, reads: frozenset[str]) -> Split:
+    """Split of which the own class alone is known, without gradient; the same on all ranks.
+
+    Args:
+        problem: features and prototypes.
+        labels: class of each example, shape ``(N,)``.
+        reads: names of the fields to compute.
+    """
+    with full_precision(problem.features.device):
+        dtype, share = working_dtype(problem.features, problem.prototypes), problem.share
+        problem, scale = _bound(problem), tensor_scale(problem, dtype)
+        graph = RowGraph(
+            problem=problem,
+            features=problem.features.to(dtype),
+            scale=scale,
+            shown=scale,
+            labels=labels,
+            own=labels if share is None else share.own,
+            reads=reads,
+            take=_rows_of(problem, dtype),
+            alike=True,
+        )
+        return graph.own_split(scale)
 
 
 class _Job:
@@ -208,6 +248,12 @@ class _Job:
         # Features only say how many rows there are, and in which precision to work.
         self.problem = problem._replace(features=problem.features.detach())
         self.plan, self.own = plan, own
+
+    def rows(self, query: Tensor, offset: Tensor | None, of_map: Sequence[Tensor]) -> Rows:
+        """All rows, as an engine takes them."""
+        mapping = self.plan.mapping
+        mapped = None if mapping is None else MappedRows(mapping.function, tuple(of_map))
+        return Rows(query, offset, self.own, mapped)
 
     def engine(self, tensors: Sequence[Tensor | None], needs: Needs) -> ClassBlocks:
         """One that goes over blocks of classes."""
@@ -227,48 +273,47 @@ class _Numbers(torch.autograd.Function):
         ctx: Any,
         query: Tensor,
         offset: Tensor | None,
-        threshold: Tensor | None,
         prototypes: Tensor,
         bias: Tensor | None,
         scale: Tensor,
         job: _Job,
+        *of_map: Tensor,
     ) -> tuple[Tensor, ...]:
         nothing = Needs(False, False, False, False)
         engine = job.engine((prototypes, bias, scale), nothing)
-        found = engine.forward(Rows(query, offset, job.own, threshold))
+        found = engine.forward(job.rows(query, offset, of_map))
         # The numbers are returned and know of this function, so nothing here may keep them.
-        job.names, job.place, ctx.active = tuple(found.numbers), found.place, found.active
+        job.names, job.place = tuple(found.numbers), found.place
         numbers = tuple(found.numbers.values())
-        ctx.save_for_backward(query, offset, threshold, prototypes, bias, scale, *numbers)
-        ctx.job = job
+        ctx.save_for_backward(query, offset, prototypes, bias, scale, *of_map, *numbers)
+        ctx.job, ctx.size = job, len(of_map)
         return numbers
 
     @staticmethod
     def backward(ctx: Any, *d_numbers: Tensor | None) -> tuple[Any, ...]:
         # Read once: activation checkpointing hands them out once.
-        query, offset, threshold, prototypes, bias, scale, *numbers = ctx.saved_tensors
+        query, offset, prototypes, bias, scale, *more = ctx.saved_tensors
+        of_map, numbers = more[: ctx.size], more[ctx.size :]
         job, wanted_inputs = ctx.job, ctx.needs_input_grad
-        needs = Needs(wanted_inputs[0], wanted_inputs[3], wanted_inputs[4], wanted_inputs[5])
+        needs = Needs(wanted_inputs[0], *wanted_inputs[2:5])
         wanted = dict(zip(job.names, d_numbers, strict=True))
         with torch.no_grad(), full_precision(query.device):
             engine = job.engine((prototypes, bias, scale), needs)
             engine.numbers = dict(zip(job.names, numbers, strict=True))
-            rows = Rows(query, offset, job.own, threshold)
+            rows = job.rows(query, offset, of_map)
             back = engine.backward(rows, wanted, torch.ones_like(query[:, 0]))
             d_prototypes, d_offsets = engine.finish(torch.ones_like(scale))
-            d_threshold = None
-            if threshold is not None and wanted["excess"] is not None:
-                d_threshold = -wanted["excess"] * ctx.active
         d_scale = None if back.scale is None else back.scale.sum()
         gradients = [
             back.query,
             back.offset,
-            d_threshold,
             None if d_prototypes is None else d_prototypes.to(prototypes.dtype),
             d_offsets.to(bias.dtype) if needs.bias else None,
             d_scale,
+            *back.mapped,
         ]
-        return *once(gradients, query, offset, threshold, prototypes, bias, scale), None
+        found = once(gradients, query, offset, prototypes, bias, scale, *of_map)
+        return *found[:5], None, *found[5:]
 
 
 class _Once(torch.autograd.Function):

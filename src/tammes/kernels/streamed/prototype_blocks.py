@@ -8,6 +8,7 @@ from torch import Tensor
 
 from tammes.kernels.matmul import halved, multiply
 from tammes.kernels.problem import Problem
+from tammes.pooling import Pooled, Slopes
 from tammes.similarity import Operand
 
 
@@ -27,6 +28,11 @@ def take(tensor: Tensor, places: Tensor, dtype: torch.dtype) -> Tensor:
         # Nothing, but nothing that has a gradient: this rank must meet the others in backward.
         return zeros + tensor.sum().to(dtype)
     return tensor.index_select(0, places.clamp_min(0)).to(dtype)
+
+
+def _rows(prototypes: Tensor) -> Tensor:
+    """All prototypes of some classes, shape ``(k, D)`` or ``(k K, D)``."""
+    return prototypes if prototypes.ndim == 2 else prototypes.flatten(0, 1)
 
 
 class Keys:
@@ -55,12 +61,15 @@ class Keys:
         self.similarity = similarity
         self.gradient: Tensor | None = None
         if needs.prototypes:
-            self.gradient = torch.empty_like(self.prototypes, dtype=self.dtype)
+            self.gradient = torch.empty_like(
+                self.prototypes, dtype=self.dtype, memory_format=torch.contiguous_format
+            )
         like = torch.zeros((), dtype=self.dtype, device=features.device)
         self.d_offsets = like.expand(len(self.prototypes)).clone()
         self.written = False
         self.inverses: dict[int, Tensor] = {}
         self.kept: dict[int, Operand] = {}
+        self.slopes: dict[int, Slopes] = {}
 
     def make(self, block: slice) -> Operand:
         """Operand of a block of classes; its offset has the bias in it."""
@@ -77,7 +86,7 @@ class Keys:
 
     def _operand(self, block: slice) -> Operand:
         """Prototypes of a block as they enter products; their lengths are taken once."""
-        rows, known = self.prototypes[block].to(self.dtype), self.inverses.get(block.start)
+        rows, known = _rows(self.prototypes[block]).to(self.dtype), self.inverses.get(block.start)
         if known is not None:
             return Operand(rows, known)
         operand = self.similarity.prototypes_operand(rows)
@@ -90,9 +99,15 @@ class Keys:
     ) -> Tensor | None:
         """Write the scores of a block of classes; returns its offsets."""
         keys, inverse, offset, _ = self.make(block)
-        self.product(query, keys.T, out=scores)
+        pooled = self.similarity if isinstance(self.similarity, Pooled) else None
+        products = scores if pooled is None else query.new_empty(len(query), len(keys))
+        self.product(query, keys.T, out=products)
         if inverse is not None:
-            scores *= inverse.view(-1)
+            products *= inverse.view(-1)
+        if pooled is not None:
+            slopes = pooled.pool(products, self.scale, out=scores, to_scale=self.needs.scale)
+            if any(self.needs):
+                self.slopes[block.start] = slopes
         if offset is not None:
             scores += self.scale * offset
         if row_offset is not None:
@@ -101,7 +116,7 @@ class Keys:
 
     def back(
         self, gradient: Tensor, heavy: Tensor, block: slice, d_query: Tensor | None, *, add: bool
-    ) -> None:
+    ) -> Tensor | None:
         """Multiply the scores' gradient with keys and queries.
 
         Args:
@@ -110,15 +125,26 @@ class Keys:
             block: slice of the classes.
             d_query: is added to, without the factor, shape ``(n, D)``.
             add: whether other rows have given the keys a gradient before.
+
+        Returns:
+            Share of each row in the gradient of the scale beyond that of its query, without the
+            factor, shape ``(n,)``, or none.
         """
         keys, inverse, *_ = self.make(block)
+        d_scale = None
+        if isinstance(self.similarity, Pooled):
+            slopes = self.slopes.pop(block.start)
+            if slopes.excess is not None:
+                d_scale = torch.linalg.vecdot(gradient, slopes.excess) / -self.scale
+            gradient = self.similarity.unpool(gradient, slopes)
         if inverse is not None:
             gradient *= inverse.view(-1)
         if d_query is not None:
             self.product(gradient, keys, out=d_query, add=True)
         if self.gradient is not None:
-            self.product(gradient.T, heavy, out=self.gradient[block], add=add)
+            self.product(gradient.T, heavy, out=_rows(self.gradient[block]), add=add)
         self.written = True
+        return d_scale
 
     def product(self, left: Tensor, right: Tensor, out: Tensor, add: bool = False) -> None:
         """``out = left @ right``, or ``out += left @ right``."""
@@ -151,7 +177,7 @@ class Keys:
     def _through(self, block: slice) -> None:
         """Turn the gradient of a block of operands, in place, into that of its prototypes."""
         assert self.gradient is not None
-        gradient, operand = self.gradient[block], self._operand(block)
+        gradient, operand = _rows(self.gradient[block]), self._operand(block)
         if self.low is not None and operand.inverse is not None:
             gradient *= operand.inverse
         self.similarity.prototypes_gradient(operand, gradient, self.d_offsets[block])

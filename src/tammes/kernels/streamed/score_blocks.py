@@ -4,6 +4,7 @@ Two engines go over them in plain torch: :class:`WholeRows` holds all scores of 
 :class:`ClassBlocks` those of all rows for a block of classes.
 """
 
+from collections.abc import Sequence
 from typing import NamedTuple, Protocol
 
 import torch
@@ -12,10 +13,45 @@ from torch import Tensor
 from tammes.kernels.merge import merge
 from tammes.kernels.streamed.prototype_blocks import Keys
 from tammes.kernels.tiling import OF_SCORES
-from tammes.split import SUMMED, softplus
+from tammes.split import SUMMED, OthersMap, columns, softplus
 
 NUMBERS = ("others", "expected", "mean", *SUMMED)
 """Numbers that a kernel reduces scores to; of the hardest class it finds only the ``place``."""
+
+
+class MappedRows(NamedTuple):
+    """Map of the other scores of some rows.
+
+    Attributes:
+        function: maps similarities.
+        numbers: the scale of the scores and the numbers that the function takes, shape ``(n,)``
+            each. Those that require a gradient get one.
+    """
+
+    function: OthersMap
+    numbers: tuple[Tensor, ...]
+
+    def __call__(self, scores: Tensor) -> Tensor:
+        """Map scores to scores."""
+        scale, *numbers = columns(self.numbers)
+        return self.function(scores / scale, *numbers) * scale
+
+    def take(self, block: slice) -> "MappedRows":
+        """The same for some of the rows; their numbers are leaves of a graph."""
+        taken = (n[block].detach().requires_grad_(n.requires_grad) for n in self.numbers)
+        return self._replace(numbers=tuple(taken))
+
+    def gradient(self, scores: Tensor, wanted: Tensor) -> tuple[Tensor, list[Tensor | None]]:
+        """Gradients of scores and numbers from that of the mapped scores."""
+        leaves, scores = self.take(slice(None)), scores.detach().requires_grad_()
+        inputs = [scores, *(n for n in leaves.numbers if n.requires_grad)]
+        with torch.enable_grad():
+            mapped = leaves(scores)
+        d_scores, *found = torch.autograd.grad(
+            mapped, inputs, wanted, allow_unused=True, materialize_grads=True
+        )
+        rest = iter(found)
+        return d_scores, [next(rest) if n.requires_grad else None for n in leaves.numbers]
 
 
 class Block:
@@ -26,13 +62,13 @@ class Block:
         own: place of each row's own class, -1 where it is not among these, shape ``(n,)``.
         reads: which numbers are wanted.
         counts: how many classes each column stands for, shape ``(k,)``, or one each.
-        threshold: of ``excess``, shape ``(n,)``.
+        mapped: map of the scores of other classes, or none.
         there: which columns are not masked, shape ``(k,)``, or all of them.
 
     Attributes:
         numbers: of the other classes here, shape ``(n,)`` each: their log-sum-exp ``others``,
             the expectation ``expected`` under their softmax, the sum ``mean`` of their scores (not
-            divided yet), and the sums ``excess`` and ``softplus``.
+            divided yet), and the sum ``softplus``.
         top: the largest score of another class, and ``place`` where it is.
     """
 
@@ -42,28 +78,31 @@ class Block:
         own: Tensor,
         reads: frozenset[str],
         counts: Tensor | None = None,
-        threshold: Tensor | None = None,
+        mapped: MappedRows | None = None,
         there: Tensor | None = None,
     ) -> None:
         counts = None if counts is None else counts.to(scores.dtype)
-        self.scores, self.counts, self.threshold = scores, counts, threshold
+        self.scores, self.counts, self.mapped = scores, counts, mapped
         # In a sum over scores themselves a masked class stands for none.
         self.many = counts
         if there is not None:
             self.many = there.to(scores.dtype) if counts is None else counts * there
         self.column, self.mine = own.clamp_min(0)[:, None], (own >= 0)[:, None]
         self.numbers: dict[str, Tensor] = {}
+        self.d_numbers: list[Tensor | None] = []
+        if mapped is not None:
+            # The own class is not mapped: nothing may come of it, not even 0 times infinity.
+            self._set_own(0.0)
+            self.unmapped = scores.clone()
+            scores.copy_(mapped(scores))
         if "mean" in reads:
-            total = scores.sum(1) if self.many is None else scores @ self.many
-            counted = self.mine if there is None else self.mine & there[self.column]
-            own_score = torch.where(counted, scores.gather(1, self.column), 0.0)
-            self.numbers["mean"] = total - own_score.squeeze(1)
+            self._set_own(0.0)
+            self.numbers["mean"] = scores.sum(1) if self.many is None else scores @ self.many
         # Masked, not subtracted from a sum over all: see tammes.split.split_matrix.
         if there is not None:
             scores.masked_fill_(~there, float("-inf"))
         self._set_own(float("-inf"))
         self.place: Tensor | None = None
-        self.active: Tensor | None = None
         if "hardest" in reads:
             self.top, self.place = scores.max(1)
         else:
@@ -73,8 +112,9 @@ class Block:
         # Kept beside the exponentials that take their place.
         keep = not reads.isdisjoint(OF_SCORES)
         self.raw = scores.clone() if keep else None
-        if self.raw is not None:
-            self._sum_up(self.raw, reads)
+        if self.raw is not None and "softplus" in reads:
+            smooth = softplus(self.raw)
+            self.numbers["softplus"] = smooth.sum(1) if counts is None else smooth @ counts
         self.has_softmax = not reads.isdisjoint(("others", "expected"))
         if self.has_softmax:
             scores.sub_(self.shift[:, None]).exp_()
@@ -92,18 +132,10 @@ class Block:
         kept = self.scores.gather(1, self.column)
         self.scores.scatter_(1, self.column, torch.where(self.mine, value, kept))
 
-    def _sum_up(self, raw: Tensor, reads: frozenset[str]) -> None:
-        many = raw.new_ones(raw.shape[1]) if self.counts is None else self.counts
-        if "excess" in reads:
-            assert self.threshold is not None
-            over = raw - self.threshold[:, None]
-            self.active = (over > 0).to(raw.dtype) @ many
-            self.numbers["excess"] = over.relu_() @ many
-        if "softplus" in reads:
-            self.numbers["softplus"] = softplus(raw) @ many
-
     def overwrite_with_gradient(self, wanted: dict[str, Tensor | None]) -> Tensor:
         """Write over each score its gradient, up to a factor of each row, which is returned.
+
+        ``d_numbers`` is then the gradient of the numbers of the map, shape ``(n,)`` each.
 
         Args:
             wanted: gradient of each of the numbers, shape ``(n,)``.
@@ -111,6 +143,15 @@ class Block:
         Returns:
             The factor, shape ``(n,)``: what is left for the short side of a product.
         """
+        factor = self._overwrite(wanted)
+        if self.mapped is not None:
+            d_scores, found = self.mapped.gradient(self.unmapped, self.scores)
+            self.scores.copy_(d_scores)
+            self.d_numbers = [None if d_number is None else factor * d_number for d_number in found]
+        return factor
+
+    def _overwrite(self, wanted: dict[str, Tensor | None]) -> Tensor:
+        """Write over each score, as it is mapped, its gradient up to a factor of each row."""
         scores, raw = self.scores, self.raw
         factor = torch.zeros_like(self.shift)
         if self.has_softmax:
@@ -139,9 +180,6 @@ class Block:
         many = 1.0 if self.counts is None else self.counts
         if "mean" in added:
             scores.add_(added["mean"] * (1.0 if self.many is None else self.many))
-        if "excess" in added and raw is not None and self.threshold is not None:
-            over = raw > self.threshold[:, None]
-            scores.add_(torch.where(over, added["excess"], 0.0) * many)
         if "softplus" in added and raw is not None:
             scores.add_(raw.sigmoid().mul_(added["softplus"]) * many)
         self._set_own(0.0)
@@ -159,13 +197,13 @@ class Rows(NamedTuple):
         query: times the scale, shape ``(n, D)``.
         offset: added to all scores of a row, shape ``(n,)``, or none.
         own: place of the own class, -1 where it is not here, shape ``(n,)``.
-        threshold: of ``excess``, shape ``(n,)``, or none.
+        mapped: map of their other scores, or none.
     """
 
     query: Tensor
     offset: Tensor | None
     own: Tensor
-    threshold: Tensor | None
+    mapped: MappedRows | None = None
 
 
 class Found(NamedTuple):
@@ -174,12 +212,10 @@ class Found(NamedTuple):
     Attributes:
         numbers: by name, shape ``(n,)`` each.
         place: of the hardest other class, shape ``(n,)``, where it is read.
-        active: how many classes are over the threshold, shape ``(n,)``, where that is read.
     """
 
     numbers: dict[str, Tensor]
     place: Tensor | None
-    active: Tensor | None
 
 
 class Back(NamedTuple):
@@ -189,11 +225,13 @@ class Back(NamedTuple):
         query: shape ``(n, D)``.
         offset: shape ``(n,)``, where rows have an offset.
         scale: through the classes' offsets, shape ``(n,)``, where they have any.
+        mapped: of the numbers of the map, shape ``(n,)`` each, where there is one.
     """
 
     query: Tensor
     offset: Tensor | None
     scale: Tensor | None
+    mapped: Sequence[Tensor | None] = ()
 
 
 class Engine(Protocol):
@@ -244,7 +282,7 @@ class WholeRows:
         self.keys, self.reads, self.shared = keys, reads, shared
         self.counts, self.there = counts, there
         if shared and keys.gradient is not None:
-            self.scratch = keys.gradient[:, :longest].T
+            self.scratch = keys.gradient.flatten(1)[:, :longest].T
         else:
             like = keys.d_offsets
             self.scratch = torch.empty(longest, len(like), dtype=like.dtype, device=like.device)
@@ -262,8 +300,8 @@ class WholeRows:
             return nothing_here(rows, self.reads)
         # The one before goes first.
         self.block: Block | None = None
-        self.block = Block(scores, rows.own, self.reads, self.counts, rows.threshold, self.there)
-        return Found(self.block.numbers, self.block.place, self.block.active)
+        self.block = Block(scores, rows.own, self.reads, self.counts, rows.mapped, self.there)
+        return Found(self.block.numbers, self.block.place)
 
     def backward(self, rows: Rows, wanted: dict[str, Tensor | None], weights: Tensor) -> Back:
         """Overwrite the scratch with its gradient and multiply it back."""
@@ -285,8 +323,9 @@ class WholeRows:
         heavy_query, add = rows.query * heavy[:, None], keys.written
         for block in keys.blocks:
             piece = gradient[:, block].clone() if self.shared else gradient[:, block]
-            keys.back(piece, heavy_query, block, d_query if needs_query else None, add=add)
-        return Back(d_query.mul_(factor[:, None]), d_row, d_scale)
+            more = keys.back(piece, heavy_query, block, d_query if needs_query else None, add=add)
+            d_scale = added(d_scale, more, factor)
+        return Back(d_query.mul_(factor[:, None]), d_row, d_scale, self.block.d_numbers)
 
     def close(self) -> None:
         """Free the scratch memory."""
@@ -319,13 +358,11 @@ class ClassBlocks:
     def forward(self, rows: Rows) -> Found:
         """Merge the numbers of every block of classes."""
         merged: dict[str, Tensor] = {}
-        top = place = active = None
+        top = place = None
         for block in self.keys.blocks:
             part, _ = self._block(rows, block)
             both = {n: torch.stack([merged[n], v]) for n, v in part.numbers.items() if merged}
             merged = merge(both) if both else part.numbers
-            if part.active is not None:
-                active = part.active if active is None else active + part.active
             if part.place is not None:
                 here = part.place + block.start
                 if top is None or place is None:
@@ -338,7 +375,7 @@ class ClassBlocks:
         if not self.keys.blocks:
             return nothing_here(rows, self.reads)
         self.numbers = merged
-        return Found(merged, place, active)
+        return Found(merged, place)
 
     def backward(self, rows: Rows, wanted: dict[str, Tensor | None], weights: Tensor) -> Back:
         """Make every block again, and its gradient by the chain rule of the merge."""
@@ -346,10 +383,12 @@ class ClassBlocks:
         d_query = torch.zeros_like(rows.query)
         d_row = None if rows.offset is None else torch.zeros_like(d_query[:, 0])
         d_scale = None
+        d_mapped: list[Tensor | None] = [None for _ in rows.mapped.numbers] if rows.mapped else []
         for block in keys.blocks:
             part, offset = self._block(rows, block)
             gradient = part.scores
             factor = part.overwrite_with_gradient(self._of_part(part, wanted))
+            d_mapped = add_gradients(d_mapped, part.d_numbers)
             heavy = factor * weights
             if d_row is not None:
                 d_row += factor * gradient.sum(1)
@@ -358,10 +397,11 @@ class ClassBlocks:
                 d_scale += factor * (gradient @ offset)
                 keys.d_offsets[block] += keys.scale * (heavy @ gradient)
             d_part = torch.zeros_like(rows.query)
-            keys.back(gradient, rows.query * heavy[:, None], block, d_part, add=False)
+            more = keys.back(gradient, rows.query * heavy[:, None], block, d_part, add=False)
+            d_scale = added(d_scale, more, factor)
             d_query += d_part * factor[:, None]
             del part, gradient
-        return Back(d_query, d_row, d_scale)
+        return Back(d_query, d_row, d_scale, d_mapped)
 
     def finish(self, factor: Tensor) -> tuple[Tensor | None, Tensor]:
         """Return the accumulated gradients."""
@@ -375,7 +415,7 @@ class ClassBlocks:
         own = torch.where(here, rows.own - block.start, -1)
         counts = None if self.counts is None else self.counts[block]
         there = None if self.there is None else self.there[block]
-        return Block(scores, own, self.reads, counts, rows.threshold, there), offset
+        return Block(scores, own, self.reads, counts, rows.mapped, there), offset
 
     def _of_part(self, part: Block, wanted: dict[str, Tensor | None]) -> dict[str, Tensor | None]:
         if not part.has_softmax:
@@ -390,6 +430,21 @@ class ClassBlocks:
         return wanted | {"others": None if others is None else others * share, "expected": expected}
 
 
+def add_gradients(
+    some: Sequence[Tensor | None], more: Sequence[Tensor | None]
+) -> list[Tensor | None]:
+    """Add gradients pairwise; none is zero."""
+    pairs = zip(some, more, strict=True)
+    return [b if a is None else a if b is None else a + b for a, b in pairs]
+
+
+def added(total: Tensor | None, more: Tensor | None, factor: Tensor) -> Tensor | None:
+    """Add a part times a factor, where there is one."""
+    if more is None:
+        return total
+    return factor * more if total is None else total + factor * more
+
+
 def nothing_here(rows: Rows, reads: frozenset[str]) -> Found:
     """Return the numbers of a rank without classes."""
     zero = torch.zeros_like(rows.query[:, 0])
@@ -397,4 +452,4 @@ def nothing_here(rows: Rows, reads: frozenset[str]) -> Found:
     if "others" in numbers or "expected" in numbers:
         numbers["others"] = torch.full_like(zero, float("-inf"))
     place = torch.zeros_like(rows.own) if "hardest" in reads else None
-    return Found(numbers, place, zero if "excess" in reads else None)
+    return Found(numbers, place)

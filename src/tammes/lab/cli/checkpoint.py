@@ -45,7 +45,7 @@ def run(arguments: argparse.Namespace) -> int:
     elif arguments.action == "merge":
         _check_suffix(arguments.file)
         export(arguments.folder, arguments.file)
-        rows, size = read_header(Path(arguments.file))[0]["weight"].shape
+        rows, *_, size = read_header(Path(arguments.file))[0]["weight"].shape
         text = f"  {rows} prototypes of {size} numbers in {arguments.file}"
     else:
         _check_suffix(arguments.file)

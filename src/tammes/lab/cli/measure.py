@@ -27,7 +27,7 @@ def as_json(measured: Measured, page: Path | None = None) -> dict[str, Any]:
     return {
         "sources": list(given.sources),
         "classes": len(measured.directions),
-        "dimensions": measured.directions.shape[1],
+        "dimensions": measured.directions.shape[-1],
         "examples": 0 if given.labels is None else len(given.labels),
         "scale": measured.scale,
         "measures": {

@@ -174,7 +174,7 @@ def _prototypes(run: Run) -> Tensor:
             f"{run.folder}: a run with trained prototypes is expected, got the loss "
             f"{run.config.loss}, which has no part that classifies"
         )
-    return run.tensors("model")["criterion.head.weight"]
+    return run.tensors("model")["criterion.head.weight"].flatten(0, -2)
 
 
 def check_way(way: int, lists: ClassLists, part: str) -> None:

@@ -33,6 +33,8 @@ KEYS: dict[str, tuple[str, ...]] = {
 """Keys of each kind of array, in order of preference."""
 _ALONE = {"weight", "W", "kernel", "X", "y", "name", "names", "classes", "target", "feature"}
 """Keys too generic to match as the last part of a dotted key."""
+_DIMENSIONS = {"prototypes": (2, 3), "embeddings": (2,)}
+"""Dimensions of arrays of numbers; the second of three is of the prototypes of a class."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -40,7 +42,7 @@ class MeasureInput:
     """Prototypes, embeddings and labels read from files.
 
     Attributes:
-        prototypes: shape ``(C, D)``, or None.
+        prototypes: shape ``(C, D)``, or ``(C, K, D)`` with several of a class, or None.
         embeddings: shape ``(N, D)``, or None.
         labels: class of each embedding, shape ``(N,)``, or None.
         names: class names; empty if the files have none.
@@ -153,7 +155,7 @@ def find_key(
 
 
 def _fits(kind: str, value: Any) -> bool:
-    return kind not in ("prototypes", "embeddings") or getattr(value, "ndim", 0) == 2
+    return kind not in _DIMENSIONS or getattr(value, "ndim", 0) in _DIMENSIONS[kind]
 
 
 def _as_kind(path: Path, kind: str, key: str, value: Any) -> Any:
@@ -180,7 +182,7 @@ def as_tensor(path: Path, key: str, value: Any) -> Tensor:
 def as_matrix(path: Path, kind: str, key: str, value: Any) -> Tensor:
     """Convert a loaded value to a matrix of finite numbers."""
     tensor = as_tensor(path, key, value)
-    if tensor.ndim != 2 or 0 in tensor.shape:
+    if tensor.ndim not in _DIMENSIONS.get(kind, (2,)) or 0 in tensor.shape:
         raise FileError(
             f"{path}: {kind} ({key!r}) are expected to be a matrix of rows, "
             f"got shape {tuple(tensor.shape)}"
@@ -188,7 +190,7 @@ def as_matrix(path: Path, kind: str, key: str, value: Any) -> Tensor:
     if tensor.is_complex() or tensor.dtype == torch.bool:
         raise FileError(f"{path}: {kind} ({key!r}) are expected to be real, got {tensor.dtype}")
     tensor = tensor.to(torch.promote_types(tensor.dtype, torch.float32))
-    broken = int((~tensor.isfinite().all(1)).sum())
+    broken = int((~tensor.flatten(1).isfinite().all(1)).sum())
     if broken:
         raise FileError(
             f"{path}: {kind} ({key!r}) hold NaN or infinity in {broken:,} of {len(tensor):,} rows; "
@@ -235,6 +237,10 @@ def _combine(arrays: _Arrays, transpose: bool) -> MeasureInput:
     prototypes = None
     if arrays.prototypes:
         where, prototypes = arrays.prototypes[0]
+        if transpose and prototypes.ndim == 3:
+            raise FileError(
+                f"{where}: --transpose expects prototypes of shape (D, C), got (C, K, D)"
+            )
         prototypes = prototypes.T.contiguous() if transpose else prototypes
         if len(prototypes) < 2:
             raise FileError(f"{where}: prototypes of 2 classes or more are needed, got 1")
@@ -279,11 +285,11 @@ def _join_embeddings(arrays: _Arrays, prototypes: Tensor | None) -> Tensor:
                 f"{path}: embeddings of {rows.shape[1]} dimensions do not go with the "
                 f"{head.shape[1]} of {first}"
             )
-    if prototypes is not None and prototypes.shape[1] != head.shape[1]:
+    if prototypes is not None and prototypes.shape[-1] != head.shape[1]:
         hint = "; with --transpose they would" if prototypes.shape[0] == head.shape[1] else ""
         raise FileError(
             f"{first}: embeddings of {head.shape[1]} dimensions do not go with prototypes of "
-            f"{prototypes.shape[1]} in {arrays.prototypes[0][0]}{hint}"
+            f"{prototypes.shape[-1]} in {arrays.prototypes[0][0]}{hint}"
         )
     return torch.cat([rows for _, rows in arrays.embeddings])
 

@@ -16,6 +16,7 @@ from tammes.kernels.reference import similarity_matrix
 from tammes.lab.measure.files import MeasureInput
 from tammes.metrics import functional
 from tammes.metrics.functional import AnglesResult, SampleMarginResult
+from tammes.pooling import to_nearest
 from tammes.similarity import Cosine, InnerProduct, Similarity, unit
 from tammes.split import Split, split
 
@@ -109,7 +110,8 @@ class Measured:
 def measure(given: MeasureInput, *, scale: float | None = None) -> Measured:
     """Measure prototypes, embeddings with labels, or both.
 
-    Without prototypes the class means of the unit embeddings take their place.
+    Without prototypes the class means of the unit embeddings take their place. Of several
+    prototypes of a class the nearest counts.
 
     Args:
         given: arrays from :func:`tammes.lab.measure.files.read`.
@@ -139,7 +141,9 @@ def measure(given: MeasureInput, *, scale: float | None = None) -> Measured:
             angles = functional.angles(examples, bins=90)
             measured = _of_examples(given, prototypes, examples, angles, margins, scale)
             groups.append(("examples", tuple(map(named, measured))))
-            measured = _of_features(given.prototypes, *given.examples, answers)
+            # Collapse is towards one prototype of each class.
+            single = None if prototypes.ndim == 3 else given.prototypes
+            measured = _of_features(single, *given.examples, answers)
             groups.append(("features", tuple(measured)))
     notes += dict.fromkeys(
         f"{warning.message}." for warning in caught if warning.category is UserWarning
@@ -181,7 +185,8 @@ def _split(
     """Compute the :class:`tammes.Split` and the prediction of all examples, block by block."""
     reads = frozenset(("target", "others", "hardest", "length", "norm", "gap"))
     parts, answers = [], []
-    block = max(1, _BLOCK // len(prototypes))
+    similarity = to_nearest(similarity, prototypes)
+    block = max(1, _BLOCK // (len(prototypes) * similarity.centers))
     for rows, own_labels in zip(embeddings.split(block), labels.split(block), strict=True):
         matrix = similarity_matrix(Problem(rows, prototypes, None, scale, similarity))
         own_prototypes = prototypes[own_labels].to(matrix.dtype)
@@ -201,14 +206,15 @@ def _measure(
 
 
 def _of_prototypes(given: MeasureInput, prototypes: Tensor) -> Iterator[Measure]:
-    margin, best = functional.class_margin(prototypes), largest_class_margin(*prototypes.shape)
+    margin = functional.class_margin(prototypes)
+    best = largest_class_margin(len(prototypes), prototypes.shape[-1])
     norms = functional.prototype_norms(prototypes)
     first, second = margin.pair.tolist()
     name = given.names.__getitem__ if given.names else str
     note = f"closest: {name(first)} and {name(second)}; optimum: {best.bound} ({best.source})"
     limit = {"optimum": best.degrees, "bound": not best.exact, "share": True}
     yield _measure("class_margin.angle", "class margin", margin.angle, unit="°", note=note, **limit)
-    centroid = tammes.zero_centroid()(prototypes.double())
+    centroid = tammes.zero_centroid()(prototypes.double().flatten(0, -2))
     yield _measure("centroid", "squared norm of the mean of unit prototypes", centroid, 0.0)
     if given.prototypes is not None:
         note = f"from {float(norms.smallest):.4g} to {float(norms.largest):.4g}"
@@ -229,12 +235,12 @@ def _of_examples(
     # Reached at the simplex; in fewer dimensions it is a bound only.
     best = {
         "optimum": classes / (classes - 1),
-        "bound": classes > prototypes.shape[1] + 1,
+        "bound": classes > prototypes.shape[-1] + 1,
         "share": True,
     }
     counts = margins.counts.double()
     mean_note, least_note = "", ""
-    if classes <= _HULL:
+    if classes <= _HULL and prototypes.ndim == 2:
         attainable = largest_sample_margin(unit(prototypes.double())).margin
         mean = float((attainable * counts).sum() / counts.sum())
         mean_note = f"these prototypes allow {mean:.4g}"
@@ -252,7 +258,7 @@ def _of_examples(
         name = f"sample margin, {100 * level:g} % quantile"
         yield _measure(f"sample_margin.quantile_{100 * level:g}", name, value)
     yield _measure("angles.own", "angle to the true class, mean", angles.own_mean, 0.0, unit="°")
-    widest = largest_class_margin(*prototypes.shape)
+    widest = largest_class_margin(classes, prototypes.shape[-1])
     note = f"{'at most ' if not widest.exact else ''}{widest.degrees:.4g}° if all examples lie on "
     note += "optimal prototypes"
     name = "angle to the nearest wrong class, mean"
@@ -305,9 +311,13 @@ def _of_features(
 
 
 def degrees_between(first: Tensor, second: Tensor) -> float:
-    """Return the angle between two unit vectors, accurate for small ones too."""
-    apart, together = (first - second).norm(), (first + second).norm()
-    return math.degrees(2 * float(torch.atan2(apart, together)))
+    """Return the smallest angle between two unit vectors, or two sets of them.
+
+    It is accurate for small angles too.
+    """
+    first, second = first.view(-1, 1, first.shape[-1]), second.view(-1, second.shape[-1])
+    apart, together = (first - second).norm(dim=-1), (first + second).norm(dim=-1)
+    return math.degrees(2 * float(torch.atan2(apart, together).min()))
 
 
 def closest_pairs(prototypes: Tensor, count: int = 10) -> tuple[tuple[float, int, int], ...]:
@@ -316,9 +326,12 @@ def closest_pairs(prototypes: Tensor, count: int = 10) -> tuple[tuple[float, int
     if classes > _PAIRS:
         return ()
     rows = unit(prototypes.double())
+    similarity = to_nearest(InnerProduct(), rows)
     pairs: list[tuple[float, int, int]] = []
     for start in range(0, classes, 1000):
-        cosine = rows[start : start + 1000] @ rows.T
+        some = rows[start : start + 1000].flatten(0, -2)
+        # Each centre to the nearest of every class, and of these the nearest of its class.
+        cosine = similarity.products(some, rows).unflatten(0, (-1, similarity.centers)).amax(1)
         cosine.masked_fill_(torch.ones_like(cosine, dtype=torch.bool).tril(start), -2.0)
         top = cosine.flatten().topk(min(count, cosine.numel()))
         for value, position in zip(top.values.tolist(), top.indices.tolist(), strict=True):

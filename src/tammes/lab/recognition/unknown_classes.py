@@ -26,7 +26,8 @@ from tammes.metrics.functional import (
     prototype_score,
     softmax_score,
 )
-from tammes.similarity import directions
+from tammes.pooling import to_nearest
+from tammes.similarity import InnerProduct, directions
 
 _LOGITS: dict[str, Callable[[Tensor], Tensor]] = {
     "softmax": softmax_score,
@@ -46,7 +47,7 @@ class ClassifiedExamples:
             are not known.
         labels: class of each example, -1 if it is unknown, shape ``(N,)``.
         logits: shape ``(N, C)``.
-        prototypes: shape ``(C, D)``.
+        prototypes: all prototypes of the classes, shape ``(C, D)`` or ``(C K, D)``.
         classes: names of the known classes.
     """
 
@@ -84,7 +85,7 @@ def classified_by_run(folder: str | os.PathLike[str], unknown: str) -> Classifie
         [others.classes[label] for label in others.labels.tolist()],
         f"{folder} against {unknown}",
         head.logits,
-        head.prototypes.detach(),
+        head.prototypes.detach().flatten(0, -2),
     )
 
 
@@ -113,12 +114,14 @@ def classified_by_files(
             f"{others.title}: unknown embeddings of {sizes[1]} dimensions do not go with the "
             f"{sizes[0]} of {paths[0]}; were both written by one network?"
         )
+    similarity = to_nearest(InnerProduct(), prototypes)
     classes = list(given.names) or [str(number) for number in range(len(prototypes))]
 
     def logits(rows: Tensor) -> Tensor:
+        keys = prototypes.double()
         if scale is None:
-            return rows.double() @ prototypes.double().T
-        return scale * directions(rows.double()) @ directions(prototypes.double()).T
+            return similarity.products(rows.double(), keys)
+        return scale * similarity.products(directions(rows.double()), directions(keys))
 
     known = IdentityEmbeddings(
         ", ".join(paths),
@@ -132,7 +135,8 @@ def classified_by_files(
     )
     named = None if others.identities is None else [str(name) for name in others.identities]
     title = f"{known.title} against {others.title}"
-    return _join(known, labels, classes, others.features, named, title, logits, prototypes)
+    rows = prototypes.flatten(0, -2)
+    return _join(known, labels, classes, others.features, named, title, logits, rows)
 
 
 def _join(

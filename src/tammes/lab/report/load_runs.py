@@ -11,7 +11,8 @@ from torch import Tensor
 from tammes.lab.records.run_folder import RecordError, Run
 from tammes.lab.report.charts.distributions import selection
 from tammes.lab.stats.seed_groups import Group, Study, Trouble, study
-from tammes.similarity import unit
+from tammes.pooling import to_nearest
+from tammes.similarity import Cosine, unit
 from tammes.split import Split, split
 
 EXAMPLES_SHOWN = 20_000
@@ -28,7 +29,7 @@ class InspectedRun:
     Attributes:
         seed: seed of the run.
         names: names of the classes.
-        prototypes: shape ``(C, D)``.
+        prototypes: shape ``(C, D)``, or ``(C, K, D)`` with several of a class.
         features: features of test examples, a selection if there are many, shape ``(N, D)``.
         labels: labels of these examples, shape ``(N,)``.
         cosines: cosines of these examples to the prototypes, split by their labels.
@@ -181,7 +182,7 @@ def _prototypes(run: Run) -> Tensor | None:
     if not run.has("prototypes"):
         return None
     (prototypes,) = _tensors(run, "prototypes", "prototypes")
-    right = prototypes.ndim == 2 and len(prototypes) > 1
+    right = prototypes.ndim in (2, 3) and len(prototypes) > 1
     _check(run, "prototypes", right, f"prototypes of shape {tuple(prototypes.shape)}")
     _check(run, "prototypes", bool(prototypes.isfinite().all()), "numbers that are not finite")
     return prototypes.float()
@@ -207,7 +208,7 @@ def _embeddings(run: Run, prototypes: Tensor | None) -> dict[str, Any]:
         "counts": torch.bincount(labels, minlength=classes),
         "confused": {(i, j): n for (i, j), n in zip(pairs.tolist(), counts.tolist(), strict=True)},
     }
-    if index and prototypes is not None and features.shape[1] == prototypes.shape[1]:
+    if index and prototypes is not None and features.shape[1] == prototypes.shape[-1]:
         values["margins"] = _margins_of_mistakes(
             features, labels, predictions, prototypes, index[0]
         )
@@ -216,8 +217,10 @@ def _embeddings(run: Run, prototypes: Tensor | None) -> dict[str, Any]:
     finite = bool(features.isfinite().all())
     _check(run, "embeddings", finite, "numbers that are not finite")
     values |= {"features": features, "labels": labels}
-    if prototypes is not None and len(labels) and features.shape[1] == prototypes.shape[1]:
-        values["cosines"] = split(unit(features) @ unit(prototypes).T, labels)
+    if prototypes is not None and len(labels) and features.shape[1] == prototypes.shape[-1]:
+        similarity = to_nearest(Cosine(), prototypes)
+        cosines = similarity.products(unit(features), unit(prototypes))
+        values["cosines"] = split(cosines, labels)
     return values
 
 
@@ -226,9 +229,11 @@ def _margins_of_mistakes(
 ) -> dict[int, float]:
     """Return how much closer a mistake is to its class than to the predicted one, by its index."""
     wrong = (labels != predictions).nonzero().flatten()
-    directions = unit(prototypes)
-    between = directions[labels[wrong]] - directions[predictions[wrong]]
-    margins = (unit(features[wrong].float()) * between).sum(1)
+    similarity, rows = to_nearest(Cosine(), prototypes), features[wrong].float()
+    own, predicted = (
+        similarity.target(rows, prototypes[classes[wrong]]) for classes in (labels, predictions)
+    )
+    margins = own - predicted
     return dict(zip(index[wrong].tolist(), margins.tolist(), strict=True))
 
 

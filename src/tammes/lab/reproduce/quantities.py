@@ -52,6 +52,9 @@ KNOWN: dict[str, Quantity] = {
         key: Quantity(key, f"accuracy, {key}", ("test", f"accuracy_{key}"), "%", 100.0, 2, 1)
         for key in GROUPS
     },
+    "dominant": Quantity(
+        "dominant", "accuracy, dominant centres", ("test", "accuracy_dominant"), "%", 100.0, 2, 1
+    ),
     **{
         key: Quantity(key, name, ("fewshot", key), "%", 100.0, 2, 1)
         for key, name in _FEWSHOT.items()

@@ -9,6 +9,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from tammes.heads.head import Head
+from tammes.heads.subcenters import drop_subcenters
 from tammes.lab.data import Images
 from tammes.lab.data.identities.identity_protocol import IdentityProtocol
 from tammes.lab.measure.classification import (
@@ -30,6 +31,7 @@ from tammes.lab.measure.identities import (
 from tammes.lab.records.run_folder import write_json, write_tensors
 from tammes.lab.training.loader import ImageLoader
 from tammes.lab.training.model import Model
+from tammes.metrics.functional import SubcenterUsageResult, subcenter_usage
 
 _BATCH = 512
 """Images in an evaluation batch."""
@@ -158,6 +160,7 @@ def write_results(
     *,
     chosen: str,
     counts: Sequence[int],
+    usage: SubcenterUsageResult | None = None,
 ) -> None:
     """Write the results of a finished run; ``final.json`` comes last and marks it complete.
 
@@ -169,6 +172,7 @@ def write_results(
         last: line of ``metrics.jsonl`` of the chosen epoch.
         chosen: how that epoch was chosen.
         counts: training examples of each class.
+        usage: of the prototypes by the training images, where a class has several.
     """
     head, tested = model.criterion.head, evaluations["test"]
     kept = {"prototypes": head.weight, "scale": torch.as_tensor(head.scale).float()}
@@ -183,6 +187,10 @@ def write_results(
     }
     if tested.examples is not None:
         embeddings["predictions"] = tested.examples.predictions
+        if usage is not None:
+            prototypes = head.weight.detach().cpu()
+            of_test = subcenter_usage(tested.features, tested.labels, prototypes)
+            embeddings["subcenters"] = of_test.center
         pictures = _examples(testing, tested.labels, tested.examples)
         write_tensors(folder / "examples.safetensors", pictures)
     write_tensors(folder / "embeddings.safetensors", embeddings)
@@ -207,6 +215,15 @@ def write_results(
     }
     for name, result in evaluations.items():
         final[name] = {**result.measures, **_details(result, head, counts)}
+        if usage is not None and result.examples is not None:
+            dominant = drop_subcenters(head, usage.counts)
+            found = example_metrics_in_blocks(dominant, result.features, result.labels)
+            final[name]["accuracy_dominant"] = found.correct.double().mean().item()
+    if usage is not None:
+        final["subcenters"] = {
+            "share_dominant": float(usage.share),
+            "used": float((usage.counts > 0).sum(1).double().mean()),
+        }
     if resamples:
         final["test"]["intervals"] = identity_intervals(resamples)
     write_json(folder / "final.json", final)

@@ -48,6 +48,7 @@ from tammes.lab.training.progress import Progress
 from tammes.lab.training.provenance import environment
 from tammes.lab.training.sharded_head import exclude_from_ddp, gather_head
 from tammes.lab.training.step import Step, make_optimizer
+from tammes.metrics.functional import subcenter_usage
 
 _CHECK_EVERY = 50
 """Steps between two checks of the loss on a GPU; each check synchronises with the device."""
@@ -427,12 +428,23 @@ def _finish(work: _TrainingState) -> None:
         kind = "images" if work.selection is None else "classes, in few-shot episodes"
         chosen = f"best epoch on the validation {kind}"
     evaluations = work.evaluations or _evaluate(work)
-    work.model.criterion.head = gather_head(work.model.criterion.head)
+    head = work.model.criterion.head = gather_head(work.model.criterion.head)
+    usage = None
+    if head.similarity.centers > 1:
+        features = gather_features(work.fabric, work.model, work.loader)
+        usage = subcenter_usage(features, work.loader.labels, head.weight)
     if work.writes:
         testing = work.eval_loaders["test"].images
         counts = work.loader.images.counts()
         write_results(
-            work.folder, work.model, testing, evaluations, row, chosen=chosen, counts=counts
+            work.folder,
+            work.model,
+            testing,
+            evaluations,
+            row,
+            chosen=chosen,
+            counts=counts,
+            usage=usage,
         )
     work.fabric.barrier()
 

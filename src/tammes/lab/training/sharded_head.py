@@ -12,7 +12,6 @@ from tammes.heads.head import Head
 from tammes.heads.linear import LinearHead
 from tammes.heads.sharded import SPREAD, ShardedHead
 from tammes.heads.sharded_init import KINDS
-from tammes.similarity import Cosine
 
 
 def shard_head(head: Head) -> ShardedHead:
@@ -30,8 +29,7 @@ def shard_head(head: Head) -> ShardedHead:
         "scale": "learnable" if head.log_scale is not None else head.scale,
         "implementation": head.implementation,
     }
-    if isinstance(head.similarity, Cosine):
-        options["normalize_features"] = head.similarity.normalize_features
+    options |= head.similarity.options
     if kind is LinearHead:
         options["bias"] = head.bias is not None
     return ShardedHead(kind, head.embedding_size, head.num_classes, **options)

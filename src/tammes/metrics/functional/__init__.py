@@ -57,6 +57,7 @@ from tammes.metrics.functional.prototypes import (
 )
 from tammes.metrics.functional.reranking import k_reciprocal
 from tammes.metrics.functional.retrieval import QueryValues, RetrievalResult, retrieval
+from tammes.metrics.functional.subcenters import SubcenterUsageResult, subcenter_usage
 from tammes.metrics.functional.verification import (
     FoldAccuracy,
     VerificationResult,
@@ -86,6 +87,7 @@ __all__ = [
     "SampleMarginResult",
     "SimplexDeviation",
     "SoftmaxBiasResult",
+    "SubcenterUsageResult",
     "VerificationResult",
     "angles",
     "cac_score",
@@ -117,5 +119,6 @@ __all__ = [
     "simplex_deviation",
     "softmax_bias",
     "softmax_score",
+    "subcenter_usage",
     "verification",
 ]

@@ -129,14 +129,15 @@ def count_classes(labels: Tensor) -> int:
     return int(labels.max()) + 1 if bool((labels >= 0).any()) else 1
 
 
-def as_prototypes(name: str, prototypes: Tensor) -> Tensor:
-    """Check prototypes of shape ``(C, D)``."""
+def as_prototypes(name: str, prototypes: Tensor, *, several: bool = False) -> Tensor:
+    """Check prototypes of shape ``(C, D)``; where a class may have several, ``(C, K, D)``."""
     if not isinstance(prototypes, Tensor) or not prototypes.is_floating_point():
         kind = prototypes.dtype if isinstance(prototypes, Tensor) else type(prototypes).__name__
         raise TypeError(f"{name} expects prototypes of a floating type, got {kind}")
-    if prototypes.ndim != 2 or 0 in prototypes.shape:
+    if prototypes.ndim not in ((2, 3) if several else (2,)) or 0 in prototypes.shape:
+        shapes = "(C, D) or (C, K, D)" if several else "(C, D)"
         raise ValueError(
-            f"{name} expects prototypes of shape (C, D), got {tuple(prototypes.shape)}"
+            f"{name} expects prototypes of shape {shapes}, got {tuple(prototypes.shape)}"
         )
     return prototypes.detach()
 

@@ -63,10 +63,11 @@ def class_margin(prototypes: Tensor) -> ClassMarginResult:
     :math:`2\,\mathrm{atan2}(\lVert\hat w_i-\hat w_j\rVert, \lVert\hat w_i+\hat w_j\rVert)`, which
     is accurate near 0 and 180 degrees. Pairs whose cosines agree to the last digit of float64
     (below 1e-8 radians, or in a symmetric arrangement) may be interchanged. A zero prototype
-    is at a right angle to all others.
+    is at a right angle to all others. Where a class has several prototypes, the angle is the
+    smallest between those of different classes.
 
     Args:
-        prototypes: two rows or more, of any length, shape ``(C, D)``.
+        prototypes: of two classes or more, of any length, shape ``(C, D)`` or ``(C, K, D)``.
 
     Returns:
         The :class:`ClassMarginResult`; numbers in float64 on the device of the prototypes.
@@ -81,16 +82,18 @@ def class_margin(prototypes: Tensor) -> ClassMarginResult:
     References:
         Zhou et al., Learning Towards the Largest Margins, ICLR 2022, class margin.
     """
-    prototypes = as_prototypes("class_margin", prototypes)
-    if len(prototypes) < 2:
-        raise ValueError(f"class_margin expects 2 prototypes or more, got {len(prototypes)}")
+    prototypes = as_prototypes("class_margin", prototypes, several=True)
+    classes, *centers, size = prototypes.shape
+    if classes < 2:
+        raise ValueError(f"class_margin expects 2 prototypes or more, got {classes}")
     # Autocast would round products that must be exact.
     with torch.autocast(prototypes.device.type, enabled=False):
-        radians, pair = _closest(prototypes)
+        radians, pair = _closest(prototypes.flatten(0, -2), *centers)
     # Imported here, so that importing the metrics does not import geometry.
     from tammes.geometry.bounds import largest_class_margin
 
-    best = largest_class_margin(*prototypes.shape)
+    # Several prototypes of a class cannot be further apart than one of each.
+    best = largest_class_margin(classes, size)
     angle = torch.rad2deg(radians)
     optimum = angle.new_tensor(best.degrees)
     return ClassMarginResult(
@@ -112,7 +115,7 @@ def prototype_norms(prototypes: Tensor) -> PrototypeNormsResult:
     An inner product favours long prototypes; in long-tailed data these are the frequent classes.
 
     Args:
-        prototypes: shape ``(C, D)``.
+        prototypes: shape ``(C, D)`` or ``(C, K, D)``.
 
     Returns:
         The :class:`PrototypeNormsResult`.
@@ -127,7 +130,7 @@ def prototype_norms(prototypes: Tensor) -> PrototypeNormsResult:
         Kang et al., Decoupling Representation and Classifier for Long-tailed Recognition,
         ICLR 2020, Section 4.2.
     """
-    prototypes = as_prototypes("prototype_norms", prototypes)
+    prototypes = as_prototypes("prototype_norms", prototypes, several=True)
     return finish_norms(norm_sums(prototypes))
 
 
@@ -142,7 +145,8 @@ class NormSums(NamedTuple):
 
 def norm_sums(prototypes: Tensor) -> NormSums:
     """Sum, number, smallest and largest of the norms; blocks keep float64 copies small."""
-    lengths = torch.cat([norm(block.double()) for block in prototypes.split(_GRAIN)])
+    rows = prototypes.flatten(0, -2)
+    lengths = torch.cat([norm(block.double()) for block in rows.split(_GRAIN)])
     if not bool(lengths.isfinite().all()):
         raise ValueError("prototype_norms expects finite prototypes, got NaN or infinity")
     return NormSums(
@@ -164,9 +168,16 @@ def finish_norms(sums: NormSums) -> PrototypeNormsResult:
     )
 
 
-def _closest(prototypes: Tensor) -> tuple[Tensor, Tensor]:
-    """Smallest angle in radians, and its pair: screen all blocks, then recompute a few."""
-    screen, error = _screen(prototypes)
+def _closest(prototypes: Tensor, centers: int = 1) -> tuple[Tensor, Tensor]:
+    """Smallest angle in radians, and its pair: screen all blocks, then recompute a few.
+
+    Args:
+        prototypes: those of a class one after the other, shape ``(C K, D)``.
+        centers: number K of them.
+    """
+    # Blocks of whole classes.
+    grain = max(_GRAIN // centers, 1) * centers
+    screen, error = _screen(prototypes, grain, centers)
     top = float(screen.max())
     if not math.isfinite(top):
         raise ValueError("class_margin expects finite prototypes, got NaN or infinity")
@@ -179,22 +190,28 @@ def _closest(prototypes: Tensor) -> tuple[Tensor, Tensor]:
     ):
         if height + error < reached:
             break
-        angle, found = _closest_in_block(prototypes, row * _GRAIN, column * _GRAIN)
+        angle, found = _closest_in_block(prototypes, row, column, grain, centers)
         if bool(angle < best):
             best, pair, reached = angle, found, math.cos(float(angle))
-    return best, pair
+    return best, pair // centers
 
 
-def _screen(prototypes: Tensor) -> tuple[Tensor, float]:
+def _hide_own(tile: Tensor, centers: int) -> None:
+    """Write over the cosines of a class to itself, in a tile of some classes to themselves."""
+    classes = len(tile) // centers
+    tile.view(classes, centers, classes, centers).diagonal(dim1=0, dim2=2).fill_(-2)
+
+
+def _screen(prototypes: Tensor, grain: int, centers: int) -> tuple[Tensor, float]:
     """Largest cosine of each pair of blocks up to a known error, and that error.
 
     Half precision on a GPU is fast, and its known error is enough to never discard a block that
     could contain the closest pair.
     """
     count, size = prototypes.shape
-    blocks = -(-count // _GRAIN)
+    blocks = -(-count // grain)
     dtype = torch.half if prototypes.is_cuda else torch.float
-    span = _GRAIN * _SPAN.get(prototypes.device.type, 4)
+    span = grain * _SPAN.get(prototypes.device.type, 4)
     screen = prototypes.new_full((blocks, blocks), -math.inf, dtype=torch.float)
     for top in range(0, count, span):
         rows = _directions(prototypes, top, span).to(dtype)
@@ -202,19 +219,19 @@ def _screen(prototypes: Tensor) -> tuple[Tensor, float]:
             columns = rows if left == top else _directions(prototypes, left, span).to(dtype)
             tile = rows @ columns.T
             if left == top:
-                tile.fill_diagonal_(-2)
-            highest = _block_maxima(_block_maxima(tile).T).T
-            row, column = top // _GRAIN, left // _GRAIN
+                _hide_own(tile, centers)
+            highest = _block_maxima(_block_maxima(tile, grain).T, grain).T
+            row, column = top // grain, left // grain
             height, width = highest.shape
             screen[row : row + height, column : column + width] = highest
     # Blocks below the diagonal mirror those above.
     return screen.triu() + torch.full_like(screen, -math.inf).tril(-1), _screen_error(dtype, size)
 
 
-def _block_maxima(tile: Tensor) -> Tensor:
+def _block_maxima(tile: Tensor, grain: int) -> Tensor:
     """Maximum over each block of classes along a row; the last block may be shorter."""
-    whole = tile.shape[1] // _GRAIN * _GRAIN
-    maxima = [tile[:, :whole].unflatten(1, (-1, _GRAIN)).amax(2)]
+    whole = tile.shape[1] // grain * grain
+    maxima = [tile[:, :whole].unflatten(1, (-1, grain)).amax(2)]
     if whole < tile.shape[1]:
         maxima.append(tile[:, whole:].amax(1, keepdim=True))
     return torch.cat(maxima, 1)
@@ -242,13 +259,16 @@ def _directions(prototypes: Tensor, start: int, count: int) -> Tensor:
     return unit(block.to(torch.promote_types(block.dtype, torch.float)))
 
 
-def _closest_in_block(prototypes: Tensor, top: int, left: int) -> tuple[Tensor, Tensor]:
+def _closest_in_block(
+    prototypes: Tensor, row: int, column: int, grain: int, centers: int
+) -> tuple[Tensor, Tensor]:
     """Smallest angle in radians between a class of one block and one of another, in float64."""
-    rows = unit(prototypes[top : top + _GRAIN].double())
-    columns = unit(prototypes[left : left + _GRAIN].double())
+    top, left = row * grain, column * grain
+    rows = unit(prototypes[top : top + grain].double())
+    columns = unit(prototypes[left : left + grain].double())
     cosine = rows @ columns.T
     if top == left:
-        cosine.fill_diagonal_(-2)
+        _hide_own(cosine, centers)
     height, place = cosine.flatten().topk(min(_KEEP, cosine.numel()))
     # Of equal angles the first pair must win, and topk does not keep the order of the classes.
     place, order = place.sort()

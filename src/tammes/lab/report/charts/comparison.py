@@ -224,7 +224,10 @@ def features(loaded: LoadedRuns) -> list[Drawing]:
     """Draw three-dimensional features on the sphere, and two-dimensional ones in the plane."""
     drawings = []
     known = [
-        (g, s) for g, s in _seen(loaded) if s.features is not None and s.prototypes is not None
+        (g, s)
+        for g, s in _seen(loaded)
+        # Arrows are of one prototype per class.
+        if s.features is not None and s.prototypes is not None and s.prototypes.ndim == 2
     ]
     for group, seen in known[:BALLS_SHOWN]:
         assert seen.features is not None

@@ -24,7 +24,7 @@ _HEADLINES = (
 def margins_page(measured: Measured, files: Sequence[str]) -> str:
     """Return the page of the measurements of some files, as self-contained HTML."""
     given = measured.given
-    classes, size = measured.directions.shape
+    classes, *_, size = measured.directions.shape
     what = f"{classes:,} classes in {size:,} dimensions"
     if given.labels is not None:
         what += f", {len(given.labels):,} examples"
@@ -64,27 +64,28 @@ def _cards(measured: Measured) -> page.Cards:
 def _pictures(measured: Measured) -> list[page.Block]:
     given, found = measured.given, measured.split
     blocks: list[page.Block] = []
-    size = measured.directions.shape[1]
+    size, single = measured.directions.shape[-1], measured.directions.ndim == 2
 
     def show(chart: Chart, title: str, caption: str, *, tall: bool = False) -> None:
         blocks.extend(page.pictures(chart, title=title, caption=caption, tall=tall))
 
-    if size == 3:
+    if size == 3 and single:
         ball = distributions.sphere.chart(
             measured.directions, given.embeddings, given.labels, given.names
         )
         caption = "Arrows are prototypes, points are examples; drag to turn."
         show(ball, "On the sphere", caption, tall=True)
-    if size == 2 and given.examples is not None:
+    if size == 2 and single and given.examples is not None:
         plane = distributions.feature_scatter.chart(
             *given.examples, measured.directions, given.names
         )
         caption = "Points are examples, lines the directions of the prototypes."
         show(plane, "Features", caption, tall=True)
     closest = measured.pairs[0][1:] if measured.pairs else ()
-    heat = distributions.angle_heat_map.chart(measured.directions, given.names, always=closest)
-    title = sentence(heat.panels[0].title)
-    show(heat, title, "In degrees; the darkest pairs are closest.", tall=True)
+    if single:
+        heat = distributions.angle_heat_map.chart(measured.directions, given.names, always=closest)
+        title = sentence(heat.panels[0].title)
+        show(heat, title, "In degrees; the darkest pairs are closest.", tall=True)
     if found is None or measured.angles is None:
         return blocks
     margin, angles = measured.measure("sample_margin.mean"), measured.angles
