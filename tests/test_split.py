@@ -187,9 +187,9 @@ def distance(name, x, w):
     """Distance to the own prototype, as the head compares them."""
     if name == "reciprocal":
         return (x - w).square().mean(1)
-    if name in ("cosine", "simplex", "cosine_raw_features"):
-        w = F.normalize(w)
-    return ((F.normalize(x) if name in ("cosine", "simplex") else x) - w).norm(dim=1)
+    both = ("cosine", "cosine_subcenters", "simplex")
+    w = F.normalize(w) if name in (*both, "cosine_raw_features") else w
+    return ((F.normalize(x) if name in both else x) - w).norm(dim=1)
 
 
 def cross_entropy(e, score, **options):
@@ -339,6 +339,10 @@ PLAIN = {
     # In evaluation mode nothing is drawn.
     "elasticface": lambda e: cross_entropy(e, e.s * e.r * bent(e.theta + 0.5)),
     "elasticface_cos": lambda e: cross_entropy(e, e.s * (e.r * e.theta.cos() - 0.35)),
+    "cac": lambda e: cross_entropy(e, e.f_y) + 0.1 * e.distance,
+    "arpl": lambda e: cross_entropy(e, e.f_y) + 0.1 * (e.distance + 1).clamp_min(0),
+    # The threshold is a parameter in single precision.
+    "uniface": lambda e: uniface(e, torch.tensor(math.log(10 * CLASSES)).item()),
     "mv_softmax": lambda e: raised(e, e.f_y / e.s - 0.35, lambda a: 1.2 * a + 0.2),
     "mv_softmax_arc_fixed": lambda e: raised(e, bent(e.theta + 0.3), lambda a: a + 0.4),
     # In evaluation mode its mean is where it began.
@@ -349,10 +353,6 @@ PLAIN = {
     "interclass_filter": lambda e: against(
         e, e.s * bent(e.theta + 0.5), (e.rest / e.s) * (e.rest / e.s <= 0.3)
     ),
-    "cac": lambda e: cross_entropy(e, e.f_y) + 0.1 * e.distance,
-    "arpl": lambda e: cross_entropy(e, e.f_y) + 0.1 * (e.distance + 1).clamp_min(0),
-    # The threshold is a parameter in single precision.
-    "uniface": lambda e: uniface(e, torch.tensor(math.log(10 * CLASSES)).item()),
     "hinge": lambda e: (e.rest - e.f_y[:, None] + 1).clamp_min(0).mean(1),
     "bce": lambda e: F.binary_cross_entropy_with_logits(
         e.f, F.one_hot(e.y, CLASSES).to(e.f), reduction="none"

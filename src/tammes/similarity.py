@@ -186,14 +186,15 @@ class Similarity:
     Attributes:
         has_angle: whether the target is ``length * cosine``, so that angular margins make sense.
         is_cosine: whether it is bounded by one: unit features and unit prototypes.
+        has_kernels: whether it has the closed form; without, all scores are made in plain torch.
         is_product: whether a factor of a prototype, or of its direction, is one of the similarity.
         centers: prototypes of a class, which are then of shape ``(C, K, D)`` and pooled, see
             :mod:`tammes.pooling`.
-        has_kernels: whether it has the closed form; without, all scores are made in plain torch.
     """
 
     has_angle: bool = True
     is_cosine: bool = False
+    has_kernels: bool = True
     is_product: bool = True
     centers: int = 1
     has_kernels: bool = True
@@ -222,13 +223,6 @@ class Similarity:
     def products(self, query: Tensor, keys: Tensor) -> Tensor:
         """Multiply queries with keys, shape ``(N, C)``."""
         return query @ keys.T
-
-    def matrix(self, query: Tensor, row_offset: Tensor | None, prototypes: Tensor) -> Tensor:
-        """Similarity of every query, of :meth:`query`, to every prototype, shape ``(N, C)``."""
-        keys, class_offset = self.keys(prototypes)
-        matrix = self.products(query, keys)
-        matrix = matrix if class_offset is None else matrix + class_offset
-        return matrix if row_offset is None else matrix + row_offset[:, None]
 
     def target(self, features: Tensor, prototypes: Tensor) -> Tensor:
         """Similarity of paired rows, shape ``(N,)``."""
@@ -538,10 +532,11 @@ class Distance(Similarity):
     has_angle = False
     is_product = False
     has_kernels = False
+    is_product = False
 
-    def matrix(self, query: Tensor, row_offset: Tensor | None, prototypes: Tensor) -> Tensor:
+    def products(self, query: Tensor, keys: Tensor) -> Tensor:
         """Distances from differences: an expanded square would leave no digits of small ones."""
-        return -torch.cdist(query, prototypes, compute_mode="donot_use_mm_for_euclid_dist")
+        return -torch.cdist(query, keys, compute_mode="donot_use_mm_for_euclid_dist")
 
     def target(self, features: Tensor, prototypes: Tensor) -> Tensor:
         """Distances of paired rows."""
@@ -558,6 +553,12 @@ class Reciprocal(Similarity):
     has_angle = False
     is_product = False
     has_kernels = False
+    is_product = False
+
+    @property
+    def options(self) -> dict[str, Any]:
+        """Option that makes it of distances."""
+        return {"reciprocal": True}
 
     def query(self, features: Tensor) -> tuple[Tensor, Tensor | None]:
         """Features, turned round, and their mean square."""

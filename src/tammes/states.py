@@ -107,14 +107,14 @@ class States(nn.ModuleDict):
     """States of a criterion's terms, by name."""
 
     @property
-    def sees(self) -> frozenset[str]:
-        """Fields of the own class that any of them asks for."""
-        return frozenset(field for state in self.values() for field in cast(State, state).sees)
-
-    @property
     def read_features(self) -> bool:
         """Whether any state looks at features."""
         return any(cast(State, state).reads_features for state in self.values())
+
+    @property
+    def sees(self) -> frozenset[str]:
+        """Fields of the own class that any of them asks for."""
+        return frozenset(field for state in self.values() for field in cast(State, state).sees)
 
     @torch.no_grad()
     def run_hook(self, hook: Hook, batch: "Batch") -> None:

@@ -8,14 +8,7 @@ from typing import Any, NamedTuple
 
 import torch
 
-from fuzz.ranges import (
-    CENTERS,
-    FEATURE_TERMS,
-    PROXY_TERMS,
-    SETTINGS,
-    STATEFUL_TERMS,
-    Number,
-)
+from fuzz.ranges import CENTERS, FEATURE_TERMS, PROXY_TERMS, SETTINGS, STATEFUL_TERMS, Number
 
 
 class Batch(NamedTuple):

@@ -498,8 +498,8 @@ ON_SCORES = {
             gm_softmax,
             lm_softmax,
         ),
-        *(logit_divergence, sample_margin, adaface, magface, elasticface, mv_softmax),
-        *(curricularface, inter_topk, circle, sface, interclass_filter, uniface, cac, arpl),
+        *(logit_divergence, sample_margin, adaface, magface, elasticface, uniface, cac, arpl),
+        *(mv_softmax, curricularface, inter_topk, circle, sface, interclass_filter),
     )
 } | {"sphereface": l_softmax}
 ON_PROTOTYPES = {f.__name__: f for f in (zero_centroid, super_symmetry, subcenter_spread)}
@@ -519,12 +519,12 @@ def similarity(head, features, weight, bias):
         return scores if bias is None else scores + bias
     if head == "gaussian":
         return (features[:, None] - weight[None]).square().sum(2) / -2
-    if weight.ndim == 3:
-        return torch.einsum("nd,ckd->nck", unit(features), unit(weight)).max(2).values
     if head == "distance":
         return -norm(features[:, None] - weight[None])
     if head == "reciprocal":
         return (features[:, None] - weight[None]).square().mean(2) - features @ weight.T
+    if weight.ndim == 3:
+        return torch.einsum("nd,ckd->nck", unit(features), unit(weight)).max(2).values
     return (features if head == "cosine_raw" else unit(features)) @ unit(weight).T
 
 
@@ -539,8 +539,9 @@ def distance(head, features, own):
     """Distance to the own prototype, of what the head compares."""
     if head == "reciprocal":
         return (features - own).square().mean(1)
-    own = unit(own) if head in ("cosine", "cosine_raw", "simplex") else own
-    return norm((unit(features) if head in ("cosine", "simplex") else features) - own)
+    both = ("cosine", "cosine_subcenters", "simplex")
+    own = unit(own) if head in (*both, "cosine_raw") else own
+    return norm((unit(features) if head in both else features) - own)
 
 
 def project(features, prototypes, within):

@@ -157,7 +157,6 @@ SETTINGS = {
     },
     "zero_centroid": {"normalize": _UNIT},
     "super_symmetry": {},
-    "subcenter_spread": {},
     "multi_positive": {
         "scale": Number(0.5, 32.0, per_class=False),
         "margin": Number(-0.5, 0.75, per_class=False),
@@ -167,6 +166,7 @@ SETTINGS = {
         "scale": Number(0.5, 32.0, per_class=False),
         "margin": Number(-0.5, 0.5, per_class=False),
     },
+    "subcenter_spread": {},
     "nca": {"scale": _SCALE, "normalize": _UNIT},
     "proto": {"scale": _SCALE, "normalize": _UNIT},
     "triplet": {"margin": _DISTANCE, "normalize": _UNIT},
@@ -193,7 +193,8 @@ ANGLE_HEADS = ("linear_no_bias", "cosine", "cosine_raw", "cosine_subcenters", "s
 DISTANCE_HEADS = ("distance", "reciprocal")
 HEADS = (
     *("linear", "linear_no_bias", "cosine", "cosine_raw"),
-    *("cosine_subcenters", "gaussian", "simplex", *DISTANCE_HEADS),
+    *("cosine_subcenters", "gaussian", "simplex"),
+    *DISTANCE_HEADS,
 )
 CENTERS = {"cosine_subcenters": 2}
 """Prototypes per class, where there are several."""
@@ -205,4 +206,6 @@ def fits(term, head):
         return head in COSINE_HEADS
     if term == "vs_softmax":
         return head not in ("gaussian", *DISTANCE_HEADS)
+    if term in PROXY_TERMS and head in CENTERS:
+        return False
     return term not in ANGLE_TERMS or head in ANGLE_HEADS

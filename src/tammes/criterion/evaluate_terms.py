@@ -70,6 +70,11 @@ def check_fit(head: Head, term: Term) -> None:
             f"{term.name} expects a head that has all classes, since it reads rest, "
             f"got {kind} over {head.group.name}"
         )
+    if term.definition.on == "proxies" and head.similarity.centers > 1:
+        raise ValueError(
+            f"{term.name} expects a head with one prototype per class, "
+            f"got {kind} with subcenters={head.similarity.centers}"
+        )
     if term.within is not None:
         term.within.check(head.embedding_size, head.num_classes * head.similarity.centers)
 

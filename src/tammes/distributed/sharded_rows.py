@@ -26,7 +26,7 @@ class ShardedRows:
         group: ranks that hold the rows, or ``None`` if this process holds them all.
         classes: number of classes of all ranks.
         centers: rows of a class.
-        start: number of the first class of this rank among those of all.
+        start: first class of this rank.
 
     Example:
         >>> shards, rows = ShardedRows(), torch.eye(2)
@@ -49,7 +49,8 @@ class ShardedRows:
         centers = head.similarity.centers
         if not head.is_sharded:
             return ALL_ROWS_LOCAL if centers == 1 else cls(centers=centers)
-        return cls(head.group, head.num_classes, centers, head.start)  # type: ignore[arg-type]
+        start: int = head.start  # type: ignore[assignment]
+        return cls(head.group, head.num_classes, centers, start)
 
     def count(self, rows: Tensor) -> int:
         """Number of rows of all ranks."""

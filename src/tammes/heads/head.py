@@ -266,7 +266,7 @@ class Head(nn.Module):
     def _from_features(self, features: Tensor) -> Tensor:
         """Prototypes in the given directions, with the mean length of the others.
 
-        Where distances count, at the mean of the features, length and all.
+        Where distances count, at the features, length and all.
         """
         if not self.similarity.has_angle:
             return features

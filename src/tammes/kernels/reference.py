@@ -42,8 +42,11 @@ def _working(problem: Problem) -> Problem:
 
 
 def _products(problem: Problem, query: Tensor, row_offset: Tensor | None) -> Tensor:
-    matrix = problem.similarity.matrix(query, row_offset, problem.prototypes)
-    return matrix if problem.bias is None else matrix + problem.bias
+    keys, class_offset = problem.similarity.keys(problem.prototypes)
+    matrix = problem.similarity.products(query, keys)
+    for offset in (class_offset, problem.bias):
+        matrix = matrix if offset is None else matrix + offset
+    return matrix if row_offset is None else matrix + row_offset[:, None]
 
 
 def reference_split(

@@ -10,7 +10,6 @@ from tammes.advise.feasibility import LINEAR
 from tammes.criterion.evaluate_terms import check_cosine_margin, check_fit
 from tammes.heads import CosineHead, DistanceHead, GaussianHead, Head, LinearHead, SimplexHead
 from tammes.lab.config.expressions import Call, build, parse_call
-from tammes.similarity import Reciprocal
 from tammes.terms import Loss
 
 HEADS: dict[str, Callable[..., Head]] = {
@@ -78,11 +77,8 @@ def head_text(head: Head) -> str:
         settings["bias"] = head.bias is not None
     settings["scale"] = "learnable" if head.log_scale is not None else float(head.scale)
     settings |= head.similarity.options
-    if isinstance(head, DistanceHead):
-        if head.anchors is not None:
-            settings["anchors"] = head.anchors
-        if isinstance(head.similarity, Reciprocal):
-            settings["reciprocal"] = True
+    if isinstance(head, DistanceHead) and head.anchors is not None:
+        settings["anchors"] = head.anchors
     if head.implementation != "auto":
         settings["implementation"] = head.implementation
     return str(Call(name, (), settings))

@@ -216,7 +216,8 @@ def _one_by_one(term: Term, theta: Tensor) -> Tensor:
         if term.definition.on == "proxies":
             one = torch.ones(1, dtype=torch.bool)
             batch = Batch(turned[None], torch.zeros(1, dtype=torch.long), one)
-            values.append(term(batch, torch.stack([fixed, theta.new_tensor([0.0, 0.0, 1.0])])))
+            proxies = torch.stack([fixed, theta.new_tensor([0.0, 0.0, 1.0])])
+            values.append(term(batch, proxies).sum())
             continue
         away = theta.new_tensor([0.0, 0.0, 1.0])
         batch = Batch(
