@@ -197,7 +197,6 @@ class Similarity:
     has_kernels: bool = True
     is_product: bool = True
     centers: int = 1
-    has_kernels: bool = True
 
     @property
     def options(self) -> dict[str, Any]:
@@ -530,7 +529,6 @@ class Distance(Similarity):
     """``-|x - w|``: the Euclidean distance, which is no product of rows."""
 
     has_angle = False
-    is_product = False
     has_kernels = False
     is_product = False
 
@@ -551,7 +549,6 @@ class Reciprocal(Similarity):
     """``|x - w|^2 / D - x . w``: the farther from a prototype, the more similar."""
 
     has_angle = False
-    is_product = False
     has_kernels = False
     is_product = False
 
