@@ -2,6 +2,7 @@
 
     make gpu                                              # at most 8 minutes on an H200
     PYTHONPATH=src python scripts/gpu.py --only training  # one part
+    PYTHONPATH=src python scripts/gpu.py --failed         # what failed, after a change of tests
     PYTHONPATH=src python scripts/gpu.py --device cpu --only training --losses 3
 
 Tests and benchmarks run in separate processes beside the training; steps are timed after these have
@@ -145,21 +146,41 @@ def environment() -> dict[str, str]:
     return {**os.environ, "PYTHONPATH": os.pathsep.join(known)}
 
 
+# Installed pytest plugins may be broken on such a machine.
+_PYTEST = [sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider", "-p", "no:benchmark"]
+_PYTEST += ["--durations=10", "--tb=short", "-m", " or ".join(MARKERS)]
+
+
 def start_tests(logs: Path) -> list[Child]:
     """Start every test with one of the markers, in several processes."""
     marked = re.compile(rf"mark\.({'|'.join(MARKERS)})\b")
     files = [p for p in sorted((ROOT / "tests").rglob("test_*.py")) if marked.search(p.read_text())]
-    # Installed pytest plugins may be broken on such a machine.
-    options = ["-q", "-p", "no:cacheprovider", "-p", "no:benchmark", "--durations=10", "--tb=short"]
-    command = [sys.executable, "-m", "pytest", *options, "-m", " or ".join(MARKERS)]
     return [
         Child(
-            [*command, *map(str, files)],
+            [*_PYTEST, *map(str, files)],
             logs / f"tests{number}.txt",
             TAMMES_TEST_SHARE=f"{number}/{SHARES}",
         )
         for number in range(SHARES)
     ]
+
+
+def run_failed(known: dict, logs: Path) -> dict:
+    """Run the tests again that failed, and return the record with what they say now.
+
+    For a change of tests alone: the sources must be those of the record.
+    """
+    tests = known["parts"]["tests"]
+    names = [line.split(" - ")[0].split(maxsplit=1)[1] for line in tests["failures"]]
+    part = end_tests([Child([*_PYTEST, *names], logs / "failed.txt")])
+    if part.count < len(names) and not part.failures:
+        part.failures.append(f"tests: {part.count} of {len(names)} that failed ran again")
+    notes = [*tests["notes"], *(f"again, after a change of tests: {name}" for name in names)]
+    again = tests | {"failures": part.failures, "notes": notes}
+    parts = known["parts"] | {"tests": again}
+    counts = {name: Part(p["count"], failures=p["failures"]) for name, p in parts.items()}
+    line = closing_line(counts, known["device"], known["tree"], known["seconds"])
+    return known | {"parts": parts, "line": line}
 
 
 def end_tests(children: list[Child]) -> Part:
@@ -465,10 +486,19 @@ def main() -> int:
     parser.add_argument("--only", choices=PARTS, action="append", help="a part; may be repeated")
     parser.add_argument("--device", choices=("cuda", "cpu"), default="cuda")
     parser.add_argument("--losses", type=int, help="train only the last so many losses")
+    parser.add_argument("--failed", action="store_true", help="tests that failed in the record")
     parser.add_argument("--out", type=Path, help="record (results/gpu.json; nothing on a CPU)")
     given = parser.parse_args()
     began, digest, only = time.monotonic(), tree_digest(), given.only or PARTS
     logs = Path(tempfile.mkdtemp(prefix="gpu-"))
+    if given.failed:
+        known = json.loads((given.out or RECORD).read_text())
+        if known["tree"] != digest:
+            parser.error("src has changed since the record: run everything again")
+        found = run_failed(known, logs)
+        (given.out or RECORD).write_text(json.dumps(found, indent=2) + "\n")
+        print(*found["parts"]["tests"]["failures"], found["line"], sep="\n")
+        return int(bool(found["parts"]["tests"]["failures"]))
     tests = start_tests(logs) if "tests" in only else None
     benchmarks = start_benchmarks(logs, given.device) if "benchmarks" in only else {}
     parts: dict[str, Part] = {}

@@ -67,6 +67,32 @@ def test_results_of_all_shares_are_added(script, capsys):
     assert "half a" in capsys.readouterr().out
 
 
+def test_tests_that_failed_run_again_after_a_change_of_tests(script, monkeypatch, tmp_path):
+    started = []
+
+    def child(command, log):
+        started.append(command[-2:])
+
+    monkeypatch.setattr(script, "Child", child)
+    tests = {"count": 9, "seconds": 5.0, "failures": ["FAILED a.py::b", "ERROR a.py::c - x"]}
+    known = {
+        "parts": {"tests": tests | {"notes": ["9 ran"]}},
+        "device": "H200",
+        "tree": "1a2b3c4d5e",
+        "seconds": 61.0,
+    }
+    monkeypatch.setattr(script, "end_tests", lambda _: script.Part(2))
+    found = script.run_failed(known, tmp_path)
+    assert started == [["a.py::b", "a.py::c"]]
+    assert found["line"] == "gpu: 9 tests: all passed on H200 (tree 1a2b3c4d), 1 min 1 s"
+    assert found["parts"]["tests"]["notes"][-1] == "again, after a change of tests: a.py::c"
+    monkeypatch.setattr(script, "end_tests", lambda _: script.Part(2, failures=["FAILED a.py::b"]))
+    assert ": 1 failed on " in script.run_failed(known, tmp_path)["line"]
+    # One that is no longer there has not passed.
+    monkeypatch.setattr(script, "end_tests", lambda _: script.Part(1))
+    assert ": 1 failed on " in script.run_failed(known, tmp_path)["line"]
+
+
 @pytest.fixture
 def sources(tmp_path):
     (tmp_path / "a").mkdir()

@@ -352,7 +352,8 @@ def test_more_examples_than_one_program_weighs_are_left_to_torch(monkeypatch, us
     found = results(criterion, features, labels)
     monkeypatch.setattr(dense_gpu, "_AT_ONCE", 19)
     assert dense_gpu.weigh_examples(labels.to(DEVICE), -100, mean=True) is None
-    assert_close(results(criterion, features, labels), found, rtol=0, atol=0)
+    # Not bit for bit: on a GPU sums over the batch come in any order.
+    assert_close(results(criterion, features, labels), found, rtol=1e-6, atol=1e-7)
     assert len(used) == 2
 
 
