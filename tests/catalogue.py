@@ -46,6 +46,9 @@ SPLIT_TERMS = {
     "interclass_filter": tammes.interclass_filter(threshold=0.3),
     "hinge": tammes.hinge(),
     "bce": tammes.bce(),
+    "uniface": tammes.uniface(),
+    "cac": tammes.cac(),
+    "arpl": tammes.arpl(),
 }
 """Every term on a split, with the settings that take another way through the code."""
 
@@ -68,7 +71,13 @@ FEATURE_TERMS = {
     "center": tammes.center(),
 }
 
-TERMS = {**SPLIT_TERMS, **PROTOTYPE_TERMS, **FEATURE_TERMS}
+PROXY_TERMS = {
+    "proxy_anchor": tammes.proxy_anchor(scale=8.0),
+    "multi_positive": tammes.multi_positive(scale=8.0),
+    "multi_positive_cos": tammes.multi_positive(scale=8.0, margin=0.2, kind="cos"),
+}
+
+TERMS = {**SPLIT_TERMS, **PROTOTYPE_TERMS, **FEATURE_TERMS, **PROXY_TERMS}
 
 HEADS = {
     "linear": lambda size, classes, **kw: tammes.LinearHead(size, classes, **kw),
@@ -83,14 +92,25 @@ HEADS = {
         size, classes, subcenters=3, **{"scale": 8.0} | kw
     ),
     "gaussian": lambda size, classes, **kw: tammes.GaussianHead(size, classes, **kw),
+    "distance": lambda size, classes, **kw: tammes.DistanceHead(size, classes, **kw),
+    "reciprocal": lambda size, classes, **kw: tammes.DistanceHead(
+        size, classes, reciprocal=True, **kw
+    ),
     "simplex": lambda size, classes, **kw: tammes.SimplexHead(size, classes, **{"scale": 8.0} | kw),
 }
 """A maker of every head: ``HEADS[name](embedding_size, num_classes, scale=...)``."""
+
+DENSE_HEADS = ("distance", "reciprocal")
+"""Heads that have all scores in memory."""
+KERNEL_HEADS = [name for name in HEADS if name not in ("simplex", *DENSE_HEADS)]
+"""Heads of learned prototypes that every kernel serves."""
 
 
 def fits(term, head):
     """Whether a criterion accepts this term on this head."""
     requires = term.definition.requires
+    if term.definition.on == "proxies" and head.similarity.centers > 1:
+        return False
     if requires == "cosine":
         return head.similarity.is_cosine
     if requires == "product":

@@ -148,6 +148,10 @@ def plain_problem(name, head, x, w, b, y):
     """Scores, and angle and length to the own prototype, as a textbook has them."""
     if name == "gaussian":
         similarity = -(x[:, None] - w).square().sum(-1) / 2
+    elif name == "distance":
+        similarity = -(x[:, None] - w).square().sum(-1).sqrt()
+    elif name == "reciprocal":
+        similarity = (x[:, None] - w).square().mean(-1) - x @ w.T
     elif name.startswith("linear"):
         similarity = x @ w.T + (0 if b is None else b)
     elif name == "cosine_subcenters":
@@ -175,7 +179,17 @@ def plain_problem(name, head, x, w, b, y):
         theta=F.cosine_similarity(x, own_w).acos(),
         r=lengths.get(name, torch.ones(len(x), dtype=x.dtype)),
         norm=x.norm(dim=1),
+        distance=distance(name, x, own_w),
     )
+
+
+def distance(name, x, w):
+    """Distance to the own prototype, as the head compares them."""
+    if name == "reciprocal":
+        return (x - w).square().mean(1)
+    both = ("cosine", "cosine_subcenters", "simplex")
+    w = F.normalize(w) if name in (*both, "cosine_raw_features") else w
+    return ((F.normalize(x) if name in both else x) - w).norm(dim=1)
 
 
 def cross_entropy(e, score, **options):
@@ -217,6 +231,11 @@ def magface(e, lowest, highest, weight, extend):
     else:
         value = bent(e.theta + m)
     return cross_entropy(e, e.s * e.r * value) + weight * (1 / a + a / highest**2)
+
+
+def uniface(e, threshold):
+    own = (1 + (threshold - e.f_y + 0.4 * e.s).exp()).log()
+    return own + (1 + (e.rest - threshold).exp()).log().sum(1)
 
 
 def sample_margin(e):
@@ -320,6 +339,10 @@ PLAIN = {
     # In evaluation mode nothing is drawn.
     "elasticface": lambda e: cross_entropy(e, e.s * e.r * bent(e.theta + 0.5)),
     "elasticface_cos": lambda e: cross_entropy(e, e.s * (e.r * e.theta.cos() - 0.35)),
+    "cac": lambda e: cross_entropy(e, e.f_y) + 0.1 * e.distance,
+    "arpl": lambda e: cross_entropy(e, e.f_y) + 0.1 * (e.distance + 1).clamp_min(0),
+    # The threshold is a parameter in single precision.
+    "uniface": lambda e: uniface(e, torch.tensor(math.log(10 * CLASSES)).item()),
     "mv_softmax": lambda e: raised(e, e.f_y / e.s - 0.35, lambda a: 1.2 * a + 0.2),
     "mv_softmax_arc_fixed": lambda e: raised(e, bent(e.theta + 0.3), lambda a: a + 0.4),
     # In evaluation mode its mean is where it began.

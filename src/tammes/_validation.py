@@ -73,8 +73,15 @@ def check_features(name: str, features: Tensor, size: int) -> None:
         )
 
 
-def check_labels(name: str, labels: Tensor, features: Tensor) -> None:
-    """Raise an error for labels of the wrong type or shape, or on another device."""
+def check_labels(name: str, labels: Tensor, features: Tensor, *, several: bool = False) -> None:
+    """Raise an error for labels of the wrong type or shape, or on another device.
+
+    Args:
+        name: name that the message begins with.
+        labels: shape ``(N,)``.
+        features: shape ``(N, D)``.
+        several: whether an example may have several, shape ``(N, P)``.
+    """
     if not isinstance(labels, Tensor):
         hint = "torch.as_tensor makes one"
         if _are_names(labels):
@@ -85,9 +92,10 @@ def check_labels(name: str, labels: Tensor, features: Tensor) -> None:
     if labels.dtype not in INTEGERS:
         hint = _label_hint(labels) or "; labels.long() converts them"
         raise TypeError(f"{name} expects labels of an integer type, got {labels.dtype}{hint}")
-    if labels.shape != features.shape[:1]:
+    if labels.shape[: labels.ndim - (several and labels.ndim == 2)] != features.shape[:1]:
+        more = f" or ({len(features)}, P)" if several else ""
         raise ValueError(
-            f"{name} expects labels of shape ({len(features)},), got {tuple(labels.shape)}"
+            f"{name} expects labels of shape ({len(features)},){more}, got {tuple(labels.shape)}"
             f"{_label_hint(labels)}"
         )
     if labels.device != features.device:
@@ -117,7 +125,7 @@ def check_weights(name: str, weights: Tensor, labels: Tensor) -> None:
     """Raise an error unless the weights are a tensor with one value per example."""
     if not isinstance(weights, Tensor):
         raise TypeError(f"{name} expects weights to be a tensor, got {type(weights).__name__}")
-    if weights.shape != labels.shape:
+    if weights.shape != labels.shape[:1]:
         raise ValueError(
             f"{name} expects weights of shape ({len(labels)},), got {tuple(weights.shape)}"
         )
@@ -234,7 +242,9 @@ def check_values(
     # One sum is cheaper than a test of every element, and is not finite if an element is not.
     wide = torch.float32 if features.dtype.itemsize < 4 else features.dtype
     if not math.isfinite(features.detach().sum(dtype=wide).item()):
-        broken = int((~features.detach().isfinite().all(1) & (labels != ignore)).sum())
+        counts = labels != ignore
+        counts = counts if counts.ndim == 1 else counts.any(1)
+        broken = int((~features.detach().isfinite().all(1) & counts).sum())
         if broken:
             raise ValueError(
                 f"{name} expects finite features, "

@@ -21,7 +21,7 @@ from torch import Tensor
 from tammes.similarity import Operand, Similarity
 
 Pooling = Literal["max", "soft"]
-_ALONG = ("target", "gap", "opposite")
+_ALONG = ("target", "gap", "opposite", "distance")
 """Numbers of the own class that are averaged as the similarities are."""
 
 

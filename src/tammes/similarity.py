@@ -1,9 +1,9 @@
-"""The three ways a feature is compared with a prototype, each as products of rows.
+"""The ways a feature is compared with a prototype, nearly all as products of rows.
 
-Every one of them has the form ``query(x) . key(w) + offset``. So a kernel needs to know only how
-to make queries of features, keys of prototypes (row by row, so that any block of classes can be
-made alone), and what an example has to do with its own prototype. The last is computed apart from
-the products, in full precision: it is what margins act on.
+All but :class:`Distance` have the form ``query(x) . key(w) + offset``. So a kernel needs to know
+only how to make queries of features, keys of prototypes (row by row, so that any block of classes
+can be made alone), and what an example has to do with its own prototype. The last is computed apart
+from the products, in full precision: it is what margins act on.
 """
 
 from collections.abc import Collection, Mapping, Sequence
@@ -186,6 +186,7 @@ class Similarity:
     Attributes:
         has_angle: whether the target is ``length * cosine``, so that angular margins make sense.
         is_cosine: whether it is bounded by one: unit features and unit prototypes.
+        has_kernels: whether it has the closed form; without, all scores are made in plain torch.
         is_product: whether a factor of a prototype, or of its direction, is one of the similarity.
         centers: prototypes of a class, which are then of shape ``(C, K, D)`` and pooled, see
             :mod:`tammes.pooling`.
@@ -193,6 +194,7 @@ class Similarity:
 
     has_angle: bool = True
     is_cosine: bool = False
+    has_kernels: bool = True
     is_product: bool = True
     centers: int = 1
 
@@ -225,6 +227,10 @@ class Similarity:
         """Similarity of paired rows, shape ``(N,)``."""
         return (features * prototypes).sum(-1)
 
+    def distance(self, features: Tensor, prototypes: Tensor) -> Tensor:
+        """Euclidean distance of paired rows as they are compared, shape ``(N,)``."""
+        return norm(self.query(features)[0] - self.keys(prototypes)[0])
+
     def length(self, features: Tensor, prototypes: Tensor) -> Tensor:
         """Factor of the norms that the similarity of paired rows keeps, shape ``(N,)``."""
         return norm(features) * norm(prototypes)
@@ -251,6 +257,8 @@ class Similarity:
             known["length"] = self.length(features, prototypes)
         if "norm" in reads:
             known["norm"] = norm(features)
+        if "distance" in reads:
+            known["distance"] = self.distance(features, prototypes)
         if "gap" in reads:
             known |= angle_gaps(features, prototypes)
         return known
@@ -515,3 +523,56 @@ class SquaredDistance(Similarity):
         if self.centre is not None:
             vectors = vectors - self.centre.to(vectors.dtype)
         return vectors, vectors.square().sum(-1) / -2
+
+
+class Distance(Similarity):
+    """``-|x - w|``: the Euclidean distance, which is no product of rows."""
+
+    has_angle = False
+    has_kernels = False
+    is_product = False
+
+    def products(self, query: Tensor, keys: Tensor) -> Tensor:
+        """Distances from differences: an expanded square would leave no digits of small ones."""
+        return -torch.cdist(query, keys, compute_mode="donot_use_mm_for_euclid_dist")
+
+    def target(self, features: Tensor, prototypes: Tensor) -> Tensor:
+        """Distances of paired rows."""
+        return -norm(features - prototypes)
+
+    def length(self, features: Tensor, prototypes: Tensor) -> Tensor:
+        """Return one: a distance keeps no norm."""
+        return torch.ones_like(norm(features))
+
+
+class Reciprocal(Similarity):
+    """``|x - w|^2 / D - x . w``: the farther from a prototype, the more similar."""
+
+    has_angle = False
+    has_kernels = False
+    is_product = False
+
+    @property
+    def options(self) -> dict[str, Any]:
+        """Option that makes it of distances."""
+        return {"reciprocal": True}
+
+    def query(self, features: Tensor) -> tuple[Tensor, Tensor | None]:
+        """Features, turned round, and their mean square."""
+        return -(1 + 2 / features.shape[-1]) * features, features.square().mean(-1)
+
+    def keys(self, prototypes: Tensor) -> tuple[Tensor, Tensor | None]:
+        """Prototypes, and their mean square."""
+        return prototypes, prototypes.square().mean(-1)
+
+    def target(self, features: Tensor, prototypes: Tensor) -> Tensor:
+        """Mean squared difference of paired rows less their product."""
+        return self.distance(features, prototypes) - (features * prototypes).sum(-1)
+
+    def distance(self, features: Tensor, prototypes: Tensor) -> Tensor:
+        """Mean squared difference of paired rows."""
+        return (features - prototypes).square().mean(-1)
+
+    def length(self, features: Tensor, prototypes: Tensor) -> Tensor:
+        """Return one: a distance keeps no norm."""
+        return torch.ones_like(norm(features))

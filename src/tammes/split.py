@@ -11,7 +11,7 @@ from tammes._validation import check_range, check_unmasked, transforming
 
 REDUCED = ("target", "others", "hardest", "expected", "mean")
 """The five numbers, each of which combines over shards of the classes."""
-ALONGSIDE = ("length", "norm", "gap", "opposite")
+ALONGSIDE = ("length", "norm", "gap", "opposite", "distance")
 """Numbers of the example and its own class alone, which travel along."""
 SUMMED = ("softplus",)
 """Further sums over the other classes, for the few losses that need them."""
@@ -47,6 +47,9 @@ class Split(NamedTuple):
             vectors, so that it keeps its digits where the cosine has none left. Shape ``(N,)``.
         opposite: one plus that cosine, as half a squared sum of unit vectors: what the gap is at
             angle 0, it is at angle :math:`\pi`. Comes with the gap; shape ``(N,)``.
+        distance: Euclidean distance to the own prototype, of what the head compares: of unit
+            vectors on a cosine head; of reciprocal points the mean squared difference. Not known of
+            scores in memory. Shape ``(N,)``.
         classes: number of classes C.
         rivals: number of other classes, C - 1; where some may be masked, of those that are not,
             shape ``(N,)``.
@@ -81,6 +84,7 @@ class Split(NamedTuple):
     norm: Tensor
     gap: Tensor
     opposite: Tensor
+    distance: Tensor
     classes: int
     rivals: Tensor | int
     rest: Tensor | None = None
@@ -204,7 +208,7 @@ def adjust_split(split: Split, offset: Tensor, gain: Tensor | None = None) -> Sp
 
     Args:
         split: with ``rest``.
-        offset: of all classes, shape ``(C,)``.
+        offset: of all classes, shape ``(C,)``, or one number for all.
         gain: of all classes, shape ``(C,)``.
     """
     assert split.rest is not None

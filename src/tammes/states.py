@@ -23,14 +23,16 @@ class State(ExactBuffers):
     Its buffers change in two hooks, which run in training mode only, without gradient. The term
     receives the result of :meth:`reading`, so a hook may write to a buffer in place. Give a number
     the shape ``(1,)``: ``torch.compile`` drops writes to float64 tensors without dimensions on a
-    CPU (torch 2.13).
+    CPU (torch 2.13). A state may have parameters too, see :class:`LearnedNumber`.
 
     Attributes:
         sees: fields of the own class, such as ``"target"``, that :meth:`before` finds in
             ``batch.split``, without gradient: of all examples, and the same on all ranks.
+        reads_features: whether a hook or :meth:`reading` looks at the features of a batch.
     """
 
     sees: frozenset[str] = frozenset()
+    reads_features: bool = True
 
     def _load_from_state_dict(
         self, state_dict: dict[str, Any], prefix: str, *args: Any, **kwargs: Any
@@ -78,8 +80,36 @@ class State(ExactBuffers):
         """Resize along with the head: keep the classes in ``keep`` and append ``new`` ones."""
 
 
+class LearnedNumber(State):
+    """A number that is learned along with the prototypes, as a parameter of the criterion.
+
+    The term receives the parameter itself, so gradients reach it; it is the same on all ranks.
+
+    Args:
+        start: initial value.
+        like: of the dtype, float32 or wider, and on the device that it is to have.
+    """
+
+    reads_features = False
+
+    def __init__(self, start: float, like: Tensor) -> None:
+        super().__init__()
+        dtype = torch.promote_types(like.dtype, torch.float32)
+        # With a dimension: fully_shard refuses a parameter without.
+        self.value = nn.Parameter(torch.full((1,), start, dtype=dtype, device=like.device))
+
+    def reading(self, batch: "Batch") -> Tensor:
+        """Return the parameter, without its dimension."""
+        return self.value.reshape(())
+
+
 class States(nn.ModuleDict):
     """States of a criterion's terms, by name."""
+
+    @property
+    def read_features(self) -> bool:
+        """Whether any state looks at features."""
+        return any(cast(State, state).reads_features for state in self.values())
 
     @property
     def sees(self) -> frozenset[str]:

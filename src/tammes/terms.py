@@ -55,7 +55,8 @@ class Batch(NamedTuple):
 
     Attributes:
         features: shape ``(N, D)``.
-        labels: class of each example, shape ``(N,)``.
+        labels: class of each example, shape ``(N,)``; for a term that takes several positives also
+            ``(N, P)``, with -1 where an example has fewer.
         valid: which examples count, shape ``(N,)``; the others are to be left out entirely.
         first: how many that count come before these in the batch of all ranks.
         split: for a state that asks for it, the numbers of the own class, see
@@ -157,7 +158,7 @@ class Definition:
 
     name: str
     function: Callable[..., Any]
-    on: Literal["split", "prototypes", "features"]
+    on: Literal["split", "prototypes", "features", "proxies"]
     reads: frozenset[str]
     requires: Literal["", "angle", "cosine", "product"] = ""
     cosines: bool = False
@@ -174,6 +175,7 @@ class Definition:
     signature: inspect.Signature = field(default_factory=inspect.Signature)
     builder: Callable[..., "Term"] | None = None
     takes_shards: bool = False
+    several_positives: bool = False
 
     @property
     def has_own_scores(self) -> bool:
@@ -276,7 +278,7 @@ class Term(Loss):
                     "classes, got one without: ask for it in reads, or use a criterion"
                 )
             if self.definition.adjust is not None:
-                inputs = (self._adjusted(inputs[0]), *inputs[1:])
+                inputs = (self._adjusted(inputs[0], merged.pop("state", None)), *inputs[1:])
             for name, value in merged.items():
                 if isinstance(value, tuple):
                     per_class = torch.tensor(value, dtype=like.dtype, device=like.device)
@@ -296,21 +298,27 @@ class Term(Loss):
             raise _not_a_loss(self.name, inputs[0])
         return self.definition.function(*inputs, **merged)
 
-    def adjustment(self, per_class: Callable[[str], Tensor]) -> tuple[Tensor, Tensor | None]:
+    def adjustment(
+        self, per_class: Callable[[str], Tensor], state: Any = None
+    ) -> tuple[Tensor, Tensor | None]:
         """Offset and gain of the scores of every class, shape ``(C,)`` each.
 
         Args:
             per_class: looks up a setting that has one value per class.
+            state: of a term that has one.
         """
         assert self.definition.adjust is not None
-        return self.definition.adjust(
-            **{k: per_class(k) if isinstance(v, tuple) else v for k, v in self.arguments.items()}
-        )
+        given = {k: per_class(k) if isinstance(v, tuple) else v for k, v in self.arguments.items()}
+        if self.definition.state is not None:
+            if state is None:
+                raise ValueError(f"{self.name} expects its state from a criterion, got none")
+            given["state"] = state
+        return self.definition.adjust(**given)
 
-    def _adjusted(self, split: Split) -> Split:
+    def _adjusted(self, split: Split, state: Any) -> Split:
         like, given = split.target, self.arguments
         offset, gain = self.adjustment(
-            lambda key: torch.tensor(given[key], dtype=like.dtype, device=like.device)
+            lambda key: torch.tensor(given[key], dtype=like.dtype, device=like.device), state
         )
         return adjust_split(split, offset, gain)
 
@@ -348,7 +356,7 @@ def _not_a_loss(name: str, given: Any) -> TypeError:
 def term(
     *,
     reads: str = " ".join((*REDUCED, *ALONGSIDE)),
-    on: Literal["split", "prototypes", "features"] = "split",
+    on: Literal["split", "prototypes", "features", "proxies"] = "split",
     requires: Literal["", "angle", "cosine", "product"] = "",
     cosines: bool = False,
     in_cosines: str = "",
@@ -361,6 +369,7 @@ def term(
     prepare: Callable[..., dict[str, Setting]] | None = None,
     state: Callable[..., State] | None = None,
     adjust: Callable[..., tuple[Tensor, Tensor | None]] | None = None,
+    several_positives: bool = False,
 ) -> Callable[[Callable[Concatenate[Any, _P], Any]], Callable[_P, Term]]:
     """Make a loss of a function: its keyword arguments become the settings of a term.
 
@@ -370,9 +379,10 @@ def term(
         reads: the fields of the split that the function uses, separated by blanks. All of them
             by default, which is right but computes more than most losses need.
         on: what the function is given: a :class:`Split` and returns ``(N,)``; the ``prototypes``
-            and returns a scalar; or a :class:`Batch` of ``features`` and returns the values
-            ``(N,)`` and which of the examples could be anchors ``(N,)``. A function of the
-            prototypes that has an argument ``shards`` is given only those of this rank, and a
+            and returns a scalar; a :class:`Batch` of ``features`` and returns the values
+            ``(N,)`` and which of the examples could be anchors ``(N,)``; or, as ``proxies``, a
+            batch and the prototypes and returns a scalar or ``(N,)``. A function of the prototypes
+            that has an argument ``shards`` is given only those of this rank, and a
             :class:`tammes.distributed.sharded_rows.ShardedRows` to ask for the others.
         requires: ``"angle"`` where the similarity must be a length times a cosine, ``"cosine"``
             where it must be bounded, ``"product"`` where it must be that of a feature and a
@@ -399,12 +409,14 @@ def term(
             values per class or per example the smallest and the largest.
         prepare: called with the settings, returns those the function is given in another form.
         state: called with the term and a head, returns the memory of a stateful term, of which
-            the function is given a copy as ``state=``.
+            the function is given a copy as ``state=``; or ``adjust``, where there is one. A number
+            to be learned is a :class:`tammes.states.LearnedNumber`.
         adjust: where the split is to be that of other scores, ``gain * score + offset``: called
             with the settings, those of one value per class as tensors of shape ``(C,)``, returns
-            offset and gain in that shape, the gain or none. All settings must then be ``fixed``,
-            and fields of the feature and its own prototype alone cannot be read. A gain requires
-            a ``"product"``.
+            offset and gain in that shape, or an offset without dimensions for all classes; the
+            gain or none. The settings it uses must be ``fixed``, and fields of the feature and its
+            own prototype alone cannot be read. A gain requires a ``"product"``.
+        several_positives: whether examples may have several labels, shape ``(N, P)``.
 
     Returns:
         A decorator for a module-level function.
@@ -435,7 +447,9 @@ def term(
                     f"{name} expects reads without hardest and rest beside map_others, got {reads}"
                 )
             fields |= {MAPPED} if map_others is quadratic_above else {MAPPED, FREE_MAP}
-        _, *parameters = inspect.signature(function).parameters.values()
+        # Behind what it is a function of.
+        inputs = 2 if on == "proxies" else 1
+        parameters = [*inspect.signature(function).parameters.values()][inputs:]
         supplied = ("state", "shards")
         signature = inspect.Signature(
             [p.replace(kind=p.POSITIONAL_OR_KEYWORD) for p in parameters if p.name not in supplied],
@@ -493,6 +507,7 @@ def term(
             signature=signature,
             builder=cast(Callable[..., Term], build),
             takes_shards=any(p.name == "shards" for p in parameters),
+            several_positives=several_positives,
         )
         build.definition = definition  # type: ignore[attr-defined]
         return build

@@ -411,7 +411,7 @@ REFUSED = {
     "a direct sum the wrong way round": (
         lambda: tammes.direct_sum(tammes.nca(), tammes.softmax()),
         ValueError,
-        "direct_sum expects a classification loss on split or prototypes, "
+        "direct_sum expects a classification loss on split or prototypes or proxies, "
         "got nca(scale=1.0, normalize=False)",
     ),
     "a spectral sum of two classifiers": (

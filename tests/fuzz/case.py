@@ -8,7 +8,7 @@ from typing import Any, NamedTuple
 
 import torch
 
-from fuzz.ranges import CENTERS, FEATURE_TERMS, SETTINGS, STATEFUL_TERMS, Number
+from fuzz.ranges import CENTERS, FEATURE_TERMS, PROXY_TERMS, SETTINGS, STATEFUL_TERMS, Number
 
 
 class Batch(NamedTuple):
@@ -263,7 +263,8 @@ class Case:
         ]
 
     def _of_features(self, key):
-        return any(name in FEATURE_TERMS and key in SETTINGS[name] for _, name, _ in self.terms)
+        compared = (*FEATURE_TERMS, *PROXY_TERMS)
+        return any(name in compared and key in SETTINGS[name] for _, name, _ in self.terms)
 
 
 def _default(spec):

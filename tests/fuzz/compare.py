@@ -18,7 +18,7 @@ import torch
 from fuzz import reference
 from fuzz.formulas import norm
 from fuzz.paths import PATHS, TAKES
-from fuzz.ranges import FEATURE_TERMS, PROTOTYPE_TERMS
+from fuzz.ranges import FEATURE_TERMS, PROTOTYPE_TERMS, PROXY_TERMS
 
 FACTOR = 16
 HALF = ("bfloat16", "float16")
@@ -161,7 +161,9 @@ def _eps(case):
     rounded = any(o.get("shape") != "linear" for _, _, o in case.schedules.values())
     narrow = case.parameter_dtype != "float64"
     of_head = case.stateful or case.learnable or case.within is not None
-    of_head = of_head or any(name in (*PROTOTYPE_TERMS, "ldam") for _, name, _ in case.terms)
+    of_head = of_head or any(
+        name in (*PROTOTYPE_TERMS, *PROXY_TERMS, "ldam") for _, name, _ in case.terms
+    )
     if rounded or (narrow and of_head):
         return torch.finfo(torch.float32).eps
     return torch.finfo(case.working_dtype).eps
@@ -196,6 +198,10 @@ def _sizes(case, step):
     shortest_w = widths[widths > 1e-12].min().item()
     if case.head == "gaussian":
         scores, by_x, by_w = (x + w) ** 2 / 2, x + w, x + w
+    elif case.head == "distance":
+        scores, by_x, by_w = x + w, 1.0, 1.0
+    elif case.head == "reciprocal":
+        scores, by_x, by_w = (x + w) ** 2 / case.size + x * w, 2 * x + 3 * w, 3 * x + 2 * w
     elif case.head in ("cosine", "cosine_subcenters", "simplex"):
         scores, by_x, by_w = 1.0, 1 / shortest_x, 1 / shortest_w
     elif case.head == "cosine_raw":
@@ -210,6 +216,9 @@ def _sizes(case, step):
         scores, by_x = max(scores, 12 * x * x), max(by_x, 12 * x)
     if "super_symmetry" in names:
         by_w = max(by_w, 4 * case.classes * w**3)
+    if any(name in PROXY_TERMS for name in names):
+        scores, by_x = max(scores, 48.0), max(by_x, 32 / shortest_x)
+        by_w = max(by_w, 32 / shortest_w)
     if "sample_margin" in names:
         by_x, by_w = max(by_x, 1 / shortest_x), max(by_w, 1 / shortest_w)
     factor = sum(abs(factor) for factor, _, _ in case.terms)
@@ -235,6 +244,8 @@ def _sizes(case, step):
     }
     for name in case.names:
         sizes[f"term {name}"] = value / (1 + scores)
+        # A learned number may act on the score of every class.
+        sizes[f"grad states.{name}.value"] = share * total * case.classes
     for key, kind in case.at_call.items():
         if kind == "learned":
             sizes[f"grad {key}"] = share * largest * scale

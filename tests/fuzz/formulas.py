@@ -29,6 +29,7 @@ class View(NamedTuple):
         cosines: shape ``(n, C)``.
         scale: a scalar.
         length: factor of the cosine in the similarity to the own class, shape ``(n,)``.
+        distance: to the own prototype, shape ``(n,)``.
         prototypes: of all classes, shape ``(C, D)``.
         there: which of all classes are not masked, shape ``(C,)``.
         rounding: distance of unit vectors below which their angle has gradient zero.
@@ -42,6 +43,7 @@ class View(NamedTuple):
     cosines: Tensor
     scale: Tensor
     length: Tensor
+    distance: Tensor
     prototypes: Tensor
     there: Tensor
     rounding: float
@@ -143,6 +145,21 @@ def hinge(view, margin):
 def bce(view, average):
     loss = softplus(-view.score) + softplus(view.rest).sum(1)
     return loss / view.similarity.shape[1] if average else loss
+
+
+def uniface(view, margin, negative_weight, state):
+    threshold = state["value"]
+    own = softplus(threshold - view.scale * (view.target - margin))
+    return own + negative_weight * softplus(view.rest - threshold).sum(1)
+
+
+def cac(view, anchor):
+    return cross_entropy(view, view.score) + anchor * view.distance
+
+
+def arpl(view, bound, margin, state):
+    beyond = (view.distance - state["value"] + margin).relu()
+    return cross_entropy(view, view.score) + bound * beyond
 
 
 def large_margin_gaussian(view, margin, likelihood):
@@ -369,6 +386,29 @@ def super_symmetry(prototypes):
     return (gram - power * count / (count - 1) * simplex).square().sum()
 
 
+def proxy_anchor(view, scale, margin):
+    cosine = unit(view.features) @ unit(view.prototypes).T
+    pulled, pushed, present = 0.0, 0.0, 0
+    for c in range(len(view.prototypes)):
+        own = view.classes == c
+        pulled = pulled + (1 + (-scale * (cosine[own, c] - margin)).exp().sum()).log()
+        pushed = pushed + (1 + (scale * (cosine[~own, c] + margin)).exp().sum()).log()
+        present += bool(own.any())
+    return pulled / max(present, 1) + pushed / len(view.prototypes)
+
+
+def multi_positive(view, scale, margin, kind):
+    cosine = unit(view.features) @ unit(view.prototypes).T
+    others = scale * _without(cosine, view.classes)
+    if kind == "arc":
+        phi = view.theta + margin
+        turns = (phi / math.pi).floor().detach()
+        target = torch.where(turns % 2 == 0, 1.0, -1.0) * phi.cos() - 2 * turns
+    else:
+        target = view.theta.cos() - margin
+    return softplus(others.logsumexp(1) - scale * target)
+
+
 # ---------------------------------------------------------------------------- terms on features
 
 
@@ -458,13 +498,14 @@ ON_SCORES = {
             gm_softmax,
             lm_softmax,
         ),
-        *(logit_divergence, sample_margin, adaface, magface, elasticface, mv_softmax),
-        *(curricularface, inter_topk, circle, sface, interclass_filter),
+        *(logit_divergence, sample_margin, adaface, magface, elasticface, uniface, cac, arpl),
+        *(mv_softmax, curricularface, inter_topk, circle, sface, interclass_filter),
     )
 } | {"sphereface": l_softmax}
 ON_PROTOTYPES = {f.__name__: f for f in (zero_centroid, super_symmetry, subcenter_spread)}
+ON_PROXIES = {"proxy_anchor": proxy_anchor, "multi_positive": multi_positive}
 ON_FEATURES = {f.__name__: f for f in (nca, proto, triplet, contrastive, center)}
-TERMS = {**ON_SCORES, **ON_PROTOTYPES, **ON_FEATURES}
+TERMS = {**ON_SCORES, **ON_PROTOTYPES, **ON_PROXIES, **ON_FEATURES}
 """Every term of the library by name."""
 
 
@@ -478,6 +519,10 @@ def similarity(head, features, weight, bias):
         return scores if bias is None else scores + bias
     if head == "gaussian":
         return (features[:, None] - weight[None]).square().sum(2) / -2
+    if head == "distance":
+        return -norm(features[:, None] - weight[None])
+    if head == "reciprocal":
+        return (features[:, None] - weight[None]).square().mean(2) - features @ weight.T
     if weight.ndim == 3:
         return torch.einsum("nd,ckd->nck", unit(features), unit(weight)).max(2).values
     return (features if head == "cosine_raw" else unit(features)) @ unit(weight).T
@@ -488,6 +533,15 @@ def length(head, features, own):
     if head == "linear_no_bias":
         return norm(features) * norm(own)
     return norm(features) if head == "cosine_raw" else torch.ones_like(norm(features))
+
+
+def distance(head, features, own):
+    """Distance to the own prototype, of what the head compares."""
+    if head == "reciprocal":
+        return (features - own).square().mean(1)
+    both = ("cosine", "cosine_subcenters", "simplex")
+    own = unit(own) if head in (*both, "cosine_raw") else own
+    return norm((unit(features) if head in both else features) - own)
 
 
 def project(features, prototypes, within):

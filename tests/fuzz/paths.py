@@ -12,7 +12,7 @@ from torch.utils.checkpoint import checkpoint
 
 import tammes
 from fuzz.case import Batch
-from fuzz.ranges import CENTERS, PROTOTYPE_TERMS
+from fuzz.ranges import CENTERS, DISTANCE_HEADS, PROTOTYPE_TERMS, PROXY_TERMS
 from tammes.kernels import tiling
 from tammes.kernels.streamed import functions
 
@@ -23,6 +23,8 @@ KINDS = {
     "cosine_raw": (tammes.CosineHead, {"normalize_features": False}),
     "cosine_subcenters": (tammes.CosineHead, {"subcenters": CENTERS["cosine_subcenters"]}),
     "gaussian": (tammes.GaussianHead, {}),
+    "distance": (tammes.DistanceHead, {}),
+    "reciprocal": (tammes.DistanceHead, {"reciprocal": True}),
     "simplex": (tammes.SimplexHead, {}),
 }
 
@@ -193,7 +195,9 @@ def fused(case):
 
 def can_be_fused(case):
     """Whether the fused kernels take this case, and no other path in their place."""
-    summed = {"hinge", "bce"}
+    summed = {"hinge", "bce", "uniface"}
+    if case.head in DISTANCE_HEADS:
+        return False
     if case.dtype == case.parameter_dtype == "bfloat16" and not torch.cuda.is_available():
         # Triton's interpreter multiplies the bits of bfloat16 as if they were integers.
         return False
@@ -201,7 +205,7 @@ def can_be_fused(case):
     learned = "learned" in (case.weights, *case.at_call.values())
     if case.reduction == "none" or learned or "float64" in (case.dtype, case.parameter_dtype):
         return False
-    on_scores = {name for _, name, _ in case.classification} - set(PROTOTYPE_TERMS)
+    on_scores = {name for _, name, _ in case.classification} - {*PROTOTYPE_TERMS, *PROXY_TERMS}
     return not on_scores <= summed
 
 
@@ -269,8 +273,8 @@ def _with_break(case, change):
 
 
 def either(case):
-    """One of the two implementations, by the seed."""
-    return ("dense", "streamed")[case.seed % 2]
+    """One of the two implementations, by the seed; a head of distances has one."""
+    return "dense" if case.head in DISTANCE_HEADS else ("dense", "streamed")[case.seed % 2]
 
 
 # ----------------------------------------------------------------------------------- several ranks
@@ -383,7 +387,7 @@ def _is_of_examples(case, key):
 
 def can_be_sharded(case):
     """Whether the head of a case can be spread over ranks."""
-    return case.head != "simplex"
+    return case.head not in ("simplex", *DISTANCE_HEADS)
 
 
 PATHS = {
@@ -400,5 +404,9 @@ PATHS = {
 }
 """Every path by name."""
 
-TAKES = {"fused": can_be_fused, "sharded": can_be_sharded}
+TAKES = {
+    "streamed": lambda case: case.head not in DISTANCE_HEADS,
+    "fused": can_be_fused,
+    "sharded": can_be_sharded,
+}
 """Paths that take only some cases."""

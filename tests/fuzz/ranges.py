@@ -79,6 +79,9 @@ SETTINGS = {
     "focal": {"gamma": Number(0.0, 4.0), "margin": _MARGIN},
     "hinge": {"margin": _MARGIN},
     "bce": {"average": Choice((False, True))},
+    "uniface": {"margin": _MARGIN, "negative_weight": Number(0.0, 2.0)},
+    "cac": {"anchor": Number(0.0, 1.0)},
+    "arpl": {"bound": Number(0.0, 1.0), "margin": _MARGIN},
     "large_margin_gaussian": {"margin": Number(-0.5, 1.0), "likelihood": Number(0.0, 1.0)},
     "normface": {},
     "cosface": {"margin": _MARGIN},
@@ -154,6 +157,15 @@ SETTINGS = {
     },
     "zero_centroid": {"normalize": _UNIT},
     "super_symmetry": {},
+    "multi_positive": {
+        "scale": Number(0.5, 32.0, per_class=False),
+        "margin": Number(-0.5, 0.75, per_class=False),
+        "kind": Choice(("arc", "cos")),
+    },
+    "proxy_anchor": {
+        "scale": Number(0.5, 32.0, per_class=False),
+        "margin": Number(-0.5, 0.5, per_class=False),
+    },
     "subcenter_spread": {},
     "nca": {"scale": _SCALE, "normalize": _UNIT},
     "proto": {"scale": _SCALE, "normalize": _UNIT},
@@ -164,6 +176,7 @@ SETTINGS = {
 """Settings of every term by name."""
 
 FEATURE_TERMS = ("nca", "proto", "triplet", "contrastive", "center")
+PROXY_TERMS = ("proxy_anchor", "multi_positive")
 PROTOTYPE_TERMS = ("zero_centroid", "super_symmetry", "subcenter_spread")
 STATEFUL_TERMS = ("adaface", "curricularface", "elasticface", "center")
 COSINE_TERMS = (
@@ -177,9 +190,11 @@ ANGLE_TERMS = (
 
 COSINE_HEADS = ("cosine", "cosine_subcenters", "simplex")
 ANGLE_HEADS = ("linear_no_bias", "cosine", "cosine_raw", "cosine_subcenters", "simplex")
+DISTANCE_HEADS = ("distance", "reciprocal")
 HEADS = (
     *("linear", "linear_no_bias", "cosine", "cosine_raw"),
     *("cosine_subcenters", "gaussian", "simplex"),
+    *DISTANCE_HEADS,
 )
 CENTERS = {"cosine_subcenters": 2}
 """Prototypes per class, where there are several."""
@@ -190,5 +205,7 @@ def fits(term, head):
     if term in COSINE_TERMS:
         return head in COSINE_HEADS
     if term == "vs_softmax":
-        return head != "gaussian"
+        return head not in ("gaussian", *DISTANCE_HEADS)
+    if term in PROXY_TERMS and head in CENTERS:
+        return False
     return term not in ANGLE_TERMS or head in ANGLE_HEADS

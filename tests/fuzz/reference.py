@@ -13,8 +13,10 @@ from torch import Tensor
 from fuzz.formulas import (
     ON_FEATURES,
     ON_PROTOTYPES,
+    ON_PROXIES,
     ON_SCORES,
     View,
+    distance,
     length,
     norm,
     project,
@@ -70,12 +72,24 @@ def run(case, dtype=torch.float64, noise=None):
         for name, value in case.parameters()._asdict().items()
         if value is not None
     }
+    parameters |= {
+        f"states.{name}.value": _noisy(torch.tensor([start], dtype=dtype), noise)
+        for (_, term, _), name in zip(case.ordered, case.names, strict=True)
+        if (start := _learned(case, term)) is not None
+    }
     memory = {
         f"{name}.{key}": value
         for (_, term, _), name in zip(case.ordered, case.names, strict=True)
         for key, value in _fresh_state(case, term, dtype).items()
     }
     return [_step(case, parameters, memory, step, dtype, noise) for step in range(case.steps)]
+
+
+def _learned(case, term):
+    """Initial value of the number that a term learns, as the library rounds it, or none."""
+    start = {"uniface": math.log(10 * case.classes), "arpl": 0.0}.get(term)
+    kept = torch.promote_types(case.torch_parameter_dtype, torch.float32)
+    return None if start is None else torch.tensor(start, dtype=kept).item()
 
 
 def _fresh_state(case, term, dtype):
@@ -127,6 +141,8 @@ def _step(case, parameters, memory, step, dtype, noise) -> dict[str, Any]:
     for (factor, term, settings), name in zip(case.ordered, case.names, strict=True):
         own = {key: _select(changes.get(key, v), classes, counted) for key, v in settings.items()}
         state = {k.split(".")[1]: v for k, v in memory.items() if k.split(".")[0] == name}
+        if f"states.{name}.value" in leaves:
+            state["value"] = leaves[f"states.{name}.value"]
         if term == "elasticface":
             state["training"] = case.training
         values = _values(case, term, view, own | ({"state": state} if state else {}), weights)
@@ -180,6 +196,7 @@ def _view(case, leaves, features, classes):
         cosines=similarity("cosine", features, weight[there], None),
         scale=scale,
         length=length(case.head, features, own),
+        distance=distance(case.head, features, own),
         prototypes=unit(weight) if case.head in unit_heads else weight,
         there=there,
         rounding=8 * torch.finfo(case.working_dtype).eps,
@@ -197,6 +214,8 @@ def _values(case, term, view, settings, weights):
         return ON_SCORES[term](view, **settings)
     if term in ON_PROTOTYPES:
         return ON_PROTOTYPES[term](view.prototypes, **settings).expand(len(weights))
+    if term in ON_PROXIES:
+        return ON_PROXIES[term](view, **settings).expand(len(weights))
     features = view.features
     if case.within is not None:
         features = project(features, view.prototypes, case.within)

@@ -6,7 +6,7 @@ import logging
 import pytest
 import torch
 import torch.nn.functional as F
-from catalogue import CLASSES, HEADS, SPLIT_TERMS, fits
+from catalogue import CLASSES, HEADS, KERNEL_HEADS, SPLIT_TERMS, fits
 from torch.testing import assert_close
 
 import tammes
@@ -69,7 +69,7 @@ def agree(head, loss, features, labels, rtol=5e-5, atol=2e-5):
 
 
 @pytest.mark.parametrize("term", FUSED)
-@pytest.mark.parametrize("head", [name for name in HEADS if name != "simplex"])
+@pytest.mark.parametrize("head", KERNEL_HEADS)
 @pytest.mark.parametrize("scale", [pytest.param(3.0, marks=pytest.mark.slow), "learnable"])
 def test_fused_is_dense_in_value_and_all_gradients(term, head, scale):
     head, loss = HEADS[head](6, CLASSES, scale=scale), FUSED[term]

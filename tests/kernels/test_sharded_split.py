@@ -4,7 +4,7 @@ import importlib.util
 
 import pytest
 import torch
-from catalogue import HEADS, SPLIT_TERMS, fits
+from catalogue import KERNEL_HEADS, SPLIT_TERMS, fits
 from rank_pool import everywhere
 from torch import nn
 from torch.testing import assert_close
@@ -244,4 +244,4 @@ def test_a_rank_without_classes_meets_the_others_in_backward():
 
 
 def test_every_head_that_can_be_sharded_is_here():
-    assert set(KINDS) == set(HEADS) - {"simplex"} | {"linear_masked"}
+    assert set(KINDS) == {*KERNEL_HEADS, "linear_masked"}

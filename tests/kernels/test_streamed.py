@@ -8,7 +8,7 @@ import weakref
 import pytest
 import torch
 from blocks import cut
-from catalogue import CLASSES, HEADS, SPLIT_TERMS, default_head, fits
+from catalogue import CLASSES, HEADS, KERNEL_HEADS, SPLIT_TERMS, default_head, fits
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch.testing import assert_close
@@ -42,7 +42,7 @@ def everything(head, loss, reduction, features, labels, upstream, implementation
 
 
 @pytest.mark.parametrize("term", STREAMABLE)
-@pytest.mark.parametrize("head", [name for name in HEADS if name != "simplex"])
+@pytest.mark.parametrize("head", KERNEL_HEADS)
 @pytest.mark.parametrize("scale", [pytest.param(3.0, marks=pytest.mark.slow), "learnable"])
 def test_streamed_is_dense_in_value_and_all_gradients(monkeypatch, term, head, scale):
     loss = STREAMABLE[term]

@@ -190,7 +190,7 @@ CHORDS = ("triplet", "contrastive")
 
 LINEAR = (
     *("softmax", "focal", "hard_bias", "crammer_singer", "hinge", "bce", "l_softmax"),
-    *("large_margin_gaussian", "logit_adjustment", "vs_softmax"),
+    *("large_margin_gaussian", "logit_adjustment", "vs_softmax", "cac", "arpl"),
 )
 """Losses for unnormalized features, whose norms grow until any margin is met."""
 

@@ -68,6 +68,8 @@ class Snippet:
         """Head expression, as the lab reads it."""
         if self.main == "large_margin_gaussian":
             return "gaussian()"
+        if self.main in ("cac", "arpl"):
+            return "distance(reciprocal=True)" if self.main == "arpl" else "distance()"
         if self.main not in LINEAR and definition(self.main).on == "split":
             return f"cosine(scale={self.scale:g})"
         plain = self.main in ("softmax", "focal") and len(self.names) == 1

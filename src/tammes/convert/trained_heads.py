@@ -103,8 +103,8 @@ _PEERS = {
 
 _WITHOUT_COUNTERPART = {
     "ProxyNCALoss": "its proxies are the head.weight of a NormFace of scale 2 * softmax_scale",
-    "ProxyAnchorLoss": "its log-sum-exp runs over the examples, and that of every loss here "
-    "over the classes",
+    "ProxyAnchorLoss": "its proxies are the head.weight of a CosineHead with "
+    "proxy_anchor(scale=alpha, margin=margin)",
 }
 
 _REDUCTIONS = {"MeanReducer": "mean", "SumReducer": "sum"}

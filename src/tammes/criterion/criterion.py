@@ -188,6 +188,8 @@ class Criterion(nn.Module):
             name: pair for name, pair in named.items() if pair[1].definition.on != "split"
         }
         self._uses_prototypes = self.settings.uses_prototypes
+        definitions = [term.definition for _, term in named.values()]
+        self._several = all(d.several_positives or d.on == "prototypes" for d in definitions)
         values = [value for own in self.settings.arguments.values() for value in own.values()]
         self._per_class = any(isinstance(value, tuple) for value in values)
         # Where one kernel is all there is to a call: what it reads.
@@ -209,7 +211,9 @@ class Criterion(nn.Module):
 
         Args:
             features: shape ``(N, D)``.
-            labels: class of each example in ``[0, C)``, or ``ignore_index``, shape ``(N,)``.
+            labels: class of each example in ``[0, C)``, or ``ignore_index``, shape ``(N,)``. For a
+                loss that takes several positives, such as :func:`tammes.multi_positive`, also
+                ``(N, P)``, filled up with ``ignore_index``.
             weights: weight of each example, shape ``(N,)``.
             **settings: settings of the terms for this call: a number, or one per example. A name
                 such as ``margin`` goes to every term that has it, one such as ``cosface.margin`` to
@@ -240,6 +244,7 @@ class Criterion(nn.Module):
                 embedding_size=head.embedding_size,
                 num_classes=head.num_classes,
                 values_per_example=len(per_example_settings(settings)) + (weights is not None),
+                labels_per_example=labels.shape[-1] if getattr(labels, "ndim", 1) == 2 else 1,
             )
         # Before it is compared: a small integer type would wrap the ignored label round.
         labels = labels.long()
@@ -252,7 +257,7 @@ class Criterion(nn.Module):
             labels, valid, even, total = weighed
             batch = Batch(features, labels, valid)
         else:
-            valid = labels != self.ignore_index
+            labels, valid = self._positives(labels)
             if none_ignored:
                 even = self._even_weights(labels, dtype)
             else:
@@ -262,7 +267,8 @@ class Criterion(nn.Module):
                 # What an ignored example holds must not leak, not even as 0 times NaN.
                 ignored = ~valid
                 kept = features if raw else features.masked_fill(ignored.unsqueeze(1), 0.0)
-                batch = Batch(kept, labels.masked_fill(ignored, 0), valid)
+                one = labels if labels.ndim == 2 else labels.masked_fill(ignored, 0)
+                batch = Batch(kept, one, valid)
         if problem is not None and (raw or not none_ignored):
             problem = problem._replace(features=batch.features, valid=valid if raw else None)
         own = whole = WeightedBatch(batch, weights, settings)
@@ -362,12 +368,19 @@ class Criterion(nn.Module):
         way = choose_kernel(head.implementation, problem, self._plain)
         return problem if way == "dense" and takes_raw(problem, self._plain) else None
 
+    def _positives(self, labels: Tensor) -> tuple[Tensor, Tensor]:
+        """Labels, where there are several with -1 for those that fill up, and which rows count."""
+        there = labels != self.ignore_index
+        return (
+            (labels, there) if labels.ndim == 1 else (labels.masked_fill(~there, -1), there.any(1))
+        )
+
     def _even_weights(self, labels: Tensor, dtype: torch.dtype) -> Tensor:
         """Weights of a batch in which every example counts alike, made once for each size."""
         share = 1 / len(labels) if self.reduction == "mean" else 1.0
         if self._even is None or self._even[0] != (len(labels), dtype, share):
             with torch.inference_mode(False):
-                weights = torch.full(labels.shape, share, dtype=dtype, device=labels.device)
+                weights = torch.full(labels.shape[:1], share, dtype=dtype, device=labels.device)
             self._even = (len(labels), dtype, share), weights
         return self._even[1]
 
@@ -402,8 +415,8 @@ class Criterion(nn.Module):
     @property
     def _compares_features(self) -> bool:
         """Whether a term or a state reads features of other examples than its own."""
-        return len(self.states) > 0 or any(
-            term.definition.on == "features" for _, term in self._others.values()
+        return self.states.read_features or any(
+            term.definition.on in ("features", "proxies") for _, term in self._others.values()
         )
 
     @staticmethod
@@ -422,7 +435,9 @@ class Criterion(nn.Module):
             result = result * class_weights.to(dtype)[batch.labels]
         if masked is not None:
             # Where values are not checked, an example of a masked class must show.
-            result = result.masked_fill(batch.valid & masked[batch.labels], torch.nan)
+            own = masked[batch.labels.clamp_min(0)] & (batch.labels >= 0)
+            own = own if own.ndim == 1 else own.any(1)
+            result = result.masked_fill(batch.valid & own, torch.nan)
         return result
 
     def _scheduled(self) -> dict[str, Tensor]:
@@ -466,7 +481,12 @@ class Criterion(nn.Module):
         """
         name, prototypes = type(self).__name__, self.head.weight
         check_features(type(self.head).__name__, features, prototypes.shape[-1])
-        check_labels(name, labels, features)
+        check_labels(name, labels, features, several=self._several)
+        if labels.ndim == 2 and self.class_weights is not None:
+            raise ValueError(
+                f"{name} expects one label per example where it has class_weights, got labels of "
+                f"shape {tuple(labels.shape)}"
+            )
         if weights is not None:
             check_weights(name, weights, labels)
         if features.device != prototypes.device:

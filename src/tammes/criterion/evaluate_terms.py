@@ -70,6 +70,11 @@ def check_fit(head: Head, term: Term) -> None:
             f"{term.name} expects a head that has all classes, since it reads rest, "
             f"got {kind} over {head.group.name}"
         )
+    if term.definition.on == "proxies" and head.similarity.centers > 1:
+        raise ValueError(
+            f"{term.name} expects a head with one prototype per class, "
+            f"got {kind} with subcenters={head.similarity.centers}"
+        )
     if term.within is not None:
         term.within.check(head.embedding_size, head.num_classes * head.similarity.centers)
 
@@ -172,9 +177,12 @@ def _evaluate_group(
     """Evaluate one group of terms, see :func:`split_terms`."""
     problem = cosines_of(problem) if group.cosines else problem
     if group.terms[0].definition.adjust is not None:
+        name = group.names[0]
+        own = dict(arguments[name])
         with full_precision(weights.device):
-            change = settings.adjustment(group.names[0], weights.dtype, masked)
+            change = settings.adjustment(name, weights.dtype, masked, own.pop("state", None))
             problem = adjusted(problem, *change)
+        arguments = {name: own}
     kernel = "dense"
     if problem.valid is None:
         # Else the criterion has chosen already.
@@ -240,19 +248,23 @@ def _weigh(
 def other_terms(
     head: Head, named: Named, arguments: Arguments, batch: Batch, weights: Tensor
 ) -> Iterator[tuple[str, Tensor]]:
-    """Evaluate terms on prototypes or features: yield names and weighted rows ``(N,)``."""
+    """Evaluate terms on prototypes, features or both: yield names and weighted rows ``(N,)``."""
     projected: dict[Any, Tensor] = {None: batch.features}
     shards = ShardedRows.of_head(head)
     with full_precision(weights.device):
         for name, (_, term) in named.items():
             function, within = term.definition.function, term.within
-            if term.definition.on == "prototypes":
-                prototypes = _prototypes(head)
-                if term.definition.takes_shards:
-                    value = function(prototypes, shards=shards, **arguments[name])
-                else:
-                    value = function(shards.all_gather(prototypes), **arguments[name])
-                yield name, value * weights
+            if term.definition.on in ("prototypes", "proxies"):
+                local = term.definition.takes_shards
+                given: tuple[Any, ...] = (_prototypes(head),)
+                if not local:
+                    given = (shards.all_gather(*given),)
+                if term.definition.on == "proxies":
+                    features = batch.features.to(weights.dtype)
+                    features = shards.for_local_rows(features) if local else features
+                    given = (batch._replace(features=features), given[0].to(weights.dtype))
+                more = {"shards": shards} if local else {}
+                yield name, function(*given, **more, **arguments[name]) * weights
             elif term.definition.on == "features":
                 if within is not None and within not in projected:
                     projected[within] = within.project(batch.features, _prototypes(head), shards)

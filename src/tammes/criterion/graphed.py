@@ -146,7 +146,7 @@ class _Conditions:
         tensors = tuple(tensor for tensor in found if tensor is not None)
         scale = head.scale
         if len(criterion.states):
-            tensors += tuple(criterion.states.buffers())
+            tensors += (*criterion.states.buffers(), *criterion.states.parameters())
         schedules = tuple(criterion.schedules.modules()) if len(criterion.schedules) else ()
         return cls(
             (

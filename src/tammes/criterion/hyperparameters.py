@@ -6,7 +6,7 @@ term, whatever is said of all.
 
 import math
 from collections.abc import Mapping
-from typing import cast
+from typing import Any, cast
 
 import torch
 from torch import Tensor, nn
@@ -181,7 +181,7 @@ class Settings(ExactBuffers):
                 term.check(**looked_at)
 
     def adjustment(
-        self, name: str, dtype: torch.dtype, masked: Tensor | None
+        self, name: str, dtype: torch.dtype, masked: Tensor | None, state: Any = None
     ) -> tuple[Tensor, Tensor | None]:
         """Offset and gain that a term gives to the scores of every class, shape ``(C,)`` each.
 
@@ -190,6 +190,7 @@ class Settings(ExactBuffers):
             dtype: of the scores.
             masked: which classes are not there, shape ``(C,)``: they have the smallest value of
                 the others, so that no other class can tell.
+            state: of a term that has one.
         """
 
         def per_class(key: str) -> Tensor:
@@ -199,7 +200,8 @@ class Settings(ExactBuffers):
             return torch.where(masked, values.masked_fill(masked, torch.inf).amin(), values)
 
         _, term = self.named[name]
-        return term.adjustment(per_class)
+        offset, gain = term.adjustment(per_class, state)
+        return offset.to(dtype), gain
 
     def resolve(
         self,

@@ -14,7 +14,7 @@ def param_groups(
     weight_decay: float,
     head_weight_decay: float,
 ) -> list[dict[str, Any]]:
-    """Group parameters: backbone, prototypes, and bias and scale, which have no decay.
+    """Group parameters: backbone, prototypes, and single numbers, which have no decay.
 
     Args:
         criterion: whose parameters are its own, also those that the backbone has too.

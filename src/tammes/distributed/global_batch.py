@@ -119,7 +119,9 @@ class GlobalBatch:
         batch, weights, settings = local
         # A rank that scores only its own rows needs no settings of other rows.
         per_example = dict(per_example_settings(settings)) if self.sharded else {}
-        columns = [batch.labels, batch.valid, *per_example.values()]
+        several = batch.labels.ndim == 2
+        own = list(batch.labels.unbind(1)) if several else [batch.labels]
+        columns = [*own, batch.valid, *per_example.values()]
         columns += [] if weights is None else [weights]
         # float64 represents every label and every weight exactly.
         packed = torch.stack(
@@ -128,10 +130,13 @@ class GlobalBatch:
         gathered = self.for_replicated_loss(self.group.all_gather_rows(packed, max_rows))
         # Sliced: compiled by torch 2.11, a starred name behind a graph break is no list.
         columns = list(gathered.unbind(1))
-        labels, valid = columns[:2]
+        labels = torch.stack(columns[: len(own)], 1) if several else columns[0]
+        valid = columns[len(own)]
         gathered_settings = {
             key: column.to(value.dtype)
-            for (key, value), column in zip(per_example.items(), columns[2:], strict=False)
+            for (key, value), column in zip(
+                per_example.items(), columns[len(own) + 1 :], strict=False
+            )
         }
         if weights is not None:
             weights = columns[-1].to(weights.dtype)

@@ -5,6 +5,8 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch import Tensor
 
+from tammes.kernels.merge import scale_gradient
+
 if TYPE_CHECKING:
     from tammes.distributed.process_group import RankGroup
     from tammes.heads.head import Head
@@ -24,6 +26,7 @@ class ShardedRows:
         group: ranks that hold the rows, or ``None`` if this process holds them all.
         classes: number of classes of all ranks.
         centers: rows of a class.
+        start: first class of this rank.
 
     Example:
         >>> shards, rows = ShardedRows(), torch.eye(2)
@@ -32,9 +35,13 @@ class ShardedRows:
     """
 
     def __init__(
-        self, group: "RankGroup | None" = None, classes: int | None = None, centers: int = 1
+        self,
+        group: "RankGroup | None" = None,
+        classes: int | None = None,
+        centers: int = 1,
+        start: int = 0,
     ) -> None:
-        self.group, self.classes, self.centers = group, classes, centers
+        self.group, self.classes, self.centers, self.start = group, classes, centers, start
 
     @classmethod
     def of_head(cls, head: "Head") -> "ShardedRows":
@@ -42,7 +49,8 @@ class ShardedRows:
         centers = head.similarity.centers
         if not head.is_sharded:
             return ALL_ROWS_LOCAL if centers == 1 else cls(centers=centers)
-        return cls(head.group, head.num_classes, centers)
+        start: int = head.start  # type: ignore[assignment]
+        return cls(head.group, head.num_classes, centers, start)
 
     def count(self, rows: Tensor) -> int:
         """Number of rows of all ranks."""
@@ -51,6 +59,13 @@ class ShardedRows:
     def by_class(self, rows: Tensor) -> Tensor:
         """The rows of this rank by class, shape ``(c, K, D)``."""
         return rows.unflatten(0, (-1, self.centers))
+
+    def for_local_rows(self, features: Tensor) -> Tensor:
+        """Prepare gathered features, of which each rank adds to the gradient for its own rows.
+
+        Gathering adds up the gradients of the ranks, and takes them for copies of the whole.
+        """
+        return features if self.group is None else scale_gradient(features, self.group.world_size)
 
     def all_reduce(self, part: Tensor) -> Tensor:
         """Sum over the ranks of a tensor that each rank computed from its own rows."""

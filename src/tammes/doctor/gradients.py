@@ -76,4 +76,9 @@ def _limits_itself(snapshot: Snapshot, reading: TermReading) -> bool:
     needs = reading.term.definition
     if needs.on == "features":
         return bool(reading.term.settings.get("normalize", False))
-    return needs.on == "prototypes" or needs.cosines or snapshot.is_cosine or not snapshot.has_angle
+    return (
+        needs.on in ("prototypes", "proxies")
+        or needs.cosines
+        or snapshot.is_cosine
+        or not snapshot.has_angle
+    )

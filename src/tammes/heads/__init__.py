@@ -1,6 +1,7 @@
 """Heads: prototypes, a scale, and the way from features to a split."""
 
 from tammes.heads.cosine import CosineHead
+from tammes.heads.distance import DistanceHead
 from tammes.heads.gaussian import GaussianHead
 from tammes.heads.head import Head
 from tammes.heads.linear import LinearHead
@@ -11,6 +12,7 @@ from tammes.optim.state_transfer import carry_over
 
 __all__ = [
     "CosineHead",
+    "DistanceHead",
     "GaussianHead",
     "Head",
     "LinearHead",

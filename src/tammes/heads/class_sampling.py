@@ -1,4 +1,4 @@
-"""Sampling of classes: those of the batch, and others drawn at random.
+"""Sampling of classes: those of the batch, and others drawn at random, alike or by a proposal.
 
 A head that samples asks its :class:`Sampler` for the classes of a step, selects their rows with
 :func:`tammes.optim.sparse_rows.select_rows`, and passes those to the kernel. Nothing here waits for
@@ -25,7 +25,8 @@ class Sample(NamedTuple):
         index: the K classes, in order and each once, shape ``(K,)``.
         own: place of each example's class in ``index``, -1 where it is elsewhere, shape ``(N,)``.
         counts: how many classes each of the K stands for, shape ``(K,)``: one for a class that is
-            present in the batch, and for one that was drawn its share of all the absent.
+            present in the batch; for one that was drawn its share of all the absent or, with a
+            proposal, one over the probability of drawing it.
     """
 
     index: Tensor  # type: ignore[assignment]
@@ -53,13 +54,18 @@ def sample(
     *,
     start: int = 0,
     masked: Tensor | None = None,
+    proposal: Tensor | None = None,
 ) -> Sample:
-    r"""Sample classes: those present in the batch, and others uniformly without replacement.
+    r"""Sample classes: those present in the batch, and others without replacement.
 
     With :math:`p` classes present, :math:`K` sampled and :math:`C` in all, a drawn class stands for
     :math:`(C-p)/(K-p)` of them. So for any values :math:`v`
 
     .. math:: \mathbb{E}\sum_{c \in \text{index}} \text{counts}_c\,v_c = \sum_{c=1}^{C} v_c .
+
+    With a proposal :math:`q` it is priority sampling (Duffield et al., J. ACM 2007): of the numbers
+    :math:`u_c/q_c` with uniform :math:`u_c` the smallest are drawn, and with :math:`\tau` the
+    smallest that is not, a drawn class stands for :math:`1/\min(1, q_c\tau)`. The same holds.
 
     Args:
         own: class of each example, -1 where it is elsewhere, shape ``(N,)``.
@@ -69,6 +75,7 @@ def sample(
         start: number of the first class here among the classes of all ranks.
         masked: which classes are not to be drawn while there are others, shape ``(C,)``; they
             stand for none.
+        proposal: how likely classes are to be drawn, up to a factor, shape ``(C,)``; alike if none.
 
     Returns:
         The :class:`Sample`; the same on every device.
@@ -92,9 +99,39 @@ def sample(
         words = words.masked_fill(masked, _POSITIVE)
         absent = absent - (masked & ~present).sum()
         drawn = torch.minimum(drawn, absent)
+    if proposal is not None:
+        return _by_priority(own, size, present, words, masked, proposal)
     words = words.masked_fill(present, -1)
     index = words.topk(size, largest=False, sorted=False).indices.sort().values
     counts = torch.where(present[index], 1.0, (absent / drawn).to(torch.float32))
+    return Sample(
+        index,
+        torch.where(own < 0, -1, torch.searchsorted(index, own)),
+        counts if masked is None else counts.masked_fill(masked[index], 0.0),
+    )
+
+
+def _by_priority(
+    own: Tensor,
+    size: int,
+    present: Tensor,
+    words: Tensor,
+    masked: Tensor | None,
+    proposal: Tensor,
+) -> Sample:
+    """Draw by priority sampling, see :func:`sample`."""
+    # In double precision, so that all devices have the same order.
+    chances = proposal.double()
+    priority = ((words >> 10).double() + 0.5) * 2.0**-53 / chances
+    if masked is not None:
+        priority = priority.masked_fill(masked, torch.inf)
+    priority = priority.masked_fill(present, -1.0)
+    lowest = priority.topk(min(size + 1, len(priority)), largest=False)
+    index = lowest.indices[:size].sort().values
+    # Without another class, all are drawn.
+    threshold = lowest.values[size] if size < len(priority) else torch.inf
+    counts = 1 / (chances[index] * threshold).clamp_max(1.0)
+    counts = torch.where(present[index], 1.0, counts).float()
     return Sample(
         index,
         torch.where(own < 0, -1, torch.searchsorted(index, own)),
@@ -111,6 +148,7 @@ class Sampler(ExactBuffers):
     Args:
         rate: share of the classes to sample, above 0 and at most 1.
         seed: of the draws; the same on all ranks.
+        proposal: how likely classes are to be drawn, see :func:`sample`.
 
     Example:
         >>> sampler = Sampler(0.2, seed=0)
@@ -124,8 +162,9 @@ class Sampler(ExactBuffers):
 
     seed: Tensor
     steps: Tensor
+    proposal: Tensor | None
 
-    def __init__(self, rate: float, seed: int) -> None:
+    def __init__(self, rate: float, seed: int, proposal: Tensor | None = None) -> None:
         super().__init__()
         if not 0 < rate <= 1:
             raise ValueError(f"Sampler expects rate above 0 and at most 1, got {rate}")
@@ -134,16 +173,22 @@ class Sampler(ExactBuffers):
         for name, number in (("seed", seed), ("steps", 0)):
             values = torch.tensor(number, dtype=torch.int64, device="cpu")
             self.register_constant(name, values, torch.get_default_device(), persistent=True)
+        if proposal is None:
+            self.register_buffer("proposal", None, persistent=False)
+        else:
+            self.register_constant("proposal", proposal, torch.get_default_device())
         register_hooks()
 
     def __setstate__(self, state: dict[str, Any]) -> None:
         super().__setstate__(state)
+        # Of a sampler that was pickled before there were proposals.
+        self._buffers.setdefault("proposal", None)
         register_hooks()
 
     def _load_from_state_dict(
         self, state_dict: dict[str, Any], prefix: str, *args: Any, **kwargs: Any
     ) -> None:
-        own = {f"{prefix}{name}": buffer for name, buffer in self.named_buffers()}
+        own = {f"{prefix}{name}": getattr(self, name) for name in ("seed", "steps")}
         if state_dict.keys().isdisjoint(own):
             # The state of a head that did not sample: this one goes on with its own draws.
             state_dict |= own
@@ -159,7 +204,15 @@ class Sampler(ExactBuffers):
         return once(self, lambda: self._draw(own, classes, start, masked))
 
     def _draw(self, own: Tensor, classes: int, start: int, masked: Tensor | None) -> Sample:
-        chosen = sample(own, classes, self.rate, self.key, start=start, masked=masked)
+        chosen = sample(
+            own,
+            classes,
+            self.rate,
+            self.key,
+            start=start,
+            masked=masked,
+            proposal=self.proposal,
+        )
         self.steps += 1
         return chosen
 

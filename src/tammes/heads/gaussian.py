@@ -45,7 +45,3 @@ class GaussianHead(Head):
 
     def _initial(self, n: int) -> Tensor:
         return torch.randn(n, self.embedding_size)
-
-    def _from_features(self, features: Tensor) -> Tensor:
-        # A mean of features is where a Gaussian belongs, length and all.
-        return features

@@ -264,7 +264,12 @@ class Head(nn.Module):
         return rows
 
     def _from_features(self, features: Tensor) -> Tensor:
-        """Prototypes in the given directions, with the mean length of the others."""
+        """Prototypes in the given directions, with the mean length of the others.
+
+        Where distances count, at the features, length and all.
+        """
+        if not self.similarity.has_angle:
+            return features
         return unit(features) * torch.linalg.vector_norm(self.weight.detach(), dim=-1).mean()
 
     def _initial(self, n: int) -> Tensor:

@@ -1,6 +1,6 @@
 """Head whose prototypes are sharded over ranks: each rank holds some of the classes."""
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Sequence
 from typing import Any, NamedTuple
 
 import torch
@@ -43,6 +43,21 @@ class Top(NamedTuple):
     classes: Tensor
 
 
+def _check_proposal(
+    proposal: Sequence[float] | Tensor, num_classes: int, sample_rate: float
+) -> Tensor:
+    """Return the proposal in single precision on the CPU, as each rank takes its part of it."""
+    chances = torch.as_tensor(proposal, dtype=torch.float32, device="cpu").detach()
+    if chances.shape != (num_classes,) or not bool(((chances > 0) & chances.isfinite()).all()):
+        raise ValueError(
+            f"ShardedHead expects a proposal of {num_classes} positive numbers, one for each "
+            f"class, got shape {tuple(chances.shape)}, smallest {chances.min().item():g}"
+        )
+    if sample_rate == 1:
+        raise ValueError("ShardedHead expects a sample_rate below 1 with a proposal, got 1")
+    return chances
+
+
 class ShardedHead(Head):
     r"""A head whose classes are sharded over the ranks of a ``torch.distributed`` group.
 
@@ -68,6 +83,9 @@ class ShardedHead(Head):
         sample_rate: share of the classes that a step of training compares with; those of the batch
             are always among them. In evaluation mode all are.
         correct: let each sampled class stand for those left out, see docs/sampling.md.
+        proposal: how likely classes are to be sampled, up to a factor, shape ``(C,)``, such as
+            their counts in the data: with ``correct`` the log-q correction of recommenders. Alike
+            by default.
         averaged: the ranks' gradients of the backbone are averaged, as ``DistributedDataParallel``
             and ``fully_shard`` do it. ``False`` where they are summed.
         implementation: as of the kind.
@@ -101,6 +119,7 @@ class ShardedHead(Head):
         group: Any = None,
         sample_rate: float = 1.0,
         correct: bool = False,
+        proposal: Sequence[float] | Tensor | None = None,
         averaged: bool = True,
         implementation: Implementation = "auto",
         **options: Any,
@@ -116,8 +135,12 @@ class ShardedHead(Head):
             raise ValueError(
                 f"ShardedHead expects sample_rate above 0 and at most 1, got {sample_rate}"
             )
+        chances = None
+        if proposal is not None:
+            chances = _check_proposal(proposal, num_classes, sample_rate)
         group = RankGroup(group)
-        settings = repr((kind, sorted(options.items()), sample_rate, correct, averaged))
+        told = None if chances is None else checksum(chances.numpy().tobytes())
+        settings = repr((kind, sorted(options.items()), sample_rate, correct, told, averaged))
         group.check_equal(
             "ShardedHead",
             embedding_size=embedding_size,
@@ -137,7 +160,10 @@ class ShardedHead(Head):
         )
         self.kind, self.options, self.group = kind, options, group
         self.correct, self.averaged = correct, averaged
-        self.sampler = None if sample_rate == 1 else Sampler(sample_rate, seed)
+        self.sampler = None
+        if sample_rate < 1:
+            here = None if chances is None else chances[start:stop]
+            self.sampler = Sampler(sample_rate, seed, here)
         self._settle(num_classes, start, stop)
 
     def _settle(self, num_classes: int, start: int, stop: int) -> None:
@@ -377,6 +403,11 @@ class ShardedHead(Head):
         return draw_from(self.kind, self.options, features, length)
 
     def _replace(self, keep: Tensor, rows: Tensor, optimizer: torch.optim.Optimizer | None) -> None:
+        if self.sampler is not None and self.sampler.proposal is not None:
+            raise ValueError(
+                "ShardedHead expects the same classes as long as it has a proposal, which has one "
+                "value for each, got a change of classes: make a new head with another proposal"
+            )
         self.group.check_equal(
             "a change of classes",
             classes_kept=len(keep),

@@ -49,9 +49,21 @@ def check_implementation(name: str, implementation: str) -> None:
         )
 
 
+def check_dense(name: str, implementation: Implementation) -> None:
+    """Reject an implementation that needs scores to be products."""
+    if implementation not in ("auto", "dense"):
+        raise ValueError(
+            f"{name} expects implementation 'auto' or 'dense', since it has all scores in memory, "
+            f"got {implementation!r}"
+        )
+
+
 def choose_kernel(implementation: Implementation, problem: Problem, reads: frozenset[str]) -> Way:
     """Choose the kernel of one call; a transform gets the reference, a compiler if it must."""
     check_implementation("a head", implementation)
+    if not problem.similarity.has_kernels:
+        check_dense("a head of distances", implementation)
+        return "reference"
     if problem.share is None:
         if "rest" in reads or forward_ad._current_level >= 0:
             return "reference"

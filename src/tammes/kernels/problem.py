@@ -98,7 +98,7 @@ def adjusted(problem: Problem, offset: Tensor, gain: Tensor | None = None) -> Pr
 
     Args:
         problem: features and prototypes; with a gain their similarity must be a product.
-        offset: of all classes, shape ``(C,)``.
+        offset: of all classes, shape ``(C,)``, or one number for all.
         gain: of all classes, shape ``(C,)``.
     """
     share, scale, bias = problem.share, problem.scale, problem.bias
@@ -116,5 +116,8 @@ def adjusted(problem: Problem, offset: Tensor, gain: Tensor | None = None) -> Pr
     if share is not None and isinstance(scale, Tensor):
         # Each rank knows the gradient of its own classes only.
         scale = sum_gradient(scale, share.group)
-    shift = offset[here] / scale
+    if share is not None and offset.requires_grad:
+        offset = sum_gradient(offset, share.group)
+    shift = (offset[here] if offset.ndim else offset) / scale
+    shift = shift.expand(len(problem.prototypes))
     return problem._replace(bias=shift if bias is None else bias + shift)

@@ -19,7 +19,10 @@ from tammes.losses.hard_negatives import (
 )
 from tammes.losses.imbalance import ldam, logit_adjustment, vs_softmax
 from tammes.losses.largest_margin import gm_softmax, lm_softmax
+from tammes.losses.one_against_all import uniface
+from tammes.losses.open_set import arpl, cac
 from tammes.losses.pairwise import center, contrastive, nca, proto, triplet
+from tammes.losses.proxies import multi_positive, proxy_anchor
 from tammes.losses.regularizers import (
     logit_divergence,
     sample_margin,
@@ -40,7 +43,9 @@ from tammes.losses.softmax import (
 __all__ = [
     "adaface",
     "arcface",
+    "arpl",
     "bce",
+    "cac",
     "center",
     "circle",
     "combined_margin",
@@ -62,10 +67,12 @@ __all__ = [
     "logit_adjustment",
     "logit_divergence",
     "magface",
+    "multi_positive",
     "mv_softmax",
     "nca",
     "normface",
     "proto",
+    "proxy_anchor",
     "sample_margin",
     "sface",
     "softmax",
@@ -73,6 +80,7 @@ __all__ = [
     "subcenter_spread",
     "super_symmetry",
     "triplet",
+    "uniface",
     "vs_softmax",
     "zero_centroid",
 ]

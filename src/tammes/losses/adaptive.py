@@ -188,6 +188,7 @@ class MarginDraws(State):
     """
 
     steps: Tensor
+    reads_features = False
 
     def __init__(self, seed: int) -> None:
         super().__init__()

@@ -246,7 +246,7 @@ class ProjectedSum(Loss):
 
 def _check_parts(name: str, classification: Loss, metric: Loss) -> None:
     for role, loss, on in (
-        ("classification", classification, ("split", "prototypes")),
+        ("classification", classification, ("split", "prototypes", "proxies")),
         ("metric", metric, ("features",)),
     ):
         if not isinstance(loss, Loss):

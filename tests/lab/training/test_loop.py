@@ -115,6 +115,8 @@ def test_the_model_comes_back_without_its_images_and_makes_the_kept_features(who
         "center() + softmax()",
         "elasticface(std=0.1) + 0.1*vs_softmax() + curricularface()",
         "arcface(margin=margins_from_counts()) + logit_adjustment()",
+        "arpl() + 0.1*uniface()",
+        "proxy_anchor()",
     ],
 )
 def test_a_model_with_counts_or_a_memory_comes_back_too(tmp_path, loss):

@@ -38,6 +38,7 @@ _HEADS: dict[str, Callable[[], tammes.Head]] = {
         4, 3, normalize_features=False
     ),
     "GaussianHead": lambda: tammes.GaussianHead(4, 3),
+    "DistanceHead": lambda: tammes.DistanceHead(4, 3),
     "SimplexHead": lambda: tammes.SimplexHead(4, 3),
 }
 
@@ -155,6 +156,8 @@ def _call(info: LossInfo) -> str:
 
 
 def _heads_text(info: LossInfo) -> str:
+    if info.on == "proxies":
+        return "any; computed from the features and the prototypes"
     if info.on in ("prototypes", "features"):
         return f"any; computed from the {info.on}"
     if len(info.heads) == len(_HEADS):

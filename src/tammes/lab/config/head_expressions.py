@@ -8,7 +8,7 @@ import torch
 from tammes.advise.defaults import main_term, recommended_scale
 from tammes.advise.feasibility import LINEAR
 from tammes.criterion.evaluate_terms import check_cosine_margin, check_fit
-from tammes.heads import CosineHead, GaussianHead, Head, LinearHead, SimplexHead
+from tammes.heads import CosineHead, DistanceHead, GaussianHead, Head, LinearHead, SimplexHead
 from tammes.lab.config.expressions import Call, build, parse_call
 from tammes.terms import Loss
 
@@ -16,6 +16,7 @@ HEADS: dict[str, Callable[..., Head]] = {
     "linear": LinearHead,
     "cosine": CosineHead,
     "gaussian": GaussianHead,
+    "distance": DistanceHead,
     "simplex": SimplexHead,
 }
 """Heads by name."""
@@ -76,6 +77,8 @@ def head_text(head: Head) -> str:
         settings["bias"] = head.bias is not None
     settings["scale"] = "learnable" if head.log_scale is not None else float(head.scale)
     settings |= head.similarity.options
+    if isinstance(head, DistanceHead) and head.anchors is not None:
+        settings["anchors"] = head.anchors
     if head.implementation != "auto":
         settings["implementation"] = head.implementation
     return str(Call(name, (), settings))
@@ -104,10 +107,16 @@ def _candidates(loss: Loss) -> Iterator[Call]:
     terms = [term for _, term in loss.leaves()]
     with_bias, without_bias = Call("linear"), Call("linear", (), {"bias": False})
     cosine = Call("cosine")
-    if main is None or main.name == "l_softmax":
+    if main is None and any(term.definition.on == "proxies" for term in terms):
+        yield cosine
+    elif main is None or main.name == "l_softmax":
         yield without_bias
     elif main.name == "large_margin_gaussian":
         yield Call("gaussian")
+    elif main.name == "cac":
+        yield Call("distance")
+    elif main.name == "arpl":
+        yield Call("distance", (), {"reciprocal": True})
     elif main.name == "sphereface":
         yield Call("cosine", (), {"normalize_features": False})
     elif main.name not in LINEAR:

@@ -135,12 +135,12 @@ def mean_loss(criterion: Criterion, features: Tensor, labels: Tensor) -> float |
 
 def by_example(loss: Loss) -> bool:
     """Whether the loss of an example depends on no other example."""
-    return all(term.definition.on != "features" for _, term in loss.leaves())
+    return all(term.definition.on not in ("features", "proxies") for _, term in loss.leaves())
 
 
 def classifies(loss: Loss) -> bool:
     """Whether a loss trains the prototypes of the head as a classifier."""
-    return any(term.definition.on == "split" for _, term in loss.leaves())
+    return any(term.definition.on in ("split", "proxies") for _, term in loss.leaves())
 
 
 def measure_prototypes(head: Head, *, margin: bool = True) -> dict[str, float]:

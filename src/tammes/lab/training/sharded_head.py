@@ -23,7 +23,7 @@ def shard_head(head: Head) -> ShardedHead:
     if kind not in KINDS:
         raise ValueError(
             f"shard expects a cosine, linear or gaussian head, got {kind.__name__}, "
-            "whose prototypes cannot be drawn class by class"
+            "whose prototypes or distances need all classes"
         )
     options: dict[str, Any] = {
         "scale": "learnable" if head.log_scale is not None else head.scale,

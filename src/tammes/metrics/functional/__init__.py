@@ -39,6 +39,7 @@ from tammes.metrics.functional.openset import (
 )
 from tammes.metrics.functional.openset_scores import (
     GaussianClasses,
+    cac_score,
     energy_score,
     gaussian_classes,
     knn_score,
@@ -89,6 +90,7 @@ __all__ = [
     "SubcenterUsageResult",
     "VerificationResult",
     "angles",
+    "cac_score",
     "class_margin",
     "confidence",
     "discriminability",

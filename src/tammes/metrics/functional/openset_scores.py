@@ -96,6 +96,33 @@ def energy_score(logits: Tensor, *, temperature: float = 1.0) -> Tensor:
 
 
 @torch.no_grad()
+def cac_score(logits: Tensor) -> Tensor:
+    r"""Score of class anchor clustering: small distance to one anchor alone.
+
+    .. math:: s = -\min_c\ d_c\Bigl(1 - \frac{e^{-d_c}}{\sum_j e^{-d_j}}\Bigr),\qquad d_c = -f_c
+
+    Args:
+        logits: of a :class:`tammes.DistanceHead` of scale 1, minus the distances, shape ``(N, C)``.
+
+    Returns:
+        The scores, shape ``(N,)``.
+
+    Example:
+        >>> import torch
+        >>> from tammes.metrics.functional import cac_score
+        >>> cac_score(-torch.tensor([[1.0, 3.0], [2.0, 2.0]]))
+        tensor([-0.1192, -1.0000])
+
+    References:
+        Miller et al., Class Anchor Clustering: A Loss for Distance-Based Open Set Recognition,
+        WACV 2021.
+    """
+    logits = _logits("cac_score", logits)
+    # One minus a softmax, with the digits of a small one.
+    return (logits * -torch.expm1(logits.log_softmax(1))).amax(1)
+
+
+@torch.no_grad()
 def prototype_score(features: Tensor, prototypes: Tensor) -> Tensor:
     r"""Cosine to the nearest prototype.
 

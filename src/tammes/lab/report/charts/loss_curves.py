@@ -18,6 +18,7 @@ from tammes.lab.report.charts.chart import Chart, Line, Panel, numbers, plot
 from tammes.losses.adaptive import NormStatistics
 from tammes.losses.pairwise import Centers
 from tammes.split import REDUCED, Split, split
+from tammes.states import LearnedNumber
 from tammes.terms import Batch, Setting, Term
 
 CLASSES = 10
@@ -100,6 +101,7 @@ def split_at(
             "gap": gap,
             "length": torch.ones_like(theta),
             "norm": torch.full_like(theta, norm),
+            "distance": 2 * (theta / 2).sin(),
         },
         reads=(*REDUCED, "rest"),
     )
@@ -160,6 +162,9 @@ def _variants(term: Term) -> list[tuple[str, dict[str, Any], dict[str, Any]]]:
         state.std.fill_(1.0)
         kinds = {"short feature": 1.0, "average feature": 20.0, "long feature": 100.0}
         return [(name, {"norm": norm}, {"state": state}) for name, norm in kinds.items()]
+    learned = term.make_state(tammes.CosineHead(2, CLASSES).double())
+    if isinstance(learned, LearnedNumber):
+        return [("", {}, {"state": learned.value.detach().squeeze()})]
     for key, values in term.settings.items():
         if isinstance(values, tuple):
             # A setting per class: the first and the last class represent all.
@@ -207,6 +212,12 @@ def _one_by_one(term: Term, theta: Tensor) -> Tensor:
         turned = torch.stack([angle.cos(), angle.sin(), torch.zeros_like(angle)])
         if term.definition.on == "prototypes":
             values.append(term(torch.stack([fixed, turned])))
+            continue
+        if term.definition.on == "proxies":
+            one = torch.ones(1, dtype=torch.bool)
+            batch = Batch(turned[None], torch.zeros(1, dtype=torch.long), one)
+            proxies = torch.stack([fixed, theta.new_tensor([0.0, 0.0, 1.0])])
+            values.append(term(batch, proxies).sum())
             continue
         away = theta.new_tensor([0.0, 0.0, 1.0])
         batch = Batch(
@@ -264,6 +275,7 @@ _AXIS = {
     "split": "angle to the true class prototype θ (degrees)",
     "prototypes": "angle between two prototypes θ (degrees)",
     "features": "angle to the true class θ (degrees)",
+    "proxies": "angle to the true class prototype θ (degrees)",
 }
 _NO_SOFTMAX = ("lm_softmax", "sample_margin", "logit_divergence", "large_margin_gaussian")
 """Losses of another magnitude than the softmax, which is not drawn beside them."""

@@ -1,0 +1,194 @@
+"""Losses between the examples of a batch and prototypes as proxies of their classes."""
+
+from collections.abc import Callable
+
+import torch
+from torch import Tensor
+from torch.utils.checkpoint import checkpoint
+
+from tammes._validation import transforming
+from tammes.distributed.sharded_rows import ALL_ROWS_LOCAL, ShardedRows
+from tammes.losses.angular import check_margins, target_similarity
+from tammes.similarity import angle_gaps, directions, unit
+from tammes.split import assemble, softplus
+from tammes.terms import Batch, Setting, term
+
+_SCORES = 1 << 24
+"""Cosines in memory at a time; above, blocks of classes are computed again in backward."""
+
+
+def _by_blocks(
+    function: Callable[[Tensor, Tensor, int], Tensor], features: Tensor, proxies: Tensor
+) -> list[Tensor]:
+    """Evaluate a function of features, some proxies and the number of the first, block by block."""
+    most = max(1, _SCORES // max(1, len(features)))
+    if len(proxies) <= most or transforming():
+        return [function(features, proxies, 0)]
+    return [
+        checkpoint(
+            function,
+            features,
+            proxies[first : first + most],
+            first,
+            use_reentrant=False,
+            preserve_rng_state=False,
+        )
+        for first in range(0, len(proxies), most)
+    ]
+
+
+def _check_scale(scale: float, margin: float) -> None:
+    if not scale > 0:
+        raise ValueError(f"proxy_anchor expects scale above 0, got {scale}")
+
+
+@term(on="proxies", reads="", check=_check_scale)
+def proxy_anchor(
+    batch: Batch,
+    prototypes: Tensor,
+    *,
+    scale: Setting = 32.0,
+    margin: Setting = 0.1,
+    shards: ShardedRows = ALL_ROWS_LOCAL,
+) -> Tensor:
+    r"""Proxy-Anchor: each prototype pulls the hardest of its examples and pushes all others.
+
+    .. math::
+        \ell = \frac{1}{|P|}\sum_{c\in P}
+        \log\Bigl(1 + \sum_{i:\,y_i = c} e^{-\alpha(\cos\theta_{ic} - \delta)}\Bigr)
+        + \frac1C\sum_c
+        \log\Bigl(1 + \sum_{i:\,y_i \ne c} e^{\alpha(\cos\theta_{ic} + \delta)}\Bigr)
+
+    with :math:`P` the classes of the batch. The sums are over the examples of the batch, on all
+    ranks over those of the global batch, where a softmax sums over classes: it has one value for
+    the batch, so weights of examples do not enter. It uses cosines whatever the head. Beyond 16
+    million cosines only a block of classes is in memory.
+
+    Args:
+        batch: features and labels.
+        prototypes: shape ``(C, D)``.
+        scale: :math:`\alpha`; the scale of the head does not enter.
+        margin: cosine :math:`\delta` by which examples are to be nearer, or farther.
+        shards: access to the prototypes of other ranks; the criterion supplies it.
+
+    Returns:
+        The loss, a scalar.
+
+    Example:
+        >>> criterion = tammes.Criterion(tammes.CosineHead(4, 3), tammes.proxy_anchor())
+        >>> loss = criterion(torch.randn(8, 4), torch.randint(3, (8,)))
+
+    References:
+        Kim et al., Proxy Anchor Loss for Deep Metric Learning, CVPR 2020, eq. 4.
+    """
+    features, proxies = directions(batch.features), unit(prototypes)
+    labels = torch.where(batch.valid, batch.labels - shards.start, -1)
+
+    def sums(features: Tensor, proxies: Tensor, first: int) -> Tensor:
+        """Positive and negative parts of some classes, and how many are in the batch."""
+        cosine = features @ proxies.T
+        classes = torch.arange(first, first + len(proxies), device=labels.device)
+        own = labels[:, None] == classes
+        others = ~own & batch.valid[:, None]
+        zero = cosine.new_zeros(1, len(proxies))
+        # With the one as a score of zero: finite also where a sum is over no example.
+        near = torch.where(own, -scale * (cosine - margin), -torch.inf)
+        far = torch.where(others, scale * (cosine + margin), -torch.inf)
+        pulled = torch.cat([zero, near]).logsumexp(0).sum()
+        pushed = torch.cat([zero, far]).logsumexp(0).sum()
+        return torch.stack([pulled, pushed, own.any(0).sum().to(cosine.dtype)])
+
+    total = torch.stack(_by_blocks(sums, features, proxies)).sum(0)
+    pulled, pushed, present = shards.all_reduce(total)
+    return pulled / present.detach().clamp_min(1) + pushed / shards.count(prototypes)
+
+
+def _check_multi_positive(scale: float, margin: float, kind: str) -> None:
+    if not scale > 0:
+        raise ValueError(f"multi_positive expects scale above 0, got {scale}")
+    if kind not in ("arc", "cos"):
+        raise ValueError(f"multi_positive expects kind 'arc' or 'cos', got {kind!r}")
+    check_margins(m2=margin if kind == "arc" else 0.0)
+
+
+@term(on="proxies", reads="", check=_check_multi_positive, several_positives=True)
+def multi_positive(
+    batch: Batch,
+    prototypes: Tensor,
+    *,
+    scale: Setting = 64.0,
+    margin: Setting = 0.3,
+    kind: str = "arc",
+    shards: ShardedRows = ALL_ROWS_LOCAL,
+) -> Tensor:
+    r"""Margin softmax with several positives: each against all classes that are not positives.
+
+    .. math::
+        \ell_i = \frac{1}{|P_i|}\sum_{p\in P_i}
+        \log\Bigl(1 + \sum_{c\notin P_i} e^{s\cos\theta_{ic} - s\,\Phi(\theta_{ip})}\Bigr),\qquad
+        \Phi(\theta) = \cos(\theta + m)\ \text{or}\ \cos\theta - m
+
+    For labels of shape ``(N, P)``, filled up with the criterion's ``ignore_index``: images that
+    show several things, or belong to several clusters. Positives do not compete with each other,
+    as they would in one softmax for each. With one positive it is :func:`tammes.arcface` or
+    :func:`tammes.cosface`. It uses cosines whatever the head. Beyond 16 million cosines only a
+    block of classes is in memory.
+
+    Args:
+        batch: features and labels; the labels of an example are to differ.
+        prototypes: shape ``(C, D)``.
+        scale: :math:`s`; the scale of the head does not enter.
+        margin: :math:`m`, in radians or, for ``"cos"``, a cosine.
+        kind: ``"arc"`` adds to the angle, ``"cos"`` subtracts from the cosine.
+        shards: access to the prototypes of other ranks; the criterion supplies it.
+
+    Returns:
+        Loss of each example, shape ``(N,)``.
+
+    Example:
+        >>> criterion = tammes.Criterion(tammes.CosineHead(4, 5), tammes.multi_positive())
+        >>> labels = torch.tensor([[0, 3], [2, -100]])
+        >>> loss = criterion(torch.randn(2, 4), labels)
+
+    References:
+        The task of An et al., Multi-label Cluster Discrimination for Visual Representation
+        Learning, ECCV 2024 (the form is ours: a margin softmax where there is one positive).
+    """
+    features, proxies = directions(batch.features), unit(prototypes)
+    labels = batch.labels if batch.labels.ndim == 2 else batch.labels[:, None]
+    counts = (labels >= 0) & batch.valid[:, None]
+    place = labels - shards.start
+    here = counts & (place >= 0) & (place < len(proxies))
+    # A rank without classes takes any row.
+    rows = torch.cat([proxies, proxies.new_zeros(1, proxies.shape[1])])
+    rows = rows[torch.where(here, place, len(proxies))]
+    gaps = angle_gaps(batch.features[:, None].expand_as(rows), rows, features[:, None])
+    known = {
+        name: shards.all_reduce(torch.where(here, value, 0.0)).flatten()
+        for name, value in gaps.items()
+    }
+    known["length"] = torch.ones_like(known["gap"])
+    split = assemble(known, labels.flatten(), 1.0, shards.count(proxies), known["gap"], unit=True)
+    margins = {"m2": margin} if kind == "arc" else {"m3": margin}
+    target = target_similarity(split, **margins).view_as(gaps["gap"])
+
+    def negatives(features: Tensor, proxies: Tensor, first: int) -> Tensor:
+        """Log-sum-exp of the scores of some classes that are not positives."""
+        classes = torch.arange(first, first + len(proxies), device=labels.device)
+        own = torch.zeros(len(features), len(proxies), dtype=torch.bool, device=labels.device)
+        for column in torch.where(here, place, -1).unbind(1):
+            own = own | (column[:, None] == classes)
+        # Not minus infinity: where all are positives there is a gradient of zero.
+        scores = torch.where(own, _NEVER, scale * (features @ proxies.T))
+        return torch.cat([scores, scores.new_full((len(scores), 1), _NEVER)], 1).logsumexp(1)
+
+    others = torch.stack(_by_blocks(negatives, features, proxies)).logsumexp(0)
+    others = shards.all_gather(others[None]).logsumexp(0)
+    losses = softplus(others[:, None] - scale * target)
+    # Where values are not checked: nobody has such a class, and the loss is to show it.
+    losses = losses.masked_fill(labels >= shards.count(proxies), torch.nan)
+    return torch.where(counts, losses, 0.0).sum(1) / counts.sum(1).clamp_min(1)
+
+
+_NEVER = -1e30
+"""Score of a class that does not count."""
