@@ -13,14 +13,23 @@ endif
 .PHONY: setup demo test check docs bench gpu floor clean
 
 # The constraint takes the CPU build of torch where one is on disk; users are not bound by it.
-$(VENV)/installed: pyproject.toml constraints.txt
+# Compiling as pip does takes longer than the demo, which imports a small part.
+INSTALL := $(RUN) -m pip install --quiet --no-compile --constraint constraints.txt --editable
+
+$(VENV)/demo: pyproject.toml constraints.txt
 	$(PYTHON) -m venv $(VENV)
-	$(RUN) -m pip install --quiet --constraint constraints.txt --editable '.[dev]'
+	$(INSTALL) '.[demo]'
+	touch $@
+
+# Everything else; tests start many processes, so all of it is compiled, on all cores.
+$(VENV)/installed: $(VENV)/demo
+	$(INSTALL) '.[dev]'
+	-$(RUN) -m compileall -qq -j 0 $(VENV)/lib
 	touch $@
 
 setup: $(VENV)/installed
 
-demo: setup
+demo: $(VENV)/demo
 	$(RUN) -m tammes demo
 
 test: setup

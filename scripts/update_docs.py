@@ -1,8 +1,8 @@
 """Regenerate the parts of ``docs/`` that quote the code; tests fail if a page is out of date.
 
-These are the table of fields in configuration.md, and outputs of commands in scaling.md, advise.md,
-choosing.md, doctor.md and fewshot.md. ``make docs`` runs this, and the scripts that write
-docs/contract.md and docs/results.md.
+These are the table of fields in configuration.md, that of columns in glossary.md, and outputs of
+commands in scaling.md, advise.md, choosing.md, doctor.md and fewshot.md. ``make docs`` runs this,
+and the scripts that write docs/contract.md and docs/results.md.
 """
 
 import contextlib
@@ -22,6 +22,7 @@ from tammes.lab.cli.main import main
 from tammes.lab.config.flags import field_help
 from tammes.lab.config.schema import Config
 from tammes.lab.config.typecheck import type_name
+from tammes.lab.report.glossary import COLUMNS
 
 DOCS = Path(__file__).parents[1] / "docs"
 SCRIPTS: dict[str, Callable[[list[str]], object]] = {
@@ -31,7 +32,6 @@ SCRIPTS: dict[str, Callable[[list[str]], object]] = {
     "scripts/fewshot_table.py": fewshot_table.main,
 }
 """Scripts whose output pages quote."""
-BEGIN, END = "<!-- fields: made by scripts/update_docs.py -->", "<!-- end of fields -->"
 
 
 def printed(command: str) -> str:
@@ -64,9 +64,27 @@ def with_outputs(page: str) -> str:
 
 def with_fields(page: str) -> str:
     """Return a page with the table of configuration fields updated."""
-    before, _, rest = page.partition(BEGIN)
-    _, _, after = rest.partition(END)
-    return f"{before}{BEGIN}\n{_fields()}\n{END}{after}"
+    return _with_table(page, "fields", _fields())
+
+
+def with_columns(page: str) -> str:
+    """Return a page with the table of the columns of pages updated."""
+    rows = [f"| {name} | {text} |" for name, text in sorted(COLUMNS.items(), key=_alphabetically)]
+    return _with_table(page, "columns", "\n".join(["| column | meaning |", "|---|---|", *rows]))
+
+
+def _alphabetically(row: tuple[str, str]) -> tuple[str, str]:
+    return row[0].lower(), row[0]
+
+
+def _with_table(page: str, name: str, table: str) -> str:
+    """Return a page with the table between the two marks of a name replaced."""
+    begin, end = f"<!-- {name}: made by scripts/update_docs.py -->", f"<!-- end of {name} -->"
+    before, found, rest = page.partition(begin)
+    _, closed, after = rest.partition(end)
+    assert found
+    assert closed
+    return f"{before}{begin}\n{table}\n{end}{after}"
 
 
 def _fields() -> str:
@@ -84,6 +102,7 @@ def _fields() -> str:
 
 UPDATES = {
     "configuration": with_fields,
+    "glossary": with_columns,
     "scaling": with_outputs,
     "advise": with_outputs,
     "choosing": with_outputs,

@@ -5,19 +5,22 @@ import itertools
 import json
 from pathlib import Path
 
-import conftest
 import pytest
 
 ROOT = Path(__file__).resolve().parents[1]
 RECORD = ROOT / "results" / "gpu.json"
 
 
-@pytest.fixture(scope="module")
-def script():
-    spec = importlib.util.spec_from_file_location("gpu_script", ROOT / "scripts" / "gpu.py")
+def loaded(name, path):
+    spec = importlib.util.spec_from_file_location(name, path)
     module = importlib.util.module_from_spec(spec)
     spec.loader.exec_module(module)
     return module
+
+
+@pytest.fixture(scope="module")
+def script():
+    return loaded("gpu_script", ROOT / "scripts" / "gpu.py")
 
 
 def test_tests_of_gpus_kernels_and_timm_are_started_in_shares(script, monkeypatch, tmp_path):
@@ -34,6 +37,8 @@ def test_tests_of_gpus_kernels_and_timm_are_started_in_shares(script, monkeypatc
 
 
 def test_shares_are_disjoint_and_leave_out_no_test(monkeypatch):
+    # By its path: there is another conftest, in tests/lab.
+    conftest = loaded("conftest_of_all", ROOT / "tests" / "conftest.py")
     marked = [f"test {number}" for number in range(10)]
     shares = []
     for number in range(3):

@@ -1,8 +1,8 @@
 """Wheel and sdist are complete: installed where nothing else is, they do what the checkout does.
 
 Everything it needs is installed with it, from the registry that the checkout was installed from. An
-environment that borrowed the packages of this one would not notice a dependency that the extra
-`lab` forgot to name.
+environment that borrowed the packages of this one would not notice a dependency that the extras
+`demo` and `lab` forgot to name.
 """
 
 import json
@@ -92,8 +92,16 @@ print(json.dumps([tammes.__version__, there, bool(criterion.head.weight.grad.any
 
 
 @pytest.fixture(scope="module")
-def installed(alone, environment, wheel):
-    """The same environment with the lab, after the core was tried alone."""
+def demonstrated(alone, environment, wheel, tmp_path_factory):
+    """Folder and output of the demo where only its extra is installed, as `make demo` does."""
+    folder = tmp_path_factory.mktemp("demonstrated")
+    install(environment, f"{wheel}[demo]")
+    return folder, run(environment / "tammes", "demo", folder=folder)
+
+
+@pytest.fixture(scope="module")
+def installed(demonstrated, environment, wheel):
+    """The same environment with the lab, after the core and the demo were tried alone."""
     return install(environment, f"{wheel}[lab]")
 
 
@@ -163,9 +171,8 @@ def test_the_installed_command_lists_what_it_ships(installed, tmp_path):
         assert name in listed, name
 
 
-def test_the_installed_demo_ends_by_naming_a_page_that_is_there(installed, tmp_path):
-    printed = run(installed / "tammes", "demo", folder=tmp_path)
-    last = printed.splitlines()[-1]
-    page = tmp_path / last.partition("page: ")[2]
-    assert page.is_relative_to(tmp_path)
+def test_the_demo_needs_its_extra_alone_and_ends_by_naming_a_page_that_is_there(demonstrated):
+    folder, printed = demonstrated
+    page = folder / printed.splitlines()[-1].partition("page: ")[2]
+    assert page.is_relative_to(folder)
     assert "cosface(margin=0.3)" in page.read_text(encoding="utf-8")

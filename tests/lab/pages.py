@@ -1,5 +1,7 @@
 """Helpers of the tests of pages: three pages, and a look into what was written and drawn."""
 
+import base64
+import gzip
 import json
 import re
 
@@ -64,14 +66,18 @@ def write_measure_page(folder):
 
 def body(text):
     """A page without the library and the numbers of the plots."""
-    text = re.sub(r"<script>/\*\*\n\* plotly.*?</script>", "", text, flags=re.DOTALL)
-    return re.sub(r'<script type="application/json".*?</script>', "", text, flags=re.DOTALL)
+    return re.sub(r'<script type="application/gzip".*?</script>', "", text, flags=re.DOTALL)
+
+
+def packed(text, name):
+    """What a page has packed under a name: the library, or the numbers of the plots."""
+    (found,) = re.findall(rf'<script type="application/gzip" id="{name}">(.*?)</script>', text)
+    return gzip.decompress(base64.b64decode(found)).decode()
 
 
 def plots(text):
     """The numbers of the plots."""
-    found = re.search(r'<script type="application/json" id="plots">(.*?)</script>', text, re.DOTALL)
-    return json.loads(found.group(1))
+    return json.loads(packed(text, "plots"))
 
 
 def layers(chart, kind):

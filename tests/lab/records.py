@@ -18,6 +18,7 @@ def make_run(
     classes=DIGITS,
     size=3,
     examples=200,
+    noise=0.4,
     epochs=6,
     accuracy=0.9,
     class_margin=60.0,
@@ -88,10 +89,10 @@ def make_run(
     rows, times = [], []
     for epoch in range(1, stop + 1):
         part = 1 - math.exp(-3 * epoch / epochs)
-        noise = 0.02 * float(torch.rand((), generator=generator))
+        shift = 0.02 * float(torch.rand((), generator=generator))
         measured = {
-            "accuracy": min(1.0, accuracy * part + noise),
-            "sample_margin": sample_margin * part + noise,
+            "accuracy": min(1.0, accuracy * part + shift),
+            "sample_margin": sample_margin * part + shift,
             "bias": max(math.log(max(count - 1, 1)) * (1 - 0.6 * part), 0.0),
             "loss": 2.3 * (1 - part) + 0.1,
         }
@@ -101,7 +102,7 @@ def make_run(
                 "step": 11 * epoch,
                 "lr": 0.05 * (1 + math.cos(math.pi * epoch / epochs)),
                 "train": {
-                    "loss": 2.3 * (1 - part) + noise,
+                    "loss": 2.3 * (1 - part) + shift,
                     "accuracy": min(1.0, accuracy * part + 0.03),
                     "sample_margin": sample_margin * part,
                 },
@@ -118,7 +119,7 @@ def make_run(
             }
         )
         times.append(
-            {"epoch": epoch, "seconds": 1.5, "images_per_second": per_second + 100 * noise}
+            {"epoch": epoch, "seconds": 1.5, "images_per_second": per_second + 100 * shift}
         )
     write_lines(folder / "metrics.jsonl", rows)
     write_lines(folder / "timing.jsonl", times)
@@ -137,8 +138,7 @@ def make_run(
 
     prototypes = torch.randn(count, size, generator=generator)
     labels = torch.arange(examples) % count
-    noise = torch.randn(examples, size, generator=generator)
-    features = prototypes[labels] + 0.4 * noise
+    features = prototypes[labels] + noise * torch.randn(examples, size, generator=generator)
     unit = torch.nn.functional.normalize
     predictions = (unit(features) @ unit(prototypes).T).argmax(1)
     right = predictions == labels
@@ -181,7 +181,10 @@ def make_run(
         good = [int((right & (labels == place)).nonzero()[0]) for place in range(count)
                 if bool((right & (labels == place)).any())]  # fmt: skip
         chosen = torch.cat([wrong, torch.tensor(good, dtype=torch.long)])
-        images = 256 * torch.rand(len(chosen), channels, side, side, generator=generator)
+        # Coarse shapes with some grain: their files are as large as those of photographs.
+        coarse = 216 * torch.rand(len(chosen), channels, 8, 8, generator=generator)
+        images = torch.nn.functional.interpolate(coarse, (side, side), mode="bilinear")
+        images += 40 * torch.rand(images.shape, generator=generator)
         write_tensors(
             folder / "examples.safetensors",
             {

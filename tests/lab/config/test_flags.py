@@ -10,7 +10,7 @@ import pytest
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
 from messages import pattern
-from update_docs import BEGIN, with_fields
+from update_docs import with_fields
 
 from tammes.lab.cli.main import _Parser
 from tammes.lab.config.flags import add_config, field_help, read_config, read_file
@@ -236,7 +236,6 @@ def test_every_field_is_explained():
 
 def test_the_page_lists_the_fields_as_they_are():
     page = DOCUMENT.read_text(encoding="utf-8")
-    assert BEGIN in page
     assert with_fields(page) == page, "run make docs"
 
 

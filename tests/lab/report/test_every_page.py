@@ -10,6 +10,7 @@ from pages import (
     NAMES,
     body,
     escaped,
+    packed,
     plots,
     write_measure_page,
     write_reproduction_page,
@@ -53,7 +54,8 @@ def opened(screen, desktop, phone):
 
 def test_the_library_is_inside_once_and_nothing_is_loaded_from_elsewhere(written, name):
     text = written.read_text()
-    assert text.count("* plotly.js v") == 1
+    assert text.count("* plotly.js v") == packed(text, "library").count("* plotly.js v") == 1
+    assert "MIT license" in text
     assert "default-src 'none'" in text
     sources = re.findall(r"<(?:script|link|img|iframe)[^>]*\s(?:src|href)=\"?([^\"]*)", body(text))
     assert bool(sources) == (name == "runs")
@@ -237,6 +239,9 @@ def test_dark_mode_reaches_the_page_and_its_plots(desktop, phone):
     )
     assert light == ["rgb(255, 255, 255)", True, "#1b1f24"]
     assert dark == ["rgb(20, 23, 27)", True, "#e6e9ed"]
+    balls = f"{BOXES}.flatMap(box => box.data).filter(trace => trace.type === 'surface')"
+    assert {*desktop.run(f"{balls}.map(ball => ball.colorscale[0][1])")} == {"#e3e7ec"}
+    assert {*phone.run(f"{balls}.map(ball => ball.colorscale[0][1])")} == {"#2d333b"}
 
 
 def test_printed_tables_are_as_wide_as_the_paper(chromium, written):

@@ -6,6 +6,7 @@ from pathlib import Path
 import pytest
 from ledgers import MACHINE, entry
 
+from tammes.lab.reproduce import recipes
 from tammes.lab.reproduce.ledger import Ledger
 
 sys.path.insert(0, str(Path(__file__).parents[3] / "scripts"))
@@ -43,6 +44,19 @@ def test_findings_are_named_with_the_first_look_that_had_them():
         "after epoch 2 | 25.00% | 1.50% |",
         "| CosFace (s = 64) | 70.00 | 0.50 | none | 25.00% | 1.50% |",
     ]
+
+
+def test_on_cifar100_the_collapse_is_named_in_time_and_healthy_runs_have_no_findings():
+    ledger = Ledger.at(doctor_table.LEDGER, recipes.load(doctor_table.NAME))
+    looks = {
+        row: [look for cell in ledger.of(row, "short") for look in cell.kept["health"]["looks"]]
+        for row in ("arcface_64", "ce", "cosface_64")
+    }
+    if not all(looks.values()):
+        pytest.skip("the column was not run yet")
+    early = [look for look in looks["arcface_64"] if look["epoch"] <= 2]
+    assert any("prototypes-collapsed" in look["findings"] for look in early)
+    assert not [look for row in ("ce", "cosface_64") for look in looks[row] if look["findings"]]
 
 
 @pytest.mark.parametrize("cells", [[], [entry("ce", "cifar100", 0, {"accuracy": 70.0})]])

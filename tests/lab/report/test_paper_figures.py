@@ -294,6 +294,37 @@ def test_the_sphere_shows_directions(generator):
         distributions.sphere(prototypes[:, :2])
 
 
+def test_the_far_side_of_a_sphere_is_pale_in_print():
+    axes = distributions.sphere(torch.eye(3)).axes[0]
+    up, around = math.radians(axes.elev), math.radians(axes.azim)
+    level = math.cos(up)
+    eye = torch.tensor([level * math.cos(around), level * math.sin(around), math.sin(up)])
+    axes = distributions.sphere(torch.stack([eye, -eye]), eye[None] * torch.tensor([[1.0], [-1]]),
+                                torch.tensor([0, 1])).axes[0]  # fmt: skip
+    far, near = sorted(each.get_alpha() for each in axes.lines if each.get_marker() == "o")
+    assert near > 3 * far
+    near, far = (each.get_alpha() for each in axes.collections)
+    assert near > 3 * far
+
+
+def test_a_translucent_ball_hides_the_far_side_of_an_interactive_sphere():
+    features = torch.eye(3)
+    figure = distributions.sphere.interactive(torch.eye(3), features, torch.arange(3))
+    (ball,) = [trace for trace in figure.data if trace.type == "surface"]
+    radius = sum(torch.tensor(ball[axis]).square() for axis in "xyz").sqrt()
+    # Inside of the points, so that it hides those behind it and none before it.
+    assert 0.95 < radius.min() <= radius.max() < 0.99
+    assert 0.4 < ball.opacity < 0.9
+    points = [
+        trace for trace in figure.data if trace["type"] == "scatter3d" and trace.mode == "markers"
+    ]
+    assert len(points) == 3
+    # What is translucent itself is drawn after the ball, and over it.
+    assert {trace.marker.opacity for trace in points} | {trace.opacity for trace in points} == {
+        None
+    }
+
+
 def test_spheres_are_titled_with_their_class_margin():
     prototypes = tammes.geometry.simplex(4, 3)
     figure = distributions.spheres(
@@ -372,7 +403,8 @@ def test_the_interactive_heat_map_and_histogram_show_the_chart_s_numbers(cosines
 
 def test_names_are_escaped_in_interactive_figures():
     figure = distributions.sphere.interactive(torch.eye(3), names=["<b>x</b>", "&", "c"])
-    assert [trace.name for trace in figure.data[1:]] == ["&lt;b&gt;x&lt;/b&gt;", "&amp;", "c"]
+    # After the ball and its grid.
+    assert [trace.name for trace in figure.data[2:]] == ["&lt;b&gt;x&lt;/b&gt;", "&amp;", "c"]
 
 
 @pytest.mark.parametrize("suffix", [".png", ".pdf"])

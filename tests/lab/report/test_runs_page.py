@@ -1,8 +1,10 @@
 """The page of runs: everything in it comes from their records, and it opens anywhere."""
 
+import json
 import math
 import re
 import shlex
+import sys
 import xml.etree.ElementTree as ElementTree
 from dataclasses import replace
 
@@ -14,7 +16,7 @@ from records import DIGITS, make_run, make_study
 from tammes.lab.cli import main
 from tammes.lab.config.flags import add_config, read_config
 from tammes.lab.config.schema import Config
-from tammes.lab.records.run_folder import Run, write_tensors
+from tammes.lab.records.run_folder import Run, write_json, write_tensors
 from tammes.lab.report.charts.chart import (
     Bars,
     Chart,
@@ -26,10 +28,12 @@ from tammes.lab.report.charts.chart import (
     Rule,
     short,
 )
-from tammes.lab.report.confusions import pairs, png, worst_mistakes
+from tammes.lab.report.charts.feature_projection import CAPTIONS
+from tammes.lab.report.confusions import pairs, worst_mistakes
 from tammes.lab.report.load_runs import load_runs, representative_seeds
 from tammes.lab.report.pages.runs_page import charts_of_runs, run_figures, runs_page
 from tammes.lab.report.render import html_page
+from tammes.lab.report.render.image_url import image_url
 from tammes.lab.report.render.matplotlib_charts import draw
 from tammes.lab.report.rerun import train_command
 from tammes.lab.stats.seed_groups import study
@@ -195,7 +199,7 @@ def test_a_confused_pair_has_its_images_between_right_ones(tmp_path):
         assert shown[0] == one
         assert shown[-1] == two
         assert set(shown[1:-1]) <= {f"{one}, predicted as {two}", f"{two}, predicted as {one}"}
-        assert len(re.findall('<img src="data:image/png;base64,', gallery)) == len(shown)
+        assert len(re.findall('<img src="data:image/(?:png|webp);base64,', gallery)) == len(shown)
 
 
 def test_the_confusion_matrix_has_the_mistakes_of_each_class(tmp_path):
@@ -254,18 +258,40 @@ def test_an_image_is_kept_pixel_by_pixel(channels, generator):
     from PIL import Image
 
     pixels = torch.randint(0, 256, (channels, 5, 7), generator=generator).to(torch.uint8)
-    data = base64.b64decode(png(pixels).partition(",")[2])
+    data = base64.b64decode(image_url(pixels).partition(",")[2])
     image = Image.open(io.BytesIO(data))
     assert image.size == (7, 5)
     read = torch.tensor(list(image.tobytes()), dtype=torch.uint8).view(5, 7, channels)
     assert torch.equal(read.permute(2, 0, 1), pixels)
 
 
-@pytest.mark.parametrize(("size", "kind"), [(2, "plane"), (3, "sphere"), (5, None)])
-def test_features_are_drawn_where_they_can_be_seen(tmp_path, size, kind):
-    charts = run_figures(make_study(tmp_path, seeds=2, size=size, pictures=False))
-    shown = [name for name in charts if name.startswith(("plane", "sphere"))]
-    assert shown == ([] if kind is None else [f"{kind}-{place}" for place in (1, 2, 3)])
+def test_a_photograph_is_compressed_and_looks_the_same():
+    import base64
+    import io
+
+    from PIL import Image
+
+    across = torch.linspace(0, 255, 64)
+    pixels = torch.stack(
+        [across.expand(64, 64), across[:, None].expand(64, 64), 60 + 0 * across.expand(64, 64)]
+    )
+    pixels = (pixels + 40 * torch.rand(64, 64)).clamp(0, 255).byte()
+    url = image_url(pixels)
+    assert url.startswith("data:image/webp;base64,")
+    assert len(url) < 4000
+    with Image.open(io.BytesIO(base64.b64decode(url.partition(",")[2]))) as image:
+        read = torch.tensor(list(image.convert("RGB").tobytes()), dtype=torch.uint8).view(64, 64, 3)
+    assert (read.permute(2, 0, 1).float() - pixels.float()).abs().mean() < 8
+
+
+@pytest.mark.parametrize(("size", "kind"), [(1, "pca"), (2, "plane"), (3, "sphere"), (64, "pca")])
+def test_features_of_any_dimension_are_drawn(tmp_path, monkeypatch, size, kind):
+    # An entry of None is what Python has for a module that cannot be imported.
+    monkeypatch.setitem(sys.modules, "umap.umap_", None)
+    found = make_study(tmp_path, seeds=2, size=size, pictures=False)
+    shown = [name for name in run_figures(found) if name.startswith(("plane", "sphere", "pca"))]
+    assert shown == [f"{kind}-{place}" for place in (1, 2, 3)]
+    assert CAPTIONS[kind] in body(runs_page(found))
 
 
 def test_terms_are_drawn_where_a_loss_has_several(tmp_path):
@@ -340,6 +366,26 @@ def test_a_command_trains_the_same_again(tmp_path):
     assert escaped("--loss 'cosface(margin=0.35) + 0.5*sample_margin()'") in text
 
 
+def test_every_command_is_on_the_page_once(tmp_path):
+    found = make_study(tmp_path, seeds=3, losses=("softmax()", "nca()"), pictures=False)
+    for run in found:
+        known = json.loads((run.folder / "environment.json").read_text())
+        write_json(run.folder / "environment.json", {**known, "command": "tammes compare --x 1"})
+    text = body(runs_page(found, command="tammes compare --x 1"))
+    shown = "\n".join(re.findall("<pre>(.*?)</pre>", text, re.DOTALL))
+    assert shown.count("tammes compare --x 1") == 1
+    assert shown.count("tammes train") == 2
+    assert "# nca(), seeds 0, 1, 2\ntammes train" in shown
+
+
+def test_a_run_that_was_trained_by_itself_has_its_command_once(tmp_path):
+    run = make_run(tmp_path, loss="nca()", seed=4, pictures=False)
+    text = body(runs_page([run], command="tammes report x"))
+    shown = re.findall("<pre>(.*?)</pre>", text, re.DOTALL)
+    assert [each for each in shown if "tammes" in each] == ["tammes report x", shown[-1]]
+    assert shown[-1].startswith("# nca(), seed 4\ntammes train ")
+
+
 def test_a_value_with_a_dash_is_no_flag():
     assert train_command(Config(name="-x")).endswith("--name=-x")
 
@@ -359,7 +405,33 @@ def test_many_groups_stay_readable(tmp_path):
     text = runs_page(found)
     assert "The first 8 groups; 12 more are not drawn." in text
     assert "single seeds are not drawn" in text
-    assert len(text) < 7_000_000
+
+
+@pytest.mark.parametrize(
+    ("losses", "how"),
+    [
+        pytest.param(10, {"size": 3}, id="ten losses on ten classes"),
+        pytest.param(2, {"size": 64, "noise": 3.0}, id="two losses with five seeds"),
+        pytest.param(
+            10,
+            {
+                "size": 128,
+                "noise": 4.0,
+                "classes": [f"class number {place}" for place in range(100)],
+                "channels": 3,
+                "side": 32,
+            },
+            id="ten losses on CIFAR-100",
+        ),
+        pytest.param(10, {"size": 3, "channels": 3, "side": 64}, id="photographs"),
+    ],
+)
+def test_a_page_of_ten_runs_is_at_most_three_megabytes(tmp_path, losses, how):
+    names = [f"cosface(margin=0.{place:02d})" for place in range(1, losses + 1)]
+    how = {"epochs": 100, "examples": 2000, **how}
+    found = make_study(tmp_path, seeds=10 // losses, losses=names, **how)
+    assert len(found) == 10
+    assert len(runs_page(found).encode()) <= 3_000_000
 
 
 def test_a_large_test_set_is_read_once_and_thinned_out(tmp_path, monkeypatch):

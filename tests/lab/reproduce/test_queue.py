@@ -191,9 +191,9 @@ def test_when_time_is_up_the_next_call_resumes_from_the_checkpoint(tmp_path, mon
 
 def test_time_is_up_after_so_many_seconds_and_not_later():
     before = signal.getsignal(signal.SIGALRM)
-    with pytest.raises(KeyboardInterrupt), queue._time_limit(0.01):
+    with pytest.raises(KeyboardInterrupt), queue.time_limit(0.01):
         signal.pause()
-    with queue._time_limit(600):
+    with queue.time_limit(600):
         pass
     assert signal.getitimer(signal.ITIMER_REAL) == (0, 0)
     assert signal.getsignal(signal.SIGALRM) == before

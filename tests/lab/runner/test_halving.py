@@ -2,16 +2,19 @@
 
 import json
 import math
+import runpy
+from pathlib import Path
 
 import pytest
 
 from tammes.lab.cli import main
 from tammes.lab.config.schema import Config
-from tammes.lab.records.run_folder import Run
+from tammes.lab.records.run_folder import Run, write_json
 from tammes.lab.report.pages.tuning_page import tuning_page
 from tammes.lab.runner import halving
 from tammes.lab.runner.halving import Setting, tune, with_setting
 
+ROOT = Path(__file__).parents[3]
 GIVEN = Setting(30.0, 0.35, 0.1)
 
 
@@ -71,6 +74,37 @@ def test_the_best_setting_is_found_in_rounds_of_a_third(monkeypatch, tmp_path, b
     assert found.final.epochs == 20
     assert found.final.lr == best.rate
     assert found.final.head == f"cosine(scale={best.scale})"
+
+
+def test_the_search_is_compared_with_its_whole_grid(monkeypatch, tmp_path):
+    accuracy = near(0.1, 15, 0.03)
+    made(monkeypatch, accuracy)
+    found = tune(Config(loss="cosface(margin=0.35)", epochs=18, warmup=2), tmp_path)
+    assert len(found.grid) == 12
+    # What the search has trained for all epochs is not trained again.
+    for setting, run in found.rounds[-1].runs.items():
+        assert found.grid[setting].folder == run.folder.name
+    runs = []
+    for number, (setting, config) in enumerate(found.grid.items()):
+        for seed in (0, 1):
+            folder = tmp_path / f"{number} {seed}"
+            folder.mkdir()
+            if setting.scale != 60:
+                test = accuracy(config) + 0.01 * seed
+                write_json(folder / "final.json", {"test": {"accuracy": test}})
+            runs.append(Run(folder))
+    compared = runpy.run_path(str(ROOT / "results" / "tune_h200.py"))["compared"]
+    result = compared(found, runs, 2)
+    assert result["found"] == result["best"] == "scale 15, margin 0.1, lr 0.03"
+    assert (result["points_behind"], result["holds"]) == (0, True)
+    assert result["share_of_the_cost"] == pytest.approx(found.cost / 24)
+    assert result["test_accuracy"]["scale 60, margin 0.1, lr 0.1"] is None
+    for run in runs[:2]:
+        write_json(run.folder / "final.json", {"test": {"accuracy": 1.0}})
+    worse = compared(found, [Run(run.folder) for run in runs], 2)
+    assert worse["best"] == str(GIVEN)
+    assert worse["points_behind"] > 0.5
+    assert worse["holds"] is False
 
 
 def test_short_rounds_have_their_whole_schedule(monkeypatch, tmp_path):

@@ -1,7 +1,5 @@
 """Images of examples, as data URLs for a page."""
 
-import base64
-import io
 import os
 from dataclasses import dataclass, field
 from functools import cached_property
@@ -14,7 +12,7 @@ from torch import Tensor
 from tammes.lab.data import Images
 from tammes.lab.data.decode import reason
 from tammes.lab.records.run_folder import Run
-from tammes.lab.report.confusions import png
+from tammes.lab.report.render.image_url import image_url
 from tammes.lab.training.datasets import prepare_data
 from tammes.optional import require
 
@@ -55,9 +53,7 @@ class FilePictures:
             return None
         self.shown.add(path)
         picture.thumbnail((SIDE, SIDE))
-        buffer = io.BytesIO()
-        picture.save(buffer, "png", optimize=True)
-        return f"data:image/png;base64,{base64.b64encode(buffer.getvalue()).decode()}"
+        return image_url(picture)
 
     def notes(self) -> list[str]:
         """Return a sentence about files that could not be read."""
@@ -96,7 +92,7 @@ class RunPictures:
                 pixels[None].float(), scale_factor=scale, mode="bilinear", antialias=True
             )
             pixels = small[0].round().clamp(0, 255).byte()
-        return png(pixels)
+        return image_url(pixels)
 
     def notes(self) -> list[str]:
         """Return a sentence about a data set that is not at hand."""

@@ -1,17 +1,13 @@
 """Pairs of close or confused classes, with example images."""
 
-import base64
-import io
 from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from torch import Tensor
-
 from tammes.lab.measure.measures import closest_pairs, degrees_between
 from tammes.lab.report.load_runs import InspectedRun
 from tammes.lab.report.render.html_page import Block, Cell, Image, ImageGallery, Table, Text, Value
-from tammes.optional import require
+from tammes.lab.report.render.image_url import image_url
 from tammes.similarity import unit
 
 _WORST = 12
@@ -103,7 +99,7 @@ def worst_mistakes(seen: InspectedRun) -> list[Block]:
     for margin, place in sorted(known)[:_WORST]:
         kinds = (seen.image_labels[place], seen.image_predictions[place])
         text = f"{' as '.join(map(seen.name, kinds))}, {margin:+.2f}"
-        images.append(Image(png(seen.images[place]), text))
+        images.append(Image(image_url(seen.images[place]), text))
     detail = "Cosine to the true class minus that to the predicted one."
     return [ImageGallery("Worst mistakes", images, detail)] if images else []
 
@@ -122,7 +118,7 @@ def _gallery(seen: InspectedRun, pair: Pair) -> ImageGallery | None:
     for place in wrong:
         label, prediction = kinds[place]
         text = f"{seen.name(label)}, predicted as {seen.name(prediction)}"
-        images.append(Image(png(seen.images[place]), text, wrong=True))
+        images.append(Image(image_url(seen.images[place]), text, wrong=True))
     images += _right(seen, kinds, pair.second)
     detail = "" if pair.degrees is None else f"{pair.degrees:.1f}° apart"
     return ImageGallery(f"{first} and {second}", images, detail)
@@ -131,21 +127,4 @@ def _gallery(seen: InspectedRun, pair: Pair) -> ImageGallery | None:
 def _right(seen: InspectedRun, kinds: Sequence[tuple[int, int]], name: int) -> list[Image]:
     assert seen.images is not None
     place = next((place for place, kind in enumerate(kinds) if kind == (name, name)), None)
-    return [] if place is None else [Image(png(seen.images[place]), seen.name(name))]
-
-
-def png(pixels: Tensor) -> str:
-    """Encode an image, uint8 of shape ``(1 or 3, height, width)``, as a data URL.
-
-    Example:
-        >>> import torch
-        >>> png(torch.zeros(3, 2, 2, dtype=torch.uint8))[:22]
-        'data:image/png;base64,'
-    """
-    images = require("PIL.Image", extra="lab")
-    channels, height, width = pixels.shape
-    data = bytes(pixels.permute(1, 2, 0).flatten().tolist())
-    image = images.frombytes("L" if channels == 1 else "RGB", (width, height), data)
-    buffer = io.BytesIO()
-    image.save(buffer, "png", optimize=True)
-    return f"data:image/png;base64,{base64.b64encode(buffer.getvalue()).decode()}"
+    return [] if place is None else [Image(image_url(seen.images[place]), seen.name(name))]

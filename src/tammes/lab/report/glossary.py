@@ -1,8 +1,8 @@
-"""Definitions of the columns of tables, for tooltips and the glossary of a page."""
+"""Definitions of the columns of tables: tooltips and glossary of a page, docs/glossary.md."""
 
 import re
 
-_COLUMNS = {
+COLUMNS = {
     "accuracy": "share of test images whose class is predicted; a tie is wrong",
     "mAP": "mean over queries of the average precision of their rankings",
     "rank 1": "share of queries whose most similar gallery image is of the same identity",
@@ -12,7 +12,7 @@ _COLUMNS = {
     "sample margin": "cosine to the prototype of the true class minus the nearest wrong one, mean "
     "over the test images; negative for a mistake",
     "softmax bias": "log-sum-exp of the scores of the other classes minus the largest of them, "
-    "mean over the test images",
+    "between 0 and log(C − 1); mean over the test images",
     "time": "seconds of training, without evaluation",
     "error": "share of test images whose class is not predicted; smaller is better",
     "training error": "share of training images whose class is not predicted",
@@ -46,7 +46,7 @@ _COLUMNS = {
     "missing": "seeds without a number",
     "number": "what is measured",
     "95 % interval": "bootstrap over identities",
-    "threshold": "smallest similarity that is accepted",
+    "threshold": "smallest similarity that is accepted; chosen for a FAR on held-out identities",
     "FAR": "share of the pairs of two identities that are accepted",
     "TAR": "share of the pairs of one identity that are accepted",
     "FPIR": "share of the searches of unknown identities that are accepted",
@@ -73,7 +73,7 @@ def definition(column: str) -> str:
         >>> definition("accuracy is")
         'whether the difference from the first group is clear'
     """
-    known = _COLUMNS.get(column) or _COLUMNS.get(re.sub(r" [%°s]$", "", column), "")
+    known = COLUMNS.get(column) or COLUMNS.get(re.sub(r" [%°s]$", "", column), "")
     if not known and column.endswith(" is"):
         return "whether the difference from the first group is clear"
     return known

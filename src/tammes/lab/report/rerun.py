@@ -1,7 +1,8 @@
 """Sections on settings, data and machines, and the commands that repeat the runs."""
 
 import shlex
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
+from operator import attrgetter
 from typing import Any
 
 from tammes.lab.config.schema import Config
@@ -107,28 +108,32 @@ def _distinct(runs: Sequence[Run], name: str) -> list[dict[str, Any]]:
 
 
 def rerun(loaded: LoadedRuns, command: str | None) -> list[Block]:
-    """Show the commands that repeat every run, and the one that wrote this page."""
-    runs = [
-        run
-        for group in loaded.groups
-        for run in sorted((*group.runs.values(), *group.stopped), key=lambda run: run.config.seed)
-    ]
-    lines = [train_command(run.config) for run in runs]
-    blocks: list[Block] = [
+    """Show every command once: those that were typed, and one that trains each group."""
+    runs = [run for group in loaded.groups for run in (*group.runs.values(), *group.stopped)]
+    typed = [str(each["command"]) for each in _distinct(runs, "environment") if each.get("command")]
+    # A run that was trained by itself has its command below.
+    whole = dict.fromkeys(text for text in typed if not text.startswith("tammes train "))
+    seed, lines = attrgetter("seed"), []
+    for group in loaded.groups:
+        own = sorted((run.config for run in (*group.runs.values(), *group.stopped)), key=seed)
+        seeds = ", ".join(map(str, dict.fromkeys(map(seed, own))))
+        some = f"seeds {seeds}" if len(own) > 1 else f"seed {seeds}"
+        lines.append(f"# {group.label}, {some}\n{train_command(own[0])}")
+    count = f"{len(lines)} {'command' if len(lines) == 1 else 'commands'}"
+    return [
         Text(
-            "One command per run; on the same machine with the same versions it gives the same "
-            "numbers. Settings that are not listed have their defaults."
+            "A command for the first seed of each group; --seed gives the others. On the same "
+            "machine with the same versions it gives the same numbers. Settings that are not "
+            "listed have their defaults."
         ),
-        Details(f"{len(lines)} {'command' if len(lines) == 1 else 'commands'}", "\n\n".join(lines)),
+        *_folded("As it was run", dict.fromkeys([*whole, *([command] if command else [])])),
+        *_folded(count, lines),
     ]
-    started = dict.fromkeys(
-        str(each["command"]) for each in _distinct(runs, "environment") if each.get("command")
-    )
-    if started:
-        blocks.append(Details("Original commands", "\n\n".join(started)))
-    if command:
-        blocks.append(Details("This page", command))
-    return blocks
+
+
+def _folded(summary: str, commands: Iterable[str]) -> list[Block]:
+    text = "\n\n".join(commands)
+    return [Details(summary, text)] if text else []
 
 
 def train_command(config: Config) -> str:

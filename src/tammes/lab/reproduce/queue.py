@@ -100,7 +100,7 @@ def run_queue(
     if known is not None and not quick and Path(known).resolve() != out.resolve():
         take_over(lines, Path(known), out)
     try:
-        with _time_limit(seconds):
+        with time_limit(seconds):
             stages = _stages(lines, out, quick=quick, seconds=seconds, workers=engine.workers)
             for stage in stages:
                 selections = [line.selection for line in stage]
@@ -114,7 +114,7 @@ def run_queue(
 
 
 @contextmanager
-def _time_limit(seconds: float) -> Iterator[None]:
+def time_limit(seconds: float) -> Iterator[None]:
     """Raise KeyboardInterrupt when time is up."""
     before = signal.signal(signal.SIGALRM, signal.default_int_handler)
     signal.setitimer(signal.ITIMER_REAL, seconds)

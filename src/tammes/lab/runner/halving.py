@@ -68,6 +68,7 @@ class Tuning:
         rounds: all rounds, the shortest first.
         held_out: number of held-out images.
         final: configuration of a training with the best setting on all images.
+        grid: configuration of every candidate with all epochs, what a whole grid would train.
     """
 
     given: Setting
@@ -75,6 +76,7 @@ class Tuning:
     rounds: tuple[Round, ...]
     held_out: int
     final: Config
+    grid: dict[Setting, Config]
 
     @property
     def standard_error(self) -> float:
@@ -146,6 +148,7 @@ def tune(
         head = parse_call(check([config], report)[config.loss], what="head")
         search = _Search(config, head)
         settings = search.candidates(scales, margins, rates)
+        grid = {setting: search.config(setting, config.epochs) for setting in settings}
         epochs = sorted({-(-config.epochs // _FACTOR**power) for power in range(_ROUNDS)})
         rounds: list[Round] = []
         for number, length in enumerate(epochs, 1):
@@ -167,7 +170,7 @@ def tune(
             settings = kept
     best = ordered[0]
     held_out = int(rounds[-1].runs[best].data["validation"])
-    return Tuning(search.given, best, tuple(rounds), held_out, search.final(best))
+    return Tuning(search.given, best, tuple(rounds), held_out, search.final(best), grid)
 
 
 def _accuracy(run: Run) -> float:

@@ -21,6 +21,8 @@ PALETTE = (
 """Colour-blind safe colours on white and black: those of Okabe and Ito, and four more."""
 MUTED = "#8A8F98"
 """Colour of context."""
+LEGEND = 12
+"""Largest number of classes with a legend."""
 
 Numbers: TypeAlias = Sequence[float]
 Dash = Literal["solid", "dashed", "dotted"]

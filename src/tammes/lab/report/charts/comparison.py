@@ -4,7 +4,6 @@ import itertools
 import math
 from collections import Counter
 from collections.abc import Iterable, Sequence
-from typing import Any
 
 from torch import Tensor
 
@@ -22,14 +21,15 @@ from tammes.lab.report.charts.chart import (
     Rule,
     palette_wraps,
 )
+from tammes.lab.report.charts.feature_projection import feature_charts
 from tammes.lab.report.charts.training_curves import Drawing, class_count, optimum
 from tammes.lab.report.load_runs import InspectedRun, LoadedRuns
 from tammes.lab.stats.paired import summary
 from tammes.lab.stats.seed_groups import QUANTITIES, Group, Quantity, format_difference, format_mean
 from tammes.metrics.functional import margins as sample_margins
 
-BALLS_SHOWN = 8
-"""Largest number of spheres on a page, as a browser can draw only so many."""
+FEATURES_SHOWN = 8
+"""Largest number of groups whose features are drawn, as a browser can draw only so many spheres."""
 POINTS_SHOWN = 1500
 HISTOGRAMS_SHOWN = 6
 """Largest number of groups with separate histograms of similarities."""
@@ -220,34 +220,25 @@ def sample_note(known: Sequence[tuple[Group, InspectedRun]]) -> str:
     return words
 
 
+def can_draw_features(seen: InspectedRun) -> bool:
+    """Return whether a run has features, and one prototype per class to draw with them."""
+    return seen.cosines is not None and seen.prototypes is not None and seen.prototypes.ndim == 2
+
+
 def features(loaded: LoadedRuns) -> list[Drawing]:
-    """Draw three-dimensional features on the sphere, and two-dimensional ones in the plane."""
+    """Draw the features of each group on the sphere, in the plane or projected."""
     drawings = []
-    known = [
-        (g, s)
-        for g, s in _seen(loaded)
-        # Arrows are of one prototype per class.
-        if s.features is not None and s.prototypes is not None and s.prototypes.ndim == 2
-    ]
-    for group, seen in known[:BALLS_SHOWN]:
+    known = [(group, seen) for group, seen in _seen(loaded) if can_draw_features(seen)]
+    for group, seen in known[:FEATURES_SHOWN]:
+        assert seen.prototypes is not None
         assert seen.features is not None
         assert seen.labels is not None
-        assert seen.prototypes is not None
-        size = seen.prototypes.shape[1]
-        if size not in (2, 3) or seen.features.shape[1] != size:
-            continue
-        kind = "sphere" if size == 3 else "plane"
-        limit = POINTS_SHOWN if size == 3 else POINTS_SHOWN // 2
-        given: dict[str, Any] = {"limit": limit, "names": seen.names, "title": group.label}
-        if size == 3:
-            chart = distributions.sphere.chart(seen.prototypes, seen.features, seen.labels, **given)
-        else:
-            given["prototypes"] = seen.prototypes
-            chart = distributions.feature_scatter.chart(seen.features, seen.labels, **given)
-        shown = min(limit, len(seen.labels))
-        caption = f"Seed {seen.seed}, {shown:,} of {seen.total:,} test examples."
-        name = f"{kind}-{_place(loaded, group) + 1}"
-        drawings.append(Drawing(name, chart, caption=caption, tall=True, legend=True))
+        given = (seen.prototypes, seen.features, seen.labels, seen.names)
+        for kind, chart in feature_charts(*given, limit=POINTS_SHOWN, title=group.label).items():
+            shown = min(len(seen.labels), POINTS_SHOWN if kind == "sphere" else POINTS_SHOWN // 2)
+            caption = f"Seed {seen.seed}, {shown:,} of {seen.total:,} test examples."
+            name = f"{kind}-{_place(loaded, group) + 1}"
+            drawings.append(Drawing(name, chart, caption=caption, tall=True, legend=True))
     return drawings
 
 

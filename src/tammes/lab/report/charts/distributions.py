@@ -7,6 +7,9 @@ import torch
 from torch import Tensor
 
 from tammes.lab.report.charts.chart import (
+    DASHES,
+    LEGEND,
+    PALETTE,
     Ball,
     Bars,
     Chart,
@@ -86,7 +89,7 @@ def margin_histogram(
 
 def margin_panel(layers: Sequence[Layer], top: float, title: str) -> Panel:
     """Return a panel of sample margins, with room above the bars for the labels of rules."""
-    axis = "cosine to the true class − nearest wrong class"
+    axis = "cosine, true − nearest wrong class"
     return Panel(layers, title, axis, SHARE, y_range=(0.0, 1.35 * top))
 
 
@@ -256,15 +259,36 @@ def feature_scatter(
     count = int(labels.max()) + 1 if prototypes is None else len(prototypes)
     known = class_names(count, names)
     reach = float(points.norm(dim=1).max()) if len(points) else 1.0
-    layers: list[Layer] = []
-    for place in classes.unique().tolist():
-        own = points[classes == place]
-        layers.append(Points(numbers(own[:, 0]), numbers(own[:, 1]), known[place], place, 3))
+    layers: list[Layer] = [*class_points(points, classes, known)]
     if prototypes is not None:
         _check_size("feature_scatter", prototypes, 2)
         for place, (x, y) in enumerate(unit(prototypes.detach().double().cpu()).tolist()):
             layers.append(Line([0, reach * x], [0, reach * y], "", "solid", place))
     return Chart([Panel(layers, title, "first feature", "second feature", equal=True)])
+
+
+def class_points(
+    points: Tensor, classes: Tensor, names: Sequence[str], *, rings: bool = False
+) -> list[Points]:
+    """Return points in the plane by class; of many classes those that look alike are one layer.
+
+    Args:
+        points: shape ``(N, 2)``.
+        classes: class of each point, shape ``(N,)``.
+        names: names of all classes; without a legend each point has its own.
+        rings: draw them as the rings of prototypes.
+    """
+    few = len(names) <= LEGEND
+    looks = classes if few else classes % (len(PALETTE) * len(DASHES))
+    what = "prototype of " if rings else ""
+    layers = []
+    for place in looks.unique().tolist():
+        x, y = points[looks == place].T
+        texts = [f"{what}{names[each]}" for each in classes[looks == place].tolist()]
+        name = names[place] if few and not rings else ""
+        size = 11 if rings else 3
+        layers.append(Points(numbers(x), numbers(y), name, place, size, rings, texts))
+    return layers
 
 
 def _check_size(name: str, vectors: Tensor, size: int) -> None:

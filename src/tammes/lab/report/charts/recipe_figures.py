@@ -10,7 +10,7 @@ import torch
 from tammes.lab.config.expressions import did_you_mean
 from tammes.lab.report.charts import distributions, paper_figures
 from tammes.lab.report.charts.chart import Bars, Layer, Panel, Plot, Rule
-from tammes.lab.report.charts.comparison import BALLS_SHOWN, POINTS_SHOWN
+from tammes.lab.report.charts.comparison import FEATURES_SHOWN, POINTS_SHOWN
 from tammes.lab.report.charts.sweeps import analysis, by, columns_of, rows_of, sweep, titled
 from tammes.lab.report.charts.training_curves import (
     SEEDS_SHOWN,
@@ -186,7 +186,7 @@ def _scatter(comparison: PaperComparison, figure: Mapping[str, Any], name: str) 
 
 def _spheres(comparison: PaperComparison, figure: Mapping[str, Any], name: str) -> list[Drawing]:
     panels: list[Panel] = []
-    cells = itertools.islice(_shown(comparison, figure, "sphere"), BALLS_SHOWN)
+    cells = itertools.islice(_shown(comparison, figure, "sphere"), FEATURES_SHOWN)
     for label, entry, kept in cells:
         prototypes = torch.tensor(kept["prototypes"], dtype=torch.double)
         if prototypes.shape[1:] != (3,):

@@ -9,8 +9,8 @@ import torch
 from tammes.gallery import Gallery
 from tammes.gallery.ids import Id
 from tammes.lab.data.decode import decode
-from tammes.lab.report.confusions import png
 from tammes.lab.report.render import html_page as page
+from tammes.lab.report.render.image_url import image_url
 
 SHOWN = 200
 """Largest number of queries on a page."""
@@ -90,4 +90,4 @@ def _thumbnail(source: str) -> str:
         pixels = torch.from_numpy(decode(source, (3, _SIDE, _SIDE))[1].copy())
     except Exception:
         pixels = torch.full((1, _SIDE, _SIDE), 200, dtype=torch.uint8)
-    return png(pixels)
+    return image_url(pixels)

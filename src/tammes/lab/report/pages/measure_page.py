@@ -8,6 +8,7 @@ from typing import Any
 from tammes.lab.measure.measures import Measured
 from tammes.lab.report.charts import distributions
 from tammes.lab.report.charts.chart import Chart, sentence
+from tammes.lab.report.charts.feature_projection import CAPTIONS, feature_charts
 from tammes.lab.report.render import html_page as page
 from tammes.lab.report.verdicts import verdict_on_margins
 
@@ -64,23 +65,19 @@ def _cards(measured: Measured) -> page.Cards:
 def _pictures(measured: Measured) -> list[page.Block]:
     given, found = measured.given, measured.split
     blocks: list[page.Block] = []
-    size, single = measured.directions.shape[-1], measured.directions.ndim == 2
+    single = measured.directions.ndim == 2
 
     def show(chart: Chart, title: str, caption: str, *, tall: bool = False) -> None:
         blocks.extend(page.pictures(chart, title=title, caption=caption, tall=tall))
 
-    if size == 3 and single:
-        ball = distributions.sphere.chart(
-            measured.directions, given.embeddings, given.labels, given.names
-        )
-        caption = "Arrows are prototypes, points are examples; drag to turn."
-        show(ball, "On the sphere", caption, tall=True)
-    if size == 2 and single and given.examples is not None:
-        plane = distributions.feature_scatter.chart(
-            *given.examples, measured.directions, given.names
-        )
-        caption = "Points are examples, lines the directions of the prototypes."
-        show(plane, "Features", caption, tall=True)
+    names, titles = given.names, {"sphere": "On the sphere", "umap": "Features, by UMAP"}
+    charts: dict[str, Chart] = {}
+    if single and given.examples is not None:
+        charts = feature_charts(measured.directions, *given.examples, names)
+    elif single and measured.directions.shape[1] == 3:
+        charts = {"sphere": distributions.sphere.chart(measured.directions, names=names)}
+    for kind, chart in charts.items():
+        show(chart, titles.get(kind, "Features"), CAPTIONS[kind], tall=True)
     closest = measured.pairs[0][1:] if measured.pairs else ()
     if single:
         heat = distributions.angle_heat_map.chart(measured.directions, given.names, always=closest)

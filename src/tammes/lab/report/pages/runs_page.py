@@ -6,6 +6,8 @@ from typing import Any
 from tammes.lab.records.run_folder import RecordError, Run
 from tammes.lab.report.charts import comparison
 from tammes.lab.report.charts.chart import Chart
+from tammes.lab.report.charts.comparison import FEATURES_SHOWN, can_draw_features
+from tammes.lab.report.charts.feature_projection import CAPTIONS
 from tammes.lab.report.charts.training_curves import (
     SEEDS_SHOWN,
     Drawing,
@@ -252,13 +254,12 @@ def _cards(loaded: LoadedRuns) -> list[page.Block]:
 def _features(loaded: LoadedRuns, drawings: Sequence[Drawing]) -> list[page.Block]:
     if not drawings:
         return []
-    text = "Features of test images and the prototypes of the classes"
-    turn = any(each.name.startswith("sphere") for each in drawings)
-    text += ", on the unit sphere; drag to rotate." if turn else "."
+    kinds = dict.fromkeys(each.name.partition("-")[0] for each in drawings)
+    text = " ".join(["Features of test images.", *(CAPTIONS[kind] for kind in kinds)])
     blocks: list[page.Block] = [page.Text(text)]
-    left = sum(seen.features is not None for seen in loaded.seen.values()) - len(drawings)
+    left = sum(map(can_draw_features, loaded.seen.values())) - FEATURES_SHOWN
     if left > 0:
-        blocks.append(page.Text(f"The first {len(drawings)} groups; {left} more are not drawn."))
+        blocks.append(page.Text(f"The first {FEATURES_SHOWN} groups; {left} more are not drawn."))
     return [*blocks, *figure_blocks(drawings)]
 
 

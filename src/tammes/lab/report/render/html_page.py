@@ -4,6 +4,8 @@ A page has sections, a section has blocks: text, headline numbers, tables, plots
 The templates escape all text, so a class named ``<script>`` is harmless.
 """
 
+import base64
+import gzip
 import json
 import os
 from collections.abc import Iterable, Iterator, Mapping, Sequence
@@ -251,8 +253,8 @@ def render(
             sections=sections,
             contents=titles if len(titles) >= _CONTENTS else (),
             number_of=lambda figure: numbers[id(figure)],
-            library=_library() if figures else "",
-            plots=[_plot(figure) for figure in figures],
+            library=_library() if figures else None,
+            plots=_packed(_json([_plot(figure) for figure in figures])) if figures else "",
         )
     )
 
@@ -275,7 +277,6 @@ def _template() -> Any:
     )
     environment.filters |= {"anchor": _anchor, "by_kind": _by_kind}
     environment.globals |= {"color": color, "dash": lambda place: DASHES[palette_wraps(place)]}
-    environment.policies["json.dumps_kwargs"] = {"separators": (",", ":"), "allow_nan": False}
     return environment.get_template("page.html")
 
 
@@ -309,11 +310,30 @@ def _plot(figure: Figure) -> dict[str, Any]:
     return {"data": plot["data"], "layout": plot["layout"], "name": figure.title}
 
 
-def _library() -> str:
+def _json(value: Any) -> str:
+    return json.dumps(value, separators=(",", ":"), allow_nan=False)
+
+
+class _Library(NamedTuple):
+    """Plotly as the page holds it, and the notice that its license asks for."""
+
+    notice: str
+    code: str
+
+
+@cache
+def _library() -> _Library:
     code: str = require("plotly.offline", extra="lab").get_plotlyjs()
-    # The code must not close its own script element.
-    assert "</script" not in code.lower()
-    return code
+    notice, end, _ = code.partition("*/")
+    # An HTML comment ends at the first two dashes.
+    assert end
+    assert "--" not in notice
+    return _Library(notice, _packed(code))
+
+
+def _packed(text: str) -> str:
+    """Compress a text and encode it for a script element; ``unpack`` of page.js reads it."""
+    return base64.b64encode(gzip.compress(text.encode(), mtime=0)).decode()
 
 
 def _anchor(title: str) -> str:

@@ -5,6 +5,7 @@ memory.
 """
 
 import io
+import itertools
 import math
 import os
 import warnings
@@ -19,6 +20,8 @@ from tammes.optional import require
 _DASH = {"solid": "-", "dashed": "--", "dotted": ":"}
 _MARKS = ("o", "D", "s")
 _SMALL = 8
+_FAR = 0.25
+"""Opacity on the far side of a sphere."""
 _INSIDE = 30
 """Longest legend entry, in characters, that is placed inside the panel."""
 
@@ -218,11 +221,22 @@ def _draw_heat(figure: Any, axes: Any, heat: charts.HeatMap) -> None:
 
 
 def _draw_ball(axes: Any, ball: charts.Ball) -> None:
+    """Draw a sphere; what lies on the far side is pale."""
+    up, around = math.radians(axes.elev), math.radians(axes.azim)
+    eye = (math.cos(up) * math.cos(around), math.cos(up) * math.sin(around), math.sin(up))
+
+    def is_front(point: charts.Numbers) -> bool:
+        return sum(a * b for a, b in zip(point, eye, strict=True)) >= 0
+
     for circle in charts.circles():
         axes.plot(*zip(*circle, strict=True), color=MUTED, linewidth=0.5, alpha=0.6)
     for place, prototype in enumerate(ball.prototypes):
-        axes.quiver(0, 0, 0, *prototype, color=color(place), arrow_length_ratio=0.12, linewidth=1.8)
-    for place in sorted(set(ball.labels)):
-        own = [row for row, label in zip(ball.features, ball.labels, strict=True) if label == place]
-        axes.plot(*zip(*own, strict=True), "o", color=color(place), markersize=3.5, alpha=0.8)
+        look = {"color": color(place), "alpha": 1.0 if is_front(prototype) else _FAR}
+        axes.quiver(0, 0, 0, *prototype, arrow_length_ratio=0.12, linewidth=1.8, **look)
+    rows = list(zip(ball.features, ball.labels, strict=True))
+    for place, front in itertools.product(sorted(set(ball.labels)), (False, True)):
+        own = [row for row, label in rows if label == place and is_front(row) == front]
+        if own:
+            look = {"color": color(place), "alpha": 0.9 if front else _FAR}
+            axes.plot(*zip(*own, strict=True), "o", markersize=3.5, **look)
     axes.set(xlim=(-0.75, 0.75), ylim=(-0.75, 0.75), zlim=(-0.75, 0.75))

@@ -14,8 +14,6 @@ _GAP = 0.08
 """Gap between two panels, as a share of the width."""
 _ABOVE = 52
 """Characters of a name above its row, which fit on the screen of a phone."""
-_LEGEND = 12
-"""Largest number of classes with a legend beside a sphere."""
 
 Domain = tuple[list[float], list[float]]
 """Extent of a panel in x and y, as shares of the figure."""
@@ -37,7 +35,7 @@ def draw(chart: Chart) -> Any:
     top = 28 if one and not chart.title else 56
     layout: dict[str, Any] = {
         "margin": {"l": 56, "r": 16, "t": top, "b": 48 if one else 84},
-        "legend": {"orientation": "h", "x": 0, **_legend_place(chart)},
+        "legend": {"orientation": "h", "x": 0, "itemsizing": "constant", **_legend_place(chart)},
         "barmode": "overlay", "bargap": 0, "hovermode": "closest", "annotations": [], "shapes": [],
     }  # fmt: skip
     if one and chart.panels[0].above:
@@ -169,6 +167,7 @@ def _trace(layer: charts.Layer) -> dict[str, Any]:
             symbol = SYMBOLS[palette_wraps(layer.color)] + ("-open" if layer.hollow else "")
             return {
                 **_points(layer), "mode": "markers", "legendgroup": layer.group or None,
+                "showlegend": bool(layer.name),
                 "text": [_text(text) for text in layer.texts] or None, "error_x": _spans(layer),
                 "marker": {"color": color(layer.color), "size": layer.size + 1, "symbol": symbol},
             }  # fmt: skip
@@ -266,7 +265,8 @@ def _scene(domain: Domain) -> dict[str, Any]:
 
 
 def _ball(ball: charts.Ball) -> Iterator[dict[str, Any]]:
-    """Yield the grid of the sphere, the arrows of the prototypes and the points of each class."""
+    """Yield the ball with its grid, the arrows of the prototypes and the points of each class."""
+    yield _veil()
     grid = [point for circle in charts.circles() for point in (*circle, (None, None, None))]
     thin = {"line": {"color": MUTED, "width": 1.5}, "opacity": 0.5}
     quiet = {"showlegend": False, "hoverinfo": "skip"}
@@ -280,14 +280,36 @@ def _ball(ball: charts.Ball) -> Iterator[dict[str, Any]]:
     for place, prototype in enumerate(ball.prototypes):
         marker: dict[str, Any] = {"color": color(place), "size": [0, 7], "symbol": "diamond"}
         line = {"line": {"color": color(place), "width": 6}, "marker": marker}
-        shown = {"mode": "lines+markers", "showlegend": len(names) <= _LEGEND, **line}
+        shown = {"mode": "lines+markers", "showlegend": len(names) <= charts.LEGEND, **line}
         yield {**_in_space([(0, 0, 0), prototype]), **named(place, "prototype"), **shown}
     for place in sorted(set(ball.labels)):
         own = [row for row, label in zip(ball.features, ball.labels, strict=True) if label == place]
         symbol = SYMBOLS[palette_wraps(place)]
-        marker = {"color": color(place), "size": 3, "symbol": symbol, "opacity": 0.85}
+        # Only what is opaque is hidden by the veil.
+        marker = {"color": color(place), "size": 3, "symbol": symbol}
         shown = {"mode": "markers", "showlegend": False, "marker": marker}
         yield {**_in_space(own), **named(place, "feature"), **shown}
+
+
+def _veil() -> dict[str, Any]:
+    """Return a translucent ball inside of the sphere, behind which everything is pale.
+
+    The page gives it the colour of its theme.
+    """
+    turn = [math.radians(10 * step) for step in range(37)]
+    grid = [
+        [(0.97 * math.cos(up) * math.cos(a), 0.97 * math.cos(up) * math.sin(a), 0.97 * math.sin(up))
+         for a in turn]
+        for up in (math.radians(10 * step) for step in range(-9, 10))
+    ]  # fmt: skip
+    axes = {name: [[round(point[place], 3) for point in row] for row in grid]
+            for place, name in enumerate("xyz")}  # fmt: skip
+    flat = {"ambient": 1, "diffuse": 0, "specular": 0, "fresnel": 0}
+    return {
+        "type": "surface", **axes, "opacity": 0.6, "lighting": flat, "showscale": False,
+        "colorscale": [[0, MUTED], [1, MUTED]], "hoverinfo": "skip", "showlegend": False,
+        "contours": {axis: {"highlight": False} for axis in "xyz"}, "name": "",
+    }  # fmt: skip
 
 
 def _in_space(points: Sequence[Sequence[float | None]]) -> dict[str, Any]:

@@ -1,15 +1,30 @@
 "use strict";
 (() => {
-  const plots = JSON.parse(document.getElementById("plots").textContent);
   const dark = matchMedia("(prefers-color-scheme: dark)");
   const touch = matchMedia("(pointer: coarse)").matches;
   const boxes = () => document.querySelectorAll(".plot");
   const folded = box => box.closest("details:not([open])") !== null;
-  let printing = false;
+  let plots = [], printing = false;
 
-  // Text, axes and background follow the theme of the page; the data keep their colours.
+  // The library and the numbers of the plots are in the page as gzip in base64.
+  async function unpack(id) {
+    const letters = atob(document.getElementById(id).textContent);
+    const packed = new Blob([Uint8Array.from(letters, letter => letter.charCodeAt(0))]);
+    return new Response(packed.stream().pipeThrough(new DecompressionStream("gzip"))).text();
+  }
+  async function load() {
+    const script = document.createElement("script");
+    script.textContent = await unpack("library");
+    document.head.append(script);
+    plots = JSON.parse(await unpack("plots"));
+  }
+
+  // Text, axes, background and the balls of spheres follow the theme; the data keep their colours.
+  const inks = name => name === "dark" ? ["#e6e9ed", "#2d333b"] : ["#1b1f24", "#e3e7ec"];
+  const ball = name => [0, 1].map(end => [end, inks(name)[1]]);
+  const balls = data => data.flatMap((trace, place) => trace.type === "surface" ? [place] : []);
   function colours(layout, name) {
-    const [text, grid] = name === "dark" ? ["#e6e9ed", "#2d333b"] : ["#1b1f24", "#e3e7ec"];
+    const [text, grid] = inks(name);
     const change = {
       "font.color": text, "paper_bgcolor": "rgba(0,0,0,0)", "plot_bgcolor": "rgba(0,0,0,0)",
       "hoverlabel.bgcolor": name === "dark" ? "#2d333b" : "#ffffff", "hoverlabel.font.color": text,
@@ -33,6 +48,8 @@
     const layout = structuredClone(box.layout), legend = layout.meta && layout.meta.legend;
     for (const [path, value] of Object.entries(colours(layout, "light"))) set(layout, path, value);
     layout.paper_bgcolor = layout.plot_bgcolor = "#ffffff";
+    const data = structuredClone(box.data);
+    for (const place of balls(data)) data[place].colorscale = ball("light");
     const width = 760;
     let height = Math.max(box.clientHeight, 380);
     if (legend) {
@@ -46,20 +63,23 @@
     layout.margin = { ...layout.margin, t: 44 };
     const scenes = Object.keys(box._fullLayout).filter(key => /^scene\d*$/.test(key));
     for (const key of scenes) layout[key].camera = box._fullLayout[key]._scene.getCamera();
-    return Plotly.downloadImage({ data: box.data, layout }, { format: "svg", width, height, filename: name.replace(/[^\p{L}\p{N}]+/gu, "-") });
+    return Plotly.downloadImage({ data, layout }, { format: "svg", width, height, filename: name.replace(/[^\p{L}\p{N}]+/gu, "-") });
   }
   const html = text => text.replace(/&/g, "&amp;").replace(/</g, "&lt;").replace(/>/g, "&gt;");
   function paint(name, more = () => ({})) {
-    for (const box of boxes()) {
+    for (const box of document.querySelectorAll(".js-plotly-plot")) {
       Plotly.relayout(box, { ...colours(plots[box.dataset.plot].layout, name), ...more(box) });
+      if (balls(box.data).length) Plotly.restyle(box, { colorscale: [ball(name)] }, balls(box.data));
     }
   }
   async function draw() {
+    await load();
     for (const box of boxes()) {
       const { data, layout, name } = plots[box.dataset.plot];
       for (const [path, value] of Object.entries(colours(layout, dark.matches ? "dark" : "light"))) {
         set(layout, path, value);
       }
+      for (const place of balls(data)) data[place].colorscale = ball(dark.matches ? "dark" : "light");
       layout.font = { ...layout.font, family: getComputedStyle(document.body).fontFamily, size: 12 };
       layout.autosize = true;
       // On a touch screen dragging scrolls the page, so 2-D plots must not capture it.
@@ -115,7 +135,9 @@
   for (const button of document.querySelectorAll(".legend button")) {
     button.addEventListener("click", () => toggle(button.dataset.group, button.getAttribute("aria-pressed") !== "true"));
   }
-  if (boxes().length) {
+  if (boxes().length && !window.DecompressionStream) {
+    for (const box of boxes()) box.textContent = "The plots need a browser of 2023 or later.";
+  } else if (boxes().length) {
     dark.addEventListener("change", () => paint(dark.matches ? "dark" : "light"));
     addEventListener("beforeprint", () => {
       printing = true;

@@ -1,0 +1,41 @@
+"""Small images as data URLs, which a page carries inside."""
+
+import base64
+import io
+from typing import Any
+
+from torch import Tensor
+
+from tammes.optional import require
+
+_EXACT = 1024
+"""Largest PNG in bytes; a picture that takes more is compressed with losses."""
+
+
+def image_url(picture: Tensor | Any) -> str:
+    """Encode a picture: exactly where that is small, else with losses nobody sees.
+
+    Args:
+        picture: uint8 of shape ``(1 or 3, height, width)``, or a ``PIL.Image``.
+
+    Example:
+        >>> import torch
+        >>> image_url(torch.zeros(3, 2, 2, dtype=torch.uint8))[:22]
+        'data:image/png;base64,'
+    """
+    if isinstance(picture, Tensor):
+        channels, height, width = picture.shape
+        data = bytes(picture.permute(1, 2, 0).flatten().tolist())
+        mode = "L" if channels == 1 else "RGB"
+        images = require("PIL.Image", extra="lab")
+        picture = images.frombytes(mode, (width, height), data)
+    kind, data = "png", _encoded(picture, "png", optimize=True)
+    if len(data) > _EXACT:
+        kind, data = "webp", _encoded(picture, "webp", quality=80, method=6)
+    return f"data:image/{kind};base64,{base64.b64encode(data).decode()}"
+
+
+def _encoded(picture: Any, kind: str, **how: Any) -> bytes:
+    buffer = io.BytesIO()
+    picture.save(buffer, kind, **how)
+    return buffer.getvalue()
