@@ -134,6 +134,10 @@ def test_it_is_written_as_text_and_has_a_cosine_head():
     [
         (lambda: tammes.proxy_anchor(scale=0.0), "proxy_anchor expects scale above 0, got 0"),
         (lambda: tammes.proxy_anchor(margin=[0.1, 0.2]), "one margin for all classes"),
+        (
+            lambda: tammes.Criterion(tammes.CosineHead(6, 9, subcenters=2), tammes.proxy_anchor()),
+            "one prototype per class, got CosineHead with subcenters=2",
+        ),
     ],
 )
 def test_what_cannot_be_is_refused_in_a_sentence(call, message):
