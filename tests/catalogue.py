@@ -47,12 +47,13 @@ SPLIT_TERMS = {
     "hinge": tammes.hinge(),
     "bce": tammes.bce(),
     "uniface": tammes.uniface(),
+    "sphereface2": tammes.sphereface2(),
     "cac": tammes.cac(),
     "arpl": tammes.arpl(),
 }
 """Every term on a split, with the settings that take another way through the code."""
 
-DETACHED = ("arcface_detached", "circle", "sface")
+DETACHED = ("arcface_detached", "circle", "sface", "sphereface2")
 """Terms whose gradient is not that of their value, since some factors have none."""
 
 PROTOTYPE_TERMS = {

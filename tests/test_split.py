@@ -238,6 +238,22 @@ def uniface(e, threshold):
     return own + (1 + (e.rest - threshold).exp()).log().sum(1)
 
 
+def sphereface2_offset(scale):
+    """Where it begins, in single precision, with a ratio of the weights below 1."""
+    z, away = 0.7 / (0.3 * (CLASSES - 1)), scale * (2 * 0.5**3 - 1 + 0.4)
+    root = math.sqrt((1 - z) ** 2 + 4 * z * math.exp(-0.8 * scale))
+    return torch.tensor(round(math.log(2 * z) - away - math.log(1 - z + root), 3)).item()
+
+
+def sphereface2(e, offset):
+    def sharp(cosine):
+        return cosine + (2 * ((cosine + 1) / 2) ** 3 - 1 - cosine).detach()
+
+    own = (1 + (-e.s * (sharp(e.f_y / e.s) - 0.4) - offset).exp()).log()
+    others = (1 + (e.s * (sharp(e.rest / e.s) + 0.4) + offset).exp()).log().sum(1)
+    return (0.7 * own + 0.3 * others) / e.s
+
+
 def sample_margin(e):
     """Of the cosines, whatever the scores are."""
     own = F.one_hot(e.y, CLASSES).bool()
@@ -343,6 +359,7 @@ PLAIN = {
     "arpl": lambda e: cross_entropy(e, e.f_y) + 0.1 * (e.distance + 1).clamp_min(0),
     # The threshold is a parameter in single precision.
     "uniface": lambda e: uniface(e, torch.tensor(math.log(10 * CLASSES)).item()),
+    "sphereface2": lambda e: sphereface2(e, sphereface2_offset(e.s)),
     "mv_softmax": lambda e: raised(e, e.f_y / e.s - 0.35, lambda a: 1.2 * a + 0.2),
     "mv_softmax_arc_fixed": lambda e: raised(e, bent(e.theta + 0.3), lambda a: a + 0.4),
     # In evaluation mode its mean is where it began.

@@ -153,6 +153,18 @@ def uniface(view, margin, negative_weight, state):
     return own + negative_weight * softplus(view.rest - threshold).sum(1)
 
 
+def sphereface2(view, margin, balance, power, state):
+    def sharp(cosine, power):
+        bent = 2 * ((cosine.detach() + 1) / 2).clamp_min(0) ** power - 1
+        return cosine + (bent - cosine.detach())
+
+    rest, offset = _without(view.similarity, view.labels), state["value"]
+    own = softplus(-view.scale * (sharp(view.target, power) - margin) - offset)
+    others = view.scale * (sharp(rest, _column(power)) + _column(margin)) + offset
+    others = torch.where(rest > -math.inf, softplus(others), 0.0).sum(1)
+    return (balance * own + (1 - balance) * others) / view.scale
+
+
 def cac(view, anchor):
     return cross_entropy(view, view.score) + anchor * view.distance
 
@@ -499,6 +511,7 @@ ON_SCORES = {
             lm_softmax,
         ),
         *(logit_divergence, sample_margin, adaface, magface, elasticface, uniface, cac, arpl),
+        sphereface2,
         *(mv_softmax, curricularface, inter_topk, circle, sface, interclass_filter),
     )
 } | {"sphereface": l_softmax}

@@ -195,7 +195,7 @@ def fused(case):
 
 def can_be_fused(case):
     """Whether the fused kernels take this case, and no other path in their place."""
-    summed = {"hinge", "bce", "uniface"}
+    summed = {"hinge", "bce", "uniface", "sphereface2"}
     if case.head in DISTANCE_HEADS:
         return False
     if case.dtype == case.parameter_dtype == "bfloat16" and not torch.cuda.is_available():

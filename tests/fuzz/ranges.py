@@ -80,6 +80,11 @@ SETTINGS = {
     "hinge": {"margin": _MARGIN},
     "bce": {"average": Choice((False, True))},
     "uniface": {"margin": _MARGIN, "negative_weight": Number(0.0, 2.0)},
+    "sphereface2": {
+        "margin": _MARGIN,
+        "balance": Number(0.0625, 0.9375, zero=0.0),
+        "power": Number(0.5, 4.0, zero=0.0),
+    },
     "cac": {"anchor": Number(0.0, 1.0)},
     "arpl": {"bound": Number(0.0, 1.0), "margin": _MARGIN},
     "large_margin_gaussian": {"margin": Number(-0.5, 1.0), "likelihood": Number(0.0, 1.0)},
@@ -181,7 +186,7 @@ PROTOTYPE_TERMS = ("zero_centroid", "super_symmetry", "subcenter_spread")
 STATEFUL_TERMS = ("adaface", "curricularface", "elasticface", "center")
 COSINE_TERMS = (
     *("normface", "lm_softmax", "mv_softmax", "curricularface", "inter_topk"),
-    *("circle", "sface", "interclass_filter"),
+    *("circle", "sface", "interclass_filter", "sphereface2"),
 )
 ANGLE_TERMS = (
     *("arcface", "combined_margin", "l_softmax", "sphereface"),

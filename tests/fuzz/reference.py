@@ -74,8 +74,8 @@ def run(case, dtype=torch.float64, noise=None):
     }
     parameters |= {
         f"states.{name}.value": _noisy(torch.tensor([start], dtype=dtype), noise)
-        for (_, term, _), name in zip(case.ordered, case.names, strict=True)
-        if (start := _learned(case, term)) is not None
+        for (_, term, settings), name in zip(case.ordered, case.names, strict=True)
+        if (start := _learned(case, term, settings)) is not None
     }
     memory = {
         f"{name}.{key}": value
@@ -85,11 +85,35 @@ def run(case, dtype=torch.float64, noise=None):
     return [_step(case, parameters, memory, step, dtype, noise) for step in range(case.steps)]
 
 
-def _learned(case, term):
+def _learned(case, term, settings):
     """Initial value of the number that a term learns, as the library rounds it, or none."""
     start = {"uniface": math.log(10 * case.classes), "arpl": 0.0}.get(term)
+    if term == "sphereface2":
+        start = _balanced(case, **settings)
     kept = torch.promote_types(case.torch_parameter_dtype, torch.float32)
     return None if start is None else torch.tensor(start, dtype=kept).item()
+
+
+def _balanced(case, **settings):
+    """Offset at which both parts of sphereface2 have the same slope where all cosines are 0."""
+    margin, balance, power = (
+        sum(value) / len(value) if isinstance(value, (list, tuple)) else value
+        for value in (settings[key] for key in ("margin", "balance", "power"))
+    )
+    learned = case.parameters().log_scale
+    scale = case.scale if learned is None else learned.double().exp().item()
+    middle, low, high = 2 * 0.5**power - 1, -1e4, 1e4
+    for _ in range(200):
+        offset = (low + high) / 2
+        own = math.log(balance) - _log1pexp(scale * (middle - margin) + offset)
+        rest = math.log((1 - balance) * (case.classes - 1))
+        rest -= _log1pexp(-scale * (middle + margin) - offset)
+        low, high = (offset, high) if own > rest else (low, offset)
+    return round(low, 3)
+
+
+def _log1pexp(value):
+    return value if value > 700 else math.log1p(math.exp(value))
 
 
 def _fresh_state(case, term, dtype):

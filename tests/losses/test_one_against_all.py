@@ -1,4 +1,4 @@
-"""UniFace and its learned threshold: a term that owns a parameter."""
+"""UniFace and SphereFace2 with their learned numbers: terms that own a parameter."""
 
 import copy
 import math
@@ -77,6 +77,78 @@ def test_one_value_by_hand():
     assert_close(value, torch.tensor([2 * math.log(2) + math.log1p(math.exp(-1))]))
 
 
+# ----------------------------------------------------------------------------- SphereFace2
+
+
+def official_sphereface2(cosine, y, offset, scale, margin, balance, power):
+    """OpenSphere's sphereface2.py without its factor: weighted binary cross entropies."""
+    own = F.one_hot(y, cosine.shape[1]).double().to(cosine)
+    with torch.no_grad():
+        change = 2 * ((cosine + 1) / 2) ** power - 1 - margin * (2 * own - 1) - cosine
+    logits = scale * (cosine + change) + offset
+    entropies = F.binary_cross_entropy_with_logits(logits, own, reduction="none")
+    weights = balance * own + (1 - balance) * (1 - own)
+    return (weights * entropies / scale).sum(1).mean()
+
+
+@pytest.mark.parametrize("dtype", [torch.double, torch.float32])
+@pytest.mark.parametrize("implementation", ["dense", "streamed"])
+@pytest.mark.parametrize("scale", [8.0, "learnable"])
+def test_sphereface2_is_the_official_form(scale, implementation, dtype):
+    torch.manual_seed(0)
+    term = tammes.sphereface2(margin=0.3, balance=0.6, power=2.5)
+    head = tammes.CosineHead(6, 5, scale=scale)
+    made = tammes.Criterion(head, term, implementation=implementation).to(dtype)
+    x, y = batch(dtype)
+    offset = made.states["sphereface2"].value
+    cosine = F.normalize(x) @ F.normalize(head.weight).T
+    loss = made(x, y)
+    expected = official_sphereface2(cosine, y, offset, head.scale, 0.3, 0.6, 2.5)
+    close = {"rtol": 1e-9, "atol": 1e-9} if dtype == torch.double else {"rtol": 1e-5, "atol": 1e-5}
+    assert_close(loss, expected, **close)
+    inputs = [x, *made.parameters()]
+    for got, want in zip(
+        torch.autograd.grad(loss, inputs), torch.autograd.grad(expected, inputs), strict=True
+    ):
+        assert_close(got, want, **close)
+
+
+def test_sphereface2_of_power_one_and_no_margin_is_a_weighted_binary_cross_entropy():
+    head, (x, y) = tammes.CosineHead(6, 5, scale=8.0).double(), batch()
+    term = 16 * tammes.sphereface2(margin=0.0, balance=0.5, power=1.0)
+    made = tammes.Criterion(head, term, reduction="none")
+    with torch.no_grad():
+        made.states["sphereface2"].value.zero_()
+    plain = tammes.Criterion(head, tammes.bce(), reduction="none")
+    assert_close(made(x, y), plain(x, y), rtol=1e-12, atol=1e-12)
+
+
+@pytest.mark.parametrize(
+    ("classes", "scale", "margin", "balance"),
+    [(5, 8.0, 0.4, 0.7), (2, 64.0, 0.4, 0.7), (1000, 40.0, 0.4, 0.7), (3, 30.0, -0.2, 0.9)],
+)
+def test_both_parts_of_sphereface2_pull_alike_where_all_cosines_are_zero(
+    classes, scale, margin, balance
+):
+    head = tammes.CosineHead(4, classes, scale=scale).double()
+    term = tammes.sphereface2(margin=margin, balance=balance)
+    offset = tammes.Criterion(head, term).states["sphereface2"].value.item()
+    g = 2 * 0.5**3 - 1
+    own = balance * torch.sigmoid(torch.tensor(-scale * (g - margin) - offset).double())
+    rest = (1 - balance) * torch.sigmoid(torch.tensor(scale * (g + margin) + offset).double())
+    # The offset has three digits behind the point.
+    assert_close(own, (classes - 1) * rest, rtol=2e-3, atol=0)
+
+
+@pytest.mark.parametrize(
+    ("settings", "message"),
+    [({"balance": 1.0}, "balance between 0 and 1, got 1"), ({"power": 0}, "power above 0, got 0")],
+)
+def test_sphereface2_refuses_what_cannot_be(settings, message):
+    with pytest.raises(ValueError, match=f"sphereface2 expects a? ?{message}"):
+        tammes.sphereface2(**settings)
+
+
 # ------------------------------------------------------------------- a parameter of a term
 
 
@@ -89,7 +161,11 @@ def margin_learned(split, *, weight=1.0, state=None):
     return F.softplus(split.others - split.scale * (split.target - state)) + weight * state**2
 
 
-LOSSES = {"threshold": tammes.uniface(), "margin": margin_learned() + 0.5 * tammes.uniface()}
+LOSSES = {
+    "threshold": tammes.uniface(),
+    "offset": tammes.sphereface2(),
+    "margin": margin_learned() + 0.5 * tammes.uniface(),
+}
 
 
 @pytest.mark.parametrize("loss", LOSSES)
@@ -160,7 +236,7 @@ def save_and_load(group, folder, loss):
     again, resumed = make(1)
     checkpoint.load(folder, again, resumed)
     expected = step(made, optimizer)
-    assert step(again, resumed) == expected
+    assert (got := step(again, resumed)) == expected, (got, expected)
     return expected
 
 

@@ -14,6 +14,7 @@ from tammes.distributed.sharded_rows import ShardedRows
 from tammes.heads.head import Head
 from tammes.kernels.dense import dense_split
 from tammes.kernels.dispatch import choose_kernel
+from tammes.kernels.merge import scale_gradient, sum_gradient
 from tammes.kernels.problem import Problem, adjusted, cosines_of
 from tammes.kernels.reference import reference_split
 from tammes.kernels.streamed.functions import streamed_split, weighted_loss
@@ -188,7 +189,7 @@ def _evaluate_group(
         # Else the criterion has chosen already.
         kernel = choose_kernel(head.implementation, problem, group.reads)
     low = product_dtype(weights.device) if weights.is_cuda else None
-    mapping = _score_map(group, arguments) if MAPPED in group.reads else None
+    mapping = _score_map(group, arguments, problem) if MAPPED in group.reads else None
     if kernel in ("dense", "reference"):
         with full_precision(weights.device):
             if kernel == "dense":
@@ -281,11 +282,17 @@ def _prototypes(head: Head) -> Tensor:
     return head.similarity.keys(head.weight.to(working_dtype(head.weight)))[0].flatten(0, -2)
 
 
-def _score_map(group: SplitGroup, arguments: Arguments) -> ScoreMap:
+def _score_map(group: SplitGroup, arguments: Arguments, problem: Problem) -> ScoreMap:
     """Return the map of the group's one term."""
-    definition, own = group.terms[0].definition, arguments[group.names[0]]
+    definition, own = group.terms[0].definition, dict(arguments[group.names[0]])
     function, make = definition.map_others, definition.row_numbers
     assert function is not None
+    if problem.share is not None:
+        ranks = problem.share.group
+        for key, value in own.items():
+            if isinstance(value, Tensor) and value.requires_grad and not value.ndim:
+                # Each rank knows its gradient for its own classes only, times their number.
+                own[key] = scale_gradient(sum_gradient(value, ranks), 1 / ranks.world_size)
     numbers = None if make is None else lambda split: make(split, **own)
     return ScoreMap(function, numbers, own.get(definition.cutoff, 0))
 

@@ -19,7 +19,7 @@ from tammes.losses.hard_negatives import (
 )
 from tammes.losses.imbalance import ldam, logit_adjustment, vs_softmax
 from tammes.losses.largest_margin import gm_softmax, lm_softmax
-from tammes.losses.one_against_all import uniface
+from tammes.losses.one_against_all import sphereface2, uniface
 from tammes.losses.open_set import arpl, cac
 from tammes.losses.pairwise import center, contrastive, nca, proto, triplet
 from tammes.losses.proxies import multi_positive, proxy_anchor
@@ -77,6 +77,7 @@ __all__ = [
     "sface",
     "softmax",
     "sphereface",
+    "sphereface2",
     "subcenter_spread",
     "super_symmetry",
     "triplet",
