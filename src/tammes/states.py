@@ -23,7 +23,7 @@ class State(ExactBuffers):
     Its buffers change in two hooks, which run in training mode only, without gradient. The term
     receives the result of :meth:`reading`, so a hook may write to a buffer in place. Give a number
     the shape ``(1,)``: ``torch.compile`` drops writes to float64 tensors without dimensions on a
-    CPU (torch 2.13). A state may have parameters too, see :class:`LearnedNumber`.
+    CPU (torch 2.13). A state may have a parameter too, which then is a :class:`LearnedNumber`.
 
     Attributes:
         sees: fields of the own class, such as ``"target"``, that :meth:`before` finds in

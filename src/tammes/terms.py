@@ -61,6 +61,7 @@ class Batch(NamedTuple):
         first: how many that count come before these in the batch of all ranks.
         split: for a state that asks for it, the numbers of the own class, see
             :attr:`tammes.states.State.sees`.
+        masked: for a term on proxies, which classes are masked, shape ``(C,)``, or none.
 
     Example:
         >>> labels = torch.tensor([0, 0, -100])
@@ -73,6 +74,7 @@ class Batch(NamedTuple):
     valid: Tensor
     first: Tensor | int = 0
     split: Split | None = None
+    masked: Tensor | None = None
 
 
 class Loss:
@@ -479,7 +481,7 @@ def term(
                 for key, value in bound.arguments.items()
             )
             for key, value in values:
-                if on != "split" and isinstance(value, tuple):
+                if (on != "split" or key == cutoff) and isinstance(value, tuple):
                     raise ValueError(f"{name} expects one {key} for all classes, got {value!r}")
             made = Term(definition, values)
             made.check()

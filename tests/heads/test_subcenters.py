@@ -137,3 +137,11 @@ def test_soft_pooling_keeps_its_temperature():
 def test_bad_input_is_refused_in_a_sentence(head, call, message):
     with pytest.raises(ValueError, match=message):
         call(head)
+
+
+def test_classes_that_a_direct_sum_has_no_room_for_are_refused_before_anything_changes():
+    loss = tammes.direct_sum(tammes.arcface(), tammes.nca())
+    criterion = tammes.Criterion(tammes.CosineHead(16, 3, subcenters=4), loss)
+    with pytest.raises(ValueError, match="direct_sum"):
+        criterion.add_classes(2)
+    assert criterion.head.num_classes == criterion.settings.num_classes == 3

@@ -362,3 +362,55 @@ def test_what_a_map_cannot_serve_is_refused():
 def test_a_setting_that_makes_no_sense_is_refused(build, message):
     with pytest.raises(ValueError, match=message):
         build()
+
+
+def test_a_batch_that_overflowed_does_not_stay_in_the_running_mean():
+    head = tammes.CosineHead(SIZE, CLASSES)
+    criterion = tammes.Criterion(head, tammes.curricularface(momentum=0.5), validate=None)
+    features, labels = torch.randn(ROWS, SIZE), torch.arange(ROWS) % CLASSES
+    broken = features.clone()
+    broken[0, 0] = torch.inf
+    criterion(broken, labels)
+    assert criterion(features, labels).isfinite()
+    assert criterion.states["curricularface"].mean != 0
+
+
+class Curious(tammes.states.State):
+    sees = frozenset(("hardest", "target"))
+
+
+@tammes.term(reads="target", state=lambda term, head: Curious())
+def curious(split, *, state=None):
+    return -split.target
+
+
+@tammes.term(reads="others target", map_others=lambda similarity: similarity.abs().sqrt())
+def rooted(split):
+    return split.others - split.scale * split.target
+
+
+@pytest.mark.parametrize("implementation", ["dense", "streamed"])
+def test_the_own_class_needs_no_slope_of_the_map(implementation):
+    head = tammes.CosineHead(SIZE, CLASSES, scale=4.0, implementation=implementation).double()
+    features = torch.randn(ROWS, SIZE, dtype=torch.double, requires_grad=True)
+    tammes.Criterion(head, rooted())(features, torch.arange(ROWS) % CLASSES).backward()
+    assert features.grad.isfinite().all()
+    assert head.weight.grad.isfinite().all()
+
+
+@pytest.mark.parametrize(
+    ("make", "message"),
+    [
+        (
+            lambda: tammes.Criterion(tammes.CosineHead(4, 3), curious()),
+            "curious expects its state to see numbers of the own class, .* got hardest",
+        ),
+        (lambda: tammes.inter_topk(top_k=[1, 2, 3]), "inter_topk expects one top_k for all"),
+        (lambda: tammes.inter_topk(top_k=True), "inter_topk expects a whole number"),
+        (lambda: tammes.mv_softmax(margin=20), "at most 2 either way, got 20"),
+        (lambda: tammes.multi_positive(margin=28.6, kind="cos"), "at most 2 either way, got 28.6"),
+    ],
+)
+def test_what_cannot_be_meant_is_refused(make, message):
+    with pytest.raises(ValueError, match=message):
+        make()

@@ -7,6 +7,7 @@ import pickle
 import pytest
 import torch
 import torch.nn.functional as F
+import torch.utils.checkpoint
 from rank_pool import everywhere
 from torch.testing import assert_close
 
@@ -268,3 +269,17 @@ def test_what_cannot_be_is_refused_in_a_sentence(call, message):
     s = tammes.split(torch.zeros(1, 3), torch.tensor([0]), reads=("target", "rest"))
     with pytest.raises(ValueError, match=message):
         call(s)
+
+
+@pytest.mark.parametrize("term", [tammes.uniface(), tammes.sphereface2()], ids=lambda t: t.name)
+@pytest.mark.parametrize("reentrant", [True, False])
+def test_it_has_its_gradient_under_activation_checkpointing(term, reentrant):
+    made, (x, y) = tammes.Criterion(tammes.CosineHead(6, 5, scale=8.0), term).double(), batch()
+    made(x, y).backward()
+    value = made.states[term.name].value
+    expected, value.grad = value.grad, None
+    checkpointed = torch.utils.checkpoint.checkpoint(
+        lambda features: made(features, y), x, use_reentrant=reentrant
+    )
+    checkpointed.backward()
+    assert_close(value.grad, expected)

@@ -108,7 +108,7 @@ def test_anchors_are_fixed_saved_and_added_on_axes_of_their_own():
     assert "weight" in head.state_dict()
     head.add_classes(2)
     assert torch.equal(head.weight, 3 * torch.eye(4))
-    with pytest.raises(ValueError, match="an axis for each anchor, got 5 classes and 4 axes"):
+    with pytest.raises(ValueError, match="an axis for each anchor, got 1 new classes and 0 free"):
         head.add_classes(1)
 
 
@@ -177,3 +177,13 @@ def test_what_cannot_be_is_refused_in_a_sentence(call, message):
 def test_it_cannot_be_sharded():
     with pytest.raises(TypeError, match=r"one of the heads .* got DistanceHead"):
         tammes.ShardedHead(tammes.DistanceHead, 3, 2)
+
+
+def test_a_new_class_takes_an_anchor_that_no_other_has():
+    made = tammes.Criterion(tammes.DistanceHead(6, 5, anchors=10.0), tammes.cac())
+    made.remove_classes([1])
+    made.add_classes(2)
+    anchors = made.head.weight
+    assert_close(anchors @ anchors.T, 100 * torch.eye(6))
+    with pytest.raises(ValueError, match="an axis for each anchor, got 1 new classes and 0 free"):
+        made.add_classes(1)

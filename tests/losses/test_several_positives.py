@@ -172,3 +172,30 @@ def test_it_is_written_as_text():
 def test_what_cannot_be_is_refused_in_a_sentence(call, message):
     with pytest.raises(ValueError, match=message):
         call(features())
+
+
+@pytest.mark.parametrize("name", ["multi_positive", "proxy_anchor"])
+def test_a_masked_class_is_as_if_it_were_not_there(name):
+    torch.manual_seed(0)
+    head = tammes.LinearHead(4, 5).double()
+    with torch.no_grad():
+        head.bias[4] = -torch.inf
+    fewer = tammes.LinearHead(4, 4).double()
+    with torch.no_grad():
+        fewer.weight.copy_(head.weight[:4])
+    features = torch.randn(6, 4, dtype=torch.double)
+    labels = torch.tensor([0, 1, 2, 3, 0, 1])
+    term = getattr(tammes, name)()
+    loss = tammes.Criterion(head, term)(features, labels)
+    assert_close(loss, tammes.Criterion(fewer, term)(features, labels))
+    loss.backward()
+    assert not head.weight.grad[4].any()
+
+
+def test_scheduled_class_weights_are_refused_with_several_positives():
+    criterion = tammes.Criterion(tammes.CosineHead(4, 5), tammes.multi_positive())
+    criterion.schedule(
+        class_weights=tammes.schedules.DeferredReweighting([1, 2, 3, 4, 5], start=0, beta=0.5)
+    )
+    with pytest.raises(ValueError, match="one label per example where it has class_weights"):
+        criterion(torch.randn(3, 4), torch.tensor([[0, 1, 2]] * 3))

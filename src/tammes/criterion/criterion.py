@@ -8,7 +8,7 @@ import torch
 from torch import Tensor, nn
 
 from tammes._compile import outside_compile
-from tammes._recomputation import checkpointing, once
+from tammes._recomputation import checkpointing, once, recomputing
 from tammes._validation import (
     check_class_weights,
     check_features,
@@ -48,7 +48,8 @@ from tammes.kernels.problem import Problem
 from tammes.kernels.streamed.functions import own_split
 from tammes.schedules import Schedule
 from tammes.similarity import working_dtype
-from tammes.states import Hook, Reading, States
+from tammes.split import ALONGSIDE
+from tammes.states import Hook, LearnedNumber, Reading, States
 from tammes.terms import Batch, Loss, Setting
 
 Reduction = Literal["mean", "sum", "none"]
@@ -151,6 +152,11 @@ class Criterion(nn.Module):
         for name, (_, term) in self.settings.named.items():
             state = term.make_state(head)
             if state is not None:
+                if unseen := state.sees - {"target", *ALONGSIDE}:
+                    raise ValueError(
+                        f"{name} expects its state to see numbers of the own class, "
+                        f"{', '.join(('target', *ALONGSIDE))}, got {', '.join(sorted(unseen))}"
+                    )
                 self.states[name] = state
 
     @property
@@ -323,7 +329,7 @@ class Criterion(nn.Module):
             rowwise=rowwise,
         )
         if self._others:
-            batch = whole.batch
+            batch = whole.batch._replace(masked=masked)
             if scope is not None:
                 batch = batch._replace(features=scope.for_replicated_loss(batch.features))
             rows = dict(other_terms(head, self._others, arguments, batch, weights))
@@ -463,7 +469,13 @@ class Criterion(nn.Module):
 
         deferred = "class_weights" in self.schedules
         changes = self.training and (len(self.states) > 0 or len(self.schedules) > 0)
-        return once(self, make) if changes else make()
+        now = once(self, make) if changes else make()
+        if recomputing():
+            # Learned numbers are the same, but the first pass may have been without a graph.
+            for name, state in self.states.items():
+                if isinstance(state, LearnedNumber):
+                    now.states[name] = state.reading(part)
+        return now
 
     def _check(
         self,
@@ -482,7 +494,8 @@ class Criterion(nn.Module):
         name, prototypes = type(self).__name__, self.head.weight
         check_features(type(self.head).__name__, features, prototypes.shape[-1])
         check_labels(name, labels, features, several=self._several)
-        if labels.ndim == 2 and self.class_weights is not None:
+        weighed = self.class_weights is not None or "class_weights" in self.schedules
+        if labels.ndim == 2 and weighed:
             raise ValueError(
                 f"{name} expects one label per example where it has class_weights, got labels of "
                 f"shape {tuple(labels.shape)}"

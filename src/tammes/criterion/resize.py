@@ -17,7 +17,8 @@ def check_resizable(criterion: "Criterion", num_classes: int) -> None:
     """Reject a number of classes that a term cannot handle, before anything changes."""
     for _, term in criterion.loss.leaves():
         if term.within is not None:
-            term.within.check(criterion.head.embedding_size, num_classes)
+            rows = num_classes * criterion.head.similarity.centers
+            term.within.check(criterion.head.embedding_size, rows)
     if "class_weights" in criterion.schedules:
         raise ValueError(
             "Criterion expects no schedule of class_weights when classes change, got one: "

@@ -14,6 +14,7 @@ class DistanceHead(Head):
 
     The head of :func:`tammes.cac` and, with ``reciprocal=True``, of :func:`tammes.arpl`. Its
     distances are no products, so all N x C scores are in memory: it cannot be streamed or sharded.
+    Distances, unlike reciprocal points, can be differentiated once only.
 
     Args:
         embedding_size: size D of a feature.
@@ -71,5 +72,14 @@ class DistanceHead(Head):
         return self.anchors * torch.eye(first + n, size)[first:]
 
     def _initial(self, n: int) -> Tensor:
-        reciprocal = isinstance(self.similarity, Reciprocal)
-        return self._rows(self.num_classes, n, self.embedding_size, reciprocal)
+        reciprocal, size = isinstance(self.similarity, Reciprocal), self.embedding_size
+        if self.anchors is None:
+            return self._rows(0, n, size, reciprocal)
+        # After a class was removed its axis is free, and the last ones are not.
+        free = (self.weight == 0).all(0).nonzero().flatten()
+        if n > len(free):
+            raise ValueError(
+                f"DistanceHead expects an axis for each anchor, got {n} new classes and "
+                f"{len(free)} free axes"
+            )
+        return self.anchors * torch.eye(size)[free[:n].cpu()]

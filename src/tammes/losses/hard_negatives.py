@@ -24,6 +24,11 @@ def _check_mv(margin: float, emphasis: float, kind: str, adaptive: bool) -> None
     if kind not in ("am", "arc"):
         raise ValueError(f"mv_softmax expects kind 'am' or 'arc', got {kind!r}")
     check_margins(m2=margin if kind == "arc" else 0.0)
+    if kind == "am" and abs(margin) > 2:
+        raise ValueError(
+            "mv_softmax expects margin to be a difference of cosines, at most 2 either way, "
+            f"got {margin:g}"
+        )
     if emphasis < 0:
         raise ValueError(f"mv_softmax expects emphasis of 0 or more, got {emphasis}")
 
@@ -101,8 +106,10 @@ class MeanTarget(State):
     def before(self, batch: Batch) -> None:
         """Update the mean with this batch, which is to use it."""
         assert batch.split is not None
-        count = batch.valid.sum()
-        total = torch.where(batch.valid, batch.split.target.to(self.mean.dtype), 0.0).sum()
+        target = batch.split.target.to(self.mean.dtype)
+        # A batch that overflowed must not stay in the mean for ever.
+        counts = batch.valid & target.isfinite()
+        count, total = counts.sum(), torch.where(counts, target, 0.0).sum()
         mean = torch.where(count > 0, total / count.clamp_min(1), self.mean)
         self.mean.lerp_(mean, self.momentum)
 
@@ -178,7 +185,7 @@ def curricularface(
 def _check_inter_topk(margin: float, top_k: int, penalty: float) -> None:
     check_margins(m2=margin)
     check_margins(m2=penalty)
-    if not isinstance(top_k, int) or top_k < 1:
+    if not isinstance(top_k, int) or isinstance(top_k, bool) or top_k < 1:
         raise ValueError(f"inter_topk expects a whole number of 1 or more as top_k, got {top_k!r}")
 
 

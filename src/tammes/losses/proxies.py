@@ -37,6 +37,13 @@ def _by_blocks(
     ]
 
 
+def _there(batch: Batch, shards: ShardedRows, proxies: Tensor) -> Tensor | None:
+    """Which classes of this rank are not masked, shape ``(c,)``, or none where all are there."""
+    if batch.masked is None:
+        return None
+    return ~batch.masked[shards.start : shards.start + len(proxies)]
+
+
 def _check_scale(scale: float, margin: float) -> None:
     if not scale > 0:
         raise ValueError(f"proxy_anchor expects scale above 0, got {scale}")
@@ -83,6 +90,7 @@ def proxy_anchor(
     """
     features, proxies = directions(batch.features), unit(prototypes)
     labels = torch.where(batch.valid, batch.labels - shards.start, -1)
+    there = _there(batch, shards, proxies)
 
     def sums(features: Tensor, proxies: Tensor, first: int) -> Tensor:
         """Positive and negative parts of some classes, and how many are in the batch."""
@@ -90,6 +98,8 @@ def proxy_anchor(
         classes = torch.arange(first, first + len(proxies), device=labels.device)
         own = labels[:, None] == classes
         others = ~own & batch.valid[:, None]
+        if there is not None:
+            others = others & there[first : first + len(proxies)]
         zero = cosine.new_zeros(1, len(proxies))
         # With the one as a score of zero: finite also where a sum is over no example.
         near = torch.where(own, -scale * (cosine - margin), -torch.inf)
@@ -100,7 +110,10 @@ def proxy_anchor(
 
     total = torch.stack(_by_blocks(sums, features, proxies)).sum(0)
     pulled, pushed, present = shards.all_reduce(total)
-    return pulled / present.detach().clamp_min(1) + pushed / shards.count(prototypes)
+    classes: Tensor | int = shards.count(prototypes)
+    if batch.masked is not None:
+        classes = (~batch.masked).sum().clamp_min(1)
+    return pulled / present.detach().clamp_min(1) + pushed / classes
 
 
 def _check_multi_positive(scale: float, margin: float, kind: str) -> None:
@@ -109,6 +122,11 @@ def _check_multi_positive(scale: float, margin: float, kind: str) -> None:
     if kind not in ("arc", "cos"):
         raise ValueError(f"multi_positive expects kind 'arc' or 'cos', got {kind!r}")
     check_margins(m2=margin if kind == "arc" else 0.0)
+    if kind == "cos" and abs(margin) > 2:
+        raise ValueError(
+            "multi_positive expects margin to be a difference of cosines, at most 2 either way, "
+            f"got {margin:g}"
+        )
 
 
 @term(on="proxies", reads="", check=_check_multi_positive, several_positives=True)
@@ -172,12 +190,16 @@ def multi_positive(
     margins = {"m2": margin} if kind == "arc" else {"m3": margin}
     target = target_similarity(split, **margins).view_as(gaps["gap"])
 
+    there = _there(batch, shards, proxies)
+
     def negatives(features: Tensor, proxies: Tensor, first: int) -> Tensor:
         """Log-sum-exp of the scores of some classes that are not positives."""
         classes = torch.arange(first, first + len(proxies), device=labels.device)
         own = torch.zeros(len(features), len(proxies), dtype=torch.bool, device=labels.device)
         for column in torch.where(here, place, -1).unbind(1):
             own = own | (column[:, None] == classes)
+        if there is not None:
+            own = own | ~there[first : first + len(proxies)]
         # Not minus infinity: where all are positives there is a gradient of zero.
         scores = torch.where(own, _NEVER, scale * (features @ proxies.T))
         return torch.cat([scores, scores.new_full((len(scores), 1), _NEVER)], 1).logsumexp(1)

@@ -146,7 +146,8 @@ class Block:
         factor = self._overwrite(wanted)
         if self.mapped is not None:
             d_scores, found = self.mapped.gradient(self.unmapped, self.scores)
-            self.scores.copy_(d_scores)
+            # Where nothing is wanted nothing comes, not even 0 times infinity.
+            self.scores.copy_(d_scores.masked_fill_(self.scores == 0, 0.0))
             self.d_numbers = [None if d_number is None else factor * d_number for d_number in found]
         return factor
 
