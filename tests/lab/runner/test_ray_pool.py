@@ -178,7 +178,12 @@ def test_without_common_files_the_record_comes_back(tmp_path, running, apart):
     assert run_cells_on_ray([ray], TRAIN)[0].ok
     assert Run(ray.folder).status == "done"
     for path in local.folder.iterdir():
-        if path.is_file() and path.name not in (".lock", "timing.jsonl", "environment.json"):
+        if path.is_file() and path.name not in (
+            ".lock",
+            "timing.jsonl",
+            "environment.json",
+            "look_seconds.json",
+        ):
             assert path.read_bytes() == (ray.folder / path.name).read_bytes(), path.name
 
 

@@ -8,6 +8,7 @@
                         machine, however often the run was interrupted
 ``timing.jsonl``        a line for each epoch: seconds and images per second
 ``health.json``         findings of the looks during training, see :mod:`tammes.doctor`
+``look_seconds.json``   seconds that each look took, by its epoch
 ``subset.safetensors``  indices and labels of the training examples
 ``final.json``          measures of the finished model; only a finished run has it
 ``failure.json``        reason of a failure
@@ -101,7 +102,8 @@ class Run:
     @cached_property
     def health(self) -> list[dict[str, Any]]:
         """Looks during training: ``epoch``, ``step``, ``findings``, ``measured``; may be none."""
-        looks = self._health.get("looks", [])
+        known = self.folder / "health.json"
+        looks = self._json("health.json").get("looks", []) if known.exists() else []
         if not isinstance(looks, list):
             raise RecordError(f"{self.folder / 'health.json'}: damaged (a list is expected)")
         return looks
@@ -109,11 +111,8 @@ class Run:
     @property
     def look_seconds(self) -> dict[str, float]:
         """Duration of each look, by its epoch; runs of earlier versions have none."""
-        return dict(self._health.get("seconds", {}))
-
-    @cached_property
-    def _health(self) -> dict[str, Any]:
-        return self._json("health.json") if (self.folder / "health.json").exists() else {}
+        known = self.folder / "look_seconds.json"
+        return self._json("look_seconds.json") if known.exists() else {}
 
     def tensors(self, name: str) -> dict[str, Tensor]:
         """Load a safetensors file by its name: ``prototypes``, ``embeddings``, ``examples``..."""

@@ -109,7 +109,8 @@ class HealthLooks:
         self.looks.append({"epoch": epoch, "step": step, **diagnosis.to_dict()})
         # The numbers of a diagnosis have waited for the device.
         self.seconds[str(epoch)] = round(time.perf_counter() - began, 4)
-        write_json(self.folder / "health.json", {"looks": self.looks, "seconds": self.seconds})
+        write_json(self.folder / "look_seconds.json", self.seconds)
+        write_json(self.folder / "health.json", {"looks": self.looks})
 
     def _report(self, epoch: int, diagnosis: Diagnosis) -> None:
         known = {finding["name"] for look in self.looks for finding in look["findings"]}

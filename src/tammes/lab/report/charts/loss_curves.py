@@ -162,6 +162,9 @@ def _variants(term: Term) -> list[tuple[str, dict[str, Any], dict[str, Any]]]:
         state.std.fill_(1.0)
         kinds = {"short feature": 1.0, "average feature": 20.0, "long feature": 100.0}
         return [(name, {"norm": norm}, {"state": state}) for name, norm in kinds.items()]
+    if term.name == "curricularface":
+        means = {"at first": 0.0, "mean cosine 0.6": 0.6}
+        return [(name, {}, {"state": torch.tensor([mean])}) for name, mean in means.items()]
     learned = term.make_state(tammes.CosineHead(2, CLASSES).double())
     if isinstance(learned, LearnedNumber):
         return [("", {}, {"state": learned.value.detach().squeeze()})]
