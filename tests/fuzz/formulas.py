@@ -401,17 +401,17 @@ def super_symmetry(prototypes):
 def proxy_anchor(view, scale, margin):
     cosine = unit(view.features) @ unit(view.prototypes).T
     pulled, pushed, present = 0.0, 0.0, 0
-    for c in range(len(view.prototypes)):
+    for c in view.there.nonzero()[:, 0].tolist():
         own = view.classes == c
         pulled = pulled + (1 + (-scale * (cosine[own, c] - margin)).exp().sum()).log()
         pushed = pushed + (1 + (scale * (cosine[~own, c] + margin)).exp().sum()).log()
         present += bool(own.any())
-    return pulled / max(present, 1) + pushed / len(view.prototypes)
+    return pulled / max(present, 1) + pushed / view.there.sum()
 
 
 def multi_positive(view, scale, margin, kind):
-    cosine = unit(view.features) @ unit(view.prototypes).T
-    others = scale * _without(cosine, view.classes)
+    cosine = unit(view.features) @ unit(view.prototypes[view.there]).T
+    others = scale * _without(cosine, view.labels)
     if kind == "arc":
         phi = view.theta + margin
         turns = (phi / math.pi).floor().detach()

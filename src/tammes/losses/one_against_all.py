@@ -109,7 +109,7 @@ def _sphereface2_numbers(
 ) -> tuple[Setting, Tensor]:
     if state is None:
         raise ValueError("sphereface2 expects its state from a criterion, got none")
-    return power, (margin + state / split.scale).to(split.target.dtype)
+    return power, margin + state.to(split.target.dtype) / split.scale
 
 
 @term(
