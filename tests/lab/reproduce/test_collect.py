@@ -154,7 +154,8 @@ def test_looks_are_kept_with_their_findings_and_their_duration(tmp_path):
         {"epoch": epoch, "step": epoch, "findings": [found] * epoch, "measured": measured}
         for epoch in (0, 1)
     ]
-    write_json(tmp_path / "health.json", {"looks": looks, "seconds": {"0": 0.5}})
+    write_json(tmp_path / "health.json", {"looks": looks})
+    write_json(tmp_path / "look_seconds.json", {"0": 0.5})
     timing = [{"epoch": e, "seconds": s} for e, s in ((1, 9.0), (2, 2.0), (3, 4.0))]
     write_lines(tmp_path / "timing.jsonl", timing)
     entry, _ = taken_from(tmp_path, recipe=replace(RECIPE, keep=("health",)))
