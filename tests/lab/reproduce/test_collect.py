@@ -143,6 +143,14 @@ def test_a_run_that_was_never_tested_on_the_way_has_curves_all_the_same(tmp_path
     assert curves["test.accuracy"] == [None, None]
 
 
+def test_a_ledger_does_not_say_where_the_runs_lay(tmp_path):
+    make_run(tmp_path)
+    around = json.loads((tmp_path / "environment.json").read_bytes())
+    typed = "tammes reproduce small --out '/a place/here' --seeds 3"
+    write_json(tmp_path / "environment.json", {**around, "command": typed})
+    assert taken_from(tmp_path)[0].command == "tammes reproduce small --seeds 3"
+
+
 # --------------------------------------------------------------------------------------- looks
 
 

@@ -17,6 +17,7 @@ from tammes.lab.records.run_folder import Run, number
 from tammes.lab.reproduce.ledger import Entry, Ledger
 from tammes.lab.reproduce.quantities import read_all, read_intervals
 from tammes.lab.reproduce.recipe import ALWAYS, PlannedCell, Recipe
+from tammes.lab.training.provenance import without_place
 from tammes.similarity import Cosine
 from tammes.split import split
 
@@ -131,7 +132,7 @@ def _machine_and_command(around: Mapping[str, Any], ledger: Ledger) -> dict[str,
     """Return the number of the machine in the ledger, and the command."""
     machine = {key: around[key] for key in _MACHINE if key in around}
     number = ledger.machine(machine) if machine else None
-    return {"machine": number, "command": str(around.get("command", ""))}
+    return {"machine": number, "command": without_place(str(around.get("command", "")))}
 
 
 def _curves(run: Run, paths: Sequence[str]) -> dict[str, list[float | None]]:

@@ -25,7 +25,7 @@ from tammes.lab.reproduce.recipe import PlannedCell, Recipe
 from tammes.lab.runner import Cell, Emit, Event, Result, plan_resources, run_cells
 from tammes.lab.runner.progress_table import ProgressTable
 from tammes.lab.runner.sweep import check, is_open, prepare, record_failures, train_cell
-from tammes.lab.training.provenance import command, environment
+from tammes.lab.training.provenance import command, environment, without_place
 
 EngineName: TypeAlias = Literal["local", "ray"]
 _WORK = "tammes.lab.reproduce.run:run_cell"
@@ -138,7 +138,7 @@ class _Session:
         """Return the ledger of a recipe, read once."""
         if path not in self.ledgers:
             self.ledgers[path] = ledger = Ledger.at(path, recipe, quick=self.quick)
-            ledger.command = command()
+            ledger.command = without_place(command())
             if ledger.former:
                 self.report(
                     f"{path}: {len(ledger.former)} cells are from an earlier version of the "

@@ -2,6 +2,7 @@
 
 import os
 import platform
+import re
 import shlex
 import subprocess
 import sys
@@ -36,6 +37,16 @@ def command() -> str:
     script = path.suffix == ".py" and path.name != "__main__.py"
     name = "tammes" if path.name == "__main__.py" else path.name
     return shlex.join([*(("python", str(path)) if script else (name,)), *sys.argv[1:]])
+
+
+def without_place(command: str) -> str:
+    """Return a command without its ``--out``, for records that leave the machine.
+
+    Example:
+        >>> without_place("tammes reproduce zhou2022/fig1 --out /tmp/here --seeds 3")
+        'tammes reproduce zhou2022/fig1 --seeds 3'
+    """
+    return re.sub(r" --out[ =]('[^']*'|\S+)", "", command)
 
 
 def _device(device: torch.device) -> str:
