@@ -49,6 +49,7 @@ BENCHMARKS = {
         "episodes": "--episodes 200 --tuned 20 --their-episodes 20",
         "gallery": "--quick",
         "head": "--quick",
+        "maps": "--quick",
         "retrieval": "--device cuda --quick",
         "sampling": "--device cuda --only cost --rates 1.0 0.1",
         "subspace": "--device cuda --repeats 5",
