@@ -104,6 +104,33 @@ def check_labels(name: str, labels: Tensor, features: Tensor, *, several: bool =
         )
 
 
+def check_batch(
+    name: str,
+    features: Tensor,
+    labels: Tensor,
+    prototypes: Tensor,
+    head: str,
+    several: bool,
+) -> None:
+    """Raise an error for features or labels that do not fit a criterion, whatever their values.
+
+    Args:
+        name: name that messages begin with.
+        features: shape ``(N, D)``.
+        labels: shape ``(N,)``.
+        prototypes: of the head, with D dimensions.
+        head: name that messages about the shape of features begin with.
+        several: whether an example may have several labels, shape ``(N, P)``.
+    """
+    check_features(head, features, prototypes.shape[-1])
+    check_labels(name, labels, features, several=several)
+    if features.device != prototypes.device:
+        raise ValueError(
+            f"{name} expects features on {prototypes.device}, where its prototypes are, "
+            f"got {features.device}"
+        )
+
+
 def _are_names(labels: Any) -> bool:
     """Whether labels are class names: texts, in a sequence or an array."""
     dtype = getattr(labels, "dtype", None)

@@ -1,7 +1,7 @@
 """Split: an example reduced to the five numbers that a margin loss reads, instead of C scores."""
 
 from collections.abc import Callable, Iterable, Mapping
-from functools import cache
+from functools import lru_cache
 from typing import Any, NamedTuple, TypeAlias
 
 import torch
@@ -351,13 +351,10 @@ def assemble(
     *,
     unit: bool = False,
 ) -> Split:
-    """Build a split from merged numbers; missing ones hold NaN."""
-    plain = type(like) is Tensor and like.is_cuda and not transforming()
-    if plain and not torch.cuda.is_current_stream_capturing():
-        # Made once: at everyday sizes a step on a GPU is its launches.
-        unread = _nan(like.device, like.dtype).expand(labels.shape)
-    else:
-        unread = like.new_full(labels.shape, float("nan"))
+    """Build a split from merged numbers; missing ones hold NaN, and the length of units is one."""
+    unread = _constant(float("nan"), labels, like)
+    if unit and "length" not in numbers:
+        numbers = {**numbers, "length": _constant(1.0, labels, like)}
     rivals: Tensor | int = numbers.get("rivals", classes - 1)
     fields: dict[str, Any] = {name: numbers.get(name, unread) for name in _KEPT}
     return Split(
@@ -372,7 +369,18 @@ def assemble(
     )
 
 
-@cache
-def _nan(device: torch.device, dtype: torch.dtype) -> Tensor:
+def _constant(value: float, labels: Tensor, like: Tensor) -> Tensor:
+    """Return one number for all examples, which takes no operation where tensors have values."""
+    capturing = like.is_cuda and torch.cuda.is_current_stream_capturing()
+    if type(like) is not Tensor or capturing or transforming():
+        return like.new_full(labels.shape, value)
+    return _kept_constant(value, labels.shape, like.device, like.dtype)
+
+
+@lru_cache(maxsize=64)
+def _kept_constant(
+    value: float, shape: torch.Size, device: torch.device, dtype: torch.dtype
+) -> Tensor:
+    # Expanded, so that nobody can write to it.
     with torch.inference_mode(False):
-        return torch.full((), float("nan"), device=device, dtype=dtype)
+        return torch.full((), value, device=device, dtype=dtype).expand(shape)

@@ -1,56 +1,45 @@
 """Criterion: a head and a loss, the object that a training loop calls."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from inspect import signature
 from typing import TYPE_CHECKING, Any, Literal, Never, Self, cast
 
 import torch
 from torch import Tensor, nn
 
-from tammes._compile import outside_compile
-from tammes._recomputation import checkpointing, once, recomputing
 from tammes._validation import (
+    check_batch,
     check_class_weights,
-    check_features,
-    check_labels,
     check_reduction,
     check_values,
-    check_weights,
     describe,
     transforming,
     unknown_setting,
 )
 from tammes.criterion.evaluate_terms import (
-    Arguments,
     Noted,
+    SplitGroup,
     check_cosine_margin,
     check_fit,
     group_terms,
-    other_terms,
-    split_terms,
 )
+from tammes.criterion.general_call import general_call
 from tammes.criterion.graphed import GraphedCriterion
 from tammes.criterion.hyperparameters import Settings, named_schedules
 from tammes.criterion.param_groups import param_groups
 from tammes.criterion.resize import check_new_values, check_resizable, follow
 from tammes.criterion.stale_weight_warning import UpdateWatch
-from tammes.distributed.global_batch import (
-    GlobalBatch,
-    WeightedBatch,
-    make_global_batch,
-    per_example_settings,
-)
+from tammes.distributed.global_batch import GlobalBatch, make_global_batch
 from tammes.heads.head import Head
 from tammes.kernels import dense_gpu
-from tammes.kernels.dense import takes_raw
+from tammes.kernels.dense import dense_split, takes_raw
 from tammes.kernels.dispatch import Implementation, choose_kernel
 from tammes.kernels.problem import Problem
-from tammes.kernels.streamed.functions import own_split
 from tammes.schedules import Schedule
-from tammes.similarity import working_dtype
+from tammes.similarity import full_precision, product_dtype, working_dtype
 from tammes.split import ALONGSIDE
-from tammes.states import Hook, LearnedNumber, Reading, States
-from tammes.terms import Batch, Loss, Setting
+from tammes.states import States
+from tammes.terms import Loss, Setting
 
 Reduction = Literal["mean", "sum", "none"]
 
@@ -145,7 +134,7 @@ class Criterion(nn.Module):
         self.schedules = nn.ModuleDict()
         self._noted: dict[str, Noted] = {}
         self._noted_total: Tensor | float | None = None
-        self._even: tuple[tuple[int, torch.dtype, float], Tensor] | None = None
+        self._even: tuple[tuple[Any, ...], Tensor] | None = None
         self._step_by_hand = False
         self._watch = UpdateWatch()
         self._compose(loss, class_weights)
@@ -198,12 +187,20 @@ class Criterion(nn.Module):
         self._several = all(d.several_positives or d.on == "prototypes" for d in definitions)
         values = [value for own in self.settings.arguments.values() for value in own.values()]
         self._per_class = any(isinstance(value, tuple) for value in values)
-        # Where one kernel is all there is to a call: what it reads.
-        plain = len(self._groups) == 1 and not self._others and not self._groups[0].cosines
-        plain = plain and type(self.head).problem is Head.problem
-        # An adjustment adds to the scores after the problem is made.
-        plain = plain and all(t.definition.adjust is None for t in self._groups[0].terms)
-        self._plain = self._groups[0].reads if plain else None
+        self._usual = self._only_group()
+
+    def _only_group(self) -> SplitGroup | None:
+        """Return the terms of a usual call: all read one split, and nothing changes from outside.
+
+        A map of the scores has a kernel of its own, an adjustment adds to the scores of the head.
+        """
+        if len(self._groups) != 1 or self._others or self._per_class:
+            return None
+        group, definitions = self._groups[0], [t.definition for t in self._groups[0].terms]
+        alone = any(d.has_own_scores or d.state is not None for d in definitions)
+        if alone or group.cosines or self.class_weights is not None:
+            return None
+        return group if type(self.head).problem is Head.problem else None
 
     def forward(
         self,
@@ -228,167 +225,77 @@ class Criterion(nn.Module):
         Returns:
             A scalar, or with ``reduction="none"`` the weighted losses, shape ``(N,)``.
         """
-        tracing, head, scope = transforming(), self.head, self._scope()
-        problem = None if tracing or scope is not None else self._raw_problem(features, settings)
-        raw = problem is not None
-        if problem is None and scope is None and head.group is None:
-            # In one process a head collects its problem without looking at labels.
-            problem = head.problem(features)
-        if problem is None:
-            masked = head.masked()
-        else:
-            masked = None if problem.there is None else ~problem.there
-        changing = len(self.states) > 0 or len(self.schedules) > 0
-        none_ignored = False
-        if scope is None:
-            none_ignored = self._check(features, labels, weights, settings, masked, tracing)
-        else:
-            max_rows = scope.validate(
-                type(self).__name__,
-                lambda: self._check(features, labels, weights, settings, masked, tracing),
-                features,
-                embedding_size=head.embedding_size,
-                num_classes=head.num_classes,
-                values_per_example=len(per_example_settings(settings)) + (weights is not None),
-                labels_per_example=labels.shape[-1] if getattr(labels, "ndim", 1) == 2 else 1,
-            )
-        # Before it is compared: a small integer type would wrap the ignored label round.
-        labels = labels.long()
-        dtype = working_dtype(features, head.weight)
-        even = total = weighed = None
-        if raw and weights is None and self.class_weights is None:
-            mean = self.reduction == "mean"
-            weighed = dense_gpu.weigh_examples(labels, self.ignore_index, mean=mean)
-        if weighed is not None:
-            labels, valid, even, total = weighed
-            batch = Batch(features, labels, valid)
-        else:
-            labels, valid = self._positives(labels)
-            if none_ignored:
-                even = self._even_weights(labels, dtype)
-            else:
-                none_ignored = not tracing and labels.device.type == "cpu" and bool(valid.all())
-            batch = Batch(features, labels, valid)
-            if raw or not none_ignored:
-                # What an ignored example holds must not leak, not even as 0 times NaN.
-                ignored = ~valid
-                kept = features if raw else features.masked_fill(ignored.unsqueeze(1), 0.0)
-                one = labels if labels.ndim == 2 else labels.masked_fill(ignored, 0)
-                batch = Batch(kept, one, valid)
-        if problem is not None and (raw or not none_ignored):
-            problem = problem._replace(features=batch.features, valid=valid if raw else None)
-        own = whole = WeightedBatch(batch, weights, settings)
-        mine = slice(None)
-        if scope is not None:
-            whole, mine = scope.gather(own, max_rows, features=self._compares_features)
-        # A rank splits its own examples; all of them, if it has only some of the prototypes.
-        part = whole if scope is not None and scope.sharded else own
-
-        if problem is None and self._groups:
-            problem = head.problem(part.batch.features, part.batch.labels)
-        arguments: Arguments = self.settings.arguments
-        groups, class_weights = self._groups, self.settings.class_weights
-        if changing or settings or self._per_class:
-            here = part.batch
-            if part is not whole and len(self.states) > 0:
-                here = here._replace(first=whole.batch.valid[: mine.start].sum())
-            now = self._read(whole.batch, here, problem, tracing)
-            arguments = self.settings.resolve(part.batch, now.scheduled, part.settings, dtype)
-            for name, state in now.states.items():
-                arguments[name]["state"] = state
-            groups = group_terms(head, self.settings.named, arguments)
-            class_weights = now.class_weights
-        watch = self._watch
+        tracing, group, watch = transforming(), self._usual, self._watch
         if self.training and not tracing and watch.noticed != watch.steps_taken:
-            watch.notice(head.weight, features, used=self._uses_prototypes)
+            watch.notice(self.head.weight, features, used=self._uses_prototypes)
+        plain = None
+        if group is not None and not (tracing or settings or weights is not None):
+            plain = self._plain_batch(features, labels, group.reads)
+        if group is None or plain is None:
+            return general_call(self, features, labels, weights, settings)
 
-        plain = weights is None and class_weights is None and masked is None and scope is None
-        if plain and even is not None:
-            weights = even
-        else:
-            weights = self._weigh(whole, class_weights, masked, dtype)
-            total = weights.sum()
-            if whole.weights is None and class_weights is None:
-                # Whole numbers.
-                total = total.clamp_min(1)
-            else:
-                total = torch.where(total == 0, torch.ones_like(total), total)
-            if self.reduction == "mean":
-                weights = weights / total
-        rowwise = self.reduction == "none"
-        some = weights if part is whole else weights[mine]
-        loss, noted = split_terms(
-            head,
-            problem,
-            groups,
-            self.settings,
-            arguments,
-            part.batch,
-            masked,
-            some,
-            rowwise=rowwise,
-        )
-        if self._others:
-            batch = whole.batch._replace(masked=masked)
-            if scope is not None:
-                batch = batch._replace(features=scope.for_replicated_loss(batch.features))
-            rows = dict(other_terms(head, self._others, arguments, batch, weights))
-        else:
-            rows = {}
-        losses = [self._others[n][0] * (r if rowwise else r.sum()) for n, r in rows.items()]
-        if scope is None:
-            loss = sum(losses, loss)
-        else:
-            sums = {n: v if w is None else (v * w).sum() for n, (v, w) in noted.items()}
-            loss, sums = scope.combine(loss, losses, sums, mine)
-            noted = {name: (total_of, None) for name, total_of in sums.items()}
-        again = not tracing and torch._C._current_graph_task_id() != -1
-        if again:
-            # Activation checkpointing: the first pass has noted and counted this call.
-            return loss
-        if not _transformed(tracing):
-            noted |= {name: (r.detach().sum(), None) for name, r in rows.items()}
-            self._noted = {name: noted[name] for name in self.settings.named}
-            count = len(labels) if total is None else total.detach()
-            self._noted_total = None if self.reduction == "mean" else count
-        if changing:
-            self._remember("after", whole.batch, tracing)
-            # The first pass of a checkpoint may be without gradient.
-            learning = self.training and (torch.is_grad_enabled() or checkpointing())
-            if learning and not self._step_by_hand:
-                self.step()
-        return loss
+        problem, labels, weights, count = plain
+        device, arguments = features.device, self.settings.arguments
+        low = product_dtype(device)
+        with full_precision(device):
+            split = dense_split(problem, labels, group.reads, low)
+            rows: Tensor | None = None
+            noted: dict[str, Noted] = {}
+            for name, term, weight in zip(*group[:3], strict=True):
+                values = term.definition.function(split, **arguments[name])
+                noted[name] = values.detach(), weights
+                values = values if weight == 1 else weight * values
+                rows = values if rows is None else rows + values
+            assert rows is not None
+            self._noted, self._noted_total = noted, count
+            return torch.dot(rows, weights)
 
     if TYPE_CHECKING:
         # A call has the type of forward; torch's own is Any.
         __call__ = forward
 
-    def _raw_problem(self, features: Tensor, settings: Mapping[str, Setting]) -> Problem | None:
-        """Collect a problem for kernels that mask examples and classes themselves, or none."""
-        head, on_gpu = self.head, dense_gpu.ANYWHERE or getattr(features, "is_cuda", False)
-        if not on_gpu or self._plain is None or settings or self.validate:
-            return None
-        if len(self.states) or len(self.schedules) or features.ndim != 2 or not len(features):
-            return None
-        problem = Problem(features, head.weight, head.bias, head.scale, head.similarity)
-        way = choose_kernel(head.implementation, problem, self._plain)
-        return problem if way == "dense" and takes_raw(problem, self._plain) else None
+    def _plain_batch(
+        self, features: Tensor, labels: Tensor, reads: frozenset[str]
+    ) -> tuple[Problem, Tensor, Tensor, Tensor | int | None] | None:
+        """Check a batch, and collect what a usual call needs; none if the call is not usual.
 
-    def _positives(self, labels: Tensor) -> tuple[Tensor, Tensor]:
-        """Labels, where there are several with -1 for those that fill up, and which rows count."""
-        there = labels != self.ignore_index
-        return (
-            (labels, there) if labels.ndim == 1 else (labels.masked_fill(~there, -1), there.any(1))
-        )
-
-    def _even_weights(self, labels: Tensor, dtype: torch.dtype) -> Tensor:
-        """Weights of a batch in which every example counts alike, made once for each size."""
-        share = 1 / len(labels) if self.reduction == "mean" else 1.0
-        if self._even is None or self._even[0] != (len(labels), dtype, share):
-            with torch.inference_mode(False):
-                weights = torch.full(labels.shape[:1], share, dtype=dtype, device=labels.device)
-            self._even = (len(labels), dtype, share), weights
-        return self._even[1]
+        Returns:
+            The problem, labels, weights of the examples, and what their sum is divided by for the
+            mean of a term, unless the weights are.
+        """
+        head, name, mean = self.head, type(self).__name__, self.reduction == "mean"
+        if self.reduction == "none" or self.global_batch is not None or len(self.schedules):
+            return None
+        if torch._C._current_graph_task_id() != -1:
+            # Recomputed by activation checkpointing: what was noted stays.
+            return None
+        check_batch(name, features, labels, head.weight, type(head).__name__, self._several)
+        if labels.ndim != 1:
+            return None
+        labels = labels.long()
+        if features.is_cuda or dense_gpu.ANYWHERE:
+            # Kernels that mask examples and classes themselves, as nobody waits for a look.
+            problem = Problem(features, head.weight, head.bias, head.scale, head.similarity)
+            if self.validate or choose_kernel(head.implementation, problem, reads) != "dense":
+                return None
+            if not takes_raw(problem, reads):
+                return None
+            weighed = dense_gpu.weigh_examples(labels, self.ignore_index, mean=mean)
+            if weighed is None:
+                return None
+            labels, valid, weights, count = weighed
+            return problem._replace(valid=valid), labels, weights, None if mean else count
+        problem = head.problem(features)
+        if self.validate is None or problem.there is not None:
+            return None
+        if choose_kernel(head.implementation, problem, reads) != "dense":
+            return None
+        if not check_values(name, features, labels, len(head.weight), None, self.ignore_index):
+            return None
+        size = len(labels), features.dtype, head.weight.dtype, mean
+        if self._even is None or self._even[0] != size:
+            self._even = size, _even_weights(features, head.weight, mean)
+        return problem, labels, self._even[1], None if mean else len(labels)
 
     def logits(self, features: Tensor) -> Tensor:
         """Scores without any margin, for inference, shape ``(N, C)``."""
@@ -417,111 +324,6 @@ class Criterion(nn.Module):
         """Return the global batch of the process group, or ``None`` in a single process."""
         batch = self.global_batch
         return None if batch is None or batch.group.world_size == 1 else batch
-
-    @property
-    def _compares_features(self) -> bool:
-        """Whether a term or a state reads features of other examples than its own."""
-        return self.states.read_features or any(
-            term.definition.on in ("features", "proxies") for _, term in self._others.values()
-        )
-
-    @staticmethod
-    def _weigh(
-        examples: WeightedBatch,
-        class_weights: Tensor | None,
-        masked: Tensor | None,
-        dtype: torch.dtype,
-    ) -> Tensor:
-        """Weigh the examples, shape ``(N,)``; NaN where an example's own class is masked."""
-        batch, weights, _ = examples
-        result = batch.valid.to(dtype)
-        if weights is not None:
-            result = torch.where(batch.valid, weights.to(dtype), 0.0)
-        if class_weights is not None:
-            result = result * class_weights.to(dtype)[batch.labels]
-        if masked is not None:
-            # Where values are not checked, an example of a masked class must show.
-            own = masked[batch.labels.clamp_min(0)] & (batch.labels >= 0)
-            own = own if own.ndim == 1 else own.any(1)
-            result = result.masked_fill(batch.valid & own, torch.nan)
-        return result
-
-    def _scheduled(self) -> dict[str, Tensor]:
-        """Current values of the terms' settings that follow a schedule."""
-        schedules = named_schedules(self.schedules)
-        return {key: schedule() for key, schedule in schedules.items() if key != "class_weights"}
-
-    def _read(self, whole: Batch, part: Batch, problem: Problem | None, tracing: bool) -> Reading:
-        """Read the states and schedules of this call, which later calls change."""
-
-        def make() -> Reading:
-            seen = whole
-            if self.training and self.states.sees and problem is not None:
-                run = own_split if problem.share is None else outside_compile(own_split)
-                every = problem._replace(features=whole.features)
-                seen = whole._replace(split=run(every, whole.labels, self.states.sees))
-            self._remember("before", seen, tracing)
-            weights = self.schedules["class_weights"]() if deferred else self.class_weights
-            named = self.settings.named
-            on_features = {name for name in named if named[name][1].definition.on == "features"}
-            read = {name: whole if name in on_features else part for name in self.states}
-            return Reading(self._scheduled(), weights, self.states.reading(read))
-
-        deferred = "class_weights" in self.schedules
-        changes = self.training and (len(self.states) > 0 or len(self.schedules) > 0)
-        now = once(self, make) if changes else make()
-        if recomputing():
-            # Learned numbers are the same, but the first pass may have been without a graph.
-            for name, state in self.states.items():
-                if isinstance(state, LearnedNumber):
-                    now.states[name] = state.reading(part)
-        return now
-
-    def _check(
-        self,
-        features: Tensor,
-        labels: Tensor,
-        weights: Tensor | None,
-        settings: Mapping[str, Setting],
-        masked: Tensor | None,
-        tracing: bool,
-    ) -> bool:
-        """Reject a call with wrong shapes, types, devices or, where they are known, values.
-
-        Returns:
-            Whether it is known, on a CPU, that there are examples and none is ignored.
-        """
-        name, prototypes = type(self).__name__, self.head.weight
-        check_features(type(self.head).__name__, features, prototypes.shape[-1])
-        check_labels(name, labels, features, several=self._several)
-        weighed = self.class_weights is not None or "class_weights" in self.schedules
-        if labels.ndim == 2 and weighed:
-            raise ValueError(
-                f"{name} expects one label per example where it has class_weights, got labels of "
-                f"shape {tuple(labels.shape)}"
-            )
-        if weights is not None:
-            check_weights(name, weights, labels)
-        if features.device != prototypes.device:
-            raise ValueError(
-                f"{name} expects features on {prototypes.device}, where its prototypes are, "
-                f"got {features.device}"
-            )
-        # Values are read in plain eager mode only, and where that does not wait for a GPU.
-        wanted = self.validate or features.device.type == "cpu"
-        none_ignored = False
-        if not tracing and wanted and self.validate is not None:
-            classes, ignored = self.settings.num_classes, self.ignore_index
-            none_ignored = check_values(name, features, labels.long(), classes, masked, ignored)
-        if settings or self.schedules:
-            valid = labels.long() != self.ignore_index
-            values = None if tracing else self.validate
-            self.settings.check(self._scheduled(), settings, valid, values=values)
-        return none_ignored and labels.device.type == "cpu" and len(labels) > 0
-
-    def _remember(self, hook: Hook, batch: Batch, tracing: bool) -> None:
-        if self.training and not _transformed(tracing):
-            self.states.run_hook(hook, batch)
 
     def schedule(self, *, by_hand: bool | None = None, **schedules: Schedule) -> Self:
         """Attach schedules to settings, by the name of the setting.
@@ -651,6 +453,8 @@ class Criterion(nn.Module):
         return f"{type(self).__name__}(\n  " + ",\n  ".join(lines) + "\n)"
 
 
-def _transformed(tracing: bool) -> bool:
-    """Whether tensors belong to a functorch transform and must not be stored."""
-    return tracing and not torch.compiler.is_compiling()
+def _even_weights(features: Tensor, prototypes: Tensor, mean: bool) -> Tensor:
+    """Weights of a batch in which every example counts alike."""
+    dtype, count = working_dtype(features, prototypes), len(features)
+    with torch.inference_mode(False):
+        return torch.full((count,), 1 / count if mean else 1.0, dtype=dtype, device=features.device)

@@ -184,10 +184,7 @@ def _evaluate_group(
             change = settings.adjustment(name, weights.dtype, masked, own.pop("state", None))
             problem = adjusted(problem, *change)
         arguments = {name: own}
-    kernel = "dense"
-    if problem.valid is None:
-        # Else the criterion has chosen already.
-        kernel = choose_kernel(head.implementation, problem, group.reads)
+    kernel = choose_kernel(head.implementation, problem, group.reads)
     low = product_dtype(weights.device) if weights.is_cuda else None
     mapping = _score_map(group, arguments, problem) if MAPPED in group.reads else None
     if kernel in ("dense", "reference"):

@@ -56,7 +56,9 @@ class UpdateWatch:
             features: shape ``(N, D)``.
             used: whether the loss reads the prototypes.
         """
-        if self.done or not (used and prototypes.requires_grad and features.requires_grad):
+        # Nobody has looked yet whether features are a tensor.
+        learned = prototypes.requires_grad and getattr(features, "requires_grad", False)
+        if self.done or not (used and learned):
             return
         if not torch.is_grad_enabled() or not len(prototypes):
             # Of a sharded head's prototypes this rank may have none.

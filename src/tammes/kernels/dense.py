@@ -67,8 +67,8 @@ def dense_split(
         # Counted in whole numbers.
         known["rivals"] = (there.sum() - there.index_select(0, labels).long()).to(dtype)
     if beside:
-        # Length and norm of a cosine are of the features alone.
-        alone = similarity.is_cosine and beside <= {"length", "norm"}
+        # The norm of a cosine is of the features alone.
+        alone = similarity.is_cosine and beside <= {"norm"}
         own = features if alone else prototypes.index_select(0, labels)
         known |= similarity.own(features, own, beside)
         if bias is not None and "target" in known:
@@ -98,6 +98,8 @@ def _outputs(is_cosine: bool, reads: frozenset[str]) -> tuple[tuple[str, ...], f
     closed = {*_OWN} if is_cosine else {"target"}
     own = [n for n in _OWN if n in wanted & closed]
     beside = (reads & {"target", *ALONGSIDE}) - {*own}
+    # The length of a cosine is one, which whoever assembles the split knows.
+    beside -= {"length"} if is_cosine else set()
     return (*own, *(name for name in _OTHERS if name in reads)), beside
 
 

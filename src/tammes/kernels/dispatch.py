@@ -60,7 +60,8 @@ def check_dense(name: str, implementation: Implementation) -> None:
 
 def choose_kernel(implementation: Implementation, problem: Problem, reads: frozenset[str]) -> Way:
     """Choose the kernel of one call; a transform gets the reference, a compiler if it must."""
-    check_implementation("a head", implementation)
+    if implementation not in _IMPLEMENTATIONS:
+        check_implementation("a head", implementation)
     if not problem.similarity.has_kernels:
         check_dense("a head of distances", implementation)
         return "reference"
@@ -70,10 +71,8 @@ def choose_kernel(implementation: Implementation, problem: Problem, reads: froze
         if transforming():
             compiling = torch.compiler.is_compiling()
             return "dense" if compiling and compiles(problem, reads) else "reference"
-        half = product_dtype(problem.features.device) is not None
         if implementation == "dense" or (
-            implementation == "auto"
-            and in_memory(problem, reads, half, half and why_not_fused(problem, reads) is None)
+            implementation == "auto" and _stays_in_memory(problem, reads)
         ):
             # The closed form of the dense kernel has one prototype per class, and no map.
             plain = problem.similarity.centers == 1 and MAPPED not in reads
@@ -104,6 +103,13 @@ def compiles(problem: Problem, reads: frozenset[str]) -> bool:
     from tammes.kernels.compiled_split import is_available
 
     return is_available()
+
+
+def _stays_in_memory(problem: Problem, reads: frozenset[str]) -> bool:
+    if _scores(problem) < SMALL:
+        return True
+    half = product_dtype(problem.features.device) is not None
+    return in_memory(problem, reads, half, half and why_not_fused(problem, reads) is None)
 
 
 def _scores(problem: Problem) -> int:

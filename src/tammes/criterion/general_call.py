@@ -1,0 +1,265 @@
+"""A call of a criterion in which anything may be on.
+
+Weights, ignored and several labels, settings of the call, schedules, states, terms on features or
+prototypes, a batch over several ranks, tracing. The usual call needs none of them and is
+:meth:`tammes.Criterion.forward` itself.
+"""
+
+from collections.abc import Mapping
+from typing import TYPE_CHECKING
+
+import torch
+from torch import Tensor
+
+from tammes._compile import outside_compile
+from tammes._recomputation import checkpointing, once, recomputing
+from tammes._validation import (
+    check_batch,
+    check_values,
+    check_weights,
+    transforming,
+)
+from tammes.criterion.evaluate_terms import Arguments, group_terms, other_terms, split_terms
+from tammes.criterion.hyperparameters import named_schedules
+from tammes.distributed.global_batch import WeightedBatch, per_example_settings
+from tammes.kernels.problem import Problem
+from tammes.kernels.streamed.functions import own_split
+from tammes.similarity import working_dtype
+from tammes.states import Hook, LearnedNumber, Reading
+from tammes.terms import Batch, Setting
+
+if TYPE_CHECKING:
+    from tammes.criterion.criterion import Criterion
+
+
+def general_call(
+    criterion: "Criterion",
+    features: Tensor,
+    labels: Tensor,
+    weights: Tensor | None,
+    settings: Mapping[str, Setting],
+) -> Tensor:
+    """Loss of a batch; see :meth:`tammes.Criterion.forward` for the arguments."""
+    tracing, head, scope = transforming(), criterion.head, criterion._scope()
+    problem, masked = None, None
+    if scope is not None or head.group is not None:
+        masked = head.masked()
+    else:
+        # In one process a head collects its problem without looking at labels.
+        problem = head.problem(features)
+        masked = None if problem.there is None else ~problem.there
+    changing = len(criterion.states) > 0 or len(criterion.schedules) > 0
+    none_ignored = False
+    if scope is None:
+        none_ignored = _check(criterion, features, labels, weights, settings, masked, tracing)
+    else:
+        max_rows = scope.validate(
+            type(criterion).__name__,
+            lambda: _check(criterion, features, labels, weights, settings, masked, tracing),
+            features,
+            embedding_size=head.embedding_size,
+            num_classes=head.num_classes,
+            values_per_example=len(per_example_settings(settings)) + (weights is not None),
+            labels_per_example=labels.shape[-1] if getattr(labels, "ndim", 1) == 2 else 1,
+        )
+    dtype = working_dtype(features, head.weight)
+    batch = _as_batch(features, labels, criterion.ignore_index, none_ignored)
+    if problem is not None:
+        problem = problem._replace(features=batch.features)
+    own = whole = WeightedBatch(batch, weights, settings)
+    mine = slice(None)
+    if scope is not None:
+        compares = criterion.states.read_features or any(
+            term.definition.on in ("features", "proxies") for _, term in criterion._others.values()
+        )
+        whole, mine = scope.gather(own, max_rows, features=compares)
+    # A rank splits its own examples; all of them, if it has only some of the prototypes.
+    part = whole if scope is not None and scope.sharded else own
+
+    if problem is None and criterion._groups:
+        problem = head.problem(part.batch.features, part.batch.labels)
+    arguments: Arguments = criterion.settings.arguments
+    groups, class_weights = criterion._groups, criterion.settings.class_weights
+    if changing or settings or criterion._per_class:
+        here = part.batch
+        if part is not whole and len(criterion.states) > 0:
+            here = here._replace(first=whole.batch.valid[: mine.start].sum())
+        now = _read(criterion, whole.batch, here, problem, tracing)
+        arguments = criterion.settings.resolve(part.batch, now.scheduled, part.settings, dtype)
+        for name, state in now.states.items():
+            arguments[name]["state"] = state
+        groups = group_terms(head, criterion.settings.named, arguments)
+        class_weights = now.class_weights
+
+    weights = _weigh(whole, class_weights, masked, dtype)
+    total = weights.sum()
+    if whole.weights is None and class_weights is None:
+        # Whole numbers.
+        total = total.clamp_min(1)
+    else:
+        total = torch.where(total == 0, torch.ones_like(total), total)
+    if criterion.reduction == "mean":
+        weights = weights / total
+    rowwise = criterion.reduction == "none"
+    some = weights if part is whole else weights[mine]
+    loss, noted = split_terms(
+        head,
+        problem,
+        groups,
+        criterion.settings,
+        arguments,
+        part.batch,
+        masked,
+        some,
+        rowwise=rowwise,
+    )
+    rows: dict[str, Tensor] = {}
+    if criterion._others:
+        batch = whole.batch._replace(masked=masked)
+        if scope is not None:
+            batch = batch._replace(features=scope.for_replicated_loss(batch.features))
+        rows = dict(other_terms(head, criterion._others, arguments, batch, weights))
+    losses = [criterion._others[n][0] * (r if rowwise else r.sum()) for n, r in rows.items()]
+    if scope is None:
+        loss = sum(losses, loss)
+    else:
+        sums = {n: v if w is None else (v * w).sum() for n, (v, w) in noted.items()}
+        loss, sums = scope.combine(loss, losses, sums, mine)
+        noted = {name: (total_of, None) for name, total_of in sums.items()}
+    if not tracing and recomputing():
+        # Activation checkpointing: the first pass has noted and counted this call.
+        return loss
+    if not _transformed(tracing):
+        noted |= {name: (r.detach().sum(), None) for name, r in rows.items()}
+        criterion._noted = {name: noted[name] for name in criterion.settings.named}
+        criterion._noted_total = None if criterion.reduction == "mean" else total.detach()
+    if changing:
+        _remember(criterion, "after", whole.batch, tracing)
+        # The first pass of a checkpoint may be without gradient.
+        learning = criterion.training and (torch.is_grad_enabled() or checkpointing())
+        if learning and not criterion._step_by_hand:
+            criterion.step()
+    return loss
+
+
+def _check(
+    criterion: "Criterion",
+    features: Tensor,
+    labels: Tensor,
+    weights: Tensor | None,
+    settings: Mapping[str, Setting],
+    masked: Tensor | None,
+    tracing: bool,
+) -> bool:
+    """Reject a call with wrong shapes, types, devices or, where they are known, values.
+
+    Returns:
+        Whether it is known, on a CPU, that no example is ignored.
+    """
+    name, prototypes = type(criterion).__name__, criterion.head.weight
+    head = type(criterion.head).__name__
+    check_batch(name, features, labels, prototypes, head, criterion._several)
+    weighed = criterion.class_weights is not None or "class_weights" in criterion.schedules
+    if labels.ndim == 2 and weighed:
+        raise ValueError(
+            f"{name} expects one label per example where it has class_weights, got labels of "
+            f"shape {tuple(labels.shape)}"
+        )
+    if weights is not None:
+        check_weights(name, weights, labels)
+    # Values are read in plain eager mode only, and where that does not wait for a GPU.
+    on_host, none_ignored = labels.device.type == "cpu", False
+    if not tracing and (criterion.validate or on_host) and criterion.validate is not None:
+        classes, ignored = criterion.settings.num_classes, criterion.ignore_index
+        none_ignored = check_values(name, features, labels.long(), classes, masked, ignored)
+    if settings or criterion.schedules:
+        valid = labels.long() != criterion.ignore_index
+        values = None if tracing else criterion.validate
+        criterion.settings.check(_scheduled(criterion), settings, valid, values=values)
+    return none_ignored and on_host
+
+
+def _as_batch(features: Tensor, labels: Tensor, ignored_label: int, none_ignored: bool) -> Batch:
+    """Examples and which of them count; what the others hold must not leak, not even 0 times NaN.
+
+    Of several labels of an example, those that fill up are -1; an example without any has class 0.
+    """
+    # Before it is compared: a small integer type would wrap the ignored label round.
+    labels = labels.long()
+    there = labels != ignored_label
+    if labels.ndim == 2:
+        labels, valid = labels.masked_fill(~there, -1), there.any(1)
+    else:
+        valid = there
+    if none_ignored:
+        return Batch(features, labels, valid)
+    ignored = ~valid
+    labels = labels if labels.ndim == 2 else labels.masked_fill(ignored, 0)
+    return Batch(features.masked_fill(ignored.unsqueeze(1), 0.0), labels, valid)
+
+
+def _weigh(
+    examples: WeightedBatch,
+    class_weights: Tensor | None,
+    masked: Tensor | None,
+    dtype: torch.dtype,
+) -> Tensor:
+    """Weigh the examples, shape ``(N,)``; NaN where an example's own class is masked."""
+    batch, weights, _ = examples
+    result = batch.valid.to(dtype)
+    if weights is not None:
+        result = torch.where(batch.valid, weights.to(dtype), 0.0)
+    if class_weights is not None:
+        result = result * class_weights.to(dtype)[batch.labels]
+    if masked is not None:
+        # Where values are not checked, an example of a masked class must show.
+        own = masked[batch.labels.clamp_min(0)] & (batch.labels >= 0)
+        own = own if own.ndim == 1 else own.any(1)
+        result = result.masked_fill(batch.valid & own, torch.nan)
+    return result
+
+
+def _scheduled(criterion: "Criterion") -> dict[str, Tensor]:
+    """Current values of the terms' settings that follow a schedule."""
+    schedules = named_schedules(criterion.schedules)
+    return {key: schedule() for key, schedule in schedules.items() if key != "class_weights"}
+
+
+def _read(
+    criterion: "Criterion", whole: Batch, part: Batch, problem: Problem | None, tracing: bool
+) -> Reading:
+    """Read the states and schedules of this call, which later calls change."""
+    states, schedules = criterion.states, criterion.schedules
+    deferred = "class_weights" in schedules
+
+    def make() -> Reading:
+        seen = whole
+        if criterion.training and states.sees and problem is not None:
+            run = own_split if problem.share is None else outside_compile(own_split)
+            every = problem._replace(features=whole.features)
+            seen = whole._replace(split=run(every, whole.labels, states.sees))
+        _remember(criterion, "before", seen, tracing)
+        weights = schedules["class_weights"]() if deferred else criterion.class_weights
+        named = criterion.settings.named
+        on_features = {name for name in named if named[name][1].definition.on == "features"}
+        read = {name: whole if name in on_features else part for name in states}
+        return Reading(_scheduled(criterion), weights, states.reading(read))
+
+    changes = criterion.training and (len(states) > 0 or len(schedules) > 0)
+    now = once(criterion, make) if changes else make()
+    if recomputing():
+        # Learned numbers are the same, but the first pass may have been without a graph.
+        for name, state in states.items():
+            if isinstance(state, LearnedNumber):
+                now.states[name] = state.reading(part)
+    return now
+
+
+def _remember(criterion: "Criterion", hook: Hook, batch: Batch, tracing: bool) -> None:
+    if criterion.training and not _transformed(tracing):
+        criterion.states.run_hook(hook, batch)
+
+
+def _transformed(tracing: bool) -> bool:
+    """Whether tensors belong to a functorch transform and must not be stored."""
+    return tracing and not torch.compiler.is_compiling()
