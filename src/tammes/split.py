@@ -352,9 +352,9 @@ def assemble(
     unit: bool = False,
 ) -> Split:
     """Build a split from merged numbers; missing ones hold NaN, and the length of units is one."""
-    unread = _constant(float("nan"), labels, like)
+    unread, one = _constants(labels, like)
     if unit and "length" not in numbers:
-        numbers = {**numbers, "length": _constant(1.0, labels, like)}
+        numbers = {**numbers, "length": one}
     rivals: Tensor | int = numbers.get("rivals", classes - 1)
     fields: dict[str, Any] = {name: numbers.get(name, unread) for name in _KEPT}
     return Split(
@@ -369,18 +369,19 @@ def assemble(
     )
 
 
-def _constant(value: float, labels: Tensor, like: Tensor) -> Tensor:
-    """Return one number for all examples, which takes no operation where tensors have values."""
+def _constants(labels: Tensor, like: Tensor) -> tuple[Tensor, Tensor]:
+    """Return NaN and one for all examples, which takes no operation where tensors have values."""
     capturing = like.is_cuda and torch.cuda.is_current_stream_capturing()
     if type(like) is not Tensor or capturing or transforming():
-        return like.new_full(labels.shape, value)
-    return _kept_constant(value, labels.shape, like.device, like.dtype)
+        return like.new_full(labels.shape, float("nan")), like.new_ones(labels.shape)
+    return _kept_constants(labels.shape, like.device, like.dtype)
 
 
 @lru_cache(maxsize=64)
-def _kept_constant(
-    value: float, shape: torch.Size, device: torch.device, dtype: torch.dtype
-) -> Tensor:
-    # Expanded, so that nobody can write to it.
+def _kept_constants(
+    shape: torch.Size, device: torch.device, dtype: torch.dtype
+) -> tuple[Tensor, Tensor]:
+    # Expanded, so that nobody can write to them.
     with torch.inference_mode(False):
-        return torch.full((), value, device=device, dtype=dtype).expand(shape)
+        pair = torch.tensor([float("nan"), 1.0], device=device, dtype=dtype)
+        return pair[0].expand(shape), pair[1].expand(shape)
