@@ -22,6 +22,7 @@ from tammes.criterion.evaluate_terms import (
     check_cosine_margin,
     check_fit,
     group_terms,
+    split_terms,
 )
 from tammes.criterion.general_call import general_call
 from tammes.criterion.graphed import GraphedCriterion
@@ -234,8 +235,14 @@ class Criterion(nn.Module):
         if group is None or plain is None:
             return general_call(self, features, labels, weights, settings)
 
-        problem, labels, weights, count = plain
+        dense, problem, labels, weights, count = plain
         device, arguments = features.device, self.settings.arguments
+        if not dense:
+            loss, self._noted = split_terms(
+                self.head, problem, [group], self.settings, arguments, labels, None, weights
+            )
+            self._noted_total = count
+            return loss
         low = product_dtype(device)
         with full_precision(device):
             split = dense_split(problem, labels, group.reads, low)
@@ -256,12 +263,13 @@ class Criterion(nn.Module):
 
     def _plain_batch(
         self, features: Tensor, labels: Tensor, reads: frozenset[str]
-    ) -> tuple[Problem, Tensor, Tensor, Tensor | int | None] | None:
+    ) -> tuple[bool, Problem, Tensor, Tensor, Tensor | int | None] | None:
         """Check a batch, and collect what a usual call needs; none if the call is not usual.
 
         Returns:
-            The problem, labels, weights of the examples, and what their sum is divided by for the
-            mean of a term, unless the weights are.
+            Whether the dense kernel is the one to take, the problem, labels, weights of the
+            examples, and what their sum is divided by for the mean of a term, unless the weights
+            are.
         """
         head, name, mean = self.head, type(self).__name__, self.reduction == "mean"
         if self.reduction == "none" or self.global_batch is not None or len(self.schedules):
@@ -270,7 +278,7 @@ class Criterion(nn.Module):
             # Recomputed by activation checkpointing: what was noted stays.
             return None
         check_batch(name, features, labels, head.weight, type(head).__name__, self._several)
-        if labels.ndim != 1:
+        if labels.ndim != 1 or not len(labels):
             return None
         labels = labels.long()
         if features.is_cuda or dense_gpu.ANYWHERE:
@@ -284,18 +292,17 @@ class Criterion(nn.Module):
             if weighed is None:
                 return None
             labels, valid, weights, count = weighed
-            return problem._replace(valid=valid), labels, weights, None if mean else count
+            return True, problem._replace(valid=valid), labels, weights, None if mean else count
         problem = head.problem(features)
-        if self.validate is None or problem.there is not None:
+        if features.device.type != "cpu" or self.validate is None or problem.there is not None:
             return None
-        if choose_kernel(head.implementation, problem, reads) != "dense":
-            return None
+        dense = choose_kernel(head.implementation, problem, reads) == "dense"
         if not check_values(name, features, labels, len(head.weight), None, self.ignore_index):
             return None
         size = len(labels), features.dtype, head.weight.dtype, mean
         if self._even is None or self._even[0] != size:
             self._even = size, _even_weights(features, head.weight, mean)
-        return problem, labels, self._even[1], None if mean else len(labels)
+        return dense, problem, labels, self._even[1], None if mean else len(labels)
 
     def logits(self, features: Tensor) -> Tensor:
         """Scores without any margin, for inference, shape ``(N, C)``."""

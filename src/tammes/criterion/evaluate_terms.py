@@ -133,11 +133,11 @@ def split_terms(
     groups: Sequence[SplitGroup],
     settings: Settings,
     arguments: Arguments,
-    batch: Batch,
+    labels: Tensor,
     masked: Tensor | None,
     weights: Tensor,
     *,
-    rowwise: bool,
+    rowwise: bool = False,
 ) -> tuple[Tensor, dict[str, Noted]]:
     """Evaluate the terms on the split: their weighted loss, and the values of each.
 
@@ -147,7 +147,7 @@ def split_terms(
         groups: the terms, as :func:`group_terms` returns them.
         settings: of all terms.
         arguments: arguments of each term.
-        batch: features and labels.
+        labels: class of each example, shape ``(N,)``.
         masked: which classes are masked, shape ``(C,)``, or none where none can be.
         weights: weights of the examples, shape ``(N,)``.
         rowwise: return the weighted loss of each example instead of their sum.
@@ -155,7 +155,7 @@ def split_terms(
     if problem is None or not groups:
         return (torch.zeros_like(weights) if rowwise else weights.new_zeros(())), {}
     first, *more = (
-        _evaluate_group(head, problem, group, settings, arguments, batch, masked, weights, rowwise)
+        _evaluate_group(head, problem, group, settings, arguments, labels, masked, weights, rowwise)
         for group in groups
     )
     loss, noted = first
@@ -170,7 +170,7 @@ def _evaluate_group(
     group: SplitGroup,
     settings: Settings,
     arguments: Arguments,
-    batch: Batch,
+    labels: Tensor,
     masked: Tensor | None,
     weights: Tensor,
     rowwise: bool,
@@ -190,9 +190,9 @@ def _evaluate_group(
     if kernel in ("dense", "reference"):
         with full_precision(weights.device):
             if kernel == "dense":
-                split = dense_split(problem, batch.labels, group.reads, low)
+                split = dense_split(problem, labels, group.reads, low)
             else:
-                split = reference_split(problem, batch.labels, group.reads, mapping)
+                split = reference_split(problem, labels, group.reads, mapping)
             return _weigh(group, evaluate_rows(group, arguments, split), weights, rowwise)
     plan = Plan(
         reads=group.reads,
@@ -210,10 +210,10 @@ def _evaluate_group(
     if summed and not plan.too_thin(problem):
         # Of heads that have all classes, a compiler sees the reference.
         run = weighted_loss if problem.share is None else outside_compile(weighted_loss)
-        loss, sums = run(problem, batch.labels, weights, plan)
+        loss, sums = run(problem, labels, weights, plan)
         return loss, {name: (total, None) for name, total in zip(group.names, sums, strict=True)}
     with full_precision(weights.device):
-        split = outside_compile(streamed_split)(problem, batch.labels, plan)
+        split = outside_compile(streamed_split)(problem, labels, plan)
         return _weigh(group, evaluate_rows(group, arguments, split), weights, rowwise)
 
 

@@ -108,7 +108,7 @@ def general_call(
         groups,
         criterion.settings,
         arguments,
-        part.batch,
+        part.batch.labels,
         masked,
         some,
         rowwise=rowwise,
