@@ -70,6 +70,11 @@ class Grid:
     trials: tuple[GridTrial, ...]
 
     @property
+    def identities(self) -> bool:
+        """Whether it was tested on classes that were not trained."""
+        return self.quantity != "accuracy"
+
+    @property
     def best(self) -> GridTrial:
         """Setting with the best mean."""
         return max(self.trials, key=lambda trial: trial.mean)
@@ -82,10 +87,14 @@ class Grid:
                 return each
         return None
 
-    def loses(self, trial: GridTrial) -> bool:
-        """Whether a trial is worse than the best one by more than a point and a standard error."""
-        error = math.hypot(trial.error, self.best.error)
-        return self.best.mean - trial.mean > max(1.0, error)
+    def best_of(self, loss: str) -> GridTrial:
+        """Return the setting of a loss with the best mean."""
+        return max((t for t in self.trials if t.loss == loss), key=lambda trial: trial.mean)
+
+
+def loses(trial: GridTrial, best: GridTrial) -> bool:
+    """Whether a trial is worse than the best one by more than a point and a standard error."""
+    return best.mean - trial.mean > max(1.0, math.hypot(trial.error, best.error))
 
 
 @cache
