@@ -54,8 +54,10 @@ def encode_identities(
         count: expected number of identities.
         device: device of the codes.
     """
-    if isinstance(identities, Tensor) and identities.dtype not in INTEGERS:
-        raise TypeError(f"{name} expects {what} to be integers or strings, got {identities.dtype}")
+    no_list = isinstance(identities, str) or not hasattr(identities, "__len__")
+    if no_list or (isinstance(identities, Tensor) and identities.dtype not in INTEGERS):
+        kind = type(identities).__name__ if no_list else identities.dtype
+        raise TypeError(f"{name} expects {what} to be integers or strings, got {kind}")
     shape = tuple(getattr(identities, "shape", (len(identities),)))
     if shape != (count,):
         raise ValueError(f"{name} expects {what} of shape ({count},), got {shape}")
