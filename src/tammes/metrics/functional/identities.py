@@ -54,10 +54,13 @@ def encode_identities(
         count: expected number of identities.
         device: device of the codes.
     """
-    no_list = isinstance(identities, str) or not hasattr(identities, "__len__")
-    if no_list or (isinstance(identities, Tensor) and identities.dtype not in INTEGERS):
-        kind = type(identities).__name__ if no_list else identities.dtype
-        raise TypeError(f"{name} expects {what} to be integers or strings, got {kind}")
+    wrong = ""
+    if isinstance(identities, Tensor):
+        wrong = "" if identities.dtype in INTEGERS else str(identities.dtype)
+    elif isinstance(identities, str) or not hasattr(identities, "__len__"):
+        wrong = type(identities).__name__
+    if wrong:
+        raise TypeError(f"{name} expects {what} to be integers or strings, got {wrong}")
     shape = tuple(getattr(identities, "shape", (len(identities),)))
     if shape != (count,):
         raise ValueError(f"{name} expects {what} of shape ({count},), got {shape}")
