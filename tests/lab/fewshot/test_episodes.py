@@ -118,14 +118,10 @@ def test_a_class_without_a_name_is_called_by_its_number():
 @pytest.mark.parametrize(
     ("labels", "error", "message"),
     [
-        (UNEVEN[:, None], ValueError, r"draw expects labels of shape \(N,\), got \(94, 1\)"),
-        (UNEVEN.float(), TypeError, "draw expects labels of an integer type, got torch.float32"),
-        (
-            UNEVEN.tolist(),
-            TypeError,
-            "draw expects labels to be a tensor, got list; torch.as_tensor makes one",
-        ),
-        (UNEVEN - 1, ValueError, "draw expects labels of 0 or more, got -1"),
+        (UNEVEN[:, None], ValueError, r"episodes expect labels of shape \(N,\), got \(94, 1\)"),
+        (UNEVEN.float(), TypeError, "episodes expect labels of an integer type, got torch.float32"),
+        (UNEVEN.tolist(), TypeError, "episodes expect labels of an integer type, got list"),
+        (UNEVEN - 1, ValueError, "episodes expect labels of 0 or more, got -1"),
     ],
 )
 def test_labels_that_are_not_a_class_of_each_example_are_refused(labels, error, message):

@@ -11,7 +11,6 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from tammes._validation import INTEGERS, check_tensor
 from tammes.lab.data import seeded_draws
 
 
@@ -85,7 +84,7 @@ def draw(
         True
     """
     check_numbers(way=way, shot=shot, queries=queries, episodes=episodes)
-    check_labels("draw", labels)
+    check_labels("episodes expect", labels)
     labels = labels.cpu()
     order = labels.argsort(stable=True)
     present, counts = labels.unique(return_counts=True)
@@ -121,15 +120,20 @@ def check_numbers(*, way: int, shot: int, queries: int, episodes: int) -> None:
             )
 
 
-def check_labels(name: str, labels: Tensor) -> None:
-    """Reject labels that are not one non-negative integer each."""
-    check_tensor(name, "labels", labels)
-    if labels.dtype not in INTEGERS:
-        raise TypeError(f"{name} expects labels of an integer type, got {labels.dtype}")
+def check_labels(who: str, labels: Tensor) -> None:
+    """Reject labels that are not one non-negative integer each; ``who`` begins the message."""
+    if (
+        not isinstance(labels, Tensor)
+        or labels.is_floating_point()
+        or labels.is_complex()
+        or labels.dtype == torch.bool
+    ):
+        kind = labels.dtype if isinstance(labels, Tensor) else type(labels).__name__
+        raise TypeError(f"{who} labels of an integer type, got {kind}")
     if labels.ndim != 1:
-        raise ValueError(f"{name} expects labels of shape (N,), got {tuple(labels.shape)}")
+        raise ValueError(f"{who} labels of shape (N,), got {tuple(labels.shape)}")
     if len(labels) and int(labels.min()) < 0:
-        raise ValueError(f"{name} expects labels of 0 or more, got {int(labels.min())}")
+        raise ValueError(f"{who} labels of 0 or more, got {int(labels.min())}")
 
 
 def _sample_without_replacement(sizes: Tensor, count: int, *names: int | str) -> Tensor:
