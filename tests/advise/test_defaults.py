@@ -270,3 +270,14 @@ def test_times_are_told_apart_though_a_step_takes_its_calls():
     shown = str(advice).split("Cost on")[1].split("Evidence")[0]
     assert len({f"{cost.work * 1e3:.3g}" for cost in advice.costs}) >= 3
     assert all(f"{cost.work * 1e3:.3g}" in shown for cost in advice.costs)
+
+
+def test_two_losses_on_one_data_set_are_one_data_set(monkeypatch):
+    trials = [
+        evidence.GridTrial(loss, 30, 0.35, mean, 0.1, optimizer)
+        for loss in ("cosface", "arcface")
+        for optimizer, mean in (("sgd", 90.0), ("adamw", 88.0))
+    ]
+    made = evidence.Grid("made", 10, 8, 5, "accuracy", 2, "CPU", tuple(trials))
+    monkeypatch.setattr(evidence, "grids", lambda: (made,))
+    assert evidence.effect(", adamw") == "-2.0 points on 1 data set"

@@ -118,13 +118,15 @@ def effect(change: str) -> str:
         >>> effect(", lion")
         'not measured'
     """
-    differences = []
+    differences, data = [], set()
     for grid in grids():
         for trial in grid.trials:
             plain = grid.find(trial.loss, trial.scale, trial.margin)
             if plain is not None and trial.beyond_defaults == change:
                 differences.append(trial.mean - plain.mean)
+                data.add(grid.data)
     if not differences:
         return "not measured"
-    low, high = min(differences), max(differences)
-    return f"{low:+.1f} to {high:+.1f} points on {len(differences)} data sets"
+    ends = dict.fromkeys(f"{end:+.1f}" for end in (min(differences), max(differences)))
+    sets = "1 data set" if len(data) == 1 else f"{len(data)} data sets"
+    return f"{' to '.join(ends)} points on {sets}"
