@@ -139,11 +139,13 @@ class Reading(NamedTuple):
         scheduled: settings that follow a schedule.
         class_weights: weight of each class's examples, shape ``(C,)``, or ``None``.
         states: copies of the states, by term.
+        scale: copy of a scale that follows the batches, or ``None``.
     """
 
     scheduled: dict[str, Tensor]
     class_weights: Tensor | None
     states: dict[str, Any]
+    scale: Tensor | float | None = None
 
 
 def read(value: Tensor) -> Tensor:

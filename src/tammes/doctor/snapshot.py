@@ -46,7 +46,7 @@ class Snapshot:
         classes: number of classes C.
         dim: size D of a feature.
         scale: scale of the head.
-        learned_scale: whether the scale is learned.
+        learned_scale: whether the scale is learned, or follows the batches.
         has_angle: whether similarities are a length times a cosine, not distances.
         is_cosine: whether features and prototypes are compared by their cosine.
         terms: the terms of the loss, in order.
@@ -162,7 +162,7 @@ def take_snapshot(criterion: Criterion, features: Tensor, labels: Tensor, **know
             classes=head.num_classes,
             dim=head.embedding_size,
             scale=float(torch.as_tensor(head.scale).detach()),
-            learned_scale=head.log_scale is not None,
+            learned_scale=isinstance(head.scale_setting, str),
             has_angle=head.similarity.has_angle,
             is_cosine=head.similarity.is_cosine,
             terms=readings,

@@ -24,7 +24,8 @@ class CosineHead(Head):
     Args:
         embedding_size: size D of a feature.
         num_classes: number of classes C.
-        scale: factor of the cosines, or ``"learnable"``.
+        scale: factor of the cosines, ``"learnable"``, or ``"adaptive"`` for that of AdaCos, which a
+            criterion sets in training.
         normalize_features: with ``False`` features keep their length, :math:`f_c = s\,\lVert x
             \rVert\cos\theta_c`, as SphereFace has it.
         subcenters: number K of prototypes per class.

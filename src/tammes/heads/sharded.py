@@ -154,7 +154,7 @@ class ShardedHead(Head):
             nn.Parameter(weight),
             like.similarity,
             bias=bias,
-            scale="learnable" if like.log_scale is not None else like._scale,
+            scale=like.scale_setting,
             implementation=implementation,
             num_classes=num_classes,
         )
