@@ -99,8 +99,8 @@ class LearnedNumber(State):
         self.value = nn.Parameter(torch.full((1,), start, dtype=dtype, device=like.device))
 
     def reading(self, batch: "Batch") -> Tensor:
-        """Return the parameter, without its dimension."""
-        return self.value.reshape(())
+        """Return the parameter, without its dimension, in single precision or wider."""
+        return self.value.to(torch.promote_types(self.value.dtype, torch.float32)).reshape(())
 
 
 class States(nn.ModuleDict):

@@ -131,6 +131,10 @@ def take_snapshot(criterion: Criterion, features: Tensor, labels: Tensor, **know
             "diagnose expects a head with all prototypes in this process, got one whose classes "
             "are sharded over several"
         )
+    if labels.ndim != 1:
+        raise ValueError(
+            f"diagnose expects one label per example, got labels of shape {tuple(labels.shape)}"
+        )
     head = copy.copy(criterion.head)
     # On the copy alone: a head that samples classes draws new ones in training mode.
     head.training = False

@@ -61,6 +61,8 @@ class CosineHead(Head):
         implementation: Implementation = "auto",
     ) -> None:
         check_sizes("CosineHead", embedding_size, num_classes)
+        if not hasattr(temperature, "__float__"):
+            raise TypeError(f"CosineHead expects temperature to be a number, got {temperature!r}")
         similarity = pooled(
             "CosineHead", Cosine(normalize_features), subcenters, pooling, temperature
         )
