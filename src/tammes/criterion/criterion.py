@@ -272,7 +272,7 @@ class Criterion(nn.Module):
             are.
         """
         head, name, mean = self.head, type(self).__name__, self.reduction == "mean"
-        if self.reduction == "none" or self.global_batch is not None or len(self.schedules):
+        if self.reduction == "none" or self.global_batch is not None or self._changing:
             return None
         if torch._C._current_graph_task_id() != -1:
             # Recomputed by activation checkpointing: what was noted stays.
@@ -331,6 +331,12 @@ class Criterion(nn.Module):
         """Return the global batch of the process group, or ``None`` in a single process."""
         batch = self.global_batch
         return None if batch is None or batch.group.world_size == 1 else batch
+
+    @property
+    def _changing(self) -> bool:
+        """Whether a call changes states, schedules or an adaptive scale."""
+        known = len(self.states) > 0 or len(self.schedules) > 0
+        return known or self.head.adaptive_scale is not None
 
     def schedule(self, *, by_hand: bool | None = None, **schedules: Schedule) -> Self:
         """Attach schedules to settings, by the name of the setting.

@@ -22,6 +22,8 @@ from tammes._validation import (
 from tammes.criterion.evaluate_terms import Arguments, group_terms, other_terms, split_terms
 from tammes.criterion.hyperparameters import named_schedules
 from tammes.distributed.global_batch import WeightedBatch, per_example_settings
+from tammes.heads.adaptive_scale import ADAPTIVE_READS
+from tammes.kernels.dispatch import split
 from tammes.kernels.problem import Problem
 from tammes.kernels.streamed.functions import own_split
 from tammes.similarity import working_dtype
@@ -48,7 +50,7 @@ def general_call(
         # In one process a head collects its problem without looking at labels.
         problem = head.problem(features)
         masked = None if problem.there is None else ~problem.there
-    changing = len(criterion.states) > 0 or len(criterion.schedules) > 0
+    changing = criterion._changing
     none_ignored = False
     if scope is None:
         none_ignored = _check(criterion, features, labels, weights, settings, masked, tracing)
@@ -69,8 +71,11 @@ def general_call(
     own = whole = WeightedBatch(batch, weights, settings)
     mine = slice(None)
     if scope is not None:
-        compares = criterion.states.read_features or any(
-            term.definition.on in ("features", "proxies") for _, term in criterion._others.values()
+        kinds = {term.definition.on for _, term in criterion._others.values()}
+        adaptive = head.adaptive_scale is not None
+        # Whether a term, a state or the scale reads features of other examples than its own.
+        compares = (
+            adaptive or criterion.states.read_features or bool(kinds & {"features", "proxies"})
         )
         whole, mine = scope.gather(own, max_rows, features=compares)
     # A rank splits its own examples; all of them, if it has only some of the prototypes.
@@ -85,6 +90,8 @@ def general_call(
         if part is not whole and len(criterion.states) > 0:
             here = here._replace(first=whole.batch.valid[: mine.start].sum())
         now = _read(criterion, whole.batch, here, problem, tracing)
+        if now.scale is not None and problem is not None:
+            problem = problem._replace(scale=now.scale)
         arguments = criterion.settings.resolve(part.batch, now.scheduled, part.settings, dtype)
         for name, state in now.states.items():
             arguments[name]["state"] = state
@@ -233,26 +240,41 @@ def _read(
     deferred = "class_weights" in schedules
 
     def make() -> Reading:
-        seen = whole
-        if criterion.training and states.sees and problem is not None:
-            run = own_split if problem.share is None else outside_compile(own_split)
+        seen, scale = whole, None
+        if problem is not None:
             every = problem._replace(features=whole.features)
-            seen = whole._replace(split=run(every, whole.labels, states.sees))
+            if criterion.training and states.sees:
+                run = own_split if problem.share is None else outside_compile(own_split)
+                seen = whole._replace(split=run(every, whole.labels, states.sees))
+            if criterion.head.adaptive_scale is not None:
+                scale = _adapted_scale(criterion, whole, every, tracing)
         _remember(criterion, "before", seen, tracing)
         weights = schedules["class_weights"]() if deferred else criterion.class_weights
         named = criterion.settings.named
         on_features = {name for name in named if named[name][1].definition.on == "features"}
         read = {name: whole if name in on_features else part for name in states}
-        return Reading(_scheduled(criterion), weights, states.reading(read))
+        return Reading(_scheduled(criterion), weights, states.reading(read), scale)
 
-    changes = criterion.training and (len(states) > 0 or len(schedules) > 0)
-    now = once(criterion, make) if changes else make()
+    now = once(criterion, make) if criterion.training and criterion._changing else make()
     if recomputing():
         # Learned numbers are the same, but the first pass may have been without a graph.
         for name, state in states.items():
             if isinstance(state, LearnedNumber):
                 now.states[name] = state.reading(part)
     return now
+
+
+def _adapted_scale(
+    criterion: "Criterion", batch: Batch, problem: Problem, tracing: bool
+) -> Tensor | float:
+    """Scale of the head, which in training follows the examples of all ranks first."""
+    head = criterion.head
+    if criterion.training and not _transformed(tracing):
+        run = split if problem.share is None else outside_compile(split)
+        with torch.no_grad():
+            seen = run(problem, batch.labels, ADAPTIVE_READS, head.implementation)
+            head.adapt_scale(seen, batch.valid)
+    return head.scale
 
 
 def _remember(criterion: "Criterion", hook: Hook, batch: Batch, tracing: bool) -> None:
