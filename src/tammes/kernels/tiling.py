@@ -144,9 +144,7 @@ def tile_rows(width: int) -> int:
     return 64 if width == 4 else 128
 
 
-def fused_blocks(
-    count: int, classes: int, size: int, width: int, centers: int = 1
-) -> list[slice]:
+def fused_blocks(count: int, classes: int, size: int, width: int, centers: int = 1) -> list[slice]:
     """Slices of the rows for the fused kernel: whole tiles, where there is more than one.
 
     Args:

@@ -31,7 +31,6 @@ class Tile(NamedTuple):
 _HALF = Tile(tile_rows(2), 128, 64)
 """Two programs of these share a multiprocessor: one multiplies while the other exponentiates."""
 _SINGLE = Tile(tile_rows(4), 64, 32)
-_HALF_CENTERS = Tile(tile_rows(2), 64, 64, stages=2)
 _COLUMNS = 192
 """Products of a row in a tile of classes of several centres: three times 64 fill the registers."""
 MOST_CENTERS = _COLUMNS // 16
@@ -40,11 +39,14 @@ MOST_CENTERS = _COLUMNS // 16
 
 def tile_of(dtype: torch.dtype, centers: int = 1) -> Tile:
     """Sizes of a tile, by the dtype of the products and the centres of a class."""
+    single = dtype == torch.float32
     if centers == 1:
-        return _SINGLE if dtype == torch.float32 else _HALF
-    tile = _SINGLE if dtype == torch.float32 else _HALF_CENTERS
-    most = 1 << (_COLUMNS // centers).bit_length() - 1
-    return tile._replace(classes=min(tile.classes, most))
+        return _SINGLE if single else _HALF
+    if single:
+        return Tile(tile_rows(4), 16, 16, warps=8)
+    # A power of two that divides the length of a plane of exponentials.
+    classes = min(64, 1 << (_COLUMNS // centers).bit_length() - 1)
+    return Tile(tile_rows(2), classes, 64, warps=4 if centers <= 3 else 8, stages=2)
 
 
 class Work(NamedTuple):

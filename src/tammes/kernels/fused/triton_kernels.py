@@ -19,7 +19,7 @@ def winners(products, CENTERS: tl.constexpr):
                 z = tl.where(products[rival] >= products[k], float("-inf"), z)
             elif rival > k:
                 z = tl.where(products[rival] > products[k], float("-inf"), z)
-        kept = kept + (z,)
+        kept += (z,)
     return kept
 
 
@@ -41,7 +41,7 @@ def average(products, sharpness, CENTERS: tl.constexpr):
         weight = tl.exp2((products[k] - top) * sharpness) / total
         # The logarithm of 2, as exponentials have it for a base.
         slope = weight * (1 + 0.6931471805599453 * sharpness * (products[k] - mean))
-        slopes = slopes + (slope,)
+        slopes += (slope,)
     return mean, slopes
 
 
@@ -132,7 +132,7 @@ def exponentials(
                 for k in tl.static_range(CENTERS):
                     right = keys.load([first, k * size + start])
                     z = tl.dot(left, right.T, products[k], input_precision=PRECISION)
-                    more = more + (z,)
+                    more += (z,)
                 products = more
             slopes = products
             if SOFT:
@@ -283,7 +283,7 @@ def find_hardest(
             at = keys + (key_row[:, None] * CENTERS + k) * size + place[None, :]
             right = tl.load(at, mask=inside[None, :], other=0.0).to(tl.float32)
             z += tl.sum(left[None, :] * right, 1)
-        products = products + (z,)
+        products += (z,)
     if SOFT:
         z, _ = average(products, tl.load(sharpness), CENTERS)
     else:
