@@ -31,22 +31,25 @@ class Tile(NamedTuple):
 _HALF = Tile(tile_rows(2), 128, 64)
 """Two programs of these share a multiprocessor: one multiplies while the other exponentiates."""
 _SINGLE = Tile(tile_rows(4), 64, 32)
+_CENTERS = Tile(tile_rows(2), 64, 64, stages=2)
+"""Classes of up to three centres, of which the largest product counts."""
 _COLUMNS = 192
 """Products of a row in a tile of classes of several centres: three times 64 fill the registers."""
 MOST_CENTERS = _COLUMNS // 16
 """Centres of a class with which a tile has 16 classes, the fewest that make a product."""
 
 
-def tile_of(dtype: torch.dtype, centers: int = 1) -> Tile:
-    """Sizes of a tile, by the dtype of the products and the centres of a class."""
+def tile_of(dtype: torch.dtype, centers: int = 1, *, soft: bool = False) -> Tile:
+    """Sizes of a tile, by the dtype of the products, the centres of a class and their pooling."""
     single = dtype == torch.float32
     if centers == 1:
         return _SINGLE if single else _HALF
     if single:
         return Tile(tile_rows(4), 16, 16, warps=8)
     # A power of two that divides the length of a plane of exponentials.
-    classes = min(64, 1 << (_COLUMNS // centers).bit_length() - 1)
-    return Tile(tile_rows(2), classes, 64, warps=4 if centers <= 3 else 8, stages=2)
+    classes = min(_CENTERS.classes, 1 << (_COLUMNS // centers).bit_length() - 1)
+    # Derivatives of an average are kept beside it: in the registers of more threads.
+    return _CENTERS._replace(classes=classes, warps=8 if soft or centers > 3 else _CENTERS.warps)
 
 
 class Work(NamedTuple):
@@ -89,7 +92,7 @@ class Work(NamedTuple):
     @property
     def tile(self) -> Tile:
         """Sizes of a tile."""
-        return tile_of(self.keys.dtype, self.centers)
+        return tile_of(self.keys.dtype, self.centers, soft=self.sharpness is not None)
 
 
 HARD = ("hard", "hard_scores", "hard_squares")
