@@ -32,6 +32,7 @@ MAIN = [*SINGLE, "sce+nca", "sce_direct_nca"]
 LOST = ["arcface_64", "cosface_64", "ce", "arcface_64_fifth"]
 FOUND = ["arcface_30", "arcface_64_margin", "arcface_64_warm"]
 IDENTITY_LOSSES = ["softmax", "cosface", "arcface", "lm_softmax"]
+TAIL_LOSSES = ["softmax", "logit_adjustment", "ldam_drw", "vs_softmax"]
 INNER = [f"inner_{m}" for m in ("-0.5", "-0.3", "-0.1", "-0.05", "0", "+0.1", "+0.3")]
 Line = tuple[str, Sequence[str] | None, Sequence[str] | None, int, float]
 """Recipe, rows, columns, seeds, and a guess of the minutes of a cell."""
@@ -86,6 +87,14 @@ PHASES: dict[str, list[Line]] = {
         ("identities/audiomnist", IDENTITY_LOSSES, None, 3, 0.5),
         ("identities/chimpanzees", IDENTITY_LOSSES, None, 3, 1),
         ("identities/cub", IDENTITY_LOSSES, None, 3, 1.2),
+    ],
+    "longtail": [
+        ("losses/longtail", TAIL_LOSSES, None, 3, 1.2),
+        ("losses/longtail", None, None, 3, 1.2),
+    ],
+    "noise": [
+        ("losses/noise", ["arcface", "subcenter_arcface"], None, 3, 0.9),
+        ("losses/noise", None, None, 3, 0.9),
     ],
     "divergence": [
         ("kobayashi2019/table2", FOUR, CIFAR, 3, 4),
