@@ -64,7 +64,7 @@ def collect(results: Path) -> Iterator[dict[str, Any]]:
 
 def advised(grid: Grid, loss: str) -> GridTrial | None:
     """Return the trial of the setting that is advised for a grid."""
-    return grid.find(loss, *defaults_of(loss, grid.classes, grid.dim, grid.images))
+    return grid.find(loss, *defaults_of(loss, grid))
 
 
 def table(grids: tuple[Grid, ...]) -> str:

@@ -80,6 +80,7 @@ from tammes.losses import (
 from tammes.losses.aliases import (
     a_softmax,
     aam_softmax,
+    adacos,
     am_softmax,
     balanced_softmax,
     lmcl,
@@ -128,6 +129,7 @@ __all__ = [
     "Term",
     "a_softmax",
     "aam_softmax",
+    "adacos",
     "adaface",
     "adjust_logits",
     "am_softmax",

@@ -54,13 +54,25 @@ def check_reduction(reduction: str) -> None:
         raise ValueError(f"Criterion expects reduction 'mean', 'sum' or 'none', got {reduction!r}")
 
 
-def check_features(name: str, features: Tensor, size: int) -> None:
-    """Raise an error for features of the wrong type or shape."""
-    if not isinstance(features, Tensor):
+def check_tensor(name: str, what: str, value: Any) -> None:
+    """Raise ``TypeError`` for a list, an array or anything else that is no tensor."""
+    if not isinstance(value, Tensor):
         raise TypeError(
-            f"{name} expects features to be a tensor, got {type(features).__name__}; "
+            f"{name} expects {what} to be a tensor, got {type(value).__name__}; "
             "torch.as_tensor makes one"
         )
+
+
+def check_floating(name: str, what: str, value: Any) -> None:
+    """Raise ``TypeError`` unless a value is a tensor of a floating type."""
+    check_tensor(name, what, value)
+    if not value.is_floating_point():
+        raise TypeError(f"{name} expects {what} of a floating type, got {value.dtype}")
+
+
+def check_features(name: str, features: Tensor, size: int) -> None:
+    """Raise an error for features of the wrong type or shape."""
+    check_tensor(name, "features", features)
     if not features.is_floating_point():
         hint = "features.float() converts them"
         if features.ndim < 2:
@@ -123,8 +135,7 @@ def _label_hint(labels: Tensor) -> str:
 
 def check_weights(name: str, weights: Tensor, labels: Tensor) -> None:
     """Raise an error unless the weights are a tensor with one value per example."""
-    if not isinstance(weights, Tensor):
-        raise TypeError(f"{name} expects weights to be a tensor, got {type(weights).__name__}")
+    check_tensor(name, "weights", weights)
     if weights.shape != labels.shape[:1]:
         raise ValueError(
             f"{name} expects weights of shape ({len(labels)},), got {tuple(weights.shape)}"

@@ -14,6 +14,8 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
+from tammes._validation import transforming
+
 TINY = 1e-12
 """A vector shorter than this has no direction."""
 HUGE = 2.0**56
@@ -525,6 +527,41 @@ class SquaredDistance(Similarity):
         return vectors, vectors.square().sum(-1) / -2
 
 
+def _distances(query: Tensor, keys: Tensor) -> Tensor:
+    return torch.cdist(query, keys, compute_mode="donot_use_mm_for_euclid_dist")
+
+
+class _Distances(torch.autograd.Function):
+    """Distances of all pairs of rows that can be differentiated any number of times."""
+
+    @staticmethod
+    def forward(ctx: Any, query: Tensor, keys: Tensor) -> Tensor:
+        distances = _distances(query, keys)
+        ctx.save_for_backward(query, keys, distances)
+        return distances
+
+    @staticmethod
+    def backward(ctx: Any, gradient: Tensor) -> tuple[Tensor, Tensor]:
+        query, keys, distances = ctx.saved_tensors
+        if torch.is_grad_enabled():
+            distances = _Distances.apply(query, keys)
+        # At a prototype a distance has no direction.
+        apart = distances > 0
+        pull = torch.where(apart, gradient / torch.where(apart, distances, 1.0), 0.0)
+        if torch.is_grad_enabled():
+            return (
+                pull.sum(1, keepdim=True) * query - pull @ keys,
+                pull.sum(0)[:, None] * keys - pull.T @ query,
+            )
+        # Of differences: near a prototype the products above would cancel.
+        backward = torch.ops.aten._cdist_backward
+        turned = gradient.T.contiguous(), keys.contiguous(), query.contiguous()
+        return (
+            backward(gradient.contiguous(), query.contiguous(), keys.contiguous(), 2.0, distances),
+            backward(*turned, 2.0, distances.T.contiguous()),
+        )
+
+
 class Distance(Similarity):
     """``-|x - w|``: the Euclidean distance, which is no product of rows."""
 
@@ -534,7 +571,10 @@ class Distance(Similarity):
 
     def products(self, query: Tensor, keys: Tensor) -> Tensor:
         """Distances from differences: an expanded square would leave no digits of small ones."""
-        return -torch.cdist(query, keys, compute_mode="donot_use_mm_for_euclid_dist")
+        if transforming():
+            return -_distances(query, keys)
+        distances: Tensor = _Distances.apply(query, keys)
+        return -distances
 
     def target(self, features: Tensor, prototypes: Tensor) -> Tensor:
         """Distances of paired rows."""

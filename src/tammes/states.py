@@ -99,8 +99,8 @@ class LearnedNumber(State):
         self.value = nn.Parameter(torch.full((1,), start, dtype=dtype, device=like.device))
 
     def reading(self, batch: "Batch") -> Tensor:
-        """Return the parameter, without its dimension."""
-        return self.value.reshape(())
+        """Return the parameter, without its dimension, in single precision or wider."""
+        return self.value.to(torch.promote_types(self.value.dtype, torch.float32)).reshape(())
 
 
 class States(nn.ModuleDict):
@@ -139,11 +139,13 @@ class Reading(NamedTuple):
         scheduled: settings that follow a schedule.
         class_weights: weight of each class's examples, shape ``(C,)``, or ``None``.
         states: copies of the states, by term.
+        scale: copy of a scale that follows the batches, or ``None``.
     """
 
     scheduled: dict[str, Tensor]
     class_weights: Tensor | None
     states: dict[str, Any]
+    scale: Tensor | float | None = None
 
 
 def read(value: Tensor) -> Tensor:

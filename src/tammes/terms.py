@@ -279,6 +279,14 @@ class Term(Loss):
                     f"{self.name} expects a split with rest, since it changes the scores of all "
                     "classes, got one without: ask for it in reads, or use a criterion"
                 )
+            # Of a term without its state, the function itself tells what is missing.
+            complete = self.definition.state is None or merged.get("state") is not None
+            wanted = complete and "distance" in self.definition.reads and not transforming()
+            if wanted and on_host(like) and len(like) and bool(inputs[0].distance.isnan().all()):
+                raise ValueError(
+                    f"{self.name} expects a split with distance, got one of scores alone: use a "
+                    "criterion, or give own={'distance': ...} to tammes.split"
+                )
             if self.definition.adjust is not None:
                 inputs = (self._adjusted(inputs[0], merged.pop("state", None)), *inputs[1:])
             for name, value in merged.items():

@@ -106,8 +106,10 @@ def test_a_margin_is_said_to_be_usual_only_where_it_is():
         rows = advise(classes, dim, **kwargs).recommendations
         return next(row.reason for row in rows if row.setting == "margin")
 
-    assert "usual value" in reason(1000, 64)
-    assert "half the usual" in reason(1000, 64, samples_per_class=2)
+    assert "usual value" in reason(10, 64)
+    assert "usual value" in reason(10_000, 512)
+    assert "the paper's 0.35 loses" in reason(1000, 64)
+    assert "half the usual" in reason(10, 64, samples_per_class=2)
     assert "room for" in reason(50, 2)
     assert "room for" in reason(10_000, 512, scale=14.0)
 

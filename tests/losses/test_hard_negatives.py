@@ -11,6 +11,7 @@ import torch.nn.functional as F
 from blocks import cut
 from rank_pool import everywhere
 from torch.testing import assert_close
+from torch.utils._python_dispatch import TorchDispatchMode
 
 import tammes
 
@@ -414,3 +415,25 @@ def test_the_own_class_needs_no_slope_of_the_map(implementation):
 def test_what_cannot_be_meant_is_refused(make, message):
     with pytest.raises(ValueError, match=message):
         make()
+
+
+class _Largest(TorchDispatchMode):
+    """Number of elements of the largest tensor that an operation makes."""
+
+    most = 0
+
+    def __torch_dispatch__(self, function, types, args=(), kwargs=None):
+        made = function(*args, **(kwargs or {}))
+        for each in made if isinstance(made, tuple | list) else (made,):
+            if isinstance(each, torch.Tensor):
+                self.most = max(self.most, each.numel())
+        return made
+
+
+def test_finding_the_cutoff_makes_nothing_larger_than_a_block_of_scores():
+    head = tammes.CosineHead(4, 200, implementation="streamed")
+    criterion = tammes.Criterion(head, tammes.inter_topk(top_k=3))
+    features, labels = torch.randn(50, 4, requires_grad=True), torch.arange(50)
+    with _Largest() as largest:
+        criterion(features, labels).backward()
+    assert largest.most <= 50 * 200

@@ -553,7 +553,11 @@ def test_a_class_masked_with_minus_infinity_is_not_there(cosine, labels):
             ValueError,
             r"similarity of shape \(N, C\) with 2 classes or more, got \(2, 1\)",
         ),
-        (lambda: F.margins([1.0], torch.tensor([0])), TypeError, "a Split or similarity of a"),
+        (
+            lambda: F.margins([1.0], torch.tensor([0])),
+            TypeError,
+            "a Split or similarity to be a tensor, got list",
+        ),
         (
             lambda: F.margins(torch.full((1, 2), math.nan), torch.tensor([0])),
             ValueError,

@@ -374,6 +374,12 @@ ONES = torch.ones(3).bool()
         (lambda: F.verification(torch.ones(3), torch.ones(3)), TypeError, "same of booleans"),
         (lambda: F.verification(torch.ones(3).long(), ONES), TypeError, "floating type"),
         (
+            lambda: F.verification([1.0] * 3, ONES),
+            TypeError,
+            "scores to be a tensor, got list; tor",
+        ),
+        (lambda: F.verification(torch.ones(3), [True] * 3), TypeError, "same to be a tensor, got"),
+        (
             lambda: F.verification(torch.ones(3), ONES, identities=([1, 2, 3], [1, 2, 4])),
             ValueError,
             "1 pairs of 3 where they disagree",

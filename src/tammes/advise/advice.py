@@ -11,7 +11,7 @@ from dataclasses import asdict, dataclass
 from typing import Any
 
 from tammes.advise.defaults import NO_MARGINS, POSTERIOR, default_scale
-from tammes.advise.evidence import GridTrial, grids
+from tammes.advise.evidence import Grid, GridTrial, grids
 from tammes.advise.feasibility import (
     KINDS,
     LINEAR,
@@ -108,7 +108,7 @@ class Advice:
     Example:
         >>> advice = advise(1000, 128, loss="cosface")
         >>> advice.margin, advice.scale, advice.cautions
-        (0.35, 30.0, ())
+        (0.1, 30.0, ())
     """
 
     work: Workload
@@ -174,6 +174,7 @@ def advise(
     lr: float | None = None,
     samples_per_class: float | None = None,
     imbalance: float = 1.0,
+    identities: bool = False,
     loss: str | None = None,
     scale: float | None = None,
     margin: float | None = None,
@@ -197,6 +198,8 @@ def advise(
         lr: learning rate of the head.
         samples_per_class: number of training examples per class.
         imbalance: size of the largest class over that of the smallest.
+        identities: whether the model is to tell apart identities that it was not trained on, as in
+            retrieval and verification.
         loss: name of a loss, or several joined by ``+``, the main one first;
             ``cosface`` by default. ``direct_sum`` and ``spectral_sum`` may be among them.
         scale: scale of the head, if already chosen.
@@ -256,13 +259,15 @@ def advise(
     )
     odds = log_odds(posterior, classes)
     limit = largest_class_margin(classes, dim)
-    suggested = best_margin(main, limit.angle, odds, scale, samples_per_class)
+    suggested = best_margin(main, classes, limit.angle, odds, scale, samples_per_class)
     used_margin = suggested if margin is None else margin
     kind = KINDS.get(main)
     placed = NO_MARGINS if kind is None or used_margin is None else kind.place(used_margin)
     target, reach = bent(0.0, placed), math.cos(limit.angle)
     about = scale_for(odds, target, reach)
-    used_scale = default_scale(main, placed, classes, dim, posterior) if scale is None else scale
+    used_scale = scale
+    if used_scale is None:
+        used_scale = default_scale(main, placed, classes, dim, posterior, identities=identities)
     term = _term(main, used_margin)
     start = None if main in LINEAR else starting_loss(term, classes, dim, used_scale)
     choice = Choice(
@@ -277,6 +282,7 @@ def advise(
         lr=lr,
         samples_per_class=samples_per_class,
         imbalance=imbalance,
+        identities=identities,
         annealing=annealing,
         start=start,
     )
@@ -312,22 +318,20 @@ def advise(
 def _evidence(loss: str) -> Iterator[Evidence]:
     """Compare the default settings of a loss with the best of every grid that trained them."""
     for grid in grids():
-        scale, margin = defaults_of(loss, grid.classes, grid.dim, grid.images)
-        trial = grid.find(loss, scale, margin)
+        trial = grid.find(loss, *defaults_of(loss, grid))
         if trial is not None:
             yield Evidence(
                 grid.data, grid.classes, grid.images, grid.quantity, trial, grid.best, grid.seeds
             )
 
 
-def defaults_of(
-    loss: str, classes: int, dim: int, samples: float | None
-) -> tuple[float, float | None]:
-    """Return the scale and the margin that are recommended for a loss."""
-    angle = largest_class_margin(classes, dim).angle
-    margin = best_margin(loss, angle, log_odds(POSTERIOR, classes), None, samples)
+def defaults_of(loss: str, grid: Grid) -> tuple[float, float | None]:
+    """Return the scale and the margin that are advised for a loss on the data of a grid."""
+    classes, dim = grid.classes, grid.dim
+    angle, odds = largest_class_margin(classes, dim).angle, log_odds(POSTERIOR, classes)
+    margin = best_margin(loss, classes, angle, odds, None, grid.images)
     placed = NO_MARGINS if margin is None else KINDS[loss].place(margin)
-    return default_scale(loss, placed, classes, dim), margin
+    return default_scale(loss, placed, classes, dim, identities=grid.identities), margin
 
 
 def _names(loss: str) -> tuple[str, ...]:

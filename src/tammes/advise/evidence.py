@@ -70,6 +70,11 @@ class Grid:
     trials: tuple[GridTrial, ...]
 
     @property
+    def identities(self) -> bool:
+        """Whether it was tested on classes that were not trained."""
+        return self.quantity != "accuracy"
+
+    @property
     def best(self) -> GridTrial:
         """Setting with the best mean."""
         return max(self.trials, key=lambda trial: trial.mean)
@@ -82,10 +87,14 @@ class Grid:
                 return each
         return None
 
-    def loses(self, trial: GridTrial) -> bool:
-        """Whether a trial is worse than the best one by more than a point and a standard error."""
-        error = math.hypot(trial.error, self.best.error)
-        return self.best.mean - trial.mean > max(1.0, error)
+    def best_of(self, loss: str) -> GridTrial:
+        """Return the setting of a loss with the best mean."""
+        return max((t for t in self.trials if t.loss == loss), key=lambda trial: trial.mean)
+
+
+def loses(trial: GridTrial, best: GridTrial) -> bool:
+    """Whether a trial is worse than the best one by more than a point and a standard error."""
+    return best.mean - trial.mean > max(1.0, math.hypot(trial.error, best.error))
 
 
 @cache
@@ -109,13 +118,15 @@ def effect(change: str) -> str:
         >>> effect(", lion")
         'not measured'
     """
-    differences = []
+    differences, data = [], set()
     for grid in grids():
         for trial in grid.trials:
             plain = grid.find(trial.loss, trial.scale, trial.margin)
             if plain is not None and trial.beyond_defaults == change:
                 differences.append(trial.mean - plain.mean)
+                data.add(grid.data)
     if not differences:
         return "not measured"
-    low, high = min(differences), max(differences)
-    return f"{low:+.1f} to {high:+.1f} points on {len(differences)} data sets"
+    ends = dict.fromkeys(f"{end:+.1f}" for end in (min(differences), max(differences)))
+    sets = "1 data set" if len(data) == 1 else f"{len(data)} data sets"
+    return f"{' to '.join(ends)} points on {sets}"

@@ -55,12 +55,18 @@ def usual_margin(name: str) -> float:
 
 
 def best_margin(
-    name: str, angle: float, odds: float, scale: float | None, samples: float | None
+    name: str,
+    classes: int,
+    angle: float,
+    odds: float,
+    scale: float | None,
+    samples: float | None,
 ) -> float | None:
-    """Usual margin in the literature, or less if the sphere, the data or the scale require it.
+    """Measured or usual margin, or less if the sphere, the data or the scale require it.
 
     Args:
         name: name of the loss.
+        classes: number of classes.
         angle: the largest class margin.
         odds: score margin that the posterior requires.
         scale: scale of the head, if already chosen.
@@ -72,7 +78,8 @@ def best_margin(
     kind = KINDS.get(name)
     if kind is None:
         return None
-    default = usual_margin(name)
+    measured = defaults.measured_margin(name, classes)
+    default = usual_margin(name) if measured is None else measured.value
     largest = kind.largest(angle)
     if math.isinf(largest):
         return default
@@ -117,14 +124,16 @@ def recommendations(
 def _recommend_scale(choice: Choice, margin: float | None) -> Recommendation:
     name, work = choice.main, choice.work
     placed = defaults.NO_MARGINS if margin is None else KINDS[name].place(margin)
-    scale = defaults.default_scale(name, placed, work.classes, work.dim, choice.posterior)
+    scale = defaults.default_scale(
+        name, placed, work.classes, work.dim, choice.posterior, identities=choice.identities
+    )
     if name in LINEAR:
         return Recommendation("scale", scale, "the norms of the features act as scale", "formula")
     if name == "lm_softmax":
         gap = math.log(work.classes - 1) / scale
         reason = f"hardly matters; the loss is within {gap:.3g} of minus the sample margin"
         return Recommendation("scale", scale, reason, "formula")
-    usual = defaults.usual_scale(name, work.classes)
+    usual = defaults.usual_scale(name, work.classes, identities=choice.identities)
     if scale == usual.value:
         return Recommendation("scale", scale, f"the default: {usual.evidence}", usual.basis)
     about = scale_for(choice.odds, bent(0.0, placed), math.cos(choice.angle))
@@ -137,9 +146,12 @@ def _recommend_scale(choice: Choice, margin: float | None) -> Recommendation:
 
 def _recommend_margin(choice: Choice, margin: float, scale: float) -> list[Recommendation]:
     kind, few = KINDS[choice.main], _few(choice.samples_per_class)
-    default = usual_margin(choice.main)
+    measured = defaults.measured_margin(choice.main, choice.work.classes)
+    default = usual_margin(choice.main) if measured is None else measured.value
     why, basis = "the largest that the sphere and the scale have room for", "formula"
-    if margin == default:
+    if measured is not None and margin == default:
+        why, basis = measured.evidence, measured.basis
+    elif margin == default:
         why, basis = "the usual value, which is feasible", "literature"
     elif few and margin == default / 2:
         why, basis = "half the usual value: few examples per class", "rule of thumb"

@@ -70,6 +70,7 @@ class Choice:
     lr: float | None = None
     samples_per_class: float | None = None
     imbalance: float = 1.0
+    identities: bool = False
     annealing: bool = False
     start: float | None = None
 

@@ -63,7 +63,7 @@ from tammes.heads.sharded import SPREAD, ShardedHead
 __all__ = ["CheckpointError", "divide", "export", "load", "save"]
 
 _Path = str | PathLike[str]
-_HEAD_TENSORS = ("weight", "bias", "log_scale")
+_HEAD_TENSORS = ("weight", "bias", "log_scale", "adaptive_scale")
 _SHARDED_TENSORS = tuple(f"head.{name}" for name in SPREAD)
 """Tensors divided among the parts by rows; all others are in the first part."""
 _HEAD_KEY = "tammes_head"
@@ -265,7 +265,7 @@ def divide(file: _Path, folder: _Path, *, parts: int = 1) -> None:
 
     Args:
         file: has the prototypes as ``weight``, ``head.weight`` or ``prototypes``, and, if the head
-            has them, ``bias`` and ``log_scale``.
+            has them, ``bias``, ``log_scale`` and ``adaptive_scale``.
         folder: folder of the checkpoint; created if missing, and a checkpoint in it is replaced.
         parts: number of files.
     """
@@ -321,7 +321,7 @@ def _read_head_file(file: Path) -> tuple[dict[str, TensorInfo], dict[str, Any]]:
     if weight is None or len(weight.shape) not in (2, 3):
         raise CheckpointError(f"{file}: it has no prototypes of shape (C, D) under 'weight'")
     classes, *_, size = weight.shape
-    for name, shape in (("bias", (classes,)), ("log_scale", (1,))):
+    for name, shape in (("bias", (classes,)), ("log_scale", (1,)), ("adaptive_scale", (1,))):
         if name in tensors and not same_shape(tensors[name].shape, shape):
             raise CheckpointError(
                 f"{file}: {name} has shape {tensors[name].shape}, expected {shape}"

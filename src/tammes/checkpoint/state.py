@@ -63,7 +63,7 @@ def describe_head(head: Head) -> dict[str, Any]:
         "kind": kind.__name__,
         "embedding_size": head.embedding_size,
         "num_classes": head.num_classes,
-        "scale": "learnable" if head.log_scale is not None else head._scale,
+        "scale": head.scale_setting,
         "bias": head.bias is not None,
     }
     if isinstance(head.similarity, Cosine):

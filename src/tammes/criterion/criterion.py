@@ -40,10 +40,11 @@ from tammes.distributed.global_batch import (
     make_global_batch,
     per_example_settings,
 )
+from tammes.heads.adaptive_scale import ADAPTIVE_READS
 from tammes.heads.head import Head
 from tammes.kernels import dense_gpu
 from tammes.kernels.dense import takes_raw
-from tammes.kernels.dispatch import Implementation, choose_kernel
+from tammes.kernels.dispatch import Implementation, choose_kernel, split
 from tammes.kernels.problem import Problem
 from tammes.kernels.streamed.functions import own_split
 from tammes.schedules import Schedule
@@ -238,7 +239,7 @@ class Criterion(nn.Module):
             masked = head.masked()
         else:
             masked = None if problem.there is None else ~problem.there
-        changing = len(self.states) > 0 or len(self.schedules) > 0
+        changing = self._changing
         none_ignored = False
         if scope is None:
             none_ignored = self._check(features, labels, weights, settings, masked, tracing)
@@ -293,6 +294,8 @@ class Criterion(nn.Module):
             if part is not whole and len(self.states) > 0:
                 here = here._replace(first=whole.batch.valid[: mine.start].sum())
             now = self._read(whole.batch, here, problem, tracing)
+            if now.scale is not None and problem is not None:
+                problem = problem._replace(scale=now.scale)
             arguments = self.settings.resolve(part.batch, now.scheduled, part.settings, dtype)
             for name, state in now.states.items():
                 arguments[name]["state"] = state
@@ -368,7 +371,7 @@ class Criterion(nn.Module):
         head, on_gpu = self.head, dense_gpu.ANYWHERE or getattr(features, "is_cuda", False)
         if not on_gpu or self._plain is None or settings or self.validate:
             return None
-        if len(self.states) or len(self.schedules) or features.ndim != 2 or not len(features):
+        if self._changing or features.ndim != 2 or not len(features):
             return None
         problem = Problem(features, head.weight, head.bias, head.scale, head.similarity)
         way = choose_kernel(head.implementation, problem, self._plain)
@@ -419,10 +422,21 @@ class Criterion(nn.Module):
         return None if batch is None or batch.group.world_size == 1 else batch
 
     @property
+    def _changing(self) -> bool:
+        """Whether a call changes states, schedules or an adaptive scale."""
+        known = len(self.states) > 0 or len(self.schedules) > 0
+        return known or self.head.adaptive_scale is not None
+
+    @property
     def _compares_features(self) -> bool:
-        """Whether a term or a state reads features of other examples than its own."""
-        return self.states.read_features or any(
-            term.definition.on in ("features", "proxies") for _, term in self._others.values()
+        """Whether a term, a state or the scale reads features of other examples than its own."""
+        adaptive = self.head.adaptive_scale is not None
+        return (
+            adaptive
+            or self.states.read_features
+            or any(
+                term.definition.on in ("features", "proxies") for _, term in self._others.values()
+            )
         )
 
     @staticmethod
@@ -455,27 +469,38 @@ class Criterion(nn.Module):
         """Read the states and schedules of this call, which later calls change."""
 
         def make() -> Reading:
-            seen = whole
-            if self.training and self.states.sees and problem is not None:
-                run = own_split if problem.share is None else outside_compile(own_split)
+            seen, scale = whole, None
+            if problem is not None:
                 every = problem._replace(features=whole.features)
-                seen = whole._replace(split=run(every, whole.labels, self.states.sees))
+                if self.training and self.states.sees:
+                    run = own_split if problem.share is None else outside_compile(own_split)
+                    seen = whole._replace(split=run(every, whole.labels, self.states.sees))
+                if self.head.adaptive_scale is not None:
+                    scale = self._adapted_scale(whole, every, tracing)
             self._remember("before", seen, tracing)
             weights = self.schedules["class_weights"]() if deferred else self.class_weights
             named = self.settings.named
             on_features = {name for name in named if named[name][1].definition.on == "features"}
             read = {name: whole if name in on_features else part for name in self.states}
-            return Reading(self._scheduled(), weights, self.states.reading(read))
+            return Reading(self._scheduled(), weights, self.states.reading(read), scale)
 
         deferred = "class_weights" in self.schedules
-        changes = self.training and (len(self.states) > 0 or len(self.schedules) > 0)
-        now = once(self, make) if changes else make()
+        now = once(self, make) if self.training and self._changing else make()
         if recomputing():
             # Learned numbers are the same, but the first pass may have been without a graph.
             for name, state in self.states.items():
                 if isinstance(state, LearnedNumber):
                     now.states[name] = state.reading(part)
         return now
+
+    def _adapted_scale(self, batch: Batch, problem: Problem, tracing: bool) -> Tensor | float:
+        """Scale of the head, which in training follows the examples of all ranks first."""
+        if self.training and not _transformed(tracing):
+            run = split if problem.share is None else outside_compile(split)
+            with torch.no_grad():
+                seen = run(problem, batch.labels, ADAPTIVE_READS, self.head.implementation)
+                self.head.adapt_scale(seen, batch.valid)
+        return self.head.scale
 
     def _check(
         self,

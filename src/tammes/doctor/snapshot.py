@@ -46,7 +46,7 @@ class Snapshot:
         classes: number of classes C.
         dim: size D of a feature.
         scale: scale of the head.
-        learned_scale: whether the scale is learned.
+        learned_scale: whether the scale is learned, or follows the batches.
         has_angle: whether similarities are a length times a cosine, not distances.
         is_cosine: whether features and prototypes are compared by their cosine.
         terms: the terms of the loss, in order.
@@ -131,6 +131,10 @@ def take_snapshot(criterion: Criterion, features: Tensor, labels: Tensor, **know
             "diagnose expects a head with all prototypes in this process, got one whose classes "
             "are sharded over several"
         )
+    if labels.ndim != 1:
+        raise ValueError(
+            f"diagnose expects one label per example, got labels of shape {tuple(labels.shape)}"
+        )
     head = copy.copy(criterion.head)
     # On the copy alone: a head that samples classes draws new ones in training mode.
     head.training = False
@@ -162,7 +166,7 @@ def take_snapshot(criterion: Criterion, features: Tensor, labels: Tensor, **know
             classes=head.num_classes,
             dim=head.embedding_size,
             scale=float(torch.as_tensor(head.scale).detach()),
-            learned_scale=head.log_scale is not None,
+            learned_scale=isinstance(head.scale_setting, str),
             has_angle=head.similarity.has_angle,
             is_cosine=head.similarity.is_cosine,
             terms=readings,

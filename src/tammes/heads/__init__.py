@@ -1,5 +1,6 @@
 """Heads: prototypes, a scale, and the way from features to a split."""
 
+from tammes.heads.adaptive_scale import adacos_scale
 from tammes.heads.cosine import CosineHead
 from tammes.heads.distance import DistanceHead
 from tammes.heads.gaussian import GaussianHead
@@ -19,6 +20,7 @@ __all__ = [
     "ShardedHead",
     "SimplexHead",
     "Top",
+    "adacos_scale",
     "carry_over",
     "drop_subcenters",
 ]

@@ -24,7 +24,8 @@ class CosineHead(Head):
     Args:
         embedding_size: size D of a feature.
         num_classes: number of classes C.
-        scale: factor of the cosines, or ``"learnable"``.
+        scale: factor of the cosines, ``"learnable"``, or ``"adaptive"`` for that of AdaCos, which a
+            criterion sets in training.
         normalize_features: with ``False`` features keep their length, :math:`f_c = s\,\lVert x
             \rVert\cos\theta_c`, as SphereFace has it.
         subcenters: number K of prototypes per class.
@@ -60,6 +61,8 @@ class CosineHead(Head):
         implementation: Implementation = "auto",
     ) -> None:
         check_sizes("CosineHead", embedding_size, num_classes)
+        if not hasattr(temperature, "__float__"):
+            raise TypeError(f"CosineHead expects temperature to be a number, got {temperature!r}")
         similarity = pooled(
             "CosineHead", Cosine(normalize_features), subcenters, pooling, temperature
         )

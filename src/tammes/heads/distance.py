@@ -14,7 +14,6 @@ class DistanceHead(Head):
 
     The head of :func:`tammes.cac` and, with ``reciprocal=True``, of :func:`tammes.arpl`. Its
     distances are no products, so all N x C scores are in memory: it cannot be streamed or sharded.
-    Distances, unlike reciprocal points, can be differentiated once only.
 
     Args:
         embedding_size: size D of a feature.
@@ -46,6 +45,8 @@ class DistanceHead(Head):
     ) -> None:
         check_sizes("DistanceHead", embedding_size, num_classes)
         check_dense("DistanceHead", implementation)
+        if anchors is not None and not hasattr(anchors, "__float__"):
+            raise TypeError(f"DistanceHead expects anchors to be a number, got {anchors!r}")
         if anchors is not None and (reciprocal or not anchors > 0):
             raise ValueError(
                 "DistanceHead expects anchors to be a distance above 0, and no reciprocal points "
@@ -70,6 +71,11 @@ class DistanceHead(Head):
                 f"{size} axes; leave anchors out to learn prototypes"
             )
         return self.anchors * torch.eye(first + n, size)[first:]
+
+    def extra_repr(self) -> str:
+        """As of any head, and the distance of the anchors."""
+        anchors = "" if self.anchors is None else f", anchors={self.anchors:g}"
+        return super().extra_repr() + anchors
 
     def _initial(self, n: int) -> Tensor:
         reciprocal, size = isinstance(self.similarity, Reciprocal), self.embedding_size

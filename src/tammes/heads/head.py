@@ -8,17 +8,19 @@ import torch
 from torch import Tensor, nn
 
 from tammes._validation import INTEGERS, check_classes, check_features, check_labels, transforming
+from tammes.heads.adaptive_scale import adacos_scale, adapted_scale
 from tammes.kernels.dispatch import Implementation, check_implementation, split
 from tammes.kernels.problem import Problem, unmasked
 from tammes.kernels.reference import score_matrix
 from tammes.optim.state_transfer import carry_over, find_param_group
 from tammes.similarity import Similarity, unit, working_dtype
 from tammes.split import ALONGSIDE, REDUCED, Split
+from tammes.states import read
 
 if TYPE_CHECKING:
     from tammes.distributed.process_group import RankGroup
 
-Scale = float | Literal["learnable"]
+Scale = float | Literal["learnable", "adaptive"]
 
 
 class Head(nn.Module):
@@ -47,6 +49,7 @@ class Head(nn.Module):
     weight: Tensor
     bias: Tensor | None
     log_scale: nn.Parameter | None
+    adaptive_scale: Tensor | None
     group: "RankGroup | None" = None
     averaged: bool = True
 
@@ -73,17 +76,24 @@ class Head(nn.Module):
         self.register_parameter("bias", None if bias is None else nn.Parameter(bias))
         self.register_parameter("log_scale", None)
         self._scale = 1.0
+        self.register_buffer("adaptive_scale", None)
         if isinstance(scale, str):
-            if scale != "learnable":
+            if scale not in ("learnable", "adaptive"):
                 raise ValueError(
-                    f"{name} expects scale to be a number or 'learnable', got {scale!r}"
+                    f"{name} expects scale to be a number, 'learnable' or 'adaptive', got {scale!r}"
+                )
+            if scale == "adaptive" and not similarity.is_cosine:
+                raise ValueError(
+                    f"{name} expects scale 'adaptive' with cosines of unit features and unit "
+                    f"prototypes only, got {type(similarity).__name__}({similarity.options})"
                 )
             # Where the scores are bounded, they start as far apart as AdaCos would have them.
-            start = (
-                math.sqrt(2) * math.log(max(num_classes - 1, 2)) if similarity.is_cosine else 1.0
-            )
+            start = adacos_scale(num_classes) if similarity.is_cosine else 1.0
             # With a dimension: fully_shard refuses a parameter without.
-            self.log_scale = nn.Parameter(torch.full((1,), math.log(start)))
+            if scale == "adaptive":
+                self.adaptive_scale = torch.full((1,), start)
+            else:
+                self.log_scale = nn.Parameter(torch.full((1,), math.log(start)))
         else:
             self.scale = scale
 
@@ -104,9 +114,12 @@ class Head(nn.Module):
 
     @property
     def scale(self) -> Tensor | float:
-        """Factor of the similarities: a number, or a tensor where it is learned."""
+        """Factor of the similarities: a number, or a tensor where it is learned or adapted."""
         if self.log_scale is None:
-            return self._scale
+            adaptive = self.adaptive_scale
+            if adaptive is None:
+                return self._scale
+            return read(adaptive.to(working_dtype(adaptive))).reshape(())
         # In half precision the exponential would be off by a percent.
         return self.log_scale.to(working_dtype(self.log_scale)).exp().reshape(())
 
@@ -114,15 +127,36 @@ class Head(nn.Module):
     def scale(self, value: float) -> None:
         if not hasattr(value, "__float__"):
             raise TypeError(
-                f"{type(self).__name__} expects scale to be a number or 'learnable', got {value!r}"
+                f"{type(self).__name__} expects scale to be a number, 'learnable' or 'adaptive', "
+                f"got {value!r}"
             )
         if not 0 < value < math.inf:
             raise ValueError(f"{type(self).__name__} expects scale above 0, got {value}")
-        if self.log_scale is None:
-            self._scale = float(value)
-        else:
-            with torch.no_grad():
+        with torch.no_grad():
+            if self.log_scale is not None:
                 self.log_scale.fill_(math.log(value))
+            elif self.adaptive_scale is not None:
+                self.adaptive_scale.fill_(value)
+            else:
+                self._scale = float(value)
+
+    @property
+    def scale_setting(self) -> Scale:
+        """Scale as a constructor takes it: ``"learnable"``, ``"adaptive"`` or the number."""
+        if self.log_scale is not None:
+            return "learnable"
+        return self._scale if self.adaptive_scale is None else "adaptive"
+
+    @torch.no_grad()
+    def adapt_scale(self, split: Split, valid: Tensor) -> None:
+        """Set an adaptive scale to that of a batch, see docs/losses.md.
+
+        Args:
+            split: with ``target`` and ``others``, at the scale so far.
+            valid: which examples count, shape ``(N,)``.
+        """
+        assert self.adaptive_scale is not None
+        self.adaptive_scale.copy_(adapted_scale(split, valid, self.adaptive_scale))
 
     @property
     def prototypes(self) -> Tensor:
@@ -309,7 +343,8 @@ class Head(nn.Module):
 
     def extra_repr(self) -> str:
         """Sizes, scale, bias and how it compares."""
-        scale = "learnable" if self.log_scale is not None else f"{self._scale:g}"
+        known = self.scale_setting
+        scale = known if isinstance(known, str) else f"{known:g}"
         bias = ", bias=True" if self.bias is not None else ""
         options = "".join(f", {key}={value!r}" for key, value in self.similarity.options.items())
         return f"{self.embedding_size}, {self.num_classes}, scale={scale}{bias}{options}"

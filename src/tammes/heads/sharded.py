@@ -49,9 +49,10 @@ def _check_proposal(
     """Return the proposal in single precision on the CPU, as each rank takes its part of it."""
     chances = torch.as_tensor(proposal, dtype=torch.float32, device="cpu").detach()
     if chances.shape != (num_classes,) or not bool(((chances > 0) & chances.isfinite()).all()):
+        smallest = f", smallest {chances.min().item():g}" if chances.numel() else ""
         raise ValueError(
             f"ShardedHead expects a proposal of {num_classes} positive numbers, one for each "
-            f"class, got shape {tuple(chances.shape)}, smallest {chances.min().item():g}"
+            f"class, got shape {tuple(chances.shape)}{smallest}"
         )
     if sample_rate == 1:
         raise ValueError("ShardedHead expects a sample_rate below 1 with a proposal, got 1")
@@ -154,7 +155,7 @@ class ShardedHead(Head):
             nn.Parameter(weight),
             like.similarity,
             bias=bias,
-            scale="learnable" if like.log_scale is not None else like._scale,
+            scale=like.scale_setting,
             implementation=implementation,
             num_classes=num_classes,
         )

@@ -22,7 +22,8 @@ class SimplexHead(Head):
     Args:
         embedding_size: size D of a feature.
         num_classes: number of classes C.
-        scale: factor of the cosines, or ``"learnable"``.
+        scale: factor of the cosines, ``"learnable"``, or ``"adaptive"`` for that of AdaCos, which a
+            criterion sets in training.
         implementation: ``"auto"``, ``"dense"`` or ``"streamed"``.
 
     Example:

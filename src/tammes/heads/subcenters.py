@@ -40,6 +40,8 @@ def drop_subcenters(head: Head, counts: Tensor, *, keep: int = 1) -> Head:
         raise ValueError(
             f"drop_subcenters expects counts of shape {shape}, got {tuple(counts.shape)}"
         )
+    if not isinstance(keep, int) or isinstance(keep, bool):
+        raise TypeError(f"drop_subcenters expects keep to be an integer, got {keep!r}")
     if not 1 <= keep <= similarity.centers:
         raise ValueError(f"drop_subcenters expects keep from 1 to {similarity.centers}, got {keep}")
     result = copy.deepcopy(head)

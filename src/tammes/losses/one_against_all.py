@@ -70,10 +70,10 @@ def _balanced_offset(term: Term, head: "Head") -> LearnedNumber:
     """Offset at which the two parts pull alike while all cosines are 0, as at the beginning."""
     margin, balance, power = (_typical(term.settings[k]) for k in ("margin", "balance", "power"))
     scale, learned = head.scale, head.log_scale
-    if learned is not None:
+    if isinstance(scale, Tensor):
         # On the device meta it has no value, and a checkpoint brings the offset.
-        scale = 1.0 if learned.is_meta else learned.detach().double().exp().item()
-    assert not isinstance(scale, Tensor)
+        exact = scale if learned is None else learned.detach().double().exp()
+        scale = 1.0 if exact.is_meta else exact.item()
     ratio = balance / ((1 - balance) * (head.num_classes - 1))
     away = scale * (2 * 0.5**power - 1 + margin)
     # The positive root of a quadratic equation in exp(offset), without cancellation.

@@ -143,6 +143,15 @@ def test_pairs_and_a_gallery_are_read_from_files(file, tmp_path, capsys):
     assert "72 queries, 72 gallery items" in text
 
 
+def test_cameras_of_one_side_alone_can_be_ignored(file, tmp_path, capsys):
+    with np.load(file) as content:
+        np.savez(tmp_path / "seen.npz", **content, cameras=np.arange(72))
+    words = (file, "--gallery", tmp_path / "seen.npz", "--out", tmp_path)
+    assert refused(capsys, "retrieval", *words).endswith("--ignore-cameras does without")
+    for protocol in ("retrieval", "verification"):
+        said(capsys, protocol, *words, "--ignore-cameras")
+
+
 def test_the_page_names_the_command_that_wrote_it(file, tmp_path, capsys):
     said(capsys, "retrieval", file, "--ranks", "1,2", "--ignore-cameras", "--out", tmp_path)
     page = (tmp_path / "retrieval.html").read_text()

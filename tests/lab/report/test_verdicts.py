@@ -210,7 +210,7 @@ def test_the_threshold_of_one_percent_is_quoted():
     )
     assert found[1:] == [
         "At FAR 1 % (accept from 0.42 on) TAR is 90.00 %.",
-        "anna fails most.",
+        "Identity anna fails most.",
     ]
 
 

@@ -208,8 +208,8 @@ LARGE = {
     "audiomnist": ((1, 32, 32), 12),
 }
 TRAINED = {
-    "advice/classes": 28,
-    "advice/identities": 7,
+    "advice/classes": 24,
+    "advice/identities": 6,
     "liu2016/lfw": 5,
     "zhou2022/table3": 13,
     "identities/audiomnist": 9,

@@ -93,8 +93,9 @@ class RowGraph:
                 scores.masked_fill_(~there[block], -torch.inf)
             own = torch.arange(block.start, block.stop, device=query.device) == self.own[:, None]
             scores.masked_fill_(own, -torch.inf)
-            many = torch.ones_like(scores) if counts is None else counts[block].expand_as(scores)
-            found = _largest(torch.cat([found, torch.stack([scores, many.to(scores)])], 2), top)
+            values, places = scores.topk(min(top + 1, scores.shape[1]))
+            many = torch.ones_like(values) if counts is None else counts[block][places].to(values)
+            found = _largest(torch.cat([found, torch.stack([values, many])], 2), top)
         if share is not None and share.group.world_size > 1:
             found = _largest(torch.cat([*share.group.all_gather(found)], 2), top)
         return cutoff_of(found[0] / scale, top, found[1])

@@ -29,6 +29,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     add("--lr X", "learning rate of the head", type=float)
     add("--samples-per-class X", "training examples per class", type=float)
     add("--imbalance X", "size of the largest class over the smallest (%(default)s)", 1.0)
+    add("--identities", "the model is to tell apart identities that it was not trained on")
     add("--loss NAME", "one loss, or several joined by +, the main one first")
     add("--scale X", "scale, if already fixed", type=float)
     add("--margin X", "margin, if already fixed; in radians for angles", type=float)

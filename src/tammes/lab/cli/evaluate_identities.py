@@ -165,7 +165,7 @@ def _classified(arguments: argparse.Namespace) -> ClassifiedExamples:
 
 def _examples(arguments: argparse.Namespace) -> IdentityEmbeddings:
     """Read the embeddings of a run or of files."""
-    models = arguments.model
+    models, ignore = arguments.model, getattr(arguments, "ignore_cameras", False)
     for path in (*models, *(arguments.gallery or ())):
         if not path or not Path(path).exists():
             raise ValueError(f"{path or repr(path)}: there is no such run or file")
@@ -185,8 +185,9 @@ def _examples(arguments: argparse.Namespace) -> IdentityEmbeddings:
             partition=arguments.partition,
             images=arguments.images,
             need_identities=getattr(arguments, "pairs", None) is None,
+            need_cameras=not ignore and arguments.protocol != "openset",
         )
-    return examples.without_cameras() if getattr(arguments, "ignore_cameras", False) else examples
+    return examples.without_cameras() if ignore else examples
 
 
 def _numbers(flag: str, text: str, example: str, kind: type[int] | type[float]) -> list[Any]:

@@ -53,8 +53,8 @@ def run(arguments: argparse.Namespace) -> int:
     columns, rows = tuning_table(tuning)
     texts = [[each.text if isinstance(each, Value) else str(each) for each in row] for row in rows]
     print("\n".join(table([columns, *texts], right=frozenset(range(1, len(columns) - 1)))))
-    print("", *tuning.sentences(), "", sep="\n  ")
-    print(f"  train with it: {train_command(tuning.final)}")
+    print("", *tuning.sentences(), sep="\n  ")
+    print(f"\n  train with it: {train_command(tuning.final)}")
     page = Path(arguments.out) / "tuning.html"
     write(page, tuning_page(tuning, command=shlex.join(["tammes", *sys.argv[1:]])))
     print(f"  page: {page.resolve()}")

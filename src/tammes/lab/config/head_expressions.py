@@ -75,7 +75,7 @@ def head_text(head: Head) -> str:
     settings: dict[str, Any] = {}
     if name == "linear":
         settings["bias"] = head.bias is not None
-    settings["scale"] = "learnable" if head.log_scale is not None else float(head.scale)
+    settings["scale"] = head.scale_setting
     settings |= head.similarity.options
     if isinstance(head, DistanceHead) and head.anchors is not None:
         settings["anchors"] = head.anchors

@@ -152,6 +152,7 @@ def read_embeddings(
     partition: str | None = None,
     images: str | os.PathLike[str] | None = None,
     need_identities: bool = True,
+    need_cameras: bool = True,
 ) -> IdentityEmbeddings:
     """Read embeddings and identities from files; several files are concatenated.
 
@@ -164,6 +165,8 @@ def read_embeddings(
         partition: value of the column ``split`` whose rows are read.
         images: folder that paths of images are relative to; by default that of the first file.
         need_identities: whether files without identities are an error.
+        need_cameras: whether it is an error if only queries or only the gallery have cameras; else
+            both do without.
 
     Raises:
         FileError: one sentence that names the file.
@@ -178,6 +181,8 @@ def read_embeddings(
                     f"{given.title}: {'queries' if is_query else 'a gallery'} alone is expected "
                     "with --gallery, got a split column with the other too; leave --gallery out"
                 )
+        if not need_cameras and None in (first.cameras, second.cameras):
+            first, second = first.without_cameras(), second.without_cameras()
         first = _join(first, second)
     elif first.query is not None and len(first.query.unique()) == 1:
         side, other = ("query", "gallery") if bool(first.query[0]) else ("gallery", "query")

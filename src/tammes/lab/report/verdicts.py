@@ -259,7 +259,8 @@ def verdict_on_recognition(found: Recognition, run: Path | None = None) -> list[
             f"At {false} {100 * point.target:g} %{where} {true} is {point.accepted.shown()}."
         )
     if found.failing.rows:
-        sentences.append(f"{found.failing.rows[0][0]} fails most.")
+        kind, name = found.failing.columns[0], found.failing.rows[0][0]
+        sentences.append(f"{sentence(kind)} {name} fails most.")
     if run is not None:
         sentences += doctor_found({"this run": _warnings([Run(run)])})
     return sentences

@@ -26,7 +26,7 @@ def shard_head(head: Head) -> ShardedHead:
             "whose prototypes or distances need all classes"
         )
     options: dict[str, Any] = {
-        "scale": "learnable" if head.log_scale is not None else head.scale,
+        "scale": head.scale_setting,
         "implementation": head.implementation,
     }
     options |= head.similarity.options
@@ -45,10 +45,12 @@ def gather_head(head: Head) -> Head:
         name: shards.all_gather(value) if name in SPREAD else value
         for name, value in head.named_parameters()
     }
+    if head.adaptive_scale is not None:
+        state["adaptive_scale"] = head.adaptive_scale
     whole.load_state_dict(state)
-    if head.log_scale is None:
+    if not isinstance(head.scale_setting, str):
         # The current scale, which may differ from the initial one.
-        whole.scale = head._scale
+        whole.scale = head.scale_setting
     whole.implementation = head.implementation
     return whole.to(head.weight.device)
 

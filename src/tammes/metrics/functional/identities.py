@@ -54,8 +54,13 @@ def encode_identities(
         count: expected number of identities.
         device: device of the codes.
     """
-    if isinstance(identities, Tensor) and identities.dtype not in INTEGERS:
-        raise TypeError(f"{name} expects {what} to be integers or strings, got {identities.dtype}")
+    wrong = ""
+    if isinstance(identities, Tensor):
+        wrong = "" if identities.dtype in INTEGERS else str(identities.dtype)
+    elif isinstance(identities, str) or not hasattr(identities, "__len__"):
+        wrong = type(identities).__name__
+    if wrong:
+        raise TypeError(f"{name} expects {what} to be integers or strings, got {wrong}")
     shape = tuple(getattr(identities, "shape", (len(identities),)))
     if shape != (count,):
         raise ValueError(f"{name} expects {what} of shape ({count},), got {shape}")

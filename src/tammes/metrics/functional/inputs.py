@@ -7,7 +7,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from tammes._validation import check_labels
+from tammes._validation import check_floating, check_labels
 from tammes.split import Split, split
 
 IGNORED = -100
@@ -64,9 +64,7 @@ def as_split(
 def _split_of_matrix(
     name: str, similarity: Tensor, labels: Tensor | None, reads: tuple[str, ...], scale: float
 ) -> Split:
-    if not isinstance(similarity, Tensor) or not similarity.is_floating_point():
-        kind = similarity.dtype if isinstance(similarity, Tensor) else type(similarity).__name__
-        raise TypeError(f"{name} expects a Split or similarity of a floating type, got {kind}")
+    check_floating(name, "a Split or similarity", similarity)
     if labels is None:
         raise ValueError(f"{name} expects labels with similarity, got none")
     if similarity.ndim != 2 or similarity.shape[1] < 2:
@@ -83,9 +81,7 @@ def as_examples(
     name: str, features: Tensor, labels: Tensor, classes: int, size: int
 ) -> tuple[Tensor, Tensor]:
     """Check features of shape ``(N, D)`` and their labels, and convert them to float64."""
-    if not isinstance(features, Tensor) or not features.is_floating_point():
-        kind = features.dtype if isinstance(features, Tensor) else type(features).__name__
-        raise TypeError(f"{name} expects features of a floating type, got {kind}")
+    check_floating(name, "features", features)
     if features.ndim != 2 or features.shape[1] != size:
         raise ValueError(
             f"{name} expects features of shape (N, {size or 'D'}), got {tuple(features.shape)}"
@@ -99,9 +95,7 @@ def as_examples(
 
 def check_features(name: str, what: str, features: Tensor) -> None:
     """Raise an error unless there are rows of finite features."""
-    if not isinstance(features, Tensor) or not features.is_floating_point():
-        kind = features.dtype if isinstance(features, Tensor) else type(features).__name__
-        raise TypeError(f"{name} expects {what} features of a floating type, got {kind}")
+    check_floating(name, f"{what} features", features)
     if features.ndim != 2 or 0 in features.shape:
         raise ValueError(
             f"{name} expects {what} features of shape (N, D) with a row or more, "
@@ -131,9 +125,7 @@ def count_classes(labels: Tensor) -> int:
 
 def as_prototypes(name: str, prototypes: Tensor, *, several: bool = False) -> Tensor:
     """Check prototypes of shape ``(C, D)``; where a class may have several, ``(C, K, D)``."""
-    if not isinstance(prototypes, Tensor) or not prototypes.is_floating_point():
-        kind = prototypes.dtype if isinstance(prototypes, Tensor) else type(prototypes).__name__
-        raise TypeError(f"{name} expects prototypes of a floating type, got {kind}")
+    check_floating(name, "prototypes", prototypes)
     if prototypes.ndim not in ((2, 3) if several else (2,)) or 0 in prototypes.shape:
         shapes = "(C, D) or (C, K, D)" if several else "(C, D)"
         raise ValueError(

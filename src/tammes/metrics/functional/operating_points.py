@@ -5,6 +5,8 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
+from tammes._validation import check_floating, check_tensor
+
 
 class OperatingPoints(NamedTuple):
     """Weights of accepted examples as the threshold falls: a score is accepted at or above it.
@@ -159,9 +161,7 @@ def check_rate(name: str, rate: str, share: float, negatives: int, kind: str) ->
 
 def check_scores(name: str, scores: Tensor, flags: Tensor, what: str) -> Tensor:
     """Check finite scores of shape ``(N,)`` and a flag for each; return the flags as booleans."""
-    if not isinstance(scores, Tensor) or not scores.is_floating_point():
-        kind = scores.dtype if isinstance(scores, Tensor) else type(scores).__name__
-        raise TypeError(f"{name} expects scores of a floating type, got {kind}")
+    check_floating(name, "scores", scores)
     if scores.ndim != 1:
         raise ValueError(f"{name} expects scores of shape (N,), got {tuple(scores.shape)}")
     # The ends of scores with a NaN are NaN.
@@ -175,9 +175,9 @@ def check_scores(name: str, scores: Tensor, flags: Tensor, what: str) -> Tensor:
 
 def check_flags(name: str, flags: Tensor, rows: Tensor, what: str) -> Tensor:
     """Check a flag for each row: booleans, or integers 0 and 1."""
-    if not isinstance(flags, Tensor) or flags.is_floating_point() or flags.is_complex():
-        kind = flags.dtype if isinstance(flags, Tensor) else type(flags).__name__
-        raise TypeError(f"{name} expects {what} of booleans, got {kind}")
+    check_tensor(name, what, flags)
+    if flags.is_floating_point() or flags.is_complex():
+        raise TypeError(f"{name} expects {what} of booleans, got {flags.dtype}")
     if flags.shape != rows.shape[:1] or flags.device != rows.device:
         raise ValueError(
             f"{name} expects {what} of shape ({len(rows)},) on {rows.device}, "

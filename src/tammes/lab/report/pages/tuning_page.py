@@ -34,7 +34,11 @@ def tuning_table(tuning: Tuning) -> tuple[list[str], list[list[page.Cell]]]:
     def rank(setting: object) -> list[float]:
         return [-each.accuracies.get(setting, -1.0) for each in reversed(tuning.rounds)]  # type: ignore[call-overload]
 
-    columns = ["setting", *(f"{each.epochs} epochs" for each in tuning.rounds), ""]
+    columns = [
+        "setting",
+        *(f"{each.epochs} epoch{'s' if each.epochs > 1 else ''}" for each in tuning.rounds),
+        "",
+    ]
     rows: list[list[page.Cell]] = []
     for setting in sorted(tuning.rounds[0].runs, key=rank):
         cells: list[page.Cell] = []

@@ -1,0 +1,56 @@
+"""Scale of AdaCos: fixed by the number of classes, or following the angles of each batch."""
+
+import math
+
+import torch
+from torch import Tensor
+
+from tammes.split import Split
+
+ADAPTIVE_READS = frozenset(("target", "others"))
+"""Fields of the split that the scale of a batch is made of."""
+_CLASSES = 3
+"""Classes whose fixed scale is the smallest: of two, the formula leaves nothing."""
+
+
+def adacos_scale(num_classes: int) -> float:
+    r"""Fixed scale of AdaCos, :math:`\sqrt2\log(C-1)`; of two classes, that of three.
+
+    Args:
+        num_classes: number of classes C.
+
+    Example:
+        >>> round(tammes.heads.adacos_scale(1000), 3)
+        9.768
+
+    References:
+        Zhang et al., AdaCos: Adaptively Scaling Cosine Logits for Effectively Learning Deep Face
+        Representations, CVPR 2019, eq. 13.
+    """
+    return math.sqrt(2) * math.log(max(num_classes, _CLASSES) - 1)
+
+
+def adapted_scale(split: Split, valid: Tensor, now: Tensor) -> Tensor:
+    r"""Scale of AdaCos for a batch, shape ``(1,)``.
+
+    .. math:: s = \frac{\log \frac1N\sum_i e^{\Lambda_i}}{\cos\min(\pi/4,\ \theta_{med})}
+
+    with :math:`\Lambda_i` at the scale so far and the median :math:`\theta_{med}` of the angles to
+    the own class. It is never below the fixed scale of three classes, and stays as it is in a batch
+    without examples or with one that overflowed.
+
+    Args:
+        split: cosines of N examples, with ``target`` and ``others``.
+        valid: which examples count, shape ``(N,)``.
+        now: the scale so far, shape ``(1,)``.
+    """
+    count = valid.sum()
+    if not len(valid):
+        return now
+    # The median of an even number is the smaller angle, as torch.median has it.
+    cosines = torch.where(valid, split.target, -torch.inf).sort(descending=True).values
+    median = cosines.gather(0, ((count - 1) // 2).clamp_min(0).view(1))
+    total = torch.where(valid, split.others, -torch.inf).logsumexp(0)
+    scale = (total - count.to(total.dtype).log()) / median.clamp_min(math.cos(math.pi / 4))
+    known = (count > 0) & median.isfinite() & ~total.isnan() & (total < torch.inf)
+    return torch.where(known, scale.clamp_min(adacos_scale(_CLASSES)), now.to(scale.dtype))
