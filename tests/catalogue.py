@@ -119,6 +119,15 @@ def fits(term, head):
     return requires != "angle" or head.has_angle
 
 
+def numbers_read(term, head):
+    """What a kernel computes for a term: every number it reads on this head, and the term itself.
+
+    To be used with ``cover``, where a kernel is compared on all terms and heads.
+    """
+    fitting = fits(term, HEADS[head](CLASSES, CLASSES))
+    return [repr(term), *((head, number) for number in term.definition.reads if fitting)]
+
+
 def default_head(term, size=6, classes=CLASSES, **kw):
     """The first head a term fits on."""
     names = ["linear", "linear_no_bias", "cosine"]

@@ -230,11 +230,10 @@ def test_a_compiled_criterion_is_the_same():
     assert_close(compiled(features, LABELS), criterion(features, LABELS))
 
 
-def test_the_closed_forms_of_one_prototype_per_class_are_not_chosen():
+def test_the_closed_form_of_one_prototype_per_class_is_not_chosen():
     head = head_of({"subcenters": 3}, torch.float)
     problem, reads = head.problem(torch.randn(5, SIZE)), frozenset(("target", "others"))
     assert choose_kernel("dense", problem, reads) == "reference"
-    assert choose_kernel("fused", problem, reads) == "streamed"
 
 
 def test_a_gain_of_each_class_is_one_of_the_largest_but_not_of_an_average():

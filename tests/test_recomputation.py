@@ -4,6 +4,7 @@ import copy
 
 import pytest
 import torch
+from cover import slow
 from torch import nn
 from torch.testing import assert_close
 from torch.utils.checkpoint import checkpoint
@@ -191,8 +192,15 @@ def test_a_criterion_that_nothing_changes_is_recomputed_by_anybody():
     assert_close(inputs.grad, expected)
 
 
-@pytest.mark.parametrize("way", [reentrant, not_reentrant])
-@pytest.mark.parametrize("name", ["center", "schedules"])
+@pytest.mark.parametrize(
+    ("name", "way"),
+    [
+        ("center", reentrant),
+        slow("center", not_reentrant),
+        slow("schedules", reentrant),
+        ("schedules", not_reentrant),
+    ],
+)
 def test_a_compiled_criterion_is_refused_when_it_is_recomputed(name, way):
     torch._dynamo.reset()
     criterion = torch.compile(CHANGING[name](), backend="aot_eager")

@@ -10,6 +10,7 @@ from contextlib import nullcontext
 import pytest
 import torch
 from catalogue import CLASSES, TERMS, default_head
+from cover import slow
 from rank_pool import everywhere, failures
 from torch import nn
 from torch.distributed.device_mesh import DeviceMesh
@@ -463,7 +464,7 @@ def compiled(group, name):
     return loss.detach(), gradients(model)
 
 
-@pytest.mark.parametrize("name", ["cosface", "everything"])
+@pytest.mark.parametrize("name", ["cosface", slow("everything")])
 @pytest.mark.torch_version
 def test_a_compiled_model_has_the_loss_and_the_gradients_of_one_process(name):
     model = make(LOSSES[name])

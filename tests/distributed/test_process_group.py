@@ -10,6 +10,7 @@ import pytest
 import torch
 import torch.distributed as dist
 import torch.multiprocessing as mp
+from cover import slow
 from rank_pool import everywhere, failures
 from torch.testing import assert_close
 
@@ -295,7 +296,7 @@ def lose_a_rank(rank, how, store, results):
 
 @pytest.mark.parametrize(
     ("how", "what"),
-    [("dies", "gather over the default group"), ("hangs", "sum of rows over the group")],
+    [slow("dies", "gather over the default group"), ("hangs", "sum of rows over the group")],
 )
 def test_the_others_of_a_rank_that_is_lost_end_in_time_and_name_the_group(how, what, tmp_path):
     context = mp.get_context("spawn")

@@ -34,7 +34,7 @@ CASES = {
     "fused": 100,
     "sharded": 30,
     "grouped": 20,
-    "compiled": 5,
+    "compiled": 3,
 }
 """Number of cases of each path, for a minute in all; a long run has other seeds."""
 

@@ -1,12 +1,14 @@
 """The fused kernel gives what the plain one gives: on a GPU, or by Triton's interpreter without."""
 
 import copy
+import itertools
 import logging
 
 import pytest
 import torch
 import torch.nn.functional as F
-from catalogue import CLASSES, HEADS, KERNEL_HEADS, SPLIT_TERMS, fits
+from catalogue import CLASSES, HEADS, KERNEL_HEADS, SPLIT_TERMS, fits, numbers_read
+from cover import cover
 from torch.testing import assert_close
 
 import tammes
@@ -68,13 +70,19 @@ def agree(head, loss, features, labels, rtol=5e-5, atol=2e-5):
     return mine
 
 
-@pytest.mark.parametrize("term", FUSED)
-@pytest.mark.parametrize("head", KERNEL_HEADS)
-@pytest.mark.parametrize("scale", [pytest.param(3.0, marks=pytest.mark.slow), "learnable"])
-def test_fused_is_dense_in_value_and_all_gradients(term, head, scale):
+@pytest.mark.parametrize(
+    ("scale", "head", "term"),
+    cover(
+        [
+            (scale, head, term)
+            for scale, head, term in itertools.product(("learnable", 3.0), KERNEL_HEADS, FUSED)
+            if fits(FUSED[term], HEADS[head](6, CLASSES))
+        ],
+        lambda scale, head, term: [scale, *numbers_read(FUSED[term], head)],
+    ),
+)
+def test_fused_is_dense_in_value_and_all_gradients(scale, head, term):
     head, loss = HEADS[head](6, CLASSES, scale=scale), FUSED[term]
-    if not fits(loss, head):
-        pytest.skip("the term does not fit this head")
     agree(head, loss, torch.randn(13, 6), torch.randint(CLASSES, (13,)))
 
 
@@ -110,6 +118,11 @@ def test_row_blocks_are_whole_tiles_below_two_gibibytes():
     assert lengths(1024, 10_000_000, 512) == [512, 512]
     assert lengths(100_000, 2, 512) == [100_000]
     assert lengths(7, 0, 512) == [7]
+
+
+def test_a_row_of_several_prototypes_per_class_has_as_much_room_for_each():
+    blocks = tiling.fused_blocks(4096, 1_000_000, 512, 2, centers=3)
+    assert [block.stop - block.start for block in blocks] == [1024] * 4
 
 
 @pytest.mark.parametrize("scale", [1.0, 64.0, 65.0, 300.0])
@@ -342,8 +355,113 @@ def test_a_quadratic_map_is_fused_in_half_precision(name, dtype):
         assert (value - exact[key]).norm() <= 0.02 * exact[key].norm(), key
 
 
-def a_problem(size=8, dtype=torch.float32):
-    head = tammes.CosineHead(size, 5).to(DEVICE, dtype)
+POOLED = [
+    (2, "max", 8.0),
+    (3, "max", "learnable"),
+    (5, "max", 200.0),
+    (2, "soft", 200.0),
+    (3, "soft", "learnable"),
+    pytest.param(12, "soft", 8.0, marks=pytest.mark.slow),
+]
+"""Centres of a class, how they are pooled, and a scale: with one of 200 rows are done again."""
+
+
+@tammes.term(reads="target others expected")
+def pulled(split):
+    """Reads the expectation of scores, but not their mean."""
+    return split.others + 0.3 * split.expected - split.scale * split.target
+
+
+def pooled_head(centers, pooling, scale, size=6, classes=40):
+    """A head with a masked class, one without directions, and offsets of the others."""
+    head = tammes.CosineHead(size, classes, scale=scale, subcenters=centers, pooling=pooling)
+    head.bias = torch.nn.Parameter(0.1 * torch.randn(classes))
+    with torch.no_grad():
+        head.bias[5] = -torch.inf
+        head.weight[6], head.weight[7, 0] = 0.0, 0.0
+    return head
+
+
+def counted(monkeypatch):
+    """Centres of a class, for each fused call to come."""
+    called, original = [], fused.FusedRows.finish
+
+    def finish(self, factor):
+        called.append(self.centers)
+        return original(self, factor)
+
+    monkeypatch.setattr(fused.FusedRows, "finish", finish)
+    return called
+
+
+@pytest.mark.parametrize(("centers", "pooling", "scale"), POOLED)
+def test_several_prototypes_per_class_are_fused(centers, pooling, scale, monkeypatch):
+    # In two blocks of rows, the second of which adds to the gradient of the first.
+    monkeypatch.setattr(tiling, "EXPONENTIALS", 64 * 64 * 4)
+    head = pooled_head(centers, pooling, scale)
+    features, labels = torch.randn(67, 6), torch.randint(8, 40, (67,))
+    features[3], labels[:2] = 0.0, torch.tensor([6, 7])
+    more = pulled() + tammes.hard_bias()
+    called = counted(monkeypatch)
+    for loss in (tammes.cosface(), more, MAPS["gradients of coefficients"]):
+        agree(head, loss, features, labels, rtol=2e-4, atol=5e-5)
+    assert called == [centers] * 3
+
+
+@pytest.mark.parametrize("pooling", ["max", "soft"])
+@pytest.mark.parametrize("dtype", [torch.float16, pytest.param(torch.bfloat16, marks=on_cuda)])
+def test_several_prototypes_per_class_in_half_precision_stay_within_the_sheet(pooling, dtype):
+    head = tammes.CosineHead(40, 300, scale=64.0, subcenters=3, pooling=pooling)
+    features, labels = torch.randn(70, 40).to(dtype), torch.randint(300, (70,))
+    head, loss = head.to(dtype), tammes.arcface() + pulled()
+    half = everything(head, loss, features, labels, "fused")
+    exact = everything(head.double(), loss, features.double(), labels, "dense")
+    bound = {torch.bfloat16: 2e-2, torch.float16: 5e-3}[dtype]
+    for key, truth in exact.items():
+        assert (half[key] - truth).norm() <= bound * truth.norm(), key
+
+
+def test_of_equally_near_centres_the_first_has_the_whole_gradient():
+    head = tammes.CosineHead(6, 7, subcenters=3, scale=16.0)
+    with torch.no_grad():
+        head.weight.copy_(torch.randn(7, 1, 6))
+    features, labels = torch.randn(5, 6), torch.arange(5)
+    found = everything(head, tammes.cosface(), features, labels, "fused")["head.weight"]
+    assert (found[:, 1:] == 0).all()
+    assert (found[:, 0] != 0).any(1).all()
+
+
+@on_cuda
+@pytest.mark.parametrize("pooling", ["max", "soft"])
+@pytest.mark.parametrize("centers", [2, 3, 5, 12])
+def test_several_prototypes_per_class_are_chosen_under_autocast(pooling, centers, monkeypatch):
+    head = tammes.CosineHead(128, 5003, scale=30.0, subcenters=centers, pooling=pooling)
+    features, labels = torch.randn(300, 128), torch.randint(5003, (300,))
+    exact = everything(head.double(), tammes.arcface(), features.double(), labels, "dense")
+    called = counted(monkeypatch)
+    half = everything(head.float(), tammes.arcface(), features, labels, "auto", torch.bfloat16)
+    assert called == [centers]
+    for key, truth in exact.items():
+        assert (half[key] - truth).norm() <= 2e-2 * truth.norm(), key
+
+
+@on_cuda
+def test_several_prototypes_per_class_take_no_matrix_of_all_scores():
+    criterion = tammes.ArcFace(64, 200_000, subcenters=3).cuda()
+    features = torch.randn(16_384, 64, device="cuda", requires_grad=True)
+    labels = torch.randint(200_000, (16_384,), device="cuda")
+    torch.use_deterministic_algorithms(False)
+    torch.cuda.reset_peak_memory_stats()
+    before = torch.cuda.memory_allocated()
+    with torch.autocast("cuda", dtype=torch.bfloat16):
+        criterion(features, labels).backward()
+    beyond = torch.cuda.max_memory_allocated() - before
+    # A matrix of all scores in half precision has 6.5 GB; of those with each centre, 19.7.
+    assert beyond <= 3 * tiling.EXPONENTIALS + 3 * 200_000 * 64 * 6 + (100 << 20)
+
+
+def a_problem(size=8, dtype=torch.float32, centers=1):
+    head = tammes.CosineHead(size, 5, subcenters=centers).to(DEVICE, dtype)
     return head.problem(torch.randn(3, size, dtype=dtype, device=DEVICE))
 
 
@@ -355,6 +473,8 @@ def a_problem(size=8, dtype=torch.float32):
         ({}, "target softplus", "such as bce"),
         ({"dtype": torch.double}, "target others", "double"),
         ({"size": 4104}, "target others", "up to 4096 numbers"),
+        ({"centers": 2}, "target mean", "means over scores of classes of several prototypes"),
+        ({"centers": 13}, "target others", "up to 12 prototypes per class, and these have 13"),
     ],
 )
 def test_what_does_not_fit_is_streamed_and_said_once(problem, reads, reason, caplog):

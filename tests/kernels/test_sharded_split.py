@@ -5,6 +5,7 @@ import importlib.util
 import pytest
 import torch
 from catalogue import KERNEL_HEADS, SPLIT_TERMS, fits
+from cover import slow
 from rank_pool import everywhere
 from torch import nn
 from torch.testing import assert_close
@@ -153,16 +154,20 @@ def test_numbers_are_those_of_one_process(ranks, classes, head):
 
 
 @pytest.mark.parametrize(
-    ("ranks", "classes"),
-    [s if s in ((2, 9), (4, 5)) else pytest.param(*s, marks=pytest.mark.slow) for s in SPREADS],
+    ("head", "ranks", "classes"),
+    [
+        # On two ranks all heads, and one of them on four, of which one has few classes.
+        (head, *s) if s == (2, 9) or (head, s) == ("cosine", (4, 5)) else slow(head, *s)
+        for head in KINDS
+        for s in SPREADS
+    ],
 )
-@pytest.mark.parametrize("head", KINDS)
-def test_every_loss_has_the_value_and_gradients_of_one_process(ranks, classes, head):
+def test_every_loss_has_the_value_and_gradients_of_one_process(head, ranks, classes):
     names = [*SPLIT_TERMS]
     compare(ranks, head, "learnable", classes, "mean", "streamed", torch.double, names)
 
 
-@pytest.mark.parametrize("head", ["linear", "cosine", "gaussian"])
+@pytest.mark.parametrize("head", [slow("linear"), "cosine", slow("gaussian")])
 def test_so_has_every_loss_without_reduction(head):
     names = [*SPLIT_TERMS]
     compare(3, head, "learnable", 9, "none", "streamed", torch.double, names)
@@ -170,9 +175,11 @@ def test_so_has_every_loss_without_reduction(head):
 
 @pytest.mark.skipif(not TRITON, reason="no triton here")
 @pytest.mark.filterwarnings("ignore:overflow encountered:RuntimeWarning")
-@pytest.mark.parametrize(("ranks", "classes"), [(2, 9), (4, 5)])
-@pytest.mark.parametrize("head", ["linear", "cosine"])
-def test_fused_shards_are_one_process_too(ranks, classes, head):
+@pytest.mark.parametrize(
+    ("head", "ranks", "classes"),
+    [("linear", 2, 9), slow("linear", 4, 5), slow("cosine", 2, 9), ("cosine", 4, 5)],
+)
+def test_fused_shards_are_one_process_too(head, ranks, classes):
     names = ["softmax_smoothed_margin", "arcface", "logit_divergence", "sample_margin"]
     names += ["mv_softmax", "curricularface"]
     compare(

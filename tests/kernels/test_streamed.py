@@ -8,7 +8,8 @@ import weakref
 import pytest
 import torch
 from blocks import cut
-from catalogue import CLASSES, HEADS, KERNEL_HEADS, SPLIT_TERMS, default_head, fits
+from catalogue import CLASSES, HEADS, KERNEL_HEADS, SPLIT_TERMS, default_head, fits, numbers_read
+from cover import cover
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch.testing import assert_close
@@ -41,10 +42,14 @@ def everything(head, loss, reduction, features, labels, upstream, implementation
     return found
 
 
-@pytest.mark.parametrize("term", STREAMABLE)
-@pytest.mark.parametrize("head", KERNEL_HEADS)
-@pytest.mark.parametrize("scale", [pytest.param(3.0, marks=pytest.mark.slow), "learnable"])
-def test_streamed_is_dense_in_value_and_all_gradients(monkeypatch, term, head, scale):
+@pytest.mark.parametrize(
+    ("scale", "head", "term"),
+    cover(
+        itertools.product(("learnable", 3.0), KERNEL_HEADS, STREAMABLE),
+        lambda scale, head, term: [scale, *numbers_read(STREAMABLE[term], head)],
+    ),
+)
+def test_streamed_is_dense_in_value_and_all_gradients(monkeypatch, scale, head, term):
     loss = STREAMABLE[term]
     heads = {size: HEADS[head](size, CLASSES, scale=scale) for size, _ in CUTS}
     if not fits(loss, heads[6]):

@@ -159,6 +159,7 @@ def test_every_flag_in_the_answers_is_one_of_train():
         parser.parse_args(re.findall(r'"[^"]*"|\S+', text))
 
 
+@pytest.mark.slow
 def test_the_example_compares_two_losses_on_a_folder_and_writes_the_page(tmp_path, capsys):
     write_digits(tmp_path / "pictures", each=20)
     example = runpy.run_path(str(ROOT / "examples" / "own_folder.py"))

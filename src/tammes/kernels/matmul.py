@@ -34,16 +34,21 @@ def halved(tensor: Tensor, dtype: torch.dtype) -> tuple[Tensor, Tensor | None]:
     return (tensor / size).to(dtype), size
 
 
-def add_product(total: Tensor, left: Tensor, right: Tensor) -> None:
-    """``total += left @ right`` with ``left`` in the dtype of products and ``right`` in single."""
+def add_product(total: Tensor, left: Tensor, right: Tensor, *, first: bool = False) -> None:
+    """``total += left @ right`` with ``left`` in the dtype of products and ``right`` in single.
+
+    The first product is written over whatever is there.
+    """
     right, size = halved(right, left.dtype)
     if size is not None or (left.dtype == torch.bfloat16 and not left.is_cuda):
         # Nothing scales and adds at once: by blocks, so that little is made beside.
         for start in range(0, len(total), _ROWS):
             block = slice(start, start + _ROWS)
             product = multiply(left[block], right)
-            total[block] += product if size is None else product * size
+            product = product if size is None else product * size
+            total[block] = product if first else total[block] + product
     elif left.dtype == torch.bfloat16:
-        torch.addmm(total, left, right, out_dtype=torch.float32, out=total)
+        beta = 0 if first else 1
+        torch.addmm(total, left, right, out_dtype=torch.float32, beta=beta, out=total)
     else:
-        total.addmm_(left, right)
+        total.addmm_(left, right, beta=0 if first else 1)

@@ -45,7 +45,8 @@ SCORES = {"cpu": 128 << 20, "cuda": 1 << 30}
 KEYS = {"cpu": 1 << 20, "cuda": 256 << 20}
 """Bytes of one block of keys."""
 EXPONENTIALS = 1 << 31
-"""Bytes that a fused call may take beside keys and gradients, nearly all of them exponentials."""
+"""Bytes that a fused call may take beside keys and gradients, nearly all of them exponentials, for
+each prototype of a class."""
 _BESIDE = 30
 """Single precision copies of the features that this leaves room for: what else is in memory."""
 FEWEST = 32
@@ -143,19 +144,21 @@ def tile_rows(width: int) -> int:
     return 64 if width == 4 else 128
 
 
-def fused_blocks(count: int, classes: int, size: int, width: int) -> list[slice]:
+def fused_blocks(count: int, classes: int, size: int, width: int, centers: int = 1) -> list[slice]:
     """Slices of the rows for the fused kernel: whole tiles, where there is more than one.
 
     Args:
         count: rows in all.
-        classes: prototypes.
-        size: numbers in each.
+        classes: how many.
+        size: numbers in a prototype.
         width: bytes of a number in products.
+        centers: prototypes of a class.
     """
-    room = max(EXPONENTIALS // 2, EXPONENTIALS - _BESIDE * 4 * count * size)
+    room = EXPONENTIALS * centers
+    room = max(room // 2, room - _BESIDE * 4 * count * size)
     # Every block goes over keys and gradients again, so it is not much smaller than they are.
-    room = max(room, width * classes * size)
-    most = max(1, room // (width * max(64, padded(classes))))
+    room = max(room, width * classes * centers * size)
+    most = max(1, room // (width * centers * max(64, padded(classes))))
     rows = tile_rows(width)
     return cut(count, most // rows * rows or most, rows)
 

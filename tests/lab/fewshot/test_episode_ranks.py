@@ -4,8 +4,11 @@ Half of a batch is no batch: classes are cut in two, and a metric loss compares 
 every other. So ranks gather their features before they compare them.
 """
 
+import itertools
+
 import pytest
 import torch
+from cover import cover
 from rank_pool import everywhere
 from torch import nn
 from torch.nn.parallel import DistributedDataParallel
@@ -96,9 +99,11 @@ def train(group, images, loss, sampler, gathers=True):
     return losses, gradients, counted
 
 
-@pytest.mark.parametrize("sampler", SAMPLERS.values(), ids=SAMPLERS)
-@pytest.mark.parametrize("loss", LOSSES.values(), ids=LOSSES)
+@pytest.mark.parametrize(
+    ("loss", "sampler"), cover(itertools.product(LOSSES, SAMPLERS), lambda *case: case)
+)
 def test_two_ranks_have_the_gradients_of_one_process(digits, loss, sampler):
+    loss, sampler = LOSSES[loss], SAMPLERS[sampler]
     expected, gradients, images = train(None, digits, loss, sampler)
     one, two = everywhere(2, train, digits, loss, sampler)
     for mine, own, _ in (one, two):

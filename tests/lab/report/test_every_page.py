@@ -244,6 +244,7 @@ def test_dark_mode_reaches_the_page_and_its_plots(desktop, phone):
     assert {*phone.run(f"{balls}.map(ball => ball.colorscale[0][1])")} == {"#2d333b"}
 
 
+@pytest.mark.slow
 def test_printed_tables_are_as_wide_as_the_paper(chromium, written):
     with chromium.open(written, width=718, height=1000, media="print") as paper:
         paper.run("document.querySelectorAll('details').forEach(box => box.open = true)")

@@ -242,7 +242,8 @@ TRAINED = {
 """Kinds of runs of a recipe."""
 EXACT = ("liu2016/", "zhou2022/")
 """Numbers in the loss, and augmentations, make another kind."""
-SLOW = ["kobayashi2024/cub"]
+SLOW = ["kobayashi2019/table4", "kobayashi2024/cub", "zhou2022/table1", "zhou2022/table2"]
+"""Recipes of many kinds, nearly all of which other recipes have too."""
 
 
 def small_form(cell):

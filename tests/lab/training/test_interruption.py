@@ -66,6 +66,7 @@ def test_a_run_killed_at_random_moments_ends_in_the_same_bits(tmp_path, processe
     assert endings.count(-signal.SIGKILL) >= TRIALS
 
 
+@pytest.mark.slow
 def test_a_run_in_this_process_is_that_of_another_one(tmp_path, processes):
     """The trials above compare processes; this one says that a process is nothing special."""
     config = CONFIG.replace(epochs=1)

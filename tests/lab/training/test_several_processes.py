@@ -31,7 +31,6 @@ CONFIG = Config(
     batch_size=63,
     accelerator="cpu",
 )
-SLOW = pytest.mark.slow
 
 
 def run_with(processes, config, folder):
@@ -81,11 +80,12 @@ def curve(run):
     ("loss", "sampler", "processes"),
     [
         ("cosface(margin=0.2) + 0.5*zero_centroid()", "random()", 2),
-        pytest.param("direct_sum(softmax(), nca())", "episodes(way=10, shot=5)", 2, marks=SLOW),
-        pytest.param("softmax()", "random()", 3, marks=SLOW),
-        pytest.param("nca()", "pk(classes=5, images=9)", 2, marks=SLOW),
+        ("direct_sum(softmax(), nca())", "episodes(way=10, shot=5)", 2),
+        ("softmax()", "random()", 3),
+        ("nca()", "pk(classes=5, images=9)", 2),
     ],
 )
+@pytest.mark.slow
 def test_the_loss_curve_does_not_depend_on_the_number_of_processes(
     tmp_path, loss, sampler, processes
 ):

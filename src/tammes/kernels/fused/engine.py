@@ -37,7 +37,8 @@ from tammes.kernels.tiling import (
     most_prototypes,
     padded,
 )
-from tammes.similarity import Cosine
+from tammes.pooling import Pooled
+from tammes.similarity import Cosine, Similarity
 from tammes.split import FREE_MAP, MAPPED
 
 _REACH = 64.0
@@ -63,10 +64,13 @@ def why_not(problem: Problem, reads: frozenset[str]) -> str | None:
         return "losses that sum over all classes by themselves, such as bce, are streamed"
     if torch.float64 in (features.dtype, prototypes.dtype):
         return "it computes in single precision, and an input is in double"
-    if problem.similarity.centers > 1:
-        return "classes of several prototypes are streamed"
-    if prototypes.shape[1] > WIDEST:
-        return f"it takes features of up to {WIDEST} numbers, and these have {prototypes.shape[1]}"
+    if problem.similarity.centers > 1 and "mean" in reads:
+        return "means over scores of classes of several prototypes are streamed"
+    if problem.similarity.centers > launch.MOST_CENTERS:
+        most, centers = launch.MOST_CENTERS, prototypes.shape[1]
+        return f"it takes up to {most} prototypes per class, and these have {centers}"
+    if prototypes.shape[-1] > WIDEST:
+        return f"it takes features of up to {WIDEST} numbers, and these have {prototypes.shape[-1]}"
     return None
 
 
@@ -83,7 +87,8 @@ def fused_rows(problem: Problem, plan: Plan, needs: Needs) -> tuple["FusedRows",
     """The engine, and slices of the rows for it."""
     width = product_type(problem, plan).itemsize
     count, size = problem.features.shape
-    blocks = fused_blocks(count, most_prototypes(problem), size, width)
+    centers = problem.similarity.centers
+    blocks = fused_blocks(count, most_prototypes(problem), size, width, centers)
     return FusedRows(problem, plan, needs, longest(blocks)), blocks
 
 
@@ -114,10 +119,15 @@ class FusedRows:
         self.there, self.absent = problem.there, None
         if self.there is not None:
             self.absent = torch.where(self.there, 0.0, -torch.inf)
-        self.similarity = problem.similarity
+        self.similarity: Similarity = problem.similarity
+        self.centers, self.sharpness = problem.similarity.centers, None
+        if isinstance(problem.similarity, Pooled):
+            self.similarity, temperature = problem.similarity.inner, problem.similarity.temperature
+            if temperature is not None:
+                self.sharpness = (self.scale * temperature).reciprocal().view(1)
         self.wide_keys, self.inverses, self.offsets = self._make_keys()
-        self.keys = self.wide_keys[:, : prototypes.shape[1]]
-        self.shape = (most, padded(len(prototypes)))
+        self.keys = self.wide_keys[:, : prototypes.shape[-1]]
+        self.shape = (most, self.centers * padded(len(prototypes)))
         self.scratch: Tensor | None = None
         self.gradient: Tensor | None = None
         self.d_offsets: Tensor | None = None
@@ -131,10 +141,11 @@ class FusedRows:
 
     def _make_keys(self) -> tuple[Tensor, Tensor | None, Tensor | None]:
         """Keys in the dtype of the products, inverse lengths, offsets of the classes."""
+        rows = self.prototypes.flatten(0, -2)
         if isinstance(self.similarity, Cosine):
-            keys, inverses = launch.unit_keys(self.prototypes, self.dtype)
+            keys, inverses = launch.unit_keys(rows, self.dtype)
             return keys, inverses, None if self.bias is None else self.bias.float()
-        keys, offset = self.similarity.keys(self.prototypes.float())
+        keys, offset = self.similarity.keys(rows.float())
         if self.bias is not None:
             offset = self.bias if offset is None else offset + self.bias
         return launch.widened(keys.to(self.dtype)), None, None if offset is None else offset.float()
@@ -155,10 +166,15 @@ class FusedRows:
         if self.work.wants_sums:
             names |= {*launch.HARD}
         self.written = softmax and self.dtype != torch.float16 and any(self.needs)
+        # Of an average and its derivatives, what is written does not tell the score again.
+        self.written &= self.sharpness is None or "expected" not in self.reads
         parts = launch.parts(self.work, names)
+        self.spreads: dict[str, Tensor] = {}
+        if self.sharpness is not None and self.needs.scale:
+            self.spreads = launch.parts(self.work, {"spreads"})
         if parts:
             out = self.scratch if self.written else None
-            launch.exponentials(self._shifted(), parts, out)
+            launch.exponentials(self._shifted(), parts | self.spreads, out)
         numbers: dict[str, Tensor] = {}
         if softmax:
             if not self.one_shift:
@@ -184,6 +200,7 @@ class FusedRows:
         if self.absent is not None:
             scaled = self.absent if scaled is None else scaled + self.absent
         work = Work(query, self.wide_keys, rows.own.int(), offset, scaled, self.counts)
+        work = work._replace(centers=self.centers, sharpness=self.sharpness)
         if rows.mapped is not None:
             work = _mapped_work(work, rows.mapped)
         self.shift = self.scale * (LOG2E / 4) + zero if self.one_shift else _estimate(work)
@@ -205,7 +222,7 @@ class FusedRows:
         # Rows whose gate was shut have nothing there, and nothing wrong.
         self.shift = torch.where(wrong & (top > float("-inf")), top, self.shift)
         out = self.scratch if self.written else None
-        launch.exponentials(self._shifted(), parts, out, gate=gate)
+        launch.exponentials(self._shifted(), parts | self.spreads, out, gate=gate)
 
     def _sum_of_scores(self, rows: Rows) -> Tensor:
         """Sum of the scores of all classes but the own."""
@@ -233,8 +250,7 @@ class FusedRows:
             return back
         factor = self._exponentials_to_gradient(wanted)
         if factor is not None and self.scratch is not None:
-            e = self.scratch[: len(weights), : len(self.keys)]
-            back = self._products(e, factor, rows, weights)
+            back = self._products(self.scratch[: len(weights)], factor, rows, weights)
             if rows.mapped is not None:
                 back = back._replace(mapped=self._of_map(rows.mapped, wanted["others"]))
         d_mean = wanted.get("mean")
@@ -253,16 +269,17 @@ class FusedRows:
         if self.written and expected is not None:
             launch.bend(self.work, self.scratch, *self._bent(others, expected))
             return inverse
-        # In float16 they are made only now, so that each row sums up to 2^14.
+        # They are made only now, so that each row sums up to 2^14, which suits float16.
         moved = torch.where(self.sum > 0, self.sum.log2() - _HALF_SUM, 0.0)
         self.shift = self.shift + moved
         if expected is None:
-            launch.exponentials(self._shifted(), {}, self.scratch)
+            launch.exponentials(self._shifted(), self.spreads, self.scratch)
             return others * 2.0**-_HALF_SUM
         level, slope = self._bent(others, expected)
         # No number of a row is above 2^14 then: 2^z |level + slope z| for z up to 14.
         size = ((level + _HALF_SUM * slope).abs() + slope.abs()).clamp_min(1e-30)
-        launch.exponentials(self._shifted(), {}, self.scratch, bent=(level / size, slope / size))
+        bent = (level / size, slope / size)
+        launch.exponentials(self._shifted(), self.spreads, self.scratch, bent=bent)
         return size * 2.0**-_HALF_SUM
 
     def _of_map(self, mapped: MappedRows, d_others: Tensor | None) -> list[Tensor | None]:
@@ -281,28 +298,30 @@ class FusedRows:
         """``d_others + d_expected (1 + f - expected)`` as level + slope z, f = (z + shift) ln 2."""
         return others + expected * (1 + self.shift / LOG2E - self.expected), expected / LOG2E
 
-    def _products(self, e: Tensor, factor: Tensor, rows: Rows, weights: Tensor) -> Back:
-        heavy = factor * weights
-        d_query, d_row, d_scale = torch.zeros_like(rows.query), None, None
-        if self.needs.features or self.needs.scale:
-            d_query = multiply(e, self.keys) * factor[:, None]
-        if self.needs.prototypes:
-            self._add(e.T, rows.query * heavy[:, None])
-        if rows.offset is not None:
-            d_row = factor * e.sum(1, dtype=torch.float32)
-        if self.offsets is not None:
-            d_scale = factor * multiply(e, self.offsets[:, None].to(self.dtype))[:, 0]
-            low, size = halved(heavy[None], self.dtype)
-            more = multiply(low, e)[0] * self.scale
-            self._add_to_offsets(more if size is None else more * size)
-        return Back(d_query, d_row, d_scale)
-
-    def _add(self, gradient: Tensor, heavy_query: Tensor) -> None:
-        """Add the contribution of these rows to the gradient of the keys."""
-        if self.gradient is None and self.dtype != torch.float16:
-            self.gradient = multiply(gradient, heavy_query.to(self.dtype))
-        else:
-            add_product(self._made_gradient(), gradient, heavy_query)
+    def _products(self, written: Tensor, factor: Tensor, rows: Rows, weights: Tensor) -> Back:
+        heavy, classes = factor * weights, len(self.prototypes)
+        heavy_query, first = rows.query * heavy[:, None], self.gradient is None
+        if first and self.needs.prototypes:
+            self.gradient = torch.empty_like(self.prototypes, dtype=torch.float32)
+        zero = torch.zeros_like(factor)
+        d_query, d_row, d_scale = torch.zeros_like(rows.query), zero, zero
+        for k, plane in enumerate(written.chunk(self.centers, 1)):
+            e, keys = plane[:, :classes], self.keys[k :: self.centers]
+            if self.needs.features or self.needs.scale:
+                d_query += multiply(e, keys)
+            if self.gradient is not None:
+                mine = self.gradient.view(classes, self.centers, -1)[:, k]
+                add_product(mine, e.T, heavy_query, first=first)
+            if rows.offset is not None:
+                d_row = d_row + e.sum(1, dtype=torch.float32)
+            if self.offsets is not None:
+                d_scale = d_scale + multiply(e, self.offsets[:, None].to(self.dtype))[:, 0]
+                low, size = halved(heavy[None], self.dtype)
+                more = multiply(low, e)[0] * self.scale
+                self._add_to_offsets(more if size is None else more * size)
+        for spread in self.spreads.values():
+            d_scale = d_scale - spread.sum(0) / (LOG2E * self.scale)
+        return Back(d_query * factor[:, None], d_row * factor, d_scale * factor)
 
     def _mean_back(self, back: Back, d_mean: Tensor, rows: Rows, weights: Tensor) -> Back:
         """Every class gets the same of a sum over all of them, but for the own."""
@@ -342,14 +361,15 @@ class FusedRows:
         """Gradients of the prototypes and of the offsets, times a factor."""
         d_offsets = self.d_offsets
         if d_offsets is None:
-            d_offsets = torch.zeros_like(self.prototypes[:, 0], dtype=torch.float32)
+            d_offsets = torch.zeros(len(self.prototypes), device=factor.device)
         if not self.needs.prototypes:
             return None, d_offsets * factor
         gradient = self._made_gradient()
         if self.d_total is not None:
             gradient += self.many[:, None] * self.d_total
         if self.inverses is not None:
-            launch.through_unit(gradient, self.prototypes, self.inverses, factor)
+            rows = self.prototypes.flatten(0, -2)
+            launch.through_unit(gradient.view_as(rows), rows, self.inverses, factor)
             return gradient, d_offsets * factor
         operand = self.similarity.prototypes_operand(self.prototypes.float())
         gradient = self.similarity.prototypes_gradient(operand, gradient, d_offsets)
@@ -368,11 +388,13 @@ def _mapped_work(work: Work, mapped: MappedRows) -> Work:
 
 def _estimate(work: Work) -> Tensor:
     """The largest score of each row among a few classes."""
-    step = max(1, len(work.keys) // _SAMPLE)
+    step = max(1, work.classes // _SAMPLE)
     seen = slice(None, None, step)
-    scores = multiply(work.query, work.keys[seen].T)
+    keys = work.keys.unflatten(0, (work.classes, work.centers))[seen]
+    scores = multiply(work.query, keys.flatten(0, 1).T)
+    scores = scores.unflatten(1, (len(keys), work.centers)).amax(2)
     if work.offsets is not None:
         scores = scores + work.offsets[seen]
-    index = torch.arange(0, len(work.keys), step, device=scores.device)
+    index = torch.arange(0, work.classes, step, device=scores.device)
     top = torch.where(index == work.own[:, None], float("-inf"), scores).amax(1)
     return torch.where(top > float("-inf"), top, 0.0) + work.row_offset

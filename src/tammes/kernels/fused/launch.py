@@ -31,11 +31,25 @@ class Tile(NamedTuple):
 _HALF = Tile(tile_rows(2), 128, 64)
 """Two programs of these share a multiprocessor: one multiplies while the other exponentiates."""
 _SINGLE = Tile(tile_rows(4), 64, 32)
+_CENTERS = Tile(tile_rows(2), 64, 64, stages=2)
+"""Classes of up to three centres, of which the largest product counts."""
+_COLUMNS = 192
+"""Products of a row in a tile of classes of several centres: three times 64 fill the registers."""
+MOST_CENTERS = _COLUMNS // 16
+"""Centres of a class with which a tile has 16 classes, the fewest that make a product."""
 
 
-def tile_of(dtype: torch.dtype) -> Tile:
-    """Sizes of a tile, by the dtype of the products."""
-    return _SINGLE if dtype == torch.float32 else _HALF
+def tile_of(dtype: torch.dtype, centers: int = 1, *, soft: bool = False) -> Tile:
+    """Sizes of a tile, by the dtype of the products, the centres of a class and their pooling."""
+    single = dtype == torch.float32
+    if centers == 1:
+        return _SINGLE if single else _HALF
+    if single:
+        return Tile(tile_rows(4), 16, 16, warps=8)
+    # A power of two that divides the length of a plane of exponentials.
+    classes = min(_CENTERS.classes, 1 << (_COLUMNS // centers).bit_length() - 1)
+    # Derivatives of an average are kept beside it: in the registers of more threads.
+    return _CENTERS._replace(classes=classes, warps=8 if soft or centers > 3 else _CENTERS.warps)
 
 
 class Work(NamedTuple):
@@ -43,7 +57,7 @@ class Work(NamedTuple):
 
     Attributes:
         query: shape ``(n, W)``, W a multiple of 16 bytes.
-        keys: shape ``(C, W)``.
+        keys: shape ``(C, W)``, or ``(C K, W)`` of classes of K centres.
         own: place of the own class, -1 where it is not here, shape ``(n,)``.
         row_offset: added to all scores of a row, shape ``(n,)``.
         offsets: added to all scores of a class, shape ``(C,)``, or none.
@@ -53,6 +67,9 @@ class Work(NamedTuple):
         shift: subtracted from scores once they are mapped, shape ``(n,)``, where there is a map;
             else it is part of the row offset.
         wants_sums: whether the coefficients take a gradient.
+        centers: K, of which a class has the largest product, or an average.
+        sharpness: two to this, times a product, is its weight in an average, shape ``(1,)``; none
+            where the largest product counts.
     """
 
     query: Tensor
@@ -64,6 +81,18 @@ class Work(NamedTuple):
     mapped: tuple[Tensor, Tensor, Tensor, Tensor] | None = None
     shift: Tensor | None = None
     wants_sums: bool = False
+    centers: int = 1
+    sharpness: Tensor | None = None
+
+    @property
+    def classes(self) -> int:
+        """C."""
+        return len(self.keys) // self.centers
+
+    @property
+    def tile(self) -> Tile:
+        """Sizes of a tile."""
+        return tile_of(self.keys.dtype, self.centers, soft=self.sharpness is not None)
 
 
 HARD = ("hard", "hard_scores", "hard_squares")
@@ -72,7 +101,7 @@ HARD = ("hard", "hard_scores", "hard_squares")
 
 def parts(work: Work, names: set[str]) -> dict[str, Tensor]:
     """Room for what each tile has to say of each row: ``sums``, ``tilts`` and ``tops``."""
-    shape = (triton.cdiv(len(work.keys), tile_of(work.keys.dtype).classes), len(work.own))
+    shape = (triton.cdiv(work.classes, work.tile.classes), len(work.own))
     return {name: work.row_offset.new_empty(shape) for name in sorted(names)}
 
 
@@ -88,19 +117,21 @@ def exponentials(
 
     Args:
         work: what is multiplied.
-        into: those of ``sums``, ``tilts``, ``tops`` and :data:`HARD` that are wanted.
-        out: where exponentials are written, shape ``(n or more, C or more)``.
+        into: those of ``sums``, ``tilts``, ``tops``, ``spreads`` and :data:`HARD` that are wanted.
+        out: where exponentials are written, shape ``(n or more, C or more)``; K times as long for
+            classes of K centres, each a plane of columns.
         gate: for each block of rows whether to work on it, or on all.
         bent: level and slope of each row, see ``triton_kernels.exponentials``.
     """
-    tile, none = tile_of(work.keys.dtype), work.row_offset
+    tile, none, width = work.tile, work.row_offset, work.query.shape[1]
+    keys = work.keys.view(work.classes, work.centers * width)
     # As many whatever the shape, since the kernel is compiled for their number.
     programs = 2 * _processors(work.keys.device)
     level, slope = bent or (none, none)
     written = work.query if out is None else out
     triton_kernels.exponentials[(programs,)](
         TensorDescriptor.from_tensor(work.query, [tile.rows, tile.depth]),
-        TensorDescriptor.from_tensor(work.keys, [tile.classes, tile.depth]),
+        TensorDescriptor.from_tensor(keys, [tile.classes, tile.depth]),
         TensorDescriptor.from_tensor(written, [tile.rows, tile.classes // 2]),
         into.get("sums", none),
         into.get("tilts", none),
@@ -115,9 +146,12 @@ def exponentials(
         none if work.shift is None else work.shift,
         *(work.mapped or (none,) * 4),
         *(into.get(name, none) for name in HARD),
+        into.get("spreads", none),
+        none if work.sharpness is None else work.sharpness,
         len(work.own),
-        len(work.keys),
-        work.keys.shape[1],
+        work.classes,
+        width,
+        written.shape[1] // work.centers,
         WRITE=out is not None,
         SUMS="sums" in into,
         TILTS="tilts" in into,
@@ -128,6 +162,9 @@ def exponentials(
         GATED=gate is not None,
         MAPPED=work.mapped is not None,
         HARD=HARD[0] in into,
+        CENTERS=work.centers,
+        SOFT=work.sharpness is not None,
+        SPREADS="spreads" in into,
         PRECISION=_precision(work.keys.dtype),
         PROGRAMS=programs,
         BLOCK_ROWS=tile.rows,
@@ -156,10 +193,13 @@ def hardest(work: Work, tops: Tensor) -> Tensor:
         work.own,
         tops.argmax(0),
         places,
-        len(work.keys),
+        work.row_offset if work.sharpness is None else work.sharpness,
+        work.classes,
         width,
         HAS_OFFSETS=work.offsets is not None,
-        BLOCK_CLASSES=tile_of(work.keys.dtype).classes,
+        CENTERS=work.centers,
+        SOFT=work.sharpness is not None,
+        BLOCK_CLASSES=work.tile.classes,
         BLOCK_SIZE=min(64, triton.next_power_of_2(width)),
     )
     return places
@@ -167,15 +207,16 @@ def hardest(work: Work, tops: Tensor) -> Tensor:
 
 def bend(work: Work, out: Tensor, level: Tensor, slope: Tensor) -> None:
     """Turn exponentials ``e`` that were written into ``e (level + slope z)``."""
-    rows, classes = len(work.own), len(work.keys)
+    rows, classes = len(work.own), work.classes
     counts = work.row_offset if work.counts is None else work.counts
-    triton_kernels.bend[(rows, triton.cdiv(classes, 2048))](
+    triton_kernels.bend[(rows, triton.cdiv(classes, 2048), work.centers)](
         out,
         level,
         slope,
         counts,
         classes,
         out.stride(0),
+        out.shape[1] // work.centers,
         HAS_COUNTS=work.counts is not None,
         BLOCK=2048,
     )

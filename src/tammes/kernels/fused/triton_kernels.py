@@ -9,6 +9,43 @@ import triton.language as tl
 
 
 @triton.jit
+def winners(products, CENTERS: tl.constexpr):
+    """The largest product with a class, the first of equal ones; the others become ``-inf``."""
+    kept = ()
+    for k in tl.static_range(CENTERS):
+        z = products[k]
+        for rival in tl.static_range(CENTERS):
+            if rival < k:
+                z = tl.where(products[rival] >= products[k], float("-inf"), z)
+            elif rival > k:
+                z = tl.where(products[rival] > products[k], float("-inf"), z)
+        kept += (z,)
+    return kept
+
+
+@triton.jit
+def average(products, sharpness, CENTERS: tl.constexpr):
+    """Products with a class, averaged with weights ``2^(sharpness z)``; and its derivatives."""
+    top = products[0]
+    for k in tl.static_range(1, CENTERS):
+        top = tl.maximum(top, products[k], propagate_nan=tl.PropagateNan.ALL)
+    mean = tl.zeros_like(top)
+    total = tl.zeros_like(top)
+    for k in tl.static_range(CENTERS):
+        weight = tl.exp2((products[k] - top) * sharpness)
+        mean += weight * products[k]
+        total += weight
+    mean /= total
+    slopes = ()
+    for k in tl.static_range(CENTERS):
+        weight = tl.exp2((products[k] - top) * sharpness) / total
+        # The logarithm of 2, as exponentials have it for a base.
+        slope = weight * (1 + 0.6931471805599453 * sharpness * (products[k] - mean))
+        slopes += (slope,)
+    return mean, slopes
+
+
+@triton.jit
 def exponentials(
     query,
     keys,
@@ -31,9 +68,12 @@ def exponentials(
     hard_sums,
     hard_scores,
     hard_squares,
+    spreads,
+    sharpness,
     rows,
     classes,
     size,
+    plane,
     WRITE: tl.constexpr,
     SUMS: tl.constexpr,
     TILTS: tl.constexpr,
@@ -44,6 +84,9 @@ def exponentials(
     GATED: tl.constexpr,
     MAPPED: tl.constexpr,
     HARD: tl.constexpr,
+    CENTERS: tl.constexpr,
+    SOFT: tl.constexpr,
+    SPREADS: tl.constexpr,
     PRECISION: tl.constexpr,
     PROGRAMS: tl.constexpr,
     BLOCK_ROWS: tl.constexpr,
@@ -62,6 +105,12 @@ def exponentials(
     With MAPPED, ``z`` above a threshold becomes a quadratic polynomial of itself, and what is
     written is multiplied with its derivative; a shift of the row is subtracted after that, not as
     part of ``row_offset``. HARD adds up what the gradients of the coefficients are made of.
+
+    A class has CENTERS keys side by side, and ``out`` as many planes of columns. The largest
+    product is that of the class, and what is written goes to its plane, zero to the others: they
+    are as many scores, of which all but one are ``-inf``. With SOFT the score is of an average,
+    and each plane gets ``e`` times a derivative of it; SPREADS adds up ``e`` times what these make
+    of the products beyond the average.
     """
     # Rows run fastest: the programs at work at one time share a few blocks of keys.
     row_blocks = tl.cdiv(rows, BLOCK_ROWS)
@@ -76,60 +125,105 @@ def exponentials(
         if GATED:
             working = tl.load(gate + tile % row_blocks) != 0
         if working:
-            z = tl.zeros((BLOCK_ROWS, BLOCK_CLASSES), dtype=tl.float32)
+            products = (tl.zeros((BLOCK_ROWS, BLOCK_CLASSES), dtype=tl.float32),) * CENTERS
             for start in range(0, size, BLOCK_SIZE):
                 left = query.load([first_row, start])
-                right = keys.load([first, start])
-                z = tl.dot(left, right.T, z, input_precision=PRECISION)
-            z += tl.load(row_offset + row, mask=there, other=0.0)[:, None]
+                more = ()
+                for k in tl.static_range(CENTERS):
+                    right = keys.load([first, k * size + start])
+                    z = tl.dot(left, right.T, products[k], input_precision=PRECISION)
+                    more += (z,)
+                products = more
+            slopes = products
+            if SOFT:
+                heat = tl.load(sharpness)
+                mean, slopes = average(products, heat, CENTERS)
+                if SPREADS:
+                    spread = -mean
+                    for k in tl.static_range(CENTERS):
+                        spread += slopes[k] * products[k]
+                products = (mean,)
+            else:
+                products = winners(products, CENTERS)
             column = first + tl.arange(0, BLOCK_CLASSES)
             known = column < classes
-            if HAS_OFFSETS:
-                z += tl.load(offsets + column, mask=known, other=0.0)[None, :]
             mine = tl.load(own + row, mask=there, other=-1)
             # Few tiles have somebody's own class in them, or are the last one.
             inside = (mine >= first) & (mine < first + BLOCK_CLASSES)
-            if (tl.max(inside.to(tl.int32), 0) > 0) | (first + BLOCK_CLASSES > classes):
-                other = known[None, :] & (column[None, :] != mine[:, None])
-                z = tl.where(other, z, float("-inf"))
-            if MAPPED:
-                # After the branch: beside their exponentials there is no room to keep the scores.
-                edge = tl.load(threshold + row, mask=there, other=0.0)[:, None]
-                zeroth = tl.load(constant + row, mask=there, other=0.0)[:, None]
-                first_order = tl.load(linear + row, mask=there, other=0.0)[:, None]
-                second = tl.load(quadratic + row, mask=there, other=0.0)[:, None]
-                hard = z > edge
-                # Finite, which the own class and masked ones are not.
-                plain = tl.where(hard, z, 0.0)
-                z = tl.where(hard, zeroth + (first_order + second * plain) * plain, z)
-                z -= tl.load(shift + row, mask=there, other=0.0)[:, None]
-            e = tl.exp2(z)
-            if HAS_COUNTS:
-                e *= tl.load(counts + column, mask=known, other=0.0)[None, :]
+            special = (tl.max(inside.to(tl.int32), 0) > 0) | (first + BLOCK_CLASSES > classes)
+            row_sum = tl.zeros((BLOCK_ROWS,), dtype=tl.float32)
+            row_tilt = tl.zeros((BLOCK_ROWS,), dtype=tl.float32)
+            row_top = tl.full((BLOCK_ROWS,), float("-inf"), dtype=tl.float32)
+            row_hard = tl.zeros((BLOCK_ROWS,), dtype=tl.float32)
+            row_scores = tl.zeros((BLOCK_ROWS,), dtype=tl.float32)
+            row_squares = tl.zeros((BLOCK_ROWS,), dtype=tl.float32)
             partial = part.to(tl.int64) * rows + row
-            if SUMS:
-                tl.store(sums + partial, tl.sum(e, 1), mask=there)
-            if HARD:
-                weight = tl.where(hard, e, 0.0)
-                tl.store(hard_sums + partial, tl.sum(weight, 1), mask=there)
-                tl.store(hard_scores + partial, tl.sum(weight * plain, 1), mask=there)
-                tl.store(hard_squares + partial, tl.sum(weight * plain * plain, 1), mask=there)
-            if TILTS:
-                tl.store(tilts + partial, tl.sum(e * tl.where(e > 0, z, 0.0), 1), mask=there)
-            if TOPS:
-                tl.store(tops + partial, tl.max(z, 1), mask=there)
-            if WRITE:
+            for k in tl.static_range(1 if SOFT else CENTERS):
+                z = products[k] + tl.load(row_offset + row, mask=there, other=0.0)[:, None]
+                if HAS_OFFSETS:
+                    z += tl.load(offsets + column, mask=known, other=0.0)[None, :]
+                if special:
+                    other = known[None, :] & (column[None, :] != mine[:, None])
+                    z = tl.where(other, z, float("-inf"))
                 if MAPPED:
-                    e *= tl.where(hard, first_order + 2 * second * plain, 1.0)
-                if BENT:
-                    high = tl.load(level + row, mask=there, other=0.0)
-                    steep = tl.load(slope + row, mask=there, other=0.0)
-                    e *= high[:, None] + steep[:, None] * tl.where(e > 0, z, 0.0)
-                # In two halves, which need half the room on their way out.
-                halves = tl.reshape(e, (BLOCK_ROWS, 2, BLOCK_CLASSES // 2))
-                left_half, right_half = tl.split(tl.permute(halves, (0, 2, 1)))
-                out.store([first_row, first], left_half.to(out.dtype))
-                out.store([first_row, first + BLOCK_CLASSES // 2], right_half.to(out.dtype))
+                    # After the branch: beside their exponentials there is no room to keep scores.
+                    edge = tl.load(threshold + row, mask=there, other=0.0)[:, None]
+                    zeroth = tl.load(constant + row, mask=there, other=0.0)[:, None]
+                    first_order = tl.load(linear + row, mask=there, other=0.0)[:, None]
+                    second = tl.load(quadratic + row, mask=there, other=0.0)[:, None]
+                    hard = z > edge
+                    # Finite, which the own class and masked ones are not.
+                    plain = tl.where(hard, z, 0.0)
+                    z = tl.where(hard, zeroth + (first_order + second * plain) * plain, z)
+                    z -= tl.load(shift + row, mask=there, other=0.0)[:, None]
+                e = tl.exp2(z)
+                if HAS_COUNTS:
+                    e *= tl.load(counts + column, mask=known, other=0.0)[None, :]
+                row_sum += tl.sum(e, 1)
+                if HARD:
+                    weight = tl.where(hard, e, 0.0)
+                    row_hard += tl.sum(weight, 1)
+                    row_scores += tl.sum(weight * plain, 1)
+                    row_squares += tl.sum(weight * plain * plain, 1)
+                if TILTS:
+                    row_tilt += tl.sum(e * tl.where(e > 0, z, 0.0), 1)
+                if TOPS:
+                    row_top = tl.maximum(row_top, tl.max(z, 1))
+                if WRITE:
+                    if MAPPED:
+                        e *= tl.where(hard, first_order + 2 * second * plain, 1.0)
+                    if BENT:
+                        high = tl.load(level + row, mask=there, other=0.0)
+                        steep = tl.load(slope + row, mask=there, other=0.0)
+                        e *= high[:, None] + steep[:, None] * tl.where(e > 0, z, 0.0)
+                    if SPREADS:
+                        tl.store(spreads + partial, tl.sum(e * spread, 1), mask=there)
+                    if SOFT:
+                        for center in tl.static_range(CENTERS):
+                            written = e * slopes[center]
+                            store_halves(out, written, first_row, center * plane + first)
+                    else:
+                        store_halves(out, e, first_row, k * plane + first)
+            if SUMS:
+                tl.store(sums + partial, row_sum, mask=there)
+            if HARD:
+                tl.store(hard_sums + partial, row_hard, mask=there)
+                tl.store(hard_scores + partial, row_scores, mask=there)
+                tl.store(hard_squares + partial, row_squares, mask=there)
+            if TILTS:
+                tl.store(tilts + partial, row_tilt, mask=there)
+            if TOPS:
+                tl.store(tops + partial, row_top, mask=there)
+
+
+@triton.jit
+def store_halves(out, tile, first_row, first):
+    """Write a tile in two halves, which need half the room on their way out."""
+    rows: tl.constexpr = tile.shape[0]
+    half: tl.constexpr = tile.shape[1] // 2
+    left, right = tl.split(tl.permute(tl.reshape(tile, (rows, 2, half)), (0, 2, 1)))
+    out.store([first_row, first], left.to(out.dtype))
+    out.store([first_row, first + half], right.to(out.dtype))
 
 
 @triton.jit
@@ -140,6 +234,7 @@ def bend(
     counts,
     classes,
     out_stride,
+    plane,
     HAS_COUNTS: tl.constexpr,
     BLOCK: tl.constexpr,
 ):
@@ -147,7 +242,7 @@ def bend(
     row = tl.program_id(0).to(tl.int64)
     column = tl.program_id(1).to(tl.int64) * BLOCK + tl.arange(0, BLOCK)
     known = column < classes
-    at = out + row * out_stride + column
+    at = out + row * out_stride + tl.program_id(2).to(tl.int64) * plane + column
     e = tl.load(at, mask=known, other=0.0).to(tl.float32)
     z = tl.log2(tl.where(e > 0, e, 1.0))
     if HAS_COUNTS:
@@ -164,9 +259,12 @@ def find_hardest(
     own,
     tiles,
     places,
+    sharpness,
     classes,
-    stride,
+    size,
     HAS_OFFSETS: tl.constexpr,
+    CENTERS: tl.constexpr,
+    SOFT: tl.constexpr,
     BLOCK_CLASSES: tl.constexpr,
     BLOCK_SIZE: tl.constexpr,
 ):
@@ -175,14 +273,23 @@ def find_hardest(
     column = tl.load(tiles + row) * BLOCK_CLASSES + tl.arange(0, BLOCK_CLASSES)
     known = column < classes
     key_row = tl.where(known, column, 0)
-    z = tl.zeros((BLOCK_CLASSES,), dtype=tl.float32)
-    for start in range(0, stride, BLOCK_SIZE):
-        place = start + tl.arange(0, BLOCK_SIZE)
-        inside = place < stride
-        left = tl.load(query + row * stride + place, mask=inside, other=0.0).to(tl.float32)
-        at = keys + key_row[:, None] * stride + place[None, :]
-        right = tl.load(at, mask=inside[None, :], other=0.0).to(tl.float32)
-        z += tl.sum(left[None, :] * right, 1)
+    products = ()
+    for k in tl.static_range(CENTERS):
+        z = tl.zeros((BLOCK_CLASSES,), dtype=tl.float32)
+        for start in range(0, size, BLOCK_SIZE):
+            place = start + tl.arange(0, BLOCK_SIZE)
+            inside = place < size
+            left = tl.load(query + row * size + place, mask=inside, other=0.0).to(tl.float32)
+            at = keys + (key_row[:, None] * CENTERS + k) * size + place[None, :]
+            right = tl.load(at, mask=inside[None, :], other=0.0).to(tl.float32)
+            z += tl.sum(left[None, :] * right, 1)
+        products += (z,)
+    if SOFT:
+        z, _ = average(products, tl.load(sharpness), CENTERS)
+    else:
+        z = products[0]
+        for k in tl.static_range(1, CENTERS):
+            z = tl.maximum(z, products[k])
     if HAS_OFFSETS:
         z += tl.load(offsets + column, mask=known, other=0.0)
     z = tl.where(known & (column != tl.load(own + row)), z, float("-inf"))
