@@ -8,6 +8,7 @@ import torch
 from catalogue import CLASSES, HEADS, SPLIT_TERMS, fits
 from cover import cover, slow
 from torch.testing import assert_close
+from torch.utils.checkpoint import checkpoint
 
 import tammes
 from tammes.kernels import compiled_split, dense, dense_gpu, dispatch
@@ -449,3 +450,16 @@ def test_compiled_products_take_half_precision(make, low, operator):
     for name, expected in gradients["eager"].items():
         error = (gradients["compiled"][name] - expected).norm() / expected.norm()
         assert error < 5e-3, name
+
+
+def test_a_recomputed_call_takes_the_same_kernels(used):
+    criterion = tammes.CosFace(6, 5).to(DEVICE)
+    features = torch.randn(7, 6, device=DEVICE, requires_grad=True)
+    labels = torch.tensor([0, 4, 2, -100, 1, 3, 3], device=DEVICE)
+    (expected,) = torch.autograd.grad(criterion(features, labels), features)
+    noted = criterion.terms["cosface"]
+    loss = checkpoint(criterion, features, labels, use_reentrant=False)
+    (found,) = torch.autograd.grad(loss, features)
+    assert len(used) == 3
+    assert_close(found, expected)
+    assert_close(criterion.terms["cosface"], noted)

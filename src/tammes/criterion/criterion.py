@@ -237,25 +237,27 @@ class Criterion(nn.Module):
 
         dense, problem, labels, weights, count = plain
         device, arguments = features.device, self.settings.arguments
+        noted: dict[str, Noted] = {}
         if not dense:
-            loss, self._noted = split_terms(
+            loss, noted = split_terms(
                 self.head, problem, [group], self.settings, arguments, labels, None, weights
             )
-            self._noted_total = count
-            return loss
-        low = product_dtype(device)
-        with full_precision(device):
-            split = dense_split(problem, labels, group.reads, low)
-            rows: Tensor | None = None
-            noted: dict[str, Noted] = {}
-            for name, term, weight in zip(*group[:3], strict=True):
-                values = term.definition.function(split, **arguments[name])
-                noted[name] = values.detach(), weights
-                values = values if weight == 1 else weight * values
-                rows = values if rows is None else rows + values
-            assert rows is not None
+        else:
+            low = product_dtype(device)
+            with full_precision(device):
+                split = dense_split(problem, labels, group.reads, low)
+                rows: Tensor | None = None
+                for name, term, weight in zip(*group[:3], strict=True):
+                    values = term.definition.function(split, **arguments[name])
+                    noted[name] = values.detach(), weights
+                    values = values if weight == 1 else weight * values
+                    rows = values if rows is None else rows + values
+                assert rows is not None
+                loss = torch.dot(rows, weights)
+        if torch._C._current_graph_task_id() == -1:
+            # Else activation checkpointing recomputes the call: the first pass has noted it.
             self._noted, self._noted_total = noted, count
-            return torch.dot(rows, weights)
+        return loss
 
     if TYPE_CHECKING:
         # A call has the type of forward; torch's own is Any.
@@ -273,9 +275,6 @@ class Criterion(nn.Module):
         """
         head, name, mean = self.head, type(self).__name__, self.reduction == "mean"
         if self.reduction == "none" or self.global_batch is not None or self._changing:
-            return None
-        if torch._C._current_graph_task_id() != -1:
-            # Recomputed by activation checkpointing: what was noted stays.
             return None
         check_batch(name, features, labels, head.weight, type(head).__name__, self._several)
         if labels.ndim != 1 or not len(labels):
