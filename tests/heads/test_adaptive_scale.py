@@ -123,6 +123,14 @@ def test_ignored_examples_do_not_count():
     assert_close(whole.head.scale, kept.head.scale, rtol=1e-12, atol=1e-12)
 
 
+def test_a_loss_that_does_not_read_the_scale_leaves_it():
+    criterion = make(loss=tammes.multi_positive())
+    before, (features, labels) = criterion.head.scale, next(batches())
+    loss = criterion(features, torch.stack([labels, (labels + 1) % CLASSES], 1))
+    assert loss.isfinite()
+    assert_close(criterion.head.scale, before, rtol=0, atol=0)
+
+
 @pytest.mark.parametrize(
     "again", ["resumed", "copied", pytest.param("compiled", marks=pytest.mark.slow)]
 )

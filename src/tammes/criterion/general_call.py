@@ -246,7 +246,8 @@ def _read(
             if criterion.training and states.sees:
                 run = own_split if problem.share is None else outside_compile(own_split)
                 seen = whole._replace(split=run(every, whole.labels, states.sees))
-            if criterion.head.adaptive_scale is not None:
+            if criterion.head.adaptive_scale is not None and criterion._groups:
+                # Else no term reads it, and an example may have several classes.
                 scale = _adapted_scale(criterion, whole, every, tracing)
         _remember(criterion, "before", seen, tracing)
         weights = schedules["class_weights"]() if deferred else criterion.class_weights
