@@ -50,11 +50,11 @@ FEW_CLASSES = 20
 """Number of classes up to which the papers' margins are advised; measured with 10 and with 59."""
 FEW_CLASSES_SCALE = Default(
     30.0,
-    "64 loses 7 points on Omniglot and 9 on CIFAR-100 (CosFace, margin 0.1), 16 nothing",
+    "64 loses 7 points on Omniglot and 9 on CIFAR-100 (CosFace, margin 0.1), 16 at most 1",
 )
 IDENTITIES_SCALE = Default(
     64.0,
-    "the papers' value; 1 to 2 points above 30 at every margin on chimpanzee faces",
+    "the papers' value; 1 to 2 points of rank 1 above 30 at every margin on chimpanzee faces",
 )
 MANY_CLASSES_SCALE = Default(
     64.0,
