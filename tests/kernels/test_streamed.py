@@ -45,17 +45,17 @@ def everything(head, loss, reduction, features, labels, upstream, implementation
 @pytest.mark.parametrize(
     ("scale", "head", "term"),
     cover(
-        itertools.product(("learnable", 3.0), KERNEL_HEADS, STREAMABLE),
+        [
+            (scale, head, term)
+            for scale, head, term in itertools.product(("learnable", 3.0), KERNEL_HEADS, STREAMABLE)
+            if fits(STREAMABLE[term], HEADS[head](6, CLASSES))
+        ],
         lambda scale, head, term: [scale, *numbers_read(STREAMABLE[term], head)],
     ),
 )
 def test_streamed_is_dense_in_value_and_all_gradients(monkeypatch, scale, head, term):
     loss = STREAMABLE[term]
     heads = {size: HEADS[head](size, CLASSES, scale=scale) for size, _ in CUTS}
-    if not fits(loss, heads[6]):
-        with pytest.raises(ValueError, match="expects a head"):
-            tammes.Criterion(heads[6], loss)
-        return
     labels = torch.randint(CLASSES, (13,))
     upstream = torch.linspace(0.5, 2.0, 13, dtype=torch.double)
     ways = (("mean", False), ("sum", False), ("sum", True), ("none", False))
@@ -64,6 +64,15 @@ def test_streamed_is_dense_in_value_and_all_gradients(monkeypatch, scale, head, 
         features = torch.randn(13, size, dtype=torch.double)
         arguments = (heads[size], loss, reduction, features, labels, upstream)
         assert_close(everything(*arguments, "streamed"), everything(*arguments, "dense"))
+
+
+@pytest.mark.parametrize("name", KERNEL_HEADS)
+def test_a_head_that_a_term_does_not_fit_is_refused(name):
+    head = HEADS[name](6, CLASSES)
+    for loss in STREAMABLE.values():
+        if not fits(loss, head):
+            with pytest.raises(ValueError, match="expects a head"):
+                tammes.Criterion(head, loss)
 
 
 @settings(deadline=None, max_examples=30)
