@@ -109,7 +109,8 @@ def test_a_margin_is_said_to_be_usual_only_where_it_is():
     assert "usual value" in reason(10, 64)
     assert "usual value" in reason(10_000, 512)
     assert "the paper's 0.35 loses" in reason(1000, 64)
-    assert "half the usual" in reason(10, 64, samples_per_class=2)
+    assert "half of 0.35" in reason(10, 64, samples_per_class=2)
+    assert "half of 0.1" in reason(1000, 64, samples_per_class=2)
     assert "room for" in reason(50, 2)
     assert "room for" in reason(10_000, 512, scale=14.0)
 

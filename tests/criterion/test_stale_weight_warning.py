@@ -24,6 +24,7 @@ def train(steps, *, hold_criterion, accumulate=1, write=None):
                 optimizer.zero_grad()
                 if write is not None:
                     write(criterion)
+    assert {w.filename for w in caught} <= {__file__}
     return [str(w.message) for w in caught]
 
 

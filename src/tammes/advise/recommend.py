@@ -154,7 +154,7 @@ def _recommend_margin(choice: Choice, margin: float, scale: float) -> list[Recom
     elif margin == default:
         why, basis = "the usual value, which is feasible", "literature"
     elif few and margin == default / 2:
-        why, basis = "half the usual value: few examples per class", "rule of thumb"
+        why, basis = f"half of {default:g}, for few examples per class", "rule of thumb"
     rows = [Recommendation(kind.setting, margin, why, basis)]
     if choice.main in ("l_softmax", "sphereface"):
         how = "from 1000 down (tammes.schedules.LambdaAnnealing)"

@@ -88,6 +88,6 @@ class UpdateWatch:
                         f"the prototypes did not change in {self.idle} steps of an optimizer: "
                         "does it hold criterion.parameters()? "
                         "criterion.param_groups(backbone, lr=...) has both",
-                        stacklevel=4,
+                        stacklevel=5,
                     )
                 self.sample = None
