@@ -177,7 +177,13 @@ def test_so_has_every_loss_without_reduction(head):
 @pytest.mark.filterwarnings("ignore:overflow encountered:RuntimeWarning")
 @pytest.mark.parametrize(
     ("head", "ranks", "classes"),
-    [("linear", 2, 9), slow("linear", 4, 5), slow("cosine", 2, 9), ("cosine", 4, 5)],
+    [
+        ("linear", 2, 9),
+        slow("linear", 4, 5),
+        slow("cosine", 2, 9),
+        ("cosine", 4, 5),
+        slow("cosine_subcenters", 4, 5),
+    ],
 )
 def test_fused_shards_are_one_process_too(head, ranks, classes):
     names = ["softmax_smoothed_margin", "arcface", "logit_divergence", "sample_margin"]
