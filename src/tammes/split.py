@@ -371,8 +371,9 @@ def assemble(
 
 def _constants(labels: Tensor, like: Tensor) -> tuple[Tensor, Tensor]:
     """Return NaN and one for all examples, which takes no operation where tensors have values."""
-    capturing = like.is_cuda and torch.cuda.is_current_stream_capturing()
-    if type(like) is not Tensor or capturing or transforming():
+    # A compiler cannot trace the question whether a graph is being captured: it comes last.
+    made = type(like) is not Tensor or transforming()
+    if made or (like.is_cuda and torch.cuda.is_current_stream_capturing()):
         return like.new_full(labels.shape, float("nan")), like.new_ones(labels.shape)
     return _kept_constants(labels.shape, like.device, like.dtype)
 

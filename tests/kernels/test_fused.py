@@ -447,7 +447,8 @@ def test_several_prototypes_per_class_are_chosen_under_autocast(pooling, centers
 
 @on_cuda
 def test_several_prototypes_per_class_take_no_matrix_of_all_scores():
-    criterion = tammes.ArcFace(64, 200_000, subcenters=3).cuda()
+    head = tammes.CosineHead(64, 200_000, scale=30.0, subcenters=3)
+    criterion = tammes.Criterion(head, tammes.arcface()).cuda()
     features = torch.randn(16_384, 64, device="cuda", requires_grad=True)
     labels = torch.randint(200_000, (16_384,), device="cuda")
     torch.use_deterministic_algorithms(False)
@@ -458,6 +459,15 @@ def test_several_prototypes_per_class_take_no_matrix_of_all_scores():
     beyond = torch.cuda.max_memory_allocated() - before
     # A matrix of all scores in half precision has 6.5 GB; of those with each centre, 19.7.
     assert beyond <= 3 * tiling.EXPONENTIALS + 3 * 200_000 * 64 * 6 + (100 << 20)
+
+
+def test_a_tile_of_several_prototypes_per_class_fits_into_shared_memory():
+    """227 KiB on an H200, 163 on an A100, 99 on smaller machines."""
+    for centers, shared in itertools.product((2, 3), (232_448, 166_912, 101_376)):
+        tile = launch.tile_of(torch.bfloat16, centers, shared=shared)
+        taken = 2 * tile.stages * tile.depth * (tile.rows + centers * tile.classes)
+        assert taken <= shared, (centers, shared)
+    assert launch.tile_of(torch.bfloat16, 3, shared=232_448).classes == 128
 
 
 def a_problem(size=8, dtype=torch.float32, centers=1):

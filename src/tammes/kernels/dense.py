@@ -97,9 +97,9 @@ def _outputs(is_cosine: bool, reads: frozenset[str]) -> tuple[tuple[str, ...], f
     wanted = reads | {"opposite"} if "gap" in reads else reads
     closed = {*_OWN} if is_cosine else {"target"}
     own = [n for n in _OWN if n in wanted & closed]
-    beside = (reads & {"target", *ALONGSIDE}) - {*own}
     # The length of a cosine is one, which whoever assembles the split knows.
-    beside -= {"length"} if is_cosine else set()
+    known = {*own, "length"} if is_cosine else {*own}
+    beside = (reads & {"target", *ALONGSIDE}) - known
     return (*own, *(name for name in _OTHERS if name in reads)), beside
 
 

@@ -158,14 +158,18 @@ def fused_blocks(count: int, classes: int, size: int, width: int, centers: int =
     room = max(room // 2, room - _BESIDE * 4 * count * size)
     # Every block goes over keys and gradients again, so it is not much smaller than they are.
     room = max(room, width * classes * centers * size)
-    most = max(1, room // (width * centers * max(64, padded(classes))))
+    most = max(1, room // (width * centers * max(64, padded(classes, centers))))
     rows = tile_rows(width)
     return cut(count, most // rows * rows or most, rows)
 
 
-def padded(classes: int) -> int:
-    """Length of a row of exponentials: each begins where the widest loads and stores can."""
-    return -(-classes // 64) * 64
+def padded(classes: int, centers: int = 1) -> int:
+    """Length of a row of exponentials: each begins where the widest loads and stores can.
+
+    Of several centres the rows follow each other, and a tile of classes writes to one of them only.
+    """
+    step = 64 if centers == 1 else 128
+    return -(-classes // step) * step
 
 
 def fits_in_gradient(problem: Problem, row_blocks: Sequence[slice]) -> bool:

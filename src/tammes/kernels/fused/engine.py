@@ -127,7 +127,7 @@ class FusedRows:
                 self.sharpness = (self.scale * temperature).reciprocal().view(1)
         self.wide_keys, self.inverses, self.offsets = self._make_keys()
         self.keys = self.wide_keys[:, : prototypes.shape[-1]]
-        self.shape = (most, self.centers * padded(len(prototypes)))
+        self.shape = (most, self.centers * padded(len(prototypes), self.centers))
         self.scratch: Tensor | None = None
         self.gradient: Tensor | None = None
         self.d_offsets: Tensor | None = None

@@ -31,25 +31,39 @@ class Tile(NamedTuple):
 _HALF = Tile(tile_rows(2), 128, 64)
 """Two programs of these share a multiprocessor: one multiplies while the other exponentiates."""
 _SINGLE = Tile(tile_rows(4), 64, 32)
-_CENTERS = Tile(tile_rows(2), 64, 64, stages=2)
-"""Classes of up to three centres, of which the largest product counts."""
+_CENTERS = Tile(tile_rows(2), 128, 64, warps=8)
+"""Classes of two or three centres, of which the largest product counts."""
+_NARROW = Tile(tile_rows(2), 64, 64, stages=2)
+"""The same with more centres, an average of them, or little shared memory."""
 _COLUMNS = 192
 """Products of a row in a tile of classes of several centres: three times 64 fill the registers."""
 MOST_CENTERS = _COLUMNS // 16
 """Centres of a class with which a tile has 16 classes, the fewest that make a product."""
 
 
-def tile_of(dtype: torch.dtype, centers: int = 1, *, soft: bool = False) -> Tile:
-    """Sizes of a tile, by the dtype of the products, the centres of a class and their pooling."""
+def tile_of(
+    dtype: torch.dtype, centers: int = 1, *, soft: bool = False, shared: float = math.inf
+) -> Tile:
+    """Sizes of a tile, by the dtype of the products, the centres of a class and their pooling.
+
+    Args:
+        dtype: of the products.
+        centers: prototypes of a class.
+        soft: whether they are averaged.
+        shared: shared memory of a multiprocessor in bytes.
+    """
     single = dtype == torch.float32
     if centers == 1:
         return _SINGLE if single else _HALF
     if single:
         return Tile(tile_rows(4), 16, 16, warps=8)
+    rows, classes, depth, _, stages = _CENTERS
+    if not soft and centers <= 3 and shared >= 2 * stages * depth * (rows + centers * classes):
+        return _CENTERS
     # A power of two that divides the length of a plane of exponentials.
-    classes = min(_CENTERS.classes, 1 << (_COLUMNS // centers).bit_length() - 1)
+    classes = min(_NARROW.classes, 1 << (_COLUMNS // centers).bit_length() - 1)
     # Derivatives of an average are kept beside it: in the registers of more threads.
-    return _CENTERS._replace(classes=classes, warps=8 if soft or centers > 3 else _CENTERS.warps)
+    return _NARROW._replace(classes=classes, warps=8 if soft or centers > 3 else _NARROW.warps)
 
 
 class Work(NamedTuple):
@@ -92,7 +106,12 @@ class Work(NamedTuple):
     @property
     def tile(self) -> Tile:
         """Sizes of a tile."""
-        return tile_of(self.keys.dtype, self.centers, soft=self.sharpness is not None)
+        shared = math.inf
+        if self.keys.is_cuda:
+            machine: Any = torch.cuda.get_device_properties(self.keys.device)
+            shared = machine.shared_memory_per_block_optin
+        soft = self.sharpness is not None
+        return tile_of(self.keys.dtype, self.centers, soft=soft, shared=shared)
 
 
 HARD = ("hard", "hard_scores", "hard_squares")
