@@ -167,3 +167,17 @@ def test_gradients_too_small_for_half_precision_reach_the_prototypes():
     assert (share / 256).half().eq(0).any(1).all()
     want = share.T @ features.double() / 256
     assert_close(criterion.head.weight.grad.double(), want, rtol=1e-4, atol=1e-12)
+
+
+def test_fixed_prototypes_cost_distances_no_gradient(monkeypatch):
+    head = tammes.DistanceHead(4, 3, anchors=2.0)
+    made, backward = [], torch.ops.aten._cdist_backward
+
+    def counted(*arguments):
+        made.append(backward(*arguments))
+        return made[-1]
+
+    monkeypatch.setattr(torch.ops.aten, "_cdist_backward", counted)
+    features = torch.randn(5, 4, requires_grad=True)
+    head.logits(features).sum().backward()
+    assert [gradient.shape for gradient in made] == [features.shape]

@@ -541,25 +541,28 @@ class _Distances(torch.autograd.Function):
         return distances
 
     @staticmethod
-    def backward(ctx: Any, gradient: Tensor) -> tuple[Tensor, Tensor]:
+    def backward(ctx: Any, gradient: Tensor) -> tuple[Tensor | None, ...]:
         query, keys, distances = ctx.saved_tensors
         if torch.is_grad_enabled():
             distances = _Distances.apply(query, keys)
-        # At a prototype a distance has no direction.
-        apart = distances > 0
-        pull = torch.where(apart, gradient / torch.where(apart, distances, 1.0), 0.0)
-        if torch.is_grad_enabled():
-            return (
-                pull.sum(1, keepdim=True) * query - pull @ keys,
-                pull.sum(0)[:, None] * keys - pull.T @ query,
-            )
-        # Of differences: near a prototype the products above would cancel.
-        backward = torch.ops.aten._cdist_backward
-        turned = gradient.T.contiguous(), keys.contiguous(), query.contiguous()
-        return (
-            backward(gradient.contiguous(), query.contiguous(), keys.contiguous(), 2.0, distances),
-            backward(*turned, 2.0, distances.T.contiguous()),
+        sides = (gradient, query, keys, distances), (gradient.T, keys, query, distances.T)
+        return tuple(
+            _Distances._side(*side) if needed else None
+            for side, needed in zip(sides, ctx.needs_input_grad, strict=True)
         )
+
+    @staticmethod
+    def _side(gradient: Tensor, rows: Tensor, others: Tensor, distances: Tensor) -> Tensor:
+        """Gradient of the rows that the distances begin with."""
+        if torch.is_grad_enabled():
+            # At a prototype a distance has no direction.
+            apart = distances > 0
+            pull = torch.where(apart, gradient / torch.where(apart, distances, 1.0), 0.0)
+            return pull.sum(1, keepdim=True) * rows - pull @ others
+        # Of differences: near a prototype the products above would cancel.
+        given = (each.contiguous() for each in (gradient, rows, others))
+        found: Tensor = torch.ops.aten._cdist_backward(*given, 2.0, distances.contiguous())
+        return found
 
 
 class Distance(Similarity):
