@@ -10,6 +10,7 @@ from torch.testing import assert_close
 from tammes import LinearHead
 from tammes.lab.config.schema import Config
 from tammes.lab.measure.classification import measure_prototypes
+from tammes.lab.training.check_expressions import check_expressions
 from tammes.lab.training.model import BATCH_SUMS, IGNORED, build_model
 from tammes.metrics import functional
 
@@ -80,3 +81,9 @@ def test_where_a_prototype_is_zero_there_is_no_ratio_of_norms():
     found = measure_prototypes(head)
     assert "norm_ratio" not in found
     assert math.isfinite(found["norm_max"])
+
+
+def test_adacos_asks_for_a_head_whose_scale_adapts():
+    with pytest.raises(ValueError, match=r"--head \"cosine\(scale='adaptive'\)\", got 'auto'"):
+        check_expressions(Config(loss="adacos()"))
+    check_expressions(Config(loss="adacos()", head="cosine(scale='adaptive')"))
