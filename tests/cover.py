@@ -1,6 +1,9 @@
 """Thin out a grid of test parameters: what shows something new runs always, the rest is slow."""
 
+import itertools
+
 import pytest
+from catalogue import CLASSES, HEADS, KERNEL_HEADS, fits, numbers_read
 
 
 def slow(*values):
@@ -21,3 +24,15 @@ def cover(cases, shows):
         parameters.append(slow(*values) if found <= seen else pytest.param(*values))
         seen |= found
     return parameters
+
+
+def kernel_cases(terms):
+    """Scale, head and term for comparing a kernel with the dense one, wherever they fit."""
+    return cover(
+        [
+            (scale, head, term)
+            for scale, head, term in itertools.product(("learnable", 3.0), KERNEL_HEADS, terms)
+            if fits(terms[term], HEADS[head](6, CLASSES))
+        ],
+        lambda scale, head, term: [scale, *numbers_read(terms[term], head)],
+    )

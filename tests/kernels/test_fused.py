@@ -7,8 +7,8 @@ import logging
 import pytest
 import torch
 import torch.nn.functional as F
-from catalogue import CLASSES, HEADS, KERNEL_HEADS, SPLIT_TERMS, fits, numbers_read
-from cover import cover
+from catalogue import CLASSES, HEADS, SPLIT_TERMS
+from cover import kernel_cases
 from torch.testing import assert_close
 
 import tammes
@@ -70,17 +70,7 @@ def agree(head, loss, features, labels, rtol=5e-5, atol=2e-5):
     return mine
 
 
-@pytest.mark.parametrize(
-    ("scale", "head", "term"),
-    cover(
-        [
-            (scale, head, term)
-            for scale, head, term in itertools.product(("learnable", 3.0), KERNEL_HEADS, FUSED)
-            if fits(FUSED[term], HEADS[head](6, CLASSES))
-        ],
-        lambda scale, head, term: [scale, *numbers_read(FUSED[term], head)],
-    ),
-)
+@pytest.mark.parametrize(("scale", "head", "term"), kernel_cases(FUSED))
 def test_fused_is_dense_in_value_and_all_gradients(scale, head, term):
     head, loss = HEADS[head](6, CLASSES, scale=scale), FUSED[term]
     agree(head, loss, torch.randn(13, 6), torch.randint(CLASSES, (13,)))

@@ -8,8 +8,8 @@ import weakref
 import pytest
 import torch
 from blocks import cut
-from catalogue import CLASSES, HEADS, KERNEL_HEADS, SPLIT_TERMS, default_head, fits, numbers_read
-from cover import cover
+from catalogue import CLASSES, HEADS, KERNEL_HEADS, SPLIT_TERMS, default_head, fits
+from cover import kernel_cases
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch.testing import assert_close
@@ -42,17 +42,7 @@ def everything(head, loss, reduction, features, labels, upstream, implementation
     return found
 
 
-@pytest.mark.parametrize(
-    ("scale", "head", "term"),
-    cover(
-        [
-            (scale, head, term)
-            for scale, head, term in itertools.product(("learnable", 3.0), KERNEL_HEADS, STREAMABLE)
-            if fits(STREAMABLE[term], HEADS[head](6, CLASSES))
-        ],
-        lambda scale, head, term: [scale, *numbers_read(STREAMABLE[term], head)],
-    ),
-)
+@pytest.mark.parametrize(("scale", "head", "term"), kernel_cases(STREAMABLE))
 def test_streamed_is_dense_in_value_and_all_gradients(monkeypatch, scale, head, term):
     loss = STREAMABLE[term]
     heads = {size: HEADS[head](size, CLASSES, scale=scale) for size, _ in CUTS}

@@ -46,12 +46,19 @@ def _few(samples: float | None) -> bool:
     return samples is not None and samples <= FEW
 
 
-def usual_margin(name: str) -> float:
-    """Usual margin in the literature of a loss of :data:`KINDS`, on unit features if possible."""
-    if name == "sphereface":
-        return 1.5
-    default = KINDS[name].default
-    return float(definition(name).defaults[KINDS[name].setting]) if default is None else default
+def usual_margin(name: str, classes: int) -> defaults.Default:
+    """Return the margin to begin with for a loss of :data:`KINDS`, whatever the sphere.
+
+    It is the one that our trainings prefer, or that of the literature, on unit features if
+    possible.
+    """
+    measured = defaults.measured_margin(name, classes)
+    if measured is not None:
+        return measured
+    value = 1.5 if name == "sphereface" else KINDS[name].default
+    if value is None:
+        value = float(definition(name).defaults[KINDS[name].setting])
+    return defaults.Default(value, "the usual value, which is feasible", "literature")
 
 
 def best_margin(
@@ -78,8 +85,7 @@ def best_margin(
     kind = KINDS.get(name)
     if kind is None:
         return None
-    measured = defaults.measured_margin(name, classes)
-    default = usual_margin(name) if measured is None else measured.value
+    default = usual_margin(name, classes).value
     largest = kind.largest(angle)
     if math.isinf(largest):
         return default
@@ -146,15 +152,12 @@ def _recommend_scale(choice: Choice, margin: float | None) -> Recommendation:
 
 def _recommend_margin(choice: Choice, margin: float, scale: float) -> list[Recommendation]:
     kind, few = KINDS[choice.main], _few(choice.samples_per_class)
-    measured = defaults.measured_margin(choice.main, choice.work.classes)
-    default = usual_margin(choice.main) if measured is None else measured.value
+    usual = usual_margin(choice.main, choice.work.classes)
     why, basis = "the largest that the sphere and the scale have room for", "formula"
-    if measured is not None and margin == default:
-        why, basis = measured.evidence, measured.basis
-    elif margin == default:
-        why, basis = "the usual value, which is feasible", "literature"
-    elif few and margin == default / 2:
-        why, basis = f"half of {default:g}, for few examples per class", "rule of thumb"
+    if margin == usual.value:
+        why, basis = usual.evidence, usual.basis
+    elif few and margin == usual.value / 2:
+        why, basis = f"half of {usual.value:g}, for few examples per class", "rule of thumb"
     rows = [Recommendation(kind.setting, margin, why, basis)]
     if choice.main in ("l_softmax", "sphereface"):
         how = "from 1000 down (tammes.schedules.LambdaAnnealing)"

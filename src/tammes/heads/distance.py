@@ -73,7 +73,7 @@ class DistanceHead(Head):
         return self.anchors * torch.eye(first + n, size)[first:]
 
     def extra_repr(self) -> str:
-        """As of any head, and the distance of the anchors."""
+        """Sizes and options as of any head, and the distance of the anchors."""
         anchors = "" if self.anchors is None else f", anchors={self.anchors:g}"
         return super().extra_repr() + anchors
 

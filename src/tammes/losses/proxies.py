@@ -38,7 +38,7 @@ def _by_blocks(
 
 
 def _there(batch: Batch, shards: ShardedRows, proxies: Tensor) -> Tensor | None:
-    """Which classes of this rank are not masked, shape ``(c,)``, or none where all are there."""
+    """Mask of the classes of this rank that are there, shape ``(c,)``, or none if all are."""
     if batch.masked is None:
         return None
     return ~batch.masked[shards.start : shards.start + len(proxies)]
