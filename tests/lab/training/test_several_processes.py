@@ -13,12 +13,14 @@ from tammes.lab.training.datasets import prepare_data
 from tammes.lab.training.model import build_model
 
 SCRIPT = """
-import atexit, json, sys, torch
+import atexit, json, os, sys, torch
 from pathlib import Path
 from tammes.lab.config.schema import Config
 from tammes.lab.training.loop import train
 # Registered first, so called last: threads of a group that is still there can abort the process.
-atexit.register(lambda: print("in a group:", torch.distributed.is_initialized()))
+# A file each: what two processes print to one pipe can come out mixed.
+left = Path(f"{sys.argv[2]}.left{os.environ.get('RANK', 0)}")
+atexit.register(lambda: left.write_text(str(not torch.distributed.is_initialized())))
 torch.set_num_threads(1)
 train(Config.from_dict(json.loads(Path(sys.argv[1]).read_text())), Path(sys.argv[2]))
 """
@@ -50,7 +52,8 @@ def run_with(processes, config, folder):
         timeout=300,
     )
     assert done.returncode == 0, done.stderr[-3000:]
-    assert done.stdout.count("in a group: False") == processes, done.stdout
+    left = [path.read_text() for path in folder.glob(f"{out.name}.left*")]
+    assert left == ["True"] * processes, "a process ended while its group was still there"
     return Run(out)
 
 
