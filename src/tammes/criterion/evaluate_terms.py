@@ -17,8 +17,9 @@ from tammes.kernels.dispatch import choose_kernel
 from tammes.kernels.merge import scale_gradient, sum_gradient
 from tammes.kernels.problem import Problem, adjusted, cosines_of
 from tammes.kernels.reference import reference_split
+from tammes.kernels.score_map import ScoreMap
 from tammes.kernels.streamed.functions import streamed_split, weighted_loss
-from tammes.kernels.tiling import Plan, ScoreMap
+from tammes.kernels.tiling import Plan
 from tammes.similarity import full_precision, product_dtype, working_dtype
 from tammes.split import MAPPED, Split
 from tammes.terms import Batch, Setting, Term

@@ -6,7 +6,7 @@ import torch
 from torch import Tensor
 
 from tammes.kernels.problem import Problem
-from tammes.kernels.tiling import ScoreMap
+from tammes.kernels.score_map import ScoreMap
 from tammes.similarity import full_precision, working_dtype
 from tammes.split import Split, assemble, columns, cutoff_of, split_matrix, with_sums
 
