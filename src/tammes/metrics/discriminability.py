@@ -19,15 +19,10 @@ from tammes.metrics.streaming import Metric, collect_sums, register_sums, writab
 
 
 class Discriminability(Metric):
-    r"""Intra-class and inter-class distances and their ratio, for base and for novel classes.
+    """Intra-class and inter-class distances and their ratio, for base and for novel classes.
 
-    .. math::
-        2 D_{intra} = E_{y_i = y_l}\lVert z_i - z_l\rVert^2,\quad
-        2 D_{inter} = E_{y_i\ne y_l}\lVert z_i - z_l\rVert^2,\quad
-        \phi = D_{inter}/D_{intra}
-
-    The state is one vector for each class; no pair of examples is ever formed. See
-    :func:`tammes.metrics.functional.discriminability`.
+    The state is one vector for each class; no pair of examples is ever formed. Formula and
+    reference: :func:`tammes.metrics.functional.discriminability`.
 
     Args:
         num_classes: number of classes, base and novel.
@@ -46,9 +41,6 @@ class Discriminability(Metric):
         >>> metric.update(torch.tensor([[-1.0, 0.0], [-3.0, 0.0]]), torch.tensor([1, 1]))
         >>> metric.compute().base.ratio
         tensor(6., dtype=torch.float64)
-
-    References:
-        Liu et al., Negative Margin Matters, ECCV 2020, eq. 9-11.
     """
 
     is_differentiable = False

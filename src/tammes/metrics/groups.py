@@ -26,12 +26,9 @@ from tammes.split import Split
 
 
 class GroupAccuracy(Metric):
-    r"""Accuracy of classes with many, medium and few training examples.
+    """Accuracy of classes with many, medium and few training examples.
 
-    .. math::
-        A_G = \frac{1}{|G|}\sum_{c\in G}\frac{\#\{i: y_i = c,\ a_c > \max_{j\ne c}a_j\}}{n_c}
-
-    See :func:`tammes.metrics.functional.group_accuracy`.
+    Formula and reference: :func:`tammes.metrics.functional.group_accuracy`.
 
     Args:
         training_counts: training examples of each class, shape ``(C,)``.
@@ -47,9 +44,6 @@ class GroupAccuracy(Metric):
         >>> metric.update(logits, torch.tensor([0, 1, 2]))
         >>> [float(value) for value in metric.compute()[:3]]
         [1.0, 0.0, 1.0]
-
-    References:
-        Liu et al., Large-Scale Long-Tailed Recognition in an Open World, CVPR 2019, Section 4.
     """
 
     is_differentiable = False

@@ -42,13 +42,12 @@ from tammes.split import Split, split
 
 
 class SampleMargin(Metric):
-    r"""Mean, minimum and quantiles of the sample margin, over all and for each class.
-
-    .. math:: \gamma(x, y) = a_y - \max_{j\ne y} a_j
+    """Mean, minimum and quantiles of the sample margin, over all and for each class.
 
     Mean and minima are exact. Quantiles come from a histogram: each is within one bin of the exact
     quantile, that is 4/4096, about 0.001, for cosines.
-    :func:`tammes.metrics.functional.sample_margin` computes them exactly.
+    Formula and reference: :func:`tammes.metrics.functional.sample_margin`, which computes them
+    exactly.
 
     Args:
         num_classes: number of classes C.
@@ -66,9 +65,6 @@ class SampleMargin(Metric):
         >>> metric.update(torch.tensor([[0.3, 0.5]]), torch.tensor([1]))
         >>> metric.compute().mean
         tensor(0.4333, dtype=torch.float64)
-
-    References:
-        Zhou et al., Learning Towards the Largest Margins, ICLR 2022, sample margin.
     """
 
     is_differentiable = False
@@ -121,11 +117,9 @@ class SampleMargin(Metric):
 
 
 class HardMarginLoss(Metric):
-    r"""Fraction of each class that does not reach a margin.
+    """Fraction of each class that does not reach a margin.
 
-    .. math:: \hat L_{\gamma,j} = \frac{1}{n_j}\,\#\bigl\{i: y_i = j,\ \gamma_i < \gamma\bigr\}
-
-    See :func:`tammes.metrics.functional.hard_margin_loss`.
+    Formula and reference: :func:`tammes.metrics.functional.hard_margin_loss`.
 
     Args:
         gamma: the margin, in units of similarity; one number, or one for each class.
@@ -140,10 +134,6 @@ class HardMarginLoss(Metric):
         >>> metric.update(cosine, torch.tensor([0, 0, 1]))
         >>> metric.compute().balanced
         tensor(0.7500, dtype=torch.float64)
-
-    References:
-        Zhou et al., Learning Towards the Largest Margins, ICLR 2022; Cao et al., LDAM, NeurIPS
-        2019, Theorem 2.
     """
 
     is_differentiable = False
@@ -175,13 +165,9 @@ class HardMarginLoss(Metric):
 
 
 class SoftmaxBias(Metric):
-    r"""Margin implied by the softmax.
+    """Margin implied by the softmax.
 
-    .. math::
-        \hat\rho = \log\sum_{c\ne y} e^{f_c - \max_{j\ne y} f_j},
-        \qquad 0 \le \hat\rho \le \log(C-1)
-
-    See :func:`tammes.metrics.functional.softmax_bias`.
+    Formula and reference: :func:`tammes.metrics.functional.softmax_bias`.
 
     Args:
         num_classes: number of classes C.
@@ -195,9 +181,6 @@ class SoftmaxBias(Metric):
         >>> metric.update(torch.tensor([[5.0, 1.0, 1.0]]), torch.tensor([0]))
         >>> metric.compute().mean
         tensor(0.6931, dtype=torch.float64)
-
-    References:
-        Kobayashi, Large Margin in Softmax Cross-Entropy Loss, BMVC 2019, eq. 4, 5, 7.
     """
 
     is_differentiable = False
@@ -225,11 +208,9 @@ class SoftmaxBias(Metric):
 
 
 class Angles(Metric):
-    r"""Histograms of the angles to the own class and to the hardest other class.
+    """Histograms of the angles to the own class and to the hardest other class.
 
-    .. math:: \theta = 2\,\mathrm{atan2}\bigl(\sqrt{h},\ \sqrt{2 - h}\bigr),\qquad h = 1-\cos\theta
-
-    See :func:`tammes.metrics.functional.angles`.
+    Formula and reference: :func:`tammes.metrics.functional.angles`.
 
     Args:
         bins: number of bins from 0 to 180 degrees.
@@ -244,9 +225,6 @@ class Angles(Metric):
         >>> metric.update(torch.tensor([[1.0, 0.5, -1.0], [0.1, -0.2, 0.0]]), torch.tensor([0, 1]))
         >>> metric.compute().own
         tensor([1, 0, 1, 0])
-
-    References:
-        Deng et al., ArcFace, CVPR 2019, Figure 3.
     """
 
     is_differentiable = False

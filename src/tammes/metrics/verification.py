@@ -18,16 +18,13 @@ from tammes.metrics.streaming import Metric, accumulate_sums, collect_sums, regi
 
 
 class Verification(Metric):
-    r"""Error rates of accepting pairs, of any number of pairs in fixed memory.
-
-    .. math::
-        \mathrm{FAR}(t) = \frac{\#\{\text{different}: s \ge t\}}{\#\text{different}},\qquad
-        \mathrm{TAR}(t) = \frac{\#\{\text{same}: s \ge t\}}{\#\text{same}}
+    """Error rates of accepting pairs, of any number of pairs in fixed memory.
 
     The state is two histograms. The rates at the edges of their bins are exact; a threshold is an
     edge, so it is at most one bin above the exact one, and TAR at a FAR is never overstated.
     ``compute().bounds()`` is the worst and the best case: EER, AUC, TAR at a FAR and minDCF of the
-    scores themselves are between theirs. :func:`tammes.metrics.functional.verification` is exact.
+    scores themselves are between theirs. Formulas and references:
+    :func:`tammes.metrics.functional.verification`, which is exact.
 
     Args:
         limits: range of the scores. Scores beyond count in one bin at each end, which the bounds
@@ -43,9 +40,6 @@ class Verification(Metric):
         >>> metric.update(torch.tensor([0.6, 0.3, 0.1]), torch.tensor([0, 0, 0]))
         >>> round(float(metric.compute().eer), 4)
         0.3333
-
-    References:
-        Martin et al., The DET Curve in Assessment of Detection Task Performance, Eurospeech 1997.
     """
 
     is_differentiable = False
