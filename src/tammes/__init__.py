@@ -47,7 +47,8 @@ from tammes.losses.aliases import (
 from tammes.losses.imbalance import adjust_logits, margins_from_counts
 from tammes.losses.subspace import direct_sum, spectral_sum
 from tammes.split import Split, quadratic_above, split
-from tammes.terms import Batch, Loss, Sum, Term, term
+from tammes.term_decorator import term
+from tammes.terms import Batch, Loss, Sum, Term
 
 if TYPE_CHECKING:
     from tammes import advise as advise

@@ -15,10 +15,10 @@ from tammes.metrics.functional.discriminability import (
     no_class_sums,
     novel_mask,
 )
-from tammes.metrics.streaming import Metric, collect_sums, register_sums, writable
+from tammes.metrics.streaming import SumMetric, writable
 
 
-class Discriminability(Metric):
+class Discriminability(SumMetric):
     """Intra-class and inter-class distances and their ratio, for base and for novel classes.
 
     The state is one vector for each class; no pair of examples is ever formed. Formula and
@@ -43,9 +43,7 @@ class Discriminability(Metric):
         tensor(6., dtype=torch.float64)
     """
 
-    is_differentiable = False
     higher_is_better = True
-    full_state_update = False
 
     sums: Tensor
     squares: Tensor
@@ -69,17 +67,17 @@ class Discriminability(Metric):
         self.distinct = distinct
         self.weighting = weighting
         self.normalize = normalize
-        register_sums(self, no_class_sums(num_classes, embedding_size))
+        self._register(no_class_sums(num_classes, embedding_size))
 
     def update(self, features: Tensor, labels: Tensor) -> None:
         """Add features of shape ``(N, D)`` and their labels."""
-        sums = ClassSums(*map(writable, collect_sums(self, ClassSums)))
+        sums = ClassSums(*map(writable, self._collected(ClassSums)))
         add_examples_("Discriminability", sums, features, labels, normalize=self.normalize)
         self.sums, self.squares, self.counts = sums
 
     def compute(self) -> DiscriminabilityResult:
         """Compute the metric over all examples since the last reset, of all ranks."""
-        sums = collect_sums(self, ClassSums)
+        sums = self._collected(ClassSums)
         novel = self.novel.to(sums.counts.device)
         return finish_discriminability(
             "Discriminability", sums, novel, self.distinct, self.weighting

@@ -37,11 +37,11 @@ from tammes.metrics.functional.quantiles import (
     histogram,
     histogram_quantiles,
 )
-from tammes.metrics.streaming import Metric, accumulate_sums, collect_sums, register_sums
+from tammes.metrics.streaming import SumMetric
 from tammes.split import Split, split
 
 
-class SampleMargin(Metric):
+class SampleMargin(SumMetric):
     """Mean, minimum and quantiles of the sample margin, over all and for each class.
 
     Mean and minima are exact. Quantiles come from a histogram: each is within one bin of the exact
@@ -67,9 +67,7 @@ class SampleMargin(Metric):
         tensor(0.4333, dtype=torch.float64)
     """
 
-    is_differentiable = False
     higher_is_better = True
-    full_state_update = False
 
     histogram: Tensor
     largest: Tensor
@@ -92,7 +90,7 @@ class SampleMargin(Metric):
         self.limits = limits
         self.bins = bins
         nothing = torch.zeros(0)
-        register_sums(self, margin_sums(nothing, nothing.long(), num_classes))
+        self._register(margin_sums(nothing, nothing.long(), num_classes))
         self.add_state("histogram", histogram(nothing, limits, bins), dist_reduce_fx="sum")
         self.add_state(
             "largest", torch.tensor(-torch.inf, dtype=torch.double), dist_reduce_fx="max"
@@ -104,19 +102,19 @@ class SampleMargin(Metric):
             "SampleMargin", split, labels, reads=("target", "hardest"), classes=self.num_classes
         )
         values = (found.target - found.hardest).double()
-        accumulate_sums(self, margin_sums(values, found.labels, self.num_classes))
+        self._accumulate(margin_sums(values, found.labels, self.num_classes))
         self.histogram = self.histogram + histogram(values, self.limits, self.bins)
         self.largest = torch.cat([values, self.largest.view(1)]).amax()
 
     def compute(self) -> SampleMarginResult:
         """Compute the metric over all examples since the last reset, of all ranks."""
-        sums = collect_sums(self, MarginSums)
+        sums = self._collected(MarginSums)
         ends = (sums.smallest.amin(), self.largest)
         quantiles = histogram_quantiles(self.histogram, self.limits, ends, self.levels)
         return finish_margin("SampleMargin", sums, quantiles)
 
 
-class HardMarginLoss(Metric):
+class HardMarginLoss(SumMetric):
     """Fraction of each class that does not reach a margin.
 
     Formula and reference: :func:`tammes.metrics.functional.hard_margin_loss`.
@@ -136,9 +134,7 @@ class HardMarginLoss(Metric):
         tensor(0.7500, dtype=torch.float64)
     """
 
-    is_differentiable = False
     higher_is_better = False
-    full_state_update = False
 
     def __init__(
         self, gamma: float | Sequence[float] | Tensor, num_classes: int, **kwargs: Any
@@ -148,23 +144,21 @@ class HardMarginLoss(Metric):
         self.num_classes = num_classes
         self.gamma = as_gamma("HardMarginLoss", gamma, num_classes)
         nothing = torch.zeros(0)
-        register_sums(self, hard_margin_sums(nothing, nothing.long(), self.gamma))
+        self._register(hard_margin_sums(nothing, nothing.long(), self.gamma))
 
     def update(self, split: Split | Tensor, labels: Tensor | None = None) -> None:
         """Add examples: a split, or similarities of shape ``(N, C)`` and labels."""
         found = as_split(
             "HardMarginLoss", split, labels, reads=("target", "hardest"), classes=self.num_classes
         )
-        accumulate_sums(
-            self, hard_margin_sums(found.target - found.hardest, found.labels, self.gamma)
-        )
+        self._accumulate(hard_margin_sums(found.target - found.hardest, found.labels, self.gamma))
 
     def compute(self) -> HardMarginLossResult:
         """Compute the metric over all examples since the last reset, of all ranks."""
-        return finish_hard_margin("HardMarginLoss", collect_sums(self, HardMarginSums))
+        return finish_hard_margin("HardMarginLoss", self._collected(HardMarginSums))
 
 
-class SoftmaxBias(Metric):
+class SoftmaxBias(SumMetric):
     """Margin implied by the softmax.
 
     Formula and reference: :func:`tammes.metrics.functional.softmax_bias`.
@@ -183,16 +177,14 @@ class SoftmaxBias(Metric):
         tensor(0.6931, dtype=torch.float64)
     """
 
-    is_differentiable = False
     higher_is_better = True
-    full_state_update = False
 
     def __init__(self, num_classes: int, *, scale: float = 1.0, **kwargs: Any) -> None:
         super().__init__(**kwargs)
         _check_classes("SoftmaxBias", num_classes)
         self.num_classes = num_classes
         self.scale = scale
-        register_sums(self, bias_sums(_no_examples()))
+        self._register(bias_sums(_no_examples()))
 
     def update(self, split: Split | Tensor, labels: Tensor | None = None) -> None:
         """Add examples: a split, or similarities of shape ``(N, C)`` and labels."""
@@ -200,14 +192,14 @@ class SoftmaxBias(Metric):
         found = as_split(
             "SoftmaxBias", split, labels, reads=reads, scale=self.scale, classes=self.num_classes
         )
-        accumulate_sums(self, bias_sums(found))
+        self._accumulate(bias_sums(found))
 
     def compute(self) -> SoftmaxBiasResult:
         """Compute the metric over all examples since the last reset, of all ranks."""
-        return finish_bias("SoftmaxBias", collect_sums(self, BiasSums), self.num_classes)
+        return finish_bias("SoftmaxBias", self._collected(BiasSums), self.num_classes)
 
 
-class Angles(Metric):
+class Angles(SumMetric):
     """Histograms of the angles to the own class and to the hardest other class.
 
     Formula and reference: :func:`tammes.metrics.functional.angles`.
@@ -227,24 +219,21 @@ class Angles(Metric):
         tensor([1, 0, 1, 0])
     """
 
-    is_differentiable = False
-    full_state_update = False
-
     def __init__(self, *, bins: int = 180, margin: float = 0.0, **kwargs: Any) -> None:
         super().__init__(**kwargs)
         check_bins("Angles", bins)
         self.bins = bins
         self.margin = margin
-        register_sums(self, angle_sums("Angles", _no_examples(), bins, margin))
+        self._register(angle_sums("Angles", _no_examples(), bins, margin))
 
     def update(self, split: Split | Tensor, labels: Tensor | None = None) -> None:
         """Add examples: a split of a cosine head, or cosines of shape ``(N, C)`` and labels."""
         found = as_split("Angles", split, labels, reads=ANGLE_READS)
-        accumulate_sums(self, angle_sums("Angles", found, self.bins, self.margin))
+        self._accumulate(angle_sums("Angles", found, self.bins, self.margin))
 
     def compute(self) -> AnglesResult:
         """Compute the metric over all examples since the last reset, of all ranks."""
-        return finish_angles("Angles", collect_sums(self, AngleSums))
+        return finish_angles("Angles", self._collected(AngleSums))
 
 
 def _check_classes(name: str, num_classes: int) -> None:

@@ -17,10 +17,10 @@ from tammes.metrics.functional.openset import (
 )
 from tammes.metrics.functional.quantiles import check_limits
 from tammes.metrics.retrieval import GalleryMetric
-from tammes.metrics.streaming import Metric, accumulate_sums, collect_sums, register_sums
+from tammes.metrics.streaming import SumMetric
 
 
-class OpenSet(Metric):
+class OpenSet(SumMetric):
     """AUROC, FPR95, AUPR and OSCR of a score that is higher for known examples.
 
     The state is histograms: scores of one bin count as equal. Formulas and
@@ -41,9 +41,7 @@ class OpenSet(Metric):
         0.8333
     """
 
-    is_differentiable = False
     higher_is_better = True
-    full_state_update = False
 
     def __init__(
         self, *, limits: tuple[float, float] = (-1.0, 1.0), bins: int = 65_536, **kwargs: Any
@@ -54,7 +52,7 @@ class OpenSet(Metric):
         self.limits = limits
         self.bins = bins
         nothing = torch.zeros(bins + 2, dtype=torch.long)
-        register_sums(self, OpenSetSums(nothing, nothing, nothing, torch.tensor(0)))
+        self._register(OpenSetSums(nothing, nothing, nothing, torch.tensor(0)))
 
     def update(self, scores: Tensor, known: Tensor, correct: Tensor | None = None) -> None:
         """Add examples: scores, whether they are known, and whether correct, shape ``(N,)`` each.
@@ -65,11 +63,11 @@ class OpenSet(Metric):
             correct: whether it is classified correctly, for OSCR; in all updates or in none.
         """
         sums = open_set_sums("OpenSet", scores, known, correct, self.limits, self.bins)
-        accumulate_sums(self, sums)
+        self._accumulate(sums)
 
     def compute(self) -> OpenSetResult:
         """Compute the metric over all examples since the last reset, of all ranks."""
-        return finish_open_set_sums("OpenSet", collect_sums(self, OpenSetSums), self.limits)
+        return finish_open_set_sums("OpenSet", self._collected(OpenSetSums), self.limits)
 
 
 class Identification(GalleryMetric):

@@ -14,7 +14,7 @@ from tammes.metrics.functional.prototypes import (
     finish_norms,
     norm_sums,
 )
-from tammes.metrics.streaming import Metric, collect_sums, register_sums
+from tammes.metrics.streaming import Metric, SumMetric
 
 
 class ClassMargin(Metric):
@@ -64,7 +64,7 @@ class ClassMargin(Metric):
         return class_margin(self.prototypes[0])
 
 
-class PrototypeNorms(Metric):
+class PrototypeNorms(SumMetric):
     """Ratio of the longest to the shortest prototype.
 
     Uses the prototypes of the last update. Each rank may hold all classes or a part of them.
@@ -82,7 +82,6 @@ class PrototypeNorms(Metric):
         tensor(2.5000, dtype=torch.float64)
     """
 
-    is_differentiable = False
     higher_is_better = False
     full_state_update = True
 
@@ -91,7 +90,7 @@ class PrototypeNorms(Metric):
     def __init__(self, **kwargs: Any) -> None:
         super().__init__(**kwargs)
         zero = torch.tensor(0.0, dtype=torch.double)
-        register_sums(self, NormSums(zero, zero.long(), zero + torch.inf, zero - torch.inf))
+        self._register(NormSums(zero, zero.long(), zero + torch.inf, zero - torch.inf))
 
     def update(self, prototypes: Tensor) -> None:
         """Measure prototypes of shape ``(C, D)`` or ``(C, K, D)``, replacing the previous ones."""
@@ -103,4 +102,4 @@ class PrototypeNorms(Metric):
         """Compute the metric of the prototypes of the last update, of all ranks."""
         if not bool(self.counts):
             raise ValueError("PrototypeNorms expects an update before compute, got none")
-        return finish_norms(collect_sums(self, NormSums))
+        return finish_norms(self._collected(NormSums))

@@ -14,10 +14,10 @@ from tammes.metrics.functional.verification import (
     finish_score_sums,
     score_sums,
 )
-from tammes.metrics.streaming import Metric, accumulate_sums, collect_sums, register_sums
+from tammes.metrics.streaming import SumMetric
 
 
-class Verification(Metric):
+class Verification(SumMetric):
     """Error rates of accepting pairs, of any number of pairs in fixed memory.
 
     The state is two histograms. The rates at the edges of their bins are exact; a threshold is an
@@ -42,9 +42,7 @@ class Verification(Metric):
         0.3333
     """
 
-    is_differentiable = False
     higher_is_better = None
-    full_state_update = False
 
     def __init__(
         self, *, limits: tuple[float, float] = (-1.0, 1.0), bins: int = 65_536, **kwargs: Any
@@ -55,13 +53,13 @@ class Verification(Metric):
         self.limits = limits
         self.bins = bins
         nothing = torch.zeros(bins + 2, dtype=torch.long)
-        register_sums(self, ScoreSums(nothing, nothing))
+        self._register(ScoreSums(nothing, nothing))
 
     def update(self, scores: Tensor, same: Tensor) -> None:
         """Add pairs: scores of shape ``(N,)`` and whether a pair is of one identity."""
         same = check_scores("Verification", scores, same, "same")
-        accumulate_sums(self, score_sums(scores, same, self.limits, self.bins))
+        self._accumulate(score_sums(scores, same, self.limits, self.bins))
 
     def compute(self) -> VerificationResult:
         """Compute the metric over all pairs since the last reset, of all ranks."""
-        return finish_score_sums("Verification", collect_sums(self, ScoreSums), self.limits)
+        return finish_score_sums("Verification", self._collected(ScoreSums), self.limits)
