@@ -250,11 +250,7 @@ class Similarity:
     ) -> dict[str, Tensor]:
         """Compute the requested numbers of paired rows: ``target`` and those that travel along.
 
-        Args:
-            features: shape ``(N, D)``.
-            prototypes: shape ``(N, D)``.
-            reads: names of the wanted fields.
-            query: of the features, where it is known.
+        The query of the features is given where it is known.
         """
         known = {}
         if "target" in reads:
@@ -316,9 +312,7 @@ class Similarity:
     ) -> tuple[Weighted, Weighted]:
         """Return the gradients of features and of their own prototypes as weighted sums of rows.
 
-        Args:
-            rows: as :meth:`paired` returns them.
-            wanted: gradients of the numbers.
+        They are made of the rows that :meth:`paired` returns and the gradients of its numbers.
         """
         target, (right, left) = wanted["target"], rows
         assert target is not None

@@ -33,10 +33,7 @@ def write_gallery(
 ) -> None:
     """Write a gallery to a file, which is replaced only if everything was written.
 
-    Args:
-        path: the file.
-        templates: identities and their templates.
-        settings: kind of template, digest of the model, and threshold.
+    The settings are the kind of template, the digest of the model and the threshold.
     """
     small = {
         "images": torch.tensor(templates.images, dtype=torch.long),

@@ -41,13 +41,7 @@ class CalibratedThreshold(NamedTuple):
 
 
 def pair_points(templates: Templates, query: Tensor, ids: list[Id]) -> OperatingPoints:
-    """Count the scores of all pairs of a query and an identity.
-
-    Args:
-        templates: templates of the identities.
-        query: unit embeddings, shape ``(Q, D)``.
-        ids: identity of each.
-    """
+    """Count the scores of all pairs of a query, a unit row of shape ``(D,)``, and an identity."""
     many, device = len(templates.ids), templates.rows.device
     if len(ids) != len(query):
         raise ValueError(

@@ -59,12 +59,6 @@ def reference_split(
 
     The reference for every kernel; differentiable any number of times, and under
     ``torch.compile`` and ``torch.func``.
-
-    Args:
-        problem: features and prototypes.
-        labels: class of each example, shape ``(N,)``.
-        reads: names of the fields to compute.
-        mapping: map of the other scores, or none.
     """
     with full_precision(problem.features.device):
         problem = _working(problem)

@@ -26,12 +26,7 @@ _COLUMNS = 6
 
 
 class GalleryMetric(Metric):
-    """Basis of metrics that keep the features of queries and of a gallery.
-
-    Args:
-        similarity: see :func:`tammes.metrics.functional.retrieval`.
-        kwargs: see :class:`torchmetrics.Metric`.
-    """
+    """Basis of metrics that keep the features of queries and of a gallery."""
 
     is_differentiable = False
     higher_is_better = True

@@ -123,12 +123,8 @@ def start_at_first_gradient(
     :math:`(1-\beta_1)/\sqrt{1-\beta_2} = 3.2` times the learning rate, and the tenth 6.5 times.
     So before the next step, when the first gradient is known, the average of the gradients is set
     to it and that of their squares to its square, unless it is larger already. The first step is
-    then the learning rate, or less if the other rows had larger gradients.
-
-    Args:
-        optimizer: optimizer that holds the parameter.
-        parameter: shape ``(C, ...)``.
-        first: index of the first new row.
+    then the learning rate, or less if the other rows had larger gradients. New rows begin at
+    ``first``.
     """
     if first == len(parameter) or "exp_avg" not in optimizer.state[parameter]:
         return

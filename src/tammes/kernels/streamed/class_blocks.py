@@ -13,10 +13,6 @@ class ClassBlocks:
     """Scores of all rows against one block of classes at a time, made again in backward.
 
     No row of all scores ever exists. A fourth product is the price.
-
-    Args:
-        keys: of the classes.
-        reads: which numbers are wanted.
     """
 
     def __init__(self, keys: Keys, reads: frozenset[str]) -> None:

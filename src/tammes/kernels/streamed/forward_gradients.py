@@ -220,16 +220,9 @@ class _Leaves:
 
 
 class OnePass:
-    """Loss and gradients of a batch, accumulated over blocks of rows.
+    """Loss and gradients of a batch, accumulated over blocks of rows that an engine goes over.
 
-    Args:
-        problem: its scale is a tensor in the working dtype, its similarity bound.
-        labels: class of each example, shape ``(N,)``.
-        weights: weight of each example, shape ``(N,)``.
-        plan: the loss.
-        needs: which gradients are wanted.
-        engine: goes over the scores.
-        blocks: slices of the rows.
+    The scale of the problem is a tensor in the working dtype, and its similarity is bound.
     """
 
     def __init__(

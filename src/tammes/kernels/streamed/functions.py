@@ -48,11 +48,7 @@ def weighted_loss(
 ) -> tuple[Tensor, Tensor]:
     """Weighted loss of a batch, one block of rows at a time, gradients made in forward.
 
-    Args:
-        problem: features and prototypes.
-        labels: class of each example, shape ``(N,)``.
-        weights: weight of each example in the working dtype, shape ``(N,)``; takes no gradient.
-        plan: the loss, and how to cut the work.
+    The weights are in the working dtype and take no gradient.
 
     Returns:
         The weighted sum of the loss, and that of each term, shape ``(T,)``.
@@ -149,13 +145,7 @@ def _whole_rows(problem: Problem, plan: Plan, needs: Needs) -> tuple[Engine, lis
 def streamed_split(problem: Problem, labels: Tensor, plan: Plan) -> Split:
     """A split whose scores are made again in backward, one block of classes at a time.
 
-    Args:
-        problem: features and prototypes.
-        labels: class of each example, shape ``(N,)``.
-        plan: what is read.
-
-    Returns:
-        The split of the N rows; it can be differentiated once.
+    It can be differentiated once.
     """
     share = problem.share
     with full_precision(problem.features.device):
@@ -213,13 +203,7 @@ def _rows_of(problem: Problem, dtype: torch.dtype) -> Take:
 
 @torch.no_grad()
 def own_split(problem: Problem, labels: Tensor, reads: frozenset[str]) -> Split:
-    """Split of which the own class alone is known, without gradient; the same on all ranks.
-
-    Args:
-        problem: features and prototypes.
-        labels: class of each example, shape ``(N,)``.
-        reads: names of the fields to compute.
-    """
+    """Split of which the own class alone is known, without gradient; the same on all ranks."""
     with full_precision(problem.features.device):
         dtype = working_dtype(problem.features, problem.prototypes)
         problem, scale = _bound(problem), tensor_scale(problem, dtype)

@@ -392,12 +392,8 @@ class Engine(Protocol):
 class WholeRows:
     """All scores of a block of rows in one scratch, which becomes their gradient: three products.
 
-    Args:
-        keys: of the classes.
-        reads: which numbers are wanted.
-        longest: most rows of a block.
-        shared: whether the scratch lies in the memory of the keys' gradient, as its first
-            columns: a block of classes is copied out just before its gradient is written there.
+    A shared scratch lies in the memory of the keys' gradient, as its first columns: a block of
+    classes is copied out just before its gradient is written there.
     """
 
     def __init__(self, keys: Keys, reads: frozenset[str], *, longest: int, shared: bool) -> None:
