@@ -13,13 +13,10 @@ if TYPE_CHECKING:
     from torchmetrics.classification import BinaryCalibrationError
     from torchmetrics.utilities.distributed import gather_all_tensors
 else:
-    Metric = require("torchmetrics", extra="metrics").Metric
-    BinaryCalibrationError = require(
-        "torchmetrics.classification", extra="metrics"
-    ).BinaryCalibrationError
-    gather_all_tensors = require(
-        "torchmetrics.utilities.distributed", extra="metrics"
-    ).gather_all_tensors
+    _torchmetrics = require("torchmetrics", extra="metrics")
+    Metric = _torchmetrics.Metric
+    BinaryCalibrationError = _torchmetrics.classification.BinaryCalibrationError
+    gather_all_tensors = _torchmetrics.utilities.distributed.gather_all_tensors
 
 __all__ = [
     "BinaryCalibrationError",
