@@ -319,6 +319,20 @@ def test_settings_that_are_missing_are_damage(tmp_path):
         tammes.Gallery.load(path)
 
 
+def test_rows_without_numbers_are_damage(tmp_path):
+    from safetensors import safe_open
+    from safetensors.torch import load_file, save_file
+
+    known, path = enrolled(), tmp_path / "gallery.safetensors"
+    known.save(path)
+    with safe_open(path, "pt") as file:
+        metadata = file.metadata()
+    tensors = load_file(path)
+    save_file(tensors | {"rows": tensors["rows"][:, :0].contiguous()}, path, metadata)
+    with pytest.raises(CheckpointError, match=r"the gallery is damaged .1 dimensions are expected"):
+        tammes.Gallery.load(path)
+
+
 def test_a_folder_is_not_a_gallery(tmp_path):
     with pytest.raises(CheckpointError, match="damaged, or not a safetensors file"):
         tammes.Gallery.load(tmp_path)

@@ -80,6 +80,9 @@ def read_gallery(
 def _read(
     path: Path, entries: dict[str, TensorInfo], settings: dict[str, Any], device: Any
 ) -> tuple[Templates, dict[str, Any]]:
+    missing = {"template", "model", "accept_at"} - {*settings}
+    if missing or settings["template"] not in ("mean", "nearest"):
+        raise ValueError("its settings are incomplete or wrong")
     with open(path, "rb") as file:
 
         def whole(name: str) -> Tensor:
@@ -98,7 +101,7 @@ def _read(
         else:
             ids = whole("ids").tolist()
         stored = Templates(
-            settings.get("template", "mean"),
+            settings["template"],
             rows,
             list(ids),
             _array("q", whole("images")),
@@ -106,17 +109,14 @@ def _read(
             _array("q", whole("owners")),
             sources,
         )
-    _check(stored, settings)
+    _check(stored)
     return stored, settings
 
 
-def _check(stored: Templates, settings: dict[str, Any]) -> None:
+def _check(stored: Templates) -> None:
     """Raise ``ValueError`` if the parts of a gallery do not belong together."""
-    missing = {"template", "model", "accept_at"} - {*settings}
-    if missing or settings["template"] not in ("mean", "nearest"):
-        raise ValueError("its settings are incomplete or wrong")
     rows, identities = len(stored.rows), len(stored.ids)
-    mean = settings["template"] == "mean"
+    mean = stored.kind == "mean"
     expected = {
         "sources": (len(stored.sources), rows),
         "images": (len(stored.images), identities),
@@ -125,6 +125,7 @@ def _check(stored: Templates, settings: dict[str, Any]) -> None:
         "rows": (rows, identities if mean else sum(stored.images)),
         "different ids": (len(set(stored.ids)), identities),
         "ids": (min(identities, 1), 1),
+        "dimensions": (min(stored.rows.size, 1), 1),
     }
     for name, (got, wanted) in expected.items():
         if got != wanted:
