@@ -56,10 +56,6 @@ def norm(vectors: Tensor) -> Tensor:
 def unit(vectors: Tensor, length: Tensor | None = None) -> Tensor:
     """Scale rows to length one; a zero row stays zero and gets a zero gradient.
 
-    Args:
-        vectors: rows of any length.
-        length: of the rows, where it is known.
-
     Example:
         >>> unit(torch.tensor([[3.0, 4.0], [0.0, 0.0]]))
         tensor([[0.6000, 0.8000],

@@ -88,15 +88,10 @@ def gradients_by_reference(
     labels: Tensor,
     wanted: Mapping[str, Tensor | None],
 ) -> list[Tensor | None]:
-    """Gradients of a split's numbers, batched or differentiable under ``create_graph``.
+    """Gradients of features, prototypes, bias and scale from those of a split's numbers.
 
-    Args:
-        problem: features and prototypes.
-        labels: class of each example, shape ``(N,)``.
-        wanted: gradients of the numbers, by name; ``mean`` is the sum over the classes.
-
-    Returns:
-        Gradients of features, prototypes, bias and scale.
+    Batched, or differentiable under ``create_graph``. Of the numbers, ``mean`` is the sum over the
+    classes.
     """
     scale = problem.scale if isinstance(problem.scale, Tensor) else None
     inputs = (problem.features, problem.prototypes, problem.bias, scale)

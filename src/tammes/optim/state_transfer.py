@@ -92,15 +92,6 @@ def initial_state(key: str, group: dict[str, Any], rows: Tensor, mean: Tensor) -
     Magnitudes of gradients start at the mean of the other rows: zero would mean an average over
     many steps without any gradient, and the first gradient would be far too large in comparison.
     Everything else starts as in a new optimizer.
-
-    Args:
-        key: name of the state.
-        group: parameter group of the parameter.
-        rows: new rows, shape ``(n, ...)``.
-        mean: mean state of the other rows, shape ``(...)``.
-
-    Returns:
-        Initial state of the new rows, shape ``(n, ...)``.
     """
     if key in _GRADIENT_MAGNITUDES:
         begin = mean

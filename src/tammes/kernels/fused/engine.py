@@ -92,13 +92,9 @@ def fused_rows(problem: Problem, plan: Plan, needs: Needs) -> tuple["FusedRows",
 
 
 class FusedRows:
-    """Blocks of rows against all classes, by kernels of our own: an ``Engine``.
+    """Blocks of up to ``most`` rows against all classes, by kernels of our own: an ``Engine``.
 
-    Args:
-        problem: its scale is a tensor, its similarity bound.
-        plan: what is read, and in which dtype products are made.
-        needs: which gradients are wanted.
-        most: rows of the longest block.
+    The scale of the problem is a tensor, and its similarity is bound.
     """
 
     def __init__(self, problem: Problem, plan: Plan, needs: Needs, most: int) -> None:
