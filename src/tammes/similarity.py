@@ -177,8 +177,7 @@ class Similarity:
 
     It has two forms. The plain one (``query``, ``keys``, ``own``) is pure and differentiable any
     number of times. The closed one (``features_operand`` and what follows) has its gradients
-    written down, for kernels that compute them without a graph. By default both are those of an
-    inner product.
+    written down, for kernels that compute them without a graph.
 
     Attributes:
         has_angle: whether the target is ``length * cosine``, so that angular margins make sense.
@@ -263,7 +262,7 @@ class Similarity:
 
     def features_operand(self, features: Tensor) -> Operand:
         """Return the features as they enter products."""
-        return Operand(features)
+        raise NotImplementedError
 
     def features_gradient(
         self, operand: Operand, d_values: Tensor, d_offset: Tensor | None
@@ -273,7 +272,7 @@ class Similarity:
 
     def prototypes_operand(self, prototypes: Tensor) -> Operand:
         """Return the prototypes as they enter products."""
-        return Operand(prototypes)
+        raise NotImplementedError
 
     def prototypes_gradient(
         self, operand: Operand, d_values: Tensor, d_offset: Tensor | None
@@ -317,6 +316,14 @@ class Similarity:
 
 class InnerProduct(Similarity):
     """``x . w``: a linear classifier."""
+
+    def features_operand(self, features: Tensor) -> Operand:
+        """Return the features."""
+        return Operand(features)
+
+    def prototypes_operand(self, prototypes: Tensor) -> Operand:
+        """Return the prototypes."""
+        return Operand(prototypes)
 
 
 @dataclass(frozen=True)
