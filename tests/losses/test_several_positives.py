@@ -161,9 +161,7 @@ def test_a_label_that_nobody_has_shows_where_values_are_not_checked(form):
 
 def test_it_is_written_as_text():
     assert parse_loss("multi_positive(kind='cos')") == tammes.multi_positive(kind="cos")
-    assert parse_loss("mlcd(scale=32)") == tammes.multi_positive(
-        scale=32, margin=0.0, form="apart"
-    )
+    assert parse_loss("mlcd(scale=32)") == tammes.multi_positive(scale=32, margin=0.0, form="apart")
 
 
 @pytest.mark.parametrize(
