@@ -3,7 +3,7 @@
 import functools
 import inspect
 from collections.abc import Callable, Mapping, Sequence
-from typing import Any, Concatenate, Literal, ParamSpec, cast
+from typing import Any, Concatenate, Literal, ParamSpec, Protocol, cast, overload
 
 from torch import Tensor
 
@@ -11,9 +11,20 @@ from tammes._setting_values import normalize_setting
 from tammes._validation import unknown_setting
 from tammes.split import ALONGSIDE, FREE_MAP, MAPPED, REDUCED, OthersMap, quadratic_above
 from tammes.states import State
-from tammes.terms import Definition, Setting, Term, not_a_loss
+from tammes.terms import Batch, Definition, Setting, Term, not_a_loss
 
 _P = ParamSpec("_P")
+
+
+class _Decorator(Protocol):
+    """Type of a function made into a builder, which takes its settings alone."""
+
+    @overload
+    def __call__(
+        self, function: Callable[Concatenate[Batch, Tensor, _P], Any]
+    ) -> Callable[_P, Term]: ...
+    @overload
+    def __call__(self, function: Callable[Concatenate[Any, _P], Any]) -> Callable[_P, Term]: ...
 
 
 def term(
@@ -33,7 +44,7 @@ def term(
     state: Callable[..., State] | None = None,
     adjust: Callable[..., tuple[Tensor, Tensor | None]] | None = None,
     several_positives: bool = False,
-) -> Callable[[Callable[Concatenate[Any, _P], Any]], Callable[_P, Term]]:
+) -> _Decorator:
     """Make a loss of a function: its keyword arguments become the settings of a term.
 
     The decorated name is then a builder: called with settings, it returns a :class:`Term`.
