@@ -4,6 +4,7 @@ import hashlib
 import os
 from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any, Protocol
 
 import torch
@@ -75,6 +76,30 @@ class Entries:
     def present(self) -> list[str]:
         """Return the classes that have an image, in order."""
         return [self.names[label] for label in self.labels.unique().tolist()]
+
+
+def file_entries(
+    root: Path, paths: Sequence[str], labels: Tensor, names: tuple[str, ...]
+) -> Entries:
+    """List files below a folder with their labels."""
+    stats = [_size_and_time(root / path) for path in paths]
+    posix = [path.replace(os.sep, "/") for path in paths]
+    return Entries(
+        items=Files(str(root), tuple(paths)),
+        labels=labels,
+        names=names,
+        stamp=hash_of((str(root.absolute()), [*paths], stats)),
+        origin=hash_of((posix, [size for size, _ in stats])),
+    )
+
+
+def _size_and_time(path: Path) -> tuple[int, int]:
+    try:
+        stat = os.stat(path)
+    except OSError:
+        # A broken link or a missing file; it is reported with the unreadable images.
+        return -1, -1
+    return stat.st_size, stat.st_mtime_ns
 
 
 Partitions = Mapping[str, Callable[[], Entries]]

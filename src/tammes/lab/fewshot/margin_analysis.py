@@ -9,8 +9,7 @@ prediction can be tested. The quantities are those of :mod:`tammes.geometry` and
 """
 
 import math
-from dataclasses import asdict, dataclass
-from typing import Any
+from dataclasses import dataclass
 
 import torch
 from torch import Tensor
@@ -211,10 +210,6 @@ class InequalityCheck:
             f"(12) predicts that phi on the novel classes is {more} with the first margin, and is "
             f"{'right' if self.agrees else 'wrong'}: {actual}{doubt}"
         )
-
-    def as_dict(self) -> dict[str, Any]:
-        """Return all fields as plain values."""
-        return {**asdict(self), "agrees": self.agrees, "sentence": self.sentence}
 
 
 def check_inequality(first: MarginAnalysis, second: MarginAnalysis) -> InequalityCheck:

@@ -10,6 +10,7 @@ from torch import Tensor
 from tammes.lab.recognition.embeddings import IdentityEmbeddings
 from tammes.lab.recognition.ranking import first_items, one_of_each
 from tammes.lab.recognition.results import (
+    FAILING,
     Listing,
     Ranking,
     Recognition,
@@ -33,8 +34,6 @@ SHOWN = 5
 """Best and worst queries that are shown."""
 ITEMS = 8
 """Items of a ranking that are shown."""
-FAILING = 10
-"""Identities among those that fail most."""
 _RANKS = 50
 """Ranks of the CMC curve."""
 

@@ -1,6 +1,7 @@
 """Result of an evaluation: numbers with intervals, tables, curves, ranked examples."""
 
 import functools
+import itertools
 import math
 import warnings
 from collections.abc import Callable, Mapping, Sequence
@@ -16,6 +17,8 @@ from tammes.metrics.functional.operating_points import OperatingPoints
 P = ParamSpec("P")
 LEVEL = 0.95
 """Share of the resamples that an interval contains."""
+FAILING = 10
+"""Identities among those that fail most."""
 
 
 class Number(NamedTuple):
@@ -176,6 +179,56 @@ class Recognition:
         caption += f"interval of {false} is at this threshold; that of {true} is at a threshold "
         caption += f"chosen anew for the {false}."
         return Listing(columns, rows, caption)
+
+
+def failing_identities(
+    columns: tuple[str, ...],
+    names: Sequence[Any],
+    asked: tuple[Tensor, Tensor],
+    wrong: tuple[Tensor, Tensor],
+    caption: str,
+) -> Listing:
+    """List the identities with the largest share of wrong decisions, of both kinds together.
+
+    Args:
+        columns: identity; number asked and percentage wrong of the first kind, and of the second.
+        names: name of each identity.
+        asked: decisions of both kinds, each of shape ``(I,)``.
+        wrong: those of them that are wrong.
+        caption: caption of the table.
+    """
+    shares = [w / count.clamp_min(1) for w, count in zip(wrong, asked, strict=True)]
+    badness = (shares[0] + shares[1]).tolist()
+    order = sorted(filter(badness.__getitem__, range(len(names))), key=lambda i: -badness[i])
+    rows: list[tuple[Any, ...]] = []
+    for i in order[:FAILING]:
+        kinds = ((int(a[i]), 100 * float(s[i])) for a, s in zip(asked, shares, strict=True))
+        rows.append((str(names[i]), *itertools.chain.from_iterable(kinds)))
+    return Listing(columns, rows, caption)
+
+
+def operating_points(
+    targets: Sequence[float],
+    rates: tuple[str, str],
+    thresholds: Tensor,
+    found: Mapping[str, BootstrapInterval | float],
+) -> tuple[OperatingPoint, ...]:
+    """Return the thresholds to deploy, shape ``(galleries, rates)``, with both rates at each.
+
+    The numbers are ``far.0``, ``tar.0`` and so on of ``found``, for the rates FAR and TAR.
+    """
+    keys = [rate.lower() for rate in rates]
+    return tuple(
+        OperatingPoint(
+            target,
+            tuple(thresholds[:, place].tolist()),
+            *(
+                as_number(f"{key}_at_{target:g}", name, found[f"{key}.{place}"])
+                for key, name in zip(keys, rates, strict=True)
+            ),
+        )
+        for place, target in enumerate(targets)
+    )
 
 
 def without_warnings(evaluate: Callable[P, Recognition]) -> Callable[P, Recognition]:
