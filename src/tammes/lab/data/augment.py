@@ -223,14 +223,8 @@ def _resample(
 ) -> Tensor:
     """Rotate and resize: map the output coordinates back to the input and sample there.
 
-    Args:
-        images: shape ``(N, C, H, W)``.
-        stage: operations, inverted from last to first.
-        bits: random bits of all operations, or None in evaluation.
-        reach: largest visible share of a side.
-
-    Returns:
-        Images, bilinear interpolation, 0 beyond the border.
+    The operations are inverted from last to first, without random bits in evaluation; ``reach`` is
+    the largest visible share of a side. Images are interpolated bilinearly, 0 beyond the border.
     """
     height, width = _size_after(stage[-1].operation, stage[-1].size)
     # When images shrink, each output pixel is the mean of several samples.

@@ -151,13 +151,9 @@ def reason(error: Exception) -> str:
 def decode_some(
     items: Sequence[bytes | str], shape: Shape | None, out: Any | None
 ) -> list[DecodeResult]:
-    """Decode images, or read their headers if ``shape`` is None.
+    """Decode images of bytes or paths, or read their headers if ``shape`` is None.
 
-    Args:
-        items: each the bytes of an image, or the path of its file.
-        shape: shape to decode to.
-        out: uint8 array ``(len(items), *shape)`` for the pixels, 0 for unreadable images; None
-            discards them.
+    The pixels go to ``out``, a uint8 array ``(len(items), *shape)`` of zeros, if it is given.
     """
     results: list[DecodeResult] = []
     for position, item in enumerate(items):
@@ -184,12 +180,7 @@ def decode_all(
 ) -> list[DecodeResult]:
     """Decode many images as :func:`decode_some` does, in several processes if that is faster.
 
-    Args:
-        fetch: returns the bytes or the path of an image; called in this process, in order.
-        rows: rows to decode.
-        shape: shape to decode to; None reads the headers only.
-        out: array for the pixels; None discards them.
-        processes: number of processes; chosen automatically by default, 0 for this process only.
+    ``fetch`` is called in this process, in order; 0 processes are this process only.
     """
     started = time.perf_counter()
     first = rows[:CHUNK]

@@ -60,8 +60,6 @@ class Entries:
     """Encoded images of a partition, with labels.
 
     Attributes:
-        items: encoded images.
-        labels: class of each image, shape ``(N,)``.
         names: class names; a class may have no image.
         stamp: hash that changes when a file does.
         origin: hash of names and sizes of the files, the same on every machine.
@@ -118,17 +116,10 @@ def read_labels(
     columns: Collection[str],
     read: Callable[[str], list[Any]],
 ) -> tuple[tuple[str, ...], Tensor, tuple[str, ...]]:
-    """Read the labels of a table.
+    """Read the labels of a table: their columns, the labels and the class names.
 
-    Args:
-        table: name of the table, for messages.
-        candidates: columns that may hold them.
-        classes: class names of columns that have some.
-        columns: all columns.
-        read: returns the values of a column.
-
-    Returns:
-        The columns of the labels, the labels and the class names.
+    They are in one of the ``candidates`` among all columns; ``classes`` are class names of columns
+    that have some, and ``read`` returns the values of a column.
     """
     named = tuple(name for name in candidates if name in classes)
     known = [wanted for wanted in LABEL_COLUMNS if set(wanted) <= set(candidates)]

@@ -29,12 +29,8 @@ class MarginAnalysis:
     r"""Measurements of one model; infinite or NaN where classes have collapsed.
 
     Attributes:
-        base_intra: :math:`D_{intra}` of the base classes.
-        base_inter: :math:`D_{inter}` of the base classes.
-        base_ratio: :math:`\phi` of the base classes.
-        novel_intra: :math:`D_{intra}` of the novel classes.
-        novel_inter: :math:`D_{inter}` of the novel classes.
-        novel_ratio: measured :math:`\phi` of the novel classes.
+        base_intra: :math:`D_{intra}` of the base classes; ``base_inter`` is :math:`D_{inter}`, and
+            ``base_ratio`` is :math:`\phi`. Those of the novel classes begin with ``novel``.
         psi: :math:`\psi`, novel :math:`D_{inter}` over base :math:`D_{inter}`.
         same_base_class: :math:`P^s`, probability that two images of a novel class are assigned to
             the same base class.
@@ -151,13 +147,7 @@ def analyse(
 def nearest_base(features: Tensor, labels: Tensor, novel: Tensor) -> Tensor:
     """Return the base class whose mean unit feature has the largest cosine with each novel feature.
 
-    Args:
-        features: features of base classes, shape ``(N, D)``.
-        labels: their labels, shape ``(N,)``.
-        novel: features of novel classes, shape ``(M, D)``.
-
-    Returns:
-        Shape ``(M,)``, int64.
+    For features and labels of base classes, and M novel features, the result has shape ``(M,)``.
     """
     directions = unit(features.double())
     present, places = labels.unique(return_inverse=True)

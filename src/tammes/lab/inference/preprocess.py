@@ -22,12 +22,7 @@ from tammes.optional import require
 
 
 class UnreadableImage(DataError):
-    """An image cannot be used; the message is one sentence.
-
-    Args:
-        name: path of the image, or its position.
-        why: the reason, in a few words.
-    """
+    """An image, named by its path or position, cannot be used; the message is one sentence."""
 
     def __init__(self, name: str, why: str) -> None:
         super().__init__(f"{name} cannot be read ({why})")

@@ -13,9 +13,7 @@ _PAUSE = 10.0
 class ImageProgress:
     """Shows how many images are done; a context manager.
 
-    Args:
-        total: number of images.
-        stream: output; stderr by default, so that stdout holds results only.
+    It writes to stderr by default, so that stdout holds results only.
     """
 
     def __init__(self, total: int, stream: TextIO | None = None) -> None:

@@ -29,12 +29,9 @@ Report = Callable[[UnreadableImage], None]
 
 
 class EmbeddedBatch(NamedTuple):
-    """Embeddings of a batch of images.
+    """Embeddings ``(N, D)`` of a batch of images, float32, on the CPU.
 
-    Attributes:
-        positions: position of each image among those given.
-        names: path of each image, or ``image POSITION``.
-        embeddings: shape ``(N, D)``, float32, on the CPU.
+    The positions are those among the images given; a name is a path, or ``image POSITION``.
     """
 
     positions: list[int]

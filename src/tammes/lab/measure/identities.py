@@ -164,10 +164,7 @@ def _finite(values: dict[str, Any]) -> dict[str, float]:
 def protocol_pairs(labels: Tensor, protocol: IdentityProtocol, limit: int = MAX_PAIRS) -> Tensor:
     """Return pairs of test images as a protocol has them, always the same ones, shape ``(P, 2)``.
 
-    Args:
-        labels: identity of each image, shape ``(N,)``.
-        protocol: sides and cameras.
-        limit: largest number of pairs of one identity, and of two.
+    There are at most ``limit`` pairs of one identity, and as many of two.
     """
     sides = []
     if protocol.query is not None:

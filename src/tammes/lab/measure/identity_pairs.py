@@ -10,14 +10,9 @@ MAX_PAIRS = 100_000
 
 
 class SampledPairs(NamedTuple):
-    """Pairs of examples, and how many there are.
+    """Pairs of examples, those of one identity first, and how many of each kind there are.
 
-    Attributes:
-        rows: rows of the two examples, those of one identity first, shape ``(P, 2)``.
-        is_same: whether they are of one identity, shape ``(P,)``.
-        same: number of pairs of one identity there are.
-        different: number of pairs of two identities there are.
-        one_camera: number of pairs of one identity and one camera, which are left out.
+    ``rows`` has shape ``(P, 2)``; pairs of one identity and ``one_camera`` are left out.
     """
 
     rows: Tensor

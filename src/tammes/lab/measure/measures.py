@@ -38,11 +38,8 @@ class Measure:
     Attributes:
         key: name in JSON.
         name: name in tables.
-        value: measured value.
-        optimum: best possible value, if there is one.
         bound: whether ``optimum`` is only a bound.
         unit: ``"°"``, ``"%"`` or empty.
-        note: remark for the reader.
         share: whether the ratio of value to optimum is meaningful.
     """
 
@@ -76,14 +73,10 @@ class Measured:
     """All measures, and the data of their plots.
 
     Attributes:
-        given: measured arrays.
         groups: measures by heading.
-        notes: remarks for the reader.
         scale: scale of the cosines, or None if scores are inner products.
         directions: unit prototypes, or unit class means in their place.
-        split: :class:`tammes.Split` of the cosines of the examples; None without examples.
-        angles: histograms of the angles of the examples.
-        margins: sample margins by class.
+        split: cosines of the examples; None without examples, as angles and margins are.
         pairs: closest class pairs: angle in degrees and both classes.
     """
 

@@ -43,9 +43,7 @@ _FAILING = ("identity", "known searches", "missed %", "unknown searches", "accep
 class Searches(NamedTuple):
     """Searches of all probes in each gallery, both of shape ``(galleries, Q)``.
 
-    Attributes:
-        top: similarity of the first item.
-        rank: rank of the best match; 0 for an unknown identity.
+    The similarity of the first item, and the rank of the best match, 0 for an unknown identity.
     """
 
     top: Tensor
@@ -161,14 +159,7 @@ def report_searches(
 ) -> Recognition:
     """Report searches of known and unknown probes: separation, TPIR, thresholds.
 
-    Args:
-        title: run or files.
-        names: identity of each probe, or None if unknown.
-        searches: searches of all probes in each gallery.
-        notes: notes, to which some are added.
-        fpirs: false positive identification rates; by default those that can be measured.
-        resamples: resamples of the intervals over identities.
-        seed: seed of the resamples.
+    ``names`` are the identities of the probes, if they are known; ``notes`` are added to.
     """
     known = searches.rank > 0
     unknown = int((~known).sum(1).min())

@@ -69,12 +69,7 @@ class FilePictures:
 
 @dataclass(frozen=True, eq=False)
 class RunPictures:
-    """Test images of a run, from its data set if that is at hand.
-
-    Attributes:
-        run: the run.
-        index: place of each example in its partition, shape ``(N,)``.
-    """
+    """Test images of a run, from its data set if that is at hand, by their place in it."""
 
     run: Run
     index: Tensor

@@ -129,11 +129,8 @@ class Recognition:
         summary: sentences on what was evaluated.
         counts: number of examples, identities, queries, pairs...
         notes: sentences about what was left out or may surprise.
-        numbers: the measured numbers.
-        rates: names of the rates of false and of true acceptances.
-        thresholds: thresholds to deploy.
         failing: identities that fail most.
-        curves: curves by name.
+        rates: names of the rates of false and of true acceptances.
         scores: scores by the name of their group.
         rankings: ranked examples by heading.
         tables: further tables by heading.

@@ -45,9 +45,6 @@ class ComparedCell:
     """One quantity of one cell of the paper's table.
 
     Attributes:
-        row: name of the row.
-        column: name of the column.
-        quantity: quantity that is compared.
         paper: number in the paper.
         released: number from the authors' released code.
         ours: our summary over the finished seeds.

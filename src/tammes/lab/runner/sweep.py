@@ -75,15 +75,7 @@ def train_all(
     retry_failed: bool = False,
     report: Callable[[str], None],
 ) -> list[Run]:
-    """Train all configurations that are not finished, several at a time; return all runs.
-
-    Args:
-        configs: configurations on the same images.
-        folder: parent folder of the runs.
-        at: workers, threads and GPUs.
-        retry_failed: also retry runs whose loss was not finite.
-        report: called with one-line messages.
-    """
+    """Train all configurations that are not finished, several at a time; return all runs."""
     cells = []
     for each in configs:
         name = f"{each.label}, seed {each.seed}"

@@ -29,8 +29,7 @@ class Quantity:
         name: name in tables.
         path: keys that lead to it in ``final.json``.
         unit: ``"%"``, ``"°"``, ``"s"`` or empty.
-        factor: conversion from the record to the unit.
-        offset: added after the conversion.
+        factor: conversion from the record to the unit, before the offset.
         digits: decimal places shown.
         better: 1 if more is better, -1 if less is, 0 if neither.
     """
@@ -105,14 +104,10 @@ class Trouble:
 
 @dataclass(frozen=True, eq=False)
 class Group:
-    """Runs that differ only in their seed.
+    """Runs that differ only in their seed: finished ones by seed, and failed or unfinished ones.
 
-    Attributes:
-        label: unique name of the group.
-        config: configuration of its first run.
-        runs: finished runs by seed.
-        stopped: failed and unfinished runs.
-        values: known values of each quantity by seed.
+    The label is unique, and the configuration that of the first run; ``values`` has the known
+    values of each quantity by seed.
     """
 
     label: str

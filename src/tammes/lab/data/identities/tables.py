@@ -126,14 +126,7 @@ def read_parquet(
 
 
 class _Selection:
-    """Rows of a table, and the values of its columns in these rows.
-
-    Args:
-        title: name of the table, for messages.
-        names: names of its columns.
-        read: returns the values of a column.
-        places: name of each row, for messages.
-    """
+    """Rows of a table, named by their places, and the values of its columns in these rows."""
 
     def __init__(
         self,

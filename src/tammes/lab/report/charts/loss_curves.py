@@ -240,10 +240,7 @@ def _one_by_one(term: Term, theta: Tensor) -> Tensor:
 def loss(term: Term | str, *, scale: float = 30.0, points: int = 359) -> Chart:
     r"""Target score :math:`\psi(\theta)`, loss and gradient of a term over the angle.
 
-    Args:
-        term: a term, or the name of one.
-        scale: inverse temperature.
-        points: number of angles between 0 and 180 degrees.
+    The term may be given by its name; the angles are ``points`` between 0 and 180 degrees.
     """
     term = term_named(term) if isinstance(term, str) else term
     # Without the ends, where the derivative by the angle is one-sided.

@@ -43,9 +43,6 @@ def hinge_and_softplus(*, reach: float = 4.0) -> Chart:
 
     Kobayashi 2019, Fig. 1a. Both are computed by the losses themselves, with one wrong class
     whose score is :math:`\xi` above the target's.
-
-    Args:
-        reach: half width of the x axis.
     """
     excess = _grid(-reach, reach)
     scores = torch.stack([torch.zeros_like(excess), excess], 1)
@@ -118,10 +115,8 @@ def margins_in_losses(
 def psi(margins: Sequence[float] = (1, 2, 3, 4)) -> Chart:
     r"""Target function :math:`\psi(\theta)` of L-Softmax for several margins.
 
-    L-Softmax (Liu 2016), Fig. 3; ``margin=1`` is the cosine of the softmax.
-
-    Args:
-        margins: factors of the angle, integer or not.
+    L-Softmax (Liu 2016), Fig. 3. Margins are factors of the angle, integer or not; 1 is the cosine
+    of the softmax.
     """
     degrees = _grid(0, 180)
     at = split_at(torch.deg2rad(degrees))
@@ -131,11 +126,7 @@ def psi(margins: Sequence[float] = (1, 2, 3, 4)) -> Chart:
 
 @plot
 def extensions(margin: float = 0.5) -> Chart:
-    r"""Extensions of ArcFace's :math:`\cos(\theta+m)` past :math:`\pi`.
-
-    Args:
-        margin: the angle :math:`m` in radians.
-    """
+    r"""Extensions of ArcFace's :math:`\cos(\theta+m)` past :math:`\pi`, for m in radians."""
     degrees = _grid(0, 180)
     theta = torch.deg2rad(degrees)
     at = split_at(theta)
@@ -211,12 +202,8 @@ def decision_geometry(
     r"""Decision boundaries of L-Softmax for two classes, of equal and unequal norms.
 
     L-Softmax (Liu 2016), Fig. 2 and 4: between the two boundaries is the margin; the longer
-    prototype has the larger feasible angle.
-
-    Args:
-        margin: factor :math:`m` of the angle.
-        angle: between the prototypes, in radians.
-        norms: lengths of the two prototypes in each panel.
+    prototype has the larger feasible angle. The arguments are those of :func:`boundaries`, with the
+    norms of each panel.
     """
     reach = 1.15 * max(max(pair) for pair in norms)
 
@@ -280,10 +267,7 @@ def spectral_overlap(powers: Sequence[float] = (0.0, 0.1, 0.3, 0.5, 1.0, 2.0)) -
     r"""Overlap :math:`\lambda(1-\lambda^p)` of the spectral complement with the classifier.
 
     Kobayashi 2024, Fig. A. The largest overlap is :math:`p(1+p)^{-(1+1/p)}` at
-    :math:`\lambda = (1+p)^{-1/p}`.
-
-    Args:
-        powers: values of :math:`p`; zero is the direct sum.
+    :math:`\lambda = (1+p)^{-1/p}`; a power of zero is the direct sum.
     """
     if min(powers) < 0:
         raise ValueError(f"spectral_overlap expects powers of 0 or more, got {tuple(powers)}")

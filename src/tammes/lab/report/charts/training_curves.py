@@ -22,15 +22,10 @@ _POINTS = 400
 
 @dataclass(frozen=True)
 class Drawing:
-    """Chart with its title, caption and layout on a page.
+    """Chart with its file name, title, caption and layout on a page.
 
-    Attributes:
-        name: file name.
-        chart: the chart.
-        title: title of the figure; by default that of each panel.
-        caption: caption of the figure.
-        tall: whether it needs more height.
-        legend: whether it has its own legend instead of that of the section.
+    The title is by default that of each panel; a drawing without its own ``legend`` has that of the
+    section, and a ``tall`` one needs more height.
     """
 
     name: str
@@ -175,15 +170,9 @@ def mean_and_seeds(
     seeds: bool,
     thin: bool = False,
 ) -> list[Layer]:
-    """Draw the mean over finished seeds as a line, and single seeds as thin ones.
+    """Draw the mean over finished seeds as a line and, with ``seeds``, single seeds as thin ones.
 
-    Args:
-        finished: values by epoch of each finished seed.
-        stopped: values of unfinished seeds, which are dotted and not in the mean.
-        label: name of the line.
-        place: place of its colour in the palette.
-        seeds: whether single seeds are drawn.
-        thin: draw the mean as a thin line too.
+    Values of unfinished seeds are dotted and not in the mean; with ``thin`` the mean is thin too.
     """
     done, others = [each for each in finished if each], [each for each in stopped if each]
     lines: list[Layer] = []
