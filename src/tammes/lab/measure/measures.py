@@ -124,16 +124,20 @@ def measure(given: MeasureInput, *, scale: float | None = None) -> Measured:
                 "No prototypes were given: the means of the unit embeddings of each class "
                 "take their place."
             )
-        named = _as_given if given.prototypes is not None else _of_means
-        heading = "prototypes" if given.prototypes is not None else "class means"
-        groups = [(heading, tuple(map(named, _of_prototypes(given, prototypes))))]
+        of_means = given.prototypes is None
+
+        def named(measured: Iterator[Measure]) -> tuple[Measure, ...]:
+            return tuple(map(_of_means, measured) if of_means else measured)
+
+        heading = "class means" if of_means else "prototypes"
+        groups = [(heading, named(_of_prototypes(given, prototypes)))]
         examples, angles, margins = None, None, None
         if given.examples is not None:
             examples, answers = _split(*given.examples, prototypes, Cosine(), scale or 1.0)
             margins = functional.sample_margin(examples, quantiles=QUANTILES)
             angles = functional.angles(examples, bins=90)
             measured = _of_examples(given, prototypes, examples, angles, margins, scale)
-            groups.append(("examples", tuple(map(named, measured))))
+            groups.append(("examples", named(measured)))
             # Collapse is towards one prototype of each class.
             single = None if prototypes.ndim == 3 else given.prototypes
             measured = _of_features(single, *given.examples, answers)
@@ -152,10 +156,6 @@ def measure(given: MeasureInput, *, scale: float | None = None) -> Measured:
         margins=margins,
         pairs=closest_pairs(prototypes),
     )
-
-
-def _as_given(measure: Measure) -> Measure:
-    return measure
 
 
 def _of_means(measure: Measure) -> Measure:

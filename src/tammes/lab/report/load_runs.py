@@ -86,7 +86,7 @@ def load_runs(runs: Sequence[Run], baseline: str | None = None) -> LoadedRuns:
     reader = _RunReader(list(grouped.troubles))
     metrics, timing, seen = {}, {}, {}
     for group in grouped.groups:
-        for run in (*group.runs.values(), *group.stopped):
+        for run in group.every:
             metrics[run.folder] = reader.read(group, run, lambda run: _rows(run, "metrics")) or []
             timing[run.folder] = reader.read(group, run, lambda run: _rows(run, "timing")) or []
     for group, seed in representative_seeds(grouped.groups).items():

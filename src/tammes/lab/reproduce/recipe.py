@@ -7,7 +7,7 @@ from typing import Annotated, Any, Literal, TypeAlias
 
 from tammes.lab.config.expressions import did_you_mean
 from tammes.lab.config.schema import Config, digest_of
-from tammes.lab.config.typecheck import at_least, check_names
+from tammes.lab.config.typecheck import at_least, check_names, seed_numbers
 from tammes.lab.fewshot.recipe_cells import FewShotSettings
 from tammes.lab.reproduce.claims import Claim
 from tammes.lab.reproduce.quick import quick_config, quick_settings
@@ -241,15 +241,7 @@ class Recipe:
         self, seeds: int | Sequence[int] | None, *, quick: bool = False
     ) -> Sequence[int]:
         """Return the seeds of a cell; by default as in the recipe, or one in quick form."""
-        if seeds is None:
-            seeds = 1 if quick else self.seeds
-        if isinstance(seeds, int):
-            if seeds < 1:
-                raise ValueError(f"seeds is expected to be at least 1, got {seeds}")
-            return range(seeds)
-        if not seeds or len(set(seeds)) < len(seeds):
-            raise ValueError(f"seeds is expected to name each seed once, got {list(seeds)}")
-        return seeds
+        return seed_numbers((1 if quick else self.seeds) if seeds is None else seeds)
 
     def trials(self, row: str, column: str, *, quick: bool = False) -> list[PlannedCell]:
         """Plan the tuning runs of a cell, one for each combination of candidates.

@@ -14,6 +14,7 @@ import torch
 
 from tammes.lab.config import normal, split_list
 from tammes.lab.config.schema import Config
+from tammes.lab.config.typecheck import seed_numbers
 from tammes.lab.data.sources.loading import say
 from tammes.lab.records.atomic_io import locked, writable
 from tammes.lab.records.run_folder import Run, write_json
@@ -119,13 +120,8 @@ def plan_configs(
             f"compare names runs by their losses, so name works with one loss only, "
             f"got {config.name!r} for {len(texts)}"
         )
-    if isinstance(seeds, int):
-        if seeds < 1:
-            raise ValueError(f"seeds is expected to be at least 1, got {seeds}")
-        seeds = range(config.seed, config.seed + seeds)
-    if not seeds or len(set(seeds)) < len(seeds):
-        raise ValueError(f"seeds is expected to name each seed once, got {list(seeds)}")
-    return [config.replace(loss=text, seed=seed) for text in texts for seed in seeds]
+    numbers = seed_numbers(seeds, config.seed)
+    return [config.replace(loss=text, seed=seed) for text in texts for seed in numbers]
 
 
 def check(configs: Sequence[Config], report: Callable[[str], None]) -> dict[str, str]:

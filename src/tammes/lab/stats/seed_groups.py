@@ -116,6 +116,11 @@ class Group:
     stopped: tuple[Run, ...]
     values: Mapping[str, Mapping[int, float]]
 
+    @property
+    def every(self) -> tuple[Run, ...]:
+        """All runs, finished or not."""
+        return (*self.runs.values(), *self.stopped)
+
     def summary(self, key: str) -> Summary | None:
         """Return mean and deviation of a quantity; None if no run has it."""
         return summary(self.values[key].values())

@@ -12,6 +12,7 @@ from tammes.heads.head import Head
 from tammes.heads.subcenters import drop_subcenters
 from tammes.lab.data import Images
 from tammes.lab.data.identities.identity_protocol import IdentityProtocol
+from tammes.lab.data.images import shrink
 from tammes.lab.measure.classification import (
     ExampleMetrics,
     accuracy_by_count,
@@ -217,16 +218,11 @@ def _details(result: Evaluation, head: Head, counts: Sequence[int]) -> dict[str,
 def _examples(testing: Images, labels: Tensor, examples: ExampleMetrics) -> dict[str, Tensor]:
     """Return thumbnails of the clearest mistakes, and of correct examples beside them."""
     chosen = confused_examples(examples, labels, len(testing.classes))
-    channels, height, width = testing.shape
-    pictures = torch.zeros(0, channels, height, width, dtype=torch.uint8)
+    pictures = torch.zeros(0, *testing.shape, dtype=torch.uint8)
     if len(chosen):
         pictures = torch.stack([testing.read(position) for position in chosen.tolist()])
-    if max(height, width) > _THUMBNAIL and len(chosen):
-        share = _THUMBNAIL / max(height, width)
-        small = F.interpolate(pictures.float(), scale_factor=share, mode="bilinear", antialias=True)
-        pictures = small.round().clamp(0, 255).byte()
     return {
-        "images": pictures,
+        "images": shrink(pictures, _THUMBNAIL),
         "labels": labels[chosen],
         "predictions": examples.predictions[chosen],
         "index": testing.index[chosen],

@@ -146,7 +146,6 @@ class Arrow:
     end: tuple[float, float]
     text: str = ""
     color: int | None = None
-    both: bool = False
 
 
 @dataclass(frozen=True)

@@ -11,6 +11,7 @@ from tammes.lab.report.charts.chart import DASHES, Chart, Layer, Line, Panel, Ru
 from tammes.lab.report.load_runs import LoadedRuns
 from tammes.lab.report.render.html_page import Block, Legend, pictures
 from tammes.lab.stats.seed_groups import Group
+from tammes.lab.stats.trends import mean_curve
 
 SEEDS_SHOWN = 8
 """Largest number of groups for which every seed has a curve."""
@@ -182,9 +183,9 @@ def mean_and_seeds(
         lines += [_line(each, "", place, label, "dotted", thin=True) for each in others]
     if done:
         # If finished seeds differ in their epochs, the mean covers the common ones.
-        epochs = sorted(set.intersection(*map(set, done)))
-        mean = {epoch: math.fsum(each[epoch] for each in done) / len(done) for epoch in epochs}
-        lines.append(_line(mean, label, place, label, DASHES[palette_wraps(place)], thin=thin))
+        lines.append(
+            _line(mean_curve(done), label, place, label, DASHES[palette_wraps(place)], thin=thin)
+        )
     return lines
 
 
