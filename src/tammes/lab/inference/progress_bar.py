@@ -1,9 +1,13 @@
 """Progress over images: a bar on a terminal, a line every few seconds elsewhere."""
 
+import contextlib
 import sys
 import time
+from collections.abc import Callable, Iterable, Iterator
 from typing import Any, TextIO
 
+from tammes.lab.data.images import DataError
+from tammes.lab.inference.preprocess import UnreadableImage
 from tammes.optional import require
 
 _PAUSE = 10.0
@@ -61,3 +65,29 @@ class ImageProgress:
             self.bar.console.print(text, highlight=False, markup=False, soft_wrap=True)
         else:
             print(text, file=self.stream, flush=True)
+
+
+@contextlib.contextmanager
+def watched_images(
+    total: int, *, skip: bool
+) -> Iterator[tuple[Callable[[Iterable[Any]], Iterator[Any]], Callable[[Any], None] | None]]:
+    """Show the progress over images, and report or skip those that cannot be read.
+
+    Yields:
+        A function that counts images as they are taken, and the one that is called for an
+        unreadable image, None if that is an error.
+    """
+    with ImageProgress(total) as progress:
+
+        def watched(images: Iterable[Any]) -> Iterator[Any]:
+            for image in images:
+                yield image
+                progress.advance()
+
+        def leave_out(error: UnreadableImage) -> None:
+            progress.say(f"{error}, it is left out")
+
+        try:
+            yield watched, leave_out if skip else None
+        except UnreadableImage as error:
+            raise DataError(f"{error}; --skip-corrupt leaves such images out") from error

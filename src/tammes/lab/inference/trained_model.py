@@ -118,11 +118,7 @@ class TrainedModel:
         return result.hexdigest()[:16]
 
     def embed(self, images: Any, *, batch_size: int = BATCH) -> Tensor:
-        """Compute the embeddings of images.
-
-        Args:
-            images: images in any form that the class takes.
-            batch_size: images in a batch.
+        """Compute the embeddings of images in any form that the class takes.
 
         Returns:
             Embeddings, shape ``(N, D)``, float32, on the CPU, in the order of the images; not
@@ -149,16 +145,7 @@ class TrainedModel:
             yield EmbeddedBatch(positions, names, features.cpu())
 
     def predict(self, images: Any, top: int = 5, *, batch_size: int = BATCH) -> list[Prediction]:
-        """Predict the classes of images.
-
-        Args:
-            images: images in any form that the class takes.
-            top: number of classes for each image, as far as there are so many.
-            batch_size: images in a batch.
-
-        Returns:
-            A prediction for each image, in order.
-        """
+        """Predict the classes of images; the arguments are those of :meth:`predict_each`."""
         return [*self.predict_each(images, top, batch_size=batch_size)]
 
     def predict_each(

@@ -58,17 +58,10 @@ def run_cells_on_ray(
     same names. A cell has an equal share of a started cluster; on an existing one a CPU and, if it
     has GPUs, a sixth of one (:data:`.PER_GPU`). It has as many threads as CPUs.
 
-    Args:
-        cells: cells to run.
-        work: ``"module:function"``.
-        address: address of a cluster: ``"auto"``, ``"host:port"`` or ``"ray://host:port"``. By
-            default ``$RAY_ADDRESS``, or the cluster this program is connected to; if there is none,
-            a cluster is started on this machine and stopped at the end.
-        at: workers and threads of a cluster that is started; see :func:`.plan_resources`.
-        on_event: called in this thread with every event.
-
-    Returns:
-        The results, in the order of the cells.
+    Arguments and results are those of :func:`.run_cells`; ``at`` is of a cluster that is started.
+    The address of a cluster is ``"auto"``, ``"host:port"`` or ``"ray://host:port"``, by default
+    ``$RAY_ADDRESS``, or the cluster this program is connected to; if there is none, a cluster is
+    started on this machine and stopped at the end.
 
     Raises:
         ImportError: Ray is not installed.

@@ -4,6 +4,7 @@ import contextlib
 import copy
 import time
 from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -27,6 +28,7 @@ _TRIAL, _TRIAL_ROWS = 2, 128
 """Trial steps before the first step, and the largest number of images in them."""
 
 
+@dataclass(kw_only=True)
 class HealthLooks:
     """Looks at a run and records its findings in ``health.json``.
 
@@ -40,26 +42,21 @@ class HealthLooks:
     finding once.
     """
 
-    def __init__(
-        self,
-        config: Config,
-        folder: Path,
-        *,
-        fabric: Any,
-        model: Model,
-        optimizer: torch.optim.Optimizer,
-        loader: ImageLoader,
-        sampler: BatchSampler,
-        rate: Callable[[int], float],
-        steps: int,
-        say: Callable[[str], None],
-    ) -> None:
-        self.config, self.folder, self.fabric, self.model = config, folder, fabric, model
-        self.optimizer, self.loader, self.sampler = optimizer, loader, sampler
-        self.rate, self.say = rate, say
-        self.muted = muted_names(config.mute)
-        run = Run(folder)
-        self.looks = [look for look in run.health if look["step"] <= steps]
+    config: Config
+    folder: Path
+    fabric: Any
+    model: Model
+    optimizer: torch.optim.Optimizer
+    loader: ImageLoader
+    sampler: BatchSampler
+    rate: Callable[[int], float]
+    steps: int
+    say: Callable[[str], None]
+
+    def __post_init__(self) -> None:
+        self.muted = muted_names(self.config.mute)
+        run = Run(self.folder)
+        self.looks = [look for look in run.health if look["step"] <= self.steps]
         self.seconds = run.look_seconds
 
     def due(self, epoch: int) -> bool:

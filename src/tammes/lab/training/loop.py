@@ -320,8 +320,8 @@ def _set_up(fabric: Any, config: Config, folder: Path, progress: Progress) -> _T
         write_tensors(folder / "subset.safetensors", used)
         write_lines(folder / "metrics.jsonl", work.history)
     work.health = HealthLooks(
-        config,
-        folder,
+        config=config,
+        folder=folder,
         fabric=fabric,
         model=model,
         optimizer=optimizer.optimizer,

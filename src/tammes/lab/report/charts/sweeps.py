@@ -305,7 +305,7 @@ def _analysed(values: Mapping[str, float]) -> MarginAnalysis | None:
     # Collapsed classes have no ratio.
     if not all(0 < each < math.inf for each in distances.values()) or not math.isfinite(share):
         return None
-    return MarginAnalysis.from_distances(**distances, same_base_class=share)
+    return MarginAnalysis(**distances, same_base_class=share)
 
 
 _PAIRS = (
