@@ -60,9 +60,6 @@ class Blocks:
     """Builds the layers of a network with the settings that all networks share.
 
     Args:
-        name: name of the network, for messages.
-        shape: channels, height and width of the images.
-        min_side: smallest side of an image.
         features: number of features; None for the number of the recipe.
         width: multiplier of the channels.
         norm: ``batch``, or ``group`` if examples must not depend on each other.

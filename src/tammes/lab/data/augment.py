@@ -113,15 +113,10 @@ class Augment(nn.Module):
         self.register_buffer("draws", torch.tensor(numbers, dtype=torch.int64), persistent=False)
 
     def forward(self, pixels: Tensor, index: Tensor, epoch: int | Tensor) -> Tensor:
-        """Normalise, and augment in training mode.
+        """Normalise uint8 pixels, and augment them in training mode, to ``(N, *output_shape)``.
 
-        Args:
-            pixels: uint8, shape ``(N, C, H, W)``.
-            index: index of each example in its data set, int64, shape ``(N,)``.
-            epoch: an integer, or a scalar int64 tensor on the same device.
-
-        Returns:
-            Images, float32, shape ``(N, *output_shape)``.
+        The index is that of each example in its data set, int64; the epoch is an integer, or a
+        scalar int64 tensor on the same device.
         """
         if pixels.dtype != torch.uint8 or tuple(pixels.shape[1:]) != self.shape:
             raise ValueError(

@@ -37,7 +37,6 @@ class CachedImages:
     """Decoded images of a partition.
 
     Attributes:
-        shape: shape of every image.
         rows: number of images, including unreadable ones.
         unreadable: reason for each unreadable row.
         checked: whether every image was decoded, not only its header.

@@ -52,13 +52,9 @@ def decode(data: Any, shape: Shape) -> tuple[ImageInfo, Any]:
     It is rotated as EXIF says; transparent parts become white; 16 bits become 8. An image of
     another size is resized with antialiasing to just cover the shape, and cropped to the centre.
 
-    Args:
-        data: bytes, the path of a file, or an image of Pillow, which is not changed.
-        shape: ``(channels, height, width)``, one channel or three.
-
-    Returns:
-        Info of the original image, and its pixels: a uint8 numpy array
-        ``(channels, height, width)``.
+    The data are bytes, the path of a file, or an image of Pillow, which is not changed. Returned
+    are the info of the original image, and its pixels: a uint8 numpy array of the shape, which has
+    one channel or three.
     """
     import numpy
     from PIL import Image

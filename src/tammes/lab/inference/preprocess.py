@@ -127,9 +127,8 @@ class Preprocess:
 def named_images(images: Any) -> Iterator[tuple[str, Any]]:
     """Yield the name of each image and the image; one at a time, however many there are.
 
-    Args:
-        images: one image as :class:`Preprocess` takes it, a folder (all images in and below it,
-            sorted by path), an array or a tensor of four dimensions, or any iterable of these.
+    Images are one as :class:`Preprocess` takes it, a folder (all images in and below it, sorted by
+    path), an array or a tensor of four dimensions, or any iterable of these.
     """
     for position, image in enumerate(_each(images)):
         yield image if isinstance(image, str) else f"image {position}", image

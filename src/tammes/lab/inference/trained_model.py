@@ -40,14 +40,10 @@ class EmbeddedBatch(NamedTuple):
 
 
 class Prediction(NamedTuple):
-    """The most likely classes of an image, best first.
+    """The most likely classes of an image, best first, with their numbers and logits.
 
-    Attributes:
-        image: path of the image, or ``image POSITION``.
-        classes: names of the classes.
-        labels: their numbers.
-        scores: their logits.
-        probabilities: softmax of the logits over all classes; not calibrated.
+    The image is a path, or ``image POSITION``; the probabilities are the softmax of the logits over
+    all classes, not calibrated.
     """
 
     image: str

@@ -45,12 +45,7 @@ def check_identities(source: str, labels: Tensor) -> None:
 def measure_identities(
     features: Tensor, labels: Tensor, protocol: IdentityProtocol | None = None
 ) -> dict[str, float]:
-    """Measure features of identities, as in a line of ``metrics.jsonl``.
-
-    Args:
-        features: shape ``(N, D)``.
-        labels: identity of each, shape ``(N,)``.
-        protocol: what is compared, if the data set prescribes it.
+    """Measure features ``(N, D)`` of identities, as in a line of ``metrics.jsonl``.
 
     Returns:
         Shares by name: ``mean_average_precision``, ``recall_at_1``, ``eer``... Those that too few

@@ -35,14 +35,9 @@ def sample_pairs(
 
     Pairs of one identity and one camera are left out, as the ranking of a gallery leaves them out.
 
-    Args:
-        identity: number of each example's identity, shape ``(N,)``.
-        first: rows of the examples that are compared, such as queries; by default all.
-        second: rows that they are compared with, such as a gallery; by default each other.
-        camera: number of each example's camera, shape ``(N,)``; by default every example has its
-            own.
-        limit: largest number of pairs of each kind.
-        seed: seed of the sample.
+    Identities and cameras are numbered; by default every example has its own camera. The rows
+    ``first``, such as queries, by default all, are compared with the rows ``second``, such as a
+    gallery, by default with each other. There are at most ``limit`` pairs of each kind.
     """
     apart = second is not None
     first = torch.arange(len(identity)) if first is None else first

@@ -61,7 +61,7 @@ class IdentityEmbeddings:
         junk: examples that count neither as a match nor as wrong, shape ``(N,)``.
         query: whether an example is a query, else of the gallery, shape ``(N,)``; None if each is
             searched among all others.
-        names: name of each example: its path, or its row.
+        names: paths or rows of the examples.
         named: whether the names are paths.
         notes: sentences about what was left out or may surprise.
         pairs: pairs that the data set prescribes for verification, or None.

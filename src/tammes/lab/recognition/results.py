@@ -81,11 +81,8 @@ class Listing(NamedTuple):
 class OperatingPoint(NamedTuple):
     """Threshold to deploy for a rate of false acceptances.
 
-    Attributes:
-        target: largest rate of false acceptances.
-        thresholds: smallest threshold that keeps it, of each gallery or of all pairs.
-        reached: rate of false acceptances at these thresholds.
-        accepted: rate of true acceptances at the smallest threshold that keeps the target.
+    The thresholds, of each gallery or of all pairs, are the smallest that keep the target; at them
+    that rate is ``reached``, and ``accepted`` is the rate of true acceptances.
     """
 
     target: float
@@ -187,12 +184,7 @@ def failing_identities(
 ) -> Listing:
     """List the identities with the largest share of wrong decisions, of both kinds together.
 
-    Args:
-        columns: identity; number asked and percentage wrong of the first kind, and of the second.
-        names: name of each identity.
-        asked: decisions of both kinds, each of shape ``(I,)``.
-        wrong: those of them that are wrong.
-        caption: caption of the table.
+    The columns are the identity, then the number asked and the percentage wrong of either kind.
     """
     shares = [w / count.clamp_min(1) for w, count in zip(wrong, asked, strict=True)]
     badness = (shares[0] + shares[1]).tolist()

@@ -174,14 +174,10 @@ class Study:
 
 
 def study(runs: Sequence[Run], baseline: str | None = None) -> Study:
-    """Group runs, and list those that are excluded.
+    """Group runs in any state, and list those that are excluded, such as damaged ones.
 
-    Args:
-        runs: runs in any state; a damaged one is listed among the troubles.
-        baseline: label of the group that the others are compared with; the first by default.
-
-    Raises:
-        RecordError: no group has the label of the baseline.
+    The groups are compared with the ``baseline``, a label, by default the first; a RecordError says
+    that no group has it.
     """
     troubles: list[Trouble] = []
     members: dict[str, list[Run]] = {}

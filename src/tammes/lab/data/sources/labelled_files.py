@@ -67,10 +67,9 @@ def table_partitions(table: Path) -> Partitions:
 def pattern_partitions(pattern: str, report: Callable[[str], None]) -> Partitions:
     """Return the partitions of files whose names have their labels.
 
-    Args:
-        pattern: path with the fields ``{label}`` and optionally ``{split}`` (as short as possible),
-            ``{number}`` (digits) and ``*`` (anything but a slash), ``photos/{label}_*.jpg``.
-        report: called with the classes that were found, and with what does not match.
+    A pattern is a path with the fields ``{label}`` and optionally ``{split}`` (as short as
+    possible), ``{number}`` (digits) and ``*`` (anything but a slash): ``photos/{label}_*.jpg``.
+    The classes that were found, and what does not match, are reported.
     """
     parts = re.split(f"({_FIELD.pattern})", Path(pattern).expanduser().as_posix())
     once = parts.count("{label}") == 1 and parts.count("{split}") < 2

@@ -67,11 +67,8 @@ def margins_in_losses(
     own bias :math:`\check\rho` to the :math:`\hat\rho` implicit in the softmax; (c) the regulariser
     pulls the wrong logits together, which increases :math:`\hat\rho`.
 
-    Args:
-        target: logit of the true class.
-        others: logits of the wrong classes.
-        extra: the bias :math:`\check\rho` of (b).
-        uniformity: how far (c) moves the wrong logits towards equality, from 0 to 1.
+    The logits are those of the true class and of the others; ``extra`` is :math:`\check\rho` of
+    (b), and ``uniformity``, from 0 to 1, how far (c) moves the others towards equality.
     """
     spread = torch.tensor(others, dtype=torch.double)
     if len(spread) < 2:
@@ -148,12 +145,8 @@ def boundaries(
     r"""Decision boundaries of two classes, for L-Softmax and for the softmax.
 
     The prototypes are at :math:`\pm\alpha/2`. The first class is certain where
-    :math:`\lVert w_1\rVert\psi(\theta_1) > \lVert w_2\rVert\cos\theta_2`.
-
-    Args:
-        norms: lengths of the two prototypes.
-        margin: factor :math:`m` of L-Softmax.
-        angle: :math:`\alpha` between the prototypes, in radians.
+    :math:`\lVert w_1\rVert\psi(\theta_1) > \lVert w_2\rVert\cos\theta_2`, with the factor m of
+    L-Softmax in :math:`\psi`. The angle is in radians.
 
     Returns:
         Directions in radians: where the first class is certain, where the softmax decides, where

@@ -223,11 +223,8 @@ def render(
 ) -> str:
     """Render a page as self-contained HTML.
 
-    Args:
-        title: title of the page.
-        sections: its sections.
-        verdict: sentences under the title that say what follows from the page.
-        lead: paragraphs under them.
+    Under the title are the sentences of a verdict, which say what follows from the page, and
+    paragraphs of a lead.
 
     Example:
         >>> from tammes.lab.report.render.html_page import Section, Text, render
