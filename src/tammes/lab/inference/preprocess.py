@@ -13,7 +13,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from tammes.lab.data.array_images import as_uint8, from_array, from_tensor, is_array, is_pillow
+from tammes.lab.data.array_images import as_pillow, as_uint8, is_array, is_pillow
 from tammes.lab.data.augment import Augment
 from tammes.lab.data.decode import Shape, decode, reason
 from tammes.lab.data.images import DataError
@@ -71,21 +71,12 @@ class Preprocess:
             UnreadableImage: the image cannot be used.
         """
         try:
-            if isinstance(image, Tensor):
-                tensor = as_uint8(image.detach().cpu())
-                if tuple(tensor.shape) == self.shape:
-                    return tensor
-                image = from_tensor(tensor)
-            elif is_array(image):
-                image = from_array(image)
-            elif isinstance(image, os.PathLike):
+            if isinstance(image, Tensor) and tuple(image.shape) == self.shape:
+                return as_uint8(image.detach().cpu())
+            if isinstance(image, os.PathLike):
                 image = os.fspath(image)
-            elif not isinstance(image, str | bytes) and not is_pillow(image):
-                raise TypeError(
-                    "a path, a Pillow image, an array or a tensor is expected, "
-                    f"got {type(image).__name__}"
-                )
-            _, pixels = decode(image, self.shape)
+            given = image if isinstance(image, str | bytes) else as_pillow(image)
+            _, pixels = decode(given, self.shape)
         except Exception as error:
             if isinstance(error, ImportError):
                 # Without them no image is read, and none of them is at fault.

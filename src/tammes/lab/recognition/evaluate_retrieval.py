@@ -50,13 +50,9 @@ def evaluate_retrieval(
 ) -> Recognition:
     """Rank the gallery for each query, with the rules of Market-1501.
 
-    Args:
-        examples: queries and gallery; without sides each example is searched among all others.
-        ranks: ranks k of recall@k.
-        similarity: see :func:`tammes.metrics.functional.retrieval`.
-        ap: form of the average precision.
-        resamples: resamples of the intervals over identities.
-        seed: seed of the resamples.
+    Without sides each example is searched among all others. The ranks are those of recall@k;
+    ``similarity`` and ``ap`` are those of :func:`tammes.metrics.functional.retrieval`, and the
+    resamples those of the intervals over identities.
 
     Raises:
         ValueError: there is no query or no gallery, or no query has a match.

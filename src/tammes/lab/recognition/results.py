@@ -77,6 +77,19 @@ class Listing(NamedTuple):
             for column, value in zip(self.columns, row, strict=True)
         ]
 
+    def lines(self) -> list[str]:
+        """Format rows under their columns for a terminal; numbers are aligned to the right."""
+        columns = [*zip(self.columns, *map(self.texts, self.rows), strict=True)]
+        numeric = [
+            all(isinstance(value, int | float) for value in column)
+            for column in zip(*self.rows, strict=True)
+        ]
+        padded = [
+            [f"{cell:{'>' if right else '<'}{max(map(len, column))}}" for cell in column]
+            for column, right in zip(columns, numeric or [False] * len(columns), strict=True)
+        ]
+        return [f"  {'   '.join(cells)}".rstrip() for cells in zip(*padded, strict=True)]
+
 
 class OperatingPoint(NamedTuple):
     """Threshold to deploy for a rate of false acceptances.
