@@ -29,7 +29,7 @@ def as_pillow(image: Any) -> Any:
         return from_array(image)
     if not is_pillow(image):
         raise ValueError(
-            "a path, bytes, a Pillow image, an array or a tensor is expected, "
+            "bytes, a path, a Pillow image, an array or a tensor is expected, "
             f"got {type(image).__name__}"
         )
     return image
