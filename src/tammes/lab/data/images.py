@@ -79,12 +79,7 @@ class Images:
         return self.reader.read(int(self.index[position]))
 
     def subset(self, positions: Tensor, labels: Tensor | None = None) -> "Images":
-        """Select images, in the order of ``positions``.
-
-        Args:
-            positions: positions of the images, shape ``(M,)``.
-            labels: new labels, shape ``(M,)``; the old ones by default.
-        """
+        """Select images, in the order of ``positions``, with new labels if there are some."""
         # Do not copy the pixels if all images are selected.
         everything = len(positions) == len(self) and bool(
             (positions == torch.arange(len(self))).all()

@@ -104,12 +104,8 @@ def measure(given: MeasureInput, *, scale: float | None = None) -> Measured:
     """Measure prototypes, embeddings with labels, or both.
 
     Without prototypes the class means of the unit embeddings take their place. Of several
-    prototypes of a class the nearest counts.
-
-    Args:
-        given: arrays from :func:`tammes.lab.measure.files.read`.
-        scale: inverse temperature of a cosine head, for the softmax bias; without it the bias is
-            that of inner products, as in a linear head.
+    prototypes of a class the nearest counts. The softmax bias is that of a cosine head with this
+    scale, or else of inner products, as in a linear head.
     """
     notes: list[str] = []
     prototypes = given.prototypes

@@ -66,13 +66,8 @@ def evaluate_openset(
     IJB-C do: ``enrol`` examples of each identity are in its gallery, all others are probes, and
     every probe is searched in both. Its identity is known to one and unknown to the other.
 
-    Args:
-        examples: probes (queries) and gallery, or examples without sides.
-        enrol: examples of each identity in its gallery, if there are no sides.
-        fpirs: false positive identification rates; by default those that can be measured.
-        similarity: see :func:`tammes.metrics.functional.retrieval`.
-        resamples: resamples of the intervals over identities.
-        seed: seed of the resamples and of the galleries.
+    The false positive identification rates are by default those that can be measured; similarity
+    and resamples are those of :func:`.evaluate_retrieval`.
 
     Raises:
         ValueError: every probe is known, or none is; or there are too few for a rate.
