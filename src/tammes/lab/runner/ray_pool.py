@@ -50,18 +50,22 @@ def run_cells_on_ray(
     *,
     address: str | None = None,
     at: Resources | None = None,
+    per_cell: Mapping[str, float] | None = None,
     on_event: Callable[[Event], None] | None = None,
 ) -> list[Result]:
     """Run all cells on a Ray cluster, as many at a time as its resources allow.
 
     On an existing cluster, every node needs the same version of Tammes and finds the data under the
-    same names. A cell has an equal share of a started cluster; on an existing one a CPU and, if it
-    has GPUs, a sixth of one (:data:`.PER_GPU`). It has as many threads as CPUs.
+    same names.
 
-    Arguments and results are those of :func:`.run_cells`; ``at`` is of a cluster that is started.
-    The address of a cluster is ``"auto"``, ``"host:port"`` or ``"ray://host:port"``, by default
-    ``$RAY_ADDRESS``, or the cluster this program is connected to; if there is none, a cluster is
-    started on this machine and stopped at the end.
+    Cells, work, events and results are those of :func:`.run_cells`; ``at`` is of a cluster that is
+    started. The address of a cluster is ``"auto"``, ``"host:port"`` or ``"ray://host:port"``, by
+    default ``$RAY_ADDRESS``, or the cluster this program is connected to; if there is none, a
+    cluster is started on this machine and stopped at the end.
+
+    The resources ``per_cell``, such as ``{"CPU": 2, "GPU": 0.5}``, are by default an equal share of
+    a started cluster; on an existing one a CPU and, if it has GPUs, a sixth of one
+    (:data:`.PER_GPU`). A cell has as many threads as CPUs.
 
     Raises:
         ImportError: Ray is not installed.
@@ -81,14 +85,15 @@ def run_cells_on_ray(
             several = bool(at.gpus) and at.workers > len(at.gpus)
             common["variables"] = dict(stack.enter_context(shared_gpu(wanted=several)))
             common |= {"path": sys.path, "cwd": os.getcwd()}
-            per_cell = {"CPU": at.threads, "GPU": min(1.0, len(at.gpus) / at.workers)}
+            share = min(1.0, len(at.gpus) / at.workers)
+            per_cell = per_cell or {"CPU": at.threads, "GPU": share}
             stack.enter_context(_started(ray, at))
-        else:
-            if not ray.is_initialized():
-                stack.enter_context(_connected(ray, str(address)))
+        elif not ray.is_initialized():
+            stack.enter_context(_connected(ray, str(address)))
+        if not per_cell:
             gpus = ray.cluster_resources().get("GPU", 0)
             per_cell = {"CPU": 1, "GPU": 1 / PER_GPU} if gpus else {"CPU": 1}
-        common["threads"] = per_cell["CPU"]
+        common["threads"] = max(1, int(per_cell.get("CPU", 1)))
         beacons = stack.enter_context(_beacons(cells))
         run = _RayRun(ray, cells, per_cell, notify)
         stack.callback(run.stop)
@@ -114,10 +119,14 @@ class _RayRun:
 
     def begin(self, tasks: Sequence[Mapping[str, Any]]) -> None:
         """Submit all tasks; the cluster starts each when it has resources for it."""
+        resources = dict(self.per_cell)
         # Ray counts in ten-thousandths: six sixths must not exceed one.
-        gpus = math.floor(1e4 * self.per_cell.get("GPU", 0)) / 1e4
+        gpus = math.floor(1e4 * resources.pop("GPU", 0)) / 1e4
         run_task = self.ray.remote(ray_payload.run_task()).options(
-            num_cpus=self.per_cell["CPU"], num_gpus=gpus, max_retries=0
+            num_cpus=resources.pop("CPU", 1),
+            num_gpus=gpus,
+            resources=resources or None,
+            max_retries=0,
         )
         for number, task in enumerate(tasks):
             self.running[run_task.remote({**task, "number": number}, self.events)] = number
