@@ -96,11 +96,9 @@ def export_onnx(
 ) -> ExportedFile:
     """Write a model to an ONNX file, after comparing both in ONNX Runtime.
 
-    Args:
-        model: model to export.
-        path: path of the file, which is replaced only by one that agrees with the model.
-        logits: whether to include the scores of the classes; by default if the loss trains them.
-        threshold: similarity below which a user of the file is to answer "unknown"; stored only.
+    An existing file is replaced only by one that agrees with the model. The scores of the classes
+    are included by default if the loss trains them. ``threshold`` is a similarity below which a
+    user of the file is to answer "unknown"; it is stored only.
 
     Raises:
         ValueError: the model cannot be exported, or the file would not agree with it.

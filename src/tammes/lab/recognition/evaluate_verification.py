@@ -53,15 +53,11 @@ def evaluate_verification(
 ) -> Recognition:
     """Verify pairs of examples: ROC, TAR at a FAR, EER, minDCF.
 
-    Args:
-        examples: the examples.
-        pairs: pairs to verify; by default those of the data set, or else all pairs.
-        max_pairs: largest number of pairs of each kind; of more, a sample is drawn.
-        fars: false acceptance rates; by default those of 0.1, 0.01, ... that can be measured.
-        p_target: prior probability of a same pair, for minDCF.
-        similarity: ``"cosine"``, ``"dot"`` or ``"euclidean"`` (minus the squared distance).
-        resamples: resamples of the intervals over identities.
-        seed: seed of the resamples and of the sample of pairs.
+    The pairs are by default those of the data set, or else all; of more than ``max_pairs`` of a
+    kind a sample is drawn. The false acceptance rates are by default those of 0.1, 0.01, ... that
+    can be measured; ``p_target`` is the prior probability of a same pair, for minDCF. Similarities
+    are ``"cosine"``, ``"dot"`` or ``"euclidean"`` (minus the squared distance); resamples are those
+    of the intervals over identities.
 
     Raises:
         ValueError: there are no pairs of one identity or none of two, or too few for a rate.
