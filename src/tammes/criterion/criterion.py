@@ -39,7 +39,7 @@ from tammes.kernels.problem import Problem
 from tammes.schedules import Schedule
 from tammes.similarity import full_precision, product_dtype, working_dtype
 from tammes.split import ALONGSIDE
-from tammes.states import States
+from tammes.states import State, States
 from tammes.terms import Loss, Setting, Term
 
 Reduction = Literal["mean", "sum", "none"]
@@ -207,7 +207,7 @@ class Criterion(nn.Module):
         made = States()
         for name, (_, term) in self.settings.named.items():
             kept = name in before and before[name][1] == term and name in self.states
-            state = self.states[name] if kept else term.make_state(self.head)
+            state = cast(State, self.states[name]) if kept else term.make_state(self.head)
             if state is not None:
                 if unseen := state.sees - {"target", *ALONGSIDE}:
                     raise ValueError(

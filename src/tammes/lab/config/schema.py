@@ -186,6 +186,11 @@ class Config:
     name: str = ""
 
     def __post_init__(self) -> None:
+        for name in ("data", "test"):
+            if isinstance(getattr(self, name), os.PathLike):
+                object.__setattr__(self, name, os.fspath(getattr(self, name)))
+            elif not isinstance(getattr(self, name), str | None):
+                raise source_expected(name, getattr(self, name))
         for each in dataclasses.fields(self):
             fit(getattr(self, each.name), each.type, each.name)
         for field, low in _AT_LEAST.items():

@@ -9,6 +9,7 @@ from typing import Protocol
 import torch
 from torch import Tensor
 
+from tammes._validation import describe
 from tammes.optional import require
 
 _SAMPLE = 10_000
@@ -18,6 +19,14 @@ _CHUNK = 256
 
 class DataError(ValueError):
     """Data cannot be used; the message is one sentence."""
+
+
+def source_expected(name: str, given: object) -> TypeError:
+    """Build the error for images in memory where the path or the name of a source belongs."""
+    return TypeError(
+        f"{name} expects the path or the name of a source, got {describe(given)}; "
+        "tammes.lab.data.write_source writes images of a program to one"
+    )
 
 
 class ImageReader(Protocol):

@@ -106,6 +106,8 @@ def load(
         >>> load("digits", "train").shape
         (1, 8, 8)
     """
+    if not isinstance(source, str | os.PathLike):
+        raise source_expected("load", source)
     title = os.fspath(source)
     sides = (size, size) if isinstance(size, int) else size
     if sides is not None and min(sides) < 1:
