@@ -9,7 +9,6 @@ from typing import Protocol
 import torch
 from torch import Tensor
 
-from tammes._validation import describe
 from tammes.optional import require
 
 _SAMPLE = 10_000
@@ -19,14 +18,6 @@ _CHUNK = 256
 
 class DataError(ValueError):
     """Data cannot be used; the message is one sentence."""
-
-
-def source_expected(name: str, given: object) -> TypeError:
-    """Build the error for images in memory where the path or the name of a source belongs."""
-    return TypeError(
-        f"{name} expects the path or the name of a source, got {describe(given)}; "
-        "tammes.lab.data.write_source writes images of a program to one"
-    )
 
 
 class ImageReader(Protocol):
@@ -53,9 +44,9 @@ class Images:
         origin: hash of names and sizes of the files; part of the digest.
     """
 
-    labels: Tensor
-    index: Tensor
-    classes: tuple[str, ...]
+    labels: Tensor = field(repr=False)
+    index: Tensor = field(repr=False)
+    classes: tuple[str, ...] = field(repr=False)
     shape: tuple[int, int, int]
     pixels: Tensor | None = field(repr=False)
     source: str = ""
