@@ -5,12 +5,14 @@ A type may be annotated with checks that run after the type check: each returns 
 """
 
 import math
+import os
 import types
 import typing
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import MISSING, fields
 from typing import Annotated, Any, Literal, TypeVar, Union, get_args, get_origin
 
+from tammes._validation import describe
 from tammes.lab.config.expressions import did_you_mean, short
 
 T = TypeVar("T")
@@ -95,7 +97,8 @@ def fit(value: Any, kind: Any, what: str) -> Any:
         return value
     one = next((each for each in members(kind) if _is(value, each)), None)
     if one is None:
-        raise ValueError(f"{what} is expected to be {type_name(kind)}, got {value!r}")
+        got = describe(value) if hasattr(value, "shape") else repr(value)
+        raise ValueError(f"{what} is expected to be {type_name(kind)}, got {got}")
     if one is not kind:
         return fit(value, one, what)
     if origin is Mapping:
@@ -169,6 +172,16 @@ def _words(kind: Any) -> str:
     if origin is Literal:
         return f"{', '.join(args[:-1])} or {args[-1]}"
     return type_name(args[0]) if origin is Annotated else _WORDS[origin]
+
+
+def as_source(name: str, value: Any) -> str:
+    """Return the path or the name of a data source; images in memory have none."""
+    if isinstance(value, str | os.PathLike):
+        return os.fspath(value)
+    raise ValueError(
+        f"{name} is expected to be the path or the name of a source, got {describe(value)}; "
+        "tammes.lab.data.write_source writes images of a program to one"
+    )
 
 
 def as_table(value: Any, what: str) -> dict[str, Any]:

@@ -71,5 +71,8 @@ def as_uint8(values: Tensor) -> Tensor:
         raise ValueError(f"pixels are expected as uint8 or in [0, 1], got {values.dtype}")
     if not bool(((values >= 0) & (values <= 1)).all()):
         low, high = float(values.min()), float(values.max())
-        raise ValueError(f"floating-point pixels are expected in [0, 1], got {low:g} to {high:g}")
+        hint = "take images before they are normalised" if low < 0 else "divide by 255"
+        raise ValueError(
+            f"floating-point pixels are expected in [0, 1], got {low:g} to {high:g}; {hint}"
+        )
     return (values * 255).round().byte()

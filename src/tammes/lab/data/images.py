@@ -45,9 +45,9 @@ class Images:
         origin: hash of names and sizes of the files; part of the digest.
     """
 
-    labels: Tensor
-    index: Tensor
-    classes: tuple[str, ...]
+    labels: Tensor = field(repr=False)
+    index: Tensor = field(repr=False)
+    classes: tuple[str, ...] = field(repr=False)
     shape: tuple[int, int, int]
     pixels: Tensor | None = field(repr=False)
     source: str = ""

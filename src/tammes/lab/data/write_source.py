@@ -68,7 +68,7 @@ def _rows(
         sized = hasattr(images, "__len__") and hasattr(images, "__getitem__")
         pairs = (images[row] for row in range(len(images))) if sized else iter(images)
     else:
-        given = [*labels]
+        given = [*labels] if getattr(labels, "ndim", 1) else []
         if hasattr(images, "__len__") and len(images) != len(given):
             raise DataError(
                 f"write_source expects a label for each image, got {len(images):,} images and "
@@ -77,15 +77,18 @@ def _rows(
         pairs = zip(images, given, strict=True)
     for position, pair in enumerate(pairs):
         if not isinstance(pair, tuple | list) or len(pair) != 2:
+            many = f" of {len(pair)}" if isinstance(pair, tuple | list) else ""
             raise DataError(
                 f"write_source expects labels, or images as pairs (image, label), got "
-                f"{type(pair).__name__} at position {position}"
+                f"{type(pair).__name__}{many} at position {position}"
             )
         image, label = pair
         if getattr(label, "ndim", None) == 0:
             label = label.item()
         if not isinstance(label, int | str) or isinstance(label, bool):
             hint = "; if it is one-hot, use argmax(1)" if getattr(label, "ndim", 0) == 1 else ""
+            if hasattr(images, "batch_size") and hasattr(images, "dataset"):
+                hint = "; a DataLoader yields batches, give its dataset"
             raise DataError(
                 "write_source expects labels that are class numbers or class names, got "
                 f"{type(label).__name__} at position {position}{hint}"

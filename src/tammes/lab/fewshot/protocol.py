@@ -12,6 +12,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from tammes._validation import check_floating, check_tensor
 from tammes.lab.config.expressions import build, split_list
 from tammes.lab.fewshot.episodes import Episodes, check_labels, draw
 from tammes.lab.fewshot.finetuned_heads import (
@@ -89,9 +90,10 @@ def needs_prototypes(methods: Mapping[str, Method]) -> bool:
 
 def _check(features: Tensor, base_mean: Tensor | None, prototypes: Tensor | None) -> None:
     """Reject features that are not a matrix, and tensors of another dimension."""
-    if not isinstance(features, Tensor) or not features.is_floating_point():
-        kind = features.dtype if isinstance(features, Tensor) else type(features).__name__
-        raise TypeError(f"few-shot expects features of a floating type, got {kind}")
+    check_floating("few-shot", "features", features)
+    for name, value in (("base_mean", base_mean), ("prototypes", prototypes)):
+        if value is not None:
+            check_tensor("few-shot", name, value)
     if features.ndim != 2 or not features.shape[1]:
         raise ValueError(f"few-shot expects features of shape (N, D), got {tuple(features.shape)}")
     size = features.shape[1]
@@ -293,7 +295,7 @@ class LabelledFeatures:
 
     def __post_init__(self) -> None:
         _check(self.features, self.base_mean, self.prototypes)
-        check_labels("few-shot expects", self.labels)
+        check_labels("few-shot", self.labels)
         if len(self.labels) != len(self.features):
             raise ValueError(
                 f"few-shot expects a label for each of {len(self.features)} features, "

@@ -21,7 +21,10 @@ from tammes.lab.data.listing import (
 )
 from tammes.lab.data.sources.folder import walk_images
 
-PATH_COLUMNS = ("path", "file", "filename", "file_name", "filepath", "image_path", *IMAGE_COLUMNS)
+PATH_COLUMNS = (
+    *("path", "file", "filename", "file_name", "filepath", "image_path", "image_id"),
+    *IMAGE_COLUMNS,
+)
 """Names of columns of paths, in order of preference."""
 _FIELDS = {
     "{label}": r"(?P<label>[^/]+?)",
@@ -43,8 +46,8 @@ def table_partitions(table: Path) -> Partitions:
     file = next((name for name in PATH_COLUMNS if name in columns), None)
     if file is None:
         raise DataError(
-            f"{table}: columns of paths and of labels are expected, such as path and label, got "
-            f"{', '.join(map(repr, names))}"
+            f"{table}: columns of paths and of labels are expected, named in the first line, such "
+            f"as path and label, got {', '.join(map(repr, names))}"
         )
     paths, splits = columns.pop(file), columns.pop("split", None)
     if "" in paths:

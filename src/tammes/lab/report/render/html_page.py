@@ -100,7 +100,13 @@ class Table:
 
 
 def _is_number(cell: Cell) -> bool:
-    return not isinstance(cell, str) and not (isinstance(cell, Value) and cell.sort is None)
+    """Whether a cell is a number, or empty."""
+    match cell:
+        case Value():
+            return cell.sort is not None
+        case str():
+            return not cell
+    return True
 
 
 def _value(cell: Cell) -> Value:
