@@ -146,7 +146,7 @@ def main(words: Sequence[str] | None = None) -> int:
     lines = queue_lines(named)
     if arguments.plan:
         for (name, _, columns, *_), line in zip(named, lines, strict=True):
-            own = remaining([line], out, quick=quick, workers=arguments.parallel)
+            own = remaining([line], out, quick=quick, workers=arguments.parallel, beside=lines)
             print(f"{name}, {', '.join(columns or ['all columns'])}: {own}")
         left = remaining(lines, out, quick=quick, workers=arguments.parallel)
     else:

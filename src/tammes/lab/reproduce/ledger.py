@@ -221,6 +221,13 @@ class Ledger:
         place = (entry.row, entry.column, entry.seed)
         self.cells = [e for e in self.cells if (e.row, e.column, e.seed) != place] + [entry]
 
+    def adopt(self, entry: Entry, source: "Ledger") -> None:
+        """Add an entry of another ledger, with its machine."""
+        machine = entry.machine
+        if machine is not None:
+            machine = self.machine(source.machines[machine])
+        self.put(replace(entry, machine=machine))
+
     def machine(self, about: dict[str, Any]) -> int:
         """Return the index of a machine, adding it if it is new."""
         if about not in self.machines:
