@@ -28,6 +28,7 @@ SUMS = ["sce+nca", "sce+proto", "bce+nca", "sce_direct_nca", "sce_direct_proto",
 SINGLE, CROPS = ["sce", "bce", "nca", "proto"], ["way32_cold", "way32_crop8", "way32_crop30"]
 FOUR = ["softmax", "divergence", "lsr_0.1", "super_symmetry"]
 PAIR = ["sce", "nca", "sce+nca", "sce_direct_nca"]
+BCE = ["bce_mean", "bce_mean+nca", "bce_bias", "bce_quarter"]
 MAIN = [*SINGLE, "sce+nca", "sce_direct_nca"]
 LOST = ["arcface_64", "cosface_64", "ce", "arcface_64_fifth"]
 FOUND = ["arcface_30", "arcface_64_margin", "arcface_64_warm"]
@@ -63,8 +64,8 @@ QUEUE: list[Line] = [
     ("liu2020/sweep", [*INNER, "negative_softmax"], ["cifar"], 3, 2.5),
     ("liu2020/cub", None, ["resnet12"], 1, 10),
     ("kobayashi2024/cub", PAIR, ["way32"], 1, 5),
-    ("kobayashi2024/cifar", PAIR, ["way32_84"], 1, 35),
-    ("kobayashi2024/cifar", ["sce_direct_nca"], ["way32_sibling"], 1, 35),
+    ("kobayashi2024/cifar", PAIR, ["way32_84"], 1, 20),
+    ("kobayashi2024/cifar", ["sce_direct_nca", "sce"], ["way32_sibling"], 1, 12),
     ("kobayashi2024/cifar", None, ["random"], 1, 2.5),
     ("kobayashi2024/spectral", None, ["d64"], 1, 2.5),
     # Further seeds of what has one by then.
@@ -77,6 +78,8 @@ QUEUE: list[Line] = [
 PHASES: dict[str, list[Line]] = {
     "start": START,
     "seeds": SEEDS,
+    "bce": [("kobayashi2024/cifar", BCE, ["way32"], 1, 2.5)],
+    "large": [("kobayashi2024/cifar", ["sce_direct_nca", "sce"], ["way32_sibling"], 1, 12)],
     "doctor": [("zhou2022/unstable", [*LOST, *FOUND], ["short"], 1, 1.5)],
     "advice": [
         ("advice/classes", None, ["cifar100"], 2, 0.7),

@@ -243,6 +243,10 @@ class Ledger:
                 recipe, row, column, quick=self.quick
             ):
                 found[row, column] = {k: v for k, v in values.items() if k not in _ABOUT_TRIALS}
+        for place in recipe.all_places() if recipe is not None else ():
+            source = recipe.tuned_place(*place)
+            if source in found:
+                found.setdefault(place, found[source])
         return found
 
     def open(self, recipe: Recipe, seeds: int | None = None) -> list[tuple[str, str, int]]:
