@@ -243,7 +243,9 @@ class Ledger:
                 recipe, row, column, quick=self.quick
             ):
                 found[row, column] = {k: v for k, v in values.items() if k not in _ABOUT_TRIALS}
-        for place in recipe.all_places() if recipe is not None else ():
+        if recipe is None:
+            return found
+        for place in recipe.all_places():
             source = recipe.tuned_place(*place)
             if source in found:
                 found.setdefault(place, found[source])
