@@ -76,6 +76,7 @@ PROXY_TERMS = {
     "proxy_anchor": tammes.proxy_anchor(scale=8.0),
     "multi_positive": tammes.multi_positive(scale=8.0),
     "multi_positive_cos": tammes.multi_positive(scale=8.0, margin=0.2, kind="cos"),
+    "mlcd": tammes.mlcd(scale=8.0),
 }
 
 TERMS = {**SPLIT_TERMS, **PROTOTYPE_TERMS, **FEATURE_TERMS, **PROXY_TERMS}

@@ -10,7 +10,18 @@ import itertools
 import math
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from typing import TYPE_CHECKING, Any, Concatenate, Literal, NamedTuple, ParamSpec, TypeAlias, cast
+from typing import (
+    TYPE_CHECKING,
+    Any,
+    Concatenate,
+    Literal,
+    NamedTuple,
+    ParamSpec,
+    Protocol,
+    TypeAlias,
+    cast,
+    overload,
+)
 
 import torch
 from torch import Tensor
@@ -363,6 +374,17 @@ def _not_a_loss(name: str, given: Any) -> TypeError:
     )
 
 
+class _Decorator(Protocol):
+    """Type of a function made into a builder, which takes its settings alone."""
+
+    @overload
+    def __call__(
+        self, function: Callable[Concatenate[Batch, Tensor, _P], Any]
+    ) -> Callable[_P, Term]: ...
+    @overload
+    def __call__(self, function: Callable[Concatenate[Any, _P], Any]) -> Callable[_P, Term]: ...
+
+
 def term(
     *,
     reads: str = " ".join((*REDUCED, *ALONGSIDE)),
@@ -380,7 +402,7 @@ def term(
     state: Callable[..., State] | None = None,
     adjust: Callable[..., tuple[Tensor, Tensor | None]] | None = None,
     several_positives: bool = False,
-) -> Callable[[Callable[Concatenate[Any, _P], Any]], Callable[_P, Term]]:
+) -> _Decorator:
     """Make a loss of a function: its keyword arguments become the settings of a term.
 
     The decorated name is then a builder: called with settings, it returns a :class:`Term`.

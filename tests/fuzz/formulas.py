@@ -409,7 +409,7 @@ def proxy_anchor(view, scale, margin):
     return pulled / max(present, 1) + pushed / view.there.sum()
 
 
-def multi_positive(view, scale, margin, kind):
+def multi_positive(view, scale, margin, kind, form):
     cosine = unit(view.features) @ unit(view.prototypes[view.there]).T
     others = scale * _without(cosine, view.labels)
     if kind == "arc":
@@ -418,7 +418,10 @@ def multi_positive(view, scale, margin, kind):
         target = torch.where(turns % 2 == 0, 1.0, -1.0) * phi.cos() - 2 * turns
     else:
         target = view.theta.cos() - margin
-    return softplus(others.logsumexp(1) - scale * target)
+    others = others.logsumexp(1)
+    if form == "apart":
+        return softplus(others) + softplus(-scale * target)
+    return softplus(others - scale * target)
 
 
 # ---------------------------------------------------------------------------- terms on features

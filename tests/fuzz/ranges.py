@@ -166,6 +166,7 @@ SETTINGS = {
         "scale": Number(0.5, 32.0, per_class=False),
         "margin": Number(-0.5, 0.75, per_class=False),
         "kind": Choice(("arc", "cos")),
+        "form": Choice(("each", "pairs", "apart")),
     },
     "proxy_anchor": {
         "scale": Number(0.5, 32.0, per_class=False),

@@ -23,6 +23,7 @@ SAME = {
 }
 VARIANTS = {
     "adacos": tammes.normface(),
+    "mlcd": tammes.multi_positive(margin=0.0, form="apart"),
     "proxy_nca": tammes.gm_softmax(beta2=-math.inf),
     "sphereface_r": tammes.sphereface(margin=1.7, gradient="detached"),
     "balanced_softmax": tammes.logit_adjustment([5.0, 3.0, 2.0]),

@@ -28,7 +28,10 @@ def features(dtype=torch.double):
     return x.to(dtype).requires_grad_()
 
 
-def plain(x, labels, weight, scale, margin, kind):
+FORMS = ["each", "pairs", "apart"]
+
+
+def plain(x, labels, weight, scale, margin, kind, form="each"):
     """Losses of the rows that have a label, one positive after the other."""
     cosine = F.normalize(x) @ F.normalize(weight).T
     rows = []
@@ -40,24 +43,31 @@ def plain(x, labels, weight, scale, margin, kind):
         positives = [
             (row[p].acos() + margin).cos() if kind == "arc" else row[p] - margin for p in own
         ]
-        terms = [(1 + (scale * (negatives - p)).exp().sum()).log() for p in positives]
-        rows.append(torch.stack(terms).mean())
+        if form == "each":
+            terms = [(1 + (scale * (negatives - p)).exp().sum()).log() for p in positives]
+            rows.append(torch.stack(terms).mean())
+        elif form == "pairs":
+            pairs = [(scale * (n - p)).exp() for p in positives for n in negatives]
+            rows.append((1 + torch.stack(pairs).sum()).log())
+        else:
+            pulled = torch.stack([(-scale * p).exp() for p in positives]).sum()
+            rows.append((1 + pulled).log() + (1 + (scale * negatives).exp().sum()).log())
     return torch.stack(rows)
 
 
-def criterion(dtype=torch.double, kind="arc", head=tammes.CosineHead, **options):
+def criterion(dtype=torch.double, kind="arc", form="each", head=tammes.CosineHead, **options):
     torch.manual_seed(0)
-    term = tammes.multi_positive(scale=8.0, margin=0.2, kind=kind)
+    term = tammes.multi_positive(scale=8.0, margin=0.2, kind=kind, form=form)
     return tammes.Criterion(head(5, CLASSES), term, **options).to(dtype)
 
 
 @pytest.mark.parametrize("most", [1 << 24, 13, 1], ids=["at once", "blocks", "one by one"])
 @pytest.mark.parametrize("dtype", TOLERANCE)
-@pytest.mark.parametrize("kind", ["arc", "cos"])
-def test_values_and_gradients_are_those_of_the_formula(kind, dtype, most, monkeypatch):
+@pytest.mark.parametrize(("kind", "form"), [("cos", "each"), *(("arc", form) for form in FORMS)])
+def test_values_and_gradients_are_those_of_the_formula(kind, form, dtype, most, monkeypatch):
     monkeypatch.setattr(proxies, "_SCORES", most)
-    made, x = criterion(dtype, kind), features(dtype)
-    rows = plain(x, LABELS, made.head.weight, 8.0, 0.2, kind)
+    made, x = criterion(dtype, kind, form), features(dtype)
+    rows = plain(x, LABELS, made.head.weight, 8.0, 0.2, kind, form)
     weights = WEIGHTS.to(dtype)
     kept = weights[[0, 1, 2, 4, 5]]
     loss, expected = made(x, LABELS, weights=weights), rows @ kept / kept.sum()
@@ -68,11 +78,12 @@ def test_values_and_gradients_are_those_of_the_formula(kind, dtype, most, monkey
     assert not found[0][3].any()
 
 
+@pytest.mark.parametrize("form", ["each", "pairs"])
 @pytest.mark.parametrize(
     ("kind", "term"), [("arc", tammes.arcface(margin=0.2)), ("cos", tammes.cosface(margin=0.2))]
 )
-def test_with_one_positive_it_is_the_margin_softmax(kind, term):
-    made, x = criterion(kind=kind, reduction="none"), features()
+def test_with_one_positive_it_is_the_margin_softmax(kind, term, form):
+    made, x = criterion(kind=kind, form=form, reduction="none"), features()
     head = tammes.CosineHead(5, CLASSES, scale=8.0).double()
     head.load_state_dict(made.head.state_dict())
     one = tammes.Criterion(head, term, reduction="none")
@@ -83,8 +94,9 @@ def test_with_one_positive_it_is_the_margin_softmax(kind, term):
         assert_close(made(x, same), expected, rtol=1e-12, atol=1e-12)
 
 
-def test_the_order_of_positives_and_padding_do_not_matter():
-    made, x = criterion(reduction="none"), features()
+@pytest.mark.parametrize("form", FORMS)
+def test_the_order_of_positives_and_padding_do_not_matter(form):
+    made, x = criterion(form=form, reduction="none"), features()
     wide = torch.cat([torch.full((6, 1), -100), LABELS.flip(1)], 1)
     assert_close(made(x, wide), made(x, LABELS), rtol=1e-13, atol=1e-13)
 
@@ -112,9 +124,9 @@ def test_a_compiled_criterion_gives_the_same():
     assert_close(torch.compile(made, backend="aot_eager")(x, LABELS), made(x, LABELS))
 
 
-def on_ranks(group, sharded):
+def on_ranks(group, sharded, form):
     rank = torch.distributed.get_rank(group)
-    made = criterion(group=None if sharded else group)
+    made = criterion(form=form, group=None if sharded else group)
     if sharded:
         head = tammes.ShardedHead(tammes.CosineHead, 5, CLASSES, group=group)
         head.load_state_dict(made.head.state_dict())
@@ -127,20 +139,21 @@ def on_ranks(group, sharded):
     return loss.detach(), part.grad / 3, made.head.weight.grad
 
 
-@pytest.mark.parametrize("sharded", [False, True])
-def test_on_several_ranks_it_is_the_same(sharded):
-    made, x = criterion(), features()
+@pytest.mark.parametrize(("sharded", "form"), [(False, "each"), (True, "each"), (True, "apart")])
+def test_on_several_ranks_it_is_the_same(sharded, form):
+    made, x = criterion(form=form), features()
     loss = made(x, LABELS, weights=WEIGHTS.double())
     loss.backward()
-    losses, gradients, weights = zip(*everywhere(3, on_ranks, sharded), strict=True)
+    losses, gradients, weights = zip(*everywhere(3, on_ranks, sharded, form), strict=True)
     assert_close(losses, (loss.detach(),) * 3)
     assert_close(torch.cat(gradients), x.grad, rtol=1e-10, atol=1e-12)
     whole = torch.cat(weights) if sharded else sum(weights) / 3
     assert_close(whole, made.head.weight.grad, rtol=1e-10, atol=1e-12)
 
 
-def test_a_label_that_nobody_has_shows_where_values_are_not_checked():
-    made, x = criterion(validate=None, reduction="none"), features()
+@pytest.mark.parametrize("form", FORMS)
+def test_a_label_that_nobody_has_shows_where_values_are_not_checked(form):
+    made, x = criterion(form=form, validate=None, reduction="none"), features()
     labels = LABELS.clone()
     labels[1, 2] = CLASSES
     assert made(x, labels).isnan().tolist() == [False, True, False, False, False, False]
@@ -148,6 +161,7 @@ def test_a_label_that_nobody_has_shows_where_values_are_not_checked():
 
 def test_it_is_written_as_text():
     assert parse_loss("multi_positive(kind='cos')") == tammes.multi_positive(kind="cos")
+    assert parse_loss("mlcd(scale=32)") == tammes.multi_positive(scale=32, margin=0.0, form="apart")
 
 
 @pytest.mark.parametrize(
@@ -167,6 +181,7 @@ def test_it_is_written_as_text():
             "one label per example where it has class_weights",
         ),
         (lambda x: tammes.multi_positive(kind="sine"), "kind 'arc' or 'cos', got 'sine'"),
+        (lambda x: tammes.multi_positive(form="sum"), "'each', 'pairs' or 'apart', got 'sum'"),
     ],
 )
 def test_what_cannot_be_is_refused_in_a_sentence(call, message):

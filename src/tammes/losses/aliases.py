@@ -11,6 +11,7 @@ from torch import Tensor
 from tammes.losses.angular import arcface, cosface, normface, sphereface
 from tammes.losses.imbalance import logit_adjustment
 from tammes.losses.largest_margin import gm_softmax
+from tammes.losses.proxies import multi_positive
 from tammes.terms import Setting, Term
 
 _Builder = TypeVar("_Builder", bound=Callable[..., Term])
@@ -86,6 +87,33 @@ def adacos() -> Term:
     return normface()
 
 
+@_variant_of(multi_positive)
+def mlcd(*, scale: Setting = 64.0, margin: Setting = 0.0) -> Term:
+    r"""MLCD: several positives, with a sum of their own apart from the other classes.
+
+    .. math::
+        \ell_i = \log\Bigl(1 + \sum_{c\notin P_i} e^{s\cos\theta_{ic}}\Bigr)
+        + \log\Bigl(1 + \sum_{p\in P_i} e^{-s\cos(\theta_{ip} + m)}\Bigr)
+
+    It is ``multi_positive(scale=scale, margin=margin, form="apart")``.
+
+    Args:
+        scale: :math:`s`; the scale of the head does not enter.
+        margin: :math:`m`, in radians; the paper has none.
+
+    Returns:
+        A term named ``multi_positive``.
+
+    Example:
+        >>> tammes.mlcd()
+        multi_positive(scale=64.0, margin=0.0, kind='arc', form='apart')
+
+    References:
+        An et al., Multi-label Cluster Discrimination for Visual Representation Learning, ECCV 2024.
+    """
+    return multi_positive(scale=scale, margin=margin, form="apart")
+
+
 @_variant_of(gm_softmax)
 def proxy_nca() -> Term:
     r"""ProxyNCA: the own proxy against the others, without itself in the denominator.
@@ -142,6 +170,7 @@ ALIASES: dict[str, Callable[..., Term]] = {
     "am_softmax": am_softmax,
     "balanced_softmax": balanced_softmax,
     "lmcl": lmcl,
+    "mlcd": mlcd,
     "proxy_nca": proxy_nca,
     "proxy_nca_pp": proxy_nca_pp,
     "sphereface_r": sphereface_r,

@@ -116,11 +116,13 @@ def proxy_anchor(
     return pulled / present.detach().clamp_min(1) + pushed / classes
 
 
-def _check_multi_positive(scale: float, margin: float, kind: str) -> None:
+def _check_multi_positive(scale: float, margin: float, kind: str, form: str) -> None:
     if not scale > 0:
         raise ValueError(f"multi_positive expects scale above 0, got {scale}")
     if kind not in ("arc", "cos"):
         raise ValueError(f"multi_positive expects kind 'arc' or 'cos', got {kind!r}")
+    if form not in ("each", "pairs", "apart"):
+        raise ValueError(f"multi_positive expects form 'each', 'pairs' or 'apart', got {form!r}")
     check_margins(m2=margin if kind == "arc" else 0.0)
     if kind == "cos" and abs(margin) > 2:
         raise ValueError(
@@ -137,20 +139,28 @@ def multi_positive(
     scale: Setting = 64.0,
     margin: Setting = 0.3,
     kind: str = "arc",
+    form: str = "each",
     shards: ShardedRows = ALL_ROWS_LOCAL,
 ) -> Tensor:
-    r"""Margin softmax with several positives: each against all classes that are not positives.
+    r"""Margin softmax with several positives, against all classes that are not positives.
 
     .. math::
-        \ell_i = \frac{1}{|P_i|}\sum_{p\in P_i}
-        \log\Bigl(1 + \sum_{c\notin P_i} e^{s\cos\theta_{ic} - s\,\Phi(\theta_{ip})}\Bigr),\qquad
-        \Phi(\theta) = \cos(\theta + m)\ \text{or}\ \cos\theta - m
+        \text{each:}\quad \ell_i &= \frac{1}{|P_i|}\sum_{p\in P_i}
+        \log\Bigl(1 + \sum_{c\notin P_i} e^{s\cos\theta_{ic} - s\,\Phi(\theta_{ip})}\Bigr) \\
+        \text{pairs:}\quad \ell_i &=
+        \log\Bigl(1 + \sum_{c\notin P_i} e^{s\cos\theta_{ic}}
+        \sum_{p\in P_i} e^{-s\,\Phi(\theta_{ip})}\Bigr) \\
+        \text{apart:}\quad \ell_i &=
+        \log\Bigl(1 + \sum_{c\notin P_i} e^{s\cos\theta_{ic}}\Bigr)
+        + \log\Bigl(1 + \sum_{p\in P_i} e^{-s\,\Phi(\theta_{ip})}\Bigr)
 
-    For labels of shape ``(N, P)``, filled up with the criterion's ``ignore_index``: images that
-    show several things, or belong to several clusters. Positives do not compete with each other,
-    as they would in one softmax for each. With one positive it is :func:`tammes.arcface` or
-    :func:`tammes.cosface`. It uses cosines whatever the head. Beyond 16 million cosines only a
-    block of classes is in memory.
+    with :math:`\Phi(\theta) = \cos(\theta + m)` or :math:`\cos\theta - m`. For labels of shape
+    ``(N, P)``, filled up with the criterion's ``ignore_index``: images that show several things, or
+    belong to several clusters. Positives do not compete with each other, as they would in one
+    softmax for each. With one positive, ``"each"`` and ``"pairs"`` are :func:`tammes.arcface` or
+    :func:`tammes.cosface`; ``"apart"`` compares both sides with a cosine of zero instead of with
+    each other. It uses cosines whatever the head. Beyond 16 million cosines only a block of classes
+    is in memory.
 
     Args:
         batch: features and labels; the labels of an example are to differ.
@@ -158,6 +168,8 @@ def multi_positive(
         scale: :math:`s`; the scale of the head does not enter.
         margin: :math:`m`, in radians or, for ``"cos"``, a cosine.
         kind: ``"arc"`` adds to the angle, ``"cos"`` subtracts from the cosine.
+        form: ``"each"`` averages over the positives, ``"pairs"`` sums over them, ``"apart"`` has a
+            sum of its own for positives and for the others.
         shards: access to the prototypes of other ranks; the criterion supplies it.
 
     Returns:
@@ -169,8 +181,8 @@ def multi_positive(
         >>> loss = criterion(torch.randn(2, 4), labels)
 
     References:
-        The task of An et al., Multi-label Cluster Discrimination for Visual Representation
-        Learning, ECCV 2024 (the form is ours: a margin softmax where there is one positive).
+        An et al., Multi-label Cluster Discrimination for Visual Representation Learning, ECCV 2024:
+        ``"pairs"`` is its MLC and ``"apart"`` its MLCD, both without a margin; ``"each"`` is ours.
     """
     features, proxies = directions(batch.features), unit(prototypes)
     labels = batch.labels if batch.labels.ndim == 2 else batch.labels[:, None]
@@ -206,10 +218,13 @@ def multi_positive(
 
     others = torch.stack(_by_blocks(negatives, features, proxies)).logsumexp(0)
     others = shards.all_gather(others[None]).logsumexp(0)
-    losses = softplus(others[:, None] - scale * target)
     # Where values are not checked: nobody has such a class, and the loss is to show it.
-    losses = losses.masked_fill(labels >= shards.count(proxies), torch.nan)
-    return torch.where(counts, losses, 0.0).sum(1) / counts.sum(1).clamp_min(1)
+    pull = (-scale * target).masked_fill(labels >= shards.count(proxies), torch.nan)
+    if form == "each":
+        losses = torch.where(counts, softplus(others[:, None] + pull), 0.0)
+        return losses.sum(1) / counts.sum(1).clamp_min(1)
+    pulled = torch.where(counts, pull, _NEVER).logsumexp(1)
+    return softplus(others + pulled) if form == "pairs" else softplus(others) + softplus(pulled)
 
 
 _NEVER = -1e30
