@@ -80,6 +80,14 @@ def test_the_time_is_a_guess_where_nothing_similar_was_run(tmp_path):
     assert str(Remaining(0, 0, 0.0, 0)) == "nothing is open"
 
 
+def test_a_line_has_the_times_of_the_lines_beside_it(tmp_path):
+    write(tmp_path, (RECIPE.cell("a", "short", 0), {"seconds": 30.0, "epochs": 1}))
+    own = line(columns=["long"], recipe=OTHER)
+    assert remaining([own], tmp_path, workers=1).guessed == 1
+    left = remaining([own], tmp_path, workers=1, beside=[line(), own])
+    assert left == Remaining(cells=1, trials=0, minutes=2.0, guessed=0)
+
+
 def test_tuning_runs_are_counted_until_their_settings_are_known(tmp_path):
     both = [line(rows=["b"])]
     assert remaining(both, tmp_path, workers=1).trials == 2
@@ -106,7 +114,7 @@ def called(monkeypatch):
 
 def test_lines_run_together_in_their_order_and_finished_ones_not_at_all(tmp_path, called):
     write(tmp_path, (RECIPE.cell("a", "short", 0), {}))
-    lines = [line(), line(columns=["long"]), line(recipe=OTHER)]
+    lines = [line(), line(columns=["long"]), line(seeds=2, recipe=OTHER)]
     run_queue(lines, tmp_path, seconds=600, engine=ONE)
     assert called == [[("made/small", ["a"], ["long"]), ("made/other", ["a"], ["short"])]]
 
@@ -227,6 +235,24 @@ def test_entries_of_other_ledgers_are_taken_over(tmp_path):
     assert merged.configs.keys() == {"a/short"}
     # Nothing changes the ledgers that were read.
     assert len(Ledger.read(known / "made/small.json").cells) == 2
+
+
+def test_a_run_that_another_recipe_has_is_not_run_again(tmp_path, ran):
+    write(tmp_path, (RECIPE.cell("a", "short", 0), {"machine": 0}))
+    lines = [line(), line(seeds=2, recipe=OTHER)]
+    assert run_queue(lines, tmp_path, seconds=600, engine=ONE).cells == 0
+    assert ran == ["a, short, seed 1"]
+    ledger = Ledger.at(tmp_path / "made/other.json", OTHER)
+    assert ledger.values("a", "short", "error")[0] == 5.0
+    assert ledger.machines[ledger.of("a", "short")[0].machine] == MACHINE
+    assert ledger.configs.keys() == {"a/short"}
+
+
+def test_an_entry_without_the_curves_of_a_recipe_is_not_copied_to_it(tmp_path, called):
+    drawn = read({**PLAIN, "curves": ["test.accuracy"]}, "made/drawn")
+    write(tmp_path, (RECIPE.cell("a", "short", 0), {"curves": {"epoch": [1]}}))
+    assert run_queue([line(), line(recipe=drawn)], tmp_path, seconds=600, engine=ONE).cells == 1
+    assert called == [[("made/drawn", ["a"], ["short"])]]
 
 
 # -------------------------------------------------------------------------------- the script

@@ -213,6 +213,13 @@ class Ledger:
         place = (entry.row, entry.column, entry.seed)
         self.cells = [e for e in self.cells if (e.row, e.column, e.seed) != place] + [entry]
 
+    def adopt(self, entry: Entry, source: "Ledger") -> None:
+        """Add an entry of another ledger, with its machine."""
+        machine = entry.machine
+        if machine is not None:
+            machine = self.machine(source.machines[machine])
+        self.put(replace(entry, machine=machine))
+
     def machine(self, about: dict[str, Any]) -> int:
         """Return the index of a machine, adding it if it is new."""
         if about not in self.machines:
@@ -228,6 +235,12 @@ class Ledger:
                 recipe, row, column, quick=self.quick
             ):
                 found[row, column] = {k: v for k, v in values.items() if k not in _ABOUT_TRIALS}
+        if recipe is None:
+            return found
+        for place in recipe.all_places():
+            source = recipe.tuned_place(*place)
+            if source in found:
+                found.setdefault(place, found[source])
         return found
 
     def open(self, recipe: Recipe, seeds: int | None = None) -> list[tuple[str, str, int]]:

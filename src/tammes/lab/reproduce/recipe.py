@@ -61,6 +61,7 @@ class _RowOrColumn:
         config: fields of the configuration.
         values: values of the placeholders in braces.
         tune: placeholders to tune, with their candidates.
+        tuned_as: row or column whose tuned settings it has; by default it is tuned itself.
         settings: settings of the episodes or of the toy.
         on_request: whether its cells are run only if it is named.
     """
@@ -70,6 +71,7 @@ class _RowOrColumn:
     config: Fields = field(default_factory=dict)
     values: Values = field(default_factory=dict)
     tune: Tune = field(default_factory=dict)
+    tuned_as: str = ""
     settings: Values = field(default_factory=dict)
     on_request: bool = False
 
@@ -191,6 +193,10 @@ class Recipe:
             return {}
         return {**self.columns[column].tune, **self.rows[row].tune}
 
+    def tuned_place(self, row: str, column: str) -> Place:
+        """Return row and column of the cell that is tuned for this one."""
+        return self.rows[row].tuned_as or row, self.columns[column].tuned_as or column
+
     def has(self, row: str, column: str) -> bool:
         """Return whether the table has this cell."""
         only = self.rows[row].columns
@@ -249,6 +255,7 @@ class Recipe:
         They train on a part of the training images and are compared on the rest. Few-shot cells
         train on all images and are compared on the validation classes.
         """
+        row, column = self.tuned_place(row, column)
         runs: list[Values] = [{}]
         for name, tried in self.tune(row, column).items():
             runs = [{**run, name: value} for run in runs for value in tried]

@@ -318,7 +318,7 @@ class _Table:
     def select_tuned_settings(self) -> None:
         """Choose tuned settings by accuracy on held-out images or on validation classes."""
         chosen_already = self.ledger.tuned_settings(self.recipe)
-        for place in self.places:
+        for place in dict.fromkeys(self.recipe.tuned_place(*each) for each in self.places):
             trials = self.recipe.trials(*place, quick=self.session.quick)
             if not trials or place in chosen_already:
                 continue
