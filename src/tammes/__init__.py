@@ -33,6 +33,7 @@ from tammes.heads import (
     carry_over,
 )
 from tammes.losses import (
+    adacos,
     adaface,
     arcface,
     arpl,
@@ -80,7 +81,6 @@ from tammes.losses import (
 from tammes.losses.aliases import (
     a_softmax,
     aam_softmax,
-    adacos,
     am_softmax,
     balanced_softmax,
     lmcl,

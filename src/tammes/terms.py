@@ -47,6 +47,9 @@ if TYPE_CHECKING:
 Setting: TypeAlias = Any
 """A hyper-parameter: a number, or one per class; in a criterion's call also one per example."""
 
+Requires: TypeAlias = Literal["", "angle", "cosine", "product", "adaptive"]
+"""Property of a head that a term depends on."""
+
 _P = ParamSpec("_P")
 
 
@@ -162,7 +165,7 @@ class Definition:
     function: Callable[..., Any]
     on: Literal["split", "prototypes", "features", "proxies"]
     reads: frozenset[str]
-    requires: Literal["", "angle", "cosine", "product"] = ""
+    requires: Requires = ""
     cosines: bool = False
     in_cosines: str = ""
     unless_zero: Mapping[str, str] = field(default_factory=dict)
@@ -367,7 +370,7 @@ def term(
     *,
     reads: str = " ".join((*REDUCED, *ALONGSIDE)),
     on: Literal["split", "prototypes", "features", "proxies"] = "split",
-    requires: Literal["", "angle", "cosine", "product"] = "",
+    requires: Requires = "",
     cosines: bool = False,
     in_cosines: str = "",
     unless_zero: Mapping[str, str] | None = None,
@@ -396,7 +399,7 @@ def term(
             :class:`tammes.distributed.sharded_rows.ShardedRows` to ask for the others.
         requires: ``"angle"`` where the similarity must be a length times a cosine, ``"cosine"``
             where it must be bounded, ``"product"`` where it must be that of a feature and a
-            prototype.
+            prototype; ``"adaptive"`` where the scale of cosines must follow each batch.
         cosines: the split is that of the cosines, with scale 1, whatever the head's own is.
         in_cosines: setting that is a difference of cosines on a cosine head, so at most 2.
         unless_zero: fields that are read only where a setting is not zero, by field.

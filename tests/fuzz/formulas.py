@@ -13,6 +13,8 @@ import torch
 from torch import Tensor
 from torch.nn.functional import logsigmoid
 
+from fuzz.ranges import COSINE_HEADS
+
 SHORT = 1e-12
 """Length below which a vector has no direction."""
 
@@ -514,7 +516,7 @@ ON_SCORES = {
         sphereface2,
         *(mv_softmax, curricularface, inter_topk, circle, sface, interclass_filter),
     )
-} | {"sphereface": l_softmax}
+} | {"sphereface": l_softmax, "adacos": normface}
 ON_PROTOTYPES = {f.__name__: f for f in (zero_centroid, super_symmetry, subcenter_spread)}
 ON_PROXIES = {"proxy_anchor": proxy_anchor, "multi_positive": multi_positive}
 ON_FEATURES = {f.__name__: f for f in (nca, proto, triplet, contrastive, center)}
@@ -552,9 +554,8 @@ def distance(head, features, own):
     """Distance to the own prototype, of what the head compares."""
     if head == "reciprocal":
         return (features - own).square().mean(1)
-    both = ("cosine", "cosine_subcenters", "simplex")
-    own = unit(own) if head in (*both, "cosine_raw") else own
-    return norm((unit(features) if head in both else features) - own)
+    own = unit(own) if head in (*COSINE_HEADS, "cosine_raw") else own
+    return norm((unit(features) if head in COSINE_HEADS else features) - own)
 
 
 def project(features, prototypes, within):

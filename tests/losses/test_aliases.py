@@ -22,7 +22,6 @@ SAME = {
     "proxy_nca_pp": "normface",
 }
 VARIANTS = {
-    "adacos": tammes.normface(),
     "proxy_nca": tammes.gm_softmax(beta2=-math.inf),
     "sphereface_r": tammes.sphereface(margin=1.7, gradient="detached"),
     "balanced_softmax": tammes.logit_adjustment([5.0, 3.0, 2.0]),

@@ -16,7 +16,7 @@ from tammes.advise.feasibility import (
     KINDS,
     LINEAR,
     FeasibleMargin,
-    adacos,
+    adapts_scale,
     bent,
     builder,
     definition,
@@ -32,6 +32,7 @@ from tammes.advise.snippet import Snippet
 from tammes.advise.warnings import SUMS, Caution, Choice, cautions
 from tammes.advise.workload import Machine, Workload, choose_machine
 from tammes.geometry.bounds import LargestClassMargin, largest_class_margin
+from tammes.heads.adaptive_scale import adacos_scale
 from tammes.similarity import Cosine, InnerProduct, Similarity, SquaredDistance
 from tammes.terms import Term
 
@@ -91,7 +92,7 @@ class Advice:
         machine: machine it is to run on.
         loss: loss, as given or recommended.
         margin: its margin, as given or recommended; ``None`` if it has none.
-        scale: its scale, likewise.
+        scale: its scale, likewise; of an adaptive one the first.
         class_margin: largest possible class margin.
         sample_margin: largest sample margin of examples at their prototypes,
             ``1 - cos(class margin)``.
@@ -236,6 +237,8 @@ def advise(
         raise ValueError(f"advise expects a finite margin, got {margin}")
     if margin is not None and main not in KINDS and "margin" not in definition(main).defaults:
         raise ValueError(f"advise expects no margin for {main}, which has none, got {margin:g}")
+    if scale is not None and adapts_scale(main):
+        raise ValueError(f"advise expects no scale for {main}, whose head adapts it, got {scale:g}")
     if margin is not None and main == "arcface" and margin > math.pi:
         raise ValueError(
             f"advise expects a margin in radians, up to pi, got {margin:g}; "
@@ -265,7 +268,7 @@ def advise(
     placed = NO_MARGINS if kind is None or used_margin is None else kind.place(used_margin)
     target, reach = bent(0.0, placed), math.cos(limit.angle)
     about = scale_for(odds, target, reach)
-    used_scale = scale
+    used_scale = adacos_scale(classes) if adapts_scale(main) else scale
     if used_scale is None:
         used_scale = default_scale(main, placed, classes, dim, posterior, identities=identities)
     term = _term(main, used_margin)
@@ -302,7 +305,7 @@ def advise(
             posterior=posterior,
             least=scale_for(odds, 1.0, -1 / (classes - 1)),
             about=scale_for(odds, 1.0, reach),
-            adacos=adacos(classes),
+            adacos=adacos_scale(classes),
             least_with_margin=choice.least_scale,
             about_with_margin=about,
         ),

@@ -8,6 +8,7 @@ from tammes.advise.evidence import effect
 from tammes.advise.feasibility import (
     KINDS,
     LINEAR,
+    adapts_scale,
     bent,
     definition,
     largest_where,
@@ -129,6 +130,9 @@ def recommendations(
 
 def _recommend_scale(choice: Choice, margin: float | None) -> Recommendation:
     name, work = choice.main, choice.work
+    if adapts_scale(name):
+        reason = f"follows the angles of each batch, from sqrt(2) log(C - 1) = {choice.scale:.3g}"
+        return Recommendation("scale", "adaptive", reason, "literature")
     placed = defaults.NO_MARGINS if margin is None else KINDS[name].place(margin)
     scale = defaults.default_scale(
         name, placed, work.classes, work.dim, choice.posterior, identities=choice.identities

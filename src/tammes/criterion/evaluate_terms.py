@@ -66,6 +66,11 @@ def check_fit(head: Head, term: Term) -> None:
             f"{term.name} expects a head whose similarity is a product of feature and prototype, "
             f"got {kind}"
         )
+    if requires == "adaptive" and head.adaptive_scale is None:
+        raise ValueError(
+            f"{term.name} expects a head with scale='adaptive', got {kind} with "
+            f"scale={head.scale_setting!r}"
+        )
     if "rest" in term.definition.reads and head.group is not None and head.is_sharded:
         raise ValueError(
             f"{term.name} expects a head that has all classes, since it reads rest, "
