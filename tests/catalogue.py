@@ -114,8 +114,6 @@ KERNEL_HEADS = [name for name in HEADS if name not in ("simplex", *DENSE_HEADS)]
 def fits(term, head):
     """Whether a criterion accepts this term on this head."""
     requires = term.definition.requires
-    if term.definition.on == "proxies" and head.similarity.centers > 1:
-        return False
     if requires == "cosine":
         return head.similarity.is_cosine
     if requires == "product":

@@ -401,10 +401,10 @@ def super_symmetry(prototypes):
 
 
 def proxy_anchor(view, scale, margin):
-    cosine = unit(view.features) @ unit(view.prototypes).T
+    cosine = view.cosines
     pulled, pushed, present = 0.0, 0.0, 0
-    for c in view.there.nonzero()[:, 0].tolist():
-        own = view.classes == c
+    for c in range(cosine.shape[1]):
+        own = view.labels == c
         pulled = pulled + (1 + (-scale * (cosine[own, c] - margin)).exp().sum()).log()
         pushed = pushed + (1 + (scale * (cosine[~own, c] + margin)).exp().sum()).log()
         present += bool(own.any())
@@ -412,8 +412,7 @@ def proxy_anchor(view, scale, margin):
 
 
 def multi_positive(view, scale, margin, kind):
-    cosine = unit(view.features) @ unit(view.prototypes[view.there]).T
-    others = scale * _without(cosine, view.labels)
+    others = scale * _without(view.cosines, view.labels)
     if kind == "arc":
         phi = view.theta + margin
         turns = (phi / math.pi).floor().detach()

@@ -214,6 +214,4 @@ def fits(term, head):
         return head in COSINE_HEADS
     if term == "vs_softmax":
         return head not in ("gaussian", *DISTANCE_HEADS)
-    if term in PROXY_TERMS and head in CENTERS:
-        return False
     return term not in ANGLE_TERMS or head in ANGLE_HEADS

@@ -33,6 +33,7 @@ from tammes.advise.warnings import SUMS, Caution, Choice, cautions
 from tammes.advise.workload import Machine, Workload, choose_machine
 from tammes.geometry.bounds import LargestClassMargin, largest_class_margin
 from tammes.heads.adaptive_scale import adacos_scale
+from tammes.pooling import pooled
 from tammes.similarity import Cosine, InnerProduct, Similarity, SquaredDistance
 from tammes.terms import Term
 
@@ -143,7 +144,11 @@ class Advice:
         """Convert to plain numbers, strings, lists and dictionaries; infinity becomes None."""
         plain = asdict(self)
         work = {k: v for k, v in plain["work"].items() if k not in ("similarity", "reads")}
-        plain["work"] = {**work, "reads": sorted(self.work.reads)}
+        plain["work"] = {
+            **work,
+            "reads": sorted(self.work.reads),
+            "subcenters": self.work.centers,
+        }
         plain["class_margin"]["degrees"] = self.class_margin.degrees
         plain["costs"] = [cost.to_dict() for cost in self.costs]
         plain |= {"code": self.code, "command": self.command}
@@ -182,6 +187,7 @@ def advise(
     annealing: bool = False,
     posterior: float = POSTERIOR,
     sample_rate: float = 0.1,
+    subcenters: int = 1,
     device: str | None = None,
     machine: Machine | str | None = None,
 ) -> Advice:
@@ -208,6 +214,7 @@ def advise(
         annealing: whether ``blend`` of L-Softmax or SphereFace will be annealed.
         posterior: desired posterior of an example at its prototype.
         sample_rate: fraction of the classes per step with sampled classes.
+        subcenters: prototypes of a class.
         device: ``"cuda"`` or ``"cpu"``; that of the machine by default.
         machine: one accelerator, or its name in :data:`tammes.advise.workload.MACHINES`; by default
             the machine at hand.
@@ -256,7 +263,7 @@ def advise(
         autocast=autocast,
         optimizer=optimizer,
         reads=reads,
-        similarity=_similarity(main),
+        similarity=_similarity(main, subcenters),
         sample_rate=sample_rate,
         device=device,
     )
@@ -349,11 +356,13 @@ def _names(loss: str) -> tuple[str, ...]:
     return names
 
 
-def _similarity(name: str) -> Similarity:
+def _similarity(name: str, subcenters: int) -> Similarity:
     """Similarity of the head that a loss is written for."""
-    if name == "large_margin_gaussian":
-        return SquaredDistance()
-    return InnerProduct() if name in LINEAR else Cosine()
+    if name not in LINEAR:
+        return pooled("advise", Cosine(), subcenters, "max", 1.0)
+    if subcenters != 1:
+        raise ValueError(f"advise expects subcenters with losses of cosines only, got {name}")
+    return SquaredDistance() if name == "large_margin_gaussian" else InnerProduct()
 
 
 def _term(name: str, margin: float | None) -> Term:

@@ -16,8 +16,7 @@ from tammes.advise.feasibility import (
 )
 from tammes.advise.memory_plan import Cost, size
 from tammes.advise.warnings import FEW, METRIC, Choice
-from tammes.advise.workload import UNFUSED
-from tammes.kernels.tiling import WIDEST
+from tammes.kernels.tiling import MOST_CENTERS, WIDEST
 from tammes.split import FREE_MAP
 
 _LARGE_SCORE = 15.0
@@ -246,7 +245,7 @@ def _recommend_mode(choice: Choice, costs: tuple[Cost, ...]) -> list[Recommendat
 def _why(choice: Choice, way: str) -> str:
     """Reason for the choice of ``implementation="auto"``."""
     work = choice.work
-    scores = work.rows * work.classes
+    scores = work.rows * work.classes * work.centers
     if "rest" in work.reads:
         return "the loss needs all scores at once"
     if way == "dense":
@@ -257,10 +256,13 @@ def _why(choice: Choice, way: str) -> str:
         return "the fused kernels are for CUDA"
     if not work.fusable:
         words = {FREE_MAP: "this map of the other scores"}
-        missing = " and ".join(sorted(words.get(name, name) for name in UNFUSED & work.reads))
+        missing = " and ".join(sorted(words.get(name, name) for name in work.unfused))
         if missing:
             return f"the fused kernels do not compute {missing}, which the loss reads"
-        return f"the fused kernels need float32 and at most {WIDEST} dimensions"
+        return (
+            f"the fused kernels need float32, at most {WIDEST} dimensions and {MOST_CENTERS} "
+            "prototypes of a class"
+        )
     if not work.half:
         return "the fused kernels are faster only under autocast"
     return "few classes on a rank"

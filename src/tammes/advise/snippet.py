@@ -73,7 +73,8 @@ class Snippet:
             return "distance(reciprocal=True)" if self.main == "arpl" else "distance()"
         if self.main not in LINEAR and definition(self.main).on == "split":
             scale = f"{self.scale:g}" if isinstance(self.scale, float) else repr(self.scale)
-            return f"cosine(scale={scale})"
+            centers = f", subcenters={self.work.centers}" if self.work.centers > 1 else ""
+            return f"cosine(scale={scale}{centers})"
         plain = self.main in ("softmax", "focal") and len(self.names) == 1
         return "linear()" if plain else "linear(bias=False)"
 

@@ -52,6 +52,7 @@ class SplitGroup(NamedTuple):
 def check_fit(head: Head, term: Term) -> None:
     """Reject a term that the head cannot serve."""
     requires, kind = term.definition.requires, type(head).__name__
+    several = head.similarity.centers > 1
     if requires == "cosine" and not head.similarity.is_cosine:
         raise ValueError(
             f"{term.name} expects a head with unit features and unit prototypes, got {kind}"
@@ -64,7 +65,7 @@ def check_fit(head: Head, term: Term) -> None:
     if requires == "product" and not head.similarity.is_product:
         raise ValueError(
             f"{term.name} expects a head whose similarity is a product of feature and prototype, "
-            f"got {kind}"
+            f"got {kind}{' with pooling=soft' if several else ''}"
         )
     if requires == "adaptive" and head.adaptive_scale is None:
         raise ValueError(
@@ -76,7 +77,7 @@ def check_fit(head: Head, term: Term) -> None:
             f"{term.name} expects a head that has all classes, since it reads rest, "
             f"got {kind} over {head.group.name}"
         )
-    if term.definition.on == "proxies" and head.similarity.centers > 1:
+    if term.definition.on == "proxies" and several and not term.definition.takes_shards:
         raise ValueError(
             f"{term.name} expects a head with one prototype per class, "
             f"got {kind} with subcenters={head.similarity.centers}"
