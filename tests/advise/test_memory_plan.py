@@ -161,14 +161,15 @@ H200 = [
 ]
 
 
-def test_a_fused_step_of_three_prototypes_of_a_class_took_what_is_planned():
+def test_a_step_of_three_prototypes_of_a_class_took_what_is_planned():
     # docs/kernels.md: ArcFace at (4096, 512, 1,000,000), and memory beyond keys and gradient.
     many = {"autocast": "bfloat16", "similarity": Pooled(Cosine(), 3)}
     cost = costs(1_000_000, 512, 4096, **many)["fused"]
     assert cost.weights == cost.gradient == 3 * 1_000_000 * 512 * 4
     assert cost.scores - 3 * 1_000_000 * 512 * 2 == pytest.approx(6.0 * GIB, rel=0.1)
     assert cost.seconds == pytest.approx(83.5e-3, rel=0.3)
-    assert costs(1_000_000, 512, 4096, **many)["streamed"].seconds > 2 * cost.seconds
+    streamed = costs(1_000_000, 512, 4096, **many)["streamed"]
+    assert streamed.seconds == pytest.approx(807e-3, rel=0.3)
 
 
 @pytest.mark.parametrize(("mode", "classes", "dim", "rows", "autocast", "mib", "ms"), H200)

@@ -54,6 +54,8 @@ DENSE_GPU = Passes(scores=6, prototypes=5)
 STREAMED = Passes(scores=11, prototypes=33, again=10)
 STREAMED_HALF = Passes(scores=15, prototypes=38, again=4.7)
 """Streamed with products in half precision: more copies, but the keys are kept."""
+POOLING = 29
+"""Further passes over the streamed products of several prototypes of a class: one step, fitted."""
 FUSED = Passes(scores=0, prototypes=6.5, again=4.9)
 """In numbers of half precision, where the others are in the working one. What is read and written
 of exponentials hides behind their products."""
@@ -119,6 +121,8 @@ def streamed(work: Workload, rows: int, classes: int) -> Inside:
     row_blocks, key_blocks = plan.blocks(problem)
     often = STREAMED_HALF if work.half else STREAMED
     passes = often.over(rows, classes * work.centers, work.dim, len(row_blocks))
+    if work.centers > 1:
+        passes += POOLING * rows * classes * work.centers
     if _more_blocks(work.reads):
         passes += STREAMED.scores * rows * classes
     shared = fits_in_gradient(problem, row_blocks)
