@@ -32,6 +32,7 @@ SPLIT_TERMS = {
     "logit_divergence_q_u": tammes.logit_divergence(kind="q_u"),
     "logit_divergence_u_q": tammes.logit_divergence(kind="u_q"),
     "sample_margin": tammes.sample_margin(),
+    "adacos": tammes.adacos(),
     "adaface": tammes.adaface(),
     "magface": tammes.magface(min_norm=0.5, max_norm=2.0, norm_weight=0.5),
     "magface_linear": tammes.magface(min_norm=1.0, max_norm=9.0, extension="linear"),
@@ -87,6 +88,9 @@ HEADS = {
         size, classes, bias=False, **kw
     ),
     "cosine": lambda size, classes, **kw: tammes.CosineHead(size, classes, **{"scale": 8.0} | kw),
+    "cosine_adaptive": lambda size, classes, **kw: tammes.CosineHead(
+        size, classes, **kw | {"scale": "adaptive"}
+    ),
     "cosine_raw_features": lambda size, classes, **kw: tammes.CosineHead(
         size, classes, normalize_features=False, **{"scale": 2.0} | kw
     ),
@@ -111,12 +115,12 @@ KERNEL_HEADS = [name for name in HEADS if name not in ("simplex", *DENSE_HEADS)]
 def fits(term, head):
     """Whether a criterion accepts this term on this head."""
     requires = term.definition.requires
-    if term.definition.on == "proxies" and head.similarity.centers > 1:
-        return False
     if requires == "cosine":
         return head.similarity.is_cosine
     if requires == "product":
         return head.similarity.is_product
+    if requires == "adaptive":
+        return head.adaptive_scale is not None
     return requires != "angle" or head.has_angle
 
 
@@ -130,6 +134,6 @@ def numbers_read(term, head):
 
 def default_head(term, size=6, classes=CLASSES, **kw):
     """The first head a term fits on."""
-    names = ["linear", "linear_no_bias", "cosine"]
+    names = ["linear", "linear_no_bias", "cosine", "cosine_adaptive"]
     heads = (HEADS[name](size, classes, **kw) for name in names)
     return next(head for head in heads if fits(term, head))

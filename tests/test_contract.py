@@ -5,7 +5,6 @@ The table of what holds is docs/contract.md, made by ``.venv/bin/python tests/te
 
 import contextlib
 import functools
-import math
 from pathlib import Path
 
 import pytest
@@ -47,7 +46,7 @@ def on_grid(tensor):
 
 
 def make_head(name, case, implementation):
-    scale = {"s = 1000": {"scale": 1000.0}, "learned s": {"scale": "learnable"}}.get(case, {})
+    scale = {"scale": "learnable"} if case == "learned s" else {}
     classes = 2 if case == "C = 2" else CLASSES
     head = HEADS[name](SIZE, classes, implementation=implementation, **scale)
     generator = torch.Generator().manual_seed(0)
@@ -61,8 +60,8 @@ def make_head(name, case, implementation):
             head.bias.normal_(generator=generator)
         if case == "zero prototype":
             head.weight[:2] = 0
-        if case == "learned s":
-            head.log_scale.fill_(math.log(1000))
+    if case in ("s = 1000", "learned s"):
+        head.scale = 1000.0
     return head
 
 
@@ -262,6 +261,7 @@ WHY_NOT = {
     "cosine": "needs a similarity bounded by one: unit features and unit prototypes",
     "angle": "needs a length times a cosine: no bias, no distance",
     "product": "needs a product of feature and prototype: no distance",
+    "adaptive": "needs a scale that follows the angles of each batch",
 }
 
 

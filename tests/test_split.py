@@ -175,7 +175,7 @@ def plain_problem(name, head, x, w, b, y):
         f_y=f.gather(1, column).squeeze(1),
         rest=f[~own].view(len(f), -1),
         y=y,
-        s=head.scale,
+        s=float(head.scale),
         cosines=F.normalize(x) @ F.normalize(w).T if w.ndim == 2 else similarity,
         theta=F.cosine_similarity(x, own_w).acos(),
         r=lengths.get(name, torch.ones(len(x), dtype=x.dtype)),
@@ -188,7 +188,7 @@ def distance(name, x, w):
     """Distance to the own prototype, as the head compares them."""
     if name == "reciprocal":
         return (x - w).square().mean(1)
-    both = ("cosine", "cosine_subcenters", "simplex")
+    both = ("cosine", "cosine_adaptive", "cosine_subcenters", "simplex")
     w = F.normalize(w) if name in (*both, "cosine_raw_features") else w
     return ((F.normalize(x) if name in both else x) - w).norm(dim=1)
 
@@ -326,7 +326,7 @@ PLAIN = {
     "normface": lambda e: cross_entropy(e, e.f_y),
     "cosface": lambda e: cross_entropy(e, e.f_y - 0.35 * e.s),
     "cosface_negative": lambda e: cross_entropy(e, e.f_y + 0.3 * e.s),
-    "cosface_per_class": lambda e: cross_entropy(e, e.f_y - 0.1 * e.y * e.s),
+    "cosface_per_class": lambda e: cross_entropy(e, e.f_y - (0.1 * e.y).double() * e.s),
     "arcface": lambda e: cross_entropy(e, e.s * e.r * bent(e.theta + 0.5)),
     "arcface_linear": arcface_linear,
     "arcface_detached": arcface_detached,
@@ -350,6 +350,8 @@ PLAIN = {
     "logit_divergence_q_u": lambda e: divergences(e)[0],
     "logit_divergence_u_q": lambda e: divergences(e)[1],
     "sample_margin": sample_margin,
+    # In evaluation mode its scale is what it was.
+    "adacos": lambda e: cross_entropy(e, e.f_y),
     "adaface": adaface,
     "magface": lambda e: magface(e, 0.5, 2.0, 0.5, "monotone"),
     "magface_linear": lambda e: magface(e, 1.0, 9.0, 35.0, "linear"),

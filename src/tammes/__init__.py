@@ -36,7 +36,6 @@ from tammes.losses import *  # noqa: F403
 from tammes.losses.aliases import (
     a_softmax,
     aam_softmax,
-    adacos,
     am_softmax,
     balanced_softmax,
     lmcl,
@@ -87,7 +86,6 @@ __all__ = [
     "Term",
     "a_softmax",
     "aam_softmax",
-    "adacos",
     "adjust_logits",
     "am_softmax",
     "balanced_softmax",

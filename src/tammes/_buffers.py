@@ -10,7 +10,12 @@ class ExactBuffers(nn.Module):
     """Module whose floating-point buffers move with the model but never drop below float32.
 
     Half precision would destroy a margin per class, or a running average that moves by a hundredth.
+
+    Attributes:
+        cast: names of buffers that are cast with the parameters all the same.
     """
+
+    cast: frozenset[str] = frozenset()
 
     def __init__(self) -> None:
         super().__init__()
@@ -38,7 +43,7 @@ class ExactBuffers(nn.Module):
         super()._apply(fn, recurse)
         for name, old in before.items():
             new = self.get_buffer(name)
-            if new.is_floating_point() and new.dtype.itemsize < 4:
+            if name not in self.cast and new.is_floating_point() and new.dtype.itemsize < 4:
                 owner, _, leaf = name.rpartition(".")
                 setattr(self.get_submodule(owner), leaf, old.float().to(new.device))
         self._restore_constants(before)

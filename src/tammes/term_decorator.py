@@ -11,7 +11,7 @@ from tammes._setting_values import normalize_setting
 from tammes._validation import unknown_setting
 from tammes.split import ALONGSIDE, FREE_MAP, MAPPED, REDUCED, OthersMap, quadratic_above
 from tammes.states import State
-from tammes.terms import Batch, Definition, Setting, Term, not_a_loss
+from tammes.terms import Batch, Definition, Requires, Setting, Term, not_a_loss
 
 _P = ParamSpec("_P")
 
@@ -31,7 +31,7 @@ def term(
     *,
     reads: str = " ".join((*REDUCED, *ALONGSIDE)),
     on: Literal["split", "prototypes", "features", "proxies"] = "split",
-    requires: Literal["", "angle", "cosine", "product"] = "",
+    requires: Requires = "",
     cosines: bool = False,
     in_cosines: str = "",
     unless_zero: Mapping[str, str] | None = None,
@@ -60,7 +60,7 @@ def term(
             :class:`tammes.distributed.sharded_rows.ShardedRows` to ask for the others.
         requires: ``"angle"`` where the similarity must be a length times a cosine, ``"cosine"``
             where it must be bounded, ``"product"`` where it must be that of a feature and a
-            prototype.
+            prototype; ``"adaptive"`` where the scale of cosines must follow each batch.
         cosines: the split is that of the cosines, with scale 1, whatever the head's own is.
         in_cosines: setting that is a difference of cosines on a cosine head, so at most 2.
         unless_zero: fields that are read only where a setting is not zero, by field.

@@ -42,6 +42,9 @@ if TYPE_CHECKING:
 Setting: TypeAlias = Any
 """A hyper-parameter: a number, or one per class; in a criterion's call also one per example."""
 
+Requires: TypeAlias = Literal["", "angle", "cosine", "product", "adaptive"]
+"""Property of a head that a term depends on."""
+
 
 class Batch(NamedTuple):
     """Input of a term on features.
@@ -155,7 +158,7 @@ class Definition:
     function: Callable[..., Any]
     on: Literal["split", "prototypes", "features", "proxies"]
     reads: frozenset[str]
-    requires: Literal["", "angle", "cosine", "product"] = ""
+    requires: Requires = ""
     cosines: bool = False
     in_cosines: str = ""
     unless_zero: Mapping[str, str] = field(default_factory=dict)

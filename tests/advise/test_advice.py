@@ -41,7 +41,8 @@ def test_scales_are_those_of_their_formulas(classes, dim, posterior):
     odds = math.log((classes - 1) * posterior / (1 - posterior))
     assert scales.least == pytest.approx((classes - 1) / classes * odds)
     assert scales.about == pytest.approx(odds / (1 - math.cos(angle)))
-    assert scales.adacos == pytest.approx(math.sqrt(2) * math.log(classes - 1))
+    # Of two classes that of three.
+    assert scales.adacos == pytest.approx(math.sqrt(2) * math.log(max(classes, 3) - 1))
     assert scales.least_with_margin == pytest.approx(odds / (classes / (classes - 1) - 0.01))
     assert scales.about_with_margin in (
         math.inf,
@@ -350,3 +351,18 @@ def test_what_cannot_be_asked_is_refused_in_a_sentence(change, message):
     with pytest.raises(ValueError, match=message) as error:
         advise(**{"classes": 10, "dim": 4, **change})
     assert "\n" not in str(error.value)
+
+
+def test_several_prototypes_of_a_class_are_planned_and_written():
+    one, three = (advise(10_000, 64, subcenters=count) for count in (1, 3))
+    for plain, several in zip(one.costs, three.costs, strict=True):
+        assert several.weights == 3 * plain.weights
+        assert several.products == pytest.approx(3 * plain.products)
+    assert three.to_dict()["work"]["subcenters"] == 3
+    assert "tammes.CosineHead(64, 10000, scale=64, subcenters=3)" in three.code
+    assert "subcenters=3" in three.command
+    assert "10,000 classes of 3 prototypes each in 64 dimensions" in str(three)
+    with pytest.raises(ValueError, match="subcenters with losses of cosines only, got softmax"):
+        advise(100, 64, loss="softmax", subcenters=2)
+    with pytest.raises(ValueError, match="advise expects subcenters from 1 to 255, got 0"):
+        advise(100, 64, subcenters=0)

@@ -36,11 +36,13 @@ class Parameters(NamedTuple):
         weight: shape ``(C, D)``, or ``(C, K, D)`` with several prototypes per class.
         bias: shape ``(C,)``, or none.
         log_scale: shape ``(1,)``, or none where the scale is a number.
+        adaptive_scale: first scale of a head whose scale adapts, shape ``(1,)``, or none.
     """
 
     weight: torch.Tensor
     bias: torch.Tensor | None
     log_scale: torch.Tensor | None
+    adaptive_scale: torch.Tensor | None
 
 
 @dataclass
@@ -51,7 +53,7 @@ class Case:
         seed: seed of all numbers in the tensors.
         terms: factor, name and settings of each term.
         head: name of the head.
-        scale: scale of the head.
+        scale: scale of the head, the first one where it adapts.
         learnable: whether the scale is learned.
         rows: N.
         classes: C.
@@ -143,9 +145,14 @@ class Case:
         return tuple(term for term in self.terms if term[1] in FEATURE_TERMS)
 
     @property
+    def adaptive(self):
+        """Whether the scale follows the batches."""
+        return self.head == "cosine_adaptive"
+
+    @property
     def stateful(self):
-        """Whether a term remembers anything."""
-        return any(name in STATEFUL_TERMS for _, name, _ in self.terms)
+        """Whether a term or the scale remembers anything."""
+        return self.adaptive or any(name in STATEFUL_TERMS for _, name, _ in self.terms)
 
     @property
     def working_dtype(self):
@@ -189,7 +196,9 @@ class Case:
             bias = torch.randn(self.classes, generator=random, dtype=torch.float64)
             bias = bias.masked_fill(self.masked_classes(), -math.inf).to(dtype)
         log_scale = torch.tensor([math.log(self.scale)]).to(dtype) if self.learnable else None
-        return Parameters(weight.to(dtype), bias, log_scale)
+        wide = torch.promote_types(dtype, torch.float32)
+        adaptive_scale = torch.tensor([self.scale], dtype=wide) if self.adaptive else None
+        return Parameters(weight.to(dtype), bias, log_scale, adaptive_scale)
 
     def batch(self, step=0):
         """Inputs of one call."""

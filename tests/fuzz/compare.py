@@ -18,7 +18,7 @@ import torch
 from fuzz import reference
 from fuzz.formulas import norm
 from fuzz.paths import PATHS, TAKES
-from fuzz.ranges import FEATURE_TERMS, PROTOTYPE_TERMS, PROXY_TERMS
+from fuzz.ranges import COSINE_HEADS, FEATURE_TERMS, PROTOTYPE_TERMS, PROXY_TERMS
 
 FACTOR = 16
 HALF = ("bfloat16", "float16")
@@ -102,7 +102,8 @@ def differences(case, path, exact=None):
     exact = exact or Reference(case)
     wrong = []
     for step, (results, expected) in enumerate(zip(found, exact.exact, strict=True)):
-        sizes = _sizes(case, step)
+        scale = expected.get("state head.adaptive_scale")
+        sizes = _sizes(case, step, case.scale if scale is None else scale.item())
         wanted = expected.keys() - ({"grad weight"} if case.head == "simplex" else set())
         if results.keys() != wanted:
             names = sorted(results.keys() ^ wanted)
@@ -186,7 +187,7 @@ def _largest(tensor):
     return finite.abs().max().item() if finite.numel() else 0.0
 
 
-def _sizes(case, step):
+def _sizes(case, step, scale):
     """Size of the parts that results are made of: scores, and gradients of scores."""
     batch, parameters = case.batch(step), case.parameters()
     counted = batch.labels.long() != case.ignore_index
@@ -202,14 +203,13 @@ def _sizes(case, step):
         scores, by_x, by_w = x + w, 1.0, 1.0
     elif case.head == "reciprocal":
         scores, by_x, by_w = (x + w) ** 2 / case.size + x * w, 2 * x + 3 * w, 3 * x + 2 * w
-    elif case.head in ("cosine", "cosine_subcenters", "simplex"):
+    elif case.head in COSINE_HEADS:
         scores, by_x, by_w = 1.0, 1 / shortest_x, 1 / shortest_w
     elif case.head == "cosine_raw":
         scores, by_x, by_w = x, 1.0, x / shortest_w
     else:
         bias = 0.0 if parameters.bias is None else _largest(parameters.bias.double())
         scores, by_x, by_w = x * w + bias, w, x
-    scale = case.scale
     scores, by_x, by_w = scale * scores, scale * by_x, scale * by_w
     names = [name for _, name, _ in case.terms]
     if any(name in FEATURE_TERMS for name in names):

@@ -22,7 +22,7 @@ def draw(seed):
         classes=random.choice((2, 3, 4, 5, 7, 9, 12) if small else (17, 63, 65, 130)),
         size=random.choice((1, 2, 3, 4, 6, 7, 9) if small else (5, 16, 33)),
         scale=random.choice((0.5, 1.0, 1.0, 4.0, 8.0, 30.0, 64.0)),
-        learnable=chance(0.25),
+        learnable=chance(0.25) and head != "cosine_adaptive",
         reduction=random.choice(("mean", "mean", "sum", "none")),
         training=not chance(0.1),
         spread=random.choice((0.125, 1.0, 1.0, 1.0, 8.0)),

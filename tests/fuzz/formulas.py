@@ -13,6 +13,8 @@ import torch
 from torch import Tensor
 from torch.nn.functional import logsigmoid
 
+from fuzz.ranges import COSINE_HEADS
+
 SHORT = 1e-12
 """Length below which a vector has no direction."""
 
@@ -399,10 +401,10 @@ def super_symmetry(prototypes):
 
 
 def proxy_anchor(view, scale, margin):
-    cosine = unit(view.features) @ unit(view.prototypes).T
+    cosine = view.cosines
     pulled, pushed, present = 0.0, 0.0, 0
-    for c in view.there.nonzero()[:, 0].tolist():
-        own = view.classes == c
+    for c in range(cosine.shape[1]):
+        own = view.labels == c
         pulled = pulled + (1 + (-scale * (cosine[own, c] - margin)).exp().sum()).log()
         pushed = pushed + (1 + (scale * (cosine[~own, c] + margin)).exp().sum()).log()
         present += bool(own.any())
@@ -410,8 +412,7 @@ def proxy_anchor(view, scale, margin):
 
 
 def multi_positive(view, scale, margin, kind, form):
-    cosine = unit(view.features) @ unit(view.prototypes[view.there]).T
-    others = scale * _without(cosine, view.labels)
+    others = scale * _without(view.cosines, view.labels)
     if kind == "arc":
         phi = view.theta + margin
         turns = (phi / math.pi).floor().detach()
@@ -517,7 +518,7 @@ ON_SCORES = {
         sphereface2,
         *(mv_softmax, curricularface, inter_topk, circle, sface, interclass_filter),
     )
-} | {"sphereface": l_softmax}
+} | {"sphereface": l_softmax, "adacos": normface}
 ON_PROTOTYPES = {f.__name__: f for f in (zero_centroid, super_symmetry, subcenter_spread)}
 ON_PROXIES = {"proxy_anchor": proxy_anchor, "multi_positive": multi_positive}
 ON_FEATURES = {f.__name__: f for f in (nca, proto, triplet, contrastive, center)}
@@ -555,9 +556,8 @@ def distance(head, features, own):
     """Distance to the own prototype, of what the head compares."""
     if head == "reciprocal":
         return (features - own).square().mean(1)
-    both = ("cosine", "cosine_subcenters", "simplex")
-    own = unit(own) if head in (*both, "cosine_raw") else own
-    return norm((unit(features) if head in both else features) - own)
+    own = unit(own) if head in (*COSINE_HEADS, "cosine_raw") else own
+    return norm((unit(features) if head in COSINE_HEADS else features) - own)
 
 
 def project(features, prototypes, within):

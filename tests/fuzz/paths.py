@@ -20,6 +20,7 @@ KINDS = {
     "linear": (tammes.LinearHead, {}),
     "linear_no_bias": (tammes.LinearHead, {"bias": False}),
     "cosine": (tammes.CosineHead, {}),
+    "cosine_adaptive": (tammes.CosineHead, {}),
     "cosine_raw": (tammes.CosineHead, {"normalize_features": False}),
     "cosine_subcenters": (tammes.CosineHead, {"subcenters": CENTERS["cosine_subcenters"]}),
     "gaussian": (tammes.GaussianHead, {}),
@@ -49,11 +50,15 @@ def _sum_code(terms):
     ).replace("-inf", 'float("-inf")')
 
 
+def scale_setting(case):
+    """Scale of the head, as its constructor takes it."""
+    return "learnable" if case.learnable else "adaptive" if case.adaptive else case.scale
+
+
 def head_code(case, implementation="dense"):
     """The head of a case as an expression."""
     kind, options = KINDS[case.head]
-    scale = "learnable" if case.learnable else case.scale
-    options = {**options, "scale": scale, "implementation": implementation}
+    options = {**options, "scale": scale_setting(case), "implementation": implementation}
     written = ", ".join(f"{key}={value!r}" for key, value in options.items())
     return f"tammes.{kind.__name__}({case.size}, {case.classes}, {written})"
 
@@ -93,7 +98,7 @@ def build(case, implementation="dense", *, group=None, averaged=True, by_hand=Fa
             group=group,
             averaged=averaged,
             implementation=implementation,
-            scale="learnable" if case.learnable else case.scale,
+            scale=scale_setting(case),
             **options,
         ).to(case.torch_parameter_dtype)
         head.load_state_dict(whole.state_dict())
@@ -139,6 +144,8 @@ def step(case, criterion, batch, call=None):
     found |= {f"term {name}": value for name, value in criterion.terms.items()}
     for name, state in criterion.states.items():
         found |= {f"state {name}.{key}": value.clone() for key, value in state.named_buffers()}
+    if case.adaptive:
+        found["state head.adaptive_scale"] = criterion.head.adaptive_scale.clone()
     return found
 
 

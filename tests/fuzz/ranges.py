@@ -112,6 +112,7 @@ SETTINGS = {
     "vs_softmax": {"counts": Counts(), "gamma": _STRENGTH, "tau": _STRENGTH},
     "logit_divergence": {"kind": Choice(("symmetric", "q_u", "u_q"))},
     "sample_margin": {},
+    "adacos": {},
     "adaface": {
         "margin": Number(-1.0, 1.0, usual=(0.0, 0.5)),
         "concentration": Number(0.0, 1.0),
@@ -194,11 +195,11 @@ ANGLE_TERMS = (
     *("adaface", "magface", "elasticface"),
 )
 
-COSINE_HEADS = ("cosine", "cosine_subcenters", "simplex")
-ANGLE_HEADS = ("linear_no_bias", "cosine", "cosine_raw", "cosine_subcenters", "simplex")
+COSINE_HEADS = ("cosine", "cosine_adaptive", "cosine_subcenters", "simplex")
+ANGLE_HEADS = ("linear_no_bias", "cosine_raw", *COSINE_HEADS)
 DISTANCE_HEADS = ("distance", "reciprocal")
 HEADS = (
-    *("linear", "linear_no_bias", "cosine", "cosine_raw"),
+    *("linear", "linear_no_bias", "cosine", "cosine_adaptive", "cosine_raw"),
     *("cosine_subcenters", "gaussian", "simplex"),
     *DISTANCE_HEADS,
 )
@@ -208,10 +209,10 @@ CENTERS = {"cosine_subcenters": 2}
 
 def fits(term, head):
     """Whether a term has a meaning on a head."""
+    if term == "adacos":
+        return head == "cosine_adaptive"
     if term in COSINE_TERMS:
         return head in COSINE_HEADS
     if term == "vs_softmax":
         return head not in ("gaussian", *DISTANCE_HEADS)
-    if term in PROXY_TERMS and head in CENTERS:
-        return False
     return term not in ANGLE_TERMS or head in ANGLE_HEADS

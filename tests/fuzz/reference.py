@@ -23,6 +23,7 @@ from fuzz.formulas import (
     similarity,
     unit,
 )
+from fuzz.ranges import COSINE_HEADS
 
 
 def scheduled(schedule, steps):
@@ -77,7 +78,9 @@ def run(case, dtype=torch.float64, noise=None):
         for (_, term, settings), name in zip(case.ordered, case.names, strict=True)
         if (start := _learned(case, term, settings)) is not None
     }
-    memory = {
+    first = parameters.pop("adaptive_scale", None)
+    memory = {} if first is None else {"head.adaptive_scale": first}
+    memory |= {
         f"{name}.{key}": value
         for (_, term, _), name in zip(case.ordered, case.names, strict=True)
         for key, value in _fresh_state(case, term, dtype).items()
@@ -157,8 +160,11 @@ def _step(case, parameters, memory, step, dtype, noise) -> dict[str, Any]:
         weights = weights * torch.as_tensor(by_class, dtype=dtype)[classes]
     total = weights.sum() if weights.sum() != 0 else torch.ones((), dtype=dtype)
 
-    view = _view(case, leaves, features, classes)
+    view = _view(case, leaves, memory, features, classes)
     if case.training:
+        if case.adaptive and any(term in ON_SCORES for _, term, _ in case.terms):
+            memory["head.adaptive_scale"] = _adapted_scale(view)
+            view = _view(case, leaves, memory, features, classes)
         _update_norms(case, memory, features)
         _update_targets(case, memory, view)
     rows, terms = torch.zeros(len(classes), dtype=dtype), {}
@@ -196,7 +202,18 @@ def _select(value, classes, counted):
     return value[counted] if isinstance(value, Tensor) and value.ndim else value
 
 
-def _view(case, leaves, features, classes):
+def _adapted_scale(view):
+    """Scale of AdaCos, from the scale so far and the angles of a batch, shape ``(1,)``."""
+    scale = view.scale.detach().view(1)
+    if not len(view.labels):
+        return scale
+    total = view.rest.detach().exp().sum() / len(view.labels)
+    # Of an even number the smaller angle.
+    median = view.target.detach().clamp(-1, 1).acos().median().clamp_max(math.pi / 4)
+    return (total.log() / median.cos()).clamp_min(math.sqrt(2) * math.log(2)).view(1)
+
+
+def _view(case, leaves, memory, features, classes):
     weight, bias = leaves["weight"], leaves.get("bias")
     there = torch.ones(case.classes, dtype=torch.bool) if bias is None else bias.isfinite()
     place = there.cumsum(0) - 1
@@ -208,9 +225,11 @@ def _view(case, leaves, features, classes):
         own = own[torch.arange(len(own)), each.argmax(1)]
     if "log_scale" in leaves:
         scale = leaves["log_scale"].exp().squeeze()
+    elif case.adaptive:
+        scale = memory["head.adaptive_scale"].squeeze()
     else:
         scale = torch.tensor(case.scale, dtype=weight.dtype)
-    unit_heads = ("cosine", "cosine_raw", "cosine_subcenters", "simplex")
+    unit_heads = (*COSINE_HEADS, "cosine_raw")
     return View(
         features=features,
         own=own,

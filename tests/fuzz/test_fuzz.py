@@ -189,6 +189,11 @@ def test_a_state_that_stands_still_is_found(monkeypatch):
     assert failing("dense", 80)
 
 
+def test_a_scale_that_stands_still_is_found(monkeypatch):
+    monkeypatch.setattr(general_call, "_adapted_scale", lambda criterion, *_: criterion.head.scale)
+    assert failing("dense")
+
+
 def test_a_rival_that_is_forgotten_at_a_seam_is_found(monkeypatch):
     def shorter(total, most, multiple=1):
         return [slice(s, min(s + most, total - (total > 3))) for s in range(0, total, most)]

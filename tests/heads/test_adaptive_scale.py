@@ -13,6 +13,7 @@ from torch.utils.checkpoint import checkpoint
 import tammes
 from tammes.advise import advise
 from tammes.heads import adacos_scale
+from tammes.lab.cli.losses import loss_info
 from tammes.lab.config import parse_head
 from tammes.lab.config.head_expressions import head_text
 
@@ -164,6 +165,19 @@ def test_a_recomputed_call_has_the_scale_of_the_first_pass():
     assert_close(gradients[1], gradients[0])
 
 
+def test_a_head_in_half_precision_keeps_its_scale_in_single():
+    exact, half = make(), make()
+    half.head.weight = exact.head.weight = torch.nn.Parameter(exact.head.weight.bfloat16().double())
+    half.to(torch.bfloat16)
+    for features, labels in batches():
+        features = features.bfloat16()
+        half(features, labels)
+        exact(features.double(), labels)
+    assert half.head.weight.dtype == torch.bfloat16
+    assert_close(half.head.scale, exact.head.scale.float(), rtol=1e-5, atol=0)
+    assert tammes.SimplexHead(4, 3, scale="adaptive").half().weight.dtype == torch.float16
+
+
 def on_ranks(group, sharded):
     criterion = make("streamed", loss=tammes.curricularface())
     if sharded:
@@ -195,7 +209,25 @@ def test_texts_and_advice_know_it():
     head = parse_head("cosine(scale='adaptive')", tammes.normface(), 4, 11)
     assert head_text(head) == "cosine(scale='adaptive')"
     assert repr(head) == "CosineHead(4, 11, scale=adaptive)"
-    assert advise(100, 64, loss="adacos").to_dict() == advise(100, 64, loss="normface").to_dict()
+
+
+def test_every_way_to_a_head_gives_adacos_one_whose_scale_adapts():
+    with pytest.raises(ValueError, match=r"expects a head with scale='adaptive', got Cosine"):
+        tammes.Criterion(tammes.CosineHead(4, 11), tammes.adacos())
+    for text in ("auto", "cosine", "cosine(subcenters=2)"):
+        for loss in (tammes.adacos(), tammes.cosface() + tammes.adacos()):
+            assert parse_head(text, loss, 4, 11).scale_setting == "adaptive"
+    adaptive = ["CosineHead(scale='adaptive')", "SimplexHead(scale='adaptive')"]
+    assert loss_info("adacos").heads == adaptive
+    assert loss_info("normface").heads == ["CosineHead", "SimplexHead"]
+    advice = advise(100, 64, loss="adacos")
+    assert advice.scale == pytest.approx(adacos_scale(100))
+    assert [row.value for row in advice.recommendations if row.setting == "scale"] == ["adaptive"]
+    assert "tammes.CosineHead(64, 100, scale='adaptive')" in advice.code
+    assert "cosine(scale='\"'\"'adaptive'\"'\"')" in advice.command
+    assert not advice.cautions
+    with pytest.raises(ValueError, match="expects no scale for adacos, whose head adapts it, got"):
+        advise(100, 64, loss="adacos", scale=30.0)
 
 
 @pytest.mark.parametrize(

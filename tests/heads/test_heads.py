@@ -77,7 +77,8 @@ def test_more_classes_than_corners_stand_as_far_apart_as_they_can(size, classes,
 def test_the_split_of_a_head_is_that_of_its_similarities(name):
     head = HEADS[name](6, 5, scale=3.0).double()
     features, labels = torch.randn(7, 6, dtype=torch.double), torch.randint(5, (7,))
-    got, expected = head.split(features, labels), tammes.split(head.logits(features) / 3, labels)
+    got = head.split(features, labels)
+    expected = tammes.split(head.logits(features) / head.scale, labels)
     for field in ("target", "hardest"):
         assert_close(getattr(got, field), getattr(expected, field))
     scaled = tammes.split(head.logits(features), labels)

@@ -20,6 +20,7 @@ KINDS = {
     "linear_masked": (tammes.LinearHead, {}),
     "linear_no_bias": (tammes.LinearHead, {"bias": False}),
     "cosine": (tammes.CosineHead, {"scale": 8.0}),
+    "cosine_adaptive": (tammes.CosineHead, {"scale": "adaptive"}),
     "cosine_raw_features": (tammes.CosineHead, {"scale": 2.0, "normalize_features": False}),
     "cosine_subcenters": (tammes.CosineHead, {"scale": 8.0, "subcenters": 3}),
     "gaussian": (tammes.GaussianHead, {}),
@@ -50,6 +51,11 @@ def the_batch(head_name, classes, dtype):
     return features.to(dtype), labels, weights.to(dtype)
 
 
+def options_at(options, scale):
+    """Options of a head, at a scale unless its own adapts."""
+    return options if options.get("scale") == "adaptive" else options | {"scale": scale}
+
+
 def one_process(head_name, options, classes, dtype):
     torch.manual_seed(3)
     head = KINDS[head_name][0](SIZE, classes, **options).to(dtype)
@@ -64,6 +70,9 @@ def call(head, loss, reduction, batch, implementation):
     """Loss, terms and gradients of the head; features as a parameter, as a backbone would be."""
     features, labels, weights = batch
     head.implementation = implementation
+    if head.adaptive_scale is not None:
+        # Every term begins at the same scale.
+        head.scale = 8.0
     criterion = tammes.Criterion(head, loss, reduction=reduction)
     backbone = nn.Parameter(features.clone())
     head.zero_grad()
@@ -79,7 +88,7 @@ def call(head, loss, reduction, batch, implementation):
 def on_ranks(group, head_name, scale, classes, reduction, implementation, dtype, names):
     """Every term on this rank: what is whole, and the gradients of what is here."""
     kind, options = KINDS[head_name]
-    options = options | {"scale": scale}
+    options = options_at(options, scale)
     whole = one_process(head_name, options, classes, dtype)
     head = tammes.ShardedHead(kind, SIZE, classes, group=group, **options).to(dtype)
     head.load_state_dict(whole.state_dict())
@@ -114,7 +123,7 @@ def compare(ranks, head_name, scale, classes, reduction, implementation, dtype, 
     arguments = (head_name, scale, classes, reduction, implementation, dtype, names)
     everybody = everywhere(ranks, on_ranks, *arguments)
     _, options = KINDS[head_name]
-    head = one_process(head_name, options | {"scale": scale}, classes, dtype)
+    head = one_process(head_name, options_at(options, scale), classes, dtype)
     batch = the_batch(head_name, classes, dtype)
     assert everybody[0]
     for name in everybody[0]:

@@ -22,7 +22,6 @@ SAME = {
     "proxy_nca_pp": "normface",
 }
 VARIANTS = {
-    "adacos": tammes.normface(),
     "mlcd": tammes.multi_positive(margin=0.0, form="apart"),
     "proxy_nca": tammes.gm_softmax(beta2=-math.inf),
     "sphereface_r": tammes.sphereface(margin=1.7, gradient="detached"),

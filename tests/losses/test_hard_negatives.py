@@ -437,3 +437,34 @@ def test_finding_the_cutoff_makes_nothing_larger_than_a_block_of_scores():
     with _Largest() as largest:
         criterion(features, labels).backward()
     assert largest.most <= 50 * 200
+
+
+@pytest.mark.parametrize("dtype", [torch.double, torch.float])
+@pytest.mark.parametrize("other_angle", [0.05, math.pi - 0.05])
+def test_sface_has_its_gradient_where_an_angle_is_0_or_pi(dtype, other_angle):
+    # The cosines of the ends as rounding leaves them, beyond one too, and within a small angle.
+    eps, near = torch.finfo(dtype).eps, math.cos(0.01)
+    ends = torch.tensor([1.0, 1 + eps, near, -near, -1.0, -1 - eps], dtype=dtype)
+    cosine = ends.expand(6, -1).clone().requires_grad_()
+    rows = tammes.split(cosine, torch.arange(6), scale=8.0, reads=["target", "gap", "rest"])
+    loss = tammes.sface(own_angle=other_angle, other_angle=other_angle, steepness=8.0)(rows)
+    (found,) = torch.autograd.grad(loss.sum(), cosine)
+    theta = torch.tensor([0, 0, 0.01, math.pi - 0.01, math.pi, math.pi], dtype=torch.double)
+    pull = (8.0 * (theta - other_angle)).sigmoid()
+    expected = 8.0 * torch.where(torch.eye(6).bool(), -pull, (1 - pull).expand(6, -1))
+    # A cosine in single precision says an angle at the ends to a few hundredths of a degree.
+    assert_close(found.double(), expected, rtol=0, atol=1e-6 if dtype == torch.double else 0.02)
+
+
+@pytest.mark.parametrize("implementation", ["dense", "streamed"])
+def test_sface_is_finite_where_features_are_at_other_prototypes(implementation):
+    x = F.normalize(torch.randn(64, SIZE, generator=torch.Generator().manual_seed(2)))
+    assert (F.linear(x, x).diagonal() > 1).any()
+    head = tammes.CosineHead(SIZE, 128, implementation=implementation)
+    head.weight.data = torch.cat([x, -x])
+    found = tammes.Criterion(head, tammes.sface(other_angle=0.001))
+    x = x.clone().requires_grad_()
+    found(x, torch.arange(64).roll(1)).backward()
+    assert x.grad.isfinite().all()
+    assert head.weight.grad.isfinite().all()
+    assert x.grad.abs().max() > 0

@@ -28,12 +28,15 @@ def batch(dtype=torch.double):
 def official(x, y, weight, scale, margin):
     """Proxy-Anchor-CVPR2020/code/losses.py."""
     x, y = x[y >= 0], y[y >= 0]
-    cosine = F.normalize(x) @ F.normalize(weight).T
-    positive = F.one_hot(y, len(weight)).to(x.dtype)
+    return anchored(F.normalize(x) @ F.normalize(weight).T, y, scale, margin)
+
+
+def anchored(cosine, y, scale, margin):
+    positive = F.one_hot(y, cosine.shape[1]).to(cosine.dtype)
     pulls = (torch.exp(-scale * (cosine - margin)) * positive).sum(0)
     pushes = (torch.exp(scale * (cosine + margin)) * (1 - positive)).sum(0)
     present = (positive.sum(0) != 0).sum()
-    return (1 + pulls).log().sum() / present + (1 + pushes).log().sum() / len(weight)
+    return (1 + pulls).log().sum() / present + (1 + pushes).log().sum() / cosine.shape[1]
 
 
 @pytest.mark.parametrize("most", [1 << 24, 30, 1], ids=["at once", "blocks", "one by one"])
@@ -49,6 +52,35 @@ def test_values_and_gradients_are_those_of_the_official_form(kind, dtype, most, 
     assert_close(loss, expected, **TOLERANCE[dtype])
     found, wanted = (torch.autograd.grad(value, inputs) for value in (loss, expected))
     assert_close(found, wanted, **TOLERANCE[dtype])
+
+
+@tammes.term(on="proxies", reads="")
+def mean_cosine(batch, prototypes):
+    return (F.normalize(batch.features) @ prototypes.T).mean()
+
+
+@pytest.mark.parametrize("most", [1 << 24, 1], ids=["at once", "one by one"])
+@pytest.mark.parametrize("pooling", ["max", "soft"])
+@pytest.mark.parametrize("loss", [tammes.proxy_anchor(), tammes.multi_positive(kind="cos")])
+def test_with_several_prototypes_the_cosines_are_the_pooled_ones(loss, pooling, most, monkeypatch):
+    monkeypatch.setattr(proxies, "_SCORES", most)
+    torch.manual_seed(0)
+    head = tammes.CosineHead(6, CLASSES, subcenters=3, pooling=pooling, scale=1.0)
+    made = tammes.Criterion(head, loss, reduction="sum").double()
+    x, y = batch()
+    x, y = x.detach()[y >= 0].requires_grad_(), y[y >= 0]
+    each = torch.einsum("nd,ckd->nck", F.normalize(x), F.normalize(head.weight, dim=2))
+    weights = (each / 0.1).softmax(2)
+    cosine = each.max(2).values if pooling == "max" else (weights * each).sum(2)
+    if loss.name == "proxy_anchor":
+        expected = len(y) * anchored(cosine, y, 32.0, 0.1)
+    else:
+        margin = 0.3 * F.one_hot(y, CLASSES).double()
+        expected = F.cross_entropy(64.0 * (cosine - margin), y, reduction="sum")
+    value, inputs = made(x, y), [x, head.weight]
+    assert_close(value, expected, **TOLERANCE[torch.double])
+    found, wanted = (torch.autograd.grad(each, inputs) for each in (value, expected))
+    assert_close(found, wanted, **TOLERANCE[torch.double])
 
 
 def test_one_value_by_hand():
@@ -84,16 +116,21 @@ def test_large_scales_are_finite():
     assert x.grad.isfinite().all()
 
 
-def on_ranks(group, sharded):
+BOTH = tammes.proxy_anchor() + 0.5 * tammes.multi_positive()
+
+
+def on_ranks(group, sharded, centers):
     rank, size = torch.distributed.get_rank(group), torch.distributed.get_world_size(group)
     torch.manual_seed(0)
-    whole = tammes.CosineHead(6, CLASSES)
+    whole = tammes.CosineHead(6, CLASSES, subcenters=centers)
     head, options = whole, {"group": group}
     if sharded:
-        head = tammes.ShardedHead(tammes.CosineHead, 6, CLASSES, group=group, scale=64.0)
+        head = tammes.ShardedHead(
+            tammes.CosineHead, 6, CLASSES, group=group, scale=64.0, subcenters=centers
+        )
         head.load_state_dict(whole.state_dict())
         options = {}
-    made = tammes.Criterion(head, tammes.proxy_anchor() + tammes.cosface(), **options).double()
+    made = tammes.Criterion(head, BOTH + tammes.cosface(), **options).double()
     x, y = batch()
     mine = (
         slice(0, 4)
@@ -107,16 +144,16 @@ def on_ranks(group, sharded):
     return loss.detach(), part.grad / size, made.head.weight.grad
 
 
-@pytest.mark.parametrize("sharded", [False, True])
-def test_on_several_ranks_the_batch_is_that_of_all(sharded):
+@pytest.mark.parametrize(("sharded", "centers"), [(False, 1), (True, 1), (True, 2)])
+def test_on_several_ranks_the_batch_is_that_of_all(sharded, centers):
     torch.manual_seed(0)
     made = tammes.Criterion(
-        tammes.CosineHead(6, CLASSES), tammes.proxy_anchor() + tammes.cosface()
+        tammes.CosineHead(6, CLASSES, subcenters=centers), BOTH + tammes.cosface()
     ).double()
     x, y = batch()
     loss = made(x, y)
     loss.backward()
-    losses, features, weights = zip(*everywhere(3, on_ranks, sharded), strict=True)
+    losses, features, weights = zip(*everywhere(3, on_ranks, sharded, centers), strict=True)
     assert_close(losses, (loss.detach(),) * 3)
     assert_close(torch.cat(features), x.grad, rtol=1e-10, atol=1e-12)
     whole = torch.cat(weights) if sharded else sum(weights) / 3
@@ -135,7 +172,7 @@ def test_it_is_written_as_text_and_has_a_cosine_head():
         (lambda: tammes.proxy_anchor(scale=0.0), "proxy_anchor expects scale above 0, got 0"),
         (lambda: tammes.proxy_anchor(margin=[0.1, 0.2]), "one margin for all classes"),
         (
-            lambda: tammes.Criterion(tammes.CosineHead(6, 9, subcenters=2), tammes.proxy_anchor()),
+            lambda: tammes.Criterion(tammes.CosineHead(6, 9, subcenters=2), mean_cosine()),
             "one prototype per class, got CosineHead with subcenters=2",
         ),
     ],

@@ -16,7 +16,7 @@ from tammes.advise.feasibility import (
     KINDS,
     LINEAR,
     FeasibleMargin,
-    adacos,
+    adapts_scale,
     bent,
     builder,
     definition,
@@ -32,6 +32,8 @@ from tammes.advise.snippet import Snippet
 from tammes.advise.warnings import SUMS, Caution, Choice, cautions
 from tammes.advise.workload import Machine, Workload, choose_machine
 from tammes.geometry.bounds import LargestClassMargin, largest_class_margin
+from tammes.heads.adaptive_scale import adacos_scale
+from tammes.pooling import pooled
 from tammes.similarity import Cosine, InnerProduct, Similarity, SquaredDistance
 from tammes.terms import Term
 
@@ -91,7 +93,7 @@ class Advice:
         machine: machine it is to run on.
         loss: loss, as given or recommended.
         margin: its margin, as given or recommended; ``None`` if it has none.
-        scale: its scale, likewise.
+        scale: its scale, likewise; of an adaptive one the first.
         class_margin: largest possible class margin.
         sample_margin: largest sample margin of examples at their prototypes,
             ``1 - cos(class margin)``.
@@ -142,7 +144,11 @@ class Advice:
         """Convert to plain numbers, strings, lists and dictionaries; infinity becomes None."""
         plain = asdict(self)
         work = {k: v for k, v in plain["work"].items() if k not in ("similarity", "reads")}
-        plain["work"] = {**work, "reads": sorted(self.work.reads)}
+        plain["work"] = {
+            **work,
+            "reads": sorted(self.work.reads),
+            "subcenters": self.work.centers,
+        }
         plain["class_margin"]["degrees"] = self.class_margin.degrees
         plain["costs"] = [cost.to_dict() for cost in self.costs]
         plain |= {"code": self.code, "command": self.command}
@@ -181,6 +187,7 @@ def advise(
     annealing: bool = False,
     posterior: float = POSTERIOR,
     sample_rate: float = 0.1,
+    subcenters: int = 1,
     device: str | None = None,
     machine: Machine | str | None = None,
 ) -> Advice:
@@ -207,6 +214,7 @@ def advise(
         annealing: whether ``blend`` of L-Softmax or SphereFace will be annealed.
         posterior: desired posterior of an example at its prototype.
         sample_rate: fraction of the classes per step with sampled classes.
+        subcenters: prototypes of a class.
         device: ``"cuda"`` or ``"cpu"``; that of the machine by default.
         machine: one accelerator, or its name in :data:`tammes.advise.workload.MACHINES`; by default
             the machine at hand.
@@ -236,6 +244,8 @@ def advise(
         raise ValueError(f"advise expects a finite margin, got {margin}")
     if margin is not None and main not in KINDS and "margin" not in definition(main).defaults:
         raise ValueError(f"advise expects no margin for {main}, which has none, got {margin:g}")
+    if scale is not None and adapts_scale(main):
+        raise ValueError(f"advise expects no scale for {main}, whose head adapts it, got {scale:g}")
     if margin is not None and main == "arcface" and margin > math.pi:
         raise ValueError(
             f"advise expects a margin in radians, up to pi, got {margin:g}; "
@@ -253,7 +263,7 @@ def advise(
         autocast=autocast,
         optimizer=optimizer,
         reads=reads,
-        similarity=_similarity(main),
+        similarity=_similarity(main, subcenters),
         sample_rate=sample_rate,
         device=device,
     )
@@ -265,7 +275,7 @@ def advise(
     placed = NO_MARGINS if kind is None or used_margin is None else kind.place(used_margin)
     target, reach = bent(0.0, placed), math.cos(limit.angle)
     about = scale_for(odds, target, reach)
-    used_scale = scale
+    used_scale = adacos_scale(classes) if adapts_scale(main) else scale
     if used_scale is None:
         used_scale = default_scale(main, placed, classes, dim, posterior, identities=identities)
     term = _term(main, used_margin)
@@ -302,7 +312,7 @@ def advise(
             posterior=posterior,
             least=scale_for(odds, 1.0, -1 / (classes - 1)),
             about=scale_for(odds, 1.0, reach),
-            adacos=adacos(classes),
+            adacos=adacos_scale(classes),
             least_with_margin=choice.least_scale,
             about_with_margin=about,
         ),
@@ -346,11 +356,13 @@ def _names(loss: str) -> tuple[str, ...]:
     return names
 
 
-def _similarity(name: str) -> Similarity:
+def _similarity(name: str, subcenters: int) -> Similarity:
     """Similarity of the head that a loss is written for."""
-    if name == "large_margin_gaussian":
-        return SquaredDistance()
-    return InnerProduct() if name in LINEAR else Cosine()
+    if name not in LINEAR:
+        return pooled("advise", Cosine(), subcenters, "max", 1.0)
+    if subcenters != 1:
+        raise ValueError(f"advise expects subcenters with losses of cosines only, got {name}")
+    return SquaredDistance() if name == "large_margin_gaussian" else InnerProduct()
 
 
 def _term(name: str, margin: float | None) -> Term:

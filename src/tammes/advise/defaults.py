@@ -22,6 +22,7 @@ from tammes.advise.feasibility import (
     scale_for,
 )
 from tammes.geometry.bounds import largest_class_margin
+from tammes.heads.head import Scale
 from tammes.terms import Loss, Term
 
 POSTERIOR = 0.9
@@ -145,14 +146,18 @@ def main_term(loss: Loss) -> Term | None:
     return next(iter(learning or on_split), None)
 
 
-def recommended_scale(loss: Loss, embedding_size: int, num_classes: int) -> float:
+def recommended_scale(loss: Loss, embedding_size: int, num_classes: int) -> Scale:
     """Return the default scale on unit features for the main term of a loss, at its margin.
+
+    It is ``"adaptive"`` where a term requires that.
 
     Example:
         >>> import tammes
         >>> recommended_scale(tammes.cosface(margin=0.35), 128, 1000)
         30.0
     """
+    if any(term.definition.requires == "adaptive" for _, term in loss.leaves()):
+        return "adaptive"
     term = main_term(loss)
     if term is None or term.name in LINEAR:
         return default_scale("normface", NO_MARGINS, num_classes, embedding_size)

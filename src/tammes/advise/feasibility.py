@@ -50,6 +50,11 @@ def definition(name: str) -> Definition:
     return builder(name).definition  # type: ignore[attr-defined]
 
 
+def adapts_scale(name: str) -> bool:
+    """Return whether a loss is for heads whose scale follows the angles of each batch."""
+    return definition(name).requires == "adaptive"
+
+
 def bent(theta: float, margins: Margins = (1.0, 0.0, 0.0)) -> float:
     r"""Score of the own class after the margins, over the scale: :math:`\Phi(\theta) - m_3`."""
     m1, m2, m3 = margins
@@ -188,6 +193,9 @@ def margins_of(term: Term) -> Margins:
 CHORDS = ("triplet", "contrastive")
 """Losses whose margin is a distance between unit features: at most ``2 sin(A/2)``."""
 
+PLAIN = ("softmax", "normface", "adacos")
+"""Softmax losses without a margin, or with none by default."""
+
 LINEAR = (
     *("softmax", "focal", "hard_bias", "crammer_singer", "hinge", "bce", "l_softmax"),
     *("large_margin_gaussian", "logit_adjustment", "vs_softmax", "cac", "arpl"),
@@ -287,11 +295,6 @@ def scale_for(odds: float, target: float, cosine: float) -> float:
     if odds <= 0:
         return 0.0
     return odds / (target - cosine) if target > cosine else math.inf
-
-
-def adacos(classes: int) -> float:
-    r"""Fixed scale of AdaCos, :math:`\sqrt2\log(C-1)`: even odds at 45° with others at 90°."""
-    return math.sqrt(2) * math.log(classes - 1)
 
 
 _ANGLES, _DRAWS = 20_000, 512

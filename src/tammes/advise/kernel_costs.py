@@ -19,7 +19,8 @@ from tammes.kernels.tiling import (
     fused_blocks,
     longest,
 )
-from tammes.similarity import Cosine, InnerProduct, SquaredDistance
+from tammes.pooling import Pooled
+from tammes.similarity import InnerProduct, SquaredDistance
 
 _MORE_BLOCKS = {"expected": 2, "softplus": 3, "mapped": 7}
 """Additional blocks of scores in the streamed implementation, by the fields read."""
@@ -53,6 +54,8 @@ DENSE_GPU = Passes(scores=6, prototypes=5)
 STREAMED = Passes(scores=11, prototypes=33, again=10)
 STREAMED_HALF = Passes(scores=15, prototypes=38, again=4.7)
 """Streamed with products in half precision: more copies, but the keys are kept."""
+POOLING = 29
+"""Further passes over the streamed products of several prototypes of a class: one step, fitted."""
 FUSED = Passes(scores=0, prototypes=6.5, again=4.9)
 """In numbers of half precision, where the others are in the working one. What is read and written
 of exponentials hides behind their products."""
@@ -78,7 +81,8 @@ class Inside(NamedTuple):
 
 def dense(work: Workload) -> Inside:
     """Cost with all scores in memory."""
-    scores, prototypes = work.rows * work.classes, work.classes * work.dim
+    scores, prototypes = work.rows * work.classes, work.classes * work.numbers
+    centers = work.classes * work.centers
     copy = prototypes * work.working if work.rounds else 0
     if work.on_gpu:
         # One matrix, of scores and then of their softmax; in half precision a second one, and a
@@ -90,17 +94,19 @@ def dense(work: Workload) -> Inside:
         copy += prototypes * half
     else:
         matrix = scores * work.working
-        keys = prototypes * work.working if isinstance(work.similarity, SquaredDistance) else 0
-        forward = dense_matrices(work.reads) * matrix + keys
+        pooled = work.centers > 1
+        copied = pooled or isinstance(work.similarity, SquaredDistance)
+        keys = prototypes * work.working if copied else 0
+        forward = dense_matrices(work.reads | {"rest"} if pooled else work.reads) * matrix + keys
         # Kept scores beside the gradient of the scores; the gradient of the prototypes, which of
         # cosines is multiplied with them.
         kept = 1 if OF_SCORES.isdisjoint(work.reads) else 2
-        product = prototypes if isinstance(work.similarity, Cosine) else 0
+        product = prototypes if work.similarity.is_cosine else 0
         backward = kept * matrix + (prototypes + product) * work.working + keys
     return Inside(
         scores=max(0, max(forward, backward) + copy - prototypes * work.stored),
-        products=6 * scores * work.dim,
-        passes=(DENSE_GPU if work.on_gpu else DENSE).over(work.rows, work.classes, work.dim)
+        products=6 * work.rows * prototypes,
+        passes=(DENSE_GPU if work.on_gpu else DENSE).over(work.rows, centers, work.dim)
         * work.working,
         launches=0.5,
     )
@@ -114,13 +120,15 @@ def streamed(work: Workload, rows: int, classes: int) -> Inside:
         return _recomputed(work, plan, rows, classes)
     row_blocks, key_blocks = plan.blocks(problem)
     often = STREAMED_HALF if work.half else STREAMED
-    passes = often.over(rows, classes, work.dim, len(row_blocks))
+    passes = often.over(rows, classes * work.centers, work.dim, len(row_blocks))
+    if work.centers > 1:
+        passes += POOLING * rows * classes * work.centers
     if _more_blocks(work.reads):
         passes += STREAMED.scores * rows * classes
     shared = fits_in_gradient(problem, row_blocks)
     return Inside(
         scores=_streamed_bytes(work, rows, classes, row_blocks, longest(key_blocks), shared),
-        products=6 * rows * classes * work.dim,
+        products=6 * rows * classes * work.numbers,
         passes=passes * work.working,
         blocks=len(row_blocks),
     )
@@ -130,11 +138,15 @@ def _streamed_bytes(
     work: Workload, rows: int, classes: int, blocks: Sequence[slice], width: int, shared: bool
 ) -> int:
     """Bytes of temporaries for blocks of rows and keys of ``width`` classes."""
-    height, prototypes = longest(blocks), classes * work.dim
+    height, prototypes = longest(blocks), classes * work.numbers
     block = height * classes
+    if isinstance(work.similarity, Pooled):
+        # With the products of a block of classes, and what pooling keeps of them.
+        block += height * width * work.centers
+        block += block * work.similarity.kept_bytes(work.working) // work.working
     # Of distances, keys are a copy of a block of prototypes. In half precision all keys are kept,
     # and a product is computed from a copy of the block before it is added.
-    tile, linear = width * work.dim, isinstance(work.similarity, InnerProduct)
+    tile, linear = width * work.numbers, isinstance(work.similarity, InnerProduct)
     beside = tile if isinstance(work.similarity, SquaredDistance) else 0
     if work.half:
         beside = max(height * width, height * width // 2 + tile)
@@ -159,24 +171,27 @@ def _more_blocks(reads: frozenset[str]) -> int:
 def _recomputed(work: Workload, plan: Plan, rows: int, classes: int) -> Inside:
     """Cost if only few rows of scores fit: blocks of classes whose scores are computed twice."""
     width = longest(class_blocks(work.problem(rows, classes)))
-    taken = (plan.copies * rows + work.dim) * width + _ROWS * rows * work.dim + classes
-    taken += classes * work.dim if work.rounds else 0
+    taken = (plan.copies * rows + work.dim) * width * work.centers
+    taken += _ROWS * rows * work.dim + classes
+    taken += classes * work.numbers if work.rounds else 0
     often = STREAMED_HALF if work.half else STREAMED
-    passes = often.over(rows, classes, work.dim) + often.scores * rows * classes
-    products = 8 * rows * classes * work.dim
+    centers = classes * work.centers
+    passes = often.over(rows, centers, work.dim) + often.scores * rows * centers
+    products = 8 * rows * classes * work.numbers
     return Inside(taken * work.working, products, passes * work.working)
 
 
 def fused(work: Workload, rows: int, classes: int) -> Inside:
     """Cost of the fused kernels: one block of exponentials in half precision."""
     number = 2 if work.half else work.working
-    row_blocks = fused_blocks(rows, classes, work.dim, number)
+    row_blocks = fused_blocks(rows, classes, work.dim, number, work.centers)
     # Keys, a block of exponentials with its sums per tile, and values per row and per class.
-    block, prototypes = longest(row_blocks) * classes, classes * work.dim
+    centers = classes * work.centers
+    block, prototypes = longest(row_blocks) * centers, classes * work.numbers
     taken = number * (prototypes + block) + block // _TILE * work.working
     taken += (_ROWS * rows * work.dim + classes) * work.working
     taken += prototypes * work.working if work.rounds else 0
-    passes = FUSED.over(rows, classes, work.dim, len(row_blocks)) * number
+    passes = FUSED.over(rows, centers, work.dim, len(row_blocks)) * number
     return Inside(taken, 6 * rows * prototypes, passes, len(row_blocks))
 
 

@@ -1,6 +1,6 @@
 r"""Cost of a step: bytes per rank and time, for every implementation of the head.
 
-With N rows and C classes on a rank and D numbers in a prototype, a step of a head holds
+With N rows and C prototypes on a rank and D numbers in each, a step of a head holds
 
 .. math:: \text{weights} + \text{gradient} + \text{optimizer} + \text{scores} + \text{features},
 
@@ -127,7 +127,7 @@ class _Estimate:
     ) -> Cost:
         """Add the costs that all implementations share; ``trained`` classes get a gradient."""
         work, machine = self.work, self.machine
-        row = work.dim * work.stored
+        row = work.numbers * work.stored
         parts = {
             "weights": classes * row,
             "gradient": trained * row,
@@ -152,7 +152,7 @@ class _Estimate:
     def replicated(self, mode: str, inside: Inside, note: str = "") -> Cost:
         """Cost with all classes on every rank, whose gradients are averaged."""
         work = self.work
-        weights = work.classes * work.dim * work.stored
+        weights = work.classes * work.numbers * work.stored
         others = work.gpus - 1
         return self.cost(
             mode,
@@ -173,7 +173,7 @@ class _Estimate:
         note = f"{way} on each rank" if work.gpus > 1 else ""
         if sampled:
             # The sampled rows are copied.
-            inside = inside._replace(scores=inside.scores + trained * work.dim * work.stored)
+            inside = inside._replace(scores=inside.scores + trained * work.numbers * work.stored)
             note = f"approximate: {trained:,} of {work.shard:,} classes"
         # Features of this rank and, if there are others, of all ranks, with their gradients.
         rows = work.rows + (work.batch if work.gpus > 1 else 0)

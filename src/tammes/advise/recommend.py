@@ -8,6 +8,7 @@ from tammes.advise.evidence import effect
 from tammes.advise.feasibility import (
     KINDS,
     LINEAR,
+    adapts_scale,
     bent,
     definition,
     largest_where,
@@ -15,8 +16,7 @@ from tammes.advise.feasibility import (
 )
 from tammes.advise.memory_plan import Cost, size
 from tammes.advise.warnings import FEW, METRIC, Choice
-from tammes.advise.workload import UNFUSED
-from tammes.kernels.tiling import WIDEST
+from tammes.kernels.tiling import MOST_CENTERS, WIDEST
 from tammes.split import FREE_MAP
 
 _LARGE_SCORE = 15.0
@@ -129,6 +129,9 @@ def recommendations(
 
 def _recommend_scale(choice: Choice, margin: float | None) -> Recommendation:
     name, work = choice.main, choice.work
+    if adapts_scale(name):
+        reason = f"follows the angles of each batch, from sqrt(2) log(C - 1) = {choice.scale:.3g}"
+        return Recommendation("scale", "adaptive", reason, "literature")
     placed = defaults.NO_MARGINS if margin is None else KINDS[name].place(margin)
     scale = defaults.default_scale(
         name, placed, work.classes, work.dim, choice.posterior, identities=choice.identities
@@ -242,7 +245,7 @@ def _recommend_mode(choice: Choice, costs: tuple[Cost, ...]) -> list[Recommendat
 def _why(choice: Choice, way: str) -> str:
     """Reason for the choice of ``implementation="auto"``."""
     work = choice.work
-    scores = work.rows * work.classes
+    scores = work.rows * work.classes * work.centers
     if "rest" in work.reads:
         return "the loss needs all scores at once"
     if way == "dense":
@@ -253,10 +256,13 @@ def _why(choice: Choice, way: str) -> str:
         return "the fused kernels are for CUDA"
     if not work.fusable:
         words = {FREE_MAP: "this map of the other scores"}
-        missing = " and ".join(sorted(words.get(name, name) for name in UNFUSED & work.reads))
+        missing = " and ".join(sorted(words.get(name, name) for name in work.unfused))
         if missing:
             return f"the fused kernels do not compute {missing}, which the loss reads"
-        return f"the fused kernels need float32 and at most {WIDEST} dimensions"
+        return (
+            f"the fused kernels need float32, at most {WIDEST} dimensions and {MOST_CENTERS} "
+            "prototypes of a class"
+        )
     if not work.half:
         return "the fused kernels are faster only under autocast"
     return "few classes on a rank"

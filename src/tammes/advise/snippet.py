@@ -4,7 +4,7 @@ import shlex
 from typing import TYPE_CHECKING
 
 from tammes.advise import defaults
-from tammes.advise.feasibility import KINDS, LINEAR, definition
+from tammes.advise.feasibility import KINDS, LINEAR, adapts_scale, definition
 from tammes.advise.warnings import METRIC, SUMS
 
 if TYPE_CHECKING:
@@ -28,11 +28,12 @@ class Snippet:
         self.names = names
         rows = {row.setting: row.value for row in advice.recommendations}
         self.rows = rows
-        self.margin, self.scale = advice.margin, advice.scale
+        self.margin = advice.margin
+        self.scale: float | str = "adaptive" if adapts_scale(self.main) else advice.scale
         if any(caution.level == "cannot" for caution in advice.cautions):
             kind = KINDS.get(self.main)
             self.margin = None if kind is None else float(rows[kind.setting])
-            self.scale = float(rows.get("scale", advice.scale))
+            self.scale = rows.get("scale", advice.scale)
 
     @property
     def loss(self) -> str:
@@ -71,7 +72,9 @@ class Snippet:
         if self.main in ("cac", "arpl"):
             return "distance(reciprocal=True)" if self.main == "arpl" else "distance()"
         if self.main not in LINEAR and definition(self.main).on == "split":
-            return f"cosine(scale={self.scale:g})"
+            scale = f"{self.scale:g}" if isinstance(self.scale, float) else repr(self.scale)
+            centers = f", subcenters={self.work.centers}" if self.work.centers > 1 else ""
+            return f"cosine(scale={scale}{centers})"
         plain = self.main in ("softmax", "focal") and len(self.names) == 1
         return "linear()" if plain else "linear(bias=False)"
 

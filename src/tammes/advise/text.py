@@ -58,8 +58,9 @@ def _geometry(advice: "Advice") -> Iterator[str]:
     work, limit = advice.work, advice.class_margin
     ranks = f"{work.gpus} GPUs" if work.gpus > 1 else "1 GPU"
     where = "the CPU" if work.device == "cpu" else ranks
+    each = f" of {work.centers} prototypes each" if work.centers > 1 else ""
     yield (
-        f"{work.classes:,} classes in {work.dim:,} dimensions, {advice.loss}, "
+        f"{work.classes:,} classes{each} in {work.dim:,} dimensions, {advice.loss}, "
         f"batch {work.batch:,} on {where}"
     )
     yield ""

@@ -13,6 +13,7 @@ from tammes.advise.feasibility import (
     KINDS,
     LINEAR,
     Margins,
+    adapts_scale,
     bent,
     class_radius,
     definition,
@@ -146,7 +147,7 @@ def _margin(choice: Choice) -> Iterator[Caution]:
 
 
 def _scale(choice: Choice) -> Iterator[Caution]:
-    if not choice.spherical or choice.main == "lm_softmax":
+    if not choice.spherical or choice.main == "lm_softmax" or adapts_scale(choice.main):
         return
     scale, classes, odds = choice.scale, choice.work.classes, choice.odds
     target = bent(0.0, choice.margins)

@@ -10,7 +10,7 @@ import torch
 from tammes.kernels.dense_gpu import supports
 from tammes.kernels.dispatch import SMALL, Way, in_memory
 from tammes.kernels.problem import Problem
-from tammes.kernels.tiling import WIDEST
+from tammes.kernels.tiling import MOST_CENTERS, WIDEST
 from tammes.similarity import Cosine, Similarity, working_dtype
 from tammes.split import FREE_MAP
 
@@ -152,7 +152,7 @@ class Workload:
         autocast: dtype of matrix products under autocast on CUDA, or ``None``.
         optimizer: a name of :data:`OPTIMIZERS`.
         reads: fields of the split that the loss reads.
-        similarity: similarity of features and prototypes.
+        similarity: similarity of features and prototypes, of which a class may have several.
         sample_rate: fraction of the other classes per step with sampled classes.
         device: ``"cuda"`` or ``"cpu"``.
 
@@ -210,6 +210,21 @@ class Workload:
         return -(-self.classes // self.gpus)
 
     @property
+    def centers(self) -> int:
+        """Prototypes of a class."""
+        return self.similarity.centers
+
+    @property
+    def numbers(self) -> int:
+        """Numbers in the prototypes of a class."""
+        return self.centers * self.dim
+
+    @property
+    def unfused(self) -> frozenset[str]:
+        """Fields the loss reads that the fused kernel does not compute."""
+        return self.reads & (UNFUSED if self.centers == 1 else UNFUSED | {"mean"})
+
+    @property
     def stored(self) -> int:
         """Bytes of a stored number."""
         return DTYPES[self.dtype].itemsize
@@ -229,7 +244,8 @@ class Workload:
         # The meta device counts as CUDA, here as in the kernel.
         device = "cpu" if self.device == "cpu" else "meta"
         number = torch.empty(1, 1, dtype=DTYPES[self.dtype], device=device)
-        features, prototypes = number.expand(rows, self.dim), number.expand(classes, self.dim)
+        shape = (classes, self.dim) if self.centers == 1 else (classes, self.centers, self.dim)
+        features, prototypes = number.expand(rows, self.dim), number.expand(shape)
         return Problem(features, prototypes, None, 1.0, self.similarity)
 
     @property
@@ -245,8 +261,8 @@ class Workload:
     @property
     def fusable(self) -> bool:
         """Whether the fused kernel supports the fields, precision and size."""
-        small = self.dim <= WIDEST and self.dtype != "float64"
-        return small and self.device == "cuda" and UNFUSED.isdisjoint(self.reads)
+        small = self.dim <= WIDEST and self.centers <= MOST_CENTERS and self.dtype != "float64"
+        return small and self.device == "cuda" and not self.unfused
 
     def automatic(self) -> Way:
         """Choice of ``implementation="auto"`` for this loss, with all classes on every rank."""
@@ -257,5 +273,5 @@ class Workload:
 
     def within(self, rows: int, classes: int) -> Way:
         """Choice of ``implementation="auto"`` for rows of all ranks and a shard of the classes."""
-        large = rows * classes >= SMALL
+        large = rows * classes * self.centers >= SMALL
         return "fused" if large and self.half and self.fusable else "streamed"

@@ -53,6 +53,7 @@ class SplitGroup(NamedTuple):
 def check_fit(head: Head, term: Term) -> None:
     """Reject a term that the head cannot serve."""
     requires, kind = term.definition.requires, type(head).__name__
+    several = head.similarity.centers > 1
     if requires == "cosine" and not head.similarity.is_cosine:
         raise ValueError(
             f"{term.name} expects a head with unit features and unit prototypes, got {kind}"
@@ -65,14 +66,19 @@ def check_fit(head: Head, term: Term) -> None:
     if requires == "product" and not head.similarity.is_product:
         raise ValueError(
             f"{term.name} expects a head whose similarity is a product of feature and prototype, "
-            f"got {kind}"
+            f"got {kind}{' with pooling=soft' if several else ''}"
+        )
+    if requires == "adaptive" and head.adaptive_scale is None:
+        raise ValueError(
+            f"{term.name} expects a head with scale='adaptive', got {kind} with "
+            f"scale={head.scale_setting!r}"
         )
     if "rest" in term.definition.reads and head.group is not None and head.is_sharded:
         raise ValueError(
             f"{term.name} expects a head that has all classes, since it reads rest, "
             f"got {kind} over {head.group.name}"
         )
-    if term.definition.on == "proxies" and head.similarity.centers > 1:
+    if term.definition.on == "proxies" and several and not term.definition.takes_shards:
         raise ValueError(
             f"{term.name} expects a head with one prototype per class, "
             f"got {kind} with subcenters={head.similarity.centers}"

@@ -6,10 +6,14 @@ import torch
 from torch import Tensor
 
 from tammes.kernels.merge import scale_gradient
+from tammes.similarity import Cosine, Similarity
 
 if TYPE_CHECKING:
     from tammes.distributed.process_group import RankGroup
     from tammes.heads.head import Head
+
+
+_COSINE = Cosine()
 
 
 class ShardedRows:
@@ -27,6 +31,7 @@ class ShardedRows:
         classes: number of classes of all ranks.
         centers: rows of a class.
         start: first class of this rank.
+        cosines: cosines of features and classes, pooled over the rows of a class as the head does.
 
     Example:
         >>> shards, rows = ShardedRows(), torch.eye(2)
@@ -40,21 +45,27 @@ class ShardedRows:
         classes: int | None = None,
         centers: int = 1,
         start: int = 0,
+        cosines: Similarity = _COSINE,
     ) -> None:
         self.group, self.classes, self.centers, self.start = group, classes, centers, start
+        self.cosines = cosines
 
     @classmethod
     def of_head(cls, head: "Head") -> "ShardedRows":
         """Shards of the prototypes of a head."""
-        centers = head.similarity.centers
+        centers, cosines = head.similarity.centers, head.similarity.over(_COSINE)
         if not head.is_sharded:
-            return ALL_ROWS_LOCAL if centers == 1 else cls(centers=centers)
+            return ALL_ROWS_LOCAL if centers == 1 else cls(centers=centers, cosines=cosines)
         start: int = head.start  # type: ignore[assignment]
-        return cls(head.group, head.num_classes, centers, start)
+        return cls(head.group, head.num_classes, centers, start, cosines)
 
     def count(self, rows: Tensor) -> int:
         """Number of rows of all ranks."""
         return len(rows) if self.classes is None else self.classes * self.centers
+
+    def count_classes(self, rows: Tensor) -> int:
+        """Number of classes of all ranks."""
+        return self.count(rows) // self.centers
 
     def by_class(self, rows: Tensor) -> Tensor:
         """The rows of this rank by class, shape ``(c, K, D)``."""

@@ -4,6 +4,7 @@ import math
 
 from tammes.advise.feasibility import (
     KINDS,
+    PLAIN,
     bent,
     class_radius,
     log_odds,
@@ -80,9 +81,7 @@ def scale_small(snapshot: Snapshot) -> Finding | None:
     Without the margin, which the posterior in use does not have: so a scale is only found that
     fails with any margin.
     """
-    softmaxes = [
-        t for t in snapshot.terms if t.term.name in KINDS or t.term.name in ("softmax", "normface")
-    ]
+    softmaxes = [t for t in snapshot.terms if t.term.name in (*KINDS, *PLAIN)]
     if not snapshot.is_cosine or snapshot.learned_scale or not softmaxes:
         return None
     classes = snapshot.classes

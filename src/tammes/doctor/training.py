@@ -3,7 +3,7 @@
 import math
 from statistics import fmean
 
-from tammes.advise.feasibility import KINDS, bent, margins_of
+from tammes.advise.feasibility import KINDS, PLAIN, bent, margins_of
 from tammes.doctor.finding import Finding, check
 from tammes.doctor.snapshot import Snapshot
 
@@ -63,7 +63,7 @@ def loss_at_chance(snapshot: Snapshot) -> Finding | None:
     That is log C; where features and prototypes are in one place, the margin is paid on top of it.
     """
     main, losses = snapshot.main, snapshot.losses
-    known = main.term.name in KINDS or main.term.name in ("softmax", "normface")
+    known = main.term.name in (*KINDS, *PLAIN)
     early = snapshot.steps is not None and snapshot.steps < LONG
     if not known or early or len(losses) < RESTING or not _is_low(snapshot):
         return None

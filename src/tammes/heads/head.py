@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Any, Literal
 import torch
 from torch import Tensor, nn
 
+from tammes._buffers import ExactBuffers
 from tammes._validation import INTEGERS, check_classes, check_features, check_labels, transforming
 from tammes.heads.adaptive_scale import adacos_scale, adapted_scale
 from tammes.kernels.dispatch import Implementation, check_implementation, split
@@ -23,7 +24,7 @@ if TYPE_CHECKING:
 Scale = float | Literal["learnable", "adaptive"]
 
 
-class Head(nn.Module):
+class Head(ExactBuffers):
     r"""Prototypes and a scale: scores are :math:`f_c = s\,(a(x, w_c) + b_c)`.
 
     Attributes:
@@ -52,6 +53,7 @@ class Head(nn.Module):
     adaptive_scale: Tensor | None
     group: "RankGroup | None" = None
     averaged: bool = True
+    cast = frozenset({"weight"})
 
     def __init__(
         self,
@@ -117,9 +119,7 @@ class Head(nn.Module):
         """Factor of the similarities: a number, or a tensor where it is learned or adapted."""
         if self.log_scale is None:
             adaptive = self.adaptive_scale
-            if adaptive is None:
-                return self._scale
-            return read(adaptive.to(working_dtype(adaptive))).reshape(())
+            return self._scale if adaptive is None else read(adaptive).reshape(())
         # In half precision the exponential would be off by a percent.
         return self.log_scale.to(working_dtype(self.log_scale)).exp().reshape(())
 

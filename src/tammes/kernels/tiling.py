@@ -21,6 +21,9 @@ OF_SCORES = frozenset(("expected", *SUMMED, MAPPED))
 """Fields whose gradient is made of the scores, which are then kept beside their softmax."""
 WIDEST = 4096
 """Numbers in the longest feature of a Triton kernel."""
+MOST_CENTERS = 12
+"""Prototypes of a class with which a tile of a Triton kernel has the fewest classes that make a
+product, 16."""
 SCORES = {"cpu": 128 << 20, "cuda": 1 << 30}
 """Bytes of one block of scores, by kind of device."""
 KEYS = {"cpu": 1 << 20, "cuda": 256 << 20}

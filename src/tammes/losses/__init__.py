@@ -1,6 +1,6 @@
 """Losses, each a builder of terms."""
 
-from tammes.losses.adaptive import adaface, elasticface, magface
+from tammes.losses.adaptive import adacos, adaface, elasticface, magface
 from tammes.losses.angular import (
     arcface,
     combined_margin,
@@ -41,6 +41,7 @@ from tammes.losses.softmax import (
 )
 
 __all__ = [
+    "adacos",
     "adaface",
     "arcface",
     "arpl",

@@ -1,4 +1,4 @@
-"""Margins of each example: from the norm of its feature, a measure of quality, or drawn."""
+"""Losses that adapt: a margin of each example, from its norm or drawn; a scale that follows."""
 
 from typing import TYPE_CHECKING, NamedTuple
 
@@ -15,6 +15,39 @@ from tammes.terms import Batch, Setting, Term
 
 if TYPE_CHECKING:
     from tammes.heads.head import Head
+
+
+@term(reads="target others", requires="adaptive")
+def adacos(split: Split) -> Tensor:
+    r"""AdaCos: the softmax of cosines at a scale that follows the angles of the batch.
+
+    .. math::
+        \ell = \log\bigl(1 + e^{\Lambda - s\cos\theta_y}\bigr),\qquad
+        s \leftarrow \frac{\log \frac1N\sum_i e^{\Lambda_i}}{\cos\min(\pi/4,\ \theta_{med})}
+
+    with the median :math:`\theta_{med}` of the angles to the own class and :math:`\Lambda_i` at the
+    scale of the step before; the first is :math:`\sqrt2\log(C-1)`. It is :func:`tammes.normface`
+    for a head that has such a scale, ``CosineHead(D, C, scale="adaptive")``, which any other loss
+    can have too. ``scale=tammes.heads.adacos_scale(C)`` keeps the first scale.
+
+    Args:
+        split: cosines of N examples, split by their labels.
+
+    Returns:
+        Loss of each example, shape ``(N,)``.
+
+    Example:
+        >>> head = tammes.CosineHead(4, 11, scale="adaptive")
+        >>> criterion = tammes.Criterion(head, tammes.adacos())
+        >>> _ = criterion(torch.randn(8, 4), torch.randint(11, (8,)))
+        >>> sorted(criterion.state_dict())
+        ['head.adaptive_scale', 'head.weight']
+
+    References:
+        Zhang et al., AdaCos: Adaptively Scaling Cosine Logits for Effectively Learning Deep Face
+        Representations, CVPR 2019, eq. 13-15.
+    """
+    return cross_entropy(split, split.target)
 
 
 class NormReading(NamedTuple):

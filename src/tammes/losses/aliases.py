@@ -57,36 +57,6 @@ def balanced_softmax(counts: Sequence[float] | Tensor) -> Term:
     return logit_adjustment(counts, tau=1.0)
 
 
-@_variant_of(normface)
-def adacos() -> Term:
-    r"""AdaCos: the softmax of cosines at a scale that follows the angles of the batch.
-
-    .. math::
-        \ell = \log\bigl(1 + e^{\Lambda - s\cos\theta_y}\bigr),\qquad
-        s \leftarrow \frac{\log \frac1N\sum_i e^{\Lambda_i}}{\cos\min(\pi/4,\ \theta_{med})}
-
-    with the median :math:`\theta_{med}` of the angles to the own class and :math:`\Lambda_i` at the
-    scale of the step before; the first is :math:`\sqrt2\log(C-1)`. The scale belongs to the head,
-    ``CosineHead(D, C, scale="adaptive")``, and serves any loss there is on it; this one is
-    :func:`tammes.normface`. ``scale=tammes.heads.adacos_scale(C)`` keeps the first for ever.
-
-    Returns:
-        A term named ``normface``.
-
-    Example:
-        >>> head = tammes.CosineHead(4, 11, scale="adaptive")
-        >>> criterion = tammes.Criterion(head, tammes.adacos())
-        >>> _ = criterion(torch.randn(8, 4), torch.randint(11, (8,)))
-        >>> sorted(criterion.state_dict())
-        ['head.adaptive_scale', 'head.weight']
-
-    References:
-        Zhang et al., AdaCos: Adaptively Scaling Cosine Logits for Effectively Learning Deep Face
-        Representations, CVPR 2019, eq. 13-15.
-    """
-    return normface()
-
-
 @_variant_of(multi_positive)
 def mlcd(*, scale: Setting = 64.0, margin: Setting = 0.0) -> Term:
     r"""MLCD: several positives, with a sum of their own apart from the other classes.
@@ -166,7 +136,6 @@ def sphereface_r(*, margin: Setting = 1.7) -> Term:
 ALIASES: dict[str, Callable[..., Term]] = {
     "a_softmax": a_softmax,
     "aam_softmax": aam_softmax,
-    "adacos": adacos,
     "am_softmax": am_softmax,
     "balanced_softmax": balanced_softmax,
     "lmcl": lmcl,

@@ -9,7 +9,7 @@ from torch.utils.checkpoint import checkpoint
 from tammes._validation import transforming
 from tammes.distributed.sharded_rows import ALL_ROWS_LOCAL, ShardedRows
 from tammes.losses.angular import check_margin_kind, target_similarity
-from tammes.similarity import angle_gaps, directions, unit
+from tammes.similarity import directions, unit
 from tammes.split import assemble, softplus
 from tammes.term_decorator import term
 from tammes.terms import Batch, Setting
@@ -22,7 +22,7 @@ def _by_blocks(
     function: Callable[[Tensor, Tensor, int], Tensor], features: Tensor, proxies: Tensor
 ) -> list[Tensor]:
     """Evaluate a function of features, some proxies and the number of the first, block by block."""
-    most = max(1, _SCORES // max(1, len(features)))
+    most = max(1, _SCORES // max(1, len(features) * proxies.shape[1:-1].numel()))
     if len(proxies) <= most or transforming():
         return [function(features, proxies, 0)]
     return [
@@ -36,6 +36,12 @@ def _by_blocks(
         )
         for first in range(0, len(proxies), most)
     ]
+
+
+def _unit_proxies(prototypes: Tensor, shards: ShardedRows) -> Tensor:
+    """Unit rows of the classes of this rank, ``(c, D)``; of several per class ``(c, K, D)``."""
+    rows = unit(prototypes)
+    return rows if shards.centers == 1 else shards.by_class(rows)
 
 
 def _there(batch: Batch, shards: ShardedRows, proxies: Tensor) -> Tensor | None:
@@ -69,12 +75,13 @@ def proxy_anchor(
 
     with :math:`P` the classes of the batch. The sums are over the examples of the batch, on all
     ranks over those of the global batch, where a softmax sums over classes: it has one value for
-    the batch, so weights of examples do not enter. It uses cosines whatever the head. Beyond 16
-    million cosines only a block of classes is in memory.
+    the batch, so weights of examples do not enter. It uses cosines whatever the head, pooled
+    where a class has several prototypes. Beyond 16 million cosines only a block of classes is in
+    memory.
 
     Args:
         batch: features and labels.
-        prototypes: shape ``(C, D)``.
+        prototypes: shape ``(C, D)``; of several per class ``(C K, D)``.
         scale: :math:`\alpha`; the scale of the head does not enter.
         margin: cosine :math:`\delta` by which examples are to be nearer, or farther.
         shards: access to the prototypes of other ranks; the criterion supplies it.
@@ -89,13 +96,13 @@ def proxy_anchor(
     References:
         Kim et al., Proxy Anchor Loss for Deep Metric Learning, CVPR 2020, eq. 4.
     """
-    features, proxies = directions(batch.features), unit(prototypes)
+    features, proxies = directions(batch.features), _unit_proxies(prototypes, shards)
     labels = torch.where(batch.valid, batch.labels - shards.start, -1)
     there = _there(batch, shards, proxies)
 
     def sums(features: Tensor, proxies: Tensor, first: int) -> Tensor:
         """Positive and negative parts of some classes, and how many are in the batch."""
-        cosine = features @ proxies.T
+        cosine = shards.cosines.products(features, proxies)
         classes = torch.arange(first, first + len(proxies), device=labels.device)
         own = labels[:, None] == classes
         others = ~own & batch.valid[:, None]
@@ -111,7 +118,7 @@ def proxy_anchor(
 
     total = torch.stack(_by_blocks(sums, features, proxies)).sum(0)
     pulled, pushed, present = shards.all_reduce(total)
-    classes: Tensor | int = shards.count(prototypes)
+    classes: Tensor | int = shards.count_classes(prototypes)
     if batch.masked is not None:
         classes = (~batch.masked).sum().clamp_min(1)
     return pulled / present.detach().clamp_min(1) + pushed / classes
@@ -153,12 +160,12 @@ def multi_positive(
     belong to several clusters. Positives do not compete with each other, as they would in one
     softmax for each. With one positive, ``"each"`` and ``"pairs"`` are :func:`tammes.arcface` or
     :func:`tammes.cosface`; ``"apart"`` compares both sides with a cosine of zero instead of with
-    each other. It uses cosines whatever the head. Beyond 16 million cosines only a block of classes
-    is in memory.
+    each other. It uses cosines whatever the head, pooled where a class has several prototypes.
+    Beyond 16 million cosines only a block of classes is in memory.
 
     Args:
         batch: features and labels; the labels of an example are to differ.
-        prototypes: shape ``(C, D)``.
+        prototypes: shape ``(C, D)``; of several per class ``(C K, D)``.
         scale: :math:`s`; the scale of the head does not enter.
         margin: :math:`m`, in radians or, for ``"cos"``, a cosine.
         kind: ``"arc"`` adds to the angle, ``"cos"`` subtracts from the cosine.
@@ -178,42 +185,46 @@ def multi_positive(
         An et al., Multi-label Cluster Discrimination for Visual Representation Learning, ECCV 2024:
         ``"pairs"`` is its MLC and ``"apart"`` its MLCD, both without a margin; ``"each"`` is ours.
     """
-    features, proxies = directions(batch.features), unit(prototypes)
+    features, proxies = directions(batch.features), _unit_proxies(prototypes, shards)
     labels = batch.labels if batch.labels.ndim == 2 else batch.labels[:, None]
     counts = (labels >= 0) & batch.valid[:, None]
     place = labels - shards.start
     here = counts & (place >= 0) & (place < len(proxies))
     # A rank without classes takes any row.
-    rows = torch.cat([proxies, proxies.new_zeros(1, proxies.shape[1])])
-    rows = rows[torch.where(here, place, len(proxies))]
-    gaps = angle_gaps(batch.features[:, None].expand_as(rows), rows, features[:, None])
+    rows = torch.cat([proxies, proxies.new_zeros(1, *proxies.shape[1:])])
+    rows = rows[torch.where(here, place, len(proxies)).flatten()]
+    each, query = (
+        vectors.repeat_interleave(labels.shape[1], 0) for vectors in (batch.features, features)
+    )
+    gaps = shards.cosines.own(each, rows, frozenset({"gap"}), query)
     known = {
-        name: shards.all_reduce(torch.where(here, value, 0.0)).flatten()
+        name: shards.all_reduce(torch.where(here.flatten(), value, 0.0))
         for name, value in gaps.items()
     }
     known["length"] = torch.ones_like(known["gap"])
-    split = assemble(known, labels.flatten(), 1.0, shards.count(proxies), known["gap"], unit=True)
+    classes = shards.count_classes(prototypes)
+    split = assemble(known, labels.flatten(), 1.0, classes, known["gap"], unit=True)
     margins = {"m2": margin} if kind == "arc" else {"m3": margin}
-    target = target_similarity(split, **margins).view_as(gaps["gap"])
+    target = target_similarity(split, **margins).view_as(labels)
 
     there = _there(batch, shards, proxies)
 
     def negatives(features: Tensor, proxies: Tensor, first: int) -> Tensor:
         """Log-sum-exp of the scores of some classes that are not positives."""
-        classes = torch.arange(first, first + len(proxies), device=labels.device)
+        some = torch.arange(first, first + len(proxies), device=labels.device)
         own = torch.zeros(len(features), len(proxies), dtype=torch.bool, device=labels.device)
         for column in torch.where(here, place, -1).unbind(1):
-            own = own | (column[:, None] == classes)
+            own = own | (column[:, None] == some)
         if there is not None:
             own = own | ~there[first : first + len(proxies)]
         # Not minus infinity: where all are positives there is a gradient of zero.
-        scores = torch.where(own, _NEVER, scale * (features @ proxies.T))
+        scores = torch.where(own, _NEVER, scale * shards.cosines.products(features, proxies))
         return torch.cat([scores, scores.new_full((len(scores), 1), _NEVER)], 1).logsumexp(1)
 
     others = torch.stack(_by_blocks(negatives, features, proxies)).logsumexp(0)
     others = shards.all_gather(others[None]).logsumexp(0)
     # Where values are not checked: nobody has such a class, and the loss is to show it.
-    pull = (-scale * target).masked_fill(labels >= shards.count(proxies), torch.nan)
+    pull = (-scale * target).masked_fill(labels >= classes, torch.nan)
     if form == "each":
         losses = torch.where(counts, softplus(others[:, None] + pull), 0.0)
         return losses.sum(1) / counts.sum(1).clamp_min(1)

@@ -90,9 +90,11 @@ def test_latex_becomes_plain_text(latex, plain):
 def test_heads_are_those_a_criterion_accepts(name):
     found = loss_info(name).heads
     requires = getattr(losses, name).definition.requires
-    assert {"CosineHead", "SimplexHead"} <= set(found)
-    assert ("LinearHead(bias=False)" in found) == (requires != "cosine")
-    assert ("CosineHead(normalize_features=False)" in found) == (requires != "cosine")
+    adaptive = "(scale='adaptive')" if requires == "adaptive" else ""
+    assert {f"CosineHead{adaptive}", f"SimplexHead{adaptive}"} <= set(found)
+    cosine = requires in ("cosine", "adaptive")
+    assert ("LinearHead(bias=False)" in found) != cosine
+    assert ("CosineHead(normalize_features=False)" in found) != cosine
     assert ("LinearHead" in found) == (requires in ("", "product"))
     assert ("GaussianHead" in found) == (requires == "")
 

@@ -51,11 +51,12 @@ def test_advise_hands_every_option_on(capsys):
     words += ["--scale", "64", "--samples-per-class", "3", "--optimizer", "adamw", "--lr", "0.1"]
     words += ["--dtype", "float16", "--imbalance", "7", "--posterior", "0.8", "--device", "cpu"]
     words += ["--sample-rate", "0.3", "--autocast", "bfloat16", "--annealing", "--json"]
+    words += ["--subcenters", "2"]
     assert main(["advise", *words]) == 0
     expected = advise(
         10_000, 512, loss="arcface", margin=0.5, scale=64.0, samples_per_class=3.0,
         optimizer="adamw", lr=0.1, dtype="float16", imbalance=7.0, posterior=0.8, device="cpu",
-        sample_rate=0.3, autocast="bfloat16", annealing=True,
+        sample_rate=0.3, autocast="bfloat16", annealing=True, subcenters=2,
     )  # fmt: skip
     assert json.loads(capsys.readouterr().out) == json.loads(json.dumps(expected.to_dict()))
 

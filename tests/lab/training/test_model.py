@@ -84,6 +84,8 @@ def test_where_a_prototype_is_zero_there_is_no_ratio_of_norms():
 
 
 def test_adacos_asks_for_a_head_whose_scale_adapts():
-    with pytest.raises(ValueError, match=r"--head \"cosine\(scale='adaptive'\)\", got 'auto'"):
-        check_expressions(Config(loss="adacos()"))
-    check_expressions(Config(loss="adacos()", head="cosine(scale='adaptive')"))
+    for head in ("auto", "cosine", "cosine(scale='adaptive')"):
+        check_expressions(Config(loss="adacos()", head=head))
+    for head in ("cosine(scale=30)", "linear"):
+        with pytest.raises(ValueError, match="adacos expects a head with scale='adaptive'"):
+            check_expressions(Config(loss="adacos()", head=head))

@@ -29,6 +29,7 @@ from tammes.kernels.problem import Problem
 from tammes.kernels.score_map import MappedRows
 from tammes.kernels.streamed.score_blocks import Back, Found, Needs, Rows, nothing_here
 from tammes.kernels.tiling import (
+    MOST_CENTERS,
     WIDEST,
     Plan,
     fused_blocks,
@@ -65,9 +66,9 @@ def why_not(problem: Problem, reads: frozenset[str]) -> str | None:
         return "it computes in single precision, and an input is in double"
     if problem.similarity.centers > 1 and "mean" in reads:
         return "means over scores of classes of several prototypes are streamed"
-    if problem.similarity.centers > launch.MOST_CENTERS:
-        most, centers = launch.MOST_CENTERS, prototypes.shape[1]
-        return f"it takes up to {most} prototypes per class, and these have {centers}"
+    if problem.similarity.centers > MOST_CENTERS:
+        centers = prototypes.shape[1]
+        return f"it takes up to {MOST_CENTERS} prototypes per class, and these have {centers}"
     if prototypes.shape[-1] > WIDEST:
         return f"it takes features of up to {WIDEST} numbers, and these have {prototypes.shape[-1]}"
     return None

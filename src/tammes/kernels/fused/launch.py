@@ -10,7 +10,7 @@ from torch import Tensor
 from triton.tools.tensor_descriptor import TensorDescriptor
 
 from tammes.kernels.fused import triton_kernels
-from tammes.kernels.tiling import tile_rows
+from tammes.kernels.tiling import MOST_CENTERS, tile_rows
 from tammes.similarity import TINY
 
 LOG2E = math.log2(math.e)
@@ -35,10 +35,8 @@ _CENTERS = Tile(tile_rows(2), 128, 64, warps=8)
 """Classes of two or three centres, of which the largest product counts."""
 _NARROW = Tile(tile_rows(2), 64, 64, stages=2)
 """The same with more centres, an average of them, or little shared memory."""
-_COLUMNS = 192
+_COLUMNS = 16 * MOST_CENTERS
 """Products of a row in a tile of classes of several centres: three times 64 fill the registers."""
-MOST_CENTERS = _COLUMNS // 16
-"""Centres of a class with which a tile has 16 classes, the fewest that make a product."""
 
 
 def tile_of(

@@ -36,6 +36,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     add("--annealing", "anneal the blend of l_softmax or sphereface")
     add("--posterior P", "target posterior of a feature at its prototype (%(default)s)", 0.9)
     add("--sample-rate R", "share of the classes sampled per step (%(default)s)", 0.1)
+    add("--subcenters K", "prototypes of a class (%(default)s)", 1)
     machine = "machine to plan for; by default the one at hand"
     add("--machine", machine, choices=[*MACHINES])
     add("--device", "device to plan for; by default that of the machine", choices=["cuda", "cpu"])

@@ -41,6 +41,11 @@ _HEADS: dict[str, Callable[[], tammes.Head]] = {
     "DistanceHead": lambda: tammes.DistanceHead(4, 3),
     "SimplexHead": lambda: tammes.SimplexHead(4, 3),
 }
+_ADAPTIVE: dict[str, Callable[[], tammes.Head]] = {
+    "CosineHead(scale='adaptive')": lambda: tammes.CosineHead(4, 3, scale="adaptive"),
+    "SimplexHead(scale='adaptive')": lambda: tammes.SimplexHead(4, 3, scale="adaptive"),
+}
+"""Heads for losses that none of the others serves."""
 
 
 @dataclass(frozen=True)
@@ -123,8 +128,12 @@ def _heads(build: Callable[..., Term]) -> list[str]:
         p.name for p in inspect.signature(build).parameters.values() if p.default is p.empty
     ]
     term = build(**dict.fromkeys(required, (1.0, 1.0, 1.0)))
+    return _accepted(term, _HEADS) or _accepted(term, _ADAPTIVE)
+
+
+def _accepted(term: Term, heads: dict[str, Callable[[], tammes.Head]]) -> list[str]:
     found = []
-    for name, make in _HEADS.items():
+    for name, make in heads.items():
         try:
             tammes.Criterion(make(), term)
         except ValueError:

@@ -1,6 +1,6 @@
 """Heads written as text, and the default head of a loss."""
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
 import torch
@@ -9,6 +9,7 @@ from tammes.advise.defaults import main_term, recommended_scale
 from tammes.advise.feasibility import LINEAR
 from tammes.criterion.evaluate_terms import check_cosine_margin, check_fit
 from tammes.heads import CosineHead, DistanceHead, GaussianHead, Head, LinearHead, SimplexHead
+from tammes.heads.head import Scale
 from tammes.lab.config.expressions import Call, build, parse_call
 from tammes.terms import Loss
 
@@ -28,7 +29,7 @@ def parse_head(
     embedding_size: int,
     num_classes: int,
     *,
-    scale: float | None = None,
+    scale: Scale | None = None,
 ) -> Head:
     """Build a head from text, such that a criterion accepts it for the loss.
 
@@ -45,16 +46,12 @@ def parse_head(
         >>> parse_head("auto", tammes.cosface(margin=0.2), 3, 10)
         CosineHead(3, 10, scale=30)
     """
-    if text.strip() == "auto":
-        call = _default_head(loss, embedding_size, num_classes)
-    else:
-        call = parse_call(text, what="head")
-    if call.name in HEADS and "scale" not in call.kwargs:
-        if scale is None and call.name in ("cosine", "simplex"):
-            raw = call.kwargs.get("normalize_features") is False
-            scale = 1.0 if raw else recommended_scale(loss, embedding_size, num_classes)
-        if scale is not None:
-            call = Call(call.name, call.args, {**call.kwargs, "scale": scale})
+    given = [] if text.strip() == "auto" else [parse_call(text, what="head")]
+    calls = [
+        _with_scale(call, scale, loss, embedding_size, num_classes)
+        for call in given or _candidates(loss)
+    ]
+    call = calls[0] if given else _first_fit(calls, loss, embedding_size, num_classes)
     sizes = {"embedding_size": embedding_size, "num_classes": num_classes}
     head = build(call, HEADS, what="head", **sizes)
     assert isinstance(head, Head)
@@ -84,10 +81,22 @@ def head_text(head: Head) -> str:
     return str(Call(name, (), settings))
 
 
-def _default_head(loss: Loss, embedding_size: int, num_classes: int) -> Call:
-    """Return the default head of a loss: that of its main term, if the other terms accept it."""
+def _with_scale(
+    call: Call, scale: Scale | None, loss: Loss, embedding_size: int, num_classes: int
+) -> Call:
+    """Give a head that sets no scale the default one."""
+    if call.name not in HEADS or "scale" in call.kwargs:
+        return call
+    if scale is None and call.name in ("cosine", "simplex"):
+        raw = call.kwargs.get("normalize_features") is False
+        scale = 1.0 if raw else recommended_scale(loss, embedding_size, num_classes)
+    return call if scale is None else Call(call.name, call.args, {**call.kwargs, "scale": scale})
+
+
+def _first_fit(calls: Sequence[Call], loss: Loss, embedding_size: int, num_classes: int) -> Call:
+    """Return the first head that all terms of a loss accept."""
     problem: ValueError | None = None
-    for call in _candidates(loss):
+    for call in calls:
         # On the meta device: only compatibility is tested, nothing is allocated or drawn.
         with torch.device("meta"):
             head = HEADS[call.name](embedding_size, num_classes, **call.kwargs)
@@ -103,6 +112,7 @@ def _default_head(loss: Loss, embedding_size: int, num_classes: int) -> Call:
 
 
 def _candidates(loss: Loss) -> Iterator[Call]:
+    """Generate the default heads of a loss: that of its main term first."""
     main = main_term(loss)
     terms = [term for _, term in loss.leaves()]
     with_bias, without_bias = Call("linear"), Call("linear", (), {"bias": False})

@@ -1,7 +1,5 @@
 """Check the expressions of a configuration before any image is decoded."""
 
-import re
-
 import torch
 
 from tammes.lab.backbones import registry
@@ -28,11 +26,6 @@ def check_expressions(config: Config) -> None:
         ImportError: a package that an expression needs cannot be imported.
     """
     loss = parse_loss(config.loss, counts=_COUNTS)
-    if re.search(r"\badacos\b", config.loss) and "scale" not in config.head:
-        raise ValueError(
-            "adacos expects a head whose scale follows the angles, --head "
-            f"\"cosine(scale='adaptive')\", got {config.head!r}"
-        )
     with torch.random.fork_rng(devices=[]):
         parse_head(config.head, loss, _EMBEDDING_SIZE, len(_COUNTS))
     parse_schedules(config.schedules, steps_per_epoch=1, counts=_COUNTS)

@@ -13,7 +13,7 @@ import torch
 from torch import Tensor
 
 import tammes
-from tammes.advise.feasibility import builder
+from tammes.advise.feasibility import PLAIN, builder
 from tammes.lab.report.charts.chart import Chart, Line, Panel, numbers, plot
 from tammes.losses.adaptive import NormStatistics
 from tammes.losses.pairwise import Centers
@@ -244,7 +244,7 @@ def loss(term: Term | str, *, scale: float = 30.0, points: int = 359) -> Chart:
     x = numbers(degrees)
 
     plain: dict[str, Line] = {}
-    if term.definition.on == "split" and term.name not in ("softmax", "normface"):
+    if term.definition.on == "split" and term.name not in PLAIN:
         (softmax,) = over_angle(tammes.normface(), theta, scale=scale)
         for field, name in (("score", "cos θ"), ("loss", "softmax"), ("gradient", "softmax")):
             if field == "score" or term.name not in _NO_SOFTMAX:
