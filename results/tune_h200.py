@@ -13,9 +13,10 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
+from cell_queue import time_limit
+
 from tammes.lab.config import flags
 from tammes.lab.records.run_folder import Run, write_json
-from tammes.lab.reproduce.queue import time_limit
 from tammes.lab.runner import plan_resources
 from tammes.lab.runner.halving import Setting, Tuning, tune
 from tammes.lab.runner.sweep import train_all

@@ -5,14 +5,14 @@ import signal
 from dataclasses import replace
 from pathlib import Path
 
+import cell_queue
 import pytest
+from cell_queue import QueueLine, Remaining, remaining, run_queue, take_over
 from ledgers import MACHINE, entry
 from reproduce_work import in_this_process
 
-from tammes.lab.reproduce import queue
 from tammes.lab.reproduce import run as reproduction
 from tammes.lab.reproduce.ledger import Ledger
-from tammes.lab.reproduce.queue import QueueLine, Remaining, remaining, run_queue, take_over
 from tammes.lab.reproduce.recipe_yaml import read
 from tammes.lab.reproduce.run import RunnerSettings, Selection
 from tammes.lab.training import loop
@@ -80,6 +80,14 @@ def test_the_time_is_a_guess_where_nothing_similar_was_run(tmp_path):
     assert str(Remaining(0, 0, 0.0, 0)) == "nothing is open"
 
 
+def test_a_line_has_the_times_of_the_lines_beside_it(tmp_path):
+    write(tmp_path, (RECIPE.cell("a", "short", 0), {"seconds": 30.0, "epochs": 1}))
+    own = line(columns=["long"], recipe=OTHER)
+    assert remaining([own], tmp_path, workers=1).guessed == 1
+    left = remaining([own], tmp_path, workers=1, beside=[line(), own])
+    assert left == Remaining(cells=1, trials=0, minutes=2.0, guessed=0)
+
+
 def test_tuning_runs_are_counted_until_their_settings_are_known(tmp_path):
     both = [line(rows=["b"])]
     assert remaining(both, tmp_path, workers=1).trials == 2
@@ -100,13 +108,13 @@ def called(monkeypatch):
     def spy(selections, *_, **__):
         calls.append([(each.recipe.name, each.rows, each.columns) for each in selections])
 
-    monkeypatch.setattr(queue, "reproduce", spy)
+    monkeypatch.setattr(cell_queue, "reproduce", spy)
     return calls
 
 
 def test_lines_run_together_in_their_order_and_finished_ones_not_at_all(tmp_path, called):
     write(tmp_path, (RECIPE.cell("a", "short", 0), {}))
-    lines = [line(), line(columns=["long"]), line(recipe=OTHER)]
+    lines = [line(), line(columns=["long"]), line(seeds=2, recipe=OTHER)]
     run_queue(lines, tmp_path, seconds=600, engine=ONE)
     assert called == [[("made/small", ["a"], ["long"]), ("made/other", ["a"], ["short"])]]
 
@@ -191,9 +199,9 @@ def test_when_time_is_up_the_next_call_resumes_from_the_checkpoint(tmp_path, mon
 
 def test_time_is_up_after_so_many_seconds_and_not_later():
     before = signal.getsignal(signal.SIGALRM)
-    with pytest.raises(KeyboardInterrupt), queue.time_limit(0.01):
+    with pytest.raises(KeyboardInterrupt), cell_queue.time_limit(0.01):
         signal.pause()
-    with queue.time_limit(600):
+    with cell_queue.time_limit(600):
         pass
     assert signal.getitimer(signal.ITIMER_REAL) == (0, 0)
     assert signal.getsignal(signal.SIGALRM) == before
@@ -227,6 +235,24 @@ def test_entries_of_other_ledgers_are_taken_over(tmp_path):
     assert merged.configs.keys() == {"a/short"}
     # Nothing changes the ledgers that were read.
     assert len(Ledger.read(known / "made/small.json").cells) == 2
+
+
+def test_a_run_that_another_recipe_has_is_not_run_again(tmp_path, ran):
+    write(tmp_path, (RECIPE.cell("a", "short", 0), {"machine": 0}))
+    lines = [line(), line(seeds=2, recipe=OTHER)]
+    assert run_queue(lines, tmp_path, seconds=600, engine=ONE).cells == 0
+    assert ran == ["a, short, seed 1"]
+    ledger = Ledger.at(tmp_path / "made/other.json", OTHER)
+    assert ledger.values("a", "short", "error")[0] == 5.0
+    assert ledger.machines[ledger.of("a", "short")[0].machine] == MACHINE
+    assert ledger.configs.keys() == {"a/short"}
+
+
+def test_an_entry_without_the_curves_of_a_recipe_is_not_copied_to_it(tmp_path, called):
+    drawn = read({**PLAIN, "curves": ["test.accuracy"]}, "made/drawn")
+    write(tmp_path, (RECIPE.cell("a", "short", 0), {"curves": {"epoch": [1]}}))
+    assert run_queue([line(), line(recipe=drawn)], tmp_path, seconds=600, engine=ONE).cells == 1
+    assert called == [[("made/drawn", ["a"], ["short"])]]
 
 
 # -------------------------------------------------------------------------------- the script

@@ -189,7 +189,10 @@ ON_REQUEST = {
     "zhou2022/unstable": ["short"],
     "zhou2022/table3": ["market", "duke"],
 }  # fmt: skip
-ROWS_ON_REQUEST = {"liu2020/table6": ["cosine", "smoothing", "negative"]}
+ROWS_ON_REQUEST = {
+    "kobayashi2024/cifar": ["bce_mean", "bce_mean+nca", "bce_bias", "bce_quarter"],
+    "liu2020/table6": ["cosine", "smoothing", "negative"],
+}
 
 
 @every_recipe
@@ -222,7 +225,7 @@ TRAINED = {
     "kobayashi2019/table4": 41,
     "kobayashi2019/fig3": 3,
     "kobayashi2019/discussion": 7,
-    "kobayashi2024/cifar": 12,
+    "kobayashi2024/cifar": 16,
     "kobayashi2024/cub": 12,
     "kobayashi2024/spectral": 21,
     "liu2016/mnist": 8,

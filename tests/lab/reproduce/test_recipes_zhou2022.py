@@ -95,3 +95,15 @@ def test_scales_are_chosen_but_that_of_ldam(loaded):
     for name, row in loaded["table2"].rows.items():
         plain_or_ldam = name in ("ce", "focal", "ldam", "ldam_zc")
         assert row.tune == ({} if plain_or_ldam else {"s": [5, 10, 20, 30]}), name
+
+
+def test_a_scale_is_chosen_once_for_each_loss_and_set(loaded):
+    recipe = loaded["table2"]
+    trials = {
+        trial.folder: trial.place for each in recipe.places() for trial in recipe.trials(*each)
+    }
+    losses = ("cosface", "arcface", "normface", "lm_softmax")
+    assert {*trials.values()} == {
+        (loss, column) for loss in losses for column in ("cifar10_lt100", "cifar100_lt100")
+    }
+    assert len(trials) == 4 * 2 * 4

@@ -393,6 +393,24 @@ def test_settings_are_chosen_on_images_held_out_and_then_all_are_trained_on(run,
     assert len(ledger.cells) == 4
 
 
+def test_a_row_has_the_settings_that_were_chosen_for_another(run, tmp_path):
+    rows = {
+        **TUNED,
+        "more": {"base": "some", "tuned_as": "some", "config": {"loss": "1.5*cosface(margin={m})"}},
+    }
+    recipe = recipe_of(rows=rows, seeds=1)
+    names, (ledger,), _ = run(Selection(recipe, rows=["more"]))
+    trials = [f"some, digits, m = {m}, seed 0" for m in (0.1, 0.3, 0.2)]
+    assert names == [*trials, "more, digits, seed 0"]
+    assert ledger.tuned.keys() == {"some/digits"}
+    assert ledger.configs["more/digits"]["loss"] == "1.5 * cosface(margin=0.3)"
+    # On another machine, which has the ledger alone.
+    shutil.rmtree(tmp_path / "runs")
+    names, (ledger,), _ = run(Selection(recipe, rows=["some", "more"]))
+    assert names == ["some, digits, seed 0"]
+    assert not ledger.former
+
+
 def test_what_was_chosen_stays_chosen_without_the_trials(run, tmp_path):
     run(recipe_of(rows=TUNED))
     shutil.rmtree(tmp_path / "runs")

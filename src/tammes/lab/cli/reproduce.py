@@ -167,14 +167,16 @@ def _plan(selection: Selection, path: Path, quick: bool, sources: Mapping[str, s
     for (row, column, seed), entry in states.items():
         state = "open" if entry is None else f"{entry.status}, {entry.seconds:.0f} s"
         lines.append(f"  {row}, {column}, seed {seed}: {state}")
-    trials = sum(
-        len(recipe.trials(*place))
+    tuned = ledger.tuned_settings(recipe)
+    trials = {
+        trial.folder
         for place in recipe.places(selection.rows, selection.columns)
-        if place not in ledger.tuned_settings(recipe)
-    )
+        if place not in tuned
+        for trial in recipe.trials(*place)
+    }
     missing = sum(map(_is_open, states.values()))
     known = f"; a cell took {sum(seconds) / len(seconds):.0f} s" if seconds else ""
-    tried = f", and {trials} tuning runs" if trials else ""
+    tried = f", and {len(trials)} tuning runs" if trials else ""
     return "\n".join([*lines, f"  {missing} of {len(states)} cells are open{tried}{known}"])
 
 

@@ -211,6 +211,17 @@ def check_fields(instance: Any, what: str) -> None:
         fit(getattr(instance, each.name), hints[each.name], f"{each.name} of {what}")
 
 
+def seed_numbers(seeds: int | Sequence[int], first: int = 0) -> Sequence[int]:
+    """Return a list of seeds, given it or their number, counted from the first."""
+    if isinstance(seeds, int):
+        if seeds < 1:
+            raise ValueError(f"seeds is expected to be at least 1, got {seeds}")
+        return range(first, first + seeds)
+    if not seeds or len(set(seeds)) < len(seeds):
+        raise ValueError(f"seeds is expected to name each seed once, got {list(seeds)}")
+    return seeds
+
+
 def between(low: float, high: float, words: str = "") -> Callable[[Any], Any]:
     """Return a check for :func:`fit`: a finite number between two bounds."""
 

@@ -21,6 +21,20 @@ def is_pillow(image: Any) -> bool:
     return isinstance(image, require("PIL.Image", extra="lab").Image)
 
 
+def as_pillow(image: Any) -> Any:
+    """Return an array, a tensor or an image of Pillow as one of Pillow."""
+    if isinstance(image, Tensor):
+        return from_tensor(as_uint8(image.detach().cpu()))
+    if is_array(image):
+        return from_array(image)
+    if not is_pillow(image):
+        raise ValueError(
+            "bytes, a path, a Pillow image, an array or a tensor is expected, "
+            f"got {type(image).__name__}"
+        )
+    return image
+
+
 def from_array(array: Any) -> Any:
     """Return an array ``(height, width[, channels])`` as an image of Pillow."""
     if array.ndim == 2 and array.dtype == "uint16":

@@ -8,9 +8,7 @@ from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
-from torch import Tensor
-
-from tammes.lab.data.array_images import as_uint8, from_array, from_tensor, is_array, is_pillow
+from tammes.lab.data.array_images import as_pillow
 from tammes.lab.data.images import DataError
 from tammes.lab.records.atomic_io import write_atomically
 from tammes.optional import require
@@ -148,17 +146,9 @@ def _encode(image: Any, position: int) -> bytes:
     if isinstance(image, str | os.PathLike):
         return Path(image).read_bytes()
     try:
-        if isinstance(image, Tensor):
-            image = from_tensor(as_uint8(image.detach().cpu()))
-        elif is_array(image):
-            image = from_array(image)
-        elif not is_pillow(image):
-            raise ValueError(
-                "a path, bytes, a Pillow image, an array or a tensor is expected, "
-                f"got {type(image).__name__}"
-            )
+        picture = as_pillow(image)
     except ValueError as error:
         raise DataError(f"image {position} cannot be written ({error})") from error
     buffer = io.BytesIO()
-    image.save(buffer, "PNG")
+    picture.save(buffer, "PNG")
     return buffer.getvalue()

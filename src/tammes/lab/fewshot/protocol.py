@@ -195,13 +195,10 @@ def _classifiers(
 
 @dataclass(frozen=True)
 class Interval:
-    """Mean over episodes with its 95 % interval, ``mean ± half``.
+    """Mean over ``count`` episodes with its 95 % interval, ``mean ± half``.
 
-    Attributes:
-        mean: mean over the episodes.
-        half: 1.96 standard errors. They cover the choice of episodes for *these* images and *this*
-            model, not another training run.
-        count: number of episodes.
+    Half are 1.96 standard errors. They cover the choice of episodes for *these* images and *this*
+    model, not another training run.
     """
 
     mean: float
@@ -248,13 +245,9 @@ def interval(values: Tensor) -> Interval:
 
 @dataclass(frozen=True, eq=False)
 class FewShotResult:
-    """Accuracies of one method at one number of shots.
+    """Accuracies ``(E,)`` of one method, as written, at one number of shots.
 
-    Attributes:
-        method: method as written.
-        shot: labelled images per class.
-        accuracies: accuracy of each episode, shape ``(E,)``.
-        against: accuracies of another model on the same episodes, or None.
+    ``against`` are those of another model on the same episodes, if there is one.
     """
 
     method: str

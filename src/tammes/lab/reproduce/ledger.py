@@ -26,14 +26,9 @@ class Entry:
     """Result of a cell with one seed.
 
     Attributes:
-        row: row of the table.
-        column: column of the table.
-        seed: seed of the run.
-        digest: digest of the cell; see :attr:`.PlannedCell.digest`.
-        status: how the cell ended.
+        digest: see :attr:`.PlannedCell.digest`.
         values: quantities by name, if it is done.
         optimum: largest possible class and sample margin.
-        epochs: number of training epochs.
         step: last step, or the step at which it diverged.
         seconds: training time.
         chosen: epoch that the values are from, in words.
@@ -42,7 +37,6 @@ class Entry:
             ``fewshot``, ``identities``.
         reason: why it is not done.
         machine: index into the machines of the ledger.
-        command: command that ran the cell.
     """
 
     row: str
@@ -68,10 +62,8 @@ class Ledger:
     """Results of all cells of a recipe.
 
     Attributes:
-        recipe: name of the recipe.
         quick: whether all cells are in quick form, whose numbers mean nothing.
         command: last command that wrote the ledger.
-        machines: descriptions of the machines that cells ran on.
         cells: entries, in no particular order.
         configs: configuration fields by ``row/column``.
         tuned: tuned settings by ``row/column``; under ``tried`` all candidates with their
@@ -221,6 +213,13 @@ class Ledger:
         place = (entry.row, entry.column, entry.seed)
         self.cells = [e for e in self.cells if (e.row, e.column, e.seed) != place] + [entry]
 
+    def adopt(self, entry: Entry, source: "Ledger") -> None:
+        """Add an entry of another ledger, with its machine."""
+        machine = entry.machine
+        if machine is not None:
+            machine = self.machine(source.machines[machine])
+        self.put(replace(entry, machine=machine))
+
     def machine(self, about: dict[str, Any]) -> int:
         """Return the index of a machine, adding it if it is new."""
         if about not in self.machines:
@@ -236,6 +235,12 @@ class Ledger:
                 recipe, row, column, quick=self.quick
             ):
                 found[row, column] = {k: v for k, v in values.items() if k not in _ABOUT_TRIALS}
+        if recipe is None:
+            return found
+        for place in recipe.all_places():
+            source = recipe.tuned_place(*place)
+            if source in found:
+                found.setdefault(place, found[source])
         return found
 
     def open(self, recipe: Recipe, seeds: int | None = None) -> list[tuple[str, str, int]]:

@@ -28,10 +28,7 @@ _NAME = re.compile(r"[\w.+-]+")
 
 
 def load(name: str | Path) -> Recipe:
-    """Load a recipe by name, or from the user's own YAML file.
-
-    Args:
-        name: such as ``kobayashi2019/table2``, or a path that ends in ``.yaml``.
+    """Load a recipe by name, such as ``kobayashi2019/table2``, or from the user's own YAML file.
 
     Raises:
         RecipeError: the recipe does not exist or is invalid.
@@ -95,7 +92,8 @@ def _row(name: str, plain: Any, before: Mapping[str, Row], columns: Mapping[str,
     if base is not None:
         check_names([str(base)], before, f"base of {what} names no row above it:")
         start = before[str(base)]
-        values = {"kind": start.kind, "tune": start.tune, **values}
+        inherited = {key: getattr(start, key) for key in ("kind", "tune", "tuned_as")}
+        values = inherited | values
     row = construct(Row, values, what, name=name)
     check_names([*row.columns, *row.overrides], columns, f"{what} names no column")
     if row.tune and row.kind == "sphere":
@@ -148,6 +146,7 @@ def _check_figure(figure: Mapping[str, Any], recipe: Recipe) -> None:
 def _build_all(recipe: Recipe) -> None:
     """Check that every cell has a valid configuration."""
     for row, column in recipe.all_places():
+        _check_tuned_place(recipe, row, column)
         tried = recipe.trials(row, column)
         cells = tried or [recipe.cell(row, column, 0)]
         recipe.cell(row, column, 0, quick=True, values=tried[0].tried if tried else None)
@@ -157,6 +156,21 @@ def _build_all(recipe: Recipe) -> None:
                 config.identity()
             except ValueError as error:
                 raise ValueError(f"row {row}, column {column}: {error}") from error
+
+
+def _check_tuned_place(recipe: Recipe, row: str, column: str) -> None:
+    """Reject a cell that has the tuned settings of one that is tuned otherwise, or not at all."""
+    check_names([recipe.rows[row].tuned_as or row], recipe.rows, "tuned_as names no row")
+    check_names(
+        [recipe.columns[column].tuned_as or column], recipe.columns, "tuned_as names no column"
+    )
+    source = recipe.tuned_place(row, column)
+    own, theirs = recipe.tune(row, column), recipe.tune(*source) if recipe.has(*source) else {}
+    if own != theirs:
+        raise ValueError(
+            f"row {row}, column {column} is tuned as row {source[0]}, column {source[1]}, which is "
+            f"expected to have the candidates {dict(own)}, got {dict(theirs)}"
+        )
 
 
 def _published(

@@ -64,7 +64,6 @@ class Tuning:
 
     Attributes:
         given: the setting of the configuration.
-        best: the setting that is best on the held-out images after all epochs.
         rounds: all rounds, the shortest first.
         held_out: number of held-out images.
         final: configuration of a training with the best setting on all images.

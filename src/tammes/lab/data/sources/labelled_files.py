@@ -14,10 +14,9 @@ from tammes.lab.data.listing import (
     EVERYTHING,
     IMAGE_COLUMNS,
     Entries,
-    Files,
     Partitions,
     as_labels,
-    hash_of,
+    file_entries,
     read_labels,
 )
 from tammes.lab.data.sources.folder import walk_images
@@ -71,10 +70,9 @@ def table_partitions(table: Path) -> Partitions:
 def pattern_partitions(pattern: str, report: Callable[[str], None]) -> Partitions:
     """Return the partitions of files whose names have their labels.
 
-    Args:
-        pattern: path with the fields ``{label}`` and optionally ``{split}`` (as short as possible),
-            ``{number}`` (digits) and ``*`` (anything but a slash), ``photos/{label}_*.jpg``.
-        report: called with the classes that were found, and with what does not match.
+    A pattern is a path with the fields ``{label}`` and optionally ``{split}`` (as short as
+    possible), ``{number}`` (digits) and ``*`` (anything but a slash): ``photos/{label}_*.jpg``.
+    The classes that were found, and what does not match, are reported.
     """
     parts = re.split(f"({_FIELD.pattern})", Path(pattern).expanduser().as_posix())
     once = parts.count("{label}") == 1 and parts.count("{split}") < 2
@@ -120,28 +118,10 @@ def _partitions(
     """Return the partitions of labelled files below a folder, by the split of each file."""
 
     def entries(rows: Sequence[int]) -> Entries:
-        chosen = tuple(paths[row] for row in rows)
-        stats = [_size_and_time(root / path) for path in chosen]
-        own = labels[torch.tensor(rows)]
-        posix = [path.replace(os.sep, "/") for path in chosen]
-        return Entries(
-            items=Files(str(root), chosen),
-            labels=own,
-            names=classes,
-            stamp=hash_of((str(root.absolute()), chosen, stats)),
-            origin=hash_of((posix, [size for size, _ in stats])),
-        )
+        chosen = [paths[row] for row in rows]
+        return file_entries(root, chosen, labels[torch.tensor(rows)], classes)
 
     rows = {EVERYTHING: list(range(len(paths)))}
     for row, name in enumerate(splits or ()):
         rows.setdefault(name.strip().lower(), []).extend([row] if name.strip() else [])
     return {name: lambda some=some: entries(some) for name, some in rows.items()}  # type: ignore[misc]
-
-
-def _size_and_time(path: Path) -> tuple[int, int]:
-    try:
-        stat = os.stat(path)
-    except OSError:
-        # Reported with the unreadable images.
-        return -1, -1
-    return stat.st_size, stat.st_mtime_ns

@@ -6,12 +6,7 @@ from tammes.lab.runner.halving import Tuning
 
 
 def tuning_page(tuning: Tuning, *, command: str) -> str:
-    """Return the page about a search as self-contained HTML.
-
-    Args:
-        tuning: the search.
-        command: command that repeats it, to be shown on the page.
-    """
+    """Return the page about a search, which ``command`` repeats, as self-contained HTML."""
     columns, rows = tuning_table(tuning)
     blocks: dict[str, list[page.Block]] = {
         "Search": [

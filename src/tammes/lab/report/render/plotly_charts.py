@@ -228,8 +228,8 @@ def _arrow(arrow: charts.Arrow, axes: dict[str, str]) -> Iterator[dict[str, Any]
     (x0, y0), (x1, y1) = arrow.start, arrow.end
     yield {
         **axes, "x": x1, "y": y1, "ax": x0, "ay": y0, "axref": axes["xref"], "ayref": axes["yref"],
-        "text": "", "showarrow": True, "arrowhead": 2, "arrowwidth": 2,
-        "arrowside": "end+start" if arrow.both else "end", "arrowcolor": color(arrow.color),
+        "text": "", "showarrow": True, "arrowhead": 2, "arrowwidth": 2, "arrowside": "end",
+        "arrowcolor": color(arrow.color),
     }  # fmt: skip
     if arrow.text:
         above = {**axes, "yanchor": "bottom", "yshift": 2}

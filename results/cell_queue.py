@@ -17,6 +17,7 @@ from typing import Any
 
 from tammes.lab.data.sources.loading import say
 from tammes.lab.records.atomic_io import writable
+from tammes.lab.reproduce.collect import lacks
 from tammes.lab.reproduce.ledger import Ledger
 from tammes.lab.reproduce.recipe import PlannedCell
 from tammes.lab.reproduce.run import NothingToRun, RunnerSettings, Selection, reproduce
@@ -33,12 +34,9 @@ _COSTS = (
 
 @dataclass(frozen=True)
 class QueueLine:
-    """Line of a queue.
+    """Selected cells of a recipe.
 
-    Attributes:
-        selection: selected cells of a recipe.
-        minutes: guess of the minutes that a cell takes beside the others, for cells of which no
-            similar one was run.
+    ``minutes`` is a guess of what a cell takes beside the others, if no similar one was run.
     """
 
     selection: Selection
@@ -47,13 +45,9 @@ class QueueLine:
 
 @dataclass(frozen=True)
 class Remaining:
-    """Work that is left in a queue.
+    """Open cells of a queue, tuning runs among them, and minutes with all workers busy.
 
-    Attributes:
-        cells: open cells, each counted once.
-        trials: tuning runs among them.
-        minutes: estimated minutes, with all workers busy.
-        guessed: cells whose time is a guess, as no similar one was run.
+    The time of ``guessed`` cells is a guess, as no similar one was run.
     """
 
     cells: int
@@ -92,9 +86,6 @@ def run_queue(
         quick: run the quick form.
         engine: runner of the cells.
         report: called with messages.
-
-    Returns:
-        The work that is left.
     """
     engine, out = engine or RunnerSettings(), writable(Path(out), flag="--out")
     if known is not None and not quick and Path(known).resolve() != out.resolve():
@@ -136,7 +127,8 @@ def _stages(
     stage: list[QueueLine] = []
     work = 0.0
     for line in lines:
-        left = remaining([line], out, quick=quick, workers=1)
+        share_entries(line.selection, lines, out, quick=quick)
+        left = remaining([line], out, quick=quick, workers=1, beside=lines)
         if stage and (left.trials or work > 2 * seconds * _workers(workers)):
             yield stage
             stage, work = [], 0.0
@@ -157,13 +149,14 @@ def remaining(
     *,
     quick: bool = False,
     workers: int | None = None,
+    beside: Sequence[QueueLine] = (),
 ) -> Remaining:
     """Count the open cells of a queue, and estimate the time that they take.
 
     A cell is taken to need as long per epoch as the median of cells with the same network, images
-    and batches in the ledgers of the queue.
+    and batches in the ledgers of the queue and of the lines ``beside`` it.
     """
-    known = _epoch_times(lines, Path(out), quick=quick)
+    known = _epoch_times([*lines, *beside], Path(out), quick=quick)
     seen: dict[str, tuple[PlannedCell, float, bool]] = {}
     for line in lines:
         for cell in _open_cells(line.selection, Path(out), quick=quick):
@@ -228,8 +221,37 @@ def _open_cells(selection: Selection, out: Path, *, quick: bool) -> list[Planned
 
 
 def _ledger(selection: Selection, out: Path, *, quick: bool) -> Ledger:
-    path = out / ("quick" if quick else "") / f"{selection.recipe.name}.json"
-    return Ledger.at(path, selection.recipe, quick=quick)
+    return Ledger.at(_path(selection, out, quick=quick), selection.recipe, quick=quick)
+
+
+def _path(selection: Selection, out: Path, *, quick: bool) -> Path:
+    return out / ("quick" if quick else "") / f"{selection.recipe.name}.json"
+
+
+def share_entries(
+    selection: Selection, lines: Sequence[QueueLine], out: Path, *, quick: bool = False
+) -> None:
+    """Copy entries of runs that other recipes of a queue have into the ledger of a selection."""
+    recipe, path = selection.recipe, _path(selection, out, quick=quick)
+    others = {_path(line.selection, out, quick=quick) for line in lines} - {path}
+    done = {
+        (entry.digest, entry.seed): (ledger, entry)
+        for ledger in (Ledger.read(other) for other in sorted(others) if other.exists())
+        for entry in ledger.cells
+        if entry.status == "done" and not lacks(recipe, entry)
+    }
+    own = _ledger(selection, out, quick=quick)
+    shared = [
+        (cell, *done[cell.digest, cell.seed])
+        for cell in _open_cells(selection, out, quick=quick)
+        if (cell.digest, cell.seed) in done and not cell.tried
+    ]
+    for cell, ledger, entry in shared:
+        own.adopt(replace(entry, row=cell.row, column=cell.column), ledger)
+        if cell.config is not None:
+            own.configs["/".join(cell.place)] = cell.config.group()
+    if shared:
+        own.write(path)
 
 
 def take_over(lines: Sequence[QueueLine], known: Path, out: Path) -> None:
@@ -248,9 +270,6 @@ def take_over(lines: Sequence[QueueLine], known: Path, out: Path) -> None:
         there = {(entry.row, entry.column, entry.seed) for entry in own.cells}
         for entry in theirs.cells:
             if (entry.row, entry.column, entry.seed) not in there:
-                machine = entry.machine
-                if machine is not None:
-                    machine = own.machine(theirs.machines[machine])
-                own.put(replace(entry, machine=machine))
+                own.adopt(entry, theirs)
         own.configs = {**theirs.configs, **own.configs}
         own.write(target)
