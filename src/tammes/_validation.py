@@ -97,8 +97,15 @@ def check_features(name: str, features: Tensor, size: int) -> None:
         )
 
 
-def check_label_type(name: str, labels: Tensor) -> None:
-    """Raise ``TypeError`` unless labels are a tensor of integers."""
+def check_labels(name: str, labels: Tensor, features: Tensor, *, several: bool = False) -> None:
+    """Raise an error for labels of the wrong type or shape, or on another device.
+
+    Args:
+        name: name that the message begins with.
+        labels: shape ``(N,)``.
+        features: shape ``(N, D)``.
+        several: whether an example may have several, shape ``(N, P)``.
+    """
     if not isinstance(labels, Tensor):
         hint = "torch.as_tensor makes one"
         if _are_names(labels):
@@ -109,18 +116,6 @@ def check_label_type(name: str, labels: Tensor) -> None:
     if labels.dtype not in INTEGERS:
         hint = _label_hint(labels) or "; labels.long() converts them"
         raise TypeError(f"{name} expects labels of an integer type, got {labels.dtype}{hint}")
-
-
-def check_labels(name: str, labels: Tensor, features: Tensor, *, several: bool = False) -> None:
-    """Raise an error for labels of the wrong type or shape, or on another device.
-
-    Args:
-        name: name that the message begins with.
-        labels: shape ``(N,)``.
-        features: shape ``(N, D)``.
-        several: whether an example may have several, shape ``(N, P)``.
-    """
-    check_label_type(name, labels)
     if labels.shape[: labels.ndim - (several and labels.ndim == 2)] != features.shape[:1]:
         more = f" or ({len(features)}, P)" if several else ""
         raise ValueError(

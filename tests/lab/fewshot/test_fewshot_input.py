@@ -183,7 +183,7 @@ LABELS = torch.arange(5).repeat(4)
         (
             {"labels": LABELS.numpy()},
             TypeError,
-            "labels to be a tensor of integers, got ndarray; torch.as_tensor makes one",
+            "labels to be a tensor, got ndarray; torch.as_tensor makes one",
         ),
         ({"labels": LABELS - 1}, ValueError, "labels of 0 or more, got -1"),
         (

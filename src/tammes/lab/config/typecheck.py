@@ -12,7 +12,6 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import MISSING, fields
 from typing import Annotated, Any, Literal, TypeVar, Union, get_args, get_origin
 
-from tammes._validation import describe
 from tammes.lab.config.expressions import did_you_mean, short
 
 T = TypeVar("T")
@@ -97,7 +96,7 @@ def fit(value: Any, kind: Any, what: str) -> Any:
         return value
     one = next((each for each in members(kind) if _is(value, each)), None)
     if one is None:
-        got = describe(value) if hasattr(value, "shape") else repr(value)
+        got = _kind(value) if hasattr(value, "shape") else repr(value)
         raise ValueError(f"{what} is expected to be {type_name(kind)}, got {got}")
     if one is not kind:
         return fit(value, one, what)
@@ -174,12 +173,18 @@ def _words(kind: Any) -> str:
     return type_name(args[0]) if origin is Annotated else _WORDS[origin]
 
 
+def _kind(value: Any) -> str:
+    """Describe a value by its type and shape, never by its numbers."""
+    shape = getattr(value, "shape", None)
+    return type(value).__name__ + ("" if shape is None else f" of shape {tuple(shape)}")
+
+
 def as_source(name: str, value: Any) -> str:
     """Return the path or the name of a data source; images in memory have none."""
     if isinstance(value, str | os.PathLike):
         return os.fspath(value)
     raise ValueError(
-        f"{name} is expected to be the path or the name of a source, got {describe(value)}; "
+        f"{name} is expected to be the path or the name of a source, got {_kind(value)}; "
         "tammes.lab.data.write_source writes images of a program to one"
     )
 

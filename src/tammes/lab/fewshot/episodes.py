@@ -8,11 +8,11 @@ are the episodes of a call for 600.
 from collections.abc import Sequence
 from dataclasses import dataclass
 from numbers import Integral
+from typing import Any
 
 import torch
 from torch import Tensor
 
-from tammes._validation import check_label_type
 from tammes.lab.data import seeded_draws
 
 
@@ -124,9 +124,21 @@ def check_numbers(*, way: int, shot: int, queries: int, episodes: int) -> None:
             )
 
 
+def check_tensor(name: str, what: str, value: Any) -> None:
+    """Reject a list, an array or anything else that is no tensor; ``name`` begins the message."""
+    if not isinstance(value, Tensor):
+        raise TypeError(
+            f"{name} expects {what} to be a tensor, got {type(value).__name__}; "
+            "torch.as_tensor makes one"
+        )
+
+
 def check_labels(name: str, labels: Tensor) -> None:
     """Reject labels that are not one non-negative integer each; ``name`` begins the message."""
-    check_label_type(name, labels)
+    check_tensor(name, "labels", labels)
+    if labels.is_floating_point() or labels.is_complex() or labels.dtype == torch.bool:
+        hint = "labels.long() converts them"
+        raise TypeError(f"{name} expects labels of an integer type, got {labels.dtype}; {hint}")
     if labels.ndim != 1:
         raise ValueError(f"{name} expects labels of shape (N,), got {tuple(labels.shape)}")
     if len(labels) and int(labels.min()) < 0:

@@ -12,9 +12,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from tammes._validation import check_floating, check_tensor
 from tammes.lab.config.expressions import build, split_list
-from tammes.lab.fewshot.episodes import Episodes, check_labels, draw
+from tammes.lab.fewshot.episodes import Episodes, check_labels, check_tensor, draw
 from tammes.lab.fewshot.finetuned_heads import (
     CosineTuning,
     FineTuning,
@@ -90,10 +89,12 @@ def needs_prototypes(methods: Mapping[str, Method]) -> bool:
 
 def _check(features: Tensor, base_mean: Tensor | None, prototypes: Tensor | None) -> None:
     """Reject features that are not a matrix, and tensors of another dimension."""
-    check_floating("few-shot", "features", features)
-    for name, value in (("base_mean", base_mean), ("prototypes", prototypes)):
-        if value is not None:
+    given = {"features": features, "base_mean": base_mean, "prototypes": prototypes}
+    for name, value in given.items():
+        if value is not None or name == "features":
             check_tensor("few-shot", name, value)
+    if not features.is_floating_point():
+        raise TypeError(f"few-shot expects features of a floating type, got {features.dtype}")
     if features.ndim != 2 or not features.shape[1]:
         raise ValueError(f"few-shot expects features of shape (N, D), got {tuple(features.shape)}")
     size = features.shape[1]
