@@ -15,10 +15,11 @@ import argparse
 from collections.abc import Sequence
 from pathlib import Path
 
+from cell_queue import QueueLine, remaining, run_queue
+
 from tammes.lab.report.paper_comparison_writers import print_table
 from tammes.lab.reproduce import recipes
 from tammes.lab.reproduce.ledger import Ledger
-from tammes.lab.reproduce.queue import QueueLine, remaining, run_queue
 from tammes.lab.reproduce.run import RunnerSettings, Selection
 
 HERE = Path(__file__).parent

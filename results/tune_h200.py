@@ -9,14 +9,14 @@ Options of ``tammes tune`` may follow, such as ``--data digits --backbone mnist_
 
 import argparse
 import json
-import os
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
+from cell_queue import time_limit
+
 from tammes.lab.config import flags
 from tammes.lab.records.run_folder import Run, write_json
-from tammes.lab.reproduce.queue import time_limit
 from tammes.lab.runner import plan_resources
 from tammes.lab.runner.halving import Setting, Tuning, tune
 from tammes.lab.runner.sweep import train_all
@@ -60,7 +60,8 @@ def main(words: Sequence[str] | None = None) -> int:
         print("time is up; call again to go on")
         return 1
     found = compared(tuning, runs, arguments.seeds)
-    write_json(arguments.record, {"config": config.to_dict(), **found, "machine": os.uname().node})
+    about = {name: runs[0].environment[name] for name in ("device", "torch", "tammes", "commit")}
+    write_json(arguments.record, {"config": config.to_dict(), **found, "machine": about})
     print(json.dumps(found, indent=2))
     return 0
 
@@ -82,6 +83,7 @@ def compared(tuning: Tuning, runs: Sequence[Run], seeds: int) -> dict[str, Any]:
         "cost_in_runs": tuning.cost,
         "runs_of_the_grid": len(runs),
         "share_of_the_cost": share,
+        "share_of_one_seed": share * seeds,
         "holds": behind <= WITHIN and share <= COST,
         "test_accuracy": {str(setting): value for setting, value in accuracies.items()},
     }

@@ -236,7 +236,7 @@ class TammesDocstrings(griffe.Extension):
     def on_object(self, *, obj: griffe.Object, **_: object) -> None:
         """Turn a docstring to Markdown."""
         if isinstance(obj, griffe.Function) and any(
-            decorator.callable_path == "tammes.terms.term" for decorator in obj.decorators
+            decorator.callable_path == "tammes.term_decorator.term" for decorator in obj.decorators
         ):
             _show_builder(obj)
         if obj.docstring is not None:

@@ -17,8 +17,7 @@ from typing import Any
 from tammes.lab.config.yaml_file import read_yaml
 from tammes.lab.records.atomic_io import write_atomically
 from tammes.lab.report.pages.reproduction_page import reproduction_figures
-from tammes.lab.report.paper_comparison import DAGGER, ERRORS, VERDICTS, PaperComparison
-from tammes.lab.report.paper_comparison_writers import markdown_section, markdown_text
+from tammes.lab.report.paper_comparison import DAGGER, ERRORS, VERDICTS, Head, PaperComparison
 from tammes.lab.report.render.matplotlib_charts import draw, save
 from tammes.lab.reproduce import recipes
 from tammes.lab.reproduce.ledger import Ledger
@@ -45,6 +44,7 @@ _NUMBER = re.compile(r"\{(\S+) (\S+) (\S+) (\S+)\}")
 """Recipe, row, column and quantity of a number in the words of the front page."""
 _COLUMNS = ("recipe", "row", "column", "seed", "quantity", "value", "paper", "commit", "machine")
 """Columns of ``results.csv``."""
+_IN_MARKDOWN: tuple[Head, ...] = ("paper", "released", "ours or missing", "difference and errors")
 _OUTCOMES = ("holds", "leans", "fails", "open")
 
 
@@ -74,6 +74,52 @@ def results_document(folder: Path) -> str:
     if waiting:
         parts.append("## Not begun\n\n" + "".join(f"- `{name}`\n" for name in waiting))
     return "\n".join(parts)
+
+
+def markdown_section(comparison: PaperComparison) -> Iterator[str]:
+    """Yield the lines of the comparison as Markdown, without its heading."""
+    recipe = comparison.recipe
+    yield f"{markdown_text(recipe.title)}. {markdown_text(recipe.source)}."
+    yield ""
+    yield f"- {markdown_text(comparison.summary)}"
+    yield from (
+        f"- `{' '.join(each.replace('`', chr(39)).split())}`" for each in comparison.commands
+    )
+    if recipe.released:
+        yield f"- {markdown_text(recipe.released_title)}: {markdown_text(recipe.released_source)}"
+    for table in comparison.tables(_IN_MARKDOWN, begun=True):
+        several = ["column"] * (len(table.by_column()) > 1)
+        rows = [[row.label, *[row.column] * len(several), *(each.text for each in row.values)]
+                for row in table.rows]  # fmt: skip
+        yield from ("", *markdown_table([table.title, *several, *table.heads], rows))
+    claims = [(each.claim.says, each.outcome, each.sentence) for each in comparison.verdicts]
+    if claims:
+        yield from ("", *markdown_table(("claim", "verdict", "what was found"), claims, bold=1))
+    stopped = [f"{row}, {column}, seed {seed}: {state}. {reason}"
+               for row, column, seed, state, reason in comparison.stopped_in_words()]  # fmt: skip
+    opened = [f"{column}: {words}" for column, words in comparison.open_in_words()]
+    for title, items in (("Diverged or failed:", stopped), ("Open:", opened)):
+        if items:
+            yield from ("", title, "", *(f"- {markdown_text(each)}" for each in items))
+
+
+def markdown_table(
+    heads: Sequence[str], rows: Sequence[Sequence[str]], *, bold: int | None = None
+) -> Iterator[str]:
+    """Yield the lines of a Markdown table; the cells of one column can be bold."""
+    yield f"| {' | '.join(map(markdown_text, heads))} |"
+    yield f"|{'---|' * len(heads)}"
+    for row in rows:
+        cells = [markdown_text(each) for each in row]
+        if bold is not None:
+            cells[bold] = f"**{cells[bold]}**"
+        yield f"| {' | '.join(cells)} |"
+
+
+def markdown_text(text: str) -> str:
+    r"""Escape a text so that Markdown shows it literally, on one line."""
+    line = " ".join(text.replace("&", "&amp;").replace("<", "&lt;").replace(">", "&gt;").split())
+    return re.sub(r"([\\`*_\[\]|])", r"\\\1", line)
 
 
 def _read(path: Path) -> PaperComparison:

@@ -28,6 +28,12 @@ FORBIDDEN = {
     "tammes.split": ("tammes.heads", "tammes.kernels", "tammes.criterion", "tammes.losses"),
     "tammes.similarity": ("tammes.heads", "tammes.kernels", "tammes.criterion", "tammes.losses"),
     "tammes.terms": ("tammes.heads", "tammes.kernels", "tammes.criterion", "tammes.losses"),
+    "tammes.term_decorator": (
+        "tammes.heads",
+        "tammes.kernels",
+        "tammes.criterion",
+        "tammes.losses",
+    ),
     # A kernel makes splits; which losses read them, and who owns prototypes, is not its business.
     "tammes.kernels": ("tammes.heads", "tammes.criterion", "tammes.losses"),
     # A head knows no margin.

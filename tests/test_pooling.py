@@ -253,7 +253,8 @@ def test_a_gain_of_each_class_is_one_of_the_largest_but_not_of_an_average():
     ("options", "error", "message"),
     [
         ({"subcenters": 0}, ValueError, "CosineHead expects subcenters from 1 to 255, got 0"),
-        ({"subcenters": 2.0}, TypeError, "CosineHead expects subcenters to be an integer, got 2.0"),
+        ({"subcenters": 2.0}, TypeError, "expects subcenters to be a whole number, got 2.0"),
+        ({"subcenters": True}, TypeError, "expects subcenters to be a whole number, got True"),
         ({"pooling": "mean"}, ValueError, "CosineHead expects pooling 'max' or 'soft', got 'mean'"),
         ({"temperature": 0}, ValueError, "CosineHead expects temperature above 0, got 0"),
     ],

@@ -7,7 +7,7 @@ Read in this order: :mod:`tammes.split`, :mod:`tammes.losses.angular`, :mod:`tam
 from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
-from tammes import convert, geometry, metrics, schedules
+from tammes import convert, geometry, losses, metrics, schedules
 from tammes.criterion.criterion import Criterion
 from tammes.criterion.presets import (
     LDAM,
@@ -32,51 +32,7 @@ from tammes.heads import (
     SimplexHead,
     carry_over,
 )
-from tammes.losses import (
-    adaface,
-    arcface,
-    arpl,
-    bce,
-    cac,
-    center,
-    circle,
-    combined_margin,
-    contrastive,
-    cosface,
-    crammer_singer,
-    curricularface,
-    elasticface,
-    focal,
-    gm_softmax,
-    hard_bias,
-    hinge,
-    inter_topk,
-    interclass_filter,
-    l_softmax,
-    large_margin_gaussian,
-    ldam,
-    lm_softmax,
-    logit_adjustment,
-    logit_divergence,
-    magface,
-    multi_positive,
-    mv_softmax,
-    nca,
-    normface,
-    proto,
-    proxy_anchor,
-    sample_margin,
-    sface,
-    softmax,
-    sphereface,
-    sphereface2,
-    subcenter_spread,
-    super_symmetry,
-    triplet,
-    uniface,
-    vs_softmax,
-    zero_centroid,
-)
+from tammes.losses import *  # noqa: F403
 from tammes.losses.aliases import (
     a_softmax,
     aam_softmax,
@@ -92,7 +48,8 @@ from tammes.losses.aliases import (
 from tammes.losses.imbalance import adjust_logits, margins_from_counts
 from tammes.losses.subspace import direct_sum, spectral_sum
 from tammes.split import Split, quadratic_above, split
-from tammes.terms import Batch, Loss, Sum, Term, term
+from tammes.term_decorator import term
+from tammes.terms import Batch, Loss, Sum, Term
 
 if TYPE_CHECKING:
     from tammes import advise as advise
@@ -131,71 +88,29 @@ __all__ = [
     "a_softmax",
     "aam_softmax",
     "adacos",
-    "adaface",
     "adjust_logits",
     "am_softmax",
-    "arcface",
-    "arpl",
     "balanced_softmax",
-    "bce",
-    "cac",
     "carry_over",
-    "center",
-    "circle",
-    "combined_margin",
-    "contrastive",
     "convert",
-    "cosface",
-    "crammer_singer",
-    "curricularface",
     "diagnose",
     "direct_sum",
-    "elasticface",
-    "focal",
     "geometry",
-    "gm_softmax",
-    "hard_bias",
-    "hinge",
-    "inter_topk",
-    "interclass_filter",
-    "l_softmax",
-    "large_margin_gaussian",
-    "ldam",
-    "lm_softmax",
     "lmcl",
     "load",
-    "logit_adjustment",
-    "logit_divergence",
-    "magface",
     "margins_from_counts",
     "metrics",
     "mlcd",
-    "multi_positive",
-    "mv_softmax",
-    "nca",
-    "normface",
-    "proto",
-    "proxy_anchor",
     "proxy_nca",
     "proxy_nca_pp",
     "quadratic_above",
-    "sample_margin",
     "schedules",
-    "sface",
-    "softmax",
     "spectral_sum",
-    "sphereface",
-    "sphereface2",
     "sphereface_r",
     "split",
-    "subcenter_spread",
-    "super_symmetry",
     "term",
-    "triplet",
-    "uniface",
-    "vs_softmax",
-    "zero_centroid",
 ]
+__all__ += losses.__all__
 
 
 _LAZY = {

@@ -1,6 +1,7 @@
 """Validate inputs; each error names the caller, the expected and the received value."""
 
 import math
+import operator
 from collections.abc import Iterable, Sequence
 from typing import Any
 
@@ -32,12 +33,21 @@ def check_sizes(name: str, embedding_size: int, num_classes: int) -> None:
                 f"{name} expects {key} to be a whole number, got {describe(size)}; "
                 "features and labels go to the criterion when it is called"
             )
-        if not hasattr(size, "__index__"):
-            raise TypeError(f"{name} expects {key} to be a whole number, got {size!r}")
+        whole_number(name, key, size)
     if num_classes < 2:
         raise ValueError(f"{name} expects at least 2 classes, got num_classes={num_classes}")
     if embedding_size < 1:
         raise ValueError(f"{name} expects embedding_size of 1 or more, got {embedding_size}")
+
+
+def whole_number(name: str, what: str, value: Any) -> int:
+    """Return a whole number, also one of numpy, as an ``int``; raise for anything else."""
+    try:
+        if not isinstance(value, bool):
+            return operator.index(value)
+    except TypeError:
+        pass
+    raise TypeError(f"{name} expects {what} to be a whole number, got {value!r}")
 
 
 def unknown_setting(name: str, key: str, known: Iterable[str]) -> TypeError:
@@ -45,6 +55,8 @@ def unknown_setting(name: str, key: str, known: Iterable[str]) -> TypeError:
     known = sorted(known)
     near = nearest_name(key, known)
     hint = f"did you mean {near}?" if near else f"it has {', '.join(known) or 'none'}"
+    if near is None and nearest_name(key, ["scale"]):
+        hint = "the scale is the head's: tammes.CosineHead(embedding_size, num_classes, scale=64.0)"
     return TypeError(f"{name} has no setting {key!r}; {hint}")
 
 
@@ -85,15 +97,8 @@ def check_features(name: str, features: Tensor, size: int) -> None:
         )
 
 
-def check_labels(name: str, labels: Tensor, features: Tensor, *, several: bool = False) -> None:
-    """Raise an error for labels of the wrong type or shape, or on another device.
-
-    Args:
-        name: name that the message begins with.
-        labels: shape ``(N,)``.
-        features: shape ``(N, D)``.
-        several: whether an example may have several, shape ``(N, P)``.
-    """
+def check_label_type(name: str, labels: Tensor) -> None:
+    """Raise ``TypeError`` unless labels are a tensor of integers."""
     if not isinstance(labels, Tensor):
         hint = "torch.as_tensor makes one"
         if _are_names(labels):
@@ -104,6 +109,18 @@ def check_labels(name: str, labels: Tensor, features: Tensor, *, several: bool =
     if labels.dtype not in INTEGERS:
         hint = _label_hint(labels) or "; labels.long() converts them"
         raise TypeError(f"{name} expects labels of an integer type, got {labels.dtype}{hint}")
+
+
+def check_labels(name: str, labels: Tensor, features: Tensor, *, several: bool = False) -> None:
+    """Raise an error for labels of the wrong type or shape, or on another device.
+
+    Args:
+        name: name that the message begins with.
+        labels: shape ``(N,)``.
+        features: shape ``(N, D)``.
+        several: whether an example may have several, shape ``(N, P)``.
+    """
+    check_label_type(name, labels)
     if labels.shape[: labels.ndim - (several and labels.ndim == 2)] != features.shape[:1]:
         more = f" or ({len(features)}, P)" if several else ""
         raise ValueError(

@@ -18,6 +18,7 @@ from typing import Any, Literal, NamedTuple, get_args
 import torch
 from torch import Tensor
 
+from tammes._validation import whole_number
 from tammes.similarity import Operand, Similarity
 
 Pooling = Literal["max", "soft"]
@@ -52,8 +53,7 @@ def pooled(
         pooling: ``"max"`` or ``"soft"``.
         temperature: of soft pooling.
     """
-    if not isinstance(centers, int) or isinstance(centers, bool):
-        raise TypeError(f"{name} expects subcenters to be an integer, got {centers!r}")
+    centers = whole_number(name, "subcenters", centers)
     if not 1 <= centers <= 255:
         raise ValueError(f"{name} expects subcenters from 1 to 255, got {centers}")
     if pooling not in get_args(Pooling):

@@ -1,9 +1,9 @@
 """The ways a feature is compared with a prototype, nearly all as products of rows.
 
-All but :class:`Distance` have the form ``query(x) . key(w) + offset``. So a kernel needs to know
-only how to make queries of features, keys of prototypes (row by row, so that any block of classes
-can be made alone), and what an example has to do with its own prototype. The last is computed apart
-from the products, in full precision: it is what margins act on.
+All but those of :mod:`tammes.heads.distance` have the form ``query(x) . key(w) + offset``. So a
+kernel needs to know only how to make queries of features, keys of prototypes (row by row, so that
+any block of classes can be made alone), and what an example has to do with its own prototype. The
+last is computed apart from the products, in full precision: it is what margins act on.
 """
 
 from collections.abc import Collection, Mapping, Sequence
@@ -13,8 +13,6 @@ from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
-
-from tammes._validation import transforming
 
 TINY = 1e-12
 """A vector shorter than this has no direction."""
@@ -57,10 +55,6 @@ def norm(vectors: Tensor) -> Tensor:
 
 def unit(vectors: Tensor, length: Tensor | None = None) -> Tensor:
     """Scale rows to length one; a zero row stays zero and gets a zero gradient.
-
-    Args:
-        vectors: rows of any length.
-        length: of the rows, where it is known.
 
     Example:
         >>> unit(torch.tensor([[3.0, 4.0], [0.0, 0.0]]))
@@ -234,7 +228,12 @@ class Similarity:
         return norm(self.query(features)[0] - self.keys(prototypes)[0])
 
     def length(self, features: Tensor, prototypes: Tensor) -> Tensor:
-        """Factor of the norms that the similarity of paired rows keeps, shape ``(N,)``."""
+        """Factor of the norms that the similarity of paired rows keeps, shape ``(N,)``.
+
+        A distance, which has no angle, keeps none: one.
+        """
+        if not self.has_angle:
+            return torch.ones_like(norm(features))
         return norm(features) * norm(prototypes)
 
     def own(
@@ -246,11 +245,7 @@ class Similarity:
     ) -> dict[str, Tensor]:
         """Compute the requested numbers of paired rows: ``target`` and those that travel along.
 
-        Args:
-            features: shape ``(N, D)``.
-            prototypes: shape ``(N, D)``.
-            reads: names of the wanted fields.
-            query: of the features, where it is known.
+        The query of the features is given where it is known.
         """
         known = {}
         if "target" in reads:
@@ -312,9 +307,7 @@ class Similarity:
     ) -> tuple[Weighted, Weighted]:
         """Return the gradients of features and of their own prototypes as weighted sums of rows.
 
-        Args:
-            rows: as :meth:`paired` returns them.
-            wanted: gradients of the numbers.
+        They are made of the rows that :meth:`paired` returns and the gradients of its numbers.
         """
         target, (right, left) = wanted["target"], rows
         assert target is not None
@@ -484,10 +477,6 @@ class SquaredDistance(Similarity):
         """Squared distances of paired rows, without expanding the square."""
         return (features - prototypes).square().sum(-1) / -2
 
-    def length(self, features: Tensor, prototypes: Tensor) -> Tensor:
-        """Return one: a distance keeps no norm."""
-        return torch.ones_like(norm(features))
-
     def features_operand(self, features: Tensor) -> Operand:
         """Return the rows from the centre, and minus half their squared norm."""
         rows, offset = self._with_half_square(features)
@@ -525,97 +514,3 @@ class SquaredDistance(Similarity):
         if self.centre is not None:
             vectors = vectors - self.centre.to(vectors.dtype)
         return vectors, vectors.square().sum(-1) / -2
-
-
-def _distances(query: Tensor, keys: Tensor) -> Tensor:
-    return torch.cdist(query, keys, compute_mode="donot_use_mm_for_euclid_dist")
-
-
-class _Distances(torch.autograd.Function):
-    """Distances of all pairs of rows that can be differentiated any number of times."""
-
-    @staticmethod
-    def forward(ctx: Any, query: Tensor, keys: Tensor) -> Tensor:
-        distances = _distances(query, keys)
-        ctx.save_for_backward(query, keys, distances)
-        return distances
-
-    @staticmethod
-    def backward(ctx: Any, gradient: Tensor) -> tuple[Tensor | None, ...]:
-        query, keys, distances = ctx.saved_tensors
-        if torch.is_grad_enabled():
-            distances = _Distances.apply(query, keys)
-        sides = (gradient, query, keys, distances), (gradient.T, keys, query, distances.T)
-        return tuple(
-            _Distances._side(*side) if needed else None
-            for side, needed in zip(sides, ctx.needs_input_grad, strict=True)
-        )
-
-    @staticmethod
-    def _side(gradient: Tensor, rows: Tensor, others: Tensor, distances: Tensor) -> Tensor:
-        """Gradient of the rows that the distances begin with."""
-        if torch.is_grad_enabled():
-            # At a prototype a distance has no direction.
-            apart = distances > 0
-            pull = torch.where(apart, gradient / torch.where(apart, distances, 1.0), 0.0)
-            return pull.sum(1, keepdim=True) * rows - pull @ others
-        # Of differences: near a prototype the products above would cancel.
-        given = (each.contiguous() for each in (gradient, rows, others))
-        found: Tensor = torch.ops.aten._cdist_backward(*given, 2.0, distances.contiguous())
-        return found
-
-
-class Distance(Similarity):
-    """``-|x - w|``: the Euclidean distance, which is no product of rows."""
-
-    has_angle = False
-    has_kernels = False
-    is_product = False
-
-    def products(self, query: Tensor, keys: Tensor) -> Tensor:
-        """Distances from differences: an expanded square would leave no digits of small ones."""
-        if transforming():
-            return -_distances(query, keys)
-        distances: Tensor = _Distances.apply(query, keys)
-        return -distances
-
-    def target(self, features: Tensor, prototypes: Tensor) -> Tensor:
-        """Distances of paired rows."""
-        return -norm(features - prototypes)
-
-    def length(self, features: Tensor, prototypes: Tensor) -> Tensor:
-        """Return one: a distance keeps no norm."""
-        return torch.ones_like(norm(features))
-
-
-class Reciprocal(Similarity):
-    """``|x - w|^2 / D - x . w``: the farther from a prototype, the more similar."""
-
-    has_angle = False
-    has_kernels = False
-    is_product = False
-
-    @property
-    def options(self) -> dict[str, Any]:
-        """Option that makes it of distances."""
-        return {"reciprocal": True}
-
-    def query(self, features: Tensor) -> tuple[Tensor, Tensor | None]:
-        """Features, turned round, and their mean square."""
-        return -(1 + 2 / features.shape[-1]) * features, features.square().mean(-1)
-
-    def keys(self, prototypes: Tensor) -> tuple[Tensor, Tensor | None]:
-        """Prototypes, and their mean square."""
-        return prototypes, prototypes.square().mean(-1)
-
-    def target(self, features: Tensor, prototypes: Tensor) -> Tensor:
-        """Mean squared difference of paired rows less their product."""
-        return self.distance(features, prototypes) - (features * prototypes).sum(-1)
-
-    def distance(self, features: Tensor, prototypes: Tensor) -> Tensor:
-        """Mean squared difference of paired rows."""
-        return (features - prototypes).square().mean(-1)
-
-    def length(self, features: Tensor, prototypes: Tensor) -> Tensor:
-        """Return one: a distance keeps no norm."""
-        return torch.ones_like(norm(features))

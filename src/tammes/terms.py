@@ -10,18 +10,7 @@ import itertools
 import math
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from typing import (
-    TYPE_CHECKING,
-    Any,
-    Concatenate,
-    Literal,
-    NamedTuple,
-    ParamSpec,
-    Protocol,
-    TypeAlias,
-    cast,
-    overload,
-)
+from typing import TYPE_CHECKING, Any, Literal, NamedTuple, TypeAlias
 
 import torch
 from torch import Tensor
@@ -34,19 +23,14 @@ from tammes._setting_values import (
     normalize_setting,
     on_host,
 )
-from tammes._validation import describe, transforming, unknown_setting
+from tammes._validation import describe, transforming
 from tammes.split import (
-    ALONGSIDE,
-    FREE_MAP,
-    MAPPED,
-    REDUCED,
     SUMMED,
     OthersMap,
     Split,
     adjust_split,
     cutoff_of,
     map_split,
-    quadratic_above,
     with_sums,
 )
 from tammes.states import State
@@ -57,8 +41,6 @@ if TYPE_CHECKING:
 
 Setting: TypeAlias = Any
 """A hyper-parameter: a number, or one per class; in a criterion's call also one per example."""
-
-_P = ParamSpec("_P")
 
 
 class Batch(NamedTuple):
@@ -167,7 +149,7 @@ class Sum(Loss):
 
 @dataclass(frozen=True, eq=False)
 class Definition:
-    """Definition shared by all terms of one name; made by :func:`term`."""
+    """Definition shared by all terms of one name; :func:`tammes.term` makes it and explains it."""
 
     name: str
     function: Callable[..., Any]
@@ -206,7 +188,8 @@ class Definition:
 class Term(Loss):
     """One loss with its settings; equal to another of the same name and settings.
 
-    Terms are made by their builders, such as :func:`tammes.cosface`; your own by :func:`term`.
+    Terms are made by their builders, such as :func:`tammes.cosface`; your own by
+    :func:`tammes.term`.
 
     Example:
         >>> term = tammes.cosface(margin=0.2)
@@ -316,7 +299,7 @@ class Term(Loss):
             if not self.definition.reads.isdisjoint(SUMMED):
                 inputs = (with_sums(inputs[0], self.definition.reads), *inputs[1:])
         elif self.definition.on != "prototypes" and isinstance(inputs[0], Tensor):
-            raise _not_a_loss(self.name, inputs[0])
+            raise not_a_loss(self.name, inputs[0])
         return self.definition.function(*inputs, **merged)
 
     def adjustment(
@@ -357,7 +340,7 @@ def _rebuild(
     return replace(builder(**settings), within=within)
 
 
-def _not_a_loss(name: str, given: Any) -> TypeError:
+def not_a_loss(name: str, given: Any) -> TypeError:
     """Build the error for a term that is called as if it were a loss of features and labels."""
     import tammes
 
@@ -372,176 +355,3 @@ def _not_a_loss(name: str, given: Any) -> TypeError:
         f"{name} builds a term from settings, got {describe(given)}; for a loss of features and "
         f"labels build criterion = {criterion} once and call criterion(features, labels)"
     )
-
-
-class _Decorator(Protocol):
-    """Type of a function made into a builder, which takes its settings alone."""
-
-    @overload
-    def __call__(
-        self, function: Callable[Concatenate[Batch, Tensor, _P], Any]
-    ) -> Callable[_P, Term]: ...
-    @overload
-    def __call__(self, function: Callable[Concatenate[Any, _P], Any]) -> Callable[_P, Term]: ...
-
-
-def term(
-    *,
-    reads: str = " ".join((*REDUCED, *ALONGSIDE)),
-    on: Literal["split", "prototypes", "features", "proxies"] = "split",
-    requires: Literal["", "angle", "cosine", "product"] = "",
-    cosines: bool = False,
-    in_cosines: str = "",
-    unless_zero: Mapping[str, str] | None = None,
-    fixed: str = "",
-    map_others: OthersMap | None = None,
-    row_numbers: Callable[..., Sequence[Tensor | float]] | None = None,
-    cutoff: str = "",
-    check: Callable[..., None] | None = None,
-    prepare: Callable[..., dict[str, Setting]] | None = None,
-    state: Callable[..., State] | None = None,
-    adjust: Callable[..., tuple[Tensor, Tensor | None]] | None = None,
-    several_positives: bool = False,
-) -> _Decorator:
-    """Make a loss of a function: its keyword arguments become the settings of a term.
-
-    The decorated name is then a builder: called with settings, it returns a :class:`Term`.
-
-    Args:
-        reads: the fields of the split that the function uses, separated by blanks. All of them
-            by default, which is right but computes more than most losses need.
-        on: what the function is given: a :class:`Split` and returns ``(N,)``; the ``prototypes``
-            and returns a scalar; a :class:`Batch` of ``features`` and returns the values
-            ``(N,)`` and which of the examples could be anchors ``(N,)``; or, as ``proxies``, a
-            batch and the prototypes and returns a scalar or ``(N,)``. A function of the prototypes
-            that has an argument ``shards`` is given only those of this rank, and a
-            :class:`tammes.distributed.sharded_rows.ShardedRows` to ask for the others.
-        requires: ``"angle"`` where the similarity must be a length times a cosine, ``"cosine"``
-            where it must be bounded, ``"product"`` where it must be that of a feature and a
-            prototype.
-        cosines: the split is that of the cosines, with scale 1, whatever the head's own is.
-        in_cosines: setting that is a difference of cosines on a cosine head, so at most 2.
-        unless_zero: fields that are read only where a setting is not zero, by field.
-        fixed: settings that are what they are from the beginning, separated by blanks: neither a
-            call nor a schedule can change them.
-        map_others: where the similarities of the other classes are to be mapped before they are
-            summed up: an elementwise function of them, shape ``(N, C)``, and of numbers of the
-            row, shape ``(N, 1)`` each. ``others``, ``expected``, ``mean`` and ``softplus`` are
-            then those of the scores ``scale * map``. It may be given any part of the classes, and
-            is differentiated by autograd. ``hardest`` and ``rest`` cannot be read. With
-            :func:`tammes.quadratic_above` and numbers for it, fused kernels serve the term.
-        row_numbers: those numbers: called like the function, with a split of which ``target`` and
-            what travels along are known where they are read, returns tensors of shape ``(N,)`` or
-            numbers.
-        cutoff: setting that is a whole number k, where those numbers are made of ``split.cutoff``:
-            above it there are k other classes. Finding it takes a product of its own. Such a
-            setting must be ``fixed``.
-        check: called with the settings, raises ``ValueError``: when a term is built, and with what
-            a call or a schedule changes, wherever values are looked at. It is given numbers: of
-            values per class or per example the smallest and the largest.
-        prepare: called with the settings, returns those the function is given in another form.
-        state: called with the term and a head, returns the memory of a stateful term, of which
-            the function is given a copy as ``state=``; or ``adjust``, where there is one. A number
-            to be learned is a :class:`tammes.states.LearnedNumber`.
-        adjust: where the split is to be that of other scores, ``gain * score + offset``: called
-            with the settings, those of one value per class as tensors of shape ``(C,)``, returns
-            offset and gain in that shape, or an offset without dimensions for all classes; the
-            gain or none. The settings it uses must be ``fixed``, and fields of the feature and its
-            own prototype alone cannot be read. A gain requires a ``"product"``.
-        several_positives: whether examples may have several labels, shape ``(N, P)``.
-
-    Returns:
-        A decorator for a module-level function.
-
-    Example:
-        >>> import torch, tammes
-        >>> @tammes.term(reads="target hardest")
-        ... def squared_hinge(split, *, margin=0.2):
-        ...     return (split.hardest - split.target + margin).relu().square()
-        >>> loss = squared_hinge(margin=0.5) + 2.0 * tammes.zero_centroid()
-        >>> loss
-        squared_hinge(margin=0.5) + 2*zero_centroid(normalize=True)
-        >>> criterion = tammes.Criterion(tammes.CosineHead(8, 3, scale=1.0), loss)
-    """
-
-    def decorate(function: Callable[..., Any]) -> Callable[_P, Term]:
-        name = function.__name__
-        fields = {*reads.split()}
-        if adjust is not None and not fields.isdisjoint(ALONGSIDE):
-            raise ValueError(f"{name} expects reads without {ALONGSIDE} beside adjust, got {reads}")
-        if map_others is None and (row_numbers is not None or cutoff):
-            raise ValueError(f"{name} expects map_others beside row_numbers and cutoff, got none")
-        if cutoff and cutoff not in fixed.split():
-            raise ValueError(f"{name} expects its cutoff {cutoff} among fixed, got {fixed!r}")
-        if map_others is not None:
-            if not fields.isdisjoint(("hardest", "rest")):
-                raise ValueError(
-                    f"{name} expects reads without hardest and rest beside map_others, got {reads}"
-                )
-            fields |= {MAPPED} if map_others is quadratic_above else {MAPPED, FREE_MAP}
-        # Behind what it is a function of.
-        inputs = 2 if on == "proxies" else 1
-        parameters = [*inspect.signature(function).parameters.values()][inputs:]
-        supplied = ("state", "shards")
-        signature = inspect.Signature(
-            [p.replace(kind=p.POSITIONAL_OR_KEYWORD) for p in parameters if p.name not in supplied],
-            return_annotation=Term,
-        )
-
-        @functools.wraps(function)
-        def build(*args: _P.args, **kwargs: _P.kwargs) -> Term:
-            try:
-                bound = signature.bind(*args, **kwargs)
-            except TypeError as error:
-                unknown = next((key for key in kwargs if key not in signature.parameters), None)
-                if unknown is not None:
-                    raise unknown_setting(name, unknown, signature.parameters) from None
-                if any(isinstance(value, Tensor) for value in args):
-                    raise _not_a_loss(name, args[0]) from None
-                raise TypeError(
-                    f"{name}{signature.replace(return_annotation=signature.empty)}: {error}"
-                ) from None
-            for key, value in bound.arguments.items():
-                scalar = isinstance(signature.parameters[key].default, (int, float, str))
-                if scalar and getattr(value, "ndim", 0) > 1:
-                    raise _not_a_loss(name, value)
-            bound.apply_defaults()
-            values = tuple(
-                (key, normalize_setting(name, key, value, signature.parameters[key].default))
-                for key, value in bound.arguments.items()
-            )
-            for key, value in values:
-                if (on != "split" or key == cutoff) and isinstance(value, tuple):
-                    raise ValueError(f"{name} expects one {key} for all classes, got {value!r}")
-            made = Term(definition, values)
-            made.check()
-            return made
-
-        del build.__wrapped__
-        build.__signature__ = signature  # type: ignore[attr-defined]
-        definition = Definition(
-            name=name,
-            function=function,
-            on=on,
-            reads=frozenset(fields),
-            requires=requires,
-            cosines=cosines,
-            in_cosines=in_cosines,
-            unless_zero=unless_zero or {},
-            fixed=frozenset(fixed.split()),
-            map_others=map_others,
-            row_numbers=row_numbers,
-            cutoff=cutoff,
-            check=check,
-            prepare=prepare,
-            state=state,
-            adjust=adjust,
-            signature=signature,
-            builder=cast(Callable[..., Term], build),
-            takes_shards=any(p.name == "shards" for p in parameters),
-            several_positives=several_positives,
-        )
-        build.definition = definition  # type: ignore[attr-defined]
-        return build
-
-    return decorate

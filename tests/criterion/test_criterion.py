@@ -2,6 +2,7 @@
 
 import pickle
 
+import numpy
 import pytest
 import torch
 import torch.nn.functional as F
@@ -16,6 +17,7 @@ from tammes.advise.defaults import (
     MANY_CLASSES_SCALE,
     recommended_scale,
 )
+from tammes.advise.workload import Workload
 from tammes.heads import Head
 
 SIZE = 12
@@ -464,6 +466,29 @@ def test_a_scale_may_be_set_and_an_implementation_chosen():
     criterion.head.implementation = "streamd"
     with pytest.raises(ValueError, match=r"expects implementation 'auto', .* got 'streamd'"):
         criterion(*a_batch(dtype=torch.float))
+
+
+def test_another_loss_may_be_assigned_and_memories_of_terms_that_stay_are_kept():
+    torch.manual_seed(0)
+    features, labels = torch.randn(6, 8), torch.tensor([0, 1, 2, 0, 1, 2])
+    criterion = tammes.Criterion(tammes.CosineHead(8, 3, scale=8.0), tammes.curricularface())
+    criterion(features, labels)
+    memory = criterion.state_dict()["states.curricularface.mean"].clone()
+    criterion.loss = tammes.curricularface() + tammes.zero_centroid()
+    assert criterion.state_dict()["states.curricularface.mean"].equal(memory)
+    criterion.loss = tammes.arcface(margin=0.2)
+    fresh = tammes.Criterion(criterion.head, tammes.arcface(margin=0.2))
+    assert criterion(features, labels).equal(fresh(features, labels))
+    assert [*criterion.state_dict()] == [*fresh.state_dict()]
+
+
+def test_integers_of_numpy_are_sizes_like_others():
+    head = tammes.CosineHead(numpy.int64(4), numpy.int32(3), subcenters=numpy.int64(2))
+    assert repr(head) == "CosineHead(4, 3, scale=64, subcenters=2)"
+    kept = tammes.heads.drop_subcenters(head, torch.ones(3, 2), keep=numpy.int64(1))
+    assert kept.weight.shape == (3, 4)
+    job = Workload(classes=numpy.int64(9), dim=numpy.int64(4), batch=numpy.int64(8))
+    assert type(job.classes) is int
 
 
 def test_new_classes_without_their_settings_are_refused_and_nothing_changes():

@@ -380,7 +380,35 @@ REFUSED = {
     "an unknown setting at the call": (
         lambda: criterion()(FEATURES, LABELS, m=0.3),
         TypeError,
-        "the criterion has no setting 'm': its terms have ['margin']",
+        "the criterion has no setting 'm'; did you mean margin?",
+    ),
+    "a margin that is assigned": (
+        lambda: setattr(tammes.CosFace(SIZE, CLASSES), "margin", 0.1),
+        AttributeError,
+        "CosFace has no attribute 'margin'; criterion.loss = ...",
+    ),
+    "a scale that is assigned": (
+        lambda: setattr(criterion(), "scale", 8.0),
+        AttributeError,
+        "Criterion has no attribute 'scale'; criterion.head.scale = ... changes it",
+    ),
+    "a loss that is assigned and is none": (
+        lambda: setattr(criterion(), "loss", tammes.cosface),
+        TypeError,
+        "Criterion expects a loss made of terms ... got cosface; cosface() builds it",
+    ),
+    "a loss that is assigned without the setting of a schedule": (
+        lambda: setattr(
+            criterion().schedule(margin=WarmUp(0.0, 0.3, steps=9)), "loss", tammes.lm_softmax()
+        ),
+        ValueError,
+        "Criterion.schedule expects a setting of lm_softmax(), got 'margin'",
+    ),
+    "parameters in place of a network": (
+        lambda: criterion().param_groups(torch.nn.Linear(2, 2).parameters(), lr=0.1),
+        TypeError,
+        "param_groups expects backbone to be a module, got generator; give the network itself, "
+        "not its parameters",
     ),
     "a margin for each class at the call": (
         lambda: criterion()(FEATURES, LABELS, margin=torch.rand(CLASSES)),

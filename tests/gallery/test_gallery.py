@@ -11,7 +11,15 @@ import torch.nn.functional as F
 import tammes
 from tammes.checkpoint import CheckpointError
 from tammes.checkpoint.safetensors_io import read_header
-from tammes.gallery import approximate_search, exact_search, gallery, row_blocks
+from tammes.gallery import (
+    approximate_search,
+    embedder,
+    exact_search,
+    gallery,
+    pair_scores,
+    row_blocks,
+    templates,
+)
 from tammes.metrics.functional import verification
 
 SIZE = 6
@@ -25,8 +33,9 @@ def embeddings(count, size=SIZE, seed=0):
 def small_blocks(monkeypatch):
     """Blocks so small that everything crosses several of them."""
     monkeypatch.setattr(row_blocks, "_BYTES", 4 * SIZE * 7)
-    monkeypatch.setattr(gallery, "_ROWS", 5)
-    monkeypatch.setattr(gallery, "_PAIRS", 50)
+    for module in (embedder, gallery, templates):
+        monkeypatch.setattr(module, "ROWS", 5)
+    monkeypatch.setattr(pair_scores, "_PAIRS", 50)
     monkeypatch.setattr(exact_search, "_QUERIES", 3)
     monkeypatch.setattr(exact_search, "_SCORES", 4 * 3 * 4)
 
@@ -307,6 +316,20 @@ def test_settings_that_are_missing_are_damage(tmp_path):
     known.save(path)
     path.write_bytes(path.read_bytes().replace(b"accept_at", b"accepts_a"))
     with pytest.raises(CheckpointError, match=r"the gallery is damaged .its settings are incompl"):
+        tammes.Gallery.load(path)
+
+
+def test_rows_without_numbers_are_damage(tmp_path):
+    from safetensors import safe_open
+    from safetensors.torch import load_file, save_file
+
+    known, path = enrolled(), tmp_path / "gallery.safetensors"
+    known.save(path)
+    with safe_open(path, "pt") as file:
+        metadata = file.metadata()
+    tensors = load_file(path)
+    save_file(tensors | {"rows": tensors["rows"][:, :0].contiguous()}, path, metadata)
+    with pytest.raises(CheckpointError, match=r"the gallery is damaged .1 dimensions are expected"):
         tammes.Gallery.load(path)
 
 

@@ -27,7 +27,7 @@ WRONG = {
     "keep": (
         lambda: drop_subcenters(SUBCENTERS, torch.ones(3, 3), keep=1.5),
         TypeError,
-        "drop_subcenters expects keep to be an integer, got 1.5",
+        "drop_subcenters expects keep to be a whole number, got 1.5",
     ),
     "several labels": (
         lambda: tammes.diagnose(

@@ -10,7 +10,8 @@ from torch.testing import assert_close
 
 from tammes.kernels.matmul import add_product, halved
 from tammes.kernels.merge import merge
-from tammes.kernels.streamed.score_blocks import Block, MappedRows
+from tammes.kernels.score_map import MappedRows
+from tammes.kernels.streamed.score_blocks import Block
 from tammes.kernels.tiling import cut
 
 READS = frozenset(("others", "expected", "mean", "softplus", "hardest"))

@@ -13,7 +13,8 @@ from tammes.criterion import evaluate_terms
 from tammes.distributed.process_group import RankGroup
 from tammes.kernels import dispatch, tiling
 from tammes.kernels.problem import Share
-from tammes.kernels.streamed.score_blocks import Block, MappedRows
+from tammes.kernels.score_map import MappedRows
+from tammes.kernels.streamed.score_blocks import Block
 from tammes.kernels.tiling import Plan
 
 try:

@@ -9,15 +9,17 @@ import torch
 from PIL import Image, ImageDraw
 
 import tammes
+from tammes.lab import Config
 from tammes.lab.cli.main import main
 from tammes.lab.config.flags import DEFAULT_DATA
-from tammes.lab.data import decode_partition
+from tammes.lab.data import DataError, decode_partition, load, write_source
 from tammes.lab.measure.files import read
 from tammes.lab.measure.formats import scale_of_run
 from tammes.lab.measure.measures import measure
 
 FEATURES, LABELS = torch.randn(4, 8), torch.tensor([0, 1, 2, 0])
 ONE_HOT = torch.nn.functional.one_hot(LABELS, 3)
+PAIRS = torch.utils.data.TensorDataset(torch.zeros(4, 8, 8), LABELS)
 NAMES = ["coat", "shoe", "bag", "coat"]
 
 
@@ -142,6 +144,46 @@ IN_PYTHON = {
         ValueError,
         "28.6 degrees are 0.4992",
     ),
+    "arrays in place of a source": (
+        lambda: Config(data=FEATURES.numpy()),
+        ValueError,
+        "got ndarray of shape (4, 8); tammes.lab.data.write_source",
+    ),
+    "a Dataset in place of a source": (
+        lambda: load(torch.utils.data.TensorDataset(FEATURES), "train"),
+        ValueError,
+        "got TensorDataset; tammes.lab.data.write_source",
+    ),
+    "a DataLoader in place of its data": (
+        lambda: write_source("any.parquet", torch.utils.data.DataLoader(PAIRS, batch_size=2)),
+        DataError,
+        "a DataLoader yields batches, give its dataset",
+    ),
+    "normalised images": (
+        lambda: write_source("any.parquet", [torch.full((8, 8), -2.0)], [0]),
+        DataError,
+        "take images before they are normalised",
+    ),
+    "one image and one label": (
+        lambda: write_source("any.parquet", numpy.zeros((8, 8)), numpy.int64(0)),
+        DataError,
+        "a label for each image, got 8 images and 0 labels",
+    ),
+    "the scale given to a term": (
+        lambda: tammes.arcface(s=64.0),
+        TypeError,
+        "the scale is the head's: tammes.CosineHead(",
+    ),
+    "a term that was not built": (
+        lambda: tammes.Criterion(tammes.CosineHead(8, 3), tammes.cosface),
+        TypeError,
+        "got cosface; cosface() builds it",
+    ),
+    "a margin that is assigned": (
+        lambda: setattr(tammes.CosFace(8, 3), "margin", 0.2),
+        AttributeError,
+        "criterion.loss = tammes.cosface(margin=...)",
+    ),
     "a term in place of the head": (
         lambda: tammes.Criterion(tammes.arcface(), tammes.CosineHead(8, 3)),
         TypeError,
@@ -217,10 +259,15 @@ def desk(tmp_path_factory):
         "elsewhere.csv": ["path,label", *(f"photos/{line}" for line in lines[1:])],
         "lost.csv": [*lines, "flat/bag_99.png,bag"],
         "ragged.csv": [*lines, "flat/bag_0.png"],
+        "no_names.csv": lines[1:],
         "notes.txt": ["bag"],
     }.items():
         (root / name).write_text("\n".join(text))
     (root / "empty").mkdir()
+    (root / "tables" / "images").mkdir(parents=True)
+    garment("bag", 0).save(root / "tables" / "images" / "1.png")
+    for name in ("a.csv", "b.csv"):
+        (root / "tables" / name).write_text("path,label\nimages/1.png,bag\n")
     broken = root / "broken" / "bag"
     broken.mkdir(parents=True)
     (broken / "1.png").write_bytes((root / "flat" / "bag_1.png").read_bytes()[:60])
@@ -264,7 +311,10 @@ ON_THE_COMMAND_LINE = {
     "paths from elsewhere": ("train --data elsewhere.csv", "to be relative to"),
     "a lost file": ("train --data lost.csv", "1 image of 61 cannot be read"),
     "a line too short": ("train --data ragged.csv", "line 62: 2 values are expected"),
-    "one class, and a broken file": ("train --data broken", "1 image of 1 cannot be read"),
+    "one class alone": ("train --data broken", "2 classes or more are needed, got 1 ('bag')"),
+    "a folder of images beside two tables": ("train --data tables", "a.csv may have the labels"),
+    "a table without names of columns": ("train --data no_names.csv", "named in the first line"),
+    "a pattern without a label": ("train --data flat/*.png", "has {label} where the class is"),
     "a run that is none": ("predict runs/one pictures", "runs/one: not a run"),
     "pictures to measure": ("measure pictures", "the folder of a finished run is expected"),
     "pictures to report": ("report pictures", "pictures"),
@@ -311,6 +361,13 @@ def test_a_wrong_expression_is_refused_before_any_image_is_decoded(
     assert main([*ON_THE_COMMAND_LINE[mistake][0].split(), "--out", str(tmp_path / "out")]) == 2
     assert not decoded
     assert "decoding" not in capsys.readouterr().err
+
+
+def test_a_path_is_a_source_as_its_text_is(at_desk):
+    assert Config(data=at_desk / "pictures") == Config(data=str(at_desk / "pictures"))
+    images = load(at_desk / "pictures", "train", report=lambda text: None)
+    # Neither labels nor names of a thousand classes.
+    assert len(repr(images)) < 300 + len(str(at_desk))
 
 
 def test_the_default_data_set_is_announced_in_the_first_line(at_desk, tmp_path, capsys):

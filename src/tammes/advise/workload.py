@@ -3,6 +3,7 @@
 import os
 import re
 from dataclasses import dataclass, replace
+from numbers import Integral
 
 import torch
 
@@ -177,10 +178,11 @@ class Workload:
     def __post_init__(self) -> None:
         for name, least in (("classes", 2), ("dim", 1), ("batch", 1), ("gpus", 1)):
             value = getattr(self, name)
-            if not isinstance(value, int) or value < least:
+            if not isinstance(value, Integral) or value < least:
                 raise ValueError(
                     f"advise expects {name} to be a whole number from {least}, got {value}"
                 )
+            object.__setattr__(self, name, int(value))
         for name, known in (
             ("dtype", (*DTYPES,)),
             ("autocast", (None, "bfloat16", "float16")),

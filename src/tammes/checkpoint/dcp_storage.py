@@ -70,12 +70,7 @@ class _Unchanged:
 class CheckpointWriter(_Unchanged, StorageWriter):
     """Writes one file per rank; the first rank writes the index once all files are there.
 
-    Args:
-        folder: folder of the checkpoint.
-        token: eight letters for the file names, the same on all ranks.
-        rank: rank of this process.
-        world_size: number of ranks.
-        index: index to complete with the files and to write.
+    The token, eight letters for the file names, is the same on all ranks.
     """
 
     def __init__(self, folder: Path, token: str, rank: int, world_size: int, index: Index) -> None:
@@ -138,12 +133,7 @@ class CheckpointWriter(_Unchanged, StorageWriter):
 
 
 class CheckpointReader(_Unchanged, StorageReader):
-    """Reads rows from the files of a checkpoint.
-
-    Args:
-        folder: folder of the checkpoint.
-        index: its index.
-    """
+    """Reads rows from the files of a checkpoint."""
 
     def __init__(self, folder: Path, index: Index) -> None:
         self.index = index

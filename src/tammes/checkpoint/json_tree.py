@@ -53,12 +53,7 @@ def to_json(value: Any, name: str, tensors: dict[str, Tensor]) -> Any:
 
 
 def from_json(value: Any, tensors: dict[str, Any]) -> Any:
-    """Restore the value that :func:`to_json` converted.
-
-    Args:
-        value: JSON of the value.
-        tensors: its tensors by name.
-    """
+    """Restore the value that :func:`to_json` converted, with its tensors by name."""
     if isinstance(value, list):
         return [from_json(item, tensors) for item in value]
     if not isinstance(value, dict):

@@ -119,14 +119,10 @@ def _settings_of(margin_loss: Any) -> tuple[float, tuple[float, float, float]]:
 def _with_angle_margin(
     cosine: Tensor, labels: Tensor, margin: float, easy_margin: bool, past: float
 ) -> Tensor:
-    """Cosines with a margin added to the own angle.
+    """Cosines with a margin in radians added to the own angle.
 
-    Args:
-        cosine: shape ``(N, C)``.
-        labels: class of each example, shape ``(N,)``.
-        margin: in radians.
-        easy_margin: leave cosines of 0 and less as they are.
-        past: what is subtracted where the angle would be past pi.
+    ``past`` is subtracted where the angle would be past pi; with ``easy_margin`` cosines of 0 and
+    less stay as they are.
     """
     rows = split(cosine, labels, reads=("target", "gap", "length"))
     own, shifted = rows.target, target_similarity(rows, m2=margin)

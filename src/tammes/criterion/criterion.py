@@ -1,6 +1,6 @@
 """Criterion: a head and a loss, the object that a training loop calls."""
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from inspect import signature
 from typing import TYPE_CHECKING, Any, Literal, Never, Self, cast
 
@@ -26,7 +26,7 @@ from tammes.criterion.evaluate_terms import (
 )
 from tammes.criterion.general_call import general_call
 from tammes.criterion.graphed import GraphedCriterion
-from tammes.criterion.hyperparameters import Settings, named_schedules
+from tammes.criterion.hyperparameters import NotAnAttribute, Settings, named_schedules
 from tammes.criterion.param_groups import param_groups
 from tammes.criterion.resize import check_new_values, check_resizable, follow
 from tammes.criterion.stale_weight_warning import UpdateWatch
@@ -39,8 +39,8 @@ from tammes.kernels.problem import Problem
 from tammes.schedules import Schedule
 from tammes.similarity import full_precision, product_dtype, working_dtype
 from tammes.split import ALONGSIDE
-from tammes.states import States
-from tammes.terms import Loss, Setting
+from tammes.states import State, States
+from tammes.terms import Loss, Setting, Term
 
 Reduction = Literal["mean", "sum", "none"]
 
@@ -90,6 +90,12 @@ class Criterion(nn.Module):
         ['cosface', 'sample_margin']
     """
 
+    margin = NotAnAttribute(
+        "criterion.loss = tammes.cosface(margin=...) changes it for all calls, "
+        "criterion(features, labels, margin=...) for one, criterion.schedule(margin=...) over time"
+    )
+    scale = NotAnAttribute("criterion.head.scale = ... changes it")
+
     def __init__(
         self,
         head: Head,
@@ -116,11 +122,7 @@ class Criterion(nn.Module):
                 "Criterion expects a head, such as tammes.CosineHead(embedding_size, num_classes), "
                 f"got {describe(head)}"
             )
-        if not isinstance(loss, Loss):
-            raise TypeError(
-                "Criterion expects a loss made of terms, such as tammes.cosface(), "
-                f"got {getattr(loss, '__name__', type(loss).__name__)}"
-            )
+        _check_loss(loss)
         check_reduction(reduction)
         if class_weights is not None:
             class_weights = check_class_weights(class_weights, head.num_classes)
@@ -139,15 +141,26 @@ class Criterion(nn.Module):
         self._step_by_hand = False
         self._watch = UpdateWatch()
         self._compose(loss, class_weights)
-        for name, (_, term) in self.settings.named.items():
-            state = term.make_state(head)
-            if state is not None:
-                if unseen := state.sees - {"target", *ALONGSIDE}:
-                    raise ValueError(
-                        f"{name} expects its state to see numbers of the own class, "
-                        f"{', '.join(('target', *ALONGSIDE))}, got {', '.join(sorted(unseen))}"
-                    )
-                self.states[name] = state
+        self._make_states({})
+
+    @property
+    def loss(self) -> Loss:
+        """The term or sum of terms; another one may be assigned.
+
+        States of terms that stay are kept, others begin anew; schedules have to fit the new terms.
+        """
+        return self.settings.loss
+
+    @loss.setter
+    def loss(self, loss: Loss) -> None:
+        _check_loss(loss)
+        before, classes = self.settings.named, self.head.num_classes
+        settings = Settings(loss, classes, self.head.weight)
+        for key, schedule in named_schedules(self.schedules).items():
+            settings.check_schedule(key, schedule, classes)
+        self._compose(loss, self.class_weights)
+        self._make_states(before)
+        self.states.to(self.head.weight.device)
 
     @property
     def class_weights(self) -> Tensor | None:
@@ -176,7 +189,6 @@ class Criterion(nn.Module):
         for _, term in loss.leaves():
             check_fit(self.head, term)
             check_cosine_margin(self.head, term)
-        self.loss = loss
         self.settings = Settings(loss, self.head.num_classes, self.head.weight, class_weights)
         named = self.settings.named
         self._groups = group_terms(self.head, named, self.settings.arguments)
@@ -189,6 +201,21 @@ class Criterion(nn.Module):
         values = [value for own in self.settings.arguments.values() for value in own.values()]
         self._per_class = any(isinstance(value, tuple) for value in values)
         self._usual = self._only_group()
+
+    def _make_states(self, before: Mapping[str, tuple[float, Term]]) -> None:
+        """Make the states of the terms, but for those of the same terms before."""
+        made = States()
+        for name, (_, term) in self.settings.named.items():
+            kept = name in before and before[name][1] == term and name in self.states
+            state = cast(State, self.states[name]) if kept else term.make_state(self.head)
+            if state is not None:
+                if unseen := state.sees - {"target", *ALONGSIDE}:
+                    raise ValueError(
+                        f"{name} expects its state to see numbers of the own class, "
+                        f"{', '.join(('target', *ALONGSIDE))}, got {', '.join(sorted(unseen))}"
+                    )
+                made[name] = state
+        self.states = made
 
     def _only_group(self) -> SplitGroup | None:
         """Return the terms of a usual call: all read one split, and nothing changes from outside.
@@ -463,6 +490,17 @@ class Criterion(nn.Module):
         if self.global_batch is not None:
             lines.append(f"group={self.global_batch.group.name!r}")
         return f"{type(self).__name__}(\n  " + ",\n  ".join(lines) + "\n)"
+
+
+def _check_loss(loss: Loss) -> None:
+    """Raise ``TypeError`` unless a loss is made of terms."""
+    if not isinstance(loss, Loss):
+        name = getattr(loss, "__name__", "")
+        hint = f"; {name}() builds it" if hasattr(loss, "definition") else ""
+        raise TypeError(
+            "Criterion expects a loss made of terms, such as tammes.cosface(), "
+            f"got {name or type(loss).__name__}{hint}"
+        )
 
 
 def _even_weights(features: Tensor, prototypes: Tensor, mean: bool) -> Tensor:

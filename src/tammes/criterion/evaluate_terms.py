@@ -17,8 +17,9 @@ from tammes.kernels.dispatch import choose_kernel
 from tammes.kernels.merge import scale_gradient, sum_gradient
 from tammes.kernels.problem import Problem, adjusted, cosines_of
 from tammes.kernels.reference import reference_split
+from tammes.kernels.score_map import ScoreMap
 from tammes.kernels.streamed.functions import streamed_split, weighted_loss
-from tammes.kernels.tiling import Plan, ScoreMap
+from tammes.kernels.tiling import Plan
 from tammes.similarity import full_precision, product_dtype, working_dtype
 from tammes.split import MAPPED, Split
 from tammes.terms import Batch, Setting, Term
@@ -141,16 +142,8 @@ def split_terms(
 ) -> tuple[Tensor, dict[str, Noted]]:
     """Evaluate the terms on the split: their weighted loss, and the values of each.
 
-    Args:
-        head: the head that makes the split.
-        problem: its features and prototypes; none only without terms.
-        groups: the terms, as :func:`group_terms` returns them.
-        settings: of all terms.
-        arguments: arguments of each term.
-        labels: class of each example, shape ``(N,)``.
-        masked: which classes are masked, shape ``(C,)``, or none where none can be.
-        weights: weights of the examples, shape ``(N,)``.
-        rowwise: return the weighted loss of each example instead of their sum.
+    Groups are as :func:`group_terms` returns them; without any there may be no problem. Classes may
+    be masked, shape ``(C,)``. ``rowwise`` returns the weighted loss of each example, not their sum.
     """
     if problem is None or not groups:
         return (torch.zeros_like(weights) if rowwise else weights.new_zeros(())), {}

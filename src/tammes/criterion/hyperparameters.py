@@ -13,11 +13,38 @@ from torch import Tensor, nn
 
 from tammes._buffers import ExactBuffers
 from tammes._setting_values import is_number, on_host
+from tammes._validation import unknown_setting
 from tammes.schedules import LambdaAnnealing, LambdaDecay, Schedule, WarmUp
 from tammes.terms import Batch, Loss, Setting, Term
 
 Place = tuple[str, str]
 """A term and one of its settings, by name."""
+
+
+class NotAnAttribute:
+    """Setting that belongs to the loss or the head: a ready-made criterion refuses to be given it.
+
+    No call would read it. Classes derived elsewhere may have an attribute of that name.
+    """
+
+    def __init__(self, hint: str) -> None:
+        self.hint = hint
+
+    def __set_name__(self, owner: type, name: str) -> None:
+        self.name = name
+
+    def __get__(self, instance: Any, owner: type) -> Any:
+        if instance is None:
+            return self
+        if self.name in instance.__dict__:
+            return instance.__dict__[self.name]
+        raise AttributeError(f"{owner.__name__} has no attribute {self.name!r}")
+
+    def __set__(self, instance: Any, value: Any) -> None:
+        kind = type(instance)
+        if kind.__module__.startswith("tammes.criterion."):
+            raise AttributeError(f"{kind.__name__} has no attribute {self.name!r}; {self.hint}")
+        instance.__dict__[self.name] = value
 
 
 class Settings(ExactBuffers):
@@ -156,10 +183,7 @@ class Settings(ExactBuffers):
         """
         unknown = sorted(name for name in changed if not self.places(name))
         if unknown:
-            raise TypeError(
-                f"the criterion has no setting {', '.join(map(repr, unknown))}: "
-                f"its terms have {sorted(self.names())}"
-            )
+            raise unknown_setting("the criterion", unknown[0], self.names())
         places = self._by_place(scheduled, changed)
         for name, (_, term) in self.named.items():
             own = {key: value for (which, key), value in places.items() if which == name}

@@ -24,6 +24,11 @@ def param_groups(
         weight_decay: of the backbone.
         head_weight_decay: of the prototypes.
     """
+    if backbone is not None and not isinstance(backbone, nn.Module):
+        raise TypeError(
+            f"param_groups expects backbone to be a module, got {type(backbone).__name__}; give "
+            "the network itself, not its parameters"
+        )
     mine = [p for p in criterion.parameters() if p.requires_grad]
     known = {id(p) for p in criterion.parameters()}
     others = [] if backbone is None else backbone.parameters()

@@ -176,8 +176,7 @@ class NormFace(Criterion):
         **options: Unpack[Options],
     ) -> None:
         loss = normface()
-        head = _cosine_head(embedding_size, num_classes, scale, loss)
-        super().__init__(head, loss, **options)
+        super().__init__(_cosine_head(embedding_size, num_classes, scale, loss), loss, **options)
 
 
 class CosFace(Criterion):
@@ -205,8 +204,7 @@ class CosFace(Criterion):
         **options: Unpack[Options],
     ) -> None:
         loss = cosface(margin=margin)
-        head = _cosine_head(embedding_size, num_classes, scale, loss)
-        super().__init__(head, loss, **options)
+        super().__init__(_cosine_head(embedding_size, num_classes, scale, loss), loss, **options)
 
 
 class ArcFace(Criterion):
@@ -237,8 +235,7 @@ class ArcFace(Criterion):
         **options: Unpack[Options],
     ) -> None:
         loss = arcface(margin=margin, extension=extension, gradient=gradient)
-        head = _cosine_head(embedding_size, num_classes, scale, loss)
-        super().__init__(head, loss, **options)
+        super().__init__(_cosine_head(embedding_size, num_classes, scale, loss), loss, **options)
 
 
 class CombinedMargin(Criterion):
@@ -273,8 +270,7 @@ class CombinedMargin(Criterion):
         **options: Unpack[Options],
     ) -> None:
         loss = combined_margin(m1=m1, m2=m2, m3=m3, extension=extension, gradient=gradient)
-        head = _cosine_head(embedding_size, num_classes, scale, loss)
-        super().__init__(head, loss, **options)
+        super().__init__(_cosine_head(embedding_size, num_classes, scale, loss), loss, **options)
 
 
 class GMSoftmax(Criterion):
@@ -307,8 +303,7 @@ class GMSoftmax(Criterion):
         **options: Unpack[Options],
     ) -> None:
         loss = gm_softmax(alpha1=alpha1, beta1=beta1, alpha2=alpha2, beta2=beta2)
-        head = _cosine_head(embedding_size, num_classes, scale, loss)
-        super().__init__(head, loss, **options)
+        super().__init__(_cosine_head(embedding_size, num_classes, scale, loss), loss, **options)
 
 
 class LMSoftmax(Criterion):
@@ -333,8 +328,7 @@ class LMSoftmax(Criterion):
         **options: Unpack[Options],
     ) -> None:
         loss = lm_softmax()
-        head = _cosine_head(embedding_size, num_classes, scale, loss)
-        super().__init__(head, loss, **options)
+        super().__init__(_cosine_head(embedding_size, num_classes, scale, loss), loss, **options)
 
 
 class LDAM(Criterion):
@@ -363,8 +357,7 @@ class LDAM(Criterion):
         **options: Unpack[Options],
     ) -> None:
         loss = ldam(counts, max_margin=max_margin)
-        head = _cosine_head(embedding_size, num_classes, scale, loss)
-        super().__init__(head, loss, **options)
+        super().__init__(_cosine_head(embedding_size, num_classes, scale, loss), loss, **options)
 
 
 class LargeMarginGaussian(Criterion):

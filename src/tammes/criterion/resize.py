@@ -41,13 +41,9 @@ def check_new_values(criterion: "Criterion", n: int, values: Mapping[str, Sequen
 def follow(
     criterion: "Criterion", keep: Tensor, new: int, values: Mapping[str, Sequence[float]]
 ) -> tuple[Loss, Tensor | None]:
-    """Resize values per class, apart from those of the head and the loss.
+    """Resize values per class, but those of the head and the loss, after the head has changed.
 
-    Args:
-        criterion: whose head has changed.
-        keep: the classes that stayed.
-        new: how many came after them.
-        values: of the new classes, by name.
+    The classes ``keep`` stayed, and ``new`` ones came after them with values by name.
 
     Returns:
         The loss with its settings of one value per class changed, and the class weights.

@@ -51,10 +51,7 @@ class UpdateWatch:
     def notice(self, prototypes: Tensor, features: Tensor, *, used: bool = True) -> None:
         """Compare the prototypes with the last call, at the start of a call in training mode.
 
-        Args:
-            prototypes: shape ``(C, D)``.
-            features: shape ``(N, D)``.
-            used: whether the loss reads the prototypes.
+        Only prototypes that the loss reads are ``used``.
         """
         # Nobody has looked yet whether features are a tensor.
         learned = prototypes.requires_grad and getattr(features, "requires_grad", False)

@@ -188,11 +188,8 @@ class GlobalBatch:
 def make_global_batch(head: Head, group: Any, *, averaged: bool, even: bool) -> GlobalBatch | None:
     """Global batch of a criterion, or ``None`` without a process group.
 
-    Args:
-        head: a sharded head has its own group, and its own ``averaged``.
-        group: a process group, a :class:`RankGroup`, ``True`` for the default group, or ``None``.
-        averaged: see :class:`GlobalBatch`.
-        even: see :class:`GlobalBatch`.
+    The group is a process group, a :class:`RankGroup`, ``True`` for the default group, or ``None``.
+    A sharded head has its own group, and its own ``averaged``.
     """
     requested = None if group in (None, False) else RankGroup(None if group is True else group)
     if head.group is None:

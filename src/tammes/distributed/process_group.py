@@ -101,14 +101,7 @@ class RankGroup:
 
     @uncompiled
     def all_gather(self, tensor: Tensor) -> Tensor:
-        """Gather a tensor from all ranks, without gradient.
-
-        Args:
-            tensor: has the same shape on every rank.
-
-        Returns:
-            Shape ``(world_size, *shape)``.
-        """
+        """Gather a tensor of one shape from all ranks, ``(world_size, *shape)``; no gradient."""
         tensor, size = tensor.detach(), self.world_size
         if self.process_group is None or not tensor.numel():
             return tensor.expand(size, *tensor.shape)
@@ -120,10 +113,9 @@ class RankGroup:
 
     @uncompiled
     def all_reduce(self, tensor: Tensor) -> Tensor:
-        """Sum a tensor over the ranks, without gradient; half precision is summed in float32.
+        """Sum a tensor of one shape over the ranks, without gradient.
 
-        Args:
-            tensor: has the same shape on every rank; it is not modified.
+        Half precision is summed in float32; the tensor is not modified.
         """
         total = tensor.detach().to(_sum_dtype(tensor), copy=True)
         total = total.contiguous()
@@ -169,12 +161,7 @@ class RankGroup:
         return dict(zip(numbers, by_name, strict=True))
 
     def check_equal(self, caller: str, **numbers: int) -> None:
-        """Raise ``ValueError`` unless the named integers are equal on all ranks.
-
-        Args:
-            caller: name that the message begins with.
-            **numbers: integers by name, such as ``embedding_size``.
-        """
+        """Raise ``ValueError`` unless the named integers are equal on all ranks."""
         self.check_gathered_equal(caller, self.all_gather_ints(**numbers))
 
     def check_gathered_equal(self, caller: str, gathered: dict[str, list[int]]) -> None:

@@ -155,12 +155,7 @@ def diagnose(
 
 
 def check_muted(owner: str, muted: Iterable[str]) -> None:
-    """Reject names that no illness has.
-
-    Args:
-        owner: named in the message.
-        muted: names to check.
-    """
+    """Reject names that no illness has, in the name of an owner."""
     for name in muted:
         if name not in NAMES:
             raise ValueError(f"{owner} expects names among {', '.join(NAMES)}, got {name!r}")

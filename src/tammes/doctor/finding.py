@@ -60,9 +60,5 @@ class Check:
 
 
 def check(name: str) -> Callable[[Callable[[Snapshot], Finding | None]], Check]:
-    """Make a check of a function of a snapshot.
-
-    Args:
-        name: name of the illness.
-    """
+    """Make a check for an illness of a function of a snapshot."""
     return lambda function: Check(name, function)

@@ -247,12 +247,7 @@ def _mean_cosine(rows: Tensor) -> float:
 def optimizer_state(
     criterion: Criterion, optimizer: torch.optim.Optimizer | None
 ) -> dict[str, Any]:
-    """Return what an optimizer tells: its learning rate, its kind, whether it holds the prototypes.
-
-    Args:
-        criterion: owner of the prototypes.
-        optimizer: any optimizer, or None.
-    """
+    """Return the learning rate of an optimizer, its kind, and whether it holds the prototypes."""
     if optimizer is None:
         return {}
     prototypes = criterion.head.weight

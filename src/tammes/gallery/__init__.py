@@ -1,5 +1,7 @@
 """Gallery of known identities: enrol, identify, reject the unknown, save and load."""
 
-from tammes.gallery.gallery import CalibratedThreshold, Gallery, Identified, Recall
+from tammes.gallery.approximate_search import Recall
+from tammes.gallery.gallery import Gallery, Identified
+from tammes.gallery.pair_scores import CalibratedThreshold
 
 __all__ = ["CalibratedThreshold", "Gallery", "Identified", "Recall"]

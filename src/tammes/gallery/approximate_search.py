@@ -1,7 +1,7 @@
 """Approximate search of the most similar rows, with FAISS or usearch (extra ``search``)."""
 
 from collections.abc import Iterable
-from typing import Any, Literal, Protocol
+from typing import Any, Literal, NamedTuple, Protocol
 
 import torch
 from torch import Tensor
@@ -13,6 +13,20 @@ _NEIGHBOURS = 32
 """Edges of a node of the graph."""
 _VISITED = 128
 """Candidates that a search keeps."""
+
+
+class Recall(NamedTuple):
+    """Agreement of an approximate search with the exact one; see :meth:`Gallery.search_with`.
+
+    Attributes:
+        recall: share of the exact results that it finds.
+        queries: number of queries.
+        top: number of results of a query.
+    """
+
+    recall: float
+    queries: int
+    top: int
 
 
 class SearchIndex(Protocol):

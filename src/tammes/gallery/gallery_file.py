@@ -5,7 +5,7 @@ import os
 from array import array
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -23,57 +23,43 @@ from tammes.checkpoint.safetensors_io import (
 )
 from tammes.gallery.ids import Id, pack_strings, unpack_strings
 from tammes.gallery.row_blocks import RowBlocks
+from tammes.gallery.templates import Templates
 
 _FORMAT = "tammes gallery 1"
 
 
-class StoredGallery(NamedTuple):
-    """Content of the file.
+def write_gallery(
+    path: str | os.PathLike[str], templates: Templates, settings: dict[str, Any]
+) -> None:
+    """Write a gallery to a file, which is replaced only if everything was written.
 
-    Attributes:
-        rows: unit templates.
-        ids: identities.
-        images: number of images of each identity.
-        lengths: norm of the sum of the unit embeddings of each identity; empty without means.
-        owners: identity of each row; empty if row and identity are one.
-        sources: source of each row.
-        settings: template, model and threshold.
+    The settings are the kind of template, the digest of the model and the threshold.
     """
-
-    rows: RowBlocks
-    ids: list[Id]
-    images: "array[int]"
-    lengths: "array[float]"
-    owners: "array[int]"
-    sources: list[str]
-    settings: dict[str, Any]
-
-
-def write_gallery(path: str | os.PathLike[str], gallery: StoredGallery) -> None:
-    """Write a gallery to a file, which is replaced only if everything was written."""
     small = {
-        "images": torch.tensor(gallery.images, dtype=torch.long),
-        "lengths": torch.tensor(gallery.lengths, dtype=torch.float32),
-        "owners": torch.tensor(gallery.owners, dtype=torch.long),
+        "images": torch.tensor(templates.images, dtype=torch.long),
+        "lengths": torch.tensor(templates.lengths, dtype=torch.float32),
+        "owners": torch.tensor(templates.owners, dtype=torch.long),
     }
-    small["sources"], small["source_ends"] = pack_strings(gallery.sources)
-    if isinstance(gallery.ids[0], str):
-        small["ids"], small["id_ends"] = pack_strings([str(each) for each in gallery.ids])
+    small["sources"], small["source_ends"] = pack_strings(templates.sources)
+    if isinstance(templates.ids[0], str):
+        small["ids"], small["id_ends"] = pack_strings([str(each) for each in templates.ids])
     else:
-        small["ids"] = torch.tensor(gallery.ids, dtype=torch.long)
+        small["ids"] = torch.tensor(templates.ids, dtype=torch.long)
     tensors: dict[str, Any] = {
         name: (TensorInfo.from_tensor(tensor), blocks(tensor)) for name, tensor in small.items()
     }
-    shape = (len(gallery.rows), gallery.rows.size)
-    tensors["rows"] = (TensorInfo("F32", shape), gallery.rows.blocks())
+    shape = (len(templates.rows), templates.rows.size)
+    tensors["rows"] = (TensorInfo("F32", shape), templates.rows.blocks())
     Path(path).parent.mkdir(parents=True, exist_ok=True)
-    metadata = {"format": _FORMAT, "gallery": json.dumps(gallery.settings)}
+    metadata = {"format": _FORMAT, "gallery": json.dumps(settings)}
     with atomic_write(Path(path)) as file:
         write(file, tensors, metadata)
 
 
-def read_gallery(path: str | os.PathLike[str], device: torch.device | str = "cpu") -> StoredGallery:
-    """Read a gallery from a file.
+def read_gallery(
+    path: str | os.PathLike[str], device: torch.device | str = "cpu"
+) -> tuple[Templates, dict[str, Any]]:
+    """Read templates and settings from a file.
 
     Raises:
         CheckpointError: the file is missing, damaged, or not a gallery.
@@ -93,7 +79,10 @@ def read_gallery(path: str | os.PathLike[str], device: torch.device | str = "cpu
 
 def _read(
     path: Path, entries: dict[str, TensorInfo], settings: dict[str, Any], device: Any
-) -> StoredGallery:
+) -> tuple[Templates, dict[str, Any]]:
+    missing = {"template", "model", "accept_at"} - {*settings}
+    if missing or settings["template"] not in ("mean", "nearest"):
+        raise ValueError("its settings are incomplete or wrong")
     with open(path, "rb") as file:
 
         def whole(name: str) -> Tensor:
@@ -111,26 +100,23 @@ def _read(
             ids: Sequence[Id] = unpack_strings(whole("ids"), whole("id_ends"))
         else:
             ids = whole("ids").tolist()
-        stored = StoredGallery(
+        stored = Templates(
+            settings["template"],
             rows,
             list(ids),
             _array("q", whole("images")),
             _array("f", whole("lengths")),
             _array("q", whole("owners")),
             sources,
-            settings,
         )
     _check(stored)
-    return stored
+    return stored, settings
 
 
-def _check(stored: StoredGallery) -> None:
+def _check(stored: Templates) -> None:
     """Raise ``ValueError`` if the parts of a gallery do not belong together."""
-    missing = {"template", "model", "accept_at"} - {*stored.settings}
-    if missing or stored.settings["template"] not in ("mean", "nearest"):
-        raise ValueError("its settings are incomplete or wrong")
     rows, identities = len(stored.rows), len(stored.ids)
-    mean = stored.settings["template"] == "mean"
+    mean = stored.kind == "mean"
     expected = {
         "sources": (len(stored.sources), rows),
         "images": (len(stored.images), identities),
@@ -139,6 +125,7 @@ def _check(stored: StoredGallery) -> None:
         "rows": (rows, identities if mean else sum(stored.images)),
         "different ids": (len(set(stored.ids)), identities),
         "ids": (min(identities, 1), 1),
+        "dimensions": (min(stored.rows.size, 1), 1),
     }
     for name, (got, wanted) in expected.items():
         if got != wanted:

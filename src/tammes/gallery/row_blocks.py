@@ -13,13 +13,13 @@ class RowBlocks:
     """Float32 rows, appended in blocks of 128 MiB.
 
     Args:
-        size: length D of a row.
+        size: length D of a row; 0 while there are none.
         device: device of the rows.
     """
 
     def __init__(self, size: int, device: torch.device | str = "cpu") -> None:
         self.size, self.device = size, torch.device(device)
-        self.step = max(_BYTES // (4 * size), 1)
+        self.step = max(_BYTES // (4 * max(size, 1)), 1)
         self._blocks: list[Tensor] = []
         self._count = 0
 

@@ -1,12 +1,100 @@
 """Euclidean distances to prototypes, near or far."""
 
+from typing import Any
+
 import torch
 from torch import Tensor, nn
 
-from tammes._validation import check_sizes
+from tammes._validation import check_sizes, transforming
 from tammes.heads.head import Head, Scale
 from tammes.kernels.dispatch import Implementation, check_dense
-from tammes.similarity import Distance, Reciprocal
+from tammes.similarity import Similarity, norm
+
+
+def _distances(query: Tensor, keys: Tensor) -> Tensor:
+    return torch.cdist(query, keys, compute_mode="donot_use_mm_for_euclid_dist")
+
+
+class _Distances(torch.autograd.Function):
+    """Distances of all pairs of rows that can be differentiated any number of times."""
+
+    @staticmethod
+    def forward(ctx: Any, query: Tensor, keys: Tensor) -> Tensor:
+        distances = _distances(query, keys)
+        ctx.save_for_backward(query, keys, distances)
+        return distances
+
+    @staticmethod
+    def backward(ctx: Any, gradient: Tensor) -> tuple[Tensor | None, ...]:
+        query, keys, distances = ctx.saved_tensors
+        if torch.is_grad_enabled():
+            distances = _Distances.apply(query, keys)
+        sides = (gradient, query, keys, distances), (gradient.T, keys, query, distances.T)
+        return tuple(
+            _Distances._side(*side) if needed else None
+            for side, needed in zip(sides, ctx.needs_input_grad, strict=True)
+        )
+
+    @staticmethod
+    def _side(gradient: Tensor, rows: Tensor, others: Tensor, distances: Tensor) -> Tensor:
+        """Gradient of the rows that the distances begin with."""
+        if torch.is_grad_enabled():
+            # At a prototype a distance has no direction.
+            apart = distances > 0
+            pull = torch.where(apart, gradient / torch.where(apart, distances, 1.0), 0.0)
+            return pull.sum(1, keepdim=True) * rows - pull @ others
+        # Of differences: near a prototype the products above would cancel.
+        given = (each.contiguous() for each in (gradient, rows, others))
+        found: Tensor = torch.ops.aten._cdist_backward(*given, 2.0, distances.contiguous())
+        return found
+
+
+class Distance(Similarity):
+    """``-|x - w|``: the Euclidean distance, which is no product of rows."""
+
+    has_angle = False
+    has_kernels = False
+    is_product = False
+
+    def products(self, query: Tensor, keys: Tensor) -> Tensor:
+        """Distances from differences: an expanded square would leave no digits of small ones."""
+        if transforming():
+            return -_distances(query, keys)
+        distances: Tensor = _Distances.apply(query, keys)
+        return -distances
+
+    def target(self, features: Tensor, prototypes: Tensor) -> Tensor:
+        """Distances of paired rows."""
+        return -norm(features - prototypes)
+
+
+class Reciprocal(Similarity):
+    """``|x - w|^2 / D - x . w``: the farther from a prototype, the more similar."""
+
+    has_angle = False
+    has_kernels = False
+    is_product = False
+
+    @property
+    def options(self) -> dict[str, Any]:
+        """Option that makes it of distances."""
+        return {"reciprocal": True}
+
+    def query(self, features: Tensor) -> tuple[Tensor, Tensor | None]:
+        """Features, turned round, and their mean square."""
+        return -(1 + 2 / features.shape[-1]) * features, features.square().mean(-1)
+
+    def keys(self, prototypes: Tensor) -> tuple[Tensor, Tensor | None]:
+        """Prototypes, and their mean square."""
+        return prototypes, prototypes.square().mean(-1)
+
+    def target(self, features: Tensor, prototypes: Tensor) -> Tensor:
+        """Mean squared difference of paired rows less their product."""
+        return self.distance(features, prototypes) - (features * prototypes).sum(-1)
+
+    def distance(self, features: Tensor, prototypes: Tensor) -> Tensor:
+        """Mean squared difference of paired rows."""
+        return (features - prototypes).square().mean(-1)
 
 
 class DistanceHead(Head):

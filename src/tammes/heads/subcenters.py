@@ -5,6 +5,7 @@ from dataclasses import replace
 
 from torch import Tensor, nn
 
+from tammes._validation import whole_number
 from tammes.heads.head import Head
 from tammes.heads.sharded import ShardedHead
 from tammes.pooling import Pooled
@@ -40,8 +41,7 @@ def drop_subcenters(head: Head, counts: Tensor, *, keep: int = 1) -> Head:
         raise ValueError(
             f"drop_subcenters expects counts of shape {shape}, got {tuple(counts.shape)}"
         )
-    if not isinstance(keep, int) or isinstance(keep, bool):
-        raise TypeError(f"drop_subcenters expects keep to be an integer, got {keep!r}")
+    keep = whole_number("drop_subcenters", "keep", keep)
     if not 1 <= keep <= similarity.centers:
         raise ValueError(f"drop_subcenters expects keep from 1 to {similarity.centers}, got {keep}")
     result = copy.deepcopy(head)

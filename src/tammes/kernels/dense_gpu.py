@@ -47,9 +47,7 @@ def takes(problem: Problem, names: Collection[str]) -> bool:
 def supports(problem: Problem, names: Collection[str]) -> bool:
     """Whether these kernels compute those numbers of a split that are made of all scores.
 
-    Args:
-        problem: features and prototypes.
-        names: of the numbers; those of the features alone do not matter.
+    Numbers of the features alone do not matter.
     """
     features, prototypes, bias, scale, similarity, share, *_ = problem
     return (

@@ -174,11 +174,7 @@ def split(
 ) -> Split:
     """Split a batch by its labels; differentiable, whichever way is taken.
 
-    Args:
-        problem: features and prototypes.
-        labels: class of each example, shape ``(N,)``.
-        reads: names of the fields to compute.
-        implementation: how; the fused kernel is for losses, a split alone is streamed.
+    The fused kernel is for losses: a split alone is streamed.
     """
     reads = frozenset(reads)
     kernel = choose_kernel(implementation, problem, reads)

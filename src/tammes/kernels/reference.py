@@ -6,7 +6,7 @@ import torch
 from torch import Tensor
 
 from tammes.kernels.problem import Problem
-from tammes.kernels.tiling import ScoreMap
+from tammes.kernels.score_map import ScoreMap
 from tammes.similarity import full_precision, working_dtype
 from tammes.split import Split, assemble, columns, cutoff_of, split_matrix, with_sums
 
@@ -59,12 +59,6 @@ def reference_split(
 
     The reference for every kernel; differentiable any number of times, and under
     ``torch.compile`` and ``torch.func``.
-
-    Args:
-        problem: features and prototypes.
-        labels: class of each example, shape ``(N,)``.
-        reads: names of the fields to compute.
-        mapping: map of the other scores, or none.
     """
     with full_precision(problem.features.device):
         problem = _working(problem)
@@ -94,15 +88,10 @@ def gradients_by_reference(
     labels: Tensor,
     wanted: Mapping[str, Tensor | None],
 ) -> list[Tensor | None]:
-    """Gradients of a split's numbers, batched or differentiable under ``create_graph``.
+    """Gradients of features, prototypes, bias and scale from those of a split's numbers.
 
-    Args:
-        problem: features and prototypes.
-        labels: class of each example, shape ``(N,)``.
-        wanted: gradients of the numbers, by name; ``mean`` is the sum over the classes.
-
-    Returns:
-        Gradients of features, prototypes, bias and scale.
+    Batched, or differentiable under ``create_graph``. Of the numbers, ``mean`` is the sum over the
+    classes.
     """
     scale = problem.scale if isinstance(problem.scale, Tensor) else None
     inputs = (problem.features, problem.prototypes, problem.bias, scale)

@@ -3,37 +3,18 @@
 import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
-from typing import NamedTuple
 
 import torch
 from torch import Tensor
 
 from tammes.kernels.problem import Problem
+from tammes.kernels.score_map import ScoreMap
 from tammes.pooling import Pooled
 from tammes.similarity import working_dtype
-from tammes.split import MAPPED, SUMMED, OthersMap, Split
+from tammes.split import MAPPED, SUMMED, Split
 
 Evaluate = Callable[[Split, slice], Tensor]
 """Values of the T terms, shape ``(T, n)``, on the split of a slice of the batch."""
-
-
-class ScoreMap(NamedTuple):
-    """Map of the other scores, as one term has it.
-
-    Attributes:
-        function: maps similarities.
-        row_numbers: makes the numbers of the rows that it takes, of a split of which the own class
-            is known, or none.
-        top: k, where these ask for the cutoff above which there are k other classes, else 0.
-    """
-
-    function: OthersMap
-    row_numbers: Callable[[Split], Sequence[Tensor | float]] | None
-    top: int = 0
-
-    def numbers(self, known: Split) -> Sequence[Tensor | float]:
-        """Numbers of the rows."""
-        return () if self.row_numbers is None else self.row_numbers(known)
 
 
 OF_SCORES = frozenset(("expected", *SUMMED, MAPPED))
@@ -124,11 +105,6 @@ def most_prototypes(problem: Problem) -> int:
     """Count the prototypes of the rank that has most of them, so that all ranks cut rows alike."""
     here = len(problem.prototypes)
     return here if problem.share is None else max(here, problem.share.most)
-
-
-def class_counts(problem: Problem) -> Tensor | None:
-    """Return the number of classes each prototype stands for, or none where it is one."""
-    return None if problem.share is None else problem.share.counts
 
 
 def class_blocks(problem: Problem) -> list[slice]:

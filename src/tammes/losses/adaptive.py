@@ -10,7 +10,8 @@ from tammes.losses.angular import check_margins, target_similarity
 from tammes.similarity import norm
 from tammes.split import Split, cross_entropy
 from tammes.states import State, read
-from tammes.terms import Batch, Setting, Term, term
+from tammes.term_decorator import term
+from tammes.terms import Batch, Setting, Term
 
 if TYPE_CHECKING:
     from tammes.heads.head import Head

@@ -19,7 +19,8 @@ import torch
 from torch import Tensor
 
 from tammes.split import Split, cross_entropy
-from tammes.terms import Setting, term
+from tammes.term_decorator import term
+from tammes.terms import Setting
 
 
 def angle(gap: Tensor, opposite: Tensor) -> Tensor:
@@ -159,6 +160,19 @@ def check_margins(
         raise ValueError(f"a margin expects gradient 'exact' or 'detached', got {gradient!r}")
     if extension == "linear" and m1 != 1:
         raise ValueError(f"extension 'linear' expects m1=1, got m1={m1}: it continues cos(θ + m2)")
+
+
+def check_margin_kind(name: str, margin: float, kind: str, cosine_kind: str) -> None:
+    """Hold a margin to its kind: radians for ``"arc"``, a difference of cosines for the other."""
+    if kind not in ("arc", cosine_kind):
+        first, second = sorted(("arc", cosine_kind))
+        raise ValueError(f"{name} expects kind {first!r} or {second!r}, got {kind!r}")
+    check_margins(m2=margin if kind == "arc" else 0.0)
+    if kind == cosine_kind and abs(margin) > 2:
+        raise ValueError(
+            f"{name} expects margin to be a difference of cosines, at most 2 either way, "
+            f"got {margin:g}"
+        )
 
 
 @term(reads="target others", requires="cosine")

@@ -6,10 +6,11 @@ from typing import TYPE_CHECKING
 import torch
 from torch import Tensor
 
-from tammes.losses.angular import angle, check_margins, target_similarity
+from tammes.losses.angular import angle, check_margin_kind, check_margins, target_similarity
 from tammes.split import Split, cross_entropy, quadratic_above
 from tammes.states import State, read
-from tammes.terms import Batch, Setting, Term, term
+from tammes.term_decorator import term
+from tammes.terms import Batch, Setting, Term
 
 if TYPE_CHECKING:
     from tammes.heads.head import Head
@@ -21,14 +22,7 @@ def _margin_target(split: Split, margin: Setting, kind: str) -> Tensor:
 
 
 def _check_mv(margin: float, emphasis: float, kind: str, adaptive: bool) -> None:
-    if kind not in ("am", "arc"):
-        raise ValueError(f"mv_softmax expects kind 'am' or 'arc', got {kind!r}")
-    check_margins(m2=margin if kind == "arc" else 0.0)
-    if kind == "am" and abs(margin) > 2:
-        raise ValueError(
-            "mv_softmax expects margin to be a difference of cosines, at most 2 either way, "
-            f"got {margin:g}"
-        )
+    check_margin_kind("mv_softmax", margin, kind, "am")
     if emphasis < 0:
         raise ValueError(f"mv_softmax expects emphasis of 0 or more, got {emphasis}")
 

@@ -9,7 +9,8 @@ from torch import Tensor
 
 from tammes._setting_values import normalize_setting
 from tammes.split import Split, cross_entropy
-from tammes.terms import Setting, term
+from tammes.term_decorator import term
+from tammes.terms import Setting
 
 
 def _check_counts(caller: str, counts: tuple[float, ...]) -> None:

@@ -4,7 +4,8 @@ import torch
 from torch import Tensor
 
 from tammes.split import Split
-from tammes.terms import Setting, term
+from tammes.term_decorator import term
+from tammes.terms import Setting
 
 
 @term(reads="target others")

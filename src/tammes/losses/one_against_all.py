@@ -7,7 +7,8 @@ from torch import Tensor
 
 from tammes.split import Split, softplus
 from tammes.states import LearnedNumber
-from tammes.terms import Setting, Term, term
+from tammes.term_decorator import term
+from tammes.terms import Setting, Term
 
 if TYPE_CHECKING:
     from tammes.heads.head import Head

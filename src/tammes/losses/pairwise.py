@@ -8,7 +8,8 @@ from torch import Tensor
 from tammes.similarity import directions, working_dtype
 from tammes.split import softplus
 from tammes.states import State, read
-from tammes.terms import Batch, Setting, Term, term
+from tammes.term_decorator import term
+from tammes.terms import Batch, Setting, Term
 
 if TYPE_CHECKING:
     from tammes.heads.head import Head

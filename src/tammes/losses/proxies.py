@@ -8,10 +8,11 @@ from torch.utils.checkpoint import checkpoint
 
 from tammes._validation import transforming
 from tammes.distributed.sharded_rows import ALL_ROWS_LOCAL, ShardedRows
-from tammes.losses.angular import check_margins, target_similarity
+from tammes.losses.angular import check_margin_kind, target_similarity
 from tammes.similarity import angle_gaps, directions, unit
 from tammes.split import assemble, softplus
-from tammes.terms import Batch, Setting, term
+from tammes.term_decorator import term
+from tammes.terms import Batch, Setting
 
 _SCORES = 1 << 24
 """Cosines in memory at a time; above, blocks of classes are computed again in backward."""
@@ -119,16 +120,9 @@ def proxy_anchor(
 def _check_multi_positive(scale: float, margin: float, kind: str, form: str) -> None:
     if not scale > 0:
         raise ValueError(f"multi_positive expects scale above 0, got {scale}")
-    if kind not in ("arc", "cos"):
-        raise ValueError(f"multi_positive expects kind 'arc' or 'cos', got {kind!r}")
+    check_margin_kind("multi_positive", margin, kind, "cos")
     if form not in ("each", "pairs", "apart"):
         raise ValueError(f"multi_positive expects form 'each', 'pairs' or 'apart', got {form!r}")
-    check_margins(m2=margin if kind == "arc" else 0.0)
-    if kind == "cos" and abs(margin) > 2:
-        raise ValueError(
-            "multi_positive expects margin to be a difference of cosines, at most 2 either way, "
-            f"got {margin:g}"
-        )
 
 
 @term(on="proxies", reads="", check=_check_multi_positive, several_positives=True)

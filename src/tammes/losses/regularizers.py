@@ -6,7 +6,7 @@ from torch import Tensor
 from tammes.distributed.sharded_rows import ALL_ROWS_LOCAL, ShardedRows
 from tammes.similarity import norm, unit
 from tammes.split import Split
-from tammes.terms import term
+from tammes.term_decorator import term
 
 
 def _check_kind(kind: str) -> None:

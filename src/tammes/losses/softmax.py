@@ -5,7 +5,8 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from tammes.split import Split, cross_entropy, softplus
-from tammes.terms import Setting, term
+from tammes.term_decorator import term
+from tammes.terms import Setting
 
 
 def _check_smoothing(smoothing: float, **_: Setting) -> None:

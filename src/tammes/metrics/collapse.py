@@ -21,16 +21,12 @@ from tammes.metrics.streaming import Metric, gather_all_tensors, writable
 
 
 class NeuralCollapse(Metric):
-    r"""Four measures of neural collapse, exact for any division into batches.
-
-    .. math::
-        NC1 = \frac1C\operatorname{tr}\bigl(\Sigma_W\Sigma_B^\dagger\bigr),\qquad
-        NC3 = \Bigl\lVert\frac{W}{\lVert W\rVert_F}-\frac{M}{\lVert M\rVert_F}\Bigr\rVert_F^2
+    """Four measures of neural collapse, exact for any division into batches.
 
     NC1 to NC3 need one pass: the state is the sum of each class and the scatter of all features
     about their class means, in float64. NC4 needs the class means in advance: those of the
     training set when the test set is measured, as in the paper, or :meth:`class_means` of a first
-    pass. The definitions are those of
+    pass. Formulas and reference:
     :func:`tammes.metrics.functional.neural_collapse`.
 
     Args:
@@ -47,10 +43,6 @@ class NeuralCollapse(Metric):
         >>> metric.update(simplex[labels], labels, prototypes=2 * simplex)
         >>> bool(metric.compute().nc3 < 1e-6)
         True
-
-    References:
-        Papyan, Han and Donoho, Prevalence of Neural Collapse during the Terminal Phase of Deep
-        Learning Training, PNAS 2020, Figures 2-7.
     """
 
     is_differentiable = False

@@ -15,19 +15,14 @@ from tammes.metrics.functional.discriminability import (
     no_class_sums,
     novel_mask,
 )
-from tammes.metrics.streaming import Metric, collect_sums, register_sums, writable
+from tammes.metrics.streaming import SumMetric, writable
 
 
-class Discriminability(Metric):
-    r"""Intra-class and inter-class distances and their ratio, for base and for novel classes.
+class Discriminability(SumMetric):
+    """Intra-class and inter-class distances and their ratio, for base and for novel classes.
 
-    .. math::
-        2 D_{intra} = E_{y_i = y_l}\lVert z_i - z_l\rVert^2,\quad
-        2 D_{inter} = E_{y_i\ne y_l}\lVert z_i - z_l\rVert^2,\quad
-        \phi = D_{inter}/D_{intra}
-
-    The state is one vector for each class; no pair of examples is ever formed. See
-    :func:`tammes.metrics.functional.discriminability`.
+    The state is one vector for each class; no pair of examples is ever formed. Formula and
+    reference: :func:`tammes.metrics.functional.discriminability`.
 
     Args:
         num_classes: number of classes, base and novel.
@@ -46,14 +41,9 @@ class Discriminability(Metric):
         >>> metric.update(torch.tensor([[-1.0, 0.0], [-3.0, 0.0]]), torch.tensor([1, 1]))
         >>> metric.compute().base.ratio
         tensor(6., dtype=torch.float64)
-
-    References:
-        Liu et al., Negative Margin Matters, ECCV 2020, eq. 9-11.
     """
 
-    is_differentiable = False
     higher_is_better = True
-    full_state_update = False
 
     sums: Tensor
     squares: Tensor
@@ -77,17 +67,17 @@ class Discriminability(Metric):
         self.distinct = distinct
         self.weighting = weighting
         self.normalize = normalize
-        register_sums(self, no_class_sums(num_classes, embedding_size))
+        self._register(no_class_sums(num_classes, embedding_size))
 
     def update(self, features: Tensor, labels: Tensor) -> None:
         """Add features of shape ``(N, D)`` and their labels."""
-        sums = ClassSums(*map(writable, collect_sums(self, ClassSums)))
+        sums = ClassSums(*map(writable, self._collected(ClassSums)))
         add_examples_("Discriminability", sums, features, labels, normalize=self.normalize)
         self.sums, self.squares, self.counts = sums
 
     def compute(self) -> DiscriminabilityResult:
         """Compute the metric over all examples since the last reset, of all ranks."""
-        sums = collect_sums(self, ClassSums)
+        sums = self._collected(ClassSums)
         novel = self.novel.to(sums.counts.device)
         return finish_discriminability(
             "Discriminability", sums, novel, self.distinct, self.weighting

@@ -15,23 +15,14 @@ from tammes.metrics.functional.groups import (
     group_sums,
 )
 from tammes.metrics.functional.inputs import as_split
-from tammes.metrics.streaming import (
-    BinaryCalibrationError,
-    Metric,
-    accumulate_sums,
-    collect_sums,
-    register_sums,
-)
+from tammes.metrics.streaming import BinaryCalibrationError, SumMetric
 from tammes.split import Split
 
 
-class GroupAccuracy(Metric):
-    r"""Accuracy of classes with many, medium and few training examples.
+class GroupAccuracy(SumMetric):
+    """Accuracy of classes with many, medium and few training examples.
 
-    .. math::
-        A_G = \frac{1}{|G|}\sum_{c\in G}\frac{\#\{i: y_i = c,\ a_c > \max_{j\ne c}a_j\}}{n_c}
-
-    See :func:`tammes.metrics.functional.group_accuracy`.
+    Formula and reference: :func:`tammes.metrics.functional.group_accuracy`.
 
     Args:
         training_counts: training examples of each class, shape ``(C,)``.
@@ -47,14 +38,9 @@ class GroupAccuracy(Metric):
         >>> metric.update(logits, torch.tensor([0, 1, 2]))
         >>> [float(value) for value in metric.compute()[:3]]
         [1.0, 0.0, 1.0]
-
-    References:
-        Liu et al., Large-Scale Long-Tailed Recognition in an Open World, CVPR 2019, Section 4.
     """
 
-    is_differentiable = False
     higher_is_better = True
-    full_state_update = False
 
     def __init__(
         self,
@@ -67,18 +53,18 @@ class GroupAccuracy(Metric):
         super().__init__(**kwargs)
         self.group = class_groups("GroupAccuracy", training_counts, many, few)
         nothing = torch.zeros(len(self.group), dtype=torch.long)
-        register_sums(self, GroupSums(nothing, nothing))
+        self._register(GroupSums(nothing, nothing))
 
     def update(self, split: Split | Tensor, labels: Tensor | None = None) -> None:
         """Add examples: a split, or similarities of shape ``(N, C)`` and labels."""
         found = as_split(
             "GroupAccuracy", split, labels, reads=("target", "hardest"), classes=len(self.group)
         )
-        accumulate_sums(self, group_sums(found))
+        self._accumulate(group_sums(found))
 
     def compute(self) -> GroupAccuracyResult:
         """Compute the metric over all examples since the last reset, of all ranks."""
-        return finish_groups("GroupAccuracy", collect_sums(self, GroupSums), self.group)
+        return finish_groups("GroupAccuracy", self._collected(GroupSums), self.group)
 
 
 class Calibration(BinaryCalibrationError):

@@ -37,18 +37,17 @@ from tammes.metrics.functional.quantiles import (
     histogram,
     histogram_quantiles,
 )
-from tammes.metrics.streaming import Metric, accumulate_sums, collect_sums, register_sums
+from tammes.metrics.streaming import SumMetric
 from tammes.split import Split, split
 
 
-class SampleMargin(Metric):
-    r"""Mean, minimum and quantiles of the sample margin, over all and for each class.
-
-    .. math:: \gamma(x, y) = a_y - \max_{j\ne y} a_j
+class SampleMargin(SumMetric):
+    """Mean, minimum and quantiles of the sample margin, over all and for each class.
 
     Mean and minima are exact. Quantiles come from a histogram: each is within one bin of the exact
     quantile, that is 4/4096, about 0.001, for cosines.
-    :func:`tammes.metrics.functional.sample_margin` computes them exactly.
+    Formula and reference: :func:`tammes.metrics.functional.sample_margin`, which computes them
+    exactly.
 
     Args:
         num_classes: number of classes C.
@@ -66,14 +65,9 @@ class SampleMargin(Metric):
         >>> metric.update(torch.tensor([[0.3, 0.5]]), torch.tensor([1]))
         >>> metric.compute().mean
         tensor(0.4333, dtype=torch.float64)
-
-    References:
-        Zhou et al., Learning Towards the Largest Margins, ICLR 2022, sample margin.
     """
 
-    is_differentiable = False
     higher_is_better = True
-    full_state_update = False
 
     histogram: Tensor
     largest: Tensor
@@ -96,7 +90,7 @@ class SampleMargin(Metric):
         self.limits = limits
         self.bins = bins
         nothing = torch.zeros(0)
-        register_sums(self, margin_sums(nothing, nothing.long(), num_classes))
+        self._register(margin_sums(nothing, nothing.long(), num_classes))
         self.add_state("histogram", histogram(nothing, limits, bins), dist_reduce_fx="sum")
         self.add_state(
             "largest", torch.tensor(-torch.inf, dtype=torch.double), dist_reduce_fx="max"
@@ -108,24 +102,22 @@ class SampleMargin(Metric):
             "SampleMargin", split, labels, reads=("target", "hardest"), classes=self.num_classes
         )
         values = (found.target - found.hardest).double()
-        accumulate_sums(self, margin_sums(values, found.labels, self.num_classes))
+        self._accumulate(margin_sums(values, found.labels, self.num_classes))
         self.histogram = self.histogram + histogram(values, self.limits, self.bins)
         self.largest = torch.cat([values, self.largest.view(1)]).amax()
 
     def compute(self) -> SampleMarginResult:
         """Compute the metric over all examples since the last reset, of all ranks."""
-        sums = collect_sums(self, MarginSums)
+        sums = self._collected(MarginSums)
         ends = (sums.smallest.amin(), self.largest)
         quantiles = histogram_quantiles(self.histogram, self.limits, ends, self.levels)
         return finish_margin("SampleMargin", sums, quantiles)
 
 
-class HardMarginLoss(Metric):
-    r"""Fraction of each class that does not reach a margin.
+class HardMarginLoss(SumMetric):
+    """Fraction of each class that does not reach a margin.
 
-    .. math:: \hat L_{\gamma,j} = \frac{1}{n_j}\,\#\bigl\{i: y_i = j,\ \gamma_i < \gamma\bigr\}
-
-    See :func:`tammes.metrics.functional.hard_margin_loss`.
+    Formula and reference: :func:`tammes.metrics.functional.hard_margin_loss`.
 
     Args:
         gamma: the margin, in units of similarity; one number, or one for each class.
@@ -140,15 +132,9 @@ class HardMarginLoss(Metric):
         >>> metric.update(cosine, torch.tensor([0, 0, 1]))
         >>> metric.compute().balanced
         tensor(0.7500, dtype=torch.float64)
-
-    References:
-        Zhou et al., Learning Towards the Largest Margins, ICLR 2022; Cao et al., LDAM, NeurIPS
-        2019, Theorem 2.
     """
 
-    is_differentiable = False
     higher_is_better = False
-    full_state_update = False
 
     def __init__(
         self, gamma: float | Sequence[float] | Tensor, num_classes: int, **kwargs: Any
@@ -158,30 +144,24 @@ class HardMarginLoss(Metric):
         self.num_classes = num_classes
         self.gamma = as_gamma("HardMarginLoss", gamma, num_classes)
         nothing = torch.zeros(0)
-        register_sums(self, hard_margin_sums(nothing, nothing.long(), self.gamma))
+        self._register(hard_margin_sums(nothing, nothing.long(), self.gamma))
 
     def update(self, split: Split | Tensor, labels: Tensor | None = None) -> None:
         """Add examples: a split, or similarities of shape ``(N, C)`` and labels."""
         found = as_split(
             "HardMarginLoss", split, labels, reads=("target", "hardest"), classes=self.num_classes
         )
-        accumulate_sums(
-            self, hard_margin_sums(found.target - found.hardest, found.labels, self.gamma)
-        )
+        self._accumulate(hard_margin_sums(found.target - found.hardest, found.labels, self.gamma))
 
     def compute(self) -> HardMarginLossResult:
         """Compute the metric over all examples since the last reset, of all ranks."""
-        return finish_hard_margin("HardMarginLoss", collect_sums(self, HardMarginSums))
+        return finish_hard_margin("HardMarginLoss", self._collected(HardMarginSums))
 
 
-class SoftmaxBias(Metric):
-    r"""Margin implied by the softmax.
+class SoftmaxBias(SumMetric):
+    """Margin implied by the softmax.
 
-    .. math::
-        \hat\rho = \log\sum_{c\ne y} e^{f_c - \max_{j\ne y} f_j},
-        \qquad 0 \le \hat\rho \le \log(C-1)
-
-    See :func:`tammes.metrics.functional.softmax_bias`.
+    Formula and reference: :func:`tammes.metrics.functional.softmax_bias`.
 
     Args:
         num_classes: number of classes C.
@@ -195,21 +175,16 @@ class SoftmaxBias(Metric):
         >>> metric.update(torch.tensor([[5.0, 1.0, 1.0]]), torch.tensor([0]))
         >>> metric.compute().mean
         tensor(0.6931, dtype=torch.float64)
-
-    References:
-        Kobayashi, Large Margin in Softmax Cross-Entropy Loss, BMVC 2019, eq. 4, 5, 7.
     """
 
-    is_differentiable = False
     higher_is_better = True
-    full_state_update = False
 
     def __init__(self, num_classes: int, *, scale: float = 1.0, **kwargs: Any) -> None:
         super().__init__(**kwargs)
         _check_classes("SoftmaxBias", num_classes)
         self.num_classes = num_classes
         self.scale = scale
-        register_sums(self, bias_sums(_no_examples()))
+        self._register(bias_sums(_no_examples()))
 
     def update(self, split: Split | Tensor, labels: Tensor | None = None) -> None:
         """Add examples: a split, or similarities of shape ``(N, C)`` and labels."""
@@ -217,19 +192,17 @@ class SoftmaxBias(Metric):
         found = as_split(
             "SoftmaxBias", split, labels, reads=reads, scale=self.scale, classes=self.num_classes
         )
-        accumulate_sums(self, bias_sums(found))
+        self._accumulate(bias_sums(found))
 
     def compute(self) -> SoftmaxBiasResult:
         """Compute the metric over all examples since the last reset, of all ranks."""
-        return finish_bias("SoftmaxBias", collect_sums(self, BiasSums), self.num_classes)
+        return finish_bias("SoftmaxBias", self._collected(BiasSums), self.num_classes)
 
 
-class Angles(Metric):
-    r"""Histograms of the angles to the own class and to the hardest other class.
+class Angles(SumMetric):
+    """Histograms of the angles to the own class and to the hardest other class.
 
-    .. math:: \theta = 2\,\mathrm{atan2}\bigl(\sqrt{h},\ \sqrt{2 - h}\bigr),\qquad h = 1-\cos\theta
-
-    See :func:`tammes.metrics.functional.angles`.
+    Formula and reference: :func:`tammes.metrics.functional.angles`.
 
     Args:
         bins: number of bins from 0 to 180 degrees.
@@ -244,29 +217,23 @@ class Angles(Metric):
         >>> metric.update(torch.tensor([[1.0, 0.5, -1.0], [0.1, -0.2, 0.0]]), torch.tensor([0, 1]))
         >>> metric.compute().own
         tensor([1, 0, 1, 0])
-
-    References:
-        Deng et al., ArcFace, CVPR 2019, Figure 3.
     """
-
-    is_differentiable = False
-    full_state_update = False
 
     def __init__(self, *, bins: int = 180, margin: float = 0.0, **kwargs: Any) -> None:
         super().__init__(**kwargs)
         check_bins("Angles", bins)
         self.bins = bins
         self.margin = margin
-        register_sums(self, angle_sums("Angles", _no_examples(), bins, margin))
+        self._register(angle_sums("Angles", _no_examples(), bins, margin))
 
     def update(self, split: Split | Tensor, labels: Tensor | None = None) -> None:
         """Add examples: a split of a cosine head, or cosines of shape ``(N, C)`` and labels."""
         found = as_split("Angles", split, labels, reads=ANGLE_READS)
-        accumulate_sums(self, angle_sums("Angles", found, self.bins, self.margin))
+        self._accumulate(angle_sums("Angles", found, self.bins, self.margin))
 
     def compute(self) -> AnglesResult:
         """Compute the metric over all examples since the last reset, of all ranks."""
-        return finish_angles("Angles", collect_sums(self, AngleSums))
+        return finish_angles("Angles", self._collected(AngleSums))
 
 
 def _check_classes(name: str, num_classes: int) -> None:

@@ -17,19 +17,14 @@ from tammes.metrics.functional.openset import (
 )
 from tammes.metrics.functional.quantiles import check_limits
 from tammes.metrics.retrieval import GalleryMetric
-from tammes.metrics.streaming import Metric, accumulate_sums, collect_sums, register_sums
+from tammes.metrics.streaming import SumMetric
 
 
-class OpenSet(Metric):
-    r"""AUROC, FPR95, AUPR and OSCR of a score that is higher for known examples.
+class OpenSet(SumMetric):
+    """AUROC, FPR95, AUPR and OSCR of a score that is higher for known examples.
 
-    .. math::
-        \mathrm{AUROC} = \int A_k\,dA_u,\qquad
-        \mathrm{FPR95} = A_u\bigl(\max\{t: A_k(t) \ge 0.95\}\bigr),\qquad
-        \mathrm{OSCR} = \int C\,dA_u
-
-    The state is histograms: scores of one bin count as equal. See
-    :func:`tammes.metrics.functional.openset`, which is exact.
+    The state is histograms: scores of one bin count as equal. Formulas and
+    references: :func:`tammes.metrics.functional.openset`, which is exact.
 
     Args:
         limits: range of the scores; those beyond count in one bin at each end.
@@ -44,15 +39,9 @@ class OpenSet(Metric):
         >>> metric.update(torch.tensor([0.5, 0.1]), torch.tensor([0, 0]))
         >>> round(float(metric.compute().auroc), 4)
         0.8333
-
-    References:
-        Liang et al., Enhancing the Reliability of Out-of-distribution Image Detection (ODIN), ICLR
-        2018; Dhamija et al., Reducing Network Agnostophobia, NeurIPS 2018.
     """
 
-    is_differentiable = False
     higher_is_better = True
-    full_state_update = False
 
     def __init__(
         self, *, limits: tuple[float, float] = (-1.0, 1.0), bins: int = 65_536, **kwargs: Any
@@ -63,7 +52,7 @@ class OpenSet(Metric):
         self.limits = limits
         self.bins = bins
         nothing = torch.zeros(bins + 2, dtype=torch.long)
-        register_sums(self, OpenSetSums(nothing, nothing, nothing, torch.tensor(0)))
+        self._register(OpenSetSums(nothing, nothing, nothing, torch.tensor(0)))
 
     def update(self, scores: Tensor, known: Tensor, correct: Tensor | None = None) -> None:
         """Add examples: scores, whether they are known, and whether correct, shape ``(N,)`` each.
@@ -74,22 +63,18 @@ class OpenSet(Metric):
             correct: whether it is classified correctly, for OSCR; in all updates or in none.
         """
         sums = open_set_sums("OpenSet", scores, known, correct, self.limits, self.bins)
-        accumulate_sums(self, sums)
+        self._accumulate(sums)
 
     def compute(self) -> OpenSetResult:
         """Compute the metric over all examples since the last reset, of all ranks."""
-        return finish_open_set_sums("OpenSet", collect_sums(self, OpenSetSums), self.limits)
+        return finish_open_set_sums("OpenSet", self._collected(OpenSetSums), self.limits)
 
 
 class Identification(GalleryMetric):
-    r"""Search each probe in a gallery (1:N): TPIR at a FPIR.
+    """Search each probe in a gallery (1:N): TPIR at a FPIR.
 
-    .. math::
-        \mathrm{FPIR}(t) = \frac{\#\{p\ \text{non-mated}: s_1(p) \ge t\}}{\#\text{non-mated}},\qquad
-        \mathrm{TPIR}(t) = \frac{\#\{p\ \text{mated}: s_m(p) \ge t,\ r_m(p) \le r\}}{\#\text{mated}}
-
-    All features are kept, and gathered from all ranks. See
-    :func:`tammes.metrics.functional.identification`.
+    All features are kept, and gathered from all ranks. Formula and
+    reference: :func:`tammes.metrics.functional.identification`.
 
     Args:
         similarity: ``"cosine"``, ``"dot"``, ``"euclidean"`` or ``"k_reciprocal"``.
@@ -103,10 +88,6 @@ class Identification(GalleryMetric):
         >>> metric.update(torch.tensor([[1.0, 0.0], [0.8, -0.6]]), ["ann", "eve"], query=True)
         >>> float(metric.compute().tpir(1.0))
         1.0
-
-    References:
-        Grother and Ngan, Face Recognition Vendor Test, NIST IR 8009, 2014; Whitelam et
-        al., IARPA Janus Benchmark-B, CVPRW 2017.
     """
 
     def update(

@@ -14,17 +14,15 @@ from tammes.metrics.functional.prototypes import (
     finish_norms,
     norm_sums,
 )
-from tammes.metrics.streaming import Metric, collect_sums, register_sums
+from tammes.metrics.streaming import Metric, SumMetric
 
 
 class ClassMargin(Metric):
-    r"""Smallest angle between two prototypes, and its ratio to the largest possible.
-
-    .. math:: m_c(W) = \min_{i\ne j}\angle(w_i, w_j)
+    """Smallest angle between two prototypes, and its ratio to the largest possible.
 
     ``update`` keeps a reference to the prototypes, and ``compute`` measures those of the last
-    update: nothing is copied, so call ``compute`` before they change. See
-    :func:`tammes.metrics.functional.class_margin`.
+    update: nothing is copied, so call ``compute`` before they change. Formula and
+    reference: :func:`tammes.metrics.functional.class_margin`.
 
     Args:
         sharded: whether each rank holds a different part of the classes. Then the parts are
@@ -39,9 +37,6 @@ class ClassMargin(Metric):
         >>> metric.update(torch.tensor([[1.0, 0.0], [-2.0, 0.0], [0.0, 3.0]]))
         >>> metric.compute().angle
         tensor(90., dtype=torch.float64)
-
-    References:
-        Zhou et al., Learning Towards the Largest Margins, ICLR 2022, class margin.
     """
 
     is_differentiable = False
@@ -69,13 +64,11 @@ class ClassMargin(Metric):
         return class_margin(self.prototypes[0])
 
 
-class PrototypeNorms(Metric):
-    r"""Ratio of the longest to the shortest prototype.
+class PrototypeNorms(SumMetric):
+    """Ratio of the longest to the shortest prototype.
 
-    .. math:: r = \max_c\lVert w_c\rVert \,/\, \min_c\lVert w_c\rVert
-
-    Uses the prototypes of the last update. Each rank may hold all classes or a part of them. See
-    :func:`tammes.metrics.functional.prototype_norms`.
+    Uses the prototypes of the last update. Each rank may hold all classes or a part of them.
+    Formula and reference: :func:`tammes.metrics.functional.prototype_norms`.
 
     Args:
         kwargs: see :class:`torchmetrics.Metric`.
@@ -87,13 +80,8 @@ class PrototypeNorms(Metric):
         >>> metric.update(torch.tensor([[3.0, 4.0], [0.0, 2.0]]))
         >>> metric.compute().ratio
         tensor(2.5000, dtype=torch.float64)
-
-    References:
-        Kang et al., Decoupling Representation and Classifier for Long-tailed Recognition,
-        ICLR 2020, Section 4.2.
     """
 
-    is_differentiable = False
     higher_is_better = False
     full_state_update = True
 
@@ -102,7 +90,7 @@ class PrototypeNorms(Metric):
     def __init__(self, **kwargs: Any) -> None:
         super().__init__(**kwargs)
         zero = torch.tensor(0.0, dtype=torch.double)
-        register_sums(self, NormSums(zero, zero.long(), zero + torch.inf, zero - torch.inf))
+        self._register(NormSums(zero, zero.long(), zero + torch.inf, zero - torch.inf))
 
     def update(self, prototypes: Tensor) -> None:
         """Measure prototypes of shape ``(C, D)`` or ``(C, K, D)``, replacing the previous ones."""
@@ -114,4 +102,4 @@ class PrototypeNorms(Metric):
         """Compute the metric of the prototypes of the last update, of all ranks."""
         if not bool(self.counts):
             raise ValueError("PrototypeNorms expects an update before compute, got none")
-        return finish_norms(collect_sums(self, NormSums))
+        return finish_norms(self._collected(NormSums))

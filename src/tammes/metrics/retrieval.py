@@ -26,12 +26,7 @@ _COLUMNS = 6
 
 
 class GalleryMetric(Metric):
-    """Basis of metrics that keep the features of queries and of a gallery.
-
-    Args:
-        similarity: see :func:`tammes.metrics.functional.retrieval`.
-        kwargs: see :class:`torchmetrics.Metric`.
-    """
+    """Basis of metrics that keep the features of queries and of a gallery."""
 
     is_differentiable = False
     higher_is_better = True
@@ -129,15 +124,10 @@ def _joined(state: list[Tensor] | Tensor) -> Tensor:
 
 
 class Retrieval(GalleryMetric):
-    r"""Rank a gallery for each query: mAP, CMC, mINP, recall@k, R-precision, MAP@R, GAP.
+    """Rank a gallery for each query: mAP, CMC, mINP, recall@k, R-precision, MAP@R, GAP.
 
-    .. math::
-        \mathrm{AP} = \frac{1}{R}\sum_{j=1}^R \frac{j}{r_j},\quad
-        \mathrm{CMC}_k = [r_1 \le k],\quad
-        \mathrm{INP} = \frac{R}{r_R}
-
-    with :math:`r_j` the ranks of the matches of a query. All features are kept, in float64, and
-    gathered from all ranks. See :func:`tammes.metrics.functional.retrieval` for the rules.
+    All features are kept, in float64, and gathered from all ranks. Rules, formulas and references:
+    :func:`tammes.metrics.functional.retrieval`.
 
     Args:
         similarity: ``"cosine"``, ``"dot"``, ``"euclidean"`` or ``"k_reciprocal"``.
@@ -153,11 +143,6 @@ class Retrieval(GalleryMetric):
         >>> metric.update(torch.tensor([[1.0, 0.0], [0.0, 1.0]]), ["ann", "bob"], query=True)
         >>> round(float(metric.compute().mean_average_precision), 4)
         0.9167
-
-    References:
-        Zheng et al., Scalable Person Re-identification: A Benchmark, ICCV 2015; Ye et al., Deep
-        Learning for Person Re-identification, PAMI 2021; Musgrave et al., A Metric Learning
-        Reality Check, ECCV 2020.
     """
 
     def __init__(

@@ -13,21 +13,16 @@ if TYPE_CHECKING:
     from torchmetrics.classification import BinaryCalibrationError
     from torchmetrics.utilities.distributed import gather_all_tensors
 else:
-    Metric = require("torchmetrics", extra="metrics").Metric
-    BinaryCalibrationError = require(
-        "torchmetrics.classification", extra="metrics"
-    ).BinaryCalibrationError
-    gather_all_tensors = require(
-        "torchmetrics.utilities.distributed", extra="metrics"
-    ).gather_all_tensors
+    _torchmetrics = require("torchmetrics", extra="metrics")
+    Metric = _torchmetrics.Metric
+    BinaryCalibrationError = _torchmetrics.classification.BinaryCalibrationError
+    gather_all_tensors = _torchmetrics.utilities.distributed.gather_all_tensors
 
 __all__ = [
     "BinaryCalibrationError",
     "Metric",
-    "accumulate_sums",
-    "collect_sums",
+    "SumMetric",
     "gather_all_tensors",
-    "register_sums",
     "writable",
 ]
 
@@ -42,17 +37,26 @@ def _reduction(name: str) -> str:
     return {"smallest": "min", "largest": "max"}.get(name, "sum")
 
 
-def register_sums(metric: Metric, initial: Any) -> None:
-    """Register sums as the state of a metric, with their values for no examples."""
-    for name, value in initial._asdict().items():
-        metric.add_state(name, default=value, dist_reduce_fx=_reduction(name))
+class SumMetric(Metric):
+    """Basis of metrics whose state is sums over the examples."""
 
+    is_differentiable = False
+    full_state_update = False
 
-def accumulate_sums(metric: Metric, sums: Any) -> None:
-    """Add a batch's sums to the state."""
-    for name, value in sums._asdict().items():
-        state: Tensor = getattr(metric, name)
-        setattr(metric, name, _COMBINE[_reduction(name)](state, value))
+    def _register(self, initial: Any) -> None:
+        """Register sums as the state, with their values for no examples."""
+        for name, value in initial._asdict().items():
+            self.add_state(name, default=value, dist_reduce_fx=_reduction(name))
+
+    def _accumulate(self, sums: Any) -> None:
+        """Add a batch's sums to the state."""
+        for name, value in sums._asdict().items():
+            state: Tensor = getattr(self, name)
+            setattr(self, name, _COMBINE[_reduction(name)](state, value))
+
+    def _collected(self, kind: Any) -> Any:
+        """Return the state as sums."""
+        return kind(*(getattr(self, name) for name in kind._fields))
 
 
 def writable(state: Tensor) -> Tensor:
@@ -65,8 +69,3 @@ def writable(state: Tensor) -> Tensor:
         state = state.double()
     frozen = state.is_inference() and not torch.is_inference_mode_enabled()
     return state.clone() if frozen else state
-
-
-def collect_sums(metric: Metric, kind: Any) -> Any:
-    """Return the state of a metric as sums."""
-    return kind(*(getattr(metric, name) for name in kind._fields))

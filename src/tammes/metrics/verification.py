@@ -14,20 +14,17 @@ from tammes.metrics.functional.verification import (
     finish_score_sums,
     score_sums,
 )
-from tammes.metrics.streaming import Metric, accumulate_sums, collect_sums, register_sums
+from tammes.metrics.streaming import SumMetric
 
 
-class Verification(Metric):
-    r"""Error rates of accepting pairs, of any number of pairs in fixed memory.
-
-    .. math::
-        \mathrm{FAR}(t) = \frac{\#\{\text{different}: s \ge t\}}{\#\text{different}},\qquad
-        \mathrm{TAR}(t) = \frac{\#\{\text{same}: s \ge t\}}{\#\text{same}}
+class Verification(SumMetric):
+    """Error rates of accepting pairs, of any number of pairs in fixed memory.
 
     The state is two histograms. The rates at the edges of their bins are exact; a threshold is an
     edge, so it is at most one bin above the exact one, and TAR at a FAR is never overstated.
     ``compute().bounds()`` is the worst and the best case: EER, AUC, TAR at a FAR and minDCF of the
-    scores themselves are between theirs. :func:`tammes.metrics.functional.verification` is exact.
+    scores themselves are between theirs. Formulas and references:
+    :func:`tammes.metrics.functional.verification`, which is exact.
 
     Args:
         limits: range of the scores. Scores beyond count in one bin at each end, which the bounds
@@ -43,14 +40,9 @@ class Verification(Metric):
         >>> metric.update(torch.tensor([0.6, 0.3, 0.1]), torch.tensor([0, 0, 0]))
         >>> round(float(metric.compute().eer), 4)
         0.3333
-
-    References:
-        Martin et al., The DET Curve in Assessment of Detection Task Performance, Eurospeech 1997.
     """
 
-    is_differentiable = False
     higher_is_better = None
-    full_state_update = False
 
     def __init__(
         self, *, limits: tuple[float, float] = (-1.0, 1.0), bins: int = 65_536, **kwargs: Any
@@ -61,13 +53,13 @@ class Verification(Metric):
         self.limits = limits
         self.bins = bins
         nothing = torch.zeros(bins + 2, dtype=torch.long)
-        register_sums(self, ScoreSums(nothing, nothing))
+        self._register(ScoreSums(nothing, nothing))
 
     def update(self, scores: Tensor, same: Tensor) -> None:
         """Add pairs: scores of shape ``(N,)`` and whether a pair is of one identity."""
         same = check_scores("Verification", scores, same, "same")
-        accumulate_sums(self, score_sums(scores, same, self.limits, self.bins))
+        self._accumulate(score_sums(scores, same, self.limits, self.bins))
 
     def compute(self) -> VerificationResult:
         """Compute the metric over all pairs since the last reset, of all ranks."""
-        return finish_score_sums("Verification", collect_sums(self, ScoreSums), self.limits)
+        return finish_score_sums("Verification", self._collected(ScoreSums), self.limits)

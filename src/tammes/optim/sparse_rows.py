@@ -204,9 +204,7 @@ def _after_step(optimizer: Optimizer, *_: object) -> None:
 def _recover(optimizer: Optimizer, *, this_thread_only: bool = False) -> None:
     """Restore parameters and state after a step that ended in an error.
 
-    Args:
-        optimizer: optimizer whose step may have failed.
-        this_thread_only: skip a step of another thread, which may still be running.
+    A step of another thread may still be running: ``this_thread_only`` skips it.
     """
     step = _step_of(optimizer)
     if (

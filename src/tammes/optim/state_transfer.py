@@ -92,15 +92,6 @@ def initial_state(key: str, group: dict[str, Any], rows: Tensor, mean: Tensor) -
     Magnitudes of gradients start at the mean of the other rows: zero would mean an average over
     many steps without any gradient, and the first gradient would be far too large in comparison.
     Everything else starts as in a new optimizer.
-
-    Args:
-        key: name of the state.
-        group: parameter group of the parameter.
-        rows: new rows, shape ``(n, ...)``.
-        mean: mean state of the other rows, shape ``(...)``.
-
-    Returns:
-        Initial state of the new rows, shape ``(n, ...)``.
     """
     if key in _GRADIENT_MAGNITUDES:
         begin = mean
@@ -123,12 +114,8 @@ def start_at_first_gradient(
     :math:`(1-\beta_1)/\sqrt{1-\beta_2} = 3.2` times the learning rate, and the tenth 6.5 times.
     So before the next step, when the first gradient is known, the average of the gradients is set
     to it and that of their squares to its square, unless it is larger already. The first step is
-    then the learning rate, or less if the other rows had larger gradients.
-
-    Args:
-        optimizer: optimizer that holds the parameter.
-        parameter: shape ``(C, ...)``.
-        first: index of the first new row.
+    then the learning rate, or less if the other rows had larger gradients. New rows begin at
+    ``first``.
     """
     if first == len(parameter) or "exp_avg" not in optimizer.state[parameter]:
         return

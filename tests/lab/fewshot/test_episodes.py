@@ -1,5 +1,6 @@
 """Episodes are drawn right, all at once, and the same for everybody."""
 
+import numpy
 import pytest
 import torch
 
@@ -118,12 +119,17 @@ def test_a_class_without_a_name_is_called_by_its_number():
 @pytest.mark.parametrize(
     ("labels", "error", "message"),
     [
-        (UNEVEN[:, None], ValueError, r"episodes expect labels of shape \(N,\), got \(94, 1\)"),
-        (UNEVEN.float(), TypeError, "episodes expect labels of an integer type, got torch.float32"),
-        (UNEVEN.tolist(), TypeError, "episodes expect labels of an integer type, got list"),
-        (UNEVEN - 1, ValueError, "episodes expect labels of 0 or more, got -1"),
+        (UNEVEN[:, None], ValueError, r"labels of shape \(N,\), got \(94, 1\)"),
+        (UNEVEN.float(), TypeError, "labels of an integer type, got torch.float32; .*"),
+        (UNEVEN.tolist(), TypeError, "labels to be a tensor of integers, got list; .*"),
+        (UNEVEN - 1, ValueError, "labels of 0 or more, got -1"),
     ],
 )
 def test_labels_that_are_not_a_class_of_each_example_are_refused(labels, error, message):
-    with pytest.raises(error, match=f"^{message}$"):
+    with pytest.raises(error, match=f"^draw expects {message}$"):
         drawn(labels)
+
+
+def test_integers_of_numpy_draw_the_same_episodes():
+    _, same = drawn(way=numpy.int64(3), shot=numpy.int64(2))
+    assert same.support.equal(drawn(way=3, shot=2)[1].support)

@@ -158,7 +158,16 @@ LABELS = torch.arange(5).repeat(4)
     [
         ({"features": torch.zeros(20)}, ValueError, "features of shape (N, D), got (20,)"),
         ({"features": torch.zeros(20, 0)}, ValueError, "features of shape (N, D), got (20, 0)"),
-        ({"features": [[0.0]] * 20}, TypeError, "features of a floating type, got list"),
+        (
+            {"features": [[0.0]] * 20},
+            TypeError,
+            "features to be a tensor, got list; torch.as_tensor makes one",
+        ),
+        (
+            {"base_mean": [0.0] * 3},
+            TypeError,
+            "base_mean to be a tensor, got list; torch.as_tensor makes one",
+        ),
         (
             {"features": torch.zeros(20, 3, dtype=torch.long)},
             TypeError,
@@ -166,8 +175,16 @@ LABELS = torch.arange(5).repeat(4)
         ),
         ({"features": torch.zeros(21, 3)}, ValueError, "a label for each of 21 features, got 20"),
         ({"labels": LABELS[:, None]}, ValueError, "labels of shape (N,), got (20, 1)"),
-        ({"labels": LABELS.float()}, TypeError, "labels of an integer type, got torch.float32"),
-        ({"labels": LABELS.tolist()}, TypeError, "labels of an integer type, got list"),
+        (
+            {"labels": LABELS.float()},
+            TypeError,
+            "labels of an integer type, got torch.float32; labels.long() converts them",
+        ),
+        (
+            {"labels": LABELS.numpy()},
+            TypeError,
+            "labels to be a tensor of integers, got ndarray; torch.as_tensor makes one",
+        ),
         ({"labels": LABELS - 1}, ValueError, "labels of 0 or more, got -1"),
         (
             {"classes": tuple("abcd")},

@@ -84,7 +84,7 @@ def test_inequality_is_right_for_novel_mixtures_of_base_classes():
 
 def distances(psi, excess, share):
     """A model by what (12) is made of; distances between base classes are 2."""
-    return margin_analysis.MarginAnalysis.from_distances(
+    return margin_analysis.MarginAnalysis(
         base_intra=2 * (1 - excess),
         base_inter=2.0,
         novel_intra=1.0,
@@ -109,7 +109,7 @@ def test_the_sides_of_the_inequality_are_those_by_hand():
 
 def test_nothing_is_said_where_novel_classes_alone_have_collapsed():
     model = distances(0.75, 0.2, 0.1)
-    fallen = margin_analysis.MarginAnalysis.from_distances(
+    fallen = margin_analysis.MarginAnalysis(
         base_intra=1.0, base_inter=2.0, novel_intra=0.0, novel_inter=0.0, same_base_class=1.0
     )
     with pytest.raises(ValueError, match=r"^\(12\) expects .* of 1.5 and nan, psi of 0.75 and 0$"):

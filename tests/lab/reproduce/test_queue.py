@@ -5,14 +5,14 @@ import signal
 from dataclasses import replace
 from pathlib import Path
 
+import cell_queue
 import pytest
+from cell_queue import QueueLine, Remaining, remaining, run_queue, take_over
 from ledgers import MACHINE, entry
 from reproduce_work import in_this_process
 
-from tammes.lab.reproduce import queue
 from tammes.lab.reproduce import run as reproduction
 from tammes.lab.reproduce.ledger import Ledger
-from tammes.lab.reproduce.queue import QueueLine, Remaining, remaining, run_queue, take_over
 from tammes.lab.reproduce.recipe_yaml import read
 from tammes.lab.reproduce.run import RunnerSettings, Selection
 from tammes.lab.training import loop
@@ -108,7 +108,7 @@ def called(monkeypatch):
     def spy(selections, *_, **__):
         calls.append([(each.recipe.name, each.rows, each.columns) for each in selections])
 
-    monkeypatch.setattr(queue, "reproduce", spy)
+    monkeypatch.setattr(cell_queue, "reproduce", spy)
     return calls
 
 
@@ -199,9 +199,9 @@ def test_when_time_is_up_the_next_call_resumes_from_the_checkpoint(tmp_path, mon
 
 def test_time_is_up_after_so_many_seconds_and_not_later():
     before = signal.getsignal(signal.SIGALRM)
-    with pytest.raises(KeyboardInterrupt), queue.time_limit(0.01):
+    with pytest.raises(KeyboardInterrupt), cell_queue.time_limit(0.01):
         signal.pause()
-    with queue.time_limit(600):
+    with cell_queue.time_limit(600):
         pass
     assert signal.getitimer(signal.ITIMER_REAL) == (0, 0)
     assert signal.getsignal(signal.SIGALRM) == before

@@ -93,11 +93,13 @@ def test_the_search_is_compared_with_its_whole_grid(monkeypatch, tmp_path):
                 test = accuracy(config) + 0.01 * seed
                 write_json(folder / "final.json", {"test": {"accuracy": test}})
             runs.append(Run(folder))
-    compared = runpy.run_path(str(ROOT / "results" / "tune_h200.py"))["compared"]
+    script = runpy.run_path(str(ROOT / "results" / "tune_h200.py"))
+    compared = script["compared"]
     result = compared(found, runs, 2)
     assert result["found"] == result["best"] == "scale 15, margin 0.1, lr 0.03"
     assert (result["points_behind"], result["holds"]) == (0, True)
     assert result["share_of_the_cost"] == pytest.approx(found.cost / 24)
+    assert result["share_of_one_seed"] == pytest.approx(found.cost / 12)
     assert result["test_accuracy"]["scale 60, margin 0.1, lr 0.1"] is None
     for run in runs[:2]:
         write_json(run.folder / "final.json", {"test": {"accuracy": 1.0}})
@@ -105,6 +107,17 @@ def test_the_search_is_compared_with_its_whole_grid(monkeypatch, tmp_path):
     assert worse["best"] == str(GIVEN)
     assert worse["points_behind"] > 0.5
     assert worse["holds"] is False
+    about = {"device": "a GPU", "torch": "2", "tammes": "0", "commit": "c", "threads": 1}
+    write_json(runs[0].folder / "environment.json", about)
+    replaced = {
+        "tune": lambda *given, **options: found,
+        "train_all": lambda *given, **options: runs,
+    }
+    script["main"].__globals__.update(replaced)
+    record = tmp_path / "record.json"
+    assert script["main"](["--data", "digits", "--record", str(record)]) == 0
+    written = json.loads(record.read_text())
+    assert (written["found"], written["machine"]["device"]) == (result["found"], "a GPU")
 
 
 def test_short_rounds_have_their_whole_schedule(monkeypatch, tmp_path):
@@ -142,6 +155,8 @@ def test_nothing_that_trains_is_said_with_the_reason(monkeypatch, tmp_path):
         (0.01, "1.00 points above the given setting. That is less than a standard error"),
         (0.05, "Take scale 60, margin 0.35, lr 0.1: 95.00 % of 400 held-out images (± 1.09), "
                "5.00 points above the given setting."),
+        (0.1, "Take scale 60, margin 0.35, lr 0.1: 100.00 % of 400 held-out images (± 0.25), "
+              "10.00 points above the given setting."),
     ],
 )  # fmt: skip
 def test_the_answer_says_how_certain_it_is(monkeypatch, tmp_path, gain, words):
@@ -155,7 +170,11 @@ def test_the_answer_says_how_certain_it_is(monkeypatch, tmp_path, gain, words):
     sentence = found.sentences()[0]
     assert words in sentence
     assert ("cannot be told apart" in sentence) is (gain == 0.01)
-    assert "±" in tuning_page(found, command="tammes tune")
+    page = tuning_page(found, command="tammes tune")
+    assert f'<p class="verdict"><strong>{sentence}' in page
+    assert "Tuning of cosface(margin=0.35) on digits" in page
+    # Settings that were dropped leave their later rounds empty, and the column one of numbers.
+    assert page.count('<th class="number">') == len(found.rounds)
 
 
 def test_only_what_the_loss_and_the_head_have_is_tuned(monkeypatch, tmp_path):

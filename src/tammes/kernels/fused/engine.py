@@ -26,12 +26,11 @@ from tammes.kernels.fused import launch
 from tammes.kernels.fused.launch import LOG2E, Work
 from tammes.kernels.matmul import add_product, halved, multiply
 from tammes.kernels.problem import Problem
-from tammes.kernels.streamed.prototype_blocks import Needs
-from tammes.kernels.streamed.score_blocks import Back, Found, MappedRows, Rows, nothing_here
+from tammes.kernels.score_map import MappedRows
+from tammes.kernels.streamed.score_blocks import Back, Found, Needs, Rows, nothing_here
 from tammes.kernels.tiling import (
     WIDEST,
     Plan,
-    class_counts,
     fused_blocks,
     longest,
     most_prototypes,
@@ -93,13 +92,9 @@ def fused_rows(problem: Problem, plan: Plan, needs: Needs) -> tuple["FusedRows",
 
 
 class FusedRows:
-    """Blocks of rows against all classes, by kernels of our own: an ``Engine``.
+    """Blocks of up to ``most`` rows against all classes, by kernels of our own: an ``Engine``.
 
-    Args:
-        problem: its scale is a tensor, its similarity bound.
-        plan: what is read, and in which dtype products are made.
-        needs: which gradients are wanted.
-        most: rows of the longest block.
+    The scale of the problem is a tensor, and its similarity is bound.
     """
 
     def __init__(self, problem: Problem, plan: Plan, needs: Needs, most: int) -> None:
@@ -113,8 +108,8 @@ class FusedRows:
         )
         self.one_shift = plan.bound is not None and plan.bound <= _REACH
         self.dtype, self.scale = product_type(problem, plan), problem.scale.float()
-        counts = class_counts(problem)
-        self.counts = None if counts is None else counts.float()
+        share = problem.share
+        self.counts = None if share is None or share.counts is None else share.counts.float()
         # Added to scores only: sums over offsets must not meet the infinity.
         self.there, self.absent = problem.there, None
         if self.there is not None:

@@ -46,11 +46,7 @@ def tile_of(
 ) -> Tile:
     """Sizes of a tile, by the dtype of the products, the centres of a class and their pooling.
 
-    Args:
-        dtype: of the products.
-        centers: prototypes of a class.
-        soft: whether they are averaged.
-        shared: shared memory of a multiprocessor in bytes.
+    ``shared`` is the shared memory of a multiprocessor in bytes.
     """
     single = dtype == torch.float32
     if centers == 1:

@@ -12,13 +12,22 @@ from torch import Tensor
 
 from tammes.kernels.merge import exchange, scale_gradient
 from tammes.kernels.problem import Problem
-from tammes.kernels.streamed.prototype_blocks import Keys, Needs, take
-from tammes.kernels.streamed.score_blocks import Back, Engine, MappedRows, Rows
-from tammes.kernels.tiling import Plan, ScoreMap, class_blocks, class_counts
+from tammes.kernels.score_map import MappedRows, ScoreMap
+from tammes.kernels.streamed.score_blocks import Back, Engine, Keys, Needs, Rows
+from tammes.kernels.tiling import Plan, class_blocks
 from tammes.split import Split, assemble, cutoff_of
 
 Take = Callable[[str, Tensor], tuple[Tensor, Tensor | None]]
 """Prototypes at some places, under a name, and their bias where there is one."""
+
+
+def take(tensor: Tensor, places: Tensor, dtype: torch.dtype) -> Tensor:
+    """Select rows of a tensor in a dtype; zeros where the tensor is empty."""
+    if len(tensor) == 0:
+        zeros = tensor.new_zeros(len(places), *tensor.shape[1:], dtype=dtype)
+        # Nothing, but nothing that has a gradient: this rank must meet the others in backward.
+        return zeros + tensor.sum().to(dtype)
+    return tensor.index_select(0, places.clamp_min(0)).to(dtype)
 
 
 class RowGraph:
@@ -30,7 +39,6 @@ class RowGraph:
         scale: what scores are multiplied with, a scalar or ``(n,)``.
         shown: the scale that terms see: another leaf where ranks add up what each did to it.
         labels: shape ``(n,)``.
-        own: place of the own class among the prototypes here, shape ``(n,)``.
         reads: fields of the split that are wanted.
         take: takes rows of the prototypes.
         alike: whether every rank makes the same of the split.
@@ -46,7 +54,6 @@ class RowGraph:
         scale: Tensor,
         shown: Tensor | float,
         labels: Tensor,
-        own: Tensor,
         reads: frozenset[str],
         take: Take,
         alike: bool,
@@ -54,7 +61,8 @@ class RowGraph:
         product_dtype: torch.dtype | None = None,
     ) -> None:
         self.problem, self.features = problem, features
-        self.labels, self.own, self.take, self.alike = labels, own, take, alike
+        self.labels, self.take, self.alike = labels, take, alike
+        self.own = labels if problem.share is None else problem.share.own
         query, offset = problem.similarity.query(features)
         self.query = query * (scale[:, None] if scale.ndim else scale)
         self.offset = None if offset is None else offset * scale
@@ -81,7 +89,7 @@ class RowGraph:
         query, share, there = self.query, self.problem.share, self.problem.there
         scale = torch.as_tensor(self.problem.scale, dtype=query.dtype, device=query.device)
         problem = self.problem._replace(scale=scale.detach())
-        blocks, counts = class_blocks(problem), class_counts(problem)
+        blocks = class_blocks(problem)
         keys = Keys(problem, Needs(False, False, False, False), blocks, low)
         # Scores, and how many classes each stands for.
         found = query.new_zeros(2, len(query), top + 1)
@@ -94,7 +102,9 @@ class RowGraph:
             own = torch.arange(block.start, block.stop, device=query.device) == self.own[:, None]
             scores.masked_fill_(own, -torch.inf)
             values, places = scores.topk(min(top + 1, scores.shape[1]))
-            many = torch.ones_like(values) if counts is None else counts[block][places].to(values)
+            many = torch.ones_like(values)
+            if keys.counts is not None:
+                many = keys.counts[block][places].to(values)
             found = _largest(torch.cat([found, torch.stack([values, many])], 2), top)
         if share is not None and share.group.world_size > 1:
             found = _largest(torch.cat([*share.group.all_gather(found)], 2), top)
@@ -148,7 +158,8 @@ class RowGraph:
 
     def _rivals(self, block: slice) -> Tensor:
         """Count the unmasked other classes that the prototypes here stand for."""
-        there, counts, own = self.problem.there, class_counts(self.problem), self.own[block]
+        share, there, own = self.problem.share, self.problem.there, self.own[block]
+        counts = None if share is None else share.counts
         mine = own >= 0
         if there is None:
             here = len(self.problem.prototypes) if counts is None else counts.sum()
@@ -209,16 +220,9 @@ class _Leaves:
 
 
 class OnePass:
-    """Loss and gradients of a batch, accumulated over blocks of rows.
+    """Loss and gradients of a batch, accumulated over blocks of rows that an engine goes over.
 
-    Args:
-        problem: its scale is a tensor in the working dtype, its similarity bound.
-        labels: class of each example, shape ``(N,)``.
-        weights: weight of each example, shape ``(N,)``.
-        plan: the loss.
-        needs: which gradients are wanted.
-        engine: goes over the scores.
-        blocks: slices of the rows.
+    The scale of the problem is a tensor in the working dtype, and its similarity is bound.
     """
 
     def __init__(
@@ -237,7 +241,6 @@ class OnePass:
         self.problem = problem
         self.labels, self.plan, self.needs = labels, plan, needs
         self.weights = weights.to(self.dtype)
-        self.own = labels if self.share is None else self.share.own
         self.engine, self.blocks = engine, blocks
         like = torch.zeros((), dtype=self.dtype, device=features.device)
         self.loss = like.clone()
@@ -275,7 +278,6 @@ class OnePass:
             scale=scale,
             shown=self.shown,
             labels=self.labels,
-            own=self.own,
             reads=plan.reads,
             mapping=plan.mapping,
             product_dtype=plan.product_dtype,
@@ -330,7 +332,7 @@ class OnePass:
         if wanted.mapped is not None and self.share is not None:
             wanted.mapped = self.share.group.all_reduce(wanted.mapped)
         found = leaves.gradients(*wanted.pairs(self.graph))
-        self._note_rows("own", self.own, found, self.weights)
+        self._note_rows("own", self.graph.own, found, self.weights)
         if self.needs.features:
             d_features = found["features"]
             assert d_features is not None

@@ -27,10 +27,11 @@ from torch import Tensor
 
 from tammes.kernels.merge import scale_gradient, sum_gradient
 from tammes.kernels.problem import Problem
-from tammes.kernels.streamed.forward_gradients import OnePass, RowGraph, Take
-from tammes.kernels.streamed.prototype_blocks import Keys, Needs, take
-from tammes.kernels.streamed.score_blocks import ClassBlocks, Engine, MappedRows, Rows, WholeRows
-from tammes.kernels.tiling import Plan, class_blocks, class_counts, fits_in_gradient, longest
+from tammes.kernels.score_map import MappedRows
+from tammes.kernels.streamed.class_blocks import ClassBlocks
+from tammes.kernels.streamed.forward_gradients import OnePass, RowGraph, Take, take
+from tammes.kernels.streamed.score_blocks import Engine, Keys, Needs, Rows, WholeRows
+from tammes.kernels.tiling import Plan, class_blocks, fits_in_gradient, longest
 from tammes.similarity import full_precision, working_dtype
 from tammes.split import Split
 
@@ -47,11 +48,7 @@ def weighted_loss(
 ) -> tuple[Tensor, Tensor]:
     """Weighted loss of a batch, one block of rows at a time, gradients made in forward.
 
-    Args:
-        problem: features and prototypes.
-        labels: class of each example, shape ``(N,)``.
-        weights: weight of each example in the working dtype, shape ``(N,)``; takes no gradient.
-        plan: the loss, and how to cut the work.
+    The weights are in the working dtype and take no gradient.
 
     Returns:
         The weighted sum of the loss, and that of each term, shape ``(T,)``.
@@ -140,22 +137,15 @@ def _whole_rows(problem: Problem, plan: Plan, needs: Needs) -> tuple[Engine, lis
 
         return fused_rows(problem, plan, needs)
     rows, classes = plan.blocks(problem)
-    shared = needs.prototypes and fits_in_gradient(problem, rows)
-    counts, most = class_counts(problem), longest(rows)
+    shared, most = needs.prototypes and fits_in_gradient(problem, rows), longest(rows)
     keys = Keys(problem, needs, classes, plan.product_dtype)
-    return WholeRows(keys, plan.reads, counts, problem.there, longest=most, shared=shared), rows
+    return WholeRows(keys, plan.reads, longest=most, shared=shared), rows
 
 
 def streamed_split(problem: Problem, labels: Tensor, plan: Plan) -> Split:
     """A split whose scores are made again in backward, one block of classes at a time.
 
-    Args:
-        problem: features and prototypes.
-        labels: class of each example, shape ``(N,)``.
-        plan: what is read.
-
-    Returns:
-        The split of the N rows; it can be differentiated once.
+    It can be differentiated once.
     """
     share = problem.share
     with full_precision(problem.features.device):
@@ -167,7 +157,7 @@ def streamed_split(problem: Problem, labels: Tensor, plan: Plan) -> Split:
             scale = sum_gradient(scale, share.group)
         problem = _bound(problem)
         rows_at = _rows_of(problem, dtype)
-        everything, terms_see = slice(None), problem.scale
+        terms_see = problem.scale
         if share is not None:
             # Terms of other examples see it on other ranks.
             size = share.group.world_size
@@ -178,7 +168,6 @@ def streamed_split(problem: Problem, labels: Tensor, plan: Plan) -> Split:
             scale=scale,
             shown=terms_see,
             labels=labels,
-            own=labels if share is None else share.own,
             reads=plan.reads,
             mapping=plan.mapping,
             product_dtype=plan.product_dtype,
@@ -199,7 +188,7 @@ def streamed_split(problem: Problem, labels: Tensor, plan: Plan) -> Split:
         numbers = graph.known | dict(zip(job.names, found, strict=True))
         if job.place is not None:
             numbers["hardest"] = graph.hardest(features, *rows_at("hardest", job.place))
-        return graph.split(numbers, everything, terms_see)
+        return graph.split(numbers, slice(None), terms_see)
 
 
 def _rows_of(problem: Problem, dtype: torch.dtype) -> Take:
@@ -214,15 +203,9 @@ def _rows_of(problem: Problem, dtype: torch.dtype) -> Take:
 
 @torch.no_grad()
 def own_split(problem: Problem, labels: Tensor, reads: frozenset[str]) -> Split:
-    """Split of which the own class alone is known, without gradient; the same on all ranks.
-
-    Args:
-        problem: features and prototypes.
-        labels: class of each example, shape ``(N,)``.
-        reads: names of the fields to compute.
-    """
+    """Split of which the own class alone is known, without gradient; the same on all ranks."""
     with full_precision(problem.features.device):
-        dtype, share = working_dtype(problem.features, problem.prototypes), problem.share
+        dtype = working_dtype(problem.features, problem.prototypes)
         problem, scale = _bound(problem), tensor_scale(problem, dtype)
         graph = RowGraph(
             problem=problem,
@@ -230,7 +213,6 @@ def own_split(problem: Problem, labels: Tensor, reads: frozenset[str]) -> Split:
             scale=scale,
             shown=scale,
             labels=labels,
-            own=labels if share is None else share.own,
             reads=reads,
             take=_rows_of(problem, dtype),
             alike=True,
@@ -262,7 +244,7 @@ class _Job:
         assert scale is not None
         problem = self.problem._replace(prototypes=prototypes, bias=bias, scale=scale)
         keys = Keys(problem, needs, class_blocks(problem), self.plan.product_dtype)
-        return ClassBlocks(keys, self.plan.reads, class_counts(problem), problem.there)
+        return ClassBlocks(keys, self.plan.reads)
 
 
 class _Numbers(torch.autograd.Function):

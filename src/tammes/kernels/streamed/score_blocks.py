@@ -1,7 +1,8 @@
-"""Scores in blocks: reduced to a few numbers per row, then overwritten by their own gradient.
+"""Scores in blocks: products with prototypes, reduced to a few numbers per row, then overwritten.
 
-Two engines go over them in plain torch: :class:`WholeRows` holds all scores of a block of rows,
-:class:`ClassBlocks` those of all rows for a block of classes.
+:class:`Keys` makes the scores of a block of classes and multiplies their gradient back,
+:class:`Block` reduces scores to numbers and turns them into their own gradient, and
+:class:`WholeRows` is the engine that does so for all classes and a block of rows.
 """
 
 from collections.abc import Sequence
@@ -10,48 +11,179 @@ from typing import NamedTuple, Protocol
 import torch
 from torch import Tensor
 
-from tammes.kernels.merge import merge
-from tammes.kernels.streamed.prototype_blocks import Keys
+from tammes.kernels.matmul import halved, multiply
+from tammes.kernels.problem import Problem
+from tammes.kernels.score_map import MappedRows
 from tammes.kernels.tiling import OF_SCORES
-from tammes.split import SUMMED, OthersMap, columns, softplus
+from tammes.pooling import Pooled, Slopes
+from tammes.similarity import Operand
+from tammes.split import SUMMED, softplus
 
 NUMBERS = ("others", "expected", "mean", *SUMMED)
 """Numbers that a kernel reduces scores to; of the hardest class it finds only the ``place``."""
 
 
-class MappedRows(NamedTuple):
-    """Map of the other scores of some rows.
+class Needs(NamedTuple):
+    """Flags of the gradients to compute."""
 
-    Attributes:
-        function: maps similarities.
-        numbers: the scale of the scores and the numbers that the function takes, shape ``(n,)``
-            each. Those that require a gradient get one.
+    features: bool
+    prototypes: bool
+    bias: bool
+    scale: bool
+
+
+def _rows(prototypes: Tensor) -> Tensor:
+    """All prototypes of some classes, shape ``(k, D)`` or ``(k K, D)``."""
+    return prototypes if prototypes.ndim == 2 else prototypes.flatten(0, 1)
+
+
+class Keys:
+    """Scores of a block of classes, ``query . key + scale * offset``, and the way back.
+
+    Products are made with the prototypes as they are, and scaled where directions are compared, so
+    no copy of all of them is made. But in half precision one of unit rows is kept: on a GPU, making
+    it again for every block of rows takes longer than the products.
+
+    Args:
+        problem: its scale is a tensor in the working dtype, its similarity bound.
+        needs: which gradients are wanted.
+        blocks: slices of the classes.
+        low: dtype of the inputs of products, where it is not the working one.
     """
 
-    function: OthersMap
-    numbers: tuple[Tensor, ...]
+    def __init__(
+        self, problem: Problem, needs: Needs, blocks: Sequence[slice], low: torch.dtype | None
+    ) -> None:
+        features, self.prototypes, bias, scale, similarity, share, *_ = problem
+        assert isinstance(scale, Tensor)
+        self.dtype = scale.dtype
+        self.needs, self.blocks, self.low = needs, blocks, low
+        self.bias = None if bias is None else bias.to(self.dtype)
+        self.scale = scale
+        self.similarity = similarity
+        self.counts, self.there = None if share is None else share.counts, problem.there
+        self.gradient: Tensor | None = None
+        if needs.prototypes:
+            self.gradient = torch.empty_like(
+                self.prototypes, dtype=self.dtype, memory_format=torch.contiguous_format
+            )
+        like = torch.zeros((), dtype=self.dtype, device=features.device)
+        self.d_offsets = like.expand(len(self.prototypes)).clone()
+        self.written = False
+        self.inverses: dict[int, Tensor] = {}
+        self.kept: dict[int, Operand] = {}
+        self.slopes: dict[int, Slopes] = {}
 
-    def __call__(self, scores: Tensor) -> Tensor:
-        """Map scores to scores."""
-        scale, *numbers = columns(self.numbers)
-        return self.function(scores / scale, *numbers) * scale
+    def make(self, block: slice) -> Operand:
+        """Operand of a block of classes; its offset has the bias in it."""
+        if block.start in self.kept:
+            return self.kept[block.start]
+        rows, inverse, offset, _ = self._operand(block)
+        if self.bias is not None:
+            offset = self.bias[block] if offset is None else offset + self.bias[block]
+        if self.low is None:
+            return Operand(rows, inverse, offset)
+        rows = rows if inverse is None else rows * inverse
+        self.kept[block.start] = Operand(rows.to(self.low), None, offset)
+        return self.kept[block.start]
 
-    def take(self, block: slice) -> "MappedRows":
-        """The same for some of the rows; their numbers are leaves of a graph."""
-        taken = (n[block].detach().requires_grad_(n.requires_grad) for n in self.numbers)
-        return self._replace(numbers=tuple(taken))
+    def _operand(self, block: slice) -> Operand:
+        """Prototypes of a block as they enter products; their lengths are taken once."""
+        rows, known = _rows(self.prototypes[block]).to(self.dtype), self.inverses.get(block.start)
+        if known is not None:
+            return Operand(rows, known)
+        operand = self.similarity.prototypes_operand(rows)
+        if operand.inverse is not None:
+            self.inverses[block.start] = operand.inverse
+        return operand
 
-    def gradient(self, scores: Tensor, wanted: Tensor) -> tuple[Tensor, list[Tensor | None]]:
-        """Gradients of scores and numbers from that of the mapped scores."""
-        leaves, scores = self.take(slice(None)), scores.detach().requires_grad_()
-        inputs = [scores, *(n for n in leaves.numbers if n.requires_grad)]
-        with torch.enable_grad():
-            mapped = leaves(scores)
-        d_scores, *found = torch.autograd.grad(
-            mapped, inputs, wanted, allow_unused=True, materialize_grads=True
-        )
-        rest = iter(found)
-        return d_scores, [next(rest) if n.requires_grad else None for n in leaves.numbers]
+    def fill(
+        self, scores: Tensor, query: Tensor, row_offset: Tensor | None, block: slice
+    ) -> Tensor | None:
+        """Write the scores of a block of classes; returns its offsets."""
+        keys, inverse, offset, _ = self.make(block)
+        pooled = self.similarity if isinstance(self.similarity, Pooled) else None
+        products = scores if pooled is None else query.new_empty(len(query), len(keys))
+        self.product(query, keys.T, out=products)
+        if inverse is not None:
+            products *= inverse.view(-1)
+        if pooled is not None:
+            slopes = pooled.pool(products, self.scale, out=scores, to_scale=self.needs.scale)
+            if any(self.needs):
+                self.slopes[block.start] = slopes
+        if offset is not None:
+            scores += self.scale * offset
+        if row_offset is not None:
+            scores += row_offset[:, None]
+        return offset
+
+    def back(
+        self, gradient: Tensor, heavy: Tensor, block: slice, d_query: Tensor | None, *, add: bool
+    ) -> Tensor | None:
+        """Multiply the scores' gradient with keys and queries.
+
+        Args:
+            gradient: of the scores up to a factor of each row, shape ``(n, k)``; overwritten.
+            heavy: queries times that factor and the weight of the row, shape ``(n, D)``.
+            block: slice of the classes.
+            d_query: is added to, without the factor, shape ``(n, D)``.
+            add: whether other rows have given the keys a gradient before.
+
+        Returns:
+            Share of each row in the gradient of the scale beyond that of its query, without the
+            factor, shape ``(n,)``, or none.
+        """
+        keys, inverse, *_ = self.make(block)
+        d_scale = None
+        if isinstance(self.similarity, Pooled):
+            slopes = self.slopes.pop(block.start)
+            if slopes.excess is not None:
+                d_scale = torch.linalg.vecdot(gradient, slopes.excess) / -self.scale
+            gradient = self.similarity.unpool(gradient, slopes)
+        if inverse is not None:
+            gradient *= inverse.view(-1)
+        if d_query is not None:
+            self.product(gradient, keys, out=d_query, add=True)
+        if self.gradient is not None:
+            self.product(gradient.T, heavy, out=_rows(self.gradient[block]), add=add)
+        self.written = True
+        return d_scale
+
+    def product(self, left: Tensor, right: Tensor, out: Tensor, add: bool = False) -> None:
+        """``out = left @ right``, or ``out += left @ right``."""
+        if self.low is None:
+            torch.addmm(out, left, right, beta=1 if add else 0, out=out)
+            return
+        low, size = (right, None) if right.dtype == self.low else halved(right, self.low)
+        result = multiply(left.to(self.low), low)
+        if size is not None:
+            result *= size
+        if add:
+            out += result
+        else:
+            out.copy_(result)
+
+    def finish(self, factor: Tensor) -> tuple[Tensor | None, Tensor]:
+        """Gradients of the prototypes and the offsets, once everything is multiplied back."""
+        if self.gradient is not None:
+            if not self.written:
+                self.gradient.zero_()
+            for block in self.blocks:
+                self._through(block)
+        # On a CPU it costs nothing to see that there is nothing to do.
+        if factor.device.type != "cpu" or factor.item() != 1:
+            self.d_offsets *= factor
+            if self.gradient is not None:
+                self.gradient *= factor
+        return self.gradient, self.d_offsets
+
+    def _through(self, block: slice) -> None:
+        """Turn the gradient of a block of operands, in place, into that of its prototypes."""
+        assert self.gradient is not None
+        gradient, operand = _rows(self.gradient[block]), self._operand(block)
+        if self.low is not None and operand.inverse is not None:
+            gradient *= operand.inverse
+        self.similarity.prototypes_gradient(operand, gradient, self.d_offsets[block])
 
 
 class Block:
@@ -260,28 +392,12 @@ class Engine(Protocol):
 class WholeRows:
     """All scores of a block of rows in one scratch, which becomes their gradient: three products.
 
-    Args:
-        keys: of the classes.
-        reads: which numbers are wanted.
-        counts: how many classes each prototype stands for, shape ``(C,)``, or one each.
-        there: which classes are not masked, shape ``(C,)``, or all of them.
-        longest: most rows of a block.
-        shared: whether the scratch lies in the memory of the keys' gradient, as its first
-            columns: a block of classes is copied out just before its gradient is written there.
+    A shared scratch lies in the memory of the keys' gradient, as its first columns: a block of
+    classes is copied out just before its gradient is written there.
     """
 
-    def __init__(
-        self,
-        keys: Keys,
-        reads: frozenset[str],
-        counts: Tensor | None,
-        there: Tensor | None,
-        *,
-        longest: int,
-        shared: bool,
-    ) -> None:
+    def __init__(self, keys: Keys, reads: frozenset[str], *, longest: int, shared: bool) -> None:
         self.keys, self.reads, self.shared = keys, reads, shared
-        self.counts, self.there = counts, there
         if shared and keys.gradient is not None:
             self.scratch = keys.gradient.flatten(1)[:, :longest].T
         else:
@@ -295,13 +411,14 @@ class WholeRows:
             self.keys.fill(scores[:, block], rows.query, rows.offset, block)
             for block in self.keys.blocks
         ]
-        there = [offset for offset in offsets if offset is not None]
-        self.offsets = torch.cat(there) if there else None
+        some = [offset for offset in offsets if offset is not None]
+        self.offsets = torch.cat(some) if some else None
         if scores.shape[1] == 0:
             return nothing_here(rows, self.reads)
         # The one before goes first.
         self.block: Block | None = None
-        self.block = Block(scores, rows.own, self.reads, self.counts, rows.mapped, self.there)
+        counts, there = self.keys.counts, self.keys.there
+        self.block = Block(scores, rows.own, self.reads, counts, rows.mapped, there)
         return Found(self.block.numbers, self.block.place)
 
     def backward(self, rows: Rows, wanted: dict[str, Tensor | None], weights: Tensor) -> Back:
@@ -337,106 +454,6 @@ class WholeRows:
     def finish(self, factor: Tensor) -> tuple[Tensor | None, Tensor]:
         """Return the accumulated gradients."""
         return self.keys.finish(factor)
-
-
-class ClassBlocks:
-    """Scores of all rows against one block of classes at a time, made again in backward.
-
-    No row of all scores ever exists. A fourth product is the price.
-
-    Args:
-        keys: of the classes.
-        reads: which numbers are wanted.
-        counts: how many classes each prototype stands for, shape ``(C,)``, or one each.
-        there: which classes are not masked, shape ``(C,)``, or all of them.
-    """
-
-    def __init__(
-        self, keys: Keys, reads: frozenset[str], counts: Tensor | None, there: Tensor | None
-    ) -> None:
-        self.keys, self.reads, self.counts, self.there = keys, reads, counts, there
-
-    def forward(self, rows: Rows) -> Found:
-        """Merge the numbers of every block of classes."""
-        merged: dict[str, Tensor] = {}
-        top = place = None
-        for block in self.keys.blocks:
-            part, _ = self._block(rows, block)
-            both = {n: torch.stack([merged[n], v]) for n, v in part.numbers.items() if merged}
-            merged = merge(both) if both else part.numbers
-            if part.place is not None:
-                here = part.place + block.start
-                if top is None or place is None:
-                    top, place = part.top, here
-                else:
-                    # The first of several equal ones stays.
-                    place = torch.where(part.top > top, here, place)
-                    top = torch.maximum(part.top, top)
-            del part
-        if not self.keys.blocks:
-            return nothing_here(rows, self.reads)
-        self.numbers = merged
-        return Found(merged, place)
-
-    def backward(self, rows: Rows, wanted: dict[str, Tensor | None], weights: Tensor) -> Back:
-        """Make every block again, and its gradient by the chain rule of the merge."""
-        keys = self.keys
-        d_query = torch.zeros_like(rows.query)
-        d_row = None if rows.offset is None else torch.zeros_like(d_query[:, 0])
-        d_scale = None
-        d_mapped: list[Tensor | None] = [None for _ in rows.mapped.numbers] if rows.mapped else []
-        for block in keys.blocks:
-            part, offset = self._block(rows, block)
-            gradient = part.scores
-            factor = part.overwrite_with_gradient(self._of_part(part, wanted))
-            d_mapped = add_gradients(d_mapped, part.d_numbers)
-            heavy = factor * weights
-            if d_row is not None:
-                d_row += factor * gradient.sum(1)
-            if offset is not None:
-                d_scale = torch.zeros_like(factor) if d_scale is None else d_scale
-                d_scale += factor * (gradient @ offset)
-                keys.d_offsets[block] += keys.scale * (heavy @ gradient)
-            d_part = torch.zeros_like(rows.query)
-            more = keys.back(gradient, rows.query * heavy[:, None], block, d_part, add=False)
-            d_scale = added(d_scale, more, factor)
-            d_query += d_part * factor[:, None]
-            del part, gradient
-        return Back(d_query, d_row, d_scale, d_mapped)
-
-    def finish(self, factor: Tensor) -> tuple[Tensor | None, Tensor]:
-        """Return the accumulated gradients."""
-        return self.keys.finish(factor)
-
-    def _block(self, rows: Rows, block: slice) -> tuple[Block, Tensor | None]:
-        size = block.stop - block.start
-        scores = rows.query.new_empty(len(rows.own), size)
-        offset = self.keys.fill(scores, rows.query, rows.offset, block)
-        here = (rows.own >= block.start) & (rows.own < block.stop)
-        own = torch.where(here, rows.own - block.start, -1)
-        counts = None if self.counts is None else self.counts[block]
-        there = None if self.there is None else self.there[block]
-        return Block(scores, own, self.reads, counts, rows.mapped, there), offset
-
-    def _of_part(self, part: Block, wanted: dict[str, Tensor | None]) -> dict[str, Tensor | None]:
-        if not part.has_softmax:
-            return wanted
-        others, expected = wanted.get("others"), wanted.get("expected")
-        total = self.numbers["others"]
-        share = (part.numbers["others"] - torch.where(total > float("-inf"), total, 0.0)).exp()
-        if expected is not None:
-            apart = part.numbers["expected"] - self.numbers["expected"]
-            others = expected * apart if others is None else others + expected * apart
-            expected = expected * share
-        return wanted | {"others": None if others is None else others * share, "expected": expected}
-
-
-def add_gradients(
-    some: Sequence[Tensor | None], more: Sequence[Tensor | None]
-) -> list[Tensor | None]:
-    """Add gradients pairwise; none is zero."""
-    pairs = zip(some, more, strict=True)
-    return [b if a is None else a if b is None else a + b for a, b in pairs]
 
 
 def added(total: Tensor | None, more: Tensor | None, factor: Tensor) -> Tensor | None:

@@ -32,12 +32,7 @@ def bnneck(size: int, norm: str = "batch") -> nn.Module:
 
 
 class Backbone(nn.Module):
-    """A sequence of named parts, from images to features.
-
-    Args:
-        parts: modules by name, in order.
-        num_features: number of features.
-    """
+    """A sequence of named parts, from images to features."""
 
     def __init__(self, parts: Mapping[str, nn.Module], num_features: int) -> None:
         super().__init__()
@@ -46,14 +41,7 @@ class Backbone(nn.Module):
             self.add_module(name, part)
 
     def forward(self, images: Tensor) -> Tensor:
-        """Compute features of images.
-
-        Args:
-            images: normalised, shape ``(N, C, H, W)``.
-
-        Returns:
-            Features, shape ``(N, num_features)``.
-        """
+        """Compute features ``(N, num_features)`` of normalised images ``(N, C, H, W)``."""
         for part in self.children():
             images = part(images)
         return images
@@ -72,9 +60,6 @@ class Blocks:
     """Builds the layers of a network with the settings that all networks share.
 
     Args:
-        name: name of the network, for messages.
-        shape: channels, height and width of the images.
-        min_side: smallest side of an image.
         features: number of features; None for the number of the recipe.
         width: multiplier of the channels.
         norm: ``batch``, or ``group`` if examples must not depend on each other.

@@ -17,10 +17,7 @@ from tammes.lab.backbones.blocks import (
 def mnist_cnn(blocks: Blocks, *, relu: bool | None = None) -> Backbone:
     """The MNIST network of Zhou et al. 2022: two convolutions and a linear layer.
 
-    Args:
-        blocks: settings that all networks share.
-        features: size of the embedding, 128 by default; 3 for plots.
-        relu: whether the embedding ends in a ReLU; by default from 64 features on.
+    The embedding has 128 features by default, and ends in a ReLU from 64 features on.
 
     Example:
         >>> mnist_cnn(shape=(1, 28, 28), features=3).num_features
@@ -52,10 +49,7 @@ def _lsoftmax(blocks: Blocks, repeats: int, relu: bool | None) -> Backbone:
 def lsoftmax_mnist(blocks: Blocks, *, relu: bool | None = None) -> Backbone:
     """The MNIST network released with L-Softmax (Liu et al. 2016): 1 + 3 x 3 convolutions.
 
-    Args:
-        blocks: settings that all networks share.
-        features: size of the embedding, 512 by default.
-        relu: whether the embedding ends in a ReLU; by default from 64 features on.
+    The embedding has 512 features by default, and ends in a ReLU from 64 features on.
     """
     return _lsoftmax(blocks, 3, relu)
 
@@ -64,11 +58,8 @@ def lsoftmax_mnist(blocks: Blocks, *, relu: bool | None = None) -> Backbone:
 def lsoftmax_cifar(blocks: Blocks, *, relu: bool | None = None) -> Backbone:
     """The CIFAR network released with L-Softmax (Liu et al. 2016): 1 + 3 x 4 convolutions.
 
-    Args:
-        blocks: settings that all networks share.
-        features: size of the embedding, 512 by default.
-        width: multiplies the channels; 1.5 gives 96, 192 and 384, reported for CIFAR-100.
-        relu: whether the embedding ends in a ReLU; by default from 64 features on.
+    The embedding is that of :func:`lsoftmax_mnist`; a width of 1.5 gives the 96, 192 and 384
+    channels reported for CIFAR-100.
     """
     return _lsoftmax(blocks, 4, relu)
 
@@ -77,11 +68,8 @@ def lsoftmax_cifar(blocks: Blocks, *, relu: bool | None = None) -> Backbone:
 def lsoftmax_2d(blocks: Blocks) -> Backbone:
     """The network behind the 2-D figure of L-Softmax (Liu et al. 2016): 3 x 2 convolutions, 5 x 5.
 
-    The weights have the default initialisation of PyTorch, as in the public re-implementation.
-
-    Args:
-        blocks: settings that all networks share.
-        features: size of the embedding, 2 by default.
+    The weights have the default initialisation of PyTorch, as in the public re-implementation. The
+    embedding has 2 features by default.
     """
     channels, options = blocks.scaled(32, 64, 128), {"bias": True, "activation": nn.PReLU}
 

@@ -56,13 +56,7 @@ class DropBlock(nn.Module):
 
 
 def drop_layers(name: str, rate: float, block_size: int) -> Callable[[int], list[nn.Module]]:
-    """Return a function from stage to drop layers: dropout in 1 and 2, DropBlock in 3 and 4.
-
-    Args:
-        name: name of the network, for messages.
-        rate: drop rate of both; 0 for none.
-        block_size: side of the squares of DropBlock.
-    """
+    """Return a function from stage to drop layers: dropout in 1 and 2, DropBlock in 3 and 4."""
     if not 0 <= rate < 1:
         raise ValueError(f"{name} expects drop_rate in [0, 1), got {rate!r}")
     if type(block_size) is not int or block_size < 1:

@@ -35,11 +35,7 @@ def vgg16(blocks: Blocks) -> Backbone:
     """VGG-16 (Simonyan and Zisserman 2015), as in the code of Kobayashi 2019: 4096 features.
 
     Its convolutions and both of its hidden linear layers are normalised, and there is no dropout.
-
-    Args:
-        blocks: settings that all networks share.
-        features: size of the second linear layer, 4096 by default.
-        width: multiplies the channels and the linear layers.
+    The width multiplies the linear layers too.
 
     Example:
         >>> vgg16(shape=(3, 32, 32), width=0.125).num_features
@@ -59,11 +55,6 @@ def vgg16_mod(blocks: Blocks) -> Backbone:
 
     In place of the last pooling and the first linear layer of :func:`vgg16` there are a 1 x 1
     convolution and global average pooling: a quarter of the parameters.
-
-    Args:
-        blocks: settings that all networks share.
-        features: size of the linear layer, 4096 by default.
-        width: multiplies the channels and the linear layer.
     """
     parts, channels = _vgg_stages(blocks)
     hidden = blocks.scale(4096)
@@ -95,9 +86,7 @@ def mobilenet(blocks: Blocks) -> Backbone:
 def resnext50(blocks: Blocks) -> Backbone:
     """ResNeXt-50, 32 x 4d (Xie et al. 2017): bottlenecks in 32 groups, 2048 features.
 
-    Args:
-        blocks: settings that all networks share.
-        width: multiplies the channels; with few channels there are fewer groups.
+    With few channels there are fewer groups.
     """
     channels = [2 * half for half in blocks.scaled(128, 256, 512, 1024)]
     return residual(

@@ -10,10 +10,6 @@ class Projected(nn.Module):
 
     Few-shot codes train on projected features and recognise novel classes by those before the
     layer: ``projected.network(images)``.
-
-    Args:
-        network: maps images to features.
-        num_features: size of the layer.
     """
 
     def __init__(self, network: Backbone, num_features: int) -> None:

@@ -37,10 +37,6 @@ _TIMM = "timm:"
 def resolve(text: str, shape: Sequence[int]) -> str:
     """Resolve ``auto`` for images of this shape; any other expression is returned unchanged.
 
-    Args:
-        text: expression such as ``"auto"``, ``"auto(features=3)"`` or ``"resnet18"``.
-        shape: channels, height and width of the images.
-
     Example:
         >>> resolve("auto(features=3)", (1, 28, 28))
         'mnist_cnn(features=3)'

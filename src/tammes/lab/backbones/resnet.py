@@ -118,9 +118,7 @@ def residual(
 def resnet18(blocks: Blocks, *, relu_after: bool = False) -> Backbone:
     """The CIFAR ResNet-18 of Zhou et al. 2022: 3 x 3 stem, 512 features that can be negative.
 
-    Args:
-        blocks: settings that all networks share.
-        relu_after: put a ReLU after each addition, as is usual; the paper's code has none.
+    With ``relu_after`` there is a ReLU after each addition, as is usual; the paper's code has none.
 
     Example:
         >>> resnet18(shape=(3, 32, 32), width=0.125).num_features
@@ -132,12 +130,7 @@ def resnet18(blocks: Blocks, *, relu_after: bool = False) -> Backbone:
 
 @network(8, conv=UNIFORM, linear=nn.init.xavier_uniform_)
 def resnet34(blocks: Blocks, *, relu_after: bool = False) -> Backbone:
-    """The CIFAR ResNet-34 of Zhou et al. 2022; see :func:`resnet18`.
-
-    Args:
-        blocks: settings that all networks share.
-        relu_after: put a ReLU after each addition.
-    """
+    """The CIFAR ResNet-34 of Zhou et al. 2022; see :func:`resnet18`."""
     channels = blocks.scaled(64, 128, 256, 512)
     return residual(blocks, channels, (3, 4, 6, 3), after=RELU if relu_after else nn.Identity)
 
@@ -162,11 +155,8 @@ def resnet12_basic(blocks: Blocks) -> Backbone:
 def resnet18_224(blocks: Blocks, *, drop_rate: float = 0.0, block_size: int = 5) -> Backbone:
     """ResNet-18 for large images, as in Liu et al. 2020: 7 x 7 stem, 512 features.
 
-    Args:
-        blocks: settings that all networks share.
-        drop_rate: of dropout after the blocks of stages 1 and 2, and of DropBlock after those of
-            3 and 4; 0 for none.
-        block_size: side of the squares of DropBlock.
+    The drop rate is that of dropout after the blocks of stages 1 and 2, and of DropBlock, in
+    squares of ``block_size``, after those of 3 and 4.
     """
     drop = drop_layers(blocks.name, drop_rate, block_size)
     channels = blocks.scaled(64, 128, 256, 512)
@@ -179,12 +169,8 @@ def resnet50_bnneck(blocks: Blocks) -> Backbone:
 
     The neck normalises the 2048 features, without a shift. The classifier uses the features after
     it; metric losses use those before, ``network.body(images)``. Weights are random; use
-    ``timm:resnet50(pretrained=True)`` for pretrained ones.
-
-    Args:
-        blocks: settings that all networks share.
-        features: adds a linear layer of this size before the neck.
-        norm: ``batch`` or ``group``, for the neck too.
+    ``timm:resnet50(pretrained=True)`` for pretrained ones. ``features`` adds a linear layer before
+    the neck.
     """
     # Four times the inner channels, which are a multiple of 8 as well.
     channels = [4 * inside for inside in blocks.scaled(64, 128, 256, 512)]

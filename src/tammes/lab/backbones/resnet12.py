@@ -21,10 +21,7 @@ _LEAKY = partial(nn.LeakyReLU, 0.1, inplace=True)
 def resnet12(blocks: Blocks, *, drop_rate: float = 0.0, block_size: int = 5) -> Backbone:
     """The ResNet-12 of MetaOptNet, as in Liu et al. 2020: four blocks of three, 640 features.
 
-    Args:
-        blocks: settings that all networks share.
-        drop_rate: of dropout after stages 1 and 2, and of DropBlock after 3 and 4; 0 for none.
-        block_size: side of the squares of DropBlock.
+    Dropout and DropBlock are those of :func:`.resnet18_224`.
 
     Example:
         >>> resnet12(shape=(3, 84, 84), width=0.125).num_features

@@ -17,16 +17,12 @@ def from_timm(
 ) -> Backbone:
     """Build a network of timm without its classifier.
 
-    Args:
-        name: name in timm, such as ``resnet50`` or ``vit_small_patch16_224.dino``.
-        shape: channels, height and width of the images.
-        pretrained: download and use the weights of timm; random weights otherwise.
-        features: adds a linear layer of this size.
-        neck: adds a batch normalisation without shift after the features (BNNeck).
+    ``pretrained`` weights are downloaded; ``features`` adds a linear layer of that size, and
+    ``neck`` a batch normalisation without shift after the features (BNNeck).
 
     Raises:
         ImportError: timm cannot be imported.
-        ValueError: timm has no network of this name.
+        ValueError: timm has no network of this name, such as ``vit_small_patch16_224.dino``.
     """
     timm = import_timm(name)
     blocks = Blocks(f"timm:{name}", shape, 1, features, 1.0, "batch")

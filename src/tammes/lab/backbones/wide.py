@@ -41,9 +41,7 @@ class PreActivation(nn.Module):
 def wrn28_10(blocks: Blocks, *, drop_rate: float = 0.0) -> Backbone:
     """WRN-28-10 (Zagoruyko and Komodakis 2016): 3 x 4 wide blocks, 640 features.
 
-    Args:
-        blocks: settings that all networks share.
-        drop_rate: rate of dropout between the convolutions of a block.
+    The drop rate is that of dropout between the convolutions of a block.
     """
     if not 0 <= drop_rate < 1:
         raise ValueError(f"wrn28_10 expects drop_rate in [0, 1), got {drop_rate!r}")

@@ -87,14 +87,7 @@ def show(
     title: str | None = None,
     more: Sequence[str] = (),
 ) -> int:
-    """Print the table of runs and the verdict, and write their page.
-
-    Args:
-        runs: the runs.
-        page: file of the page.
-        baseline: label of the group that the others are compared with; the first by default.
-        title: title of the page.
-        more: further sentences of the verdict.
+    """Print the table of runs and the verdict, which has ``more`` sentences, and write their page.
 
     Returns:
         1 if a run is not finished, else 0.

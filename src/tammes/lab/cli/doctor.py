@@ -3,8 +3,10 @@
 import argparse
 import json
 from collections.abc import Sequence
+from functools import partial
 from typing import Any
 
+from tammes.lab.cli.arguments import add_argument
 from tammes.lab.records.run_folder import RecordError, Run, find
 
 
@@ -15,30 +17,15 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         "training, and a diagnosis of the finished model. Exit code 0 if all runs are healthy, 1 "
         "if there is a warning. docs/doctor.md explains every illness."
     )
-    parser.add_argument(
-        "runs",
-        nargs="+",
-        metavar="RUN",
-        help="run directories, or directories that contain runs at any depth",
-    )
-    parser.add_argument("--json", action="store_true", help="print the findings as JSON")
-    parser.add_argument(
-        "--mute",
-        default="",
-        metavar="NAMES",
-        help="illnesses not to report, separated by commas, besides those that the runs mute",
-    )
+    add = partial(add_argument, parser)
+    add("runs RUN", "run directories, or directories that contain runs at any depth", nargs="+")
+    add("--json", "print the findings as JSON")
+    mute = "illnesses not to report, separated by commas, besides those that the runs mute"
+    add("--mute NAMES", mute, "")
 
 
 def run(arguments: argparse.Namespace) -> int:
-    """Run ``tammes doctor``.
-
-    Args:
-        arguments: parsed with :func:`add_arguments`.
-
-    Returns:
-        0 if all runs are healthy, 1 if one has a warning.
-    """
+    """Run ``tammes doctor``; return 0 if all runs are healthy, 1 if one has a warning."""
     from tammes.lab.training.health import muted_names
 
     muted = muted_names(arguments.mute)

@@ -13,6 +13,7 @@ from tammes.lab.fewshot import class_lists, protocol
 from tammes.lab.fewshot.episodes import check_numbers
 from tammes.lab.fewshot.features import ClassPart, check_way, from_file, from_run, on_device
 from tammes.lab.fewshot.protocol import FewShotResult, LabelledFeatures, Method
+from tammes.lab.recognition.results import Listing, counted
 from tammes.lab.report.verdicts import as_text as verdict_text
 from tammes.lab.report.verdicts import verdict_on_fewshot
 
@@ -140,8 +141,8 @@ def as_text(
     """Format accuracies as a table for a terminal."""
     settings = _settings(rows, examples, arguments)
     compared = arguments.against is not None
-    heading = ["method", "shots", "accuracy %", *(["against %", "difference"] if compared else [])]
-    table = [heading]
+    heading = ("method", "shots", "accuracy %", *(("against %", "difference") if compared else ()))
+    table: list[tuple[str, ...]] = []
     for row in rows:
         cells = [row.method, str(row.shot), row.accuracy.shown()]
         if row.difference is not None and row.against is not None:
@@ -149,27 +150,19 @@ def as_text(
             # A difference inside its interval decides nothing.
             verdict = "" if row.difference.clear else "  (not clear)"
             cells += [other.accuracy.shown(), row.difference.shown(sign=True) + verdict]
-        table.append(cells)
-    widths = [max(len(line[place]) for line in table) for place in range(len(heading))]
+        table.append(tuple(cells))
     lines = [f"  {settings['model']}"]
     lines += [f"  against {arguments.against}, on the same episodes"] if compared else []
     lines += [
         f"  {settings['images']:,} images of {settings['classes']} classes"
         f"{f' ({arguments.split})' if arguments.split else ''}"
         f"{', held out of training' if settings['held_out'] else ''}; {arguments.way}-way, "
-        f"{_counted(arguments.queries, 'query', 'queries')}, "
-        f"{_counted(arguments.episodes, 'episode', 'episodes')}, seed {arguments.seed}; "
+        f"{counted(arguments.queries, 'query', 'queries')}, "
+        f"{counted(arguments.episodes, 'episode')}, seed {arguments.seed}; "
         "± is 95 % over episodes",
         "",
     ]
-    for line in table:
-        cells = [f"{cell:<{width}}" for cell, width in zip(line, widths, strict=True)]
-        lines.append("  " + "   ".join(cells).rstrip())
-    return "\n".join(lines)
-
-
-def _counted(count: int, one: str, several: str) -> str:
-    return f"{count:,} {one if count == 1 else several}"
+    return "\n".join([*lines, *Listing(heading, table).lines()])
 
 
 def _settings(

@@ -266,27 +266,12 @@ def as_text(found: Recognition) -> str:
     lines = [f"  {found.title}", *(f"  {text}" for text in found.summary)]
     lines += [f"  note: {note}" for note in found.notes]
     numbers = [(number.name, number.shown(), number.shown_interval()) for number in found.numbers]
-    lines += ["", *_table(Listing(("", "value", "95 % over identities"), numbers))]
+    lines += ["", *Listing(("", "value", "95 % over identities"), numbers).lines()]
     for heading, table in found.tables.items():
-        lines += ["", f"  {heading.lower()}", *_table(table)]
+        lines += ["", f"  {heading.lower()}", *table.lines()]
     if found.thresholds:
-        lines += ["", "  thresholds", *_table(found.threshold_listing())]
+        lines += ["", "  thresholds", *found.threshold_listing().lines()]
     if found.failing.rows:
         some = found.failing._replace(rows=found.failing.rows[:_SHOWN])
-        lines += ["", "  identities that fail most", *_table(some)]
+        lines += ["", "  identities that fail most", *some.lines()]
     return "\n".join(line.rstrip() for line in lines)
-
-
-def _table(listing: Listing) -> list[str]:
-    """Format rows under their columns; numbers are aligned to the right."""
-    lines = [list(listing.columns), *map(listing.texts, listing.rows)]
-    columns = [*zip(*lines, strict=True)]
-    numeric = [
-        all(isinstance(value, int | float) for value in column)
-        for column in zip(*listing.rows, strict=True)
-    ]
-    padded = [
-        [f"{cell:{'>' if right else '<'}{max(map(len, column))}}" for cell in column]
-        for column, right in zip(columns, numeric or [False] * len(columns), strict=True)
-    ]
-    return ["  " + "   ".join(cells) for cells in zip(*padded, strict=True)]

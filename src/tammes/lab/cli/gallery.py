@@ -1,13 +1,12 @@
 """The command ``tammes gallery``."""
 
 import argparse
-import contextlib
 import json
 import shlex
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from functools import partial
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import torch
 
@@ -15,8 +14,8 @@ from tammes.gallery import CalibratedThreshold, Gallery
 from tammes.lab.cli.arguments import add_argument
 from tammes.lab.data.images import DataError
 from tammes.lab.data.sources.folder import list_classes
-from tammes.lab.inference.preprocess import UnreadableImage, named_images
-from tammes.lab.inference.progress_bar import ImageProgress
+from tammes.lab.inference.preprocess import named_images
+from tammes.lab.inference.progress_bar import watched_images
 from tammes.lab.inference.trained_model import EmbeddedBatch, load
 from tammes.lab.recognition.results import counted
 from tammes.lab.report.pages.gallery_page import SHOWN, Answer, render_gallery_page
@@ -123,7 +122,7 @@ def _build(arguments: argparse.Namespace) -> int:
     model = load(arguments.model)
     gallery = Gallery(model, template=arguments.template)
     calibration = None
-    with _embedding(len(listed.paths), skip=arguments.skip_corrupt) as (watched, unreadable):
+    with watched_images(len(listed.paths), skip=arguments.skip_corrupt) as (watched, unreadable):
         gallery.enrol(watched(rest.paths), rest.ids, unreadable=unreadable)
         if arguments.far is not None:
             batches = list(model.embed_batches(watched(probes.paths), unreadable=unreadable))
@@ -178,7 +177,7 @@ def _add(arguments: argparse.Namespace) -> int:
     path = _gallery_path(arguments.gallery)
     listed = _list(arguments.images)
     gallery = Gallery.load(path, load(arguments.model))
-    with _embedding(len(listed.paths), skip=arguments.skip_corrupt) as (watched, unreadable):
+    with watched_images(len(listed.paths), skip=arguments.skip_corrupt) as (watched, unreadable):
         gallery.enrol(
             watched(listed.paths), listed.ids, existing=arguments.existing, unreadable=unreadable
         )
@@ -212,7 +211,7 @@ def _query(arguments: argparse.Namespace) -> int:
     total = sum(1 for _ in named_images(arguments.images))
     shown: list[Answer] = []
     answered = 0
-    with _embedding(total, skip=arguments.skip_corrupt) as (watched, unreadable):
+    with watched_images(total, skip=arguments.skip_corrupt) as (watched, unreadable):
         images = watched(image for _, image in named_images(arguments.images))
         for batch in model.embed_batches(images, unreadable=unreadable):
             for answer in _answers(gallery, batch, arguments):
@@ -268,32 +267,6 @@ def _threshold(calibration: CalibratedThreshold, far: float) -> str:
         "individuals "
         f"and {100 * calibration.tar:.1f} % of {calibration.same:,} of the same"
     )
-
-
-@contextlib.contextmanager
-def _embedding(
-    total: int, *, skip: bool
-) -> Iterator[tuple[Callable[[Iterable[Any]], Iterator[Any]], Callable[[Any], None] | None]]:
-    """Show the progress over images, and report or skip those that cannot be read.
-
-    Yields:
-        A function that counts images as they are taken, and the one that is called for an
-        unreadable image, None if that is an error.
-    """
-    with ImageProgress(total) as progress:
-
-        def watched(images: Iterable[Any]) -> Iterator[Any]:
-            for image in images:
-                yield image
-                progress.advance()
-
-        def leave_out(error: UnreadableImage) -> None:
-            progress.say(f"{error}, it is left out")
-
-        try:
-            yield watched, leave_out if skip else None
-        except UnreadableImage as error:
-            raise DataError(f"{error}; --skip-corrupt leaves such images out") from error
 
 
 def _gallery_path(text: str) -> Path:

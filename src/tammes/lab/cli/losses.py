@@ -48,17 +48,13 @@ class LossInfo:
     """Description of a loss.
 
     Attributes:
-        name: name of the builder.
-        summary: first line of its docstring.
         formula: first formula of its docstring, in plain text.
         settings: settings with a default, and their defaults.
         required: settings without a default.
         on: input of the loss: ``"split"``, ``"prototypes"``, ``"features"``, or ``"losses"`` for a
             sum of two.
-        heads: heads that accept it.
         dense: whether it needs the whole logit matrix in memory.
         criterion: name of the ready-made criterion, or an empty string.
-        source: references.
         also: other names of the same loss.
     """
 

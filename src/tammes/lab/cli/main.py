@@ -62,10 +62,7 @@ class _Parser(argparse.ArgumentParser):
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    """Run a command.
-
-    Args:
-        arguments: words after ``tammes`` on the command line; by default those of this process.
+    """Run a command, given by the words after ``tammes``; by default those of this process.
 
     Returns:
         The exit code of the command; 2 after an error of the user, explained on stderr; 130 after

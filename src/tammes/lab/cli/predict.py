@@ -7,8 +7,8 @@ from pathlib import Path
 
 from tammes.lab.cli.arguments import add_argument
 from tammes.lab.data.images import DataError
-from tammes.lab.inference.preprocess import UnreadableImage, named_images
-from tammes.lab.inference.progress_bar import ImageProgress
+from tammes.lab.inference.preprocess import named_images
+from tammes.lab.inference.progress_bar import watched_images
 from tammes.lab.inference.trained_model import Prediction, load
 
 
@@ -36,24 +36,14 @@ def run(arguments: argparse.Namespace) -> int:
     model = load(arguments.model)
     model.check_classifies("predict")
     # Counted by name only; images are decoded as they are needed.
-    left_out, total = 0, sum(1 for _ in named_images(arguments.images))
-    with ImageProgress(total) as progress:
-
-        def leave_out(error: UnreadableImage) -> None:
-            nonlocal left_out
-            left_out += 1
-            progress.advance()
-            progress.say(f"{error}, it is left out")
-
-        report = leave_out if arguments.skip_corrupt else None
-        try:
-            for found in model.predict_each(arguments.images, arguments.top, unreadable=report):
-                line = json.dumps(found.as_dict()) if arguments.json else as_text(found)
-                print(line, flush=True)
-                progress.advance()
-        except UnreadableImage as error:
-            raise DataError(f"{error}; --skip-corrupt leaves such images out") from error
-    if left_out == total:
+    predicted, total = 0, sum(1 for _ in named_images(arguments.images))
+    with watched_images(total, skip=arguments.skip_corrupt) as (watched, unreadable):
+        images = watched(image for _, image in named_images(arguments.images))
+        for found in model.predict_each(images, arguments.top, unreadable=unreadable):
+            line = json.dumps(found.as_dict()) if arguments.json else as_text(found)
+            print(line, flush=True)
+            predicted += 1
+    if not predicted:
         raise DataError(f"none of the {total:,} images can be read")
     return 0
 

@@ -10,6 +10,7 @@ from tammes.advise.text import table
 from tammes.lab.cli.arguments import add_argument
 from tammes.lab.config import flags
 from tammes.lab.data.sources.loading import say
+from tammes.lab.report import verdicts
 from tammes.lab.report.pages.tuning_page import tuning_page, tuning_table
 from tammes.lab.report.render.html_page import Value, write
 from tammes.lab.report.rerun import train_command
@@ -21,8 +22,8 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.description = (
         "Search for scale, margin and learning rate of a loss by successive halving: twelve "
         "settings for a ninth of the epochs, the best third of them for a third, the best two of "
-        "those for all, at the cost of about five runs. Settings are compared on held-out training "
-        "images. Repeating the command resumes an interrupted search."
+        "those for all, at the cost of five to seven runs. Settings are compared on held-out "
+        "training images. Repeating the command resumes an interrupted search."
     )
     add = partial(add_argument, parser)
     add("--out DIR", "directory of the runs and of tuning.html [tuning]", "tuning")
@@ -53,7 +54,7 @@ def run(arguments: argparse.Namespace) -> int:
     columns, rows = tuning_table(tuning)
     texts = [[each.text if isinstance(each, Value) else str(each) for each in row] for row in rows]
     print("\n".join(table([columns, *texts], right=frozenset(range(1, len(columns) - 1)))))
-    print("", *tuning.sentences(), sep="\n  ")
+    print("", verdicts.as_text(tuning.sentences()), sep="\n")
     print(f"\n  train with it: {train_command(tuning.final)}")
     page = Path(arguments.out) / "tuning.html"
     write(page, tuning_page(tuning, command=shlex.join(["tammes", *sys.argv[1:]])))

@@ -45,13 +45,8 @@ class Call:
 class Source:
     """Text and its syntax tree, of bounded size; the tree is not validated yet.
 
-    Args:
-        text: one expression.
-        what: name of the setting, for messages.
-        form: template that turns the text into Python, such as ``"f({})"`` for keyword arguments.
-
-    Raises:
-        ValueError: the text is too long, nested too deep, or not Python.
+    The form turns the text into Python, such as ``"f({})"`` for keyword arguments; a ValueError
+    says ``what`` setting is too long, nested too deep, or not Python.
     """
 
     def __init__(self, text: str, what: str, form: str = "{}") -> None:

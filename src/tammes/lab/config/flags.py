@@ -60,11 +60,8 @@ def read_config(arguments: argparse.Namespace, **defaults: Any) -> Config:
     """Return the configuration given by flags and files.
 
     With ``--print_config`` it is printed and the program exits. An invalid value raises ValueError,
-    which names the file or the field. ``arguments.uses_default_data`` is set.
-
-    Args:
-        arguments: result of a parser prepared by :func:`add_config`.
-        **defaults: defaults of the command, where they differ from those of :class:`.Config`.
+    which names the file or the field. ``arguments.uses_default_data`` is set. The defaults are
+    those of the command, where they differ from those of :class:`.Config`.
     """
     values = dict(defaults)
     for path in arguments.config:

@@ -14,7 +14,7 @@ from typing import Any, Literal
 
 from tammes.advise import defaults
 from tammes.lab.config.expressions import normal
-from tammes.lab.config.typecheck import check_names, fit
+from tammes.lab.config.typecheck import as_source, check_names, fit
 
 Precision = Literal["fp32", "bf16", "fp16"]
 Optimizer = Literal["sgd", "adam", "adamw"]
@@ -186,6 +186,9 @@ class Config:
     name: str = ""
 
     def __post_init__(self) -> None:
+        object.__setattr__(self, "data", as_source("data", self.data))
+        if self.test is not None:
+            object.__setattr__(self, "test", as_source("test", self.test))
         for each in dataclasses.fields(self):
             fit(getattr(self, each.name), each.type, each.name)
         for field, low in _AT_LEAST.items():

@@ -5,12 +5,14 @@ A type may be annotated with checks that run after the type check: each returns 
 """
 
 import math
+import os
 import types
 import typing
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import MISSING, fields
 from typing import Annotated, Any, Literal, TypeVar, Union, get_args, get_origin
 
+from tammes._validation import describe
 from tammes.lab.config.expressions import did_you_mean, short
 
 T = TypeVar("T")
@@ -95,7 +97,8 @@ def fit(value: Any, kind: Any, what: str) -> Any:
         return value
     one = next((each for each in members(kind) if _is(value, each)), None)
     if one is None:
-        raise ValueError(f"{what} is expected to be {type_name(kind)}, got {value!r}")
+        got = describe(value) if hasattr(value, "shape") else repr(value)
+        raise ValueError(f"{what} is expected to be {type_name(kind)}, got {got}")
     if one is not kind:
         return fit(value, one, what)
     if origin is Mapping:
@@ -171,6 +174,16 @@ def _words(kind: Any) -> str:
     return type_name(args[0]) if origin is Annotated else _WORDS[origin]
 
 
+def as_source(name: str, value: Any) -> str:
+    """Return the path or the name of a data source; images in memory have none."""
+    if isinstance(value, str | os.PathLike):
+        return os.fspath(value)
+    raise ValueError(
+        f"{name} is expected to be the path or the name of a source, got {describe(value)}; "
+        "tammes.lab.data.write_source writes images of a program to one"
+    )
+
+
 def as_table(value: Any, what: str) -> dict[str, Any]:
     """Return a mapping as a dict; raise if the value is not one."""
     table: dict[str, Any] = fit(value, Mapping[str, Any], what)
@@ -191,6 +204,17 @@ def check_fields(instance: Any, what: str) -> None:
     hints = typing.get_type_hints(type(instance), include_extras=True)
     for each in fields(instance):
         fit(getattr(instance, each.name), hints[each.name], f"{each.name} of {what}")
+
+
+def seed_numbers(seeds: int | Sequence[int], first: int = 0) -> Sequence[int]:
+    """Return a list of seeds, given it or their number, counted from the first."""
+    if isinstance(seeds, int):
+        if seeds < 1:
+            raise ValueError(f"seeds is expected to be at least 1, got {seeds}")
+        return range(first, first + seeds)
+    if not seeds or len(set(seeds)) < len(seeds):
+        raise ValueError(f"seeds is expected to name each seed once, got {list(seeds)}")
+    return seeds
 
 
 def between(low: float, high: float, words: str = "") -> Callable[[Any], Any]:

@@ -21,6 +21,20 @@ def is_pillow(image: Any) -> bool:
     return isinstance(image, require("PIL.Image", extra="lab").Image)
 
 
+def as_pillow(image: Any) -> Any:
+    """Return an array, a tensor or an image of Pillow as one of Pillow."""
+    if isinstance(image, Tensor):
+        return from_tensor(as_uint8(image.detach().cpu()))
+    if is_array(image):
+        return from_array(image)
+    if not is_pillow(image):
+        raise ValueError(
+            "bytes, a path, a Pillow image, an array or a tensor is expected, "
+            f"got {type(image).__name__}"
+        )
+    return image
+
+
 def from_array(array: Any) -> Any:
     """Return an array ``(height, width[, channels])`` as an image of Pillow."""
     if array.ndim == 2 and array.dtype == "uint16":
@@ -57,5 +71,8 @@ def as_uint8(values: Tensor) -> Tensor:
         raise ValueError(f"pixels are expected as uint8 or in [0, 1], got {values.dtype}")
     if not bool(((values >= 0) & (values <= 1)).all()):
         low, high = float(values.min()), float(values.max())
-        raise ValueError(f"floating-point pixels are expected in [0, 1], got {low:g} to {high:g}")
+        hint = "take images before they are normalised" if low < 0 else "divide by 255"
+        raise ValueError(
+            f"floating-point pixels are expected in [0, 1], got {low:g} to {high:g}; {hint}"
+        )
     return (values * 255).round().byte()

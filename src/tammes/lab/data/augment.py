@@ -113,15 +113,10 @@ class Augment(nn.Module):
         self.register_buffer("draws", torch.tensor(numbers, dtype=torch.int64), persistent=False)
 
     def forward(self, pixels: Tensor, index: Tensor, epoch: int | Tensor) -> Tensor:
-        """Normalise, and augment in training mode.
+        """Normalise uint8 pixels, and augment them in training mode, to ``(N, *output_shape)``.
 
-        Args:
-            pixels: uint8, shape ``(N, C, H, W)``.
-            index: index of each example in its data set, int64, shape ``(N,)``.
-            epoch: an integer, or a scalar int64 tensor on the same device.
-
-        Returns:
-            Images, float32, shape ``(N, *output_shape)``.
+        The index is that of each example in its data set, int64; the epoch is an integer, or a
+        scalar int64 tensor on the same device.
         """
         if pixels.dtype != torch.uint8 or tuple(pixels.shape[1:]) != self.shape:
             raise ValueError(
@@ -223,14 +218,8 @@ def _resample(
 ) -> Tensor:
     """Rotate and resize: map the output coordinates back to the input and sample there.
 
-    Args:
-        images: shape ``(N, C, H, W)``.
-        stage: operations, inverted from last to first.
-        bits: random bits of all operations, or None in evaluation.
-        reach: largest visible share of a side.
-
-    Returns:
-        Images, bilinear interpolation, 0 beyond the border.
+    The operations are inverted from last to first, without random bits in evaluation; ``reach`` is
+    the largest visible share of a side. Images are interpolated bilinearly, 0 beyond the border.
     """
     height, width = _size_after(stage[-1].operation, stage[-1].size)
     # When images shrink, each output pixel is the mean of several samples.

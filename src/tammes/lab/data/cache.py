@@ -37,7 +37,6 @@ class CachedImages:
     """Decoded images of a partition.
 
     Attributes:
-        shape: shape of every image.
         rows: number of images, including unreadable ones.
         unreadable: reason for each unreadable row.
         checked: whether every image was decoded, not only its header.
@@ -75,13 +74,9 @@ def read(
     report: Callable[[str], None],
     shape: tuple[int, int, int] | None = None,
 ) -> CachedImages | None:
-    """Read an entry; None if there is no intact one.
+    """Read an entry by its key; None if there is no intact one, or if it has another shape.
 
-    Args:
-        name: key of the entry.
-        memory: largest size of the pixels in bytes; larger pixels are not read.
-        report: called with a message about a damaged entry.
-        shape: required shape of the images; other entries are ignored.
+    Pixels of more than ``memory`` bytes are not read.
     """
     path = folder() / f"{name}.json"
     try:

@@ -1,9 +1,17 @@
-"""Read tables of values separated by commas."""
+"""Read tables of values separated by commas, semicolons or tabs."""
 
 import csv
 from pathlib import Path
+from typing import TextIO
 
 from tammes.lab.data.images import DataError
+
+
+def _delimiter(lines: TextIO) -> str:
+    """Return the separator that the line of column names has most of, and rewind."""
+    first = lines.readline()
+    lines.seek(0)
+    return max(",;\t", key=first.count)
 
 
 def read_csv(path: Path) -> tuple[list[str], list[tuple[int, list[str]]]]:
@@ -12,7 +20,7 @@ def read_csv(path: Path) -> tuple[list[str], list[tuple[int, list[str]]]]:
     line = 1
     try:
         with open(path, encoding="utf-8-sig", newline="") as lines:
-            reader = csv.reader(lines, strict=True)
+            reader = csv.reader(lines, delimiter=_delimiter(lines), strict=True)
             for values in reader:
                 if values:
                     rows.append((line, values))

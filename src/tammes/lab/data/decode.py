@@ -52,13 +52,9 @@ def decode(data: Any, shape: Shape) -> tuple[ImageInfo, Any]:
     It is rotated as EXIF says; transparent parts become white; 16 bits become 8. An image of
     another size is resized with antialiasing to just cover the shape, and cropped to the centre.
 
-    Args:
-        data: bytes, the path of a file, or an image of Pillow, which is not changed.
-        shape: ``(channels, height, width)``, one channel or three.
-
-    Returns:
-        Info of the original image, and its pixels: a uint8 numpy array
-        ``(channels, height, width)``.
+    The data are bytes, the path of a file, or an image of Pillow, which is not changed. Returned
+    are the info of the original image, and its pixels: a uint8 numpy array of the shape, which has
+    one channel or three.
     """
     import numpy
     from PIL import Image
@@ -151,13 +147,9 @@ def reason(error: Exception) -> str:
 def decode_some(
     items: Sequence[bytes | str], shape: Shape | None, out: Any | None
 ) -> list[DecodeResult]:
-    """Decode images, or read their headers if ``shape`` is None.
+    """Decode images of bytes or paths, or read their headers if ``shape`` is None.
 
-    Args:
-        items: each the bytes of an image, or the path of its file.
-        shape: shape to decode to.
-        out: uint8 array ``(len(items), *shape)`` for the pixels, 0 for unreadable images; None
-            discards them.
+    The pixels go to ``out``, a uint8 array ``(len(items), *shape)`` of zeros, if it is given.
     """
     results: list[DecodeResult] = []
     for position, item in enumerate(items):
@@ -184,12 +176,7 @@ def decode_all(
 ) -> list[DecodeResult]:
     """Decode many images as :func:`decode_some` does, in several processes if that is faster.
 
-    Args:
-        fetch: returns the bytes or the path of an image; called in this process, in order.
-        rows: rows to decode.
-        shape: shape to decode to; None reads the headers only.
-        out: array for the pixels; None discards them.
-        processes: number of processes; chosen automatically by default, 0 for this process only.
+    ``fetch`` is called in this process, in order; 0 processes are this process only.
     """
     started = time.perf_counter()
     first = rows[:CHUNK]

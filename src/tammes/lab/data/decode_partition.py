@@ -44,8 +44,6 @@ class PartitionDecoder:
     """Decodes the images of a partition, or reads them from the cache.
 
     Args:
-        source: name of the source, for messages.
-        entries: entries of the partition.
         size: side of the square images, or height and width; by default their own if it is the same
             for all, else 64.
         shape: exact shape, if known; takes precedence over ``size``.

@@ -7,6 +7,7 @@ from functools import cached_property
 from typing import Protocol
 
 import torch
+import torch.nn.functional as F
 from torch import Tensor
 
 from tammes.optional import require
@@ -44,9 +45,9 @@ class Images:
         origin: hash of names and sizes of the files; part of the digest.
     """
 
-    labels: Tensor
-    index: Tensor
-    classes: tuple[str, ...]
+    labels: Tensor = field(repr=False)
+    index: Tensor = field(repr=False)
+    classes: tuple[str, ...] = field(repr=False)
     shape: tuple[int, int, int]
     pixels: Tensor | None = field(repr=False)
     source: str = ""
@@ -78,12 +79,7 @@ class Images:
         return self.reader.read(int(self.index[position]))
 
     def subset(self, positions: Tensor, labels: Tensor | None = None) -> "Images":
-        """Select images, in the order of ``positions``.
-
-        Args:
-            positions: positions of the images, shape ``(M,)``.
-            labels: new labels, shape ``(M,)``; the old ones by default.
-        """
+        """Select images, in the order of ``positions``, with new labels if there are some."""
         # Do not copy the pixels if all images are selected.
         everything = len(positions) == len(self) and bool(
             (positions == torch.arange(len(self))).all()
@@ -156,6 +152,17 @@ class Images:
         text = repr((self.origin, self.classes, self.shape)).encode("utf-8", "backslashreplace")
         rows = torch.stack([self.labels.cpu().long(), self.index.cpu().long()])
         return hashlib.sha256(text + rows.numpy().tobytes()).hexdigest()[:16]
+
+
+def shrink(pixels: Tensor, side: int) -> Tensor:
+    """Reduce uint8 images ``(N, C, H, W)`` to a longest side of at most ``side`` pixels."""
+    longest = max(pixels.shape[2:])
+    if longest <= side or not len(pixels):
+        return pixels
+    small = F.interpolate(
+        pixels.float(), scale_factor=side / longest, mode="bilinear", antialias=True
+    )
+    return small.round().clamp(0, 255).byte()
 
 
 def unknown_classes(names: Sequence[str], known: int) -> str:

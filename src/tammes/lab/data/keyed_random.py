@@ -48,15 +48,10 @@ def mix_int(word: int) -> int:
 
 
 def keys(seed: int, epoch: int | Tensor, index: Tensor) -> Tensor:
-    """Compute the key of each example, which determines its draws.
+    """Compute the key of each example, int64 ``(N,)``, which determines its draws.
 
-    Args:
-        seed: seed of the run, scrambled by :func:`mix_int`.
-        epoch: an integer, or a scalar int64 tensor on the device of ``index``.
-        index: index of each example, int64, shape ``(N,)``.
-
-    Returns:
-        Keys, int64, shape ``(N,)``.
+    The seed is scrambled by :func:`mix_int`; an epoch that is a tensor, and the index of each
+    example, are int64 on one device.
     """
     if isinstance(epoch, int):
         epoch = torch.full((), epoch, dtype=torch.int64, device=index.device)
@@ -64,14 +59,9 @@ def keys(seed: int, epoch: int | Tensor, index: Tensor) -> Tensor:
 
 
 def bits(key: Tensor, draws: Tensor) -> Tensor:
-    """Draw random numbers of 24 bits.
+    """Draw random numbers in ``[0, 2**24)``, the same on every device.
 
-    Args:
-        key: key of each example, shape ``(N,)``.
-        draws: numbers of the draws, int64, shape ``(D,)``.
-
-    Returns:
-        Numbers in ``[0, 2**24)``, int64, shape ``(N, D)``; the same on every device.
+    For the keys ``(N,)`` of examples and the numbers ``(D,)`` of draws, the shape is ``(N, D)``.
     """
     words = mix(key[:, None] + (draws + 1) * GOLDEN)
     return (words >> (64 - BITS)) & ((1 << BITS) - 1)

@@ -4,6 +4,7 @@ import hashlib
 import os
 from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any, Protocol
 
 import torch
@@ -59,8 +60,6 @@ class Entries:
     """Encoded images of a partition, with labels.
 
     Attributes:
-        items: encoded images.
-        labels: class of each image, shape ``(N,)``.
         names: class names; a class may have no image.
         stamp: hash that changes when a file does.
         origin: hash of names and sizes of the files, the same on every machine.
@@ -75,6 +74,30 @@ class Entries:
     def present(self) -> list[str]:
         """Return the classes that have an image, in order."""
         return [self.names[label] for label in self.labels.unique().tolist()]
+
+
+def file_entries(
+    root: Path, paths: Sequence[str], labels: Tensor, names: tuple[str, ...]
+) -> Entries:
+    """List files below a folder with their labels."""
+    stats = [_size_and_time(root / path) for path in paths]
+    posix = [path.replace(os.sep, "/") for path in paths]
+    return Entries(
+        items=Files(str(root), tuple(paths)),
+        labels=labels,
+        names=names,
+        stamp=hash_of((str(root.absolute()), [*paths], stats)),
+        origin=hash_of((posix, [size for size, _ in stats])),
+    )
+
+
+def _size_and_time(path: Path) -> tuple[int, int]:
+    try:
+        stat = os.stat(path)
+    except OSError:
+        # A broken link or a missing file; it is reported with the unreadable images.
+        return -1, -1
+    return stat.st_size, stat.st_mtime_ns
 
 
 Partitions = Mapping[str, Callable[[], Entries]]
@@ -93,17 +116,10 @@ def read_labels(
     columns: Collection[str],
     read: Callable[[str], list[Any]],
 ) -> tuple[tuple[str, ...], Tensor, tuple[str, ...]]:
-    """Read the labels of a table.
+    """Read the labels of a table: their columns, the labels and the class names.
 
-    Args:
-        table: name of the table, for messages.
-        candidates: columns that may hold them.
-        classes: class names of columns that have some.
-        columns: all columns.
-        read: returns the values of a column.
-
-    Returns:
-        The columns of the labels, the labels and the class names.
+    They are in one of the ``candidates`` among all columns; ``classes`` are class names of columns
+    that have some, and ``read`` returns the values of a column.
     """
     named = tuple(name for name in candidates if name in classes)
     known = [wanted for wanted in LABEL_COLUMNS if set(wanted) <= set(candidates)]

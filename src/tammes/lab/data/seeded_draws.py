@@ -13,14 +13,9 @@ from tammes.lab.data.keyed_random import GOLDEN, mix
 
 
 def numbers(count: int, *names: int | str) -> Tensor:
-    """Draw uniform integers in [0, 2^63).
+    """Draw uniform integers in [0, 2^63), keyed by names such as a seed, a word and an epoch.
 
-    Args:
-        count: number of draws.
-        names: key of the draws, such as a seed, a word and an epoch.
-
-    Returns:
-        Shape ``(count,)``, int64; a longer result begins with a shorter one.
+    A longer result begins with a shorter one.
 
     Example:
         >>> numbers(3, 0, "order")[:2].equal(numbers(2, 0, "order"))

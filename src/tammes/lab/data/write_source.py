@@ -8,9 +8,7 @@ from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
-from torch import Tensor
-
-from tammes.lab.data.array_images import as_uint8, from_array, from_tensor, is_array, is_pillow
+from tammes.lab.data.array_images import as_pillow
 from tammes.lab.data.images import DataError
 from tammes.lab.records.atomic_io import write_atomically
 from tammes.optional import require
@@ -70,7 +68,7 @@ def _rows(
         sized = hasattr(images, "__len__") and hasattr(images, "__getitem__")
         pairs = (images[row] for row in range(len(images))) if sized else iter(images)
     else:
-        given = [*labels]
+        given = [*labels] if getattr(labels, "ndim", 1) else []
         if hasattr(images, "__len__") and len(images) != len(given):
             raise DataError(
                 f"write_source expects a label for each image, got {len(images):,} images and "
@@ -79,15 +77,18 @@ def _rows(
         pairs = zip(images, given, strict=True)
     for position, pair in enumerate(pairs):
         if not isinstance(pair, tuple | list) or len(pair) != 2:
+            many = f" of {len(pair)}" if isinstance(pair, tuple | list) else ""
             raise DataError(
                 f"write_source expects labels, or images as pairs (image, label), got "
-                f"{type(pair).__name__} at position {position}"
+                f"{type(pair).__name__}{many} at position {position}"
             )
         image, label = pair
         if getattr(label, "ndim", None) == 0:
             label = label.item()
         if not isinstance(label, int | str) or isinstance(label, bool):
             hint = "; if it is one-hot, use argmax(1)" if getattr(label, "ndim", 0) == 1 else ""
+            if hasattr(images, "batch_size") and hasattr(images, "dataset"):
+                hint = "; a DataLoader yields batches, give its dataset"
             raise DataError(
                 "write_source expects labels that are class numbers or class names, got "
                 f"{type(label).__name__} at position {position}{hint}"
@@ -145,17 +146,9 @@ def _encode(image: Any, position: int) -> bytes:
     if isinstance(image, str | os.PathLike):
         return Path(image).read_bytes()
     try:
-        if isinstance(image, Tensor):
-            image = from_tensor(as_uint8(image.detach().cpu()))
-        elif is_array(image):
-            image = from_array(image)
-        elif not is_pillow(image):
-            raise ValueError(
-                "a path, bytes, a Pillow image, an array or a tensor is expected, "
-                f"got {type(image).__name__}"
-            )
+        picture = as_pillow(image)
     except ValueError as error:
         raise DataError(f"image {position} cannot be written ({error})") from error
     buffer = io.BytesIO()
-    image.save(buffer, "PNG")
+    picture.save(buffer, "PNG")
     return buffer.getvalue()

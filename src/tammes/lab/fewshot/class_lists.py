@@ -38,7 +38,6 @@ class ClassLists:
     """Base, validation and novel classes; no class is in two of the lists.
 
     Attributes:
-        name: name of the lists.
         base: classes to train on.
         validation: classes for choosing margins, epochs and batches; may be empty.
         novel: classes that are recognised from a few images.

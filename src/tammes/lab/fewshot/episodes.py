@@ -7,10 +7,12 @@ are the episodes of a call for 600.
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from numbers import Integral
 
 import torch
 from torch import Tensor
 
+from tammes._validation import check_label_type
 from tammes.lab.data import seeded_draws
 
 
@@ -84,7 +86,9 @@ def draw(
         True
     """
     check_numbers(way=way, shot=shot, queries=queries, episodes=episodes)
-    check_labels("episodes expect", labels)
+    # Draws are keyed by these numbers, so an integer of numpy has to be the same one.
+    way, shot, queries, episodes = map(int, (way, shot, queries, episodes))
+    check_labels("draw", labels)
     labels = labels.cpu()
     order = labels.argsort(stable=True)
     present, counts = labels.unique(return_counts=True)
@@ -114,26 +118,19 @@ def check_numbers(*, way: int, shot: int, queries: int, episodes: int) -> None:
     settings = {"way": way, "shot": shot, "queries": queries, "their number": episodes}
     for name, value in settings.items():
         least = 2 if name == "way" else 1
-        if isinstance(value, bool) or not isinstance(value, int) or value < least:
+        if isinstance(value, bool) or not isinstance(value, Integral) or value < least:
             raise ValueError(
                 f"episodes expect {name} to be a whole number of at least {least}, got {value!r}"
             )
 
 
-def check_labels(who: str, labels: Tensor) -> None:
-    """Reject labels that are not one non-negative integer each; ``who`` begins the message."""
-    if (
-        not isinstance(labels, Tensor)
-        or labels.is_floating_point()
-        or labels.is_complex()
-        or labels.dtype == torch.bool
-    ):
-        kind = labels.dtype if isinstance(labels, Tensor) else type(labels).__name__
-        raise TypeError(f"{who} labels of an integer type, got {kind}")
+def check_labels(name: str, labels: Tensor) -> None:
+    """Reject labels that are not one non-negative integer each; ``name`` begins the message."""
+    check_label_type(name, labels)
     if labels.ndim != 1:
-        raise ValueError(f"{who} labels of shape (N,), got {tuple(labels.shape)}")
+        raise ValueError(f"{name} expects labels of shape (N,), got {tuple(labels.shape)}")
     if len(labels) and int(labels.min()) < 0:
-        raise ValueError(f"{who} labels of 0 or more, got {int(labels.min())}")
+        raise ValueError(f"{name} expects labels of 0 or more, got {int(labels.min())}")
 
 
 def _sample_without_replacement(sizes: Tensor, count: int, *names: int | str) -> Tensor:

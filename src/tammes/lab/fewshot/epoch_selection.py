@@ -74,12 +74,9 @@ class ValidationEpisodes:
         )  # fmt: skip
 
     def accuracy(self, features: Tensor, images: Images, base_mean: Tensor | None) -> float:
-        """Compute the mean accuracy of the episodes.
+        """Compute the mean accuracy of the episodes, from features of :meth:`load_images`.
 
-        Args:
-            features: features of the images, shape ``(N, D)``.
-            images: images of :meth:`load_images`.
-            base_mean: mean of the training features, shape ``(D,)``, if the method needs it.
+        ``base_mean`` is that of the training features, if the method needs it.
         """
         (method,) = methods(self.method).values()
         drawn = self._draw(images, self.episodes)

@@ -92,12 +92,8 @@ def initial_heads(
 ) -> Tensor:
     """Draw initial prototypes, uniform within ``1 / sqrt(size)`` as in a linear layer.
 
-    Args:
-        seed: seed of the episodes.
-        numbers: indices of the episodes, int64, shape ``(E,)``.
-        way: classes per episode.
-        size: dimension of the features.
-        dtype: dtype of the result, of shape ``(E, way, size)``; the same on every device.
+    Those of the episodes with these numbers have shape ``(E, way, size)``; they are the same on
+    every device.
     """
     key = keyed_random.keys(keyed_random.mix_int(seed), _HEADS, numbers)
     draws = torch.arange(way * size, device=numbers.device)
@@ -106,11 +102,7 @@ def initial_heads(
 
 
 def orders(seed: int, numbers: Tensor, passes: int, count: int) -> Tensor:
-    """Draw the order of the support examples in each pass of each episode.
-
-    Returns:
-        Permutations of 0 to ``count - 1``, shape ``(E, passes, count)``.
-    """
+    """Draw the order of the support in each pass of each episode, shape ``(E, passes, count)``."""
     key = keyed_random.keys(keyed_random.mix_int(seed), _ORDER, numbers)
     draws = torch.arange(passes * count, device=numbers.device)
     numbered = keyed_random.bits(key, draws).view(len(numbers), passes, count)
@@ -181,16 +173,9 @@ def _gradient(batch: Tensor, target: Tensor, weight: Tensor, settings: FineTunin
 def finetune_heads(
     features: Tensor, episodes: Episodes, numbers: Tensor, settings: FineTuning
 ) -> Tensor:
-    """Fine-tune heads on the support of some episodes.
+    """Fine-tune heads on the support of the episodes with these numbers.
 
-    Args:
-        features: features of all examples, shape ``(N, D)``.
-        episodes: episodes drawn from them.
-        numbers: indices of the episodes to train, shape ``(E,)``, on the device of the features.
-        settings: training settings.
-
-    Returns:
-        Prototypes, shape ``(E, way, D)``; those of an episode do not depend on the others.
+    The prototypes ``(E, way, D)`` of an episode do not depend on the other episodes.
     """
     places = episodes.support[numbers.cpu()].to(features.device)
     own, way, size = features[places].flatten(1, 2), episodes.way, features.shape[1]

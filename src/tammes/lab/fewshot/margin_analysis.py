@@ -9,8 +9,7 @@ prediction can be tested. The quantities are those of :mod:`tammes.geometry` and
 """
 
 import math
-from dataclasses import asdict, dataclass
-from typing import Any
+from dataclasses import dataclass
 
 import torch
 from torch import Tensor
@@ -25,51 +24,42 @@ from tammes.metrics.functional import (
 from tammes.similarity import unit
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, kw_only=True)
 class MarginAnalysis:
-    r"""Measurements of one model; infinite or NaN where classes have collapsed.
+    r"""Measurements of one model; what follows from them is infinite or NaN for collapsed classes.
 
     Attributes:
-        base_intra: :math:`D_{intra}` of the base classes.
-        base_inter: :math:`D_{inter}` of the base classes.
-        base_ratio: :math:`\phi` of the base classes.
-        novel_intra: :math:`D_{intra}` of the novel classes.
-        novel_inter: :math:`D_{inter}` of the novel classes.
-        novel_ratio: measured :math:`\phi` of the novel classes.
-        psi: :math:`\psi`, novel :math:`D_{inter}` over base :math:`D_{inter}`.
+        base_intra: :math:`D_{intra}` of the base classes, as ``novel_intra`` of the novel ones.
+        base_inter: :math:`D_{inter}` of the base classes, as ``novel_inter`` of the novel ones.
         same_base_class: :math:`P^s`, probability that two images of a novel class are assigned to
             the same base class.
-        predicted_ratio: :math:`\phi` of the novel classes predicted by (11) from :math:`P^s`,
-            :math:`\psi` and the base classes.
     """
 
     base_intra: float
     base_inter: float
-    base_ratio: float
     novel_intra: float
     novel_inter: float
-    novel_ratio: float
-    psi: float
     same_base_class: float
-    predicted_ratio: float
 
-    @classmethod
-    def from_distances(
-        cls,
-        *,
-        base_intra: float,
-        base_inter: float,
-        novel_intra: float,
-        novel_inter: float,
-        same_base_class: float,
-    ) -> "MarginAnalysis":
-        """Compute all quantities from the four distances and :math:`P^s`."""
-        base, novel = _values(base_intra, base_inter), _values(novel_intra, novel_inter)
-        predicted = geometry.novel_ratio(same_base_class, DiscriminabilityResult(base, novel))
-        on_base = (base_intra, base_inter, float(base.ratio))
-        on_novel = (novel_intra, novel_inter, float(novel.ratio))
-        psi = float(novel.inter / base.inter)
-        return cls(*on_base, *on_novel, psi, same_base_class, predicted)
+    @property
+    def base_ratio(self) -> float:
+        r""":math:`\phi` of the base classes."""
+        return float(self.result().base.ratio)
+
+    @property
+    def novel_ratio(self) -> float:
+        r"""Measured :math:`\phi` of the novel classes."""
+        return float(_values(self.novel_intra, self.novel_inter).ratio)
+
+    @property
+    def psi(self) -> float:
+        r""":math:`\psi`, novel :math:`D_{inter}` over base :math:`D_{inter}`."""
+        return float(_values(self.base_inter, self.novel_inter).ratio)
+
+    @property
+    def predicted_ratio(self) -> float:
+        r""":math:`\phi` of the novel classes by (11), from the base classes, P^s and psi."""
+        return geometry.novel_ratio(self.same_base_class, self.result())
 
     def measures(self) -> dict[str, float]:
         """Return the measurements by the quantity names of recipes."""
@@ -140,7 +130,7 @@ def analyse(
         assigned = nearest_base(*base, novel[0])
     on_base = discriminability(*base, distinct=distinct).base
     on_novel = discriminability(*novel, distinct=distinct).base
-    return MarginAnalysis.from_distances(
+    return MarginAnalysis(
         base_intra=float(on_base.intra),
         base_inter=float(on_base.inter),
         novel_intra=float(on_novel.intra),
@@ -152,13 +142,7 @@ def analyse(
 def nearest_base(features: Tensor, labels: Tensor, novel: Tensor) -> Tensor:
     """Return the base class whose mean unit feature has the largest cosine with each novel feature.
 
-    Args:
-        features: features of base classes, shape ``(N, D)``.
-        labels: their labels, shape ``(N,)``.
-        novel: features of novel classes, shape ``(M, D)``.
-
-    Returns:
-        Shape ``(M,)``, int64.
+    For features and labels of base classes, and M novel features, the result has shape ``(M,)``.
     """
     directions = unit(features.double())
     present, places = labels.unique(return_inverse=True)
@@ -211,10 +195,6 @@ class InequalityCheck:
             f"(12) predicts that phi on the novel classes is {more} with the first margin, and is "
             f"{'right' if self.agrees else 'wrong'}: {actual}{doubt}"
         )
-
-    def as_dict(self) -> dict[str, Any]:
-        """Return all fields as plain values."""
-        return {**asdict(self), "agrees": self.agrees, "sentence": self.sentence}
 
 
 def check_inequality(first: MarginAnalysis, second: MarginAnalysis) -> InequalityCheck:

@@ -64,13 +64,8 @@ def preprocess(
     """Centre, project and scale features as a classifier needs them, shape ``(N, D)``.
 
     A common factor of all features changes neither the result nor the nearest centroid.
-
-    Args:
-        features: shape ``(N, D)``, float32 or wider.
-        method: the classifier.
-        base_mean: mean of the base features, shape ``(D,)``; ``cl2n`` and ``centred_cosine`` need
-            it.
-        prototypes: prototypes of the trained head, shape ``(C, D)``; ``complement`` needs them.
+    ``cl2n`` and ``centred_cosine`` need the mean of the base features, ``complement`` the
+    prototypes of the trained head.
     """
     if method.centre:
         name = "centred_cosine" if method.cosine else "cl2n"
@@ -110,14 +105,8 @@ def centroid_classifiers(
 ) -> tuple[Tensor, Tensor]:
     """Compute the weights and offsets of linear classifiers that pick the nearest centroid.
 
-    Args:
-        features: preprocessed features of all examples, shape ``(N, D)``.
-        episodes: episodes drawn from them.
-        numbers: indices of the episodes, shape ``(E,)``.
-        cosine: whether the nearest centroid is that of the largest cosine.
-
-    Returns:
-        Shapes ``(E, way, D)`` and ``(E, way)``; the largest score is that of the nearest centroid.
+    For preprocessed features and the episodes with these numbers, the shapes are ``(E, way, D)``
+    and ``(E, way)``; with ``cosine`` the nearest centroid is that of the largest cosine.
     """
     places = episodes.support[numbers.cpu()].to(features.device)
     centroids = features[places].mean(2)

@@ -12,6 +12,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from tammes._validation import check_floating, check_tensor
 from tammes.lab.config.expressions import build, split_list
 from tammes.lab.fewshot.episodes import Episodes, check_labels, draw
 from tammes.lab.fewshot.finetuned_heads import (
@@ -89,9 +90,10 @@ def needs_prototypes(methods: Mapping[str, Method]) -> bool:
 
 def _check(features: Tensor, base_mean: Tensor | None, prototypes: Tensor | None) -> None:
     """Reject features that are not a matrix, and tensors of another dimension."""
-    if not isinstance(features, Tensor) or not features.is_floating_point():
-        kind = features.dtype if isinstance(features, Tensor) else type(features).__name__
-        raise TypeError(f"few-shot expects features of a floating type, got {kind}")
+    check_floating("few-shot", "features", features)
+    for name, value in (("base_mean", base_mean), ("prototypes", prototypes)):
+        if value is not None:
+            check_tensor("few-shot", name, value)
     if features.ndim != 2 or not features.shape[1]:
         raise ValueError(f"few-shot expects features of shape (N, D), got {tuple(features.shape)}")
     size = features.shape[1]
@@ -192,13 +194,10 @@ def _classifiers(
 
 @dataclass(frozen=True)
 class Interval:
-    """Mean over episodes with its 95 % interval, ``mean ± half``.
+    """Mean over ``count`` episodes with its 95 % interval, ``mean ± half``.
 
-    Attributes:
-        mean: mean over the episodes.
-        half: 1.96 standard errors. They cover the choice of episodes for *these* images and *this*
-            model, not another training run.
-        count: number of episodes.
+    Half are 1.96 standard errors. They cover the choice of episodes for *these* images and *this*
+    model, not another training run.
     """
 
     mean: float
@@ -245,13 +244,9 @@ def interval(values: Tensor) -> Interval:
 
 @dataclass(frozen=True, eq=False)
 class FewShotResult:
-    """Accuracies of one method at one number of shots.
+    """Accuracies ``(E,)`` of one method, as written, at one number of shots.
 
-    Attributes:
-        method: method as written.
-        shot: labelled images per class.
-        accuracies: accuracy of each episode, shape ``(E,)``.
-        against: accuracies of another model on the same episodes, or None.
+    ``against`` are those of another model on the same episodes, if there is one.
     """
 
     method: str
@@ -300,7 +295,7 @@ class LabelledFeatures:
 
     def __post_init__(self) -> None:
         _check(self.features, self.base_mean, self.prototypes)
-        check_labels("few-shot expects", self.labels)
+        check_labels("few-shot", self.labels)
         if len(self.labels) != len(self.features):
             raise ValueError(
                 f"few-shot expects a label for each of {len(self.features)} features, "

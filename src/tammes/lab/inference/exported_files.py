@@ -48,13 +48,9 @@ Compute = Callable[[Tensor], Outputs]
 
 
 class ExportedFile(NamedTuple):
-    """A file that was written, and how well it agrees with the model.
+    """A file that was written, its size in bytes and the names of its outputs.
 
-    Attributes:
-        path: path of the file.
-        size: its size in bytes.
-        outputs: names of the outputs.
-        deviation: largest deviation of an embedding from that of the model.
+    ``deviation`` is the largest of an embedding from that of the model.
     """
 
     path: Path
@@ -64,12 +60,10 @@ class ExportedFile(NamedTuple):
 
 
 class ExportedNetwork(nn.Module):
-    """A model as a function of pixels alone, on the CPU; without prototypes if they are not used.
+    """A copy of a model as a function of pixels alone, on the CPU; without unused prototypes.
 
-    Args:
-        model: model in evaluation mode, of which a copy is made.
-        logits: whether to return the scores of the classes too.
-        flip: whether to average the embeddings of an image and of its mirror image.
+    With ``logits`` it returns the scores of the classes too; with ``flip`` it averages the
+    embeddings of an image and of its mirror image.
     """
 
     def __init__(self, model: Model, *, logits: bool, flip: bool = False) -> None:
@@ -102,11 +96,9 @@ def export_onnx(
 ) -> ExportedFile:
     """Write a model to an ONNX file, after comparing both in ONNX Runtime.
 
-    Args:
-        model: model to export.
-        path: path of the file, which is replaced only by one that agrees with the model.
-        logits: whether to include the scores of the classes; by default if the loss trains them.
-        threshold: similarity below which a user of the file is to answer "unknown"; stored only.
+    An existing file is replaced only by one that agrees with the model. The scores of the classes
+    are included by default if the loss trains them. ``threshold`` is a similarity below which a
+    user of the file is to answer "unknown"; it is stored only.
 
     Raises:
         ValueError: the model cannot be exported, or the file would not agree with it.
@@ -160,16 +152,7 @@ def export_torch(
     """Write a model to a file of ``torch.export``, after comparing both.
 
     ``torch.export.load(path).module()`` reads it without Tammes; the metadata are the extra file
-    :data:`METADATA`.
-
-    Args:
-        model: model to export.
-        path: path of the file, which is replaced only by one that agrees with the model.
-        logits: whether to include the scores of the classes; by default if the loss trains them.
-        threshold: similarity below which a user of the file is to answer "unknown"; stored only.
-
-    Raises:
-        ValueError: the model cannot be exported, or the file would not agree with it.
+    :data:`METADATA`. Arguments and errors are those of :func:`export_onnx`.
     """
     network, metadata = _prepare(model, path, TORCH, logits, threshold)
     buffer, program = io.BytesIO(), _program(model, network)
@@ -247,16 +230,10 @@ def _pixels(network: ExportedNetwork, count: int) -> Tensor:
 def write_checked(
     path: str | os.PathLike[str], data: bytes, network: ExportedNetwork, compute: Compute
 ) -> ExportedFile:
-    """Write a file that computes what a network computes, up to rounding.
+    """Write a file, whose content ``compute`` runs, if it computes what the network computes.
 
-    Args:
-        path: path of the file.
-        data: its content.
-        network: network that was exported.
-        compute: runs the content of the file.
-
-    Raises:
-        ValueError: the results differ; an existing file stays as it is.
+    If the results differ by more than rounding, a ValueError is raised, and an existing file stays
+    as it is.
     """
     deviation = 0.0
     for count in BATCH_SIZES:
@@ -280,12 +257,7 @@ def write_checked(
 
 
 def same_ranking(found: Tensor, expected: Tensor) -> bool:
-    """Whether scores rank the classes alike; equal up to rounding, two classes may change places.
-
-    Args:
-        found: shape ``(N, C)``.
-        expected: shape ``(N, C)``.
-    """
+    """Whether scores rank the classes alike; equal up to rounding, two may change places."""
     if found.shape != expected.shape or not bool((found.isfinite() == expected.isfinite()).all()):
         return False
     expected = expected.nan_to_num(neginf=torch.finfo(expected.dtype).min)

@@ -13,7 +13,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from tammes.lab.data.array_images import as_uint8, from_array, from_tensor, is_array, is_pillow
+from tammes.lab.data.array_images import as_pillow, as_uint8, is_array, is_pillow
 from tammes.lab.data.augment import Augment
 from tammes.lab.data.decode import Shape, decode, reason
 from tammes.lab.data.images import DataError
@@ -22,12 +22,7 @@ from tammes.optional import require
 
 
 class UnreadableImage(DataError):
-    """An image cannot be used; the message is one sentence.
-
-    Args:
-        name: path of the image, or its position.
-        why: the reason, in a few words.
-    """
+    """An image, named by its path or position, cannot be used; the message is one sentence."""
 
     def __init__(self, name: str, why: str) -> None:
         super().__init__(f"{name} cannot be read ({why})")
@@ -76,21 +71,12 @@ class Preprocess:
             UnreadableImage: the image cannot be used.
         """
         try:
-            if isinstance(image, Tensor):
-                tensor = as_uint8(image.detach().cpu())
-                if tuple(tensor.shape) == self.shape:
-                    return tensor
-                image = from_tensor(tensor)
-            elif is_array(image):
-                image = from_array(image)
-            elif isinstance(image, os.PathLike):
+            if isinstance(image, Tensor) and tuple(image.shape) == self.shape:
+                return as_uint8(image.detach().cpu())
+            if isinstance(image, os.PathLike):
                 image = os.fspath(image)
-            elif not isinstance(image, str | bytes) and not is_pillow(image):
-                raise TypeError(
-                    "a path, a Pillow image, an array or a tensor is expected, "
-                    f"got {type(image).__name__}"
-                )
-            _, pixels = decode(image, self.shape)
+            given = image if isinstance(image, str | bytes) else as_pillow(image)
+            _, pixels = decode(given, self.shape)
         except Exception as error:
             if isinstance(error, ImportError):
                 # Without them no image is read, and none of them is at fault.
@@ -132,9 +118,8 @@ class Preprocess:
 def named_images(images: Any) -> Iterator[tuple[str, Any]]:
     """Yield the name of each image and the image; one at a time, however many there are.
 
-    Args:
-        images: one image as :class:`Preprocess` takes it, a folder (all images in and below it,
-            sorted by path), an array or a tensor of four dimensions, or any iterable of these.
+    Images are one as :class:`Preprocess` takes it, a folder (all images in and below it, sorted by
+    path), an array or a tensor of four dimensions, or any iterable of these.
     """
     for position, image in enumerate(_each(images)):
         yield image if isinstance(image, str) else f"image {position}", image

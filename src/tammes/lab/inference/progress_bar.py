@@ -1,10 +1,13 @@
 """Progress over images: a bar on a terminal, a line every few seconds elsewhere."""
 
+import contextlib
 import sys
 import time
-from types import TracebackType
+from collections.abc import Callable, Iterable, Iterator
 from typing import Any, TextIO
 
+from tammes.lab.data.images import DataError
+from tammes.lab.inference.preprocess import UnreadableImage
 from tammes.optional import require
 
 _PAUSE = 10.0
@@ -14,9 +17,7 @@ _PAUSE = 10.0
 class ImageProgress:
     """Shows how many images are done; a context manager.
 
-    Args:
-        total: number of images.
-        stream: output; stderr by default, so that stdout holds results only.
+    It writes to stderr by default, so that stdout holds results only.
     """
 
     def __init__(self, total: int, stream: TextIO | None = None) -> None:
@@ -42,12 +43,7 @@ class ImageProgress:
             self.bar.start()
         return self
 
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        traceback: TracebackType | None,
-    ) -> None:
+    def __exit__(self, *_: object) -> None:
         if self.bar is not None:
             self.bar.stop()
 
@@ -69,3 +65,29 @@ class ImageProgress:
             self.bar.console.print(text, highlight=False, markup=False, soft_wrap=True)
         else:
             print(text, file=self.stream, flush=True)
+
+
+@contextlib.contextmanager
+def watched_images(
+    total: int, *, skip: bool
+) -> Iterator[tuple[Callable[[Iterable[Any]], Iterator[Any]], Callable[[Any], None] | None]]:
+    """Show the progress over images, and report or skip those that cannot be read.
+
+    Yields:
+        A function that counts images as they are taken, and the one that is called for an
+        unreadable image, None if that is an error.
+    """
+    with ImageProgress(total) as progress:
+
+        def watched(images: Iterable[Any]) -> Iterator[Any]:
+            for image in images:
+                yield image
+                progress.advance()
+
+        def leave_out(error: UnreadableImage) -> None:
+            progress.say(f"{error}, it is left out")
+
+        try:
+            yield watched, leave_out if skip else None
+        except UnreadableImage as error:
+            raise DataError(f"{error}; --skip-corrupt leaves such images out") from error

@@ -29,12 +29,9 @@ Report = Callable[[UnreadableImage], None]
 
 
 class EmbeddedBatch(NamedTuple):
-    """Embeddings of a batch of images.
+    """Embeddings ``(N, D)`` of a batch of images, float32, on the CPU.
 
-    Attributes:
-        positions: position of each image among those given.
-        names: path of each image, or ``image POSITION``.
-        embeddings: shape ``(N, D)``, float32, on the CPU.
+    The positions are those among the images given; a name is a path, or ``image POSITION``.
     """
 
     positions: list[int]
@@ -43,14 +40,10 @@ class EmbeddedBatch(NamedTuple):
 
 
 class Prediction(NamedTuple):
-    """The most likely classes of an image, best first.
+    """The most likely classes of an image, best first, with their numbers and logits.
 
-    Attributes:
-        image: path of the image, or ``image POSITION``.
-        classes: names of the classes.
-        labels: their numbers.
-        scores: their logits.
-        probabilities: softmax of the logits over all classes; not calibrated.
+    The image is a path, or ``image POSITION``; the probabilities are the softmax of the logits over
+    all classes, not calibrated.
     """
 
     image: str
@@ -121,11 +114,7 @@ class TrainedModel:
         return result.hexdigest()[:16]
 
     def embed(self, images: Any, *, batch_size: int = BATCH) -> Tensor:
-        """Compute the embeddings of images.
-
-        Args:
-            images: images in any form that the class takes.
-            batch_size: images in a batch.
+        """Compute the embeddings of images in any form that the class takes.
 
         Returns:
             Embeddings, shape ``(N, D)``, float32, on the CPU, in the order of the images; not
@@ -152,16 +141,7 @@ class TrainedModel:
             yield EmbeddedBatch(positions, names, features.cpu())
 
     def predict(self, images: Any, top: int = 5, *, batch_size: int = BATCH) -> list[Prediction]:
-        """Predict the classes of images.
-
-        Args:
-            images: images in any form that the class takes.
-            top: number of classes for each image, as far as there are so many.
-            batch_size: images in a batch.
-
-        Returns:
-            A prediction for each image, in order.
-        """
+        """Predict the classes of images; the arguments are those of :meth:`predict_each`."""
         return [*self.predict_each(images, top, batch_size=batch_size)]
 
     def predict_each(

@@ -34,11 +34,8 @@ _EXAMPLES = 4
 class ExampleMetrics(NamedTuple):
     """Metrics of each example, all of shape ``(N,)``.
 
-    Attributes:
-        predictions: class with the highest score.
-        correct: whether the true class scores higher than every other.
-        margins: cosine to the true class minus that to the nearest wrong class, for any head.
-        bias: softmax bias of the scores.
+    An example is correct if its class scores higher than every other. Margins are of cosines, for
+    any head; the bias is the softmax bias of the scores.
     """
 
     predictions: Tensor
@@ -51,11 +48,7 @@ class ExampleMetrics(NamedTuple):
 def example_metrics(head: Head, features: Tensor, labels: Tensor) -> ExampleMetrics:
     """Compute prediction, correctness, margin and softmax bias of each example.
 
-    Args:
-        head: head with prototypes. All processes of a sharded head must call this together, with
-            the same examples.
-        features: shape ``(N, D)``.
-        labels: class of each example, shape ``(N,)``.
+    All processes of a sharded head must call this together, with the same examples.
     """
     if isinstance(head, ShardedHead) and head.is_sharded:
         return _sharded_example_metrics(head, features, labels)

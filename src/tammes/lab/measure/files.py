@@ -44,7 +44,6 @@ class MeasureInput:
     Attributes:
         prototypes: shape ``(C, D)``, or ``(C, K, D)`` with several of a class, or None.
         embeddings: shape ``(N, D)``, or None.
-        labels: class of each embedding, shape ``(N,)``, or None.
         names: class names; empty if the files have none.
         sources: file and key of each array, as text.
         ignored: number of examples dropped because their label is -100.

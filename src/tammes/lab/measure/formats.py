@@ -18,14 +18,10 @@ class FileError(ValueError):
 def load(path: Path, columns: Collection[str]) -> dict[str, Any]:
     """Load all arrays of a file, by key; raises FileError in one sentence that names the file.
 
-    Args:
-        path: path of the file; its suffix is the format. A folder is one of a finished run.
-        columns: columns of a table to read, which may hold images too. If it has none of them, all
-            column names are returned without values.
-
-    Returns:
-        Arrays and lists by key; nested keys are joined by a dot. The key of a single array is the
-        name of the file.
+    The suffix of the file is its format; a folder is one of a finished run. Of a table, which may
+    hold images too, the ``columns`` are read; if it has none of them, all column names are returned
+    without values. Nested keys are joined by a dot. The key of a single array is the name of the
+    file.
     """
     if path.is_dir():
         return _read_run(path)

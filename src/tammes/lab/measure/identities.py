@@ -45,12 +45,7 @@ def check_identities(source: str, labels: Tensor) -> None:
 def measure_identities(
     features: Tensor, labels: Tensor, protocol: IdentityProtocol | None = None
 ) -> dict[str, float]:
-    """Measure features of identities, as in a line of ``metrics.jsonl``.
-
-    Args:
-        features: shape ``(N, D)``.
-        labels: identity of each, shape ``(N,)``.
-        protocol: what is compared, if the data set prescribes it.
+    """Measure features ``(N, D)`` of identities, as in a line of ``metrics.jsonl``.
 
     Returns:
         Shares by name: ``mean_average_precision``, ``recall_at_1``, ``eer``... Those that too few
@@ -164,10 +159,7 @@ def _finite(values: dict[str, Any]) -> dict[str, float]:
 def protocol_pairs(labels: Tensor, protocol: IdentityProtocol, limit: int = MAX_PAIRS) -> Tensor:
     """Return pairs of test images as a protocol has them, always the same ones, shape ``(P, 2)``.
 
-    Args:
-        labels: identity of each image, shape ``(N,)``.
-        protocol: sides and cameras.
-        limit: largest number of pairs of one identity, and of two.
+    There are at most ``limit`` pairs of one identity, and as many of two.
     """
     sides = []
     if protocol.query is not None:

@@ -10,14 +10,9 @@ MAX_PAIRS = 100_000
 
 
 class SampledPairs(NamedTuple):
-    """Pairs of examples, and how many there are.
+    """Pairs of examples, those of one identity first, and how many of each kind there are.
 
-    Attributes:
-        rows: rows of the two examples, those of one identity first, shape ``(P, 2)``.
-        is_same: whether they are of one identity, shape ``(P,)``.
-        same: number of pairs of one identity there are.
-        different: number of pairs of two identities there are.
-        one_camera: number of pairs of one identity and one camera, which are left out.
+    ``rows`` has shape ``(P, 2)``; pairs of one identity and ``one_camera`` are left out.
     """
 
     rows: Tensor
@@ -40,14 +35,9 @@ def sample_pairs(
 
     Pairs of one identity and one camera are left out, as the ranking of a gallery leaves them out.
 
-    Args:
-        identity: number of each example's identity, shape ``(N,)``.
-        first: rows of the examples that are compared, such as queries; by default all.
-        second: rows that they are compared with, such as a gallery; by default each other.
-        camera: number of each example's camera, shape ``(N,)``; by default every example has its
-            own.
-        limit: largest number of pairs of each kind.
-        seed: seed of the sample.
+    Identities and cameras are numbered; by default every example has its own camera. The rows
+    ``first``, such as queries, by default all, are compared with the rows ``second``, such as a
+    gallery, by default with each other. There are at most ``limit`` pairs of each kind.
     """
     apart = second is not None
     first = torch.arange(len(identity)) if first is None else first

@@ -38,11 +38,8 @@ class Measure:
     Attributes:
         key: name in JSON.
         name: name in tables.
-        value: measured value.
-        optimum: best possible value, if there is one.
         bound: whether ``optimum`` is only a bound.
         unit: ``"°"``, ``"%"`` or empty.
-        note: remark for the reader.
         share: whether the ratio of value to optimum is meaningful.
     """
 
@@ -76,14 +73,10 @@ class Measured:
     """All measures, and the data of their plots.
 
     Attributes:
-        given: measured arrays.
         groups: measures by heading.
-        notes: remarks for the reader.
         scale: scale of the cosines, or None if scores are inner products.
         directions: unit prototypes, or unit class means in their place.
-        split: :class:`tammes.Split` of the cosines of the examples; None without examples.
-        angles: histograms of the angles of the examples.
-        margins: sample margins by class.
+        split: cosines of the examples; None without examples, as angles and margins are.
         pairs: closest class pairs: angle in degrees and both classes.
     """
 
@@ -111,12 +104,8 @@ def measure(given: MeasureInput, *, scale: float | None = None) -> Measured:
     """Measure prototypes, embeddings with labels, or both.
 
     Without prototypes the class means of the unit embeddings take their place. Of several
-    prototypes of a class the nearest counts.
-
-    Args:
-        given: arrays from :func:`tammes.lab.measure.files.read`.
-        scale: inverse temperature of a cosine head, for the softmax bias; without it the bias is
-            that of inner products, as in a linear head.
+    prototypes of a class the nearest counts. The softmax bias is that of a cosine head with this
+    scale, or else of inner products, as in a linear head.
     """
     notes: list[str] = []
     prototypes = given.prototypes
@@ -131,16 +120,20 @@ def measure(given: MeasureInput, *, scale: float | None = None) -> Measured:
                 "No prototypes were given: the means of the unit embeddings of each class "
                 "take their place."
             )
-        named = _as_given if given.prototypes is not None else _of_means
-        heading = "prototypes" if given.prototypes is not None else "class means"
-        groups = [(heading, tuple(map(named, _of_prototypes(given, prototypes))))]
+        of_means = given.prototypes is None
+
+        def named(measured: Iterator[Measure]) -> tuple[Measure, ...]:
+            return tuple(map(_of_means, measured) if of_means else measured)
+
+        heading = "class means" if of_means else "prototypes"
+        groups = [(heading, named(_of_prototypes(given, prototypes)))]
         examples, angles, margins = None, None, None
         if given.examples is not None:
             examples, answers = _split(*given.examples, prototypes, Cosine(), scale or 1.0)
             margins = functional.sample_margin(examples, quantiles=QUANTILES)
             angles = functional.angles(examples, bins=90)
             measured = _of_examples(given, prototypes, examples, angles, margins, scale)
-            groups.append(("examples", tuple(map(named, measured))))
+            groups.append(("examples", named(measured)))
             # Collapse is towards one prototype of each class.
             single = None if prototypes.ndim == 3 else given.prototypes
             measured = _of_features(single, *given.examples, answers)
@@ -159,10 +152,6 @@ def measure(given: MeasureInput, *, scale: float | None = None) -> Measured:
         margins=margins,
         pairs=closest_pairs(prototypes),
     )
-
-
-def _as_given(measure: Measure) -> Measure:
-    return measure
 
 
 def _of_means(measure: Measure) -> Measure:

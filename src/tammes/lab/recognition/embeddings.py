@@ -43,14 +43,7 @@ _ROLES = {"query": True, "probe": True, "gallery": False}
 
 
 class PairRows(NamedTuple):
-    """Pairs of examples.
-
-    Attributes:
-        left: row of the first of each pair, shape ``(P,)``.
-        right: row of the second, shape ``(P,)``.
-        same: whether a pair is of one identity, shape ``(P,)``.
-        folds: fold of each pair, shape ``(P,)``, or None.
-    """
+    """Pairs of examples: rows of both, whether they are of one identity, folds; each ``(P,)``."""
 
     left: Tensor
     right: Tensor
@@ -64,15 +57,12 @@ class IdentityEmbeddings:
 
     Attributes:
         title: run or files that they are from.
-        features: shape ``(N, D)``.
-        identities: identity of each example, all integers or all strings; None if unknown.
-        cameras: camera of each example, or None.
+        identities: all integers or all strings; None if unknown.
         junk: examples that count neither as a match nor as wrong, shape ``(N,)``.
         query: whether an example is a query, else of the gallery, shape ``(N,)``; None if each is
             searched among all others.
-        names: name of each example: its path, or its row.
+        names: paths or rows of the examples.
         named: whether the names are paths.
-        pictures: images of the examples, or None.
         notes: sentences about what was left out or may surprise.
         pairs: pairs that the data set prescribes for verification, or None.
     """

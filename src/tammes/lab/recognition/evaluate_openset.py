@@ -8,25 +8,20 @@ import torch
 from torch import Tensor
 
 from tammes.lab.recognition.embeddings import IdentityEmbeddings
-from tammes.lab.recognition.evaluate_retrieval import (
-    FAILING,
-    ITEMS,
-    SHOWN,
-    check_sides,
-    example_counts,
-)
+from tammes.lab.recognition.evaluate_retrieval import ITEMS, SHOWN, check_sides, example_counts
 from tammes.lab.recognition.ranking import first_items, one_of_each
 from tammes.lab.recognition.results import (
     Listing,
-    OperatingPoint,
     Ranking,
     Recognition,
     as_curve,
     as_number,
     counted,
+    failing_identities,
     grid,
     measurable,
     measured,
+    operating_points,
     places_at,
     positives_at,
     without_warnings,
@@ -48,9 +43,7 @@ _FAILING = ("identity", "known searches", "missed %", "unknown searches", "accep
 class Searches(NamedTuple):
     """Searches of all probes in each gallery, both of shape ``(galleries, Q)``.
 
-    Attributes:
-        top: similarity of the first item.
-        rank: rank of the best match; 0 for an unknown identity.
+    The similarity of the first item, and the rank of the best match, 0 for an unknown identity.
     """
 
     top: Tensor
@@ -73,13 +66,8 @@ def evaluate_openset(
     IJB-C do: ``enrol`` examples of each identity are in its gallery, all others are probes, and
     every probe is searched in both. Its identity is known to one and unknown to the other.
 
-    Args:
-        examples: probes (queries) and gallery, or examples without sides.
-        enrol: examples of each identity in its gallery, if there are no sides.
-        fpirs: false positive identification rates; by default those that can be measured.
-        similarity: see :func:`tammes.metrics.functional.retrieval`.
-        resamples: resamples of the intervals over identities.
-        seed: seed of the resamples and of the galleries.
+    The false positive identification rates are by default those that can be measured; similarity
+    and resamples are those of :func:`.evaluate_retrieval`.
 
     Raises:
         ValueError: every probe is known, or none is; or there are too few for a rate.
@@ -166,14 +154,7 @@ def report_searches(
 ) -> Recognition:
     """Report searches of known and unknown probes: separation, TPIR, thresholds.
 
-    Args:
-        title: run or files.
-        names: identity of each probe, or None if unknown.
-        searches: searches of all probes in each gallery.
-        notes: notes, to which some are added.
-        fpirs: false positive identification rates; by default those that can be measured.
-        resamples: resamples of the intervals over identities.
-        seed: seed of the resamples.
+    ``names`` are the identities of the probes, if they are known; ``notes`` are added to.
     """
     known = searches.rank > 0
     unknown = int((~known).sum(1).min())
@@ -211,15 +192,7 @@ def report_searches(
         if names is None or working is None
         else _failing(list(names), searches, thresholds[:, working], targets[working]),
         ("FPIR", "TPIR"),
-        tuple(
-            OperatingPoint(
-                fpir,
-                tuple(thresholds[:, i].tolist()),
-                as_number(f"fpir_at_{fpir:g}", "FPIR", found[f"fpir.{i}"]),
-                as_number(f"tpir_at_{fpir:g}", "TPIR", found[f"tpir.{i}"]),
-            )
-            for i, fpir in enumerate(targets)
-        ),
+        operating_points(targets, ("FPIR", "TPIR"), thresholds, found),
         {
             "tpir": as_curve(curve, [found[f"curve.{i}"] for i in range(len(curve))]),
             "known": as_curve(curve, [found[f"roc.{i}"] for i in range(len(curve))]),
@@ -377,22 +350,6 @@ def _failing(names: list[Any], searches: Searches, thresholds: Tensor, fpir: flo
 
     asked = total(known), total(~known)
     wrong = total(missed), total(~known & accepted)
-    rates = [w / count.clamp_min(1) for w, count in zip(wrong, asked, strict=True)]
-    badness = (rates[0] + rates[1]).tolist()
-    order = sorted(filter(badness.__getitem__, range(len(everyone))), key=lambda i: -badness[i])
-    return Listing(
-        _FAILING,
-        [
-            (
-                str(everyone[i]),
-                int(asked[0][i]),
-                100 * float(rates[0][i]),
-                int(asked[1][i]),
-                100 * float(rates[1][i]),
-            )
-            for i in order[:FAILING]
-        ],
-        f"At the thresholds of a FPIR of {100 * fpir:g} %."
-        if len(thresholds) > 1
-        else f"At the threshold {float(thresholds[0]):.4g} of a FPIR of {100 * fpir:g} %.",
-    )
+    at = "s" if len(thresholds) > 1 else f" {float(thresholds[0]):.4g}"
+    caption = f"At the threshold{at} of a FPIR of {100 * fpir:g} %."
+    return failing_identities(_FAILING, everyone, asked, wrong, caption)

@@ -10,6 +10,7 @@ from torch import Tensor
 from tammes.lab.recognition.embeddings import IdentityEmbeddings
 from tammes.lab.recognition.ranking import first_items, one_of_each
 from tammes.lab.recognition.results import (
+    FAILING,
     Listing,
     Ranking,
     Recognition,
@@ -33,8 +34,6 @@ SHOWN = 5
 """Best and worst queries that are shown."""
 ITEMS = 8
 """Items of a ranking that are shown."""
-FAILING = 10
-"""Identities among those that fail most."""
 _RANKS = 50
 """Ranks of the CMC curve."""
 
@@ -51,13 +50,9 @@ def evaluate_retrieval(
 ) -> Recognition:
     """Rank the gallery for each query, with the rules of Market-1501.
 
-    Args:
-        examples: queries and gallery; without sides each example is searched among all others.
-        ranks: ranks k of recall@k.
-        similarity: see :func:`tammes.metrics.functional.retrieval`.
-        ap: form of the average precision.
-        resamples: resamples of the intervals over identities.
-        seed: seed of the resamples.
+    Without sides each example is searched among all others. The ranks are those of recall@k;
+    ``similarity`` and ``ap`` are those of :func:`tammes.metrics.functional.retrieval`, and the
+    resamples those of the intervals over identities.
 
     Raises:
         ValueError: there is no query or no gallery, or no query has a match.

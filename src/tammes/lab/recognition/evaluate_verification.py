@@ -8,20 +8,21 @@ from torch import Tensor
 
 from tammes.lab.measure.identity_pairs import MAX_PAIRS, sample_pairs
 from tammes.lab.recognition.embeddings import IdentityEmbeddings, PairRows
-from tammes.lab.recognition.evaluate_retrieval import FAILING, example_counts
+from tammes.lab.recognition.evaluate_retrieval import example_counts
 from tammes.lab.recognition.results import (
     Listing,
     Number,
-    OperatingPoint,
     RankedItem,
     Ranking,
     Recognition,
     as_curve,
     as_number,
     counted,
+    failing_identities,
     grid,
     measurable,
     measured,
+    operating_points,
     places_at,
     positives_at,
     without_warnings,
@@ -52,15 +53,11 @@ def evaluate_verification(
 ) -> Recognition:
     """Verify pairs of examples: ROC, TAR at a FAR, EER, minDCF.
 
-    Args:
-        examples: the examples.
-        pairs: pairs to verify; by default those of the data set, or else all pairs.
-        max_pairs: largest number of pairs of each kind; of more, a sample is drawn.
-        fars: false acceptance rates; by default those of 0.1, 0.01, ... that can be measured.
-        p_target: prior probability of a same pair, for minDCF.
-        similarity: ``"cosine"``, ``"dot"`` or ``"euclidean"`` (minus the squared distance).
-        resamples: resamples of the intervals over identities.
-        seed: seed of the resamples and of the sample of pairs.
+    The pairs are by default those of the data set, or else all; of more than ``max_pairs`` of a
+    kind a sample is drawn. The false acceptance rates are by default those of 0.1, 0.01, ... that
+    can be measured; ``p_target`` is the prior probability of a same pair, for minDCF. Similarities
+    are ``"cosine"``, ``"dot"`` or ``"euclidean"`` (minus the squared distance); resamples are those
+    of the intervals over identities.
 
     Raises:
         ValueError: there are no pairs of one identity or none of two, or too few for a rate.
@@ -147,15 +144,7 @@ def evaluate_verification(
         tuple(numbers),
         _failing(sides, scores, pairs.same, threshold, working),
         ("FAR", "TAR"),
-        tuple(
-            OperatingPoint(
-                far,
-                (float(limits[place]),),
-                as_number(f"far_at_{far:g}", "FAR", found[f"far.{place}"]),
-                as_number(f"tar_at_{far:g}", "TAR", found[f"tar.{place}"]),
-            )
-            for place, far in enumerate(targets)
-        ),
+        operating_points(targets, ("FAR", "TAR"), limits[None], found),
         {"roc": as_curve(curve, [found[f"roc.{place}"] for place in range(len(curve))])},
         {"one identity": scores[pairs.same], "two identities": scores[~pairs.same]},
         {
@@ -235,25 +224,10 @@ def _failing(
         counts = torch.bincount(left[flags], minlength=size)
         return counts + torch.bincount(right[flags & ~same], minlength=size)
 
-    alike, other = total(same), total(~same)
-    rejected, wrong = total(same & ~accepted), total(~same & accepted)
-    rates = rejected / alike.clamp_min(1), wrong / other.clamp_min(1)
-    badness = (rates[0] + rates[1]).tolist()
-    order = sorted(filter(badness.__getitem__, range(size)), key=lambda place: -badness[place])
-    return Listing(
-        columns,
-        [
-            (
-                str(names[place]),
-                int(alike[place]),
-                100 * float(rates[0][place]),
-                int(other[place]),
-                100 * float(rates[1][place]),
-            )
-            for place in order[:FAILING]
-        ],
-        f"At the threshold {threshold:.4g} of a FAR of {100 * far:g} %.",
-    )
+    asked = total(same), total(~same)
+    wrong = total(same & ~accepted), total(~same & accepted)
+    caption = f"At the threshold {threshold:.4g} of a FAR of {100 * far:g} %."
+    return failing_identities(columns, names, asked, wrong, caption)
 
 
 def _extremes(scores: Tensor, pairs: PairRows, *, highest: bool) -> list[Ranking]:

@@ -26,22 +26,13 @@ def read_pairs(path: str, examples: IdentityEmbeddings) -> PairRows:
         FileError: pairs name examples that are not there.
     """
     source = existing_file(path, "pairs")
-    folds = None
-    if holds_lfw(source):
-        listed = lfw_rows(source)
-        folds = torch.tensor([row.fold for row in listed])
-        names = [
-            (f"{name}/{name}_{number:04d}", row.line)
-            for row in listed
-            for name, number in (row.left, row.right)
-        ]
-        same = [row.same for row in listed]
-    else:
-        trials = trial_rows(source)
-        names = [(name, row.line) for row in trials for name in (row.left, row.right)]
-        same = [row.same for row in trials]
+    folded = holds_lfw(source)
+    listed = lfw_rows(source) if folded else trial_rows(source)
+    names = [(name, pair.line) for pair in listed for name in (pair.left, pair.right)]
     rows = _find_rows(source, names, examples).view(-1, 2)
-    return PairRows(rows[:, 0], rows[:, 1], torch.tensor(same), folds)
+    same = torch.tensor([pair.same for pair in listed])
+    folds = torch.tensor([pair.fold for pair in listed]) if folded else None
+    return PairRows(rows[:, 0], rows[:, 1], same, folds)
 
 
 def _find_rows(

@@ -6,11 +6,11 @@ from functools import cached_property
 from typing import Protocol
 
 import torch
-import torch.nn.functional as F
 from torch import Tensor
 
 from tammes.lab.data import Images
 from tammes.lab.data.decode import reason
+from tammes.lab.data.images import shrink
 from tammes.lab.records.run_folder import Run
 from tammes.lab.report.render.image_url import image_url
 from tammes.lab.training.datasets import prepare_data
@@ -69,12 +69,7 @@ class FilePictures:
 
 @dataclass(frozen=True, eq=False)
 class RunPictures:
-    """Test images of a run, from its data set if that is at hand.
-
-    Attributes:
-        run: the run.
-        index: place of each example in its partition, shape ``(N,)``.
-    """
+    """Test images of a run, from its data set if that is at hand, by their place in it."""
 
     run: Run
     index: Tensor
@@ -82,17 +77,7 @@ class RunPictures:
     def show(self, row: int) -> str | None:
         """Return the image of an example as a data URL, or None."""
         images, _ = self._loaded
-        if images is None:
-            return None
-        pixels = images.read(row)
-        side = max(pixels.shape[1:])
-        if side > SIDE:
-            scale = SIDE / side
-            small = F.interpolate(
-                pixels[None].float(), scale_factor=scale, mode="bilinear", antialias=True
-            )
-            pixels = small[0].round().clamp(0, 255).byte()
-        return image_url(pixels)
+        return None if images is None else image_url(shrink(images.read(row)[None], SIDE)[0])
 
     def notes(self) -> list[str]:
         """Return a sentence about a data set that is not at hand."""

@@ -10,19 +10,10 @@ from tammes.metrics.functional.retrieval import Search, similarity_blocks
 def first_items(
     search: Search, rows: Tensor, gallery: Tensor, similarity: str, count: int
 ) -> dict[int, tuple[RankedItem, ...]]:
-    """Return the first gallery items of some queries.
+    """Return the first ``count`` gallery items of some queries, by the place of the query.
 
     Items that a ranking ignores are left out; a wrong item is ahead of a match of equal similarity.
-
-    Args:
-        search: checked queries and gallery.
-        rows: places of the queries, shape ``(B,)``.
-        gallery: row of each gallery item among the examples, shape ``(G,)``.
-        similarity: name of the similarity.
-        count: number of items.
-
-    Returns:
-        The items by the place of their query.
+    ``gallery`` has the row of each gallery item among the examples.
     """
     keep = (~search.junk).nonzero().squeeze(1)
     scores, tie = similarity_blocks("ranking", search, similarity, keep)

@@ -1,6 +1,7 @@
 """Result of an evaluation: numbers with intervals, tables, curves, ranked examples."""
 
 import functools
+import itertools
 import math
 import warnings
 from collections.abc import Callable, Mapping, Sequence
@@ -16,6 +17,8 @@ from tammes.metrics.functional.operating_points import OperatingPoints
 P = ParamSpec("P")
 LEVEL = 0.95
 """Share of the resamples that an interval contains."""
+FAILING = 10
+"""Identities among those that fail most."""
 
 
 class Number(NamedTuple):
@@ -74,15 +77,25 @@ class Listing(NamedTuple):
             for column, value in zip(self.columns, row, strict=True)
         ]
 
+    def lines(self) -> list[str]:
+        """Format rows under their columns for a terminal; numbers are aligned to the right."""
+        columns = [*zip(self.columns, *map(self.texts, self.rows), strict=True)]
+        numeric = [
+            all(isinstance(value, int | float) for value in column)
+            for column in zip(*self.rows, strict=True)
+        ]
+        padded = [
+            [f"{cell:{'>' if right else '<'}{max(map(len, column))}}" for cell in column]
+            for column, right in zip(columns, numeric or [False] * len(columns), strict=True)
+        ]
+        return [f"  {'   '.join(cells)}".rstrip() for cells in zip(*padded, strict=True)]
+
 
 class OperatingPoint(NamedTuple):
     """Threshold to deploy for a rate of false acceptances.
 
-    Attributes:
-        target: largest rate of false acceptances.
-        thresholds: smallest threshold that keeps it, of each gallery or of all pairs.
-        reached: rate of false acceptances at these thresholds.
-        accepted: rate of true acceptances at the smallest threshold that keeps the target.
+    The thresholds, of each gallery or of all pairs, are the smallest that keep the target; at them
+    that rate is ``reached``, and ``accepted`` is the rate of true acceptances.
     """
 
     target: float
@@ -126,11 +139,8 @@ class Recognition:
         summary: sentences on what was evaluated.
         counts: number of examples, identities, queries, pairs...
         notes: sentences about what was left out or may surprise.
-        numbers: the measured numbers.
-        rates: names of the rates of false and of true acceptances.
-        thresholds: thresholds to deploy.
         failing: identities that fail most.
-        curves: curves by name.
+        rates: names of the rates of false and of true acceptances.
         scores: scores by the name of their group.
         rankings: ranked examples by heading.
         tables: further tables by heading.
@@ -176,6 +186,51 @@ class Recognition:
         caption += f"interval of {false} is at this threshold; that of {true} is at a threshold "
         caption += f"chosen anew for the {false}."
         return Listing(columns, rows, caption)
+
+
+def failing_identities(
+    columns: tuple[str, ...],
+    names: Sequence[Any],
+    asked: tuple[Tensor, Tensor],
+    wrong: tuple[Tensor, Tensor],
+    caption: str,
+) -> Listing:
+    """List the identities with the largest share of wrong decisions, of both kinds together.
+
+    The columns are the identity, then the number asked and the percentage wrong of either kind.
+    """
+    shares = [w / count.clamp_min(1) for w, count in zip(wrong, asked, strict=True)]
+    badness = (shares[0] + shares[1]).tolist()
+    order = sorted(filter(badness.__getitem__, range(len(names))), key=lambda i: -badness[i])
+    rows: list[tuple[Any, ...]] = []
+    for i in order[:FAILING]:
+        kinds = ((int(a[i]), 100 * float(s[i])) for a, s in zip(asked, shares, strict=True))
+        rows.append((str(names[i]), *itertools.chain.from_iterable(kinds)))
+    return Listing(columns, rows, caption)
+
+
+def operating_points(
+    targets: Sequence[float],
+    rates: tuple[str, str],
+    thresholds: Tensor,
+    found: Mapping[str, BootstrapInterval | float],
+) -> tuple[OperatingPoint, ...]:
+    """Return the thresholds to deploy, shape ``(galleries, rates)``, with both rates at each.
+
+    The numbers are ``far.0``, ``tar.0`` and so on of ``found``, for the rates FAR and TAR.
+    """
+    keys = [rate.lower() for rate in rates]
+    return tuple(
+        OperatingPoint(
+            target,
+            tuple(thresholds[:, place].tolist()),
+            *(
+                as_number(f"{key}_at_{target:g}", name, found[f"{key}.{place}"])
+                for key, name in zip(keys, rates, strict=True)
+            ),
+        )
+        for place, target in enumerate(targets)
+    )
 
 
 def without_warnings(evaluate: Callable[P, Recognition]) -> Callable[P, Recognition]:

@@ -60,12 +60,7 @@ class ClassifiedExamples:
 
 @torch.no_grad()
 def classified_by_run(folder: str | os.PathLike[str], unknown: str) -> ClassifiedExamples:
-    """Classify the test images of a run, and those of another data set, with its model.
-
-    Args:
-        folder: folder of a finished run.
-        unknown: data set whose classes the run was not trained on.
-    """
+    """Classify the test images of a run, and those of an ``unknown`` data set, with its model."""
     run = Run(Path(folder))
     known = run_embeddings(folder)
     if "identities" in run.data or not classifies(
@@ -94,10 +89,7 @@ def classified_by_files(
 ) -> ClassifiedExamples:
     """Classify embeddings of files with prototypes of files, as ``tammes measure`` reads them.
 
-    Args:
-        paths: files with prototypes, embeddings and labels.
-        unknown: files with embeddings of no known class.
-        scale: scale of a cosine head; by default logits are inner products.
+    ``scale`` is that of a cosine head; by default logits are inner products.
     """
     given = files.read(paths)
     if given.prototypes is None or given.examples is None:

@@ -11,13 +11,8 @@ from typing import IO
 def write_atomically(path: str | os.PathLike[str], data: bytes, *, what: str = "") -> None:
     """Write a file in one step: readers see the old content or all of the new one.
 
-    Args:
-        path: path of the file; missing folders are created.
-        data: content.
-        what: kind of file, such as "page", for the message of an error.
-
-    Raises:
-        OSError: the write failed; no file and no new folder is left behind.
+    Missing folders are created. If the write fails, no file and no new folder is left behind, and
+    an OSError says ``what`` kind of file it was, such as a "page".
     """
     path = Path(path)
     created = _missing(path.parent)

@@ -28,7 +28,7 @@ code.
 import json
 import math
 import os
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
@@ -167,6 +167,16 @@ def find(paths: Sequence[str | os.PathLike[str]]) -> list[Run]:
             raise RecordError(f"{path}: there is no run in it")
         runs.update({config.parent: Run(config.parent) for config in configs})
     return [runs[path] for path in sorted(runs)]
+
+
+def read_each(runs: Iterable[Run], name: str) -> Iterator[tuple[Run, Any]]:
+    """Yield runs with one of their files, such as ``data``, where it is there and not damaged."""
+    for run in runs:
+        try:
+            content = getattr(run, name)
+        except RecordError:
+            continue
+        yield run, content
 
 
 def finished_run(folder: str | os.PathLike[str]) -> Run:

@@ -1,6 +1,6 @@
 """Health of runs on a page: the findings of the looks during training."""
 
-from tammes.lab.records.run_folder import RecordError
+from tammes.lab.records.run_folder import read_each
 from tammes.lab.report.load_runs import LoadedRuns
 from tammes.lab.report.render import html_page as page
 from tammes.lab.training.health import moment
@@ -11,12 +11,8 @@ def health_blocks(loaded: LoadedRuns) -> list[page.Block]:
     rows: list[list[page.Cell]] = []
     looked_at = 0
     for place, group in enumerate(loaded.groups):
-        for run in (*group.runs.values(), *group.stopped):
-            try:
-                looks = run.health
-            except RecordError:
-                # Damaged files are listed under the results.
-                continue
+        # Damaged files are listed under the results.
+        for run, looks in read_each(group.every, "health"):
             looked_at += bool(looks)
             known = set()
             for look in looks:

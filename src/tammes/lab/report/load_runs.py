@@ -27,18 +27,14 @@ class InspectedRun:
     """Tensors and details of one run of a group; None where its record has none.
 
     Attributes:
-        seed: seed of the run.
         names: names of the classes.
         prototypes: shape ``(C, D)``, or ``(C, K, D)`` with several of a class.
         features: features of test examples, a selection if there are many, shape ``(N, D)``.
-        labels: labels of these examples, shape ``(N,)``.
         cosines: cosines of these examples to the prototypes, split by their labels.
         total: number of test examples.
         counts: number of test examples per class, shape ``(C,)``.
         confused: number of errors by label and prediction.
         images: some of the images, uint8, shape ``(M, channels, height, width)``.
-        image_labels: their labels.
-        image_predictions: their predicted classes.
         image_margins: cosine to their true class minus that to the predicted one, of mistakes.
     """
 
@@ -65,12 +61,8 @@ class InspectedRun:
 class LoadedRuns:
     """Everything that a page shows about a set of runs.
 
-    Attributes:
-        study: the runs, grouped by configuration.
-        metrics: lines of ``metrics.jsonl`` of every run, by folder.
-        timing: lines of ``timing.jsonl`` of every run, by folder.
-        seen: one finished run of each group, by the label of the group.
-        troubles: runs that failed, are unfinished or damaged, with reasons.
+    The lines of ``metrics.jsonl`` and ``timing.jsonl`` are by folder; one finished run of each
+    group is ``seen``, by the label of the group.
     """
 
     study: Study
@@ -94,7 +86,7 @@ def load_runs(runs: Sequence[Run], baseline: str | None = None) -> LoadedRuns:
     reader = _RunReader(list(grouped.troubles))
     metrics, timing, seen = {}, {}, {}
     for group in grouped.groups:
-        for run in (*group.runs.values(), *group.stopped):
+        for run in group.every:
             metrics[run.folder] = reader.read(group, run, lambda run: _rows(run, "metrics")) or []
             timing[run.folder] = reader.read(group, run, lambda run: _rows(run, "timing")) or []
     for group, seed in representative_seeds(grouped.groups).items():

@@ -1,7 +1,7 @@
 """Comparison of published numbers and ours, with claims and missing cells.
 
-:mod:`.paper_comparison_writers` writes it as a page, as a table for a terminal and as
-``docs/results.md``.
+:mod:`.paper_comparison_writers` writes it as a page and as a table for a terminal,
+``scripts/results_document.py`` as ``docs/results.md``.
 """
 
 import math
@@ -45,9 +45,6 @@ class ComparedCell:
     """One quantity of one cell of the paper's table.
 
     Attributes:
-        row: name of the row.
-        column: name of the column.
-        quantity: quantity that is compared.
         paper: number in the paper.
         released: number from the authors' released code.
         ours: our summary over the finished seeds.

@@ -1,7 +1,6 @@
-"""Writers of the comparison with a paper: terminal, HTML page, Markdown."""
+"""Writers of the comparison with a paper: terminal and HTML page."""
 
 import io
-import re
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
@@ -26,7 +25,6 @@ _ON_TERMINAL: tuple[Head, ...] = (
 _ON_PAGE: tuple[Head, ...] = (
     "paper", "released", "ours or missing", "n", "difference", "standard errors"
 )  # fmt: skip
-_IN_MARKDOWN: tuple[Head, ...] = ("paper", "released", "ours or missing", "difference and errors")
 _TITLE = 40
 """Width of row titles on a terminal; longer ones are wrapped."""
 _UNFOLDED = 36
@@ -168,57 +166,3 @@ def _overviews(comparison: PaperComparison, table: ResultTable) -> Iterator[Tabl
 def _with_paper(values: Mapping[str, Value]) -> Value:
     ours, paper = values["ours"], values.get("paper", Value("")).text
     return Value(" ".join(filter(None, (ours.text, paper and f"[{paper}]"))), ours.sort)
-
-
-# -------------------------------------------------------------------------------- as Markdown
-
-
-def markdown_section(comparison: PaperComparison) -> Iterator[str]:
-    """Yield the lines of the comparison as Markdown, without its heading."""
-    recipe = comparison.recipe
-    yield f"{markdown_text(recipe.title)}. {markdown_text(recipe.source)}."
-    yield ""
-    yield f"- {markdown_text(comparison.summary)}"
-    yield from (
-        f"- `{' '.join(each.replace('`', chr(39)).split())}`" for each in comparison.commands
-    )
-    if recipe.released:
-        yield f"- {markdown_text(recipe.released_title)}: {markdown_text(recipe.released_source)}"
-    for table in comparison.tables(_IN_MARKDOWN, begun=True):
-        several = ["column"] * (len(table.by_column()) > 1)
-        rows = [[row.label, *[row.column] * len(several), *(each.text for each in row.values)]
-                for row in table.rows]  # fmt: skip
-        yield from ("", *markdown_table([table.title, *several, *table.heads], rows))
-    claims = [(each.claim.says, each.outcome, each.sentence) for each in comparison.verdicts]
-    if claims:
-        yield from ("", *markdown_table(("claim", "verdict", "what was found"), claims, bold=1))
-    stopped = [f"{row}, {column}, seed {seed}: {state}. {reason}"
-               for row, column, seed, state, reason in comparison.stopped_in_words()]  # fmt: skip
-    opened = [f"{column}: {words}" for column, words in comparison.open_in_words()]
-    for title, items in (("Diverged or failed:", stopped), ("Open:", opened)):
-        if items:
-            yield from ("", title, "", *(f"- {markdown_text(each)}" for each in items))
-
-
-def markdown_table(
-    heads: Sequence[str], rows: Sequence[Sequence[str]], *, bold: int | None = None
-) -> Iterator[str]:
-    """Yield the lines of a Markdown table; the cells of one column can be bold."""
-    yield f"| {' | '.join(map(markdown_text, heads))} |"
-    yield f"|{'---|' * len(heads)}"
-    for row in rows:
-        cells = [markdown_text(each) for each in row]
-        if bold is not None:
-            cells[bold] = f"**{cells[bold]}**"
-        yield f"| {' | '.join(cells)} |"
-
-
-def markdown_text(text: str) -> str:
-    r"""Escape a text so that Markdown shows it literally, on one line.
-
-    Example:
-        >>> markdown_text("CosFace* | <b>\n")
-        'CosFace\\* \\| &lt;b&gt;'
-    """
-    line = " ".join(text.replace("&", "&amp;").replace("<", "&lt;").replace(">", "&gt;").split())
-    return re.sub(r"([\\`*_\[\]|])", r"\\\1", line)

@@ -7,7 +7,7 @@ from typing import Any
 
 from tammes.lab.config.schema import Config
 from tammes.lab.config.yaml_file import write_yaml
-from tammes.lab.records.run_folder import RecordError, Run
+from tammes.lab.records.run_folder import Run, read_each
 from tammes.lab.report.load_runs import LoadedRuns
 from tammes.lab.report.render.html_page import Block, Cell, Details, Fold, Table, Text, Value
 from tammes.lab.stats.seed_groups import Group
@@ -43,9 +43,9 @@ def configuration(loaded: LoadedRuns) -> list[Block]:
 def _resolved(group: Group) -> dict[str, Any]:
     """Return the settings of a group, with ``auto`` resolved from its record."""
     values = group.config.to_dict()
-    recorded = _distinct([*group.runs.values(), *group.stopped][:1], "environment")
+    recorded = [*read_each(group.every[:1], "environment")]
     for key in (key for key, value in values.items() if value == "auto"):
-        for found in recorded:
+        for _, found in recorded:
             known = found.get(key)
             known = known.get("name") if isinstance(known, Mapping) else known
             values[key] = known if isinstance(known, str) else "auto"
@@ -58,13 +58,13 @@ def _shown(value: Any) -> str:
 
 def data_and_machines(loaded: LoadedRuns) -> list[Block]:
     """Show the data and the machines."""
-    runs = [run for group in loaded.groups for run in (*group.runs.values(), *group.stopped)]
+    runs = [run for group in loaded.groups for run in group.every]
     rows = [*_of_data(runs), *_of_machines(runs)]
     return [Fold("Data and machines", [Table(("what", "value"), rows)])] if rows else []
 
 
 def _of_data(runs: Sequence[Run]) -> list[tuple[str, str]]:
-    found = _distinct(runs, "data")
+    found = [data for _, data in read_each(runs, "data")]
     rows = [
         (words, ", ".join(dict.fromkeys(_shown(each.get(key)) for each in found if key in each)))
         for key, words in (
@@ -78,7 +78,7 @@ def _of_data(runs: Sequence[Run]) -> list[tuple[str, str]]:
 
 
 def _of_machines(runs: Sequence[Run]) -> list[tuple[str, str]]:
-    found = _distinct(runs, "environment")
+    found = [around for _, around in read_each(runs, "environment")]
     rows = []
     for key in _ENVIRONMENT:
         values = dict.fromkeys(_shown(each[key]) for each in found if each.get(key) is not None)
@@ -96,26 +96,16 @@ def _of_machines(runs: Sequence[Run]) -> list[tuple[str, str]]:
     return rows
 
 
-def _distinct(runs: Sequence[Run], name: str) -> list[dict[str, Any]]:
-    """Return one property of every run that has it in its record."""
-    found = []
-    for run in runs:
-        try:
-            found.append(getattr(run, name))
-        except RecordError:
-            continue
-    return found
-
-
 def rerun(loaded: LoadedRuns, command: str | None) -> list[Block]:
     """Show every command once: those that were typed, and one that trains each group."""
-    runs = [run for group in loaded.groups for run in (*group.runs.values(), *group.stopped)]
-    typed = [str(each["command"]) for each in _distinct(runs, "environment") if each.get("command")]
+    runs = [run for group in loaded.groups for run in group.every]
+    known = read_each(runs, "environment")
+    typed = [str(each["command"]) for _, each in known if each.get("command")]
     # A run that was trained by itself has its command below.
     whole = dict.fromkeys(text for text in typed if not text.startswith("tammes train "))
     seed, lines = attrgetter("seed"), []
     for group in loaded.groups:
-        own = sorted((run.config for run in (*group.runs.values(), *group.stopped)), key=seed)
+        own = sorted((run.config for run in group.every), key=seed)
         seeds = ", ".join(map(str, dict.fromkeys(map(seed, own))))
         some = f"seeds {seeds}" if len(own) > 1 else f"seed {seeds}"
         lines.append(f"# {group.label}, {some}\n{train_command(own[0])}")

@@ -10,7 +10,7 @@ from typing import Any
 from tammes.lab.fewshot.protocol import FewShotResult, Interval, interval
 from tammes.lab.measure.measures import Measured
 from tammes.lab.recognition.results import Number, Recognition
-from tammes.lab.records.run_folder import RecordError, Run
+from tammes.lab.records.run_folder import Run, read_each
 from tammes.lab.report.charts.chart import sentence
 from tammes.lab.report.load_runs import LoadedRuns
 from tammes.lab.report.paper_comparison import PaperComparison
@@ -53,7 +53,8 @@ def verdict_on_runs(loaded: LoadedRuns) -> list[str]:
 
 
 def _of_group(group: Group, loaded: LoadedRuns, main: Quantity) -> Contender:
-    diverged = sum(_diverged(run) for run in group.stopped)
+    failures = read_each(group.stopped, "failure")
+    diverged = sum(why.get("kind") == "not finite" for _, why in failures)
     curves = [_curve(loaded.metrics[run.folder], main.read) for run in group.runs.values()]
     return Contender(
         group.label,
@@ -63,15 +64,8 @@ def _of_group(group: Group, loaded: LoadedRuns, main: Quantity) -> Contender:
         diverged=diverged,
         stopped=len(group.stopped) - diverged,
         chance=_chance(group) if main.key == "accuracy" else None,
-        warnings=_warnings((*group.runs.values(), *group.stopped)),
+        warnings=_warnings(group.every),
     )
-
-
-def _diverged(run: Run) -> bool:
-    try:
-        return run.status == "failed" and run.failure.get("kind") == "not finite"
-    except RecordError:
-        return False
 
 
 def _curve(
@@ -83,24 +77,16 @@ def _curve(
 
 def _chance(group: Group) -> float | None:
     """Return the accuracy of guessing in percent."""
-    for run in group.runs.values():
-        try:
-            classes = run.data.get("classes")
-        except RecordError:
-            continue
-        if isinstance(classes, list) and classes:
-            return 100 / len(classes)
+    for _, data in read_each(group.runs.values(), "data"):
+        if isinstance(data.get("classes"), list) and data["classes"]:
+            return 100 / len(data["classes"])
     return None
 
 
 def _warnings(runs: Sequence[Run]) -> dict[str, str]:
     """Return the warnings of the doctor in any run: what to change, by name."""
     found: dict[str, str] = {}
-    for run in runs:
-        try:
-            looks = run.health
-        except RecordError:
-            continue
+    for _, looks in read_each(runs, "health"):
         for look in looks:
             for each in look["findings"]:
                 if each["severity"] == "warning":

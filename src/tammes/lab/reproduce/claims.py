@@ -68,13 +68,7 @@ class Near(_QuantityClaim):
 
 @dataclass(frozen=True, kw_only=True)
 class Bound(_QuantityClaim):
-    """Claim that a quantity is at least, or at most, a number.
-
-    Attributes:
-        rows: rows of the claim.
-        at_least: lower bound.
-        at_most: upper bound; a claim has either one.
-    """
+    """Claim that a quantity is at least, or at most, a number; a claim has one of the two."""
 
     rows: tuple[str, ...]
     at_least: float | None = None
@@ -101,7 +95,6 @@ class Peak(_QuantityClaim):
     """Claim about the location of the best value, among rows that differ in one setting.
 
     Attributes:
-        rows: rows that differ in the setting.
         peak: name of the setting, such as ``margin``.
         at_least: smallest claimed location of the peak.
         at_most: largest claimed location of the peak.

@@ -23,7 +23,7 @@ from tammes.split import split
 
 CELL = "cell.json"
 """File with the result of a cell that trains no network."""
-_MACHINE = ("device", "torch", "python", "tammes", "commit", "platform")
+MACHINE = ("device", "torch", "python", "tammes", "commit", "platform")
 _BINS = 80
 _POINTS = 1000
 """Largest number of points in a scatter plot of one split."""
@@ -130,7 +130,7 @@ def score(trial: PlannedCell, run: Run) -> dict[str, Any] | None:
 
 def _machine_and_command(around: Mapping[str, Any], ledger: Ledger) -> dict[str, Any]:
     """Return the number of the machine in the ledger, and the command."""
-    machine = {key: around[key] for key in _MACHINE if key in around}
+    machine = {key: around[key] for key in MACHINE if key in around}
     number = ledger.machine(machine) if machine else None
     return {"machine": number, "command": without_place(str(around.get("command", "")))}
 

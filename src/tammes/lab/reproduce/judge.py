@@ -29,15 +29,10 @@ _LITTLE = 0.05
 
 @dataclass(frozen=True)
 class Comparison:
-    """One comparison within a claim.
+    """One comparison of rows within a claim, in words, and its verdict.
 
-    Attributes:
-        rows: rows that are compared.
-        column: column that they are compared in.
-        text: result in words.
-        outcome: verdict on the claim.
-        difference: difference, positive in favour of the claim; None for a curve.
-        needed: smallest difference that is claimed.
+    The difference is positive in favour of the claim, and None for a curve; ``needed`` is the
+    smallest that is claimed.
     """
 
     rows: tuple[str, ...]

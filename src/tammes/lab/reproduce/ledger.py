@@ -26,14 +26,9 @@ class Entry:
     """Result of a cell with one seed.
 
     Attributes:
-        row: row of the table.
-        column: column of the table.
-        seed: seed of the run.
-        digest: digest of the cell; see :attr:`.PlannedCell.digest`.
-        status: how the cell ended.
+        digest: see :attr:`.PlannedCell.digest`.
         values: quantities by name, if it is done.
         optimum: largest possible class and sample margin.
-        epochs: number of training epochs.
         step: last step, or the step at which it diverged.
         seconds: training time.
         chosen: epoch that the values are from, in words.
@@ -42,7 +37,6 @@ class Entry:
             ``fewshot``, ``identities``.
         reason: why it is not done.
         machine: index into the machines of the ledger.
-        command: command that ran the cell.
     """
 
     row: str
@@ -68,10 +62,8 @@ class Ledger:
     """Results of all cells of a recipe.
 
     Attributes:
-        recipe: name of the recipe.
         quick: whether all cells are in quick form, whose numbers mean nothing.
         command: last command that wrote the ledger.
-        machines: descriptions of the machines that cells ran on.
         cells: entries, in no particular order.
         configs: configuration fields by ``row/column``.
         tuned: tuned settings by ``row/column``; under ``tried`` all candidates with their

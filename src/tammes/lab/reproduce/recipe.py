@@ -7,7 +7,7 @@ from typing import Annotated, Any, Literal, TypeAlias
 
 from tammes.lab.config.expressions import did_you_mean
 from tammes.lab.config.schema import Config, digest_of
-from tammes.lab.config.typecheck import at_least, check_names
+from tammes.lab.config.typecheck import at_least, check_names, seed_numbers
 from tammes.lab.fewshot.recipe_cells import FewShotSettings
 from tammes.lab.reproduce.claims import Claim
 from tammes.lab.reproduce.quick import quick_config, quick_settings
@@ -104,10 +104,6 @@ class PlannedCell:
     """Cell of a table with one seed, before it is run.
 
     Attributes:
-        row: name of the row.
-        column: name of the column.
-        seed: seed of the run.
-        kind: kind of the cell.
         config: configuration of the run, if it trains a network.
         settings: settings of the episodes or of the toy.
         tried: candidates of a tuning run, which is not in the table.
@@ -155,23 +151,17 @@ class Recipe:
 
     Attributes:
         name: such as ``kobayashi2019/table2``.
-        title: title of the table.
         source: publication.
-        summary: short description.
         seeds: default number of seeds.
         quantities: quantities to compare, the main one first.
         config: configuration fields of all cells.
         settings: settings of all episodes.
-        rows: rows by name.
-        columns: columns by name.
         paper: published numbers by row, column and quantity.
         released: numbers of the authors' released code, likewise.
         released_source: origin of the released numbers.
         released_title: heading of the released numbers in tables.
-        claims: claims to judge.
         curves: paths in the lines of ``metrics.jsonl`` that the ledger keeps.
-        keep: extras that the ledger keeps: ``health``, ``histograms``, ``scatter``.
-        figures: figures on the page.
+        keep: extras that the ledger keeps.
         protocol: differences from the paper, with reasons.
         quick: configuration fields of the quick form.
     """
@@ -223,12 +213,7 @@ class Recipe:
     def places(
         self, rows: Sequence[str] | None = None, columns: Sequence[str] | None = None
     ) -> Iterator[Place]:
-        """Yield row and column of the selected cells.
-
-        Args:
-            rows: names of rows; by default all but those that are run on request.
-            columns: names of columns; likewise.
-        """
+        """Yield row and column of the selected cells; by default all that do not run on request."""
         check_names(rows or (), self.rows, f"{self.name} has no row")
         check_names(columns or (), self.columns, f"{self.name} has no column")
         usual_rows = [name for name, row in self.rows.items() if not row.on_request]
@@ -262,15 +247,7 @@ class Recipe:
         self, seeds: int | Sequence[int] | None, *, quick: bool = False
     ) -> Sequence[int]:
         """Return the seeds of a cell; by default as in the recipe, or one in quick form."""
-        if seeds is None:
-            seeds = 1 if quick else self.seeds
-        if isinstance(seeds, int):
-            if seeds < 1:
-                raise ValueError(f"seeds is expected to be at least 1, got {seeds}")
-            return range(seeds)
-        if not seeds or len(set(seeds)) < len(seeds):
-            raise ValueError(f"seeds is expected to name each seed once, got {list(seeds)}")
-        return seeds
+        return seed_numbers((1 if quick else self.seeds) if seeds is None else seeds)
 
     def trials(self, row: str, column: str, *, quick: bool = False) -> list[PlannedCell]:
         """Plan the tuning runs of a cell, one for each combination of candidates.
@@ -299,15 +276,9 @@ class Recipe:
         values: Values | None = None,
         validation: float | None = None,
     ) -> PlannedCell:
-        """Plan one cell with one seed.
+        """Plan one cell with one seed, and with the values of the tuned placeholders.
 
-        Args:
-            row: name of the row.
-            column: name of the column.
-            seed: seed of the run.
-            quick: plan the quick form.
-            values: values of the tuned placeholders.
-            validation: share of the training images held out, for a tuning run.
+        ``validation`` is the share of the training images that a tuning run holds out.
         """
         this, beside, chosen = self.rows[row], self.columns[column], dict(values or {})
         known = {**beside.values, **this.values, **chosen}

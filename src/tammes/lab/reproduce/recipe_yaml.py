@@ -28,10 +28,7 @@ _NAME = re.compile(r"[\w.+-]+")
 
 
 def load(name: str | Path) -> Recipe:
-    """Load a recipe by name, or from the user's own YAML file.
-
-    Args:
-        name: such as ``kobayashi2019/table2``, or a path that ends in ``.yaml``.
+    """Load a recipe by name, such as ``kobayashi2019/table2``, or from the user's own YAML file.
 
     Raises:
         RecipeError: the recipe does not exist or is invalid.

@@ -42,14 +42,7 @@ class NothingToRun(ValueError):
 
 @dataclass(frozen=True)
 class Selection:
-    """Selected cells of a recipe.
-
-    Attributes:
-        recipe: the recipe.
-        rows: names of rows; by default all.
-        columns: names of columns; by default all but those that are run on request.
-        seeds: number of seeds, or a list of them; by default as in the recipe.
-    """
+    """Selected cells of a recipe; by default all but those on request, with the recipe's seeds."""
 
     recipe: Recipe
     rows: Sequence[str] | None = None
@@ -59,13 +52,10 @@ class Selection:
 
 @dataclass(frozen=True)
 class RunnerSettings:
-    """Runner of the cells, with its settings.
+    """Runner of the cells: processes on this machine, or a Ray cluster.
 
-    Attributes:
-        name: ``local`` for processes on this machine, ``ray`` for a Ray cluster.
-        address: address of the cluster; without one, a cluster is started on this machine.
-        workers: number of concurrent cells; by default one per core, or six on a GPU.
-        retries: retries of a cell whose process crashed.
+    Without an address the cluster is started on this machine. By default there is a worker per
+    core, or six on a GPU; ``retries`` are of a cell whose process crashed.
     """
 
     name: EngineName = "local"

@@ -51,11 +51,7 @@ class SphereSettings:
 
 
 def run_sphere(settings: Mapping[str, Any], seed: int) -> dict[str, Any]:
-    """Train the points and measure their margins.
-
-    Args:
-        settings: fields of :class:`SphereSettings`.
-        seed: seed of the initial points.
+    """Train points with the fields of :class:`SphereSettings`, and measure their margins.
 
     Returns:
         Plain values: ``values`` (class margin in degrees, mean sample margin), ``optimum`` (their

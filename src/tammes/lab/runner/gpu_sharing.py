@@ -28,13 +28,10 @@ sys.exit(any(step() for step in steps))
 
 @contextlib.contextmanager
 def shared_gpu(*, wanted: bool) -> Iterator[Mapping[str, str]]:
-    """Start the service and stop it afterwards.
-
-    Args:
-        wanted: whether processes share a GPU.
+    """Start the service if processes share a GPU, and stop it afterwards.
 
     Yields:
-        Environment variables for the processes that share a GPU; empty if the service is missing,
+        Environment variables of these processes; empty if the service is not wanted or missing,
         does not work, or is running already.
     """
     control = shutil.which(_CONTROL) if wanted else None

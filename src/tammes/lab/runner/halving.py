@@ -64,7 +64,6 @@ class Tuning:
 
     Attributes:
         given: the setting of the configuration.
-        best: the setting that is best on the held-out images after all epochs.
         rounds: all rounds, the shortest first.
         held_out: number of held-out images.
         final: configuration of a training with the best setting on all images.
@@ -80,9 +79,14 @@ class Tuning:
 
     @property
     def standard_error(self) -> float:
-        """Standard error of the best accuracy, in points, from the number of held-out images."""
+        """Standard error of the best accuracy, in points, from the number of held-out images.
+
+        Where all images or none are right it is that of one exception: few images prove little.
+        """
+        images = max(self.held_out, 2)
         share = self.rounds[-1].accuracies[self.best] / 100
-        return 100 * math.sqrt(share * (1 - share) / max(self.held_out, 1))
+        share = min(max(share, 1 / images), 1 - 1 / images)
+        return 100 * math.sqrt(share * (1 - share) / images)
 
     @property
     def cost(self) -> float:
@@ -153,7 +157,8 @@ def tune(
         rounds: list[Round] = []
         for number, length in enumerate(epochs, 1):
             count = len(settings)
-            report(f"round {number} of {len(epochs)}: {count} settings, {length} epochs each")
+            each = f"{length} epoch{'s' if length > 1 else ''} each"
+            report(f"round {number} of {len(epochs)}: {count} settings, {each}")
             configs = [search.config(setting, length) for setting in settings]
             at = plan_resources(count, workers, accelerator=config.accelerator)
             runs = train_all(configs, folder, at=at, report=report)

@@ -51,9 +51,7 @@ class CellStatus:
 class ProgressTable:
     """Shows the events of :func:`.run_cells`; a context manager around the call.
 
-    Args:
-        cells: cells to show.
-        stream: output; stderr by default, so that stdout holds results only.
+    It writes to stderr by default, so that stdout holds results only.
     """
 
     def __init__(self, cells: Sequence[Cell], stream: TextIO | None = None) -> None:

@@ -58,20 +58,14 @@ def run_cells_on_ray(
     On an existing cluster, every node needs the same version of Tammes and finds the data under the
     same names.
 
-    Args:
-        cells: cells to run.
-        work: ``"module:function"``.
-        address: address of a cluster: ``"auto"``, ``"host:port"`` or ``"ray://host:port"``. By
-            default ``$RAY_ADDRESS``, or the cluster this program is connected to; if there is none,
-            a cluster is started on this machine and stopped at the end.
-        at: workers and threads of a cluster that is started; see :func:`.plan_resources`.
-        per_cell: resources of a cell, such as ``{"CPU": 2, "GPU": 0.5}``. By default an equal share
-            of a started cluster; on an existing one a CPU and, if it has GPUs, a sixth of one
-            (:data:`.PER_GPU`). A cell has as many threads as CPUs.
-        on_event: called in this thread with every event.
+    Cells, work, events and results are those of :func:`.run_cells`; ``at`` is of a cluster that is
+    started. The address of a cluster is ``"auto"``, ``"host:port"`` or ``"ray://host:port"``, by
+    default ``$RAY_ADDRESS``, or the cluster this program is connected to; if there is none, a
+    cluster is started on this machine and stopped at the end.
 
-    Returns:
-        The results, in the order of the cells.
+    The resources ``per_cell``, such as ``{"CPU": 2, "GPU": 0.5}``, are by default an equal share of
+    a started cluster; on an existing one a CPU and, if it has GPUs, a sixth of one
+    (:data:`.PER_GPU`). A cell has as many threads as CPUs.
 
     Raises:
         ImportError: Ray is not installed.

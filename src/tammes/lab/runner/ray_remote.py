@@ -27,13 +27,11 @@ _CHECKPOINTS = "checkpoints"
 
 
 def work(task: Mapping[str, Any], events: Any) -> dict[str, Any]:
-    """Run a cell.
+    """Run a cell, and send its events to an actor.
 
-    Args:
-        task: ``work``, ``payload``, ``folder``, ``threads`` and ``argv`` as for a process of this
-            machine; ``number`` of the cell; ``beacon``, a file that is visible to nodes that see
-            the folder; ``begun``, content of the files that identify the run in the folder.
-        events: actor that collects events.
+    A task has ``work``, ``payload``, ``folder``, ``threads`` and ``argv`` as for a process of this
+    machine; the ``number`` of the cell; ``beacon``, a file that nodes see that see the folder; and
+    ``begun``, content of the files that identify the run in the folder.
 
     Returns:
         ``seconds``; the ``reason`` of a failure; if the work was done in a local folder, also that

@@ -14,6 +14,7 @@ import torch
 
 from tammes.lab.config import normal, split_list
 from tammes.lab.config.schema import Config
+from tammes.lab.config.typecheck import seed_numbers
 from tammes.lab.data.sources.loading import say
 from tammes.lab.records.atomic_io import locked, writable
 from tammes.lab.records.run_folder import Run, write_json
@@ -75,15 +76,7 @@ def train_all(
     retry_failed: bool = False,
     report: Callable[[str], None],
 ) -> list[Run]:
-    """Train all configurations that are not finished, several at a time; return all runs.
-
-    Args:
-        configs: configurations on the same images.
-        folder: parent folder of the runs.
-        at: workers, threads and GPUs.
-        retry_failed: also retry runs whose loss was not finite.
-        report: called with one-line messages.
-    """
+    """Train all configurations that are not finished, several at a time; return all runs."""
     cells = []
     for each in configs:
         name = f"{each.label}, seed {each.seed}"
@@ -127,13 +120,8 @@ def plan_configs(
             f"compare names runs by their losses, so name works with one loss only, "
             f"got {config.name!r} for {len(texts)}"
         )
-    if isinstance(seeds, int):
-        if seeds < 1:
-            raise ValueError(f"seeds is expected to be at least 1, got {seeds}")
-        seeds = range(config.seed, config.seed + seeds)
-    if not seeds or len(set(seeds)) < len(seeds):
-        raise ValueError(f"seeds is expected to name each seed once, got {list(seeds)}")
-    return [config.replace(loss=text, seed=seed) for text in texts for seed in seeds]
+    numbers = seed_numbers(seeds, config.seed)
+    return [config.replace(loss=text, seed=seed) for text in texts for seed in numbers]
 
 
 def check(configs: Sequence[Config], report: Callable[[str], None]) -> dict[str, str]:

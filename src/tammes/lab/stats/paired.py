@@ -32,11 +32,7 @@ class Summary:
 class Difference:
     """Mean of paired differences over common seeds, and its 95 % interval.
 
-    Attributes:
-        seeds: seeds that both groups have.
-        mean: mean difference.
-        low: lower end of the interval; None for a single seed.
-        high: upper end of the interval.
+    A single seed has no interval: its ends are None.
     """
 
     seeds: tuple[int, ...]

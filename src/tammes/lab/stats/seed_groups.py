@@ -29,8 +29,7 @@ class Quantity:
         name: name in tables.
         path: keys that lead to it in ``final.json``.
         unit: ``"%"``, ``"°"``, ``"s"`` or empty.
-        factor: conversion from the record to the unit.
-        offset: added after the conversion.
+        factor: conversion from the record to the unit, before the offset.
         digits: decimal places shown.
         better: 1 if more is better, -1 if less is, 0 if neither.
     """
@@ -105,14 +104,10 @@ class Trouble:
 
 @dataclass(frozen=True, eq=False)
 class Group:
-    """Runs that differ only in their seed.
+    """Runs that differ only in their seed: finished ones by seed, and failed or unfinished ones.
 
-    Attributes:
-        label: unique name of the group.
-        config: configuration of its first run.
-        runs: finished runs by seed.
-        stopped: failed and unfinished runs.
-        values: known values of each quantity by seed.
+    The label is unique, and the configuration that of the first run; ``values`` has the known
+    values of each quantity by seed.
     """
 
     label: str
@@ -120,6 +115,11 @@ class Group:
     runs: Mapping[int, Run]
     stopped: tuple[Run, ...]
     values: Mapping[str, Mapping[int, float]]
+
+    @property
+    def every(self) -> tuple[Run, ...]:
+        """All runs, finished or not."""
+        return (*self.runs.values(), *self.stopped)
 
     def summary(self, key: str) -> Summary | None:
         """Return mean and deviation of a quantity; None if no run has it."""
@@ -174,14 +174,10 @@ class Study:
 
 
 def study(runs: Sequence[Run], baseline: str | None = None) -> Study:
-    """Group runs, and list those that are excluded.
+    """Group runs in any state, and list those that are excluded, such as damaged ones.
 
-    Args:
-        runs: runs in any state; a damaged one is listed among the troubles.
-        baseline: label of the group that the others are compared with; the first by default.
-
-    Raises:
-        RecordError: no group has the label of the baseline.
+    The groups are compared with the ``baseline``, a label, by default the first; a RecordError says
+    that no group has it.
     """
     troubles: list[Trouble] = []
     members: dict[str, list[Run]] = {}

@@ -27,7 +27,6 @@ class Contender:
     """Numbers of one group of runs, as far as they are known.
 
     Attributes:
-        label: name of the group.
         values: main quantity by seed, of finished runs.
         curve: main quantity by epoch, mean over the seeds.
         margins: margins by seed, by the name of the margin.
@@ -131,10 +130,8 @@ def verdict(
 ) -> list[str]:
     """Return the verdict on groups of runs, as sentences.
 
-    Args:
-        contenders: the groups; the first is the baseline of the margins.
-        quantity: main quantity; percentages for what is read from curves.
-        margins: names of margins, by their keys in the contenders.
+    The first contender is the baseline of the margins, which are named by their keys. Curves are
+    read only if the quantity is a percentage.
     """
     found = standing(contenders, quantity)
     first = _standing(found, quantity) if found else _nothing(contenders)

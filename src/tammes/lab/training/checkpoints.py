@@ -26,23 +26,15 @@ KEPT = 2
 
 
 class Checkpoints:
-    """The checkpoints of one run.
-
-    Args:
-        folder: folder of the checkpoints; created by the first save.
-        report: called with a sentence about a damaged checkpoint.
-    """
+    """The checkpoints of one run; ``report`` gets a sentence about a damaged one."""
 
     def __init__(self, folder: Path, report: Callable[[str], None] = print) -> None:
         self.folder, self.report = folder, report
 
     def save(self, kind: str, step: int, state: dict[str, Any]) -> None:
-        """Save a state, then delete older ones.
+        """Save the state after a number of steps, then delete older ones.
 
-        Args:
-            kind: ``"last"``, of which two are kept, or ``"best"``.
-            step: number of training steps done.
-            state: tensors, numbers, strings, and lists and dictionaries of them.
+        It is a state to resume from, ``"last"``, of which two are kept, or the ``"best"`` one.
         """
         buffer = io.BytesIO()
         torch.save(state, buffer)
@@ -92,12 +84,6 @@ class ShardedCheckpoints:
 
     Each is a folder, see :mod:`tammes.checkpoint`. All processes save and load together; their
     number may change between saving and loading.
-
-    Args:
-        folder: folder of the checkpoints; created by the first save.
-        criterion: criterion of the run.
-        optimizer: optimizer of the run.
-        report: called with a sentence about a damaged checkpoint.
     """
 
     def __init__(

@@ -12,6 +12,7 @@ from tammes.heads.head import Head
 from tammes.heads.subcenters import drop_subcenters
 from tammes.lab.data import Images
 from tammes.lab.data.identities.identity_protocol import IdentityProtocol
+from tammes.lab.data.images import shrink
 from tammes.lab.measure.classification import (
     ExampleMetrics,
     accuracy_by_count,
@@ -40,14 +41,10 @@ _THUMBNAIL = 64
 
 
 class Evaluation(NamedTuple):
-    """Features and measures of a model on a set of images.
+    """Features, on the CPU, and measures of a model on a set of images.
 
-    Attributes:
-        features: shape ``(N, D)``, on the CPU.
-        labels: shape ``(N,)``.
-        examples: prediction and margin of each example; None if their classes were not trained.
-        measures: means, as in a line of ``metrics.jsonl``.
-        protocol: comparison of identities that were not trained.
+    ``examples`` is None if their classes were not trained; ``measures`` are means, as in a line of
+    ``metrics.jsonl``.
     """
 
     features: Tensor
@@ -65,14 +62,10 @@ def evaluation_features(
     projected: bool = True,
     flip: bool = False,
 ) -> Tensor:
-    """Compute features as a run is evaluated, float32 ``(N, D)``.
+    """Compute features of uint8 pixels as a run is evaluated, float32 ``(N, D)``.
 
-    Args:
-        model: model in evaluation mode.
-        pixels: uint8, shape ``(N, C, H, W)``.
-        index: index of each image, shape ``(N,)``; not used in evaluation mode.
-        projected: compute them behind the projection that the training uses, not in front of it.
-        flip: average the features of an image and of its mirror image.
+    They are computed behind the projection that the training uses unless ``projected`` is false;
+    with ``flip`` they are averaged over an image and its mirror image.
     """
     features = model.features(pixels, index, 0, projected=projected).float()
     if flip:
@@ -92,14 +85,8 @@ def evaluate(
 ) -> Evaluation:
     """Compute features, predictions and margins of images, without augmentation.
 
-    Every rank evaluates its share of the images. The model is left in evaluation mode.
-
-    Args:
-        fabric: precision, device and processes.
-        model: the model.
-        loader: the images.
-        flip: average the features of an image and of its mirror image.
-        protocol: comparison of the images, if they are of identities that are not trained.
+    Every rank evaluates its share of the images. The model is left in evaluation mode. A
+    ``protocol`` compares images of identities that are not trained.
     """
     features = gather_features(fabric, model, loader, flip=flip)
     labels = loader.images.labels
@@ -119,16 +106,9 @@ def evaluate(
 def gather_features(
     fabric: Any, model: Model, loader: ImageLoader, *, projected: bool = True, flip: bool = False
 ) -> Tensor:
-    """Compute features of all images, without augmentation, each rank those of its share.
+    """Compute :func:`evaluation_features` of all images, each rank those of its share.
 
     The model is left in evaluation mode.
-
-    Args:
-        fabric: precision, device and processes.
-        model: the model.
-        loader: the images.
-        projected: compute them behind the projection that the training uses, not in front of it.
-        flip: average the features of an image and of its mirror image.
     """
     model.eval()
     if fabric.world_size > 1:
@@ -164,15 +144,9 @@ def write_results(
 ) -> None:
     """Write the results of a finished run; ``final.json`` comes last and marks it complete.
 
-    Args:
-        folder: run folder.
-        model: model of the chosen epoch.
-        testing: test images.
-        evaluations: results on the test images, and on the validation images if there are any.
-        last: line of ``metrics.jsonl`` of the chosen epoch.
-        chosen: how that epoch was chosen.
-        counts: training examples of each class.
-        usage: of the prototypes by the training images, where a class has several.
+    The model, the evaluations by partition and the ``last`` line of ``metrics.jsonl`` are those of
+    the epoch that was ``chosen``, in words; ``counts`` are the training examples of each class, and
+    ``usage`` is that of the prototypes by them, where a class has several.
     """
     head, tested = model.criterion.head, evaluations["test"]
     kept = {"prototypes": head.weight, "scale": torch.as_tensor(head.scale).float()}
@@ -244,16 +218,11 @@ def _details(result: Evaluation, head: Head, counts: Sequence[int]) -> dict[str,
 def _examples(testing: Images, labels: Tensor, examples: ExampleMetrics) -> dict[str, Tensor]:
     """Return thumbnails of the clearest mistakes, and of correct examples beside them."""
     chosen = confused_examples(examples, labels, len(testing.classes))
-    channels, height, width = testing.shape
-    pictures = torch.zeros(0, channels, height, width, dtype=torch.uint8)
+    pictures = torch.zeros(0, *testing.shape, dtype=torch.uint8)
     if len(chosen):
         pictures = torch.stack([testing.read(position) for position in chosen.tolist()])
-    if max(height, width) > _THUMBNAIL and len(chosen):
-        share = _THUMBNAIL / max(height, width)
-        small = F.interpolate(pictures.float(), scale_factor=share, mode="bilinear", antialias=True)
-        pictures = small.round().clamp(0, 255).byte()
     return {
-        "images": pictures,
+        "images": shrink(pictures, _THUMBNAIL),
         "labels": labels[chosen],
         "predictions": examples.predictions[chosen],
         "index": testing.index[chosen],

@@ -12,13 +12,8 @@ _TAKEN = ("backbone.", "criterion.head.", "criterion.states.")
 def start_from(model: Model, run: Run, classes: Sequence[str]) -> None:
     """Load the weights of a finished run into a new model.
 
-    Args:
-        model: model of the new run, with the same network and the same head.
-        run: the finished run.
-        classes: classes of the new run, which must be those of the old one.
-
-    Raises:
-        RecordError: the run is not finished, or its weights do not fit.
+    A RecordError says that the run is not finished, or that its network, its head or its classes
+    are others.
     """
     status = run.config and run.status
     if status != "done":

@@ -4,6 +4,7 @@ import contextlib
 import copy
 import time
 from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -27,6 +28,7 @@ _TRIAL, _TRIAL_ROWS = 2, 128
 """Trial steps before the first step, and the largest number of images in them."""
 
 
+@dataclass(kw_only=True)
 class HealthLooks:
     """Looks at a run and records its findings in ``health.json``.
 
@@ -35,39 +37,26 @@ class HealthLooks:
     and catches up on one that was due at it.
     The classes of a sharded head are not in one process, so such a run is not looked at.
 
-    Args:
-        config: configuration of the run; ``mute`` names illnesses that are not reported.
-        folder: run folder.
-        fabric: device, precision and processes; only the first process looks.
-        model: model in training, on its device.
-        optimizer: optimizer of the training.
-        loader: training images.
-        sampler: draws the batch: the first of the training.
-        rate: learning rate of a step.
-        steps: finished steps; recorded looks after them are dropped.
-        say: receives each finding once.
+    Only the first process looks, at the first batch of the sampler. ``rate`` is the learning rate
+    of a step; recorded looks after ``steps`` finished steps are dropped; ``say`` receives each
+    finding once.
     """
 
-    def __init__(
-        self,
-        config: Config,
-        folder: Path,
-        *,
-        fabric: Any,
-        model: Model,
-        optimizer: torch.optim.Optimizer,
-        loader: ImageLoader,
-        sampler: BatchSampler,
-        rate: Callable[[int], float],
-        steps: int,
-        say: Callable[[str], None],
-    ) -> None:
-        self.config, self.folder, self.fabric, self.model = config, folder, fabric, model
-        self.optimizer, self.loader, self.sampler = optimizer, loader, sampler
-        self.rate, self.say = rate, say
-        self.muted = muted_names(config.mute)
-        run = Run(folder)
-        self.looks = [look for look in run.health if look["step"] <= steps]
+    config: Config
+    folder: Path
+    fabric: Any
+    model: Model
+    optimizer: torch.optim.Optimizer
+    loader: ImageLoader
+    sampler: BatchSampler
+    rate: Callable[[int], float]
+    steps: int
+    say: Callable[[str], None]
+
+    def __post_init__(self) -> None:
+        self.muted = muted_names(self.config.mute)
+        run = Run(self.folder)
+        self.looks = [look for look in run.health if look["step"] <= self.steps]
         self.seconds = run.look_seconds
 
     def due(self, epoch: int) -> bool:
@@ -77,13 +66,7 @@ class HealthLooks:
         return looks and not done and epoch in (*_EARLY, self.config.epochs)
 
     def look(self, epoch: int, step: int, history: Sequence[dict[str, Any]]) -> None:
-        """Look at the run if it is time to.
-
-        Args:
-            epoch: finished epochs.
-            step: finished steps.
-            history: lines of ``metrics.jsonl``.
-        """
+        """Look at the run after finished epochs and steps, if it is time to."""
         if not self.due(epoch) or step != epoch * len(self.sampler):
             # A run that is resumed within an epoch was looked at before.
             return
@@ -206,12 +189,7 @@ def muted_names(text: str) -> tuple[str, ...]:
 
 
 def diagnose_run(run: Run, muted: Sequence[str] = ()) -> Diagnosis:
-    """Diagnose the model of a finished run on features of its test images.
-
-    Args:
-        run: a finished run, also one that was recorded without a look.
-        muted: names of illnesses that are not reported.
-    """
+    """Diagnose the model of a finished run on features of its test images."""
     if run.config.identities:
         raise RecordError(
             f"{run.folder}: test images of trained classes are expected, got identities that were "

@@ -35,13 +35,7 @@ class _ImageDataset(Dataset[Tensor | ValueError]):
 
 
 class ImageLoader:
-    """Loads images in batches: from device memory where they fit, else by worker processes.
-
-    Args:
-        images: images to load.
-        device: device of the batches.
-        workers: number of worker processes.
-    """
+    """Loads images in batches: from device memory where they fit, else by worker processes."""
 
     def __init__(self, images: Images, device: torch.device, *, workers: int = 0) -> None:
         self.images, self.device, self.workers = images, device, workers
@@ -53,11 +47,8 @@ class ImageLoader:
     ) -> Iterator[Batch]:
         """Yield the batches at the given positions, or the share of one rank in each.
 
-        Args:
-            batches: positions, one tensor for each batch.
-            rank: rank of this process.
-            world_size: number of processes. All shares have the same length: a short one is padded
-                with an image of the batch whose label is ignored.
+        All shares have the same length: a short one is padded with an image of the batch whose
+        label is ignored.
         """
         shares = [_padded_share(whole, rank, world_size) for whole in batches]
         if not shares:

@@ -121,16 +121,15 @@ class _TrainingState:
         rate: learning rate of a step.
         loader: training images.
         eval_loaders: test images, and validation images if there are any.
+        selection: episodes that choose the epoch, and the images to draw them from.
+        saved: time of the last checkpoint.
         epoch: finished epochs.
         position: finished batches of the current epoch.
         steps: finished batches in all.
         seconds: time spent on the current epoch.
         history: lines of ``metrics.jsonl``.
-        selection: episodes that choose the epoch, and the images to draw them from.
-        saved: time of the last checkpoint.
         best: validation accuracy and step of the best epoch so far.
         evaluations: results of the last evaluated epoch.
-        gradient_angles: probe that runs after every epoch.
         protocol: comparison of the test images, if they are of identities that are not trained.
     """
 
@@ -321,8 +320,8 @@ def _set_up(fabric: Any, config: Config, folder: Path, progress: Progress) -> _T
         write_tensors(folder / "subset.safetensors", used)
         write_lines(folder / "metrics.jsonl", work.history)
     work.health = HealthLooks(
-        config,
-        folder,
+        config=config,
+        folder=folder,
         fabric=fabric,
         model=model,
         optimizer=optimizer.optimizer,

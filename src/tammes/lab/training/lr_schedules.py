@@ -82,10 +82,6 @@ def _elapsed(per: str, length: float, warmup: float) -> Callable[[float], float]
 def learning_rate(config: Config, steps_per_epoch: int) -> Callable[[int], float]:
     """Return the learning rate of the backbone as a function of the step.
 
-    Args:
-        config: ``lr``, ``lr_schedule``, ``warmup``, ``warmup_start``, ``epochs``.
-        steps_per_epoch: number of steps in an epoch.
-
     Example:
         >>> rate = learning_rate(Config(lr=0.1, lr_schedule="log(1e-4)", epochs=4), 10)
         >>> [round(rate(10 * epoch), 5) for epoch in range(4)]

@@ -28,14 +28,7 @@ BATCH_SUMS = ("count", "loss", "accuracy", "sample_margin", "bias")
 
 
 class Model(nn.Module):
-    """Augmentation, backbone and criterion: the module that is compiled, distributed and saved.
-
-    Args:
-        augment: maps pixels to images.
-        backbone: maps images to features.
-        criterion: maps features to a loss.
-        channels_last: memory format of the images.
-    """
+    """Augmentation, backbone and criterion: the module that is compiled, distributed and saved."""
 
     def __init__(
         self,
@@ -114,11 +107,8 @@ class Model(nn.Module):
     ) -> tuple[Tensor, Tensor]:
         """Return the loss of the global batch, and the sums of :data:`BATCH_SUMS` over it.
 
-        Args:
-            pixels: uint8, shape ``(N, C, H, W)``.
-            labels: shape ``(N,)``; :data:`IGNORED` for padding.
-            index: see :meth:`features`.
-            epoch: see :meth:`features`.
+        The labels are :data:`IGNORED` for padding; the other arguments are those of
+        :meth:`features`.
         """
         features = self.features(pixels, index, epoch)
         loss: Tensor = self.criterion(features, labels)

@@ -28,11 +28,7 @@ class Progress:
 
 
 class Lines(Progress):
-    """Prints a line for each epoch, with the remaining time.
-
-    Args:
-        stream: output; stderr by default, so that stdout holds results only.
-    """
+    """Prints a line for each epoch, with the remaining time; to stderr, as stdout holds results."""
 
     def __init__(self, stream: TextIO | None = None) -> None:
         self.stream = stream or sys.stderr

@@ -48,17 +48,10 @@ class Step:
     """Train on a batch per call, and accumulate sums of the metrics.
 
     Nothing here synchronises with the GPU. The first non-finite loss is recorded on the device and
-    read by :meth:`first_nonfinite`.
+    read by :meth:`first_nonfinite`. With ``graphs`` the step is recorded as a CUDA graph; if that
+    fails for any reason, it is reported and training continues without one.
 
-    Args:
-        fabric: precision, device and processes.
-        module: the model as Fabric has set it up.
-        model: the same without its wrapper.
-        optimizer: as Fabric has set it up.
-        config: configuration of the run.
-        graphs: record the step as a CUDA graph. If that fails for any reason, training continues
-            without one.
-        report: called with a message if the recording fails.
+    Module and optimizer are as Fabric has set them up; ``model`` is the module without its wrapper.
     """
 
     def __init__(

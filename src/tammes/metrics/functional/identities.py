@@ -47,12 +47,7 @@ def encode_identities(
 ) -> Codes:
     """Check identities and convert them to integers; strings become 64 bits of a hash.
 
-    Args:
-        name: name that messages begin with.
-        what: name of the argument in messages.
-        identities: integers or strings: a tensor, a list or a numpy array.
-        count: expected number of identities.
-        device: device of the codes.
+    Messages begin with ``name`` and call the argument ``what``.
     """
     wrong = ""
     if isinstance(identities, Tensor):

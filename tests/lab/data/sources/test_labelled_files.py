@@ -19,9 +19,9 @@ def flat(tmp_path, picture):
     return folder, files
 
 
-def table(path, columns, rows):
+def table(path, columns, rows, delimiter=","):
     with open(path, "w", newline="") as file:
-        csv.writer(file).writerows([columns, *rows])
+        csv.writer(file, delimiter=delimiter).writerows([columns, *rows])
     return path
 
 
@@ -43,6 +43,14 @@ def test_a_flat_folder_with_a_table_is_a_source_and_the_table_is_named(flat, sai
     table(folder / "labels.csv", ("file", "label"), files)
     assert load(folder, "train", report=said.append).counts() == [4, 4]
     assert said[0] == f"{folder}: the labels are in labels.csv"
+
+
+@pytest.mark.parametrize(("name", "delimiter"), [("a.csv", ";"), ("a.tsv", "\t")])
+def test_values_may_be_separated_by_semicolons_and_tabs(flat, said, name, delimiter):
+    folder, files = flat
+    rows = [(file, f"{label}, old") for file, label in files]
+    path = table(folder / name, ("image_id", "label"), rows, delimiter)
+    assert load(path, "train", report=said.append).classes == ("coat, old", "shoe, old")
 
 
 def test_a_column_split_names_the_partitions(flat, said):

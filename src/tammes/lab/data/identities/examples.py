@@ -93,16 +93,10 @@ def existing_file(path: str | os.PathLike[str], holds: str) -> Path:
 def existing_files(
     source: Path, folder: Path, used: Iterable[tuple[str, int]], hint: str
 ) -> tuple[Files, dict[str, int]]:
-    """List files once each, in the order of their first use; all must exist.
+    """List files below a folder once each, in the order of their first use; all must exist.
 
-    Args:
-        source: file that names them, for messages.
-        folder: folder that the paths are relative to.
-        used: path and line of each use.
-        hint: end of the message about missing files.
-
-    Returns:
-        The files, and the row of each path.
+    ``used`` has the path and the line in ``source`` of each use; ``hint`` ends the message about
+    missing files. The row of each path is returned too.
     """
     rows: dict[str, int] = {}
     missing: dict[str, int] = {}

@@ -43,13 +43,7 @@ def read_lfw(
     source = existing_file(pairs, "pairs")
     root = existing_folder(source.parent if folder is None else folder, "images")
     rows = lfw_rows(source)
-    named: list[tuple[str, int]] = []
-    people: dict[str, str] = {}
-    for row in rows:
-        for name, number in (row.left, row.right):
-            path = _image_of(root, name, number)
-            named.append((path, row.line))
-            people[path] = name
+    named = [(_image_of(root, name), row.line) for row in rows for name in (row.left, row.right)]
     hint = "images are expected as NAME/NAME_0001.jpg in the folder"
     items, known = existing_files(source, root, named, hint)
     sides = torch.tensor([known[path] for path, _ in named]).view(-1, 2)
@@ -59,22 +53,22 @@ def read_lfw(
         right=sides[:, 1],
         same=torch.tensor([row.same for row in rows]),
         folds=torch.tensor([row.fold for row in rows]),
-        identities=[people[path] for path in known],
+        identities=[path.partition("/")[0] for path in known],
     )
 
 
-class LfwPair(NamedTuple):
-    """Line of ``pairs.txt``: two images by name and number, of one person or of two."""
+class ListedPair(NamedTuple):
+    """Line of a list: two names, of one identity or of two, and their fold."""
 
     line: int
-    left: tuple[str, int]
-    right: tuple[str, int]
+    left: str
+    right: str
     same: bool
-    fold: int
+    fold: int = 0
 
 
-def lfw_rows(source: Path) -> list[LfwPair]:
-    """Read the lines of ``pairs.txt``."""
+def lfw_rows(source: Path) -> list[ListedPair]:
+    """Read the lines of ``pairs.txt``; an image is named as ``NAME/NAME_0001``."""
     lines = _read_lines(source)
     line, header = lines[0]
     if not (len(header) in (1, 2) and all(map(_is_count, header))):
@@ -93,18 +87,19 @@ def lfw_rows(source: Path) -> list[LfwPair]:
         form = "NAME N N" if same else "NAME N OTHER N"
         if len(words) != (3 if same else 4) or not (_is_count(words[1]) and _is_count(words[-1])):
             raise DataError(_malformed(source, line, words, form))
-        left = words[0], int(words[1])
-        right = words[0 if same else 2], int(words[-1])
+        first, second = words[0], words[0 if same else 2]
+        left = f"{first}/{first}_{int(words[1]):04d}"
+        right = f"{second}/{second}_{int(words[-1]):04d}"
         if left == right:
             raise DataError(_malformed(source, line, words, f"{form} of two images"))
-        if not same and left[0] == right[0]:
+        if not same and first == second:
             raise DataError(_malformed(source, line, words, f"{form} of two names"))
-        pairs.append(LfwPair(line, left, right, same, place // (2 * each)))
+        pairs.append(ListedPair(line, left, right, same, place // (2 * each)))
     return pairs
 
 
-def _image_of(root: Path, name: str, number: int) -> str:
-    paths = [f"{name}/{name}_{number:04d}{suffix}" for suffix in _SUFFIXES]
+def _image_of(root: Path, name: str) -> str:
+    paths = [f"{name}{suffix}" for suffix in _SUFFIXES]
     return next((path for path in paths if (root / path).is_file()), paths[0])
 
 
@@ -152,22 +147,13 @@ def read_trials(
     )
 
 
-class Trial(NamedTuple):
-    """Line of a trial list: two names, of one identity or of two."""
-
-    line: int
-    left: str
-    right: str
-    same: bool
-
-
-def trial_rows(source: Path) -> list[Trial]:
+def trial_rows(source: Path) -> list[ListedPair]:
     """Read the lines of a trial list."""
     rows = []
     for line, words in _read_lines(source):
         if len(words) != 3 or words[0] not in ("0", "1"):
             raise DataError(_malformed(source, line, words, "1 FIRST SECOND or 0 FIRST SECOND"))
-        rows.append(Trial(line, words[1], words[2], words[0] == "1"))
+        rows.append(ListedPair(line, words[1], words[2], words[0] == "1"))
     return rows
 
 

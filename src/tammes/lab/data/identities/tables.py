@@ -89,14 +89,9 @@ def read_parquet(
 ) -> IdentityExamples:
     """Read parquet files with columns of encoded images and identities.
 
-    Args:
-        paths: path of a file, or of several with the same columns. The images are in a column of
-            bytes or of ``{bytes, path}``, as :func:`tammes.lab.data.load` expects them.
-        identity: column of the identities, integers or strings.
-        camera: column of the cameras; by default ``camera`` if there is one.
-        split: column of the partitions; not read if ``partition`` is None.
-        partition: value of that column whose rows are read; by default all rows are.
-        unknown: identity that is junk; None if it is a name as any other.
+    There may be several files with the same columns. The images are in a column of bytes or of
+    ``{bytes, path}``, as :func:`tammes.lab.data.load` expects them; identities are integers or
+    strings. The other arguments are those of :func:`read_table`.
 
     Returns:
         The examples, in the order of the rows. Images are read from the files on demand.
@@ -126,14 +121,7 @@ def read_parquet(
 
 
 class _Selection:
-    """Rows of a table, and the values of its columns in these rows.
-
-    Args:
-        title: name of the table, for messages.
-        names: names of its columns.
-        read: returns the values of a column.
-        places: name of each row, for messages.
-    """
+    """Rows of a table, named by their places, and the values of its columns in these rows."""
 
     def __init__(
         self,

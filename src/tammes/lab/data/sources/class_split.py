@@ -11,12 +11,7 @@ from tammes.lab.data.listing import EVERYTHING, Entries, Items, Partitions, hash
 
 @dataclass(frozen=True)
 class SelectedItems:
-    """Some images of several partitions, as one sequence.
-
-    Attributes:
-        parts: images of the partitions.
-        places: partition and row of each image.
-    """
+    """Some images of several partitions, as one sequence of partition and row of each."""
 
     parts: tuple[Items, ...]
     places: tuple[tuple[int, int], ...]
@@ -38,11 +33,8 @@ class SelectedItems:
 def split_by_class(title: str, available: Partitions, trained: int) -> Partitions:
     """Split all images of a source by class.
 
-    Args:
-        title: name of the split, for messages.
-        available: partitions of the source, whose images are joined.
-        trained: number of classes of ``train``, the first in the order of the source; the others
-            are the classes of ``test``.
+    The images of all partitions are joined; ``trained`` classes, the first in the order of the
+    source, are those of ``train``, and the others those of ``test``.
     """
 
     def entries(test: bool) -> Entries:

@@ -7,7 +7,7 @@ from pathlib import Path
 import torch
 
 from tammes.lab.data.images import DataError
-from tammes.lab.data.listing import EVERYTHING, Entries, Files, Partitions, hash_of
+from tammes.lab.data.listing import EVERYTHING, Entries, Partitions, file_entries
 
 SUFFIXES = frozenset(
     {".jpg", ".jpeg", ".png", ".webp", ".bmp", ".gif", ".tif", ".tiff", ".ppm", ".pgm", ".pbm"}
@@ -52,14 +52,12 @@ def list_classes(folder: Path) -> Entries:
         )
     paths: list[str] = []
     labels: list[int] = []
-    stats: list[tuple[int, int]] = []
     empty: list[str] = []
     for label, name in enumerate(names):
-        images = sorted(_images(folder, name))
+        images = sorted(_walk(folder, name, set()))
         if not images:
             empty.append(name)
-        paths += [path for path, _, _ in images]
-        stats += [(size, changed) for _, size, changed in images]
+        paths += images
         labels += [label] * len(images)
     if not paths:
         raise DataError(f"{folder}: there is no image in it ({', '.join(sorted(SUFFIXES))})")
@@ -67,15 +65,9 @@ def list_classes(folder: Path) -> Entries:
         shown = ", ".join(repr(str(folder / name)) for name in empty[:4])
         more = f" and {len(empty) - 4} more" if len(empty) > 4 else ""
         raise DataError(f"a class folder is expected to have images, {shown}{more} has none")
-    posix = [path.replace(os.sep, "/") for path in paths]
-    return Entries(
-        items=Files(str(folder), tuple(paths)),
-        labels=torch.tensor(labels, dtype=torch.int64),
-        # The bytes of a file name may not be valid text.
-        names=tuple(os.fsencode(name).decode("utf-8", "replace") for name in names),
-        stamp=hash_of((str(folder.absolute()), paths, stats)),
-        origin=hash_of((posix, [size for size, _ in stats])),
-    )
+    # The bytes of a file name may not be valid text.
+    classes = tuple(os.fsencode(name).decode("utf-8", "replace") for name in names)
+    return file_entries(folder, paths, torch.tensor(labels, dtype=torch.int64), classes)
 
 
 def walk_images(folder: Path) -> Iterator[str]:
@@ -92,17 +84,6 @@ def _subfolders(folder: Path) -> list[str]:
 def _is_visible(name: str) -> bool:
     """Whether a name is neither hidden nor metadata of a macOS archive."""
     return not name.startswith(".") and name != "__MACOSX"
-
-
-def _images(root: Path, below: str) -> Iterator[tuple[str, int, int]]:
-    """Yield relative path, size and modification time of every image below a folder."""
-    for path in _walk(root, below, set()):
-        try:
-            stat = os.stat(root / path)
-            yield path, stat.st_size, stat.st_mtime_ns
-        except OSError:
-            # A broken link; it is reported with the unreadable images.
-            yield path, -1, -1
 
 
 def _walk(root: Path, below: str, seen: set[str]) -> Iterator[str]:

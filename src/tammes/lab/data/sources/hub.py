@@ -39,10 +39,7 @@ class HubImages:
 def partitions(name: str, config: str | None, *, title: str = "") -> Partitions:
     """Return the splits of a data set on the hub, ``OWNER/NAME``, downloaded if needed.
 
-    Args:
-        name: name on the hub.
-        config: configuration on the hub, or None.
-        title: name that the user has given, if it is another one.
+    ``title`` is the name that the user has given, if it is another one.
     """
     title = title or name
     on_hub = "the Hugging Face hub" if title == name else f"the Hugging Face hub ({name})"

@@ -14,15 +14,17 @@ from tammes.lab.data.listing import (
     EVERYTHING,
     IMAGE_COLUMNS,
     Entries,
-    Files,
     Partitions,
     as_labels,
-    hash_of,
+    file_entries,
     read_labels,
 )
 from tammes.lab.data.sources.folder import walk_images
 
-PATH_COLUMNS = ("path", "file", "filename", "file_name", "filepath", "image_path", *IMAGE_COLUMNS)
+PATH_COLUMNS = (
+    *("path", "file", "filename", "file_name", "filepath", "image_path", "image_id"),
+    *IMAGE_COLUMNS,
+)
 """Names of columns of paths, in order of preference."""
 _FIELDS = {
     "{label}": r"(?P<label>[^/]+?)",
@@ -44,8 +46,8 @@ def table_partitions(table: Path) -> Partitions:
     file = next((name for name in PATH_COLUMNS if name in columns), None)
     if file is None:
         raise DataError(
-            f"{table}: columns of paths and of labels are expected, such as path and label, got "
-            f"{', '.join(map(repr, names))}"
+            f"{table}: columns of paths and of labels are expected, named in the first line, such "
+            f"as path and label, got {', '.join(map(repr, names))}"
         )
     paths, splits = columns.pop(file), columns.pop("split", None)
     if "" in paths:
@@ -68,10 +70,9 @@ def table_partitions(table: Path) -> Partitions:
 def pattern_partitions(pattern: str, report: Callable[[str], None]) -> Partitions:
     """Return the partitions of files whose names have their labels.
 
-    Args:
-        pattern: path with the fields ``{label}`` and optionally ``{split}`` (as short as possible),
-            ``{number}`` (digits) and ``*`` (anything but a slash), ``photos/{label}_*.jpg``.
-        report: called with the classes that were found, and with what does not match.
+    A pattern is a path with the fields ``{label}`` and optionally ``{split}`` (as short as
+    possible), ``{number}`` (digits) and ``*`` (anything but a slash): ``photos/{label}_*.jpg``.
+    The classes that were found, and what does not match, are reported.
     """
     parts = re.split(f"({_FIELD.pattern})", Path(pattern).expanduser().as_posix())
     once = parts.count("{label}") == 1 and parts.count("{split}") < 2
@@ -117,28 +118,10 @@ def _partitions(
     """Return the partitions of labelled files below a folder, by the split of each file."""
 
     def entries(rows: Sequence[int]) -> Entries:
-        chosen = tuple(paths[row] for row in rows)
-        stats = [_size_and_time(root / path) for path in chosen]
-        own = labels[torch.tensor(rows)]
-        posix = [path.replace(os.sep, "/") for path in chosen]
-        return Entries(
-            items=Files(str(root), chosen),
-            labels=own,
-            names=classes,
-            stamp=hash_of((str(root.absolute()), chosen, stats)),
-            origin=hash_of((posix, [size for size, _ in stats])),
-        )
+        chosen = [paths[row] for row in rows]
+        return file_entries(root, chosen, labels[torch.tensor(rows)], classes)
 
     rows = {EVERYTHING: list(range(len(paths)))}
     for row, name in enumerate(splits or ()):
         rows.setdefault(name.strip().lower(), []).extend([row] if name.strip() else [])
     return {name: lambda some=some: entries(some) for name, some in rows.items()}  # type: ignore[misc]
-
-
-def _size_and_time(path: Path) -> tuple[int, int]:
-    try:
-        stat = os.stat(path)
-    except OSError:
-        # Reported with the unreadable images.
-        return -1, -1
-    return stat.st_size, stat.st_mtime_ns

@@ -9,6 +9,7 @@ from pathlib import Path
 import torch
 
 from tammes.lab.config.expressions import did_you_mean
+from tammes.lab.config.typecheck import as_source
 from tammes.lab.data.decode_partition import PartitionDecoder
 from tammes.lab.data.identities.identity_protocol import IdentityProtocol
 from tammes.lab.data.images import DataError, Images, unknown_classes
@@ -106,7 +107,7 @@ def load(
         >>> load("digits", "train").shape
         (1, 8, 8)
     """
-    title = os.fspath(source)
+    title = as_source("source", source)
     sides = (size, size) if isinstance(size, int) else size
     if sides is not None and min(sides) < 1:
         raise ValueError(f"load expects a size of at least 1, got {size}")
@@ -119,6 +120,10 @@ def load(
     available = _find(title, report)
     name, held_out = _pick(title, available, partition, whole=whole, novel=novel, report=report)
     entries = available[name]()
+    if like is None or novel:
+        classes = _classes(title, available, name, entries.present(), novel=novel)
+    else:
+        classes = [*like.classes]
     images = PartitionDecoder(
         source=title,
         entries=entries,
@@ -128,10 +133,6 @@ def load(
         memory=memory,
         report=report,
     ).images()
-    if like is None or novel:
-        classes = _classes(title, available, name, entries.present(), novel=novel)
-    else:
-        classes = [*like.classes]
     images = images.match(classes)
     if partition == "train" and like is None:
         _report_imbalance(images, report)
@@ -207,7 +208,7 @@ def _find(title: str, report: Callable[[str], None]) -> Partitions:
             return labelled_files.table_partitions(table)
         return identity_folders.partitions(path) or folders.partitions(path)
     if path.is_file():
-        if path.suffix.lower() == ".csv":
+        if path.suffix.lower() in (".csv", ".tsv"):
             return labelled_files.table_partitions(path)
         if path.suffix.lower() != ".parquet":
             raise DataError(
@@ -221,10 +222,12 @@ def _find(title: str, report: Callable[[str], None]) -> Partitions:
             # A mistyped path looks like a name on the hub, and a network may be slow.
             report(f"{title}: no such local folder, trying the Hugging Face hub")
         return hub.partitions(name, config or None)
-    hint = (
-        did_you_mean(title, ["digits", *KNOWN, *CLASS_SPLITS])
-        or "; a name on the hub is OWNER/NAME"
-    )
+    hint = did_you_mean(title, ["digits", *KNOWN, *CLASS_SPLITS])
+    if not hint and "*" in title:
+        hint = (
+            "; a pattern of file names has {label} where the class is, as in photos/{label}_*.png"
+        )
+    hint = hint or "; a name on the hub is OWNER/NAME"
     raise DataError(f"{title}: there is no such file, folder or known name{hint}")
 
 
@@ -311,5 +314,7 @@ def _classes(
             raise DataError(f"{title}: {unknown_classes(unknown, len(classes))}")
     if len(classes) < 2:
         only = f" ({classes[0]!r})" if classes else ""
-        raise DataError(f"{title}: images of 2 classes or more are needed, got 1{only}")
+        tables = sorted(Path(title).glob("*.csv")) if Path(title).is_dir() else []
+        hint = f"; {tables[0]} may have the labels, give its path" if tables else ""
+        raise DataError(f"{title}: images of 2 classes or more are needed, got 1{only}{hint}")
     return classes

@@ -30,12 +30,8 @@ _KEPT = 256 << 20
 class ParquetImages:
     """Images in a column of parquet files.
 
-    Row groups are read as a whole, and recent ones are cached: all of a small set.
-
-    Args:
-        paths: paths of the files.
-        column: column of the images.
-        rows: row of each image, counted through all files, shape ``(N,)``.
+    Row groups are read as a whole, and recent ones are cached: all of a small set. The row of each
+    image is counted through all files.
     """
 
     def __init__(self, paths: Sequence[str], column: str, rows: Tensor) -> None:
@@ -113,11 +109,8 @@ def partitions(
 ) -> Partitions:
     """Return the partitions of parquet files: by file name, or else by a column.
 
-    Args:
-        paths: paths of the files.
-        root: folder of the files; subfolders may name a partition too. None for a single file,
-            whose name does not matter.
-        report: called with a message about files that are left out.
+    Subfolders of their ``root`` may name a partition too; None is for a single file, whose name
+    does not matter.
     """
     groups: dict[str, list[Path]] = {}
     for path in sorted(paths):

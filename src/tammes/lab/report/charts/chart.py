@@ -146,7 +146,6 @@ class Arrow:
     end: tuple[float, float]
     text: str = ""
     color: int | None = None
-    both: bool = False
 
 
 @dataclass(frozen=True)
@@ -253,10 +252,8 @@ class Chart:
 class Plot(Generic[P]):
     """Figure as a function: a call draws it with matplotlib and returns the ``Figure``.
 
-    Made with the decorator :func:`plot` from a function that returns a :class:`Chart`.
-
-    Attributes:
-        chart: the decorated function, which returns the numbers of the figure.
+    Made with the decorator :func:`plot` from a function that returns a :class:`Chart`, which is its
+    attribute ``chart``.
     """
 
     def __init__(self, build: Callable[P, Chart]) -> None:

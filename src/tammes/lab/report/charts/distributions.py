@@ -45,12 +45,7 @@ def histogram(values: Tensor, low: float, high: float, bins: int, name: str, pla
 def similarity_histogram(split: Split, *, bins: int = 80, title: str = "similarities") -> Chart:
     """Histogram of the cosines to the true class and to the nearest wrong class.
 
-    Zhou 2022, Fig. 9 (a-c).
-
-    Args:
-        split: cosines of N examples, split by their labels.
-        bins: number of bins between -1 and 1.
-        title: title of the figure.
+    Zhou 2022, Fig. 9 (a-c); of the cosines of examples, split by their labels.
     """
     layers = [
         histogram(split.target, -1, 1, bins, "true class", 0),
@@ -65,13 +60,7 @@ def margin_histogram(
 ) -> Chart:
     """Histogram of the sample margins, with their mean and, if given, their optimum.
 
-    Zhou 2022, Fig. 9 (d-f).
-
-    Args:
-        split: cosines of N examples, split by their labels.
-        bins: number of bins.
-        optimum: largest possible margin, to be marked.
-        title: title of the figure.
+    Zhou 2022, Fig. 9 (d-f); of the cosines of examples, split by their labels.
     """
     values = sample_margins(split).double()
     marks = [0.0, float(values.mean())] + ([] if optimum is None else [optimum])
@@ -95,12 +84,7 @@ def margin_panel(layers: Sequence[Layer], top: float, title: str) -> Panel:
 
 @plot
 def histograms(splits: Mapping[str, Split], *, bins: int = 80) -> Chart:
-    """Histograms of similarities and margins of several models, as in Zhou 2022, Fig. 9.
-
-    Args:
-        splits: cosines by the name of the model.
-        bins: number of bins of each histogram.
-    """
+    """Histograms of similarities and margins of models by name, as in Zhou 2022, Fig. 9."""
     kinds = ((similarity_histogram, "similarities"), (margin_histogram, "margins"))
     return Chart(
         [
@@ -116,12 +100,8 @@ def histograms(splits: Mapping[str, Split], *, bins: int = 80) -> Chart:
 def angle_histogram(own: Tensor, hardest: Tensor, edges: Tensor) -> Chart:
     """Histogram of the angles to the true class and to the nearest wrong class.
 
-    ArcFace (Deng 2019), Fig. 3; from the counts of :func:`tammes.metrics.functional.angles`.
-
-    Args:
-        own: counts by angle to the true class, shape ``(B,)``.
-        hardest: counts by angle to the nearest wrong class, shape ``(B,)``.
-        edges: edges of the bins in degrees, shape ``(B + 1,)``.
+    ArcFace (Deng 2019), Fig. 3; from the counts of :func:`tammes.metrics.functional.angles` in B
+    bins, and their B + 1 edges in degrees.
     """
     total = max(float(own.sum()), 1.0)
     layers = [
@@ -152,13 +132,9 @@ def angle_heat_map(
     limit: int = CLASSES_SHOWN,
     always: Sequence[int] = (),
 ) -> Chart:
-    """Heat map of the angles between prototypes, in degrees.
+    """Heat map of the angles between prototypes ``(C, D)``, in degrees.
 
-    Args:
-        prototypes: shape ``(C, D)``.
-        names: names of the classes.
-        limit: largest number of classes; of more, an even selection is shown.
-        always: classes that a selection must include.
+    Of more than ``limit`` classes an even selection is shown, with those in ``always``.
     """
     shown = shown_classes(len(prototypes), limit, always)
     rows = unit(prototypes.detach().double().cpu()[shown])
@@ -193,13 +169,8 @@ def sphere(
 ) -> Chart:
     """Prototypes and features on the unit sphere, as in Zhou 2022, Fig. 1.
 
-    Args:
-        prototypes: shape ``(C, 3)``; only their direction is shown.
-        features: shape ``(N, 3)``; only their direction is shown.
-        labels: class of each feature, shape ``(N,)``.
-        names: names of the classes.
-        limit: show at most that many features.
-        title: title of the figure.
+    Only the directions of prototypes ``(C, 3)`` and features ``(N, 3)`` are shown, those of at most
+    ``limit`` features.
     """
     _check_size("sphere", prototypes, 3)
     points, classes = _shown_points("sphere", features, labels, 3, limit)
@@ -218,11 +189,7 @@ def spheres(
 ) -> Chart:
     """Several spheres side by side, with one feature per class and the class margin of each.
 
-    Zhou 2022, Fig. 1.
-
-    Args:
-        arrangements: prototypes and features, each of shape ``(C, 3)``, by name.
-        limit: largest number of features on each sphere.
+    Zhou 2022, Fig. 1; of prototypes and features, each of shape ``(C, 3)``, by name.
     """
     panels: list[Panel] = []
     for name, (prototypes, features) in arrangements.items():
@@ -245,15 +212,7 @@ def feature_scatter(
 ) -> Chart:
     """Two-dimensional features by class, with the directions of the prototypes.
 
-    L-Softmax (Liu 2016), Fig. 5.
-
-    Args:
-        features: shape ``(N, 2)``.
-        labels: class of each feature, shape ``(N,)``.
-        prototypes: shape ``(C, 2)``.
-        names: names of the classes.
-        limit: show at most that many features.
-        title: title of the figure.
+    L-Softmax (Liu 2016), Fig. 5; of at most ``limit`` features ``(N, 2)``.
     """
     points, classes = _shown_points("feature_scatter", features, labels, 2, limit)
     count = int(labels.max()) + 1 if prototypes is None else len(prototypes)
@@ -272,11 +231,7 @@ def class_points(
 ) -> list[Points]:
     """Return points in the plane by class; of many classes those that look alike are one layer.
 
-    Args:
-        points: shape ``(N, 2)``.
-        classes: class of each point, shape ``(N,)``.
-        names: names of all classes; without a legend each point has its own.
-        rings: draw them as the rings of prototypes.
+    Without a legend each point has its own name; ``rings`` are those of prototypes.
     """
     few = len(names) <= LEGEND
     looks = classes if few else classes % (len(PALETTE) * len(DASHES))
@@ -316,15 +271,9 @@ def during_training(
     bound: float | None = None,
     bound_name: str = "bound",
 ) -> Chart:
-    """Training curves of a quantity, one per run.
+    """Training curves of a quantity, one per run by its name, with a theoretical bound if given.
 
-    Args:
-        series: values by the name of the run.
-        steps: x values; by default 1, 2, 3 and so on.
-        quantity: name of the quantity, for the axis.
-        unit_of_steps: label of the x axis.
-        bound: theoretical bound, to be marked.
-        bound_name: label of the bound.
+    The steps are by default 1, 2, 3 and so on.
     """
     lines = []
     for place, (name, values) in enumerate(series.items()):

@@ -44,15 +44,8 @@ def feature_charts(
     """Draw features and prototypes in whatever way their dimension allows, by kind.
 
     Three dimensions are a ``sphere`` and two a ``plane``. All others are projected: ``pca``, and
-    ``umap`` where umap-learn is installed.
-
-    Args:
-        prototypes: shape ``(C, D)``.
-        features: shape ``(N, D)``.
-        labels: class of each feature, shape ``(N,)``.
-        names: names of the classes.
-        limit: show at most that many features on the sphere, and half of that in the plane.
-        title: title of the figures.
+    ``umap`` where umap-learn is installed. At most ``limit`` features are shown on the sphere, and
+    half as many in the plane.
     """
     look: dict[str, Any] = {"names": names, "title": title}
     if prototypes.shape[1] == 3:
@@ -80,14 +73,8 @@ def feature_projection(
 ) -> Chart:
     """Directions of features of any dimension, projected on a plane.
 
-    Args:
-        features: shape ``(N, D)``; only their direction counts.
-        labels: class of each feature, shape ``(N,)``.
-        prototypes: shape ``(C, D)``; those of the classes shown are rings.
-        names: names of the classes.
-        method: principal components, or UMAP with cosines, which needs umap-learn.
-        limit: show at most that many features.
-        title: title of the figure.
+    The method is principal components, or UMAP with cosines, which needs umap-learn. At most
+    ``limit`` features are shown, with the prototypes of their classes as rings.
     """
     if not features.ndim == prototypes.ndim == 2 or prototypes.shape[1] != features.shape[1]:
         raise ValueError(

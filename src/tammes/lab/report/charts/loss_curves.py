@@ -36,7 +36,6 @@ class Curve:
 
     Attributes:
         name: name of the variant, if a term has several.
-        loss: shape ``(T,)``.
         gradient: derivative of the loss by the angle in radians, shape ``(T,)``.
         score: :math:`\psi(\theta)`, which replaces :math:`\cos\theta` in the softmax, shape
             ``(T,)``; None if the loss is not a softmax with such a score.
@@ -113,12 +112,7 @@ def over_angle(term: Term, theta: Tensor, *, scale: float = 30.0) -> list[Curve]
     A term on the split gets an example at the angle from the prototype of its class, with the wrong
     classes of :func:`split_at`. A term on prototypes gets two of them at the angle. A term on
     features gets an anchor at the angle from another example of its class, or from its centre, with
-    another class at a right angle to both.
-
-    Args:
-        term: any term.
-        theta: angles in radians, inside 0 and pi, shape ``(T,)``.
-        scale: inverse temperature of the split.
+    another class at a right angle to both. The angles are in radians, inside 0 and pi.
 
     Returns:
         One :class:`Curve`, or more if the term also depends on the class or the norm.
@@ -240,10 +234,7 @@ def _one_by_one(term: Term, theta: Tensor) -> Tensor:
 def loss(term: Term | str, *, scale: float = 30.0, points: int = 359) -> Chart:
     r"""Target score :math:`\psi(\theta)`, loss and gradient of a term over the angle.
 
-    Args:
-        term: a term, or the name of one.
-        scale: inverse temperature.
-        points: number of angles between 0 and 180 degrees.
+    The term may be given by its name; the angles are ``points`` between 0 and 180 degrees.
     """
     term = term_named(term) if isinstance(term, str) else term
     # Without the ends, where the derivative by the angle is one-sided.

@@ -43,9 +43,6 @@ def hinge_and_softplus(*, reach: float = 4.0) -> Chart:
 
     Kobayashi 2019, Fig. 1a. Both are computed by the losses themselves, with one wrong class
     whose score is :math:`\xi` above the target's.
-
-    Args:
-        reach: half width of the x axis.
     """
     excess = _grid(-reach, reach)
     scores = torch.stack([torch.zeros_like(excess), excess], 1)
@@ -70,11 +67,8 @@ def margins_in_losses(
     own bias :math:`\check\rho` to the :math:`\hat\rho` implicit in the softmax; (c) the regulariser
     pulls the wrong logits together, which increases :math:`\hat\rho`.
 
-    Args:
-        target: logit of the true class.
-        others: logits of the wrong classes.
-        extra: the bias :math:`\check\rho` of (b).
-        uniformity: how far (c) moves the wrong logits towards equality, from 0 to 1.
+    The logits are those of the true class and of the others; ``extra`` is :math:`\check\rho` of
+    (b), and ``uniformity``, from 0 to 1, how far (c) moves the others towards equality.
     """
     spread = torch.tensor(others, dtype=torch.double)
     if len(spread) < 2:
@@ -118,10 +112,8 @@ def margins_in_losses(
 def psi(margins: Sequence[float] = (1, 2, 3, 4)) -> Chart:
     r"""Target function :math:`\psi(\theta)` of L-Softmax for several margins.
 
-    L-Softmax (Liu 2016), Fig. 3; ``margin=1`` is the cosine of the softmax.
-
-    Args:
-        margins: factors of the angle, integer or not.
+    L-Softmax (Liu 2016), Fig. 3. Margins are factors of the angle, integer or not; 1 is the cosine
+    of the softmax.
     """
     degrees = _grid(0, 180)
     at = split_at(torch.deg2rad(degrees))
@@ -131,11 +123,7 @@ def psi(margins: Sequence[float] = (1, 2, 3, 4)) -> Chart:
 
 @plot
 def extensions(margin: float = 0.5) -> Chart:
-    r"""Extensions of ArcFace's :math:`\cos(\theta+m)` past :math:`\pi`.
-
-    Args:
-        margin: the angle :math:`m` in radians.
-    """
+    r"""Extensions of ArcFace's :math:`\cos(\theta+m)` past :math:`\pi`, for m in radians."""
     degrees = _grid(0, 180)
     theta = torch.deg2rad(degrees)
     at = split_at(theta)
@@ -157,12 +145,8 @@ def boundaries(
     r"""Decision boundaries of two classes, for L-Softmax and for the softmax.
 
     The prototypes are at :math:`\pm\alpha/2`. The first class is certain where
-    :math:`\lVert w_1\rVert\psi(\theta_1) > \lVert w_2\rVert\cos\theta_2`.
-
-    Args:
-        norms: lengths of the two prototypes.
-        margin: factor :math:`m` of L-Softmax.
-        angle: :math:`\alpha` between the prototypes, in radians.
+    :math:`\lVert w_1\rVert\psi(\theta_1) > \lVert w_2\rVert\cos\theta_2`, with the factor m of
+    L-Softmax in :math:`\psi`. The angle is in radians.
 
     Returns:
         Directions in radians: where the first class is certain, where the softmax decides, where
@@ -211,12 +195,8 @@ def decision_geometry(
     r"""Decision boundaries of L-Softmax for two classes, of equal and unequal norms.
 
     L-Softmax (Liu 2016), Fig. 2 and 4: between the two boundaries is the margin; the longer
-    prototype has the larger feasible angle.
-
-    Args:
-        margin: factor :math:`m` of the angle.
-        angle: between the prototypes, in radians.
-        norms: lengths of the two prototypes in each panel.
+    prototype has the larger feasible angle. The arguments are those of :func:`boundaries`, with the
+    norms of each panel.
     """
     reach = 1.15 * max(max(pair) for pair in norms)
 
@@ -280,10 +260,7 @@ def spectral_overlap(powers: Sequence[float] = (0.0, 0.1, 0.3, 0.5, 1.0, 2.0)) -
     r"""Overlap :math:`\lambda(1-\lambda^p)` of the spectral complement with the classifier.
 
     Kobayashi 2024, Fig. A. The largest overlap is :math:`p(1+p)^{-(1+1/p)}` at
-    :math:`\lambda = (1+p)^{-1/p}`.
-
-    Args:
-        powers: values of :math:`p`; zero is the direct sum.
+    :math:`\lambda = (1+p)^{-1/p}`; a power of zero is the direct sum.
     """
     if min(powers) < 0:
         raise ValueError(f"spectral_overlap expects powers of 0 or more, got {tuple(powers)}")

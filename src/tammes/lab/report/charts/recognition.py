@@ -27,13 +27,7 @@ def _banded(curve: MeasuredCurve, name: str, place: int, floor: float = 0.0) -> 
 def roc(
     curve: MeasuredCurve, *, x: str = "false acceptance rate", y: str = "true acceptance rate"
 ) -> Chart:
-    """Curve of accepted positives over accepted negatives, on a logarithmic scale.
-
-    Args:
-        curve: rates of accepted positives at rates of accepted negatives.
-        x: name of the rate of accepted negatives.
-        y: name of the rate of accepted positives.
-    """
+    """Curve of accepted positives over accepted negatives, on a logarithmic scale."""
     ends = (float(curve.x[0]), 1.0)
     panel = Panel(_banded(curve, y, 0), "", x, y, x_range=ends, y_range=(0.0, 1.02), x_log=True)
     return Chart([panel])
@@ -43,9 +37,8 @@ def roc(
 def det(curve: MeasuredCurve, same: int) -> Chart:
     """DET curve: false rejections over false acceptances, both on logarithmic scales.
 
-    Args:
-        curve: true acceptance rates at false acceptance rates.
-        same: number of pairs of one identity; rates below half of one in so many are drawn there.
+    The curve is the ROC of ``same`` pairs of one identity; rates below half of one in so many are
+    drawn there.
     """
     swapped = MeasuredCurve(
         curve.x,
@@ -75,11 +68,7 @@ def det(curve: MeasuredCurve, same: int) -> Chart:
 
 @plot
 def cmc(curve: MeasuredCurve) -> Chart:
-    """CMC curve: share of queries with a match among the first k items.
-
-    Args:
-        curve: shares by rank.
-    """
+    """CMC curve: share of queries with a match among the first k items."""
     lowest = float(curve.y[0] if curve.low is None else curve.low[0])
     y_range = (max(0.0, lowest - 0.05), 1.01)
     panel = Panel(_banded(curve, "recall", 0), "", "rank k", "recall@k", y_range=y_range)
@@ -88,13 +77,7 @@ def cmc(curve: MeasuredCurve) -> Chart:
 
 @plot
 def score_histogram(scores: Mapping[str, Tensor], *, bins: int = 60, axis: str = "score") -> Chart:
-    """Histograms of scores, each a share of its group.
-
-    Args:
-        scores: scores by the name of their group; empty groups are left out.
-        bins: number of bins.
-        axis: name of the axis.
-    """
+    """Histograms of scores by group, each a share of its group; empty groups are left out."""
     groups = {name: values for name, values in scores.items() if len(values)}
     everything = torch.cat(list(groups.values()))
     low, high = float(everything.min()), float(everything.max())

@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from tammes.lab.fewshot.margin_analysis import MarginAnalysis, check_inequality
+from tammes.lab.records.run_folder import number
 from tammes.lab.report.charts.chart import Chart, Dash, Layer, Line, Panel, Points, Rule, sentence
 from tammes.lab.report.charts.training_curves import Drawing, drawing
 from tammes.lab.report.paper_comparison import PaperComparison
@@ -38,11 +39,6 @@ def titled(title: str, heading: str, several: bool) -> str:
     return f"{title}: {heading}" if several else title
 
 
-def _is_number(value: Any) -> bool:
-    number = isinstance(value, int | float) and not isinstance(value, bool)
-    return number and math.isfinite(value)
-
-
 def _listed(of: Any) -> list[str]:
     return [of] if isinstance(of, str) else [str(each) for each in of]
 
@@ -54,8 +50,9 @@ def _series(
     series: dict[str, list[tuple[float, str]]] = {}
     for row in rows:
         values = comparison.recipe.rows[row].values
-        if _is_number(values.get(x)):
-            series.setdefault(str(values.get("series", "ours")), []).append((float(values[x]), row))
+        at = number(values, (x,))
+        if at is not None:
+            series.setdefault(str(values.get("series", "ours")), []).append((at, row))
     return {name: sorted(own, key=lambda point: point[0]) for name, own in series.items()}
 
 
@@ -104,15 +101,15 @@ def _lines_by(
     """Yield the heading of each panel and its lines by name."""
     recipe = comparison.recipe
 
-    def point(at: Any, row: str, column: str) -> _Point:
+    def point(at: float, row: str, column: str) -> _Point:
         values = comparison.ledger.values(row, column, quantity.key).values()
         mean = math.fsum(values) / len(values) if values else None
         span = (min(values), max(values)) if len(values) > 1 else None
-        return _Point(float(at), mean, span, recipe.paper.get((row, column, quantity.key)))
+        return _Point(at, mean, span, recipe.paper.get((row, column, quantity.key)))
 
-    at = {column: recipe.columns[column].values.get(x) for column in columns}
+    at = {column: number(recipe.columns[column].values, (x,)) for column in columns}
     if any(x in recipe.columns[column].values for column in columns):
-        known = sorted((v, column) for column, v in at.items() if _is_number(v))
+        known = sorted((v, column) for column, v in at.items() if v is not None)
         yield "", {comparison.labels[row]: [point(v, row, c) for v, c in known] for row in rows}
         return
     for column in columns:
@@ -195,13 +192,8 @@ def _swept(
 
 def _over_episodes(entries: Sequence[Entry], key: str) -> float | None:
     """Return half the 95 % interval over the episodes of a single seed, if it was kept."""
-    for entry in entries:
-        kept = entry.kept.get("fewshot")
-        intervals = kept.get("intervals") if isinstance(kept, Mapping) else None
-        half = intervals.get(key) if isinstance(intervals, Mapping) else None
-        if _is_number(half):
-            return float(half)  # type: ignore[arg-type]
-    return None
+    halves = (number(entry.kept, ("fewshot", "intervals", key)) for entry in entries)
+    return next((half for half in halves if half is not None), None)
 
 
 # ------------------------------------------------------------------------------------- analysis
@@ -313,7 +305,7 @@ def _analysed(values: Mapping[str, float]) -> MarginAnalysis | None:
     # Collapsed classes have no ratio.
     if not all(0 < each < math.inf for each in distances.values()) or not math.isfinite(share):
         return None
-    return MarginAnalysis.from_distances(**distances, same_base_class=share)
+    return MarginAnalysis(**distances, same_base_class=share)
 
 
 _PAIRS = (

@@ -11,6 +11,7 @@ from tammes.lab.report.charts.chart import DASHES, Chart, Layer, Line, Panel, Ru
 from tammes.lab.report.load_runs import LoadedRuns
 from tammes.lab.report.render.html_page import Block, Legend, pictures
 from tammes.lab.stats.seed_groups import Group
+from tammes.lab.stats.trends import mean_curve
 
 SEEDS_SHOWN = 8
 """Largest number of groups for which every seed has a curve."""
@@ -22,15 +23,10 @@ _POINTS = 400
 
 @dataclass(frozen=True)
 class Drawing:
-    """Chart with its title, caption and layout on a page.
+    """Chart with its file name, title, caption and layout on a page.
 
-    Attributes:
-        name: file name.
-        chart: the chart.
-        title: title of the figure; by default that of each panel.
-        caption: caption of the figure.
-        tall: whether it needs more height.
-        legend: whether it has its own legend instead of that of the section.
+    The title is by default that of each panel; a drawing without its own ``legend`` has that of the
+    section, and a ``tall`` one needs more height.
     """
 
     name: str
@@ -175,15 +171,9 @@ def mean_and_seeds(
     seeds: bool,
     thin: bool = False,
 ) -> list[Layer]:
-    """Draw the mean over finished seeds as a line, and single seeds as thin ones.
+    """Draw the mean over finished seeds as a line and, with ``seeds``, single seeds as thin ones.
 
-    Args:
-        finished: values by epoch of each finished seed.
-        stopped: values of unfinished seeds, which are dotted and not in the mean.
-        label: name of the line.
-        place: place of its colour in the palette.
-        seeds: whether single seeds are drawn.
-        thin: draw the mean as a thin line too.
+    Values of unfinished seeds are dotted and not in the mean; with ``thin`` the mean is thin too.
     """
     done, others = [each for each in finished if each], [each for each in stopped if each]
     lines: list[Layer] = []
@@ -193,9 +183,9 @@ def mean_and_seeds(
         lines += [_line(each, "", place, label, "dotted", thin=True) for each in others]
     if done:
         # If finished seeds differ in their epochs, the mean covers the common ones.
-        epochs = sorted(set.intersection(*map(set, done)))
-        mean = {epoch: math.fsum(each[epoch] for each in done) / len(done) for epoch in epochs}
-        lines.append(_line(mean, label, place, label, DASHES[palette_wraps(place)], thin=thin))
+        lines.append(
+            _line(mean_curve(done), label, place, label, DASHES[palette_wraps(place)], thin=thin)
+        )
     return lines
 
 

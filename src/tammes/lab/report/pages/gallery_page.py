@@ -19,14 +19,9 @@ _SIDE = 96
 
 
 class Answer(NamedTuple):
-    """Answer to a query.
+    """Answer to a query: individuals, the most similar first, with an enrolled image of each.
 
-    Attributes:
-        image: path of the query.
-        known: whether the first individual is similar enough.
-        ids: individuals, the most similar first.
-        scores: their similarities.
-        sources: path of an enrolled image of each.
+    The query is of a known individual if the first is similar enough.
     """
 
     image: str
@@ -51,14 +46,9 @@ class Answer(NamedTuple):
 def render_gallery_page(
     answers: Sequence[Answer], total: int, gallery: Gallery, threshold: float | None, command: str
 ) -> str:
-    """Return a page of queries, as self-contained HTML.
+    """Return a page of some of ``total`` queries, as self-contained HTML.
 
-    Args:
-        answers: the queries to show.
-        total: number of all queries.
-        gallery: the gallery that was searched.
-        threshold: smallest similarity of a known individual; None if all are known.
-        command: command that repeats it.
+    ``threshold`` is the smallest similarity of a known individual; None if all are known.
     """
     unknown = sum(not answer.known for answer in answers)
     lead = [f"{total:,} images searched among {len(gallery):,} individuals."]

@@ -25,11 +25,7 @@ def recognition_page(
 ) -> str:
     """Return the page of an evaluation as self-contained HTML.
 
-    Args:
-        found: the result.
-        examples: the examples, for their names and images.
-        command: command that writes this page.
-        verdict: sentences on top; by default the verdict on the result alone.
+    The examples have names and images; ``verdict`` is by default that on the result alone.
     """
     ranked = {
         heading: _rankings(examples, rankings) for heading, rankings in found.rankings.items()

@@ -11,10 +11,9 @@ from tammes.lab.report.paper_comparison import QUICK, VERDICTS, PaperComparison
 from tammes.lab.report.paper_comparison_writers import comparison_blocks
 from tammes.lab.report.render import html_page as page
 from tammes.lab.report.verdicts import verdict_on_reproduction
+from tammes.lab.reproduce.collect import MACHINE
 from tammes.lab.reproduce.ledger import Ledger
 from tammes.lab.reproduce.recipes import Recipe
-
-_MACHINE = ("device", "torch", "python", "tammes", "commit", "platform")
 
 
 def reproduction_page(recipe: Recipe, ledger: Ledger, *, command: str | None = None) -> str:
@@ -215,11 +214,11 @@ def _machines(comparison: PaperComparison) -> list[page.Block]:
     used = [entry.machine for entry in comparison.ledger.cells]
     hours = sum(entry.seconds for entry in comparison.ledger.cells) / 3600
     rows: list[list[page.Cell]] = [
-        [*(str(machine.get(key) or "") for key in _MACHINE), used.count(place)]
+        [*(str(machine.get(key) or "") for key in MACHINE), used.count(place)]
         for place, machine in enumerate(machines)
     ]
     caption = f"{hours:.2f} hours of training, summed over cells that ran in parallel."
-    return [page.Fold("Machines", [page.Table((*_MACHINE, "cells"), rows, caption)])]
+    return [page.Fold("Machines", [page.Table((*MACHINE, "cells"), rows, caption)])]
 
 
 def _command(comparison: PaperComparison, command: str | None) -> list[page.Block]:

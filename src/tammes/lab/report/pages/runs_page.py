@@ -3,7 +3,7 @@
 from collections.abc import Sequence
 from typing import Any
 
-from tammes.lab.records.run_folder import RecordError, Run
+from tammes.lab.records.run_folder import Run, read_each
 from tammes.lab.report.charts import comparison
 from tammes.lab.report.charts.chart import Chart
 from tammes.lab.report.charts.comparison import FEATURES_SHOWN, can_draw_features
@@ -150,16 +150,11 @@ def _lead(loaded: LoadedRuns) -> list[str]:
 
 def _data(loaded: LoadedRuns) -> dict[str, Any] | None:
     """Return the data description of the first run that has a complete one."""
-    for group in loaded.groups:
-        for run in (*group.runs.values(), *group.stopped):
-            try:
-                data = run.data
-            except RecordError:
-                continue
-            numbers = all(isinstance(data.get(key), int) for key in ("train", "test"))
-            lists = isinstance(data.get("classes"), list) and isinstance(data.get("image"), list)
-            if numbers and lists:
-                return data
+    runs = (run for group in loaded.groups for run in group.every)
+    kinds = {"train": int, "test": int, "classes": list, "image": list}
+    for _, data in read_each(runs, "data"):
+        if all(isinstance(data.get(key), kind) for key, kind in kinds.items()):
+            return dict(data)
     return None
 
 

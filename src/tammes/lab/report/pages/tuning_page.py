@@ -6,12 +6,7 @@ from tammes.lab.runner.halving import Tuning
 
 
 def tuning_page(tuning: Tuning, *, command: str) -> str:
-    """Return the page about a search as self-contained HTML.
-
-    Args:
-        tuning: the search.
-        command: command that repeats it, to be shown on the page.
-    """
+    """Return the page about a search, which ``command`` repeats, as self-contained HTML."""
     columns, rows = tuning_table(tuning)
     blocks: dict[str, list[page.Block]] = {
         "Search": [
@@ -24,8 +19,8 @@ def tuning_page(tuning: Tuning, *, command: str) -> str:
         "Train with it": [page.Details("Command", train_command(tuning.final))],
         "How to run it again": [page.Details("This search", command)],
     }
-    title = f"Tuning of {tuning.final.loss} on {tuning.final.data}"
-    return page.render(title, page.sections(blocks), lead=tuning.sentences())
+    title = f"Tuning of {tuning.grid[tuning.given].loss} on {tuning.final.data}"
+    return page.render(title, page.sections(blocks), verdict=tuning.sentences())
 
 
 def tuning_table(tuning: Tuning) -> tuple[list[str], list[list[page.Cell]]]:
@@ -37,15 +32,17 @@ def tuning_table(tuning: Tuning) -> tuple[list[str], list[list[page.Cell]]]:
     columns = [
         "setting",
         *(f"{each.epochs} epoch{'s' if each.epochs > 1 else ''}" for each in tuning.rounds),
-        "",
+        "note",
     ]
     rows: list[list[page.Cell]] = []
     for setting in sorted(tuning.rounds[0].runs, key=rank):
         cells: list[page.Cell] = []
         for each in tuning.rounds:
             run, found = each.runs.get(setting), each.accuracies.get(setting)
-            shown = "" if run is None else "did not train"
-            cells.append(shown if found is None else page.Value(f"{found:.2f}", found))
+            if found is not None:
+                cells.append(page.Value(f"{found:.2f}", found))
+            else:
+                cells.append("" if run is None else page.Value("did not train", -1.0))
         notes = ["given"] * (setting == tuning.given) + ["best"] * (setting == tuning.best)
         rows.append([str(setting), *cells, ", ".join(notes)])
     return columns, rows

@@ -100,7 +100,13 @@ class Table:
 
 
 def _is_number(cell: Cell) -> bool:
-    return not isinstance(cell, str) and not (isinstance(cell, Value) and cell.sort is None)
+    """Whether a cell is a number, or empty."""
+    match cell:
+        case Value():
+            return cell.sort is not None
+        case str():
+            return not cell
+    return True
 
 
 def _value(cell: Cell) -> Value:
@@ -196,12 +202,8 @@ def pictures(
 ) -> list[Figure]:
     """Convert a chart to figures, one per panel so that they fit on a narrow screen.
 
-    Args:
-        chart: the chart.
-        title: title of the figures; by default that of each panel.
-        caption: caption of the figures.
-        tall: give them more height.
-        legend: give each its own legend; otherwise the section has a :class:`Legend`.
+    Their title is by default that of each panel. Each has its own legend, unless the section has a
+    :class:`Legend`.
     """
     figures = []
     for panel in chart.panels:
@@ -227,11 +229,8 @@ def render(
 ) -> str:
     """Render a page as self-contained HTML.
 
-    Args:
-        title: title of the page.
-        sections: its sections.
-        verdict: sentences under the title that say what follows from the page.
-        lead: paragraphs under them.
+    Under the title are the sentences of a verdict, which say what follows from the page, and
+    paragraphs of a lead.
 
     Example:
         >>> from tammes.lab.report.render.html_page import Section, Text, render

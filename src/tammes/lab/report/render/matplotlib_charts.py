@@ -174,8 +174,8 @@ def _draw_layer(figure: Any, axes: Any, layer: charts.Layer) -> None:
             widths = [layer.values[y] for y in known]
             axes.barh(known, widths, height=0.36, color=colors, alpha=0.85)
         case charts.Arrow():
-            look = {"arrowstyle": "<->" if layer.both else "-|>", "color": color(layer.color),
-                    "shrinkA": 0, "shrinkB": 0, "linewidth": 1.6}  # fmt: skip
+            look = {"arrowstyle": "-|>", "color": color(layer.color), "linewidth": 1.6}
+            look |= {"shrinkA": 0, "shrinkB": 0}
             axes.annotate("", xy=layer.end, xytext=layer.start, arrowprops=look)
             if layer.text:
                 middle = [(a + b) / 2 for a, b in zip(layer.start, layer.end, strict=True)]

@@ -120,7 +120,7 @@ def _axes(panel: Panel, suffix: str, domain: Domain) -> tuple[dict[str, Any], di
     y: dict[str, Any] = {
         "domain": domain[1], "anchor": f"x{suffix}", "title": {"text": _text(panel.y)},
         "range": panel.y_range, "visible": not panel.bare and (bool(panel.y) or heat),
-        "zeroline": False,
+        "zeroline": False, "automargin": True,
     }  # fmt: skip
     for axis, is_log in ((x, panel.x_log), (y, panel.y_log)):
         if is_log:
@@ -129,7 +129,7 @@ def _axes(panel: Panel, suffix: str, domain: Domain) -> tuple[dict[str, Any], di
             axis |= {"automargin": True}
     if panel.rows:
         last = len(panel.rows) - 1
-        y |= {"visible": not panel.above, "automargin": True, "showgrid": False, "fixedrange": True}
+        y |= {"visible": not panel.above, "showgrid": False, "fixedrange": True}
         y |= {"range": [last + 0.5, -0.9 if panel.above else -0.6]}
         names = list(map(_text, short(panel.rows, 20)))
         y |= {"tickvals": list(range(last + 1)), "ticktext": names}
@@ -137,7 +137,7 @@ def _axes(panel: Panel, suffix: str, domain: Domain) -> tuple[dict[str, Any], di
         y |= {"scaleanchor": f"x{suffix}", "constrain": "domain"}
         x |= {"constrain": "domain"}
     if heat:
-        y |= {"autorange": "reversed", "type": "category", "automargin": True}
+        y |= {"autorange": "reversed", "type": "category"}
         x |= {"type": "category", "automargin": True}
     return x, y
 
@@ -228,8 +228,8 @@ def _arrow(arrow: charts.Arrow, axes: dict[str, str]) -> Iterator[dict[str, Any]
     (x0, y0), (x1, y1) = arrow.start, arrow.end
     yield {
         **axes, "x": x1, "y": y1, "ax": x0, "ay": y0, "axref": axes["xref"], "ayref": axes["yref"],
-        "text": "", "showarrow": True, "arrowhead": 2, "arrowwidth": 2,
-        "arrowside": "end+start" if arrow.both else "end", "arrowcolor": color(arrow.color),
+        "text": "", "showarrow": True, "arrowhead": 2, "arrowwidth": 2, "arrowside": "end",
+        "arrowcolor": color(arrow.color),
     }  # fmt: skip
     if arrow.text:
         above = {**axes, "yanchor": "bottom", "yshift": 2}

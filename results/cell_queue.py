@@ -34,12 +34,9 @@ _COSTS = (
 
 @dataclass(frozen=True)
 class QueueLine:
-    """Line of a queue.
+    """Selected cells of a recipe.
 
-    Attributes:
-        selection: selected cells of a recipe.
-        minutes: guess of the minutes that a cell takes beside the others, for cells of which no
-            similar one was run.
+    ``minutes`` is a guess of what a cell takes beside the others, if no similar one was run.
     """
 
     selection: Selection
@@ -48,13 +45,9 @@ class QueueLine:
 
 @dataclass(frozen=True)
 class Remaining:
-    """Work that is left in a queue.
+    """Open cells of a queue, tuning runs among them, and minutes with all workers busy.
 
-    Attributes:
-        cells: open cells, each counted once.
-        trials: tuning runs among them.
-        minutes: estimated minutes, with all workers busy.
-        guessed: cells whose time is a guess, as no similar one was run.
+    The time of ``guessed`` cells is a guess, as no similar one was run.
     """
 
     cells: int
@@ -93,9 +86,6 @@ def run_queue(
         quick: run the quick form.
         engine: runner of the cells.
         report: called with messages.
-
-    Returns:
-        The work that is left.
     """
     engine, out = engine or RunnerSettings(), writable(Path(out), flag="--out")
     if known is not None and not quick and Path(known).resolve() != out.resolve():
