@@ -401,7 +401,8 @@ def test_some_rows_run_end_to_end_in_quick_form(name, small_sets, tmp_path):
     check = globals()[f"check_{name.partition('/')[0]}"]
     for cell in ledger.cells:
         check(name, cell)
-    tuned = {place for place in recipe.places(rows, columns) if recipe.trials(*place)}
+    places = [place for place in recipe.places(rows, columns) if recipe.trials(*place)]
+    tuned = {recipe.tuned_place(*place) for place in places}
     assert {*ledger.tuned_settings()} == tuned
     for row, column in tuned:
         assert len(ledger.tuned[f"{row}/{column}"]["tried"]) == len(recipe.trials(row, column))
