@@ -305,7 +305,10 @@ ON_THE_COMMAND_LINE = {
     "an empty folder": ("train --data empty", "got nothing like that"),
     "a pattern misspelt": ("train --data flat/{lable}_*.png", "{label} once"),
     "a pattern that matches nothing": ("train --data flat/{label}-*.png", "such as 'bag_0.png'"),
-    "a text file": ("train --data notes.txt", "a .csv or a .parquet file is expected, got .txt"),
+    "a text file": (
+        "train --data notes.txt",
+        "a .csv, .tsv or .parquet file is expected, got .txt",
+    ),
     "a table without labels": ("train --data no_labels.csv", "such as label"),
     "a table without paths": ("train --data no_paths.csv", "such as path and label"),
     "paths from elsewhere": ("train --data elsewhere.csv", "to be relative to"),

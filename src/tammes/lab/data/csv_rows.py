@@ -1,17 +1,28 @@
 """Read tables of values separated by commas, semicolons or tabs."""
 
 import csv
+from itertools import islice
 from pathlib import Path
 from typing import TextIO
 
 from tammes.lab.data.images import DataError
 
+TABLES = (".csv", ".tsv")
+"""Suffixes of tables, in order of preference."""
+
 
 def _delimiter(lines: TextIO) -> str:
-    """Return the separator that the line of column names has most of, and rewind."""
-    first = lines.readline()
+    """Return the separator of most columns that the first two rows agree on, and rewind."""
+
+    def columns(separator: str) -> tuple[bool, int]:
+        lines.seek(0)
+        rows = islice(filter(None, csv.reader(lines, delimiter=separator)), 2)
+        first, *second = [len(row) for row in rows] or [0]
+        return first > 1 and all(size == first for size in second), first
+
+    best = max(",;\t", key=columns)
     lines.seek(0)
-    return max(",;\t", key=first.count)
+    return best
 
 
 def read_csv(path: Path) -> tuple[list[str], list[tuple[int, list[str]]]]:
@@ -28,7 +39,8 @@ def read_csv(path: Path) -> tuple[list[str], list[tuple[int, list[str]]]]:
     except (UnicodeDecodeError, csv.Error) as error:
         message = str(error)[:160]
         raise DataError(
-            f"{path} line {line}: values separated by commas, in UTF-8, are expected ({message})"
+            f"{path} line {line}: values separated by commas, semicolons or tabs, in UTF-8, are "
+            f"expected ({message})"
         ) from error
     if not rows:
         raise DataError(f"{path}: a line of column names is expected, got an empty table")

@@ -38,11 +38,12 @@ def test_a_table_of_paths_and_labels_is_a_source(flat, said, columns):
     assert (train.counts(), test.counts()) == ([4, 4], [1, 1])
 
 
-def test_a_flat_folder_with_a_table_is_a_source_and_the_table_is_named(flat, said):
+@pytest.mark.parametrize(("name", "delimiter"), [("labels.csv", ","), ("labels.tsv", "\t")])
+def test_a_flat_folder_with_a_table_is_a_source_and_the_table_is_named(flat, said, name, delimiter):
     folder, files = flat
-    table(folder / "labels.csv", ("file", "label"), files)
+    table(folder / name, ("file", "label"), files, delimiter)
     assert load(folder, "train", report=said.append).counts() == [4, 4]
-    assert said[0] == f"{folder}: the labels are in labels.csv"
+    assert said[0] == f"{folder}: the labels are in {name}"
 
 
 @pytest.mark.parametrize(("name", "delimiter"), [("a.csv", ";"), ("a.tsv", "\t")])
@@ -51,6 +52,24 @@ def test_values_may_be_separated_by_semicolons_and_tabs(flat, said, name, delimi
     rows = [(file, f"{label}, old") for file, label in files]
     path = table(folder / name, ("image_id", "label"), rows, delimiter)
     assert load(path, "train", report=said.append).classes == ("coat, old", "shoe, old")
+
+
+def test_an_image_id_beside_the_image_is_no_path(flat, said):
+    folder, files = flat
+    rows = [(number, file, name) for number, (file, name) in enumerate(files)]
+    path = table(folder / "labels.csv", ("image_id", "image", "label"), rows)
+    assert load(path, "train", report=said.append).counts() == [4, 4]
+
+
+@pytest.mark.parametrize(
+    ("header", "separator"),
+    [('"path","label; of; it"', ","), ("\npath;label", ";"), ("path;label, of, it", ";")],
+)
+def test_the_separator_is_the_one_that_the_rows_agree_on(flat, said, header, separator):
+    folder, files = flat
+    path = folder / "labels.csv"
+    path.write_text("\n".join([header, *(separator.join(row) for row in files)]))
+    assert load(path, "train", report=said.append).counts() == [4, 4]
 
 
 def test_a_column_split_names_the_partitions(flat, said):

@@ -6,6 +6,7 @@ from pathlib import Path
 
 import torch
 
+from tammes.lab.data.csv_rows import TABLES
 from tammes.lab.data.images import DataError
 from tammes.lab.data.listing import EVERYTHING, Entries, Partitions, file_entries
 
@@ -33,9 +34,16 @@ def partitions(folder: Path) -> Partitions:
     return {EVERYTHING: lambda: list_classes(folder)}
 
 
+def list_tables(folder: Path) -> list[Path]:
+    """List the tables of a folder: the CSV files, or those of values separated by tabs."""
+    paths = sorted(folder.iterdir())
+    found = ([path for path in paths if path.suffix.lower() == suffix] for suffix in TABLES)
+    return next(filter(None, found), [])
+
+
 def label_table(folder: Path) -> Path | None:
-    """Return the CSV table of a folder that has one, and no folders of classes."""
-    tables = [path for path in folder.iterdir() if path.suffix.lower() == ".csv"]
+    """Return the table of a folder that has one, and no folders of classes."""
+    tables = list_tables(folder)
     return tables[0] if len(tables) == 1 and len(_subfolders(folder)) < 2 else None
 
 

@@ -22,8 +22,8 @@ from tammes.lab.data.listing import (
 from tammes.lab.data.sources.folder import walk_images
 
 PATH_COLUMNS = (
-    *("path", "file", "filename", "file_name", "filepath", "image_path", "image_id"),
-    *IMAGE_COLUMNS,
+    *("path", "file", "filename", "file_name", "filepath", "image_path"),
+    *(*IMAGE_COLUMNS, "image_id"),
 )
 """Names of columns of paths, in order of preference."""
 _FIELDS = {

@@ -10,6 +10,7 @@ import torch
 
 from tammes.lab.config.expressions import did_you_mean
 from tammes.lab.config.typecheck import as_source
+from tammes.lab.data.csv_rows import TABLES
 from tammes.lab.data.decode_partition import PartitionDecoder
 from tammes.lab.data.identities.identity_protocol import IdentityProtocol
 from tammes.lab.data.images import DataError, Images, unknown_classes
@@ -208,11 +209,11 @@ def _find(title: str, report: Callable[[str], None]) -> Partitions:
             return labelled_files.table_partitions(table)
         return identity_folders.partitions(path) or folders.partitions(path)
     if path.is_file():
-        if path.suffix.lower() in (".csv", ".tsv"):
+        if path.suffix.lower() in TABLES:
             return labelled_files.table_partitions(path)
         if path.suffix.lower() != ".parquet":
             raise DataError(
-                f"{title}: a folder, a .csv or a .parquet file is expected, "
+                f"{title}: a folder, a .csv, .tsv or .parquet file is expected, "
                 f"got {path.suffix or 'a file'}"
             )
         return parquet.partitions([path], root=None, report=report)
@@ -314,7 +315,7 @@ def _classes(
             raise DataError(f"{title}: {unknown_classes(unknown, len(classes))}")
     if len(classes) < 2:
         only = f" ({classes[0]!r})" if classes else ""
-        tables = sorted(Path(title).glob("*.csv")) if Path(title).is_dir() else []
+        tables = folders.list_tables(Path(title)) if Path(title).is_dir() else []
         hint = f"; {tables[0]} may have the labels, give its path" if tables else ""
         raise DataError(f"{title}: images of 2 classes or more are needed, got 1{only}{hint}")
     return classes
