@@ -250,7 +250,7 @@ def test_what_is_not_there_is_named(source, message, said):
 def test_a_file_of_another_kind_is_refused(tmp_path, said):
     (tmp_path / "pictures.zip").write_bytes(b"PK")
     with pytest.raises(
-        DataError, match=r"a folder, a \.csv or a \.parquet file is expected, got \.zip"
+        DataError, match=r"a folder, a \.csv, \.tsv or \.parquet file is expected, got \.zip"
     ):
         load(tmp_path / "pictures.zip", "train", report=said.append)
 
