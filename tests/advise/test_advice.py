@@ -366,3 +366,15 @@ def test_several_prototypes_of_a_class_are_planned_and_written():
         advise(100, 64, loss="softmax", subcenters=2)
     with pytest.raises(ValueError, match="advise expects subcenters from 1 to 255, got 0"):
         advise(100, 64, subcenters=0)
+
+
+@pytest.mark.parametrize("loss", ["proxy_anchor", "multi_positive", "subcenter_spread"])
+def test_losses_on_prototypes_have_a_head_of_several_of_a_class(loss):
+    code = advise(1000, 64, loss=loss, subcenters=3).code
+    assert "tammes.CosineHead(64, 1000, subcenters=3)" in code
+
+
+@pytest.mark.parametrize("loss", ["triplet", "center", "nca"])
+def test_losses_between_features_have_no_prototypes_of_a_class(loss):
+    with pytest.raises(ValueError, match=f"subcenters with losses on prototypes only, got {loss}"):
+        advise(1000, 64, loss=loss, subcenters=3)

@@ -192,6 +192,7 @@ WRITTEN = [
     *("softmax", "cosface", "arcface", "sphereface", "l_softmax", "combined_margin", "gm_softmax"),
     *("lm_softmax", "ldam", "adaface", "large_margin_gaussian", "hinge", "nca"),
     *("softmax+nca", "direct_sum+softmax+nca", "spectral_sum+softmax+proto+zero_centroid"),
+    *("cosface+adacos", "softmax+adacos", "balanced_softmax", "lm_softmax+softmax"),
 ]
 
 
@@ -208,9 +209,28 @@ def test_code_and_command_can_be_copied(loss, samples):
     parsed = parse_loss(given["--loss"], counts=[20] * 10)
     head = parse_head(given["--head"], parsed, 64, 10)
     assert type(head) is type(names["criterion"].head)
-    assert head.scale == names["criterion"].head.scale
+    assert str(head) == str(names["criterion"].head)
     assert parsed == names["criterion"].loss
     parse_schedules(given.get("--schedules", ""), steps_per_epoch=10)
+
+
+@pytest.mark.parametrize("loss", ["mlcd", "proxy_nca", "sphereface_r", "am_softmax"])
+def test_a_loss_known_by_another_name_keeps_its_settings(loss):
+    advice = advise(10, 64, loss=loss)
+    exec(advice.code.splitlines()[0], names := {"tammes": tammes})
+    exec(advice.code.splitlines()[1], names)
+    found, expected = names["criterion"].loss, getattr(tammes, loss)()
+    kept = {"form", "beta2", "gradient"} & set(expected.settings)
+    assert found.name == expected.name
+    assert all(found.settings[key] == expected.settings[key] for key in kept)
+    if loss == "mlcd":
+        assert found == expected
+
+
+def test_a_margin_that_is_given_is_in_the_code():
+    assert "tammes.mlcd(margin=0.2)" in advise(10, 64, loss="mlcd", margin=0.2).code
+    with pytest.raises(ValueError, match="no margin for proxy_nca, which has none"):
+        advise(10, 64, loss="proxy_nca", margin=0.2)
 
 
 def test_code_for_several_gpus_has_a_sharded_head():

@@ -5,8 +5,9 @@ docs/advise.md, and in :mod:`tammes.advise.feasibility`, :mod:`tammes.advise.war
 :mod:`tammes.advise.memory_plan`.
 """
 
+import inspect
 import math
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import asdict, dataclass
 from typing import Any
 
@@ -15,6 +16,7 @@ from tammes.advise.evidence import Grid, GridTrial, grids
 from tammes.advise.feasibility import (
     KINDS,
     LINEAR,
+    SUMS,
     FeasibleMargin,
     adapts_scale,
     bent,
@@ -29,7 +31,7 @@ from tammes.advise.feasibility import (
 from tammes.advise.memory_plan import Cost, plan
 from tammes.advise.recommend import Recommendation, best_margin, recommendations
 from tammes.advise.snippet import Snippet
-from tammes.advise.warnings import SUMS, Caution, Choice, cautions
+from tammes.advise.warnings import Caution, Choice, cautions
 from tammes.advise.workload import Machine, Workload, choose_machine
 from tammes.geometry.bounds import LargestClassMargin, largest_class_margin
 from tammes.heads.adaptive_scale import adacos_scale
@@ -229,8 +231,9 @@ def advise(
         >>> round(advice.class_margin.degrees, 1), round(advice.scales.adacos, 1)
         (88.6, 13.0)
     """
-    names = _names("cosface" if loss is None else loss)
-    main = next(name for name in names if name not in SUMS)
+    written = _names("cosface" if loss is None else loss)
+    names = tuple(name if name in SUMS else definition(name).name for name in written)
+    given, main = next(pair for pair in zip(written, names, strict=True) if pair[1] not in SUMS)
     for name, value, least in (
         ("samples_per_class", samples_per_class, 1.0),
         ("imbalance", imbalance, 1.0),
@@ -242,10 +245,13 @@ def advise(
             raise ValueError(f"advise expects {name} {allowed}, got {value:g}")
     if margin is not None and not math.isfinite(margin):
         raise ValueError(f"advise expects a finite margin, got {margin}")
-    if margin is not None and main not in KINDS and "margin" not in definition(main).defaults:
-        raise ValueError(f"advise expects no margin for {main}, which has none, got {margin:g}")
-    if scale is not None and adapts_scale(main):
-        raise ValueError(f"advise expects no scale for {main}, whose head adapts it, got {scale:g}")
+    if margin is not None and not _has_margin(given):
+        raise ValueError(f"advise expects no margin for {given}, which has none, got {margin:g}")
+    if scale is not None and adapts_scale(names):
+        sum_of = "+".join(written)
+        raise ValueError(
+            f"advise expects no scale for {sum_of}, whose head adapts it, got {scale:g}"
+        )
     if margin is not None and main == "arcface" and margin > math.pi:
         raise ValueError(
             f"advise expects a margin in radians, up to pi, got {margin:g}; "
@@ -263,7 +269,7 @@ def advise(
         autocast=autocast,
         optimizer=optimizer,
         reads=reads,
-        similarity=_similarity(main, subcenters),
+        similarity=_similarity(names, main, subcenters),
         sample_rate=sample_rate,
         device=device,
     )
@@ -275,10 +281,10 @@ def advise(
     placed = NO_MARGINS if kind is None or used_margin is None else kind.place(used_margin)
     target, reach = bent(0.0, placed), math.cos(limit.angle)
     about = scale_for(odds, target, reach)
-    used_scale = adacos_scale(classes) if adapts_scale(main) else scale
+    used_scale = adacos_scale(classes) if adapts_scale(names) else scale
     if used_scale is None:
         used_scale = default_scale(main, placed, classes, dim, posterior, identities=identities)
-    term = _term(main, used_margin)
+    term = _term(given, used_margin)
     start = None if main in LINEAR else starting_loss(term, classes, dim, used_scale)
     choice = Choice(
         work=work,
@@ -301,7 +307,7 @@ def advise(
     return Advice(
         work=work,
         machine=machine,
-        loss="+".join(names),
+        loss="+".join(written),
         margin=used_margin,
         scale=used_scale,
         class_margin=limit,
@@ -345,10 +351,9 @@ def defaults_of(loss: str, grid: Grid) -> tuple[float, float | None]:
 
 
 def _names(loss: str) -> tuple[str, ...]:
-    """Names of the builders of the losses in a sum."""
-    names = tuple(
-        part.strip() if part.strip() in SUMS else definition(part).name for part in loss.split("+")
-    )
+    """Names of the builders of the losses in a sum; a variant of a loss has one of its own."""
+    parts = [part.strip() for part in loss.split("+")]
+    names = tuple(part if part in SUMS else builder(part).__name__ for part in parts)
     if all(name in SUMS for name in names):
         raise ValueError(
             f"advise expects the losses that {loss} combines too, as in {loss}+softmax"
@@ -356,27 +361,37 @@ def _names(loss: str) -> tuple[str, ...]:
     return names
 
 
-def _similarity(name: str, subcenters: int) -> Similarity:
-    """Similarity of the head that a loss is written for."""
-    if name not in LINEAR:
+def _has_margin(loss: str) -> bool:
+    """Return whether a loss has a margin to set; a variant may fix that of its loss."""
+    name = definition(loss).name
+    if name != loss:
+        return "margin" in inspect.signature(builder(loss)).parameters
+    return name in KINDS or "margin" in definition(name).defaults
+
+
+def _similarity(names: Sequence[str], main: str, subcenters: int) -> Similarity:
+    """Similarity of the head that the main loss of a sum is written for."""
+    if subcenters != 1 and definition(main).on == "features":
+        raise ValueError(f"advise expects subcenters with losses on prototypes only, got {main}")
+    if main not in LINEAR or adapts_scale(names):
         return pooled("advise", Cosine(), subcenters, "max", 1.0)
     if subcenters != 1:
-        raise ValueError(f"advise expects subcenters with losses of cosines only, got {name}")
-    return SquaredDistance() if name == "large_margin_gaussian" else InnerProduct()
+        raise ValueError(f"advise expects subcenters with losses of cosines only, got {main}")
+    return SquaredDistance() if main == "large_margin_gaussian" else InnerProduct()
 
 
-def _term(name: str, margin: float | None) -> Term:
+def _term(loss: str, margin: float | None) -> Term:
     """Build a loss with the margin in its setting."""
+    name = definition(loss).name
     # The rarest class has the largest margin, and equal counts adjust nothing.
-    name = {"ldam": "cosface", "logit_adjustment": "softmax", "vs_softmax": "softmax"}.get(
-        name, name
-    )
+    equal = {"ldam": "cosface", "logit_adjustment": "softmax", "vs_softmax": "softmax"}.get(name)
+    loss, name = (equal, equal) if equal else (loss, name)
     kind = KINDS.get(name)
     settings: dict[str, float] = {}
-    if kind is not None and margin is not None:
+    if kind is not None and margin is not None and _has_margin(loss):
         settings = {kind.setting: margin}
         if name == "combined_margin":
             settings["m2"] = kind.place(margin)[1]
         elif name == "gm_softmax":
             settings = {"beta1": -margin, "beta2": -margin}
-    return builder(name)(**settings)
+    return builder(loss)(**settings)

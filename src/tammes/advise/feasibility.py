@@ -13,7 +13,7 @@ decreases and the right side increases with :math:`\theta`, so a solution exists
 
 import difflib
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from typing import Any
 
@@ -26,6 +26,8 @@ from tammes.terms import Definition, Term
 
 Margins = tuple[float, float, float]
 """Factor of the angle, radians added to it, cosine subtracted."""
+SUMS = ("direct_sum", "spectral_sum")
+"""Combinations of a classification and a metric loss, which appear as a name in a sum."""
 
 
 def builder(name: str) -> Callable[..., Term]:
@@ -50,9 +52,9 @@ def definition(name: str) -> Definition:
     return builder(name).definition  # type: ignore[attr-defined]
 
 
-def adapts_scale(name: str) -> bool:
-    """Return whether a loss is for heads whose scale follows the angles of each batch."""
-    return definition(name).requires == "adaptive"
+def adapts_scale(names: Iterable[str]) -> bool:
+    """Return whether a loss of a sum needs a head whose scale follows the angles of each batch."""
+    return any(definition(name).requires == "adaptive" for name in names if name not in SUMS)
 
 
 def bent(theta: float, margins: Margins = (1.0, 0.0, 0.0)) -> float:

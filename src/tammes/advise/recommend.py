@@ -118,7 +118,8 @@ def recommendations(
         rows.append(Recommendation("loss", "cosface", reason, "reports"))
     scale = _recommend_scale(choice, margin)
     if margin is not None:
-        rows += _recommend_margin(choice, margin, float(scale.value))
+        fixed = choice.scale if isinstance(scale.value, str) else scale.value
+        rows += _recommend_margin(choice, margin, fixed)
     if choice.spherical or choice.main in LINEAR:
         rows.append(scale)
     rows += _recommend_training(choice)
@@ -129,7 +130,7 @@ def recommendations(
 
 def _recommend_scale(choice: Choice, margin: float | None) -> Recommendation:
     name, work = choice.main, choice.work
-    if adapts_scale(name):
+    if adapts_scale(choice.names):
         reason = f"follows the angles of each batch, from sqrt(2) log(C - 1) = {choice.scale:.3g}"
         return Recommendation("scale", "adaptive", reason, "literature")
     placed = defaults.NO_MARGINS if margin is None else KINDS[name].place(margin)

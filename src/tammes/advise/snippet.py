@@ -1,11 +1,13 @@
 """Code and a command to copy, with the settings of an advice."""
 
+import inspect
+import re
 import shlex
 from typing import TYPE_CHECKING
 
 from tammes.advise import defaults
-from tammes.advise.feasibility import KINDS, LINEAR, adapts_scale, definition
-from tammes.advise.warnings import METRIC, SUMS
+from tammes.advise.feasibility import KINDS, LINEAR, SUMS, adapts_scale, builder, definition
+from tammes.advise.warnings import METRIC
 
 if TYPE_CHECKING:
     from tammes.advise.advice import Advice
@@ -23,13 +25,16 @@ class Snippet:
 
     def __init__(self, advice: "Advice") -> None:
         self.advice, self.work = advice, advice.work
-        names = advice.loss.split("+")
+        written = advice.loss.split("+")
+        names = [name if name in SUMS else definition(name).name for name in written]
         self.main = next(name for name in names if name not in SUMS)
         self.names = names
+        # A variant of a loss is written by its own name, since it has other settings.
+        self.written = dict(zip(names, written, strict=True))
         rows = {row.setting: row.value for row in advice.recommendations}
         self.rows = rows
         self.margin = advice.margin
-        self.scale: float | str = "adaptive" if adapts_scale(self.main) else advice.scale
+        self.scale: float | str = "adaptive" if adapts_scale(names) else advice.scale
         if any(caution.level == "cannot" for caution in advice.cautions):
             kind = KINDS.get(self.main)
             self.margin = None if kind is None else float(rows[kind.setting])
@@ -38,8 +43,8 @@ class Snippet:
     @property
     def loss(self) -> str:
         """Loss expression, as the lab reads it."""
-        terms = {name: f"{name}()" for name in self.names}
-        terms[self.main] = f"{self.main}({self._margin()})"
+        terms = {name: f"{written}()" for name, written in self.written.items()}
+        terms[self.main] = f"{self.written[self.main]}({self._margin()})"
         combined = next((name for name in self.names if name in SUMS), None)
         metric = next((name for name in self.names if name in METRIC), None)
         if combined is not None and metric is not None:
@@ -55,9 +60,11 @@ class Snippet:
 
     def _margin(self) -> str:
         kind = KINDS.get(self.main)
-        if kind is None or self.margin is None:
+        if self.margin is None:
             return ""
         value = f"{self.margin:g}"
+        if kind is None:
+            return f"margin={value}"
         if self.main == "combined_margin":
             return f"m2={kind.place(0.0)[1]:g}, m3={value}"
         if self.main == "gm_softmax":
@@ -71,10 +78,13 @@ class Snippet:
             return "gaussian()"
         if self.main in ("cac", "arpl"):
             return "distance(reciprocal=True)" if self.main == "arpl" else "distance()"
-        if self.main not in LINEAR and definition(self.main).on == "split":
-            scale = f"{self.scale:g}" if isinstance(self.scale, float) else repr(self.scale)
-            centers = f", subcenters={self.work.centers}" if self.work.centers > 1 else ""
-            return f"cosine(scale={scale}{centers})"
+        scale = f"{self.scale:g}" if isinstance(self.scale, float) else repr(self.scale)
+        settings = [f"subcenters={self.work.centers}"] if self.work.centers > 1 else []
+        spherical = self.main not in LINEAR and definition(self.main).on == "split"
+        if spherical or self.scale == "adaptive":
+            settings.insert(0, f"scale={scale}")
+        if settings:
+            return f"cosine({', '.join(settings)})"
         plain = self.main in ("softmax", "focal") and len(self.names) == 1
         return "linear()" if plain else "linear(bias=False)"
 
@@ -99,10 +109,11 @@ class Snippet:
         if head.startswith("ShardedHead"):
             arguments = [f"tammes.{cls}", *arguments, *head.split(", ")[1:]]
             cls = "ShardedHead"
-        loss = self.loss
-        for each in {*self.names, "zero_centroid"}:
-            loss = loss.replace(f"{each}(", f"tammes.{each}(")
-        loss = loss.replace("tammes.ldam(", "tammes.ldam(counts, ")
+        loss = re.sub(r"(\w+)\(", r"tammes.\1(", self.loss)
+        for each in {*self.written.values()} - {*SUMS}:
+            if "counts" in inspect.signature(builder(each)).parameters:
+                loss = loss.replace(f"tammes.{each}(", f"tammes.{each}(counts, ")
+        loss = loss.replace("counts, )", "counts)")
         lines = [f"head = tammes.{cls}({', '.join(arguments)})"]
         lines.append(f"criterion = tammes.Criterion(head, {loss})")
         if self.schedule:

@@ -12,6 +12,7 @@ from tammes.advise.feasibility import (
     CHORDS,
     KINDS,
     LINEAR,
+    SUMS,
     Margins,
     adapts_scale,
     bent,
@@ -27,8 +28,6 @@ FEW = 5
 """Examples per class below which a large margin is reported not to train."""
 METRIC = ("nca", "proto", "triplet", "contrastive")
 """Losses between the examples of a batch."""
-SUMS = ("direct_sum", "spectral_sum")
-"""Combinations of a classification and a metric loss, which appear as a name in a sum."""
 BOUNDED = ("normface", "cosface", "arcface", "sphereface", "combined_margin", "gm_softmax")
 """Losses with a known lower bound of the risk for balanced classes."""
 ANGULAR = (
@@ -147,7 +146,7 @@ def _margin(choice: Choice) -> Iterator[Caution]:
 
 
 def _scale(choice: Choice) -> Iterator[Caution]:
-    if not choice.spherical or choice.main == "lm_softmax" or adapts_scale(choice.main):
+    if not choice.spherical or choice.main == "lm_softmax" or adapts_scale(choice.names):
         return
     scale, classes, odds = choice.scale, choice.work.classes, choice.odds
     target = bent(0.0, choice.margins)
