@@ -56,7 +56,7 @@ def unknown_setting(name: str, key: str, known: Iterable[str]) -> TypeError:
     near = nearest_name(key, known)
     hint = f"did you mean {near}?" if near else f"it has {', '.join(known) or 'none'}"
     if near is None and nearest_name(key, ["scale"]):
-        hint = "the scale is the head's: tammes.CosineHead(embedding_size, num_classes, scale=64.0)"
+        hint = "the scale is the head's"
     return TypeError(f"{name} has no setting {key!r}; {hint}")
 
 

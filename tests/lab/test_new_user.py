@@ -172,7 +172,12 @@ IN_PYTHON = {
     "the scale given to a term": (
         lambda: tammes.arcface(s=64.0),
         TypeError,
-        "the scale is the head's: tammes.CosineHead(",
+        "arcface has no setting 's'; the scale is the head's",
+    ),
+    "an unknown setting beside a misspelt one": (
+        lambda: tammes.CosFace(8, 3)(torch.ones(2, 8), torch.tensor([0, 1]), aaa=1, margni=0.2),
+        TypeError,
+        "no setting 'margni'; did you mean margin?",
     ),
     "a term that was not built": (
         lambda: tammes.Criterion(tammes.CosineHead(8, 3), tammes.cosface),

@@ -15,6 +15,7 @@ from tammes._buffers import ExactBuffers
 from tammes._setting_values import is_number, on_host
 from tammes._validation import unknown_setting
 from tammes.schedules import LambdaAnnealing, LambdaDecay, Schedule, WarmUp
+from tammes.spelling import nearest_name
 from tammes.terms import Batch, Loss, Setting, Term
 
 Place = tuple[str, str]
@@ -183,7 +184,10 @@ class Settings(ExactBuffers):
         """
         unknown = sorted(name for name in changed if not self.places(name))
         if unknown:
-            raise unknown_setting("the criterion", unknown[0], self.names())
+            known = self.names()
+            # A misspelt name has a better hint than one that is like no other.
+            name = next((name for name in unknown if nearest_name(name, known)), unknown[0])
+            raise unknown_setting("the criterion", name, known)
         places = self._by_place(scheduled, changed)
         for name, (_, term) in self.named.items():
             own = {key: value for (which, key), value in places.items() if which == name}

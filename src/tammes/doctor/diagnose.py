@@ -155,7 +155,7 @@ def diagnose(
 
 
 def check_muted(owner: str, muted: Iterable[str]) -> None:
-    """Reject names that no illness has, in the name of an owner."""
+    """Reject names that no illness has; the message begins with ``owner``."""
     for name in muted:
         if name not in NAMES:
             raise ValueError(f"{owner} expects names among {', '.join(NAMES)}, got {name!r}")

@@ -60,5 +60,5 @@ class Check:
 
 
 def check(name: str) -> Callable[[Callable[[Snapshot], Finding | None]], Check]:
-    """Make a check for an illness of a function of a snapshot."""
+    """Turn a function of a snapshot into the check for an illness."""
     return lambda function: Check(name, function)

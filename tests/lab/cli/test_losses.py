@@ -79,6 +79,8 @@ def test_formulas_read_as_the_docstring_has_them(name, expected):
         (r"\max_{c\ne y} f_c", "max_{c≠y} f_c"),
         (r"2\cos\theta", "2 cos θ"),
         (r"\bar f - \hat w", "f̄ − ŵ"),
+        (r"\sum_{c\notin P_i} e^{\tau - \delta}", "Σ_{c∉P_i} e^{τ − δ}"),
+        (r"m_i\sim\mathcal N", "m_i ∼ N"),
         (r"\unknown + 1", "unknown + 1"),
     ],
 )

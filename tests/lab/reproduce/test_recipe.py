@@ -369,6 +369,8 @@ MISTAKES = [
     ({"rows": {"a": {"tuned_as": "b"}}}, "tuned_as names no row 'b'; it has a"),
     ({"rows": {"a": {}, "b": {"tune": {"s": [1, 2]}, "tuned_as": "a"}}},
      "row b, column left ... row a, column left ... candidates {'s': [1, 2]}, got {}"),
+    ({"rows": {"a": {}, "b": {"tuned_as": "a"}, "c": {"tuned_as": "b"}}},
+     "row c, column left ... tuned as row b, column left ... tuned itself, got ... row a ..."),
     ({"rows": {"a": {"columns": ["zzz"]}}}, "row a names no column 'zzz'; it has left, right"),
     ({"rows": {"a": {"columns": "left"}}}, "columns ... row a ... list ... 'left'"),
     ({"rows": {"a": {"overrides": {"rigth": {}}}}}, "row a ... 'rigth' ... right ..."),

@@ -22,7 +22,7 @@ def from_timm(
 
     Raises:
         ImportError: timm cannot be imported.
-        ValueError: timm has no network of this name, such as ``vit_small_patch16_224.dino``.
+        ValueError: timm has no network of this name.
     """
     timm = import_timm(name)
     blocks = Blocks(f"timm:{name}", shape, 1, features, 1.0, "batch")

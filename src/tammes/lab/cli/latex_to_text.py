@@ -12,12 +12,13 @@ _SYMBOLS = {
     "sigma": "σ", "kappa": "κ", "rho": "ρ", "pi": "π", "varepsilon": "ε", "epsilon": "ε",
     "sum": "Σ", "infty": "∞", "ne": "≠", "le": "≤", "ge": "≥", "to": "→", "leftarrow": "←",
     "setminus": "\x00∖\x01", "top": "ᵀ", "cdot": "·", "times": "×", "in": "∈", "propto": "∝",
+    "notin": "∉", "sim": "∼", "tau": "τ", "delta": "δ",
     "lVert": "‖\x01", "rVert": "\x00‖", "|": "‖", "lfloor": "⌊\x01", "rfloor": "\x00⌋",
     "qquad": "; ", "quad": "; ", ",": " ", ";": " ", " ": " ", "\\": "; ", "{": "{", "}": "}",
     "sqrt": "√",
 }  # fmt: skip
 _WORDS = frozenset({"log", "cos", "sin", "exp", "max", "min", "arccos"})
-_SPACED = frozenset({"ne", "le", "ge", "to", "leftarrow", "in", "propto"})
+_SPACED = frozenset({"ne", "le", "ge", "to", "leftarrow", "in", "notin", "sim", "propto"})
 _SIZES = frozenset(
     {"bigl", "bigr", "Bigl", "Bigr", "biggl", "biggr", "left", "right", "displaystyle"}
 )
@@ -106,14 +107,14 @@ class _Reader:
         if name in _FRACTIONS:
             over, under = _closed(self.argument()), _closed(self.argument())
             return f"{over}/{under}" + (" " if self._before_a_letter() else "")
-        if name in ("text", "operatorname", "mathrm"):
+        if name in ("text", "operatorname", "mathrm", "mathcal"):
             return self.argument()
         if name in _ACCENTS:
             return self.argument() + _ACCENTS[name]
         symbol = _SYMBOLS.get(name, name)
         if name in _SPACED:
             # Without blanks in an index, with blanks in a line.
-            return f"\x00{symbol}\x01" if name in ("ne", "in") else f" {symbol} "
+            return f"\x00{symbol}\x01" if name in ("ne", "in", "notin") else f" {symbol} "
         if name in _WORDS and self._before_a_letter():
             return f"{symbol} "
         return symbol

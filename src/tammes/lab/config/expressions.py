@@ -45,8 +45,10 @@ class Call:
 class Source:
     """Text and its syntax tree, of bounded size; the tree is not validated yet.
 
-    The form turns the text into Python, such as ``"f({})"`` for keyword arguments; a ValueError
-    says ``what`` setting is too long, nested too deep, or not Python.
+    The form turns the text into Python, such as ``"f({})"`` for keyword arguments.
+
+    Raises:
+        ValueError: ``what``, the setting, is too long, nested too deep, or not Python.
     """
 
     def __init__(self, text: str, what: str, form: str = "{}") -> None:

@@ -29,8 +29,10 @@ class MarginAnalysis:
     r"""Measurements of one model; what follows from them is infinite or NaN for collapsed classes.
 
     Attributes:
-        base_intra: :math:`D_{intra}` of the base classes, as ``novel_intra`` of the novel ones.
-        base_inter: :math:`D_{inter}` of the base classes, as ``novel_inter`` of the novel ones.
+        base_intra: :math:`D_{intra}` of the base classes.
+        base_inter: :math:`D_{inter}` of the base classes.
+        novel_intra: :math:`D_{intra}` of the novel classes.
+        novel_inter: :math:`D_{inter}` of the novel classes.
         same_base_class: :math:`P^s`, probability that two images of a novel class are assigned to
             the same base class.
     """

@@ -197,8 +197,8 @@ def _classifiers(
 class Interval:
     """Mean over ``count`` episodes with its 95 % interval, ``mean ± half``.
 
-    Half are 1.96 standard errors. They cover the choice of episodes for *these* images and *this*
-    model, not another training run.
+    ``half`` is 1.96 standard errors. It covers the choice of episodes for *these* images and
+    *this* model, not another training run.
     """
 
     mean: float

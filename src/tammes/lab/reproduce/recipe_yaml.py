@@ -165,6 +165,12 @@ def _check_tuned_place(recipe: Recipe, row: str, column: str) -> None:
         [recipe.columns[column].tuned_as or column], recipe.columns, "tuned_as names no column"
     )
     source = recipe.tuned_place(row, column)
+    other = recipe.tuned_place(*source)
+    if other != source:
+        raise ValueError(
+            f"row {row}, column {column} is tuned as row {source[0]}, column {source[1]}, which is "
+            f"expected to be tuned itself, got tuned_as row {other[0]}, column {other[1]}"
+        )
     own, theirs = recipe.tune(row, column), recipe.tune(*source) if recipe.has(*source) else {}
     if own != theirs:
         raise ValueError(

@@ -30,8 +30,8 @@ def work(task: Mapping[str, Any], events: Any) -> dict[str, Any]:
     """Run a cell, and send its events to an actor.
 
     A task has ``work``, ``payload``, ``folder``, ``threads`` and ``argv`` as for a process of this
-    machine; the ``number`` of the cell; ``beacon``, a file that nodes see that see the folder; and
-    ``begun``, content of the files that identify the run in the folder.
+    machine; the ``number`` of the cell; ``beacon``, a file by which a node knows whether
+    it sees the folder; and ``begun``, content of the files that identify the run in the folder.
 
     Returns:
         ``seconds``; the ``reason`` of a failure; if the work was done in a local folder, also that

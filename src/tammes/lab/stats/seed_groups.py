@@ -176,8 +176,10 @@ class Study:
 def study(runs: Sequence[Run], baseline: str | None = None) -> Study:
     """Group runs in any state, and list those that are excluded, such as damaged ones.
 
-    The groups are compared with the ``baseline``, a label, by default the first; a RecordError says
-    that no group has it.
+    The groups are compared with the ``baseline``, a label, by default the first.
+
+    Raises:
+        RecordError: no group has the label of the baseline.
     """
     troubles: list[Trouble] = []
     members: dict[str, list[Run]] = {}
