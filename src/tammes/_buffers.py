@@ -1,6 +1,7 @@
 """Buffers that stay exact when a model is cast to half precision, moved, or built on ``meta``."""
 
 from collections.abc import Callable
+from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -20,6 +21,11 @@ class ExactBuffers(nn.Module):
     def __init__(self) -> None:
         super().__init__()
         self._constants: dict[str, Tensor | None] = {}
+
+    def __setstate__(self, state: dict[str, Any]) -> None:
+        """Restore a pickle, also one of a module that had no constants when it was made."""
+        super().__setstate__(state)
+        self.__dict__.setdefault("_constants", {})
 
     def register_constant(
         self, name: str, values: Tensor, device: torch.device, *, persistent: bool = False

@@ -17,6 +17,7 @@ from torch.testing import assert_close
 
 import tammes
 from tammes import checkpoint
+from tammes.checkpoint import save_load
 from tammes.checkpoint.manifest import read
 from tammes.lab.cli.main import main
 from tammes.lab.training.sharded_head import gather_head
@@ -518,6 +519,19 @@ def test_prototypes_of_another_loss_load_into_the_head(intact):
     expected, _, _ = make("plain")
     checkpoint.load(intact, expected)
     assert torch.equal(criterion.head.weight, expected.head.weight)
+
+
+def test_a_setting_that_a_term_did_not_have_then_is_its_default(tmp_path, monkeypatch):
+    def make_one(**settings):
+        return tammes.Criterion(tammes.CosineHead(3, 4), tammes.multi_positive(**settings))
+
+    with monkeypatch.context() as before:
+        known = {"multi_positive": {"weight": 1.0}, "schedules": {}}
+        before.setattr(save_load, "describe_loss", lambda _: known)
+        checkpoint.save(tmp_path, make_one())
+    checkpoint.load(tmp_path, make_one())
+    with pytest.raises(checkpoint.CheckpointError, match="form of multi_positive there is each"):
+        checkpoint.load(tmp_path, make_one(form="apart"))
 
 
 def test_settings_of_every_class_are_compared(tmp_path):

@@ -482,6 +482,55 @@ def test_another_loss_may_be_assigned_and_memories_of_terms_that_stay_are_kept()
     assert [*criterion.state_dict()] == [*fresh.state_dict()]
 
 
+def test_a_loss_assigned_in_evaluation_is_evaluated_in_the_precision_of_the_criterion():
+    features, labels = torch.randn(6, 8).double(), torch.tensor([0, 1, 2, 0, 1, 2])
+    criterion = tammes.CosFace(8, 3).double().eval()
+    criterion.loss = tammes.elasticface(margin=0.4)
+    built = tammes.Criterion(criterion.head, tammes.elasticface(margin=0.4)).double().eval()
+    assert criterion(features, labels).equal(built(features, labels))
+    criterion.loss = tammes.curricularface()
+    assert criterion.states["curricularface"].mean.dtype == torch.double
+
+
+@pytest.mark.parametrize(
+    ("name", "value"),
+    [
+        ("loss", torch.nn.CrossEntropyLoss()),
+        ("margin", torch.nn.Parameter(torch.ones(()))),
+        ("scale", torch.nn.Identity()),
+    ],
+)
+def test_modules_and_parameters_are_refused_where_numbers_are(name, value):
+    criterion = tammes.CosFace(8, 3)
+    with pytest.raises((TypeError, AttributeError), match=r"Criterion expects a loss|no attribute"):
+        setattr(criterion, name, value)
+    assert [*criterion.state_dict()] == ["head.weight"]
+
+    class Own(tammes.Criterion):
+        pass
+
+    own = Own(tammes.CosineHead(8, 3), tammes.cosface())
+    own.margin = torch.nn.Parameter(torch.ones(()))
+    own.scale = 2.0
+    assert "margin" in own.state_dict()
+    del own.scale
+    assert not hasattr(own, "scale")
+
+
+def test_class_weights_survive_another_loss_on_meta():
+    with torch.device("meta"):
+        criterion = tammes.CosFace(8, 3, class_weights=[1.0, 2.0, 3.0])
+    criterion.loss = tammes.arcface()
+    criterion.to_empty(device="cpu")
+    assert criterion.class_weights.tolist() == [1.0, 2.0, 3.0]
+
+
+def test_a_pickle_of_a_head_without_constants_can_be_cast():
+    head = tammes.CosineHead(8, 3)
+    del head._constants
+    assert pickle.loads(pickle.dumps(head)).double().weight.dtype == torch.double
+
+
 def test_integers_of_numpy_are_sizes_like_others():
     head = tammes.CosineHead(numpy.int64(4), numpy.int32(3), subcenters=numpy.int64(2))
     assert repr(head) == "CosineHead(4, 3, scale=64, subcenters=2)"

@@ -240,3 +240,15 @@ def test_every_way_to_a_head_gives_adacos_one_whose_scale_adapts():
 def test_scores_that_are_no_cosines_have_no_adaptive_scale(build):
     with pytest.raises(ValueError, match="expects scale 'adaptive' with cosines"):
         build()
+
+
+def test_it_is_read_in_single_precision_however_it_came_about():
+    torch.set_default_dtype(torch.bfloat16)
+    try:
+        head = tammes.CosineHead(SIZE, CLASSES, scale="adaptive")
+    finally:
+        torch.set_default_dtype(torch.float32)
+    assert head.adaptive_scale.dtype == torch.float32
+    halved = {name: value.bfloat16() for name, value in head.state_dict().items()}
+    head.load_state_dict(halved, assign=True)
+    assert head.scale.dtype == torch.float32

@@ -18,6 +18,7 @@ from tammes.heads.head import Head
 from tammes.heads.sharded import SPREAD, ShardedHead
 from tammes.optim.state_transfer import SHARED_STATE
 from tammes.similarity import Cosine
+from tammes.terms import Term
 
 _LONG = 16
 """Settings with more values than this are stored as a checksum."""
@@ -88,6 +89,11 @@ def describe_loss(criterion: Criterion) -> dict[str, Any]:
     return known
 
 
+def _defaults(term: Term) -> dict[str, Any]:
+    parameters = term.definition.signature.parameters.values()
+    return {p.name: _short(p.default) for p in parameters if p.default is not p.empty}
+
+
 def _short(value: Any) -> Any:
     if isinstance(value, tuple):
         if len(value) <= _LONG:
@@ -111,6 +117,9 @@ def check_compatible(folder: object, index: Index, module: Criterion | Head) -> 
         ours = describe_loss(module)
         for name in {**index.loss, **ours}:
             there, mine = index.loss.get(name), ours.get(name)
+            if isinstance(there, dict) and name in module.settings.named:
+                # A setting that the term did not have then is what it was: the default.
+                there = {**_defaults(module.settings.named[name][1]), **there}
             if there == mine:
                 continue
             difference = f"{name} there is {there} and here {mine}"

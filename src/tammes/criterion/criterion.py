@@ -148,6 +148,7 @@ class Criterion(nn.Module):
         """The term or sum of terms; another one may be assigned.
 
         States of terms that stay are kept, others begin anew; schedules have to fit the new terms.
+        A number that a new term learns has yet to be given to the optimizer.
         """
         return self.settings.loss
 
@@ -158,9 +159,18 @@ class Criterion(nn.Module):
         settings = Settings(loss, classes, self.head.weight)
         for key, schedule in named_schedules(self.schedules).items():
             settings.check_schedule(key, schedule, classes)
-        self._compose(loss, self.class_weights)
+        self._compose(loss, self.settings.known_class_weights())
         self._make_states(before)
-        self.states.to(self.head.weight.device)
+        self.states.to(self.head.weight.device, working_dtype(self.head.weight))
+
+    def __setattr__(self, name: str, value: Any) -> None:
+        """Ask the class first: torch keeps a module or a parameter under any name."""
+        if name == "loss":
+            object.__setattr__(self, name, value)
+            return
+        if name in ("margin", "scale"):
+            getattr(Criterion, name).check(type(self))
+        super().__setattr__(name, value)
 
     @property
     def class_weights(self) -> Tensor | None:
@@ -215,7 +225,7 @@ class Criterion(nn.Module):
                         f"{', '.join(('target', *ALONGSIDE))}, got {', '.join(sorted(unseen))}"
                     )
                 made[name] = state
-        self.states = made
+        self.states = made.train(self.training)
 
     def _only_group(self) -> SplitGroup | None:
         """Return the terms of a usual call: all read one split, and nothing changes from outside.

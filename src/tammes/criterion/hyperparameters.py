@@ -42,10 +42,18 @@ class NotAnAttribute:
         raise AttributeError(f"{owner.__name__} has no attribute {self.name!r}")
 
     def __set__(self, instance: Any, value: Any) -> None:
-        kind = type(instance)
-        if kind.__module__.startswith("tammes.criterion."):
-            raise AttributeError(f"{kind.__name__} has no attribute {self.name!r}; {self.hint}")
+        self.check(type(instance))
         instance.__dict__[self.name] = value
+
+    def __delete__(self, instance: Any) -> None:
+        if instance.__dict__.pop(self.name, self) is self:
+            raise AttributeError(f"{type(instance).__name__} has no attribute {self.name!r}")
+
+    def check(self, kind: type) -> None:
+        """Raise ``AttributeError`` for a class of this library, also wrapped by ``fully_shard``."""
+        own = next(base for base in kind.__mro__ if not base.__module__.startswith("torch."))
+        if own.__module__.startswith("tammes.criterion."):
+            raise AttributeError(f"{kind.__name__} has no attribute {self.name!r}; {self.hint}")
 
 
 class Settings(ExactBuffers):
@@ -99,6 +107,11 @@ class Settings(ExactBuffers):
                 dtype = torch.promote_types(like.dtype, torch.float32)
                 values = torch.tensor(value, dtype=dtype, device="cpu")
                 self.register_constant(f"{name}_{key}", values, like.device)
+
+    def known_class_weights(self) -> Tensor | None:
+        """Return the class weights with their values, also where the criterion is on ``meta``."""
+        meta = self.class_weights is not None and self.class_weights.is_meta
+        return self._constants["class_weights"] if meta else self.class_weights
 
     @property
     def uses_prototypes(self) -> bool:

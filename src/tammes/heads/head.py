@@ -93,7 +93,8 @@ class Head(ExactBuffers):
             start = adacos_scale(num_classes) if similarity.is_cosine else 1.0
             # With a dimension: fully_shard refuses a parameter without.
             if scale == "adaptive":
-                self.adaptive_scale = torch.full((1,), start)
+                exact = torch.promote_types(torch.get_default_dtype(), torch.float32)
+                self.adaptive_scale = torch.full((1,), start, dtype=exact)
             else:
                 self.log_scale = nn.Parameter(torch.full((1,), math.log(start)))
         else:
@@ -119,7 +120,9 @@ class Head(ExactBuffers):
         """Factor of the similarities: a number, or a tensor where it is learned or adapted."""
         if self.log_scale is None:
             adaptive = self.adaptive_scale
-            return self._scale if adaptive is None else read(adaptive).reshape(())
+            if adaptive is None:
+                return self._scale
+            return read(adaptive).to(working_dtype(adaptive)).reshape(())
         # In half precision the exponential would be off by a percent.
         return self.log_scale.to(working_dtype(self.log_scale)).exp().reshape(())
 

@@ -237,7 +237,7 @@ BAD = [
     (lambda: numpy.zeros(9, "uint8"), "image 0 ... array ... got (9,))"),
     (lambda: torch.zeros(3, 0, 9), "image 0 cannot be read (it has no pixels)"),
     (lambda: Image.new("RGB", (0, 9)), "image 0 cannot be read (it has no pixels)"),
-    (lambda: torch.full((3, 9, 9), 255.0), "image 0 ... in [0, 1], got 255 to 255)"),
+    (lambda: torch.full((3, 9, 9), 255.0), "image 0 ... in [0, 1], got 255 to 255; divide by 255)"),
     (lambda: torch.full((3, 9, 9), torch.nan), "image 0 ... in [0, 1], got nan to nan)"),
     (lambda: torch.zeros(3, 9, 9, dtype=torch.int32), "image 0 ... got torch.int32)"),
     (lambda: [torch.zeros(9, 9), None], "image 1 ... a path, a Pillow image ... got NoneType)"),

@@ -62,6 +62,9 @@ def test_a_run_killed_at_random_moments_ends_in_the_same_bits(tmp_path, processe
             process.kill()
             process.join()
             endings.append(process.exitcode)
+            if process.exitcode == 0:
+                # The machine was busier when the run was timed.
+                length *= 0.7
         assert_same(finish(processes, CONFIG, folder), whole, trial)
     assert endings.count(-signal.SIGKILL) >= TRIALS
 

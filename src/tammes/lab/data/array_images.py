@@ -71,8 +71,12 @@ def as_uint8(values: Tensor) -> Tensor:
         raise ValueError(f"pixels are expected as uint8 or in [0, 1], got {values.dtype}")
     if not bool(((values >= 0) & (values <= 1)).all()):
         low, high = float(values.min()), float(values.max())
-        hint = "take images before they are normalised" if low < 0 else "divide by 255"
+        hint = ""
+        if low < 0:
+            hint = "; take images before they are normalised"
+        elif high > 1:
+            hint = "; divide by 255"
         raise ValueError(
-            f"floating-point pixels are expected in [0, 1], got {low:g} to {high:g}; {hint}"
+            f"floating-point pixels are expected in [0, 1], got {low:g} to {high:g}{hint}"
         )
     return (values * 255).round().byte()
