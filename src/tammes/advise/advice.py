@@ -27,6 +27,7 @@ from tammes.advise.feasibility import (
     log_odds,
     scale_for,
     starting_loss,
+    term_names,
 )
 from tammes.advise.memory_plan import Cost, plan
 from tammes.advise.recommend import Recommendation, best_margin, recommendations
@@ -232,7 +233,7 @@ def advise(
         (88.6, 13.0)
     """
     written = _names("cosface" if loss is None else loss)
-    names = tuple(name if name in SUMS else definition(name).name for name in written)
+    names = tuple(term_names(written))
     given, main = next(pair for pair in zip(written, names, strict=True) if pair[1] not in SUMS)
     for name, value, least in (
         ("samples_per_class", samples_per_class, 1.0),

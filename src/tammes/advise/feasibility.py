@@ -52,6 +52,11 @@ def definition(name: str) -> Definition:
     return builder(name).definition  # type: ignore[attr-defined]
 
 
+def term_names(written: Iterable[str]) -> list[str]:
+    """Names of the terms that the losses of a sum build; of a combination, its own."""
+    return [name if name in SUMS else definition(name).name for name in written]
+
+
 def adapts_scale(names: Iterable[str]) -> bool:
     """Return whether a loss of a sum needs a head whose scale follows the angles of each batch."""
     return any(definition(name).requires == "adaptive" for name in names if name not in SUMS)

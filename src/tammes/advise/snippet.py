@@ -6,7 +6,15 @@ import shlex
 from typing import TYPE_CHECKING
 
 from tammes.advise import defaults
-from tammes.advise.feasibility import KINDS, LINEAR, SUMS, adapts_scale, builder, definition
+from tammes.advise.feasibility import (
+    KINDS,
+    LINEAR,
+    SUMS,
+    adapts_scale,
+    builder,
+    definition,
+    term_names,
+)
 from tammes.advise.warnings import METRIC
 
 if TYPE_CHECKING:
@@ -26,7 +34,7 @@ class Snippet:
     def __init__(self, advice: "Advice") -> None:
         self.advice, self.work = advice, advice.work
         written = advice.loss.split("+")
-        names = [name if name in SUMS else definition(name).name for name in written]
+        names = term_names(written)
         self.main = next(name for name in names if name not in SUMS)
         self.names = names
         # A variant of a loss is written by its own name, since it has other settings.

@@ -293,7 +293,7 @@ class Criterion(nn.Module):
                 loss = torch.dot(rows, weights)
         if torch._C._current_graph_task_id() == -1:
             # Else activation checkpointing recomputes the call: the first pass has noted it.
-            self._noted, self._noted_total = noted, count
+            vars(self).update(_noted=noted, _noted_total=count)
         return loss
 
     if TYPE_CHECKING:

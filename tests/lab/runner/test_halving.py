@@ -171,6 +171,7 @@ def test_the_answer_says_how_certain_it_is(monkeypatch, tmp_path, gain, words):
     assert words in sentence
     assert ("cannot be told apart" in sentence) is (gain == 0.01)
     page = tuning_page(found, command="tammes tune")
+    assert "±" in page
     assert f'<p class="verdict"><strong>{sentence}' in page
     assert "Tuning of cosface(margin=0.35) on digits" in page
     # Settings that were dropped leave their later rounds empty, and the column one of numbers.

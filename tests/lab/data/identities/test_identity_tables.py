@@ -70,7 +70,11 @@ def test_columns_have_other_names_and_cameras(wildlife, tmp_path):
     [
         ("", {}, "a line of column names is expected, got an empty table"),
         (TABLE.split("\n")[0], {}, "rows are expected, got an empty table"),
-        (b"path,identity\na\xff,1\n", {}, "line .*: values separated by .* in UTF-8, are expected"),
+        (
+            b"path,identity\na\xff,1\n",
+            {},
+            "line .*: values separated by commas, semicolons or tabs, in UTF-8, are expected",
+        ),
         (TABLE + '4,"a5\n', {}, "line 6: values separated by commas"),
         (TABLE + "4,a5\n", {}, "line 6: 6 values are expected, one for each column, got 2"),
         (TABLE.replace("date", "path"), {}, "of different names are expected, got 'path' twice"),
