@@ -5,9 +5,9 @@
     PYTHONPATH=src python scripts/gpu.py --failed         # what failed, after a change of tests
     PYTHONPATH=src python scripts/gpu.py --device cpu --only training --losses 3
 
-Tests and benchmarks run in separate processes beside the training; steps are timed after these have
-ended. Failures are listed, the last line is a summary, and results/gpu.json records what ran on
-which version of ``src``. Nothing is installed: the available Python is used.
+Tests, benchmarks and training run side by side in separate processes; steps are timed after these
+have ended. Failures are listed, the last line is a summary, and results/gpu.json records what ran
+on which version of ``src``. Nothing is installed: the available Python is used.
 """
 
 import argparse
@@ -39,8 +39,8 @@ MARKERS = ("gpu", "kernel", "timm", "torch_version")
 """Markers of the tests that run here."""
 LIMIT = 420
 """Time limit of a part that runs in a separate process, in seconds."""
-SHARES = 4
-"""Processes that share the tests, each running every fourth one."""
+SHARES = {"tests": 4, "training": 3}
+"""Processes that share a part, each running every so many-th test or loss."""
 
 BENCHMARKS = {
     "cuda": {
@@ -160,9 +160,9 @@ def start_tests(logs: Path) -> list[Child]:
         Child(
             [*_PYTEST, *map(str, files)],
             logs / f"tests{number}.txt",
-            TAMMES_TEST_SHARE=f"{number}/{SHARES}",
+            TAMMES_TEST_SHARE=f"{number}/{SHARES['tests']}",
         )
-        for number in range(SHARES)
+        for number in range(SHARES["tests"])
     ]
 
 
@@ -234,7 +234,41 @@ def end_benchmarks(children: dict[str, Child]) -> Part:
     return part
 
 
-# ------------------------------------------------------------------------------- training, in here
+# ------------------------------------------------------------------------------------- training
+
+
+def start_training(logs: Path, device: str, losses: int | None) -> list[Child]:
+    """Start the training of every loss, in several processes that write a record each."""
+    shares = SHARES["training"] if device == "cuda" else 1
+    options = ["--device", device, *(["--losses", str(losses)] if losses else [])]
+    return [
+        Child(
+            [
+                *(sys.executable, __file__, "--only", "training", *options),
+                *("--share", f"{number}/{shares}", "--out", str(logs / f"training{number}.json")),
+            ],
+            logs / f"training{number}.txt",
+        )
+        for number in range(shares)
+    ]
+
+
+def end_training(children: list[Child]) -> Part:
+    """Wait for the training and return its result."""
+    part = Part()
+    for child in children:
+        code, output, seconds = child.wait()
+        part.seconds = max(part.seconds, seconds)
+        written = child.log.with_suffix(".json")
+        if not written.exists():
+            how = f"was not done after {LIMIT} s" if code is None else f"ended with {code}"
+            part.failures.append(f"training {how}: {output[-1500:]}")
+            continue
+        own = json.loads(written.read_text())["parts"]["training"]
+        part.count += own["count"]
+        part.failures += own["failures"]
+        part.notes += own["notes"]
+    return part
 
 
 def every_loss() -> dict[str, str]:
@@ -276,8 +310,10 @@ class Watched:
         self.module.Step = self.plain
 
 
-def train_each(device: str, losses: int | None, say: Callable[[str], None]) -> Part:
-    """Train a few steps of every loss in every mode."""
+def train_each(
+    device: str, losses: int | None, say: Callable[[str], None], share: tuple[int, int] = (0, 1)
+) -> Part:
+    """Train a few steps of every loss in every mode, or one share of these trainings."""
     part, began, watched = Part(), time.monotonic(), Watched()
     texts = dict(list(every_loss().items())[-losses:] if losses else every_loss())
     jobs = [
@@ -287,6 +323,7 @@ def train_each(device: str, losses: int | None, say: Callable[[str], None]) -> P
     ]
     if device == "cuda":
         jobs += [(text, text, "compile", {"compile": True}) for text in COMPILED]
+    jobs = jobs[share[0] :: share[1]]
     by_way = {}
     with tempfile.TemporaryDirectory() as folder:
         os.environ.setdefault("TAMMES_CACHE", f"{folder}/cache")
@@ -487,6 +524,7 @@ def main() -> int:
     parser.add_argument("--only", choices=PARTS, action="append", help="a part; may be repeated")
     parser.add_argument("--device", choices=("cuda", "cpu"), default="cuda")
     parser.add_argument("--losses", type=int, help="train only the last so many losses")
+    parser.add_argument("--share", metavar="I/N", help="train every N-th loss, in this process")
     parser.add_argument("--failed", action="store_true", help="tests that failed in the record")
     parser.add_argument("--out", type=Path, help="record (results/gpu.json; nothing on a CPU)")
     given = parser.parse_args()
@@ -502,6 +540,9 @@ def main() -> int:
         return int(bool(found["parts"]["tests"]["failures"]))
     tests = start_tests(logs) if "tests" in only else None
     benchmarks = start_benchmarks(logs, given.device) if "benchmarks" in only else {}
+    training = None
+    if "training" in only and not given.share:
+        training = start_training(logs, given.device, given.losses)
     parts: dict[str, Part] = {}
     times: dict = {}
 
@@ -519,8 +560,11 @@ def main() -> int:
     if given.device == "cuda" and not torch.cuda.is_available():
         parser.error("torch finds no CUDA device; --device cpu tries the script itself")
     name = torch.cuda.get_device_name() if given.device == "cuda" else "CPU"
-    if "training" in only:
-        ended("training", train_each(given.device, given.losses, say))
+    if given.share:
+        number, shares = map(int, given.share.split("/"))
+        ended("training", train_each(given.device, given.losses, say, (number, shares)))
+    if training is not None:
+        ended("training", end_training(training))
     if benchmarks:
         ended("benchmarks", end_benchmarks(benchmarks))
     if tests is not None:

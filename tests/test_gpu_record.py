@@ -67,6 +67,31 @@ def test_results_of_all_shares_are_added(script, capsys):
     assert "half a" in capsys.readouterr().out
 
 
+def test_training_is_shared_and_its_records_are_added(script, monkeypatch, tmp_path):
+    monkeypatch.setattr(script, "Child", lambda command, log: command)
+    started = script.start_training(tmp_path, "cuda", 5)
+    assert [command[command.index("--share") + 1] for command in started] == ["0/3", "1/3", "2/3"]
+    assert all(command[command.index("--losses") + 1] == "5" for command in started)
+
+    class Ended:
+        def __init__(self, number, code, seconds, own=None):
+            self.log = tmp_path / f"training{number}.txt"
+            self.wait = lambda: (code, "what it printed", seconds)
+            if own is not None:
+                text = json.dumps({"parts": {"training": own}})
+                self.log.with_suffix(".json").write_text(text)
+
+    part = script.end_training(
+        [
+            Ended(0, 0, 30.0, {"count": 3, "failures": [], "notes": ["default: 9 s"]}),
+            Ended(1, 1, 40.0, {"count": 2, "failures": ["training x: no"], "notes": []}),
+            Ended(2, -6, 10.0),
+        ]
+    )
+    assert (part.count, part.seconds, part.notes) == (5, 40.0, ["default: 9 s"])
+    assert part.failures == ["training x: no", "training ended with -6: what it printed"]
+
+
 def test_tests_that_failed_run_again_after_a_change_of_tests(script, monkeypatch, tmp_path):
     started = []
 
