@@ -164,8 +164,9 @@ def _counts(comparisons: Sequence[PaperComparison]) -> str:
     outcomes = Counter(v.outcome for each in comparisons for v in each.verdicts)
     claims = ", ".join(f"{outcomes[kind]} {kind}" for kind in _OUTCOMES)
     return (
-        f"{done} cells (a row, a column and a seed) are done, of {len(comparisons)} tables and "
-        f"figures in {papers} papers. Their claims, judged over seeds: {claims}."
+        f"{done} cells (a row, a column and a seed) are done, of {len(published)} tables and "
+        f"figures in {papers} papers and {len(comparisons) - len(published)} experiments of ours. "
+        f"Verdicts on their claims: {claims}."
     )
 
 
