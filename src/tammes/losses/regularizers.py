@@ -54,7 +54,7 @@ def logit_divergence(split: Split, *, kind: str = "symmetric") -> Tensor:
 
 @term(reads="target hardest", cosines=True)
 def sample_margin(split: Split) -> Tensor:
-    r"""Negative sample margin: cosine to the nearest wrong class minus that to the own class.
+    r"""Negative sample margin: cosine to the nearest wrong class minus that to the target class.
 
     .. math:: R_{sm} = \max_{c\ne y}\cos\theta_c - \cos\theta_y
 
