@@ -215,7 +215,7 @@ def _differentiate(criterion: Criterion, features: Tensor, labels: Tensor) -> tu
         gradient = None
         if loss.requires_grad:
             (gradient,) = torch.autograd.grad(loss, leaf, allow_unused=True)
-    # The mean over the batch divides the gradient of an example by their number.
+    # Undo the division by the batch size in the mean.
     size = len(features)
     value = float(loss.detach())
     return value, torch.zeros_like(features) if gradient is None else gradient * size
@@ -238,11 +238,11 @@ def _class_weights(criterion: Criterion) -> Tensor | None:
 
 
 def _mean_cosine(rows: Tensor) -> float:
-    """Mean cosine of two different rows, from the length of their mean direction."""
+    """Mean cosine of two different rows, from the norm of their mean direction."""
     count = len(rows)
     if count < 2:
         return 0.0
-    # In blocks: of a million prototypes no copy is made.
+    # In blocks, to avoid a copy of all prototypes.
     total = sum(unit(block.float()).sum(0) for block in rows.split(_BLOCK))
     return float((torch.as_tensor(total / count).square().sum() * count - 1) / (count - 1))
 
