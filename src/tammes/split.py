@@ -288,7 +288,7 @@ def split_matrix(
         similarity: shape ``(N, C)``.
         labels: shape ``(N,)``.
         scale: inverse temperature of the softmax.
-        there: which classes are not masked, shape ``(C,)`` or ``(N, C)``; ``None`` if all are.
+        there: which classes are not masked, shape ``(C,)`` or ``(N, C)``; none if no class is.
         own: see :func:`split`.
         reads: names of the fields to compute.
     """

@@ -239,7 +239,7 @@ class Term(Loss):
 
     @functools.cached_property
     def _extremes(self) -> dict[str, tuple[Setting, ...]]:
-        """Values of each setting to check: the extremes of numbers, anything else as it is."""
+        """Values of each setting to check: the extremes of numbers, anything else unchanged."""
         return {
             key: extremes(value) if is_number(self.definition.defaults.get(key)) else (value,)
             for key, value in self.values

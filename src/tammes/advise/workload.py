@@ -118,7 +118,7 @@ def choose_machine(
 ) -> tuple[Machine, str]:
     """Return the machine to plan for and its device; by default the one at hand.
 
-    If a GPU is asked for and none is at hand, it is an H200.
+    If a GPU is requested and none is at hand, an H200 is assumed.
     """
     if isinstance(machine, str):
         if machine not in MACHINES:

@@ -80,7 +80,7 @@ class ShardedHead(Head):
             :class:`tammes.GaussianHead`.
         embedding_size: size D of a feature.
         num_classes: total number of classes C.
-        group: process group; the default group, if there is one, by default.
+        group: process group; by default that of ``torch.distributed``, if initialised.
         sample_rate: fraction of the classes used in a training step, which always includes those in
             the batch. In evaluation mode all classes are used.
         correct: let sampled classes stand for those left out, see docs/sampling.md.
@@ -168,7 +168,7 @@ class ShardedHead(Head):
         self._settle(num_classes, start, stop)
 
     def _settle(self, num_classes: int, start: int, stop: int) -> None:
-        """Record the classes of this rank, also in a buffer that shows when a wrapper copies it."""
+        """Record the classes of this rank, also in a buffer that reveals if a wrapper copies it."""
         self._num_classes, self.start, self.stop = num_classes, start, stop
         self._size = self.group.world_size
         place = torch.tensor([start, stop, num_classes], device=self.weight.device)
@@ -206,8 +206,8 @@ class ShardedHead(Head):
         if labels is None or (self.group.process_group is None and sampler is None):
             return super().problem(features)
         # Where values are not checked, a label out of range must make the loss NaN.
-        nobodys = (labels < 0) | (labels >= self.num_classes)
-        features = features.masked_fill(nobodys[:, None], torch.nan)
+        unknown = (labels < 0) | (labels >= self.num_classes)
+        features = features.masked_fill(unknown[:, None], torch.nan)
         own = labels - self.start
         own = torch.where((own >= 0) & (own < len(self.weight)), own, -1)
         weight, bias, counts, most = self.weight, self.bias, None, self._count(0)

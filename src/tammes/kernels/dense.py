@@ -315,7 +315,7 @@ def _gradient_of_scores(
     if saved.softmax is None or (others is None and expected is None):
         result = saved.query.new_zeros(len(saved.query), len(saved.keys))
     else:
-        # Bypasses the version counter: ``spent`` tells a second backward.
+        # Bypasses the version counter; ``spent`` marks that the softmax is overwritten.
         result = saved.softmax.data
         only = expected is None and hardest is None and target is None and not added
         if only and saved.keys.shape[0] > saved.keys.shape[1]:

@@ -25,7 +25,7 @@ MOST_CENTERS = 12
 """Most prototypes per class that the Triton kernels support: a tile then has 16 classes, the
 fewest for a matrix product."""
 SCORES = {"cpu": 128 << 20, "cuda": 1 << 30}
-"""Bytes of one block of scores, by kind of device."""
+"""Bytes of one block of scores, by device type."""
 KEYS = {"cpu": 1 << 20, "cuda": 256 << 20}
 """Bytes of one block of keys."""
 EXPONENTIALS = 1 << 31

@@ -223,7 +223,7 @@ def pair_back(
 
     ``d_query`` comes without the row's factor ``d_others factor`` and is overwritten with the
     gradient of the feature. ``weighted`` is the query times that factor, for the product that
-    follows. ``own_rows`` is to be added to the gradient of the target class: of the prototypes as
+    follows. ``own_rows`` will be added to the gradient of the target class: of the prototypes as
     stored with SCALED, else of normalised ones.
     """
     row = tl.program_id(0).to(tl.int64)

@@ -143,8 +143,8 @@ class RowGraph:
             rivals = self._rivals(block)
             numbers = numbers | {"rivals": rivals}
             if "hardest" in numbers:
-                nobody = torch.full_like(rivals, float("-inf"))
-                numbers["hardest"] = torch.where(rivals > 0, numbers["hardest"], nobody)
+                masked_out = torch.full_like(rivals, float("-inf"))
+                numbers["hardest"] = torch.where(rivals > 0, numbers["hardest"], masked_out)
         return self._split(self._everywhere(numbers), block, shown)
 
     def _own_numbers(self, query: Tensor, reads: frozenset[str]) -> dict[str, Tensor]:

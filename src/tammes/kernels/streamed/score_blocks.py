@@ -195,7 +195,7 @@ class Block:
         reads: which numbers to compute.
         counts: how many classes each column stands for, shape ``(k,)``; 1 by default.
         mapped: map of the other classes' scores, or none.
-        there: which columns are not masked, shape ``(k,)``, or none if all are.
+        there: which columns are not masked, shape ``(k,)``, or none if no column is.
 
     Attributes:
         numbers: numbers of the other classes in this block, shape ``(n,)`` each: ``others``,

@@ -84,7 +84,7 @@ class OpenSetResult(NamedTuple):
         return _false_positives(points, tpr)
 
     def weighted(self, weights: Tensor) -> "OpenSetResult":
-        """Count each example as often as its weight says, shape ``(N,)``; not for a histogram."""
+        """Weight the examples, shape ``(N,)``; not for a histogram."""
         if self.examples is None:
             raise ValueError("weighted expects scores in memory, got a histogram")
         classified = None if self.classified is None else self.classified.points(weights)
@@ -143,7 +143,7 @@ class IdentificationResult(NamedTuple):
         return torch.stack(rates).mean()
 
     def weighted(self, weights: Tensor) -> "IdentificationResult":
-        """Count each probe as often as its weight says, shape ``(Q,)``."""
+        """Weight the probes, shape ``(Q,)``."""
         return self._replace(weights=weights, rank_1=_rank_1(self.searches, weights))
 
     def _points(self, fpir: float, rank: int) -> list[tuple[OperatingPoints, int]]:
@@ -180,7 +180,7 @@ class OpenSetAccuracy(NamedTuple):
     identities: tuple[Tensor]
 
     def weighted(self, weights: Tensor) -> "OpenSetAccuracy":
-        """Count each identity as often as its weight says, shape ``(I,)``."""
+        """Weight the identities, shape ``(I,)``."""
         sides = (weights * self.is_known, weights * ~self.is_known)
         baks, baus = ((side * self.rates).sum() / side.sum() for side in sides)
         return self._replace(baks=baks, baus=baus)

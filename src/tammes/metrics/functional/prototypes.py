@@ -172,8 +172,8 @@ def _closest(prototypes: Tensor, centers: int = 1) -> tuple[Tensor, Tensor]:
     """Smallest angle in radians, and its pair: screen all blocks, then recompute a few.
 
     Args:
-        prototypes: those of a class one after the other, shape ``(C K, D)``.
-        centers: number K of them.
+        prototypes: grouped by class, shape ``(C K, D)``.
+        centers: number K per class.
     """
     # Blocks of whole classes.
     grain = max(_GRAIN // centers, 1) * centers

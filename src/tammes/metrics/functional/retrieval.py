@@ -86,7 +86,7 @@ class RetrievalResult(NamedTuple):
         return self.cmc[min(k, len(self.cmc)) - 1]
 
     def weighted(self, weights: Tensor) -> "RetrievalResult":
-        """Count each query as often as its weight says, shape ``(Q,)``."""
+        """Weight the queries, shape ``(Q,)``."""
         return _summary(self.per_query, weights, len(self.cmc), self.junk, self.identities)
 
 

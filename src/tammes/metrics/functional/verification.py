@@ -136,7 +136,7 @@ class VerificationResult(NamedTuple):
         return worst, best
 
     def weighted(self, weights: Tensor) -> "VerificationResult":
-        """Count each pair as often as its weight says, shape ``(N,)``; not for a histogram."""
+        """Weight the pairs, shape ``(N,)``; not for a histogram."""
         if self.pairs is None:
             raise ValueError("weighted expects scores in memory, got a histogram")
         return self._replaced(self.pairs.points(weights))
@@ -169,7 +169,7 @@ class FoldAccuracy(NamedTuple):
     identities: tuple[Tensor, Tensor] | None
 
     def weighted(self, weights: Tensor) -> "FoldAccuracy":
-        """Count each pair as often as its weight says, shape ``(N,)``."""
+        """Weight the pairs, shape ``(N,)``."""
         return _fold_accuracy(self.pairs, weights, self.identities)
 
 
