@@ -1,4 +1,4 @@
-"""Tammes: large-margin losses, heads and measures for PyTorch.
+"""Tammes: large-margin losses, heads and metrics for PyTorch.
 
 Read in this order: :mod:`tammes.split`, :mod:`tammes.losses.angular`, :mod:`tammes.heads.cosine`,
 :mod:`tammes.criterion.criterion`. Importing the package imports torch and nothing else.

@@ -23,7 +23,7 @@ class ExactBuffers(nn.Module):
         self._constants: dict[str, Tensor | None] = {}
 
     def __setstate__(self, state: dict[str, Any]) -> None:
-        """Restore a pickle, also one of a module that had no constants when it was made."""
+        """Restore a pickle, even one made before modules had constants."""
         super().__setstate__(state)
         self.__dict__.setdefault("_constants", {})
 

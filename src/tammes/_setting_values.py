@@ -8,13 +8,13 @@ from torch import Tensor
 
 
 def format_number(weight: float) -> str:
-    """Format a number with as few digits as identify it."""
+    """Format a number with as few digits as possible without losing precision."""
     short = f"{weight:g}"
     return short if float(short) == weight else repr(float(weight))
 
 
 def format_setting(value: Any) -> str:
-    """Format a setting; of many values only the first are shown."""
+    """Format a setting; a long tuple is abbreviated."""
     if isinstance(value, tuple) and len(value) > 10:
         head = ", ".join(map(repr, value[:3]))
         return f"({head}, ... {len(value)} values)"
@@ -62,7 +62,7 @@ def extremes(value: Any) -> tuple[Any, ...]:
     if isinstance(value, Tensor):
         if not value.numel():
             return ()
-        # NaN if one of them is.
+        # Both are NaN if any value is.
         lowest, highest = (number.item() for number in value.detach().aminmax())
     elif isinstance(value, tuple) and value:
         lowest, highest = min(value), max(value)

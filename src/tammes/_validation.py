@@ -26,7 +26,7 @@ def describe(value: Any) -> str:
 
 
 def check_sizes(name: str, embedding_size: int, num_classes: int) -> None:
-    """Raise an error unless there are whole numbers of classes, two, and of dimensions, one."""
+    """Raise an error unless there are at least two classes and one dimension, as integers."""
     for key, size in (("embedding_size", embedding_size), ("num_classes", num_classes)):
         if isinstance(size, Tensor) and size.ndim:
             raise TypeError(
@@ -41,7 +41,7 @@ def check_sizes(name: str, embedding_size: int, num_classes: int) -> None:
 
 
 def whole_number(name: str, what: str, value: Any) -> int:
-    """Return a whole number, also one of numpy, as an ``int``; raise for anything else."""
+    """Convert an integer, such as one of numpy, to ``int``; raise for anything else."""
     try:
         if not isinstance(value, bool):
             return operator.index(value)
@@ -51,7 +51,7 @@ def whole_number(name: str, what: str, value: Any) -> int:
 
 
 def unknown_setting(name: str, key: str, known: Iterable[str]) -> TypeError:
-    """Build the error for a keyword that is none of the known ones."""
+    """Build the error for an unknown keyword."""
     known = sorted(known)
     near = nearest_name(key, known)
     hint = f"did you mean {near}?" if near else f"it has {', '.join(known) or 'none'}"
@@ -67,7 +67,7 @@ def check_reduction(reduction: str) -> None:
 
 
 def check_tensor(name: str, what: str, value: Any) -> None:
-    """Raise ``TypeError`` for a list, an array or anything else that is no tensor."""
+    """Raise ``TypeError`` for a list, an array or anything else that is not a tensor."""
     if not isinstance(value, Tensor):
         raise TypeError(
             f"{name} expects {what} to be a tensor, got {type(value).__name__}; "
@@ -142,7 +142,7 @@ def check_batch(
         name: name that messages begin with.
         features: shape ``(N, D)``.
         labels: shape ``(N,)``.
-        prototypes: of the head, with D dimensions.
+        prototypes: prototypes of the head, with D dimensions.
         head: name that messages about the shape of features begin with.
         several: whether an example may have several labels, shape ``(N, P)``.
     """
@@ -156,7 +156,7 @@ def check_batch(
 
 
 def _are_names(labels: Any) -> bool:
-    """Whether labels are class names: texts, in a sequence or an array."""
+    """Whether labels are class names: strings, in a sequence or an array."""
     dtype = getattr(labels, "dtype", None)
     if dtype is not None:
         return getattr(dtype, "kind", "") in "UOS"
@@ -164,7 +164,7 @@ def _are_names(labels: Any) -> bool:
 
 
 def _label_hint(labels: Tensor) -> str:
-    """End a sentence with the way from labels in rows to one label for each example."""
+    """Hint, for the end of a message, how to turn 2-D labels into one label per example."""
     if labels.ndim != 2:
         return ""
     if labels.shape[1] == 1:
@@ -203,7 +203,7 @@ def transforming() -> bool:
 
 
 def batched(gradients: Sequence[Tensor | None]) -> bool:
-    """Whether many gradients are asked for at once, which nothing in place can serve."""
+    """Whether gradients are batched, so that backward must not work in place."""
     return transforming() or any(
         gradient is not None and torch._C._functorch.is_legacy_batchedtensor(gradient)
         for gradient in gradients
@@ -236,11 +236,11 @@ def check_range(name: str, labels: Tensor, classes: int, ignore: int | None = No
 
 
 def check_unmasked(name: str, masked: Tensor, labels: Tensor) -> None:
-    """Raise ``ValueError`` for examples whose own class is masked; synchronizes on a GPU.
+    """Raise ``ValueError`` for examples whose target class is masked; synchronizes on a GPU.
 
     Args:
         name: name that the message begins with.
-        masked: whether the own class of each example is masked, shape ``(N,)``.
+        masked: whether the target class of each example is masked, shape ``(N,)``.
         labels: shape ``(N,)``.
     """
     if masked.any():
@@ -289,7 +289,7 @@ def check_values(
     Synchronizes on a GPU; see :func:`check_classes` for the arguments and the result.
     """
     none_ignored = check_classes(name, labels, classes, masked, ignore)
-    # One sum is cheaper than a test of every element, and is not finite if an element is not.
+    # Summing is cheaper than testing every element, and a non-finite one makes the sum so.
     wide = torch.float32 if features.dtype.itemsize < 4 else features.dtype
     if not math.isfinite(features.detach().sum(dtype=wide).item()):
         counts = labels != ignore

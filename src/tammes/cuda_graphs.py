@@ -20,11 +20,11 @@ _recording: "Recording | None" = None
 class Recording:
     """CUDA graphs of one step and the eager calls between them, replayed in order.
 
-    The tensors they read and write must stay at the addresses they had during the recording.
+    The tensors they read and write must keep their addresses after recording.
 
     Args:
         device: a CUDA device.
-        stream: where calls are captured; a backward pass takes that of its forward pass.
+        stream: stream on which calls are captured; a backward pass uses that of its forward pass.
     """
 
     def __init__(self, device: torch.device, stream: torch.cuda.Stream | None = None) -> None:
@@ -73,8 +73,8 @@ class Recording:
                 piece.replay()
                 continue
             if not isinstance(piece.argument, nn.Parameter):
-                # The graph before computes it. A parameter is there from the start, so work on it
-                # runs in parallel to that graph.
+                # Computed by the graph before. A parameter is available from the start, so work on
+                # it runs in parallel to that graph.
                 self.side.wait_stream(current)
             with torch.cuda.stream(self.side):
                 piece()

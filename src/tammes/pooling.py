@@ -1,14 +1,14 @@
-r"""Several prototypes per class: similarities to the centres of a class, pooled to one.
+r"""Several prototypes per class: the similarities to the centres of a class are pooled to one.
 
-A class is as similar to a feature as the nearest of its K centres (sub-centre ArcFace, ``max``), or
-as their average weighted towards the near ones (SoftTriple, ``soft``):
+The similarity to a class is that to the nearest of its K centres (sub-centre ArcFace, ``max``), or
+an average weighted towards the near ones (SoftTriple, ``soft``):
 
 .. math:: a_c = \max_k a_{ck} \qquad\text{or}\qquad
           a_c = \sum_k p_{ck}\,a_{ck},\quad p_{ck} = \operatorname{softmax}_k(a_{ck} / \gamma).
 
-Pooling belongs to the similarity, so losses, splits and criteria know nothing of it. Prototypes
-have the shape ``(C, K, D)``: a block, a shard or a sample of the classes keeps the centres of a
-class together.
+Pooling is part of the similarity, so losses, splits and criteria do not see it. Prototypes have the
+shape ``(C, K, D)``, so that a block, shard or sample of the classes keeps the centres of a class
+together.
 """
 
 import math
@@ -23,17 +23,18 @@ from tammes.similarity import Operand, Similarity
 
 Pooling = Literal["max", "soft"]
 _ALONG = ("target", "gap", "opposite", "distance")
-"""Numbers of the own class that are averaged as the similarities are."""
+"""Numbers of the target class that soft pooling averages over the centres."""
 
 
 class Slopes(NamedTuple):
-    """Derivatives of pooled scores by the products they were pooled from.
+    """Derivatives of pooled scores with respect to the products.
 
     Attributes:
-        winners: place of the largest product, shape ``(n, k)``, or none.
-        weights: derivatives, shape ``(n, k, K)``, where none alone counts.
-        excess: products times derivatives less the pooled scores, shape ``(n, k)``: what a scale
-            would be given beyond its share, as a temperature is in units of the similarity.
+        winners: index of the largest product, shape ``(n, k)``; max pooling only.
+        weights: derivatives, shape ``(n, k, K)``; soft pooling only.
+        excess: sum of products times derivatives, minus the pooled score, shape ``(n, k)``; soft
+            pooling only. It corrects the gradient of the scale, since the temperature is in units
+            of the similarity.
     """
 
     winners: Tensor | None = None
@@ -44,14 +45,14 @@ class Slopes(NamedTuple):
 def pooled(
     name: str, inner: Similarity, centers: int, pooling: str, temperature: float
 ) -> Similarity:
-    """Pool a similarity over the centres of a class; with one centre it stays as it is.
+    """Pool a similarity over the centres of a class; with one centre, return it unchanged.
 
     Args:
-        name: of the caller, for errors.
-        inner: compares a feature with a centre.
+        name: name of the caller, for errors.
+        inner: similarity of a feature and a centre.
         centers: number K of centres per class.
         pooling: ``"max"`` or ``"soft"``.
-        temperature: of soft pooling.
+        temperature: temperature of soft pooling.
     """
     centers = whole_number(name, "subcenters", centers)
     if not 1 <= centers <= 255:
@@ -72,12 +73,12 @@ def to_nearest(inner: Similarity, prototypes: Tensor) -> Similarity:
 
 @dataclass(frozen=True)
 class Pooled(Similarity):
-    """Another similarity to each of K centres of a class, pooled.
+    """Similarity to the K centres of a class, pooled.
 
     Args:
-        inner: compares a feature with a centre: a product.
+        inner: similarity of a feature and a centre, a product of rows.
         centers: K, two or more.
-        temperature: of the weights of soft pooling, or none for the largest.
+        temperature: temperature of soft pooling, or none for max pooling.
     """
 
     inner: Similarity
@@ -113,12 +114,12 @@ class Pooled(Similarity):
         """Multiply queries with all centres and pool those of a class, shape ``(N, C)``."""
         each = (query @ keys.flatten(0, 1).T).unflatten(1, (len(keys), self.centers))
         if self.temperature is None:
-            # max, unlike amax, gives the whole gradient to the first of several equal centres.
+            # max, unlike amax, gives the whole gradient to one of several tied centres.
             return each.max(-1).values
         return ((each / self.temperature).softmax(-1) * each).sum(-1)
 
     def nearest(self, features: Tensor, prototypes: Tensor) -> Tensor:
-        """Place of the most similar of each row's centres, shape ``(N,)``.
+        """Index of the most similar of each row's centres, shape ``(N,)``.
 
         Args:
             features: shape ``(N, D)``.
@@ -137,8 +138,8 @@ class Pooled(Similarity):
     ) -> dict[str, Tensor]:
         """Compute the requested numbers of rows and their own centres, shape ``(N, K, D)``.
 
-        Angles are those of the nearest centre, or averages over all: of gaps, which keep their
-        digits near 0 as one minus an average of cosines would not.
+        Angles are those to the nearest centre or, with soft pooling, averages of gaps, which stay
+        accurate near 0, unlike one minus an average of cosines.
         """
         if self.temperature is None:
             nearest = self.nearest(features, prototypes)[:, None, None]
@@ -147,7 +148,7 @@ class Pooled(Similarity):
         column = None if query is None else query.unsqueeze(1)
         each = self.inner.own(features.unsqueeze(1), prototypes, reads | {"target"}, column)
         weights = (each["target"] / self.temperature).softmax(1)
-        # Those of the features alone have one value for all centres.
+        # Numbers that depend on the features alone are the same for all centres.
         return {
             name: (weights * value).sum(1) if name in _ALONG else value[:, 0]
             for name, value in each.items()
@@ -169,17 +170,17 @@ class Pooled(Similarity):
         return self.inner.prototypes_gradient(operand, d_values, None)
 
     def kept_bytes(self, width: int) -> int:
-        """Bytes that :meth:`pool` keeps for a score, by those of a number."""
+        """Bytes that :meth:`pool` saves per score, given the item size."""
         return 1 if self.temperature is None else width * (self.centers + 1)
 
     def pool(self, products: Tensor, scale: Tensor, out: Tensor, *, to_scale: bool) -> Slopes:
         """Pool scores in closed form.
 
         Args:
-            products: of queries, times the scale, with centres, shape ``(n, k K)``.
-            scale: factor in them.
-            out: pooled scores are written to, shape ``(n, k)``.
-            to_scale: compute what the scale needs of the slopes.
+            products: products of queries, times the scale, with centres, shape ``(n, k K)``.
+            scale: the scale in them.
+            out: where pooled scores are written, shape ``(n, k)``.
+            to_scale: whether to compute ``excess``, for the gradient of the scale.
         """
         each = products.unflatten(1, (-1, self.centers))
         if self.temperature is None:
@@ -194,7 +195,7 @@ class Pooled(Similarity):
         return Slopes(None, weights, excess)
 
     def unpool(self, gradient: Tensor, slopes: Slopes) -> Tensor:
-        """Return the gradient of products, shape ``(n, k K)``, by that of pooled scores."""
+        """Return the gradient of the products, shape ``(n, k K)``, given that of pooled scores."""
         if slopes.winners is not None:
             each = gradient.new_zeros(*gradient.shape, self.centers)
             each.scatter_(-1, slopes.winners.long().unsqueeze(-1), gradient.unsqueeze(-1))

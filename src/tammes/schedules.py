@@ -42,7 +42,7 @@ class Schedule(ExactBuffers):
     @property
     def value(self) -> Tensor:
         """Current value: a scalar, or one value per class."""
-        # A step may follow in the same compiled graph.
+        # Copied, since a step may follow in the same compiled graph.
         return read(self.at(self.steps.to(torch.get_default_dtype())))
 
     def at(self, step: Tensor) -> Tensor:
@@ -110,7 +110,7 @@ class LambdaDecay(Schedule):
     .. math:: 1 + \lambda_t = (1+\lambda_0)^{1-u}\,(1+\lambda_1)^{u},\qquad
               u = \min\bigl(1,\ t / (f\,T)\bigr)
 
-    Linear in the logarithm of :math:`1+\lambda`, the inverse of the share of the margin.
+    Linear in the logarithm of :math:`1+\lambda`; the weight of the margin is :math:`1/(1+\lambda)`.
 
     Args:
         total_steps: :math:`T`, number of training steps.

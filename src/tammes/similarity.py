@@ -1,9 +1,10 @@
-"""The ways a feature is compared with a prototype, nearly all as products of rows.
+"""Similarities: how a feature is compared with a prototype, nearly always by an inner product.
 
 All but those of :mod:`tammes.heads.distance` have the form ``query(x) . key(w) + offset``. So a
-kernel needs to know only how to make queries of features, keys of prototypes (row by row, so that
-any block of classes can be made alone), and what an example has to do with its own prototype. The
-last is computed apart from the products, in full precision: it is what margins act on.
+kernel only needs to know how to turn features into queries and prototypes into keys (row by row, so
+that any block of classes can be processed alone), and how to compare an example with its own
+prototype. That is computed separately from the products, in full precision, since margins act on
+it.
 """
 
 from collections.abc import Collection, Mapping, Sequence
@@ -17,16 +18,16 @@ from torch import Tensor
 TINY = 1e-12
 """A vector shorter than this has no direction."""
 HUGE = 2.0**56
-"""Largest number of a row whose square can be summed up in single precision, in any dimension."""
+"""Largest magnitude whose squares can be summed over a row in single precision."""
 
 
 _DEVICES = ("cpu", "cuda", "xpu", "mps", "hpu", "mtia", "xla", "maia", "privateuseone")
 _AUTOCAST = frozenset(name for name in _DEVICES if torch.amp.is_autocast_available(name))
-"""Kinds of devices that have autocast: asked once, as torch 2.11 cannot compile the question."""
+"""Device types with autocast; looked up once, since torch 2.11 cannot compile the call."""
 
 
 def working_dtype(*tensors: Tensor) -> torch.dtype:
-    """Dtype of scores and losses: single precision, or wider where an input is."""
+    """Dtype of scores and losses: single precision, or wider if an input is wider."""
     dtype = torch.float32
     for tensor in tensors:
         if tensor.dtype is not dtype:
@@ -35,7 +36,7 @@ def working_dtype(*tensors: Tensor) -> torch.dtype:
 
 
 def full_precision(device: torch.device) -> AbstractContextManager[Any]:
-    """Disable autocast where it is on: scores and losses stay in the working dtype."""
+    """Disable autocast if it is on: scores and losses stay in the working dtype."""
     if device.type not in _AUTOCAST or not torch.is_autocast_enabled(device.type):
         return nullcontext()
     return torch.autocast(device.type, enabled=False)
@@ -67,9 +68,9 @@ def unit(vectors: Tensor, length: Tensor | None = None) -> Tensor:
 
 
 def directions(features: Tensor) -> Tensor:
-    """Unit rows of features, also of those so large that their squares overflow.
+    """Normalise features, even those so large that their squares overflow.
 
-    Such rows are made shorter by a power of two first, which changes no digit of the others.
+    Such rows are first scaled down by a power of two, which is exact.
 
     Example:
         >>> directions(torch.tensor([[3e30, 4e30], [3.0, 4.0]]))
@@ -83,17 +84,17 @@ def directions(features: Tensor) -> Tensor:
 def angle_gaps(
     features: Tensor, prototypes: Tensor, query: Tensor | None = None, *, both: bool = True
 ) -> dict[str, Tensor]:
-    """Distance of the cosine of paired rows from 1 and from -1, exact at both ends.
+    """Distance of the cosine of paired rows from 1 and from -1, accurate at both ends.
 
-    ``gap`` is one minus the cosine, as half the squared distance of the unit vectors; ``opposite``
-    is one plus it, as half their squared sum. Rows without a direction are at a right angle to
-    everything: both are one.
+    ``gap`` is one minus the cosine, computed as half the squared distance of the unit vectors;
+    ``opposite`` is one plus the cosine, as half the squared norm of their sum. A zero row counts as
+    orthogonal to everything: both are one.
 
     Args:
         features: shape ``(N, D)``.
         prototypes: shape ``(N, D)``.
-        query: the features as unit vectors, where they are known.
-        both: not only the ``gap``.
+        query: the normalised features, if known.
+        both: whether to compute ``opposite`` too.
 
     Example:
         >>> angle_gaps(torch.tensor([[2.0, 0.0], [0.0, 0.0]]), torch.ones(2, 2))
@@ -111,11 +112,11 @@ def angle_gaps(
 
 
 Weighted = list[tuple[int, Tensor, Tensor]]
-"""Signs, weights of shape ``(N,)`` and rows ``(N, D)``, to be multiplied and added up."""
+"""Weighted sum of rows: a list of sign, weights of shape ``(N,)`` and rows ``(N, D)``."""
 
 
 def add_up(weighted: Weighted, factor: Tensor | None) -> Tensor:
-    """Sum of weighted rows up to the sign of the first, times a factor of shape ``(N, 1)``."""
+    """Weighted sum of rows up to the sign of the first, times a factor of shape ``(N, 1)``."""
     first, weight, rows = weighted[0]
     total = rows * (weight.unsqueeze(1) if factor is None else weight.unsqueeze(1) * factor)
     for sign, weight, rows in weighted[1:]:
@@ -129,11 +130,11 @@ class Operand(NamedTuple):
 
     Attributes:
         values: rows of the product, shape ``(n, D)``.
-        inverse: inverse lengths of rows that are compared by their direction, 0 for a row without
-            one, shape ``(n, 1)``. Features are unit rows in ``values``, prototypes are left as they
-            are: it is their products that are to be multiplied.
-        offset: what is added to the products, shape ``(n,)``.
-        directed: whether every row is known to have a direction.
+        inverse: inverse norms of rows that are compared by direction, 0 for a zero row, shape
+            ``(n, 1)``. Features are already normalised in ``values``; prototypes are not, so their
+            products have to be multiplied by it.
+        offset: added to the products, shape ``(n,)``.
+        directed: whether all rows are known to be nonzero.
     """
 
     values: Tensor
@@ -143,14 +144,14 @@ class Operand(NamedTuple):
 
 
 def inverse_norm(vectors: Tensor, *, large: bool = False) -> tuple[Tensor, bool]:
-    """Inverse length of each row, shape ``(n, 1)``, and whether all rows are known to have one.
+    """Inverse norm of each row, shape ``(n, 1)``, and whether all rows are known to be nonzero.
 
-    A row without a direction has 0. On a CPU, where nothing waits for it, a look at the lengths
-    saves the care that zero rows and large rows need.
+    It is 0 for a zero row. On a CPU, where reading them is free, checking the norms first avoids
+    the extra work for zero and for very large rows.
 
     Args:
-        vectors: rows of any length.
-        large: take care of rows whose squares overflow, at the price of a copy.
+        vectors: rows of any norm.
+        large: handle rows whose squares overflow, at the price of a copy.
 
     Example:
         >>> inverse_norm(torch.tensor([[3.0, 4.0], [0.0, 0.0]]))
@@ -173,19 +174,19 @@ def inverse_norm(vectors: Tensor, *, large: bool = False) -> tuple[Tensor, bool]
 
 
 class Similarity:
-    """Interface of a similarity to kernels and heads.
+    """Interface between a similarity and the kernels and heads.
 
-    It has two forms. The plain one (``query``, ``keys``, ``own``) is pure and differentiable any
-    number of times. The closed one (``features_operand`` and what follows) has its gradients
-    written down, for kernels that compute them without a graph.
+    It has two forms. The plain form (``query``, ``keys``, ``own``) is pure and differentiable any
+    number of times. The closed form (``features_operand`` and the methods after it) implements its
+    gradients explicitly, for kernels that compute them without a graph.
 
     Attributes:
         has_angle: whether the target is ``length * cosine``, so that angular margins make sense.
-        is_cosine: whether it is bounded by one: unit features and unit prototypes.
-        has_kernels: whether it has the closed form; without, all scores are made in plain torch.
-        is_product: whether a factor of a prototype, or of its direction, is one of the similarity.
-        centers: prototypes of a class, which are then of shape ``(C, K, D)`` and pooled, see
-            :mod:`tammes.pooling`.
+        is_cosine: whether it is the cosine of unit features and unit prototypes, bounded by one.
+        has_kernels: whether it has the closed form; otherwise scores are computed in plain torch.
+        is_product: whether scaling a prototype (or its direction) scales the similarity.
+        centers: prototypes per class; if several, they have the shape ``(C, K, D)`` and are pooled,
+            see :mod:`tammes.pooling`.
     """
 
     has_angle: bool = True
@@ -196,15 +197,15 @@ class Similarity:
 
     @property
     def options(self) -> dict[str, Any]:
-        """Options of a head that say how it compares, where they are not the default."""
+        """Options of the head that select this similarity, if they are not the default."""
         return {}
 
     def over(self, inner: "Similarity") -> "Similarity":
-        """Another similarity that is pooled as this one is."""
+        """Apply the pooling of this similarity to another one."""
         return inner
 
     def bind(self, prototypes: Tensor) -> "Similarity":
-        """Fix what depends on all prototypes at once, before they are cut into blocks."""
+        """Fix what depends on all prototypes, before they are cut into blocks."""
         return self
 
     def query(self, features: Tensor) -> tuple[Tensor, Tensor | None]:
@@ -228,9 +229,9 @@ class Similarity:
         return norm(self.query(features)[0] - self.keys(prototypes)[0])
 
     def length(self, features: Tensor, prototypes: Tensor) -> Tensor:
-        """Factor of the norms that the similarity of paired rows keeps, shape ``(N,)``.
+        """Product of the norms that the similarity of paired rows does not normalise, ``(N,)``.
 
-        A distance, which has no angle, keeps none: one.
+        One for a distance, which has no angle.
         """
         if not self.has_angle:
             return torch.ones_like(norm(features))
@@ -243,9 +244,9 @@ class Similarity:
         reads: frozenset[str],
         query: Tensor | None = None,
     ) -> dict[str, Tensor]:
-        """Compute the requested numbers of paired rows: ``target`` and those that travel along.
+        """Compute the requested numbers of paired rows: ``target`` and those in ``ALONGSIDE``.
 
-        The query of the features is given where it is known.
+        The query of the features is passed if it is known.
         """
         known = {}
         if "target" in reads:
@@ -281,7 +282,7 @@ class Similarity:
 
         Args:
             operand: as :meth:`prototypes_operand` returned it.
-            d_values: gradient of the rows that products were made of, shape ``(C, D)``.
+            d_values: gradient of the rows that entered the products, shape ``(C, D)``.
             d_offset: gradient of the offset, shape ``(C,)``.
         """
         return d_values
@@ -292,13 +293,13 @@ class Similarity:
         """Compute the requested numbers of features and their own prototypes, in closed form.
 
         Args:
-            left: features, as unit rows where the similarity is a cosine, shape ``(N, D)``.
-            right: prototypes, as unit rows where they are compared by direction, shape ``(N, D)``.
-            reads: ``target``; of cosines also ``gap`` and ``opposite``.
-            directed: which pairs have a direction, shape ``(N,)``, or none where all have.
+            left: features, normalised if the similarity is a cosine, shape ``(N, D)``.
+            right: prototypes, normalised if they are compared by direction, shape ``(N, D)``.
+            reads: ``target``; for cosines also ``gap`` and ``opposite``.
+            directed: which pairs are nonzero, shape ``(N,)``, or none if all are.
 
         Returns:
-            The numbers, shape ``(N,)`` each, and the rows that their gradients are made of.
+            The numbers, shape ``(N,)`` each, and the rows that :meth:`paired_gradient` needs.
         """
         return {"target": torch.linalg.vecdot(left, right)}, (right, left)
 
@@ -307,7 +308,7 @@ class Similarity:
     ) -> tuple[Weighted, Weighted]:
         """Return the gradients of features and of their own prototypes as weighted sums of rows.
 
-        They are made of the rows that :meth:`paired` returns and the gradients of its numbers.
+        The rows are those that :meth:`paired` returned, the weights the gradients of its numbers.
         """
         target, (right, left) = wanted["target"], rows
         assert target is not None
@@ -328,7 +329,7 @@ class InnerProduct(Similarity):
 
 @dataclass(frozen=True)
 class Cosine(Similarity):
-    """``cos(x, w)``, or ``|x| cos(x, w)`` where the features keep their length."""
+    """``cos(x, w)``, or ``|x| cos(x, w)`` if features are not normalised."""
 
     normalize_features: bool = True
 
@@ -338,11 +339,11 @@ class Cosine(Similarity):
 
     @property
     def options(self) -> dict[str, Any]:
-        """Whether features keep their length."""
+        """``normalize_features``, if it is not the default."""
         return {} if self.normalize_features else {"normalize_features": False}
 
     def query(self, features: Tensor) -> tuple[Tensor, Tensor | None]:
-        """Unit features, unless they keep their length."""
+        """The features, normalised unless ``normalize_features`` is off."""
         return (directions(features) if self.normalize_features else features), None
 
     def keys(self, prototypes: Tensor) -> tuple[Tensor, Tensor | None]:
@@ -350,7 +351,7 @@ class Cosine(Similarity):
         return unit(prototypes), None
 
     def target(self, features: Tensor, prototypes: Tensor) -> Tensor:
-        """One minus the gap, never above one; a product where features keep their length."""
+        """One minus the gap, so never above one; a product if features are not normalised."""
         if self.normalize_features:
             return 1 - angle_gaps(features, prototypes, both=False)["gap"]
         return (features * unit(prototypes)).sum(-1)
@@ -368,7 +369,7 @@ class Cosine(Similarity):
         reads: frozenset[str],
         query: Tensor | None = None,
     ) -> dict[str, Tensor]:
-        """Compute the requested numbers, making unit vectors and angles once."""
+        """Compute the requested numbers, normalising only once."""
         if not self.normalize_features or reads.isdisjoint(("target", "gap")):
             return super().own(features, prototypes, reads)
         known = super().own(features, prototypes, reads - {"target", "gap"})
@@ -380,7 +381,7 @@ class Cosine(Similarity):
         return known
 
     def features_operand(self, features: Tensor) -> Operand:
-        """Return unit rows, unless features keep their length."""
+        """Return the features, normalised unless ``normalize_features`` is off."""
         if not self.normalize_features:
             return Operand(features)
         inverse, directed = inverse_norm(features, large=True)
@@ -389,7 +390,7 @@ class Cosine(Similarity):
     def features_gradient(
         self, operand: Operand, d_values: Tensor, d_offset: Tensor | None
     ) -> Tensor:
-        """Return the part of the gradient across the direction, divided by the length."""
+        """Project the gradient orthogonally to the features and divide it by their norm."""
         rows, inverse, *_ = operand
         if inverse is None:
             return d_values
@@ -397,14 +398,14 @@ class Cosine(Similarity):
         return d_values.addcmul_(rows, along, value=-1).mul_(inverse)
 
     def prototypes_operand(self, prototypes: Tensor) -> Operand:
-        """Return the rows as they are, and their inverse lengths."""
+        """Return the prototypes as stored, and their inverse norms."""
         inverse, directed = inverse_norm(prototypes)
         return Operand(prototypes, inverse, directed=directed)
 
     def prototypes_gradient(
         self, operand: Operand, d_values: Tensor, d_offset: Tensor | None
     ) -> Tensor:
-        """Return the part of the gradient across the direction."""
+        """Project the gradient orthogonally to the prototypes."""
         rows, inverse, *_ = operand
         assert inverse is not None
         along = (rows * d_values).sum(1, keepdim=True).mul_(inverse).mul_(inverse)
@@ -413,7 +414,7 @@ class Cosine(Similarity):
     def paired(
         self, left: Tensor, right: Tensor, reads: Collection[str], directed: Tensor | None
     ) -> tuple[dict[str, Tensor], tuple[Tensor, ...]]:
-        """Compute distances of unit rows, and of one from the opposite of the other."""
+        """Compute the gap and, if read, ``opposite`` from unit rows."""
         if not self.normalize_features:
             return super().paired(left, right, reads, directed)
         rows = {"gap": left - right}
@@ -430,7 +431,7 @@ class Cosine(Similarity):
     def paired_gradient(
         self, rows: Sequence[Tensor], wanted: Mapping[str, Tensor | None]
     ) -> tuple[Weighted, Weighted]:
-        """Return gradients along the difference of the rows, and along their sum."""
+        """Return gradients along the difference and the sum of the rows."""
         if not self.normalize_features:
             return super().paired_gradient(rows, wanted)
         target, gap, opposite = wanted.get("target"), wanted.get("gap"), wanted.get("opposite")
@@ -456,9 +457,9 @@ class SquaredDistance(Similarity):
     is_product = False
 
     def bind(self, prototypes: Tensor) -> "SquaredDistance":
-        """Measure from the mean prototype, so that the expanded square keeps its digits.
+        """Take the mean prototype as origin, so that the expanded square loses no digits.
 
-        A distance does not depend on the origin, so no gradient is due to it.
+        Distances do not depend on the origin, so it needs no gradient.
         """
         if self.centre is not None:
             return self
@@ -474,16 +475,16 @@ class SquaredDistance(Similarity):
         return self._with_half_square(prototypes)
 
     def target(self, features: Tensor, prototypes: Tensor) -> Tensor:
-        """Squared distances of paired rows, without expanding the square."""
+        """Minus half the squared distance of paired rows, without expanding the square."""
         return (features - prototypes).square().sum(-1) / -2
 
     def features_operand(self, features: Tensor) -> Operand:
-        """Return the rows from the centre, and minus half their squared norm."""
+        """Return the centred rows, and minus half their squared norm."""
         rows, offset = self._with_half_square(features)
         return Operand(rows, offset=offset)
 
     def prototypes_operand(self, prototypes: Tensor) -> Operand:
-        """Return the same of the prototypes."""
+        """Do the same for the prototypes."""
         return self.features_operand(prototypes)
 
     def features_gradient(
@@ -505,7 +506,7 @@ class SquaredDistance(Similarity):
     def paired_gradient(
         self, rows: Sequence[Tensor], wanted: Mapping[str, Tensor | None]
     ) -> tuple[Weighted, Weighted]:
-        """Return the gradient that pulls paired rows together."""
+        """Return gradients along the difference of the rows."""
         target = wanted["target"]
         assert target is not None
         return [(-1, target, rows[0])], [(1, target, rows[0])]

@@ -1,10 +1,10 @@
-"""Guess the name that was meant by another."""
+"""Guess which name a misspelt one stands for."""
 
 import difflib
 from collections.abc import Iterable
 
 _SYMBOLS = {"s": "scale", "m": "margin", "infeatures": "embeddingsize", "outfeatures": "numclasses"}
-"""Names of settings in papers and other libraries, and ours."""
+"""Names of settings in papers and other libraries, and their names here."""
 
 
 def nearest_name(name: str, known: Iterable[str]) -> str | None:

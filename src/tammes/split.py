@@ -1,4 +1,4 @@
-"""Split: an example reduced to the five numbers that a margin loss reads, instead of C scores."""
+"""Split: the five numbers per example that a margin loss reads, in place of its C scores."""
 
 from collections.abc import Callable, Iterable, Mapping
 from functools import lru_cache
@@ -10,61 +10,61 @@ from torch import Tensor
 from tammes._validation import check_range, check_unmasked, transforming
 
 REDUCED = ("target", "others", "hardest", "expected", "mean")
-"""The five numbers, each of which combines over shards of the classes."""
+"""The five numbers; each can be merged over shards of the classes."""
 ALONGSIDE = ("length", "norm", "gap", "opposite", "distance")
-"""Numbers of the example and its own class alone, which travel along."""
+"""Further numbers, which depend only on the example and the prototype of its class."""
 SUMMED = ("softplus",)
 """Further sums over the other classes, for the few losses that need them."""
 MAPPED = "mapped"
-"""Among the fields that a term reads: those of the other classes are made of mapped scores."""
+"""Flag among the fields that a term reads: its numbers of the other classes use mapped scores."""
 FREE_MAP = "free_map"
-"""Beside it: the map is another than :func:`quadratic_above`, which fused kernels know."""
+"""Second flag: the map is not :func:`quadratic_above`, the only one that fused kernels know."""
 
 
 _KEPT = ("target", "others", "hardest", "expected", *ALONGSIDE)
 
 
 class Split(NamedTuple):
-    r"""Each example's own class against the rest.
+    r"""Each example's target class against the rest.
 
     With label :math:`y`, similarities :math:`a_c`, scores :math:`f_c = s\,a_c` and the softmax
     :math:`q` of the other classes' scores, every softmax-type loss, logit regulariser and margin
-    measure is a function of five numbers. Scores in memory, a stream over chunks, a fused kernel
-    and a head sharded over ranks all end here, so a loss is written once and runs on all of them.
+    measure is a function of five numbers. The dense, streamed and fused kernels and a head sharded
+    over ranks all return a split, so a loss is written once and runs on all of them.
 
     Attributes:
-        target: similarity to the own class, :math:`a_y`, shape ``(N,)``.
+        target: similarity to the target class, :math:`a_y`, shape ``(N,)``.
         others: :math:`\log\sum_{c\ne y} e^{f_c}`, shape ``(N,)``.
         hardest: largest similarity to another class, :math:`\max_{c\ne y} a_c`, shape ``(N,)``.
         expected: :math:`\sum_{c\ne y} q_c f_c`, shape ``(N,)``.
         mean: :math:`\frac{1}{C-1}\sum_{c\ne y} f_c`, shape ``(N,)``.
         labels: class of each example, shape ``(N,)``.
         scale: inverse temperature :math:`s`; a number, or a tensor that broadcasts with ``(N,)``.
-        length: norm of the feature times norm of the own prototype, as far as the head leaves
-            them in the similarity: 1 on a cosine head. Shape ``(N,)``.
+        length: norm of the feature times norm of the target prototype, each left out if the head
+            normalises it: 1 on a cosine head. Shape ``(N,)``.
         norm: norm of the feature, shape ``(N,)``.
-        gap: one minus the cosine to the own prototype, as half a squared distance of unit
-            vectors, so that it keeps its digits where the cosine has none left. Shape ``(N,)``.
-        opposite: one plus that cosine, as half a squared sum of unit vectors: what the gap is at
-            angle 0, it is at angle :math:`\pi`. Comes with the gap; shape ``(N,)``.
-        distance: Euclidean distance to the own prototype, of what the head compares: of unit
-            vectors on a cosine head; of reciprocal points the mean squared difference. Not known of
-            scores in memory. Shape ``(N,)``.
+        gap: one minus the cosine to the target prototype, computed as half the squared distance of
+            the unit vectors, so that it stays accurate near angle 0. Shape ``(N,)``.
+        opposite: one plus that cosine, computed as half the squared norm of the sum of the unit
+            vectors, so that it stays accurate near angle :math:`\pi`. Computed whenever the gap
+            is; shape ``(N,)``.
+        distance: Euclidean distance to the target prototype as the head compares them: between
+            unit vectors on a cosine head, the mean squared difference for reciprocal points.
+            Unknown if only scores are given. Shape ``(N,)``.
         classes: number of classes C.
-        rivals: number of other classes, C - 1; where some may be masked, of those that are not,
+        rivals: number of other classes, C - 1; if some may be masked, the number of unmasked ones,
             shape ``(N,)``.
-        rest: scores of the other classes with ``-inf`` at the own, shape ``(N, C)``; only where
-            a dense term asked for them.
-        softplus: :math:`\sum_{c\ne y}\log(1 + e^{f_c})`, shape ``(N,)``; only where a term asked
-            for it.
-        unit: whether the length is known to be 1, so that nobody needs to multiply by it.
-        cutoff: similarity halfway between the k-th and the next largest of the other classes, above
-            which there are k of them; without gradient, ``-inf`` where there are no more than k,
-            shape ``(N,)``. Only for the numbers of a map that ask for it.
+        rest: scores of the other classes, ``-inf`` at the target class, shape ``(N, C)``; only if a
+            term reads them.
+        softplus: :math:`\sum_{c\ne y}\log(1 + e^{f_c})`, shape ``(N,)``; only if a term reads it.
+        unit: whether the length is known to be 1, so that the multiplication can be skipped.
+        cutoff: similarity halfway between the k-th and the next largest of the other classes, so
+            that k of them are above it; without gradient, ``-inf`` if there are at most k, shape
+            ``(N,)``. Only for score maps that ask for it.
 
-    A class whose score is ``-inf`` is masked: it counts in none of these numbers, as if it were not
-    there. An example's own class cannot be. A number that no term reads is not computed and holds
-    NaN.
+    A class whose score is ``-inf`` is masked: it counts in none of these numbers, as if it did not
+    exist. The target class of an example cannot be masked. A number that no term reads is not
+    computed and holds NaN.
 
     Example:
         >>> head = tammes.CosineHead(4, 3, scale=16.0)
@@ -94,21 +94,21 @@ class Split(NamedTuple):
 
     @property
     def cosine(self) -> Tensor:
-        """Cosine to the own prototype, ``1 - gap``."""
+        """Cosine to the target prototype, ``1 - gap``."""
         return 1 - self.gap
 
 
 def softplus(value: Tensor) -> Tensor:
-    """``log(1 + exp(value))``, exact on both sides, with an exact gradient.
+    """``log(1 + exp(value))``, accurate in both tails, and so is its gradient.
 
-    torch's own is linear above a threshold. At 80 no digit of a double shows that, and the
-    exponential is finite in single precision.
+    torch returns its input above a threshold. At 80 the difference is below double precision, and
+    the exponential is still finite in single precision.
     """
     return torch.nn.functional.softplus(value, 1.0, 80.0)
 
 
 def cross_entropy(split: Split, similarity: Tensor, margin: Tensor | float = 0.0) -> Tensor:
-    r"""Cross entropy with the own class at a given similarity less a margin.
+    r"""Cross entropy with the target class at a given similarity minus a margin.
 
     .. math:: \log\bigl(1 + e^{\Lambda - s(a - m)}\bigr)
 
@@ -121,26 +121,26 @@ def cross_entropy(split: Split, similarity: Tensor, margin: Tensor | float = 0.0
         similarity = similarity - margin
     if isinstance(split.scale, Tensor):
         return softplus(split.others - split.scale * similarity)
-    # Added: the gradient of a difference takes one operation more.
+    # Not a subtraction, whose backward takes one more operation.
     return softplus(torch.add(split.others, similarity, alpha=-split.scale))
 
 
 def with_sums(split: Split, reads: frozenset[str]) -> Split:
-    """Compute ``softplus``, where it is read, from all scores."""
+    """Compute ``softplus`` from the scores in ``rest``, if it is read."""
     if split.rest is None or "softplus" not in reads:
         return split
     return split._replace(softplus=softplus(split.rest).sum(1))
 
 
 def cutoff_of(largest: Tensor, top: int, counts: Tensor | None = None) -> Tensor:
-    """Halfway between the k-th and the next of the largest numbers, so that rounding does not tell.
+    """Midpoint of the k-th and the next largest number, so that rounding moves neither across it.
 
-    Where the two are equal up to rounding, just below them.
+    If the two are equal up to rounding, it is just below both.
 
     Args:
-        largest: in order, ``-inf`` where there are no more, shape ``(N, K)``.
+        largest: largest numbers in descending order, padded with ``-inf``, shape ``(N, K)``.
         top: k.
-        counts: how often each counts, shape ``(N, K)``, or once.
+        counts: multiplicity of each number, shape ``(N, K)``; 1 by default.
     """
     if counts is None:
         counts = torch.ones_like(largest)
@@ -151,7 +151,7 @@ def cutoff_of(largest: Tensor, top: int, counts: Tensor | None = None) -> Tensor
 
 
 OthersMap: TypeAlias = Callable[..., Tensor]
-"""Elementwise map of similarities ``(N, C)`` and numbers of the row, which come as columns."""
+"""Elementwise map of similarities ``(N, C)``; its other arguments are per row, shape ``(N, 1)``."""
 
 
 def quadratic_above(
@@ -161,16 +161,16 @@ def quadratic_above(
     linear: Tensor | float,
     quadratic: Tensor | float,
 ) -> Tensor:
-    """Map similarities above a threshold to a quadratic polynomial of them, and leave the others.
+    """Apply a quadratic polynomial to similarities above a threshold; leave the others unchanged.
 
-    A map of a term (``map_others=``) that fused kernels know too.
+    The one map of a term (``map_others=``) that fused kernels support.
 
     Args:
         similarity: shape ``(N, C)``.
-        threshold: shape ``(N, 1)``, or a number, as the coefficients.
-        constant: what is added.
-        linear: factor of the similarity.
-        quadratic: factor of its square.
+        threshold: shape ``(N, 1)``, or a number, like the coefficients.
+        constant: constant coefficient.
+        linear: coefficient of the similarity.
+        quadratic: coefficient of its square.
 
     Example:
         >>> tammes.quadratic_above(torch.tensor([[0.1, 0.5]]), 0.3, 0.2, 1.2, 0.0)
@@ -181,17 +181,17 @@ def quadratic_above(
 
 
 def columns(numbers: Iterable[Tensor | float]) -> list[Tensor | float]:
-    """Numbers of the rows in the shape ``(N, 1)``, in which they meet the scores of a row."""
+    """Reshape per-row numbers to ``(N, 1)``, to broadcast against scores; keep scalars."""
     return [n[:, None] if isinstance(n, Tensor) and n.ndim else n for n in numbers]
 
 
 def map_split(split: Split, function: OthersMap, numbers: Iterable[Tensor | float]) -> Split:
-    """Map the other scores of a split that has kept them in ``rest``.
+    """Map the other classes' scores of a split that has kept them in ``rest``.
 
     Args:
         split: with ``rest``.
-        function: maps similarities.
-        numbers: of the rows, shape ``(N,)``, or of all of them.
+        function: map of the similarities.
+        numbers: its other arguments: one value per row, shape ``(N,)``, or scalars.
     """
     assert split.rest is not None
     there = split.rest != -torch.inf
@@ -208,8 +208,8 @@ def adjust_split(split: Split, offset: Tensor, gain: Tensor | None = None) -> Sp
 
     Args:
         split: with ``rest``.
-        offset: of all classes, shape ``(C,)``, or one number for all.
-        gain: of all classes, shape ``(C,)``.
+        offset: one per class, shape ``(C,)``, or a scalar.
+        gain: one per class, shape ``(C,)``.
     """
     assert split.rest is not None
     column, scale = split.labels[:, None], split.scale
@@ -232,16 +232,15 @@ def split(
     """Split similarities that are in memory; the reference every head is tested against.
 
     Args:
-        similarity: similarity of each example to each class, shape ``(N, C)``; a class that is
-            ``-inf`` for an example is masked, it is not there for it.
+        similarity: similarity of each example to each class, shape ``(N, C)``; ``-inf`` masks a
+            class for an example.
         labels: class of each example in ``[0, C)``, shape ``(N,)``.
         scale: inverse temperature of the softmax.
-        own: what each example has to do with its own class, where the caller knows it better than
-            the matrix tells: any of ``target``, ``length``, ``norm``, ``gap`` and ``opposite``,
-            each of shape ``(N,)``. For the rest, similarities are taken for cosines of unit
-            vectors.
+        own: numbers of the target class that the caller knows more accurately than the matrix
+            gives them: any of ``target``, ``length``, ``norm``, ``gap`` and ``opposite``, each of
+            shape ``(N,)``. The others are computed as if similarities were cosines of unit vectors.
         reads: names of the fields to compute; ``"rest"`` keeps the masked scores, and so does
-            ``"softplus"``, which is made of them.
+            ``"softplus"``, which is computed from them.
 
     Returns:
         The :class:`Split` of the N rows.
@@ -263,14 +262,14 @@ def split(
     classes = similarity.shape[1]
     if classes < 2:
         raise ValueError(f"split expects at least 2 classes, got C={classes}")
-    # Not above it: what is not a number is not masked, and has to show.
+    # Not ``>``: NaN does not mask a class, and has to show in the result.
     there, column = similarity != float("-inf"), labels[:, None]
     if not transforming() and labels.device.type == "cpu":
         check_range("split", labels, classes)
         check_unmasked("split", ~there.gather(1, column).squeeze(1), labels)
-    # Where that is not checked, an own class that is masked is to show.
+    # Where this is not checked, the -inf of a masked target class has to show in the result.
     there = there.scatter(1, column, True)
-    # Masked after scaling: a scale that is learned must not meet the infinity.
+    # Masked after scaling: the gradient of a learned scale would be NaN at -inf.
     finite = torch.where(there, similarity, 0.0)
     return split_matrix(finite, labels, scale, there, own or {}, frozenset(reads))
 
@@ -283,13 +282,13 @@ def split_matrix(
     own: dict[str, Tensor],
     reads: frozenset[str],
 ) -> Split:
-    """Split finite similarities, of which some are masked.
+    """Split finite similarities, with the masked classes given separately.
 
     Args:
         similarity: shape ``(N, C)``.
         labels: shape ``(N,)``.
         scale: inverse temperature of the softmax.
-        there: which classes are not masked, shape ``(C,)`` or ``(N, C)``; all of them if none.
+        there: which classes are not masked, shape ``(C,)`` or ``(N, C)``; none if no class is.
         own: see :func:`split`.
         reads: names of the fields to compute.
     """
@@ -303,7 +302,7 @@ def split_matrix(
         own = {"opposite": 2 - own["gap"]} | own
 
     # The target is masked out rather than subtracted from a full log-sum-exp: where it dominates,
-    # the subtraction would leave nothing of the others.
+    # the subtraction would cancel all digits of the others.
     def masked(values: Tensor, value: float) -> Tensor:
         values = values.scatter(1, column, value)
         return values if there is None else values.masked_fill(~there, value)
@@ -318,7 +317,7 @@ def split_matrix(
     if "others" in reads:
         others = rest.logsumexp(1)
     if "hardest" in reads:
-        # max, unlike amax, gives the whole gradient to the first of several equal classes.
+        # max, unlike amax, gives the whole gradient to one of several tied classes.
         hardest = masked(similarity, float("-inf")).max(1).values
     if not reads.isdisjoint(("expected", "mean")):
         finite = masked(scores, 0.0)
@@ -351,7 +350,7 @@ def assemble(
     *,
     unit: bool = False,
 ) -> Split:
-    """Build a split from merged numbers; missing ones hold NaN, and the length of units is one."""
+    """Build a split from merged numbers; missing ones hold NaN, ``length`` is 1 if ``unit``."""
     unread, one = _constants(labels, like)
     if unit and "length" not in numbers:
         numbers = {**numbers, "length": one}
@@ -370,8 +369,8 @@ def assemble(
 
 
 def _constants(labels: Tensor, like: Tensor) -> tuple[Tensor, Tensor]:
-    """Return NaN and one for all examples, which takes no operation where tensors have values."""
-    # A compiler cannot trace the question whether a graph is being captured: it comes last.
+    """Return NaN and one for all examples; cached, but for transforms and graph capture."""
+    # Last, since a compiler cannot trace is_current_stream_capturing.
     made = type(like) is not Tensor or transforming()
     if made or (like.is_cuda and torch.cuda.is_current_stream_capturing()):
         return like.new_full(labels.shape, float("nan")), like.new_ones(labels.shape)
@@ -382,7 +381,7 @@ def _constants(labels: Tensor, like: Tensor) -> tuple[Tensor, Tensor]:
 def _kept_constants(
     shape: torch.Size, device: torch.device, dtype: torch.dtype
 ) -> tuple[Tensor, Tensor]:
-    # Expanded, so that nobody can write to them.
+    # Expanded, so that writing to them fails.
     with torch.inference_mode(False):
         pair = torch.tensor([float("nan"), 1.0], device=device, dtype=dtype)
         return pair[0].expand(shape), pair[1].expand(shape)

@@ -1,4 +1,4 @@
-"""State of terms from batch to batch, and copies of buffers that a step changes later."""
+"""State that terms keep from batch to batch, and copies of buffers that a step changes later."""
 
 from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any, Literal, NamedTuple, TypeAlias, TypeVar, cast
@@ -18,17 +18,17 @@ Hook: TypeAlias = Literal["before", "after"]
 
 
 class State(ExactBuffers):
-    """Memory of a term from batch to batch, a submodule of the criterion.
+    """State of a term that is kept from batch to batch, a submodule of the criterion.
 
     Its buffers change in two hooks, which run in training mode only, without gradient. The term
-    receives the result of :meth:`reading`, so a hook may write to a buffer in place. Give a number
-    the shape ``(1,)``: ``torch.compile`` drops writes to float64 tensors without dimensions on a
-    CPU (torch 2.13). A state may have a parameter too, which then is a :class:`LearnedNumber`.
+    receives the result of :meth:`reading`, so a hook may write to a buffer in place. Give a single
+    number the shape ``(1,)``: ``torch.compile`` drops writes to float64 scalars on a CPU (torch
+    2.13). For a learned parameter, use :class:`LearnedNumber`.
 
     Attributes:
-        sees: fields of the own class, such as ``"target"``, that :meth:`before` finds in
-            ``batch.split``, without gradient: of all examples, and the same on all ranks.
-        reads_features: whether a hook or :meth:`reading` looks at the features of a batch.
+        sees: fields of the target class, such as ``"target"``, to be given to :meth:`before` in
+            ``batch.split``, without gradient, for the examples of all ranks.
+        reads_features: whether a hook or :meth:`reading` reads the features of a batch.
     """
 
     sees: frozenset[str] = frozenset()
@@ -40,7 +40,7 @@ class State(ExactBuffers):
         for name, buffer in self.named_buffers(recurse=False):
             given = state_dict.get(prefix + name)
             if isinstance(given, Tensor) and given.ndim == 0 and buffer.shape == (1,):
-                # As older state dicts have it.
+                # Older state dicts have a scalar.
                 state_dict[prefix + name] = given.view(1)
         super()._load_from_state_dict(state_dict, prefix, *args, **kwargs)
 
@@ -68,7 +68,7 @@ class State(ExactBuffers):
             setattr(self.get_submodule(owner), leaf, before[name].copy_(values[name]))
 
     def reading(self, batch: "Batch") -> Any:
-        """Copy the value that the term receives as ``state=`` for a batch: by default all of it.
+        """Copy the value that the term receives as ``state=`` for a batch; the whole by default.
 
         Override it if the term reads a small part of large buffers, and pass that part through
         :func:`tammes.states.read`; or for ``torch.compile`` with torch 2.11, which cannot trace the
@@ -81,13 +81,13 @@ class State(ExactBuffers):
 
 
 class LearnedNumber(State):
-    """A number that is learned along with the prototypes, as a parameter of the criterion.
+    """A scalar that is learned along with the prototypes, as a parameter of the criterion.
 
     The term receives the parameter itself, so gradients reach it; it is the same on all ranks.
 
     Args:
         start: initial value.
-        like: of the dtype, float32 or wider, and on the device that it is to have.
+        like: tensor whose device, and dtype if wider than float32, the parameter takes.
     """
 
     reads_features = False
@@ -95,11 +95,11 @@ class LearnedNumber(State):
     def __init__(self, start: float, like: Tensor) -> None:
         super().__init__()
         dtype = torch.promote_types(like.dtype, torch.float32)
-        # With a dimension: fully_shard refuses a parameter without.
+        # One-dimensional: fully_shard rejects scalar parameters.
         self.value = nn.Parameter(torch.full((1,), start, dtype=dtype, device=like.device))
 
     def reading(self, batch: "Batch") -> Tensor:
-        """Return the parameter, without its dimension, in single precision or wider."""
+        """Return the parameter as a scalar, in single precision or wider."""
         return self.value.to(torch.promote_types(self.value.dtype, torch.float32)).reshape(())
 
 
@@ -108,12 +108,12 @@ class States(nn.ModuleDict):
 
     @property
     def read_features(self) -> bool:
-        """Whether any state looks at features."""
+        """Whether any state reads features."""
         return any(cast(State, state).reads_features for state in self.values())
 
     @property
     def sees(self) -> frozenset[str]:
-        """Fields of the own class that any of them asks for."""
+        """Fields of the target class that any state asks for."""
         return frozenset(field for state in self.values() for field in cast(State, state).sees)
 
     @torch.no_grad()
@@ -133,13 +133,13 @@ class States(nn.ModuleDict):
 
 
 class Reading(NamedTuple):
-    """Values of one call that later calls change.
+    """Values that one call reads and later calls change.
 
     Attributes:
-        scheduled: settings that follow a schedule.
+        scheduled: scheduled settings.
         class_weights: weight of each class's examples, shape ``(C,)``, or ``None``.
         states: copies of the states, by term.
-        scale: copy of a scale that follows the batches, or ``None``.
+        scale: copy of an adaptive scale, or ``None``.
     """
 
     scheduled: dict[str, Tensor]
@@ -151,9 +151,9 @@ class Reading(NamedTuple):
 def read(value: Tensor) -> Tensor:
     """Copy a buffer, or a value computed from buffers, that the step may change afterwards.
 
-    A plain copy is not enough under ``torch.compile``: it recomputes the value in the backward
-    pass, from the buffer as it is by then, and gradients are those of the next state (torch 2.13).
-    It never does so with an unknown operator.
+    A plain copy is not enough under ``torch.compile``, which recomputes the value in the backward
+    pass from the buffer as it is by then, so that gradients are those of the next state (torch
+    2.13). It never recomputes a custom operator.
 
     Example:
         >>> steps = torch.zeros((), dtype=torch.long)
@@ -162,7 +162,7 @@ def read(value: Tensor) -> Tensor:
         >>> now
         tensor(0)
     """
-    # Not is_exporting(), which torch 2.11 takes for true in every compilation.
+    # Not is_exporting(), which is true in every compilation by torch 2.11.
     if torch.compiler.is_dynamo_compiling():
         copied: Tensor = torch.ops.tammes.read(value)
         return copied

@@ -1,4 +1,4 @@
-"""The decorator that makes a loss of a function."""
+"""Decorator that turns a function into a loss."""
 
 import functools
 import inspect
@@ -17,7 +17,7 @@ _P = ParamSpec("_P")
 
 
 class _Decorator(Protocol):
-    """Type of a function made into a builder, which takes its settings alone."""
+    """Type of the decorator: the builder takes only the settings of the function."""
 
     @overload
     def __call__(
@@ -45,51 +45,52 @@ def term(
     adjust: Callable[..., tuple[Tensor, Tensor | None]] | None = None,
     several_positives: bool = False,
 ) -> _Decorator:
-    """Make a loss of a function: its keyword arguments become the settings of a term.
+    """Turn a function into a loss: its keyword arguments become the settings of a term.
 
     The decorated name is then a builder: called with settings, it returns a :class:`Term`.
 
     Args:
-        reads: the fields of the split that the function uses, separated by blanks. All of them
-            by default, which is right but computes more than most losses need.
-        on: what the function is given: a :class:`Split` and returns ``(N,)``; the ``prototypes``
-            and returns a scalar; a :class:`Batch` of ``features`` and returns the values
-            ``(N,)`` and which of the examples could be anchors ``(N,)``; or, as ``proxies``, a
-            batch and the prototypes and returns a scalar or ``(N,)``. A function of the prototypes
-            that has an argument ``shards`` is given only those of this rank, and a
-            :class:`tammes.distributed.sharded_rows.ShardedRows` to ask for the others.
-        requires: ``"angle"`` where the similarity must be a length times a cosine, ``"cosine"``
-            where it must be bounded, ``"product"`` where it must be that of a feature and a
-            prototype; ``"adaptive"`` where the scale of cosines must follow each batch.
-        cosines: the split is that of the cosines, with scale 1, whatever the head's own is.
+        reads: fields of the split that the function uses, separated by spaces. All of them by
+            default, which is correct but computes more than most losses need.
+        on: input of the function. ``"split"``: a :class:`Split`, returns ``(N,)``.
+            ``"prototypes"``: the prototypes, returns a scalar. ``"features"``: a :class:`Batch`,
+            returns the values ``(N,)`` and which examples are anchors ``(N,)``. ``"proxies"``: a
+            batch and the prototypes, returns a scalar or ``(N,)``. A function of the prototypes
+            with an argument ``shards`` receives only those of this rank, and a
+            :class:`tammes.distributed.sharded_rows.ShardedRows` for access to the others.
+        requires: property of the head: ``"angle"`` if the similarity must be a length times a
+            cosine, ``"cosine"`` if features and prototypes must be unit vectors, ``"product"`` if
+            scaling a prototype must scale the similarity, ``"adaptive"`` if the scale must be
+            adaptive.
+        cosines: whether to split the cosines, with scale 1, whatever the similarity of the head.
         in_cosines: setting that is a difference of cosines on a cosine head, so at most 2.
-        unless_zero: fields that are read only where a setting is not zero, by field.
-        fixed: settings that are what they are from the beginning, separated by blanks: neither a
-            call nor a schedule can change them.
-        map_others: where the similarities of the other classes are to be mapped before they are
-            summed up: an elementwise function of them, shape ``(N, C)``, and of numbers of the
-            row, shape ``(N, 1)`` each. ``others``, ``expected``, ``mean`` and ``softplus`` are
-            then those of the scores ``scale * map``. It may be given any part of the classes, and
-            is differentiated by autograd. ``hardest`` and ``rest`` cannot be read. With
-            :func:`tammes.quadratic_above` and numbers for it, fused kernels serve the term.
-        row_numbers: those numbers: called like the function, with a split of which ``target`` and
-            what travels along are known where they are read, returns tensors of shape ``(N,)`` or
-            numbers.
-        cutoff: setting that is a whole number k, where those numbers are made of ``split.cutoff``:
-            above it there are k other classes. Finding it takes a product of its own. Such a
-            setting must be ``fixed``.
-        check: called with the settings, raises ``ValueError``: when a term is built, and with what
-            a call or a schedule changes, wherever values are looked at. It is given numbers: of
-            values per class or per example the smallest and the largest.
-        prepare: called with the settings, returns those the function is given in another form.
-        state: called with the term and a head, returns the memory of a stateful term, of which
-            the function is given a copy as ``state=``; or ``adjust``, where there is one. A number
-            to be learned is a :class:`tammes.states.LearnedNumber`.
-        adjust: where the split is to be that of other scores, ``gain * score + offset``: called
-            with the settings, those of one value per class as tensors of shape ``(C,)``, returns
-            offset and gain in that shape, or an offset without dimensions for all classes; the
-            gain or none. The settings it uses must be ``fixed``, and fields of the feature and its
-            own prototype alone cannot be read. A gain requires a ``"product"``.
+        unless_zero: maps a field to a setting; the field is read only if the setting is not zero.
+        fixed: settings that neither a call nor a schedule may change, separated by spaces.
+        map_others: elementwise map applied to the similarities of the other classes before they
+            are reduced: a function of similarities, shape ``(N, C)``, and of numbers per row, shape
+            ``(N, 1)`` each. ``others``, ``expected``, ``mean`` and ``softplus`` are then those of
+            the scores ``scale * map``. It may be called with any subset of the classes, and is
+            differentiated by autograd. ``hardest`` and ``rest`` cannot be read. Fused kernels
+            support only :func:`tammes.quadratic_above`.
+        row_numbers: computes those numbers per row: called like the function, with a split in which
+            only the fields of the target class that are read are known, returns tensors of shape
+            ``(N,)`` or numbers.
+        cutoff: setting with an integer k, if ``row_numbers`` uses ``split.cutoff``, above which
+            there are k other classes. Finding it takes another matrix product. The setting must be
+            ``fixed``.
+        check: called with the settings, raises ``ValueError`` if they are invalid: when a term is
+            built, and for the settings that a call or a schedule changes, where their values may be
+            read. For one value per class or example, it is called with the smallest and the
+            largest.
+        prepare: called with the settings, returns those that the function receives in another form.
+        state: called with the term and a head, returns the :class:`tammes.states.State` of the
+            term. The function, or ``adjust`` if given, receives a copy of it as ``state=``. Use
+            :class:`tammes.states.LearnedNumber` for a learned scalar.
+        adjust: replaces the scores by ``gain * score + offset`` before the split: called with the
+            settings, with per-class ones as tensors of shape ``(C,)``, returns the offset, in that
+            shape or a scalar, and the gain, in that shape or none. The settings it uses must be
+            ``fixed``, and ``length``, ``norm``, ``gap``, ``opposite`` and ``distance`` cannot be
+            read. A gain requires ``"product"``.
         several_positives: whether examples may have several labels, shape ``(N, P)``.
 
     Returns:
@@ -121,7 +122,7 @@ def term(
                     f"{name} expects reads without hardest and rest beside map_others, got {reads}"
                 )
             fields |= {MAPPED} if map_others is quadratic_above else {MAPPED, FREE_MAP}
-        # Behind what it is a function of.
+        # The settings come after the inputs.
         inputs = 2 if on == "proxies" else 1
         parameters = [*inspect.signature(function).parameters.values()][inputs:]
         supplied = ("state", "shards")

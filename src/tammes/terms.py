@@ -1,7 +1,8 @@
-"""Terms, their sums and products: the algebra that losses are written in.
+"""Terms and their weighted sums: the algebra in which losses are written.
 
-A term is a small value: the name of a loss and its settings. ``0.5 * sample_margin() + cosface()``
-is one too. Nothing here knows of heads, batches or devices; :mod:`tammes.criterion.criterion` does.
+A term is a small immutable value: the name of a loss and its settings. A weighted sum such as
+``0.5 * sample_margin() + cosface()`` is a loss too. Heads, batches and devices are the business of
+:mod:`tammes.criterion.criterion`.
 """
 
 import functools
@@ -40,7 +41,7 @@ if TYPE_CHECKING:
     from tammes.losses.subspace import Complement
 
 Setting: TypeAlias = Any
-"""A hyper-parameter: a number, or one per class; in a criterion's call also one per example."""
+"""A hyperparameter: a number, or one per class; in a criterion's call also one per example."""
 
 Requires: TypeAlias = Literal["", "angle", "cosine", "product", "adaptive"]
 """Property of a head that a term depends on."""
@@ -52,10 +53,10 @@ class Batch(NamedTuple):
     Attributes:
         features: shape ``(N, D)``.
         labels: class of each example, shape ``(N,)``; for a term that takes several positives also
-            ``(N, P)``, with -1 where an example has fewer.
-        valid: which examples count, shape ``(N,)``; the others are to be left out entirely.
-        first: how many that count come before these in the batch of all ranks.
-        split: for a state that asks for it, the numbers of the own class, see
+            ``(N, P)``, padded with -1.
+        valid: which examples count, shape ``(N,)``; the others must have no effect.
+        first: number of valid examples before these in the global batch.
+        split: numbers of the target class for a state that asks for them, see
             :attr:`tammes.states.State.sees`.
         masked: for a term on proxies, which classes are masked, shape ``(C,)``, or none.
 
@@ -83,11 +84,11 @@ class Loss:
     """
 
     def leaves(self) -> Iterator[tuple[float, "Term"]]:
-        """Every term with the weight it has in this loss."""
+        """Yield every term with its weight in this loss."""
         raise NotImplementedError
 
     def map(self, change: "Callable[[Term], Term]") -> "Loss":
-        """The same loss with every term changed."""
+        """Apply a function to every term."""
         raise NotImplementedError
 
     def __add__(self, other: "Loss") -> "Sum":
@@ -134,13 +135,13 @@ class Sum(Loss):
     parts: tuple[tuple[float, Loss], ...]
 
     def leaves(self) -> Iterator[tuple[float, "Term"]]:
-        """The terms of all parts, weights multiplied out."""
+        """Yield the terms of all parts, with weights multiplied out."""
         for weight, loss in self.parts:
             for inner, term in loss.leaves():
                 yield weight * inner, term
 
     def map(self, change: "Callable[[Term], Term]") -> "Sum":
-        """The same sum of changed terms."""
+        """Apply a function to every term."""
         return Sum(tuple((weight, loss.map(change)) for weight, loss in self.parts))
 
     def __repr__(self) -> str:
@@ -152,7 +153,7 @@ class Sum(Loss):
 
 @dataclass(frozen=True, eq=False)
 class Definition:
-    """Definition shared by all terms of one name; :func:`tammes.term` makes it and explains it."""
+    """Definition shared by all terms of one name; see :func:`tammes.term`, which makes it."""
 
     name: str
     function: Callable[..., Any]
@@ -177,22 +178,22 @@ class Definition:
 
     @property
     def has_own_scores(self) -> bool:
-        """Whether it reads a split of other scores than the head's: adjusted or mapped ones."""
+        """Whether it reads the split of adjusted or mapped scores instead of the head's."""
         return self.adjust is not None or self.map_others is not None
 
     @property
     def defaults(self) -> dict[str, Setting]:
-        """The literature's value of every setting that has one."""
+        """Default of every setting that has one, as in the literature."""
         parameters = self.signature.parameters.values()
         return {p.name: p.default for p in parameters if p.default is not p.empty}
 
 
 @dataclass(frozen=True, repr=False)
 class Term(Loss):
-    """One loss with its settings; equal to another of the same name and settings.
+    """One loss with its settings; terms of the same name and settings are equal.
 
-    Terms are made by their builders, such as :func:`tammes.cosface`; your own by
-    :func:`tammes.term`.
+    Terms are made by their builders, such as :func:`tammes.cosface`; :func:`tammes.term` makes
+    builders of your own losses.
 
     Example:
         >>> term = tammes.cosface(margin=0.2)
@@ -205,7 +206,7 @@ class Term(Loss):
     definition: Definition
     values: tuple[tuple[str, Setting], ...]
     within: "Complement | None" = None
-    """Where a term on features sees them projected to; set by a direct or spectral sum."""
+    """Subspace to which the features are projected; set by a direct or spectral sum."""
 
     @property
     def name(self) -> str:
@@ -214,21 +215,21 @@ class Term(Loss):
 
     @property
     def settings(self) -> dict[str, Setting]:
-        """Every setting by name, the defaults included."""
+        """Every setting by name, including defaults."""
         return dict(self.values)
 
     @property
     def arguments(self) -> Mapping[str, Setting]:
-        """Arguments of the function behind the term."""
+        """Keyword arguments for the term's function."""
         prepare = self.definition.prepare
         return self.settings if prepare is None else {**self.settings, **prepare(**self.settings)}
 
     def leaves(self) -> Iterator[tuple[float, "Term"]]:
-        """Itself, once."""
+        """Yield the term itself, with weight 1."""
         yield 1.0, self
 
     def map(self, change: "Callable[[Term], Term]") -> "Term":
-        """The changed term."""
+        """Apply a function to the term."""
         return change(self)
 
     def altered(self, **settings: Setting) -> "Term":
@@ -238,18 +239,18 @@ class Term(Loss):
 
     @functools.cached_property
     def _extremes(self) -> dict[str, tuple[Setting, ...]]:
-        """Values of each setting that a check sees: extremes of numbers, anything else whole."""
+        """Values of each setting to check: the extremes of numbers, anything else unchanged."""
         return {
             key: extremes(value) if is_number(self.definition.defaults.get(key)) else (value,)
             for key, value in self.values
         }
 
     def check(self, **changed: Setting) -> None:
-        """Hold settings to what the definition asks.
+        """Reject settings that the definition does not allow.
 
         Args:
-            **changed: those that are not what the term says: numbers, or tensors of several, of
-                which the smallest and the largest are looked at.
+            **changed: overrides of the term's settings: numbers, or tensors, of which the smallest
+                and the largest value are checked.
         """
         defaults, found = self.definition.defaults, dict(self._extremes)
         for key, value in changed.items():
@@ -261,7 +262,7 @@ class Term(Loss):
                 self.definition.check(**dict(zip(found, values, strict=True)))
 
     def make_state(self, head: "Head") -> State | None:
-        """A fresh memory for this term, where it has one."""
+        """Make a new state for this term, or return none if it has no state."""
         return None if self.definition.state is None else self.definition.state(self, head)
 
     def __call__(self, *inputs: Any, **arguments: Any) -> Any:
@@ -276,7 +277,7 @@ class Term(Loss):
                     f"{self.name} expects a split with rest, since it changes the scores of all "
                     "classes, got one without: ask for it in reads, or use a criterion"
                 )
-            # Of a term without its state, the function itself tells what is missing.
+            # If the state is missing, the term's function raises the clearer error.
             complete = self.definition.state is None or merged.get("state") is not None
             wanted = complete and "distance" in self.definition.reads and not transforming()
             if wanted and on_host(like) and len(like) and bool(inputs[0].distance.isnan().all()):
@@ -312,7 +313,7 @@ class Term(Loss):
 
         Args:
             per_class: looks up a setting that has one value per class.
-            state: of a term that has one.
+            state: state of the term, if it has one.
         """
         assert self.definition.adjust is not None
         given = {k: per_class(k) if isinstance(v, tuple) else v for k, v in self.arguments.items()}
@@ -333,7 +334,7 @@ class Term(Loss):
         return f"{self.name}({', '.join(f'{k}={format_setting(v)}' for k, v in self.values)})"
 
     def __reduce__(self) -> tuple[Any, ...]:
-        # By the builder's import path: a definition is no value to be copied.
+        # Pickled by the builder's import path, since a definition must not be copied.
         return _rebuild, (self.definition.builder, self.settings, self.within)
 
 
@@ -344,7 +345,7 @@ def _rebuild(
 
 
 def not_a_loss(name: str, given: Any) -> TypeError:
-    """Build the error for a term that is called as if it were a loss of features and labels."""
+    """Build the error for a term called with features and labels, as if it were a criterion."""
     import tammes
 
     offered = {key.lower(): key for key in tammes.__all__ if key[0].isupper()}

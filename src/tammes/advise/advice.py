@@ -66,12 +66,12 @@ class Scales:
 
 @dataclass(frozen=True)
 class Evidence:
-    """Default setting of a loss in a grid of trainings.
+    """Result of a loss's default setting in a grid of training runs.
 
     Attributes:
-        data: data set.
+        data: dataset.
         classes: number of its classes.
-        images: training images of a class.
+        images: training images per class.
         quantity: what was measured, in %.
         advised: the default setting.
         best: the best setting of the grid.
@@ -93,10 +93,10 @@ class Advice:
 
     Attributes:
         work: sizes of the job.
-        machine: machine it is to run on.
+        machine: machine to run on.
         loss: loss, as given or recommended.
         margin: its margin, as given or recommended; ``None`` if it has none.
-        scale: its scale, likewise; of an adaptive one the first.
+        scale: its scale, as given or recommended; the initial one if it is adaptive.
         class_margin: largest possible class margin.
         sample_margin: largest sample margin of examples at their prototypes,
             ``1 - cos(class margin)``.
@@ -108,7 +108,7 @@ class Advice:
         cautions: warnings about the settings.
         costs: bytes and seconds of every implementation.
         implementation: the one that a head chooses by default, or ``""`` without a head.
-        evidence: trainings with the default settings of this loss, next to the best of their grid.
+        evidence: training runs with the default settings of this loss, and the best of their grid.
 
     Example:
         >>> advice = advise(1000, 128, loss="cosface")
@@ -208,7 +208,7 @@ def advise(
         lr: learning rate of the head.
         samples_per_class: number of training examples per class.
         imbalance: size of the largest class over that of the smallest.
-        identities: whether the model is to tell apart identities that it was not trained on, as in
+        identities: whether the model will be used on identities that it was not trained on, as in
             retrieval and verification.
         loss: name of a loss, or several joined by ``+``, the main one first;
             ``cosface`` by default. ``direct_sum`` and ``spectral_sum`` may be among them.
@@ -217,7 +217,7 @@ def advise(
         annealing: whether ``blend`` of L-Softmax or SphereFace will be annealed.
         posterior: desired posterior of an example at its prototype.
         sample_rate: fraction of the classes per step with sampled classes.
-        subcenters: prototypes of a class.
+        subcenters: prototypes per class.
         device: ``"cuda"`` or ``"cpu"``; that of the machine by default.
         machine: one accelerator, or its name in :data:`tammes.advise.workload.MACHINES`; by default
             the machine at hand.
@@ -333,7 +333,7 @@ def advise(
 
 
 def _evidence(loss: str) -> Iterator[Evidence]:
-    """Compare the default settings of a loss with the best of every grid that trained them."""
+    """Compare the default settings of a loss with the best in every grid that contains them."""
     for grid in grids():
         trial = grid.find(loss, *defaults_of(loss, grid))
         if trial is not None:
@@ -343,7 +343,7 @@ def _evidence(loss: str) -> Iterator[Evidence]:
 
 
 def defaults_of(loss: str, grid: Grid) -> tuple[float, float | None]:
-    """Return the scale and the margin that are advised for a loss on the data of a grid."""
+    """Return the scale and margin advised for a loss on the data of a grid."""
     classes, dim = grid.classes, grid.dim
     angle, odds = largest_class_margin(classes, dim).angle, log_odds(POSTERIOR, classes)
     margin = best_margin(loss, classes, angle, odds, None, grid.images)
@@ -352,7 +352,7 @@ def defaults_of(loss: str, grid: Grid) -> tuple[float, float | None]:
 
 
 def _names(loss: str) -> tuple[str, ...]:
-    """Names of the builders of the losses in a sum; a variant of a loss has one of its own."""
+    """Names of the builders of the losses in a sum; a variant of a loss has its own builder."""
     parts = [part.strip() for part in loss.split("+")]
     names = tuple(part if part in SUMS else builder(part).__name__ for part in parts)
     if all(name in SUMS for name in names):
@@ -371,7 +371,7 @@ def _has_margin(loss: str) -> bool:
 
 
 def _similarity(names: Sequence[str], main: str, subcenters: int) -> Similarity:
-    """Similarity of the head that the main loss of a sum is written for."""
+    """Similarity of the head for which the main loss of a sum is made."""
     if subcenters != 1 and definition(main).on == "features":
         raise ValueError(f"advise expects subcenters with losses on prototypes only, got {main}")
     if main not in LINEAR or adapts_scale(names):
@@ -384,7 +384,7 @@ def _similarity(names: Sequence[str], main: str, subcenters: int) -> Similarity:
 def _term(loss: str, margin: float | None) -> Term:
     """Build a loss with the margin in its setting."""
     name = definition(loss).name
-    # The rarest class has the largest margin, and equal counts adjust nothing.
+    # For ldam the margin is that of the rarest class; with equal counts the others are a softmax.
     equal = {"ldam": "cosface", "logit_adjustment": "softmax", "vs_softmax": "softmax"}.get(name)
     loss, name = (equal, equal) if equal else (loss, name)
     kind = KINDS.get(name)

@@ -1,10 +1,10 @@
-"""Default scales, optimizer and rates: the one table behind criteria, lab and advice.
+"""Default scales, optimizer and learning rates: one table for criteria, lab and advice.
 
 The ready-made criteria (:mod:`tammes.criterion.presets`), the lab (``head: auto``, the fields of
-its configuration) and ``tammes advise`` all read it. Losses have the margins of their papers by
-default, since their names promise them; the advice departs from them where trainings say so. Every
-number names its evidence; the trainings are in :mod:`tammes.advise.evidence`, and a test holds the
-table to them.
+its configuration) and ``tammes advise`` all read it. Losses default to the margins of their papers,
+as their names promise; the advice departs from them where our training runs do better with others.
+Every number names its evidence; the runs are in :mod:`tammes.advise.evidence`, and a test compares
+the table with them.
 """
 
 import math
@@ -26,7 +26,7 @@ from tammes.heads.head import Scale
 from tammes.terms import Loss, Term
 
 POSTERIOR = 0.9
-"""Posterior that an example at its prototype has to reach."""
+"""Posterior that an example at its prototype should reach."""
 NO_MARGINS: Margins = (1.0, 0.0, 0.0)
 
 
@@ -37,7 +37,7 @@ class Default:
     Attributes:
         value: the value.
         evidence: where it comes from.
-        basis: ``"measured"`` by trainings of our own, or ``"literature"``.
+        basis: ``"measured"`` in our own training runs, or ``"literature"``.
     """
 
     value: float
@@ -67,7 +67,7 @@ SCALES: Mapping[str, Default] = {
     "lm_softmax": Default(64.0, "Zhou 2022; the loss hardly depends on it", "literature"),
     "ldam": Default(30.0, "Cao 2019", "literature"),
 }
-"""Scales of losses that do not take those above."""
+"""Scales of losses that do not use those above."""
 MARGINS: Mapping[str, Default] = {
     "cosface": Default(
         0.1, "the paper's 0.35 loses 1 point on Omniglot, 2 on CIFAR-100, 8 on chimpanzee faces"
@@ -78,11 +78,11 @@ MARGINS: Mapping[str, Default] = {
 }
 """Margins to advise between :data:`FEW_CLASSES` and :data:`MANY_CLASSES` classes."""
 _LARGER = (20.0, 30.0, 64.0)
-"""Usual scales, for spheres on which the default is too small."""
+"""Usual scales, from which to choose if the default is too small for the sphere."""
 
 OPTIMIZER: Final = "sgd"
 LEARNING_RATES: Final = {"sgd": 0.1, "momentum": 0.1, "adam": 0.001, "adamw": 0.001}
-"""Learning rates by optimizer, as in the trainings; ``momentum`` is SGD with momentum."""
+"""Learning rates by optimizer, as in the training runs; ``momentum`` is SGD with momentum."""
 MOMENTUM: Final = 0.9
 WEIGHT_DECAY: Final = 5e-4
 HEAD_RATE: Final = 1.0
@@ -90,13 +90,13 @@ HEAD_RATE: Final = 1.0
 
 
 def usual_scale(name: str, classes: int, *, identities: bool = False) -> Default:
-    """Return the default scale of a loss on unit features, whatever the sphere."""
+    """Return the default scale of a loss on unit features, without regard to the sphere."""
     few = IDENTITIES_SCALE if identities else FEW_CLASSES_SCALE
     return SCALES.get(name, MANY_CLASSES_SCALE if classes >= MANY_CLASSES else few)
 
 
 def measured_margin(name: str, classes: int) -> Default | None:
-    """Return the margin that our trainings prefer to the paper's, if they do."""
+    """Return the margin that did better than the paper's in our training runs, if any."""
     return MARGINS.get(name) if FEW_CLASSES < classes < MANY_CLASSES else None
 
 
@@ -109,7 +109,7 @@ def default_scale(
     *,
     identities: bool = False,
 ) -> float:
-    """Return the default scale of a loss, or a larger one where the sphere requires it.
+    """Return the default scale of a loss, or a larger one if the sphere requires it.
 
     Losses on raw features have a scale of 1.
 
@@ -118,8 +118,8 @@ def default_scale(
         margins: its factor of the angle, radians added to it, and cosine subtracted.
         classes: number of classes.
         dim: size of a feature.
-        posterior: posterior that an example at its prototype has to reach.
-        identities: whether features of classes not trained are to be compared.
+        posterior: posterior that an example at its prototype should reach.
+        identities: whether the features will be used to compare classes not seen in training.
 
     Example:
         >>> default_scale("cosface", (1.0, 0.0, 0.35), 1000, 128)
@@ -133,7 +133,7 @@ def default_scale(
     reach = math.cos(largest_class_margin(classes, dim).angle)
     about = scale_for(log_odds(posterior, classes), bent(0.0, margins), reach)
     if usual >= about or math.isinf(about):
-        # No scale meets a margin that the sphere has no room for.
+        # No scale helps if the sphere has no room for the margin.
         return usual
     return next((each for each in _LARGER if each >= about), float(math.ceil(about)))
 
@@ -149,7 +149,7 @@ def main_term(loss: Loss) -> Term | None:
 def recommended_scale(loss: Loss, embedding_size: int, num_classes: int) -> Scale:
     """Return the default scale on unit features for the main term of a loss, at its margin.
 
-    It is ``"adaptive"`` where a term requires that.
+    It is ``"adaptive"`` if a term requires that.
 
     Example:
         >>> import tammes

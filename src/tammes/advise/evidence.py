@@ -1,4 +1,4 @@
-"""Trainings behind the defaults: grids over scale, margin, head rate, optimizer and warm-up.
+"""Training runs behind the defaults: grids over scale, margin, head rate, optimizer, warm-up.
 
 ``evidence.json`` is written by ``scripts/advice_evidence.py`` from the ledgers of the recipes
 ``advice/classes`` and ``advice/identities`` under ``results/advice``.
@@ -21,11 +21,11 @@ class GridTrial:
         loss: name of the loss.
         scale: scale of the head.
         margin: margin of the loss.
-        mean: main quantity in %, averaged over seeds.
+        mean: main metric in %, averaged over seeds.
         error: its standard error.
         optimizer: optimizer.
         head_rate: learning rate of the head over that of the network.
-        warm_up: share of the training in which the margin rises from 0.
+        warm_up: fraction of the training in which the margin rises from 0.
     """
 
     loss: str
@@ -39,7 +39,7 @@ class GridTrial:
 
     @property
     def beyond_defaults(self) -> str:
-        """Optimizer, head rate and warm-up in words, as far as they are not the defaults."""
+        """Optimizer, head rate and warm-up in words, if they differ from the defaults."""
         words = f", {self.optimizer}" if self.optimizer != "sgd" else ""
         words += f", head rate × {self.head_rate:g}" if self.head_rate != 1 else ""
         return words + (", margin warmed up" if self.warm_up else "")
@@ -47,14 +47,14 @@ class GridTrial:
 
 @dataclass(frozen=True)
 class Grid:
-    """All settings trained on one data set.
+    """All settings trained on one dataset.
 
     Attributes:
-        data: name of the data set.
+        data: name of the dataset.
         classes: number of classes.
         dim: size of a feature.
-        images: training images of a class.
-        quantity: main quantity, in %; more is better.
+        images: training images per class.
+        quantity: main metric, in %; higher is better.
         seeds: number of seeds of each setting.
         device: device it ran on.
         trials: the settings.
@@ -71,7 +71,7 @@ class Grid:
 
     @property
     def identities(self) -> bool:
-        """Whether it was tested on classes that were not trained."""
+        """Whether it was tested on classes not seen in training."""
         return self.quantity != "accuracy"
 
     @property
@@ -109,7 +109,7 @@ def grids(path: Path = FILE) -> tuple[Grid, ...]:
 
 
 def effect(change: str) -> str:
-    """Say what a change to the defaults did, over all grids.
+    """Describe the effect of a change to the defaults, over all grids.
 
     Args:
         change: a change as :attr:`GridTrial.beyond_defaults` writes it.

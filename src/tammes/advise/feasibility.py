@@ -1,8 +1,8 @@
 r"""Feasible margins and scales on the sphere.
 
-Let :math:`A` be the angle between the closest two prototypes, the class margin. An example at the
-angle :math:`\theta` to its own prototype can be as near as :math:`A - \theta` to another. It meets
-the margins of a loss if its own class wins after they are applied,
+Let :math:`A` be the angle between the closest two prototypes, the class margin. An example at angle
+:math:`\theta` to its own prototype can be as near as :math:`A - \theta` to another. It meets the
+margins of a loss if its own class wins after they are applied,
 
 .. math:: \Phi(m_1\theta + m_2) - m_3 \ge \cos(A - \theta),
 
@@ -31,7 +31,7 @@ SUMS = ("direct_sum", "spectral_sum")
 
 
 def builder(name: str) -> Callable[..., Term]:
-    """Find the builder of a loss by its name, another that it is known by, or that of its class.
+    """Find the builder of a loss by its name, an alias, or the name of its class.
 
     Example:
         >>> builder("CosFace")()
@@ -53,17 +53,17 @@ def definition(name: str) -> Definition:
 
 
 def term_names(written: Iterable[str]) -> list[str]:
-    """Names of the terms that the losses of a sum build; of a combination, its own."""
+    """Names of the terms that the losses of a sum build; combinations keep their own."""
     return [name if name in SUMS else definition(name).name for name in written]
 
 
 def adapts_scale(names: Iterable[str]) -> bool:
-    """Return whether a loss of a sum needs a head whose scale follows the angles of each batch."""
+    """Return whether any loss of a sum needs a head with an adaptive scale."""
     return any(definition(name).requires == "adaptive" for name in names if name not in SUMS)
 
 
 def bent(theta: float, margins: Margins = (1.0, 0.0, 0.0)) -> float:
-    r"""Score of the own class after the margins, over the scale: :math:`\Phi(\theta) - m_3`."""
+    r"""Score of the target class after the margins, over the scale: :math:`\Phi(\theta) - m_3`."""
     m1, m2, m3 = margins
     phi = m1 * theta + m2
     turns = math.floor(phi / math.pi)
@@ -177,7 +177,7 @@ KINDS = {
 def margins_of(term: Term) -> Margins:
     """Return factor of the angle, radians added to it and cosine subtracted, of any term.
 
-    Margins per class count with the largest.
+    Of per-class margins, the largest counts.
 
     Example:
         >>> import tammes
@@ -287,17 +287,17 @@ def log_odds(posterior: float, classes: int) -> float:
 
 
 def scale_for(odds: float, target: float, cosine: float) -> float:
-    r"""Scale at which the own class has the desired posterior against C - 1 others.
+    r"""Scale at which the target class has the desired posterior against C - 1 others.
 
     .. math:: s \ge \frac{\log\frac{(C-1)\,p}{1-p}}{t - \cos A}
 
     Args:
         odds: see :func:`log_odds`.
-        target: cosine to the own prototype after the margins, :math:`t`.
+        target: cosine to the target prototype after the margins, :math:`t`.
         cosine: cosine to the other prototypes.
 
     Returns:
-        The scale; infinite if the own class cannot win, 0 if it need not.
+        The scale; infinite if the target class cannot win, 0 if it need not.
     """
     if odds <= 0:
         return 0.0
@@ -308,7 +308,7 @@ _ANGLES, _DRAWS = 20_000, 512
 
 
 def random_start(classes: int, dim: int, scale: float) -> Split:
-    """Split of a cosine head before training: random directions, at every angle to the own one.
+    """Split of a cosine head before training: random directions, at every target angle.
 
     Args:
         classes: number of classes C.
@@ -316,9 +316,9 @@ def random_start(classes: int, dim: int, scale: float) -> Split:
         scale: factor of the cosines.
 
     Returns:
-        A split of examples at angles from 0 to pi, each with its share of the sphere as weight in
-        ``norm``; ``others``, ``hardest``, ``expected`` and ``mean`` are those of C - 1 random
-        directions.
+        A split of examples at target angles from 0 to pi, with the fraction of the sphere at each
+        as weight in ``norm``; ``others``, ``hardest``, ``expected`` and ``mean`` are those of C - 1
+        random directions.
     """
     theta = (torch.arange(_ANGLES, dtype=torch.double) + 0.5) * (math.pi / _ANGLES)
     share = ((dim - 2) * theta.sin().log()).softmax(0)

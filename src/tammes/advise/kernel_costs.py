@@ -50,15 +50,16 @@ class Passes(NamedTuple):
 
 DENSE = Passes(scores=25, prototypes=26)
 DENSE_GPU = Passes(scores=6, prototypes=5)
-"""With kernels of its own, in numbers of the working precision, also where products are in half."""
+"""With Triton kernels; in units of the working precision, even if products are in half."""
 STREAMED = Passes(scores=11, prototypes=33, again=10)
 STREAMED_HALF = Passes(scores=15, prototypes=38, again=4.7)
 """Streamed with products in half precision: more copies, but the keys are kept."""
 POOLING = 29
-"""Further passes over the streamed products of several prototypes of a class: one step, fitted."""
+"""Further passes over the streamed products with several prototypes per class; fitted to one
+step."""
 FUSED = Passes(scores=0, prototypes=6.5, again=4.9)
-"""In numbers of half precision, where the others are in the working one. What is read and written
-of exponentials hides behind their products."""
+"""In units of half precision, unlike the others. Reads and writes of exponentials overlap their
+products."""
 
 
 class Inside(NamedTuple):
@@ -98,8 +99,8 @@ def dense(work: Workload) -> Inside:
         copied = pooled or isinstance(work.similarity, SquaredDistance)
         keys = prototypes * work.working if copied else 0
         forward = dense_matrices(work.reads | {"rest"} if pooled else work.reads) * matrix + keys
-        # Kept scores beside the gradient of the scores; the gradient of the prototypes, which of
-        # cosines is multiplied with them.
+        # Saved scores and their gradient; the gradient of the prototypes and, for cosines, its
+        # product with them.
         kept = 1 if OF_SCORES.isdisjoint(work.reads) else 2
         product = prototypes if work.similarity.is_cosine else 0
         backward = kept * matrix + (prototypes + product) * work.working + keys
@@ -141,10 +142,10 @@ def _streamed_bytes(
     height, prototypes = longest(blocks), classes * work.numbers
     block = height * classes
     if isinstance(work.similarity, Pooled):
-        # With the products of a block of classes, and what pooling keeps of them.
+        # With the products of a block of classes, and what pooling saves of them.
         block += height * width * work.centers
         block += block * work.similarity.kept_bytes(work.working) // work.working
-    # Of distances, keys are a copy of a block of prototypes. In half precision all keys are kept,
+    # For distances, keys are a copy of a block of prototypes. In half precision all keys are kept,
     # and a product is computed from a copy of the block before it is added.
     tile, linear = width * work.numbers, isinstance(work.similarity, InnerProduct)
     beside = tile if isinstance(work.similarity, SquaredDistance) else 0

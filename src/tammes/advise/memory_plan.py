@@ -8,8 +8,8 @@ each :math:`CD` or :math:`NC` or :math:`ND` numbers times a factor. The factors 
 :mod:`tammes.kernels`, and tests compare them with the memory of a real process. The backbone is not
 included, nor the temporaries of the optimizer step, when the scores have been freed.
 
-The time is an estimate: matrix products at a given rate, passes over memory at another and
-messages at a third, one after the other.
+The time is an estimate: matrix products, passes over memory and messages, each at its own rate, one
+after the other.
 """
 
 import math
@@ -160,13 +160,13 @@ class _Estimate:
             classes=work.classes,
             trained=work.classes,
             features=2 * work.rows * work.dim * work.working + (weights if others else 0),
-            # An all-reduce of the gradients sends two halves; the loss is a message of its own.
+            # An all-reduce sends the gradients twice; the loss is a separate message.
             exchange=exchange(work, self.machine, 2 * weights * others / work.gpus, 2),
             note=note,
         )
 
     def sharded(self, *, sampled: bool = False) -> Cost:
-        """Cost with a shard of the classes on each rank, of which a step may sample some."""
+        """Cost with a shard of the classes on each rank, from which a step may sample."""
         work = self.work
         trained = sample_size(work.batch, work.shard, work.sample_rate) if sampled else work.shard
         way, inside = kernel_costs.shared(work, work.batch, trained)

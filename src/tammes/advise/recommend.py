@@ -32,7 +32,7 @@ class Recommendation:
         setting: name of the setting.
         value: a number or a word.
         reason: reason for the value.
-        basis: ``"formula"``, ``"measured"`` by trainings of our own, ``"literature"``,
+        basis: ``"formula"``, ``"measured"`` in our own training runs, ``"literature"``,
             ``"reports"`` of users, or ``"rule of thumb"``.
     """
 
@@ -47,10 +47,9 @@ def _few(samples: float | None) -> bool:
 
 
 def usual_margin(name: str, classes: int) -> defaults.Default:
-    """Return the margin to begin with for a loss of :data:`KINDS`, whatever the sphere.
+    """Return the usual margin of a loss of :data:`KINDS`, without regard to the sphere.
 
-    It is the one that our trainings prefer, or that of the literature, on unit features if
-    possible.
+    It is the best of our training runs or that of the literature, on unit features if possible.
     """
     measured = defaults.measured_margin(name, classes)
     if measured is not None:
@@ -110,7 +109,7 @@ def recommendations(
         choice: settings of the user.
         margin: see :func:`best_margin`.
         costs: cost of every implementation.
-        free: whether the loss was left open.
+        free: whether no loss was given.
     """
     rows = []
     if free:

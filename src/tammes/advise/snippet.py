@@ -1,4 +1,4 @@
-"""Code and a command to copy, with the settings of an advice."""
+"""Code and a command to copy, with the advised settings."""
 
 import inspect
 import re
@@ -22,13 +22,13 @@ if TYPE_CHECKING:
 
 _OPTIMIZERS = {"adam": "Adam", "adamw": "AdamW", "adagrad": "Adagrad", "rmsprop": "RMSprop"}
 _EPOCHS = 20
-"""Epochs of a run of the lab by default."""
+"""Default number of epochs in the lab."""
 
 
 class Snippet:
-    """Settings of an advice, written as code: those given, or the recommended ones.
+    """Settings written as code: those given, or else the recommended ones.
 
-    Where something given provably cannot work, all are the recommended ones.
+    If a given setting provably cannot work, all are the recommended ones.
     """
 
     def __init__(self, advice: "Advice") -> None:

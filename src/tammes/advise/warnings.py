@@ -188,7 +188,7 @@ def _training(choice: Choice) -> Iterator[Caution]:
             "with margin 0 and a smaller scale, and warm the margin up (tammes.schedules.WarmUp)",
             "pytorch-metric-learning #351, #186",
         )
-    # Rates of the trainings in results/advice, where ArcFace trained with either optimizer.
+    # Rates of the runs in results/advice, where ArcFace trained with either optimizer.
     high = LEARNING_RATES.get(work.optimizer, LEARNING_RATES["adam"])
     if choice.lr is not None and choice.lr > high and main in ANGULAR:
         yield Caution(

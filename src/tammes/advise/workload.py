@@ -36,10 +36,10 @@ class Machine:
         half_flops: the same in half precision.
         bandwidth: bytes per second to and from memory.
         link: bytes per second from one accelerator to another of the same node.
-        launch: minimum seconds of a streamed or fused step, for launching its kernels; a dense one
-            has half as many.
-        network: bytes per second of an accelerator to those of other nodes.
-        node: number of accelerators of a node.
+        launch: minimum seconds of a streamed or fused step, for launching its kernels; a dense step
+            takes half of that.
+        network: bytes per second from an accelerator to those of other nodes.
+        node: accelerators per node.
         latency: seconds of the shortest message; a collective of G ranks takes log2 G times that.
         device: ``"cuda"`` or ``"cpu"``.
 
@@ -69,7 +69,7 @@ H200 = Machine()
 
 
 def _like_the_h200(name: str, gib: float, tflops: float, half: float, gb: float) -> Machine:
-    """Return a GPU that reaches the same share of its data sheet as the H200: 3/4, 0.7 and 5/6."""
+    """Return a GPU that reaches the same fractions of its data sheet as the H200."""
     return Machine(name, gib * 2**30, tflops * 0.75e12, half * 0.7e12, gb * 1e9 / 1.2)
 
 
@@ -84,8 +84,8 @@ MACHINES = {
     "rtx3090": _like_the_h200("RTX 3090", 23.5, 35.6, 71, 936),
     "cpu": CPU,
 }
-"""Machines by name. Of all but the H200 and the CPU, rates are those of the data sheet (TFLOP/s in
-float32 and half precision, GB/s), times the share of it that the H200 reaches."""
+"""Machines by name. For all but the H200 and the CPU, rates are those of the data sheet (TFLOP/s in
+float32 and half precision, GB/s), times the fraction of it that the H200 reaches."""
 
 
 def machine_at_hand() -> Machine:
@@ -118,7 +118,7 @@ def choose_machine(
 ) -> tuple[Machine, str]:
     """Return the machine to plan for and its device; by default the one at hand.
 
-    A GPU, or several, where there is none at hand is an H200.
+    If a GPU is requested and none is at hand, an H200 is assumed.
     """
     if isinstance(machine, str):
         if machine not in MACHINES:
@@ -152,8 +152,8 @@ class Workload:
         autocast: dtype of matrix products under autocast on CUDA, or ``None``.
         optimizer: a name of :data:`OPTIMIZERS`.
         reads: fields of the split that the loss reads.
-        similarity: similarity of features and prototypes, of which a class may have several.
-        sample_rate: fraction of the other classes per step with sampled classes.
+        similarity: similarity of features and prototypes; a class may have several prototypes.
+        sample_rate: fraction of the classes per step with sampled classes.
         device: ``"cuda"`` or ``"cpu"``.
 
     Example:
@@ -211,12 +211,12 @@ class Workload:
 
     @property
     def centers(self) -> int:
-        """Prototypes of a class."""
+        """Prototypes per class."""
         return self.similarity.centers
 
     @property
     def numbers(self) -> int:
-        """Numbers in the prototypes of a class."""
+        """Numbers in all prototypes of a class."""
         return self.centers * self.dim
 
     @property
@@ -255,7 +255,7 @@ class Workload:
 
     @property
     def on_gpu(self) -> bool:
-        """Whether the dense implementation has kernels of its own for the fields and precision."""
+        """Whether the dense implementation has Triton kernels for the fields and precision."""
         return self.device == "cuda" and supports(self.problem(1, 2), self.reads)
 
     @property

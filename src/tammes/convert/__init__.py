@@ -1,7 +1,7 @@
-"""Move from other libraries: load heads that were trained with them, or replace a class of theirs.
+"""Migrate from other libraries: load heads trained with them, or use drop-in replacements.
 
-All of it needs torch only: it reads a saved state dict or the attributes of a live module, and
-never imports the other library.
+Only torch is needed: the functions read a saved state dict or the attributes of a live module, and
+never import the other library.
 """
 
 from tammes.convert.drop_in import (

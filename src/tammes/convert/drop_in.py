@@ -1,8 +1,9 @@
-"""Classes with the constructor and the call of other libraries', for a change of one import.
+"""Drop-in replacements for classes of other libraries: only the import changes.
 
-:class:`PartialFC_V2` is InsightFace's, :class:`ArcMarginProduct` and :class:`AddMarginProduct` are
-WeSpeaker's, :class:`AdditiveAngularMargin` and :class:`AngularMargin` SpeechBrain's. Their weights
-load as they are. Values are the same; gradients are finite where a feature meets its prototype.
+:class:`PartialFC_V2` replaces InsightFace's, :class:`ArcMarginProduct` and
+:class:`AddMarginProduct` WeSpeaker's, :class:`AdditiveAngularMargin` and :class:`AngularMargin`
+SpeechBrain's. Trained weights load unchanged. Values are the same; gradients stay finite even where
+a feature coincides with its prototype.
 """
 
 import math
@@ -26,21 +27,21 @@ class PartialFC_V2(Criterion):
     """InsightFace's ``PartialFC_V2`` as a criterion: classes sharded over ranks, or sampled.
 
     The loss is that of its ``CombinedMarginLoss``, see
-    :func:`tammes.convert.from_insightface`; a margin in the gradient is ignored as there. Unlike
-    the original it also runs without ``torch.distributed``, on a CPU, with batches of any size,
-    and without all scores in memory.
+    :func:`tammes.convert.from_insightface`; as in the original, the gradient ignores the margin.
+    Unlike the original it also runs without ``torch.distributed``, on a CPU, with batches of any
+    size, and without all scores in memory.
 
-    A state dict of the original is loaded by the rank that saved it, where the classes divide
-    evenly over the ranks, or with the classes of all ranks joined by any.
+    If the classes divide evenly over the ranks, each rank can load the state dict that it saved
+    with the original; in any case, a state dict with the classes of all ranks joined loads.
 
     Args:
-        margin_loss: an object with the settings of InsightFace's: ``s``, ``m1``, ``m2`` and ``m3``
-            as ``CombinedMarginLoss`` has them, with or without
-            ``interclass_filtering_threshold``, or ``s`` and ``m`` as ``CosFace``.
+        margin_loss: an object with the attributes of InsightFace's ``CombinedMarginLoss``: ``s``,
+            ``m1``, ``m2`` and ``m3``, with or without ``interclass_filtering_threshold``; or those
+            of its ``CosFace``: ``s`` and ``m``.
         embedding_size: size of a feature.
-        num_classes: number of classes of all ranks.
-        sample_rate: share of the classes that a step compares with.
-        fp16: products of features and prototypes in half precision.
+        num_classes: total number of classes.
+        sample_rate: fraction of the classes used in a step.
+        fp16: multiply features and prototypes in half precision.
 
     Example:
         >>> from types import SimpleNamespace
@@ -68,7 +69,7 @@ class PartialFC_V2(Criterion):
             CosineHead, embedding_size, num_classes, scale=scale, sample_rate=sample_rate
         )
         with torch.no_grad():
-            # Of the length that the original starts with, on which the rate of turning depends.
+            # The initial norm of the original, which determines how fast prototypes turn.
             head.weight.mul_(0.01 * embedding_size**0.5)
         super().__init__(head, loss)
         self.fp16 = fp16
@@ -76,7 +77,7 @@ class PartialFC_V2(Criterion):
     def forward(  # type: ignore[override]
         self, local_embeddings: Tensor, local_labels: Tensor, **settings: Any
     ) -> Tensor:
-        """Loss of the batches of all ranks.
+        """Loss of the global batch.
 
         Args:
             local_embeddings: features of this rank, shape ``(N, D)``.
@@ -98,13 +99,13 @@ class PartialFC_V2(Criterion):
             state_dict[f"{prefix}head.weight"] = weight
             even = head.num_classes % head.group.world_size == 0
             if head.is_sharded and even and len(weight) == len(head.weight):
-                # That of this rank, as the original divides the classes.
+                # This rank's weight, since the original divides the classes in the same way.
                 state_dict[f"{prefix}head.place"] = head.place
         super()._load_from_state_dict(state_dict, prefix, *args, **kwargs)
 
 
 def _settings_of(margin_loss: Any) -> tuple[float, tuple[float, float, float]]:
-    """Scale and margins of a loss of InsightFace's."""
+    """Read scale and margins from a loss of InsightFace."""
     for names in (("m1", "m2", "m3"), ("m",)):
         if all(hasattr(margin_loss, name) for name in ("s", *names)):
             *before, last = (float(getattr(margin_loss, name)) for name in names)
@@ -119,10 +120,10 @@ def _settings_of(margin_loss: Any) -> tuple[float, tuple[float, float, float]]:
 def _with_angle_margin(
     cosine: Tensor, labels: Tensor, margin: float, easy_margin: bool, past: float
 ) -> Tensor:
-    """Cosines with a margin in radians added to the own angle.
+    """Cosines with a margin in radians added to the target angle.
 
-    ``past`` is subtracted where the angle would be past pi; with ``easy_margin`` cosines of 0 and
-    less stay as they are.
+    Where the angle would exceed pi, ``past`` is subtracted from the cosine instead; with
+    ``easy_margin``, cosines of 0 or less are left unchanged.
     """
     rows = split(cosine, labels, reads=("target", "gap", "length"))
     own, shifted = rows.target, target_similarity(rows, m2=margin)
@@ -134,7 +135,7 @@ def _with_angle_margin(
 
 
 class _Product(nn.Module):
-    """Prototypes and a margin of WeSpeaker's projections."""
+    """Base of WeSpeaker's projections: prototypes, scale and margin."""
 
     def __init__(self, in_features: int, out_features: int, scale: float, margin: float) -> None:
         super().__init__()
@@ -156,19 +157,19 @@ class _Product(nn.Module):
 
 
 class ArcMarginProduct(_Product):
-    r"""WeSpeaker's ``ArcMarginProduct``: scores with ArcFace's margin, for a cross entropy.
+    r"""WeSpeaker's ``ArcMarginProduct``: scores with ArcFace's margin, for cross entropy.
 
     .. math:: s\cos(\theta_y + m)\ \text{up to}\ \pi,\ \text{then}\ s(\cos\theta_y - 1 + \cos m)
 
     Its ``state_dict`` is that of the original. ``tammes.ArcFace(in_features, out_features, ...)``
-    with the same ``weight`` in its head has the loss without all scores in memory.
+    with the same ``weight`` in its head computes the loss without all scores in memory.
 
     Args:
         in_features: size of a feature.
         out_features: number of classes.
         scale: factor of the cosines.
         margin: angle in radians; :meth:`update` changes it.
-        easy_margin: leave cosines of 0 and less as they are.
+        easy_margin: leave cosines of 0 or less unchanged.
 
     Example:
         >>> projection = tammes.convert.ArcMarginProduct(8, 5, scale=32.0, margin=0.2)
@@ -197,18 +198,18 @@ class ArcMarginProduct(_Product):
 
 
 class AddMarginProduct(_Product):
-    r"""WeSpeaker's ``AddMarginProduct``: scores with CosFace's margin, for a cross entropy.
+    r"""WeSpeaker's ``AddMarginProduct``: scores with CosFace's margin, for cross entropy.
 
     .. math:: s(\cos\theta_y - m)
 
     Its ``state_dict`` is that of the original. ``tammes.CosFace(in_features, out_features, ...)``
-    with the same ``weight`` in its head has the loss without all scores in memory.
+    with the same ``weight`` in its head computes the loss without all scores in memory.
 
     Args:
         in_features: size of a feature.
         out_features: number of classes.
         scale: factor of the cosines.
-        margin: cosine by which the own class must win; :meth:`update` changes it.
+        margin: cosine by which the target class must win; :meth:`update` changes it.
 
     Example:
         >>> projection = tammes.convert.AddMarginProduct(8, 5, scale=32.0, margin=0.2)
@@ -233,7 +234,7 @@ class AngularMargin(nn.Module):
     .. math:: s(\cos\theta_y - m)
 
     Args:
-        margin: cosine by which the own class must win.
+        margin: cosine by which the target class must win.
         scale: factor of the cosines.
 
     Example:
@@ -247,7 +248,7 @@ class AngularMargin(nn.Module):
         self.margin, self.scale = margin, scale
 
     def forward(self, outputs: Tensor, targets: Tensor) -> Tensor:
-        """Scores of cosines ``(N, C)`` whose own class is one in ``targets``, of the same shape."""
+        """Scores from cosines and one-hot ``targets``, both of shape ``(N, C)``."""
         return self.scale * (outputs - self.margin * targets)
 
 
@@ -256,12 +257,12 @@ class AdditiveAngularMargin(AngularMargin):
 
     .. math:: s\cos(\theta_y + m)\ \text{up to}\ \pi,\ \text{then}\ s(\cos\theta_y - m\sin m)
 
-    It goes into SpeechBrain's ``LogSoftmaxWrapper`` as the original does.
+    It works in SpeechBrain's ``LogSoftmaxWrapper`` like the original.
 
     Args:
-        margin: angle in radians by which the own class must win.
+        margin: angle in radians by which the target class must win.
         scale: factor of the cosines.
-        easy_margin: leave cosines of 0 and less as they are.
+        easy_margin: leave cosines of 0 or less unchanged.
 
     Example:
         >>> cosines, targets = torch.tensor([[0.9, 0.1]]), torch.tensor([[1.0, 0.0]])
@@ -274,7 +275,7 @@ class AdditiveAngularMargin(AngularMargin):
         self.easy_margin = easy_margin
 
     def forward(self, outputs: Tensor, targets: Tensor) -> Tensor:
-        """Scores of cosines ``(N, C)`` whose own class is one in ``targets``, of the same shape."""
+        """Scores from cosines and one-hot ``targets``, both of shape ``(N, C)``."""
         cosine = outputs.to(torch.promote_types(outputs.dtype, torch.float32))
         past = self.margin * math.sin(self.margin)
         return self.scale * _with_angle_margin(

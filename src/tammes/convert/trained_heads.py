@@ -30,17 +30,17 @@ StateDict: TypeAlias = Mapping[str, Any]
 
 @dataclass(frozen=True)
 class _Peer:
-    """Loss of pytorch-metric-learning, and its head and loss here.
+    """Loss of pytorch-metric-learning, with the corresponding head and loss here.
 
     Attributes:
-        defaults: of its constructor, by the names they have here.
-        head: makes the head of a size, a number of classes and a scale; with ``subcenters`` also
-            of that number.
-        loss: makes the loss of a margin.
-        read: settings of a live loss that have another name or form there.
+        defaults: defaults of its constructor, by the names used here.
+        head: builds the head from feature size, number of classes, scale and, if it has them,
+            ``subcenters``.
+        loss: builds the loss from the margin.
+        read: reads settings of a live loss that have another name or form there.
         weight: name of its prototypes.
         degrees: whether its margin is given in degrees.
-        whole_margin: whether its margin is a whole number.
+        whole_margin: whether its margin must be an integer.
     """
 
     defaults: Mapping[str, float]
@@ -260,8 +260,8 @@ def from_insightface(
 
     The values differ only for :math:`\theta + m_2 > \pi`, where the cosine of the original rises
     again and this one keeps falling. Other triples raise an error: the original ignores
-    :math:`m_1` and :math:`m_2` if :math:`m_3 > 0`, and rejects all others. Its filter between
-    classes has no counterpart.
+    :math:`m_1` and :math:`m_2` if :math:`m_3 > 0`, and rejects all others. Its interclass filter is
+    not converted; it is :func:`tammes.interclass_filter` here.
 
     Args:
         state_dicts: one checkpoint per rank, in rank order: the content of

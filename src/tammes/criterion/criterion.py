@@ -1,4 +1,4 @@
-"""Criterion: a head and a loss, the object that a training loop calls."""
+"""Criterion: a head and a loss, called by the training loop."""
 
 from collections.abc import Mapping, Sequence
 from inspect import signature
@@ -51,29 +51,29 @@ class Criterion(nn.Module):
     .. math:: L = \frac{\sum_i w_i\,\ell_i}{\sum_i w_i},\qquad
               \ell_i = \sum_t \lambda_t\,\ell_i^{(t)}
 
-    Terms on the split and on features have a value for each example; a term on the prototypes has
-    one for all and counts as that of every example, so that the mean of the rows of
-    ``reduction="none"`` is the mean reduction.
+    Terms on the split and on features have one value per example; a term on the prototypes has a
+    single value, which is counted once per example, so that the mean of the ``reduction="none"``
+    losses is the ``"mean"`` reduction.
 
     Args:
         head: owns prototypes and scale.
         loss: a term, or a sum of weighted terms.
-        reduction: ``"mean"`` (weighted, as torch's cross entropy has it), ``"sum"`` or ``"none"``.
-            A batch in which nothing counts has mean zero.
-        ignore_index: examples with this label count for nothing.
+        reduction: ``"mean"`` (weighted, as in torch's cross entropy), ``"sum"`` or ``"none"``. The
+            mean of a batch whose weights are all zero is zero.
+        ignore_index: examples with this label are ignored.
         class_weights: weight of each class's examples, shape ``(C,)``.
-        validate: where the values of labels and features are checked: on the CPU; with ``True`` on
-            an accelerator too, which waits for it; with ``None`` nowhere.
-        implementation: of the head, if it is to be changed: ``"auto"``, ``"dense"``,
-            ``"streamed"`` or ``"fused"``.
-        group: whose batches are one batch: a process group, or ``True`` for the default one of
-            ``torch.distributed``. Every rank then returns the loss of all of them, in whatever a
-            term compares, and backbone and prototypes get its gradient. Ranks may have different
-            numbers of examples, also none. A sharded head says it itself.
-        averaged: the ranks' gradients are averaged, as DistributedDataParallel and FSDP do;
-            ``False`` where they are summed.
-        even: a promise that all ranks always have equally many examples: saves a small collective,
-            which waits for an accelerator.
+        validate: whether to check the values of labels and features: ``False`` on the CPU only,
+            ``True`` on an accelerator too, which synchronises it, ``None`` nowhere.
+        implementation: overrides that of the head: ``"auto"``, ``"dense"``, ``"streamed"`` or
+            ``"fused"``.
+        group: process group whose batches form one global batch, or ``True`` for the default group
+            of ``torch.distributed``. Every rank then returns the loss of the global batch, also for
+            terms that compare examples, and backbone and prototypes get its gradient. Ranks may
+            have different numbers of examples, even none. A sharded head brings its own group.
+        averaged: whether the ranks' gradients are averaged afterwards, as DistributedDataParallel
+            and FSDP do, or summed.
+        even: promise that all ranks always have equally many examples; saves a small collective,
+            which synchronises an accelerator.
 
     Attributes:
         terms: mean of each term over the examples of the last call, by name, before its weight,
@@ -145,10 +145,10 @@ class Criterion(nn.Module):
 
     @property
     def loss(self) -> Loss:
-        """The term or sum of terms; another one may be assigned.
+        """The term or sum of terms; assign another to replace it.
 
-        States of terms that stay are kept, others begin anew; schedules have to fit the new terms.
-        A number that a new term learns has yet to be given to the optimizer.
+        Terms that stay keep their states, new ones start afresh; schedules must fit the new terms.
+        If a new term has a learned parameter, add it to the optimizer.
         """
         return self.settings.loss
 
@@ -164,7 +164,7 @@ class Criterion(nn.Module):
         self.states.to(self.head.weight.device, working_dtype(self.head.weight))
 
     def __setattr__(self, name: str, value: Any) -> None:
-        """Ask the class first: torch keeps a module or a parameter under any name."""
+        """Give the class's descriptors precedence: torch stores a module under any name."""
         if name == "loss":
             object.__setattr__(self, name, value)
             return
@@ -213,7 +213,7 @@ class Criterion(nn.Module):
         self._usual = self._only_group()
 
     def _make_states(self, before: Mapping[str, tuple[float, Term]]) -> None:
-        """Make the states of the terms, but for those of the same terms before."""
+        """Make the states of the terms; unchanged terms keep theirs."""
         made = States()
         for name, (_, term) in self.settings.named.items():
             kept = name in before and before[name][1] == term and name in self.states
@@ -228,9 +228,10 @@ class Criterion(nn.Module):
         self.states = made.train(self.training)
 
     def _only_group(self) -> SplitGroup | None:
-        """Return the terms of a usual call: all read one split, and nothing changes from outside.
+        """Return the only group of terms, if the fast path of :meth:`forward` can evaluate it.
 
-        A map of the scores has a kernel of its own, an adjustment adds to the scores of the head.
+        It cannot with maps or adjustments of the scores, states, class weights, or settings per
+        class.
         """
         if len(self._groups) != 1 or self._others or self._per_class:
             return None
@@ -254,11 +255,11 @@ class Criterion(nn.Module):
             features: shape ``(N, D)``.
             labels: class of each example in ``[0, C)``, or ``ignore_index``, shape ``(N,)``. For a
                 loss that takes several positives, such as :func:`tammes.multi_positive`, also
-                ``(N, P)``, filled up with ``ignore_index``.
+                ``(N, P)``, padded with ``ignore_index``.
             weights: weight of each example, shape ``(N,)``.
-            **settings: settings of the terms for this call: a number, or one per example. A name
-                such as ``margin`` goes to every term that has it, one such as ``cosface.margin`` to
-                that term alone: ``criterion(features, labels, **{"cosface.margin": 0.2})``.
+            **settings: override settings of the terms for this call: a number, or one per example.
+                ``margin`` applies to every term that has one, ``cosface.margin`` to that term
+                alone: ``criterion(features, labels, **{"cosface.margin": 0.2})``.
 
         Returns:
             A scalar, or with ``reduction="none"`` the weighted losses, shape ``(N,)``.
@@ -292,23 +293,22 @@ class Criterion(nn.Module):
                 assert rows is not None
                 loss = torch.dot(rows, weights)
         if torch._C._current_graph_task_id() == -1:
-            # Else activation checkpointing recomputes the call: the first pass has noted it.
+            # Otherwise activation checkpointing is recomputing a call that was noted before.
             vars(self).update(_noted=noted, _noted_total=count)
         return loss
 
     if TYPE_CHECKING:
-        # A call has the type of forward; torch's own is Any.
+        # Calls have the type of forward; torch declares Any.
         __call__ = forward
 
     def _plain_batch(
         self, features: Tensor, labels: Tensor, reads: frozenset[str]
     ) -> tuple[bool, Problem, Tensor, Tensor, Tensor | int | None] | None:
-        """Check a batch, and collect what a usual call needs; none if the call is not usual.
+        """Check a batch and collect the inputs of the fast path; none if it needs the general one.
 
         Returns:
-            Whether the dense kernel is the one to take, the problem, labels, weights of the
-            examples, and what their sum is divided by for the mean of a term, unless the weights
-            are.
+            Whether to use the dense kernel, the problem, the labels, the weights of the examples,
+            and the divisor for the mean of each term, or none if the weights sum to one already.
         """
         head, name, mean = self.head, type(self).__name__, self.reduction == "mean"
         if self.reduction == "none" or self.global_batch is not None or self._changing:
@@ -318,7 +318,7 @@ class Criterion(nn.Module):
             return None
         labels = labels.long()
         if features.is_cuda or dense_gpu.ANYWHERE:
-            # Kernels that mask examples and classes themselves, as nobody waits for a look.
+            # These kernels mask ignored examples and classes themselves, without synchronising.
             problem = Problem(features, head.weight, head.bias, head.scale, head.similarity)
             if self.validate or choose_kernel(head.implementation, problem, reads) != "dense":
                 return None
@@ -347,12 +347,12 @@ class Criterion(nn.Module):
     def graphed(self, features: Tensor, labels: Tensor) -> GraphedCriterion:
         """Record a call and its gradient as CUDA graphs; returns a callable used like this one.
 
-        At everyday sizes a GPU waits for its launches; a replay has one. Schedules, states, and
-        changes of the loss are followed, batches of another shape run as plain calls, and where
-        nothing can be recorded every call does, with a warning.
+        At common sizes a GPU step is bound by its kernel launches; a replay is a single one.
+        Schedules, states and changes of the loss keep working. Batches of another shape run as
+        plain calls; so does every call, after a warning, if nothing can be recorded.
 
         Args:
-            features: a batch as it will be, shape ``(N, D)``.
+            features: an example batch, shape ``(N, D)``.
             labels: shape ``(N,)``.
 
         Example:
@@ -375,16 +375,16 @@ class Criterion(nn.Module):
         return known or self.head.adaptive_scale is not None
 
     def schedule(self, *, by_hand: bool | None = None, **schedules: Schedule) -> Self:
-        """Attach schedules to settings, by the name of the setting.
+        """Attach schedules to settings by name.
 
         A schedule is part of the criterion: saved in its ``state_dict``, it resumes where it
         stopped. It steps with every call in training mode, or when you call :meth:`step`.
 
         Args:
-            by_hand: do not step by itself: for gradient accumulation, or steps that are epochs.
-                Holds for all schedules of the criterion, until it is said otherwise.
-            **schedules: a schedule for each setting, such as ``margin``, ``blend`` or, of one term
-                alone, ``cosface.margin``; and for ``class_weights``.
+            by_hand: step only in :meth:`step`, for gradient accumulation or one step per epoch.
+                Applies to all schedules of the criterion until set again.
+            **schedules: a schedule for each setting, such as ``margin``, ``blend``, or
+                ``cosface.margin`` for a single term; and for ``class_weights``.
 
         Returns:
             The criterion itself.
@@ -407,7 +407,7 @@ class Criterion(nn.Module):
 
     def step(self) -> None:
         """Advance all schedules by one step."""
-        # One schedule may drive several settings, and still steps once.
+        # A schedule that drives several settings still steps once.
         for schedule in set(named_schedules(self.schedules).values()):
             schedule.step()
 
@@ -423,16 +423,16 @@ class Criterion(nn.Module):
         """Parameter groups for an optimizer: the backbone's and the criterion's own.
 
         Args:
-            backbone: what makes the features; parameters it shares with the criterion count as
-                the criterion's.
+            backbone: the network that computes the features; parameters it shares with the
+                criterion count as the criterion's.
             lr: learning rate of the backbone.
             head_lr: learning rate of the criterion, ``lr`` by default.
-            weight_decay: of the backbone.
-            head_weight_decay: of the prototypes, ``weight_decay`` by default. Bias and scale have
-                none.
+            weight_decay: weight decay of the backbone.
+            head_weight_decay: weight decay of the prototypes, ``weight_decay`` by default; bias and
+                scale have none.
 
         Returns:
-            Groups for any optimizer of torch.
+            Parameter groups for any torch optimizer.
 
         Example:
             >>> criterion = tammes.CosFace(8, 3)
@@ -460,10 +460,10 @@ class Criterion(nn.Module):
         """Append classes to the head and to every setting with one value per class.
 
         Args:
-            n: how many.
+            n: number of new classes.
             from_features: features of each new class, see :meth:`tammes.heads.Head.add_classes`.
             optimizer: its state is carried over.
-            **per_class: n values for every setting that has one per class, such as ``counts`` of
+            **per_class: n values for every setting with one per class, such as ``counts`` of
                 :func:`tammes.ldam`; and for ``class_weights``.
         """
         check_resizable(self, self.head.num_classes + n)
@@ -487,7 +487,7 @@ class Criterion(nn.Module):
         self._compose(*follow(self, keep, 0, {}))
 
     def __repr__(self) -> str:
-        """Show the head, the loss, and options that are not the default."""
+        """Show the head, the loss, and the options that differ from their defaults."""
         lines = [f"head={self.head!r}", f"loss={self.loss!r}"]
         schedules = named_schedules(self.schedules)
         lines += [f"{key} follows {schedule!r}" for key, schedule in schedules.items()]
@@ -514,7 +514,7 @@ def _check_loss(loss: Loss) -> None:
 
 
 def _even_weights(features: Tensor, prototypes: Tensor, mean: bool) -> Tensor:
-    """Weights of a batch in which every example counts alike."""
+    """Weights of a batch in which every example counts equally."""
     dtype, count = working_dtype(features, prototypes), len(features)
     with torch.inference_mode(False):
         return torch.full((count,), 1 / count if mean else 1.0, dtype=dtype, device=features.device)

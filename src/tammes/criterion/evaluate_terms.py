@@ -29,17 +29,17 @@ Named = Mapping[str, tuple[float, Term]]
 Arguments = Mapping[str, Mapping[str, Setting]]
 """Arguments of each term by name: numbers, or tensors of one value per example."""
 Noted = tuple[Tensor, Tensor | None]
-"""Values of a term and the weights to sum them with, or their weighted sum and no weights."""
+"""Values of a term and their weights, or their weighted sum and no weights."""
 
 
 class SplitGroup(NamedTuple):
-    """Terms that read the same split and are evaluated by one call of a kernel.
+    """Terms that read the same split and are evaluated in one kernel call.
 
     Attributes:
         names: names of the terms.
         terms: the terms, in the same order.
         coefficients: weight of each term in the loss.
-        cosines: whether they read the cosines of the head instead of its own scores.
+        cosines: whether they read the cosines of the head instead of its scores.
         reads: fields of the split that any of them reads.
     """
 
@@ -51,7 +51,7 @@ class SplitGroup(NamedTuple):
 
 
 def check_fit(head: Head, term: Term) -> None:
-    """Reject a term that the head cannot serve."""
+    """Reject a term that does not work with the head."""
     requires, kind = term.definition.requires, type(head).__name__
     several = head.similarity.centers > 1
     if requires == "cosine" and not head.similarity.is_cosine:
@@ -88,7 +88,7 @@ def check_fit(head: Head, term: Term) -> None:
 
 
 def check_cosine_margin(head: Head, term: Term) -> None:
-    """Reject a margin beyond any difference of two cosines, on a head that has cosines."""
+    """Reject a margin larger than any difference of two cosines, on a cosine head."""
     key = term.definition.in_cosines
     if key and head.similarity.is_cosine:
         worst = max(extremes(term.settings[key]), key=abs)
@@ -101,16 +101,16 @@ def check_cosine_margin(head: Head, term: Term) -> None:
 
 
 def group_terms(head: Head, named: Named, arguments: Arguments) -> list[SplitGroup]:
-    """Group the terms on the split by what a kernel can evaluate together.
+    """Group the terms on the split that one kernel call can evaluate together.
 
-    A kernel sees either the head's scores or its cosines, or those that one term has adjusted or
-    maps.
+    A call sees either the head's scores or its cosines; a term that adjusts or maps the scores
+    needs a call of its own.
 
     Args:
         head: the head that makes the split.
         named: all terms of the loss.
-        arguments: arguments of each term; a field that is read only where a setting is not zero is
-            left out where it is.
+        arguments: arguments of each term; a field that is needed only for a nonzero setting is not
+            read if the setting is zero.
     """
     on_split = [name for name, (_, term) in named.items() if term.definition.on == "split"]
     one_view = head.similarity.is_cosine and head.bias is None
@@ -146,10 +146,11 @@ def split_terms(
     *,
     rowwise: bool = False,
 ) -> tuple[Tensor, dict[str, Noted]]:
-    """Evaluate the terms on the split: their weighted loss, and the values of each.
+    """Evaluate the terms on the split: return their weighted loss, and the values of each.
 
-    Groups are as :func:`group_terms` returns them; without any there may be no problem. Classes may
-    be masked, shape ``(C,)``. ``rowwise`` returns the weighted loss of each example, not their sum.
+    ``groups`` come from :func:`group_terms`; ``problem`` may be none if there are none. ``masked``
+    marks masked classes, shape ``(C,)``. ``rowwise`` returns the weighted loss of each example
+    instead of the sum.
     """
     if problem is None or not groups:
         return (torch.zeros_like(weights) if rowwise else weights.new_zeros(())), {}
@@ -203,11 +204,11 @@ def _evaluate_group(
         fused=kernel == "fused",
         itemsize=weights.itemsize,
     )
-    # A sum over the batch has its gradients made in forward. Rows, and weights or settings that
-    # take a gradient themselves, need the split as a tensor of its own.
+    # For a sum over the batch, forward computes the gradients too. Losses per example, and weights
+    # or settings that require a gradient, need a differentiable split instead.
     summed = not (rowwise or weights.requires_grad or _take_gradient(arguments, group.names))
     if summed and not plan.too_thin(problem):
-        # Of heads that have all classes, a compiler sees the reference.
+        # Without shards, a compiler traces the reference and never gets here.
         run = weighted_loss if problem.share is None else outside_compile(weighted_loss)
         loss, sums = run(problem, labels, weights, plan)
         return loss, {name: (total, None) for name, total in zip(group.names, sums, strict=True)}
@@ -219,7 +220,7 @@ def _evaluate_group(
 def evaluate_rows(
     group: SplitGroup, arguments: Arguments, split: Split, rows: slice | None = None
 ) -> list[Tensor]:
-    """Evaluate each term on the split of a batch, or of some rows of it, shape ``(n,)`` each."""
+    """Evaluate each term on the split of a batch or of some of its rows, shape ``(n,)`` each."""
     return [
         term.definition.function(split, **_of_rows(arguments[name], rows))
         for name, term in zip(group.names, group.terms, strict=True)
@@ -229,7 +230,7 @@ def evaluate_rows(
 def _weigh(
     group: SplitGroup, values: list[Tensor], weights: Tensor, rowwise: bool
 ) -> tuple[Tensor, dict[str, Noted]]:
-    """Sum the terms and weigh the examples."""
+    """Sum the terms and weight the examples."""
     fixed = weights.detach() if weights.requires_grad else weights
     noted: dict[str, Noted] = {
         name: (value.detach(), fixed) for name, value in zip(group.names, values, strict=True)
@@ -287,14 +288,14 @@ def _score_map(group: SplitGroup, arguments: Arguments, problem: Problem) -> Sco
         ranks = problem.share.group
         for key, value in own.items():
             if isinstance(value, Tensor) and value.requires_grad and not value.ndim:
-                # Each rank knows its gradient for its own classes only, times their number.
+                # Each rank has the gradient through its own classes only, times the world size.
                 own[key] = scale_gradient(sum_gradient(value, ranks), 1 / ranks.world_size)
     numbers = None if make is None else lambda split: make(split, **own)
     return ScoreMap(function, numbers, own.get(definition.cutoff, 0))
 
 
 def _largest_score(problem: Problem, mapped: bool) -> float | None:
-    """Bound the scores, where that is possible without reading a tensor."""
+    """Return an upper bound of the scores, if there is one without reading a tensor."""
     scale, bias = problem.scale, problem.bias
     bounded = problem.similarity.is_cosine and bias is None and not isinstance(scale, Tensor)
     bounded = bounded and not mapped
@@ -302,7 +303,7 @@ def _largest_score(problem: Problem, mapped: bool) -> float | None:
 
 
 def _of_rows(arguments: Mapping[str, Setting], rows: slice | None) -> Mapping[str, Setting]:
-    """Take some rows of the arguments that have one value per example."""
+    """Select some rows of the arguments that have one value per example."""
     if rows is None:
         return arguments
     return {

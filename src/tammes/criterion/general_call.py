@@ -1,8 +1,8 @@
-"""A call of a criterion in which anything may be on.
+"""General path of a criterion's call, which supports everything.
 
-Weights, ignored and several labels, settings of the call, schedules, states, terms on features or
-prototypes, a batch over several ranks, tracing. The usual call needs none of them and is
-:meth:`tammes.Criterion.forward` itself.
+Weights, ignored and several labels, settings for one call, schedules, states, terms on features or
+prototypes, a batch over several ranks, tracing. The common call needs none of these and takes the
+fast path in :meth:`tammes.Criterion.forward`.
 """
 
 from collections.abc import Mapping
@@ -47,7 +47,7 @@ def general_call(
     if scope is not None or head.group is not None:
         masked = head.masked()
     else:
-        # In one process a head collects its problem without looking at labels.
+        # In a single process a head needs no labels to collect its problem.
         problem = head.problem(features)
         masked = None if problem.there is None else ~problem.there
     changing = criterion._changing
@@ -73,12 +73,12 @@ def general_call(
     if scope is not None:
         kinds = {term.definition.on for _, term in criterion._others.values()}
         adaptive = head.adaptive_scale is not None
-        # Whether a term, a state or the scale reads features of other examples than its own.
+        # Whether a term, a state or the scale reads the features of the other ranks' examples.
         compares = (
             adaptive or criterion.states.read_features or bool(kinds & {"features", "proxies"})
         )
         whole, mine = scope.gather(own, max_rows, features=compares)
-    # A rank splits its own examples; all of them, if it has only some of the prototypes.
+    # A rank splits its own examples, or those of all ranks if the prototypes are sharded.
     part = whole if scope is not None and scope.sharded else own
 
     if problem is None and criterion._groups:
@@ -101,7 +101,7 @@ def general_call(
     weights = _weigh(whole, class_weights, masked, dtype)
     total = weights.sum()
     if whole.weights is None and class_weights is None:
-        # Whole numbers.
+        # A count, which is at least 1 unless it is 0.
         total = total.clamp_min(1)
     else:
         total = torch.where(total == 0, torch.ones_like(total), total)
@@ -134,7 +134,7 @@ def general_call(
         loss, sums = scope.combine(loss, losses, sums, mine)
         noted = {name: (total_of, None) for name, total_of in sums.items()}
     if not tracing and recomputing():
-        # Activation checkpointing: the first pass has noted and counted this call.
+        # Activation checkpointing: the first pass has already recorded this call.
         return loss
     if not _transformed(tracing):
         noted |= {name: (r.detach().sum(), None) for name, r in rows.items()}
@@ -142,7 +142,7 @@ def general_call(
         criterion._noted_total = None if criterion.reduction == "mean" else total.detach()
     if changing:
         _remember(criterion, "after", whole.batch, tracing)
-        # The first pass of a checkpoint may be without gradient.
+        # The first pass of an activation checkpoint may run without gradients.
         learning = criterion.training and (torch.is_grad_enabled() or checkpointing())
         if learning and not criterion._step_by_hand:
             criterion.step()
@@ -158,10 +158,10 @@ def _check(
     masked: Tensor | None,
     tracing: bool,
 ) -> bool:
-    """Reject a call with wrong shapes, types, devices or, where they are known, values.
+    """Reject wrong shapes, types, devices and, where they may be read, values.
 
     Returns:
-        Whether it is known, on a CPU, that no example is ignored.
+        Whether no example is ignored; ``False`` if unknown, as on a GPU.
     """
     name, prototypes = type(criterion).__name__, criterion.head.weight
     head = type(criterion.head).__name__
@@ -174,7 +174,7 @@ def _check(
         )
     if weights is not None:
         check_weights(name, weights, labels)
-    # Values are read in plain eager mode only, and where that does not wait for a GPU.
+    # Values are read in eager mode only and, unless ``validate`` is set, without synchronising.
     on_host, none_ignored = labels.device.type == "cpu", False
     if not tracing and (criterion.validate or on_host) and criterion.validate is not None:
         classes, ignored = criterion.settings.num_classes, criterion.ignore_index
@@ -187,11 +187,11 @@ def _check(
 
 
 def _as_batch(features: Tensor, labels: Tensor, ignored_label: int, none_ignored: bool) -> Batch:
-    """Examples and which of them count; what the others hold must not leak, not even 0 times NaN.
+    """Mark the valid examples, and zero the others: times a weight of 0 a NaN would remain NaN.
 
-    Of several labels of an example, those that fill up are -1; an example without any has class 0.
+    Padding among several labels becomes -1; a single ignored label becomes 0.
     """
-    # Before it is compared: a small integer type would wrap the ignored label round.
+    # Before the comparison: ``ignore_index`` may not fit a small integer type.
     labels = labels.long()
     there = labels != ignored_label
     if labels.ndim == 2:
@@ -211,7 +211,7 @@ def _weigh(
     masked: Tensor | None,
     dtype: torch.dtype,
 ) -> Tensor:
-    """Weigh the examples, shape ``(N,)``; NaN where an example's own class is masked."""
+    """Compute the weights of the examples, shape ``(N,)``; NaN if the target class is masked."""
     batch, weights, _ = examples
     result = batch.valid.to(dtype)
     if weights is not None:
@@ -219,7 +219,7 @@ def _weigh(
     if class_weights is not None:
         result = result * class_weights.to(dtype)[batch.labels]
     if masked is not None:
-        # Where values are not checked, an example of a masked class must show.
+        # Where values are not checked, an example of a masked class must make the loss NaN.
         own = masked[batch.labels.clamp_min(0)] & (batch.labels >= 0)
         own = own if own.ndim == 1 else own.any(1)
         result = result.masked_fill(batch.valid & own, torch.nan)
@@ -227,7 +227,7 @@ def _weigh(
 
 
 def _scheduled(criterion: "Criterion") -> dict[str, Tensor]:
-    """Current values of the terms' settings that follow a schedule."""
+    """Current values of the terms' scheduled settings."""
     schedules = named_schedules(criterion.schedules)
     return {key: schedule() for key, schedule in schedules.items() if key != "class_weights"}
 
@@ -235,7 +235,7 @@ def _scheduled(criterion: "Criterion") -> dict[str, Tensor]:
 def _read(
     criterion: "Criterion", whole: Batch, part: Batch, problem: Problem | None, tracing: bool
 ) -> Reading:
-    """Read the states and schedules of this call, which later calls change."""
+    """Read the states and schedules as they are for this call; later calls change them."""
     states, schedules = criterion.states, criterion.schedules
     deferred = "class_weights" in schedules
 
@@ -247,7 +247,7 @@ def _read(
                 run = own_split if problem.share is None else outside_compile(own_split)
                 seen = whole._replace(split=run(every, whole.labels, states.sees))
             if criterion.head.adaptive_scale is not None and criterion._groups:
-                # Else no term reads it, and an example may have several classes.
+                # Otherwise no term reads it, and an example may have several labels.
                 scale = _adapted_scale(criterion, whole, every, tracing)
         _remember(criterion, "before", seen, tracing)
         weights = schedules["class_weights"]() if deferred else criterion.class_weights
@@ -258,7 +258,7 @@ def _read(
 
     now = once(criterion, make) if criterion.training and criterion._changing else make()
     if recomputing():
-        # Learned numbers are the same, but the first pass may have been without a graph.
+        # Learned parameters have not changed, but the first pass may have built no graph.
         for name, state in states.items():
             if isinstance(state, LearnedNumber):
                 now.states[name] = state.reading(part)
@@ -268,7 +268,7 @@ def _read(
 def _adapted_scale(
     criterion: "Criterion", batch: Batch, problem: Problem, tracing: bool
 ) -> Tensor | float:
-    """Scale of the head, which in training follows the examples of all ranks first."""
+    """Scale of the head, in training first updated from the examples of all ranks."""
     head = criterion.head
     if criterion.training and not _transformed(tracing):
         run = split if problem.share is None else outside_compile(split)

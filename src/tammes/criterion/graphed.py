@@ -1,4 +1,4 @@
-"""Criterion as CUDA graphs: a call and its gradient without the launches."""
+"""Criterion as CUDA graphs: a call and its gradient at one launch each."""
 
 import gc
 import logging
@@ -18,22 +18,23 @@ if TYPE_CHECKING:
     from tammes.criterion.evaluate_terms import Noted
 
 _WARM_UP = 3
-"""Calls before the recording, so that kernels are compiled and workspaces exist."""
+"""Calls before recording, so that kernels are compiled and workspaces allocated."""
 _log = logging.getLogger("tammes")
 
 
 class GraphedCriterion:
-    """A criterion whose calls replay CUDA graphs; :meth:`Criterion.graphed` makes it.
+    """A criterion whose calls replay CUDA graphs; made by :meth:`Criterion.graphed`.
 
     It is called like the criterion, and shares everything with it: parameters, schedules, states
-    and ``terms``. What a graph cannot do runs as a plain call of the criterion: a batch of another
-    shape, weights or settings for one call, evaluation, a second call before the backward pass of
-    the first, a call inside an activation checkpoint. After a change of the loss, its settings, the
-    device or autocast it records anew. Hooks of the criterion run when it records, not in replays.
+    and ``terms``. What a graph cannot replay runs as a plain call of the criterion: a batch of
+    another shape, weights or settings for one call, evaluation, a second call before the backward
+    pass of the first, a call inside an activation checkpoint. After a change of the loss, its
+    settings, the device or autocast it records again. Hooks of the criterion run while recording,
+    not in replays.
 
     Args:
         criterion: with its prototypes on a CUDA device.
-        features: a batch as it will be, shape ``(N, D)``.
+        features: an example batch, shape ``(N, D)``.
         labels: shape ``(N,)``.
 
     Attributes:
@@ -77,7 +78,7 @@ class GraphedCriterion:
         return loss
 
     def __getattr__(self, name: str) -> Any:
-        # Only what this object does not have itself; while it is copied it has nothing yet.
+        # While being copied, this object has no criterion yet.
         if name.startswith("__") or "criterion" not in vars(self):
             raise AttributeError(name)
         return getattr(self.criterion, name)
@@ -86,20 +87,20 @@ class GraphedCriterion:
         setattr(self.criterion, name, value)
 
     def _is_stale(self, now: "_Conditions") -> bool:
-        """Whether to record anew: the criterion has changed, the shape of batches has not."""
+        """Whether to record again: the criterion has changed, but not the shape of the batch."""
         known = self._failed if self._graphs is None else self._graphs.conditions
         changed = known is None or now.of_criterion != known.of_criterion
         return changed and (known is None or now.of_batch == known.of_batch) and not self._pending()
 
     def _pending(self) -> bool:
-        """Whether a call may still be differentiated, so that its numbers must stay."""
+        """Whether the last call awaits its backward pass, so that its tensors must stay."""
         last = None if self._last is None else self._last()
         return last is not None and not last.done
 
     def _record(self, features: Tensor, labels: Tensor, conditions: "_Conditions") -> None:
-        """Record both graphs, or tell why that is not possible."""
+        """Record both graphs, or log why that is not possible."""
         criterion, graphs = self.criterion, None
-        # The former ones free their memory first.
+        # Free the memory of the old graphs first.
         vars(self)["_graphs"] = None
         kept = [(buffer, buffer._version, buffer.clone()) for buffer in _changing(criterion)]
         noted = criterion._noted, criterion._noted_total
@@ -111,7 +112,7 @@ class GraphedCriterion:
             reason = str(error).strip().split("\n")[0]
             _log.warning("tammes: graphed() runs without CUDA graphs: %s", reason)
         vars(self).update(_graphs=graphs, _failed=None if graphs else conditions)
-        # The calls that warmed up have stepped schedules and states.
+        # Undo the steps that schedules and states took while warming up.
         criterion._noted, criterion._noted_total = noted
         with torch.no_grad():
             for buffer, version, value in kept:
@@ -120,16 +121,16 @@ class GraphedCriterion:
 
 
 def _changing(criterion: "Criterion") -> list[Tensor]:
-    """Buffers that a call may change: all but prototypes that are not trained."""
+    """Buffers that a call may change: all but the prototypes, where they are a buffer."""
     frozen = criterion.head.weight
     return [buffer for buffer in criterion.buffers() if buffer is not frozen]
 
 
 @dataclass(frozen=True)
 class _Conditions:
-    """Conditions that a recording holds for, of the criterion and of the batch.
+    """State of the criterion and of the batch for which a recording is valid.
 
-    Objects are told apart by their ids, so they are kept alive.
+    Objects are compared by id, so they are kept alive.
     """
 
     of_criterion: tuple[Any, ...]
@@ -141,7 +142,7 @@ class _Conditions:
         """Conditions of a call."""
         head = criterion.head
         autocast = torch.is_autocast_enabled("cuda") and torch.get_autocast_dtype("cuda")
-        # Not criterion.parameters(), which takes as long as a replay.
+        # criterion.parameters() would take as long as a replay.
         found = (*head._parameters.values(), *head._buffers.values())
         tensors = tuple(tensor for tensor in found if tensor is not None)
         scale = head.scale
@@ -165,7 +166,7 @@ class _Conditions:
 
 
 class _Call:
-    """One call: alive as long as it can be differentiated."""
+    """Handle of one call: alive as long as its autograd graph is."""
 
     def __init__(self) -> None:
         self.done = False
@@ -186,8 +187,8 @@ class _Graphs:
         self.labels = labels.clone()
         trained = {n: p for n, p in criterion.named_parameters() if p.requires_grad}
         self.parameters = [*trained.values()]
-        # Leaves of their own with the same memory: those of the criterion may be part of a graph
-        # that is still alive, on another stream.
+        # Separate leaves that share memory: the criterion's own may be part of a live graph on
+        # another stream.
         leaves: dict[str, Tensor] = {name: nn.Parameter(p.detach()) for name, p in trained.items()}
         inputs: list[Tensor] = [self.features] if features.requires_grad else []
         inputs += leaves.values()
@@ -221,7 +222,7 @@ class _Graphs:
 
 
 class _Replay(torch.autograd.Function):
-    """A call by its graphs: tensors are copied in and out, so that nothing outlives a replay."""
+    """A replayed call: tensors are copied in and out, since the next replay overwrites them."""
 
     @staticmethod
     def forward(
@@ -246,7 +247,7 @@ class _Replay(torch.autograd.Function):
                 "a graphed call expects one backward pass, and none to be differentiated again: "
                 "for more, call the criterion itself"
             )
-        # Reading them raises an error where a parameter was changed since.
+        # Reading them raises an error if a parameter has been changed since.
         _ = ctx.saved_tensors
         graphs, ctx.call.done = ctx.graphs, True
         graphs.d_loss.copy_(d_loss)

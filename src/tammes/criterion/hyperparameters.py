@@ -1,7 +1,7 @@
-"""Settings (hyper-parameters) of a criterion's terms, and their values in one call.
+"""Settings (hyperparameters) of a criterion's terms, and their values in one call.
 
-A setting has a name: ``margin`` is that of every term that has one, ``cosface.margin`` that of one
-term, whatever is said of all.
+Settings are addressed by name: ``margin`` means that of every term that has one, ``cosface.margin``
+that of a single term, which takes precedence.
 """
 
 import math
@@ -23,9 +23,9 @@ Place = tuple[str, str]
 
 
 class NotAnAttribute:
-    """Setting that belongs to the loss or the head: a ready-made criterion refuses to be given it.
+    """Setting of the loss or the head that cannot be assigned on a criterion of this library.
 
-    No call would read it. Classes derived elsewhere may have an attribute of that name.
+    No call would read it. Subclasses defined elsewhere may use the name for an attribute.
     """
 
     def __init__(self, hint: str) -> None:
@@ -50,7 +50,7 @@ class NotAnAttribute:
             raise AttributeError(f"{type(instance).__name__} has no attribute {self.name!r}")
 
     def check(self, kind: type) -> None:
-        """Raise ``AttributeError`` for a class of this library, also wrapped by ``fully_shard``."""
+        """Raise ``AttributeError`` for a class of this library, even inside ``fully_shard``."""
         own = next(base for base in kind.__mro__ if not base.__module__.startswith("torch."))
         if own.__module__.startswith("tammes.criterion."):
             raise AttributeError(f"{kind.__name__} has no attribute {self.name!r}; {self.hint}")
@@ -59,21 +59,21 @@ class NotAnAttribute:
 class Settings(ExactBuffers):
     """Terms of a loss by name, and the arguments of each.
 
-    A setting of one value per class is kept as a buffer, so that it moves with the criterion; it is
-    no part of the saved state, since the loss already says it.
+    A setting with one value per class is a buffer, so that it moves with the criterion; it is not
+    saved in the ``state_dict``, since the loss defines it.
 
     Args:
-        loss: as it was given.
+        loss: the loss of the criterion.
         num_classes: number of classes.
-        like: of the dtype and on the device that values per class are to have.
+        like: tensor whose dtype and device per-class values take.
         class_weights: one weight per class, on the CPU.
 
     Attributes:
-        loss: as it was given.
+        loss: the loss of the criterion.
         num_classes: number of classes.
         class_weights: weight of each class's examples.
         named: weight and term by name; a second term of the same name is numbered.
-        arguments: what each is called with where nothing changes it.
+        arguments: default arguments of each term.
     """
 
     class_weights: Tensor | None
@@ -109,7 +109,7 @@ class Settings(ExactBuffers):
                 self.register_constant(f"{name}_{key}", values, like.device)
 
     def known_class_weights(self) -> Tensor | None:
-        """Return the class weights with their values, also where the criterion is on ``meta``."""
+        """Return the class weights with their values, even if the criterion is on ``meta``."""
         meta = self.class_weights is not None and self.class_weights.is_meta
         return self._constants["class_weights"] if meta else self.class_weights
 
@@ -119,10 +119,10 @@ class Settings(ExactBuffers):
         return any(term.definition.on != "features" for _, term in self.named.values())
 
     def check_schedule(self, key: str, schedule: Schedule, num_classes: int) -> None:
-        """Reject a schedule of an unknown setting, or of one that is no single number or is fixed.
+        """Reject a schedule of a setting that is unknown, not a single number, or fixed.
 
-        Its values are held to what the terms ask: where it is now and, if that is known, where it
-        ends. What is between is looked at by the calls.
+        Its current value and, if known, its final value must be valid for the terms; the values in
+        between are checked when the criterion is called.
         """
         places = self.places(key)
         if not places and key != "class_weights":
@@ -159,13 +159,13 @@ class Settings(ExactBuffers):
         return {key for own in self.arguments.values() for key in own}
 
     def places(self, name: str) -> list[Place]:
-        """Resolve a name to settings of terms: of every term that has it or, with a dot, of one."""
+        """Resolve a name to the setting of every term that has it or, with a dot, of one term."""
         term, dot, key = name.rpartition(".")
         terms = [term] if dot else [*self.arguments]
         return [(each, key) for each in terms if key in self.arguments.get(each, {})]
 
     def _by_place(self, *changed: Mapping[str, Setting]) -> dict[Place, Setting]:
-        """Merge overrides: later mappings win and, within one, the name of a single term wins."""
+        """Merge overrides: later mappings win; within one, a name with a dot wins."""
         return {
             place: some[name]
             for some in changed
@@ -189,16 +189,16 @@ class Settings(ExactBuffers):
         """Reject invalid per-call overrides and scheduled values.
 
         Args:
-            scheduled: settings that follow a schedule: a number.
-            changed: settings that are said at the call: a number, or one per example.
+            scheduled: scheduled settings: a number each.
+            changed: settings given for this call: a number, or one per example.
             valid: which examples count, shape ``(N,)``.
-            values: whether values are held to what the terms ask: where nobody waits for it; with
-                ``True`` everywhere, with ``None`` nowhere.
+            values: whether to check values: ``False`` only where that does not synchronise,
+                ``True`` everywhere, ``None`` nowhere.
         """
         unknown = sorted(name for name in changed if not self.places(name))
         if unknown:
             known = self.names()
-            # A misspelt name has a better hint than one that is like no other.
+            # Prefer a misspelt name, for which the message has a hint.
             name = next((name for name in unknown if nearest_name(name, known)), unknown[0])
             raise unknown_setting("the criterion", name, known)
         places = self._by_place(scheduled, changed)
@@ -224,14 +224,14 @@ class Settings(ExactBuffers):
     def adjustment(
         self, name: str, dtype: torch.dtype, masked: Tensor | None, state: Any = None
     ) -> tuple[Tensor, Tensor | None]:
-        """Offset and gain that a term gives to the scores of every class, shape ``(C,)`` each.
+        """Offset and gain that a term applies to the scores of every class, shape ``(C,)`` each.
 
         Args:
             name: name of the term.
-            dtype: of the scores.
-            masked: which classes are not there, shape ``(C,)``: they have the smallest value of
-                the others, so that no other class can tell.
-            state: of a term that has one.
+            dtype: dtype of the scores.
+            masked: which classes are masked, shape ``(C,)``: they take the smallest value of the
+                others, so that they do not affect other classes.
+            state: state of the term, if it has one.
         """
 
         def per_class(key: str) -> Tensor:
@@ -254,10 +254,10 @@ class Settings(ExactBuffers):
         """Arguments of every term: numbers, or tensors of one value per example.
 
         Args:
-            batch: the examples, whose labels choose among values per class.
-            scheduled: settings that follow a schedule.
-            changed: settings that are said at the call, as :meth:`check` lets them pass.
-            dtype: of the losses, and so of what terms compute from their settings.
+            batch: the examples, whose labels select from per-class values.
+            scheduled: scheduled settings.
+            changed: settings given for this call, as :meth:`check` accepts them.
+            dtype: dtype of the losses.
         """
         places = self._by_place(scheduled, changed)
         return {
@@ -274,7 +274,7 @@ class Settings(ExactBuffers):
 
 
 def named_schedules(schedules: nn.ModuleDict) -> dict[str, Schedule]:
-    """Flatten schedules to the names of their settings; those of one term are nested under it."""
+    """Flatten schedules, which are nested by term, to the full names of their settings."""
     found: dict[str, Schedule] = {}
     for name, kept in schedules.items():
         if isinstance(kept, nn.ModuleDict):
@@ -307,5 +307,5 @@ def _on_batch(value: Setting, batch: Batch, dtype: torch.dtype) -> Setting:
     if not isinstance(value, Tensor):
         return value
     value = value.to(batch.features.device, dtype)
-    # What an ignored example has does not count, even if it is NaN; one is in every range.
+    # Values of ignored examples may be anything, even NaN; 1 is valid for every setting.
     return torch.where(batch.valid, value, 1.0) if value.ndim else value

@@ -1,4 +1,4 @@
-"""Parameters of a model, in groups for an optimizer."""
+"""Parameter groups of a backbone and a criterion, for an optimizer."""
 
 from typing import Any
 
@@ -14,15 +14,15 @@ def param_groups(
     weight_decay: float,
     head_weight_decay: float,
 ) -> list[dict[str, Any]]:
-    """Group parameters: backbone, prototypes, and single numbers, which have no decay.
+    """Group parameters: backbone; prototypes; bias and scalars, which have no weight decay.
 
     Args:
-        criterion: whose parameters are its own, also those that the backbone has too.
-        backbone: what makes the features.
+        criterion: parameters that it shares with the backbone count as the criterion's.
+        backbone: the network that computes the features.
         lr: learning rate of the backbone.
         head_lr: learning rate of the criterion.
-        weight_decay: of the backbone.
-        head_weight_decay: of the prototypes.
+        weight_decay: weight decay of the backbone.
+        head_weight_decay: weight decay of the prototypes.
     """
     if backbone is not None and not isinstance(backbone, nn.Module):
         raise TypeError(

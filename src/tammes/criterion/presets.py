@@ -1,8 +1,8 @@
 """Ready-made criteria: a head and a loss with their defaults, in one line.
 
-Margins are those of the papers. A scale on unit features that is not given is the default of
-:mod:`tammes.advise.defaults` for the loss, its margin and the number of classes: the same one that
-``tammes advise`` recommends and the lab takes.
+Margins are those of the papers. On unit features, the default scale is that of
+:mod:`tammes.advise.defaults` for the loss, its margin and the number of classes: the one that
+``tammes advise`` recommends and the lab uses.
 Each is a :class:`tammes.Criterion` and takes its options too: ``reduction``, ``ignore_index``,
 ``class_weights``, ``validate``, ``implementation``, ``group``, ``averaged``, ``even``.
 """
@@ -49,10 +49,10 @@ class Options(TypedDict, total=False):
 def _cosine_head(
     embedding_size: int, num_classes: int, scale: Scale | None, loss: Loss
 ) -> CosineHead:
-    """Build a cosine head, by default with the scale that is recommended for a loss."""
+    """Build a cosine head, by default with the scale recommended for the loss."""
     check_sizes("CosineHead", embedding_size, num_classes)
     if scale is None:
-        # Imported on first use: importing tammes does not import the advice.
+        # Imported on first use, so that importing tammes stays light.
         from tammes.advise.defaults import recommended_scale
 
         scale = recommended_scale(loss, embedding_size, num_classes)
@@ -67,7 +67,7 @@ class Softmax(Criterion):
         num_classes: number of classes C.
         bias: learn an additive bias for each class.
         smoothing: label smoothing.
-        margin: score by which the own class must win.
+        margin: score by which the target class must win.
         scale: factor of the scores.
         **options: of :class:`tammes.Criterion`.
 
@@ -97,8 +97,8 @@ class LSoftmax(Criterion):
     Args:
         embedding_size: size D of a feature.
         num_classes: number of classes C.
-        margin: factor of the angle; the paper's 1 to 4, or anything between.
-        blend: share of the plain cosine; anneal it with :mod:`tammes.schedules`.
+        margin: factor of the angle; 1 to 4 in the paper, need not be an integer.
+        blend: weight of the plain cosine; anneal it with :mod:`tammes.schedules`.
         **options: of :class:`tammes.Criterion`.
 
     Example:
@@ -126,10 +126,10 @@ class SphereFace(Criterion):
         embedding_size: size D of a feature.
         num_classes: number of classes C.
         margin: factor of the angle; 4 in the paper.
-        blend: share of the plain cosine; anneal it with :mod:`tammes.schedules`.
-        scale: factor of the scores; with ``normalize_features`` of the cosines.
-        normalize_features: the later variant with unit features; then take a scale of 30 or more
-            and a margin of about 1.5.
+        blend: weight of the plain cosine; anneal it with :mod:`tammes.schedules`.
+        scale: factor of the scores; with ``normalize_features``, of the cosines.
+        normalize_features: the later variant with unit features; use a scale of 30 or more and a
+            margin of about 1.5 with it.
         **options: of :class:`tammes.Criterion`.
 
     Example:
@@ -159,8 +159,8 @@ class NormFace(Criterion):
     Args:
         embedding_size: size D of a feature.
         num_classes: number of classes C.
-        scale: one over the temperature; 20 is a temperature of 0.05, and the default except on
-            crowded spheres.
+        scale: inverse temperature; 20 (a temperature of 0.05) by default, more if many classes
+            crowd few dimensions.
         **options: of :class:`tammes.Criterion`.
 
     Example:
@@ -185,7 +185,7 @@ class CosFace(Criterion):
     Args:
         embedding_size: size D of a feature.
         num_classes: number of classes C.
-        margin: cosine by which the own class must win; negative for few-shot pre-training.
+        margin: cosine by which the target class must win; negative for few-shot pre-training.
         scale: factor of the cosines; :func:`tammes.advise.defaults.recommended_scale` by default.
         **options: of :class:`tammes.Criterion`.
 
@@ -213,7 +213,7 @@ class ArcFace(Criterion):
     Args:
         embedding_size: size D of a feature.
         num_classes: number of classes C.
-        margin: angle in radians by which the own class must win.
+        margin: angle in radians by which the target class must win.
         scale: factor of the cosines; :func:`tammes.advise.defaults.recommended_scale` by default.
         extension: ``"monotone"`` or ``"linear"`` past pi.
         gradient: ``"exact"`` or ``"detached"``.
@@ -245,8 +245,8 @@ class CombinedMargin(Criterion):
         embedding_size: size D of a feature.
         num_classes: number of classes C.
         m1: factor of the angle.
-        m2: radians added to it.
-        m3: cosine taken off.
+        m2: radians added to the angle.
+        m3: cosine subtracted.
         scale: factor of the cosines; :func:`tammes.advise.defaults.recommended_scale` by default.
         extension: ``"monotone"`` or ``"linear"`` past pi.
         gradient: ``"exact"`` or ``"detached"``.
@@ -279,10 +279,10 @@ class GMSoftmax(Criterion):
     Args:
         embedding_size: size D of a feature.
         num_classes: number of classes C.
-        alpha1: factor of the own cosine in the numerator.
-        beta1: what is added to it.
-        alpha2: factor of the own cosine in the denominator.
-        beta2: what is added to it.
+        alpha1: factor of the target cosine in the numerator.
+        beta1: constant added in the numerator.
+        alpha2: factor of the target cosine in the denominator.
+        beta2: constant added in the denominator.
         scale: factor of the cosines; :func:`tammes.advise.defaults.recommended_scale` by default.
         **options: of :class:`tammes.Criterion`.
 
@@ -312,7 +312,7 @@ class LMSoftmax(Criterion):
     Args:
         embedding_size: size D of a feature.
         num_classes: number of classes C.
-        scale: factor of the cosines, 64 by default; the loss is hardly sensitive to it.
+        scale: factor of the cosines, 64 by default; the loss is not sensitive to it.
         **options: of :class:`tammes.Criterion`.
 
     Example:
@@ -339,7 +339,7 @@ class LDAM(Criterion):
         num_classes: number of classes C.
         counts: number of training examples of each class.
         max_margin: margin of the rarest class.
-        scale: factor of the cosines; 30 by default, more on a crowded sphere.
+        scale: factor of the cosines; 30 by default, more if many classes crowd few dimensions.
         **options: of :class:`tammes.Criterion`.
 
     Example:
@@ -366,8 +366,8 @@ class LargeMarginGaussian(Criterion):
     Args:
         embedding_size: size D of a feature.
         num_classes: number of classes C.
-        margin: by which the own squared distance is enlarged.
-        likelihood: weight of the likelihood.
+        margin: relative increase of the squared distance to the target mean.
+        likelihood: weight of the likelihood term.
         **options: of :class:`tammes.Criterion`.
 
     Example:

@@ -1,4 +1,4 @@
-"""Resize what a criterion keeps per class when its head gains or loses classes."""
+"""Resize the per-class values of a criterion when its head gains or loses classes."""
 
 from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING
@@ -27,7 +27,7 @@ def check_resizable(criterion: "Criterion", num_classes: int) -> None:
 
 
 def check_new_values(criterion: "Criterion", n: int, values: Mapping[str, Sequence[float]]) -> None:
-    """Require n new values of every setting with one value per class."""
+    """Require n new values for every setting with one value per class."""
     wanted = criterion.settings.per_class()
     if criterion.class_weights is not None:
         wanted.add("class_weights")
@@ -41,12 +41,16 @@ def check_new_values(criterion: "Criterion", n: int, values: Mapping[str, Sequen
 def follow(
     criterion: "Criterion", keep: Tensor, new: int, values: Mapping[str, Sequence[float]]
 ) -> tuple[Loss, Tensor | None]:
-    """Resize values per class, but those of the head and the loss, after the head has changed.
+    """Resize states, class weights and per-class settings, after the head has been resized.
 
-    The classes ``keep`` stayed, and ``new`` ones came after them with values by name.
+    Args:
+        criterion: its states are resized in place.
+        keep: indices of the classes that stay.
+        new: number of classes appended after them.
+        values: per-class values of the new classes, by setting.
 
     Returns:
-        The loss with its settings of one value per class changed, and the class weights.
+        The loss with its per-class settings resized, and the class weights.
     """
     weights = criterion.class_weights
     if weights is not None:

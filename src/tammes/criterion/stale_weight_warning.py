@@ -1,4 +1,4 @@
-"""Warning for prototypes that no optimizer trains, the commonest mistake with such losses."""
+"""Warning about prototypes that no optimizer trains, the most common mistake with these losses."""
 
 import gc
 import warnings
@@ -18,7 +18,7 @@ def _count_step(*_: object) -> None:
 def _held(prototypes: Tensor) -> bool:
     """Whether any optimizer holds the prototypes, including one that has not stepped yet.
 
-    It goes through all live objects, so it is called once, before a warning.
+    Scans all live objects, so it is called only once, before a warning.
     """
     return any(
         parameter is prototypes
@@ -32,14 +32,14 @@ def _held(prototypes: Tensor) -> bool:
 class UpdateWatch:
     """Warns once when optimizers keep stepping and the prototypes never change.
 
-    A parameter counts its changes in a version number, and torch tells of every optimizer's step.
-    So accumulating gradients over many calls, without a step, is not mistaken for neglect. Nor is
-    an optimizer that holds the prototypes and steps more seldom than others.
+    Changes show in a parameter's version number, and a global hook counts the steps of all
+    optimizers. So neither gradient accumulation nor an optimizer that holds the prototypes but
+    steps less often than others causes a warning.
     """
 
     patience = 3
     steps_taken = 0
-    """Steps of all optimizers; there is nothing to notice before the next one."""
+    """Steps of all optimizers so far; nothing needs checking until it changes."""
 
     def __init__(self) -> None:
         self.done = False
@@ -49,19 +49,19 @@ class UpdateWatch:
         self.sample: Tensor | None = None
 
     def notice(self, prototypes: Tensor, features: Tensor, *, used: bool = True) -> None:
-        """Compare the prototypes with the last call, at the start of a call in training mode.
+        """Compare the prototypes with those of the last call, at the start of a training call.
 
-        Only prototypes that the loss reads are ``used``.
+        ``used`` says whether the loss reads the prototypes at all.
         """
-        # Nobody has looked yet whether features are a tensor.
+        # Features have not been validated yet and may not be a tensor.
         learned = prototypes.requires_grad and getattr(features, "requires_grad", False)
         if self.done or not (used and learned):
             return
         if not torch.is_grad_enabled() or not len(prototypes):
-            # Of a sharded head's prototypes this rank may have none.
+            # A rank may hold no prototypes of a sharded head.
             return
         if prototypes.is_cuda and torch.cuda.is_current_stream_capturing():
-            # A step that is being recorded is not taken, and must not be waited for.
+            # During graph capture no step is taken, and synchronising is not allowed.
             return
         global _listening
         if not _listening:
@@ -78,7 +78,7 @@ class UpdateWatch:
             self.idle += 1
             if self.idle >= self.patience:
                 self.done = True
-                # An optimizer may have written past the version number, or its turn is to come.
+                # An optimizer may bypass the version number, or may not have stepped yet.
                 unchanged = self.sample is not None and (prototypes[:1] == self.sample).all()
                 if not _held(prototypes) and bool(unchanged):
                     warnings.warn(

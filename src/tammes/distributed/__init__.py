@@ -1,1 +1,1 @@
-"""Several processes: process groups, global batches, prototypes sharded by rows."""
+"""Distributed training: process groups, global batches, prototypes sharded by rows."""

@@ -51,7 +51,7 @@ def checksum(data: bytes) -> int:
 def all_gather_mask(group: RankGroup, mask: Tensor, start: int, rows: int) -> Tensor:
     """Mask over all rows of a table from the masks of the ranks, shape ``(rows,)``.
 
-    On an accelerator, which is not to be waited for, only the rows of this rank can be set.
+    On an accelerator, only the rows of this rank are set, to avoid synchronising.
 
     Args:
         group: ranks that the table is sharded over.

@@ -72,9 +72,10 @@ class ShardedRows:
         return rows.unflatten(0, (-1, self.centers))
 
     def for_local_rows(self, features: Tensor) -> Tensor:
-        """Prepare gathered features, of which each rank adds to the gradient for its own rows.
+        """Prepare gathered features for a computation with the local rows only.
 
-        Gathering adds up the gradients of the ranks, and takes them for copies of the whole.
+        Gathering combines the ranks' gradients as if each were that of the whole loss; here each is
+        only the part through the rank's own rows.
         """
         return features if self.group is None else scale_gradient(features, self.group.world_size)
 

@@ -1,4 +1,4 @@
-"""Diagnosis of a training: what is wrong, why, and what to change."""
+"""Diagnosis of a training run: what is wrong, why, and what to change."""
 
 from tammes.doctor.diagnose import NAMES, Diagnosis, check_muted, diagnose
 from tammes.doctor.finding import Finding

@@ -1,4 +1,4 @@
-"""Illnesses of prototypes and features: collapsed, zero, dead."""
+"""Checks of prototypes and features: collapsed, zero, dead."""
 
 import math
 
@@ -7,28 +7,28 @@ from tammes.doctor.snapshot import Snapshot
 
 SAME_DIRECTION = 0.5
 """Mean cosine of two prototypes above which they have collapsed. It is 0 for random prototypes and
--1/(C-1) at the optimum. Losses of the cosine stay below 0.1 on digits, and below 0.25 in the first
-epochs of CosFace with s = 64 on CIFAR-100 (conv4). ArcFace with s = 64 on overlapping clusters is
-at 0.76 after 150 steps and at 0.97 after 300 (scripts/doctor_curves.py)."""
+-1/(C-1) at the optimum. Cosine losses stay below 0.1 on digits, and CosFace with s = 64 below 0.25
+in its first epochs on CIFAR-100 (conv4). ArcFace with s = 64 on overlapping clusters is at 0.76
+after 150 steps and at 0.97 after 300 (scripts/doctor_curves.py)."""
 LEARNED = 0.5
-"""Training accuracy from which prototypes in one direction do no harm."""
+"""Training accuracy from which prototypes that share a direction do no harm."""
 SAME_FEATURE = 0.98
 """Mean cosine of two features above which they have collapsed, after training has begun. Untrained
 networks of the lab have 0 to 0.8, trained ones 0.2 to 0.8; a deep network without normalisation may
 begin at 1."""
 ZERO_FEATURES = 0.02
-"""Share of features that are exactly zero. LM-Softmax on MNIST at lr 0.1 and decay 1e-3 has 0.29;
-healthy runs have none."""
+"""Fraction of exactly zero features that is reported. LM-Softmax on MNIST at lr 0.1 and weight
+decay 1e-3 has 0.29; healthy runs have none."""
 LIVE_SHARE = 0.5
-"""Share of the min(C - 1, D) dimensions that C classes can use which must be alive."""
+"""Fraction that must be alive of the min(C - 1, D) dimensions that C classes can use."""
 
 
 @check("prototypes-collapsed")
 def prototypes_collapsed(snapshot: Snapshot) -> Finding | None:
     """Find prototypes that all point in one direction."""
     cosine, accuracy = snapshot.prototype_cosine, snapshot.accuracy
-    # Inner products do not depend on what all prototypes have in common, and a binary cross entropy
-    # uses it as a bias.
+    # A direction common to all prototypes does not matter for inner products, and binary cross
+    # entropy uses it as a bias.
     meaningful = snapshot.is_cosine and snapshot.main.term.name != "bce"
     if cosine is None or accuracy is None or not meaningful:
         return None

@@ -44,9 +44,9 @@ CHECKS = (
     scale_small,
     few_examples,
 )
-"""Every check, in the order in which findings are listed."""
+"""All checks, in the order in which findings are listed."""
 NAMES = tuple(check.name for check in CHECKS)
-"""Names of the illnesses."""
+"""Names of the checks."""
 
 
 @dataclass(frozen=True)
@@ -99,28 +99,28 @@ def diagnose(
     posterior: float = 0.9,
     mute: Iterable[str] = (),
 ) -> Diagnosis:
-    """Say what is wrong with a training, why, and what to change.
+    """Say what is wrong with a training run, why, and what to change.
 
     For any training loop: call it before the first step and every few hundred steps. It costs one
     forward and one backward pass of each term on up to 512 examples, not of the network, and
     changes nothing: no gradient, state, schedule, logged term or random number.
 
     Args:
-        criterion: in training.
+        criterion: the criterion being trained.
         features: features of a training batch, shape ``(N, D)``.
         labels: class of each example, shape ``(N,)``.
         optimizer: optimizer of the training, for its learning rate and whether it holds the
             prototypes.
         lr: learning rate of the next step, if it is not that of the optimizer.
         steps: steps taken so far.
-        losses: mean losses so far, oldest first, one for each call or epoch. Before the first step
-            there are none, and checks of a training that has begun are left out.
+        losses: mean losses so far, oldest first, one for each call or epoch. If empty, training has
+            not begun, and checks of a running training are skipped.
         trial: losses of one batch before and after trial steps on it.
         counts: number of training examples of each class.
-        company: share of a training batch whose class has another example in it, if these examples
-            are not a training batch.
-        posterior: posterior that an example on its prototype should have.
-        mute: names of illnesses that are not to be reported, see :data:`tammes.doctor.NAMES`.
+        company: fraction of the examples of a training batch whose class has another example in it,
+            if ``features`` are not a training batch.
+        posterior: posterior that an example at its prototype should have.
+        mute: names of checks to skip, see :data:`tammes.doctor.NAMES`.
 
     Returns:
         The :class:`tammes.doctor.Diagnosis`.
@@ -155,7 +155,7 @@ def diagnose(
 
 
 def check_muted(owner: str, muted: Iterable[str]) -> None:
-    """Reject names that no illness has; the message begins with ``owner``."""
+    """Reject names of unknown checks; the message begins with ``owner``."""
     for name in muted:
         if name not in NAMES:
             raise ValueError(f"{owner} expects names among {', '.join(NAMES)}, got {name!r}")

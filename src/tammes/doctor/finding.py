@@ -11,14 +11,14 @@ Severity = Literal["warning", "note"]
 
 @dataclass(frozen=True)
 class Finding:
-    """One thing that is wrong with a training.
+    """One thing that is wrong with a training run.
 
     Attributes:
         measured: what was measured, with the limit.
         why: why it matters.
         change: what to change.
-        severity: ``"warning"``, or ``"note"`` for what may be intended.
-        name: name of the illness, by which it is muted.
+        severity: ``"warning"``, or ``"note"`` if it may be intended.
+        name: name of the check, by which it is muted.
 
     Example:
         >>> finding = Finding("loss 4.61", "nothing is learned", "lower lr", name="loss-at-chance")
@@ -43,10 +43,10 @@ class Finding:
 
 @dataclass(frozen=True)
 class Check:
-    """Search for one illness in a snapshot; made by :func:`check`.
+    """Check of a snapshot for one problem; made by :func:`check`.
 
     Attributes:
-        name: name of the illness.
+        name: name of the check.
         function: returns a finding without a name, or None.
     """
 
@@ -54,11 +54,11 @@ class Check:
     function: Callable[[Snapshot], Finding | None]
 
     def __call__(self, snapshot: Snapshot) -> Finding | None:
-        """Look at a snapshot."""
+        """Check a snapshot."""
         found = self.function(snapshot)
         return None if found is None else replace(found, name=self.name)
 
 
 def check(name: str) -> Callable[[Callable[[Snapshot], Finding | None]], Check]:
-    """Turn a function of a snapshot into the check for an illness."""
+    """Turn a function of a snapshot into a named check."""
     return lambda function: Check(name, function)

@@ -1,4 +1,4 @@
-"""Illnesses of gradients: terms that drown each other, and a first step that is too large."""
+"""Checks of gradients: one term drowning another, and a first step that is too large."""
 
 import math
 
@@ -6,16 +6,16 @@ from tammes.doctor.finding import Finding, check
 from tammes.doctor.snapshot import Snapshot, TermReading
 
 RATIO = 10.0
-"""Ratio of gradients above which one drowns the other. NCA and the prototypical loss on raw squared
-distances have 30 times the gradient of the softmax on ResNet-12, and train 3 to 10 points worse
-without warm-up; the binary cross entropy has 4 times, and does not."""
+"""Ratio of gradients above which one drowns the other. On ResNet-12, NCA and the prototypical loss
+on raw squared distances have 30 times the gradient of the softmax, and end 3 to 10 points lower
+without warm-up; binary cross entropy has 4 times, and does not."""
 USUAL_RATE = 0.1
-"""Learning rate of SGD that the gradient of a softmax is made for."""
+"""Learning rate of SGD that suits the gradient of a softmax."""
 
 
 @check("gradient-ratio")
 def gradient_ratio(snapshot: Snapshot) -> Finding | None:
-    """Find a term whose gradient is a multiple of another's at the first step."""
+    """Find a term whose gradient is far larger than another's at the first step."""
     main = snapshot.main
     others = [t for t in snapshot.terms if t is not main and t.term.definition.on != "prototypes"]
     if snapshot.started or not others or not main.gradient:
@@ -46,11 +46,11 @@ def gradient_ratio(snapshot: Snapshot) -> Finding | None:
 def first_gradient(snapshot: Snapshot) -> Finding | None:
     r"""Find a gradient that is too large for the learning rate of the first step.
 
-    The measure is the gradient of a softmax on the same features with a new linear head, whose
-    rows have the norm :math:`1/\sqrt3`: :math:`\sqrt{(1 - 1/C)/3}` per example. Losses of the
-    cosine are left out: their gradient is at a right angle to the feature, whose norm grows until
-    a step is small. So are distances to prototypes, which move to the features: on digits a warm-up
-    makes no difference to ``large_margin_gaussian`` (4 seeds), whose gradient is 30 times as large.
+    It is compared with the gradient of a softmax on the same features with a new linear head, whose
+    rows have the norm :math:`1/\sqrt3`: :math:`\sqrt{(1 - 1/C)/3}` per example. Cosine losses are
+    left out: their gradient is orthogonal to the feature, whose norm grows until steps are small.
+    So are distances to prototypes, which move to the features: on digits, warm-up makes no
+    difference to ``large_margin_gaussian`` (4 seeds), whose gradient is 30 times as large.
     """
     if snapshot.started or snapshot.lr is None or snapshot.adaptive:
         return None
@@ -72,7 +72,7 @@ def first_gradient(snapshot: Snapshot) -> Finding | None:
 
 
 def _limits_itself(snapshot: Snapshot, reading: TermReading) -> bool:
-    """Whether the steps of a term get small by themselves."""
+    """Whether the steps of a term become small by themselves."""
     needs = reading.term.definition
     if needs.on == "features":
         return bool(reading.term.settings.get("normalize", False))

@@ -1,4 +1,4 @@
-"""Illnesses of settings: margins and scales that the sphere does not allow, too few examples."""
+"""Checks of settings: margins and scales that the sphere does not allow, too few examples."""
 
 import math
 
@@ -17,10 +17,10 @@ from tammes.doctor.snapshot import Snapshot, TermReading
 from tammes.geometry.bounds import largest_class_margin
 
 STRONG_SCALE, STRONG_MARGIN = 64.0, 0.3
-"""Scale and margin from which few examples per class are reported not to train: see
+"""Scale and margin from which training with few examples per class is reported to fail: see
 :mod:`tammes.advise.warnings`."""
 COMPANY = 0.5
-"""Share of a batch whose class has another example in it, for a loss between examples."""
+"""Fraction of a batch whose class must have another example in it, for a loss between examples."""
 
 
 def _with_margins(snapshot: Snapshot) -> list[TermReading]:
@@ -32,7 +32,7 @@ def negative_margin(snapshot: Snapshot) -> Finding | None:
     """Find a negative margin that satisfies the loss before training."""
     limit = math.log(snapshot.classes)
     if not snapshot.is_cosine:
-        # Inner products have no bound, and outgrow any margin.
+        # Inner products are unbounded, and outgrow any margin.
         return None
     for each in _with_margins(snapshot):
         # Score that the margin adds to an untrained example, at a right angle to its prototype.
@@ -76,10 +76,10 @@ def margin_infeasible(snapshot: Snapshot) -> Finding | None:
 
 @check("scale-small")
 def scale_small(snapshot: Snapshot) -> Finding | None:
-    """Find a scale at which no arrangement of classes reaches the wanted posterior.
+    """Find a scale at which no arrangement of classes reaches the desired posterior.
 
-    Without the margin, which the posterior in use does not have: so a scale is only found that
-    fails with any margin.
+    The margin is ignored, since predictions do not use it; so a reported scale fails with any
+    margin.
     """
     softmaxes = [t for t in snapshot.terms if t.term.name in (*KINDS, *PLAIN)]
     if not snapshot.is_cosine or snapshot.learned_scale or not softmaxes:

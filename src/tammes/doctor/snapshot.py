@@ -14,21 +14,22 @@ from tammes.similarity import unit
 from tammes.terms import Term
 
 ROWS = 512
-"""Largest number of examples that are looked at."""
+"""Largest number of examples that are measured."""
 _BLOCK = 1 << 16
-"""Prototypes that are normalised at once."""
+"""Prototypes that are normalised at a time."""
 
 
 @dataclass(frozen=True)
 class TermReading:
-    """A term on the batch.
+    """Measurements of a term on the batch.
 
     Attributes:
         name: name of the term in the criterion.
-        term: the term with the settings in force; a scheduled setting has its current value.
+        term: the term with its current settings; a scheduled setting has its current value.
         weight: weight of the term in the loss.
         value: mean over the examples, before the weight.
-        gradient: mean norm of the gradient of an example's weighted loss by its feature.
+        gradient: mean norm of the gradient of an example's weighted loss with respect to its
+            feature.
     """
 
     name: str
@@ -40,34 +41,36 @@ class TermReading:
 
 @dataclass(frozen=True)
 class Snapshot:
-    """Everything the checks look at: plain numbers, measured once.
+    """Everything that the checks need: plain numbers, measured once.
 
     Attributes:
         classes: number of classes C.
         dim: size D of a feature.
         scale: scale of the head.
-        learned_scale: whether the scale is learned, or follows the batches.
+        learned_scale: whether the scale is learned or adaptive.
         has_angle: whether similarities are a length times a cosine, not distances.
         is_cosine: whether features and prototypes are compared by their cosine.
         terms: the terms of the loss, in order.
         loss: mean loss.
-        sensitivity: mean of the norm of an example's gradient times that of its feature: the change
-            of the loss by a relative change of the feature.
-        accuracy: share of examples whose class has the highest score; None if no term classifies.
-        prototype_cosine: mean cosine of two prototypes; None if no term classifies, or by distance.
+        sensitivity: mean norm of an example's gradient times the norm of its feature: the change of
+            the loss per relative change of the feature.
+        accuracy: fraction of examples whose class has the highest score; None if no term
+            classifies.
+        prototype_cosine: mean cosine of two prototypes; None if no term classifies, or if they are
+            compared by distance.
         feature_cosine: mean cosine of two features.
-        zero_features: share of features that are exactly zero.
-        live_dimensions: number of dimensions that are not zero in every feature.
-        company: share of examples whose class has another one in the batch.
+        zero_features: fraction of features that are exactly zero.
+        live_dimensions: number of dimensions that are nonzero in some feature.
+        company: fraction of examples whose class has another one in the batch.
         examples_per_class: mean number of training examples per class, if known.
         lr: learning rate of the next step, if known.
-        adaptive: whether the optimizer divides a gradient by its size, as Adam does.
+        adaptive: whether the optimizer normalises gradients by their magnitude, as Adam does.
         held: whether the optimizer holds the prototypes; None if unknown, or if they are frozen.
-        losses: mean losses of the looks or epochs so far, oldest first; empty before the first.
+        losses: mean losses of the diagnoses or epochs so far, oldest first; empty before the first.
         steps: steps taken so far, if known.
         trial: losses of one batch before and after trial steps.
         scheduled: whether a setting of the loss follows a schedule.
-        posterior: posterior that an example on its prototype should have.
+        posterior: posterior that an example at its prototype should have.
     """
 
     classes: int
@@ -117,14 +120,14 @@ class Snapshot:
 def take_snapshot(criterion: Criterion, features: Tensor, labels: Tensor, **known: Any) -> Snapshot:
     """Measure a criterion on a batch.
 
-    One forward and one backward pass for each term. Gradients are those of copies of the features,
-    in evaluation mode: no gradient, state, schedule, logged term or random number is changed.
+    One forward and one backward pass for each term, on copies of the features and in evaluation
+    mode: no gradient, state, schedule, logged term or random number is changed.
 
     Args:
         criterion: any criterion whose prototypes are all in this process.
         features: shape ``(N, D)``.
         labels: class of each example, shape ``(N,)``.
-        **known: fields of the snapshot that the batch does not tell.
+        **known: fields of the snapshot that cannot be measured on the batch.
     """
     if criterion.head.is_sharded:
         raise ValueError(
@@ -136,7 +139,7 @@ def take_snapshot(criterion: Criterion, features: Tensor, labels: Tensor, **know
             f"diagnose expects one label per example, got labels of shape {tuple(labels.shape)}"
         )
     head = copy.copy(criterion.head)
-    # On the copy alone: a head that samples classes draws new ones in training mode.
+    # On the copy only: in training mode, a head that samples classes would draw new ones.
     head.training = False
     with (
         torch.inference_mode(False),
@@ -212,7 +215,7 @@ def _differentiate(criterion: Criterion, features: Tensor, labels: Tensor) -> tu
         gradient = None
         if loss.requires_grad:
             (gradient,) = torch.autograd.grad(loss, leaf, allow_unused=True)
-    # The mean over the batch divides the gradient of an example by their number.
+    # Undo the division by the batch size in the mean.
     size = len(features)
     value = float(loss.detach())
     return value, torch.zeros_like(features) if gradient is None else gradient * size
@@ -235,11 +238,11 @@ def _class_weights(criterion: Criterion) -> Tensor | None:
 
 
 def _mean_cosine(rows: Tensor) -> float:
-    """Mean cosine of two different rows, from the length of their mean direction."""
+    """Mean cosine of two different rows, from the norm of their mean direction."""
     count = len(rows)
     if count < 2:
         return 0.0
-    # In blocks: of a million prototypes no copy is made.
+    # In blocks, to avoid a copy of all prototypes.
     total = sum(unit(block.float()).sum(0) for block in rows.split(_BLOCK))
     return float((torch.as_tensor(total / count).square().sum() * count - 1) / (count - 1))
 

@@ -1,4 +1,4 @@
-"""Illnesses of the course of a training: no start, no progress, no gradient, jumps."""
+"""Checks of the course of training: no start, no progress, no gradient, jumps."""
 
 import math
 from statistics import fmean
@@ -8,28 +8,28 @@ from tammes.doctor.finding import Finding, check
 from tammes.doctor.snapshot import Snapshot
 
 NEAR = 0.05
-"""Relative distance from the loss of guessing. The collapse of ArcFace with s = 64 rests 3 % above
-log C."""
+"""Largest relative distance from the loss of guessing. A collapsed ArcFace with s = 64 plateaus 3 %
+above log C."""
 REST = 0.02
-"""Largest relative change of a resting loss from one look or epoch to the next. ArcFace that trains
+"""Largest relative change of a plateau from one diagnosis or epoch to the next. ArcFace that trains
 slowly (200 overlapping classes, scripts/doctor_curves.py) changes by 3 % in 20 steps."""
 LONG = 200
-"""Steps before which a loss may rest: Omniglot with two images of each of 1,623 classes is still at
-log C after 46."""
+"""Number of steps before which a plateau is normal: Omniglot with two images of each of 1,623
+classes is still at log C after 46."""
 LOW = 0.1
-"""Share of the way from chance to 1 below which an accuracy is low."""
+"""Fraction of the way from chance to 1 below which an accuracy is low."""
 RESTING = 3
-"""Number of losses that a resting loss is judged by: the first step and two epochs in the lab."""
+"""Number of losses needed to judge a plateau: the first step and two epochs in the lab."""
 NO_GRADIENT = 0.01
-"""Sensitivity in nats below which a loss no longer trains. A softmax that is wrong in one of ten
-examples has ten times as much."""
+"""Sensitivity in nats below which a loss no longer trains. A softmax that is wrong on one example
+in ten has ten times as much."""
 LEARNED = 0.9
 """Accuracy from which a vanishing gradient means that training is done."""
 JUMP = 0.5
 """Rise of the loss, relative to the first one or to 1 nat, that counts as a jump. A step of a
 healthy training lowers the loss of its own batch."""
 FIRST = 5
-"""Number of the first losses in which a jump is looked for."""
+"""Number of first losses that are checked for a jump."""
 
 
 @check("not-finite")
@@ -58,9 +58,9 @@ def prototypes_not_trained(snapshot: Snapshot) -> Finding | None:
 
 @check("loss-at-chance")
 def loss_at_chance(snapshot: Snapshot) -> Finding | None:
-    """Find a loss that rests where all classes have the same score.
+    """Find a loss that has plateaued where all classes have the same score.
 
-    That is log C; where features and prototypes are in one place, the margin is paid on top of it.
+    That is log C, plus the margin if features and prototypes have collapsed to one point.
     """
     main, losses = snapshot.main, snapshot.losses
     known = main.term.name in (*KINDS, *PLAIN)

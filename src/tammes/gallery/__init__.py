@@ -1,4 +1,4 @@
-"""Gallery of known identities: enrol, identify, reject the unknown, save and load."""
+"""Gallery of known identities: enrol, identify, reject unknown queries, save and load."""
 
 from tammes.gallery.approximate_search import Recall
 from tammes.gallery.gallery import Gallery, Identified

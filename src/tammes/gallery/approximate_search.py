@@ -1,4 +1,4 @@
-"""Approximate search of the most similar rows, with FAISS or usearch (extra ``search``)."""
+"""Approximate search for the most similar rows, with FAISS or usearch (extra ``search``)."""
 
 from collections.abc import Iterable
 from typing import Any, Literal, NamedTuple, Protocol
@@ -19,9 +19,9 @@ class Recall(NamedTuple):
     """Agreement of an approximate search with the exact one; see :meth:`Gallery.search_with`.
 
     Attributes:
-        recall: share of the exact results that it finds.
+        recall: fraction of the exact results that it finds.
         queries: number of queries.
-        top: number of results of a query.
+        top: number of results per query.
     """
 
     recall: float
@@ -33,14 +33,14 @@ class SearchIndex(Protocol):
     """Index of unit rows."""
 
     def search(self, query: Tensor, top: int) -> tuple[Tensor, Tensor]:
-        """Return inner products, falling, and rows, both of shape ``(Q, top)``.
+        """Return inner products in descending order, and rows, both of shape ``(Q, top)``.
 
-        A row that the graph does not lead to is not found: -1, and its product is -inf.
+        If the graph leads to fewer rows, the missing ones are -1, with a product of -inf.
         """
 
 
 class FaissIndex:
-    """Graph of neighbours (HNSW) of FAISS."""
+    """HNSW index of FAISS."""
 
     def __init__(self, blocks: Iterable[Tensor], size: int) -> None:
         faiss: Any = require("faiss", extra="search")
@@ -49,7 +49,7 @@ class FaissIndex:
             self.index.add(block.cpu().numpy())
 
     def search(self, query: Tensor, top: int) -> tuple[Tensor, Tensor]:
-        """Return inner products, falling, and rows, both of shape ``(Q, top)``."""
+        """Return inner products in descending order, and rows, both of shape ``(Q, top)``."""
         self.index.hnsw.efSearch = max(_VISITED, top)
         scores, rows = self.index.search(query.cpu().numpy(), top)
         scores, rows = torch.from_numpy(scores), torch.from_numpy(rows)
@@ -57,7 +57,7 @@ class FaissIndex:
 
 
 class UsearchIndex:
-    """Graph of neighbours (HNSW) of usearch."""
+    """HNSW index of usearch."""
 
     def __init__(self, blocks: Iterable[Tensor], size: int) -> None:
         usearch: Any = require("usearch.index", extra="search")
@@ -75,13 +75,13 @@ class UsearchIndex:
             begin += len(block)
 
     def search(self, query: Tensor, top: int) -> tuple[Tensor, Tensor]:
-        """Return inner products, falling, and rows, both of shape ``(Q, top)``."""
+        """Return inner products in descending order, and rows, both of shape ``(Q, top)``."""
         self.index.expansion_search = max(_VISITED, top)
         scores = torch.full((len(query), top), -torch.inf)
         rows = torch.full((len(query), top), -1)
         found = self.index.search(query.cpu().numpy(), top)
         width = found.keys.shape[-1]
-        # One query has as many results as were found; several are filled up, with any numbers.
+        # A single query returns only what was found; several are padded with arbitrary numbers.
         counts = torch.tensor(getattr(found, "counts", [width]))
         reached = torch.arange(width) < counts[:, None]
         places = reached.nonzero(as_tuple=True)
@@ -95,4 +95,4 @@ ENGINES: dict[str, type[FaissIndex] | type[UsearchIndex]] = {
     "faiss": FaissIndex,
     "usearch": UsearchIndex,
 }
-"""Classes of indices by the name of their package."""
+"""Index classes by the name of their package."""

@@ -1,4 +1,4 @@
-"""Embeddings for a gallery: given as they are, or made of images by its model."""
+"""Embeddings for a gallery: given directly, or computed from images by its model."""
 
 from collections.abc import Callable, Iterator
 from typing import Any, NamedTuple, Protocol
@@ -15,7 +15,7 @@ class EmbeddedImages(Protocol):
 
     @property
     def positions(self) -> list[int]:
-        """Place of each among the images given; an unreadable image has none."""
+        """Index of each among the given images; unreadable images are left out."""
 
     @property
     def names(self) -> list[str]:
@@ -40,7 +40,7 @@ class Embedder(Protocol):
 
 
 class Embedded(NamedTuple):
-    """Checked embeddings in blocks, and the names and the number of the images given."""
+    """Validated embeddings in blocks, with the names and the number of the given images."""
 
     blocks: list[Tensor]
     positions: list[int]
@@ -49,7 +49,7 @@ class Embedded(NamedTuple):
 
 
 def model_digest(model: Embedder | str) -> str:
-    """Return the digest of a model, which may be given instead of it."""
+    """Return the digest of a model; a digest is returned unchanged."""
     if isinstance(model, str):
         return model
     if not callable(getattr(model, "embed_batches", None)):
@@ -115,7 +115,7 @@ def _check(name: str, embeddings: Tensor, size: int | None) -> None:
         )
     for first in range(0, len(embeddings), ROWS):
         block = embeddings[first : first + ROWS]
-        # One sum is cheaper than a test of every element.
+        # Summing is cheaper than testing every element.
         if bool(block.sum(dtype=torch.double).isfinite()):
             continue
         wrong = (~block.isfinite()).any(1).nonzero()
@@ -127,7 +127,7 @@ def _check(name: str, embeddings: Tensor, size: int | None) -> None:
 
 
 def check_lengths(name: str, blocks: list[Tensor]) -> None:
-    """Raise ``ValueError`` for embeddings of zeros, which have no direction."""
+    """Raise ``ValueError`` for zero embeddings, which have no direction."""
     zeros = sum(
         int((part.amax(1) == 0).logical_and(part.amin(1) == 0).sum())
         for block in blocks
@@ -142,14 +142,14 @@ def check_lengths(name: str, blocks: list[Tensor]) -> None:
 
 
 def unit_rows(embeddings: Tensor, device: torch.device) -> Tensor:
-    """Return the directions of rows in float32, also where float32 cannot hold their lengths."""
+    """Normalise rows to float32, even if their norms exceed its range."""
     rows = embeddings.detach().to(device)
     largest = rows.abs().amax(1, keepdim=True).double()
     usual = (largest == 0) | ((largest > 2.0**-60) & (largest < 2.0**60))
     if bool(usual.all()):
         return directions(rows.float())
     rows = rows.double() / torch.where(largest > 0, largest, 1.0)
-    # A row is at least as long as its largest number, which is one now; or it is zero.
+    # The largest magnitude in a row is now 1, so its norm is at least 1, unless it is zero.
     return (rows / rows.norm(dim=1, keepdim=True).clamp_min(1)).float()
 
 

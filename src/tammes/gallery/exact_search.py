@@ -1,4 +1,4 @@
-"""Exact search of the most similar rows, by blocks."""
+"""Exact search for the most similar rows, in blocks."""
 
 from collections.abc import Callable, Iterable, Iterator
 
@@ -8,11 +8,11 @@ from torch import Tensor
 from tammes.similarity import full_precision
 
 _QUERIES = 512
-"""Queries whose products with a block of rows are computed at once."""
+"""Queries that are multiplied with a block of rows at a time."""
 _SCORES = 32 * 2**20
-"""Bytes of the scores of a block, about as many as a cache holds; 16 times on a GPU."""
+"""Bytes of the scores of a block, about the size of a CPU cache; 16 times as many on a GPU."""
 _GROUP = 64
-"""Neighbouring scores of which the largest is looked at first."""
+"""Neighbouring scores whose maximum is taken first."""
 
 
 def search_rows(
@@ -26,7 +26,7 @@ def search_rows(
         top: number of rows K to find for each query, at most as many as there are.
 
     Returns:
-        Inner products, falling, and rows, both of shape ``(Q, K)``.
+        Inner products in descending order, and rows, both of shape ``(Q, K)``.
     """
     scores = query.new_empty(len(query), top)
     rows = torch.empty(len(query), top, dtype=torch.long, device=query.device)
@@ -50,7 +50,7 @@ def _search(query: Tensor, blocks: Iterable[Tensor], top: int) -> tuple[Tensor, 
 def score_blocks(query: Tensor, blocks: Iterable[Tensor]) -> Iterator[tuple[int, Tensor]]:
     """Yield the first row of a block and its inner products, shape ``(Q, n)``.
 
-    Blocks are joined until their products fill the memory, which is used again for the next ones.
+    Blocks are joined until their products fill a buffer, which is reused for the next ones.
     """
     budget = _SCORES if query.device.type == "cpu" else 16 * _SCORES
     width = max(budget // (4 * max(len(query), 1)), 1)
@@ -67,10 +67,10 @@ def score_blocks(query: Tensor, blocks: Iterable[Tensor]) -> Iterator[tuple[int,
 
 
 def largest(scores: Tensor, top: int) -> tuple[Tensor, Tensor]:
-    """Return the largest values of each row, falling, and their columns.
+    """Return the largest values of each row in descending order, and their columns.
 
-    Each of them is in one of the ``top`` groups of columns with the largest maxima, and a maximum
-    is found faster than an order.
+    All of them are in the ``top`` groups of columns with the largest maxima, and finding a maximum
+    is faster than sorting.
     """
     rows, width = scores.shape
     groups = width // _GROUP

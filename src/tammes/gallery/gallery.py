@@ -1,4 +1,4 @@
-"""Enrol identities, identify queries among them, and reject the unknown."""
+"""Enrol identities, identify queries among them, and reject unknown ones."""
 
 import heapq
 import math
@@ -27,7 +27,7 @@ from tammes.gallery.templates import ROWS, Template, Templates
 from tammes.metrics.functional.operating_points import check_scores, rank_scores
 
 Existing = Literal["refuse", "add", "replace"]
-"""Treatment of an identity that is enrolled already."""
+"""What to do with an identity that is already enrolled."""
 
 
 class Identified(NamedTuple):
@@ -38,8 +38,8 @@ class Identified(NamedTuple):
         scores: their cosine similarities, shape ``(Q, K)``; -inf in the last places if an
             approximate search found fewer.
         known: whether the first is similar enough, shape ``(Q,)``; True without a threshold.
-        sources: source of the most similar enrolled image of each identity, with template
-            ``"mean"`` of its first one; empty if not given.
+        sources: source of the most similar enrolled image of each identity, or of its first image
+            with template ``"mean"``; empty if not given.
     """
 
     ids: list[list[Id]]
@@ -55,10 +55,10 @@ class Identified(NamedTuple):
 
 
 class Gallery:
-    r"""Known identities, each with one embedding or more, to be searched by cosine similarity.
+    r"""Known identities with one or more embeddings each, searched by cosine similarity.
 
-    With ``template="mean"`` an identity has one template, the direction of the mean of its unit
-    embeddings; with ``"nearest"`` it has them all, and the most similar counts:
+    With ``template="mean"`` an identity has one template, the normalised mean of its unit
+    embeddings; with ``"nearest"`` it keeps them all, and the most similar one counts:
 
     .. math::
         s(x, a) = \frac{\langle x, t_a\rangle}{\|x\|\,\|t_a\|},\quad
@@ -66,12 +66,12 @@ class Gallery:
         \qquad\text{or}\qquad
         s(x, a) = \max_{i: y_i = a} \frac{\langle x, e_i\rangle}{\|x\|\,\|e_i\|}
 
-    A query whose best similarity is below :attr:`accept_at` is unknown. The search is exact, by
-    blocks; :meth:`search_with` replaces it by an approximate one.
+    A query whose best similarity is below :attr:`accept_at` is unknown. The search is exact, in
+    blocks; :meth:`search_with` selects an approximate one.
 
     Args:
-        model: model that embeds images, or its digest. A gallery refuses embeddings of another.
-            Without one the gallery knows nothing of the origin of its embeddings.
+        model: model that embeds images, or its digest. A gallery rejects embeddings of another
+            model. Without it, the origin of embeddings is not checked.
         template: ``"mean"`` or ``"nearest"``.
         device: device of the embeddings.
 
@@ -151,10 +151,10 @@ class Gallery:
             x: embeddings of a floating type, shape ``(N, D)``; or images, which the model embeds
                 batch by batch.
             ids: identity of each, strings or integers; several embeddings may have one identity.
-            existing: what to do with an identity that is in the gallery: ``"refuse"``, ``"add"``
-                the embeddings to those that it has, or ``"replace"`` these.
+            existing: what to do with an identity that is already in the gallery: ``"refuse"`` it,
+                ``"add"`` the embeddings to its own, or ``"replace"`` those.
             sources: where each comes from, such as the path of its file; :meth:`identify` returns
-                them. By default the names of images, and nothing for embeddings.
+                them. By default the names of images, and empty for embeddings.
             digest: digest of the model of the embeddings, to be compared with the gallery's.
             unreadable: called for each image that cannot be read, which is left out; by default
                 the first one is an error.
@@ -194,7 +194,7 @@ class Gallery:
         waiting = embedded.blocks[::-1]
         embedded.blocks.clear()
         while waiting:
-            # Freed as they are enrolled, so that the memory is that of the embeddings once.
+            # Freed as they are enrolled, so that embeddings are in memory only once.
             blocks = [waiting.pop()]
             while waiting and sum(map(len, blocks)) + len(waiting[-1]) <= ROWS:
                 blocks.append(waiting.pop())
@@ -214,7 +214,7 @@ class Gallery:
             self._templates.remove(gone)
 
     def _changed(self) -> None:
-        """Drop what was computed from the rows."""
+        """Drop everything computed from the rows."""
         self._index = None
         self._needed.clear()
 
@@ -273,10 +273,10 @@ class Gallery:
         return self._index.search(query, top)
 
     def _rows_for(self, top: int) -> int:
-        """Return the number of rows that are of ``top`` identities or more, whichever they are."""
+        """Return a number of rows that is sure to contain at least ``top`` identities."""
         if self.template == "mean":
             return top
-        # In the worst case the first rows are all those of the largest identities.
+        # In the worst case, the first rows all belong to the identities with most images.
         if top not in self._needed:
             self._needed[top] = 1 + sum(heapq.nlargest(top - 1, self._templates.images))
         return self._needed[top]
@@ -287,7 +287,7 @@ class Gallery:
     ) -> Recall:
         """Search with FAISS or usearch from now on, or exactly again; measure the recall.
 
-        The index (HNSW) is built here, and again after a change of the gallery. It holds a copy of
+        The index (HNSW) is built here, and rebuilt after the gallery changes. It holds a copy of
         the embeddings and is not saved.
 
         Args:
@@ -334,22 +334,22 @@ class Gallery:
     ) -> CalibratedThreshold:
         """Set :attr:`accept_at` to the smallest threshold whose FAR does not exceed a target.
 
-        The pairs are of a query and an identity of the gallery. At a FAR of 1 % a query that nobody
-        knows is accepted for 1 % of the identities, so the share of unknown queries that are
-        accepted for some identity is larger, the more so the larger the gallery.
+        A pair is a query and an identity of the gallery. At a FAR of 1 %, an unknown query is
+        accepted as 1 % of the identities, so the fraction of unknown queries accepted as some
+        identity is larger, and grows with the gallery.
 
         Args:
-            far: largest share of accepted pairs of different identities; ``1 / far`` of them or
-                more are needed.
+            far: largest fraction of different-identity pairs to accept; at least ``1 / far`` such
+                pairs are needed.
             x: embeddings or images that are not enrolled, of enrolled identities or of others.
             ids: identity of each.
-            pairs: instead of both, scores of pairs, shape ``(P,)``, and whether a pair is of one
-                identity, shape ``(P,)``.
+            pairs: instead of both, scores of pairs, shape ``(P,)``, and whether each pair is of the
+                same identity, shape ``(P,)``.
             digest: digest of the model of the embeddings, to be compared with the gallery's.
 
         Returns:
-            The :class:`CalibratedThreshold`: the edge of one of 65,536 bins from -1 to 1, or, of
-            given pairs, one of the scores.
+            The :class:`CalibratedThreshold`: the edge of one of 65,536 bins from -1 to 1 or, with
+            ``pairs``, one of the scores.
         """
         name = "Gallery.threshold"
         if (x is None) != (ids is None) or (x is None) == (pairs is None):
@@ -389,7 +389,7 @@ class Gallery:
 
         Args:
             path: file that :meth:`save` wrote.
-            model: model that embeds images, or its digest; it must be the one of the gallery.
+            model: model that embeds images, or its digest; it must be the gallery's.
             device: device of the embeddings.
 
         Raises:
@@ -430,7 +430,7 @@ class Gallery:
             raise ValueError(f"{name} expects an enrolled identity, got an empty gallery")
 
     def _queries(self, name: str, x: Any, digest: str | None) -> Tensor:
-        """Return unit embeddings to search for."""
+        """Return the normalised embeddings of queries."""
         self._check_enrolled(name)
         self._check_digest(name, digest)
         blocks = embed(name, x, self.model, self.size).blocks
@@ -441,14 +441,14 @@ class Gallery:
 
 
 def _check_top(name: str, top: int) -> int:
-    """Return a number of results, which may be an integer of numpy."""
+    """Validate the number of results, which may be a numpy integer."""
     if isinstance(top, bool) or not isinstance(top, Integral) or top < 1:
         raise ValueError(f"{name} expects top to be an integer of 1 or more, got {top!r}")
     return int(top)
 
 
 def _check_threshold(name: str, threshold: Any) -> float:
-    """Return a threshold as a number; without one every query is known."""
+    """Return a threshold as a number; ``None`` accepts every query."""
     if threshold is None:
         return -math.inf
     if not isinstance(threshold, Real | Tensor) or math.isnan(threshold):
@@ -457,7 +457,7 @@ def _check_threshold(name: str, threshold: Any) -> float:
 
 
 def _first_of_each(owners: list[int], top: int) -> list[int]:
-    """Return the places of the first row of each of the first identities."""
+    """Return the index of the first row of each of the first ``top`` identities."""
     first: dict[int, int] = {}
     for place, owner in enumerate(owners):
         if first.setdefault(owner, place) == place and len(first) == top:

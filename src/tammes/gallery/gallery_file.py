@@ -1,4 +1,4 @@
-"""Gallery as a safetensors file, written and read by blocks of rows."""
+"""Read and write a gallery as a safetensors file, in blocks of rows."""
 
 import json
 import os
@@ -31,7 +31,7 @@ _FORMAT = "tammes gallery 1"
 def write_gallery(
     path: str | os.PathLike[str], templates: Templates, settings: dict[str, Any]
 ) -> None:
-    """Write a gallery to a file, which is replaced only if everything was written.
+    """Write a gallery to a file; an existing file is replaced only once everything is written.
 
     The settings are the kind of template, the digest of the model and the threshold.
     """
@@ -114,7 +114,7 @@ def _read(
 
 
 def _check(stored: Templates) -> None:
-    """Raise ``ValueError`` if the parts of a gallery do not belong together."""
+    """Raise ``ValueError`` if the parts of a gallery are inconsistent."""
     rows, identities = len(stored.rows), len(stored.ids)
     mean = stored.kind == "mean"
     expected = {

@@ -11,7 +11,7 @@ from torch import Tensor
 from tammes.checkpoint.safetensors_io import byte_view
 
 Id: TypeAlias = str | int
-"""Identity: a string or an integer; a gallery has one kind of them."""
+"""Identity: a string or an integer; a gallery has only one of the two."""
 
 
 def as_ids(name: str, ids: Any, known: Sequence[Id] = ()) -> list[Id]:
@@ -19,8 +19,8 @@ def as_ids(name: str, ids: Any, known: Sequence[Id] = ()) -> list[Id]:
 
     Args:
         name: name that messages begin with.
-        ids: a sequence, a tensor or a numpy array of strings or integers; or a single one.
-        known: identities that they must be of one kind with.
+        ids: a sequence, tensor or numpy array of strings or integers; or a single one.
+        known: existing identities, whose type they must share.
     """
     ids = ids.tolist() if hasattr(ids, "tolist") else ids
     if isinstance(ids, str | Integral):
@@ -54,18 +54,18 @@ def _kind(value: Any) -> str:
 
 
 def shown(ids: Iterable[Id]) -> str:
-    """Name the first identities of some, for a message."""
+    """List the first few identities, for a message."""
     listed = list(ids)
     more = f" and {len(listed) - 3:,} more" if len(listed) > 3 else ""
     return ", ".join(map(repr, listed[:3])) + more
 
 
 def pack_strings(texts: Sequence[str]) -> tuple[Tensor, Tensor]:
-    """Return the bytes of strings in a row, and where each of them ends."""
+    """Return the concatenated bytes of strings, and where each of them ends."""
     encoded = [text.encode("utf-8", "surrogatepass") for text in texts]
     ends = torch.tensor([len(text) for text in encoded], dtype=torch.long).cumsum(0)
     joined = bytearray(b"".join(encoded))
-    # A buffer of no bytes is refused.
+    # torch.frombuffer rejects an empty buffer.
     packed = torch.frombuffer(joined, dtype=torch.uint8) if joined else torch.empty(0).byte()
     return packed, ends
 

@@ -1,4 +1,4 @@
-"""A threshold from the scores of all pairs of a query and an identity."""
+"""Calibrate a threshold on the scores of all pairs of a query and an identity."""
 
 from typing import NamedTuple
 
@@ -17,7 +17,7 @@ from tammes.metrics.functional.operating_points import (
 from tammes.metrics.functional.verification import bin_edges, score_sums
 
 _PAIRS = 4 * 2**20
-"""Scores of pairs that are counted at once."""
+"""Pairs that are counted at a time."""
 _BINS = 65_536
 """Bins of the histogram of scores."""
 
@@ -27,10 +27,10 @@ class CalibratedThreshold(NamedTuple):
 
     Attributes:
         threshold: smallest threshold whose FAR does not exceed the target.
-        far: share of the different pairs that are accepted at it.
-        tar: share of the same pairs that are accepted at it; NaN without such pairs.
-        same: number of pairs of one identity.
-        different: number of pairs of two identities.
+        far: fraction of different-identity pairs accepted at it.
+        tar: fraction of same-identity pairs accepted at it; NaN without such pairs.
+        same: number of same-identity pairs.
+        different: number of different-identity pairs.
     """
 
     threshold: float
@@ -41,7 +41,7 @@ class CalibratedThreshold(NamedTuple):
 
 
 def pair_points(templates: Templates, query: Tensor, ids: list[Id]) -> OperatingPoints:
-    """Count the scores of all pairs of a query, a unit row of shape ``(D,)``, and an identity."""
+    """Count the scores of all pairs of a query, normalised, and an identity."""
     many, device = len(templates.ids), templates.rows.device
     if len(ids) != len(query):
         raise ValueError(

@@ -30,7 +30,7 @@ class RowBlocks:
         """Append rows of zeros."""
         first, last = self._count, self._count + count
         while len(self._blocks) * self.step < last:
-            # Not zeros: the memory of a block is used as it is filled.
+            # Not zeros, so that the memory of a block is not used until it is filled.
             self._blocks.append(torch.empty(self.step, self.size, device=self.device))
         self._count = last
         self[first:last] = 0.0
@@ -41,7 +41,7 @@ class RowBlocks:
         del self._blocks[-(-count // self.step) :]
 
     def blocks(self) -> Iterator[Tensor]:
-        """Yield the rows in blocks, which are views of them."""
+        """Yield views of the rows in blocks."""
         for first in range(0, self._count, self.step):
             yield self._blocks[first // self.step][: self._count - first]
 

@@ -1,4 +1,4 @@
-"""Templates of identities: unit rows, and whose they are."""
+"""Templates: unit rows, and the identities that they belong to."""
 
 from array import array
 from collections.abc import Iterable
@@ -15,7 +15,7 @@ from tammes.similarity import directions, norm
 Template = Literal["mean", "nearest"]
 """Comparison with an identity: with the mean of its embeddings, or with the nearest of them."""
 ROWS = 8192
-"""Rows that are handled at once."""
+"""Rows that are processed at a time."""
 
 
 @dataclass
@@ -24,11 +24,11 @@ class Templates:
 
     Attributes:
         kind: ``"mean"`` or ``"nearest"``.
-        rows: unit templates; of size 0 until there is one.
+        rows: unit templates; of size 0 while there are none.
         ids: identities in the order of their enrolment.
         images: number of images of each identity.
-        lengths: norm of the sum of the unit embeddings of each identity; empty without means.
-        owners: identity of each row; empty if row and identity are one.
+        lengths: norm of the sum of each identity's unit embeddings; empty for ``"nearest"``.
+        owners: index of the identity of each row; empty for ``"mean"``.
         sources: source of each row.
     """
 
@@ -44,7 +44,7 @@ class Templates:
         self.place = {identity: place for place, identity in enumerate(self.ids)}
 
     def known(self, name: str, ids: Iterable[Id]) -> list[int]:
-        """Return the numbers of identities; raise ``ValueError`` if one is missing."""
+        """Return the indices of identities; raise ``ValueError`` if one is missing."""
         listed = list(ids)
         missing = [identity for identity in listed if identity not in self.place]
         if missing:
@@ -84,7 +84,7 @@ class Templates:
         self.rows[changed] = directions(sums)
 
     def _placed(self, identity: Id) -> int:
-        """Return the number of an identity, which is added if it is new."""
+        """Return the index of an identity; a new one is added."""
         place = self.place.setdefault(identity, len(self.ids))
         if place == len(self.ids):
             self.ids.append(identity)
@@ -92,12 +92,12 @@ class Templates:
         return place
 
     def remove(self, gone: set[int]) -> None:
-        """Remove identities by their numbers."""
+        """Remove identities by index."""
         mean = self.kind == "mean"
         owners = range(len(self.ids)) if mean else self.owners
         kept = [row for row, owner in enumerate(owners) if owner not in gone]
         for first in range(0, len(kept), ROWS):
-            # A row never moves beyond a row that is still to be moved.
+            # Rows only move towards the front, so none is overwritten before it has been moved.
             rows = torch.tensor(kept[first : first + ROWS])
             self.rows[first : first + len(rows)] = self.rows[rows]
         self.rows.truncate(len(kept))

@@ -1,4 +1,4 @@
-"""Best packings: directions with the largest possible smallest angle."""
+"""Optimal packings: directions whose smallest angle is as large as possible."""
 
 import math
 from collections.abc import Iterator
@@ -218,5 +218,5 @@ def _push(points: Tensor, sharpness: Tensor) -> Tensor:
 
 
 def _own(block: Tensor, rows: slice) -> Tensor:
-    """Mask of the pairs of a row with itself in a block of rows."""
+    """View of the entries that pair a row with itself, in a block of rows."""
     return block.diagonal(rows.start, -2, -1)

@@ -1,4 +1,4 @@
-"""Heads: prototypes, a scale, and the way from features to a split."""
+"""Heads: prototypes and a scale, from which a batch of features is split."""
 
 from tammes.heads.adaptive_scale import adacos_scale
 from tammes.heads.cosine import CosineHead

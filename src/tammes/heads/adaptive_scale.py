@@ -1,4 +1,4 @@
-"""Scale of AdaCos: fixed by the number of classes, or following the angles of each batch."""
+"""Scale of AdaCos: fixed by the number of classes, or adapted to the angles of each batch."""
 
 import math
 
@@ -8,13 +8,13 @@ from torch import Tensor
 from tammes.split import Split
 
 ADAPTIVE_READS = frozenset(("target", "others"))
-"""Fields of the split that the scale of a batch is made of."""
+"""Fields of the split that determine the scale of a batch."""
 _CLASSES = 3
-"""Classes whose fixed scale is the smallest: of two, the formula leaves nothing."""
+"""Smallest number of classes for the fixed scale: with two, the formula gives 0."""
 
 
 def adacos_scale(num_classes: int) -> float:
-    r"""Fixed scale of AdaCos, :math:`\sqrt2\log(C-1)`; of two classes, that of three.
+    r"""Fixed scale of AdaCos, :math:`\sqrt2\log(C-1)`; for two classes, that of three.
 
     Args:
         num_classes: number of classes C.
@@ -35,19 +35,19 @@ def adapted_scale(split: Split, valid: Tensor, now: Tensor) -> Tensor:
 
     .. math:: s = \frac{\log \frac1N\sum_i e^{\Lambda_i}}{\cos\min(\pi/4,\ \theta_{med})}
 
-    with :math:`\Lambda_i` at the scale so far and the median :math:`\theta_{med}` of the angles to
-    the own class. It is never below the fixed scale of three classes, and stays as it is in a batch
-    without examples or with one that overflowed.
+    with :math:`\Lambda_i` at the current scale and the median :math:`\theta_{med}` of the angles to
+    the target class. It is never below the fixed scale of three classes, and does not change if the
+    batch has no valid example or has overflowed.
 
     Args:
         split: cosines of N examples, with ``target`` and ``others``.
         valid: which examples count, shape ``(N,)``.
-        now: the scale so far, shape ``(1,)``.
+        now: the current scale, shape ``(1,)``.
     """
     count = valid.sum()
     if not len(valid):
         return now
-    # The median of an even number is the smaller angle, as torch.median has it.
+    # With an even count, the smaller of the two middle angles, as torch.median returns.
     cosines = torch.where(valid, split.target, -torch.inf).sort(descending=True).values
     median = cosines.gather(0, ((count - 1) // 2).clamp_min(0).view(1))
     total = torch.where(valid, split.others, -torch.inf).logsumexp(0)

@@ -1,8 +1,9 @@
-"""Sampling of classes: those of the batch, and others drawn at random, alike or by a proposal.
+"""Class sampling: the classes of the batch, and others drawn uniformly or by a proposal.
 
 A head that samples asks its :class:`Sampler` for the classes of a step, selects their rows with
-:func:`tammes.optim.sparse_rows.select_rows`, and passes those to the kernel. Nothing here waits for
-a GPU: the number of classes follows from the sizes alone, and numbers are looked up, not drawn.
+:func:`tammes.optim.sparse_rows.select_rows`, and passes those to the kernel. Nothing here
+synchronises a GPU: the number of classes depends on sizes alone, and random numbers are hashes of
+a key.
 """
 
 import math
@@ -22,11 +23,12 @@ class Sample(NamedTuple):
     """Classes that take part in a step.
 
     Attributes:
-        index: the K classes, in order and each once, shape ``(K,)``.
-        own: place of each example's class in ``index``, -1 where it is elsewhere, shape ``(N,)``.
-        counts: how many classes each of the K stands for, shape ``(K,)``: one for a class that is
-            present in the batch; for one that was drawn its share of all the absent or, with a
-            proposal, one over the probability of drawing it.
+        index: the K distinct classes in ascending order, shape ``(K,)``.
+        own: position of each example's class in ``index``, -1 if it is on another rank, shape
+            ``(N,)``.
+        counts: how many classes each of the K stands for, shape ``(K,)``: one for a class in the
+            batch; for a drawn class, its share of the absent ones or, with a proposal, the inverse
+            of its probability.
     """
 
     index: Tensor  # type: ignore[assignment]
@@ -35,9 +37,9 @@ class Sample(NamedTuple):
 
 
 def sample_size(examples: int, classes: int, rate: float) -> int:
-    """Number of sampled classes: at least those that can be present, and one more.
+    """Number of classes to sample: at least one more than the batch can contain.
 
-    Without the one the absent classes would have nobody to stand for them.
+    Without the extra one, no class might stand for the absent ones.
 
     Example:
         >>> sample_size(64, 1000, 0.3), sample_size(64, 1000, 0.01), sample_size(64, 50, 0.3)
@@ -68,14 +70,13 @@ def sample(
     smallest that is not, a drawn class stands for :math:`1/\min(1, q_c\tau)`. The same holds.
 
     Args:
-        own: class of each example, -1 where it is elsewhere, shape ``(N,)``.
-        classes: number of classes C here.
-        rate: share of the classes to sample, see :func:`sample_size`.
-        key: what the sample is a function of, an int64 tensor without dimensions or a number.
-        start: number of the first class here among the classes of all ranks.
-        masked: which classes are not to be drawn while there are others, shape ``(C,)``; they
-            stand for none.
-        proposal: how likely classes are to be drawn, up to a factor, shape ``(C,)``; alike if none.
+        own: local class of each example, -1 if it is on another rank, shape ``(N,)``.
+        classes: number of local classes C.
+        rate: fraction of the classes to sample, see :func:`sample_size`.
+        key: random key, an int64 scalar tensor or a number.
+        start: first local class among those of all ranks.
+        masked: classes to draw only if there are no others, shape ``(C,)``; they count zero times.
+        proposal: sampling probabilities up to a factor, shape ``(C,)``; uniform by default.
 
     Returns:
         The :class:`Sample`; the same on every device.
@@ -88,7 +89,7 @@ def sample(
         (tensor([1., 2.]), tensor(10.))
     """
     device, size = own.device, sample_size(len(own), classes, rate)
-    # Classes elsewhere are marked in a place of their own, one beyond the last.
+    # Classes of other ranks are marked in an extra entry past the last.
     present = torch.zeros(classes + 1, dtype=torch.bool, device=device)
     present = present.index_fill(0, torch.where(own < 0, classes, own), True)[:classes]
     number = torch.arange(start, start + classes, device=device)
@@ -128,7 +129,7 @@ def _by_priority(
     priority = priority.masked_fill(present, -1.0)
     lowest = priority.topk(min(size + 1, len(priority)), largest=False)
     index = lowest.indices[:size].sort().values
-    # Without another class, all are drawn.
+    # If no class is left out, all are drawn with certainty.
     threshold = lowest.values[size] if size < len(priority) else torch.inf
     counts = 1 / (chances[index] * threshold).clamp_max(1.0)
     counts = torch.where(present[index], 1.0, counts).float()
@@ -142,13 +143,13 @@ def _by_priority(
 class Sampler(ExactBuffers):
     """Sampler of classes, one sample per step, keyed by a seed and the step number.
 
-    Both are in the ``state_dict``, so a run that is resumed draws what it would have drawn. They
-    are on the device of the head, so that nobody waits for it to know them.
+    Both are in the ``state_dict``, so a resumed run draws the same samples as an uninterrupted one.
+    They live on the device of the head, so that reading them does not synchronise.
 
     Args:
-        rate: share of the classes to sample, above 0 and at most 1.
-        seed: of the draws; the same on all ranks.
-        proposal: how likely classes are to be drawn, see :func:`sample`.
+        rate: fraction of the classes to sample, above 0 and at most 1.
+        seed: seed of the draws; the same on all ranks.
+        proposal: sampling probabilities, see :func:`sample`.
 
     Example:
         >>> sampler = Sampler(0.2, seed=0)
@@ -169,7 +170,7 @@ class Sampler(ExactBuffers):
         if not 0 < rate <= 1:
             raise ValueError(f"Sampler expects rate above 0 and at most 1, got {rate}")
         self.rate = rate
-        # The state of a head that does not sample would not bring them back.
+        # Kept as constants: a checkpoint of a head that does not sample lacks them.
         for name, number in (("seed", seed), ("steps", 0)):
             values = torch.tensor(number, dtype=torch.int64, device="cpu")
             self.register_constant(name, values, torch.get_default_device(), persistent=True)
@@ -181,7 +182,7 @@ class Sampler(ExactBuffers):
 
     def __setstate__(self, state: dict[str, Any]) -> None:
         super().__setstate__(state)
-        # Of a sampler that was pickled before there were proposals.
+        # The sampler may have been pickled before there were proposals.
         self._buffers.setdefault("proposal", None)
         register_hooks()
 
@@ -190,7 +191,7 @@ class Sampler(ExactBuffers):
     ) -> None:
         own = {f"{prefix}{name}": getattr(self, name) for name in ("seed", "steps")}
         if state_dict.keys().isdisjoint(own):
-            # The state of a head that did not sample: this one goes on with its own draws.
+            # A checkpoint of a head that did not sample: keep the current seed and step.
             state_dict |= own
         super()._load_from_state_dict(state_dict, prefix, *args, **kwargs)
 
@@ -199,7 +200,7 @@ class Sampler(ExactBuffers):
     ) -> Sample:
         """Sample the classes of the next step, see :func:`sample`."""
         if torch.compiler.is_compiling():
-            # Taking the rows ends a graph anyway; and what torch 2.13 makes of this one crashes.
+            # Selecting the rows breaks the graph anyway, and compiled by torch 2.13 this crashes.
             return outside_compile(self.forward)(own, classes, start=start, masked=masked)
         return once(self, lambda: self._draw(own, classes, start, masked))
 

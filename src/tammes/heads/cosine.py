@@ -1,4 +1,4 @@
-"""The cosine classifier: only directions count."""
+"""Cosine classifier: only the directions of features and prototypes count."""
 
 import torch
 from torch import Tensor, nn
@@ -13,25 +13,25 @@ from tammes.similarity import Cosine
 class CosineHead(Head):
     r"""Cosines to unit prototypes: :math:`f_c = s\cos\theta_c`.
 
-    The head of NormFace, CosFace, ArcFace, LM-Softmax. The stored ``weight`` need not have unit
-    rows; ``prototypes`` has.
+    The head of NormFace, CosFace, ArcFace and LM-Softmax. The rows of ``weight`` need not be unit
+    vectors; ``prototypes`` returns them normalised.
 
-    With ``subcenters`` a class has K prototypes, for classes with several modes or wrong labels:
-    :math:`\cos\theta_c` is the cosine to the nearest (sub-centre ArcFace), or their average with
-    weights :math:`\operatorname{softmax}_k(\cos\theta_{ck} / \gamma)` (SoftTriple). ``weight``
-    then has the shape ``(C, K, D)``; every loss, and everything else, stays as it is.
+    With ``subcenters`` each class has K prototypes, for classes with several modes or noisy labels:
+    :math:`\cos\theta_c` is the cosine to the nearest of them (sub-centre ArcFace), or their average
+    with weights :math:`\operatorname{softmax}_k(\cos\theta_{ck} / \gamma)` (SoftTriple). ``weight``
+    then has the shape ``(C, K, D)``; losses and everything else work unchanged.
 
     Args:
         embedding_size: size D of a feature.
         num_classes: number of classes C.
-        scale: factor of the cosines, ``"learnable"``, or ``"adaptive"`` for that of AdaCos, which a
-            criterion sets in training.
-        normalize_features: with ``False`` features keep their length, :math:`f_c = s\,\lVert x
-            \rVert\cos\theta_c`, as SphereFace has it.
+        scale: factor of the cosines, ``"learnable"``, or ``"adaptive"`` for the scale of AdaCos,
+            which the criterion updates during training.
+        normalize_features: with ``False`` features keep their norm, :math:`f_c = s\,\lVert x
+            \rVert\cos\theta_c`, as in SphereFace.
         subcenters: number K of prototypes per class.
-        pooling: ``"max"``, the nearest of them, or ``"soft"``, all by their nearness.
+        pooling: over the prototypes of a class: ``"max"`` or ``"soft"``.
         temperature: :math:`\gamma` of soft pooling; 0.1 in SoftTriple.
-        implementation: ``"auto"``, ``"dense"`` or ``"streamed"``.
+        implementation: ``"auto"``, ``"dense"``, ``"streamed"`` or ``"fused"``.
 
     Example:
         >>> head = tammes.CosineHead(4, 3, scale=30.0)
@@ -79,5 +79,5 @@ class CosineHead(Head):
 
 
 def _random_directions(*shape: int) -> Tensor:
-    """Rows of length about one, so that an optimizer turns them at its usual rate."""
+    """Random rows of norm about 1, so that the usual learning rates turn them at a usual pace."""
     return torch.randn(shape) / shape[-1] ** 0.5

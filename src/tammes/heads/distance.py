@@ -1,4 +1,4 @@
-"""Euclidean distances to prototypes, near or far."""
+"""Classifiers by Euclidean distance, to prototypes or from reciprocal points."""
 
 from typing import Any
 
@@ -16,7 +16,7 @@ def _distances(query: Tensor, keys: Tensor) -> Tensor:
 
 
 class _Distances(torch.autograd.Function):
-    """Distances of all pairs of rows that can be differentiated any number of times."""
+    """Pairwise distances of rows, differentiable any number of times."""
 
     @staticmethod
     def forward(ctx: Any, query: Tensor, keys: Tensor) -> Tensor:
@@ -37,34 +37,34 @@ class _Distances(torch.autograd.Function):
 
     @staticmethod
     def _side(gradient: Tensor, rows: Tensor, others: Tensor, distances: Tensor) -> Tensor:
-        """Gradient of the rows that the distances begin with."""
+        """Gradient of one side of the distances."""
         if torch.is_grad_enabled():
-            # At a prototype a distance has no direction.
+            # The gradient of a distance of zero is defined as zero.
             apart = distances > 0
             pull = torch.where(apart, gradient / torch.where(apart, distances, 1.0), 0.0)
             return pull.sum(1, keepdim=True) * rows - pull @ others
-        # Of differences: near a prototype the products above would cancel.
+        # From differences: near a prototype, the products above would cancel.
         given = (each.contiguous() for each in (gradient, rows, others))
         found: Tensor = torch.ops.aten._cdist_backward(*given, 2.0, distances.contiguous())
         return found
 
 
 class Distance(Similarity):
-    """``-|x - w|``: the Euclidean distance, which is no product of rows."""
+    """``-|x - w|``: minus the Euclidean distance, which is not a product of rows."""
 
     has_angle = False
     has_kernels = False
     is_product = False
 
     def products(self, query: Tensor, keys: Tensor) -> Tensor:
-        """Distances from differences: an expanded square would leave no digits of small ones."""
+        """Minus the distances, from differences: an expanded square would cancel small ones."""
         if transforming():
             return -_distances(query, keys)
         distances: Tensor = _Distances.apply(query, keys)
         return -distances
 
     def target(self, features: Tensor, prototypes: Tensor) -> Tensor:
-        """Distances of paired rows."""
+        """Minus the distances of paired rows."""
         return -norm(features - prototypes)
 
 
@@ -77,11 +77,11 @@ class Reciprocal(Similarity):
 
     @property
     def options(self) -> dict[str, Any]:
-        """Option that makes it of distances."""
+        """Option of the head that selects it."""
         return {"reciprocal": True}
 
     def query(self, features: Tensor) -> tuple[Tensor, Tensor | None]:
-        """Features, turned round, and their mean square."""
+        """Features times ``-(1 + 2 / D)``, and their mean square."""
         return -(1 + 2 / features.shape[-1]) * features, features.square().mean(-1)
 
     def keys(self, prototypes: Tensor) -> tuple[Tensor, Tensor | None]:
@@ -89,7 +89,7 @@ class Reciprocal(Similarity):
         return prototypes, prototypes.square().mean(-1)
 
     def target(self, features: Tensor, prototypes: Tensor) -> Tensor:
-        """Mean squared difference of paired rows less their product."""
+        """Mean squared difference of paired rows minus their inner product."""
         return self.distance(features, prototypes) - (features * prototypes).sum(-1)
 
     def distance(self, features: Tensor, prototypes: Tensor) -> Tensor:
@@ -100,15 +100,15 @@ class Reciprocal(Similarity):
 class DistanceHead(Head):
     r"""Distances to prototypes: :math:`f_c = -s\,\lVert x - w_c\rVert`, for open sets.
 
-    The head of :func:`tammes.cac` and, with ``reciprocal=True``, of :func:`tammes.arpl`. Its
-    distances are no products, so all N x C scores are in memory: it cannot be streamed or sharded.
+    The head of :func:`tammes.cac` and, with ``reciprocal=True``, of :func:`tammes.arpl`. Distances
+    are not products, so all N x C scores are in memory: it cannot be streamed or sharded.
 
     Args:
         embedding_size: size D of a feature.
         num_classes: number of classes C.
-        anchors: fixed prototypes at this distance from the origin, each on an axis of its own, as
-            CAC has them; :math:`C \le D`. By default prototypes are learned.
-        reciprocal: prototypes are points that their class is far from,
+        anchors: fixed prototypes at this distance from the origin, each on its own axis, as in CAC;
+            :math:`C \le D`. By default prototypes are learned.
+        reciprocal: prototypes are points that the examples of their class stay away from,
             :math:`f_c = s\bigl(\frac1D\lVert x - w_c\rVert^2 - x\cdot w_c\bigr)`.
         scale: factor of the distances, or ``"learnable"``.
         implementation: ``"auto"`` or ``"dense"``.
@@ -150,7 +150,7 @@ class DistanceHead(Head):
         )
 
     def _rows(self, first: int, n: int, size: int, reciprocal: bool) -> Tensor:
-        """Prototypes that classes from ``first`` on start with."""
+        """Initial prototypes of the classes from ``first`` on."""
         if self.anchors is None:
             return torch.randn(n, size) * (0.1 if reciprocal else 1.0)
         if first + n > size:
@@ -161,7 +161,7 @@ class DistanceHead(Head):
         return self.anchors * torch.eye(first + n, size)[first:]
 
     def extra_repr(self) -> str:
-        """Sizes and options as of any head, and the distance of the anchors."""
+        """Sizes and options as in any head, and the distance of the anchors."""
         anchors = "" if self.anchors is None else f", anchors={self.anchors:g}"
         return super().extra_repr() + anchors
 
@@ -169,7 +169,7 @@ class DistanceHead(Head):
         reciprocal, size = isinstance(self.similarity, Reciprocal), self.embedding_size
         if self.anchors is None:
             return self._rows(0, n, size, reciprocal)
-        # After a class was removed its axis is free, and the last ones are not.
+        # A removed class leaves a free axis, which need not be among the last.
         free = (self.weight == 0).all(0).nonzero().flatten()
         if n > len(free):
             raise ValueError(

@@ -1,4 +1,4 @@
-"""A Gaussian around each prototype."""
+"""Classifier with a Gaussian around each prototype."""
 
 import torch
 from torch import Tensor, nn
@@ -12,14 +12,14 @@ from tammes.similarity import SquaredDistance
 class GaussianHead(Head):
     r"""Squared distances: :math:`f_c = -\frac{s}{2}\lVert x - \mu_c\rVert^2`.
 
-    The head of the large-margin Gaussian mixture loss, with unit covariances; its margin and its
-    likelihood are the term :func:`tammes.large_margin_gaussian`.
+    The head of the large-margin Gaussian mixture loss, with unit covariances; margin and likelihood
+    are in the term :func:`tammes.large_margin_gaussian`.
 
     Args:
         embedding_size: size D of a feature.
         num_classes: number of classes C.
         scale: factor of the similarities, or ``"learnable"``.
-        implementation: ``"auto"``, ``"dense"`` or ``"streamed"``.
+        implementation: ``"auto"``, ``"dense"``, ``"streamed"`` or ``"fused"``.
 
     Example:
         >>> head = tammes.GaussianHead(2, 3)

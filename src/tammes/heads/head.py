@@ -1,4 +1,4 @@
-"""Base of all heads: prototypes, a scale, the split of a batch, adding and removing classes."""
+"""Base class of all heads: prototypes, scale, splitting a batch, adding and removing classes."""
 
 import math
 from collections.abc import Iterable, Sequence
@@ -28,15 +28,14 @@ class Head(ExactBuffers):
     r"""Prototypes and a scale: scores are :math:`f_c = s\,(a(x, w_c) + b_c)`.
 
     Attributes:
-        weight: the prototypes as they are stored, shape ``(C, D)``; ``(C, K, D)`` where a class has
-            several.
+        weight: the prototypes as stored, shape ``(C, D)``, or ``(C, K, D)`` with K per class.
         bias: added to the similarities, shape ``(C,)``, or none. A class whose bias is ``-inf`` is
             masked: no loss counts it, and it gets no gradient.
         similarity: how a feature is compared with a prototype.
-        implementation: ``"dense"`` keeps all N x C scores, ``"streamed"`` only a block of them,
-            ``"fused"`` does that in kernels of its own on a GPU, ``"auto"`` decides by size.
+        implementation: ``"dense"`` keeps all N x C scores, ``"streamed"`` a block of them at a
+            time, ``"fused"`` does so in Triton kernels on a GPU, ``"auto"`` decides by size.
         group: process group that the classes are sharded over, or ``None``.
-        averaged: whether the gradients of that group are averaged afterwards, else summed.
+        averaged: whether that group's gradients are averaged afterwards, or summed.
 
     Example:
         >>> head = tammes.CosineHead(4, 3)
@@ -89,9 +88,9 @@ class Head(ExactBuffers):
                     f"{name} expects scale 'adaptive' with cosines of unit features and unit "
                     f"prototypes only, got {type(similarity).__name__}({similarity.options})"
                 )
-            # Where the scores are bounded, they start as far apart as AdaCos would have them.
+            # With cosines, which are bounded, start from the fixed scale of AdaCos.
             start = adacos_scale(num_classes) if similarity.is_cosine else 1.0
-            # With a dimension: fully_shard refuses a parameter without.
+            # One-dimensional: fully_shard rejects scalar parameters.
             if scale == "adaptive":
                 exact = torch.promote_types(torch.get_default_dtype(), torch.float32)
                 self.adaptive_scale = torch.full((1,), start, dtype=exact)
@@ -117,7 +116,7 @@ class Head(ExactBuffers):
 
     @property
     def scale(self) -> Tensor | float:
-        """Factor of the similarities: a number, or a tensor where it is learned or adapted."""
+        """Factor of the similarities: a number, or a tensor if it is learned or adaptive."""
         if self.log_scale is None:
             adaptive = self.adaptive_scale
             if adaptive is None:
@@ -145,17 +144,17 @@ class Head(ExactBuffers):
 
     @property
     def scale_setting(self) -> Scale:
-        """Scale as a constructor takes it: ``"learnable"``, ``"adaptive"`` or the number."""
+        """Scale as passed to the constructor: ``"learnable"``, ``"adaptive"`` or the number."""
         if self.log_scale is not None:
             return "learnable"
         return self._scale if self.adaptive_scale is None else "adaptive"
 
     @torch.no_grad()
     def adapt_scale(self, split: Split, valid: Tensor) -> None:
-        """Set an adaptive scale to that of a batch, see docs/losses.md.
+        """Update the adaptive scale from a batch, see docs/losses.md.
 
         Args:
-            split: with ``target`` and ``others``, at the scale so far.
+            split: with ``target`` and ``others``, at the current scale.
             valid: which examples count, shape ``(N,)``.
         """
         assert self.adaptive_scale is not None
@@ -163,21 +162,20 @@ class Head(ExactBuffers):
 
     @property
     def prototypes(self) -> Tensor:
-        """Prototypes as they are compared, shape as ``weight``; unit rows on a cosine head."""
+        """Prototypes as they are compared, in the shape of ``weight``; normalised if cosine."""
         return self.similarity.keys(self.weight)[0]
 
     @property
     def has_angle(self) -> bool:
-        """Whether the target is a length times a cosine, as angular margins need it."""
+        """Whether the target is a length times a cosine, as angular margins require."""
         return self.similarity.has_angle and self.bias is None
 
     def problem(self, features: Tensor, labels: Tensor | None = None) -> Problem:
-        """Collect the input of a kernel.
+        """Collect the inputs of a kernel.
 
         Args:
             features: shape ``(N, D)``.
-            labels: class of each example, shape ``(N,)``; only a head that does not have all
-                prototypes here asks for them.
+            labels: class of each example, shape ``(N,)``; only a sharded head needs them.
         """
         bias, there = (None, None) if self.bias is None else unmasked(self.bias)
         return Problem(features, self.weight, bias, self.scale, self.similarity, there=there)
@@ -235,10 +233,10 @@ class Head(ExactBuffers):
         """Append classes; existing ones stay bit-identical.
 
         Args:
-            n: how many.
+            n: number of new classes.
             from_features: features of each new class, shape ``(n, D)`` or ``(n, K, D)``: the new
-                prototypes start at their mean. By default they start as a new head's do, and
-                so do all but the first of several prototypes of a class.
+                prototypes start at their mean. By default they are initialised as in a new head;
+                with several prototypes per class, all but the first are in any case.
             optimizer: its state for the old prototypes is carried over to the new parameter.
         """
         if n < 1:
@@ -271,7 +269,7 @@ class Head(ExactBuffers):
         self._replace(self.kept(indices), self.weight.detach()[:0], optimizer)
 
     def kept(self, indices: Sequence[int] | Tensor) -> Tensor:
-        """Indices of the remaining classes when some are dropped, in order."""
+        """Indices of the classes that remain when some are dropped, in order."""
         drop = torch.as_tensor(indices).flatten().cpu()
         if drop.numel() == 0:
             drop = drop.long()
@@ -290,7 +288,7 @@ class Head(ExactBuffers):
         return keep.nonzero().flatten()
 
     def _new_rows(self, n: int, from_features: Tensor | None) -> Tensor:
-        """Prototypes of new classes, of which the first of each may be given a direction."""
+        """Prototypes of n new classes; the first of each class starts from features if given."""
         if from_features is None:
             return self._initial(n).to(self.weight)
         given = self._from_features(from_features)
@@ -301,16 +299,16 @@ class Head(ExactBuffers):
         return rows
 
     def _from_features(self, features: Tensor) -> Tensor:
-        """Prototypes in the given directions, with the mean length of the others.
+        """Prototypes in the given directions, with the mean norm of the existing ones.
 
-        Where distances count, at the features, length and all.
+        If the head compares by distance, at the features themselves.
         """
         if not self.similarity.has_angle:
             return features
         return unit(features) * torch.linalg.vector_norm(self.weight.detach(), dim=-1).mean()
 
     def _initial(self, n: int) -> Tensor:
-        """Prototypes a new head starts with."""
+        """Initial prototypes of n classes."""
         raise NotImplementedError
 
     def _replace(self, keep: Tensor, rows: Tensor, optimizer: torch.optim.Optimizer | None) -> None:
@@ -323,7 +321,7 @@ class Head(ExactBuffers):
         trained = {name for name in fresh if getattr(self, name).requires_grad}
         if optimizer is not None:
             for name in trained:
-                # Before anything is changed.
+                # Raises if the optimizer does not hold it, before anything is changed.
                 find_param_group(optimizer, getattr(self, name))
         for name, values in fresh.items():
             old = getattr(self, name)
@@ -340,12 +338,12 @@ class Head(ExactBuffers):
     ) -> None:
         given = state_dict.get(prefix + "log_scale")
         if isinstance(given, Tensor) and given.ndim == 0:
-            # As older state dicts have it.
+            # Older state dicts have a scalar.
             state_dict[prefix + "log_scale"] = given.view(1)
         super()._load_from_state_dict(state_dict, prefix, *args, **kwargs)
 
     def extra_repr(self) -> str:
-        """Sizes, scale, bias and how it compares."""
+        """Sizes, scale, bias and options of the similarity."""
         known = self.scale_setting
         scale = known if isinstance(known, str) else f"{known:g}"
         bias = ", bias=True" if self.bias is not None else ""

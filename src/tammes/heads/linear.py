@@ -1,4 +1,4 @@
-"""The linear classifier."""
+"""Linear classifier."""
 
 import math
 
@@ -14,15 +14,15 @@ from tammes.similarity import InnerProduct
 class LinearHead(Head):
     r"""Inner products: :math:`f_c = s\,(x\cdot w_c + b_c)`.
 
-    The head of plain softmax, and without bias of L-Softmax. Its ``weight`` and ``bias`` are those
-    of :class:`torch.nn.Linear`, so a trained classifier loads as it is.
+    The head of plain softmax and, without bias, of L-Softmax. ``weight`` and ``bias`` are those of
+    a :class:`torch.nn.Linear`, so the ``state_dict`` of a trained classifier loads unchanged.
 
     Args:
         embedding_size: size D of a feature.
         num_classes: number of classes C.
         bias: learn an additive bias for each class.
         scale: factor of the similarities, or ``"learnable"``.
-        implementation: ``"auto"``, ``"dense"`` or ``"streamed"``.
+        implementation: ``"auto"``, ``"dense"``, ``"streamed"`` or ``"fused"``.
 
     Example:
         >>> head = tammes.LinearHead(4, 3)

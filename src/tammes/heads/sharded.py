@@ -1,4 +1,4 @@
-"""Head whose prototypes are sharded over ranks: each rank holds some of the classes."""
+"""Head whose prototypes are sharded over ranks; each rank holds some of the classes."""
 
 from collections.abc import Iterable, Iterator, Sequence
 from typing import Any, NamedTuple
@@ -46,7 +46,7 @@ class Top(NamedTuple):
 def _check_proposal(
     proposal: Sequence[float] | Tensor, num_classes: int, sample_rate: float
 ) -> Tensor:
-    """Return the proposal in single precision on the CPU, as each rank takes its part of it."""
+    """Return a valid proposal for all classes, in single precision on the CPU."""
     chances = torch.as_tensor(proposal, dtype=torch.float32, device="cpu").detach()
     if chances.shape != (num_classes,) or not bool(((chances > 0) & chances.isfinite()).all()):
         smallest = f", smallest {chances.min().item():g}" if chances.numel() else ""
@@ -62,40 +62,40 @@ def _check_proposal(
 class ShardedHead(Head):
     r"""A head whose classes are sharded over the ranks of a ``torch.distributed`` group.
 
-    Every rank has the prototypes of some classes, :math:`\lceil C/G \rceil` at most, as an ordinary
-    parameter, so any optimizer trains them. :class:`tammes.Criterion` sees to the rest: it brings
-    the features of all ranks together, and each rank compares them with the classes it has. All
-    ranks must call it together; their batches may have different sizes. Where
-    ``torch.distributed`` is not started it is a plain head.
+    Each of G ranks holds the prototypes of at most :math:`\lceil C/G \rceil` classes as an ordinary
+    parameter, so any optimizer trains them. :class:`tammes.Criterion` does the rest: it gathers the
+    features of all ranks, and each rank compares them with its classes. All ranks must call it
+    together; their batches may have different sizes. If ``torch.distributed`` is not initialised,
+    it is a plain head.
 
-    A head starts with the same prototypes on any number of ranks. It saves and loads on any number
-    through :mod:`tammes.checkpoint`; a ``state_dict`` has the prototypes of its own rank and is
-    loaded there only, and one of a plain head with all classes can be loaded too.
+    The initial prototypes do not depend on the number of ranks. With :mod:`tammes.checkpoint` a
+    head saved on any number of ranks loads on any other; a ``state_dict`` holds the prototypes of
+    its rank and loads only there. One of a plain head with all classes loads too.
 
-    Only the backbone belongs into ``DistributedDataParallel`` or ``fully_shard``: they take the
-    prototypes of all ranks for copies of the same.
+    Wrap only the backbone in ``DistributedDataParallel`` or ``fully_shard``, which would treat the
+    prototypes of the ranks as copies of the same parameter.
 
     Args:
         kind: :class:`tammes.CosineHead`, :class:`tammes.LinearHead` or
             :class:`tammes.GaussianHead`.
         embedding_size: size D of a feature.
-        num_classes: number of classes C of all ranks.
-        group: the ranks; those of the default group if there is one.
-        sample_rate: share of the classes that a step of training compares with; those of the batch
-            are always among them. In evaluation mode all are.
-        correct: let each sampled class stand for those left out, see docs/sampling.md.
-        proposal: how likely classes are to be sampled, up to a factor, shape ``(C,)``, such as
-            their counts in the data: with ``correct`` the log-q correction of recommenders. Alike
+        num_classes: total number of classes C.
+        group: process group; by default that of ``torch.distributed``, if initialised.
+        sample_rate: fraction of the classes used in a training step, which always includes those in
+            the batch. In evaluation mode all classes are used.
+        correct: let sampled classes stand for those left out, see docs/sampling.md.
+        proposal: sampling probabilities of the classes up to a factor, shape ``(C,)``, such as
+            their counts in the data: with ``correct`` the log-q correction of recommenders. Uniform
             by default.
-        averaged: the ranks' gradients of the backbone are averaged, as ``DistributedDataParallel``
-            and ``fully_shard`` do it. ``False`` where they are summed.
-        implementation: as of the kind.
-        **options: of the kind, such as ``scale``.
+        averaged: whether the ranks' gradients of the backbone are averaged, as
+            ``DistributedDataParallel`` and ``fully_shard`` do, or summed.
+        implementation: as in the kind of head.
+        **options: further options of the kind of head, such as ``scale``.
 
     Attributes:
         weight: the prototypes of this rank, shape ``(stop - start, D)``.
         start: first class of this rank.
-        stop: first class that is no longer this rank's.
+        stop: one past the last class of this rank.
         group: ranks that the classes are sharded over.
 
     Example:
@@ -168,7 +168,7 @@ class ShardedHead(Head):
         self._settle(num_classes, start, stop)
 
     def _settle(self, num_classes: int, start: int, stop: int) -> None:
-        """Record the classes of this rank, also in a buffer that a careless wrapper would copy."""
+        """Record the classes of this rank, also in a buffer that reveals if a wrapper copies it."""
         self._num_classes, self.start, self.stop = num_classes, start, stop
         self._size = self.group.world_size
         place = torch.tensor([start, stop, num_classes], device=self.weight.device)
@@ -185,36 +185,36 @@ class ShardedHead(Head):
 
     @property
     def num_classes(self) -> int:
-        """Number of classes C of all ranks."""
+        """Total number of classes C."""
         return self._num_classes
 
     @property
     def sample_rate(self) -> float:
-        """Share of the classes that a step of training compares with."""
+        """Fraction of the classes used in a training step."""
         return 1.0 if self.sampler is None else self.sampler.rate
 
     def problem(self, features: Tensor, labels: Tensor | None = None) -> Problem:
-        """Collect the input of a kernel: the classes of this rank, or a sample of them.
+        """Collect the inputs of a kernel: the classes of this rank, or a sample of them.
 
         Args:
-            features: those of all ranks, shape ``(N, D)``.
-            labels: class of each example among the classes of all ranks, shape ``(N,)``; without
-                them it is a problem of this rank alone.
+            features: features of all ranks, shape ``(N, D)``.
+            labels: class of each example among all C, shape ``(N,)``; without labels, the problem
+                is that of this rank's classes alone.
         """
         self.check_place()
         sampler = self.sampler if self.training else None
         if labels is None or (self.group.process_group is None and sampler is None):
             return super().problem(features)
-        # Where values are not checked: nobody has such a class, and the loss is to show it.
-        nobodys = (labels < 0) | (labels >= self.num_classes)
-        features = features.masked_fill(nobodys[:, None], torch.nan)
+        # Where values are not checked, a label out of range must make the loss NaN.
+        unknown = (labels < 0) | (labels >= self.num_classes)
+        features = features.masked_fill(unknown[:, None], torch.nan)
         own = labels - self.start
         own = torch.where((own >= 0) & (own < len(self.weight)), own, -1)
         weight, bias, counts, most = self.weight, self.bias, None, self._count(0)
         classes: Tensor | slice = slice(self.start, self.stop)
         if sampler is not None:
-            # A compiled graph ends here. Problem and Share are made after it, as torch 2.11 cannot
-            # carry a named tuple from one graph to the next.
+            # A graph break. Problem and Share are made after it, since torch 2.11 cannot carry a
+            # named tuple across one.
             masked = super().masked()
             index, own, counts = sampler(own, len(weight), start=self.start, masked=masked)
             weight = select_rows(weight, index)
@@ -236,7 +236,7 @@ class ShardedHead(Head):
         )
 
     def masked(self) -> Tensor | None:
-        """See :meth:`Head.masked`; all ranks must ask for it together."""
+        """See :meth:`Head.masked`; all ranks must call it together."""
         here = super().masked()
         return (
             here
@@ -247,8 +247,8 @@ class ShardedHead(Head):
     def check_place(self) -> None:
         """Reject a head whose prototypes were overwritten by those of the first rank.
 
-        It is looked at by all ranks together at the first call, and later only by one whose buffer
-        was written to, so that nobody waits for a GPU.
+        All ranks check together at the first call; later a rank checks only if its buffer has been
+        written to, to avoid synchronising.
         """
         if self.group.world_size != self._size:
             raise RuntimeError(
@@ -278,17 +278,17 @@ class ShardedHead(Head):
     ) -> Split:
         """Split a batch by its labels.
 
-        All ranks must call it together, each with examples of its own, and go back through it
-        together. The gradient is that of the rows of ``reduction="none"``.
+        All ranks must call it together, each with its own examples, and run backward together.
+        Gradients are those of ``reduction="none"``.
 
         Args:
             features: shape ``(N, D)``; N may differ between the ranks.
-            labels: class of each example among the classes of all ranks, shape ``(N,)``.
+            labels: class of each example among all C, shape ``(N,)``.
             reads: names of the fields to compute, the same on all ranks.
         """
         if self.group.world_size == 1:
             return super().split(features, labels, reads)
-        # It gathers as a criterion does, which knows of heads itself.
+        # Imported here, since it imports this module.
         from tammes.heads.sharded_split import split_together
 
         return split_together(self, features, labels, reads)
@@ -297,15 +297,15 @@ class ShardedHead(Head):
     def logits(self, features: Tensor) -> Tensor:
         """Scores without any margin, for inference.
 
-        All ranks must call it together, each with features of its own. It has no gradient. Every
-        rank sends its part of all ranks' scores to all: for N examples of all ranks, ``N * C``
-        numbers arrive at each, of the examples of one rank at a time. :meth:`top` sends ``N * k``.
+        All ranks must call it together, each with its own features. It has no gradient. The scores
+        are gathered on all ranks, for the examples of one rank at a time: with N examples in total,
+        each rank receives ``N * C`` numbers. :meth:`top` sends ``N * k`` instead.
 
         Args:
             features: shape ``(N, D)``; N may differ between the ranks.
 
         Returns:
-            Scores for the classes of all ranks, shape ``(N, C)``.
+            Scores for all classes, shape ``(N, C)``.
         """
         result = features.new_empty(0, self.num_classes)
         for rank, scores in enumerate(self._scores(features)):
@@ -320,14 +320,14 @@ class ShardedHead(Head):
 
     @torch.no_grad()
     def top(self, features: Tensor, k: int = 1, *, shared: bool = False) -> Top:
-        """Find the best classes of each example, without all its scores on one rank.
+        """Find the best classes of each example, without gathering all its scores on one rank.
 
-        All ranks must call it together, each with features of its own. It has no gradient.
+        All ranks must call it together, each with its own features. It has no gradient.
 
         Args:
             features: shape ``(N, D)``; N may differ between the ranks.
-            k: how many classes.
-            shared: the promise that all ranks bring the same features, which then are not sent.
+            k: number of classes.
+            shared: promise that all ranks pass the same features, which then are not sent.
         """
         if not 1 <= k <= self.num_classes:
             raise ValueError(f"top expects k from 1 to {self.num_classes} classes, got {k}")
@@ -347,7 +347,7 @@ class ShardedHead(Head):
         return found
 
     def _scores(self, features: Tensor, *, shared: bool = False) -> Iterator[Tensor]:
-        """Scores of each rank's features for the classes here, one rank after the other."""
+        """Yield the scores of each rank's features for the local classes, rank by rank."""
         self.check(features)
         self.check_place()
         if shared:
@@ -386,7 +386,7 @@ class ShardedHead(Head):
                 )
                 state_dict[prefix + name] = own.detach()
         if self._size > 1:
-            # Also of a head that was without memory, whose own is not filled in.
+            # Given even for a head on the meta device, whose own buffer has no values.
             device = state_dict.get(prefix + "weight", self.place).device
             state_dict[prefix + "place"] = torch.tensor(here, device=device)
         super()._load_from_state_dict(state_dict, prefix, *args, **kwargs)

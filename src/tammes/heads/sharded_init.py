@@ -1,4 +1,4 @@
-"""Initial prototypes, drawn in blocks that are the same on every rank."""
+"""Initial prototypes, drawn in blocks so that they do not depend on the number of ranks."""
 
 import contextlib
 from collections.abc import Iterator
@@ -14,15 +14,15 @@ from tammes.heads.linear import LinearHead
 
 Kind = type[CosineHead] | type[LinearHead] | type[GaussianHead]
 KINDS: tuple[Kind, ...] = (CosineHead, LinearHead, GaussianHead)
-"""Heads that can be sharded: their prototypes are independent of each other."""
+"""Heads that can be sharded: their prototypes are drawn independently of each other."""
 _ROWS = 1024
-"""Prototypes drawn together, so that no shard depends on the bounds of the others."""
+"""Prototypes drawn from one seed, so that values do not depend on the bounds of the shards."""
 
 
 def draw(
     kind: Kind, size: int, options: dict[str, Any], seed: int, start: int, stop: int
 ) -> tuple[Head, Tensor, Tensor | None]:
-    """Draw rows of a new head: the same values whichever part is requested."""
+    """Draw the rows from ``start`` to ``stop`` of a new head; the same in any partition."""
     where = torch.get_default_device()
     with _own_numbers(), torch.device("cpu"):
         like = kind(size, 2, **options)
@@ -39,18 +39,18 @@ def draw(
 
 
 def draw_from(kind: Kind, options: dict[str, Any], features: Tensor, length: Tensor) -> Tensor:
-    """Rows of new classes from features, one of each, beside others of a mean length."""
+    """Prototypes of new classes from one feature each, given the mean norm of the existing ones."""
     with _own_numbers():
         like = kind(features.shape[1], 2, **options).to(features)
     with torch.no_grad():
-        # What the kind would do, if it had all classes: of them only the mean length matters.
+        # Stands in for a head with all classes, of which only the mean norm matters.
         like.weight.zero_()[..., 0] = length.to(like.weight)
     return like._from_features(features)
 
 
 @contextlib.contextmanager
 def _own_numbers() -> Iterator[None]:
-    """Restore torch's CPU generator; that of a GPU is not touched."""
+    """Restore torch's CPU generator on exit; that of a GPU is not touched."""
     state = torch.get_rng_state()
     try:
         yield

@@ -18,7 +18,7 @@ from tammes.terms import Batch
 def split_together(
     head: ShardedHead, features: Tensor, labels: Tensor, reads: Iterable[str]
 ) -> Split:
-    """Split the examples of all ranks, and keep those of this one; see :class:`ShardedHead`."""
+    """Split the examples of all ranks and keep those of this one; see :class:`ShardedHead`."""
     masked = head.masked()
 
     def check() -> None:
@@ -38,10 +38,10 @@ def split_together(
         for name, value in found._asdict().items()
         if isinstance(value, Tensor) and value.ndim and value.is_floating_point()
     }
-    # All in one: ranks that use different numbers still have one message to wait for.
+    # Stacked, so that backward has one collective even if ranks use different numbers.
     rows, _ = batches.combine(torch.stack([*numbers.values()], 1), [], {}, mine)
     kept: dict[str, Any] = dict(zip(numbers, rows.unbind(1), strict=True))
     if isinstance(found.scale, Tensor):
-        # The kernel takes it that every rank goes on with the rows of all.
+        # The kernel assumes that every rank continues with the rows of all ranks.
         kept["scale"] = scale_gradient(found.scale, head.group.world_size / batches.factor)
     return found._replace(**kept, labels=labels)

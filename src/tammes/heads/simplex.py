@@ -1,4 +1,4 @@
-"""Fixed prototypes at maximal margin."""
+"""Cosine classifier with fixed prototypes at maximal margin."""
 
 import torch
 from torch import Tensor
@@ -11,20 +11,20 @@ from tammes.similarity import Cosine, unit
 
 
 class SimplexHead(Head):
-    r"""Cosines to fixed prototypes, as far apart as they can be.
+    r"""Cosines to fixed prototypes that are as far apart as possible.
 
-    The class margin is the largest there is from the first step; only the features learn. For
-    :math:`C \le D + 1` the prototypes are the corners of a regular simplex, at
-    :math:`\arccos\frac{-1}{C-1}`; for more classes they are the best arrangement that
+    The class margin is maximal from the first step; only the features learn. For
+    :math:`C \le D + 1` the prototypes are the vertices of a regular simplex, at an angle of
+    :math:`\arccos\frac{-1}{C-1}`; for more classes they are the best packing that
     :func:`tammes.geometry.pack` finds, which takes seconds for tens of classes and minutes for
     thousands. They are saved with the head.
 
     Args:
         embedding_size: size D of a feature.
         num_classes: number of classes C.
-        scale: factor of the cosines, ``"learnable"``, or ``"adaptive"`` for that of AdaCos, which a
-            criterion sets in training.
-        implementation: ``"auto"``, ``"dense"`` or ``"streamed"``.
+        scale: factor of the cosines, ``"learnable"``, or ``"adaptive"`` for the scale of AdaCos,
+            which the criterion updates during training.
+        implementation: ``"auto"``, ``"dense"``, ``"streamed"`` or ``"fused"``.
 
     Example:
         >>> head = tammes.SimplexHead(3, 4)
@@ -44,7 +44,7 @@ class SimplexHead(Head):
     ) -> None:
         check_sizes("SimplexHead", embedding_size, num_classes)
         device = torch.get_default_device()
-        # Without memory nothing can be arranged.
+        # Nothing can be computed on the meta device.
         with torch.device("cpu" if device.type == "meta" else device):
             points = pack(num_classes, embedding_size, starts=8, steps=1000).points
         super().__init__(
@@ -55,7 +55,7 @@ class SimplexHead(Head):
         )
 
     def _initial(self, n: int) -> Tensor:
-        """Directions as far as possible from existing ones and from each other."""
+        """Directions as far as possible from the existing ones and from each other."""
         taken = self.weight.detach().double().cpu()
         generator = torch.Generator().manual_seed(len(taken))
         free = torch.randn(n, taken.shape[1], generator=generator, dtype=torch.double)

@@ -1,4 +1,4 @@
-"""Drop prototypes of a class that serve few examples."""
+"""Drop sub-centres that few examples use."""
 
 import copy
 from dataclasses import replace
@@ -12,13 +12,13 @@ from tammes.pooling import Pooled
 
 
 def drop_subcenters(head: Head, counts: Tensor, *, keep: int = 1) -> Head:
-    """Copy a head with several prototypes per class, with those of each that serve most examples.
+    """Copy a head, keeping for each class only the prototypes that most examples use.
 
     Args:
         head: with ``subcenters``; it is not changed.
         counts: number of examples at each prototype of all classes, shape ``(C, K)``, as
             :func:`tammes.metrics.functional.subcenter_usage` counts them.
-        keep: number of prototypes that each class keeps; with one it is a plain head.
+        keep: number of prototypes to keep per class; 1 gives a plain head.
 
     Returns:
         The new head, for a new criterion and optimizer.

@@ -1,6 +1,6 @@
-"""A backbone and a criterion as one Hugging Face model, for ``Trainer`` and the hub.
+"""A backbone and a criterion as one Hugging Face model, for ``Trainer`` and the Hub.
 
-As part of the model, the prototypes are trained, moved and saved with all other parameters. Given
+As part of the model, the prototypes are trained, moved and saved like all other parameters. Passed
 to ``Trainer`` as ``compute_loss_func``, a criterion would be neither trained nor saved.
 """
 
@@ -71,7 +71,7 @@ class MarginOutput(ModelOutput):
     """Output of :class:`MarginModel`.
 
     Attributes:
-        loss: of the batch, if labels are given.
+        loss: loss of the batch, if labels are given.
         logits: scores of the classes without margin, shape ``(N, C)``.
         embeddings: features that the criterion compares with prototypes, shape ``(N, D)``.
     """
@@ -85,10 +85,10 @@ class MarginModel(nn.Module, PyTorchModelHubMixin, library_name="tammes", tags=[
     """A backbone and a criterion that ``Trainer`` trains and saves together.
 
     Args:
-        backbone: what makes the features: an ``AutoModel`` for images, audio or text, or any
-            module that returns features of shape ``(N, D)``.
-        criterion: head and loss; its embedding size is that of the pooled features.
-        pooling: how one feature is made of an encoder's output: its ``"pooler"``; the ``"mean"``
+        backbone: the network that computes the features: an ``AutoModel`` for images, audio or
+            text, or any module that returns features of shape ``(N, D)``.
+        criterion: head and loss, with the embedding size of the pooled features.
+        pooling: how an encoder's output is pooled to one feature: its ``"pooler"``; the ``"mean"``
             over tokens, patches or frames that are not padding; the ``"first"`` token. ``"auto"``
             is the pooler if there is one, else the mean.
 
@@ -108,7 +108,7 @@ class MarginModel(nn.Module, PyTorchModelHubMixin, library_name="tammes", tags=[
         (torch.Size([2, 10]), torch.Size([2, 16]))
     """
 
-    # The loss is a mean: Trainer divides it by the number of accumulated batches.
+    # The loss is a mean, so Trainer must divide it by the number of accumulated batches.
     accepts_loss_kwargs = False
 
     def __init__(
@@ -133,11 +133,11 @@ class MarginModel(nn.Module, PyTorchModelHubMixin, library_name="tammes", tags=[
         self.pooling = pooling
         self.measures: dict[str, float] = {}
         config = getattr(backbone, "config", None)
-        # A copy: the backbone's own output has no embeddings to leave out.
+        # A copy, since the key below concerns this model's output, not the backbone's.
         self.config = (
             copy.deepcopy(config) if isinstance(config, PretrainedConfig) else PretrainedConfig()
         )
-        # Trainer.evaluate passes logits alone to compute_metrics.
+        # So that Trainer.evaluate passes only the logits to compute_metrics.
         ignored = getattr(config, "keys_to_ignore_at_inference", None) or []
         self.config.keys_to_ignore_at_inference = [*ignored, "embeddings"]
 
@@ -155,19 +155,19 @@ class MarginModel(nn.Module, PyTorchModelHubMixin, library_name="tammes", tags=[
     ) -> MarginOutput:
         """Embed a batch, and compute its loss if labels are given.
 
-        The names are those of tokenizers and processors: ``Trainer`` drops columns of a data set
-        whose names are not here, unless ``remove_unused_columns=False``.
+        The names are those of tokenizers and processors: ``Trainer`` drops dataset columns that are
+        not arguments here, unless ``remove_unused_columns=False``.
 
         Args:
-            input_ids: of texts.
-            attention_mask: of texts and audio, 0 where padded; shape ``(N, T)``.
-            token_type_ids: of texts.
-            pixel_values: of images.
-            input_values: of raw audio.
-            input_features: of spectrograms.
+            input_ids: token ids of texts.
+            attention_mask: 0 for padding of texts and audio; shape ``(N, T)``.
+            token_type_ids: token types of texts.
+            pixel_values: images.
+            input_values: raw audio.
+            input_features: spectrograms.
             labels: class of each example, shape ``(N,)``.
             sample_weight: weight of each example, shape ``(N,)``.
-            **inputs: whatever else the backbone takes.
+            **inputs: further inputs of the backbone.
         """
         given = {
             "input_ids": input_ids,
@@ -196,7 +196,7 @@ class MarginModel(nn.Module, PyTorchModelHubMixin, library_name="tammes", tags=[
         if isinstance(self.backbone, PreTrainedModel) or len(inputs) != 1:
             output = self.backbone(**inputs)
         else:
-            # A plain module has names of its own.
+            # A plain module may name its argument differently.
             output = self.backbone(*inputs.values())
         return output if isinstance(output, Tensor) else self._pool(output, inputs)
 
@@ -208,7 +208,7 @@ class MarginModel(nn.Module, PyTorchModelHubMixin, library_name="tammes", tags=[
                 f"{type(output).__name__} of {type(self.backbone).__name__}; try 'mean'"
             )
         if pooled is not None and self.pooling in ("auto", "pooler"):
-            # Of a convolutional network, (N, D, 1, 1).
+            # Convolutional networks return (N, D, 1, 1).
             return pooled.flatten(1)
         hidden = output.last_hidden_state
         if hidden.ndim == 4:
@@ -219,7 +219,7 @@ class MarginModel(nn.Module, PyTorchModelHubMixin, library_name="tammes", tags=[
         if mask is None:
             return hidden.mean(1)
         if mask.shape[1] != hidden.shape[1]:
-            # Audio: of samples, where the output has frames.
+            # For audio, the mask is over samples and the output over frames.
             backbone: Any = self.backbone
             mask = backbone._get_feature_vector_attention_mask(hidden.shape[1], mask)
         mask = mask.to(hidden.dtype)[:, :, None]
@@ -240,7 +240,7 @@ class MarginModel(nn.Module, PyTorchModelHubMixin, library_name="tammes", tags=[
         """Write ``config.json``, from which :meth:`from_pretrained` builds the model.
 
         Args:
-            folder: such as a checkpoint of ``Trainer``, which has the weights alone.
+            folder: folder such as a checkpoint of ``Trainer``, which has only the weights.
         """
         config = {
             "tammes": {
@@ -271,7 +271,7 @@ class MarginModel(nn.Module, PyTorchModelHubMixin, library_name="tammes", tags=[
         pooling: Pooling | None = None,
         **model_kwargs: Any,
     ) -> "MarginModel":
-        """Build the model of ``config.json``, or of the parts that are given, and load it."""
+        """Build the model from ``config.json``, or from the given parts, and load its weights."""
         saved = (config or {}).get("tammes", {})
         if backbone is None:
             backbone = _decode_backbone(saved.get("backbone"), model_id)
@@ -294,7 +294,7 @@ class MarginModel(nn.Module, PyTorchModelHubMixin, library_name="tammes", tags=[
                 )
             )
         missing, unexpected = load_model(model, file, strict=False, device=map_location)
-        # Schedules belong to a training; a criterion that has them is given by its owner.
+        # Schedules belong to a training run, and are not described in config.json.
         wrong = sorted({*missing, *(key for key in unexpected if not key.startswith(_SCHEDULES))})
         if wrong and strict:
             raise ValueError(
@@ -305,7 +305,7 @@ class MarginModel(nn.Module, PyTorchModelHubMixin, library_name="tammes", tags=[
         return model.to(map_location).eval()
 
     def generate_model_card(self, *args: Any, **kwargs: Any) -> "ModelCard":
-        """Write a model card: loss, head, margins of the prototypes, measures, how to load it."""
+        """Write a model card: loss, head, class margin, metrics, and how to load the model."""
         head = self.criterion.head
         rows = {
             "loss": f"`{self.criterion.loss!r}`",
@@ -326,14 +326,14 @@ class MarginModel(nn.Module, PyTorchModelHubMixin, library_name="tammes", tags=[
 
 
 def _encode_backbone(backbone: nn.Module) -> dict[str, Any] | None:
-    """Describe a model of transformers; no other can be built from a description."""
+    """Describe a transformers model; no other can be rebuilt from a description."""
     name = type(backbone).__name__
     if not isinstance(backbone, PreTrainedModel) or not hasattr(transformers, name):
         return None
     config = json.loads(backbone.config.to_json_string(use_diff=False))
     described = {"class": name, "config": config}
     if "add_pooling_layer" in signature(type(backbone)).parameters:
-        # No part of the configuration.
+        # Not part of the configuration.
         described["settings"] = {"add_pooling_layer": backbone.pooler is not None}
     return described
 
@@ -345,7 +345,7 @@ def _decode_backbone(saved: Mapping[str, Any] | None, model_id: str) -> nn.Modul
             "give from_pretrained a backbone="
         )
     kind = getattr(transformers, saved["class"], None)
-    # A name from a file must not call anything else.
+    # A name from a file must not be able to call anything else.
     if not (isinstance(kind, type) and issubclass(kind, PreTrainedModel)):
         raise ValueError(
             f"{model_id} expects a model of transformers as backbone, got {saved['class']!r}"
@@ -355,7 +355,7 @@ def _decode_backbone(saved: Mapping[str, Any] | None, model_id: str) -> nn.Modul
 
 
 def _encode_criterion(criterion: Criterion) -> dict[str, Any] | None:
-    """Describe a criterion by text; a term or a head of the user's own has none."""
+    """Describe a criterion as text; none if it has a user-defined term or head."""
     loss, head = repr(criterion.loss), criterion.head
     try:
         readable = parse_loss(loss) == criterion.loss
@@ -395,12 +395,12 @@ def _decode_criterion(saved: Mapping[str, Any] | None, model_id: str) -> Criteri
 class MarginCallback(TrainerCallback):
     """Log terms, class margin and scale of a :class:`MarginModel` whenever ``Trainer`` logs.
 
-    It also completes checkpoints by ``config.json``, so that :meth:`MarginModel.from_pretrained`
-    loads them, and keeps the numbers of an evaluation for the model card.
+    It also adds ``config.json`` to checkpoints, so that :meth:`MarginModel.from_pretrained` can
+    load them, and keeps the metrics of the last evaluation for the model card.
 
     Args:
-        step_schedules: advance the criterion's schedules once for each optimizer step. For
-            gradient accumulation, where they would advance with every batch: attach them with
+        step_schedules: advance the criterion's schedules once per optimizer step. For gradient
+            accumulation, with which they would advance with every batch: attach them with
             ``criterion.schedule(by_hand=True, ...)``.
 
     Example:
@@ -414,10 +414,10 @@ class MarginCallback(TrainerCallback):
         self._batches = 0
 
     def add_to(self, trainer: Any) -> None:
-        """Add the callback in front of those that report, so that they see its numbers.
+        """Add the callback before those that report, so that they see its values.
 
-        Given as ``callbacks=[MarginCallback()]`` it comes after them: its numbers are printed and
-        in ``trainer_state.json``, but not in TensorBoard.
+        Passed as ``callbacks=[MarginCallback()]`` it comes after them: its values are printed and
+        saved in ``trainer_state.json``, but do not reach TensorBoard.
         """
         trainer.callback_handler.callbacks.insert(0, self)
 
@@ -441,7 +441,7 @@ class MarginCallback(TrainerCallback):
         head = kwargs["model"].criterion.head
         found = {f"terms/{name}": float(v) / self._batches for name, v in self._sums.items()}
         if not head.is_sharded:
-            # In degrees; the prototypes of other ranks are not here.
+            # In degrees. A sharded head has only the prototypes of this rank.
             found["class_margin"] = float(class_margin(head.prototypes.detach().float()).angle)
         if isinstance(head.scale, Tensor):
             found["scale"] = float(head.scale.detach())
@@ -456,7 +456,7 @@ class MarginCallback(TrainerCallback):
             kwargs["model"].save_config(folder)
 
     def on_evaluate(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
-        """Keep the measures for the model card."""
+        """Keep the metrics for the model card."""
         kwargs["model"].measures = {
             name.removeprefix("eval_"): float(value)
             for name, value in kwargs["metrics"].items()

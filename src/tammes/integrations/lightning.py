@@ -29,13 +29,13 @@ class MarginModule(LightningModule):
     ``MarginModule.load_from_checkpoint(path, backbone=..., criterion=...)``.
 
     Args:
-        backbone: module that makes features of shape ``(N, D)`` from the inputs.
+        backbone: module that maps inputs to features of shape ``(N, D)``.
         criterion: head and loss.
         lr: learning rate of the backbone.
         head_lr: learning rate of the criterion, ``lr`` by default; ten times ``lr`` is usual.
-        weight_decay: of backbone and prototypes; bias and scale have none.
-        optimizer: makes an optimizer from parameter groups.
-        lr_scheduler: makes a scheduler from the optimizer; it steps once for each epoch.
+        weight_decay: weight decay of backbone and prototypes; bias and scale have none.
+        optimizer: builds the optimizer from parameter groups.
+        lr_scheduler: builds a scheduler from the optimizer; it steps once per epoch.
 
     Example:
         >>> from tammes.integrations.lightning import MarginModule
@@ -101,12 +101,12 @@ class MarginModule(LightningModule):
         self.log_dict(found, batch_size=len(labels), sync_dist=True)
 
     def predict_step(self, batch: Any, batch_idx: int) -> Tensor:
-        """Return scores without margin; of inputs, or of a batch with labels."""
+        """Return logits without margin; a batch may be inputs, or inputs and labels."""
         inputs = batch[0] if isinstance(batch, tuple | list) else batch
         return self.criterion.logits(self(inputs))
 
     def configure_optimizers(self) -> Any:
-        """Make the optimizer of backbone and criterion."""
+        """Build the optimizer for backbone and criterion."""
         rates: Any = self.rates
         optimizer = self.make_optimizer(self.criterion.param_groups(self.backbone, **rates))
         if self.make_scheduler is None:
@@ -118,11 +118,11 @@ class MarginCallback(Callback):
     """Log terms, class margin and scale of a module that has a ``criterion``.
 
     Each term is logged as ``terms/NAME``; ``class_margin``, in degrees, and a learned ``scale``
-    once for each epoch.
+    once per epoch.
 
     Args:
-        step_schedules: advance the criterion's schedules once for each optimizer step. For
-            ``accumulate_grad_batches``, where they would advance with every batch: attach them
+        step_schedules: advance the criterion's schedules once per optimizer step. For
+            ``accumulate_grad_batches``, with which they would advance with every batch: attach them
             with ``criterion.schedule(by_hand=True, ...)``.
 
     Example:
@@ -153,7 +153,7 @@ class MarginCallback(Callback):
         head = pl_module.criterion.head
         found = {}
         if not head.is_sharded:
-            # The prototypes of other ranks are not here.
+            # A sharded head has only the prototypes of this rank.
             found["class_margin"] = class_margin(head.prototypes.detach().float()).angle
         if isinstance(head.scale, Tensor):
             found["scale"] = head.scale.detach()

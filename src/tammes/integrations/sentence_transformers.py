@@ -1,8 +1,8 @@
-"""A criterion as a loss of Sentence Transformers.
+"""A criterion as a loss for Sentence Transformers.
 
-``SentenceTransformerTrainer`` trains the parameters of a loss but neither saves nor shares them:
-:class:`CriterionCheckpoint` saves and resumes the prototypes, and :class:`MarginLoss` keeps them
-equal over processes.
+``SentenceTransformerTrainer`` trains the parameters of a loss, but neither saves them nor
+synchronises them between processes: :class:`CriterionCheckpoint` saves and restores the prototypes,
+and :class:`MarginLoss` keeps them equal on all processes.
 """
 
 from collections.abc import Mapping, Sequence
@@ -31,11 +31,11 @@ _WEIGHTS = "criterion.safetensors"
 
 
 class MarginLoss(nn.Module):
-    """Margin loss for ``SentenceTransformerTrainer``: one column of texts and a column of classes.
+    """Margin loss for ``SentenceTransformerTrainer``, for one column of texts and one of labels.
 
     Args:
-        model: the ``SentenceTransformer`` that is trained.
-        criterion: head and loss; its embedding size is that of the model.
+        model: the ``SentenceTransformer`` to train.
+        criterion: head and loss, with the embedding size of the model.
 
     Example:
         >>> from tammes.integrations.sentence_transformers import MarginLoss
@@ -81,7 +81,7 @@ class MarginLoss(nn.Module):
     def _share(self) -> None:
         """Start from the prototypes of rank 0 and average their gradients over the ranks.
 
-        The trainer wraps the model alone in ``DistributedDataParallel``.
+        Needed because the trainer wraps only the model in ``DistributedDataParallel``.
         """
         for tensor in (*self.criterion.parameters(), *self.criterion.buffers()):
             dist.broadcast(tensor, src=0)
@@ -101,12 +101,12 @@ def _mean_over_ranks(gradient: Tensor) -> Tensor:
 
 
 class CriterionCheckpoint(TrainerCallback):
-    """Save a criterion in the trainer's checkpoints, and load it where the training resumes.
+    """Save a criterion in the trainer's checkpoints, and load it when training resumes.
 
-    Without it, a resumed training starts from random prototypes.
+    Without it, resumed training starts from random prototypes.
 
     Args:
-        criterion: that of :class:`MarginLoss`.
+        criterion: the criterion of :class:`MarginLoss`.
 
     Example:
         >>> from tammes.integrations.sentence_transformers import CriterionCheckpoint
@@ -132,7 +132,7 @@ class CriterionCheckpoint(TrainerCallback):
             self.restore(_folder(args, state))
 
     def on_train_end(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
-        """Load the criterion of the best checkpoint where the trainer loads its model."""
+        """Load the criterion of the best checkpoint if the trainer loads its model."""
         if args.load_best_model_at_end and state.best_model_checkpoint:
             self.restore(state.best_model_checkpoint)
 
@@ -140,7 +140,7 @@ class CriterionCheckpoint(TrainerCallback):
         """Load the criterion of a checkpoint.
 
         Args:
-            folder: of the checkpoint.
+            folder: folder of the checkpoint.
         """
         file = Path(folder) / _WEIGHTS
         if not file.is_file():

@@ -49,38 +49,38 @@ else:
 __all__ = ["MarginClassifier"]
 
 _ROWS = 4096
-"""Rows that are embedded at a time after training."""
+"""Rows that are embedded at a time when predicting."""
 
 
 class MarginClassifier(
     ClassNamePrefixFeaturesOutMixin, ClassifierMixin, TransformerMixin, BaseEstimator
 ):
-    """Classifier that learns an embedding and a prototype of each class with a margin loss.
+    """Classifier that learns an embedding and a prototype for each class with a margin loss.
 
-    The network is linear, or has hidden layers with ReLU; it is trained by AdamW with a learning
-    rate that falls to zero along a cosine. Everything is computed in the dtype of ``X``, float64 or
-    float32. Features should be of similar size, as :class:`sklearn.preprocessing.StandardScaler`
-    makes them. Sparse matrices stay sparse.
+    The network is linear, or has hidden layers with ReLU; it is trained with AdamW and a cosine
+    learning rate schedule. Everything is computed in the dtype of ``X``, float64 or float32.
+    Features should have similar scales, for example by
+    :class:`sklearn.preprocessing.StandardScaler`. Sparse matrices stay sparse.
 
     Args:
         loss: a loss as text, such as ``"arcface(margin=0.3) + 0.5*sample_margin()"``
             (``tammes losses`` lists them), or made of terms, such as ``tammes.arcface()``.
-        head: how embeddings are compared with prototypes, as text such as ``"cosine(scale=30)"``;
-            ``"auto"`` is the usual head of the loss, with a recommended scale.
+        head: the head as text, such as ``"cosine(scale=30)"``; ``"auto"`` is the usual head of the
+            loss, with the recommended scale.
         embedding_size: size of an embedding.
         hidden_layer_sizes: sizes of the hidden layers between the input and the embedding.
         epochs: passes over the training examples.
-        batch_size: largest number of examples in a step. With no more examples than that, a step
-            has all of them, and a weight of 2 is the same as an example given twice.
-        learning_rate: at the start.
-        weight_decay: of network and prototypes.
+        batch_size: largest number of examples in a step. If all examples fit in one step, a weight
+            of 2 is the same as repeating an example.
+        learning_rate: initial learning rate.
+        weight_decay: weight decay of network and prototypes.
         class_weight: weight of each class's examples as a dictionary, or ``"balanced"``.
         device: where to train and predict, such as ``"cuda"``.
-        random_state: seed, a generator of numpy, or ``None``.
+        random_state: seed, numpy generator, or ``None``.
 
     Attributes:
         classes_: labels, in the order of the prototypes.
-        network_: module that makes the embeddings.
+        network_: module that computes the embeddings.
         criterion_: :class:`tammes.Criterion` with the prototypes.
         loss_curve_: mean loss of each epoch.
         n_features_in_: number of features.
@@ -124,12 +124,12 @@ class MarginClassifier(
         self.random_state = random_state
 
     def fit(self, X: Any, y: Any, sample_weight: Any = None) -> "MarginClassifier":
-        """Train on examples of known classes.
+        """Train on labelled examples.
 
         Args:
             X: array or sparse matrix, shape ``(N, D)``.
             y: labels, shape ``(N,)``.
-            sample_weight: weight of each example, shape ``(N,)``; 0 is as if it were not there.
+            sample_weight: weight of each example, shape ``(N,)``; 0 leaves it out.
         """
         self._check_settings()
         X, y = validate_data(self, X, y, **self._input(np.float64, np.float32))
@@ -196,7 +196,7 @@ class MarginClassifier(
                 f"got {loss!r}"
             )
         head = parse_head(self.head, loss, self.embedding_size, len(counts))
-        # Weights are relative to the mean of all examples, not to that of a batch.
+        # Weights are normalised over all examples, not within a batch.
         self.criterion_ = Criterion(head, loss, reduction="sum", validate=None)
         self._n_features_out = self.embedding_size
 
@@ -251,13 +251,13 @@ class MarginClassifier(
     def decision_function(self, X: Any) -> Any:
         """Scores of the classes without margin, shape ``(N, C)``.
 
-        Of two classes, the score of the second less that of the first, shape ``(N,)``.
+        With two classes, the score of the second minus that of the first, shape ``(N,)``.
         """
         logits = self._logits(X)
         return (logits[:, 1] - logits[:, 0] if logits.shape[1] == 2 else logits).numpy()
 
     def predict_proba(self, X: Any) -> Any:
-        """Softmax of the scores, shape ``(N, C)``; calibrated no better than that of a network."""
+        """Softmax of the scores, shape ``(N, C)``; no better calibrated than any network's."""
         return self._logits(X).softmax(1).numpy()
 
     def predict(self, X: Any, reject: float | None = None, unknown: Any = None) -> Any:
@@ -265,10 +265,10 @@ class MarginClassifier(
 
         Args:
             X: shape ``(N, D)``.
-            reject: reject an example whose :meth:`known_score` is below it; take it from
-                :meth:`rejection_threshold`. By default nothing is rejected.
-            unknown: label of what is rejected; by default ``"unknown"`` among texts and -1 among
-                numbers.
+            reject: reject examples whose :meth:`known_score` is below this threshold, such as that
+                of :meth:`rejection_threshold`. By default nothing is rejected.
+            unknown: label of rejected examples; by default ``"unknown"`` if labels are strings, and
+                -1 if they are numbers.
 
         Returns:
             Labels, shape ``(N,)``.
@@ -287,7 +287,7 @@ class MarginClassifier(
         label = np.asarray(unknown)
         number = [np.issubdtype(kind, np.number) for kind in (label.dtype, labels.dtype)]
         text = [kind.kind in "SU" for kind in (label.dtype, labels.dtype)]
-        # Numpy would turn numbers beside a text into texts.
+        # numpy would convert numbers next to a string to strings.
         dtype = np.result_type(label, labels) if all(number) or all(text) else object
         rejected = energy_score(logits).numpy() < reject
         return np.where(rejected, label.astype(dtype), labels.astype(dtype))
@@ -305,14 +305,14 @@ class MarginClassifier(
         """Return the highest threshold at which enough examples of known classes are kept.
 
         Args:
-            X: examples of known classes that were not trained on: scores of training examples are
-                higher, and a threshold from them would reject too many others. Shape ``(N, D)``.
-            recall: share of them to keep.
+            X: held-out examples of known classes, shape ``(N, D)``: training examples have higher
+                scores, and a threshold from them would reject too many others.
+            recall: fraction of them to keep.
         """
         if not 0 < recall <= 1:
             raise ValueError(f"rejection_threshold expects 0 < recall <= 1, got {recall}")
         scores = np.sort(self.known_score(X))[::-1]
-        # 0.55 * 100 is a little above 55.
+        # In floating point, 0.55 * 100 is slightly above 55.
         kept = max(int(np.ceil(recall * len(scores) * (1 - 1e-9))), 1)
         return float(scores[kept - 1])
 
@@ -328,7 +328,7 @@ def _is_count(value: Any) -> bool:
 
 
 class _Rows:
-    """Rows of a matrix as tensors; of a sparse one, only the entries that are stored."""
+    """Rows of a matrix as tensors; for a sparse one, only the stored entries."""
 
     def __init__(self, values: Tensor, columns: Tensor | None, starts: Tensor | None) -> None:
         self.values, self.columns, self.starts = values, columns, starts
@@ -350,7 +350,7 @@ class _Rows:
 
 
 class _InputLayer(nn.Module):
-    """Linear layer for dense and sparse rows that starts with embeddings as long as the rows."""
+    """Linear layer for dense and sparse rows; initially, it preserves norms on average."""
 
     def __init__(self, in_features: int, out_features: int) -> None:
         super().__init__()

@@ -1,4 +1,4 @@
-"""Networks of timm whose classifier is a criterion.
+"""timm networks with a criterion as classifier.
 
 Importing this module does not import timm; :func:`margin_model` does.
 """
@@ -16,11 +16,10 @@ __all__ = ["CriterionClassifier", "margin_model"]
 
 
 class CriterionClassifier(nn.Module):
-    """Classifier of a timm network: embeddings while it trains, logits in evaluation.
+    """Classifier of a timm network: returns embeddings in training mode, logits in evaluation.
 
     Args:
-        criterion: head and loss; it is given the embeddings, and its scores without margin are
-            the logits.
+        criterion: head and loss; its scores without margin are the logits.
 
     Example:
         >>> from tammes.integrations.timm import CriterionClassifier
@@ -34,7 +33,7 @@ class CriterionClassifier(nn.Module):
         self.criterion = criterion
 
     def forward(self, features: Tensor) -> Tensor:
-        """Return the features while training, logits of shape ``(N, C)`` otherwise."""
+        """Return the features in training mode, else logits of shape ``(N, C)``."""
         return features if self.training else self.criterion.logits(features)
 
 
@@ -45,20 +44,21 @@ def margin_model(
     pretrained: bool = False,
     **settings: Any,
 ) -> Any:
-    """Build a network of timm with a criterion in place of its classifier.
+    """Build a timm network with a criterion in place of its classifier.
 
-    The result is timm's own network: its training scripts, parameter groups, checkpoints and
-    ``forward_features`` work as before, and the prototypes are among its parameters. While it
-    trains it returns embeddings, ``criterion(model(images), labels)`` is the loss, and
-    ``model.get_classifier().criterion`` is that criterion. In evaluation it returns logits.
+    The result is still a timm network: training scripts, parameter groups, checkpoints and
+    ``forward_features`` work as before, and the prototypes are among its parameters. In training
+    mode it returns embeddings, so that ``criterion(model(images), labels)`` is the loss, with
+    ``criterion = model.get_classifier().criterion``. In evaluation mode it returns logits.
 
     Args:
         name: name in timm, such as ``resnet50`` or ``vit_small_patch16_224.dino``.
-        criterion: a function that makes a criterion from the size of the network's pooled
+        criterion: a function that builds a criterion from the size of the network's pooled
             features, such as ``lambda size: tammes.CosFace(size, num_classes=100)``; or a
-            criterion whose embedding size is that size.
-        pretrained: download and use the weights of timm; random weights otherwise.
-        **settings: of ``timm.create_model``, such as ``in_chans`` or ``drop_path_rate``.
+            criterion with that embedding size.
+        pretrained: download and use timm's weights; random weights otherwise.
+        **settings: further arguments of ``timm.create_model``, such as ``in_chans`` or
+            ``drop_path_rate``.
 
     Returns:
         The network, a ``torch.nn.Module``.
@@ -70,7 +70,7 @@ def margin_model(
     """
     timm = require("timm", extra="timm")
     try:
-        # One class: the layer tells the size of its features, and gives way to the criterion.
+        # With one class: the layer is replaced, and only the size of its features matters.
         model = timm.create_model(name, pretrained=pretrained, num_classes=1, **settings)
     except RuntimeError as cause:
         if "Unknown model" not in str(cause):

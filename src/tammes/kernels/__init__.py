@@ -1,4 +1,5 @@
-"""Kernels: dense, streamed and fused ways from features to a split.
+"""Kernels: dense, streamed and fused ways to compute a split from features and prototypes.
 
-:mod:`tammes.kernels.dispatch` chooses among them; :mod:`tammes.kernels.dense` is the reference.
+:mod:`tammes.kernels.dispatch` chooses among them; all are tested against
+:mod:`tammes.kernels.reference`.
 """

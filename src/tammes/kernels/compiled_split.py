@@ -1,7 +1,7 @@
-"""The dense split on a GPU as an operator, which ``torch.compile`` calls without looking inside.
+"""The dense split on a GPU as a custom operator, opaque to ``torch.compile``.
 
-A traced form would keep every score in single precision, since what a compiler makes of products in
-half precision is rounded to it.
+Traced code would have to keep all scores in single precision, since a compiler rounds the results
+of half-precision products to half precision.
 """
 
 from typing import Any
@@ -16,7 +16,7 @@ from tammes.similarity import full_precision
 
 @torch.compiler.assume_constant_result
 def is_available() -> bool:
-    """Whether there are Triton kernels for this machine; found out while a call is traced."""
+    """Whether there are Triton kernels for this machine; evaluated at trace time."""
     return dense_gpu.has_kernels()
 
 
@@ -32,7 +32,7 @@ def split_operator(
     angles: bool,
     low: torch.dtype | None,
 ) -> list[Tensor]:
-    """Numbers of a split, and what its gradient needs; empty where there is none."""
+    """Numbers of a split and tensors saved for backward; empty tensors in place of ``None``."""
     with full_precision(features.device), dense_gpu.on(features.device):
         found = forward_pass(features, prototypes, bias, labels, valid, scale, unit, angles, low)
     return [features.new_empty(0) if tensor is None else tensor for tensor in found]
@@ -77,7 +77,7 @@ def gradient_operator(
     angles: bool,
     low: torch.dtype | None,
 ) -> list[Tensor]:
-    """Gradients of features, prototypes and bias; empty where none is needed."""
+    """Gradients of features, prototypes and bias; empty tensors for those not needed."""
     some = tuple(tensor if tensor.numel() else None for tensor in kept)
     with full_precision(features.device), dense_gpu.on(features.device):
         found = backward_pass(

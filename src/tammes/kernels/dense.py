@@ -1,13 +1,13 @@
 """Dense kernel: the split of a batch with its scores in memory, gradients in closed form.
 
-Forward makes the scores of all classes, reduces them to the numbers that terms read, and keeps the
-softmax of the other classes (and the scores, for the few numbers that need them). Backward turns it
-into the gradient of the scores
+Forward computes the scores of all classes, reduces them to the numbers that terms read, and saves
+the softmax of the other classes (and the scores, for the few numbers that need them). Backward
+turns it into the gradient of the scores
 
     d loss / d f_c = q_c (d_others + d_expected (1 + f_c - expected)) + d_mean + ...
 
-in place, and two products carry that to features and prototypes. Losses, weights and reductions
-are plain autograd on numbers of shape ``(N,)``.
+in place, and two matrix products give the gradients of features and prototypes. Losses, weights
+and reductions are plain autograd on tensors of shape ``(N,)``.
 """
 
 from collections.abc import Mapping, Sequence
@@ -50,24 +50,24 @@ def dense_split(
         problem: features and prototypes, of at least one example.
         labels: class of each example, shape ``(N,)``.
         reads: names of the fields to compute.
-        low: dtype of autocast, for products on a GPU.
+        low: dtype of autocast for products on a GPU, or none.
     """
     features, prototypes, bias, scale, similarity, _, there, valid = problem
-    # Cast once, so that the parts of a gradient meet in the working dtype.
+    # Cast once, so that gradients add up in the working dtype.
     dtype = working_dtype(features, prototypes)
     features, prototypes = features.to(dtype), prototypes.to(dtype)
     bias = None if bias is None else bias.to(dtype)
     similarity = similarity.bind(prototypes)
     compiling = torch.compiler.is_compiling()
-    # A compiler traces what is cached, and warns of it.
+    # A compiler traces cached functions, with a warning.
     names, beside = (_outputs.__wrapped__ if compiling else _outputs)(similarity.is_cosine, reads)
     classes = prototypes.shape[0]
     known: dict[str, Tensor] = {}
     if there is not None:
-        # Counted in whole numbers.
+        # Counted in integers, which are exact.
         known["rivals"] = (there.sum() - there.index_select(0, labels).long()).to(dtype)
     if beside:
-        # The norm of a cosine is of the features alone.
+        # The norm depends on the features alone.
         alone = similarity.is_cosine and beside <= {"norm"}
         own = features if alone else prototypes.index_select(0, labels)
         known |= similarity.own(features, own, beside)
@@ -87,24 +87,24 @@ def dense_split(
 
 
 def takes_raw(problem: Problem, reads: frozenset[str]) -> bool:
-    """Whether a problem may come with ``valid``: kernels of their own look at everything."""
+    """Whether a problem may have ``valid`` set: the GPU kernels compute everything that is read."""
     return takes(problem, reads) and not _outputs(problem.similarity.is_cosine, reads)[1]
 
 
 @cache
 def _outputs(is_cosine: bool, reads: frozenset[str]) -> tuple[tuple[str, ...], frozenset[str]]:
-    """Return the numbers that the function computes, and those that are left to autograd."""
+    """Return the numbers computed in closed form, and those left to autograd."""
     wanted = reads | {"opposite"} if "gap" in reads else reads
     closed = {*_OWN} if is_cosine else {"target"}
     own = [n for n in _OWN if n in wanted & closed]
-    # The length of a cosine is one, which whoever assembles the split knows.
+    # The length of a cosine is 1, which ``assemble`` fills in.
     known = {*own, "length"} if is_cosine else {*own}
     beside = (reads & {"target", *ALONGSIDE}) - known
     return (*own, *(name for name in _OTHERS if name in reads)), beside
 
 
 class _Saved(NamedTuple):
-    """Tensors from forward to backward: inputs, operands, own class, and the other classes."""
+    """Tensors saved for backward: inputs, operands, target class, other classes."""
 
     features: Tensor
     prototypes: Tensor
@@ -149,7 +149,7 @@ class _DenseSplit(torch.autograd.Function):
         problem = Problem(features, prototypes, bias, scale, similarity, there=there)
         numbers, saved = _evaluate(problem, labels, names)
         ctx.save_for_backward(*saved)
-        # A number is no tensor to save.
+        # A plain number cannot be saved as a tensor.
         ctx.scale = None if isinstance(scale, Tensor) else scale
         ctx.similarity, ctx.names, ctx.spent = similarity, names, False
         ctx.set_materialize_grads(False)
@@ -169,7 +169,7 @@ class _DenseSplit(torch.autograd.Function):
                 found = gradients_by_reference(problem, saved.labels, wanted)
                 return *found, None, None, None, None
             if ctx.spent:
-                # A second backward: the first has overwritten the softmax.
+                # Second backward: the first one overwrote the softmax.
                 _, saved = _evaluate(problem, saved.labels, ctx.names)
             ctx.spent = True
             found = _in_closed_form(problem, saved, wanted, ctx.needs_input_grad[:4])
@@ -179,7 +179,7 @@ class _DenseSplit(torch.autograd.Function):
 def _evaluate(
     problem: Problem, labels: Tensor, names: tuple[str, ...]
 ) -> tuple[dict[str, Tensor], _Saved]:
-    """Compute the numbers of a split, and what their gradients are made of."""
+    """Compute the numbers of a split, and the tensors that their gradients need."""
     features, prototypes, bias, scale, similarity, _, there, _ = problem
     apart = names[0] in _OWN and not _target_in_scores(similarity, features)
     query = similarity.features_operand(features)
@@ -208,18 +208,18 @@ def _evaluate(
     if "target" in names and not apart:
         target = scores.gather(1, column).squeeze(1)
         if there is not None:
-            # An ignored example may stand for a masked class.
+            # An ignored example has label 0, which may be masked.
             target = torch.where(there.index_select(0, labels), target, 0.0)
         numbers["target"] = target if _is_one(scale) else target / scale
     softmax = place = None
     if "mean" in names:
         scores.scatter_(1, column, 0.0)
         numbers["mean"] = (scores if there is None else torch.where(there, scores, 0.0)).sum(1)
-    # Masked, not subtracted from a sum over all: where the own class dominates, the
-    # subtraction would leave nothing of the others.
+    # Masked out rather than subtracted from a full sum: where the target class dominates, the
+    # subtraction would cancel all digits of the others.
     scores.scatter_(1, column, -torch.inf)
     if "hardest" in names:
-        # max, unlike amax, gives the whole gradient to the first of several equal classes.
+        # max, unlike amax, gives the whole gradient to one of several tied classes.
         top, place = scores.max(1)
         numbers["hardest"] = top / scale
     if "others" in names or "expected" in names:
@@ -269,13 +269,13 @@ def _is_one(scale: Tensor | float) -> bool:
 
 
 def _target_in_scores(similarity: Similarity, features: Tensor) -> bool:
-    """Whether products are as exact as a sum over paired rows, so that the target is in them."""
+    """Whether the scores are accurate enough to take the target from them."""
     if not isinstance(similarity, InnerProduct):
         return False
     try:
         return features.dtype == torch.float64 or torch.get_float32_matmul_precision() == "highest"
     except RuntimeError:
-        # It cannot be asked once a backend has a precision of its own.
+        # torch raises once a precision has been set for a single backend.
         return False
 
 
@@ -302,12 +302,11 @@ def _make_scores(
 def _gradient_of_scores(
     saved: _Saved, scale: Tensor | float, wanted: Mapping[str, Tensor | None]
 ) -> tuple[Tensor, Tensor | None]:
-    """Overwrite the softmax with the gradient of the scores, up to a factor of each row.
+    """Overwrite the softmax with the gradient of the scores, up to a factor per row.
 
     Returns:
-        The gradient, shape ``(N, C)``, and the factor, shape ``(N,)``, or none. It is left for the
-        short side of the products, where the smallest gradients keep their digits and fewer
-        numbers are multiplied.
+        The gradient, shape ``(N, C)``, and the factor, shape ``(N,)``, or none. Applying it to the
+        ``(N, D)`` side of the products is cheaper and does not underflow.
     """
     others, expected, hardest = wanted.get("others"), wanted.get("expected"), wanted.get("hardest")
     target = None if saved.target is None else wanted.get("target")
@@ -316,7 +315,7 @@ def _gradient_of_scores(
     if saved.softmax is None or (others is None and expected is None):
         result = saved.query.new_zeros(len(saved.query), len(saved.keys))
     else:
-        # Not through its version counter: a second backward is told by ``spent``.
+        # Bypasses the version counter; ``spent`` marks that the softmax is overwritten.
         result = saved.softmax.data
         only = expected is None and hardest is None and target is None and not added
         if only and saved.keys.shape[0] > saved.keys.shape[1]:
@@ -344,7 +343,7 @@ def _gradient_of_scores(
         result.scatter_(1, saved.labels.unsqueeze(1), own.unsqueeze(1))
     if hardest is not None:
         assert saved.place is not None
-        # Not scatter_add_, which has no deterministic form on a GPU.
+        # Not scatter_add_, which is not deterministic on a GPU.
         place = saved.place.unsqueeze(1)
         result.scatter_(1, place, result.gather(1, place) + (hardest / scale).unsqueeze(1))
     return result, None
@@ -365,7 +364,7 @@ def _in_closed_form(
     column = None if factor is None else factor.unsqueeze(1)
     d_bias = d_scale = d_features = d_prototypes = d_rows = d_classes = None
 
-    # What similarities add to the products, and their own gradients.
+    # Gradients of the offsets that similarity and bias add to the products.
     if query.offset is not None or keys.offset is not None or saved.bias is not None:
         d_classes = gradient.sum(0) if factor is None else factor @ gradient
         d_classes = d_classes if _is_one(scale) else d_classes * scale
@@ -415,7 +414,7 @@ def _gradient_of_scale(
     d_rows: Tensor | None,
     d_classes: Tensor | None,
 ) -> Tensor:
-    """Gradient of the scale: each score times its gradient, summed up without the scores."""
+    """Gradient of the scale: the sum of scores times their gradients, without the scores."""
     total = (saved.query * d_query).sum()
     if d_rows is not None and saved.query_offset is not None:
         total = total + saved.query_offset @ d_rows
@@ -425,6 +424,6 @@ def _gradient_of_scale(
     for name, value in (("target", saved.target), ("hardest", saved.hardest)):
         gradient = wanted.get(name)
         if gradient is not None and value is not None:
-            # These are similarities, which the scale does not change.
+            # These are similarities, which do not depend on the scale.
             total = total - gradient @ value
     return total / scale

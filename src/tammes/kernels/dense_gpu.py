@@ -1,11 +1,11 @@
 """Dense kernel on a GPU: three matrix products, and four Triton kernels around them.
 
-The function of :mod:`tammes.kernels.dense` for the losses that read the own class and ``others``
-alone, which are nearly all: inner products and cosines, with a scale that is a number. At everyday
-sizes a step takes as long as it takes to launch it, so rows are handled whole, by one kernel each
-way. Products take the dtype of autocast; sums and everything of the own class stay in single
-precision. The softmax is kept in the dtype of the products, times all factors of its classes, and
-is the gradient of the products as it is: the factor of each row goes to the short side.
+Computes what :mod:`tammes.kernels.dense` does, for losses that read only the target class and
+``others``, which nearly all do, on inner products and cosines with a fixed scale. At common sizes a
+step is bound by its launches, so one kernel handles whole rows in each direction. Products take the
+dtype of autocast; sums and the numbers of the target class stay in single precision. The softmax
+is saved in the dtype of the products, times all per-class factors; up to a factor per row, which
+is applied to the ``(N, D)`` side, it is the gradient of the products.
 """
 
 import logging
@@ -32,22 +32,22 @@ _NUMBERS = ("target", "gap", "opposite", "others")
 _KEPT = ("inverse", "own_inverse", "class_inverses", "keys", "softmax")
 _FORWARD = (*_NUMBERS, "rivals", *_KEPT)
 _OTHERWISE = OF_SCORES | {"hardest", "mean", "rest"}
-"""Numbers that are left to the other kernels."""
+"""Numbers that these kernels do not compute."""
 _AT_ONCE = 1 << 14
-"""Examples up to which one program weighs them sooner than torch launches its kernels."""
+"""Batch size up to which one Triton program weights the examples faster than torch does."""
 ANYWHERE = False
-"""Whether to run on any device, which tests do by Triton's interpreter."""
+"""Whether to run on any device, as tests do with Triton's interpreter."""
 
 
 def takes(problem: Problem, names: Collection[str]) -> bool:
-    """Whether these kernels can be imported, and support a problem on a GPU."""
+    """Whether these kernels exist on this machine and support a problem."""
     return supports(problem, names) and has_kernels()
 
 
 def supports(problem: Problem, names: Collection[str]) -> bool:
-    """Whether these kernels compute those numbers of a split that are made of all scores.
+    """Whether these kernels can compute all requested numbers that depend on the other classes.
 
-    Numbers of the features alone do not matter.
+    Numbers that depend on the features alone do not matter.
     """
     features, prototypes, bias, scale, similarity, share, *_ = problem
     return (
@@ -69,7 +69,7 @@ def has_kernels() -> bool:
 
 @cache
 def _kernels() -> "ModuleType | None":
-    """The Triton kernels, where Triton can be imported and can compile one for this machine."""
+    """The Triton kernels, or none if Triton cannot be imported or cannot compile one."""
     try:
         from tammes.kernels.fused import row_kernels
 
@@ -87,14 +87,14 @@ def _kernels() -> "ModuleType | None":
 def weigh_examples(
     labels: Tensor, ignored: int, *, mean: bool
 ) -> tuple[Tensor, Tensor, Tensor, Tensor] | None:
-    """Labels with class 0 for ignored examples, which count, weights, and the number that count.
+    """Return labels (0 if ignored), the mask of valid examples, weights, and the number of valid.
 
-    None where the batch is so large that torch is as fast.
+    None if the batch is so large that torch is as fast.
 
     Args:
-        labels: in 64 bits, of at least one example, shape ``(N,)``.
-        ignored: label of examples that do not count.
-        mean: let the weights sum to one.
+        labels: int64, at least one, shape ``(N,)``.
+        ignored: label of ignored examples.
+        mean: whether the weights sum to one.
     """
     kernels, count = _kernels(), len(labels)
     if kernels is None or count > _AT_ONCE:
@@ -114,19 +114,19 @@ def weigh_examples(
 def split_on_gpu(
     problem: Problem, labels: Tensor, names: tuple[str, ...], low: torch.dtype | None
 ) -> dict[str, Tensor]:
-    """Compute the numbers of a split, by name; where there is a bias, ``rivals`` too.
+    """Compute the numbers of a split, by name; with a bias, ``rivals`` too.
 
     Args:
-        problem: one that :func:`takes` accepts; its bias may have infinities that mask classes.
+        problem: one that :func:`takes` accepts; a bias of ``-inf`` masks a class.
         labels: class of each example, shape ``(N,)``.
-        names: of the numbers.
-        low: dtype of the inputs of products, where it is not single precision.
+        names: names of the numbers.
+        low: dtype of the inputs of products, or none for single precision.
     """
     features, prototypes, bias, scale, similarity, _, there, valid = problem
     assert not isinstance(scale, Tensor)
     if there is not None:
         bias = torch.where(there, 0.0 if bias is None else bias, -torch.inf)
-    # Copied here, where it has a gradient: saved tensors are differentiated again.
+    # Made contiguous here, under autograd: double backward differentiates the saved tensors.
     features, prototypes = features.contiguous(), prototypes.contiguous()
     labels = labels.contiguous()
     angles = "gap" in names or "opposite" in names
@@ -200,11 +200,11 @@ class _Split(torch.autograd.Function):
 def _by_reference(
     ctx: Any, saved: tuple[Any, ...], gradients: tuple[Tensor | None, ...]
 ) -> list[Tensor | None]:
-    """Gradients of features, prototypes and bias, batched or to be differentiated again."""
+    """Gradients of features, prototypes and bias that may be batched or differentiated again."""
     features, prototypes, bias, labels, valid, *_ = saved
     problem = Problem(features, prototypes, bias, ctx.scale, ctx.similarity, valid=valid)
     if bias is not None and valid is None:
-        # Of the mask only the infinities of the bias are left.
+        # The class mask has been merged into the bias as -inf; ``valid`` makes it a mask again.
         problem = problem._replace(valid=torch.ones_like(labels, dtype=torch.bool))
     names = _NUMBERS if ctx.angles else ("target", "others")
     wanted = {n: g for n, g in zip(_NUMBERS, gradients, strict=True) if n in names}
@@ -222,7 +222,7 @@ def forward_pass(
     angles: bool,
     low: torch.dtype | None,
 ) -> tuple[Tensor | None, ...]:
-    """Compute what :data:`_FORWARD` names, or none where it is not there."""
+    """Compute the tensors named in :data:`_FORWARD`, or none for those that do not apply."""
     kernels = _kernels()
     assert kernels is not None
     (count, size), classes = features.shape, len(prototypes)
@@ -232,7 +232,7 @@ def forward_pass(
     inverse = own_inverse = class_inverses = gap = opposite = rivals = None
     keys = prototypes
     if low is not None:
-        # Half precision does not reach as far as lengths may, so its products take unit rows.
+        # Norms may exceed the range of half precision, so its products take unit rows.
         keys = torch.empty_like(prototypes, dtype=low) if unit else prototypes.to(low)
     if unit:
         inverse, own_inverse = features.new_empty(count), features.new_empty(count)
@@ -243,7 +243,7 @@ def forward_pass(
         rivals = features.new_empty(count)
 
     def given(tensor: Tensor | None) -> Tensor:
-        # A kernel takes a tensor also where it will not look at it.
+        # A kernel needs some tensor for an argument that it will not read.
         return target if tensor is None else tensor
 
     kernels.pair[(count + classes if unit else count,)](
@@ -280,7 +280,7 @@ def backward_pass(
     angles: bool,
     low: torch.dtype | None,
 ) -> tuple[Tensor | None, Tensor | None, Tensor | None]:
-    """Gradients of features, prototypes and bias, from those of the first four numbers."""
+    """Gradients of features, prototypes and bias, given those of :data:`_NUMBERS`."""
     inverse, own_inverse, class_inverses, keys, softmax = kept
     kernels = _kernels()
     assert kernels is not None
@@ -299,7 +299,7 @@ def backward_pass(
     if need_features:
         d_features = multiply(softmax, prototypes if keys is None else keys)
     own_rows = torch.empty_like(features)
-    # Half precision may not hold what a row of a large batch amounts to.
+    # In a large batch, the gradient of a row may underflow in float16.
     weighted = torch.empty_like(features, dtype=None if low is torch.float16 else low)
     kernels.pair_back[(count,)](
         *(features, prototypes, labels, labels if valid is None else valid),
@@ -334,19 +334,19 @@ def backward_pass(
 
 
 def _lift(low: torch.dtype | None) -> float:
-    """Factor of the softmax, with which small ones keep their digits in half precision."""
+    """Factor of the softmax that keeps small probabilities from underflowing in float16."""
     return 2.0**14 if low is torch.float16 else 1.0
 
 
 def on(device: torch.device) -> AbstractContextManager[Any]:
-    """Make a device current, where Triton launches."""
+    """Make a device current: Triton launches on the current one."""
     if device.type != "cuda" or torch.cuda.current_device() == device.index:
         return nullcontext()
     return torch.cuda.device(device)
 
 
 def _power_of_two(number: int) -> int:
-    """The next power of two, as lengths of blocks are."""
+    """The next power of two, at least 16: the length of a block."""
     return 1 << max(4, (number - 1).bit_length())
 
 

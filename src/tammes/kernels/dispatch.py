@@ -1,4 +1,4 @@
-"""Choice of the kernel for a call, by device, size and what the terms read."""
+"""Choice of the kernel for a call, by device, size and the fields that its terms read."""
 
 import logging
 from collections.abc import Iterable
@@ -26,17 +26,19 @@ Way = Literal["dense", "reference", "streamed", "fused"]
 _IMPLEMENTATIONS = frozenset(get_args(Implementation))
 
 SMALL = 1 << 20
-"""Scores below which the dense kernel is at least as fast, and its matrices small anyway."""
+"""Number of scores below which the dense kernel is at least as fast, and its matrices small."""
 _FUSED = 1 << 27
-"""Scores above which the fused kernel is chosen on a GPU, in half precision. On an H200 dense took
-half its time at 10^8 scores (eager: a step is its launches, of which it has fewer); at 5 10^8 fused
-takes 0.8 to 1.2 times as long, by how fast Python is there, and up to half the memory."""
+"""Number of scores above which the fused kernel is chosen on a GPU, in half precision. On an H200
+at 10^8 scores dense took half the time of fused (an eager step is bound by launches, and dense has
+fewer); at 5 10^8 fused takes 0.8 to 1.2 times as long as dense, depending on the speed of Python,
+and up to half the memory."""
 _ROOM = 4 << 30
-"""Bytes that dense matrices may take on a GPU, at most, and at most an eighth of its memory. Within
-it, scores in blocks take longer."""
+"""Bytes that dense matrices may take on a GPU, and no more than an eighth of its memory. Below
+this, computing scores in blocks is slower."""
 _OPERATOR = 1 << 25
-"""Scores above which a compiler calls the dense kernel in half precision, whose plain form has
-products in single precision: on an H200 it takes 0.57 times as long at 10^8, and 1.2 at 10^7."""
+"""Number of scores above which compiled code in half precision calls the dense kernel as an
+operator instead of tracing the reference, which multiplies in single precision: on an H200 that
+takes 0.57 times as long at 10^8 scores, and 1.2 times at 10^7."""
 _log = logging.getLogger("tammes")
 
 
@@ -50,7 +52,7 @@ def check_implementation(name: str, implementation: str) -> None:
 
 
 def check_dense(name: str, implementation: Implementation) -> None:
-    """Reject an implementation that needs scores to be products."""
+    """Reject an implementation other than dense, for a similarity that is not a product."""
     if implementation not in ("auto", "dense"):
         raise ValueError(
             f"{name} expects implementation 'auto' or 'dense', since it has all scores in memory, "
@@ -59,7 +61,7 @@ def check_dense(name: str, implementation: Implementation) -> None:
 
 
 def choose_kernel(implementation: Implementation, problem: Problem, reads: frozenset[str]) -> Way:
-    """Choose the kernel of one call; a transform gets the reference, a compiler if it must."""
+    """Choose the kernel of one call; transforms and most compiled calls get the reference."""
     if implementation not in _IMPLEMENTATIONS:
         check_implementation("a head", implementation)
     if not problem.similarity.has_kernels:
@@ -74,7 +76,7 @@ def choose_kernel(implementation: Implementation, problem: Problem, reads: froze
         if implementation == "dense" or (
             implementation == "auto" and _stays_in_memory(problem, reads)
         ):
-            # The closed form of the dense kernel has one prototype per class, and no map.
+            # The dense kernel supports one prototype per class, and no score map.
             plain = problem.similarity.centers == 1 and MAPPED not in reads
             return "dense" if plain and len(problem.features) else "reference"
     elif "rest" in reads:
@@ -82,7 +84,7 @@ def choose_kernel(implementation: Implementation, problem: Problem, reads: froze
             "a head that has only some of the classes expects terms without rest, "
             "got one that reads it"
         )
-    # Of classes that are spread over ranks there is no plain form.
+    # Classes sharded over ranks are always streamed or fused.
     if implementation == "fused" or (implementation == "auto" and _pays(problem)):
         reason = why_not_fused(problem, reads)
         if reason is None:
@@ -93,13 +95,13 @@ def choose_kernel(implementation: Implementation, problem: Problem, reads: froze
 
 
 def compiles(problem: Problem, reads: frozenset[str]) -> bool:
-    """Whether a compiler meets the dense kernel of a GPU as an operator."""
+    """Whether compiled code calls the dense GPU kernel as an operator."""
     half = product_dtype(problem.features.device) is not None or dense_gpu.ANYWHERE
     if not half or _scores(problem) < _OPERATOR or not supports(problem, reads):
         return False
     if torch._C._are_functorch_transforms_active():
         return False
-    # Here: it would import the compiler along with tammes.
+    # Imported here: it would make importing tammes import the compiler.
     from tammes.kernels.compiled_split import is_available
 
     return is_available()
@@ -117,12 +119,12 @@ def _scores(problem: Problem) -> int:
 
 
 def in_memory(problem: Problem, reads: frozenset[str], half: bool, fusable: bool) -> bool:
-    """Whether the dense kernel is the fastest, and its matrices are small.
+    """Whether the dense kernel is the fastest choice and its matrices fit in memory.
 
     Args:
-        problem: of all classes; on the device ``meta`` it stands for one on a GPU.
-        reads: fields of the split.
-        half: whether products take half precision.
+        problem: with all classes; on the device ``meta`` it stands for one on a GPU.
+        reads: fields of the split that are read.
+        half: whether products are in half precision.
         fusable: whether the fused kernel could run.
     """
     scores, device = _scores(problem), problem.features.device
@@ -150,7 +152,7 @@ def _room(device: torch.device) -> int:
 
 
 def _pays(problem: Problem) -> bool:
-    """Whether the fused kernel is faster: where products take half precision."""
+    """Whether the fused kernel is faster: products in half precision, and enough scores."""
     return product_dtype(problem.features.device) is not None and _scores(problem) >= SMALL
 
 
@@ -165,16 +167,16 @@ def why_not_fused(problem: Problem, reads: frozenset[str]) -> str | None:
 
 @cache
 def _tell(reason: str) -> None:
-    """Warn once that another kernel runs than the one requested."""
+    """Warn once that the requested kernel cannot run."""
     _log.warning("tammes: implementation='fused' falls back to 'streamed': %s", reason)
 
 
 def split(
     problem: Problem, labels: Tensor, reads: Iterable[str], implementation: Implementation
 ) -> Split:
-    """Split a batch by its labels; differentiable, whichever way is taken.
+    """Split a batch by its labels; differentiable with every kernel.
 
-    The fused kernel is for losses: a split alone is streamed.
+    The fused kernel computes whole losses only: for a split alone, streamed takes its place.
     """
     reads = frozenset(reads)
     kernel = choose_kernel(implementation, problem, reads)

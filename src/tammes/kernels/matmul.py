@@ -1,14 +1,14 @@
-"""Matrix products that take half precision in and give single precision out."""
+"""Matrix products with inputs in half precision and results in single precision."""
 
 import torch
 from torch import Tensor
 
 _ROWS = 1 << 16
-"""Rows of a product that is made beside what it is added to."""
+"""Rows of a temporary product that is added to a total."""
 
 
 def multiply(left: Tensor, right: Tensor) -> Tensor:
-    """A product of two of the same dtype, with sums and result in single precision or better."""
+    """Multiply matrices of one dtype, accumulating and returning single precision or better."""
     if left.dtype not in (torch.float16, torch.bfloat16):
         return left @ right
     if left.is_cuda:
@@ -17,10 +17,10 @@ def multiply(left: Tensor, right: Tensor) -> Tensor:
 
 
 def halved(tensor: Tensor, dtype: torch.dtype) -> tuple[Tensor, Tensor | None]:
-    """A tensor in half precision, and what it was divided by so that it fits.
+    """Cast to half precision; also return the divisor that makes the tensor fit, or none.
 
-    A row's part in a batch of thousands is below what float16 can tell from zero; bfloat16 reaches
-    as far as single precision does.
+    In a batch of thousands, the gradient of a row underflows in float16. bfloat16 has the range of
+    single precision and needs no divisor.
 
     Example:
         >>> tiny, size = halved(torch.tensor([3e-9, -6e-9]), torch.float16)
@@ -35,13 +35,13 @@ def halved(tensor: Tensor, dtype: torch.dtype) -> tuple[Tensor, Tensor | None]:
 
 
 def add_product(total: Tensor, left: Tensor, right: Tensor, *, first: bool = False) -> None:
-    """``total += left @ right`` with ``left`` in the dtype of products and ``right`` in single.
+    """``total += left @ right``, with ``right`` in single precision cast to the dtype of ``left``.
 
-    The first product is written over whatever is there.
+    With ``first``, ``total`` is overwritten.
     """
     right, size = halved(right, left.dtype)
     if size is not None or (left.dtype == torch.bfloat16 and not left.is_cuda):
-        # Nothing scales and adds at once: by blocks, so that little is made beside.
+        # No operation scales and adds at once; in blocks, to keep temporaries small.
         for start in range(0, len(total), _ROWS):
             block = slice(start, start + _ROWS)
             product = multiply(left[block], right)

@@ -1,4 +1,4 @@
-"""Numbers of parts of the classes, and how they become those of all: the split."""
+"""Merge the numbers of a split from those of parts of the classes: blocks or shards."""
 
 from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
@@ -12,17 +12,17 @@ if TYPE_CHECKING:
     from tammes.distributed.process_group import RankGroup
 
 _ADDED = ("target", *ALONGSIDE, "mean", *SUMMED, "rivals")
-"""Numbers of parts that simply add up; what belongs to the own class is zero on other parts."""
+"""Numbers that add up over parts; those of the target class are zero in all parts but one."""
 
 
 def merge(parts: Mapping[str, Tensor]) -> dict[str, Tensor]:
-    """Numbers of all classes from those of their parts.
+    """Merge the numbers of P parts of the classes.
 
-    Sums add up, a log-sum-exp is that of the parts', an expectation the average weighted by them,
-    the hardest is the largest.
+    Sums add up, ``others`` is the log-sum-exp over parts, ``expected`` the average weighted by
+    their softmax, ``hardest`` the maximum.
 
     Args:
-        parts: by name, one row for each part, shape ``(P, n)``.
+        parts: numbers by name, one row per part, shape ``(P, n)``.
 
     Example:
         >>> merge({"others": torch.zeros(2, 1), "expected": torch.tensor([[1.0], [3.0]])})
@@ -34,7 +34,7 @@ def merge(parts: Mapping[str, Tensor]) -> dict[str, Tensor]:
     if "others" in parts:
         merged["others"] = parts["others"].logsumexp(0)
     if "expected" in parts:
-        # From the total: shares that miss one by their rounding must not multiply large scores.
+        # Relative to the total, so that rounding in the shares does not multiply large scores.
         total = torch.where(merged["others"] > float("-inf"), merged["others"], 0.0)
         share = (parts["others"] - total).exp()
         merged["expected"] = total + (share * (parts["expected"] - total)).sum(0)
@@ -47,8 +47,8 @@ def exchange(group: "RankGroup", mine: Mapping[str, Tensor], *, alike: bool) -> 
     Args:
         group: ranks that hold the other classes.
         mine: this rank's numbers, shape ``(n,)`` each.
-        alike: whether every rank computes the same loss from the result, so that the gradient of
-            this rank's numbers needs no message.
+        alike: whether every rank computes the same loss from the result, so that the backward pass
+            needs no communication.
     """
     names = sorted(mine)
     stack = torch.stack([mine[name] for name in names])
@@ -61,7 +61,7 @@ def exchange(group: "RankGroup", mine: Mapping[str, Tensor], *, alike: bool) -> 
 
 
 class _Exchange(torch.autograd.Function):
-    """Numbers of all ranks; backward, the mean over ranks of what each wants of mine."""
+    """All-gather; backward, the mean over ranks of the gradient of this rank's part."""
 
     @staticmethod
     def forward(ctx: Any, mine: Tensor, group: "RankGroup") -> Tensor:
@@ -75,7 +75,7 @@ class _Exchange(torch.autograd.Function):
 
 
 class _SumGradient(torch.autograd.Function):
-    """The tensor itself; backward, the sum over ranks of its gradients."""
+    """Identity; backward, the sum of the gradient over ranks."""
 
     @staticmethod
     def forward(ctx: Any, value: Tensor, group: "RankGroup") -> Tensor:
@@ -88,7 +88,7 @@ class _SumGradient(torch.autograd.Function):
 
 
 class _ScaleGradient(torch.autograd.Function):
-    """The tensor itself; backward, its gradient times a factor."""
+    """Identity; backward, the gradient times a factor."""
 
     @staticmethod
     def forward(ctx: Any, value: Tensor, factor: float) -> Tensor:
@@ -107,6 +107,6 @@ def sum_gradient(value: Tensor, group: "RankGroup") -> Tensor:
 
 
 def scale_gradient(value: Tensor, factor: float) -> Tensor:
-    """The same value with a gradient multiplied by a factor."""
+    """Identity in forward; multiplies the gradient by a factor."""
     result: Tensor = value if factor == 1 else _ScaleGradient.apply(value, factor)
     return result

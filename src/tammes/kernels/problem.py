@@ -1,4 +1,4 @@
-"""Input of a kernel: features, prototypes, and how they are compared."""
+"""Inputs of a kernel: features, prototypes, and how they are compared."""
 
 from typing import TYPE_CHECKING, NamedTuple
 
@@ -14,20 +14,20 @@ if TYPE_CHECKING:
 
 
 class Share(NamedTuple):
-    """The part of the classes that is here, where others are elsewhere or left out.
+    """This rank's share of the classes, if they are sharded or sampled.
 
     Features and labels of the problem are then those of all ranks, in the same order on each.
 
     Attributes:
-        own: place of each example's class among the prototypes here, -1 where it is not here,
+        own: index of each example's class among the local prototypes, -1 if it is not among them,
             shape ``(N,)``.
-        classes: number of classes in all.
+        classes: total number of classes.
         group: ranks that hold the other classes.
-        counts: how many classes each prototype stands for, shape ``(K,)``, or one each.
-        factor: what the gradient of the features is multiplied with, so that it is right once a
-            wrapper has averaged the ranks' gradients.
-        most: prototypes on the rank that has most of them, so that all cut their rows alike.
-        here: which of all the classes the prototypes are.
+        counts: how many classes each prototype stands for, shape ``(K,)``; 1 by default.
+        factor: factor of the features' gradient, which makes it correct once a wrapper has
+            averaged the ranks' gradients.
+        most: largest number of prototypes on any rank, so that all ranks block their rows alike.
+        here: index of the local prototypes among all classes.
     """
 
     own: Tensor
@@ -44,14 +44,14 @@ class Problem(NamedTuple):
 
     Attributes:
         features: shape ``(N, D)``.
-        prototypes: shape ``(C, D)``, or ``(C, K, D)`` where the similarity pools K of a class.
+        prototypes: shape ``(C, D)``, or ``(C, K, D)`` if the similarity pools K per class.
         bias: added to the similarities, shape ``(C,)``, or none.
-        scale: similarity times scale is the score; a number or a scalar tensor.
+        scale: factor from similarities to scores; a number or a scalar tensor.
         similarity: how a feature is compared with a prototype.
-        share: set where these prototypes are not all there are.
-        there: which classes are not masked, shape ``(C,)``, or none where none can be.
-        valid: which examples count, shape ``(N,)``, where features of the others may hold anything
-            and a bias of ``-inf`` masks a class; none after :meth:`masked`.
+        share: set if these are not all the prototypes.
+        there: which classes are not masked, shape ``(C,)``, or none if no class is.
+        valid: which examples count, shape ``(N,)``. If set, the inputs are not masked yet: features
+            of other examples may hold anything, and the bias may be ``-inf``; see :meth:`masked`.
     """
 
     features: Tensor
@@ -64,7 +64,7 @@ class Problem(NamedTuple):
     valid: Tensor | None = None
 
     def masked(self) -> "Problem":
-        """The same with zeros for examples that do not count, and a finite bias."""
+        """Apply ``valid``: zero the examples that do not count, and make the bias finite."""
         if self.valid is None:
             return self
         kept = self.features.masked_fill(~self.valid.unsqueeze(1), 0.0)
@@ -73,10 +73,10 @@ class Problem(NamedTuple):
 
 
 def unmasked(bias: Tensor | None) -> tuple[Tensor | None, Tensor | None]:
-    """A finite bias, and which classes are there: all but those whose bias is ``-inf``.
+    """Return a finite bias and the mask of the classes whose bias is not ``-inf``.
 
-    A masked class gets no gradient. Where it costs nothing to see that none is masked, nothing is
-    masked.
+    A masked class gets no gradient. The mask is none if no class is masked and checking that does
+    not synchronise.
     """
     if bias is None:
         return None, None
@@ -89,7 +89,7 @@ def unmasked(bias: Tensor | None) -> tuple[Tensor | None, Tensor | None]:
 
 
 def cosines_of(problem: Problem) -> Problem:
-    """The same features and prototypes by their directions alone."""
+    """The same features and prototypes, compared by cosine."""
     return problem._replace(bias=None, scale=1.0, similarity=problem.similarity.over(Cosine()))
 
 
@@ -97,9 +97,9 @@ def adjusted(problem: Problem, offset: Tensor, gain: Tensor | None = None) -> Pr
     """The same problem with the scores ``gain * score + offset``.
 
     Args:
-        problem: features and prototypes; with a gain their similarity must be a product.
-        offset: of all classes, shape ``(C,)``, or one number for all.
-        gain: of all classes, shape ``(C,)``.
+        problem: features and prototypes; a gain requires a similarity that is a product.
+        offset: one per class, shape ``(C,)``, or a scalar.
+        gain: one per class, shape ``(C,)``.
     """
     share, scale, bias = problem.share, problem.scale, problem.bias
     here = slice(None) if share is None else share.here
@@ -114,7 +114,7 @@ def adjusted(problem: Problem, offset: Tensor, gain: Tensor | None = None) -> Pr
         )
         bias = None if bias is None else bias * gain
     if share is not None and isinstance(scale, Tensor):
-        # Each rank knows the gradient of its own classes only.
+        # Each rank has the gradient through its own classes only.
         scale = sum_gradient(scale, share.group)
     if share is not None and offset.requires_grad:
         offset = sum_gradient(offset, share.group)

@@ -1,4 +1,4 @@
-"""The plain form of a split: every score in memory, gradients by autograd."""
+"""Reference kernel: a split in plain torch, all scores in memory, gradients by autograd."""
 
 from collections.abc import Mapping
 
@@ -13,7 +13,7 @@ from tammes.split import Split, assemble, columns, cutoff_of, split_matrix, with
 
 def score_matrix(problem: Problem) -> Tensor:
     """Score of every example for every class, shape ``(N, C)``; ``-inf`` for a masked class."""
-    # Masked after scaling: a scale that is learned must not meet the infinity.
+    # Masked after scaling: the gradient of a learned scale would be NaN at -inf.
     scaled = problem.scale * similarity_matrix(problem._replace(there=None))
     return _masked(scaled, problem.there)
 
@@ -31,7 +31,7 @@ def _masked(matrix: Tensor, there: Tensor | None) -> Tensor:
 
 
 def _working(problem: Problem) -> Problem:
-    """Cast once, so that the parts of a gradient meet in the working dtype; bind the similarity."""
+    """Cast inputs once, so that gradients add up in the working dtype; bind the similarity."""
     dtype = working_dtype(problem.features, problem.prototypes)
     return problem._replace(
         features=problem.features.to(dtype),
@@ -75,7 +75,7 @@ def reference_split(
                 rest = _masked(matrix.detach(), problem.there).scatter(1, column, -torch.inf)
                 largest = rest.topk(min(mapping.top + 1, rest.shape[1])).values
                 known = known._replace(cutoff=cutoff_of(largest, mapping.top))
-            # The own class is not mapped: nothing may come of it, not even 0 times infinity.
+            # The map must not see the target class: its gradient could be 0 times infinity.
             matrix = mapping.function(
                 matrix.scatter(1, column, 0.0), *columns(mapping.numbers(known))
             )
@@ -88,10 +88,10 @@ def gradients_by_reference(
     labels: Tensor,
     wanted: Mapping[str, Tensor | None],
 ) -> list[Tensor | None]:
-    """Gradients of features, prototypes, bias and scale from those of a split's numbers.
+    """Gradients of features, prototypes, bias and scale, given those of a split's numbers.
 
-    Batched, or differentiable under ``create_graph``. Of the numbers, ``mean`` is the sum over the
-    classes.
+    For batched gradients, and for ``create_graph``. ``wanted["mean"]`` is the gradient of the sum
+    over the classes.
     """
     scale = problem.scale if isinstance(problem.scale, Tensor) else None
     inputs = (problem.features, problem.prototypes, problem.bias, scale)

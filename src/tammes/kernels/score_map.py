@@ -1,4 +1,4 @@
-"""Maps of the scores of the other classes: as a term has one, and as a block of rows uses it."""
+"""Maps of the other classes' scores: as a term defines one, and as applied to a block of rows."""
 
 from collections.abc import Callable, Sequence
 from typing import NamedTuple
@@ -10,13 +10,13 @@ from tammes.split import OthersMap, Split, columns
 
 
 class ScoreMap(NamedTuple):
-    """Map of the other scores, as one term has it.
+    """Map of the other classes' scores, as defined by a term.
 
     Attributes:
-        function: maps similarities.
-        row_numbers: makes the numbers of the rows that it takes, of a split of which the own class
-            is known, or none.
-        top: k, where these ask for the cutoff above which there are k other classes, else 0.
+        function: map of the similarities.
+        row_numbers: computes its per-row arguments from a split in which only the numbers of the
+            target class are known; or none.
+        top: k, if they need the cutoff above which there are k other classes, else 0.
     """
 
     function: OthersMap
@@ -24,34 +24,34 @@ class ScoreMap(NamedTuple):
     top: int = 0
 
     def numbers(self, known: Split) -> Sequence[Tensor | float]:
-        """Numbers of the rows."""
+        """Compute the per-row arguments of the function."""
         return () if self.row_numbers is None else self.row_numbers(known)
 
 
 class MappedRows(NamedTuple):
-    """Map of the other scores of some rows.
+    """Map of the other classes' scores, for some rows.
 
     Attributes:
-        function: maps similarities.
-        numbers: the scale of the scores and the numbers that the function takes, shape ``(n,)``
-            each. Those that require a gradient get one.
+        function: map of the similarities.
+        numbers: the scale and the per-row arguments of the function, shape ``(n,)`` each. Those
+            that require a gradient get one.
     """
 
     function: OthersMap
     numbers: tuple[Tensor, ...]
 
     def __call__(self, scores: Tensor) -> Tensor:
-        """Map scores to scores."""
+        """Map the scores."""
         scale, *numbers = columns(self.numbers)
         return self.function(scores / scale, *numbers) * scale
 
     def take(self, block: slice) -> "MappedRows":
-        """The same for some of the rows; their numbers are leaves of a graph."""
+        """Select rows; their numbers become leaves of a new graph."""
         taken = (n[block].detach().requires_grad_(n.requires_grad) for n in self.numbers)
         return self._replace(numbers=tuple(taken))
 
     def gradient(self, scores: Tensor, wanted: Tensor) -> tuple[Tensor, list[Tensor | None]]:
-        """Gradients of scores and numbers from that of the mapped scores."""
+        """Gradients of scores and numbers, given that of the mapped scores."""
         leaves, scores = self.take(slice(None)), scores.detach().requires_grad_()
         inputs = [scores, *(n for n in leaves.numbers if n.requires_grad)]
         with torch.enable_grad():

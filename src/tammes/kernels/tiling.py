@@ -1,4 +1,4 @@
-"""Sizes of blocks: how the work of one call is cut."""
+"""Block sizes: how a call is cut into blocks of rows and classes."""
 
 import math
 from collections.abc import Callable, Sequence
@@ -18,39 +18,39 @@ Evaluate = Callable[[Split, slice], Tensor]
 
 
 OF_SCORES = frozenset(("expected", *SUMMED, MAPPED))
-"""Fields whose gradient is made of the scores, which are then kept beside their softmax."""
+"""Fields whose gradient needs the scores, which are then kept beside their softmax."""
 WIDEST = 4096
-"""Numbers in the longest feature of a Triton kernel."""
+"""Largest feature dimension that the Triton kernels support."""
 MOST_CENTERS = 12
-"""Prototypes of a class with which a tile of a Triton kernel has the fewest classes that make a
-product, 16."""
+"""Most prototypes per class that the Triton kernels support: a tile then has 16 classes, the
+fewest for a matrix product."""
 SCORES = {"cpu": 128 << 20, "cuda": 1 << 30}
-"""Bytes of one block of scores, by kind of device."""
+"""Bytes of one block of scores, by device type."""
 KEYS = {"cpu": 1 << 20, "cuda": 256 << 20}
 """Bytes of one block of keys."""
 EXPONENTIALS = 1 << 31
-"""Bytes that a fused call may take beside keys and gradients, nearly all of them exponentials, for
-each prototype of a class."""
+"""Bytes that a fused call may take besides keys and gradients, nearly all for exponentials, per
+prototype of a class."""
 _BESIDE = 30
-"""Single precision copies of the features that this leaves room for: what else is in memory."""
+"""Of these, room reserved for other tensors, in single-precision copies of the features."""
 FEWEST = 32
-"""Rows in a block below which products are too thin; then blocks of classes are better."""
+"""Rows per block below which matrix products are inefficient; blocks of classes are used then."""
 
 
 @dataclass(frozen=True)
 class Plan:
-    """Settings of one call that hold for all of its blocks.
+    """Settings shared by all blocks of one call.
 
     Attributes:
-        reads: fields of the split that are wanted.
-        evaluate: the terms.
+        reads: fields of the split to compute.
+        evaluate: evaluates the terms.
         coefficients: weight of each term.
-        product_dtype: of the inputs of products, where it is not the working one.
-        mapping: map of the other scores, or none.
-        bound: largest score there can be, where that is known.
-        fused: whether Triton kernels go over the scores.
+        product_dtype: dtype of the inputs of products, or none for the working dtype.
+        mapping: map of the other classes' scores, or none.
+        bound: upper bound of the scores, if known.
+        fused: whether Triton kernels compute the scores.
         itemsize: bytes of a score.
-        cuts: slices of rows and classes, once :meth:`blocks` has made them.
+        cuts: slices of rows and classes, cached by :meth:`blocks`.
     """
 
     reads: frozenset[str]
@@ -64,7 +64,7 @@ class Plan:
     cuts: list[tuple[list[slice], list[slice]]] = field(default_factory=list)
 
     def blocks(self, problem: Problem) -> tuple[list[slice], list[slice]]:
-        """Cut rows and classes into slices for one pass, once for each call."""
+        """Cut rows and classes into slices for one pass; cached."""
         if not self.cuts:
             count, (classes, *size) = len(problem.features), problem.prototypes.shape
             width, similarity = self.itemsize, problem.similarity
@@ -72,7 +72,7 @@ class Plan:
             tile = max(64, _of(KEYS, problem) // (width * math.prod(size)))
             row = width * most * self.copies
             if isinstance(similarity, Pooled):
-                # Products of a block of classes, and what pooling keeps of them.
+                # Products of a block of classes, and what pooling saves of them.
                 row += width * min(tile, most) * similarity.centers
                 row += similarity.kept_bytes(width) * most
             rows = max(1, _of(SCORES, problem) // row)
@@ -81,16 +81,16 @@ class Plan:
 
     @property
     def copies(self) -> int:
-        """Blocks of scores: a second is kept where more than the exponentials are read.
+        """Number of score blocks in memory: a second one if the gradient needs the scores.
 
-        Autograd differentiates a map, which takes a few more.
+        A score map is differentiated by autograd, which takes a few more.
         """
         if MAPPED in self.reads:
             return 6
         return 1 if self.reads.isdisjoint(OF_SCORES) else 2
 
     def too_thin(self, problem: Problem) -> bool:
-        """Whether even a block of few rows against all classes is too large."""
+        """Whether blocks of rows against all classes would have too few rows to be efficient."""
         blocks, _ = self.blocks(problem)
         return not self.fused and len(blocks) > 1 and longest(blocks) < FEWEST
 
@@ -98,20 +98,20 @@ class Plan:
 def dense_matrices(reads: frozenset[str]) -> int:
     """Count the N x C matrices alive at once in the dense kernel, by the fields read."""
     if not reads.isdisjoint(("rest", MAPPED)):
-        # Autograd makes the gradients.
+        # Differentiated by autograd.
         return 5
-    # Scores and their softmax; and what is made beside them where both are multiplied.
+    # Scores and their softmax, and a temporary if the two are multiplied.
     return 2 if reads.isdisjoint(OF_SCORES) else 3
 
 
 def most_prototypes(problem: Problem) -> int:
-    """Count the prototypes of the rank that has most of them, so that all ranks cut rows alike."""
+    """Largest number of prototypes on any rank, so that all ranks cut their rows alike."""
     here = len(problem.prototypes)
     return here if problem.share is None else max(here, problem.share.most)
 
 
 def class_blocks(problem: Problem) -> list[slice]:
-    """Slices of the classes, against which all rows fit at once."""
+    """Cut the classes into slices small enough for all rows at once."""
     width = 2 * working_dtype(problem.features, problem.prototypes).itemsize
     rows = max(len(problem.features), problem.prototypes.shape[-1], 1)
     row = width * rows * problem.similarity.centers
@@ -119,23 +119,23 @@ def class_blocks(problem: Problem) -> list[slice]:
 
 
 def tile_rows(width: int) -> int:
-    """Rows of a tile of the fused kernel, by the bytes of a number in its products."""
+    """Rows of a tile of the fused kernel, given the item size of its products."""
     return 64 if width == 4 else 128
 
 
 def fused_blocks(count: int, classes: int, size: int, width: int, centers: int = 1) -> list[slice]:
-    """Slices of the rows for the fused kernel: whole tiles, where there is more than one.
+    """Cut the rows into slices for the fused kernel: whole tiles, if there are several.
 
     Args:
-        count: rows in all.
-        classes: how many.
-        size: numbers in a prototype.
-        width: bytes of a number in products.
-        centers: prototypes of a class.
+        count: number of rows.
+        classes: number of classes.
+        size: feature dimension.
+        width: item size of the products in bytes.
+        centers: prototypes per class.
     """
     room = EXPONENTIALS * centers
     room = max(room // 2, room - _BESIDE * 4 * count * size)
-    # Every block goes over keys and gradients again, so it is not much smaller than they are.
+    # Every block reads all keys and gradients again, so it should not be much smaller than them.
     room = max(room, width * classes * centers * size)
     most = max(1, room // (width * centers * max(64, padded(classes, centers))))
     rows = tile_rows(width)
@@ -143,18 +143,18 @@ def fused_blocks(count: int, classes: int, size: int, width: int, centers: int =
 
 
 def padded(classes: int, centers: int = 1) -> int:
-    """Length of a row of exponentials: each begins where the widest loads and stores can.
+    """Length of a row of exponentials, padded so that the widest loads and stores are aligned.
 
-    Of several centres the rows follow each other, and a tile of classes writes to one of them only.
+    With several centres, their rows follow each other, and a tile must stay within one of them.
     """
     step = 64 if centers == 1 else 128
     return -(-classes // step) * step
 
 
 def fits_in_gradient(problem: Problem, row_blocks: Sequence[slice]) -> bool:
-    """Whether the scores are one block of no more rows than a feature has numbers.
+    """Whether the scores can share the memory of the prototypes' gradient: one block, N <= D.
 
-    On a GPU they stay apart: sums along rows that lie across memory take more room than that saves.
+    Not on a GPU, where reductions along the strided rows take more memory than this saves.
     """
     count, size = problem.features.shape
     return problem.features.device.type == "cpu" and len(row_blocks) <= 1 and count <= size
@@ -165,8 +165,8 @@ def cut(total: int, most: int, multiple: int = 1) -> list[slice]:
 
     Args:
         total: length of the range.
-        most: length of the longest slice.
-        multiple: of which lengths are to be, but for the last, where ``most`` is one.
+        most: maximal length of a slice.
+        multiple: all lengths but the last are multiples of it, if ``most`` is.
 
     Example:
         >>> cut(5, 3)

@@ -1,4 +1,4 @@
-"""Losses, each a builder of terms."""
+"""Losses; calling one builds a term."""
 
 from tammes.losses.adaptive import adacos, adaface, elasticface, magface
 from tammes.losses.angular import (

@@ -1,4 +1,4 @@
-"""Losses that adapt: a margin of each example, from its norm or drawn; a scale that follows."""
+"""Adaptive losses: a margin per example, from its norm or at random; an adaptive scale."""
 
 from typing import TYPE_CHECKING, NamedTuple
 
@@ -19,16 +19,16 @@ if TYPE_CHECKING:
 
 @term(reads="target others", requires="adaptive")
 def adacos(split: Split) -> Tensor:
-    r"""AdaCos: the softmax of cosines at a scale that follows the angles of the batch.
+    r"""AdaCos: softmax on cosines, with a scale that adapts to the angles of the batch.
 
     .. math::
         \ell = \log\bigl(1 + e^{\Lambda - s\cos\theta_y}\bigr),\qquad
         s \leftarrow \frac{\log \frac1N\sum_i e^{\Lambda_i}}{\cos\min(\pi/4,\ \theta_{med})}
 
-    with the median :math:`\theta_{med}` of the angles to the own class and :math:`\Lambda_i` at the
-    scale of the step before; the first is :math:`\sqrt2\log(C-1)`. It is :func:`tammes.normface`
-    for a head that has such a scale, ``CosineHead(D, C, scale="adaptive")``, which any other loss
-    can have too. ``scale=tammes.heads.adacos_scale(C)`` keeps the first scale.
+    with the median :math:`\theta_{med}` of the angles to the target class and :math:`\Lambda_i` at
+    the previous scale; the initial scale is :math:`\sqrt2\log(C-1)`. It is :func:`tammes.normface`
+    on a head with such a scale, ``CosineHead(D, C, scale="adaptive")``, which also works with any
+    other loss. For the fixed scale of the paper, use ``scale=tammes.heads.adacos_scale(C)``.
 
     Args:
         split: cosines of N examples, split by their labels.
@@ -80,7 +80,7 @@ class NormStatistics(State):
         mean = torch.where(batch.valid, norms, 0.0).sum() / count
         variance = torch.where(batch.valid, (norms - mean).square(), 0.0).sum()
         std = (variance / (count - 1).clamp_min(1)).sqrt()
-        # One valid example has no standard deviation, and without any there is no mean.
+        # With one valid example there is no standard deviation, with none no mean either.
         self.mean.lerp_(torch.where(batch.valid.any(), mean, self.mean), self.momentum)
         self.std.lerp_(torch.where(count > 1, std, self.std), self.momentum)
 
@@ -116,15 +116,16 @@ def adaface(
         \Phi(\theta) = \cos(\theta - m\,k),\qquad
         k = \operatorname{clip}_{[-1,1]}\Bigl(h\,\frac{\lVert x\rVert - \mu}{\sigma}\Bigr)
 
-    with running mean :math:`\mu` and deviation :math:`\sigma` of the norms, which the criterion
-    keeps. A short feature (:math:`k=-1`) gets :func:`tammes.arcface`, one of average norm
+    with running mean :math:`\mu` and standard deviation :math:`\sigma` of the norms, which the
+    criterion keeps. A short feature (:math:`k=-1`) gets :func:`tammes.arcface`, one of average norm
     :func:`tammes.cosface`. No gradient flows through :math:`k`. Where the angle would leave
-    :math:`[0, \pi]` the cosine is continued monotonically instead of being clipped.
+    :math:`[0, \pi]`, the cosine is continued monotonically instead of being clipped.
 
     Args:
         split: cosines of N examples, split by their labels.
-        margin: :math:`m` of both margins, radians or cosine.
-        concentration: :math:`h`, inverse of the number of deviations that span the range.
+        margin: :math:`m`, in radians for one margin and as a cosine for the other.
+        concentration: :math:`h`; norms within :math:`1/h` standard deviations of the mean are told
+            apart.
         momentum: weight of a batch in the running averages.
         state: the running averages; the criterion supplies them.
 
@@ -173,7 +174,7 @@ def magface(
     norm_weight: Setting = 35.0,
     extension: str = "monotone",
 ) -> Tensor:
-    r"""MagFace: the longer a feature, the larger its angular margin; long features are rewarded.
+    r"""MagFace: the angular margin grows with the norm of the feature, and long ones are rewarded.
 
     .. math::
         \ell = \log\bigl(1 + e^{\Lambda - s\,\Phi(\theta_y)}\bigr)
@@ -182,17 +183,17 @@ def magface(
         m(a) = l_m + (u_m - l_m)\frac{a - l_a}{u_a - l_a}
 
     with :math:`a` the norm of the feature, clipped to :math:`[l_a, u_a]`. Gradients flow through
-    it: the margin makes an easy example longer no more than the second term allows, and the norm
-    becomes a measure of quality. With equal margins and :math:`\lambda = 0` it is
+    it: the second term rewards long features and the margin makes them costly for hard examples, so
+    that the norm becomes a measure of quality. With equal margins and :math:`\lambda = 0` it is
     :func:`tammes.arcface`.
 
     Args:
         split: cosines of N examples, split by their labels.
         min_margin: margin :math:`l_m` of the shortest features, in radians.
         max_margin: margin :math:`u_m` of the longest features.
-        min_norm: :math:`l_a`, norm of the shortest features that are told apart.
-        max_norm: :math:`u_a`, norm of the longest.
-        norm_weight: :math:`\lambda`.
+        min_norm: :math:`l_a`, lower bound of the norm.
+        max_norm: :math:`u_a`, upper bound of the norm.
+        norm_weight: :math:`\lambda`, weight of the second term.
         extension: continuation of :math:`\Phi` past :math:`\pi`, see :func:`tammes.arcface`;
             ``"linear"`` is that of the authors' code with ``easy_margin=False``.
 
@@ -217,8 +218,8 @@ def magface(
 class MarginDraws(State):
     """Random numbers for :func:`elasticface`, keyed by a seed, the step and the example.
 
-    Those of a step do not depend on how the batch is spread over ranks, and a resumed run goes on
-    with the draws that it would have had.
+    They do not depend on how the batch is distributed over ranks, and a resumed run continues with
+    the same draws as an uninterrupted one.
     """
 
     steps: Tensor
@@ -230,7 +231,7 @@ class MarginDraws(State):
         self.register_buffer("steps", torch.zeros(1, dtype=torch.int64))
 
     def reading(self, batch: Batch) -> Tensor:
-        """Draw a number from -1 to 1 for each example; in evaluation mode all are zero."""
+        """Draw a number between -1 and 1 for each example; zero in evaluation mode."""
         places = batch.first + batch.valid.cumsum(0)
         if not self.training:
             return torch.zeros_like(places, dtype=torch.float32)
@@ -272,23 +273,23 @@ def elasticface(
     seed: int = 0,
     state: Tensor | None = None,
 ) -> Tensor:
-    r"""ElasticFace: a margin that is drawn anew for each example of each batch.
+    r"""ElasticFace: a random margin, drawn for each example of each batch.
 
     .. math::
         \ell = \log\bigl(1 + e^{\Lambda - s\,t}\bigr),\qquad
         t = \cos(\theta_y + E)\ \text{or}\ \cos\theta_y - E,\qquad
         E \sim \mathcal{N}(m, \sigma^2)
 
-    A class need not keep the same distance to all others. ``std=0``, and any in evaluation mode,
-    is :func:`tammes.arcface` or :func:`tammes.cosface`. The variant that sorts the drawn margins
-    by the cosines of the batch (ElasticFace+) is not here.
+    So classes need not all be separated by the same margin. With ``std=0``, and in evaluation mode,
+    it is :func:`tammes.arcface` or :func:`tammes.cosface`. The variant that sorts the drawn margins
+    by the cosines of the batch (ElasticFace+) is not implemented.
 
     Args:
         split: cosines of N examples, split by their labels.
         margin: mean :math:`m`, in radians or, for ``"cos"``, a cosine: 0.35 in the paper.
         std: standard deviation :math:`\sigma`.
         kind: ``"arc"`` adds to the angle, ``"cos"`` subtracts from the cosine.
-        seed: of the draws, which are functions of it, the step and the place in the batch.
+        seed: seed of the draws, which depend on it, the step and the position in the batch.
         state: the draws; the criterion supplies them.
 
     Returns:

@@ -1,6 +1,6 @@
-"""Losses under the other names that they are known by.
+"""Other names by which losses are known.
 
-A name that stands for a loss is the same builder, so its term is called what the library calls it.
+A plain alias is the same builder, so its terms have the library's name for the loss.
 """
 
 from collections.abc import Callable, Sequence
@@ -18,7 +18,7 @@ _Builder = TypeVar("_Builder", bound=Callable[..., Term])
 
 
 def _variant_of(builder: Callable[..., Term]) -> Callable[[_Builder], _Builder]:
-    """Declare whose terms a function builds."""
+    """Mark a function as building the terms of another builder."""
 
     def declare(function: _Builder) -> _Builder:
         function.definition = builder.definition  # type: ignore[attr-defined]
@@ -35,7 +35,7 @@ proxy_nca_pp = normface
 
 @_variant_of(logit_adjustment)
 def balanced_softmax(counts: Sequence[float] | Tensor) -> Term:
-    r"""Balanced softmax: the softmax with each class as heavy as it is in the training set.
+    r"""Balanced softmax: softmax with classes weighted by their frequency in the training set.
 
     .. math:: \ell = -\log\frac{n_y e^{f_y}}{\sum_c n_c e^{f_c}}
 
@@ -59,7 +59,7 @@ def balanced_softmax(counts: Sequence[float] | Tensor) -> Term:
 
 @_variant_of(multi_positive)
 def mlcd(*, scale: Setting = 64.0, margin: Setting = 0.0) -> Term:
-    r"""MLCD: several positives, with a sum of their own apart from the other classes.
+    r"""MLCD: several positives, with separate sums over positives and other classes.
 
     .. math::
         \ell_i = \log\Bigl(1 + \sum_{c\notin P_i} e^{s\cos\theta_{ic}}\Bigr)
@@ -68,8 +68,8 @@ def mlcd(*, scale: Setting = 64.0, margin: Setting = 0.0) -> Term:
     It is ``multi_positive(scale=scale, margin=margin, form="apart")``.
 
     Args:
-        scale: :math:`s`; the scale of the head does not enter.
-        margin: :math:`m`, in radians; the paper has none.
+        scale: :math:`s`; the scale of the head is not used.
+        margin: :math:`m`, in radians; 0 in the paper.
 
     Returns:
         A term named ``multi_positive``.
@@ -86,12 +86,12 @@ def mlcd(*, scale: Setting = 64.0, margin: Setting = 0.0) -> Term:
 
 @_variant_of(gm_softmax)
 def proxy_nca() -> Term:
-    r"""ProxyNCA: the own proxy against the others, without itself in the denominator.
+    r"""ProxyNCA: the target proxy against the others, without itself in the denominator.
 
     .. math:: \ell = \Lambda - s\cos\theta_y
 
-    It is ``gm_softmax(beta2=-inf)``, and the scale times :func:`tammes.lm_softmax`. With squared
-    distances of unit vectors, times their scale, the head's scale is twice that. ProxyNCA++ is
+    It is ``gm_softmax(beta2=-inf)``, and the scale times :func:`tammes.lm_softmax`. For a ProxyNCA
+    on squared distances of unit vectors, use twice its scale. ProxyNCA++ is
     :func:`tammes.normface`.
 
     Returns:

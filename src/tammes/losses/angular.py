@@ -1,10 +1,11 @@
-r"""Angular margins: the own prototype must be nearer than the others by a margin.
+r"""Angular margins: the target prototype must be nearer than the others by a margin.
 
-All of them lower the similarity to the own class before the softmax,
+All of them lower the similarity to the target class before the softmax,
 
 .. math:: \ell = \log\bigl(1 + e^{\Lambda - s\,t}\bigr),\qquad t = r\,\Phi(\theta) - m_3,
 
-with :math:`\theta` the angle to the own prototype, :math:`r` the norms that the head keeps, and
+with :math:`\Lambda` the log-sum-exp of the other classes' scores, :math:`\theta` the angle to the
+target prototype, :math:`r` the product of the norms that the head does not normalise, and
 :math:`\Phi` the cosine of :math:`\varphi = m_1\theta + m_2`, continued past :math:`\pi`. They
 differ in which of the three margins they use, and in the head they are written for.
 
@@ -29,7 +30,7 @@ def angle(gap: Tensor, opposite: Tensor) -> Tensor:
     .. math:: \theta = 2\,\mathrm{atan2}\bigl(\sqrt{h},\ \sqrt{h'}\bigr),\qquad
               h = 1-\cos\theta,\quad h' = 1+\cos\theta
 
-    Where it is 0 or :math:`\pi` up to rounding, it is that exactly and has no gradient.
+    An angle within rounding of 0 or :math:`\pi` is returned as exactly that, with zero gradient.
 
     Args:
         gap: one minus the cosine, :math:`h`.
@@ -43,22 +44,22 @@ def angle(gap: Tensor, opposite: Tensor) -> Tensor:
 
 
 def _root(half_square: Tensor) -> Tensor:
-    """Square root, zero with a zero gradient where unit vectors differ by their rounding only."""
+    """Square root; zero, with zero gradient, where unit vectors differ by rounding only."""
     rounding = _rounding(half_square)
     return torch.where(half_square < rounding, 0.0, half_square.clamp_min(rounding).sqrt())
 
 
 def _sine(gap: Tensor, opposite: Tensor) -> Tensor:
-    """Sine of the angle, with a zero gradient where :func:`angle` has one.
+    """Sine of the angle, with zero gradient where that of :func:`angle` is zero.
 
-    There it is not quite zero, so that the derivatives which that gradient replaces are finite.
+    The value there is slightly above zero, so that the derivative of the root stays finite.
     """
     square = torch.nn.functional.threshold(gap * opposite, _rounding(gap), 1e-30)
     return square.sqrt()
 
 
 def _rounding(half_square: Tensor) -> float:
-    """Half the squared distance of unit vectors that are equal but for their rounding."""
+    """Half the squared distance of unit vectors that are equal up to rounding."""
     return float((8 * torch.finfo(half_square.dtype).eps) ** 2)
 
 
@@ -71,7 +72,7 @@ def target_similarity(
     extension: str = "monotone",
     gradient: str = "exact",
 ) -> Tensor:
-    r"""Similarity to the own class after the margins, :math:`r\,\Phi(\theta) - m_3`.
+    r"""Similarity to the target class after the margins, :math:`r\,\Phi(\theta) - m_3`.
 
     Args:
         split: similarities of N examples, split by their labels.
@@ -81,12 +82,12 @@ def target_similarity(
         extension: ``"monotone"``: :math:`\Phi = (-1)^\kappa\cos\varphi - 2\kappa` with
             :math:`\kappa = \lfloor\varphi/\pi\rfloor`, decreasing in :math:`\theta` on the whole
             circle and once differentiable; ``"linear"``: :math:`\cos\theta - m_2\sin m_2` past
-            :math:`\pi`, as in most ArcFace code, with a jump there.
+            :math:`\pi`, as in most ArcFace code, which jumps there.
         gradient: ``"exact"``; or ``"detached"``, the gradient of the plain
-            :math:`r\cos\theta`, as in code that adds the margin without tracking gradients.
+            :math:`r\cos\theta`, as in code that adds the margin under ``no_grad``.
 
     Returns:
-        Similarity of each example to its own class, shape ``(N,)``.
+        Similarity of each example to its target class, shape ``(N,)``.
     """
     numbers = isinstance(m1, (int, float)) and isinstance(m2, (int, float))
     if numbers and m1 == int(m1) and m2 == 0:
@@ -100,7 +101,7 @@ def target_similarity(
             turns = (phi.detach() / math.pi).floor()
             bent = (1 - 2 * turns.remainder(2)) * phi.cos() - 2 * turns
         else:
-            # A number is not made a tensor: that would copy it to a GPU, which no graph can hold.
+            # A number stays one: copying it to the GPU could not be captured in a CUDA graph.
             shift = m2 * (m2.sin() if isinstance(m2, Tensor) else math.sin(m2))
             bent = torch.where(phi <= math.pi, phi.cos(), split.cosine - shift)
     similarity = bent if split.unit else split.length * bent
@@ -113,7 +114,7 @@ def target_similarity(
 
 
 def _shifted(gap: Tensor, opposite: Tensor, m: float) -> Tensor:
-    r"""Monotone :math:`\Phi` of :math:`\theta + m` by the addition theorem, without an angle.
+    r"""Monotone :math:`\Phi` of :math:`\theta + m` by the addition theorem, without the angle.
 
     Past :math:`\pi`, or below 0 for a negative m, the cosine is mirrored at -1, or at 1.
     """
@@ -129,7 +130,7 @@ def _shifted(gap: Tensor, opposite: Tensor, m: float) -> Tensor:
 def _whole_multiple(cosine: Tensor, m: int) -> Tensor:
     r"""Monotone :math:`\Phi` of :math:`m\theta` for integer m: a polynomial of the cosine.
 
-    Chebyshev's recurrence needs no angle, and is therefore the most accurate.
+    Chebyshev's recurrence needs no angle, which makes it the most accurate.
     """
     before, now = torch.ones_like(cosine), cosine
     for _ in range(m - 1):
@@ -146,7 +147,7 @@ def check_margins(
     m2: float = 0.0,
     **_: Setting,
 ) -> None:
-    """Hold the margins and options of :func:`target_similarity` to what they can be."""
+    """Reject invalid margins and options of :func:`target_similarity`."""
     if m1 <= 0:
         raise ValueError(f"a margin expects m1 above 0, got {m1}")
     if abs(m2) > math.pi:
@@ -163,7 +164,7 @@ def check_margins(
 
 
 def check_margin_kind(name: str, margin: float, kind: str, cosine_kind: str) -> None:
-    """Hold a margin to its kind: radians for ``"arc"``, a difference of cosines for the other."""
+    """Reject a margin out of range: radians for ``"arc"``, a difference of cosines otherwise."""
     if kind not in ("arc", cosine_kind):
         first, second = sorted(("arc", cosine_kind))
         raise ValueError(f"{name} expects kind {first!r} or {second!r}, got {kind!r}")
@@ -213,7 +214,7 @@ def cosface(split: Split, *, margin: Setting = 0.35) -> Tensor:
 
     Args:
         split: cosines of N examples, split by their labels.
-        margin: cosine by which the own class must win; any sign.
+        margin: cosine by which the target class must win; any sign.
 
     Returns:
         Loss of each example, shape ``(N,)``.
@@ -245,7 +246,7 @@ def arcface(
 
     Args:
         split: cosines of N examples, split by their labels.
-        margin: angle :math:`m` in radians by which the own class must win.
+        margin: angle :math:`m` in radians by which the target class must win.
         extension: continuation of :math:`\Phi` past :math:`\pi`: ``"monotone"`` as
             :math:`-2 - \cos(\theta + m)`, or ``"linear"`` as :math:`\cos\theta - m\sin m`.
         gradient: ``"exact"`` or ``"detached"``, see
@@ -331,7 +332,7 @@ def _check_multiple(margin: float, blend: float, gradient: str) -> None:
 def l_softmax(
     split: Split, *, margin: Setting = 4.0, blend: Setting = 0.0, gradient: str = "exact"
 ) -> Tensor:
-    r"""L-Softmax: the angle to the own prototype is multiplied.
+    r"""L-Softmax: softmax cross entropy with the angle to the target prototype multiplied.
 
     .. math::
         \ell = \log\bigl(1 + e^{\Lambda - f_y}\bigr),\qquad

@@ -1,4 +1,4 @@
-"""Losses that weigh the other classes one by one, by how hard each is for the example."""
+"""Losses that weight each other class by how hard it is for the example."""
 
 import math
 from typing import TYPE_CHECKING
@@ -17,7 +17,7 @@ if TYPE_CHECKING:
 
 
 def _margin_target(split: Split, margin: Setting, kind: str) -> Tensor:
-    """Similarity to the own class with an angular or a cosine margin, shape ``(N,)``."""
+    """Similarity to the target class with an angular or a cosine margin, shape ``(N,)``."""
     return target_similarity(split, **({"m2": margin} if kind == "arc" else {"m3": margin}))
 
 
@@ -48,23 +48,23 @@ def mv_softmax(
     kind: str = "am",
     adaptive: bool = True,
 ) -> Tensor:
-    r"""MV-Softmax: classes that the margin does not keep away count for more.
+    r"""MV-Softmax: other classes that violate the margin count more.
 
     .. math::
         \ell = \log\bigl(1 + e^{\Lambda - s\,T}\bigr),\qquad
         \Lambda = \log\sum_{c\ne y} e^{s\,h(\cos\theta_c)},\qquad
         h(a) = \begin{cases} (1+t)\,a + t & a > T\\ a & \text{else}\end{cases}
 
-    with :math:`T = \cos\theta_y - m` or :math:`\cos(\theta_y + m)`; not ``adaptive``,
+    with :math:`T = \cos\theta_y - m` or :math:`\cos(\theta_y + m)`. With ``adaptive=False``,
     :math:`h = a + t` where :math:`a > T`. ``emphasis=0`` is :func:`tammes.cosface` or
     :func:`tammes.arcface`.
 
     Args:
         split: mapped cosines of N examples, split by their labels.
         margin: :math:`m`, a cosine or, for ``"arc"``, in radians.
-        emphasis: :math:`t`, by how much more a hard class counts.
+        emphasis: :math:`t`, how much more a hard class counts.
         kind: ``"am"`` subtracts the margin from the cosine, ``"arc"`` adds it to the angle.
-        adaptive: whether harder classes are raised by more, instead of all alike.
+        adaptive: whether harder classes are raised more, instead of all equally.
 
     Returns:
         Loss of each example, shape ``(N,)``.
@@ -83,7 +83,7 @@ def mv_softmax(
 
 
 class MeanTarget(State):
-    """Running mean of the cosines to the own class, for :func:`curricularface`."""
+    """Running mean of the cosines to the target class, for :func:`curricularface`."""
 
     sees = frozenset(("target",))
     mean: Tensor
@@ -98,10 +98,10 @@ class MeanTarget(State):
         return read(self.mean)
 
     def before(self, batch: Batch) -> None:
-        """Update the mean with this batch, which is to use it."""
+        """Update the mean with this batch, before the batch uses it."""
         assert batch.split is not None
         target = batch.split.target.to(self.mean.dtype)
-        # A batch that overflowed must not stay in the mean for ever.
+        # A batch that overflowed must not spoil the mean for good.
         counts = batch.valid & target.isfinite()
         count, total = counts.sum(), torch.where(counts, target, 0.0).sum()
         mean = torch.where(count > 0, total / count.clamp_min(1), self.mean)
@@ -142,17 +142,17 @@ def curricularface(
     momentum: float = 0.01,
     state: Tensor | None = None,
 ) -> Tensor:
-    r"""CurricularFace: hard classes count for less at first, and for more later.
+    r"""CurricularFace: hard classes count less early in training, and more later.
 
     .. math::
         \ell = \log\bigl(1 + e^{\Lambda - s\,T}\bigr),\qquad
         \Lambda = \log\sum_{c\ne y} e^{s\,h(\cos\theta_c)},\qquad
         h(a) = \begin{cases} a\,(t + a) & a > T\\ a & \text{else}\end{cases}
 
-    with :math:`T = \cos(\theta_y + m)` and :math:`t` the running mean of :math:`\cos\theta_y`, into
-    which each batch goes before it is used. It starts at 0, and the criterion keeps it. Where no
-    other class is above :math:`T` it is :func:`tammes.arcface`, whose monotone continuation past
-    :math:`\pi` it takes.
+    with :math:`T = \cos(\theta_y + m)`, continued past :math:`\pi` as in :func:`tammes.arcface`,
+    and :math:`t` the running mean of :math:`\cos\theta_y`, which starts at 0, is kept by the
+    criterion, and is updated with each batch before it is used. If no other class is above
+    :math:`T` it is :func:`tammes.arcface`.
 
     Args:
         split: mapped cosines of N examples, split by their labels.
@@ -194,7 +194,7 @@ def _inter_topk_numbers(
 
 def _turned(similarity: Tensor, cutoff: Tensor, cosine: Tensor, sine: Tensor) -> Tensor:
     square = (1 - similarity) * (1 + similarity)
-    # Of a cosine next to one only its rounding is left: there is no angle to tell.
+    # Next to one, a cosine differs from it by rounding only, so the angle is unknown.
     known = square > 4 * torch.finfo(square.dtype).eps
     root = torch.where(known, torch.where(known, square, 1.0).sqrt(), 0.0)
     return torch.where(similarity >= cutoff, similarity * cosine + root * sine, similarity)
@@ -212,7 +212,7 @@ def _turned(similarity: Tensor, cutoff: Tensor, cosine: Tensor, sine: Tensor) ->
 def inter_topk(
     split: Split, *, margin: Setting = 0.2, top_k: int = 5, penalty: Setting = 0.06
 ) -> Tensor:
-    r"""Inter-TopK: the k nearest other classes are taken for nearer by an angle.
+    r"""Inter-TopK: the k nearest other classes are moved nearer by an angle.
 
     .. math::
         \ell = \log\bigl(1 + e^{\Lambda - s\cos(\theta_y + m)}\bigr),\qquad
@@ -224,7 +224,7 @@ def inter_topk(
     Args:
         split: mapped cosines of N examples, split by their labels.
         margin: :math:`m` in radians.
-        top_k: k; with all other classes or more, every one is penalised.
+        top_k: k; if it is C - 1 or more, all other classes are penalised.
         penalty: :math:`m'` in radians.
 
     Returns:
@@ -260,12 +260,12 @@ def circle(split: Split, *, margin: Setting = 0.25) -> Tensor:
         \ell = \log\bigl(1 + e^{\Lambda - s\,[1 + m - a_y]_+(a_y - 1 + m)}\bigr),\qquad
         \Lambda = \log\sum_{c\ne y} e^{s\,[a_c + m]_+(a_c - m)}
 
-    No gradient flows through the weights in brackets. The scale takes the place of the paper's
-    :math:`\gamma`: 64 to 256.
+    No gradient flows through the weights in brackets. The scale is the paper's :math:`\gamma`, 64
+    to 256.
 
     Args:
         split: mapped cosines of N examples, split by their labels.
-        margin: :math:`m`: the own cosine is to exceed :math:`1 - m`, every other to stay below m.
+        margin: :math:`m`: the target cosine should exceed :math:`1 - m`, all others stay below m.
 
     Returns:
         Loss of each example, shape ``(N,)``.
@@ -308,19 +308,19 @@ def sface(
     other_angle: Setting = 1.23,
     steepness: Setting = 80.0,
 ) -> Tensor:
-    r"""SFace: pulls and pushes stop where an angle is good enough, so that noise is not fitted.
+    r"""SFace: pull and push vanish once an angle is good enough, so that noise is not fitted.
 
     .. math::
         \ell = -s\,\sigma(k(\theta_y - \alpha))\cos\theta_y
         + \sum_{c\ne y} s\,\sigma(k(\beta - \theta_c))\cos\theta_c
 
-    with the sigmoid :math:`\sigma`. No gradient flows through the weights, so it is the gradients
-    that mean something, and not the value, which may be negative.
+    with the sigmoid :math:`\sigma`. No gradient flows through the weights, so only the gradient is
+    meaningful, not the value, which may be negative.
 
     Args:
         split: weighted cosines of N examples, split by their labels.
-        own_angle: :math:`\alpha` in radians: below it the own prototype pulls no longer.
-        other_angle: :math:`\beta` in radians: beyond it another prototype pushes no longer.
+        own_angle: :math:`\alpha` in radians: below it, the target prototype no longer pulls.
+        other_angle: :math:`\beta` in radians: beyond it, another prototype no longer pushes.
         steepness: :math:`k`.
 
     Returns:
@@ -363,7 +363,7 @@ def interclass_filter(
     extension: str = "monotone",
     gradient: str = "exact",
 ) -> Tensor:
-    r"""Combined margins without the classes that are too near to be others: wrong labels.
+    r"""Combined margins, ignoring classes so near that they are likely to be label noise.
 
     .. math::
         \ell = \log\bigl(1 + e^{\Lambda - s(\Phi(\theta_y) - m_3)}\bigr),\qquad
@@ -377,11 +377,11 @@ def interclass_filter(
         split: filtered cosines of N examples, split by their labels.
         threshold: :math:`\tau`; the default is ours, the original code has none.
         m1: factor of the angle.
-        m2: radians added to it.
+        m2: radians added to the angle.
         m3: cosine subtracted.
         extension: continuation past :math:`\pi`, see :func:`tammes.arcface`.
-        gradient: of the own class, see :func:`tammes.arcface`; ``"detached"`` is that of the
-            original code.
+        gradient: gradient of the target class, see :func:`tammes.arcface`; the original code has
+            ``"detached"``.
 
     Returns:
         Loss of each example, shape ``(N,)``.

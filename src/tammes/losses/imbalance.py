@@ -40,8 +40,8 @@ def ldam(split: Split, counts: Setting, *, max_margin: Setting = 0.5) -> Tensor:
         \ell = \log\bigl(1 + e^{\Lambda - s(\cos\theta_y - \Delta_y)}\bigr),\qquad
         \Delta_j = m_{\max}\,\Bigl(\frac{\min_i n_i}{n_j}\Bigr)^{1/4}
 
-    That is :func:`tammes.cosface` with a margin per class. Deferred re-weighting, its companion,
-    is :class:`tammes.schedules.DeferredReweighting`.
+    That is :func:`tammes.cosface` with a margin per class. The paper combines it with deferred
+    re-weighting, :class:`tammes.schedules.DeferredReweighting`.
 
     Args:
         split: cosines of N examples, split by their labels.
@@ -83,19 +83,19 @@ def _log_priors(counts: Tensor, tau: float) -> tuple[Tensor, None]:
     adjust=_log_priors,
 )
 def logit_adjustment(split: Split, counts: Setting, *, tau: float = 1.0) -> Tensor:
-    r"""Logit adjustment: scores of rare classes are lowered in training, and learn to make up.
+    r"""Logit adjustment: training lowers the scores of rare classes, which learn to compensate.
 
     .. math::
         \ell = -\log\frac{e^{f_y + \tau\log\pi_y}}{\sum_c e^{f_c + \tau\log\pi_c}},\qquad
         \pi_c = \frac{n_c}{\sum_j n_j}
 
-    The scores then estimate those of balanced classes: predict by ``criterion.logits`` as they are.
-    ``tau=0``, and any with equal counts, is :func:`tammes.softmax`; ``tau=1`` is
-    :func:`tammes.balanced_softmax`. :func:`tammes.adjust_logits` does the like after a training
-    without.
+    The scores then estimate those of balanced classes: predict with plain ``criterion.logits``.
+    With ``tau=0`` or equal counts it is :func:`tammes.softmax`; ``tau=1`` is
+    :func:`tammes.balanced_softmax`. :func:`tammes.adjust_logits` is the counterpart for a model
+    trained without it.
 
     Args:
-        split: scores of N examples with the offset, split by their labels.
+        split: adjusted scores of N examples, split by their labels.
         counts: number of training examples of each class, C of them.
         tau: :math:`\tau`, strength of the adjustment.
 
@@ -131,8 +131,8 @@ def vs_softmax(split: Split, counts: Setting, *, gamma: float = 0.3, tau: float 
         \ell = -\log\frac{e^{g_y}}{\sum_c e^{g_c}},\qquad
         g_c = \Bigl(\frac{n_c}{\max_j n_j}\Bigr)^{\gamma} f_c + \tau\log\frac{n_c}{\sum_j n_j}
 
-    ``gamma=0`` is :func:`tammes.logit_adjustment`, ``tau=0`` the CDT loss. Predict by
-    ``criterion.logits`` as they are.
+    ``gamma=0`` is :func:`tammes.logit_adjustment`, ``tau=0`` the CDT loss. Predict with plain
+    ``criterion.logits``.
 
     Args:
         split: adjusted scores of N examples, split by their labels.
@@ -157,13 +157,13 @@ def vs_softmax(split: Split, counts: Setting, *, gamma: float = 0.3, tau: float 
 
 
 def adjust_logits(logits: Tensor, counts: Sequence[float] | Tensor, *, tau: float = 1.0) -> Tensor:
-    r"""Adjust logits after training: raise rare classes by what they lacked in the training set.
+    r"""Adjust logits after training: raise those of classes that are rare in the training set.
 
     .. math:: f_c - \tau\log\frac{n_c}{\sum_j n_j}
 
-    For a model that was trained with a plain softmax; one trained with
-    :func:`tammes.logit_adjustment` has it already. A negative ``tau`` gives the scores that such a
-    training sees.
+    For a model trained with a plain softmax; one trained with :func:`tammes.logit_adjustment` needs
+    no adjustment. A negative ``tau`` gives the scores that :func:`tammes.logit_adjustment` sees in
+    training.
 
     Args:
         logits: shape ``(..., C)``.
@@ -198,17 +198,17 @@ def margins_from_counts(
     largest: float = 0.5,
     power: float = 0.25,
 ) -> tuple[float, ...]:
-    r"""Margins per class from their numbers of examples, larger for rarer classes.
+    r"""Margin of each class from its number of examples, larger for rarer classes.
 
     .. math:: m_c = m_{\min} + (m_{\max} - m_{\min})
               \frac{u_c - \min u}{\max u - \min u},\qquad u_c = n_c^{-p}
 
-    For any loss whose margin may differ between classes. Where all counts are equal, so are the
-    margins: the mean of the two.
+    For any loss whose margin may differ between classes. If all counts are equal, every margin is
+    the mean of ``smallest`` and ``largest``.
 
     Args:
         counts: number of training examples of each class, C of them.
-        smallest: margin of the commonest class.
+        smallest: margin of the most common class.
         largest: margin of the rarest class.
         power: :math:`p`; the larger, the more the rarest differ from the rest.
 

@@ -1,4 +1,4 @@
-"""GM-Softmax and LM-Softmax: losses for the largest margins, linear in the own cosine."""
+"""GM-Softmax and LM-Softmax: losses for the largest margins, linear in the target cosine."""
 
 import torch
 from torch import Tensor
@@ -29,10 +29,10 @@ def gm_softmax(
 
     Args:
         split: cosines of N examples, split by their labels.
-        alpha1: factor of the cosine in the numerator.
-        beta1: what is added to it.
-        alpha2: factor of the cosine in the denominator.
-        beta2: what is added to it.
+        alpha1: factor of the target cosine in the numerator.
+        beta1: constant added in the numerator.
+        alpha2: factor of the target cosine in the denominator.
+        beta2: constant added in the denominator.
 
     Returns:
         Loss of each example, shape ``(N,)``.
@@ -50,15 +50,15 @@ def gm_softmax(
     beta1, beta2 = _finite(beta1), _finite(beta2)
     numerator = split.scale * (alpha1 * split.target + beta1)
     denominator = split.scale * (alpha2 * split.target + beta2)
-    # logaddexp(denominator, others) - numerator, with the difference of the two target scores
-    # taken before anything large is added to it.
+    # logaddexp(denominator, others) - numerator, but with the difference of the two target scores
+    # taken first, before anything large is added to it.
     step = split.scale * ((alpha2 - alpha1) * split.target + (beta2 - beta1))
     rest = (-(split.others - denominator).abs()).exp().log1p()
     return torch.maximum(step, split.others - numerator) + rest
 
 
 def _finite(beta: Setting) -> Setting:
-    """Minus infinity as a number that is as good as it, but has a product with zero."""
+    """Replace minus infinity by a finite number of the same effect, since 0 * inf is NaN."""
     return beta.clamp_min(-1e30) if isinstance(beta, Tensor) else max(beta, -1e30)
 
 
@@ -68,7 +68,7 @@ def lm_softmax(split: Split) -> Tensor:
 
     .. math:: \ell = \frac1s\log\sum_{c\ne y} e^{s\cos\theta_c} - \cos\theta_y
 
-    A smooth upper bound of minus the sample margin, within :math:`\log(C-1)/s` of it. It has no
+    A smooth upper bound of the negative sample margin, within :math:`\log(C-1)/s` of it. It has no
     margin to tune, never saturates, and is not bounded below by zero; it needs unit features and
     unit prototypes. :func:`tammes.normface` is ``softplus(s * lm_softmax)``.
 

@@ -1,4 +1,4 @@
-"""Losses of every class against its absence, with a threshold of the scores that is learned."""
+"""One-vs-rest losses: a binary decision for every class, with a learned threshold."""
 
 import math
 from typing import TYPE_CHECKING
@@ -31,13 +31,13 @@ def uniface(split: Split, *, margin: Setting = 0.4, negative_weight: Setting = 1
         + \lambda\sum_{c\ne y}\log\bigl(1 + e^{s\cos\theta_c - b}\bigr)
 
     The threshold :math:`b` is a parameter of the criterion that starts at :math:`\log(10\,C)`. A
-    softmax only asks that an example's own class wins; here all of them are to be above one
-    similarity :math:`b/s`, and all others below it, as verification with one threshold needs it.
-    With :math:`b = 0` and without margin it is :func:`tammes.bce`.
+    softmax only asks that the target class wins; here the target cosines of all examples must be
+    above one similarity :math:`b/s`, and all others below it, as verification with a single
+    threshold requires. With :math:`b = 0` and without margin it is :func:`tammes.bce`.
 
     Args:
-        split: cosines of N examples less the threshold, split by their labels.
-        margin: cosine :math:`m` by which the own class must be above the threshold.
+        split: cosines of N examples minus the threshold, split by their labels.
+        margin: cosine :math:`m` by which the target class must exceed the threshold.
         negative_weight: weight :math:`\lambda` of the other classes.
 
     Returns:
@@ -68,11 +68,11 @@ def _check_sphereface2(margin: float, balance: float, power: float) -> None:
 
 
 def _balanced_offset(term: Term, head: "Head") -> LearnedNumber:
-    """Offset at which the two parts pull alike while all cosines are 0, as at the beginning."""
+    """Offset at which both terms have equal gradients while all cosines are 0, as at the start."""
     margin, balance, power = (_typical(term.settings[k]) for k in ("margin", "balance", "power"))
     scale, learned = head.scale, head.log_scale
     if isinstance(scale, Tensor):
-        # On the device meta it has no value, and a checkpoint brings the offset.
+        # On the meta device it has no value; the offset will come from a checkpoint.
         exact = scale if learned is None else learned.detach().double().exp()
         scale = 1.0 if exact.is_meta else exact.item()
     ratio = balance / ((1 - balance) * (head.num_classes - 1))
@@ -84,19 +84,19 @@ def _balanced_offset(term: Term, head: "Head") -> LearnedNumber:
         start = math.log(2 * ratio / (1 - ratio + root))
     else:
         start = math.log((ratio - 1 + root) / 2) + step
-    # Three digits will do, and are the same whatever the precision of the scale.
+    # Three digits are enough, and do not depend on the precision of the scale.
     return LearnedNumber(round(start - away, 3), head.weight)
 
 
 def _typical(setting: Setting) -> float:
-    """A setting as a number: the mean of values per class."""
+    """A setting as a number; the mean of per-class values."""
     if isinstance(setting, tuple):
         return sum(setting) / len(setting)
     return float(setting)
 
 
 def _sharpened(similarity: Tensor, power: Tensor | float) -> Tensor:
-    """Similarities that a power makes more extreme, with the gradient of the plain ones."""
+    """Sharpen similarities with a power, keeping the gradient of the plain ones."""
     bent = 2 * ((similarity.detach() + 1) / 2).clamp_min(0) ** power - 1
     return similarity + (bent - similarity.detach())
 
@@ -137,16 +137,17 @@ def sphereface2(
         + (1 - \lambda)\sum_{c\ne y}\log\bigl(1 + e^{s(g(\cos\theta_c) + m) + b}\bigr)\Bigr],
         \qquad g(z) = 2\Bigl(\frac{z+1}{2}\Bigr)^t - 1
 
-    The offset :math:`b` is a parameter of the criterion, which begins where both parts pull alike.
-    No class competes with another, so wrong labels do less harm, and one threshold serves all
-    pairs. The gradient is that of the plain cosines, as in the official code. The paper has
-    :math:`s` from 30 to 40 and multiplies the loss by 50.
+    The offset :math:`b` is a parameter of the criterion, initialised so that both terms have equal
+    gradients. Classes do not compete with each other, so wrong labels do less harm, and one
+    threshold serves all pairs. The gradient is that of the plain cosines, as in the official code.
+    The paper uses :math:`s` from 30 to 40 and multiplies the loss by 50.
 
     Args:
         split: sharpened cosines of N examples, split by their labels.
-        margin: :math:`m`: by how much the own class is to be above the threshold, and others below.
-        balance: :math:`\lambda`, weight of the own class.
-        power: :math:`t`; at 1 cosines are as they are.
+        margin: cosine :math:`m` by which the target class must exceed the threshold, and the
+            others stay below it.
+        balance: :math:`\lambda`, weight of the target class.
+        power: :math:`t`; 1 leaves the cosines unchanged.
         state: the offset; the criterion supplies it.
 
     Returns:

@@ -1,4 +1,4 @@
-"""Losses for open sets: own examples near their prototype, room left for what is unknown."""
+"""Losses for open-set recognition: known classes stay compact, to leave room for unknown ones."""
 
 from typing import TYPE_CHECKING
 
@@ -15,21 +15,21 @@ if TYPE_CHECKING:
 
 @term(reads="target others distance")
 def cac(split: Split, *, anchor: Setting = 0.1) -> Tensor:
-    r"""CAC (class anchor clustering): features near the anchor of their class, in distance.
+    r"""CAC (class anchor clustering): features cluster around the anchor of their class.
 
     .. math::
         \ell = \log\Bigl(1 + \sum_{c\ne y} e^{d_y - d_c}\Bigr) + \lambda\,d_y,\qquad
         d_c = \lVert x - w_c\rVert
 
     For a :class:`tammes.DistanceHead`, in the paper with fixed anchors, ``anchors=10``. A softmax
-    compares distances only with each other; the second part makes them small, so that an example
-    of an unknown class, far from all anchors, shows: score it by
+    only compares distances with each other; the second term makes that to the target class small,
+    so that an example of an unknown class, far from all anchors, can be detected with
     :func:`tammes.metrics.functional.cac_score`. With ``anchor=0`` it is :func:`tammes.softmax`. On
-    another head the first part is the softmax of its scores, and the second stays.
+    another head, the first term is the softmax of its scores; the second is unchanged.
 
     Args:
         split: negative distances of N examples, split by their labels.
-        anchor: weight :math:`\lambda` of the distance to the own prototype.
+        anchor: weight :math:`\lambda` of the distance to the target prototype.
 
     Returns:
         Loss of each example, shape ``(N,)``.
@@ -53,16 +53,16 @@ def _radius(term: Term, head: "Head") -> LearnedNumber:
 def arpl(
     split: Split, *, bound: Setting = 0.1, margin: Setting = 1.0, state: Tensor | None = None
 ) -> Tensor:
-    r"""ARPL: reciprocal points that each class is far from, and a learned bound of that distance.
+    r"""ARPL: each class stays far from its reciprocal point, within a learned bound.
 
     .. math::
         \ell = \log\bigl(1 + e^{\Lambda - f_y}\bigr) + \lambda\max(0,\ d_y - R + m),\qquad
         f_c = s\,(d_c - x\cdot w_c),\qquad d_c = \tfrac1D\lVert x - w_c\rVert^2
 
-    For a :class:`tammes.DistanceHead` with ``reciprocal=True``; its scale is one over the
-    temperature. The point of a class stands for everything that is not this class. The radius
-    :math:`R`, a parameter of the criterion that starts at 0, bounds how far from it the class may
-    be, so that there is no room left for unknown examples with a large score: score them by
+    For a :class:`tammes.DistanceHead` with ``reciprocal=True``; its scale is the inverse
+    temperature. The reciprocal point of a class represents everything outside it. The radius
+    :math:`R`, a parameter of the criterion that starts at 0, bounds the distance of the class from
+    it, so that unknown examples cannot get large scores; detect them with
     :func:`tammes.metrics.functional.logit_score`. With ``bound=0`` it is :func:`tammes.softmax`.
 
     Args:

@@ -1,4 +1,4 @@
-"""Losses between the examples of a batch, without prototypes (or with their own)."""
+"""Losses between the examples of a batch, which do not use the head's prototypes."""
 
 from typing import TYPE_CHECKING, NamedTuple
 
@@ -15,11 +15,11 @@ if TYPE_CHECKING:
     from tammes.heads.head import Head
 
 Rows = tuple[Tensor, Tensor]
-"""Loss of each example, and whether it could be an anchor; both of shape ``(N,)``."""
+"""Loss of each example, and whether it is an anchor; both of shape ``(N,)``."""
 
 
 def _pairs(batch: Batch) -> tuple[Tensor, Tensor]:
-    """Masks of the pairs of different examples with the same and with another class, ``(N, N)``."""
+    """Masks of positive pairs (distinct examples of a class) and negative pairs, ``(N, N)``."""
     both = batch.valid[:, None] & batch.valid[None, :]
     same = batch.labels[:, None] == batch.labels[None, :]
     distinct = ~torch.eye(len(batch.labels), dtype=torch.bool, device=batch.labels.device)
@@ -27,9 +27,9 @@ def _pairs(batch: Batch) -> tuple[Tensor, Tensor]:
 
 
 def _centred(batch: Batch, normalize: bool) -> Tensor:
-    """Features around their mean, so that expanded squares keep their digits."""
+    """Centre the features, so that expanded squares lose no digits."""
     features = directions(batch.features) if normalize else batch.features
-    # An ignored row must not leak into the others, not even as 0 times infinity.
+    # Zeroed, since an infinity in an ignored row would make the mean NaN.
     features = torch.where(batch.valid[:, None], features, 0.0)
     return features - features.detach().sum(0) / batch.valid.sum().clamp_min(1)
 
@@ -40,23 +40,23 @@ def _squared_distances(left: Tensor, right: Tensor) -> Tensor:
 
 
 def _masked_logsumexp(scores: Tensor, mask: Tensor) -> Tensor:
-    """Log-sum-exp over the masked columns; very negative where there are none."""
+    """Log-sum-exp over the columns in the mask; very negative if there are none."""
     return scores.masked_fill(~mask, torch.finfo(scores.dtype).min / 4).logsumexp(1)
 
 
 @term(on="features", reads="")
 def nca(batch: Batch, *, scale: float = 1.0, normalize: bool = False) -> Rows:
-    r"""Neighbourhood component analysis: a random near neighbour should be of the own class.
+    r"""Neighbourhood components analysis: a random near neighbour should have the same class.
 
     .. math::
         \ell_i = -\log\frac{\sum_{j\ne i,\,y_j=y_i} e^{-s\lVert x_i-x_j\rVert^2}}
                           {\sum_{j\ne i} e^{-s\lVert x_i-x_j\rVert^2}}
 
-    An example alone in its class is no anchor, but a neighbour of the others.
+    The only example of a class is no anchor, but a neighbour of the others.
 
     Args:
         batch: features and labels of N examples.
-        scale: :math:`s`, one over the temperature.
+        scale: :math:`s`, inverse temperature.
         normalize: scale features to unit length first.
 
     Returns:
@@ -82,7 +82,7 @@ def nca(batch: Batch, *, scale: float = 1.0, normalize: bool = False) -> Rows:
 
 @term(on="features", reads="")
 def proto(batch: Batch, *, scale: float = 1.0, normalize: bool = False) -> Rows:
-    r"""Prototype loss within a batch, the example left out of its own class mean.
+    r"""Prototype loss within a batch, with each example left out of its own class mean.
 
     .. math::
         \ell_i = -\log\frac{e^{-s\lVert x_i-\mu_{y_i\setminus i}\rVert^2}}
@@ -90,12 +90,12 @@ def proto(batch: Batch, *, scale: float = 1.0, normalize: bool = False) -> Rows:
          + \sum_{c\ne y_i} e^{-s\lVert x_i-\mu_c\rVert^2}},
         \qquad x_i-\mu_{y\setminus i} = \frac{n_y}{n_y-1}(x_i-\mu_y)
 
-    The sum goes over the classes present in the batch. An example alone in its class is no anchor,
-    but still a prototype for the others; a batch of one class has loss zero.
+    The sum is over the classes in the batch. The only example of a class is no anchor, but still a
+    prototype for the others; a batch of one class has loss zero.
 
     Args:
         batch: features and labels of N examples.
-        scale: :math:`s`, one over the temperature.
+        scale: :math:`s`, inverse temperature.
         normalize: scale features to unit length first.
 
     Returns:
@@ -114,8 +114,8 @@ def proto(batch: Batch, *, scale: float = 1.0, normalize: bool = False) -> Rows:
     features = _centred(batch, normalize)
     member = (batch.labels[:, None] == batch.labels) & batch.valid & batch.valid[:, None]
     count = member.sum(1).clamp_min(1).to(features.dtype)
-    # Each example carries the mean of its class, and 1/n of its class in the sum over classes: so
-    # the shapes do not depend on the number of classes.
+    # Each example carries the mean of its class, with weight 1/n in the sum over classes, so that
+    # no shape depends on the number of classes.
     means = (member.to(features.dtype) @ features) / count[:, None]
     scores = -scale * _squared_distances(features, means) - count.log()
     far = _masked_logsumexp(scores, ~member & batch.valid & batch.valid[:, None])
@@ -126,7 +126,7 @@ def proto(batch: Batch, *, scale: float = 1.0, normalize: bool = False) -> Rows:
 
 
 def _hardest_pairs(batch: Batch, normalize: bool) -> tuple[Tensor, Tensor, Tensor]:
-    """Distances to the farthest example of the own class and the nearest of another; anchors."""
+    """Distances to the farthest positive and the nearest negative, and which rows are anchors."""
     features = _centred(batch, normalize)
     positive, negative = _pairs(batch)
     with torch.no_grad():
@@ -154,7 +154,7 @@ def triplet(batch: Batch, *, margin: float = 0.3, normalize: bool = False) -> Ro
 
     Args:
         batch: features and labels of N examples.
-        margin: distance :math:`m` by which the own class must be nearer than the others.
+        margin: distance :math:`m` by which the positive must be nearer than the negative.
         normalize: scale features to unit length first.
 
     Returns:
@@ -206,7 +206,7 @@ def contrastive(batch: Batch, *, margin: float = 1.0, normalize: bool = False) -
 
 
 class CentersOfBatch(NamedTuple):
-    """Centre of each example's class, shape ``(N, D)``; the part that :func:`center` reads."""
+    """Centre of each example's class, shape ``(N, D)``; what :func:`center` reads."""
 
     centers: Tensor
 
@@ -269,7 +269,7 @@ def center(
         \ell_i = \tfrac12\lVert x_i - c_{y_i}\rVert^2,\qquad
         c_j \leftarrow c_j + \alpha\,\frac{\sum_{y_i=j}(x_i - c_j)}{1 + n_j}
 
-    The centres are kept by the criterion, in its ``state_dict``, and move in training mode.
+    The criterion keeps the centres, in its ``state_dict``, and moves them in training mode.
 
     Args:
         batch: features and labels of N examples.
@@ -277,7 +277,7 @@ def center(
         state: the centres; the criterion supplies them.
 
     Returns:
-        Loss of each example, and that it is an anchor.
+        Loss of each example, and whether it is an anchor: all valid ones are.
 
     Example:
         >>> criterion = tammes.Criterion(

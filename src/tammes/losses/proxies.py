@@ -1,4 +1,4 @@
-"""Losses between the examples of a batch and prototypes as proxies of their classes."""
+"""Losses between the examples of a batch and the prototypes as proxies of the classes."""
 
 from collections.abc import Callable
 
@@ -15,13 +15,13 @@ from tammes.term_decorator import term
 from tammes.terms import Batch, Setting
 
 _SCORES = 1 << 24
-"""Cosines in memory at a time; above, blocks of classes are computed again in backward."""
+"""Most cosines in memory at a time; with more, blocks of classes are recomputed in backward."""
 
 
 def _by_blocks(
     function: Callable[[Tensor, Tensor, int], Tensor], features: Tensor, proxies: Tensor
 ) -> list[Tensor]:
-    """Evaluate a function of features, some proxies and the number of the first, block by block."""
+    """Evaluate a function of features, a block of proxies and the block's first index, by block."""
     most = max(1, _SCORES // max(1, len(features) * proxies.shape[1:-1].numel()))
     if len(proxies) <= most or transforming():
         return [function(features, proxies, 0)]
@@ -39,13 +39,13 @@ def _by_blocks(
 
 
 def _unit_proxies(prototypes: Tensor, shards: ShardedRows) -> Tensor:
-    """Unit rows of the classes of this rank, ``(c, D)``; of several per class ``(c, K, D)``."""
+    """Unit proxies of this rank's classes, ``(c, D)``, or ``(c, K, D)`` with several per class."""
     rows = unit(prototypes)
     return rows if shards.centers == 1 else shards.by_class(rows)
 
 
 def _there(batch: Batch, shards: ShardedRows, proxies: Tensor) -> Tensor | None:
-    """Mask of the classes of this rank that are there, shape ``(c,)``, or none if all are."""
+    """Which of this rank's classes are not masked, shape ``(c,)``, or none if no class can be."""
     if batch.masked is None:
         return None
     return ~batch.masked[shards.start : shards.start + len(proxies)]
@@ -65,7 +65,7 @@ def proxy_anchor(
     margin: Setting = 0.1,
     shards: ShardedRows = ALL_ROWS_LOCAL,
 ) -> Tensor:
-    r"""Proxy-Anchor: each prototype pulls the hardest of its examples and pushes all others.
+    r"""Proxy-Anchor: each prototype pulls its hardest examples and pushes all others.
 
     .. math::
         \ell = \frac{1}{|P|}\sum_{c\in P}
@@ -73,17 +73,16 @@ def proxy_anchor(
         + \frac1C\sum_c
         \log\Bigl(1 + \sum_{i:\,y_i \ne c} e^{\alpha(\cos\theta_{ic} + \delta)}\Bigr)
 
-    with :math:`P` the classes of the batch. The sums are over the examples of the batch, on all
-    ranks over those of the global batch, where a softmax sums over classes: it has one value for
-    the batch, so weights of examples do not enter. It uses cosines whatever the head, pooled
-    where a class has several prototypes. Beyond 16 million cosines only a block of classes is in
-    memory.
+    with :math:`P` the classes in the batch. The inner sums are over the examples of the global
+    batch, where a softmax sums over classes: there is one value for the batch, so weights of
+    examples have no effect. It uses cosines with any head, pooled if a class has several
+    prototypes. With more than 16 million cosines, only a block of classes is in memory at a time.
 
     Args:
         batch: features and labels.
-        prototypes: shape ``(C, D)``; of several per class ``(C K, D)``.
-        scale: :math:`\alpha`; the scale of the head does not enter.
-        margin: cosine :math:`\delta` by which examples are to be nearer, or farther.
+        prototypes: shape ``(C, D)``, or ``(C K, D)`` with several per class.
+        scale: :math:`\alpha`; the scale of the head is not used.
+        margin: cosine :math:`\delta` by which examples should be nearer, or farther.
         shards: access to the prototypes of other ranks; the criterion supplies it.
 
     Returns:
@@ -109,7 +108,7 @@ def proxy_anchor(
         if there is not None:
             others = others & there[first : first + len(proxies)]
         zero = cosine.new_zeros(1, len(proxies))
-        # With the one as a score of zero: finite also where a sum is over no example.
+        # The 1 in the logarithm is a score of zero, which also keeps empty sums finite.
         near = torch.where(own, -scale * (cosine - margin), -torch.inf)
         far = torch.where(others, scale * (cosine + margin), -torch.inf)
         pulled = torch.cat([zero, near]).logsumexp(0).sum()
@@ -156,21 +155,21 @@ def multi_positive(
         + \log\Bigl(1 + \sum_{p\in P_i} e^{-s\,\Phi(\theta_{ip})}\Bigr)
 
     with :math:`\Phi(\theta) = \cos(\theta + m)` or :math:`\cos\theta - m`. For labels of shape
-    ``(N, P)``, filled up with the criterion's ``ignore_index``: images that show several things, or
-    belong to several clusters. Positives do not compete with each other, as they would in one
+    ``(N, P)``, padded with the criterion's ``ignore_index``: images that show several objects, or
+    belong to several clusters. Positives do not compete with each other, as they would with one
     softmax for each. With one positive, ``"each"`` and ``"pairs"`` are :func:`tammes.arcface` or
     :func:`tammes.cosface`; ``"apart"`` compares both sides with a cosine of zero instead of with
-    each other. It uses cosines whatever the head, pooled where a class has several prototypes.
-    Beyond 16 million cosines only a block of classes is in memory.
+    each other. It uses cosines with any head, pooled if a class has several prototypes. With more
+    than 16 million cosines, only a block of classes is in memory at a time.
 
     Args:
-        batch: features and labels; the labels of an example are to differ.
-        prototypes: shape ``(C, D)``; of several per class ``(C K, D)``.
-        scale: :math:`s`; the scale of the head does not enter.
+        batch: features and labels; the labels of an example must differ.
+        prototypes: shape ``(C, D)``, or ``(C K, D)`` with several per class.
+        scale: :math:`s`; the scale of the head is not used.
         margin: :math:`m`, in radians or, for ``"cos"``, a cosine.
         kind: ``"arc"`` adds to the angle, ``"cos"`` subtracts from the cosine.
-        form: ``"each"`` averages over the positives, ``"pairs"`` sums over them, ``"apart"`` has a
-            sum of its own for positives and for the others.
+        form: ``"each"`` averages over the positives, ``"pairs"`` sums over them, ``"apart"`` has
+            separate sums for positives and other classes.
         shards: access to the prototypes of other ranks; the criterion supplies it.
 
     Returns:
@@ -190,7 +189,7 @@ def multi_positive(
     counts = (labels >= 0) & batch.valid[:, None]
     place = labels - shards.start
     here = counts & (place >= 0) & (place < len(proxies))
-    # A rank without classes takes any row.
+    # A row of zeros for classes of other ranks; a rank may have no classes at all.
     rows = torch.cat([proxies, proxies.new_zeros(1, *proxies.shape[1:])])
     rows = rows[torch.where(here, place, len(proxies)).flatten()]
     each, query = (
@@ -217,13 +216,13 @@ def multi_positive(
             own = own | (column[:, None] == some)
         if there is not None:
             own = own | ~there[first : first + len(proxies)]
-        # Not minus infinity: where all are positives there is a gradient of zero.
+        # Not -inf, whose gradient would be NaN if all classes are positives.
         scores = torch.where(own, _NEVER, scale * shards.cosines.products(features, proxies))
         return torch.cat([scores, scores.new_full((len(scores), 1), _NEVER)], 1).logsumexp(1)
 
     others = torch.stack(_by_blocks(negatives, features, proxies)).logsumexp(0)
     others = shards.all_gather(others[None]).logsumexp(0)
-    # Where values are not checked: nobody has such a class, and the loss is to show it.
+    # Where values are not checked, a label out of range must make the loss NaN.
     pull = (-scale * target).masked_fill(labels >= classes, torch.nan)
     if form == "each":
         losses = torch.where(counts, softplus(others[:, None] + pull), 0.0)

@@ -54,11 +54,11 @@ def logit_divergence(split: Split, *, kind: str = "symmetric") -> Tensor:
 
 @term(reads="target hardest", cosines=True)
 def sample_margin(split: Split) -> Tensor:
-    r"""Negative sample margin: cosine to the nearest wrong class minus that to the own class.
+    r"""Negative sample margin: cosine to the nearest wrong class minus that to the target class.
 
     .. math:: R_{sm} = \max_{c\ne y}\cos\theta_c - \cos\theta_y
 
-    It uses cosines whatever the head, also next to a softmax on raw features, whose inner products
+    It uses cosines with any head, even next to a softmax on raw features, whose inner products
     could grow without limit. Zhou et al. add it to another loss with weight 0.5; alone
     it is hard to train. :func:`tammes.lm_softmax` is its smooth upper bound.
 
@@ -113,7 +113,7 @@ def zero_centroid(
 
 @term(on="prototypes", reads="")
 def subcenter_spread(prototypes: Tensor, *, shards: ShardedRows = ALL_ROWS_LOCAL) -> Tensor:
-    r"""Distance of the prototypes of a class from each other, on a head with several.
+    r"""Distance between the prototypes of a class, on a head with several per class.
 
     .. math:: R = \frac{1}{CK(K-1)}\sum_c\sum_{t<u}\lVert\hat w_{ct} - \hat w_{cu}\rVert
 
@@ -121,7 +121,7 @@ def subcenter_spread(prototypes: Tensor, *, shards: ShardedRows = ALL_ROWS_LOCAL
     merges the centres that a class does not need. Zero with one prototype per class.
 
     Args:
-        prototypes: all prototypes of a class one after the other, shape ``(C K, D)``.
+        prototypes: grouped by class, shape ``(C K, D)``.
         shards: number K of prototypes per class, and access to those of other ranks; the criterion
             supplies it.
 

@@ -1,4 +1,4 @@
-"""Softmax cross entropy and related losses of the score, without an angle."""
+"""Softmax cross entropy and related losses on scores, without an angle."""
 
 import torch
 import torch.nn.functional as F
@@ -32,7 +32,7 @@ def softmax(split: Split, *, smoothing: float = 0.0, margin: Setting = 0.0) -> T
     Args:
         split: similarities of N examples, split by their labels.
         smoothing: fraction :math:`\varepsilon` of the label distributed over all C classes.
-        margin: similarity :math:`m` by which the own class must win; any sign.
+        margin: similarity :math:`m` by which the target class must win; any sign.
 
     Returns:
         Loss of each example, shape ``(N,)``.
@@ -62,12 +62,12 @@ def hard_bias(split: Split, *, margin: Setting = 1.0) -> Tensor:
     .. math:: \ell = \log\bigl(1 + e^{\max_{c\ne y} f_c - f_y + m}\bigr)
 
     The softmax has :math:`\hat\rho = \Lambda - \max_{c\ne y} f_c` in place of :math:`m`, so
-    ``softmax(margin=m)`` is the larger of the two. Training deep networks with the constant does
-    not work, which is what Kobayashi shows with it.
+    ``softmax(margin=m)`` is the larger of the two. Kobayashi uses it to show that deep networks do
+    not train well with the constant.
 
     Args:
         split: similarities of N examples, split by their labels.
-        margin: score :math:`m` by which the own class must win.
+        margin: score :math:`m` by which the target class must win.
 
     Returns:
         Loss of each example, shape ``(N,)``.
@@ -93,7 +93,7 @@ def crammer_singer(split: Split, *, margin: Setting = 1.0) -> Tensor:
 
     Args:
         split: similarities of N examples, split by their labels.
-        margin: score :math:`m` by which the own class must win.
+        margin: score :math:`m` by which the target class must win.
 
     Returns:
         Loss of each example, shape ``(N,)``.
@@ -121,13 +121,13 @@ def focal(split: Split, *, gamma: Setting = 2.0, margin: Setting = 0.0) -> Tenso
 
     .. math:: \ell = (1 - p_y)^\gamma\,(-\log p_y)
 
-    The non-target mass :math:`1 - p_y` is the sigmoid of :math:`\Lambda - f_y`, never a difference
-    from one. ``gamma=0`` is :func:`tammes.softmax`.
+    The non-target mass :math:`1 - p_y` is computed as the sigmoid of :math:`\Lambda - f_y`, which
+    does not cancel. ``gamma=0`` is :func:`tammes.softmax`.
 
     Args:
         split: similarities of N examples, split by their labels.
         gamma: exponent of the non-target mass.
-        margin: similarity by which the own class must win.
+        margin: similarity by which the target class must win.
 
     Returns:
         Loss of each example, shape ``(N,)``.
@@ -162,7 +162,7 @@ def hinge(split: Split, *, margin: Setting = 1.0) -> Tensor:
 
     Args:
         split: excesses :math:`\max(0, f_c - f_y + m)` of N examples, split by their labels.
-        margin: score :math:`m` by which the own class must win over each other class.
+        margin: score :math:`m` by which the target class must win over each other class.
 
     Returns:
         Loss of each example, shape ``(N,)``.
@@ -185,7 +185,7 @@ def bce(split: Split, *, average: bool = False) -> Tensor:
     .. math:: \ell = \log(1 + e^{-f_y}) + \sum_{c\ne y}\log(1 + e^{f_c})
 
     Args:
-        split: similarities of N examples, split by their labels, with ``rest`` or the sum.
+        split: similarities of N examples, split by their labels, with ``rest`` or ``softplus``.
         average: divide by the number of classes.
 
     Returns:
@@ -209,19 +209,19 @@ def bce(split: Split, *, average: bool = False) -> Tensor:
 def large_margin_gaussian(
     split: Split, *, margin: Setting = 0.3, likelihood: Setting = 0.1
 ) -> Tensor:
-    r"""LGM: the own Gaussian must win with its squared distance enlarged.
+    r"""LGM: the target Gaussian must win with its squared distance enlarged.
 
     .. math::
         \ell = \log\bigl(1 + e^{\Lambda - (1+\alpha) f_y}\bigr) - \lambda f_y,
         \qquad f_c = -\tfrac12\lVert x-\mu_c\rVert^2
 
-    For a :class:`tammes.GaussianHead`; the margin is the multiplicative one of
-    ``gm_softmax(alpha1=1+α, alpha2=1+α)``, the second part the likelihood that keeps the features
-    near their prototypes.
+    For a :class:`tammes.GaussianHead`. The margin is the multiplicative one of
+    ``gm_softmax(alpha1=1+α, alpha2=1+α)``; the second term, a likelihood, keeps features near
+    their prototypes.
 
     Args:
         split: negative half squared distances of N examples, split by their labels.
-        margin: :math:`\alpha`, by which the own squared distance is enlarged.
+        margin: :math:`\alpha`, relative increase of the squared distance to the target prototype.
         likelihood: weight :math:`\lambda` of the likelihood.
 
     Returns:

@@ -28,7 +28,7 @@ class Complement:
     detach: bool
 
     def shares(self, squares: Tensor) -> Tensor:
-        """Fraction of each direction that is removed, shape ``(R,)``.
+        """Fraction of each singular direction to remove, shape ``(R,)``.
 
         Args:
             squares: squared singular values of the prototypes, the largest first, 0 beyond their
@@ -37,7 +37,7 @@ class Complement:
         raise NotImplementedError
 
     def slopes(self, squares: Tensor, shares: Tensor) -> tuple[Tensor, Tensor]:
-        """Derivative of each share by its own square, and by the largest one; both ``(R,)``."""
+        """Derivatives of the shares by their own square and by the largest one, both ``(R,)``."""
         raise NotImplementedError
 
     def project(
@@ -123,8 +123,8 @@ class SpectralComplement(Complement):
 
 
 _SMALL = 100
-"""Largest matrix on a GPU whose eigenvalues the CPU finds sooner: 0.50 and 1.00 ms at 64 rows,
-1.06 and 1.48 at 100, 2.65 and 1.61 at 128 (H200, double precision)."""
+"""Largest GPU matrix whose eigenvalues the CPU computes faster: 0.50 against 1.00 ms at 64 rows,
+1.06 against 1.48 at 100, but 2.65 against 1.61 at 128 (H200, double precision)."""
 
 
 def _spectrum(prototypes: Tensor, shards: ShardedRows) -> tuple[Tensor, Tensor]:
@@ -132,7 +132,7 @@ def _spectrum(prototypes: Tensor, shards: ShardedRows) -> tuple[Tensor, Tensor]:
 
     The Gram matrix is small, and in float64 it is accurate enough for prototypes in float32. For
     prototypes in float64 only a singular value decomposition is accurate, which takes ten times as
-    long (results/README.md); with more classes than dimensions there is no other way.
+    long (results/README.md); with more classes than dimensions the Gram matrix is used anyway.
 
     Args:
         prototypes: shape ``(C, D)``; if there are more than D, those of this rank.

@@ -127,7 +127,7 @@ class NeuralCollapse(Metric):
         return value
 
     def reset(self) -> None:
-        """Forget all examples and the prototypes."""
+        """Discard all examples and the prototypes."""
         super().reset()
         self._prototypes = self._theirs = None
 

@@ -200,7 +200,7 @@ class SoftmaxBias(SumMetric):
 
 
 class Angles(SumMetric):
-    """Histograms of the angles to the own class and to the hardest other class.
+    """Histograms of the angles to the target class and to the hardest other class.
 
     Formula and reference: :func:`tammes.metrics.functional.angles`.
 

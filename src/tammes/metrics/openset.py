@@ -23,7 +23,7 @@ from tammes.metrics.streaming import SumMetric
 class OpenSet(SumMetric):
     """AUROC, FPR95, AUPR and OSCR of a score that is higher for known examples.
 
-    The state is histograms: scores of one bin count as equal. Formulas and
+    The state is a set of histograms: scores in one bin count as equal. Formulas and
     references: :func:`tammes.metrics.functional.openset`, which is exact.
 
     Args:

@@ -22,11 +22,11 @@ from tammes.metrics.streaming import Metric, gather_all_tensors
 
 _QUERY, _GALLERY, _JUNK = 1, 2, 4
 _COLUMNS = 6
-"""Of the table of names: role, identity, whether it is a string, group, whether there is one, D."""
+"""Columns of ``names``: role, identity, whether it is a string, group, whether there is one, D."""
 
 
 class GalleryMetric(Metric):
-    """Basis of metrics that keep the features of queries and of a gallery."""
+    """Base of metrics that keep the features of queries and of a gallery."""
 
     is_differentiable = False
     higher_is_better = True
@@ -87,7 +87,7 @@ class GalleryMetric(Metric):
         features = _joined(self.features).view(len(role), -1)
         query, gallery = (role & _QUERY) > 0, (role & _GALLERY) > 0
         if bool((query & gallery).any()) and not bool(grouped.any()):
-            # A query is the only one of its identity and group, so that it is ignored.
+            # A group of its own for each item, so that a query ignores itself.
             group, grouped = torch.arange(len(role), device=role.device), torch.ones_like(grouped)
         if len(strings.unique()) > 1:
             raise TypeError(f"{name} expects identities of one kind, got strings and integers")

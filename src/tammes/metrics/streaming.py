@@ -1,4 +1,4 @@
-"""Basis of the metric classes: torchmetrics, and sums whose names define their reduction."""
+"""Base of the metric classes: torchmetrics, and sums whose names define their reduction."""
 
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
@@ -38,7 +38,7 @@ def _reduction(name: str) -> str:
 
 
 class SumMetric(Metric):
-    """Basis of metrics whose state is sums over the examples."""
+    """Base of metrics whose state is sums over the examples."""
 
     is_differentiable = False
     full_state_update = False

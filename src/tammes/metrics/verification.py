@@ -18,12 +18,12 @@ from tammes.metrics.streaming import SumMetric
 
 
 class Verification(SumMetric):
-    """Error rates of accepting pairs, of any number of pairs in fixed memory.
+    """Error rates of accepting pairs, for any number of pairs in fixed memory.
 
     The state is two histograms. The rates at the edges of their bins are exact; a threshold is an
     edge, so it is at most one bin above the exact one, and TAR at a FAR is never overstated.
-    ``compute().bounds()`` is the worst and the best case: EER, AUC, TAR at a FAR and minDCF of the
-    scores themselves are between theirs. Formulas and references:
+    ``compute().bounds()`` returns the worst and the best case, which bound the exact EER, AUC, TAR
+    at a FAR and minDCF. Formulas and references:
     :func:`tammes.metrics.functional.verification`, which is exact.
 
     Args:
@@ -56,7 +56,7 @@ class Verification(SumMetric):
         self._register(ScoreSums(nothing, nothing))
 
     def update(self, scores: Tensor, same: Tensor) -> None:
-        """Add pairs: scores of shape ``(N,)`` and whether a pair is of one identity."""
+        """Add pairs: scores of shape ``(N,)`` and whether each pair has the same identity."""
         same = check_scores("Verification", scores, same, "same")
         self._accumulate(score_sums(scores, same, self.limits, self.bins))
 

@@ -1,22 +1,22 @@
-r"""The streamed split with the GPU's own kernels: scores are never written, exponentials once.
+r"""Fused kernel: the streamed split in Triton; scores are never written, exponentials once.
 
-For a block of rows one kernel makes the scores tile by tile, takes their exponentials in single
-precision, sums them up per row, and writes them in the dtype of the products. Nothing else goes
-over the block: what the loss wants of a score is its exponential times a number of its row,
+For a block of rows, one kernel computes the scores tile by tile, takes their exponentials in single
+precision, sums them per row, and writes them in the dtype of the products. No other pass over the
+block is needed: the gradient of a score is its exponential times a factor of its row,
 
     d loss / d f_c = 2^(z_c) * (d_others / sum),
 
-and that number is put on the short side of the two products that follow, the features' and the
-prototypes'. A mean over all scores is a product with the sum of the keys; the own and the hardest
-class are pairs of rows in full precision. So beside the three products there is one write and two
-reads of the exponentials.
+and that factor is applied to the ``(n, D)`` side of the two products that follow, for features and
+for prototypes. The mean of the scores is a product with the sum of the keys; the target class and
+the hardest class are computed from pairs of rows in full precision. So besides the three products,
+the exponentials are written once and read twice.
 
-Exponentials need a shift per row that is near the largest score, though not very: single and
-bfloat16 numbers reach from 2^-126 to 2^127. Where scores are bounded by the scale, a quarter of it
-will do for all rows. Else it is taken from a few classes, and rows for which it turns out to be
-wrong are done again; that decision is made on the GPU, by kernels that return at once where there
-is nothing to do. In float16, which reaches not nearly as far, nothing is written before the sums
-are known; the scores are made a second time for the gradient.
+Exponentials need a shift per row that is roughly the largest score; roughly is enough, since
+float32 and bfloat16 range from 2^-126 to 2^127. If the scores are bounded by the scale, a quarter
+of the scale will do for all rows. Otherwise the shift is estimated from a few classes, and rows for
+which it turns out wrong are recomputed; this is decided on the GPU, by kernels that return at once
+if there is nothing to do. In float16, whose range is far smaller, nothing is written before the
+sums are known; the scores are recomputed for the gradient.
 """
 
 import torch
@@ -42,13 +42,13 @@ from tammes.similarity import Cosine, Similarity
 from tammes.split import FREE_MAP, MAPPED
 
 _REACH = 64.0
-"""Largest bound on the scores for which one shift is right for all rows, whatever they are."""
+"""Largest bound on the scores for which one shift is safe for all rows."""
 _LOW, _HIGH = 2.0**-90, 2.0**100
-"""Sums outside of this range are those of a wrong shift."""
+"""A sum outside this range means that the shift was wrong."""
 _SAMPLE = 256
 """Classes from which a shift is estimated."""
 _HALF_SUM = 14.0
-"""Exponentials in float16 sum up to two to this power, so that the small ones keep their digits."""
+"""Exponentials in float16 sum to two to this power, so that small ones do not underflow."""
 
 
 def why_not(problem: Problem, reads: frozenset[str]) -> str | None:
@@ -75,7 +75,7 @@ def why_not(problem: Problem, reads: frozenset[str]) -> str | None:
 
 
 def product_type(problem: Problem, plan: Plan) -> torch.dtype:
-    """Dtype of the inputs of products: that of autocast, or of the inputs where both are half."""
+    """Dtype of the inputs of products: that of autocast, or of the tensors if both are half."""
     if plan.product_dtype is not None:
         return plan.product_dtype
     dtype = problem.features.dtype
@@ -84,7 +84,7 @@ def product_type(problem: Problem, plan: Plan) -> torch.dtype:
 
 
 def fused_rows(problem: Problem, plan: Plan, needs: Needs) -> tuple["FusedRows", list[slice]]:
-    """The engine, and slices of the rows for it."""
+    """Build the engine, and the slices of rows it takes."""
     width = product_type(problem, plan).itemsize
     count, size = problem.features.shape
     centers = problem.similarity.centers
@@ -93,7 +93,7 @@ def fused_rows(problem: Problem, plan: Plan, needs: Needs) -> tuple["FusedRows",
 
 
 class FusedRows:
-    """Blocks of up to ``most`` rows against all classes, by kernels of our own: an ``Engine``.
+    """Engine for blocks of up to ``most`` rows against all classes, in Triton kernels.
 
     The scale of the problem is a tensor, and its similarity is bound.
     """
@@ -111,7 +111,7 @@ class FusedRows:
         self.dtype, self.scale = product_type(problem, plan), problem.scale.float()
         share = problem.share
         self.counts = None if share is None or share.counts is None else share.counts.float()
-        # Added to scores only: sums over offsets must not meet the infinity.
+        # Separate from the offsets, whose sums must stay finite.
         self.there, self.absent = problem.there, None
         if self.there is not None:
             self.absent = torch.where(self.there, 0.0, -torch.inf)
@@ -136,7 +136,7 @@ class FusedRows:
             self.total = multiply(self.many[None].to(self.dtype), self.keys)[0]
 
     def _make_keys(self) -> tuple[Tensor, Tensor | None, Tensor | None]:
-        """Keys in the dtype of the products, inverse lengths, offsets of the classes."""
+        """Keys in the dtype of the products, inverse norms, offsets of the classes."""
         rows = self.prototypes.flatten(0, -2)
         if isinstance(self.similarity, Cosine):
             keys, inverses = launch.unit_keys(rows, self.dtype)
@@ -149,7 +149,7 @@ class FusedRows:
     # ------------------------------------------------------------------ from queries to numbers
 
     def forward(self, rows: Rows) -> Found:
-        """Exponentials of all scores of these rows, and their sums."""
+        """Compute the exponentials of all scores of these rows, and their sums."""
         if len(self.keys) == 0:
             return nothing_here(rows, self.reads)
         self.work = self._work(rows)
@@ -162,7 +162,7 @@ class FusedRows:
         if self.work.wants_sums:
             names |= {*launch.HARD}
         self.written = softmax and self.dtype != torch.float16 and any(self.needs)
-        # Of an average and its derivatives, what is written does not tell the score again.
+        # With soft pooling, the scores cannot be recovered from what is written.
         self.written &= self.sharpness is None or "expected" not in self.reads
         parts = launch.parts(self.work, names)
         self.spreads: dict[str, Tensor] = {}
@@ -188,7 +188,7 @@ class FusedRows:
         return Found(numbers, place)
 
     def _work(self, rows: Rows) -> Work:
-        """The rows in units of log 2, and a shift for each."""
+        """The rows in units of log 2; also sets the shift of each."""
         query = launch.widened((rows.query * LOG2E).to(self.dtype))
         zero = torch.zeros(len(rows.own), device=query.device)
         offset = zero if rows.offset is None else rows.offset.float() * LOG2E
@@ -208,20 +208,20 @@ class FusedRows:
         return self.work._replace(row_offset=self.work.row_offset - self.shift)
 
     def _mend(self, parts: dict[str, Tensor]) -> None:
-        """Do those rows again whose shift was wrong, with their largest score as the shift."""
+        """Recompute the rows whose shift was wrong, with their largest score as the shift."""
         total = parts["sums"].sum(0)
         wrong = ~((total > _LOW) & (total < _HIGH))
         gate = launch.gates(wrong, self.dtype)
         found = launch.parts(self.work, {"tops"})
         launch.exponentials(self.work, found, gate=gate)
         top = found["tops"].amax(0)
-        # Rows whose gate was shut have nothing there, and nothing wrong.
+        # Rows of skipped blocks have an undefined ``top``, but are not wrong.
         self.shift = torch.where(wrong & (top > float("-inf")), top, self.shift)
         out = self.scratch if self.written else None
         launch.exponentials(self._shifted(), parts | self.spreads, out, gate=gate)
 
     def _sum_of_scores(self, rows: Rows) -> Tensor:
-        """Sum of the scores of all classes but the own."""
+        """Sum of the scores of all classes but the target."""
         assert self.total is not None
         own, query = rows.own.clamp_min(0), rows.query.float()
         total = query @ self.total
@@ -237,7 +237,7 @@ class FusedRows:
     # ------------------------------------------------------------------ and back
 
     def backward(self, rows: Rows, wanted: dict[str, Tensor | None], weights: Tensor) -> Back:
-        """Two products with the exponentials, the factors of the rows on their short sides."""
+        """Multiply the exponentials with keys and queries, with the row factors on that side."""
         d_query = torch.zeros_like(rows.query)
         d_row = None if rows.offset is None else torch.zeros_like(weights)
         d_scale = None if self.offsets is None else torch.zeros_like(weights)
@@ -253,7 +253,7 @@ class FusedRows:
         return back if d_mean is None else self._mean_back(back, d_mean, rows, weights)
 
     def _exponentials_to_gradient(self, wanted: dict[str, Tensor | None]) -> Tensor | None:
-        """Make the scratch the gradient of the scores up to a factor of each row: returned."""
+        """Turn the exponentials into the scores' gradient, up to the returned factor per row."""
         others, expected = wanted.get("others"), wanted.get("expected")
         if others is None and expected is None:
             return None
@@ -265,7 +265,7 @@ class FusedRows:
         if self.written and expected is not None:
             launch.bend(self.work, self.scratch, *self._bent(others, expected))
             return inverse
-        # They are made only now, so that each row sums up to 2^14, which suits float16.
+        # Computed only now, shifted so that each row sums to 2^14, which suits float16.
         moved = torch.where(self.sum > 0, self.sum.log2() - _HALF_SUM, 0.0)
         self.shift = self.shift + moved
         if expected is None:
@@ -279,7 +279,7 @@ class FusedRows:
         return size * 2.0**-_HALF_SUM
 
     def _of_map(self, mapped: MappedRows, d_others: Tensor | None) -> list[Tensor | None]:
-        """Gradients of scale, threshold and coefficients of the map."""
+        """Gradients of the map's numbers: scale, threshold and coefficients."""
         scale, _, constant, _, quadratic = mapped.numbers
         found: list[Tensor | None] = [None for _ in mapped.numbers]
         if self.work.wants_sums and d_others is not None:
@@ -320,7 +320,7 @@ class FusedRows:
         return Back(d_query * factor[:, None], d_row * factor, d_scale * factor)
 
     def _mean_back(self, back: Back, d_mean: Tensor, rows: Rows, weights: Tensor) -> Back:
-        """Every class gets the same of a sum over all of them, but for the own."""
+        """Add the gradient through ``mean``: the same for all classes but the target."""
         assert self.total is not None
         d_query, d_row, d_scale, _ = back
         own, mine = rows.own.clamp_min(0), torch.where(rows.own >= 0, d_mean, 0.0)
@@ -348,13 +348,13 @@ class FusedRows:
         return self.gradient
 
     def close(self) -> None:
-        """Forget everything but the gradients."""
+        """Free everything but the gradients."""
         self.scratch = None
         del self.wide_keys, self.keys
         self.__dict__.pop("work", None)
 
     def finish(self, factor: Tensor) -> tuple[Tensor | None, Tensor]:
-        """Gradients of the prototypes and of the offsets, times a factor."""
+        """Return the gradients of the prototypes and of the offsets, times a factor."""
         d_offsets = self.d_offsets
         if d_offsets is None:
             d_offsets = torch.zeros(len(self.prototypes), device=factor.device)
@@ -383,7 +383,7 @@ def _mapped_work(work: Work, mapped: MappedRows) -> Work:
 
 
 def _estimate(work: Work) -> Tensor:
-    """The largest score of each row among a few classes."""
+    """Largest score of each row among a few sampled classes."""
     step = max(1, work.classes // _SAMPLE)
     seen = slice(None, None, step)
     keys = work.keys.unflatten(0, (work.classes, work.centers))[seen]

@@ -1,4 +1,4 @@
-"""Launch of the Triton kernels, and the matrix products around them."""
+"""Launchers of the Triton kernels of the fused split."""
 
 import math
 from functools import cache
@@ -15,11 +15,11 @@ from tammes.similarity import TINY
 
 LOG2E = math.log2(math.e)
 INTERPRETED = bool(triton.knobs.runtime.interpret)
-"""Whether kernels run on a CPU, by Triton's interpreter."""
+"""Whether kernels run on a CPU, in Triton's interpreter."""
 
 
 class Tile(NamedTuple):
-    """Sizes of a tile, and what a program of it takes."""
+    """Sizes of a tile, and the warps and pipeline stages of its program."""
 
     rows: int
     classes: int
@@ -29,20 +29,20 @@ class Tile(NamedTuple):
 
 
 _HALF = Tile(tile_rows(2), 128, 64)
-"""Two programs of these share a multiprocessor: one multiplies while the other exponentiates."""
+"""Two such programs share a multiprocessor: one multiplies while the other exponentiates."""
 _SINGLE = Tile(tile_rows(4), 64, 32)
 _CENTERS = Tile(tile_rows(2), 128, 64, warps=8)
-"""Classes of two or three centres, of which the largest product counts."""
+"""For two or three centres per class with max pooling."""
 _NARROW = Tile(tile_rows(2), 64, 64, stages=2)
-"""The same with more centres, an average of them, or little shared memory."""
+"""For more centres, soft pooling, or little shared memory."""
 _COLUMNS = 16 * MOST_CENTERS
-"""Products of a row in a tile of classes of several centres: three times 64 fill the registers."""
+"""Products per row in a tile with several centres: three times 64 fill the registers."""
 
 
 def tile_of(
     dtype: torch.dtype, centers: int = 1, *, soft: bool = False, shared: float = math.inf
 ) -> Tile:
-    """Sizes of a tile, by the dtype of the products, the centres of a class and their pooling.
+    """Tile for the dtype of the products, the number of centres per class and their pooling.
 
     ``shared`` is the shared memory of a multiprocessor in bytes.
     """
@@ -54,9 +54,9 @@ def tile_of(
     rows, classes, depth, _, stages = _CENTERS
     if not soft and centers <= 3 and shared >= 2 * stages * depth * (rows + centers * classes):
         return _CENTERS
-    # A power of two that divides the length of a plane of exponentials.
+    # A power of two, so that it divides the padded number of classes.
     classes = min(_NARROW.classes, 1 << (_COLUMNS // centers).bit_length() - 1)
-    # Derivatives of an average are kept beside it: in the registers of more threads.
+    # Soft pooling keeps its derivatives too, which takes the registers of more threads.
     return _NARROW._replace(classes=classes, warps=8 if soft or centers > 3 else _NARROW.warps)
 
 
@@ -65,19 +65,19 @@ class Work(NamedTuple):
 
     Attributes:
         query: shape ``(n, W)``, W a multiple of 16 bytes.
-        keys: shape ``(C, W)``, or ``(C K, W)`` of classes of K centres.
-        own: place of the own class, -1 where it is not here, shape ``(n,)``.
+        keys: shape ``(C, W)``, or ``(C K, W)`` with K centres per class.
+        own: local index of the target class, -1 if it is not here, shape ``(n,)``.
         row_offset: added to all scores of a row, shape ``(n,)``.
         offsets: added to all scores of a class, shape ``(C,)``, or none.
-        counts: how many classes each stands for, shape ``(C,)``, or none.
-        mapped: threshold, above which scores are mapped, and coefficients of the quadratic
-            polynomial that they are mapped to, shape ``(n,)`` each, or none.
-        shift: subtracted from scores once they are mapped, shape ``(n,)``, where there is a map;
-            else it is part of the row offset.
-        wants_sums: whether the coefficients take a gradient.
-        centers: K, of which a class has the largest product, or an average.
-        sharpness: two to this, times a product, is its weight in an average, shape ``(1,)``; none
-            where the largest product counts.
+        counts: how many classes each prototype stands for, shape ``(C,)``, or none.
+        mapped: threshold above which scores are mapped, and the coefficients of the quadratic
+            polynomial, shape ``(n,)`` each, or none.
+        shift: subtracted from mapped scores, shape ``(n,)``; without a map it is part of
+            ``row_offset``.
+        wants_sums: whether the coefficients require a gradient.
+        centers: K, prototypes per class.
+        sharpness: with soft pooling, a product z has the weight ``2^(sharpness z)``, shape
+            ``(1,)``; none with max pooling.
     """
 
     query: Tensor
@@ -94,7 +94,7 @@ class Work(NamedTuple):
 
     @property
     def classes(self) -> int:
-        """C."""
+        """Number of classes C."""
         return len(self.keys) // self.centers
 
     @property
@@ -109,11 +109,11 @@ class Work(NamedTuple):
 
 
 HARD = ("hard", "hard_scores", "hard_squares")
-"""Sums over the classes above the threshold of a map: of exponentials, alone and with scores."""
+"""Sums over the classes above a map's threshold: of ``e``, ``e z`` and ``e z^2``."""
 
 
 def parts(work: Work, names: set[str]) -> dict[str, Tensor]:
-    """Room for what each tile has to say of each row: ``sums``, ``tilts`` and ``tops``."""
+    """Allocate the partial results of each row in each tile, by name."""
     shape = (triton.cdiv(work.classes, work.tile.classes), len(work.own))
     return {name: work.row_offset.new_empty(shape) for name in sorted(names)}
 
@@ -129,16 +129,17 @@ def exponentials(
     """Run the kernel over all tiles.
 
     Args:
-        work: what is multiplied.
-        into: those of ``sums``, ``tilts``, ``tops``, ``spreads`` and :data:`HARD` that are wanted.
-        out: where exponentials are written, shape ``(n or more, C or more)``; K times as long for
-            classes of K centres, each a plane of columns.
-        gate: for each block of rows whether to work on it, or on all.
+        work: the rows and classes.
+        into: tensors for the wanted ones of ``sums``, ``tilts``, ``tops``, ``spreads`` and
+            :data:`HARD`.
+        out: where exponentials are written, shape ``(n or more, C or more)``; with K centres, K
+            such planes side by side.
+        gate: which blocks of rows to process; all by default.
         bent: level and slope of each row, see ``triton_kernels.exponentials``.
     """
     tile, none, width = work.tile, work.row_offset, work.query.shape[1]
     keys = work.keys.view(work.classes, work.centers * width)
-    # As many whatever the shape, since the kernel is compiled for their number.
+    # Independent of the shape, since the kernel is compiled for this number.
     programs = 2 * _processors(work.keys.device)
     level, slope = bent or (none, none)
     written = work.query if out is None else out
@@ -189,14 +190,14 @@ def exponentials(
 
 
 def gates(wrong: Tensor, dtype: torch.dtype) -> Tensor:
-    """Flag the blocks of rows that contain an invalid row."""
+    """Flag the blocks that contain a row with a wrong shift."""
     size = tile_of(dtype).rows
     padded = torch.nn.functional.pad(wrong, (0, -len(wrong) % size))
     return padded.view(-1, size).any(1).int()
 
 
 def hardest(work: Work, tops: Tensor) -> Tensor:
-    """Place of the largest score of each row, in the tile that has it."""
+    """Index of the largest score of each row, searched in the tile that has it."""
     places = torch.empty(len(work.own), dtype=torch.long, device=work.own.device)
     width = work.keys.shape[1]
     triton_kernels.find_hardest[(len(places),)](
@@ -219,7 +220,7 @@ def hardest(work: Work, tops: Tensor) -> Tensor:
 
 
 def bend(work: Work, out: Tensor, level: Tensor, slope: Tensor) -> None:
-    """Turn exponentials ``e`` that were written into ``e (level + slope z)``."""
+    """Turn written exponentials ``e`` into ``e (level + slope z)``, in place."""
     rows, classes = len(work.own), work.classes
     counts = work.row_offset if work.counts is None else work.counts
     triton_kernels.bend[(rows, triton.cdiv(classes, 2048), work.centers)](
@@ -236,7 +237,7 @@ def bend(work: Work, out: Tensor, level: Tensor, slope: Tensor) -> None:
 
 
 def unit_keys(prototypes: Tensor, dtype: torch.dtype) -> tuple[Tensor, Tensor]:
-    """Unit rows in a dtype, widened, and what each was multiplied with."""
+    """Normalised rows in a dtype, padded, and the inverse norms."""
     keys = prototypes.new_empty((len(prototypes), wide(prototypes.shape[1])), dtype=dtype)
     inverses = prototypes.new_empty(len(prototypes), dtype=torch.float32)
     _by_row(
@@ -246,12 +247,12 @@ def unit_keys(prototypes: Tensor, dtype: torch.dtype) -> tuple[Tensor, Tensor]:
 
 
 def through_unit(gradient: Tensor, prototypes: Tensor, inverses: Tensor, factor: Tensor) -> None:
-    """Turn the gradient of unit rows, in place, into that of the rows, times a factor."""
+    """Turn the gradient of unit rows into that of the rows, times a factor, in place."""
     _by_row(triton_kernels.through_unit, prototypes, gradient, prototypes, inverses, factor)
 
 
 def _by_row(kernel: Any, like: Tensor, *arguments: Any, **constants: Any) -> None:
-    """Run a kernel that takes whole rows."""
+    """Launch a kernel that processes whole rows."""
     count, size = like.shape
     if count == 0:
         return
@@ -263,18 +264,18 @@ def _by_row(kernel: Any, like: Tensor, *arguments: Any, **constants: Any) -> Non
 
 
 def wide(size: int) -> int:
-    """Descriptors want rows that begin at multiples of 16 bytes: of 8 numbers, at least."""
+    """Round up to 8 numbers: tensor descriptors need rows aligned to 16 bytes."""
     return -(-size // 8) * 8
 
 
 def widened(rows: Tensor) -> Tensor:
-    """The same rows, with zeros at their end where they are too short."""
+    """Pad rows with zeros to a length that descriptors accept."""
     more = wide(rows.shape[1]) - rows.shape[1]
     return (torch.nn.functional.pad(rows, (0, more)) if more else rows).contiguous()
 
 
 def _precision(dtype: torch.dtype) -> str:
-    """Precision of float32 products, following torch's own setting."""
+    """Precision of float32 products, following torch's setting."""
     fast = torch.get_float32_matmul_precision() != "highest"
     return "tf32" if dtype == torch.float32 and fast else "ieee"
 

@@ -1,7 +1,7 @@
-"""Triton kernels of the dense split on a GPU: what surrounds its three matrix products.
+"""Triton kernels of the dense split on a GPU: everything around its three matrix products.
 
-Each takes one row per program, in single precision whatever the tensors hold, and replaces some ten
-launches of torch. :mod:`tammes.kernels.dense_gpu` says what they are for.
+All but ``weigh`` process one row per program, in single precision whatever the dtype of the
+tensors; each replaces about ten launches of torch. See :mod:`tammes.kernels.dense_gpu`.
 """
 
 import triton
@@ -17,9 +17,9 @@ HUGE = tl.constexpr(similarity.HUGE)
 def weigh(
     labels, kept, valid, weights, total, ignored, count, MEAN: tl.constexpr, BLOCK: tl.constexpr
 ):
-    """Weights of examples that count alike, and labels with class 0 for those that do not count.
+    """Equal weights of the valid examples, and labels with class 0 for the ignored ones.
 
-    One program for the whole batch: with MEAN its weights sum to one.
+    One program for the whole batch. With MEAN the weights sum to one.
     """
     number = tl.zeros((BLOCK,), tl.float32)
     for start in range(0, count, BLOCK):
@@ -67,33 +67,32 @@ def pair(
     WRITE: tl.constexpr,
     BLOCK: tl.constexpr,
 ):
-    """A feature and its own prototype: the query, and their similarity apart from the products.
+    """Compute the query of a feature, and its similarity to the target prototype.
 
-    With UNIT the query has length one and the target is a cosine, as half a squared distance; with
-    ANGLES that distance and that of the opposite are written too. Else the target is a product. A
-    row that is not valid counts as zero, whatever it holds; a valid one whose class is masked by a
-    bias of minus infinity gets a target that is no number, as does a row without a class. Programs
-    from ``count`` on write the inverse length of a prototype, and with WRITE the prototype of
-    length one.
+    With UNIT the query is normalised and the target is the cosine ``1 - gap``; with ANGLES ``gap``
+    and ``opposite`` are written too. Otherwise the target is the inner product. A row that is not
+    valid is read as zero, whatever it holds. The target is NaN for a label out of range, and for a
+    valid row whose class is masked by a bias of ``-inf``. Programs from ``count`` on write the
+    inverse norm of a prototype and, with WRITE, the normalised prototype.
     """
     row = tl.program_id(0).to(tl.int64)
     place = tl.arange(0, BLOCK)
     inside = place < size
     if row < count:
         label = tl.load(labels + row).to(tl.int64)
-        # A label that names no class must not read what is not there, and has to show.
+        # A label out of range must not read out of bounds, and has to show in the result.
         known = (label >= 0) & (label < classes)
         own = tl.where(known, label, 0)
         x = tl.load(features + row * size + place, mask=inside, other=0.0).to(tl.float32)
         w = tl.load(prototypes + own * size + place, mask=inside, other=0.0).to(tl.float32)
-        # Without the mask, whoever weighs examples shows that one's own class is masked.
+        # Without ``valid``, the weights of the examples are NaN where the target class is masked.
         hidden = 0.0
         if HAS_VALID:
             counts = tl.load(valid + row) != 0
             x = tl.where(counts, x, 0.0)
             hidden = tl.where(counts, float("nan"), 0.0)
         if UNIT:
-            # Shortened by a power of two where squares would overflow.
+            # Scaled down by a power of two where squares would overflow.
             shrink = tl.where(tl.max(tl.abs(x), 0) > HUGE, 8.271806125530277e-25, 1.0)
             length = tl.sqrt(tl.sum((x * shrink) * (x * shrink), 0))
             inverse = tl.where(length > TINY, 1.0 / tl.maximum(length, TINY), 0.0) * shrink
@@ -146,8 +145,8 @@ def softmax_of_others(
 ):
     """Log-sum-exp of the other classes' scores, and their softmax times ``lift`` and the factors.
 
-    A score is ``scale (product factor + shift)``; a shift of minus infinity masks a class, and the
-    others that are not masked are counted. The softmax may lie in the memory of the products.
+    A score is ``scale (product factor + shift)``; a shift of ``-inf`` masks a class, and the other
+    classes that are not masked are counted. The softmax may overwrite the products.
     """
     row = tl.program_id(0).to(tl.int64)
     label = tl.load(labels + row)
@@ -165,7 +164,7 @@ def softmax_of_others(
             many += tl.where((shift > float("-inf")) & (column != label), 1.0, 0.0)
             f += shift * scale
         f = tl.where(known & (column != label), f, float("-inf"))
-        # A number that is none must show, which a maximum may hide.
+        # NaN must show in the result; a maximum might hide it.
         higher = tl.where(f > top, f, top)
         base = tl.where(higher > float("-inf"), higher, 0.0)
         total = total * tl.exp(tl.where(top > float("-inf"), top - base, float("-inf")))
@@ -177,7 +176,7 @@ def softmax_of_others(
     base = tl.where(best > float("-inf"), best, 0.0)
     whole = tl.sum(total * tl.exp(top - base), 0)
     tl.store(others + row, base + tl.log(whole))
-    # Not through the logarithm, which has lost digits to the shift.
+    # Not through the logarithm, which lost digits when the shift was added.
     lift = tl.where(whole == 0, 0.0, lift / whole)
     for start in range(0, classes, BLOCK):
         column = start + tl.arange(0, BLOCK)
@@ -220,12 +219,12 @@ def pair_back(
     HAS_QUERY: tl.constexpr,
     BLOCK: tl.constexpr,
 ):
-    """From the gradients of a row's numbers to those of its feature and its own prototype.
+    """Compute the gradients of a feature and its target prototype from those of its numbers.
 
-    In the memory of ``d_query``, which comes without the row's part ``d_others factor``, the
-    gradient of the feature is written; ``weighted`` is the query times that part, the left side of
-    the next product; ``own_rows`` is to be added to the gradient of the own class. With SCALED that
-    is the gradient of prototypes as they are, else of unit ones.
+    ``d_query`` comes without the row's factor ``d_others factor`` and is overwritten with the
+    gradient of the feature. ``weighted`` is the query times that factor, for the product that
+    follows. ``own_rows`` will be added to the gradient of the target class: of the prototypes as
+    stored with SCALED, else of normalised ones.
     """
     row = tl.program_id(0).to(tl.int64)
     place = tl.arange(0, BLOCK)
@@ -273,9 +272,9 @@ def pair_back(
 
 @triton.jit
 def through_lengths(gradient, vectors, inverses, size, SCALED: tl.constexpr, BLOCK: tl.constexpr):
-    """Leave of a gradient, in place, the part across each row's direction.
+    """Project a gradient, in place, onto the space orthogonal to each row.
 
-    With SCALED it is already that of rows as they are, else of unit rows.
+    With SCALED it is already the gradient of the rows as stored, else of unit rows.
     """
     row = tl.program_id(0).to(tl.int64)
     place = tl.arange(0, BLOCK)

@@ -1,7 +1,7 @@
-"""Triton kernels of the fused split; :mod:`tammes.kernels.fused.engine` says what they are for.
+"""Triton kernels of the fused split; see :mod:`tammes.kernels.fused.engine`.
 
-Everything is in units of ``log 2``, so that an exponential is one instruction. Addresses are 64 bit
-wide. What lies beyond the last row, class or number is masked, so any shape will do.
+Everything is in units of ``log 2``, so that an exponential is one instruction. Addresses are 64
+bits wide. Everything past the last row, class or dimension is masked, so any shape will do.
 """
 
 import triton
@@ -10,7 +10,7 @@ import triton.language as tl
 
 @triton.jit
 def winners(products, CENTERS: tl.constexpr):
-    """The largest product with a class, the first of equal ones; the others become ``-inf``."""
+    """Keep the largest product of each class, the first if tied; the others become ``-inf``."""
     kept = ()
     for k in tl.static_range(CENTERS):
         z = products[k]
@@ -25,7 +25,7 @@ def winners(products, CENTERS: tl.constexpr):
 
 @triton.jit
 def average(products, sharpness, CENTERS: tl.constexpr):
-    """Products with a class, averaged with weights ``2^(sharpness z)``; and its derivatives."""
+    """Average of a class's products with weights ``2^(sharpness z)``, and its derivatives."""
     top = products[0]
     for k in tl.static_range(1, CENTERS):
         top = tl.maximum(top, products[k], propagate_nan=tl.PropagateNan.ALL)
@@ -39,7 +39,7 @@ def average(products, sharpness, CENTERS: tl.constexpr):
     slopes = ()
     for k in tl.static_range(CENTERS):
         weight = tl.exp2((products[k] - top) * sharpness) / total
-        # The logarithm of 2, as exponentials have it for a base.
+        # The factor is log 2, from the derivative of 2^x.
         slope = weight * (1 + 0.6931471805599453 * sharpness * (products[k] - mean))
         slopes += (slope,)
     return mean, slopes
@@ -93,26 +93,26 @@ def exponentials(
     BLOCK_CLASSES: tl.constexpr,
     BLOCK_SIZE: tl.constexpr,
 ):
-    """Tiles of scores: their exponentials, and what rows sum up to within each tile.
+    """Compute tiles of scores, their exponentials, and the sums of each row within each tile.
 
-    A score is ``z = query . key + row_offset + offset`` and its exponential ``e = 2^z``, zero at
-    the own class, times the count of the class. Written are ``e``, or with BENT
-    ``e (level + slope z)``; and for each row and tile the sum of ``e``, of ``e z``, and the largest
-    ``z``. ``query``, ``keys`` and ``out`` are descriptors, which read zero and write nothing where
-    their tensors end. Each program takes many tiles, so that the loads of one hide behind the
-    exponentials of the one before; with GATED only blocks of rows whose gate is open are worked on.
+    A score is ``z = query . key + row_offset + offset`` and its exponential ``e = 2^z`` times the
+    count of the class, zero for the target class. The kernel writes ``e``, or with BENT
+    ``e (level + slope z)``; and for each row and tile the sum of ``e`` (SUMS), that of ``e z``
+    (TILTS), and the largest ``z`` (TOPS). ``query``, ``keys`` and ``out`` are tensor descriptors,
+    which read zero and write nothing out of bounds. Each program processes many tiles, so that the
+    loads of one overlap the exponentials of the one before; with GATED, blocks of rows whose gate
+    is zero are skipped.
 
-    With MAPPED, ``z`` above a threshold becomes a quadratic polynomial of itself, and what is
-    written is multiplied with its derivative; a shift of the row is subtracted after that, not as
-    part of ``row_offset``. HARD adds up what the gradients of the coefficients are made of.
+    With MAPPED, a ``z`` above the threshold is replaced by a quadratic polynomial of it, and what
+    is written is multiplied by the derivative; the shift of the row is subtracted after the map,
+    not as part of ``row_offset``. HARD sums what the gradients of the coefficients need.
 
-    A class has CENTERS keys side by side, and ``out`` as many planes of columns. The largest
-    product is that of the class, and what is written goes to its plane, zero to the others: they
-    are as many scores, of which all but one are ``-inf``. With SOFT the score is of an average,
-    and each plane gets ``e`` times a derivative of it; SPREADS adds up ``e`` times what these make
-    of the products beyond the average.
+    A class has CENTERS keys side by side, and ``out`` has as many planes of columns. With max
+    pooling, the plane of the largest product gets its ``e`` and the others zero, as if their scores
+    were ``-inf``. With SOFT the products are averaged, and each plane gets ``e`` times its
+    derivative of the average. SPREADS sums ``e (sum_k slope_k product_k - average)``.
     """
-    # Rows run fastest: the programs at work at one time share a few blocks of keys.
+    # Rows vary fastest, so that concurrent programs share a few blocks of keys.
     row_blocks = tl.cdiv(rows, BLOCK_ROWS)
     tiles = tl.cdiv(classes, BLOCK_CLASSES) * row_blocks
     for tile in tl.range(tl.program_id(0), tiles, PROGRAMS, flatten=not GATED):
@@ -148,7 +148,7 @@ def exponentials(
             column = first + tl.arange(0, BLOCK_CLASSES)
             known = column < classes
             mine = tl.load(own + row, mask=there, other=-1)
-            # Few tiles have somebody's own class in them, or are the last one.
+            # Only tiles with a row's target class, and the last one, need a mask.
             inside = (mine >= first) & (mine < first + BLOCK_CLASSES)
             special = (tl.max(inside.to(tl.int32), 0) > 0) | (first + BLOCK_CLASSES > classes)
             row_sum = tl.zeros((BLOCK_ROWS,), dtype=tl.float32)
@@ -166,13 +166,13 @@ def exponentials(
                     other = known[None, :] & (column[None, :] != mine[:, None])
                     z = tl.where(other, z, float("-inf"))
                 if MAPPED:
-                    # After the branch: beside their exponentials there is no room to keep scores.
+                    # Outside the branch above: registers cannot hold scores and exponentials.
                     edge = tl.load(threshold + row, mask=there, other=0.0)[:, None]
                     zeroth = tl.load(constant + row, mask=there, other=0.0)[:, None]
                     first_order = tl.load(linear + row, mask=there, other=0.0)[:, None]
                     second = tl.load(quadratic + row, mask=there, other=0.0)[:, None]
                     hard = z > edge
-                    # Finite, which the own class and masked ones are not.
+                    # Finite even where z is -inf, as for the target class and masked ones.
                     plain = tl.where(hard, z, 0.0)
                     z = tl.where(hard, zeroth + (first_order + second * plain) * plain, z)
                     z -= tl.load(shift + row, mask=there, other=0.0)[:, None]
@@ -218,7 +218,7 @@ def exponentials(
 
 @triton.jit
 def store_halves(out, tile, first_row, first):
-    """Write a tile in two halves, which need half the room on their way out."""
+    """Write a tile in two halves, which need half the staging memory."""
     rows: tl.constexpr = tile.shape[0]
     half: tl.constexpr = tile.shape[1] // 2
     left, right = tl.split(tl.permute(tl.reshape(tile, (rows, 2, half)), (0, 2, 1)))
@@ -238,7 +238,7 @@ def bend(
     HAS_COUNTS: tl.constexpr,
     BLOCK: tl.constexpr,
 ):
-    """Turn exponentials ``e`` that were written into ``e (level + slope z)``, in place."""
+    """Turn written exponentials ``e`` into ``e (level + slope z)``, in place."""
     row = tl.program_id(0).to(tl.int64)
     column = tl.program_id(1).to(tl.int64) * BLOCK + tl.arange(0, BLOCK)
     known = column < classes
@@ -268,7 +268,7 @@ def find_hardest(
     BLOCK_CLASSES: tl.constexpr,
     BLOCK_SIZE: tl.constexpr,
 ):
-    """The class of the largest score of each row, in the tile where it is known to be."""
+    """Find the class of the largest score of each row, within the tile that contains it."""
     row = tl.program_id(0).to(tl.int64)
     column = tl.load(tiles + row) * BLOCK_CLASSES + tl.arange(0, BLOCK_CLASSES)
     known = column < classes
@@ -310,9 +310,9 @@ def to_unit(
     BLOCK_ROWS: tl.constexpr,
     BLOCK_SIZE: tl.constexpr,
 ):
-    """Rows of length one, and what they were multiplied with; a zero row stays zero.
+    """Normalise rows, and write their inverse norms; a zero row stays zero.
 
-    Rows of the result may be longer than those of the vectors; they end with zeros.
+    Rows of the result may be longer than those of the vectors; they are padded with zeros.
     """
     row = tl.program_id(0).to(tl.int64) * BLOCK_ROWS + tl.arange(0, BLOCK_ROWS)
     place = tl.arange(0, BLOCK_SIZE)
@@ -339,7 +339,7 @@ def through_unit(
     BLOCK_ROWS: tl.constexpr,
     BLOCK_SIZE: tl.constexpr,
 ):
-    """Turn the gradient of unit rows, in place, into that of the rows, times a factor."""
+    """Turn the gradient of unit rows into that of the rows, times a factor, in place."""
     row = tl.program_id(0).to(tl.int64) * BLOCK_ROWS + tl.arange(0, BLOCK_ROWS)
     place = tl.arange(0, BLOCK_SIZE)
     mask = (row < count)[:, None] & (place < size)[None, :]

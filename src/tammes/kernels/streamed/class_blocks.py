@@ -1,4 +1,4 @@
-"""Engine of the recomputed split: all rows against one block of classes at a time."""
+"""Engine of the streamed split: all rows against one block of classes at a time."""
 
 from collections.abc import Sequence
 
@@ -10,16 +10,16 @@ from tammes.kernels.streamed.score_blocks import Back, Block, Found, Keys, Rows,
 
 
 class ClassBlocks:
-    """Scores of all rows against one block of classes at a time, made again in backward.
+    """Scores of all rows against one block of classes at a time, recomputed in backward.
 
-    No row of all scores ever exists. A fourth product is the price.
+    No row of C scores is ever in memory, at the price of a fourth matrix product.
     """
 
     def __init__(self, keys: Keys, reads: frozenset[str]) -> None:
         self.keys, self.reads = keys, reads
 
     def forward(self, rows: Rows) -> Found:
-        """Merge the numbers of every block of classes."""
+        """Compute and merge the numbers of all blocks of classes."""
         merged: dict[str, Tensor] = {}
         top = place = None
         for block in self.keys.blocks:
@@ -31,7 +31,7 @@ class ClassBlocks:
                 if top is None or place is None:
                     top, place = part.top, here
                 else:
-                    # The first of several equal ones stays.
+                    # Of several tied classes, the first one wins.
                     place = torch.where(part.top > top, here, place)
                     top = torch.maximum(part.top, top)
             del part
@@ -41,7 +41,7 @@ class ClassBlocks:
         return Found(merged, place)
 
     def backward(self, rows: Rows, wanted: dict[str, Tensor | None], weights: Tensor) -> Back:
-        """Make every block again, and its gradient by the chain rule of the merge."""
+        """Recompute every block, and its gradient by the chain rule through the merge."""
         keys = self.keys
         d_query = torch.zeros_like(rows.query)
         d_row = None if rows.offset is None else torch.zeros_like(d_query[:, 0])
@@ -96,6 +96,6 @@ class ClassBlocks:
 def add_gradients(
     some: Sequence[Tensor | None], more: Sequence[Tensor | None]
 ) -> list[Tensor | None]:
-    """Add gradients pairwise; none is zero."""
+    """Add gradients pairwise; ``None`` counts as zero."""
     pairs = zip(some, more, strict=True)
     return [b if a is None else a if b is None else a + b for a, b in pairs]

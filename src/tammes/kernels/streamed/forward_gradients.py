@@ -1,6 +1,6 @@
-"""One pass over a batch for a sum of its losses: gradients are made during forward.
+"""One pass over a batch for the sum of its losses: forward computes the gradients too.
 
-:class:`RowGraph` is the small graph of what belongs to a row alone, left to autograd;
+:class:`RowGraph` is the small autograd graph of everything that takes O(D) per row;
 :class:`OnePass` drives an engine over the scores of all rows.
 """
 
@@ -18,32 +18,33 @@ from tammes.kernels.tiling import Plan, class_blocks
 from tammes.split import Split, assemble, cutoff_of
 
 Take = Callable[[str, Tensor], tuple[Tensor, Tensor | None]]
-"""Prototypes at some places, under a name, and their bias where there is one."""
+"""Select prototypes, and their bias if there is one, by index; the name labels their gradient."""
 
 
 def take(tensor: Tensor, places: Tensor, dtype: torch.dtype) -> Tensor:
     """Select rows of a tensor in a dtype; zeros where the tensor is empty."""
     if len(tensor) == 0:
         zeros = tensor.new_zeros(len(places), *tensor.shape[1:], dtype=dtype)
-        # Nothing, but nothing that has a gradient: this rank must meet the others in backward.
+        # Zeros that require a gradient, so that this rank joins the collectives in backward.
         return zeros + tensor.sum().to(dtype)
     return tensor.index_select(0, places.clamp_min(0)).to(dtype)
 
 
 class RowGraph:
-    """Graph from features to queries and own-class numbers, and from reduced numbers to a split.
+    """Graph from features to queries and target-class numbers, and from numbers to a split.
 
     Args:
         problem: its similarity is bound.
-        features: of these rows, in the working dtype, shape ``(n, D)``.
-        scale: what scores are multiplied with, a scalar or ``(n,)``.
-        shown: the scale that terms see: another leaf where ranks add up what each did to it.
+        features: features of these rows, in the working dtype, shape ``(n, D)``.
+        scale: factor of the scores, a scalar or ``(n,)``.
+        shown: the scale that terms see; a separate leaf, since ranks sum the gradient of ``scale``
+            but have that of ``shown`` in common.
         labels: shape ``(n,)``.
-        reads: fields of the split that are wanted.
-        take: takes rows of the prototypes.
-        alike: whether every rank makes the same of the split.
-        mapping: map of the other scores, or none.
-        product_dtype: of the products by which a cutoff is found.
+        reads: fields of the split to compute.
+        take: selects rows of the prototypes.
+        alike: whether every rank computes the same loss from the split.
+        mapping: map of the other classes' scores, or none.
+        product_dtype: dtype of the products that find a cutoff.
     """
 
     def __init__(
@@ -74,24 +75,24 @@ class RowGraph:
                 known = known._replace(cutoff=self._cutoff(mapping.top, product_dtype))
             rows = [self._row_number(number) for number in (shown, *mapping.numbers(known))]
             if problem.share is not None and not alike:
-                # What each rank wants of them, for its classes, adds up; the exchange averages.
+                # Gradients through the ranks' classes add up, but the exchange averages them.
                 size = problem.share.group.world_size
                 rows = [scale_gradient(number, size) for number in rows]
             self.mapped = MappedRows(mapping.function, tuple(rows))
 
     def own_split(self, shown: Tensor | float) -> Split:
-        """The split of all rows of which nothing but the own class is known."""
+        """Split of all rows with the numbers of the target class alone."""
         return self._split(self._everywhere(self.known), slice(None), shown)
 
     @torch.no_grad()
     def _cutoff(self, top: int, low: torch.dtype | None) -> Tensor:
-        """Find the cutoff in a pass of its own over the scores, shape ``(n,)``."""
+        """Find the cutoff in a separate pass over the scores, shape ``(n,)``."""
         query, share, there = self.query, self.problem.share, self.problem.there
         scale = torch.as_tensor(self.problem.scale, dtype=query.dtype, device=query.device)
         problem = self.problem._replace(scale=scale.detach())
         blocks = class_blocks(problem)
         keys = Keys(problem, Needs(False, False, False, False), blocks, low)
-        # Scores, and how many classes each stands for.
+        # Largest scores, and how many classes each stands for.
         found = query.new_zeros(2, len(query), top + 1)
         found[0] = -torch.inf
         for block in blocks:
@@ -111,12 +112,12 @@ class RowGraph:
         return cutoff_of(found[0] / scale, top, found[1])
 
     def _row_number(self, number: Tensor | float) -> Tensor:
-        """A number of the rows in the working dtype, shape ``(n,)``."""
+        """Expand a number to all rows, in the working dtype, shape ``(n,)``."""
         like = self.query
         return torch.as_tensor(number, dtype=like.dtype, device=like.device).expand(len(like))
 
     def rows(self, block: slice) -> Rows:
-        """Return the part of some rows that an engine needs."""
+        """Return the engine's input for some rows."""
         return Rows(
             self.query[block].detach(),
             None if self.offset is None else self.offset[block].detach(),
@@ -125,16 +126,16 @@ class RowGraph:
         )
 
     def hardest(self, features: Tensor, rows: Tensor, bias: Tensor | None) -> Tensor:
-        """Similarity to the hardest other class, of which an engine found the place."""
+        """Similarity to the hardest other class, given its prototypes and bias."""
         similarity = self.problem.similarity.target(features, rows)
         return similarity if bias is None else similarity + bias
 
     def split(self, numbers: dict[str, Tensor], block: slice, shown: Tensor | float) -> Split:
-        """The split of some rows.
+        """Build the split of some rows.
 
         Args:
-            numbers: what an engine found of them, what is known of their own classes, and the
-                similarity to the hardest, as tensors that take a gradient.
+            numbers: those of the engine, those of the target class, and the similarity to the
+                hardest class, as tensors that require a gradient.
             block: which rows.
             shown: the scale that terms see.
         """
@@ -142,8 +143,8 @@ class RowGraph:
             rivals = self._rivals(block)
             numbers = numbers | {"rivals": rivals}
             if "hardest" in numbers:
-                nobody = torch.full_like(rivals, float("-inf"))
-                numbers["hardest"] = torch.where(rivals > 0, numbers["hardest"], nobody)
+                masked_out = torch.full_like(rivals, float("-inf"))
+                numbers["hardest"] = torch.where(rivals > 0, numbers["hardest"], masked_out)
         return self._split(self._everywhere(numbers), block, shown)
 
     def _own_numbers(self, query: Tensor, reads: frozenset[str]) -> dict[str, Tensor]:
@@ -182,13 +183,13 @@ class RowGraph:
 
 
 def _largest(found: Tensor, top: int) -> Tensor:
-    """Keep the largest scores, one more than k, with their counts, shape ``(2, n, k + 1)``."""
+    """Keep the k + 1 largest scores with their counts, shape ``(2, n, k + 1)``."""
     places = found[0].topk(top + 1).indices
     return found.gather(2, places.expand(2, -1, -1))
 
 
 def combine(coefficients: Sequence[float], values: Tensor) -> Tensor:
-    """Weighted sum of the terms, shape ``(n,)``, without making a tensor of the weights."""
+    """Weighted sum of the terms, shape ``(n,)``, without copying the weights to the device."""
     weighted = [weight * value for weight, value in zip(coefficients, values, strict=True)]
     return torch.stack(weighted).sum(0)
 
@@ -200,13 +201,13 @@ class _Leaves:
         self.named: dict[str, Tensor] = {}
 
     def new(self, name: str, value: Tensor) -> Tensor:
-        """Add a leaf that takes a gradient."""
+        """Add a leaf that requires a gradient."""
         self.named[name] = value.detach().requires_grad_()
         return self.named[name]
 
     def gradients(self, outputs: list[Tensor], d_outputs: list[Tensor]) -> dict[str, Tensor | None]:
-        """Gradient of every leaf; none where it has no part in the outputs."""
-        # What nobody took a leaf for has no gradient to give.
+        """Gradient of every leaf, or none if no output depends on it."""
+        # Outputs that depend on no leaf require no gradient.
         pairs = [(o, d) for o, d in zip(outputs, d_outputs, strict=True) if o.requires_grad]
         found: Sequence[Tensor | None] = [None] * len(self.named)
         if pairs and self.named:
@@ -220,7 +221,7 @@ class _Leaves:
 
 
 class OnePass:
-    """Loss and gradients of a batch, accumulated over blocks of rows that an engine goes over.
+    """Loss and gradients of a batch, accumulated over blocks of rows.
 
     The scale of the problem is a tensor in the working dtype, and its similarity is bound.
     """
@@ -251,7 +252,7 @@ class OnePass:
         self.d_bias: list[tuple[Tensor, Tensor]] = []
 
     def run(self) -> None:
-        """Go through all blocks: then ``loss`` and ``sums`` are there, and :meth:`gradients`."""
+        """Process all blocks: sets ``loss`` and ``sums``, and prepares :meth:`gradients`."""
         leaves = _Leaves()
         with torch.enable_grad():
             self.graph = self._graph(leaves)
@@ -269,7 +270,7 @@ class OnePass:
         features, scale = problem.features.to(self.dtype), problem.scale.to(self.dtype)
         self.shown = scale
         if needs.scale:
-            # For each row, as each has a weight of its own.
+            # One leaf value per row, since each row's gradient has its own weight.
             each = scale.expand(len(self.labels)).clone()
             scale, self.shown = leaves.new("scale", each), leaves.new("shown", each)
         return RowGraph(
@@ -286,7 +287,7 @@ class OnePass:
         )
 
     def _take(self, leaves: _Leaves, name: str, places: Tensor) -> tuple[Tensor, Tensor | None]:
-        """Prototypes at some places, and their bias."""
+        """Select prototypes and their bias, as leaves if they need a gradient."""
         bias = self.problem.bias
         rows = take(self.problem.prototypes, places, self.dtype)
         rows = leaves.new(name, rows) if self.needs.prototypes else rows
@@ -296,7 +297,7 @@ class OnePass:
         return rows, leaves.new(f"{name} bias", row_bias) if self.needs.bias else row_bias
 
     def _block(self, block: slice, wanted: "_Wanted") -> None:
-        """Numbers, loss and gradients of a block of rows."""
+        """Compute numbers, loss and gradients of a block of rows."""
         graph, weights, leaves = self.graph, self.weights[block], _Leaves()
         rows = graph.rows(block)
         found = self.engine.forward(rows)
@@ -328,7 +329,7 @@ class OnePass:
             self.d_scale += 0.0 if back.scale is None else back.scale @ weights
 
     def _through_rows(self, leaves: _Leaves, wanted: "_Wanted") -> None:
-        """Backpropagate the collected gradients through the graph of the rows."""
+        """Backpropagate the collected gradients through the row graph."""
         if wanted.mapped is not None and self.share is not None:
             wanted.mapped = self.share.group.all_reduce(wanted.mapped)
         found = leaves.gradients(*wanted.pairs(self.graph))
@@ -350,7 +351,7 @@ class OnePass:
         """Store gradients of single rows of the prototypes and of the bias."""
         if len(self.problem.prototypes) == 0:
             return
-        # A class that is elsewhere has no gradient here, so any place will do.
+        # The gradient of a class on another rank is zero here, so any index will do.
         places = places.clamp_min(0)
         rows, bias = found.get(name), found.get(f"{name} bias")
         if rows is not None:
@@ -359,7 +360,7 @@ class OnePass:
             self.d_bias.append((places, bias * weights))
 
     def gradients(self, factor: Tensor) -> list[Tensor | None]:
-        """Return gradients of features, prototypes, bias and scale, times a factor; call once."""
+        """Return the gradients of features, prototypes, bias and scale, times a factor; once."""
         d_prototypes, d_offsets = self.engine.finish(factor)
         d_features, d_bias, d_scale = self.d_features, None, None
         if d_prototypes is not None:
@@ -373,7 +374,7 @@ class OnePass:
             d_scale = (
                 self.d_scale if self.share is None else self.share.group.all_reduce(self.d_scale)
             )
-            # What terms see is the same on all ranks, and counted once.
+            # The gradient through the terms is the same on all ranks and counts once.
             d_scale = (d_scale + self.d_shown) * factor
         if d_features is not None:
             d_features = d_features * (factor if self.share is None else factor * self.share.factor)
@@ -381,7 +382,7 @@ class OnePass:
 
 
 class _Wanted:
-    """Gradients of queries and own-class numbers, collected over blocks, before weighting."""
+    """Gradients of queries and target-class numbers, collected over blocks, before weighting."""
 
     def __init__(self, graph: RowGraph) -> None:
         self.query = torch.zeros_like(graph.query)

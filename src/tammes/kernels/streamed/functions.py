@@ -1,21 +1,21 @@
-"""The loss and its gradients without the N x C matrix.
+"""Streamed kernel: the loss and its gradients without the N x C matrix.
 
 A loss depends on the scores of an example only through its :class:`~tammes.split.Split`. So scores
-are made in blocks, reduced to a few numbers per row, and forgotten. What the loss wants of the
-scores, once autograd has told what it wants of those numbers, is
+are computed in blocks, reduced to a few numbers per row, and discarded. Given the gradients of
+those numbers, from autograd, the gradient of the scores is
 
     d loss / d f_c = q_c (d_others + d_expected (1 + f_c - expected)) + d_mean / (C - 1)
 
-and is multiplied back to features and prototypes. Two ways lead there:
+and matrix products carry it back to features and prototypes. There are two ways to do this:
 
-- *one pass* (:class:`OnePass`), for a sum over the rows: blocks of rows against all classes. A
-  block's scores are overwritten by their gradient and multiplied back at once, within forward:
-  three matrix products.
+- *one pass* (:class:`OnePass`), for a sum over the rows: blocks of rows against all classes.
+  Already in forward, a block's scores are overwritten by their gradient and multiplied back: three
+  matrix products.
 - *recompute* (:func:`streamed_split`), for anything else: blocks of classes against all rows, whose
-  scores are made again in backward: four products, and no row of C scores ever exists.
+  scores are recomputed in backward: four products, and no row of C scores is ever in memory.
 
-What belongs to a row alone (its query, its own class, its hardest class, the loss itself) is a
-small graph left to autograd. Where the classes are spread over ranks, numbers of the parts are
+Everything that takes O(D) per row (its query, its target class, its hardest class, the loss itself)
+is a small graph left to autograd. If the classes are sharded over ranks, the ranks' numbers are
 merged in between; nothing else changes.
 """
 
@@ -46,9 +46,9 @@ def tensor_scale(problem: Problem, dtype: torch.dtype) -> Tensor:
 def weighted_loss(
     problem: Problem, labels: Tensor, weights: Tensor, plan: Plan
 ) -> tuple[Tensor, Tensor]:
-    """Weighted loss of a batch, one block of rows at a time, gradients made in forward.
+    """Weighted loss of a batch, one block of rows at a time, with gradients computed in forward.
 
-    The weights are in the working dtype and take no gradient.
+    The weights are in the working dtype and require no gradient.
 
     Returns:
         The weighted sum of the loss, and that of each term, shape ``(T,)``.
@@ -69,7 +69,7 @@ def weighted_loss(
 
 
 def _bound(problem: Problem) -> Problem:
-    """Fix what depends on all prototypes at once."""
+    """Bind the similarity to the prototypes."""
     return problem._replace(similarity=problem.similarity.bind(problem.prototypes))
 
 
@@ -95,7 +95,7 @@ class _WeightedLoss(torch.autograd.Function):
         problem = Problem(features, prototypes, bias, scale, *ctx.rest)
         done = _run(problem, labels, weights, plan, needs)
         loss, sums = done.loss, done.sums
-        # What is returned knows of this function, which must not know of it in turn.
+        # The results reference this node; referencing them from it would be a cycle.
         del done.loss, done.sums
         ctx.done = done if any(needs) else None
         ctx.mark_non_differentiable(sums)
@@ -107,12 +107,12 @@ class _WeightedLoss(torch.autograd.Function):
         features, prototypes, bias, scale, labels, weights = ctx.saved_tensors
         done, ctx.done = ctx.done, None
         if done is None:
-            # They were given away, not copied: a second backward makes them anew.
+            # The first backward returned them without a copy; a second one recomputes them.
             problem = Problem(features, prototypes, bias, scale, *ctx.rest)
             done = _run(problem, labels, weights, ctx.plan, Needs(*ctx.needs_input_grad[:4]))
         with torch.no_grad(), full_precision(features.device):
             gradients = done.gradients(grad)
-        # Only now to half precision, where an input has it: a loss scale must come before.
+        # Cast to the dtype of the inputs last, so that a loss scale acts before half precision.
         inputs = (features, prototypes, bias, scale)
         gradients = [
             g if g is None or t is None else g.to(t.dtype)
@@ -122,7 +122,7 @@ class _WeightedLoss(torch.autograd.Function):
 
 
 def _run(problem: Problem, labels: Tensor, weights: Tensor, plan: Plan, needs: Needs) -> OnePass:
-    """Weighted loss, weighted sums of the terms, and the gradients that are needed."""
+    """Compute the weighted loss, the weighted sum of each term, and the needed gradients."""
     with torch.no_grad(), full_precision(problem.features.device):
         engine, blocks = _whole_rows(problem, plan, needs)
         work = OnePass(problem, labels, weights, plan, needs, engine, blocks)
@@ -143,7 +143,7 @@ def _whole_rows(problem: Problem, plan: Plan, needs: Needs) -> tuple[Engine, lis
 
 
 def streamed_split(problem: Problem, labels: Tensor, plan: Plan) -> Split:
-    """A split whose scores are made again in backward, one block of classes at a time.
+    """Split whose scores are recomputed in backward, one block of classes at a time.
 
     It can be differentiated once.
     """
@@ -159,7 +159,7 @@ def streamed_split(problem: Problem, labels: Tensor, plan: Plan) -> Split:
         rows_at = _rows_of(problem, dtype)
         terms_see = problem.scale
         if share is not None:
-            # Terms of other examples see it on other ranks.
+            # Other ranks evaluate the terms of other examples with the same scale.
             size = share.group.world_size
             terms_see = scale_gradient(sum_gradient(shown, share.group), 1 / size)
         graph = RowGraph(
@@ -192,7 +192,7 @@ def streamed_split(problem: Problem, labels: Tensor, plan: Plan) -> Split:
 
 
 def _rows_of(problem: Problem, dtype: torch.dtype) -> Take:
-    """Return a function that takes rows of the prototypes and of the bias."""
+    """Return a function that selects rows of the prototypes and of the bias."""
 
     def rows_at(_: str, places: Tensor) -> tuple[Tensor, Tensor | None]:
         bias = None if problem.bias is None else take(problem.bias, places, dtype)
@@ -203,7 +203,7 @@ def _rows_of(problem: Problem, dtype: torch.dtype) -> Take:
 
 @torch.no_grad()
 def own_split(problem: Problem, labels: Tensor, reads: frozenset[str]) -> Split:
-    """Split of which the own class alone is known, without gradient; the same on all ranks."""
+    """Split with the numbers of the target class alone, without gradient; equal on all ranks."""
     with full_precision(problem.features.device):
         dtype = working_dtype(problem.features, problem.prototypes)
         problem, scale = _bound(problem), tensor_scale(problem, dtype)
@@ -221,24 +221,24 @@ def own_split(problem: Problem, labels: Tensor, reads: frozenset[str]) -> Split:
 
 
 class _Job:
-    """Inputs of one recomputed call."""
+    """Inputs of one recomputed call, other than tensors."""
 
     names: tuple[str, ...]
     place: Tensor | None
 
     def __init__(self, problem: Problem, plan: Plan, own: Tensor) -> None:
-        # Features only say how many rows there are, and in which precision to work.
+        # Only the shape and dtype of the features are used.
         self.problem = problem._replace(features=problem.features.detach())
         self.plan, self.own = plan, own
 
     def rows(self, query: Tensor, offset: Tensor | None, of_map: Sequence[Tensor]) -> Rows:
-        """All rows, as an engine takes them."""
+        """All rows, as the input of an engine."""
         mapping = self.plan.mapping
         mapped = None if mapping is None else MappedRows(mapping.function, tuple(of_map))
         return Rows(query, offset, self.own, mapped)
 
     def engine(self, tensors: Sequence[Tensor | None], needs: Needs) -> ClassBlocks:
-        """One that goes over blocks of classes."""
+        """Engine over blocks of classes."""
         prototypes, bias, scale = tensors
         assert prototypes is not None
         assert scale is not None
@@ -248,7 +248,7 @@ class _Job:
 
 
 class _Numbers(torch.autograd.Function):
-    """Numbers of all rows from their queries and the prototypes."""
+    """Numbers of all rows, from queries and prototypes."""
 
     @staticmethod
     def forward(
@@ -264,7 +264,7 @@ class _Numbers(torch.autograd.Function):
         nothing = Needs(False, False, False, False)
         engine = job.engine((prototypes, bias, scale), nothing)
         found = engine.forward(job.rows(query, offset, of_map))
-        # The numbers are returned and know of this function, so nothing here may keep them.
+        # The returned numbers reference this node; keeping them on it would be a cycle.
         job.names, job.place = tuple(found.numbers), found.place
         numbers = tuple(found.numbers.values())
         ctx.save_for_backward(query, offset, prototypes, bias, scale, *of_map, *numbers)

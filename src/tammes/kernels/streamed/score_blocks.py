@@ -1,8 +1,8 @@
 """Scores in blocks: products with prototypes, reduced to a few numbers per row, then overwritten.
 
-:class:`Keys` makes the scores of a block of classes and multiplies their gradient back,
-:class:`Block` reduces scores to numbers and turns them into their own gradient, and
-:class:`WholeRows` is the engine that does so for all classes and a block of rows.
+:class:`Keys` computes the scores of a block of classes and multiplies their gradient back,
+:class:`Block` reduces scores to numbers and overwrites them with their gradient, and
+:class:`WholeRows` is the engine that does both for all classes and a block of rows.
 """
 
 from collections.abc import Sequence
@@ -20,11 +20,11 @@ from tammes.similarity import Operand
 from tammes.split import SUMMED, softplus
 
 NUMBERS = ("others", "expected", "mean", *SUMMED)
-"""Numbers that a kernel reduces scores to; of the hardest class it finds only the ``place``."""
+"""Numbers that a kernel reduces scores to; for the hardest class it returns only the index."""
 
 
 class Needs(NamedTuple):
-    """Flags of the gradients to compute."""
+    """Which gradients to compute."""
 
     features: bool
     prototypes: bool
@@ -33,22 +33,22 @@ class Needs(NamedTuple):
 
 
 def _rows(prototypes: Tensor) -> Tensor:
-    """All prototypes of some classes, shape ``(k, D)`` or ``(k K, D)``."""
+    """All prototypes of k classes as rows, shape ``(k, D)`` or ``(k K, D)``."""
     return prototypes if prototypes.ndim == 2 else prototypes.flatten(0, 1)
 
 
 class Keys:
-    """Scores of a block of classes, ``query . key + scale * offset``, and the way back.
+    """Scores of a block of classes, ``query . key + scale * offset``, and their backward.
 
-    Products are made with the prototypes as they are, and scaled where directions are compared, so
-    no copy of all of them is made. But in half precision one of unit rows is kept: on a GPU, making
-    it again for every block of rows takes longer than the products.
+    Products use the prototypes as stored and are rescaled for cosines, which avoids a normalised
+    copy. In half precision such a copy is kept: on a GPU, recomputing it for every block of rows
+    takes longer than the products.
 
     Args:
         problem: its scale is a tensor in the working dtype, its similarity bound.
-        needs: which gradients are wanted.
+        needs: which gradients to compute.
         blocks: slices of the classes.
-        low: dtype of the inputs of products, where it is not the working one.
+        low: dtype of the inputs of products, or none for the working dtype.
     """
 
     def __init__(
@@ -75,7 +75,7 @@ class Keys:
         self.slopes: dict[int, Slopes] = {}
 
     def make(self, block: slice) -> Operand:
-        """Operand of a block of classes; its offset has the bias in it."""
+        """Operand of a block of classes; its offset includes the bias."""
         if block.start in self.kept:
             return self.kept[block.start]
         rows, inverse, offset, _ = self._operand(block)
@@ -88,7 +88,7 @@ class Keys:
         return self.kept[block.start]
 
     def _operand(self, block: slice) -> Operand:
-        """Prototypes of a block as they enter products; their lengths are taken once."""
+        """Prototypes of a block as they enter products; their norms are cached."""
         rows, known = _rows(self.prototypes[block]).to(self.dtype), self.inverses.get(block.start)
         if known is not None:
             return Operand(rows, known)
@@ -100,7 +100,7 @@ class Keys:
     def fill(
         self, scores: Tensor, query: Tensor, row_offset: Tensor | None, block: slice
     ) -> Tensor | None:
-        """Write the scores of a block of classes; returns its offsets."""
+        """Write the scores of a block of classes; return its offsets."""
         keys, inverse, offset, _ = self.make(block)
         pooled = self.similarity if isinstance(self.similarity, Pooled) else None
         products = scores if pooled is None else query.new_empty(len(query), len(keys))
@@ -123,14 +123,14 @@ class Keys:
         """Multiply the scores' gradient with keys and queries.
 
         Args:
-            gradient: of the scores up to a factor of each row, shape ``(n, k)``; overwritten.
+            gradient: gradient of the scores up to a factor per row, shape ``(n, k)``; overwritten.
             heavy: queries times that factor and the weight of the row, shape ``(n, D)``.
             block: slice of the classes.
-            d_query: is added to, without the factor, shape ``(n, D)``.
-            add: whether other rows have given the keys a gradient before.
+            d_query: the queries' gradient, without the factor, is added to it, shape ``(n, D)``.
+            add: whether the keys' gradient already holds that of other rows.
 
         Returns:
-            Share of each row in the gradient of the scale beyond that of its query, without the
+            Gradient of the scale that does not pass through the query, per row, without the
             factor, shape ``(n,)``, or none.
         """
         keys, inverse, *_ = self.make(block)
@@ -164,13 +164,13 @@ class Keys:
             out.copy_(result)
 
     def finish(self, factor: Tensor) -> tuple[Tensor | None, Tensor]:
-        """Gradients of the prototypes and the offsets, once everything is multiplied back."""
+        """Return the gradients of prototypes and offsets, once all rows are done."""
         if self.gradient is not None:
             if not self.written:
                 self.gradient.zero_()
             for block in self.blocks:
                 self._through(block)
-        # On a CPU it costs nothing to see that there is nothing to do.
+        # Reading the factor is free on a CPU, and synchronises elsewhere.
         if factor.device.type != "cpu" or factor.item() != 1:
             self.d_offsets *= factor
             if self.gradient is not None:
@@ -178,7 +178,7 @@ class Keys:
         return self.gradient, self.d_offsets
 
     def _through(self, block: slice) -> None:
-        """Turn the gradient of a block of operands, in place, into that of its prototypes."""
+        """Turn the gradient of a block of operands into that of its prototypes, in place."""
         assert self.gradient is not None
         gradient, operand = _rows(self.gradient[block]), self._operand(block)
         if self.low is not None and operand.inverse is not None:
@@ -191,17 +191,16 @@ class Block:
 
     Args:
         scores: shape ``(n, k)``, finite, overwritten.
-        own: place of each row's own class, -1 where it is not among these, shape ``(n,)``.
-        reads: which numbers are wanted.
-        counts: how many classes each column stands for, shape ``(k,)``, or one each.
-        mapped: map of the scores of other classes, or none.
-        there: which columns are not masked, shape ``(k,)``, or all of them.
+        own: column of each row's target class, -1 if it is not among these, shape ``(n,)``.
+        reads: which numbers to compute.
+        counts: how many classes each column stands for, shape ``(k,)``; 1 by default.
+        mapped: map of the other classes' scores, or none.
+        there: which columns are not masked, shape ``(k,)``, or none if no column is.
 
     Attributes:
-        numbers: of the other classes here, shape ``(n,)`` each: their log-sum-exp ``others``,
-            the expectation ``expected`` under their softmax, the sum ``mean`` of their scores (not
-            divided yet), and the sum ``softplus``.
-        top: the largest score of another class, and ``place`` where it is.
+        numbers: numbers of the other classes in this block, shape ``(n,)`` each: ``others``,
+            ``expected``, ``softplus``, and ``mean`` as a sum, not divided yet.
+        top: largest score of another class; ``place`` is its column.
     """
 
     def __init__(
@@ -215,7 +214,7 @@ class Block:
     ) -> None:
         counts = None if counts is None else counts.to(scores.dtype)
         self.scores, self.counts, self.mapped = scores, counts, mapped
-        # In a sum over scores themselves a masked class stands for none.
+        # In sums over the scores themselves, a masked class counts zero times.
         self.many = counts
         if there is not None:
             self.many = there.to(scores.dtype) if counts is None else counts * there
@@ -223,14 +222,14 @@ class Block:
         self.numbers: dict[str, Tensor] = {}
         self.d_numbers: list[Tensor | None] = []
         if mapped is not None:
-            # The own class is not mapped: nothing may come of it, not even 0 times infinity.
+            # The map must not see the target class: its gradient could be 0 times infinity.
             self._set_own(0.0)
             self.unmapped = scores.clone()
             scores.copy_(mapped(scores))
         if "mean" in reads:
             self._set_own(0.0)
             self.numbers["mean"] = scores.sum(1) if self.many is None else scores @ self.many
-        # Masked, not subtracted from a sum over all: see tammes.split.split_matrix.
+        # Masked out rather than subtracted from a full sum: see tammes.split.split_matrix.
         if there is not None:
             scores.masked_fill_(~there, float("-inf"))
         self._set_own(float("-inf"))
@@ -239,9 +238,9 @@ class Block:
             self.top, self.place = scores.max(1)
         else:
             self.top = scores.amax(1)
-        # Where there is no other class, there is nothing to shift by.
+        # Without any other class, the largest score is -inf, which must not be subtracted.
         self.shift = torch.where(self.top > float("-inf"), self.top, 0.0)
-        # Kept beside the exponentials that take their place.
+        # A copy of the scores, which exponentials are about to overwrite.
         keep = not reads.isdisjoint(OF_SCORES)
         self.raw = scores.clone() if keep else None
         if self.raw is not None and "softplus" in reads:
@@ -255,7 +254,7 @@ class Block:
             self.sum = scores.sum(1)
             self.numbers["others"] = self.shift + self.sum.log()
         if self.raw is not None and "expected" in reads:
-            # A product with the exponential, which is zero at the own class and at masked ones.
+            # Made finite for the product with the exponentials, which are 0 where scores are -inf.
             self.raw.clamp_min_(torch.finfo(self.raw.dtype).min)
             mean = torch.linalg.vecdot(scores, self.raw) / self.sum
             self.numbers["expected"] = torch.where(self.sum > 0, mean, 0.0)
@@ -265,26 +264,26 @@ class Block:
         self.scores.scatter_(1, self.column, torch.where(self.mine, value, kept))
 
     def overwrite_with_gradient(self, wanted: dict[str, Tensor | None]) -> Tensor:
-        """Write over each score its gradient, up to a factor of each row, which is returned.
+        """Overwrite the scores with their gradient, up to a factor per row, which is returned.
 
-        ``d_numbers`` is then the gradient of the numbers of the map, shape ``(n,)`` each.
+        Also sets ``d_numbers``, the gradients of the map's numbers, shape ``(n,)`` each.
 
         Args:
             wanted: gradient of each of the numbers, shape ``(n,)``.
 
         Returns:
-            The factor, shape ``(n,)``: what is left for the short side of a product.
+            The factor, shape ``(n,)``, to be applied to the ``(n, D)`` side of a product.
         """
         factor = self._overwrite(wanted)
         if self.mapped is not None:
             d_scores, found = self.mapped.gradient(self.unmapped, self.scores)
-            # Where nothing is wanted nothing comes, not even 0 times infinity.
+            # A zero gradient stays zero, even times an infinite derivative of the map.
             self.scores.copy_(d_scores.masked_fill_(self.scores == 0, 0.0))
             self.d_numbers = [None if d_number is None else factor * d_number for d_number in found]
         return factor
 
     def _overwrite(self, wanted: dict[str, Tensor | None]) -> Tensor:
-        """Write over each score, as it is mapped, its gradient up to a factor of each row."""
+        """Overwrite the mapped scores with their gradient, up to a factor per row."""
         scores, raw = self.scores, self.raw
         factor = torch.zeros_like(self.shift)
         if self.has_softmax:
@@ -299,13 +298,13 @@ class Block:
                 factor = inverse * size
             elif others is not None:
                 factor = others * inverse
-        # Each of the following is no multiple of the exponentials.
+        # The following gradients are not multiples of the exponentials.
         added = {
             name: value for name in ("mean", *SUMMED) if (value := wanted.get(name)) is not None
         }
         if not added:
             return factor if self.has_softmax else self._nothing()
-        # What is large or small in a row as a whole still goes to the short side.
+        # The overall magnitude of a row is still left to the factor.
         size = factor.abs() + sum(value.abs() for value in added.values())
         size = torch.where(size > 0, size, 1.0)
         added = {name: (value / size)[:, None] for name, value in added.items()}
@@ -324,13 +323,13 @@ class Block:
 
 
 class Rows(NamedTuple):
-    """A block of rows, as scores are made of it.
+    """A block of rows, as the input of an engine.
 
     Attributes:
-        query: times the scale, shape ``(n, D)``.
+        query: queries times the scale, shape ``(n, D)``.
         offset: added to all scores of a row, shape ``(n,)``, or none.
-        own: place of the own class, -1 where it is not here, shape ``(n,)``.
-        mapped: map of their other scores, or none.
+        own: local index of the target class, -1 if it is not here, shape ``(n,)``.
+        mapped: map of the other classes' scores, or none.
     """
 
     query: Tensor
@@ -344,7 +343,7 @@ class Found(NamedTuple):
 
     Attributes:
         numbers: by name, shape ``(n,)`` each.
-        place: of the hardest other class, shape ``(n,)``, where it is read.
+        place: index of the hardest other class, shape ``(n,)``, if it is read.
     """
 
     numbers: dict[str, Tensor]
@@ -356,9 +355,9 @@ class Back(NamedTuple):
 
     Attributes:
         query: shape ``(n, D)``.
-        offset: shape ``(n,)``, where rows have an offset.
-        scale: through the classes' offsets, shape ``(n,)``, where they have any.
-        mapped: of the numbers of the map, shape ``(n,)`` each, where there is one.
+        offset: shape ``(n,)``, if rows have an offset.
+        scale: through the classes' offsets and pooling, shape ``(n,)``, if there are any.
+        mapped: of the map's numbers, shape ``(n,)`` each, if there is a map.
     """
 
     query: Tensor
@@ -368,32 +367,32 @@ class Back(NamedTuple):
 
 
 class Engine(Protocol):
-    """From queries to numbers, and from their gradients back: what :class:`OnePass` drives."""
+    """Computes numbers from queries, and their backward; driven by :class:`OnePass`."""
 
     def forward(self, rows: Rows) -> Found:
         """Reduce the scores of some rows."""
 
     def backward(self, rows: Rows, wanted: dict[str, Tensor | None], weights: Tensor) -> Back:
-        """Multiply back the gradient of the rows last reduced.
+        """Backpropagate through the last :meth:`forward`.
 
         Args:
             rows: the same rows.
             wanted: gradient of each of their numbers, shape ``(n,)``.
-            weights: of the rows, shape ``(n,)``, for what they add to the classes' gradients.
+            weights: weights of the rows in the gradients of the classes, shape ``(n,)``.
         """
 
     def close(self) -> None:
-        """Forget everything but the gradients, once all rows are done."""
+        """Free everything but the gradients, once all rows are done."""
 
     def finish(self, factor: Tensor) -> tuple[Tensor | None, Tensor]:
-        """Gradients of the prototypes and of what is added to similarities, times a factor."""
+        """Return the gradients of the prototypes and of their offsets, times a factor."""
 
 
 class WholeRows:
-    """All scores of a block of rows in one scratch, which becomes their gradient: three products.
+    """All scores of a block of rows in one buffer, which becomes their gradient: three products.
 
-    A shared scratch lies in the memory of the keys' gradient, as its first columns: a block of
-    classes is copied out just before its gradient is written there.
+    A shared buffer is the first columns of the keys' gradient: each block of classes is copied out
+    just before its gradient is written there.
     """
 
     def __init__(self, keys: Keys, reads: frozenset[str], *, longest: int, shared: bool) -> None:
@@ -405,7 +404,7 @@ class WholeRows:
             self.scratch = torch.empty(longest, len(like), dtype=like.dtype, device=like.device)
 
     def forward(self, rows: Rows) -> Found:
-        """Fill the scratch and reduce it."""
+        """Compute the scores and reduce them."""
         scores = self.scratch[: len(rows.own)]
         offsets = [
             self.keys.fill(scores[:, block], rows.query, rows.offset, block)
@@ -415,14 +414,14 @@ class WholeRows:
         self.offsets = torch.cat(some) if some else None
         if scores.shape[1] == 0:
             return nothing_here(rows, self.reads)
-        # The one before goes first.
+        # Free the previous block first.
         self.block: Block | None = None
         counts, there = self.keys.counts, self.keys.there
         self.block = Block(scores, rows.own, self.reads, counts, rows.mapped, there)
         return Found(self.block.numbers, self.block.place)
 
     def backward(self, rows: Rows, wanted: dict[str, Tensor | None], weights: Tensor) -> Back:
-        """Overwrite the scratch with its gradient and multiply it back."""
+        """Overwrite the scores with their gradient and multiply it back."""
         keys = self.keys
         d_query = torch.zeros_like(rows.query)
         if self.scratch.shape[1] == 0:
@@ -431,7 +430,7 @@ class WholeRows:
         gradient = self.block.scores
         factor = self.block.overwrite_with_gradient(wanted)
         heavy = factor * weights
-        # Before multiplying back, which may write over the scratch.
+        # Before multiplying back, which may overwrite the shared buffer.
         d_row = None if rows.offset is None else factor * gradient.sum(1)
         d_scale = None
         if self.offsets is not None:
@@ -446,7 +445,7 @@ class WholeRows:
         return Back(d_query.mul_(factor[:, None]), d_row, d_scale, self.block.d_numbers)
 
     def close(self) -> None:
-        """Free the scratch memory."""
+        """Free the scores and cached keys."""
         self.__dict__.pop("scratch", None)
         self.__dict__.pop("block", None)
         self.keys.kept.clear()
@@ -457,7 +456,7 @@ class WholeRows:
 
 
 def added(total: Tensor | None, more: Tensor | None, factor: Tensor) -> Tensor | None:
-    """Add a part times a factor, where there is one."""
+    """Add ``factor * more`` to a total, where ``None`` counts as zero."""
     if more is None:
         return total
     return factor * more if total is None else total + factor * more

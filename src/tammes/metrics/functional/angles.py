@@ -1,4 +1,4 @@
-"""Angles of examples to their own and to their hardest class."""
+"""Angles of examples to their target class and to their hardest other class."""
 
 import math
 from typing import NamedTuple
@@ -18,12 +18,12 @@ class AnglesResult(NamedTuple):
     """Result of :func:`angles`.
 
     Attributes:
-        own: histogram of the angles to the own class, shape ``(bins,)``.
+        own: histogram of the angles to the target class, shape ``(bins,)``.
         hardest: histogram of the angles to the hardest other class, shape ``(bins,)``.
         edges: edges of the bins, in degrees from 0 to 180, shape ``(bins + 1,)``.
-        own_mean: mean angle to the own class, in degrees.
+        own_mean: mean angle to the target class, in degrees.
         hardest_mean: mean angle to the hardest other class, in degrees.
-        beyond: fraction of the examples whose own angle exceeds 180 degrees minus the margin.
+        beyond: fraction of the examples whose target angle exceeds 180 degrees minus the margin.
     """
 
     own: Tensor
@@ -48,7 +48,7 @@ class AngleSums(NamedTuple):
 def angles(
     split: Split | Tensor, labels: Tensor | None = None, *, bins: int = 180, margin: float = 0.0
 ) -> AnglesResult:
-    r"""Histograms of the angles to the own class and to the hardest other class.
+    r"""Histograms of the angles to the target class and to the hardest other class.
 
     .. math:: \theta = 2\,\mathrm{atan2}\bigl(\sqrt{h},\ \sqrt{2 - h}\bigr),\qquad h = 1-\cos\theta
 
@@ -99,7 +99,8 @@ def angle_sums(name: str, split: Split, bins: int, margin: float) -> AngleSums:
     hardest = torch.where(length > TINY, split.hardest.double() / safe, 0.0)
     target = torch.where(length > TINY, split.target.double() / safe, 0.0)
     gap = split.gap.double()
-    # The hardest similarity is a cosine only for unit prototypes: length is the feature's then.
+    # The hardest similarity is a cosine only with unit prototypes; length is then that of the
+    # feature.
     unit_keys = (length - 1).abs() < _NEAR
     unit_keys |= (length - split.norm.double()).abs() < _NEAR * (1 + length)
     cosines = unit_keys & (hardest.abs() < 1 + _NEAR) & ((1 - gap - target).abs() < _NEAR)

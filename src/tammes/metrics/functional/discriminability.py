@@ -19,8 +19,8 @@ class DiscriminabilityValues(NamedTuple):
     Attributes:
         intra: half the mean squared distance of two examples of one class.
         inter: half the mean squared distance of two examples of different classes.
-        ratio: inter over intra, the discriminability phi; infinite where classes are points within
-            the precision of float64: up to a relative width of 2e-16 times the number of examples.
+        ratio: inter over intra, the discriminability phi; infinite if classes are points up to the
+            precision of float64, a relative width of 2e-16 times the number of examples.
     """
 
     intra: Tensor
@@ -81,11 +81,11 @@ def discriminability(
         labels: class of each example, or -100, shape ``(N,)``.
         classes: number of classes; by default one more than the largest label.
         novel: classes to measure separately from the others.
-        distinct: exclude the pairs of an example with itself, which is the factor n/(n - 1) on
-            the intra-class distance and needs two examples of a class. By default the two are
-            drawn independently.
-        weighting: ``"class"``: every class and every pair of classes counts the same; ``"pair"``:
-            every pair of examples does. The two agree if classes have equal sizes.
+        distinct: exclude pairs of an example with itself, which multiplies the intra-class distance
+            by n/(n - 1) and needs two examples of a class. By default the two are drawn
+            independently.
+        weighting: ``"class"`` weights every class and every pair of classes equally, ``"pair"``
+            every pair of examples. The two agree if classes have equal sizes.
         normalize: scale features to length one first, as in the paper.
 
     Returns:

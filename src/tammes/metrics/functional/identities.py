@@ -11,17 +11,17 @@ from torch import Tensor
 from tammes._validation import INTEGERS
 
 Identities = Sequence[int] | Sequence[str] | Tensor
-"""Identities, cameras and other names: integers or strings, one for each row."""
+"""Identities, cameras and other names: integers or strings, one per row."""
 
 
 class BootstrapInterval(NamedTuple):
     """Bootstrap interval of a number.
 
     Attributes:
-        value: the number of the data themselves.
+        value: the number on the full data.
         low: lower end.
         high: upper end.
-        undefined: resamples in which the number is undefined (NaN); the interval leaves them out.
+        undefined: resamples in which the number is undefined (NaN), which are left out.
     """
 
     value: float
@@ -100,17 +100,17 @@ def intervals(
     :math:`n_a` times. An example of :math:`a` then counts :math:`n_a` times. A pair of two examples
     of :math:`a` counts :math:`n_a` times, a pair of :math:`a` and :math:`b` counts :math:`n_a n_b`
     times: as often as it occurs among the drawn identities, where two draws of one identity make
-    no pair. Of a retrieval the queries are resampled and the gallery stays. The interval is between
+    no pair. For retrieval, queries are resampled and the gallery is kept. The interval is between
     quantiles of the resamples (percentile bootstrap).
 
     Args:
         result: a result that knows the identities of its examples: of ``retrieval``,
             ``identification`` or ``open_set_accuracy``; of ``verification``, ``fold_accuracy`` or
-            ``openset`` if they were given identities.
+            ``openset`` if identities were given.
         measure: function of such a result that returns numbers by name; by default all scalars.
         resamples: number of resamples.
-        level: share of the resamples that the interval contains.
-        generator: of the CPU; by default torch's global one.
+        level: fraction of the resamples that the interval contains.
+        generator: CPU generator; torch's global one by default.
 
     Returns:
         An :class:`BootstrapInterval` for each name.
@@ -175,6 +175,6 @@ def resample_identities(
 
 
 def _scalar_tensors(result: Any) -> dict[str, Tensor]:
-    """Scalars that are measured; counts are integers."""
+    """Scalar tensors of a result; counts are integers and left out."""
     fields = result._asdict().items()
     return {name: value for name, value in fields if isinstance(value, Tensor) and value.ndim == 0}

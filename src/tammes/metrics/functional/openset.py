@@ -39,16 +39,17 @@ class OpenSetResult(NamedTuple):
     Attributes:
         auroc: probability that a known example has a higher score than an unknown one; equal
             scores count half. It does not depend on which is called positive.
-        fpr95: share of the unknown that is accepted where at least 95 % of the known is; the known
-            are positive.
-        aupr_in: average precision with the known positive.
-        aupr_out: average precision with the unknown positive, ordered by falling -score.
-        oscr: area under the share of known examples that are accepted and classified correctly,
-            over the share of unknown examples that are accepted; None without ``correct``.
+        fpr95: fraction of unknown examples accepted where at least 95 % of the known ones are; the
+            known are positive.
+        aupr_in: average precision with the known as positive.
+        aupr_out: average precision with the unknown as positive, by descending -score.
+        oscr: area under the curve of the fraction of known examples that are accepted and
+            classified correctly over the fraction of unknown examples that are accepted; None
+            without ``correct``.
         known: number of known examples.
         unknown: number of unknown examples.
         points: accepted known (positive) and unknown (negative) examples at each threshold.
-        examples: scores in memory of known and unknown; None for a histogram.
+        examples: scores of known and unknown examples in memory; None for a histogram.
         classified: the same, with -inf for misclassified known examples, or None.
         identities: code of the identity of each example, or None.
     """
@@ -66,10 +67,10 @@ class OpenSetResult(NamedTuple):
     identities: tuple[Tensor] | None = None
 
     def fpr_at(self, tpr: float = 0.95, *, positive: Positive = "known") -> Tensor:
-        """Share of the negatives that is accepted where at least ``tpr`` of the positives is.
+        """Fraction of negatives accepted where at least ``tpr`` of the positives are.
 
         Args:
-            tpr: share of the positives.
+            tpr: fraction of the positives.
             positive: ``"known"`` as in ODIN: unknown examples are the false positives;
                 ``"unknown"`` as in OpenOOD: examples are detected as unknown at or below a
                 threshold, and known ones are the false positives.
@@ -83,7 +84,7 @@ class OpenSetResult(NamedTuple):
         return _false_positives(points, tpr)
 
     def weighted(self, weights: Tensor) -> "OpenSetResult":
-        """Count each example as often as its weight says, shape ``(N,)``; not for a histogram."""
+        """Weight the examples, shape ``(N,)``; not for a histogram."""
         if self.examples is None:
             raise ValueError("weighted expects scores in memory, got a histogram")
         classified = None if self.classified is None else self.classified.points(weights)
@@ -95,7 +96,7 @@ class IdentificationSearch(NamedTuple):
     """Searches of all probes in one gallery.
 
     Attributes:
-        score: of a mated probe the similarity of its best match, else the largest similarity.
+        score: similarity of the best match of a mated probe; of others the largest similarity.
         rank: rank of the best match, from 1; 0 for a probe that is not mated.
     """
 
@@ -107,9 +108,9 @@ class IdentificationResult(NamedTuple):
     """Result of :func:`identification`; rates are means over the galleries.
 
     Attributes:
-        rank_1: share of mated probes whose first item is a match, whatever its score.
-        mated: number of probes whose identity is in the gallery, of all galleries together.
-        nonmated: number of probes whose identity is not in the gallery, of all together.
+        rank_1: fraction of mated probes whose first item is a match, whatever its score.
+        mated: number of probes whose identity is in the gallery, summed over the galleries.
+        nonmated: number of probes whose identity is not in the gallery, summed likewise.
         searches: the searches in each gallery.
         weights: how often each probe counts, shape ``(Q,)``.
         identities: code of the identity of each probe, for intervals.
@@ -128,7 +129,7 @@ class IdentificationResult(NamedTuple):
         return torch.stack(found)
 
     def tpir(self, fpir: float, rank: int = 1) -> Tensor:
-        """Share of mated probes with a match among the first ``rank`` items and a score accepted.
+        """Fraction of mated probes with an accepted match among the first ``rank`` items.
 
         The threshold is the smallest whose FPIR does not exceed the target; ``1 / fpir`` probes of
         each gallery must be non-mated.
@@ -142,7 +143,7 @@ class IdentificationResult(NamedTuple):
         return torch.stack(rates).mean()
 
     def weighted(self, weights: Tensor) -> "IdentificationResult":
-        """Count each probe as often as its weight says, shape ``(Q,)``."""
+        """Weight the probes, shape ``(Q,)``."""
         return self._replace(weights=weights, rank_1=_rank_1(self.searches, weights))
 
     def _points(self, fpir: float, rank: int) -> list[tuple[OperatingPoints, int]]:
@@ -161,11 +162,11 @@ class OpenSetAccuracy(NamedTuple):
     """Result of :func:`open_set_accuracy`.
 
     Attributes:
-        baks: mean over the known identities of the share that is accepted and named correctly.
-        baus: mean over the unknown identities of the share that is rejected.
+        baks: mean over known identities of the fraction accepted and identified correctly.
+        baus: mean over unknown identities of the fraction rejected.
         known: number of known identities among the examples.
         unknown: number of unknown identities among the examples.
-        rates: share of each identity that is right, shape ``(I,)``.
+        rates: fraction of each identity's examples that is right, shape ``(I,)``.
         is_known: whether each identity is known, shape ``(I,)``.
         identities: code of each identity, for intervals.
     """
@@ -179,7 +180,7 @@ class OpenSetAccuracy(NamedTuple):
     identities: tuple[Tensor]
 
     def weighted(self, weights: Tensor) -> "OpenSetAccuracy":
-        """Count each identity as often as its weight says, shape ``(I,)``."""
+        """Weight the identities, shape ``(I,)``."""
         sides = (weights * self.is_known, weights * ~self.is_known)
         baks, baus = ((side * self.rates).sum() / side.sum() for side in sides)
         return self._replace(baks=baks, baus=baus)
@@ -196,8 +197,8 @@ def openset(
     r"""Separate known from unknown examples by a score that is higher for the known.
 
     An example is accepted as known if its score is at or above a threshold t. With the acceptance
-    rates :math:`A_k(t)` of the known and :math:`A_u(t)` of the unknown, and :math:`C(t)` the share
-    of the known that is accepted and classified correctly:
+    rates :math:`A_k(t)` of known and :math:`A_u(t)` of unknown examples, and :math:`C(t)` the
+    fraction of known examples that are accepted and classified correctly:
 
     .. math::
         \mathrm{AUROC} = \int A_k\,dA_u,\qquad
@@ -251,7 +252,7 @@ class OpenSetSums(NamedTuple):
         unknown: scores of unknown examples.
         known: scores of known examples.
         right: scores of known examples that are classified correctly.
-        judged: number of examples of which it was said whether they are classified correctly.
+        judged: number of examples for which ``correct`` was given.
     """
 
     unknown: Tensor
@@ -358,8 +359,8 @@ def identification(
         gallery: features of the gallery, shape ``(G, D)``.
         query_ids: identity of each probe, integers or strings, shape ``(Q,)``.
         gallery_ids: identity of each gallery item, shape ``(G,)``.
-        galleries: gallery of each item, where several disjoint galleries are searched one by one,
-            as IJB-B and IJB-C prescribe; rates are averaged. By default all items are one gallery.
+        galleries: gallery of each item, if several disjoint galleries are searched separately, as
+            IJB-B and IJB-C prescribe; rates are averaged. By default all items are one gallery.
         similarity: see :func:`retrieval`.
 
     Returns:
@@ -435,8 +436,8 @@ def open_set_accuracy(
         \mathrm{BAUS} = \frac{1}{|U|}\sum_{a\in U}\frac{\#\{i: y_i = a,\ \text{rejected}\}}{n_a}
 
     Args:
-        predicted: identity that each example is given, shape ``(N,)``.
-        identities: identity that each example has, shape ``(N,)``.
+        predicted: predicted identity of each example, shape ``(N,)``.
+        identities: actual identity of each example, shape ``(N,)``.
         gallery_ids: the known identities.
         accepted: whether an example is accepted as known, shape ``(N,)``.
 

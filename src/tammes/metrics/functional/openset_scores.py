@@ -1,4 +1,4 @@
-"""Scores of how known an example is; all are higher for known examples."""
+"""Scores for detecting unknown examples; all are higher for known ones."""
 
 from typing import NamedTuple
 
@@ -76,7 +76,7 @@ def energy_score(logits: Tensor, *, temperature: float = 1.0) -> Tensor:
 
     Args:
         logits: shape ``(N, C)``.
-        temperature: T; towards 0 it is the maximum logit.
+        temperature: T; as it tends to 0, the score tends to the maximum logit.
 
     Returns:
         The scores, shape ``(N,)``.
@@ -118,7 +118,7 @@ def cac_score(logits: Tensor) -> Tensor:
         WACV 2021.
     """
     logits = _logits("cac_score", logits)
-    # One minus a softmax, with the digits of a small one.
+    # One minus the softmax, without cancellation near one.
     return (logits * -torch.expm1(logits.log_softmax(1))).amax(1)
 
 
@@ -153,7 +153,7 @@ def knn_score(features: Tensor, training: Tensor, *, k: int = 50) -> Tensor:
     Args:
         features: shape ``(N, D)``.
         training: features of training examples, shape ``(M, D)``.
-        k: number of the neighbour; at most M.
+        k: which neighbour; at most M.
 
     Returns:
         The scores in float64, shape ``(N,)``.

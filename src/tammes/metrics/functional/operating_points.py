@@ -1,4 +1,4 @@
-"""Positives and negatives at or above every threshold: the basis of all rates of scores."""
+"""Accepted positives and negatives at every threshold: the basis of all rates."""
 
 from typing import NamedTuple
 
@@ -9,13 +9,13 @@ from tammes._validation import check_floating, check_tensor
 
 
 class OperatingPoints(NamedTuple):
-    """Weights of accepted examples as the threshold falls: a score is accepted at or above it.
+    """Weight of accepted examples at descending thresholds: a score at or above is accepted.
 
     Equal scores are accepted together. The first point accepts nothing, the last everything. An
     example with a score of -inf is accepted by no threshold; it counts in the totals only.
 
     Attributes:
-        thresholds: infinity, then the distinct scores, falling, shape ``(T + 1,)``.
+        thresholds: infinity, then the distinct scores in descending order, shape ``(T + 1,)``.
         positives: accepted positives, shape ``(T + 1,)``.
         negatives: accepted negatives, shape ``(T + 1,)``.
     """
@@ -36,10 +36,10 @@ class OperatingPoints(NamedTuple):
 
 
 class RankedScores(NamedTuple):
-    """Scores that were sorted once, for points of any weights.
+    """Scores sorted once, from which points for any weights are computed.
 
     Attributes:
-        thresholds: the distinct scores, falling, shape ``(T,)``.
+        thresholds: the distinct scores in descending order, shape ``(T,)``.
         place: index of each example's score among them, shape ``(N,)``.
         positive: which examples are positive, shape ``(N,)``.
     """
@@ -49,7 +49,7 @@ class RankedScores(NamedTuple):
     positive: Tensor
 
     def points(self, weights: Tensor | None = None) -> OperatingPoints:
-        """Accumulate the examples, each as often as its weight says."""
+        """Accumulate the examples, each counted with its weight."""
         if weights is None:
             weights = torch.ones_like(self.place, dtype=torch.double)
         empty = weights.new_zeros(len(self.thresholds))
@@ -59,13 +59,13 @@ class RankedScores(NamedTuple):
 
 
 def rank_scores(scores: Tensor, positive: Tensor) -> RankedScores:
-    """Sort scores of examples, of which some are positive."""
+    """Sort the scores of positive and negative examples."""
     rising, place = scores.detach().double().unique(return_inverse=True)
     return RankedScores(rising.flip(0), len(rising) - 1 - place, positive)
 
 
 def accumulated(thresholds: Tensor, positives: Tensor, negatives: Tensor) -> OperatingPoints:
-    """Points of positives and negatives that are counted at falling thresholds."""
+    """Accumulate positives and negatives counted at descending thresholds."""
     start = thresholds.new_zeros(1)
     return OperatingPoints(
         torch.cat([start + torch.inf, thresholds]),
@@ -135,15 +135,15 @@ def equal_error_rate(points: OperatingPoints) -> Tensor:
 
 
 def smallest_threshold(points: OperatingPoints, share: float) -> int:
-    """Index of the smallest threshold that accepts at most this share of the negatives."""
-    # A product that rounding lowered just below an integer means that integer.
+    """Index of the smallest threshold that accepts at most this fraction of the negatives."""
+    # A product just below an integer is that integer, up to rounding.
     allowed = share * points.all_negatives * (1 + 1e-12)
     possible = points.negatives[points.thresholds > -torch.inf]
     return int(torch.searchsorted(possible, allowed, right=True)) - 1
 
 
 def largest_threshold(points: OperatingPoints, share: float) -> int:
-    """Index of the largest threshold that accepts at least this share of the positives."""
+    """Index of the largest threshold that accepts at least this fraction of the positives."""
     needed = share * points.all_positives * (1 - 1e-12)
     return min(int(torch.searchsorted(points.positives, needed)), len(points.positives) - 1)
 
@@ -164,7 +164,7 @@ def check_scores(name: str, scores: Tensor, flags: Tensor, what: str) -> Tensor:
     check_floating(name, "scores", scores)
     if scores.ndim != 1:
         raise ValueError(f"{name} expects scores of shape (N,), got {tuple(scores.shape)}")
-    # The ends of scores with a NaN are NaN.
+    # Both extremes are NaN if any score is.
     if len(scores) and not all(bool(end.isfinite()) for end in scores.aminmax()):
         wrong = int((~scores.isfinite()).sum())
         raise ValueError(

@@ -63,11 +63,11 @@ def class_margin(prototypes: Tensor) -> ClassMarginResult:
     :math:`2\,\mathrm{atan2}(\lVert\hat w_i-\hat w_j\rVert, \lVert\hat w_i+\hat w_j\rVert)`, which
     is accurate near 0 and 180 degrees. Pairs whose cosines agree to the last digit of float64
     (below 1e-8 radians, or in a symmetric arrangement) may be interchanged. A zero prototype
-    is at a right angle to all others. Where a class has several prototypes, the angle is the
-    smallest between those of different classes.
+    is orthogonal to all others. If a class has several prototypes, the angle is the smallest
+    between those of different classes.
 
     Args:
-        prototypes: of two classes or more, of any length, shape ``(C, D)`` or ``(C, K, D)``.
+        prototypes: of at least two classes, of any norm, shape ``(C, D)`` or ``(C, K, D)``.
 
     Returns:
         The :class:`ClassMarginResult`; numbers in float64 on the device of the prototypes.
@@ -172,8 +172,8 @@ def _closest(prototypes: Tensor, centers: int = 1) -> tuple[Tensor, Tensor]:
     """Smallest angle in radians, and its pair: screen all blocks, then recompute a few.
 
     Args:
-        prototypes: those of a class one after the other, shape ``(C K, D)``.
-        centers: number K of them.
+        prototypes: grouped by class, shape ``(C K, D)``.
+        centers: number K per class.
     """
     # Blocks of whole classes.
     grain = max(_GRAIN // centers, 1) * centers
@@ -197,7 +197,7 @@ def _closest(prototypes: Tensor, centers: int = 1) -> tuple[Tensor, Tensor]:
 
 
 def _hide_own(tile: Tensor, centers: int) -> None:
-    """Write over the cosines of a class to itself, in a tile of some classes to themselves."""
+    """Overwrite the cosines within each class, in a tile on the diagonal."""
     classes = len(tile) // centers
     tile.view(classes, centers, classes, centers).diagonal(dim1=0, dim2=2).fill_(-2)
 
@@ -240,14 +240,14 @@ def _block_maxima(tile: Tensor, grain: int) -> Tensor:
 def _screen_error(dtype: torch.dtype, size: int) -> float:
     """Bound on the rounding of a product of unit rows.
 
-    By Cauchy and Schwarz, for each term of a sum one unit of roundoff in float32, twice: once for
-    the product and once for the norms. Where factors and result are rounded to less, a few units of
-    that on top.
+    By the Cauchy-Schwarz inequality, two units of roundoff in float32 for each term of the sum: one
+    for the product and one for the norms. If factors and result have lower precision, a few of its
+    units are added.
     """
     error = (2 * size + 8) * 2.0**-24
     if dtype == torch.half:
         return error + 8 * 2.0**-11
-    # torch's own types do not know of it.
+    # Missing in torch's type stubs.
     precision = torch.backends.mkldnn.matmul.fp32_precision  # type: ignore[attr-defined]
     if precision not in ("none", "ieee"):
         return error + 8 * 2.0**-9
@@ -270,7 +270,7 @@ def _closest_in_block(
     if top == left:
         _hide_own(cosine, centers)
     height, place = cosine.flatten().topk(min(_KEEP, cosine.numel()))
-    # Of equal angles the first pair must win, and topk does not keep the order of the classes.
+    # If angles tie, the first pair must win, but topk does not keep the order of the classes.
     place, order = place.sort()
     i, j = place // len(columns), place % len(columns)
     angle = 2 * torch.atan2(norm(rows[i] - columns[j]), norm(rows[i] + columns[j]))

@@ -23,7 +23,7 @@ def check_limits(name: str, limits: tuple[float, float]) -> None:
 
 def _ranks(levels: Tensor, counts: Tensor) -> Tensor:
     """Rank of each level's quantile among the sorted examples, from 1."""
-    # A product that rounding raised just above an integer means that integer.
+    # A product just above an integer is that integer, up to rounding.
     ranks = (levels.to(counts.device) * counts - 1e-9).ceil().long()
     return ranks.clamp_min(1)
 
@@ -43,7 +43,7 @@ def histogram(values: Tensor, limits: tuple[float, float], bins: int) -> Tensor:
 def bin_places(values: Tensor, limits: tuple[float, float], bins: int) -> Tensor:
     """Bin of each value in a :func:`histogram`."""
     low, high = limits
-    # In place: there are hundreds of millions of scores of pairs.
+    # In place, since there may be hundreds of millions of pairs.
     place = torch.sub(values.double(), low).mul_(bins / (high - low))
     return place.floor_().clamp_(-1, bins).long().add_(1)
 

@@ -18,26 +18,27 @@ def k_reciprocal(
 ) -> Tensor:
     r"""Similarities re-ranked by k-reciprocal neighbours, for :func:`retrieval`.
 
-    Two items are k-reciprocal neighbours if each is among the other's k nearest. An item's
-    neighbours are those of :math:`k_1`, and those of :math:`k_1/2` of each of them that shares more
-    than two thirds of them. As weights :math:`V_{ij} \propto e^{-d_{ij}}`, averaged over the
-    :math:`k_2` nearest, they give a Jaccard distance:
+    Two items are k-reciprocal neighbours if each is among the other's k nearest. An item's set
+    consists of its :math:`k_1`-reciprocal neighbours, expanded by the :math:`k_1/2`-reciprocal
+    neighbours of each of them if more than two thirds of those are already in the set. Weights
+    :math:`V_{ij} \propto e^{-d_{ij}}` on this set, averaged over the :math:`k_2` nearest items,
+    give a Jaccard distance:
 
     .. math::
         d^*_{qg} = (1-\lambda)\Bigl(1 - \frac{\sum_i\min(V_{qi}, V_{gi})}
         {\sum_i\max(V_{qi}, V_{gi})}\Bigr) + \lambda\, d_{qg},\qquad
         d_{ij} = \frac{\lVert x_i - x_j\rVert^2}{\max_l \lVert x_i - x_l\rVert^2}
 
-    on unit features, as in the published code (an item is its own nearest neighbour; the share is
-    strictly above two thirds; junk takes part). Neighbour lists are stored, not the distances of
-    all queries and gallery items. Of equally near items the order is not defined.
+    on unit features, as in the published code (an item is its own nearest neighbour; the fraction
+    is strictly above two thirds; junk takes part). Neighbour lists are stored, not the distances of
+    all queries and gallery items. The order of equally near items is undefined.
 
     Args:
         query: shape ``(Q, D)``.
         gallery: shape ``(G, D)``.
         k1: number of neighbours.
-        k2: number of neighbours that weights are averaged over.
-        weight: share :math:`\lambda` of the original distance.
+        k2: number of neighbours over which weights are averaged.
+        weight: weight :math:`\lambda` of the original distance.
 
     Returns:
         Similarities :math:`-d^*`, shape ``(Q, G)``.

@@ -15,10 +15,10 @@ from tammes.similarity import directions, norm
 
 AveragePrecision = Literal["step", "trapezoid"]
 TIE = 2.0**-40
-"""Similarities that differ by less than this share of their largest possible value are equal."""
+"""Similarities that differ by less than this fraction of their largest possible value are equal."""
 BUDGET = 128 * 2**20
-"""Bytes of a block's similarities, their places among the matches and those that count; 16 times on
-a GPU."""
+"""Bytes for a block: similarities, their positions among the matches, and masks; 16 times as many
+on a GPU."""
 
 
 class QueryValues(NamedTuple):
@@ -29,7 +29,7 @@ class QueryValues(NamedTuple):
         first_rank: rank of the first match, from 1, shape ``(Q,)``.
         last_rank: rank of the last match, shape ``(Q,)``.
         average_precision: mean over the matches of the precision at their ranks, shape ``(Q,)``.
-        r_precision: share of matches among the first R, shape ``(Q,)``.
+        r_precision: fraction of matches among the first R, shape ``(Q,)``.
         average_precision_at_r: sum of the precisions at the matches among the first R, divided by
             R, shape ``(Q,)``.
         best_match: largest similarity of a match, -inf if there is none, shape ``(Q,)``.
@@ -53,11 +53,11 @@ class RetrievalResult(NamedTuple):
         mean_average_precision: mean of the average precisions, mAP.
         minp: mean inverse negative penalty: number of matches over the rank of the last, mINP.
         map_at_r: mean of the average precision among the first R, R the number of matches.
-        r_precision: mean of the share of matches among the first R.
-        precision_at_1: share of queries whose first item is a match; rank-1 accuracy.
+        r_precision: mean of the fraction of matches among the first R.
+        precision_at_1: fraction of queries whose first item is a match; rank-1 accuracy.
         gap: global average precision of the first items of all queries, ordered by similarity;
             queries without a match count as errors.
-        cmc: share of queries with a match among the first k, for k from 1 to the size of the
+        cmc: fraction of queries with a match among the first k, for k from 1 to the size of the
             gallery, shape ``(G,)``.
         queries: number of queries.
         queries_without_match: number of queries without a match, which the means leave out.
@@ -80,13 +80,13 @@ class RetrievalResult(NamedTuple):
     identities: tuple[Tensor]
 
     def recall_at(self, k: int) -> Tensor:
-        """Share of queries with a match among the first k items."""
+        """Fraction of queries with a match among the first k items."""
         if k < 1:
             raise ValueError(f"recall_at expects k of 1 or more, got {k}")
         return self.cmc[min(k, len(self.cmc)) - 1]
 
     def weighted(self, weights: Tensor) -> "RetrievalResult":
-        """Count each query as often as its weight says, shape ``(Q,)``."""
+        """Weight the queries, shape ``(Q,)``."""
         return _summary(self.per_query, weights, len(self.cmc), self.junk, self.identities)
 
 
@@ -122,12 +122,12 @@ def retrieval(
     are matches, of the precision among the items of at least this similarity, over the number of
     queries with a match.
 
-    Ties: a wrong item is ahead of a match of equal similarity, so that the order of the gallery has
-    no effect and constant features do not score. Equal means within ``2**-40`` (1e-12) of the
-    largest product of norms; similarities are computed in float64.
+    Ties: a wrong item is ranked ahead of a match of equal similarity, so that the order of the
+    gallery has no effect and constant features gain nothing. Equal means within ``2**-40`` (1e-12)
+    of the largest product of norms; similarities are computed in float64.
 
-    Queries are processed in blocks of at most 128 MiB (on a GPU 2 GiB), or of one query, beside a
-    float64 copy of the gallery; similarities of all queries and items are never stored.
+    Queries are processed in blocks of at most 128 MiB (2 GiB on a GPU), or one at a time, next to a
+    float64 copy of the gallery; the matrix of all similarities is never stored.
 
     Args:
         query: features of the queries, shape ``(Q, D)``.
@@ -213,7 +213,7 @@ def as_search(
         if gallery_ids is not None or gallery_cameras is not None:
             raise ValueError(f"{name} expects gallery ids and cameras with a gallery only")
         gallery, gallery_ids = query, query_ids
-        # Among the items of one's identity and camera, oneself: so that it is ignored.
+        # Each query as its own camera, so that the item with the same camera, itself, is ignored.
         query_cameras = torch.arange(len(query)) if query_cameras is None else query_cameras
         gallery_cameras = query_cameras
     check_features(name, "gallery", gallery)
@@ -289,7 +289,7 @@ def rank_gallery(
         raise ValueError(
             f"{name} expects a gallery item that is not junk, got {len(search.junk):,} junk items"
         )
-    # Items of one identity lie side by side, so that those of a query are a range.
+    # Sorted by identity, so that the items of a query's identity are a range.
     gallery_ids, order = search.gallery_ids[keep].sort(stable=True)
     columns = keep[order]
     cameras = None if search.gallery_cameras is None else search.gallery_cameras[columns]
@@ -328,7 +328,7 @@ def _rank_block(
         match: those that are matches, shape ``(B, W)``.
         ap: form of the average precision.
     """
-    # Matches from the least similar to the most similar; then those that are none.
+    # Matches by ascending similarity; then infinity for the unused places.
     levels = similarity.gather(1, places).where(match, math.inf).sort(1).values
     similarity[own.nonzero(as_tuple=True)[0], places[own]] = -math.inf
     wrong = similarity.amax(1)
@@ -336,7 +336,7 @@ def _rank_block(
     ahead = torch.searchsorted(levels - tie, similarity, right=True)
     rows, width = places.shape
     some = ahead > 0
-    # Most are ahead of none, and on a GPU all of those would wait for one counter.
+    # Most are ahead of none; on a GPU, all of those would contend for one counter.
     ahead += torch.arange(rows, device=ahead.device)[:, None] * (width + 1)
     counts = torch.bincount(ahead.masked_select(some), minlength=rows * (width + 1)).view(rows, -1)
     wrong_ahead = counts.flip(1).cumsum(1).flip(1)[:, 1:]
@@ -355,7 +355,7 @@ def _rank_block(
     top = (matches - 1).clamp_min(0)[:, None]
 
     def rounded(values: Tensor) -> Tensor:
-        # So that equal similarities of two queries are equal.
+        # So that similarities of different queries that are equal up to rounding compare equal.
         return (values / tie).round() * tie if tie else values
 
     return QueryValues(
@@ -373,7 +373,7 @@ def _rank_block(
 def similarity_blocks(
     name: str, search: Search, similarity: str | Tensor, columns: Tensor
 ) -> tuple[Callable[[Tensor], Tensor], float]:
-    """Return a function from rows of queries to similarities of columns, and a tie's difference."""
+    """Return a function from query rows to similarities with the columns, and the tie width."""
     query, gallery = search.query, search.gallery
     if isinstance(similarity, Tensor):
         shape = (len(query), len(gallery))
@@ -407,7 +407,7 @@ def similarity_blocks(
 
 
 def _tie(largest: float) -> float:
-    """Difference of equal similarities of at most this size; a power of two."""
+    """Tie width for similarities of at most this magnitude; a power of two."""
     return math.ldexp(TIE, math.frexp(largest)[1]) if largest else 0.0
 
 
@@ -424,7 +424,7 @@ def _warn_zeros(name: str, query: Tensor, gallery: Tensor) -> None:
 def _summary(
     values: QueryValues, weights: Tensor, size: int, junk: int, identities: tuple[Tensor]
 ) -> RetrievalResult:
-    """Means of the queries' values, each counted as often as its weight says."""
+    """Weighted means of the queries' values."""
     some = values.matches > 0
     counted = weights.where(some, 0.0)
     total = counted.sum()

@@ -1,4 +1,4 @@
-"""Usage of the prototypes of a class, where it has several."""
+"""Usage of the prototypes of each class, if it has several."""
 
 from typing import NamedTuple
 
@@ -11,19 +11,19 @@ from tammes.pooling import Pooled
 from tammes.similarity import Cosine, angle_gaps
 
 _BLOCK = 1 << 24
-"""Numbers of own prototypes in memory at once."""
+"""Most numbers of gathered prototypes in memory at a time."""
 
 
 class SubcenterUsageResult(NamedTuple):
     """Result of :func:`subcenter_usage`.
 
     Attributes:
-        center: place of each example's nearest prototype among those of its class, shape ``(N,)``.
+        center: index of each example's nearest prototype among those of its class, shape ``(N,)``.
         counts: number of examples at each prototype, shape ``(C, K)``; adds up over batches.
-        dominant: place of the prototype with most examples in each class, shape ``(C,)``.
+        dominant: index of the prototype with most examples in each class, shape ``(C,)``.
         angle: angle of each example to the dominant prototype of its class, in degrees, shape
             ``(N,)``; large for a wrong label.
-        share: share of the examples that are at the dominant prototype of their class.
+        share: fraction of examples at the dominant prototype of their class.
     """
 
     center: Tensor
@@ -35,14 +35,14 @@ class SubcenterUsageResult(NamedTuple):
 
 @torch.no_grad()
 def subcenter_usage(features: Tensor, labels: Tensor, prototypes: Tensor) -> SubcenterUsageResult:
-    """Find the prototype of its class that each example uses, and the dominant ones.
+    """Find which prototype of its class each example uses, and the dominant ones.
 
-    Sub-centre ArcFace cleans its data by it: with 3 prototypes per class, wrong labels gather at
-    those that are not dominant. Examples more than 75 degrees from the dominant prototype are left
-    out, and :func:`tammes.heads.drop_subcenters` leaves out the other prototypes.
+    Sub-centre ArcFace uses this to clean its data: with 3 prototypes per class, wrong labels gather
+    at those that are not dominant. Examples more than 75 degrees from the dominant prototype are
+    dropped, and :func:`tammes.heads.drop_subcenters` drops the other prototypes.
 
     Args:
-        features: of all examples, or of a batch, shape ``(N, D)``.
+        features: features of all examples or of a batch, shape ``(N, D)``.
         labels: class of each example, shape ``(N,)``.
         prototypes: shape ``(C, K, D)``.
 
@@ -82,7 +82,7 @@ def subcenter_usage(features: Tensor, labels: Tensor, prototypes: Tensor) -> Sub
     center = torch.cat(parts)
     counts = torch.bincount(labels * count + center, minlength=classes * count)
     counts = counts.view(classes, count)
-    # Of equally many the first, as of equally near ones.
+    # If tied, the first; as for equally near ones.
     dominant = (counts == counts.amax(1, keepdim=True)).byte().argmax(1)
     own = prototypes[labels, dominant[labels]].double()
     gaps = angle_gaps(features.double(), own)

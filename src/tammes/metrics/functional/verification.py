@@ -1,4 +1,4 @@
-"""Verify whether two examples are of one identity: ROC, TAR@FAR, EER, minDCF, ten-fold accuracy."""
+"""Verify whether two examples have the same identity: ROC, TAR@FAR, EER, minDCF, fold accuracy."""
 
 from collections.abc import Sequence
 from typing import Literal, NamedTuple
@@ -29,8 +29,8 @@ class RocCurve(NamedTuple):
     """Rates at each threshold, from accepting nothing to accepting everything.
 
     Attributes:
-        far: share of the different pairs that are accepted, shape ``(T + 1,)``.
-        tar: share of the same pairs that are accepted, shape ``(T + 1,)``.
+        far: fraction of different pairs that are accepted, shape ``(T + 1,)``.
+        tar: fraction of same pairs that are accepted, shape ``(T + 1,)``.
         thresholds: a score is accepted at or above it, shape ``(T + 1,)``.
     """
 
@@ -43,8 +43,8 @@ class DetCurve(NamedTuple):
     """Error rates at each threshold, from accepting nothing to accepting everything.
 
     Attributes:
-        far: share of the different pairs that are accepted, shape ``(T + 1,)``.
-        frr: share of the same pairs that are rejected, shape ``(T + 1,)``.
+        far: fraction of different pairs that are accepted, shape ``(T + 1,)``.
+        frr: fraction of same pairs that are rejected, shape ``(T + 1,)``.
         thresholds: a score is accepted at or above it, shape ``(T + 1,)``.
     """
 
@@ -64,7 +64,7 @@ class VerificationResult(NamedTuple):
         points: accepted pairs at each threshold.
         bin_width: width of the bins of a histogram of scores; 0 if the scores are in memory.
         pairs: the scores in memory; None for a histogram.
-        identities: codes of the identities of the first and of the second of each pair, or None.
+        identities: codes of both identities of each pair, or None.
     """
 
     eer: Tensor
@@ -79,13 +79,13 @@ class VerificationResult(NamedTuple):
     def threshold(self, far: float) -> Tensor:
         """Smallest threshold whose FAR does not exceed the target.
 
-        It is one of the scores (of a histogram: the edge of a bin), or infinity if even the largest
-        score is accepted too often. Needs ``1 / far`` different pairs.
+        It is one of the scores (for a histogram, the edge of a bin), or infinity if even the
+        largest score would exceed the target. Needs ``1 / far`` different pairs.
         """
         return self.points.thresholds[self._index(far)]
 
     def tar(self, far: float) -> Tensor:
-        """Share of same pairs accepted at :meth:`threshold`; needs ``1 / far`` different pairs."""
+        """Fraction of same pairs accepted at :meth:`threshold`, with the same requirement."""
         return self.points.positives[self._index(far)] / self.points.all_positives
 
     def min_dcf(self, p_target: float = 0.01, c_miss: float = 1, c_fa: float = 1) -> Tensor:
@@ -120,15 +120,15 @@ class VerificationResult(NamedTuple):
 
     @property
     def det(self) -> DetCurve:
-        """DET curve: FAR, FRR and thresholds; to plot it, map both rates by the probit."""
+        """DET curve: FAR, FRR and thresholds; plot both rates on a probit scale."""
         far, tar, thresholds = self.roc
         return DetCurve(far, 1 - tar, thresholds)
 
     def bounds(self) -> tuple["VerificationResult", "VerificationResult"]:
-        """Worst and best case of a histogram: every number of the scores is between theirs.
+        """Worst and best case of a histogram, which bound every value of the exact scores.
 
-        The rates at the edges of bins are exact. Between two edges all different pairs may be above
-        the same pairs or below. If the scores are in memory, both are the result itself.
+        Rates at the edges of bins are exact. Within a bin, all different pairs may be above the
+        same pairs, or below. If the scores are in memory, both are the result itself.
         """
         if not self.bin_width:
             return self, self
@@ -136,7 +136,7 @@ class VerificationResult(NamedTuple):
         return worst, best
 
     def weighted(self, weights: Tensor) -> "VerificationResult":
-        """Count each pair as often as its weight says, shape ``(N,)``; not for a histogram."""
+        """Weight the pairs, shape ``(N,)``; not for a histogram."""
         if self.pairs is None:
             raise ValueError("weighted expects scores in memory, got a histogram")
         return self._replaced(self.pairs.points(weights))
@@ -158,7 +158,7 @@ class FoldAccuracy(NamedTuple):
         accuracies: accuracy of each fold, shape ``(F,)``.
         thresholds: threshold of each fold, from the other folds, shape ``(F,)``.
         pairs: scores, same and fold of each pair.
-        identities: codes of the identities of the first and of the second of each pair, or None.
+        identities: codes of both identities of each pair, or None.
     """
 
     mean: Tensor
@@ -169,7 +169,7 @@ class FoldAccuracy(NamedTuple):
     identities: tuple[Tensor, Tensor] | None
 
     def weighted(self, weights: Tensor) -> "FoldAccuracy":
-        """Count each pair as often as its weight says, shape ``(N,)``."""
+        """Weight the pairs, shape ``(N,)``."""
         return _fold_accuracy(self.pairs, weights, self.identities)
 
 
@@ -183,14 +183,14 @@ def verification(
         \mathrm{FAR}(t) = \frac{\#\{\text{different}: s \ge t\}}{\#\text{different}},\qquad
         \mathrm{TAR}(t) = 1 - \mathrm{FRR}(t) = \frac{\#\{\text{same}: s \ge t\}}{\#\text{same}}
 
-    TAR at a FAR is read at the smallest threshold whose FAR does not exceed the target, never at
-    one nearby whose FAR is higher. The EER is where FAR and FRR are equal on straight lines between
-    the points of successive distinct scores. Equal scores are accepted together.
+    TAR at a FAR is taken at the smallest threshold whose FAR does not exceed the target, never at a
+    nearby one whose FAR is higher. The EER is where FAR and FRR are equal, interpolated linearly
+    between successive distinct scores. Equal scores are accepted together.
 
     Args:
         scores: similarity of each pair, shape ``(N,)``.
-        same: whether a pair is of one identity, shape ``(N,)``.
-        identities: identities of the first and of the second of each pair, for :func:`intervals`.
+        same: whether a pair has the same identity, shape ``(N,)``.
+        identities: first and second identity of each pair, for :func:`intervals`.
 
     Returns:
         The :class:`VerificationResult`. Without same or without different pairs, the numbers that
@@ -296,15 +296,15 @@ def fold_accuracy(
 ) -> FoldAccuracy:
     """Accuracy of each fold of pairs at the threshold that is best for the other folds.
 
-    The threshold is exact: of all halfway points between two successive scores of the other folds,
-    and the two ends, the one with the most correct pairs; of several, the highest.
+    The threshold is exact: among all midpoints of successive scores of the other folds, and the two
+    ends, the one with the most correct pairs; if tied, the highest.
 
     Args:
         scores: similarity of each pair, shape ``(N,)``.
-        same: whether a pair is of one identity, shape ``(N,)``.
-        folds: number of folds, cut from the pairs in their order; or the fold of each pair, shape
+        same: whether a pair has the same identity, shape ``(N,)``.
+        folds: number of consecutive folds to cut the pairs into; or the fold of each pair, shape
             ``(N,)``. The files of LFW list the pairs fold by fold.
-        identities: identities of the first and of the second of each pair, for :func:`intervals`.
+        identities: first and second identity of each pair, for :func:`intervals`.
 
     Returns:
         The :class:`FoldAccuracy`.
@@ -360,7 +360,7 @@ def _fold_accuracy(
 
 
 def _best_threshold(points: OperatingPoints) -> Tensor:
-    """Halfway below the score that accepts the most pairs correctly; of several, the highest."""
+    """Threshold with the most correct pairs, halfway below a score; if tied, the highest."""
     right = points.positives + (points.all_negatives - points.negatives)
     best = int(right.argmax())
     below = torch.cat([points.thresholds[1:], points.thresholds.new_tensor([-torch.inf])])
@@ -377,14 +377,14 @@ def normalize_scores(
     norm: ScoreNorm = "as",
     top: int = 300,
 ) -> Tensor:
-    r"""Normalise scores of pairs by scores with a cohort of other identities: z, s or AS-norm.
+    r"""Normalise the scores of pairs with a cohort of other identities: z-, s- or AS-norm.
 
     .. math::
         s_z = \frac{s - \mu_e}{\sigma_e},\qquad
         s_s = \frac12\Bigl(\frac{s - \mu_e}{\sigma_e} + \frac{s - \mu_t}{\sigma_t}\Bigr)
 
-    with mean and standard deviation (divided by the number) of the cohort scores of the first side
-    e and of the second side t. AS-norm is the s-norm with the ``top`` largest scores of each side.
+    with mean and standard deviation (population) of the cohort scores of the first side e and of
+    the second side t. AS-norm is the s-norm with the ``top`` largest scores of each side.
 
     Args:
         scores: score of each pair, shape ``(N,)``.
