@@ -1,4 +1,4 @@
-"""Dense kernel on a GPU: three matrix products, and four Triton kernels around them.
+"""Dense kernel on a GPU: three matrix products, and five Triton kernels around them.
 
 The function of :mod:`tammes.kernels.dense` for the losses that read the own class and ``others``
 alone, which are nearly all: inner products and cosines, with a scale that is a number. At everyday
