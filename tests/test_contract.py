@@ -306,29 +306,31 @@ def render():
     cases = "\n".join(f"- **{case}**: {meaning}." for case, meaning in CASES.items())
     return f"""# The finite contract
 
-Finite input gives a finite loss and finite gradients of the features and of every parameter; the
-parameters stay float32, and so do their gradients.
+You can rely on this: finite input gives a finite loss, and finite gradients of the features and of
+every parameter. Parameters and their gradients stay float32. This page shows where that was tested.
 
-This page is made by `.venv/bin/python tests/test_contract.py` from what it measures, and
-`tests/test_contract.py` fails where it is not up to date. One trial is a forward and a backward
-pass of one term on one head, D = {SIZE}, C = {CLASSES}, N = {ROWS}: {trials} trials on the CPU.
-The features come out of a linear layer: in float32, or in bfloat16 or float16 under
-`torch.autocast`, with float32 parameters. Terms on the split run both dense and streamed. The
-settings of each term are in `tests/catalogue.py`.
+`.venv/bin/python tests/test_contract.py` generates this page from what it measures, and the same
+file as a test fails if the page is out of date. A trial is a forward and a backward pass of one
+term on one head, with D = {SIZE}, C = {CLASSES}, N = {ROWS}; there are {trials:,} trials on the
+CPU. The features are the output of a linear layer in float32, or in bfloat16 or float16 under
+`torch.autocast`, with float32 parameters. Terms on the split run both dense and streamed.
+`tests/catalogue.py` has the settings of each term.
+
+The dangerous cases are:
 
 {cases}
 
 ## By case
 
-✓: holds in fp32, bf16 and fp16, on every head the term fits. Otherwise the head and the precision
-in which it fails.
+✓ means that it holds in fp32, bf16 and fp16, on every head that fits the term. Otherwise the table
+names the head and the precision in which it fails.
 
 {table(["term", *CASES], by_case)}
 
 ## By head
 
-✓: holds in all three precisions and all {len(CASES)} cases. –: the criterion refuses the term on
-this head, for the reason in the last column.
+✓ means that it holds in all three precisions and all {len(CASES)} cases, – that the criterion
+rejects the term on this head, for the reason in the last column.
 
 {table(["term", *(f"`{head}`" for head in HEADS), "why not on all"], by_head)}
 """

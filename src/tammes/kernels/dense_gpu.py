@@ -1,4 +1,4 @@
-"""Dense kernel on a GPU: three matrix products, and four Triton kernels around them.
+"""Dense kernel on a GPU: three matrix products, and five Triton kernels around them.
 
 Computes what :mod:`tammes.kernels.dense` does, for losses that read only the target class and
 ``others``, which nearly all do, on inner products and cosines with a fixed scale. At common sizes a

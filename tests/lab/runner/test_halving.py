@@ -236,5 +236,5 @@ def test_a_search_on_digits_ends_with_a_command_and_resumes(tmp_path, capsys):
         assert main(words) == 0
         said = capsys.readouterr()
         assert "train with it: tammes train" in said.out
-        assert ("3 of them finished before" in said.err) is repeated
+        assert ("3 of them already finished" in said.err) is repeated
     assert "held-out images" in (tmp_path / "tuning.html").read_text()

@@ -58,7 +58,7 @@ def stamps(out):
 def test_three_losses_are_trained_on_mnist_and_compared(first, out):
     assert first.code == 0, first.err
     assert "3 runs in " in first.err
-    assert ", 0 of them finished before; " in first.err
+    assert ", 0 of them already finished; " in first.err
     runs = find([out])
     assert sorted(run.config.loss for run in runs) == sorted(LOSSES)
     for run in runs:
@@ -100,7 +100,7 @@ def test_a_second_call_trains_nothing_and_a_deleted_cell_is_trained_alone(first,
     again = compare(out)
     assert again.code == 0
     assert "3 runs in " in again.err
-    assert ", 3 of them finished before; " in again.err
+    assert ", 3 of them already finished; " in again.err
     assert "running" not in again.err
     assert again.out == first.out
     assert page.exists()
@@ -111,7 +111,7 @@ def test_a_second_call_trains_nothing_and_a_deleted_cell_is_trained_alone(first,
     shutil.rmtree(gone.folder)
     last = compare(out)
     assert last.code == 0, last.err
-    assert ", 2 of them finished before; " in last.err
+    assert ", 2 of them already finished; " in last.err
     assert "lm_softmax, seed 0: done" in last.err
     assert not re.search(r"(?<!lm_)softmax, seed 0", last.err)
     assert "cosface(margin=0.2), seed 0" not in last.err

@@ -13,8 +13,8 @@ from tammes.lab.cli.arguments import add_argument
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Add the arguments of ``tammes advise`` to a parser."""
     parser.description = (
-        "For a number of classes and dimensions: the feasible margins and scales, settings to "
-        "start from, settings that cannot train, and the memory and time of a step."
+        "Say which margins and scales are feasible for a number of classes and dimensions, which "
+        "settings to start from, which cannot train, and what memory and time a step takes."
     )
     add = partial(add_argument, parser)
     add("--classes C", "number of classes", type=int, required=True)

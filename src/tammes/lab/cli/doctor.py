@@ -13,9 +13,9 @@ from tammes.lab.records.run_folder import RecordError, Run, find
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Add the arguments of ``tammes doctor`` to a parser."""
     parser.description = (
-        "Say what is wrong with runs, why, and what to change: the findings of the looks during "
-        "training, and a diagnosis of the finished model. Exit code 0 if all runs are healthy, 1 "
-        "if there is a warning. docs/doctor.md explains every illness."
+        "Say what is wrong with runs, why, and what to change: the findings during training, and a "
+        "diagnosis of the finished model. The exit code is 0 if all runs are healthy and 1 if "
+        "there is a warning. docs/doctor.md explains every finding."
     )
     add = partial(add_argument, parser)
     add("runs RUN", "run directories, or directories that contain runs at any depth", nargs="+")

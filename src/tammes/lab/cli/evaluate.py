@@ -14,7 +14,8 @@ _PROTOCOLS = {
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Add the arguments of ``tammes evaluate`` to a parser."""
     parser.description = (
-        "Evaluate a trained model, or features from a file, under another protocol."
+        "Evaluate a trained model, or features from a file, by retrieval, verification, open sets "
+        "or few-shot episodes."
     )
     protocols = parser.add_subparsers(dest="protocol", required=True, metavar="PROTOCOL")
     for name, summary in _PROTOCOLS.items():

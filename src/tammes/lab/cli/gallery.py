@@ -33,7 +33,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         "other images. Individuals need not be classes of the training."
     )
     actions = parser.add_subparsers(dest="action", required=True, metavar="ACTION")
-    folder = "folder with a subfolder of images for each individual, which is named as its id"
+    folder = "folder with a subfolder of images for each individual, named by its id"
     corrupt = "leave out images that cannot be read, and name them"
 
     build = actions.add_parser("build", help="enrol a folder of individuals in a new gallery")

@@ -22,12 +22,12 @@ COMMANDS = {
     "compare": "train several losses with several seeds and compare them",
     "tune": "search for scale, margin and learning rate of a loss on held-out images",
     "reproduce": "reproduce tables and figures of the papers, next to the published numbers",
-    "report": "write a page about finished runs",
+    "report": "compare finished runs on a page",
     "doctor": "say what is wrong with runs, why, and what to change",
-    "advise": "feasible margins and scales, settings that cannot train, costs of a step",
-    "losses": "every loss with its formula, settings, heads and references",
+    "advise": "say which margins and scales are feasible, and what a step costs",
+    "losses": "show every loss with its formula, settings, heads and references",
     "measure": "measure the margins of prototypes and embeddings from files",
-    "evaluate": "retrieval, verification, open sets or few-shot episodes, of a run or of files",
+    "evaluate": "test retrieval, verification, open sets or few-shot episodes",
     "predict": "predict the classes of images with a trained model",
     "gallery": "enrol individuals, and recognise them in images",
     "export": "write a trained model to an ONNX or a torch.export file",
@@ -112,7 +112,7 @@ def _usage() -> str:
     lines = ["usage: tammes COMMAND ..."]
     for heading, names in SECTIONS.items():
         lines += ["", f"{heading}:", *(f"  {name:<12}{COMMANDS[name]}" for name in names)]
-    return "\n".join([*lines, "", "`tammes COMMAND --help` explains one."])
+    return "\n".join([*lines, "", "`tammes COMMAND --help` shows the options of a command."])
 
 
 def _load(name: str) -> ModuleType:

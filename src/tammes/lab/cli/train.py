@@ -22,7 +22,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         "an interrupted run. Under torchrun all processes train one model together."
     )
     add = partial(add_argument, parser)
-    add("--out DIR", "parent directory of the runs (%(default)s)", "runs")
+    add("--out DIR", "parent directory of the runs [%(default)s]", "runs")
     add("--folder DIR", "run directory, instead of one under --out")
     add("--resume RUN", "run directory to resume; its configuration replaces the defaults")
     add("--json", "print the final measures as JSON")

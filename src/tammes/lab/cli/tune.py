@@ -20,10 +20,10 @@ from tammes.lab.runner.halving import tune
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Add the arguments of ``tammes tune`` to a parser."""
     parser.description = (
-        "Search for scale, margin and learning rate of a loss by successive halving: twelve "
-        "settings for a ninth of the epochs, the best third of them for a third, the best two of "
-        "those for all, at the cost of five to seven runs. Settings are compared on held-out "
-        "training images. Repeating the command resumes an interrupted search."
+        "Search for scale, margin and learning rate of a loss by successive halving: train twelve "
+        "settings for a ninth of the epochs, the best four for a third, and the best two for all. "
+        "This costs five to seven runs. Settings are compared on held-out training images. "
+        "Repeating the command resumes an interrupted search."
     )
     add = partial(add_argument, parser)
     add("--out DIR", "directory of the runs and of tuning.html [tuning]", "tuning")

@@ -68,8 +68,8 @@ class Config:
         image_width: width of images that are not square; ``image_size`` is then their height.
         validation: share of the training images held out to choose the best epoch; with 0 the last
             epoch is kept.
-        select_epoch: such as ``fewshot('cifar-fs:validation', shot=1, method='l2')``: keep the
-            epoch with the best accuracy in episodes of classes that are not trained on.
+        select_epoch: keep the epoch with the best accuracy in episodes of classes that are not
+            trained on, such as ``fewshot('cifar-fs:validation', shot=1, method='l2')``.
         limit: largest number of images per partition, balanced over the classes, for quick trials;
             0 uses all.
         fraction: share of the training images to use, the same for every class.
@@ -78,7 +78,8 @@ class Config:
             every affected class.
         skip_corrupt: skip images that cannot be decoded instead of stopping.
         loss: loss expression, such as ``cosface(margin=0.35) + 0.5*sample_margin()``.
-        head: such as ``cosine(scale=30)``; ``auto`` chooses the head that the loss is designed for.
+        head: head expression, such as ``cosine(scale=30)``; ``auto`` chooses the head that the loss
+            is designed for.
         backbone: network that computes the features; ``auto`` chooses a small one.
         start: folder of a finished run on the same classes whose weights training starts from, as
             in large-margin fine-tuning.
@@ -86,11 +87,12 @@ class Config:
             out; 0 for none.
         schedules: scheduled settings of the loss, such as ``margin=WarmUp(0, 0.35, epochs=5)``.
         augment: augmentation such as ``pad_crop(4) + flip()``, ``none``, or ``auto``.
-        sampler: ``random()``, ``balanced()``, ``episodes(way=16, shot=8)`` (with ``repeat=False``
-            no image comes twice in an epoch) or ``pk(classes=16, images=4)``.
+        sampler: how batches are drawn: ``random()``, ``balanced()``, ``pk(classes=16, images=4)``
+            or ``episodes(way=16, shot=8)`` (with ``repeat=False`` no image comes twice in an
+            epoch).
         batch_size: examples per step, summed over all processes.
         epochs: number of training epochs.
-        optimizer: ``sgd``, ``adam`` (decay added to the gradient) or ``adamw``.
+        optimizer: ``sgd``, ``adam`` (weight decay added to the gradient) or ``adamw``.
         lr: learning rate of the backbone.
         head_lr: learning rate of the head; by default that of the backbone.
         momentum: momentum of SGD.
@@ -99,8 +101,8 @@ class Config:
         head_weight_decay: weight decay of the prototypes; by default ``weight_decay``.
         decay_norms: apply weight decay to biases and normalisation layers too.
         lr_schedule: ``cosine()``, ``log(1e-4)``, ``steps([60, 120], 0.2)`` or ``constant()``.
-        warmup: epochs of linear learning rate warm-up; ``cosine`` and ``log`` run over the epochs
-            after it, the epochs of ``steps`` count from the start of training, warm-up included.
+        warmup: epochs of linear learning rate warm-up; ``cosine`` and ``log`` begin after it, and
+            the epochs of ``steps`` include it.
         warmup_start: share of the learning rate at which the warm-up begins.
         clip: gradient norm to clip at; 0 disables clipping.
         precision: precision of matrix products.
@@ -108,20 +110,20 @@ class Config:
         graphs: capture the step as a CUDA graph: ``on``, ``off``, or ``auto`` (if possible).
         shard: shard the prototypes by class over the processes of ``torchrun``; a run can be
             resumed with any number of processes.
-        deterministic: use deterministic algorithms on a GPU; on a CPU they always are.
-        accelerator: ``auto``, ``cpu`` or ``cuda``.
+        deterministic: use deterministic algorithms on a GPU; those on a CPU always are.
+        accelerator: device to train on; ``auto`` is a GPU if there is one.
         memory: GiB of pixels to keep on the device; images of a larger data set are read one by
             one.
-        workers: number of processes that read such images.
+        workers: number of processes that read images of a data set larger than ``memory``.
         evaluate_every: epochs between two evaluations on the test data.
         flip_test: average the features of a test image and of its mirror image.
         save_every: epochs between two checkpoints.
         save_steps: steps between two checkpoints within an epoch; 0 for none.
-        save_seconds: seconds between two checkpoints, looked at within an epoch too; 0 for none.
+        save_seconds: seconds between two checkpoints, within an epoch too; 0 for none.
         watch: ``gradients`` records after every epoch how far the gradients of the classification
             part and of the metric part of the loss are from orthogonal.
         loggers: ``tensorboard``, ``mlflow`` or ``wandb``, separated by commas.
-        mute: findings of the doctor that are not reported, by name, separated by commas.
+        mute: names of findings of the doctor to leave out, separated by commas.
         seed: seed of initial weights, data order, augmentation and corruption.
         name: label of the run; by default its loss.
     """

@@ -88,7 +88,7 @@ def train_all(
             reason = Run(cell.folder).failure.get("message")
             report(f"{cell.name}: failed before, --retry-failed retries it: {reason}")
     report(
-        f"{len(cells)} runs in {folder}, {len(cells) - len(waiting)} of them finished before; "
+        f"{len(cells)} runs in {folder}, {len(cells) - len(waiting)} of them already finished; "
         f"{at.workers} at a time, {at.threads} thread{'s' * (at.threads > 1)} each"
     )
     if waiting:
