@@ -335,6 +335,19 @@ ON_THE_COMMAND_LINE = {
     "a table of names alone": ("train --data names.csv", "a line for each image is expected"),
     "names of files without ending": ("train --data kaggle.csv", "the ending of the file"),
     "one image of each class": ("train --data single", "each class needs 2 images or more"),
+    "a protocol in two words": ("evaluate open-set runs/one", "did you mean openset?"),
+    "a machine misspelt": (
+        "advise --classes 10 --dim 8 --machine rtx490",
+        "did you mean rtx4090?",
+    ),
+    "a number with a comma": (
+        "advise --classes 1,000 --dim 8",
+        "--classes: a whole number such as 1000 is expected, got '1,000'",
+    ),
+    "settings in the name of a loss": (
+        "advise --classes 10 --dim 8 --loss cosface(margin=0.2)",
+        "names of losses alone, got 'cosface(margin=0.2)'; margin and scale",
+    ),
     "a run that is none": ("predict runs/one pictures", "runs/one: not a run"),
     "pictures to measure": ("measure pictures", "the folder of a finished run is expected"),
     "pictures to report": ("report pictures", "pictures"),

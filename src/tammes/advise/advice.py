@@ -353,6 +353,11 @@ def defaults_of(loss: str, grid: Grid) -> tuple[float, float | None]:
 
 def _names(loss: str) -> tuple[str, ...]:
     """Names of the builders of the losses in a sum; a variant of a loss has one of its own."""
+    if "(" in loss:
+        raise ValueError(
+            f"advise expects names of losses alone, got {loss!r}; margin and scale are settings of "
+            "their own"
+        )
     parts = [part.strip() for part in loss.split("+")]
     names = tuple(part if part in SUMS else builder(part).__name__ for part in parts)
     if all(name in SUMS for name in names):

@@ -55,8 +55,10 @@ def run(arguments: argparse.Namespace) -> int:
     try:
         done = train(config, folder, progress=progress)
     except KeyboardInterrupt:
+        # Before training begins there is nothing to resume.
         again = shlex.join(["tammes", "train", "--resume", str(folder)])
-        progress.say(f"interrupted; resume with {again}")
+        begun = (folder / "config.json").exists()
+        progress.say(f"interrupted; {f'resume with {again}' if begun else 'repeat the command'}")
         return 130
     if int(os.environ.get("RANK", 0)) > 0:
         return 0
