@@ -66,14 +66,14 @@ class Scales:
 
 @dataclass(frozen=True)
 class Evidence:
-    """Default setting of a loss in a grid of trainings.
+    """Advised setting of a loss in a grid of trainings.
 
     Attributes:
         data: data set.
         classes: number of its classes.
         images: training images of a class.
         quantity: what was measured, in %.
-        advised: the default setting.
+        advised: the setting that is advised for it.
         best: the best setting of the grid.
         seeds: seeds of each setting.
     """
@@ -97,6 +97,7 @@ class Advice:
         loss: loss, as given or recommended.
         margin: its margin, as given or recommended; ``None`` if it has none.
         scale: its scale, likewise; of an adaptive one the first.
+        lr: learning rate of the head, if given.
         class_margin: largest possible class margin.
         sample_margin: largest sample margin of examples at their prototypes,
             ``1 - cos(class margin)``.
@@ -108,7 +109,7 @@ class Advice:
         cautions: warnings about the settings.
         costs: bytes and seconds of every implementation.
         implementation: the one that a head chooses by default, or ``""`` without a head.
-        evidence: trainings with the default settings of this loss, next to the best of their grid.
+        evidence: trainings with the advised settings of this loss, next to the best of their grid.
 
     Example:
         >>> advice = advise(1000, 128, loss="cosface")
@@ -121,6 +122,7 @@ class Advice:
     loss: str
     margin: float | None
     scale: float
+    lr: float | None
     class_margin: LargestClassMargin
     sample_margin: float
     sample_margin_limit: float
@@ -311,6 +313,7 @@ def advise(
         loss="+".join(written),
         margin=used_margin,
         scale=used_scale,
+        lr=lr,
         class_margin=limit,
         sample_margin=1 - reach,
         sample_margin_limit=largest_sample_margin_of_any(classes, dim, limit.angle),
@@ -333,7 +336,7 @@ def advise(
 
 
 def _evidence(loss: str) -> Iterator[Evidence]:
-    """Compare the default settings of a loss with the best of every grid that trained them."""
+    """Compare the advised settings of a loss with the best of every grid that trained them."""
     for grid in grids():
         trial = grid.find(loss, *defaults_of(loss, grid))
         if trial is not None:
