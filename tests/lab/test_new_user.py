@@ -164,6 +164,21 @@ IN_PYTHON = {
         DataError,
         "take images before they are normalised",
     ),
+    "arrays with channels first": (
+        lambda: write_source("any.parquet", numpy.zeros((1, 3, 8, 8), "uint8"), [0]),
+        DataError,
+        "got (3, 8, 8); tensors have channels first, torch.as_tensor",
+    ),
+    "pixels of 64 bits": (
+        lambda: write_source("any.parquet", numpy.zeros((1, 8, 8), "int64"), [0]),
+        DataError,
+        "got int64; convert to uint8",
+    ),
+    "floating labels of images": (
+        lambda: write_source("any.parquet", numpy.zeros((1, 8, 8), "uint8"), numpy.zeros(1)),
+        DataError,
+        "got float at position 0; convert whole numbers to integers",
+    ),
     "one image and one label": (
         lambda: write_source("any.parquet", numpy.zeros((8, 8)), numpy.int64(0)),
         DataError,
