@@ -13,6 +13,7 @@ from tammes.advise.feasibility import KINDS, bent
 from tammes.advise.warnings import anchors
 from tammes.advise.workload import Machine
 from tammes.geometry import largest_class_margin, normface_lower_bound
+from tammes.lab import Config
 
 advise = functools.partial(advising.advise, machine="h200")
 SIZES = [(2, 2), (10, 128), (100, 64), (8, 3), (50, 2), (10_000, 512), (1_000_000, 512)]
@@ -79,7 +80,9 @@ def test_the_loss_before_training_is_that_of_the_margin_asked_for():
 @pytest.mark.parametrize("samples", [None, 3])
 def test_what_is_recommended_raises_no_objection(classes, dim, loss, samples):
     advice = advise(classes, dim, loss=loss, samples_per_class=samples)
-    assert not advice.cautions
+    # The sizes themselves may be objected to.
+    crowded = (classes, dim) == (50, 2) and loss != "lm_softmax"
+    assert [caution.code for caution in advice.cautions] == ["no-room"] * crowded
     values = {row.setting: row.value for row in advice.recommendations}
     assert values["scale"] == advice.scale
     if loss in KINDS:
@@ -218,7 +221,8 @@ def test_every_caution_there_is_has_a_case_here():
         r'"(?:cannot|risk|note)"[^,]*,\n\s+"([a-z-]+)"', inspect.getsource(warnings)
     )
     assert len(written) > 12
-    assert set(written) == {code for code, _, _ in CASES}
+    # That of the sizes is below: the cases here have others.
+    assert set(written) - {"no-room"} == {code for code, _, _ in CASES}
 
 
 def test_direct_sum_and_super_symmetry_are_fine_with_few_classes():
@@ -378,3 +382,42 @@ def test_losses_on_prototypes_have_a_head_of_several_of_a_class(loss):
 def test_losses_between_features_have_no_prototypes_of_a_class(loss):
     with pytest.raises(ValueError, match=f"subcenters with losses on prototypes only, got {loss}"):
         advise(1000, 64, loss=loss, subcenters=3)
+
+
+def test_classes_that_the_dimensions_have_no_room_for_get_a_caution_with_a_remedy():
+    (crowded,) = advise(59, 2).cautions
+    assert (crowded.level, crowded.code) == ("risk", "no-room")
+    assert "59 classes in 2 dimensions are at most 6.1° apart" in crowded.text
+    assert "use 4 dimensions or more" in crowded.text
+    assert not advise(59, 4).cautions
+    (shared,) = advise(10, 1).cautions
+    assert (shared.level, shared.code) == ("cannot", "no-room")
+    # More dimensions do not help a posterior that is too much to ask.
+    assert "no-room" not in codes(100, 3, posterior=1 - 1e-15)
+    # What the demo draws, and the usual sizes.
+    for classes, dim in ((10, 2), (10, 3), (100, 64), (1623, 128), (1_000_000, 512)):
+        assert "no-room" not in codes(classes, dim)
+
+
+def test_the_command_trains_what_was_planned():
+    given = {"batch": 512, "autocast": "float16", "lr": 0.02, "optimizer": "adamw"}
+    advice = advise(100, 64, machine="t4", **given)
+    assert "--lr 0.001 --head-lr 0.02 --batch-size 512 --precision fp16" in advice.command
+    assert "lr=0.001, head_lr=0.02, weight_decay" in advice.code
+    plain = advise(100, 64, batch=Config().batch_size)
+    assert not {"--batch-size", "--precision", "--head-lr"} & {*plain.command.split()}
+
+
+@pytest.mark.parametrize(
+    ("settings", "said"),
+    [
+        ({"classes": 100}, "softmax did as well"),
+        ({"classes": 59, "identities": True}, "softmax was better on three data sets"),
+        ({"classes": 100, "imbalance": 50.0}, "ldam is made for classes of such different sizes"),
+        ({"classes": 50_000}, "trains where arcface is reported not to"),
+    ],
+)
+def test_the_loss_is_recommended_with_what_was_better_on_such_data(settings, said):
+    first = advise(dim=128, **settings).recommendations[0]
+    assert (first.setting, first.value) == ("loss", "cosface")
+    assert said in first.reason

@@ -164,6 +164,21 @@ IN_PYTHON = {
         DataError,
         "take images before they are normalised",
     ),
+    "arrays with channels first": (
+        lambda: write_source("any.parquet", numpy.zeros((1, 3, 8, 8), "uint8"), [0]),
+        DataError,
+        "got (3, 8, 8); tensors have channels first, torch.as_tensor",
+    ),
+    "pixels of 64 bits": (
+        lambda: write_source("any.parquet", numpy.zeros((1, 8, 8), "int64"), [0]),
+        DataError,
+        "got int64; convert to uint8",
+    ),
+    "floating labels of images": (
+        lambda: write_source("any.parquet", numpy.zeros((1, 8, 8), "uint8"), numpy.zeros(1)),
+        DataError,
+        "got float at position 0; convert whole numbers to integers",
+    ),
     "one image and one label": (
         lambda: write_source("any.parquet", numpy.zeros((8, 8)), numpy.int64(0)),
         DataError,
@@ -265,6 +280,8 @@ def desk(tmp_path_factory):
         "lost.csv": [*lines, "flat/bag_99.png,bag"],
         "ragged.csv": [*lines, "flat/bag_0.png"],
         "no_names.csv": lines[1:],
+        "names.csv": lines[:1],
+        "kaggle.csv": ["image_id,label", "bag_0,bag", "boot_0,boot"],
         "notes.txt": ["bag"],
     }.items():
         (root / name).write_text("\n".join(text))
@@ -273,6 +290,9 @@ def desk(tmp_path_factory):
     garment("bag", 0).save(root / "tables" / "images" / "1.png")
     for name in ("a.csv", "b.csv"):
         (root / "tables" / name).write_text("path,label\nimages/1.png,bag\n")
+    for kind in CLASSES:
+        (root / "single" / kind).mkdir(parents=True)
+        garment(kind, 0).save(root / "single" / kind / "1.png")
     broken = root / "broken" / "bag"
     broken.mkdir(parents=True)
     (broken / "1.png").write_bytes((root / "flat" / "bag_1.png").read_bytes()[:60])
@@ -323,6 +343,26 @@ ON_THE_COMMAND_LINE = {
     "a folder of images beside two tables": ("train --data tables", "a.csv may have the labels"),
     "a table without names of columns": ("train --data no_names.csv", "named in the first line"),
     "a pattern without a label": ("train --data flat/*.png", "has {label} where the class is"),
+    "the images in place of the run": (
+        "train --folder pictures",
+        "got pictures with 'bag' in it; --data names the images",
+    ),
+    "a table of names alone": ("train --data names.csv", "a line for each image is expected"),
+    "names of files without ending": ("train --data kaggle.csv", "the ending of the file"),
+    "one image of each class": ("train --data single", "each class needs 2 images or more"),
+    "a protocol in two words": ("evaluate open-set runs/one", "did you mean openset?"),
+    "a machine misspelt": (
+        "advise --classes 10 --dim 8 --machine rtx490",
+        "did you mean rtx4090?",
+    ),
+    "a number with a comma": (
+        "advise --classes 1,000 --dim 8",
+        "--classes: a whole number such as 1000 is expected, got '1,000'",
+    ),
+    "settings in the name of a loss": (
+        "advise --classes 10 --dim 8 --loss cosface(margin=0.2)",
+        "names of losses alone, got 'cosface(margin=0.2)'; margin and scale",
+    ),
     "a run that is none": ("predict runs/one pictures", "runs/one: not a run"),
     "pictures to measure": ("measure pictures", "the folder of a finished run is expected"),
     "pictures to report": ("report pictures", "pictures"),
@@ -342,7 +382,8 @@ def test_a_mistake_on_the_command_line_gets_a_hint_in_one_sentence(
     mistake, at_desk, tmp_path, capsys
 ):
     words, hint = ON_THE_COMMAND_LINE[mistake]
-    out = ["--out", str(tmp_path / "out")] if words.startswith(("train", "compare")) else []
+    trains = words.startswith(("train", "compare")) and "--folder" not in words
+    out = ["--out", str(tmp_path / "out")] if trains else []
     assert main([*words.split(), *out]) == 2
     printed = capsys.readouterr()
     assert printed.out == ""

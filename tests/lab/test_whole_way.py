@@ -111,6 +111,17 @@ def test_a_run_that_is_interrupted_says_how_to_go_on_and_does_so(
         assert (folder / name).read_bytes() == (whole.folder / name).read_bytes(), name
 
 
+def test_an_interruption_before_training_names_no_run(pictures, tmp_path, capsys, monkeypatch):
+    def stop(*given, **more):
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr("tammes.lab.data.load", stop)
+    folder = tmp_path / "run"
+    assert main(["train", "--data", str(pictures), *SHORT, "--folder", str(folder)]) == 130
+    assert capsys.readouterr().err == "interrupted; repeat the command\n"
+    assert not folder.exists()
+
+
 def test_the_same_command_goes_on_too(pictures, whole, tmp_path, capsys, monkeypatch):
     words = ["train", "--data", str(pictures), *SHORT, "--out", str(tmp_path)]
     interrupt(monkeypatch, epoch=2)

@@ -66,14 +66,14 @@ class Scales:
 
 @dataclass(frozen=True)
 class Evidence:
-    """Result of a loss's default setting in a grid of training runs.
+    """Result of a loss's advised setting in a grid of training runs.
 
     Attributes:
         data: dataset.
         classes: number of its classes.
         images: training images per class.
         quantity: what was measured, in %.
-        advised: the default setting.
+        advised: the setting that is advised for it.
         best: the best setting of the grid.
         seeds: seeds of each setting.
     """
@@ -97,6 +97,7 @@ class Advice:
         loss: loss, as given or recommended.
         margin: its margin, as given or recommended; ``None`` if it has none.
         scale: its scale, as given or recommended; the initial one if it is adaptive.
+        lr: learning rate of the head, if given.
         class_margin: largest possible class margin.
         sample_margin: largest sample margin of examples at their prototypes,
             ``1 - cos(class margin)``.
@@ -108,7 +109,7 @@ class Advice:
         cautions: warnings about the settings.
         costs: bytes and seconds of every implementation.
         implementation: the one that a head chooses by default, or ``""`` without a head.
-        evidence: training runs with the default settings of this loss, and the best of their grid.
+        evidence: training runs with the advised settings of this loss, and the best of their grid.
 
     Example:
         >>> advice = advise(1000, 128, loss="cosface")
@@ -121,6 +122,7 @@ class Advice:
     loss: str
     margin: float | None
     scale: float
+    lr: float | None
     class_margin: LargestClassMargin
     sample_margin: float
     sample_margin_limit: float
@@ -311,6 +313,7 @@ def advise(
         loss="+".join(written),
         margin=used_margin,
         scale=used_scale,
+        lr=lr,
         class_margin=limit,
         sample_margin=1 - reach,
         sample_margin_limit=largest_sample_margin_of_any(classes, dim, limit.angle),
@@ -333,7 +336,7 @@ def advise(
 
 
 def _evidence(loss: str) -> Iterator[Evidence]:
-    """Compare the default settings of a loss with the best in every grid that contains them."""
+    """Compare the advised settings of a loss with the best in every grid that contains them."""
     for grid in grids():
         trial = grid.find(loss, *defaults_of(loss, grid))
         if trial is not None:
@@ -353,6 +356,11 @@ def defaults_of(loss: str, grid: Grid) -> tuple[float, float | None]:
 
 def _names(loss: str) -> tuple[str, ...]:
     """Names of the builders of the losses in a sum; a variant of a loss has its own builder."""
+    if "(" in loss:
+        raise ValueError(
+            f"advise expects names of losses alone, got {loss!r}; margin and scale are settings of "
+            "their own"
+        )
     parts = [part.strip() for part in loss.split("+")]
     names = tuple(part if part in SUMS else builder(part).__name__ for part in parts)
     if all(name in SUMS for name in names):

@@ -21,6 +21,10 @@ from tammes.split import FREE_MAP
 
 _LARGE_SCORE = 15.0
 """Scale times margin from which the margin is warmed up."""
+_FEW_IDENTITIES = 100
+"""Identities in training up to which a margin lost against softmax (recipes ``identities``)."""
+_IMBALANCED = 10.0
+"""Largest over smallest class from which the sizes of classes decide on the loss."""
 _REPLICATED = "the same on every rank"
 
 
@@ -113,8 +117,7 @@ def recommendations(
     """
     rows = []
     if free:
-        reason = "simplest margin: it shifts the score; trains where arcface is reported not to"
-        rows.append(Recommendation("loss", "cosface", reason, "reports"))
+        rows.append(_recommend_loss(choice))
     scale = _recommend_scale(choice, margin)
     if margin is not None:
         fixed = choice.scale if isinstance(scale.value, str) else scale.value
@@ -125,6 +128,22 @@ def recommendations(
     if costs:
         rows += _recommend_mode(choice, costs)
     return tuple(rows)
+
+
+def _recommend_loss(choice: Choice) -> Recommendation:
+    """Recommend the loss that is left open, with what docs/choosing.md says about such data."""
+    reason, basis = "simplest margin: it shifts the score", "measured"
+    if choice.imbalance >= _IMBALANCED:
+        reason += "; ldam is made for classes of such different sizes: compare both"
+        basis = "literature"
+    elif choice.identities and choice.work.classes <= _FEW_IDENTITIES:
+        reason += "; from so few identities softmax was better on three data sets: compare both"
+    elif choice.identities or choice.work.classes >= defaults.MANY_CLASSES:
+        reason, basis = f"{reason}; trains where arcface is reported not to", "reports"
+    else:
+        reason += "; if accuracy on the trained classes is all that counts, softmax did as well on "
+        reason += "MNIST"
+    return Recommendation("loss", "cosface", reason, basis)
 
 
 def _recommend_scale(choice: Choice, margin: float | None) -> Recommendation:

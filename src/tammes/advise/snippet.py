@@ -23,6 +23,9 @@ if TYPE_CHECKING:
 _OPTIMIZERS = {"adam": "Adam", "adamw": "AdamW", "adagrad": "Adagrad", "rmsprop": "RMSprop"}
 _EPOCHS = 20
 """Default number of epochs in the lab."""
+_BATCH = 128
+"""Default batch size in the lab."""
+_PRECISIONS = {"bfloat16": "bf16", "float16": "fp16"}
 
 
 class Snippet:
@@ -130,7 +133,8 @@ class Snippet:
         kind, rate = self._optimizer()
         momentum = f", momentum={defaults.MOMENTUM:g}" if kind == "SGD" else ""
         decay = f"weight_decay={defaults.WEIGHT_DECAY:g}"
-        lines.append(f"groups = criterion.param_groups(backbone, lr={rate:g}, {decay})")
+        head_rate = "" if self.advice.lr is None else f"head_lr={self.advice.lr:g}, "
+        lines.append(f"groups = criterion.param_groups(backbone, lr={rate:g}, {head_rate}{decay})")
         lines.append(f"optimizer = torch.optim.{kind}(groups{momentum})")
         return "\n".join(lines)
 
@@ -151,4 +155,8 @@ class Snippet:
         if self.work.optimizer in ("adam", "adamw"):
             rate = defaults.LEARNING_RATES[self.work.optimizer]
             words += ["--optimizer", self.work.optimizer, "--lr", f"{rate:g}"]
+        words += [] if self.advice.lr is None else ["--head-lr", f"{self.advice.lr:g}"]
+        words += [] if self.work.batch == _BATCH else ["--batch-size", str(self.work.batch)]
+        if self.work.autocast is not None:
+            words += ["--precision", _PRECISIONS[self.work.autocast]]
         return shlex.join(words)

@@ -141,7 +141,7 @@ def _costs(advice: "Advice") -> Iterator[str]:
 
 
 def _evidence(advice: "Advice") -> Iterator[str]:
-    rows = [["trained on", "classes", "images each", "", "default", "best", "with"]]
+    rows = [["trained on", "classes", "images each", "", "advised", "best", "with"]]
     for each in advice.evidence:
         best, name = each.best, each.quantity
         how = f"{best.loss}, scale {best.scale:g}, margin {best.margin:g}{best.beyond_defaults}"
@@ -152,7 +152,7 @@ def _evidence(advice: "Advice") -> Iterator[str]:
         yield f"Evidence: no training of ours behind scale and margin of {main}, only its paper"
         return
     seeds = min(each.seeds for each in advice.evidence)
-    yield f"Evidence: the defaults of {main}, and the best of 12 settings; {seeds} seeds each"
+    yield f"Evidence: {main} as advised for each, and the best of 12 settings; {seeds} seeds each"
     yield from table(rows, right=frozenset({1, 2, 4, 5}))
     most = max(each.classes for each in advice.evidence)
     if classes > most:

@@ -22,10 +22,13 @@ from tammes.advise.feasibility import (
     scale_for,
 )
 from tammes.advise.workload import Workload
+from tammes.geometry.bounds import largest_class_margin
 from tammes.geometry.theory import smallest_alpha1
 
 FEW = 5
 """Examples per class below which a large margin is reported not to train."""
+LARGEST_SCALE = 64.0
+"""Largest scale of our trainings, and of the papers'."""
 METRIC = ("nca", "proto", "triplet", "contrastive")
 """Losses between the examples of a batch."""
 BOUNDED = ("normface", "cosface", "arcface", "sphereface", "combined_margin", "gm_softmax")
@@ -101,7 +104,7 @@ class Choice:
 
 def cautions(choice: Choice) -> tuple[Caution, ...]:
     """Return every caution that applies to a choice, the most severe first."""
-    checks = (_margin, _scale, _training, _precision, _batch, _combination)
+    checks = (_margin, _room, _scale, _training, _precision, _batch, _combination)
     found = [caution for check in checks for caution in check(choice)]
     order = ("cannot", "risk", "note")
     return tuple(sorted(found, key=lambda caution: order.index(caution.level)))
@@ -143,6 +146,38 @@ def _margin(choice: Choice) -> Iterator[Caution]:
             f"{math.cos(angle) - 1:.4g}",
             "-m > 1 - cos A",
         )
+
+
+def _room(choice: Choice) -> Iterator[Caution]:
+    """Warn of more classes than the dimensions have room for."""
+    if not choice.spherical or choice.main == "lm_softmax" or adapts_scale(choice.names):
+        return
+    classes, dim = choice.work.classes, choice.work.dim
+
+    def needed(dim: int) -> float:
+        reach = math.cos(largest_class_margin(classes, dim).angle)
+        return scale_for(choice.odds, 1.0, reach)
+
+    about = needed(dim)
+    # Half of the room is the margin's, which takes twice the scale.
+    most = LARGEST_SCALE / 2
+    if about <= most or needed(classes) > most:
+        return
+    enough = dim
+    while needed(enough) > most:
+        enough *= 2
+    apart = (
+        f"are at most {math.degrees(choice.angle):.3g}° apart, which takes a scale of {about:.3g} "
+    )
+    apart += f"even without a margin, where no training of ours had more than {LARGEST_SCALE:g}"
+    yield Caution(
+        "cannot" if math.isinf(about) else "risk",
+        "no-room",
+        f"{classes:,} classes in {dim:,} dimension{'s' * (dim > 1)} "
+        f"{'have to share directions' if math.isinf(about) else apart}; use {enough:,} dimensions "
+        "or more",
+        "s >= log((C-1) p / (1-p)) / (1 - cos A)",
+    )
 
 
 def _scale(choice: Choice) -> Iterator[Caution]:

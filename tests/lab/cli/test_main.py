@@ -76,7 +76,7 @@ def test_advise_plans_for_the_machine_it_is_told(capsys):
     ("words", "sentence"),
     [
         (["--classes", "10"], "the following arguments are required: --dim"),
-        (["--classes", "ten", "--dim", "4"], "invalid int value: 'ten'"),
+        (["--classes", "ten", "--dim", "4"], "a whole number such as 1000 is expected, got 'ten'"),
         (["--classes", "1", "--dim", "4"], "classes to be a whole number from 2, got 1"),
         (["--classes", "9", "--dim", "4", "--loss", "arcfce"], "did you mean arcface?"),
         (["--classes", "9", "--dim", "4", "--dtype", "int8"], "invalid choice: 'int8'"),

@@ -38,6 +38,14 @@ def test_what_was_decoded_is_not_decoded_again(read, said, root, monkeypatch):
     assert second.digest == first.digest
 
 
+def test_long_decoding_reports_how_far_it_is_and_the_time_left(read, said, root, monkeypatch):
+    monkeypatch.setattr(decode, "CHUNK", 4)
+    monkeypatch.setattr(decode_partition, "_REPORT_SECONDS", 0.0)
+    read()
+    assert said[1].startswith(f"{root}: 8 of 10 images, 0:0")
+    assert said[1].endswith(" left")
+
+
 def test_it_is_where_it_is_said_to_be(read, cache_folder):
     read()
     kinds = sorted(path.suffix for path in cache_folder.iterdir())

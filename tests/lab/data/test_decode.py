@@ -7,7 +7,7 @@ import numpy
 import pytest
 from PIL import Image
 
-from tammes.lab.data.decode import ImageInfo, decode, decode_all, read_info
+from tammes.lab.data.decode import CHUNK, ImageInfo, decode, decode_all, read_info
 
 
 def encoded(image, kind, **options):
@@ -204,3 +204,13 @@ def test_looking_finds_sizes_without_pixels(many):
     assert found[300] == "not an image"
     # The header of a truncated file is whole.
     assert found[650] == ImageInfo(False, 5, 5)
+
+
+@pytest.mark.parametrize("processes", [0, 2])
+def test_decoding_tells_how_far_it_is(many, processes):
+    done = []
+    rows = [row % 256 for row in range(8 * CHUNK)]
+    decode_all(many.__getitem__, rows, (3, 5, 5), None, processes=processes, advance=done.append)
+    assert done
+    assert done == sorted(set(done))
+    assert max(done) <= len(rows)

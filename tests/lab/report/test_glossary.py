@@ -29,3 +29,12 @@ def test_no_word_is_defined_twice():
 def test_a_unit_is_no_part_of_the_word():
     assert definition("accuracy %") == COLUMNS["accuracy"]
     assert definition("no such column") == ""
+
+
+def test_the_columns_of_evaluations_are_defined():
+    thresholds = ("for", "threshold", "FAR %", "interval", "TAR %", "interval of TAR")
+    open_set = ("known searches", "missed %", "unknown searches", "accepted %")
+    pairs = ("same pairs", "rejected %", "different pairs")
+    retrieval = ("identity", "queries", "mAP %", "rank-1 %", "most often taken for")
+    columns = (*thresholds, *open_set, *pairs, *retrieval, "FPIR %", "interval of TPIR")
+    assert not [column for column in columns if not definition(column)]

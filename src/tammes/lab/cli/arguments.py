@@ -26,7 +26,19 @@ def add_argument(
         options["metavar"] = metavar
     if isinstance(default, int | float):
         options.setdefault("type", type(default))
+    if options.get("type") is int:
+        options["type"] = whole_number
     parser.add_argument(name, help=text, **options)
+
+
+def whole_number(text: str) -> int:
+    """Parse a whole number."""
+    try:
+        return int(text)
+    except ValueError:
+        raise argparse.ArgumentTypeError(
+            f"a whole number such as 1000 is expected, got {text!r}"
+        ) from None
 
 
 def seeds(text: str) -> int | list[int]:

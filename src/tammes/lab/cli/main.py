@@ -9,6 +9,7 @@ ends with results missing or ``doctor`` finds something, 130 after an interrupti
 import argparse
 import importlib
 import os
+import re
 import sys
 from collections.abc import Sequence
 from types import ModuleType
@@ -58,6 +59,9 @@ class _Parser(argparse.ArgumentParser):
         if message.startswith("unrecognized arguments: --"):
             name = message.split()[2].partition("=")[0]
             message += did_you_mean(name, self._option_string_actions)
+        choice = re.search(r"invalid choice: '([^']*)' \(choose from (.*)\)", message)
+        if choice:
+            message += did_you_mean(choice[1], re.findall(r"[\w-]+", choice[2]))
         raise _Mistake(f"{message}; see {self.prog} --help")
 
 

@@ -37,7 +37,7 @@ def run(arguments: argparse.Namespace) -> int:
     else:
         config = read_config(arguments)
         if arguments.folder is not None:
-            folder = writable(Path(arguments.folder), flag="--folder")
+            folder = writable(_run_folder(arguments.folder), flag="--folder")
         else:
             folder = writable(Path(arguments.out), flag="--out") / config.folder
 
@@ -55,8 +55,10 @@ def run(arguments: argparse.Namespace) -> int:
     try:
         done = train(config, folder, progress=progress)
     except KeyboardInterrupt:
+        # Before training begins there is nothing to resume.
         again = shlex.join(["tammes", "train", "--resume", str(folder)])
-        progress.say(f"interrupted; resume with {again}")
+        begun = (folder / "config.json").exists()
+        progress.say(f"interrupted; {f'resume with {again}' if begun else 'repeat the command'}")
         return 130
     if int(os.environ.get("RANK", 0)) > 0:
         return 0
@@ -65,6 +67,20 @@ def run(arguments: argparse.Namespace) -> int:
     else:
         print(_summary(done))
     return 0
+
+
+def _run_folder(text: str) -> Path:
+    """Return the folder of a run; one with other files is refused, since it may be the images'."""
+    folder = Path(text)
+    files = [path.name for path in folder.iterdir()] if folder.is_dir() else []
+    # What a run leaves that failed before it began.
+    others = sorted({name for name in files if name[0] != "."} - {"failure.json", "tensorboard"})
+    if others and "config.json" not in others:
+        raise ValueError(
+            f"--folder is expected to be new, empty or a run, got {text} with {others[0]!r} in "
+            "it; --data names the images"
+        )
+    return folder
 
 
 def _summary(done: Run) -> str:

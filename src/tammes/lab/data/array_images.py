@@ -40,9 +40,10 @@ def from_array(array: Any) -> Any:
     if array.ndim == 2 and array.dtype == "uint16":
         return require("PIL.Image", extra="lab").fromarray(array)
     if array.ndim not in (2, 3) or array.shape[2:] not in _CHANNELS:
+        first = array.ndim == 3 and array.shape[:1] in _CHANNELS
         raise ValueError(
             "an array of shape (height, width[, channels]) with 1, 3 or 4 channels is expected, "
-            f"got {array.shape}"
+            f"got {array.shape}{'; tensors have channels first, torch.as_tensor' * first}"
         )
     return _from_pixels(as_uint8(torch.from_numpy(array.copy())))
 
@@ -68,7 +69,8 @@ def as_uint8(values: Tensor) -> Tensor:
     if values.dtype == torch.uint8:
         return values
     if not values.is_floating_point():
-        raise ValueError(f"pixels are expected as uint8 or in [0, 1], got {values.dtype}")
+        kind = str(values.dtype).removeprefix("torch.")
+        raise ValueError(f"pixels are expected as uint8 or in [0, 1], got {kind}; convert to uint8")
     if not bool(((values >= 0) & (values <= 1)).all()):
         low, high = float(values.min()), float(values.max())
         hint = ""

@@ -31,7 +31,9 @@ def read_csv(path: Path) -> tuple[list[str], list[tuple[int, list[str]]]]:
     line = 1
     try:
         with open(path, encoding="utf-8-sig", newline="") as lines:
-            reader = csv.reader(lines, delimiter=_delimiter(lines), strict=True)
+            separator = _delimiter(lines)
+            # "a.png, cat" is class "cat".
+            reader = csv.reader(lines, delimiter=separator, skipinitialspace=True, strict=True)
             for values in reader:
                 if values:
                     rows.append((line, values))

@@ -173,10 +173,12 @@ def decode_all(
     out: Any | None,
     *,
     processes: int | None = None,
+    advance: Callable[[int], None] = lambda done: None,
 ) -> list[DecodeResult]:
     """Decode many images as :func:`decode_some` does, in several processes if that is faster.
 
-    ``fetch`` is called in this process, in order; 0 processes are this process only.
+    ``fetch`` is called in this process, in order; 0 processes are this process only. ``advance`` is
+    called now and then with the number of decoded images.
     """
     started = time.perf_counter()
     first = rows[:CHUNK]
@@ -191,6 +193,7 @@ def decode_all(
         for chunk in chunks:
             items = [fetch(rows[position]) for position in chunk]
             results += decode_some(items, shape, _part(out, chunk.start, chunk.stop))
+            advance(chunk.stop)
         return results
     with ThreadPoolExecutor(processes) as pool:
         workers = [_Worker() for _ in range(processes)]
@@ -210,6 +213,7 @@ def decode_all(
                 # Prefetch a few chunks only, to keep few encoded images in memory.
                 if number >= 2 * processes:
                     waiting[number - 2 * processes].result()
+                    advance(chunks[number - 2 * processes].stop)
                 items = [fetch(rows[position]) for position in chunk]
                 part = _part(out, chunk.start, chunk.stop)
                 waiting.append(pool.submit(on_a_worker, items, part))

@@ -1,6 +1,7 @@
 """Decode the entries of a partition to images of one shape, in memory if they fit."""
 
 import math
+import time
 from collections.abc import Callable
 from dataclasses import dataclass
 from itertools import islice
@@ -18,6 +19,8 @@ _SIDE = 64
 """Default side of images whose sizes differ."""
 _SAMPLE = 256
 """Images from which the shape is guessed before all are decoded."""
+_REPORT_SECONDS = 10.0
+"""Seconds between two reports of how many images are decoded."""
 
 
 @dataclass(frozen=True)
@@ -144,7 +147,7 @@ class PartitionDecoder:
             verb = "decoding" if full else "checking"
             self.report(f"{self.source}: {verb} {len(rows):,} images")
             out = numpy.zeros((len(rows), *guess), dtype="uint8") if fits else None
-            results = decode_all(fetch, rows, guess if full else None, out)
+            results = decode_all(fetch, rows, guess if full else None, out, advance=self._pace())
             actual, mixed = self._shape_of(results)
             # The shape of all images is right; if the sample misled, there is a second pass.
             if actual == guess or attempt == 2:
@@ -153,6 +156,22 @@ class PartitionDecoder:
         unreadable = {row: each for row, each in enumerate(results) if isinstance(each, str)}
         pixels = None if out is None else torch.from_numpy(out)
         return cache.CachedImages(guess, len(rows), unreadable, full, mixed, pixels)
+
+    def _pace(self) -> Callable[[int], None]:
+        """Return a function that reports the number of decoded images, and the time left."""
+        started = reported = time.monotonic()
+
+        def advance(done: int) -> None:
+            nonlocal reported
+            now, total = time.monotonic(), len(self.entries.items)
+            if now - reported >= _REPORT_SECONDS:
+                reported = now
+                minutes, seconds = divmod(round((now - started) / done * (total - done)), 60)
+                self.report(
+                    f"{self.source}: {done:,} of {total:,} images, {minutes}:{seconds:02} left"
+                )
+
+        return advance
 
     def _shape_of(self, results: list[ImageInfo | str]) -> tuple[Shape, bool]:
         """Return the common shape of images, and whether they differ in size."""

@@ -38,7 +38,8 @@ def hold_out(images: Images, share: float, *, seed: int) -> tuple[Images, Images
     if share and not bool(held.any()):
         raise ValueError(
             f"{images.source}: of {len(images)} images in {len(images.classes)} classes, "
-            f"none can be held out for a share of {share}"
+            f"none can be held out for a share of {share}: each class needs 2 images or more, or "
+            "test images of their own"
         )
     return images.subset((~held).nonzero().squeeze(1)), images.subset(held.nonzero().squeeze(1))
 

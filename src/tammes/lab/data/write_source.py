@@ -87,6 +87,8 @@ def _rows(
             label = label.item()
         if not isinstance(label, int | str) or isinstance(label, bool):
             hint = "; if it is one-hot, use argmax(1)" if getattr(label, "ndim", 0) == 1 else ""
+            if isinstance(label, float):
+                hint = "; convert whole numbers to integers"
             if hasattr(images, "batch_size") and hasattr(images, "dataset"):
                 hint = "; a DataLoader yields batches, give its dataset"
             raise DataError(

@@ -15,7 +15,9 @@ from tammes.lab.stats.trends import Curve, collapse, crossing, rise
 _POWER = 0.8
 """Probability with which the advised number of seeds decides a difference of the measured size."""
 _MANY_SEEDS = 30
-"""Groups that this many more seeds would not tell apart are level."""
+"""Groups that this many more seeds would not tell apart may be level."""
+_LEVEL = 2.0
+"""Points by which groups that are level differ at most, by the interval of their difference."""
 _CLOSE = 2 / 3
 """Share of the leader's class margin below which it explains why a group is behind."""
 _LISTED = 3
@@ -249,6 +251,11 @@ def _undecided(found: Standing, quantity: Quantity, value: str, side: str) -> st
     certainty = f"{by} ({interval(paired, quantity)})"
     more = seeds_to_decide(paired) if paired.mean > 0 else None
     level = listed([leader.label, *(each.label for each in found.level)])
+    if more is None and quantity.unit == "%" and max(-paired.low, paired.high or 0.0) > _LEVEL:
+        return (
+            f"No winner in {name} among {level}: the first leads the second by {certainty}; seeds "
+            f"differ so much that {_MANY_SEEDS} more would hardly decide it."
+        )
     if more is None:
         return (
             f"{level} are level in {name}: the first two differ by {certainty}, which "

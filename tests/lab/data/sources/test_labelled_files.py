@@ -26,7 +26,14 @@ def table(path, columns, rows, delimiter=","):
 
 
 @pytest.mark.parametrize(
-    "columns", [("path", "label"), ("filename", "class"), ("file_name", "type of thing")]
+    "columns",
+    [
+        ("path", "label"),
+        ("filename", "class"),
+        ("file_name", "type of thing"),
+        ("Image", "Class"),
+        ("Image Path", " Label"),
+    ],
 )
 def test_a_table_of_paths_and_labels_is_a_source(flat, said, columns):
     folder, files = flat
@@ -86,6 +93,39 @@ def test_numbers_are_classes_in_their_order(flat, said):
     rows = [(file, 10 if name == "coat" else 2) for file, name in files]
     path = table(folder / "labels.csv", ("path", "label"), rows)
     assert load(path, "train", report=said.append).classes == ("2", "10")
+
+
+@pytest.mark.parametrize("index", ["", "Unnamed: 0"])
+def test_an_index_of_pandas_is_no_column(flat, said, index):
+    folder, files = flat
+    rows = [(number, file, name) for number, (file, name) in enumerate(files)]
+    path = table(folder / "labels.csv", (index, "path", "type of thing"), rows)
+    assert load(path, "train", report=said.append).classes == ("coat", "shoe")
+
+
+def test_whole_numbers_with_a_point_are_the_same_classes(flat, said):
+    folder, files = flat
+    rows = [(file, "10.0" if name == "coat" else "2.0") for file, name in files]
+    path = table(folder / "labels.csv", ("path", "label"), rows)
+    assert load(path, "train", report=said.append).classes == ("2", "10")
+
+
+def test_spaces_after_separators_and_paths_of_windows_are_read(flat, said):
+    folder, files = flat
+    rows = [(f"flat\\{file}", f" {name}") for file, name in files]
+    path = table(folder.parent / "labels.csv", ("path", " label"), rows)
+    assert load(path, "train", report=said.append).classes == ("coat", "shoe")
+
+
+def test_files_in_several_rows_are_reported(flat, said):
+    folder, files = flat
+    path = table(folder / "labels.csv", ("path", "label"), [*files, files[1]])
+    load(path, "train", report=said.append)
+    assert said[0].startswith(f"{path}: 1 of 11 rows repeat a file, such as 'coat_1.png'; it may")
+    path = table(folder / "torn.csv", ("path", "label"), [*files, files[1], ("coat_2.png", "shoe")])
+    said.clear()
+    load(path, "train", report=said.append)
+    assert "2 of 12 rows repeat a file, 1 of them with different labels, such as 'coat_2" in said[0]
 
 
 def test_a_missing_file_is_named_counted_and_left_out_on_request(flat, said):
@@ -157,6 +197,8 @@ def test_a_pattern_may_name_the_partition_and_says_what_does_not_match(flat, sai
         ("three.csv", r"none of its 1 files is there, such as 'x.png'; .* relative to /"),
         ("four.csv", r"four.csv line 3: a path is expected in column 'path', got none"),
         ("five.csv", r"column 'label' has 1 empty rows"),
+        ("six.csv", r"six.csv: a line for each image is expected, got none below the names"),
+        ("seven.csv", r"such as 'coat_0'; .* with the ending of the file, such as .jpg"),
     ],
 )
 def test_a_table_or_pattern_that_cannot_be_used_is_one_sentence(flat, said, source, message):
@@ -167,5 +209,7 @@ def test_a_table_or_pattern_that_cannot_be_used_is_one_sentence(flat, said, sour
     table(here / "three.csv", ("path", "label"), [("x.png", "coat")])
     table(here / "four.csv", ("path", "label"), [("flat/coat_0.png", "coat"), ("", "coat")])
     table(here / "five.csv", ("path", "label"), [("flat/coat_0.png", "coat"), ("x.png", "")])
+    table(here / "six.csv", ("path", "label"), [])
+    table(here / "seven.csv", ("image_id", "label"), [("coat_0", "coat"), ("shoe_0", "shoe")])
     with pytest.raises(DataError, match=message):
         load(here / source, "train", report=said.append)

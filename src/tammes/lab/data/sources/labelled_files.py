@@ -2,6 +2,7 @@
 
 import os
 import re
+from collections import Counter
 from collections.abc import Callable, Sequence
 from pathlib import Path
 
@@ -36,13 +37,21 @@ _FIELDS = {
 _FIELD = re.compile("|".join(map(re.escape, _FIELDS)))
 
 
-def table_partitions(table: Path) -> Partitions:
+def table_partitions(table: Path, report: Callable[[str], None]) -> Partitions:
     """Return the partitions of a CSV table of paths and labels.
 
     Paths are relative to the folder of the table. Each value of a column ``split`` is a partition.
+    Names of columns may be capitalised and of two words, and unnamed ones, as pandas writes its
+    index, are left out. Files in several rows are reported.
     """
     names, rows = read_csv(table)
-    columns = {name: [row[place] for _, row in rows] for place, name in enumerate(names)}
+    if not rows:
+        raise DataError(f"{table}: a line for each image is expected, got none below the names")
+    columns = {
+        name.strip().lower().replace(" ", "_"): [row[place] for _, row in rows]
+        for place, name in enumerate(names)
+        if name.strip() and not name.startswith("Unnamed: ")
+    }
     file = next((name for name in PATH_COLUMNS if name in columns), None)
     if file is None:
         raise DataError(
@@ -59,12 +68,40 @@ def table_partitions(table: Path) -> Partitions:
     _, labels, classes = read_labels(
         str(table), list(columns), {}, names, lambda name: _values(columns[name])
     )
-    if not any((table.parent / path).exists() for path in paths):
-        raise DataError(
-            f"{table}: none of its {len(paths):,} files is there, such as {paths[0]!r}; its paths "
-            f"are expected to be relative to {table.absolute().parent}"
-        )
+    if not _any_exists(table.parent, paths):
+        # A table that was written on Windows.
+        paths, given = [path.replace("\\", "/") for path in paths], paths
+        if not _any_exists(table.parent, paths):
+            ending = "" if Path(given[0]).suffix else ", with the ending of the file, such as .jpg"
+            raise DataError(
+                f"{table}: none of its {len(paths):,} files is there, such as {given[0]!r}; its "
+                f"paths are expected to be relative to {table.absolute().parent}{ending}"
+            )
+    _report_repeated(str(table), paths, labels.tolist(), report)
     return _partitions(table.parent, paths, labels, classes, splits)
+
+
+def _any_exists(root: Path, paths: Sequence[str]) -> bool:
+    return any((root / path).exists() for path in paths)
+
+
+def _report_repeated(
+    table: str, paths: Sequence[str], labels: Sequence[int], report: Callable[[str], None]
+) -> None:
+    """Report files in several rows: held-out images may be among those of training."""
+    classes: dict[str, set[int]] = {}
+    for path, label in zip(paths, labels, strict=True):
+        classes.setdefault(path, set()).add(label)
+    twice = len(paths) - len(classes)
+    if not twice:
+        return
+    torn = [path for path, some in classes.items() if len(some) > 1]
+    example = torn[0] if torn else next(path for path, n in Counter(paths).items() if n > 1)
+    what = f", {len(torn):,} of them with different labels" if torn else ""
+    report(
+        f"{table}: {twice:,} of {len(paths):,} rows repeat a file{what}, such as {example!r}; it "
+        "may be in the training and in the test images"
+    )
 
 
 def pattern_partitions(pattern: str, report: Callable[[str], None]) -> Partitions:
@@ -102,9 +139,13 @@ def pattern_partitions(pattern: str, report: Callable[[str], None]) -> Partition
 
 
 def _values(texts: Sequence[str]) -> list[str | int | None]:
-    """Return whole numbers as such if all values are, so that class 10 comes after class 2."""
-    if all(text.isdecimal() and str(int(text)) == text for text in texts):
-        return [int(text) for text in texts]
+    """Return whole numbers as such if all values are, so that class 10 comes after class 2.
+
+    Also 10.0, as pandas writes whole numbers of a column that once had gaps.
+    """
+    whole = [text.removesuffix(".0") for text in texts]
+    if all(text.isdecimal() and str(int(text)) == text for text in whole):
+        return [int(text) for text in whole]
     return [text or None for text in texts]
 
 

@@ -206,11 +206,11 @@ def _find(title: str, report: Callable[[str], None]) -> Partitions:
         table = folders.label_table(path)
         if table is not None:
             report(f"{title}: the labels are in {table.name}")
-            return labelled_files.table_partitions(table)
+            return labelled_files.table_partitions(table, report)
         return identity_folders.partitions(path) or folders.partitions(path)
     if path.is_file():
         if path.suffix.lower() in TABLES:
-            return labelled_files.table_partitions(path)
+            return labelled_files.table_partitions(path, report)
         if path.suffix.lower() != ".parquet":
             raise DataError(
                 f"{title}: a folder, a .csv, .tsv or .parquet file is expected, "
