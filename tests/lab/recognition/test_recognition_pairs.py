@@ -87,20 +87,20 @@ def test_a_list_names_paths_with_and_without_folder_and_suffix(tmp_path):
     trials = tmp_path / "trials.txt"
     trials.write_text("1 set/ann/ann_0001.jpg ann/ann_0002\n0 set/ann/ann_0001 bob/bob_0001\n")
     found = read_pairs(str(trials), given)
-    assert (found.left.tolist(), found.right.tolist()) == ([0, 0], [1, 2])
+    assert found.rows.tolist() == [[0, 1], [0, 2]]
     assert found.same.tolist() == [True, False]
     assert found.folds is None
     lfw = tmp_path / "pairs.txt"
     lfw.write_text("1\nann 1 2\nann 2 bob 1\n")
     found = read_pairs(str(lfw), given)
-    assert (found.left.tolist(), found.right.tolist()) == ([0, 1], [1, 2])
+    assert found.rows.tolist() == [[0, 1], [1, 2]]
     assert found.folds.tolist() == [0, 0]
 
 
 def test_rows_are_named_by_number_where_there_are_no_paths(tmp_path):
     (tmp_path / "trials.txt").write_text("1 0 1\n0 0 2\n")
     found = read_pairs(str(tmp_path / "trials.txt"), examples(list("aab")))
-    assert found.right.tolist() == [1, 2]
+    assert found.rows[:, 1].tolist() == [1, 2]
 
 
 def test_names_without_an_embedding_are_counted_and_the_first_is_named(tmp_path):

@@ -43,10 +43,9 @@ _ROLES = {"query": True, "probe": True, "gallery": False}
 
 
 class PairRows(NamedTuple):
-    """Pairs of examples: rows of both, whether they are of one identity, folds; each ``(P,)``."""
+    """Rows ``(P, 2)`` of pairs of examples, whether they are of one identity, and their folds."""
 
-    left: Tensor
-    right: Tensor
+    rows: Tensor
     same: Tensor
     folds: Tensor | None = None
 
@@ -121,14 +120,14 @@ class IdentityEmbeddings:
     def identity_numbers(self) -> Tensor:
         """Return a number for each example's identity, shape ``(N,)``."""
         assert self.identities is not None
-        return _numbers(self.identities)
+        return numbered(self.identities)
 
     def camera_numbers(self) -> Tensor | None:
         """Return a number for each example's camera, shape ``(N,)``, or none."""
-        return None if self.cameras is None else _numbers(self.cameras)
+        return None if self.cameras is None else numbered(self.cameras)
 
 
-def _numbers(values: Sequence[int] | Sequence[str]) -> Tensor:
+def numbered(values: Sequence[Any]) -> Tensor:
     """Number values in the order in which they appear."""
     known = {value: number for number, value in enumerate(dict.fromkeys(values))}
     return torch.tensor([known[value] for value in values])
@@ -443,8 +442,7 @@ def run_embeddings(folder: str | os.PathLike[str]) -> IdentityEmbeddings:
     query, cameras = tensors.get("query"), tensors.get("camera")
     pairs = None
     if "pairs" in tensors:
-        left, right = tensors["pairs"].T
-        pairs = PairRows(left, right, tensors["same"].bool(), tensors.get("fold"))
+        pairs = PairRows(tensors["pairs"], tensors["same"].bool(), tensors.get("fold"))
     return IdentityEmbeddings(
         str(run.folder),
         features,

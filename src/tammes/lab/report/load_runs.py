@@ -52,6 +52,14 @@ class InspectedRun:
     image_predictions: Sequence[int] = ()
     image_margins: Sequence[float | None] = ()
 
+    @property
+    def drawable(self) -> tuple[Tensor, Tensor, Tensor] | None:
+        """One prototype of each class, features and labels; None if the run lacks some of them."""
+        prototypes, features, labels = self.prototypes, self.features, self.labels
+        if self.cosines is None or prototypes is None or features is None or labels is None:
+            return None
+        return (prototypes, features, labels) if prototypes.ndim == 2 else None
+
     def name(self, place: int) -> str:
         """Return the name of a class, or its number if it has none."""
         return self.names[place] if place < len(self.names) else str(place)

@@ -146,7 +146,7 @@ def contenders_of(
     def curve(cell: Mapping[str, Sequence[float | None]]) -> Curve:
         points = zip(cell.get("epoch", ()), cell.get(path, ()), strict=False)
         return {
-            int(epoch): quantity.offset + quantity.factor * value
+            int(epoch): quantity.convert(value)
             for epoch, value in points
             if epoch is not None and value is not None
         }
@@ -210,7 +210,7 @@ def _over_identities(comparison: PaperComparison) -> Iterator[str]:
             continue
         by = quantity.difference(means[best] - means[others[0]])
         low, high = sorted(quantity.better * end for end in ends)
-        between = f"{quantity.shown(low, sign=True)} to {quantity.shown(high, sign=True)}"
+        between = quantity.shown_ends((low, high))
         word = "as other identities would say too" if low > 0 else "other identities may disagree"
         yield (
             f"In {quantity.name} {first} is best, by {by} over {second}: {word} "

@@ -156,8 +156,7 @@ def _resamples(recipe: Recipe, run: Run) -> dict[str, Any]:
     for quantity in recipe.quantities:
         values = drawn.get(quantity.path[-1])
         if values is not None and bool(values.isfinite().all()):
-            shown = quantity.offset + quantity.factor * values
-            found[quantity.key] = [_significant(value, 4) for value in shown.tolist()]
+            found[quantity.key] = [_significant(quantity.convert(v), 4) for v in values.tolist()]
     return {"resamples": found}
 
 

@@ -184,7 +184,7 @@ def _swept(
     yield from _drawn(name, known, place)
     means = [(point.mean, point.x) for point in known if point.mean is not None]
     if means:
-        y, x = max(means, key=lambda each: each[0] * (KNOWN[key].better or 1))
+        y, x = max(means, key=lambda each: each[0] * KNOWN[key].way)
         shown = f"{name}: best at {x:g}"
         text = f"{shown}, {KNOWN[key].shown(y)} {KNOWN[key].unit}".rstrip()
         yield Points([x], [y], shown, place, 11, True, [text], group=name)

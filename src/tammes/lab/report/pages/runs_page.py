@@ -6,7 +6,7 @@ from typing import Any
 from tammes.lab.records.run_folder import Run, read_each
 from tammes.lab.report.charts import comparison
 from tammes.lab.report.charts.chart import Chart
-from tammes.lab.report.charts.comparison import FEATURES_SHOWN, can_draw_features
+from tammes.lab.report.charts.comparison import FEATURES_SHOWN
 from tammes.lab.report.charts.feature_projection import CAPTIONS
 from tammes.lab.report.charts.training_curves import (
     SEEDS_SHOWN,
@@ -228,7 +228,7 @@ def _verdict(loaded: LoadedRuns, group: Group) -> str:
         return "not compared"
     if less.clear:
         return "higher" if less.mean > 0 else "lower"
-    return "not decided (n = 1)" if less.low is None else "not decided"
+    return "not decided (n = 1)" if less.interval is None else "not decided"
 
 
 def _cards(loaded: LoadedRuns) -> list[page.Block]:
@@ -241,8 +241,8 @@ def _cards(loaded: LoadedRuns) -> list[page.Block]:
         best = optimum(loaded, quantity.key)
         share = None if best is None or not best.value else value.mean / best.value
         detail = "" if best is None else best.text(quantity.unit)
-        unit = f" {quantity.unit}" if quantity.unit in ("%", "s") else quantity.unit
-        cards.append(page.Card(quantity.name, f"{quantity.shown(value.mean)}{unit}", detail, share))
+        shown = f"{quantity.shown(value.mean)}{quantity.suffix}"
+        cards.append(page.Card(quantity.name, shown, detail, share))
     return [page.Cards(cards)] if cards else []
 
 
@@ -252,7 +252,7 @@ def _features(loaded: LoadedRuns, drawings: Sequence[Drawing]) -> list[page.Bloc
     kinds = dict.fromkeys(each.name.partition("-")[0] for each in drawings)
     text = " ".join(["Features of test images.", *(CAPTIONS[kind] for kind in kinds)])
     blocks: list[page.Block] = [page.Text(text)]
-    left = sum(map(can_draw_features, loaded.seen.values())) - FEATURES_SHOWN
+    left = sum(seen.drawable is not None for seen in loaded.seen.values()) - FEATURES_SHOWN
     if left > 0:
         blocks.append(page.Text(f"The first {FEATURES_SHOWN} groups; {left} more are not drawn."))
     return [*blocks, *figure_blocks(drawings)]
