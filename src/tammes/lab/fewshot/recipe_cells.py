@@ -115,12 +115,12 @@ def evaluate_run(
 ) -> None:
     """Evaluate the model of a finished run with each of the settings that has no results yet."""
     for shots in several:
-        if find(run, shots) is None:
+        if find_results(run, shots) is None:
             found = _evaluate(run, shots, report)
             write_json(run.folder / FILE, {**_read_results(run), shots.digest: found})
 
 
-def find(run: Run, shots: FewShotSettings) -> dict[str, Any] | None:
+def find_results(run: Run, shots: FewShotSettings) -> dict[str, Any] | None:
     """Return the results with these settings, or None if there are none yet.
 
     Returns:

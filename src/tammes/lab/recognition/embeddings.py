@@ -13,6 +13,7 @@ from torch import Tensor
 from tammes.lab.config.expressions import did_you_mean
 from tammes.lab.measure import files
 from tammes.lab.measure.formats import FileError, load
+from tammes.lab.measure.identity_pairs import SampledPairs, sample_pairs
 from tammes.lab.recognition.pictures import FilePictures, Pictures, RunPictures
 from tammes.lab.records.run_folder import RecordError, Run
 from tammes.similarity import norm
@@ -112,19 +113,18 @@ class IdentityEmbeddings:
             return rows[~self.junk], rows[~self.junk]
         return rows[self.query & ~self.junk], rows[~self.query]
 
-    def compared(self) -> tuple[Tensor, Tensor | None]:
-        """Return the rows of queries and of the gallery without junk; no gallery if no sides."""
-        first, second = self.sides()
-        return first, None if self.query is None else second[~self.junk[second]]
-
-    def identity_numbers(self) -> Tensor:
-        """Return a number for each example's identity, shape ``(N,)``."""
+    def sample_pairs(self, limit: int, seed: int) -> SampledPairs:
+        """Sample pairs without junk: of a query and an item of the gallery, or of any two."""
         assert self.identities is not None
-        return numbered(self.identities)
-
-    def camera_numbers(self) -> Tensor | None:
-        """Return a number for each example's camera, shape ``(N,)``, or none."""
-        return None if self.cameras is None else numbered(self.cameras)
+        first, second = self.sides()
+        return sample_pairs(
+            numbered(self.identities),
+            first,
+            None if self.query is None else second[~self.junk[second]],
+            camera=None if self.cameras is None else numbered(self.cameras),
+            limit=limit,
+            seed=seed,
+        )
 
 
 def numbered(values: Sequence[Any]) -> Tensor:
@@ -398,9 +398,7 @@ def _join(query: IdentityEmbeddings, gallery: IdentityEmbeddings) -> IdentityEmb
 
     return IdentityEmbeddings(
         f"{query.title} in {gallery.title}",
-        torch.cat([query.features.to(torch.double), gallery.features.to(torch.double)])
-        if query.features.dtype != gallery.features.dtype
-        else torch.cat([query.features, gallery.features]),
+        torch.cat([query.features, gallery.features]),
         both("identities"),
         both("cameras"),
         torch.cat([query.junk, gallery.junk]),

@@ -8,8 +8,14 @@ import torch
 from torch import Tensor
 
 from tammes.lab.recognition.embeddings import IdentityEmbeddings, numbered
-from tammes.lab.recognition.evaluate_retrieval import ITEMS, SHOWN, check_sides, example_counts
-from tammes.lab.recognition.ranking import first_items, one_of_each
+from tammes.lab.recognition.evaluate_retrieval import (
+    ITEMS,
+    SHOWN,
+    check_sides,
+    example_counts,
+    first_items,
+    one_of_each,
+)
 from tammes.lab.recognition.results import (
     Listing,
     Ranking,

@@ -6,7 +6,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from tammes.lab.measure.identity_pairs import MAX_PAIRS, pair_scores, sample_pairs
+from tammes.lab.measure.identity_pairs import MAX_PAIRS, pair_scores
 from tammes.lab.recognition.embeddings import IdentityEmbeddings, PairRows, numbered
 from tammes.lab.recognition.evaluate_retrieval import example_counts
 from tammes.lab.recognition.results import (
@@ -74,13 +74,7 @@ def evaluate_verification(
                 f"{examples.title}: identities or a list of pairs (--pairs FILE) are expected, "
                 "got neither"
             )
-        sampled = sample_pairs(
-            examples.identity_numbers(),
-            *examples.compared(),
-            camera=examples.camera_numbers(),
-            limit=max_pairs,
-            seed=seed,
-        )
+        sampled = examples.sample_pairs(max_pairs, seed)
         pairs = PairRows(sampled.rows, sampled.is_same)
         counts |= {"all_same": sampled.same, "all_different": sampled.different}
         notes += _sampling_notes(sampled.same, sampled.different, sampled.one_camera, max_pairs)

@@ -12,7 +12,7 @@ from torch import Tensor
 
 from tammes.kernels.problem import Problem
 from tammes.kernels.reference import similarity_matrix
-from tammes.lab.fewshot.recipe_cells import FewShotSettings, find
+from tammes.lab.fewshot.recipe_cells import FewShotSettings, find_results
 from tammes.lab.records.run_folder import Run, number
 from tammes.lab.reproduce.ledger import Entry, Ledger
 from tammes.lab.reproduce.quantities import read_all, read_intervals
@@ -55,7 +55,7 @@ def collect_entry(
         )
     final, kept = run.final, {}
     if planned.kind == "fewshot":
-        shots = find(run, FewShotSettings.from_dict(planned.settings))
+        shots = find_results(run, FewShotSettings.from_dict(planned.settings))
         if shots is None:
             # Trained, but the few-shot evaluation is missing or failed.
             if not (folder / "failure.json").exists():
@@ -94,7 +94,7 @@ def _cell_key(planned: PlannedCell) -> dict[str, Any]:
     return {name: getattr(planned, name) for name in ("row", "column", "seed", "digest")}
 
 
-def failed(planned: PlannedCell, reason: str) -> Entry:
+def failed_entry(planned: PlannedCell, reason: str) -> Entry:
     """Return the entry of a cell whose folder cannot be read."""
     return Entry(**_cell_key(planned), status="failed", reason=reason)
 
@@ -107,7 +107,7 @@ def lacks(recipe: Recipe, entry: Entry) -> bool:
     return bool(curves) or (entry.status == "done" and not kept <= {*entry.kept})
 
 
-def score(trial: PlannedCell, run: Run) -> dict[str, Any] | None:
+def tuning_score(trial: PlannedCell, run: Run) -> dict[str, Any] | None:
     """Return the validation score of a tuning run, or None if it has not ended.
 
     Returns:
@@ -117,7 +117,7 @@ def score(trial: PlannedCell, run: Run) -> dict[str, Any] | None:
     if run.status == "unfinished":
         return None
     if run.status == "done" and trial.kind == "fewshot":
-        found = find(run, FewShotSettings.from_dict(trial.settings))
+        found = find_results(run, FewShotSettings.from_dict(trial.settings))
         if found is not None:
             return {"accuracy": round(100 * found["measures"]["validation_shot1"], 3)}
         if not (run.folder / "failure.json").exists():

@@ -56,6 +56,11 @@ class Entry:
     machine: int | None = None
     command: str = ""
 
+    def curve(self, path: str) -> dict[int, float]:
+        """Return the values of a curve by epoch, where it is known."""
+        points = zip(self.curves.get("epoch", ()), self.curves.get(path, ()), strict=False)
+        return {int(x): y for x, y in points if x is not None and y is not None}
+
 
 @dataclass
 class Ledger:

@@ -98,15 +98,10 @@ def _curves(comparison: PaperComparison, figure: Mapping[str, Any], name: str) -
 
 
 def _curve(entry: Entry, path: str, factor: float) -> Curve:
-    epochs, values = entry.curves.get("epoch", []), entry.curves.get(path, [])
-    known = {
-        int(epoch): factor * value
-        for epoch, value in zip(epochs, values, strict=False)
-        if epoch is not None and value is not None and math.isfinite(value)
-    }
+    known = entry.curve(path).items()
     if path in _LOGARITHMIC:
-        return {epoch: math.log10(value) for epoch, value in known.items() if value > 0}
-    return known
+        return {epoch: math.log10(factor * value) for epoch, value in known if value > 0}
+    return {epoch: factor * value for epoch, value in known}
 
 
 # --------------------------------------------------------------- histograms, features, formulas
