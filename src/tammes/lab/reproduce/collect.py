@@ -17,6 +17,8 @@ from tammes.lab.records.run_folder import Run, number
 from tammes.lab.reproduce.ledger import Entry, Ledger
 from tammes.lab.reproduce.quantities import read_all, read_intervals
 from tammes.lab.reproduce.recipe import ALWAYS, PlannedCell, Recipe
+from tammes.lab.training.datasets import prepare_data
+from tammes.lab.training.model import load_model
 from tammes.lab.training.provenance import without_place
 from tammes.similarity import Cosine
 from tammes.split import split
@@ -184,9 +186,6 @@ def _edges(low: float, high: float) -> list[float]:
 
 def _scatter(run: Run) -> dict[str, Any]:
     """Return points of training and test images and the prototypes, if features are 2-D."""
-    from tammes.lab.training.datasets import prepare_data
-    from tammes.lab.training.model import load_model
-
     kept = run.tensors("embeddings")
     if kept["features"].shape[1] != 2:
         return {}

@@ -22,6 +22,7 @@ from tammes.lab.records.run_folder import RecordError, Run, write_json
 from tammes.lab.reproduce.collect import CELL, collect_entry, failed_entry, lacks, tuning_score
 from tammes.lab.reproduce.ledger import Ledger, tuning_digests
 from tammes.lab.reproduce.recipe import PlannedCell, Recipe
+from tammes.lab.reproduce.sphere import run_sphere
 from tammes.lab.runner import Cell, Emit, Event, Result, plan_resources, run_cells
 from tammes.lab.runner.progress_table import ProgressTable
 from tammes.lab.runner.sweep import check, is_open, prepare, record_failures, train_cell
@@ -355,8 +356,6 @@ def run_cell(payload: Mapping[str, Any], folder: Path, emit: Emit) -> None:
         several = [FewShotSettings.from_dict(each) for each in payload["episodes"]]
         evaluate_run(Run(folder), several, lambda text: emit({"say": text}))
         return
-    from tammes.lab.reproduce.sphere import run_sphere
-
     result = run_sphere(payload["settings"], payload["seed"])
     kept = {"sphere": result.pop("sphere")}
     around = environment(torch.device("cpu"), 1)
