@@ -262,7 +262,7 @@ def _without_diverged(
 
 def _curve_shape(entry: Entry, curve: str) -> str | None:
     """Classify the shape of a curve; None if it has too few points."""
-    values = [*entry.curve(curve).values()]
+    values = [value for value in entry.curves.get(curve, []) if value is not None]
     if len(values) < 3:
         return None
     lowest = min(values)
