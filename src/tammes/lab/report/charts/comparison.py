@@ -93,9 +93,10 @@ def _differences(loaded: LoadedRuns, groups: Sequence[Group], quantity: Quantity
             continue
         text = f"{group.label}: {format_difference(quantity, less).rstrip(' *')} {quantity.unit}, "
         text += f"n = {len(less.seeds)}"
-        low, high = ([end] for end in less.interval) if less.interval else ([], [])
-        look = ("", _place(loaded, group), 7, not low)
-        layers.append(Points([less.mean], [len(rows)], *look, [text], low, high))
+        low, high = less.interval or (None, None)
+        ends = ((), ()) if low is None or high is None else ([low], [high])
+        look = ("", _place(loaded, group), 7, low is None)
+        layers.append(Points([less.mean], [len(rows)], *look, [text], *ends))
         rows.append(group.label)
     if not rows:
         return None
