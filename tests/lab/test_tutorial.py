@@ -17,7 +17,7 @@ from tammes.lab import data
 from tammes.lab.cli import train as train_command
 from tammes.lab.cli.main import _Parser, main
 from tammes.lab.config.schema import Config
-from tammes.lab.records.run_folder import Run, find
+from tammes.lab.records.run_folder import Run, find_runs
 from tammes.lab.training.loop import train
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -102,7 +102,7 @@ def test_the_tutorial_shows_the_output_of_training_and_of_comparing():
 @pytest.mark.slow
 def test_every_run_of_the_tutorial_is_done_and_learns(followed):
     folder, _ = followed
-    runs = find([folder])
+    runs = find_runs([folder])
     assert len(runs) == 2 + 3 * 3
     assert {run.status for run in runs} == {"done"}
     accuracies = [run.final["test"]["accuracy"] for run in runs]
@@ -134,7 +134,7 @@ def test_the_sections_that_the_tutorial_points_to_are_on_the_page(followed):
 @pytest.mark.slow
 def test_the_file_of_settings_is_what_the_run_was_trained_with(followed):
     folder, _ = followed
-    (run,) = (run for run in find([folder / "runs"]) if run.config.seed == 1)
+    (run,) = (run for run in find_runs([folder / "runs"]) if run.config.seed == 1)
     assert run.config.loss == "cosface(margin=0.35)"
     assert (run.config.batch_size, run.config.augment) == (64, "pad_crop(1)")
 

@@ -12,7 +12,7 @@ from test_tutorial import BLOCK, words, write_digits
 
 from tammes.lab.cli.main import main
 from tammes.lab.fewshot import class_lists
-from tammes.lab.records.run_folder import find
+from tammes.lab.records.run_folder import find_runs
 
 ROOT = Path(__file__).resolve().parents[2]
 PAGE = (ROOT / "docs" / "tutorial_fewshot.md").read_text(encoding="utf-8")
@@ -82,7 +82,7 @@ def test_what_the_tutorial_shows_is_what_is_printed(followed, commands):
 @pytest.mark.slow
 def test_its_runs_know_the_base_classes_alone_and_one_was_watched(followed):
     folder, _ = followed
-    runs = {run.folder.name: run for run in find([folder / "runs"])}
+    runs = {run.folder.name: run for run in find_runs([folder / "runs"])}
     assert {run.status for run in runs.values()} == {"done"}
     assert all(run.data["classes"] == json.loads(LISTS)["base"] for run in runs.values())
     assert all(line["gradients"]["largest"] < 1e-5 for line in runs["direct"].metrics)

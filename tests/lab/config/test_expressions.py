@@ -474,8 +474,7 @@ def test_a_larger_margin_takes_a_larger_scale():
 
 
 def test_a_scale_that_is_given_holds_unless_the_text_has_one():
-    assert parse_head("auto", tammes.cosface(), 3, 10, scale=11.0).scale == 11
-    assert parse_head("cosine(scale=12)", tammes.cosface(), 3, 10, scale=11.0).scale == 12
+    assert parse_head("cosine(scale=12)", tammes.cosface(), 3, 10).scale == 12
 
 
 def test_asking_for_a_head_draws_numbers_for_that_head_only():

@@ -13,7 +13,7 @@ from tammes.lab.fewshot import recipe_cells
 from tammes.lab.fewshot.class_lists import load_classes
 from tammes.lab.fewshot.episodes import draw
 from tammes.lab.fewshot.protocol import accuracies, cl2n, l2
-from tammes.lab.fewshot.recipe_cells import FewShotSettings, evaluate_run, find
+from tammes.lab.fewshot.recipe_cells import FewShotSettings, evaluate_run, find_results
 from tammes.lab.records.run_folder import Run, write_tensors
 from tammes.lab.reproduce import run as module
 from tammes.lab.reproduce.collect import collect_entry
@@ -235,7 +235,9 @@ def test_settings_are_chosen_by_one_shot_episodes_of_validation_classes(
     for trial, each in zip(recipe.trials(row, column), found["tried"], strict=True):
         # No image is held out for it: it is the run that is used.
         assert trial.config.validation == 0
-        kept = find(Run(out / "runs" / trial.folder), FewShotSettings.from_dict(trial.settings))
+        kept = find_results(
+            Run(out / "runs" / trial.folder), FewShotSettings.from_dict(trial.settings)
+        )
         assert each["accuracy"] == pytest.approx(
             100 * kept["measures"]["validation_shot1"], abs=1e-3
         )
@@ -460,17 +462,17 @@ def test_what_is_missing_or_damaged_is_open(done, lists, tmp_path):
     run = Run(copied(done, tmp_path))
     planned = done[0].cell("plain", "near", 0)
     shots = FewShotSettings.from_dict(planned.settings)
-    assert find(run, shots) is not None
-    assert find(run, replace(shots, seed=5)) is None
+    assert find_results(run, shots) is not None
+    assert find_results(run, replace(shots, seed=5)) is None
     (run.folder / recipe_cells.FILE).unlink()
-    assert find(run, shots) is None
+    assert find_results(run, shots) is None
     assert collect_entry(done[0], planned, run.folder, Ledger("tiny")) is None
     for text in ("[]", "{"):
         (run.folder / recipe_cells.FILE).write_text(text)
-        assert find(run, shots) is None
+        assert find_results(run, shots) is None
     evaluate_run(run, [shots], list)
-    again = find(run, shots)
-    before = find(Run(folder_of(done, "plain", "near")), shots)
+    again = find_results(run, shots)
+    before = find_results(Run(folder_of(done, "plain", "near")), shots)
     assert again == before
     # Nothing is computed twice: the model is not needed any more.
     (run.folder / "model.safetensors").unlink()
@@ -484,13 +486,13 @@ def test_other_classes_in_a_list_of_the_same_name_are_looked_at_anew(done, tmp_p
     for novel in (["6", "8", "9"], ["6", "8"], ["6", "8"]):
         mine.write_text(json.dumps({"base": PARTS["base"], "novel": novel}))
         # The second list is not taken for the first, the third is taken for the second.
-        assert (find(run, shots) is None) == (len(found) < 2)
+        assert (find_results(run, shots) is None) == (len(found) < 2)
         evaluate_run(run, [shots], list)
-        found.append(find(run, shots)["measures"])
+        found.append(find_results(run, shots)["measures"])
     assert found[0] != found[1] == found[2]
     # What is known is not given up for a list that is not here.
     mine.unlink()
-    assert find(run, shots)["measures"] == found[1]
+    assert find_results(run, shots)["measures"] == found[1]
 
 
 @pytest.mark.parametrize("images", [0, 9])
@@ -508,7 +510,7 @@ def test_the_mean_of_the_training_images_is_taken_away(done, lists, tmp_path, im
     places = places if images else torch.arange(len(novel))
     drawn = draw(novel.labels[places], way=3, shot=1, queries=4, episodes=40)
     expected = accuracies(features[places], drawn, cl2n(), base_mean=mean)
-    measured = find(run, shots)["measures"]["shot1"]
+    measured = find_results(run, shots)["measures"]["shot1"]
     assert measured == pytest.approx(float(expected.mean()), abs=3e-3)
     assert measured != pytest.approx(float(accuracies(features[places], drawn, l2()).mean()))
 
@@ -524,7 +526,7 @@ def test_accuracies_of_a_model_that_collapsed_are_kept(done, lists, tmp_path):
         split=str(lists), way=3, queries=4, episodes=5, method="l2", analyse=True
     )
     evaluate_run(run, [shots], list)
-    measures = find(run, shots)["measures"]
+    measures = find_results(run, shots)["measures"]
     assert measures["shot1"] == pytest.approx(1 / 3)
     assert measures["d_intra_novel"] == 0
     assert "phi_novel" not in measures

@@ -6,7 +6,6 @@ import pytest
 import torch
 
 from tammes.lab.measure.formats import FileError
-from tammes.lab.measure.identity_pairs import sample_pairs
 from tammes.lab.recognition.embeddings import IdentityEmbeddings
 from tammes.lab.recognition.pair_lists import read_pairs
 
@@ -26,23 +25,13 @@ def examples(identities, *, cameras=None, query=None, junk=None, names=None):
     )
 
 
-def sampled(given, limit, seed):
-    return sample_pairs(
-        given.identity_numbers(),
-        *given.compared(),
-        camera=given.camera_numbers(),
-        limit=limit,
-        seed=seed,
-    )
-
-
 def listed(pairs, same):
     return sorted(map(tuple, pairs.rows[pairs.is_same == same].tolist()))
 
 
 def test_all_pairs_are_those_of_a_double_loop():
     people = list("aabbbcd")
-    found = sampled(examples(people), 100, 0)
+    found = examples(people).sample_pairs(100, 0)
     expected = list(itertools.combinations(range(7), 2))
     assert listed(found, True) == [(i, j) for i, j in expected if people[i] == people[j]]
     assert listed(found, False) == [(i, j) for i, j in expected if people[i] != people[j]]
@@ -54,7 +43,7 @@ def test_pairs_of_sides_cameras_and_junk_are_those_of_a_double_loop():
     query = [True, False, True, False, True, False, True, False]
     junk = [False] * 5 + [True] + [False] * 2
     given = examples(people, cameras=cameras, query=query, junk=junk)
-    found = sampled(given, 100, 0)
+    found = given.sample_pairs(100, 0)
     pairs = [
         (i, j)
         for i, j in itertools.product(range(8), repeat=2)
@@ -71,14 +60,14 @@ def test_pairs_of_sides_cameras_and_junk_are_those_of_a_double_loop():
 def test_a_sample_has_no_pair_twice_and_knows_how_many_there_are(query, limit):
     people = [place % 10 for place in range(100)]
     given = examples(people, query=query)
-    found, every = sampled(given, limit, 3), sampled(given, 10**6, 3)
+    found, every = given.sample_pairs(limit, 3), given.sample_pairs(10**6, 3)
     assert (found.same, found.different) == (every.same, every.different)
     for same, total in ((True, every.same), (False, every.different)):
         pairs = listed(found, same)
         assert len(pairs) == len(set(pairs)) == min(limit, total)
         assert set(pairs) <= set(listed(every, same))
-    assert listed(sampled(given, limit, 3), False) == listed(found, False)
-    assert limit > 1000 or listed(sampled(given, limit, 4), False) != listed(found, False)
+    assert listed(given.sample_pairs(limit, 3), False) == listed(found, False)
+    assert limit > 1000 or listed(given.sample_pairs(limit, 4), False) != listed(found, False)
 
 
 def test_a_list_names_paths_with_and_without_folder_and_suffix(tmp_path):
@@ -87,20 +76,20 @@ def test_a_list_names_paths_with_and_without_folder_and_suffix(tmp_path):
     trials = tmp_path / "trials.txt"
     trials.write_text("1 set/ann/ann_0001.jpg ann/ann_0002\n0 set/ann/ann_0001 bob/bob_0001\n")
     found = read_pairs(str(trials), given)
-    assert (found.left.tolist(), found.right.tolist()) == ([0, 0], [1, 2])
+    assert found.rows.tolist() == [[0, 1], [0, 2]]
     assert found.same.tolist() == [True, False]
     assert found.folds is None
     lfw = tmp_path / "pairs.txt"
     lfw.write_text("1\nann 1 2\nann 2 bob 1\n")
     found = read_pairs(str(lfw), given)
-    assert (found.left.tolist(), found.right.tolist()) == ([0, 1], [1, 2])
+    assert found.rows.tolist() == [[0, 1], [1, 2]]
     assert found.folds.tolist() == [0, 0]
 
 
 def test_rows_are_named_by_number_where_there_are_no_paths(tmp_path):
     (tmp_path / "trials.txt").write_text("1 0 1\n0 0 2\n")
     found = read_pairs(str(tmp_path / "trials.txt"), examples(list("aab")))
-    assert found.right.tolist() == [1, 2]
+    assert found.rows[:, 1].tolist() == [1, 2]
 
 
 def test_names_without_an_embedding_are_counted_and_the_first_is_named(tmp_path):

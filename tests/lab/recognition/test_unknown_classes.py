@@ -73,7 +73,7 @@ def test_the_chosen_score_decides_thresholds(known, unknown):
 def test_without_names_of_the_unknown_there_are_no_intervals(known, tmp_path):
     np.savez(tmp_path / "plain.npz", embeddings=UNKNOWN)
     found = evaluate_unknown(classified_by_files(known, [str(tmp_path / "plain.npz")]), **QUICK)
-    assert found.number("auroc").low is None
+    assert found.numbers[0].low is None
     assert found.failing.rows == []
     assert "classes of the unknown are not known: no intervals" in found.notes
 

@@ -9,7 +9,7 @@ from tammes.lab.config.schema import Config
 from tammes.lab.records.run_folder import (
     RecordError,
     Run,
-    find,
+    find_runs,
     write_json,
     write_lines,
     write_tensors,
@@ -43,7 +43,7 @@ def test_the_status_follows_from_the_files(run):
 def test_runs_are_found_in_folders_of_runs_once_each(run, tmp_path):
     other = tmp_path / "runs" / "two"
     write_json(other / "config.json", Config().to_dict())
-    assert [found.folder.name for found in find([tmp_path, run.folder])] == ["one", "two"]
+    assert [found.folder.name for found in find_runs([tmp_path, run.folder])] == ["one", "two"]
 
 
 @pytest.mark.parametrize(
@@ -53,7 +53,7 @@ def test_runs_are_found_in_folders_of_runs_once_each(run, tmp_path):
 def test_where_there_is_no_run_it_is_said(tmp_path, path, sentence):
     (tmp_path / "empty").mkdir()
     with pytest.raises(RecordError, match=sentence):
-        find([tmp_path / path])
+        find_runs([tmp_path / path])
 
 
 @pytest.mark.parametrize(

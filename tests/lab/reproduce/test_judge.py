@@ -89,8 +89,7 @@ def test_the_difference_of_a_part_is_on_the_scale_on_which_more_is_better():
         better(by=1), ledger_of({"new": [28.0, 27.9, 27.8], "old": [30.0, 30.0, 30.0]})
     ).parts
     assert part.difference.mean == pytest.approx(2.1)
-    assert part.difference.low == pytest.approx(1.852, abs=1e-3)
-    assert part.difference.high == pytest.approx(2.348, abs=1e-3)
+    assert part.difference.interval == pytest.approx((1.852, 2.348), abs=1e-3)
     assert (part.needed, part.rows, part.column) == (1, ("new", "old"), "left")
 
 

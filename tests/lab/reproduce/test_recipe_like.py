@@ -118,10 +118,10 @@ def test_a_file_is_looked_for_beside_the_recipe(written, tmp_path):
 def test_no_recipe_of_the_package_says_again_what_it_could_take_over():
     checked = 0
     for name in recipes.names():
-        given = read_yaml(recipe_files.find(name)[0])
+        given = read_yaml(recipe_files.find_recipe(name)[0])
         if "like" not in given:
             continue
-        path = recipe_files.find(given["like"])[0]
+        path = recipe_files.find_recipe(given["like"])[0]
         other = recipe_files.inherit(read_yaml(path), path.parent)
         for key in ("config", "settings", "quick"):
             own, taken = given.get(key, {}), other.get(key, {})

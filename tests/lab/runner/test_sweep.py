@@ -13,7 +13,7 @@ from records import make_run
 from tammes.lab.cli import demo
 from tammes.lab.cli.main import main
 from tammes.lab.config.schema import Config
-from tammes.lab.records.run_folder import Run, find, write_tensors
+from tammes.lab.records.run_folder import Run, find_runs, write_tensors
 from tammes.lab.runner import Event, Result
 from tammes.lab.runner import sweep as command
 from tammes.lab.runner.sweep import check, compare, plan_configs
@@ -386,6 +386,6 @@ def test_the_demo_says_which_loss_tells_digits_apart(tmp_path):
             run = make_run(tmp_path / f"{loss}{seed}", loss=loss, seed=seed, size=10, examples=40)
             tensors = run.tensors("embeddings") | {"features": features + size * noise}
             write_tensors(run.folder / "embeddings.safetensors", tensors)
-    (sentence,) = demo.verified(find([tmp_path]))
+    (sentence,) = demo.verified(find_runs([tmp_path]))
     assert sentence.startswith("Do two test images show the same digit, by the cosine of their")
     assert "cosface() is ahead: EER 0.00 %, " in sentence

@@ -68,8 +68,8 @@ def test_a_paired_difference_by_hand():
     found = difference({0: 5.0, 1: 7.0, 2: 9.0}, {0: 4.0, 1: 5.0, 2: 6.0})
     # Differences 1, 2, 3: mean 2, deviation 1, t(2) = 4.3027.
     assert found.mean == 2.0
-    assert found.low == pytest.approx(2 - 4.30265273 / math.sqrt(3))
-    assert found.high == pytest.approx(2 + 4.30265273 / math.sqrt(3))
+    half = 4.30265273 / math.sqrt(3)
+    assert found.interval == pytest.approx((2 - half, 2 + half))
     assert not found.clear
 
 
@@ -79,7 +79,7 @@ def test_a_paired_difference_is_that_of_scipy():
     two = {seed: value for seed, value in enumerate([96.6, 97.0, 96.7, 97.1, 96.9])}
     found = difference(one, two)
     expected = stats.ttest_rel(list(one.values()), list(two.values())).confidence_interval(0.95)
-    assert (found.low, found.high) == pytest.approx((expected.low, expected.high), rel=1e-9)
+    assert found.interval == pytest.approx((expected.low, expected.high), rel=1e-9)
     assert found.clear
 
 
@@ -92,13 +92,13 @@ def test_only_common_seeds_are_paired():
 
 def test_nothing_is_clear_from_one_seed():
     found = difference({3: 99.0}, {3: 1.0})
-    assert (found.mean, found.low, found.high, found.clear) == (98.0, None, None, False)
+    assert (found.mean, found.interval, found.clear) == (98.0, None, False)
 
 
 @pytest.mark.parametrize("step", [0.0, 0.5])
 def test_differences_without_any_spread_are_not_clear(step):
     found = difference({0: 1.0 + step, 1: 2.0 + step}, {0: 1.0, 1: 2.0})
-    assert (found.low, found.high) == (step, step)
+    assert found.interval == (step, step)
     assert not found.clear
 
 
@@ -209,7 +209,7 @@ def test_a_result_without_accuracy_is_damaged(tmp_path):
 
 def test_the_baseline_is_the_first_group_or_the_one_asked_for(tmp_path):
     runs = make_study(tmp_path, seeds=1)
-    assert study(runs).baseline.label == "softmax()"
+    assert study(runs).groups[0].label == "softmax()"
     chosen = study(runs, "lm_softmax")
     labels = [group.label for group in chosen.groups]
     assert labels == ["lm_softmax()", "softmax()", "cosface(margin=0.2)"]

@@ -9,7 +9,7 @@ from typing import NamedTuple
 import pytest
 
 from tammes.lab.cli.main import main
-from tammes.lab.records.run_folder import Run, find
+from tammes.lab.records.run_folder import Run, find_runs
 
 pytestmark = pytest.mark.slow
 
@@ -52,14 +52,16 @@ def first(out):
 
 
 def stamps(out):
-    return {path: path.stat().st_mtime_ns for run in find([out]) for path in run.folder.rglob("*")}
+    return {
+        path: path.stat().st_mtime_ns for run in find_runs([out]) for path in run.folder.rglob("*")
+    }
 
 
 def test_three_losses_are_trained_on_mnist_and_compared(first, out):
     assert first.code == 0, first.err
     assert "3 runs in " in first.err
     assert ", 0 of them already finished; " in first.err
-    runs = find([out])
+    runs = find_runs([out])
     assert sorted(run.config.loss for run in runs) == sorted(LOSSES)
     for run in runs:
         assert run.status == "done"
@@ -70,13 +72,13 @@ def test_three_losses_are_trained_on_mnist_and_compared(first, out):
 
 
 def test_they_learn_to_read_digits(first, out):
-    accuracies = {run.config.loss: run.final["test"]["accuracy"] for run in find([out])}
+    accuracies = {run.config.loss: run.final["test"]["accuracy"] for run in find_runs([out])}
     assert min(accuracies.values()) > 0.8, accuracies
     assert accuracies["softmax"] > 0.9
 
 
 def test_the_table_has_the_numbers_of_the_records(first, out):
-    for run in find([out]):
+    for run in find_runs([out]):
         shown = f"{100 * run.final['test']['accuracy']:.2f}"
         row = rf"^  {re.escape(run.config.loss)} +1 +{re.escape(shown)} "
         assert re.search(row, first.out, re.MULTILINE), first.out
@@ -106,7 +108,7 @@ def test_a_second_call_trains_nothing_and_a_deleted_cell_is_trained_alone(first,
     assert page.exists()
     assert stamps(out) == before
 
-    gone = next(run for run in find([out]) if run.config.loss == "lm_softmax")
+    gone = next(run for run in find_runs([out]) if run.config.loss == "lm_softmax")
     expected = gone.final
     shutil.rmtree(gone.folder)
     last = compare(out)

@@ -3,7 +3,7 @@
 from collections.abc import Callable, Sequence
 from functools import partial
 
-from tammes.lab.backbones import convnets, imagenet, resnet, resnet12, wide
+from tammes.lab.backbones import convnets, imagenet, resnet
 from tammes.lab.backbones.blocks import Backbone, Shape
 from tammes.lab.backbones.timm_models import from_timm, import_timm, offered_by_timm
 from tammes.lab.config import build as build_call
@@ -19,8 +19,8 @@ TABLE: dict[str, Callable[..., Backbone]] = {
     "resnet18": resnet.resnet18,
     "resnet34": resnet.resnet34,
     "resnet32": resnet.resnet32,
-    "wrn28_10": wide.wrn28_10,
-    "resnet12": resnet12.resnet12,
+    "wrn28_10": resnet.wrn28_10,
+    "resnet12": resnet.resnet12,
     "resnet12_basic": resnet.resnet12_basic,
     "resnet18_224": resnet.resnet18_224,
     "resnet50_bnneck": resnet.resnet50_bnneck,
@@ -76,8 +76,7 @@ def build(text: str, *, shape: Sequence[int]) -> Backbone:
     channels, height, width = shape
     fixed: Shape = (int(channels), int(height), int(width))
     call, table = _look_up(resolve(text, shape))
-    network: Backbone = build_call(call, table, what="backbone", shape=fixed)
-    return network
+    return build_call(call, table, what="backbone", shape=fixed)
 
 
 def check(text: str) -> None:

@@ -1,6 +1,7 @@
 """Residual networks of the recipes."""
 
 from collections.abc import Callable, Sequence
+from functools import partial
 
 import torch.nn.functional as F
 from torch import Tensor, nn
@@ -17,6 +18,8 @@ from tammes.lab.backbones.blocks import (
     network,
 )
 from tammes.lab.backbones.dropout import drop_layers
+
+_LEAKY = partial(nn.LeakyReLU, 0.1, inplace=True)
 
 
 class Residual(nn.Module):
@@ -43,6 +46,31 @@ class PaddedShortcut(nn.Module):
     def forward(self, maps: Tensor) -> Tensor:
         """Subsample the maps and pad the channels."""
         return F.pad(maps[:, :, :: self.stride, :: self.stride], self.padding)
+
+
+class PreActivation(nn.Module):
+    """A residual block that normalises and activates before each convolution.
+
+    If the shape changes, the shortcut is a convolution of the activated input.
+    """
+
+    def __init__(
+        self, blocks: Blocks, inputs: int, outputs: int, stride: int, drop_rate: float
+    ) -> None:
+        super().__init__()
+        self.activate = nn.Sequential(blocks.norm_layer(inputs), RELU())
+        drop: list[nn.Module] = [nn.Dropout(drop_rate)] if drop_rate else []
+        self.branch = nn.Sequential(
+            *blocks.unit(inputs, outputs, stride=stride), *drop, blocks.conv(outputs, outputs)
+        )
+        changes = stride != 1 or inputs != outputs
+        self.shortcut = blocks.conv(inputs, outputs, 1, stride=stride) if changes else None
+
+    def forward(self, maps: Tensor) -> Tensor:
+        """Apply the block."""
+        active = self.activate(maps)
+        out: Tensor = self.branch(active)
+        return out + (maps if self.shortcut is None else self.shortcut(active))
 
 
 def projection(blocks: Blocks, inputs: int, outputs: int, stride: int) -> nn.Module:
@@ -142,11 +170,59 @@ def resnet32(blocks: Blocks) -> Backbone:
     return residual(blocks, channels, (5, 5, 5), (1, 2, 2), shortcut=_padded)
 
 
+@network(4, conv=FAN_OUT)
+def wrn28_10(blocks: Blocks, *, drop_rate: float = 0.0) -> Backbone:
+    """WRN-28-10 (Zagoruyko and Komodakis 2016): 3 x 4 wide blocks, 640 features.
+
+    The drop rate is that of dropout between the convolutions of a block.
+    """
+    if not 0 <= drop_rate < 1:
+        raise ValueError(f"wrn28_10 expects drop_rate in [0, 1), got {drop_rate!r}")
+    inputs, *channels = blocks.scaled(16, 160, 320, 640)
+
+    def layers(inputs: int, outputs: int, stride: int, _: int) -> list[nn.Module]:
+        return [PreActivation(blocks, inputs, outputs, stride, drop_rate)]
+
+    stem: dict[str, nn.Module] = {"stem": blocks.conv(blocks.shape[0], inputs)}
+    parts = stem | blocks.stages(
+        channels, layers, inputs=inputs, depths=(4, 4, 4), strides=(1, 2, 2)
+    )
+    parts["last"] = nn.Sequential(blocks.norm_layer(channels[-1]), RELU())
+    return blocks.finish({**parts, "pool": GlobalAverage()}, channels[-1])
+
+
+@network(16, conv=FAN_OUT)
+def resnet12(blocks: Blocks, *, drop_rate: float = 0.0, block_size: int = 5) -> Backbone:
+    """The ResNet-12 of MetaOptNet, as in Liu et al. 2020: four blocks of three, 640 features.
+
+    Dropout and DropBlock are those of :func:`resnet18_224`.
+
+    Example:
+        >>> resnet12(shape=(3, 84, 84), width=0.125).num_features
+        80
+    """
+    drop = drop_layers(blocks.name, drop_rate, block_size)
+    channels = blocks.scaled(64, 160, 320, 640)
+
+    def layers(inputs: int, outputs: int, _: int, stage: int) -> list[nn.Module]:
+        branch = nn.Sequential(
+            *blocks.unit(inputs, outputs, activation=_LEAKY),
+            *blocks.unit(outputs, outputs, activation=_LEAKY),
+            *blocks.unit(outputs, outputs, activation=None),
+        )
+        # The shortcut has a convolution even if the number of channels does not change.
+        shortcut = nn.Sequential(*blocks.unit(inputs, outputs, 1, activation=None))
+        return [Residual(branch, shortcut, _LEAKY()), nn.MaxPool2d(2), *drop(stage)]
+
+    parts = blocks.stages(channels, layers)
+    return blocks.finish({**parts, "pool": GlobalAverage()}, channels[-1])
+
+
 @network(8, conv=FAN_OUT)
 def resnet12_basic(blocks: Blocks) -> Backbone:
     """The ResNet-12 of Laenen and Bertinetto 2021: basic blocks 1, 1, 2, 1 and 640 features.
 
-    The ResNet-12 of MetaOptNet is :func:`~tammes.lab.backbones.resnet12.resnet12`.
+    The ResNet-12 of MetaOptNet is :func:`resnet12`.
     """
     return residual(blocks, blocks.scaled(64, 160, 320, 640), (1, 1, 2, 1))
 

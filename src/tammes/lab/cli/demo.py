@@ -86,6 +86,7 @@ def listing() -> str:
     from tammes.lab import backbones
     from tammes.lab.cli.main import COMMANDS
     from tammes.lab.config import HEADS, SCHEDULES, TERMS
+    from tammes.lab.config.loss_expressions import SUMS
     from tammes.lab.data import augment_ops, corruptions, samplers
     from tammes.lab.data.sources import loading
     from tammes.lab.training import lr_schedules
@@ -93,7 +94,7 @@ def listing() -> str:
     parts = {
         "commands": COMMANDS,
         "data": ["digits", *loading.KNOWN],
-        "losses": [*TERMS, "direct_sum", "spectral_sum"],
+        "losses": [*TERMS, *SUMS],
         "heads": HEADS,
         "schedules": SCHEDULES,
         "backbones": backbones.TABLE,

@@ -7,7 +7,7 @@ from functools import partial
 from typing import Any
 
 from tammes.lab.cli.arguments import add_argument
-from tammes.lab.records.run_folder import RecordError, Run, find
+from tammes.lab.records.run_folder import RecordError, Run, find_runs
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -29,7 +29,7 @@ def run(arguments: argparse.Namespace) -> int:
     from tammes.lab.training.health import muted_names
 
     muted = muted_names(arguments.mute)
-    examined = [_examine(each, muted) for each in find(arguments.runs)]
+    examined = [_examine(each, muted) for each in find_runs(arguments.runs)]
     if arguments.json:
         print(json.dumps(examined, indent=2, ensure_ascii=False, allow_nan=False))
     else:
@@ -39,15 +39,11 @@ def run(arguments: argparse.Namespace) -> int:
 
 def _examine(run: Run, muted: Sequence[str]) -> dict[str, Any]:
     """Return status and findings of a run, each with the moment it was first found."""
-    from tammes.lab.training.health import diagnose_run, moment, muted_names
+    from tammes.lab.training.health import diagnose_run, first_findings, muted_names
 
     muted = (*muted, *muted_names(run.config.mute))
-    found: dict[str, dict[str, Any]] = {}
-    for look in run.health:
-        when = moment(look["epoch"], run.config.epochs)
-        for finding in look["findings"]:
-            if finding["name"] not in muted:
-                found.setdefault(finding["name"], {"when": when, **finding})
+    looked = first_findings(run.health, run.config.epochs)
+    found = {name: finding for name, finding in looked.items() if name not in muted}
     unread = ""
     if run.status == "failed":
         found["failed"] = {

@@ -134,7 +134,7 @@ def _closed(text: str) -> str:
     return text if re.fullmatch(r"[\w̄̂̃‖]+|e\^\{[^{}]*\}", text) else f"({text})"
 
 
-def docstring(text: str, indent: str = "") -> Iterator[str]:
+def docstring(text: str) -> Iterator[str]:
     """Yield the lines of a docstring with formulas and roles as plain text."""
     lines = text.splitlines()
     place = 0
@@ -142,14 +142,14 @@ def docstring(text: str, indent: str = "") -> Iterator[str]:
         line = lines[place]
         place += 1
         if ".. math::" not in line:
-            yield (indent + _inline(line)).rstrip()
+            yield _inline(line).rstrip()
             continue
         block = [line.split(".. math::", 1)[1]]
         while place < len(lines) and lines[place].strip():
             block.append(lines[place])
             place += 1
         for part in formula(" ".join(block)).split("; "):
-            yield f"{indent}    {part}"
+            yield f"    {part}"
 
 
 def _inline(line: str) -> str:

@@ -19,16 +19,14 @@ from tammes.advise.feasibility import builder
 from tammes.advise.text import WIDTH, paragraph
 from tammes.lab.cli.arguments import add_argument
 from tammes.lab.cli.latex_to_text import docstring, first_formula
+from tammes.lab.config.loss_expressions import SUMS
 from tammes.losses.aliases import ALIASES
-from tammes.losses.subspace import direct_sum, spectral_sum
 from tammes.terms import Definition, Term
 
 NOTATION = (
     "y the label, a_c similarities and f_c = s a_c scores with scale s, θ the angle to the own "
     "prototype, Λ = log Σ_{c≠y} e^{f_c} over the other classes, f̄ the mean of their scores."
 )
-
-_SUMS: dict[str, Callable[..., Any]] = {"direct_sum": direct_sum, "spectral_sum": spectral_sum}
 
 _HEADS: dict[str, Callable[[], tammes.Head]] = {
     "LinearHead": lambda: tammes.LinearHead(4, 3),
@@ -79,7 +77,7 @@ class LossInfo:
 def _builder(name: str) -> Callable[..., Any]:
     """Return a builder or one of the two sums; aliases and names of criterion classes work too."""
     wanted = name.strip().lower().replace("_", "").replace("-", "")
-    for known, function in _SUMS.items():
+    for known, function in SUMS.items():
         if wanted == known.replace("_", ""):
             return function
     return builder(name)
@@ -118,7 +116,7 @@ def loss_info(name: str) -> LossInfo:
 
 def all_loss_info() -> Iterator[LossInfo]:
     """Describe every loss and the two sums."""
-    for name in (*losses.__all__, *_SUMS):
+    for name in (*losses.__all__, *SUMS):
         yield loss_info(name)
 
 

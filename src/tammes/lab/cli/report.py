@@ -7,7 +7,7 @@ from functools import partial
 from pathlib import Path
 
 from tammes.lab.cli.arguments import add_argument
-from tammes.lab.records.run_folder import find
+from tammes.lab.records.run_folder import find_runs
 from tammes.lab.report.charts.chart import Chart
 from tammes.lab.report.load_runs import load_runs
 from tammes.lab.report.pages.runs_page import charts_of_runs, render_runs_page
@@ -34,7 +34,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 def run(arguments: argparse.Namespace) -> int:
     """Run ``tammes report`` and return the exit code."""
-    runs = find(arguments.runs)
+    runs = find_runs(arguments.runs)
     loaded = load_runs(runs, arguments.baseline)
     page = Path(arguments.out)
     write(page, render_runs_page(loaded, title=arguments.title, command=_command(arguments)))

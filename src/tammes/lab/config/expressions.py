@@ -11,7 +11,7 @@ import re
 import warnings
 from collections.abc import Callable, Collection, Iterable, Mapping
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, TypeVar
 
 from tammes.spelling import nearest_name
 
@@ -19,6 +19,8 @@ MAX_LENGTH = 10_000
 """Largest length of a text, in characters."""
 MAX_DEPTH = 50
 """Largest nesting depth of brackets, calls and signs."""
+
+T = TypeVar("T")
 
 _DEEP = re.compile(rf"(?:[-+~(\[{{]\s*){{{MAX_DEPTH + 1}}}")
 
@@ -251,8 +253,8 @@ def split_list(text: str, *, what: str = "list") -> list[str]:
 
 
 def build(
-    call: "str | Call", table: Mapping[str, Callable[..., Any]], *, what: str, **context: Any
-) -> Any:
+    call: "str | Call", table: Mapping[str, Callable[..., T]], *, what: str, **context: Any
+) -> T:
     """Call the function of a table that a text names.
 
     Args:

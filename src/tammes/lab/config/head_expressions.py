@@ -9,7 +9,6 @@ from tammes.advise.defaults import main_term, recommended_scale
 from tammes.advise.feasibility import LINEAR
 from tammes.criterion.evaluate_terms import check_cosine_margin, check_fit
 from tammes.heads import CosineHead, DistanceHead, GaussianHead, Head, LinearHead, SimplexHead
-from tammes.heads.head import Scale
 from tammes.lab.config.expressions import Call, build, parse_call
 from tammes.terms import Loss
 
@@ -23,23 +22,15 @@ HEADS: dict[str, Callable[..., Head]] = {
 """Heads by name."""
 
 
-def parse_head(
-    text: str,
-    loss: Loss,
-    embedding_size: int,
-    num_classes: int,
-    *,
-    scale: Scale | None = None,
-) -> Head:
+def parse_head(text: str, loss: Loss, embedding_size: int, num_classes: int) -> Head:
     """Build a head from text, such that a criterion accepts it for the loss.
 
     Args:
-        text: such as ``"cosine(scale=30)"``; ``"auto"`` is the default head of the loss.
+        text: such as ``"cosine(scale=30)"``; ``"auto"`` is the default head of the loss. A head for
+            unit features that sets no scale has :func:`recommended_scale`.
         loss: loss that the head is trained with.
         embedding_size: size D of a feature.
         num_classes: number of classes C.
-        scale: scale, unless the text sets one; by default :func:`recommended_scale` for unit
-            features, and 1 otherwise.
 
     Example:
         >>> import tammes
@@ -48,13 +39,11 @@ def parse_head(
     """
     given = [] if text.strip() == "auto" else [parse_call(text, what="head")]
     calls = [
-        _with_scale(call, scale, loss, embedding_size, num_classes)
-        for call in given or _candidates(loss)
+        _with_scale(call, loss, embedding_size, num_classes) for call in given or _candidates(loss)
     ]
     call = calls[0] if given else _first_fit(calls, loss, embedding_size, num_classes)
     sizes = {"embedding_size": embedding_size, "num_classes": num_classes}
     head = build(call, HEADS, what="head", **sizes)
-    assert isinstance(head, Head)
     for _, term in loss.leaves():
         check_fit(head, term)
         check_cosine_margin(head, term)
@@ -69,8 +58,13 @@ def head_text(head: Head) -> str:
         'linear(bias=False, scale=1.0)'
     """
     name = next(name for name, kind in HEADS.items() if type(head) is kind)
+    return str(Call(name, (), head_settings(head)))
+
+
+def head_settings(head: Head) -> dict[str, Any]:
+    """Return the settings that build the same head, apart from its sizes."""
     settings: dict[str, Any] = {}
-    if name == "linear":
+    if isinstance(head, LinearHead):
         settings["bias"] = head.bias is not None
     settings["scale"] = head.scale_setting
     settings |= head.similarity.options
@@ -78,19 +72,16 @@ def head_text(head: Head) -> str:
         settings["anchors"] = head.anchors
     if head.implementation != "auto":
         settings["implementation"] = head.implementation
-    return str(Call(name, (), settings))
+    return settings
 
 
-def _with_scale(
-    call: Call, scale: Scale | None, loss: Loss, embedding_size: int, num_classes: int
-) -> Call:
-    """Give a head that sets no scale the default one."""
-    if call.name not in HEADS or "scale" in call.kwargs:
+def _with_scale(call: Call, loss: Loss, embedding_size: int, num_classes: int) -> Call:
+    """Give a head for unit features that sets no scale the default one."""
+    if call.name not in ("cosine", "simplex") or "scale" in call.kwargs:
         return call
-    if scale is None and call.name in ("cosine", "simplex"):
-        raw = call.kwargs.get("normalize_features") is False
-        scale = 1.0 if raw else recommended_scale(loss, embedding_size, num_classes)
-    return call if scale is None else Call(call.name, call.args, {**call.kwargs, "scale": scale})
+    raw = call.kwargs.get("normalize_features") is False
+    scale = 1.0 if raw else recommended_scale(loss, embedding_size, num_classes)
+    return Call(call.name, call.args, {**call.kwargs, "scale": scale})
 
 
 def _first_fit(calls: Sequence[Call], loss: Loss, embedding_size: int, num_classes: int) -> Call:

@@ -27,8 +27,9 @@ from tammes.terms import Loss
 TERMS: dict[str, Callable[..., Loss]] = {name: getattr(losses, name) for name in losses.__all__}
 """Builders of terms by name."""
 
-_SUMS: dict[str, Callable[..., Loss]] = {"direct_sum": direct_sum, "spectral_sum": spectral_sum}
-_LOSSES: dict[str, Callable[..., Loss]] = {**TERMS, **ALIASES, **_SUMS}
+SUMS: dict[str, Callable[..., Loss]] = {"direct_sum": direct_sum, "spectral_sum": spectral_sum}
+"""Builders of sums of two losses by name."""
+_LOSSES: dict[str, Callable[..., Loss]] = {**TERMS, **ALIASES, **SUMS}
 
 SCHEDULES: dict[str, type[schedules.Schedule]] = {
     name: value
@@ -118,7 +119,7 @@ class _LossParser:
             raise ValueError(f"loss: there is no {short(name)!r} in {text!r}{hint}")
         parameters = inspect.signature(make).parameters
         # The first two settings of a sum are losses themselves.
-        of_losses = [*parameters][:2] if name in _SUMS else []
+        of_losses = [*parameters][:2] if name in SUMS else []
 
         def setting(key: str, part: ast.expr) -> Any:
             if key in of_losses:

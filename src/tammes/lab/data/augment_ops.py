@@ -250,7 +250,7 @@ class Erase:
 
 
 Operation = PadCrop | Flip | Rotate | ResizedCrop | Jitter | Erase
-OPERATIONS: dict[str, type[Operation]] = {
+OPERATIONS: dict[str, Callable[..., Operation]] = {
     "pad_crop": PadCrop,
     "flip": Flip,
     "rotate": Rotate,

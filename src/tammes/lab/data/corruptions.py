@@ -16,8 +16,6 @@ from tammes.lab.data import seeded_draws
 from tammes.lab.data.images import Images
 from tammes.lab.data.subsets import rank_in_class, stratified_mask
 
-__all__ = ["IMBALANCE", "NOISE", "corrupt"]
-
 _CIFAR10 = "airplane automobile bird cat deer dog frog horse ship truck"
 _SUPERCLASSES = (
     "beaver dolphin otter seal whale",

@@ -18,8 +18,6 @@ from torch import Tensor
 
 from tammes.lab.data import seeded_draws
 
-__all__ = ["PK", "TABLE", "Balanced", "BatchSampler", "EpisodeSampler", "Random", "rank_share"]
-
 
 def rank_share(whole: Tensor, rank: int, world_size: int) -> Tensor:
     """Return the share of a rank in a global batch.
@@ -69,9 +67,9 @@ class BatchSampler:
         self.labels = self.labels.cpu()
 
     @cached_property
-    def members(self) -> "_Classes":
+    def members(self) -> "ClassMembers":
         """Examples by class."""
-        return _Classes(self.labels)
+        return ClassMembers(self.labels)
 
     def __len__(self) -> int:
         """Number of batches in an epoch."""
@@ -154,7 +152,7 @@ class Random(BatchSampler):
         return batch
 
 
-class _Classes:
+class ClassMembers:
     """Examples by class; classes without examples are left out.
 
     Attributes:

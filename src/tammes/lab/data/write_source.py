@@ -24,7 +24,7 @@ def write_source(
     *,
     classes: Sequence[str] | None = None,
 ) -> Path:
-    """Write images and labels to a file, whose path is a source of :func:`load`.
+    """Write images and labels to a file, and return its path, a source of :func:`load`.
 
     Args:
         path: ``.csv`` for a table of paths, ``.parquet`` for a file that holds the images. Files
@@ -35,9 +35,6 @@ def write_source(
             iterable) of images with labels.
         labels: class number or class name of each image.
         classes: names of the class numbers; by default those of ``images.classes``, if any.
-
-    Returns:
-        The path of the file.
 
     Example:
         >>> import numpy, tempfile

@@ -14,6 +14,7 @@ import torch
 from torch import Tensor
 
 from tammes.lab.data import seeded_draws
+from tammes.lab.data.samplers import ClassMembers
 
 
 @dataclass(frozen=True, eq=False)
@@ -89,11 +90,10 @@ def draw(
     # Draws are keyed by these numbers, so an integer of numpy has to be the same one.
     way, shot, queries, episodes = map(int, (way, shot, queries, episodes))
     check_labels("draw", labels)
-    labels = labels.cpu()
-    order = labels.argsort(stable=True)
-    present, counts = labels.unique(return_counts=True)
-    if len(present) < way:
-        raise ValueError(f"{way}-way episodes expect at least {way} classes, got {len(present)}")
+    members = ClassMembers(labels.cpu())
+    present, counts = members.present, members.counts
+    if len(members) < way:
+        raise ValueError(f"{way}-way episodes expect at least {way} classes, got {len(members)}")
     each = shot + queries
     fewest = int(counts.argmin())
     if int(counts[fewest]) < each:
@@ -104,12 +104,11 @@ def draw(
         )
     what = (seed, "few-shot", way, shot, queries)
     chosen = _sample_without_replacement(
-        torch.full((episodes,), len(present)), way, *what, "classes"
+        torch.full((episodes,), len(members)), way, *what, "classes"
     )
     sizes = counts[chosen].flatten()
-    members = _sample_without_replacement(sizes, each, *what, "examples").view(episodes, way, each)
-    starts = counts.cumsum(0) - counts
-    positions = order[starts[chosen][:, :, None] + members]
+    places = _sample_without_replacement(sizes, each, *what, "examples").view(episodes, way, each)
+    positions = members.order[members.starts[chosen][:, :, None] + places]
     return Episodes(present[chosen], positions[:, :, :shot], positions[:, :, shot:], seed)
 
 

@@ -94,7 +94,4 @@ def parse_selection(text: str) -> ValidationEpisodes | None:
         >>> parse_selection("fewshot('cifar-fs:validation', shot=5)").shot
         5
     """
-    if not text:
-        return None
-    chosen: ValidationEpisodes = build(text, TABLE, what="select_epoch")
-    return chosen
+    return build(text, TABLE, what="select_epoch") if text else None

@@ -36,7 +36,6 @@ def from_file(
     *,
     classes: ClassPart | str | None = None,
     base: str | os.PathLike[str] | None = None,
-    keys: dict[str, str | None] | None = None,
 ) -> LabelledFeatures:
     """Read features and labels from a file in a format of ``tammes measure``.
 
@@ -46,12 +45,11 @@ def from_file(
             default.
         base: file with features of the base classes, for their mean; by default the base classes of
             the split, if the file has them.
-        keys: see :func:`tammes.lab.measure.files.read`.
     """
-    features, labels, names = _read(path, keys)
+    features, labels, names = _read(path)
     base_mean = None
     if base is not None:
-        base_features, base_labels, base_names = _read(base, keys)
+        base_features, base_labels, base_names = _read(base)
         if base_features.shape[1] != features.shape[1]:
             raise FileError(
                 f"{base}: base features of {base_features.shape[1]} dimensions do not go with the "
@@ -83,10 +81,8 @@ def from_file(
     return LabelledFeatures(features[own >= 0], own[own >= 0], wanted, base_mean, title)
 
 
-def _read(
-    path: str | os.PathLike[str], keys: dict[str, str | None] | None
-) -> tuple[Tensor, Tensor, tuple[str, ...]]:
-    given = files.read([path], keys=keys)
+def _read(path: str | os.PathLike[str]) -> tuple[Tensor, Tensor, tuple[str, ...]]:
+    given = files.read([path])
     if given.examples is None:
         raise FileError(f"{path}: embeddings with labels are expected, got prototypes only")
     features, labels = given.examples

@@ -93,10 +93,10 @@ def analyse(
     base: tuple[Tensor, Tensor],
     novel: tuple[Tensor, Tensor],
     assigned: Tensor | None = None,
-    *,
-    distinct: bool = True,
 ) -> MarginAnalysis:
     """Measure distances on base and novel classes, and :math:`P^s`.
+
+    The pair of an example with itself counts nowhere.
 
     Args:
         base: features ``(N, D)`` and labels ``(N,)`` of base classes, preferably of images held out
@@ -105,10 +105,6 @@ def analyse(
         assigned: base class predicted for each novel example, such as
             ``criterion.logits(features).argmax(1)``; by default the class with the nearest mean of
             unit base features.
-        distinct: exclude the pair of an example with itself.
-
-    Returns:
-        The measurements.
 
     Example:
         >>> features = torch.tensor([[1.0, 0.1], [1.0, -0.1], [0.1, 1.0], [-0.1, 1.0]])
@@ -130,8 +126,8 @@ def analyse(
         )
     if assigned is None:
         assigned = nearest_base(*base, novel[0])
-    on_base = discriminability(*base, distinct=distinct).base
-    on_novel = discriminability(*novel, distinct=distinct).base
+    on_base = discriminability(*base, distinct=True).base
+    on_novel = discriminability(*novel, distinct=True).base
     return MarginAnalysis(
         base_intra=float(on_base.intra),
         base_inter=float(on_base.inter),

@@ -8,14 +8,21 @@ import json
 import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
-from typing import TYPE_CHECKING, Annotated, Any, Literal
+from typing import Annotated, Any, Literal
+
+import torch
 
 from tammes.lab.config.schema import Config, digest_of
 from tammes.lab.config.typecheck import at_least, construct, not_empty
+from tammes.lab.data import DataError
+from tammes.lab.fewshot import class_lists, protocol
+from tammes.lab.fewshot.features import check_disjoint, check_way, from_run, on_device
+from tammes.lab.fewshot.margin_analysis import analyse
+from tammes.lab.fewshot.protocol import LabelledFeatures
+from tammes.lab.measure.classification import classifies
 from tammes.lab.records.run_folder import Run, write_json
-
-if TYPE_CHECKING:
-    from tammes.lab.fewshot.protocol import LabelledFeatures
+from tammes.lab.training.datasets import classes_of
+from tammes.lab.training.model import load_model
 
 FILE = "fewshot.json"
 Part = Literal["novel", "validation", "base"]
@@ -61,10 +68,8 @@ class FewShotSettings:
             >>> FewShotSettings.from_dict({"split": "cub", "shots": [1], "queries": 16}).shots
             (1,)
         """
-        from tammes.lab.fewshot.protocol import methods
-
         found = construct(cls, settings, "fewshot")
-        methods(found.method)
+        protocol.methods(found.method)
         return found
 
     def to_dict(self) -> dict[str, Any]:
@@ -83,11 +88,6 @@ class FewShotSettings:
 
     def check(self, config: Config, *, tried: bool = False) -> None:
         """Reject a run that cannot be evaluated, or ``tried`` in tuning, with these settings."""
-        from tammes.lab.data import DataError
-        from tammes.lab.fewshot import class_lists
-        from tammes.lab.fewshot.features import check_disjoint, check_way
-        from tammes.lab.training.datasets import classes_of
-
         if tried and ("validation" not in self.parts or 1 not in self.shots):
             raise ValueError(
                 "fewshot expects the part validation and 1 among its shots where something is "
@@ -115,12 +115,12 @@ def evaluate_run(
 ) -> None:
     """Evaluate the model of a finished run with each of the settings that has no results yet."""
     for shots in several:
-        if find(run, shots) is None:
+        if find_results(run, shots) is None:
             found = _evaluate(run, shots, report)
             write_json(run.folder / FILE, {**_read_results(run), shots.digest: found})
 
 
-def find(run: Run, shots: FewShotSettings) -> dict[str, Any] | None:
+def find_results(run: Run, shots: FewShotSettings) -> dict[str, Any] | None:
     """Return the results with these settings, or None if there are none yet.
 
     Returns:
@@ -137,9 +137,6 @@ def find(run: Run, shots: FewShotSettings) -> dict[str, Any] | None:
 
 def _classes_digest(shots: FewShotSettings) -> str:
     """Return a digest of the class names, or an empty string if the lists are not available."""
-    from tammes.lab.data import DataError
-    from tammes.lab.fewshot import class_lists
-
     try:
         lists = class_lists.read(shots.split)
     except DataError:
@@ -157,8 +154,6 @@ def _read_results(run: Run) -> dict[str, Any]:
 
 
 def _evaluate(run: Run, shots: FewShotSettings, report: Callable[[str], None]) -> dict[str, Any]:
-    from tammes.lab.fewshot import protocol
-
     measures: dict[str, float] = {}
     intervals: dict[str, float] = {}
     rows: dict[str, list[dict[str, Any]]] = {}
@@ -190,18 +185,15 @@ def _evaluate(run: Run, shots: FewShotSettings, report: Callable[[str], None]) -
 
 def _examples(
     run: Run, shots: FewShotSettings, part: str, report: Callable[[str], None]
-) -> "LabelledFeatures":
+) -> LabelledFeatures:
     """Compute the features of a part of the class split."""
-    from tammes.lab.fewshot.features import from_run, on_device
-    from tammes.lab.fewshot.protocol import methods, needs_base_mean, needs_prototypes
-
-    wanted = methods(shots.method)
+    wanted = protocol.methods(shots.method)
     found = from_run(
         run.folder,
         source=run.config.data,
         classes=f"{shots.split}:{part}",
-        base=needs_base_mean(wanted),
-        prototypes=needs_prototypes(wanted),
+        base=protocol.needs_base_mean(wanted),
+        prototypes=protocol.needs_prototypes(wanted),
         images=shots.images,
         report=report,
     )
@@ -212,12 +204,6 @@ def _margin_analysis(
     run: Run, shots: FewShotSettings, report: Callable[[str], None]
 ) -> dict[str, float]:
     """Measure distances on test images of base classes and on novel classes, and P^s."""
-    import torch
-
-    from tammes.lab.fewshot.margin_analysis import analyse
-    from tammes.lab.measure.classification import classifies
-    from tammes.lab.training.model import load_model
-
     base, novel = (_examples(run, shots, part, report) for part in ("base", "novel"))
     model = load_model(run).to(novel.features.device)
     assigned = None

@@ -261,14 +261,11 @@ def _device(device: torch.device | str | None) -> torch.device:
 def load(
     run: str | os.PathLike[str] | Run, *, device: torch.device | str | None = None
 ) -> TrainedModel:
-    """Load the model of a finished run, to embed and to classify images.
+    """Load the :class:`TrainedModel` of a finished run, to embed and to classify images.
 
     Args:
         run: folder of a finished run.
         device: device of the model; by default a GPU if there is one, whatever it was trained on.
-
-    Returns:
-        The model; see :class:`TrainedModel`.
 
     Raises:
         ValueError: the folder is not a run, or the run is not finished.

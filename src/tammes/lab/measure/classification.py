@@ -11,6 +11,7 @@ from torch import Tensor
 from tammes.advise.feasibility import largest_sample_margin_of_any
 from tammes.criterion.criterion import Criterion
 from tammes.distributed.sharded_rows import ShardedRows
+from tammes.geometry import largest_class_margin
 from tammes.heads.head import Head
 from tammes.heads.sharded import ShardedHead
 from tammes.kernels import dispatch
@@ -161,8 +162,6 @@ def measure_prototypes(head: Head, *, margin: bool = True) -> dict[str, float]:
 
 def optimum(classes: int, size: int) -> dict[str, Any]:
     """Return the largest possible class margin, in degrees, and sample margin."""
-    from tammes.geometry import largest_class_margin
-
     best = largest_class_margin(classes, size)
     return {
         "class_margin": best.degrees,

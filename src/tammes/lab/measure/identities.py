@@ -17,7 +17,7 @@ from tammes.lab.data import seeded_draws
 from tammes.lab.data.identities.identity_protocol import IdentityProtocol
 from tammes.lab.data.images import DataError
 from tammes.lab.data.subsets import rank_in_class
-from tammes.lab.measure.identity_pairs import MAX_PAIRS, sample_pairs
+from tammes.lab.measure.identity_pairs import MAX_PAIRS, pair_scores, sample_pairs
 from tammes.metrics import functional
 from tammes.metrics.functional.identities import resample_identities
 from tammes.similarity import directions
@@ -26,8 +26,6 @@ ENROLLED = 5
 """Images of a template; at most half of those of an identity."""
 RESAMPLES = 300
 """Resamples of the intervals."""
-_BLOCK = 1 << 14
-"""Pairs whose features are in memory at once."""
 RATES = (1e-2, 1e-3)
 """False acceptance rates of TAR; the first is the FPIR of TPIR too."""
 
@@ -92,12 +90,10 @@ def _results(
         found.append((_retrieval(units, labels, protocol), _read_retrieval))
     pairs = protocol_pairs(labels, protocol) if protocol.pairs is None else protocol.pairs
     pairs = pairs.to(features.device)
-    left, right = pairs[:, 0], pairs[:, 1]
-    same = labels[left] == labels[right]
+    sides = labels[pairs].unbind(1)
+    same = sides[0] == sides[1]
     if bool(same.any()) and not bool(same.all()):
-        blocks = zip(left.split(_BLOCK), right.split(_BLOCK), strict=True)
-        scores = torch.cat([(units[a] * units[b]).sum(1) for a, b in blocks])
-        sides = (labels[left], labels[right])
+        scores = pair_scores(units, pairs)
         known = functional.verification(scores, same, identities=sides)
         found.append((known, _read_verification))
         if protocol.folds is not None:

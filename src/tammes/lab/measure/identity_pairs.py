@@ -1,4 +1,4 @@
-"""Pairs of examples to verify: all of them, or a random sample of each kind."""
+"""Pairs of examples to verify, all of them or a random sample of each kind, and their scores."""
 
 from typing import NamedTuple
 
@@ -7,6 +7,8 @@ from torch import Tensor
 
 MAX_PAIRS = 100_000
 """Largest number of pairs of each kind, if nothing else is said."""
+_BLOCK = 1 << 14
+"""Pairs whose features are in memory at once."""
 
 
 class SampledPairs(NamedTuple):
@@ -55,6 +57,18 @@ def sample_pairs(
     rows = torch.cat([same, different])
     is_same = torch.arange(len(rows)) < len(same)
     return SampledPairs(rows, is_same, alike, others, totals[1])
+
+
+def pair_scores(features: Tensor, pairs: Tensor, similarity: str = "dot") -> Tensor:
+    """Score the pairs ``(P, 2)`` of rows: inner products, or minus squared distances."""
+
+    def score(block: Tensor) -> Tensor:
+        left, right = features[block].unbind(1)
+        if similarity == "euclidean":
+            return -(left - right).square().sum(1)
+        return (left * right).sum(1)
+
+    return torch.cat([score(block) for block in pairs.split(_BLOCK)])
 
 
 def _count(codes: Tensor, first: Tensor, second: Tensor, apart: bool) -> int:

@@ -13,6 +13,7 @@ from torch import Tensor
 from tammes.lab.config.expressions import did_you_mean
 from tammes.lab.measure import files
 from tammes.lab.measure.formats import FileError, load
+from tammes.lab.measure.identity_pairs import SampledPairs, sample_pairs
 from tammes.lab.recognition.pictures import FilePictures, Pictures, RunPictures
 from tammes.lab.records.run_folder import RecordError, Run
 from tammes.similarity import norm
@@ -43,10 +44,9 @@ _ROLES = {"query": True, "probe": True, "gallery": False}
 
 
 class PairRows(NamedTuple):
-    """Pairs of examples: rows of both, whether they are of one identity, folds; each ``(P,)``."""
+    """Rows ``(P, 2)`` of pairs of examples, whether they are of one identity, and their folds."""
 
-    left: Tensor
-    right: Tensor
+    rows: Tensor
     same: Tensor
     folds: Tensor | None = None
 
@@ -113,22 +113,21 @@ class IdentityEmbeddings:
             return rows[~self.junk], rows[~self.junk]
         return rows[self.query & ~self.junk], rows[~self.query]
 
-    def compared(self) -> tuple[Tensor, Tensor | None]:
-        """Return the rows of queries and of the gallery without junk; no gallery if no sides."""
-        first, second = self.sides()
-        return first, None if self.query is None else second[~self.junk[second]]
-
-    def identity_numbers(self) -> Tensor:
-        """Return a number for each example's identity, shape ``(N,)``."""
+    def sample_pairs(self, limit: int, seed: int) -> SampledPairs:
+        """Sample pairs without junk: of a query and an item of the gallery, or of any two."""
         assert self.identities is not None
-        return _numbers(self.identities)
+        first, second = self.sides()
+        return sample_pairs(
+            numbered(self.identities),
+            first,
+            None if self.query is None else second[~self.junk[second]],
+            camera=None if self.cameras is None else numbered(self.cameras),
+            limit=limit,
+            seed=seed,
+        )
 
-    def camera_numbers(self) -> Tensor | None:
-        """Return a number for each example's camera, shape ``(N,)``, or none."""
-        return None if self.cameras is None else _numbers(self.cameras)
 
-
-def _numbers(values: Sequence[int] | Sequence[str]) -> Tensor:
+def numbered(values: Sequence[Any]) -> Tensor:
     """Number values in the order in which they appear."""
     known = {value: number for number, value in enumerate(dict.fromkeys(values))}
     return torch.tensor([known[value] for value in values])
@@ -399,9 +398,7 @@ def _join(query: IdentityEmbeddings, gallery: IdentityEmbeddings) -> IdentityEmb
 
     return IdentityEmbeddings(
         f"{query.title} in {gallery.title}",
-        torch.cat([query.features.to(torch.double), gallery.features.to(torch.double)])
-        if query.features.dtype != gallery.features.dtype
-        else torch.cat([query.features, gallery.features]),
+        torch.cat([query.features, gallery.features]),
         both("identities"),
         both("cameras"),
         torch.cat([query.junk, gallery.junk]),
@@ -443,8 +440,7 @@ def run_embeddings(folder: str | os.PathLike[str]) -> IdentityEmbeddings:
     query, cameras = tensors.get("query"), tensors.get("camera")
     pairs = None
     if "pairs" in tensors:
-        left, right = tensors["pairs"].T
-        pairs = PairRows(left, right, tensors["same"].bool(), tensors.get("fold"))
+        pairs = PairRows(tensors["pairs"], tensors["same"].bool(), tensors.get("fold"))
     return IdentityEmbeddings(
         str(run.folder),
         features,

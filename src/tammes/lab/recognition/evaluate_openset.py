@@ -7,9 +7,15 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
-from tammes.lab.recognition.embeddings import IdentityEmbeddings
-from tammes.lab.recognition.evaluate_retrieval import ITEMS, SHOWN, check_sides, example_counts
-from tammes.lab.recognition.ranking import first_items, one_of_each
+from tammes.lab.recognition.embeddings import IdentityEmbeddings, numbered
+from tammes.lab.recognition.evaluate_retrieval import (
+    ITEMS,
+    SHOWN,
+    check_sides,
+    example_counts,
+    first_items,
+    one_of_each,
+)
 from tammes.lab.recognition.results import (
     Listing,
     Ranking,
@@ -341,9 +347,7 @@ def _failing(names: list[Any], searches: Searches, thresholds: Tensor, fpir: flo
     accepted = searches.top >= thresholds[:, None]
     known = searches.rank > 0
     missed = known & ~(accepted & (searches.rank == 1))
-    everyone = list(dict.fromkeys(names))
-    places = {name: place for place, name in enumerate(everyone)}
-    member = torch.tensor([places[name] for name in names])
+    everyone, member = list(dict.fromkeys(names)), numbered(names)
 
     def total(flags: Tensor) -> Tensor:
         return torch.bincount(member, flags.sum(0).double(), len(everyone))

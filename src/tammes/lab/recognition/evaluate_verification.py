@@ -6,8 +6,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from tammes.lab.measure.identity_pairs import MAX_PAIRS, sample_pairs
-from tammes.lab.recognition.embeddings import IdentityEmbeddings, PairRows
+from tammes.lab.measure.identity_pairs import MAX_PAIRS, pair_scores
+from tammes.lab.recognition.embeddings import IdentityEmbeddings, PairRows, numbered
 from tammes.lab.recognition.evaluate_retrieval import example_counts
 from tammes.lab.recognition.results import (
     Listing,
@@ -35,8 +35,6 @@ RATES = (0.1, 0.01, 1e-3, 1e-4, 1e-5, 1e-6)
 SIMILARITIES = ("cosine", "dot", "euclidean")
 _SHOWN = 8
 """Pairs of each kind that are shown."""
-_BLOCK = 1 << 16
-"""Pairs whose features are in memory at once."""
 
 
 @without_warnings
@@ -76,15 +74,8 @@ def evaluate_verification(
                 f"{examples.title}: identities or a list of pairs (--pairs FILE) are expected, "
                 "got neither"
             )
-        sampled = sample_pairs(
-            examples.identity_numbers(),
-            *examples.compared(),
-            camera=examples.camera_numbers(),
-            limit=max_pairs,
-            seed=seed,
-        )
-        left, right = sampled.rows.unbind(1)
-        pairs = PairRows(left, right, sampled.is_same)
+        sampled = examples.sample_pairs(max_pairs, seed)
+        pairs = PairRows(sampled.rows, sampled.is_same)
         counts |= {"all_same": sampled.same, "all_different": sampled.different}
         notes += _sampling_notes(sampled.same, sampled.different, sampled.one_camera, max_pairs)
         if counts["junk"]:
@@ -94,10 +85,12 @@ def evaluate_verification(
     counts |= {"same": same, "different": different}
     sides = None
     if examples.identities is not None:
-        sides = examples.of(pairs.left), examples.of(pairs.right)
+        sides = examples.of(pairs.rows[:, 0]), examples.of(pairs.rows[:, 1])
     else:
         notes.append("identities are not known: no intervals")
-    scores = _scores(examples.features, pairs, similarity)
+    features = examples.features.double()
+    features = directions(features) if similarity == "cosine" else features
+    scores = pair_scores(features, pairs.rows, similarity)
     result = verification(scores, pairs.same, identities=sides)
     targets = measurable(RATES, different) if fars is None else list(fars)
     for far in targets:
@@ -180,19 +173,6 @@ def _check_kinds(title: str, same: int, different: int) -> None:
     )
 
 
-def _scores(features: Tensor, pairs: PairRows, similarity: str) -> Tensor:
-    """Compute the score of each pair in float64, a block at a time."""
-    rows = directions(features.double()) if similarity == "cosine" else features.double()
-
-    def score(left: Tensor, right: Tensor) -> Tensor:
-        if similarity == "euclidean":
-            return -(rows[left] - rows[right]).square().sum(1)
-        return (rows[left] * rows[right]).sum(1)
-
-    blocks = zip(pairs.left.split(_BLOCK), pairs.right.split(_BLOCK), strict=True)
-    return torch.cat([score(left, right) for left, right in blocks])
-
-
 def _folds(
     scores: Tensor, pairs: PairRows, sides: Any, notes: list[str], resamples: int, seed: int
 ) -> Number:
@@ -214,9 +194,9 @@ def _failing(
     columns = ("identity", "same pairs", "rejected %", "different pairs", "accepted %")
     if sides is None:
         return Listing(columns, [])
-    names = list(dict.fromkeys((*sides[0], *sides[1])))
-    places = {name: place for place, name in enumerate(names)}
-    left, right = (torch.tensor([places[name] for name in side]) for side in sides)
+    both = [*sides[0], *sides[1]]
+    names = list(dict.fromkeys(both))
+    left, right = numbered(both).chunk(2)
     accepted, size = scores >= threshold, len(names)
 
     def total(flags: Tensor) -> Tensor:
@@ -237,7 +217,7 @@ def _extremes(scores: Tensor, pairs: PairRows, *, highest: bool) -> list[Ranking
     found: list[Ranking] = []
     seen: set[int] = set()
     for place in order.tolist():
-        left, right, score = int(pairs.left[place]), int(pairs.right[place]), float(scores[place])
+        (left, right), score = pairs.rows[place].tolist(), float(scores[place])
         if left in seen or right in seen:
             continue
         seen |= {left, right}

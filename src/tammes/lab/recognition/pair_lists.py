@@ -32,7 +32,7 @@ def read_pairs(path: str, examples: IdentityEmbeddings) -> PairRows:
     rows = _find_rows(source, names, examples).view(-1, 2)
     same = torch.tensor([pair.same for pair in listed])
     folds = torch.tensor([pair.fold for pair in listed]) if folded else None
-    return PairRows(rows[:, 0], rows[:, 1], same, folds)
+    return PairRows(rows, same, folds)
 
 
 def _find_rows(

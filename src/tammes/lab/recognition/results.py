@@ -160,10 +160,6 @@ class Recognition:
     rankings: dict[str, list[Ranking]] = field(default_factory=dict)
     tables: dict[str, Listing] = field(default_factory=dict)
 
-    def number(self, key: str) -> Number:
-        """Return a number by its key."""
-        return next(number for number in self.numbers if number.key == key)
-
     def threshold_listing(self) -> Listing:
         """Return the thresholds as a table."""
         false, true = self.rates

@@ -152,7 +152,7 @@ class Run:
             raise RecordError(f"{path}: damaged ({error})") from error
 
 
-def find(paths: Sequence[str | os.PathLike[str]]) -> list[Run]:
+def find_runs(paths: Sequence[str | os.PathLike[str]]) -> list[Run]:
     """Find runs in run folders, or anywhere below folders, sorted by path.
 
     Raises:

@@ -2,6 +2,7 @@
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
+from functools import partial
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -52,6 +53,14 @@ class InspectedRun:
     image_predictions: Sequence[int] = ()
     image_margins: Sequence[float | None] = ()
 
+    @property
+    def drawable(self) -> tuple[Tensor, Tensor, Tensor] | None:
+        """One prototype of each class, features and labels; None if the run lacks some of them."""
+        prototypes, features, labels = self.prototypes, self.features, self.labels
+        if self.cosines is None or prototypes is None or features is None or labels is None:
+            return None
+        return (prototypes, features, labels) if prototypes.ndim == 2 else None
+
     def name(self, place: int) -> str:
         """Return the name of a class, or its number if it has none."""
         return self.names[place] if place < len(self.names) else str(place)
@@ -83,15 +92,16 @@ def load_runs(runs: Sequence[Run], baseline: str | None = None) -> LoadedRuns:
     if not grouped.groups:
         first = grouped.troubles[0].reason if grouped.troubles else "no run was given"
         raise RecordError(f"there is no run that can be read: {first}")
-    reader = _RunReader(list(grouped.troubles))
+    troubles = list(grouped.troubles)
     metrics, timing, seen = {}, {}, {}
     for group in grouped.groups:
         for run in group.every:
-            metrics[run.folder] = reader.read(group, run, lambda run: _rows(run, "metrics")) or []
-            timing[run.folder] = reader.read(group, run, lambda run: _rows(run, "timing")) or []
+            read = partial(_read, group, run, troubles)
+            metrics[run.folder] = read(lambda run: _rows(run, "metrics")) or []
+            timing[run.folder] = read(lambda run: _rows(run, "timing")) or []
     for group, seed in representative_seeds(grouped.groups).items():
-        seen[group.label] = _inspect(group, seed, reader)
-    return LoadedRuns(grouped, metrics, timing, seen, reader.troubles)
+        seen[group.label] = _inspect(group, seed, troubles)
+    return LoadedRuns(grouped, metrics, timing, seen, troubles)
 
 
 def representative_seeds(groups: Sequence[Group]) -> dict[Group, int]:
@@ -103,25 +113,18 @@ def representative_seeds(groups: Sequence[Group]) -> dict[Group, int]:
     }
 
 
-class _RunReader:
-    """Reader of run records that collects errors instead of raising them."""
-
-    def __init__(self, troubles: list[Trouble]) -> None:
-        self.troubles = troubles
-
-    def read(self, group: Group, run: Run, piece: Callable[[Run], T]) -> T | None:
-        try:
-            return piece(run)
-        except RecordError as error:
-            reason = str(error)
-        except (ArithmeticError, AttributeError, LookupError, RuntimeError, TypeError,
-                ValueError) as error:  # fmt: skip
-            reason = f"{run.folder}: damaged ({type(error).__name__}: {error})"
-        known = any(each.run is run and each.reason == reason for each in self.troubles)
-        if not known:
-            trouble = Trouble(run, group.label, run.config.seed, "damaged", reason)
-            self.troubles.append(trouble)
-        return None
+def _read(group: Group, run: Run, troubles: list[Trouble], piece: Callable[[Run], T]) -> T | None:
+    """Read a piece of a record; an error is added to the troubles, once, and not raised."""
+    try:
+        return piece(run)
+    except RecordError as error:
+        reason = str(error)
+    except (ArithmeticError, AttributeError, LookupError, RuntimeError, TypeError,
+            ValueError) as error:  # fmt: skip
+        reason = f"{run.folder}: damaged ({type(error).__name__}: {error})"
+    if not any(each.run is run and each.reason == reason for each in troubles):
+        troubles.append(Trouble(run, group.label, run.config.seed, "damaged", reason))
+    return None
 
 
 def _rows(run: Run, name: str) -> list[dict[str, Any]]:
@@ -134,16 +137,17 @@ def _rows(run: Run, name: str) -> list[dict[str, Any]]:
     return list(rows)
 
 
-def _inspect(group: Group, seed: int, reader: _RunReader) -> InspectedRun:
+def _inspect(group: Group, seed: int, troubles: list[Trouble]) -> InspectedRun:
     run = group.runs[seed]
-    prototypes = reader.read(group, run, _prototypes)
-    names = reader.read(group, run, lambda run: _names(run, prototypes)) or []
+    read = partial(_read, group, run, troubles)
+    prototypes = read(_prototypes)
+    names = read(lambda run: _names(run, prototypes)) or []
     values: dict[str, Any] = {"prototypes": prototypes}
     if run.has("embeddings") and not run.config.identities:
-        values |= reader.read(group, run, lambda run: _embeddings(run, prototypes)) or {}
+        values |= read(lambda run: _embeddings(run, prototypes)) or {}
     known = values.pop("margins", {})
     if run.has("examples"):
-        values |= reader.read(group, run, lambda run: _images(run, known)) or {}
+        values |= read(lambda run: _images(run, known)) or {}
     return InspectedRun(seed, names, **values)
 
 

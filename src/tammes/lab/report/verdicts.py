@@ -3,9 +3,8 @@
 import itertools
 import textwrap
 from collections import Counter
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from pathlib import Path
-from typing import Any
 
 from tammes.lab.fewshot.protocol import FewShotResult, Interval, interval
 from tammes.lab.measure.measures import Measured
@@ -15,6 +14,7 @@ from tammes.lab.report.charts.chart import sentence
 from tammes.lab.report.load_runs import LoadedRuns
 from tammes.lab.report.paper_comparison import PaperComparison
 from tammes.lab.reproduce.judge import Comparison
+from tammes.lab.reproduce.ledger import Entry
 from tammes.lab.stats.paired import resampled_difference
 from tammes.lab.stats.seed_groups import Group, Quantity
 from tammes.lab.stats.trends import Curve, mean_curve
@@ -55,7 +55,10 @@ def verdict_on_runs(loaded: LoadedRuns) -> list[str]:
 def _of_group(group: Group, loaded: LoadedRuns, main: Quantity) -> Contender:
     failures = read_each(group.stopped, "failure")
     diverged = sum(why.get("kind") == "not finite" for _, why in failures)
-    curves = [_curve(loaded.metrics[run.folder], main.read) for run in group.runs.values()]
+    curves = [
+        {row["epoch"]: value for row in rows if (value := main.read(row)) is not None}
+        for rows in (loaded.metrics[run.folder] for run in group.runs.values())
+    ]
     return Contender(
         group.label,
         group.values[main.key],
@@ -66,13 +69,6 @@ def _of_group(group: Group, loaded: LoadedRuns, main: Quantity) -> Contender:
         chance=_chance(group) if main.key == "accuracy" else None,
         warnings=_warnings(group.every),
     )
-
-
-def _curve(
-    rows: Sequence[Mapping[str, Any]], read: Callable[[Mapping[str, Any]], float | None]
-) -> Curve:
-    """Return a quantity by epoch, where it was measured."""
-    return {row["epoch"]: value for row in rows if (value := read(row)) is not None}
 
 
 def _chance(group: Group) -> float | None:
@@ -141,15 +137,10 @@ def contenders_of(
 ) -> Iterator[Contender]:
     """Yield the rows of a column that were run."""
     ledger = comparison.ledger
-    path = ".".join(quantity.path)
 
-    def curve(cell: Mapping[str, Sequence[float | None]]) -> Curve:
-        points = zip(cell.get("epoch", ()), cell.get(path, ()), strict=False)
-        return {
-            int(epoch): quantity.offset + quantity.factor * value
-            for epoch, value in points
-            if epoch is not None and value is not None
-        }
+    def curve(entry: Entry) -> Curve:
+        known = entry.curve(".".join(quantity.path))
+        return {epoch: quantity.convert(value) for epoch, value in known.items()}
 
     for row, label in comparison.labels.items():
         values, diverged = ledger.values(row, column, quantity.key), ledger.diverged(row, column)
@@ -157,7 +148,7 @@ def contenders_of(
             yield Contender(
                 label,
                 values,
-                mean_curve(curve(entry.curves) for entry in ledger.of(row, column)),
+                mean_curve(map(curve, ledger.of(row, column))),
                 {key: ledger.values(row, column, key) for key in _MARGINS},
                 diverged=diverged,
             )
@@ -210,7 +201,7 @@ def _over_identities(comparison: PaperComparison) -> Iterator[str]:
             continue
         by = quantity.difference(means[best] - means[others[0]])
         low, high = sorted(quantity.better * end for end in ends)
-        between = f"{quantity.shown(low, sign=True)} to {quantity.shown(high, sign=True)}"
+        between = quantity.shown_ends((low, high))
         word = "as other identities would say too" if low > 0 else "other identities may disagree"
         yield (
             f"In {quantity.name} {first} is best, by {by} over {second}: {word} "

@@ -12,11 +12,13 @@ from torch import Tensor
 
 from tammes.kernels.problem import Problem
 from tammes.kernels.reference import similarity_matrix
-from tammes.lab.fewshot.recipe_cells import FewShotSettings, find
+from tammes.lab.fewshot.recipe_cells import FewShotSettings, find_results
 from tammes.lab.records.run_folder import Run, number
 from tammes.lab.reproduce.ledger import Entry, Ledger
 from tammes.lab.reproduce.quantities import read_all, read_intervals
 from tammes.lab.reproduce.recipe import ALWAYS, PlannedCell, Recipe
+from tammes.lab.training.datasets import prepare_data
+from tammes.lab.training.model import load_model
 from tammes.lab.training.provenance import without_place
 from tammes.similarity import Cosine
 from tammes.split import split
@@ -55,7 +57,7 @@ def collect_entry(
         )
     final, kept = run.final, {}
     if planned.kind == "fewshot":
-        shots = find(run, FewShotSettings.from_dict(planned.settings))
+        shots = find_results(run, FewShotSettings.from_dict(planned.settings))
         if shots is None:
             # Trained, but the few-shot evaluation is missing or failed.
             if not (folder / "failure.json").exists():
@@ -94,7 +96,7 @@ def _cell_key(planned: PlannedCell) -> dict[str, Any]:
     return {name: getattr(planned, name) for name in ("row", "column", "seed", "digest")}
 
 
-def failed(planned: PlannedCell, reason: str) -> Entry:
+def failed_entry(planned: PlannedCell, reason: str) -> Entry:
     """Return the entry of a cell whose folder cannot be read."""
     return Entry(**_cell_key(planned), status="failed", reason=reason)
 
@@ -107,7 +109,7 @@ def lacks(recipe: Recipe, entry: Entry) -> bool:
     return bool(curves) or (entry.status == "done" and not kept <= {*entry.kept})
 
 
-def score(trial: PlannedCell, run: Run) -> dict[str, Any] | None:
+def tuning_score(trial: PlannedCell, run: Run) -> dict[str, Any] | None:
     """Return the validation score of a tuning run, or None if it has not ended.
 
     Returns:
@@ -117,7 +119,7 @@ def score(trial: PlannedCell, run: Run) -> dict[str, Any] | None:
     if run.status == "unfinished":
         return None
     if run.status == "done" and trial.kind == "fewshot":
-        found = find(run, FewShotSettings.from_dict(trial.settings))
+        found = find_results(run, FewShotSettings.from_dict(trial.settings))
         if found is not None:
             return {"accuracy": round(100 * found["measures"]["validation_shot1"], 3)}
         if not (run.folder / "failure.json").exists():
@@ -156,8 +158,7 @@ def _resamples(recipe: Recipe, run: Run) -> dict[str, Any]:
     for quantity in recipe.quantities:
         values = drawn.get(quantity.path[-1])
         if values is not None and bool(values.isfinite().all()):
-            shown = quantity.offset + quantity.factor * values
-            found[quantity.key] = [_significant(value, 4) for value in shown.tolist()]
+            found[quantity.key] = [_significant(quantity.convert(v), 4) for v in values.tolist()]
     return {"resamples": found}
 
 
@@ -185,9 +186,6 @@ def _edges(low: float, high: float) -> list[float]:
 
 def _scatter(run: Run) -> dict[str, Any]:
     """Return points of training and test images and the prototypes, if features are 2-D."""
-    from tammes.lab.training.datasets import prepare_data
-    from tammes.lab.training.model import load_model
-
     kept = run.tensors("embeddings")
     if kept["features"].shape[1] != 2:
         return {}

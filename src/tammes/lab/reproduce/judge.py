@@ -89,7 +89,6 @@ def _judge(claim: Claim, recipe: Recipe, ledger: Ledger) -> Verdict:
 
 def _better(claim: Better, recipe: Recipe, ledger: Ledger) -> Iterator[Comparison]:
     quantity = KNOWN[claim.quantity]
-    way = -1 if quantity.better < 0 else 1
     for better, than in claim.pairs:
         for column in _columns(claim, recipe, ledger, better, than):
             rows, first, second = (better, than), *(recipe.rows[r].title for r in (better, than))
@@ -102,17 +101,15 @@ def _better(claim: Better, recipe: Recipe, ledger: Ledger) -> Iterator[Compariso
             part = Comparison(rows, column, f"{first} and {second}: open", "open", needed=claim.by)
             diff = difference(ours, theirs)
             if diff is not None:
-                shown = _shown(diff, quantity, sign=True)
-                text = f"{first}: {quantity.name} {shown} against {second}"
+                text = f"{first}: {quantity.name} {_shown(diff, quantity)} against {second}"
                 if claim.by:
                     word = "claimed" if claim.by > 0 else "allowed"
-                    text += f", {quantity.difference(way * claim.by, sign=True)} {word}"
+                    text += f", {quantity.difference(quantity.way * claim.by, sign=True)} {word}"
                 drawn = (ledger.resamples(row, column, claim.quantity) for row in rows)
                 over = resampled_difference(*drawn)
                 if over is not None:
-                    ends = " to ".join(quantity.shown(end, sign=True) for end in over)
-                    text += f"; over identities {ends}"
-                diff = diff if way > 0 else _negated(diff)
+                    text += f"; over identities {quantity.shown_ends(over)}"
+                diff = diff if quantity.way > 0 else _negated(diff)
                 outcome = _outcome(diff, claim.by)
                 part = replace(part, text=text, outcome=outcome, difference=diff)
             # A diverged run is worse than any other.
@@ -134,12 +131,10 @@ def _near(claim: Near, recipe: Recipe, ledger: Ledger) -> Iterator[Comparison]:
         part = Comparison((row,), column, f"{title}: open", "open", needed=claim.within)
         diff = difference(values, dict.fromkeys(values, number.mean))
         if diff is not None:
-            ends = (diff.low, diff.high)
-            inside = all(end is not None and abs(end) <= claim.within for end in ends)
+            inside = all(abs(end) <= claim.within for end in diff.interval or ())
             outside: Outcome = "fails" if abs(diff.mean) > claim.within else "leans"
-            outcome = "holds" if inside and diff.low != diff.high else outside
-            shown = _shown(diff, quantity, sign=True)
-            text = f"{title}: {shown} against {quantity.shown(number.mean)}, "
+            outcome = "holds" if inside and diff.has_spread else outside
+            text = f"{title}: {_shown(diff, quantity)} against {quantity.shown(number.mean)}, "
             text += f"{quantity.difference(claim.within)} allowed"
             part = replace(part, text=text, outcome=outcome, difference=diff)
         yield _without_diverged(part, ledger, counts_against=row, recipe=recipe)
@@ -229,13 +224,12 @@ def _best(
     seeds: Sequence[int],
 ) -> float:
     """Return the location of the best mean over some seeds, among rows that have all of them."""
-    way = -1 if KNOWN[key].better < 0 else 1
     means = {
         row: sum(by_seed[seed] for seed in seeds) / len(seeds)
         for row, by_seed in values.items()
         if all(seed in by_seed for seed in seeds)
     }
-    return along[max(means, key=lambda row: way * means[row])] if means else float("nan")
+    return along[max(means, key=lambda row: KNOWN[key].way * means[row])] if means else float("nan")
 
 
 def _is_there(claim: Peak, places: Sequence[float]) -> bool:
@@ -289,24 +283,21 @@ def _columns(claim: Claim, recipe: Recipe, ledger: Ledger, *rows: str) -> list[s
 
 
 def _outcome(diff: Difference, needed: float) -> Outcome:
-    has_interval = diff.low is not None and diff.high is not None and diff.low < diff.high
-    if has_interval and diff.low is not None and diff.low >= needed:
+    if diff.interval is not None and diff.has_spread and diff.interval[0] >= needed:
         return "holds"
     return "leans" if diff.mean >= needed else "fails"
 
 
 def _negated(diff: Difference) -> Difference:
-    low = None if diff.high is None else -diff.high
-    high = None if diff.low is None else -diff.low
-    return replace(diff, mean=-diff.mean, low=low, high=high)
+    interval = None if diff.interval is None else (-diff.interval[1], -diff.interval[0])
+    return replace(diff, mean=-diff.mean, interval=interval)
 
 
-def _shown(diff: Difference, quantity: Quantity, *, sign: bool = False) -> str:
-    text = quantity.difference(diff.mean, sign=sign)
-    if diff.low is None or diff.high is None:
+def _shown(diff: Difference, quantity: Quantity) -> str:
+    text = quantity.difference(diff.mean, sign=True)
+    if diff.interval is None:
         return f"{text} (one seed)"
-    ends = (quantity.shown(end, sign=sign) for end in (diff.low, diff.high))
-    return f"{text} (95 % interval {' to '.join(ends)})"
+    return f"{text} (95 % interval {quantity.shown_ends(diff.interval)})"
 
 
 _KINDS: dict[type, Callable[..., Iterator[Comparison]]] = {

@@ -5,6 +5,7 @@ folder is gone: the ledger has everything that a page shows.
 """
 
 import json
+import math
 import os
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import asdict, dataclass, field, fields, replace
@@ -55,6 +56,12 @@ class Entry:
     reason: str = ""
     machine: int | None = None
     command: str = ""
+
+    def curve(self, path: str) -> dict[int, float]:
+        """Return the values of a curve by epoch, where it is known."""
+        points = zip(self.curves.get("epoch", ()), self.curves.get(path, ()), strict=False)
+        known = ((x, y) for x, y in points if x is not None and y is not None)
+        return {int(x): y for x, y in known if math.isfinite(y)}
 
 
 @dataclass

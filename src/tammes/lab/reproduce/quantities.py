@@ -77,7 +77,7 @@ def read_intervals(final: Mapping[str, Any]) -> dict[str, list[float]]:
     """
     intervals = final.get("test", {}).get("intervals", {})
     return {
-        key: [quantity.offset + quantity.factor * end for end in intervals[quantity.path[1]]]
+        key: [*map(quantity.convert, intervals[quantity.path[1]])]
         for key, quantity in KNOWN.items()
         if quantity.path[0] == "test" and quantity.path[1] in intervals
     }

@@ -27,7 +27,7 @@ def names() -> list[str]:
     return sorted(str(file.relative_to(_HERE).with_suffix("")) for file in _HERE.rglob("*.yaml"))
 
 
-def find(name: str | Path) -> tuple[Path, str]:
+def find_recipe(name: str | Path) -> tuple[Path, str]:
     """Return the file and the name of a recipe, given its name or a path that ends in ``.yaml``."""
     path = Path(name)
     if path.suffix in (".yaml", ".yml"):
@@ -55,7 +55,7 @@ def inherit(
         return own
     if not isinstance(name, str):
         raise ValueError(f"like is expected to be the name of a recipe, got {name!r}")
-    path, title = find(folder / name if name.endswith((".yaml", ".yml")) else name)
+    path, title = find_recipe(folder / name if name.endswith((".yaml", ".yml")) else name)
     if path in before:
         circle = ", ".join(each.name for each in (*before, path))
         raise ValueError(f"like has a cycle: {circle}")

@@ -11,7 +11,7 @@ from tammes.lab.config.yaml_file import read_yaml
 from tammes.lab.reproduce.claims import Claim, Course, Near, Peak, read_claim, rows_of
 from tammes.lab.reproduce.quantities import KNOWN
 from tammes.lab.reproduce.recipe import ALWAYS, Column, Published, Recipe, Row
-from tammes.lab.reproduce.recipe_files import RecipeError, find, inherit
+from tammes.lab.reproduce.recipe_files import RecipeError, find_recipe, inherit
 
 _DRAWN: dict[str, tuple[tuple[str, ...], tuple[str, ...]]] = {
     "curves": (("of",), ()),
@@ -33,7 +33,7 @@ def load(name: str | Path) -> Recipe:
     Raises:
         RecipeError: the recipe does not exist or is invalid.
     """
-    path, title = find(name)
+    path, title = find_recipe(name)
     try:
         return read(read_yaml(path), title, path.parent)
     except ValueError as error:

@@ -19,9 +19,10 @@ from tammes.lab.fewshot import class_lists
 from tammes.lab.fewshot.recipe_cells import FewShotSettings, evaluate_run
 from tammes.lab.records.atomic_io import locked, writable
 from tammes.lab.records.run_folder import RecordError, Run, write_json
-from tammes.lab.reproduce.collect import CELL, collect_entry, failed, lacks, score
+from tammes.lab.reproduce.collect import CELL, collect_entry, failed_entry, lacks, tuning_score
 from tammes.lab.reproduce.ledger import Ledger, tuning_digests
 from tammes.lab.reproduce.recipe import PlannedCell, Recipe
+from tammes.lab.reproduce.sphere import run_sphere
 from tammes.lab.runner import Cell, Emit, Event, Result, plan_resources, run_cells
 from tammes.lab.runner.progress_table import ProgressTable
 from tammes.lab.runner.sweep import check, is_open, prepare, record_failures, train_cell
@@ -147,14 +148,14 @@ class _Session:
             if not table.is_settled(planned):
                 users[self.folder(planned)].append((table, planned))
             elif table.lacks(planned):
-                table.note(planned)
+                table.record(planned)
 
-        def note(folder: Path) -> bool:
-            return all([table.note(planned) for table, planned in users[folder]])
+        def record(folder: Path) -> bool:
+            return all([table.record(planned) for table, planned in users[folder]])
 
         for folder in [*users]:
             # The run may exist for another recipe, or the ledger may have been deleted.
-            if _is_finished(folder, self.retry_failed) and note(folder):
+            if _is_finished(folder, self.retry_failed) and record(folder):
                 del users[folder]
         cells = [_cell(folder, [planned for _, planned in some]) for folder, some in users.items()]
         if not cells:
@@ -163,9 +164,9 @@ class _Session:
         prepare(cells)
         # Counts all selected cells, not those left: rounding may depend on the number of threads.
         several = len({self.folder(planned) for _, planned in wanted})
-        self._run(cells, several, note)
+        self._run(cells, several, record)
 
-    def _run(self, cells: Sequence[Cell], several: int, note: Callable[[Path], bool]) -> None:
+    def _run(self, cells: Sequence[Cell], several: int, record: Callable[[Path], bool]) -> None:
         left = list(cells)
         for attempt in range(self.engine.retries + 1):
             crashed = []
@@ -174,7 +175,7 @@ class _Session:
                 def seen(event: Event, board: ProgressTable = board) -> None:
                     board(event)
                     if event.kind == "done":
-                        note(event.cell.folder)
+                        record(event.cell.folder)
 
                 for result in self._results(left, several, seen):
                     if result.crashed and attempt < self.engine.retries:
@@ -182,7 +183,7 @@ class _Session:
                         self.report(f"{result.cell.name}: retrying, as {result.reason}")
                     elif not result.ok:
                         record_failures([result])
-                        note(result.cell.folder)
+                        record(result.cell.folder)
             left = crashed
             if not left:
                 return
@@ -298,10 +299,10 @@ class _Table:
         entry, run = self.ledger.find(planned), Run(self.session.folder(planned))
         return entry is not None and lacks(self.recipe, entry) and run.status == "done"
 
-    def note(self, planned: PlannedCell) -> bool:
+    def record(self, planned: PlannedCell) -> bool:
         """Write the entry of a cell; return whether there is one."""
         if planned.tried:
-            return score(planned, Run(self.session.folder(planned))) is not None
+            return tuning_score(planned, Run(self.session.folder(planned))) is not None
         try:
             entry = collect_entry(self.recipe, planned, self.session.folder(planned), self.ledger)
         except RecordError as error:
@@ -309,10 +310,10 @@ class _Table:
                 # An existing entry is not replaced because its folder is damaged.
                 return True
             # The cell has failed; the others continue.
-            entry = failed(planned, str(error))
+            entry = failed_entry(planned, str(error))
         if entry is not None:
             self.ledger.put(entry)
-            self.write()
+            self.ledger.write(self.path)
         return entry is not None
 
     def select_tuned_settings(self) -> None:
@@ -324,7 +325,7 @@ class _Table:
                 continue
             tried = []
             for trial in map(self._with_local_data, trials):
-                found = score(trial, Run(self.session.folder(trial)))
+                found = tuning_score(trial, Run(self.session.folder(trial)))
                 if found is not None:
                     tried.append({**trial.tried, **found})
             done = [each for each in tried if "accuracy" in each]
@@ -335,12 +336,7 @@ class _Table:
                 chosen = {key: v for key, v in best.items() if key != "accuracy"}
                 known = tuning_digests(self.recipe, *place, quick=self.session.quick)
                 self.ledger.tuned["/".join(place)] = {**chosen, "tried": tried, "trials": known}
-                self.write()
-
-    def write(self) -> None:
-        """Write the ledger."""
-        self.path.parent.mkdir(parents=True, exist_ok=True)
-        self.ledger.write(self.path)
+                self.ledger.write(self.path)
 
 
 def with_local_data(cell: PlannedCell, sources: Mapping[str, str]) -> PlannedCell:
@@ -360,8 +356,6 @@ def run_cell(payload: Mapping[str, Any], folder: Path, emit: Emit) -> None:
         several = [FewShotSettings.from_dict(each) for each in payload["episodes"]]
         evaluate_run(Run(folder), several, lambda text: emit({"say": text}))
         return
-    from tammes.lab.reproduce.sphere import run_sphere
-
     result = run_sphere(payload["settings"], payload["seed"])
     kept = {"sphere": result.pop("sphere")}
     around = environment(torch.device("cpu"), 1)

@@ -64,14 +64,9 @@ class Event:
 
 @dataclass(frozen=True)
 class Result:
-    """Result of a cell.
+    """Result of a cell: whether the work returned, or else the reason in a sentence.
 
-    Attributes:
-        cell: the cell.
-        ok: whether the work returned.
-        reason: reason of the failure, in a sentence.
-        crashed: whether the process ended without a reason, for example because it was killed.
-        seconds: duration.
+    It has ``crashed`` if the process ended without a reason, for example because it was killed.
     """
 
     cell: Cell
@@ -218,6 +213,9 @@ class _Process:
             # Ctrl-C goes to the parent, which then stops its workers.
             start_new_session=True,
         )
+        assert self.process.stdin is not None
+        assert self.process.stdout is not None
+        self.stdin, self.stdout = self.process.stdin, self.process.stdout
         self.listener = threading.Thread(target=self._listen, args=(events,), daemon=True)
         self.watcher = threading.Thread(target=self._watch, args=(events,), daemon=True)
         self.listener.start()
@@ -234,11 +232,10 @@ class _Process:
             "threads": self.threads,
             "argv": sys.argv,
         }
-        assert self.process.stdin is not None
         with contextlib.suppress(OSError):
             # A process that has already exited is noticed by the watcher.
-            self.process.stdin.write(json.dumps(task).encode() + b"\n")
-            self.process.stdin.flush()
+            self.stdin.write(json.dumps(task).encode() + b"\n")
+            self.stdin.flush()
 
     def _watch(self, events: "_EventQueue") -> None:
         """Wait for the process to exit, then report it."""
@@ -253,8 +250,7 @@ class _Process:
         events.put((self, None))
 
     def _listen(self, events: "_EventQueue") -> None:
-        assert self.process.stdout is not None
-        for line in self.process.stdout:
+        for line in self.stdout:
             with contextlib.suppress(ValueError):
                 message = json.loads(line)
                 if isinstance(message, dict):
@@ -286,9 +282,8 @@ class _Process:
             self._signal(signal.SIGTERM)
 
     def _end_input(self) -> None:
-        assert self.process.stdin is not None
         with contextlib.suppress(OSError):
-            self.process.stdin.close()
+            self.stdin.close()
 
     def wait_or_kill(self) -> None:
         """Wait for the process to exit, and kill it if it does not."""
@@ -313,8 +308,7 @@ class _Process:
         if self.errors.closed:
             return ""
         if not self.listener.is_alive():
-            assert self.process.stdout is not None
-            self.process.stdout.close()
+            self.stdout.close()
         size = self.errors.seek(0, os.SEEK_END)
         self.errors.seek(max(self.errors_start, size - _TAIL))
         text = self.errors.read().decode(errors="replace")

@@ -20,6 +20,12 @@ from tammes.lab.records.atomic_io import locked, writable
 from tammes.lab.records.run_folder import Run, write_json
 from tammes.lab.runner import Cell, Emit, Resources, Result, plan_resources, run_cells
 from tammes.lab.runner.progress_table import ProgressTable
+from tammes.lab.training.check_expressions import check_expressions
+from tammes.lab.training.datasets import make_sampler, prepare_data
+from tammes.lab.training.fabric import check_machine
+from tammes.lab.training.loop import train
+from tammes.lab.training.lr_schedules import learning_rate
+from tammes.lab.training.model import build_model
 from tammes.lab.training.progress import Progress
 
 _WORK = "tammes.lab.runner.sweep:train_cell"
@@ -133,12 +139,6 @@ def check(configs: Sequence[Config], report: Callable[[str], None]) -> dict[str,
     Returns:
         The expression of the head of each loss.
     """
-    from tammes.lab.training.check_expressions import check_expressions
-    from tammes.lab.training.datasets import make_sampler, prepare_data
-    from tammes.lab.training.fabric import check_machine
-    from tammes.lab.training.lr_schedules import learning_rate
-    from tammes.lab.training.model import build_model
-
     check_machine(configs[0])
     for config in configs:
         check_expressions(config)
@@ -158,8 +158,6 @@ def check(configs: Sequence[Config], report: Callable[[str], None]) -> dict[str,
 
 def train_cell(payload: Mapping[str, Any], folder: Path, emit: Emit) -> None:
     """Train one cell; runs in a worker process."""
-    from tammes.lab.training.loop import train
-
     train(Config.from_dict(payload["config"]), folder, progress=_EmitProgress(emit))
 
 
@@ -183,8 +181,6 @@ class _EmitProgress(Progress):
 
 def _check_images(cells: Sequence[Cell]) -> None:
     """Reject existing runs that were trained on different images."""
-    from tammes.lab.training.datasets import prepare_data
-
     current: dict[int, tuple[str, str]] = {}
     for cell in cells:
         if not (cell.folder / "data.json").exists():

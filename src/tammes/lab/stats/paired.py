@@ -30,29 +30,24 @@ class Summary:
 
 @dataclass(frozen=True)
 class Difference:
-    """Mean of paired differences over common seeds, and its 95 % interval.
-
-    A single seed has no interval: its ends are None.
-    """
+    """Mean of paired differences over common seeds, and its 95 % interval; one seed has none."""
 
     seeds: tuple[int, ...]
     mean: float
-    low: float | None
-    high: float | None
+    interval: tuple[float, float] | None
+
+    @property
+    def has_spread(self) -> bool:
+        """Whether the seeds differ; one seed, or equal differences, have nothing to judge by."""
+        return self.interval is not None and self.interval[0] < self.interval[1]
 
     @property
     def clear(self) -> bool:
-        """Whether the interval excludes zero.
-
-        False for a single seed, and if all differences are equal: there is then no deviation to
-        judge by.
-        """
-        return (
-            self.low is not None
-            and self.high is not None
-            and self.low < self.high
-            and not self.low <= 0 <= self.high
-        )
+        """Whether the interval excludes zero, and the seeds differ."""
+        if self.interval is None or not self.has_spread:
+            return False
+        low, high = self.interval
+        return not low <= 0 <= high
 
 
 def t_quantile(degrees: int, confidence: float = CONFIDENCE) -> float:
@@ -84,21 +79,20 @@ def difference(values: Mapping[int, float], baseline: Mapping[int, float]) -> Di
 
     Example:
         >>> result = difference({0: 3.0, 1: 4.0, 7: 9.0}, {0: 1.0, 1: 1.0})
-        >>> result.seeds, result.mean, round(result.low, 2), round(result.high, 2)
-        ((0, 1), 2.5, -3.85, 8.85)
+        >>> result.seeds, result.mean, [round(end, 2) for end in result.interval]
+        ((0, 1), 2.5, [-3.85, 8.85])
     """
     seeds = tuple(sorted(set(values) & set(baseline)))
     differences = summary(values[seed] - baseline[seed] for seed in seeds)
     if differences is None:
         return None
-    half = differences.half
+    mean, half = differences.mean, differences.half
     if half is None:
-        return Difference(seeds, differences.mean, None, None)
+        return Difference(seeds, mean, None)
     # Accuracies are multiples of 1/N and often differ equally; rounding is no deviation.
     if half < 1e-9 * max(abs(values[seed]) + abs(baseline[seed]) for seed in seeds):
         half = 0.0
-    mean = differences.mean
-    return Difference(seeds, mean, mean - half, mean + half)
+    return Difference(seeds, mean, (mean - half, mean + half))
 
 
 def resampled_difference(

@@ -7,7 +7,7 @@ has no interval.
 
 import math
 import textwrap
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from typing import Any, Literal, TypeAlias
@@ -51,7 +51,21 @@ class Quantity:
     def read(self, final: Mapping[str, Any]) -> float | None:
         """Read the number from ``final.json``; None if it is missing or not finite."""
         value = number(final, self.path)
-        return None if value is None else self.offset + self.factor * value
+        return None if value is None else self.convert(value)
+
+    def convert(self, recorded: float) -> float:
+        """Convert a recorded number to the unit."""
+        return self.offset + self.factor * recorded
+
+    @property
+    def way(self) -> int:
+        """-1 if less is better, else 1."""
+        return -1 if self.better < 0 else 1
+
+    @property
+    def suffix(self) -> str:
+        """The unit as it follows a number."""
+        return f" {self.unit}" if self.unit in ("%", "s") else self.unit
 
     def shown(self, value: float, *, sign: bool = False) -> str:
         """Format a value, without its unit.
@@ -64,6 +78,10 @@ class Quantity:
         # A value that rounds to zero has no sign.
         rounded = round(value, digits) + 0.0
         return f"{rounded:{'+' if sign and rounded else ''}.{digits}f}"
+
+    def shown_ends(self, interval: Iterable[float], separator: str = " to ") -> str:
+        """Format both ends of an interval of differences, without the unit."""
+        return separator.join(self.shown(end, sign=True) for end in interval)
 
     def difference(self, value: float, *, sign: bool = False) -> str:
         """Format a difference with its unit: that of percentages is in points.
@@ -132,11 +150,6 @@ class Study:
 
     groups: tuple[Group, ...]
     troubles: tuple[Trouble, ...]
-
-    @property
-    def baseline(self) -> Group | None:
-        """The group that the others are compared with."""
-        return self.groups[0] if self.groups else None
 
     def difference(self, group: Group, key: str) -> Difference | None:
         """Compare a group with the baseline; None without a common seed."""
@@ -324,10 +337,9 @@ def format_difference(quantity: Quantity, paired: Difference | None) -> str:
     if paired is None:
         return ""
     mean = quantity.shown(paired.mean, sign=True)
-    if paired.low is None or paired.high is None:
+    if paired.interval is None:
         return mean
-    ends = f"{quantity.shown(paired.low, sign=True)}, {quantity.shown(paired.high, sign=True)}"
-    return f"{mean} [{ends}]{'*' if paired.clear else ' '}"
+    return f"{mean} [{quantity.shown_ends(paired.interval, ', ')}]{'*' if paired.clear else ' '}"
 
 
 def _aligned(rows: Sequence[Sequence[str]], width: int) -> list[str]:
@@ -366,17 +378,17 @@ def as_json(runs: Sequence[Run], baseline: str | None = None) -> dict[str, Any]:
                 "std": mean.std,
                 "seeds": {str(seed): value for seed, value in own.items()},
             }
-            if group is not result.baseline and paired is not None:
+            if group is not result.groups[0] and paired is not None:
                 values[quantity.key]["difference"] = {
                     "seeds": list(paired.seeds),
                     "mean": paired.mean,
-                    "interval": None if paired.low is None else [paired.low, paired.high],
+                    "interval": None if paired.interval is None else [*paired.interval],
                     "clear": paired.clear,
                 }
         return values
 
     return {
-        "baseline": None if result.baseline is None else result.baseline.label,
+        "baseline": result.groups[0].label if result.groups else None,
         "groups": [
             {"label": g.label, "seeds": list(g.runs), "quantities": numbers(g)}
             for g in result.groups

@@ -79,7 +79,7 @@ def standing(contenders: Sequence[Contender], quantity: Quantity) -> Standing | 
     able = [each for each in contenders if each.values and not each.diverged]
     if not able:
         return None
-    way = -1 if quantity.better < 0 else 1
+    way = quantity.way
     order = sorted(able, key=lambda each: -way * statistics.fmean(each.values.values()))
     leader, *others = order
     oriented = {
@@ -117,9 +117,10 @@ def seeds_to_decide(paired: Difference, needed: float = 0.0) -> int | None:
         8
     """
     count = len(paired.seeds)
-    if paired.low is None or paired.high is None or not paired.low < paired.high:
+    if paired.interval is None or not paired.has_spread:
         return None
-    std = (paired.high - paired.low) / 2 / t_quantile(count - 1) * math.sqrt(count)
+    low, high = paired.interval
+    std = (high - low) / 2 / t_quantile(count - 1) * math.sqrt(count)
     for total in range(count + 1, count + _MANY_SEEDS + 1):
         both = t_quantile(total - 1) + t_quantile(total - 1, 2 * _POWER - 1)
         if abs(paired.mean - needed) >= both * std / math.sqrt(total):
@@ -183,18 +184,16 @@ def listed(labels: Sequence[str], most: int = _LISTED) -> str:
 
 def interval(paired: Difference, quantity: Quantity) -> str:
     """Format the interval of a difference with its number of seeds."""
-    if paired.low is None or paired.high is None:
+    if paired.interval is None:
         return "one seed"
-    ends = " to ".join(quantity.shown(end, sign=True) for end in (paired.low, paired.high))
-    return f"95 % interval {ends}, {len(paired.seeds)} seeds"
+    return f"95 % interval {quantity.shown_ends(paired.interval)}, {len(paired.seeds)} seeds"
 
 
 def _standing(found: Standing, quantity: Quantity) -> str:
     leader, name = found.leader, quantity.name
     mean = summary(leader.values.values())
     assert mean is not None
-    unit = f" {quantity.unit}" if quantity.unit == "%" else quantity.unit
-    value = f"{quantity.shown(mean.mean)}{unit}"
+    value = f"{quantity.shown(mean.mean)}{quantity.suffix}"
     if not found.level and not found.behind:
         spread = (
             "" if mean.std is None else f" ± {quantity.shown(mean.std)} over {mean.count} seeds"
@@ -238,12 +237,12 @@ def _undecided(found: Standing, quantity: Quantity, value: str, side: str) -> st
             f"{closest.label}: they cannot be compared."
         )
     by = quantity.difference(paired.mean)
-    if paired.low is None:
+    if paired.interval is None:
         return (
             f"{leader.label} has the best {name}, {value}, {by} {side} {closest.label}, but one "
             "seed cannot decide it: train at least 2 more."
         )
-    if paired.low == paired.high and paired.mean > 0:
+    if not paired.has_spread and paired.mean > 0:
         return (
             f"{leader.label} is {by} {side} {closest.label} in {name} with each of "
             f"{len(paired.seeds)} seeds: equal differences have no spread to judge by."
@@ -319,7 +318,7 @@ def _only_margins(
     contenders: Sequence[Contender], quantity: Quantity, margins: Mapping[str, str]
 ) -> list[str]:
     baseline, *others = contenders or [Contender("")]
-    way = -1 if quantity.better < 0 else 1
+    way = quantity.way
     found: dict[str, list[str]] = {}
     for each in others:
         gained = difference(each.values, baseline.values)

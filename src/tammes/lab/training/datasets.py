@@ -1,6 +1,7 @@
 """Training, validation and test images of a run, and its sampler."""
 
 from collections.abc import Callable
+from functools import cache
 from typing import Any
 
 from tammes.lab import data
@@ -25,7 +26,8 @@ def prepare_data(
         "memory": int(config.memory * 2**30),
         # With a separate test source or other classes, nothing is held out of the training source.
         "whole": config.whole or config.test is not None or config.identities,
-        "report": _without_repeats(report),
+        # The partitions of a source repeat its messages; a cached call reports each once.
+        "report": cache(report),
     }
     chosen = classes_of(config.classes) if config.classes else None
     if config.whole:
@@ -99,23 +101,11 @@ def classes_of(text: str) -> tuple[str, ...]:
     return lists.part(part)
 
 
-def _without_repeats(report: Callable[[str], None]) -> Callable[[str], None]:
-    """Return ``report`` without repeats: the partitions of a source repeat its messages."""
-    reported: set[str] = set()
-
-    def report_once(text: str) -> None:
-        if text not in reported:
-            reported.add(text)
-            report(text)
-
-    return report_once
-
-
 def make_sampler(
     config: Config, training: Images, *, rank: int = 0, world_size: int = 1
 ) -> samplers.BatchSampler:
     """Build the batch sampler of a run, for one of its processes."""
-    sampler: samplers.BatchSampler = build(
+    return build(
         config.sampler,
         samplers.TABLE,
         what="sampler",
@@ -125,7 +115,6 @@ def make_sampler(
         rank=rank,
         world_size=world_size,
     )
-    return sampler
 
 
 def describe_data(

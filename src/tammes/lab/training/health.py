@@ -3,7 +3,7 @@
 import contextlib
 import copy
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -174,6 +174,15 @@ def moment(epoch: int, epochs: int) -> str:
     if epoch == epochs:
         return "at the end"
     return "before the first step" if epoch == 0 else f"after epoch {epoch}"
+
+
+def first_findings(looks: Iterable[Mapping[str, Any]], epochs: int) -> dict[str, dict[str, Any]]:
+    """Return the findings of looks by name, each with the moment ``when`` it was first found."""
+    found: dict[str, dict[str, Any]] = {}
+    for look in looks:
+        for finding in look["findings"]:
+            found.setdefault(finding["name"], {"when": moment(look["epoch"], epochs), **finding})
+    return found
 
 
 def muted_names(text: str) -> tuple[str, ...]:

@@ -91,7 +91,7 @@ def learning_rate(config: Config, steps_per_epoch: int) -> Callable[[int], float
         raise ValueError(
             f"warmup is expected to be shorter than the {config.epochs} epochs, got {config.warmup}"
         )
-    schedule: Schedule = build(
+    schedule = build(
         config.lr_schedule,
         TABLE,
         what="lr_schedule",

@@ -11,7 +11,7 @@ import tammes
 from tammes.distributed.process_group import RankGroup
 from tammes.heads.head import Head
 from tammes.lab import backbones
-from tammes.lab.backbones.projection import Projected
+from tammes.lab.backbones.blocks import Projected
 from tammes.lab.config import head_text, parse_head, parse_loss, parse_schedules
 from tammes.lab.config.schema import Config
 from tammes.lab.data import Images

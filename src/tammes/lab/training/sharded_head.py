@@ -1,7 +1,5 @@
 """Heads whose prototypes are sharded over the processes of a run."""
 
-from typing import Any
-
 import torch
 from torch import Tensor, nn
 from torch.nn.parallel import DistributedDataParallel
@@ -9,9 +7,9 @@ from torch.nn.parallel import DistributedDataParallel
 from tammes.distributed.process_group import RankGroup
 from tammes.distributed.sharded_rows import ShardedRows
 from tammes.heads.head import Head
-from tammes.heads.linear import LinearHead
 from tammes.heads.sharded import SPREAD, ShardedHead
 from tammes.heads.sharded_init import KINDS
+from tammes.lab.config.head_expressions import head_settings
 
 
 def shard_head(head: Head) -> ShardedHead:
@@ -25,14 +23,7 @@ def shard_head(head: Head) -> ShardedHead:
             f"shard expects a cosine, linear or gaussian head, got {kind.__name__}, "
             "whose prototypes or distances need all classes"
         )
-    options: dict[str, Any] = {
-        "scale": head.scale_setting,
-        "implementation": head.implementation,
-    }
-    options |= head.similarity.options
-    if kind is LinearHead:
-        options["bias"] = head.bias is not None
-    return ShardedHead(kind, head.embedding_size, head.num_classes, **options)
+    return ShardedHead(kind, head.embedding_size, head.num_classes, **head_settings(head))
 
 
 def gather_head(head: Head) -> Head:

@@ -22,6 +22,7 @@ from tammes.lab.data.sources.parquet import (
     holds_images,
     open_parquet,
     read_column,
+    read_schema,
 )
 from tammes.optional import require
 
@@ -100,10 +101,7 @@ def read_parquet(
     files = [existing_file(path, "rows") for path in given]
     if not files:
         raise DataError("read_parquet expects one file or more, got none")
-    title, schema = str(files[0]), open_parquet(files[0]).schema_arrow
-    for path in files[1:]:
-        if set(open_parquet(path).schema_arrow.names) != set(schema.names):
-            raise DataError(f"{path}: the columns are expected to be those of {title}")
+    title, schema = str(files[0]), read_schema(files)
     types = require("pyarrow.types", extra="lab")
     count = sum(open_parquet(path).metadata.num_rows for path in files)
     selection = _Selection(

@@ -167,11 +167,7 @@ def _by_column(paths: list[Path]) -> Partitions:
 
 def _entries(paths: Sequence[Path], rows: Tensor | None) -> Entries:
     """List the images of some rows of files with the same columns."""
-    first = str(paths[0])
-    schema = open_parquet(paths[0]).schema_arrow
-    for path in paths[1:]:
-        if set(open_parquet(path).schema_arrow.names) != set(schema.names):
-            raise DataError(f"{path}: the columns are expected to be those of {first}")
+    first, schema = str(paths[0]), read_schema(paths)
     types = require("pyarrow.types", extra="lab")
     image = image_column(
         first, [f.name for f in schema if holds_images(f.type, types)], schema.names
@@ -215,6 +211,15 @@ def open_parquet(path: str | Path) -> Any:
     except Exception as error:
         message = str(error).strip().split("\n")[0][:160]
         raise DataError(f"{path}: damaged, or not a parquet file ({message})") from error
+
+
+def read_schema(paths: Sequence[Path]) -> Any:
+    """Return the arrow schema of files, which are expected to have the same columns."""
+    schema = open_parquet(paths[0]).schema_arrow
+    for path in paths[1:]:
+        if set(open_parquet(path).schema_arrow.names) != set(schema.names):
+            raise DataError(f"{path}: the columns are expected to be those of {paths[0]}")
+    return schema
 
 
 def read_column(paths: Iterable[Path], name: str) -> list[Any]:

@@ -56,18 +56,17 @@ def _claim_panel(
     groups: dict[tuple[str, bool], list[tuple[int, Difference]]] = {}
     for row, part in enumerate(parts):
         if part.difference is not None:
-            key = (part.outcome, part.difference.low is None)
+            key = (part.outcome, part.difference.interval is None)
             groups.setdefault(key, []).append((row, part.difference))
     layers: list[Layer] = []
     ends: list[float] = []
     for outcome, one_seed in sorted(groups, key=lambda key: (list(OUTCOMES).index(key[0]), key[1])):
         places, each = zip(*groups[outcome, one_seed], strict=True)
         means = [less.mean for less in each]
-        spans = [(less.low, less.high) for less in each
-                 if less.low is not None and less.high is not None]  # fmt: skip
+        spans = [less.interval for less in each if less.interval is not None]
         lows, highs = ([low for low, _ in spans], [high for _, high in spans])
         texts = [
-            f"{rows[row]}: {format_difference(quantity, less).rstrip(' *')}{_unit(quantity)}, "
+            f"{rows[row]}: {format_difference(quantity, less).rstrip(' *')}{quantity.suffix}, "
             f"n = {len(less.seeds)}, {outcome}"
             for row, less in zip(places, each, strict=True)
         ]
@@ -96,10 +95,6 @@ def _axis_and_bounds(claim: Better | Near | Bound) -> tuple[str, list[float]]:
     bounds = (("at least", claim.at_least), ("at most", claim.at_most))
     words = [f"{word} {bound:g}" for word, bound in bounds if bound is not None]
     return f"distance from the bound, {' and '.join(words)}", [0.0]
-
-
-def _unit(quantity: Quantity) -> str:
-    return f" {quantity.unit}" if quantity.unit == "%" else quantity.unit
 
 
 def paper_against_ours(comparison: PaperComparison) -> list[Drawing]:

@@ -93,12 +93,10 @@ def _differences(loaded: LoadedRuns, groups: Sequence[Group], quantity: Quantity
             continue
         text = f"{group.label}: {format_difference(quantity, less).rstrip(' *')} {quantity.unit}, "
         text += f"n = {len(less.seeds)}"
-        ends = ((), ()) if less.low is None or less.high is None else ([less.low], [less.high])
-        hollow = less.low is None
-        point = Points(
-            [less.mean], [len(rows)], "", _place(loaded, group), 7, hollow, [text], *ends
-        )
-        layers.append(point)
+        low, high = less.interval or (None, None)
+        ends = ((), ()) if low is None or high is None else ([low], [high])
+        look = ("", _place(loaded, group), 7, low is None)
+        layers.append(Points([less.mean], [len(rows)], *look, [text], *ends))
         rows.append(group.label)
     if not rows:
         return None
@@ -220,22 +218,15 @@ def sample_note(known: Sequence[tuple[Group, InspectedRun]]) -> str:
     return words
 
 
-def can_draw_features(seen: InspectedRun) -> bool:
-    """Return whether a run has features, and one prototype per class to draw with them."""
-    return seen.cosines is not None and seen.prototypes is not None and seen.prototypes.ndim == 2
-
-
 def features(loaded: LoadedRuns) -> list[Drawing]:
     """Draw the features of each group on the sphere, in the plane or projected."""
     drawings = []
-    known = [(group, seen) for group, seen in _seen(loaded) if can_draw_features(seen)]
-    for group, seen in known[:FEATURES_SHOWN]:
-        assert seen.prototypes is not None
-        assert seen.features is not None
-        assert seen.labels is not None
-        given = (seen.prototypes, seen.features, seen.labels, seen.names)
-        for kind, chart in feature_charts(*given, limit=POINTS_SHOWN, title=group.label).items():
-            shown = min(len(seen.labels), POINTS_SHOWN if kind == "sphere" else POINTS_SHOWN // 2)
+    known = [(group, seen, seen.drawable) for group, seen in _seen(loaded)]
+    able = [(group, seen, given) for group, seen, given in known if given is not None]
+    for group, seen, given in able[:FEATURES_SHOWN]:
+        charts = feature_charts(*given, seen.names, limit=POINTS_SHOWN, title=group.label)
+        for kind, chart in charts.items():
+            shown = min(len(given[2]), POINTS_SHOWN if kind == "sphere" else POINTS_SHOWN // 2)
             caption = f"Seed {seen.seed}, {shown:,} of {seen.total:,} test examples."
             name = f"{kind}-{_place(loaded, group) + 1}"
             drawings.append(Drawing(name, chart, caption=caption, tall=True, legend=True))

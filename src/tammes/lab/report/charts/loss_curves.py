@@ -15,6 +15,7 @@ from torch import Tensor
 import tammes
 from tammes.advise.feasibility import PLAIN, builder
 from tammes.lab.report.charts.chart import Chart, Line, Panel, numbers, plot
+from tammes.lab.report.render import html_page, matplotlib_charts
 from tammes.losses.adaptive import NormStatistics
 from tammes.losses.pairwise import Centers
 from tammes.split import REDUCED, Split, split
@@ -294,8 +295,6 @@ def plot_loss(
         scale: inverse temperature.
         settings: settings of the loss that replace its defaults.
     """
-    from tammes.lab.report.render import html_page, matplotlib_charts
-
     path = Path(path)
     known = (".png", ".svg", ".pdf", ".html")
     if path.suffix.lower() not in known:

@@ -22,6 +22,7 @@ from tammes.lab.report.charts.chart import (
 )
 from tammes.lab.report.charts.loss_curves import split_at
 from tammes.losses.angular import target_similarity
+from tammes.optional import require
 from tammes.split import split
 
 _ANGLE = "angle to the true class prototype θ (degrees)"
@@ -177,10 +178,8 @@ def boundaries(
             raise ValueError(
                 f"boundaries expects norms whose classes meet between the prototypes, got {norms}"
             )
-        for _ in range(60):
-            middle = (low + high) / 2
-            low, high = (middle, high) if lead(middle, own, other, bend) < 0 else (low, middle)
-        return (low + high) / 2
+        solver = require("scipy.optimize", extra="lab")
+        return float(solver.brentq(lead, low, high, args=(own, other, bend)))
 
     return solve(first, second, margin), solve(first, second, 1.0), -solve(second, first, margin)
 

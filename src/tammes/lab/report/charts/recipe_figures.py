@@ -15,12 +15,12 @@ from tammes.lab.report.charts.sweeps import analysis, by, columns_of, rows_of, s
 from tammes.lab.report.charts.training_curves import (
     SEEDS_SHOWN,
     Drawing,
-    Series,
     drawing,
     mean_and_seeds,
 )
 from tammes.lab.report.paper_comparison import PaperComparison
 from tammes.lab.reproduce.ledger import Entry
+from tammes.lab.stats.trends import Curve
 
 _AXES = {
     "accuracy": ("%", 100.0), "class_margin": ("degrees", 1.0), "sample_margin": ("cosine", 1.0),
@@ -85,7 +85,7 @@ def _curves(comparison: PaperComparison, figure: Mapping[str, Any], name: str) -
                 each for each in comparison.stopped if (each.row, each.column) == (row, column)
             ]
             done, others = (
-                [_series(entry, path, factor) for entry in entries]
+                [_curve(entry, path, factor) for entry in entries]
                 for entries in (comparison.ledger.of(row, column), stopped)
             )
             layers += mean_and_seeds(done, others, comparison.labels[row], places[row], seeds=every)
@@ -97,16 +97,11 @@ def _curves(comparison: PaperComparison, figure: Mapping[str, Any], name: str) -
     return drawing(name, panels, caption, legend=every)
 
 
-def _series(entry: Entry, path: str, factor: float) -> Series:
-    epochs, values = entry.curves.get("epoch", []), entry.curves.get(path, [])
-    known = {
-        int(epoch): factor * value
-        for epoch, value in zip(epochs, values, strict=False)
-        if epoch is not None and value is not None and math.isfinite(value)
-    }
+def _curve(entry: Entry, path: str, factor: float) -> Curve:
+    known = entry.curve(path).items()
     if path in _LOGARITHMIC:
-        return {epoch: math.log10(value) for epoch, value in known.items() if value > 0}
-    return known
+        return {epoch: math.log10(factor * value) for epoch, value in known if value > 0}
+    return {epoch: factor * value for epoch, value in known}
 
 
 # --------------------------------------------------------------- histograms, features, formulas

@@ -3,6 +3,7 @@
 import itertools
 import math
 import operator
+import statistics
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -15,7 +16,6 @@ from tammes.lab.report.paper_comparison import PaperComparison
 from tammes.lab.reproduce.ledger import Entry
 from tammes.lab.reproduce.quantities import KNOWN
 from tammes.lab.reproduce.recipes import Published
-from tammes.lab.stats.paired import summary
 from tammes.lab.stats.seed_groups import Quantity
 
 _SWEPT = ("base_accuracy", "shot1", "shot5")
@@ -184,7 +184,7 @@ def _swept(
     yield from _drawn(name, known, place)
     means = [(point.mean, point.x) for point in known if point.mean is not None]
     if means:
-        y, x = max(means, key=lambda each: each[0] * (KNOWN[key].better or 1))
+        y, x = max(means, key=lambda each: each[0] * KNOWN[key].way)
         shown = f"{name}: best at {x:g}"
         text = f"{shown}, {KNOWN[key].shown(y)} {KNOWN[key].unit}".rstrip()
         yield Points([x], [y], shown, place, 11, True, [text], group=name)
@@ -207,9 +207,7 @@ class _Measured:
     by_seed: Mapping[int, MarginAnalysis]
 
     def mean(self, name: str) -> float:
-        found = summary(getattr(each, name) for each in self.by_seed.values())
-        assert found is not None
-        return found.mean
+        return statistics.fmean(getattr(each, name) for each in self.by_seed.values())
 
 
 _COURSES: tuple[tuple[str, str, tuple[tuple[str, str, Dash], ...]], ...] = (

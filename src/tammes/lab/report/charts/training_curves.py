@@ -2,16 +2,16 @@
 
 import math
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
 from tammes.lab.records.run_folder import Run, number
-from tammes.lab.report.charts.chart import DASHES, Chart, Layer, Line, Panel, Rule, palette_wraps
+from tammes.lab.report.charts.chart import DASHES, Chart, Dash, Line, Panel, Rule, palette_wraps
 from tammes.lab.report.load_runs import LoadedRuns
 from tammes.lab.report.render.html_page import Block, Legend, pictures
 from tammes.lab.stats.seed_groups import Group
-from tammes.lab.stats.trends import mean_curve
+from tammes.lab.stats.trends import Curve, mean_curve
 
 SEEDS_SHOWN = 8
 """Largest number of groups for which every seed has a curve."""
@@ -67,7 +67,7 @@ def figure_blocks(drawings: Sequence[Drawing], labels: Sequence[str] = ()) -> li
 
 
 @dataclass(frozen=True)
-class _Curve:
+class _Graph:
     """Quantity of each epoch: its path in the metrics, and how it is drawn."""
 
     name: str
@@ -79,34 +79,34 @@ class _Curve:
 
 
 _CURVES = (
-    _Curve("test-accuracy", ("test", "accuracy"), "Test accuracy", "%", factor=100),
-    _Curve("test-map", ("test", "mean_average_precision"), "Test mAP", "%",
+    _Graph("test-accuracy", ("test", "accuracy"), "Test accuracy", "%", factor=100),
+    _Graph("test-map", ("test", "mean_average_precision"), "Test mAP", "%",
            "Of identities that are not trained.", 100),
-    _Curve("test-eer", ("test", "eer"), "Test EER", "%",
+    _Graph("test-eer", ("test", "eer"), "Test EER", "%",
            "Of pairs of identities that are not trained.", 100),
-    _Curve("validation-accuracy", ("validation", "accuracy"), "Validation accuracy", "%",
+    _Graph("validation-accuracy", ("validation", "accuracy"), "Validation accuracy", "%",
            "Selects the best epoch.", 100),
-    _Curve("train-accuracy", ("train", "accuracy"), "Training accuracy", "%",
+    _Graph("train-accuracy", ("train", "accuracy"), "Training accuracy", "%",
            "Running mean over the epoch, with augmentation.", 100),
-    _Curve("class-margin", ("prototypes", "class_margin"), "Class margin", "degrees",
+    _Graph("class-margin", ("prototypes", "class_margin"), "Class margin", "degrees",
            "Smallest angle between two prototypes."),
-    _Curve("test-sample-margin", ("test", "sample_margin"), "Test sample margin", "cosine",
+    _Graph("test-sample-margin", ("test", "sample_margin"), "Test sample margin", "cosine",
            "Cosine to the true class minus the nearest wrong class, mean over the test set."),
-    _Curve("train-sample-margin", ("train", "sample_margin"), "Training sample margin", "cosine",
+    _Graph("train-sample-margin", ("train", "sample_margin"), "Training sample margin", "cosine",
            "Running mean over the epoch."),
-    _Curve("train-loss", ("train", "loss"), "Training loss", "loss",
+    _Graph("train-loss", ("train", "loss"), "Training loss", "loss",
            "Values of different losses are not comparable; the shapes of the curves are."),
-    _Curve("test-loss", ("test", "loss"), "Test loss", "loss",
+    _Graph("test-loss", ("test", "loss"), "Test loss", "loss",
            "Values of different losses are not comparable."),
-    _Curve("softmax-bias", ("test", "bias"), "Softmax bias", "ρ̂",
+    _Graph("softmax-bias", ("test", "bias"), "Softmax bias", "ρ̂",
            "Logsumexp of the wrong classes minus the largest of them: the margin implicit in the "
            "softmax, at most log(C − 1)."),
-    _Curve("prototype-norms", ("prototypes", "norm_mean"), "Prototype norms", "norm",
+    _Graph("prototype-norms", ("prototypes", "norm_mean"), "Prototype norms", "norm",
            "Mean over the classes."),
-    _Curve("gradients", ("gradients", "cosine"), "Angle between the two gradients", "|cosine|",
+    _Graph("gradients", ("gradients", "cosine"), "Angle between the two gradients", "|cosine|",
            "Between the gradients of the classification and the metric part of the loss, mean over "
            "the images of one batch. In a direct sum it is rounding error."),
-    _Curve("learning-rate", ("lr",), "Learning rate", "rate"),
+    _Graph("learning-rate", ("lr",), "Learning rate", "rate"),
 )  # fmt: skip
 
 
@@ -116,87 +116,71 @@ def training(loaded: LoadedRuns) -> list[Drawing]:
         _draw(loaded, curve, _reader(loaded.metrics, curve.path, curve.factor)) for curve in _CURVES
     ]
     drawings += _terms(loaded)
-    speed = _Curve(
+    speed = _Graph(
         "images-per-second", (), "Speed", "images/s", "Training only, without evaluation."
     )
     drawings.append(_draw(loaded, speed, _reader(loaded.timing, ("images_per_second",))))
     return [each for each in drawings if each is not None]
 
 
-Series = dict[int, float]
-"""Values by epoch."""
-
-
 def _reader(
     rows: Mapping[Path, Sequence[Mapping[str, Any]]], path: Sequence[str], factor: float = 1.0
-) -> Callable[[Run], Series]:
-    def read(run: Run) -> Series:
+) -> Callable[[Run], Curve]:
+    def read(run: Run) -> Curve:
         values = {row["epoch"]: number(row, path) for row in rows[run.folder]}
         return {epoch: factor * value for epoch, value in values.items() if value is not None}
 
     return read
 
 
-def _draw(loaded: LoadedRuns, curve: _Curve, read: Callable[[Run], Series]) -> Drawing | None:
-    layers: list[Layer] = []
-    for place, group in enumerate(loaded.groups):
-        layers += _lines(group, place, read, len(loaded.groups) <= SEEDS_SHOWN)
-        if curve.name == "prototype-norms" and len(loaded.groups) <= _ENDS_SHOWN:
-            for end in ("norm_min", "norm_max"):
-                layers += _lines(
-                    group, place, _reader(loaded.metrics, ("prototypes", end)), False, True
-                )
-    if not layers:
-        return None
-    panel = Panel([*layers, *_marks(loaded, curve.name)], curve.title, "epoch", curve.y)
-    caption = curve.caption
+def _draw(loaded: LoadedRuns, curve: _Graph, read: Callable[[Run], Curve]) -> Drawing | None:
+    ends: list[Callable[[Run], Curve]] = []
     if curve.name == "prototype-norms" and len(loaded.groups) <= _ENDS_SHOWN:
-        caption += " Thin lines: the shortest and the longest."
+        ends = [_reader(loaded.metrics, ("prototypes", end)) for end in ("norm_min", "norm_max")]
+    lines: list[Line] = []
+    for place, group in enumerate(loaded.groups):
+        lines += _lines(group, place, read, len(loaded.groups) <= SEEDS_SHOWN)
+        for end in ends:
+            lines += [replace(line, thin=True) for line in _lines(group, place, end, False)]
+    if not lines:
+        return None
+    panel = Panel([*lines, *_marks(loaded, curve.name)], curve.title, "epoch", curve.y)
+    caption = curve.caption + (" Thin lines: the shortest and the longest." if ends else "")
     return Drawing(curve.name, Chart([panel]), caption=caption)
 
 
-def _lines(
-    group: Group, place: int, read: Callable[[Run], Series], seeds: bool, thin: bool = False
-) -> list[Layer]:
+def _lines(group: Group, place: int, read: Callable[[Run], Curve], seeds: bool) -> list[Line]:
     finished, stopped = map(read, group.runs.values()), map(read, group.stopped)
-    return mean_and_seeds(finished, stopped, group.label, place, seeds=seeds, thin=thin)
+    return mean_and_seeds(finished, stopped, group.label, place, seeds=seeds)
 
 
 def mean_and_seeds(
-    finished: Iterable[Series],
-    stopped: Iterable[Series],
-    label: str,
-    place: int,
-    *,
-    seeds: bool,
-    thin: bool = False,
-) -> list[Layer]:
+    finished: Iterable[Curve], stopped: Iterable[Curve], label: str, place: int, *, seeds: bool
+) -> list[Line]:
     """Draw the mean over finished seeds as a line and, with ``seeds``, single seeds as thin ones.
 
-    Values of unfinished seeds are dotted and not in the mean; with ``thin`` the mean is thin too.
+    Values of unfinished seeds are dotted and not in the mean.
     """
     done, others = [each for each in finished if each], [each for each in stopped if each]
-    lines: list[Layer] = []
+    lines: list[Line] = []
     if seeds and len(done) > 1:
-        lines += [_line(each, "", place, label, thin=True) for each in done]
+        lines += [_line(each, "", "solid", place, label, thin=True) for each in done]
     if seeds or not done:
-        lines += [_line(each, "", place, label, "dotted", thin=True) for each in others]
+        lines += [_line(each, "", "dotted", place, label, thin=True) for each in others]
     if done:
         # If finished seeds differ in their epochs, the mean covers the common ones.
-        lines.append(
-            _line(mean_curve(done), label, place, label, DASHES[palette_wraps(place)], thin=thin)
-        )
+        lines.append(_line(mean_curve(done), label, DASHES[palette_wraps(place)], place, label))
     return lines
 
 
 def _line(
-    series: Series, name: str, place: int, group: str, dash: Any = "solid", *, thin: bool = False
+    curve: Curve, name: str, dash: Dash, place: int, group: str, *, thin: bool = False
 ) -> Line:
-    epochs = sorted(series)
+    epochs = sorted(curve)
     if len(epochs) > _POINTS:
         step = (len(epochs) - 1) / (_POINTS - 1)
         epochs = [epochs[round(step * each)] for each in range(_POINTS)]
-    values = [float(f"{series[epoch]:.6g}") for epoch in epochs]
+    values = [float(f"{curve[epoch]:.6g}") for epoch in epochs]
     return Line(epochs, values, name, dash, place, group, thin)
 
 
@@ -210,13 +194,12 @@ def _terms(loaded: LoadedRuns) -> list[Drawing]:
         )
         if len(names) < 2:
             continue
-        layers: list[Layer] = []
+        lines: list[Line] = []
         for number_of_term, name in enumerate(names):
             read = _reader(loaded.metrics, ("terms", name))
-            for line in _lines(group, number_of_term, read, False):
-                assert isinstance(line, Line)
-                layers.append(Line(line.x, line.y, name, line.dash, line.color))
-        panel = Panel(layers, f"Terms of {group.label}", "epoch", "value")
+            own = _lines(group, number_of_term, read, False)
+            lines += [replace(line, name=name, group="", thin=False) for line in own]
+        panel = Panel(lines, f"Terms of {group.label}", "epoch", "value")
         caption = "Mean over the seeds, before weighting."
         drawings.append(Drawing(f"terms-{place + 1}", Chart([panel]), caption=caption, legend=True))
     return drawings
@@ -252,7 +235,7 @@ def class_count(loaded: LoadedRuns) -> int | None:
     return counts.pop() if len(counts) == 1 else None
 
 
-def _marks(loaded: LoadedRuns, name: str) -> list[Layer]:
+def _marks(loaded: LoadedRuns, name: str) -> list[Rule]:
     if name == "softmax-bias":
         classes = class_count(loaded)
         if classes is not None and classes > 2:

@@ -22,7 +22,7 @@ def reproduction_page(recipe: Recipe, ledger: Ledger, *, command: str | None = N
     The ``command`` continues the reproduction; by default it is the last one in the ledger.
     """
     comparison = PaperComparison(recipe, ledger)
-    drawn = dict(_drawings(comparison))
+    drawn = _drawings(comparison)
     labels = list(comparison.labels.values())
     training = figure_blocks(drawn["training"], labels)
     sections: dict[str, list[page.Block]] = {
@@ -50,7 +50,9 @@ def reproduction_page(recipe: Recipe, ledger: Ledger, *, command: str | None = N
 def reproduction_figures(recipe: Recipe, ledger: Ledger) -> dict[str, Chart]:
     """Return every chart of the page of a reproduction, by file name."""
     comparison = PaperComparison(recipe, ledger)
-    return {each.name: each.chart for _, drawings in _drawings(comparison) for each in drawings}
+    return {
+        each.name: each.chart for drawings in _drawings(comparison).values() for each in drawings
+    }
 
 
 def _identity_intervals(comparison: PaperComparison) -> list[page.Block]:
@@ -83,13 +85,13 @@ def _identity_intervals(comparison: PaperComparison) -> list[page.Block]:
     return [page.Table(heads, rows, caption)]
 
 
-def _drawings(comparison: PaperComparison) -> list[tuple[str, list[Drawing]]]:
-    return [
-        ("claims", claim_charts(comparison)),
-        ("paper", paper_against_ours(comparison)),
-        ("requested", requested_figures(comparison)),
-        ("training", other_curves(comparison)),
-    ]
+def _drawings(comparison: PaperComparison) -> dict[str, list[Drawing]]:
+    return {
+        "claims": claim_charts(comparison),
+        "paper": paper_against_ours(comparison),
+        "requested": requested_figures(comparison),
+        "training": other_curves(comparison),
+    }
 
 
 def _cards(comparison: PaperComparison) -> list[page.Block]:

@@ -6,7 +6,7 @@ from typing import Any
 from tammes.lab.records.run_folder import Run, read_each
 from tammes.lab.report.charts import comparison
 from tammes.lab.report.charts.chart import Chart
-from tammes.lab.report.charts.comparison import FEATURES_SHOWN, can_draw_features
+from tammes.lab.report.charts.comparison import FEATURES_SHOWN
 from tammes.lab.report.charts.feature_projection import CAPTIONS
 from tammes.lab.report.charts.training_curves import (
     SEEDS_SHOWN,
@@ -17,12 +17,12 @@ from tammes.lab.report.charts.training_curves import (
     training,
 )
 from tammes.lab.report.confusions import pair_blocks, worst_mistakes
-from tammes.lab.report.health import health_blocks
 from tammes.lab.report.load_runs import LoadedRuns, load_runs
 from tammes.lab.report.render import html_page as page
 from tammes.lab.report.rerun import configuration, data_and_machines, rerun
 from tammes.lab.report.verdicts import verdict_on_runs
 from tammes.lab.stats.seed_groups import Group, Quantity, format_difference, format_mean
+from tammes.lab.training.health import first_findings
 
 _GALLERIES = 8
 """Largest number of groups with images of confused classes."""
@@ -60,7 +60,7 @@ def run_figures(runs: Sequence[Run], *, baseline: str | None = None) -> dict[str
 
 def charts_of_runs(loaded: LoadedRuns) -> dict[str, Chart]:
     """Return every chart of loaded runs, by file name."""
-    return {each.name: each.chart for _, drawings in _drawings(loaded) for each in drawings}
+    return {each.name: each.chart for drawings in _drawings(loaded).values() for each in drawings}
 
 
 def render_runs_page(
@@ -71,10 +71,10 @@ def render_runs_page(
     verdict: Sequence[str] | None = None,
 ) -> str:
     """Render the page about loaded runs; its verdict is by default that on the runs."""
-    drawn = dict(_drawings(loaded))
+    drawn = _drawings(loaded)
     labels = [group.label for group in loaded.groups]
     sections: dict[str, list[page.Block]] = {
-        "Health": health_blocks(loaded),
+        "Health": _health(loaded),
         "Results": [*_summary(loaded), *figure_blocks(drawn["results"])],
         "Margins": figure_blocks(drawn["margins"], labels),
         "Features": _features(loaded, drawn["features"]),
@@ -99,15 +99,43 @@ def render_runs_page(
     )
 
 
-def _drawings(loaded: LoadedRuns) -> list[tuple[str, list[Drawing]]]:
-    return [
-        ("results", comparison.results(loaded)),
-        ("margins", comparison.margins(loaded)),
-        ("features", comparison.features(loaded)),
-        ("training", training(loaded)),
-        ("classes", comparison.classes(loaded)),
-        ("confusion", comparison.confusion(loaded)),
-    ]
+def _drawings(loaded: LoadedRuns) -> dict[str, list[Drawing]]:
+    return {
+        "results": comparison.results(loaded),
+        "margins": comparison.margins(loaded),
+        "features": comparison.features(loaded),
+        "training": training(loaded),
+        "classes": comparison.classes(loaded),
+        "confusion": comparison.confusion(loaded),
+    }
+
+
+def _health(loaded: LoadedRuns) -> list[page.Block]:
+    """Return a table of the findings of all looks; nothing if no run was looked at."""
+    rows: list[list[page.Cell]] = []
+    looked_at = 0
+    for place, group in enumerate(loaded.groups):
+        # Damaged files are listed under the results.
+        for run, looks in read_each(group.every, "health"):
+            looked_at += bool(looks)
+            for found in first_findings(looks, run.config.epochs).values():
+                rows.append(
+                    [
+                        page.Value(group.label, color=place),
+                        run.config.seed,
+                        found["name"],
+                        found["severity"],
+                        found["when"],
+                        f"{found['measured']}; {found['why']}.",
+                        f"{found['change']}.",
+                    ]
+                )
+    if not looked_at:
+        return []
+    if not rows:
+        return [page.Text(f"No findings in {looked_at} {'run' if looked_at == 1 else 'runs'}.")]
+    heads = ("group", "seed", "finding", "severity", "first seen", "measured", "what to change")
+    return [page.Table(heads, rows, "docs/doctor.md explains each finding.")]
 
 
 def _seed_note(loaded: LoadedRuns) -> list[page.Block]:
@@ -228,7 +256,7 @@ def _verdict(loaded: LoadedRuns, group: Group) -> str:
         return "not compared"
     if less.clear:
         return "higher" if less.mean > 0 else "lower"
-    return "not decided (n = 1)" if less.low is None else "not decided"
+    return "not decided (n = 1)" if less.interval is None else "not decided"
 
 
 def _cards(loaded: LoadedRuns) -> list[page.Block]:
@@ -241,8 +269,8 @@ def _cards(loaded: LoadedRuns) -> list[page.Block]:
         best = optimum(loaded, quantity.key)
         share = None if best is None or not best.value else value.mean / best.value
         detail = "" if best is None else best.text(quantity.unit)
-        unit = f" {quantity.unit}" if quantity.unit in ("%", "s") else quantity.unit
-        cards.append(page.Card(quantity.name, f"{quantity.shown(value.mean)}{unit}", detail, share))
+        shown = f"{quantity.shown(value.mean)}{quantity.suffix}"
+        cards.append(page.Card(quantity.name, shown, detail, share))
     return [page.Cards(cards)] if cards else []
 
 
@@ -252,7 +280,7 @@ def _features(loaded: LoadedRuns, drawings: Sequence[Drawing]) -> list[page.Bloc
     kinds = dict.fromkeys(each.name.partition("-")[0] for each in drawings)
     text = " ".join(["Features of test images.", *(CAPTIONS[kind] for kind in kinds)])
     blocks: list[page.Block] = [page.Text(text)]
-    left = sum(map(can_draw_features, loaded.seen.values())) - FEATURES_SHOWN
+    left = sum(seen.drawable is not None for seen in loaded.seen.values()) - FEATURES_SHOWN
     if left > 0:
         blocks.append(page.Text(f"The first {FEATURES_SHOWN} groups; {left} more are not drawn."))
     return [*blocks, *figure_blocks(drawings)]

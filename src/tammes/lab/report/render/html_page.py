@@ -253,7 +253,7 @@ def render(
             contents=titles if len(titles) >= _CONTENTS else (),
             number_of=lambda figure: numbers[id(figure)],
             library=_library() if figures else None,
-            plots=_packed(_json([_plot(figure) for figure in figures])) if figures else "",
+            plots=_packed(_json_of(figures)) if figures else "",
         )
     )
 
@@ -304,13 +304,10 @@ def _glossary(tables: Iterable[Table]) -> list[Section]:
     return [Section("Glossary", folded)] if rows else []
 
 
-def _plot(figure: Figure) -> dict[str, Any]:
-    plot = json.loads(figure.plot.to_json())
-    return {"data": plot["data"], "layout": plot["layout"], "name": figure.title}
-
-
-def _json(value: Any) -> str:
-    return json.dumps(value, separators=(",", ":"), allow_nan=False)
+def _json_of(figures: Sequence[Figure]) -> str:
+    plain = ((json.loads(figure.plot.to_json()), figure.title) for figure in figures)
+    plots = [{"data": p["data"], "layout": p["layout"], "name": title} for p, title in plain]
+    return json.dumps(plots, separators=(",", ":"), allow_nan=False)
 
 
 class _Library(NamedTuple):
