@@ -413,7 +413,7 @@ def test_the_command_trains_what_was_planned():
     [
         ({"classes": 100}, "softmax did as well"),
         ({"classes": 59, "identities": True}, "softmax was better on three data sets"),
-        ({"classes": 100, "imbalance": 50.0}, "ldam is made for classes of such different sizes"),
+        ({"classes": 100, "imbalance": 50.0}, "compare logit_adjustment and vs_softmax"),
         ({"classes": 50_000}, "trains where arcface is reported not to"),
     ],
 )

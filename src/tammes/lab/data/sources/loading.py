@@ -150,7 +150,7 @@ def _report_imbalance(images: Images, report: Callable[[str], None]) -> None:
         small, large = (images.classes[counts.index(count)] for count in (least, most))
         report(
             f"{images.source}: the classes differ in size, from {least:,} of {small!r} to "
-            f"{most:,} of {large!r}; sampler balanced() or the loss ldam() may help"
+            f"{most:,} of {large!r}; the loss logit_adjustment() may help"
         )
 
 
@@ -287,6 +287,9 @@ def _pick(
     if own is not None and (wanted != "train" or test is not None or whole):
         if wanted == "test" and own not in ("test", "testing"):
             report(f"{title}: no test partition, so {own} is used for testing")
+        unused = next((name for name in _VALIDATION if name in available and name != test), None)
+        if wanted == "train" and unused and not novel:
+            report(f"{title}: {unused} is not used; --validation 0.1 holds out a tenth of {own}")
         return own, False
     everything = train or (EVERYTHING if EVERYTHING in available else None)
     if everything is None and test is None and len(available) == 1:
