@@ -5,9 +5,10 @@ scores f are wrong by eps * |f|, which changes exponentials, and with them losse
 that share. So a result may be wrong by ``FACTOR * eps * (1 + max|f|)`` times its size, where the
 size is its largest number or, where parts of it cancel, that of the parts. Where a result is worse
 conditioned than that, as at a kink or for angles near pi, it may be wrong by ``FACTOR`` times what
-rounding errors of the inputs alone change the exact result by. A gradient has the dtype of
-its tensor, in which autograd adds the gradients of the terms: each may be rounded once, their sum
-as well. Nothing is decided case by case.
+rounding errors of the inputs, of the similarities and of the distances change the exact result by;
+the angle to the own class has no such error of its own. A gradient has the dtype of its tensor, in
+which autograd adds the gradients of the terms: each may be rounded once, their sum as well. Nothing
+is decided case by case.
 """
 
 import math
