@@ -2,14 +2,16 @@
 
 import functools
 import inspect
-from collections.abc import Callable, Mapping, Sequence
-from typing import Any, Concatenate, Literal, ParamSpec, Protocol, cast, overload
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from typing import Any, Concatenate, Literal, ParamSpec, Protocol, cast, get_args, overload
 
 from torch import Tensor
 
 from tammes._setting_values import normalize_setting
+from tammes._term_trial import try_term
 from tammes._validation import unknown_setting
-from tammes.split import ALONGSIDE, FREE_MAP, MAPPED, REDUCED, OthersMap, quadratic_above
+from tammes.spelling import nearest_name
+from tammes.split import ALONGSIDE, FREE_MAP, MAPPED, REDUCED, SUMMED, OthersMap, quadratic_above
 from tammes.states import State
 from tammes.terms import Batch, Definition, Requires, Setting, Term, not_a_loss
 
@@ -109,6 +111,8 @@ def term(
     def decorate(function: Callable[..., Any]) -> Callable[_P, Term]:
         name = function.__name__
         fields = {*reads.split()}
+        _check_names(name, "reads", fields, (*REDUCED, *ALONGSIDE, *SUMMED, "rest"))
+        _check_names(name, "requires", {requires}, get_args(Requires))
         if adjust is not None and not fields.isdisjoint(ALONGSIDE):
             raise ValueError(f"{name} expects reads without {ALONGSIDE} beside adjust, got {reads}")
         if map_others is None and (row_numbers is not None or cutoff):
@@ -129,6 +133,10 @@ def term(
             [p.replace(kind=p.POSITIONAL_OR_KEYWORD) for p in parameters if p.name not in supplied],
             return_annotation=Term,
         )
+        for what, named in (("fixed", fixed), ("in_cosines", in_cosines), ("cutoff", cutoff)):
+            _check_names(name, what, {*named.split()}, signature.parameters)
+        # Those of the library are tried by its tests.
+        to_try = not (function.__module__ or "").startswith("tammes.")
 
         @functools.wraps(function)
         def build(*args: _P.args, **kwargs: _P.kwargs) -> Term:
@@ -157,6 +165,10 @@ def term(
                     raise ValueError(f"{name} expects one {key} for all classes, got {value!r}")
             made = Term(definition, values)
             made.check()
+            nonlocal to_try
+            if to_try:
+                try_term(made)
+                to_try = False
             return made
 
         del build.__wrapped__
@@ -187,3 +199,12 @@ def term(
         return build
 
     return decorate
+
+
+def _check_names(name: str, what: str, given: set[str], known: Iterable[str]) -> None:
+    """Raise for a name that is none of the known ones."""
+    known = [*known]
+    for wrong in sorted(given.difference(known)):
+        near = nearest_name(wrong, known)
+        hint = f"did you mean {near}?" if near else f"there are {', '.join(filter(None, known))}"
+        raise ValueError(f"{name} has no {wrong!r} for {what}; {hint}")
