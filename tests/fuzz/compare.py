@@ -222,6 +222,10 @@ def _sizes(case, step, scale):
         by_w = max(by_w, 32 / shortest_w)
     if "sample_margin" in names:
         by_x, by_w = max(by_x, 1 / shortest_x), max(by_w, 1 / shortest_w)
+    if any(name in ("cac", "arpl") for name in names):
+        # Of the distance to the own prototype, which is that of unit vectors on cosine heads.
+        by_x = max(by_x, 1 / shortest_x if case.head in COSINE_HEADS else 1.0)
+        by_w = max(by_w, 1 / shortest_w if case.head in (*COSINE_HEADS, "cosine_raw") else 1.0)
     factor = sum(abs(factor) for factor, _, _ in case.terms)
     weights = torch.ones(len(lengths)) if batch.weights is None else batch.weights[counted].double()
     largest, total = _largest(weights), weights.sum().item()

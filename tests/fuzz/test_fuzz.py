@@ -110,6 +110,10 @@ ROUNDED = {
         701751, ((1.0, "arpl", {"bound": 0.265625, "margin": 0.0}),), "cosine", rows=2, classes=2,
         size=1, reduction="sum",
     ),
+    "a distance from zero, which no unit prototype changes": Case(
+        4, ((1.0, "cac", {"anchor": 0.5}),), "cosine_raw", rows=1, classes=2, size=3,
+        dtype="float32", parameter_dtype="float32", reduction="sum", special=("zero",),
+    ),
 }  # fmt: skip
 """Cases in which rounding of a similarity or a distance decides, and none of the inputs."""
 
