@@ -164,7 +164,7 @@ def multi_positive(
     Beyond 16 million cosines only a block of classes is in memory.
 
     Args:
-        batch: features and labels; the labels of an example are to differ.
+        batch: features and labels; a label that an example has twice counts once.
         prototypes: shape ``(C, D)``; of several per class ``(C K, D)``.
         scale: :math:`s`; the scale of the head does not enter.
         margin: :math:`m`, in radians or, for ``"cos"``, a cosine.
@@ -187,7 +187,8 @@ def multi_positive(
     """
     features, proxies = directions(batch.features), _unit_proxies(prototypes, shards)
     labels = batch.labels if batch.labels.ndim == 2 else batch.labels[:, None]
-    counts = (labels >= 0) & batch.valid[:, None]
+    repeated = (labels[:, :, None] == labels[:, None]).tril(-1).any(2)
+    counts = (labels >= 0) & batch.valid[:, None] & ~repeated
     place = labels - shards.start
     here = counts & (place >= 0) & (place < len(proxies))
     # A rank without classes takes any row.
