@@ -5,6 +5,7 @@ import torch
 from blocks import cut
 from catalogue import SPLIT_TERMS
 from messages import pattern
+from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.nn.functional import softplus
 from torch.testing import assert_close
 
@@ -63,7 +64,7 @@ MISTAKES = {
     ),
     "double precision": (
         lambda: own(lambda split, *, k=3.0: value(split).double()),
-        "<lambda> expects ... the dtype of its split, got torch.float64 for float32",
+        "<lambda> expects ... the dtype of its split, got torch.float64 for torch.float32",
     ),
     "a split changed in place": (
         lambda: own(lambda split, *, k=3.0: split.others.sub_(split.target)),
@@ -209,6 +210,30 @@ def test_a_function_that_fails_on_other_numbers_is_left_to_its_call():
     term = own(far)
     with pytest.raises(LookupError, match="not here"):
         tammes.Criterion(tammes.CosineHead(4, 3), term)(torch.randn(2, 4), torch.tensor([0, 1]))
+
+
+def with_a_constant(split, *, k=3.0):
+    return value(split) + torch.tensor([0.5])
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
+def test_constants_of_the_default_dtype_are_right(dtype):
+    before = torch.get_default_dtype()
+    try:
+        torch.set_default_dtype(dtype)
+        assert own(with_a_constant).name == "with_a_constant"
+    finally:
+        torch.set_default_dtype(before)
+
+
+@pytest.mark.parametrize(
+    "context",
+    [lambda: torch.device("meta"), torch.inference_mode, FakeTensorMode],
+    ids=["meta", "inference", "fake tensors"],
+)
+def test_a_right_loss_is_built_wherever_tensors_have_no_values(context):
+    with context():
+        assert own(with_a_constant).name == "with_a_constant"
 
 
 def test_a_loss_is_tried_once():

@@ -37,7 +37,10 @@ def try_term(term: Term) -> None:
     itself when it is called, and one that needs a state or other scores is not tried.
     """
     definition = term.definition
-    if definition.on != "split" or definition.adjust is not None or transforming():
+    if definition.on != "split" or definition.adjust is not None:
+        return
+    # Not where tensors have no values: in a compiler, or among fake ones.
+    if transforming() or type(torch.empty(0, device="cpu")) is not Tensor:
         return
     _check_arguments(term)
     if definition.state is not None:
@@ -62,9 +65,10 @@ def try_term(term: Term) -> None:
             f"{term.name} expects a function that returns the loss of each example, shape (N,), "
             f"got {describe(value)} for N = {_ROWS}"
         )
-    if value.dtype != torch.float32:
+    if value.dtype != _dtype():
         raise ValueError(
-            f"{term.name} expects losses of the dtype of its split, got {value.dtype} for float32"
+            f"{term.name} expects losses of the dtype of its split, got {value.dtype} "
+            f"for {_dtype()}"
         )
 
 
@@ -192,7 +196,7 @@ def _evaluate(term: Term, fields: frozenset[str]) -> Any:
 
 def _split(fields: frozenset[str], term: Term) -> tuple[Split, Tensor]:
     """Split of four examples of two classes among six, and their cosines."""
-    places = torch.arange(_ROWS * 6, dtype=torch.float32, device="cpu").view(_ROWS, 6)
+    places = torch.arange(_ROWS * 6, dtype=_dtype(), device="cpu").view(_ROWS, 6)
     similarity = 0.7 * (1.7 * places).sin()
     labels = torch.arange(_ROWS, device="cpu") % 2
     own = {}
@@ -209,11 +213,16 @@ def _split(fields: frozenset[str], term: Term) -> tuple[Split, Tensor]:
 def _arguments(term: Term) -> dict[str, Any]:
     """Arguments of the function, of one value per class those of the examples."""
     return {
-        key: torch.tensor([value[0], value[-1]] * 2)
+        key: torch.tensor([value[0], value[-1]] * 2, dtype=_dtype(), device="cpu")
         if isinstance(value, tuple) and value
         else value
         for key, value in term.arguments.items()
     }
+
+
+def _dtype() -> torch.dtype:
+    """Dtype of the trial: that of tensors which the author makes, float32 or wider."""
+    return torch.promote_types(torch.get_default_dtype(), torch.float32)
 
 
 def _missing(evaluate: Callable[[frozenset[str]], Any], declared: frozenset[str]) -> list[str]:
