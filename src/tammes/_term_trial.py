@@ -242,6 +242,8 @@ class _Mistake(Exception):
 
 _FAILED = object()
 """In the place of what a function returns: it raised an error."""
+_ONE_NUMBER = ("converted to Scalar", "converted to Python scalars", "Boolean value of Tensor")
+"""Words of torch about ``.item()``, ``float()`` and ``if`` of a tensor with several numbers."""
 
 
 def _attempt(name: str, evaluate: Callable[[], Any]) -> Any:
@@ -252,8 +254,7 @@ def _attempt(name: str, evaluate: Callable[[], Any]) -> Any:
     except _Mistake as mistake:
         raise ValueError(f"{name} {mistake}") from None
     except Exception as error:
-        # Of .item(), float() and of an if.
-        if "converted to" in str(error) or "Boolean value of Tensor" in str(error):
+        if any(words in str(error) for words in _ONE_NUMBER):
             raise TypeError(
                 f"{name} makes one number of a tensor, which has one for each example: "
                 "torch.where chooses between two values"
