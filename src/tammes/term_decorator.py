@@ -49,8 +49,8 @@ def term(
 ) -> _Decorator:
     """Make a loss of a function: its keyword arguments become the settings of a term.
 
-    The decorated name is then a builder: called with settings, it returns a :class:`Term`. A loss of
-    your own on the split is tried on four examples by its first call, so that a mistake shows there.
+    The decorated name is then a builder: called with settings, it returns a :class:`Term`. A loss
+    of your own on the split is tried on four examples by the first call, where a mistake shows.
 
     Args:
         reads: the fields of the split that the function uses, separated by blanks. All of them
