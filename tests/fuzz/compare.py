@@ -136,7 +136,8 @@ def _compare(case, path, step, key, found, exact, sizes):
     if path == "fused" and _half_products(case) is not None:
         # Products take half precision in: its rounding is one of the inputs.
         half = torch.finfo(_half_products(case)).eps
-        allowed = FACTOR * half * largest + FACTOR * exact.spread(half)[step][key] + rounding
+        allowed = FACTOR * half * max(largest, sizes.get(f"scores in {key}", 0.0))
+        allowed += FACTOR * exact.spread(half)[step][key] + rounding
     else:
         allowed = FACTOR * eps * bound * size + rounding
         if not error <= allowed:
@@ -251,6 +252,10 @@ def _sizes(case, step, scale):
         sizes[f"term {name}"] = value / (1 + scores)
         # A learned number may act on the score of every class.
         sizes[f"grad states.{name}.value"] = share * total * case.classes
+    if "logit_divergence" in names:
+        # A difference of two sums of scores: of two classes zero, whatever the scores are.
+        sizes["scores in loss"] = factor * scores * total / divisor
+        sizes |= {f"scores in term {n}": scores for n in case.names if "logit_divergence" in n}
     for key, kind in case.at_call.items():
         if kind == "learned":
             sizes[f"grad {key}"] = share * largest * scale

@@ -125,6 +125,18 @@ def test_rounding_of_a_similarity_is_not_taken_for_an_error(name, path):
     assert not found, campaign.script(ROUNDED[name], found)
 
 
+@pytest.mark.skipif(
+    not (torch.cuda.is_available() or fused_kernels.launch.INTERPRETED), reason="no triton here"
+)
+def test_rounding_of_two_sums_that_cancel_is_not_taken_for_an_error():
+    case = Case(
+        782278, ((1.0, "logit_divergence", {"kind": "u_q"}),), "gaussian", rows=1, classes=2,
+        size=1, dtype="float16", parameter_dtype="float16",
+    )  # fmt: skip
+    found = differences(case, "fused")
+    assert not found, campaign.script(case, found)
+
+
 def test_an_own_angle_from_a_rounded_cosine_is_found(monkeypatch):
     def rounded(features, prototypes, *args, **kwargs):
         cosine = torch.cosine_similarity(features, prototypes, -1)
