@@ -256,6 +256,8 @@ def _sizes(case, step, scale):
         # A difference of two sums of scores: of two classes zero, whatever the scores are.
         sizes["scores in loss"] = factor * scores * total / divisor
         sizes |= {f"scores in term {n}": scores for n in case.names if "logit_divergence" in n}
+        # Its gradient by a score is a difference of scores; that of the scale has another in it.
+        sizes["grad log_scale"] *= max(1.0, scores)
     for key, kind in case.at_call.items():
         if kind == "learned":
             sizes[f"grad {key}"] = share * largest * scale

@@ -114,6 +114,10 @@ ROUNDED = {
         4, ((1.0, "cac", {"anchor": 0.5}),), "cosine_raw", rows=1, classes=2, size=3,
         dtype="float32", parameter_dtype="float32", reduction="sum", special=("zero",),
     ),
+    "large scores that are nearly equal": Case(
+        800563, ((1.0, "logit_divergence", {"kind": "q_u"}),), "reciprocal", learnable=True,
+        rows=1, size=6, reduction="sum", spread=8.0,
+    ),
 }  # fmt: skip
 """Cases in which rounding of a similarity or a distance decides, and none of the inputs."""
 
