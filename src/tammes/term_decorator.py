@@ -2,14 +2,16 @@
 
 import functools
 import inspect
-from collections.abc import Callable, Mapping, Sequence
-from typing import Any, Concatenate, Literal, ParamSpec, Protocol, cast, overload
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from typing import Any, Concatenate, Literal, ParamSpec, Protocol, cast, get_args, overload
 
 from torch import Tensor
 
 from tammes._setting_values import normalize_setting
+from tammes._term_trial import try_term
 from tammes._validation import unknown_setting
-from tammes.split import ALONGSIDE, FREE_MAP, MAPPED, REDUCED, OthersMap, quadratic_above
+from tammes.spelling import nearest_name
+from tammes.split import ALONGSIDE, FREE_MAP, MAPPED, REDUCED, SUMMED, OthersMap, quadratic_above
 from tammes.states import State
 from tammes.terms import Batch, Definition, Requires, Setting, Term, not_a_loss
 
@@ -47,7 +49,8 @@ def term(
 ) -> _Decorator:
     """Turn a function into a loss: its keyword arguments become the settings of a term.
 
-    The decorated name is then a builder: called with settings, it returns a :class:`Term`.
+    The decorated name is then a builder: called with settings, it returns a :class:`Term`. A loss
+    of your own on the split is tried on four examples by the first call, where a mistake shows.
 
     Args:
         reads: fields of the split that the function uses, separated by spaces. All of them by
@@ -110,6 +113,8 @@ def term(
     def decorate(function: Callable[..., Any]) -> Callable[_P, Term]:
         name = function.__name__
         fields = {*reads.split()}
+        _check_names(name, "reads", fields, (*REDUCED, *ALONGSIDE, *SUMMED, "rest"))
+        _check_names(name, "requires", {requires}, get_args(Requires))
         if adjust is not None and not fields.isdisjoint(ALONGSIDE):
             raise ValueError(f"{name} expects reads without {ALONGSIDE} beside adjust, got {reads}")
         if map_others is None and (row_numbers is not None or cutoff):
@@ -130,6 +135,10 @@ def term(
             [p.replace(kind=p.POSITIONAL_OR_KEYWORD) for p in parameters if p.name not in supplied],
             return_annotation=Term,
         )
+        for what, named in (("fixed", fixed), ("in_cosines", in_cosines), ("cutoff", cutoff)):
+            _check_names(name, what, {*named.split()}, signature.parameters)
+        # Those of the library are tried by its tests.
+        to_try = not (function.__module__ or "").startswith("tammes.")
 
         @functools.wraps(function)
         def build(*args: _P.args, **kwargs: _P.kwargs) -> Term:
@@ -158,6 +167,10 @@ def term(
                     raise ValueError(f"{name} expects one {key} for all classes, got {value!r}")
             made = Term(definition, values)
             made.check()
+            nonlocal to_try
+            if to_try:
+                try_term(made)
+                to_try = False
             return made
 
         del build.__wrapped__
@@ -188,3 +201,12 @@ def term(
         return build
 
     return decorate
+
+
+def _check_names(name: str, what: str, given: set[str], known: Iterable[str]) -> None:
+    """Raise for a name that is none of the known ones."""
+    known = [*known]
+    for wrong in sorted(given.difference(known)):
+        near = nearest_name(wrong, known)
+        hint = f"did you mean {near}?" if near else f"there are {', '.join(filter(None, known))}"
+        raise ValueError(f"{name} has no {wrong!r} for {what}; {hint}")

@@ -5,9 +5,10 @@ scores f are wrong by eps * |f|, which changes exponentials, and with them losse
 that share. So a result may be wrong by ``FACTOR * eps * (1 + max|f|)`` times its size, where the
 size is its largest number or, where parts of it cancel, that of the parts. Where a result is worse
 conditioned than that, as at a kink or for angles near pi, it may be wrong by ``FACTOR`` times what
-rounding errors of the inputs alone change the exact result by. A gradient has the dtype of
-its tensor, in which autograd adds the gradients of the terms: each may be rounded once, their sum
-as well. Nothing is decided case by case.
+rounding errors of the inputs, of the similarities and of the distances change the exact result by;
+the angle to the own class has no such error of its own. A gradient has the dtype of its tensor, in
+which autograd adds the gradients of the terms: each may be rounded once, their sum as well. Nothing
+is decided case by case.
 """
 
 import math
@@ -135,7 +136,8 @@ def _compare(case, path, step, key, found, exact, sizes):
     if path == "fused" and _half_products(case) is not None:
         # Products take half precision in: its rounding is one of the inputs.
         half = torch.finfo(_half_products(case)).eps
-        allowed = FACTOR * half * largest + FACTOR * exact.spread(half)[step][key] + rounding
+        allowed = FACTOR * half * max(largest, sizes.get(f"scores in {key}", 0.0))
+        allowed += FACTOR * exact.spread(half)[step][key] + rounding
     else:
         allowed = FACTOR * eps * bound * size + rounding
         if not error <= allowed:
@@ -221,6 +223,10 @@ def _sizes(case, step, scale):
         by_w = max(by_w, 32 / shortest_w)
     if "sample_margin" in names:
         by_x, by_w = max(by_x, 1 / shortest_x), max(by_w, 1 / shortest_w)
+    if any(name in ("cac", "arpl") for name in names):
+        # Of the distance to the own prototype, which is that of unit vectors on cosine heads.
+        by_x = max(by_x, 1 / shortest_x if case.head in COSINE_HEADS else 1.0)
+        by_w = max(by_w, 1 / shortest_w if case.head in (*COSINE_HEADS, "cosine_raw") else 1.0)
     factor = sum(abs(factor) for factor, _, _ in case.terms)
     weights = torch.ones(len(lengths)) if batch.weights is None else batch.weights[counted].double()
     largest, total = _largest(weights), weights.sum().item()
@@ -246,6 +252,12 @@ def _sizes(case, step, scale):
         sizes[f"term {name}"] = value / (1 + scores)
         # A learned number may act on the score of every class.
         sizes[f"grad states.{name}.value"] = share * total * case.classes
+    if "logit_divergence" in names:
+        # A difference of two sums of scores: of two classes zero, whatever the scores are.
+        sizes["scores in loss"] = factor * scores * total / divisor
+        sizes |= {f"scores in term {n}": scores for n in case.names if "logit_divergence" in n}
+        # Its gradient by a score is a difference of scores; that of the scale has another in it.
+        sizes["grad log_scale"] *= max(1.0, scores)
     for key, kind in case.at_call.items():
         if kind == "learned":
             sizes[f"grad {key}"] = share * largest * scale

@@ -60,13 +60,27 @@ def _noisy(tensor, noise):
     return torch.where(tensor.isfinite(), tensor * (1 + eps * signs).to(tensor.dtype), tensor)
 
 
+def _moved(tensor, noise, parts):
+    """A tensor with every number moved by up to a rounding error of the largest of its parts.
+
+    That is what a sum is wrong by, also where the parts cancel, or where in one dimension no error
+    of the inputs changes it.
+    """
+    if noise is None or not tensor.numel():
+        return tensor
+    generator, eps = noise
+    errors = 2 * torch.rand(tensor.shape, generator=generator, dtype=torch.float64) - 1
+    return tensor + (eps * errors * parts.detach().abs().max()).to(tensor.dtype)
+
+
 def run(case, dtype=torch.float64, noise=None):
     """Loss, gradients, terms and states of every call of a case.
 
     Args:
         case: what to compute.
         dtype: to compute in.
-        noise: none, or a generator and the relative size of random errors of all inputs.
+        noise: none, or a generator and the relative size of random errors, those of all inputs, of
+            similarities and of distances.
     """
     parameters = {
         name: _noisy(value.to(dtype), noise)
@@ -160,11 +174,11 @@ def _step(case, parameters, memory, step, dtype, noise) -> dict[str, Any]:
         weights = weights * torch.as_tensor(by_class, dtype=dtype)[classes]
     total = weights.sum() if weights.sum() != 0 else torch.ones((), dtype=dtype)
 
-    view = _view(case, leaves, memory, features, classes)
+    view = _view(case, leaves, memory, features, classes, noise)
     if case.training:
         if case.adaptive and any(term in ON_SCORES for _, term, _ in case.terms):
             memory["head.adaptive_scale"] = _adapted_scale(view)
-            view = _view(case, leaves, memory, features, classes)
+            view = _view(case, leaves, memory, features, classes, noise)
         _update_norms(case, memory, features)
         _update_targets(case, memory, view)
     rows, terms = torch.zeros(len(classes), dtype=dtype), {}
@@ -213,7 +227,7 @@ def _adapted_scale(view):
     return (total.log() / median.cos()).clamp_min(math.sqrt(2) * math.log(2)).view(1)
 
 
-def _view(case, leaves, memory, features, classes):
+def _view(case, leaves, memory, features, classes, noise):
     weight, bias = leaves["weight"], leaves.get("bias")
     there = torch.ones(case.classes, dtype=torch.bool) if bias is None else bias.isfinite()
     place = there.cumsum(0) - 1
@@ -230,16 +244,20 @@ def _view(case, leaves, memory, features, classes):
     else:
         scale = torch.tensor(case.scale, dtype=weight.dtype)
     unit_heads = (*COSINE_HEADS, "cosine_raw")
+    scores = similarity(case.head, features, weight[there], some)
+    cosines = similarity("cosine", features, weight[there], None)
+    # The opposite prototype is as far as both vectors are long.
+    near, far = (distance(case.head, features, sign * own) for sign in (1, -1))
     return View(
         features=features,
         own=own,
         labels=place[classes],
         classes=classes,
-        similarity=similarity(case.head, features, weight[there], some),
-        cosines=similarity("cosine", features, weight[there], None),
+        similarity=_moved(scores, noise, scores),
+        cosines=_moved(cosines, noise, cosines),
         scale=scale,
         length=length(case.head, features, own),
-        distance=distance(case.head, features, own),
+        distance=_moved(near, noise, torch.maximum(near, far)),
         prototypes=unit(weight) if case.head in unit_heads else weight,
         there=there,
         rounding=8 * torch.finfo(case.working_dtype).eps,

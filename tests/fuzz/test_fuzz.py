@@ -17,6 +17,7 @@ from fuzz.case import Case
 from fuzz.compare import Reference, differences
 from fuzz.draw import draw
 from fuzz.ranges import SETTINGS
+from tammes import similarity
 from tammes.criterion import general_call
 from tammes.criterion.hyperparameters import Settings
 from tammes.kernels.fused import engine as fused_kernels
@@ -93,6 +94,60 @@ FOUND = {
 def test_what_was_found_once_stays_mended(name, path):
     found = differences(FOUND[name], path)
     assert not found, campaign.script(FOUND[name], found)
+
+
+ROUNDED = {
+    "another class at an angle of 0.0006": Case(
+        21115, ((1.0, "inter_topk", {"margin": 0.0, "top_k": 1, "penalty": 0.015625}),),
+        "cosine_adaptive", rows=7, classes=11, dtype="float32", parameter_dtype="float32",
+        reduction="sum",
+    ),
+    "equal scores at the kink of a hinge": Case(
+        22081, ((1.0, "hinge", {"margin": 0.0}),), "cosine_adaptive", rows=2, classes=7, size=1,
+        reduction="sum", steps=2, at_call={"margin": "learned"},
+    ),
+    "a distance of zero at the kink of a bound": Case(
+        701751, ((1.0, "arpl", {"bound": 0.265625, "margin": 0.0}),), "cosine", rows=2, classes=2,
+        size=1, reduction="sum",
+    ),
+    "a distance from zero, which no unit prototype changes": Case(
+        4, ((1.0, "cac", {"anchor": 0.5}),), "cosine_raw", rows=1, classes=2, size=3,
+        dtype="float32", parameter_dtype="float32", reduction="sum", special=("zero",),
+    ),
+    "large scores that are nearly equal": Case(
+        800563, ((1.0, "logit_divergence", {"kind": "q_u"}),), "reciprocal", learnable=True,
+        rows=1, size=6, reduction="sum", spread=8.0,
+    ),
+}  # fmt: skip
+"""Cases in which rounding of a similarity or a distance decides, and none of the inputs."""
+
+
+@pytest.mark.parametrize("path", ["dense", "streamed"])
+@pytest.mark.parametrize("name", ROUNDED)
+def test_rounding_of_a_similarity_is_not_taken_for_an_error(name, path):
+    found = differences(ROUNDED[name], path)
+    assert not found, campaign.script(ROUNDED[name], found)
+
+
+@pytest.mark.skipif(
+    not (torch.cuda.is_available() or fused_kernels.launch.INTERPRETED), reason="no triton here"
+)
+def test_rounding_of_two_sums_that_cancel_is_not_taken_for_an_error():
+    case = Case(
+        782278, ((1.0, "logit_divergence", {"kind": "u_q"}),), "gaussian", rows=1, classes=2,
+        size=1, dtype="float16", parameter_dtype="float16",
+    )  # fmt: skip
+    found = differences(case, "fused")
+    assert not found, campaign.script(case, found)
+
+
+def test_an_own_angle_from_a_rounded_cosine_is_found(monkeypatch):
+    def rounded(features, prototypes, *args, **kwargs):
+        cosine = torch.cosine_similarity(features, prototypes, -1)
+        return {"gap": 1 - cosine, "opposite": 1 + cosine}
+
+    monkeypatch.setattr(similarity, "angle_gaps", rounded)
+    assert differences(FOUND["an angle of 1e-8 in float64"], "dense")
 
 
 # --------------------------------------------------------------------------- the reference is whole

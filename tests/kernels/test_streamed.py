@@ -264,13 +264,16 @@ def test_a_criterion_can_be_checkpointed(implementation, reduction):
 
 
 def reader(field):
-    """A term that reads a field, and says that it reads others only."""
+    """A term that says it reads the target, and reads another field once it is built."""
+    fields = ["target"]
 
+    @tammes.term(reads="target")
     def read(split):
-        return getattr(split, field) + 0 * split.target
+        return getattr(split, fields[-1]) + 0 * split.target
 
-    read.__name__ = field
-    return tammes.term(reads="target")(read)()
+    made = read()
+    fields.append(field)
+    return made
 
 
 @pytest.mark.parametrize("implementation", ["dense", "streamed"])

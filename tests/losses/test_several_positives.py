@@ -61,6 +61,17 @@ def criterion(dtype=torch.double, kind="arc", form="each", head=tammes.CosineHea
     return tammes.Criterion(head(5, CLASSES), term, **options).to(dtype)
 
 
+@pytest.mark.parametrize("form", FORMS)
+def test_a_label_that_is_given_twice_counts_once(form):
+    made, x = criterion(form=form, reduction="none"), features()
+    twice = torch.cat([LABELS, LABELS[:, :2]], 1)
+    loss, expected = made(x, twice), made(x, LABELS)
+    assert_close(loss, expected)
+    inputs = [x, made.head.weight]
+    found, wanted = (torch.autograd.grad(value.sum(), inputs) for value in (loss, expected))
+    assert_close(found, wanted)
+
+
 @pytest.mark.parametrize("most", [1 << 24, 13, 1], ids=["at once", "blocks", "one by one"])
 @pytest.mark.parametrize("dtype", TOLERANCE)
 @pytest.mark.parametrize(("kind", "form"), [("cos", "each"), *(("arc", form) for form in FORMS)])

@@ -261,7 +261,7 @@ def from_insightface(
     The values differ only for :math:`\theta + m_2 > \pi`, where the cosine of the original rises
     again and this one keeps falling. Other triples raise an error: the original ignores
     :math:`m_1` and :math:`m_2` if :math:`m_3 > 0`, and rejects all others. Its interclass filter is
-    not converted; it is :func:`tammes.interclass_filter` here.
+    :func:`tammes.interclass_filter`, which :class:`tammes.convert.PartialFC_V2` takes.
 
     Args:
         state_dicts: one checkpoint per rank, in rank order: the content of

@@ -56,6 +56,11 @@ class MappedRows(NamedTuple):
         inputs = [scores, *(n for n in leaves.numbers if n.requires_grad)]
         with torch.enable_grad():
             mapped = leaves(scores)
+        if not mapped.requires_grad:
+            # A map that is detached as a whole: nobody is pushed.
+            return torch.zeros_like(scores), [
+                torch.zeros_like(n) if n.requires_grad else None for n in leaves.numbers
+            ]
         d_scores, *found = torch.autograd.grad(
             mapped, inputs, wanted, allow_unused=True, materialize_grads=True
         )

@@ -218,8 +218,8 @@ def inter_topk(
         \ell = \log\bigl(1 + e^{\Lambda - s\cos(\theta_y + m)}\bigr),\qquad
         \Lambda = \log\sum_{c\ne y} e^{s\cos(\theta_c - m_c)}
 
-    with :math:`m_c = m'` for the k largest of the other cosines, and 0 for the rest. ``penalty=0``
-    is :func:`tammes.arcface`.
+    with :math:`m_c = m'` for the k largest of the other cosines and those that equal the k-th, and
+    0 for the rest. ``penalty=0`` is :func:`tammes.arcface`.
 
     Args:
         split: mapped cosines of N examples, split by their labels.

@@ -163,7 +163,7 @@ def multi_positive(
     than 16 million cosines, only a block of classes is in memory at a time.
 
     Args:
-        batch: features and labels; the labels of an example must differ.
+        batch: features and labels; a label that an example has twice counts once.
         prototypes: shape ``(C, D)``, or ``(C K, D)`` with several per class.
         scale: :math:`s`; the scale of the head is not used.
         margin: :math:`m`, in radians or, for ``"cos"``, a cosine.
@@ -186,7 +186,8 @@ def multi_positive(
     """
     features, proxies = directions(batch.features), _unit_proxies(prototypes, shards)
     labels = batch.labels if batch.labels.ndim == 2 else batch.labels[:, None]
-    counts = (labels >= 0) & batch.valid[:, None]
+    repeated = (labels[:, :, None] == labels[:, None]).tril(-1).any(2)
+    counts = (labels >= 0) & batch.valid[:, None] & ~repeated
     place = labels - shards.start
     here = counts & (place >= 0) & (place < len(proxies))
     # A row of zeros for classes of other ranks; a rank may have no classes at all.
