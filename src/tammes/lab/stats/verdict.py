@@ -250,7 +250,7 @@ def _undecided(found: Standing, quantity: Quantity, value: str, side: str) -> st
     certainty = f"{by} ({interval(paired, quantity)})"
     more = seeds_to_decide(paired) if paired.mean > 0 else None
     level = listed([leader.label, *(each.label for each in found.level)])
-    if more is None and quantity.unit == "%" and max(-paired.low, paired.high or 0.0) > _LEVEL:
+    if more is None and quantity.unit == "%" and max(map(abs, paired.interval)) > _LEVEL:
         return (
             f"No winner in {name} among {level}: the first leads the second by {certainty}; seeds "
             f"differ so much that {_MANY_SEEDS} more would hardly decide it."
