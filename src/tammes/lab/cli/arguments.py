@@ -1,4 +1,4 @@
-"""Arguments of commands, in one line each, and argument types that several commands share."""
+"""Add arguments to a command in one line each; argument types that several commands share."""
 
 import argparse
 from typing import Any
@@ -11,10 +11,10 @@ def add_argument(
 
     Args:
         parser: parser of the command.
-        flag: name of the argument, and the placeholder of its value; a flag with nothing but its
-            name and text is a switch.
+        flag: name of the argument, and the placeholder of its value. Without placeholder, default
+            and options it is a switch.
         text: help.
-        default: default, whose type is that of the argument if it is a number.
+        default: default; if it is a number, the argument has its type.
         **options: further options of :meth:`argparse.ArgumentParser.add_argument`.
     """
     name, _, metavar = flag.partition(" ")

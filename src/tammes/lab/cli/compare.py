@@ -68,7 +68,7 @@ def run(arguments: argparse.Namespace) -> int:
 
 
 def _after(opening: str) -> Callable[[str], None]:
-    """Return a function that says messages, and an opening before the first of them."""
+    """Return a function that prints messages, with an opening before the first."""
     waiting = [opening]
 
     def report(text: str) -> None:
@@ -87,7 +87,7 @@ def show(
     title: str | None = None,
     more: Sequence[str] = (),
 ) -> int:
-    """Print the table of runs and the verdict, which has ``more`` sentences, and write their page.
+    """Print the table of runs and the verdict, with ``more`` sentences, and write the page.
 
     Returns:
         1 if a run is not finished, else 0.

@@ -28,7 +28,7 @@ CONFIG = Config(
     save_every=5,
     accelerator="cpu",
 )
-"""Configuration with three-dimensional features, which the page can draw without projection."""
+"""Three-dimensional features, which the page can draw without projection."""
 LOSSES = ("softmax()", "cosface(margin=0.3)", "lm_softmax()")
 SEEDS = 5
 
@@ -58,7 +58,7 @@ def run(arguments: argparse.Namespace) -> int:
 def verified(runs: Sequence[Run]) -> list[str]:
     """Say which loss tells best whether two test images show the same digit.
 
-    Pairs are accepted by the cosine of their features, as faces and animals are.
+    Pairs are scored by the cosine of their features, as in face verification.
     """
     eer = next(quantity for quantity in QUANTITIES if quantity.key == "eer")
     groups = [

@@ -38,7 +38,7 @@ def run(arguments: argparse.Namespace) -> int:
 
 
 def _examine(run: Run, muted: Sequence[str]) -> dict[str, Any]:
-    """Return status and findings of a run, each with the moment it was first found."""
+    """Return the status and findings of a run, each with the time it was first found."""
     from tammes.lab.training.health import diagnose_run, first_findings, muted_names
 
     muted = (*muted, *muted_names(run.config.mute))
@@ -59,7 +59,7 @@ def _examine(run: Run, muted: Sequence[str]) -> dict[str, Any]:
             for finding in diagnose_run(run, muted).findings:
                 found.setdefault(finding.name, {"when": "finished model", **finding.to_dict()})
         except RecordError as error:
-            # A record without weights still has its looks.
+            # A run without weights still has the findings during training.
             unread = str(error)
     findings = list(found.values())
     return {

@@ -1,4 +1,4 @@
-"""The command ``tammes evaluate``: a protocol for each subcommand."""
+"""The command ``tammes evaluate``, with a subcommand for each protocol."""
 
 import argparse
 

@@ -147,7 +147,7 @@ def as_text(
         cells = [row.method, str(row.shot), row.accuracy.shown()]
         if row.difference is not None and row.against is not None:
             other = type(row)(row.method, row.shot, row.against)
-            # A difference inside its interval decides nothing.
+            # If the interval includes zero, neither model is better.
             verdict = "" if row.difference.clear else "  (not clear)"
             cells += [other.accuracy.shown(), row.difference.shown(sign=True) + verdict]
         table.append(tuple(cells))

@@ -42,7 +42,7 @@ _DESCRIPTIONS = {
 }
 _COLUMNS = tuple(kind for kind in KEYS if kind != "names")
 _SHOWN = 5
-"""Identities that fail most in the text."""
+"""Number of identities that fail most to list in the text."""
 
 
 def add_arguments(parser: argparse.ArgumentParser, protocol: str) -> None:
@@ -205,7 +205,7 @@ def _rates(flag: str, text: str | None) -> list[float] | None:
 
 
 def _command(arguments: argparse.Namespace) -> str:
-    """Return the command with its settings that are not defaults."""
+    """Return the command line, without settings at their defaults."""
     words = ["tammes", "evaluate", arguments.protocol, *arguments.model]
     for name, value in vars(arguments).items():
         if name in ("model", "protocol", "run", "parser") or value == arguments.parser.get_default(
@@ -219,7 +219,7 @@ def _command(arguments: argparse.Namespace) -> str:
 
 
 def as_json(found: Recognition, page: Path | None = None) -> dict[str, Any]:
-    """Return a result as plain values; a value that is not finite becomes null."""
+    """Return a result as plain values; non-finite ones become null."""
 
     def plain(value: Any) -> Any:
         return None if isinstance(value, float) and not math.isfinite(value) else value

@@ -43,7 +43,7 @@ def run(arguments: argparse.Namespace) -> int:
     for path, suffix, _ in wanted:
         # Before the first file is written.
         check_suffix(path, suffix)
-    # Always on the CPU, where every format is compared.
+    # Always on the CPU, where the files are compared with the model.
     model = load(arguments.model, device="cpu")
     logits = False if arguments.no_logits else None
     for path, _, export in wanted:
@@ -53,7 +53,7 @@ def run(arguments: argparse.Namespace) -> int:
 
 
 def as_text(written: ExportedFile) -> str:
-    """Format what was written as a line."""
+    """Format an exported file as a line."""
     return (
         f"  {written.path}: {' and '.join(written.outputs)}, {written.size / 2**20:.1f} MiB, "
         f"embeddings within {written.deviation:.1g} of the model's"

@@ -23,7 +23,7 @@ from tammes.lab.report.render.html_page import write
 from tammes.metrics.functional.operating_points import check_rate
 
 _CALIBRATED = 2_000
-"""Largest number of images that are held out for a calibration."""
+"""Largest number of images held out to calibrate the threshold."""
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -117,7 +117,7 @@ def _build(arguments: argparse.Namespace) -> int:
     listed = _list(arguments.images)
     rest, probes = (listed, _Listed([], [])) if arguments.far is None else _hold_out(listed)
     if arguments.far is not None:
-        # Before the images are embedded, which may take hours.
+        # Checked before embedding the images, which may take hours.
         _check_far(arguments.far, len(probes.ids), len({*rest.ids}))
     model = load(arguments.model)
     gallery = Gallery(model, template=arguments.template)
@@ -135,7 +135,7 @@ def _build(arguments: argparse.Namespace) -> int:
 
 
 def _hold_out(listed: _Listed) -> tuple[_Listed, _Listed]:
-    """Hold out the last image of each individual that has two or more, of 2,000 at most."""
+    """Hold out the last image of each individual with two or more, of at most 2,000."""
     rows: dict[str, list[int]] = {}
     for row, identity in enumerate(listed.ids):
         rows.setdefault(identity, []).append(row)
@@ -151,7 +151,7 @@ def _hold_out(listed: _Listed) -> tuple[_Listed, _Listed]:
 
 
 def _check_far(far: float, probes: int, individuals: int) -> None:
-    """Reject a rate that held-out images of these numbers cannot measure."""
+    """Reject a false acceptance rate that is too small to measure on the held-out images."""
     if not probes:
         raise DataError(
             "--far expects individuals with two images or more, of which one is held out, got none"
@@ -163,7 +163,7 @@ def _check_far(far: float, probes: int, individuals: int) -> None:
 def _calibrate(
     gallery: Gallery, batches: Sequence[EmbeddedBatch], ids: Sequence[str], far: float
 ) -> CalibratedThreshold:
-    """Calibrate on images that are not enrolled, then enrol them too."""
+    """Calibrate the threshold on images that are not enrolled, then enrol them too."""
     own = [ids[position] for batch in batches for position in batch.positions]
     _check_far(far, len(own), len(gallery))
     embeddings = torch.cat([batch.embeddings for batch in batches])
@@ -189,7 +189,7 @@ def _add(arguments: argparse.Namespace) -> int:
 def _remove(arguments: argparse.Namespace) -> int:
     path = _gallery_path(arguments.gallery)
     gallery = Gallery.load(path)
-    # A gallery that was made in Python may have integers as ids.
+    # A gallery made in Python may have integers as ids.
     known = {str(identity): identity for identity in gallery.ids}
     gallery.remove([known.get(text, text) for text in arguments.ids])
     if not len(gallery):

@@ -31,7 +31,7 @@ _TOKEN = re.compile(r"\\([A-Za-z]+|.)|([{}^_])|(\s+)|(.)", re.DOTALL)
 def formula(latex: str) -> str:
     r"""Convert a LaTeX formula to one line of plain text.
 
-    Only the LaTeX that the docstrings of this package use is known.
+    Only the LaTeX that occurs in the docstrings of this package is supported.
 
     Example:
         >>> formula(r"\ell = \log\bigl(1 + e^{\Lambda - s(\cos\theta_y - m)}\bigr)")
@@ -49,7 +49,7 @@ def formula(latex: str) -> str:
 
 
 class _Reader:
-    """Recursive-descent reader of a formula."""
+    """Recursive-descent parser of a formula."""
 
     def __init__(self, latex: str) -> None:
         self.tokens = [match.groups() for match in _TOKEN.finditer(latex)]
@@ -113,7 +113,7 @@ class _Reader:
             return self.argument() + _ACCENTS[name]
         symbol = _SYMBOLS.get(name, name)
         if name in _SPACED:
-            # Without blanks in an index, with blanks in a line.
+            # Those common in subscripts have no blanks around them.
             return f"\x00{symbol}\x01" if name in ("ne", "in", "notin") else f" {symbol} "
         if name in _WORDS and self._before_a_letter():
             return f"{symbol} "

@@ -43,7 +43,7 @@ _ADAPTIVE: dict[str, Callable[[], tammes.Head]] = {
     "CosineHead(scale='adaptive')": lambda: tammes.CosineHead(4, 3, scale="adaptive"),
     "SimplexHead(scale='adaptive')": lambda: tammes.SimplexHead(4, 3, scale="adaptive"),
 }
-"""Heads for losses that none of the others serves."""
+"""Heads for losses that work with none of the others."""
 
 
 @dataclass(frozen=True)
@@ -75,7 +75,7 @@ class LossInfo:
 
 
 def _builder(name: str) -> Callable[..., Any]:
-    """Return a builder or one of the two sums; aliases and names of criterion classes work too."""
+    """Find a builder or one of the two sums by its name, an alias or its criterion class."""
     wanted = name.strip().lower().replace("_", "").replace("-", "")
     for known, function in SUMS.items():
         if wanted == known.replace("_", ""):
@@ -142,7 +142,7 @@ def _accepted(term: Term, heads: dict[str, Callable[[], tammes.Head]]) -> list[s
 
 def _criterion(name: str) -> str:
     plain = name.replace("_", "")
-    # By name first: other names may import the lab.
+    # Filter by name first: getattr on other names may import the lab.
     alike = (known for known in tammes.__all__ if known.lower() == plain)
     return next((known for known in alike if inspect.isclass(getattr(tammes, known))), "")
 

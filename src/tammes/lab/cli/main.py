@@ -1,9 +1,9 @@
 """The command ``tammes``.
 
 Every command is a module with ``add_arguments(parser)`` and ``run(arguments)``, imported only when
-it is called: ``advise``, ``losses`` and ``checkpoint`` need torch alone, the others name a missing
-package. Exit codes: 0 for success, 2 for an error of the user, 1 where ``compare`` or ``reproduce``
-ends with results missing or ``doctor`` finds something, 130 after an interruption.
+it is called: ``advise``, ``losses`` and ``checkpoint`` need only torch, the others name a missing
+package. Exit codes: 0 for success, 2 for a user error, 1 if ``compare`` or ``reproduce`` ends with
+missing results or ``doctor`` has a warning, 130 after an interruption.
 """
 
 import argparse
@@ -45,14 +45,14 @@ SECTIONS = {
 
 
 class _Mistake(Exception):
-    """Error of the user, explained in one sentence."""
+    """User error, explained in one sentence."""
 
 
 class _Parser(argparse.ArgumentParser):
     """Parser that reports errors in one sentence, without the usage."""
 
     def __init__(self, prog: str) -> None:
-        # A shortened flag may mean another one in the next version.
+        # An abbreviated flag may mean another one in the next version.
         super().__init__(prog=prog, allow_abbrev=False)
 
     def error(self, message: str) -> NoReturn:
@@ -69,8 +69,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
     """Run a command, given by the words after ``tammes``; by default those of this process.
 
     Returns:
-        The exit code of the command; 2 after an error of the user, explained on stderr; 130 after
-        an interruption.
+        The exit code of the command; 2 after a user error, explained on stderr; 130 after an
+        interruption.
 
     Example:
         >>> main(["losses", "normface", "--json"]) # doctest: +ELLIPSIS

@@ -18,7 +18,7 @@ from tammes.lab.report.verdicts import verdict_on_margins
 
 
 def as_json(measured: Measured, page: Path | None = None) -> dict[str, Any]:
-    """Return all measures as plain values; a value that is not finite becomes null."""
+    """Return all measures as plain values; non-finite ones become null."""
 
     def plain(value: float | None) -> float | None:
         return value if value is not None and math.isfinite(value) else None

@@ -35,7 +35,7 @@ def run(arguments: argparse.Namespace) -> int:
         raise ValueError(f"--top is expected to be 1 or more, got {arguments.top}")
     model = load(arguments.model)
     model.check_classifies("predict")
-    # Counted by name only; images are decoded as they are needed.
+    # Only names are counted here; images are decoded as they are needed.
     predicted, total = 0, sum(1 for _ in named_images(arguments.images))
     with watched_images(total, skip=arguments.skip_corrupt) as (watched, unreadable):
         images = watched(image for _, image in named_images(arguments.images))

@@ -49,7 +49,7 @@ def run(arguments: argparse.Namespace) -> int:
 
 
 def write_figures(charts: Mapping[str, Chart], folder: Path) -> int:
-    """Write charts as PNG and SVG to a folder, by file name; return their number."""
+    """Write charts, given by file name, as PNG and SVG to a folder; return their number."""
     for name, chart in charts.items():
         figure = draw(chart)
         for suffix in ("png", "svg"):

@@ -153,12 +153,12 @@ def _states(
 
 
 def _is_open(entry: Entry | None) -> bool:
-    """Return whether the next call runs a cell."""
+    """Whether a cell has no result yet."""
     return entry is None or entry.status == "failed"
 
 
 def _plan(selection: Selection, path: Path, quick: bool, sources: Mapping[str, str]) -> str:
-    """Format the done and open cells of a recipe."""
+    """List the done and open cells of a recipe."""
     recipe = selection.recipe
     ledger = Ledger.at(path, recipe, quick=quick)
     states = _states(selection, ledger, quick, sources)
@@ -207,7 +207,7 @@ def _check_cells(selection: Selection) -> None:
 
 
 def _sources(texts: Sequence[str]) -> dict[str, str]:
-    """Return folders of data sets by name; a folder alone becomes ``$TAMMES_DATA``."""
+    """Return folders of data sets by name; a folder without a name becomes ``$TAMMES_DATA``."""
     places: dict[str, str] = {}
     for text in texts:
         name, sign, place = text.partition("=")

@@ -47,7 +47,7 @@ def run(arguments: argparse.Namespace) -> int:
 
     progress = default_progress()
     if arguments.uses_default_data and int(os.environ.get("RANK", 0)) == 0:
-        # After the checks, so that the sentence about a mistake stays alone.
+        # After the checks, so that the message about a mistake stands alone.
         check_expressions(config)
         require("lightning.fabric", extra="lab")
         check_machine(config)
@@ -70,10 +70,10 @@ def run(arguments: argparse.Namespace) -> int:
 
 
 def _run_folder(text: str) -> Path:
-    """Return the folder of a run; one with other files is refused, since it may be the images'."""
+    """Return the folder of a run; reject one with other files, which may be the user's images."""
     folder = Path(text)
     files = [path.name for path in folder.iterdir()] if folder.is_dir() else []
-    # What a run leaves that failed before it began.
+    # A run that failed before training leaves these two.
     others = sorted({name for name in files if name[0] != "."} - {"failure.json", "tensorboard"})
     if others and "config.json" not in others:
         raise ValueError(

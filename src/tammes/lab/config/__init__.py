@@ -1,4 +1,4 @@
-"""Configuration of runs: losses, heads and networks written as text, parsed without ``eval``."""
+"""Configuration of runs; losses, heads and networks are text, parsed without ``eval``."""
 
 from tammes.lab.config.expressions import Call, build, normal, parse_call, parse_calls, split_list
 from tammes.lab.config.head_expressions import HEADS, head_text, parse_head

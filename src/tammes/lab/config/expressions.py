@@ -1,4 +1,4 @@
-"""Syntax of settings that take settings: calls, parsed with :mod:`ast` and never executed.
+"""Syntax of fields written as calls, parsed with :mod:`ast` and never executed.
 
 Only literals, names, calls, ``+``, ``-`` and ``*`` are accepted; other Python is rejected before
 anything is built.
@@ -16,7 +16,7 @@ from typing import Any, TypeVar
 from tammes.spelling import nearest_name
 
 MAX_LENGTH = 10_000
-"""Largest length of a text, in characters."""
+"""Largest length of an expression, in characters."""
 MAX_DEPTH = 50
 """Largest nesting depth of brackets, calls and signs."""
 
@@ -27,7 +27,7 @@ _DEEP = re.compile(rf"(?:[-+~(\[{{]\s*){{{MAX_DEPTH + 1}}}")
 
 @dataclass(frozen=True)
 class Call:
-    """Name with settings, as written: ``"flip"`` is the same as ``"flip()"``.
+    """A name with settings, as written; ``"flip"`` is the same as ``"flip()"``.
 
     Attributes:
         name: name of the callee.
@@ -47,10 +47,11 @@ class Call:
 class Source:
     """Text and its syntax tree, of bounded size; the tree is not validated yet.
 
-    The form turns the text into Python, such as ``"f({})"`` for keyword arguments.
+    ``form`` turns the text into Python, such as ``"f({})"`` for keyword arguments; ``what`` names
+    it in messages.
 
     Raises:
-        ValueError: ``what``, the setting, is too long, nested too deep, or not Python.
+        ValueError: the text is too long, too deeply nested, or not Python.
     """
 
     def __init__(self, text: str, what: str, form: str = "{}") -> None:
@@ -88,7 +89,7 @@ class Source:
             node, depth = nodes.pop()
             if depth > MAX_DEPTH:
                 raise self._too_deep()
-            # The tree of a long sum is deep on its left side, which is not nesting.
+            # The syntax tree of a long sum is deep on its left side, which is not nesting.
             left = node.left if isinstance(node, ast.BinOp) else None
             for child in ast.iter_child_nodes(node):
                 deeper = isinstance(child, ast.expr) and child is not left
@@ -107,7 +108,7 @@ class Source:
         return ValueError(f"{self.what} expects {expected}, got {short(part)!r}{within}")
 
     def call(self, node: ast.AST) -> Call:
-        """Read a name, or a call of one with plain values."""
+        """Read a name, or a call with plain values."""
         name, args, kwargs = self.parts(node)
         return Call(
             name,
@@ -215,7 +216,7 @@ def _is_none(text: Any) -> bool:
 
 
 def normal(text: str) -> str:
-    """Return the canonical form of a text, the same for all texts of one meaning.
+    """Return the canonical form of an expression, the same however it is written.
 
     Example:
         >>> normal("cosface( margin=.20 ) + 0.50*sample_margin")
@@ -255,7 +256,7 @@ def split_list(text: str, *, what: str = "list") -> list[str]:
 def build(
     call: "str | Call", table: Mapping[str, Callable[..., T]], *, what: str, **context: Any
 ) -> T:
-    """Call the function of a table that a text names.
+    """Call the function that an expression names.
 
     Args:
         call: such as ``"resnet18(width=0.5)"``, or a parsed call.
@@ -281,7 +282,7 @@ def build(
     try:
         return make(**settings, **fitting)
     except TypeError as error:
-        # The text has a string where a number belongs, or the like.
+        # For example, a string in place of a number.
         raise ValueError(f"{what}: {short(str(call))}: {error}") from error
 
 
@@ -292,7 +293,9 @@ def check_call(
     what: str,
     context: Collection[str] = (),
 ) -> dict[str, Any]:
-    """Return the settings of a call for :func:`build`, which ``context`` adds to; build nothing.
+    """Check a call as :func:`build` does, without building; return its settings.
+
+    ``context`` names the arguments that :func:`build` supplies.
 
     Raises:
         ValueError: a name or setting is unknown, repeated or missing.
@@ -335,7 +338,7 @@ def bind(call: Call, parameters: Iterable[inspect.Parameter], *, what: str) -> d
 
 
 def did_you_mean(name: str, known: Iterable[str], *, otherwise: str = "") -> str:
-    """End a sentence with the nearest known name, or with all of them after ``otherwise``."""
+    """Return the end of a message: the nearest known name, or ``otherwise`` and all of them."""
     known = list(known)
     near = nearest_name(name, known)
     if near is not None:

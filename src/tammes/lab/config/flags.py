@@ -1,4 +1,4 @@
-"""Configuration by flags and YAML: ``--config run.yaml --lr 0.05``; a flag overrides the file."""
+"""Configuration from flags and YAML: ``--config run.yaml --lr 0.05``; flags override files."""
 
 import argparse
 import dataclasses
@@ -15,9 +15,9 @@ from tammes.lab.config.yaml_file import read_yaml, write_yaml
 _TYPES = {field.name: field.type for field in dataclasses.fields(Config)}
 
 DEFAULT_DATA = f"data: {Config.data}, the default; --data names your own"
-"""Announcement of the data set if none was given; see ``uses_default_data`` of the arguments."""
+"""Message about the data set if none was given; see ``uses_default_data`` in the arguments."""
 _PREFIX = "config_"
-"""Prefix of the fields among the parsed arguments, apart from the command's own arguments."""
+"""Prefix of fields in the parsed arguments, to tell them from those of the command."""
 
 
 def add_config(parser: argparse.ArgumentParser, *, leave_out: Sequence[str] = ()) -> None:
@@ -60,8 +60,8 @@ def read_config(arguments: argparse.Namespace, **defaults: Any) -> Config:
     """Return the configuration given by flags and files.
 
     With ``--print_config`` it is printed and the program exits. An invalid value raises ValueError,
-    which names the file or the field. ``arguments.uses_default_data`` is set. The defaults are
-    those of the command, where they differ from those of :class:`.Config`.
+    which names the file or the field. Sets ``arguments.uses_default_data``. ``defaults`` are those
+    of the command that differ from those of :class:`.Config`.
     """
     values = dict(defaults)
     for path in arguments.config:
@@ -93,7 +93,7 @@ def read_file(path: str) -> dict[str, Any]:
 
 
 def _typed(value: Any, kind: Any, what: str) -> Any:
-    """Convert a YAML value to the type of a field; accepts quoted numbers and whole floats."""
+    """Convert a YAML value to the type of a field; accepts quoted numbers, and 1 for 1.0."""
     if isinstance(value, str):
         return from_text(value, kind, what)
     return float(value) if type(fit(value, kind, what)) is int and float in members(kind) else value

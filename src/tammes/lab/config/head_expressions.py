@@ -23,13 +23,13 @@ HEADS: dict[str, Callable[..., Head]] = {
 
 
 def parse_head(text: str, loss: Loss, embedding_size: int, num_classes: int) -> Head:
-    """Build a head from text, such that a criterion accepts it for the loss.
+    """Build a head from text, and check that it works with the loss.
 
     Args:
         text: such as ``"cosine(scale=30)"``; ``"auto"`` is the default head of the loss. A head for
-            unit features that sets no scale has :func:`recommended_scale`.
+            unit features without a scale gets :func:`recommended_scale`.
         loss: loss that the head is trained with.
-        embedding_size: size D of a feature.
+        embedding_size: dimension D of the features.
         num_classes: number of classes C.
 
     Example:
@@ -76,7 +76,7 @@ def head_settings(head: Head) -> dict[str, Any]:
 
 
 def _with_scale(call: Call, loss: Loss, embedding_size: int, num_classes: int) -> Call:
-    """Give a head for unit features that sets no scale the default one."""
+    """Give a cosine or simplex head without a scale the default one."""
     if call.name not in ("cosine", "simplex") or "scale" in call.kwargs:
         return call
     raw = call.kwargs.get("normalize_features") is False
@@ -88,7 +88,7 @@ def _first_fit(calls: Sequence[Call], loss: Loss, embedding_size: int, num_class
     """Return the first head that all terms of a loss accept."""
     problem: ValueError | None = None
     for call in calls:
-        # On the meta device: only compatibility is tested, nothing is allocated or drawn.
+        # On the meta device nothing is allocated or drawn; only compatibility is tested.
         with torch.device("meta"):
             head = HEADS[call.name](embedding_size, num_classes, **call.kwargs)
         try:
@@ -103,7 +103,7 @@ def _first_fit(calls: Sequence[Call], loss: Loss, embedding_size: int, num_class
 
 
 def _candidates(loss: Loss) -> Iterator[Call]:
-    """Generate the default heads of a loss: that of its main term first."""
+    """Yield the default heads of a loss, that of its main term first."""
     main = main_term(loss)
     terms = [term for _, term in loss.leaves()]
     with_bias, without_bias = Call("linear"), Call("linear", (), {"bias": False})
@@ -123,6 +123,6 @@ def _candidates(loss: Loss) -> Iterator[Call]:
     elif main.name not in LINEAR:
         yield cosine
     elif any(term.within is not None for term in terms):
-        # The two losses divide the feature space by the span of the prototypes, without a bias.
+        # Direct and spectral sums split the feature space by the span of the prototypes: no bias.
         yield without_bias
     yield from (with_bias, without_bias, cosine)

@@ -49,7 +49,7 @@ _IN_EPOCHS = {
     "start": "start_epochs",
     "delay": "delay_epochs",
 }
-"""Settings in steps, and their names in epochs; the ``start`` of ``WarmUp`` is no step."""
+"""Settings in steps, and their names in epochs; the ``start`` of ``WarmUp`` is a value instead."""
 
 
 def parse_loss(text: str, *, counts: Sequence[int] | None = None) -> Loss:
@@ -62,7 +62,7 @@ def parse_loss(text: str, *, counts: Sequence[int] | None = None) -> Loss:
             and do not set them, and for ``margin=margins_from_counts()``.
 
     Raises:
-        ValueError: the text is invalid; the message names the place.
+        ValueError: the text is invalid; the message quotes the part.
 
     Example:
         >>> parse_loss("cosface(margin=0.2) + 0.5*sample_margin")
@@ -96,7 +96,7 @@ class _LossParser:
         raise self.source.mistake(node, _SYNTAX)
 
     def read_sum(self, node: ast.BinOp) -> Loss | float:
-        # The tree of a long sum is deep on its left side: a loop avoids recursion.
+        # The syntax tree of a long sum is deep on its left side: a loop avoids recursion.
         chain, first = [node], node.left
         while isinstance(first, ast.BinOp):
             chain.append(first)
@@ -118,7 +118,7 @@ class _LossParser:
             text = short(self.source.text)
             raise ValueError(f"loss: there is no {short(name)!r} in {text!r}{hint}")
         parameters = inspect.signature(make).parameters
-        # The first two settings of a sum are losses themselves.
+        # The first two arguments of a sum are losses themselves.
         of_losses = [*parameters][:2] if name in SUMS else []
 
         def setting(key: str, part: ast.expr) -> Any:
@@ -159,10 +159,10 @@ def parse_schedules(
 
     Args:
         text: such as ``"margin=WarmUp(0, 0.35, epochs=5)"``, separated by commas. ``epochs``
-            stands for ``steps`` or ``total_steps``, ``start_epochs`` for the ``start`` of
-            ``DeferredReweighting``, ``delay_epochs`` for ``delay``.
+            replaces ``steps`` or ``total_steps``, ``start_epochs`` the ``start`` of
+            ``DeferredReweighting``, and ``delay_epochs`` ``delay``.
         steps_per_epoch: number of steps in an epoch.
-        counts: training examples of each class, for a schedule that does not set them.
+        counts: training examples of each class, for schedules that need but do not set them.
 
     Example:
         >>> schedule = parse_schedules("margin=WarmUp(0, 0.35, epochs=5)", steps_per_epoch=10)
@@ -192,7 +192,7 @@ def _in_steps(call: Call, steps_per_epoch: int) -> Call:
     known = {
         epochs: steps
         for steps, epochs in _IN_EPOCHS.items()
-        # A start that is a value, as in WarmUp, is annotated as float.
+        # A start that is a value, as in WarmUp, is not annotated as int.
         if steps in _parameters(kind) and _parameters(kind)[steps].annotation is int
     }
     kwargs: dict[str, Any] = {}

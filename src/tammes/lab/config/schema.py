@@ -1,4 +1,4 @@
-"""Configuration of a run, in one flat table: each field is a flag and a key of YAML.
+"""Configuration of a run, in one flat table: each field is a flag and a YAML key.
 
 Fields with settings of their own are written as calls, such as ``"cosface(margin=0.35)"`` or
 ``"mnist_cnn(features=3)"``, which :mod:`.expressions` parses without ``eval``.
@@ -288,7 +288,7 @@ class Config:
 
 
 def digest_of(value: Any, letters: int = 8) -> str:
-    """Return hexadecimal digits of the hash of plain values."""
+    """Return the first hexadecimal digits of a hash of plain values."""
     text = json.dumps(value, sort_keys=True)
     return hashlib.sha256(text.encode()).hexdigest()[:letters]
 

@@ -1,4 +1,4 @@
-"""A shorter training: all that counts in epochs takes the same share of it."""
+"""Shorten training, and everything that is given in epochs in proportion."""
 
 import dataclasses
 
@@ -7,7 +7,7 @@ from tammes.lab.config.schema import Config
 
 
 def shortened(config: Config, epochs: int) -> Config:
-    """Return a configuration of fewer epochs, with warm-up and schedules in proportion.
+    """Return a configuration with fewer epochs, and warm-up and schedules in proportion.
 
     Example:
         >>> short = shortened(Config(epochs=50, lr_schedule="steps([25, 40], 0.1)"), 2)
@@ -24,7 +24,7 @@ def shortened(config: Config, epochs: int) -> Config:
 
 
 def _shorten_lr_schedule(schedule: str, share: float) -> str:
-    """Move the steps of the learning rate to the same share of the training."""
+    """Move the steps of the learning rate to the same fraction of training."""
     call = parse_call(schedule, what="lr_schedule")
     if call.name != "steps":
         return schedule
@@ -34,7 +34,7 @@ def _shorten_lr_schedule(schedule: str, share: float) -> str:
 
 
 def _shorten_schedules(schedules: str, share: float) -> str:
-    """Scale the epochs of scheduled settings to the shorter training."""
+    """Scale the epochs in schedules of settings."""
     parts = []
     for name, call in parse_keywords(schedules, what="schedules").items():
         kwargs = {

@@ -43,7 +43,7 @@ def construct(kind: type[T], plain: Any, what: str, **ready: Any) -> T:
         kind: the dataclass.
         plain: table of its fields.
         what: name of the table, for messages.
-        **ready: fields that are passed through unchecked, and may not be in the table.
+        **ready: fields to pass on unchecked; the table must not have them.
 
     Raises:
         ValueError: a field is unknown, missing or invalid; the message names it.
@@ -79,7 +79,7 @@ def fit(value: Any, kind: Any, what: str) -> Any:
     Args:
         value: a number, text, boolean, None, list or table.
         kind: type of one of these, a union, a literal, or any of them annotated.
-        what: name of the value, for the message of the ValueError if it does not fit.
+        what: name of the value, for the ValueError that is raised if it does not fit.
 
     Example:
         >>> fit([1, 2], tuple[int, ...], "shots")
@@ -123,7 +123,7 @@ def members(kind: Any) -> tuple[Any, ...]:
 
 
 def _is(value: Any, kind: Any) -> bool:
-    """Return whether a value has a type, without checking its items."""
+    """Whether a value has a type, without checking its items."""
     origin = get_origin(kind) or kind
     if origin is Annotated:
         return _is(value, get_args(kind)[0])
@@ -180,7 +180,7 @@ def _kind(value: Any) -> str:
 
 
 def as_source(name: str, value: Any) -> str:
-    """Return the path or the name of a data source; images in memory have none."""
+    """Return the path or name of a data source; reject anything else, such as images in memory."""
     if isinstance(value, str | os.PathLike):
         return os.fspath(value)
     raise ValueError(
@@ -212,7 +212,7 @@ def check_fields(instance: Any, what: str) -> None:
 
 
 def seed_numbers(seeds: int | Sequence[int], first: int = 0) -> Sequence[int]:
-    """Return a list of seeds, given it or their number, counted from the first."""
+    """Return the seeds, given as a list or as their number, counted from ``first``."""
     if isinstance(seeds, int):
         if seeds < 1:
             raise ValueError(f"seeds is expected to be at least 1, got {seeds}")

@@ -12,7 +12,7 @@ _NUMBER = (
     re.compile(r"[-+]?(\d+\.?\d*|\.\d+)[eE][-+]?\d+$"),
     list("-+.0123456789"),
 )
-"""As everywhere but in YAML 1.1, 5e-4 is a number, and text that looks like one is in quotes."""
+"""Reads 5e-4 as a number, unlike YAML 1.1, and quotes text that looks like one when writing."""
 
 
 def read_yaml(path: Path) -> Any:
@@ -60,14 +60,14 @@ def read_yaml(path: Path) -> Any:
 
 
 def write_yaml(values: dict[str, Any]) -> str:
-    """Write plain values as YAML that :func:`read_yaml` reads as they are."""
+    """Write plain values as YAML from which :func:`read_yaml` restores them."""
     yaml = require("yaml", extra="lab")
 
     class Dumper(yaml.SafeDumper):  # type: ignore[name-defined]
         pass
 
     Dumper.add_implicit_resolver(*_NUMBER)
-    # Some signs that are not printable count as ends of lines; they have to be written by number.
+    # Some unprintable characters count as line breaks, so they have to be escaped.
     plain = all(value.isprintable() for value in values.values() if isinstance(value, str))
     text: str = yaml.dump(values, Dumper=Dumper, sort_keys=False, allow_unicode=plain, width=100)
     return text

@@ -1,8 +1,9 @@
 """Images of the lab: sources, optional noise and imbalance, batch samplers, augmentation.
 
-:func:`load` reads a partition of a source, :func:`write_source` writes images of a program to one,
-:func:`limit` keeps a few images, :func:`corrupt` adds imbalance and label noise, :func:`hold_out`
-separates a share, :mod:`.samplers` compose batches, and :mod:`.augment` augments on the device.
+:func:`load` reads a partition of a source, :func:`write_source` writes images in memory to a new
+source, :func:`limit` keeps a few images, :func:`corrupt` adds imbalance and label noise,
+:func:`hold_out` splits off a share, :mod:`.samplers` compose batches, and :mod:`.augment` augments
+them on the device.
 """
 
 from tammes.lab.data import samplers

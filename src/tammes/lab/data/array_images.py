@@ -1,4 +1,4 @@
-"""Images in arrays and tensors, converted to those of Pillow."""
+"""Convert arrays and tensors to Pillow images."""
 
 from typing import Any
 
@@ -8,21 +8,21 @@ from torch import Tensor
 from tammes.optional import require
 
 _CHANNELS = ((), (1,), (3,), (4,))
-"""Shapes of a pixel: grey, colour, colour with transparency."""
+"""Channel dimensions: grey (none or one), colour, colour with transparency."""
 
 
 def is_array(image: Any) -> bool:
-    """Whether an image is an array of numpy."""
+    """Whether an image is a numpy array."""
     return isinstance(image, require("numpy", extra="lab").ndarray)
 
 
 def is_pillow(image: Any) -> bool:
-    """Whether an image is one of Pillow."""
+    """Whether an image is a Pillow image."""
     return isinstance(image, require("PIL.Image", extra="lab").Image)
 
 
 def as_pillow(image: Any) -> Any:
-    """Return an array, a tensor or an image of Pillow as one of Pillow."""
+    """Convert an array or a tensor to a Pillow image; a Pillow image is returned as it is."""
     if isinstance(image, Tensor):
         return from_tensor(as_uint8(image.detach().cpu()))
     if is_array(image):
@@ -36,7 +36,7 @@ def as_pillow(image: Any) -> Any:
 
 
 def from_array(array: Any) -> Any:
-    """Return an array ``(height, width[, channels])`` as an image of Pillow."""
+    """Convert an array ``(height, width[, channels])`` to a Pillow image."""
     if array.ndim == 2 and array.dtype == "uint16":
         return require("PIL.Image", extra="lab").fromarray(array)
     if array.ndim not in (2, 3) or array.shape[2:] not in _CHANNELS:
@@ -49,7 +49,7 @@ def from_array(array: Any) -> Any:
 
 
 def from_tensor(pixels: Tensor) -> Any:
-    """Return a tensor ``([channels, ]height, width)`` as an image of Pillow."""
+    """Convert a uint8 tensor ``([channels, ]height, width)`` to a Pillow image."""
     if pixels.ndim not in (2, 3) or tuple(pixels.shape[:-2]) not in _CHANNELS:
         raise ValueError(
             "a tensor of shape ([channels, ]height, width) with 1, 3 or 4 channels is expected, "

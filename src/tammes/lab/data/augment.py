@@ -1,10 +1,11 @@
 """Augmentation on the device, reproducible for each example from seed, epoch and index.
 
 Operations are written as ``"pad_crop(4) + flip() + jitter(0.4, 0.4, 0.4)"`` and applied in this
-order. Images are stored as differences from the mean colour, in units of a pixel's 256 values:
-missing pixels, beyond a border or in an erased rectangle, are then 0, also after normalisation.
+order. They work on pixels (0 to 255) minus the mean colour: missing pixels, beyond a border or in
+an erased rectangle, are then 0, before and after normalisation.
 
-Consecutive crops and flips are one lookup, consecutive rotations and resized crops one resampling.
+Consecutive crops and flips are merged into one lookup, consecutive rotations and resized crops into
+one resampling.
 """
 
 import math
@@ -49,7 +50,7 @@ class Augment(nn.Module):
     on any device. It uses no generator and no synchronisation, so a CUDA graph can record it.
 
     Args:
-        calls: operations in order, as text such as ``"pad_crop(4) + flip()"`` or as calls.
+        calls: operations in order, as text such as ``"pad_crop(4) + flip()"`` or parsed.
         mean: mean of each channel, for values in [0, 1].
         std: standard deviation of each channel; 0 for a constant channel, which stays 0.
         shape: channels, height and width of the pixels.
@@ -115,7 +116,7 @@ class Augment(nn.Module):
     def forward(self, pixels: Tensor, index: Tensor, epoch: int | Tensor) -> Tensor:
         """Normalise uint8 pixels, and augment them in training mode, to ``(N, *output_shape)``.
 
-        The index is that of each example in its data set, int64; the epoch is an integer, or a
+        ``index`` is the index of each example in its data set, int64; ``epoch`` is an integer, or a
         scalar int64 tensor on the same device.
         """
         if pixels.dtype != torch.uint8 or tuple(pixels.shape[1:]) != self.shape:
@@ -132,7 +133,7 @@ class Augment(nn.Module):
             images = self._augmented(pixels, index, epoch)
         else:
             images = self._eval_transform(pixels)
-        # A subtraction and a later product are never fused, so all devices round alike.
+        # A product after a subtraction cannot become a fused multiply-add: all devices round alike.
         return images * self.factor
 
     def _augmented(self, pixels: Tensor, index: Tensor, epoch: int | Tensor) -> Tensor:
@@ -151,7 +152,7 @@ class Augment(nn.Module):
         return self._centred(images)
 
     def _eval_transform(self, pixels: Tensor) -> Tensor:
-        """Apply the deterministic part: the centre crop in the size of training."""
+        """Apply the deterministic part: centre crops to the size used in training."""
         images = self._centred(pixels)
         for step, crop in self._evaluation_crops():
             images = _resample(images, [step], None, reach=1 / crop.zoom)
@@ -164,7 +165,7 @@ class Augment(nn.Module):
                 yield step, operation
 
     def evaluation_crops(self) -> list[tuple[float, Size]]:
-        """Centre crops of evaluation mode: the share of each side, and the size of the result."""
+        """Return the centre crops of evaluation mode: share of each side, and resulting size."""
         return [
             (1 / crop.zoom, _size_after(crop, step.size)) for step, crop in self._evaluation_crops()
         ]
@@ -173,7 +174,7 @@ class Augment(nn.Module):
         return images.float() - self.mean if images.dtype == torch.uint8 else images
 
     def _look_up(self, images: Tensor, stage: list[_Step], bits: Tensor) -> Tensor:
-        """Crop and flip by one lookup of rows and columns."""
+        """Crop and flip with one lookup of rows and columns."""
         count, channels, height, width = images.shape
         rows, columns = (
             torch.arange(size, device=images.device).expand(count, -1) for size in (height, width)
@@ -194,9 +195,9 @@ class Augment(nn.Module):
 
 
 def _joins(operation: Operation, stage: list[_Step]) -> bool:
-    """Whether an operation joins the stage before it.
+    """Whether an operation is merged into the stage before it.
 
-    A lookup has at most one crop, since it has one fill.
+    A lookup has at most one crop, since it has a single fill.
     """
     before = [step.operation for step in stage]
     resampling = (Rotate, ResizedCrop)
@@ -218,8 +219,8 @@ def _resample(
 ) -> Tensor:
     """Rotate and resize: map the output coordinates back to the input and sample there.
 
-    The operations are inverted from last to first, without random bits in evaluation; ``reach`` is
-    the largest visible share of a side. Images are interpolated bilinearly, 0 beyond the border.
+    The operations are inverted from last to first; evaluation passes no random bits. ``reach`` is
+    the largest visible share of a side. Interpolation is bilinear, with 0 beyond the border.
     """
     height, width = _size_after(stage[-1].operation, stage[-1].size)
     # When images shrink, each output pixel is the mean of several samples.

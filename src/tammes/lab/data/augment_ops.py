@@ -1,8 +1,8 @@
 """Augmentation operations, each driven by its own random bits.
 
-There are three kinds: a move gives the source row and column of each pixel, a warp maps output
-coordinates to input coordinates, and a paint changes values. Values are differences from the mean
-colour, in units of a pixel's 256 values.
+There are three kinds, named by their method: ``move`` gives the source row and column of each
+pixel, ``warp`` maps output coordinates to input coordinates, and ``paint`` changes values, which
+are pixels (0 to 255) minus the mean colour.
 """
 
 import math
@@ -20,7 +20,7 @@ Share = Annotated[float, between(0, 1)]
 Size = tuple[int, int]
 
 _LUMA = (0.299, 0.587, 0.114)
-"""Weights of red, green and blue in grey."""
+"""Weights of red, green and blue in a grey value."""
 
 
 @dataclass(frozen=True)
@@ -53,7 +53,7 @@ class PadCrop:
         return torch.where(inside, places.gather(1, source.clamp(0, size - 1)), -1)
 
     def check(self, size: Size) -> None:
-        """Reject a reflection that is larger than the image."""
+        """Reject padding that is too large to reflect the image."""
         if self.fill == "reflect" and self.pad >= min(size):
             raise ValueError(
                 f"pad_crop expects pad to be below the side of the image with fill='reflect', "
@@ -63,10 +63,10 @@ class PadCrop:
 
 @dataclass(frozen=True)
 class Flip:
-    """Mirror left and right.
+    """Mirror images horizontally.
 
     Args:
-        p: share of mirrored images.
+        p: probability of mirroring an image.
     """
 
     p: Share = 0.5
@@ -115,8 +115,8 @@ class Rotate:
 class ResizedCrop:
     """Crop a part of random area and shape, and resize it.
 
-    The area is uniform between ``low`` and ``high``, whatever the shape; the ratio of the sides is
-    log-uniform among those that fit. In evaluation the centre is used, ``1/zoom`` of each side.
+    The area is uniform between ``low`` and ``high``, whatever the shape; the aspect ratio is
+    log-uniform among those that fit. Evaluation crops the centre, ``1/zoom`` of each side.
 
     Args:
         low: smallest share of the area.
@@ -158,8 +158,8 @@ class ResizedCrop:
 class Jitter:
     """Change brightness, contrast, saturation and hue, in this order.
 
-    Each is multiplied by a factor uniform in ``[1 - x, 1 + x]``, or between two given ones; after
-    each, values are clamped to the range of a pixel. Saturation and hue need three channels.
+    The first three are multiplied by a factor uniform in ``[1 - x, 1 + x]``, or between two given
+    ones. After each change, values are clamped to [0, 255]. Saturation and hue need three channels.
 
     Args:
         brightness: change of all values.
@@ -214,10 +214,10 @@ class Jitter:
 
 @dataclass(frozen=True)
 class Erase:
-    """Fill a rectangle of random area, shape and place.
+    """Fill a rectangle of random area, shape and position.
 
     Args:
-        p: share of images with an erased rectangle.
+        p: probability of erasing a rectangle of an image.
         low: smallest share of the area.
         high: largest share of the area.
         ratio: largest ratio of the sides of the rectangle.
@@ -274,7 +274,7 @@ def _between(bits: Tensor, low: float, high: float) -> Tensor:
 def _box(bits: Tensor, low: float, high: float, ratio: float, size: Size) -> tuple[Tensor, Tensor]:
     """Draw height and width of boxes that fit, as shares of the sides, each ``(N,)``."""
     area, wide = _between(bits[:, 0], low, high), size[1] / size[0]
-    # Aspect ratio (width over height). Neither side may exceed that of the image.
+    # Aspect ratios (width over height) at which neither side exceeds that of the image.
     least, most = area * wide, wide / area
     first = torch.minimum(least.clamp(min=1 / ratio), most)
     last = torch.maximum(most.clamp(max=ratio), least)

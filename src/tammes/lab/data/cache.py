@@ -23,11 +23,11 @@ from tammes.lab.records.atomic_io import write_atomically
 from tammes.optional import require
 
 VERSION = 1
-"""Increased when decoding the same images gives other pixels."""
+"""Increased when decoding gives different pixels for the same images."""
 _PART = 256 << 20
 """Size of a part in bytes; a part is held in memory twice while it is written."""
 _DAY = 24 * 60 * 60
-"""Seconds after which no process can still be writing a file."""
+"""Age in seconds after which no process is assumed to be still writing a file."""
 _OURS = re.compile(r"(\.?)([0-9a-f]{32})(-\d+\.safetensors|\.json)(\.[0-9a-f]{8})?")
 """Names of cache files, and of the temporary files of :func:`.write_atomically`."""
 
@@ -141,7 +141,7 @@ def _clear_leftovers() -> None:
             if bool(dot) != bool(unfinished) or (not dot and f"{name}.json" in headers):
                 continue
             with contextlib.suppress(OSError):
-                # Another process may still be writing younger files.
+                # Another process may still be writing newer files.
                 if time.time() - path.stat().st_mtime > _DAY:
                     path.unlink()
 

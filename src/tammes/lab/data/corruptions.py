@@ -57,7 +57,7 @@ _CONFUSIONS: tuple[tuple[frozenset[str], dict[str, str]], ...] = (
 )
 """Usual confusions, for data with exactly these classes."""
 _SPELLINGS = {"cra": "crab"}
-"""Class names that a copy on the hub spells differently."""
+"""Class names that a copy on the hub misspells, and their usual spelling."""
 
 
 def corrupt(
@@ -113,7 +113,7 @@ def long_tail(ratio: float, *, counts: list[int]) -> list[int]:
     .. math:: n_c = \lfloor n_{\max}\, r^{-c/(k-1)} \rfloor
 
     Args:
-        ratio: largest over smallest, at least 1.
+        ratio: size of the largest class over that of the smallest, at least 1.
         counts: examples of each class; a class keeps at most these and at least one.
 
     Returns:
@@ -133,7 +133,7 @@ def long_tail(ratio: float, *, counts: list[int]) -> list[int]:
 
 
 def step(ratio: float, *, counts: list[int]) -> list[int]:
-    """Compute two class sizes: the largest for the first half, that over ``ratio`` for the rest.
+    """Compute two class sizes: the largest for the first half, ``1/ratio`` of it for the rest.
 
     The arguments and the result are those of :func:`long_tail`.
 
@@ -148,7 +148,7 @@ def step(ratio: float, *, counts: list[int]) -> list[int]:
 
 
 def symmetric(rate: float, *, labels: Tensor, num_classes: int, seed: int) -> Tensor:
-    """Replace ``round(rate * N)`` labels by another class, uniformly.
+    """Replace ``round(rate * N)`` labels with another class, drawn uniformly.
 
     Args:
         rate: share of wrong labels, in [0, 1].
@@ -172,18 +172,18 @@ def asymmetric(
     classes: Sequence[str],
     seed: int,
 ) -> Tensor:
-    """Replace ``round(rate * n)`` labels of each class by the class it is confused with.
+    """Replace ``round(rate * n)`` labels of each class with the class it is confused with.
 
     Classes without a confusion keep their labels, so the overall share of wrong labels is below
     ``rate`` if only some classes have one.
 
     Args:
         rate: share of wrong labels in each class of the mapping, in [0, 1].
-        mapping: confused class of each class, ``{"cat": "dog"}`` or ``[("cat", "dog")]``. None
-            uses the usual one, for data with the class names of CIFAR-10
-            (truck to automobile, bird to airplane, deer to horse, cat and dog to each other), of
-            CIFAR-100 (each to the next of its superclass, the last to the first) or of MNIST
-            (7 to 1, 2 to 7, 3 to 8, 5 and 6 to each other).
+        mapping: class that each class is confused with, ``{"cat": "dog"}`` or
+            ``[("cat", "dog")]``. None uses the usual mapping, for data with the class names of
+            CIFAR-10 (truck to automobile, bird to airplane, deer to horse, cat and dog to each
+            other), of CIFAR-100 (each to the next in its superclass, the last to the first) or of
+            MNIST (7 to 1, 2 to 7, 3 to 8, 5 and 6 to each other).
         labels: true labels, shape ``(N,)``.
         classes: names of the classes.
         seed: seed of the draws.
@@ -217,7 +217,7 @@ def asymmetric(
 
 
 def pair(rate: float, *, labels: Tensor, num_classes: int, seed: int) -> Tensor:
-    """Replace ``round(rate * N)`` labels by the next class, the last by the first.
+    """Replace ``round(rate * N)`` labels with the next class, the last with the first.
 
     The arguments and the result are those of :func:`symmetric`.
     """
@@ -263,7 +263,7 @@ def _usual_confusions(classes: Sequence[str]) -> dict[str, str] | None:
 
 
 def _given_confusions(mapping: Any, classes: Sequence[str]) -> dict[str, str]:
-    """Validate the mapping of the user."""
+    """Validate a mapping given by the user."""
     listed = list(mapping.items()) if isinstance(mapping, Mapping) else mapping
     if not (isinstance(listed, list | tuple) and listed and all(map(_is_pair, listed))):
         raise ValueError(
@@ -286,7 +286,7 @@ def _given_confusions(mapping: Any, classes: Sequence[str]) -> dict[str, str]:
 
 
 def _is_pair(each: Any) -> bool:
-    # Classes without names are named by their numbers.
+    # The names of unnamed classes are their numbers.
     return (
         isinstance(each, list | tuple)
         and len(each) == 2

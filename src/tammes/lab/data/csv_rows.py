@@ -12,7 +12,7 @@ TABLES = (".csv", ".tsv")
 
 
 def _delimiter(lines: TextIO) -> str:
-    """Return the separator of most columns that the first two rows agree on, and rewind."""
+    """Return the separator with most columns, equally many in the first two rows; rewinds."""
 
     def columns(separator: str) -> tuple[bool, int]:
         lines.seek(0)
@@ -26,7 +26,7 @@ def _delimiter(lines: TextIO) -> str:
 
 
 def read_csv(path: Path) -> tuple[list[str], list[tuple[int, list[str]]]]:
-    """Return the columns of a table, and line and values of each row."""
+    """Return the column names of a table, and the line number and values of each row."""
     rows = []
     line = 1
     try:

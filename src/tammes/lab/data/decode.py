@@ -1,8 +1,8 @@
 """Decode images from bytes.
 
 Small images spend more time in Python than in the decoder, so processes help and threads do not.
-This file is also the program of those processes. It imports nothing of Tammes, so they start in a
-tenth of a second instead of the seconds that torch takes, and callers of :func:`load
+This file is also the program that those processes run. It imports nothing from Tammes, so they
+start in a tenth of a second instead of the seconds that torch takes, and callers of :func:`load
 <tammes.lab.data.load>` need no ``if __name__ == "__main__"``.
 """
 
@@ -23,7 +23,7 @@ Fetch: TypeAlias = Callable[[int], bytes | str]
 CHUNK = 256
 """Images per request to a process."""
 _MIN_SECONDS = 1.5
-"""Estimated seconds of decoding from which processes are used."""
+"""Estimated decoding time, in seconds, above which worker processes are used."""
 _GREY = frozenset({"1", "L", "LA", "La", "I", "I;16", "I;16L", "I;16B", "I;16N"})
 _ALPHA = frozenset({"LA", "La", "PA", "RGBA", "RGBa"})
 
@@ -41,7 +41,7 @@ DecodeResult: TypeAlias = ImageInfo | str
 
 
 def read_info(data: bytes | str) -> ImageInfo:
-    """Read colour and size of an image from its header."""
+    """Read the colour mode and size of an image from its header."""
     with _open(data) as image:
         return _info(image, _orientation(image))
 
@@ -50,11 +50,10 @@ def decode(data: Any, shape: Shape) -> tuple[ImageInfo, Any]:
     """Decode an image to a given shape.
 
     It is rotated as EXIF says; transparent parts become white; 16 bits become 8. An image of
-    another size is resized with antialiasing to just cover the shape, and cropped to the centre.
+    another size is resized with antialiasing to just cover the shape, and centre-cropped.
 
-    The data are bytes, the path of a file, or an image of Pillow, which is not changed. Returned
-    are the info of the original image, and its pixels: a uint8 numpy array of the shape, which has
-    one channel or three.
+    ``data`` is bytes, a path, or a Pillow image, which is not changed; ``shape`` has one channel or
+    three. Returns the info of the original image, and a uint8 numpy array of the shape.
     """
     import numpy
     from PIL import Image
@@ -99,7 +98,7 @@ def _open(data: Any) -> Any:
 
 
 def _orientation(image: Any) -> int:
-    # Reading missing EXIF data may decode the image. Pillow rotates TIFF by itself.
+    # Looking for missing EXIF data may decode the image. Pillow rotates TIFF itself.
     if "exif" not in image.info:
         return 1
     try:
@@ -147,9 +146,9 @@ def reason(error: Exception) -> str:
 def decode_some(
     items: Sequence[bytes | str], shape: Shape | None, out: Any | None
 ) -> list[DecodeResult]:
-    """Decode images of bytes or paths, or read their headers if ``shape`` is None.
+    """Decode images given as bytes or paths, or read their headers if ``shape`` is None.
 
-    The pixels go to ``out``, a uint8 array ``(len(items), *shape)`` of zeros, if it is given.
+    Pixels are written to ``out``, if given, a uint8 array ``(len(items), *shape)`` of zeros.
     """
     results: list[DecodeResult] = []
     for position, item in enumerate(items):
@@ -177,8 +176,8 @@ def decode_all(
 ) -> list[DecodeResult]:
     """Decode many images as :func:`decode_some` does, in several processes if that is faster.
 
-    ``fetch`` is called in this process, in order; 0 processes are this process only. ``advance`` is
-    called now and then with the number of decoded images.
+    ``fetch`` is called in this process, in order; with 0 ``processes``, so is the decoder.
+    ``advance`` is called now and then with the number of decoded images.
     """
     started = time.perf_counter()
     first = rows[:CHUNK]

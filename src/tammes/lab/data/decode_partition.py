@@ -18,14 +18,14 @@ from tammes.optional import require
 _SIDE = 64
 """Default side of images whose sizes differ."""
 _SAMPLE = 256
-"""Images from which the shape is guessed before all are decoded."""
+"""Number of images from which the shape is guessed before all are decoded."""
 _REPORT_SECONDS = 10.0
 """Seconds between two reports of how many images are decoded."""
 
 
 @dataclass(frozen=True)
 class LazyDecoder:
-    """Decodes images to a shape when they are read."""
+    """Decodes images to a given shape on demand."""
 
     items: Items
     shape: Shape
@@ -47,11 +47,11 @@ class PartitionDecoder:
     """Decodes the images of a partition, or reads them from the cache.
 
     Args:
-        size: side of the square images, or height and width; by default their own if it is the same
-            for all, else 64.
+        size: side of the square images, or height and width; by default that of the images if all
+            have the same, else 64.
         shape: exact shape, if known; takes precedence over ``size``.
         skip_corrupt: leave out unreadable images.
-        memory: largest size of the pixels in bytes; larger sets are decoded image by image.
+        memory: largest size of the pixels in bytes; images of larger sets are decoded on demand.
         report: called with one-line messages.
     """
 
@@ -106,20 +106,20 @@ class PartitionDecoder:
         shape = self.shape
         sizes: list[Shape | tuple[int, int] | int | None] = [self.shape or self.size]
         if shape is not None:
-            # Pixels depend on the shape alone. If the same images were loaded for training before,
-            # the shape was not known yet, and they are cached under their size or none.
+            # Pixels depend on the shape alone. When the same images were loaded for training, their
+            # shape was not known yet, so they are cached under a size or none.
             sizes += [*dict.fromkeys((self.size, None, shape[1]))]
         for each in sizes:
             stored = cache.read(
                 self._key(each), memory=self.memory, report=self.report, shape=shape
             )
             if stored is not None and self._suffices(stored):
-                # The shape may change with the images that were missing: all are decoded again.
+                # Images that have become readable may change the shape, so all are decoded again.
                 return None if self._readable_again(stored) else stored
         return None
 
     def _suffices(self, stored: cache.CachedImages) -> bool:
-        """Whether a cache entry has the pixels, and knows the readable images."""
+        """Whether a cache entry has the pixels if they fit, and all unreadable images if needed."""
         if stored.pixels is None and self._fits(stored.shape):
             return False
         return stored.checked or not self.skip_corrupt
@@ -128,7 +128,7 @@ class PartitionDecoder:
         return len(self.entries.items) * math.prod(shape) <= self.memory
 
     def _readable_again(self, stored: cache.CachedImages) -> bool:
-        """Whether an unreadable image can be read now, after a failure of disk or network."""
+        """Whether an unreadable image can be read now, such as after a disk or network failure."""
         fetch, shape = self.entries.items.fetch, stored.shape if stored.checked else None
         return any(
             isinstance(decode_all(fetch, [row], shape, None, processes=0)[0], ImageInfo)
@@ -149,7 +149,7 @@ class PartitionDecoder:
             out = numpy.zeros((len(rows), *guess), dtype="uint8") if fits else None
             results = decode_all(fetch, rows, guess if full else None, out, advance=self._pace())
             actual, mixed = self._shape_of(results)
-            # The shape of all images is right; if the sample misled, there is a second pass.
+            # If the sample was misleading, decode again, to the shape of all images.
             if actual == guess or attempt == 2:
                 break
             guess = actual
@@ -174,8 +174,8 @@ class PartitionDecoder:
         return advance
 
     def _shape_of(self, results: list[ImageInfo | str]) -> tuple[Shape, bool]:
-        """Return the common shape of images, and whether they differ in size."""
-        # If none is readable, any shape will do; that is an error later on.
+        """Return the shape to decode images to, and whether they differ in size."""
+        # If no image is readable, any shape will do: that is an error later on.
         infos = {each for each in results if not isinstance(each, str)} or {ImageInfo(True, 1, 1)}
         mixed = len({(each.width, each.height) for each in infos}) > 1
         if self.shape is not None:

@@ -13,7 +13,7 @@ from torch import Tensor
 from tammes.optional import require
 
 _SAMPLE = 10_000
-"""Number of images for mean and deviation if all would have to be read."""
+"""Number of images read for mean and standard deviation if they are not in memory."""
 _CHUNK = 256
 
 
@@ -40,7 +40,7 @@ class Images:
         shape: ``(channels, height, width)`` of every image.
         pixels: all images, uint8 ``(N, channels, height, width)``; None if read one by one.
         source: name of the source.
-        digest: hash of images and labels; computed if empty.
+        digest: hash of origin, classes, shape, labels and indices; computed if empty.
         reader: reads images if there are no pixels.
         origin: hash of names and sizes of the files; part of the digest.
     """
@@ -79,7 +79,7 @@ class Images:
         return self.reader.read(int(self.index[position]))
 
     def subset(self, positions: Tensor, labels: Tensor | None = None) -> "Images":
-        """Select images, in the order of ``positions``, with new labels if there are some."""
+        """Select images, in the order of ``positions``, with new ``labels`` if given."""
         # Do not copy the pixels if all images are selected.
         everything = len(positions) == len(self) and bool(
             (positions == torch.arange(len(self))).all()
@@ -98,11 +98,11 @@ class Images:
         """Compute mean and standard deviation of each channel, for pixels in [0, 1].
 
         Computed once, from exact counts of the 256 values, so they are the same on every machine.
-        Of images that are not in memory at most 10,000 evenly spaced ones are read. A constant
-        channel has deviation 1, so that it can be divided by.
+        Of images that are not in memory at most 10,000, evenly spaced, are read. A constant channel
+        has a deviation of 1, so that dividing by it is safe.
         """
         mean, std = self._mean_std
-        # Copies: the caller cannot change the cached values.
+        # Copies, so that the caller cannot change the cached values.
         return list(mean), list(std)
 
     @cached_property
@@ -117,7 +117,7 @@ class Images:
         numpy = require("numpy", extra="lab")
         histogram = numpy.zeros((self.shape[0], 256), dtype="int64")
         for chunk in chunks:
-            # numpy, since the threads of torch mostly wait for each other on busy cores.
+            # numpy, since torch's threads mostly wait for each other on busy cores.
             for row, channel in zip(histogram, chunk.transpose(0, 1).numpy(), strict=True):
                 row += numpy.bincount(channel.ravel(), minlength=256)
         value = numpy.arange(256)
@@ -125,7 +125,7 @@ class Images:
         squares = (histogram * value * value).sum(1).tolist()
         pixels = count * self.shape[1] * self.shape[2]
         mean = tuple(each / pixels / 255 for each in total)
-        # n Σx² − (Σx)² is exact in Python's whole numbers, however many pixels there are.
+        # n Σx² − (Σx)² is exact in Python integers, however many pixels there are.
         variance = [
             (pixels * square - each * each) / pixels**2
             for each, square in zip(total, squares, strict=True)
@@ -155,7 +155,7 @@ class Images:
 
 
 def shrink(pixels: Tensor, side: int) -> Tensor:
-    """Reduce uint8 images ``(N, C, H, W)`` to a longest side of at most ``side`` pixels."""
+    """Shrink uint8 images ``(N, C, H, W)`` to at most ``side`` pixels on the longest side."""
     longest = max(pixels.shape[2:])
     if longest <= side or not len(pixels):
         return pixels
@@ -166,7 +166,7 @@ def shrink(pixels: Tensor, side: int) -> Tensor:
 
 
 def unknown_classes(names: Sequence[str], known: int) -> str:
-    """Return the message about classes that occur in the test images only."""
+    """Return the message about classes that only the test images have."""
     shown = ", ".join(map(repr, names[:4])) + (" and others" if len(names) > 4 else "")
     noun = "class" if len(names) == 1 else "classes"
     return (

@@ -1,7 +1,7 @@
 """Counter-based random numbers, keyed by seed, epoch, example and draw.
 
 The numbers of a generator depend on all earlier draws. Here a number is a hash of its key, so an
-example gets the same ones in any batch, order or process, on any device, and resuming needs no
+example gets the same numbers in any batch, order or process, on any device, and resuming needs no
 state.
 
 The hash is the finaliser of SplitMix64 (Steele, Lea and Flood 2014). PyTorch has no unsigned
@@ -50,8 +50,8 @@ def mix_int(word: int) -> int:
 def keys(seed: int, epoch: int | Tensor, index: Tensor) -> Tensor:
     """Compute the key of each example, int64 ``(N,)``, which determines its draws.
 
-    The seed is scrambled by :func:`mix_int`; an epoch that is a tensor, and the index of each
-    example, are int64 on one device.
+    ``seed`` is expected to be scrambled by :func:`mix_int`; ``index``, the index of each example,
+    and a tensor ``epoch`` are int64 on the same device.
     """
     if isinstance(epoch, int):
         epoch = torch.full((), epoch, dtype=torch.int64, device=index.device)
@@ -61,7 +61,7 @@ def keys(seed: int, epoch: int | Tensor, index: Tensor) -> Tensor:
 def bits(key: Tensor, draws: Tensor) -> Tensor:
     """Draw random numbers in ``[0, 2**24)``, the same on every device.
 
-    For the keys ``(N,)`` of examples and the numbers ``(D,)`` of draws, the shape is ``(N, D)``.
+    With the keys ``(N,)`` of examples and the numbers ``(D,)`` of draws, the shape is ``(N, D)``.
     """
     words = mix(key[:, None] + (draws + 1) * GOLDEN)
     return (words >> (64 - BITS)) & ((1 << BITS) - 1)

@@ -38,7 +38,7 @@ class Items(Protocol):
 
 @dataclass(frozen=True)
 class Files:
-    """Files: their common folder, and their paths relative to it."""
+    """Image files: their common folder, and their paths relative to it."""
 
     root: str
     paths: tuple[str, ...]
@@ -95,7 +95,7 @@ def _size_and_time(path: Path) -> tuple[int, int]:
     try:
         stat = os.stat(path)
     except OSError:
-        # A broken link or a missing file; it is reported with the unreadable images.
+        # Broken links and missing files are reported with the unreadable images.
         return -1, -1
     return stat.st_size, stat.st_mtime_ns
 
@@ -118,8 +118,8 @@ def read_labels(
 ) -> tuple[tuple[str, ...], Tensor, tuple[str, ...]]:
     """Read the labels of a table: their columns, the labels and the class names.
 
-    They are in one of the ``candidates`` among all columns; ``classes`` are class names of columns
-    that have some, and ``read`` returns the values of a column.
+    ``candidates`` are those of all ``columns`` that may hold labels; ``classes`` are the class
+    names of columns that declare them, and ``read`` returns the values of a column.
     """
     named = tuple(name for name in candidates if name in classes)
     known = [wanted for wanted in LABEL_COLUMNS if set(wanted) <= set(candidates)]
@@ -136,7 +136,7 @@ def read_labels(
 
 
 def image_column(table: str, images: Sequence[str], columns: Collection[str]) -> str:
-    """Return the column of a table that holds the images, one of the candidates ``images``."""
+    """Return the column of a table that holds the images; ``images`` are the candidates."""
     for wanted in IMAGE_COLUMNS:
         if wanted in images:
             return wanted
@@ -155,9 +155,9 @@ def _got_columns(columns: Collection[str]) -> str:
 def as_labels(
     column: str, values: list[Any], names: Sequence[str] | None
 ) -> tuple[Tensor, tuple[str, ...]]:
-    """Convert integers or strings to labels and class names: the given ones, or all that occur.
+    """Convert integers or strings to labels and class names.
 
-    Without names an integer is its own name.
+    Strings are their own names; integers have the given ``names``, or else their decimal form.
     """
     empty = sum(value is None for value in values)
     if empty:

@@ -32,7 +32,7 @@ def rank_share(whole: Tensor, rank: int, world_size: int) -> Tensor:
 
 @dataclass(eq=False, repr=False, kw_only=True)
 class BatchSampler:
-    """Base of the samplers: the epoch, a position in it, and the rank's share of each batch.
+    """Base class of samplers: keeps epoch and position, and yields the rank's share of each batch.
 
     Args:
         labels: class of each example, shape ``(N,)``.
@@ -173,11 +173,11 @@ class ClassMembers:
     def draw_examples(self, classes: Tensor, count: int, *names: int | str) -> Tensor:
         """Draw ``count`` examples of each class, class after class.
 
-        Examples repeat only if a class has fewer: then their counts differ by at most one.
+        Examples repeat only if a class has too few; their counts then differ by at most one.
         """
         sizes = self.counts[classes][:, None]
         widest = int(sizes.max())
-        # The positions of the smallest keys of a row are a draw without replacement.
+        # The positions of the smallest keys in a row are a draw without replacement.
         keys = seeded_draws.numbers(len(classes) * widest, *names).view(len(classes), widest)
         keys = keys.masked_fill(torch.arange(widest) >= sizes, torch.iinfo(torch.int64).max)
         drawn = keys.topk(min(count, widest), largest=False).indices
@@ -206,12 +206,12 @@ class Balanced(BatchSampler):
 
 @dataclass(eq=False, repr=False, kw_only=True)
 class _ClassBatches(BatchSampler):
-    """Base of samplers that draw some classes, and as many examples of each."""
+    """Base class of samplers that draw some classes, and equally many examples of each."""
 
     batch_size: int = field(init=False)
 
     def _set_sizes(self, who: str, **sizes: Any) -> None:
-        """Check and set the number of classes in a batch and of examples of each."""
+        """Check the numbers of classes per batch and examples per class; set the batch size."""
         for name, value in sizes.items():
             if isinstance(value, bool) or not isinstance(value, int) or value < 1:
                 raise ValueError(
@@ -230,13 +230,13 @@ class _ClassBatches(BatchSampler):
 class EpisodeSampler(_ClassBatches):
     """Draws batches of ``way`` classes with ``shot`` examples each, for few-shot training.
 
-    Neither a class nor an example repeats in a batch. An epoch has N // (way * shot) batches that
-    are drawn independently, or without ``repeat`` as many as can be made of different examples.
+    Neither a class nor an example repeats in a batch. An epoch has N // (way * shot) independently
+    drawn batches, or without ``repeat`` as many as can be made from different examples.
 
     Args:
         way: classes in a batch.
         shot: examples of each.
-        repeat: whether an example may come again in another batch of the same epoch.
+        repeat: whether an example may be in several batches of an epoch.
 
     Example:
         >>> labels = torch.arange(3).repeat(4)
@@ -293,7 +293,7 @@ class EpisodeSampler(_ClassBatches):
     def _draw_without_repeats(self, epoch: int) -> Callable[[int], Tensor]:
         """Draw the batches of an epoch from shuffled classes, the fullest classes first.
 
-        With classes of one size all of them come in turn, each time in another order.
+        Classes of equal size take turns, in a new order each round.
         """
         members, names = self.members, (self.seed, "class-aware", epoch)
         shuffled = seeded_draws.permutation(len(self.labels), *names)
@@ -314,7 +314,7 @@ class PK(_ClassBatches):
     """Draws batches of ``classes`` classes with ``images`` images each (PK), for re-identification.
 
     An epoch visits each class once, in random order; its last batch is filled up with classes of
-    the first. An image repeats in a batch only if its class has fewer.
+    the first. An image repeats in a batch only if its class has too few.
 
     Args:
         classes: classes in a batch (P).

@@ -8,9 +8,9 @@ from tammes.lab.data.images import Images
 
 
 def limit(images: Images, most: int, *, seed: int) -> Images:
-    """Keep at most ``most`` images, evenly of all classes.
+    """Keep at most ``most`` images, the same share of every class.
 
-    A class keeps at least one, so more are kept if there are more classes.
+    Every class keeps at least one, so more are kept if there are more classes than that.
     """
     if most < 1:
         raise ValueError(f"limit is expected to be at least 1, got {most}")
@@ -19,7 +19,7 @@ def limit(images: Images, most: int, *, seed: int) -> Images:
     kept = stratified_mask(images.labels, most / len(images), seed, "limit", least=1)
     sizes = images.labels[kept].bincount().tolist()
     for _ in range(sum(sizes) - most):
-        # Small classes keep more than their share, so the largest give up some.
+        # Small classes keep more than their share, so the largest give some up.
         largest = max(range(len(sizes)), key=sizes.__getitem__)
         sizes[largest] = max(sizes[largest] - 1, 1)
     kept = rank_in_class(images.labels, seed, "limit") < torch.tensor(sizes)[images.labels]
@@ -61,7 +61,7 @@ def stratified_mask(
     """Choose a share of every class; true for chosen examples.
 
     Each class gets its share rounded down; classes with the largest remainders get one more until
-    the total is right.
+    the total is right. Then at least ``least`` of a class are chosen, and ``leave`` are not.
     """
     counts = labels.bincount().tolist()
     exact = [share * count for count in counts]

@@ -1,4 +1,4 @@
-"""Write labelled images that a program holds to a file, which is then a source as any other."""
+"""Write labelled images in memory to a file, to be used like any other source."""
 
 import csv
 import io
@@ -24,15 +24,15 @@ def write_source(
     *,
     classes: Sequence[str] | None = None,
 ) -> Path:
-    """Write images and labels to a file, and return its path, a source of :func:`load`.
+    """Write images and labels to a file that :func:`load` reads, and return its path.
 
     Args:
         path: ``.csv`` for a table of paths, ``.parquet`` for a file that holds the images. Files
             ``FOLDER/train.parquet`` and ``FOLDER/test.parquet`` are the partitions of ``FOLDER``.
-        images: paths, encoded bytes, images of Pillow, arrays ``(height, width[, channels])`` or
-            tensors ``([channels, ]height, width)``, uint8 or floating in [0, 1]; an array or a
-            tensor of all of them; or, without labels, a ``torch.utils.data.Dataset`` (or any
-            iterable) of images with labels.
+        images: paths, encoded bytes, Pillow images, arrays ``(height, width[, channels])`` or
+            tensors ``([channels, ]height, width)``, uint8 or floating-point in [0, 1]; one array or
+            tensor of all images; or, without labels, a ``torch.utils.data.Dataset`` (or any
+            iterable) of pairs ``(image, label)``.
         labels: class number or class name of each image.
         classes: names of the class numbers; by default those of ``images.classes``, if any.
 
@@ -61,7 +61,7 @@ def _rows(
 ) -> Iterator[tuple[Any, str | int]]:
     """Yield each image with its label: a class name, or a number if there are no names."""
     if labels is None:
-        # By index where there is one: a Dataset need not end an iteration by itself.
+        # By index if possible: iterating over a Dataset need not stop at its end.
         sized = hasattr(images, "__len__") and hasattr(images, "__getitem__")
         pairs = (images[row] for row in range(len(images))) if sized else iter(images)
     else:
@@ -127,7 +127,7 @@ def _parquet(rows: Iterator[tuple[Any, str | int]], names: Sequence[str] | None)
     kind = pyarrow.struct({"bytes": pyarrow.binary(), "path": pyarrow.string()})
     metadata = None
     if names is not None and set(labels) <= set(names):
-        # Numbers and their names, so that the classes keep their order.
+        # Store numbers and class names, so that the classes keep their order.
         labels = [names.index(label) for label in labels]
         features = {"label": {"names": list(names), "_type": "ClassLabel"}}
         metadata = {"huggingface": json.dumps({"info": {"features": features}})}

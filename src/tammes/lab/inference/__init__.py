@@ -1,1 +1,1 @@
-"""Use of trained models: embeddings, predictions, export."""
+"""Use trained models: embeddings, predictions, export."""

@@ -1,11 +1,11 @@
-"""Export of a trained model to one file: ONNX, or a program of ``torch.export``.
+"""Export a trained model to a single ONNX or ``torch.export`` file.
 
 The input ``pixels`` is uint8 ``(batch, channels, height, width)``, as
-:class:`~tammes.lab.inference.preprocess.Preprocess` returns it; the model normalises them itself.
-The outputs are ``embedding`` ``(batch, D)`` and ``logits`` ``(batch, C)``. The batch size is free.
+:class:`~tammes.lab.inference.preprocess.Preprocess` returns it; the model normalises it itself. The
+outputs are ``embedding`` ``(batch, D)`` and ``logits`` ``(batch, C)``. The batch size is dynamic.
 
 The file is compared with the model before it is kept. Its metadata are strings: ``classes`` and
-``preprocessing`` as JSON, ``scale``, ``loss``, ``digest``, ``threshold`` if one is given.
+``preprocessing`` as JSON, ``scale``, ``loss``, ``digest``, and ``threshold`` if given.
 """
 
 import contextlib
@@ -34,13 +34,13 @@ from tammes.optional import require
 ONNX, TORCH = ".onnx", ".pt2"
 """Suffixes of the files."""
 METADATA = "metadata.json"
-"""Name of the metadata in a file of ``torch.export``."""
+"""Name of the metadata in a ``torch.export`` file."""
 BATCH_SIZES = (1, 7)
 """Batch sizes at which a file is compared with the model."""
 TOLERANCE = 1e-4
-"""Largest deviation of embeddings, as a share of the largest number in them."""
+"""Largest deviation of embeddings, relative to their largest absolute value."""
 _LIMIT = 2**31 - 2**20
-"""Largest size of an ONNX file in bytes, less some room for the graph."""
+"""Largest size of an ONNX file in bytes, minus some room for the graph."""
 
 Outputs = tuple[Tensor, ...]
 Compute = Callable[[Tensor], Outputs]
@@ -50,7 +50,7 @@ Compute = Callable[[Tensor], Outputs]
 class ExportedFile(NamedTuple):
     """A file that was written, its size in bytes and the names of its outputs.
 
-    ``deviation`` is the largest of an embedding from that of the model.
+    ``deviation`` is the largest difference of its embeddings from those of the model.
     """
 
     path: Path
@@ -60,10 +60,10 @@ class ExportedFile(NamedTuple):
 
 
 class ExportedNetwork(nn.Module):
-    """A copy of a model as a function of pixels alone, on the CPU; without unused prototypes.
+    """A copy of a model on the CPU that takes only pixels.
 
-    With ``logits`` it returns the scores of the classes too; with ``flip`` it averages the
-    embeddings of an image and of its mirror image.
+    With ``logits`` it also returns the logits of the classes, and otherwise has no prototypes; with
+    ``flip`` it averages the embeddings of an image and its mirror image.
     """
 
     def __init__(self, model: Model, *, logits: bool, flip: bool = False) -> None:
@@ -71,7 +71,7 @@ class ExportedNetwork(nn.Module):
         self.flip = flip
         self.model = copy.deepcopy(model).cpu().requires_grad_(False)
         self.head = self.model.criterion.head if logits else None
-        # What the loss keeps beside the prototypes is no part of the file.
+        # The state of the loss, other than the head, does not belong in the file.
         del self.model.criterion
 
     @property
@@ -81,7 +81,7 @@ class ExportedNetwork(nn.Module):
 
     def forward(self, pixels: Tensor) -> Outputs:
         """Return embeddings and logits of pixels, uint8 ``(N, channels, height, width)``."""
-        # Not from the length of the batch, which would be a constant of the program.
+        # len(pixels) would make the batch size a constant of the program.
         index = torch.zeros_like(pixels[:, 0, 0, 0], dtype=torch.int64)
         embedding = evaluation_features(self.model, pixels, index, flip=self.flip)
         return (embedding,) if self.head is None else (embedding, self.head.logits(embedding))
@@ -94,11 +94,11 @@ def export_onnx(
     logits: bool | None = None,
     threshold: float | None = None,
 ) -> ExportedFile:
-    """Write a model to an ONNX file, after comparing both in ONNX Runtime.
+    """Write a model to an ONNX file, after comparing its outputs in ONNX Runtime.
 
-    An existing file is replaced only by one that agrees with the model. The scores of the classes
-    are included by default if the loss trains them. ``threshold`` is a similarity below which a
-    user of the file is to answer "unknown"; it is stored only.
+    An existing file is replaced only by one that agrees with the model. Logits are included by
+    default if the loss trains the prototypes. ``threshold`` is a similarity below which users of
+    the file should answer "unknown"; it is only stored.
 
     Raises:
         ValueError: the model cannot be exported, or the file would not agree with it.
@@ -149,7 +149,7 @@ def export_torch(
     logits: bool | None = None,
     threshold: float | None = None,
 ) -> ExportedFile:
-    """Write a model to a file of ``torch.export``, after comparing both.
+    """Write a model to a ``torch.export`` file, after comparing its outputs.
 
     ``torch.export.load(path).module()`` reads it without Tammes; the metadata are the extra file
     :data:`METADATA`. Arguments and errors are those of :func:`export_onnx`.
@@ -211,7 +211,7 @@ def _program(model: TrainedModel, network: ExportedNetwork) -> torch.export.Expo
 
 
 def _cannot_export(model: TrainedModel, kind: str, error: Exception) -> ValueError:
-    # An exporter wraps the error in a page of advice.
+    # Exporters wrap the error in a page of advice.
     error = error.__cause__ if isinstance(error.__cause__, Exception) else error
     first = str(error).strip().split("\n")[0]
     return ValueError(
@@ -221,7 +221,7 @@ def _cannot_export(model: TrainedModel, kind: str, error: Exception) -> ValueErr
 
 
 def _pixels(network: ExportedNetwork, count: int) -> Tensor:
-    """Return images of noise."""
+    """Return random images."""
     generator = torch.Generator().manual_seed(count)
     shape = (count, *network.model.augment.shape)
     return torch.randint(256, shape, dtype=torch.uint8, generator=generator)
@@ -230,10 +230,10 @@ def _pixels(network: ExportedNetwork, count: int) -> Tensor:
 def write_checked(
     path: str | os.PathLike[str], data: bytes, network: ExportedNetwork, compute: Compute
 ) -> ExportedFile:
-    """Write a file, whose content ``compute`` runs, if it computes what the network computes.
+    """Write a file if ``compute``, which runs its content, agrees with the network.
 
-    If the results differ by more than rounding, a ValueError is raised, and an existing file stays
-    as it is.
+    If the results differ by more than rounding, a ValueError is raised, and an existing file is
+    left unchanged.
     """
     deviation = 0.0
     for count in BATCH_SIZES:
@@ -241,7 +241,7 @@ def write_checked(
         with torch.no_grad():
             expected, found = network(pixels), compute(pixels)
         off = float((found[0] - expected[0]).abs().max())
-        # False also for NaN.
+        # A NaN is not close either.
         close = off <= TOLERANCE * float(expected[0].abs().max())
         wrong = "" if close else f"embeddings deviate by up to {off:.2g}"
         if close and network.head is not None and not same_ranking(found[1], expected[1]):
@@ -257,7 +257,7 @@ def write_checked(
 
 
 def same_ranking(found: Tensor, expected: Tensor) -> bool:
-    """Whether scores rank the classes alike; equal up to rounding, two may change places."""
+    """Whether logits rank the classes alike; those that are equal up to rounding may swap."""
     if found.shape != expected.shape or not bool((found.isfinite() == expected.isfinite()).all()):
         return False
     expected = expected.nan_to_num(neginf=torch.finfo(expected.dtype).min)
@@ -269,7 +269,7 @@ def same_ranking(found: Tensor, expected: Tensor) -> bool:
 
 @contextlib.contextmanager
 def _quiet() -> Iterator[None]:
-    """Silence the exporters, which tell of packages that are not needed and of their own plans."""
+    """Silence the exporters' messages about packages that are not needed and coming changes."""
     logger = logging.getLogger("torch.onnx")
     level = logger.level
     logger.setLevel(logging.ERROR)

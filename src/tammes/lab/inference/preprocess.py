@@ -22,7 +22,7 @@ from tammes.optional import require
 
 
 class UnreadableImage(DataError):
-    """An image, named by its path or position, cannot be used; the message is one sentence."""
+    """An image cannot be used; the message is one sentence with its path or position."""
 
     def __init__(self, name: str, why: str) -> None:
         super().__init__(f"{name} cannot be read ({why})")
@@ -31,11 +31,10 @@ class UnreadableImage(DataError):
 
 @dataclass(frozen=True)
 class Preprocess:
-    """Preprocessing of a model: decodes an image to pixels, and states what follows.
+    """Preprocessing of a model: decodes an image to pixels, and describes the steps after that.
 
     A file is rotated as EXIF says, its transparent parts become white, and it is resized with
-    antialiasing to just cover ``shape`` and cropped to the centre. The model itself normalises
-    the pixels.
+    antialiasing to just cover ``shape`` and centre-cropped. The model itself normalises the pixels.
 
     Args:
         shape: channels, height and width of the pixels.
@@ -64,7 +63,7 @@ class Preprocess:
 
         Args:
             image: path, encoded bytes, Pillow image, array ``(height, width[, channels])`` or
-                tensor ``([channels, ]height, width)``; numbers are uint8, or floating in [0, 1].
+                tensor ``([channels, ]height, width)``, uint8 or floating-point in [0, 1].
             name: name of the image in messages.
 
         Raises:
@@ -79,7 +78,7 @@ class Preprocess:
             _, pixels = decode(given, self.shape)
         except Exception as error:
             if isinstance(error, ImportError):
-                # Without them no image is read, and none of them is at fault.
+                # A missing package is not the fault of the image.
                 for package in ("numpy", "PIL.Image"):
                     require(package, extra="lab")
             raise UnreadableImage(name, reason(error)) from error
@@ -116,10 +115,10 @@ class Preprocess:
 
 
 def named_images(images: Any) -> Iterator[tuple[str, Any]]:
-    """Yield the name of each image and the image; one at a time, however many there are.
+    """Yield each image with its name, one at a time, however many there are.
 
-    Images are one as :class:`Preprocess` takes it, a folder (all images in and below it, sorted by
-    path), an array or a tensor of four dimensions, or any iterable of these.
+    ``images`` is one image that :class:`Preprocess` takes, a folder (all images in and below it,
+    sorted by path), a four-dimensional array or tensor, or any iterable of these.
     """
     for position, image in enumerate(_each(images)):
         yield image if isinstance(image, str) else f"image {position}", image

@@ -48,7 +48,7 @@ class ImageProgress:
             self.bar.stop()
 
     def advance(self) -> None:
-        """Count an image."""
+        """Count an image as done."""
         self.done += 1
         if self.bar is not None:
             self.bar.update(self.task, completed=self.done)
@@ -71,11 +71,11 @@ class ImageProgress:
 def watched_images(
     total: int, *, skip: bool
 ) -> Iterator[tuple[Callable[[Iterable[Any]], Iterator[Any]], Callable[[Any], None] | None]]:
-    """Show the progress over images, and report or skip those that cannot be read.
+    """Show the progress over images; with ``skip``, report unreadable ones instead of raising.
 
     Yields:
-        A function that counts images as they are taken, and the one that is called for an
-        unreadable image, None if that is an error.
+        A function that counts images as they are iterated over, and one to call for an unreadable
+        image, or None if that is an error.
     """
     with ImageProgress(total) as progress:
 

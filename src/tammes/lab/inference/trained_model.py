@@ -1,4 +1,4 @@
-"""The model of a finished run, ready to embed and to classify images."""
+"""The model of a finished run, ready to embed and classify images."""
 
 import dataclasses
 import hashlib
@@ -31,7 +31,7 @@ Report = Callable[[UnreadableImage], None]
 class EmbeddedBatch(NamedTuple):
     """Embeddings ``(N, D)`` of a batch of images, float32, on the CPU.
 
-    The positions are those among the images given; a name is a path, or ``image POSITION``.
+    ``positions`` count the images given, from 0; a name is a path, or ``image POSITION``.
     """
 
     positions: list[int]
@@ -40,9 +40,9 @@ class EmbeddedBatch(NamedTuple):
 
 
 class Prediction(NamedTuple):
-    """The most likely classes of an image, best first, with their numbers and logits.
+    """The most likely classes of an image, best first, with labels and logits (``scores``).
 
-    The image is a path, or ``image POSITION``; the probabilities are the softmax of the logits over
+    ``image`` is a path, or ``image POSITION``; ``probabilities`` are the softmax of the logits over
     all classes, not calibrated.
     """
 
@@ -63,23 +63,23 @@ class Prediction(NamedTuple):
 
 
 class TrainedModel:
-    """The model of a finished run, made by :func:`load`.
+    """The model of a finished run, loaded by :func:`load`.
 
-    Images are given as paths, Pillow images, arrays ``(height, width[, channels])`` or tensors
-    ``([channels, ]height, width)``; as one of them, an iterable of them, an array or a tensor of
-    four dimensions, or a folder, whose images are sorted by path. They are decoded and embedded
-    batch by batch, in float32.
+    Images are paths, Pillow images, arrays ``(height, width[, channels])`` or tensors
+    ``([channels, ]height, width)``: a single one, an iterable of them, a four-dimensional array or
+    tensor, or a folder, whose images are sorted by path. They are decoded and embedded batch by
+    batch, in float32.
 
     Args:
         run: a finished run.
-        device: device of the model; a GPU if there is one by default.
+        device: device of the model; by default a GPU if there is one.
 
     Attributes:
         run: the run.
         model: its model in evaluation mode.
         classes: names of the classes, by label.
         loss: loss that it was trained with.
-        preprocess: maps an image to pixels; printed, it states all steps.
+        preprocess: maps an image to pixels; print it to see all steps.
     """
 
     def __init__(self, run: Run, device: torch.device | str | None = None) -> None:
@@ -96,14 +96,14 @@ class TrainedModel:
 
     @property
     def embedding_size(self) -> int:
-        """Size D of an embedding."""
+        """Dimension D of an embedding."""
         return self.model.criterion.head.embedding_size
 
     @cached_property
     def digest(self) -> str:
-        """Hash of what an embedding depends on: weights of the backbone, and preprocessing.
+        """Hash of what an embedding depends on: the weights of the backbone and preprocessing.
 
-        Models whose digests differ have embeddings that cannot be compared.
+        Embeddings of models with different digests cannot be compared.
         """
         described = [self.run.config.backbone, *dataclasses.astuple(self.preprocess)]
         result = hashlib.sha256(json.dumps(described).encode())
@@ -129,7 +129,7 @@ class TrainedModel:
     def embed_batches(
         self, images: Any, *, batch_size: int = BATCH, unreadable: Report | None = None
     ) -> Iterator[EmbeddedBatch]:
-        """Yield the embeddings of images batch by batch; no more than a few batches are in memory.
+        """Yield the embeddings of images batch by batch, with only a few batches in memory.
 
         Args:
             images: images in any form that the class takes.
@@ -156,7 +156,7 @@ class TrainedModel:
 
         Args:
             images: images in any form that the class takes.
-            top: number of classes for each image, as far as there are so many.
+            top: number of classes for each image, at most all.
             batch_size: images in a batch.
             unreadable: see :meth:`embed_batches`.
         """
@@ -171,7 +171,7 @@ class TrainedModel:
                 shares = (scores - logits.logsumexp(1, keepdim=True)).exp()
             rows = zip(names, labels.tolist(), scores.tolist(), shares.tolist(), strict=True)
             for name, own, values, probabilities in rows:
-                # A masked class has no score.
+                # A masked class has a logit of -inf.
                 count = sum(value > -torch.inf for value in values)
                 yield Prediction(
                     name,
@@ -217,7 +217,7 @@ class TrainedModel:
                     features = evaluation_features(self.model, batch, flip=self.preprocess.flip)
                 yield positions, names, features
             if failure is not None:
-                # After the results of all images before it.
+                # Raised after the results of all images before it.
                 raise failure
 
     def _decoded(
@@ -248,11 +248,11 @@ class TrainedModel:
 
 
 def _device(device: torch.device | str | None) -> torch.device:
-    """Return a device of this machine; a GPU if there is one by default."""
+    """Return a device of this machine; by default a GPU if there is one."""
     if device is None:
         return torch.device("cuda" if torch.cuda.is_available() else "cpu")
     try:
-        # A device is missed only where something is put on it.
+        # Only allocating on a device shows that it exists.
         return torch.empty(0, device=device).device
     except (RuntimeError, AssertionError, TypeError) as error:
         raise ValueError(f"load expects a device that torch finds, got {device!r}") from error
@@ -261,7 +261,7 @@ def _device(device: torch.device | str | None) -> torch.device:
 def load(
     run: str | os.PathLike[str] | Run, *, device: torch.device | str | None = None
 ) -> TrainedModel:
-    """Load the :class:`TrainedModel` of a finished run, to embed and to classify images.
+    """Load the :class:`TrainedModel` of a finished run, to embed and classify images.
 
     Args:
         run: folder of a finished run.

@@ -9,10 +9,10 @@ from typing import IO
 
 
 def write_atomically(path: str | os.PathLike[str], data: bytes, *, what: str = "") -> None:
-    """Write a file in one step: readers see the old content or all of the new one.
+    """Write a file atomically: readers see the old content or all of the new.
 
-    Missing folders are created. If the write fails, no file and no new folder is left behind, and
-    an OSError says ``what`` kind of file it was, such as a "page".
+    Missing folders are created. If writing fails, no partial file and no new folder is left behind,
+    and an OSError says ``what`` kind of file it was, such as "page".
     """
     path = Path(path)
     created = _missing(path.parent)
@@ -34,18 +34,18 @@ def write_atomically(path: str | os.PathLike[str], data: bytes, *, what: str = "
             reason = error.strerror or error
             raise OSError(f"{path}: the {what} cannot be written ({reason})") from error
         if isinstance(error, OSError) and error.filename is None:
-            # The error of a full disk does not name the file.
+            # The error for a full disk does not name the file.
             raise OSError(error.errno, error.strerror, str(path)) from error
         raise
 
 
 def _missing(folder: Path) -> list[Path]:
-    """Return the folders that have to be created for a folder, innermost first."""
+    """Return a folder and its parents as far as they do not exist, innermost first."""
     return [path for path in (folder, *folder.parents) if not path.exists()]
 
 
 def _remove_empty(folders: list[Path]) -> None:
-    """Remove folders that stayed empty; one that is in use by now stays."""
+    """Remove those folders that are empty."""
     for folder in folders:
         with contextlib.suppress(OSError):
             folder.rmdir()
@@ -60,7 +60,7 @@ def clear_leftovers(folder: Path) -> None:
 def writable(folder: Path, *, flag: str) -> Path:
     """Check that a folder, which need not exist, can be written to, and return it.
 
-    Nothing is left behind. Otherwise a ValueError says why, and that ``flag`` chooses another.
+    Nothing is left behind. If it cannot, a ValueError says why and points to ``flag``.
     """
     probe = folder / f".{secrets.token_hex(4)}"
     created = _missing(folder)
@@ -80,10 +80,10 @@ def writable(folder: Path, *, flag: str) -> Path:
 
 @contextlib.contextmanager
 def locked(folder: Path, otherwise: str) -> Iterator[None]:
-    """Hold an exclusive lock on a folder; the lock ends with the process.
+    """Hold an exclusive lock on a folder, at most until the process ends.
 
-    A folder that was created for the lock and stayed empty is removed again. If another process
-    holds the lock, a ValueError says ``otherwise``.
+    A folder that was created for the lock and stayed empty is removed. If another process holds the
+    lock, a ValueError says ``otherwise``.
     """
     created = _missing(folder)
     folder.mkdir(parents=True, exist_ok=True)
@@ -103,7 +103,7 @@ def _try_lock(file: IO[str]) -> bool:
     try:
         import fcntl
     except ImportError:
-        # This system has no such locks.
+        # Windows has no such locks.
         return True
     try:
         # A forked process does not inherit this kind of lock.

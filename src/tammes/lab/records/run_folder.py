@@ -2,20 +2,20 @@
 
 ======================  ==========================================================================
 ``config.json``         the configuration as it was given
-``data.json``           names and counts of the classes, size of the images, mean and deviation
-``environment.json``    versions, commit, machine, command, and what ``auto`` became
+``data.json``           class names and counts, size of the images, mean and standard deviation
+``environment.json``    versions, commit, machine, command, and what ``auto`` resolved to
 ``metrics.jsonl``       a line for each epoch; the same for the same configuration on the same
                         machine, however often the run was interrupted
 ``timing.jsonl``        a line for each epoch: seconds and images per second
 ``health.json``         findings of the looks during training, see :mod:`tammes.doctor`
 ``look_seconds.json``   seconds that each look took, by its epoch
 ``subset.safetensors``  indices and labels of the training examples
-``final.json``          measures of the finished model; only a finished run has it
-``failure.json``        reason of a failure
+``final.json``          metrics of the finished model; only a finished run has it
+``failure.json``        reason for a failure
 ``prototypes.safetensors``, ``embeddings.safetensors``, ``examples.safetensors``
                         prototypes, features of the test images, and some of the images
 ``resamples.safetensors``
-                        measures of each resample of the test identities, if there are any
+                        metrics of each resample of the test identities, if there are any
 ``model.safetensors``   backbone and criterion
 ``fewshot*``            features and accuracies of few-shot episodes, if evaluated
 ``checkpoints/``        checkpoints to resume from; see :mod:`tammes.lab.training.checkpoints`
@@ -81,12 +81,12 @@ class Run:
 
     @cached_property
     def final(self) -> dict[str, Any]:
-        """Measures of the finished model: on ``test`` and ``validation``, of ``prototypes``..."""
+        """Metrics of the finished model: on ``test`` and ``validation``, of ``prototypes``..."""
         return self._json("final.json")
 
     @cached_property
     def failure(self) -> dict[str, Any]:
-        """Reason of a failure: ``kind``, ``message`` and details."""
+        """Reason for a failure: ``kind``, ``message`` and details."""
         return self._json("failure.json")
 
     @cached_property
@@ -101,7 +101,7 @@ class Run:
 
     @cached_property
     def health(self) -> list[dict[str, Any]]:
-        """Looks during training: ``epoch``, ``step``, ``findings``, ``measured``; may be none."""
+        """Looks during training: ``epoch``, ``step``, ``findings``, ``measured``; may be empty."""
         known = self.folder / "health.json"
         looks = self._json("health.json").get("looks", []) if known.exists() else []
         if not isinstance(looks, list):
@@ -110,7 +110,7 @@ class Run:
 
     @property
     def look_seconds(self) -> dict[str, float]:
-        """Duration of each look, by its epoch; runs of earlier versions have none."""
+        """Duration of each look in seconds, by epoch; empty for runs of earlier versions."""
         known = self.folder / "look_seconds.json"
         return self._json("look_seconds.json") if known.exists() else {}
 
@@ -170,7 +170,7 @@ def find_runs(paths: Sequence[str | os.PathLike[str]]) -> list[Run]:
 
 
 def read_each(runs: Iterable[Run], name: str) -> Iterator[tuple[Run, Any]]:
-    """Yield runs with one of their files, such as ``data``, where it is there and not damaged."""
+    """Yield each run with the content of a file, such as ``data``, unless missing or damaged."""
     for run in runs:
         try:
             content = getattr(run, name)
@@ -180,14 +180,14 @@ def read_each(runs: Iterable[Run], name: str) -> Iterator[tuple[Run, Any]]:
 
 
 def finished_run(folder: str | os.PathLike[str]) -> Run:
-    """Return the run in a folder, which is expected to have a trained model.
+    """Return the run in a folder, which must have a trained model.
 
     Raises:
         RecordError: the folder is not a run, or the run is unfinished or failed.
     """
     run = Run(Path(folder))
     if not run.has("model"):
-        # Reading the configuration first gives a clearer error for a folder that is no run.
+        # Reading the configuration first gives a clearer error for a folder that is not a run.
         status = run.config and run.status
         raise RecordError(f"{run.folder}: the run has no model.safetensors, it is {status}")
     return run
@@ -198,7 +198,7 @@ def write_json(path: Path, value: Mapping[str, Any]) -> None:
     try:
         data = json.dumps(value, indent=2, ensure_ascii=False, allow_nan=False).encode()
     except UnicodeEncodeError:
-        # A folder name need not be valid text in any encoding.
+        # A folder name may not be valid UTF-8.
         data = json.dumps(value, indent=2, allow_nan=False).encode()
     write_atomically(path, data + b"\n")
 
@@ -243,7 +243,7 @@ def check_same_data(run: Run, described: dict[str, Any]) -> None:
 
 
 def number(row: Any, path: Sequence[str]) -> float | None:
-    """Return a number within nested objects; None if it is missing or not finite."""
+    """Return the number at a path in nested objects; None if it is missing or not finite."""
     for part in path:
         row = row.get(part) if isinstance(row, Mapping) else None
     if isinstance(row, bool) or not isinstance(row, int | float) or not math.isfinite(row):

@@ -14,15 +14,15 @@ from tammes.lab.training.health import muted_names
 from tammes.lab.training.lr_schedules import learning_rate
 
 _COUNTS = (2, 1, 1)
-"""Numbers of examples that stand for the unknown ones."""
+"""Placeholder class counts; the real ones are not known yet."""
 _EMBEDDING_SIZE = 64
 
 
 def check_expressions(config: Config) -> None:
-    """Reject names, settings and values that are wrong for any images.
+    """Reject names, settings and values that are wrong whatever the images.
 
     Raises:
-        ValueError: one sentence on what is wrong.
+        ValueError: an expression is wrong; the message is one sentence.
         ImportError: a package that an expression needs cannot be imported.
     """
     loss = parse_loss(config.loss, counts=_COUNTS)

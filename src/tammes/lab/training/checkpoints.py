@@ -1,4 +1,4 @@
-"""Checkpoints of a run: written atomically, verified when read, the previous one kept.
+"""Checkpoints of a run: written atomically, verified when read; the previous one is kept.
 
 The file name holds the step and a checksum of the content, so a truncated or altered file is
 detected without a second file. ``torch.load(path)`` reads it.
@@ -22,19 +22,19 @@ from tammes.lab.records.atomic_io import clear_leftovers, write_atomically
 
 _NAME = re.compile(r"(last|best)-(\d{9})-([0-9a-f]{16})\.pt")
 KEPT = 2
-"""Number of kept checkpoints to resume from: the last, and one in case it is damaged."""
+"""Number of checkpoints kept to resume from: the last, and the one before in case of damage."""
 
 
 class Checkpoints:
-    """The checkpoints of one run; ``report`` gets a sentence about a damaged one."""
+    """The checkpoints of one run; ``report`` is called with a message about a damaged one."""
 
     def __init__(self, folder: Path, report: Callable[[str], None] = print) -> None:
         self.folder, self.report = folder, report
 
     def save(self, kind: str, step: int, state: dict[str, Any]) -> None:
-        """Save the state after a number of steps, then delete older ones.
+        """Save the state after ``step`` steps: ``"last"``, to resume from, or ``"best"``.
 
-        It is a state to resume from, ``"last"``, of which two are kept, or the ``"best"`` one.
+        Of the former only the newest two are kept; :meth:`keep_best` prunes the latter.
         """
         buffer = io.BytesIO()
         torch.save(state, buffer)
@@ -183,7 +183,7 @@ def _read(path: Path) -> dict[str, Any] | None:
     try:
         state: dict[str, Any] = torch.load(io.BytesIO(data), map_location="cpu", weights_only=True)
     except Exception as error:
-        # The checksum matches, so this is no damage, and we never write such content.
+        # The checksum matches, so the file is not damaged, but we never write such content.
         raise ValueError(
             f"{path}: checkpoint rejected, it holds more than tensors, numbers and strings "
             f"({type(error).__name__})"

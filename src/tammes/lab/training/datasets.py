@@ -24,9 +24,9 @@ def prepare_data(
         "size": _size(config),
         "skip_corrupt": config.skip_corrupt,
         "memory": int(config.memory * 2**30),
-        # With a separate test source or other classes, nothing is held out of the training source.
+        # With a separate test source or test identities, no training image is held out.
         "whole": config.whole or config.test is not None or config.identities,
-        # The partitions of a source repeat its messages; a cached call reports each once.
+        # Every partition of a source repeats its messages; the cache lets each through once.
         "report": cache(report),
     }
     chosen = classes_of(config.classes) if config.classes else None
@@ -37,7 +37,8 @@ def prepare_data(
         )
     else:
         training = data.load(config.data, "train", **options)
-    # Matching the chosen classes alone would reject the others, which are dropped below.
+    # With ``whole``, training has the chosen classes only, and matching them would reject test
+    # images of the others, which are dropped below.
     like = None if config.whole else training
     testing = data.load(
         config.test or config.data, "test", like=like, novel=config.identities, **options
@@ -66,7 +67,7 @@ def prepare_data(
 
 
 def _size(config: Config) -> int | tuple[int, int] | None:
-    """Return the side of the images, or their height and width."""
+    """Return the side of square images, or height and width."""
     if config.image_width is None:
         return config.image_size
     return config.image_size or config.image_width, config.image_width
@@ -91,7 +92,7 @@ def _check_novel(
 
 
 def classes_of(text: str) -> tuple[str, ...]:
-    """Return the classes of class lists and a part, such as ``cifar-fs:base``, the default part.
+    """Return the classes of a part of class lists, such as ``cifar-fs:base``; ``base`` by default.
 
     Example:
         >>> classes_of("cifar-fs")[:2]
@@ -127,7 +128,8 @@ def describe_data(
 ) -> dict[str, Any]:
     """Return the content of ``data.json``.
 
-    ``whole`` if the test images were trained on too; ``identities`` if their classes were not.
+    Set ``whole`` if the model trains on the test images too, and ``identities`` if it trains on
+    other classes than theirs.
     """
     mean, std = training.mean_std()
     return {

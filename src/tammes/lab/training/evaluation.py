@@ -41,10 +41,10 @@ _THUMBNAIL = 64
 
 
 class Evaluation(NamedTuple):
-    """Features, on the CPU, and measures of a model on a set of images.
+    """Features, on the CPU, and metrics of a model on a set of images.
 
-    ``examples`` is None if their classes were not trained; ``measures`` are means, as in a line of
-    ``metrics.jsonl``.
+    ``examples`` is None for identities that are not training classes; ``measures`` are means, as in
+    a line of ``metrics.jsonl``.
     """
 
     features: Tensor
@@ -62,10 +62,10 @@ def evaluation_features(
     projected: bool = True,
     flip: bool = False,
 ) -> Tensor:
-    """Compute features of uint8 pixels as a run is evaluated, float32 ``(N, D)``.
+    """Compute features of uint8 pixels as in the evaluation of a run, float32 ``(N, D)``.
 
-    They are computed behind the projection that the training uses unless ``projected`` is false;
-    with ``flip`` they are averaged over an image and its mirror image.
+    The projection layer, if there is one, is applied unless ``projected`` is false; ``flip``
+    averages the features of an image and its mirror image.
     """
     features = model.features(pixels, index, 0, projected=projected).float()
     if flip:
@@ -85,8 +85,8 @@ def evaluate(
 ) -> Evaluation:
     """Compute features, predictions and margins of images, without augmentation.
 
-    Every rank evaluates its share of the images. The model is left in evaluation mode. A
-    ``protocol`` compares images of identities that are not trained.
+    Every rank evaluates its share of the images. The model is left in evaluation mode. With a
+    ``protocol``, images are compared by identity instead of classified.
     """
     features = gather_features(fabric, model, loader, flip=flip)
     labels = loader.images.labels
@@ -106,13 +106,13 @@ def evaluate(
 def gather_features(
     fabric: Any, model: Model, loader: ImageLoader, *, projected: bool = True, flip: bool = False
 ) -> Tensor:
-    """Compute :func:`evaluation_features` of all images, each rank those of its share.
+    """Compute :func:`evaluation_features` of all images, divided among the ranks.
 
     The model is left in evaluation mode.
     """
     model.eval()
     if fabric.world_size > 1:
-        # Every rank has its own running statistics; those of rank 0 are kept.
+        # Every rank has its own running statistics; all use those of rank 0.
         for buffer in model.backbone.buffers():
             torch.distributed.broadcast(buffer, 0)
     rank, world_size = fabric.global_rank, fabric.world_size
@@ -144,9 +144,9 @@ def write_results(
 ) -> None:
     """Write the results of a finished run; ``final.json`` comes last and marks it complete.
 
-    The model, the evaluations by partition and the ``last`` line of ``metrics.jsonl`` are those of
-    the epoch that was ``chosen``, in words; ``counts`` are the training examples of each class, and
-    ``usage`` is that of the prototypes by them, where a class has several.
+    The model, its evaluations by partition and ``last``, a line of ``metrics.jsonl``, are those of
+    the kept epoch, described by ``chosen``. ``counts`` are the training examples of each class;
+    ``usage`` tells how many of them use each prototype, if classes have several.
     """
     head, tested = model.criterion.head, evaluations["test"]
     kept = {"prototypes": head.weight, "scale": torch.as_tensor(head.scale).float()}
@@ -204,7 +204,7 @@ def write_results(
 
 
 def _details(result: Evaluation, head: Head, counts: Sequence[int]) -> dict[str, Any]:
-    """Return what only the final measures have."""
+    """Return the metrics that are computed for ``final.json`` only."""
     if result.examples is None:
         return {}
     per_class = per_class_accuracy(result.examples, result.labels, head.num_classes)

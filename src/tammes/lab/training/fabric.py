@@ -52,13 +52,13 @@ def _logger_names(config: Config) -> list[str]:
 def launch(config: Config, folder: Path) -> Any:
     """Launch ``lightning.fabric.Fabric`` on the processes that ``torchrun`` started, or on one.
 
-    Files of loggers are written to the run folder.
+    Loggers write to the run folder; MLflow, by default, to a file next to it.
     """
     fabric_module = require("lightning.fabric", extra="lab")
     accelerator = check_machine(config)
     processes = _processes()
     if config.deterministic:
-        # cuBLAS reads it when it starts.
+        # cuBLAS reads this when it is initialised.
         os.environ.setdefault("CUBLAS_WORKSPACE_CONFIG", ":4096:8")
         torch.use_deterministic_algorithms(True)
         torch.backends.cudnn.benchmark = False
@@ -67,10 +67,10 @@ def launch(config: Config, folder: Path) -> Any:
     strategy: Any = "auto"
     if processes > 1:
         strategy = require("lightning.fabric.strategies", extra="lab").DDPStrategy(
-            # A loss of metric terms alone gives the prototypes no gradient.
+            # A loss with only metric terms gives the prototypes no gradient.
             find_unused_parameters=True
         )
-    # Lightning prints a hint about precision at every start.
+    # Lightning prints a hint about precision at every launch.
     for name in ("lightning.fabric", "lightning.pytorch"):
         logging.getLogger(name).setLevel(logging.WARNING)
     local = int(os.environ.get("LOCAL_WORLD_SIZE", processes))
@@ -91,10 +91,10 @@ def launch(config: Config, folder: Path) -> Any:
 def _leave_group() -> None:
     """Destroy the process group while Python still runs.
 
-    Threads of gloo may hold tensors a moment longer than the last collective; one that lets go of
-    them while the interpreter ends aborts the process.
+    Gloo's threads may hold tensors for a moment after the last collective; releasing them during
+    interpreter shutdown aborts the process.
     """
-    # The group's threads end when nothing refers to it any more.
+    # The group's threads end when nothing refers to it any longer.
     gc.collect()
     if torch.distributed.is_initialized():
         torch.distributed.destroy_process_group()

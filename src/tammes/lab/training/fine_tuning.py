@@ -6,14 +6,14 @@ from tammes.lab.records.run_folder import RecordError, Run
 from tammes.lab.training.model import Model
 
 _TAKEN = ("backbone.", "criterion.head.", "criterion.states.")
-"""Weights to start from; schedules begin anew, and margins are those of the new loss."""
+"""Prefixes of the weights to load; schedules restart, and margins are those of the new loss."""
 
 
 def start_from(model: Model, run: Run, classes: Sequence[str]) -> None:
     """Load the weights of a finished run into a new model.
 
-    A RecordError says that the run is not finished, or that its network, its head or its classes
-    are others.
+    Raises:
+        RecordError: the run is not finished, or its network, head or classes differ.
     """
     status = run.config and run.status
     if status != "done":

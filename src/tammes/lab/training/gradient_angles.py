@@ -14,7 +14,7 @@ from tammes.lab.training.model import IGNORED, Model
 from tammes.terms import Loss, Sum
 
 _SMALL = 1e-6
-"""Share of the largest gradient below which a gradient has no reliable direction in fp32."""
+"""Norm relative to the largest below which a gradient has no reliable direction in fp32."""
 
 
 class GradientAngles:
@@ -24,7 +24,7 @@ class GradientAngles:
               g_i = \frac{\partial\ell_{cls}}{\partial x_i},\quad
               h_i = \frac{\partial\ell_{met}}{\partial x_i}
 
-    for every example of one fixed batch: the first of the training, without augmentation, with the
+    for every example of one fixed batch: the first training batch, without augmentation, with the
     network in evaluation mode. On a linear head the cosine is zero up to rounding in a direct sum,
     clearly positive in a plain sum, and in between in a spectral sum. Measuring changes no weight,
     no statistics and no random state.
@@ -45,7 +45,7 @@ class GradientAngles:
         """Measure the batch; the model is left in evaluation mode.
 
         Returns:
-            The entry of a line of ``metrics.jsonl``: ``cosine``, the mean over the examples;
+            ``gradients`` of a line of ``metrics.jsonl``: ``cosine``, the mean over the examples;
             ``largest``; and ``examples``, the number of examples with two non-zero gradients.
         """
         pixels, labels, index = self.batch
@@ -65,14 +65,14 @@ class GradientAngles:
 def split_loss(loss: Loss) -> tuple[Loss, Loss]:
     """Split a loss into its classification terms and its metric terms, with their weights.
 
-    Regularisers of the prototypes are in neither: they have no gradient for features.
+    Regularisers of the prototypes are in neither: the features get no gradient from them.
 
     Example:
         >>> split_loss(tammes.direct_sum(tammes.softmax(), 0.5 * tammes.nca()))[1].parts[0][0]
         0.5
 
     Raises:
-        ValueError: one of them is missing.
+        ValueError: there are no terms of one kind.
     """
     parts = []
     for on, kind in (("split", "classification"), ("features", "metric")):
@@ -87,7 +87,7 @@ def split_loss(loss: Loss) -> tuple[Loss, Loss]:
 
 
 def _criterion_of(criterion: tammes.Criterion, part: Loss) -> tammes.Criterion:
-    """Build the criterion of a part of a loss, with head, states and schedules of the whole."""
+    """Build a criterion for part of a loss that shares head, states and schedules."""
     result = tammes.Criterion(
         criterion.head, part, ignore_index=IGNORED, validate=None, group=True, even=True
     )
@@ -96,7 +96,7 @@ def _criterion_of(criterion: tammes.Criterion, part: Loss) -> tammes.Criterion:
     schedules = named_schedules(criterion.schedules)
     own = {k: s for k, s in schedules.items() if k == "class_weights" or result.settings.places(k)}
     result.schedule(by_hand=None, **own)
-    # In training mode it would step the schedules.
+    # In training mode, calls would step the schedules.
     return result.eval()
 
 
@@ -116,7 +116,7 @@ def cosines(one: Tensor, two: Tensor) -> Tensor:
         >>> cosines(torch.tensor([[3.0, 4.0], [1.0, 0.0]]), torch.tensor([[1.0, 0.0], [0.0, 0.0]]))
         tensor([0.6000], dtype=torch.float64)
     """
-    # A float32 below this has lost precision.
+    # Below this, subnormal components lose precision.
     lowest = torch.finfo(one.dtype).tiny / torch.finfo(one.dtype).eps
     sizes = [each.double().norm(dim=1) for each in (one, two)]
     nonzero = torch.ones_like(sizes[0], dtype=torch.bool)

@@ -1,4 +1,4 @@
-"""Health of a run: looks before the first step, after the first epochs and at the end."""
+"""Health checks of a run (looks): before the first step, after the first epochs, at the end."""
 
 import contextlib
 import copy
@@ -21,7 +21,7 @@ from tammes.lab.training.model import Model, load_model
 from tammes.lab.training.step import make_optimizer
 
 _EARLY = (0, 1, 2)
-"""Epochs after which a run is looked at, besides the last."""
+"""Numbers of finished epochs at which to look, besides the last."""
 _ROWS = 256
 """Largest number of images that a look passes through the network."""
 _TRIAL, _TRIAL_ROWS = 2, 128
@@ -30,16 +30,15 @@ _TRIAL, _TRIAL_ROWS = 2, 128
 
 @dataclass(kw_only=True)
 class HealthLooks:
-    """Looks at a run and records its findings in ``health.json``.
+    """Diagnoses a run during training and records the findings in ``health.json``.
 
-    A look passes one batch through the network as training does, and leaves weights, statistics,
-    gradients and random state as they were. A resumed run repeats the looks after its checkpoint,
-    and catches up on one that was due at it.
-    The classes of a sharded head are not in one process, so such a run is not looked at.
+    A look passes the first batch of the sampler through the network in training mode, and leaves
+    weights, running statistics, gradients and random state unchanged. Only rank 0 looks, and never
+    at a sharded head, whose classes are not all in one process. A resumed run repeats the looks
+    after its checkpoint, and catches up on one that was due at it.
 
-    Only the first process looks, at the first batch of the sampler. ``rate`` is the learning rate
-    of a step; recorded looks after ``steps`` finished steps are dropped; ``say`` receives each
-    finding once.
+    ``rate`` maps a step to its learning rate; recorded looks after ``steps`` finished steps are
+    dropped; ``say`` receives each finding once.
     """
 
     config: Config
@@ -66,9 +65,9 @@ class HealthLooks:
         return looks and not done and epoch in (*_EARLY, self.config.epochs)
 
     def look(self, epoch: int, step: int, history: Sequence[dict[str, Any]]) -> None:
-        """Look at the run after finished epochs and steps, if it is time to."""
+        """Look at the run after these finished epochs and steps, if a look is due."""
         if not self.due(epoch) or step != epoch * len(self.sampler):
-            # A run that is resumed within an epoch was looked at before.
+            # A run that resumes in mid-epoch has had this look before.
             return
         began = time.perf_counter()
         first = [look["measured"]["loss"] for look in self.looks if look["epoch"] == 0]
@@ -90,7 +89,7 @@ class HealthLooks:
             )
         self._report(epoch, diagnosis)
         self.looks.append({"epoch": epoch, "step": step, **diagnosis.to_dict()})
-        # The numbers of a diagnosis have waited for the device.
+        # Reading the diagnosis has synchronised with the device, so this is the whole time.
         self.seconds[str(epoch)] = round(time.perf_counter() - began, 4)
         write_json(self.folder / "look_seconds.json", self.seconds)
         write_json(self.folder / "health.json", {"looks": self.looks})
@@ -108,7 +107,7 @@ class HealthLooks:
         return batch
 
     def _features(self) -> tuple[Tensor, Tensor]:
-        """Compute features as training does, on copies of the running statistics."""
+        """Compute features in training mode, on copies of the running statistics."""
         pixels, labels, index = self._batch(_ROWS)
         model, backbone = self.model, self.model.backbone
         was_training = model.training
@@ -123,9 +122,9 @@ class HealthLooks:
         return features.float(), labels
 
     def _trial(self) -> list[float]:
-        """Return the losses of the batch before and after trial steps of a copy of the model."""
+        """Train a copy of the model for a few steps; return the losses before and after each."""
         if self.fabric.world_size > 1 or self.config.precision == "fp16":
-            # Other processes and the scaling of gradients belong to the real steps.
+            # A trial on rank 0 has no other processes, and no gradient scaler.
             return []
         parts = (self.model.backbone, self.model.criterion)
         channels_last = self.model.channels_last
@@ -155,7 +154,7 @@ class HealthLooks:
 
 @contextlib.contextmanager
 def _untuned_convolutions() -> Iterator[None]:
-    """Let cuDNN not time its algorithms, which for the few batches of a look takes seconds."""
+    """Turn off cuDNN's benchmark mode, which takes seconds, for the few batches of a look."""
     before = torch.backends.cudnn.benchmark
     torch.backends.cudnn.benchmark = False
     try:
@@ -186,7 +185,7 @@ def first_findings(looks: Iterable[Mapping[str, Any]], epochs: int) -> dict[str,
 
 
 def muted_names(text: str) -> tuple[str, ...]:
-    """Return the names of illnesses in a text, separated by commas.
+    """Parse the comma-separated names of checks to mute.
 
     Example:
         >>> muted_names("scale-small, learning-rate")
@@ -214,7 +213,7 @@ def diagnose_run(run: Run, muted: Sequence[str] = ()) -> Diagnosis:
         losses=[row["train"]["loss"] for row in run.metrics],
         steps=run.final["step"],
         counts=run.data["counts"],
-        # Batches of the training are not known.
+        # The training batches are not known.
         company=1.0,
         mute=muted,
     )

@@ -18,7 +18,7 @@ Batch: TypeAlias = tuple[Tensor, Tensor, Tensor]
 class _ImageDataset(Dataset[Tensor | ValueError]):
     """Single images for the workers of a ``DataLoader``.
 
-    Errors are returned, not raised: raised in a worker they would come back as a page of traceback.
+    Errors are returned, not raised: the loader would wrap one of a worker in a long traceback.
     """
 
     def __init__(self, images: Images) -> None:
@@ -35,7 +35,7 @@ class _ImageDataset(Dataset[Tensor | ValueError]):
 
 
 class ImageLoader:
-    """Loads images in batches: from device memory where they fit, else by worker processes."""
+    """Loads batches of images, from device memory or, if they do not fit, in worker processes."""
 
     def __init__(self, images: Images, device: torch.device, *, workers: int = 0) -> None:
         self.images, self.device, self.workers = images, device, workers
@@ -45,16 +45,16 @@ class ImageLoader:
     def __call__(
         self, batches: Iterable[Tensor], *, rank: int = 0, world_size: int = 1
     ) -> Iterator[Batch]:
-        """Yield the batches at the given positions, or the share of one rank in each.
+        """Yield the batches at the given positions, or one rank's share of each.
 
-        All shares have the same length: a short one is padded with an image of the batch whose
-        label is ignored.
+        All shares of a batch have the same length: a short one is padded with an image of the
+        batch, with an ignored label.
         """
         shares = [_padded_share(whole, rank, world_size) for whole in batches]
         if not shares:
             return
         positions = [share for share, _ in shares]
-        # One transfer for all of them; each batch is then a view.
+        # One transfer for all positions; those of each batch are then a view.
         transferred = torch.cat(positions).to(self.device)
         on_device = transferred.split([len(batch) for batch in positions])
         sources = zip(shares, on_device, self._pixels(positions, on_device), strict=True)
@@ -93,7 +93,7 @@ def _stack(images: list[Tensor | ValueError]) -> Tensor | ValueError:
 
 
 def _padded_share(whole: Tensor, rank: int, world_size: int) -> tuple[Tensor, int]:
-    """Return the positions of one rank, padded to the longest share, and the count of its own."""
+    """Return the positions of one rank, padded to the longest share, and their unpadded number."""
     own = rank_share(whole, rank, world_size)
     longest = -(-len(whole) // world_size)
     return torch.cat([own, whole[: longest - len(own)]]), len(own)

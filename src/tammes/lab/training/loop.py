@@ -1,9 +1,9 @@
-"""Train one model: data, network, criterion, a loop, a record.
+"""Train one model, from its configuration to a finished run folder.
 
-Read from top to bottom: :func:`train` is the whole course of a run. An interrupted run resumes from
-its last checkpoint and ends in the same weights and the same record as an uninterrupted one: order
-and augmentation are keyed by seed, epoch and image, dropout by seed and step, and everything else
-is in the checkpoint.
+Start reading at :func:`train`, which has all stages of a run. An interrupted run resumes from its
+last checkpoint and ends with the same weights and records as an uninterrupted one: data order and
+augmentation are keyed by seed, epoch and image, dropout by seed and step, and everything else is in
+the checkpoint.
 """
 
 import json
@@ -115,13 +115,13 @@ def train(
 
 @dataclass(kw_only=True)
 class _TrainingState:
-    """Everything one run needs, and its position in the training.
+    """The objects of a run, and how far training has come.
 
     Attributes:
-        rate: learning rate of a step.
+        rate: maps a step to its learning rate.
         loader: training images.
         eval_loaders: test images, and validation images if there are any.
-        selection: episodes that choose the epoch, and the images to draw them from.
+        selection: few-shot episodes that select the epoch to keep, and the images they draw from.
         saved: time of the last checkpoint.
         epoch: finished epochs.
         position: finished batches of the current epoch.
@@ -130,7 +130,7 @@ class _TrainingState:
         history: lines of ``metrics.jsonl``.
         best: validation accuracy and step of the best epoch so far.
         evaluations: results of the last evaluated epoch.
-        protocol: comparison of the test images, if they are of identities that are not trained.
+        protocol: how test images are compared, if their identities are not training classes.
     """
 
     fabric: Any
@@ -256,7 +256,7 @@ def _set_up(fabric: Any, config: Config, folder: Path, progress: Progress) -> _T
 
     def without_graphs(reason: str) -> None:
         progress.say(reason)
-        # CUDA graphs are used with one process only.
+        # CUDA graphs run in a single process, so this is the one that writes the folder.
         write_json(folder / "environment.json", provenance | {"graphs": reason})
 
     step = Step(
@@ -304,7 +304,7 @@ def _set_up(fabric: Any, config: Config, folder: Path, progress: Progress) -> _T
     if config.watch:
         work.gradient_angles = GradientAngles(model, work.loader, sampler)
     with nullcontext() if config.shard else fabric.rank_zero_first():
-        # Rank 0 renames a damaged checkpoint before the others read; a sharded head is read by all.
+        # Rank 0 renames damaged checkpoints before the others read; sharded ones load collectively.
         saved = checkpoints.load_last()
     if saved is not None:
         work.restore(saved)
@@ -368,7 +368,7 @@ def _train_epoch(work: _TrainingState) -> None:
 
 
 def _end_epoch(work: _TrainingState) -> None:
-    """Evaluate, write the line of metrics and save."""
+    """Evaluate, write the metrics of the epoch and save a checkpoint, where due."""
     config, model, folder = work.config, work.model, work.folder
     head = model.criterion.head
     last = work.epoch + 1 == config.epochs
@@ -470,7 +470,7 @@ def _evaluate(work: _TrainingState) -> dict[str, Evaluation]:
 def _select(
     work: _TrainingState, episodes: ValidationEpisodes, loader: ImageLoader
 ) -> dict[str, float]:
-    """Measure the accuracy that chooses the epoch, as an entry of ``metrics.jsonl``."""
+    """Measure the few-shot accuracy that selects the epoch, as an entry of ``metrics.jsonl``."""
 
     def features(loader: ImageLoader) -> torch.Tensor:
         return gather_features(work.fabric, work.model, loader, projected=False)
@@ -492,7 +492,7 @@ def _is_best(row: dict[str, Any], work: _TrainingState) -> bool:
 
 
 def _stop_if_not_finite(work: _TrainingState) -> None:
-    """Raise if a loss was not finite, with its step, terms and images."""
+    """Raise if a loss was not finite, and report its step, terms and images."""
     nonfinite = work.step.first_nonfinite()
     if nonfinite is None:
         return

@@ -13,7 +13,7 @@ from tammes.lab.config import build
 from tammes.lab.config.schema import Config
 
 Schedule: TypeAlias = Callable[[float], float]
-"""Learning rate at a time in epochs."""
+"""Learning rate as a function of the time in epochs."""
 _ROUNDING = 1e-9
 """Tolerance for rounding, in epochs."""
 Per: TypeAlias = Literal["step", "epoch"]
@@ -32,7 +32,7 @@ def log(
 ) -> Schedule:
     r"""Decay evenly on a logarithmic scale: :math:`\eta(t) = \eta_0 (e/\eta_0)^{t/(T-1)}`.
 
-    The last epoch has the rate ``end``, as with ``numpy.logspace`` over the epochs.
+    The last epoch has the rate ``end``, as in ``numpy.logspace`` over the epochs.
     """
     if end <= 0:
         raise ValueError(f"lr_schedule log expects an end above 0, got {end}")

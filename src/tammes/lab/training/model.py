@@ -24,7 +24,7 @@ from tammes.terms import Loss
 IGNORED = -100
 """Label of rows that only pad a batch."""
 BATCH_SUMS = ("count", "loss", "accuracy", "sample_margin", "bias")
-"""Metrics that :meth:`Model.forward` sums over a batch; the first two alone with many classes."""
+"""Metrics that :meth:`Model.forward` sums over a batch; with many classes only the first two."""
 
 
 class Model(nn.Module):
@@ -72,8 +72,8 @@ class Model(nn.Module):
             index: index of each image in its data set, shape ``(N,)``; keys the augmentation. Not
                 needed in evaluation mode, which does not augment.
             epoch: current epoch, which keys the augmentation too.
-            projected: whether to apply the projection that the training uses, if there is one; the
-                head needs projected features.
+            projected: whether to apply the projection layer, if there is one; the head expects
+                projected features.
         """
         if index is None:
             index = torch.zeros(len(pixels), dtype=torch.long, device=pixels.device)
@@ -96,7 +96,7 @@ class Model(nn.Module):
         return self.backbone.network.num_features
 
     def project(self, features: Tensor) -> Tensor:
-        """Apply the projection of the training to features, if there is one."""
+        """Apply the projection layer to features, if there is one."""
         if not isinstance(self.backbone, Projected):
             return features
         projected: Tensor = self.backbone.layer(features)
@@ -117,7 +117,7 @@ class Model(nn.Module):
     def _batch_sums(self, loss: Tensor, features: Tensor, labels: Tensor) -> Tensor:
         group, head = RankGroup(), self.criterion.head
         if head.is_sharded:
-            # Every rank has some of the classes, so all ranks measure all examples together.
+            # Every rank has a shard of the classes, so all ranks measure all examples together.
             features = group.all_gather_rows(features, len(features))
             labels = group.all_gather_rows(labels, len(labels))
         counts = labels != IGNORED
@@ -159,14 +159,14 @@ class BuiltModel(NamedTuple):
 def build_model(config: Config, images: Images, *, steps_per_epoch: int) -> BuiltModel:
     """Build a new model for a set of training images; its weights depend on the seed alone.
 
-    Of the images, shape, class counts, mean and deviation are read.
+    Only the shape, class counts, mean and standard deviation of the images are used.
     """
     mean, std = images.mean_std()
     return _build(config, images.shape, images.counts(), mean, std, steps_per_epoch)
 
 
 def load_model(run: Run) -> Model:
-    """Load the model of a finished run on the CPU; the images of the run are not needed.
+    """Load the model of a finished run on the CPU, without its images.
 
     Args:
         run: a finished run.
@@ -176,7 +176,7 @@ def load_model(run: Run) -> Model:
         ``model.criterion.logits(features)`` for the scores of ``run.data["classes"]``.
     """
     data = run.data
-    # Loaded in one process, however many it was trained on.
+    # One process loads the model, however many trained it.
     config = with_recorded_head(run.config, run).replace(shard=False)
     parts = _build(config, tuple(data["image"]), data["counts"], data["mean"], data["std"], 1)
     parts.model.load_state_dict(run.tensors("model"))
@@ -184,14 +184,14 @@ def load_model(run: Run) -> Model:
 
 
 def with_recorded_head(config: Config, run: Run) -> Config:
-    """Return a configuration with the head that a run began with, if it has begun.
+    """Return a configuration with the head that a run recorded when it started, if it has.
 
-    The defaults behind ``auto`` may have changed since.
+    The default behind ``auto`` may have changed since.
     """
     try:
         head = run.environment.get("head")
     except RecordError:
-        # The run has not begun, or the file is damaged and will be written again.
+        # The run has not started, or the file is damaged and will be rewritten.
         return config
     return config.replace(head=head) if isinstance(head, str) else config
 
@@ -207,7 +207,7 @@ def _build(
     augment_text = resolve_augment(config.augment, shape)
     augment = Augment(augment_text, mean=mean, std=std, shape=shape, seed=config.seed)
     torch.manual_seed(config.seed)
-    # A crop may have changed the size.
+    # Augmentation may change the size of the images.
     backbone_text = backbones.resolve(config.backbone, augment.output_shape)
     network = backbones.build(backbone_text, shape=augment.output_shape)
     backbone = Projected(network, config.projection) if config.projection else network
@@ -226,14 +226,14 @@ def _build(
 
 
 def _make_head(config: Config, loss: Loss, size: int, classes: int) -> tuple[Head, str]:
-    """Build the head of a run, and its expression."""
+    """Return the head of a run and its expression."""
     if not config.shard:
         head: Head = parse_head(config.head, loss, size, classes)
         return head, head_text(head)
     if config.head.strip().startswith("simplex"):
         raise ValueError("shard expects a cosine, linear or gaussian head, got simplex")
     with torch.device("meta"):
-        # No process needs memory for all classes.
+        # The meta device allocates no memory for the prototypes of all classes.
         head = parse_head(config.head, loss, size, classes)
     return shard_head(head), head_text(head)
 

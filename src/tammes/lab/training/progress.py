@@ -24,11 +24,11 @@ class Progress:
         """Finish an epoch; ``row`` is its line of ``metrics.jsonl``."""
 
     def end(self) -> None:
-        """End, after training is finished or interrupted."""
+        """Clean up after training has finished or was interrupted."""
 
 
 class Lines(Progress):
-    """Prints a line for each epoch, with the remaining time; to stderr, as stdout holds results."""
+    """Prints a line per epoch, with the remaining time; to stderr, as stdout is for results."""
 
     def __init__(self, stream: TextIO | None = None) -> None:
         self.stream = stream or sys.stderr
@@ -49,7 +49,7 @@ class Lines(Progress):
 
 
 class Bar(Progress):
-    """Shows a bar that moves within the epoch, and a line for each finished epoch."""
+    """Shows a bar that moves during the epoch, and a line for each finished epoch."""
 
     def __init__(self) -> None:
         rich = require("rich.progress", extra="lab")
@@ -117,7 +117,7 @@ def epoch_line(
 
 
 def _tested(kind: str, measured: Mapping[str, float]) -> list[str]:
-    """Format measures on test or validation images, of trained classes or of other identities."""
+    """Format the metrics on a partition, of training classes or of other identities."""
     if "accuracy" in measured:
         return [
             f"{kind} {100 * measured['accuracy']:.2f} %",

@@ -16,7 +16,7 @@ import tammes
 
 
 def environment(device: torch.device, world_size: int) -> dict[str, Any]:
-    """Collect versions, hardware, commit and command that a result may depend on."""
+    """Collect what a result may depend on: versions, hardware, commit and command."""
     return {
         "tammes": tammes.__version__,
         "torch": torch.__version__,
@@ -40,7 +40,7 @@ def command() -> str:
 
 
 def without_place(command: str) -> str:
-    """Return a command without its ``--out``, for records that leave the machine.
+    """Return a command without its ``--out``, for published records.
 
     Example:
         >>> without_place("tammes reproduce zhou2022/fig1 --out /tmp/here --seeds 3")
@@ -56,7 +56,7 @@ def _device(device: torch.device) -> str:
 
 
 def _commit() -> str | None:
-    """Return the commit of the checkout of this package, marked if files differ from it."""
+    """Return the commit of this package's checkout, marked if tracked files differ from it."""
     folder = Path(tammes.__file__).parent
 
     def git(*arguments: str) -> str | None:

@@ -51,13 +51,13 @@ def exclude_from_ddp(model: nn.Module, head: Head) -> None:
     shards = {id(tensor) for tensor in (head.weight, head.bias, getattr(head, "place", None))}
     named: list[tuple[str, Tensor]] = [*model.named_parameters(), *model.named_buffers()]
     names = [name for name, tensor in named if id(tensor) in shards]
-    # A compiled module prefixes its names.
+    # torch.compile prefixes the names.
     names += [f"_orig_mod.{name}" for name in names]
     DistributedDataParallel._set_params_and_buffers_to_ignore_for_model(model, names)
 
 
 def clip_global_norm(model: nn.Module, head: Head, max_norm: float) -> None:
-    """Clip the gradient norm over all processes, as one process would, with a sharded head."""
+    """Clip the gradient norm of a model with a sharded head over all processes, as on one."""
     shards = {id(head.weight), id(head.bias)}
     gradients = [(id(p) in shards, p.grad) for p in model.parameters() if p.grad is not None]
     squares = head.weight.new_zeros(2, dtype=torch.double)

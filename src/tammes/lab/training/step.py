@@ -25,7 +25,7 @@ def make_optimizer(
 ) -> torch.optim.Optimizer:
     """Build the optimizer of a configuration, fused on a GPU.
 
-    ``graphs`` if its steps are captured in a CUDA graph.
+    Set ``graphs`` if its steps are captured in a CUDA graph.
     """
     groups: Any = parameter_groups(model, config)
     fused = device.type == "cuda"
@@ -34,8 +34,8 @@ def make_optimizer(
             groups, lr=config.lr, momentum=config.momentum, nesterov=config.nesterov, fused=fused
         )
         if fused and config.momentum and config.precision == "fp16":
-            # Where gradients of the first step overflow, the step is skipped, and torch's fused
-            # kernel (2.11) leaves momentum buffers that it has allocated but not written.
+            # If the gradients of the first step overflow, the step is skipped, and torch's fused
+            # kernel (2.11) leaves its new momentum buffers uninitialised.
             for group in optimizer.param_groups:
                 for parameter in group["params"]:
                     optimizer.state[parameter]["momentum_buffer"] = torch.zeros_like(parameter)
@@ -45,13 +45,14 @@ def make_optimizer(
 
 
 class Step:
-    """Train on a batch per call, and accumulate sums of the metrics.
+    """Trains on one batch per call, and accumulates sums of the metrics.
 
-    Nothing here synchronises with the GPU. The first non-finite loss is recorded on the device and
-    read by :meth:`first_nonfinite`. With ``graphs`` the step is recorded as a CUDA graph; if that
-    fails for any reason, it is reported and training continues without one.
+    A step does not synchronise with the GPU: the first non-finite loss is recorded on the device
+    and read by :meth:`first_nonfinite`. With ``graphs`` the step is recorded as a CUDA graph; if
+    that fails, the reason is reported and training continues without one, unless the configuration
+    insists on graphs.
 
-    Module and optimizer are as Fabric has set them up; ``model`` is the module without its wrapper.
+    ``module`` and ``optimizer`` come from Fabric; ``model`` is the module without its wrapper.
     """
 
     def __init__(
@@ -78,8 +79,8 @@ class Step:
         self.nonfinite_terms = torch.zeros(len(self.terms), device=device)
         self.ratios = [group["lr"] / config.lr for group in optimizer.param_groups]
         self.recording: Recording | None = None
-        # A routine that fails during recording may stay broken for the calling thread (cuSOLVER
-        # does), so recording has a thread of its own.
+        # A library that fails during recording may stay broken in the calling thread (cuSOLVER
+        # does), so recording has its own thread.
         self.thread = ThreadPoolExecutor(1)
         self.inputs: list[Tensor] = []
         self.eager = 0
@@ -90,7 +91,7 @@ class Step:
 
     def __call__(self, batch: tuple[Tensor, Tensor, Tensor], *, epoch: int, step: int) -> None:
         """Train on a batch on the device; ``step`` counts from 0 over the whole training."""
-        # Dropout depends on the step alone, so a resumed run needs no generator state.
+        # Dropout is keyed by seed, step and rank, so a resumed run needs no generator state.
         key = 0
         for number in (self.config.seed, step, self.fabric.global_rank):
             key = mix_int(key + number)
@@ -154,7 +155,7 @@ class Step:
         torch.cuda.current_stream(self.fabric.device).wait_stream(side)
 
     def _record(self, batch: tuple[Tensor, Tensor, Tensor]) -> None:
-        """Record a step and replay it; if recording fails, run it eagerly from now on."""
+        """Record a step and replay it; if recording fails, run this and later steps eagerly."""
         self.inputs = [tensor.clone() for tensor in batch]
         recording = Recording(self.fabric.device)
         # Recording runs nothing; existing gradients would be accumulated into.
@@ -165,7 +166,7 @@ class Step:
             if self.config.graphs == "on":
                 raise ValueError(f"graphs cannot record this step: {_reason(error)}") from error
             self.graphs = False
-            # The frames of the failed recording hold its autograd graph.
+            # The frames of the failed recording keep its autograd graph alive.
             traceback.clear_frames(error.__traceback__)
             gc.collect()
             self.report(
@@ -197,7 +198,7 @@ class Step:
 
 
 def _reason(error: BaseException) -> str:
-    """Return the message of the first error; one during recording causes another at its end."""
+    """Return the message of the original error; ending a failed recording raises another."""
     while error.__context__ is not None:
         error = error.__context__
     return str(error).strip().split("\n")[0]

@@ -1,4 +1,4 @@
-"""Examples with identities, and pairs of them, as the metrics read them."""
+"""Examples with identities, and pairs of them, in the form that the metrics take."""
 
 import os
 from collections.abc import Iterable, Sequence
@@ -35,16 +35,16 @@ class IdentityExamples:
 
 @dataclass(frozen=True, eq=False)
 class IdentityPairs:
-    """Pairs of one identity or of two.
+    """Pairs of the same identity or of different ones.
 
-    An item that is in several pairs is listed once, so that its features are computed once. The
-    scores of the pairs are then ``(features[left] * features[right]).sum(1)``.
+    An item in several pairs is listed once, so that its features are computed once. The scores of
+    the pairs are then ``(features[left] * features[right]).sum(1)``.
 
     Attributes:
         items: files or encoded images; ``items.fetch(row)`` returns a path or bytes.
-        left: item of the first side of each pair, shape ``(P,)``.
-        right: item of the second side of each pair, shape ``(P,)``.
-        same: whether a pair is of one identity, shape ``(P,)``.
+        left: row of the first item of each pair, shape ``(P,)``.
+        right: row of the second item of each pair, shape ``(P,)``.
+        same: whether both items have the same identity, shape ``(P,)``.
         folds: fold of each pair from 0, shape ``(P,)``, or None.
         identities: identity of each item, or None if the source does not name it.
     """
@@ -60,9 +60,9 @@ class IdentityPairs:
         return len(self.same)
 
     def sides(self) -> tuple[list[str], list[str]] | None:
-        """Identities of the first and of the second of each pair, or None.
+        """Return the identities of the first and the second item of each pair, or None.
 
-        They are ``identities=`` of :func:`tammes.metrics.functional.verification`.
+        Pass them as ``identities`` to :func:`tammes.metrics.functional.verification`.
         """
         if self.identities is None:
             return None
@@ -73,7 +73,7 @@ class IdentityPairs:
 
 
 def existing_folder(path: str | os.PathLike[str], holds: str) -> Path:
-    """Return the path of a folder that must exist; ``holds`` says in a message what is in it."""
+    """Return the path of a folder that must exist; ``holds`` names its content in the message."""
     folder = Path(path).expanduser()
     if not folder.is_dir():
         got = "a file" if folder.exists() else "no such folder"
@@ -82,7 +82,7 @@ def existing_folder(path: str | os.PathLike[str], holds: str) -> Path:
 
 
 def existing_file(path: str | os.PathLike[str], holds: str) -> Path:
-    """Return the path of a file that must exist; ``holds`` says in a message what is in it."""
+    """Return the path of a file that must exist; ``holds`` names its content in the message."""
     file = Path(path).expanduser()
     if not file.is_file():
         got = "a folder" if file.is_dir() else "no such file"
@@ -96,7 +96,7 @@ def existing_files(
     """List files below a folder once each, in the order of their first use; all must exist.
 
     ``used`` has the path and the line in ``source`` of each use; ``hint`` ends the message about
-    missing files. The row of each path is returned too.
+    missing files. Returns the files, and the row of each path.
     """
     rows: dict[str, int] = {}
     missing: dict[str, int] = {}

@@ -1,4 +1,4 @@
-"""Comparison of test images of identities: queries and gallery, cameras, pairs."""
+"""Evaluation protocol for test identities: queries and gallery, cameras, pairs."""
 
 from dataclasses import dataclass
 
@@ -8,12 +8,12 @@ from torch import Tensor
 
 @dataclass(frozen=True, eq=False)
 class IdentityProtocol:
-    """Comparison of test images, where the data set prescribes it.
+    """How to compare test images, as far as the data set prescribes it.
 
     Attributes:
         cameras: camera of each image, shape ``(N,)``, or None.
-        query: whether an image is a query, else in the gallery, shape ``(N,)``; None if each is
-            searched among all others.
+        query: whether an image is a query or in the gallery, shape ``(N,)``; None if each image is
+            searched for among all others.
         pairs: rows of the pairs to verify, shape ``(P, 2)``; None for all pairs.
         folds: fold of each pair, shape ``(P,)``, or None.
     """
@@ -24,7 +24,7 @@ class IdentityProtocol:
     folds: Tensor | None = None
 
     def select(self, index: Tensor) -> "IdentityProtocol":
-        """Select some of the images; pairs of others are dropped."""
+        """Keep the images at ``index``, and the pairs of them."""
         cameras, query = (
             None if each is None else each[index] for each in (self.cameras, self.query)
         )
@@ -38,7 +38,7 @@ class IdentityProtocol:
         return IdentityProtocol(cameras, query, pairs, folds)
 
     def tensors(self, labels: Tensor) -> dict[str, Tensor]:
-        """Return what a run folder keeps beside features and labels."""
+        """Return the tensors that a run folder keeps beside features and labels."""
         found = {"camera": self.cameras, "pairs": self.pairs, "fold": self.folds}
         if self.query is not None:
             found["query"] = self.query.byte()

@@ -1,8 +1,8 @@
-"""Pairs of InsightFace, ``lfw.bin``: a pickle, of which nothing is ever called.
+"""Pair files of InsightFace, such as ``lfw.bin``: pickles, read without running any code.
 
-The file is not unpickled. Its instructions are listed with :mod:`pickletools`, and those that make
-bytes, integers, booleans, lists and tuples are followed here. There is no way to name a function or
-a class, so that a file can run nothing; all other instructions are an error.
+The file is not unpickled: :mod:`pickletools` lists its opcodes, and those that build bytes,
+integers, booleans, lists and tuples are interpreted here. All others are errors, among them all
+that name a function or a class.
 """
 
 import io
@@ -18,7 +18,7 @@ from tammes.lab.data.images import DataError
 
 _BYTES = frozenset({"BINBYTES", "SHORT_BINBYTES", "BINBYTES8"})
 _STRINGS = frozenset({"BINSTRING", "SHORT_BINSTRING"})
-"""Bytes of Python 2, which pickletools decodes as Latin-1."""
+"""Strings of Python 2, which are bytes that pickletools decodes as Latin-1."""
 _NUMBERS = frozenset({"INT", "BININT", "BININT1", "BININT2"})
 _TUPLES = {"EMPTY_TUPLE": 0, "TUPLE1": 1, "TUPLE2": 2, "TUPLE3": 3}
 _PUT = frozenset({"PUT", "BINPUT", "LONG_BINPUT"})
@@ -28,7 +28,7 @@ _NOTHING = frozenset({"PROTO", "FRAME"})
 
 @dataclass(frozen=True)
 class EncodedImages:
-    """Encoded images in memory, and the path of the file that they are from."""
+    """Encoded images in memory, and the path of their file."""
 
     path: str
     contents: tuple[bytes, ...]
@@ -41,15 +41,15 @@ class EncodedImages:
         return self.contents[row]
 
     def name(self, row: int) -> str:
-        """Return file and place of an image."""
+        """Return the file and row of an image."""
         return f"{self.path} image {row}"
 
 
 def read_insightface(path: str | os.PathLike[str]) -> IdentityPairs:
-    """Read pairs of InsightFace: encoded images, two for each pair, and whether they are the same.
+    """Read pairs of InsightFace: two encoded images per pair, and whether they match.
 
-    Files of Python 2 and 3 are read. The pairs are in the order of their folds, which
-    :func:`tammes.metrics.functional.fold_accuracy` cuts by itself.
+    Files may be written by Python 2 or 3. The pairs are sorted by fold, and
+    :func:`tammes.metrics.functional.fold_accuracy` splits them itself.
 
     Args:
         path: path of the ``.bin`` file.
@@ -96,7 +96,7 @@ def _read_plain_pickle(title: str, data: bytes) -> Any:
     marks: list[int] = []
     memo: dict[int, Any] = {}
     try:
-        # Reading from memory never allocates more than there is, whatever length a file claims.
+        # Reading from memory allocates no more than there is, whatever length a file claims.
         for opcode, argument, _ in pickletools.genops(io.BytesIO(data)):
             if opcode.name == "STOP":
                 return stack.pop()
@@ -113,13 +113,13 @@ def _read_plain_pickle(title: str, data: bytes) -> Any:
 
 
 class _RefusedError(Exception):
-    """An instruction that is not followed."""
+    """An opcode that is not interpreted."""
 
 
 def _follow(
     name: str, argument: Any, stack: list[Any], marks: list[int], memo: dict[int, Any]
 ) -> None:
-    """Follow one instruction."""
+    """Interpret one opcode."""
 
     def top(count: int) -> list[Any]:
         if count > len(stack):

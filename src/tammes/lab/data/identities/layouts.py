@@ -20,8 +20,8 @@ JUNK = -1
 def read_market1501(folder: str | os.PathLike[str], partition: str) -> IdentityExamples:
     """Read Market-1501: ``0002_c1s1_000451_03.jpg`` is identity 2, camera 1.
 
-    Identity -1 is junk, which a retrieval ignores. Identity 0 are distractors: no query has it,
-    so that they are wrong for every query.
+    Identity -1 is junk, which retrieval metrics ignore. Identity 0 marks distractors: no query has
+    it, so they are wrong for every query.
 
     Args:
         folder: folder with ``bounding_box_train``, ``query`` and ``bounding_box_test``.
@@ -37,7 +37,7 @@ def read_market1501(folder: str | os.PathLike[str], partition: str) -> IdentityE
 
 
 def read_dukemtmc(folder: str | os.PathLike[str], partition: str) -> IdentityExamples:
-    """Read DukeMTMC-reID: ``0001_c2_f0046182.jpg`` is identity 1, camera 2; none is junk.
+    """Read DukeMTMC-reID: ``0001_c2_f0046182.jpg`` is identity 1, camera 2; there is no junk.
 
     Arguments and result are those of :func:`read_market1501`.
 

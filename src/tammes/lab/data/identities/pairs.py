@@ -17,7 +17,7 @@ from tammes.lab.data.identities.examples import (
 from tammes.lab.data.images import DataError
 
 _SUFFIXES = (".jpg", ".png", ".jpeg", ".webp", ".bmp")
-"""Suffixes of copies of LFW, in order of preference."""
+"""Suffixes of the images in copies of LFW, in order of preference."""
 
 
 def read_lfw(
@@ -58,7 +58,7 @@ def read_lfw(
 
 
 class ListedPair(NamedTuple):
-    """Line of a list: two names, of one identity or of two, and their fold."""
+    """A line of a pair list: two names, whether they are of one identity, and the fold."""
 
     line: int
     left: str
@@ -68,7 +68,7 @@ class ListedPair(NamedTuple):
 
 
 def lfw_rows(source: Path) -> list[ListedPair]:
-    """Read the lines of ``pairs.txt``; an image is named as ``NAME/NAME_0001``."""
+    """Read the lines of ``pairs.txt``; images are named ``NAME/NAME_0001``."""
     lines = _read_lines(source)
     line, header = lines[0]
     if not (len(header) in (1, 2) and all(map(_is_count, header))):
@@ -108,7 +108,7 @@ def read_trials(
 ) -> IdentityPairs:
     """Read a trial list of VoxCeleb: ``1 FIRST SECOND`` for one speaker, ``0`` for two.
 
-    Paths that begin with the speaker, as ``id10270/GWXujl-xAVM/00017.wav`` does, name the
+    Paths that begin with the speaker, such as ``id10270/GWXujl-xAVM/00017.wav``, give the
     identities, and a trial that contradicts them is an error.
 
     Args:
@@ -158,7 +158,7 @@ def trial_rows(source: Path) -> list[ListedPair]:
 
 
 def holds_lfw(source: Path) -> bool:
-    """Return whether a file begins as ``pairs.txt`` does, with one or two numbers."""
+    """Whether a file begins like ``pairs.txt``, with one or two numbers."""
     _, words = _read_lines(source)[0]
     return len(words) < 3 and all(map(_is_count, words))
 
@@ -169,7 +169,7 @@ def _speaker_of(path: str) -> str | None:
 
 
 def _read_lines(path: Path) -> list[tuple[int, list[str]]]:
-    """Return number and words of each line that is not blank."""
+    """Return the line number and words of each line that is not blank."""
     try:
         text = path.read_text(encoding="utf-8-sig")
     except UnicodeDecodeError as error:

@@ -38,18 +38,18 @@ def read_table(
     partition: str | None = None,
     unknown: str | None = "unknown",
 ) -> IdentityExamples:
-    """Read a table of files and identities, ``metadata.csv`` as wildlife-datasets has it.
+    """Read a table of files and identities, such as ``metadata.csv`` of wildlife-datasets.
 
     Args:
-        path: path of the table: values separated by commas, the first line names the columns.
+        path: path of the table, a CSV file whose first line names the columns.
         folder: folder that the files are relative to; by default the folder of the table.
         file: column of the paths.
         identity: column of the identities.
         camera: column of the cameras; by default ``camera`` if there is one.
         split: column of the partitions; not read if ``partition`` is None.
-        partition: value of that column whose rows are read; by default all rows are.
-        unknown: identity of animals that nobody knows, which is junk: two of them may or may not
-            be the same. None if it is a name as any other.
+        partition: partition to read, a value of that column; by default all rows are read.
+        unknown: identity given to unidentified animals, which are junk: two of them may or may not
+            be the same. None if there is no such identity.
 
     Returns:
         The examples; identities and cameras are strings.
@@ -70,7 +70,7 @@ def read_table(
     used = list(zip(paths, lines, strict=True))
     items, known = existing_files(source, root, used, "its paths are relative to the folder")
     if len(known) != len(paths):
-        # Twice the same features would be a match that is found by no merit of theirs.
+        # The same image twice would be a trivial match.
         twice, uses = Counter(paths).most_common(1)[0]
         raise DataError(
             f"{source}: each file is expected in one row, got {twice!r} in {uses} rows; "
@@ -119,7 +119,7 @@ def read_parquet(
 
 
 class _Selection:
-    """Rows of a table, named by their places, and the values of its columns in these rows."""
+    """Selected rows of a table; ``places`` names all of its rows in messages."""
 
     def __init__(
         self,

@@ -11,7 +11,7 @@ from tammes.lab.data.listing import EVERYTHING, Entries, Items, Partitions, hash
 
 @dataclass(frozen=True)
 class SelectedItems:
-    """Some images of several partitions, as one sequence of partition and row of each."""
+    """Images chosen from several partitions; ``places`` has the partition and row of each."""
 
     parts: tuple[Items, ...]
     places: tuple[tuple[int, int], ...]
@@ -33,8 +33,8 @@ class SelectedItems:
 def split_by_class(title: str, available: Partitions, trained: int) -> Partitions:
     """Split all images of a source by class.
 
-    The images of all partitions are joined; ``trained`` classes, the first in the order of the
-    source, are those of ``train``, and the others those of ``test``.
+    The images of all partitions are joined; the first ``trained`` classes, in the order of the
+    source, make up ``train``, and the others ``test``.
     """
 
     def entries(test: bool) -> Entries:
@@ -53,7 +53,7 @@ def split_by_class(title: str, available: Partitions, trained: int) -> Partition
 
 
 def _select(parts: Sequence[Entries], classes: range) -> Entries:
-    """Join entries with the same class names, and keep those of some classes."""
+    """Join entries with the same class names, and keep those of a range of classes."""
     labels = torch.cat([part.labels for part in parts])
     kept = ((labels >= classes.start) & (labels < classes.stop)).nonzero().squeeze(1)
     places = [(number, row) for number, part in enumerate(parts) for row in range(len(part.items))]

@@ -35,14 +35,14 @@ def partitions(folder: Path) -> Partitions:
 
 
 def list_tables(folder: Path) -> list[Path]:
-    """List the tables of a folder: the CSV files, or those of values separated by tabs."""
+    """List the tables of a folder: the CSV files or, if there are none, the TSV files."""
     paths = sorted(folder.iterdir())
     found = ([path for path in paths if path.suffix.lower() == suffix] for suffix in TABLES)
     return next(filter(None, found), [])
 
 
 def label_table(folder: Path) -> Path | None:
-    """Return the table of a folder that has one, and no folders of classes."""
+    """Return the table of a folder, or None if it has several, none, or class folders."""
     tables = list_tables(folder)
     return tables[0] if len(tables) == 1 and len(_subfolders(folder)) < 2 else None
 
@@ -73,7 +73,7 @@ def list_classes(folder: Path) -> Entries:
         shown = ", ".join(repr(str(folder / name)) for name in empty[:4])
         more = f" and {len(empty) - 4} more" if len(empty) > 4 else ""
         raise DataError(f"a class folder is expected to have images, {shown}{more} has none")
-    # The bytes of a file name may not be valid text.
+    # A file name may not be valid UTF-8.
     classes = tuple(os.fsencode(name).decode("utf-8", "replace") for name in names)
     return file_entries(folder, paths, torch.tensor(labels, dtype=torch.int64), classes)
 

@@ -16,7 +16,7 @@ from tammes.optional import require
 
 
 class HubImages:
-    """Images in a column of a data set of ``datasets``, which messages call by a title."""
+    """Images in a column of a Hugging Face data set; ``title`` names it in messages."""
 
     def __init__(self, dataset: Any, column: str, title: str) -> None:
         self.dataset, self.column, self.title = dataset, column, title
@@ -32,25 +32,25 @@ class HubImages:
         return value if isinstance(value, str) else bytes(value)
 
     def name(self, row: int) -> str:
-        """Return data set and row of an image."""
+        """Return the data set and row of an image."""
         return f"{self.title} row {row}"
 
 
 def partitions(name: str, config: str | None, *, title: str = "") -> Partitions:
     """Return the splits of a data set on the hub, ``OWNER/NAME``, downloaded if needed.
 
-    ``title`` is the name that the user has given, if it is another one.
+    ``title`` is the name that the user gave, if it is another.
     """
     title = title or name
     on_hub = "the Hugging Face hub" if title == name else f"the Hugging Face hub ({name})"
     if not (_is_downloaded(name) or is_reachable()):
-        # Asked before the import, which takes seconds, as do the retries of datasets.
+        # Tested before importing datasets: the import takes seconds, and so do its retries.
         raise DataError(
             f"{title}: not a local file or folder, and {on_hub} cannot be reached; check the "
             "spelling of a path, or the network"
         )
     datasets = require("datasets", extra="lab")
-    # It would log every failed try; the error below is raised once.
+    # It would log every failed attempt; the error below is raised once.
     logging.getLogger("huggingface_hub").setLevel(logging.ERROR)
     try:
         loaded = datasets.load_dataset(name, config)
@@ -78,7 +78,7 @@ def is_reachable(seconds: float = 2.0) -> bool:
         with suppress(OSError), socket.create_connection((address.hostname, port), seconds):
             reached.set()
 
-    # In a thread, since the look-up of a name has no time limit.
+    # In a thread, since the DNS lookup has no timeout.
     thread = threading.Thread(target=connect, daemon=True)
     thread.start()
     thread.join(seconds)
@@ -86,7 +86,7 @@ def is_reachable(seconds: float = 2.0) -> bool:
 
 
 def _is_downloaded(name: str) -> bool:
-    """Whether a cache of datasets has a folder of this data set."""
+    """Whether a Hugging Face cache has a folder for this data set."""
     home = Path(os.environ.get("HF_HOME", "~/.cache/huggingface"))
     hub = Path(os.environ.get("HF_HUB_CACHE", home / "hub"))
     prepared = Path(os.environ.get("HF_DATASETS_CACHE", home / "datasets"))

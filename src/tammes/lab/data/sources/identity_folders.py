@@ -19,10 +19,10 @@ _PAIRS = "pairs.txt"
 
 
 def partitions(folder: Path) -> Partitions | None:
-    """Return the partitions of a folder in a known layout, or None if it has another.
+    """Return the partitions of a folder in a known layout, or None if its layout is another.
 
-    Boxes of Market-1501 and DukeMTMC-reID have ``train`` and ``novel``: queries, then the gallery
-    without junk. A folder with ``pairs.txt`` of LFW has the images of its pairs as ``novel``.
+    Market-1501 and DukeMTMC-reID have ``train`` and ``novel``: queries, then the gallery without
+    junk. In a folder with ``pairs.txt`` of LFW, ``novel`` has the images of the pairs.
     """
     if _holds_boxes(folder):
         return {
@@ -35,7 +35,7 @@ def partitions(folder: Path) -> Partitions | None:
 
 
 def read_protocol(folder: Path) -> IdentityProtocol:
-    """Return the protocol of the images of ``novel``."""
+    """Return the evaluation protocol of the partition ``novel``."""
     if _holds_boxes(folder):
         _, identities, cameras = _boxes(folder, ["query", "gallery"])
         queries = len(_boxes(folder, ["query"])[1])
@@ -53,7 +53,7 @@ def _holds_boxes(folder: Path) -> bool:
 
 
 def _boxes(folder: Path, names: Sequence[str]) -> tuple[list[str], list[int], list[int]]:
-    """Return paths, identities and cameras of boxes that are no junk."""
+    """Return the paths, identities and cameras of boxes that are not junk."""
     paths: list[str] = []
     identities: list[int] = []
     cameras: list[int] = []
@@ -69,7 +69,7 @@ def _boxes(folder: Path, names: Sequence[str]) -> tuple[list[str], list[int], li
 
 
 def _reader(folder: Path) -> Callable[[Path, str], IdentityExamples]:
-    """Return the reader of the file names of the queries."""
+    """Return the reader that fits the file names of the queries."""
     with os.scandir(folder / PARTITIONS["query"]) as inside:
         market = any(re.match(r"(-1|\d+)_c\d+s\d+_", entry.name) for entry in inside)
     return read_market1501 if market else read_dukemtmc

@@ -26,7 +26,7 @@ PATH_COLUMNS = (
     *("path", "file", "filename", "file_name", "filepath", "image_path"),
     *(*IMAGE_COLUMNS, "image_id"),
 )
-"""Names of columns of paths, in order of preference."""
+"""Names of path columns, in order of preference."""
 _FIELDS = {
     "{label}": r"(?P<label>[^/]+?)",
     "{split}": r"(?P<split>[^/]+?)",
@@ -41,8 +41,8 @@ def table_partitions(table: Path, report: Callable[[str], None]) -> Partitions:
     """Return the partitions of a CSV table of paths and labels.
 
     Paths are relative to the folder of the table. Each value of a column ``split`` is a partition.
-    Names of columns may be capitalised and of two words, and unnamed ones, as pandas writes its
-    index, are left out. Files in several rows are reported.
+    Column names may have capitals and spaces; unnamed columns, such as the index that pandas
+    writes, are left out. Files in several rows are reported.
     """
     names, rows = read_csv(table)
     if not rows:
@@ -63,13 +63,13 @@ def table_partitions(table: Path, report: Callable[[str], None]) -> Partitions:
         line = rows[paths.index("")][0]
         raise DataError(f"{table} line {line}: a path is expected in column {file!r}, got none")
     if len(columns) == 1:
-        # The only other column, whatever its name.
+        # The only other column holds the labels, whatever its name.
         columns = {"label": next(iter(columns.values()))}
     _, labels, classes = read_labels(
         str(table), list(columns), {}, names, lambda name: _values(columns[name])
     )
     if not _any_exists(table.parent, paths):
-        # A table that was written on Windows.
+        # The table may have been written on Windows.
         paths, given = [path.replace("\\", "/") for path in paths], paths
         if not _any_exists(table.parent, paths):
             ending = "" if Path(given[0]).suffix else ", with the ending of the file, such as .jpg"
@@ -88,7 +88,7 @@ def _any_exists(root: Path, paths: Sequence[str]) -> bool:
 def _report_repeated(
     table: str, paths: Sequence[str], labels: Sequence[int], report: Callable[[str], None]
 ) -> None:
-    """Report files in several rows: held-out images may be among those of training."""
+    """Report files in several rows: training and test images may share them."""
     classes: dict[str, set[int]] = {}
     for path, label in zip(paths, labels, strict=True):
         classes.setdefault(path, set()).add(label)
@@ -105,11 +105,11 @@ def _report_repeated(
 
 
 def pattern_partitions(pattern: str, report: Callable[[str], None]) -> Partitions:
-    """Return the partitions of files whose names have their labels.
+    """Return the partitions of files with labels in their names.
 
     A pattern is a path with the fields ``{label}`` and optionally ``{split}`` (as short as
     possible), ``{number}`` (digits) and ``*`` (anything but a slash): ``photos/{label}_*.jpg``.
-    The classes that were found, and what does not match, are reported.
+    The classes found and the number of files that do not match are reported.
     """
     parts = re.split(f"({_FIELD.pattern})", Path(pattern).expanduser().as_posix())
     once = parts.count("{label}") == 1 and parts.count("{split}") < 2
@@ -139,9 +139,9 @@ def pattern_partitions(pattern: str, report: Callable[[str], None]) -> Partition
 
 
 def _values(texts: Sequence[str]) -> list[str | int | None]:
-    """Return whole numbers as such if all values are, so that class 10 comes after class 2.
+    """Convert values to integers if all are whole numbers, so that class 10 comes after class 2.
 
-    Also 10.0, as pandas writes whole numbers of a column that once had gaps.
+    ``10.0`` is one too: pandas writes the integers of a column with gaps like that.
     """
     whole = [text.removesuffix(".0") for text in texts]
     if all(text.isdecimal() and str(int(text)) == text for text in whole):

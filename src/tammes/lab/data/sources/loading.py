@@ -43,7 +43,7 @@ KNOWN: dict[str, tuple[str, str | None]] = {
 }
 """Name and configuration on the hub of each data set with a short name; empty if unknown."""
 CLASS_SPLITS: dict[str, tuple[str, int]] = {"cub:retrieval": ("cub", 100)}
-"""Data set and number of training classes, the first ones, of each class-disjoint split."""
+"""Data set of each class-disjoint split, and how many of its first classes are for training."""
 _FILES = {
     "cub": ("cub", "cub200", "cub_200_2011"),
     "fashion_mnist": ("fashion_mnist", "fashion"),
@@ -80,29 +80,28 @@ def load(
     """Load the images of one partition of a source.
 
     Args:
-        source: ``digits``, a name of :data:`KNOWN` or :data:`CLASS_SPLITS`, a folder of class
+        source: ``digits``, a name in :data:`KNOWN` or :data:`CLASS_SPLITS`, a folder of class
             folders, a CSV table of paths and labels, a folder of images with such a table, a
-            pattern of file names such as ``photos/{label}_*.jpg``, a parquet file, a folder of
-            them, or ``OWNER/NAME`` (``OWNER/NAME:CONFIG``) on the Hugging Face hub.
+            file name pattern such as ``photos/{label}_*.jpg``, a parquet file, a folder of parquet
+            files, or ``OWNER/NAME`` (``OWNER/NAME:CONFIG``) on the Hugging Face hub.
         partition: ``train``, ``test``, or another one the source has. If there is no test
             partition, a fixed fifth of every class is held out (a quarter of ``digits``).
-        size: side of the square images, or their height and width; by default their own if it is
-            the same for all, else 64. Images are resized to just cover it, and the centre is
-            cropped.
+        size: side of the square images, or height and width; by default that of the images if all
+            have the same, else 64. Images are resized to just cover it, and centre-cropped.
         skip_corrupt: leave out unreadable images instead of raising.
-        memory: largest size of the pixels in bytes; larger sets are read image by image.
-        like: training images, whose shape and classes the result gets.
-        whole: hold nothing out of a source without a test partition; for sources that are all
-            training images, or all test images of another.
-        novel: test images are of classes that are not trained, and keep them; they are in a
-            partition ``novel`` or else in the test partition.
+        memory: largest size of the pixels in bytes; images of larger sets are read on demand.
+        like: training images; the result gets their shape and classes.
+        whole: hold nothing out of a source without a test partition; for a source that is used for
+            training only, or for testing only.
+        novel: test images have classes of their own, not those of training; they are in a partition
+            ``novel``, or else in the test partition.
         report: called with one-line messages.
 
     Returns:
         The images. Their classes are those of the training partition, unless they are novel.
 
     Raises:
-        DataError: one sentence on what cannot be used.
+        DataError: the source cannot be used; the message is one sentence.
 
     Example:
         >>> load("digits", "train").shape
@@ -143,7 +142,7 @@ def load(
 
 
 def _report_imbalance(images: Images, report: Callable[[str], None]) -> None:
-    """Report the smallest and the largest class if their sizes differ ten times or more."""
+    """Report the smallest and the largest class if the latter is at least ten times as large."""
     counts = images.counts()
     least, most = min(counts), max(counts)
     if most >= 10 * least:
@@ -175,7 +174,7 @@ def _digits(shape: tuple[int, int, int]) -> Images:
 
 
 def identity_protocol(source: str, testing: Images) -> IdentityProtocol:
-    """Return the protocol that a folder prescribes for its novel images, or an empty one."""
+    """Return the evaluation protocol of a folder for its novel images, or an empty one."""
     local = data_folder()
     path = Path(source).expanduser()
     if source in KNOWN and local is not None:
@@ -220,7 +219,7 @@ def _find(title: str, report: Callable[[str], None]) -> Partitions:
     name, _, config = title.partition(":")
     if re.fullmatch(r"[A-Za-z0-9][\w.-]*/[\w.-]+", name) and path.suffix.lower() != ".parquet":
         if path.parent.is_dir():
-            # A mistyped path looks like a name on the hub, and a network may be slow.
+            # A mistyped path looks like a name on the hub, and the network may be slow.
             report(f"{title}: no such local folder, trying the Hugging Face hub")
         return hub.partitions(name, config or None)
     hint = did_you_mean(title, ["digits", *KNOWN, *CLASS_SPLITS])

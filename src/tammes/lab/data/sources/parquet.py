@@ -24,14 +24,14 @@ from tammes.lab.data.sources.folder import PARTITION_WORDS
 from tammes.optional import require
 
 _KEPT = 256 << 20
-"""Bytes of encoded images that a process caches."""
+"""Largest number of bytes of encoded images that a process caches."""
 
 
 class ParquetImages:
     """Images in a column of parquet files.
 
-    Row groups are read as a whole, and recent ones are cached: all of a small set. The row of each
-    image is counted through all files.
+    Row groups are read as a whole, and recent ones are cached: all of them if the set is small.
+    ``rows`` has the row of each image, counted over all files.
     """
 
     def __init__(self, paths: Sequence[str], column: str, rows: Tensor) -> None:
@@ -78,7 +78,7 @@ class ParquetImages:
             path, value = value.get("path"), value.get("bytes")
         if value is not None:
             return bytes(value)
-        # Empty bytes are reported as no image.
+        # Empty bytes will be reported as unreadable.
         folder = os.path.dirname(self.paths[self.groups[number][0]])
         return os.path.join(folder, path) if path else b""
 
@@ -98,7 +98,7 @@ class ParquetImages:
         return column
 
     def name(self, row: int) -> str:
-        """Return file and row of an image."""
+        """Return the file and row of an image."""
         position = int(self.rows[row])
         number = next(n for n in reversed(range(len(self.paths))) if self.first[n] <= position)
         return f"{self.paths[number]} row {position - self.first[number]}"
@@ -109,8 +109,8 @@ def partitions(
 ) -> Partitions:
     """Return the partitions of parquet files: by file name, or else by a column.
 
-    Subfolders of their ``root`` may name a partition too; None is for a single file, whose name
-    does not matter.
+    Subfolders of ``root``, the folder of the files, may name partitions too; None is for a single
+    file, whose name does not matter.
     """
     groups: dict[str, list[Path]] = {}
     for path in sorted(paths):
@@ -202,7 +202,7 @@ def _entries(paths: Sequence[Path], rows: Tensor | None) -> Entries:
 
 
 def open_parquet(path: str | Path) -> Any:
-    """Open a parquet file; a damaged one is a ``DataError``."""
+    """Open a parquet file; a damaged one raises ``DataError``."""
     parquet = require("pyarrow.parquet", extra="lab")
     try:
         return parquet.ParquetFile(path, memory_map=True)
@@ -214,7 +214,7 @@ def open_parquet(path: str | Path) -> Any:
 
 
 def read_schema(paths: Sequence[Path]) -> Any:
-    """Return the arrow schema of files, which are expected to have the same columns."""
+    """Return the Arrow schema of files, which must have the same columns."""
     schema = open_parquet(paths[0]).schema_arrow
     for path in paths[1:]:
         if set(open_parquet(path).schema_arrow.names) != set(schema.names):
@@ -223,7 +223,7 @@ def read_schema(paths: Sequence[Path]) -> Any:
 
 
 def read_column(paths: Iterable[Path], name: str) -> list[Any]:
-    """Read a column of files one after the other."""
+    """Read a column of several files, one after the other."""
     values: list[Any] = []
     for path in paths:
         try:
@@ -249,7 +249,7 @@ def _class_names(schema: Any) -> dict[str, list[str]]:
 
 
 def holds_images(kind: Any, types: Any) -> bool:
-    """Whether a column of an arrow type holds encoded images: bytes, or ``{bytes, path}``."""
+    """Whether a column of an Arrow type holds encoded images: bytes, or ``{bytes, path}``."""
     if types.is_struct(kind):
         return any(kind.field(number).name == "bytes" for number in range(kind.num_fields))
     return bool(types.is_binary(kind) or types.is_large_binary(kind))
