@@ -87,7 +87,7 @@ class FewShotSettings:
         return replace(self, **less, images=max(self.shots) + less["queries"])
 
     def check(self, config: Config, *, tried: bool = False) -> None:
-        """Reject a run that cannot be evaluated, or if ``tried`` not tuned, with these settings."""
+        """Reject a run that these settings cannot evaluate or, if ``tried``, cannot tune."""
         if tried and ("validation" not in self.parts or 1 not in self.shots):
             raise ValueError(
                 "fewshot expects the part validation and 1 among its shots where something is "

@@ -32,11 +32,11 @@ from tammes.metrics.functional.retrieval import (
 )
 
 SHOWN = 5
-"""Best and worst queries that are shown."""
+"""Number of best and of worst queries shown."""
 ITEMS = 8
-"""Items of a ranking that are shown."""
+"""Number of items of a ranking shown."""
 _RANKS = 50
-"""Ranks of the CMC curve."""
+"""Largest rank of the CMC curve."""
 
 
 @without_warnings

@@ -34,7 +34,7 @@ RATES = (0.1, 0.01, 1e-3, 1e-4, 1e-5, 1e-6)
 """False acceptance rates of the table of thresholds, as far as they can be measured."""
 SIMILARITIES = ("cosine", "dot", "euclidean")
 _SHOWN = 8
-"""Pairs of each kind that are shown."""
+"""Number of pairs of each kind shown."""
 
 
 @without_warnings
@@ -211,7 +211,7 @@ def _failing(
 
 
 def _extremes(scores: Tensor, pairs: PairRows, *, highest: bool) -> list[Ranking]:
-    """Return the pairs with the highest or lowest scores, at most one of each example."""
+    """Return the highest-scoring pairs of two identities or the lowest of one; examples differ."""
     places = (~pairs.same if highest else pairs.same).nonzero().squeeze(1)
     order = places[scores[places].argsort(descending=highest, stable=True)]
     found: list[Ranking] = []

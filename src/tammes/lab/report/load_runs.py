@@ -159,7 +159,7 @@ def _names(run: Run, prototypes: Tensor | None) -> list[str]:
 
 
 def _tensors(run: Run, name: str, *keys: str, optional: str = "") -> list[Tensor]:
-    """Return tensors of a file; the ``optional`` one is the last, if it is there."""
+    """Return tensors of a file, ending with the ``optional`` one if the file has it."""
     found = run.tensors(name)
     keys += (optional,) * (optional in found)
     for key in keys:

@@ -55,8 +55,8 @@ class Selection:
 class RunnerSettings:
     """Runner of the cells: processes on this machine, or a Ray cluster.
 
-    Without an address, Ray starts a cluster on this machine. By default there is one worker per
-    core, or six per GPU; a cell whose process crashed is retried ``retries`` times.
+    The address is as in :func:`.run_cells_on_ray`. By default there is one worker per core, or six
+    per GPU; a cell whose process crashed is retried ``retries`` times.
     """
 
     name: EngineName = "local"
