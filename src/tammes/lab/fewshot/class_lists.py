@@ -66,7 +66,7 @@ class ClassLists:
         """Return the classes of a list, which must not be empty.
 
         Args:
-            name: ``base``, ``validation`` or ``novel``; aliases are ``train``, ``val`` and ``test``.
+            name: ``base``, ``validation`` or ``novel``; also ``train``, ``val`` or ``test``.
         """
         if name not in _ALIASES:
             raise DataError(

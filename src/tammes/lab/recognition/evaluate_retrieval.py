@@ -234,7 +234,7 @@ def _extremes(result: RetrievalResult) -> dict[str, Tensor]:
 def first_items(
     search: Search, rows: Tensor, gallery: Tensor, similarity: str, count: int
 ) -> dict[int, tuple[RankedItem, ...]]:
-    """Return the first ``count`` gallery items of some queries, by the place of the query.
+    """Return the first ``count`` gallery items of some queries, by index of the query.
 
     Items that a ranking ignores are left out; a wrong item is ahead of a match of equal similarity.
     ``gallery`` has the row of each gallery item among the examples.

@@ -52,8 +52,8 @@ def evaluate_verification(
     """Verify pairs of examples: ROC, TAR at a FAR, EER, minDCF.
 
     The pairs are by default those of the data set, or else all; of more than ``max_pairs`` of a
-    kind a sample is drawn. The false acceptance rates ``fars`` are by default those of 0.1, 0.01,
-    ... that can be measured; ``p_target`` is the prior probability of a same pair, for minDCF. The
+    kind a sample is drawn. The false acceptance rates are by default those of :data:`RATES` that
+    can be measured; ``p_target`` is the prior probability of a same pair, for minDCF. The
     similarity is ``"cosine"``, ``"dot"`` or ``"euclidean"`` (minus the squared distance);
     ``resamples`` is the number of bootstrap resamples of identities.
 

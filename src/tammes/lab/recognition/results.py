@@ -284,7 +284,7 @@ def as_curve(x: Tensor, values: Sequence[BootstrapInterval | float]) -> Measured
 
 
 def grid(negatives: int) -> Tensor:
-    """Return the rates of a curve, from the smallest that so many negatives can measure up to 1.
+    """Return the rates of a curve, from the smallest measurable with so many negatives up to 1.
 
     They are spaced logarithmically, and between 0.1 and 1 also linearly.
     """
@@ -307,7 +307,7 @@ def positives_at(points: OperatingPoints, rates: Tensor) -> Tensor:
 
 
 def measurable(rates: Sequence[float], negatives: int) -> list[float]:
-    """Return the rates that so many negatives can measure."""
+    """Return the rates that can be measured with a number of negatives."""
     return [rate for rate in rates if negatives * rate >= 1 - 1e-9]
 
 

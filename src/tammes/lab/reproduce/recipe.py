@@ -157,7 +157,7 @@ class Recipe:
         config: configuration fields of all cells.
         settings: settings of all episodes.
         paper: published numbers by row, column and quantity.
-        released: numbers of the authors' released code, likewise.
+        released: numbers of the authors' released code, in the same form.
         released_source: origin of the released numbers.
         released_title: heading of the released numbers in tables.
         curves: paths in the lines of ``metrics.jsonl`` that the ledger keeps.

@@ -146,7 +146,7 @@ def _draw_rows(axes: Any, panel: Panel) -> None:
 
 
 def _write(axes: Any, text: str, shift: tuple[float, float], **more: Any) -> None:
-    """Write a text a few points beside a position."""
+    """Write a text next to a position, shifted by a few points."""
     axes.annotate(_plain(text), xytext=shift, textcoords="offset points", **more)
 
 
