@@ -16,7 +16,7 @@ Norm = Literal["batch", "group"]
 Shape = tuple[int, int, int]
 
 _WIDE = 64
-"""Features from which an embedding tolerates GroupNorm and a ReLU."""
+"""Smallest number of features at which an embedding tolerates GroupNorm and a ReLU."""
 
 RELU = partial(nn.ReLU, inplace=True)
 FAN_IN = partial(nn.init.kaiming_normal_, mode="fan_in", nonlinearity="relu")
@@ -25,7 +25,7 @@ UNIFORM = partial(nn.init.kaiming_uniform_, mode="fan_in", nonlinearity="relu")
 
 
 def bnneck(size: int, norm: str = "batch") -> nn.Module:
-    """Return the neck of Luo et al. 2019: normalises features, with a scale but without a shift."""
+    """Return the BNNeck of Luo et al. 2019: normalisation with a scale but without a shift."""
     neck = nn.BatchNorm1d(size) if norm == "batch" else nn.GroupNorm(1, size)
     neck.bias.requires_grad_(False)
     return neck
@@ -50,8 +50,8 @@ class Backbone(nn.Module):
 class Projected(nn.Module):
     """Network followed by a linear layer, between its features and the loss.
 
-    Few-shot codes train on projected features and recognise novel classes by those before the
-    layer: ``projected.network(images)``.
+    Few-shot methods train on projected features, and recognise novel classes by the features before
+    the projection: ``projected.network(images)``.
     """
 
     def __init__(self, network: Backbone, num_features: int) -> None:
@@ -78,7 +78,7 @@ class Blocks:
     """Builds the layers of a network with the settings that all networks share.
 
     Args:
-        features: number of features; None for the number of the recipe.
+        features: number of features; None for the network's default.
         width: multiplier of the channels.
         norm: ``batch``, or ``group`` if examples must not depend on each other.
     """
@@ -104,7 +104,7 @@ class Blocks:
         check_fields(self, self.name)
 
     def scale(self, channels: int) -> int:
-        """Scale channels by the width to a multiple of 8, so that they divide into groups."""
+        """Scale channels by the width to a multiple of 8, so that GroupNorm can divide them."""
         return max(8, round(channels * self.width / 8) * 8)
 
     def scaled(self, *channels: int) -> list[int]:
@@ -187,8 +187,8 @@ class Blocks:
     def embedding(self, inputs: int, features: int, relu: bool | None) -> nn.Sequential:
         """Build a linear layer, normalisation and, by default from 64 features on, ReLU.
 
-        With few features a ReLU would leave one orthant, and normalisation within an example would
-        remove most directions: GroupNorm networks then have the linear layer alone.
+        With few features a ReLU would leave a single orthant, and normalising within an example
+        would remove most directions: GroupNorm networks then have no normalisation here.
         """
         layers: list[nn.Module] = [nn.Linear(inputs, features)]
         if self.norm == "batch":

@@ -83,7 +83,7 @@ def lsoftmax_2d(blocks: Blocks) -> Backbone:
 
 @network(16, conv=FAN_OUT)
 def conv4(blocks: Blocks) -> Backbone:
-    """Conv-4 of few-shot learning (as in Liu et al. 2020): four convolutions, 1600 features at 84.
+    """Conv-4 of few-shot learning (as in Liu et al. 2020): 4 convolutions, 1600 features at 84 px.
 
     Example:
         >>> conv4(shape=(3, 84, 84)).num_features

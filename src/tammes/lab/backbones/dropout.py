@@ -11,9 +11,9 @@ _STEPS = 40_000
 
 
 class DropBlock(nn.Module):
-    """Drops squares of a map, independently in each channel, at a rate that grows from 0.
+    """Drops squares of a feature map, independently in each channel, at a rate that grows from 0.
 
-    The rate is ``rate * min(batches / steps, 1)``. The kept values are divided by their share in
+    The rate is ``rate * min(batches / steps, 1)``. The kept values are divided by the share kept in
     the whole batch.
 
     Args:
@@ -36,7 +36,7 @@ class DropBlock(nn.Module):
         height, width = maps.shape[2:]
         size = min(self.size, height, width)
         # Corners are drawn only where the whole square fits: their rate is that of dropped pixels
-        # over the area of a square, scaled up by the share of possible positions.
+        # over the area of a square, divided by the share of such positions.
         corners = (height - size + 1) * (width - size + 1)
         rate = self.rate * (self.batches / self.steps).clamp(max=1)
         rate = rate * (height * width) / (size * size * corners)
@@ -46,7 +46,7 @@ class DropBlock(nn.Module):
         if size > 1:
             dropped = F.max_pool2d(F.pad(dropped, (size - 1,) * 4), size, stride=1)
         kept = 1 - dropped
-        # If everything is dropped the result is 0, not 0 / 0, in half precision too.
+        # If everything is dropped the result is 0 rather than 0 / 0, in half precision too.
         share = kept.float().mean().clamp(min=1e-4)
         return maps * kept / share.to(maps.dtype)
 

@@ -63,7 +63,7 @@ def vgg16_mod(blocks: Blocks) -> Backbone:
     return blocks.embed(parts, hidden, hidden)
 
 
-# By fan-in, which counts the inputs of one output value.
+# Fan-in, because in grouped convolutions it counts the inputs of one output value.
 @network(32, conv=FAN_IN)
 def mobilenet(blocks: Blocks) -> Backbone:
     """MobileNet (Howard et al. 2017, the first one): 13 separable convolutions, 1024 features.

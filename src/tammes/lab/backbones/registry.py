@@ -46,7 +46,7 @@ def resolve(text: str, shape: Sequence[int]) -> str:
     name, bracket, settings = text.strip().partition("(")
     if name.strip() != "auto":
         return text
-    # Up to the size of MNIST; conv4 pools four times.
+    # Up to the size of MNIST, or too small for conv4, which pools four times.
     known = "mnist_cnn" if min(shape[1:]) < 16 or max(shape[1:]) <= 28 else "conv4"
     return f"{known}{bracket}{settings}"
 
@@ -80,7 +80,7 @@ def build(text: str, *, shape: Sequence[int]) -> Backbone:
 
 
 def check(text: str) -> None:
-    """Reject an expression with an unknown name or setting, for images of whatever shape."""
+    """Reject an expression with an unknown name or setting, whatever the shape of the images."""
     call, table = _look_up(resolve(text, (3, 32, 32)))
     check_call(call, table, what="backbone", context=("shape",))
 

@@ -174,7 +174,7 @@ def resnet32(blocks: Blocks) -> Backbone:
 def wrn28_10(blocks: Blocks, *, drop_rate: float = 0.0) -> Backbone:
     """WRN-28-10 (Zagoruyko and Komodakis 2016): 3 x 4 wide blocks, 640 features.
 
-    The drop rate is that of dropout between the convolutions of a block.
+    ``drop_rate`` is the rate of dropout between the convolutions of a block.
     """
     if not 0 <= drop_rate < 1:
         raise ValueError(f"wrn28_10 expects drop_rate in [0, 1), got {drop_rate!r}")
@@ -193,7 +193,7 @@ def wrn28_10(blocks: Blocks, *, drop_rate: float = 0.0) -> Backbone:
 
 @network(16, conv=FAN_OUT)
 def resnet12(blocks: Blocks, *, drop_rate: float = 0.0, block_size: int = 5) -> Backbone:
-    """The ResNet-12 of MetaOptNet, as in Liu et al. 2020: four blocks of three, 640 features.
+    """The ResNet-12 of MetaOptNet (Liu et al. 2020): four blocks of 3 convolutions, 640 features.
 
     Dropout and DropBlock are those of :func:`resnet18_224`.
 
@@ -231,8 +231,8 @@ def resnet12_basic(blocks: Blocks) -> Backbone:
 def resnet18_224(blocks: Blocks, *, drop_rate: float = 0.0, block_size: int = 5) -> Backbone:
     """ResNet-18 for large images, as in Liu et al. 2020: 7 x 7 stem, 512 features.
 
-    The drop rate is that of dropout after the blocks of stages 1 and 2, and of DropBlock, in
-    squares of ``block_size``, after those of 3 and 4.
+    ``drop_rate`` is the rate of dropout after the blocks of stages 1 and 2, and of DropBlock, with
+    squares of ``block_size``, after those of stages 3 and 4.
     """
     drop = drop_layers(blocks.name, drop_rate, block_size)
     channels = blocks.scaled(64, 128, 256, 512)
@@ -248,7 +248,7 @@ def resnet50_bnneck(blocks: Blocks) -> Backbone:
     ``timm:resnet50(pretrained=True)`` for pretrained ones. ``features`` adds a linear layer before
     the neck.
     """
-    # Four times the inner channels, which are a multiple of 8 as well.
+    # Four times the inner channels, so that these are a multiple of 8 as well.
     channels = [4 * inside for inside in blocks.scaled(64, 128, 256, 512)]
     body = residual(
         blocks, channels, (3, 4, 6, 3), (1, 2, 2, 1),

@@ -17,8 +17,8 @@ def from_timm(
 ) -> Backbone:
     """Build a network of timm without its classifier.
 
-    ``pretrained`` weights are downloaded; ``features`` adds a linear layer of that size, and
-    ``neck`` a batch normalisation without shift after the features (BNNeck).
+    ``pretrained`` weights are downloaded; ``features`` adds a linear layer of that size, ``neck`` a
+    batch normalisation without a shift after the features (BNNeck).
 
     Raises:
         ImportError: timm cannot be imported.
@@ -45,7 +45,7 @@ def import_timm(name: str) -> Any:
 
 
 _FAMILIES = ("resnet", "vit_", "convnext", "efficientnet", "mobilenetv", "densenet", "swin")
-"""Beginnings of names of timm, for messages without timm."""
+"""Prefixes of model names in timm, for messages if timm is not installed."""
 
 
 def offered_by_timm(name: str) -> bool:

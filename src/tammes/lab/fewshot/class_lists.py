@@ -1,7 +1,7 @@
 """Lists of base, validation and novel classes for few-shot recognition.
 
 The lists of CIFAR-FS, FC100, mini-ImageNet, CUB and Omniglot are in ``class_lists.json``; others
-come from a file of the user.
+come from the user's own files.
 """
 
 import dataclasses
@@ -66,7 +66,7 @@ class ClassLists:
         """Return the classes of a list, which must not be empty.
 
         Args:
-            name: ``base``, ``validation`` or ``novel``; ``train``, ``val`` and ``test`` are known.
+            name: ``base``, ``validation`` or ``novel``; also ``train``, ``val`` or ``test``.
         """
         if name not in _ALIASES:
             raise DataError(
@@ -102,11 +102,11 @@ def read(name: str | os.PathLike[str]) -> ClassLists:
     Args:
         name: one of :func:`names`; a JSON file of three lists ``base``, ``validation`` and
             ``novel`` (or ``train``, ``val``, ``test``); a folder with ``base.txt``,
-            ``validation.txt`` and ``novel.txt``, a class a line; or the name of a JSON file in
+            ``validation.txt`` and ``novel.txt``, one class per line; or the name of a JSON file in
             ``$TAMMES_DATA/splits``.
 
     Raises:
-        DataError: in one sentence.
+        DataError: the lists do not exist or are invalid.
 
     Example:
         >>> lists = read("cifar-fs")
@@ -252,7 +252,7 @@ def load_classes(
     parts: list[Images] = []
     for partition in ("train", "test"):
         images = load(source, partition, size=size or None, whole=True, report=report)
-        # Without a test partition both are the whole source.
+        # A source without a test partition returns all its images for both.
         if all(images.digest != before.digest for before in parts):
             parts.append(images)
     if len({part.shape for part in parts}) > 1:

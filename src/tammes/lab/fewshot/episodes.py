@@ -2,7 +2,7 @@
 
 All episodes are drawn at once with a counter-based generator: the same seed gives the same episodes
 on every machine, so that models are compared on the same ones, and the first 600 of 10,000 episodes
-are the episodes of a call for 600.
+are those of a call for 600.
 """
 
 from collections.abc import Sequence
@@ -87,7 +87,7 @@ def draw(
         True
     """
     check_numbers(way=way, shot=shot, queries=queries, episodes=episodes)
-    # Draws are keyed by these numbers, so an integer of numpy has to be the same one.
+    # Draws are keyed by these numbers: NumPy integers must give the same key.
     way, shot, queries, episodes = map(int, (way, shot, queries, episodes))
     check_labels("draw", labels)
     members = ClassMembers(labels.cpu())
@@ -124,7 +124,7 @@ def check_numbers(*, way: int, shot: int, queries: int, episodes: int) -> None:
 
 
 def check_tensor(name: str, what: str, value: Any) -> None:
-    """Reject a list, an array or anything else that is no tensor; ``name`` begins the message."""
+    """Reject anything but a tensor; ``name`` begins the message."""
     if not isinstance(value, Tensor):
         raise TypeError(
             f"{name} expects {what} to be a tensor, got {type(value).__name__}; "
@@ -133,7 +133,7 @@ def check_tensor(name: str, what: str, value: Any) -> None:
 
 
 def check_labels(name: str, labels: Tensor) -> None:
-    """Reject labels that are not one non-negative integer each; ``name`` begins the message."""
+    """Reject labels that are not a vector of non-negative integers; ``name`` begins the message."""
     check_tensor(name, "labels", labels)
     if labels.is_floating_point() or labels.is_complex() or labels.dtype == torch.bool:
         hint = "labels.long() converts them"

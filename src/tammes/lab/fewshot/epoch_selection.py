@@ -1,4 +1,4 @@
-"""Choice of an epoch by few-shot episodes of validation classes."""
+"""Select the best epoch by few-shot episodes of validation classes."""
 
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -63,7 +63,7 @@ class ValidationEpisodes:
         )
         if config.limit:
             images = data.limit(images, config.limit, seed=config.seed)
-        # Too few images are reported before the training.
+        # Fail before training if there are too few images.
         self._draw(images, episodes=1)
         return images
 

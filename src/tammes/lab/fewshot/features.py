@@ -62,7 +62,7 @@ def from_file(
     lists, part = class_lists.parse(classes) if isinstance(classes, str) else classes
     wanted = lists.part(part)
     if base is not None and part != "base":
-        # A file without class names uses the numbers of the labels.
+        # Without class names, the label numbers are the names.
         named = [base_names[label] for label in base_labels.unique().tolist()]
         check_disjoint(os.fspath(base), named, wanted)
     if base is None and lists.base and set(lists.base) <= set(names):
@@ -247,7 +247,7 @@ def _load(
 def model_features(model: Model, images: Images) -> Tensor:
     """Compute features of images in evaluation mode, shape ``(N, D)``, float32, on the CPU.
 
-    They are those of the network: a projection belongs to the training.
+    They are taken before any projection, which serves training only.
     """
     device = model.criterion.head.weight.device
     with torch.no_grad():
@@ -286,8 +286,8 @@ def _cached(
 ) -> Tensor:
     """Return features from the cache in the run folder, or compute and cache them.
 
-    The key holds a digest of the images and of the weights, so features of another model are never
-    used, and neither are those of another number of ``rows``.
+    The key holds a digest of the images and of the weights, so that features of another model are
+    never used; cached features with another number of ``rows`` are ignored too.
     """
     weights = hashlib.sha256((run.folder / "model.safetensors").read_bytes()).hexdigest()
     name = f"{kind}-{hashlib.sha256(f'{images} {weights}'.encode()).hexdigest()[:16]}"

@@ -1,7 +1,7 @@
 """Heads fine-tuned on the support of an episode, many episodes at once.
 
-Each episode has its own small head, trained by SGD on a few frozen features. One by one that is
-hundreds of thousands of tiny steps; here every step is taken in all episodes together, with an
+Each episode has its own small head, trained by SGD on a few frozen features. One by one, that would
+be hundreds of thousands of tiny steps; here each step is taken for all episodes at once, with an
 explicit gradient.
 """
 
@@ -92,7 +92,7 @@ def initial_heads(
 ) -> Tensor:
     """Draw initial prototypes, uniform within ``1 / sqrt(size)`` as in a linear layer.
 
-    Those of the episodes with these numbers have shape ``(E, way, size)``; they are the same on
+    The result for the episodes with these numbers has shape ``(E, way, size)`` and is the same on
     every device.
     """
     key = keyed_random.keys(keyed_random.mix_int(seed), _HEADS, numbers)
@@ -111,7 +111,7 @@ def orders(seed: int, numbers: Tensor, passes: int, count: int) -> Tensor:
 
 @contextlib.contextmanager
 def one_thread(device: torch.device) -> Iterator[None]:
-    """Use one thread on a CPU, as the products are too small to be worth sharing."""
+    """Use one thread on a CPU, as the products are too small to parallelize."""
     before = torch.get_num_threads()
     if device.type == "cpu" and before > 1:
         torch.set_num_threads(1)
@@ -147,9 +147,9 @@ def _descend(
 
 
 def _gradient(batch: Tensor, target: Tensor, weight: Tensor, settings: FineTuning) -> Tensor:
-    """Gradient of the mean loss of a batch by the prototypes, shape ``(E, way, D)``.
+    """Return the gradient of a batch's mean loss in the prototypes, shape ``(E, way, D)``.
 
-    For features ``(E, B, D)``, unit vectors for cosines, and one-hot labels ``(E, B, way)``.
+    Features ``(E, B, D)`` are unit vectors for cosines; labels ``(E, B, way)`` are one-hot.
     """
     if not settings.cosine:
         similarity = batch @ weight.transpose(1, 2)
@@ -183,8 +183,8 @@ def finetune_heads(
     count = way * episodes.shot
     heads = initial_heads(episodes.seed, numbers, way, size, dtype=features.dtype)
     order = orders(episodes.seed, numbers, settings.passes, count)
-    # Every step stays in the span of the support and the initial prototypes: in coordinates of
-    # this small subspace all inner products are the same.
+    # Every step stays in the span of the support and the initial prototypes: coordinates in this
+    # small subspace preserve all inner products.
     basis = None
     if 2 * (count + way) <= size:
         basis, coordinates = torch.linalg.qr(torch.cat([own, heads], 1).transpose(1, 2))

@@ -26,7 +26,7 @@ from tammes.similarity import unit
 
 @dataclass(frozen=True, kw_only=True)
 class MarginAnalysis:
-    r"""Measurements of one model; what follows from them is infinite or NaN for collapsed classes.
+    r"""Measurements of one model; derived ratios are infinite or NaN for collapsed classes.
 
     Attributes:
         base_intra: :math:`D_{intra}` of the base classes.
@@ -96,7 +96,7 @@ def analyse(
 ) -> MarginAnalysis:
     """Measure distances on base and novel classes, and :math:`P^s`.
 
-    The pair of an example with itself counts nowhere.
+    Pairs of an example with itself are not counted.
 
     Args:
         base: features ``(N, D)`` and labels ``(N,)`` of base classes, preferably of images held out

@@ -1,4 +1,4 @@
-"""Nearest-centroid classifiers of an episode, which need no training."""
+"""Nearest-centroid classifiers for episodes, which need no training."""
 
 from dataclasses import dataclass
 
@@ -18,7 +18,7 @@ class NearestCentroid:
         normalize: scale features to unit length (L2).
         centre: before that, subtract the mean of the base features (CL2N).
         outside: before that, project onto the orthogonal complement of the prototypes' span.
-        cosine: compare by the cosine with the mean, not by the distance from it.
+        cosine: compare by cosine with the mean instead of distance from it.
     """
 
     normalize: bool = False
@@ -43,9 +43,10 @@ def cl2n() -> NearestCentroid:
 
 
 def centred_cosine() -> NearestCentroid:
-    """Return the largest cosine with the centroid of features centred by the base mean.
+    """Return the nearest centroid, by cosine, of features centred by the base mean.
 
-    With one support image per class it is :func:`cl2n`; with several, long features weigh more.
+    With one support image per class this equals :func:`cl2n`; with several, longer features weigh
+    more.
     """
     return NearestCentroid(centre=True, cosine=True)
 
@@ -63,9 +64,9 @@ def preprocess(
 ) -> Tensor:
     """Centre, project and scale features as a classifier needs them, shape ``(N, D)``.
 
-    A common factor of all features changes neither the result nor the nearest centroid.
-    ``cl2n`` and ``centred_cosine`` need the mean of the base features, ``complement`` the
-    prototypes of the trained head.
+    The result does not depend on the overall scale of the features. ``cl2n`` and
+    ``centred_cosine`` need the mean of the base features, ``complement`` the prototypes of the
+    trained head.
     """
     if method.centre:
         name = "centred_cosine" if method.cosine else "cl2n"
@@ -113,7 +114,7 @@ def centroid_classifiers(
     if cosine:
         # The length of a query does not change which class scores highest.
         return directions(centroids), centroids.new_zeros(centroids.shape[:2])
-    # |q - c|^2 relative to the mean of the centroids: a common part would only cost precision.
+    # |q - c|^2 relative to the mean of the centroids: a common offset would only cost precision.
     middle = centroids.mean(1, keepdim=True)
     weight = centroids - middle
     return weight, -(weight * (middle + weight / 2)).sum(2)

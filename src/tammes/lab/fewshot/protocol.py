@@ -88,7 +88,7 @@ def needs_prototypes(methods: Mapping[str, Method]) -> bool:
 
 
 def _check(features: Tensor, base_mean: Tensor | None, prototypes: Tensor | None) -> None:
-    """Reject features that are not a matrix, and tensors of another dimension."""
+    """Reject features that are not a matrix, and a mean or prototypes of another dimension."""
     given = {"features": features, "base_mean": base_mean, "prototypes": prototypes}
     for name, value in given.items():
         if value is not None or name == "features":
@@ -157,7 +157,7 @@ def accuracies(
     gathered = episodes.way * (episodes.shot + episodes.queries.shape[2] + 2)
     size = _BLOCK.get(features.device.type, _BLOCK["cuda"])
     if isinstance(method, FineTuning):
-        # Its many steps are small, so more episodes share one.
+        # Fine-tuning takes many small steps, so more episodes share each.
         size *= 8
     block = max(1, size // (gathered * features.shape[1]))
     own = torch.arange(episodes.way, device=features.device)[:, None]

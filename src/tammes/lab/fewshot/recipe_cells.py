@@ -87,7 +87,7 @@ class FewShotSettings:
         return replace(self, **less, images=max(self.shots) + less["queries"])
 
     def check(self, config: Config, *, tried: bool = False) -> None:
-        """Reject a run that cannot be evaluated, or ``tried`` in tuning, with these settings."""
+        """Reject a run that these settings cannot evaluate or, if ``tried``, cannot tune."""
         if tried and ("validation" not in self.parts or 1 not in self.shots):
             raise ValueError(
                 "fewshot expects the part validation and 1 among its shots where something is "
@@ -102,7 +102,7 @@ class FewShotSettings:
             lists = class_lists.read(self.split)
             trained = classes_of(config.classes) if config.classes else ()
         except DataError:
-            # The lists may exist only on the machine that runs the cells; checked again there.
+            # The lists may exist only on the machine that runs the cells, which checks again.
             return
         for part in self.parts:
             check_way(self.way, lists, part)
@@ -130,7 +130,7 @@ def find_results(run: Run, shots: FewShotSettings) -> dict[str, Any] | None:
     found: dict[str, Any] | None = _read_results(run).get(shots.digest)
     if found is None:
         return None
-    # The user's own list may have changed under the same name.
+    # The user may have changed their own list under the same name.
     before, now = found.get("classes"), _classes_digest(shots)
     return None if before and now and before != now else found
 
@@ -171,7 +171,7 @@ def _evaluate(run: Run, shots: FewShotSettings, report: Callable[[str], None]) -
     if not run.config.whole:
         measures["base_accuracy"] = run.final["test"]["accuracy"]
     if shots.analyse:
-        # A collapsed model has some that are not finite; its accuracies are still kept.
+        # Some are not finite for a collapsed model, whose accuracies are still kept.
         found_too = _margin_analysis(run, shots, report).items()
         measures |= {name: value for name, value in found_too if math.isfinite(value)}
     return {

@@ -1,1 +1,1 @@
-"""Measures of runs and files: accuracy, margins, collapse."""
+"""Metrics of runs and files: accuracy, margins, collapse."""

@@ -23,13 +23,13 @@ from tammes.split import Split, split_matrix
 from tammes.terms import Loss
 
 _BLOCK = 1 << 24
-"""Scores in memory at once."""
+"""Largest number of scores in memory."""
 MEASURED = 20_000
 """Largest number of classes for which margins are measured during training."""
 _CONFUSED = 12
 """Number of confused class pairs whose examples are kept."""
 _EXAMPLES = 4
-"""Examples of each confused pair."""
+"""Number of examples kept of each confused pair."""
 
 
 class ExampleMetrics(NamedTuple):
@@ -68,7 +68,7 @@ def example_metrics(head: Head, features: Tensor, labels: Tensor) -> ExampleMetr
 
 
 def _split(problem: Problem, similarity: Tensor, labels: Tensor) -> Split:
-    """Split without a check: in a run that has diverged, a score or a bias may be -inf."""
+    """Split without validation: in a run that has diverged, a score or a bias may be -inf."""
     reads = frozenset(("target", "others", "hardest"))
     return split_matrix(similarity, labels, problem.scale, problem.there, {}, reads)
 
@@ -140,7 +140,7 @@ def classifies(loss: Loss) -> bool:
 def measure_prototypes(head: Head, *, margin: bool = True) -> dict[str, float]:
     """Return class margin and norms of the prototypes, as in a line of ``metrics.jsonl``.
 
-    The class margin, whose time is quadratic in the number of classes, can be left out.
+    Computing the class margin, which is quadratic in the number of classes, is optional.
     """
     prototypes, measures = ShardedRows.of_head(head).all_gather(head.weight.detach()), {}
     with warnings.catch_warnings():
@@ -185,7 +185,7 @@ def per_class_accuracy(
 def accuracy_by_count(per_class: Sequence[float | None], counts: Sequence[int]) -> dict[str, float]:
     """Return the mean accuracy of classes with many, medium and few training examples.
 
-    Where all classes are of one kind, nothing is to be told apart.
+    It is empty if all classes are of one kind.
     """
     kinds = class_groups("accuracy_by_count", counts, many=100, few=20).tolist()
     found: dict[str, list[float]] = {}

@@ -1,4 +1,4 @@
-"""Read prototypes, embeddings and labels from the files people keep them in."""
+"""Read prototypes, embeddings and labels from files in common formats."""
 
 import itertools
 import os
@@ -34,7 +34,7 @@ KEYS: dict[str, tuple[str, ...]] = {
 _ALONE = {"weight", "W", "kernel", "X", "y", "name", "names", "classes", "target", "feature"}
 """Keys too generic to match as the last part of a dotted key."""
 _DIMENSIONS = {"prototypes": (2, 3), "embeddings": (2,)}
-"""Dimensions of arrays of numbers; the second of three is of the prototypes of a class."""
+"""Allowed numbers of dimensions; three are classes, prototypes per class and features."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -42,7 +42,7 @@ class MeasureInput:
     """Prototypes, embeddings and labels read from files.
 
     Attributes:
-        prototypes: shape ``(C, D)``, or ``(C, K, D)`` with several of a class, or None.
+        prototypes: shape ``(C, D)``, or ``(C, K, D)`` with several per class, or None.
         embeddings: shape ``(N, D)``, or None.
         names: class names; empty if the files have none.
         sources: file and key of each array, as text.
@@ -129,7 +129,7 @@ def find_key(
     wanted: Mapping[str, str],
     keys: Mapping[str, Sequence[str]] = KEYS,
 ) -> str | None:
-    """Return the key of a kind of array, or None; ``wanted`` are keys that the user has named."""
+    """Return the key of a kind of array, or None; ``wanted`` has the keys that the user named."""
     if kind in wanted:
         return wanted[kind] if wanted[kind] in content else None
     reserved = set(wanted.values())
@@ -268,7 +268,7 @@ def _names(arrays: _Arrays, prototypes: Tensor | None) -> tuple[str, ...]:
     if not arrays.names:
         return ()
     where, names = arrays.names[0]
-    # A table of examples may hold a class name per row, which are no names of classes.
+    # A table of examples may have one name per row, which is no list of class names.
     if prototypes is not None and len(names) != len(prototypes):
         if arrays.labels and arrays.labels[0][0] == where:
             return ()
@@ -319,7 +319,7 @@ def _join_labels(
 
 
 def _dense(labels: Tensor, names: tuple[str, ...]) -> tuple[Tensor, tuple[str, ...]]:
-    """Renumber labels without prototypes: the classes are those that occur, in order."""
+    """Renumber labels, if there are no prototypes, by the classes that occur, in order."""
     known = labels[labels != IGNORED]
     if names and len(known) and int(known.max()) >= len(names):
         return labels, names

@@ -18,10 +18,10 @@ class FileError(ValueError):
 def load(path: Path, columns: Collection[str]) -> dict[str, Any]:
     """Load all arrays of a file, by key; raises FileError in one sentence that names the file.
 
-    The suffix of the file is its format; a folder is one of a finished run. Of a table, which may
-    hold images too, the ``columns`` are read; if it has none of them, all column names are returned
-    without values. Nested keys are joined by a dot. The key of a single array is the name of the
-    file.
+    The suffix of the file gives its format; a folder is that of a finished run. Only the
+    ``columns`` of a table are read, as it may hold images too; if it has none of them, all column
+    names are returned without values. Nested keys are joined by a dot. The key of a single array is
+    the name of the file.
     """
     if path.is_dir():
         return _read_run(path)
@@ -39,7 +39,7 @@ def load(path: Path, columns: Collection[str]) -> dict[str, Any]:
     except (FileError, ImportError):
         raise
     except Exception as error:
-        # Readers raise many types of errors, some with long messages.
+        # Readers raise many types of errors, some with long messages: keep the first line.
         message = str(error).strip().split("\n")[0].rstrip(".:;")
         if suffix in (".pt", ".pth") and "weights_only" in str(error).lower().replace(" ", "_"):
             message = "it holds more than tensors, and only weights are loaded"
@@ -57,7 +57,7 @@ def _read_run(path: Path) -> dict[str, Any]:
     embeddings = run.tensors("embeddings")
     arrays: dict[str, Any] = {key: embeddings[key] for key in ("features", "labels")}
     if "identities" in run.data:
-        # The test identities are other classes than those of the prototypes.
+        # The test identities are not the classes of the prototypes.
         return arrays | {"class_names": run.data["identities"]}
     prototypes = run.tensors("prototypes")["prototypes"]
     return arrays | {"prototypes": prototypes, "class_names": run.data["classes"]}

@@ -1,9 +1,9 @@
-"""Measures of features of identities that were not trained: retrieval, verification, 1:N search.
+"""Metrics on identities unseen in training: retrieval, verification, 1:N search.
 
 Retrieval searches each image among all others. Verification compares pairs: all of them, or a fixed
 sample of each kind. Identification enrols some images of each identity as one template, half of the
-identities in either of two galleries, and searches every other image in both: in one its identity
-is there, in the other it is not.
+identities in each of two galleries, and searches every other image in both: one gallery has its
+identity, the other does not.
 """
 
 import math
@@ -23,15 +23,15 @@ from tammes.metrics.functional.identities import resample_identities
 from tammes.similarity import directions
 
 ENROLLED = 5
-"""Images of a template; at most half of those of an identity."""
+"""Largest number of images of a template, which has at most half of those of an identity."""
 RESAMPLES = 300
-"""Resamples of the intervals."""
+"""Number of bootstrap resamples of an interval."""
 RATES = (1e-2, 1e-3)
-"""False acceptance rates of TAR; the first is the FPIR of TPIR too."""
+"""False acceptance rates at which TAR is measured; TPIR is measured at the first as FPIR."""
 
 
 def check_identities(source: str, labels: Tensor) -> None:
-    """Reject test images that cannot be measured: no identity has two images, or there is one."""
+    """Reject test images of fewer than two identities, or with a single image of each."""
     counts = labels.bincount()
     if int((counts > 0).sum()) < 2 or int(counts.max()) < 2:
         raise DataError(
@@ -46,8 +46,8 @@ def measure_identities(
     """Measure features ``(N, D)`` of identities, as in a line of ``metrics.jsonl``.
 
     Returns:
-        Shares by name: ``mean_average_precision``, ``recall_at_1``, ``eer``... Those that too few
-        images are there for are left out.
+        Fractions by name: ``mean_average_precision``, ``recall_at_1``, ``eer``... Those that need
+        more images are left out.
     """
     results = _results(features, labels, protocol or IdentityProtocol())
     return {
@@ -60,7 +60,7 @@ def identity_resamples(
 ) -> dict[str, Tensor]:
     """Return :func:`measure_identities` of bootstrap resamples of the identities.
 
-    Models that are tested on the same images have the same identities in a resample.
+    Models tested on the same images get the same resamples, so that comparisons are paired.
     """
     found: dict[str, Tensor] = {}
     for result, read in _results(features, labels, protocol or IdentityProtocol()):
@@ -153,9 +153,9 @@ def _finite(values: dict[str, Any]) -> dict[str, float]:
 
 
 def protocol_pairs(labels: Tensor, protocol: IdentityProtocol, limit: int = MAX_PAIRS) -> Tensor:
-    """Return pairs of test images as a protocol has them, always the same ones, shape ``(P, 2)``.
+    """Return the pairs of test images of a protocol, always the same ones, shape ``(P, 2)``.
 
-    There are at most ``limit`` pairs of one identity, and as many of two.
+    There are at most ``limit`` pairs of one identity, and at most ``limit`` of two.
     """
     sides = []
     if protocol.query is not None:
@@ -165,7 +165,7 @@ def protocol_pairs(labels: Tensor, protocol: IdentityProtocol, limit: int = MAX_
 
 
 def _identification(units: Tensor, labels: Tensor) -> Any | None:
-    """Search all images that are not enrolled in two galleries of half of the identities each."""
+    """Enrol half of the identities in each of two galleries, and search other images in both."""
     labels = labels.cpu()
     counts = labels.bincount()
     known = (counts >= 2).nonzero().squeeze(1)

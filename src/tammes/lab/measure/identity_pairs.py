@@ -6,15 +6,15 @@ import torch
 from torch import Tensor
 
 MAX_PAIRS = 100_000
-"""Largest number of pairs of each kind, if nothing else is said."""
+"""Default largest number of pairs of each kind."""
 _BLOCK = 1 << 14
-"""Pairs whose features are in memory at once."""
+"""Largest number of pairs whose features are in memory at once."""
 
 
 class SampledPairs(NamedTuple):
     """Pairs of examples, those of one identity first, and how many of each kind there are.
 
-    ``rows`` has shape ``(P, 2)``; pairs of one identity and ``one_camera`` are left out.
+    ``rows`` has shape ``(P, 2)``; the ``one_camera`` pairs of one identity and camera are left out.
     """
 
     rows: Tensor
@@ -37,9 +37,9 @@ def sample_pairs(
 
     Pairs of one identity and one camera are left out, as the ranking of a gallery leaves them out.
 
-    Identities and cameras are numbered; by default every example has its own camera. The rows
-    ``first``, such as queries, by default all, are compared with the rows ``second``, such as a
-    gallery, by default with each other. There are at most ``limit`` pairs of each kind.
+    Identities and cameras are numbers; by default every example has its own camera. The rows
+    ``first`` (such as queries; by default all) are paired with the rows ``second`` (such as a
+    gallery; by default with each other). There are at most ``limit`` pairs of each kind.
     """
     apart = second is not None
     first = torch.arange(len(identity)) if first is None else first

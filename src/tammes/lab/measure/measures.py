@@ -1,4 +1,4 @@
-"""Measures of ``tammes measure``: every margin, and its optimum."""
+"""The measurements of ``tammes measure``: every margin, and its optimum."""
 
 import math
 import warnings
@@ -22,7 +22,7 @@ from tammes.split import Split, split
 
 QUANTILES = (0.01, 0.05, 0.25, 0.5, 0.75, 0.95, 0.99)
 _MEANS = "class_means"
-"""Beginning of the keys of measures whose prototypes are class means."""
+"""Prefix of the keys of measures that use class means as prototypes."""
 _BLOCK = 1 << 24
 """Largest number of similarities in memory."""
 _HULL = 300
@@ -76,7 +76,7 @@ class Measured:
         groups: measures by heading.
         scale: scale of the cosines, or None if scores are inner products.
         directions: unit prototypes, or unit class means in their place.
-        split: cosines of the examples; None without examples, as angles and margins are.
+        split: cosines of the examples; None without examples, as are angles and margins.
         pairs: closest class pairs: angle in degrees and both classes.
     """
 
@@ -91,7 +91,7 @@ class Measured:
     pairs: tuple[tuple[float, int, int], ...]
 
     def measure(self, key: str) -> Measure | None:
-        """Return a measure by its key, or None; with class means in place of prototypes, theirs."""
+        """Return a measure by its key, of the prototypes or of the class means; None if missing."""
         keys = (key, f"{_MEANS}.{key}")
         return next((m for _, group in self.groups for m in group if m.key in keys), None)
 
@@ -103,9 +103,9 @@ class Measured:
 def measure(given: MeasureInput, *, scale: float | None = None) -> Measured:
     """Measure prototypes, embeddings with labels, or both.
 
-    Without prototypes the class means of the unit embeddings take their place. Of several
-    prototypes of a class the nearest counts. The softmax bias is that of a cosine head with this
-    scale, or else of inner products, as in a linear head.
+    Without prototypes, the class means of the unit embeddings take their place. With several
+    prototypes per class, the nearest counts. The softmax bias is that of a cosine head with this
+    scale or, without a scale, of a linear head.
     """
     notes: list[str] = []
     prototypes = given.prototypes
@@ -134,7 +134,7 @@ def measure(given: MeasureInput, *, scale: float | None = None) -> Measured:
             angles = functional.angles(examples, bins=90)
             measured = _of_examples(given, prototypes, examples, angles, margins, scale)
             groups.append(("examples", named(measured)))
-            # Collapse is towards one prototype of each class.
+            # Neural collapse is defined for one prototype per class.
             single = None if prototypes.ndim == 3 else given.prototypes
             measured = _of_features(single, *given.examples, answers)
             groups.append(("features", tuple(measured)))
@@ -155,7 +155,7 @@ def measure(given: MeasureInput, *, scale: float | None = None) -> Measured:
 
 
 def _of_means(measure: Measure) -> Measure:
-    """Name a measure after the class means that stand for the prototypes."""
+    """Rename a measure, as class means stand for the prototypes."""
     name = measure.name.replace(" prototype", " class mean")
     if name == measure.name:
         name = f"{name} (class means)"
@@ -221,7 +221,7 @@ def _of_examples(
     scale: float | None,
 ) -> Iterator[Measure]:
     classes = len(prototypes)
-    # Reached at the simplex; in fewer dimensions it is a bound only.
+    # The simplex attains it; in too few dimensions for a simplex it is only a bound.
     best = {
         "optimum": classes / (classes - 1),
         "bound": classes > prototypes.shape[-1] + 1,
@@ -319,7 +319,7 @@ def closest_pairs(prototypes: Tensor, count: int = 10) -> tuple[tuple[float, int
     pairs: list[tuple[float, int, int]] = []
     for start in range(0, classes, 1000):
         some = rows[start : start + 1000].flatten(0, -2)
-        # Each centre to the nearest of every class, and of these the nearest of its class.
+        # From each centre to the nearest of every class, then the nearest over its own class.
         cosine = similarity.products(some, rows).unflatten(0, (-1, similarity.centers)).amax(1)
         cosine.masked_fill_(torch.ones_like(cosine, dtype=torch.bool).tril(start), -2.0)
         top = cosine.flatten().topk(min(count, cosine.numel()))

@@ -1,1 +1,1 @@
-"""Recognition of identities: retrieval, verification and open sets, of a run or of files."""
+"""Recognition of identities, of a run or of files: retrieval, verification and open-set search."""

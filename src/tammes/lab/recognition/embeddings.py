@@ -1,4 +1,4 @@
-"""Embeddings with identities: of a run, or from files in the formats of ``tammes measure``."""
+"""Embeddings with identities, from a run or from files in the formats of ``tammes measure``."""
 
 import itertools
 import os
@@ -38,13 +38,13 @@ KEYS: dict[str, tuple[str, ...]] = {
 }
 """Keys of each column of a file, in order of preference."""
 JUNK = (-1, files.IGNORED)
-"""Identities of junk: -1 as in Market-1501, and the label of ignored examples."""
+"""Identities that mark junk: -1 as in Market-1501, and the label of ignored examples."""
 _ROLES = {"query": True, "probe": True, "gallery": False}
-"""Values of a split column, and whether they are queries."""
+"""Values of a split column, and whether they mark queries."""
 
 
 class PairRows(NamedTuple):
-    """Rows ``(P, 2)`` of pairs of examples, whether they are of one identity, and their folds."""
+    """Rows ``(P, 2)`` of pairs of examples, whether each is of one identity, and their folds."""
 
     rows: Tensor
     same: Tensor
@@ -56,12 +56,12 @@ class IdentityEmbeddings:
     """Embeddings of examples whose identities are known.
 
     Attributes:
-        title: run or files that they are from.
+        title: the run or files they come from.
         identities: all integers or all strings; None if unknown.
         junk: examples that count neither as a match nor as wrong, shape ``(N,)``.
-        query: whether an example is a query, else of the gallery, shape ``(N,)``; None if each is
+        query: whether an example is a query or in the gallery, shape ``(N,)``; None if each is
             searched among all others.
-        names: paths or rows of the examples.
+        names: paths or row numbers of the examples.
         named: whether the names are paths.
         notes: sentences about what was left out or may surprise.
         pairs: pairs that the data set prescribes for verification, or None.
@@ -100,13 +100,13 @@ class IdentityEmbeddings:
         return [*self.notes, note]
 
     def without_cameras(self) -> "IdentityEmbeddings":
-        """Forget the cameras."""
+        """Return the same embeddings without cameras."""
         return replace(self, cameras=None)
 
     def sides(self) -> tuple[Tensor, Tensor]:
-        """Return the rows of queries and of the gallery; both are all rows if there are no sides.
+        """Return the rows of queries and of the gallery; without :attr:`query`, both are all rows.
 
-        Junk is not searched for, and stays in a gallery, whose ranking ignores it.
+        Junk is never a query; it stays in a separate gallery, where rankings ignore it.
         """
         rows = torch.arange(len(self))
         if self.query is None:
@@ -114,7 +114,7 @@ class IdentityEmbeddings:
         return rows[self.query & ~self.junk], rows[~self.query]
 
     def sample_pairs(self, limit: int, seed: int) -> SampledPairs:
-        """Sample pairs without junk: of a query and an item of the gallery, or of any two."""
+        """Sample pairs without junk: of a query and a gallery item, or of any two examples."""
         assert self.identities is not None
         first, second = self.sides()
         return sample_pairs(
@@ -152,10 +152,10 @@ def read_embeddings(
         keys: key of ``"embeddings"``, ``"identities"``, ``"cameras"``, ``"junk"``, ``"paths"`` or
             ``"split"`` if it is not one of :data:`KEYS`.
         partition: value of the column ``split`` whose rows are read.
-        images: folder that paths of images are relative to; by default that of the first file.
+        images: folder that image paths are relative to; by default that of the first file.
         need_identities: whether files without identities are an error.
-        need_cameras: whether it is an error if only queries or only the gallery have cameras; else
-            both do without.
+        need_cameras: whether it is an error if only queries or only the gallery have cameras;
+            otherwise cameras are then ignored.
 
     Raises:
         FileError: one sentence that names the file.
@@ -313,7 +313,7 @@ def _join_features(parts: Sequence[Tensor], title: str) -> Tensor:
 
 
 def _named(identities: list[Any] | None, names: list[str] | None) -> list[Any] | None:
-    """Replace numbers by the class names of the file, if it names every class."""
+    """Replace numbers with the class names of the file, if it names every class."""
     if identities is None or not names or isinstance(identities[0], str):
         return identities
     if any(not 0 <= number < len(names) for number in identities if number not in JUNK):
@@ -370,7 +370,7 @@ def _rows(found: IdentityEmbeddings, rows: list[int]) -> IdentityEmbeddings:
 
 
 def _join(query: IdentityEmbeddings, gallery: IdentityEmbeddings) -> IdentityEmbeddings:
-    """Join queries and a gallery of other files."""
+    """Join queries and a gallery from separate files."""
     sizes = query.features.shape[1], gallery.features.shape[1]
     if sizes[0] != sizes[1]:
         raise FileError(

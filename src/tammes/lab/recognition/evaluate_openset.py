@@ -1,4 +1,4 @@
-"""Open sets: search probes in a gallery that need not have their identity (1:N)."""
+"""Open-set identification (1:N): search probes in a gallery that may lack their identity."""
 
 from collections.abc import Sequence
 from dataclasses import replace
@@ -47,9 +47,10 @@ _FAILING = ("identity", "known searches", "missed %", "unknown searches", "accep
 
 
 class Searches(NamedTuple):
-    """Searches of all probes in each gallery, both of shape ``(galleries, Q)``.
+    """Searches of all Q probes in each gallery.
 
-    The similarity of the first item, and the rank of the best match, 0 for an unknown identity.
+    ``top`` is the similarity of the first item, ``rank`` the rank of the best match, 0 for an
+    identity that is not in the gallery; both have shape ``(galleries, Q)``.
     """
 
     top: Tensor
@@ -68,12 +69,12 @@ def evaluate_openset(
 ) -> Recognition:
     """Search probes in a gallery, and accept the first item at or above a threshold.
 
-    Without sides, the identities are divided at random into two disjoint galleries, as IJB-B and
-    IJB-C do: ``enrol`` examples of each identity are in its gallery, all others are probes, and
-    every probe is searched in both. Its identity is known to one and unknown to the other.
+    Without separate queries, the identities are divided at random into two disjoint galleries, as
+    in IJB-B and IJB-C: ``enrol`` examples of each identity are in its gallery, all others are
+    probes, and every probe is searched in both. One gallery has its identity, the other does not.
 
-    The false positive identification rates are by default those that can be measured; similarity
-    and resamples are those of :func:`.evaluate_retrieval`.
+    ``fpirs`` are false positive identification rates, by default those that can be measured;
+    ``similarity`` and ``resamples`` are as in :func:`.evaluate_retrieval`.
 
     Raises:
         ValueError: every probe is known, or none is; or there are too few for a rate.
@@ -109,7 +110,7 @@ def evaluate_openset(
     )
 
     def rankings(badness: Tensor) -> list[Ranking]:
-        """Return the first items of the searches with the largest badness."""
+        """Return the first items of the worst searches."""
         order = badness.flatten().argsort(descending=True, stable=True)
         order = order[badness.flatten()[order] > -torch.inf]
         shown = []
@@ -160,7 +161,7 @@ def report_searches(
 ) -> Recognition:
     """Report searches of known and unknown probes: separation, TPIR, thresholds.
 
-    ``names`` are the identities of the probes, if they are known; ``notes`` are added to.
+    ``names`` are the identities of the probes, or None; notes are appended to ``notes``.
     """
     known = searches.rank > 0
     unknown = int((~known).sum(1).min())

@@ -32,11 +32,11 @@ from tammes.metrics.functional.retrieval import (
 )
 
 SHOWN = 5
-"""Best and worst queries that are shown."""
+"""Number of best and of worst queries shown."""
 ITEMS = 8
-"""Items of a ranking that are shown."""
+"""Number of items of a ranking shown."""
 _RANKS = 50
-"""Ranks of the CMC curve."""
+"""Largest rank of the CMC curve."""
 
 
 @without_warnings
@@ -51,9 +51,9 @@ def evaluate_retrieval(
 ) -> Recognition:
     """Rank the gallery for each query, with the rules of Market-1501.
 
-    Without sides each example is searched among all others. The ranks are those of recall@k;
-    ``similarity`` and ``ap`` are those of :func:`tammes.metrics.functional.retrieval`, and the
-    resamples those of the intervals over identities.
+    Without separate queries, each example is searched among all others. ``ranks`` are the k of
+    recall@k; ``similarity`` and ``ap`` are as in :func:`tammes.metrics.functional.retrieval`, and
+    ``resamples`` is the number of bootstrap resamples of identities.
 
     Raises:
         ValueError: there is no query or no gallery, or no query has a match.
@@ -220,7 +220,7 @@ def _extremes(result: RetrievalResult) -> dict[str, Tensor]:
     """Return the places of the worst and of the best queries, by average precision."""
     values = result.per_query
     places = (values.matches > 0).nonzero().squeeze(1)
-    # Of equal precisions, the one whose match is closer than its nearest wrong item is better.
+    # Break ties by how much closer the best match is than the nearest wrong item.
     gap = (values.best_match - values.best_wrong)[places]
     places = places[gap.argsort(stable=True)]
     order = places[values.average_precision[places].argsort(stable=True)]
@@ -234,7 +234,7 @@ def _extremes(result: RetrievalResult) -> dict[str, Tensor]:
 def first_items(
     search: Search, rows: Tensor, gallery: Tensor, similarity: str, count: int
 ) -> dict[int, tuple[RankedItem, ...]]:
-    """Return the first ``count`` gallery items of some queries, by the place of the query.
+    """Return the first ``count`` gallery items of some queries, by index of the query.
 
     Items that a ranking ignores are left out; a wrong item is ahead of a match of equal similarity.
     ``gallery`` has the row of each gallery item among the examples.
@@ -260,7 +260,7 @@ def first_items(
 
 
 def one_of_each(order: Tensor, identities: Tensor, count: int) -> Tensor:
-    """Return the first places of an order, at most one of each identity."""
+    """Return the first ``count`` places of an order, at most one per identity."""
     chosen: dict[int, int] = {}
     for place in order.tolist():
         chosen.setdefault(int(identities[place]), place)
@@ -298,7 +298,7 @@ def _failing_queries(
 
 
 def _mistaken(examples: IdentityEmbeddings, items: dict[int, Any], wrong: Tensor) -> str:
-    """Return the identity that most of the wrong first items have, with its count."""
+    """Return the most frequent identity of the wrong first items, with its count."""
     firsts = torch.tensor([items[place][0].row for place in wrong.tolist()], dtype=torch.long)
     common = Counter(examples.of(firsts)).most_common(1)
     return f"{common[0][0]} ({common[0][1]:,})" if common else ""

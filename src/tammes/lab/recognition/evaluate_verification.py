@@ -34,7 +34,7 @@ RATES = (0.1, 0.01, 1e-3, 1e-4, 1e-5, 1e-6)
 """False acceptance rates of the table of thresholds, as far as they can be measured."""
 SIMILARITIES = ("cosine", "dot", "euclidean")
 _SHOWN = 8
-"""Pairs of each kind that are shown."""
+"""Number of pairs of each kind shown."""
 
 
 @without_warnings
@@ -52,10 +52,10 @@ def evaluate_verification(
     """Verify pairs of examples: ROC, TAR at a FAR, EER, minDCF.
 
     The pairs are by default those of the data set, or else all; of more than ``max_pairs`` of a
-    kind a sample is drawn. The false acceptance rates are by default those of 0.1, 0.01, ... that
-    can be measured; ``p_target`` is the prior probability of a same pair, for minDCF. Similarities
-    are ``"cosine"``, ``"dot"`` or ``"euclidean"`` (minus the squared distance); resamples are those
-    of the intervals over identities.
+    kind a sample is drawn. The false acceptance rates are by default those of :data:`RATES` that
+    can be measured; ``p_target`` is the prior probability of a same pair, for minDCF. The
+    similarity is ``"cosine"``, ``"dot"`` or ``"euclidean"`` (minus the squared distance);
+    ``resamples`` is the number of bootstrap resamples of identities.
 
     Raises:
         ValueError: there are no pairs of one identity or none of two, or too few for a rate.
@@ -211,7 +211,7 @@ def _failing(
 
 
 def _extremes(scores: Tensor, pairs: PairRows, *, highest: bool) -> list[Ranking]:
-    """Return the pairs that a threshold finds hardest, at most one of each example."""
+    """Return the highest-scoring pairs of two identities or the lowest of one; examples differ."""
     places = (~pairs.same if highest else pairs.same).nonzero().squeeze(1)
     order = places[scores[places].argsort(descending=highest, stable=True)]
     found: list[Ranking] = []

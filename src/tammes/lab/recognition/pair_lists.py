@@ -1,4 +1,4 @@
-"""Pairs of examples to verify, from a list."""
+"""Read lists of pairs to verify."""
 
 from collections.abc import Callable, Sequence
 from pathlib import Path, PurePosixPath
@@ -13,14 +13,14 @@ from tammes.lab.measure.formats import FileError
 from tammes.lab.recognition.embeddings import IdentityEmbeddings, PairRows
 
 _COMPARED = 20_000
-"""Largest number of names that a missing one is compared with."""
+"""Largest number of names among which a near match of a missing one is sought."""
 
 
 def read_pairs(path: str, examples: IdentityEmbeddings) -> PairRows:
     """Read a list of pairs: ``pairs.txt`` of LFW, or trials ``1 FIRST SECOND``, ``0 ...``.
 
-    Names are the paths of the examples, with or without their folders and suffix; they are numbers
-    of rows if the embeddings have no paths.
+    Names are the paths of the examples, with or without folders and suffix, or row numbers if the
+    embeddings have no paths.
 
     Raises:
         FileError: pairs name examples that are not there.
@@ -59,7 +59,7 @@ def _find_rows(
 
 
 def _names(examples: IdentityEmbeddings) -> dict[str, int]:
-    """Return the row of each name; shorter forms of a path are known where they are unique."""
+    """Return the row of each name, including shorter forms of a path if they are unique."""
     if not examples.named:
         return {str(row): row for row in range(len(examples))}
     known: dict[str, int] = {}

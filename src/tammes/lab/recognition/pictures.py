@@ -21,7 +21,7 @@ SIDE = 96
 
 
 class Pictures(Protocol):
-    """Images of examples, where they are at hand."""
+    """Images of examples, as far as they are available."""
 
     def show(self, row: int) -> str | None:
         """Return the image of an example as a data URL, or None."""
@@ -69,7 +69,7 @@ class FilePictures:
 
 @dataclass(frozen=True, eq=False)
 class RunPictures:
-    """Test images of a run, from its data set if that is at hand, by their place in it."""
+    """Test images of a run, from its data set if that is available, by their index in it."""
 
     run: Run
     index: Tensor
@@ -80,7 +80,7 @@ class RunPictures:
         return None if images is None else image_url(shrink(images.read(row)[None], SIDE)[0])
 
     def notes(self) -> list[str]:
-        """Return a sentence about a data set that is not at hand."""
+        """Return a sentence about a data set that is not available."""
         _, why = self._loaded
         return [why] if why else []
 

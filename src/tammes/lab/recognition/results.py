@@ -18,11 +18,11 @@ P = ParamSpec("P")
 LEVEL = 0.95
 """Share of the resamples that an interval contains."""
 FAILING = 10
-"""Identities among those that fail most."""
+"""Number of identities listed as failing most."""
 
 
 class Number(NamedTuple):
-    """A number with its interval over identities; rates are shares, shown in percent."""
+    """A number with its interval over identities; rates are fractions, shown in percent."""
 
     key: str
     name: str
@@ -45,7 +45,7 @@ class Number(NamedTuple):
 
 
 def percent(share: float) -> str:
-    """Format a rate in percent without the sign, a small one with two digits that count.
+    """Format a rate in percent without the sign, a small one with two significant digits.
 
     Example:
         >>> percent(0.12345), percent(0.0000123)
@@ -92,10 +92,10 @@ class Listing(NamedTuple):
 
 
 class OperatingPoint(NamedTuple):
-    """Threshold to deploy for a rate of false acceptances.
+    """Thresholds to deploy for a target rate of false acceptances.
 
-    The thresholds, of each gallery or of all pairs, are the smallest that keep the target; at them
-    that rate is ``reached``, and ``accepted`` is the rate of true acceptances.
+    They are the smallest that keep the target, for each gallery or for all pairs; there the rate of
+    false acceptances is ``reached``, and that of true acceptances ``accepted``.
     """
 
     target: float
@@ -105,7 +105,7 @@ class OperatingPoint(NamedTuple):
 
 
 class MeasuredCurve(NamedTuple):
-    """Curve with a band, all of shape ``(P,)``; a band is None without identities."""
+    """Curve with a confidence band, all of shape ``(P,)``; the band is None without identities."""
 
     x: Tensor
     y: Tensor
@@ -136,7 +136,7 @@ class Recognition:
     Attributes:
         protocol: ``retrieval``, ``verification`` or ``openset``.
         title: run or files.
-        summary: sentences on what was evaluated.
+        summary: what was evaluated, in sentences.
         counts: number of examples, identities, queries, pairs...
         notes: sentences about what was left out or may surprise.
         failing: identities that fail most.
@@ -191,9 +191,10 @@ def failing_identities(
     wrong: tuple[Tensor, Tensor],
     caption: str,
 ) -> Listing:
-    """List the identities with the largest share of wrong decisions, of both kinds together.
+    """List the identities with the largest share of wrong decisions, over both kinds.
 
-    The columns are the identity, then the number asked and the percentage wrong of either kind.
+    The columns are the identity, then for each kind the number of decisions and the percentage
+    wrong.
     """
     shares = [w / count.clamp_min(1) for w, count in zip(wrong, asked, strict=True)]
     badness = (shares[0] + shares[1]).tolist()
@@ -213,7 +214,7 @@ def operating_points(
 ) -> tuple[OperatingPoint, ...]:
     """Return the thresholds to deploy, shape ``(galleries, rates)``, with both rates at each.
 
-    The numbers are ``far.0``, ``tar.0`` and so on of ``found``, for the rates FAR and TAR.
+    The rates FAR and TAR, for example, are ``far.0``, ``tar.0`` and so on in ``found``.
     """
     keys = [rate.lower() for rate in rates]
     return tuple(
@@ -230,7 +231,7 @@ def operating_points(
 
 
 def without_warnings(evaluate: Callable[P, Recognition]) -> Callable[P, Recognition]:
-    """Silence the warnings of the metrics: each of them is a note or an error of an evaluation."""
+    """Silence the warnings of the metrics, which an evaluation reports as notes or errors."""
 
     @functools.wraps(evaluate)
     def quiet(*args: P.args, **kwargs: P.kwargs) -> Recognition:
@@ -283,9 +284,9 @@ def as_curve(x: Tensor, values: Sequence[BootstrapInterval | float]) -> Measured
 
 
 def grid(negatives: int) -> Tensor:
-    """Rates from the smallest that so many negatives can measure up to 1, for a curve.
+    """Return the rates of a curve, from the smallest measurable with so many negatives up to 1.
 
-    They are even in logarithms, and even between 0.1 and 1.
+    They are spaced logarithmically, and between 0.1 and 1 also linearly.
     """
     smallest = -math.log10(max(negatives, 2))
     small = torch.logspace(smallest, 0, 60, dtype=torch.double)
@@ -293,20 +294,20 @@ def grid(negatives: int) -> Tensor:
 
 
 def places_at(points: OperatingPoints, rates: Tensor) -> Tensor:
-    """Index of the smallest threshold of each rate: it accepts at most that share of negatives."""
+    """Return the index of the smallest threshold that accepts at most each rate of negatives."""
     possible = points.negatives[points.thresholds > -torch.inf]
-    # A product that rounding lowered just below an integer means that integer.
+    # Make up for products that rounding lowered to just below an integer.
     allowed = rates * points.all_negatives * (1 + 1e-12)
     return torch.searchsorted(possible, allowed, right=True) - 1
 
 
 def positives_at(points: OperatingPoints, rates: Tensor) -> Tensor:
-    """Share of the positives that is accepted at each rate of accepted negatives."""
+    """Return the share of positives accepted at each rate of accepted negatives."""
     return points.positives[places_at(points, rates)] / points.all_positives
 
 
 def measurable(rates: Sequence[float], negatives: int) -> list[float]:
-    """Return the rates that so many negatives can measure."""
+    """Return the rates that can be measured with a number of negatives."""
     return [rate for rate in rates if negatives * rate >= 1 - 1e-9]
 
 

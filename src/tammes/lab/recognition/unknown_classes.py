@@ -1,4 +1,4 @@
-"""Open sets of a classifier: test images of its classes against images of no known class."""
+"""Open-set classification: test images of known classes against images of unknown classes."""
 
 import os
 from collections.abc import Callable, Sequence
@@ -40,11 +40,11 @@ SCORES = ("prototype", *_LOGITS)
 
 @dataclass(frozen=True, eq=False)
 class ClassifiedExamples:
-    """Examples of known classes, then examples of unknown ones, and the scores of a classifier.
+    """Examples of known classes, then of unknown ones, and the scores of a classifier.
 
     Attributes:
-        examples: embeddings; identities are names of classes, or None if those of unknown examples
-            are not known.
+        examples: embeddings; identities are class names, or None if those of the unknown examples
+            are missing.
         labels: class of each example, -1 if it is unknown, shape ``(N,)``.
         logits: shape ``(N, C)``.
         prototypes: all prototypes of the classes, shape ``(C, D)`` or ``(C K, D)``.
@@ -60,7 +60,7 @@ class ClassifiedExamples:
 
 @torch.no_grad()
 def classified_by_run(folder: str | os.PathLike[str], unknown: str) -> ClassifiedExamples:
-    """Classify the test images of a run, and those of an ``unknown`` data set, with its model."""
+    """Classify the test images of a run, and an ``unknown`` data set, with the model of the run."""
     run = Run(Path(folder))
     known = run_embeddings(folder)
     if "identities" in run.data or not classifies(
@@ -87,7 +87,7 @@ def classified_by_run(folder: str | os.PathLike[str], unknown: str) -> Classifie
 def classified_by_files(
     paths: Sequence[str], unknown: Sequence[str], *, scale: float | None = None
 ) -> ClassifiedExamples:
-    """Classify embeddings of files with prototypes of files, as ``tammes measure`` reads them.
+    """Classify embeddings with prototypes, both from files as ``tammes measure`` reads them.
 
     ``scale`` is that of a cosine head; by default logits are inner products.
     """
@@ -159,7 +159,7 @@ def _join(
         junk=torch.zeros(len(features), dtype=torch.bool),
         names=[*known.names, *(f"unknown {row}" for row in range(count))],
         pictures=None,
-        # The classes of a classifier are trained on.
+        # That classes were trained on is no caveat for a classifier.
         notes=tuple(note for note in known.notes if "trained on" not in note),
     )
     every = torch.cat([labels.long(), torch.full((count,), -1)])
@@ -175,7 +175,7 @@ def evaluate_unknown(
     resamples: int = 200,
     seed: int = 0,
 ) -> Recognition:
-    """Separate test images of known classes from images of unknown ones.
+    """Evaluate how well test images of known classes are told from images of unknown ones.
 
     An example is accepted if its score is at or above a threshold. TPIR is the share of known
     examples that are accepted and classified correctly, FPIR that of unknown ones accepted.
@@ -184,7 +184,7 @@ def evaluate_unknown(
         given: examples and their logits.
         score: one of :data:`SCORES`, for thresholds, curves and intervals.
         fpirs: rates of accepted unknown examples; by default those that can be measured.
-        resamples: resamples of the intervals over classes.
+        resamples: number of bootstrap resamples of classes, for the intervals.
         seed: seed of the resamples.
     """
     if score not in SCORES:

@@ -1,1 +1,1 @@
-"""Figures and pages of what was measured."""
+"""Figures and HTML pages of results."""

@@ -89,7 +89,7 @@ def pair_blocks(seen: InspectedRun, count: int) -> list[Block]:
 
 
 def worst_mistakes(seen: InspectedRun) -> list[Block]:
-    """Show the images that are farthest on the wrong side, the worst first."""
+    """Show the misclassified images with the most negative margins, the worst first."""
     if seen.images is None:
         return []
     known = [
@@ -105,7 +105,7 @@ def worst_mistakes(seen: InspectedRun) -> list[Block]:
 
 
 def _gallery(seen: InspectedRun, pair: Pair) -> ImageGallery | None:
-    """Show the errors of a pair between a correct example of each; None without errors."""
+    """Show the errors of a pair between a correct example of each class; None without errors."""
     if seen.images is None:
         return None
     both = {(pair.first, pair.second), (pair.second, pair.first)}

@@ -25,18 +25,18 @@ T = TypeVar("T")
 
 @dataclass(frozen=True, eq=False)
 class InspectedRun:
-    """Tensors and details of one run of a group; None where its record has none.
+    """Tensors and details of one run of a group; None if its record lacks them.
 
     Attributes:
         names: names of the classes.
-        prototypes: shape ``(C, D)``, or ``(C, K, D)`` with several of a class.
+        prototypes: shape ``(C, D)``, or ``(C, K, D)`` with several per class.
         features: features of test examples, a selection if there are many, shape ``(N, D)``.
         cosines: cosines of these examples to the prototypes, split by their labels.
         total: number of test examples.
         counts: number of test examples per class, shape ``(C,)``.
         confused: number of errors by label and prediction.
         images: some of the images, uint8, shape ``(M, channels, height, width)``.
-        image_margins: cosine to their true class minus that to the predicted one, of mistakes.
+        image_margins: cosine to the true class minus that to the predicted one, for mistakes.
     """
 
     seed: int
@@ -55,7 +55,7 @@ class InspectedRun:
 
     @property
     def drawable(self) -> tuple[Tensor, Tensor, Tensor] | None:
-        """One prototype of each class, features and labels; None if the run lacks some of them."""
+        """One prototype of each class, features and labels; None if the run lacks any of them."""
         prototypes, features, labels = self.prototypes, self.features, self.labels
         if self.cosines is None or prototypes is None or features is None or labels is None:
             return None
@@ -70,8 +70,8 @@ class InspectedRun:
 class LoadedRuns:
     """Everything that a page shows about a set of runs.
 
-    The lines of ``metrics.jsonl`` and ``timing.jsonl`` are by folder; one finished run of each
-    group is ``seen``, by the label of the group.
+    ``metrics`` and ``timing`` have the lines of ``metrics.jsonl`` and ``timing.jsonl`` by folder,
+    ``seen`` one finished run of each group by its label.
     """
 
     study: Study
@@ -114,7 +114,7 @@ def representative_seeds(groups: Sequence[Group]) -> dict[Group, int]:
 
 
 def _read(group: Group, run: Run, troubles: list[Trouble], piece: Callable[[Run], T]) -> T | None:
-    """Read a piece of a record; an error is added to the troubles, once, and not raised."""
+    """Read part of a record; an error is not raised but added to ``troubles``, once."""
     try:
         return piece(run)
     except RecordError as error:
@@ -159,7 +159,7 @@ def _names(run: Run, prototypes: Tensor | None) -> list[str]:
 
 
 def _tensors(run: Run, name: str, *keys: str, optional: str = "") -> list[Tensor]:
-    """Return tensors of a file; the ``optional`` one is the last, if it is there."""
+    """Return tensors of a file, ending with the ``optional`` one if the file has it."""
     found = run.tensors(name)
     keys += (optional,) * (optional in found)
     for key in keys:
@@ -223,7 +223,7 @@ def _embeddings(run: Run, prototypes: Tensor | None) -> dict[str, Any]:
 def _margins_of_mistakes(
     features: Tensor, labels: Tensor, predictions: Tensor, prototypes: Tensor, index: Tensor
 ) -> dict[int, float]:
-    """Return how much closer a mistake is to its class than to the predicted one, by its index."""
+    """Return the cosine to the true minus that to the predicted class, by index of the mistake."""
     wrong = (labels != predictions).nonzero().flatten()
     similarity, rows = to_nearest(Cosine(), prototypes), features[wrong].float()
     own, predicted = (
@@ -234,7 +234,7 @@ def _margins_of_mistakes(
 
 
 def _images(run: Run, margins: Mapping[int, float]) -> dict[str, Any]:
-    """Return images, and the margins of those whose margin is known by their index."""
+    """Return images, with the margins of those whose index has one."""
     images, labels, predictions, *index = _tensors(
         run, "examples", "images", "labels", "predictions", optional="index"
     )

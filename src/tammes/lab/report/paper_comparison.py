@@ -192,7 +192,7 @@ class PaperComparison:
 
     @cached_property
     def open(self) -> list[tuple[str, str, int]]:
-        """Cells still to be run; of those on request, only cells that were begun."""
+        """Cells still to be run, with those on request only if another seed of theirs was run."""
         begun = {(entry.row, entry.column) for entry in self.ledger.cells}
         missing = self.ledger.open(self.recipe, 1 if self.ledger.quick else None)
         return [

@@ -30,7 +30,7 @@ _TITLE = 40
 _UNFOLDED = 36
 """Largest number of rows of a table that a page does not fold."""
 _BESIDE = 4
-"""Columns side by side in an overview table of a page."""
+"""Number of columns side by side in an overview table of a page."""
 
 
 # ------------------------------------------------------------------------------ for a terminal

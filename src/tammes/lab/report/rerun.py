@@ -101,7 +101,7 @@ def rerun(loaded: LoadedRuns, command: str | None) -> list[Block]:
     runs = [run for group in loaded.groups for run in group.every]
     known = read_each(runs, "environment")
     typed = [str(each["command"]) for _, each in known if each.get("command")]
-    # A run that was trained by itself has its command below.
+    # The command of a single training is among those of the groups below.
     whole = dict.fromkeys(text for text in typed if not text.startswith("tammes train "))
     seed, lines = attrgetter("seed"), []
     for group in loaded.groups:

@@ -1,4 +1,4 @@
-"""Verdicts of pages and commands: their numbers, handed to :mod:`tammes.lab.stats.verdict`."""
+"""Verdicts for pages and commands: collects their numbers for :mod:`tammes.lab.stats.verdict`."""
 
 import itertools
 import textwrap
@@ -29,15 +29,15 @@ from tammes.lab.stats.verdict import (
 )
 
 _MARGINS = {"sample_margin": "sample margin", "class_margin": "class margin"}
-"""Margins that may grow without the accuracy, the more telling one first."""
+"""Margins that may grow while the accuracy does not, the more telling one first."""
 _RECOGNISED = ("map", "eer")
-"""Quantities whose winner is named, of retrieval and of verification."""
+"""Quantities of retrieval and of verification whose winner is named."""
 _WIDE = 2.0
-"""Half the width of an interval over identities, in points, from which more are recommended."""
+"""Half-width of an interval, in points, above which more identities are recommended."""
 _QUOTED = 100
-"""Largest number of letters of a claim that fails."""
+"""Longest quotation of a claim that fails, in characters."""
 _USUAL_RATE = 0.01
-"""Rate of false acceptances that a threshold is quoted for."""
+"""False acceptance rate for which a threshold is quoted."""
 
 
 def as_text(sentences: Sequence[str], *, width: int = 100) -> str:
@@ -72,7 +72,7 @@ def _of_group(group: Group, loaded: LoadedRuns, main: Quantity) -> Contender:
 
 
 def _chance(group: Group) -> float | None:
-    """Return the accuracy of guessing in percent."""
+    """Return the accuracy of random guessing in percent."""
     for _, data in read_each(group.runs.values(), "data"):
         if isinstance(data.get("classes"), list) and data["classes"]:
             return 100 / len(data["classes"])
@@ -252,7 +252,7 @@ def _measured(number: Number, identities: int | None) -> str:
     half = 50 * (number.high - number.low)
     if identities is None or not number.percent or half <= _WIDE:
         return f"{text}."
-    # The width of an interval falls with the root of the number of identities.
+    # The width of an interval falls with the square root of the number of identities.
     needed = float(f"{identities * half**2:.2g}")
     return f"{text}: about {needed:,.0f} identities would narrow that to ± 1 point."
 

@@ -21,8 +21,8 @@ class _Claim:
 
     Attributes:
         says: the claim in a sentence.
-        columns: columns of the claim; by default all that have the rows, or for :class:`Near` all
-            that are run by default.
+        columns: columns to judge; by default all that have the rows, except on-request columns
+            that were not run.
     """
 
     says: str
@@ -42,7 +42,7 @@ class Better(_QuantityClaim):
 
     Attributes:
         pairs: pairs of the better row and the worse row.
-        by: smallest difference, in the unit of the quantity.
+        by: smallest difference claimed, in the unit of the quantity.
         where_below_optimum: restrict to pairs whose second row is more than this below the optimum.
     """
 
@@ -68,7 +68,7 @@ class Near(_QuantityClaim):
 
 @dataclass(frozen=True, kw_only=True)
 class Bound(_QuantityClaim):
-    """Claim that a quantity is at least, or at most, a number; a claim has one of the two."""
+    """Claim that a quantity is at least, or at most, a number; exactly one of the two is set."""
 
     rows: tuple[str, ...]
     at_least: float | None = None
@@ -82,7 +82,7 @@ class Course(_Claim):
     Attributes:
         curve: path in the lines of ``metrics.jsonl``.
         falls: rows whose curve is lowest at the end, within a tolerance.
-        falls_then_rises: rows whose curve is lowest in between.
+        falls_then_rises: rows whose curve is lowest before the end and clearly rises afterwards.
     """
 
     curve: str
@@ -98,7 +98,7 @@ class Peak(_QuantityClaim):
         peak: name of the setting, such as ``margin``.
         at_least: smallest claimed location of the peak.
         at_most: largest claimed location of the peak.
-        not_before: another quantity, whose peak is claimed to be at the same place or before.
+        not_before: another quantity, whose peak is claimed to be at the same or a smaller value.
     """
 
     rows: tuple[str, ...]

@@ -34,7 +34,7 @@ _POINTS = 1000
 def collect_entry(
     recipe: Recipe, planned: PlannedCell, folder: Path, ledger: Ledger
 ) -> Entry | None:
-    """Return the entry of a cell, or None if it has not ended; note its machine in the ledger."""
+    """Return the entry of a cell, or None if it has not ended; add its machine to the ledger."""
     about = _cell_key(planned)
     if planned.kind == "sphere":
         path = folder / CELL
@@ -102,7 +102,7 @@ def failed_entry(planned: PlannedCell, reason: str) -> Entry:
 
 
 def lacks(recipe: Recipe, entry: Entry) -> bool:
-    """Return whether an entry lacks curves or extras that the recipe keeps by now."""
+    """Return whether an entry lacks curves or extras that the recipe now keeps."""
     curves = entry.status == "done" and entry.curves and not {*recipe.curves} <= {*entry.curves}
     # Scatter points are kept for two-dimensional features only.
     kept = {*recipe.keep} - {"scatter"}
@@ -131,7 +131,7 @@ def tuning_score(trial: PlannedCell, run: Run) -> dict[str, Any] | None:
 
 
 def _machine_and_command(around: Mapping[str, Any], ledger: Ledger) -> dict[str, Any]:
-    """Return the number of the machine in the ledger, and the command."""
+    """Return the index of the machine in the ledger, and the command."""
     machine = {key: around[key] for key in MACHINE if key in around}
     number = ledger.machine(machine) if machine else None
     return {"machine": number, "command": without_place(str(around.get("command", "")))}
@@ -222,7 +222,7 @@ def _significant(value: float, digits: int) -> float:
 
 
 def _health(run: Run) -> dict[str, Any]:
-    """Return findings, main numbers and duration of each look, and the duration of an epoch."""
+    """Return findings, main numbers and time of each health check, and the time of an epoch."""
     kept = ("loss", "accuracy", "prototype_cosine", "feature_cosine")
     looks = [
         {

@@ -2,10 +2,11 @@
 
 Rows are compared paired by seed. A claim *holds* if the whole 95 % interval of the difference is on
 the claimed side, and *leans* that way if only the mean is. A single seed has no interval, so it
-leans at most, and so do seeds with identical differences. A diverged seed counts against the claim
-about its row. A claim of several comparisons is as good as the worst of them. Where the cells were
-tested on identities, the interval over these is quoted beside that over seeds: seeds say whether a
-row is better on these identities, identities whether it would be on others.
+leans at most, and so do seeds with identical differences. A diverged seed counts against a claim
+that its row is good, and for a claim that it is worse. A claim of several comparisons is as good as
+the worst of them. For cells tested on identities, the interval over identities is quoted next to
+that over seeds: seeds show whether a row is better on these identities, identities whether it would
+be on others.
 """
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -24,15 +25,16 @@ Outcome: TypeAlias = Literal["holds", "leans", "fails", "open"]
 _LATE = 0.1
 """Share of the epochs that counts as the end of training."""
 _LITTLE = 0.05
-"""Rise that is tolerated, as a share of the fall."""
+"""Largest rise after the minimum of a falling curve, as a share of the fall."""
 
 
 @dataclass(frozen=True)
 class Comparison:
-    """One comparison of rows within a claim, in words, and its verdict.
+    """One comparison within a claim, in words, and its verdict.
 
-    The difference is positive in favour of the claim, and None for a curve; ``needed`` is the
-    smallest that is claimed.
+    ``difference`` is positive in favour of the claim, and None for curves and peaks; ``needed`` is
+    the smallest that is claimed. For :class:`.Near` they are ours minus the published number, and
+    the largest deviation allowed.
     """
 
     rows: tuple[str, ...]
@@ -233,7 +235,7 @@ def _best(
 
 
 def _is_there(claim: Peak, places: Sequence[float]) -> bool:
-    """Return whether a peak is where it is claimed; the second place is that of ``not_before``."""
+    """Return whether the peak is where it is claimed; ``places[1]`` is that of ``not_before``."""
     least = claim.at_least if claim.at_least is not None else -float("inf")
     most = claim.at_most if claim.at_most is not None else float("inf")
     # Without a peak the place is NaN, and every comparison is false.
@@ -248,7 +250,7 @@ def _without_diverged(
     counts_against: str | None = None,
     counts_for: str | None = None,
 ) -> Comparison:
-    """Take seeds into account whose divergence counts against a claim, or for it."""
+    """Adjust a comparison for diverged seeds, which count against the claim or for it."""
     for row, outcome in ((counts_against, "fails"), (counts_for, "leans")):
         count = 0 if row is None else ledger.diverged(row, part.column)
         if row is not None and count:

@@ -19,7 +19,7 @@ from tammes.lab.stats.paired import Summary, summary
 
 CellStatus: TypeAlias = Literal["done", "diverged", "failed"]
 _ABOUT_TRIALS = ("tried", "trials")
-"""Keys beside the tuned settings: all settings that were tried, and digests of the tuning runs."""
+"""Keys next to the tuned settings: all candidates that were tried, and digests of their runs."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -28,15 +28,15 @@ class Entry:
 
     Attributes:
         digest: see :attr:`.PlannedCell.digest`.
-        values: quantities by name, if it is done.
+        values: quantities by name, if the cell is done.
         optimum: largest possible class and sample margin.
         step: last step, or the step at which it diverged.
         seconds: training time.
         chosen: epoch that the values are from, in words.
-        curves: ``epoch``, and values at these epochs by path.
+        curves: the epochs under ``epoch``, and the values at these epochs by path.
         kept: extras that the recipe keeps: ``health``, ``histograms``, ``scatter``, ``sphere``,
             ``fewshot``, ``identities``.
-        reason: why it is not done.
+        reason: why the cell is not done.
         machine: index into the machines of the ledger.
     """
 
@@ -58,7 +58,7 @@ class Entry:
     command: str = ""
 
     def curve(self, path: str) -> dict[int, float]:
-        """Return the values of a curve by epoch, where it is known."""
+        """Return the finite values of a curve by epoch."""
         points = zip(self.curves.get("epoch", ()), self.curves.get(path, ()), strict=False)
         known = ((x, y) for x, y in points if x is not None and y is not None)
         return {int(x): y for x, y in known if math.isfinite(y)}
@@ -139,11 +139,11 @@ class Ledger:
     def current(self, recipe: Recipe, *, quick: bool = False) -> "Ledger":
         """Move entries that do not belong to the current version of a recipe to ``former``.
 
-        An entry belongs to the cell that has its digest: if the recipe has that cell under another
-        row or column by now, the entry moves there.
+        An entry belongs to the cell with its digest: if the recipe now has that cell in another row
+        or column, the entry moves there.
 
         Raises:
-            RecordError: the ledger belongs to another recipe, or to the other form of it.
+            RecordError: the ledger belongs to another recipe, or only one of the two is quick.
         """
         if (self.recipe, self.quick) != (recipe.name, quick):
             forms = {True: " in quick form", False: ""}
@@ -204,11 +204,11 @@ class Ledger:
         return {seed: drawn for seed, drawn in found.items() if drawn}
 
     def summary(self, row: str, column: str, quantity: str) -> Summary | None:
-        """Return mean and standard deviation over the seeds of a cell; None if none is done."""
+        """Return mean and standard deviation over the seeds of a cell; None if no seed is done."""
         return summary(self.values(row, column, quantity).values())
 
     def find(self, planned: PlannedCell) -> Entry | None:
-        """Return the entry of a cell; None if it is open or its entry has another digest."""
+        """Return the entry of a cell; None if it has none with this digest."""
         for entry in self.cells:
             here = (entry.row, entry.column, entry.seed, entry.digest)
             if here == (planned.row, planned.column, planned.seed, planned.digest):
@@ -234,7 +234,10 @@ class Ledger:
         return self.machines.index(about)
 
     def tuned_settings(self, recipe: Recipe | None = None) -> dict[Place, dict[str, Any]]:
-        """Return the tuned settings by place; with a recipe, only those of runs that it plans."""
+        """Return the tuned settings by row and column.
+
+        With a recipe, only those whose tuning runs it still plans, also for cells tuned as another.
+        """
         found = {}
         for name, values in self.tuned.items():
             row, _, column = name.partition("/")

@@ -15,7 +15,7 @@ _FEWSHOT = {
     "base_shot5": "5-shot accuracy on base classes",
     "base_accuracy": "accuracy on base classes",
 }
-"""Accuracies: on novel classes unless others are named; base images are held out of training."""
+"""Accuracies, on novel classes unless named otherwise; base images are held out of training."""
 _ANALYSED = {
     "d_intra_base": "D_intra on base classes",
     "d_inter_base": "D_inter on base classes",
@@ -37,7 +37,7 @@ _IDENTITIES = {
     "identification": ("rank 1 in 1:N", "identification_rank_1"),
     "tpir_fpir_1e-2": ("TPIR at FPIR 1 %", "tpir_at_fpir_1e-2"),
 }
-"""Name and key in ``final.json`` of measures of identities that were not trained."""
+"""Name, and key in ``final.json``, of measures on identities unseen in training."""
 
 KNOWN: dict[str, Quantity] = {
     **{quantity.key: quantity for quantity in QUANTITIES if quantity.key != "seconds"},
@@ -84,7 +84,7 @@ def read_intervals(final: Mapping[str, Any]) -> dict[str, list[float]]:
 
 
 def read_all(final: Mapping[str, Any]) -> dict[str, float]:
-    """Read all quantities of a ``final.json``; those of episodes are under ``fewshot``.
+    """Read all quantities of a ``final.json``, with those of episodes under ``fewshot``.
 
     Example:
         >>> read_all({"test": {"accuracy": 0.75}})

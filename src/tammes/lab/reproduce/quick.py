@@ -13,7 +13,7 @@ _SHOT, _QUERIES = 2, 4
 
 
 def quick_config(config: Config, overrides: Mapping[str, Any]) -> Config:
-    """Return a configuration in quick form, with the fields of the recipe's own quick form.
+    """Return the quick form of a configuration; ``overrides`` are the recipe's own quick fields.
 
     Example:
         >>> full = Config(backbone="layer13", epochs=50, lr_schedule="steps([25, 40], 0.1)")
@@ -37,7 +37,7 @@ def quick_config(config: Config, overrides: Mapping[str, Any]) -> Config:
 
 
 def quick_settings(settings: Mapping[str, Any]) -> dict[str, Any]:
-    """Return the settings of a cell without a network in quick form."""
+    """Return the quick form of the settings of a cell that trains no network."""
     return {**settings, "steps": min(STEPS, settings.get("steps", STEPS))}
 
 
@@ -50,7 +50,7 @@ def _narrow_backbone(backbone: str) -> str:
 
 
 def _small_episodes(sampler: str) -> str:
-    """Reduce episodes to two images per class, as there are few of each."""
+    """Reduce episodes to two images per class, as few are loaded."""
     call = parse_call(sampler, what="sampler")
     if call.name != "episodes" or "way" not in call.kwargs:
         return sampler
@@ -59,7 +59,7 @@ def _small_episodes(sampler: str) -> str:
 
 
 def _few_episodes(selection: str) -> str:
-    """Reduce the episodes that choose an epoch."""
+    """Reduce the number of episodes that score an epoch."""
     if not selection:
         return ""
     call = parse_call(selection, what="select_epoch")

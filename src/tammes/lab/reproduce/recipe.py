@@ -61,8 +61,8 @@ class _RowOrColumn:
         config: fields of the configuration.
         values: values of the placeholders in braces.
         tune: placeholders to tune, with their candidates.
-        tuned_as: row or column whose tuned settings it has; by default it is tuned itself.
-        settings: settings of the episodes or of the toy.
+        tuned_as: row or column whose tuned settings are used; by default it is tuned itself.
+        settings: settings of the episodes or of the toy problem.
         on_request: whether its cells are run only if it is named.
     """
 
@@ -84,7 +84,7 @@ class Row(_RowOrColumn):
         overrides: further fields of the configuration, by column.
         columns: columns that have this row; by default all.
         kind: kind of the cells: ``train``, ``fewshot`` (training and few-shot evaluation), or
-            ``sphere`` (the toy on the sphere).
+            ``sphere`` (the toy problem on the sphere).
         note: remark for the page.
     """
 
@@ -105,9 +105,9 @@ class PlannedCell:
 
     Attributes:
         config: configuration of the run, if it trains a network.
-        settings: settings of the episodes or of the toy.
-        tried: candidates of a tuning run, which is not in the table.
-        known_as: digest with the data source of the recipe, if the data are read from elsewhere.
+        settings: settings of the episodes or of the toy problem.
+        tried: candidate values of a tuning run, which is not part of the table.
+        known_as: digest under the recipe's own data source, if the data are read from elsewhere.
     """
 
     row: str
@@ -157,7 +157,7 @@ class Recipe:
         config: configuration fields of all cells.
         settings: settings of all episodes.
         paper: published numbers by row, column and quantity.
-        released: numbers of the authors' released code, likewise.
+        released: numbers of the authors' released code, in the same form.
         released_source: origin of the released numbers.
         released_title: heading of the released numbers in tables.
         curves: paths in the lines of ``metrics.jsonl`` that the ledger keeps.
@@ -207,13 +207,13 @@ class Recipe:
         return self.rows[row].on_request or self.columns[column].on_request
 
     def all_places(self) -> list[Place]:
-        """Return row and column of all cells, also of those that are run on request."""
+        """Return row and column of all cells, including those run only on request."""
         return [(row, each) for row in self.rows for each in self.columns if self.has(row, each)]
 
     def places(
         self, rows: Sequence[str] | None = None, columns: Sequence[str] | None = None
     ) -> Iterator[Place]:
-        """Yield row and column of the selected cells; by default all that do not run on request."""
+        """Yield row and column of the selected cells; by default all but those on request."""
         check_names(rows or (), self.rows, f"{self.name} has no row")
         check_names(columns or (), self.columns, f"{self.name} has no column")
         usual_rows = [name for name, row in self.rows.items() if not row.on_request]

@@ -47,7 +47,7 @@ def inherit(
 
     Configuration, settings, quick form and protocol are inherited. ``null`` removes a key, and a
     protocol line with nothing but ``what`` removes that line. A relative path in ``like`` refers to
-    ``folder``; the files ``before`` led here.
+    ``folder``; ``before`` are the files followed so far, to detect cycles.
     """
     own = dict(values)
     name = own.pop("like", None)

@@ -43,7 +43,7 @@ def load(name: str | Path) -> Recipe:
 
 
 def read(plain: Any, name: str, folder: Path = Path()) -> Recipe:
-    """Read a recipe from the values of YAML and plan every cell once, as a check.
+    """Read a recipe from parsed YAML, and plan every cell once as a check.
 
     A relative path in ``like`` refers to ``folder``.
     """
@@ -159,7 +159,7 @@ def _build_all(recipe: Recipe) -> None:
 
 
 def _check_tuned_place(recipe: Recipe, row: str, column: str) -> None:
-    """Reject a cell that has the tuned settings of one that is tuned otherwise, or not at all."""
+    """Reject a cell that is tuned as one with other candidates or a ``tuned_as`` of its own."""
     check_names([recipe.rows[row].tuned_as or row], recipe.rows, "tuned_as names no row")
     check_names(
         [recipe.columns[column].tuned_as or column], recipe.columns, "tuned_as names no column"

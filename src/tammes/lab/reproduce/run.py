@@ -32,7 +32,7 @@ EngineName: TypeAlias = Literal["local", "ray"]
 _WORK = "tammes.lab.reproduce.run:run_cell"
 """Import path of the function that runs a cell in a worker process."""
 _SAVED = 20
-"""Approximate number of checkpoints per run, at least."""
+"""Smallest number of checkpoints per run, approximately."""
 _SAVE_SECONDS = 45.0
 """Seconds between two checkpoints, so that an interrupted cell loses less than a minute."""
 
@@ -55,8 +55,8 @@ class Selection:
 class RunnerSettings:
     """Runner of the cells: processes on this machine, or a Ray cluster.
 
-    Without an address the cluster is started on this machine. By default there is a worker per
-    core, or six on a GPU; ``retries`` are of a cell whose process crashed.
+    The address is as in :func:`.run_cells_on_ray`. By default there is one worker per core, or six
+    per GPU; a cell whose process crashed is retried ``retries`` times.
     """
 
     name: EngineName = "local"
@@ -83,7 +83,7 @@ def reproduce(
         quick: run the quick form, which has separate ledgers.
         sources: folders of data sets, by their names in recipes.
         engine: runner of the cells.
-        retry_failed: retry cells whose loss was not finite.
+        retry_failed: also retry cells whose loss was not finite; other failures are always retried.
         report: called with messages; by default they are printed to stderr.
 
     Returns:
@@ -154,7 +154,7 @@ class _Session:
             return all([table.record(planned) for table, planned in users[folder]])
 
         for folder in [*users]:
-            # The run may exist for another recipe, or the ledger may have been deleted.
+            # Another recipe may have run it, or the ledger may have been deleted.
             if _is_finished(folder, self.retry_failed) and record(folder):
                 del users[folder]
         cells = [_cell(folder, [planned for _, planned in some]) for folder, some in users.items()]
@@ -162,7 +162,8 @@ class _Session:
             return
         self.report(f"{len(cells)} cells to run in {self.base}, of {len(wanted)} selected")
         prepare(cells)
-        # Counts all selected cells, not those left: rounding may depend on the number of threads.
+        # The number of threads follows from this and may affect rounding: resuming must not change
+        # it, so all selected cells count, not only those left.
         several = len({self.folder(planned) for _, planned in wanted})
         self._run(cells, several, record)
 
@@ -295,7 +296,7 @@ class _Table:
         return entry.status == "done" or not self.session.retry_failed
 
     def lacks(self, planned: PlannedCell) -> bool:
-        """Return whether an entry lacks data that the recipe keeps by now and the run has."""
+        """Return whether an entry lacks data that the recipe now keeps and the run can provide."""
         entry, run = self.ledger.find(planned), Run(self.session.folder(planned))
         return entry is not None and lacks(self.recipe, entry) and run.status == "done"
 
@@ -307,7 +308,7 @@ class _Table:
             entry = collect_entry(self.recipe, planned, self.session.folder(planned), self.ledger)
         except RecordError as error:
             if self.is_settled(planned):
-                # An existing entry is not replaced because its folder is damaged.
+                # Keep the existing entry, although its folder is damaged.
                 return True
             # The cell has failed; the others continue.
             entry = failed_entry(planned, str(error))
@@ -329,7 +330,7 @@ class _Table:
                 if found is not None:
                     tried.append({**trial.tried, **found})
             done = [each for each in tried if "accuracy" in each]
-            # A run that failed for another reason than divergence is retried first.
+            # Failures other than divergence are retried by the next call, so nothing is chosen yet.
             ended = [each for each in tried if each.get("failed", "not finite") == "not finite"]
             if len(ended) == len(trials) and done:
                 best = max(done, key=lambda each: each["accuracy"])

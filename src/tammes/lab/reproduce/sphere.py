@@ -1,7 +1,7 @@
-"""Toy on the sphere, Zhou 2022, Fig. 1: prototypes and features that move freely.
+"""Toy problem on the sphere (Zhou 2022, Fig. 1): free prototypes and features.
 
-There are no images and no network: the points show where a loss drives prototypes and features if
-only the optimizer stands between.
+There are no images and no network: prototypes and features are trained directly, and show where a
+loss drives them.
 """
 
 from collections.abc import Mapping
@@ -35,8 +35,8 @@ class SphereSettings:
         optimizer: ``sgd`` with momentum 0.9, or ``adam``.
         lr: initial learning rate, annealed to 0 along a cosine.
         steps: number of steps.
-        unit: whether all points are normalized after each step; otherwise they grow, which slows
-            them down.
+        unit: whether to normalize all points after each step; otherwise their norms grow, which
+            slows them down.
     """
 
     loss: str

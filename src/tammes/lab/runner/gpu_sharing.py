@@ -1,6 +1,6 @@
 """NVIDIA's Multi-Process Service: several processes compute on one GPU at the same time.
 
-Without it they take turns. The service is used if it is installed and works, and is never required.
+Without it they take turns. The service is optional: it is used if it is installed and works.
 """
 
 import contextlib
@@ -31,8 +31,8 @@ def shared_gpu(*, wanted: bool) -> Iterator[Mapping[str, str]]:
     """Start the service if processes share a GPU, and stop it afterwards.
 
     Yields:
-        Environment variables of these processes; empty if the service is not wanted or missing,
-        does not work, or is running already.
+        Environment variables for these processes; empty if the service is not wanted, missing, not
+        working, or already running.
     """
     control = shutil.which(_CONTROL) if wanted else None
     if control is None or "CUDA_MPS_PIPE_DIRECTORY" in os.environ:

@@ -1,9 +1,10 @@
 """Tune scale, margin and learning rate by successive halving, on held-out training images.
 
 Every candidate is trained for a ninth of the epochs, the best third of them for a third, and the
-best two of those for all epochs; each run has its whole learning rate schedule. The setting that
-was given takes part in every round. Settings are compared by the accuracy of the last epoch on
-images held out of the training set: test images choose nothing. Finished runs are not repeated.
+best third of those for all epochs, at least two each time; every run goes through its whole
+learning-rate schedule. The given setting takes part in every round. Settings are compared by the
+accuracy of the last epoch on images held out of the training set, never on test images. Finished
+runs are not repeated.
 """
 
 import ast
@@ -28,9 +29,9 @@ from tammes.lab.runner import plan_resources
 from tammes.lab.runner.sweep import check, train_all
 
 HELD_OUT = 0.1
-"""Share of the training images to compare on, unless the configuration has one."""
+"""Share of the training images held out, unless the configuration sets one."""
 _FACTOR = 3
-"""Candidates over survivors of a round, and epochs of a round over those of the one before."""
+"""Factor by which candidates shrink and epochs grow from round to round."""
 _ROUNDS = 3
 _SCALES, _MARGINS, _RATES = (0.5, 1.0, 2.0), (0.3, 1.0), (1.0, 0.3)
 """Candidates of each setting, as factors of the given value."""
@@ -38,7 +39,7 @@ _SCALES, _MARGINS, _RATES = (0.5, 1.0, 2.0), (0.3, 1.0), (1.0, 0.3)
 
 @dataclass(frozen=True)
 class Setting:
-    """A candidate; what the loss or the head does not have is ``None``."""
+    """A candidate; a value that the loss or the head does not have is None."""
 
     scale: float | None
     margin: float | None
@@ -51,7 +52,7 @@ class Setting:
 
 @dataclass(frozen=True)
 class Round:
-    """Runs of a round, by setting, with their accuracies on the held-out images in percent."""
+    """Runs of a round by setting, with their accuracies on the held-out images in percent."""
 
     epochs: int
     runs: dict[Setting, Run]
@@ -66,8 +67,8 @@ class Tuning:
         given: the setting of the configuration.
         rounds: all rounds, the shortest first.
         held_out: number of held-out images.
-        final: configuration of a training with the best setting on all images.
-        grid: configuration of every candidate with all epochs, what a whole grid would train.
+        final: configuration to train with the best setting on all images.
+        grid: configuration of every candidate with all epochs, as a full grid search would train.
     """
 
     given: Setting
@@ -81,7 +82,7 @@ class Tuning:
     def standard_error(self) -> float:
         """Standard error of the best accuracy, in points, from the number of held-out images.
 
-        Where all images or none are right it is that of one exception: few images prove little.
+        If all images or none are right, one exception is assumed: few images prove little.
         """
         images = max(self.held_out, 2)
         share = self.rounds[-1].accuracies[self.best] / 100
@@ -125,12 +126,12 @@ def tune(
     """Search for scale, margin and learning rate by successive halving.
 
     Args:
-        config: configuration whose loss, head and rate are tuned.
+        config: configuration whose loss, head and learning rate are tuned.
         out: parent folder of the runs.
-        scales: scales to try; by default half, all and twice the head's own.
-        margins: margins to try; by default 0.3 times the margin of the loss, and itself.
-        rates: learning rates to try; by default that of the configuration, and 0.3 times it.
-        workers: number of concurrent runs; by default one per core, or six on a GPU.
+        scales: scales to try; by default 0.5, 1 and 2 times that of the head.
+        margins: margins to try; by default 0.3 and 1 times that of the loss.
+        rates: learning rates to try; by default 1 and 0.3 times that of the configuration.
+        workers: number of concurrent runs; by default one per core, or six per GPU.
         report: called with one-line messages; prints to stderr by default.
 
     Returns:
@@ -179,23 +180,23 @@ def tune(
 
 
 def _accuracy(run: Run) -> float:
-    # The last epoch: the best one would favour settings whose accuracy jumps about.
+    # The last epoch: the best one would favour settings whose accuracy fluctuates.
     return 100 * float(run.metrics[-1]["validation"]["accuracy"])
 
 
 class _Search:
-    """Configurations of the settings around a given one."""
+    """Builds the configurations of the candidates around the given setting."""
 
     def __init__(self, config: Config, head: Call) -> None:
         self.base, self.head = config, head
-        # Counts that the loss may need are not known yet, and do not matter here.
+        # Class counts that the loss may need are not known yet, and do not matter here.
         term = main_term(parse_loss(config.loss, counts=(1, 1)))
         kind = None if term is None else KINDS.get(term.name)
         self.term, self.margin_name = term, ""
         margin = None
         if term is not None and kind is not None and kind.setting in term.settings:
             value = term.settings[kind.setting]
-            # A scheduled margin is not the one that is written.
+            # The schedule would override a tuned margin.
             scheduled = kind.setting in parse_keywords(config.schedules, what="schedules")
             if isinstance(value, (int, float)) and not scheduled:
                 self.margin_name, margin = kind.setting, float(value)
@@ -235,13 +236,13 @@ class _Search:
         return [*dict.fromkeys([given, *every])]
 
     def config(self, setting: Setting, epochs: int) -> Config:
-        """Return the configuration of a run of a setting."""
-        # Test images are looked at once, and only to be recorded.
+        """Return the configuration of a run with a setting."""
+        # Evaluate on the test images once, only to record the result.
         name = f"{setting}, {epochs} epochs"
         return shortened(self._with(setting), epochs).replace(evaluate_every=epochs, name=name)
 
     def final(self, setting: Setting) -> Config:
-        """Return the configuration of a training on all images."""
+        """Return the configuration to train with a setting on all images."""
         return self._with(setting).replace(validation=0.0)
 
     def _with(self, setting: Setting) -> Config:
@@ -259,7 +260,7 @@ class _Search:
 
 
 def with_setting(loss: str, term: str, name: str, value: float) -> str:
-    """Return a loss expression with one setting of the first such term replaced.
+    """Return a loss expression with one setting of the first term of this name replaced.
 
     Example:
         >>> with_setting("0.5*sample_margin() + cosface", "cosface", "margin", 0.1)

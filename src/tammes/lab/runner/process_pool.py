@@ -1,13 +1,14 @@
-"""Run cells in worker processes of this machine, one cell at a time in each.
+"""Run cells in worker processes on this machine, one cell at a time in each.
 
-A cell is a name, a folder and plain values; the work is a function of a module, called as
-``function(payload, folder, emit)``. An error, a lack of memory or ``kill -9`` in a worker fails its
-cell only; the other workers continue. Values that the work emits arrive as events while it runs.
+A cell is a name, a folder and plain values; the work is a module-level function, called as
+``function(payload, folder, emit)``. An error, running out of memory or ``kill -9`` in a worker
+fails only its cell; the other workers continue. Values that the work emits arrive as events while
+it runs.
 
-A worker reads cells from its stdin and writes events to its stdout, one line of JSON each; output
-of the work goes to stderr, whose tail explains a failure. A worker is reused after a successful
-cell, since imports take longer than a small run, but it is replaced after some minutes. It exits
-when its stdin closes, so no worker outlives the parent.
+A worker reads cells from its stdin and writes events to its stdout, one line of JSON each; the
+work's own output goes to stderr, whose tail explains a failure. A worker is reused after a
+successful cell, since imports take longer than a small run, but replaced after some minutes. It
+exits when its stdin closes, so no worker outlives the parent.
 """
 
 import contextlib
@@ -34,11 +35,11 @@ Kind: TypeAlias = Literal["started", "progress", "done", "failed", "stopped"]
 PER_GPU = 6
 """Concurrent cells on one GPU."""
 _LIFETIME = 300.0
-"""Seconds after which a worker gets no further cell."""
+"""Seconds after which a worker is given no more cells."""
 _PATIENCE = 10.0
 """Seconds a process has to exit before it is killed."""
 _TAIL = 2000
-"""Characters of stderr that are read for the reason of a failure."""
+"""Characters of stderr that are searched for the reason of a failure."""
 
 
 @dataclass(frozen=True)
@@ -66,7 +67,7 @@ class Event:
 class Result:
     """Result of a cell: whether the work returned, or else the reason in a sentence.
 
-    It has ``crashed`` if the process ended without a reason, for example because it was killed.
+    ``crashed`` means that the process ended without giving a reason, for example if killed.
     """
 
     cell: Cell
@@ -91,8 +92,8 @@ def plan_resources(
     """Choose the number of workers: one per core, or :data:`PER_GPU` per GPU.
 
     Args:
-        cells: number of all cells, not of those left after an interruption: the number of threads
-            follows from it, and the rounding of sums may depend on that.
+        cells: number of all cells, not only those left after an interruption: it determines the
+            number of threads, which may affect the rounding of sums.
         workers: number of workers; chosen automatically by default.
         accelerator: ``auto``, ``cpu`` or ``cuda``.
     """
@@ -149,7 +150,7 @@ def run_cells(
                         notify(Event(process.cell, "progress", message["values"]))
                     continue
                 if message is not None and message.get("event") == "failed":
-                    # The process exits by itself; its end arrives as another message.
+                    # The process exits by itself; its exit arrives as another message.
                     process.reason = str(message.get("reason"))
                     continue
                 result = process.result(ended=message is None)
@@ -184,7 +185,7 @@ class _Process:
 
     Attributes:
         cell: current cell, or None.
-        over: whether the worker gets no further cell.
+        over: whether the worker is given no more cells.
     """
 
     def __init__(
@@ -204,7 +205,7 @@ class _Process:
         if at.gpus:
             environment["CUDA_VISIBLE_DEVICES"] = at.gpus[slot % len(at.gpus)]
         self.process = subprocess.Popen(
-            # Exactly the path of the parent: -c would put the current folder first.
+            # Exactly the parent's sys.path: -c alone would put the current folder first.
             [sys.executable, "-P", "-c", _BEGIN, json.dumps(sys.path)],
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
@@ -233,7 +234,7 @@ class _Process:
             "argv": sys.argv,
         }
         with contextlib.suppress(OSError):
-            # A process that has already exited is noticed by the watcher.
+            # If the process has already exited, the watcher notices.
             self.stdin.write(json.dumps(task).encode() + b"\n")
             self.stdin.flush()
 

@@ -1,4 +1,4 @@
-"""Progress of many runs: a table on a terminal, plain lines elsewhere."""
+"""Progress of many runs: a live table on a terminal, plain lines elsewhere."""
 
 import sys
 import time
@@ -12,7 +12,7 @@ from tammes.optional import require
 _ROWS = 24
 """Largest number of rows; running cells come first."""
 _PAUSE = 10.0
-"""Seconds between two lines about the same run, without a table."""
+"""Least seconds between two lines about the same run, if there is no table."""
 
 
 @dataclass
@@ -80,7 +80,7 @@ class ProgressTable:
             row.update(event.values, now)
             text = event.values.get("say")
             if text is not None and text not in self.printed:
-                # Every run reports the same messages about the data.
+                # Every run reports the same messages about the data: print each once.
                 self.printed.add(text)
                 self._say(f"{row.name}: {text}")
             if event.values.get("what") == "epoch" and now - row.printed > _PAUSE:

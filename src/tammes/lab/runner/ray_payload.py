@@ -1,7 +1,7 @@
 """Functions that :mod:`.ray_pool` sends to the nodes of a cluster as code.
 
-Tammes may be missing on a node, or have another version, which is reported in a sentence. So these
-are nested functions, which Ray serialises by value and does not import by name.
+Tammes may be missing on a node, or have another version, which must be reported in a sentence. So
+these are nested functions, which Ray serialises by value instead of importing them by name.
 """
 
 from collections.abc import Callable

@@ -2,8 +2,8 @@
 
 A cluster is started on this machine and stopped at the end, or an existing one is used. Its nodes
 need not see the folders of the cells: files that the work writes, except checkpoints, come back as
-bytes and are written here. A cell whose process or node is lost has crashed; the caller decides
-about retries, so Ray itself retries nothing.
+bytes and are written here. A cell whose process or node is lost counts as crashed; retries are left
+to the caller, so Ray itself retries nothing.
 """
 
 import contextlib
@@ -33,7 +33,7 @@ _POLL = 0.2
 _PATIENCE = 10.0
 """Seconds a task has to end."""
 _WAIT = 60.0
-"""Seconds without a started cell after which a message says what they wait for."""
+"""Seconds without a started cell after which a message says what the cells wait for."""
 _STORE = 100 * 2**20
 """Size of the object store of a local cluster, in bytes; small, since nodes see the folders."""
 _BEGUN = ("config.json", "data.json")
@@ -58,8 +58,8 @@ def run_cells_on_ray(
     On an existing cluster, every node needs the same version of Tammes and finds the data under the
     same names.
 
-    Cells, work, events and results are those of :func:`.run_cells`; ``at`` is of a cluster that is
-    started. The address of a cluster is ``"auto"``, ``"host:port"`` or ``"ray://host:port"``, by
+    Cells, work, events and results are as in :func:`.run_cells`; ``at`` applies to a cluster that
+    is started. The address of a cluster is ``"auto"``, ``"host:port"`` or ``"ray://host:port"``, by
     default ``$RAY_ADDRESS``, or the cluster this program is connected to; if there is none, a
     cluster is started on this machine and stopped at the end.
 
@@ -190,7 +190,7 @@ class _RayRun:
 
     def _result(self, number: int, task: Any) -> Result:
         """Return the result of a cell, after writing its files here."""
-        # A process that was lost at once has sent no event yet.
+        # A process that was lost immediately has sent no event.
         self._start(number)
         cell, seconds = self.cells[number], time.monotonic() - self.started[number]
         errors = self.ray.exceptions
@@ -276,7 +276,7 @@ def _connection(ray: Any, address: str, **options: Any) -> Iterator[None]:
     os.environ.update({k: v for k, v in _VARIABLES.items() if before[k] is None})
     try:
         ray.init(address, log_to_driver=False, logging_level=logging.ERROR, **options)
-        # Ray would still print lost processes on stdout; results report them.
+        # Ray would still print lost processes to stdout, although the results report them.
         ray._private.worker._worker_logs_enabled = False
         if first:
             # Ray's own handler prints a traceback and aborts.
@@ -286,7 +286,7 @@ def _connection(ray: Any, address: str, **options: Any) -> Iterator[None]:
         ray.shutdown()
         ray._private.worker._worker_logs_enabled = True
         for name, value in before.items():
-            # Ray sets one of them when it starts a cluster.
+            # Ray sets one of these itself when it starts a cluster.
             if value is None:
                 os.environ.pop(name, None)
         if first:
@@ -294,7 +294,7 @@ def _connection(ray: Any, address: str, **options: Any) -> Iterator[None]:
 
 
 def _end(number: int, frame: object) -> None:
-    """Exit in order, so that everything this process started is stopped."""
+    """Exit cleanly, so that everything this process started is stopped."""
     sys.exit(128 + number)
 
 

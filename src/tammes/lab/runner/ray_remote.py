@@ -29,9 +29,9 @@ _CHECKPOINTS = "checkpoints"
 def work(task: Mapping[str, Any], events: Any) -> dict[str, Any]:
     """Run a cell, and send its events to an actor.
 
-    A task has ``work``, ``payload``, ``folder``, ``threads`` and ``argv`` as for a process of this
-    machine; the ``number`` of the cell; ``beacon``, a file by which a node knows whether
-    it sees the folder; and ``begun``, content of the files that identify the run in the folder.
+    A task has ``work``, ``payload``, ``folder``, ``threads`` and ``argv`` as for a local process;
+    the ``number`` of the cell; ``beacon``, a file that a node can read only if it sees the folder;
+    and ``begun``, the contents of the files that identify the run in the folder.
 
     Returns:
         ``seconds``; the ``reason`` of a failure; if the work was done in a local folder, also that
@@ -82,14 +82,14 @@ def collect(folder: Path, largest: int = LARGEST) -> tuple[dict[str, bytes], lis
 
 
 def _own_folder(task: Mapping[str, Any]) -> Path:
-    """Return the local folder of a cell, the same at every try, so that a retry resumes."""
+    """Return the local folder of a cell, the same for every attempt so that a retry resumes."""
     digest = digest_of([task["work"], task["folder"], task["payload"]], 16)
     return cache.folder() / "cells" / f"{Path(task['folder']).name}-{digest}"
 
 
 @contextlib.contextmanager
 def _sender(events: Any, number: int) -> Iterator[Emit]:
-    """Send that the cell started, then its events; all have arrived when the context ends."""
+    """Report that the cell started, then its events; all have arrived when the context exits."""
     ray = require("ray", extra="ray")
     waiting: queue.SimpleQueue[dict[str, Any] | None] = queue.SimpleQueue()
 
@@ -113,7 +113,7 @@ def _sender(events: Any, number: int) -> Iterator[Emit]:
     thread = threading.Thread(target=forward, daemon=True)
     thread.start()
     try:
-        # Through JSON, so that events equal those of a process of this machine.
+        # Convert through JSON, so that events equal those of a local process.
         yield lambda event: waiting.put(json.loads(json.dumps(event)))
     finally:
         waiting.put(None)

@@ -48,10 +48,10 @@ def compare(
 
     Args:
         config: configuration that all runs share.
-        losses: expressions of losses, or one string with commas between them.
+        losses: expressions of losses, or one comma-separated string.
         seeds: number of seeds, counted from that of the configuration, or a list of seeds.
         out: parent folder of the runs.
-        workers: number of concurrent runs; by default one per core, or six on a GPU.
+        workers: number of concurrent runs; by default one per core, or six per GPU.
         retry_failed: also retry runs whose loss was not finite; runs that failed for another reason
             are always retried.
         report: called with one-line messages; prints to stderr by default.
@@ -200,7 +200,7 @@ def _check_images(cells: Sequence[Cell]) -> None:
 def is_open(run: Run, retry_failed: bool) -> bool:
     """Whether a cell has to run: it is unfinished, or failed in a way worth retrying."""
     if run.status == "failed":
-        # A deterministic run would fail in the same way.
+        # Runs are deterministic, so this one would diverge again.
         return retry_failed or run.failure.get("kind") != "not finite"
     return run.status != "done"
 
@@ -208,7 +208,7 @@ def is_open(run: Run, retry_failed: bool) -> bool:
 def prepare(cells: Sequence[Cell]) -> None:
     """Prepare the folders of cells for a run."""
     for cell in cells:
-        # Before the start, so that a run that is killed at once is recognised as one.
+        # Written before the start, so that a run killed immediately is recognised as a run.
         if "config" in cell.payload and not (cell.folder / "config.json").exists():
             write_json(cell.folder / "config.json", cell.payload["config"])
         (cell.folder / "failure.json").unlink(missing_ok=True)

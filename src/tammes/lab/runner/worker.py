@@ -65,7 +65,7 @@ def work(task: Mapping[str, Any], emit: Emit) -> bool:
 
 @contextlib.contextmanager
 def _events() -> Iterator[Emit]:
-    """Open a channel to the parent that output of the work cannot get into."""
+    """Open a channel to the parent that is separate from the output of the work."""
     sys.stdout.flush()
     own = os.fdopen(os.dup(1), "wb", buffering=0)
     os.dup2(2, 1)

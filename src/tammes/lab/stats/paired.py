@@ -38,12 +38,12 @@ class Difference:
 
     @property
     def has_spread(self) -> bool:
-        """Whether the seeds differ; one seed, or equal differences, have nothing to judge by."""
+        """Whether the differences vary; one seed, or equal differences, give no spread to judge."""
         return self.interval is not None and self.interval[0] < self.interval[1]
 
     @property
     def clear(self) -> bool:
-        """Whether the interval excludes zero, and the seeds differ."""
+        """Whether the differences vary and the interval excludes zero."""
         if self.interval is None or not self.has_spread:
             return False
         low, high = self.interval
@@ -89,7 +89,7 @@ def difference(values: Mapping[int, float], baseline: Mapping[int, float]) -> Di
     mean, half = differences.mean, differences.half
     if half is None:
         return Difference(seeds, mean, None)
-    # Accuracies are multiples of 1/N and often differ equally; rounding is no deviation.
+    # Accuracies are multiples of 1/N and often differ equally; do not take rounding for spread.
     if half < 1e-9 * max(abs(values[seed]) + abs(baseline[seed]) for seed in seeds):
         half = 0.0
     return Difference(seeds, mean, (mean - half, mean + half))

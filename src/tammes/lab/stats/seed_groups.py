@@ -22,7 +22,7 @@ State: TypeAlias = Literal["failed", "unfinished", "damaged", "left out"]
 
 @dataclass(frozen=True)
 class Quantity:
-    """A number of a finished run.
+    """A number measured in a finished run.
 
     Attributes:
         key: name in JSON.
@@ -84,7 +84,7 @@ class Quantity:
         return separator.join(self.shown(end, sign=True) for end in interval)
 
     def difference(self, value: float, *, sign: bool = False) -> str:
-        """Format a difference with its unit: that of percentages is in points.
+        """Format a difference with its unit; percentages differ by points.
 
         Example:
             >>> QUANTITIES[0].difference(0.4), QUANTITIES[4].difference(3.0, sign=True)
@@ -106,7 +106,7 @@ QUANTITIES = (
     Quantity("bias", "softmax bias", ("test", "bias")),
     Quantity("seconds", "time", ("seconds",), "s", digits=1, better=-1),
 )
-"""Columns of the table of groups; the first that runs have is their main one."""
+"""Columns of the table of groups; the first that any run has is the main one."""
 
 
 @dataclass(frozen=True)
@@ -162,7 +162,7 @@ class Study:
 
     @property
     def main(self) -> Quantity:
-        """Quantity that groups are judged by: accuracy, or of identities that of their test."""
+        """Quantity that groups are judged by: accuracy, or mAP in tests on identities."""
         return self.quantities[0] if self.quantities else QUANTITIES[0]
 
     def remarks(self) -> list[str]:
@@ -189,7 +189,7 @@ class Study:
 def study(runs: Sequence[Run], baseline: str | None = None) -> Study:
     """Group runs in any state, and list those that are excluded, such as damaged ones.
 
-    The groups are compared with the ``baseline``, a label, by default the first.
+    ``baseline`` is the label of the group that the others are compared with, by default the first.
 
     Raises:
         RecordError: no group has the label of the baseline.
@@ -266,7 +266,7 @@ def why_stopped(run: Run) -> str:
 
 
 def _labels(configs: Sequence[Config]) -> list[str]:
-    """Return unique labels of groups; equal labels get the settings that differ."""
+    """Return unique labels of groups; equal labels are extended by the settings that differ."""
     labels = [config.label for config in configs]
     unique = list(labels)
     for label in {label for label in labels if labels.count(label) > 1}:
@@ -343,7 +343,7 @@ def format_difference(quantity: Quantity, paired: Difference | None) -> str:
 
 
 def _aligned(rows: Sequence[Sequence[str]], width: int) -> list[str]:
-    """Align columns, the first to the left; a long label has its own line."""
+    """Align columns, the first to the left; a long label gets its own line."""
     widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
     label_width = max(0, min(widths[0], width - sum(widths[1:]) - 2 * len(widths)))
     lines = []

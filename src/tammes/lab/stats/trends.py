@@ -1,6 +1,6 @@
 """Trends of training curves: still rising, collapsed, crossing.
 
-Curves are percentages by epoch, of which more is better.
+Curves are percentages by epoch, where more is better.
 """
 
 import math
@@ -12,11 +12,11 @@ Curve = Mapping[int, float]
 """Values by epoch."""
 
 _FEW_POINTS = 4
-"""Smallest number of evaluations that a trend is read from."""
+"""Smallest number of evaluations that can show a trend."""
 _TREND = 1.645
 """Mann-Kendall statistic above which a curve rises: 5 % of curves without a trend reach it."""
 _LEAST_RISE, _LEAST_SHARE = 0.5, 0.1
-"""Smallest rise that counts: in points, or as a share of the errors that are left."""
+"""Smallest rise that counts: in points or as a share of the remaining errors, if that is less."""
 _FALL = 0.5
 """Share of its best value below which a curve has collapsed."""
 
@@ -32,9 +32,9 @@ def rise(curve: Curve) -> float | None:
     """Return the gain in the last third of a curve of percentages; None if it is not rising.
 
     It rises if its last third (at least four evaluations) has an upward trend by the Mann-Kendall
-    test, and if its slope (Theil-Sen) gains half a point or a tenth of the remaining errors. The
-    later half must have half of that and a tenth of the gain, so that a step of the learning rate
-    is not a rise.
+    test, and if its slope (Theil-Sen) gains half a point or, if less, a tenth of the remaining
+    errors. Its second half must gain half of that and a tenth of the whole gain, so that a step of
+    the learning rate does not count as a rise.
 
     Example:
         >>> rise({1: 60, 2: 70, 3: 75, 4: 78, 5: 80}), rise({1: 90, 2: 98, 3: 98, 4: 98, 5: 98})
@@ -64,9 +64,9 @@ def crossing(leader: Curve, other: Curve) -> tuple[str, int] | None:
 
     Returns:
         ``("overtaken", epoch)``, the last epoch at which the other was ahead, if that is in the
-        last third; ``("catching up", epochs)`` if the gap shrinks and would close within half the
-        epochs of this training; or None. The gap at the end, and in the first half of what was
-        overtaken, is at least half a point.
+        last third; ``("catching up", epochs)`` if the other rises and would close the gap within
+        half the epochs of this training; or None. The leader must be half a point ahead at the end,
+        and an overtaken curve as much, by the median, in the first half.
 
     Example:
         >>> crossing({1: 9, 2: 30, 3: 50, 4: 70}, {1: 40, 2: 50, 3: 52, 4: 53})
@@ -91,7 +91,7 @@ def crossing(leader: Curve, other: Curve) -> tuple[str, int] | None:
 
 
 def _last_third(curve: Curve) -> list[tuple[int, float]]:
-    """Return the last third of the points, at least four; none of a shorter curve."""
+    """Return the last third of the points, at least four; empty for a shorter curve."""
     points = sorted(curve.items())
     return (
         points[-max(_FEW_POINTS, math.ceil(len(points) / 3)) :]
@@ -101,7 +101,7 @@ def _last_third(curve: Curve) -> list[tuple[int, float]]:
 
 
 def _has_trend(values: Sequence[float]) -> bool:
-    """Whether values rise, by the one-sided Mann-Kendall test."""
+    """Return whether values rise, by the one-sided Mann-Kendall test."""
     count = len(values)
     score = sum((later > earlier) - (later < earlier) for earlier, later in combinations(values, 2))
     variance = count * (count - 1) * (2 * count + 5) / 18
@@ -109,7 +109,7 @@ def _has_trend(values: Sequence[float]) -> bool:
 
 
 def _slope_gain(points: Sequence[tuple[int, float]]) -> float:
-    """Return the median slope between two points (Theil-Sen), over the length of the points."""
+    """Return the Theil-Sen slope, the median over pairs of points, times the epochs they span."""
     slopes = [
         (after - before) / (end - start)
         for (start, before), (end, after) in combinations(points, 2)

@@ -17,9 +17,9 @@ _POWER = 0.8
 _MANY_SEEDS = 30
 """Groups that this many more seeds would not tell apart may be level."""
 _LEVEL = 2.0
-"""Points by which groups that are level differ at most, by the interval of their difference."""
+"""Largest difference of level groups, in points, at either end of its interval."""
 _CLOSE = 2 / 3
-"""Share of the leader's class margin below which it explains why a group is behind."""
+"""Share of the leader's class margin below which a group's own explains why it is behind."""
 _LISTED = 3
 """Largest number of groups named in a sentence."""
 
@@ -35,7 +35,7 @@ class Contender:
         diverged: number of runs whose loss was not finite.
         stopped: number of runs that failed in another way or are unfinished.
         chance: value of the main quantity when guessing.
-        warnings: changes that the doctor recommends, by the name of its finding.
+        warnings: changes that the doctor recommends, by name of the finding.
     """
 
     label: str
@@ -71,10 +71,10 @@ class Standing:
 
 
 def standing(contenders: Sequence[Contender], quantity: Quantity) -> Standing | None:
-    """Order contenders by a quantity; None if none has finished with all its seeds.
+    """Order contenders by a quantity; None if none can be compared.
 
     A contender is behind if the 95 % interval of its paired difference from the leader excludes
-    zero. One that diverged is not compared.
+    zero. One without values, or with a diverged seed, is not compared.
     """
     able = [each for each in contenders if each.values and not each.diverged]
     if not able:
@@ -133,8 +133,8 @@ def verdict(
 ) -> list[str]:
     """Return the verdict on groups of runs, as sentences.
 
-    The first contender is the baseline of the margins, which are named by their keys. Curves are
-    read only if the quantity is a percentage.
+    ``margins`` maps keys of :attr:`Contender.margins` to names; they are compared with those of the
+    first contender. Curves are used only if the quantity is a percentage.
     """
     found = standing(contenders, quantity)
     first = _standing(found, quantity) if found else _nothing(contenders)
@@ -170,7 +170,7 @@ def doctor_found(warnings: Mapping[str, Mapping[str, str]]) -> list[str]:
 
 
 def listed(labels: Sequence[str], most: int = _LISTED) -> str:
-    """Join labels to a list, of which the first few are named.
+    """Join labels in words, naming the first few.
 
     Example:
         >>> listed(["a", "b"]), listed(["a", "b", "c", "d", "e"])
@@ -219,7 +219,7 @@ def _standing(found: Standing, quantity: Quantity) -> str:
 
 
 def _why(each: Contender, leader: Contender) -> str:
-    """Explain a group that is behind by prototypes that are closer than the leader's."""
+    """Explain why a group is behind if its prototypes are much closer than the leader's."""
     own, best = (
         summary(group.margins.get("class_margin", {}).values()) for group in (each, leader)
     )
@@ -302,7 +302,7 @@ def _failed_to_learn(contenders: Sequence[Contender], quantity: Quantity) -> lis
             change = " to ".join(map(quantity.shown, ends))
             collapsed.append(f"{each.label} ({change} % after epoch {best})")
         elif mean is not None and each.chance is not None:
-            # Four times as good as guessing, or a tenth of the way from there to perfect.
+            # Four times chance or, if less, a tenth of the way from chance to perfect.
             least = min(4 * each.chance, each.chance + 0.1 * (100 - each.chance))
             if mean.mean <= least:
                 shown = (quantity.shown(value) for value in (mean.mean, each.chance))
@@ -368,7 +368,7 @@ def _training_length(
 
 
 def _upwards(curve: Curve, quantity: Quantity) -> Curve:
-    """Return a curve of percentages of which more is better."""
+    """Return a curve of percentages, complemented if less is better."""
     if quantity.better >= 0:
         return curve
     return {epoch: 100 - value for epoch, value in curve.items()}

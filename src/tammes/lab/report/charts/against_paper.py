@@ -12,9 +12,9 @@ from tammes.lab.stats.paired import Difference, Summary
 from tammes.lab.stats.seed_groups import Quantity, format_difference, format_mean
 
 OUTCOMES = {"holds": 2, "leans": 4, "fails": 1, "open": None}
-"""Palette places by outcome."""
+"""Palette index of each outcome."""
 _TOGETHER = 12
-"""Largest number of comparisons in one panel for all columns."""
+"""Largest number of comparisons for which all columns share one panel."""
 
 
 def claim_charts(comparison: PaperComparison) -> list[Drawing]:
@@ -138,7 +138,7 @@ def _against(
     if not ends:
         return None
     span = max(ends) - min(ends)
-    # Intervals over two seeds are so long that the points would coincide.
+    # Cut off long intervals, such as those over two seeds: otherwise the points would coincide.
     room = (0.08 * span + min(longest, 0.4 * span)) or longest or 0.01 * abs(ends[0]) or 1.0
     low, high = min(ends) - room, max(ends) + room
     diagonal = Line([low, high], [low, high], "", "dashed", None)

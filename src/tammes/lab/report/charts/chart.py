@@ -20,9 +20,9 @@ PALETTE = (
 )  # fmt: skip
 """Colour-blind safe colours on white and black: those of Okabe and Ito, and four more."""
 MUTED = "#8A8F98"
-"""Colour of context."""
+"""Colour of elements in the background, such as rules and grids."""
 LEGEND = 12
-"""Largest number of classes with a legend."""
+"""Largest number of classes for which a legend is drawn."""
 
 Numbers: TypeAlias = Sequence[float]
 Dash = Literal["solid", "dashed", "dotted"]
@@ -37,12 +37,12 @@ def numbers(values: Tensor | Numbers) -> list[float]:
 
 
 def color(place: int | None) -> str:
-    """Return a colour of the palette, or the muted colour without a place."""
+    """Return the palette colour of an index, or the muted colour for None."""
     return MUTED if place is None else PALETTE[place % len(PALETTE)]
 
 
 def palette_wraps(place: int | None) -> int:
-    """Return how many times the palette wrapped; it tells places of one colour apart."""
+    """Return how often the palette has wrapped at an index, to tell equal colours apart."""
     return 0 if place is None else place // len(PALETTE) % len(DASHES)
 
 
@@ -89,7 +89,7 @@ def circles() -> list[list[tuple[float, float, float]]]:
 
 @dataclass(frozen=True)
 class Line:
-    """Curve through points; ``color`` is a place in the palette.
+    """Curve through points; ``color`` is an index into the palette.
 
     Curves of one ``group`` are shown and hidden together; ``thin`` curves are faint.
     """
@@ -212,9 +212,9 @@ class Panel:
     """Layers on common axes.
 
     ``x_step`` is the distance between ticks, ``x_log`` and ``y_log`` give an axis a logarithmic
-    scale (its range is not in logarithms), ``equal`` gives both axes the same scale, and ``bare``
-    hides them. With ``rows`` the y axis has names instead of numbers, with y = 0 as the first at
-    the top; ``above`` puts long names above their rows, where they take no width.
+    scale (ranges are still in data units), ``equal`` gives both axes the same scale, and ``bare``
+    hides them. With ``rows`` the y axis has names instead of numbers, the first (y = 0) at the top;
+    ``above`` puts long names above their rows, where they take no width.
     """
 
     layers: Sequence[Layer]
@@ -232,7 +232,7 @@ class Panel:
     above: bool = False
 
     def has(self, kind: type[Layer]) -> bool:
-        """Return whether some layer is of a kind."""
+        """Return whether any layer is of a kind."""
         return any(isinstance(layer, kind) for layer in self.layers)
 
 
@@ -250,10 +250,10 @@ class Chart:
 
 
 class Plot(Generic[P]):
-    """Figure as a function: a call draws it with matplotlib and returns the ``Figure``.
+    """Plotting function: calling it draws with matplotlib and returns the ``Figure``.
 
-    Made with the decorator :func:`plot` from a function that returns a :class:`Chart`, which is its
-    attribute ``chart``.
+    The decorator :func:`plot` makes it from a function that returns a :class:`Chart`, which stays
+    available as its attribute ``chart``.
     """
 
     def __init__(self, build: Callable[P, Chart]) -> None:

@@ -29,7 +29,7 @@ from tammes.lab.stats.seed_groups import QUANTITIES, Group, Quantity, format_dif
 from tammes.metrics.functional import margins as sample_margins
 
 FEATURES_SHOWN = 8
-"""Largest number of groups whose features are drawn, as a browser can draw only so many spheres."""
+"""Largest number of groups whose features are drawn: a browser can show only a few spheres."""
 POINTS_SHOWN = 1500
 HISTOGRAMS_SHOWN = 6
 """Largest number of groups with separate histograms of similarities."""

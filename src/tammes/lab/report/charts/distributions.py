@@ -33,9 +33,9 @@ SHARE = "share of the examples"
 
 
 def histogram(values: Tensor, low: float, high: float, bins: int, name: str, place: int) -> Bars:
-    """Compute a histogram with bins of equal width; ``place`` is its place in the palette."""
+    """Compute a histogram with bins of equal width; ``place`` is its palette index."""
     edges = torch.linspace(low, high, bins + 1, dtype=torch.double)
-    # Values outside the range by rounding count at its ends.
+    # Values that rounding moved out of the range count in the outermost bins.
     inside = values.detach().double().cpu().clamp(low, high)
     heights = torch.histogram(inside, edges).hist
     return Bars(numbers(edges), numbers(heights / max(len(values), 1)), name, place)
@@ -45,7 +45,7 @@ def histogram(values: Tensor, low: float, high: float, bins: int, name: str, pla
 def similarity_histogram(split: Split, *, bins: int = 80, title: str = "similarities") -> Chart:
     """Histogram of the cosines to the true class and to the nearest wrong class.
 
-    Zhou 2022, Fig. 9 (a-c); of the cosines of examples, split by their labels.
+    As in Zhou 2022, Fig. 9 (a-c); ``split`` holds the cosines of the examples.
     """
     layers = [
         histogram(split.target, -1, 1, bins, "true class", 0),
@@ -60,7 +60,7 @@ def margin_histogram(
 ) -> Chart:
     """Histogram of the sample margins, with their mean and, if given, their optimum.
 
-    Zhou 2022, Fig. 9 (d-f); of the cosines of examples, split by their labels.
+    As in Zhou 2022, Fig. 9 (d-f); ``split`` holds the cosines of the examples.
     """
     values = sample_margins(split).double()
     marks = [0.0, float(values.mean())] + ([] if optimum is None else [optimum])
@@ -84,7 +84,7 @@ def margin_panel(layers: Sequence[Layer], top: float, title: str) -> Panel:
 
 @plot
 def histograms(splits: Mapping[str, Split], *, bins: int = 80) -> Chart:
-    """Histograms of similarities and margins of models by name, as in Zhou 2022, Fig. 9."""
+    """Histograms of the similarities and margins of several models, as in Zhou 2022, Fig. 9."""
     kinds = ((similarity_histogram, "similarities"), (margin_histogram, "margins"))
     return Chart(
         [
@@ -100,8 +100,8 @@ def histograms(splits: Mapping[str, Split], *, bins: int = 80) -> Chart:
 def angle_histogram(own: Tensor, hardest: Tensor, edges: Tensor) -> Chart:
     """Histogram of the angles to the true class and to the nearest wrong class.
 
-    ArcFace (Deng 2019), Fig. 3; from the counts of :func:`tammes.metrics.functional.angles` in B
-    bins, and their B + 1 edges in degrees.
+    As in ArcFace (Deng 2019), Fig. 3. The counts in B bins, and the B + 1 edges of the bins in
+    degrees, are those of :func:`tammes.metrics.functional.angles`.
     """
     total = max(float(own.sum()), 1.0)
     layers = [
@@ -117,7 +117,7 @@ def class_names(count: int, names: Sequence[str] = ()) -> list[str]:
 
 
 def shown_classes(count: int, limit: int = CLASSES_SHOWN, always: Sequence[int] = ()) -> Tensor:
-    """Return the classes to show: all, or an even selection with those in ``always``."""
+    """Return the classes to show: all, or an evenly spaced selection and those in ``always``."""
     if count <= limit:
         return torch.arange(count)
     spread = torch.linspace(0, count - 1, limit - len(set(always))).round().long()
@@ -134,14 +134,14 @@ def angle_heat_map(
 ) -> Chart:
     """Heat map of the angles between prototypes ``(C, D)``, in degrees.
 
-    Of more than ``limit`` classes an even selection is shown, with those in ``always``.
+    Of more than ``limit`` classes, an evenly spaced selection and those in ``always`` are shown.
     """
     shown = shown_classes(len(prototypes), limit, always)
     rows = unit(prototypes.detach().double().cpu()[shown])
     apart = torch.cdist(rows, rows, compute_mode="donot_use_mm_for_euclid_dist")
     together = torch.cdist(rows, -rows, compute_mode="donot_use_mm_for_euclid_dist")
     angles = torch.rad2deg(2 * torch.atan2(apart, together)).tolist()
-    # The zeros on the diagonal would take up the range of colours.
+    # The zeros on the diagonal would stretch the colour scale.
     values = [[None if i == j else v for j, v in enumerate(row)] for i, row in enumerate(angles)]
     all_names = class_names(len(prototypes), names)
     heat = HeatMap(values, [all_names[place] for place in shown.tolist()], "°")
@@ -169,8 +169,8 @@ def sphere(
 ) -> Chart:
     """Prototypes and features on the unit sphere, as in Zhou 2022, Fig. 1.
 
-    Only the directions of prototypes ``(C, 3)`` and features ``(N, 3)`` are shown, those of at most
-    ``limit`` features.
+    Only directions are shown: of the prototypes ``(C, 3)``, and of at most ``limit`` features
+    ``(N, 3)``.
     """
     _check_size("sphere", prototypes, 3)
     points, classes = _shown_points("sphere", features, labels, 3, limit)
@@ -189,7 +189,7 @@ def spheres(
 ) -> Chart:
     """Several spheres side by side, with one feature per class and the class margin of each.
 
-    Zhou 2022, Fig. 1; of prototypes and features, each of shape ``(C, 3)``, by name.
+    As in Zhou 2022, Fig. 1; ``arrangements`` has prototypes and features by name, ``(C, 3)`` each.
     """
     panels: list[Panel] = []
     for name, (prototypes, features) in arrangements.items():
@@ -212,7 +212,7 @@ def feature_scatter(
 ) -> Chart:
     """Two-dimensional features by class, with the directions of the prototypes.
 
-    L-Softmax (Liu 2016), Fig. 5; of at most ``limit`` features ``(N, 2)``.
+    As in L-Softmax (Liu 2016), Fig. 5; at most ``limit`` of the features ``(N, 2)`` are shown.
     """
     points, classes = _shown_points("feature_scatter", features, labels, 2, limit)
     count = int(labels.max()) + 1 if prototypes is None else len(prototypes)
@@ -229,9 +229,9 @@ def feature_scatter(
 def class_points(
     points: Tensor, classes: Tensor, names: Sequence[str], *, rings: bool = False
 ) -> list[Points]:
-    """Return points in the plane by class; of many classes those that look alike are one layer.
+    """Return points in the plane, one layer per class, or per colour and symbol if there are many.
 
-    Without a legend each point has its own name; ``rings`` are those of prototypes.
+    Each point has its class as text; with ``rings`` the points are prototypes.
     """
     few = len(names) <= LEGEND
     looks = classes if few else classes % (len(PALETTE) * len(DASHES))
@@ -271,9 +271,9 @@ def during_training(
     bound: float | None = None,
     bound_name: str = "bound",
 ) -> Chart:
-    """Training curves of a quantity, one per run by its name, with a theoretical bound if given.
+    """Training curves of a quantity by name of the run, with a theoretical bound if given.
 
-    The steps are by default 1, 2, 3 and so on.
+    The steps are 1, 2, 3 and so on by default.
     """
     lines = []
     for place, (name, values) in enumerate(series.items()):
@@ -300,7 +300,7 @@ def bias_during_training(
 ) -> Chart:
     r"""Training curves of the softmax bias :math:`\hat\rho`, bounded by :math:`\log(C-1)`.
 
-    Kobayashi 2019, Fig. 3; ``classes`` is C, and the rest as in :func:`during_training`.
+    As in Kobayashi 2019, Fig. 3; ``classes`` is C, the rest is as in :func:`during_training`.
     """
     return during_training.chart(
         series,

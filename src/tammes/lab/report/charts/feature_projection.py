@@ -1,4 +1,4 @@
-"""Features of any dimension as a picture: a sphere, a plane, or a projection on one."""
+"""Charts of features of any dimension: on a sphere, in a plane, or projected onto a plane."""
 
 import contextlib
 from collections.abc import Sequence
@@ -27,9 +27,9 @@ CAPTIONS = {
     "umap": "UMAP keeps neighbours together, and distances between groups say little; rings are "
     "prototypes.",
 }
-"""What each kind of picture shows."""
+"""What each kind of chart shows."""
 _NEIGHBOURS = 15
-"""Neighbours that UMAP keeps together."""
+"""Size of the neighbourhoods that UMAP preserves."""
 
 
 def feature_charts(
@@ -41,11 +41,11 @@ def feature_charts(
     limit: int = POINTS_SHOWN,
     title: str = "",
 ) -> dict[str, Chart]:
-    """Draw features and prototypes in whatever way their dimension allows, by kind.
+    """Return the charts of features and prototypes that suit their dimension, by kind.
 
-    Three dimensions are a ``sphere`` and two a ``plane``. All others are projected: ``pca``, and
-    ``umap`` where umap-learn is installed. At most ``limit`` features are shown on the sphere, and
-    half as many in the plane.
+    Three dimensions give a ``sphere``, two a ``plane``. Others are projected: ``pca``, and ``umap``
+    if umap-learn is installed. At most ``limit`` features are shown on the sphere, and half as many
+    in the plane.
     """
     look: dict[str, Any] = {"names": names, "title": title}
     if prototypes.shape[1] == 3:
@@ -71,10 +71,10 @@ def feature_projection(
     limit: int = POINTS_SHOWN,
     title: str = "features",
 ) -> Chart:
-    """Directions of features of any dimension, projected on a plane.
+    """Directions of features of any dimension, projected onto a plane.
 
-    The method is principal components, or UMAP with cosines, which needs umap-learn. At most
-    ``limit`` features are shown, with the prototypes of their classes as rings.
+    The method is principal components, or UMAP with the cosine metric, which needs umap-learn. At
+    most ``limit`` features are shown, with the prototypes of their classes as rings.
     """
     if not features.ndim == prototypes.ndim == 2 or prototypes.shape[1] != features.shape[1]:
         raise ValueError(
@@ -101,14 +101,14 @@ def feature_projection(
 
 
 def _principal_components(points: Tensor, others: Tensor) -> tuple[Tensor, list[float]]:
-    """Project vectors on the first two principal components of the points.
+    """Project vectors onto the first two principal components of the points.
 
     Returns:
         Points and others in the plane, shape ``(N + M, 2)``; shares of the variance.
     """
     center = points.mean(0)
     _, spread, axes = torch.linalg.svd(points - center, full_matrices=False)
-    # The decomposition leaves the signs open; the largest loading is positive.
+    # The signs of the axes are arbitrary: make the largest loading positive.
     axes = axes[:2] * axes[:2].gather(1, axes[:2].abs().argmax(1, keepdim=True)).sign()
     variance = spread.square()
     shares = (variance / variance.sum().clamp_min(1e-300))[:2].tolist()
@@ -118,7 +118,7 @@ def _principal_components(points: Tensor, others: Tensor) -> tuple[Tensor, list[
 
 
 def _umap(vectors: Tensor) -> Tensor:
-    # A package of another name on the registry is called umap, too.
+    # Not plain umap, which an unrelated package on PyPI also installs.
     umap = require("umap.umap_", extra="umap")
     model = umap.UMAP(n_neighbors=_NEIGHBOURS, metric="cosine", random_state=0, n_jobs=1)
     return torch.from_numpy(model.fit_transform(vectors.numpy())).double()

@@ -1,4 +1,4 @@
-"""Curves of a loss over the angle, computed by the term itself."""
+"""Curves of a loss as a function of the angle, computed by the term itself."""
 
 import inspect
 import math
@@ -24,7 +24,7 @@ from tammes.terms import Batch, Setting, Term
 
 CLASSES = 10
 HARDEST = 60.0
-"""Degrees to the nearest wrong class; the rest are at a right angle."""
+"""Degrees to the nearest wrong class; the other wrong classes are at a right angle."""
 ABSENT = -1e3
 """Similarity that makes a class negligible."""
 COUNTS = tuple(round(1000 * 0.01 ** (c / (CLASSES - 1))) for c in range(CLASSES))
@@ -33,11 +33,11 @@ COUNTS = tuple(round(1000 * 0.01 ** (c / (CLASSES - 1))) for c in range(CLASSES)
 
 @dataclass(frozen=True, eq=False)
 class Curve:
-    r"""Loss over the angle.
+    r"""Loss as a function of the angle.
 
     Attributes:
         name: name of the variant, if a term has several.
-        gradient: derivative of the loss by the angle in radians, shape ``(T,)``.
+        gradient: derivative with respect to the angle in radians, shape ``(T,)``.
         score: :math:`\psi(\theta)`, which replaces :math:`\cos\theta` in the softmax, shape
             ``(T,)``; None if the loss is not a softmax with such a score.
     """
@@ -72,7 +72,7 @@ def split_at(
     norm: float = 1.0,
     distance: bool = False,
 ) -> Split:
-    r"""Split, with ``rest``, of unit examples at given angles to the prototype of their class.
+    r"""Return the split, with ``rest``, of unit examples at given angles to their prototype.
 
     Args:
         theta: angles to the true class prototype in radians, shape ``(N,)``.
@@ -113,7 +113,7 @@ def over_angle(term: Term, theta: Tensor, *, scale: float = 30.0) -> list[Curve]
     A term on the split gets an example at the angle from the prototype of its class, with the wrong
     classes of :func:`split_at`. A term on prototypes gets two of them at the angle. A term on
     features gets an anchor at the angle from another example of its class, or from its centre, with
-    another class at a right angle to both. The angles are in radians, inside 0 and pi.
+    another class at a right angle to both. The angles are in radians, strictly between 0 and pi.
 
     Returns:
         One :class:`Curve`, or more if the term also depends on the class or the norm.
@@ -188,13 +188,13 @@ def _score(
     scale: float,
     classes: int,
 ) -> Tensor | None:
-    """Return the target score over the scale, if the loss is a softplus of others minus a score."""
+    """Return the target score over the scale, if the loss is the softplus of others minus score."""
     found = []
     for degrees in (60.0, 90.0):
         others = theta.new_full((classes - 1,), ABSENT)
         others[0] = math.cos(math.radians(degrees))
         loss, lifted = loss_and_others(theta, others=others)
-        # The softplus solved for its argument.
+        # Invert the softplus.
         excess = loss + (-torch.expm1(-loss)).log()
         found.append((lifted - excess) / scale)
     first, second = found
@@ -238,7 +238,7 @@ def loss(term: Term | str, *, scale: float = 30.0, points: int = 359) -> Chart:
     The term may be given by its name; the angles are ``points`` between 0 and 180 degrees.
     """
     term = term_named(term) if isinstance(term, str) else term
-    # Without the ends, where the derivative by the angle is one-sided.
+    # Leave out the ends, where the derivative is one-sided.
     degrees = torch.linspace(0, 180, points + 2, dtype=torch.double)[1:-1]
     theta = torch.deg2rad(degrees)
     curves = over_angle(term, theta, scale=scale)
@@ -273,7 +273,7 @@ _AXIS = {
     "proxies": "angle to the true class prototype θ (degrees)",
 }
 _NO_SOFTMAX = ("lm_softmax", "sample_margin", "logit_divergence", "large_margin_gaussian")
-"""Losses of another magnitude than the softmax, which is not drawn beside them."""
+"""Losses too different in magnitude to draw the softmax for comparison."""
 
 
 def _short(term: Term) -> str:

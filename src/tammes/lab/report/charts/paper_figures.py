@@ -167,7 +167,7 @@ def boundaries(
         )
 
     def lead(direction: float, own: float, other: float, bend: float) -> float:
-        # Score of a class minus that of the other.
+        # Score of the class minus that of the other.
         to_own, to_other = abs(direction - angle / 2), abs(direction + angle / 2)
         at = split_at(torch.tensor([to_own], dtype=torch.double))
         return own * float(target_similarity(at, m1=bend)) - other * math.cos(to_other)
@@ -241,7 +241,7 @@ def decision_geometry(
 
 @plot
 def divergences() -> Chart:
-    r"""Three divergences of two wrong classes from uniform, over the share of one of them.
+    r"""Three divergences from uniform for two wrong classes, over the share of one of them.
 
     Kobayashi 2019, Fig. 4, computed by :func:`tammes.logit_divergence` itself.
     """
@@ -264,7 +264,7 @@ def spectral_overlap(powers: Sequence[float] = (0.0, 0.1, 0.3, 0.5, 1.0, 2.0)) -
     if min(powers) < 0:
         raise ValueError(f"spectral_overlap expects powers of 0 or more, got {tuple(powers)}")
     share = _grid(0.0, 1.0)
-    # At zero the power is taken as zero, so that p = 0 keeps the null space.
+    # Define 0 ** p as 0, so that p = 0 keeps the null space.
     weights = {f"p = {power:g}": torch.where(share > 0, share**power, 0.0) for power in powers}
     lines = _lines(share, {name: share * (1 - weight) for name, weight in weights.items()})
     tops = [((1 + power) ** (-1 / power), power) for power in powers if power > 0]

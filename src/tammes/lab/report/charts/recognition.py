@@ -13,7 +13,7 @@ BAND = f"{100 * LEVEL:.0f} % interval over identities"
 
 
 def _banded(curve: MeasuredCurve, name: str, place: int, floor: float = 0.0) -> list[Layer]:
-    """Return a curve on its band; values below the floor are raised to it."""
+    """Return a curve with its confidence band; values below the floor are raised to it."""
     layers: list[Layer] = []
     if curve.low is not None and curve.high is not None:
         x = torch.cat([curve.x, curve.x.flip(0)])
@@ -27,7 +27,7 @@ def _banded(curve: MeasuredCurve, name: str, place: int, floor: float = 0.0) -> 
 def roc(
     curve: MeasuredCurve, *, x: str = "false acceptance rate", y: str = "true acceptance rate"
 ) -> Chart:
-    """Curve of accepted positives over accepted negatives, on a logarithmic scale."""
+    """ROC curve: share of positives accepted over share of negatives accepted, x logarithmic."""
     ends = (float(curve.x[0]), 1.0)
     panel = Panel(_banded(curve, y, 0), "", x, y, x_range=ends, y_range=(0.0, 1.02), x_log=True)
     return Chart([panel])
@@ -37,8 +37,8 @@ def roc(
 def det(curve: MeasuredCurve, same: int) -> Chart:
     """DET curve: false rejections over false acceptances, both on logarithmic scales.
 
-    The curve is the ROC of ``same`` pairs of one identity; rates below half of one in so many are
-    drawn there.
+    ``curve`` is the ROC; with ``same`` pairs of one identity, rates below ``0.5 / same`` are drawn
+    at that value.
     """
     swapped = MeasuredCurve(
         curve.x,

@@ -1,4 +1,4 @@
-"""Figures over a setting that differs between rows: quantities, sweeps, margin analysis."""
+"""Figures over a setting that varies between rows: quantities, sweeps, margin analysis."""
 
 import itertools
 import math
@@ -21,7 +21,7 @@ from tammes.lab.stats.seed_groups import Quantity
 _SWEPT = ("base_accuracy", "shot1", "shot5")
 """Default quantities of a sweep."""
 _RIGHT, _WRONG = 2, 1
-"""Palette places of right and wrong predictions."""
+"""Palette indices of right and wrong predictions."""
 
 
 def rows_of(comparison: PaperComparison, figure: Mapping[str, Any]) -> list[str]:
@@ -225,7 +225,7 @@ _COURSES: tuple[tuple[str, str, tuple[tuple[str, str, Dash], ...]], ...] = (
 
 
 def analysis(comparison: PaperComparison, figure: Mapping[str, Any], name: str) -> list[Drawing]:
-    """Plot class distances over a setting such as the margin, and (12) against measurements."""
+    """Plot class distances over a setting such as the margin, and check inequality (12)."""
     rows, columns, x = rows_of(comparison, figure), columns_of(comparison, figure), str(figure["x"])
     axis = x.replace("_", " ")
     courses: list[Panel] = []
@@ -314,7 +314,7 @@ _Verdict = tuple[float, float, bool, str]
 
 
 def _verdicts(own: Sequence[_Measured], axis: str) -> Iterator[_Verdict]:
-    """Compare every two values of the setting, the smaller one first, for every common seed."""
+    """Compare every pair of values of the setting, the smaller one first, for every common seed."""
     for one, two in itertools.combinations(own, 2):
         for seed in sorted(set(one.by_seed) & set(two.by_seed)):
             verdict = check_inequality(one.by_seed[seed], two.by_seed[seed])
@@ -339,7 +339,7 @@ def _pairs(verdicts: Sequence[_Verdict], heading: str) -> Panel:
 def _inequality_caption(
     own: Sequence[_Measured], verdicts: Sequence[_Verdict], shots: Mapping[float, float]
 ) -> str:
-    """Describe how often (12) is right, and where phi and the accuracy are largest."""
+    """Describe how often inequality (12) is right, and where phi and the accuracy are largest."""
     right = sum(agrees for _, _, agrees, _ in verdicts)
     predicted, measured = (
         max(own, key=operator.methodcaller("mean", name)).at

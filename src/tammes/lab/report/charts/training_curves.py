@@ -25,8 +25,8 @@ _POINTS = 400
 class Drawing:
     """Chart with its file name, title, caption and layout on a page.
 
-    The title is by default that of each panel; a drawing without its own ``legend`` has that of the
-    section, and a ``tall`` one needs more height.
+    By default the panels' own titles are shown. Without its own ``legend`` a drawing uses that of
+    the section; a ``tall`` one gets more height.
     """
 
     name: str
@@ -68,7 +68,7 @@ def figure_blocks(drawings: Sequence[Drawing], labels: Sequence[str] = ()) -> li
 
 @dataclass(frozen=True)
 class _Graph:
-    """Quantity of each epoch: its path in the metrics, and how it is drawn."""
+    """Quantity measured each epoch: its path in the metrics, and how it is drawn."""
 
     name: str
     path: tuple[str, ...]
@@ -168,7 +168,7 @@ def mean_and_seeds(
     if seeds or not done:
         lines += [_line(each, "", "dotted", place, label, thin=True) for each in others]
     if done:
-        # If finished seeds differ in their epochs, the mean covers the common ones.
+        # If finished seeds have different epochs, the mean covers those in common.
         lines.append(_line(mean_curve(done), label, DASHES[palette_wraps(place)], place, label))
     return lines
 

@@ -21,7 +21,7 @@ _SIDE = 96
 class Answer(NamedTuple):
     """Answer to a query: individuals, the most similar first, with an enrolled image of each.
 
-    The query is of a known individual if the first is similar enough.
+    The query counts as a known individual if the first is similar enough.
     """
 
     image: str
@@ -48,7 +48,7 @@ def render_gallery_page(
 ) -> str:
     """Return a page of some of ``total`` queries, as self-contained HTML.
 
-    ``threshold`` is the smallest similarity of a known individual; None if all are known.
+    Below ``threshold`` similarity a query is unknown; None accepts every query.
     """
     unknown = sum(not answer.known for answer in answers)
     lead = [f"{total:,} images searched among {len(gallery):,} individuals."]
@@ -75,7 +75,7 @@ def _row(answer: Answer) -> page.ImageGallery:
 
 @cache
 def _thumbnail(source: str) -> str:
-    """Return a small image as a data URL; a grey one if the file is not there any more."""
+    """Return a small image as a data URL; a grey one if the file can no longer be read."""
     try:
         pixels = torch.from_numpy(decode(source, (3, _SIDE, _SIDE))[1].copy())
     except Exception:

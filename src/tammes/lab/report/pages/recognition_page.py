@@ -11,7 +11,7 @@ from tammes.lab.report.verdicts import verdict_on_recognition
 
 _TITLES = {"retrieval": "Retrieval", "verification": "Verification", "openset": "Open set"}
 _ERRORS = ("eer", "fpr95")
-"""Rates that are better if smaller, which have no bar."""
+"""Error rates, which have no bar as smaller is better."""
 _HEADLINES = 6
 """Largest number of cards."""
 
@@ -136,7 +136,7 @@ def _rankings(examples: IdentityEmbeddings, rankings: Sequence[Ranking]) -> list
 
 
 def _gallery(examples: IdentityEmbeddings, ranking: Ranking) -> page.ImageGallery | None:
-    """Show an example and its ranked items as images; None if one is not at hand."""
+    """Show an example and its ranked items as images; None if any image is missing."""
     if examples.pictures is None:
         return None
     first = examples.pictures.show(ranking.query)

@@ -111,7 +111,7 @@ def _drawings(loaded: LoadedRuns) -> dict[str, list[Drawing]]:
 
 
 def _health(loaded: LoadedRuns) -> list[page.Block]:
-    """Return a table of the findings of all looks; nothing if no run was looked at."""
+    """Return a table of the findings of all health checks; nothing if there were none."""
     rows: list[list[page.Cell]] = []
     looked_at = 0
     for place, group in enumerate(loaded.groups):

@@ -24,7 +24,7 @@ def tuning_page(tuning: Tuning, *, command: str) -> str:
 
 
 def tuning_table(tuning: Tuning) -> tuple[list[str], list[list[page.Cell]]]:
-    """Return columns and rows of all settings, those that came furthest first."""
+    """Return columns and rows of all settings, those that got furthest first."""
 
     def rank(setting: object) -> list[float]:
         return [-each.accuracies.get(setting, -1.0) for each in reversed(tuning.rounds)]  # type: ignore[call-overload]

@@ -73,8 +73,8 @@ class Cards:
 class Table:
     """Table of texts and numbers; a row that is a single text is a heading within the table.
 
-    On a narrow screen the rows of a wide table become blocks. A table without headings is sorted by
-    clicking a column.
+    On a narrow screen the rows of a wide table become blocks. A table without headings can be
+    sorted by clicking a column.
     """
 
     columns: Sequence[str]
@@ -202,7 +202,7 @@ def pictures(
 ) -> list[Figure]:
     """Convert a chart to figures, one per panel so that they fit on a narrow screen.
 
-    Their title is by default that of each panel. Each has its own legend, unless the section has a
+    By default the panels' own titles are used. With ``legend`` false, the section has a shared
     :class:`Legend`.
     """
     figures = []
@@ -229,8 +229,8 @@ def render(
 ) -> str:
     """Render a page as self-contained HTML.
 
-    Under the title are the sentences of a verdict, which say what follows from the page, and
-    paragraphs of a lead.
+    Under the title come the verdict, sentences that sum up the page, and the paragraphs of the
+    lead.
 
     Example:
         >>> from tammes.lab.report.render.html_page import Section, Text, render
@@ -288,7 +288,7 @@ def _by_kind(blocks: Sequence[Block]) -> Iterator[tuple[str, Iterator[Block]]]:
 
 
 def _unfolded(blocks: Iterable[Block]) -> Iterator[Block]:
-    """Yield blocks, and those inside of folds."""
+    """Yield blocks, including those inside folds."""
     for block in blocks:
         if isinstance(block, Fold):
             yield from _unfolded(block.blocks)
@@ -311,7 +311,7 @@ def _json_of(figures: Sequence[Figure]) -> str:
 
 
 class _Library(NamedTuple):
-    """Plotly as the page holds it, and the notice that its license asks for."""
+    """Plotly as embedded in a page, and the notice that its license requires."""
 
     notice: str
     code: str

@@ -1,4 +1,4 @@
-"""Small images as data URLs, which a page carries inside."""
+"""Small images as data URLs, to embed in a page."""
 
 import base64
 import io
@@ -9,11 +9,11 @@ from torch import Tensor
 from tammes.optional import require
 
 _EXACT = 1024
-"""Largest PNG in bytes; a picture that takes more is compressed with losses."""
+"""Largest PNG in bytes; larger pictures are compressed lossily."""
 
 
 def image_url(picture: Tensor | Any) -> str:
-    """Encode a picture: exactly where that is small, else with losses nobody sees.
+    """Encode a picture: as PNG if that is small, else as lossy WebP.
 
     Args:
         picture: uint8 of shape ``(1 or 3, height, width)``, or a ``PIL.Image``.

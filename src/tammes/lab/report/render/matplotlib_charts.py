@@ -146,7 +146,7 @@ def _draw_rows(axes: Any, panel: Panel) -> None:
 
 
 def _write(axes: Any, text: str, shift: tuple[float, float], **more: Any) -> None:
-    """Write a text a few points beside a position."""
+    """Write a text next to a position, shifted by a few points."""
     axes.annotate(_plain(text), xytext=shift, textcoords="offset points", **more)
 
 
@@ -221,7 +221,7 @@ def _draw_heat(figure: Any, axes: Any, heat: charts.HeatMap) -> None:
 
 
 def _draw_ball(axes: Any, ball: charts.Ball) -> None:
-    """Draw a sphere; what lies on the far side is pale."""
+    """Draw a sphere, with everything on its far side pale."""
     up, around = math.radians(axes.elev), math.radians(axes.azim)
     eye = (math.cos(up) * math.cos(around), math.cos(up) * math.sin(around), math.sin(up))
 

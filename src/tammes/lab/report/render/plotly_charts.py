@@ -13,7 +13,7 @@ _DASH = {"solid": "solid", "dashed": "dash", "dotted": "dot"}
 _GAP = 0.08
 """Gap between two panels, as a share of the width."""
 _ABOVE = 52
-"""Characters of a name above its row, which fit on the screen of a phone."""
+"""Longest name above its row, in characters, that fits on the screen of a phone."""
 
 Domain = tuple[list[float], list[float]]
 """Extent of a panel in x and y, as shares of the figure."""
@@ -285,14 +285,14 @@ def _ball(ball: charts.Ball) -> Iterator[dict[str, Any]]:
     for place in sorted(set(ball.labels)):
         own = [row for row, label in zip(ball.features, ball.labels, strict=True) if label == place]
         symbol = SYMBOLS[palette_wraps(place)]
-        # Only what is opaque is hidden by the veil.
+        # The veil hides only opaque points.
         marker = {"color": color(place), "size": 3, "symbol": symbol}
         shown = {"mode": "markers", "showlegend": False, "marker": marker}
         yield {**_in_space(own), **named(place, "feature"), **shown}
 
 
 def _veil() -> dict[str, Any]:
-    """Return a translucent ball inside of the sphere, behind which everything is pale.
+    """Return a translucent ball inside the sphere, behind which everything is pale.
 
     The page gives it the colour of its theme.
     """
