@@ -162,6 +162,21 @@ def test_a_criterion_compiles_with_inductor(name):
     assert_compiled_equals_eager(default_head(term, SIZE, CLASSES), term, "inductor")
 
 
+# Sums over up to eight dimensions are unrolled, after which inductor mixed up writes and reads.
+@pytest.mark.slow
+@pytest.mark.parametrize(("classes", "size", "count"), [(2, 4, 5), (3, 3, 9), (10, 4, 20)])
+def test_inductor_keeps_the_gradient_of_few_dimensions(classes, size, count):
+    generator = torch.Generator().manual_seed(0)
+    features = torch.randn(count, size, generator=generator)
+    labels = torch.randint(classes, (count,), generator=generator)
+    head = tammes.CosineHead(size, classes, scale=8.0)
+    criterion = tammes.Criterion(head, tammes.cosface() + tammes.zero_centroid())
+    criterion(features, labels).backward()
+    expected, head.weight.grad = head.weight.grad, None
+    torch.compile(criterion)(features, labels).backward()
+    assert_close(head.weight.grad, expected, rtol=1e-4, atol=1e-5)
+
+
 def test_a_scheduled_margin_does_not_recompile():
     counter = CompileCounterWithBackend("aot_eager")
     eager, compiled = (

@@ -21,7 +21,7 @@ from tammes._validation import batched
 from tammes.kernels import dense_gpu
 from tammes.kernels.dense_gpu import split_on_gpu, takes
 from tammes.kernels.problem import Problem
-from tammes.kernels.reference import gradients_by_reference
+from tammes.kernels.reference import gradients_by_reference, target_rows
 from tammes.kernels.tiling import OF_SCORES
 from tammes.similarity import (
     InnerProduct,
@@ -69,7 +69,7 @@ def dense_split(
     if beside:
         # The norm depends on the features alone.
         alone = similarity.is_cosine and beside <= {"norm"}
-        own = features if alone else prototypes.index_select(0, labels)
+        own = features if alone else target_rows(prototypes, labels)
         known |= similarity.own(features, own, beside)
         if bias is not None and "target" in known:
             known["target"] = known["target"] + bias.index_select(0, labels)

@@ -10,6 +10,30 @@ from tammes.kernels.score_map import ScoreMap
 from tammes.similarity import full_precision, working_dtype
 from tammes.split import Split, assemble, columns, cutoff_of, split_matrix, with_sums
 
+_UNROLLED = 8
+"""Dimensions up to which inductor unrolls a sum over them."""
+
+
+def target_rows(prototypes: Tensor, labels: Tensor) -> Tensor:
+    """Select the prototypes of the target classes, shape ``(N, D)``."""
+    if torch.compiler.is_compiling() and prototypes.shape[-1] <= _UNROLLED:
+        # With unrolled sums, inductor (torch 2.13) may read the gradient of these rows before
+        # index_add has filled it, and the prototypes lose it. An operator that it cannot fuse
+        # keeps the order.
+        prototypes = _unfused(prototypes)
+    return prototypes.index_select(0, labels)
+
+
+@torch.library.custom_op("tammes::unfused", mutates_args=())
+def _unfused(tensor: Tensor) -> Tensor:
+    """Copy a tensor, as an operator that is opaque to a compiler."""
+    return tensor.clone()
+
+
+_unfused.register_fake(torch.empty_like)
+_unfused.register_autograd(lambda _, gradient: _unfused(gradient))
+_unfused.register_vmap(lambda _, dims, tensor: (_unfused(tensor), dims[0]))
+
 
 def score_matrix(problem: Problem) -> Tensor:
     """Score of every example for every class, shape ``(N, C)``; ``-inf`` for a masked class."""
@@ -63,7 +87,7 @@ def reference_split(
     with full_precision(problem.features.device):
         problem = _working(problem)
         query, row_offset = problem.similarity.query(problem.features)
-        own_prototypes = problem.prototypes.index_select(0, labels)
+        own_prototypes = target_rows(problem.prototypes, labels)
         own = problem.similarity.own(problem.features, own_prototypes, reads, query)
         if problem.bias is not None and "target" in own:
             own["target"] = own["target"] + problem.bias.index_select(0, labels)
