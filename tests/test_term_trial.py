@@ -44,12 +44,12 @@ MISTAKES = {
         lambda: own(fixed="margin"),
         "value has no 'margin' for fixed; there are k",
     ),
-    "a field that nobody asked for": (
+    "a field that is not declared": (
         lambda: own(lambda split, *, k=3.0: split.others - split.mean),
-        "<lambda> reads mean of the split, got reads='target others' without: a number that nobody "
-        "asks for is not computed",
+        "<lambda> reads mean of the split, got reads='target others' without: undeclared "
+        "fields are not computed",
     ),
-    "scores that nobody asked for": (
+    "scores that is not declared": (
         lambda: own(lambda split, *, k=3.0: split.rest.sum(1)),
         "<lambda> reads rest ... got reads='target others' without",
     ),
@@ -83,7 +83,7 @@ MISTAKES = {
         lambda: own(row_numbers=lambda split, k: (split.target[:, None],)),
         "row_numbers of value expects ... shape (N,), got a tensor of shape (4, 1) for N = 4",
     ),
-    "a cutoff that nobody asked for": (
+    "a cutoff that is not declared": (
         lambda: own(row_numbers=lambda split, k: (split.cutoff,)),
         "row_numbers of value ... got NoneType ... term(cutoff=)",
     ),
@@ -91,7 +91,7 @@ MISTAKES = {
         lambda: own(row_numbers=lambda split, margin: (margin,)),
         "row_numbers of value is called ... row_numbers(split, k), got one of (split, margin)",
     ),
-    "numbers of a field that nobody asked for": (
+    "numbers of a field that is not declared": (
         lambda: own(row_numbers=lambda split, k: (split.gap,)),
         "row_numbers of value reads gap ... got reads='target others' without",
     ),

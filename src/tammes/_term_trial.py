@@ -1,7 +1,7 @@
-"""Trial of a new loss on a few numbers, so that its author hears of a mistake when it is built.
+"""Trial evaluation of a user's loss when it is first built, so that mistakes raise there.
 
-A field that a loss reads without saying so holds NaN, and a map that looks at several classes gives
-another loss for each way to cut them into blocks: neither shows where it is made.
+A field that a loss reads but does not declare holds NaN, and a map that mixes classes gives a
+different loss for every block size; without a trial, neither mistake raises an error.
 """
 
 import inspect
@@ -31,10 +31,10 @@ _ROWS = 4
 
 
 def try_term(term: Term) -> None:
-    """Evaluate a term on the split of four examples, and raise for what its author has missed.
+    """Evaluate a term on the split of four examples, and raise an error for a mistake in it.
 
-    Only what is certain is an error. A function that cannot be evaluated on these numbers says so
-    itself when it is called, and one that needs a state or other scores is not tried.
+    Only certain mistakes raise: a function that fails on this split for another reason will raise
+    its own error when it is called. Terms with a state or adjusted scores are not tried.
     """
     definition = term.definition
     if definition.on != "split" or definition.adjust is not None:
@@ -56,7 +56,7 @@ def try_term(term: Term) -> None:
         if missing:
             raise ValueError(
                 f"{term.name} reads {' and '.join(missing)} of the split, got reads="
-                f"{_listed(declared)!r} without: a number that nobody asks for is not computed"
+                f"{_listed(declared)!r} without: undeclared fields are not computed"
             )
     if value is _FAILED:
         return
@@ -73,7 +73,7 @@ def try_term(term: Term) -> None:
 
 
 def _check_arguments(term: Term) -> None:
-    """Raise unless the numbers of the rows are made of the split and the settings."""
+    """Raise unless ``row_numbers`` takes the split and the settings."""
     make, given = term.definition.row_numbers, dict(term.arguments)
     if make is None:
         return
@@ -87,9 +87,9 @@ def _check_arguments(term: Term) -> None:
 
 
 def _try_numbers(term: Term) -> tuple[Tensor, Sequence[Any] | None]:
-    """Similarities of the examples, and the numbers of their rows; none if they were not made."""
+    """Return the similarities of the examples and their row numbers, or none if those failed."""
     make = term.definition.row_numbers
-    # Of the other classes nothing is known before they are mapped.
+    # The other classes are not known before they are mapped.
     declared = term.definition.reads & {"target", *ALONGSIDE}
     similarity = _split(declared, term)[1]
     if make is None:
@@ -131,7 +131,7 @@ def _try_numbers(term: Term) -> tuple[Tensor, Sequence[Any] | None]:
 
 
 def _try_map(term: Term, similarity: Tensor, numbers: Sequence[Any]) -> bool:
-    """Whether the map could be evaluated; raise unless it is one of each similarity alone."""
+    """Return whether the map could be evaluated; raise if it is not elementwise."""
     function = term.definition.map_others
     assert function is not None
     if not _binds(function, None, *numbers):
@@ -140,7 +140,7 @@ def _try_map(term: Term, similarity: Tensor, numbers: Sequence[Any]) -> bool:
             f"{1 + len(numbers)} arguments in all, got one of {inspect.signature(function)}"
         )
 
-    # As tensors of the rows, which is what a block is given.
+    # As tensors of shape (N,), as a block gets them.
     wide = [torch.as_tensor(n, dtype=similarity.dtype).expand(_ROWS) for n in numbers]
 
     def part(rows: slice, classes: slice) -> Any:
@@ -175,7 +175,7 @@ def _try_map(term: Term, similarity: Tensor, numbers: Sequence[Any]) -> bool:
 
 
 def _evaluate(term: Term, fields: frozenset[str]) -> Any:
-    """Value of the function on a split that knows only some fields."""
+    """Evaluate the function on a split with only some fields."""
     rows, similarity = _split(fields, term)
     definition, given = term.definition, _arguments(term)
     if definition.map_others is not None:
@@ -211,7 +211,7 @@ def _split(fields: frozenset[str], term: Term) -> tuple[Split, Tensor]:
 
 
 def _arguments(term: Term) -> dict[str, Any]:
-    """Arguments of the function, of one value per class those of the examples."""
+    """Return the arguments of the function; values per class are selected per example."""
     return {
         key: torch.tensor([value[0], value[-1]] * 2, dtype=_dtype(), device="cpu")
         if isinstance(value, tuple) and value
@@ -226,7 +226,7 @@ def _dtype() -> torch.dtype:
 
 
 def _missing(evaluate: Callable[[frozenset[str]], Any], declared: frozenset[str]) -> list[str]:
-    """Fields without which a function cannot be evaluated, beyond those that are declared."""
+    """Return the undeclared fields that a function cannot be evaluated without."""
 
     def is_known(fields: frozenset[str]) -> bool:
         return _is_known(_attempt("", lambda: evaluate(fields)))
@@ -237,17 +237,17 @@ def _missing(evaluate: Callable[[frozenset[str]], Any], declared: frozenset[str]
 
 
 class _Mistake(Exception):
-    """A mistake that is certain."""
+    """A certain mistake in the function."""
 
 
 _FAILED = object()
-"""In the place of what a function returns: it raised an error."""
+"""Stands for the value of a function that raised an error."""
 _ONE_NUMBER = ("converted to Scalar", "converted to Python scalars", "Boolean value of Tensor")
 """Words of torch about ``.item()``, ``float()`` and ``if`` of a tensor with several numbers."""
 
 
 def _attempt(name: str, evaluate: Callable[[], Any]) -> Any:
-    """Evaluate a function of the author's."""
+    """Evaluate a function of the user's, without gradients."""
     try:
         with torch.no_grad():
             return evaluate()
@@ -263,7 +263,7 @@ def _attempt(name: str, evaluate: Callable[[], Any]) -> Any:
 
 
 def _is_known(value: Any) -> bool:
-    """Whether there is a value, and no number in it is missing."""
+    """Whether there is a value, without NaN or None in it."""
     values = value if isinstance(value, (tuple, list)) else [value]
     return value is not _FAILED and not any(
         v is None or (isinstance(v, Tensor) and v.is_floating_point() and bool(v.isnan().any()))
@@ -276,7 +276,7 @@ def _binds(function: Callable[..., Any], *args: Any, **kwargs: Any) -> bool:
     try:
         inspect.signature(function).bind(*args, **kwargs)
     except ValueError:
-        # One of torch's own has none.
+        # Builtin functions of torch have no signature.
         return True
     except TypeError:
         return False

@@ -57,7 +57,7 @@ class MappedRows(NamedTuple):
         with torch.enable_grad():
             mapped = leaves(scores)
         if not mapped.requires_grad:
-            # A map that is detached as a whole: nobody is pushed.
+            # A map that is detached as a whole has no gradient.
             return torch.zeros_like(scores), [
                 torch.zeros_like(n) if n.requires_grad else None for n in leaves.numbers
             ]
