@@ -357,13 +357,13 @@ def test_examples_that_count_are_weighed_alike(count, share, mean):
 
 
 def test_more_examples_than_one_program_weighs_are_left_to_torch(monkeypatch, used):
-    criterion = tammes.CosFace(5, 4)
-    features, labels = torch.randn(20, 5), torch.randint(4, (20,))
+    # One example per class: a GPU adds up those of a class in any order.
+    criterion = tammes.CosFace(5, 20)
+    features, labels = torch.randn(20, 5), torch.randperm(20)
     labels[3], features[3] = -100, torch.nan
     found = results(criterion, features, labels)
     monkeypatch.setattr(dense_gpu, "_AT_ONCE", 19)
     assert dense_gpu.weigh_examples(labels.to(DEVICE), -100, mean=True) is None
-    # Not bit for bit: on a GPU sums over the batch come in any order.
     assert_close(results(criterion, features, labels), found, rtol=1e-6, atol=1e-7)
     assert len(used) == 2
 
