@@ -117,7 +117,7 @@ PHASES: dict[str, list[Line]] = {
         ("losses/longtail", None, None, 3, 1.7),
     ],
     "noise": [
-        ("losses/noise", ["arcface", "subcenter_arcface"], None, 3, 1.5),
+        ("losses/noise", ["softmax", "cosface", "subcenter_cosface"], None, 3, 1),
         ("losses/noise", None, None, 3, 1.5),
     ],
     "divergence": [

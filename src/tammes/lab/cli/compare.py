@@ -31,7 +31,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     add("--losses TEXT", losses, required=True)
     add("--seeds N", "number of seeds, or a list: 0,1,5 [3]", 3, type=seeds)
     add("--out DIR", "directory of the runs [runs]", "runs")
-    parallel = "number of concurrent runs; by default one per core, or six on a GPU"
+    parallel = "number of concurrent runs; by default one per core, or six per GPU"
     add("--parallel N", parallel, type=int)
     add("--page FILE", "page to write [report.html in the directory of the runs]")
     add("--baseline LOSS", "loss that the others are compared with; by default the first")

@@ -57,7 +57,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         "--address HOST:PORT",
         "address of a Ray cluster; without one, a cluster is started on this machine",
     )
-    parallel = "number of concurrent cells; by default one per core, or six on a GPU"
+    parallel = "number of concurrent cells; by default one per core, or six per GPU"
     add("--parallel N", parallel, type=int)
     add("--retries N", "retries of a cell whose process was killed [2]", 2)
     add("--retry-failed", "retry cells whose loss was not finite")

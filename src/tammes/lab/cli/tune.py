@@ -31,7 +31,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     add("--scales LIST", f"scales {numbers} [half, all and twice the default]", type=_numbers)
     add("--margins LIST", f"margins {numbers} [0.3 and 1 times the loss's own]", type=_numbers)
     add("--rates LIST", f"learning rates {numbers} [1 and 0.3 times --lr]", type=_numbers)
-    parallel = "number of concurrent runs; by default one per core, or six on a GPU"
+    parallel = "number of concurrent runs; by default one per core, or six per GPU"
     add("--parallel N", parallel, type=int)
     flags.add_config(parser)
 
