@@ -538,6 +538,10 @@ def main() -> int:
         (given.out or RECORD).write_text(json.dumps(found, indent=2) + "\n")
         print(*found["parts"]["tests"]["failures"], found["line"], sep="\n")
         return int(bool(found["parts"]["tests"]["failures"]))
+    import torch
+
+    if given.device == "cuda" and not torch.cuda.is_available():
+        parser.error("torch finds no CUDA device; --device cpu tries the script itself")
     tests = start_tests(logs) if "tests" in only else None
     benchmarks = start_benchmarks(logs, given.device) if "benchmarks" in only else {}
     training = None
@@ -555,10 +559,6 @@ def main() -> int:
         for note in part.notes:
             print(f"          {note}", flush=True)
 
-    import torch
-
-    if given.device == "cuda" and not torch.cuda.is_available():
-        parser.error("torch finds no CUDA device; --device cpu tries the script itself")
     name = torch.cuda.get_device_name() if given.device == "cuda" else "CPU"
     if given.share:
         number, shares = map(int, given.share.split("/"))

@@ -177,6 +177,32 @@ def test_inductor_keeps_the_gradient_of_few_dimensions(classes, size, count):
     assert_close(head.weight.grad, expected, rtol=1e-4, atol=1e-5)
 
 
+# Forward mode loads decompositions that torch still scripts.
+@pytest.mark.filterwarnings("ignore:.*torch.jit.script:DeprecationWarning")
+@pytest.mark.parametrize("size", [4, 12])
+def test_a_compiled_derivative_in_forward_mode_is_that_of_eager(size):
+    criterion = tammes.CosFace(size, 5, scale=8.0)
+    features, labels = torch.randn(6, size), torch.randint(5, (6,))
+    weight, tangent = criterion.head.weight.detach(), torch.randn(5, size)
+
+    def derivative(weight, tangent):
+        def loss(weight):
+            return torch.func.functional_call(
+                criterion, {"head.weight": weight}, (features, labels)
+            )
+
+        return torch.func.jvp(loss, (weight,), (tangent,))[1]
+
+    compiled = torch.compile(derivative, backend="eager")
+    assert_close(compiled(weight, tangent), derivative(weight, tangent))
+
+
+def test_an_exported_criterion_of_few_dimensions_has_no_operator_of_ours():
+    criterion = tammes.CosFace(4, 5, scale=8.0)
+    program = torch.export.export(criterion, (torch.randn(6, 4), torch.randint(5, (6,))))
+    assert "tammes" not in str(program.graph)
+
+
 def test_a_scheduled_margin_does_not_recompile():
     counter = CompileCounterWithBackend("aot_eager")
     eager, compiled = (

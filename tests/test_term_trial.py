@@ -247,3 +247,35 @@ def test_a_loss_is_tried_once():
     for margin in (0.1, 0.2):
         counted(margin=margin)
     assert len(calls) == 1
+
+
+@tammes.term(reads="target others scale labels classes")
+def noisy(split, *, margin=0.1):
+    return split.others - split.target + margin * torch.rand(len(split.target))
+
+
+def test_a_trial_leaves_random_numbers_and_default_devices_alone():
+    torch.manual_seed(0)
+    expected = torch.rand(1)
+    torch.manual_seed(0)
+
+    @tammes.term(reads="target")
+    def stochastic(split):
+        return split.target * torch.rand(len(split.target))
+
+    with torch.device("meta"):
+        stochastic()
+    assert torch.rand(1, device="cpu") == expected
+
+
+def test_fields_that_are_always_there_may_be_declared():
+    assert noisy().name == "noisy"
+
+
+def test_a_loss_first_built_in_inference_mode_is_tried():
+    @tammes.term(reads="target")
+    def undeclared(split):
+        return split.hardest - split.target
+
+    with torch.inference_mode(), pytest.raises(ValueError, match="reads hardest"):
+        undeclared()

@@ -30,17 +30,26 @@ _SCALE = 4.0
 _ROWS = 4
 
 
-def try_term(term: Term) -> None:
+def try_term(term: Term) -> bool:
     """Evaluate a term on the split of four examples, and raise an error for a mistake in it.
 
     Only certain mistakes raise: a function that fails on this split for another reason will raise
     its own error when it is called. Terms with a state or adjusted scores are not tried.
+
+    Returns:
+        Whether tensors have values here; not in a compiler, nor among fake tensors.
     """
+    if transforming() or type(torch.empty(0, device="cpu")) is not Tensor:
+        return False
+    # Whatever the caller has set, and with the random numbers of the caller left alone.
+    with torch.device("cpu"), torch.inference_mode(False), torch.random.fork_rng(devices=[]):
+        _try(term)
+    return True
+
+
+def _try(term: Term) -> None:
     definition = term.definition
     if definition.on != "split" or definition.adjust is not None:
-        return
-    # Not where tensors have no values: in a compiler, or among fake ones.
-    if transforming() or type(torch.empty(0, device="cpu")) is not Tensor:
         return
     _check_arguments(term)
     if definition.state is not None:

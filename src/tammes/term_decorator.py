@@ -16,6 +16,8 @@ from tammes.states import State
 from tammes.terms import Batch, Definition, Requires, Setting, Term, not_a_loss
 
 _P = ParamSpec("_P")
+_ALWAYS = frozenset(("scale", "labels", "classes", "rivals", "unit", "cutoff"))
+"""Fields of a split that need not be declared."""
 
 
 class _Decorator(Protocol):
@@ -112,7 +114,7 @@ def term(
 
     def decorate(function: Callable[..., Any]) -> Callable[_P, Term]:
         name = function.__name__
-        fields = {*reads.split()}
+        fields = {*reads.split()} - _ALWAYS
         _check_names(name, "reads", fields, (*REDUCED, *ALONGSIDE, *SUMMED, "rest"))
         _check_names(name, "requires", {requires}, get_args(Requires))
         if adjust is not None and not fields.isdisjoint(ALONGSIDE):
@@ -168,9 +170,7 @@ def term(
             made = Term(definition, values)
             made.check()
             nonlocal to_try
-            if to_try:
-                try_term(made)
-                to_try = False
+            to_try = to_try and not try_term(made)
             return made
 
         del build.__wrapped__

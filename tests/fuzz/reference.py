@@ -61,7 +61,7 @@ def _noisy(tensor, noise):
 
 
 def _moved(tensor, noise, parts):
-    """A tensor with every number moved by up to a rounding error of the largest of its parts.
+    """A tensor with every number moved by up to a rounding error of the largest of its row.
 
     That is what a sum is wrong by, also where the parts cancel, or where in one dimension no error
     of the inputs changes it.
@@ -70,7 +70,9 @@ def _moved(tensor, noise, parts):
         return tensor
     generator, eps = noise
     errors = 2 * torch.rand(tensor.shape, generator=generator, dtype=torch.float64) - 1
-    return tensor + (eps * errors * parts.detach().abs().max()).to(tensor.dtype)
+    sizes = parts.detach().abs()
+    largest = sizes if sizes.ndim == 1 else sizes.amax(1, keepdim=True)
+    return tensor + (eps * errors * largest).to(tensor.dtype)
 
 
 def run(case, dtype=torch.float64, noise=None):

@@ -169,7 +169,9 @@ def _room(choice: Choice) -> Iterator[Caution]:
     apart = (
         f"are at most {math.degrees(choice.angle):.3g}° apart, which takes a scale of {about:.3g} "
     )
-    apart += f"even without a margin, where no training of ours had more than {LARGEST_SCALE:g}"
+    apart += (
+        f"even without a margin and twice that with one; {LARGEST_SCALE:g} is the most we tried"
+    )
     yield Caution(
         "cannot" if math.isinf(about) else "risk",
         "no-room",

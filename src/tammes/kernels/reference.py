@@ -16,12 +16,23 @@ _UNROLLED = 8
 
 def target_rows(prototypes: Tensor, labels: Tensor) -> Tensor:
     """Select the prototypes of the target classes, shape ``(N, D)``."""
-    if torch.compiler.is_compiling() and prototypes.shape[-1] <= _UNROLLED:
+    if prototypes.shape[-1] <= _UNROLLED and _fuses():
         # With unrolled sums, inductor (torch 2.13) may read the gradient of these rows before
         # index_add has filled it, and the prototypes lose it. An operator that it cannot fuse
         # keeps the order.
         prototypes = _unfused(prototypes)
     return prototypes.index_select(0, labels)
+
+
+def _fuses() -> bool:
+    """Whether a compiler may fuse operations here.
+
+    Not in a program that is exported, nor among transforms of ``torch.func``: forward mode would
+    lose the derivative of an operator that it does not know. In torch 2.11 every compilation
+    counts as an export.
+    """
+    transformed = torch._C._are_functorch_transforms_active()
+    return torch.compiler.is_compiling() and not (torch.compiler.is_exporting() or transformed)
 
 
 @torch.library.custom_op("tammes::unfused", mutates_args=())

@@ -60,7 +60,7 @@ def test_groups_that_many_seeds_would_not_tell_apart_are_level():
 
 def test_groups_whose_seeds_differ_widely_are_not_called_level():
     text = said(group("softmax", 12.5, 12.5), group("cosface", 23.3, 6.7))
-    assert "No winner in accuracy among cosface and softmax: the first leads the second" in text
+    assert "No winner in accuracy among cosface and softmax: the first two differ by" in text
     assert "2 seeds); seeds differ so much that 30 more would hardly decide it." in text
     assert "level" not in text
 

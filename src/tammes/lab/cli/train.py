@@ -70,12 +70,21 @@ def run(arguments: argparse.Namespace) -> int:
 
 
 def _run_folder(text: str) -> Path:
-    """Return the folder of a run; reject one with other files, which may be the user's images."""
+    """Return the folder of a run; reject one with the user's data in it."""
+    from tammes.lab.data.csv_rows import TABLES
+    from tammes.lab.data.sources.folder import is_image
+
     folder = Path(text)
-    files = [path.name for path in folder.iterdir()] if folder.is_dir() else []
-    # A run that failed before training leaves these two.
-    others = sorted({name for name in files if name[0] != "."} - {"failure.json", "tensorboard"})
-    if others and "config.json" not in others:
+    inside = [*folder.iterdir()] if folder.is_dir() else []
+    # Logs may be there already, and a run that failed before training leaves a folder tensorboard.
+    others = sorted(
+        path.name
+        for path in inside
+        if path.name[0] != "."
+        and (path.is_dir() or is_image(path.name) or path.suffix.lower() in (*TABLES, ".parquet"))
+        and path.name != "tensorboard"
+    )
+    if others and not (folder / "config.json").exists():
         raise ValueError(
             f"--folder is expected to be new, empty or a run, got {text} with {others[0]!r} in "
             "it; --data names the images"

@@ -252,8 +252,8 @@ def _undecided(found: Standing, quantity: Quantity, value: str, side: str) -> st
     level = listed([leader.label, *(each.label for each in found.level)])
     if more is None and quantity.unit == "%" and max(map(abs, paired.interval)) > _LEVEL:
         return (
-            f"No winner in {name} among {level}: the first leads the second by {certainty}; seeds "
-            f"differ so much that {_MANY_SEEDS} more would hardly decide it."
+            f"No winner in {name} among {level}: the first two differ by {certainty}; seeds differ "
+            f"so much that {_MANY_SEEDS} more would hardly decide it."
         )
     if more is None:
         return (

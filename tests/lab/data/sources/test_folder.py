@@ -37,7 +37,7 @@ def test_a_validation_folder_is_used_to_test_where_there_is_no_other(image_folde
 def test_a_validation_folder_beside_a_test_folder_is_reported_as_unused(image_folder, said):
     root = image_folder({f"{part}/{name}": 2 for part in ("train", "val", "test") for name in "ab"})
     assert len(load(root, "train", report=said.append)) == 4
-    assert said[0] == f"{root}: val is not used; --validation 0.1 holds out a tenth of train"
+    assert said[0] == f"{root}: val is not used; validation images are held out of train"
     said.clear()
     assert len(load(root, "test", report=said.append)) == 4
     assert not any("not used" in text for text in said)

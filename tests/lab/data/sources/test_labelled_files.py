@@ -138,6 +138,14 @@ def test_a_missing_file_is_named_counted_and_left_out_on_request(flat, said):
     assert "1 image could not be read and was left out" in said[-1]
 
 
+def test_columns_that_differ_in_capitals_only_are_refused(flat, said):
+    folder, files = flat
+    rows = [(file, label, "x") for file, label in files]
+    path = table(folder / "labels.csv", ("path", "Label", "label"), rows)
+    with pytest.raises(DataError, match="two columns are named label, up to capitals and spaces"):
+        load(path, "train", report=said.append)
+
+
 def test_classes_of_very_different_sizes_are_reported(flat, said, picture):
     folder, files = flat
     Image.fromarray(picture(0)).save(folder / "hat_0.png")

@@ -47,11 +47,13 @@ def table_partitions(table: Path, report: Callable[[str], None]) -> Partitions:
     names, rows = read_csv(table)
     if not rows:
         raise DataError(f"{table}: a line for each image is expected, got none below the names")
-    columns = {
-        name.strip().lower().replace(" ", "_"): [row[place] for _, row in rows]
-        for place, name in enumerate(names)
-        if name.strip() and not name.startswith("Unnamed: ")
-    }
+    columns: dict[str, list[str]] = {}
+    for place, name in enumerate(names):
+        key = name.strip().lower().replace(" ", "_")
+        if key in columns:
+            raise DataError(f"{table}: two columns are named {key}, up to capitals and spaces")
+        if key and not name.startswith("Unnamed: "):
+            columns[key] = [row[place] for _, row in rows]
     file = next((name for name in PATH_COLUMNS if name in columns), None)
     if file is None:
         raise DataError(

@@ -288,7 +288,7 @@ def _pick(
             report(f"{title}: no test partition, so {own} is used for testing")
         unused = next((name for name in _VALIDATION if name in available and name != test), None)
         if wanted == "train" and unused and not novel:
-            report(f"{title}: {unused} is not used; --validation 0.1 holds out a tenth of {own}")
+            report(f"{title}: {unused} is not used; validation images are held out of {own}")
         return own, False
     everything = train or (EVERYTHING if EVERYTHING in available else None)
     if everything is None and test is None and len(available) == 1:
