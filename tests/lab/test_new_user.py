@@ -167,7 +167,7 @@ IN_PYTHON = {
     "arrays with channels first": (
         lambda: write_source("any.parquet", numpy.zeros((1, 3, 8, 8), "uint8"), [0]),
         DataError,
-        "got (3, 8, 8); tensors have channels first, torch.as_tensor",
+        "got (3, 8, 8); with channels first pass a tensor (torch.as_tensor)",
     ),
     "pixels of 64 bits": (
         lambda: write_source("any.parquet", numpy.zeros((1, 8, 8), "int64"), [0]),

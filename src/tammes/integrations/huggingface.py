@@ -225,8 +225,13 @@ class MarginModel(nn.Module, PyTorchModelHubMixin, library_name="tammes", tags=[
         mask = mask.to(hidden.dtype)[:, :, None]
         return (hidden * mask).sum(1) / mask.sum(1).clamp(min=1)
 
-    def gradient_checkpointing_enable(self, **settings: Any) -> None:
+    def activation_checkpointing_enable(self, **settings: Any) -> None:
         """Recompute activations of the backbone in backward."""
+        backbone: Any = self.backbone
+        backbone.activation_checkpointing_enable(**settings)
+
+    def gradient_checkpointing_enable(self, **settings: Any) -> None:
+        """Recompute activations of the backbone in backward; the name before transformers 5.23."""
         backbone: Any = self.backbone
         backbone.gradient_checkpointing_enable(**settings)
 

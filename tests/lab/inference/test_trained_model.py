@@ -233,13 +233,16 @@ BAD = [
         "image 0 cannot be read (an array of shape (height, width[, channels]) with 1, 3 or 4 "
         "channels is expected, got (9, 9, 5))",
     ),
-    (lambda: numpy.zeros((3, 9, 9), "uint8"), "image 0 ... array ... got (3, 9, 9))"),
+    (
+        lambda: numpy.zeros((3, 9, 9), "uint8"),
+        "image 0 ... array ... got (3, 9, 9); with channels first pass a tensor ...)",
+    ),
     (lambda: numpy.zeros(9, "uint8"), "image 0 ... array ... got (9,))"),
     (lambda: torch.zeros(3, 0, 9), "image 0 cannot be read (it has no pixels)"),
     (lambda: Image.new("RGB", (0, 9)), "image 0 cannot be read (it has no pixels)"),
     (lambda: torch.full((3, 9, 9), 255.0), "image 0 ... in [0, 1], got 255 to 255; divide by 255)"),
     (lambda: torch.full((3, 9, 9), torch.nan), "image 0 ... in [0, 1], got nan to nan)"),
-    (lambda: torch.zeros(3, 9, 9, dtype=torch.int32), "image 0 ... got torch.int32)"),
+    (lambda: torch.zeros(3, 9, 9, dtype=torch.int32), "image 0 ... got int32; convert to uint8)"),
     (lambda: [torch.zeros(9, 9), None], "image 1 ... a path, a Pillow image ... got NoneType)"),
     (lambda: 7, "image 0 ... got int)"),
     (lambda: b"nothing", "image 0 cannot be read (not an image)"),

@@ -43,7 +43,7 @@ def from_array(array: Any) -> Any:
         first = array.ndim == 3 and array.shape[:1] in _CHANNELS
         raise ValueError(
             "an array of shape (height, width[, channels]) with 1, 3 or 4 channels is expected, "
-            f"got {array.shape}{'; tensors have channels first, torch.as_tensor' * first}"
+            f"got {array.shape}{'; with channels first pass a tensor (torch.as_tensor)' * first}"
         )
     return _from_pixels(as_uint8(torch.from_numpy(array.copy())))
 
