@@ -228,7 +228,7 @@ def test_accumulated_gradients_are_those_of_the_whole_batch(tmp_path, steps):
     )
 
 
-# Its name since transformers 5.23, and before.
+# Its name in newer transformers, and the former one.
 CHECKPOINTING = next(
     name
     for name in ("activation_checkpointing", "gradient_checkpointing")

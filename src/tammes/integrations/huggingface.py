@@ -231,7 +231,7 @@ class MarginModel(nn.Module, PyTorchModelHubMixin, library_name="tammes", tags=[
         backbone.activation_checkpointing_enable(**settings)
 
     def gradient_checkpointing_enable(self, **settings: Any) -> None:
-        """Recompute activations of the backbone in backward; the name before transformers 5.23."""
+        """Recompute activations of the backbone in backward; the former name of it."""
         backbone: Any = self.backbone
         backbone.gradient_checkpointing_enable(**settings)
 
