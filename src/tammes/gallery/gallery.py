@@ -27,7 +27,7 @@ from tammes.gallery.templates import ROWS, Template, Templates
 from tammes.metrics.functional.operating_points import check_scores, rank_scores
 
 Existing = Literal["refuse", "add", "replace"]
-"""What to do with an identity that is already enrolled."""
+"""Treatment of an identity that is already enrolled."""
 
 
 class Identified(NamedTuple):

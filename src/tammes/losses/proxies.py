@@ -45,7 +45,7 @@ def _unit_proxies(prototypes: Tensor, shards: ShardedRows) -> Tensor:
 
 
 def _there(batch: Batch, shards: ShardedRows, proxies: Tensor) -> Tensor | None:
-    """Which of this rank's classes are not masked, shape ``(c,)``, or none if no class can be."""
+    """Mark the unmasked classes of this rank, shape ``(c,)``; none if no class can be masked."""
     if batch.masked is None:
         return None
     return ~batch.masked[shards.start : shards.start + len(proxies)]
@@ -186,7 +186,10 @@ def multi_positive(
     """
     features, proxies = directions(batch.features), _unit_proxies(prototypes, shards)
     labels = batch.labels if batch.labels.ndim == 2 else batch.labels[:, None]
-    repeated = (labels[:, :, None] == labels[:, None]).tril(-1).any(2)
+    ordered, order = labels.sort(dim=1, stable=True)
+    follows = torch.zeros_like(labels, dtype=torch.bool)
+    follows[:, 1:] = ordered[:, 1:] == ordered[:, :-1]
+    repeated = torch.zeros_like(follows).scatter(1, order, follows)
     counts = (labels >= 0) & batch.valid[:, None] & ~repeated
     place = labels - shards.start
     here = counts & (place >= 0) & (place < len(proxies))

@@ -24,7 +24,7 @@ NUMBERS = ("others", "expected", "mean", *SUMMED)
 
 
 class Needs(NamedTuple):
-    """Which gradients to compute."""
+    """Selection of the gradients to compute."""
 
     features: bool
     prototypes: bool

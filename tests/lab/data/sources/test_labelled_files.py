@@ -125,7 +125,7 @@ def test_files_in_several_rows_are_reported(flat, said):
     path = table(folder / "torn.csv", ("path", "label"), [*files, files[1], ("coat_2.png", "shoe")])
     said.clear()
     load(path, "train", report=said.append)
-    assert "2 of 12 rows repeat a file, 1 of them with different labels, such as 'coat_2" in said[0]
+    assert "2 of 12 rows repeat a file, 1 file with different labels, such as 'coat_2" in said[0]
 
 
 def test_a_missing_file_is_named_counted_and_left_out_on_request(flat, said):

@@ -8,7 +8,7 @@ from torch import Tensor
 
 @dataclass(frozen=True, eq=False)
 class IdentityProtocol:
-    """How to compare test images, as far as the data set prescribes it.
+    """Rules for comparing test images, as far as the data set prescribes them.
 
     Attributes:
         cameras: camera of each image, shape ``(N,)``, or None.

@@ -99,7 +99,7 @@ def _report_repeated(
         return
     torn = [path for path, some in classes.items() if len(some) > 1]
     example = torn[0] if torn else next(path for path, n in Counter(paths).items() if n > 1)
-    what = f", {len(torn):,} of them with different labels" if torn else ""
+    what = f", {len(torn):,} file{'s' * (len(torn) > 1)} with different labels" if torn else ""
     report(
         f"{table}: {twice:,} of {len(paths):,} rows repeat a file{what}, such as {example!r}; it "
         "may be in the training and in the test images"

@@ -27,7 +27,7 @@ CAPTIONS = {
     "umap": "UMAP keeps neighbours together, and distances between groups say little; rings are "
     "prototypes.",
 }
-"""What each kind of chart shows."""
+"""Captions of the kinds of charts."""
 _NEIGHBOURS = 15
 """Size of the neighbourhoods that UMAP preserves."""
 
