@@ -12,7 +12,7 @@ import tammes
 from tammes.kernels import dense
 from tammes.kernels.reference import reference_split
 from tammes.similarity import Similarity
-from tammes.split import ALONGSIDE, REDUCED
+from tammes.split import ALONGSIDE, REDUCED, cross_entropy
 
 
 def masked_head(scale):
@@ -119,6 +119,66 @@ def test_second_derivatives_are_those_of_finite_differences(kind):
 
     inputs = features, head.weight.detach().clone().requires_grad_()
     assert torch.autograd.gradgradcheck(numbers, inputs)
+
+
+@pytest.mark.parametrize("mean", [True, False])
+@pytest.mark.parametrize("margin", [0.0, 0.35, -0.2])
+@pytest.mark.parametrize("kind", HEADS)
+def test_a_cross_entropy_as_one_function_is_that_of_the_reference(kind, margin, mean):
+    head, labels = HEADS[kind](3.0).double(), torch.tensor([0, 8, 3, 3])
+    features = torch.randn(4, 6, dtype=torch.double, requires_grad=True)
+    inputs = features, head.weight.detach().clone().requires_grad_()
+
+    def problem(features, weight):
+        return head.problem(features)._replace(prototypes=weight)
+
+    def as_one(features, weight):
+        given = problem(features, weight)
+        loss, count = dense.dense_cross_entropy(given, labels, margin, -100, mean=mean)
+        assert count == 4
+        return loss
+
+    split = reference_split(problem(*inputs), labels, frozenset(["target", "others"]))
+    losses = cross_entropy(split, split.target, margin)
+    expected = losses.mean() if mean else losses.sum()
+    assert_close(as_one(*inputs), expected, rtol=1e-12, atol=1e-13)
+    found = torch.autograd.grad(as_one(*inputs), inputs)
+    wanted = torch.autograd.grad(expected, inputs)
+    assert_close([*found], [*wanted], rtol=1e-10, atol=1e-11)
+    assert torch.autograd.gradgradcheck(as_one, inputs)
+
+
+@pytest.mark.parametrize(
+    ("loss", "margin"),
+    [
+        (tammes.softmax(), 0.0),
+        (tammes.softmax(margin=1.0), 1.0),
+        (tammes.normface(), 0.0),
+        (tammes.cosface(margin=0.2), 0.2),
+        (tammes.softmax(smoothing=0.1), None),
+        (tammes.softmax(margin=[0.1] * 5), None),
+        (0.5 * tammes.cosface(), None),
+        (tammes.cosface() + tammes.sample_margin(), None),
+        (tammes.arcface(), None),
+        (tammes.focal(), None),
+    ],
+)
+def test_losses_that_are_a_cross_entropy_are_known(loss, margin):
+    head = tammes.CosineHead(6, 5, scale=4.0)
+    criterion = tammes.Criterion(head, loss)
+    assert criterion._margin == margin
+    # The same loss by the general path, which knows nothing of it.
+    features, labels = torch.randn(7, 6, requires_grad=True), torch.randint(5, (7,))
+    found = criterion(features, labels)
+    expected = criterion(features, labels, weights=torch.ones(7))
+    assert_close(found, expected)
+    inputs = features, head.weight
+    assert_close(
+        [*torch.autograd.grad(found, inputs)],
+        [*torch.autograd.grad(expected, inputs)],
+        rtol=1e-4,
+        atol=1e-6,
+    )
 
 
 def test_a_second_backward_has_the_same_bits():

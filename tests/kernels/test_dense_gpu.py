@@ -38,15 +38,20 @@ LEAN = {
 
 @pytest.fixture(autouse=True)
 def used(monkeypatch):
-    """Names of the numbers that the kernels were asked for."""
+    """Names of the numbers that the kernels were asked for, or ``"loss"``."""
     seen = []
-    original = dense.split_on_gpu
+    split, loss = dense.split_on_gpu, dense.cross_entropy_on_gpu
 
     def spy(problem, labels, names, low):
         seen.append(names)
-        return original(problem, labels, names, low)
+        return split(problem, labels, names, low)
+
+    def spy_on_loss(*arguments, **settings):
+        seen.append("loss")
+        return loss(*arguments, **settings)
 
     monkeypatch.setattr(dense, "split_on_gpu", spy)
+    monkeypatch.setattr(dense, "cross_entropy_on_gpu", spy_on_loss)
     monkeypatch.setattr(dense_gpu, "ANYWHERE", True)
     return seen
 
@@ -358,14 +363,102 @@ def test_examples_that_count_are_weighed_alike(count, share, mean):
 
 def test_more_examples_than_one_program_weighs_are_left_to_torch(monkeypatch, used):
     # One example per class: a GPU adds up those of a class in any order.
-    criterion = tammes.CosFace(5, 20)
+    criterion = tammes.LMSoftmax(5, 20)
     features, labels = torch.randn(20, 5), torch.randperm(20)
     labels[3], features[3] = -100, torch.nan
     found = results(criterion, features, labels)
-    monkeypatch.setattr(dense_gpu, "_AT_ONCE", 19)
+    monkeypatch.setattr(dense_gpu, "AT_ONCE", 19)
     assert dense_gpu.weigh_examples(labels.to(DEVICE), -100, mean=True) is None
     assert_close(results(criterion, features, labels), found, rtol=1e-6, atol=1e-7)
     assert len(used) == 2
+
+
+ADDITIVE = {
+    "softmax": lambda **more: tammes.Softmax(6, 5, scale=3.0, **more),
+    "margin": lambda **more: tammes.Criterion(
+        tammes.LinearHead(6, 5, scale=3.0), tammes.softmax(margin=-0.3), **more
+    ),
+    "normface": lambda **more: tammes.NormFace(6, 5, scale=3.0, **more),
+    "cosface": lambda **more: tammes.CosFace(6, 5, margin=0.35, scale=3.0, **more),
+}
+
+
+@pytest.mark.parametrize("reduction", ["mean", "sum"])
+@pytest.mark.parametrize("share", [0.0, 0.4, 1.0])
+@pytest.mark.parametrize("name", ADDITIVE)
+def test_a_cross_entropy_is_one_function_of_the_batch(name, share, reduction, used):
+    criterion = ADDITIVE[name](reduction=reduction)
+    features, labels = torch.randn(12, 6), torch.randint(5, (12,))
+    ignored = torch.rand(12) < share
+    labels = labels.masked_fill(ignored, -100)
+    expected = exact(criterion, features, labels)
+    features[ignored] = torch.nan
+    found = results(criterion, features, labels)
+    assert used[0] == "loss"
+    assert_close(found, expected, rtol=2e-5, atol=2e-6)
+
+
+@pytest.mark.parametrize("mean", [True, False])
+@pytest.mark.parametrize("count", [1, 1024, 1500])
+def test_losses_are_reduced_by_one_program(count, mean):
+    rows = torch.rand(count, device=DEVICE)
+    labels = torch.arange(count, device=DEVICE) % 3 - 1
+    rows = torch.where(labels == -1, 0.0, rows)
+    loss, total = rows.new_empty(()), rows.new_empty(())
+    kernels = dense_gpu._kernels()
+    kernels.reduce_rows[(1,)](rows, labels, loss, total, -1, count, MEAN=mean, BLOCK=1024)
+    valid = max(1, (labels != -1).sum().item())
+    assert total.item() == valid
+    assert_close(
+        loss.item(), rows.double().sum().item() / (valid if mean else 1), rtol=1e-6, atol=0
+    )
+
+
+@pytest.mark.parametrize("distance", [-60.0, -12.0, -3.0, 0.0, 3.0, 12.0, 60.0])
+def test_a_cross_entropy_keeps_its_digits_in_both_tails(distance, used):
+    criterion = tammes.Softmax(1, 2, bias=False)
+    with torch.no_grad():
+        criterion.head.weight.copy_(torch.tensor([[1.0], [0.0]]))
+    features, labels = torch.tensor([[distance]]), torch.tensor([0])
+    found, expected = results(criterion, features, labels), exact(criterion, features, labels)
+    assert used[0] == "loss"
+    assert_close(found, expected, rtol=2e-6, atol=0)
+
+
+def test_a_cross_entropy_beside_a_masked_class(used):
+    criterion = ADDITIVE["softmax"]()
+    with torch.no_grad():
+        criterion.head.bias[0] = -torch.inf
+    features, labels = torch.randn(7, 6), torch.tensor([1, 2, -100, 4, 3, 3, 1])
+    found, expected = results(criterion, features, labels), exact(criterion, features, labels)
+    assert used[0] == "loss"
+    assert found["head.bias"][0] == 0
+    assert_close(found, expected, rtol=2e-5, atol=2e-6)
+
+
+@pytest.mark.parametrize("name", ADDITIVE)
+def test_a_cross_entropy_is_differentiated_again_and_many_times_at_once(name, used):
+    criterion = ADDITIVE[name]().to(DEVICE)
+    features, labels = torch.randn(4, 6, device=DEVICE), torch.tensor([0, 1, -100, 3])
+    labels, gradients = labels.to(DEVICE), {}
+    for kind in (torch.float32, torch.float64):
+        other = copy.deepcopy(criterion).to(kind)
+        x = features.to(kind).requires_grad_()
+        loss = other(x, labels)
+        inputs = (x, other.head.weight)
+        twice = torch.autograd.grad(2 * loss, inputs, retain_graph=True)
+        once = torch.autograd.grad(loss, inputs, retain_graph=True)
+        assert_close([*twice], [2 * gradient for gradient in once])
+        factors = torch.tensor([1.0, 2.0], dtype=kind, device=DEVICE)
+        at_once = torch.autograd.grad(
+            loss, inputs, factors, is_grads_batched=True, retain_graph=True
+        )
+        assert_close([row[1] for row in at_once], [*twice], rtol=1e-4, atol=1e-6)
+        (slope,) = torch.autograd.grad(loss, x, create_graph=True)
+        gradients[kind] = torch.autograd.grad(slope.square().sum(), inputs)
+    found = [gradient.double() for gradient in gradients[torch.float32]]
+    assert_close(found, [*gradients[torch.float64]], rtol=1e-3, atol=1e-5)
+    assert used[0] == "loss"
 
 
 @pytest.fixture

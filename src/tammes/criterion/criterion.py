@@ -19,6 +19,7 @@ from tammes._validation import (
 from tammes.criterion.evaluate_terms import (
     Noted,
     SplitGroup,
+    additive_margin,
     check_cosine_margin,
     check_fit,
     group_terms,
@@ -33,7 +34,7 @@ from tammes.criterion.stale_weight_warning import UpdateWatch
 from tammes.distributed.global_batch import GlobalBatch, make_global_batch
 from tammes.heads.head import Head
 from tammes.kernels import dense_gpu
-from tammes.kernels.dense import dense_split, takes_raw
+from tammes.kernels.dense import dense_cross_entropy, dense_split, takes_raw
 from tammes.kernels.dispatch import Implementation, choose_kernel
 from tammes.kernels.problem import Problem
 from tammes.schedules import Schedule
@@ -211,6 +212,7 @@ class Criterion(nn.Module):
         values = [value for own in self.settings.arguments.values() for value in own.values()]
         self._per_class = any(isinstance(value, tuple) for value in values)
         self._usual = self._only_group()
+        self._margin = self._usual and additive_margin(self._usual, self.settings.arguments)
 
     def _make_states(self, before: Mapping[str, tuple[float, Term]]) -> None:
         """Make the states of the terms; unchanged terms keep theirs."""
@@ -276,12 +278,19 @@ class Criterion(nn.Module):
         dense, problem, labels, weights, count = plain
         device, arguments = features.device, self.settings.arguments
         noted: dict[str, Noted] = {}
-        if not dense:
+        low = product_dtype(device)
+        if weights is None:
+            margin, mean = cast(float, self._margin), self.reduction == "mean"
+            with full_precision(device):
+                loss, total = dense_cross_entropy(
+                    problem, labels, margin, self.ignore_index, low, mean=mean
+                )
+            noted, count = {group.names[0]: (loss.detach(), None)}, None if mean else total
+        elif not dense:
             loss, noted = split_terms(
                 self.head, problem, [group], self.settings, arguments, labels, None, weights
             )
         else:
-            low = product_dtype(device)
             with full_precision(device):
                 split = dense_split(problem, labels, group.reads, low)
                 rows: Tensor | None = None
@@ -303,12 +312,13 @@ class Criterion(nn.Module):
 
     def _plain_batch(
         self, features: Tensor, labels: Tensor, reads: frozenset[str]
-    ) -> tuple[bool, Problem, Tensor, Tensor, Tensor | int | None] | None:
+    ) -> tuple[bool, Problem, Tensor, Tensor | None, Tensor | int | None] | None:
         """Check a batch and collect the inputs of the fast path; none if it needs the general one.
 
         Returns:
-            Whether to use the dense kernel, the problem, the labels, the weights of the examples,
-            and the divisor for the mean of each term, or none if the weights sum to one already.
+            Whether to use the dense kernel, the problem, the labels, the weights of the examples or
+            none if the whole loss is one function, and the divisor for the mean of each term, or
+            none if the weights sum to one already.
         """
         head, name, mean = self.head, type(self).__name__, self.reduction == "mean"
         if self.reduction == "none" or self.global_batch is not None or self._changing:
@@ -324,6 +334,8 @@ class Criterion(nn.Module):
                 return None
             if not takes_raw(problem, reads):
                 return None
+            if self._margin is not None and len(labels) <= dense_gpu.AT_ONCE:
+                return True, problem, labels, None, None
             weighed = dense_gpu.weigh_examples(labels, self.ignore_index, mean=mean)
             if weighed is None:
                 return None
@@ -335,6 +347,8 @@ class Criterion(nn.Module):
         dense = choose_kernel(head.implementation, problem, reads) == "dense"
         if not check_values(name, features, labels, len(head.weight), None, self.ignore_index):
             return None
+        if dense and self._margin is not None and not isinstance(problem.scale, Tensor):
+            return True, problem, labels, None, None
         size = len(labels), features.dtype, head.weight.dtype, mean
         if self._even is None or self._even[0] != size:
             self._even = size, _even_weights(features, head.weight, mean)

@@ -20,6 +20,7 @@ from tammes.kernels.reference import reference_split
 from tammes.kernels.score_map import ScoreMap
 from tammes.kernels.streamed.functions import streamed_split, weighted_loss
 from tammes.kernels.tiling import Plan
+from tammes.losses import cosface, normface, softmax
 from tammes.similarity import full_precision, product_dtype, working_dtype
 from tammes.split import MAPPED, Split
 from tammes.terms import Batch, Setting, Term
@@ -132,6 +133,19 @@ def group_terms(head: Head, named: Named, arguments: Arguments) -> list[SplitGro
             weights = tuple(named[name][0] for name in some)
             groups.append(SplitGroup(tuple(some), terms, weights, cosines, reads))
     return groups
+
+
+_ADDITIVE = {softmax.definition: "margin", cosface.definition: "margin", normface.definition: ""}
+"""Losses that are a cross entropy with an additive margin, and the name of that setting."""
+
+
+def additive_margin(group: SplitGroup, arguments: Arguments) -> float | None:
+    """Return the margin of a group that is a cross entropy with an additive margin, else none."""
+    setting = _ADDITIVE.get(group.terms[0].definition)
+    if setting is None or group.coefficients != (1,) or group.reads != {"target", "others"}:
+        return None
+    margin = arguments[group.names[0]].get(setting, 0.0)
+    return float(margin) if isinstance(margin, int | float) else None
 
 
 def split_terms(

@@ -19,9 +19,13 @@ from torch import Tensor
 
 from tammes._validation import batched
 from tammes.kernels import dense_gpu
-from tammes.kernels.dense_gpu import split_on_gpu, takes
+from tammes.kernels.dense_gpu import cross_entropy_on_gpu, split_on_gpu, takes
 from tammes.kernels.problem import Problem
-from tammes.kernels.reference import gradients_by_reference, target_rows
+from tammes.kernels.reference import (
+    gradients_by_reference,
+    loss_gradients_by_reference,
+    target_rows,
+)
 from tammes.kernels.tiling import OF_SCORES
 from tammes.similarity import (
     InnerProduct,
@@ -174,6 +178,95 @@ class _DenseSplit(torch.autograd.Function):
             ctx.spent = True
             found = _in_closed_form(problem, saved, wanted, ctx.needs_input_grad[:4])
             return *found, None, None, None, None
+
+
+def dense_cross_entropy(
+    problem: Problem,
+    labels: Tensor,
+    margin: float,
+    ignored: int,
+    low: torch.dtype | None = None,
+    *,
+    mean: bool,
+) -> tuple[Tensor, Tensor | int]:
+    r"""Cross entropy of a batch with an additive margin, outside of autocast.
+
+    .. math:: \ell = \sum_i \log\bigl(1 + e^{\Lambda_i - s(a_i - m)}\bigr)
+
+    This is all of softmax, NormFace and CosFace, so that one function has their gradient too.
+
+    Args:
+        problem: features and prototypes of at least one example, with a number as scale.
+        labels: class of each example, shape ``(N,)``; on a GPU also ``ignored``.
+        margin: similarity :math:`m` subtracted from that of the target class.
+        ignored: label of ignored examples.
+        low: dtype of autocast for products on a GPU, or none.
+        mean: whether to divide by the number of valid examples.
+
+    Returns:
+        The loss, and the number of valid examples.
+    """
+    if problem.features.is_cuda or dense_gpu.ANYWHERE:
+        return cross_entropy_on_gpu(problem, labels, margin, ignored, low, mean=mean)
+    dtype = working_dtype(problem.features, problem.prototypes)
+    features, prototypes = problem.features.to(dtype), problem.prototypes.to(dtype)
+    bias = None if problem.bias is None else problem.bias.to(dtype)
+    similarity = problem.similarity.bind(prototypes)
+    loss: Tensor = _CrossEntropy.apply(
+        *(features, prototypes, bias, labels, problem.there),
+        *(problem.scale, similarity, margin, mean),
+    )
+    return loss, len(labels)
+
+
+class _CrossEntropy(torch.autograd.Function):
+    """From features, prototypes and bias to a mean or a sum of cross entropies."""
+
+    @staticmethod
+    def forward(
+        ctx: Any,
+        features: Tensor,
+        prototypes: Tensor,
+        bias: Tensor | None,
+        labels: Tensor,
+        there: Tensor | None,
+        scale: float,
+        similarity: Similarity,
+        margin: float,
+        mean: bool,
+    ) -> Tensor:
+        problem = Problem(features, prototypes, bias, scale, similarity, there=there)
+        numbers, saved = _evaluate(problem, labels, ("target", "others"))
+        target = numbers["target"] - margin if margin else numbers["target"]
+        excess = torch.add(numbers["others"], target, alpha=-scale)
+        losses = softplus(excess)
+        ctx.save_for_backward(*saved, excess.sigmoid_())
+        ctx.settings, ctx.spent = (scale, similarity, margin, mean), False
+        return losses.mean() if mean else losses.sum()
+
+    @staticmethod
+    def backward(ctx: Any, d_loss: Tensor) -> tuple[Tensor | None, ...]:
+        # Read once: activation checkpointing hands them out once.
+        *tensors, slopes = ctx.saved_tensors
+        saved = _Saved(*tensors)
+        scale, similarity, margin, mean = ctx.settings
+        problem = Problem(
+            saved.features, saved.prototypes, saved.bias, scale, similarity, there=saved.there
+        )
+        with full_precision(saved.features.device):
+            if torch.is_grad_enabled() or batched((d_loss,)):
+                found = loss_gradients_by_reference(
+                    problem, saved.labels, margin, d_loss, mean=mean
+                )
+                return *found, *[None] * 6
+            if ctx.spent:
+                # Second backward: the first one overwrote the softmax.
+                _, saved = _evaluate(problem, saved.labels, ("target", "others"))
+            ctx.spent = True
+            others = slopes * (d_loss / len(slopes) if mean else d_loss)
+            wanted = {"target": others * -scale, "others": others}
+            needs = (*ctx.needs_input_grad[:3], False)
+            return *_in_closed_form(problem, saved, wanted, needs)[:3], *[None] * 6
 
 
 def _evaluate(

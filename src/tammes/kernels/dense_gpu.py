@@ -12,7 +12,7 @@ import logging
 from collections.abc import Collection
 from contextlib import AbstractContextManager, nullcontext
 from functools import cache
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import torch
 from torch import Tensor
@@ -20,7 +20,7 @@ from torch import Tensor
 from tammes._validation import batched
 from tammes.kernels.matmul import halved, multiply
 from tammes.kernels.problem import Problem
-from tammes.kernels.reference import gradients_by_reference
+from tammes.kernels.reference import gradients_by_reference, loss_gradients_by_reference
 from tammes.kernels.tiling import OF_SCORES, WIDEST
 from tammes.similarity import InnerProduct, Similarity, full_precision, working_dtype
 
@@ -33,8 +33,8 @@ _KEPT = ("inverse", "own_inverse", "class_inverses", "keys", "softmax")
 _FORWARD = (*_NUMBERS, "rivals", *_KEPT)
 _OTHERWISE = OF_SCORES | {"hardest", "mean", "rest"}
 """Numbers that these kernels do not compute."""
-_AT_ONCE = 1 << 14
-"""Batch size up to which one Triton program weights the examples faster than torch does."""
+AT_ONCE = 1 << 14
+"""Batch size up to which one Triton program goes over the examples faster than torch does."""
 ANYWHERE = False
 """Whether to run on any device, as tests do with Triton's interpreter."""
 
@@ -97,7 +97,7 @@ def weigh_examples(
         mean: whether the weights sum to one.
     """
     kernels, count = _kernels(), len(labels)
-    if kernels is None or count > _AT_ONCE:
+    if kernels is None or count > AT_ONCE:
         return None
     kept, valid = torch.empty_like(labels), torch.empty_like(labels, dtype=torch.bool)
     weights = torch.empty_like(labels, dtype=torch.float32)
@@ -155,6 +155,105 @@ def split_on_gpu(
             )
     wanted = names if bias is None else (*names, "rivals")
     return {name: found[name] for name in wanted}
+
+
+class Entropy(NamedTuple):
+    """Cross entropy that is computed beside the softmax.
+
+    Attributes:
+        ignored: label of ignored examples.
+        margin: similarity subtracted from that of the target class.
+        slopes: filled with the derivative of each loss by ``others``, shape ``(N,)``.
+    """
+
+    ignored: int
+    margin: float
+    slopes: Tensor
+
+
+def cross_entropy_on_gpu(
+    problem: Problem,
+    labels: Tensor,
+    margin: float,
+    ignored: int,
+    low: torch.dtype | None,
+    *,
+    mean: bool,
+) -> tuple[Tensor, Tensor]:
+    """Cross entropy of a batch with an additive margin, and the number of valid examples.
+
+    Args:
+        problem: one that :func:`takes` accepts, without masks; a bias of ``-inf`` masks a class.
+        labels: class of each example or ``ignored``, at least one, shape ``(N,)``.
+        margin: similarity subtracted from that of the target class.
+        ignored: label of ignored examples.
+        low: dtype of the inputs of products, or none for single precision.
+        mean: whether to return the mean over the valid examples, or the sum.
+    """
+    features, prototypes = problem.features.float(), problem.prototypes.float()
+    bias = None if problem.bias is None else problem.bias.float()
+    with on(features.device):
+        loss, total = _CrossEntropy.apply(
+            *(features.contiguous(), prototypes.contiguous(), bias, labels.contiguous()),
+            *(problem.scale, problem.similarity, float(margin), ignored, mean, low),
+        )
+    return loss, total
+
+
+class _CrossEntropy(torch.autograd.Function):
+    """From features, prototypes and bias to a loss and the number of valid examples."""
+
+    @staticmethod
+    def forward(
+        ctx: Any,
+        features: Tensor,
+        prototypes: Tensor,
+        bias: Tensor | None,
+        labels: Tensor,
+        scale: float,
+        similarity: Similarity,
+        margin: float,
+        ignored: int,
+        mean: bool,
+        low: torch.dtype | None,
+    ) -> tuple[Tensor, Tensor]:
+        kernels, count, unit = _kernels(), labels.shape[0], similarity.is_cosine
+        assert kernels is not None
+        kept, slopes = torch.empty_like(labels), features.new_empty(count)
+        loss, total = features.new_empty(()), features.new_empty(())
+        entropy = Entropy(ignored, margin, slopes)
+        found = forward_pass(
+            features, prototypes, bias, kept, labels, scale, unit, False, low, entropy
+        )
+        kernels.reduce_rows[(1,)](
+            *(found[3], labels, loss, total, ignored, count),
+            MEAN=mean,
+            BLOCK=min(1024, _power_of_two(count)),
+        )
+        ctx.save_for_backward(features, prototypes, bias, labels, kept, total, slopes, *found[5:])
+        ctx.settings = scale, similarity, margin, ignored, mean, low
+        ctx.mark_non_differentiable(total)
+        ctx.set_materialize_grads(False)
+        return loss, total
+
+    @staticmethod
+    def backward(ctx: Any, d_loss: Tensor, _: None) -> tuple[Tensor | None, ...]:
+        # Read once: activation checkpointing hands them out once.
+        features, prototypes, bias, labels, labels_kept, total, slopes, *kept = ctx.saved_tensors
+        scale, similarity, margin, ignored, mean, low = ctx.settings
+        with full_precision(features.device), on(features.device):
+            if torch.is_grad_enabled() or batched((d_loss,)):
+                problem = Problem(
+                    features, prototypes, bias, scale, similarity, valid=labels != ignored
+                )
+                found = loss_gradients_by_reference(problem, labels_kept, margin, d_loss, mean=mean)
+            else:
+                found = backward_pass(
+                    features, prototypes, labels_kept, labels, tuple(kept),
+                    (d_loss, total, None, slopes), ctx.needs_input_grad[:3],
+                    scale, similarity.is_cosine, False, low, (ignored, mean),
+                )  # fmt: skip
+        return *found, *[None] * 7
 
 
 class _Split(torch.autograd.Function):
@@ -221,11 +320,16 @@ def forward_pass(
     unit: bool,
     angles: bool,
     low: torch.dtype | None,
+    entropy: Entropy | None = None,
 ) -> tuple[Tensor | None, ...]:
-    """Compute the tensors named in :data:`_FORWARD`, or none for those that do not apply."""
+    """Compute the tensors named in :data:`_FORWARD`, or none for those that do not apply.
+
+    With ``entropy``, ``valid`` has the labels of the batch, ``labels`` is filled with those that
+    are not ignored and 0, and the result has the losses of the examples in place of ``others``.
+    """
     kernels = _kernels()
     assert kernels is not None
-    (count, size), classes = features.shape, len(prototypes)
+    (count, size), classes = features.shape, prototypes.shape[0]
     block = _power_of_two(size)
     query = torch.empty_like(features, dtype=low)
     target, others = features.new_empty(count), features.new_empty(count)
@@ -239,18 +343,19 @@ def forward_pass(
         class_inverses = features.new_empty(classes)
         if angles:
             gap, opposite = features.new_empty(count), features.new_empty(count)
-    if bias is not None:
+    if bias is not None and entropy is None:
         rivals = features.new_empty(count)
+    ignored, margin, slopes = (0, 0.0, target) if entropy is None else entropy
 
     def given(tensor: Tensor | None) -> Tensor:
         # A kernel needs some tensor for an argument that it will not read.
         return target if tensor is None else tensor
 
     kernels.pair[(count + classes if unit else count,)](
-        *(features, prototypes, labels, given(valid), given(bias), query, keys),
-        *(given(inverse), given(own_inverse), given(class_inverses)),
-        *(target, given(gap), given(opposite), count, classes, size, unit, angles),
-        *(valid is not None, bias is not None, low is not None),
+        *(features, prototypes, labels if entropy is None else valid, given(valid), given(bias)),
+        *(query, keys, given(inverse), given(own_inverse), given(class_inverses)),
+        *(target, given(gap), given(opposite), labels, ignored, count, classes, size),
+        *(unit, angles, valid is not None, bias is not None, low is not None, entropy is not None),
         BLOCK=block,
         num_warps=_warps(block),
     )
@@ -259,7 +364,8 @@ def forward_pass(
     block = min(4096, _power_of_two(classes))
     kernels.softmax_of_others[(count,)](
         *(products, given(class_inverses), given(bias), labels, softmax, others, given(rivals)),
-        *(classes, float(scale), _lift(low), unit and low is None, bias is not None),
+        *(given(valid), target, slopes, ignored, margin, classes, float(scale), _lift(low)),
+        *(unit and low is None, bias is not None, entropy is not None),
         BLOCK=block,
         num_warps=_warps(block),
     )
@@ -279,16 +385,23 @@ def backward_pass(
     unit: bool,
     angles: bool,
     low: torch.dtype | None,
+    entropy: tuple[int, bool] | None = None,
 ) -> tuple[Tensor | None, Tensor | None, Tensor | None]:
-    """Gradients of features, prototypes and bias, given those of :data:`_NUMBERS`."""
+    """Gradients of features, prototypes and bias, given those of :data:`_NUMBERS`.
+
+    ``entropy`` has the ignored label and whether the loss is a mean; ``gradients`` are then the
+    gradient of the loss, the number of valid examples, nothing, and the slopes of the losses.
+    """
     inverse, own_inverse, class_inverses, keys, softmax = kept
     kernels = _kernels()
     assert kernels is not None
     assert softmax is not None
     need_features, need_prototypes, need_bias = needed
-    (count, size), factor = features.shape, scale / _lift(low)
+    (count, size), classes = features.shape, prototypes.shape[0]
+    factor = scale / _lift(low)
     block = _power_of_two(size)
     row = {"BLOCK": block, "num_warps": _warps(block)}
+    ignored, mean = entropy or (0, False)
     zeros = None
     if any(gradient is None for gradient in (gradients if angles else gradients[::3])):
         zeros = features.new_zeros(count)
@@ -301,14 +414,15 @@ def backward_pass(
     own_rows = torch.empty_like(features)
     # In a large batch, the gradient of a row may underflow in float16.
     weighted = torch.empty_like(features, dtype=None if low is torch.float16 else low)
+    parts = own_rows if entropy is None else features.new_empty(count)
     kernels.pair_back[(count,)](
         *(features, prototypes, labels, labels if valid is None else valid),
         *((inverse, own_inverse) if unit else (own_rows, own_rows)),
         own_rows if d_features is None else d_features,
-        *(d_others, d_target),
-        *((d_gap, d_opposite) if angles else (d_others, d_others)),
-        *(weighted, own_rows, len(prototypes), size, factor),
-        *(unit, angles, valid is not None, low is None, need_features),
+        *(d_others, d_target, d_others if d_gap is None else d_gap),
+        *(d_opposite if angles else d_others, weighted, own_rows, parts, ignored),
+        *(classes, size, factor, scale),
+        *(unit, angles, valid is not None, low is None, need_features, entropy is not None, mean),
         **row,
     )
     d_prototypes = d_bias = None
@@ -319,17 +433,20 @@ def backward_pass(
             d_prototypes *= most
         d_prototypes.index_add_(0, labels, own_rows)
         if unit:
-            kernels.through_lengths[(len(prototypes),)](
+            kernels.through_lengths[(classes,)](
                 d_prototypes, prototypes, class_inverses, size, low is None, **row
             )
     if need_bias:
         assert d_others is not None
         assert d_target is not None
-        part = (d_others * factor).unsqueeze(0)
-        part, most = (part, None) if low is None else halved(part, low)
-        d_bias = multiply(part, softmax).squeeze(0)
+        parts = d_others * factor if entropy is None else parts
+        part, most = (parts, None) if low is None else halved(parts, low)
+        d_bias = multiply(part.unsqueeze(0), softmax).squeeze(0)
         d_bias = d_bias if most is None else d_bias * most
-        d_bias.index_add_(0, labels, d_target)
+        if entropy is None:
+            d_bias.index_add_(0, labels, d_target)
+        else:
+            d_bias.index_add_(0, labels, parts, alpha=-_lift(low))
     return d_features, d_prototypes, d_bias
 
 

@@ -8,7 +8,15 @@ from torch import Tensor
 from tammes.kernels.problem import Problem
 from tammes.kernels.score_map import ScoreMap
 from tammes.similarity import full_precision, working_dtype
-from tammes.split import Split, assemble, columns, cutoff_of, split_matrix, with_sums
+from tammes.split import (
+    Split,
+    assemble,
+    columns,
+    cross_entropy,
+    cutoff_of,
+    split_matrix,
+    with_sums,
+)
 
 _UNROLLED = 8
 """Dimensions up to which inductor unrolls a sum over them."""
@@ -128,24 +136,48 @@ def gradients_by_reference(
     For batched gradients, and for ``create_graph``. ``wanted["mean"]`` is the gradient of the sum
     over the classes.
     """
+    with torch.enable_grad():
+        split = reference_split(problem.masked(), labels, frozenset(wanted))
+        numbers = split._asdict() | {"mean": split.mean * split.rivals}
+    return _differentiate(
+        problem,
+        [
+            (numbers[name], value)
+            for name, value in wanted.items()
+            if value is not None and numbers[name].requires_grad
+        ],
+    )
+
+
+def loss_gradients_by_reference(
+    problem: Problem, labels: Tensor, margin: float, d_loss: Tensor, *, mean: bool
+) -> list[Tensor | None]:
+    """Gradients of features, prototypes and bias, given that of a mean or sum of cross entropies.
+
+    For batched gradients, and for ``create_graph``.
+    """
+    with torch.enable_grad():
+        split = reference_split(problem.masked(), labels, frozenset(("target", "others")))
+        losses = cross_entropy(split, split.target, margin)
+        valid = (
+            torch.ones_like(labels, dtype=torch.bool) if problem.valid is None else problem.valid
+        )
+        loss = torch.where(valid, losses, 0.0).sum()
+        loss = loss / valid.sum().clamp_min(1) if mean else loss
+    return _differentiate(problem, [(loss, d_loss)])[:3]
+
+
+def _differentiate(problem: Problem, pairs: list[tuple[Tensor, Tensor]]) -> list[Tensor | None]:
+    """Gradients of features, prototypes, bias and scale, given numbers and their gradients."""
     scale = problem.scale if isinstance(problem.scale, Tensor) else None
     inputs = (problem.features, problem.prototypes, problem.bias, scale)
-    again, reads = torch.is_grad_enabled(), frozenset(wanted)
-    with torch.enable_grad():
-        split = reference_split(problem.masked(), labels, reads)
-        numbers = split._asdict() | {"mean": split.mean * split.rivals}
-    pairs = [
-        (numbers[name], value)
-        for name, value in wanted.items()
-        if value is not None and numbers[name].requires_grad
-    ]
     needed = [tensor for tensor in inputs if tensor is not None and tensor.requires_grad]
     found = iter(
         torch.autograd.grad(
             [number for number, _ in pairs],
             needed,
             [value for _, value in pairs],
-            create_graph=again,
+            create_graph=torch.is_grad_enabled(),
             allow_unused=True,
         )
     )

@@ -57,6 +57,8 @@ def pair(
     targets,
     gaps,
     opposites,
+    kept,
+    ignored,
     count,
     classes,
     size,
@@ -65,21 +67,29 @@ def pair(
     HAS_VALID: tl.constexpr,
     HAS_BIAS: tl.constexpr,
     WRITE: tl.constexpr,
+    KEEP: tl.constexpr,
     BLOCK: tl.constexpr,
 ):
     """Compute the query of a feature, and its similarity to the target prototype.
 
     With UNIT the query is normalised and the target is the cosine ``1 - gap``; with ANGLES ``gap``
     and ``opposite`` are written too. Otherwise the target is the inner product. A row that is not
-    valid is read as zero, whatever it holds. The target is NaN for a label out of range, and for a
-    valid row whose class is masked by a bias of ``-inf``. Programs from ``count`` on write the
-    inverse norm of a prototype and, with WRITE, the normalised prototype.
+    valid, for which ``valid`` has the value ``ignored``, is read as zero, whatever it holds; with
+    KEEP its label is replaced by 0, and all labels are written to ``kept``. The target is NaN for a
+    label out of range, and for a valid row whose class is masked by a bias of ``-inf``. Programs
+    from ``count`` on write the inverse norm of a prototype and, with WRITE, the normalised
+    prototype.
     """
     row = tl.program_id(0).to(tl.int64)
     place = tl.arange(0, BLOCK)
     inside = place < size
     if row < count:
         label = tl.load(labels + row).to(tl.int64)
+        if HAS_VALID:
+            counts = tl.load(valid + row) != ignored
+            if KEEP:
+                label = tl.where(counts, label, 0)
+                tl.store(kept + row, label)
         # A label out of range must not read out of bounds, and has to show in the result.
         known = (label >= 0) & (label < classes)
         own = tl.where(known, label, 0)
@@ -88,7 +98,6 @@ def pair(
         # Without ``valid``, the weights of the examples are NaN where the target class is masked.
         hidden = 0.0
         if HAS_VALID:
-            counts = tl.load(valid + row) != 0
             x = tl.where(counts, x, 0.0)
             hidden = tl.where(counts, float("nan"), 0.0)
         if UNIT:
@@ -136,17 +145,25 @@ def softmax_of_others(
     softmax,
     others,
     rivals,
+    valid,
+    targets,
+    slopes,
+    ignored,
+    margin,
     classes,
     scale,
     lift,
     HAS_FACTORS: tl.constexpr,
     HAS_SHIFTS: tl.constexpr,
+    LOSS: tl.constexpr,
     BLOCK: tl.constexpr,
 ):
     """Log-sum-exp of the other classes' scores, and their softmax times ``lift`` and the factors.
 
     A score is ``scale (product factor + shift)``; a shift of ``-inf`` masks a class, and the other
-    classes that are not masked are counted. The softmax may overwrite the products.
+    classes that are not masked are counted. The softmax may overwrite the products. With LOSS,
+    ``others`` gets the cross entropy at the target minus ``margin`` instead, and ``slopes`` its
+    derivative; both are 0 where ``valid`` has the value ``ignored``.
     """
     row = tl.program_id(0).to(tl.int64)
     label = tl.load(labels + row)
@@ -170,12 +187,23 @@ def softmax_of_others(
         total = total * tl.exp(tl.where(top > float("-inf"), top - base, float("-inf")))
         total += tl.exp(f - base)
         top = higher
-    if HAS_SHIFTS:
+    if HAS_SHIFTS and not LOSS:
         tl.store(rivals + row, tl.sum(many, 0))
     best = tl.max(top, 0)
     base = tl.where(best > float("-inf"), best, 0.0)
     whole = tl.sum(total * tl.exp(top - base), 0)
-    tl.store(others + row, base + tl.log(whole))
+    level = base + tl.log(whole)
+    if LOSS:
+        excess = level - scale * (tl.load(targets + row) - margin)
+        counts = tl.load(valid + row) != ignored
+        tail = tl.exp(-tl.abs(excess))
+        near = 1.0 + tail
+        # log(1 + tail) with all digits: what the sum lost is put back as a factor.
+        kept = near - 1.0
+        soft = tl.where(kept > 0, tl.log(near) * (tail / tl.where(kept > 0, kept, 1.0)), tail)
+        level = tl.where(counts, tl.maximum(excess, 0.0) + soft, 0.0)
+        tl.store(slopes + row, tl.where(counts, tl.where(excess < 0, tail, 1.0) / near, 0.0))
+    tl.store(others + row, level)
     # Not through the logarithm, which lost digits when the shift was added.
     lift = tl.where(whole == 0, 0.0, lift / whole)
     for start in range(0, classes, BLOCK):
@@ -195,6 +223,24 @@ def softmax_of_others(
 
 
 @triton.jit
+def reduce_rows(rows, labels, loss, total, ignored, count, MEAN: tl.constexpr, BLOCK: tl.constexpr):
+    """Mean or sum of the losses, and the number of valid examples, at least 1; one program."""
+    whole = tl.zeros((BLOCK,), tl.float32)
+    number = tl.zeros((BLOCK,), tl.float32)
+    for start in range(0, count, BLOCK):
+        row = start + tl.arange(0, BLOCK)
+        inside = row < count
+        whole += tl.load(rows + row, mask=inside, other=0.0)
+        number += (inside & (tl.load(labels + row, mask=inside, other=0) != ignored)).to(tl.float32)
+    valid = tl.maximum(tl.sum(number, 0), 1.0)
+    tl.store(total, valid)
+    result = tl.sum(whole, 0)
+    if MEAN:
+        result /= valid
+    tl.store(loss, result)
+
+
+@triton.jit
 def pair_back(
     features,
     prototypes,
@@ -209,14 +255,19 @@ def pair_back(
     d_opposite,
     weighted,
     own_rows,
+    parts,
+    ignored,
     classes,
     size,
     factor,
+    scale,
     UNIT: tl.constexpr,
     ANGLES: tl.constexpr,
     HAS_VALID: tl.constexpr,
     SCALED: tl.constexpr,
     HAS_QUERY: tl.constexpr,
+    LOSS: tl.constexpr,
+    MEAN: tl.constexpr,
     BLOCK: tl.constexpr,
 ):
     """Compute the gradients of a feature and its target prototype from those of its numbers.
@@ -225,6 +276,10 @@ def pair_back(
     gradient of the feature. ``weighted`` is the query times that factor, for the product that
     follows. ``own_rows`` will be added to the gradient of the target class: of the prototypes as
     stored with SCALED, else of normalised ones.
+
+    With LOSS the numbers belong to a cross entropy: ``d_others`` has its slopes, ``d_target`` the
+    gradient of the loss, a single number, which MEAN divides by the one in ``d_gap``. The factor of
+    each row is written to ``parts``.
     """
     row = tl.program_id(0).to(tl.int64)
     place = tl.arange(0, BLOCK)
@@ -235,9 +290,17 @@ def pair_back(
     x = tl.load(features + at, mask=inside, other=0.0).to(tl.float32)
     w = tl.load(prototypes + label * size + place, mask=inside, other=0.0).to(tl.float32)
     if HAS_VALID:
-        x = tl.where(tl.load(valid + row) != 0, x, 0.0)
-    part = tl.load(d_others + row) * factor
-    closer = tl.load(d_target + row)
+        x = tl.where(tl.load(valid + row) != ignored, x, 0.0)
+    part = tl.load(d_others + row)
+    if LOSS:
+        part *= tl.load(d_target)
+        if MEAN:
+            part /= tl.load(d_gap)
+        closer = -scale * part
+        tl.store(parts + row, part * factor)
+    else:
+        closer = tl.load(d_target + row)
+    part *= factor
     inverse = 1.0
     if UNIT:
         inverse = tl.load(inverses + row)
