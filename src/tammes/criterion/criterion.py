@@ -278,9 +278,9 @@ class Criterion(nn.Module):
         dense, problem, labels, weights, count = plain
         device, arguments = features.device, self.settings.arguments
         noted: dict[str, Noted] = {}
-        low = product_dtype(device)
         if weights is None:
             margin, mean = cast(float, self._margin), self.reduction == "mean"
+            low = product_dtype(device)
             with full_precision(device):
                 loss, total = dense_cross_entropy(
                     problem, labels, margin, self.ignore_index, low, mean=mean
@@ -291,6 +291,7 @@ class Criterion(nn.Module):
                 self.head, problem, [group], self.settings, arguments, labels, None, weights
             )
         else:
+            low = product_dtype(device)
             with full_precision(device):
                 split = dense_split(problem, labels, group.reads, low)
                 rows: Tensor | None = None
@@ -321,7 +322,9 @@ class Criterion(nn.Module):
             none if the weights sum to one already.
         """
         head, name, mean = self.head, type(self).__name__, self.reduction == "mean"
-        if self.reduction == "none" or self.global_batch is not None or self._changing:
+        if self.reduction == "none" or self._changing:
+            return None
+        if self.global_batch is not None and (head.group or self._scope()):
             return None
         check_batch(name, features, labels, head.weight, type(head).__name__, self._several)
         if labels.ndim != 1 or not len(labels):

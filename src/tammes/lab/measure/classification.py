@@ -19,7 +19,6 @@ from tammes.kernels.problem import Problem, cosines_of
 from tammes.kernels.reference import similarity_matrix
 from tammes.metrics import functional
 from tammes.metrics.functional.groups import GROUPS, class_groups
-from tammes.split import Split, split_matrix
 from tammes.terms import Loss
 
 _BLOCK = 1 << 24
@@ -55,22 +54,28 @@ def example_metrics(head: Head, features: Tensor, labels: Tensor) -> ExampleMetr
         return _sharded_example_metrics(head, features, labels)
     problem = head.problem(features)
     similarity = similarity_matrix(problem)
-    own = cosines = _split(problem, similarity, labels)
+    target, others = _apart(problem, similarity, labels)
+    hardest = others.amax(1)
+    log_sum = (problem.scale * others).logsumexp(1)
+    margins = target - hardest
     if not head.similarity.is_cosine or head.bias is not None:
         plain = cosines_of(problem)
-        cosines = _split(plain, similarity_matrix(plain), labels)
-    return ExampleMetrics(
-        similarity.argmax(1),
-        own.target > own.hardest,
-        cosines.target - cosines.hardest,
-        _bias(own, head.num_classes),
-    )
+        own, rest = _apart(plain, similarity_matrix(plain), labels)
+        margins = own - rest.amax(1)
+    bias = _bias(log_sum, problem.scale * hardest, head.num_classes)
+    return ExampleMetrics(similarity.argmax(1), target > hardest, margins, bias)
 
 
-def _split(problem: Problem, similarity: Tensor, labels: Tensor) -> Split:
-    """Split without validation: in a run that has diverged, a score or a bias may be -inf."""
-    reads = frozenset(("target", "others", "hardest"))
-    return split_matrix(similarity, labels, problem.scale, problem.there, {}, reads)
+def _apart(problem: Problem, similarity: Tensor, labels: Tensor) -> tuple[Tensor, Tensor]:
+    """Similarity to the target class ``(N,)``, and to all, -inf for that and masked ones.
+
+    Nothing is validated: in a run that has diverged, a similarity may be anything.
+    """
+    column = labels[:, None]
+    others = similarity.scatter(1, column, -math.inf)
+    if problem.there is not None:
+        others.masked_fill_(~problem.there, -math.inf)
+    return similarity.gather(1, column).squeeze(1), others
 
 
 def _sharded_example_metrics(head: ShardedHead, features: Tensor, labels: Tensor) -> ExampleMetrics:
@@ -84,13 +89,13 @@ def _sharded_example_metrics(head: ShardedHead, features: Tensor, labels: Tensor
         head.top(features, shared=True).classes[:, 0],
         own.target > own.hardest,
         cosines.target - cosines.hardest,
-        _bias(own, head.num_classes),
+        _bias(own.others, own.scale * own.hardest, head.num_classes),
     )
 
 
-def _bias(own: Split, classes: int) -> Tensor:
-    bias = own.others - own.scale * own.hardest
-    return bias.clamp(0.0, math.log(classes - 1))
+def _bias(log_sum: Tensor, largest: Tensor, classes: int) -> Tensor:
+    """Softmax bias: log-sum-exp minus maximum of the other classes' scores, without rounding."""
+    return (log_sum - largest).clamp(0.0, math.log(classes - 1))
 
 
 def example_metrics_in_blocks(head: Head, features: Tensor, labels: Tensor) -> ExampleMetrics:

@@ -121,15 +121,13 @@ class Model(nn.Module):
             features = group.all_gather_rows(features, len(features))
             labels = group.all_gather_rows(labels, len(labels))
         counts = labels != IGNORED
-        sums = [counts.sum().to(loss)]
+        rows = [counts.to(loss)]
         if self.measures:
             measured = example_metrics(head, features, labels.clamp(min=0))
-            sums.append((measured.correct & counts).sum().to(loss))
-            sums.append(torch.where(counts, measured.margins, 0.0).sum().to(loss))
-            sums.append(torch.where(counts, measured.bias, 0.0).sum().to(loss))
-        local = torch.stack(sums)
-        count, *others = local if head.is_sharded else group.all_reduce(local)
-        return torch.stack([count, loss * count, *others])
+            rows += [measured.correct.to(loss), measured.margins.to(loss), measured.bias.to(loss)]
+        local = torch.where(counts, torch.stack(rows), 0.0).sum(1)
+        count, others = (local if head.is_sharded else group.all_reduce(local)).tensor_split([1])
+        return torch.cat([count, loss * count, others])
 
 
 class BuiltModel(NamedTuple):

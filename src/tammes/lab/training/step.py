@@ -95,7 +95,7 @@ class Step:
         key = 0
         for number in (self.config.seed, step, self.fabric.global_rank):
             key = mix_int(key + number)
-        torch.manual_seed(key)
+        _seed(key, self.fabric.device)
         self.epoch.fill_(epoch)
         self.count.fill_(step)
         if not self.graphs:
@@ -134,8 +134,8 @@ class Step:
         values = torch.stack(terms)
         self.sums += torch.cat([sums.double(), values.double() * sums[0]])
         first = ~torch.isfinite(loss) & (self.nonfinite_step < 0)
-        self.nonfinite_step.copy_(torch.where(first, self.count, self.nonfinite_step))
-        self.nonfinite_terms.copy_(torch.where(first, values, self.nonfinite_terms))
+        for kept, now in ((self.nonfinite_step, self.count), (self.nonfinite_terms, values)):
+            torch.where(first, now, kept, out=kept)
 
     def _warm_up_or_record(self, batch: tuple[Tensor, Tensor, Tensor]) -> None:
         """Run the first steps eagerly on a side stream, then record one."""
@@ -195,6 +195,19 @@ class Step:
             return None
         values = zip(self.terms, self.nonfinite_terms.tolist(), strict=True)
         return step, [name for name, value in values if not math.isfinite(value)]
+
+
+def _seed(key: int, device: torch.device) -> None:
+    """Seed the generators that a step draws from.
+
+    ``torch.manual_seed`` seeds those of every backend, which takes longer than most operations.
+    """
+    if device.type not in ("cpu", "cuda"):
+        torch.manual_seed(key)
+        return
+    torch.default_generator.manual_seed(key)
+    if device.type == "cuda":
+        torch.cuda.manual_seed(key)
 
 
 def _reason(error: BaseException) -> str:
