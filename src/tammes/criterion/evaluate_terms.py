@@ -135,7 +135,10 @@ def group_terms(head: Head, named: Named, arguments: Arguments) -> list[SplitGro
     return groups
 
 
-_ADDITIVE = {softmax.definition: "margin", cosface.definition: "margin", normface.definition: ""}
+_ADDITIVE = {
+    term.definition: setting
+    for term, setting in ((softmax(), "margin"), (cosface(), "margin"), (normface(), ""))
+}
 """Losses that are a cross entropy with an additive margin, and the name of that setting."""
 
 

@@ -246,14 +246,14 @@ class _CrossEntropy(torch.autograd.Function):
                 problem = Problem(
                     features, prototypes, bias, scale, similarity, valid=labels != ignored
                 )
-                found = loss_gradients_by_reference(problem, labels_kept, margin, d_loss, mean=mean)
-            else:
-                found = backward_pass(
-                    features, prototypes, labels_kept, labels, tuple(kept),
-                    (d_loss, total, None, slopes), ctx.needs_input_grad[:3],
-                    scale, similarity.is_cosine, False, low, (ignored, mean),
-                )  # fmt: skip
-        return *found, *[None] * 7
+                again = loss_gradients_by_reference(problem, labels_kept, margin, d_loss, mean=mean)
+                return *again, *[None] * 7
+            found = backward_pass(
+                features, prototypes, labels_kept, labels, tuple(kept),
+                (d_loss, total, None, slopes), ctx.needs_input_grad[:3],
+                scale, similarity.is_cosine, False, low, (ignored, mean),
+            )  # fmt: skip
+            return *found, *[None] * 7
 
 
 class _Split(torch.autograd.Function):
