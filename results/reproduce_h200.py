@@ -90,6 +90,9 @@ MUST: dict[str, list[Line]] = {
     "margins": [
         ("zhou2022/table1", [f"{row}{sm}" for row in TEN for sm in ("", "_sm")], CIFAR, 1, 6.5)
     ],
+    "epochs": [
+        ("zhou2022/table1", ["cosface_20", "cosface_20_sm"], ["cifar100_long"], 1, 6),
+    ],
     "tails": [
         ("zhou2022/table2", FIVE[:2], TAILS, 1, 1.4),
         ("zhou2022/table2", FIVE, TAILS, 1, 1.4),

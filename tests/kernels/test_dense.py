@@ -134,8 +134,9 @@ def test_a_cross_entropy_as_one_function_is_that_of_the_reference(kind, margin, 
 
     def as_one(features, weight):
         given = problem(features, weight)
-        loss, count = dense.dense_cross_entropy(given, labels, margin, -100, mean=mean)
+        loss, copied, count = dense.dense_cross_entropy(given, labels, margin, -100, mean=mean)
         assert count == 4
+        assert copied == loss
         return loss
 
     split = reference_split(problem(*inputs), labels, frozenset(["target", "others"]))
@@ -179,6 +180,23 @@ def test_losses_that_are_a_cross_entropy_are_known(loss, margin):
         rtol=1e-4,
         atol=1e-6,
     )
+
+
+@pytest.mark.parametrize("reduction", ["mean", "sum"])
+def test_a_loss_that_is_changed_in_place_leaves_its_terms_alone(reduction):
+    criterion = tammes.CosFace(6, 9, reduction=reduction)
+    loss = criterion(torch.randn(4, 6), torch.tensor([0, 8, 3, 3]))
+    expected = loss.item() / (4 if reduction == "sum" else 1)
+    loss /= 8
+    assert_close(criterion.terms["cosface"].item(), expected)
+
+
+def test_a_criterion_pickled_before_some_losses_were_one_function():
+    criterion = tammes.CosFace(6, 9)
+    features, labels = torch.randn(4, 6), torch.tensor([0, 8, 3, 3])
+    expected = criterion(features, labels)
+    del vars(criterion)["_margin"]
+    assert_close(criterion(features, labels), expected)
 
 
 def test_a_second_backward_has_the_same_bits():

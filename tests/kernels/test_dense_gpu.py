@@ -14,7 +14,9 @@ import tammes
 from tammes.kernels import compiled_split, dense, dense_gpu, dispatch
 from tammes.kernels.dense import dense_split
 from tammes.kernels.problem import Problem
+from tammes.kernels.reference import reference_split
 from tammes.similarity import Cosine, InnerProduct
+from tammes.split import cross_entropy
 
 launch = pytest.importorskip(
     "tammes.kernels.fused.launch", reason="no triton", exc_type=ImportError
@@ -404,11 +406,11 @@ def test_losses_are_reduced_by_one_program(count, mean):
     rows = torch.rand(count, device=DEVICE)
     labels = torch.arange(count, device=DEVICE) % 3 - 1
     rows = torch.where(labels == -1, 0.0, rows)
-    loss, total = rows.new_empty(()), rows.new_empty(())
+    loss, numbers = rows.new_empty(()), rows.new_empty(2)
     kernels = dense_gpu._kernels()
-    kernels.reduce_rows[(1,)](rows, labels, loss, total, -1, count, MEAN=mean, BLOCK=1024)
+    kernels.reduce_rows[(1,)](rows, labels, loss, numbers, -1, count, MEAN=mean, BLOCK=1024)
     valid = max(1, (labels != -1).sum().item())
-    assert total.item() == valid
+    assert numbers.tolist() == [loss.item(), valid]
     assert_close(
         loss.item(), rows.double().sum().item() / (valid if mean else 1), rtol=1e-6, atol=0
     )
@@ -459,6 +461,87 @@ def test_a_cross_entropy_is_differentiated_again_and_many_times_at_once(name, us
     found = [gradient.double() for gradient in gradients[torch.float32]]
     assert_close(found, [*gradients[torch.float64]], rtol=1e-3, atol=1e-5)
     assert used[0] == "loss"
+
+
+@pytest.mark.parametrize("reduction", ["mean", "sum"])
+def test_a_cross_entropy_that_is_changed_in_place_leaves_its_terms_alone(reduction, used):
+    criterion = ADDITIVE["cosface"](reduction=reduction).to(DEVICE)
+    labels = torch.tensor([0, 4, -100, 3], device=DEVICE)
+    loss = criterion(torch.randn(4, 6, device=DEVICE), labels)
+    expected = loss.item() / (3 if reduction == "sum" else 1)
+    loss /= 8
+    assert_close(criterion.terms["cosface"].item(), expected)
+    assert used == ["loss"]
+
+
+class SecondOnly(torch.autograd.Function):
+    """Sum of two numbers that has no gradient for the first."""
+
+    @staticmethod
+    def forward(ctx, first, second):
+        return first + second
+
+    @staticmethod
+    def backward(ctx, gradient):
+        return None, gradient
+
+
+@pytest.mark.parametrize("again", [False, True])
+def test_a_cross_entropy_that_is_not_asked_for_has_no_gradient(again, used):
+    criterion = ADDITIVE["softmax"]().to(DEVICE)
+    features = torch.randn(3, 6, device=DEVICE, requires_grad=True)
+    loss = criterion(features, torch.tensor([0, 1, 2], device=DEVICE))
+    result = SecondOnly.apply(loss, features.sum())
+    inputs = (features, criterion.head.weight)
+    of_features, of_weight = torch.autograd.grad(
+        result, inputs, create_graph=again, allow_unused=True
+    )
+    assert_close(of_features, torch.ones_like(features))
+    assert of_weight is None or not of_weight.any()
+    assert used == ["loss"]
+
+
+@pytest.mark.parametrize("again", [False, True])
+def test_an_example_of_a_masked_class_shows_in_the_gradient(again, used):
+    criterion = ADDITIVE["softmax"]().to(DEVICE)
+    with torch.no_grad():
+        criterion.head.bias[1] = -torch.inf
+    features = torch.randn(2, 6, device=DEVICE, requires_grad=True)
+    loss = criterion(features, torch.tensor([0, 1], device=DEVICE))
+    (gradient,) = torch.autograd.grad(loss, features, create_graph=again)
+    assert gradient[1].isnan().all()
+    assert used == ["loss"]
+
+
+@pytest.mark.parametrize("mean", [True, False])
+@pytest.mark.parametrize("similarity", [InnerProduct(), Cosine()])
+@pytest.mark.parametrize("low", [torch.float16, torch.bfloat16])
+def test_a_cross_entropy_in_half_precision(low, similarity, mean):
+    # A gradient as a scaler of float16 has it.
+    bias = None if similarity.is_cosine else torch.randn(50, device=DEVICE, requires_grad=True)
+    features = torch.randn(9, 32, device=DEVICE, requires_grad=True)
+    prototypes = torch.randn(50, 32, device=DEVICE, requires_grad=True)
+    labels = torch.randint(50, (9,), device=DEVICE)
+    labels[4] = -100
+    inputs = [tensor for tensor in (features, prototypes, bias) if tensor is not None]
+    found = dense.dense_cross_entropy(
+        Problem(features, prototypes, bias, 4.0, similarity), labels, 0.2, -100, low, mean=mean
+    )[0]
+    kept = labels != -100
+    exact = [None if t is None else t.double() for t in (features[kept], prototypes, bias)]
+    split = reference_split(
+        Problem(*exact, 4.0, similarity), labels[kept], frozenset(("target", "others"))
+    )
+    losses = cross_entropy(split, split.target, 0.2)
+    expected = losses.mean() if mean else losses.sum()
+    pairs = [(found, expected)]
+    pairs += zip(
+        torch.autograd.grad(65536 * found, inputs),
+        torch.autograd.grad(65536 * expected, inputs),
+        strict=True,
+    )
+    for value, wanted in pairs:
+        assert (value - wanted).norm() / wanted.norm() < (2e-3 if low is torch.float16 else 1.5e-2)
 
 
 @pytest.fixture

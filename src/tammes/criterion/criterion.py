@@ -96,6 +96,8 @@ class Criterion(nn.Module):
         "criterion(features, labels, margin=...) for one, criterion.schedule(margin=...) over time"
     )
     scale = NotAnAttribute("criterion.head.scale = ... changes it")
+    # Of a loss that is one function of the batch; criteria pickled before there were any have none.
+    _margin: float | None = None
 
     def __init__(
         self,
@@ -282,10 +284,11 @@ class Criterion(nn.Module):
             margin, mean = cast(float, self._margin), self.reduction == "mean"
             low = product_dtype(device)
             with full_precision(device):
-                loss, total = dense_cross_entropy(
+                loss, copy, total = dense_cross_entropy(
                     problem, labels, margin, self.ignore_index, low, mean=mean
                 )
-            noted, count = {group.names[0]: (loss.detach(), None)}, None if mean else total
+            # A copy: the loss may be changed in place.
+            noted, count = {group.names[0]: (copy, None)}, None if mean else total
         elif not dense:
             loss, noted = split_terms(
                 self.head, problem, [group], self.settings, arguments, labels, None, weights

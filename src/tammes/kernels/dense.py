@@ -7,7 +7,8 @@ turns it into the gradient of the scores
     d loss / d f_c = q_c (d_others + d_expected (1 + f_c - expected)) + d_mean + ...
 
 in place, and two matrix products give the gradients of features and prototypes. Losses, weights
-and reductions are plain autograd on tensors of shape ``(N,)``.
+and reductions are plain autograd on tensors of shape ``(N,)``, but for the cross entropy with an
+additive margin, which :func:`dense_cross_entropy` computes as a whole.
 """
 
 from collections.abc import Mapping, Sequence
@@ -188,10 +189,11 @@ def dense_cross_entropy(
     low: torch.dtype | None = None,
     *,
     mean: bool,
-) -> tuple[Tensor, Tensor | int]:
+) -> tuple[Tensor, Tensor, Tensor | int]:
     r"""Cross entropy of a batch with an additive margin, outside of autocast.
 
-    .. math:: \ell = \sum_i \log\bigl(1 + e^{\Lambda_i - s(a_i - m)}\bigr)
+    .. math:: \ell = \sum_i \log\bigl(1 + e^{\Lambda_i - s(a_i - m)}\bigr),
+              \quad\text{or the mean}
 
     This is all of softmax, NormFace and CosFace, so that one function has their gradient too.
 
@@ -199,12 +201,12 @@ def dense_cross_entropy(
         problem: features and prototypes of at least one example, with a number as scale.
         labels: class of each example, shape ``(N,)``; on a GPU also ``ignored``.
         margin: similarity :math:`m` subtracted from that of the target class.
-        ignored: label of ignored examples.
+        ignored: label of ignored examples, on a GPU.
         low: dtype of autocast for products on a GPU, or none.
         mean: whether to divide by the number of valid examples.
 
     Returns:
-        The loss, and the number of valid examples.
+        The loss, a copy without gradient, and the number of valid examples.
     """
     if problem.features.is_cuda or dense_gpu.ANYWHERE:
         return cross_entropy_on_gpu(problem, labels, margin, ignored, low, mean=mean)
@@ -216,7 +218,7 @@ def dense_cross_entropy(
         *(features, prototypes, bias, labels, problem.there),
         *(problem.scale, similarity, margin, mean),
     )
-    return loss, len(labels)
+    return loss, loss.detach().clone(), len(labels)
 
 
 class _CrossEntropy(torch.autograd.Function):

@@ -1,4 +1,4 @@
-"""Dense kernel on a GPU: three matrix products, and five Triton kernels around them.
+"""Dense kernel on a GPU: three matrix products, and Triton kernels around them.
 
 Computes what :mod:`tammes.kernels.dense` does, for losses that read only the target class and
 ``others``, which nearly all do, on inner products and cosines with a fixed scale. At common sizes a
@@ -179,8 +179,8 @@ def cross_entropy_on_gpu(
     low: torch.dtype | None,
     *,
     mean: bool,
-) -> tuple[Tensor, Tensor]:
-    """Cross entropy of a batch with an additive margin, and the number of valid examples.
+) -> tuple[Tensor, Tensor, Tensor]:
+    """Cross entropy of a batch with an additive margin, a copy, and the number of valid examples.
 
     Args:
         problem: one that :func:`takes` accepts, without masks; a bias of ``-inf`` masks a class.
@@ -193,15 +193,16 @@ def cross_entropy_on_gpu(
     features, prototypes = problem.features.float(), problem.prototypes.float()
     bias = None if problem.bias is None else problem.bias.float()
     with on(features.device):
-        loss, total = _CrossEntropy.apply(
+        loss, numbers = _CrossEntropy.apply(
             *(features.contiguous(), prototypes.contiguous(), bias, labels.contiguous()),
             *(problem.scale, problem.similarity, float(margin), ignored, mean, low),
         )
-    return loss, total
+        copy, count = numbers.unbind()
+    return loss, copy, count
 
 
 class _CrossEntropy(torch.autograd.Function):
-    """From features, prototypes and bias to a loss and the number of valid examples."""
+    """From features, prototypes and bias to a loss, and its copy and the number of examples."""
 
     @staticmethod
     def forward(
@@ -220,26 +221,28 @@ class _CrossEntropy(torch.autograd.Function):
         kernels, count, unit = _kernels(), labels.shape[0], similarity.is_cosine
         assert kernels is not None
         kept, slopes = torch.empty_like(labels), features.new_empty(count)
-        loss, total = features.new_empty(()), features.new_empty(())
+        loss, numbers = features.new_empty(()), features.new_empty(2)
         entropy = Entropy(ignored, margin, slopes)
         found = forward_pass(
             features, prototypes, bias, kept, labels, scale, unit, False, low, entropy
         )
         kernels.reduce_rows[(1,)](
-            *(found[3], labels, loss, total, ignored, count),
+            *(found[3], labels, loss, numbers, ignored, count),
             MEAN=mean,
             BLOCK=min(1024, _power_of_two(count)),
         )
-        ctx.save_for_backward(features, prototypes, bias, labels, kept, total, slopes, *found[5:])
+        ctx.save_for_backward(features, prototypes, bias, labels, kept, numbers, slopes, *found[5:])
         ctx.settings = scale, similarity, margin, ignored, mean, low
-        ctx.mark_non_differentiable(total)
+        ctx.mark_non_differentiable(numbers)
         ctx.set_materialize_grads(False)
-        return loss, total
+        return loss, numbers
 
     @staticmethod
-    def backward(ctx: Any, d_loss: Tensor, _: None) -> tuple[Tensor | None, ...]:
+    def backward(ctx: Any, d_loss: Tensor | None, _: None) -> tuple[Tensor | None, ...]:
         # Read once: activation checkpointing hands them out once.
-        features, prototypes, bias, labels, labels_kept, total, slopes, *kept = ctx.saved_tensors
+        features, prototypes, bias, labels, labels_kept, numbers, slopes, *kept = ctx.saved_tensors
+        if d_loss is None:
+            return (None,) * 10
         scale, similarity, margin, ignored, mean, low = ctx.settings
         with full_precision(features.device), on(features.device):
             if torch.is_grad_enabled() or batched((d_loss,)):
@@ -250,7 +253,7 @@ class _CrossEntropy(torch.autograd.Function):
                 return *again, *[None] * 7
             found = backward_pass(
                 features, prototypes, labels_kept, labels, tuple(kept),
-                (d_loss, total, None, slopes), ctx.needs_input_grad[:3],
+                (d_loss, numbers, None, slopes), ctx.needs_input_grad[:3],
                 scale, similarity.is_cosine, False, low, (ignored, mean),
             )  # fmt: skip
             return *found, *[None] * 7
@@ -390,7 +393,7 @@ def backward_pass(
     """Gradients of features, prototypes and bias, given those of :data:`_NUMBERS`.
 
     ``entropy`` has the ignored label and whether the loss is a mean; ``gradients`` are then the
-    gradient of the loss, the number of valid examples, nothing, and the slopes of the losses.
+    gradient of the loss, the loss and the number of valid examples, nothing, and the slopes.
     """
     inverse, own_inverse, class_inverses, keys, softmax = kept
     kernels = _kernels()

@@ -157,13 +157,16 @@ def loss_gradients_by_reference(
     For batched gradients, and for ``create_graph``.
     """
     with torch.enable_grad():
-        split = reference_split(problem.masked(), labels, frozenset(("target", "others")))
+        given, valid = problem.masked(), problem.valid
+        split = reference_split(given, labels, frozenset(("target", "others")))
         losses = cross_entropy(split, split.target, margin)
-        valid = (
-            torch.ones_like(labels, dtype=torch.bool) if problem.valid is None else problem.valid
-        )
-        loss = torch.where(valid, losses, 0.0).sum()
-        loss = loss / valid.sum().clamp_min(1) if mean else loss
+        count: Tensor | int = len(labels)
+        if valid is not None:
+            if given.there is not None:
+                # As in the kernels, the loss of a masked class is NaN, and so is its gradient.
+                losses = losses * torch.where(given.there.index_select(0, labels), 1.0, torch.nan)
+            losses, count = torch.where(valid, losses, 0.0), valid.sum().clamp_min(1)
+        loss = losses.sum() / count if mean else losses.sum()
     return _differentiate(problem, [(loss, d_loss)])[:3]
 
 

@@ -1,7 +1,8 @@
 """Triton kernels of the dense split on a GPU: everything around its three matrix products.
 
-All but ``weigh`` process one row per program, in single precision whatever the dtype of the
-tensors; each replaces about ten launches of torch. See :mod:`tammes.kernels.dense_gpu`.
+All but ``weigh`` and ``reduce_rows`` process one row per program, in single precision whatever
+the dtype of the tensors; each replaces about ten launches of torch. See
+:mod:`tammes.kernels.dense_gpu`.
 """
 
 import triton
@@ -223,8 +224,13 @@ def softmax_of_others(
 
 
 @triton.jit
-def reduce_rows(rows, labels, loss, total, ignored, count, MEAN: tl.constexpr, BLOCK: tl.constexpr):
-    """Mean or sum of the losses, and the number of valid examples, at least 1; one program."""
+def reduce_rows(
+    rows, labels, loss, numbers, ignored, count, MEAN: tl.constexpr, BLOCK: tl.constexpr
+):
+    """Mean or sum of the losses; also in ``numbers``, with the number of valid examples.
+
+    One program. The number is at least 1.
+    """
     whole = tl.zeros((BLOCK,), tl.float32)
     number = tl.zeros((BLOCK,), tl.float32)
     for start in range(0, count, BLOCK):
@@ -233,11 +239,12 @@ def reduce_rows(rows, labels, loss, total, ignored, count, MEAN: tl.constexpr, B
         whole += tl.load(rows + row, mask=inside, other=0.0)
         number += (inside & (tl.load(labels + row, mask=inside, other=0) != ignored)).to(tl.float32)
     valid = tl.maximum(tl.sum(number, 0), 1.0)
-    tl.store(total, valid)
     result = tl.sum(whole, 0)
     if MEAN:
         result /= valid
     tl.store(loss, result)
+    tl.store(numbers, result)
+    tl.store(numbers + 1, valid)
 
 
 @triton.jit
@@ -278,8 +285,8 @@ def pair_back(
     stored with SCALED, else of normalised ones.
 
     With LOSS the numbers belong to a cross entropy: ``d_others`` has its slopes, ``d_target`` the
-    gradient of the loss, a single number, which MEAN divides by the one in ``d_gap``. The factor of
-    each row is written to ``parts``.
+    gradient of the loss, a single number, which MEAN divides by the second one in ``d_gap``. The
+    factor of each row is written to ``parts``.
     """
     row = tl.program_id(0).to(tl.int64)
     place = tl.arange(0, BLOCK)
@@ -295,12 +302,13 @@ def pair_back(
     if LOSS:
         part *= tl.load(d_target)
         if MEAN:
-            part /= tl.load(d_gap)
+            part /= tl.load(d_gap + 1)
         closer = -scale * part
-        tl.store(parts + row, part * factor)
     else:
         closer = tl.load(d_target + row)
     part *= factor
+    if LOSS:
+        tl.store(parts + row, part)
     inverse = 1.0
     if UNIT:
         inverse = tl.load(inverses + row)

@@ -207,7 +207,7 @@ def _seed(key: int, device: torch.device) -> None:
         return
     torch.default_generator.manual_seed(key)
     if device.type == "cuda":
-        torch.cuda.manual_seed(key)
+        torch.cuda.default_generators[device.index].manual_seed(key)
 
 
 def _reason(error: BaseException) -> str:
