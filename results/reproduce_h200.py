@@ -84,7 +84,10 @@ QUEUE: list[Line] = [
 MUST: dict[str, list[Line]] = {
     "bce": [("kobayashi2024/cifar", BCE, ["way32"], 1, 2.5)],
     "smoothing": [("liu2020/table6", None, ["cifar"], 1, 2.5)],
-    "networks": [("kobayashi2019/table4", None, CIFAR, 1, 4)],
+    "networks": [
+        ("kobayashi2019/table4", None, CIFAR, 1, 4),
+        ("kobayashi2019/table4", ["lgm_warm"], CIFAR, 1, 4),
+    ],
     "multiples": [("liu2016/cifar", ["m1", "m2", "m3", "m4"], CIFAR, 1, 4)],
     "large": [("kobayashi2024/cifar", ["sce_direct_nca"], ["way32_sibling"], 1, 7)],
     "margins": [

@@ -1,6 +1,8 @@
 """What only an accelerator shows; skipped, and said so, where there is none."""
 
 import copy
+import subprocess
+import sys
 
 import pytest
 import torch
@@ -51,6 +53,19 @@ def test_half_precision_products_stay_within_the_sheet(dtype, name):
     for mine, truth in zip(half, exact, strict=True):
         assert (mine - truth).norm() <= bound * truth.norm()
     assert head.weight.dtype == torch.float32
+
+
+@pytest.mark.parametrize("name", ["Softmax", "CosFace", "LMSoftmax"])
+def test_the_first_backward_of_a_process_warns_of_nothing(name):
+    # Nothing else may have launched a kernel in autograd's thread.
+    code = f"""
+import torch, tammes
+criterion = tammes.{name}(16, 10).cuda()
+features = torch.randn(8, 16, device="cuda", requires_grad=True)
+criterion(features, torch.arange(8, device="cuda")).backward()
+assert features.grad.isfinite().all()
+"""
+    subprocess.run([sys.executable, "-W", "error::UserWarning", "-c", code], check=True)
 
 
 def test_a_call_does_not_wait_for_the_device(unwaited):

@@ -9,6 +9,7 @@ is applied to the ``(N, D)`` side, it is the gradient of the products.
 """
 
 import logging
+import threading
 from collections.abc import Collection
 from contextlib import AbstractContextManager, nullcontext
 from functools import cache
@@ -37,6 +38,8 @@ AT_ONCE = 1 << 14
 """Batch size up to which one Triton program goes over the examples faster than torch does."""
 ANYWHERE = False
 """Whether to run on any device, as tests do with Triton's interpreter."""
+_thread = threading.local()
+"""Devices on which this thread has launched a kernel."""
 
 
 def takes(problem: Problem, names: Collection[str]) -> bool:
@@ -460,9 +463,16 @@ def _lift(low: torch.dtype | None) -> float:
 
 def on(device: torch.device) -> AbstractContextManager[Any]:
     """Make a device current: Triton launches on the current one."""
-    if device.type != "cuda" or torch.cuda.current_device() == device.index:
+    if device.type != "cuda":
         return nullcontext()
-    return torch.cuda.device(device)
+    entered = vars(_thread).setdefault("entered", set())
+    if device.index not in entered:
+        # A product that is the first launch of a thread, such as autograd's, warns that there is
+        # no CUDA context.
+        torch.zeros((), device=device)
+        entered.add(device.index)
+    same = torch.cuda.current_device() == device.index
+    return nullcontext() if same else torch.cuda.device(device)
 
 
 def _power_of_two(number: int) -> int:

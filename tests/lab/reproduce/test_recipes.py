@@ -191,6 +191,7 @@ ON_REQUEST = {
     "zhou2022/table3": ["market", "duke"],
 }  # fmt: skip
 ROWS_ON_REQUEST = {
+    "kobayashi2019/table4": ["lgm_warm"],
     "kobayashi2024/cifar": ["bce_mean", "bce_mean+nca", "bce_bias", "bce_quarter"],
     "liu2020/table6": ["cosine", "smoothing", "negative"],
 }
