@@ -292,7 +292,7 @@ def test_one_is_not_written_as_several(tmp_path, capsys):
         (["--split", ":novel"], "class lists are expected, such as cifar-fs, got none"),
         (["--method", "cosine(5)"], "cosine takes keyword settings only, such as scale, got"),
         (["--method", "complement"], "complement expects a run, whose head has prototypes"),
-        (["--data", "digits"], "--data is expected with a run; a file has its features already"),
+        (["--data", "digits"], "--data is for runs only; a file has its features already"),
         (["--against", "nowhere"], "nowhere: there is no such run or file"),
         (["--against", ""], "'': there is no such run or file"),
     ],
@@ -396,7 +396,7 @@ def test_images_of_another_kind_are_refused(place, tmp_path, capsys):
 def test_the_base_of_a_run_is_not_given_twice(place, tmp_path, capsys):
     base = embeddings(tmp_path / "base.safetensors")
     words = ["--data", place / "novel", "--base", base, *QUICK]
-    assert "--base is expected with a file" in refused(capsys, place / "one", *words)
+    assert "--base is for files only" in refused(capsys, place / "one", *words)
 
 
 # ------------------------------------------------------------------------------------- the page

@@ -192,7 +192,7 @@ def test_what_is_wrong_is_said_in_one_sentence_and_nothing_is_written(
 
 def test_flags_of_files_are_refused_with_a_run(trained, capsys):
     said = refused(capsys, "retrieval", trained, "--cameras", "x")
-    assert said == "--cameras is expected with files; a run has its own"
+    assert said == "--cameras is for files only; a run has its own"
     assert "one run is expected, got 2 paths" in refused(capsys, "retrieval", trained, trained)
 
 
@@ -216,6 +216,6 @@ def test_a_run_tells_its_classes_from_another_data_set(trained, tmp_path, capsys
     ]
     assert "taken for" in body((tmp_path / "openset.html").read_text())
     said = refused(capsys, *words[1:], "--gallery", trained)
-    assert said == "--gallery is expected without --unknown, whose classes are known"
+    assert said == "--gallery cannot be combined with --unknown, whose classes are known"
     said = refused(capsys, *words[1:], "--scale", "2")
-    assert "one run and one data set are expected with --unknown, and no --scale" in said
+    assert "for a run, --unknown takes one data set and no --scale" in said

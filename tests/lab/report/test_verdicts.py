@@ -141,7 +141,7 @@ def test_the_verdict_on_runs_reads_their_records(tmp_path):
 
 def test_a_run_with_an_accuracy_of_guessing_did_not_learn(tmp_path):
     runs = [make_run(tmp_path / "one", accuracy=0.11)]
-    assert "Did not learn: softmax() (11.00 %, guessing has 10.00 %)." in " ".join(
+    assert "Did not learn: softmax() (11.00 %, chance is 10.00 %)." in " ".join(
         verdict_on_runs(load_runs(runs))
     )
 

@@ -36,8 +36,8 @@ columns:
   digits: {title: Digits, config: {data: digits}}
 rows:
   short: {title: Softmax, config: {loss: softmax(), epochs: 2}}
-  softmax: {title: Softmax, config: {loss: softmax(), epochs: 25}}
-  cosface: {title: CosFace, config: {loss: cosface(margin=0.2), epochs: 25}}
+  softmax: {title: Softmax, config: {loss: softmax(), epochs: 40}}
+  cosface: {title: CosFace, config: {loss: cosface(margin=0.2), epochs: 40}}
 claims:
   - {says: The margin helps., better: cosface, than: softmax}
 """
@@ -109,10 +109,11 @@ def in_the_middle(out):
     ]
 
 
-def wait_for(program, condition, seconds=120):
+def wait_for_the_middle(program, out, seconds=120):
+    """Wait until two cells train and two or more, the short ones, are finished."""
     end = time.monotonic() + seconds
-    while not condition():
-        assert program.poll() is None, "it ended before it was in the middle of three cells"
+    while len(in_the_middle(out)) < 2 or len(finished(out)) < 2:
+        assert program.poll() is None, "it ended before it was in the middle of two cells"
         assert time.monotonic() < end, "waited too long"
         time.sleep(0.01)
 
@@ -129,12 +130,12 @@ def workers(number):
 def test_killed_reproduction_resumes_bit_identically(tmp_path, recipe, undisturbed):
     program = start(recipe, tmp_path)
     try:
-        wait_for(program, lambda: len(in_the_middle(tmp_path)) == 3 and len(finished(tmp_path)) > 0)
+        wait_for_the_middle(program, tmp_path)
         children = workers(program.pid)
     finally:
         os.killpg(program.pid, signal.SIGKILL)
         _, first = program.communicate(timeout=60)
-    assert len(children) == 3
+    assert 2 <= len(children) <= 3
     for child in children:
         # It ends by itself, as its parent is gone.
         end = time.monotonic() + 30
@@ -142,8 +143,8 @@ def test_killed_reproduction_resumes_bit_identically(tmp_path, recipe, undisturb
             assert time.monotonic() < end, "a process is left running"
             time.sleep(0.05)
     before = finished(tmp_path)
-    assert 1 <= len(before) <= 3
-    assert len(before) + len(in_the_middle(tmp_path)) == len(set(begun(first)))
+    assert 2 <= len(before) <= 4
+    assert len(before) + len(children) >= len(set(begun(first))) >= len(before) + 2
 
     program = start(recipe, tmp_path)
     _, second = program.communicate(timeout=300)
@@ -173,8 +174,8 @@ def state(number):
 def test_killed_cell_is_retried_bit_identically(tmp_path, recipe, undisturbed):
     program = start(recipe, tmp_path)
     try:
-        wait_for(program, lambda: len(in_the_middle(tmp_path)) == 3)
-        os.kill(workers(program.pid)[-1], signal.SIGKILL)
+        wait_for_the_middle(program, tmp_path)
+        os.kill(workers(program.pid)[0], signal.SIGKILL)
         _, said = program.communicate(timeout=300)
     finally:
         program.kill()
@@ -198,7 +199,7 @@ def test_on_a_ray_cluster_the_ledger_is_the_same(tmp_path, recipe, undisturbed):
 @pytest.mark.slow
 def test_a_cell_that_diverges_is_recorded_with_its_step_and_is_no_number(tmp_path):
     recipe = tmp_path / "diverges.yaml"
-    text = RECIPE.replace("epochs: 25", "epochs: 1").replace("seeds: 2", "seeds: 1")
+    text = RECIPE.replace("epochs: 40", "epochs: 1").replace("seeds: 2", "seeds: 1")
     recipe.write_text(text.replace("cosface(margin=0.2)", "1e30*cosface(margin=0.2)"))
     program = start(recipe, tmp_path, "--rows", "softmax,cosface")
     out, said = program.communicate(timeout=300)

@@ -180,7 +180,7 @@ def test_a_curve_that_fell_collapsed():
 
 def test_a_group_near_guessing_did_not_learn():
     text = said(group("softmax", 95.0, chance=10.0), group("arcface", 12.0, chance=10.0))
-    assert "Did not learn: arcface (12.00 %, guessing has 10.00 %)." in text
+    assert "Did not learn: arcface (12.00 %, chance is 10.00 %)." in text
     assert "learn" not in said(group("good", 20.0, chance=10.0))
     assert "learn" not in said(group("many classes", 1.0, chance=0.1))
 

@@ -146,7 +146,7 @@ def test_trained_identities_are_not_tested_on(config, faces, tmp_path):
     root = tmp_path / "faces"
     shutil.copytree(faces, root)
     (root / "novel" / "u").rename(root / "novel" / "b")
-    with pytest.raises(ValueError, match=r"got 1 of 6 that are both, such as 'b'"):
+    with pytest.raises(ValueError, match=r"but 1 of 6 are, such as 'b'"):
         prepare_data(config.replace(data=str(root)), list)
     said = []
     prepare_data(config.replace(test=str(root)), said.append)

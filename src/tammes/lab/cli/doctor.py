@@ -20,7 +20,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     add = partial(add_argument, parser)
     add("runs RUN", "run directories, or directories that contain runs at any depth", nargs="+")
     add("--json", "print the findings as JSON")
-    mute = "illnesses not to report, separated by commas, besides those that the runs mute"
+    mute = "findings to leave out, separated by commas, besides those that the runs mute"
     add("--mute NAMES", mute, "")
 
 

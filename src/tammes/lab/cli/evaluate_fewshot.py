@@ -108,14 +108,14 @@ def _examples(
     centred, outside = protocol.needs_base_mean(methods), protocol.needs_prototypes(methods)
     if path.is_dir():
         if arguments.base is not None:
-            raise ValueError("--base is expected with a file; a run has its own training images")
+            raise ValueError("--base is for files only; a run has its own training images")
         return on_device(
             from_run(
                 path, source=arguments.data, classes=split_part, base=centred, prototypes=outside
             )
         )
     if arguments.data is not None:
-        raise ValueError("--data is expected with a run; a file has its features already")
+        raise ValueError("--data is for runs only; a file has its features already")
     if outside:
         raise ValueError(f"{model}: complement expects a run, whose head has prototypes")
     found = from_file(path, classes=split_part, base=arguments.base if centred else None)

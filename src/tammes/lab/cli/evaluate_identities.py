@@ -152,12 +152,12 @@ def _classified(arguments: argparse.Namespace) -> ClassifiedExamples:
     """Classify the examples of a run or of files, and the unknown ones."""
     for flag in ("gallery", "partition", "images", *_COLUMNS):
         if getattr(arguments, flag) is not None:
-            raise ValueError(f"--{flag} is expected without --unknown, whose classes are known")
+            raise ValueError(f"--{flag} cannot be combined with --unknown, whose classes are known")
     if Path(arguments.model[0]).is_dir():
         if len(arguments.model) + len(arguments.unknown) > 2 or arguments.scale is not None:
             raise ValueError(
-                f"{arguments.model[0]}: one run and one data set are expected with --unknown, and "
-                "no --scale, as a run has its own"
+                f"{arguments.model[0]}: for a run, --unknown takes one data set and no --scale, "
+                "since a run has its own"
             )
         return classified_by_run(arguments.model[0], arguments.unknown[0])
     return classified_by_files(arguments.model, arguments.unknown, scale=arguments.scale)
@@ -175,7 +175,7 @@ def _examples(arguments: argparse.Namespace) -> IdentityEmbeddings:
             raise ValueError(f"{models[0]}: one run is expected, got {len(models)} paths")
         for flag in ("gallery", "partition", "images", *_COLUMNS):
             if getattr(arguments, flag) is not None:
-                raise ValueError(f"--{flag} is expected with files; a run has its own")
+                raise ValueError(f"--{flag} is for files only; a run has its own")
         examples = run_embeddings(models[0])
     else:
         examples = read_embeddings(

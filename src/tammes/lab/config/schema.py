@@ -219,7 +219,7 @@ class Config:
             raise ValueError(f"validation is expected in [0, 1), got {self.validation}")
         if self.validation and self.select_epoch:
             raise ValueError(
-                "select_epoch is expected without validation, which chooses the epoch too, "
+                "select_epoch cannot be combined with validation, which chooses the epoch too, "
                 f"got validation {self.validation}"
             )
         if not 0 < self.fraction <= 1:

@@ -306,7 +306,7 @@ def _failed_to_learn(contenders: Sequence[Contender], quantity: Quantity) -> lis
             least = min(4 * each.chance, each.chance + 0.1 * (100 - each.chance))
             if mean.mean <= least:
                 shown = (quantity.shown(value) for value in (mean.mean, each.chance))
-                guessing.append(f"{each.label} ({' %, guessing has '.join(shown)} %)")
+                guessing.append(f"{each.label} ({' %, chance is '.join(shown)} %)")
     return [
         f"{kind}: {listed(parts)}."
         for kind, parts in (("Collapsed", collapsed), ("Did not learn", guessing))

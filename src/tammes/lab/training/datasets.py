@@ -81,8 +81,8 @@ def _check_novel(
     both = [name for name in testing.classes if name in set(training.classes)]
     if both and config.test is None:
         raise DataError(
-            f"{testing.source}: identities to test on are expected to be no classes of training, "
-            f"got {len(both)} of {len(testing.classes)} that are both, such as {both[0]!r}"
+            f"{testing.source}: test identities must not be training classes, but "
+            f"{len(both)} of {len(testing.classes)} are, such as {both[0]!r}"
         )
     if both:
         report(
