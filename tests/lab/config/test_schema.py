@@ -30,7 +30,7 @@ def test_a_configuration_survives_the_way_through_plain_values():
         ({"projection": -1}, "projection is expected to be at least 0, got -1"),
         (
             {"validation": 0.1, "select_epoch": "fewshot('cub')"},
-            "select_epoch ... without validation, which chooses the epoch too, got validation 0.1",
+            "select_epoch ... with validation, which chooses the epoch too, got validation 0.1",
         ),
         ({"optimizer": "lion"}, "optimizer ... 'lion'"),
         ({"precision": "fp8"}, "precision ... 'fp8'"),
