@@ -11,15 +11,17 @@ written by hand in a few lines of torch, and pytorch-metric-learning. On a GPU a
 CUDA graphs (``criterion.graphed``), and Tammes and the code by hand under ``torch.compile``.
 
 Time: forward and backward, gradients set to None beforehand. All contestants of a size take turns
-in one process, so that a change in the machine's load affects all of them. On a CPU with one
-thread it is the processor time of the thread, which others do not add to. The median over the turns
-is reported, and the median over the turns of each turn's ratio to the code by hand.
+in one process, so that a change in the machine's load affects all of them, and in random order, so
+that none always finds the caches as the same other one left them. On a CPU with one thread it is
+the processor time of the thread, which others do not add to. The median over the turns is reported,
+and the median over the turns of each turn's ratio to the code by hand.
 """
 
 import argparse
 import json
 import math
 import os
+import random
 import statistics
 import time
 import warnings
@@ -159,9 +161,11 @@ def take_turns(steps, budget, device, clock):
             timed(step)
     turns = {name: [] for name in steps}
     end = time.perf_counter() + budget
+    order, shuffle = [*steps], random.Random(0).shuffle
     while time.perf_counter() < end or len(turns["by hand"]) < 9:
-        for name, step in steps.items():
-            turns[name].append(timed(step))
+        shuffle(order)
+        for name in order:
+            turns[name].append(timed(steps[name]))
     return turns
 
 

@@ -5,6 +5,7 @@ The table of what holds is docs/contract.md, made by ``.venv/bin/python tests/te
 
 import contextlib
 import functools
+import math
 from pathlib import Path
 
 import pytest
@@ -12,6 +13,7 @@ import torch
 from catalogue import CLASSES, DENSE_HEADS, FEATURE_TERMS, HEADS, PROTOTYPE_TERMS, TERMS, fits
 
 import tammes
+from tammes.angles import shifted_cosine
 
 SIZE, ROWS = 10, 6
 DOCUMENT = Path(__file__).parents[1] / "docs" / "contract.md"
@@ -244,10 +246,19 @@ def test_the_cases_are_what_they_say(head_name, precision):
 
 def test_a_broken_loss_is_noticed(monkeypatch):
     # The contract is worth something only if this test can fail: a plain root breaks it.
-    plain = "tammes.losses.angular._sine"
-    monkeypatch.setattr(plain, lambda gap, opposite: (gap * opposite).sqrt())
-    assert trial("arcface", "cosine", "dense", "fp32", "cos = +1")
+    monkeypatch.setattr("tammes.angles.sine", lambda gap, opposite: (gap * opposite).sqrt())
     assert trial("arcface", "cosine", "streamed", "fp32", "cos = +1")
+
+
+def test_a_broken_cross_entropy_is_noticed(monkeypatch):
+    # Where it is one function of the batch, a slope without care at both ends breaks it.
+    def plain(gap, opposite, shift):
+        cotangent = (opposite - gap) / (2 * (gap * opposite).sqrt())
+        slope = math.cos(shift) + math.sin(shift) * cotangent
+        return shifted_cosine(gap, opposite, shift), slope
+
+    monkeypatch.setattr("tammes.kernels.dense.shifted_cosine_and_slope", plain)
+    assert trial("arcface", "cosine", "dense", "fp32", "cos = +1")
 
 
 @pytest.mark.slow

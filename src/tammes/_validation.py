@@ -232,7 +232,7 @@ def check_range(name: str, labels: Tensor, classes: int, ignore: int | None = No
                 f"{name} expects labels from 0 to {classes - 1}{or_ignored}, "
                 f"got {low} to {high}{hint}"
             )
-    return len(known) == len(labels)
+    return known.shape[0] == labels.shape[0]
 
 
 def check_unmasked(name: str, masked: Tensor, labels: Tensor) -> None:

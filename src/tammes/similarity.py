@@ -7,7 +7,7 @@ prototype. That is computed separately from the products, in full precision, sin
 it.
 """
 
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Collection
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, replace
 from typing import Any, NamedTuple
@@ -111,20 +111,6 @@ def angle_gaps(
     }
 
 
-Weighted = list[tuple[int, Tensor, Tensor]]
-"""Weighted sum of rows: a list of sign, weights of shape ``(N,)`` and rows ``(N, D)``."""
-
-
-def add_up(weighted: Weighted, factor: Tensor | None) -> Tensor:
-    """Weighted sum of rows up to the sign of the first, times a factor of shape ``(N, 1)``."""
-    first, weight, rows = weighted[0]
-    total = rows * (weight.unsqueeze(1) if factor is None else weight.unsqueeze(1) * factor)
-    for sign, weight, rows in weighted[1:]:
-        column = weight.unsqueeze(1) if factor is None else weight.unsqueeze(1) * factor
-        total.addcmul_(rows, column, value=sign * first)
-    return total
-
-
 class Operand(NamedTuple):
     """Features or prototypes as they enter products, for gradients in closed form.
 
@@ -158,7 +144,7 @@ def inverse_norm(vectors: Tensor, *, large: bool = False) -> tuple[Tensor, bool]
         (tensor([[0.2000],
                 [0.0000]]), False)
     """
-    if vectors.device.type == "cpu" and len(vectors):
+    if vectors.device.type == "cpu" and vectors.shape[0]:
         length = torch.linalg.vector_norm(vectors, dim=1, keepdim=True)
         shortest, longest = torch.aminmax(length)
         if shortest.item() > TINY and longest.item() < HUGE:
@@ -288,31 +274,23 @@ class Similarity:
         return d_values
 
     def paired(
-        self, left: Tensor, right: Tensor, reads: Collection[str], directed: Tensor | None
-    ) -> tuple[dict[str, Tensor], tuple[Tensor, ...]]:
-        """Compute the requested numbers of features and their own prototypes, in closed form.
+        self, left: Tensor, right: Tensor, reads: Collection[str], nearly: Tensor | None
+    ) -> tuple[dict[str, Tensor], Tensor | None, Tensor | None]:
+        """Compute the requested numbers of features and their own prototypes, outside of autograd.
 
         Args:
             left: features, normalised if the similarity is a cosine, shape ``(N, D)``.
-            right: prototypes, normalised if they are compared by direction, shape ``(N, D)``.
+            right: prototypes, normalised if they are compared by direction, shape ``(N, D)``; may
+                be overwritten.
             reads: ``target``; for cosines also ``gap`` and ``opposite``.
-            directed: which pairs are nonzero, shape ``(N,)``, or none if all are.
+            nearly: similarities up to rounding, shape ``(N,)``, if angles are read.
 
         Returns:
-            The numbers, shape ``(N,)`` each, and the rows that :meth:`paired_gradient` needs.
+            The numbers, shape ``(N,)`` each. If the similarity is more accurate than a product,
+            ``apart`` and ``sign`` too: its gradient by the feature is ``apart``, by the prototype
+            ``-sign * apart``, up to what a projection removes. The sign is 1 if it is none.
         """
-        return {"target": torch.linalg.vecdot(left, right)}, (right, left)
-
-    def paired_gradient(
-        self, rows: Sequence[Tensor], wanted: Mapping[str, Tensor | None]
-    ) -> tuple[Weighted, Weighted]:
-        """Return the gradients of features and of their own prototypes as weighted sums of rows.
-
-        The rows are those that :meth:`paired` returned, the weights the gradients of its numbers.
-        """
-        target, (right, left) = wanted["target"], rows
-        assert target is not None
-        return [(1, target, right)], [(1, target, left)]
+        return {"target": torch.linalg.vecdot(left, right)}, None, None
 
 
 class InnerProduct(Similarity):
@@ -412,39 +390,26 @@ class Cosine(Similarity):
         return d_values.addcmul_(rows, along, value=-1)
 
     def paired(
-        self, left: Tensor, right: Tensor, reads: Collection[str], directed: Tensor | None
-    ) -> tuple[dict[str, Tensor], tuple[Tensor, ...]]:
-        """Compute the gap and, if read, ``opposite`` from unit rows."""
-        if not self.normalize_features:
-            return super().paired(left, right, reads, directed)
-        rows = {"gap": left - right}
-        if "opposite" in reads:
-            rows["opposite"] = left + right
-        squares = {name: torch.linalg.vecdot(row, row) for name, row in rows.items()}
-        if directed is not None:
-            squares = {name: torch.where(directed, value, 2.0) for name, value in squares.items()}
-        found = {name: value * 0.5 for name, value in squares.items() if name in reads}
-        if "target" in reads:
-            found["target"] = torch.rsub(squares["gap"], 1, alpha=0.5)
-        return found, tuple(rows.values())
+        self, left: Tensor, right: Tensor, reads: Collection[str], nearly: Tensor | None
+    ) -> tuple[dict[str, Tensor], Tensor | None, Tensor | None]:
+        """Compute the distance of unit rows, or of opposite ones that of one and minus the other.
 
-    def paired_gradient(
-        self, rows: Sequence[Tensor], wanted: Mapping[str, Tensor | None]
-    ) -> tuple[Weighted, Weighted]:
-        """Return gradients along the difference and the sum of the rows."""
+        Half its square is the gap, or ``opposite``; the larger one of the two is 2 minus that.
+        """
         if not self.normalize_features:
-            return super().paired_gradient(rows, wanted)
-        target, gap, opposite = wanted.get("target"), wanted.get("gap"), wanted.get("opposite")
-        left: Weighted = []
-        right: Weighted = []
-        if target is not None:
-            closer = target if gap is None else target - gap
-            left, right = [(-1, closer, rows[0])], [(1, closer, rows[0])]
-        elif gap is not None:
-            left, right = [(1, gap, rows[0])], [(-1, gap, rows[0])]
-        if opposite is not None:
-            left, right = [*left, (1, opposite, rows[1])], [*right, (1, opposite, rows[1])]
-        return left, right
+            return super().paired(left, right, reads, nearly)
+        if nearly is None:
+            apart = right.sub_(left)
+            square = torch.linalg.vecdot(apart, apart)
+            return {"target": torch.rsub(square, 1, alpha=0.5)}, apart, None
+        sign = torch.copysign(torch.ones_like(nearly), nearly)
+        apart = right.addcmul_(left, sign.unsqueeze(1), value=-1)
+        half = torch.linalg.vecdot(apart, apart) * 0.5
+        rest, near = 2 - half, sign > 0
+        found = {"gap": torch.where(near, half, rest), "opposite": torch.where(near, rest, half)}
+        if "target" in reads:
+            found["target"] = 1 - found["gap"]
+        return found, apart, sign
 
 
 @dataclass(frozen=True, eq=False)
@@ -497,19 +462,11 @@ class SquaredDistance(Similarity):
     prototypes_gradient = features_gradient
 
     def paired(
-        self, left: Tensor, right: Tensor, reads: Collection[str], directed: Tensor | None
-    ) -> tuple[dict[str, Tensor], tuple[Tensor, ...]]:
+        self, left: Tensor, right: Tensor, reads: Collection[str], nearly: Tensor | None
+    ) -> tuple[dict[str, Tensor], Tensor | None, Tensor | None]:
         """Compute minus half the squared distance of paired rows."""
-        apart = left - right
-        return {"target": torch.linalg.vecdot(apart, apart) * -0.5}, (apart,)
-
-    def paired_gradient(
-        self, rows: Sequence[Tensor], wanted: Mapping[str, Tensor | None]
-    ) -> tuple[Weighted, Weighted]:
-        """Return gradients along the difference of the rows."""
-        target = wanted["target"]
-        assert target is not None
-        return [(-1, target, rows[0])], [(1, target, rows[0])]
+        apart = right.sub_(left)
+        return {"target": torch.linalg.vecdot(apart, apart) * -0.5}, apart, None
 
     def _with_half_square(self, vectors: Tensor) -> tuple[Tensor, Tensor]:
         if self.centre is not None:

@@ -1,6 +1,7 @@
 """The dense kernel against its reference, and the ways autograd may ask for gradients."""
 
 import copy
+import math
 
 import pytest
 import torch
@@ -10,6 +11,7 @@ from torch.utils.checkpoint import checkpoint
 
 import tammes
 from tammes.kernels import dense
+from tammes.kernels.problem import Margin
 from tammes.kernels.reference import reference_split
 from tammes.similarity import Similarity
 from tammes.split import ALONGSIDE, REDUCED, cross_entropy
@@ -121,12 +123,28 @@ def test_second_derivatives_are_those_of_finite_differences(kind):
     assert torch.autograd.gradgradcheck(numbers, inputs)
 
 
+MARGINS = [
+    Margin(),
+    Margin(0.0, 0.35),
+    Margin(0.0, -0.2),
+    Margin(0.5),
+    Margin(-0.3, 0.1),
+    Margin(2.5),
+]
+
+
 @pytest.mark.parametrize("mean", [True, False])
-@pytest.mark.parametrize("margin", [0.0, 0.35, -0.2])
-@pytest.mark.parametrize("kind", HEADS)
-def test_a_cross_entropy_as_one_function_is_that_of_the_reference(kind, margin, mean):
+@pytest.mark.parametrize("size", [6, 10])
+@pytest.mark.parametrize(
+    ("kind", "margin"),
+    [(k, m) for k in HEADS for m in MARGINS if k == "cosine" or not m.angle],
+)
+def test_a_cross_entropy_as_one_function_is_that_of_the_reference(kind, margin, size, mean):
+    # With more dimensions than classes, the factor of a row is applied to the scores.
     head, labels = HEADS[kind](3.0).double(), torch.tensor([0, 8, 3, 3])
-    features = torch.randn(4, 6, dtype=torch.double, requires_grad=True)
+    if size == 10:
+        head.weight = torch.nn.Parameter(torch.randn(9, 10, dtype=torch.double))
+    features = torch.randn(4, size, dtype=torch.double, requires_grad=True)
     inputs = features, head.weight.detach().clone().requires_grad_()
 
     def problem(features, weight):
@@ -139,8 +157,14 @@ def test_a_cross_entropy_as_one_function_is_that_of_the_reference(kind, margin, 
         assert copied == loss
         return loss
 
-    split = reference_split(problem(*inputs), labels, frozenset(["target", "others"]))
-    losses = cross_entropy(split, split.target, margin)
+    split = reference_split(problem(*inputs), labels, frozenset(["target", "gap", "others"]))
+    target = split.target
+    if margin.angle:
+        theta = split.target.acos() + margin.angle
+        # Continued past pi, and below 0.
+        target = torch.where(theta > math.pi, -2 - theta.cos(), theta.cos())
+        target = torch.where(theta < 0, 2 - theta.cos(), target)
+    losses = cross_entropy(split, target, margin.similarity)
     expected = losses.mean() if mean else losses.sum()
     assert_close(as_one(*inputs), expected, rtol=1e-12, atol=1e-13)
     found = torch.autograd.grad(as_one(*inputs), inputs)
@@ -152,22 +176,27 @@ def test_a_cross_entropy_as_one_function_is_that_of_the_reference(kind, margin, 
 @pytest.mark.parametrize(
     ("loss", "margin"),
     [
-        (tammes.softmax(), 0.0),
-        (tammes.softmax(margin=1.0), 1.0),
-        (tammes.normface(), 0.0),
-        (tammes.cosface(margin=0.2), 0.2),
+        (tammes.softmax(), Margin()),
+        (tammes.softmax(margin=1.0), Margin(0.0, 1.0)),
+        (tammes.normface(), Margin()),
+        (tammes.cosface(margin=0.2), Margin(0.0, 0.2)),
+        (tammes.arcface(margin=0.3), Margin(0.3)),
+        (tammes.combined_margin(1.0, 0.3, 0.2), Margin(0.3, 0.2)),
+        (tammes.arcface(extension="linear"), None),
+        (tammes.arcface(gradient="detached"), None),
+        (tammes.arcface(margin=[0.1] * 5), None),
+        (tammes.combined_margin(1.5, 0.0, 0.0), None),
         (tammes.softmax(smoothing=0.1), None),
         (tammes.softmax(margin=[0.1] * 5), None),
         (0.5 * tammes.cosface(), None),
         (tammes.cosface() + tammes.sample_margin(), None),
-        (tammes.arcface(), None),
         (tammes.focal(), None),
     ],
 )
 def test_losses_that_are_a_cross_entropy_are_known(loss, margin):
     head = tammes.CosineHead(6, 5, scale=4.0)
     criterion = tammes.Criterion(head, loss)
-    assert criterion._margin == margin
+    assert criterion._entropy == margin
     # The same loss by the general path, which knows nothing of it.
     features, labels = torch.randn(7, 6, requires_grad=True), torch.randint(5, (7,))
     found = criterion(features, labels)
@@ -180,6 +209,11 @@ def test_losses_that_are_a_cross_entropy_are_known(loss, margin):
         rtol=1e-4,
         atol=1e-6,
     )
+
+
+def test_an_angular_margin_on_features_with_a_length_is_left_to_the_split():
+    head = tammes.CosineHead(6, 5, normalize_features=False)
+    assert tammes.Criterion(head, tammes.arcface())._entropy is None
 
 
 @pytest.mark.parametrize("reduction", ["mean", "sum"])
@@ -195,7 +229,7 @@ def test_a_criterion_pickled_before_some_losses_were_one_function():
     criterion = tammes.CosFace(6, 9)
     features, labels = torch.randn(4, 6), torch.tensor([0, 8, 3, 3])
     expected = criterion(features, labels)
-    del vars(criterion)["_margin"]
+    del vars(criterion)["_entropy"]
     assert_close(criterion(features, labels), expected)
 
 

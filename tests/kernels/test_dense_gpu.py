@@ -13,7 +13,7 @@ from torch.utils.checkpoint import checkpoint
 import tammes
 from tammes.kernels import compiled_split, dense, dense_gpu, dispatch
 from tammes.kernels.dense import dense_split
-from tammes.kernels.problem import Problem
+from tammes.kernels.problem import Margin, Problem
 from tammes.kernels.reference import reference_split
 from tammes.similarity import Cosine, InnerProduct
 from tammes.split import cross_entropy
@@ -375,21 +375,25 @@ def test_more_examples_than_one_program_weighs_are_left_to_torch(monkeypatch, us
     assert len(used) == 2
 
 
-ADDITIVE = {
+ENTROPIES = {
     "softmax": lambda **more: tammes.Softmax(6, 5, scale=3.0, **more),
     "margin": lambda **more: tammes.Criterion(
         tammes.LinearHead(6, 5, scale=3.0), tammes.softmax(margin=-0.3), **more
     ),
     "normface": lambda **more: tammes.NormFace(6, 5, scale=3.0, **more),
     "cosface": lambda **more: tammes.CosFace(6, 5, margin=0.35, scale=3.0, **more),
+    "arcface": lambda **more: tammes.ArcFace(6, 5, margin=0.5, scale=3.0, **more),
+    # Most angles are past pi, or below 0.
+    "far": lambda **more: tammes.CombinedMargin(6, 5, m2=2.8, m3=0.1, scale=3.0, **more),
+    "back": lambda **more: tammes.ArcFace(6, 5, margin=-1.8, scale=3.0, **more),
 }
 
 
 @pytest.mark.parametrize("reduction", ["mean", "sum"])
 @pytest.mark.parametrize("share", [0.0, 0.4, 1.0])
-@pytest.mark.parametrize("name", ADDITIVE)
+@pytest.mark.parametrize("name", ENTROPIES)
 def test_a_cross_entropy_is_one_function_of_the_batch(name, share, reduction, used):
-    criterion = ADDITIVE[name](reduction=reduction)
+    criterion = ENTROPIES[name](reduction=reduction)
     features, labels = torch.randn(12, 6), torch.randint(5, (12,))
     ignored = torch.rand(12) < share
     labels = labels.masked_fill(ignored, -100)
@@ -430,7 +434,7 @@ def test_a_cross_entropy_keeps_its_digits_in_both_tails(distance, used):
 
 
 def test_a_cross_entropy_beside_a_masked_class(used):
-    criterion = ADDITIVE["softmax"]()
+    criterion = ENTROPIES["softmax"]()
     with torch.no_grad():
         criterion.head.bias[0] = -torch.inf
     features, labels = torch.randn(7, 6), torch.tensor([1, 2, -100, 4, 3, 3, 1])
@@ -440,9 +444,9 @@ def test_a_cross_entropy_beside_a_masked_class(used):
     assert_close(found, expected, rtol=2e-5, atol=2e-6)
 
 
-@pytest.mark.parametrize("name", ADDITIVE)
+@pytest.mark.parametrize("name", ENTROPIES)
 def test_a_cross_entropy_is_differentiated_again_and_many_times_at_once(name, used):
-    criterion = ADDITIVE[name]().to(DEVICE)
+    criterion = ENTROPIES[name]().to(DEVICE)
     features, labels = torch.randn(4, 6, device=DEVICE), torch.tensor([0, 1, -100, 3])
     labels, gradients = labels.to(DEVICE), {}
     for kind in (torch.float32, torch.float64):
@@ -467,7 +471,7 @@ def test_a_cross_entropy_is_differentiated_again_and_many_times_at_once(name, us
 
 @pytest.mark.parametrize("reduction", ["mean", "sum"])
 def test_a_cross_entropy_that_is_changed_in_place_leaves_its_terms_alone(reduction, used):
-    criterion = ADDITIVE["cosface"](reduction=reduction).to(DEVICE)
+    criterion = ENTROPIES["cosface"](reduction=reduction).to(DEVICE)
     labels = torch.tensor([0, 4, -100, 3], device=DEVICE)
     loss = criterion(torch.randn(4, 6, device=DEVICE), labels)
     expected = loss.item() / (3 if reduction == "sum" else 1)
@@ -490,7 +494,7 @@ class SecondOnly(torch.autograd.Function):
 
 @pytest.mark.parametrize("again", [False, True])
 def test_a_cross_entropy_that_is_not_asked_for_has_no_gradient(again, used):
-    criterion = ADDITIVE["softmax"]().to(DEVICE)
+    criterion = ENTROPIES["softmax"]().to(DEVICE)
     features = torch.randn(3, 6, device=DEVICE, requires_grad=True)
     loss = criterion(features, torch.tensor([0, 1, 2], device=DEVICE))
     result = SecondOnly.apply(loss, features.sum())
@@ -505,7 +509,7 @@ def test_a_cross_entropy_that_is_not_asked_for_has_no_gradient(again, used):
 
 @pytest.mark.parametrize("again", [False, True])
 def test_an_example_of_a_masked_class_shows_in_the_gradient(again, used):
-    criterion = ADDITIVE["softmax"]().to(DEVICE)
+    criterion = ENTROPIES["softmax"]().to(DEVICE)
     with torch.no_grad():
         criterion.head.bias[1] = -torch.inf
     features = torch.randn(2, 6, device=DEVICE, requires_grad=True)
@@ -516,9 +520,12 @@ def test_an_example_of_a_masked_class_shows_in_the_gradient(again, used):
 
 
 @pytest.mark.parametrize("mean", [True, False])
-@pytest.mark.parametrize("similarity", [InnerProduct(), Cosine()])
+@pytest.mark.parametrize(
+    ("similarity", "margin"),
+    [(InnerProduct(), Margin(0.0, 0.2)), (Cosine(), Margin(0.0, 0.2)), (Cosine(), Margin(0.5))],
+)
 @pytest.mark.parametrize("low", [torch.float16, torch.bfloat16])
-def test_a_cross_entropy_in_half_precision(low, similarity, mean):
+def test_a_cross_entropy_in_half_precision(low, similarity, margin, mean):
     # A gradient as a scaler of float16 has it.
     bias = None if similarity.is_cosine else torch.randn(50, device=DEVICE, requires_grad=True)
     features = torch.randn(9, 32, device=DEVICE, requires_grad=True)
@@ -527,14 +534,15 @@ def test_a_cross_entropy_in_half_precision(low, similarity, mean):
     labels[4] = -100
     inputs = [tensor for tensor in (features, prototypes, bias) if tensor is not None]
     found = dense.dense_cross_entropy(
-        Problem(features, prototypes, bias, 4.0, similarity), labels, 0.2, -100, low, mean=mean
+        Problem(features, prototypes, bias, 4.0, similarity), labels, margin, -100, low, mean=mean
     )[0]
     kept = labels != -100
     exact = [None if t is None else t.double() for t in (features[kept], prototypes, bias)]
     split = reference_split(
         Problem(*exact, 4.0, similarity), labels[kept], frozenset(("target", "others"))
     )
-    losses = cross_entropy(split, split.target, 0.2)
+    target = (split.target.acos() + margin.angle).cos() if margin.angle else split.target
+    losses = cross_entropy(split, target, margin.similarity)
     expected = losses.mean() if mean else losses.sum()
     pairs = [(found, expected)]
     pairs += zip(

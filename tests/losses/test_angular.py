@@ -10,7 +10,8 @@ from hypothesis import strategies as st
 from torch.testing import assert_close
 
 import tammes
-from tammes.losses.angular import angle, target_similarity
+from tammes.angles import angle
+from tammes.losses.angular import target_similarity
 from tammes.losses.softmax import softplus
 
 LOG4 = math.log(4)

@@ -19,10 +19,10 @@ from tammes._validation import (
 from tammes.criterion.evaluate_terms import (
     Noted,
     SplitGroup,
-    additive_margin,
     check_cosine_margin,
     check_fit,
     group_terms,
+    margin_of,
     split_terms,
 )
 from tammes.criterion.general_call import general_call
@@ -36,7 +36,7 @@ from tammes.heads.head import Head
 from tammes.kernels import dense_gpu
 from tammes.kernels.dense import dense_cross_entropy, dense_split, takes_raw
 from tammes.kernels.dispatch import Implementation, choose_kernel
-from tammes.kernels.problem import Problem
+from tammes.kernels.problem import Margin, Problem
 from tammes.schedules import Schedule
 from tammes.similarity import full_precision, product_dtype, working_dtype
 from tammes.split import ALONGSIDE
@@ -96,8 +96,9 @@ class Criterion(nn.Module):
         "criterion(features, labels, margin=...) for one, criterion.schedule(margin=...) over time"
     )
     scale = NotAnAttribute("criterion.head.scale = ... changes it")
-    # Of a loss that is one function of the batch; criteria pickled before there were any have none.
-    _margin: float | None = None
+    # Margin of a loss that is a cross entropy, and so one function of the batch. Criteria pickled
+    # before there were any have none.
+    _entropy: Margin | None = None
 
     def __init__(
         self,
@@ -214,7 +215,7 @@ class Criterion(nn.Module):
         values = [value for own in self.settings.arguments.values() for value in own.values()]
         self._per_class = any(isinstance(value, tuple) for value in values)
         self._usual = self._only_group()
-        self._margin = self._usual and additive_margin(self._usual, self.settings.arguments)
+        self._entropy = self._usual and margin_of(self.head, self._usual, self.settings.arguments)
 
     def _make_states(self, before: Mapping[str, tuple[float, Term]]) -> None:
         """Make the states of the terms; unchanged terms keep theirs."""
@@ -281,7 +282,7 @@ class Criterion(nn.Module):
         device, arguments = features.device, self.settings.arguments
         noted: dict[str, Noted] = {}
         if weights is None:
-            margin, mean = cast(float, self._margin), self.reduction == "mean"
+            margin, mean = cast(Margin, self._entropy), self.reduction == "mean"
             low = product_dtype(device)
             with full_precision(device):
                 loss, copy, total = dense_cross_entropy(
@@ -330,7 +331,7 @@ class Criterion(nn.Module):
         if self.global_batch is not None and (head.group or self._scope()):
             return None
         check_batch(name, features, labels, head.weight, type(head).__name__, self._several)
-        if labels.ndim != 1 or not len(labels):
+        if labels.ndim != 1 or not labels.shape[0]:
             return None
         labels = labels.long()
         if features.is_cuda or dense_gpu.ANYWHERE:
@@ -340,7 +341,7 @@ class Criterion(nn.Module):
                 return None
             if not takes_raw(problem, reads):
                 return None
-            if self._margin is not None and len(labels) <= dense_gpu.AT_ONCE:
+            if self._entropy is not None and labels.shape[0] <= dense_gpu.AT_ONCE:
                 return True, problem, labels, None, None
             weighed = dense_gpu.weigh_examples(labels, self.ignore_index, mean=mean)
             if weighed is None:
@@ -351,14 +352,15 @@ class Criterion(nn.Module):
         if features.device.type != "cpu" or self.validate is None or problem.there is not None:
             return None
         dense = choose_kernel(head.implementation, problem, reads) == "dense"
-        if not check_values(name, features, labels, len(head.weight), None, self.ignore_index):
+        classes = head.weight.shape[0]
+        if not check_values(name, features, labels, classes, None, self.ignore_index):
             return None
-        if dense and self._margin is not None and not isinstance(problem.scale, Tensor):
+        if dense and self._entropy is not None and not isinstance(problem.scale, Tensor):
             return True, problem, labels, None, None
-        size = len(labels), features.dtype, head.weight.dtype, mean
+        size = labels.shape[0], features.dtype, head.weight.dtype, mean
         if self._even is None or self._even[0] != size:
             self._even = size, _even_weights(features, head.weight, mean)
-        return dense, problem, labels, self._even[1], None if mean else len(labels)
+        return dense, problem, labels, self._even[1], None if mean else labels.shape[0]
 
     def logits(self, features: Tensor) -> Tensor:
         """Scores without any margin, for inference, shape ``(N, C)``."""

@@ -15,12 +15,12 @@ from tammes.heads.head import Head
 from tammes.kernels.dense import dense_split
 from tammes.kernels.dispatch import choose_kernel
 from tammes.kernels.merge import scale_gradient, sum_gradient
-from tammes.kernels.problem import Problem, adjusted, cosines_of
+from tammes.kernels.problem import Margin, Problem, adjusted, cosines_of
 from tammes.kernels.reference import reference_split
 from tammes.kernels.score_map import ScoreMap
 from tammes.kernels.streamed.functions import streamed_split, weighted_loss
 from tammes.kernels.tiling import Plan
-from tammes.losses import cosface, normface, softmax
+from tammes.losses import arcface, combined_margin, cosface, normface, softmax
 from tammes.similarity import full_precision, product_dtype, working_dtype
 from tammes.split import MAPPED, Split
 from tammes.terms import Batch, Setting, Term
@@ -135,20 +135,31 @@ def group_terms(head: Head, named: Named, arguments: Arguments) -> list[SplitGro
     return groups
 
 
-_ADDITIVE = {
-    term.definition: setting
-    for term, setting in ((softmax(), "margin"), (cosface(), "margin"), (normface(), ""))
-}
-"""Losses that are a cross entropy with an additive margin, and the name of that setting."""
+_ADDITIVE = {loss().definition for loss in (softmax, normface, cosface)}
+"""Cross entropies with a margin that is subtracted from the similarity to the target class."""
+_ANGULAR = {loss().definition for loss in (arcface, combined_margin)}
+"""Cross entropies that may also have a margin that is added to the angle."""
 
 
-def additive_margin(group: SplitGroup, arguments: Arguments) -> float | None:
-    """Return the margin of a group that is a cross entropy with an additive margin, else none."""
-    setting = _ADDITIVE.get(group.terms[0].definition)
-    if setting is None or group.coefficients != (1,) or group.reads != {"target", "others"}:
+def margin_of(head: Head, group: SplitGroup, arguments: Arguments) -> Margin | None:
+    """Return the margin if a group is a cross entropy of the head's scores, else none.
+
+    Such a loss is one function of the batch, see :func:`tammes.kernels.dense.dense_cross_entropy`.
+    """
+    term, own = group.terms[0], arguments[group.names[0]]
+    if group.coefficients != (1,) or not group.reads <= {"target", "gap", "length", "others"}:
         return None
-    margin = arguments[group.names[0]].get(setting, 0.0)
-    return float(margin) if isinstance(margin, int | float) else None
+    if any(isinstance(value, Tensor) for value in own.values()):
+        return None
+    if head.similarity.is_cosine and head.bias is not None:
+        return None
+    if term.definition in _ADDITIVE:
+        return Margin(similarity=float(own.get("margin", 0.0)))
+    if term.definition not in _ANGULAR or not head.similarity.is_cosine:
+        return None
+    m1, m2, m3 = own.get("m1", 1.0), own.get("m2", own.get("margin")), own.get("m3", 0.0)
+    plain = own["extension"] == "monotone" and own["gradient"] == "exact"
+    return Margin(float(m2), float(m3)) if plain and m1 == 1 else None
 
 
 def split_terms(

@@ -6,9 +6,9 @@ turns it into the gradient of the scores
 
     d loss / d f_c = q_c (d_others + d_expected (1 + f_c - expected)) + d_mean + ...
 
-in place, and two matrix products give the gradients of features and prototypes. Losses, weights
-and reductions are plain autograd on tensors of shape ``(N,)``, but for the cross entropy with an
-additive margin, which :func:`dense_cross_entropy` computes as a whole.
+in place, enters that of the own class, and two matrix products give the gradients of features and
+prototypes. Losses, weights and reductions are plain autograd on tensors of shape ``(N,)``, but for
+the cross entropy with a margin, which :func:`dense_cross_entropy` computes as a whole.
 """
 
 from collections.abc import Mapping, Sequence
@@ -19,9 +19,10 @@ import torch
 from torch import Tensor
 
 from tammes._validation import batched
+from tammes.angles import shifted_cosine_and_slope
 from tammes.kernels import dense_gpu
 from tammes.kernels.dense_gpu import cross_entropy_on_gpu, split_on_gpu, takes
-from tammes.kernels.problem import Problem
+from tammes.kernels.problem import Margin, Problem
 from tammes.kernels.reference import (
     gradients_by_reference,
     loss_gradients_by_reference,
@@ -32,8 +33,6 @@ from tammes.similarity import (
     InnerProduct,
     Operand,
     Similarity,
-    Weighted,
-    add_up,
     full_precision,
     working_dtype,
 )
@@ -124,10 +123,10 @@ class _Saved(NamedTuple):
     keys_inverse: Tensor | None
     keys_offset: Tensor | None
     factor: Tensor | None
-    own_inverse: Tensor | None
     directed: Tensor | None
-    pair: Tensor | None
-    second_pair: Tensor | None
+    own_inverse: Tensor | None
+    apart: Tensor | None
+    sign: Tensor | None
     softmax: Tensor | None
     scores: Tensor | None
     target: Tensor | None
@@ -177,30 +176,31 @@ class _DenseSplit(torch.autograd.Function):
                 # Second backward: the first one overwrote the softmax.
                 _, saved = _evaluate(problem, saved.labels, ctx.names)
             ctx.spent = True
-            found = _in_closed_form(problem, saved, wanted, ctx.needs_input_grad[:4])
-            return *found, None, None, None, None
+            needs = ctx.needs_input_grad[:4]
+            return *_in_closed_form(problem, saved, wanted, needs), None, None, None, None
 
 
 def dense_cross_entropy(
     problem: Problem,
     labels: Tensor,
-    margin: float,
+    margin: Margin,
     ignored: int,
     low: torch.dtype | None = None,
     *,
     mean: bool,
 ) -> tuple[Tensor, Tensor, Tensor | int]:
-    r"""Cross entropy of a batch with an additive margin, outside of autocast.
+    r"""Cross entropy of a batch with a margin, outside of autocast.
 
     .. math:: \ell = \sum_i \log\bigl(1 + e^{\Lambda_i - s(a_i - m)}\bigr),
               \quad\text{or the mean}
 
-    This is all of softmax, NormFace and CosFace, so that one function has their gradient too.
+    This is all of softmax, NormFace and CosFace, and with :math:`\cos(\theta_i + m)` in place of
+    :math:`a_i - m` of ArcFace, so that one function has their gradient too.
 
     Args:
         problem: features and prototypes of at least one example, with a number as scale.
         labels: class of each example, shape ``(N,)``; on a GPU also ``ignored``.
-        margin: similarity :math:`m` subtracted from that of the target class.
+        margin: lowers the similarity to the target class; an angle on a cosine head only.
         ignored: label of ignored examples, on a GPU.
         low: dtype of autocast for products on a GPU, or none.
         mean: whether to divide by the number of valid examples.
@@ -218,7 +218,7 @@ def dense_cross_entropy(
         *(features, prototypes, bias, labels, problem.there),
         *(problem.scale, similarity, margin, mean),
     )
-    return loss, loss.detach().clone(), len(labels)
+    return loss, loss.detach().clone(), labels.shape[0]
 
 
 class _CrossEntropy(torch.autograd.Function):
@@ -234,22 +234,29 @@ class _CrossEntropy(torch.autograd.Function):
         there: Tensor | None,
         scale: float,
         similarity: Similarity,
-        margin: float,
+        margin: Margin,
         mean: bool,
     ) -> Tensor:
         problem = Problem(features, prototypes, bias, scale, similarity, there=there)
-        numbers, saved = _evaluate(problem, labels, ("target", "others"))
-        target = numbers["target"] - margin if margin else numbers["target"]
+        numbers, saved = _evaluate(problem, labels, _entropy_reads(margin))
+        bend = None
+        if margin.angle:
+            angles = numbers["gap"], numbers["opposite"]
+            target, bend = shifted_cosine_and_slope(*angles, margin.angle)
+        else:
+            target = numbers["target"]
+        if margin.similarity:
+            target = target - margin.similarity
         excess = torch.add(numbers["others"], target, alpha=-scale)
         losses = softplus(excess)
-        ctx.save_for_backward(*saved, excess.sigmoid_())
+        ctx.save_for_backward(*saved, bend, excess.sigmoid_())
         ctx.settings, ctx.spent = (scale, similarity, margin, mean), False
         return losses.mean() if mean else losses.sum()
 
     @staticmethod
     def backward(ctx: Any, d_loss: Tensor) -> tuple[Tensor | None, ...]:
         # Read once: activation checkpointing hands them out once.
-        *tensors, slopes = ctx.saved_tensors
+        *tensors, bend, slopes = ctx.saved_tensors
         saved = _Saved(*tensors)
         scale, similarity, margin, mean = ctx.settings
         problem = Problem(
@@ -263,12 +270,17 @@ class _CrossEntropy(torch.autograd.Function):
                 return *found, *[None] * 6
             if ctx.spent:
                 # Second backward: the first one overwrote the softmax.
-                _, saved = _evaluate(problem, saved.labels, ("target", "others"))
+                _, saved = _evaluate(problem, saved.labels, _entropy_reads(margin))
             ctx.spent = True
-            others = slopes * (d_loss / len(slopes) if mean else d_loss)
-            wanted = {"target": others * -scale, "others": others}
+            others = slopes * (d_loss / slopes.shape[0] if mean else d_loss)
+            gradient, factor, own = _gradient_of_entropy(saved, scale, others, bend)
             needs = (*ctx.needs_input_grad[:3], False)
-            return *_in_closed_form(problem, saved, wanted, needs)[:3], *[None] * 6
+            found = _through_products(problem, saved, gradient, factor, own, needs, {"target": own})
+            return *found[:3], *[None] * 6
+
+
+def _entropy_reads(margin: Margin) -> tuple[str, ...]:
+    return ("gap", "opposite", "others") if margin.angle else ("target", "others")
 
 
 def _evaluate(
@@ -276,13 +288,19 @@ def _evaluate(
 ) -> tuple[dict[str, Tensor], _Saved]:
     """Compute the numbers of a split, and the tensors that their gradients need."""
     features, prototypes, bias, scale, similarity, _, there, _ = problem
-    apart = names[0] in _OWN and not _target_in_scores(similarity, features)
     query = similarity.features_operand(features)
     keys = similarity.prototypes_operand(prototypes)
+    factor = scale if keys.inverse is None else keys.inverse.view(-1) * scale
+    shift = bias
+    if there is not None:
+        shift = torch.where(there, features.new_zeros(()) if bias is None else bias, -torch.inf)
+    scores = _make_scores(query, keys, shift, scale, factor)
+    column = labels.unsqueeze(1)
+
     numbers: dict[str, Tensor] = {}
-    rows: tuple[Tensor, ...] = ()
-    own_inverse = directed = None
-    if apart:
+    directed = own_inverse = apart = sign = None
+    angles = "gap" in names or "opposite" in names
+    if names[0] in _OWN and not _target_in_scores(similarity, features):
         own = prototypes.index_select(0, labels)
         if keys.inverse is not None:
             own_inverse = keys.inverse.index_select(0, labels)
@@ -290,17 +308,19 @@ def _evaluate(
             if query.inverse is not None and not (query.directed and keys.directed):
                 directed = ((query.inverse > 0) & (own_inverse > 0)).squeeze(1)
         left = query.values if similarity.is_cosine else features
-        numbers, rows = similarity.paired(left, own, names, directed)
+        nearly = scores.gather(1, column).squeeze(1) if angles else None
+        numbers, apart, sign = similarity.paired(left, own, names, nearly)
+        if directed is not None:
+            # A zero row is at a right angle to everything.
+            numbers = {
+                n: torch.where(directed, v, float(n != "target")) for n, v in numbers.items()
+            }
         if bias is not None and "target" in numbers:
             numbers["target"] += bias.index_select(0, labels)
-
-    factor = scale if keys.inverse is None else keys.inverse.view(-1) * scale
-    shift = bias
-    if there is not None:
-        shift = torch.where(there, features.new_zeros(()) if bias is None else bias, -torch.inf)
-    scores = _make_scores(query, keys, shift, scale, factor)
-    column = labels.unsqueeze(1)
-    if "target" in names and not apart:
+        if similarity.is_cosine and not angles and bias is None:
+            # As accurate in the products: only a margin of the angle has gradients that grow.
+            apart = None
+    elif "target" in names:
         target = scores.gather(1, column).squeeze(1)
         if there is not None:
             # An ignored example has label 0, which may be masked.
@@ -331,6 +351,9 @@ def _evaluate(
         scores = scores if there is None else scores.masked_fill_(~there, 0.0)
         numbers["expected"] = torch.linalg.vecdot(softmax, scores)
 
+    own_similarity = None
+    if isinstance(scale, Tensor):
+        own_similarity = 1 - numbers["gap"] if "gap" in numbers else numbers.get("target")
     saved = _Saved(
         features=features,
         prototypes=prototypes,
@@ -345,13 +368,13 @@ def _evaluate(
         keys_inverse=keys.inverse,
         keys_offset=keys.offset,
         factor=factor if isinstance(factor, Tensor) else None,
-        own_inverse=own_inverse,
         directed=directed,
-        pair=rows[0] if rows else None,
-        second_pair=rows[1] if len(rows) > 1 else None,
+        own_inverse=None if apart is None else own_inverse,
+        apart=apart,
+        sign=sign,
         softmax=softmax,
         scores=None if OF_SCORES.isdisjoint(names) else scores,
-        target=None if apart else numbers.get("target"),
+        target=own_similarity,
         expected=numbers.get("expected"),
         hardest=numbers.get("hardest"),
         place=place,
@@ -394,8 +417,39 @@ def _make_scores(
     return scores
 
 
+def _gradient_of_entropy(
+    saved: _Saved, scale: float, others: Tensor, bend: Tensor | None
+) -> tuple[Tensor, Tensor | None, Tensor | None]:
+    """Overwrite the softmax with the gradient of the scores of a cross entropy.
+
+    Args:
+        saved: tensors saved for backward.
+        scale: scale of the scores.
+        others: gradient of ``others``, shape ``(N,)``.
+        bend: derivative of the target's similarity with a margin by that without, ``(N,)``; 1 by
+            default.
+
+    Returns:
+        The gradient and the factor of each row, see :func:`_gradient_of_scores`, and the gradient
+        of the target's similarity if it is not part of that.
+    """
+    assert saved.softmax is not None
+    # Bypasses the version counter; ``spent`` marks that the softmax is overwritten.
+    gradient, own = saved.softmax.data, None
+    if saved.directed is not None:
+        bend = saved.directed.to(others) if bend is None else bend * saved.directed
+    if saved.apart is not None:
+        own = others * -scale if bend is None else others * bend * -scale
+    else:
+        value = -1.0 if bend is None else -bend.unsqueeze(1)
+        gradient.scatter_(1, saved.labels.unsqueeze(1), value)
+    if saved.keys.shape[0] > saved.keys.shape[1]:
+        return gradient, others, own
+    return gradient.mul_(others.unsqueeze(1)), None, own
+
+
 def _gradient_of_scores(
-    saved: _Saved, scale: Tensor | float, wanted: Mapping[str, Tensor | None]
+    saved: _Saved, scale: Tensor | float, wanted: Mapping[str, Tensor | None], own: Tensor | None
 ) -> tuple[Tensor, Tensor | None]:
     """Overwrite the softmax with the gradient of the scores, up to a factor per row.
 
@@ -404,15 +458,14 @@ def _gradient_of_scores(
         ``(N, D)`` side of the products is cheaper and does not underflow.
     """
     others, expected, hardest = wanted.get("others"), wanted.get("expected"), wanted.get("hardest")
-    target = None if saved.target is None else wanted.get("target")
     mean, smooth = wanted.get("mean"), wanted.get("softplus")
     added = not (mean is None and smooth is None)
+    column = saved.labels.unsqueeze(1)
     if saved.softmax is None or (others is None and expected is None):
         result = saved.query.new_zeros(len(saved.query), len(saved.keys))
     else:
-        # Bypasses the version counter; ``spent`` marks that the softmax is overwritten.
         result = saved.softmax.data
-        only = expected is None and hardest is None and target is None and not added
+        only = expected is None and hardest is None and own is None and not added
         if only and saved.keys.shape[0] > saved.keys.shape[1]:
             return result, others
         if expected is None:
@@ -431,11 +484,10 @@ def _gradient_of_scores(
         assert saved.scores is not None
         result.addcmul_(saved.scores.sigmoid(), smooth.unsqueeze(1))
     if added:
-        result.scatter_(1, saved.labels.unsqueeze(1), 0.0)
+        result.scatter_(1, column, 0.0)
         result = result if saved.there is None else result.masked_fill_(~saved.there, 0.0)
-    if target is not None:
-        own = target if _is_one(scale) else target / scale
-        result.scatter_(1, saved.labels.unsqueeze(1), own.unsqueeze(1))
+    if own is not None and saved.apart is None:
+        result.scatter_(1, column, (own if _is_one(scale) else own / scale).unsqueeze(1))
     if hardest is not None:
         assert saved.place is not None
         # Not scatter_add_, which is not deterministic on a GPU.
@@ -450,13 +502,46 @@ def _in_closed_form(
     wanted: Mapping[str, Tensor | None],
     needs: Sequence[bool],
 ) -> list[Tensor | None]:
-    """Gradients of features, prototypes, bias and scale."""
+    """Gradients of features, prototypes, bias and scale, given those of a split's numbers."""
+    own, gap, opposite = (wanted.get(name) for name in _OWN)
+    # All three are functions of one cosine.
+    if gap is not None:
+        own = -gap if own is None else own - gap
+    if opposite is not None:
+        own = opposite if own is None else own + opposite
+    if own is not None and saved.directed is not None:
+        own = torch.where(saved.directed, own, 0.0)
+    gradient, factor = _gradient_of_scores(saved, problem.scale, wanted, own)
+    return _through_products(problem, saved, gradient, factor, own, needs, wanted)
+
+
+def _through_products(
+    problem: Problem,
+    saved: _Saved,
+    gradient: Tensor,
+    factor: Tensor | None,
+    own: Tensor | None,
+    needs: Sequence[bool],
+    wanted: Mapping[str, Tensor | None],
+) -> list[Tensor | None]:
+    """Gradients of features, prototypes, bias and scale, given that of the scores.
+
+    Args:
+        problem: inputs of the call.
+        saved: tensors saved for backward.
+        gradient: gradient of the scores, overwritten, shape ``(N, C)``.
+        factor: factor of each row of it, shape ``(N,)``.
+        own: gradient of the similarity to the target class, shape ``(N,)``; part of ``gradient``
+            already if no vector for it has been saved.
+        needs: which of the four gradients to compute.
+        wanted: gradients of the numbers of the split.
+    """
     scale, similarity = problem.scale, problem.similarity
     need_features, need_prototypes, need_bias, need_scale = needs
     query = Operand(saved.query, saved.query_inverse, saved.query_offset)
     keys = Operand(saved.keys, saved.keys_inverse, saved.keys_offset)
-    gradient, factor = _gradient_of_scores(saved, scale, wanted)
     column = None if factor is None else factor.unsqueeze(1)
+    apart = None if own is None else saved.apart
     d_bias = d_scale = d_features = d_prototypes = d_rows = d_classes = None
 
     # Gradients of the offsets that similarity and bias add to the products.
@@ -469,41 +554,35 @@ def _in_closed_form(
     if not (saved.factor is None and _is_one(scale)):
         gradient.mul_(scale if saved.factor is None else saved.factor)
 
-    left: Weighted = []
-    right: Weighted = []
-    own = {name: value for name, value in wanted.items() if name in _OWN and value is not None}
-    if own and saved.pair is not None:
-        if saved.directed is not None:
-            own = {name: torch.where(saved.directed, value, 0.0) for name, value in own.items()}
-        rows = [row for row in (saved.pair, saved.second_pair) if row is not None]
-        left, right = similarity.paired_gradient(rows, own)
     if need_features or need_scale:
         d_query = gradient @ keys.values
         d_query = d_query if column is None else d_query.mul_(column)
         if need_scale:
-            d_scale = _gradient_of_scale(saved, scale, wanted, d_query, d_rows, d_classes)
+            d_scale = _gradient_of_scale(saved, scale, own, wanted, d_query, d_rows, d_classes)
     if need_features:
-        for sign, weight, row in left:
-            d_query.addcmul_(row, weight.unsqueeze(1), value=sign)
+        if apart is not None:
+            assert own is not None
+            d_query.addcmul_(apart, own.unsqueeze(1))
         d_features = similarity.features_gradient(query, d_query, d_rows)
     if need_prototypes:
-        weighted = query.values if column is None else query.values * column
-        d_keys = gradient.t() @ weighted
-        if right:
-            first = right[0][0]
-            d_keys.index_add_(0, saved.labels, add_up(right, saved.own_inverse), alpha=first)
+        d_keys = gradient.t() @ (query.values if column is None else query.values * column)
+        if apart is not None:
+            assert own is not None
+            weight = (own if saved.sign is None else own * saved.sign).unsqueeze(1)
+            weight = weight if saved.own_inverse is None else weight * saved.own_inverse
+            d_keys.index_add_(0, saved.labels, apart * weight, alpha=-1)
         d_prototypes = similarity.prototypes_gradient(keys, d_keys, d_classes)
     if need_bias and d_classes is not None:
-        d_bias = d_classes
-        own_target = wanted.get("target")
-        if own_target is not None and saved.pair is not None:
-            d_bias = d_bias.index_add(0, saved.labels, own_target)
+        d_bias, d_target = d_classes, wanted.get("target")
+        if apart is not None and d_target is not None:
+            d_bias = d_bias.index_add(0, saved.labels, d_target)
     return [d_features, d_prototypes, d_bias, d_scale]
 
 
 def _gradient_of_scale(
     saved: _Saved,
     scale: Tensor | float,
+    own: Tensor | None,
     wanted: Mapping[str, Tensor | None],
     d_query: Tensor,
     d_rows: Tensor | None,
@@ -516,9 +595,12 @@ def _gradient_of_scale(
     for offset in (saved.keys_offset, saved.bias):
         if d_classes is not None and offset is not None:
             total = total + offset @ d_classes
-    for name, value in (("target", saved.target), ("hardest", saved.hardest)):
-        gradient = wanted.get(name)
-        if gradient is not None and value is not None:
-            # These are similarities, which do not depend on the scale.
-            total = total - gradient @ value
+    hardest = wanted.get("hardest")
+    # Similarities do not depend on the scale.
+    if own is not None and saved.apart is None:
+        assert saved.target is not None
+        total = total - own @ saved.target
+    if hardest is not None:
+        assert saved.hardest is not None
+        total = total - hardest @ saved.hardest
     return total / scale

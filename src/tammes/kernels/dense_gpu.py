@@ -9,6 +9,7 @@ is applied to the ``(N, D)`` side, it is the gradient of the products.
 """
 
 import logging
+import math
 import threading
 from collections.abc import Collection
 from contextlib import AbstractContextManager, nullcontext
@@ -20,7 +21,7 @@ from torch import Tensor
 
 from tammes._validation import batched
 from tammes.kernels.matmul import halved, multiply
-from tammes.kernels.problem import Problem
+from tammes.kernels.problem import Margin, Problem
 from tammes.kernels.reference import gradients_by_reference, loss_gradients_by_reference
 from tammes.kernels.tiling import OF_SCORES, WIDEST
 from tammes.similarity import InnerProduct, Similarity, full_precision, working_dtype
@@ -165,30 +166,30 @@ class Entropy(NamedTuple):
 
     Attributes:
         ignored: label of ignored examples.
-        margin: similarity subtracted from that of the target class.
+        margin: margin of the target class.
         slopes: filled with the derivative of each loss by ``others``, shape ``(N,)``.
     """
 
     ignored: int
-    margin: float
+    margin: Margin
     slopes: Tensor
 
 
 def cross_entropy_on_gpu(
     problem: Problem,
     labels: Tensor,
-    margin: float,
+    margin: Margin,
     ignored: int,
     low: torch.dtype | None,
     *,
     mean: bool,
 ) -> tuple[Tensor, Tensor, Tensor]:
-    """Cross entropy of a batch with an additive margin, a copy, and the number of valid examples.
+    """Cross entropy of a batch with a margin, a copy, and the number of valid examples.
 
     Args:
         problem: one that :func:`takes` accepts, without masks; a bias of ``-inf`` masks a class.
         labels: class of each example or ``ignored``, at least one, shape ``(N,)``.
-        margin: similarity subtracted from that of the target class.
+        margin: margin of the target class; an angle on a cosine head only.
         ignored: label of ignored examples.
         low: dtype of the inputs of products, or none for single precision.
         mean: whether to return the mean over the valid examples, or the sum.
@@ -198,7 +199,7 @@ def cross_entropy_on_gpu(
     with on(features.device):
         loss, numbers = _CrossEntropy.apply(
             *(features.contiguous(), prototypes.contiguous(), bias, labels.contiguous()),
-            *(problem.scale, problem.similarity, float(margin), ignored, mean, low),
+            *(problem.scale, problem.similarity, margin, ignored, mean, low),
         )
         copy, count = numbers.unbind()
     return loss, copy, count
@@ -216,7 +217,7 @@ class _CrossEntropy(torch.autograd.Function):
         labels: Tensor,
         scale: float,
         similarity: Similarity,
-        margin: float,
+        margin: Margin,
         ignored: int,
         mean: bool,
         low: torch.dtype | None,
@@ -226,15 +227,18 @@ class _CrossEntropy(torch.autograd.Function):
         kept, slopes = torch.empty_like(labels), features.new_empty(count)
         loss, numbers = features.new_empty(()), features.new_empty(2)
         entropy = Entropy(ignored, margin, slopes)
+        angles = margin.angle != 0
         found = forward_pass(
-            features, prototypes, bias, kept, labels, scale, unit, False, low, entropy
+            features, prototypes, bias, kept, labels, scale, unit, angles, low, entropy
         )
         kernels.reduce_rows[(1,)](
             *(found[3], labels, loss, numbers, ignored, count),
             MEAN=mean,
             BLOCK=min(1024, _power_of_two(count)),
         )
-        ctx.save_for_backward(features, prototypes, bias, labels, kept, numbers, slopes, *found[5:])
+        ctx.save_for_backward(
+            *(features, prototypes, bias, labels, kept, numbers, slopes, found[1], *found[5:])
+        )
         ctx.settings = scale, similarity, margin, ignored, mean, low
         ctx.mark_non_differentiable(numbers)
         ctx.set_materialize_grads(False)
@@ -243,7 +247,8 @@ class _CrossEntropy(torch.autograd.Function):
     @staticmethod
     def backward(ctx: Any, d_loss: Tensor | None, _: None) -> tuple[Tensor | None, ...]:
         # Read once: activation checkpointing hands them out once.
-        features, prototypes, bias, labels, labels_kept, numbers, slopes, *kept = ctx.saved_tensors
+        features, prototypes, bias, labels, kept_labels, *saved = ctx.saved_tensors
+        numbers, slopes, bend, *kept = saved
         if d_loss is None:
             return (None,) * 10
         scale, similarity, margin, ignored, mean, low = ctx.settings
@@ -252,12 +257,12 @@ class _CrossEntropy(torch.autograd.Function):
                 problem = Problem(
                     features, prototypes, bias, scale, similarity, valid=labels != ignored
                 )
-                again = loss_gradients_by_reference(problem, labels_kept, margin, d_loss, mean=mean)
+                again = loss_gradients_by_reference(problem, kept_labels, margin, d_loss, mean=mean)
                 return *again, *[None] * 7
             found = backward_pass(
-                features, prototypes, labels_kept, labels, tuple(kept),
-                (d_loss, numbers, None, slopes), ctx.needs_input_grad[:3],
-                scale, similarity.is_cosine, False, low, (ignored, mean),
+                features, prototypes, kept_labels, labels, tuple(kept),
+                (d_loss, numbers, bend, slopes), ctx.needs_input_grad[:3],
+                scale, similarity.is_cosine, bend is not None, low, (ignored, mean),
             )  # fmt: skip
             return *found, *[None] * 7
 
@@ -331,7 +336,8 @@ def forward_pass(
     """Compute the tensors named in :data:`_FORWARD`, or none for those that do not apply.
 
     With ``entropy``, ``valid`` has the labels of the batch, ``labels`` is filled with those that
-    are not ignored and 0, and the result has the losses of the examples in place of ``others``.
+    are not ignored and 0, and the result has the losses of the examples in place of ``others`` and
+    the derivative of the target by its cosine in place of ``gap``.
     """
     kernels = _kernels()
     assert kernels is not None
@@ -348,10 +354,11 @@ def forward_pass(
         inverse, own_inverse = features.new_empty(count), features.new_empty(count)
         class_inverses = features.new_empty(classes)
         if angles:
-            gap, opposite = features.new_empty(count), features.new_empty(count)
+            gap = features.new_empty(count)
+            opposite = features.new_empty(count) if entropy is None else None
     if bias is not None and entropy is None:
         rivals = features.new_empty(count)
-    ignored, margin, slopes = (0, 0.0, target) if entropy is None else entropy
+    ignored, margin, slopes = (0, Margin(), target) if entropy is None else entropy
 
     def given(tensor: Tensor | None) -> Tensor:
         # A kernel needs some tensor for an argument that it will not read.
@@ -360,7 +367,8 @@ def forward_pass(
     kernels.pair[(count + classes if unit else count,)](
         *(features, prototypes, labels if entropy is None else valid, given(valid), given(bias)),
         *(query, keys, given(inverse), given(own_inverse), given(class_inverses)),
-        *(target, given(gap), given(opposite), labels, ignored, count, classes, size),
+        *(target, given(gap), given(opposite), labels, ignored),
+        *(math.cos(margin.angle), math.sin(margin.angle), count, classes, size),
         *(unit, angles, valid is not None, bias is not None, low is not None, entropy is not None),
         BLOCK=block,
         num_warps=_warps(block),
@@ -370,7 +378,8 @@ def forward_pass(
     block = min(4096, _power_of_two(classes))
     kernels.softmax_of_others[(count,)](
         *(products, given(class_inverses), given(bias), labels, softmax, others, given(rivals)),
-        *(given(valid), target, slopes, ignored, margin, classes, float(scale), _lift(low)),
+        *(given(valid), target, slopes, ignored, margin.similarity, classes, float(scale)),
+        _lift(low),
         *(unit and low is None, bias is not None, entropy is not None),
         BLOCK=block,
         num_warps=_warps(block),
@@ -396,7 +405,8 @@ def backward_pass(
     """Gradients of features, prototypes and bias, given those of :data:`_NUMBERS`.
 
     ``entropy`` has the ignored label and whether the loss is a mean; ``gradients`` are then the
-    gradient of the loss, the loss and the number of valid examples, nothing, and the slopes.
+    gradient of the loss, the loss and the number of valid examples, the derivative of the target by
+    its cosine, and the slopes.
     """
     inverse, own_inverse, class_inverses, keys, softmax = kept
     kernels = _kernels()

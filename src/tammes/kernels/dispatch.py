@@ -78,7 +78,7 @@ def choose_kernel(implementation: Implementation, problem: Problem, reads: froze
         ):
             # The dense kernel supports one prototype per class, and no score map.
             plain = problem.similarity.centers == 1 and MAPPED not in reads
-            return "dense" if plain and len(problem.features) else "reference"
+            return "dense" if plain and problem.features.shape[0] else "reference"
     elif "rest" in reads:
         raise ValueError(
             "a head that has only some of the classes expects terms without rest, "
@@ -115,7 +115,7 @@ def _stays_in_memory(problem: Problem, reads: frozenset[str]) -> bool:
 
 
 def _scores(problem: Problem) -> int:
-    return len(problem.features) * most_prototypes(problem) * problem.similarity.centers
+    return problem.features.shape[0] * most_prototypes(problem) * problem.similarity.centers
 
 
 def in_memory(problem: Problem, reads: frozenset[str], half: bool, fusable: bool) -> bool:

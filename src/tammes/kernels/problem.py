@@ -72,6 +72,21 @@ class Problem(NamedTuple):
         return self._replace(features=kept, bias=bias, there=there, valid=None)
 
 
+class Margin(NamedTuple):
+    r"""Margin of a cross entropy: the target class scores :math:`s(\cos(\theta + m) - m')`.
+
+    Past :math:`\pi` the cosine is continued monotonically, see
+    :func:`tammes.angles.shifted_cosine`.
+
+    Attributes:
+        angle: radians added to the angle, :math:`m`; 0 for similarities other than a cosine.
+        similarity: subtracted from the similarity, :math:`m'`.
+    """
+
+    angle: float = 0.0
+    similarity: float = 0.0
+
+
 def unmasked(bias: Tensor | None) -> tuple[Tensor | None, Tensor | None]:
     """Return a finite bias and the mask of the classes whose bias is not ``-inf``.
 

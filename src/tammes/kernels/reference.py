@@ -5,7 +5,8 @@ from collections.abc import Mapping
 import torch
 from torch import Tensor
 
-from tammes.kernels.problem import Problem
+from tammes.angles import shifted_cosine
+from tammes.kernels.problem import Margin, Problem
 from tammes.kernels.score_map import ScoreMap
 from tammes.similarity import full_precision, working_dtype
 from tammes.split import (
@@ -150,7 +151,7 @@ def gradients_by_reference(
 
 
 def loss_gradients_by_reference(
-    problem: Problem, labels: Tensor, margin: float, d_loss: Tensor, *, mean: bool
+    problem: Problem, labels: Tensor, margin: Margin, d_loss: Tensor, *, mean: bool
 ) -> list[Tensor | None]:
     """Gradients of features, prototypes and bias, given that of a mean or sum of cross entropies.
 
@@ -158,8 +159,12 @@ def loss_gradients_by_reference(
     """
     with torch.enable_grad():
         given, valid = problem.masked(), problem.valid
-        split = reference_split(given, labels, frozenset(("target", "others")))
-        losses = cross_entropy(split, split.target, margin)
+        reads = frozenset(("gap" if margin.angle else "target", "others"))
+        split = reference_split(given, labels, reads)
+        target = split.target
+        if margin.angle:
+            target = shifted_cosine(split.gap, split.opposite, margin.angle)
+        losses = cross_entropy(split, target, margin.similarity)
         count: Tensor | int = len(labels)
         if valid is not None:
             if given.there is not None:

@@ -106,7 +106,7 @@ def dense_matrices(reads: frozenset[str]) -> int:
 
 def most_prototypes(problem: Problem) -> int:
     """Largest number of prototypes on any rank, so that all ranks cut their rows alike."""
-    here = len(problem.prototypes)
+    here = problem.prototypes.shape[0]
     return here if problem.share is None else max(here, problem.share.most)
 
 

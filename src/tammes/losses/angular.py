@@ -19,48 +19,10 @@ import math
 import torch
 from torch import Tensor
 
+from tammes.angles import angle, shifted_cosine
 from tammes.split import Split, cross_entropy
 from tammes.term_decorator import term
 from tammes.terms import Setting
-
-
-def angle(gap: Tensor, opposite: Tensor) -> Tensor:
-    r"""Angle in radians, exact near 0 and near :math:`\pi`, where an arc cosine is not.
-
-    .. math:: \theta = 2\,\mathrm{atan2}\bigl(\sqrt{h},\ \sqrt{h'}\bigr),\qquad
-              h = 1-\cos\theta,\quad h' = 1+\cos\theta
-
-    An angle within rounding of 0 or :math:`\pi` is returned as exactly that, with zero gradient.
-
-    Args:
-        gap: one minus the cosine, :math:`h`.
-        opposite: one plus the cosine, :math:`h'`.
-
-    Example:
-        >>> angle(torch.tensor([0.0, 1.0, 2.0]), torch.tensor([2.0, 1.0, 0.0]))
-        tensor([0.0000, 1.5708, 3.1416])
-    """
-    return 2 * torch.atan2(_root(gap), _root(opposite))
-
-
-def _root(half_square: Tensor) -> Tensor:
-    """Square root; zero, with zero gradient, where unit vectors differ by rounding only."""
-    rounding = _rounding(half_square)
-    return torch.where(half_square < rounding, 0.0, half_square.clamp_min(rounding).sqrt())
-
-
-def _sine(gap: Tensor, opposite: Tensor) -> Tensor:
-    """Sine of the angle, with zero gradient where that of :func:`angle` is zero.
-
-    The value there is slightly above zero, so that the derivative of the root stays finite.
-    """
-    square = torch.nn.functional.threshold(gap * opposite, _rounding(gap), 1e-30)
-    return square.sqrt()
-
-
-def _rounding(half_square: Tensor) -> float:
-    """Half the squared distance of unit vectors that are equal up to rounding."""
-    return float((8 * torch.finfo(half_square.dtype).eps) ** 2)
 
 
 def target_similarity(
@@ -93,7 +55,7 @@ def target_similarity(
     if numbers and m1 == int(m1) and m2 == 0:
         bent = _whole_multiple(split.cosine, int(m1))
     elif numbers and m1 == 1 and extension == "monotone":
-        bent = _shifted(split.gap, split.opposite, m2)
+        bent = shifted_cosine(split.gap, split.opposite, m2)
     else:
         theta = angle(split.gap, split.opposite)
         phi = m1 * theta + m2
@@ -111,20 +73,6 @@ def target_similarity(
         plain = split.length * split.cosine
         similarity = plain + (similarity - plain).detach()
     return similarity
-
-
-def _shifted(gap: Tensor, opposite: Tensor, m: float) -> Tensor:
-    r"""Monotone :math:`\Phi` of :math:`\theta + m` by the addition theorem, without the angle.
-
-    Past :math:`\pi`, or below 0 for a negative m, the cosine is mirrored at -1, or at 1.
-    """
-    cosine = torch.rsub(gap, math.cos(m), alpha=math.cos(m))
-    bent = torch.sub(cosine, _sine(gap, opposite), alpha=math.sin(m))
-    if m > 0:
-        side = (1 + math.cos(m) - gap.detach()).sign()
-        return torch.addcmul(side - 1, side, bent)
-    side = (gap.detach() - 1 + math.cos(m)).sign()
-    return torch.addcmul(1 - side, side, bent)
 
 
 def _whole_multiple(cosine: Tensor, m: int) -> Tensor:

@@ -6,7 +6,8 @@ from typing import TYPE_CHECKING
 import torch
 from torch import Tensor
 
-from tammes.losses.angular import angle, check_margin_kind, check_margins, target_similarity
+from tammes.angles import angle
+from tammes.losses.angular import check_margin_kind, check_margins, target_similarity
 from tammes.split import Split, cross_entropy, quadratic_above
 from tammes.states import State, read
 from tammes.term_decorator import term

@@ -5,13 +5,15 @@ the dtype of the tensors; each replaces about ten launches of torch. See
 :mod:`tammes.kernels.dense_gpu`.
 """
 
+import torch
 import triton
 import triton.language as tl
 
-from tammes import similarity
+from tammes import angles, similarity
 
 TINY = tl.constexpr(similarity.TINY)
 HUGE = tl.constexpr(similarity.HUGE)
+ROUNDING = tl.constexpr(angles.rounding_of(torch.float32))
 
 
 @triton.jit
@@ -60,6 +62,8 @@ def pair(
     opposites,
     kept,
     ignored,
+    cosine,
+    sine,
     count,
     classes,
     size,
@@ -68,18 +72,21 @@ def pair(
     HAS_VALID: tl.constexpr,
     HAS_BIAS: tl.constexpr,
     WRITE: tl.constexpr,
-    KEEP: tl.constexpr,
+    LOSS: tl.constexpr,
     BLOCK: tl.constexpr,
 ):
     """Compute the query of a feature, and its similarity to the target prototype.
 
     With UNIT the query is normalised and the target is the cosine ``1 - gap``; with ANGLES ``gap``
     and ``opposite`` are written too. Otherwise the target is the inner product. A row that is not
-    valid, for which ``valid`` has the value ``ignored``, is read as zero, whatever it holds; with
-    KEEP its label is replaced by 0, and all labels are written to ``kept``. The target is NaN for a
-    label out of range, and for a valid row whose class is masked by a bias of ``-inf``. Programs
-    from ``count`` on write the inverse norm of a prototype and, with WRITE, the normalised
-    prototype.
+    valid, for which ``valid`` has the value ``ignored``, is read as zero, whatever it holds. The
+    target is NaN for a label out of range, and for a valid row whose class is masked by a bias of
+    ``-inf``. Programs from ``count`` on write the inverse norm of a prototype and, with WRITE, the
+    normalised prototype.
+
+    With LOSS the numbers belong to a cross entropy: labels are written to ``kept``, 0 for a row
+    that is not valid, and with ANGLES the target is the cosine of the angle plus a margin, whose
+    cosine and sine are given, and ``gaps`` gets its derivative by the cosine.
     """
     row = tl.program_id(0).to(tl.int64)
     place = tl.arange(0, BLOCK)
@@ -88,7 +95,7 @@ def pair(
         label = tl.load(labels + row).to(tl.int64)
         if HAS_VALID:
             counts = tl.load(valid + row) != ignored
-            if KEEP:
+            if LOSS:
                 label = tl.where(counts, label, 0)
                 tl.store(kept + row, label)
         # A label out of range must not read out of bounds, and has to show in the result.
@@ -115,11 +122,15 @@ def pair(
             gap = tl.where(known, gap, float("nan"))
             tl.store(inverses + row, inverse)
             tl.store(own_inverses + row, own_inverse)
-            tl.store(targets + row, 1.0 - gap)
+            target = 1.0 - gap
             if ANGLES:
-                tl.store(gaps + row, gap)
                 opposite = tl.where(directed, tl.sum((x + w) * (x + w), 0) * 0.5, 1.0)
-                tl.store(opposites + row, opposite)
+                if LOSS:
+                    target, gap = shifted_cosine(gap, opposite, cosine, sine)
+                else:
+                    tl.store(opposites + row, opposite)
+                tl.store(gaps + row, gap)
+            tl.store(targets + row, target)
         else:
             target = tl.sum(x * w, 0)
             if HAS_BIAS:
@@ -135,6 +146,20 @@ def pair(
         tl.store(class_inverses + row - count, inverse)
         if WRITE:
             tl.store(units + at, (w * inverse).to(units.dtype.element_ty), mask=inside)
+
+
+@triton.jit
+def shifted_cosine(gap, opposite, cosine, sine):
+    """Return :func:`tammes.angles.shifted_cosine` and its derivative by the cosine."""
+    square = gap * opposite
+    root = tl.sqrt(square)
+    moved = cosine * (1.0 - gap) - sine * root
+    border = tl.where(sine >= 0, 1.0 + cosine - gap, gap - 1.0 + cosine)
+    side = tl.where(border > 0, 1.0, tl.where(border < 0, -1.0, 0.0))
+    inside = square > ROUNDING
+    cotangent = tl.where(inside, (opposite - gap) / (2.0 * tl.where(inside, root, 1.0)), 0.0)
+    value = side * moved + tl.where(sine >= 0, side - 1.0, 1.0 - side)
+    return value, side * (cosine + sine * cotangent)
 
 
 @triton.jit
@@ -285,8 +310,9 @@ def pair_back(
     stored with SCALED, else of normalised ones.
 
     With LOSS the numbers belong to a cross entropy: ``d_others`` has its slopes, ``d_target`` the
-    gradient of the loss, a single number, which MEAN divides by the second one in ``d_gap``. The
-    factor of each row is written to ``parts``.
+    gradient of the loss, a single number, which MEAN divides by the second one in ``d_gap``, and
+    with ANGLES ``d_opposite`` has the derivative of the target by the cosine. The factor of each
+    row is written to ``parts``.
     """
     row = tl.program_id(0).to(tl.int64)
     place = tl.arange(0, BLOCK)
@@ -304,6 +330,8 @@ def pair_back(
         if MEAN:
             part /= tl.load(d_gap + 1)
         closer = -scale * part
+        if ANGLES:
+            closer *= tl.load(d_opposite + row)
     else:
         closer = tl.load(d_target + row)
     part *= factor
@@ -315,18 +343,15 @@ def pair_back(
         own_inverse = tl.load(own_inverses + row)
         x *= inverse
         w *= own_inverse
-        apart = w - x
         directed = (inverse > 0) & (own_inverse > 0)
-        if ANGLES:
-            closer -= tl.load(d_gap + row)
-            closer = tl.where(directed, closer, 0.0)
-            across = tl.where(directed, tl.load(d_opposite + row), 0.0) * (x + w)
-            d_x = closer * apart + across
-            d_w = across - closer * apart
-        else:
-            closer = tl.where(directed, closer, 0.0)
-            d_x = closer * apart
-            d_w = -d_x
+        if ANGLES and not LOSS:
+            closer += tl.load(d_opposite + row) - tl.load(d_gap + row)
+        closer = tl.where(directed, closer, 0.0)
+        # The difference is along the vectors themselves, which projections remove. Of the two,
+        # the shorter sum loses fewer digits.
+        sign = tl.where(tl.sum(x * w, 0) < 0, -1.0, 1.0)
+        d_x = closer * (w - sign * x)
+        d_w = closer * (x - sign * w)
         if SCALED:
             d_w *= own_inverse
     else:
