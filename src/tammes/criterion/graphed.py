@@ -65,16 +65,17 @@ class GraphedCriterion:
         plain = plain or not features.is_cuda or torch.cuda.is_current_stream_capturing()
         if plain or recomputing() or checkpointing():
             return criterion(features, labels, weights=weights, **settings)
-        now = _Conditions.now(criterion, features, labels)
-        if self._is_stale(now):
+        now, graphs = _Conditions.now(criterion, features, labels), self._graphs
+        if (graphs is None or now != graphs.conditions) and self._is_stale(now):
             self._record(features, labels, now)
-        graphs = self._graphs
+            graphs = self._graphs
         if graphs is None or now != graphs.conditions or self._pending():
             return criterion(features, labels)
         call = _Call()
         vars(self)["_last"] = weakref.ref(call)
         loss: Tensor = _Replay.apply(graphs, call, features, labels, *graphs.parameters)
-        criterion._noted, criterion._noted_total = graphs.noted
+        # Not by assignment, which takes a module longer than a launch.
+        vars(criterion).update(_noted=graphs.noted[0], _noted_total=graphs.noted[1])
         return loss
 
     def __getattr__(self, name: str) -> Any:
