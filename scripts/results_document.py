@@ -42,6 +42,8 @@ otherwise, never of the epoch that is best on the test images.
 _FINDINGS = "findings.yaml"
 _NUMBER = re.compile(r"\{(\S+) (\S+) (\S+) (\S+)\}")
 """Recipe, row, column and quantity of a number in the words of the front page."""
+_SAID = ("short", "holds", "fails", "open")
+"""Words on a paper: a sentence, and the details."""
 _COLUMNS = ("recipe", "row", "column", "seed", "quantity", "value", "paper", "commit", "machine")
 """Columns of ``results.csv``."""
 _IN_MARKDOWN: tuple[Head, ...] = ("paper", "released", "ours or missing", "difference and errors")
@@ -137,24 +139,24 @@ def _front_page(comparisons: Sequence[PaperComparison], folder: Path) -> list[st
     given = read_yaml(folder / _FINDINGS)
     ledgers = {each.recipe.name: each.ledger for each in comparisons}
     lines = ["## In a minute", "", _counts(comparisons), ""]
-    lines += [
-        "| paper | claims | what holds | what fails | what is open |",
-        "|---|---|---|---|---|",
-    ]
+    lines += ["| paper | what came out | claims |", "|---|---|---|"]
+    details = ["### Paper by paper\n"]
     for paper, words in given["papers"].items():
         outcomes: Counter[str] = Counter()
         for each in comparisons:
             if each.recipe.name.startswith(f"{paper}/"):
                 outcomes.update(verdict.outcome for verdict in each.verdicts)
         claims = ", ".join(f"{outcomes[kind]} {kind}" for kind in _OUTCOMES if outcomes[kind])
-        said = (_with_numbers(words[key], ledgers) for key in ("holds", "fails", "open"))
-        lines.append(f"| {words['title']} | {claims} | {' | '.join(said)} |")
+        said = {key: _with_numbers(words[key], ledgers) for key in _SAID}
+        lines.append(f"| {words['title']} | {said.pop('short')} | {claims} |")
+        points = [f"- **{key.capitalize()}:** {text}\n" for key, text in said.items()]
+        details.append(f"**{words['title']}**\n\n{''.join(points)}")
     parts = ["\n".join(lines) + "\n"]
     for number, finding in enumerate(given["findings"], 1):
         text = _with_numbers(finding["text"], ledgers)
         title, figure = finding["title"], f"../results/{finding['figure']}"
         parts.append(f"### {number}. {title}\n\n{text}\n\n![{title}]({figure})\n")
-    return parts
+    return parts + details
 
 
 def _counts(comparisons: Sequence[PaperComparison]) -> str:

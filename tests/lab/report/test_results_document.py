@@ -90,6 +90,7 @@ FRONT = """
 papers:
   somebody2019:
     title: Somebody 2019
+    short: It is {somebody2019/table2 divergence cifar100 error} %.
     holds: An error of {somebody2019/table2 divergence cifar100 error} %.
     fails: Nothing.
     open: The rest.
@@ -104,8 +105,8 @@ def test_the_front_page_says_what_the_ledgers_say(folder):
     (folder / "findings.yaml").write_text(FRONT)
     text = results_document(folder)
     front = section(text, "In a minute")
-    line = "An error of 27.80 ± 0.10 %. | Nothing. | The rest. |"
-    assert f"| Somebody 2019 | 2 holds, 1 leans, 1 fails | {line}" in front
+    assert "| Somebody 2019 | It is 27.80 ± 0.10 %. | 2 holds, 1 leans, 1 fails |" in front
+    assert "**Somebody 2019**\n\n- **Holds:** An error of 27.80 ± 0.10 %.\n- **Fails:**" in front
     assert (
         "### 1. Less is more\n\nIt is 29.50 ± 0.20.\n\n![Less is more](../results/a/b.png)" in front
     )
