@@ -192,7 +192,7 @@ class _TrainingState:
             "position": self.position,
             "steps": self.steps,
             "seconds": self.seconds,
-            "sums": self.step.sums.tolist(),
+            "sums": self.step.sums.read(),
             "history": json.dumps(self.history),
             "timing": json.dumps(self.timing),
             "best": self.best,
@@ -211,7 +211,7 @@ class _TrainingState:
             # A CUDA graph reads the rate from this tensor; its value is set before every step.
             group["lr"] = rate
         self.fabric.strategy.precision.load_state_dict(saved["precision"])
-        self.step.sums.copy_(torch.tensor(saved["sums"], dtype=torch.double))
+        self.step.sums.restore(saved["sums"])
         self.history, self.timing = json.loads(saved["history"]), json.loads(saved["timing"])
         self.epoch, self.position, self.steps = (saved[k] for k in ("epoch", "position", "steps"))
         self.seconds = saved["seconds"]
@@ -353,8 +353,8 @@ def _train_epoch(work: _TrainingState) -> None:
         if work.steps % check_every == 0:
             _stop_if_not_finite(work)
             work.seconds = time.perf_counter() - began
-            values, _ = step.means()
-            values["images_per_second"] = float(step.sums[0]) / work.seconds
+            values, _ = step.sums.means()
+            values["images_per_second"] = step.sums.read()[0] / work.seconds
             work.progress.step(epoch=work.epoch + 1, step=work.position, values=values)
             due = work.is_due()
         if due or (config.save_steps and work.steps % config.save_steps == 0):
@@ -373,7 +373,7 @@ def _end_epoch(work: _TrainingState) -> None:
     head = model.criterion.head
     last = work.epoch + 1 == config.epochs
     tested = last or (work.epoch + 1) % config.evaluate_every == 0
-    measured, terms = work.step.means()
+    measured, terms = work.step.sums.means()
     row: dict[str, Any] = {
         "epoch": work.epoch + 1,
         "step": work.steps,
@@ -389,11 +389,11 @@ def _end_epoch(work: _TrainingState) -> None:
             row["fewshot"] = _select(work, *work.selection)
     if work.gradient_angles is not None:
         row["gradients"] = work.gradient_angles()
-    rate = float(work.step.sums[0]) / work.seconds
+    rate = work.step.sums.read()[0] / work.seconds
     timing = {"seconds": work.seconds, "images_per_second": rate, "ended": time.time()}
     work.timing.append({"epoch": work.epoch + 1, **timing})
     work.history.append(row)
-    work.step.sums.zero_()
+    work.step.sums.reset()
     work.epoch, work.position, work.seconds = work.epoch + 1, 0, 0.0
     if work.fabric.loggers:
         groups = {name: values for name, values in row.items() if isinstance(values, dict)}
@@ -493,7 +493,7 @@ def _is_best(row: dict[str, Any], work: _TrainingState) -> bool:
 
 def _stop_if_not_finite(work: _TrainingState) -> None:
     """Raise if a loss was not finite, and report its step, terms and images."""
-    nonfinite = work.step.first_nonfinite()
+    nonfinite = work.step.sums.first_nonfinite()
     if nonfinite is None:
         return
     number, terms = nonfinite

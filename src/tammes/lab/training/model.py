@@ -23,8 +23,8 @@ from tammes.terms import Loss
 
 IGNORED = -100
 """Label of rows that only pad a batch."""
-BATCH_SUMS = ("count", "loss", "accuracy", "sample_margin", "bias")
-"""Metrics that :meth:`Model.forward` sums over a batch; with many classes only the first two."""
+BATCH_SUMS = ("count", "accuracy", "sample_margin", "bias")
+"""Metrics that :meth:`Model.forward` sums over a batch; with many classes only the first."""
 
 
 class Model(nn.Module):
@@ -105,29 +105,27 @@ class Model(nn.Module):
     def forward(
         self, pixels: Tensor, labels: Tensor, index: Tensor, epoch: Tensor | int
     ) -> tuple[Tensor, Tensor]:
-        """Return the loss of the global batch, and the sums of :data:`BATCH_SUMS` over it.
+        """Return the loss of the global batch, and the sums of :data:`BATCH_SUMS`.
 
-        The labels are :data:`IGNORED` for padding; the other arguments are those of
-        :meth:`features`.
+        They are over the examples of this process or, if the head is sharded, of all processes. The
+        labels are :data:`IGNORED` for padding; the other arguments are those of :meth:`features`.
         """
         features = self.features(pixels, index, epoch)
         loss: Tensor = self.criterion(features, labels)
-        return loss, self._batch_sums(loss.detach(), features.detach(), labels)
+        return loss, self._batch_sums(features.detach(), labels)
 
-    def _batch_sums(self, loss: Tensor, features: Tensor, labels: Tensor) -> Tensor:
+    def _batch_sums(self, features: Tensor, labels: Tensor) -> Tensor:
         group, head = RankGroup(), self.criterion.head
         if head.is_sharded:
             # Every rank has a shard of the classes, so all ranks measure all examples together.
             features = group.all_gather_rows(features, len(features))
             labels = group.all_gather_rows(labels, len(labels))
         counts = labels != IGNORED
-        rows = [counts.to(loss)]
+        rows = [counts.float()]
         if self.measures:
-            measured = example_metrics(head, features, labels.clamp(min=0))
-            rows += [measured.correct.to(loss), measured.margins.to(loss), measured.bias.to(loss)]
-        local = torch.where(counts, torch.stack(rows), 0.0).sum(1)
-        count, others = (local if head.is_sharded else group.all_reduce(local)).tensor_split([1])
-        return torch.cat([count, loss * count, others])
+            _, correct, margins, bias = example_metrics(head, features, labels.clamp(min=0))
+            rows += [correct.float(), margins.float(), bias.float()]
+        return torch.where(counts, torch.stack(rows), 0.0).sum(1)
 
 
 class BuiltModel(NamedTuple):

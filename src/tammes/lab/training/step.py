@@ -1,7 +1,6 @@
 """One training step: from a batch to updated weights and running sums of metrics."""
 
 import gc
-import math
 import traceback
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
@@ -13,7 +12,8 @@ from torch import Tensor, nn
 from tammes.cuda_graphs import Recording
 from tammes.lab.config.schema import Config
 from tammes.lab.data.keyed_random import mix_int
-from tammes.lab.training.model import BATCH_SUMS, Model, parameter_groups
+from tammes.lab.training.epoch_sums import EpochSums
+from tammes.lab.training.model import Model, parameter_groups
 from tammes.lab.training.sharded_head import clip_global_norm
 
 _WARM_UP = 3
@@ -47,12 +47,15 @@ def make_optimizer(
 class Step:
     """Trains on one batch per call, and accumulates sums of the metrics.
 
-    A step does not synchronise with the GPU: the first non-finite loss is recorded on the device
-    and read by :meth:`first_nonfinite`. With ``graphs`` the step is recorded as a CUDA graph; if
+    A step does not synchronise with the GPU. With ``graphs`` it is recorded as a CUDA graph; if
     that fails, the reason is reported and training continues without one, unless the configuration
     insists on graphs.
 
     ``module`` and ``optimizer`` come from Fabric; ``model`` is the module without its wrapper.
+
+    Attributes:
+        sums: sums of the metrics over the epoch; a non-finite loss is found when they are read.
+        count: number of the current step, from 0 over the whole training.
     """
 
     def __init__(
@@ -68,15 +71,10 @@ class Step:
     ) -> None:
         self.fabric, self.module, self.model, self.optimizer = fabric, module, model, optimizer
         self.config, self.graphs, self.report = config, graphs, report
-        self.terms = [*model.criterion.settings.named]
         device = fabric.device
-        self.metrics = BATCH_SUMS if model.measures else BATCH_SUMS[:2]
-        count = len(self.metrics) + len(self.terms)
-        self.sums = torch.zeros(count, dtype=torch.double, device=device)
+        self.sums, self.count = EpochSums(model), 0
+        self.row = torch.empty(0)
         self.epoch = torch.zeros((), dtype=torch.long, device=device)
-        self.count = torch.zeros((), dtype=torch.long, device=device)
-        self.nonfinite_step = torch.full((), -1, dtype=torch.long, device=device)
-        self.nonfinite_terms = torch.zeros(len(self.terms), device=device)
         self.ratios = [group["lr"] / config.lr for group in optimizer.param_groups]
         self.recording: Recording | None = None
         # A library that fails during recording may stay broken in the calling thread (cuSOLVER
@@ -90,14 +88,14 @@ class Step:
                 group["lr"] = torch.tensor(float(group["lr"]), device=device)
 
     def __call__(self, batch: tuple[Tensor, Tensor, Tensor], *, epoch: int, step: int) -> None:
-        """Train on a batch on the device; ``step`` counts from 0 over the whole training."""
+        """Train on a batch on the device; ``step`` is the new :attr:`count`."""
         # Dropout is keyed by seed, step and rank, so a resumed run needs no generator state.
         key = 0
         for number in (self.config.seed, step, self.fabric.global_rank):
             key = mix_int(key + number)
         _seed(key, self.fabric.device)
         self.epoch.fill_(epoch)
-        self.count.fill_(step)
+        self.count = step
         if not self.graphs:
             self._step(*batch)
         elif self.recording is not None and batch[0].shape == self.inputs[0].shape:
@@ -106,6 +104,8 @@ class Step:
             self.recording.replay()
         else:
             self._warm_up_or_record(batch)
+        # The next replay writes its row to the same memory.
+        self.sums.add(step, self.row if self.recording is None else self.row.clone())
 
     def set_rate(self, rate: float) -> None:
         """Set the learning rate of the backbone; other groups keep their ratio to it."""
@@ -127,15 +127,8 @@ class Step:
                 self.module, self.optimizer, max_norm=self.config.clip, error_if_nonfinite=False
             )
         self.optimizer.step()
-        self._accumulate(loss.detach(), sums)
-
-    def _accumulate(self, loss: Tensor, sums: Tensor) -> None:
-        terms = [value.to(self.nonfinite_terms) for value in self.model.criterion.terms.values()]
-        values = torch.stack(terms)
-        self.sums += torch.cat([sums.double(), values.double() * sums[0]])
-        first = ~torch.isfinite(loss) & (self.nonfinite_step < 0)
-        for kept, now in ((self.nonfinite_step, self.count), (self.nonfinite_terms, values)):
-            torch.where(first, now, kept, out=kept)
+        values = torch.stack([loss.detach(), *self.model.criterion.terms.values()])
+        self.row = torch.cat([sums, values.float()])
 
     def _warm_up_or_record(self, batch: tuple[Tensor, Tensor, Tensor]) -> None:
         """Run the first steps eagerly on a side stream, then record one."""
@@ -180,21 +173,6 @@ class Step:
     def _capture(self, recording: Recording) -> None:
         with recording.record():
             self._step(*self.inputs)
-
-    def means(self) -> tuple[dict[str, float], dict[str, float]]:
-        """Return means of metrics and terms over the epoch; synchronises with the GPU."""
-        count, *sums = self.sums.tolist()
-        means = [value / max(count, 1.0) for value in sums]
-        measured = dict(zip(self.metrics[1:], means, strict=False))
-        return measured, dict(zip(self.terms, means[len(measured) :], strict=True))
-
-    def first_nonfinite(self) -> tuple[int, list[str]] | None:
-        """Return step and terms of the first non-finite loss or None; synchronises with the GPU."""
-        step = int(self.nonfinite_step)
-        if step < 0:
-            return None
-        values = zip(self.terms, self.nonfinite_terms.tolist(), strict=True)
-        return step, [name for name, value in values if not math.isfinite(value)]
 
 
 def _seed(key: int, device: torch.device) -> None:
