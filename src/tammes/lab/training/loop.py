@@ -140,7 +140,7 @@ class _TrainingState:
     sampler: BatchSampler
     rate: Callable[[int], float]
     model: Model
-    optimizer: Any
+    optimizer: torch.optim.Optimizer
     step: Step
     loader: ImageLoader
     eval_loaders: dict[str, ImageLoader]
@@ -243,15 +243,16 @@ def _set_up(fabric: Any, config: Config, folder: Path, progress: Progress) -> _T
         model.backbone.to(memory_format=torch.channels_last)  # type: ignore[call-overload]
         model.channels_last = True
     graphs = uses_graphs(config, fabric)
-    optimizer: Any = make_optimizer(model.to(fabric.device), config, fabric.device, graphs=graphs)
+    optimizer = make_optimizer(model.to(fabric.device), config, fabric.device, graphs=graphs)
     if config.shard:
         exclude_from_ddp(model, model.criterion.head)
-    module: Any = model
+    # With one process this is the model itself. Wrappers of fabric.setup() would convert all inputs
+    # and outputs in every step.
+    module: Any = fabric.strategy.setup_module(model)
     if config.compile and graphs:
         model.compile_backbone(sampler.batch_size)
     elif config.compile:
-        module = torch.compile(model, dynamic=False)
-    module, optimizer = fabric.setup(module, optimizer)
+        module = torch.compile(module, dynamic=False)
     provenance = environment(fabric.device, fabric.world_size) | parts.described()
 
     def without_graphs(reason: str) -> None:
@@ -282,7 +283,7 @@ def _set_up(fabric: Any, config: Config, folder: Path, progress: Progress) -> _T
     saves, say = folder / "checkpoints", progress.say
     checkpoints: Checkpoints | ShardedCheckpoints = Checkpoints(saves, say)
     if config.shard:
-        checkpoints = ShardedCheckpoints(saves, model.criterion, optimizer.optimizer, say)
+        checkpoints = ShardedCheckpoints(saves, model.criterion, optimizer, say)
     work = _TrainingState(
         fabric=fabric,
         config=config,
@@ -324,7 +325,7 @@ def _set_up(fabric: Any, config: Config, folder: Path, progress: Progress) -> _T
         folder=folder,
         fabric=fabric,
         model=model,
-        optimizer=optimizer.optimizer,
+        optimizer=optimizer,
         loader=work.loader,
         sampler=sampler,
         rate=rate,

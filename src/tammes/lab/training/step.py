@@ -51,7 +51,7 @@ class Step:
     that fails, the reason is reported and training continues without one, unless the configuration
     insists on graphs.
 
-    ``module`` and ``optimizer`` come from Fabric; ``model`` is the module without its wrapper.
+    ``module`` is ``model``, compiled or wrapped for several processes.
 
     Attributes:
         sums: sums of the metrics over the epoch; a non-finite loss is found when they are read.
@@ -64,7 +64,7 @@ class Step:
         fabric: Any,
         module: nn.Module,
         model: Model,
-        optimizer: Any,
+        optimizer: torch.optim.Optimizer,
         config: Config,
         graphs: bool,
         report: Callable[[str], None],
@@ -117,16 +117,17 @@ class Step:
 
     def _step(self, pixels: Tensor, labels: Tensor, index: Tensor) -> None:
         self.optimizer.zero_grad(set_to_none=True)
-        loss, sums = self.module(pixels, labels, index, self.epoch)
+        with self.fabric.autocast():
+            loss, sums = self.module(pixels, labels, index, self.epoch)
         self.fabric.backward(loss)
         head = self.model.criterion.head
         if self.config.clip and head.is_sharded:
             clip_global_norm(self.model, head, self.config.clip)
         elif self.config.clip:
-            self.fabric.clip_gradients(
-                self.module, self.optimizer, max_norm=self.config.clip, error_if_nonfinite=False
+            self.fabric.strategy.clip_gradients_norm(
+                self.model, self.optimizer, max_norm=self.config.clip, error_if_nonfinite=False
             )
-        self.optimizer.step()
+        self.fabric.strategy.optimizer_step(self.optimizer)
         values = torch.stack([loss.detach(), *self.model.criterion.terms.values()])
         self.row = torch.cat([sums, values.float()])
 
