@@ -121,13 +121,14 @@ def test_adam_works_in_a_graph(tmp_path, optimizer):
 def test_a_loss_that_waits_for_the_gpu_trains_without_a_graph(tmp_path, monkeypatch):
     from tammes.lab.training.model import Model
 
-    seen = Model._batch_sums
+    forward = Model.forward
 
-    def waiting(self, loss, features, labels):
-        float(loss)
-        return seen(self, loss, features, labels)
+    def waiting(self, *arguments, **options):
+        loss, measured = forward(self, *arguments, **options)
+        float(loss.detach())
+        return loss, measured
 
-    monkeypatch.setattr(Model, "_batch_sums", waiting)
+    monkeypatch.setattr(Model, "forward", waiting)
     said = []
     progress = Progress()
     progress.say = said.append
@@ -141,14 +142,15 @@ def test_a_loss_that_waits_for_the_gpu_trains_without_a_graph(tmp_path, monkeypa
 def test_a_routine_that_breaks_while_it_is_recorded_is_not_broken_afterwards(tmp_path, monkeypatch):
     from tammes.lab.training.model import Model
 
-    seen = Model._batch_sums
+    forward = Model.forward
 
-    def decomposing(self, loss, features, labels):
+    def decomposing(self, *arguments, **options):
+        loss, measured = forward(self, *arguments, **options)
         # cuSOLVER cannot be recorded, and does not work again for a thread that has tried.
-        torch.linalg.svd(features.double(), driver="gesvd")
-        return seen(self, loss, features, labels)
+        torch.linalg.svd(self.criterion.head.weight.detach().double(), driver="gesvd")
+        return loss, measured
 
-    monkeypatch.setattr(Model, "_batch_sums", decomposing)
+    monkeypatch.setattr(Model, "forward", decomposing)
     said = []
     progress = Progress()
     progress.say = said.append

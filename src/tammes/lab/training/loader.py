@@ -57,7 +57,8 @@ class ImageLoader:
         positions = torch.cat([share for share, _ in shares])
         labels = self.images.labels[positions]
         for part, (_, own) in zip(labels.split(sizes), shares, strict=True):
-            part[own:] = IGNORED
+            if own < len(part):
+                part[own:] = IGNORED
         # One transfer for all batches, which are then views.
         whole = (positions, labels, self.images.index[positions])
         chosen, own_labels, index = (each.to(self.device).split(sizes) for each in whole)

@@ -50,8 +50,8 @@ from tammes.lab.training.sharded_head import exclude_from_ddp, gather_head
 from tammes.lab.training.step import Step, make_optimizer
 from tammes.metrics.functional import subcenter_usage
 
-_CHECK_EVERY = 50
-"""Steps between two checks of the loss on a GPU; each check synchronises with the device."""
+_CHECK_EVERY = {"cpu": 1, "cuda": 50}
+"""Steps between two checks of the loss; each check synchronises with the device."""
 
 
 class TrainingError(ValueError):
@@ -339,13 +339,17 @@ def _set_up(fabric: Any, config: Config, folder: Path, progress: Progress) -> _T
 def _train_epoch(work: _TrainingState) -> None:
     """Train on the remaining batches of the epoch."""
     step, sampler, config = work.step, work.sampler, work.config
-    check_every = 1 if work.fabric.device.type == "cpu" else _CHECK_EVERY
+    check_every = _CHECK_EVERY[work.fabric.device.type]
     began = time.perf_counter() - work.seconds
     work.model.train()
     sampler.load_state_dict({"epoch": work.epoch, "position": work.position})
-    for batch in work.loader(
+    batches = work.loader(
         sampler.global_batches(), rank=sampler.rank, world_size=sampler.world_size
-    ):
+    )
+    if work.loader.pixels is not None:
+        # Images that are read from files are augmented as they come.
+        batches = step.augmented(batches, work.epoch)
+    for batch in batches:
         due = False
         step.set_rate(work.rate(work.steps))
         step(batch, epoch=work.epoch, step=work.steps)
