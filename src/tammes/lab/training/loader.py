@@ -95,7 +95,8 @@ def _stack(images: list[Tensor | ValueError]) -> Tensor | ValueError:
 
 def _padded_share(whole: Tensor, rank: int, world_size: int) -> tuple[Tensor, int]:
     """Return the positions of one rank, padded to the longest share, and their unpadded number."""
+    if world_size == 1:
+        return whole, len(whole)
     own = rank_share(whole, rank, world_size)
     longest = -(-len(whole) // world_size)
-    padded = own if len(own) == longest else torch.cat([own, whole[: longest - len(own)]])
-    return padded, len(own)
+    return torch.cat([own, whole[: longest - len(own)]]), len(own)

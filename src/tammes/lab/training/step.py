@@ -82,6 +82,8 @@ class Step:
         self.sums, self.count = EpochSums(model.criterion), 0
         self.recorded_row: Tensor | None = None
         self.epoch, self.filled = torch.zeros((), dtype=torch.long, device=device), 0
+        size = model.criterion.head.embedding_size
+        self.head_shape = model.criterion.head.weight.numel() // size, size
         self.ratios = [group["lr"] / config.lr for group in optimizer.param_groups]
         self.recording: Recording | None = None
         # A library that fails during recording may stay broken in the calling thread (cuSOLVER
@@ -142,10 +144,10 @@ class Step:
 
     def _measured_at_once(self, rows: int) -> int:
         """Return how many batches of so many rows are measured at once."""
-        head = self.model.criterion.head
         if not self.chunked or self.config.shard:
             return 1
-        return _at_once(head.weight.numel() + rows * (head.num_classes + head.embedding_size))
+        prototypes, size = self.head_shape
+        return _at_once(prototypes * size + rows * (prototypes + size))
 
     def set_rate(self, rate: float) -> None:
         """Set the learning rate of the backbone; other groups keep their ratio to it."""
