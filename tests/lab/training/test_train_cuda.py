@@ -223,7 +223,7 @@ def test_batches_together_train_as_one_by_one(tmp_path, monkeypatch, determinist
             assert two[part] == pytest.approx(one[part], rel=1e-4, abs=1e-5)
 
 
-def test_batches_are_together_on_a_gpu_without_a_graph_alone(tmp_path, steps, monkeypatch):
+def test_batches_are_together_on_a_gpu_without_a_graph_alone(tmp_path, steps):
     for changes in ({}, {"deterministic": True}, {"graphs": "on"}):
         train(SMALL.replace(epochs=1, **changes), tmp_path / str(len(steps)))
     torch.use_deterministic_algorithms(False)

@@ -135,11 +135,14 @@ class Step:
             if not self.chunked:
                 yield first
                 continue
-            at_once = _at_once(len(first[0]) * math.prod(self.model.augment.output_shape))
+            # Before it is resized, an image may be larger than the network's.
+            augment = self.model.augment
+            each = max(math.prod(augment.shape), math.prod(augment.output_shape))
+            at_once = _at_once(len(first[0]) * each)
             chunk = [first, *itertools.islice(batches, at_once - 1)]
             pixels, labels, index = zip(*chunk, strict=True)
             images = self.model.images(torch.cat(pixels), torch.cat(index), epoch)
-            sizes = [len(each) for each in pixels]
+            sizes = [len(own) for own in pixels]
             yield from zip(images.split(sizes), labels, index, strict=True)
 
     def _measured_at_once(self, rows: int) -> int:
