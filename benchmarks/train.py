@@ -6,13 +6,16 @@
     python benchmarks/train.py --uncompiled       # without torch.compile, in half a minute
     python benchmarks/train.py --cpu              # tiny, as a smoke test
     python benchmarks/train.py --quick            # tiny, on digits; with --cpu too
+    python benchmarks/train.py --profile          # where the host spends the time of eager steps
 
 The bare loop is written by hand: images on the device, crops and flips in plain torch,
 autocast, cross entropy, SGD. It measures nothing and writes nothing.
 """
 
 import argparse
+import cProfile
 import json
+import pstats
 import sys
 import tempfile
 import time
@@ -20,11 +23,13 @@ from pathlib import Path
 
 import torch
 import torch.nn.functional as F
+from torch.utils._python_dispatch import TorchDispatchMode
 
 from tammes.lab import backbones, data
 from tammes.lab.config.schema import Config
 from tammes.lab.records.run_folder import Run
 from tammes.lab.runner import Cell, plan_resources, run_cells
+from tammes.lab.training import loop
 from tammes.lab.training.loop import train
 
 WORK = "tammes.lab.runner.sweep:train_cell"
@@ -122,6 +127,36 @@ def one_by_one(images, config, device, folder, results, *, compiled):
         print(f"  tammes {name}: {results[name]:,.0f} images/s, {ratio:.2f} of the bare loop")
 
 
+class Operations(TorchDispatchMode):
+    """Counts the operations of torch."""
+
+    count = 0
+
+    def __torch_dispatch__(self, operation, types, args=(), kwargs=None):
+        self.count += 1
+        return operation(*args, **(kwargs or {}))
+
+
+def profile(config, folder):
+    """Print operations per step of the last epoch but one, and a profile of the last."""
+    train_epoch, profiler = loop._train_epoch, cProfile.Profile()
+
+    def watched(work):
+        if work.epoch == config.epochs - 2:
+            with Operations() as operations:
+                train_epoch(work)
+            print(f"  {operations.count / len(work.sampler):.1f} operations per step")
+        elif work.epoch == config.epochs - 1:
+            profiler.runcall(train_epoch, work)
+        else:
+            train_epoch(work)
+
+    loop._train_epoch = watched
+    train(config.replace(graphs="off"), folder)
+    loop._train_epoch = train_epoch
+    pstats.Stats(profiler).strip_dirs().sort_stats("cumulative").print_stats(60)
+
+
 def main():
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--data", default="cifar100")
@@ -131,6 +166,7 @@ def main():
     parser.add_argument("--epochs", type=int, default=4)
     parser.add_argument("--cpu", action="store_true")
     parser.add_argument("--quick", action="store_true", help="tiny, to see that it works")
+    parser.add_argument("--profile", action="store_true", help="only profile eager steps")
     parser.add_argument("--write", metavar="FILE", help="results as JSON")
     arguments = parser.parse_args()
     device = torch.device("cpu" if arguments.cpu else "cuda")
@@ -152,6 +188,9 @@ def main():
         data.load(config.data, "train", size=config.image_size), fraction=config.fraction, seed=0
     )
     with tempfile.TemporaryDirectory() as folder:
+        if arguments.profile:
+            profile(config, Path(folder) / "profile")
+            return 0
         if not arguments.only:
             compiled = not arguments.uncompiled
             one_by_one(images, config, device, Path(folder), results, compiled=compiled)

@@ -448,7 +448,7 @@ def _time_step(loss: str, precision: str, device: str, small: bool) -> dict:
     # The first steps precede the graph or warm it up.
     pairs = itertools.pairwise(marks[10:])
     times = [1e3 * (b - a) if small else a.elapsed_time(b) for a, b in pairs]
-    if work.step.first_nonfinite() is not None:
+    if work.step.sums.first_nonfinite() is not None:
         raise AssertionError("the loss was not finite")
     graphs = 0 if work.step.recording is None else len(work.step.recording.pieces) // 2 + 1
     return {

@@ -9,6 +9,7 @@ from tammes.lab.config.schema import Config
 from tammes.lab.training.loader import ImageLoader
 from tammes.lab.training.loop import train
 from tammes.lab.training.model import IGNORED
+from tammes.lab.training.step import Step
 
 CPU = torch.device("cpu")
 
@@ -56,6 +57,21 @@ def test_a_run_that_reads_as_it_goes_ends_in_the_same_bits(folder, tmp_path, wor
     for name in SAME:
         if name != "config.json":
             assert (held.folder / name).read_bytes() == (read.folder / name).read_bytes(), name
+
+
+def test_images_that_are_read_from_files_are_augmented_as_they_come(folder, tmp_path, monkeypatch):
+    monkeypatch.setattr("tammes.lab.training.step._CHUNKED", ("cpu",))
+    taken, augmented = [], Step.augmented
+    monkeypatch.setattr(Step, "augmented", lambda *args: taken.append(1) or augmented(*args))
+    config = Config(
+        data=str(folder), backbone="conv4(width=0.125)", image_size=16, epochs=1, batch_size=20
+    )
+    held = train(config, tmp_path / "held")
+    assert taken == [1]
+    read = train(config.replace(memory=0.0, workers=0), tmp_path / "read")
+    assert taken == [1]
+    name = "model.safetensors"
+    assert (held.folder / name).read_bytes() == (read.folder / name).read_bytes()
 
 
 @pytest.mark.parametrize("workers", [0, 2])

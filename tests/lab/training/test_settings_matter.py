@@ -116,9 +116,9 @@ def batches(monkeypatch):
     """Labels, identities and state of the generator at every batch the model is trained on."""
     seen, forward = [], Model.forward
 
-    def spy(self, pixels, labels, index, epoch):
+    def spy(self, pixels, labels, index, epoch, **options):
         seen.append((labels.clone(), index.clone(), torch.get_rng_state()))
-        return forward(self, pixels, labels, index, epoch)
+        return forward(self, pixels, labels, index, epoch, **options)
 
     monkeypatch.setattr(Model, "forward", spy)
     return seen

@@ -16,13 +16,16 @@ SCRIPT = """
 import atexit, json, os, sys, torch
 from pathlib import Path
 from tammes.lab.config.schema import Config
-from tammes.lab.training.loop import train
+from tammes.lab.training import loop, step
+if "TOGETHER" in os.environ:
+    # Several batches at once, as on a GPU.
+    step._CHUNKED, loop._CHECK_EVERY = ("cpu",), {"cpu": 50}
 # Registered first, so called last: threads of a group that is still there can abort the process.
 # A file each: what two processes print to one pipe can come out mixed.
 left = Path(f"{sys.argv[2]}.left{os.environ.get('RANK', 0)}")
 atexit.register(lambda: left.write_text(str(not torch.distributed.is_initialized())))
 torch.set_num_threads(1)
-train(Config.from_dict(json.loads(Path(sys.argv[1]).read_text())), Path(sys.argv[2]))
+loop.train(Config.from_dict(json.loads(Path(sys.argv[1]).read_text())), Path(sys.argv[2]))
 """
 CONFIG = Config(
     data="digits",
@@ -35,7 +38,7 @@ CONFIG = Config(
 )
 
 
-def run_with(processes, config, folder):
+def run_with(processes, config, folder, **variables):
     script, settings = folder / "script.py", folder / "settings.json"
     script.write_text(SCRIPT)
     write_json(settings, config.to_dict())
@@ -43,7 +46,7 @@ def run_with(processes, config, folder):
     launcher = [sys.executable]
     if processes > 1:
         launcher += ["-m", "torch.distributed.run", "--standalone", f"--nproc-per-node={processes}"]
-    environment = {**os.environ, "OMP_NUM_THREADS": "1"}
+    environment = {**os.environ, "OMP_NUM_THREADS": "1", **variables}
     done = subprocess.run(
         [*launcher, str(script), str(settings), str(out)],
         capture_output=True,
@@ -99,3 +102,15 @@ def test_the_loss_curve_does_not_depend_on_the_number_of_processes(
     assert several.final["test"]["accuracy"] == pytest.approx(
         one.final["test"]["accuracy"], abs=2 / 450
     )
+
+
+@pytest.mark.slow
+def test_several_processes_measure_batches_together_as_one_by_one(tmp_path):
+    config = CONFIG.replace(loss="cosface(margin=0.2)", save_steps=7)
+    (tmp_path / "apart").mkdir()
+    (tmp_path / "together").mkdir()
+    apart = run_with(2, config, tmp_path / "apart")
+    together = run_with(2, config, tmp_path / "together", TOGETHER="yes")
+    name = "model.safetensors"
+    assert (together.folder / name).read_bytes() == (apart.folder / name).read_bytes()
+    assert curve(together) == pytest.approx(curve(apart), rel=1e-5)

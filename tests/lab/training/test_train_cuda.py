@@ -1,12 +1,15 @@
 """Training on a GPU: exact resumption, graphs, compiling, half precision."""
 
+import contextlib
+
 import pytest
 import torch
 from lab_runs import SAME
 
 from tammes.lab.config.schema import Config
-from tammes.lab.training.loop import train
+from tammes.lab.training.loop import TrainingError, train
 from tammes.lab.training.progress import Progress
+from tammes.lab.training.step import Step
 
 pytestmark = [
     pytest.mark.gpu,
@@ -121,13 +124,14 @@ def test_adam_works_in_a_graph(tmp_path, optimizer):
 def test_a_loss_that_waits_for_the_gpu_trains_without_a_graph(tmp_path, monkeypatch):
     from tammes.lab.training.model import Model
 
-    seen = Model._batch_sums
+    forward = Model.forward
 
-    def waiting(self, loss, features, labels):
-        float(loss)
-        return seen(self, loss, features, labels)
+    def waiting(self, *arguments, **options):
+        loss, measured = forward(self, *arguments, **options)
+        float(loss.detach())
+        return loss, measured
 
-    monkeypatch.setattr(Model, "_batch_sums", waiting)
+    monkeypatch.setattr(Model, "forward", waiting)
     said = []
     progress = Progress()
     progress.say = said.append
@@ -141,14 +145,15 @@ def test_a_loss_that_waits_for_the_gpu_trains_without_a_graph(tmp_path, monkeypa
 def test_a_routine_that_breaks_while_it_is_recorded_is_not_broken_afterwards(tmp_path, monkeypatch):
     from tammes.lab.training.model import Model
 
-    seen = Model._batch_sums
+    forward = Model.forward
 
-    def decomposing(self, loss, features, labels):
+    def decomposing(self, *arguments, **options):
+        loss, measured = forward(self, *arguments, **options)
         # cuSOLVER cannot be recorded, and does not work again for a thread that has tried.
-        torch.linalg.svd(features.double(), driver="gesvd")
-        return seen(self, loss, features, labels)
+        torch.linalg.svd(self.criterion.head.weight.detach().double(), driver="gesvd")
+        return loss, measured
 
-    monkeypatch.setattr(Model, "_batch_sums", decomposing)
+    monkeypatch.setattr(Model, "forward", decomposing)
     said = []
     progress = Progress()
     progress.say = said.append
@@ -191,3 +196,65 @@ def test_fp16_survives_a_first_step_whose_gradients_overflow(loss, tmp_path):
     run = train(config, tmp_path)
     assert run.status == "done"
     assert all(parameter.isfinite().all() for parameter in run.tensors("model").values())
+
+
+@pytest.mark.parametrize(
+    "changes",
+    [
+        {},
+        {"precision": "bf16"},
+        {"precision": "fp16", "clip": 1.0},
+        {"loss": "adacos()", "head": "auto"},
+        {"loss": "direct_sum(softmax(), nca())", "head": "auto", "lr": 0.01},
+        {"head": "cosine(scale=8.0, subcenters=3)", "augment": "pad_crop(1) + rotate(10)"},
+    ],
+    ids=str,
+)
+def test_batches_together_train_as_one_by_one(tmp_path, monkeypatch, deterministic, changes):
+    config = SMALL.replace(**deterministic, epochs=2, **changes)
+    apart = train(config, tmp_path / "apart")
+    # A deterministic run takes one at a time unless it is made to.
+    monkeypatch.setattr(Step, "chunked", True)
+    together = train(config, tmp_path / "together")
+    name = "model.safetensors"
+    assert (together.folder / name).read_bytes() == (apart.folder / name).read_bytes()
+    for one, two in zip(apart.metrics, together.metrics, strict=True):
+        for part in ("train", "terms"):
+            assert two[part] == pytest.approx(one[part], rel=1e-4, abs=1e-5)
+
+
+def test_batches_are_together_on_a_gpu_without_a_graph_alone(tmp_path, steps):
+    for changes in ({}, {"deterministic": True}, {"graphs": "on"}):
+        train(SMALL.replace(epochs=1, **changes), tmp_path / str(len(steps)))
+    torch.use_deterministic_algorithms(False)
+    assert [step.chunked for step in steps] == [True, False, False]
+
+
+def test_steps_with_batches_together_do_not_wait_for_the_gpu(tmp_path, monkeypatch, unwaited):
+    monkeypatch.setattr("tammes.lab.training.step._AT_ONCE", 3)
+    call, taken = Step.__call__, []
+
+    def watched(self, *arguments, **options):
+        taken.append(1)
+        # The first steps choose algorithms and allocate memory.
+        with unwaited() if len(taken) > 4 else contextlib.nullcontext():
+            call(self, *arguments, **options)
+
+    monkeypatch.setattr(Step, "__call__", watched)
+    run = train(SMALL.replace(epochs=1), tmp_path / "run")
+    assert len(taken) == 14
+    assert run.final["test"]["accuracy"] > 0.3
+
+
+def test_a_loss_that_is_not_finite_is_found_with_its_step(tmp_path, monkeypatch):
+    train_on = Step._step
+
+    def poisoned(self, *batch):
+        if self.count == 20:
+            with torch.no_grad():
+                self.model.criterion.head.weight.fill_(float("nan"))
+        return train_on(self, *batch)
+
+    monkeypatch.setattr(Step, "_step", poisoned)
+    with pytest.raises(TrainingError, match="not finite at step 21, epoch 2, in cosface"):
+        train(SMALL, tmp_path / "run")

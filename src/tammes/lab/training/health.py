@@ -114,9 +114,7 @@ class HealthLooks:
         model.train()
         buffers = {name: buffer.clone() for name, buffer in backbone.named_buffers()}
         with torch.no_grad(), self.fabric.autocast():
-            images = model.augment(pixels, index, 0)
-            if model.channels_last:
-                images = images.contiguous(memory_format=torch.channels_last)
+            images = model.images(pixels, index, 0)
             features: Tensor = functional_call(backbone, buffers, (images,))
         model.train(was_training)
         return features.float(), labels

@@ -39,7 +39,7 @@ class ImageLoader:
 
     def __init__(self, images: Images, device: torch.device, *, workers: int = 0) -> None:
         self.images, self.device, self.workers = images, device, workers
-        self.labels, self.index = images.labels.to(device), images.index.to(device)
+        self.labels = images.labels.to(device)
         self.pixels = None if images.pixels is None else images.pixels.to(device)
 
     def __call__(
@@ -53,17 +53,18 @@ class ImageLoader:
         shares = [_padded_share(whole, rank, world_size) for whole in batches]
         if not shares:
             return
-        positions = [share for share, _ in shares]
-        # One transfer for all positions; those of each batch are then a view.
-        transferred = torch.cat(positions).to(self.device)
-        on_device = transferred.split([len(batch) for batch in positions])
-        sources = zip(shares, on_device, self._pixels(positions, on_device), strict=True)
-        for (_, own), chosen, pixels in sources:
-            labels = self.labels[chosen]
-            labels[own:] = IGNORED
-            yield pixels, labels, self.index[chosen]
+        sizes = [len(share) for share, _ in shares]
+        positions = torch.cat([share for share, _ in shares])
+        labels = self.images.labels[positions]
+        for part, (_, own) in zip(labels.split(sizes), shares, strict=True):
+            if own < len(part):
+                part[own:] = IGNORED
+        # One transfer for all batches, which are then views.
+        whole = (positions, labels, self.images.index[positions])
+        chosen, own_labels, index = (each.to(self.device).split(sizes) for each in whole)
+        yield from zip(self._pixels(positions.split(sizes), chosen), own_labels, index, strict=True)
 
-    def _pixels(self, positions: list[Tensor], on_device: Iterable[Tensor]) -> Iterator[Tensor]:
+    def _pixels(self, positions: Iterable[Tensor], on_device: Iterable[Tensor]) -> Iterator[Tensor]:
         if self.pixels is not None:
             for chosen in on_device:
                 yield self.pixels[chosen]
@@ -94,6 +95,8 @@ def _stack(images: list[Tensor | ValueError]) -> Tensor | ValueError:
 
 def _padded_share(whole: Tensor, rank: int, world_size: int) -> tuple[Tensor, int]:
     """Return the positions of one rank, padded to the longest share, and their unpadded number."""
+    if world_size == 1:
+        return whole, len(whole)
     own = rank_share(whole, rank, world_size)
     longest = -(-len(whole) // world_size)
     return torch.cat([own, whole[: longest - len(own)]]), len(own)

@@ -50,8 +50,8 @@ from tammes.lab.training.sharded_head import exclude_from_ddp, gather_head
 from tammes.lab.training.step import Step, make_optimizer
 from tammes.metrics.functional import subcenter_usage
 
-_CHECK_EVERY = 50
-"""Steps between two checks of the loss on a GPU; each check synchronises with the device."""
+_CHECK_EVERY = {"cpu": 1, "cuda": 50}
+"""Steps between two checks of the loss; each check synchronises with the device."""
 
 
 class TrainingError(ValueError):
@@ -140,7 +140,7 @@ class _TrainingState:
     sampler: BatchSampler
     rate: Callable[[int], float]
     model: Model
-    optimizer: Any
+    optimizer: torch.optim.Optimizer
     step: Step
     loader: ImageLoader
     eval_loaders: dict[str, ImageLoader]
@@ -192,7 +192,7 @@ class _TrainingState:
             "position": self.position,
             "steps": self.steps,
             "seconds": self.seconds,
-            "sums": self.step.sums.tolist(),
+            "sums": self.step.sums.read(),
             "history": json.dumps(self.history),
             "timing": json.dumps(self.timing),
             "best": self.best,
@@ -211,7 +211,7 @@ class _TrainingState:
             # A CUDA graph reads the rate from this tensor; its value is set before every step.
             group["lr"] = rate
         self.fabric.strategy.precision.load_state_dict(saved["precision"])
-        self.step.sums.copy_(torch.tensor(saved["sums"], dtype=torch.double))
+        self.step.sums.restore(saved["sums"])
         self.history, self.timing = json.loads(saved["history"]), json.loads(saved["timing"])
         self.epoch, self.position, self.steps = (saved[k] for k in ("epoch", "position", "steps"))
         self.seconds = saved["seconds"]
@@ -243,15 +243,16 @@ def _set_up(fabric: Any, config: Config, folder: Path, progress: Progress) -> _T
         model.backbone.to(memory_format=torch.channels_last)  # type: ignore[call-overload]
         model.channels_last = True
     graphs = uses_graphs(config, fabric)
-    optimizer: Any = make_optimizer(model.to(fabric.device), config, fabric.device, graphs=graphs)
+    optimizer = make_optimizer(model.to(fabric.device), config, fabric.device, graphs=graphs)
     if config.shard:
         exclude_from_ddp(model, model.criterion.head)
-    module: Any = model
+    # With one process this is the model itself. Wrappers of fabric.setup() would convert all inputs
+    # and outputs in every step.
+    module: Any = fabric.strategy.setup_module(model)
     if config.compile and graphs:
         model.compile_backbone(sampler.batch_size)
     elif config.compile:
-        module = torch.compile(model, dynamic=False)
-    module, optimizer = fabric.setup(module, optimizer)
+        module = torch.compile(module, dynamic=False)
     provenance = environment(fabric.device, fabric.world_size) | parts.described()
 
     def without_graphs(reason: str) -> None:
@@ -282,7 +283,7 @@ def _set_up(fabric: Any, config: Config, folder: Path, progress: Progress) -> _T
     saves, say = folder / "checkpoints", progress.say
     checkpoints: Checkpoints | ShardedCheckpoints = Checkpoints(saves, say)
     if config.shard:
-        checkpoints = ShardedCheckpoints(saves, model.criterion, optimizer.optimizer, say)
+        checkpoints = ShardedCheckpoints(saves, model.criterion, optimizer, say)
     work = _TrainingState(
         fabric=fabric,
         config=config,
@@ -324,7 +325,7 @@ def _set_up(fabric: Any, config: Config, folder: Path, progress: Progress) -> _T
         folder=folder,
         fabric=fabric,
         model=model,
-        optimizer=optimizer.optimizer,
+        optimizer=optimizer,
         loader=work.loader,
         sampler=sampler,
         rate=rate,
@@ -338,13 +339,17 @@ def _set_up(fabric: Any, config: Config, folder: Path, progress: Progress) -> _T
 def _train_epoch(work: _TrainingState) -> None:
     """Train on the remaining batches of the epoch."""
     step, sampler, config = work.step, work.sampler, work.config
-    check_every = 1 if work.fabric.device.type == "cpu" else _CHECK_EVERY
+    check_every = _CHECK_EVERY[work.fabric.device.type]
     began = time.perf_counter() - work.seconds
     work.model.train()
     sampler.load_state_dict({"epoch": work.epoch, "position": work.position})
-    for batch in work.loader(
+    batches = work.loader(
         sampler.global_batches(), rank=sampler.rank, world_size=sampler.world_size
-    ):
+    )
+    if work.loader.pixels is not None:
+        # Images that are read from files are augmented as they come.
+        batches = step.augmented(batches, work.epoch)
+    for batch in batches:
         due = False
         step.set_rate(work.rate(work.steps))
         step(batch, epoch=work.epoch, step=work.steps)
@@ -353,8 +358,8 @@ def _train_epoch(work: _TrainingState) -> None:
         if work.steps % check_every == 0:
             _stop_if_not_finite(work)
             work.seconds = time.perf_counter() - began
-            values, _ = step.means()
-            values["images_per_second"] = float(step.sums[0]) / work.seconds
+            values, _ = step.sums.means()
+            values["images_per_second"] = step.sums.read()[0] / work.seconds
             work.progress.step(epoch=work.epoch + 1, step=work.position, values=values)
             due = work.is_due()
         if due or (config.save_steps and work.steps % config.save_steps == 0):
@@ -373,7 +378,7 @@ def _end_epoch(work: _TrainingState) -> None:
     head = model.criterion.head
     last = work.epoch + 1 == config.epochs
     tested = last or (work.epoch + 1) % config.evaluate_every == 0
-    measured, terms = work.step.means()
+    measured, terms = work.step.sums.means()
     row: dict[str, Any] = {
         "epoch": work.epoch + 1,
         "step": work.steps,
@@ -389,11 +394,11 @@ def _end_epoch(work: _TrainingState) -> None:
             row["fewshot"] = _select(work, *work.selection)
     if work.gradient_angles is not None:
         row["gradients"] = work.gradient_angles()
-    rate = float(work.step.sums[0]) / work.seconds
+    rate = work.step.sums.read()[0] / work.seconds
     timing = {"seconds": work.seconds, "images_per_second": rate, "ended": time.time()}
     work.timing.append({"epoch": work.epoch + 1, **timing})
     work.history.append(row)
-    work.step.sums.zero_()
+    work.step.sums.reset()
     work.epoch, work.position, work.seconds = work.epoch + 1, 0, 0.0
     if work.fabric.loggers:
         groups = {name: values for name, values in row.items() if isinstance(values, dict)}
@@ -493,7 +498,7 @@ def _is_best(row: dict[str, Any], work: _TrainingState) -> bool:
 
 def _stop_if_not_finite(work: _TrainingState) -> None:
     """Raise if a loss was not finite, and report its step, terms and images."""
-    nonfinite = work.step.first_nonfinite()
+    nonfinite = work.step.sums.first_nonfinite()
     if nonfinite is None:
         return
     number, terms = nonfinite

@@ -23,8 +23,8 @@ from tammes.terms import Loss
 
 IGNORED = -100
 """Label of rows that only pad a batch."""
-BATCH_SUMS = ("count", "loss", "accuracy", "sample_margin", "bias")
-"""Metrics that :meth:`Model.forward` sums over a batch; with many classes only the first two."""
+BATCH_SUMS = ("count", "accuracy", "sample_margin", "bias")
+"""Metrics of a batch; with many classes only the first."""
 
 
 class Model(nn.Module):
@@ -41,7 +41,6 @@ class Model(nn.Module):
         super().__init__()
         self.augment, self.backbone, self.criterion = augment, backbone, criterion
         self.channels_last = channels_last
-        self.measures = criterion.head.num_classes <= MEASURED
         self._compiled: tuple[Callable[[Tensor], Tensor], int] | None = None
 
     @property
@@ -56,6 +55,13 @@ class Model(nn.Module):
         saves the remaining launches.
         """
         self._compiled = torch.compile(self.backbone, dynamic=False), rows
+
+    def images(self, pixels: Tensor, index: Tensor, epoch: Tensor | int) -> Tensor:
+        """Augment uint8 pixels as in :meth:`features`, in the memory format of the network."""
+        images: Tensor = self.augment(pixels, index, epoch)
+        if self.channels_last:
+            images = images.contiguous(memory_format=torch.channels_last)
+        return images
 
     def features(
         self,
@@ -77,9 +83,9 @@ class Model(nn.Module):
         """
         if index is None:
             index = torch.zeros(len(pixels), dtype=torch.long, device=pixels.device)
-        images = self.augment(pixels, index, epoch)
-        if self.channels_last:
-            images = images.contiguous(memory_format=torch.channels_last)
+        return self._features(self.images(pixels, index, epoch), projected=projected)
+
+    def _features(self, images: Tensor, *, projected: bool = True) -> Tensor:
         compiled, rows = self._compiled or (None, 0)
         if compiled is not None and self.training and len(images) == rows:
             return compiled(images)
@@ -103,31 +109,51 @@ class Model(nn.Module):
         return projected
 
     def forward(
-        self, pixels: Tensor, labels: Tensor, index: Tensor, epoch: Tensor | int
+        self,
+        pixels: Tensor,
+        labels: Tensor,
+        index: Tensor,
+        epoch: Tensor | int,
+        *,
+        measure: bool = True,
     ) -> tuple[Tensor, Tensor]:
-        """Return the loss of the global batch, and the sums of :data:`BATCH_SUMS` over it.
+        """Return the loss of the global batch, and its :func:`batch_sums`.
 
-        The labels are :data:`IGNORED` for padding; the other arguments are those of
-        :meth:`features`.
+        Args:
+            pixels: as in :meth:`features`, or the result of :meth:`images`.
+            labels: class of each image, shape ``(N,)``; :data:`IGNORED` for padding.
+            index: as in :meth:`features`.
+            epoch: as in :meth:`features`.
+            measure: false to return the features in place of the sums.
         """
-        features = self.features(pixels, index, epoch)
+        images = pixels if pixels.is_floating_point() else self.images(pixels, index, epoch)
+        features = self._features(images)
         loss: Tensor = self.criterion(features, labels)
-        return loss, self._batch_sums(loss.detach(), features.detach(), labels)
+        features = features.detach()
+        return loss, batch_sums(self.criterion.head, features, labels) if measure else features
 
-    def _batch_sums(self, loss: Tensor, features: Tensor, labels: Tensor) -> Tensor:
-        group, head = RankGroup(), self.criterion.head
-        if head.is_sharded:
-            # Every rank has a shard of the classes, so all ranks measure all examples together.
-            features = group.all_gather_rows(features, len(features))
-            labels = group.all_gather_rows(labels, len(labels))
-        counts = labels != IGNORED
-        rows = [counts.to(loss)]
-        if self.measures:
-            measured = example_metrics(head, features, labels.clamp(min=0))
-            rows += [measured.correct.to(loss), measured.margins.to(loss), measured.bias.to(loss)]
-        local = torch.where(counts, torch.stack(rows), 0.0).sum(1)
-        count, others = (local if head.is_sharded else group.all_reduce(local)).tensor_split([1])
-        return torch.cat([count, loss * count, others])
+
+def batch_metrics(head: Head) -> tuple[str, ...]:
+    """Return the names of the metrics that :func:`batch_sums` computes."""
+    return BATCH_SUMS if head.num_classes <= MEASURED else BATCH_SUMS[:1]
+
+
+def batch_sums(head: Head, features: Tensor, labels: Tensor) -> Tensor:
+    """Sum :func:`batch_metrics` over the examples of this process, shape ``(M,)``.
+
+    If the head is sharded, the sums are over the examples of all processes.
+    """
+    if head.is_sharded:
+        # Every rank has a shard of the classes, so all ranks measure all examples together.
+        group = RankGroup()
+        features = group.all_gather_rows(features, len(features))
+        labels = group.all_gather_rows(labels, len(labels))
+    counts = labels != IGNORED
+    rows = [counts.float()]
+    if len(batch_metrics(head)) > 1:
+        _, correct, margins, bias = example_metrics(head, features, labels.clamp(min=0))
+        rows += [correct.float(), margins.float(), bias.float()]
+    return torch.where(counts, torch.stack(rows), 0.0).sum(1)
 
 
 class BuiltModel(NamedTuple):

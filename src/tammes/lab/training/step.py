@@ -1,9 +1,10 @@
 """One training step: from a batch to updated weights and running sums of metrics."""
 
 import gc
+import itertools
 import math
 import traceback
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
@@ -13,11 +14,17 @@ from torch import Tensor, nn
 from tammes.cuda_graphs import Recording
 from tammes.lab.config.schema import Config
 from tammes.lab.data.keyed_random import mix_int
-from tammes.lab.training.model import BATCH_SUMS, Model, parameter_groups
+from tammes.lab.training.epoch_sums import EpochSums
+from tammes.lab.training.loader import Batch
+from tammes.lab.training.model import Model, parameter_groups
 from tammes.lab.training.sharded_head import clip_global_norm
 
 _WARM_UP = 3
 """Eager steps before a CUDA graph is recorded, so that lazily created state exists."""
+_CHUNKED = ("cuda",)
+"""Devices on which launching a small operation takes longer than running it."""
+_AT_ONCE, _NUMBERS = 50, 1 << 24
+"""Largest number of batches that are augmented or measured at once, and of numbers in them."""
 
 
 def make_optimizer(
@@ -47,12 +54,15 @@ def make_optimizer(
 class Step:
     """Trains on one batch per call, and accumulates sums of the metrics.
 
-    A step does not synchronise with the GPU: the first non-finite loss is recorded on the device
-    and read by :meth:`first_nonfinite`. With ``graphs`` the step is recorded as a CUDA graph; if
+    A step does not synchronise with the GPU. With ``graphs`` it is recorded as a CUDA graph; if
     that fails, the reason is reported and training continues without one, unless the configuration
     insists on graphs.
 
-    ``module`` and ``optimizer`` come from Fabric; ``model`` is the module without its wrapper.
+    ``module`` is ``model``, compiled or wrapped for several processes.
+
+    Attributes:
+        sums: sums of the metrics over the epoch; a non-finite loss is found when they are read.
+        count: number of the current step, from 0 over the whole training.
     """
 
     def __init__(
@@ -61,22 +71,19 @@ class Step:
         fabric: Any,
         module: nn.Module,
         model: Model,
-        optimizer: Any,
+        optimizer: torch.optim.Optimizer,
         config: Config,
         graphs: bool,
         report: Callable[[str], None],
     ) -> None:
         self.fabric, self.module, self.model, self.optimizer = fabric, module, model, optimizer
         self.config, self.graphs, self.report = config, graphs, report
-        self.terms = [*model.criterion.settings.named]
         device = fabric.device
-        self.metrics = BATCH_SUMS if model.measures else BATCH_SUMS[:2]
-        count = len(self.metrics) + len(self.terms)
-        self.sums = torch.zeros(count, dtype=torch.double, device=device)
-        self.epoch = torch.zeros((), dtype=torch.long, device=device)
-        self.count = torch.zeros((), dtype=torch.long, device=device)
-        self.nonfinite_step = torch.full((), -1, dtype=torch.long, device=device)
-        self.nonfinite_terms = torch.zeros(len(self.terms), device=device)
+        self.sums, self.count = EpochSums(model.criterion), 0
+        self.recorded_row: Tensor | None = None
+        self.epoch, self.filled = torch.zeros((), dtype=torch.long, device=device), 0
+        size = model.criterion.head.embedding_size
+        self.head_shape = model.criterion.head.weight.numel() // size, size
         self.ratios = [group["lr"] / config.lr for group in optimizer.param_groups]
         self.recording: Recording | None = None
         # A library that fails during recording may stay broken in the calling thread (cuSOLVER
@@ -89,23 +96,61 @@ class Step:
                 # A graph reads the rate from the tensor it was recorded with.
                 group["lr"] = torch.tensor(float(group["lr"]), device=device)
 
-    def __call__(self, batch: tuple[Tensor, Tensor, Tensor], *, epoch: int, step: int) -> None:
-        """Train on a batch on the device; ``step`` counts from 0 over the whole training."""
+    def __call__(self, batch: Batch, *, epoch: int, step: int) -> None:
+        """Train on a batch on the device; ``step`` is the new :attr:`count`."""
         # Dropout is keyed by seed, step and rank, so a resumed run needs no generator state.
         key = 0
         for number in (self.config.seed, step, self.fabric.global_rank):
             key = mix_int(key + number)
         _seed(key, self.fabric.device)
-        self.epoch.fill_(epoch)
-        self.count.fill_(step)
+        if epoch != self.filled:
+            self.epoch.fill_(epoch)
+            self.filled = epoch
+        self.count = step
         if not self.graphs:
-            self._step(*batch)
+            row = self._step(*batch)
         elif self.recording is not None and batch[0].shape == self.inputs[0].shape:
             for static, tensor in zip(self.inputs, batch, strict=True):
                 static.copy_(tensor)
-            self.recording.replay()
+            row = self._replay(self.recording)
         else:
-            self._warm_up_or_record(batch)
+            row = self._warm_up_or_record(batch)
+        if row is not None:
+            self.sums.add(step, row)
+
+    @property
+    def chunked(self) -> bool:
+        """Whether batches are augmented and measured many at once, which saves launches.
+
+        A CUDA graph and a compiled model save more. Which batches are together depends on where a
+        run was interrupted, and rounding on that, so deterministic runs do without.
+        """
+        config = self.config
+        slow = self.fabric.device.type in _CHUNKED and not self.graphs
+        return slow and not (config.compile or config.deterministic)
+
+    def augmented(self, batches: Iterator[Batch], epoch: int) -> Iterator[Batch]:
+        """Yield batches with augmented images if steps are :attr:`chunked`, else as they are."""
+        for first in batches:
+            if not self.chunked:
+                yield first
+                continue
+            # Before it is resized, an image may be larger than the network's.
+            augment = self.model.augment
+            each = max(math.prod(augment.shape), math.prod(augment.output_shape))
+            at_once = _at_once(len(first[0]) * each)
+            chunk = [first, *itertools.islice(batches, at_once - 1)]
+            pixels, labels, index = zip(*chunk, strict=True)
+            images = self.model.images(torch.cat(pixels), torch.cat(index), epoch)
+            sizes = [len(own) for own in pixels]
+            yield from zip(images.split(sizes), labels, index, strict=True)
+
+    def _measured_at_once(self, rows: int) -> int:
+        """Return how many batches of so many rows are measured at once."""
+        if not self.chunked or self.config.shard:
+            return 1
+        prototypes, size = self.head_shape
+        return _at_once(prototypes * size + rows * (prototypes + size))
 
     def set_rate(self, rate: float) -> None:
         """Set the learning rate of the backbone; other groups keep their ratio to it."""
@@ -115,53 +160,54 @@ class Step:
             else:
                 group["lr"] = rate * ratio
 
-    def _step(self, pixels: Tensor, labels: Tensor, index: Tensor) -> None:
+    def _step(self, pixels: Tensor, labels: Tensor, index: Tensor) -> Tensor | None:
+        """Train on a batch; return its row of the sums, unless it is measured later."""
+        row = None
         self.optimizer.zero_grad(set_to_none=True)
-        loss, sums = self.module(pixels, labels, index, self.epoch)
+        at_once = self._measured_at_once(len(labels))
+        with self.fabric.autocast():
+            loss, measured = self.module(pixels, labels, index, self.epoch, measure=at_once == 1)
+        values = [loss.detach(), *self.model.criterion.terms.values()]
+        if at_once == 1:
+            row = torch.cat([measured, torch.stack(values).float()])
+        else:
+            self.sums.defer(self.count, values, measured, labels, at_once=at_once)
         self.fabric.backward(loss)
         head = self.model.criterion.head
         if self.config.clip and head.is_sharded:
             clip_global_norm(self.model, head, self.config.clip)
         elif self.config.clip:
-            self.fabric.clip_gradients(
-                self.module, self.optimizer, max_norm=self.config.clip, error_if_nonfinite=False
+            self.fabric.strategy.clip_gradients_norm(
+                self.model, self.optimizer, max_norm=self.config.clip, error_if_nonfinite=False
             )
-        self.optimizer.step()
-        self._accumulate(loss.detach(), sums)
+        self.fabric.strategy.optimizer_step(self.optimizer)
+        return row
 
-    def _accumulate(self, loss: Tensor, sums: Tensor) -> None:
-        terms = [value.to(self.nonfinite_terms) for value in self.model.criterion.terms.values()]
-        values = torch.stack(terms)
-        self.sums += torch.cat([sums.double(), values.double() * sums[0]])
-        first = ~torch.isfinite(loss) & (self.nonfinite_step < 0)
-        for kept, now in ((self.nonfinite_step, self.count), (self.nonfinite_terms, values)):
-            torch.where(first, now, kept, out=kept)
-
-    def _warm_up_or_record(self, batch: tuple[Tensor, Tensor, Tensor]) -> None:
+    def _warm_up_or_record(self, batch: Batch) -> Tensor | None:
         """Run the first steps eagerly on a side stream, then record one."""
         if self.recording is not None:
-            self._step_on_side_stream(batch)
-        elif self.eager < _WARM_UP:
+            return self._step_on_side_stream(batch)
+        if self.eager < _WARM_UP:
             self.eager += 1
-            self.thread.submit(self._step_on_side_stream, batch).result()
-        else:
-            self._record(batch)
+            return self.thread.submit(self._step_on_side_stream, batch).result()
+        return self._record(batch)
 
-    def _step_on_side_stream(self, batch: tuple[Tensor, Tensor, Tensor]) -> None:
+    def _step_on_side_stream(self, batch: Batch) -> Tensor | None:
         side = torch.cuda.Stream(self.fabric.device)
         side.wait_stream(torch.cuda.current_stream(self.fabric.device))
         with torch.cuda.stream(side):
-            self._step(*batch)
+            row = self._step(*batch)
         torch.cuda.current_stream(self.fabric.device).wait_stream(side)
+        return row
 
-    def _record(self, batch: tuple[Tensor, Tensor, Tensor]) -> None:
+    def _record(self, batch: Batch) -> Tensor | None:
         """Record a step and replay it; if recording fails, run this and later steps eagerly."""
         self.inputs = [tensor.clone() for tensor in batch]
         recording = Recording(self.fabric.device)
         # Recording runs nothing; existing gradients would be accumulated into.
         self.optimizer.zero_grad(set_to_none=True)
         try:
-            self.thread.submit(self._capture, recording).result()
+            self.recorded_row = self.thread.submit(self._capture, recording).result()
         except Exception as error:
             if self.config.graphs == "on":
                 raise ValueError(f"graphs cannot record this step: {_reason(error)}") from error
@@ -172,29 +218,24 @@ class Step:
             self.report(
                 f"a CUDA graph cannot record this step, continuing without: {_reason(error)}"
             )
-            self._step(*batch)
-            return
+            return self._step(*batch)
         self.recording = recording
-        recording.replay()
+        return self._replay(recording)
 
-    def _capture(self, recording: Recording) -> None:
+    def _capture(self, recording: Recording) -> Tensor | None:
         with recording.record():
-            self._step(*self.inputs)
+            return self._step(*self.inputs)
 
-    def means(self) -> tuple[dict[str, float], dict[str, float]]:
-        """Return means of metrics and terms over the epoch; synchronises with the GPU."""
-        count, *sums = self.sums.tolist()
-        means = [value / max(count, 1.0) for value in sums]
-        measured = dict(zip(self.metrics[1:], means, strict=False))
-        return measured, dict(zip(self.terms, means[len(measured) :], strict=True))
+    def _replay(self, recording: Recording) -> Tensor:
+        recording.replay()
+        assert self.recorded_row is not None
+        # The next replay writes to the same memory.
+        return self.recorded_row.clone()
 
-    def first_nonfinite(self) -> tuple[int, list[str]] | None:
-        """Return step and terms of the first non-finite loss or None; synchronises with the GPU."""
-        step = int(self.nonfinite_step)
-        if step < 0:
-            return None
-        values = zip(self.terms, self.nonfinite_terms.tolist(), strict=True)
-        return step, [name for name, value in values if not math.isfinite(value)]
+
+def _at_once(numbers: int) -> int:
+    """Return how many batches to process at once, given the numbers in memory for each."""
+    return max(1, min(_AT_ONCE, _NUMBERS // numbers))
 
 
 def _seed(key: int, device: torch.device) -> None:
