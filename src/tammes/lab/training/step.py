@@ -177,11 +177,18 @@ class Step:
         if self.config.clip and head.is_sharded:
             clip_global_norm(self.model, head, self.config.clip)
         elif self.config.clip:
-            self.fabric.strategy.clip_gradients_norm(
-                self.model, self.optimizer, max_norm=self.config.clip, error_if_nonfinite=False
-            )
+            self._clip(self.config.clip)
         self.fabric.strategy.optimizer_step(self.optimizer)
         return row
+
+    def _clip(self, max_norm: float) -> None:
+        """Clip the gradient norm; unlike Fabric's, for fused optimizers in float16 too."""
+        scaler = getattr(self.fabric.strategy.precision, "scaler", None)
+        if scaler is not None:
+            scaler.unscale_(self.optimizer)
+        groups = self.optimizer.param_groups
+        parameters = [parameter for group in groups for parameter in group["params"]]
+        torch.nn.utils.clip_grad_norm_(parameters, max_norm)
 
     def _warm_up_or_record(self, batch: Batch) -> Tensor | None:
         """Run the first steps eagerly on a side stream, then record one."""
