@@ -1,8 +1,8 @@
 """Regenerate the parts of ``docs/`` that quote the code; tests fail if a page is out of date.
 
 These are the table of fields in configuration.md, that of columns in glossary.md, and outputs of
-commands in scaling.md, advise.md, choosing.md, doctor.md and fewshot.md. ``make docs`` runs this,
-and the scripts that write docs/contract.md and docs/results.md.
+commands in scaling.md, advise.md, choosing.md, doctor.md, fewshot.md and kernels.md. ``make docs``
+runs this, and the scripts that write docs/contract.md and docs/results.md.
 """
 
 import contextlib
@@ -15,6 +15,7 @@ from pathlib import Path
 
 import advice_evidence
 import doctor_table
+import everyday_table
 import fewshot_table
 import scaling_table
 
@@ -30,6 +31,7 @@ SCRIPTS: dict[str, Callable[[list[str]], object]] = {
     "scripts/advice_evidence.py": advice_evidence.main,
     "scripts/doctor_table.py": doctor_table.main,
     "scripts/fewshot_table.py": fewshot_table.main,
+    "scripts/everyday_table.py": everyday_table.main,
 }
 """Scripts whose output pages quote."""
 
@@ -108,6 +110,7 @@ UPDATES = {
     "choosing": with_outputs,
     "doctor": with_outputs,
     "fewshot": with_outputs,
+    "kernels": with_outputs,
 }
 """Update functions by page."""
 

@@ -1,4 +1,4 @@
-"""Tables of docs/doctor.md and docs/fewshot.md are what the ledgers say."""
+"""Tables of docs/doctor.md, fewshot.md and kernels.md are what ledgers and benchmarks say."""
 
 import sys
 from pathlib import Path
@@ -11,6 +11,7 @@ from tammes.lab.reproduce.ledger import Ledger
 
 sys.path.insert(0, str(Path(__file__).parents[3] / "scripts"))
 import doctor_table
+import everyday_table
 import fewshot_table
 from update_docs import DOCS, with_outputs
 
@@ -25,10 +26,18 @@ def cell(row, findings, seconds=(0.5, 0.02, 0.03, 0.04), accuracy=70.0):
     return entry(row, "short", 0, values, epochs=20, machine=0, kept={"health": health})
 
 
-@pytest.mark.parametrize("name", ["doctor", "fewshot"])
-def test_the_page_has_the_table_of_the_ledger(name):
+@pytest.mark.parametrize(
+    ("name", "command"),
+    [
+        ("doctor", "doctor_table.py"),
+        ("fewshot", "fewshot_table.py"),
+        ("kernels", "everyday_table.py cpu"),
+        ("kernels", "everyday_table.py cuda"),
+    ],
+)
+def test_the_page_has_the_table_of_the_ledger(name, command):
     page = (DOCS / f"{name}.md").read_text(encoding="utf-8")
-    assert f"<!-- python scripts/{name}_table.py -->" in page
+    assert f"<!-- python scripts/{command} -->" in page
     assert with_outputs(page) == page, "run make docs"
 
 
@@ -85,3 +94,28 @@ def test_a_number_by_hand_gives_way_to_that_of_the_ledger():
     mean = "71.0 ± 1.0 / 83.0 ± 0.0 (3 seeds)"
     assert f"| NCA | 68.0 / 81.0 | {mean} | 70.53 / 83.57 |" in said
     assert "| BCE+Proto |" not in said
+
+
+def test_settings_of_a_size_share_a_line():
+    def row(setting, **times):
+        contestants = {
+            name: {"milliseconds": time, "of_by_hand": time / times["by hand"]}
+            for name, time in times.items()
+        }
+        return {
+            "loss": "CosFace",
+            "n": 8,
+            "c": 1000,
+            "setting": setting,
+            "contestants": contestants,
+        }
+
+    rows = [
+        row("fp32", **{"by hand": 2.0, "Tammes": 1.0, "PML": 3.0}),
+        row("bf16", **{"by hand": 400.0, "Tammes": 100.0}),
+    ]
+    assert everyday_table.table(rows).split("\n") == [
+        "| (N, D, C) | loss | by hand, ms | eager | pytorch-metric-learning |",
+        "|---|---|---|---|---|",
+        "| (8, 512, 1,000) | CosFace | 2.00 / 400 | 0.50 / 0.25 | 1.50 / – |",
+    ]
