@@ -8,7 +8,7 @@ import torch
 from torch.testing import assert_close
 
 import tammes
-from tammes.criterion.graphed import _Conditions
+from tammes.criterion.graphed import _compared, _Conditions
 from tammes.schedules import WarmUp
 
 
@@ -66,10 +66,12 @@ def test_conditions_tell_every_change_of_a_criterion():
         lambda: criterion.schedule(margin=WarmUp(0.0, 0.1, steps=3)),
     ]
     for change in changes:
-        before = now()
+        # Kept alive as a recording keeps them, so that no id is taken twice.
+        before, alive = now(), _compared(criterion)
         assert now() == before
         change()
         assert now() != before, change
+        del alive
 
 
 LOSSES = {

@@ -2,6 +2,7 @@
 
 import copy
 import itertools
+import types
 
 import pytest
 import torch
@@ -373,6 +374,107 @@ def test_more_examples_than_one_program_weighs_are_left_to_torch(monkeypatch, us
     assert dense_gpu.weigh_examples(labels.to(DEVICE), -100, mean=True) is None
     assert_close(results(criterion, features, labels), found, rtol=1e-6, atol=1e-7)
     assert len(used) == 2
+
+
+class Compiled:
+    """A compiled kernel that notes its launches."""
+
+    def __init__(self, launches):
+        self.launches = launches
+
+    def __getitem__(self, grid):
+        return lambda *arguments: self.launches.append(("direct", grid, arguments))
+
+
+class Searching:
+    """A kernel that Triton searches for at every launch."""
+
+    def __init__(self, launches):
+        self.launches = launches
+
+    def __getitem__(self, grid):
+        def launch(*arguments, **constants):
+            self.launches.append(("search", grid, arguments, constants))
+            return Compiled(self.launches)
+
+        return launch
+
+
+@pytest.fixture
+def launches(monkeypatch):
+    seen = []
+    kernels = types.SimpleNamespace(pair=Searching(seen))
+    monkeypatch.setattr(dense_gpu, "_kernels", lambda: kernels)
+    monkeypatch.setattr(dense_gpu, "_compiled", {})
+    monkeypatch.setattr(dense_gpu, "_launches_directly", lambda: True)
+    return seen
+
+
+def test_a_kernel_is_searched_for_once(launches):
+    for _ in range(2):
+        dense_gpu._launch("pair", (1, 2), 7, ("a", 3), {"FLAG": True, "BLOCK": 16}, 8)
+    first, second = launches
+    assert first == ("search", (7,), ("a", 3), {"FLAG": True, "BLOCK": 16, "num_warps": 8})
+    assert second == ("direct", (7, 1, 1), ("a", 3, True, 16))
+
+
+def test_a_triton_that_launches_otherwise_searches_at_every_launch(launches, monkeypatch):
+    monkeypatch.setattr(dense_gpu, "_launches_directly", lambda: False)
+    for _ in range(2):
+        dense_gpu._launch("pair", (1, 2), 7, (), {})
+    assert [kind for kind, *_ in launches] == ["search"] * 2
+
+
+@pytest.mark.gpu
+def test_this_triton_launches_compiled_kernels():
+    assert dense_gpu._launches_directly()
+    criterion = tammes.CosFace(16, 5).cuda()
+    x = torch.randn(4, 16, device="cuda", requires_grad=True)
+    dense_gpu._compiled.clear()
+    criterion(x, torch.tensor([0, 1, 2, 3], device="cuda")).backward()
+    names = {name for name, *_ in dense_gpu._compiled}
+    assert names == {"pair", "softmax_of_others", "reduce_rows", "pair_back", "through_lengths"}
+
+
+def test_a_kernel_without_a_key_is_always_searched_for(launches):
+    for key in (None, (1,), (2,), None):
+        dense_gpu._launch("pair", key, 1, (), {})
+    assert [kind for kind, *_ in launches] == ["search"] * 4
+
+
+def test_kernels_of_many_sizes_do_not_pile_up(launches, monkeypatch):
+    monkeypatch.setattr(dense_gpu, "_MOST", 3)
+    for size in (*range(5), 4):
+        dense_gpu._launch("pair", (size,), 1, (), {})
+    assert [kind for kind, *_ in launches] == ["search"] * 5 + ["direct"]
+    assert len(dense_gpu._compiled) <= 3
+
+
+def displaced(tensor, places):
+    """A copy whose address is so many places behind that of an allocation."""
+    room = torch.empty(tensor.numel() + places, dtype=tensor.dtype, device=DEVICE)
+    return room[places:].view_as(tensor).copy_(tensor)
+
+
+@pytest.mark.parametrize("make", [tammes.Softmax, tammes.ArcFace, tammes.LMSoftmax])
+def test_tensors_at_odd_addresses_do_not_take_kernels_for_even_ones(make, used):
+    criterion = make(16, 5)
+    features, labels = torch.randn(12, 16), torch.randint(5, (12,))
+    expected = exact(criterion, features, labels)
+    criterion.to(DEVICE)
+    weight = criterion.head.weight.detach()
+    # Twice without, so that the kernels are those of the first call.
+    for places in (0, 0, 1, 3, 0):
+        x = displaced(features, places).requires_grad_()
+        criterion.head.weight = torch.nn.Parameter(displaced(weight, places))
+        assert (x.data_ptr() % 16 == 0) == (places == 0)
+        loss = criterion(x, displaced(labels, places))
+        # The gradient of the loss is at an odd address too.
+        factors = displaced(torch.tensor(1.5), places)
+        gradients = torch.autograd.grad(loss, (x, criterion.head.weight), factors)
+        found = dict(zip(("features", "head.weight"), gradients, strict=True))
+        for name, value in found.items():
+            assert_close(value.double().cpu(), expected[name], rtol=2e-5, atol=2e-6)
 
 
 ENTROPIES = {

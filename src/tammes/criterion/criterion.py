@@ -325,18 +325,19 @@ class Criterion(nn.Module):
             none if the whole loss is one function, and the divisor for the mean of each term, or
             none if the weights sum to one already.
         """
-        head, name, mean = self.head, type(self).__name__, self.reduction == "mean"
         if self.reduction == "none" or self._changing:
             return None
+        head, name, mean = self.head, type(self).__name__, self.reduction == "mean"
+        prototypes = head.weight
         if self.global_batch is not None and (head.group or self._scope()):
             return None
-        check_batch(name, features, labels, head.weight, type(head).__name__, self._several)
+        check_batch(name, features, labels, prototypes, type(head).__name__, self._several)
         if labels.ndim != 1 or not labels.shape[0]:
             return None
         labels = labels.long()
         if features.is_cuda or dense_gpu.ANYWHERE:
             # These kernels mask ignored examples and classes themselves, without synchronising.
-            problem = Problem(features, head.weight, head.bias, head.scale, head.similarity)
+            problem = Problem(features, prototypes, head.bias, head.scale, head.similarity)
             if self.validate or choose_kernel(head.implementation, problem, reads) != "dense":
                 return None
             if not takes_raw(problem, reads):
@@ -352,14 +353,13 @@ class Criterion(nn.Module):
         if features.device.type != "cpu" or self.validate is None or problem.there is not None:
             return None
         dense = choose_kernel(head.implementation, problem, reads) == "dense"
-        classes = head.weight.shape[0]
-        if not check_values(name, features, labels, classes, None, self.ignore_index):
+        if not check_values(name, features, labels, len(prototypes), None, self.ignore_index):
             return None
         if dense and self._entropy is not None and not isinstance(problem.scale, Tensor):
             return True, problem, labels, None, None
-        size = labels.shape[0], features.dtype, head.weight.dtype, mean
+        size = labels.shape[0], features.dtype, prototypes.dtype, mean
         if self._even is None or self._even[0] != size:
-            self._even = size, _even_weights(features, head.weight, mean)
+            self._even = size, _even_weights(features, prototypes, mean)
         return dense, problem, labels, self._even[1], None if mean else labels.shape[0]
 
     def logits(self, features: Tensor) -> Tensor:
@@ -393,8 +393,10 @@ class Criterion(nn.Module):
     @property
     def _changing(self) -> bool:
         """Whether a call changes states, schedules or an adaptive scale."""
-        known = len(self.states) > 0 or len(self.schedules) > 0
-        return known or self.head.adaptive_scale is not None
+        # Reading an attribute takes a module as long as torch takes for an operation.
+        modules = cast(dict[str, nn.Module], self._modules)
+        known = modules["states"]._modules or modules["schedules"]._modules
+        return bool(known) or modules["head"]._buffers["adaptive_scale"] is not None
 
     def schedule(self, *, by_hand: bool | None = None, **schedules: Schedule) -> Self:
         """Attach schedules to settings by name.

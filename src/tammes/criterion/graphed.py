@@ -4,8 +4,7 @@ import gc
 import logging
 import traceback
 import weakref
-from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NamedTuple, cast
 
 import torch
 from torch import Tensor, nn
@@ -112,7 +111,9 @@ class GraphedCriterion:
             gc.collect()
             reason = str(error).strip().split("\n")[0]
             _log.warning("tammes: graphed() runs without CUDA graphs: %s", reason)
-        vars(self).update(_graphs=graphs, _failed=None if graphs else conditions)
+        # Conditions are compared by id, so what they are about is kept alive.
+        failed = None if graphs else conditions
+        vars(self).update(_graphs=graphs, _failed=failed, _alive=_compared(criterion))
         # Undo the steps that schedules and states took while warming up.
         criterion._noted, criterion._noted_total = noted
         with torch.no_grad():
@@ -127,43 +128,47 @@ def _changing(criterion: "Criterion") -> list[Tensor]:
     return [buffer for buffer in criterion.buffers() if buffer is not frozen]
 
 
-@dataclass(frozen=True)
-class _Conditions:
+class _Conditions(NamedTuple):
     """State of the criterion and of the batch for which a recording is valid.
 
-    Objects are compared by id, so they are kept alive.
+    Objects are compared by id, so they must be kept alive, see :func:`_compared`.
     """
 
     of_criterion: tuple[Any, ...]
     of_batch: tuple[Any, ...]
-    alive: tuple[Any, ...] = field(compare=False)
 
     @classmethod
     def now(cls, criterion: "Criterion", features: Tensor, labels: Tensor) -> "_Conditions":
         """Conditions of a call."""
-        head = criterion.head
+        settings, tensors, schedules = _compared(criterion)
         autocast = torch.is_autocast_enabled("cuda") and torch.get_autocast_dtype("cuda")
-        # criterion.parameters() would take as long as a replay.
-        found = (*head._parameters.values(), *head._buffers.values())
-        tensors = tuple(tensor for tensor in found if tensor is not None)
-        scale = head.scale
-        if len(criterion.states):
-            tensors += (*criterion.states.buffers(), *criterion.states.parameters())
-        schedules = tuple(criterion.schedules.modules()) if len(criterion.schedules) else ()
+        head = criterion.head
         return cls(
             (
-                *(id(criterion.settings), autocast, tuple(map(id, schedules))),
-                *(head.implementation, None if isinstance(scale, Tensor) else scale),
+                *(id(settings), autocast, *map(id, schedules)),
+                # A scale that is learned or adaptive is one of the tensors.
+                *(head.implementation, head._scale),
                 *(criterion.reduction, criterion.ignore_index, criterion.validate),
                 criterion._step_by_hand,
-                tuple((id(t), t.data_ptr(), t.requires_grad) for t in tensors),
+                *[(id(t), t.data_ptr(), t.requires_grad) for t in tensors],
             ),
             (
                 *(features.shape, features.dtype, features.device, features.requires_grad),
                 *(labels.shape, labels.dtype, labels.device, criterion.training),
             ),
-            (criterion.settings, schedules, tensors),
         )
+
+
+def _compared(criterion: "Criterion") -> tuple[Any, list[Tensor], tuple[nn.Module, ...]]:
+    """Settings, tensors and schedules that a recording depends on."""
+    # Not criterion.parameters(), which takes as long as a replay, nor attributes of modules.
+    modules = cast(dict[str, nn.Module], criterion._modules)
+    head, states, schedules = modules["head"], modules["states"], modules["schedules"]
+    found = [*head._parameters.values(), *head._buffers.values()]
+    tensors = [tensor for tensor in found if tensor is not None]
+    if states._modules:
+        tensors += [*states.buffers(), *states.parameters()]
+    return criterion.settings, tensors, (*schedules.modules(),) if schedules._modules else ()
 
 
 class _Call:
@@ -234,7 +239,7 @@ class _Replay(torch.autograd.Function):
         labels: Tensor,
         *parameters: Tensor,
     ) -> Tensor:
-        graphs.features.detach().copy_(features)
+        graphs.features.copy_(features)
         graphs.labels.copy_(labels)
         graphs.forward.replay()
         ctx.graphs, ctx.call = graphs, call

@@ -39,8 +39,20 @@ AT_ONCE = 1 << 14
 """Batch size up to which one Triton program goes over the examples faster than torch does."""
 ANYWHERE = False
 """Whether to run on any device, as tests do with Triton's interpreter."""
-_thread = threading.local()
-"""Devices on which this thread has launched a kernel."""
+
+
+class _Thread(threading.local):
+    """Devices on which this thread has launched a kernel."""
+
+    def __init__(self) -> None:
+        self.entered: set[int | None] = set()
+
+
+_thread = _Thread()
+_compiled: dict[tuple[Any, ...], Any] = {}
+"""Compiled kernels, see :func:`_launch`."""
+_MOST = 512
+"""Compiled kernels to keep; batches of ever new sizes must not fill the memory."""
 
 
 def takes(problem: Problem, names: Collection[str]) -> bool:
@@ -88,6 +100,72 @@ def _kernels() -> "ModuleType | None":
     return row_kernels
 
 
+def _launch(
+    name: str,
+    key: tuple[Any, ...] | None,
+    programs: int,
+    arguments: tuple[Any, ...],
+    constants: dict[str, Any],
+    warps: int = 4,
+) -> None:
+    """Launch a kernel, if possible without the search that Triton makes at every launch.
+
+    Triton compiles a kernel for the dtypes of its arguments, and for which addresses and integers
+    are multiples of 16. Finding the right one among the compiled kernels takes longer than the
+    launch.
+
+    Args:
+        name: name of the kernel.
+        key: determines all of that, together with the name: kernels that have been launched with it
+            are launched again. If none, Triton searches.
+        programs: number of programs.
+        arguments: positional arguments.
+        constants: the remaining parameters, in their order.
+        warps: warps of each program.
+    """
+    place = None if key is None else (name, *key)
+    ready = None if place is None else _compiled.get(place)
+    if ready is not None:
+        ready[(programs, 1, 1)](*arguments, *constants.values())
+        return
+    kernel = getattr(_kernels(), name)
+    made = kernel[(programs,)](*arguments, **constants, num_warps=warps)
+    # The interpreter compiles nothing.
+    if place is not None and made is not None and _launches_directly():
+        if len(_compiled) >= _MOST:
+            _compiled.clear()
+        _compiled[place] = made
+
+
+@cache
+def _launches_directly() -> bool:
+    """Whether a compiled kernel of this version of Triton can be launched as above: tried once."""
+    if torch.cuda.is_current_stream_capturing():
+        return False
+    rows = torch.arange(32.0, device="cuda").view(2, 16)
+    found = torch.ones_like(rows), torch.ones_like(rows)
+    inverses = rows[:, 1].contiguous().reciprocal()
+    arguments = rows, inverses, 16, True
+    kernels = _kernels()
+    assert kernels is not None
+    try:
+        made = kernels.through_lengths[(2,)](found[0], *arguments, BLOCK=16)
+        made[(2, 1, 1)](found[1], *arguments, 16)
+        return torch.equal(*found)
+    except Exception as error:
+        _log.debug("tammes: Triton searches for its kernels at every launch: %s", error)
+        return False
+
+
+def _aligned(*tensors: Tensor | None) -> bool:
+    """Whether the addresses of tensors are multiples of 16, as those of new tensors are."""
+    bits = 0
+    for tensor in tensors:
+        if tensor is not None:
+            bits |= tensor.data_ptr()
+    return bits & 15 == 0
+
+
 def weigh_examples(
     labels: Tensor, ignored: int, *, mean: bool
 ) -> tuple[Tensor, Tensor, Tensor, Tensor] | None:
@@ -100,19 +178,23 @@ def weigh_examples(
         ignored: label of ignored examples.
         mean: whether the weights sum to one.
     """
-    kernels, count = _kernels(), len(labels)
-    if kernels is None or count > AT_ONCE:
+    count = len(labels)
+    if count > AT_ONCE or not has_kernels():
         return None
+    labels = labels.contiguous()
     kept, valid = torch.empty_like(labels), torch.empty_like(labels, dtype=torch.bool)
     weights = torch.empty_like(labels, dtype=torch.float32)
     total = weights.new_empty(())
+    key = (labels.device.index, count, ignored, mean) if _aligned(labels) else None
+    arguments = labels, kept, valid, weights, total, ignored, count
     with on(labels.device):
-        kernels.weigh[(1,)](
-            *(labels.contiguous(), kept, valid, weights, total, ignored, count),
-            MEAN=mean,
-            BLOCK=min(1024, _power_of_two(count)),
-        )
+        _launch("weigh", key, 1, arguments, _whole_batch(count, mean))
     return kept, valid, weights, total
+
+
+def _whole_batch(count: int, mean: bool) -> dict[str, Any]:
+    """Constants of a kernel that has one program for the whole batch."""
+    return {"MEAN": mean, "BLOCK": min(1024, _power_of_two(count))}
 
 
 def split_on_gpu(
@@ -222,8 +304,7 @@ class _CrossEntropy(torch.autograd.Function):
         mean: bool,
         low: torch.dtype | None,
     ) -> tuple[Tensor, Tensor]:
-        kernels, count, unit = _kernels(), labels.shape[0], similarity.is_cosine
-        assert kernels is not None
+        count, unit = labels.shape[0], similarity.is_cosine
         kept, slopes = torch.empty_like(labels), features.new_empty(count)
         loss, numbers = features.new_empty(()), features.new_empty(2)
         entropy = Entropy(ignored, margin, slopes)
@@ -231,11 +312,9 @@ class _CrossEntropy(torch.autograd.Function):
         found = forward_pass(
             features, prototypes, bias, kept, labels, scale, unit, angles, low, entropy
         )
-        kernels.reduce_rows[(1,)](
-            *(found[3], labels, loss, numbers, ignored, count),
-            MEAN=mean,
-            BLOCK=min(1024, _power_of_two(count)),
-        )
+        key = (labels.device.index, count, ignored, mean) if _aligned(labels) else None
+        arguments = found[3], labels, loss, numbers, ignored, count
+        _launch("reduce_rows", key, 1, arguments, _whole_batch(count, mean))
         ctx.save_for_backward(
             *(features, prototypes, bias, labels, kept, numbers, slopes, found[1], *found[5:])
         )
@@ -339,8 +418,6 @@ def forward_pass(
     are not ignored and 0, and the result has the losses of the examples in place of ``others`` and
     the derivative of the target by its cosine in place of ``gap``.
     """
-    kernels = _kernels()
-    assert kernels is not None
     (count, size), classes = features.shape, prototypes.shape[0]
     block = _power_of_two(size)
     query = torch.empty_like(features, dtype=low)
@@ -364,26 +441,27 @@ def forward_pass(
         # A kernel needs some tensor for an argument that it will not read.
         return target if tensor is None else tensor
 
-    kernels.pair[(count + classes if unit else count,)](
+    flags = unit, angles, valid is not None, bias is not None, low is not None, entropy is not None
+    key = None
+    if _aligned(features, prototypes, labels, valid, bias):
+        key = (features.device.index, count, classes, size, ignored, low, *flags)
+    arguments = (
         *(features, prototypes, labels if entropy is None else valid, given(valid), given(bias)),
         *(query, keys, given(inverse), given(own_inverse), given(class_inverses)),
         *(target, given(gap), given(opposite), labels, ignored),
-        *(math.cos(margin.angle), math.sin(margin.angle), count, classes, size),
-        *(unit, angles, valid is not None, bias is not None, low is not None, entropy is not None),
-        BLOCK=block,
-        num_warps=_warps(block),
+        *(math.cos(margin.angle), math.sin(margin.angle), count, classes, size, *flags),
     )
+    programs = count + classes if unit else count
+    _launch("pair", key, programs, arguments, {"BLOCK": block}, _warps(block))
     products = multiply(query, keys.t())
     softmax = products if low is None else torch.empty_like(products, dtype=low)
     block = min(4096, _power_of_two(classes))
-    kernels.softmax_of_others[(count,)](
+    scores = (
         *(products, given(class_inverses), given(bias), labels, softmax, others, given(rivals)),
         *(given(valid), target, slopes, ignored, margin.similarity, classes, float(scale)),
-        _lift(low),
-        *(unit and low is None, bias is not None, entropy is not None),
-        BLOCK=block,
-        num_warps=_warps(block),
+        *(_lift(low), unit and low is None, bias is not None, entropy is not None),
     )
+    _launch("softmax_of_others", key, count, scores, {"BLOCK": block}, _warps(block))
     kept = (inverse, own_inverse, class_inverses, None if low is None else keys, softmax)
     return target, gap, opposite, others, rivals, *kept
 
@@ -409,14 +487,11 @@ def backward_pass(
     its cosine, and the slopes.
     """
     inverse, own_inverse, class_inverses, keys, softmax = kept
-    kernels = _kernels()
-    assert kernels is not None
     assert softmax is not None
     need_features, need_prototypes, need_bias = needed
     (count, size), classes = features.shape, prototypes.shape[0]
     factor = scale / _lift(low)
     block = _power_of_two(size)
-    row = {"BLOCK": block, "num_warps": _warps(block)}
     ignored, mean = entropy or (0, False)
     zeros = None
     if any(gradient is None for gradient in (gradients if angles else gradients[::3])):
@@ -431,16 +506,19 @@ def backward_pass(
     # In a large batch, the gradient of a row may underflow in float16.
     weighted = torch.empty_like(features, dtype=None if low is torch.float16 else low)
     parts = own_rows if entropy is None else features.new_empty(count)
-    kernels.pair_back[(count,)](
+    flags = (unit, angles, valid is not None, low is None, need_features, entropy is not None, mean)
+    key = None
+    if _aligned(features, prototypes, labels, valid, d_target, d_gap, d_opposite, d_others):
+        key = (features.device.index, count, classes, size, ignored, low, *flags)
+    arguments = (
         *(features, prototypes, labels, labels if valid is None else valid),
         *((inverse, own_inverse) if unit else (own_rows, own_rows)),
         own_rows if d_features is None else d_features,
         *(d_others, d_target, d_others if d_gap is None else d_gap),
         *(d_opposite if angles else d_others, weighted, own_rows, parts, ignored),
-        *(classes, size, factor, scale),
-        *(unit, angles, valid is not None, low is None, need_features, entropy is not None, mean),
-        **row,
+        *(classes, size, factor, scale, *flags),
     )
+    _launch("pair_back", key, count, arguments, {"BLOCK": block}, _warps(block))
     d_prototypes = d_bias = None
     if need_prototypes:
         left, most = halved(weighted, low) if low is torch.float16 else (weighted, None)
@@ -449,9 +527,8 @@ def backward_pass(
             d_prototypes *= most
         d_prototypes.index_add_(0, labels, own_rows)
         if unit:
-            kernels.through_lengths[(classes,)](
-                d_prototypes, prototypes, class_inverses, size, low is None, **row
-            )
+            rows = d_prototypes, prototypes, class_inverses, size, low is None
+            _launch("through_lengths", key, classes, rows, {"BLOCK": block}, _warps(block))
     if need_bias:
         assert d_others is not None
         assert d_target is not None
@@ -475,12 +552,11 @@ def on(device: torch.device) -> AbstractContextManager[Any]:
     """Make a device current: Triton launches on the current one."""
     if device.type != "cuda":
         return nullcontext()
-    entered = vars(_thread).setdefault("entered", set())
-    if device.index not in entered:
+    if device.index not in _thread.entered:
         # A product that is the first launch of a thread, such as autograd's, warns that there is
         # no CUDA context.
         torch.zeros((), device=device)
-        entered.add(device.index)
+        _thread.entered.add(device.index)
     same = torch.cuda.current_device() == device.index
     return nullcontext() if same else torch.cuda.device(device)
 
